@@ -1,0 +1,137 @@
+"""The data sets that need no download, built from what scikit-learn and matplotlib ship.
+
+Each builder takes a split and returns `(inputs, labels, classes, label_probs)` as NumPy arrays: inputs float32
+[N, 1, 8, 8] in [0, 1], labels int64 [N], label_probs float32 [N, C] or None. Results are cached: do not write to them.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.ft2font import FT2Font, LoadFlags
+from sklearn.datasets import load_digits, load_sample_images
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import train_test_split
+
+DIGITS = tuple("0123456789")
+# Left out, because a digit has (nearly) the same shape: D O Q o (0), I l i j (1), Z z (2), S s (5), G b (6), B (8),
+# g q (9); and lower-case letters that are small capitals once the height is normalised: c k p u v w x y.
+LETTERS = tuple("ACEFHJKLMNPRTUVWXYadefhmnrt")
+FONTS = ("DejaVuSans", "DejaVuSerif", "STIXGeneral", "cmb10", "cmmi10", "cmr10", "cmss10", "cmti10", "cmtt10")
+
+
+@cache
+def digits(split):
+    """Handwritten digits of scikit-learn (UCI, Alpaydin & Kaynak 1998): 1257 train, 540 test, stratified."""
+    data: Any = load_digits()
+    train, test = train_test_split(np.arange(len(data.target)), test_size=0.3, stratify=data.target, random_state=0)
+    rows = train if split == "train" else test
+    inputs = (data.images[rows, None] / 16).astype(np.float32)  # counts of set pixels in 4x4 blocks of a bitmap
+    return inputs, data.target[rows].astype(np.int64), DIGITS, None
+
+
+@cache
+def ambiguous_digits(split, copies=5):
+    """Mixtures of two near digits of different classes, each with several sampled labels: 500 train, 200 test images.
+
+    After Ambiguous-MNIST (Mukhoti et al. 2023): an image between two digits gets its soft label from an off-the-shelf
+    classifier and labels sampled from that. Here images are mixed in pixel space and the classifier is multinomial
+    logistic regression on the training digits, whose log-odds are linear along the line between two images: the
+    weight that gives a wanted probability q is solved for, and the soft label is (q, 1 - q) exactly.
+    """
+    train, test = digits("train"), digits("test")
+    reference = LogisticRegression(C=10, max_iter=1000).fit(train[0].reshape(-1, 64), train[1])
+    inputs, labels = (train if split == "train" else test)[:2]
+    x = inputs.reshape(-1, 64).astype(np.float64)
+
+    squared = (x**2).sum(1)
+    distance = squared[:, None] + squared - 2 * x @ x.T
+    distance[labels[:, None] == labels] = np.inf
+    near = np.argsort(distance, axis=1, kind="stable")[:, :3]  # the three nearest digits of other classes
+    pairs = np.stack([np.repeat(np.arange(len(x)), 3), near.ravel()], axis=1)
+    i, j = np.unique(np.sort(pairs, axis=1), axis=0).T
+
+    rng = np.random.default_rng(0 if split == "train" else 1)
+    q = rng.uniform(0.2, 0.8, len(i))  # probability of the class of i
+    scores = reference.decision_function(x)
+    first, second = labels[i], labels[j]
+    odds_i, odds_j = scores[i, first] - scores[i, second], scores[j, first] - scores[j, second]
+    weight = (np.log(q / (1 - q)) - odds_j) / (odds_i - odds_j)
+    mixed = weight[:, None] * x[i] + (1 - weight[:, None]) * x[j]
+    probs = reference.predict_proba(mixed)
+    row = np.arange(len(i))
+    plausible = (odds_i > 0) & (odds_j < 0) & (abs(weight - 0.5) < 0.15)  # both right, and a mixture of both
+    plausible &= probs[row, first] + probs[row, second] > 0.95  # no third class
+    order = np.flatnonzero(plausible)
+    order = order[np.argsort(distance[i, j][order], kind="stable")]
+    couple = np.sort([first[order], second[order]], axis=0).T @ [10, 1]
+    rank = [(couple[:k] == c).sum() for k, c in enumerate(couple)]  # the nearest of each pair of classes first, so
+    order = order[np.argsort(rank, kind="stable")]  # that 3-9 and 5-9 do not crowd out the others
+    rows = np.repeat(order[: 500 if split == "train" else 200], copies)
+
+    soft = np.zeros((len(rows), 10), np.float32)
+    soft[np.arange(len(rows)), first[rows]] = q[rows]
+    soft[np.arange(len(rows)), second[rows]] = 1 - q[rows]
+    sampled = np.where(rng.random(len(rows)) < q[rows], first[rows], second[rows])
+    return mixed[rows].reshape(-1, 1, 8, 8).astype(np.float32), sampled.astype(np.int64), DIGITS, soft
+
+
+@cache
+def letters(split):
+    """Letters of the fonts that matplotlib ships, processed as the UCI digits were: 1512 train, 648 test images.
+
+    Each glyph is slanted, rotated, stretched and shifted a little, brought to a bitmap of 32x32 and counted over blocks
+    of 4x4. Every third font is for testing. Letters that look like digits are left out (see LETTERS).
+    """
+    folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    paths = sorted(path for path in folder.glob("*.ttf") if path.stem.startswith(FONTS) and "Display" not in path.stem)
+    fonts = [path for k, path in enumerate(paths) if (k % 3 == 0) == (split == "test")]
+    rng = np.random.default_rng(0 if split == "train" else 1)
+    images, labels = [], []
+    for path in fonts:
+        font = FT2Font(str(path))
+        font.set_size(96, 72)
+        for label, letter in enumerate(LETTERS):
+            font.set_text(letter, 0.0, flags=LoadFlags.NO_HINTING)
+            font.draw_glyphs_to_bitmap()
+            glyph = np.asarray(font.get_image()) > 127
+            images += [_bitmap(glyph, rng) for _ in range(4 if split == "train" else 3)]
+            labels += [label] * (4 if split == "train" else 3)
+    blocks = np.stack(images).reshape(-1, 1, 8, 4, 8, 4).sum((3, 5)) / 16
+    return blocks.astype(np.float32), np.array(labels), LETTERS, None
+
+
+def _bitmap(glyph, rng):
+    """A glyph, transformed at random, as a 32x32 bitmap: full height, at most 28 wide, as the UCI digits are."""
+    angle, slant = np.deg2rad(rng.uniform(-8, 8)), rng.uniform(-0.15, 0.15)
+    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]) @ [[1, 0], [slant, 1]]
+    ink = np.argwhere(glyph) @ turn.T  # (y, x) of the set pixels
+    low, size = ink.min(0), np.ptp(ink, axis=0) + 1
+    height = rng.uniform(29, 32)
+    scale = np.array([height, min(28, size[1] * height / size[0] * rng.uniform(0.85, 1.1))]) / size
+    offset = (32 - scale * size) / 2 + [0, rng.uniform(-1.5, 1.5)]
+    grid = np.moveaxis(np.mgrid[:32, :32], 0, -1) + 0.5
+    source = np.floor(((grid - offset) / scale + low) @ np.linalg.inv(turn).T).astype(int)
+    inside = ((source >= 0) & (source < glyph.shape)).all(-1)
+    y, x = np.where(inside[..., None], source, 0).transpose(2, 0, 1)
+    return glyph[y, x] & inside
+
+
+@cache
+def textures(split):
+    """Grey patches of scikit-learn's two photographs, from disjoint bands: 800 train, 400 test, the least flat ones."""
+    inputs = []
+    for photo in load_sample_images().images:  # uint8 [427, 640, 3]
+        grey = photo[:424] @ np.array([0.299, 0.587, 0.114]) / 255  # luma of ITU-R BT.601
+        patches = grey.reshape(53, 8, 80, 8).transpose(2, 0, 1, 3)  # columns, rows, height, width
+        band = np.arange(80) // 8 % 3 == 2  # every third band of 64 pixels is for testing
+        patches = patches[band if split == "test" else ~band].reshape(-1, 1, 8, 8)
+        order = np.argsort(-patches.std((1, 2, 3)), kind="stable")  # sky and blurred background come last
+        inputs.append(patches[np.sort(order[: 400 if split == "train" else 200])])
+    labels = np.repeat(np.arange(2), len(inputs[0]))
+    return np.concatenate(inputs).astype(np.float32), labels, ("china", "flower"), None
+
+
+EMBEDDED = {"digits": digits, "ambiguous-digits": ambiguous_digits, "letters": letters, "textures": textures}

@@ -1,0 +1,375 @@
+"""How good predictions and uncertainty scores are: accuracy, calibration, OOD detection, selective prediction.
+
+Predictions come from member logits `[members, samples, classes]`; unless `pool="logits"` is asked for, as in the papers
+that did so, the prediction is the mean of the member probabilities. Scores are uncertainties: higher = more uncertain,
+and out-of-distribution is the positive class. Everything is computed in float64; losses are in nats.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Integer, Real, Shaped
+from torch import Tensor
+
+from uqlab.uncertainty import check_logits
+
+Array = Tensor | np.ndarray
+Logits = Float[Tensor, "members samples classes"]
+Labels = Integer[Tensor, " samples"]
+Scores = Real[Array, " samples"]
+Pool = Literal["probabilities", "logits"]
+
+
+class OOD(NamedTuple):
+    """How well a score separates out-of-distribution (positive) from in-distribution inputs."""
+
+    auroc: float
+    aupr_out: float
+    aupr_in: float
+    fpr95: float
+
+
+def log_prediction(logits: Logits, pool: Pool = "probabilities") -> Float[Tensor, "samples classes"]:
+    """Log-probabilities of the ensemble, float64: log of the mean probability, or log_softmax of the mean logits.
+
+    `log_prediction(logits)[None] / temperature` is again logits, of a calibrated ensemble of one.
+
+    Raises:
+        ValueError: for a wrong rank, an empty set, NaN or infinite logits, an unknown pool.
+    """
+    check_logits(logits)
+    if pool == "probabilities":
+        pieces = [z.double().log_softmax(-1).logsumexp(0) - math.log(len(z)) for z in logits.split(2**16, 1)]
+    elif pool == "logits":
+        pieces = [z.mean(0, dtype=torch.float64).log_softmax(-1) for z in logits.split(2**16, 1)]
+    else:
+        raise ValueError(f"pool must be 'probabilities' or 'logits', got {pool!r}")
+    log_p = torch.cat(pieces)
+    if not log_p.isfinite().all():
+        raise ValueError(f"logits must be finite, sample {int((~log_p.isfinite()).any(1).nonzero()[0])} is not")
+    return log_p
+
+
+# Prediction quality ---------------------------------------------------------------------------------------------------
+def accuracy(logits: Logits, labels: Labels, *, pool: Pool = "probabilities") -> float:
+    """Fraction of samples whose most probable class is the label."""
+    return _confidence(logits, labels, pool)[1].mean().item()
+
+
+def nll(logits: Logits, labels: Labels, *, pool: Pool = "probabilities") -> float:
+    """Mean negative log-likelihood of the labels, in nats."""
+    log_p, labels = _predict(logits, labels, pool)
+    return -log_p.gather(1, labels[:, None]).mean().item()
+
+
+def brier(logits: Logits, labels: Labels, *, pool: Pool = "probabilities") -> float:
+    """Brier score: squared error of the probabilities summed over classes, averaged over samples, in [0, 2]."""
+    return _residuals(logits, labels, pool)[1].square().sum(1).mean().item()
+
+
+def macro_f1(logits: Logits, labels: Labels, *, pool: Pool = "probabilities") -> float:
+    """F1 averaged over the classes that occur among the labels or the predictions."""
+    log_p, labels = _predict(logits, labels, pool)
+    predicted, classes = log_p.argmax(1), log_p.shape[1]
+    support = labels.bincount(minlength=classes) + predicted.bincount(minlength=classes)
+    hits = labels[predicted == labels].bincount(minlength=classes)
+    return (2 * hits.double() / support)[support > 0].mean().item()
+
+
+# Calibration ----------------------------------------------------------------------------------------------------------
+def ece(logits: Logits, labels: Labels, bins: int = 15, *, pool: Pool = "probabilities") -> float:
+    """Expected calibration error of the top label: weighted |confidence - accuracy| over equal-width bins (lo, hi].
+
+    Biased upwards by about sqrt(bins / samples); give an interval with `bootstrap`. Guo et al. 2017.
+    """
+    confidence, correct = _confidence(logits, labels, pool)
+    return _binned_gap(confidence, confidence - correct, bins).sum().item()
+
+
+def adaptive_ece(logits: Logits, labels: Labels, bins: int = 15, *, pool: Pool = "probabilities") -> float:
+    """Expected calibration error over bins of equal count, cut along the sorted confidences. Nixon et al. 2019."""
+    confidence, correct = _confidence(logits, labels, pool)
+    gaps = (confidence - correct)[confidence.argsort(stable=True)]
+    return sum(part.sum().abs().item() for part in gaps.tensor_split(_positive(bins))) / len(gaps)
+
+
+def classwise_ece(logits: Logits, labels: Labels, bins: int = 15, *, pool: Pool = "probabilities") -> float:
+    """Mean over classes of the binned |p_c - frequency of c|, equal-width bins (lo, hi]. Kull et al. 2019."""
+    p, residuals = _residuals(logits, labels, pool)
+    columns = zip(p.T.contiguous(), residuals.T, strict=True)  # one class each
+    return sum(_binned_gap(column, gaps, bins).sum().item() for column, gaps in columns) / p.shape[1]
+
+
+def calibration_gap(logits: Logits, labels: Labels, *, pool: Pool = "probabilities") -> float:
+    """|Mean confidence - accuracy| over the whole set. Kirsch 2024, E.2."""
+    confidence, correct = _confidence(logits, labels, pool)
+    return (confidence - correct).mean().abs().item()
+
+
+def smece(logits: Logits, labels: Labels, *, pool: Pool = "probabilities") -> float:
+    """Smooth calibration error of the top label: no bins, continuous in the confidences.
+
+    The integral of |kernel-smoothed (confidence - correct)| at the bandwidth s where it equals s itself, with a
+    Gaussian reflected at 0 and 1. Blasiok and Nakkiran 2023, arXiv 2309.12236.
+    """
+    confidence, correct = _confidence(logits, labels, pool)
+    cells = 4096
+    index = (confidence * cells).long().clamp(max=cells - 1)
+    mass = torch.bincount(index, weights=confidence - correct, minlength=cells) / len(correct)
+    spectrum = torch.fft.rfft(torch.cat([mass, mass.flip(0)]))  # reflection makes it periodic with period 2
+    frequency = math.pi * torch.arange(cells + 1, dtype=torch.float64, device=mass.device)
+    low, high = 1e-3, 1.0
+    for _ in range(20):  # the smoothed error does not grow with s, so it crosses s once
+        middle = (low + high) / 2
+        smoothed = torch.fft.irfft(spectrum * (-((frequency * middle) ** 2) / 2).exp(), n=2 * cells)[:cells]
+        low, high = (middle, high) if smoothed.abs().sum().item() > middle else (low, middle)
+    return (low + high) / 2
+
+
+def fit_temperature(logits: Logits, labels: Labels, pool: Pool = "probabilities") -> float:
+    """Temperature T that minimises the NLL of softmax(log_prediction / T): pool, then calibrate. Guo et al. 2017.
+
+    Fit it on validation data and apply it as `log_prediction(logits, pool)[None] / T`. The NLL is convex in 1 / T, so
+    bisection on its slope finds the minimum; a result at 0.01 or 100 means that the labels set no bound there.
+    """
+    log_p, labels = _predict(logits, labels, pool)
+    target = log_p.gather(1, labels[:, None])[:, 0]
+    low, high = math.log(0.01), math.log(100)
+    for _ in range(40):
+        middle = (low + high) / 2
+        slope = (((log_p / math.exp(middle)).softmax(1) * log_p).sum(1) - target).mean()  # d NLL / d (1 / T)
+        low, high = (low, middle) if slope <= 0 else (middle, high)
+    return math.exp((low + high) / 2)
+
+
+# Out-of-distribution detection ----------------------------------------------------------------------------------------
+def ood_detection(id_scores: Real[Array, " id"], ood_scores: Real[Array, " ood"]) -> OOD:
+    """AUROC, AUPR with OOD and with ID as positives, and FPR95 of a score where higher = more out-of-distribution.
+
+    AUROC counts ties as one half (midranks); AUPR is average precision, equal scores entering together; FPR95 is the
+    fraction of ID at or above the highest threshold that at least 95 % of OOD reach. Give confidences negated; with ID
+    as the positive class, as some papers have it, FPR95 is that of `ood_detection(-ood_scores, -id_scores)`.
+
+    Raises:
+        ValueError: for empty or non-finite scores.
+    """
+    id_, ood = _scores(id_scores, "id_scores"), _scores(ood_scores, "ood_scores")
+    below, up_to = _ranks(id_, ood)
+    threshold = np.sort(ood)[::-1][-(-95 * len(ood) // 100) - 1]  # the ceil(0.95 n)-th largest
+    return OOD(
+        auroc=float((below + up_to).mean() / (2 * len(id_))),
+        aupr_out=_average_precision(ood, id_),
+        aupr_in=_average_precision(-id_, -ood),
+        fpr95=float((id_ >= threshold).mean()),
+    )
+
+
+def auroc_interval(
+    id_scores: Real[Array, " id"],
+    ood_scores: Real[Array, " ood"],
+    repeats: int = 1000,
+    seed: int = 0,
+    level: float = 0.95,
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of the AUROC, ID and OOD resampled separately."""
+    id_, ood = _scores(id_scores, "id_scores"), _scores(ood_scores, "ood_scores")
+    below, up_to = _ranks(id_, ood)
+    rng = np.random.default_rng(seed)
+    values = np.empty(_positive(repeats, "repeats"))
+    for i in range(repeats):  # sorted once: a resample only changes how often each score counts
+        drawn = np.bincount(rng.integers(len(id_), size=len(id_)), minlength=len(id_))
+        smaller = np.concatenate([[0], drawn.cumsum()])
+        pick = rng.integers(len(ood), size=len(ood))
+        values[i] = (smaller[below[pick]] + smaller[up_to[pick]]).mean() / (2 * len(id_))
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+# Selective prediction -------------------------------------------------------------------------------------------------
+def risk_coverage(
+    logits: Logits, labels: Labels, scores: Scores
+) -> tuple[Float[Tensor, " samples"], Float[Tensor, " samples"]]:
+    """Selective risk: the error rate among the i least uncertain samples, at coverage i / n for i = 1..n.
+
+    Samples of equal score share their mean error, as if their order were averaged over.
+
+    Returns:
+        coverage and risk, each [samples].
+    """
+    errors = 1 - _confidence(logits, labels, "probabilities")[1]
+    count = torch.arange(1, len(errors) + 1, dtype=torch.float64, device=errors.device)
+    return count / len(errors), _in_order(errors, scores).cumsum(0) / count
+
+
+def aurc(logits: Logits, labels: Labels, scores: Scores) -> float:
+    """Mean selective risk over the coverages 1/n..1. Geifman et al. 2019."""
+    return risk_coverage(logits, labels, scores)[1].mean().item()
+
+
+def augrc(logits: Logits, labels: Labels, scores: Scores) -> float:
+    """Area under the generalised risk (errors accepted / n) over coverage, by trapezoids from (0, 0).
+
+    It equals (1 - AUROC_f) acc (1 - acc) + (1 - acc)^2 / 2 with the AUROC of errors against hits: (1 - acc) / 2 for a
+    random order. Traub et al. 2024, arXiv 2407.01032.
+    """
+    coverage, risk = risk_coverage(logits, labels, scores)
+    accepted = coverage * risk
+    return ((accepted.sum() - accepted[-1] / 2) / len(accepted)).item()
+
+
+def risk_at_coverage(logits: Logits, labels: Labels, scores: Scores, coverage: float = 0.8) -> float:
+    """Error rate among the ceil(coverage * n) least uncertain samples."""
+    if not 0 < coverage <= 1:
+        raise ValueError(f"coverage must lie in (0, 1], got {coverage}")
+    risk = risk_coverage(logits, labels, scores)[1]
+    return risk[math.ceil(coverage * len(risk) - 1e-9) - 1].item()  # 0.07 * 100 is a little more than 7
+
+
+def coverage_at_risk(logits: Logits, labels: Labels, scores: Scores, risk: float = 0.05) -> float:
+    """Largest coverage whose selective risk is at most `risk`; 0 if there is none."""
+    if not 0 <= risk <= 1:
+        raise ValueError(f"risk must lie in [0, 1], got {risk}")
+    coverages, risks = risk_coverage(logits, labels, scores)
+    return max(coverages[risks <= risk + 1e-12].tolist(), default=0.0)
+
+
+def by_quantile(
+    values: Shaped[Array, " samples"],
+    scores: Scores,
+    quantiles: Sequence[float | int] | Float[Array, " quantiles"] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
+    mode: Literal["bucket", "acceptance"] = "bucket",
+) -> Float[Tensor, " quantiles"]:
+    """Mean of a per-sample metric between successive quantiles of a score ("bucket"), or up to each ("acceptance").
+
+    Args:
+        values: [samples], such as hits, losses, or confidence - hit, whose |mean| is Kirsch's calibration error.
+        scores: [samples]; samples of equal score share their mean value.
+        quantiles: increasing, in (0, 1].
+
+    Raises:
+        ValueError: for quantiles that are not increasing in (0, 1] or leave a bucket empty, and for an unknown mode.
+
+    Kirsch 2024, E.3.
+    """
+    values = torch.as_tensor(values).double()
+    levels = np.asarray(quantiles, dtype=np.float64)
+    ends = torch.as_tensor(np.rint(levels * len(values)), dtype=torch.int64, device=values.device)
+    zero = ends.new_zeros(1)
+    if not (len(levels) and levels[0] > 0 and levels[-1] <= 1 and (ends.diff(prepend=zero) > 0).all()):
+        raise ValueError(
+            f"quantiles must increase in (0, 1] with a sample in every bucket, got {levels.tolist()} "
+            f"for {len(values)} samples"
+        )
+    if mode not in ("bucket", "acceptance"):
+        raise ValueError(f"mode must be 'bucket' or 'acceptance', got {mode!r}")
+    sums = _in_order(values, scores).cumsum(0)[ends - 1]
+    return sums / ends if mode == "acceptance" else sums.diff(prepend=sums.new_zeros(1)) / ends.diff(prepend=zero)
+
+
+# Intervals ------------------------------------------------------------------------------------------------------------
+def bootstrap(
+    statistic: Callable, *arrays: Shaped[Array, "..."], repeats: int = 1000, seed: int = 0, level: float = 0.95
+) -> tuple:
+    """Percentile bootstrap interval (low, high) of `statistic(*arrays)`, all arrays resampled by the same samples.
+
+    Args:
+        statistic: returns a number or an array (then low and high are arrays, a band).
+        arrays: tensors or NumPy arrays; samples are axis 1 of logits [members, samples, classes], axis 0 of the others.
+        repeats: number of resamples; `seed` fixes them; `level` is the coverage of the interval.
+
+    Example: `bootstrap(metrics.ece, log_prediction(logits)[None], labels)`, which pools the members once.
+    """
+    axes = [int(array.ndim == 3) for array in arrays]
+    sizes = [array.shape[axis] for array, axis in zip(arrays, axes, strict=True)]
+    if len(set(sizes)) != 1 or sizes[0] == 0:
+        raise ValueError(f"arrays must share a positive number of samples, got {sizes}")
+    rng = np.random.default_rng(seed)
+    values = []
+    for _ in range(_positive(repeats, "repeats")):
+        index = rng.integers(sizes[0], size=sizes[0])
+        resampled = (array[:, index] if axis else array[index] for array, axis in zip(arrays, axes, strict=True))
+        value = statistic(*resampled)
+        values.append(value.cpu().numpy() if isinstance(value, Tensor) else np.asarray(value))
+    low, high = np.quantile(np.stack(values), [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return low, high
+
+
+# Shared steps ---------------------------------------------------------------------------------------------------------
+def _predict(logits: Tensor, labels: Tensor, pool: Pool) -> tuple[Tensor, Tensor]:
+    """Checked log-probabilities [N, C] and labels [N] on the same device."""
+    check_logits(logits)
+    _, samples, classes = logits.shape
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise TypeError(f"labels must be integers, got {labels.dtype}; use labels.long()")
+    if labels.shape != (samples,):
+        raise ValueError(f"labels must be [samples] = [{samples}] like the logits, got {list(labels.shape)}")
+    labels = labels.to(logits.device, torch.int64)
+    wrong = ((labels < 0) | (labels >= classes)).nonzero()
+    if len(wrong):
+        n = int(wrong[0])
+        raise ValueError(f"labels must lie in 0..{classes - 1} (classes), got {int(labels[n])} at sample {n}")
+    return log_prediction(logits, pool), labels
+
+
+def _confidence(logits: Tensor, labels: Tensor, pool: Pool) -> tuple[Tensor, Tensor]:
+    """Top probability [N] and whether its class is the label, 0 or 1 [N]."""
+    log_p, labels = _predict(logits, labels, pool)
+    top, predicted = log_p.max(1)
+    return top.exp(), (predicted == labels).double()
+
+
+def _residuals(logits: Tensor, labels: Tensor, pool: Pool) -> tuple[Tensor, Tensor]:
+    """Probabilities [N, C] and their difference from the one-hot labels."""
+    log_p, labels = _predict(logits, labels, pool)
+    p = log_p.exp()
+    return p, p - torch.nn.functional.one_hot(labels, p.shape[1])
+
+
+def _binned_gap(confidence: Tensor, gaps: Tensor, bins: int) -> Tensor:
+    """|Sum of the gaps| / n in each equal-width bin (lo, hi] of [0, 1]."""
+    edges = torch.arange(1, _positive(bins), dtype=torch.float64, device=gaps.device) / bins
+    return torch.bincount(torch.bucketize(confidence, edges), weights=gaps, minlength=bins).abs() / len(gaps)
+
+
+def _in_order(values: Tensor, scores: Array) -> Tensor:
+    """Values [N] by increasing score, those of equal score replaced by their mean."""
+    ranked = torch.as_tensor(_scores(scores, "scores"), device=values.device)
+    if ranked.shape != values.shape:
+        raise ValueError(f"scores must be [samples] = {list(values.shape)}, got {list(ranked.shape)}")
+    _, group, count = ranked.unique(return_inverse=True, return_counts=True)
+    means = torch.zeros_like(count, dtype=values.dtype).index_add_(0, group, values) / count
+    return means.repeat_interleave(count)
+
+
+def _scores(scores: Array, name: str) -> np.ndarray:
+    """Scores as float64 NumPy [N], checked."""
+    array = np.asarray(scores.detach().cpu().double() if isinstance(scores, Tensor) else scores, np.float64)
+    if array.ndim != 1 or not array.size:
+        raise ValueError(f"{name} must be [samples] and not empty, got {list(array.shape)}")
+    if not np.isfinite(array).all():
+        n = int(np.flatnonzero(~np.isfinite(array))[0])
+        raise ValueError(f"{name} must be finite, got {array[n]} at sample {n}")
+    return array
+
+
+def _ranks(id_scores: np.ndarray, ood_scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each OOD score, how many ID scores lie below it and how many do not lie above it."""
+    ordered = np.sort(id_scores)
+    return np.searchsorted(ordered, ood_scores), np.searchsorted(ordered, ood_scores, side="right")
+
+
+def _average_precision(positives: np.ndarray, negatives: np.ndarray) -> float:
+    """Sum over thresholds of precision times the step in recall."""
+    thresholds, steps = np.unique(positives, return_counts=True)  # recall only moves at scores of positives
+    true = steps[::-1].cumsum()[::-1]  # positives at or above each threshold
+    false = len(negatives) - np.searchsorted(np.sort(negatives), thresholds)
+    return float((steps * true / (true + false)).sum() / len(positives))
+
+
+def _positive(count: int, name: str = "bins") -> int:
+    if count < 1:
+        raise ValueError(f"{name} must be at least 1, got {count}")
+    return count

@@ -1,0 +1,260 @@
+"""One function per kind of figure: data and keyword-only `ax=None` in, the Axes out. One visual language for all.
+
+total = dark grey, aleatoric = orange, epistemic = blue; in-distribution solid, out-of-distribution dashed, ambiguous
+dotted; ordered quantities (width, group size) run from light (small) to dark (large).
+"""
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import seaborn as sns
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from uqlab import metrics, recording, uncertainty
+
+TOTAL, ALEATORIC, EPISTEMIC = "#444444", "#E08A1E", "#1F77B4"
+NEUTRAL, PAPER = "#8A8A8A", "#9A9A9A"
+LINES = {"id": "-", "ambiguous": ":", "ood": (0, (4, 2))}
+NARROW, WIDE = 3.3, 6.8  # inches: one and two columns of a paper
+
+Values = Sequence[float] | np.ndarray | Tensor
+
+
+def use_style() -> None:
+    """Set fonts, sizes and colours for the session; every notebook calls it once."""
+    sns.set_theme(
+        style="ticks",
+        rc={
+            "figure.dpi": 130,
+            "savefig.dpi": 200,
+            "figure.constrained_layout.use": True,
+            "font.size": 8.5,
+            "axes.labelsize": 8.5,
+            "axes.titlesize": 9,
+            "axes.titlelocation": "left",
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.linewidth": 0.8,
+            "xtick.labelsize": 8,
+            "ytick.labelsize": 8,
+            "legend.fontsize": 8,
+            "legend.frameon": False,
+            "lines.linewidth": 1.5,
+            "pdf.fonttype": 42,
+        },
+    )
+
+
+def figure(columns: int = 1, rows: int = 1, *, width: float = WIDE, height: float = 2.4, **kwargs: Any):
+    """A figure of `width` inches with rows of `height` inches each; returns (figure, axes) as plt.subplots does."""
+    return plt.subplots(rows, columns, figsize=(width, height * rows), **kwargs)
+
+
+def save(fig: Figure, name: str, caption: str = "", paper: str = "") -> None:
+    """Write name.png (200 dpi) and name.pdf to the notebook's output folder, whole or not at all.
+
+    caption: one sentence that says what to see. paper: the figure that it reproduces, e.g. "Kirsch 2024, Fig. 1".
+    """
+    folder = recording.output_dir()
+    for kind in ("png", "pdf"):
+        temporary = folder / f".{name}.{kind}"
+        fig.savefig(temporary, format=kind, bbox_inches="tight")
+        os.replace(temporary, folder / f"{name}.{kind}")
+    recording.describe_figure(name, caption, paper)
+
+
+def png(fig: Figure) -> bytes:
+    """The figure as PNG bytes, then closed: what the explorers show."""
+    memory = io.BytesIO()
+    fig.savefig(memory, format="png", dpi=110)
+    plt.close(fig)
+    return memory.getvalue()
+
+
+def sequential(count: int) -> list[tuple[float, float, float]]:
+    """Colours for an ordered quantity, light (small) to dark (large), all dark enough to read on white."""
+    return [mpl.colormaps["viridis"](x)[:3] for x in np.linspace(0.82, 0.02, count)]
+
+
+def curve(
+    x: Values, y: Values, low: Values | None = None, high: Values | None = None, *,
+    label: str = "", color: Any = EPISTEMIC, marker: str = "o", linestyle: Any = "-", ax: Axes | None = None,
+) -> Axes:  # fmt: skip
+    """A line with markers and, given low and high, a band for its uncertainty."""
+    ax = ax or plt.gca()
+    ax.plot(_array(x), _array(y), marker=marker, markersize=3.5, color=color, linestyle=linestyle, label=label)
+    if low is not None and high is not None:
+        ax.fill_between(_array(x), _array(low), _array(high), color=color, alpha=0.18, linewidth=0)
+    return ax
+
+
+def reference(value: float, text: str, *, axis: str = "y", ax: Axes | None = None) -> Axes:
+    """A thin labelled line for chance, a bound or a theory's value."""
+    ax = ax or plt.gca()
+    if axis == "y":
+        ax.axhline(value, color=NEUTRAL, linewidth=0.8, zorder=0)
+        place, align = (1.0, value), {"ha": "right", "va": "bottom"}
+    else:
+        ax.axvline(value, color=NEUTRAL, linewidth=0.8, zorder=0)
+        place, align = (value, 1.0), {"ha": "left", "va": "top"}
+    transform = ax.get_yaxis_transform() if axis == "y" else ax.get_xaxis_transform()
+    ax.text(*place, text, transform=transform, fontsize=7.5, color=NEUTRAL, **align)
+    return ax
+
+
+def label_lines(ax: Axes, *, pad: float = 4, gap: float = 9) -> Axes:
+    """Write each line's label beside its last point, in its colour, at least `gap` points apart; for four or fewer."""
+    lines = [line for line in ax.get_lines() if not line.get_label().startswith("_") and len(line.get_xdata())]
+    lines = [line for line in lines if line.get_label()]
+    ax.figure.draw_without_rendering()  # limits and layout must be final before points are turned into pixels
+    scale = 72 / ax.figure.dpi
+    ends = [ax.transData.transform((line.get_xdata()[-1], line.get_ydata()[-1]))[1] * scale for line in lines]
+    last = -np.inf
+    for i in np.argsort(ends):
+        at = max(ends[i], last + gap)
+        last = at
+        line = lines[i]
+        ax.annotate(
+            line.get_label(), (line.get_xdata()[-1], line.get_ydata()[-1]), (pad, at - ends[i]),
+            textcoords="offset points", color=line.get_color(), va="center", fontsize=8, annotation_clip=False,
+        )  # fmt: skip
+    return ax
+
+
+def simplex(
+    logits: Tensor, *, classes: Sequence[str] = ("A", "B", "C"), levels: bool = True, ax: Axes | None = None
+) -> Axes:
+    """Members [members, 3] as points of the probability simplex, their mean as a diamond, contours of total entropy."""
+    ax = ax or plt.gca()
+    corners = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(0.75)]])
+    if levels:
+        grid = np.array([(a, b, 60 - a - b) for a in range(61) for b in range(61 - a)]) / 60
+        flat = torch.as_tensor(grid).clamp_min(1e-12).log()
+        heights = uncertainty.entropy(flat).numpy()
+        xy = grid @ corners
+        ax.tricontourf(
+            xy[:, 0], xy[:, 1], heights, levels=np.linspace(0, np.log(3) + 1e-6, 9), cmap="Greys", alpha=0.45
+        )
+    ax.plot(*corners[[0, 1, 2, 0]].T, color=TOTAL, linewidth=0.9)
+    p = logits.double().softmax(-1)
+    ax.scatter(*(p.numpy() @ corners).T, s=26, color=EPISTEMIC, edgecolor="white", linewidth=0.7, zorder=3)
+    ax.scatter(
+        *(p.mean(0).numpy() @ corners), s=52, marker="D", color=TOTAL, edgecolor="white", linewidth=0.8, zorder=4
+    )
+    for corner, name, (dx, dy) in zip(corners, classes, [(-0.04, -0.04), (0.04, -0.04), (0, 0.04)], strict=True):
+        ax.text(corner[0] + dx, corner[1] + dy, name, ha="center", va="bottom" if dy > 0 else "top", fontsize=8)
+    ax.set(aspect="equal", xlim=(-0.1, 1.1), ylim=(-0.14, 1.0))
+    ax.axis("off")
+    return ax
+
+
+def decomposition_bars(parts: Mapping[str, tuple[float, float]], *, limit: float | None = None, ax: Axes | None = None):
+    """Horizontal bars aleatoric + epistemic = total (nats), one for each name -> (aleatoric, epistemic)."""
+    ax = ax or plt.gca()
+    names = list(parts)
+    aleatoric, epistemic = np.array([parts[name] for name in names], dtype=float).T
+    y = np.arange(len(names))
+    ax.barh(y, aleatoric, color=ALEATORIC, height=0.55, label="aleatoric")
+    ax.barh(
+        y, epistemic, left=aleatoric, color=EPISTEMIC, height=0.55, label="epistemic", hatch="///", edgecolor="white"
+    )
+    ax.barh(y, aleatoric + epistemic, facecolor="none", edgecolor=TOTAL, height=0.72, linewidth=1, label="total")
+    ax.set(yticks=y, yticklabels=names, xlabel="uncertainty (nats)", xlim=(0, limit))
+    ax.invert_yaxis()
+    ax.tick_params(axis="y", length=0)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=3, handlelength=1.2, columnspacing=1.2)
+    return ax
+
+
+def stacked(
+    x: Sequence[Any], between: Values, within: Values, *, labels: Sequence[str] = ("between groups", "within groups"),
+    ax: Axes | None = None,
+) -> Axes:  # fmt: skip
+    """Vertical bars between + within = total mutual information (nats), one for each x."""
+    ax = ax or plt.gca()
+    positions, between, within = np.arange(len(x)), _array(between), _array(within)
+    ax.bar(positions, between, color=EPISTEMIC, width=0.7, label=labels[0])
+    ax.bar(positions, within, bottom=between, color=EPISTEMIC, alpha=0.3, width=0.7, hatch="///", edgecolor="white",
+           label=labels[1])  # fmt: skip
+    ax.set(xticks=positions, xticklabels=[str(item) for item in x], ylabel="mutual information (nats)")
+    return ax
+
+
+def ecdf(
+    scores: Values, *, label: str = "", color: Any = EPISTEMIC, linestyle: Any = "-", ax: Axes | None = None
+) -> Axes:
+    """Fraction of inputs whose score is at most x."""
+    ax = ax or plt.gca()
+    ordered = np.sort(_array(scores))
+    ax.step(ordered, np.arange(1, len(ordered) + 1) / len(ordered), where="post", label=label, color=color,
+            linestyle=linestyle, linewidth=1.2)  # fmt: skip
+    ax.set(xlabel="mutual information (nats)", ylabel="fraction of inputs", ylim=(0, 1.02))
+    return ax
+
+
+def roc(
+    id_scores: Values, ood_scores: Values, *, label: str = "", color: Any = EPISTEMIC, ax: Axes | None = None
+) -> Axes:
+    """Share of OOD inputs found against share of ID inputs mistaken for OOD, for all thresholds; AUROC in the label."""
+    ax = ax or plt.gca()
+    inside, outside = np.sort(_array(id_scores)), np.sort(_array(ood_scores))
+    thresholds = np.concatenate([[np.inf], np.unique(np.concatenate([inside, outside]))[::-1]])
+    false = 1 - np.searchsorted(inside, thresholds) / len(inside)  # score >= threshold
+    true = 1 - np.searchsorted(outside, thresholds) / len(outside)
+    auroc = metrics.ood_detection(id_scores, ood_scores).auroc
+    ax.plot(false, true, color=color, linewidth=1.2, label=f"{label} {auroc:.3f}".strip())
+    ax.plot([0, 1], [0, 1], color=NEUTRAL, linewidth=0.6, zorder=0)
+    ax.set(xlabel="ID flagged (false positives)", ylabel="OOD found (true positives)", xlim=(0, 1), ylim=(0, 1.01))
+    return ax
+
+
+def heatmap(
+    values: Values, rows: Sequence[Any], columns: Sequence[Any], *, label: str = "", digits: int = 3,
+    ax: Axes | None = None,
+) -> Axes:  # fmt: skip
+    """A matrix as colours with its numbers written in."""
+    ax = ax or plt.gca()
+    sns.heatmap(_array(values), ax=ax, cmap="viridis_r", annot=True, fmt=f".{digits}f", annot_kws={"fontsize": 7.5},
+                xticklabels=list(columns), yticklabels=list(rows), cbar_kws={"label": label})  # fmt: skip
+    ax.tick_params(length=0)
+    return ax
+
+
+def images(inputs: Tensor, *, count: int = 10, title: str = "", axes: Sequence[Axes] | np.ndarray) -> None:
+    """The first `count` images [samples, channels, height, width] side by side in a row of axes."""
+    for ax, image in zip(np.ravel(axes)[:count], inputs, strict=False):
+        ax.imshow(image.movedim(0, -1).squeeze(-1), cmap="gray_r", vmin=0, vmax=1, interpolation="nearest")
+    for ax in np.ravel(axes):
+        ax.axis("off")
+    np.ravel(axes)[0].set_title(title)
+
+
+def table(frame: Any, *, best: Mapping[Any, str] | None = None, paper: Sequence[Any] = (), digits: int = 3):
+    """A DataFrame styled once: per column in `best` ("max" or "min") the best bold and the second underlined.
+
+    Columns in `paper` hold the paper's numbers and stand back in grey. Returns a pandas Styler.
+    """
+    styler = frame.style.format(precision=digits, na_rep="not run")
+
+    def rank(column: Any) -> list[str]:
+        ascending = (best or {})[column.name] == "min"
+        ranks = column.rank(ascending=ascending, method="min")
+        return ["font-weight: bold" if r == 1 else "text-decoration: underline" if r == 2 else "" for r in ranks]
+
+    for column in best or {}:
+        styler = styler.apply(rank, subset=[column])
+    if len(paper):
+        styler = styler.set_properties(subset=list(paper), color=PAPER)
+    return styler
+
+
+def _array(values: Values) -> np.ndarray:
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)

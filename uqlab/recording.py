@@ -1,0 +1,124 @@
+"""What a notebook records: numbers, tables and captions, written to results.json in its output folder as they come."""
+
+import functools
+import json
+import math
+import os
+import platform
+import re
+import sys
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+FOLDER = "UQLAB_OUTPUT_DIR"  # tells a kernel its result folder, also where the notebook has no parameter output_dir
+_folder: Path | None = None
+_results: dict[str, Any] = {"numbers": {}, "tables": {}, "figures": {}}
+
+
+def begin(output_dir: str | os.PathLike, notebook: str) -> Path:
+    """Make the folder that takes this notebook's figures and numbers, forget earlier records, and return the folder.
+
+    output_dir: the notebook's parameter of that name; empty: the runner's folder, else figures/interactive/<notebook>.
+    """
+    global _folder
+    here = Path.cwd()
+    interactive = (here.parent if here.name == "notebooks" else here) / "figures" / "interactive" / notebook
+    _folder = Path(output_dir or os.environ.get(FOLDER) or interactive).absolute()
+    _folder.mkdir(parents=True, exist_ok=True)
+    _results.update(numbers={}, tables={}, figures={})
+    _write_results()
+    return _folder
+
+
+def output_dir() -> Path:
+    """Return the folder of the current notebook's figures and numbers."""
+    return _folder or begin("", "untitled")
+
+
+def record(name: str, value: Any, *, allow_nan: bool = False) -> Any:
+    """Record a number, text, list, dict or DataFrame under a name in results.json, and return it for display.
+
+    NumPy, torch and pandas values become plain JSON. Missing cells of a table are null; any other NaN or infinity is
+    refused, because a finding that is not a number is a mistake, unless `allow_nan` stores it as null.
+    Raises ValueError (not finite) or TypeError (not data), naming the record.
+    """
+    output_dir()
+    pandas = sys.modules.get("pandas")
+    if pandas and isinstance(value, pandas.DataFrame | pandas.Series):
+        frame = pandas.DataFrame(value)
+        split = frame.astype(object).where(frame.notna(), None).to_dict("split")
+        names = [str(name or "") for name in frame.index.names]
+        kind, data = "tables", plain(name, split | ({"index_names": names} if any(names) else {}), allow_nan)
+    else:
+        kind, data = "numbers", plain(name, value, allow_nan)
+    _results["numbers"].pop(name, None)
+    _results["tables"].pop(name, None)
+    _results[kind][name] = data
+    _write_results()
+    return value
+
+
+def describe_figure(name: str, caption: str = "", paper: str = "") -> None:
+    """Note what a saved figure shows, and which figure of the paper it reproduces; `plots.save` calls this."""
+    files = sorted(path.name for path in output_dir().iterdir() if path.stem == name)
+    _results["figures"][name] = {"caption": caption, "paper": paper, "files": files}
+    _write_results()
+
+
+def plain(name: str, value: Any, allow_nan: bool = False) -> Any:
+    """Return a value as JSON holds it: null, bool, int, float, str, list or dict."""
+    if hasattr(value, "_asdict"):  # named tuples, the results of uqlab.metrics and uqlab.uncertainty
+        value = value._asdict()
+    elif hasattr(value, "tolist"):  # NumPy and torch, scalars and arrays
+        value = value.tolist()
+    if isinstance(value, dict):
+        return {str(key): plain(f"{name}.{key}", item, allow_nan) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(f"{name}[{i}]", item, allow_nan) for i, item in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        if allow_nan:
+            return None
+        raise ValueError(f"{name} is {value}, which JSON cannot hold; record(..., allow_nan=True) stores it as null")
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    kind = type(value).__name__
+    raise TypeError(f"{name} is a {kind}; use numbers, text, lists, dicts, arrays, tensors or DataFrames")
+
+
+def _write_results() -> None:
+    write(output_dir() / "results.json", json.dumps({**_results, "device": _device()}, indent=1, allow_nan=False))
+
+
+def _device() -> str:
+    """Name what this process has computed on: the GPU if one is in use, else the processor."""
+    torch = sys.modules.get("torch")
+    return torch.cuda.get_device_name() if torch and torch.cuda.is_initialized() else processor()
+
+
+@functools.cache
+def processor() -> str:
+    with suppress(OSError):
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if found:
+            return found[1]
+    return platform.processor() or platform.machine()
+
+
+def write(path: Path, text: str) -> None:
+    """Write a text file so that it appears whole or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp-{uuid.uuid4().hex[:8]}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; an absent or broken file is an empty one."""
+    with suppress(OSError, ValueError):
+        read = json.loads(path.read_text(encoding="utf-8"))
+        return read if isinstance(read, dict) else {}
+    return {}

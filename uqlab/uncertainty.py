@@ -1,0 +1,395 @@
+"""Predictive uncertainty of an ensemble, taken apart into what its members share and what they disagree about.
+
+Every function starts from member logits `[members, batch, classes]`; log-probabilities serve as well, because
+log_softmax is idempotent. Results are in nats and per input. Epistemic terms are computed as divergences, sums of
+non-negative terms, never as a difference of two entropies: a mutual information of 1e-6 keeps its digits in float32,
+equal members give zero, and nothing is negative by rounding.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+Logits = Float[Tensor, "members batch classes"]
+Weights = Float[Tensor, " members"] | Float[Tensor, "members batch"] | None
+Correction = Literal["jackknife"] | None
+
+# Elements of one working copy: 2 MiB of float32, so that all passes over a chunk stay in a core's cache. A GPU has no
+# such need and pays for every launch.
+_CHUNK = {"cpu": 2**19, "cuda": 2**25}
+_SLICE = 2**24  # elements read at a time from an array on disk
+
+
+class Decomposition(NamedTuple):
+    """Total uncertainty and its two parts, total = aleatoric + epistemic."""
+
+    total: Tensor
+    aleatoric: Tensor
+    epistemic: Tensor
+
+
+class GroupDecomposition(NamedTuple):
+    """Total predictive entropy of an ensemble of ensembles, total = aleatoric + within + between."""
+
+    total: Tensor
+    between: Tensor
+    within: Tensor
+    aleatoric: Tensor
+
+    @property
+    def epistemic(self) -> Tensor:
+        """I[Y; K, M] = I[Y; K] + I[Y; M | K] = between + within."""
+        return self.between + self.within
+
+
+def entropy(logits: Float[Tensor, "*batch classes"]) -> Float[Tensor, "*batch"]:
+    """Entropy of softmax(logits) over the last axis, in nats."""
+    if logits.ndim == 0:
+        raise ValueError("logits must be [..., classes], got a scalar")
+    leading, classes = logits.shape[:-1], logits.shape[-1]
+    flat = logits.reshape(1, math.prod(leading), classes)
+    return _over_batch(lambda z, _: (_member_entropy(z.log_softmax(0))[0],), flat)[0].reshape(leading)
+
+
+def decompose(logits: Logits, weights: Weights = None, correct: Correction = None) -> Decomposition:
+    """Split the entropy of the mean prediction into the mean member entropy and the mutual information I[Y; member].
+
+    Args:
+        logits: [members, batch, classes], any floating dtype; below float32 it is computed in float32.
+        weights: non-negative, [members] or [members, batch]; normalised to sum to one over the members.
+        correct: "jackknife" replaces the plug-in mutual information by M MI - (M - 1) mean_i MI_-i, which removes its
+            (1 - 1/M) bias. Use it whenever ensembles of different sizes are compared; it may exceed log(classes).
+
+    Returns:
+        total, aleatoric and epistemic, each [batch], in nats, on the device of the logits.
+
+    Raises:
+        ValueError: for a wrong rank, an empty batch, NaN or infinite logits, weights of a wrong shape or without mass.
+
+    Houlsby et al. 2011; Gal et al. 2017; Kirsch 2024, eqs 2-3.
+    """
+    return decompose_score(logits, "log", weights, correct)
+
+
+def decompose_score(
+    logits: Logits,
+    rule: Literal["log", "brier", "zero-one"] = "log",
+    weights: Weights = None,
+    correct: Correction = None,
+) -> Decomposition:
+    """Split the expected loss of the mean prediction under a proper scoring rule into aleatoric and epistemic parts.
+
+    With the rule's entropy G, aleatoric = mean_m G(p_m), total = G(mean_m p_m) and epistemic = total - aleatoric:
+    "log" gives entropy and mutual information, "brier" 1 - sum p^2 and the variance of p summed over classes,
+    "zero-one" 1 - max p and the expected hits that the mean loses to its members. The other arguments are those of
+    `decompose`; for "brier" the jackknife is exactly the unbiased variance (ddof=1).
+
+    Raises ValueError as `decompose` does, and for an unknown rule. Hofman, Sale and Hüllermeier 2024, arXiv 2404.12215.
+    """
+    if rule not in _RULES:
+        raise ValueError(f"rule must be one of {', '.join(map(repr, _RULES))}, got {rule!r}")
+    member_entropy, divergence = _RULES[rule]
+    check_logits(logits)
+    members = logits.shape[0]
+    if _jackknife(correct, members, "members") and weights is not None:
+        raise ValueError("the jackknife is defined for equally weighted members: give weights or correct, not both")
+    weights = None if weights is None else _normalise(weights, logits)
+
+    def measure(z: Tensor, at: slice) -> tuple[Tensor, Tensor]:
+        weight = None if weights is None else weights[:, at]
+        log_p = z.log_softmax(0)  # [C, M, n]
+        return _mean(member_entropy(log_p), weight), _spread(log_p.exp(), divergence, weight, correct)
+
+    aleatoric, epistemic = _over_batch(measure, logits)
+    return Decomposition(aleatoric + epistemic, aleatoric, epistemic)
+
+
+def decompose_stream(
+    chunks: Iterable[Tensor | np.ndarray],
+    weights: Float[Tensor, " members"] | None = None,
+    correct: Correction = None,
+) -> Decomposition:
+    """Decompose logits that do not fit in memory, holding one chunk at a time.
+
+    Args:
+        chunks: an array [members, batch, classes] that is read slice by slice, such as `np.load(..., mmap_mode="r")`,
+            or an iterable of chunks [members, n, classes], such as `(ensemble(x) for x in loader)`.
+        weights: non-negative, [members].
+        correct: as in `decompose`.
+
+    Returns:
+        total, aleatoric and epistemic, each [batch], in nats.
+
+    Raises ValueError as `decompose` does, for no chunks, and for chunks of different members or classes.
+    """
+    parts, first = [], None
+    for chunk in _slices(chunks) if isinstance(chunks, Tensor | np.ndarray) else chunks:
+        logits = torch.as_tensor(chunk)
+        parts.append(decompose(logits, weights, correct))
+        sizes = logits.shape[::2]  # members, classes
+        first = first or sizes
+        if sizes != first:
+            raise ValueError(f"chunks must agree in members and classes, got {list(first)} and then {list(sizes)}")
+    if not parts:
+        raise ValueError("got no chunks: give an array [members, batch, classes] or an iterable of such chunks")
+    return Decomposition(*map(torch.cat, zip(*parts, strict=True)))
+
+
+def group_members(logits: Logits, size: int) -> Float[Tensor, "groups {size} batch classes"]:
+    """View an ensemble as an ensemble of ensembles of `size` consecutive members each: [groups, size, batch, classes].
+
+    Raises ValueError if `size` does not divide the number of members.
+    """
+    check_logits(logits)
+    members = logits.shape[0]
+    if size < 1 or members % size:
+        divisors = ", ".join(str(d) for d in range(1, members + 1) if members % d == 0)
+        raise ValueError(f"groups of {size} do not divide {members} members; sizes that do: {divisors}")
+    return logits.unflatten(0, (members // size, size))
+
+
+def decompose_groups(
+    logits: Float[Tensor, "groups members batch classes"], correct: Correction = None
+) -> GroupDecomposition:
+    """Split the uncertainty of an ensemble of ensembles by the chain rule I[Y; K, M] = I[Y; K] + I[Y; M | K].
+
+    `between` = I[Y; K] is what the outer ensemble sees, `within` = I[Y; M | K] what its groups average away; their sum
+    is the mutual information of all members, whatever the grouping.
+
+    Args:
+        logits: [groups, members, batch, classes], from `group_members`.
+        correct: "jackknife" corrects `between` for its number of groups, a factor (1 - 1/K) otherwise.
+
+    Returns:
+        total, between, within and aleatoric, each [batch], in nats; `.epistemic` = between + within.
+
+    Raises ValueError for a wrong rank, an empty batch, NaN or infinite logits. Kirsch 2024, eqs 4-10.
+    """
+    if logits.ndim != 4:
+        raise ValueError(
+            f"logits must be [groups, members, batch, classes], got {list(logits.shape)}; "
+            "from one ensemble use group_members(logits, size)"
+        )
+    groups, members = logits.shape[:2]
+    _jackknife(correct, groups, "groups")
+    flat = logits.flatten(0, 1)
+    check_logits(flat)
+
+    def measure(z: Tensor, _: slice) -> tuple[Tensor, Tensor, Tensor]:
+        log_p = z.log_softmax(0)
+        p = log_p.exp().unflatten(1, (groups, members))  # [C, K, M, n]
+        within = _spread(p, _kl).mean(0)
+        between = _spread(p.mean(2), _kl, correct=correct)
+        return _member_entropy(log_p).mean(0), within, between
+
+    aleatoric, within, between = _over_batch(measure, flat)
+    return GroupDecomposition(aleatoric + within + between, between, within, aleatoric)
+
+
+def logit_sum_weights(logits: Logits) -> Float[Tensor, " members"]:
+    """Weights of the members by their logit sums over a data set, w_j = sum_i exp(l_ij) / sum_ik exp(l_ik).
+
+    l_ij is the sum of the logits of member j on input i, so the weights need raw logits, not log-probabilities; they
+    are global over the data set and sum to one. Kirsch 2024, E.1.
+    """
+    check_logits(logits)
+    sums = logits.sum(-1, dtype=torch.float64)  # [M, N]
+    _check_finite(logits, sums.sum(0))
+    return sums.logsumexp(1).softmax(0).to(_working_dtype(logits))
+
+
+def expected_pairwise_kl(logits: Logits) -> Float[Tensor, " batch"]:
+    """Mean KL(p_m || p_n) over the pairs of different members, in nats: M/(M - 1) (MI + reverse MI), without bias.
+
+    It equals the sample covariance over members of p and log p, summed over classes, so no pair is ever formed. Where
+    a member gives p -> 0 that member dominates and the result grows like its logit gap; log p comes from the logits,
+    so it stays finite and nothing is clipped.
+
+    Raises ValueError as `decompose` does, and for fewer than two members. Schweighofer et al. 2025, measure C3 (which
+    averages over all M^2 pairs).
+    """
+    check_logits(logits)
+    members = logits.shape[0]
+    if members < 2:
+        raise ValueError("pairs of members need at least 2 members, got 1")
+
+    def measure(z: Tensor, _: slice) -> tuple[Tensor]:
+        log_p = z.log_softmax(0)
+        p = log_p.exp()
+        covariance = (p - p.mean(1, keepdim=True)) * (log_p - log_p.mean(1, keepdim=True))
+        return (covariance.sum((0, 1)).div(members - 1).clamp(min=0),)
+
+    return _over_batch(measure, logits)[0]
+
+
+def decompose_gaussian(
+    means: Float[Tensor, "members batch"], variances: Float[Tensor, "members batch"], correct: Correction = None
+) -> Decomposition:
+    """Law of total variance over Gaussian members: total = mean of the variances + variance of the means.
+
+    Args:
+        means, variances: [members, batch], in the target's units and their square; variances are not negative.
+        correct: "jackknife" divides the variance of the means by M - 1 instead of M (ddof=1, unbiased: what the
+            jackknife of a variance comes to). Use it whenever ensembles of different sizes are compared.
+
+    Returns:
+        total, aleatoric and epistemic variance, each [batch].
+
+    Raises:
+        ValueError: for a wrong rank, shapes that differ, an empty batch, NaN, infinite or negative values.
+    """
+    if means.ndim != 2 or means.shape != variances.shape or 0 in means.shape:
+        raise ValueError(
+            "means and variances must both be [members, batch] and not empty, "
+            f"got {list(means.shape)} and {list(variances.shape)}"
+        )
+    dtype = torch.promote_types(_working_dtype(means), _working_dtype(variances))
+    means, variances = means.to(dtype), variances.to(dtype)
+    if not (means.isfinite().all() and variances.isfinite().all() and (variances >= 0).all()):
+        raise ValueError("means and variances must be finite and variances not negative")
+    aleatoric = variances.mean(0)
+    epistemic = means.var(0, correction=int(_jackknife(correct, means.shape[0], "members")))
+    return Decomposition(aleatoric + epistemic, aleatoric, epistemic)
+
+
+def check_logits(logits: Tensor) -> None:
+    """Raise unless logits are floating [members, batch, classes], not empty, of two classes or more."""
+    if logits.ndim != 3:
+        hint = {2: "; for a single model use logits[None]", 4: "; for groups use decompose_groups"}.get(logits.ndim, "")
+        raise ValueError(f"logits must be [members, batch, classes], got {list(logits.shape)}{hint}")
+    if not logits.is_floating_point():
+        raise TypeError(f"logits must be floating, got {logits.dtype}; use logits.float()")
+    if 0 in logits.shape:
+        raise ValueError(f"logits must not be empty, got {list(logits.shape)} [members, batch, classes]")
+    if logits.shape[-1] < 2:
+        raise ValueError(
+            f"logits need two classes or more, got {list(logits.shape)}; from a sigmoid's z use cat([0 * z, z], -1)"
+        )
+
+
+def _over_batch(measure: Callable[[Tensor, slice], tuple[Tensor, ...]], logits: Tensor) -> tuple[Tensor, ...]:
+    """Run `measure(z [C, M, n], slice of the batch) -> tuple of [n]` over chunks of the batch that stay in cache.
+
+    Classes come first in the working copy, so that reductions over classes and members run along contiguous memory (on
+    `[..., 10]` they are several times slower). One sum per input watches for NaN and infinity, read once at the end.
+    """
+    check_logits(logits)
+    members, batch, classes = logits.shape
+    step = max(1, _CHUNK.get(logits.device.type, _CHUNK["cuda"]) // (members * classes))
+    parts = []
+    for start in range(0, batch, step):
+        at = slice(start, min(start + step, batch))
+        z = torch.empty(classes, members, at.stop - start, dtype=_working_dtype(logits), device=logits.device)
+        z.copy_(logits[:, at].permute(2, 0, 1))
+        parts.append(torch.stack([z.sum((0, 1)), *measure(z, at)]))
+    results = torch.cat(parts, 1)
+    _check_finite(logits, results)
+    return tuple(results[1:])
+
+
+def _check_finite(logits: Tensor, results: Tensor) -> None:
+    """Raise if the results [..., N], of which one is NaN or infinite wherever a logit of that input is, say so."""
+    suspect = (~results.isfinite()).reshape(-1, results.shape[-1]).any(0)
+    if not suspect.any():
+        return
+    n = int(suspect.nonzero()[0])
+    bad = (~logits[:, n].isfinite()).nonzero().tolist()
+    if not bad:
+        raise ValueError(f"logits of input {n} are too large for {_working_dtype(logits)}; use float64 or scale them")
+    m, c = bad[0]
+    raise ValueError(
+        f"logits must be finite, got {logits[m, n, c].item()} at [{m}, {n}, {c}] (member, input, class); "
+        "clamp zero probabilities before taking their logarithm"
+    )
+
+
+def _working_dtype(values: Tensor) -> torch.dtype:
+    return torch.promote_types(values.dtype, torch.float32)
+
+
+def _jackknife(correct: Correction, count: int, axis: str) -> bool:
+    if correct not in (None, "jackknife"):
+        raise ValueError(f"correct must be None or 'jackknife', got {correct!r}")
+    if correct and count < 2:
+        raise ValueError(f"the jackknife leaves one out, so it needs at least 2 {axis}, got {count}")
+    return correct is not None
+
+
+def _normalise(weights: Tensor, logits: Tensor) -> Tensor:
+    """Weights [M] or [M, N] as [M, N] that sum to one over the members."""
+    members, batch, _ = logits.shape
+    if weights.shape not in ((members,), (members, batch)):
+        raise ValueError(
+            f"weights must be [members] = [{members}] or [members, batch] = [{members}, {batch}], "
+            f"got {list(weights.shape)}"
+        )
+    weights = weights.to(logits.device, _working_dtype(logits)).reshape(members, -1)
+    total = weights.sum(0)
+    if not (weights.isfinite().all() and (weights >= 0).all() and (total > 0).all()):
+        raise ValueError("weights must be finite, not negative and have a positive sum over the members of every input")
+    return (weights / total).expand(members, batch)
+
+
+def _slices(array: Tensor | np.ndarray) -> Iterable[Tensor]:
+    """Parts [M, n, C] of an array, read into memory one at a time."""
+    if array.ndim != 3 or 0 in array.shape:
+        raise ValueError(f"an array of logits must be [members, batch, classes], got {list(array.shape)}")
+    members, batch, classes = array.shape
+    step = max(1, _SLICE // (members * classes))
+    for start in range(0, batch, step):
+        part = array[:, start : start + step]
+        yield torch.from_numpy(np.array(part)) if isinstance(part, np.ndarray) else part
+
+
+def _mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Mean over the members, the last axis but one."""
+    return values.mean(-2) if weights is None else (values * weights).sum(-2)
+
+
+def _spread(p: Tensor, divergence: Callable, weights: Tensor | None = None, correct: Correction = None) -> Tensor:
+    """Mean divergence of the members p [C, ..., M, n] from their mean q, which is G(q) - mean_m G(p_m).
+
+    The jackknife of that difference adds (M - 1) (G(q) - mean_i G(q_-i)); q is also the mean of the leave-one-out means
+    q_-i = q - (p_i - q) / (M - 1), so this is (M - 1) times their own mean divergence from q, and again not negative.
+    """
+    q = _mean(p, weights).unsqueeze(-2)
+    deviation = p - q
+    spread = _mean(divergence(p, q, deviation), weights)
+    if correct:
+        rest = p.shape[-2] - 1
+        deviation = deviation / -rest
+        spread = spread + rest * _mean(divergence(q + deviation, q, deviation))
+    return spread.clamp(min=0)
+
+
+def _kl(p: Tensor, q: Tensor, deviation: Tensor) -> Tensor:
+    """KL(p || q) over axis 0, as the sum of p log(p/q) - p + q, whose terms vanish quadratically as p -> q."""
+    limits = torch.finfo(p.dtype)
+    ratio = (deviation / q.clamp(min=limits.tiny)).clamp_(min=limits.eps / 2 - 1)  # p = 0: a finite logarithm
+    return ratio.log1p_().mul_(p).sub_(deviation).sum(0)
+
+
+def _squared_distance(p: Tensor, q: Tensor, deviation: Tensor) -> Tensor:
+    return deviation.square().sum(0)
+
+
+def _accuracy_gap(p: Tensor, q: Tensor, deviation: Tensor) -> Tensor:
+    """What p gains by its own most probable class over that of q."""
+    return p.amax(0) - p.gather(0, q.argmax(0, keepdim=True).expand(1, *p.shape[1:]))[0]
+
+
+def _member_entropy(log_p: Tensor) -> Tensor:
+    return (log_p.exp() * log_p).sum(0).abs()  # no term is positive
+
+
+# The entropy of a rule as a function of log p, without cancellation where p is nearly one-hot, and its divergence.
+_RULES = {
+    "log": (_member_entropy, _kl),
+    "brier": (lambda log_p: (log_p.exp() * log_p.expm1()).sum(0).abs(), _squared_distance),
+    "zero-one": (lambda log_p: log_p.amax(0).expm1().abs(), _accuracy_gap),
+}

@@ -1,0 +1,38 @@
+"""Explorers: sliders above a picture that one of the notebook's own functions draws."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ipywidgets
+from matplotlib.figure import Figure
+
+from uqlab import plots
+
+
+def explore(draw: Callable[..., Figure], controls: Mapping[str, ipywidgets.ValueWidget], hint: str = ""):
+    """Show `draw(**values)` and redraw it whenever a control moves; returns the widget.
+
+    draw: the values of the controls by name -> a new figure. controls: name -> ipywidgets control. hint: one line that
+    says what is seen. The picture is an image that is exchanged whole, so nothing flickers and headless runs work.
+    """
+    picture = ipywidgets.Image(format="png", layout=ipywidgets.Layout(max_width="100%"))
+    first = {name: control.value for name, control in controls.items()}
+
+    def redraw(_: Any = None) -> None:
+        picture.value = plots.png(draw(**{name: control.value for name, control in controls.items()}))
+
+    def reset(_: Any) -> None:
+        for name, control in controls.items():
+            control.value = first[name]
+
+    for control in controls.values():
+        if hasattr(control, "continuous_update"):
+            control.continuous_update = False
+        control.style.description_width = "initial"
+        control.layout.width = "min(28em, 100%)"
+        control.observe(redraw, "value")
+    button = ipywidgets.Button(description="reset", tooltip="back to the first values")
+    button.on_click(reset)
+    redraw()
+    parts = [ipywidgets.HTML(hint)] if hint else []
+    return ipywidgets.VBox([*parts, *controls.values(), button, picture])
