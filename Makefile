@@ -1,0 +1,35 @@
+# Each target sets up .venv by itself. PYTHON: any Python from 3.11 on. PIP_ARGS: more options for pip, for example the
+# index of a CUDA build of torch (README, "On a GPU").
+PYTHON ?= python3
+PIP_ARGS ?=
+BIN := .venv/bin
+# Threads that wait should sleep: beside a busy neighbour, spinning ones were measured 10 to 50 times slower.
+export OMP_WAIT_POLICY ?= passive
+
+.PHONY: figures test lab lint benchmarks .venv
+
+figures: .venv
+	$(BIN)/uqlab run --profile quick
+
+test: .venv
+	$(BIN)/python -m pytest
+
+lab: .venv
+	$(BIN)/jupyter lab --notebook-dir=. notebooks/00_uncertainty_decomposition.ipynb
+
+lint: .venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+benchmarks: .venv
+	for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+.venv: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "uqlab needs Python 3.11 or newer: make PYTHON=python3.12")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "Installing the pinned packages into .venv (some 300 MB, minutes) ..."
+	$(BIN)/pip install --quiet --disable-pip-version-check --progress-bar on $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	touch $@
