@@ -134,17 +134,17 @@ def test_an_interrupted_run_resumes_bit_identically(tmp_path, momentum):
     class Stop(Exception):
         pass
 
-    def stop_in_the_third_epoch(outputs, labels):
+    def stop_in_the_third_epoch(x, generators):
         seen.append(1)
         if len(seen) > 12:
             raise Stop
-        return training.cross_entropy(outputs, labels)
+        return x
 
     seen: list[int] = []
     settings = {"epochs": 4, "lr": 0.1, "batch_size": 64, "seed": 5, "progress": False, "momentum": momentum}
     settings["checkpoint"] = tmp_path / "run.pt"
     with pytest.raises(Stop):
-        training.fit(interrupted, INPUTS, LABELS, loss=stop_in_the_third_epoch, **settings)
+        training.fit(interrupted, INPUTS, LABELS, augment=stop_in_the_third_epoch, **settings)
     resumed = ensembles.deep(small_mlp, 3, seed=5)
     history = training.fit(resumed, INPUTS, LABELS, **settings)
     assert history.steps == 2 * 5  # two of the four epochs were left

@@ -35,9 +35,7 @@ class MemberLayer(nn.Module):
 class MemberLinear(MemberLayer):
     """y = x W_m^T + b_m: a linear layer of its own for every member, all of them one batched product.
 
-    weight [members, out, in], bias [members, out]. `fused_update`, set by `training.fit` while it runs, receives
-    (parameter, grad_output [members, out, rows], input [members, rows, in]) and applies the optimiser's step inside the
-    product that would otherwise write the gradient to memory; the input is None for a bias.
+    weight [members, out, in], bias [members, out].
     """
 
     def __init__(self, weight: Float[Tensor, "members out in"], bias: Float[Tensor, "members out"] | None):
@@ -45,7 +43,6 @@ class MemberLinear(MemberLayer):
         self.members = weight.shape[0]
         self.weight = nn.Parameter(weight)
         self.bias = None if bias is None else nn.Parameter(bias)
-        self.fused_update: Callable[[Tensor, Tensor, Tensor | None], None] | None = None
 
     @classmethod
     def stack(cls, layers: Sequence[nn.Linear]) -> "MemberLinear":
@@ -55,7 +52,10 @@ class MemberLinear(MemberLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = self.unfold(x)  # [members, rows, in]
-        y = _MemberProduct.apply(rows, self.weight, self.bias, self.fused_update if self.training else None)
+        if self.bias is None:
+            y = torch.bmm(rows, self.weight.mT)
+        else:
+            y = torch.baddbmm(self.bias.unsqueeze(1), rows, self.weight.mT)
         return y.view(*x.shape[:-1], -1)
 
     def member(self, index: int) -> nn.Linear:
@@ -73,36 +73,6 @@ class MemberLinear(MemberLayer):
         return (
             f"members={members}, in_features={in_features}, out_features={out_features}, bias={self.bias is not None}"
         )
-
-
-class _MemberProduct(torch.autograd.Function):
-    """x W_m^T + b_m with, on request, the optimiser's step taken in the backward product itself.
-
-    At width x16 the weights of ten members leave the cache: writing the gradient, reading it back and reading and
-    writing the weights costs as much as the products. Accumulating into the weights does it in one pass.
-    """
-
-    @staticmethod
-    def forward(ctx, x, weight, bias, update):
-        ctx.save_for_backward(x)
-        ctx.weight, ctx.bias, ctx.update = weight, bias, update
-        if bias is None:
-            return torch.bmm(x, weight.mT)
-        return torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
-
-    @staticmethod
-    def backward(ctx, grad):
-        (x,) = ctx.saved_tensors
-        weight, bias = ctx.weight, ctx.bias
-        x, weight_now = x.to(grad.dtype), weight.to(grad.dtype)  # a no-op except under autocast
-        grad_x = torch.bmm(grad, weight_now) if ctx.needs_input_grad[0] else None  # before the weights move
-        if ctx.update is None:
-            grad_weight = torch.bmm(grad.mT, x).to(weight.dtype) if ctx.needs_input_grad[1] else None
-            return grad_x, grad_weight, None if bias is None else grad.sum(1).to(bias.dtype), None
-        ctx.update(weight, grad.mT, x)
-        if bias is not None:
-            ctx.update(bias, grad.mT, None)
-        return grad_x, None, None, None
 
 
 class MemberDropout(MemberLayer):
@@ -124,10 +94,10 @@ class MemberDropout(MemberLayer):
         self.generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.scaled_mask(x) if self.training and self.p else x
+        return x * self.keep_mask(x).mul_(1 / (1 - self.p)) if self.training and self.p else x
 
-    def scaled_mask(self, x: Tensor) -> Tensor:
-        """0 where dropped, 1 / (1 - p) where kept, shaped like x.
+    def keep_mask(self, x: Tensor) -> Tensor:
+        """0 where dropped and 1 where kept, shaped and typed like x.
 
         Sixteen random bits an element (p to 1/65536) are 5 times as fast as bernoulli_ on a CPU, and a comparison
         written as float 4 times as fast as a boolean mask.
@@ -139,8 +109,7 @@ class MemberDropout(MemberLayer):
         for row, generator in zip(words, self.generators, strict=True):
             row.random_(-(2**63), None, generator=generator)
         bits = words.view(torch.int16)[:, :count].view(x.shape)
-        mask = torch.empty_like(x)
-        return torch.ge(bits, round(self.p * 65536) - 32768, out=mask).mul_(1 / (1 - self.p))
+        return torch.ge(bits, round(self.p * 65536) - 32768, out=torch.empty_like(x))
 
     def member(self, index: int) -> nn.Dropout:
         return nn.Dropout(self.p)

@@ -45,7 +45,16 @@ def use_style() -> None:
             "axes.linewidth": 0.8,
             "xtick.labelsize": 8,
             "ytick.labelsize": 8,
+            "xtick.major.width": 0.8,
+            "ytick.major.width": 0.8,
+            "xtick.major.size": 3,
+            "ytick.major.size": 3,
+            "xtick.minor.width": 0.5,
+            "ytick.minor.width": 0.5,
+            "xtick.minor.size": 1.8,
+            "ytick.minor.size": 1.8,
             "legend.fontsize": 8,
+            "legend.title_fontsize": 8,
             "legend.frameon": False,
             "lines.linewidth": 1.5,
             "pdf.fonttype": 42,
@@ -129,34 +138,45 @@ def label_lines(ax: Axes, *, pad: float = 4, gap: float = 9) -> Axes:
     return ax
 
 
+_CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(0.75)]])
+
+
+def barycentric(p: Values) -> np.ndarray:
+    """Where `simplex` draws probabilities [..., 3]: x and y, [..., 2]."""
+    return _array(p) @ _CORNERS
+
+
 def simplex(
-    logits: Tensor, *, classes: Sequence[str] = ("A", "B", "C"), levels: bool = True, ax: Axes | None = None
-) -> Axes:
+    logits: Tensor, *, classes: Sequence[str] = ("A", "B", "C"), levels: bool = True, mean: bool = True,
+    ax: Axes | None = None,
+) -> Axes:  # fmt: skip
     """Members [members, 3] as points of the probability simplex, their mean as a diamond, contours of total entropy."""
     ax = ax or plt.gca()
-    corners = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(0.75)]])
     if levels:
         grid = np.array([(a, b, 60 - a - b) for a in range(61) for b in range(61 - a)]) / 60
         flat = torch.as_tensor(grid).clamp_min(1e-12).log()
         heights = uncertainty.entropy(flat).numpy()
-        xy = grid @ corners
+        xy = barycentric(grid)
         ax.tricontourf(
             xy[:, 0], xy[:, 1], heights, levels=np.linspace(0, np.log(3) + 1e-6, 9), cmap="Greys", alpha=0.45
         )
-    ax.plot(*corners[[0, 1, 2, 0]].T, color=TOTAL, linewidth=0.9)
+    ax.plot(*_CORNERS[[0, 1, 2, 0]].T, color=TOTAL, linewidth=0.9)
     p = logits.double().softmax(-1)
-    ax.scatter(*(p.numpy() @ corners).T, s=26, color=EPISTEMIC, edgecolor="white", linewidth=0.7, zorder=3)
-    ax.scatter(
-        *(p.mean(0).numpy() @ corners), s=52, marker="D", color=TOTAL, edgecolor="white", linewidth=0.8, zorder=4
-    )
-    for corner, name, (dx, dy) in zip(corners, classes, [(-0.04, -0.04), (0.04, -0.04), (0, 0.04)], strict=True):
+    ax.scatter(*barycentric(p).T, s=26, color=EPISTEMIC, edgecolor="white", linewidth=0.7, zorder=3)
+    if mean:
+        at = barycentric(p.mean(0))
+        for color, width in (("white", 2.6), (TOTAL, 1.3)):  # hollow: members may lie inside
+            ax.scatter(*at, s=58, marker="D", facecolor="none", edgecolor=color, linewidth=width, zorder=4)
+    for corner, name, (dx, dy) in zip(_CORNERS, classes, [(-0.04, -0.04), (0.04, -0.04), (0, 0.04)], strict=True):
         ax.text(corner[0] + dx, corner[1] + dy, name, ha="center", va="bottom" if dy > 0 else "top", fontsize=8)
     ax.set(aspect="equal", xlim=(-0.1, 1.1), ylim=(-0.14, 1.0))
     ax.axis("off")
     return ax
 
 
-def decomposition_bars(parts: Mapping[str, tuple[float, float]], *, limit: float | None = None, ax: Axes | None = None):
+def decomposition_bars(
+    parts: Mapping[str, tuple[float, float]], *, limit: float | None = None, ax: Axes | None = None
+) -> Axes:
     """Horizontal bars aleatoric + epistemic = total (nats), one for each name -> (aleatoric, epistemic)."""
     ax = ax or plt.gca()
     names = list(parts)
@@ -171,6 +191,26 @@ def decomposition_bars(parts: Mapping[str, tuple[float, float]], *, limit: float
     ax.invert_yaxis()
     ax.tick_params(axis="y", length=0)
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=3, handlelength=1.2, columnspacing=1.2)
+    return ax
+
+
+def areas(x: Values, aleatoric: Values, epistemic: Values, *, ax: Axes | None = None) -> Axes:
+    """Areas aleatoric + epistemic = total (nats) along x, each named where it is thickest."""
+    ax = ax or plt.gca()
+    x, low, total = _array(x), _array(aleatoric), _array(aleatoric) + _array(epistemic)
+    ax.fill_between(x, low, color=ALEATORIC, linewidth=0)
+    ax.fill_between(x, low, total, facecolor=EPISTEMIC, hatch="///", edgecolor="white", linewidth=0)
+    ax.plot(x, total, color=TOTAL)
+    inner = np.linspace(0.25, 0.75, 51) * (len(x) - 1)  # a name near the edge would be clipped
+    places, bottom, top = (np.interp(inner, np.arange(len(x)), values) for values in (x, low, total))
+    for name, text, back, start, end in [
+        ("aleatoric", "black", ALEATORIC, 0 * bottom, bottom),
+        ("epistemic", "white", EPISTEMIC, bottom, top),
+    ]:
+        i = int(np.argmax(end - start))
+        ax.text(places[i], (start[i] + end[i]) / 2, name, color=text, ha="center", va="center", fontsize=8,
+                bbox={"facecolor": back, "edgecolor": "none", "pad": 1.5})  # fmt: skip
+    ax.set(xlim=(x[0], x[-1]), ylim=(0, None), ylabel="uncertainty (nats)")
     return ax
 
 
@@ -225,6 +265,7 @@ def heatmap(
     sns.heatmap(_array(values), ax=ax, cmap="viridis_r", annot=True, fmt=f".{digits}f", annot_kws={"fontsize": 7.5},
                 xticklabels=list(columns), yticklabels=list(rows), cbar_kws={"label": label})  # fmt: skip
     ax.tick_params(length=0)
+    ax.tick_params(axis="y", labelrotation=0)
     return ax
 
 
@@ -234,7 +275,9 @@ def images(inputs: Tensor, *, count: int = 10, title: str = "", axes: Sequence[A
         ax.imshow(image.movedim(0, -1).squeeze(-1), cmap="gray_r", vmin=0, vmax=1, interpolation="nearest")
     for ax in np.ravel(axes):
         ax.axis("off")
-    np.ravel(axes)[0].set_title(title)
+    first = np.ravel(axes)[0]
+    text = first.text(0, 1.1, title, transform=first.transAxes, fontsize=9)
+    text.set_in_layout(False)  # else its width would push the first image aside
 
 
 def table(frame: Any, *, best: Mapping[Any, str] | None = None, paper: Sequence[Any] = (), digits: int = 3):
@@ -242,7 +285,13 @@ def table(frame: Any, *, best: Mapping[Any, str] | None = None, paper: Sequence[
 
     Columns in `paper` hold the paper's numbers and stand back in grey. Returns a pandas Styler.
     """
-    styler = frame.style.format(precision=digits, na_rep="not run")
+
+    def number(value: Any) -> str:
+        if not isinstance(value, float):
+            return str(value)
+        return f"{value:.1e}" if 0 < abs(value) < 0.5 * 10**-digits else f"{value:.{digits}f}"
+
+    styler = frame.style.format(number, na_rep="not run")
 
     def rank(column: Any) -> list[str]:
         ascending = (best or {})[column.name] == "min"

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from uqlab.ensembles import Ensemble, member_seed
-from uqlab.optimizers import Stepper, lr_factor, make_stepper
+from uqlab.steps import AutogradStep, ChainStep, Loss, Optimizer, cross_entropy, lr_factor, make_step
 
-Loss = Callable[[Tensor, Tensor], Tensor]  # outputs [members, batch, ...], labels [members, batch, ...] -> [members]
+__all__ = ["History", "arithmetic", "crop_flip", "cross_entropy", "device", "fit", "predict"]
 
 
 @dataclass(frozen=True)
@@ -75,21 +75,22 @@ def fit(
     """
     started = time.perf_counter()
     where = next(ensemble.parameters()).device
-    _check_data(inputs, labels, epochs, batch_size)
+    _check_data(inputs, labels, epochs, batch_size, lr)
     inputs, labels = inputs.to(where), labels.to(where)
+    if loss == "cross_entropy":
+        _check_labels(labels, ensemble, inputs[:1])
     samples, members = len(inputs), ensemble.members
     steps_per_epoch = math.ceil(samples / batch_size)
     factor = lr_factor(schedule, epochs, steps_per_epoch, milestones, warmup)
-    criterion = _criterion(loss, class_weights)
-    stepper = make_stepper(ensemble, optimizer, lr, weight_decay, momentum, clip)
+    take_step = make_step(ensemble, loss, class_weights, Optimizer(optimizer, weight_decay, momentum, clip), precision)
     losses = torch.zeros(epochs, members, device=where)
-    first = _resume(checkpoint, ensemble, stepper, losses)
+    first = _resume(checkpoint, ensemble, take_step, losses)
     memory = inputs.new_empty(members * min(batch_size, samples), *inputs.shape[1:])
     torch.set_flush_denormal(True)  # long runs on a CPU meet denormals, which are 100 times slower
 
     ensemble.train()
     bar = tqdm(total=epochs, initial=first, desc="fit", unit="epoch", disable=not progress, leave=False)
-    with bar, stepper, arithmetic(precision, where):
+    with bar, arithmetic(precision, where):
         for epoch in range(first, epochs):
             ensemble.reseed(seed, epoch)
             # The order is drawn on the CPU, so that it is the same on every device, and sent once an epoch.
@@ -98,21 +99,13 @@ def fit(
 
             order = None if whole else torch.stack([torch.randperm(samples, generator=g) for g in generators]).to(where)
             for step in range(steps_per_epoch):
-                stepper.set_lr(lr * factor(epoch * steps_per_epoch + step))
                 x, y = _batch(inputs, labels, order, step, batch_size, members, memory)
                 if augment is not None:
                     x = augment(x, generators)
-                stepper.zero_grad()
-                for rows, part in ensemble.parts():
-                    outputs = part(x[rows])
-                    if step == 0 and epoch == first and loss == "cross_entropy":
-                        _check_labels(labels, outputs)
-                    value = criterion(outputs, y[rows])  # [members of this part]
-                    value.sum().backward()  # the members share no parameter: each gets the gradient of its own loss
-                    losses[epoch, rows].add_(value.detach(), alpha=x.shape[1] / samples)
-                stepper.step()
+                values = take_step(x, y, lr * factor(epoch * steps_per_epoch + step))
+                losses[epoch].add_(values, alpha=x.shape[1] / samples)
             _check_finite(losses[epoch], epoch)
-            _save(checkpoint, epoch + 1, ensemble, stepper, losses)
+            _save(checkpoint, epoch + 1, ensemble, take_step, losses)
             bar.update()
             if progress:
                 bar.set_postfix_str(f"loss {losses[epoch].mean().item():.3f}", refresh=False)
@@ -176,44 +169,6 @@ def arithmetic(precision: str, where: torch.device) -> Iterator[None]:
         yield
 
 
-def cross_entropy(
-    logits: Float[Tensor, "members batch classes"],
-    labels: Int[Tensor, "members batch"],
-    class_weights: Float[Tensor, " classes"] | None = None,
-) -> Float[Tensor, " members"]:
-    """Mean cross-entropy of every member on its own labels, nats; with weights the weighted mean, as in torch."""
-    each = _CrossEntropy.apply(logits, labels)  # [members, batch]
-    if class_weights is None:
-        return each.mean(1)
-    weights = class_weights.to(each)[labels]
-    return (weights * each).sum(1) / weights.sum(1)
-
-
-class _CrossEntropy(torch.autograd.Function):
-    """Cross-entropy with the classes in front, where a softmax over ten is four times as fast as in the rear."""
-
-    @staticmethod
-    def forward(ctx, logits, labels):
-        z = logits.float().permute(2, 0, 1).contiguous()  # [classes, members, batch]
-        z -= z.amax(0)
-        chosen = z.gather(0, labels[None])[0]
-        z.exp_()
-        total = z.sum(0)
-        ctx.save_for_backward(z.div_(total), labels)
-        ctx.dtype = logits.dtype
-        return total.log_().sub_(chosen)
-
-    @staticmethod
-    def backward(ctx, grad):
-        p, labels = ctx.saved_tensors
-        g = p.scatter_add(0, labels[None], -torch.ones_like(labels, dtype=p.dtype)[None]).mul_(grad)
-        return g.permute(1, 2, 0).contiguous().to(ctx.dtype), None
-
-
-def _mse(outputs: Tensor, targets: Tensor) -> Tensor:
-    return (outputs - targets.view_as(outputs)).square().flatten(1).mean(1)
-
-
 def crop_flip(x: Tensor, generators: list[torch.Generator], padding: int = 4) -> Tensor:
     """Random crops of the zero-padded images and horizontal flips, x [members, batch, channels, height, width]."""
     members, batch, _, height, width = x.shape
@@ -245,33 +200,23 @@ def _generator(seed: int, member: int, stream: str, epoch: int) -> torch.Generat
     return torch.Generator().manual_seed(member_seed(seed, member, stream, epoch))
 
 
-def _criterion(loss: str | Loss, class_weights: Tensor | None) -> Loss:
-    if callable(loss):
-        return loss
-    if loss == "cross_entropy":
-        return lambda outputs, labels: cross_entropy(outputs, labels, class_weights)
-    if loss == "mse":
-        return _mse
-    raise ValueError(f'loss must be "cross_entropy", "mse" or a function (outputs, labels) -> [members], got {loss!r}')
-
-
-def _check_data(inputs: Tensor, labels: Tensor, epochs: int, batch_size: int) -> None:
+def _check_data(inputs: Tensor, labels: Tensor, epochs: int, batch_size: int, lr: float) -> None:
     if len(inputs) == 0:
         raise ValueError("cannot train on an empty data set: inputs hold no sample")
     if len(inputs) != len(labels):
         raise ValueError(f"inputs and labels must be equally many, got {len(inputs)} inputs and {len(labels)} labels")
-    if epochs < 1 or batch_size < 1:
-        raise ValueError(f"epochs and batch_size must be at least 1, got epochs={epochs} and batch_size={batch_size}")
+    if epochs < 1 or batch_size < 1 or lr <= 0:
+        raise ValueError(f"epochs and batch_size must be at least 1 and lr positive, got {epochs}, {batch_size}, {lr}")
     if inputs.is_floating_point() and not inputs.sum().isfinite() and not inputs.isfinite().all():
         raise ValueError("inputs hold NaN or infinite values; clean them before training")
 
 
-def _check_labels(labels: Tensor, outputs: Tensor) -> None:
-    low, high, classes = labels.min().item(), labels.max().item(), outputs.shape[-1]
+def _check_labels(labels: Tensor, ensemble: Ensemble, input_: Tensor) -> None:
+    with torch.no_grad():
+        classes = ensemble.eval()(input_).shape[-1]
+    low, high = labels.min().item(), labels.max().item()
     if low < 0 or high >= classes:
-        raise ValueError(
-            f"labels must be 0 to {classes - 1}, one for each of the {classes} outputs, got {low} to {high}"
-        )
+        raise ValueError(f"labels must be 0 to {classes - 1}, one for each of {classes} outputs, got {low} to {high}")
 
 
 def _check_finite(losses: Tensor, epoch: int) -> None:
@@ -283,18 +228,20 @@ def _check_finite(losses: Tensor, epoch: int) -> None:
         )
 
 
-def _save(path: str | os.PathLike | None, epoch: int, ensemble: Ensemble, stepper: Stepper, losses: Tensor) -> None:
+def _save(
+    path: str | os.PathLike | None, epoch: int, ensemble: Ensemble, step: ChainStep | AutogradStep, losses: Tensor
+) -> None:
     if path is None:
         return
     target = pathlib.Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    state = {"epoch": epoch, "weights": ensemble.state_dict(), "optimizer": stepper.state(), "losses": losses}
+    state = {"epoch": epoch, "weights": ensemble.state_dict(), "optimizer": step.state(), "losses": losses}
     torch.save(state, temporary)
     os.replace(temporary, target)
 
 
-def _resume(path: str | os.PathLike | None, ensemble: Ensemble, stepper: Stepper, losses: Tensor) -> int:
+def _resume(path: str | os.PathLike | None, ensemble: Ensemble, step: ChainStep | AutogradStep, losses: Tensor) -> int:
     """Load the checkpoint, if there is one, and return the number of epochs done."""
     if path is None or not pathlib.Path(path).exists():
         return 0
@@ -305,6 +252,6 @@ def _resume(path: str | os.PathLike | None, ensemble: Ensemble, stepper: Stepper
             f"{tuple(losses.shape)}; delete the file or name another"
         )
     ensemble.load_state_dict(state["weights"])
-    stepper.load(state["optimizer"])
+    step.load(state["optimizer"])
     losses.copy_(state["losses"])
     return state["epoch"]

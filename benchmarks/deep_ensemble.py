@@ -1,0 +1,104 @@
+"""Ten MLPs 784-64w-32w-10 trained as one program against an honest loop over modules (batch 128, SGD, dropout 0.1).
+
+Both see the same batches from the same initial weights; without dropout their losses must agree. Targets: in float32 at
+least 4x faster at width x1, 1.5x at x4, never slower at x16; with precision="bfloat16" at least 2.5x at x4 and 1.8x at
+x16 (against the float32 loop, and against the loop under bfloat16 autocast). Exit status 1 if one is missed.
+"""
+
+import statistics
+import sys
+
+import torch
+import torch.nn.functional as F
+from _timing import interleaved, report
+
+from uqlab import ensembles, models, training
+
+MEMBERS, BATCH, STEPS = 10, 128, 20
+TARGETS = {("float32", 1): 4.0, ("float32", 4): 1.5, ("float32", 16): 1.0, ("bfloat16", 4): 2.5, ("bfloat16", 16): 1.8}
+REPEATS = {1: 25, 4: 15, 16: 9}
+
+generator = torch.Generator().manual_seed(0)
+inputs = torch.rand(BATCH * STEPS, 784, generator=generator)
+labels = torch.randint(0, 10, (BATCH * STEPS,), generator=generator)
+
+
+def make(width, dropout):
+    return ensembles.deep(lambda: models.mlp(784, (64 * width, 32 * width), dropout=dropout), MEMBERS)
+
+
+def loop(nets, optimizers, bfloat16=False):
+    """One epoch of every member, one after the other in each step; returns the mean loss of each."""
+    totals = [0.0] * MEMBERS
+    orders = []
+    for m in range(MEMBERS):
+        order = torch.Generator().manual_seed(ensembles.member_seed(0, m, "order", 0))
+        orders.append(torch.randperm(len(inputs), generator=order))
+    for step in range(STEPS):
+        for m, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
+            rows = orders[m][step * BATCH : (step + 1) * BATCH]
+            with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+                loss = F.cross_entropy(net(inputs[rows]), labels[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            totals[m] = totals[m] + loss.detach()
+    return torch.stack(totals) / STEPS
+
+
+def candidates(width, dropout=0.1):
+    whole = make(width, dropout)
+    nets = [[whole.member(m).train() for m in range(MEMBERS)] for _ in range(2)]
+    optimizers = [[torch.optim.SGD(net.parameters(), 0.01, fused=True) for net in group] for group in nets]
+
+    def ours(precision):
+        ensemble = make(width, dropout)
+        settings = {"epochs": 1, "lr": 0.01, "batch_size": BATCH, "precision": precision, "progress": False}
+        return lambda: training.fit(ensemble, inputs, labels, **settings).loss[0]
+
+    return {
+        "loop float32": lambda: loop(nets[0], optimizers[0]),
+        "loop bfloat16": lambda: loop(nets[1], optimizers[1], bfloat16=True),
+        "ours float32": ours("float32"),
+        "ours bfloat16": ours("bfloat16"),
+    }
+
+
+def machine(size=1536):
+    a, b = torch.randn(size, size), torch.randn(size, size)
+    seconds = statistics.median(interleaved({"matmul": lambda: a @ b}, 7)["matmul"])
+    return 2 * size**3 / seconds / 1e9
+
+
+def main():
+    matrix_units = torch.cpu.get_capabilities().get("amx_bf16", False)
+    print(
+        f"{torch.get_num_threads()} threads; bfloat16 matrix units: {'yes' if matrix_units else 'no, float32 products'}"
+    )
+    missed = []
+    for width in (1, 4, 16):
+        plain = candidates(width, dropout=0.0)
+        torch.testing.assert_close(plain["ours float32"](), plain["loop float32"](), rtol=1e-4, atol=1e-5)
+        own = machine()
+        print(f"\nwidth x{width}, {STEPS} steps a round; the same losses to 1e-4")
+        seconds = interleaved(candidates(width), REPEATS[width])
+        report(seconds, "loop float32")
+        medians = {name: statistics.median(times) for name, times in seconds.items()}
+        # Two products forward and backward for the first layer, three for the others: no gradient of the input.
+        flops = 2 * MEMBERS * BATCH * STEPS * (2 * 784 * 64 * width + 3 * 64 * 32 * width**2 + 3 * 320 * width)
+        reached = flops / medians["ours float32"] / 1e9
+        own = (own + machine()) / 2
+        print(f"GFLOP/s: {reached:.0f} reached, {own:.0f} by this machine's own matmul: {100 * reached / own:.0f} %")
+        for precision in ("float32", "bfloat16"):
+            speed = medians["loop float32"] / medians[f"ours {precision}"]
+            line = f"{precision}: {speed:.2f}x the float32 loop"
+            line += f", {medians['loop bfloat16'] / medians[f'ours {precision}']:.2f}x the bfloat16 loop"
+            if (target := TARGETS.get((precision, width))) is not None:
+                line += f"; target {target}x {'met' if speed >= target else 'MISSED'}"
+                missed += [line] if speed < target else []
+            print(line)
+    sys.exit(f"missed: {missed}" if missed else 0)
+
+
+if __name__ == "__main__":
+    main()
