@@ -46,6 +46,19 @@ def test_ten_members_equal_four_and_six_and_ones(settings):
     assert (history.loss[-1] < history.loss[0]).all()  # it learns
 
 
+@pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam", "lr": 0.01}], ids=["sgd", "adam"])
+def test_shards_side_by_side_equal_one_program(monkeypatch, tmp_path, settings):
+    one, history = trained(5, **settings)
+    monkeypatch.setattr(training, "SMALL", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)  # shards of 2, 1 and 2 members
+    several, sharded_history = trained(5, checkpoint=tmp_path / "run.pt", **settings)
+    torch.testing.assert_close(weights(one), weights(several), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(history.loss, sharded_history.loss, rtol=1e-4, atol=1e-5)
+    resumed, rest = trained(5, checkpoint=tmp_path / "run.pt", **settings)
+    assert rest.steps == 0
+    assert all(torch.equal(a, b) for a, b in zip(weights(several), weights(resumed), strict=True))
+
+
 @pytest.mark.parametrize("settings", [{}, {"optimizer": "adamw", "lr": 0.01, "clip": 1.0}], ids=["sgd", "adamw"])
 def test_folded_equals_separate(settings):
     folded, _ = trained(3, fold=True, **settings)

@@ -2,12 +2,13 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from uqlab.layers import MemberDropout, MemberLinear, extract_member, replace_layers
+from uqlab.layers import MemberDropout, MemberLayer, MemberLinear, replace_layers, with_layers
 
 
 class Ensemble(nn.Module):
@@ -40,6 +41,14 @@ class Ensemble(nn.Module):
         """The passes that a training step takes: (members in it, their inputs [members, batch, ...] -> logits)."""
         raise NotImplementedError
 
+    def shard(self, rows: slice) -> "Ensemble":
+        """The ensemble of some of the members, sharing their weights' memory: training it trains them."""
+        raise NotImplementedError
+
+    def can_shard(self) -> bool:
+        """Whether no two members share a parameter, so that shards can be trained independently."""
+        raise NotImplementedError
+
     def noise_layers(self) -> list[tuple[MemberDropout, int, Sequence[int]]]:
         """(dropout layer, its number within a member, the members it serves)."""
         raise NotImplementedError
@@ -70,7 +79,14 @@ class FoldedEnsemble(Ensemble):
 
     def member(self, index: int) -> nn.Module:
         self._check_index(index)
-        return extract_member(self.network, index)
+        return with_layers(self.network, lambda layer: layer.member(index))
+
+    def shard(self, rows: slice) -> "FoldedEnsemble":
+        return FoldedEnsemble(with_layers(self.network, lambda layer: layer.shard(rows)), self.member_ids[rows])
+
+    def can_shard(self) -> bool:
+        owners = [part for part in self.network.modules() if any(True for _ in part.parameters(recurse=False))]
+        return all(isinstance(part, MemberLayer) for part in owners)
 
     def noise_layers(self) -> list[tuple[MemberDropout, int, Sequence[int]]]:
         return [(layer, number, self.member_ids) for number, layer in enumerate(_dropouts(self.network))]
@@ -92,6 +108,12 @@ class SeparateEnsemble(Ensemble):
     def member(self, index: int) -> nn.Module:
         self._check_index(index)
         return self.models[index]
+
+    def shard(self, rows: slice) -> "SeparateEnsemble":
+        return SeparateEnsemble(list(self.models)[rows], self.member_ids[rows])
+
+    def can_shard(self) -> bool:
+        return len({id(p) for p in self.parameters()}) == sum(1 for m in self.models for _ in m.parameters())
 
     def noise_layers(self) -> list[tuple[MemberDropout, int, Sequence[int]]]:
         return [
@@ -171,7 +193,11 @@ def _stack(models: Sequence[nn.Module]) -> nn.Module:
             "use fold=False, which runs the members one after the other"
         )
     network = copy.deepcopy(models[0])
-    replace_layers(network, nn.Linear, lambda name, _: MemberLinear.stack([m.get_submodule(name) for m in models]))
+
+    def stack(name: str, _: nn.Linear) -> MemberLinear:
+        return MemberLinear.stack([cast(nn.Linear, model.get_submodule(name)) for model in models])
+
+    replace_layers(network, nn.Linear, stack)
     if any(isinstance(part, nn.Dropout) for part in network.modules()):
         replace_layers(network, nn.Dropout, lambda _, layer: MemberDropout(len(models), layer.p))
     return network

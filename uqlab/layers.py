@@ -7,6 +7,7 @@ Members are folded into the batch, member-major: an input `[members * batch, ...
 import copy
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -29,6 +30,10 @@ class MemberLayer(nn.Module):
 
     def member(self, index: int) -> nn.Module:
         """The plain layer that member `index` amounts to."""
+        raise NotImplementedError
+
+    def shard(self, rows: slice) -> "MemberLayer":
+        """The layer of some of the members, sharing their weights' memory."""
         raise NotImplementedError
 
 
@@ -68,6 +73,9 @@ class MemberLinear(MemberLayer):
             layer.bias.data.copy_(self.bias.data[index])
         return layer
 
+    def shard(self, rows: slice) -> "MemberLinear":
+        return MemberLinear(self.weight.data[rows], None if self.bias is None else self.bias.data[rows])
+
     def extra_repr(self) -> str:
         members, out_features, in_features = self.weight.shape
         return (
@@ -87,11 +95,13 @@ class MemberDropout(MemberLayer):
             raise ValueError(f"dropout probability must be in [0, 1), got {p}")
         self.members, self.p = members, p
         self.generators: list[torch.Generator] = []
+        self.words = torch.empty(0)
         self.reseed(range(members))
 
     def reseed(self, seeds: Sequence[int], device: torch.device | str = "cpu") -> None:
         """Start the noise of member m anew from `seeds[m]`."""
         self.generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+        self.words = torch.empty(self.members, 0, dtype=torch.int64, device=device)
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.keep_mask(x).mul_(1 / (1 - self.p)) if self.training and self.p else x
@@ -105,20 +115,28 @@ class MemberDropout(MemberLayer):
         if self.generators[0].device != x.device:
             self.reseed([generator.initial_seed() for generator in self.generators], x.device)
         count = x.numel() // self.members
-        words = torch.empty(self.members, -(-count // 4), dtype=torch.int64, device=x.device)
-        for row, generator in zip(words, self.generators, strict=True):
-            row.random_(-(2**63), None, generator=generator)
-        bits = words.view(torch.int16)[:, :count].view(x.shape)
+        bits = self._draw(-(-count // 4)).view(torch.int16)[:, :count].view(x.shape)
         return torch.ge(bits, round(self.p * 65536) - 32768, out=torch.empty_like(x))
+
+    def _draw(self, count: int) -> Tensor:
+        """The next `count` 64-bit words of every member's stream [members, count], some drawn ahead to save calls."""
+        if self.words.shape[1] < count:
+            fresh = torch.empty(self.members, max(count, 2**14), dtype=torch.int64, device=self.words.device)
+            for row, generator in zip(fresh, self.generators, strict=True):
+                row.random_(-(2**63), None, generator=generator)
+            self.words = torch.cat([self.words, fresh], 1)
+        drawn, self.words = self.words[:, :count].contiguous(), self.words[:, count:]
+        return drawn
 
     def member(self, index: int) -> nn.Dropout:
         return nn.Dropout(self.p)
 
-    def __deepcopy__(self, memo):
+    def shard(self, rows: slice) -> "MemberDropout":
+        return MemberDropout(len(range(self.members)[rows]), self.p)
+
+    def __deepcopy__(self, memo):  # generators cannot be copied: the copy's noise starts anew from the same seeds
         layer = MemberDropout(self.members, self.p).train(self.training)
-        for mine, its in zip(self.generators, layer.generators, strict=True):
-            if its.device == mine.device:
-                its.set_state(mine.get_state())
+        layer.reseed([generator.initial_seed() for generator in self.generators], self.generators[0].device)
         return layer
 
     def extra_repr(self) -> str:
@@ -128,7 +146,7 @@ class MemberDropout(MemberLayer):
 def replace_layers(
     model: nn.Module,
     target: str | type[nn.Module] | tuple[type[nn.Module], ...],
-    make: Callable[[str, nn.Module], nn.Module],
+    make: Callable[[str, Any], nn.Module],
 ) -> list[str]:
     """Replace, in place, every submodule that `target` names by `make(name, module)`; return their names.
 
@@ -151,8 +169,8 @@ def replace_layers(
     return list(chosen)
 
 
-def extract_member(network: nn.Module, index: int) -> nn.Module:
-    """A copy of `network` with every member layer replaced by the plain layer of member `index`."""
-    # deepcopy takes what `memo` already holds, so the stacked weights of the other members are never copied.
-    memo = {id(layer): layer.member(index) for layer in network.modules() if isinstance(layer, MemberLayer)}
+def with_layers(network: nn.Module, make: Callable[[MemberLayer], nn.Module]) -> nn.Module:
+    """A copy of `network` in which `make` has replaced every member layer."""
+    # deepcopy takes what `memo` already holds, so the stacked weights of all members are never copied.
+    memo = {id(layer): make(layer) for layer in network.modules() if isinstance(layer, MemberLayer)}
     return copy.deepcopy(network, memo)

@@ -20,6 +20,9 @@ def mlp(in_features: int, widths: Sequence[int] = (64, 32), classes: int = 10, d
 class Standardize(nn.Module):
     """(x - mean) / std per channel: put before a network, it lets inputs stay in [0, 1] everywhere else."""
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, mean: Sequence[float], std: Sequence[float]):
         super().__init__()
         self.register_buffer("mean", torch.tensor(mean)[:, None, None], persistent=False)

@@ -16,6 +16,7 @@ import seaborn as sns
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from sklearn.isotonic import isotonic_regression
 from torch import Tensor
 
 from uqlab import metrics, recording, uncertainty
@@ -25,7 +26,7 @@ NEUTRAL, PAPER = "#8A8A8A", "#9A9A9A"
 LINES = {"id": "-", "ambiguous": ":", "ood": (0, (4, 2))}
 NARROW, WIDE = 3.3, 6.8  # inches: one and two columns of a paper
 
-Values = Sequence[float] | np.ndarray | Tensor
+Values = Sequence[float | int] | np.ndarray | Tensor
 
 
 def use_style() -> None:
@@ -110,30 +111,33 @@ def reference(value: float, text: str, *, axis: str = "y", ax: Axes | None = Non
     ax = ax or plt.gca()
     if axis == "y":
         ax.axhline(value, color=NEUTRAL, linewidth=0.8, zorder=0)
-        place, align = (1.0, value), {"ha": "right", "va": "bottom"}
+        place, shift = (1.0, value), (0, 1)
+        align: dict[str, Any] = {"ha": "right", "va": "bottom"}
     else:
         ax.axvline(value, color=NEUTRAL, linewidth=0.8, zorder=0)
-        place, align = (value, 1.0), {"ha": "left", "va": "top"}
+        place, shift, align = (value, 1.0), (3, 0), {"ha": "left", "va": "top"}
     transform = ax.get_yaxis_transform() if axis == "y" else ax.get_xaxis_transform()
-    ax.text(*place, text, transform=transform, fontsize=7.5, color=NEUTRAL, **align)
+    ax.annotate(
+        text, place, shift, xycoords=transform, textcoords="offset points", fontsize=7.5, color=NEUTRAL, **align
+    )
     return ax
 
 
 def label_lines(ax: Axes, *, pad: float = 4, gap: float = 9) -> Axes:
-    """Write each line's label beside its last point, in its colour, at least `gap` points apart; for four or fewer."""
-    lines = [line for line in ax.get_lines() if not line.get_label().startswith("_") and len(line.get_xdata())]
-    lines = [line for line in lines if line.get_label()]
-    ax.figure.draw_without_rendering()  # limits and layout must be final before points are turned into pixels
-    scale = 72 / ax.figure.dpi
-    ends = [ax.transData.transform((line.get_xdata()[-1], line.get_ydata()[-1]))[1] * scale for line in lines]
-    last = -np.inf
-    for i in np.argsort(ends):
-        at = max(ends[i], last + gap)
-        last = at
-        line = lines[i]
+    """Write each line's label beside its last point, in its colour, at least `gap` points apart."""
+    labels = [str(line.get_label()) for line in ax.get_lines()]
+    lines = [line for line, label in zip(ax.get_lines(), labels, strict=True) if label and label[0] != "_"]
+    lines = [line for line in lines if np.size(line.get_xydata())]
+    figure: Any = ax.get_figure(root=True)
+    figure.draw_without_rendering()  # limits and layout must be final before points are turned into pixels
+    tips = [np.asarray(line.get_xydata())[-1] for line in lines]
+    ends = [ax.transData.transform(tip)[1] * 72 / figure.dpi for tip in tips]
+    order = np.argsort(ends)
+    steps = gap * np.arange(len(lines))
+    for i, at in zip(order, isotonic_regression(np.array(ends)[order] - steps) + steps, strict=True):  # least movement
         ax.annotate(
-            line.get_label(), (line.get_xdata()[-1], line.get_ydata()[-1]), (pad, at - ends[i]),
-            textcoords="offset points", color=line.get_color(), va="center", fontsize=8, annotation_clip=False,
+            str(lines[i].get_label()), tips[i], (pad, at - ends[i]), textcoords="offset points",
+            color=lines[i].get_color(), va="center", fontsize=8, annotation_clip=False,
         )  # fmt: skip
     return ax
 
@@ -201,7 +205,7 @@ def areas(x: Values, aleatoric: Values, epistemic: Values, *, ax: Axes | None = 
     ax.fill_between(x, low, color=ALEATORIC, linewidth=0)
     ax.fill_between(x, low, total, facecolor=EPISTEMIC, hatch="///", edgecolor="white", linewidth=0)
     ax.plot(x, total, color=TOTAL)
-    inner = np.linspace(0.25, 0.75, 51) * (len(x) - 1)  # a name near the edge would be clipped
+    inner = np.linspace(0.3, 0.7, 41) * (len(x) - 1)  # a name near the edge would be clipped
     places, bottom, top = (np.interp(inner, np.arange(len(x)), values) for values in (x, low, total))
     for name, text, back, start, end in [
         ("aleatoric", "black", ALEATORIC, 0 * bottom, bottom),
@@ -249,7 +253,7 @@ def roc(
     thresholds = np.concatenate([[np.inf], np.unique(np.concatenate([inside, outside]))[::-1]])
     false = 1 - np.searchsorted(inside, thresholds) / len(inside)  # score >= threshold
     true = 1 - np.searchsorted(outside, thresholds) / len(outside)
-    auroc = metrics.ood_detection(id_scores, ood_scores).auroc
+    auroc = metrics.ood_detection(inside, outside).auroc
     ax.plot(false, true, color=color, linewidth=1.2, label=f"{label} {auroc:.3f}".strip())
     ax.plot([0, 1], [0, 1], color=NEUTRAL, linewidth=0.6, zorder=0)
     ax.set(xlabel="ID flagged (false positives)", ylabel="OOD found (true positives)", xlim=(0, 1), ylim=(0, 1.01))
@@ -271,12 +275,12 @@ def heatmap(
 
 def images(inputs: Tensor, *, count: int = 10, title: str = "", axes: Sequence[Axes] | np.ndarray) -> None:
     """The first `count` images [samples, channels, height, width] side by side in a row of axes."""
-    for ax, image in zip(np.ravel(axes)[:count], inputs, strict=False):
-        ax.imshow(image.movedim(0, -1).squeeze(-1), cmap="gray_r", vmin=0, vmax=1, interpolation="nearest")
-    for ax in np.ravel(axes):
+    panels: list[Axes] = list(np.asarray(axes, dtype=object).ravel())
+    for ax, image in zip(panels[:count], inputs, strict=False):
+        ax.imshow(_array(image.movedim(0, -1).squeeze(-1)), cmap="gray_r", vmin=0, vmax=1, interpolation="nearest")
+    for ax in panels:
         ax.axis("off")
-    first = np.ravel(axes)[0]
-    text = first.text(0, 1.1, title, transform=first.transAxes, fontsize=9)
+    text = panels[0].text(0, 1.1, title, transform=panels[0].transAxes, fontsize=9)
     text.set_in_layout(False)  # else its width would push the first image aside
 
 

@@ -88,7 +88,7 @@ class ChainStep:
         self.weights = [block.linear.weight for block in blocks]
         self.biases = [block.linear.bias for block in blocks]
         parameters = [p for p in self.weights + self.biases if p is not None]
-        self.velocity = {p: torch.zeros_like(p) for p in parameters} if optimizer.momentum else {}
+        self.velocity: dict[Tensor, Tensor] = {p: torch.zeros_like(p) for p in parameters} if optimizer.momentum else {}
         self.memory: dict[tuple[int, int], Tensor] = {}
 
     @torch.no_grad()

@@ -25,6 +25,7 @@ def explore(draw: Callable[..., Figure], controls: Mapping[str, ipywidgets.Value
         for name, control in controls.items():
             control.value = first[name]
 
+    control: Any
     for control in controls.values():
         if hasattr(control, "continuous_update"):
             control.continuous_update = False

@@ -1,0 +1,317 @@
+"""Plots draw what the data say, saved figures describe themselves, explorers redraw."""
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from matplotlib.collections import PathCollection
+from matplotlib.colors import to_rgba
+
+mpl.use("Agg")
+import ipywidgets
+
+from uqlab import metrics, plots, recording, runs, uncertainty, widgets
+
+PNG, PDF = b"\x89PNG", b"%PDF"
+
+
+@pytest.fixture(autouse=True)
+def ax():
+    """New axes in the notebooks' style; whatever a test leaves open is closed, and the style with it."""
+    with mpl.rc_context():
+        plots.use_style()
+        yield plt.subplots()[1]
+    plt.close("all")
+
+
+def points(ax) -> list[np.ndarray]:
+    """The positions of all scatter plots."""
+    return [np.asarray(c.get_offsets()) for c in ax.collections if isinstance(c, PathCollection)]
+
+
+def texts(ax) -> list[str]:
+    return [text.get_text() for text in ax.texts]
+
+
+# Colours and layout ---------------------------------------------------------------------------------------------------
+def test_sequential_runs_from_light_to_dark():
+    brightness = [np.dot(rgb, [0.3, 0.59, 0.11]) for rgb in plots.sequential(6)]
+    assert brightness == sorted(brightness, reverse=True)
+    assert max(brightness) < 0.8  # legible on white
+
+
+def test_figure_has_the_width_of_a_page_and_a_height_per_row():
+    fig, axes = plots.figure(3, 2, height=2.0)
+    assert tuple(fig.get_size_inches()) == (plots.WIDE, 4.0)
+    assert axes.shape == (2, 3)
+
+
+def test_every_plot_draws_into_the_given_axes_or_else_the_current_ones():
+    calls = {
+        "curve": ([1, 2], [3, 4]),
+        "reference": (0.5, "chance"),
+        "simplex": (torch.zeros(2, 3),),
+        "decomposition_bars": ({"a": (0.1, 0.2)},),
+        "areas": ([0, 1, 2], [0.1, 0.2, 0.3], [0.3, 0.2, 0.1]),
+        "stacked": (["1", "2"], [0.1, 0.2], [0.2, 0.1]),
+        "ecdf": ([0.3, 0.1],),
+        "roc": ([0.1, 0.2], [0.3, 0.4]),
+        "heatmap": (torch.tensor([[1.0, 2.0]]), ["row"], ["a", "b"]),
+    }
+    for name, data in calls.items():
+        fig, (given, current) = plots.figure(2)
+        plt.sca(current)
+        assert getattr(plots, name)(*data, ax=given) is given, name
+        assert given.has_data(), name
+        assert not current.has_data(), name
+        assert getattr(plots, name)(*data) is current, name
+        plt.close(fig)
+
+
+# One function each ----------------------------------------------------------------------------------------------------
+def test_curve_draws_its_points_and_its_band(ax):
+    x, y = torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0.3, 0.2, 0.1])
+    plots.curve(x, y, y - 0.05, y + 0.05, label="a", color="red", ax=ax)
+    np.testing.assert_array_equal(ax.lines[0].get_xydata(), np.stack([x, y], 1))
+    (band,) = ax.collections
+    low, high = band.get_datalim(ax.transData).get_points()[:, 1]
+    assert (low, high) == pytest.approx((0.05, 0.35))
+    assert to_rgba(band.get_facecolor()[0], 1) == to_rgba("red")
+
+
+def test_curve_without_a_band(ax):
+    plots.curve([1, 2], [3, 4], ax=ax)
+    assert not ax.collections
+
+
+@pytest.mark.parametrize(("axis", "data"), [("y", "get_ydata"), ("x", "get_xdata")])
+def test_reference_lies_at_its_value_and_is_labelled(ax, axis, data):
+    plots.reference(0.25, "chance", axis=axis, ax=ax)
+    assert set(getattr(ax.lines[0], data)()) == {0.25}
+    assert texts(ax) == ["chance"]
+
+
+def test_label_lines_writes_each_label_at_the_end_of_its_line_and_apart_from_the_others(ax):
+    for label, end in {"low": 1.0, "high": 1.001, "far": 3.0}.items():
+        ax.plot([0, 1], [0, end], label=label)
+    ax.plot([0, 1], [0, 2])  # has no label, gets none
+    plots.label_lines(ax, gap=9.0)
+    ax.figure.draw_without_rendering()
+    assert texts(ax) == ["low", "high", "far"]
+    assert [text.get_color() for text in ax.texts] == [line.get_color() for line in ax.lines[:3]]
+    at = [text.get_window_extent().get_points()[:, 1].mean() * 72 / ax.figure.dpi for text in ax.texts]
+    ends = [ax.transData.transform((1, y))[1] * 72 / ax.figure.dpi for y in (1.0, 1.001, 3.0)]
+    assert at[1] - at[0] >= 8.5  # 9 points between their anchors
+    assert at[0] < ends[0] < ends[1] < at[1]  # moved apart, in both directions
+    assert at[2] == pytest.approx(ends[2], abs=1)  # had room, stays
+
+
+def test_simplex_puts_certain_members_in_the_corners_and_the_mean_between_them(ax):
+    logits = 50 * torch.eye(3)
+    plots.simplex(logits, classes=("left", "right", "top"), ax=ax)
+    members, *mean = points(ax)
+    np.testing.assert_allclose(members, [[0, 0], [1, 0], [0.5, 3**0.5 / 2]], atol=1e-9)
+    for at in mean:
+        np.testing.assert_allclose(at, [[0.5, 3**0.5 / 6]], atol=1e-9)
+    assert texts(ax) == ["left", "right", "top"]
+
+
+def test_simplex_contours_rise_towards_the_centre_and_can_be_left_out(ax):
+    plots.simplex(torch.zeros(1, 3), mean=False, ax=ax)
+    levels = next(c for c in ax.collections if not isinstance(c, PathCollection))
+    assert levels.levels[0] == 0
+    assert levels.levels[-1] == pytest.approx(np.log(3))
+    assert len(points(ax)) == 1
+    bare = plt.subplots()[1]
+    plots.simplex(torch.zeros(1, 3), levels=False, mean=False, ax=bare)
+    assert len(bare.collections) == 1
+
+
+def test_barycentric_is_linear_in_the_probabilities():
+    a, b = np.array([0.2, 0.3, 0.5]), np.array([0.6, 0.4, 0.0])
+    middle = (plots.barycentric(a) + plots.barycentric(b)) / 2
+    np.testing.assert_allclose(plots.barycentric((a + b) / 2), middle)
+
+
+def test_decomposition_bars_add_up_to_the_total(ax):
+    plots.decomposition_bars({"agree": (0.7, 0.1), "disagree": (0.1, 0.9)}, limit=1.5, ax=ax)
+    aleatoric, epistemic, total = ([bar.get_width() for bar in bars] for bars in ax.containers)
+    np.testing.assert_allclose([aleatoric, epistemic], [[0.7, 0.1], [0.1, 0.9]])
+    np.testing.assert_allclose(total, np.add(aleatoric, epistemic))
+    assert [bar.get_x() for bar in ax.containers[1]] == aleatoric  # stacked
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["agree", "disagree"]
+    assert ax.get_xlim() == (0, 1.5)
+    assert ax.yaxis_inverted()  # the first name on top
+    colours = [bars[0].get_facecolor() for bars in ax.containers[:2]]
+    assert colours == [to_rgba(plots.ALEATORIC), to_rgba(plots.EPISTEMIC)]
+
+
+def test_areas_reach_the_total_and_name_each_part_where_it_is_thick(ax):
+    x = np.linspace(0, 1, 11)
+    plots.areas(x, 1 - x, x, ax=ax)
+    np.testing.assert_allclose(ax.lines[0].get_ydata(), 1)
+    names = {text.get_text(): text.get_position() for text in ax.texts}
+    assert names["aleatoric"][0] < 0.5 < names["epistemic"][0]
+    assert names["aleatoric"][1] < 1 - names["aleatoric"][0]  # below the border
+    assert names["epistemic"][1] > 1 - names["epistemic"][0]  # above it
+
+
+def test_areas_of_unevenly_spaced_points_keep_their_names_inside(ax):
+    plots.areas([5, 10, 20, 40], [0.7, 0.6, 0.4, 0.3], [0.1, 0.1, 0.2, 0.3], ax=ax)
+    assert all(8 < text.get_position()[0] < 30 for text in ax.texts)
+
+
+def test_stacked_bars_add_up(ax):
+    plots.stacked([1, 2, 4], [0.3, 0.2, 0.1], torch.tensor([0.0, 0.1, 0.2]), ax=ax)
+    between, within = ax.containers
+    np.testing.assert_allclose([bar.get_y() + bar.get_height() for bar in within], 0.3)
+    np.testing.assert_allclose([bar.get_height() for bar in between], [0.3, 0.2, 0.1])
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["1", "2", "4"]
+
+
+def test_ecdf_is_the_fraction_at_most_x_and_reaches_one(ax):
+    scores = torch.tensor([0.4, 0.1, 0.2, 0.2])
+    plots.ecdf(scores, ax=ax)
+    x, y = ax.lines[0].get_xdata(), ax.lines[0].get_ydata()
+    assert y[-1] == 1
+    for at in (0.1, 0.2, 0.4):
+        assert y[np.searchsorted(x, np.float32(at), side="right") - 1] == (scores <= at).float().mean()
+
+
+def test_roc_label_is_the_auroc_and_the_curve_encloses_it(ax):
+    generator = np.random.default_rng(0)
+    inside, outside = generator.normal(0, 1, 50).round(1), generator.normal(1, 1, 60).round(1)  # rounded: with ties
+    plots.roc(inside, outside, label="MI", ax=ax)
+    auroc = metrics.ood_detection(inside, outside).auroc
+    curve = ax.lines[0]
+    assert curve.get_label() == f"MI {auroc:.3f}"
+    assert np.trapezoid(curve.get_ydata(), curve.get_xdata()) == pytest.approx(auroc, abs=1e-12)
+    np.testing.assert_allclose(curve.get_xydata()[[0, -1]], [[0, 0], [1, 1]])
+
+
+def test_heatmap_writes_its_numbers_and_names(ax):
+    plots.heatmap(torch.tensor([[0.1, 0.25], [0.5, 1.0]]), ["r0", "r1"], ["c0", "c1"], digits=2, label="nats", ax=ax)
+    assert texts(ax) == ["0.10", "0.25", "0.50", "1.00"]
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["c0", "c1"]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["r0", "r1"]
+    assert ax.figure.axes[1].get_ylabel() == "nats"
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_fill_the_axes_in_order(channels):
+    inputs = torch.rand(5, channels, 4, 4)
+    _, axes = plots.figure(3)
+    plots.images(inputs, count=3, title="digits", axes=axes)
+    for ax, image in zip(axes, inputs, strict=False):
+        np.testing.assert_array_equal(ax.images[0].get_array(), image.movedim(0, -1).squeeze(-1))
+    assert texts(axes[0]) == ["digits"]
+
+
+def test_fewer_images_than_axes_leave_the_rest_empty():
+    _, axes = plots.figure(3)
+    plots.images(torch.rand(2, 1, 4, 4), count=3, axes=axes)
+    assert [len(ax.images) for ax in axes] == [1, 1, 0]
+
+
+def test_table_marks_the_best_and_the_second_and_greys_the_paper():
+    frame = pd.DataFrame({"auroc": [0.9, 0.7, 0.8], "ece": [0.3, 0.2, 0.1], "paper": [0.91, 0.72, np.nan]})
+    html = plots.table(frame, best={"auroc": "max", "ece": "min"}, paper=["paper"], digits=2).to_html()
+    styles = {
+        cell.strip(): rule
+        for block in html.split("</style>")[0].split("}")
+        if "{" in block
+        for cells, rule in [block.split("{")]
+        for cell in cells.replace('<style type="text/css">', "").split(",")
+    }
+    found = {cell.split("_", 2)[2]: rule.split(":")[1].strip(" ;\n") for cell, rule in styles.items()}
+    assert found["row0_col0"] == found["row2_col1"] == "bold"
+    assert found["row2_col0"] == found["row1_col1"] == "underline"
+    assert {found[f"row{i}_col2"] for i in range(3)} == {plots.PAPER}
+    assert ">0.90<" in html
+    assert ">not run<" in html
+
+
+# Saving ---------------------------------------------------------------------------------------------------------------
+def test_save_writes_png_and_pdf_and_describes_the_figure(tmp_path, ax):
+    runs.begin(tmp_path, "00_test")
+    ax.plot([0, 1])
+    plots.save(ax.figure, "line", "A line rises.", paper="Kirsch 2024, Fig. 1")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["line.pdf", "line.png", "results.json"]
+    assert (tmp_path / "line.png").read_bytes()[:4] == PNG
+    assert (tmp_path / "line.pdf").read_bytes()[:4] == PDF
+    assert recording.read_json(tmp_path / "results.json")["figures"] == {
+        "line": {"caption": "A line rises.", "paper": "Kirsch 2024, Fig. 1", "files": ["line.pdf", "line.png"]}
+    }
+
+
+def test_save_replaces_an_earlier_figure(tmp_path, ax):
+    runs.begin(tmp_path, "00_test")
+    plots.save(ax.figure, "figure")
+    before = (tmp_path / "figure.png").read_bytes()
+    ax.plot([0, 1])
+    plots.save(ax.figure, "figure")
+    assert (tmp_path / "figure.png").read_bytes() != before
+
+
+def test_png_closes_the_figure(ax):
+    assert plots.png(ax.figure)[:4] == PNG
+    assert not plt.fignum_exists(ax.figure.number)
+
+
+# Explorers ------------------------------------------------------------------------------------------------------------
+def explorer():
+    """An explorer, its slider, and the values with which its picture was drawn so far."""
+    drawn = []
+
+    def draw(size):
+        drawn.append(size)
+        fig, ax = plots.figure(width=1.0, height=1.0)
+        ax.plot([0, size])
+        ax.set_ylim(0, 5)
+        return fig
+
+    slider = ipywidgets.IntSlider(value=2, min=1, max=4, description="size")
+    return widgets.explore(draw, {"size": slider}, hint="move it"), slider, drawn
+
+
+def test_explore_shows_hint_control_button_and_picture():
+    box, slider, drawn = explorer()
+    hint, control, button, picture = box.children
+    assert hint.value == "move it"
+    assert control is slider
+    assert not slider.continuous_update  # drawn once, when the slider is let go
+    assert button.description == "reset"
+    assert picture.value[:4] == PNG
+    assert drawn == [2]
+
+
+def test_explore_redraws_on_a_change_and_reset_restores():
+    box, slider, drawn = explorer()
+    *_, button, picture = box.children
+    first = picture.value
+    slider.value = 4
+    assert drawn == [2, 4]
+    assert picture.value != first
+    button.click()
+    assert slider.value == 2
+    assert drawn == [2, 4, 2]
+    assert picture.value == first
+
+
+def test_explore_leaves_no_figure_open():
+    plt.close("all")
+    _, slider, _ = explorer()
+    slider.value = 3
+    assert not plt.get_fignums()
+
+
+def test_simplex_and_bars_agree_with_the_package(ax):
+    """The recipe of notebook 00: a cloud, its mean and its split, drawn from the same logits."""
+    logits = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    part = uncertainty.decompose(logits[:, None])
+    plots.simplex(logits, ax=ax)
+    np.testing.assert_allclose(points(ax)[-1], points(ax)[0].mean(0, keepdims=True))
+    bars = plots.decomposition_bars({"": (part.aleatoric.item(), part.epistemic.item())}, ax=plt.subplots()[1])
+    assert bars.containers[2][0].get_width() == pytest.approx(part.total.item())
