@@ -27,7 +27,9 @@ def test_every_dependency_says_what_it_is_for():
 
 def test_constraints_pin_every_dependency():
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
-    wanted = {re.split(r"[=>\[]", line)[0] for line in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"]}
+    wanted = {
+        re.split(r"[=>\[]", line)[0] for line in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"]
+    }
     assert wanted <= set(pins)
     assert pins["torch"] == "2.13.0"
 
@@ -35,7 +37,7 @@ def test_constraints_pin_every_dependency():
 @pytest.mark.parametrize("module", [path.stem for path in sorted((ROOT / "uqlab").glob("*.py"))])
 def test_modules_import_downwards_only(module):
     """Data flows one way (the order of this list); nothing imports upwards, and `runs` stands apart."""
-    order = "data models layers ensembles steps training uncertainty metrics plots widgets".split()
+    order = ["data", "models", "layers", "ensembles", "steps", "training", "uncertainty", "metrics", "plots", "widgets"]
     source = (ROOT / "uqlab" / f"{module}.py").read_text()
     imported = re.findall(r"^from uqlab\.(\w+) import|^from uqlab import (.+)$", source, re.MULTILINE)
     names = {name for one, several in imported for name in ([one] if one else re.findall(r"\w+", several))}

@@ -19,7 +19,9 @@ def explore(draw: Callable[..., Figure], controls: Mapping[str, ipywidgets.Value
     first = {name: control.value for name, control in controls.items()}
 
     def redraw(_: Any = None) -> None:
-        picture.value = plots.png(draw(**{name: control.value for name, control in controls.items()}))
+        fig = draw(**{name: control.value for name, control in controls.items()})
+        picture.layout.width = f"{110 * fig.get_figwidth():.0f}px"
+        picture.value = plots.png(fig)
 
     def reset(_: Any) -> None:
         for name, control in controls.items():

@@ -1,0 +1,46 @@
+"""Small training runs on the real data sets, where $UQLAB_DATA holds them: the collapse is not a matter of toy data."""
+
+import os
+import pathlib
+
+import pytest
+
+from uqlab import data, ensembles, metrics, models, training, uncertainty
+
+FOLDER = pathlib.Path(os.environ.get("UQLAB_DATA") or "nowhere")
+
+
+def needs(*files):
+    missing = [file for file in files if not (FOLDER / file).exists()]
+    return pytest.mark.skipif(bool(missing), reason=f"$UQLAB_DATA does not hold {', '.join(missing)}")
+
+
+@needs("mnist", "fashion-mnist")
+def test_mutual_information_falls_with_width_on_mnist():
+    train, test = data.load("mnist", "train", limit=5000), data.load("mnist", "test", limit=2000)
+    fashion = data.load("fashion-mnist", "test", limit=2000)
+    found = {}
+    for width in (1, 8):
+        ensemble = ensembles.deep(lambda w=width: models.mlp(784, (64 * w, 32 * w)), members=5)
+        training.fit(ensemble, train.inputs, train.labels, epochs=10, lr=0.05, momentum=0.9, progress=False)
+        inside, outside = (training.predict(ensemble, items.inputs) for items in (test, fashion))
+        known, unknown = uncertainty.decompose(inside).epistemic, uncertainty.decompose(outside).epistemic
+        found[width] = known.mean().item(), unknown.mean().item()
+        assert metrics.accuracy(inside, test.labels) > 0.92
+        assert metrics.ood_detection(known, unknown).auroc > 0.8
+    assert found[8][0] < 0.7 * found[1][0]
+    assert found[8][1] < 0.9 * found[1][1]
+
+
+@needs("cifar-10-batches-bin")
+def test_residual_networks_learn_on_cifar10():
+    train, test = data.load("cifar10", "train", limit=1500), data.load("cifar10", "test", limit=400)
+    ensemble = ensembles.deep(lambda: models.wide_resnet(10, 1), members=2)
+    history = training.fit(
+        ensemble, train.inputs, train.labels, epochs=3, lr=0.1, momentum=0.9, weight_decay=5e-4, batch_size=64,
+        schedule="cosine", augment=training.crop_flip, progress=False,
+    )  # fmt: skip
+    logits = training.predict(ensemble, test.inputs)
+    assert (history.loss[-1] < history.loss[0]).all()
+    assert metrics.accuracy(logits, test.labels) > 0.2  # chance is 0.1
+    assert uncertainty.decompose(logits).epistemic.mean() > 0.005
