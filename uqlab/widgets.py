@@ -28,11 +28,12 @@ def explore(draw: Callable[..., Figure], controls: Mapping[str, ipywidgets.Value
             control.value = first[name]
 
     control: Any
+    longest = max(len(control.description) for control in controls.values())
     for control in controls.values():
         if hasattr(control, "continuous_update"):
             control.continuous_update = False
-        control.style.description_width = "initial"
-        control.layout.width = "min(28em, 100%)"
+        control.style.description_width = f"{0.55 * longest:.0f}em"  # one width, so that the sliders line up
+        control.layout.width = "min(36em, 100%)"
         control.observe(redraw, "value")
     button = ipywidgets.Button(description="reset", tooltip="back to the first values")
     button.on_click(reset)
