@@ -31,5 +31,5 @@ benchmarks: .venv
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "uqlab needs Python 3.11 or newer: make PYTHON=python3.12")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Installing the pinned packages into .venv (some 300 MB, minutes) ..."
-	$(BIN)/pip install --quiet --disable-pip-version-check --progress-bar on $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev]'
 	touch $@

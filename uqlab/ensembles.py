@@ -57,7 +57,8 @@ class Ensemble(nn.Module):
         """Start every member's dropout noise anew from (seed, member, layer, epoch)."""
         device = next(self.parameters()).device
         for layer, number, members in self.noise_layers():
-            layer.reseed([member_seed(seed, m, "dropout", number, epoch) for m in members], device)
+            if layer.p:
+                layer.reseed([member_seed(seed, m, "dropout", number, epoch) for m in members], device)
 
     def _check_index(self, index: int) -> None:
         if not 0 <= index < self.members:

@@ -1,4 +1,4 @@
-"""One training step of an ensemble: written out for chains of linear layers under SGD, by autograd for all else."""
+"""One training step of an ensemble: written out for chains of linear layers, by autograd for all else."""
 
 import math
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def make_step(
             f'loss must be "cross_entropy", "mse" or a function (outputs, labels) -> [members], got {loss!r}'
         )
     autocast = precision != "float32" and next(ensemble.parameters()).device.type == "cuda"
-    plain = not callable(loss) and class_weights is None and optimizer.name == "sgd" and clip is None and not autocast
+    plain = not callable(loss) and class_weights is None and clip is None and not autocast
     blocks = _chain(ensemble) if plain else None
     if blocks is None:
         return AutogradStep(ensemble, loss, class_weights, optimizer)
@@ -75,12 +75,12 @@ def _chain(ensemble: Ensemble) -> list[Block] | None:
 
 
 class ChainStep:
-    """Forward, backward and SGD of all members of a multi-layer perceptron, written out.
+    """Forward, backward and update of all members of a multi-layer perceptron, written out.
 
-    The update is taken inside the product that computes the gradient, W <- (1 - lr wd) W - lr g^T h: at width x16 the
-    weights of ten members leave the cache, and writing the gradient, reading it back and reading and writing the
-    weights would cost as much as the products. Dropout's 1 / (1 - p) and the loss's 1 / batch are folded into the
-    products' alpha. With momentum the product accumulates into the velocity.
+    With SGD the update is taken inside the product that computes the gradient, W <- (1 - lr wd) W - lr g^T h: at width
+    x16 the weights of ten members leave the cache, and writing the gradient, reading it back and reading and writing
+    the weights would cost as much as the products. With momentum the product accumulates into the velocity, for Adam it
+    writes the gradient. Dropout's 1 / (1 - p) and the loss's 1 / batch are folded into the products' alpha.
     """
 
     def __init__(self, blocks: list[Block], loss: str, optimizer: Optimizer):
@@ -88,7 +88,14 @@ class ChainStep:
         self.weights = [block.linear.weight for block in blocks]
         self.biases = [block.linear.bias for block in blocks]
         parameters = [p for p in self.weights + self.biases if p is not None]
-        self.velocity: dict[Tensor, Tensor] = {p: torch.zeros_like(p) for p in parameters} if optimizer.momentum else {}
+        self.velocity: dict[Tensor, Tensor] = {}
+        self.adam: torch.optim.Optimizer | None = None
+        if optimizer.name != "sgd":
+            self.adam = _torch_optimizer(optimizer, parameters)
+            for p in parameters:
+                p.grad = torch.zeros_like(p)
+        elif optimizer.momentum:
+            self.velocity.update({p: torch.zeros_like(p) for p in parameters})
         self.memory: dict[tuple[int, int], Tensor] = {}
 
     @torch.no_grad()
@@ -121,10 +128,23 @@ class ChainStep:
                 if self.blocks[i - 1].relu:  # h = ReLU(z) * mask is positive where the unit was active and kept
                     torch.ops.aten.threshold_backward.grad_input(g, h, 0, grad_input=g)
                 factor *= scale
+        if self.adam is not None:
+            _set_lr(self.adam, lr)
+            self.adam.step()
         return values
 
     def _update(self, parameter: Tensor, g: Tensor, h: Tensor | None, factor: float, lr: float) -> None:
-        """One step on a weight from g [members, out, batch] and h [members, batch, in], or on a bias (h is None)."""
+        """One step on a weight from g [members, out, batch] and h [members, batch, in], or on a bias (h is None).
+
+        For Adam only the gradient is written; torch.optim takes the step.
+        """
+        if self.adam is not None:
+            assert parameter.grad is not None
+            if h is None:
+                torch.sum(g, -1, out=parameter.grad).mul_(factor)
+            else:
+                parameter.grad.baddbmm_(g, h, beta=0, alpha=factor)
+            return
         momentum, decay = self.optimizer.momentum, self.optimizer.weight_decay
         target = self.velocity[parameter] if momentum else parameter
         keep, alpha = (momentum, factor) if momentum else (1 - lr * decay, -lr * factor)
@@ -154,9 +174,12 @@ class ChainStep:
         return self.memory[layer, batch]
 
     def state(self) -> dict:
-        return {"velocity": list(self.velocity.values())}
+        return {"velocity": list(self.velocity.values())} if self.adam is None else self.adam.state_dict()
 
     def load(self, state: dict) -> None:
+        if self.adam is not None:
+            self.adam.load_state_dict(state)
+            return
         for mine, saved in zip(self.velocity.values(), state["velocity"], strict=True):
             mine.copy_(saved)
 
@@ -165,14 +188,7 @@ class AutogradStep:
     """Any network, loss and optimiser: gradients by autograd, torch.optim, gradient norms clipped member by member."""
 
     def __init__(self, ensemble: Ensemble, loss: str | Loss, class_weights: Tensor | None, optimizer: Optimizer):
-        parameters = [p for p in ensemble.parameters() if p.requires_grad]
-        if optimizer.name == "sgd":
-            self.optimizer: torch.optim.Optimizer = torch.optim.SGD(
-                parameters, 1.0, optimizer.momentum, weight_decay=optimizer.weight_decay, fused=True
-            )
-        else:
-            kind = torch.optim.Adam if optimizer.name == "adam" else torch.optim.AdamW
-            self.optimizer = kind(parameters, 1.0, weight_decay=optimizer.weight_decay, fused=True)
+        self.optimizer = _torch_optimizer(optimizer, [p for p in ensemble.parameters() if p.requires_grad])
         self.ensemble, self.clip = ensemble, optimizer.clip
         if callable(loss):
             self.loss = loss
@@ -182,8 +198,7 @@ class AutogradStep:
             self.loss = lambda outputs, labels: cross_entropy(outputs, labels, class_weights)
 
     def __call__(self, x: Tensor, labels: Tensor, lr: float) -> Float[Tensor, " members"]:
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        _set_lr(self.optimizer, lr)
         self.optimizer.zero_grad()
         values = []
         for rows, part in self.ensemble.parts():
@@ -200,6 +215,19 @@ class AutogradStep:
 
     def load(self, state: dict) -> None:
         self.optimizer.load_state_dict(state)
+
+
+def _torch_optimizer(optimizer: Optimizer, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    decay = optimizer.weight_decay
+    if optimizer.name == "sgd":
+        return torch.optim.SGD(parameters, 1.0, optimizer.momentum, weight_decay=decay, fused=True)
+    kind = torch.optim.Adam if optimizer.name == "adam" else torch.optim.AdamW
+    return kind(parameters, 1.0, weight_decay=decay, fused=True)
+
+
+def _set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr
 
 
 def _clip_members(ensemble: Ensemble, limit: float) -> None:

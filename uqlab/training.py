@@ -109,7 +109,7 @@ def fit(
             bar.update()
             if progress:
                 bar.set_postfix_str(f"loss {losses[epoch].mean().item():.3f}", refresh=False)
-    ensemble.eval()
+    ensemble.eval().zero_grad()
     return History(losses.cpu(), (epochs - first) * steps_per_epoch, time.perf_counter() - started)
 
 
@@ -123,7 +123,8 @@ class _Workers:
 
     def __init__(self, ensemble: Ensemble, batch_size: int, make: Callable[[Ensemble], ChainStep | AutogradStep]):
         self.threads = torch.get_num_threads()
-        work = batch_size * sum(p.numel() for p in ensemble.parameters())
+        # An activation, of which each bias makes one an input, costs about as much as a hundred multiply-adds.
+        work = batch_size * sum(p.numel() * (100 if p.ndim == 2 else 1) for p in ensemble.parameters())
         count, self.threads_each = 1, self.threads
         if next(ensemble.parameters()).device.type == "cpu" and ensemble.can_shard():
             small = isinstance(ensemble, FoldedEnsemble) and work < SMALL
@@ -176,8 +177,9 @@ class _Batches:
         self.inputs, self.labels, self.batch_size, self.augment = inputs, labels, batch_size, augment
         self.members = len(ids)
         # Drawn on the CPU, so that the order is the same on every device, and sent once an epoch.
-        self.generators = [torch.Generator().manual_seed(member_seed(seed, m, "order", epoch)) for m in ids]
         self.whole = batch_size >= len(inputs) and augment is None
+        seeds = [] if self.whole else [member_seed(seed, m, "order", epoch) for m in ids]
+        self.generators = [torch.Generator().manual_seed(each) for each in seeds]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         inputs, labels, members = self.inputs, self.labels, self.members
@@ -210,7 +212,7 @@ def predict(
     if len(inputs) == 0:
         raise ValueError("predict needs at least one input, got an empty tensor")
     was_training = ensemble.training
-    ensemble.eval()
+    ensemble.eval().zero_grad()
     chunks = []
     try:
         with arithmetic(precision, where):

@@ -27,8 +27,8 @@ def explore(draw: Callable[..., Figure], controls: Mapping[str, ipywidgets.Value
         for name, control in controls.items():
             control.value = first[name]
 
-    control: Any
-    longest = max(len(control.description) for control in controls.values())
+    control: Any  # the stubs of ipywidgets know too little
+    longest = max(len(getattr(control, "description", "")) for control in controls.values())
     for control in controls.values():
         if hasattr(control, "continuous_update"):
             control.continuous_update = False
