@@ -212,7 +212,7 @@ def predict(
     if len(inputs) == 0:
         raise ValueError("predict needs at least one input, got an empty tensor")
     was_training = ensemble.training
-    ensemble.eval().zero_grad()
+    ensemble.eval()
     chunks = []
     try:
         with arithmetic(precision, where):
