@@ -230,7 +230,8 @@ def test_table_marks_the_best_and_the_second_and_greys_the_paper():
     assert found["row2_col0"] == found["row1_col1"] == "underline"
     assert {found[f"row{i}_col2"] for i in range(3)} == {plots.PAPER}
     assert ">0.90<" in html
-    assert ">not run<" in html
+    assert ">–<" in html
+    assert ">not run<" in plots.table(frame).to_html()
 
 
 # Saving ---------------------------------------------------------------------------------------------------------------

@@ -273,21 +273,24 @@ def heatmap(
     return ax
 
 
-def images(inputs: Tensor, *, count: int = 10, title: str = "", axes: Sequence[Axes] | np.ndarray) -> None:
-    """The first `count` images [samples, channels, height, width] side by side in a row of axes."""
+def images(inputs: Tensor, *, count: int = 10, title: str = "", axes: Sequence[Axes] | np.ndarray) -> list[Axes]:
+    """The first `count` images [samples, channels, height, width] side by side in a row of axes, which it returns."""
     panels: list[Axes] = list(np.asarray(axes, dtype=object).ravel())
     for ax, image in zip(panels[:count], inputs, strict=False):
         ax.imshow(_array(image.movedim(0, -1).squeeze(-1)), cmap="gray_r", vmin=0, vmax=1, interpolation="nearest")
     for ax in panels:
         ax.axis("off")
-    text = panels[0].text(0, 1.1, title, transform=panels[0].transAxes, fontsize=9)
-    text.set_in_layout(False)  # else its width would push the first image aside
+    panels[0].set_title(" ")  # keeps the height of a line free; the width of the text must not push images aside
+    text = panels[0].annotate(title, (0, 1), (0, 5), xycoords="axes fraction", textcoords="offset points", fontsize=9)
+    text.set_in_layout(False)
+    return panels
 
 
 def table(frame: Any, *, best: Mapping[Any, str] | None = None, paper: Sequence[Any] = (), digits: int = 3):
     """A DataFrame styled once: per column in `best` ("max" or "min") the best bold and the second underlined.
 
-    Columns in `paper` hold the paper's numbers and stand back in grey. Returns a pandas Styler.
+    Columns in `paper` hold the paper's numbers and stand back in grey, with a dash where it has none; elsewhere a
+    missing number reads "not run". Returns a pandas Styler.
     """
 
     def number(value: Any) -> str:
@@ -296,6 +299,8 @@ def table(frame: Any, *, best: Mapping[Any, str] | None = None, paper: Sequence[
         return f"{value:.1e}" if 0 < abs(value) < 0.5 * 10**-digits else f"{value:.{digits}f}"
 
     styler = frame.style.format(number, na_rep="not run")
+    if len(paper):
+        styler = styler.format(number, na_rep="–", subset=list(paper)).set_properties(subset=list(paper), color=PAPER)
 
     def rank(column: Any) -> list[str]:
         ascending = (best or {})[column.name] == "min"
@@ -304,8 +309,6 @@ def table(frame: Any, *, best: Mapping[Any, str] | None = None, paper: Sequence[
 
     for column in best or {}:
         styler = styler.apply(rank, subset=[column])
-    if len(paper):
-        styler = styler.set_properties(subset=list(paper), color=PAPER)
     return styler
 
 
