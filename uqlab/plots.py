@@ -30,7 +30,7 @@ Values = Sequence[float | int] | np.ndarray | Tensor
 
 
 def use_style() -> None:
-    """Set fonts, sizes and colours for the session; every notebook calls it once."""
+    """Set fonts, sizes and colours; every notebook calls it once."""
     sns.set_theme(
         style="ticks",
         rc={
