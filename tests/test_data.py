@@ -229,20 +229,42 @@ def test_own_arrays(tmp_path):
     y = np.array([0, 1, 2, 2, 1, 0], np.uint8)
     expected = torch.from_numpy(x).float() / 255
     path = tmp_path / "own.npz"
+    splits = "train", "test"
     for stored in (x, x.transpose(0, 2, 3, 1), x.astype(np.float32) / 255, x / 255):
         np.savez(path, x=stored, y=y)
-        d = data.load(str(path), "train")
+        np.savez(tmp_path / "given.npz", x_train=stored, y_train=y)
+        d = data.load(tmp_path / "given.npz", "train")
         assert torch.allclose(d.inputs, expected)
         assert d.inputs.dtype == torch.float32
         assert d.labels.tolist() == y.tolist()
-        assert d.classes == ("0", "1", "2")
-    assert data.load(f"{path}[1-2]").labels.tolist() == [0, 1, 1, 0]
+        parts = [data.load(str(path), split) for split in splits]
+        assert torch.allclose(torch.cat([part.inputs for part in parts]).sum(0), d.inputs.sum(0))
+        assert d.classes == parts[0].classes == parts[1].classes == ("0", "1", "2")
+    chosen = torch.cat([data.load(f"{path}[1-2]", split).labels for split in splits])
+    assert chosen.bincount().tolist() == [2, 2]
     np.savez(path, x=x[:, 0])
-    d = data.load(path)  # grey, no labels
-    assert torch.equal(d.inputs, expected[:, :1])
-    assert d.labels.tolist() == [-1] * 6
+    for split in splits:  # grey, no labels
+        d = data.load(path, split)
+        assert torch.equal(d.inputs, expected[:, :1])
+        assert d.labels.tolist() == [-1] * 6
     with pytest.raises(ValueError, match="no labels"):
         data.load(f"{path}[0]")
+
+
+def test_own_arrays_are_split_by_class_into_disjoint_parts(tmp_path):
+    sizes = torch.tensor([200, 100, 33, 10, 4, 2])
+    y = torch.arange(6).repeat_interleave(sizes)[torch.randperm(349)].numpy()
+    x = np.arange(2 * 349, dtype=np.uint16).view(np.uint8).reshape(349, 1, 4)  # every image differs
+    np.savez(tmp_path / "own.npz", x=x, y=y)
+    train, test = (data.load(tmp_path / "own.npz", split, seed=seed) for seed, split in enumerate(("train", "test")))
+    found = [tuple(image.flatten().tolist()) for image in torch.cat([train.inputs, test.inputs])]
+    assert len(set(found)) == len(found) == 349
+    assert (test.labels.bincount(minlength=6) - 0.3 * sizes).abs().max() < 1
+    assert train.labels.bincount().min() >= 1
+    label_of = {tuple((image / np.float32(255)).flatten().tolist()): label for image, label in zip(x, y, strict=True)}
+    assert [label_of[image] for image in found] == [*train.labels.tolist(), *test.labels.tolist()]
+    again = data.load(tmp_path / "own.npz", "train", seed=7)
+    assert torch.equal(again.inputs, train.inputs)
 
 
 def test_own_splits(tmp_path, monkeypatch):
@@ -270,6 +292,7 @@ def test_own_splits(tmp_path, monkeypatch):
         ({"x": np.zeros((2, 3, 3)), "y": np.zeros(3, np.int64)}, "y must be 2 integers"),
         ({"x": np.zeros((2, 3, 3)), "y": np.zeros(2)}, "y must be 2 integers"),
         ({"x": np.zeros((2, 3, 3)), "y": np.array([0, -1])}, "y must count from 0"),
+        ({"x": np.zeros((2, 3, 3)), "y": np.array([0, 10**9])}, "class numbers counted from 0, got 1000000000"),
         ({"images": np.zeros((2, 3, 3))}, "neither x nor x_test"),
         ({"x": np.array([None, {}])}, "cannot be read"),
     ],

@@ -12,7 +12,7 @@ def small_mlp(dropout=0.0):
 
 
 def test_folded_equals_its_members():
-    ensemble = ensembles.deep(small_mlp, 5, seed=3).eval()
+    ensemble = ensembles.deep(lambda: small_mlp(0.5), 5, seed=3).eval()
     x = torch.randn(7, 1, 4, 4)
     logits = ensemble(x)
     assert logits.shape == (5, 7, 4)
@@ -20,6 +20,22 @@ def test_folded_equals_its_members():
         member = ensemble.member(m)
         assert not any(isinstance(part, layers.MemberLayer) for part in member.modules())
         torch.testing.assert_close(logits[m], member(x))
+    assert not any(torch.allclose(logits[i], logits[j], atol=1e-2) for i in range(5) for j in range(i))
+    assert ensemble.double().member(1)(x.double()).dtype == torch.float64
+
+
+def test_a_single_linear_layer_is_an_ensemble_too():
+    ensemble = ensembles.deep(lambda: nn.Linear(4, 3), 2, fold=True)
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(ensemble(x)[1], ensembles.deep(lambda: nn.Linear(4, 3), range(1, 2))(x)[0])
+
+
+def test_layers_that_mix_the_batch_are_not_folded():
+    norm = {"affine": False, "track_running_stats": False}
+    for mixing in (lambda: nn.BatchNorm1d(8, **norm), lambda: nn.Softmax(dim=0)):
+        ensemble = ensembles.deep(lambda mix=mixing: nn.Sequential(nn.Linear(16, 8), mix(), nn.Linear(8, 3)), 2)
+        x = torch.randn(6, 16)
+        torch.testing.assert_close(ensemble(x)[1], ensemble.member(1)(x))
 
 
 def test_each_member_sees_its_own_batch():
@@ -109,7 +125,7 @@ def test_dropout_gradient_is_its_mask():
 def test_replace_layers_by_pattern_and_by_type():
     network = small_mlp()
     assert layers.replace_layers(network, r"^3$", lambda name, module: nn.Identity()) == ["3"]
-    assert isinstance(network[3], nn.Dropout | nn.Identity)
+    assert isinstance(network[3], nn.Identity)
     names = layers.replace_layers(network, nn.Linear, lambda name, module: nn.Linear(1, 1))
     assert len(names) == 3
     assert all(network.get_submodule(name).in_features == 1 for name in names)
@@ -118,6 +134,9 @@ def test_replace_layers_by_pattern_and_by_type():
 def test_bad_input():
     with pytest.raises(ValueError, match="at least one member"):
         ensembles.deep(small_mlp, 0)
+    one = small_mlp()
+    with pytest.raises(ValueError, match="same network twice"):
+        ensembles.deep(lambda: one, 2)
     with pytest.raises(ValueError, match="all belong to"):
         ensembles.deep(lambda: models.wide_resnet(10, 1), 2, fold=True)
     with pytest.raises(ValueError, match="at least one model"):

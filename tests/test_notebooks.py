@@ -51,6 +51,12 @@ def test_01_uncertainty_falls_like_one_over_the_group_size(results):
     assert numbers["gap_over_data"] > 5
 
 
+def test_01_resamples_few_sub_ensembles(results):
+    numbers = results("01_toy_regression_collapse", groups=3)[0]["numbers"]
+    assert math.isfinite(numbers["slope"])
+    assert numbers["slope_low"] <= numbers["slope_high"]
+
+
 def test_02_grouping_moves_information_and_loses_none(results):
     numbers = results("02_ensembles_of_ensembles")[0]["numbers"]
     sizes = [1, 2, 3, 6]

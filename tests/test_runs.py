@@ -345,6 +345,20 @@ def test_gallery_command_says_what_to_run_first(tmp_path):
     assert "uqlab run --profile paper" in result.output
 
 
+def test_own_files_are_those_of_the_callers_folder(project):
+    (project / "mine.npz").touch()
+    here = project.as_posix()
+    for given, planned in {
+        "mine.npz": f"{here}/mine.npz",
+        "./mine.npz[0-3]": f"{here}/mine.npz[0-3]",
+        "other.npz": "other.npz",
+        "digits": "digits",
+        """["mine.npz[1]", 'letters', mine.npz]""": f"""["{here}/mine.npz[1]", 'letters', {here}/mine.npz]""",
+    }.items():
+        (values,) = runs._plan(("00",), "quick", {"name": given}).values()
+        assert values == {"name": planned}
+
+
 def test_kernel_start_is_tried_twice_but_never_a_cell(project, monkeypatch):
     starts = []
 

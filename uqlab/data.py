@@ -95,8 +95,9 @@ def load(
 
     name: one of `names()`, or the path of an `.npz` with your own data: `x` uint8 [N, H, W], [N, H, W, C] or
         [N, C, H, W], or floating point in [0, 1] (the shorter of axes 1 and 3 holds the channels), and integer labels
-        `y` from 0. Without `y` every label is -1: whatever needs labels will refuse them. `x_train`, `y_train`,
-        `x_test`, `y_test` are the two splits; a file with `x` alone is every split.
+        `y` from 0. Of `x` and `y` 70 % are for training and 30 % for testing, drawn at random once for all and by
+        class; `x_train`, `y_train`, `x_test`, `y_test` are the splits as given. Without `y` every label is -1, and
+        whatever needs labels will refuse them; `x` alone is every split.
         Classes in brackets select and relabel: "digits[7-9]" has labels 0, 1, 2 and "mnist[0,2,5-7]" 0 to 4, in the
         order given. Of a set with soft labels only the items whose whole mass lies on these classes remain.
     split: "train" or "test".
@@ -220,5 +221,21 @@ def _own(path, split):
         raise ValueError(f"{path}: y must be {len(x)} integers, one per image, got {y.dtype} {y.shape}")
     if y.min() < 0:
         raise ValueError(f"{path}: y must count from 0, got {y.min()}")
-    top = max(value.max() for key, value in arrays.items() if key[0] == "y" and value.dtype.kind in "iu" and value.size)
-    return x, y.astype(np.int64), tuple(str(label) for label in range(int(top) + 1)), None
+    labels = [value for key, value in arrays.items() if key[0] == "y" and value.dtype.kind in "iu" and value.size]
+    top = max(int(value.max()) for value in labels)
+    if top >= max(1000, *(value.size for value in labels)):
+        raise ValueError(f"{path}: y must be class numbers counted from 0, got {top}; number the classes 0, 1, 2, ...")
+    classes = tuple(str(label) for label in range(top + 1))
+    if not suffix:
+        rows = _part(y, split)
+        x, y = x[rows], y[rows]
+    return x, y.astype(np.int64), classes, None
+
+
+def _part(y, split):
+    """Rows of a fixed random 70 : 30 split, in which every class has its share to within one item."""
+    shuffled = np.random.default_rng(0).permutation(len(y))
+    by_class = shuffled[np.argsort(y[shuffled], kind="stable")]
+    at = 3 * np.arange(len(y))
+    test = (at + 8) // 10 > (at + 5) // 10  # three of every ten in a row; never two neighbours
+    return np.sort(by_class[test == (split == "test")])

@@ -1,6 +1,7 @@
 """Ensembles: callables `inputs -> logits [members, batch, classes]`, however their members came to be."""
 
 import copy
+import operator
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -9,6 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from uqlab.layers import MemberDropout, MemberLayer, MemberLinear, replace_layers, with_layers
+
+# Modules that treat every row of a batch alike, so that members can be folded into the batch.
+_ROW_BY_ROW = {
+    nn.Sequential, nn.Linear, nn.Flatten, nn.Identity, nn.Dropout, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU,
+    nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Hardtanh, nn.Hardswish,
+}  # fmt: skip
+# Modules that draw from torch's global generator, whose order threads would scramble.
+_GLOBAL_NOISE = (
+    nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU
+)  # fmt: skip
 
 
 class Ensemble(nn.Module):
@@ -114,7 +125,8 @@ class SeparateEnsemble(Ensemble):
         return SeparateEnsemble(list(self.models)[rows], self.member_ids[rows])
 
     def can_shard(self) -> bool:
-        return len({id(p) for p in self.parameters()}) == sum(1 for m in self.models for _ in m.parameters())
+        shared = len({id(p) for p in self.parameters()}) < sum(1 for m in self.models for _ in m.parameters())
+        return not shared and not any(isinstance(part, _GLOBAL_NOISE) for part in self.modules())
 
     def noise_layers(self) -> list[tuple[MemberDropout, int, Sequence[int]]]:
         return [
@@ -132,32 +144,40 @@ def deep(
     `make_model()` returns a new network; member m's weights depend on (seed, m) alone, so `members=range(4, 10)` are
     the last six of `members=10`. Networks of linear layers are folded: all members train as one batched program.
     `fold=True` insists on that, `fold=False` runs the members one after the other; None folds where it is known to be
-    right, that is where every module is one of torch.nn's own and every parameter belongs to an `nn.Linear`.
+    right: linear layers and elementwise ones of torch.nn, which treat every row of a batch alike.
 
-    Raises ValueError for members < 1 and for `fold=True` with parameters outside linear layers.
+    Noise is a member's own where it is `nn.Dropout`; other random layers and functions draw from torch's global
+    generator. Raises ValueError for members < 1, a `make_model` that returns one network twice, and `fold=True` with
+    parameters outside linear layers; TypeError for members that are neither an integer nor a range.
     """
-    member_ids = range(members) if isinstance(members, int) else members
-    if len(member_ids) < 1:
+    if not isinstance(members, range):
+        members = range(operator.index(members))
+    if len(members) < 1:
         raise ValueError(f"an ensemble needs at least one member, got members={members}")
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     models = []
-    for m in member_ids:
-        with torch.random.fork_rng(devices=[]):
+    for m in members:
+        with torch.random.fork_rng(devices):
             torch.manual_seed(member_seed(seed, m, "weights"))
             models.append(make_model())
+    if len({id(model) for model in models}) < len(models):
+        raise ValueError("make_model returned the same network twice; it must build a new one in every call")
     if fold is None:
-        fold = _stackable(models) and all(type(part).__module__.startswith("torch.nn") for part in models[0].modules())
+        fold = _stackable(models) and all(type(part) in _ROW_BY_ROW for part in models[0].modules())
+        fold = fold and not any(part.start_dim != 1 for part in models[0].modules() if isinstance(part, nn.Flatten))
     if fold:
-        return FoldedEnsemble(_stack(models), member_ids)
+        return FoldedEnsemble(_stack(models), members)
     for model in models:
         if any(isinstance(part, nn.Dropout) for part in model.modules()):
             replace_layers(model, nn.Dropout, lambda _, layer: MemberDropout(1, layer.p))
-    return SeparateEnsemble(models, member_ids)
+    return SeparateEnsemble(models, members)
 
 
 def from_members(models: Sequence[nn.Module]) -> Ensemble:
     """The ensemble of networks trained elsewhere; `ensemble(x)[m]` equals `models[m](x)`.
 
-    The modules are used as they are, not copied. Raises ValueError for an empty list, TypeError for what is no module.
+    The modules are used as they are, not copied; dropout of theirs draws from torch's global generator. Raises
+    ValueError for an empty list, TypeError for what is no module.
     """
     if not models:
         raise ValueError("from_members needs at least one model, got an empty list")
@@ -194,6 +214,8 @@ def _stack(models: Sequence[nn.Module]) -> nn.Module:
             "use fold=False, which runs the members one after the other"
         )
     network = copy.deepcopy(models[0])
+    if isinstance(network, nn.Linear):  # logistic regression
+        return nn.Sequential(MemberLinear.stack([cast(nn.Linear, model) for model in models]))
 
     def stack(name: str, _: nn.Linear) -> MemberLinear:
         return MemberLinear.stack([cast(nn.Linear, model.get_submodule(name)) for model in models])

@@ -65,16 +65,19 @@ class MemberLinear(MemberLayer):
 
     def member(self, index: int) -> nn.Linear:
         out_features, in_features = self.weight.shape[1:]
-        layer = nn.Linear(in_features, out_features, self.bias is not None, device="meta").to_empty(
-            device=self.weight.device
-        )
-        layer.weight.data.copy_(self.weight.data[index])
-        if self.bias is not None:
-            layer.bias.data.copy_(self.bias.data[index])
+        layer = nn.Linear(in_features, out_features, self.bias is not None, device="meta", dtype=self.weight.dtype)
+        layer = layer.to_empty(device=self.weight.device)
+        for name, plain in layer.named_parameters():
+            stacked = getattr(self, name)
+            plain.data.copy_(stacked.data[index])
+            plain.requires_grad_(stacked.requires_grad)
         return layer
 
     def shard(self, rows: slice) -> "MemberLinear":
-        return MemberLinear(self.weight.data[rows], None if self.bias is None else self.bias.data[rows])
+        layer = MemberLinear(self.weight.data[rows], None if self.bias is None else self.bias.data[rows])
+        for name, part in layer.named_parameters():
+            part.requires_grad_(getattr(self, name).requires_grad)
+        return layer
 
     def extra_repr(self) -> str:
         members, out_features, in_features = self.weight.shape
@@ -115,7 +118,7 @@ class MemberDropout(MemberLayer):
         if self.generators[0].device != x.device:
             self.reseed([generator.initial_seed() for generator in self.generators], x.device)
         count = x.numel() // self.members
-        bits = self._draw(-(-count // 4)).view(torch.int16)[:, :count].view(x.shape)
+        bits = self._draw(-(-count // 4)).view(torch.int16)[:, :count].reshape(x.shape)
         return torch.ge(bits, round(self.p * 65536) - 32768, out=torch.empty_like(x))
 
     def _draw(self, count: int) -> Tensor:
@@ -162,15 +165,21 @@ def replace_layers(
         linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
         raise ValueError(f"target {target!r} matches no layer; the linear layers are {', '.join(linear) or 'none'}")
     made: dict[nn.Module, nn.Module] = {}  # a layer used twice is replaced by one layer used twice
+    replaced: list[str] = []
     for name, module in chosen.items():
+        if any(name.startswith(f"{above}.") for above in replaced):
+            continue  # it went with the layer that held it
+        if module not in made:
+            made[module] = make(name, module)
         parent, _, child = name.rpartition(".")
-        made[module] = made.get(module) or make(name, module)
         setattr(model.get_submodule(parent), child, made[module])
-    return list(chosen)
+        replaced.append(name)
+    return replaced
 
 
 def with_layers(network: nn.Module, make: Callable[[MemberLayer], nn.Module]) -> nn.Module:
     """A copy of `network` in which `make` has replaced every member layer."""
     # deepcopy takes what `memo` already holds, so the stacked weights of all members are never copied.
-    memo = {id(layer): make(layer) for layer in network.modules() if isinstance(layer, MemberLayer)}
+    layers = [layer for layer in network.modules() if isinstance(layer, MemberLayer)]
+    memo = {id(layer): make(layer).train(layer.training) for layer in layers}
     return copy.deepcopy(network, memo)

@@ -4,6 +4,7 @@ import ast
 import difflib
 import json
 import os
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -92,6 +93,15 @@ def overrides(notebook: Path, profile: str = "quick", given: dict[str, Any] | No
             raise ValueError("output_dir is set by the runner; use --output-dir")
         values[name] = _typed(f"{notebook.stem}: parameter {name}", value, known[name])
     return values
+
+
+def from_here(text: str) -> str:
+    """Make every .npz that exists in the current folder absolute, alone or in a list: a kernel runs elsewhere."""
+
+    def absolute(match: re.Match[str]) -> str:
+        return Path(match[0]).absolute().as_posix() if Path(match[0]).is_file() else match[0]
+
+    return re.sub(r"""[^\s'"\[\],][^'"\[\],]*\.npz(?=['"\[\],\s]|$)""", absolute, text)
 
 
 def unknown(name: str, known: Iterable[str], where: str) -> str:

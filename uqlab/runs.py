@@ -30,7 +30,7 @@ from typing import Any
 import click
 
 from uqlab import __version__
-from uqlab.parameters import all_notebooks, cells, defaults, find, overrides, profiles, unknown
+from uqlab.parameters import all_notebooks, cells, defaults, find, from_here, overrides, profiles, unknown
 from uqlab.recording import FOLDER, begin, describe_figure, output_dir, processor, read_json, record, write
 
 __all__ = ["RunError", "begin", "describe_figure", "main", "output_dir", "record", "run_one"]
@@ -304,6 +304,7 @@ def _plan(names: tuple[str, ...], profile: str, given: dict[str, str]) -> dict[P
             raise ValueError(unknown(name, dict.fromkeys(n for k in known.values() for n in k), " and ".join(lacking)))
         if lacking:
             click.echo(f"note: no parameter {name!r} in {', '.join(lacking)}", err=True)
+    given = {name: from_here(value) for name, value in given.items()}
     plan = {path: {name: value for name, value in given.items() if name in known[path]} for path in chosen}
     for path, values in plan.items():
         overrides(path, profile, values)

@@ -25,9 +25,14 @@ class Optimizer(NamedTuple):
 
 
 def make_step(
-    ensemble: Ensemble, loss: str | Loss, class_weights: Tensor | None, optimizer: Optimizer, precision: str
+    ensemble: Ensemble,
+    loss: str | Loss,
+    class_weights: Tensor | None,
+    optimizer: Optimizer,
+    precision: str,
+    flat: bool = False,
 ) -> "ChainStep | AutogradStep":
-    """The fastest exact step for this ensemble, loss and optimiser."""
+    """The fastest exact step for this ensemble, loss and optimiser; `flat`: the inputs are [samples, features]."""
     if optimizer.name not in ("sgd", "adam", "adamw"):
         raise ValueError(f'optimizer must be "sgd", "adam" or "adamw", got {optimizer.name!r}')
     clip = optimizer.clip
@@ -39,7 +44,7 @@ def make_step(
         )
     autocast = precision != "float32" and next(ensemble.parameters()).device.type == "cuda"
     plain = not callable(loss) and class_weights is None and clip is None and not autocast
-    blocks = _chain(ensemble) if plain else None
+    blocks = _chain(ensemble, flat) if plain else None
     if blocks is None:
         return AutogradStep(ensemble, loss, class_weights, optimizer)
     return ChainStep(blocks, str(loss), optimizer)
@@ -53,10 +58,14 @@ class Block(NamedTuple):
     dropout: MemberDropout | None
 
 
-def _chain(ensemble: Ensemble) -> list[Block] | None:
-    """The blocks linear [ReLU [dropout]] of a folded Sequential in which every module is used once, else None."""
+def _chain(ensemble: Ensemble, flat: bool) -> list[Block] | None:
+    """The blocks linear [ReLU [dropout]] of a plain Sequential of trainable layers, each used once, else None."""
     network = ensemble.network if isinstance(ensemble, FoldedEnsemble) else None
-    if not isinstance(network, nn.Sequential) or len(set(network)) < len(network):
+    if type(network) is not nn.Sequential or len(set(network)) < len(network):
+        return None
+    if not all(p.requires_grad for p in network.parameters()) or not (flat or isinstance(network[0], nn.Flatten)):
+        return None
+    if any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in network.modules()):
         return None
     blocks: list[Block] = []
     for i, part in enumerate(network):
@@ -65,7 +74,7 @@ def _chain(ensemble: Ensemble) -> list[Block] | None:
                 continue
             case MemberLinear():
                 blocks.append(Block(part, False, None))
-            case nn.ReLU() if blocks and not blocks[-1].relu:
+            case nn.ReLU() if type(part) is nn.ReLU and blocks and not blocks[-1].relu:
                 blocks[-1] = blocks[-1]._replace(relu=True)
             case MemberDropout() if blocks and blocks[-1].relu and not blocks[-1].dropout:
                 blocks[-1] = blocks[-1]._replace(dropout=part)
@@ -195,7 +204,8 @@ class AutogradStep:
         elif loss == "mse":
             self.loss = _mse
         else:
-            self.loss = lambda outputs, labels: cross_entropy(outputs, labels, class_weights)
+            weights = None if class_weights is None else class_weights.to(next(ensemble.parameters()).device)
+            self.loss = lambda outputs, labels: cross_entropy(outputs, labels, weights)
 
     def __call__(self, x: Tensor, labels: Tensor, lr: float) -> Float[Tensor, " members"]:
         _set_lr(self.optimizer, lr)

@@ -5,8 +5,8 @@ import functools
 import itertools
 import math
 import os
-import pathlib
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from uqlab.checkpoints import Checkpoint, digest
 from uqlab.ensembles import Ensemble, FoldedEnsemble, member_seed
 from uqlab.steps import AutogradStep, ChainStep, Loss, Optimizer, cross_entropy, lr_factor, make_step
 
@@ -38,6 +39,10 @@ class History:
 
 def device(name: str = "auto") -> torch.device:
     """The torch device of that name; "auto" is the GPU if there is one."""
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(
+            f'device {name!r} needs a GPU and a CUDA build of torch, and here is none; use "auto" or "cpu"'
+        )
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
@@ -81,17 +86,25 @@ def fit(
     member's loss is no longer finite.
     """
     started = time.perf_counter()
-    where = next(ensemble.parameters()).device
-    _check_data(inputs, labels, epochs, batch_size, lr)
-    inputs, labels = inputs.to(where), labels.to(where)
-    if loss == "cross_entropy":
-        _check_labels(labels, ensemble, inputs[:1])
+    _check_data(ensemble, inputs, labels, epochs, batch_size, lr)
+    first_parameter = next(ensemble.parameters())
+    where = first_parameter.device
+    inputs = inputs.detach().to(where, first_parameter.dtype if inputs.is_floating_point() else None)
+    labels = labels.detach().to(where)
+    if not callable(loss):
+        labels = _check_labels(ensemble, inputs, labels, loss, class_weights)
     steps_per_epoch = math.ceil(len(inputs) / batch_size)
     factor = lr_factor(schedule, epochs, steps_per_epoch, milestones, warmup)
-    settings = loss, class_weights, Optimizer(optimizer, weight_decay, momentum, clip), precision
-    workers = _Workers(ensemble, min(batch_size, len(inputs)), lambda shard: make_step(shard, *settings))
+    how = Optimizer(optimizer, weight_decay, momentum, clip)
+    run = [list(ensemble.member_ids), seed, epochs, lr, batch_size, list(how), schedule, list(milestones), warmup]
+    resumed = Checkpoint.read(checkpoint, [*run, str(loss), len(inputs), digest(ensemble)])
+
+    def make(shard: Ensemble) -> ChainStep | AutogradStep:
+        return make_step(shard, loss, class_weights, how, precision, flat=inputs.ndim == 2)
+
+    workers = _Workers(ensemble, min(batch_size, len(inputs)), make, resumed.bounds)
     losses = torch.zeros(epochs, ensemble.members, device=where)
-    first = _resume(checkpoint, ensemble, workers.steps, losses)
+    first = resumed.restore(ensemble, workers.steps, losses)
 
     def run_epoch(epoch: int, rows: slice, shard: Ensemble, take_step: ChainStep | AutogradStep) -> None:
         shard.train().reseed(seed, epoch)
@@ -105,7 +118,7 @@ def fit(
         for epoch in range(first, epochs):
             workers.run(functools.partial(run_epoch, epoch))
             _check_finite(losses[epoch], epoch)
-            _save(checkpoint, epoch + 1, ensemble, workers.steps, losses)
+            resumed.write(epoch + 1, ensemble, workers.bounds, workers.steps, losses)
             bar.update()
             if progress:
                 bar.set_postfix_str(f"loss {losses[epoch].mean().item():.3f}", refresh=False)
@@ -121,7 +134,13 @@ class _Workers:
     Below SMALL (ten perceptrons of the paper's width x1, batch 128, are there) one thread is fastest.
     """
 
-    def __init__(self, ensemble: Ensemble, batch_size: int, make: Callable[[Ensemble], ChainStep | AutogradStep]):
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        batch_size: int,
+        make: Callable[[Ensemble], ChainStep | AutogradStep],
+        bounds: list[int] | None = None,
+    ):
         self.threads = torch.get_num_threads()
         # An activation, of which each bias makes one an input, costs about as much as a hundred multiply-adds.
         work = batch_size * sum(p.numel() * (100 if p.ndim == 2 else 1) for p in ensemble.parameters())
@@ -130,20 +149,23 @@ class _Workers:
             small = isinstance(ensemble, FoldedEnsemble) and work < SMALL
             count = 1 if small else min(self.threads, ensemble.members)
             self.threads_each = 1 if small else self.threads // count
-        bounds = [round(i * ensemble.members / count) for i in range(count + 1)]
-        self.rows = [slice(low, high) for low, high in itertools.pairwise(bounds)]
-        self.shards = [ensemble.shard(rows) for rows in self.rows] if count > 1 else [ensemble]
+        # A resumed run keeps its shards, whatever the number of threads is now.
+        self.bounds = bounds or [round(i * ensemble.members / count) for i in range(count + 1)]
+        self.rows = [slice(low, high) for low, high in itertools.pairwise(self.bounds)]
+        self.shards = [ensemble.shard(rows) for rows in self.rows] if len(self.rows) > 1 else [ensemble]
         self.steps = [make(shard) for shard in self.shards]
-        self.pool = futures.ThreadPoolExecutor(count, initializer=self._start) if count > 1 else None
+        self.on_cpu = next(ensemble.parameters()).device.type == "cpu"
+        self.pool: futures.ThreadPoolExecutor | None = None
 
     def __enter__(self) -> "_Workers":
-        self._start()
+        if self.on_cpu:
+            self.pool = futures.ThreadPoolExecutor(len(self.shards), initializer=self._start)
         return self
 
     def __exit__(self, *exc: object) -> None:
         if self.pool is not None:
             self.pool.shutdown()
-        torch.set_num_threads(self.threads)
+            torch.set_num_threads(self.threads)
 
     def _start(self) -> None:
         torch.set_num_threads(self.threads_each)
@@ -152,7 +174,8 @@ class _Workers:
     def run(self, work: Callable[[slice, Ensemble, ChainStep | AutogradStep], None]) -> None:
         """work(rows, shard, step) for every shard, all at once."""
         if self.pool is None:
-            work(self.rows[0], self.shards[0], self.steps[0])
+            for each in zip(self.rows, self.shards, self.steps, strict=True):
+                work(*each)
         else:
             list(self.pool.map(work, self.rows, self.shards, self.steps))
 
@@ -195,7 +218,7 @@ class _Batches:
             yield (x if self.augment is None else self.augment(x, self.generators)), y
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def predict(
     ensemble: nn.Module,
     inputs: Shaped[Tensor, "samples ..."],
@@ -208,19 +231,21 @@ def predict(
 
     A plain module, whose outputs are [samples, classes], counts as an ensemble of one.
     """
-    where = next((parameter.device for parameter in ensemble.parameters()), torch.device("cpu"))
-    if len(inputs) == 0:
-        raise ValueError("predict needs at least one input, got an empty tensor")
-    was_training = ensemble.training
+    if len(inputs) == 0 or batch_size < 1:
+        raise ValueError(f"predict needs at least one input and batch_size >= 1, got {len(inputs)} and {batch_size}")
+    parameter = next(ensemble.parameters(), torch.empty(0))
+    dtype = parameter.dtype if inputs.is_floating_point() else None
+    modes = {module: module.training for module in ensemble.modules()}
     ensemble.eval()
     chunks = []
     try:
-        with arithmetic(precision, where):
+        with arithmetic(precision, parameter.device):
             for start in tqdm(range(0, len(inputs), batch_size), desc="predict", disable=not progress, leave=False):
-                logits = ensemble(inputs[start : start + batch_size].to(where))
+                logits = ensemble(inputs[start : start + batch_size].to(parameter.device, dtype))
                 chunks.append(logits.float() if isinstance(ensemble, Ensemble) else logits.float()[None])
     finally:
-        ensemble.train(was_training)
+        for module, mode in modes.items():
+            module.training = mode
     return torch.cat(chunks, dim=1).cpu()
 
 
@@ -230,7 +255,7 @@ def arithmetic(precision: str, where: torch.device) -> Iterator[None]:
 
     On CUDA bfloat16 is autocast. On a CPU the products of float32 tensors round their factors to bfloat16 where the
     processor has matrix units for it (AMX); elsewhere bfloat16 is no faster than float32 (measured: up to twice as
-    slow), and float32 is used.
+    slow): then float32 is used, with a warning.
     """
     if precision not in ("float32", "bfloat16"):
         raise ValueError(f'precision must be "float32" or "bfloat16", got {precision!r}')
@@ -248,6 +273,9 @@ def arithmetic(precision: str, where: torch.device) -> Iterator[None]:
         finally:
             backend.matmul.fp32_precision, backend.conv.fp32_precision = before
     else:
+        warnings.warn(
+            "this processor has no bfloat16 matrix units: products stay float32, which is faster", stacklevel=4
+        )
         yield
 
 
@@ -266,23 +294,48 @@ def crop_flip(x: Tensor, generators: list[torch.Generator], padding: int = 4) ->
     return padded[m, b, :, rows[..., :, None], columns[..., None, :]].movedim(-1, 2)
 
 
-def _check_data(inputs: Tensor, labels: Tensor, epochs: int, batch_size: int, lr: float) -> None:
-    if len(inputs) == 0:
+def _check_data(ensemble: Ensemble, inputs: Tensor, labels: Tensor, epochs: int, batch_size: int, lr: float) -> None:
+    if not isinstance(ensemble, Ensemble):
+        raise TypeError(
+            f"fit takes an ensemble, got {type(ensemble).__name__}; wrap it: ensembles.from_members([model])"
+        )
+    if not isinstance(inputs, Tensor) or not isinstance(labels, Tensor):
+        kinds = f"{type(inputs).__name__} and {type(labels).__name__}"
+        raise TypeError(f"inputs and labels must be tensors, got {kinds}; use torch.as_tensor")
+    if inputs.ndim == 0 or len(inputs) == 0:
         raise ValueError("cannot train on an empty data set: inputs hold no sample")
-    if len(inputs) != len(labels):
-        raise ValueError(f"inputs and labels must be equally many, got {len(inputs)} inputs and {len(labels)} labels")
-    if epochs < 1 or batch_size < 1 or lr <= 0:
+    if labels.ndim == 0 or len(inputs) != len(labels):
+        raise ValueError(f"inputs and labels must be equally many, got {list(inputs.shape)} and {list(labels.shape)}")
+    if epochs < 1 or batch_size < 1 or not lr > 0:
         raise ValueError(f"epochs and batch_size must be at least 1 and lr positive, got {epochs}, {batch_size}, {lr}")
+    if inputs.dtype == torch.uint8:
+        raise ValueError("inputs are uint8; give images as floating point in [0, 1]: inputs.float() / 255")
     if inputs.is_floating_point() and not inputs.sum().isfinite() and not inputs.isfinite().all():
         raise ValueError("inputs hold NaN or infinite values; clean them before training")
 
 
-def _check_labels(labels: Tensor, ensemble: Ensemble, input_: Tensor) -> None:
+def _check_labels(
+    ensemble: Ensemble, inputs: Tensor, labels: Tensor, loss: str, class_weights: Tensor | None
+) -> Tensor:
+    """The labels as the loss wants them, checked against the outputs for one input before training starts."""
     with torch.no_grad():
-        classes = ensemble.eval()(input_).shape[-1]
+        outputs = ensemble.eval()(inputs[:1])[0, 0]
+    if loss != "cross_entropy":
+        if labels[0].numel() != outputs.numel() or not labels.is_floating_point() or not labels.isfinite().all():
+            need = f"finite floating targets of {outputs.numel()} values a sample, like the outputs"
+            raise ValueError(f'loss="mse" needs {need}; got {list(labels.shape)} {labels.dtype}')
+        return labels.to(inputs.dtype)
+    classes = outputs.shape[-1]
+    if labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool:
+        raise ValueError(f"labels must be integers [samples], got {list(labels.shape)} {labels.dtype}")
     low, high = labels.min().item(), labels.max().item()
     if low < 0 or high >= classes:
         raise ValueError(f"labels must be 0 to {classes - 1}, one for each of {classes} outputs, got {low} to {high}")
+    if class_weights is not None and (
+        class_weights.shape != (classes,) or not (class_weights >= 0).all() or not class_weights.sum() > 0
+    ):
+        raise ValueError(f"class_weights must be [{classes}], not negative and not all zero, got {class_weights}")
+    return labels.long()
 
 
 def _check_finite(losses: Tensor, epoch: int) -> None:
@@ -292,44 +345,3 @@ def _check_finite(losses: Tensor, epoch: int) -> None:
             f"the loss of member {bad[0]} ({len(bad)} of {len(losses)} members) is not finite in epoch {epoch + 1}; "
             "lower lr, add warmup or clip"
         )
-
-
-def _save(
-    path: str | os.PathLike | None,
-    epoch: int,
-    ensemble: Ensemble,
-    steps: list[ChainStep | AutogradStep],
-    losses: Tensor,
-) -> None:
-    if path is None:
-        return
-    target = pathlib.Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    state = {
-        "epoch": epoch,
-        "weights": ensemble.state_dict(),
-        "optimizer": [step.state() for step in steps],
-        "losses": losses,
-    }
-    torch.save(state, temporary)
-    os.replace(temporary, target)
-
-
-def _resume(
-    path: str | os.PathLike | None, ensemble: Ensemble, steps: list[ChainStep | AutogradStep], losses: Tensor
-) -> int:
-    """Load the checkpoint, if there is one, and return the number of epochs done."""
-    if path is None or not pathlib.Path(path).exists():
-        return 0
-    state = torch.load(path, weights_only=True, map_location=losses.device)
-    if state["losses"].shape != losses.shape:
-        raise ValueError(
-            f"checkpoint {path} is of a run with [epochs, members] = {tuple(state['losses'].shape)}, this run has "
-            f"{tuple(losses.shape)}; delete the file or name another"
-        )
-    ensemble.load_state_dict(state["weights"])
-    for step, saved in zip(steps, state["optimizer"], strict=True):
-        step.load(saved)
-    losses.copy_(state["losses"])
-    return state["epoch"]

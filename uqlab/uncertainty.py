@@ -259,6 +259,8 @@ def decompose_gaussian(
 
 def check_logits(logits: Tensor) -> None:
     """Raise unless logits are floating [members, batch, classes], not empty, of two classes or more."""
+    if not isinstance(logits, Tensor):
+        raise TypeError(f"logits must be a tensor, got {type(logits).__name__}; use torch.as_tensor(logits)")
     if logits.ndim != 3:
         hint = {2: "; for a single model use logits[None]", 4: "; for groups use decompose_groups"}.get(logits.ndim, "")
         raise ValueError(f"logits must be [members, batch, classes], got {list(logits.shape)}{hint}")
