@@ -1,0 +1,101 @@
+"""A user's own arrays as a data set."""
+
+import io
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from uqlab import data
+
+
+def test_own_arrays(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (6, 3, 5, 7), np.uint8)
+    y = np.array([0, 1, 2, 2, 1, 0], np.uint8)
+    expected = torch.from_numpy(x).float() / 255
+    path = tmp_path / "own.npz"
+    splits = "train", "test"
+    for stored in (x, x.transpose(0, 2, 3, 1), x.astype(np.float32) / 255, x / 255):
+        np.savez(path, x=stored, y=y)
+        np.savez(tmp_path / "given.npz", x_train=stored, y_train=y)
+        d = data.load(tmp_path / "given.npz", "train")
+        assert torch.allclose(d.inputs, expected)
+        assert d.inputs.dtype == torch.float32
+        assert d.labels.tolist() == y.tolist()
+        parts = [data.load(str(path), split) for split in splits]
+        assert torch.allclose(torch.cat([part.inputs for part in parts]).sum(0), d.inputs.sum(0))
+        assert d.classes == parts[0].classes == parts[1].classes == ("0", "1", "2")
+    chosen = torch.cat([data.load(f"{path}[1-2]", split).labels for split in splits])
+    assert chosen.bincount().tolist() == [2, 2]
+    np.savez(path, x=x[:, 0])
+    for split in splits:  # grey, no labels
+        d = data.load(path, split)
+        assert torch.equal(d.inputs, expected[:, :1])
+        assert d.labels.tolist() == [-1] * 6
+    with pytest.raises(ValueError, match="no labels"):
+        data.load(f"{path}[0]")
+
+
+def test_own_arrays_are_split_by_class_into_disjoint_parts(tmp_path):
+    sizes = torch.tensor([200, 100, 33, 10, 4, 2])
+    y = torch.arange(6).repeat_interleave(sizes)[torch.randperm(349)].numpy()
+    x = np.arange(2 * 349, dtype=np.uint16).view(np.uint8).reshape(349, 1, 4)  # every image differs
+    np.savez(tmp_path / "own.npz", x=x, y=y)
+    train, test = (data.load(tmp_path / "own.npz", split, seed=seed) for seed, split in enumerate(("train", "test")))
+    found = [tuple(image.flatten().tolist()) for image in torch.cat([train.inputs, test.inputs])]
+    assert len(set(found)) == len(found) == 349
+    assert (test.labels.bincount(minlength=6) - 0.3 * sizes).abs().max() < 1
+    assert train.labels.bincount().min() >= 1
+    label_of = {tuple((image / np.float32(255)).flatten().tolist()): label for image, label in zip(x, y, strict=True)}
+    assert [label_of[image] for image in found] == [*train.labels.tolist(), *test.labels.tolist()]
+    again = data.load(tmp_path / "own.npz", "train", seed=7)
+    assert torch.equal(again.inputs, train.inputs)
+
+
+def test_own_splits(tmp_path, monkeypatch):
+    x = np.arange(4 * 4, dtype=np.uint8).reshape(4, 2, 2)
+    np.savez(tmp_path / "own.npz", x_train=x[:3], y_train=np.array([0, 1, 2]), x_test=x[3:], y_test=np.array([0]))
+    monkeypatch.chdir(tmp_path)
+    train, test = data.load("own.npz", "train"), data.load("own.npz", "test")
+    assert [len(train), len(test)] == [3, 1]
+    assert train.classes == test.classes == ("0", "1", "2")
+    np.savez(tmp_path / "own.npz", x_train=x)
+    with pytest.raises(ValueError, match=r"neither x nor x_test, but \['x_train'\]"):
+        data.load("own.npz")
+    with pytest.raises(FileNotFoundError, match=re.escape(str(tmp_path / "other.npz"))):
+        data.load("other.npz")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": np.full((2, 3, 3), np.nan)}, "must lie in"),
+        ({"x": np.full((2, 3, 3), 1.5)}, "must lie in.*1.5"),
+        ({"x": np.zeros((2, 3, 3), np.int64)}, "got int64"),
+        ({"x": np.zeros((2, 9))}, "not empty, got"),
+        ({"x": np.zeros((0, 3, 3))}, "not empty, got"),
+        ({"x": np.zeros((2, 3, 3)), "y": np.zeros(3, np.int64)}, "y must be 2 integers"),
+        ({"x": np.zeros((2, 3, 3)), "y": np.zeros(2)}, "y must be 2 integers"),
+        ({"x": np.zeros((2, 3, 3)), "y": np.array([0, -1])}, "y must count from 0"),
+        ({"x": np.zeros((2, 3, 3)), "y": np.array([0, 10**9])}, "class numbers counted from 0, got 1000000000"),
+        ({"images": np.zeros((2, 3, 3))}, "neither x nor x_test"),
+        ({"x": np.array([None, {}])}, "cannot be read"),
+    ],
+)
+def test_own_arrays_are_refused(arrays, message, tmp_path):
+    np.savez(tmp_path / "own.npz", **arrays)
+    with pytest.raises(ValueError, match=message):
+        data.load(tmp_path / "own.npz")
+
+
+def test_an_npz_that_is_none_is_refused(tmp_path):
+    np.savez(tmp_path / "own.npz", x=np.zeros((9, 8, 8), np.uint8))
+    whole = (tmp_path / "own.npz").read_bytes()
+    buffer = io.BytesIO()
+    np.save(buffer, np.zeros(3))
+    for content in (b"", b"text", whole[:-30], whole[:200] + b"\xff" * 8 + whole[208:], buffer.getvalue()):
+        (tmp_path / "own.npz").write_bytes(content)
+        with pytest.raises(ValueError, match=r"own\.npz cannot be read"):
+            data.load(tmp_path / "own.npz")
