@@ -72,7 +72,7 @@ def fit(
     """Train every member on its own shuffling of the same data.
 
     Member m's batches, dropout and augmentation depend on (seed, m) alone: ten members equal 4 + 6 and ten runs of one,
-    to float tolerance. With plain SGD and a network of linear layers the step is taken inside the backward products.
+    to float tolerance. Perceptrons take a step that is written out (`steps.ChainStep`), other networks autograd's.
 
     inputs [samples, ...] and labels ([samples] classes; for `loss="mse"` targets like the outputs) are moved to the
     ensemble's device once. `optimizer`: "sgd", "adam" or "adamw". `schedule`: "constant", "cosine" (to 0 over the run)
@@ -82,8 +82,8 @@ def fit(
     changes a batch, one generator a member. `precision`: see `arithmetic`. `checkpoint`: a file written after every
     epoch and resumed from, bit-identical on CPU.
 
-    Raises ValueError for empty or mismatched data, labels out of range and unknown names, FloatingPointError when a
-    member's loss is no longer finite.
+    Raises ValueError for empty or mismatched data, labels out of range, unknown names and a checkpoint that is damaged
+    or of another run; TypeError for what is no ensemble or tensor; FloatingPointError when a loss is no longer finite.
     """
     started = time.perf_counter()
     _check_data(ensemble, inputs, labels, epochs, batch_size, lr)
@@ -96,8 +96,9 @@ def fit(
     steps_per_epoch = math.ceil(len(inputs) / batch_size)
     factor = lr_factor(schedule, epochs, steps_per_epoch, milestones, warmup)
     how = Optimizer(optimizer, weight_decay, momentum, clip)
+    loss_name = loss if isinstance(loss, str) else getattr(loss, "__qualname__", type(loss).__name__)
     run = [list(ensemble.member_ids), seed, epochs, lr, batch_size, list(how), schedule, list(milestones), warmup]
-    resumed = Checkpoint.read(checkpoint, [*run, str(loss), len(inputs), digest(ensemble)])
+    resumed = Checkpoint.read(checkpoint, [*run, loss_name, len(inputs), digest(ensemble)])
 
     def make(shard: Ensemble) -> ChainStep | AutogradStep:
         return make_step(shard, loss, class_weights, how, precision, flat=inputs.ndim == 2)
