@@ -1,5 +1,6 @@
 """Data sets: identities of the embedded ones, parts of a set, own arrays, and the real files where they are."""
 
+import hashlib
 import os
 import shutil
 from pathlib import Path
@@ -215,6 +216,26 @@ def test_load_refuses(arguments, message):
 def test_load_refuses_a_negative_limit():
     with pytest.raises(ValueError, match="limit must be"):
         data.load("digits", limit=-1)
+
+
+# registered files ------------------------------------------------------------------------------------------------
+
+
+def test_a_registered_file_by_its_name(tmp_path, monkeypatch):
+    name, content = "resnet_cifar10/resnet20-12fca82f.th", b"weights"
+    assert FILES[name].checksum.startswith("sha256:12fca82f")
+    monkeypatch.setitem(FILES, name, Remote(f"sha256:{hashlib.sha256(content).hexdigest()}", ()))  # no mirror
+    monkeypatch.setenv("UQLAB_DATA", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=f"{name} is missing"):
+        data.file(name)
+    (tmp_path / name).parent.mkdir()
+    (tmp_path / name).write_bytes(content)
+    assert data.file(name) == data.file(name, root=tmp_path) == tmp_path / name
+    (tmp_path / name).write_bytes(b"damaged")
+    with pytest.raises(ValueError, match="corrupted"):
+        data.file(name)
+    with pytest.raises(ValueError, match=r"unknown file 'resnet20\.th'.*known: mnist/.*ensemble_resnet20_5\.th"):
+        data.file("resnet20.th")
 
 
 # the real files --------------------------------------------------------------------------------------------------

@@ -92,7 +92,8 @@ def below(folder):
 def test_registry_names_one_checksum_per_file_and_two_mirrors_for_mnist():
     for file, remote in FILES.items():
         assert re.fullmatch("sha256:[0-9a-f]{64}|md5:[0-9a-f]{32}", remote.checksum)
-        assert all(url.endswith(file.rpartition("/")[2]) for url in remote.urls)
+        name = "checkpoint.th" if "ensemble" in file else file.rpartition("/")[2]
+        assert all(url.endswith(f"/{name}") for url in remote.urls)
         if file.startswith(("mnist/", "fashion-mnist/")):
             assert len({url.split("/")[2] for url in remote.urls}) >= 2
     assert len({remote.checksum for remote in FILES.values()}) == len(FILES)
@@ -304,6 +305,14 @@ def test_cifar(place, monkeypatch):
     place({"cifar10h_counts.npz": npz(counts=counts)})
     assert data.load("cifar10", root=root).label_probs[0].tolist() == [0, 0.5, 0.5] + [0] * 7
     assert data.load("cifar10[1-2]", root=root).labels.tolist() == [0]
+    buffer = io.BytesIO()
+    np.save(buffer, counts[::-1].astype(float))
+    place({"cifar10h-counts.npy": buffer.getvalue()})  # as published
+    assert data.load("cifar10", root=root).label_probs[1].tolist() == [0, 0.5, 0.5] + [0] * 7
+    place({"cifar10h-counts.npy": buffer.getvalue()[:-9]})
+    with pytest.raises(ValueError, match=r"cifar10h-counts\.npy cannot be read"):
+        data.load("cifar10", root=root)
+    (root / "cifar10h-counts.npy").unlink()
     place({"cifar-10-batches-bin/test_batch.bin": rows.tobytes()})
     with pytest.raises(ValueError, match="cifar-10-batches-bin: test must hold 2 images"):
         data.load("cifar10", root=root)

@@ -27,6 +27,16 @@ def _idx_files(name, places, mirrors, checksums):
     }
 
 
+def _weights(repository, files):
+    """Network weights of a GitHub repository at a commit: {file: (path there, checksum)}."""
+    return {
+        f"resnet_cifar10/{file}": Remote(
+            f"sha256:{checksum}", (f"https://raw.githubusercontent.com/{repository}/{path}",), (file,)
+        )
+        for file, (path, checksum) in files.items()
+    }
+
+
 FILES = {
     # tensorflow-datasets url_checksums/mnist.txt; mirrors of torchvision (first, last) and tensorflow-datasets
     **_idx_files(
@@ -133,6 +143,33 @@ FILES = {
     "agnews/test.csv": Remote(
         "sha256:521465c2428ed7f02f8d6db6ffdd4b5447c1c701962353eb2c40d548c3c85699",
         ("https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/test.csv",),
+    ),
+    # CIFAR-10 networks of Y. Idelbayev; a file's name holds the first eight digits of its checksum
+    **_weights(
+        "akamaster/pytorch_resnet_cifar10/d5489e8995e81e91ce6b1d69dcc98ad579b0b153",
+        {
+            file: (f"pretrained_models/{file}", checksum)
+            for file, checksum in (
+                ("resnet20-12fca82f.th", "12fca82f0bebc4135bf1f32f6e3710e61d5108578464b84fd6d7f5c1b04036c8"),
+                ("resnet32-d509ac18.th", "d509ac1820d7f25398913559d7e81a13229b1e7adc5648e3bfa5e22dc137f850"),
+                ("resnet44-014dd654.th", "014dd6541728a1c700b1642ab640e211dc6eb8ed507d70697458dc8f8a0ae2e4"),
+                ("resnet56-4bfd9763.th", "4bfd97631478d6b638d2764fd2baff3edb1d7d82252d54439343b6596b9b5367"),
+            )
+        },
+    ),
+    # five ResNet-20 trained alike; the checksums are those of the files at this commit, none are published
+    **_weights(
+        "DanSun18/pytorch_resnet_cifar10/b3e085b7539af6d46a00868869dfbee55c373c10",
+        {
+            f"ensemble_resnet20_{run}.th": (f"experiments/run_8/run_run_8-{run}/save_resnet20/checkpoint.th", checksum)
+            for run, checksum in (
+                (1, "3f947ad5e274bad92b8977cf625cb75294abbdb6b6fa7ee992640705f9cd48e8"),
+                (2, "7b6496a38166953ce3a8ed0c50204868c4838cf361d0d30c9b4dc87f08d45be9"),
+                (3, "5c199a3694bc0c17bf81f9ff604ac1c0ccc3439f74a8574b28a358e25f8eace8"),
+                (4, "764b3d9570dc0e741d04842eba4b174496b6b0350cc446e440b337cd3a4f19df"),
+                (5, "3970e36192ae583f4eacc97f6d9d148c82a3d02c21131a7f6ca21af8a22aae66"),
+            )
+        },
     ),
 }
 

@@ -188,12 +188,17 @@ def _cifar10(split, root):
     members = [f"cifar-10-batches-bin/{name}.bin" for name in names]
     path, rows = _cifar_rows("cifar-10-binary.tar.gz", members, 1, split, root)
     x, y, classes, _ = _checked(path, rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0], (3, 32, 32), CIFAR10)
-    human = root / "cifar10h_counts.npz"  # CIFAR-10H, Peterson et al. 2019: judgements per test image and class
-    if split == "train" or not human.is_file():
+    # CIFAR-10H, Peterson et al. 2019: judgements per test image and class; as published, or compressed
+    humans = [root / name for name in ("cifar10h-counts.npy", "cifar10h_counts.npz")]
+    human = next((path for path in humans if path.is_file()), None)
+    if split == "train" or human is None:
         return x, y, classes, None
-    counts = npz(human, "counts")["counts"]
-    if counts.shape != (len(x), 10) or (counts.sum(1) == 0).any():
-        raise ValueError(f"{human}: counts must have shape {(len(x), 10)} and no empty row, got {counts.shape}")
+    with reading(human):
+        counts = npz(human, "counts")["counts"] if human.suffix == ".npz" else np.load(human, allow_pickle=False)
+    if counts.shape != (len(x), 10) or (counts < 0).any() or not (counts.sum(1) > 0).all():
+        raise ValueError(
+            f"{human}: counts must have shape {(len(x), 10)}, no empty row and none below 0, got {counts.shape}"
+        )
     return x, y, classes, (counts / counts.sum(1, keepdims=True)).astype(np.float32)
 
 

@@ -19,9 +19,10 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from uqlab._embedded import EMBEDDED
+from uqlab._registry import FILES, fetch
 from uqlab._sources import SOURCES, npz
 
-__all__ = ["Dataset", "load", "names"]
+__all__ = ["Dataset", "file", "load", "names"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -147,6 +148,19 @@ def load(
         classes,
         None if probs is None else torch.from_numpy(probs[rows]),
     )
+
+
+def file(name: str, *, root: str | os.PathLike | None = None) -> Path:
+    """The path of a registered file, such as "resnet_cifar10/resnet20-12fca82f.th", once its checksum is right.
+
+    root: as in `load`. Raises ValueError for an unknown name and for a corrupted file that cannot be fetched again,
+    FileNotFoundError if the file is missing and no mirror delivers it.
+    """
+    if name not in FILES:
+        close = difflib.get_close_matches(name, FILES, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise ValueError(f"unknown file {name!r}{hint}; known: {', '.join(FILES)}")
+    return fetch(name, _folder(root))
 
 
 def _parse(name):

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from uqlab.layers import MemberDropout, MemberLayer, MemberLinear, replace_layers, with_layers
 
-# Modules that treat every row of a batch alike, so that members can be folded into the batch.
-_ROW_BY_ROW = {
-    nn.Sequential, nn.Linear, nn.Flatten, nn.Identity, nn.Dropout, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU,
-    nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Hardtanh, nn.Hardswish,
+ELEMENTWISE = {
+    nn.Identity, nn.Dropout, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh,
+    nn.Sigmoid, nn.Softplus, nn.Hardtanh, nn.Hardswish,
 }  # fmt: skip
+# Modules that treat every row of a batch alike, so that members can be folded into the batch.
+_ROW_BY_ROW = ELEMENTWISE | {nn.Sequential, nn.Linear, nn.Flatten}
 # Modules that draw from torch's global generator, whose order threads would scramble.
 _GLOBAL_NOISE = (
     nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU
@@ -97,8 +98,10 @@ class FoldedEnsemble(Ensemble):
         return FoldedEnsemble(with_layers(self.network, lambda layer: layer.shard(rows)), self.member_ids[rows])
 
     def can_shard(self) -> bool:
-        owners = [part for part in self.network.modules() if any(True for _ in part.parameters(recurse=False))]
-        return all(isinstance(part, MemberLayer) for part in owners)
+        return all(
+            isinstance(part, MemberLayer) or not any(p.requires_grad for p in part.parameters(recurse=False))
+            for part in self.network.modules()
+        )
 
     def noise_layers(self) -> list[tuple[MemberDropout, int, Sequence[int]]]:
         return [(layer, number, self.member_ids) for number, layer in enumerate(_dropouts(self.network))]

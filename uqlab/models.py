@@ -1,11 +1,20 @@
 """The networks of the notebooks."""
 
 import itertools
+import os
+import pickle
+from collections import OrderedDict
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
 def mlp(in_features: int, widths: Sequence[int] = (64, 32), classes: int = 10, dropout: float = 0.1) -> nn.Sequential:
@@ -15,6 +24,19 @@ def mlp(in_features: int, widths: Sequence[int] = (64, 32), classes: int = 10, d
     for before, after in itertools.pairwise(sizes):
         layers += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(dropout)]
     return nn.Sequential(*layers, nn.Linear(sizes[-1], classes))
+
+
+def small_cnn(classes: int = 10, channels: int = 1, width: int = 32) -> nn.Sequential:
+    """Three 3x3 convolutions without stride, an average over their map and a linear layer, for images of a few pixels.
+
+    The map keeps the size of the image. Raises ValueError for a width below 1.
+    """
+    if width < 1:
+        raise ValueError(f"width must be at least 1, got {width}")
+    layers: list[nn.Module] = []
+    for before, after in itertools.pairwise([channels, width, 2 * width, 2 * width]):
+        layers += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * width, classes))
 
 
 class Standardize(nn.Module):
@@ -56,10 +78,14 @@ def wide_resnet(depth: int = 28, width: int = 1, classes: int = 10, channels: in
         nn.Flatten(),
         nn.Linear(sizes[3], classes),
     )
+    _he_init(network)
+    return network
+
+
+def _he_init(network: nn.Module) -> None:
     for layer in network.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out")
-    return network
 
 
 class _WideBlock(nn.Module):
@@ -76,3 +102,102 @@ class _WideBlock(nn.Module):
         ready = F.relu(self.norm1(x))
         y = self.conv2(F.relu(self.norm2(self.conv1(ready))))
         return y + (x if self.shortcut is None else self.shortcut(ready))
+
+
+def cifar_resnet(depth: int = 20, classes: int = 10) -> nn.Sequential:
+    """ResNet-depth for [batch, 3, 32, 32], 16-32-64 channels, shortcuts without parameters (He et al. 2016, 4.2).
+
+    Weights trained by others fit: its modules have the names of github.com/akamaster/pytorch_resnet_cifar10. Raises
+    ValueError unless depth is 6 n + 2 with n >= 1.
+    """
+    if depth < 8 or (depth - 2) % 6:
+        raise ValueError(f"a CIFAR ResNet has depth 6 n + 2 (8, 14, 20, 32, 44, 56, 110, ...), got {depth}")
+    n = (depth - 2) // 6
+
+    def group(before: int, after: int) -> nn.Sequential:
+        return nn.Sequential(*(_Block(before if i == 0 else after, after) for i in range(n)))
+
+    network = nn.Sequential(
+        OrderedDict(
+            conv1=nn.Conv2d(3, 16, 3, padding=1, bias=False),
+            bn1=nn.BatchNorm2d(16),
+            relu=nn.ReLU(),
+            layer1=group(16, 16),
+            layer2=group(16, 32),
+            layer3=group(32, 64),
+            pool=nn.AdaptiveAvgPool2d(1),
+            flatten=nn.Flatten(),
+            linear=nn.Linear(64, classes),
+        )
+    )
+    _he_init(network)
+    return network
+
+
+class _Block(nn.Module):
+    """Two convolutions added to the input; where channels double, the map is halved (option A)."""
+
+    def __init__(self, before: int, after: int):
+        super().__init__()
+        self.stride, self.new = after // before, after - before
+        self.conv1, self.bn1 = nn.Conv2d(before, after, 3, self.stride, 1, bias=False), nn.BatchNorm2d(after)
+        self.conv2, self.bn2 = nn.Conv2d(after, after, 3, 1, 1, bias=False), nn.BatchNorm2d(after)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        if self.new:  # every other pixel, and channels of zeros on both sides
+            x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.new // 2, self.new // 2))
+        return F.relu(y + x)
+
+
+def load_weights(model: Model, path: str | os.PathLike) -> Model:
+    """Put the weights of a file into `model` and return it.
+
+    path: a .th, .pt or .pth file of torch.save, of which only tensors are read (`weights_only=True`), or .safetensors.
+        A state dict under "state_dict" is unwrapped, and the prefix "module." of nn.DataParallel dropped.
+
+    Raises FileNotFoundError if there is no such file; ValueError for another kind of file, one that cannot be read or
+    holds more than tensors, and one whose names or shapes are not the model's. The model is then as it was.
+    """
+    path = Path(path).expanduser()
+    state = _read_weights(path)
+    if state and all(name.startswith("module.") for name in state):
+        state = {name.removeprefix("module."): weight for name, weight in state.items()}
+    own = model.state_dict()
+    missing = [name for name in own if name not in state and not name.endswith("num_batches_tracked")]
+    unexpected = [name for name in state if name not in own]
+    shapes = [
+        f"{name} {list(weight.shape)} for {list(own[name].shape)}"
+        for name, weight in state.items()
+        if name in own and weight.shape != own[name].shape
+    ]
+    problems = [
+        f"{what} {', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
+        for what, names in (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes))
+        if names
+    ]
+    if problems:
+        raise ValueError(f"{path} does not fit this {type(model).__name__}: {'; '.join(problems)}")
+    model.load_state_dict(state, strict=False)  # num_batches_tracked, absent from old files, plays no part
+    return model
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    if path.suffix not in (".th", ".pt", ".pth", ".safetensors"):
+        raise ValueError(f"{path}: weights are read from .th, .pt, .pth and .safetensors files")
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path.absolute()}; relative paths start at the working folder")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, ValueError, KeyError, OSError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise ValueError(
+            f"{path} cannot be read: {reason}. It is damaged, or holds Python objects, which would run code: then save "
+            "model.state_dict() alone"
+        ) from error
+    state = found.get("state_dict", found) if isinstance(found, dict) else found
+    if not isinstance(state, dict) or not all(isinstance(weight, Tensor) for weight in state.values()):
+        raise ValueError(f"{path} holds no state dict of tensors; save model.state_dict()")
+    return state

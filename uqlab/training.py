@@ -103,7 +103,9 @@ def fit(
     def make(shard: Ensemble) -> ChainStep | AutogradStep:
         return make_step(shard, loss, class_weights, how, precision, flat=inputs.ndim == 2)
 
-    workers = _Workers(ensemble, min(batch_size, len(inputs)), make, resumed.bounds)
+    # An activation, of which each bias makes one an input, costs about as much as a hundred multiply-adds.
+    work = min(batch_size, len(inputs)) * sum(p.numel() * (100 if p.ndim == 2 else 1) for p in ensemble.parameters())
+    workers = Workers(ensemble, work, make, resumed.bounds)
     losses = torch.zeros(epochs, ensemble.members, device=where)
     first = resumed.restore(ensemble, workers.steps, losses)
 
@@ -127,24 +129,17 @@ def fit(
     return History(losses.cpu(), (epochs - first) * steps_per_epoch, time.perf_counter() - started)
 
 
-class _Workers:
+class Workers:
     """Shards of the ensemble's members, on a CPU one a thread, each with a training step and an optimiser of its own.
 
     Members need nothing from each other, so a shard runs through an epoch without waiting; splitting every product over
     the cores instead means a barrier after each, which beside busy neighbours costs more than the products themselves.
-    Below SMALL (ten perceptrons of the paper's width x1, batch 128, are there) one thread is fastest.
+    A folded ensemble whose `work`, the multiply-adds of a step, is below SMALL (ten perceptrons of the paper's width
+    x1, batch 128, are there) is fastest in one thread.
     """
 
-    def __init__(
-        self,
-        ensemble: Ensemble,
-        batch_size: int,
-        make: Callable[[Ensemble], ChainStep | AutogradStep],
-        bounds: list[int] | None = None,
-    ):
+    def __init__(self, ensemble: Ensemble, work: int, make: Callable[[Any], Any], bounds: list[int] | None = None):
         self.threads = torch.get_num_threads()
-        # An activation, of which each bias makes one an input, costs about as much as a hundred multiply-adds.
-        work = batch_size * sum(p.numel() * (100 if p.ndim == 2 else 1) for p in ensemble.parameters())
         count, self.threads_each = 1, self.threads
         if next(ensemble.parameters()).device.type == "cpu" and ensemble.can_shard():
             small = isinstance(ensemble, FoldedEnsemble) and work < SMALL
@@ -158,7 +153,7 @@ class _Workers:
         self.on_cpu = next(ensemble.parameters()).device.type == "cpu"
         self.pool: futures.ThreadPoolExecutor | None = None
 
-    def __enter__(self) -> "_Workers":
+    def __enter__(self) -> "Workers":
         if self.on_cpu:
             self.pool = futures.ThreadPoolExecutor(len(self.shards), initializer=self._start)
         return self
@@ -172,7 +167,7 @@ class _Workers:
         torch.set_num_threads(self.threads_each)
         torch.set_flush_denormal(True)  # long runs meet denormals, which are 100 times slower; a state of the thread
 
-    def run(self, work: Callable[[slice, Ensemble, ChainStep | AutogradStep], None]) -> None:
+    def run(self, work: Callable[[slice, Any, Any], None]) -> None:
         """work(rows, shard, step) for every shard, all at once."""
         if self.pool is None:
             for each in zip(self.rows, self.shards, self.steps, strict=True):
