@@ -10,7 +10,7 @@ from torch import nn
 
 from uqlab import data, ensembles, extraction, metrics, models, training, uncertainty
 from uqlab._mask_steps import AutogradMaskStep, ChainMaskStep, make_mask_step
-from uqlab.layers import MaskedLinear
+from uqlab.adapters import MaskedLinear
 
 
 def network(*widths, classes=3, dropout=0.1):
@@ -28,7 +28,7 @@ def set_logits(ensemble, value):
     """All mask logits of member m become value(m, logits)."""
     with torch.no_grad():
         for layer in ensemble.layers().values():
-            for p in layer.logits():
+            for p in layer.own_parameters():
                 for m in range(ensemble.members):
                     p[m] = value(m, p[m])
     return ensemble
@@ -168,7 +168,7 @@ def test_diversity_of_known_masks():
 def test_diversity_is_the_mutual_information_of_each_element():
     """I[b; m] of one mask element b, a coin of member m, is the BALD score of a two-class ensemble."""
     ensemble = extraction.masks(network(), 5, std=2.0)
-    logits = torch.cat([p.detach() for layer in ensemble.layers().values() for p in layer.logits()], 1)
+    logits = torch.cat([p.detach() for layer in ensemble.layers().values() for p in layer.own_parameters()], 1)
     coins = torch.stack([logits, torch.zeros_like(logits)], -1)  # [members, elements, 2]
     expected = uncertainty.decompose(coins).epistemic.mean()
     assert extraction.mask_diversity(ensemble) == pytest.approx(expected.item(), rel=1e-9)
@@ -226,7 +226,7 @@ def test_training_follows_the_objective(monkeypatch, steps, diversity):
     assert history.loss.shape == (6, 3)
     assert history.steps == 6
 
-    parameters = [p for layer in reference.layers().values() for p in layer.logits()]
+    parameters = [p for layer in reference.layers().values() for p in layer.own_parameters()]
     optimizer = torch.optim.Adam(parameters, 0.1)
     for step in range(6):
         p = torch.cat([logits.sigmoid() for logits in parameters], 1)

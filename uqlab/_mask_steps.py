@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from uqlab.adapters import MaskedLinear
 from uqlab.ensembles import FoldedEnsemble
-from uqlab.layers import MaskedLinear
 from uqlab.steps import cross_entropy, softmax_and_loss
 
 
@@ -44,7 +44,7 @@ class AutogradMaskStep:
     def __init__(self, ensemble: FoldedEnsemble):
         self.ensemble = ensemble
         layers = [part for part in ensemble.network.modules() if isinstance(part, MaskedLinear)]
-        self.logits = [p for layer in layers for p in layer.logits()]
+        self.logits = [p for layer in layers for p in layer.own_parameters()]
 
     def __call__(self, x: Float[Tensor, "batch ..."], labels: Int[Tensor, " batch"]) -> tuple[Tensor, Tensor]:
         """Cross-entropy [members] and the gradient of each member's with respect to its logits [members, elements]."""

@@ -18,8 +18,9 @@ from tqdm.auto import tqdm
 
 from uqlab._mask_steps import make_mask_step, sequence
 from uqlab._tiles import tiles
+from uqlab.adapters import MaskedLinear
 from uqlab.ensembles import ELEMENTWISE, Ensemble, FoldedEnsemble, member_seed
-from uqlab.layers import MaskedLinear, plain_linear, replace_layers, with_layers
+from uqlab.layers import plain_linear, replace_layers, with_layers
 from uqlab.training import Workers
 
 __all__ = ["MaskEnsemble", "MaskHistory", "Masks", "fit_masks", "mask_diversity", "masks", "tiles"]
@@ -181,7 +182,7 @@ def fit_masks(
     x, y = x.to(like.device, like.dtype if x.is_floating_point() else None), y.to(like.device, torch.int64)
 
     # All logits lie in one tensor, of which the layers' parameters are views: one sigmoid, one update.
-    parameters = [p for layer in layers for p in layer.logits()]
+    parameters = [p for layer in layers for p in layer.own_parameters()]
     logits = torch.cat([p.detach() for p in parameters], 1)  # [members, elements]
     for p, part in zip(parameters, logits.split([p.shape[1] for p in parameters], 1), strict=True):
         p.data = part

@@ -15,18 +15,27 @@ from torch import Tensor, nn
 
 
 class MemberLayer(nn.Module):
-    """A layer with one set of weights, or one noise stream, per member."""
+    """A layer with one set of weights, or one noise stream, per member.
+
+    `active` are the members folded into the batch at present: all of them, or a chunk.
+    """
 
     members: int
+    active: slice = slice(None)
 
     def unfold(self, x: Tensor) -> Tensor:
         """[members * batch, ..., features] -> [members, rows, features]."""
-        if x.shape[0] % self.members:
+        count = len(range(self.members)[self.active])
+        if x.shape[0] % count:
             raise ValueError(
-                f"{type(self).__name__} holds {self.members} members and needs a batch that is a multiple of it, "
+                f"{type(self).__name__} holds {count} members and needs a batch that is a multiple of it, "
                 f"got {tuple(x.shape)}; call the ensemble, which folds the members into the batch, not its network"
             )
-        return x.reshape(self.members, -1, x.shape[-1])
+        return x.reshape(count, -1, x.shape[-1])
+
+    def own_parameters(self) -> list[nn.Parameter]:
+        """The parameters whose first axis is the members."""
+        return list(self.parameters())
 
     def member(self, index: int) -> nn.Module:
         """The plain layer that member `index` amounts to."""
@@ -56,11 +65,11 @@ class MemberLinear(MemberLayer):
         return cls(torch.stack([layer.weight.detach() for layer in layers]), torch.stack(biases) if biases else None)
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = self.unfold(x)  # [members, rows, in]
+        rows, weight = self.unfold(x), self.weight[self.active]  # [members, rows, in]
         if self.bias is None:
-            y = torch.bmm(rows, self.weight.mT)
+            y = torch.bmm(rows, weight.mT)
         else:
-            y = torch.baddbmm(self.bias.unsqueeze(1), rows, self.weight.mT)
+            y = torch.baddbmm(self.bias[self.active].unsqueeze(1), rows, weight.mT)
         return y.view(*x.shape[:-1], -1)
 
     def member(self, index: int) -> nn.Linear:
@@ -81,77 +90,6 @@ class MemberLinear(MemberLayer):
         return (
             f"members={members}, in_features={in_features}, out_features={out_features}, bias={self.bias is not None}"
         )
-
-
-class MaskedLinear(MemberLayer):
-    """y = x (W * row_m col_m^T)^T + b: one frozen linear layer of which every member keeps its own rows and columns.
-
-    weight [out, in] and bias [out] are shared and frozen; row_logits [members, out] and column_logits [members, in]
-    (None where all are kept) are trained. The masks are their sigmoids or, with a `threshold`, 1 where these exceed it,
-    else 0.
-    """
-
-    def __init__(
-        self,
-        weight: Float[Tensor, "out in"],
-        bias: Float[Tensor, " out"] | None,
-        row_logits: Float[Tensor, "members out"] | None,
-        column_logits: Float[Tensor, "members in"] | None,
-        *,
-        members: int,
-        threshold: float | None = None,
-    ):
-        super().__init__()
-        self.members, self.threshold = members, threshold
-        self.weight = nn.Parameter(weight, requires_grad=False)
-        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-        self.row_logits = None if row_logits is None else nn.Parameter(row_logits)
-        self.column_logits = None if column_logits is None else nn.Parameter(column_logits)
-
-    def logits(self) -> list[nn.Parameter]:
-        """What is trained: the logits of columns and rows, where these are masked."""
-        return [p for p in (self.column_logits, self.row_logits) if p is not None]
-
-    def masks(self) -> tuple[Tensor | None, Tensor | None]:
-        """Row mask [members, out] and column mask [members, in], None where there is none."""
-        return self._mask(self.row_logits), self._mask(self.column_logits)
-
-    def _mask(self, logits: Tensor | None) -> Tensor | None:
-        if logits is None:
-            return None
-        p = logits.sigmoid()
-        return p if self.threshold is None else (p > self.threshold).to(p.dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows, columns = self.masks()
-        h = self.unfold(x)  # [members, rows, in]
-        if columns is not None:
-            h = h * columns[:, None]
-        y = nn.functional.linear(h, self.weight)  # the frozen weight is multiplied once for all members
-        if rows is not None:
-            y = y * rows[:, None]
-        if self.bias is not None:
-            y = y + self.bias
-        return y.view(*x.shape[:-1], -1)
-
-    def member(self, index: int) -> nn.Linear:
-        weight = self.weight.detach()
-        rows, columns = (None if mask is None else mask[index].detach() for mask in self.masks())
-        weight = weight if rows is None else weight * rows[:, None]
-        weight = weight.clone() if columns is None else weight * columns
-        return plain_linear(weight, None if self.bias is None else self.bias.detach().clone())
-
-    def shard(self, rows: slice) -> "MaskedLinear":
-        parts = (None if p is None else p.data[rows] for p in (self.row_logits, self.column_logits))
-        bias = None if self.bias is None else self.bias.data
-        count = len(range(self.members)[rows])
-        return MaskedLinear(self.weight.data, bias, *parts, members=count, threshold=self.threshold)
-
-    def extra_repr(self) -> str:
-        out_features, in_features = self.weight.shape
-        kinds = [name for name in ("row", "column") if getattr(self, f"{name}_logits") is not None]
-        masked = f"masks={'+'.join(kinds) or 'none'}, threshold={self.threshold}"
-        return f"members={self.members}, in_features={in_features}, out_features={out_features}, {masked}"
 
 
 def plain_linear(weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None) -> nn.Linear:
@@ -176,13 +114,13 @@ class MemberDropout(MemberLayer):
             raise ValueError(f"dropout probability must be in [0, 1), got {p}")
         self.members, self.p = members, p
         self.generators: list[torch.Generator] = []
-        self.words = torch.empty(0)
+        self.words: dict[tuple[int, int], Tensor] = {}  # drawn ahead, of the members first to last
         self.reseed(range(members))
 
     def reseed(self, seeds: Sequence[int], device: torch.device | str = "cpu") -> None:
         """Start the noise of member m anew from `seeds[m]`."""
         self.generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
-        self.words = torch.empty(self.members, 0, dtype=torch.int64, device=device)
+        self.words = {}
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.keep_mask(x).mul_(1 / (1 - self.p)) if self.training and self.p else x
@@ -195,19 +133,23 @@ class MemberDropout(MemberLayer):
         """
         if self.generators[0].device != x.device:
             self.reseed([generator.initial_seed() for generator in self.generators], x.device)
-        count = x.numel() // self.members
-        bits = self._draw(-(-count // 4)).view(torch.int16)[:, :count].reshape(x.shape)
+        members = range(self.members)[self.active]
+        count = x.numel() // len(members)
+        bits = self._draw(-(-count // 4), members).view(torch.int16)[:, :count].reshape(x.shape)
         return torch.ge(bits, round(self.p * 65536) - 32768, out=torch.empty_like(x))
 
-    def _draw(self, count: int) -> Tensor:
-        """The next `count` 64-bit words of every member's stream [members, count], some drawn ahead to save calls."""
-        if self.words.shape[1] < count:
-            fresh = torch.empty(self.members, max(count, 2**14), dtype=torch.int64, device=self.words.device)
-            for row, generator in zip(fresh, self.generators, strict=True):
-                row.random_(-(2**63), None, generator=generator)
-            self.words = torch.cat([self.words, fresh], 1)
-        drawn, self.words = self.words[:, :count].contiguous(), self.words[:, count:]
-        return drawn
+    def _draw(self, count: int, members: range) -> Tensor:
+        """The next `count` 64-bit words of each member's stream [members, count], some drawn ahead to save calls."""
+        key = members[0], members[-1]
+        words = self.words.get(key)
+        if words is None or words.shape[1] < count:
+            device = self.generators[0].device
+            fresh = torch.empty(len(members), max(count, 2**14), dtype=torch.int64, device=device)
+            for row, m in zip(fresh, members, strict=True):
+                row.random_(-(2**63), None, generator=self.generators[m])
+            words = fresh if words is None else torch.cat([words, fresh], 1)
+        self.words[key] = words[:, count:]
+        return words[:, :count].contiguous()
 
     def member(self, index: int) -> nn.Dropout:
         return nn.Dropout(self.p)
@@ -256,8 +198,11 @@ def replace_layers(
 
 
 def with_layers(network: nn.Module, make: Callable[[MemberLayer], nn.Module]) -> nn.Module:
-    """A copy of `network` in which `make` has replaced every member layer."""
+    """A copy of `network` in which `make` has replaced every member layer; frozen weights are shared, others copied."""
     # deepcopy takes what `memo` already holds, so the stacked weights of all members are never copied.
-    layers = [layer for layer in network.modules() if isinstance(layer, MemberLayer)]
-    memo = {id(layer): make(layer).train(layer.training) for layer in layers}
+    memo: dict[int, Any] = {
+        id(p): nn.Parameter(p.data, requires_grad=False) for p in network.parameters() if not p.requires_grad
+    }
+    for layer in [part for part in network.modules() if isinstance(part, MemberLayer)]:
+        memo[id(layer)] = make(layer).train(layer.training)
     return copy.deepcopy(network, memo)

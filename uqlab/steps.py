@@ -199,6 +199,7 @@ class AutogradStep:
     def __init__(self, ensemble: Ensemble, loss: str | Loss, class_weights: Tensor | None, optimizer: Optimizer):
         self.optimizer = _torch_optimizer(optimizer, [p for p in ensemble.parameters() if p.requires_grad])
         self.ensemble, self.clip = ensemble, optimizer.clip
+        self.shared = ensemble.shared_parameters()
         if callable(loss):
             self.loss = loss
         elif loss == "mse":
@@ -213,10 +214,12 @@ class AutogradStep:
         values = []
         for rows, part in self.ensemble.parts():
             value = self.loss(part(x[rows]), labels[rows])  # [members of this part]
-            value.sum().backward()  # the members share no parameter: each gets the gradient of its own loss
+            value.sum().backward()  # what is a member's own gets the gradient of its own loss
             values.append(value.detach())
+        for p in self.shared:  # what all share gets that of their mean
+            p.grad = None if p.grad is None else p.grad.div_(self.ensemble.members)
         if self.clip is not None:
-            _clip_members(self.ensemble, self.clip)
+            _clip_members(self.ensemble, self.shared, self.clip)
         self.optimizer.step()
         return torch.cat(values)
 
@@ -240,13 +243,19 @@ def _set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
-def _clip_members(ensemble: Ensemble, limit: float) -> None:
-    """Scale every member's gradient to at most `limit` in norm: one member's step never depends on another's."""
+def _clip_members(ensemble: Ensemble, shared: list[nn.Parameter], limit: float) -> None:
+    """Scale every member's gradient to at most `limit` in norm: one member's step never depends on another's.
+
+    The gradient of parameters that all members share is a group of its own.
+    """
     if not isinstance(ensemble, FoldedEnsemble):
         for index in range(ensemble.members):
             nn.utils.clip_grad_norm_(ensemble.member(index).parameters(), limit)
         return
-    grads = [p.grad for p in ensemble.parameters() if p.grad is not None]  # members first
+    if shared:
+        nn.utils.clip_grad_norm_(shared, limit)
+    rest = set(shared)
+    grads = [p.grad for p in ensemble.parameters() if p.grad is not None and p not in rest]  # members first
     norms = torch.stack([g.flatten(1).square().sum(1) for g in grads]).sum(0).sqrt()  # [members]
     scale = (limit / (norms + 1e-6)).clamp(max=1)
     for g in grads:

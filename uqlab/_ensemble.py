@@ -1,0 +1,190 @@
+"""What every ensemble can do, and its two kinds: all members in one pass, or one after the other."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from uqlab.layers import MemberDropout, MemberLayer, with_layers
+
+# Modules that draw from torch's global generator, whose order threads would scramble.
+_GLOBAL_NOISE = (
+    nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU
+)  # fmt: skip
+
+
+Inputs = Tensor | Mapping[str, Tensor]
+
+
+def _each(change: Callable[[Tensor], Tensor], x: Inputs) -> Any:
+    return change(x) if isinstance(x, Tensor) else {name: change(tensor) for name, tensor in x.items()}
+
+
+class Ensemble(nn.Module):
+    """Calling it with inputs [batch, ...] gives logits [members, batch, classes].
+
+    `member_ids` are the members' numbers in the whole ensemble: what a member learns depends on (seed, its number)
+    alone, so an ensemble can be computed in shards.
+    """
+
+    def __init__(self, member_ids: range):
+        super().__init__()
+        self.member_ids = member_ids
+
+    @property
+    def members(self) -> int:
+        return len(self.member_ids)
+
+    def forward(self, x: Inputs | None = None, **named: Tensor) -> Tensor:
+        """x [batch, ...], or several tensors by name, as tokenizers make them -> logits [members, batch, classes]."""
+        given = named if x is None else x
+        return self.forward_members(_each(lambda t: t.expand(self.members, *t.shape), given))
+
+    def forward_members(self, x: Inputs) -> Tensor:
+        """Each member on a batch of its own: [members, batch, ...] -> [members, batch, classes]."""
+        raise NotImplementedError
+
+    def member(self, index: int) -> nn.Module:
+        """Member `index` as a plain module: inputs [batch, ...] -> logits [batch, classes]."""
+        raise NotImplementedError
+
+    def parts(self) -> list[tuple[slice, Callable[[Tensor], Tensor]]]:
+        """The passes that a training step takes: (members in it, their inputs [members, batch, ...] -> logits)."""
+        raise NotImplementedError
+
+    def shard(self, rows: slice) -> "Ensemble":
+        """The ensemble of some of the members, sharing their weights' memory: training it trains them."""
+        raise NotImplementedError
+
+    def can_shard(self) -> bool:
+        """Whether no two members share a trainable parameter, so that shards can be trained independently."""
+        raise NotImplementedError
+
+    def shared_parameters(self) -> list[nn.Parameter]:
+        """The trainable parameters that all members share."""
+        return []
+
+    def noise_layers(self) -> list[tuple[MemberDropout, int, Sequence[int]]]:
+        """(dropout layer, its number within a member, the members it serves)."""
+        raise NotImplementedError
+
+    def reseed(self, seed: int, epoch: int = 0) -> None:
+        """Start every member's dropout noise anew from (seed, member, layer, epoch)."""
+        device = next(self.parameters()).device
+        for layer, number, members in self.noise_layers():
+            if layer.p:
+                layer.reseed([member_seed(seed, m, "dropout", number, epoch) for m in members], device)
+
+    def _check_index(self, index: int) -> None:
+        if not 0 <= index < self.members:
+            raise IndexError(f"member {index} of an ensemble of {self.members}: choose 0 to {self.members - 1}")
+
+
+class FoldedEnsemble(Ensemble):
+    """One network whose member layers take all members at once, folded into the batch.
+
+    `chunk`: at most so many members in one pass, None for all.
+    """
+
+    def __init__(self, network: nn.Module, member_ids: range):
+        super().__init__(member_ids)
+        self.network = network
+        self.chunk: int | None = None
+
+    def forward_members(self, x: Inputs) -> Tensor:
+        return torch.cat([self._pass(_each(lambda t, r=rows: t[r], x), rows) for rows in self._chunks()])
+
+    def _chunks(self) -> list[slice]:
+        size = self.chunk or self.members
+        return [slice(low, min(low + size, self.members)) for low in range(0, self.members, size)]
+
+    def _pass(self, x: Inputs, rows: slice) -> Tensor:
+        """The logits [rows, batch, classes] of some members on inputs [rows, batch, ...], in one pass."""
+        first = x if isinstance(x, Tensor) else next(iter(x.values()))
+        layers = [layer for layer in self.network.modules() if isinstance(layer, MemberLayer)]
+        folded = _each(lambda t: t.flatten(0, 1), x)
+        for layer in layers:
+            layer.active = rows
+        try:
+            output = self.network(folded) if isinstance(folded, Tensor) else self.network(**folded)
+        finally:
+            for layer in layers:
+                layer.active = slice(None)
+        logits = getattr(output, "logits", output)  # transformers' models return several things
+        if not isinstance(logits, Tensor) or logits.shape[:1] != (first.shape[0] * first.shape[1],):
+            kind, given = type(self.network).__name__, first.shape[0] * first.shape[1]
+            found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise ValueError(
+                f"{kind} returned {found} for a batch of {given} rows: members are folded into the batch, so it must "
+                "return a row of logits for each row of its input; reshape by the input's own batch size in it"
+            )
+        return logits.unflatten(0, first.shape[:2])
+
+    def parts(self) -> list[tuple[slice, Callable[[Tensor], Tensor]]]:
+        return [(rows, functools.partial(self._pass, rows=rows)) for rows in self._chunks()]
+
+    def member(self, index: int) -> nn.Module:
+        self._check_index(index)
+        return with_layers(self.network, lambda layer: layer.member(index))
+
+    def shard(self, rows: slice) -> "FoldedEnsemble":
+        shard = type(self)(with_layers(self.network, lambda layer: layer.shard(rows)), self.member_ids[rows])
+        shard.chunk = self.chunk
+        return shard
+
+    def can_shard(self) -> bool:
+        return not self.shared_parameters()
+
+    def shared_parameters(self) -> list[nn.Parameter]:
+        """The trainable parameters that all members share."""
+        own = [p for layer in self.network.modules() if isinstance(layer, MemberLayer) for p in layer.own_parameters()]
+        mine = set(own)
+        return [p for p in self.network.parameters() if p.requires_grad and p not in mine]
+
+    def noise_layers(self) -> list[tuple[MemberDropout, int, Sequence[int]]]:
+        return [(layer, number, self.member_ids) for number, layer in enumerate(_dropouts(self.network))]
+
+
+class SeparateEnsemble(Ensemble):
+    """Members that share nothing and run one after the other: networks whose layers have no member axis."""
+
+    def __init__(self, models: Sequence[nn.Module], member_ids: range):
+        super().__init__(member_ids)
+        self.models = nn.ModuleList(models)
+
+    def forward_members(self, x: Tensor) -> Tensor:
+        return torch.stack([model(mine) for model, mine in zip(self.models, x, strict=True)])
+
+    def parts(self) -> list[tuple[slice, Callable[[Tensor], Tensor]]]:
+        return [(slice(m, m + 1), lambda x, model=model: model(x[0])[None]) for m, model in enumerate(self.models)]
+
+    def member(self, index: int) -> nn.Module:
+        self._check_index(index)
+        return self.models[index]
+
+    def shard(self, rows: slice) -> "SeparateEnsemble":
+        return SeparateEnsemble(list(self.models)[rows], self.member_ids[rows])
+
+    def can_shard(self) -> bool:
+        shared = len({id(p) for p in self.parameters()}) < sum(1 for m in self.models for _ in m.parameters())
+        return not shared and not any(isinstance(part, _GLOBAL_NOISE) for part in self.modules())
+
+    def noise_layers(self) -> list[tuple[MemberDropout, int, Sequence[int]]]:
+        return [
+            (layer, number, [m])
+            for m, model in zip(self.member_ids, self.models, strict=True)
+            for number, layer in enumerate(_dropouts(model))
+        ]
+
+
+def member_seed(seed: int, member: int, stream: str, *more: int) -> int:
+    """A 63-bit seed for one stream of randomness ("weights", "order", "dropout") of one member."""
+    words = np.random.SeedSequence([seed, member, *stream.encode(), *more]).generate_state(1, np.uint64)
+    return int(words[0] >> np.uint64(1))
+
+
+def _dropouts(model: nn.Module) -> list[MemberDropout]:
+    return [layer for layer in model.modules() if isinstance(layer, MemberDropout)]
