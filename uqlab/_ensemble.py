@@ -93,6 +93,7 @@ class FoldedEnsemble(Ensemble):
         super().__init__(member_ids)
         self.network = network
         self.chunk: int | None = None
+        self.recipe: dict[str, Any] | None = None  # how it was made, for what is saved
 
     def forward_members(self, x: Inputs) -> Tensor:
         return torch.cat([self._pass(_each(lambda t, r=rows: t[r], x), rows) for rows in self._chunks()])

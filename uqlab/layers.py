@@ -166,6 +166,47 @@ class MemberDropout(MemberLayer):
         return f"members={self.members}, p={self.p}"
 
 
+class FixedDropout(MemberLayer):
+    """Dropout of the same features for all inputs of a member: x diag(z_m), in training and evaluation mode.
+
+    What is dropped follows from the member's seed and the features [batch, features] or [batch, tokens, features], or
+    the whole map [batch, channels, height, width], alone.
+    """
+
+    def __init__(self, members: int, p: float):
+        super().__init__()
+        if not 0 <= p < 1:
+            raise ValueError(f"dropout probability must be in [0, 1), got {p}")
+        self.members, self.p = members, p
+        self.reseed(range(members))
+
+    def reseed(self, seeds: Sequence[int]) -> None:
+        """Other features, from one seed a member."""
+        self.seeds, self.mask = list(seeds), torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = x.shape[-1:] if x.ndim == 3 else x.shape[1:]
+        if self.mask.shape[1:] != shape or self.mask.device != x.device:
+            kept = [torch.rand(shape, generator=torch.Generator().manual_seed(seed)) >= self.p for seed in self.seeds]
+            self.mask = torch.stack(kept).to(x.device)
+        factor = self.mask[self.active].to(x.dtype) / (1 - self.p)
+        folded = x.unflatten(0, (len(factor), -1))
+        return (folded * factor.view(len(factor), *[1] * (folded.ndim - factor.ndim), *shape)).flatten(0, 1)
+
+    def member(self, index: int) -> "FixedDropout":
+        layer = FixedDropout(1, self.p)
+        layer.reseed(self.seeds[index : index + 1])
+        return layer
+
+    def shard(self, rows: slice) -> "FixedDropout":
+        layer = FixedDropout(len(self.seeds[rows]), self.p)
+        layer.reseed(self.seeds[rows])
+        return layer
+
+    def extra_repr(self) -> str:
+        return f"members={self.members}, p={self.p}"
+
+
 def replace_layers(
     model: nn.Module,
     target: str | type[nn.Module] | tuple[type[nn.Module], ...],
