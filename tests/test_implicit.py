@@ -15,7 +15,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from uqlab import ensembles, models, training
+from uqlab import _ensemble, ensembles, models, training
 from uqlab.adapters import BatchLinear, LoRALinear, SVDLinear
 from uqlab.layers import MemberLayer, MemberLinear
 
@@ -87,7 +87,21 @@ def test_shards_and_chunks_are_the_whole(make):
     for size in (1, 2):
         ensemble.chunk = size
         torch.testing.assert_close(ensemble(x), together)
-        assert next(rows for rows, _ in ensemble.parts()) == slice(0, size)
+        assert next(rows for rows, _ in ensemble.parts(x.expand(3, *x.shape))) == slice(0, size)
+
+
+def test_members_per_pass_follow_the_working_set():
+    ensemble, (x, _) = moved(ensembles.lora(vit(), 16, 2)), images()
+    assert ensemble.members_per_pass(x.expand(16, *x.shape)) == 16
+    many = torch.rand(300, 1, 8, 8)
+    each = 300 * 5 * (16 + 16) * 4  # 5 tokens read and written by a projection
+    size = ensemble.members_per_pass(many.expand(16, *many.shape))
+    assert size == int(_ensemble.CACHE / each)
+    assert 1 < size < 16
+    together = ensemble(many)
+    ensemble.chunk = 16
+    torch.testing.assert_close(ensemble(many), together)
+    assert ensembles.deep(lambda: models.mlp(64), 16).members_per_pass(many.expand(16, *many.shape)) == 16
 
 
 @EVERY
@@ -398,7 +412,7 @@ def test_what_cannot_be_loaded(tmp_path, unchecked):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match="damaged or none of ours"):
         ensembles.load(path, vit())
-    with pytest.raises(TypeError, match="made, got SeparateEnsemble"):
+    with pytest.raises(TypeError, match="got SeparateEnsemble"):
         ensembles.save(ensembles.from_members([nn.Linear(2, 2)]), path)
 
 

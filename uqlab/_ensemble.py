@@ -16,6 +16,7 @@ _GLOBAL_NOISE = (
 )  # fmt: skip
 
 
+CACHE = 2.5e6  # bytes; measured for transformers of width 192 and 384
 Inputs = Tensor | Mapping[str, Tensor]
 
 
@@ -51,8 +52,8 @@ class Ensemble(nn.Module):
         """Member `index` as a plain module: inputs [batch, ...] -> logits [batch, classes]."""
         raise NotImplementedError
 
-    def parts(self) -> list[tuple[slice, Callable[[Tensor], Tensor]]]:
-        """The passes that a training step takes: (members in it, their inputs [members, batch, ...] -> logits)."""
+    def parts(self, x: Tensor) -> list[tuple[slice, Callable[[Tensor], Tensor]]]:
+        """The passes of a training step on x [members, batch, ...]: (members in it, their inputs -> their logits)."""
         raise NotImplementedError
 
     def shard(self, rows: slice) -> "Ensemble":
@@ -86,20 +87,55 @@ class Ensemble(nn.Module):
 class FoldedEnsemble(Ensemble):
     """One network whose member layers take all members at once, folded into the batch.
 
-    `chunk`: at most so many members in one pass, None for all.
+    `chunk`: at most so many members in one pass; None chooses, see `members_per_pass`.
     """
 
     def __init__(self, network: nn.Module, member_ids: range):
         super().__init__(member_ids)
         self.network = network
         self.chunk: int | None = None
-        self.recipe: dict[str, Any] | None = None  # how it was made, for what is saved
+        self.recipe: dict[str, Any] | None = None  # how an implicit ensemble was made
+        self._per_pass: dict[tuple, int] = {}
 
     def forward_members(self, x: Inputs) -> Tensor:
-        return torch.cat([self._pass(_each(lambda t, r=rows: t[r], x), rows) for rows in self._chunks()])
+        return torch.cat([self._pass(_each(lambda t, r=rows: t[r], x), rows) for rows in self._chunks(x)])
 
-    def _chunks(self) -> list[slice]:
-        size = self.chunk or self.members
+    def members_per_pass(self, x: Inputs) -> int:
+        """How many members go through the network at once, for inputs like x [members, batch, ...].
+
+        All, but of an implicit ensemble on a CPU only so many that what one of its layers reads and writes stays in
+        the cache (CACHE bytes): the weights are shared, so more would save nothing. What a layer takes is found by
+        sending one member through it, once for each shape of the inputs.
+        """
+        first = x if isinstance(x, Tensor) else next(iter(x.values()))
+        if self.recipe is None or first.device.type != "cpu" or torch.compiler.is_compiling():
+            return self.members
+        key = tuple(first.shape)
+        if key not in self._per_pass:
+            self._per_pass[key] = max(1, min(self.members, int(CACHE / max(1, self._bytes_of_one(x)))))
+        return self._per_pass[key]
+
+    @torch.no_grad()
+    def _bytes_of_one(self, x: Inputs) -> int:
+        """The most that a member layer reads and writes for one member."""
+        found, modes = [0], {part: part.training for part in self.network.modules()}
+
+        def note(_, args: tuple, output: Tensor) -> None:
+            found.append(args[0].nbytes + output.nbytes)
+
+        hooks = [part.register_forward_hook(note) for part in modes if isinstance(part, MemberLayer)]
+        try:
+            self.network.eval()  # no noise is drawn
+            self._pass(_each(lambda t: t[:1], x), slice(1))
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for part, mode in modes.items():
+                part.training = mode
+        return max(found)
+
+    def _chunks(self, x: Inputs) -> list[slice]:
+        size = self.chunk or self.members_per_pass(x)
         return [slice(low, min(low + size, self.members)) for low in range(0, self.members, size)]
 
     def _pass(self, x: Inputs, rows: slice) -> Tensor:
@@ -124,8 +160,8 @@ class FoldedEnsemble(Ensemble):
             )
         return logits.unflatten(0, first.shape[:2])
 
-    def parts(self) -> list[tuple[slice, Callable[[Tensor], Tensor]]]:
-        return [(rows, functools.partial(self._pass, rows=rows)) for rows in self._chunks()]
+    def parts(self, x: Tensor) -> list[tuple[slice, Callable[[Tensor], Tensor]]]:
+        return [(rows, functools.partial(self._pass, rows=rows)) for rows in self._chunks(x)]
 
     def member(self, index: int) -> nn.Module:
         self._check_index(index)
@@ -133,7 +169,7 @@ class FoldedEnsemble(Ensemble):
 
     def shard(self, rows: slice) -> "FoldedEnsemble":
         shard = type(self)(with_layers(self.network, lambda layer: layer.shard(rows)), self.member_ids[rows])
-        shard.chunk = self.chunk
+        shard.chunk, shard.recipe = self.chunk, self.recipe
         return shard
 
     def can_shard(self) -> bool:
@@ -159,7 +195,7 @@ class SeparateEnsemble(Ensemble):
     def forward_members(self, x: Tensor) -> Tensor:
         return torch.stack([model(mine) for model, mine in zip(self.models, x, strict=True)])
 
-    def parts(self) -> list[tuple[slice, Callable[[Tensor], Tensor]]]:
+    def parts(self, x: Tensor) -> list[tuple[slice, Callable[[Tensor], Tensor]]]:
         return [(slice(m, m + 1), lambda x, model=model: model(x[0])[None]) for m, model in enumerate(self.models)]
 
     def member(self, index: int) -> nn.Module:

@@ -21,9 +21,9 @@ def save(ensemble: FoldedEnsemble, path: str | os.PathLike, *, backbone: str = "
     ensemble that `lora`, `singular_value` or `batch` did not make.
     """
     recipe = getattr(ensemble, "recipe", None)
-    if recipe is None:
+    if recipe is None or recipe["members"] != ensemble.members:
         kind = type(ensemble).__name__
-        raise TypeError(f"save takes what lora, singular_value or batch made, got {kind}; torch.save takes others")
+        raise TypeError(f"save takes what lora, singular_value or batch made, whole, got {kind}; else use torch.save")
     tensors = {name: p.detach().cpu().contiguous() for name, p in ensemble.named_parameters() if p.requires_grad}
     about = {"recipe": recipe, "backbone": backbone or str(getattr(ensemble.network, "name", ""))}
     path = Path(path)

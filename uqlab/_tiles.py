@@ -85,7 +85,7 @@ class TiledEnsemble(Ensemble):
         logits = self(x.flatten(0, 1)).unflatten(1, x.shape[:2])  # [members, members, batch, classes]
         return logits.diagonal().movedim(-1, 0)
 
-    def parts(self):
+    def parts(self, x: Tensor):
         return [(slice(None), self.forward_members)]
 
     def member(self, index: int) -> nn.Module:

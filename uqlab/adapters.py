@@ -52,7 +52,7 @@ class LoRALinear(MemberLayer):
     def forward(self, x: Tensor) -> Tensor:
         y = F.linear(x, self.weight, self.bias)  # once for all members
         low = torch.bmm(self.unfold(x), self.down[self.active].mT)  # [members, rows, rank]
-        return torch.baddbmm(self.unfold(y), low.to(y.dtype), self.up[self.active].mT.to(y.dtype)).view(y.shape)
+        return self.unfold(y).baddbmm_(low.to(y.dtype), self.up[self.active].mT.to(y.dtype)).view(y.shape)
 
     def own_parameters(self) -> list[nn.Parameter]:
         return [self.down, self.up]

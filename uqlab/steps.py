@@ -212,7 +212,7 @@ class AutogradStep:
         _set_lr(self.optimizer, lr)
         self.optimizer.zero_grad()
         values = []
-        for rows, part in self.ensemble.parts():
+        for rows, part in self.ensemble.parts(x):
             value = self.loss(part(x[rows]), labels[rows])  # [members of this part]
             value.sum().backward()  # what is a member's own gets the gradient of its own loss
             values.append(value.detach())
