@@ -82,3 +82,53 @@ def test_03_wider_networks_disagree_less_at_the_same_accuracy(results):
     for kind in ("id", "ambiguous", "ood"):
         assert numbers[f"mi_{kind}_8"] < 0.5 * numbers[f"mi_{kind}_0.5"]
     assert min(numbers["auroc_mi_0.5"], numbers["auroc_mi_8"]) > 0.85
+
+
+def test_04_masks_find_an_ensemble_in_one_network_when_asked_to_differ(results):
+    numbers = results("04_mask_extraction")[0]["numbers"]
+    assert numbers["mi_ood_single"] == 0
+    assert abs(numbers["accuracy_extracted"] - numbers["accuracy_single"]) <= 0.01
+    assert 0.7 < numbers["mi_ood_extracted_hard"] / numbers["mi_ood_deep"] < 3
+    assert max(numbers["mi_ood_weight_0"], numbers["mi_ood_soft_weight_0"]) < 1e-3
+    assert numbers["mi_ood_weight_0"] < numbers["mi_ood_weight_2"] < numbers["mi_ood_weight_10"]
+    assert 0.2 < numbers["mask_diversity"] < math.log(2)
+    assert numbers["member_accuracy_shuffled"] < numbers["member_accuracy_weight_2"] - 0.05
+    assert max(numbers[f"parameters_{m}"] for m in range(10)) < 0.6 * numbers["parameters_single"]
+
+
+def test_05_tiles_average_to_the_network_and_know_less_than_an_ensemble(results):
+    numbers = results("05_tile_extraction")[0]["numbers"]
+    assert numbers["tile_mean_error"] < 1e-4
+    for s in (2, 4, 8):
+        assert abs(numbers[f"accuracy_{s}"] - numbers["accuracy_original"]) < 0.1
+        assert numbers[f"nll_{s}"] > numbers["nll_original"] > numbers["nll_ensemble"]
+        assert numbers[f"auc_accuracy_{s}"] > numbers[f"accuracy_{s}"] + 0.01  # a random order gives the accuracy
+        assert numbers[f"cov_accuracy_{s}"] > 0 > numbers[f"cov_nll_{s}"]  # errors grow with uncertainty
+        assert numbers["auroc_mi_ensemble"] > numbers[f"auroc_mi_{s}"] > 0.55
+        assert numbers[f"spearman_human_total_{s}"] < numbers["spearman_human_total_original"]
+        assert 1 < numbers["effective_members"][str(s)] <= s * s
+    assert numbers["spearman_human_total"] == numbers["spearman_human_total_4"]
+    assert numbers["spearman_human_total_ensemble"] > 0.3
+
+
+def test_11_gradients_rank_about_as_well_as_entropy_and_the_sign_matters(results):
+    numbers = results("11_gradient_uncertainty")[0]["numbers"]
+    assert numbers["error_naive"] < 1e-4
+    for score in ("exgrad", "reading_a", "reading_b", "reading_c", "regrad_style"):
+        assert abs(numbers[f"auroc_{score}"] - numbers["auroc_entropy"]) < 0.03
+    assert numbers["auroc_gradnorm"] == pytest.approx(1 - numbers["auroc_gradnorm_wrong_sign"])
+    assert max(numbers["auroc_gradnorm_wrong_sign"], numbers["auroc_uniform_weights"]) < 0.5
+    assert numbers["auroc_entropy_ensemble"] > numbers["auroc_entropy"] > 0.8
+    difference = numbers["auroc_regrad_style"] - numbers["auroc_exgrad"]
+    assert numbers["diff_regrad_exgrad"] == pytest.approx(difference)
+    assert numbers["diff_low"] <= difference <= numbers["diff_high"]
+    assert 0.1 < numbers["share_last_layer"] < numbers["share_last_layer_id"] < 0.5
+    assert numbers["study_seconds"] < 60
+
+
+def test_11_asks_convolutional_networks_by_parameters_alone(results):
+    small = {"splits": 3, "members": 2, "epochs": 3, "perturbations": 1, "evaluated": 100, "budget": [20, 30, 10]}
+    numbers = results("11_gradient_uncertainty", model="small-cnn", width=0.25, **small)[0]["numbers"]
+    assert numbers["error_naive"] < 1e-4
+    assert 0 < numbers["share_last_layer"] < 1
+    assert numbers["auroc_gradnorm"] + numbers["auroc_gradnorm_wrong_sign"] == pytest.approx(1)

@@ -59,6 +59,7 @@ def test_every_plot_draws_into_the_given_axes_or_else_the_current_ones():
         "ecdf": ([0.3, 0.1],),
         "roc": ([0.1, 0.2], [0.3, 0.4]),
         "heatmap": (torch.tensor([[1.0, 2.0]]), ["row"], ["a", "b"]),
+        "votes": (torch.rand(3, 4, 4), torch.zeros(4, 2)),
     }
     for name, data in calls.items():
         fig, (given, current) = plots.figure(2)
@@ -213,6 +214,18 @@ def test_fewer_images_than_axes_leave_the_rest_empty():
     _, axes = plots.figure(3)
     plots.images(torch.rand(2, 1, 4, 4), count=3, axes=axes)
     assert [len(ax.images) for ax in axes] == [1, 1, 0]
+
+
+def test_votes_name_the_class_of_each_tile_and_mark_those_against_the_mean(ax):
+    p = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]])
+    plots.votes(torch.rand(1, 8, 8), p.log(), ("left", "right hand"), ax=ax)
+    assert texts(ax) == ["left\n0.90", "left\n0.80", "right\n0.70", "left\n0.60"]
+    assert [text.get_position() for text in ax.texts] == [(0.5, 0.5), (1.5, 0.5), (0.5, 1.5), (1.5, 1.5)]
+    colours = [tile.get_facecolor() for tile in ax.patches]
+    assert [colour[:3] == to_rgba(plots.EPISTEMIC)[:3] for colour in colours] == [False, False, True, False]
+    assert np.argsort([colour[3] for colour in colours]).tolist() == [3, 2, 1, 0]  # surer covers more
+    with pytest.raises(ValueError, match=r"s x s tiles, \[s \* s, classes\], got \[3, 2\]"):
+        plots.votes(torch.rand(1, 8, 8), p[:3].log(), ax=ax)
 
 
 def test_table_marks_the_best_and_the_second_and_greys_the_paper():

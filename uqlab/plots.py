@@ -5,6 +5,7 @@ dotted; ordered quantities (width, group size) run from light (small) to dark (l
 """
 
 import io
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +17,8 @@ import seaborn as sns
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.patheffects import withStroke
 from sklearn.isotonic import isotonic_regression
 from torch import Tensor
 
@@ -284,6 +287,34 @@ def images(inputs: Tensor, *, count: int = 10, title: str = "", axes: Sequence[A
     text = panels[0].annotate(title, (0, 1), (0, 5), xycoords="axes fraction", textcoords="offset points", fontsize=9)
     text.set_in_layout(False)
     return panels
+
+
+def votes(image: Tensor, logits: Tensor, classes: Sequence[str] = (), *, ax: Axes | None = None) -> Axes:
+    """What each of s x s tiles, row by row, says of an image: its class and that class's probability, over the image.
+
+    image: [channels, height, width]. logits: [s * s, classes]. Tiles that say what the mean prediction says are grey,
+    the others blue, and the surer a tile is the more it covers. Raises ValueError for members that fill no square.
+    """
+    ax = ax or plt.gca()
+    side = math.isqrt(len(logits))
+    if side * side != len(logits):
+        raise ValueError(f"votes needs the logits of s x s tiles, [s * s, classes], got {list(logits.shape)}")
+    p = logits.double().softmax(-1)
+    together = int(p.mean(0).argmax())
+    ax.imshow(_array(image.movedim(0, -1).squeeze(-1)), cmap="gray_r", vmin=0, vmax=1, interpolation="nearest",
+              extent=(0, side, side, 0))  # fmt: skip
+    for i, (sure, vote) in enumerate(zip(*(values.tolist() for values in p.max(1)), strict=True)):
+        row, column = divmod(i, side)
+        color = NEUTRAL if vote == together else EPISTEMIC
+        tile = Rectangle((column, row), 1, 1, facecolor=(color, 0.7 * sure), edgecolor="white", linewidth=0.7)
+        ax.add_patch(tile)
+        name = str(classes[vote])[:5] if len(classes) else str(vote)
+        text = ax.text(column + 0.5, row + 0.5, f"{name}\n{sure:.2f}", ha="center", va="center", linespacing=0.95,
+                       fontsize=min(8, 30 / side))  # fmt: skip
+        text.set_path_effects([withStroke(linewidth=1.5, foreground="white")])
+    ax.set(xticks=[], yticks=[], xlim=(0, side), ylim=(side, 0))
+    ax.spines[:].set_visible(False)
+    return ax
 
 
 def table(frame: Any, *, best: Mapping[Any, str] | None = None, paper: Sequence[Any] = (), digits: int = 3):

@@ -1,0 +1,35 @@
+"""Page 05 on CIFAR-10 networks trained by others, judged by people, where $UQLAB_DATA holds them."""
+
+import json
+import os
+import pathlib
+
+import pytest
+
+from uqlab import runs
+
+FOLDER = pathlib.Path(os.environ.get("UQLAB_DATA") or "nowhere")
+
+
+def needs(*files):
+    missing = [file for file in files if not (FOLDER / file).exists()]
+    return pytest.mark.skipif(bool(missing), reason=f"$UQLAB_DATA does not hold {', '.join(missing)}")
+
+
+@needs("cifar-10-batches-bin", "cifar10h_counts.npz", "resnet_cifar10", "cifar100-test.npz")
+def test_tiles_of_a_residual_network_against_an_ensemble_and_people(tmp_path):
+    changes = {"limit": 400, "ood": ["cifar100"], "sizes": [2, 4, 8], "repeats": 20}
+    folder = runs.run_one("05_tile_extraction", changes, profile="paper", folder=tmp_path / "run")
+    numbers = json.loads((folder / "results.json").read_text())["numbers"]
+    assert numbers["tile_mean_error"] < 1e-3
+    assert numbers["accuracy_ensemble"] > 0.92
+    assert abs(numbers["accuracy_original"] - 0.92) < 0.03
+    for s in (2, 4, 8):
+        assert numbers[f"accuracy_{s}"] > 0.85  # each tile alone is right far less often
+        assert numbers[f"cov_accuracy_{s}"] > 0 > numbers[f"cov_nll_{s}"]
+        assert numbers[f"auc_accuracy_{s}"] < numbers["auc_accuracy_original"]
+        assert numbers["effective_members"][str(s)] > 0.99 * s * s  # logit sums are constant after weight decay
+        assert numbers["spearman_human_total_ensemble"] > numbers[f"spearman_human_total_{s}"] > 0.05
+        assert numbers["auroc_mi_ensemble"] > numbers[f"auroc_mi_{s}"]
+    assert numbers["temperature_original"] > 1.5  # the network is too sure
+    assert numbers["temperature_8"] < 1  # its tiles together are not sure enough
