@@ -123,12 +123,11 @@ def test_11_gradients_rank_about_as_well_as_entropy_and_the_sign_matters(results
     assert numbers["diff_regrad_exgrad"] == pytest.approx(difference)
     assert numbers["diff_low"] <= difference <= numbers["diff_high"]
     assert 0.1 < numbers["share_last_layer"] < numbers["share_last_layer_id"] < 0.5
-    assert numbers["study_seconds"] < 60
 
 
 def test_11_asks_convolutional_networks_by_parameters_alone(results):
-    small = {"splits": 3, "members": 2, "epochs": 3, "perturbations": 1, "evaluated": 100, "budget": [20, 30, 10]}
-    numbers = results("11_gradient_uncertainty", model="small-cnn", width=0.25, **small)[0]["numbers"]
+    small = {"width": 0.25, "splits": 3, "members": 2, "epochs": 3, "evaluated": 100, "updates": 5}
+    numbers = results("11_gradient_uncertainty", model="small-cnn", **small)[0]["numbers"]
     assert numbers["error_naive"] < 1e-4
     assert 0 < numbers["share_last_layer"] < 1
     assert numbers["auroc_gradnorm"] + numbers["auroc_gradnorm_wrong_sign"] == pytest.approx(1)
