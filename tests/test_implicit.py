@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from transformers import (
 )
 
 from uqlab import _ensemble, ensembles, models, training
+from uqlab._implicit import ATTENTION
 from uqlab.adapters import BatchLinear, LoRALinear, SVDLinear
 from uqlab.layers import MemberLayer, MemberLinear
 
@@ -362,6 +364,20 @@ def test_default_targets():
     assert len(names) == 2 * 4
     assert replaced(ensembles.lora(models.mlp(8, (12, 6), 3), 2, 2), LoRALinear) == ["1", "4"]
     assert len(replaced(ensembles.singular_value(vit(), 2), SVDLinear)) == 2 * 6
+
+
+@pytest.mark.parametrize(
+    ("names", "others"),
+    [
+        (["q_lin", "k_lin", "v_lin", "out_lin"], ["ffn.lin1"]),  # DistilBERT
+        (["attn.Wqkv", "attn.Wo"], ["mlp.Wo"]),  # ModernBERT
+        (["attention.self.query_proj", "attention.output.dense"], ["output.dense"]),  # DeBERTa
+        (["attn.qkv", "attn.proj"], ["patch_embed.proj", "mlp.fc1"]),  # timm
+    ],
+)
+def test_the_attention_has_many_names(names, others):
+    assert all(re.search(ATTENTION, f"layer.0.{name}") for name in names)
+    assert not any(re.search(ATTENTION, f"layer.0.{name}") for name in others)
 
 
 def test_targets_by_expression():

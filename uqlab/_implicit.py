@@ -16,8 +16,11 @@ from uqlab.adapters import BatchLinear, LoRALinear, SVDLinear
 from uqlab.layers import FixedDropout, MemberDropout, MemberLayer, MemberLinear, replace_layers
 
 Heads = Literal["independent", "shared"]
-# The attention's projections in transformers (ViT, CLIP, BERT and its kin) and timm.
-ATTENTION = r"(^|\.)(q_proj|k_proj|v_proj|o_proj|out_proj|query|key|value|attention\.output\.dense|attn\.(qkv|proj))$"
+# The attention's projections in transformers (ViT, CLIP, BERT and its kin, DistilBERT, DeBERTa, ModernBERT) and timm.
+ATTENTION = (
+    r"(^|\.)([qkvo]_proj|out_proj|query|key|value|(query|key|value)_proj|[qkv]_lin|out_lin|attention\.output\.dense"
+    r"|attn\.(qkv|proj|Wqkv|Wo))$"
+)
 
 
 def lora(

@@ -14,6 +14,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from uqlab._pretrained import TextClassifier, from_pretrained, plain_logits
+
+__all__ = [
+    "Standardize", "TextClassifier", "cifar_resnet", "from_pretrained", "load_weights", "mlp", "small_cnn", "vit",
+    "wide_resnet",
+]  # fmt: skip
+
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -148,6 +155,42 @@ class _Block(nn.Module):
         if self.new:  # every other pixel, and channels of zeros on both sides
             x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.new // 2, self.new // 2))
         return F.relu(y + x)
+
+
+def vit(
+    image_size: int,
+    patch_size: int,
+    *,
+    width: int = 64,
+    layers: int = 4,
+    heads: int = 4,
+    channels: int = 1,
+    classes: int = 10,
+) -> nn.Module:
+    """A vision transformer without dropout for [batch, channels, image_size, image_size] (Dosovitskiy et al., 2021).
+
+    transformers' ViTForImageClassification with an inner width of 4 `width`, returning its logits [batch, classes]
+    alone. Raises ValueError for sizes below 1, patches that do not tile the image and heads that do not divide the
+    width.
+    """
+    if min(image_size, patch_size, width, layers, heads, channels, classes) < 1:
+        raise ValueError(
+            "sizes must be at least 1, got "
+            f"{image_size=}, {patch_size=}, {width=}, {layers=}, {heads=}, {channels=}, {classes=}"
+        )
+    if image_size % patch_size or width % heads:
+        raise ValueError(
+            f"patch_size must divide image_size, got {patch_size} and {image_size}; "
+            f"heads must divide width, got {heads} and {width}"
+        )
+    from transformers import ViTConfig, ViTForImageClassification  # takes a second
+
+    config = ViTConfig(
+        image_size=image_size, patch_size=patch_size, num_channels=channels, hidden_size=width,
+        num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=4 * width,
+        num_labels=classes,  # type: ignore[call-arg]
+    )  # fmt: skip
+    return plain_logits(ViTForImageClassification(config))
 
 
 def load_weights(model: Model, path: str | os.PathLike) -> Model:

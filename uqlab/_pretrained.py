@@ -1,0 +1,223 @@
+"""Checkpoints of transformers as plain networks: images or token ids in, logits out."""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float, Int
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+# transformers is imported where it is used: that takes a second, which every other network would wait for.
+
+
+def from_pretrained(name_or_folder: str | os.PathLike, classes: int, task: str = "image") -> nn.Module:
+    """A pretrained network of transformers that returns logits [batch, classes], by hub name or from a local folder.
+
+    task: "image", any model for image classification (ViT, CLIP's vision half, ...) on [batch, channels, height,
+        width], scaled as its pretraining scaled them (`Standardize`); "text", an encoder like BERT as `TextClassifier`.
+
+    The classifier is the checkpoint's where it has one of `classes` outputs, else new, drawn from torch's global seed.
+    Texts go through the checkpoint's own pooler only if it was trained: where its weights are not in the checkpoint, or
+    sentence-transformers trained another pooling (`1_Pooling/config.json`), the classifier sees the mean of the tokens,
+    or the first if that says so. Dropout is off, because attention would draw it for all members from one generator.
+    The network's `name` is what it was loaded by. Weights are read from safetensors, in float32; no code and
+    no pickle of the checkpoint runs.
+
+    Raises ValueError for classes < 2, an unknown `task`, and a folder without config.json, safetensors, a tokenizer or
+    the weights of this kind of network; FileNotFoundError if there is no such folder; OSError if the hub does not have
+    it or cannot be reached.
+    """
+    if task not in ("image", "text"):
+        raise ValueError(f'task must be "image" or "text", got {task!r}')
+    if classes < 2:
+        raise ValueError(f"a classifier needs at least 2 classes, got {classes}")
+    name = os.fspath(name_or_folder)
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        _check_folder(folder)
+    elif folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise FileNotFoundError(f"no folder {folder.absolute()}; relative paths start at the working folder")
+    source = str(folder) if folder.is_dir() else name
+    with _quiet(progress=not folder.is_dir()):
+        try:
+            model = (_images if task == "image" else _texts)(source, classes, folder.is_dir())
+        except OSError as error:
+            if folder.is_dir():
+                raise ValueError(f"{folder} cannot be read: {_first_line(error)}") from error
+            raise OSError(
+                f"{name!r} is no folder here and did not come from the Hugging Face hub: {_first_line(error)} Check "
+                "the name and the network, or give a folder that save_pretrained wrote"
+            ) from error
+        except SafetensorError as error:
+            raise ValueError(f"{name}: its safetensors are damaged ({error}); fetch them again") from error
+    model.name = name  # type: ignore[assignment]
+    return model
+
+
+class TextClassifier(nn.Module):
+    """An encoder of texts and a classifier: token ids [batch, tokens] -> logits [batch, classes].
+
+    `encode` makes the ids. What equals the padding id is masked; columns of nothing but padding at the end are cut,
+    which changes no logit. network: of transformers, with its own classifier if `classifier` is None; else the
+    classifier sees its last hidden states' mean or, for pooling="first", those of the first token.
+    """
+
+    def __init__(self, network: nn.Module, tokenizer: Any, classifier: nn.Linear | None = None, pooling: str = "mean"):
+        super().__init__()
+        self.network, self.tokenizer, self.classifier, self.pooling = network, tokenizer, classifier, pooling
+        self.name = ""
+
+    @property
+    def longest(self) -> int:
+        """The largest number of tokens that the network takes."""
+        config = cast(Any, self.network).config
+        return min(self.tokenizer.model_max_length, getattr(config, "max_position_embeddings", 2**31))
+
+    def encode(self, texts: Sequence[str], max_length: int | None = None) -> Int[Tensor, "samples tokens"]:
+        """The token ids of `texts`, padded to the longest of them; cut to `max_length`, None for the network's limit.
+
+        Raises TypeError for what is no list of strings, ValueError for none and a max_length that the network lacks.
+        """
+        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+            raise TypeError("encode takes a list of strings; for one text give [text]")
+        if not texts:
+            raise ValueError("encode needs at least one text, got an empty list")
+        max_length = self.longest if max_length is None else max_length
+        if not 3 <= max_length <= self.longest:  # the first and the last token are special
+            raise ValueError(f"max_length must be 3 to {self.longest} tokens, got {max_length}")
+        found = self.tokenizer(
+            list(texts), padding=True, padding_side="right", truncation=True, max_length=max_length, return_tensors="pt"
+        )
+        return found["input_ids"]
+
+    def forward(self, ids: Int[Tensor, "batch tokens"]) -> Float[Tensor, "batch classes"]:
+        if ids.ndim != 2 or ids.is_floating_point():
+            raise ValueError(f"inputs must be token ids [batch, tokens], got {list(ids.shape)} {ids.dtype}; use encode")
+        mask = ids != self.tokenizer.pad_token_id
+        used = int(mask.any(0).long().cumsum(0).argmax()) + 1  # to the last column that holds a token
+        ids, mask = ids[:, :used], mask[:, :used]
+        output = self.network(input_ids=ids, attention_mask=mask.long())
+        if self.classifier is None:
+            return output.logits
+        hidden = output.last_hidden_state
+        if self.pooling == "first":
+            return self.classifier(hidden[:, 0])
+        weights = mask.to(hidden.dtype).unsqueeze(-1)
+        return self.classifier((hidden * weights).sum(1) / weights.sum(1).clamp(min=1))
+
+
+def plain_logits(model: Any) -> Any:
+    """The same network of transformers, returning its logits alone, as everything else here expects."""
+    model.register_forward_hook(_logits)
+    return model
+
+
+def _logits(model: nn.Module, inputs: tuple, output: Any) -> Tensor:
+    return output.logits
+
+
+def _images(source: str, classes: int, local: bool) -> nn.Module:
+    from transformers import AutoModelForImageClassification
+
+    model, new = _load(AutoModelForImageClassification, source, classes, local)
+    _check_complete(source, model, new)
+    return plain_logits(model)
+
+
+def _texts(source: str, classes: int, local: bool) -> TextClassifier:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    from transformers.utils.hub import cached_file
+
+    model, new = _load(AutoModelForSequenceClassification, source, classes, local)
+    own = [key for key in new if key.startswith(f"{model.base_model_prefix}.") and ".pooler." not in key]
+    _check_complete(source, model, own)
+    tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local, trust_remote_code=False)
+    if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_ids):  # made up, because there are no files
+        raise ValueError(
+            f"{source} holds no tokenizer (tokenizer.json, vocab.txt, ...); save it beside the weights: "
+            "tokenizer.save_pretrained(folder)"
+        )
+    if tokenizer.pad_token_id is None or max(tokenizer.get_vocab().values()) >= model.config.vocab_size:
+        raise ValueError(
+            f"the tokenizer of {source} does not fit: {len(tokenizer)} tokens, of which {tokenizer.pad_token} pads; "
+            f"the network needs a padding token and at most {model.config.vocab_size} tokens"
+        )
+    pooling = cached_file(
+        source, "1_Pooling/config.json", local_files_only=local, _raise_exceptions_for_missing_entries=False
+    )
+    if pooling is None and not new:
+        return TextClassifier(model, tokenizer)
+    encoder = model.base_model
+    if getattr(encoder, "pooler", None) is not None:
+        encoder.pooler = None
+    first = pooling is not None and json.loads(Path(pooling).read_text()).get("pooling_mode_cls_token", False)
+    head = nn.Linear(model.config.hidden_size, classes)
+    return TextClassifier(encoder, tokenizer, head, "first" if first else "mean")
+
+
+def _load(kind: Any, source: str, classes: int, local: bool) -> tuple[Any, list[str]]:
+    """The model of a checkpoint, and the names of its weights outside the classifier that are not the checkpoint's."""
+    from transformers import AutoConfig
+
+    where = {"local_files_only": local, "trust_remote_code": False}
+    try:
+        config = AutoConfig.from_pretrained(source, num_labels=classes, **where)
+        _without_dropout(config)
+        model, info = kind.from_pretrained(
+            source, config=config, use_safetensors=True, dtype=torch.float32, ignore_mismatched_sizes=True,
+            output_loading_info=True, **where,
+        )  # fmt: skip
+    except ValueError as error:  # a model of another kind
+        raise ValueError(f"{source} is no checkpoint for {kind.__name__}: {_first_line(error)}") from error
+    head = [name for name, part in model.named_modules() if isinstance(part, nn.Linear)][-1]
+    new = {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}
+    return model.eval(), sorted(key for key in new if not key.startswith(f"{head}."))
+
+
+def _without_dropout(config: Any) -> None:
+    for name, value in list(vars(config).items()):
+        if hasattr(value, "model_type"):  # CLIP's vision_config
+            _without_dropout(value)
+        elif "drop" in name and isinstance(value, float):
+            setattr(config, name, 0.0)
+
+
+def _check_folder(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} has no config.json: give the folder that save_pretrained wrote")
+    if not any(folder.glob("*.safetensors")):
+        pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+        has = f"; {pickled[0]} is pickled and could run code" if pickled else ""
+        raise ValueError(f"{folder} has no safetensors{has}: save it with save_pretrained of transformers 5")
+
+
+def _check_complete(source: str, model: nn.Module, new: list[str]) -> None:
+    if new:
+        names = f"{', '.join(new[:3])}{f' and {len(new) - 3} more' if len(new) > 3 else ''}"
+        raise ValueError(f"{source} lacks weights of {type(model).__name__}, or has them in another shape: {names}")
+
+
+@contextlib.contextmanager
+def _quiet(progress: bool) -> Iterator[None]:
+    """Without transformers' reports of new weights, which are expected, and its bars but for downloads."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    if not progress:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]
