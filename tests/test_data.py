@@ -14,7 +14,7 @@ from sklearn.neural_network import MLPClassifier
 from uqlab import data
 from uqlab._registry import FILES, Remote
 
-EMBEDDED = ["digits", "ambiguous-digits", "letters", "textures"]
+EMBEDDED = ["digits", "ambiguous-digits", "letters", "textures", "glyphs"]
 
 
 def same(a, b):
@@ -109,6 +109,18 @@ def test_letters_and_textures_are_out_of_distribution(name, least, reader):
     scores = [torch.special.entr(reader(data.load(n))).sum(1) for n in ("digits", name)]
     truth = torch.cat([torch.full_like(s, k) for k, s in enumerate(scores)])
     assert roc_auc_score(truth, torch.cat(scores)) > least
+
+
+def test_glyphs_are_letters_distorted_more_and_no_digits():
+    glyphs, letters = data.load("glyphs", "train"), data.load("letters", "train")
+    assert (len(glyphs), len(data.load("glyphs"))) == (6160, 960)
+    assert not set(glyphs.classes) & set("0123456789")
+    assert len({name.lower() for name in glyphs.classes}) == 26
+
+    def spread(d, letter):  # variance between the images of one letter
+        return d.inputs[d.labels == d.classes.index(letter)].var(0).sum()
+
+    assert all(spread(glyphs, letter) > 1.05 * spread(letters, letter) for letter in "EHTaefhn")
 
 
 # parts of a set --------------------------------------------------------------------------------------------------

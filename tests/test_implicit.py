@@ -19,7 +19,7 @@ from transformers import (
 from uqlab import _ensemble, ensembles, models, training
 from uqlab._implicit import ATTENTION
 from uqlab.adapters import BatchLinear, LoRALinear, SVDLinear
-from uqlab.layers import MemberLayer, MemberLinear
+from uqlab.layers import FixedDropout, MemberLayer, MemberLinear
 
 MAKERS = {
     "lora": lambda backbone, members=3, **kw: ensembles.lora(backbone, members, kw.pop("rank", 2), **kw),
@@ -471,6 +471,14 @@ def test_dropout_is_the_weight_times_a_diagonal():
     assert (z[:, 0][:, alive[0]] == 0).float().mean() == pytest.approx(0.25, abs=0.01)
     both = alive[0] & alive[1]
     assert torch.equal(z[:, 0][:, both] == 0, z[:, 1][:, both] == 0)  # one mask a member, for all inputs
+
+
+def test_dropout_of_a_member_trained_apart():
+    deep, x = ensembles.deep(lambda: models.mlp(64, (40, 30), 3), 2, fold=False), torch.rand(4, 64)
+    ensemble = ensembles.dropout(deep.member(0), 2, 0.4)
+    masked = [name for name, part in ensemble.network.named_modules() if isinstance(part, FixedDropout)]
+    assert masked == ["3", "6"]
+    assert (ensemble(x)[0] - ensemble(x)[1]).abs().max() > 1e-4
 
 
 def test_without_dropout_modules_linear_layers_are_preceded_by_it():

@@ -131,3 +131,12 @@ def test_11_asks_convolutional_networks_by_parameters_alone(results):
     assert numbers["error_naive"] < 1e-4
     assert 0 < numbers["share_last_layer"] < 1
     assert numbers["auroc_gradnorm"] + numbers["auroc_gradnorm_wrong_sign"] == pytest.approx(1)
+
+
+def test_06_low_rank_members_make_an_ensemble_for_a_fraction_of_the_weights(results):
+    numbers = results("06_lora_ensemble")[0]["numbers"]
+    assert numbers["params_lora_single"] == 3 * 4 * 2 * 8 * 64 + 64 * 10 + 10  # blocks, matrices, A and B; classifier
+    assert numbers["params_lora"] == 3 * numbers["params_lora_single"]
+    assert numbers["params_explicit"] == 3 * numbers["params_single"] > 10 * numbers["params_lora"]
+    assert max(numbers["nll_lora"], numbers["nll_explicit"]) < numbers["nll_single"] - 0.03
+    assert numbers["diversity_gain_10"] > 2 * numbers["diversity_gain_1"] > 0

@@ -19,6 +19,9 @@ DIGITS = tuple("0123456789")
 # Left out, because a digit has (nearly) the same shape: D O Q o (0), I l i j (1), Z z (2), S s (5), G b (6), B (8),
 # g q (9); and lower-case letters that are small capitals once the height is normalised: c k p u v w x y.
 LETTERS = tuple("ACEFHJKLMNPRTUVWXYadefhmnrt")
+# Left out: small letters that differ from the capital by size only, and l, which is I.
+GLYPHS = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghijmnqrt")
+GRID = np.moveaxis(np.mgrid[:32, :32], 0, -1) + 0.5  # (y, x) of the centres of a bitmap's pixels
 FONTS = ("DejaVuSans", "DejaVuSerif", "STIXGeneral", "cmb10", "cmmi10", "cmr10", "cmss10", "cmti10", "cmtt10")
 
 
@@ -85,6 +88,22 @@ def letters(split):
     Each glyph is slanted, rotated, stretched and shifted a little, brought to a bitmap of 32x32 and counted over blocks
     of 4x4. Every third font is for testing. Letters that look like digits are left out (see LETTERS).
     """
+    return *_rendered(LETTERS, split, copies=4 if split == "train" else 3), LETTERS, None
+
+
+@cache
+def glyphs(split):
+    """40 kinds of letters, distorted far more than `letters`: 6160 train, 960 test. A task to learn before `digits`.
+
+    Every glyph is rotated, sheared, scaled and shifted at random; fonts, bitmaps and blocks are those of `letters`.
+    """
+    copies = 11 if split == "train" else 3
+    images, labels = _rendered(GLYPHS, split, copies, turn=15, slant=0.35, height=(23, 32), stretch=(0.7, 1.2), shift=3)
+    return images, labels, GLYPHS, None
+
+
+def _rendered(characters, split, copies, **distortion):
+    """Each character in each font of the split, `copies` times: images [N, 1, 8, 8] and labels [N]."""
     folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
     paths = sorted(path for path in folder.glob("*.ttf") if path.stem.startswith(FONTS) and "Display" not in path.stem)
     fonts = [path for k, path in enumerate(paths) if (k % 3 == 0) == (split == "test")]
@@ -93,27 +112,34 @@ def letters(split):
     for path in fonts:
         font = FT2Font(str(path))
         font.set_size(96, 72)
-        for label, letter in enumerate(LETTERS):
-            font.set_text(letter, 0.0, flags=LoadFlags.NO_HINTING)
+        for label, character in enumerate(characters):
+            font.set_text(character, 0.0, flags=LoadFlags.NO_HINTING)
             font.draw_glyphs_to_bitmap()
             glyph = np.asarray(font.get_image()) > 127
-            images += [_bitmap(glyph, rng) for _ in range(4 if split == "train" else 3)]
-            labels += [label] * (4 if split == "train" else 3)
+            across = np.flatnonzero(
+                glyph.any(1)
+            )  # rows with ink; the first and the last pixel of each bound all others
+            ends = [glyph[across].argmax(1), glyph.shape[1] - 1 - glyph[across, ::-1].argmax(1)]
+            outline = np.concatenate([np.stack([across, end], axis=1) for end in ends])  # (y, x)
+            images += [_bitmap(glyph, outline, rng, **distortion) for _ in range(copies)]
+            labels += [label] * copies
     blocks = np.stack(images).reshape(-1, 1, 8, 4, 8, 4).sum((3, 5)) / 16
-    return blocks.astype(np.float32), np.array(labels), LETTERS, None
+    return blocks.astype(np.float32), np.array(labels)
 
 
-def _bitmap(glyph, rng):
-    """A glyph, transformed at random, as a 32x32 bitmap: full height, at most 28 wide, as the UCI digits are."""
-    angle, slant = np.deg2rad(rng.uniform(-8, 8)), rng.uniform(-0.15, 0.15)
-    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]) @ [[1, 0], [slant, 1]]
-    ink = np.argwhere(glyph) @ turn.T  # (y, x) of the set pixels
+def _bitmap(glyph, outline, rng, *, turn=8, slant=0.15, height=(29, 32), stretch=(0.85, 1.1), shift=1.5):
+    """A glyph, transformed at random, as a 32x32 bitmap: full height, at most 28 wide, as the UCI digits are.
+
+    turn: largest angle in degrees; slant: largest shear; height: in pixels; stretch: of the width; shift: to the sides.
+    """
+    angle, shear = np.deg2rad(rng.uniform(-turn, turn)), rng.uniform(-slant, slant)
+    turned = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]) @ [[1, 0], [shear, 1]]
+    ink = outline @ turned.T
     low, size = ink.min(0), np.ptp(ink, axis=0) + 1
-    height = rng.uniform(29, 32)
-    scale = np.array([height, min(28, size[1] * height / size[0] * rng.uniform(0.85, 1.1))]) / size
-    offset = (32 - scale * size) / 2 + [0, rng.uniform(-1.5, 1.5)]
-    grid = np.moveaxis(np.mgrid[:32, :32], 0, -1) + 0.5
-    source = np.floor(((grid - offset) / scale + low) @ np.linalg.inv(turn).T).astype(int)
+    tall = rng.uniform(*height)
+    scale = np.array([tall, min(28, size[1] * tall / size[0] * rng.uniform(*stretch))]) / size
+    offset = (32 - scale * size) / 2 + [0, rng.uniform(-shift, shift)]
+    source = np.floor(((GRID - offset) / scale + low) @ np.linalg.inv(turned).T).astype(int)
     inside = ((source >= 0) & (source < glyph.shape)).all(-1)
     y, x = np.where(inside[..., None], source, 0).transpose(2, 0, 1)
     return glyph[y, x] & inside
@@ -134,4 +160,10 @@ def textures(split):
     return np.concatenate(inputs).astype(np.float32), labels, ("china", "flower"), None
 
 
-EMBEDDED = {"digits": digits, "ambiguous-digits": ambiguous_digits, "letters": letters, "textures": textures}
+EMBEDDED = {
+    "digits": digits,
+    "ambiguous-digits": ambiguous_digits,
+    "letters": letters,
+    "textures": textures,
+    "glyphs": glyphs,
+}

@@ -134,8 +134,9 @@ def dropout(model: nn.Module, members: int, p: float = 0.2, *, seed: int = 0) ->
     """
     _check_backbone(model, members)
     network = frozen(model)
-    if any(isinstance(part, nn.Dropout) for part in network.modules()):
-        replace_layers(network, nn.Dropout, lambda *_: FixedDropout(members, p))
+    kinds = (nn.Dropout, MemberDropout)  # members of a deep ensemble may hold the latter
+    if any(isinstance(part, kinds) for part in network.modules()):
+        replace_layers(network, kinds, lambda *_: FixedDropout(members, p))
     else:
         names = [name for name, part in network.named_modules() if type(part) is nn.Linear][1:]
         if not names:

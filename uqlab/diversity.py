@@ -1,0 +1,106 @@
+"""How much the members of an ensemble differ: in what they predict, and in their weights."""
+
+import itertools
+import re
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from uqlab._implicit import ATTENTION
+from uqlab.ensembles import Ensemble
+from uqlab.uncertainty import check_logits
+
+Logits = Float[Tensor, "members batch classes"]
+Pairs = Float[Tensor, "members members"]  # one value for members i and j
+
+# The value projections of the attention in transformers; timm keeps query, key and value in one matrix [3 d, d].
+VALUES = r"(^|\.)(v_proj|value|attn\.qkv)$"
+
+
+def disagreement(logits: Logits) -> Pairs:
+    """Fraction of inputs on which members i and j predict different classes (Fort et al. 2019).
+
+    Raises ValueError or TypeError for what are no logits.
+    """
+    check_logits(logits)
+    votes = logits.argmax(-1)
+    return torch.stack([(votes != mine).double().mean(1) for mine in votes])
+
+
+def js_divergence(logits: Logits) -> Pairs:
+    """Jensen-Shannon divergence between the predictions of members i and j, averaged over inputs: nats, 0 to log 2.
+
+    H((p + q) / 2) - (H(p) + H(q)) / 2 of every input, then the mean. Muhlematter et al. 2024, section 4, average the
+    predictions first, which never gives more: members that differ on inputs but find each class equally often look
+    equal then. Raises ValueError or TypeError for what are no logits.
+    """
+    check_logits(logits)
+    members, batch, classes = logits.shape
+    total = torch.zeros(members, members, dtype=torch.float64, device=logits.device)
+    for z in logits.split(max(1, 2**22 // (members * classes)), dim=1):
+        p = z.double().softmax(-1)  # [members, inputs, classes]
+        own = torch.special.entr(p).sum((1, 2))
+        for i, j in itertools.combinations(range(members), 2):
+            total[i, j] += torch.special.entr((p[i] + p[j]) / 2).sum() - (own[i] + own[j]) / 2
+    return (total + total.T).clamp(min=0) / batch
+
+
+def variation_ratio(logits: Logits) -> Float[Tensor, " batch"]:
+    """Share of the members that do not predict the most frequent class, for each input: 0 if all agree (Freeman 1965).
+
+    Raises ValueError or TypeError for what are no logits.
+    """
+    check_logits(logits)
+    votes = nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).sum(0)  # [batch, classes]
+    return 1 - votes.amax(-1).double() / len(logits)
+
+
+def weight_cosine(ensemble: Ensemble, target: str | None = None) -> Pairs:
+    """Cosine between the weights of members i and j: whole matrices (for LoRA W + B_m A_m), flattened and joined.
+
+    target: a regular expression on the names of a member's linear layers (`ensemble.member(0).named_modules()`); None
+        for the attention's projections, or in a network without attention every linear layer but the last.
+
+    MC dropout's members share their weights: 1. Raises ValueError for a target that matches no linear layer; TypeError
+    for what is no ensemble.
+    """
+    products = torch.stack([w @ w.T for w in _weights(ensemble, target, ATTENTION)]).sum(0)
+    norms = products.diagonal().sqrt()
+    return products / torch.outer(norms, norms)
+
+
+def diversity_score(ensemble: Ensemble) -> float:
+    """1 - mean correlation of two members' value projections W_m, averaged over layers (Muhlematter et al. 2024, E).
+
+    Pearson's correlation of the whole matrices: for LoRA-Ensemble W + B_m A_m, of which the paper's values near 0 at
+    small gains leave no doubt; for every other ensemble likewise what `member(m)` multiplies by. A network without
+    attention is compared in every linear layer but the last.
+
+    Raises ValueError for fewer than two members; TypeError for what is no ensemble.
+    """
+    if isinstance(ensemble, Ensemble) and ensemble.members < 2:
+        raise ValueError("diversity needs at least two members, got 1")
+    correlations = []
+    for w in _weights(ensemble, None, VALUES):
+        centred = nn.functional.normalize(w - w.mean(1, keepdim=True), dim=1)
+        pairs = centred @ centred.T
+        correlations.append((pairs.sum() - pairs.trace()) / (len(w) * (len(w) - 1)))
+    return 1 - torch.stack(correlations).mean().item()
+
+
+def _weights(ensemble: Ensemble, target: str | None, default: str) -> Iterator[Tensor]:
+    """The members' flattened weights [members, numbers] of each chosen layer, float64."""
+    if not isinstance(ensemble, Ensemble):
+        raise TypeError(f"needs an ensemble, got {type(ensemble).__name__}; wrap models by ensembles.from_members")
+    members = [ensemble.member(m) for m in range(ensemble.members)]
+    names = [name for name, part in members[0].named_modules() if isinstance(part, nn.Linear)]
+    chosen = [name for name in names if re.search(default if target is None else target, name)]
+    if not chosen and target is None:
+        chosen = names[:-1] or names
+    if not chosen:
+        raise ValueError(f"target {target!r} matches no linear layer; there are {', '.join(names) or 'none'}")
+    for name in chosen:
+        layers = [member.get_submodule(name) for member in members]
+        yield torch.stack([layer.get_parameter("weight").detach().flatten().double() for layer in layers])
