@@ -140,3 +140,16 @@ def test_06_low_rank_members_make_an_ensemble_for_a_fraction_of_the_weights(resu
     assert numbers["params_explicit"] == 3 * numbers["params_single"] > 10 * numbers["params_lora"]
     assert max(numbers["nll_lora"], numbers["nll_explicit"]) < numbers["nll_single"] - 0.03
     assert numbers["diversity_gain_10"] > 2 * numbers["diversity_gain_1"] > 0
+
+
+def test_08_knobs_keep_the_directions_and_need_good_ones(results):
+    numbers = results("08_singular_value_ensemble")[0]["numbers"]
+    assert numbers["params_sve"] < 0.5 * numbers["params_lora"] < numbers["params_explicit"] / 4
+    assert numbers["intruders_sve"] == 0 < numbers["intruders_lora"]
+    assert numbers["max_cosine_sve"] > 0.99 > numbers["max_cosine_lora"]
+    assert numbers["is_ensemble_single"] == 0 < numbers["is_ensemble_explicit"]
+    assert numbers["disagreement_single"] == 0 < numbers["disagreement_sve"]
+    assert numbers["mi_ood_sve_gentle"] < numbers["mi_ood_sve"]
+    assert numbers["moved_0.attention.q_proj"] > 0.01
+    assert numbers["accuracy_random_backbone_sve_gentle"] < numbers["accuracy_sve_gentle"] - 0.05
+    assert numbers["weight_cosine_lora"] < numbers["weight_cosine_sve"] < numbers["weight_cosine_sve_gentle"] < 1
