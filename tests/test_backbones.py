@@ -8,6 +8,7 @@ import shutil
 import huggingface_hub.constants
 import pytest
 import torch
+from small_networks import moved
 from torch import nn
 from transformers import (
     AutoModelForSequenceClassification,
@@ -66,16 +67,6 @@ def save(folder, network, tokenizer=True, pooling=None):
 def bert(kind=BertForSequenceClassification, **kwargs):
     torch.manual_seed(0)
     return kind(BertConfig(vocab_size=len(WORDS), max_position_embeddings=32, **SMALL), **kwargs).eval()
-
-
-def moved(ensemble):
-    """The ensemble with its trainable parameters somewhere else: away from zeros and equal members."""
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for p in ensemble.parameters():
-            if p.requires_grad:
-                p += 0.1 * torch.randn(p.shape, generator=generator)
-    return ensemble.eval()
 
 
 # Images ---------------------------------------------------------------------------------------------------------------

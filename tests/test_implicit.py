@@ -6,65 +6,14 @@ import re
 
 import pytest
 import torch
+from small_networks import EVERY, bert, clip, count, images, logits, moved, vit
 from torch import nn
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    CLIPConfig,
-    CLIPForImageClassification,
-    ViTConfig,
-    ViTForImageClassification,
-)
+from transformers import ViTConfig, ViTForImageClassification
 
 from uqlab import _ensemble, ensembles, models, training
 from uqlab._implicit import ATTENTION
 from uqlab.adapters import BatchLinear, LoRALinear, SVDLinear
-from uqlab.layers import FixedDropout, MemberLayer, MemberLinear
-
-MAKERS = {
-    "lora": lambda backbone, members=3, **kw: ensembles.lora(backbone, members, kw.pop("rank", 2), **kw),
-    "singular_value": lambda backbone, members=3, **kw: ensembles.singular_value(backbone, members, **kw),
-    "batch": lambda backbone, members=3, **kw: ensembles.batch(backbone, members, **kw),
-    "batch++": lambda backbone, members=3, **kw: ensembles.batch(backbone, members, additive=True, **kw),
-}
-EVERY = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-PIXELS = {"image_size": 8, "patch_size": 4, "num_channels": 1}
-
-
-def vit():
-    torch.manual_seed(0)
-    return ViTForImageClassification(ViTConfig(**SMALL, **PIXELS, num_labels=3)).eval()
-
-
-def bert():
-    torch.manual_seed(0)
-    return BertForSequenceClassification(BertConfig(vocab_size=50, **SMALL)).eval()
-
-
-def clip():
-    torch.manual_seed(0)
-    return CLIPForImageClassification(CLIPConfig(vision_config={**SMALL, **PIXELS}, num_labels=3)).eval()
-
-
-def images(count=4):
-    generator = torch.Generator().manual_seed(1)
-    return torch.rand(count, 1, 8, 8, generator=generator), torch.arange(count) % 3
-
-
-def moved(ensemble):
-    """The ensemble with its trainable parameters somewhere else: away from zeros and equal members."""
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for p in ensemble.parameters():
-            if p.requires_grad:
-                p += 0.1 * torch.randn(p.shape, generator=generator)
-    return ensemble.eval()
-
-
-def logits(model, x):
-    output = model(x)
-    return getattr(output, "logits", output)
+from uqlab.layers import MemberLayer, MemberLinear
 
 
 # Members --------------------------------------------------------------------------------------------------------------
@@ -224,8 +173,6 @@ def test_batch_ensemble_multiplies_and_adds_a_rank_one_matrix():
 
 
 # What is trained ------------------------------------------------------------------------------------------------------
-def count(ensemble):
-    return sum(p.numel() for p in ensemble.parameters() if p.requires_grad)
 
 
 def vit_base(labels):
@@ -400,106 +347,6 @@ def test_autocast(make):
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         half = ensemble(x)
     torch.testing.assert_close(half.float(), ensemble(x).detach(), rtol=0.1, atol=0.1)
-
-
-# On disk --------------------------------------------------------------------------------------------------------------
-@EVERY
-def test_saved_without_the_backbone(make, tmp_path):
-    ensemble, (x, _) = moved(make(vit())), images()
-    path = tmp_path / "new" / "ensemble.safetensors"
-    ensembles.save(ensemble, path, backbone="some/vit")
-    again = vit()
-    nn.init.zeros_(again.classifier.weight)  # the classifier is no part of the backbone
-    torch.testing.assert_close(ensembles.load(path, again)(x), ensemble(x))
-    assert path.stat().st_size < 4 * count(ensemble) + 12_000
-    assert b"some/vit" in path.read_bytes()
-    assert [file.name for file in path.parent.iterdir()] == ["ensemble.safetensors"]
-
-
-def test_what_cannot_be_loaded(tmp_path, unchecked):
-    path = tmp_path / "e.safetensors"
-    ensembles.save(ensembles.singular_value(vit(), 2), path, backbone="some/vit")
-    other = vit()
-    other.vit.layers[0].attention.q_proj.weight.data[0, 0] += 0.1
-    with pytest.raises(ValueError, match=r"another backbone \(some/vit\)"):
-        ensembles.load(path, other)
-    with pytest.raises(FileNotFoundError, match="no file"):
-        ensembles.load(tmp_path / "nowhere.safetensors", vit())
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(ValueError, match="damaged or none of ours"):
-        ensembles.load(path, vit())
-    with pytest.raises(TypeError, match="got SeparateEnsemble"):
-        ensembles.save(ensembles.from_members([nn.Linear(2, 2)]), path)
-
-
-# MC dropout -----------------------------------------------------------------------------------------------------------
-def perceptron(dropout=0.1):
-    torch.manual_seed(0)
-    return models.mlp(64, (40, 30), 3, dropout).eval()
-
-
-@pytest.mark.parametrize("backbone", [perceptron, vit, bert], ids=["mlp", "vit", "bert"])
-def test_dropout_members_keep_their_masks(backbone):
-    x = images()[0] if backbone is not bert else torch.randint(50, (4, 7))
-    model = backbone()
-    ensemble = ensembles.dropout(model, 3, 0.4, seed=5)
-    together = ensemble(x)
-    assert torch.equal(together, ensemble.train()(x)) or backbone is bert
-    ensemble.eval()
-    assert (together[0] - together[1]).abs().max() > 1e-4
-    torch.testing.assert_close(ensemble(x[1:2])[:, 0], together[:, 1], rtol=1e-4, atol=1e-5)  # whatever the batch
-    for m in range(3):
-        torch.testing.assert_close(logits(ensemble.member(m), x), together[m], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(ensembles.dropout(model, 2, 0.4, seed=5)(x), together[:2], rtol=1e-4, atol=1e-5)
-    ensemble.chunk = 2
-    torch.testing.assert_close(ensemble(x), together, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(ensemble.shard(slice(1, 3))(x), together[1:], rtol=1e-4, atol=1e-5)
-    assert not torch.equal(ensemble.resample(6)(x), together)
-    torch.testing.assert_close(ensemble.resample(5)(x), together, rtol=1e-4, atol=1e-5)
-
-
-def test_dropout_is_the_weight_times_a_diagonal():
-    net, x = perceptron(), torch.rand(5, 64)
-    ensemble = ensembles.dropout(net, 4000, 0.25)
-    masks = []
-    hook = ensemble.network[3].register_forward_hook(lambda _, args, out: masks.append((out / args[0]).nan_to_num()))
-    ensemble(x)
-    hook.remove()
-    z = masks[0].view(4000, 5, 40)
-    assert ((z == 0) | ((z - 4 / 3).abs() < 1e-4)).all()
-    alive = net[2](net[1](x.flatten(1))) > 0
-    assert (z[:, 0][:, alive[0]] == 0).float().mean() == pytest.approx(0.25, abs=0.01)
-    both = alive[0] & alive[1]
-    assert torch.equal(z[:, 0][:, both] == 0, z[:, 1][:, both] == 0)  # one mask a member, for all inputs
-
-
-def test_dropout_of_a_member_trained_apart():
-    deep, x = ensembles.deep(lambda: models.mlp(64, (40, 30), 3), 2, fold=False), torch.rand(4, 64)
-    ensemble = ensembles.dropout(deep.member(0), 2, 0.4)
-    masked = [name for name, part in ensemble.network.named_modules() if isinstance(part, FixedDropout)]
-    assert masked == ["3", "6"]
-    assert (ensemble(x)[0] - ensemble(x)[1]).abs().max() > 1e-4
-
-
-def test_without_dropout_modules_linear_layers_are_preceded_by_it():
-    torch.manual_seed(0)
-    net, x = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), torch.rand(4, 6)
-    torch.testing.assert_close(ensembles.dropout(net, 2, 0.0)(x), net(x).expand(2, -1, -1))
-    assert (ensembles.dropout(net, 2, 0.5)(x)[0] - net(x)).abs().max() > 1e-4
-
-
-# Snapshots ------------------------------------------------------------------------------------------------------------
-def test_snapshots_are_one_network_over_time():
-    x, y = torch.rand(12, 8), torch.arange(12) % 3
-    seen = []
-
-    def train(one, cycle):
-        training.fit(one, x, y, epochs=2, lr=0.1, schedule="cosine", seed=cycle, progress=False)
-        seen.append(one(x)[0].detach().clone())
-
-    ensemble = ensembles.snapshot(lambda: models.mlp(8, (12, 6), 3), 3, train, seed=4)
-    torch.testing.assert_close(ensemble.eval()(x), torch.stack(seen))
-    assert (seen[0] - seen[2]).abs().max() > 1e-4
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------
