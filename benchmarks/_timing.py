@@ -1,6 +1,8 @@
 """Timings that a noisy machine cannot bend: the candidates take turns, and medians are compared."""
 
+import resource
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
 
@@ -34,6 +36,11 @@ def report(seconds: Mapping[str, list[float]], baseline: str) -> dict[str, float
             line += f"  ratio to {baseline} {ratios[name]:.2f} [{low:.2f}, {high:.2f}]"
         print(line)
     return ratios
+
+
+def peak_memory() -> int:
+    """Peak resident memory of this process so far, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _quartiles(values: list[float]) -> list[float]:

@@ -5,12 +5,11 @@ Exit status 1 if one is missed. Run: python benchmarks/decompose.py [--inputs N]
 """
 
 import argparse
-import resource
 import subprocess
 import sys
 
 import torch
-from _timing import interleaved, report
+from _timing import interleaved, peak_memory, report
 
 from uqlab.uncertainty import decompose
 
@@ -20,11 +19,6 @@ MAX_TIME, MAX_MEMORY, MAX_ERROR = 3.0, 2.0, 2e-6
 
 def make_logits(inputs: int) -> torch.Tensor:
     return torch.randn(MEMBERS, inputs, CLASSES, generator=torch.Generator().manual_seed(0)).mul_(3)
-
-
-def peak_memory() -> int:
-    """Peak resident memory of this process so far, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def memory_ratio(inputs: int) -> float:

@@ -7,12 +7,11 @@ missed.
 """
 
 import argparse
-import resource
 import subprocess
 import sys
 
 import torch
-from _timing import interleaved, report
+from _timing import interleaved, peak_memory, report
 
 from uqlab import data, gradients, models
 
@@ -63,11 +62,6 @@ METHODS = {
     "vmap(jacrev)": jacobians,
     "vmap(jacrev), one by one": lambda model, inputs: jacobians(model, inputs, 1),
 }
-
-
-def peak_memory() -> int:
-    """Peak resident memory of this process so far, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def added_memory(method: str, inputs: torch.Tensor) -> int:

@@ -11,17 +11,18 @@ slower than vmap; the singular value layer within 10 % of the better way. Exit s
 
 import copy
 import statistics
+import subprocess
 import sys
 
 import torch
 import torch.nn.functional as F
-from _timing import interleaved, report
+from _timing import interleaved, peak_memory, report
 from torch import nn
 
 from uqlab import adapters, ensembles, models
 
 MEMBERS, RANK = 16, 8
-REPEATS = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+REPEATS = int(sys.argv[1]) if sys.argv[1:] and sys.argv[1].isdigit() else 5
 
 
 def backbone():
@@ -123,48 +124,84 @@ def in_parts(ensemble, x):
         F.cross_entropy(logits.flatten(0, 1), labels.repeat(len(logits))).backward()
 
 
+def candidates():
+    """name -> (run(x, backward), the modules that hold its weights), each built when asked for."""
+
+    def ours(make):
+        def build():
+            ensemble = make().eval()
+            with torch.no_grad():  # away from B = 0, so that agreement says something
+                for part in ensemble.modules():
+                    if isinstance(part, adapters.LoRALinear):
+                        part.up.normal_(0, 0.02)
+
+            def run(x, backward):
+                return in_parts(ensemble, x) if backward else passes(ensemble, x, False)()
+
+            return run, [ensemble]
+
+        return build
+
+    def separate():
+        plain = [backbone().eval() for _ in range(MEMBERS)]
+        return separate_models(plain), plain
+
+    def stacked():
+        call, network = vmapped(ensembles.lora(backbone(), MEMBERS, RANK))
+        return lambda x, backward: passes(call, x, backward)(), [network]
+
+    return {
+        "16 separate": separate,
+        "lora": ours(lambda: ensembles.lora(backbone(), MEMBERS, RANK)),
+        "singular values": ours(lambda: ensembles.singular_value(backbone(), MEMBERS)),
+        "batch ensemble": ours(lambda: ensembles.batch(backbone(), MEMBERS)),
+        "vmap": stacked,
+    }
+
+
+def memory(name, batch, backward):
+    """MB that one pass adds to the peak of this process, whose weights lie in memory already."""
+    run, _ = candidates()[name]()
+    run(torch.rand(1, 1, 28, 28), backward)  # libraries, thread pools and gradients
+    before = peak_memory()
+    run(torch.rand(batch, 1, 28, 28), backward)
+    return (peak_memory() - before) / 1e6
+
+
 def main():
     missed = []
+    # before this process grows: a child's peak starts at its parent's
+    for backward in (False, True):
+        added = {
+            name: float(
+                subprocess.run(
+                    [sys.executable, __file__, "--memory", name, "64", str(int(backward))],
+                    check=True, capture_output=True, text=True,
+                ).stdout
+            )
+            for name in candidates()
+        }  # fmt: skip
+        what = "forward and backward" if backward else "forward"
+        print(f"added to the peak by a batch of 64, {what}, MB:", ", ".join(f"{n} {mb:.0f}" for n, mb in added.items()))
     torch.manual_seed(0)
-    base = backbone().eval()
-    plain = [backbone().eval() for _ in range(MEMBERS)]
-    made = {
-        "lora": ensembles.lora(base, MEMBERS, RANK).eval(),
-        "singular values": ensembles.singular_value(base, MEMBERS).eval(),
-        "batch ensemble": ensembles.batch(base, MEMBERS).eval(),
-    }
-    with torch.no_grad():  # away from B = 0, so that agreement says something
-        for part in made["lora"].modules():
-            if isinstance(part, adapters.LoRALinear):
-                part.up.normal_(0, 0.02)
-    stacked, stacked_network = vmapped(made["lora"])
+    built = {name: build() for name, build in candidates().items()}
+    (lora,), (values,) = built["lora"][1], built["singular values"][1]
+    stacked, _ = vmapped(lora)
     x = torch.rand(2, 1, 28, 28)
-    assert torch.allclose(stacked(x), made["lora"](x), atol=1e-4)
-    own = {name: sum(p.numel() for p in e.parameters() if p.requires_grad) for name, e in made.items()}
-    size = sum(p.numel() for p in base.parameters())
-    print(
-        f"parameters of the backbone {size:,}; of the members' own " + ", ".join(f"{n} {c:,}" for n, c in own.items())
-    )
-    sizes = {"16 separate": bytes_of(*plain), "vmap": bytes_of(stacked_network)} | {
-        n: bytes_of(e) for n, e in made.items()
-    }
-    print("weights in memory, MB: " + ", ".join(f"{name} {count / 1e6:.1f}" for name, count in sizes.items()))
+    assert torch.allclose(stacked(x), lora(x), atol=1e-4)
+    print(f"parameters of the backbone {sum(p.numel() for p in backbone().parameters()):,}")
+    for name, (_, modules) in built.items():
+        own = sum(p.numel() for module in modules for p in module.parameters() if p.requires_grad)
+        print(f"{name}: {own:,} parameters to train, weights in memory {bytes_of(*modules) / 1e6:.1f} MB")
 
-    run_separate = separate_models(plain)
     for backward in (False, True):
         for batch in (1, 16, 64):
             x = torch.rand(batch, 1, 28, 28)
-            repeats = max(3, REPEATS if batch > 1 else 3 * REPEATS)
-            candidates = {"16 separate": lambda x=x, b=backward: run_separate(x, b)}
-            for name, ensemble in made.items():
-                candidates[name] = (
-                    passes(ensemble, x, False) if not backward else lambda e=ensemble, x=x: in_parts(e, x)
-                )
-            candidates["vmap"] = passes(stacked, x, backward)
-            chosen = made["lora"].members_per_pass(x.expand(MEMBERS, *x.shape))
+            chosen = lora.members_per_pass(x.expand(MEMBERS, *x.shape))
             what = "forward and backward" if backward else "forward"
-            print(f"\nbatch {batch}, {what}; LoRA takes {chosen} members per pass")
-            seconds = interleaved(candidates, repeats)
+            print(f"\nbatch {batch}, {what}; LoRA takes {chosen} members per pass", flush=True)
+            turns = {name: lambda run=run, x=x, b=backward: run(x, b) for name, (run, _) in built.items()}
+            seconds = interleaved(turns, max(3, REPEATS if batch > 1 else 3 * REPEATS))
             ratios = report(seconds, "16 separate")
             limit = 1 / 2.5 if batch == 1 and not backward else 1.25
             against_vmap = statistics.median(seconds["lora"]) / statistics.median(seconds["vmap"])
@@ -172,7 +209,7 @@ def main():
                 missed.append(f"batch {batch}, {what}: LoRA {ratios['lora']:.2f} > {limit:.2f} of separate models")
             if against_vmap > 1:
                 missed.append(f"batch {batch}, {what}: LoRA {against_vmap:.2f} of vmap")
-    singular_values(made["singular values"], missed)
+    singular_values(values, missed)
     if missed:
         sys.exit("targets missed: " + "; ".join(missed))
 
@@ -201,4 +238,8 @@ def singular_values(ensemble, missed):
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--memory"]:  # in a fresh process
+        name, batch, backward = sys.argv[2:]
+        print(memory(name, int(batch), bool(int(backward))))
+    else:
+        main()

@@ -1,5 +1,6 @@
 """Backbones of transformers: plain logits, checkpoints from folders, texts as token ids, implicit ensembles on them."""
 
+import copy
 import importlib.util
 import json
 import pathlib
@@ -149,6 +150,7 @@ def test_texts_become_padded_token_ids(tmp_path):
     ]
     assert model.encode(TEXTS, max_length=4).shape == (4, 4)
     assert model.longest == 32
+    assert copy.deepcopy(model).tokenizer is model.tokenizer  # of 30,000 words or more, and never changed
 
 
 def test_a_trained_head_is_that_of_transformers(tmp_path):
@@ -385,16 +387,3 @@ def test_bad_texts(tmp_path):
     for ids in (torch.rand(2, 3), torch.zeros(3, dtype=torch.int64)):
         with pytest.raises(ValueError, match=r"token ids \[batch, tokens\]"):
             model(ids)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ({"patch_size": 3}, "patch_size must divide image_size, got 3 and 8"),
-        ({"heads": 5}, "heads must divide width"),
-        ({"layers": 0}, "layers=0"),
-    ],
-)
-def test_bad_vits(sizes, message):
-    with pytest.raises(ValueError, match=message):
-        models.vit(**{"image_size": 8, "patch_size": 4} | sizes)

@@ -44,8 +44,8 @@ def test_shards_and_chunks_are_the_whole(make):
 def test_members_per_pass_follow_the_working_set():
     ensemble, (x, _) = moved(ensembles.lora(vit(), 16, 2)), images()
     assert ensemble.members_per_pass(x.expand(16, *x.shape)) == 16
-    many = torch.rand(300, 1, 8, 8)
-    each = 300 * 5 * (16 + 16) * 4  # 5 tokens read and written by a projection
+    many = torch.rand(1200, 1, 8, 8)
+    each = 1200 * 5 * (16 + 16) * 4  # 5 tokens read and written by a projection
     size = ensemble.members_per_pass(many.expand(16, *many.shape))
     assert size == int(_ensemble.CACHE / each)
     assert 1 < size < 16
@@ -253,6 +253,7 @@ def test_what_is_shared_is_known():
     assert len(ensembles.lora(vit(), 2, heads="shared").shared_parameters()) == 2
     assert len(ensembles.batch(vit(), 2).shared_parameters()) == 2 * 4
     assert not ensembles.batch(vit(), 2).can_shard()
+    assert not ensembles.lora(bert(), 2).can_shard()  # its attention drops weights by torch's global generator
 
 
 def test_threads_train_the_same_members(monkeypatch):
@@ -347,46 +348,3 @@ def test_autocast(make):
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         half = ensemble(x)
     torch.testing.assert_close(half.float(), ensemble(x).detach(), rtol=0.1, atol=0.1)
-
-
-# Bad input ------------------------------------------------------------------------------------------------------------
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: ensembles.lora(vit(), 2, target="q_project"),
-            "matches no linear layer.*vit.layers.0.attention.q_proj",
-        ),
-        (lambda: ensembles.lora(vit(), 2, rank=17), "rank must be 1 to 16"),
-        (lambda: ensembles.lora(vit(), 2, rank=0), "rank must be 1 to 16"),
-        (lambda: ensembles.lora(vit(), 0), "at least one member"),
-        (lambda: ensembles.lora(vit(), 2, heads="none"), "heads must be"),
-        (lambda: ensembles.singular_value(vit(), 2, init_std=-1.0), "init_std"),
-        (lambda: ensembles.batch(vit(), 2, std=math.nan), "std must be"),
-        (lambda: ensembles.lora(nn.Conv2d(1, 2, 3), 2), "no nn.Linear"),
-        (lambda: ensembles.lora(nn.Sequential(nn.Linear(3, 2)), 2), "there are none"),
-        (lambda: ensembles.lora(ensembles.deep(vit, 2), 2), "one torch module"),
-        (lambda: ensembles.lora("vit", 2), "one torch module, got str"),
-        (lambda: ensembles.dropout(vit(), 2, 1.0), "dropout probability"),
-        (lambda: ensembles.dropout(vit(), 0), "at least one member"),
-        (lambda: ensembles.dropout(nn.Sequential(nn.Linear(3, 2)), 2), "neither nn.Dropout nor a second nn.Linear"),
-        (lambda: ensembles.snapshot(vit, 0, print), "at least one member"),
-    ],
-)
-def test_bad_input(call, message):
-    with pytest.raises((ValueError, TypeError), match=message):
-        call()
-
-
-def test_a_network_that_reshapes_the_batch_away_is_named():
-    class Greedy(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner, self.outer = nn.Linear(4, 4), nn.Linear(8, 3)
-
-        def forward(self, x):
-            return self.outer(self.inner(x).view(-1, 8))
-
-    with pytest.raises(ValueError, match=r"Greedy returned .* members are folded into the batch"):
-        ensembles.lora(Greedy(), 2, 2)(torch.rand(4, 4))

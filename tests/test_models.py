@@ -134,3 +134,16 @@ def test_bad_input():
             models.cifar_resnet(depth)
     with pytest.raises(ValueError, match="width must be at least 1, got 0"):
         models.small_cnn(width=0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"patch_size": 3}, "patch_size must divide image_size, got 3 and 8"),
+        ({"heads": 5}, "heads must divide width"),
+        ({"layers": 0}, "layers=0"),
+    ],
+)
+def test_bad_vits(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        models.vit(**{"image_size": 8, "patch_size": 4} | sizes)

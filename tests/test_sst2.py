@@ -12,7 +12,7 @@ from uqlab import data, ensembles, metrics, models, training, uncertainty
 
 FOLDER = pathlib.Path(os.environ.get("UQLAB_DATA") or "nowhere")
 MEMBERS = 4
-BAR = 0.78  # accuracies of 0.815 to 0.823 were measured on these 400 sentences
+BAR = 0.80  # measured on these 400 sentences: heads .818, singular values .828, LoRA .840
 
 
 def needs(*files):
@@ -50,7 +50,7 @@ def heads(backbone, test):
     ids, labels = sentences(backbone, "train", 8000, longest=40)
     inputs, known = (training.predict(encoder, x, batch_size=64)[0] for x in (ids, test[0]))
     ensemble = ensembles.deep(lambda: nn.Linear(384, 2), MEMBERS)
-    training.fit(ensemble, inputs, labels, epochs=10, lr=1e-2, optimizer="adamw", schedule="cosine", progress=False)
+    training.fit(ensemble, inputs, labels, epochs=30, lr=3e-3, optimizer="adamw", schedule="cosine", progress=False)
     return training.predict(ensemble, known)
 
 
@@ -70,7 +70,7 @@ def test_classifiers_of_a_frozen_backbone(heads, test):
 )
 def test_implicit_ensembles_learn_sentiment(backbone, test, heads, make, lr):
     # Whole sentences; most of the training split are phrases of a few words, which teach less for the time they take.
-    ids, labels = sentences(backbone, "train", 6000, shortest=18, longest=24)
+    ids, labels = sentences(backbone, "train", 12000, shortest=18, longest=24)
     ensemble = make(backbone)
     training.fit(
         ensemble, ids, labels, epochs=1, lr=lr, batch_size=16, optimizer="adamw", schedule="cosine",

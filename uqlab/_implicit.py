@@ -3,7 +3,6 @@
 import copy
 import hashlib
 import math
-import operator
 import re
 from collections.abc import Callable
 from typing import Any, Literal
@@ -11,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from uqlab._ensemble import Ensemble, FoldedEnsemble, member_seed
+from uqlab._ensemble import Ensemble, FoldedEnsemble, member_range, member_seed, member_text
 from uqlab.adapters import BatchLinear, LoRALinear, SVDLinear
 from uqlab.layers import FixedDropout, MemberDropout, MemberLayer, MemberLinear, replace_layers
 
@@ -25,7 +24,7 @@ ATTENTION = (
 
 def lora(
     backbone: nn.Module,
-    members: int,
+    members: int | str | range,
     rank: int = 8,
     *,
     target: str | None = None,
@@ -43,8 +42,11 @@ def lora(
     heads: "independent", a classifier of its own for each member, freshly initialised; "shared", the backbone's
         classifier, trained by all.
 
+    members: how many, or the numbers of a shard, "8:16"; see `concatenate`.
+
     Member m depends on (seed, m) alone. Raises ValueError for a target that matches no linear layer, members < 1, a
-    rank below 1 or above the size of a layer, an unknown `heads`; TypeError for what is no network.
+    rank below 1 or above the size of a layer, an unknown `heads`, a backbone on several devices; TypeError for what is
+    no network.
     """
 
     def make(name: str, layer: nn.Linear, generators: list[torch.Generator]) -> LoRALinear:
@@ -61,7 +63,7 @@ def lora(
 
 def singular_value(
     backbone: nn.Module,
-    members: int,
+    members: int | str | range,
     *,
     target: str | None = None,
     init_std: float = 0.01,
@@ -85,7 +87,7 @@ def singular_value(
 
 def batch(
     backbone: nn.Module,
-    members: int,
+    members: int | str | range,
     *,
     target: str | None = None,
     std: float = math.sqrt(0.02),
@@ -123,7 +125,7 @@ class DropoutEnsemble(FoldedEnsemble):
         return self
 
 
-def dropout(model: nn.Module, members: int, p: float = 0.2, *, seed: int = 0) -> DropoutEnsemble:
+def dropout(model: nn.Module, members: int | str | range, p: float = 0.2, *, seed: int = 0) -> DropoutEnsemble:
     """MC dropout as an ensemble: member m keeps a fixed part of the units, W diag(z_m) (Gal & Ghahramani 2016).
 
     model: a trained network, whose weights are shared, not copied, and frozen. Its `nn.Dropout` modules are replaced;
@@ -132,25 +134,28 @@ def dropout(model: nn.Module, members: int, p: float = 0.2, *, seed: int = 0) ->
 
     Raises ValueError for members < 1, p outside [0, 1) and a network with neither dropout nor two linear layers.
     """
-    _check_backbone(model, members)
+    ids = _check_backbone(model, members)
     network = frozen(model)
     kinds = (nn.Dropout, MemberDropout)  # members of a deep ensemble may hold the latter
     if any(isinstance(part, kinds) for part in network.modules()):
-        replace_layers(network, kinds, lambda *_: FixedDropout(members, p))
+        replace_layers(network, kinds, lambda *_: FixedDropout(len(ids), p))
     else:
         names = [name for name, part in network.named_modules() if type(part) is nn.Linear][1:]
         if not names:
             raise ValueError(f"{type(model).__name__} has neither nn.Dropout nor a second nn.Linear to put it before")
-        put = lambda _, layer: nn.Sequential(FixedDropout(members, p), layer)  # noqa: E731
+        put = lambda _, layer: nn.Sequential(FixedDropout(len(ids), p), layer)  # noqa: E731
         replace_layers(network, _exactly(names), put)
-    return DropoutEnsemble(network, range(members)).resample(seed).eval()
+    return DropoutEnsemble(network, ids).resample(seed).eval()
 
 
-def _check_backbone(backbone: nn.Module, members: int) -> None:
+def _check_backbone(backbone: nn.Module, members: int | str | range) -> range:
     if not isinstance(backbone, nn.Module) or isinstance(backbone, Ensemble):
         raise TypeError(f"the backbone must be one torch module, got {type(backbone).__name__}")
-    if operator.index(members) < 1:
-        raise ValueError(f"an ensemble needs at least one member, got members={members}")
+    ids = member_range(members)
+    devices = sorted({str(tensor.device) for tensor in (*backbone.parameters(), *backbone.buffers())})
+    if len(devices) > 1:
+        raise ValueError(f"the backbone lies on {' and '.join(devices)}: move it to one, backbone.to(device)")
+    return ids
 
 
 def _exactly(names: list[str]) -> str:
@@ -159,7 +164,7 @@ def _exactly(names: list[str]) -> str:
 
 def _implicit(
     backbone: nn.Module,
-    members: int,
+    members: int | str | range,
     target: str | None,
     heads: str,
     seed: int,
@@ -172,7 +177,7 @@ def _implicit(
 
     Without a target: every linear layer, or, unless `everywhere`, those of the attention if there are any.
     """
-    _check_backbone(backbone, members)
+    ids = _check_backbone(backbone, members)
     if heads not in ("independent", "shared"):
         raise ValueError(f'heads must be "independent" or "shared", got {heads!r}')
     network = frozen(backbone)
@@ -190,7 +195,7 @@ def _implicit(
             f"{', '.join(inner) or 'none'}"
         )
     fingerprint = _fingerprint(network, head)
-    generators = [torch.Generator().manual_seed(member_seed(seed, m, "adapter")) for m in range(members)]
+    generators = [torch.Generator().manual_seed(member_seed(seed, m, "adapter")) for m in ids]
     replace_layers(network, _exactly(chosen), lambda name, layer: make(name, layer, generators))
     classifier = network.get_submodule(head)
     assert isinstance(classifier, nn.Linear)
@@ -201,9 +206,9 @@ def _implicit(
         layer = _heads(classifier, head_std, generators)
         replace_layers(network, _exactly([head]), lambda *_: layer)
     if any(isinstance(part, nn.Dropout) for part in network.modules()):
-        replace_layers(network, nn.Dropout, lambda _, layer: MemberDropout(members, layer.p))
-    ensemble = FoldedEnsemble(network, range(members))
-    settings = {"members": members, "target": target, "heads": heads, "seed": seed}
+        replace_layers(network, nn.Dropout, lambda _, layer: MemberDropout(len(ids), layer.p))
+    ensemble = FoldedEnsemble(network, ids)
+    settings = {"members": member_text(ids), "target": target, "heads": heads, "seed": seed}
     ensemble.recipe = {"backbone": fingerprint, **recipe, **settings}
     return ensemble
 

@@ -1,6 +1,7 @@
 """Checkpoints of transformers as plain networks: images or token ids in, logits out."""
 
 import contextlib
+import copy
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -71,6 +72,13 @@ class TextClassifier(nn.Module):
         super().__init__()
         self.network, self.tokenizer, self.classifier, self.pooling = network, tokenizer, classifier, pooling
         self.name = ""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "TextClassifier":
+        """Copies share the tokenizer, which never changes and is slow to copy."""
+        memo[id(self.tokenizer)] = self.tokenizer
+        memo[id(self)] = copied = type(self).__new__(type(self))
+        vars(copied).update(copy.deepcopy(vars(self), memo))
+        return copied
 
     @property
     def longest(self) -> int:

@@ -1,0 +1,65 @@
+"""Implicit ensembles refuse what they cannot do, and say what to do instead."""
+
+import math
+
+import pytest
+import torch
+from small_networks import vit
+from torch import nn
+
+from uqlab import ensembles
+
+
+def half_elsewhere():
+    """No second device is needed to have weights on two: "meta" is one, without numbers."""
+    model = vit()
+    model.classifier.to("meta")
+    return model
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: ensembles.lora(vit(), 2, target="q_project"),
+            "matches no linear layer.*vit.layers.0.attention.q_proj",
+        ),
+        (lambda: ensembles.lora(vit(), 2, rank=17), "rank must be 1 to 16"),
+        (lambda: ensembles.lora(vit(), 2, rank=0), "rank must be 1 to 16"),
+        (lambda: ensembles.lora(vit(), 0), "at least one member"),
+        (lambda: ensembles.lora(vit(), 2, heads="none"), "heads must be"),
+        (lambda: ensembles.singular_value(vit(), 2, init_std=-1.0), "init_std"),
+        (lambda: ensembles.batch(vit(), 2, std=math.nan), "std must be"),
+        (lambda: ensembles.lora(nn.Conv2d(1, 2, 3), 2), "no nn.Linear"),
+        (lambda: ensembles.lora(nn.Sequential(nn.Linear(3, 2)), 2), "there are none"),
+        (lambda: ensembles.lora(ensembles.deep(vit, 2), 2), "one torch module"),
+        (lambda: ensembles.lora("vit", 2), "one torch module, got str"),
+        (lambda: ensembles.dropout(vit(), 2, 1.0), "dropout probability"),
+        (lambda: ensembles.dropout(vit(), 0), "at least one member"),
+        (lambda: ensembles.dropout(nn.Sequential(nn.Linear(3, 2)), 2), "neither nn.Dropout nor a second nn.Linear"),
+        (lambda: ensembles.snapshot(vit, 0, print), "at least one member"),
+        (lambda: ensembles.lora(half_elsewhere(), 2), "the backbone lies on cpu and meta: move it to one"),
+        (lambda: ensembles.dropout(half_elsewhere(), 2), "the backbone lies on cpu and meta"),
+        (
+            lambda: ensembles.lora(vit(), 2)(torch.empty(3, 1, 8, 8, device="meta")),
+            "the ensemble is on cpu, its inputs on meta",
+        ),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        call()
+
+
+def test_a_network_that_reshapes_the_batch_away_is_named():
+    class Greedy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.outer = nn.Linear(4, 4), nn.Linear(8, 3)
+
+        def forward(self, x):
+            return self.outer(self.inner(x).view(-1, 8))
+
+    with pytest.raises(ValueError, match=r"Greedy returned .* members are folded into the batch"):
+        ensembles.lora(Greedy(), 2, 2)(torch.rand(4, 4))
