@@ -2,18 +2,22 @@
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from uqlab._implicit import ATTENTION
-from uqlab.ensembles import Ensemble
+from uqlab.adapters import BatchLinear, LoRALinear, MaskedLinear, SVDLinear
+from uqlab.ensembles import Ensemble, FoldedEnsemble
+from uqlab.layers import MemberLayer, MemberLinear
 from uqlab.uncertainty import check_logits
 
 Logits = Float[Tensor, "members batch classes"]
 Pairs = Float[Tensor, "members members"]  # one value for members i and j
+
+_LINEAR = (nn.Linear, MemberLinear, LoRALinear, SVDLinear, BatchLinear, MaskedLinear)
 
 # The value projections of the attention in transformers; timm keeps query, key and value in one matrix [3 d, d].
 VALUES = r"(^|\.)(v_proj|value|attn\.qkv)$"
@@ -90,17 +94,55 @@ def diversity_score(ensemble: Ensemble) -> float:
     return 1 - torch.stack(correlations).mean().item()
 
 
-def _weights(ensemble: Ensemble, target: str | None, default: str) -> Iterator[Tensor]:
-    """The members' flattened weights [members, numbers] of each chosen layer, float64."""
-    if not isinstance(ensemble, Ensemble):
-        raise TypeError(f"needs an ensemble, got {type(ensemble).__name__}; wrap models by ensembles.from_members")
-    members = [ensemble.member(m) for m in range(ensemble.members)]
-    names = [name for name, part in members[0].named_modules() if isinstance(part, nn.Linear)]
+def layer_names(ensemble: Ensemble, target: str | None = None, default: str = ATTENTION) -> list[str]:
+    """The names of the linear layers that `target` finds in a member, in the network's order.
+
+    target: a regular expression; None for `default`, by default the attention's projections, or in a network where that
+        finds nothing every linear layer but the last.
+
+    Raises ValueError for a target that matches no linear layer; TypeError for what is no ensemble.
+    """
+    _check_ensemble(ensemble)
+    network = ensemble.network if isinstance(ensemble, FoldedEnsemble) else ensemble.member(0)
+    names = [name for name, part in network.named_modules() if isinstance(part, _LINEAR)]
     chosen = [name for name in names if re.search(default if target is None else target, name)]
     if not chosen and target is None:
         chosen = names[:-1] or names
     if not chosen:
         raise ValueError(f"target {target!r} matches no linear layer; there are {', '.join(names) or 'none'}")
-    for name in chosen:
-        layers = [member.get_submodule(name) for member in members]
-        yield torch.stack([layer.get_parameter("weight").detach().flatten().double() for layer in layers])
+    return chosen
+
+
+def member_weights(
+    ensemble: Ensemble, name: str, members: Sequence[int] | None = None
+) -> Float[Tensor, "members out in"]:
+    """What the members multiply by in the linear layer `name`: for LoRA W + B_m A_m, for masks W * (row_m col_m^T).
+
+    members: whose; None for all. MC dropout's share their weights.
+
+    Only this layer is computed, so that large ensembles can be gone through layer by layer. Raises ValueError where the
+    members' shapes differ; TypeError for what is no ensemble.
+    """
+    _check_ensemble(ensemble)
+    members = range(ensemble.members) if members is None else members
+    if isinstance(ensemble, FoldedEnsemble):
+        layer = ensemble.network.get_submodule(name)
+        layers = [layer.member(m) for m in members] if isinstance(layer, MemberLayer) else [layer]
+    else:
+        layers = [ensemble.member(m).get_submodule(name) for m in members]
+    weights = [layer.get_parameter("weight").detach() for layer in layers]
+    shapes = {tuple(w.shape) for w in weights}
+    if len(shapes) > 1:
+        raise ValueError(f"members can be compared only where their weights have one shape; {name} has {shapes}")
+    return torch.stack(weights) if len(weights) > 1 else weights[0].expand(len(members), -1, -1)
+
+
+def _check_ensemble(ensemble: Ensemble) -> None:
+    if not isinstance(ensemble, Ensemble):
+        raise TypeError(f"needs an ensemble, got {type(ensemble).__name__}; wrap models by ensembles.from_members")
+
+
+def _weights(ensemble: Ensemble, target: str | None, default: str) -> Iterator[Tensor]:
+    """The members' flattened weights [members, numbers] of each chosen layer, float64."""
+    for name in layer_names(ensemble, target, default):
+        yield member_weights(ensemble, name).flatten(1).double()

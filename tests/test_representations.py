@@ -1,0 +1,332 @@
+"""Representations: identities of CKA, plain NumPy, streams, matching, embeddings, features of layers, bad input."""
+
+import math
+import sys
+import types
+import warnings
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial.distance import pdist, squareform
+from sklearn.decomposition import PCA
+from small_networks import bert, images, vit
+from torch import nn
+
+from uqlab import ensembles, models, representations
+from uqlab.representations import cka, cka_matrix, embed, layer_features, match, minibatch_cka, minibatch_cka_matrix
+
+EVERY = pytest.mark.parametrize(
+    ("kernel", "unbiased"), [("linear", True), ("linear", False), ("rbf", True), ("rbf", False)]
+)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def related(samples, p=12, q=9, noise=1.0, seed=0):
+    """Two representations that share a part."""
+    x = normal(samples, p, seed=seed)
+    return x, x @ normal(p, q, seed=100) + noise * p**0.5 * normal(samples, q, seed=seed + 1)
+
+
+def kernel_matrix(x, kernel, bandwidth):
+    if kernel == "linear":
+        return x @ x.T
+    squares = squareform(pdist(x)) ** 2
+    return np.exp(-squares / (2 * bandwidth**2 * np.median(squares)))
+
+
+def hsic(k, l, unbiased):  # noqa: E741
+    n = len(k)
+    if not unbiased:
+        centre = np.eye(n) - 1 / n
+        return np.trace(k @ centre @ l @ centre) / (n - 1) ** 2
+    k, l, one = k - np.diag(np.diag(k)), l - np.diag(np.diag(l)), np.ones(n)  # noqa: E741
+    first, second = np.trace(k @ l), (one @ k @ one) * (one @ l @ one) / ((n - 1) * (n - 2))
+    return (first + second - 2 / (n - 2) * (one @ k @ l @ one)) / (n * (n - 3))
+
+
+def plain_sums(x, y, kernel="linear", unbiased=True, bandwidth=1.0):
+    k, l = (kernel_matrix(z.double().numpy(), kernel, bandwidth) for z in (x, y))  # noqa: E741
+    return np.array([hsic(k, l, unbiased), hsic(k, k, unbiased), hsic(l, l, unbiased)])
+
+
+def ratio(sums):
+    return sums[0] / math.sqrt(sums[1] * sums[2])
+
+
+# CKA -----------------------------------------------------------------------------------------------------------------
+@EVERY
+@pytest.mark.parametrize(("samples", "p", "q"), [(40, 12, 9), (20, 50, 7), (20, 50, 60), (4, 3, 2), (31, 1, 1)])
+def test_cka_equals_numpy(kernel, unbiased, samples, p, q):
+    x, y = related(samples, p, q)
+    x = x + 5
+    for bandwidth in (1.0, 0.4):
+        plain = ratio(plain_sums(x, y, kernel, unbiased, bandwidth))
+        assert cka(x, y, kernel, unbiased, bandwidth=bandwidth) == pytest.approx(plain, rel=1e-9)
+    assert cka(x.float(), y.float(), kernel, unbiased) == pytest.approx(cka(x, y, kernel, unbiased), abs=1e-5)
+
+
+@EVERY
+def test_cka_sees_neither_rotation_nor_scale_nor_shift(kernel, unbiased):
+    x, y = related(30)
+    assert cka(x, x, kernel, unbiased) == pytest.approx(1)
+    turned = 7 * x @ torch.linalg.qr(normal(12, 12, seed=5)).Q + normal(12)
+    assert cka(x, turned, kernel, unbiased) == pytest.approx(1)
+    assert cka(turned, y, kernel, unbiased) == pytest.approx(cka(x, y, kernel, unbiased))
+    assert cka(x, y, kernel, unbiased) == pytest.approx(cka(y, x, kernel, unbiased))
+    order = torch.randperm(30)
+    assert cka(x[order], y[order], kernel, unbiased) == pytest.approx(cka(x, y, kernel, unbiased))
+    assert cka(x, y[order], kernel, unbiased) < cka(x, y, kernel, unbiased)
+    assert cka(x, x @ normal(12, 12, seed=5), kernel, unbiased) < 0.97  # but it sees other linear maps
+
+
+def test_independent_features_are_alike_only_to_the_biased_estimate():
+    seeds = [(normal(64, 100, seed=s), normal(64, 100, seed=1000 + s)) for s in range(20)]
+    biased, unbiased = ([cka(x, y, unbiased=u) for x, y in seeds] for u in (False, True))
+    assert min(biased) > 0.55
+    assert abs(np.mean(unbiased)) < 0.01
+    assert min(unbiased) < 0 < max(unbiased) < 0.1
+
+
+def test_biased_linear_cka_is_a_ratio_of_norms():
+    x, y = (z - z.mean(0) for z in related(50))
+    norms = [torch.linalg.norm(a.mT @ b) for a, b in ((x, y), (x, x), (y, y))]
+    assert cka(x, y, unbiased=False) == pytest.approx((norms[0] ** 2 / (norms[1] * norms[2])).item())
+
+
+# streams -------------------------------------------------------------------------------------------------------------
+@EVERY
+def test_minibatch_cka_is_the_ratio_of_sums(kernel, unbiased):
+    x, y = related(60)
+    assert minibatch_cka([(x, y)], kernel, unbiased) == pytest.approx(cka(x, y, kernel, unbiased))
+    pairs = list(zip(x.split(20), y.split(20), strict=True))
+    sums = [plain_sums(*pair, kernel, unbiased) for pair in pairs]
+    found = minibatch_cka(iter(pairs), kernel, unbiased)
+    assert found == pytest.approx(ratio(sum(sums)), rel=1e-9)
+    assert abs(found - np.mean([ratio(s) for s in sums])) > 1e-5
+
+
+def test_the_batch_size_matters_to_the_biased_estimate_alone():
+    x, y = related(4096, 50, 50)
+    whole = cka(x, y)
+    sizes = (16, 64, 256)
+    unbiased, biased = (
+        [minibatch_cka(zip(x.split(size), y.split(size), strict=True), unbiased=u) for size in sizes]
+        for u in (True, False)
+    )
+    assert np.allclose(unbiased, whole, atol=0.015)
+    assert biased[0] > biased[1] + 0.02 > biased[2] + 0.04 > whole + 0.04
+
+
+def test_streams_are_never_held():
+    alive, most = [], 0
+
+    def stream():
+        nonlocal most
+        for seed in range(300):
+            pair = related(16, seed=2 * seed)
+            alive.extend(map(weakref.ref, pair))
+            most = max(most, sum(ref() is not None for ref in alive))
+            yield pair
+
+    assert 0 < minibatch_cka(stream()) < 1
+    assert most <= 4  # this batch and the last
+
+
+# matrices ------------------------------------------------------------------------------------------------------------
+@EVERY
+def test_matrices_equal_loops(kernel, unbiased):
+    a = [normal(25, 4), normal(25, 30, seed=1), related(25)[1]]
+    b = [related(25)[0], normal(25, 2, seed=3)]
+    plain = [[cka(x, y, kernel, unbiased) for y in b] for x in a]
+    assert np.allclose(cka_matrix(a, b, kernel, unbiased), plain)
+    own = cka_matrix(a, None, kernel, unbiased)
+    assert torch.equal(own, cka_matrix(a, kernel=kernel, unbiased=unbiased))
+    assert torch.allclose(own, own.T)
+    assert torch.allclose(own.diagonal(), torch.ones(3, dtype=torch.float64))
+    heads = normal(25, 3, 6)  # [samples, heads, d_head]
+    assert torch.equal(cka_matrix(heads.unbind(1)), cka_matrix(heads.transpose(0, 1)))
+    stream = (([x[i : i + 5] for x in a], [y[i : i + 5] for y in b]) for i in range(0, 25, 5))
+    single = [[minibatch_cka(zip(x.split(5), y.split(5), strict=True), kernel, unbiased) for y in b] for x in a]
+    assert np.allclose(minibatch_cka_matrix(stream, kernel, unbiased), single)
+
+
+@EVERY
+def test_what_does_not_vary_is_nan_and_counted(kernel, unbiased):
+    constant, noisy = torch.full((20, 5), 0.1), 1 + 1e-7 * normal(20, 5).float()
+    varied = [normal(20, 5, seed=s).float() for s in range(3)]
+    with pytest.warns(UserWarning, match=r"2 of 5 representations do not vary"):
+        found = cka_matrix([varied[0], constant, varied[1], noisy, varied[2]], kernel=kernel, unbiased=unbiased)
+    expected = torch.zeros(5, 5, dtype=torch.bool)
+    expected[[1, 3]], expected[:, [1, 3]] = True, True
+    assert torch.equal(found.isnan(), expected)
+    with pytest.warns(UserWarning, match=r"1 of 2 representations"):
+        assert math.isnan(cka(varied[0], constant, kernel, unbiased))
+    batches = [(varied[0], varied[1]), (varied[1], constant), (varied[2], varied[0])]  # constant in one batch only
+    assert math.isfinite(minibatch_cka(batches, kernel, unbiased))
+    with pytest.warns(UserWarning, match=r"1 of 2 representations"):
+        assert math.isnan(minibatch_cka([(x, constant) for x in varied], kernel, unbiased))
+
+
+def test_one_sample_apart_is_no_similarity():
+    """Without the diagonal nothing is left of it: 0/0, not a large number."""
+    lonely = torch.zeros(20, 3)
+    lonely[4] = 2
+    with pytest.warns(UserWarning, match=r"1 of 2"):
+        assert math.isnan(cka(lonely, normal(20, 3)))
+
+
+# matching ------------------------------------------------------------------------------------------------------------
+def test_match_finds_permuted_heads():
+    heads = normal(50, 6, 8).unbind(1)
+    order = [3, 0, 5, 1, 4, 2]
+    found = match(cka_matrix(heads, [heads[i] for i in order]))
+    assert found.rows.tolist() == list(range(6))
+    assert [order[column] for column in found.columns] == list(range(6))
+    assert torch.allclose(found.similarity, torch.ones(6, dtype=torch.float64))
+
+
+def test_match_maximises_the_total():
+    similarity = torch.tensor([[0.9, 0.8], [0.8, 0.1]])  # greedily 0.9 + 0.1
+    assert match(similarity).columns.tolist() == [1, 0]
+    wide = torch.tensor([[0.1, 0.9, 0.5], [0.2, 0.8, 0.1]])
+    assert match(wide).columns.tolist() == [2, 1]
+    assert match(wide.T).rows.tolist() == [1, 2]
+    holes = torch.tensor([[math.nan, 0.1, 0.9], [math.nan, 0.9, 0.8], [0.3, -0.5, 0.2]])
+    assert match(holes).columns.tolist() == [2, 1, 0]
+    dead = torch.tensor([[math.nan, math.nan], [0.1, -0.9]])
+    assert match(dead).columns.tolist() == [1, 0]
+    assert match(dead).similarity.nanmean().item() == pytest.approx(0.1)
+
+
+# embeddings ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("samples", "width"), [(60, 8), (9, 500)])
+def test_pca_equals_scikit_learn(samples, width):
+    x = normal(samples, width) * torch.linspace(3, 1, width)
+    found = embed(x, components=3)
+    plain = PCA(3, svd_solver="full").fit_transform(x.numpy())
+    assert np.allclose(found.abs(), np.abs(plain), atol=1e-8)
+    assert (found.max(0).values >= -found.min(0).values).all()
+    assert torch.allclose(embed(x + 100, components=3), found, atol=1e-8)
+    assert embed(x.float()).dtype == torch.float32
+
+
+def test_tsne_keeps_clusters_and_follows_its_seed():
+    x = torch.cat([normal(12, 2000).float() + 5 * i for i in range(2)])
+    found = embed(x, "tsne", seed=3)
+    first, second = found[:12], found[12:]
+    assert torch.cdist(first, second).min() > torch.cdist(first, first).max()
+    assert torch.equal(found, embed(x, "tsne", seed=3))
+    assert embed(x[:4], "tsne").shape == (4, 2)
+
+
+def test_umap_is_called_with_its_seed_and_few_neighbours(monkeypatch):
+    """Compiling UMAP takes half a minute, which the notebooks spend."""
+    given = {}
+
+    class UMAP:
+        def __init__(self, **settings):
+            given.update(settings)
+
+        def fit_transform(self, x):
+            return x[:, : given["n_components"]].astype(np.float32)
+
+    monkeypatch.setitem(sys.modules, "umap", types.SimpleNamespace(UMAP=UMAP))
+    x = normal(8, 40)
+    found = embed(x, "umap", 3, seed=5)
+    assert found.shape == (8, 3)
+    assert found.dtype == torch.float64
+    assert (given["random_state"], given["n_neighbors"], given["n_jobs"]) == (5, 7, 1)
+    embed(normal(100, 4), "umap")
+    assert given["n_neighbors"] == 15
+
+
+def test_features_are_rotated_without_loss():
+    x = normal(7, 300)
+    root, varies = representations._centred(x)
+    assert varies
+    assert root.shape == (7, 7)
+    assert torch.allclose(torch.cdist(root, root), torch.cdist(x, x))
+
+
+# features of layers --------------------------------------------------------------------------------------------------
+def test_blocks_of_a_transformer():
+    model, (x, _) = vit().train(), images(6)
+    found = layer_features(model, x, batch_size=4)
+    assert model.training
+    hidden = model.eval()(x, output_hidden_states=True).hidden_states
+    assert list(found) == ["vit.layers.0", "vit.layers.1"]
+    for features, states in zip(found.values(), hidden[1:], strict=True):
+        assert not features.requires_grad
+        torch.testing.assert_close(features, states[:, 0].detach())
+    mean, every = (layer_features(model, x, tokens=tokens)["vit.layers.0"] for tokens in ("mean", "all"))
+    torch.testing.assert_close(mean, hidden[1].mean(1).detach())
+    torch.testing.assert_close(every, hidden[1].flatten(1).detach())
+    matrix = cka_matrix(list(found.values()))
+    assert matrix.shape == (2, 2)
+
+
+def test_layers_of_other_networks():
+    assert len(layer_features(bert(), torch.randint(50, (5, 7)))) == 2
+    mlp, x = models.mlp(8, (6, 4), 3).eval(), torch.rand(5, 8)
+    found = layer_features(mlp, x)
+    assert {name: f.shape[1] for name, f in found.items()} == {"1": 6, "4": 4, "7": 3}
+    torch.testing.assert_close(found["7"], mlp(x).detach())
+    cnn, x = models.small_cnn(3, width=4), torch.rand(5, 1, 6, 6)
+    whole, means = (layer_features(cnn, x, r"^0$", tokens=tokens)["0"] for tokens in ("all", "mean"))
+    torch.testing.assert_close(whole.unflatten(1, (4, 36)).mean(2), means)
+
+
+# bad input -----------------------------------------------------------------------------------------------------------
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.layer(self.layer(x))
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: cka(normal(9, 2), normal(8, 2)), "same samples.*got 8 and 9 samples"),
+        (lambda: cka(normal(3, 2), normal(3, 2)), "4 or more of them, got 3 samples"),
+        (lambda: cka(normal(1, 2), normal(1, 2), unbiased=False), "2 or more of them, got 1 samples"),
+        (lambda: cka(normal(9), normal(9)), r"\[samples, features\], got \[9\]"),
+        (lambda: cka(normal(9, 0), normal(9, 2)), r"got \[9, 0\]"),
+        (lambda: cka(normal(9, 2) / 0, normal(9, 2)), "NaN or infinite"),
+        (lambda: cka(np.eye(9), normal(9, 2)), "floating tensor, got ndarray"),
+        (lambda: cka(torch.eye(9).long(), normal(9, 2)), "floating tensor, got torch.int64"),
+        (lambda: cka(normal(9, 2), normal(9, 2), "cosine"), 'kernel must be "linear" or "rbf"'),
+        (lambda: cka(normal(9, 2), normal(9, 2), bandwidth=0.0), "bandwidth must be positive"),
+        (lambda: minibatch_cka([]), "empty stream"),
+        (lambda: minibatch_cka([related(8), related(3)]), "batch 1: .*got 3 samples"),
+        (lambda: minibatch_cka_matrix([([normal(9, 2)], None), ([normal(9, 2)] * 2, None)]), "batch 1: the number"),
+        (lambda: cka_matrix([]), "at least one representation"),
+        (lambda: cka_matrix({"0": normal(9, 2)}), r"list\(features.values\(\)\)"),
+        (lambda: cka_matrix(normal(9, 2)), r"got \[2\]"),
+        (lambda: cka_matrix([normal(9, 2, 3)]), r"unbind\(1\)"),
+        (lambda: match(normal(3)), "must be a matrix"),
+        (lambda: match(normal(3, 3) / 0), "finite values or NaN"),
+        (lambda: embed(normal(9, 2), "lda"), "method must be"),
+        (lambda: embed(normal(9, 2), components=3), "components must be 1 to 2"),
+        (lambda: embed(torch.ones(9, 2)), "all samples are alike"),
+        (lambda: layer_features(ensembles.lora(vit(), 2), images()[0]), r"ensemble.member\(0\)"),
+        (lambda: layer_features(vit(), images()[0], "mlp_9"), "matches no module"),
+        (lambda: layer_features(vit(), images()[0][:0]), "at least one input"),
+        (lambda: layer_features(vit(), images()[0], tokens="last"), "tokens must be"),
+        (lambda: layer_features(vit(), images()[0], "^vit$"), "puts out BaseModelOutput"),
+        (lambda: layer_features(Twice(), torch.rand(4, 3)), "layer must put out one"),
+    ],
+)
+def test_bad_input(call, message):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises((ValueError, TypeError), match=message):
+            call()

@@ -1,0 +1,369 @@
+"""Representations compared: centred kernel alignment (CKA) of layers and heads, and embeddings in a plane.
+
+Features are [samples, features]; what is compared belongs to the same samples in the same order. With X and Y centred,
+K and L their kernel matrices and k and l the diagonals of these, CKA is made of
+
+    biased    HSIC0 = <K, L> / (n - 1)^2
+    unbiased  HSIC1 = (<K, L> - n / (n - 2) k.l + sum(k) sum(l) / ((n - 1)(n - 2))) / (n (n - 3))
+
+(Song et al. 2012, eq. 5, where the rows of K and L sum to 0), in float64. For a linear kernel <K, L> = ||X^T Y||_F^2,
+and no n x n matrix is needed.
+"""
+
+import math
+import re
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from uqlab.ensembles import Ensemble
+
+Features = Float[Tensor, "samples _"]
+FeatureSets = Sequence[Features] | Float[Tensor, "_ samples _"]
+Kernel = Literal["linear", "rbf"]
+Tokens = Literal["first", "mean", "all"]
+
+
+class Matching(NamedTuple):
+    """Row rows[i] belongs to column columns[i], with this similarity."""
+
+    rows: Int[Tensor, " pairs"]
+    columns: Int[Tensor, " pairs"]
+    similarity: Float[Tensor, " pairs"]
+
+
+class _Kernel(NamedTuple):
+    """A centred kernel matrix K [n, n] and its diagonal [n]; of a linear kernel `root` is F [n, <= n], K = F F^T."""
+
+    root: Tensor
+    diagonal: Tensor
+
+
+def cka(X: Features, Y: Features, kernel: Kernel = "linear", unbiased: bool = True, *, bandwidth: float = 1.0) -> float:
+    """Centred kernel alignment of two representations of the same samples: 1 if they differ by rotation and scale.
+
+    X [samples, p], Y [samples, q].
+    kernel: "linear", in O(n p q); or "rbf", exp(-D^2 / (2 bandwidth^2 median(D^2))) with the median over all n^2
+        pairs, in O(n^2) memory.
+    unbiased: HSIC1, near 0, and now and then below, for independent features; or HSIC0, which stays far above 0 unless
+        there are many more samples than features.
+
+    Features that do not vary give NaN and a warning. Raises ValueError for different numbers of samples, fewer than 4
+    (biased: 2) and NaN or infinite values; TypeError for what are no floating tensors. Kornblith et al. 2019; unbiased:
+    Nguyen et al. 2021, eq. 3.
+    """
+    return _cka([([X], [Y])], kernel, unbiased, bandwidth).item()
+
+
+def minibatch_cka(
+    batches_of_pairs: Iterable[tuple[Tensor, Tensor]],
+    kernel: Kernel = "linear",
+    unbiased: bool = True,
+    *,
+    bandwidth: float = 1.0,
+) -> float:
+    """CKA of a stream of batches (X [batch, p], Y [batch, q]), of which one at a time is held.
+
+    sum_b HSIC(X_b, Y_b) / sqrt(sum_b HSIC(X_b, X_b) sum_b HSIC(Y_b, Y_b)): the ratio of sums. Unbiased, every batch
+    estimates the same numbers whatever its size, so the batch size changes noise alone; biased, small ones give more.
+    The samples should come in random order. "rbf" takes each batch's own median.
+
+    The rest as in `cka`. Raises ValueError for an empty stream and a batch of fewer than 4 samples (biased: 2): leave
+    out a shorter last one (a DataLoader's drop_last=True). Nguyen et al. 2021, eq. 5.
+    """
+    return _cka((([x], [y]) for x, y in batches_of_pairs), kernel, unbiased, bandwidth).item()
+
+
+def cka_matrix(
+    features_a: FeatureSets,
+    features_b: FeatureSets | None = None,
+    kernel: Kernel = "linear",
+    unbiased: bool = True,
+    *,
+    bandwidth: float = 1.0,
+) -> Float[Tensor, "a b"]:
+    """CKA of every representation in `features_a` with every one in `features_b`, None for the same: [A, B], float64.
+
+    Each is a list of [samples, features] of any widths, or a tensor [representations, samples, features]; for the heads
+    in [samples, heads, d_head] that is `.unbind(1)`.
+
+    A representation that does not vary has NaN in its row or column; one warning counts them. The rest as in `cka`.
+    """
+    return _cka([(features_a, features_b)], kernel, unbiased, bandwidth)
+
+
+def minibatch_cka_matrix(
+    batches: Iterable[tuple[FeatureSets, FeatureSets | None]],
+    kernel: Kernel = "linear",
+    unbiased: bool = True,
+    *,
+    bandwidth: float = 1.0,
+) -> Float[Tensor, "a b"]:
+    """`cka_matrix` of a stream of batches of what that takes, (features_a, features_b or None); see `minibatch_cka`.
+
+    One batch and a few [A, B] sums are held. Raises ValueError if the number of representations changes.
+    """
+    return _cka(batches, kernel, unbiased, bandwidth)
+
+
+def match(similarity: Float[Tensor, "a b"]) -> Matching:
+    """One-to-one pairs of rows and columns with the largest total similarity, by the Hungarian method (Kuhn 1955).
+
+    similarity [A, B], for heads their CKA; min(A, B) pairs in the order of rows. NaN is worse than any number and stays
+    NaN: `match(s).similarity.nanmean()` is the mean matched similarity, and 1 - it a diversity. Raises ValueError for
+    what is no matrix, or holds infinite values.
+    """
+    if similarity.ndim != 2 or similarity.numel() == 0 or similarity.isinf().any():
+        raise ValueError(f"similarity must be a matrix [A, B] of finite values or NaN, got {list(similarity.shape)}")
+    known = similarity.detach().cpu().double()
+    lowest = known.nan_to_num(math.inf).min().clamp(max=0) - 2 * len(known) - known.nan_to_num(0).abs().sum()
+    found = linear_sum_assignment(known.where(~known.isnan(), lowest).numpy(), maximize=True)
+    rows, columns = (torch.as_tensor(each, device=similarity.device) for each in found)
+    return Matching(rows, columns, similarity[rows, columns])
+
+
+@torch.no_grad()
+def layer_features(
+    model: nn.Module,
+    inputs: Any,
+    target: str | None = None,
+    *,
+    tokens: Tokens = "first",
+    batch_size: int = 256,
+    progress: bool = False,
+) -> dict[str, Features]:
+    """What the layers of one network put out, by name: [samples, features] each, float32 on the CPU.
+
+    inputs [samples, ...], as the network takes them.
+    target: a regular expression on module names; None for the blocks of a transformer (its longest nn.ModuleList), or
+        in a network without for every linear and convolutional layer.
+    tokens: of outputs [samples, tokens, width] the "first" (CLS), the "mean", or "all", flattened. Of maps [samples,
+        channels, height, width] "mean" is over the map; all else is flattened.
+
+    Evaluation mode, without gradients. Raises TypeError for an ensemble (take `ensemble.member(m)`); ValueError for a
+    target that matches no module, no inputs, an unknown `tokens`, and a module that does not put out [batch, ...] once
+    in every pass.
+    """
+    if isinstance(model, Ensemble) or not isinstance(model, nn.Module):
+        hint = "; take one of its members: ensemble.member(0)" if isinstance(model, Ensemble) else ""
+        raise TypeError(f"layer_features takes one network, got {type(model).__name__}{hint}")
+    if tokens not in ("first", "mean", "all"):
+        raise ValueError(f'tokens must be "first", "mean" or "all", got {tokens!r}')
+    if len(inputs) == 0 or batch_size < 1:
+        raise ValueError(f"needs at least one input and batch_size >= 1, got {len(inputs)} and {batch_size}")
+    layers = _layers(model, target)
+    parameter, modes = next(model.parameters(), torch.empty(0)), {part: part.training for part in model.modules()}
+    outputs: dict[str, list[Tensor]] = {name: [] for name in layers}
+
+    def keep(name: str):
+        return lambda _, args, output: outputs[name].append(_reduced(name, output, tokens))
+
+    hooks = [layer.register_forward_hook(keep(name)) for name, layer in layers.items()]
+    starts = range(0, len(inputs), batch_size)
+    try:
+        model.eval()
+        for start in tqdm(starts, desc="layer features", disable=not progress, leave=False):
+            model(inputs[start : start + batch_size].to(parameter.device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for part, mode in modes.items():
+            part.training = mode
+    for name, parts in outputs.items():
+        if sum(map(len, parts)) != len(inputs) or len({part.shape[1] for part in parts}) > 1:
+            shapes = [list(part.shape) for part in parts[:3]]
+            raise ValueError(
+                f"{name} must put out one [batch, ...] of the same width in every pass, got {shapes or 'nothing'} in "
+                f"{len(starts)} passes of {len(inputs)} inputs; choose another target, or tokens for inputs of several "
+                "lengths"
+            )
+    return {name: torch.cat(parts) for name, parts in outputs.items()}
+
+
+def embed(
+    X: Features, method: Literal["pca", "umap", "tsne"] = "pca", components: int = 2, seed: int = 0
+) -> Float[Tensor, "samples components"]:
+    """Samples [samples, features] as points [samples, components]: "pca", "umap" or "tsne".
+
+    To compare sets (ID and OOD, members, steps of training) embed them together. PCA turns each axis so that its
+    largest score is positive; it needs no seed. UMAP has at most 15 neighbours, t-SNE perplexity 30, both less for few
+    samples. Only distances matter to all three, so features in excess of the samples are rotated away first: weights
+    may be embedded whole.
+
+    Raises ValueError for an unknown method, NaN or infinite values, components outside 1 to min(samples - 1, features)
+    and samples that are all alike. McInnes et al. 2018; van der Maaten & Hinton 2008.
+    """
+    if method not in ("pca", "umap", "tsne"):
+        raise ValueError(f'method must be "pca", "umap" or "tsne", got {method!r}')
+    (x,) = _representations([X], "")
+    samples, width = x.shape
+    if not 1 <= components <= min(samples - 1, width):
+        raise ValueError(
+            f"components must be 1 to {min(samples - 1, width)} for features {list(x.shape)}, got {components}"
+        )
+    root, varies = _centred(x)
+    if not varies:
+        raise ValueError("all samples are alike; there is nothing to embed")
+    if method == "pca":
+        axes = torch.linalg.eigh(root.mT @ root).eigenvectors[:, -components:].flip(1)
+        found = root @ axes
+        found = found * found.gather(0, found.abs().argmax(0, keepdim=True)).sign()
+    elif method == "tsne":
+        from sklearn.manifold import TSNE
+
+        style = "barnes_hut" if components < 4 else "exact"
+        tsne = TSNE(components, perplexity=min(30.0, (samples - 1) / 3), random_state=seed, method=style)
+        found = torch.from_numpy(tsne.fit_transform(root.cpu().numpy()))
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ImportWarning)  # it would like TensorFlow
+            from umap import UMAP  # takes seconds
+
+        umap = UMAP(n_neighbors=min(15, samples - 1), n_components=components, random_state=seed, n_jobs=1, init="pca")
+        found = torch.from_numpy(umap.fit_transform(root.cpu().numpy()))
+    return found.to(X.device, torch.promote_types(X.dtype, torch.float32))
+
+
+def _cka(
+    batches: Iterable[tuple[FeatureSets, FeatureSets | None]], kernel: str, unbiased: bool, bandwidth: float
+) -> Tensor:
+    """The ratio of sums over batches: [A, B]."""
+    if kernel not in ("linear", "rbf"):
+        raise ValueError(f'kernel must be "linear" or "rbf", got {kernel!r}')
+    if not 0 < bandwidth < math.inf:
+        raise ValueError(f"bandwidth must be positive, got {bandwidth}")
+    fewest = 4 if unbiased else 2
+    totals: list[Tensor] = []
+    for number, (features_a, features_b) in enumerate(batches):
+        where = f"batch {number}: " if number else ""
+        sets = [_representations(each, where) for each in (features_a, features_b) if each is not None]
+        samples = {len(x) for each in sets for x in each}
+        if len(samples) > 1 or min(samples) < fewest:
+            raise ValueError(
+                f"{where}CKA compares representations of the same samples, {fewest} or more of them, got "
+                f"{' and '.join(map(str, sorted(samples)))} samples"
+            )
+        prepared = [[_prepare(x, kernel, bandwidth) for x in each] for each in sets]
+        found = [_hsic(_inner(prepared[0], prepared[-1], kernel), prepared[0], prepared[-1], unbiased)]
+        found += [part for each in prepared for part in _own(each, kernel, unbiased)]
+        if totals and [t.shape for t in totals] != [f.shape for f in found]:
+            shapes = f"{list(found[0].shape)} after {list(totals[0].shape)}"
+            raise ValueError(f"{where}the number of representations must stay that of the first batch, got {shapes}")
+        totals = [t + f for t, f in zip(totals, found, strict=True)] if totals else found
+    if not totals:
+        raise ValueError("minibatch CKA needs at least one batch, got an empty stream")
+    cross, *owns = totals
+    undefined = [own <= floor for own, floor in zip(owns[::2], owns[1::2], strict=True)]
+    if count := sum(int(each.sum()) for each in undefined):
+        warnings.warn(
+            f"{count} of {sum(map(len, undefined))} representations do not vary over the samples, or in one alone: "
+            "their CKA is 0/0, NaN",
+            stacklevel=3,
+        )
+    norms = [own.where(~none, math.nan).sqrt() for own, none in zip(owns[::2], undefined, strict=True)]
+    return cross / torch.outer(norms[0], norms[-1])
+
+
+def _representations(features: FeatureSets, where: str) -> list[Tensor]:
+    if isinstance(features, Mapping):
+        raise TypeError(f"{where}representations must be a list of tensors, got a mapping; use list(features.values())")
+    found = list(features)
+    for x in found:
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"{where}a representation must be a floating tensor, got {kind}; use torch.as_tensor")
+        if x.ndim != 2 or 0 in x.shape:
+            hint = "; for heads use .unbind(1)" if x.ndim == 3 else ""
+            raise ValueError(f"{where}a representation must be [samples, features], got {list(x.shape)}{hint}")
+        if not x.isfinite().all():
+            raise ValueError(f"{where}a representation holds NaN or infinite values; leave those samples out")
+    if not found:
+        raise ValueError(f"{where}needs at least one representation, got an empty list")
+    return [x.detach() for x in found]
+
+
+def _centred(x: Tensor) -> tuple[Tensor, bool]:
+    """F [n, <= n] with F F^T = X X^T of the centred X, float64; and whether X varies by more than its own rounding."""
+    wide = x.double()
+    root = wide - wide.mean(0)
+    varies = bool(root.norm() > 4 * torch.finfo(x.dtype).eps * wide.norm())
+    return (torch.linalg.qr(root.mT, mode="r").R.mT if root.shape[1] > len(root) else root), varies
+
+
+def _prepare(x: Tensor, kernel: str, bandwidth: float) -> _Kernel:
+    root, varies = _centred(x)
+    if not varies:  # contributes nothing to any sum
+        root = torch.zeros_like(root)
+    if kernel == "linear":
+        return _Kernel(root, root.square().sum(1))
+    gram = root @ root.mT
+    lengths = gram.diagonal().clone()
+    squares = gram.mul_(-2).add_(lengths).add_(lengths[:, None]).clamp_(min=0).fill_diagonal_(0)  # D^2
+    median = (squares.median() - (-squares).median()) / 2  # of an even number the mean of the middle two
+    if not median:  # most samples are alike: no length to compare with
+        return _Kernel(squares.zero_(), squares.diagonal())
+    gram = squares.div_(-2 * bandwidth**2 * median).exp_()
+    means = gram.mean(0)
+    gram.sub_(means).sub_((means - means.mean())[:, None])
+    return _Kernel(gram, gram.diagonal())
+
+
+def _inner(a: list[_Kernel], b: list[_Kernel], kernel: str) -> Tensor:
+    """<K, L> for all pairs: [A, B]."""
+    if kernel == "rbf":
+        return torch.stack([torch.stack([(x.root * y.root).sum() for y in b]) for x in a])
+    joined, widths = torch.cat([y.root for y in b], 1), [y.root.shape[1] for y in b]
+    rows = [(x.root.mT @ joined).square_().sum(0).split(widths) for x in a]
+    return torch.stack([torch.stack([part.sum() for part in row]) for row in rows])
+
+
+def _hsic(inner: Tensor, a: list[_Kernel], b: list[_Kernel], unbiased: bool) -> Tensor:
+    """HSIC1 or HSIC0 of all pairs from their <K, L>: [A, B]."""
+    k, l = (torch.stack([x.diagonal for x in each]) for each in (a, b))  # [A, n], [B, n]  # noqa: E741
+    n = k.shape[1]
+    if not unbiased:
+        return inner / (n - 1) ** 2
+    sums = torch.outer(k.sum(1), l.sum(1)) / ((n - 1) * (n - 2))
+    return (inner - n / (n - 2) * (k @ l.mT) + sums) / (n * (n - 3))
+
+
+def _own(a: list[_Kernel], kernel: str, unbiased: bool) -> tuple[Tensor, Tensor]:
+    """HSIC of every kernel with itself [A], and up to where it is rounding [A]."""
+    own = torch.cat([_hsic(_inner([x], [x], kernel), [x], [x], unbiased)[0] for x in a])
+    traces = torch.stack([x.diagonal.sum() for x in a])
+    return own, 1e-14 * traces.square() / a[0].diagonal.shape[0] ** 2
+
+
+def _layers(model: nn.Module, target: str | None) -> dict[str, nn.Module]:
+    modules = {name: part for name, part in model.named_modules() if name}
+    if target is not None:
+        chosen = {name: part for name, part in modules.items() if re.search(target, name)}
+    else:
+        lists = [(len(part), name) for name, part in modules.items() if isinstance(part, nn.ModuleList) and len(part)]
+        _, longest = max(lists, key=lambda found: found[0], default=(0, None))
+        chosen = {
+            name: part
+            for name, part in modules.items()
+            if (isinstance(part, nn.Linear | nn.Conv2d) if longest is None else name.rpartition(".")[0] == longest)
+        }
+    if not chosen:
+        raise ValueError(f"target {target!r} matches no module; there are {', '.join(modules) or 'none'}")
+    return chosen
+
+
+def _reduced(name: str, output: Any, tokens: str) -> Tensor:
+    """One layer's output as [batch, features]."""
+    x = output[0] if isinstance(output, tuple | list) else output
+    if not isinstance(x, Tensor) or x.ndim < 2:
+        raise ValueError(f"{name} puts out {type(x).__name__}, not a tensor [batch, ...]; choose another target")
+    if x.ndim == 3 and tokens != "all":
+        x = x[:, 0] if tokens == "first" else x.mean(1)
+    elif x.ndim == 4 and tokens == "mean":
+        x = x.mean((2, 3))
+    return x.flatten(1).float().cpu()
