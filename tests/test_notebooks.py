@@ -142,6 +142,21 @@ def test_06_low_rank_members_make_an_ensemble_for_a_fraction_of_the_weights(resu
     assert numbers["diversity_gain_10"] > 2 * numbers["diversity_gain_1"] > 0
 
 
+def test_07_low_rank_members_leave_the_old_directions_and_knobs_cannot(results):
+    numbers = results("07_intruder_dimensions")[0]["numbers"]
+    assert numbers["intruders_sve"] == numbers["energy_sve"] == 0
+    assert numbers["max_cosine_sve"] > 0.999
+    assert min(numbers["moved_sve"], numbers["moved_lora"]) > 2 * numbers["moved_explicit"] > 0.1
+    assert numbers["intruders_lora"] > 2 * numbers["intruders_explicit"]
+    assert numbers["energy_lora"] > 0.2 > numbers["energy_explicit"]
+    assert numbers["member_cosine_lora"] < 0.7 * numbers["member_cosine_explicit"]
+    assert numbers["update_cosine_lora"] < 0.3
+    assert numbers["distance_lora"] > 2 * numbers["distance_explicit"]
+    assert numbers["intruders_rank_1"] < numbers["intruders_rank_8"]
+    assert 0 <= numbers["diversity_gain_1"] < 0.5 * numbers["diversity_gain_10"]
+    assert numbers["intruders_equal_size_low"] > numbers["intruders_equal_size_explicit"]
+
+
 def test_08_knobs_keep_the_directions_and_need_good_ones(results):
     numbers = results("08_singular_value_ensemble")[0]["numbers"]
     assert numbers["params_sve"] < 0.5 * numbers["params_lora"] < numbers["params_explicit"] / 4
@@ -153,3 +168,23 @@ def test_08_knobs_keep_the_directions_and_need_good_ones(results):
     assert numbers["moved_0.attention.q_proj"] > 0.01
     assert numbers["accuracy_random_backbone_sve_gentle"] < numbers["accuracy_sve_gentle"] - 0.05
     assert numbers["weight_cosine_lora"] < numbers["weight_cosine_sve"] < numbers["weight_cosine_sve_gentle"] < 1
+
+
+def test_12_the_fall_of_page_03_holds_in_every_run(results):
+    numbers = results("12_sweep_results")[0]["numbers"]
+    assert numbers["runs"] == 3
+    assert numbers["finding_holds_fraction"] == 1
+    assert 0 < numbers["ratio_3"] < 0.6
+
+
+def test_10_copies_keep_their_heads_and_the_biased_form_sees_similarity_in_nothing(results):
+    numbers = results("10_head_similarity")[0]["numbers"]
+    assert numbers["cka_shuffled_biased_few"] > numbers["cka_shuffled_unbiased_few"] + 0.03
+    assert abs(numbers["cka_shuffled_unbiased"]) < 0.05
+    assert numbers["cka_copies_mean"] > numbers["cka_members_mean"] + 0.1 > numbers["cka_shuffled_mean"] + 0.2
+    assert numbers["cka_members_without_class"] < numbers["cka_members_mean"]
+    assert numbers["same_number_copies"] > numbers["same_number_members"]
+    assert numbers["auroc_heads_mean_textures"] > 0.8
+    assert all(numbers[f"mahalanobis_{layer}.{head}"] > 0 for layer in range(2) for head in range(4))
+    for where in ("own_test", "own_textures", "copies_letters"):
+        assert 0 < numbers[f"js_aggregated_{where}"] < numbers[f"js_{where}"] < math.log(2)

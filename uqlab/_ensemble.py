@@ -1,6 +1,8 @@
 """What every ensemble can do, and its two kinds: all members in one pass, or one after the other."""
 
 import functools
+import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +18,7 @@ _GLOBAL_NOISE = (
 )  # fmt: skip
 
 
-CACHE = 2.5e6  # bytes; measured for transformers of width 192 and 384
+CACHE = 1e7  # bytes; measured for transformers of width 192 and 384: half and twice as much both lose
 Inputs = Tensor | Mapping[str, Tensor]
 
 
@@ -42,6 +44,7 @@ class Ensemble(nn.Module):
     def forward(self, x: Inputs | None = None, **named: Tensor) -> Tensor:
         """x [batch, ...], or several tensors by name, as tokenizers make them -> logits [members, batch, classes]."""
         given = named if x is None else x
+        self._check_device(given)
         return self.forward_members(_each(lambda t: t.expand(self.members, *t.shape), given))
 
     def forward_members(self, x: Inputs) -> Tensor:
@@ -78,6 +81,16 @@ class Ensemble(nn.Module):
         for layer, number, members in self.noise_layers():
             if layer.p:
                 layer.reseed([member_seed(seed, m, "dropout", number, epoch) for m in members], device)
+
+    def _check_device(self, x: Inputs) -> None:
+        own = next(self.parameters(), None)
+        if own is None or torch.compiler.is_compiling():
+            return
+        for tensor in (x,) if isinstance(x, Tensor) else x.values():
+            if tensor.device != own.device:
+                raise ValueError(
+                    f"the ensemble is on {own.device}, its inputs on {tensor.device}: move one of them with .to(device)"
+                )
 
     def _check_index(self, index: int) -> None:
         if not 0 <= index < self.members:
@@ -169,11 +182,12 @@ class FoldedEnsemble(Ensemble):
 
     def shard(self, rows: slice) -> "FoldedEnsemble":
         shard = type(self)(with_layers(self.network, lambda layer: layer.shard(rows)), self.member_ids[rows])
-        shard.chunk, shard.recipe = self.chunk, self.recipe
+        shard.chunk = self.chunk
+        shard.recipe = self.recipe and self.recipe | {"members": member_text(shard.member_ids)}
         return shard
 
     def can_shard(self) -> bool:
-        return not self.shared_parameters()
+        return not self.shared_parameters() and not _drops_globally(self)
 
     def shared_parameters(self) -> list[nn.Parameter]:
         """The trainable parameters that all members share."""
@@ -207,7 +221,8 @@ class SeparateEnsemble(Ensemble):
 
     def can_shard(self) -> bool:
         shared = len({id(p) for p in self.parameters()}) < sum(1 for m in self.models for _ in m.parameters())
-        return not shared and not any(isinstance(part, _GLOBAL_NOISE) for part in self.modules())
+        noisy = any(isinstance(part, _GLOBAL_NOISE) for part in self.modules())
+        return not shared and not noisy and not _drops_globally(self)
 
     def noise_layers(self) -> list[tuple[MemberDropout, int, Sequence[int]]]:
         return [
@@ -217,10 +232,36 @@ class SeparateEnsemble(Ensemble):
         ]
 
 
+def member_range(members: int | str | range) -> range:
+    """The members' numbers: 10 means 0 to 9; range(8, 16) or its text "8:16" is a shard of a larger ensemble."""
+    if isinstance(members, str):
+        if not re.fullmatch(r"\d+:\d+(:[1-9]\d*)?", members):
+            raise ValueError(f'members must be a number, a range or its text such as "0:8", got {members!r}')
+        ids = range(*map(int, members.split(":")))
+    else:
+        ids = members if isinstance(members, range) else range(operator.index(members))
+    if len(ids) < 1:
+        raise ValueError(f"an ensemble needs at least one member, got members={members}")
+    return ids
+
+
+def member_text(ids: range) -> int | str:
+    """What `member_range` reads as these numbers, and JSON can hold."""
+    if ids == range(len(ids)):
+        return len(ids)
+    return f"{ids.start}:{ids.stop}" + (f":{ids.step}" if ids.step != 1 else "")
+
+
 def member_seed(seed: int, member: int, stream: str, *more: int) -> int:
     """A 63-bit seed for one stream of randomness ("weights", "order", "dropout") of one member."""
     words = np.random.SeedSequence([seed, member, *stream.encode(), *more]).generate_state(1, np.uint64)
     return int(words[0] >> np.uint64(1))
+
+
+def _drops_globally(model: nn.Module) -> bool:
+    """Whether a network of transformers has dropout, which its attention draws from torch's global generator."""
+    configs = [vars(part.config) for part in model.modules() if hasattr(getattr(part, "config", None), "model_type")]
+    return any("drop" in name and isinstance(p, float) and p > 0 for config in configs for name, p in config.items())
 
 
 def _dropouts(model: nn.Module) -> list[MemberDropout]:

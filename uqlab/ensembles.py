@@ -8,14 +8,14 @@ from typing import cast
 import torch
 from torch import nn
 
-from uqlab._ensemble import Ensemble, FoldedEnsemble, SeparateEnsemble, member_seed
+from uqlab._ensemble import Ensemble, FoldedEnsemble, SeparateEnsemble, member_range, member_seed, member_text
 from uqlab._implicit import DropoutEnsemble, batch, dropout, lora, singular_value
 from uqlab._saving import load, save
-from uqlab.layers import MemberDropout, MemberLinear, replace_layers
+from uqlab.layers import FixedDropout, MemberDropout, MemberLayer, MemberLinear, replace_layers, with_layers
 
 __all__ = [
-    "DropoutEnsemble", "Ensemble", "FoldedEnsemble", "SeparateEnsemble", "batch", "deep", "dropout", "from_members",
-    "load", "lora", "member_seed", "save", "singular_value", "snapshot",
+    "DropoutEnsemble", "Ensemble", "FoldedEnsemble", "SeparateEnsemble", "batch", "concatenate", "deep", "dropout",
+    "from_members", "load", "lora", "member_seed", "save", "singular_value", "snapshot",
 ]  # fmt: skip
 
 ELEMENTWISE = {
@@ -27,23 +27,21 @@ _ROW_BY_ROW = ELEMENTWISE | {nn.Sequential, nn.Linear, nn.Flatten}
 
 
 def deep(
-    make_model: Callable[[], nn.Module], members: int | range, seed: int = 0, *, fold: bool | None = None
+    make_model: Callable[[], nn.Module], members: int | str | range, seed: int = 0, *, fold: bool | None = None
 ) -> Ensemble:
     """A deep ensemble: networks of one architecture from independent initialisations (Lakshminarayanan et al., 2017).
 
-    `make_model()` returns a new network; member m's weights depend on (seed, m) alone, so `members=range(4, 10)` are
-    the last six of `members=10`. Networks of linear layers are folded: all members train as one batched program.
-    `fold=True` insists on that, `fold=False` runs the members one after the other; None folds where it is known to be
-    right: linear layers and elementwise ones of torch.nn, which treat every row of a batch alike.
+    `make_model()` returns a new network; member m's weights depend on (seed, m) alone, so `members=range(4, 10)`, or
+    its text "4:10", are the last six of `members=10`: see `concatenate`. Networks of linear layers are folded: all
+    members train as one batched program. `fold=True` insists on that, `fold=False` runs the members one after the
+    other; None folds where it is known to be right: linear layers and elementwise ones of torch.nn, which treat every
+    row of a batch alike.
 
     Noise is a member's own where it is `nn.Dropout`; other random layers and functions draw from torch's global
     generator. Raises ValueError for members < 1, a `make_model` that returns one network twice, and `fold=True` with
-    parameters outside linear layers; TypeError for members that are neither an integer nor a range.
+    parameters outside linear layers; TypeError for members that are neither an integer nor a range nor text.
     """
-    if not isinstance(members, range):
-        members = range(operator.index(members))
-    if len(members) < 1:
-        raise ValueError(f"an ensemble needs at least one member, got members={members}")
+    members = member_range(members)
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     models = []
     for m in members:
@@ -75,6 +73,73 @@ def from_members(models: Sequence[nn.Module]) -> Ensemble:
         if not isinstance(model, nn.Module):
             raise TypeError(f"from_members takes torch modules, got {type(model).__name__}")
     return SeparateEnsemble(models, range(len(models)))
+
+
+def concatenate(shards: Sequence[Ensemble]) -> Ensemble:
+    """One ensemble of shards that were made, and perhaps trained, apart; what is the members' own is copied.
+
+    `concatenate([deep(make, "0:4", seed), deep(make, "4:9", seed)])` is `deep(make, 9, seed)`, also with `fit` called
+    on the shards and on the whole, since what a member learns depends on (seed, its number) alone. The order of the
+    shards does not matter.
+
+    Raises ValueError for no shards, numbers that overlap or leave a gap, shards of different architectures or recipes,
+    and where weights that all members share differ: then they were trained apart. TypeError for different kinds.
+    """
+    if not shards:
+        raise ValueError("concatenate needs at least one shard, got an empty list")
+    kinds = {type(shard) for shard in shards}
+    if len(kinds) > 1 or not isinstance(shards[0], FoldedEnsemble | SeparateEnsemble):
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise TypeError(f"concatenate takes shards of one folded or separate ensemble, got {names}")
+    shards = sorted(shards, key=lambda shard: shard.member_ids.start)
+    first, ids = shards[0], [m for shard in shards for m in shard.member_ids]
+    if ids != list(range(ids[0], ids[-1] + 1)):
+        raise ValueError(f"shards must follow each other without gap or overlap, got members {ids}")
+    members = range(ids[0], ids[-1] + 1)
+    shapes = [[(name, p.shape) for name, p in shard.member(0).named_parameters()] for shard in shards]
+    recipes = [{**(getattr(shard, "recipe", None) or {}), "members": None} for shard in shards]
+    if any(shape != shapes[0] for shape in shapes) or any(recipe != recipes[0] for recipe in recipes):
+        raise ValueError("shards must be of one ensemble: equal architecture, method, settings and seed")
+    if isinstance(first, SeparateEnsemble):
+        models = [model for shard in shards for model in cast(SeparateEnsemble, shard).models]
+        return SeparateEnsemble(copy.deepcopy(models), members)
+    folded = [cast(FoldedEnsemble, shard) for shard in shards]
+    networks = [shard.network for shard in folded]
+    names = {id(part): name for name, part in networks[0].named_modules() if isinstance(part, MemberLayer)}
+    own = {id(p) for name in names.values() for p in _layer(networks[0], name).own_parameters()}
+    state, *others = ({**dict(n.named_parameters()), **dict(n.named_buffers())} for n in networks)
+    for name in (name for name, tensor in state.items() if id(tensor) not in own):
+        for other in others:
+            if state[name] is not other[name] and not torch.equal(state[name], other[name].to(state[name])):
+                raise ValueError(f"shards differ in {name}, which all members share: train the ensemble as a whole")
+
+    def join(layer: MemberLayer) -> MemberLayer:
+        return _join([_layer(network, names[id(layer)]) for network in networks])
+
+    whole = type(folded[0])(with_layers(networks[0], join), members).train(first.training)
+    recipe, whole.chunk = folded[0].recipe, folded[0].chunk
+    whole.recipe = recipe and recipe | {"members": member_text(members)}
+    return whole
+
+
+def _layer(network: nn.Module, name: str) -> MemberLayer:
+    return cast(MemberLayer, network.get_submodule(name))
+
+
+def _join(layers: Sequence[MemberLayer]) -> MemberLayer:
+    """The layer of all members of several."""
+    joined = layers[0].shard(slice(None))
+    joined.members = sum(layer.members for layer in layers)
+    own = {id(p) for p in joined.own_parameters()}
+    for name, p in list(joined.named_parameters(recurse=False)):
+        parts = [getattr(layer, name).data for layer in layers] if id(p) in own else [p.data]
+        if id(p) in own or p.requires_grad:
+            setattr(joined, name, nn.Parameter(torch.cat(parts), requires_grad=p.requires_grad))
+    if isinstance(joined, FixedDropout):
+        joined.reseed([seed for layer in layers for seed in cast(FixedDropout, layer).seeds])
+    elif isinstance(joined, MemberDropout):
+        joined.reseed(range(joined.members))
+    return joined
 
 
 def snapshot(

@@ -1,4 +1,4 @@
-"""One page for all runs of a profile: each figure beside its caption, parameters, numbers and the paper's figure.
+"""One page for all runs: each figure beside its caption, parameters, numbers and the paper's figure and numbers.
 
 The page works from disk: pictures and notebooks by relative links, style and script inside.
 """
@@ -6,36 +6,62 @@ The page works from disk: pictures and notebooks by relative links, style and sc
 import html
 import json
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from uqlab import tables
 from uqlab.parameters import cells
 from uqlab.recording import read_json, write
 
 PICTURES = (".png", ".svg")
+PAPER = "paper_and_this_run"  # the table that compares; it comes first
 
 
-def build(root: Path) -> Path:
-    """Write index.html for the result folders in a folder such as figures/quick, and return its path."""
-    names = {path.name.removesuffix(".failed") for path in root.iterdir() if path.is_dir() and path.name[0] != "."}
-    runs = {name: _run(root, name) for name in sorted(names)}
-    links = "".join(f'<a href="#{_url(name)}">{_text(name.replace("_", " "))}</a>' for name in runs)
-    pictures = sum(run.count("<figure") for run in runs.values())
-    page = _PAGE.replace("{{title}}", _text(f"uqlab: {root.name}")).replace("{{profile}}", _text(root.name))
-    page = page.replace("{{count}}", f"{_count(len(runs), 'notebook')}, {_count(pictures, 'figure')}")
-    write(root / "index.html", page.replace("{{links}}", links).replace("{{runs}}", "\n".join(runs.values())))
+def build(root: Path, profiles: Sequence[str] = ()) -> Path:
+    """Write index.html for the result folders in a folder such as figures/quick, and return its path.
+
+    profiles: folders in `root` to show instead, such as those of figures; the page then filters by profile too.
+    """
+    sections, notebooks = [], {}
+    for profile in profiles or [""]:
+        parent = root / profile
+        names = {
+            path.name.removesuffix(".failed") for path in parent.iterdir() if path.is_dir() and path.name[0] != "."
+        }
+        for name in sorted(names):
+            notebook = name.removesuffix(".sweep")
+            notebooks[notebook] = None
+            content = (_run if name == notebook else _sweep)(root, parent, name)
+            key, shown = f"{profile}/{name}".lstrip("/"), f"data-notebook={_quoted(notebook)}"
+            sections.append(f"<section id={_quoted(key)} {shown} data-profile={_quoted(profile)}>{content}</section>")
+    links = [("notebook", "", "all"), *(("notebook", name, name.replace("_", " ")) for name in sorted(notebooks))]
+    if profiles:
+        links = [("profile", "", "all profiles"), *(("profile", name, name) for name in profiles), *links]
+    chips = "".join(
+        f'<a href="#{_url(name)}" data-{kind}={_quoted(name)}>{_text(text)}</a>' for kind, name, text in links
+    )
+    pictures = sum(section.count("<figure") for section in sections)
+    counts = f"{_count(len(notebooks), 'notebook')}, {_count(pictures, 'figure')}"
+    shown = f"profiles {', '.join(profiles)}" if profiles else f"profile {root.name}"
+    page = _PAGE.replace("{{title}}", _text(f"uqlab: {root.name}")).replace("{{profile}}", _text(f"{shown}: {counts}"))
+    write(root / "index.html", page.replace("{{links}}", chips).replace("{{runs}}", "\n".join(sections)))
     return root / "index.html"
 
 
-def _run(root: Path, name: str) -> str:
-    """Return the section of one notebook: figures and tables, and beside them parameters, numbers and circumstances."""
-    failure = root / f"{name}.failed"
-    folder = root / name if (root / name).is_dir() else failure
-    manifest, results = read_json(folder / "manifest.json"), read_json(folder / "results.json")
-    numbers, tables = _dict(results.get("numbers")), _dict(results.get("tables"))
+def found(root: Path) -> list[str]:
+    """Return the profiles of which runs lie in a folder such as figures."""
+    patterns = ("*/manifest.json", "*.failed", "*.sweep")
+    return sorted(path.name for path in root.iterdir() if any(next(path.glob(each), None) for each in patterns))
+
+
+def _run(root: Path, parent: Path, name: str) -> str:
+    """Return the content of one notebook's section: figures and tables, beside them parameters and numbers."""
+    failure = parent / f"{name}.failed"
+    folder = parent / name if (parent / name).is_dir() else failure
+    manifest = read_json(folder / "manifest.json")
     missing = [file for file in _dict(manifest.get("files")) if not (folder / file).is_file()]
     problem = ""
     if failure.is_dir():
@@ -45,28 +71,69 @@ def _run(root: Path, name: str) -> str:
         problem = "Incomplete: manifest.json is missing or broken."
     elif missing:
         problem = f"Incomplete: {', '.join(missing)} missing."
-    if problem:
-        with suppress(OSError):
-            problem += "\n" + (failure / "error.txt").read_text(encoding="utf-8")
-        problem = f'<pre class="problem">{_text(problem)}</pre>'
-    notebook = next(folder.glob("*.ipynb"), None)
-    files = [notebook, folder / "results.json", folder / "manifest.json"]
-    links = " ".join(_link(path, root, path.name) for path in files if path and path.is_file())
-    if folder != failure:
-        links += " ".join(_link(path, root, f"the failed {path.name}") for path in failure.glob("*.ipynb"))
-    return f"""<section id="{_text(name)}">
-<h2>{_text(_title(notebook) or name)}</h2>
+    links = " ".join(_link(path, root, f"the failed {path.name}") for path in failure.glob("*.ipynb"))
+    return f"""
+<h2>{_text(_title(folder) or name)}</h2>
 <p class="meta">{_text(_circumstances(manifest))}</p>
-{problem}
-<div class="run"><div class="found">
+{_problem(problem, failure)}
+{_content(root, folder, manifest, links if folder != failure else "")}"""
+
+
+def _content(root: Path, folder: Path, manifest: dict[str, Any], links: str = "") -> str:
+    """Return what a result folder holds."""
+    results = read_json(folder / "results.json")
+    recorded = _dict(results.get("tables"))
+    order = sorted(recorded, key=lambda name: name != PAPER)
+    files = [next(folder.glob("*.ipynb"), None), folder / "results.json", folder / "manifest.json"]
+    links = " ".join([*(_link(path, root, path.name) for path in files if path and path.is_file()), links])
+    return f"""<div class="run"><div class="found">
 <div class="figures">{"".join(_figures(root, folder, _dict(results.get("figures"))))}</div>
-{"".join(_table(key, _dict(table)) for key, table in tables.items())}
+{"".join(_table(name, _dict(recorded[name])) for name in order)}
 </div><aside>
 {_pairs("Parameters", _dict(manifest.get("parameters")))}
-{_pairs("Numbers", numbers)}
+{_pairs("Numbers", _dict(results.get("numbers")))}
 {_pairs("Run", _provenance(manifest))}
 <p class="files">{links}</p>
-</aside></div></section>"""
+</aside></div>"""
+
+
+def _problem(text: str, failure: Path) -> str:
+    if not text:
+        return ""
+    with suppress(OSError):
+        text += "\n" + (failure / "error.txt").read_text(encoding="utf-8")
+    return f'<pre class="problem">{_text(text)}</pre>'
+
+
+def _sweep(root: Path, parent: Path, name: str) -> str:
+    """Return the content of a sweep's section: a table of all runs, then each of them, folded."""
+    sweep = parent / name
+    runs = tables.read(sweep)
+    varied = [p for p in runs.parameters if len({json.dumps(row.get(p)) for row in runs.rows}) > 1]
+    columns = [*varied, *runs.numbers, "run_seconds"]
+    data = [[row.get(column) for column in columns] for row in runs.rows]
+    ran = []
+    for row in runs.rows:
+        folder, label = sweep / row["run"], ", ".join(f"{p} = {_short(row.get(p))}" for p in varied)
+        manifest = read_json(folder / "manifest.json")
+        content = f'<p class="meta">{_text(_circumstances(manifest))}</p>{_content(root, folder, manifest)}'
+        ran.append(f"<details><summary>{_text(label or 'the only run')}</summary>{content}</details>")
+    for folder in sorted(sweep.glob("*.failed")):
+        notebook = next(folder.glob("*.ipynb"), None)
+        about = _dict(_dict(read_json(notebook).get("metadata") if notebook else {}).get("papermill"))
+        label = ", ".join(f"{p} = {_short(v)}" for p, v in _dict(about.get("parameters")).items() if p != "output_dir")
+        link = _link(notebook, root, notebook.name) if notebook else ""
+        content = f'{_problem("This run failed.", folder)}<p class="files">{link}</p>'
+        ran.append(f"<details><summary>failed: {_text(label or folder.stem)}</summary>{content}</details>")
+    left_out = f"{_count(len(runs.left_out), 'run')} left out: {'; '.join(runs.left_out[:5])}" if runs.left_out else ""
+    title = _title(sweep / runs.rows[0]["run"]) if runs.rows else name
+    files = " ".join(_link(path, root, path.name) for path in sorted(sweep.glob("table.*")))
+    return f"""
+<h2>{_text(title)}: {_count(len(runs.rows), "run")}</h2>
+<p class="meta files">{files}</p>
+{_problem(left_out, sweep)}
+{_table("", {"columns": columns, "data": data, "index": [row["run"] for row in runs.rows]}) if data else ""}
+<div class="sweep">{"".join(ran)}</div>"""
 
 
 def _figures(root: Path, folder: Path, described: dict[str, Any]) -> Iterable[str]:
@@ -168,10 +235,10 @@ def _provenance(manifest: dict[str, Any]) -> dict[str, Any]:
     return {name: fact for name, fact in facts.items() if fact}
 
 
-def _title(notebook: Path | None) -> str:
-    """Return the first heading of a notebook."""
-    with suppress(ValueError, OSError, LookupError, TypeError):
-        for cell in cells(notebook) if notebook else []:
+def _title(folder: Path) -> str:
+    """Return the first heading of the notebook in a folder."""
+    with suppress(ValueError, OSError, LookupError, TypeError, StopIteration):
+        for cell in cells(next(folder.glob("*.ipynb"))):
             line = "".join(cell["source"]).lstrip().split("\n")[0]
             if cell["cell_type"] == "markdown" and line.startswith("# "):
                 return line[2:].strip()
@@ -184,6 +251,10 @@ def _dict(value: Any) -> dict[str, Any]:
 
 def _text(value: Any) -> str:
     return html.escape(str(value))
+
+
+def _quoted(value: str) -> str:
+    return f'"{_text(value)}"'
 
 
 def _url(path: str) -> str:
@@ -227,6 +298,7 @@ nav { position: sticky; top: 0; z-index: 1; display: flex; gap: .4rem; margin: 1
   overflow-x: auto; background: var(--page); border-bottom: 1px solid var(--line); font-size: .85rem; }
 nav a { flex: none; padding: .25rem .75rem; border: 1px solid var(--line); border-radius: 99px; color: var(--soft); }
 nav a:hover { color: var(--ink); text-decoration: none; }
+nav a[data-profile] { border-style: dashed; }
 nav a[aria-current] { background: var(--ink); border-color: var(--ink); color: var(--page); }
 section { padding: 2.5rem 0; }
 section:not(:last-of-type) { border-bottom: 1px solid var(--line); }
@@ -259,7 +331,10 @@ dl { margin: .4rem 0 0; }
 dl div { display: flex; justify-content: space-between; gap: 1rem; padding: .1rem 0; }
 dt { color: var(--soft); overflow-wrap: anywhere; }
 dd { margin: 0; max-width: 65%; text-align: right; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
-.files { margin: 0; padding-top: .6rem; border-top: 1px solid var(--line); overflow-wrap: anywhere; }
+nav a[data-profile] + a[data-notebook] { margin-left: 1rem; }
+.sweep > details { margin-top: .75rem; padding-top: .75rem; border-top: 1px solid var(--line); }
+.sweep > details > summary { font-variant-numeric: tabular-nums; }
+aside > .files { margin: 0; padding-top: .6rem; border-top: 1px solid var(--line); overflow-wrap: anywhere; }
 .problem { margin: 1rem 0 0; padding: .8rem 1rem; overflow-x: auto; background: var(--tint);
   border-left: 3px solid var(--bad); border-radius: 4px; font-size: .8rem; line-height: 1.45; }
 @media (max-width: 60rem) { .run { grid-template-columns: minmax(0, 1fr); }
@@ -270,18 +345,24 @@ dd { margin: 0; max-width: 65%; text-align: right; overflow-wrap: anywhere; font
 </style>
 </head>
 <body>
-<header><h1>What the notebooks found</h1><p>profile {{profile}}: {{count}}</p></header>
-<nav aria-label="Notebooks"><a href="#">all</a>{{links}}</nav>
+<header><h1>What the notebooks found</h1><p>{{profile}}</p></header>
+<nav aria-label="Filters">{{links}}</nav>
 <main>
 {{runs}}
 </main>
 <script>
+const sections = [...document.querySelectorAll("section")], links = [...document.querySelectorAll("nav a")];
 function choose() {
-  const name = decodeURIComponent(location.hash.slice(1));
-  const known = document.getElementById(name) !== null;
-  for (const run of document.querySelectorAll("section")) run.hidden = known && run.id !== name;
-  for (const link of document.querySelectorAll("nav a"))
-    link.toggleAttribute("aria-current", decodeURIComponent(link.hash.slice(1)) === (known ? name : ""));
+  const wanted = decodeURIComponent(location.hash.slice(1)).split("&");
+  const chosen = { notebook: wanted[0], profile: wanted[1] ?? "" };
+  for (const kind in chosen)
+    if (!sections.some((run) => run.dataset[kind] === chosen[kind])) chosen[kind] = "";
+  for (const run of sections) run.hidden = Object.keys(chosen).some((k) => chosen[k] && run.dataset[k] !== chosen[k]);
+  for (const link of links) {
+    const kind = "profile" in link.dataset ? "profile" : "notebook", to = { ...chosen, [kind]: link.dataset[kind] };
+    link.href = "#" + encodeURIComponent(to.notebook) + (to.profile ? "&" + encodeURIComponent(to.profile) : "");
+    link.toggleAttribute("aria-current", link.dataset[kind] === chosen[kind]);
+  }
 }
 if (matchMedia("(max-width: 60rem)").matches)
   for (const list of document.querySelectorAll("aside > details")) list.open = false;

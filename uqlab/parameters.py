@@ -2,6 +2,7 @@
 
 import ast
 import difflib
+import hashlib
 import json
 import os
 import re
@@ -64,6 +65,12 @@ def cells(notebook: str | os.PathLike) -> list[dict[str, Any]]:
         raise ValueError(f"{notebook} is not a notebook of format 4") from error
 
 
+def source_sha256(notebook: str | os.PathLike) -> str:
+    """Return the checksum of what a notebook's cells say, whatever outputs an editor has left in them."""
+    said = [[cell["cell_type"], "".join(cell["source"]), cell["metadata"].get("tags", [])] for cell in cells(notebook)]
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+
+
 def profiles(notebook: Path) -> dict[str, dict[str, dict[str, Any]]]:
     """Read profiles.yaml beside a notebook: profile -> notebook stem -> {parameter: value}; `quick` may be absent."""
     path = notebook.parent / "profiles.yaml"
@@ -85,13 +92,18 @@ def overrides(notebook: Path, profile: str = "quick", given: dict[str, Any] | No
     sets = profiles(notebook)
     if profile not in sets:
         raise ValueError(f"unknown profile {profile!r}; {notebook.parent / 'profiles.yaml'} has: {', '.join(sets)}")
+    return checked({**sets[profile].get(notebook.stem, {}), **(given or {})}, known, notebook.stem)
+
+
+def checked(given: dict[str, Any], known: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return given parameters as values of the types of the `known` defaults of the notebook named `where`."""
     values = {}
-    for name, value in {**sets[profile].get(notebook.stem, {}), **(given or {})}.items():
+    for name, value in given.items():
         if name not in known:
-            raise ValueError(unknown(name, known, notebook.stem))
+            raise ValueError(unknown(name, known, where))
         if name == "output_dir":
             raise ValueError("output_dir is set by the runner; use --output-dir")
-        values[name] = _typed(f"{notebook.stem}: parameter {name}", value, known[name])
+        values[name] = _typed(f"{where}: parameter {name}", value, known[name])
     return values
 
 

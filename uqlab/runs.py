@@ -1,252 +1,25 @@
 """Notebooks run headless: parameters checked first, numbers recorded, one self-describing folder per run.
 
-In a notebook: `begin`, `record`. On the command line: `uqlab run`, `uqlab gallery`. From code: `run_one`.
-Importing this module is cheap; papermill is imported where a notebook is executed.
+In a notebook: `begin`, `record`, `load`. On the command line: `uqlab run`, `sweep`, `collect`, `gallery`. From code:
+`run_one`. Importing this module is cheap; papermill is imported where a notebook is executed.
 """
 
 import asyncio
-import functools
-import hashlib
-import itertools
-import json
-import logging
-import math
-import os
-import platform
-import re
-import shutil
-import subprocess
-import threading
 import time
-import uuid
-from collections.abc import Callable
 from concurrent import futures
 from contextlib import suppress
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import click
 
-from uqlab import __version__
-from uqlab.parameters import all_notebooks, cells, defaults, find, from_here, overrides, profiles, unknown
-from uqlab.recording import FOLDER, begin, describe_figure, output_dir, processor, read_json, record, write
+from uqlab import __version__, _execution, sweeps, tables
+from uqlab._execution import RunError, run_one
+from uqlab.parameters import all_notebooks, defaults, find, from_here, overrides, profiles, unknown
+from uqlab.recording import begin, describe_figure, output_dir, read_json, record
+from uqlab.tables import load
 
-__all__ = ["RunError", "begin", "describe_figure", "main", "output_dir", "record", "run_one"]
-
-logging.getLogger("papermill").addHandler(logging.NullHandler())  # what it would say is in our own report
-_stop = threading.Event()  # set on Ctrl-C: every kernel that this process started is killed
-
-
-class RunError(RuntimeError):
-    """A notebook failed; the message names the cell, its source, the error and where the executed part is kept."""
-
-
-def run_one(
-    notebook: str | os.PathLike,
-    parameters: dict[str, Any] | None = None,
-    *,
-    profile: str = "quick",
-    folder: str | os.PathLike | None = None,
-    threads: int | None = None,
-    timeout: float | None = None,
-    on_cell: Callable[[int, int], None] | None = None,
-) -> Path:
-    """Execute one notebook by papermill and return its result folder, which appears whole or not at all.
-
-    notebook: a path, a stem or a unique prefix of one. parameters: on top of those of the profile.
-    folder: default figures/<profile>/<notebook>; an earlier result there is replaced only by a success.
-    threads: for the kernel, default all cores. timeout: seconds for the whole notebook.
-    on_cell: called with the numbers of finished and of all code cells.
-    Raises ValueError before anything runs (notebook, profile, parameters), RunError when the notebook fails: what was
-    executed is then kept in <folder>.failed.
-    """
-    notebook = find(notebook)
-    values = overrides(notebook, profile, parameters)
-    known = defaults(notebook)
-    folder = Path(folder or Path("figures", profile, notebook.stem)).absolute()
-    if folder in notebook.parents:
-        raise ValueError(f"{notebook} lies in its own result folder; choose another output folder")
-    failed = folder.with_name(f"{folder.name}.failed")
-    temporary = folder.with_name(f".{folder.name}.tmp-{uuid.uuid4().hex[:8]}")
-    output = temporary / f"{notebook.stem}.ipynb"
-    injected = values | ({"output_dir": str(temporary)} if "output_dir" in known else {})
-    started, clock = datetime.now(UTC), time.monotonic()
-    deadline = clock + (timeout or math.inf)
-    environment = _environment(threads, temporary)
-    manifest = {
-        "notebook": os.path.relpath(notebook),
-        "notebook_sha256": _sha256(notebook),
-        "profile": profile,
-        "parameters": {name: value for name, value in (known | values).items() if name != "output_dir"},
-        "seed": (known | values).get("seed"),
-        "started": started.isoformat(timespec="seconds"),
-        "threads": int(environment["OMP_NUM_THREADS"].split(",")[0]),
-        "uqlab": __version__,
-        "git": _git(notebook.parent),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "packages": _packages(),
-    }
-    temporary.mkdir(parents=True)
-    try:
-        _execute(notebook, output, injected, environment, deadline, on_cell or (lambda done, total: None))
-        _readdress(output, temporary, folder)
-        if not (temporary / "results.json").exists():
-            write(temporary / "results.json", json.dumps({"numbers": {}, "tables": {}, "figures": {}}))
-        manifest["device"] = read_json(temporary / "results.json").get("device", processor())
-        manifest["seconds"] = round(time.monotonic() - clock, 3)
-        paths = sorted(path for path in temporary.rglob("*") if path.is_file())
-        manifest["files"] = {path.relative_to(temporary).as_posix(): _sha256(path) for path in paths}
-        write(temporary / "manifest.json", json.dumps(manifest, indent=1))
-        _move(temporary, folder)
-        shutil.rmtree(failed, ignore_errors=True)
-    except Exception as error:
-        if _stop.is_set():
-            raise KeyboardInterrupt from error
-        late = f"it took more than {timeout:g} s (timeout)" if time.monotonic() > deadline else None
-        report = _report(notebook.stem, output, late or f"{type(error).__name__}: {error}")
-        with suppress(OSError):
-            _readdress(output, temporary, failed)
-        _move(temporary, failed)
-        with suppress(OSError):
-            write(failed / "error.txt", report)
-        raise RunError(f"{report}\nkept: {os.path.relpath(failed / output.name)}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return folder
-
-
-def _execute(
-    notebook: Path,
-    output: Path,
-    parameters: dict[str, Any],
-    environment: dict[str, str],
-    deadline: float,
-    on_cell: Callable[[int, int], None],
-) -> None:
-    from papermill import execute_notebook
-
-    total = bool(parameters) + sum(bool(_is_code(cell)) for cell in cells(notebook))
-    done = itertools.count(1)
-    for attempt in (1, 2):
-        on_cell(0, total)
-        try:
-            execute_notebook(
-                *(str(path).replace("{", "{{").replace("}", "}}") for path in (notebook, output)),  # format strings
-                parameters=parameters,
-                kernel_name="python3",
-                language="python",
-                progress_bar=False,
-                kernel_manager_class=_kernel_manager(environment, deadline),
-                resources={"metadata": {"path": str(notebook.parent)}},  # not papermill's cwd: it is the process's
-                on_cell_executed=lambda **_: on_cell(next(done), total),
-            )
-            return
-        except Exception:  # one parallel kernel start in some 270 fails: again, but only if no cell has run
-            if attempt == 2 or _started(output) or _stop.is_set():
-                raise
-
-
-def _kernel_manager(environment: dict[str, str], deadline: float) -> type:
-    """Make the class of managers that start this very interpreter, whatever kernels are installed."""
-    from ipykernel.kernelspec import get_kernel_dict
-    from jupyter_client.kernelspec import KernelSpec
-    from jupyter_client.manager import AsyncKernelManager
-
-    own = get_kernel_dict(["--log-level=CRITICAL"])  # sys.executable; silent on loopback TCP and being shut down
-    escaped = {name: value.replace("$", "$$") for name, value in environment.items()}  # values are templates
-    spec = KernelSpec(argv=own["argv"], metadata=own["metadata"], language="python", env=escaped)
-
-    class Manager(AsyncKernelManager):
-        @property
-        def kernel_spec(self) -> KernelSpec:
-            return spec
-
-        async def _async_is_alive(self) -> bool:  # asked every second
-            if (_stop.is_set() or time.monotonic() > deadline) and self.has_kernel:
-                await self._async_signal_kernel(9)
-            return await super()._async_is_alive()
-
-    return Manager
-
-
-def _environment(threads: int | None, folder: Path) -> dict[str, str]:
-    """Return the variables of a kernel: threads that sleep while they wait, as many as given, unless the user set them.
-
-    Spinning threads beside a busy neighbour were measured 10 to 50 times slower.
-    """
-    from joblib import cpu_count
-
-    count = str(threads or cpu_count())
-    wanted = {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count}
-    fixed = {"MPLBACKEND": "module://matplotlib_inline.backend_inline", FOLDER: str(folder)}
-    return {name: os.environ.get(name, value) for name, value in wanted.items()} | fixed
-
-
-def _is_code(cell: dict[str, Any]) -> bool:
-    return cell["cell_type"] == "code" and bool("".join(cell["source"]).strip())
-
-
-def _started(output: Path) -> list[dict[str, Any]]:
-    """Return the code cells of a partly executed notebook that were started; the last is where it stopped."""
-    with suppress(OSError, ValueError):
-        return [c for c in cells(output) if _is_code(c) and c["metadata"].get("papermill", {}).get("start_time")]
-    return []
-
-
-def _report(name: str, output: Path, reason: str) -> str:
-    """Say in plain text which cell failed and why; the reason counts where the cell itself raised nothing."""
-    started = _started(output)
-    if not started:
-        return f"{name} failed before its first cell: {reason}"
-    source = "".join(started[-1]["source"]).replace("\n", "\n    ")
-    raised = [item for item in started[-1]["outputs"] if item["output_type"] == "error"]
-    if raised:
-        reason = f"{raised[-1]['ename']}: {raised[-1]['evalue']}"
-        trace = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", "\n".join(raised[-1]["traceback"])).splitlines()
-        trace = [line for line in trace if not re.match(r"-{9}|.*Traceback \(most recent", line)]
-        end = len(trace) - len(reason.splitlines())  # the trace ends with the reason
-        reason += "".join(f"\n    {line}" for line in trace[max(0, end - 12) : end]).rstrip()
-    return f"{name} failed in cell In [{len(started)}]:\n    {source}\n{reason}"
-
-
-def _readdress(notebook: Path, old: Path, new: Path) -> None:
-    """Let an executed notebook name the folder where it will lie, not the temporary one."""
-    text = notebook.read_text(encoding="utf-8")
-    write(notebook, text.replace(json.dumps(str(old))[1:-1], json.dumps(str(new))[1:-1]))
-
-
-def _move(folder: Path, target: Path) -> None:
-    """Rename a folder to its final name; what lay there goes only when the new one can take its place."""
-    old = target.with_name(f".{target.name}.old-{uuid.uuid4().hex[:8]}")
-    with suppress(FileNotFoundError):
-        target.rename(old)
-    folder.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _git(folder: Path) -> dict[str, Any] | None:
-    """Return the commit of the checkout that holds a folder and whether tracked files differ from it."""
-
-    def ask(*arguments: str) -> str:
-        command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(ask("status", "--porcelain", "-uno"))}
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-@functools.cache
-def _packages() -> dict[str, str]:
-    return dict(sorted((str(package.metadata["Name"]), package.version) for package in metadata.distributions()))
+__all__ = ["RunError", "begin", "describe_figure", "load", "main", "output_dir", "record", "run_one"]
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -352,7 +125,7 @@ def _run_all(
         return time.monotonic() - clock, error
 
     outcomes = {}
-    _stop.clear()
+    _execution.reset()
     with futures.ThreadPoolExecutor(jobs) as pool:
         pending = {pool.submit(attempt, path): path for path in plan}
         try:
@@ -368,22 +141,105 @@ def _run_all(
                 for bar in tuple(bars):
                     bar.refresh()  # the clock goes on during a long cell
         except KeyboardInterrupt:
-            _stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
+            _execution.stop()
             raise
     return {path: outcomes[path] for path in plan}
 
 
-@main.command("gallery")
+@main.command()
+@click.argument("notebook")
+@click.option("-g", "--grid", type=(str, str), multiple=True, metavar="NAME VALUES", help="0:5 or 1,2,4. Repeatable.")
+@click.option("-p", "--parameter", "given", type=(str, str), multiple=True, metavar="NAME VALUE", help="Repeatable.")
+@click.option("--profile", default="quick", show_default=True, help="Parameter set of notebooks/profiles.yaml.")
 @click.option("--output-dir", default="figures", show_default=True, type=click.Path(path_type=Path))
-@click.option("--profile", default="quick", show_default=True)
-def show(output_dir: Path, profile: str) -> None:
-    """Write OUTPUT_DIR/PROFILE/index.html: every figure beside its parameters and numbers."""
+@click.option("--jobs", default=1, show_default=True, type=click.IntRange(1), help="Runs at a time on this machine.")
+@click.option("--cluster", metavar="ADDRESS", help="A running Dask scheduler, whose workers compute the runs.")
+@click.option("--resources", multiple=True, metavar="NAME=NUMBER", help="Of a worker, for each run: GPU=1.")
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds for each run.")
+@click.option("--quiet", is_flag=True, help="No progress: failures and the summary only.")
+def sweep(notebook, grid, given, profile, output_dir, jobs, cluster, resources, timeout, quiet) -> None:
+    """Run NOTEBOOK on every point of a grid into OUTPUT_DIR/PROFILE/NOTEBOOK.sweep, then collect and build the gallery.
+
+    Finished runs are skipped: the same command again does what is missing. Exit code 1 if any run fails.
+    """
     from uqlab import gallery
 
-    if not (output_dir / profile).is_dir():
-        raise click.UsageError(f"no runs in {output_dir / profile}; first: uqlab run --profile {profile}")
-    click.echo(gallery.build(output_dir / profile))
+    try:
+        path = find(notebook)
+        if not set(path.parents) & {Path.cwd(), Path(__file__).absolute().parents[1]}:
+            click.echo(f"note: {path} is not of this repository", err=True)
+        if len(dict(grid)) < len(grid):
+            raise ValueError(f"each parameter has one -g: {', '.join(name for name, _ in grid)}")
+        report = sweeps.sweep(
+            path,
+            {name: from_here(values) for name, values in grid},
+            {name: from_here(value) for name, value in given},
+            profile=profile, root=output_dir, jobs=jobs, timeout=timeout, progress=not quiet,
+            cluster=cluster, resources=_resources(resources),
+        )  # fmt: skip
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    click.echo(("" if quiet else "\n") + sweeps.summary(report))
+    ran = {outcome.status for outcome in report.outcomes} - {"done before"}
+    try:
+        if "ok" in ran:
+            tables.save(tables.read(report.folder), report.folder)
+        if ran:
+            gallery.build(output_dir / profile)
+    except OSError as error:  # a full disk; the runs that are done are safe
+        click.echo(f"neither table nor page: {error}; free space, then: uqlab collect, uqlab gallery", err=True)
+        raise SystemExit(1) from error
+    click.echo(f"\ntable: {_execution.named(report.folder)}/table.csv\nlook at: {output_dir / profile / 'index.html'}")
+    if report.failed:
+        raise SystemExit(1)
+
+
+def _resources(given: tuple[str, ...]) -> dict[str, float]:
+    try:
+        return {name: float(number) for name, number in (each.split("=") for each in given)}
+    except ValueError:
+        raise ValueError(f"resources are NAME=NUMBER, like GPU=1; got {' '.join(given)}") from None
+
+
+@main.command()
+@click.argument("sweep", nargs=-1, metavar="[SWEEP]...")
+@click.option("--profile", default="quick", show_default=True)
+@click.option("--output-dir", default="figures", show_default=True, type=click.Path(path_type=Path))
+def collect(sweep, profile, output_dir) -> None:
+    """Write table.parquet and table.csv into each SWEEP: its folder or its notebook; default all of the profile.
+
+    One row a finished run: its parameters, the numbers it recorded, and its circumstances.
+    """
+    try:
+        folders = [tables.locate(each, profile, output_dir) for each in sweep]
+        folders = folders or sorted((output_dir / profile).glob("*.sweep"))
+        if not folders:
+            raise ValueError(f"no sweep in {output_dir / profile}; first: uqlab sweep NOTEBOOK -g NAME VALUES")
+        for folder in folders:
+            found = tables.read(folder)
+            for line in found.left_out:
+                click.echo(f"left out {line}", err=True)
+            frame = tables.save(found, folder)
+            click.echo(f"{len(frame)} runs, {len(frame.columns)} columns: {folder / 'table.parquet'} and .csv")
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+@main.command("gallery")
+@click.option("--output-dir", default="figures", show_default=True, type=click.Path(path_type=Path))
+@click.option("--profile", help="Of this profile alone, into its folder; default all, into OUTPUT_DIR.")
+def show(output_dir: Path, profile: str | None) -> None:
+    """Write OUTPUT_DIR[/PROFILE]/index.html: every figure beside its parameters, its numbers and the paper's."""
+    from uqlab import gallery
+
+    folder = output_dir / (profile or "")
+    found = gallery.found(output_dir) if folder.is_dir() and not profile else []
+    if not folder.is_dir() or not (profile or found):
+        raise click.UsageError(f"no runs in {folder}; first: uqlab run --profile {profile or 'quick'}")
+    click.echo(gallery.build(folder, found))
 
 
 if __name__ == "__main__":
