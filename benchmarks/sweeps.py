@@ -3,8 +3,8 @@
 The notebook computes in one thread for a fixed number of steps and records how long that took. Targets: a run's
 overhead (kernel, writing) below 3 s; two jobs at least 1.6x as fast as one; a Dask LocalCluster of two workers within
 10 % of two jobs; `uqlab sweep` again on 200 finished runs of 1 MB each below 2 s and `uqlab collect` of 2,000 runs
-below 5 s, as commands. The same loops in bare processes, one and two at a time, say what the machine itself has left: its
-neighbours' work shows there too. Exit status 1 if a target is missed. Argument: rounds (3).
+below 5 s, as commands. The same loops in bare processes, one and two at a time, say what the machine itself has left:
+its neighbours' work shows there too. Exit status 1 if a target is missed. Argument: rounds (3).
 """
 
 import json

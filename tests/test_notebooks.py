@@ -188,3 +188,14 @@ def test_10_copies_keep_their_heads_and_the_biased_form_sees_similarity_in_nothi
     assert all(numbers[f"mahalanobis_{layer}.{head}"] > 0 for layer in range(2) for head in range(4))
     for where in ("own_test", "own_textures", "copies_letters"):
         assert 0 < numbers[f"js_aggregated_{where}"] < numbers[f"js_{where}"] < math.log(2)
+
+
+def test_09_prunings_fuse_and_save_parameters_but_no_arithmetic(results):
+    numbers = results("09_hydra_head_pruning")[0]["numbers"]
+    assert 0 <= numbers["overlap_taylor_circuit"] <= 1
+    assert 0 <= numbers["js_taylor_circuit"] <= math.log(2) + 1e-9
+    assert numbers["overlap_chance"] == pytest.approx(1 / 7)  # one head of four in each layer
+    assert numbers["mi_ood_nothing"] < 1e-7 < numbers["mi_ood_pruning_seed"]
+    assert numbers["multiply_adds_ratio_deep"] == pytest.approx(2) == numbers["parameters_ratio_deep"]
+    assert 1.7 < numbers["multiply_adds_ratio_hydra"] < 2  # two networks without a quarter of their heads
+    assert numbers["parameters_ratio_hydra"] < 1.7

@@ -413,10 +413,14 @@ def test_gallery_without_runs_says_what_to_run_first(project):
 
 def test_sweep_command(project, monkeypatch):
     """Two runs at a time of a notebook outside the notebooks folder, one of which fails until a file is there."""
-    source = """from pathlib import Path
+    source = """import json
+from pathlib import Path
+from ipykernel import get_connection_file
 from uqlab import runs
 runs.begin(output_dir, "x")
 runs.record("square", seed**2)
+connection = json.loads(Path(get_connection_file()).read_text())
+runs.record("ports", [port for name, port in connection.items() if name.endswith("_port")])
 with open("starts", "a") as file:
     print(seed, file=file)
 assert seed < 2 or Path("mended").exists(), "two\\nlines\""""
@@ -431,7 +435,11 @@ assert seed < 2 or Path("mended").exists(), "two\\nlines\""""
     assert re.search(r"^\[\d/3\] seed=2  FAILED  In \[\d\] AssertionError: two$", result.output, re.MULTILINE)
     assert re.search(r"ok +2\nfailed +1\n\nfailed +because\nseed=2 .*AssertionError: two \(.*\.failed\)", result.output)
     sweep = project / "figures" / "quick" / "x.sweep"
-    assert list(pd.read_csv(sweep / "table.csv").square) == [0, 1]
+    table = pd.read_csv(sweep / "table.csv")
+    assert list(table.square) == [0, 1]
+    ports = [port for ports in table.ports for port in json.loads(ports)]
+    assert len(set(ports)) == 10
+    assert max(ports) < 32_000  # where outgoing connections get none
     assert (project / "figures" / "quick" / "index.html").exists()
     manifest = json.loads(next(sweep.glob("*/manifest.json")).read_text())
     assert manifest["notebook"] == str(path)

@@ -9,7 +9,9 @@ import math
 import os
 import platform
 import re
+import secrets
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -199,6 +201,11 @@ def _kernel_manager(environment: dict[str, str], deadline: float) -> type:
     spec = KernelSpec(argv=own["argv"], metadata=own["metadata"], language="python", env=escaped)
 
     class Manager(AsyncKernelManager):
+        def __init__(self, **options: Any):
+            super().__init__(cache_ports=False, **options)
+            ports = _free_ports(5)
+            self.shell_port, self.iopub_port, self.stdin_port, self.hb_port, self.control_port = ports
+
         @property
         def kernel_spec(self) -> KernelSpec:
             return spec
@@ -209,6 +216,19 @@ def _kernel_manager(environment: dict[str, str], deadline: float) -> type:
             return await super()._async_is_alive()
 
     return Manager
+
+
+def _free_ports(count: int) -> list[int]:
+    """Choose ports below those of outgoing connections: of kernels among these one in some 270 cannot start, which
+    takes a minute to notice, because another process was given one of its ports first.
+    """
+    ports: set[int] = set()
+    while len(ports) < count:
+        port = 10_000 + secrets.randbelow(22_000)
+        with suppress(OSError), socket.socket() as one:
+            one.bind(("127.0.0.1", port))
+            ports.add(port)
+    return list(ports)
 
 
 def _environment(threads: int | None, folder: Path) -> dict[str, str]:
