@@ -65,6 +65,14 @@ def test_shards_train_as_the_whole_does(name):
     torch.testing.assert_close(joined(x), whole(x), rtol=1e-4, atol=1e-5)
 
 
+def test_shards_are_saved_and_joined_later(tmp_path):
+    whole = ensembles.lora(vit(), 3, 2, seed=3)
+    shards = [ensembles.lora(vit(), part, 2, seed=3) for part in ("0:1", "1:3")]
+    for number, shard in enumerate(shards):
+        ensembles.save(shard, tmp_path / f"{number}.safetensors", backbone="some/vit")
+    same(ensembles.concatenate([ensembles.load(tmp_path / f"{n}.safetensors", vit()) for n in (0, 1)]), whole)
+
+
 def test_what_the_whole_owns_is_a_copy():
     shards = [PLAIN["folded"](2), PLAIN["folded"]("2:3")]
     joined = ensembles.concatenate(shards)

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from uqlab import _implicit
-from uqlab._ensemble import FoldedEnsemble
+from uqlab._ensemble import FoldedEnsemble, member_range
 
 
 def save(ensemble: FoldedEnsemble, path: str | os.PathLike, *, backbone: str = "") -> None:
@@ -21,7 +21,7 @@ def save(ensemble: FoldedEnsemble, path: str | os.PathLike, *, backbone: str = "
     ensemble that `lora`, `singular_value` or `batch` did not make.
     """
     recipe = getattr(ensemble, "recipe", None)
-    if recipe is None or recipe["members"] != ensemble.members:
+    if recipe is None or member_range(recipe["members"]) != ensemble.member_ids:
         kind = type(ensemble).__name__
         raise TypeError(f"save takes what lora, singular_value or batch made, whole, got {kind}; else use torch.save")
     tensors = {name: p.detach().cpu().contiguous() for name, p in ensemble.named_parameters() if p.requires_grad}
