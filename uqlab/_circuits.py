@@ -1,14 +1,17 @@
 """Circuits: heads removed one after the other, always the one that is missed least (Hydra, Algorithm 1)."""
 
+import functools
 import hashlib
 import itertools
 import json
 import math
 import os
+import queue
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent import futures
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -24,6 +27,7 @@ from uqlab.metrics import ood_detection
 from uqlab.training import arithmetic
 
 WRITE_EVERY = 60.0  # seconds within a step
+Result = TypeVar("Result")
 
 
 class Circuit(list[Head]):
@@ -70,8 +74,9 @@ def greedy_circuit(
     checkpoint: a file written after every step, and every minute within one; a search that finds it goes on from there,
         also to a larger budget. It holds numbers alone.
 
-    Memory: three tensors [batch, tokens, width] for each layer, and a number for each head and input. A head of layer l
-    costs what comes after its attention, the last layer only for the first token if the classifier reads no other.
+    Memory: in each thread three tensors [batch, tokens, width] a layer, and a number for each head and input. A head of
+    layer l costs what comes after its attention, the last layer only for the first token if the classifier reads no
+    other.
 
     All heads of a layer may go: the residual connection carries its input past the attention. Raises ValueError for a
     budget below 1 or above the number of heads, unknown names, labels out of range, networks whose heads are not apart
@@ -107,16 +112,28 @@ def greedy_circuit(
         total=work, initial=min(before, work), desc=f"circuit ({score})", unit="input", unit_scale=True,
         disable=not progress, leave=False,
     )  # fmt: skip
-    with bar, arithmetic(precision, next(search.network.parameters()).device):
+    where = next(search.network.parameters()).device
+    with bar, arithmetic(precision, where), _Threads(search if where.type == "cpu" else None) as threads:
+        size = batch_size or min(search.rows, -(-sum(counts) // threads.count))
+
+        def tried(heads: list[Head], inputs: Inputs, rows: slice, one: Search) -> tuple[Tensor, Tensor]:
+            """For the network and without each head: uncertainty [1 + heads, batch], right answers [1 + heads]."""
+            uncertainty = torch.empty(1 + len(heads), rows.stop - rows.start, dtype=torch.float64)
+            hits = torch.zeros(1 + len(heads), dtype=torch.int64)
+            for i, logits in one.logits(take(search.network, inputs, rows), heads):
+                uncertainty[i + 1] = -logits.double().log_softmax(1).amax(1)
+                if labels is not None and inputs is id_inputs:
+                    hits[i + 1] = (logits.argmax(1) == labels[rows]).sum()
+            return uncertainty, hits
+
         for candidates, losing in steps[len(state.scores) :]:
             heads = [head for head in candidates if head not in state.order]
-            state.begin(len(heads) + 1, sum(counts))  # the first row is the network itself
-            for inputs, rows, columns in _batches(sets, counts, state.done, batch_size or search.rows):
-                here = take(search.network, inputs, rows)
-                for i, logits in search.logits(here, heads):
-                    state.uncertainty[i + 1, columns] = -logits.double().log_softmax(1).amax(1).cpu()
-                    if labels is not None and inputs is id_inputs:
-                        state.hits[i + 1] += int((logits.argmax(1) == labels[rows]).sum())
+            state.begin(len(heads) + 1, sum(counts))
+            batches = list(_batches(sets, counts, state.done, size))
+            work = [functools.partial(tried, heads, inputs, rows) for inputs, rows, _ in batches]
+            for (_, _, columns), (uncertainty, hits) in zip(batches, threads.run(work, search), strict=True):
+                state.uncertainty[:, columns] = uncertainty
+                state.hits += hits
                 state.advance(columns.stop)
                 bar.update(len(heads) * (columns.stop - columns.start))
             values = [_score(score, state, row, counts[0]) for row in range(len(heads) + 1)]
@@ -128,6 +145,46 @@ def greedy_circuit(
                 grid[layer, head] = value
             state.end(values[0], grid, [heads[i] for i in best])
     return Circuit(state.order[:budget], state.start, torch.stack(state.scores[: len(steps)]))
+
+
+class _Threads:
+    """Batches in threads of their own, each with a view of the network: a product split over cores waits for the last.
+
+    Without a search, on a GPU, in the calling thread.
+    """
+
+    def __init__(self, search: Search | None):
+        self.before = torch.get_num_threads()
+        self.count = 1 if search is None else self.before
+        self.free: queue.SimpleQueue[Search] = queue.SimpleQueue()
+        self.pool = None
+        if search is not None:
+            for one in (search, *(search.twin() for _ in range(self.count - 1))):
+                self.free.put(one)
+
+    def __enter__(self) -> "_Threads":
+        if not self.free.empty():
+            self.pool = futures.ThreadPoolExecutor(self.count, initializer=lambda: torch.set_num_threads(1))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.pool is not None:
+            self.pool.shutdown(cancel_futures=True)
+            torch.set_num_threads(self.before)
+
+    def run(self, work: list[Callable[[Search], Result]], search: Search) -> Iterator[Result]:
+        """The results of some work, in its order."""
+        if self.pool is None:
+            return (each(search) for each in work)
+
+        def one(each: Callable[[Search], Result]) -> Result:
+            search = self.free.get()
+            try:
+                return each(search)
+            finally:
+                self.free.put(search)
+
+        return self.pool.map(one, work)
 
 
 def _spread(every: list[list[Head]], budget: int) -> list[tuple[list[Head], int]]:

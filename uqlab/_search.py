@@ -63,6 +63,10 @@ class Search:
         self.rows = 0  # inputs in a batch
         self._learn(example)
 
+    def twin(self) -> "Search":
+        """Another view of the same weights, for another thread; what is removed from one is removed from both."""
+        return copy.deepcopy(self, _shared(self.network))
+
     def remove(self, layer: int, head: int) -> None:
         """Remove a head for good: its columns of the output projection become 0."""
         self._weight(layer, head).zero_()
@@ -247,9 +251,8 @@ def _shared(model: nn.Module) -> dict[int, Any]:
 
 def _wrap(output: Any) -> Callable[[Tensor], Any]:
     """How a part of the network returns its result: alone, or first in a tuple."""
-    if isinstance(output, tuple):
-        return lambda value: (value, *[None] * (len(output) - 1))
-    return lambda value: value
+    others = [None] * (len(output) - 1) if isinstance(output, tuple) else None
+    return lambda value: value if others is None else (value, *others)
 
 
 def _embedding(model: nn.Module, found: list[Attention]) -> str | None:
