@@ -41,7 +41,9 @@ def starts(project: Path) -> list[tuple[int, int]]:
 
 def sweep_command(*arguments: str, **options) -> subprocess.Popen:
     command = [sys.executable, "-m", "uqlab.runs", "sweep", "0.ipynb", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+    options |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    # A shell that starts tests in the background lets them ignore Ctrl-C; a person's sweep does not.
+    return subprocess.Popen(command, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **options)
 
 
 def wait_for(condition, seconds: float = 90) -> None:
