@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_runs import notebook
+from test_runs import heed_interrupts, notebook
 
 from uqlab import ensembles, models, sweeps, training
 
@@ -42,8 +42,7 @@ def starts(project: Path) -> list[tuple[int, int]]:
 def sweep_command(*arguments: str, **options) -> subprocess.Popen:
     command = [sys.executable, "-m", "uqlab.runs", "sweep", "0.ipynb", *arguments]
     options |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    # A shell that starts tests in the background lets them ignore Ctrl-C; a person's sweep does not.
-    return subprocess.Popen(command, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **options)
+    return subprocess.Popen(command, preexec_fn=heed_interrupts, **options)
 
 
 def wait_for(condition, seconds: float = 90) -> None:

@@ -309,12 +309,18 @@ def test_timeout(project):
     assert (project / "figures" / "quick" / "{slow}.failed" / "{slow}.ipynb").exists()
 
 
+def heed_interrupts():
+    """In a new process: a shell that starts the tests in the background lets them ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_interrupt_stops_the_kernel_and_leaves_nothing(project):
     sleep = (
         "import os, time\nopen('pid.tmp', 'w').write(str(os.getpid()))\nos.rename('pid.tmp', 'pid')\ntime.sleep(600)"
     )
     notebook(project / "02_slow.ipynb", sleep)
-    process = subprocess.Popen([sys.executable, "-m", "uqlab.runs", "run", "02_slow.ipynb"], stderr=subprocess.PIPE)
+    command = [sys.executable, "-m", "uqlab.runs", "run", "02_slow.ipynb"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, preexec_fn=heed_interrupts)
     deadline = time.monotonic() + 60
     while not (project / "pid").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
