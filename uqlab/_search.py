@@ -17,8 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from uqlab._attention import Attention, Head, attentions, length, linear, run
-from uqlab._ensemble import CACHE, Inputs
+from uqlab._ensemble import Inputs
 from uqlab._implicit import frozen
+
+CACHE = 3e6  # bytes that a linear layer reads or writes in one thread; measured for transformers of width 64 and 128
 
 
 class _Given:
