@@ -39,10 +39,10 @@ def starts(project: Path) -> list[tuple[int, int]]:
     return [(int(seed), int(process)) for seed, process in (line.split() for line in lines)]
 
 
-def sweep_command(*arguments: str, **options) -> subprocess.Popen:
+def sweep_command(*arguments: str, before=heed_interrupts) -> subprocess.Popen:
+    """A sweep in a process of its own; `before` is called in that process before it starts."""
     command = [sys.executable, "-m", "uqlab.runs", "sweep", "0.ipynb", *arguments]
-    options |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(command, preexec_fn=heed_interrupts, **options)
+    return subprocess.Popen(command, preexec_fn=before, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def wait_for(condition, seconds: float = 90) -> None:
@@ -85,7 +85,7 @@ if seed == 4:
     def limit():  # what a full disk does: a write fails half-way
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
 
-    process = sweep_command("-g", "seed", "0:5", "--jobs", "5", "--timeout", "10", "--quiet", preexec_fn=limit)
+    process = sweep_command("-g", "seed", "0:5", "--jobs", "5", "--timeout", "10", "--quiet", before=limit)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 1, output
     reasons = dict(line.split(maxsplit=1) for line in output.partition("because\n")[2].splitlines() if "seed=" in line)
