@@ -6,7 +6,7 @@ BIN := .venv/bin
 # Threads that wait should sleep: beside a busy neighbour, spinning ones were measured 10 to 50 times slower.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: figures test lab lint benchmarks .venv
+.PHONY: figures test lab dashboards lint benchmarks .venv
 
 figures: .venv
 	$(BIN)/uqlab run --profile quick
@@ -15,7 +15,10 @@ test: .venv
 	$(BIN)/python -m pytest
 
 lab: .venv
-	$(BIN)/jupyter lab --notebook-dir=. notebooks/00_uncertainty_decomposition.ipynb
+	$(BIN)/uqlab lab
+
+dashboards: .venv
+	$(BIN)/uqlab dashboards
 
 lint: .venv
 	$(BIN)/ruff check .

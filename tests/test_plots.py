@@ -10,9 +10,8 @@ from matplotlib.collections import PathCollection
 from matplotlib.colors import to_rgba
 
 mpl.use("Agg")
-import ipywidgets
 
-from uqlab import metrics, plots, recording, runs, uncertainty, widgets
+from uqlab import metrics, plots, recording, runs, uncertainty
 
 PNG, PDF = b"\x89PNG", b"%PDF"
 
@@ -272,53 +271,6 @@ def test_save_replaces_an_earlier_figure(tmp_path, ax):
 def test_png_closes_the_figure(ax):
     assert plots.png(ax.figure)[:4] == PNG
     assert not plt.fignum_exists(ax.figure.number)
-
-
-# Explorers ------------------------------------------------------------------------------------------------------------
-def explorer():
-    """An explorer, its slider, and the values with which its picture was drawn so far."""
-    drawn = []
-
-    def draw(size):
-        drawn.append(size)
-        fig, ax = plots.figure(width=1.0, height=1.0)
-        ax.plot([0, size])
-        ax.set_ylim(0, 5)
-        return fig
-
-    slider = ipywidgets.IntSlider(value=2, min=1, max=4, description="size")
-    return widgets.explore(draw, {"size": slider}, hint="move it"), slider, drawn
-
-
-def test_explore_shows_hint_control_button_and_picture():
-    box, slider, drawn = explorer()
-    hint, control, button, picture = box.children
-    assert hint.value == "move it"
-    assert control is slider
-    assert not slider.continuous_update  # drawn once, when the slider is let go
-    assert button.description == "reset"
-    assert picture.value[:4] == PNG
-    assert drawn == [2]
-
-
-def test_explore_redraws_on_a_change_and_reset_restores():
-    box, slider, drawn = explorer()
-    *_, button, picture = box.children
-    first = picture.value
-    slider.value = 4
-    assert drawn == [2, 4]
-    assert picture.value != first
-    button.click()
-    assert slider.value == 2
-    assert drawn == [2, 4, 2]
-    assert picture.value == first
-
-
-def test_explore_leaves_no_figure_open():
-    plt.close("all")
-    _, slider, _ = explorer()
-    slider.value = 3
-    assert not plt.get_fignums()
 
 
 def test_simplex_and_bars_agree_with_the_package(ax):

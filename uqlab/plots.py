@@ -7,7 +7,7 @@ dotted; ordered quantities (width, group size) run from light (small) to dark (l
 import io
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import matplotlib as mpl
@@ -16,6 +16,8 @@ import numpy as np
 import seaborn as sns
 import torch
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
@@ -25,7 +27,7 @@ from torch import Tensor
 from uqlab import metrics, recording, uncertainty
 
 TOTAL, ALEATORIC, EPISTEMIC = "#444444", "#E08A1E", "#1F77B4"
-NEUTRAL, PAPER = "#8A8A8A", "#9A9A9A"
+NEUTRAL, PAPER, MARK = "#8A8A8A", "#9A9A9A", "#C4417A"
 LINES = {"id": "-", "ambiguous": ":", "ood": (0, (4, 2))}
 NARROW, WIDE = 3.3, 6.8  # inches: one and two columns of a paper
 
@@ -84,10 +86,11 @@ def save(fig: Figure, name: str, caption: str = "", paper: str = "") -> None:
     recording.describe_figure(name, caption, paper)
 
 
-def png(fig: Figure) -> bytes:
-    """The figure as PNG bytes, sharp on a fine screen, then closed: what the explorers show."""
+def png(fig: Figure, dpi: float = 200) -> bytes:
+    """The figure as PNG bytes, then closed: what the explorers show. Drawn once and packed lightly, for speed."""
     memory = io.BytesIO()
-    fig.savefig(memory, format="png", dpi=200)
+    fig.set_dpi(dpi)
+    FigureCanvasAgg(fig).print_png(memory, pil_kwargs={"compress_level": 1})  # savefig may draw twice
     plt.close(fig)
     return memory.getvalue()
 
@@ -155,35 +158,41 @@ def barycentric(p: Values) -> np.ndarray:
 
 def simplex(
     logits: Tensor, *, classes: Sequence[str] = ("A", "B", "C"), levels: bool = True, mean: bool = True,
-    ax: Axes | None = None,
+    frame: bool = True, ax: Axes | None = None,
 ) -> Axes:  # fmt: skip
-    """Members [members, 3] as points of the probability simplex, their mean as a diamond, contours of total entropy."""
+    """Members [members, 3] as points of the probability simplex, their mean as a diamond, contours of total entropy.
+
+    frame: False where triangle and contours are there already.
+    """
     ax = ax or plt.gca()
-    if levels:
-        grid = np.array([(a, b, 60 - a - b) for a in range(61) for b in range(61 - a)]) / 60
-        flat = torch.as_tensor(grid).clamp_min(1e-12).log()
-        heights = uncertainty.entropy(flat).numpy()
-        xy = barycentric(grid)
-        ax.tricontourf(
-            xy[:, 0], xy[:, 1], heights, levels=np.linspace(0, np.log(3) + 1e-6, 9), cmap="Greys", alpha=0.45
-        )
-    ax.plot(*_CORNERS[[0, 1, 2, 0]].T, color=TOTAL, linewidth=0.9)
+    if frame:
+        _simplex_frame(ax, classes, levels)
     p = logits.double().softmax(-1)
     ax.scatter(*barycentric(p).T, s=26, color=EPISTEMIC, edgecolor="white", linewidth=0.7, zorder=3)
-    if mean:
+    if mean and len(p):
         at = barycentric(p.mean(0))
         for color, width in (("white", 2.6), (TOTAL, 1.3)):  # hollow: members may lie inside
             ax.scatter(*at, s=58, marker="D", facecolor="none", edgecolor=color, linewidth=width, zorder=4)
+    return ax
+
+
+def _simplex_frame(ax: Axes, classes: Sequence[str], levels: bool) -> None:
+    if levels:
+        grid = np.array([(a, b, 60 - a - b) for a in range(61) for b in range(61 - a)]) / 60
+        heights = uncertainty.entropy(torch.as_tensor(grid).clamp_min(1e-12).log()).numpy()
+        x, y = barycentric(grid).T
+        ax.tricontourf(x, y, heights, levels=np.linspace(0, np.log(3) + 1e-6, 9), cmap="Greys", alpha=0.45)
+    ax.plot(*_CORNERS[[0, 1, 2, 0]].T, color=TOTAL, linewidth=0.9)
     for corner, name, (dx, dy) in zip(_CORNERS, classes, [(-0.04, -0.04), (0.04, -0.04), (0, 0.04)], strict=True):
         ax.text(corner[0] + dx, corner[1] + dy, name, ha="center", va="bottom" if dy > 0 else "top", fontsize=8)
     ax.set(aspect="equal", xlim=(-0.1, 1.1), ylim=(-0.14, 1.0))
     ax.axis("off")
-    return ax
 
 
 def decomposition_bars(
-    parts: Mapping[str, tuple[float, float]], *, limit: float | None = None, ax: Axes | None = None
-) -> Axes:
+    parts: Mapping[str, tuple[float, float]], *, limit: float | None = None, legend: bool = True,
+    ax: Axes | None = None,
+) -> Axes:  # fmt: skip
     """Horizontal bars aleatoric + epistemic = total (nats), one for each name -> (aleatoric, epistemic)."""
     ax = ax or plt.gca()
     names = list(parts)
@@ -195,9 +204,11 @@ def decomposition_bars(
     )
     ax.barh(y, aleatoric + epistemic, facecolor="none", edgecolor=TOTAL, height=0.72, linewidth=1, label="total")
     ax.set(yticks=y, yticklabels=names, xlabel="uncertainty (nats)", xlim=(0, limit))
-    ax.invert_yaxis()
+    if not ax.yaxis_inverted():
+        ax.invert_yaxis()
     ax.tick_params(axis="y", length=0)
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=3, handlelength=1.2, columnspacing=1.2)
+    if legend:
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=3, handlelength=1.2, columnspacing=1.2)
     return ax
 
 
@@ -314,6 +325,42 @@ def votes(image: Tensor, logits: Tensor, classes: Sequence[str] = (), *, ax: Axe
         text.set_path_effects([withStroke(linewidth=1.5, foreground="white")])
     ax.set(xticks=[], yticks=[], xlim=(0, side), ylim=(side, 0))
     ax.spines[:].set_visible(False)
+    return ax
+
+
+def mask_map(mask: Tensor, *, ax: Axes | None = None) -> Axes:
+    """Masks [members, units], values in [0, 1], as blue cells: a row for each member, units sorted by their mean."""
+    ax = ax or plt.gca()
+    order = mask.mean(0).argsort(descending=True, stable=True)
+    crisp = "nearest" if mask.shape[1] < 1000 else "antialiased"
+    blues = LinearSegmentedColormap.from_list("mask", ["white", EPISTEMIC])
+    ax.imshow(_array(mask[:, order]), cmap=blues, vmin=0, vmax=1, aspect="auto", interpolation=crisp)
+    ax.set(yticks=[0, len(mask) - 1], ylabel="member", xlim=(-0.5, mask.shape[1] - 0.5))
+    return ax
+
+
+def head_map(
+    values: Tensor, order: Sequence[tuple[int, int]] = (), *, gone: Collection[tuple[int, int]] = (),
+    picked: tuple[int, int] | None = None, ax: Axes | None = None,
+) -> Axes:  # fmt: skip
+    """A value for each attention head, [layers, heads], and written in it the head's place in `order`, from 1.
+
+    gone: heads that are removed, shown by a dash. picked: one head, framed. Where values have both signs positive ones
+    are brown, negative ones purple.
+    """
+    ax = ax or plt.gca()
+    values = values.double()
+    low, top = values.min().item(), values.abs().max().item()
+    ax.imshow(_array(values), cmap="PuOr_r" if low < 0 else "viridis_r", vmin=-top if low < 0 else 0, vmax=top)
+    for place, (layer, head) in enumerate(order, 1):
+        color = "white" if values[layer, head].abs() > 0.6 * top else "black"
+        text = "–" if (layer, head) in gone else place
+        ax.text(head, layer, str(text), ha="center", va="center", fontsize=7, color=color)
+    if picked:
+        frame = Rectangle((picked[1] - 0.5, picked[0] - 0.5), 1, 1, fill=False, edgecolor=MARK, linewidth=2.2)
+        frame.set_clip_on(False)
+        ax.add_patch(frame)
+    ax.set(xlabel="head", ylabel="layer", xticks=range(values.shape[1]), yticks=range(len(values)))
     return ax
 
 

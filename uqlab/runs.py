@@ -1,10 +1,12 @@
 """Notebooks run headless: parameters checked first, numbers recorded, one self-describing folder per run.
 
-In a notebook: `begin`, `record`, `load`. On the command line: `uqlab run`, `sweep`, `collect`, `gallery`. From code:
-`run_one`. Importing this module is cheap; papermill is imported where a notebook is executed.
+In a notebook: `begin`, `record`, `load`. On the command line: `uqlab run`, `sweep`, `collect`, `gallery`, `lab`,
+`dashboards`. From code: `run_one`. Importing this module is cheap; papermill is imported where a notebook is executed.
 """
 
 import asyncio
+import json
+import tempfile
 import time
 from concurrent import futures
 from contextlib import suppress
@@ -240,6 +242,48 @@ def show(output_dir: Path, profile: str | None) -> None:
     if not folder.is_dir() or not (profile or found):
         raise click.UsageError(f"no runs in {folder}; first: uqlab run --profile {profile or 'quick'}")
     click.echo(gallery.build(folder, found))
+
+
+@main.command(context_settings={"ignore_unknown_options": True})
+@click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+def lab(args) -> None:
+    """Open JupyterLab on the index of the notebooks; ARGS are its own: --no-browser --port 9000."""
+    from jupyterlab.labapp import LabApp
+
+    try:
+        root = all_notebooks()[0].parents[1]
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    rendered = {"@jupyterlab/docmanager-extension:plugin": {"defaultViewers": {"markdown": "Markdown Preview"}}}
+    with tempfile.TemporaryDirectory(prefix="uqlab-") as settings:
+        Path(settings, "overrides.json").write_text(json.dumps(rendered))
+        options = [f"--ServerApp.root_dir={root}", f"--LabApp.app_settings_dir={settings}"]
+        LabApp.launch_instance([*options, "--LabApp.default_url=/lab/tree/notebooks/README.md", *args])
+
+
+@main.command("dashboards")
+@click.argument("notebooks", nargs=-1, metavar="[NOTEBOOK]...")
+@click.option("--profile", default="quick", show_default=True, help="Parameter set of notebooks/profiles.yaml.")
+@click.option("-p", "--parameter", "given", type=(str, str), multiple=True, metavar="NAME VALUE", help="Repeatable.")
+@click.option("--port", default=8866, show_default=True, type=click.IntRange(1, 65535), help="Or the next free one.")
+@click.option("--theme", default="light", show_default=True, type=click.Choice(["light", "dark"]))
+@click.option("--no-browser", is_flag=True, help="Only print the address.")
+def project(notebooks, profile, given, port, theme, no_browser) -> None:
+    """Serve the explorers of notebooks alone, in large type for a projector, with Voila.
+
+    NOTEBOOK is a path, a name or the start of one (03); default 00 01 02 03. Nothing is kept; Ctrl-C ends it.
+    """
+    from uqlab import dashboards
+
+    try:
+        plan = _plan(notebooks or ("00", "01", "02", "03"), profile, dict(given))
+        dashboards.serve(plan, port=port, browser=not no_browser, theme=theme)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("voila"):
+            raise
+        raise click.ClickException("Voila is missing: pip install -c constraints.txt -e '.[dashboards]'") from error
 
 
 if __name__ == "__main__":

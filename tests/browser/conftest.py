@@ -1,0 +1,52 @@
+"""One JupyterLab server and one Chromium for all browser tests; skipped where there is no browser, but not under CI."""
+
+import os
+from pathlib import Path
+
+import lab
+import pytest
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    path = lab.chromium()
+    if not path:
+        reason = "no Chromium: `apt-get install chromium`, or `playwright install chromium`"
+        if os.environ.get("CI"):
+            pytest.fail(f"{reason}; under CI a missing browser is an error")
+        pytest.skip(reason)
+    return path
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("lab")
+
+
+@pytest.fixture(scope="session")
+def address(chromium, folder):
+    with lab.server(folder) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def browser(chromium):
+    with lab.browser(chromium) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="session")
+def screenshots(tmp_path_factory) -> Path:
+    """Where the pictures of the pages go; set UQLAB_SCREENSHOTS to keep them."""
+    if kept := os.environ.get("UQLAB_SCREENSHOTS"):
+        Path(kept).mkdir(parents=True, exist_ok=True)
+        return Path(kept)
+    return tmp_path_factory.mktemp("screenshots")
+
+
+@pytest.fixture
+def page(browser, address):
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    opened = lab.Lab(page, address)
+    yield opened
+    page.close()

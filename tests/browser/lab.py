@@ -1,0 +1,192 @@
+"""A JupyterLab server of its own and pages in headless Chromium: what the browser tests and a benchmark drive."""
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import papermill
+from papermill.parameterize import parameterize_notebook
+from playwright.sync_api import Page, sync_playwright
+
+from uqlab import parameters
+
+THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
+QUIET = ["--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+
+# One move of a control by the keyboard; resolves when the new picture has been decoded and painted.
+WATCH = """() => {
+  const picture = document.querySelector('.uqlab-picture');
+  const {clientWidth, clientHeight} = picture;
+  window.jumped = window.jumped || 0;
+  const look = () => {
+    window.jumped += picture.clientWidth !== clientWidth || picture.clientHeight !== clientHeight;
+    window.watching && requestAnimationFrame(look);
+  };
+  window.watching = true;
+  look();
+  window.moved = new Promise((done, fail) => {
+    let start = 0;
+    setTimeout(() => fail(new Error('the picture did not change within 20 s')), 20000);
+    const begin = () => { start = start || performance.now(); };
+    document.addEventListener('keydown', begin, {capture: true, once: true});
+    document.addEventListener('pointerdown', begin, {capture: true, once: true});
+    new MutationObserver((_, observer) => {
+      observer.disconnect();
+      picture.decode().then(() => requestAnimationFrame(() => setTimeout(() => {
+        window.watching = false;
+        done(performance.now() - start);
+      })));
+    }).observe(picture, {attributes: true, attributeFilter: ['src']});
+  });
+}"""
+RUN = """async () => {
+  const app = window.jupyterapp, panel = app.shell.currentWidget;
+  await panel.context.ready;
+  await panel.sessionContext.ready;
+  await app.commands.execute('notebook:run-all-cells');
+  const outputs = panel.content.widgets.filter(cell => cell.model.type === 'code')
+    .flatMap(cell => cell.model.outputs.toJSON());
+  return outputs.filter(output => output.output_type === 'error')
+    .map(output => [output.ename + ': ' + output.evalue, ...output.traceback.slice(-1)].join(' '));
+}"""
+SHOW = """async (pattern) => {
+  const content = window.jupyterapp.shell.currentWidget.content;
+  const at = content.widgets.findIndex(cell => cell.model.type === 'code'
+    && new RegExp(pattern).test(cell.model.sharedModel.getSource()));
+  content.activeCellIndex = at;
+  await content.scrollToItem(at, 'start');
+  return at;
+}"""
+
+
+def chromium() -> str | None:
+    """The path of a Chromium or Chrome, playwright's own if it was installed; None where there is none."""
+    for name in ("chromium", "chromium-browser", "google-chrome", "chrome"):
+        if path := shutil.which(name):
+            return path
+    with sync_playwright() as playwright:
+        path = playwright.chromium.executable_path
+    return path if Path(path).exists() else None
+
+
+def small_copy(notebook: Path, folder: Path, profile: str = "tiny") -> str:
+    """Write the notebook with the parameters of a profile into folder/notebooks; returns its path from folder."""
+    results = folder / "results" / notebook.stem
+    results.mkdir(parents=True)
+    nb = papermill.iorw.load_notebook_node(str(notebook))
+    values = parameters.overrides(notebook, profile, {})
+    known = parameters.defaults(notebook)
+    for name, value in values.items():  # a path counts from the notebook's own folder
+        if isinstance(value, str) and value and (notebook.parent / value).exists():
+            values[name] = str((notebook.parent / value).resolve())
+    values |= {"output_dir": str(results)} if "output_dir" in known else {}
+    nb = parameterize_notebook(nb, values)
+    (folder / "notebooks").mkdir(exist_ok=True)
+    papermill.iorw.write_ipynb(nb, str(folder / "notebooks" / notebook.name))
+    return f"notebooks/{notebook.name}"
+
+
+@contextmanager
+def server(folder: Path) -> Iterator[str]:
+    """JupyterLab with `folder` as its root, on 127.0.0.1 and with a token; yields the address up to the token."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    token, home = secrets.token_hex(16), folder / ".jupyter"
+    settings = home / "settings" / "@jupyterlab" / "apputils-extension"
+    settings.mkdir(parents=True)
+    quiet = {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True}
+    (settings / "notification.jupyterlab-settings").write_text(json.dumps(quiet))
+    places = {"CONFIG_DIR": "config", "DATA_DIR": "data", "RUNTIME_DIR": "runtime"}
+    environment = os.environ | {f"JUPYTER_{name}": str(home / place) for name, place in places.items()}
+    environment |= {"JUPYTERLAB_SETTINGS_DIR": str(home / "settings"), "OMP_WAIT_POLICY": "passive"}
+    environment |= {"JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"), "IPYTHONDIR": str(home / "ipython")}
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--expose-app-in-browser"]
+    command += ["--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]
+    command += [f"--ServerApp.root_dir={folder}", f"--IdentityProvider.token={token}"]
+    with (home / "server.log").open("wb") as log:
+        process = subprocess.Popen(command, env=environment, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                urllib.request.urlopen(f"{address}/api/status?token={token}", timeout=5).close()
+                break
+            except OSError as error:
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"JupyterLab did not start:\n{(home / 'server.log').read_text()}") from error
+                time.sleep(0.2)
+        yield f"{address}/lab/tree/{{path}}?reset&token={token}"
+    finally:
+        process.terminate()  # and with it every kernel
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def browser(path: str) -> Iterator[Any]:
+    """A headless Chromium, its program at `path`."""
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", *QUIET])
+        try:
+            yield found
+        finally:
+            found.close()
+
+
+class Lab:
+    """One JupyterLab page, and what went wrong in it."""
+
+    def __init__(self, page: Page, address: str):
+        self.page, self.address = page, address
+        self.errors: list[str] = []
+        page.set_default_timeout(60_000)
+        page.on("pageerror", lambda error: self.errors.append(f"{error}"))
+        page.on("console", lambda message: message.type == "error" and self.errors.append(message.text))
+
+    def open(self, path: str) -> None:
+        self.page.goto(self.address.format(path=path))
+        self.page.wait_for_function("window.jupyterapp?.shell?.currentWidget?.content?.widgets?.length")
+
+    def theme(self, name: str) -> None:
+        self.page.evaluate("theme => jupyterapp.commands.execute('apputils:change-theme', {theme})", THEMES[name])
+        self.page.wait_for_selector(f"body[data-jp-theme-name='{THEMES[name]}']", state="attached")
+
+    def run_all(self, seconds: float = 300) -> list[str]:
+        """Run every cell; returns the errors that cells raised."""
+        self.page.set_default_timeout(1000 * seconds)
+        try:
+            return self.page.evaluate(RUN)
+        finally:
+            self.page.set_default_timeout(60_000)
+
+    def show_explorer(self) -> None:
+        self.page.evaluate(SHOW, r"(^|[^\w.])widgets\.\w+\(")
+        self.page.wait_for_selector(".uqlab-explorer .uqlab-picture")
+
+    def move(self, press: Any) -> float:
+        """Do `press()`, which moves a control; returns the milliseconds until the new picture was on the screen."""
+        self.page.evaluate(WATCH)
+        press()
+        return self.page.evaluate("window.moved")
+
+    def jumped(self) -> int:
+        """In how many frames the picture had another size than before the move."""
+        return self.page.evaluate("window.jumped || 0")
+
+    def shut_kernel(self) -> None:
+        self.page.evaluate("async () => jupyterapp.shell.currentWidget.sessionContext.shutdown()")

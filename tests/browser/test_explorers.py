@@ -1,0 +1,86 @@
+"""Every explorer in JupyterLab in a real browser: keys and mouse change the picture, and nothing goes wrong."""
+
+import lab
+import pytest
+
+from uqlab import parameters
+
+PAGES = {path.stem: path for path in parameters.all_notebooks() if "widgets." in path.read_text()}
+PICTURE = """async () => {
+  const bytes = await (await fetch(document.querySelector('.uqlab-picture').src)).arrayBuffer();
+  const hash = new Uint8Array(await crypto.subtle.digest('SHA-256', bytes));
+  return Array.from(hash, byte => byte.toString(16).padStart(2, '0')).join('');
+}"""
+
+
+def test_every_page_has_an_explorer():
+    assert list(PAGES) == [path.stem for path in parameters.all_notebooks()]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_explorer_answers_keys_mouse_and_reset(name, page, folder, screenshots):
+    page.open(lab.small_copy(PAGES[name], folder))
+    assert page.run_all() == []
+    page.show_explorer()
+    explorer = page.page.locator(".uqlab-explorer")
+    assert explorer.count() == 1
+    seen = explorer.locator(".uqlab-seen")
+    first, said = page.page.evaluate(PICTURE), seen.inner_text()
+    assert len(said) > 20
+
+    moved = 0
+    for control in explorer.locator(":scope > .jupyter-widgets").all():
+        if (handle := control.locator(".noUi-handle")).count():
+            handle.focus()
+            low, value, high = (float(handle.get_attribute(f"aria-value{end}")) for end in ("min", "now", "max"))
+            page.move(lambda up=value < high: page.page.keyboard.press("ArrowRight" if up else "ArrowLeft"))
+            assert low < high
+        elif (select := control.locator("select")).count():
+            options = select.locator("option").count()
+            if options == 1:
+                continue
+            page.move(lambda s=select, n=options: s.select_option(index=(s.evaluate("e => e.selectedIndex") + 1) % n))
+        elif (buttons := control.locator(".widget-toggle-button")).count():
+            active = control.locator(".widget-toggle-button.mod-active").first.inner_text()
+            page.move(lambda b=buttons, a=active: b.filter(has_not_text=a).first.click())
+        else:
+            continue
+        moved += 1
+        assert "could not be drawn" not in seen.inner_text()
+    assert moved
+    assert page.page.evaluate(PICTURE) != first
+
+    page.move(lambda: explorer.get_by_role("button", name="reset").click())
+    assert page.page.evaluate(PICTURE) == first
+    assert seen.inner_text() == said
+    assert page.jumped() == 0
+
+    for theme in lab.THEMES:
+        page.theme(theme)
+        for width in (1280, 800):
+            page.page.set_viewport_size({"width": width, "height": 900})
+            explorer.scroll_into_view_if_needed()
+            box = explorer.locator(".uqlab-picture").bounding_box()
+            assert box["x"] + box["width"] <= width, "the picture is cut off"
+            page.page.screenshot(path=screenshots / f"{name}_{theme}_{width}.png")
+    assert page.errors == []
+    page.shut_kernel()
+
+
+def test_slider_follows_the_mouse(page, folder):
+    page.open(lab.small_copy(PAGES["00_uncertainty_decomposition"], folder))
+    assert page.run_all() == []
+    page.show_explorer()
+    handle = page.page.locator(".uqlab-explorer .noUi-handle").first
+    mouse, box = page.page.mouse, handle.bounding_box()
+    before = float(handle.get_attribute("aria-valuenow"))
+
+    def drag():
+        mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        mouse.down()
+        mouse.move(box["x"] + 40, box["y"] + box["height"] / 2, steps=3)
+        mouse.up()
+
+    page.move(drag)
+    assert float(handle.get_attribute("aria-valuenow")) > before
+    page.shut_kernel()

@@ -1,0 +1,174 @@
+"""The explorer behind `uqlab.widgets`: controls, one line that says what is seen, a picture that answers quickly."""
+
+import gc
+import html
+import io
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ipywidgets
+import matplotlib.pyplot as plt
+from matplotlib.artist import Artist
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.ticker import LogFormatter, NullLocator
+
+from uqlab import plots
+
+REMEMBERED = 100  # pictures, some 40 kB each
+SCALE, SHARPNESS = 110, 1.5  # CSS pixels an inch; pixels a CSS pixel
+
+
+class Explorer(ipywidgets.VBox):
+    """What `explore` returns: a box of `controls`, a line of text `seen` and an image `picture`.
+
+    A picture that was drawn before is shown again without drawing.
+    """
+
+    def __init__(
+        self,
+        draw: Callable[..., Any],
+        controls: Mapping[str, ipywidgets.ValueWidget],
+        seen: str | Callable[..., str] = "",
+        figure: Figure | None = None,
+    ):
+        self.controls = dict(controls)
+        self.picture = ipywidgets.Image(format="png", layout=ipywidgets.Layout(max_width="100%"))
+        self.picture.add_class("uqlab-picture")
+        self.seen = ipywidgets.HTML()
+        self.seen.add_class("uqlab-seen")
+        self._draw, self._say, self._stage = draw, seen, figure and _Stage(figure)
+        self._drawn: dict[tuple, tuple[bytes, str]] = {}
+        self._first = {name: control.value for name, control in self.controls.items()}
+        self._paused = False
+        for control in self.controls.values():
+            _arrange(control, max(len(getattr(c, "description", "")) for c in self.controls.values()))
+            control.observe(self._redraw, "value")
+        button = ipywidgets.Button(description="reset", tooltip="back to the first values", icon="undo")
+        button.on_click(self.reset)
+        self._redraw()
+        super().__init__([*self.controls.values(), button, self.seen, self.picture])
+        self.add_class("uqlab-explorer")
+
+    def reset(self, _: Any = None) -> None:
+        """Set every control to its first value; drawn once."""
+        self._paused = True
+        try:
+            for name, control in self.controls.items():
+                control.value = self._first[name]
+        finally:
+            self._paused = False
+        self._redraw()
+
+    def _redraw(self, _: Any = None) -> None:
+        if self._paused:
+            return
+        values = {name: control.value for name, control in self.controls.items()}
+        key = tuple(values.values())
+        collecting = gc.isenabled()
+        gc.disable()  # a figure is made of enough objects to set off a collection: 100 ms beside torch
+        try:
+            if key not in self._drawn:
+                self._drawn[key] = self._paint(values), self._say(**values) if callable(self._say) else self._say
+                if len(self._drawn) > REMEMBERED:
+                    del self._drawn[next(iter(self._drawn))]
+            picture, text = self._drawn[key]
+            self.seen.value = _line(text)
+            self.picture.value = picture
+        except Exception as error:  # in a browser an error of a callback is seen nowhere else
+            self.seen.value = _line(f"This could not be drawn: {type(error).__name__}: {html.escape(str(error))}")
+            raise
+        finally:
+            if collecting:
+                gc.enable()
+
+    def _paint(self, values: dict[str, Any]) -> bytes:
+        if self._stage:
+            self.picture.layout.width = f"{SCALE * self._stage.figure.get_figwidth():.0f}px"
+            return self._stage.paint(lambda: self._draw(**values))
+        figure = self._draw(**values)
+        self.picture.layout.width = f"{SCALE * figure.get_figwidth():.0f}px"
+        return plots.png(figure, dpi=SCALE * SHARPNESS)
+
+
+class _Stage:
+    """A figure whose ticks and labels are painted once; what a redraw adds is painted on top and removed again.
+
+    Most of what a figure of Matplotlib costs is its axes and ticks. When a redraw changes those (limits, ticks, labels)
+    they are painted anew.
+    """
+
+    def __init__(self, figure: Figure):
+        plt.close(figure)  # ours from now on
+        self.figure, self.canvas = figure, FigureCanvasAgg(figure)
+        figure.set_dpi(SCALE * SHARPNESS)
+        for ax in figure.axes:
+            for axis in (ax.xaxis, ax.yaxis):
+                if isinstance(axis.get_major_formatter(), LogFormatter):  # short, and 10^-2 is slow to typeset
+                    axis.set_major_formatter("{x:g}")
+                    axis.set_minor_locator(NullLocator())
+        self.kept = {ax: {*ax.get_children()} for ax in figure.axes}
+        self.bars = {ax: len(ax.containers) for ax in figure.axes}
+        self.titles = [
+            artist
+            for ax, kept in self.kept.items()
+            for artist in kept
+            if isinstance(artist, Text) and artist not in set(ax.texts)
+        ]
+        self.look: Any = None
+        self.background: Any = None
+
+    def paint(self, draw: Callable[[], Any]) -> bytes:
+        for artist in self._added():
+            artist.remove()
+        for ax, count in self.bars.items():
+            del ax.containers[count:]
+        draw()
+        added = [*sorted(self._added(), key=lambda artist: artist.get_zorder()), *self.titles]
+        if self.look != self._look():
+            self._paint_background(added)
+        self.canvas.restore_region(self.background)
+        for artist in added:
+            self.figure.draw_artist(artist)
+        memory = io.BytesIO()
+        plt.imsave(memory, self.canvas.buffer_rgba(), format="png", pil_kwargs={"compress_level": 1})
+        return memory.getvalue()
+
+    def _added(self) -> list[Artist]:
+        return [artist for ax, kept in self.kept.items() for artist in ax.get_children() if artist not in kept]
+
+    def _look(self) -> list[tuple]:
+        """What the background shows of each axis."""
+        return [
+            (axis.get_scale(), *axis.get_view_interval(), axis.get_label_text(), *axis.get_majorticklocs(),
+             *getattr(axis.get_major_formatter(), "seq", ()))
+            for ax in self.kept
+            for axis in (ax.xaxis, ax.yaxis)
+        ]  # fmt: skip
+
+    def _paint_background(self, added: list[Artist]) -> None:
+        if self.background is None:  # room for everything of the first picture; from then on the axes stay
+            self.figure.draw_without_rendering()
+            self.figure.set_layout_engine("none")
+            for ax in self.kept:
+                ax.set_autoscale_on(False)
+        for artist in added:
+            artist.set_visible(False)
+        self.canvas.draw()
+        for artist in added:
+            artist.set_visible(True)
+        self.background = self.canvas.copy_from_bbox(self.figure.bbox)
+        self.look = self._look()
+
+
+def _arrange(control: Any, longest: int) -> None:
+    if hasattr(control, "continuous_update"):
+        control.continuous_update = False
+    control.style.description_width = f"{0.55 * longest:.0f}em"  # one width, so that the sliders line up
+    control.layout.width = "min(40em, 100%)"
+
+
+def _line(text: str) -> str:
+    """The text for the eye and, whenever it changes, for a screen reader."""
+    return f'<div aria-live="polite" style="line-height: 1.4; max-width: 50em">{text}</div>'
