@@ -211,9 +211,9 @@ def test_widths_show_the_inputs_of_most_and_least_information(monkeypatch):
     text = moves(explorer, "width", 8.0)[1]
     for width, sheet in zip(parts, drawn, strict=True):
         rank = parts[width]["ood"].epistemic.argsort(descending=True)
-        assert sheet.shape == (1, 1, 4, 16)
-        torch.testing.assert_close(sheet[0, 0, 0, ::2], images[rank[:8], 0, 0, 0])
-        torch.testing.assert_close(sheet[0, 0, 2, ::2].flip(0), images[rank[-8:], 0, 0, 0])
+        assert sheet.shape == (1, 1, 6, 24)
+        torch.testing.assert_close(sheet[0, 0, 0, ::3], images[rank[:8], 0, 0, 0])
+        torch.testing.assert_close(sheet[0, 0, 3, ::3].flip(0), images[rank[-8:], 0, 0, 0])
     assert "x8" in text
     assert all(f"{kinds[kind]} {d.epistemic.mean():.4f}" in text for kind, d in parts[8.0].items())
 

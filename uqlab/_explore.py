@@ -8,11 +8,13 @@ from typing import Any
 
 import ipywidgets
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter, NullLocator
+from PIL import Image
 
 from uqlab import plots
 
@@ -118,6 +120,7 @@ class _Stage:
         ]
         self.look: Any = None
         self.background: Any = None
+        self.places: list[tuple[float, float]] = []
 
     def paint(self, draw: Callable[[], Any]) -> bytes:
         for artist in self._added():
@@ -132,7 +135,7 @@ class _Stage:
         for artist in added:
             self.figure.draw_artist(artist)
         memory = io.BytesIO()
-        plt.imsave(memory, self.canvas.buffer_rgba(), format="png", pil_kwargs={"compress_level": 1})
+        Image.fromarray(np.asarray(self.canvas.buffer_rgba())[..., :3]).save(memory, "png", compress_level=1)
         return memory.getvalue()
 
     def _added(self) -> list[Artist]:
@@ -153,11 +156,14 @@ class _Stage:
             self.figure.set_layout_engine("none")
             for ax in self.kept:
                 ax.set_autoscale_on(False)
+            self.places = [title.get_position() for title in self.titles]
         for artist in added:
             artist.set_visible(False)
         self.canvas.draw()
         for artist in added:
             artist.set_visible(True)
+        for title, place in zip(self.titles, self.places, strict=True):  # drawn invisible, a title loses its place
+            title.set_position(place)
         self.background = self.canvas.copy_from_bbox(self.figure.bbox)
         self.look = self._look()
 
@@ -165,8 +171,10 @@ class _Stage:
 def _arrange(control: Any, longest: int) -> None:
     if hasattr(control, "continuous_update"):
         control.continuous_update = False
-    control.style.description_width = f"{0.55 * longest:.0f}em"  # one width, so that the sliders line up
-    control.layout.width = "min(40em, 100%)"
+    control.style.description_width = f"{0.6 * longest + 1:.0f}em"  # one width, so that the sliders line up
+    if isinstance(control, ipywidgets.ToggleButtons):
+        control.style.button_width = "auto"  # all in one line
+    control.layout.width = "min(40em, calc(100% - 4px))"
 
 
 def _line(text: str) -> str:

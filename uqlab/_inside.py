@@ -1,6 +1,7 @@
 """Explorers of what is inside networks: masks, singular vectors, attention heads, gradients (public in `widgets`)."""
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -101,9 +102,13 @@ def spectra(
         u, s, _ = torch.linalg.svd(before[name].detach().cpu().double(), full_matrices=False)
         return u, s
 
+    @functools.lru_cache(4)
+    def trained(method: str, name: str) -> Tensor:
+        return after[method](name)
+
     @functools.lru_cache(64)
     def compared(method: str, name: str, member: int) -> tuple[Tensor, Tensor]:  # |cos| [after, before], values
-        u, s, _ = torch.linalg.svd(after[method](name)[member].detach().cpu().double(), full_matrices=False)
+        u, s, _ = torch.linalg.svd(trained(method, name)[member].detach().cpu().double(), full_matrices=False)
         return (u.T @ old(name)[0]).abs(), s
 
     def strange(values: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
@@ -114,25 +119,26 @@ def spectra(
     figure, (left, right) = plots.figure(2, height=3.0, width_ratios=[3.2, 1])
     shades = ScalarMappable(Normalize(0, 1), "viridis_r")
     figure.colorbar(shades, ax=left, label="|cos|", pad=0.02)
-    left.set(xlabel="rank of the direction before", ylabel="rank after training")
-    left.tick_params(axis="y", length=0, pad=12)
-    right.set(xlabel="singular value", yticks=[])
+    left.set(xlabel="rank of the direction before", ylim=(1, 0), yticks=[])
+    left.set_ylabel("rank after training", labelpad=18)  # beside the marks of intruders
+    right.set(xlabel="singular value", ylim=(1, 0), yticks=[])
     right.plot([], [], color=plots.TOTAL, linestyle="--", label="before")
     right.plot([], [], color=plots.EPISTEMIC, label="after")
-    right.legend(fontsize=7.5, loc="lower right")
+    right.legend(fontsize=7.5, loc="lower left", handlelength=1.2)
 
     def draw(**values: Any) -> None:
         cosines, s, intruder = strange(values)
         count, base = len(cosines), old(values["name"])[1]
-        ranks, rows = range(1, count + 1), intruder.nonzero()[:, 0].numpy() + 1
+        y = (np.arange(count) + 0.5) / count  # not the ranks themselves: axes that stay are painted once
         left.imshow(cosines.numpy(), aspect="auto", cmap="viridis_r", vmin=0, vmax=1, interpolation="nearest",
-                    extent=(0.5, len(base) + 0.5, count + 0.5, 0.5))  # fmt: skip
-        left.plot([-0.015] * len(rows), rows, ">", color="#D62728", markersize=4, clip_on=False,
-                  transform=left.get_yaxis_transform())  # fmt: skip
-        left.set(xlim=(0.5, len(base) + 0.5), ylim=(count + 0.5, 0.5))
-        right.plot(base[:count].numpy(), ranks, color=plots.TOTAL, linestyle="--")
-        right.plot(s[:count].numpy(), ranks, color=plots.EPISTEMIC)
-        right.set(xlim=(0, 1.05 * max(base[0], s[0]).item()), ylim=(count + 0.5, 0.5))
+                    extent=(0.5, len(base) + 0.5, 1, 0))  # fmt: skip
+        outside = {"clip_on": False, "transform": left.get_yaxis_transform()}
+        left.plot([-0.015] * int(intruder.sum()), y[intruder.numpy()], ">", color="#D62728", markersize=4, **outside)
+        for rank in {1, count}:
+            left.text(-0.03, y[rank - 1], str(rank), ha="right", va="center", fontsize=8, **outside)
+        right.plot(base[:count].numpy(), y, color=plots.TOTAL, linestyle="--")
+        right.plot(s[:count].numpy(), y, color=plots.EPISTEMIC)
+        right.set_xlim(0, math.ceil(1.05 * max(base[0], s[0]).item()))
 
     def seen(**values: Any) -> str:
         cosines, s, intruder = strange(values)
@@ -180,7 +186,9 @@ def head_map(
 
     figure, axes = plots.figure(3 if path else 2, height=2.7, width=7.6 if path else 6.4)
     axes[0].set_title("place in the order")
-    axes[-1].set(xticks=[], yticks=[], xlabel="principal component 1", ylabel="2")
+    axes[-1].set(
+        xticks=[], yticks=[], xlabel="principal component 1", ylabel="2", xlim=(-1.05, 1.05), ylim=(-1.05, 1.05)
+    )
     colors = dict(zip(path or {}, (plots.TOTAL, plots.EPISTEMIC), strict=False))
     for name, along in (path or {}).items():
         axes[1].plot(along, color=colors[name], label=name)
@@ -198,10 +206,10 @@ def head_map(
                 axes[1].plot(1, value, "D", color=colors[name], markersize=4, fillstyle="none")
         inside, outside = clouds(gone, layer, head, other)
         xy = np.asarray(embed(torch.cat([inside, outside]), "pca"))
+        xy = xy / abs(xy).max()
         axes[-1].plot(*xy[: len(inside)].T, "o", color="#333333", markersize=2)
         axes[-1].plot(*xy[len(inside) :].T, "o", color=plots.MARK, markersize=3, fillstyle="none", markeredgewidth=0.6)
-        (left, low), (right, top) = ((1.05 * f(xy, 0)).tolist() for f in (np.min, np.max))
-        axes[-1].set(xlim=(left, right), ylim=(low, top), title=f"layer {layer}, head {head}")
+        axes[-1].set_title(f"layer {layer}, head {head}")
 
     def seen(gone: int, layer: int, head: int, other: str) -> str:
         inside, outside = (part[:, None] for part in clouds(gone, layer, head, other))
@@ -250,9 +258,8 @@ def gradients(
     left.legend(loc="upper left")
     left.set(xscale="log", xlim=(1e-2, 1e2))
     plots.roc(*plain, color=plots.TOTAL, ax=right)
-    right.plot([], [], color=plots.TOTAL, label="entropy")
-    right.plot([], [], color=plots.EPISTEMIC, label="gradients")
-    right.legend(loc="lower right")
+    handles = [*right.plot([], [], color=plots.TOTAL), *right.plot([], [], color=plots.EPISTEMIC)]
+    right.legend(handles, ["entropy", "gradients"], loc="lower right")
 
     def draw(**values: Any) -> None:
         both = score(**values)

@@ -131,11 +131,11 @@ def groups(parts: Mapping[str, Mapping[int, GroupDecomposition]], members: int) 
     most = max(d.epistemic.max().item() for by in parts.values() for d in by.values())
     top = 1.1 * max(mean for by in means.values() for mean in by.values())
 
-    figure, (left, right) = plots.figure(2, height=2.6)
+    figure, (left, right) = plots.figure(2, height=2.9)
     for name in parts:
         for what, color in (("all members", plots.NEUTRAL), ("between", plots.EPISTEMIC)):
             left.plot([], [], color=color, linestyle=lines[name], linewidth=1.2, label=f"{name}, {what}")
-    left.legend(loc="lower right", fontsize=7)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=len(parts), fontsize=7.5)
     left.set_xscale("symlog", linthresh=1e-3)
     left.set_xlim(0, most)
     plots.stacked(list(parts), *[[0.0] * len(parts)] * 2, ax=right).set_ylim(0, top)
@@ -171,10 +171,10 @@ def widths(
     """
     most = max(d.epistemic.max().item() for by in parts.values() for d in by.values())
 
-    figure, (left, right) = plots.figure(2, height=2.6)
+    figure, (left, right) = plots.figure(2, height=2.8)
     for kind in next(iter(parts.values())):
         left.plot([], [], color=plots.EPISTEMIC, linestyle=plots.LINES[kind], linewidth=1.2, label=names[kind])
-    left.legend(loc="lower right")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=7.5)
     left.set_xscale("symlog", linthresh=1e-3)
     left.set_xlim(0, most)
 
@@ -196,6 +196,6 @@ def widths(
 
 
 def _sheet(images: Float[Tensor, "n c h w"], columns: int) -> Float[Tensor, "c y x"]:
-    """Images in rows of `columns`, as one."""
-    rows = [torch.cat(list(row), -1) for row in images.split(columns)]
+    """Images in rows of `columns`, as one, a pixel apart."""
+    rows = [torch.cat(list(row), -1) for row in torch.nn.functional.pad(images, (0, 1, 0, 1)).split(columns)]
     return torch.cat(rows, -2)

@@ -25,7 +25,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def address(chromium, folder):
-    with lab.server(folder) as address:
+    with lab.server(folder, root=folder) as address:
         yield address
 
 

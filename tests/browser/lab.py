@@ -23,6 +23,27 @@ from uqlab import parameters
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 QUIET = ["--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 
+# What the explorers need no more than: on top of `tiny`. Findings are the business of tests/test_notebooks.py.
+LIGHT: dict[str, dict[str, Any]] = {
+    "00": {"repeats": 50},
+    "01": {"epochs": 10, "resamples": 20},
+    "02": {"epochs": 3, "shuffles": 3, "repeats": 10},
+    "03": {"epochs": 3, "grid_steps": 5, "repeats": 10},
+    "04": {"epochs": 3, "weights_swept": [0.0, 2.0], "mask_steps": 20, "repeats": 10},
+    "05": {"epochs": 1, "repeats": 5},
+    "06": {"members": 2, "pretrain_epochs": 1, "epochs": 1},
+    "07": {"pretrain_epochs": 1, "epochs": 1},
+    "08": {"members": 2, "pretrain_epochs": 1, "epochs": 1},
+    "09": {"epochs": 1},
+    "10": {"epochs": 1, "epochs_copies": 1},
+    "11": {"splits": 3, "members": 2, "epochs": 2, "repeats": 20, "updates": 5},
+    "12": {
+        "grid": {"seed": "0:2", "members": [2]},
+        "settings": {"widths": [0.5, 8.0], "epochs": 1, "grid_steps": 2, "repeats": 2, "limit": 300},
+        "resamples": 20,
+    },
+}
+
 # One move of a control by the keyboard; resolves when the new picture has been decoded and painted.
 WATCH = """() => {
   const picture = document.querySelector('.uqlab-picture');
@@ -40,6 +61,7 @@ WATCH = """() => {
     const begin = () => { start = start || performance.now(); };
     document.addEventListener('keydown', begin, {capture: true, once: true});
     document.addEventListener('pointerdown', begin, {capture: true, once: true});
+    document.addEventListener('change', begin, {capture: true, once: true});
     new MutationObserver((_, observer) => {
       observer.disconnect();
       picture.decode().then(() => requestAnimationFrame(() => setTimeout(() => {
@@ -79,17 +101,13 @@ def chromium() -> str | None:
     return path if Path(path).exists() else None
 
 
-def small_copy(notebook: Path, folder: Path, profile: str = "tiny") -> str:
-    """Write the notebook with the parameters of a profile into folder/notebooks; returns its path from folder."""
+def small_copy(notebook: Path, folder: Path) -> str:
+    """Write the notebook with parameters that take seconds into folder/notebooks; returns its path from folder."""
     results = folder / "results" / notebook.stem
-    results.mkdir(parents=True)
+    results.mkdir(parents=True, exist_ok=True)
     nb = papermill.iorw.load_notebook_node(str(notebook))
-    values = parameters.overrides(notebook, profile, {})
-    known = parameters.defaults(notebook)
-    for name, value in values.items():  # a path counts from the notebook's own folder
-        if isinstance(value, str) and value and (notebook.parent / value).exists():
-            values[name] = str((notebook.parent / value).resolve())
-    values |= {"output_dir": str(results)} if "output_dir" in known else {}
+    values = parameters.overrides(notebook, "tiny", LIGHT[notebook.stem[:2]])
+    values |= {"output_dir": str(results)} if "output_dir" in parameters.defaults(notebook) else {}
     nb = parameterize_notebook(nb, values)
     (folder / "notebooks").mkdir(exist_ok=True)
     papermill.iorw.write_ipynb(nb, str(folder / "notebooks" / notebook.name))
@@ -97,12 +115,15 @@ def small_copy(notebook: Path, folder: Path, profile: str = "tiny") -> str:
 
 
 @contextmanager
-def server(folder: Path) -> Iterator[str]:
-    """JupyterLab with `folder` as its root, on 127.0.0.1 and with a token; yields the address up to the token."""
+def server(folder: Path, root: Path | None = None) -> Iterator[str]:
+    """JupyterLab with `root` as its root, or `uqlab lab` without; yields the address of a page, with {path} in it.
+
+    On 127.0.0.1 and with a token. Its settings and its log lie in `folder`.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    token, home = secrets.token_hex(16), folder / ".jupyter"
+    token, home = secrets.token_hex(16), folder / ".jupyter"  # hidden from the page's file browser
     settings = home / "settings" / "@jupyterlab" / "apputils-extension"
     settings.mkdir(parents=True)
     quiet = {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True}
@@ -111,9 +132,10 @@ def server(folder: Path) -> Iterator[str]:
     environment = os.environ | {f"JUPYTER_{name}": str(home / place) for name, place in places.items()}
     environment |= {"JUPYTERLAB_SETTINGS_DIR": str(home / "settings"), "OMP_WAIT_POLICY": "passive"}
     environment |= {"JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"), "IPYTHONDIR": str(home / "ipython")}
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--expose-app-in-browser"]
+    start = ["jupyterlab", f"--ServerApp.root_dir={root}"] if root else ["uqlab.runs", "lab"]
+    command = [sys.executable, "-m", *start, "--no-browser", "--allow-root", "--expose-app-in-browser"]
     command += ["--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]
-    command += [f"--ServerApp.root_dir={folder}", f"--IdentityProvider.token={token}"]
+    command += [f"--IdentityProvider.token={token}"]
     with (home / "server.log").open("wb") as log:
         process = subprocess.Popen(command, env=environment, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
     address = f"http://127.0.0.1:{port}"
@@ -127,7 +149,7 @@ def server(folder: Path) -> Iterator[str]:
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise RuntimeError(f"JupyterLab did not start:\n{(home / 'server.log').read_text()}") from error
                 time.sleep(0.2)
-        yield f"{address}/lab/tree/{{path}}?reset&token={token}"
+        yield f"{address}/{{path}}?reset&token={token}"
     finally:
         process.terminate()  # and with it every kernel
         try:
@@ -159,7 +181,7 @@ class Lab:
         page.on("console", lambda message: message.type == "error" and self.errors.append(message.text))
 
     def open(self, path: str) -> None:
-        self.page.goto(self.address.format(path=path))
+        self.page.goto(self.address.format(path=f"lab/tree/{path}"))
         self.page.wait_for_function("window.jupyterapp?.shell?.currentWidget?.content?.widgets?.length")
 
     def theme(self, name: str) -> None:

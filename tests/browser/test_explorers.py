@@ -84,3 +84,16 @@ def test_slider_follows_the_mouse(page, folder):
     page.move(drag)
     assert float(handle.get_attribute("aria-valuenow")) > before
     page.shut_kernel()
+
+
+def test_lab_opens_the_index_and_its_links_open_notebooks(browser, tmp_path):
+    with lab.server(tmp_path) as address:
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.set_default_timeout(60_000)
+        page.goto(address.format(path="lab"))
+        index = page.locator(".jp-RenderedMarkdown")
+        index.locator("h1").wait_for()
+        assert index.locator("table").count() >= 3
+        index.get_by_role("link", name="00 What is it that we do not know?").first.click()
+        page.locator(".jp-NotebookPanel .jp-RenderedMarkdown h1").first.wait_for()
+        page.close()
