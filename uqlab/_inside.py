@@ -118,7 +118,7 @@ def spectra(
 
     figure, (left, right) = plots.figure(2, height=3.0, width_ratios=[3.2, 1])
     shades = ScalarMappable(Normalize(0, 1), "viridis_r")
-    figure.colorbar(shades, ax=left, label="|cos|", pad=0.02)
+    bar = figure.colorbar(shades, ax=left, label="|cos|", pad=0.02)
     left.set(xlabel="rank of the direction before", ylim=(1, 0), yticks=[])
     left.set_ylabel("rank after training", labelpad=18)  # beside the marks of intruders
     right.set(xlabel="singular value", ylim=(1, 0), yticks=[])
@@ -134,6 +134,7 @@ def spectra(
                     extent=(0.5, len(base) + 0.5, 1, 0))  # fmt: skip
         outside = {"clip_on": False, "transform": left.get_yaxis_transform()}
         left.plot([-0.015] * int(intruder.sum()), y[intruder.numpy()], ">", color="#D62728", markersize=4, **outside)
+        bar.ax.axhline(values["threshold"], color="#D62728", linewidth=2)
         for rank in {1, count}:
             left.text(-0.03, y[rank - 1], str(rank), ha="right", va="center", fontsize=8, **outside)
         right.plot(base[:count].numpy(), y, color=plots.TOTAL, linestyle="--")

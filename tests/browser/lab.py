@@ -16,33 +16,14 @@ from typing import Any
 
 import papermill
 from papermill.parameterize import parameterize_notebook
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Locator, Page, sync_playwright
 
 from uqlab import parameters
 
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 QUIET = ["--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 
-# What the explorers need no more than: on top of `tiny`. Findings are the business of tests/test_notebooks.py.
-LIGHT: dict[str, dict[str, Any]] = {
-    "00": {"repeats": 50},
-    "01": {"epochs": 10, "resamples": 20},
-    "02": {"epochs": 3, "shuffles": 3, "repeats": 10},
-    "03": {"epochs": 3, "grid_steps": 5, "repeats": 10},
-    "04": {"epochs": 3, "weights_swept": [0.0, 2.0], "mask_steps": 20, "repeats": 10},
-    "05": {"epochs": 1, "repeats": 5},
-    "06": {"members": 2, "pretrain_epochs": 1, "epochs": 1},
-    "07": {"pretrain_epochs": 1, "epochs": 1},
-    "08": {"members": 2, "pretrain_epochs": 1, "epochs": 1},
-    "09": {"epochs": 1},
-    "10": {"epochs": 1, "epochs_copies": 1},
-    "11": {"splits": 3, "members": 2, "epochs": 2, "repeats": 20, "updates": 5},
-    "12": {
-        "grid": {"seed": "0:2", "members": [2]},
-        "settings": {"widths": [0.5, 8.0], "epochs": 1, "grid_steps": 2, "repeats": 2, "limit": 300},
-        "resamples": 20,
-    },
-}
+DONE: dict[str, Path] = {}  # pages that ran whole in the browser -> their results, which tests/test_notebooks.py reads
 
 # One move of a control by the keyboard; resolves when the new picture has been decoded and painted.
 WATCH = """() => {
@@ -102,13 +83,11 @@ def chromium() -> str | None:
 
 
 def small_copy(notebook: Path, folder: Path) -> str:
-    """Write the notebook with parameters that take seconds into folder/notebooks; returns its path from folder."""
+    """Write the notebook with its `tiny` parameters into folder/notebooks; returns its path from folder."""
     results = folder / "results" / notebook.stem
     results.mkdir(parents=True, exist_ok=True)
     nb = papermill.iorw.load_notebook_node(str(notebook))
-    values = parameters.overrides(notebook, "tiny", LIGHT[notebook.stem[:2]])
-    values |= {"output_dir": str(results)} if "output_dir" in parameters.defaults(notebook) else {}
-    nb = parameterize_notebook(nb, values)
+    nb = parameterize_notebook(nb, parameters.overrides(notebook, "tiny", {}) | {"output_dir": str(results)})
     (folder / "notebooks").mkdir(exist_ok=True)
     papermill.iorw.write_ipynb(nb, str(folder / "notebooks" / notebook.name))
     return f"notebooks/{notebook.name}"
@@ -205,6 +184,17 @@ class Lab:
         self.page.evaluate(WATCH)
         press()
         return self.page.evaluate("window.moved")
+
+    def drag_to_an_end(self, handle: Locator) -> None:
+        """Drag a slider's handle with the mouse to the end of its track that is farther away."""
+        target = handle.locator("xpath=ancestor::*[contains(@class, 'noUi-target')]")
+        track, knob = target.bounding_box(), handle.bounding_box()
+        x, y = knob["x"] + knob["width"] / 2, knob["y"] + knob["height"] / 2
+        left = x - track["x"] > track["width"] / 2
+        self.page.mouse.move(x, y)
+        self.page.mouse.down()
+        self.page.mouse.move(track["x"] - 5 if left else track["x"] + track["width"] + 5, y, steps=4)
+        self.page.mouse.up()
 
     def jumped(self) -> int:
         """In how many frames the picture had another size than before the move."""

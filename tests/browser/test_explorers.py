@@ -21,6 +21,7 @@ def test_every_page_has_an_explorer():
 def test_explorer_answers_keys_mouse_and_reset(name, page, folder, screenshots):
     page.open(lab.small_copy(PAGES[name], folder))
     assert page.run_all() == []
+    lab.DONE[name] = folder / "results" / name
     page.show_explorer()
     explorer = page.page.locator(".uqlab-explorer")
     assert explorer.count() == 1
@@ -29,7 +30,7 @@ def test_explorer_answers_keys_mouse_and_reset(name, page, folder, screenshots):
     assert len(said) > 20
 
     moved = 0
-    for control in explorer.locator(":scope > .jupyter-widgets").all():
+    for control in explorer.locator(":scope > *").all():
         if (handle := control.locator(".noUi-handle")).count():
             handle.focus()
             low, value, high = (float(handle.get_attribute(f"aria-value{end}")) for end in ("min", "now", "max"))
@@ -50,7 +51,12 @@ def test_explorer_answers_keys_mouse_and_reset(name, page, folder, screenshots):
     assert moved
     assert page.page.evaluate(PICTURE) != first
 
-    page.move(lambda: explorer.get_by_role("button", name="reset").click())
+    if (handle := explorer.locator(".noUi-handle").first).count():
+        page.move(lambda: page.drag_to_an_end(handle))
+    if page.page.evaluate(PICTURE) != first:  # a control with two places may be back already
+        page.move(lambda: explorer.get_by_role("button", name="reset").click())
+    else:
+        explorer.get_by_role("button", name="reset").click()
     assert page.page.evaluate(PICTURE) == first
     assert seen.inner_text() == said
     assert page.jumped() == 0
@@ -67,30 +73,11 @@ def test_explorer_answers_keys_mouse_and_reset(name, page, folder, screenshots):
     page.shut_kernel()
 
 
-def test_slider_follows_the_mouse(page, folder):
-    page.open(lab.small_copy(PAGES["00_uncertainty_decomposition"], folder))
-    assert page.run_all() == []
-    page.show_explorer()
-    handle = page.page.locator(".uqlab-explorer .noUi-handle").first
-    mouse, box = page.page.mouse, handle.bounding_box()
-    before = float(handle.get_attribute("aria-valuenow"))
-
-    def drag():
-        mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-        mouse.down()
-        mouse.move(box["x"] + 40, box["y"] + box["height"] / 2, steps=3)
-        mouse.up()
-
-    page.move(drag)
-    assert float(handle.get_attribute("aria-valuenow")) > before
-    page.shut_kernel()
-
-
 def test_lab_opens_the_index_and_its_links_open_notebooks(browser, tmp_path):
     with lab.server(tmp_path) as address:
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         page.set_default_timeout(60_000)
-        page.goto(address.format(path="lab"))
+        page.goto(address.format(path=""))
         index = page.locator(".jp-RenderedMarkdown")
         index.locator("h1").wait_for()
         assert index.locator("table").count() >= 3
