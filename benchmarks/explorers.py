@@ -1,7 +1,7 @@
 """How soon a moved slider shows a new picture, in JupyterLab in headless Chromium; target: 150 ms on two cores.
 
 1. What painting ticks and labels once is worth: an explorer's picture against the same figure drawn anew, in turns.
-2. Each page's explorer, opened with light parameters: milliseconds from the key press to the painted picture, median
+2. Each page's explorer, run at `tiny`: milliseconds from the key press to the painted picture, median
    and quartiles over moves to pictures that were not drawn before. Names of pages as arguments choose some.
 """
 
@@ -34,7 +34,8 @@ def pages(names: list[str]) -> None:
         for notebook in notebooks:
             page = lab.Lab(browser.new_page(viewport={"width": 1280, "height": 900}), address)
             page.open(lab.small_copy(notebook, folder))
-            if errors := page.run_all():
+            page.start()
+            if errors := page.finish():
                 raise RuntimeError(f"{notebook.stem}: {errors}")
             page.show_explorer()
             times = sorted(moves(page))

@@ -6,6 +6,8 @@ from pathlib import Path
 import lab
 import pytest
 
+from uqlab import parameters
+
 
 @pytest.fixture(scope="session")
 def chromium():
@@ -44,9 +46,9 @@ def screenshots(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("screenshots")
 
 
-@pytest.fixture
-def page(browser, address):
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
-    opened = lab.Lab(page, address)
-    yield opened
-    page.close()
+@pytest.fixture(scope="session")
+def pages(request, browser, address, folder):
+    """name -> its page; those of this test run that come next are started ahead."""
+    known = {path.stem: path for path in parameters.all_notebooks()}
+    wanted = [item.callspec.params["name"] for item in request.session.items if "pages" in item.fixturenames]
+    return lab.Pages(browser, address, folder, [known[name] for name in wanted])

@@ -9,14 +9,14 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import papermill
 from papermill.parameterize import parameterize_notebook
-from playwright.sync_api import Locator, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
 from uqlab import parameters
 
@@ -52,7 +52,7 @@ WATCH = """() => {
     }).observe(picture, {attributes: true, attributeFilter: ['src']});
   });
 }"""
-RUN = """async () => {
+RUN = """() => { window.ran = (async () => {
   const app = window.jupyterapp, panel = app.shell.currentWidget;
   await panel.context.ready;
   await panel.sessionContext.ready;
@@ -61,7 +61,10 @@ RUN = """async () => {
     .flatMap(cell => cell.model.outputs.toJSON());
   return outputs.filter(output => output.output_type === 'error')
     .map(output => [output.ename + ': ' + output.evalue, ...output.traceback.slice(-1)].join(' '));
-}"""
+})(); }"""
+RAN = """seconds => Promise.race([window.ran, new Promise((_, fail) => {
+  setTimeout(() => fail(new Error(`not done after ${seconds} s`)), 1000 * seconds);
+})])"""
 SHOW = """async (pattern) => {
   const content = window.jupyterapp.shell.currentWidget.content;
   const at = content.widgets.findIndex(cell => cell.model.type === 'code'
@@ -110,6 +113,7 @@ def server(folder: Path, root: Path | None = None) -> Iterator[str]:
     places = {"CONFIG_DIR": "config", "DATA_DIR": "data", "RUNTIME_DIR": "runtime"}
     environment = os.environ | {f"JUPYTER_{name}": str(home / place) for name, place in places.items()}
     environment |= {"JUPYTERLAB_SETTINGS_DIR": str(home / "settings"), "OMP_WAIT_POLICY": "passive"}
+    environment |= {"OMP_NUM_THREADS": "1"}  # two kernels at a time
     environment |= {"JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"), "IPYTHONDIR": str(home / "ipython")}
     start = ["jupyterlab", f"--ServerApp.root_dir={root}"] if root else ["uqlab.runs", "lab"]
     command = [sys.executable, "-m", *start, "--no-browser", "--allow-root", "--expose-app-in-browser"]
@@ -167,15 +171,16 @@ class Lab:
         self.page.evaluate("theme => jupyterapp.commands.execute('apputils:change-theme', {theme})", THEMES[name])
         self.page.wait_for_selector(f"body[data-jp-theme-name='{THEMES[name]}']", state="attached")
 
-    def run_all(self, seconds: float = 300) -> list[str]:
-        """Run every cell; returns the errors that cells raised."""
-        self.page.set_default_timeout(1000 * seconds)
-        try:
-            return self.page.evaluate(RUN)
-        finally:
-            self.page.set_default_timeout(60_000)
+    def start(self) -> None:
+        """Begin to run every cell."""
+        self.page.evaluate(RUN)
+
+    def finish(self, seconds: float = 400) -> list[str]:
+        """Wait until every cell has run; returns the errors that cells raised."""
+        return self.page.evaluate(RAN, seconds)
 
     def show_explorer(self) -> None:
+        self.page.bring_to_front()
         self.page.evaluate(SHOW, r"(^|[^\w.])widgets\.\w+\(")
         self.page.wait_for_selector(".uqlab-explorer .uqlab-picture")
 
@@ -202,3 +207,22 @@ class Lab:
 
     def shut_kernel(self) -> None:
         self.page.evaluate("async () => jupyterapp.shell.currentWidget.sessionContext.shutdown()")
+
+
+class Pages:
+    """Notebooks opened and run one after the other, each started while the one before it still runs: one a core."""
+
+    def __init__(self, browser: Browser, address: str, folder: Path, notebooks: Iterable[Path]):
+        self.browser, self.address, self.folder = browser, address, folder
+        self.waiting, self.started = list(notebooks), dict[Path, Lab]()
+
+    def get(self, notebook: Path) -> Lab:
+        """The page of a notebook, being run, and the next one started."""
+        for each in [notebook, *(other for other in self.waiting if other != notebook)][:2]:
+            if each not in self.started:
+                page = self.browser.new_page(viewport={"width": 1280, "height": 900})
+                self.started[each] = Lab(page, self.address)
+                self.started[each].open(small_copy(each, self.folder))
+                self.started[each].start()
+        self.waiting.remove(notebook)
+        return self.started[notebook]

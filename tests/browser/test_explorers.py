@@ -18,9 +18,9 @@ def test_every_page_has_an_explorer():
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_explorer_answers_keys_mouse_and_reset(name, page, folder, screenshots):
-    page.open(lab.small_copy(PAGES[name], folder))
-    assert page.run_all() == []
+def test_explorer_answers_keys_mouse_and_reset(name, pages, folder, screenshots):
+    page = pages.get(PAGES[name])
+    assert page.finish() == []
     lab.DONE[name] = folder / "results" / name
     page.show_explorer()
     explorer = page.page.locator(".uqlab-explorer")
@@ -71,6 +71,7 @@ def test_explorer_answers_keys_mouse_and_reset(name, page, folder, screenshots):
             page.page.screenshot(path=screenshots / f"{name}_{theme}_{width}.png")
     assert page.errors == []
     page.shut_kernel()
+    page.page.close()
 
 
 def test_lab_opens_the_index_and_its_links_open_notebooks(browser, tmp_path):
