@@ -56,9 +56,11 @@ def moves(page: lab.Lab) -> list[float]:
     selects = page.page.locator(".uqlab-explorer select").all()
     for handle in handles:
         low, now, high = (float(handle.get_attribute(f"aria-value{end}")) for end in ("min", "now", "max"))
-        key, steps = ("ArrowRight", high - now) if high - now >= now - low else ("ArrowLeft", now - low)
+        key, end = ("ArrowRight", high) if high - now >= now - low else ("ArrowLeft", low)
         handle.focus()
-        for _ in range(int(min(MOVES / len(handles), steps if high > 10 or steps > 1 else 10 * steps))):
+        for _ in range(max(1, MOVES // len(handles))):
+            if float(handle.get_attribute("aria-valuenow")) == end:
+                break
             times.append(page.move(lambda key=key: page.page.keyboard.press(key)))
             time.sleep(0.2)
     for select in selects:

@@ -51,7 +51,7 @@ def explorer():
         drawn.append((size, shift))
         fig, ax = plots.figure(width=1.0, height=1.0)
         ax.plot([shift, size])
-        ax.set(ylim=(0, 10 ** (size + 1)))
+        ax.set(ylim=(0, 5))
         return fig
 
     controls = {

@@ -19,7 +19,7 @@ from PIL import Image
 from uqlab import plots
 
 REMEMBERED = 100  # pictures, some 40 kB each
-SCALE, SHARPNESS = 110, 1.5  # CSS pixels an inch; pixels a CSS pixel
+SCALE, SHARPNESS = 110, 1.25  # CSS pixels an inch; pixels a CSS pixel
 
 
 class Explorer(ipywidgets.VBox):
@@ -152,7 +152,8 @@ class _Stage:
 
     def _paint_background(self, added: list[Artist]) -> None:
         if self.background is None:  # room for everything of the first picture; from then on the axes stay
-            self.figure.draw_without_rendering()
+            for _ in range(3):  # until the layout stands still
+                self.figure.draw_without_rendering()
             self.figure.set_layout_engine("none")
             for ax in self.kept:
                 ax.set_autoscale_on(False)

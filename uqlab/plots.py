@@ -16,7 +16,6 @@ import numpy as np
 import seaborn as sns
 import torch
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -87,10 +86,9 @@ def save(fig: Figure, name: str, caption: str = "", paper: str = "") -> None:
 
 
 def png(fig: Figure, dpi: float = 200) -> bytes:
-    """The figure as PNG bytes, then closed: what the explorers show. Drawn once and packed lightly, for speed."""
+    """The figure as PNG bytes, then closed. Packed lightly, for speed."""
     memory = io.BytesIO()
-    fig.set_dpi(dpi)
-    FigureCanvasAgg(fig).print_png(memory, pil_kwargs={"compress_level": 1})  # savefig may draw twice
+    fig.savefig(memory, format="png", dpi=dpi, pil_kwargs={"compress_level": 1})
     plt.close(fig)
     return memory.getvalue()
 
