@@ -38,7 +38,7 @@ WATCH = """() => {
   look();
   window.moved = new Promise((done, fail) => {
     let start = 0;
-    setTimeout(() => fail(new Error('the picture did not change within 20 s')), 20000);
+    setTimeout(() => fail(new Error('the picture did not change within 60 s')), 60000);
     const begin = () => { start = start || performance.now(); };
     document.addEventListener('keydown', begin, {capture: true, once: true});
     document.addEventListener('pointerdown', begin, {capture: true, once: true});
@@ -159,7 +159,7 @@ class Lab:
     def __init__(self, page: Page, address: str):
         self.page, self.address = page, address
         self.errors: list[str] = []
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(180_000)
         page.on("pageerror", lambda error: self.errors.append(f"{error}"))
         page.on("console", lambda message: message.type == "error" and self.errors.append(message.text))
 

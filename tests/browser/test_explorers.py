@@ -77,7 +77,7 @@ def test_explorer_answers_keys_mouse_and_reset(name, pages, folder, screenshots)
 def test_lab_opens_the_index_and_its_links_open_notebooks(browser, tmp_path):
     with lab.server(tmp_path) as address:
         page = browser.new_page(viewport={"width": 1280, "height": 900})
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(180_000)
         page.goto(address.format(path=""))
         index = page.locator(".jp-RenderedMarkdown")
         index.locator("h1").wait_for()
