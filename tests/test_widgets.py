@@ -291,5 +291,7 @@ def test_gradients_compare_with_the_entropy_and_tell_the_wrong_sign():
     assert f"in {by_gradients:.1f} % of all pairs by its gradients, in {by_entropy:.1f} %" in line(explorer)
     moves(explorer, "depth", 4.0)
     moves(explorer, "sigma", 0.5)
-    reversed_ = widgets.gradients({0.0: norms[0.0]}, 40, -entropy)
-    assert ("sign is wrong" in line(reversed_)) == (metrics.ood_detection(score[:40], score[40:]).auroc < 0.5)
+    flipped = widgets.gradients({0.0: tuple(part.flip(-2) for part in norms[0.0])}, 40, entropy.flip(0), depth=1.0)
+    wrong = {"sign is wrong" in line(each) for each in (widgets.gradients(norms, 40, entropy, depth=1.0), flipped)}
+    assert wrong == {True, False}  # the roles of ID and OOD are exchanged
+    assert f"in {100 - by_gradients:.1f} %" in line(flipped)

@@ -33,9 +33,8 @@ def test_explorer_answers_keys_mouse_and_reset(name, pages, folder, screenshots)
     for control in explorer.locator(":scope > *").all():
         if (handle := control.locator(".noUi-handle")).count():
             handle.focus()
-            low, value, high = (float(handle.get_attribute(f"aria-value{end}")) for end in ("min", "now", "max"))
+            value, high = (float(handle.get_attribute(f"aria-value{end}")) for end in ("now", "max"))
             page.move(lambda up=value < high: page.page.keyboard.press("ArrowRight" if up else "ArrowLeft"))
-            assert low < high
         elif (select := control.locator("select")).count():
             options = select.locator("option").count()
             if options == 1:

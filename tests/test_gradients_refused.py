@@ -1,0 +1,103 @@
+"""Gradient scores leave the model as it was, and say what they cannot take."""
+
+import copy
+
+import pytest
+import torch
+from test_gradients import make
+from torch import nn
+
+from uqlab import gradients, models
+
+
+def test_the_model_is_left_as_it_was(unchecked):
+    model, inputs, _ = make("conv")
+    model.train()
+    model[0].eval()
+    model[0].weight.requires_grad_(False)
+    model[5].weight.grad = torch.ones_like(model[5].weight)
+    before = copy.deepcopy(model)
+    rng = torch.get_rng_state()
+
+    def unchanged():
+        assert [part.training for part in model.modules()] == [part.training for part in before.modules()]
+        for (name, p), q in zip(model.named_parameters(), before.parameters(), strict=True):
+            assert torch.equal(p, q), name
+            assert p.requires_grad == q.requires_grad
+            assert torch.equal(p.grad, torch.ones_like(p)) if name == "5.weight" else p.grad is None
+        for a, b in zip(model.buffers(), before.buffers(), strict=True):
+            assert torch.equal(a, b)
+        assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+        assert torch.equal(rng, torch.get_rng_state())
+
+    with pytest.warns(UserWarning, match="training mode and has BatchNorm2d"), torch.no_grad():
+        switched = gradients.regrad(model, inputs)
+    unchanged()
+    torch.testing.assert_close(gradients.regrad(copy.deepcopy(model).eval(), inputs), switched)
+    with pytest.warns(UserWarning, match="mode"), pytest.raises(RuntimeError):
+        gradients.regrad(model, inputs[:, :1])  # one channel of two
+    unchanged()
+    with pytest.warns(UserWarning, match="Dropout"):
+        gradients.exgrad(models.mlp(16, (8,), 3), torch.rand(2, 16))
+    gradients.exgrad(models.mlp(16, (8,), 3, dropout=0.0), torch.rand(2, 16))  # nothing that training mode changes
+
+
+class Returns(nn.Module):
+    def __init__(self, change):
+        super().__init__()
+        self.linear, self.change = nn.Linear(4, 3), change
+
+    def forward(self, x):
+        return self.change(self.linear(x))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        (lambda y: y[:, 0], ValueError, r"logits \[samples, C\]"),
+        (lambda y: y[:, :1], ValueError, "C >= 2"),
+        (lambda y: y[None], ValueError, r"ensemble\.member"),
+        (lambda y: y.argmax(1, keepdim=True).expand(-1, 3), ValueError, "floating"),
+        (lambda y: (y, y), TypeError, "tuple"),
+        (lambda y: y.detach(), ValueError, "no gradient path"),
+        (lambda y: y * torch.nan, ValueError, "must be finite"),
+        (lambda y: y - 3 * y.mean(0), ValueError, "rest of its batch"),
+    ],
+)
+def test_models_that_are_refused(unchecked, change, error, match):
+    for score in (gradients.exgrad, gradients.gradnorm, gradients.regrad, gradients.gradient_norms):
+        with pytest.raises(error, match=match):
+            score(Returns(change), torch.rand(5, 4))
+
+
+def test_bad_input(unchecked):
+    model, inputs = nn.Linear(4, 3), torch.rand(5, 4)
+    with pytest.raises(TypeError, match="torch module"):
+        gradients.exgrad(lambda x: x, inputs)
+    with pytest.raises(TypeError, match="as_tensor"):
+        gradients.exgrad(model, inputs.tolist())
+    with pytest.raises(ValueError, match="not empty"):
+        gradients.exgrad(model, inputs[:0])
+    with pytest.raises(ValueError, match="must be finite"):
+        gradients.exgrad(model, torch.where(inputs > 0.5, torch.nan, inputs))
+    with pytest.raises(ValueError, match="no parameters"):
+        gradients.exgrad(nn.Flatten(), inputs)
+    with pytest.raises(ValueError, match=r"straight from an nn\.Linear"):
+        gradients.gradnorm(Returns(lambda y: 2 * y), inputs)
+    for settings, match in [
+        ({"norm": 3}, "norm must be"),
+        ({"layers": "head"}, "layers must be"),
+        ({"layers": ["linear"]}, "layers must be"),
+        ({"class_weight": "log_p"}, "class_weight must be"),
+        ({"reduction": "D"}, "reduction must be"),
+        ({"reduction": "B", "class_weight": "uniform"}, "B and C weigh classes by p"),
+        ({"perturbations": -1}, "must not be negative"),
+        ({"sigma": float("nan")}, "must not be negative"),
+        ({"depth": float("inf")}, "depth must be finite"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"classes": 1}, "at least 2"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            gradients.regrad(model, inputs, **settings)
+    with pytest.raises(ValueError, match=r"\[samples, drawn\]"):
+        gradients.gradient_norms(model, inputs, classes=torch.tensor([0, 1]))
