@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 from _timing import interleaved, report
 
-from uqlab import parameters, plots, uncertainty, widgets
+from uqlab import plots, uncertainty, widgets
+from uqlab.runs import parameters
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "browser"))
 import lab

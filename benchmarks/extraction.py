@@ -12,7 +12,7 @@ import torch
 from _timing import interleaved, report
 
 from uqlab import ensembles, extraction, models, training
-from uqlab._mask_steps import AutogradMaskStep
+from uqlab.extraction.fit import AutogradMaskStep
 
 MEMBERS, BATCH, TARGET = 10, 128, 1.5
 SETTINGS = {(64, 1): (60, 9), (64, 8): (20, 9), (784, 16): (10, 5), (784, 64): (2, 3)}  # pixels, width: steps, rounds

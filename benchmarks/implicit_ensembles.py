@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from _timing import interleaved, peak_memory, report
 from torch import nn
 
-from uqlab import adapters, ensembles, models
+from uqlab import ensembles, models
+from uqlab.ensembles import adapters
 
 MEMBERS, RANK = 16, 8
 REPEATS = int(sys.argv[1]) if sys.argv[1:] and sys.argv[1].isdigit() else 5

@@ -19,7 +19,7 @@ from pathlib import Path
 from _timing import interleaved, report
 from distributed import LocalCluster
 
-from uqlab import _execution, parameters, sweeps
+from uqlab.runs import execution, parameters, sweeps
 
 RUNS, STEPS = 4, 40_000_000
 SOURCE = """import time
@@ -56,8 +56,8 @@ def pretend(notebook: Path, runs: int, size: int) -> None:
             "uqlab": sweeps.__version__,
             "started": f"2026-01-01T00:00:00+00:00 {point['seed']}",
             "seconds": 1.0,
-            "packages": _execution._packages(),
-            "files": {path.name: _execution.sha256(path) for path in folder.iterdir()},
+            "packages": execution._packages(),
+            "files": {path.name: execution.sha256(path) for path in folder.iterdir()},
         }
         (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
 

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from uqlab import models
-from uqlab._pretrained import plain_logits
+from uqlab.models.pretrained import plain_logits
 
 LAYERS, HEADS, CLASSES = 3, 4, 3
 SIZES = {"hidden_size": 16, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": 24}

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from test_runs import notebook
 
-from uqlab import _execution, parameters, recording, sweeps
+from uqlab.core import recording
+from uqlab.runs import execution, parameters, sweeps
 
 PARAMETERS = """seed = 0  # random seed
 width = 1.0  # a factor
@@ -37,7 +38,7 @@ def stand_in(monkeypatch) -> list[dict]:
         numbers = {"square": values["seed"] ** 2, "fall": {"id": values["width"], "ood": [1, 2]}, "device": "here"}
         recording.write(folder / "results.json", json.dumps({"numbers": numbers, "tables": {}, "figures": {}}))
         recording.write(folder / f"{path.stem}.ipynb", path.read_text())
-        files = {file.name: _execution.sha256(file) for file in folder.iterdir() if file.name != "manifest.json"}
+        files = {file.name: execution.sha256(file) for file in folder.iterdir() if file.name != "manifest.json"}
         manifest = {
             "parameters": {name: value for name, value in values.items() if name != "output_dir"},
             "source_sha256": parameters.source_sha256(path),
@@ -49,5 +50,5 @@ def stand_in(monkeypatch) -> list[dict]:
         recording.write(folder / "manifest.json", json.dumps(manifest))
         return folder
 
-    monkeypatch.setattr(_execution, "run_one", execute)
+    monkeypatch.setattr(execution, "run_one", execute)
     return done

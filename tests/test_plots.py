@@ -11,7 +11,8 @@ from matplotlib.colors import to_rgba
 
 mpl.use("Agg")
 
-from uqlab import metrics, plots, recording, runs, uncertainty
+from uqlab import metrics, plots, runs, uncertainty
+from uqlab.core import recording
 
 PNG, PDF = b"\x89PNG", b"%PDF"
 

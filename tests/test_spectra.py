@@ -11,7 +11,7 @@ from small_networks import MAKERS, bert, clip, moved, vit
 from torch import nn
 
 from uqlab import ensembles, extraction, models, spectra
-from uqlab.layers import MemberLayer
+from uqlab.ensembles import MemberLayer
 
 
 def iid(*shape, seed=0, dtype=torch.float32):

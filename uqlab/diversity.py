@@ -8,10 +8,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from uqlab._implicit import ATTENTION
-from uqlab.adapters import BatchLinear, LoRALinear, MaskedLinear, SVDLinear
-from uqlab.ensembles import Ensemble, FoldedEnsemble
-from uqlab.layers import MemberLayer, MemberLinear
+from uqlab.ensembles import (
+    ATTENTION,
+    BatchLinear,
+    Ensemble,
+    FoldedEnsemble,
+    LoRALinear,
+    MaskedLinear,
+    MemberLayer,
+    MemberLinear,
+    SVDLinear,
+)
 from uqlab.uncertainty import check_logits
 
 Logits = Float[Tensor, "members batch classes"]

@@ -23,7 +23,8 @@ from matplotlib.patheffects import withStroke
 from sklearn.isotonic import isotonic_regression
 from torch import Tensor
 
-from uqlab import metrics, recording, uncertainty
+from uqlab import metrics, uncertainty
+from uqlab.core import recording
 
 TOTAL, ALEATORIC, EPISTEMIC = "#444444", "#E08A1E", "#1F77B4"
 NEUTRAL, PAPER, MARK = "#8A8A8A", "#9A9A9A", "#C4417A"

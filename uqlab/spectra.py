@@ -17,9 +17,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from uqlab.adapters import BatchLinear, LoRALinear, MaskedLinear
 from uqlab.diversity import layer_names, member_weights
-from uqlab.ensembles import Ensemble, FoldedEnsemble
+from uqlab.ensembles import BatchLinear, Ensemble, FoldedEnsemble, LoRALinear, MaskedLinear
 
 Matrices = Float[Tensor, "*#batch out in"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import lab
 import pytest
 
-from uqlab import parameters
+from uqlab.runs import parameters
 
 
 @pytest.fixture(scope="session")

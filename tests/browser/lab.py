@@ -18,7 +18,7 @@ import papermill
 from papermill.parameterize import parameterize_notebook
 from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
-from uqlab import parameters
+from uqlab.runs import parameters
 
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 QUIET = ["--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]

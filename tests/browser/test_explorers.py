@@ -3,7 +3,7 @@
 import lab
 import pytest
 
-from uqlab import parameters
+from uqlab.runs import parameters
 
 PAGES = {path.stem: path for path in parameters.all_notebooks() if "widgets." in path.read_text()}
 PICTURE = """async () => {

@@ -1,0 +1,93 @@
+"""What notebooks record."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from uqlab import runs
+from uqlab.core import recording
+
+
+class Pair(NamedTuple):
+    auroc: float
+    fpr95: float | np.floating
+
+
+@pytest.fixture
+def recorded(tmp_path, monkeypatch):
+    """Start recording into an empty folder; the result reads back results.json."""
+    monkeypatch.setattr(recording, "_folder", None)
+    runs.begin(tmp_path / "out", "x")
+    return lambda: json.loads((tmp_path / "out" / "results.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [
+        (np.float32(0.5), 0.5),
+        (np.int64(3), 3),
+        (torch.tensor(0.25, requires_grad=True), 0.25),
+        (torch.tensor([[1, 2]]), [[1, 2]]),
+        (np.bool_(True), True),
+        ("text", "text"),
+        (None, None),
+        ((1, [np.float64(2.0)]), [1, [2.0]]),
+        ({0.5: torch.tensor(1), "b": {"c": (1,)}}, {"0.5": 1, "b": {"c": [1]}}),
+        (Pair(0.9, np.float32(0.5)), {"auroc": 0.9, "fpr95": 0.5}),
+    ],
+)
+def test_record_stores_plain_data_and_returns_the_value(recorded, value, stored):
+    assert runs.record("x", value) is value
+    assert recorded()["numbers"] == {"x": stored}
+    assert type(recorded()["numbers"]["x"]) is type(stored)
+
+
+def test_record_table(recorded):
+    columns = pd.MultiIndex.from_tuples([("MI", "paper"), ("MI", "run")])
+    frame = pd.DataFrame([[0.5, 1], [float("nan"), 2]], index=pd.Index([1, 2], name="width"), columns=columns)
+    assert runs.record("t", frame) is frame
+    table = {"columns": [["MI", "paper"], ["MI", "run"]], "index": [1, 2], "data": [[0.5, 1], [None, 2]]}
+    assert recorded()["tables"] == {"t": table | {"index_names": ["width"]}}
+    runs.record("t", 1)  # a cell run again, changed
+    assert (recorded()["tables"], recorded()["numbers"]) == ({}, {"t": 1})
+
+
+def test_record_refuses_what_json_cannot_hold(recorded):
+    runs.record("kept", 1)
+    for value in (float("nan"), torch.tensor([1.0, float("inf")]), pd.DataFrame({"a": [float("inf")]})):
+        with pytest.raises(ValueError, match=r"^mi.*allow_nan"):
+            runs.record("mi", value)
+    with pytest.raises(TypeError, match=r"mi\.a is a set"):
+        runs.record("mi", {"a": {1}})
+    assert recorded()["numbers"] == {"kept": 1}
+    runs.record("mi", [1.0, float("nan")], allow_nan=True)
+    assert recorded()["numbers"]["mi"] == [1.0, None]
+
+
+def test_results_appear_whole(recorded, monkeypatch):
+    runs.record("first", 1)
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        runs.record("second", 2)
+    assert recorded()["numbers"] == {"first": 1}
+    assert [path.name for path in runs.output_dir().iterdir()] == ["results.json"]
+
+
+def test_begin_by_hand_writes_beside_the_notebooks_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(recording, "_folder", None)
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.chdir(tmp_path / "notebooks")
+    assert runs.begin("", "03_x") == runs.output_dir() == tmp_path / "figures" / "interactive" / "03_x"
+
+
+def test_importing_runs_is_cheap():
+    heavy = "{'papermill', 'torch', 'matplotlib', 'pandas', 'numpy'}"
+    code = f"import sys, uqlab.runs; found = {heavy} & set(sys.modules); assert not found, found"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,346 @@
+"""Data sets: identities of the embedded ones, parts of a set, own arrays, and the real files where they are."""
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from sklearn.metrics import roc_auc_score
+from sklearn.neural_network import MLPClassifier
+
+from uqlab import data
+from uqlab.data.downloads import FILES, Remote
+
+EMBEDDED = ["digits", "ambiguous-digits", "letters", "textures", "glyphs"]
+
+
+def same(a, b):
+    return torch.equal(a.inputs, b.inputs) and torch.equal(a.labels, b.labels)
+
+
+# embedded sets ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_embedded_sets_keep_the_contract(name):
+    for split in ("train", "test"):
+        d = data.load(name, split)
+        assert d.inputs.dtype == torch.float32
+        assert d.inputs.shape == (len(d), 1, 8, 8)
+        assert 0 <= d.inputs.min() < 0.1
+        assert 0.9 < d.inputs.max() <= 1
+        assert d.labels.dtype == torch.int64
+        assert d.labels.unique().tolist() == list(range(len(d.classes)))  # every class, nothing else
+        assert (d.name, d.split) == (name, split)
+        assert same(d, data.load(name, split, seed=1))  # the seed moves `limit` only
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_splits_share_no_image(name):
+    train, test = (data.load(name, split).inputs.flatten(1) for split in ("train", "test"))
+    assert torch.cdist(test, train).min() > 0.05
+
+
+def test_digits_are_scikit_learns_split_once():
+    both = [data.load("digits", split) for split in ("train", "test")]
+    x = torch.cat([d.inputs.flatten(1) for d in both]) * 16
+    y = torch.cat([d.labels for d in both])
+    theirs = load_digits()
+    assert sorted(zip(x.tolist(), y.tolist(), strict=True)) == sorted(
+        zip(theirs.data.tolist(), theirs.target.tolist(), strict=True)
+    )
+    share = both[1].labels.bincount() / y.bincount()
+    assert (share - 0.3).abs().max() < 0.01
+
+
+def test_what_is_loaded_may_be_written_to():
+    first = data.load("digits")
+    first.inputs.zero_(), first.labels.zero_()
+    assert data.load("digits").inputs.sum() > 0
+    assert data.load("digits").labels.sum() > 0
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_soft_labels_are_what_labels_are_sampled_from(split):
+    d = data.load("ambiguous-digits", split)
+    assert torch.allclose(d.label_probs.sum(1), torch.ones(len(d)))
+    assert ((d.label_probs > 0).sum(1) == 2).all()
+    assert d.label_probs.max() <= 0.8
+    chance = d.label_probs.gather(1, d.labels[:, None])[:, 0]
+    assert chance.min() > 0
+    # E[p(label)] = sum p^2 if labels are drawn from p; its standard error here is below 0.01
+    assert abs(chance.mean() - (d.label_probs**2).sum(1).mean()) < 0.02
+    images = d.inputs.reshape(-1, 5, 64)  # five copies each
+    assert (images == images[:, :1]).all()
+    assert len(images[:, 0].unique(dim=0)) == len(images)
+    assert (d.labels.reshape(-1, 5).min(1).values < d.labels.reshape(-1, 5).max(1).values).float().mean() > 0.8
+
+
+@pytest.fixture(scope="module")
+def reader():
+    """Predicted probabilities of an MLP trained on digits: another kind of model than the one that set soft labels."""
+    train = data.load("digits", "train")
+    net = MLPClassifier((64, 32), max_iter=400, tol=1e-3, learning_rate_init=3e-3, random_state=0)
+    net.fit(train.inputs.flatten(1).numpy(), train.labels.numpy())
+    return lambda d: torch.from_numpy(net.predict_proba(d.inputs.flatten(1).numpy()))
+
+
+def test_ambiguous_digits_make_a_trained_classifier_unsure_between_the_two(reader):
+    clean, d = data.load("digits"), data.load("ambiguous-digits")
+    probs = reader(d)
+    assert (reader(clean).argmax(1) == clean.labels).double().mean() > 0.95
+    entropy = [torch.special.entr(p).sum(1).mean() for p in (reader(clean), probs)]
+    assert entropy[0] < 0.15
+    assert entropy[1] > 0.35
+    first, second = d.label_probs.topk(2).indices.sort().values.T  # by class, whichever is likelier
+    mass = probs.gather(1, first[:, None]) + probs.gather(1, second[:, None])
+    assert mass.mean() > 0.95
+    q, p = (t.gather(1, first[:, None])[:, 0] for t in (d.label_probs, probs))
+    assert p[q > 0.65].mean() > 0.65
+    assert p[q < 0.35].mean() < 0.35
+    assert abs(p[(q > 0.4) & (q < 0.6)].mean() - 0.5) < 0.1
+
+
+@pytest.mark.parametrize(("name", "least"), [("letters", 0.8), ("textures", 0.65)])  # one net; ensembles reach 0.9
+def test_letters_and_textures_are_out_of_distribution(name, least, reader):
+    scores = [torch.special.entr(reader(data.load(n))).sum(1) for n in ("digits", name)]
+    truth = torch.cat([torch.full_like(s, k) for k, s in enumerate(scores)])
+    assert roc_auc_score(truth, torch.cat(scores)) > least
+
+
+def test_glyphs_are_letters_distorted_more_and_no_digits():
+    glyphs, letters = data.load("glyphs", "train"), data.load("letters", "train")
+    assert (len(glyphs), len(data.load("glyphs"))) == (6160, 960)
+    assert not set(glyphs.classes) & set("0123456789")
+    assert len({name.lower() for name in glyphs.classes}) == 26
+
+    def spread(d, letter):  # variance between the images of one letter
+        return d.inputs[d.labels == d.classes.index(letter)].var(0).sum()
+
+    assert all(spread(glyphs, letter) > 1.05 * spread(letters, letter) for letter in "EHTaefhn")
+
+
+# parts of a set --------------------------------------------------------------------------------------------------
+
+
+def test_classes_are_selected_and_relabelled_in_order():
+    d, part = data.load("digits"), data.load("digits[7-9]")
+    assert same(part, data.Dataset(d.inputs[d.labels > 6], d.labels[d.labels > 6] - 7, "", "", ()))
+    assert part.classes == ("7", "8", "9")
+    mixed = data.load("digits[9,0,2-3]")
+    assert mixed.classes == ("9", "0", "2", "3")
+    for new, old in enumerate([9, 0, 2, 3]):
+        assert torch.equal(mixed.inputs[mixed.labels == new], d.inputs[d.labels == old])
+    assert len(data.load("digits[0-6]")) + len(part) == len(d)
+
+
+def test_selected_soft_labels_lie_wholly_inside():
+    d, part = data.load("ambiguous-digits"), data.load("ambiguous-digits[5-9]")
+    inside = d.label_probs[:, 5:].sum(1) > 0.999
+    assert torch.equal(part.inputs, d.inputs[inside])
+    assert torch.equal(part.label_probs, d.label_probs[inside, 5:])
+    assert 0 < len(part) < (d.labels >= 5).sum()
+
+
+def test_limit_is_a_reproducible_prefix():
+    d = data.load("ambiguous-digits")
+    small, large, every = (data.load("ambiguous-digits", limit=n) for n in (10, 300, 10**6))
+    assert same(small, large[:10])
+    assert same(large, every[:300])
+    assert torch.equal(small.label_probs, every.label_probs[:10])
+    assert torch.equal(every.inputs.sum((1, 2, 3)).sort().values, d.inputs.sum((1, 2, 3)).sort().values)
+    assert same(data.load("ambiguous-digits", limit=0), d)
+    assert not same(small, data.load("ambiguous-digits", limit=10, seed=1))
+    assert len(data.load("digits[3]", limit=7)) == 7
+
+
+def test_indexing():
+    d = data.load("ambiguous-digits")
+    x, y = d[3]
+    assert torch.equal(x, d.inputs[3])
+    assert y == d.labels[3]
+    assert isinstance(y, int)
+    assert torch.equal(d[-1][0], d.inputs[-1])
+    mask = d.labels == 4
+    index = mask.nonzero()[:, 0]
+    for selected in (d[mask], d[index], d[mask.numpy()], d[index.tolist()], d[mask.tolist()]):
+        assert torch.equal(selected.inputs, d.inputs[mask])
+        assert torch.equal(selected.label_probs, d.label_probs[mask])
+        assert selected.labels.unique().tolist() == [4]
+    assert same(d[2:5], d[torch.tensor([2, 3, 4])])
+    assert len(list(d[:4])) == 4  # iteration ends
+    with pytest.raises(IndexError):
+        d[len(d)]
+    assert repr(d) == "Dataset(ambiguous-digits, test: 1000 x [1, 8, 8], 10 classes)"
+
+
+def test_texts_are_indexed_alike():
+    d = data.Dataset(["a", "b", "c"], torch.tensor([0, 1, 0]), "t", "test", ("x", "y"))
+    assert d[1] == ("b", 1)
+    assert d[1:].inputs == d[torch.tensor([False, True, True])].inputs == ["b", "c"]
+    with pytest.raises(TypeError, match="text"):
+        d.resize(8)
+
+
+def test_resize():
+    d = data.load("digits", limit=5)
+    blocks = d.inputs.reshape(5, 1, 4, 2, 4, 2).mean((3, 5))
+    assert torch.allclose(d.resize(4).inputs, blocks)  # area averages
+    assert same(d.resize(8), d)
+    large = d.resize(28, channels=3)
+    assert large.inputs.shape == (5, 3, 28, 28)
+    assert (large.inputs == large.inputs[:, :1]).all()
+    assert 0 <= large.inputs.min() <= large.inputs.max() <= 1
+    red = data.Dataset(torch.tensor([1.0, 0, 0]).reshape(1, 3, 1, 1), torch.tensor([0]), "", "", ())
+    assert red.resize(1, channels=1).inputs.item() == pytest.approx(0.299)
+
+
+def test_resize_refuses(unchecked):
+    d = data.load("digits", limit=5)
+    for size, channels in ((0, None), (8, 2)):
+        with pytest.raises(ValueError, match="size must be"):
+            d.resize(size, channels)
+    two = data.Dataset(torch.zeros(1, 2, 4, 4), torch.zeros(1, dtype=torch.int64), "", "", ())
+    with pytest.raises(ValueError, match="2 channels"):
+        two.resize(4, channels=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("minst",), "unknown data set 'minst'.*'mnist'.*digits"),
+        (("digits", "val"), 'split must be "train" or "test"'),
+        (("digits[0-10]",), r"classes are 0\.\.9, got 10"),
+        (("digits[3-1]",), "classes must be like"),
+        (("digits[]",), "classes must be like"),
+        (("digits[1,1]",), "twice"),
+        (("ambiguous-digits[3]",), "no items"),
+    ],
+)
+def test_load_refuses(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        data.load(*arguments)
+
+
+def test_load_refuses_a_negative_limit():
+    with pytest.raises(ValueError, match="limit must be"):
+        data.load("digits", limit=-1)
+
+
+# registered files ------------------------------------------------------------------------------------------------
+
+
+def test_a_registered_file_by_its_name(tmp_path, monkeypatch):
+    name, content = "resnet_cifar10/resnet20-12fca82f.th", b"weights"
+    assert FILES[name].checksum.startswith("sha256:12fca82f")
+    monkeypatch.setitem(FILES, name, Remote(f"sha256:{hashlib.sha256(content).hexdigest()}", ()))  # no mirror
+    monkeypatch.setenv("UQLAB_DATA", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=f"{name} is missing"):
+        data.file(name)
+    (tmp_path / name).parent.mkdir()
+    (tmp_path / name).write_bytes(content)
+    assert data.file(name) == data.file(name, root=tmp_path) == tmp_path / name
+    (tmp_path / name).write_bytes(b"damaged")
+    with pytest.raises(ValueError, match="corrupted"):
+        data.file(name)
+    with pytest.raises(ValueError, match=r"unknown file 'resnet20\.th'.*known: mnist/.*ensemble_resnet20_5\.th"):
+        data.file("resnet20.th")
+
+
+# the real files --------------------------------------------------------------------------------------------------
+
+REAL = Path(os.environ.get("UQLAB_DATA") or "/nonexistent")
+
+
+def real(*files):
+    missing = [file for file in files if not (REAL / file).exists()]
+    return pytest.mark.skipif(bool(missing), reason=f"UQLAB_DATA names no folder with {missing}")
+
+
+def idx_names(name, *parts):
+    return [f"{name}/{p}-{k}-ubyte.gz" for p in parts for k in ("images-idx3", "labels-idx1")]
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "size", "mean", "labels"),
+    [
+        pytest.param(*case, marks=real(*files))
+        for *case, files in [
+            ("mnist", "train", 60000, 0.1307, [5, 0, 4, 1, 9], idx_names("mnist", "train")),
+            ("mnist", "test", 10000, 0.1325, [7, 2, 1, 0, 4], idx_names("mnist", "t10k")),
+            ("fashion-mnist", "train", 60000, 0.2860, [9, 0, 0, 3, 0], idx_names("fashion-mnist", "train")),
+            ("fashion-mnist", "test", 10000, 0.2868, [9, 2, 1, 1, 6], idx_names("fashion-mnist", "t10k")),
+            ("kmnist", "test", 10000, 0.1846, [2, 9, 3, 8, 3], ["kmnist/kmnist-test-imgs.npz"]),
+            ("notmnist", "test", 10000, 0.4266, [3, 5, 9, 2, 7], idx_names("notmnist", "t10k")),
+            ("emnist-letters", "test", 10400, 0.1714, [0] * 5, ["emnist/emnist_letters_test_10400.npz"]),
+        ]
+    ],
+)
+def test_real_grey_images(name, split, size, mean, labels):
+    d = data.load(name, split)
+    assert d.inputs.shape == (size, 1, 28, 28)
+    assert d.inputs.mean().item() == pytest.approx(mean, abs=6e-5)
+    assert d.labels[:5].tolist() == labels
+    counts = d.labels.bincount()
+    assert name == "mnist" or (counts == size // len(d.classes)).all()
+
+
+@real("cifar-10-batches-bin/test_batch.bin", "cifar10h_counts.npz")
+def test_real_cifar10():
+    d = data.load("cifar10")
+    assert d.inputs.shape == (10000, 3, 32, 32)
+    assert torch.allclose(d.inputs.mean((0, 2, 3)), torch.tensor([0.4942, 0.4851, 0.4504]), atol=1e-4)
+    assert [d.classes[label] for label in d.labels[:4]] == ["cat", "ship", "ship", "airplane"]
+    assert torch.allclose(d.label_probs.sum(1), torch.ones(10000))
+    assert (d.label_probs.argmax(1) == d.labels).float().mean().item() == pytest.approx(0.9921, abs=2e-3)
+    assert data.load("cifar10[0,1,8,9]").inputs.shape[0] < 4000  # people were not always sure
+
+
+@real("cifar-10-batches-bin/data_batch_5.bin")
+def test_real_cifar10_train():
+    d = data.load("cifar10", "train", limit=5000)
+    assert torch.allclose(d.inputs.mean((0, 2, 3)), torch.tensor([0.4914, 0.4822, 0.4465]), atol=0.01)
+    assert d.labels.bincount().min() > 400
+
+
+@real("cifar100-test.npz")
+def test_real_cifar100():
+    d = data.load("cifar100")
+    assert torch.allclose(d.inputs.mean((0, 2, 3)), torch.tensor([0.5088, 0.4874, 0.4419]), atol=1e-4)
+    assert (d.labels.bincount() == 100).all()
+    assert len(d.classes) == 100
+
+
+@real("svhn-1083.npz")
+def test_real_svhn():
+    with pytest.warns(UserWarning, match="svhn-1083"):
+        d = data.load("svhn")
+    assert d.inputs.shape == (1083, 3, 32, 32)
+    assert torch.allclose(d.inputs.mean((0, 2, 3)), torch.tensor([0.4524, 0.4564, 0.4817]), atol=1e-4)
+
+
+@real("text/sst2_train.tsv.gz", "text/sst2_dev.tsv.gz", "text/agnews_test.tsv.gz")
+def test_real_texts():
+    train = data.load("sst2", "train")
+    assert train.labels.bincount().tolist() == [29780, 37569]
+    dev = data.load("sst2")
+    assert len(dev) == 872
+    assert dev[0] == ("it 's a charming and often affecting journey .", 1)
+    assert data.load("agnews").labels.bincount().tolist() == [1900] * 4
+
+
+@real(*idx_names("mnist", "t10k"))
+def test_real_files_are_never_used_when_one_byte_differs(tmp_path, monkeypatch):
+    for file in idx_names("mnist", "t10k"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        shutil.copyfile(REAL / file, tmp_path / file)
+        monkeypatch.setitem(FILES, file, Remote(FILES[file].checksum, ()))  # no mirror
+    assert len(data.load("mnist", root=tmp_path)) == 10000
+    with (tmp_path / file).open("r+b") as labels:
+        labels.seek(1000)
+        labels.write(bytes([labels.read(1)[0] ^ 1]))
+    with pytest.raises(ValueError, match="corrupted file, not used"):
+        data.load("mnist", root=tmp_path)

@@ -1,0 +1,397 @@
+"""Fetched data sets: downloads against a server on this machine, and how each set is read, on tiny files."""
+
+import gzip
+import hashlib
+import io
+import re
+import shutil
+import socket
+import struct
+import tarfile
+import threading
+import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.io import savemat
+
+from uqlab import data
+from uqlab.data import datasets, readers
+from uqlab.data.downloads import FILES, Remote, places
+
+
+def same(a, b):
+    return torch.equal(a.inputs, b.inputs) and torch.equal(a.labels, b.labels)
+
+
+# fetched files ---------------------------------------------------------------------------------------------------
+
+
+def idx(array):
+    return gzip.compress(struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes())
+
+
+def digest(content):
+    return "sha256:" + hashlib.sha256(content).hexdigest()
+
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (5, 28, 28), np.uint8)
+LABELS = np.array([3, 1, 4, 1, 5], np.uint8)
+MNIST = {"mnist/t10k-images-idx3-ubyte.gz": idx(IMAGES), "mnist/t10k-labels-idx1-ubyte.gz": idx(LABELS)}
+
+
+@pytest.fixture
+def mirror():
+    """A server on this machine that delivers what is put into .files, and the address where nothing listens."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            server.asked.append(self.path)
+            content = server.files.get(self.path)
+            self.send_response(404 if content is None else 200)
+            self.send_header("Content-Length", str(len(content or b"")))
+            self.end_headers()
+            self.wfile.write(content or b"")
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.files, server.asked, server.url = {}, [], f"http://127.0.0.1:{server.server_port}"
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        server.nowhere = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def register(monkeypatch):
+    """Let the registry expect these contents, from these mirrors."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+    def register(files, *mirrors):
+        for file, content in files.items():
+            urls = tuple(f"{mirror}/{file}" for mirror in mirrors)
+            monkeypatch.setitem(FILES, file, Remote(digest(content), urls, FILES[file].also))
+
+    return register
+
+
+def below(folder):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_registry_names_one_checksum_per_file_and_two_mirrors_for_mnist():
+    for file, remote in FILES.items():
+        assert re.fullmatch("sha256:[0-9a-f]{64}|md5:[0-9a-f]{32}", remote.checksum)
+        name = "checkpoint.th" if "ensemble" in file else file.rpartition("/")[2]
+        assert all(url.endswith(f"/{name}") for url in remote.urls)
+        if file.startswith(("mnist/", "fashion-mnist/")):
+            assert len({url.split("/")[2] for url in remote.urls}) >= 2
+    assert len({remote.checksum for remote in FILES.values()}) == len(FILES)
+    assert {"mnist", "cifar10", "dirty-mnist", "svhn", "sst2", "digits"} <= set(data.names())
+
+
+def test_places_are_below_the_folder():
+    for file, remote in FILES.items():
+        assert all(".." not in place and not place.startswith("/") for place in (file, *remote.also))
+    assert places("mnist/train-images-idx3-ubyte.gz", Path("/nonexistent")) == []
+
+
+def test_fetched_once_from_the_first_mirror_that_answers(tmp_path, mirror, register):
+    mirror.files = {"/" + file: content for file, content in MNIST.items()}
+    register(MNIST, mirror.nowhere, mirror.url + "/gone", mirror.url)
+    d = data.load("mnist", root=tmp_path)
+    assert torch.equal(d.inputs, torch.from_numpy(IMAGES)[:, None].float() / 255)
+    assert d.labels.tolist() == LABELS.tolist()
+    assert below(tmp_path) == MNIST
+    assert len(mirror.asked) == 4  # each file: refused, not found at one mirror, delivered by another
+    assert same(d, data.load("mnist", root=tmp_path))
+    assert len(mirror.asked) == 4
+
+
+def test_a_corrupted_download_is_refused_and_leaves_nothing(tmp_path, mirror, register):
+    images, labels = MNIST
+    mirror.files = {"/bad/" + images: MNIST[images][:-1], "/" + images: MNIST[images], "/" + labels: MNIST[labels]}
+    register(MNIST, mirror.url + "/bad")
+    with pytest.raises(FileNotFoundError, match=f"(?s){images}.*expected {digest(MNIST[images])}"):
+        data.load("mnist", root=tmp_path)
+    assert below(tmp_path) == {}
+    register(MNIST, mirror.url + "/bad", mirror.url)
+    assert len(data.load("mnist", root=tmp_path)) == 5
+    assert below(tmp_path) == MNIST
+
+
+@pytest.mark.parametrize("place", ["mnist", "MNIST/raw"])
+def test_a_corrupted_file_is_fetched_again_or_refused(place, tmp_path, mirror, register):
+    images = next(iter(MNIST))
+    for file, content in MNIST.items():
+        (tmp_path / place).mkdir(parents=True, exist_ok=True)
+        (tmp_path / place / Path(file).name).write_bytes(content)
+    register(MNIST, mirror.nowhere)
+    assert len(data.load("mnist", root=tmp_path)) == 5  # no network needed
+    bad = tmp_path / place / Path(images).name
+    bad.write_bytes(MNIST[images][:-1])
+    found = hashlib.sha256(bad.read_bytes()).hexdigest()
+    with pytest.raises(ValueError, match=f"(?s)corrupted.*{digest(MNIST[images])[7:]}.*{bad}.*{found}.*by hand"):
+        data.load("mnist", root=tmp_path)
+    register(MNIST, mirror.url)
+    mirror.files = {"/" + images: MNIST[images]}
+    assert len(data.load("mnist", root=tmp_path)) == 5
+    assert (tmp_path / images).read_bytes() == MNIST[images]
+    assert mirror.asked == ["/" + images]
+
+
+def test_no_network_and_no_cache_says_what_to_do(tmp_path, mirror, register, monkeypatch):
+    register(MNIST, mirror.nowhere)
+    monkeypatch.setenv("UQLAB_DATA", str(tmp_path))
+    file = next(iter(MNIST))
+    expected = f"(?s){tmp_path / file} is missing.*{mirror.nowhere}.*by hand.*{digest(MNIST[file])[7:]}.*UQLAB_DATA"
+    with pytest.raises(FileNotFoundError, match=expected):
+        data.load("mnist")
+
+
+def test_folder(tmp_path, monkeypatch):
+    monkeypatch.delenv("UQLAB_DATA", raising=False)
+    package = tmp_path / "uqlab"
+    monkeypatch.setattr(datasets, "__file__", str(package / "data" / "datasets.py"))
+    monkeypatch.setattr(datasets.pooch, "os_cache", lambda name: f"cache of {name}")
+    assert datasets._folder(None) == Path("cache of uqlab")
+    (tmp_path / "data").mkdir()
+    (tmp_path / ".git").mkdir()
+    assert datasets._folder(None) == tmp_path / "data"
+    monkeypatch.setenv("UQLAB_DATA", "shared")
+    assert datasets._folder(None) == Path("shared")
+    assert datasets._folder("mine") == Path("mine")
+
+
+# how each set is read --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def place(tmp_path, register):
+    """Put files below a folder, registered ones as if they were the published ones."""
+
+    def place(files):
+        for file, content in files.items():
+            (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / file).write_bytes(content)
+        register({file: content for file, content in files.items() if file in FILES})
+        return tmp_path
+
+    return place
+
+
+def npz(**arrays):
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def packed(members, kind):
+    buffer = io.BytesIO()
+    if kind == "zip":
+        with zipfile.ZipFile(buffer, "w") as archive:
+            for name, content in members.items():
+                archive.writestr(name, content)
+    else:
+        with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+            for name, content in members.items():
+                entry = tarfile.TarInfo(name)
+                entry.size = len(content)
+                archive.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def png(image):
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, "png")
+    return buffer.getvalue()
+
+
+COLOUR = np.random.default_rng(1).integers(0, 256, (5, 3, 32, 32), np.uint8)
+
+
+def test_kmnist_and_notmnist_and_emnist(place):
+    root = place(
+        {
+            "kmnist/kmnist-test-imgs.npz": npz(arr_0=IMAGES),
+            "kmnist/kmnist-test-labels.npz": npz(arr_0=LABELS),
+            "notmnist/notMNIST_small.zip": packed(
+                {
+                    "notMNIST_small/B/one.png": png(IMAGES[0]),
+                    "notMNIST_small/J/two.png": png(IMAGES[1]),
+                    "notMNIST_small/A/bad.png": b"",
+                    "notMNIST_small/A/.hidden.png": b"",
+                },
+                "zip",
+            ),
+            "emnist/gzip.zip": packed(
+                {
+                    "gzip/emnist-letters-test-images-idx3-ubyte.gz": idx(IMAGES.transpose(0, 2, 1)),
+                    "gzip/emnist-letters-test-labels-idx1-ubyte.gz": idx(LABELS + 1),
+                },
+                "zip",
+            ),
+            "emnist/emnist_letters_train.npz": npz(x=IMAGES, y=LABELS + 1),
+        }
+    )
+    expected = torch.from_numpy(IMAGES)[:, None].float() / 255
+    for name in ("kmnist", "emnist-letters"):
+        d = data.load(name, root=root)
+        assert torch.equal(d.inputs, expected)
+        assert d.labels.tolist() == LABELS.tolist()
+    letters = data.load("notmnist", root=root)
+    assert torch.equal(letters.inputs, expected[:2])
+    assert [letters.classes[label] for label in letters.labels] == ["B", "J"]
+    with pytest.raises(FileNotFoundError, match="notMNIST-to-MNIST into"):
+        data.load("notmnist", "train", root=root)
+    shutil.rmtree(root / "notmnist")
+    place({f"notmnist/{Path(file).name}": content for file, content in MNIST.items()})
+    assert torch.equal(data.load("notmnist", root=root).inputs, expected)
+    (root / "emnist" / "gzip.zip").unlink()
+    assert torch.equal(data.load("emnist-letters", "train", root=root).inputs, expected)
+
+
+def test_ambiguous_and_dirty_mnist(place):
+    samples, labels = torch.rand(4, 1, 28, 28), torch.tensor([[1, 1, 7], [2, 2, 2], [3, 4, 3], [9, 9, 4]])
+    contents = []
+    for tensor in (samples, labels):
+        buffer = io.BytesIO()
+        torch.save(tensor, buffer)
+        contents.append(buffer.getvalue())
+    root = place(
+        dict(zip(["ambiguous-mnist/amnist_samples.pt", "ambiguous-mnist/amnist_labels.pt"], contents, strict=True))
+    )
+    d = data.load("ambiguous-mnist", root=root)  # the second half; every label is an item
+    assert torch.equal(d.inputs, samples[[2, 2, 2, 3, 3, 3]])
+    assert d.labels.tolist() == [3, 4, 3, 9, 9, 4]
+    assert torch.allclose(d.label_probs[0], torch.eye(10)[[3, 4, 3]].mean(0))
+    place(MNIST)
+    dirty = data.load("dirty-mnist", root=root)
+    assert same(dirty[5:], d)
+    assert same(dirty[:5], data.load("mnist", root=root))
+    assert torch.equal(dirty.label_probs[:5], torch.eye(10)[LABELS.tolist()])
+
+
+def test_cifar(place, monkeypatch):
+    monkeypatch.setattr(readers, "CIFAR_IMAGES", {"train": 5, "test": 2})
+    rows = np.concatenate([LABELS[:, None], COLOUR.reshape(5, -1)], axis=1)
+    batches = {f"cifar-10-batches-bin/data_batch_{k + 1}.bin": row.tobytes() for k, row in enumerate(rows)}
+    batches["cifar-10-batches-bin/test_batch.bin"] = rows[3:].tobytes()
+    root = place({"cifar-10-binary.tar.gz": packed({"cifar-10-batches-bin/readme.html": b"", **batches}, "tar")})
+    expected = torch.from_numpy(COLOUR).float() / 255
+
+    def check():
+        train = data.load("cifar10", "train", root=root)
+        assert torch.equal(train.inputs, expected)
+        assert train.labels.tolist() == LABELS.tolist()
+        assert torch.equal(data.load("cifar10", root=root).inputs, expected[3:])
+
+    check()
+    assert list(below(root)) == ["cifar-10-binary.tar.gz"]  # nothing unpacked
+    (root / "cifar-10-binary.tar.gz").unlink()
+    place(batches)
+    check()
+    counts = np.eye(10, dtype=np.uint8)[[1, 5]] * 50 + np.eye(10, dtype=np.uint8)[[2, 5]] * 50
+    place({"cifar10h_counts.npz": npz(counts=counts)})
+    assert data.load("cifar10", root=root).label_probs[0].tolist() == [0, 0.5, 0.5] + [0] * 7
+    assert data.load("cifar10[1-2]", root=root).labels.tolist() == [0]
+    buffer = io.BytesIO()
+    np.save(buffer, counts[::-1].astype(float))
+    place({"cifar10h-counts.npy": buffer.getvalue()})  # as published
+    assert data.load("cifar10", root=root).label_probs[1].tolist() == [0, 0.5, 0.5] + [0] * 7
+    place({"cifar10h-counts.npy": buffer.getvalue()[:-9]})
+    with pytest.raises(ValueError, match=r"cifar10h-counts\.npy cannot be read"):
+        data.load("cifar10", root=root)
+    (root / "cifar10h-counts.npy").unlink()
+    place({"cifar-10-batches-bin/test_batch.bin": rows.tobytes()})
+    with pytest.raises(ValueError, match="cifar-10-batches-bin: test must hold 2 images"):
+        data.load("cifar10", root=root)
+    place({"cifar-10-batches-bin/test_batch.bin": (rows[:2] + np.eye(1, 3073, dtype=np.uint8) * 9).tobytes()})
+    with pytest.raises(ValueError, match=r"labels must lie in 0\.\.9, got 10\.\.12"):
+        data.load("cifar10", root=root)
+
+
+def test_cifar100(place, monkeypatch):
+    monkeypatch.setattr(readers, "CIFAR_IMAGES", {"train": 5, "test": 5})
+    fine = np.array([0, 99, 40, 7, 7], np.uint8)
+    rows = np.concatenate([LABELS[:, None], fine[:, None], COLOUR.reshape(5, -1)], axis=1).tobytes()
+    root = place({"cifar-100-binary.tar.gz": packed({"cifar-100-binary/train.bin": rows}, "tar")})
+    train = data.load("cifar100", "train", root=root)
+    assert torch.equal(train.inputs, torch.from_numpy(COLOUR).float() / 255)
+    assert [train.classes[label] for label in train.labels[:3]] == ["apple", "worm", "lamp"]
+    (root / "cifar-100-binary.tar.gz").unlink()
+    place({"cifar100-test.npz": npz(x=COLOUR.transpose(0, 2, 3, 1), y=fine)})
+    assert same(data.load("cifar100", root=root), train)
+
+
+def test_svhn(place):
+    buffer = io.BytesIO()
+    savemat(buffer, {"X": COLOUR.transpose(2, 3, 1, 0), "y": np.array([[10], [1], [2], [9], [10]], np.uint8)})
+    root = place({"svhn/test_32x32.mat": buffer.getvalue()})
+    d = data.load("svhn", root=root)
+    assert torch.equal(d.inputs, torch.from_numpy(COLOUR).float() / 255)
+    assert d.labels.tolist() == [0, 1, 2, 9, 0]  # 10 stands for 0
+    (root / "svhn" / "test_32x32.mat").unlink()
+    place({"svhn-1083.npz": npz(x=COLOUR.transpose(0, 2, 3, 1))})
+    with pytest.warns(UserWarning, match="without labels"):
+        part = data.load("svhn", root=root)
+    assert torch.equal(part.inputs, d.inputs)
+    assert part.labels.tolist() == [-1] * 5
+
+
+def test_texts(place):
+    table = 'sentence\tlabel\n a "fine" film \t1\nnext\x85line\t0\n'
+    root = place(
+        {
+            "sst2/SST-2.zip": packed({"SST-2/dev.tsv": table, "SST-2/train.tsv": table}, "zip"),
+            "agnews/test.csv": b'"3","Oil, up","It ""rose""."\n"4","Chips","New."\n',
+        }
+    )
+    film = data.load("sst2", root=root)
+    assert film.inputs == ['a "fine" film', "next\x85line"]
+    assert film.labels.tolist() == [1, 0]
+    assert film.classes == ("negative", "positive")
+    news = data.load("agnews", root=root)
+    assert news.inputs == ['Oil, up It "rose".', "Chips New."]
+    assert [news.classes[label] for label in news.labels] == ["Business", "Sci/Tech"]
+    (root / "sst2" / "SST-2.zip").unlink()
+    (root / "agnews" / "test.csv").unlink()
+    lines = [gzip.compress(b"sentence\tlabel\n" + row) for row in (b"one\t1\n", b"two\t0\n", b"three\tSports\n")]
+    place(
+        dict(zip(["text/sst2_train.tsv.gz", "text/sst2_heldout.tsv.gz", "text/agnews_test.tsv.gz"], lines, strict=True))
+    )
+    assert data.load("sst2", "train", root=root).inputs == ["one", "two"]
+    assert data.load("agnews", root=root).labels.tolist() == [1]
+    place({"text/agnews_test.tsv.gz": gzip.compress(b"sentence\tlabel\nthree\tWeather\n")})
+    with pytest.raises(ValueError, match=r"agnews_test\.tsv\.gz cannot be read"):
+        data.load("agnews", root=root)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"no gzip", gzip.compress(b"no IDX"), idx(IMAGES)[:-9], gzip.compress(gzip.decompress(idx(IMAGES))[:-1])],
+)
+def test_broken_files_without_a_checksum_are_refused(content, place):
+    images, labels = (f"notmnist/{Path(file).name}" for file in MNIST)
+    root = place({images: content, labels: idx(LABELS)})
+    with pytest.raises(ValueError, match=f"{images} cannot be read"):
+        data.load("notmnist", root=root)
+
+
+def test_images_and_labels_that_do_not_fit_are_refused(place):
+    images, labels = (f"notmnist/{Path(file).name}" for file in MNIST)
+    for x, y, message in ((IMAGES, LABELS[:4], "do not go with"), (IMAGES[:, :9], LABELS, "must be uint8 of shape")):
+        root = place({images: idx(x), labels: idx(y)})
+        with pytest.raises(ValueError, match=message):
+            data.load("notmnist", root=root)

@@ -1,0 +1,349 @@
+"""Implicit ensembles: what each member is as a plain network, where members start, what is trained, what is shared."""
+
+import copy
+import math
+import re
+
+import pytest
+import torch
+from small_networks import EVERY, bert, clip, count, images, logits, moved, vit
+from torch import nn
+from transformers import ViTConfig, ViTForImageClassification
+
+from uqlab import ensembles, models, training
+from uqlab.ensembles import ATTENTION, BatchLinear, LoRALinear, MemberLayer, MemberLinear, SVDLinear, base
+from uqlab.training import loop
+
+
+# Members --------------------------------------------------------------------------------------------------------------
+@EVERY
+@pytest.mark.parametrize("backbone", [vit, clip, lambda: models.mlp(64, (12, 6), 3).eval()], ids=["vit", "clip", "mlp"])
+def test_folded_members_are_separate_plain_networks(make, backbone):
+    ensemble, (x, _) = moved(make(backbone())), images()
+    together = ensemble(x)
+    assert together.shape == (3, 4, 3)
+    assert (together[0] - together[1]).abs().max() > 1e-3
+    for m in range(3):
+        member = ensemble.member(m)
+        assert not any(isinstance(part, MemberLayer) for part in member.modules())
+        torch.testing.assert_close(logits(member, x), together[m], rtol=1e-5, atol=1e-5)
+
+
+@EVERY
+def test_shards_and_chunks_are_the_whole(make):
+    ensemble, (x, _) = moved(make(vit())), images()
+    together = ensemble(x)
+    torch.testing.assert_close(torch.cat([ensemble.shard(slice(1))(x), ensemble.shard(slice(1, 3))(x)]), together)
+    for size in (1, 2):
+        ensemble.chunk = size
+        torch.testing.assert_close(ensemble(x), together)
+        assert next(rows for rows, _ in ensemble.parts(x.expand(3, *x.shape))) == slice(0, size)
+
+
+def test_members_per_pass_follow_the_working_set():
+    ensemble, (x, _) = moved(ensembles.lora(vit(), 16, 2)), images()
+    assert ensemble.members_per_pass(x.expand(16, *x.shape)) == 16
+    many = torch.rand(1200, 1, 8, 8)
+    each = 1200 * 5 * (16 + 16) * 4  # 5 tokens read and written by a projection
+    size = ensemble.members_per_pass(many.expand(16, *many.shape))
+    assert size == int(base.CACHE / each)
+    assert 1 < size < 16
+    together = ensemble(many)
+    ensemble.chunk = 16
+    torch.testing.assert_close(ensemble(many), together)
+    assert ensembles.deep(lambda: models.mlp(64), 16).members_per_pass(many.expand(16, *many.shape)) == 16
+
+
+@EVERY
+def test_members_with_batches_of_their_own(make):
+    ensemble, (x, _) = moved(make(vit())), images(6)
+    apart = ensemble.forward_members(x.view(3, 2, 1, 8, 8))
+    for m in range(3):
+        torch.testing.assert_close(apart[m], ensemble(x[2 * m : 2 * m + 2])[m], rtol=1e-5, atol=1e-5)
+
+
+@EVERY
+def test_token_inputs_and_attention_masks_are_repeated(make):
+    ensemble = moved(make(bert()))
+    tokens = {"input_ids": torch.randint(50, (2, 7)), "attention_mask": torch.ones(2, 7, dtype=torch.int64)}
+    tokens["attention_mask"][1, 4:] = 0
+    together = ensemble(**tokens)
+    torch.testing.assert_close(ensemble(tokens), together)
+    for m in range(3):
+        torch.testing.assert_close(ensemble.member(m)(**tokens).logits, together[m], rtol=1e-5, atol=1e-5)
+    shorter = {name: tensor[1:, :4] for name, tensor in tokens.items()}  # what is masked plays no part
+    torch.testing.assert_close(ensemble(shorter)[:, 0], together[:, 1], rtol=1e-5, atol=1e-5)
+
+
+@EVERY
+def test_a_member_depends_on_the_seed_and_its_number_alone(make):
+    x, _ = images()
+    two, three, other = (make(vit(), members, seed=seed).eval()(x) for members, seed in ((2, 0), (3, 0), (3, 1)))
+    torch.testing.assert_close(two, three[:2])
+    assert (three - other).abs().max() > 1e-3
+
+
+# Where members start --------------------------------------------------------------------------------------------------
+def test_lora_starts_as_the_backbone():
+    backbone, (x, _) = vit(), images()
+    shared = ensembles.lora(backbone, 3, 2, heads="shared")
+    torch.testing.assert_close(shared(x), backbone(x).logits.expand(3, -1, -1))
+    layer = next(part for part in shared.modules() if isinstance(part, LoRALinear))
+    assert not layer.up.any()
+    bound = 10 * math.sqrt(6 / (16 + 2))  # xavier-uniform with gain 10
+    assert 0.8 * bound < layer.down.abs().max() <= bound
+
+
+def test_lora_is_a_low_rank_update():
+    ensemble = moved(ensembles.lora(vit(), 2, 3))
+    layer = next(part for part in ensemble.modules() if isinstance(part, LoRALinear))
+    for m in range(2):
+        update = layer.member(m).weight - layer.weight
+        torch.testing.assert_close(update, layer.up[m] @ layer.down[m])
+        assert torch.linalg.matrix_rank(update, rtol=1e-4) == 3
+
+
+def test_singular_values_start_as_the_backbone():
+    backbone, (x, _) = vit(), images()
+    equal = ensembles.singular_value(backbone, 3, init_std=0.0, heads="shared").eval()
+    torch.testing.assert_close(equal(x), backbone(x).logits.expand(3, -1, -1), rtol=1e-5, atol=1e-5)
+    assert (ensembles.singular_value(backbone, 3, init_std=0.1, heads="shared")(x).std(0) > 1e-4).any()
+
+
+@pytest.mark.parametrize("shape", [(6, 10), (10, 6), (8, 8)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_singular_value_layers(shape, bias):
+    torch.manual_seed(0)
+    linear = nn.Linear(shape[1], shape[0], bias).double()
+    generators = [torch.Generator().manual_seed(m) for m in range(3)]
+    layer = SVDLinear.start(linear, 0.3, generators)
+    for m in range(3):
+        weight = layer.member(m).weight
+        core = layer.u.mT @ weight @ layer.v  # U^T W_m V
+        torch.testing.assert_close(core, torch.diag(layer.s[m].clamp(min=0)), rtol=1e-5, atol=1e-5)
+        moved_by = torch.linalg.norm(weight - linear.weight)
+        original = torch.linalg.svdvals(linear.weight)
+        torch.testing.assert_close(moved_by, torch.linalg.norm(layer.s[m] - original), rtol=1e-5, atol=1e-5)
+    assert not layer.u.requires_grad
+    assert (layer.bias is None) == (not bias)
+
+
+def test_the_two_ways_to_multiply_by_singular_values_agree(monkeypatch):
+    torch.manual_seed(0)
+    layer, x = (
+        SVDLinear.start(nn.Linear(7, 5), 0.3, [torch.Generator().manual_seed(m) for m in range(2)]),
+        torch.rand(6, 3, 7),
+    )
+    found = []
+    for factored in (True, False):
+        monkeypatch.setattr(SVDLinear, "factored", lambda self, rows, answer=factored: answer)
+        layer.zero_grad()
+        y = layer(x)
+        y.square().sum().backward()
+        found.append((y.detach(), layer.s.grad.clone(), layer.bias.grad.clone()))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_a_singular_value_below_zero_stays_dead():
+    layer = SVDLinear.start(nn.Linear(4, 4), 0.0, [torch.Generator()])
+    layer.s.data[0, 1] = -0.1
+    layer(torch.rand(3, 4)).square().sum().backward()
+    assert layer.s.grad[0, 1] == 0
+    assert layer.s.grad[0, 0] != 0
+    assert torch.linalg.svdvals(layer.member(0).weight)[-1] < 1e-6
+
+
+def test_batch_ensemble_with_ones_is_the_backbone():
+    backbone, (x, _) = vit(), images()
+    for additive in (True, False):
+        equal = ensembles.batch(backbone, 3, std=0.0, additive=additive, heads="shared")
+        torch.testing.assert_close(equal(x), backbone(x).logits.expand(3, -1, -1), rtol=1e-5, atol=1e-5)
+
+
+def test_batch_ensemble_multiplies_and_adds_a_rank_one_matrix():
+    torch.manual_seed(0)
+    linear = nn.Linear(6, 4)
+    for additive in (True, False):
+        layer = BatchLinear.start(linear, 0.5, additive, [torch.Generator().manual_seed(1)])
+        outer = torch.outer(layer.left[0], layer.right[0])
+        expected = linear.weight + outer if additive else linear.weight * outer
+        torch.testing.assert_close(layer.member(0).weight, expected)
+
+
+# What is trained ------------------------------------------------------------------------------------------------------
+
+
+def vit_base(labels):
+    config = ViTConfig(num_labels=labels, patch_size=32)  # ViT-B/32: 12 layers of width 768
+    with torch.device("meta"):
+        return ViTForImageClassification(config)
+
+
+@pytest.mark.parametrize(
+    ("members", "rank", "labels", "heads", "expected"),
+    [  # Muhlematter et al. 2024, Table 7 and text
+        (1, 8, 100, "independent", 666_724),
+        (16, 8, 100, "independent", 10_667_584),
+        (1, 128, 100, "independent", 9_514_084),
+        (8, 4, 7, "independent", 2_402_360),
+        (8, 4, 7, "shared", 2_364_679),
+    ],
+)
+def test_parameters_of_the_lora_paper(members, rank, labels, heads, expected):
+    assert count(ensembles.lora(vit_base(labels), members, rank, heads=heads)) == expected
+
+
+def test_parameters_of_singular_value_ensembles():
+    ensemble = ensembles.singular_value(vit(), 4)
+    block = 4 * 16 + 16 + 16  # singular values of q, k, v, o, fc1 and fc2
+    biases = 4 * 16 + 32 + 16
+    assert count(ensemble) == 4 * (2 * (block + biases) + 3 * 17)
+
+
+@EVERY
+@pytest.mark.parametrize("heads", ["independent", "shared"])
+def test_frozen_means_frozen(make, heads):
+    backbone, (x, y) = vit(), images(12)
+    before = copy.deepcopy(backbone.state_dict())
+    ensemble = make(backbone, heads=heads)
+    start = {name: p.clone() for name, p in ensemble.named_parameters()}
+    buffers = {name: b.clone() for name, b in ensemble.named_buffers()}
+    training.fit(ensemble, x, y, epochs=2, lr=0.05, optimizer="adamw", batch_size=4, clip=1.0, progress=False)
+    for name, p in ensemble.named_parameters():
+        assert torch.equal(start[name], p) == (not p.requires_grad), name
+    assert all(torch.equal(buffers[name], b) for name, b in ensemble.named_buffers())
+    assert all(torch.equal(before[name], weight) for name, weight in backbone.state_dict().items())
+    assert all(p.requires_grad for p in backbone.parameters())
+
+
+@EVERY
+def test_the_backbone_lies_in_memory_once(make):
+    backbone = vit()
+    ensemble = make(backbone)
+    mine = {p.data_ptr() for p in backbone.parameters()}
+    copied = [p for p in ensemble.shard(slice(2)).parameters() if not p.requires_grad and p.data_ptr() not in mine]
+    assert copied == []
+
+
+@EVERY
+@pytest.mark.parametrize("heads", ["independent", "shared"])
+@pytest.mark.parametrize("chunk", [None, 1])
+def test_gradients_are_those_of_separate_members(make, heads, chunk):
+    """What is a member's own follows its own loss; what all share follows the mean of theirs."""
+    ensemble, (x, y) = moved(make(vit(), heads=heads)), images()
+    expected = torch.autograd.grad(
+        sum(nn.functional.cross_entropy(z, y) for z in ensemble(x)),
+        [p for p in ensemble.parameters() if p.requires_grad],
+    )
+    shared = set(ensemble.shared_parameters())
+    start = [p.detach().clone() for p in ensemble.parameters() if p.requires_grad]
+    ensemble.chunk = chunk
+    training.fit(ensemble, x, y, epochs=1, lr=0.1, batch_size=4, progress=False)
+    after = [p for p in ensemble.parameters() if p.requires_grad]
+    for p, old, gradient in zip(after, start, expected, strict=True):
+        scale = 1 / 3 if p in shared else 1
+        torch.testing.assert_close(p.detach(), old - 0.1 * scale * gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_shared_is_known():
+    assert ensembles.lora(vit(), 2).shared_parameters() == []
+    assert ensembles.lora(vit(), 2).can_shard()
+    assert len(ensembles.lora(vit(), 2, heads="shared").shared_parameters()) == 2
+    assert len(ensembles.batch(vit(), 2).shared_parameters()) == 2 * 4
+    assert not ensembles.batch(vit(), 2).can_shard()
+    assert not ensembles.lora(bert(), 2).can_shard()  # its attention drops weights by torch's global generator
+
+
+def test_threads_train_the_same_members(monkeypatch):
+    found = []
+    for small in (1e18, 0):
+        monkeypatch.setattr(loop, "SMALL", small)
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+        ensemble, (x, y) = ensembles.lora(vit(), 3, 2), images(12)
+        training.fit(ensemble, x, y, epochs=2, lr=0.05, batch_size=4, optimizer="adamw", progress=False)
+        found.append(ensemble.eval()(x).detach())
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_of_the_backbone_becomes_a_member_s_own(monkeypatch):
+    """Ten members are the same as four and six, in chunks too."""
+    monkeypatch.setattr(loop, "SMALL", 1e18)
+    x, y = torch.rand(12, 8), torch.arange(12) % 3
+    found = []
+    for members, chunk in ((4, None), (2, None), (4, 2)):
+        torch.manual_seed(0)
+        ensemble = ensembles.lora(models.mlp(8, (12, 6), 3, dropout=0.5), members, 2)
+        ensemble.chunk = chunk
+        training.fit(ensemble, x, y, epochs=3, lr=0.1, batch_size=6, progress=False)
+        found.append(ensemble(x).detach())
+    torch.testing.assert_close(found[0][:2], found[1])
+    torch.testing.assert_close(found[0], found[2])
+
+
+def test_heads_start_as_published():
+    lora = ensembles.lora(vit(), 50).network.classifier
+    sve = ensembles.singular_value(vit(), 50).network.classifier
+    lora.requires_grad_(False)
+    sve.requires_grad_(False)
+    assert isinstance(lora, MemberLinear)
+    assert lora.weight.abs().max() <= 1 / 4  # torch's default for 16 features
+    assert lora.weight.std() == pytest.approx(0.25 / math.sqrt(3), rel=0.05)
+    assert sve.weight.std() == pytest.approx(0.01, rel=0.05)
+    assert not sve.bias.any()
+
+
+# Where it applies -----------------------------------------------------------------------------------------------------
+def replaced(ensemble, kind):
+    return [name for name, part in ensemble.network.named_modules() if isinstance(part, kind)]
+
+
+def test_default_targets():
+    assert len(replaced(ensembles.lora(vit(), 2), LoRALinear)) == 2 * 4
+    assert len(replaced(ensembles.lora(clip(), 2), LoRALinear)) == 2 * 4
+    names = replaced(ensembles.lora(bert(), 2), LoRALinear)
+    assert [name.split("attention.")[1] for name in names[:4]] == [
+        "self.query",
+        "self.key",
+        "self.value",
+        "output.dense",
+    ]
+    assert len(names) == 2 * 4
+    assert replaced(ensembles.lora(models.mlp(8, (12, 6), 3), 2, 2), LoRALinear) == ["1", "4"]
+    assert len(replaced(ensembles.singular_value(vit(), 2), SVDLinear)) == 2 * 6
+
+
+@pytest.mark.parametrize(
+    ("names", "others"),
+    [
+        (["q_lin", "k_lin", "v_lin", "out_lin"], ["ffn.lin1"]),  # DistilBERT
+        (["attn.Wqkv", "attn.Wo"], ["mlp.Wo"]),  # ModernBERT
+        (["attention.self.query_proj", "attention.output.dense"], ["output.dense"]),  # DeBERTa
+        (["attn.qkv", "attn.proj"], ["patch_embed.proj", "mlp.fc1"]),  # timm
+    ],
+)
+def test_the_attention_has_many_names(names, others):
+    assert all(re.search(ATTENTION, f"layer.0.{name}") for name in names)
+    assert not any(re.search(ATTENTION, f"layer.0.{name}") for name in others)
+
+
+def test_targets_by_expression():
+    assert replaced(ensembles.lora(vit(), 2, target=r"layers\.1.*(q|v)_proj$"), LoRALinear) == [
+        "vit.layers.1.attention.q_proj",
+        "vit.layers.1.attention.v_proj",
+    ]
+
+
+@EVERY
+def test_compiles(make, unchecked):  # what checks shapes cannot be traced
+    ensemble, (x, _) = moved(make(vit())), images()
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(ensemble, backend="aot_eager")(x), ensemble(x), rtol=1e-4, atol=1e-5)
+
+
+@EVERY
+def test_autocast(make):
+    ensemble, (x, _) = moved(make(vit())), images()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        half = ensemble(x)
+    torch.testing.assert_close(half.float(), ensemble(x).detach(), rtol=0.1, atol=0.1)

@@ -1,0 +1,393 @@
+"""Masks: identities of the objective, members as plain networks, both training steps, what extraction must recover."""
+
+import copy
+import importlib
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from uqlab import data, ensembles, extraction, metrics, models, training, uncertainty
+from uqlab.ensembles import MaskedLinear
+from uqlab.extraction.fit import AutogradMaskStep, ChainMaskStep, make_mask_step
+from uqlab.training import loop
+
+
+def network(*widths, classes=3, dropout=0.1):
+    torch.manual_seed(0)
+    return models.mlp(8, widths or (12, 6), classes, dropout).double()
+
+
+def batch(samples=20, classes=3):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand(samples, 1, 2, 4, generator=generator, dtype=torch.float64)
+    return x, torch.randint(classes, (samples,), generator=generator)
+
+
+def set_logits(ensemble, value):
+    """All mask logits of member m become value(m, logits)."""
+    with torch.no_grad():
+        for layer in ensemble.layers().values():
+            for p in layer.own_parameters():
+                for m in range(ensemble.members):
+                    p[m] = value(m, p[m])
+    return ensemble
+
+
+# What a member is -----------------------------------------------------------------------------------------------------
+def test_open_masks_give_the_network():
+    net, (x, _) = network(), batch()
+    ensemble = set_logits(extraction.masks(net, 3), lambda m, p: 40.0)
+    torch.testing.assert_close(ensemble(x), net.eval()(x).expand(3, -1, -1))
+
+
+def test_members_see_the_outer_product_of_their_masks():
+    net, (x, _) = network(), batch()
+    ensemble = extraction.masks(net, 3)
+    for m in range(3):
+        plain = copy.deepcopy(net).eval()
+        for name, (rows, columns) in ensemble.masks().items():
+            layer = plain.get_submodule(name)
+            layer.weight.data *= torch.outer(torch.ones(3).double() if rows is None else rows[m], columns[m])
+        torch.testing.assert_close(ensemble(x)[m], plain(x))
+        torch.testing.assert_close(ensemble.member(m)(x), plain(x))
+        assert [type(part) for part in ensemble.member(m)] == [type(part) for part in net]
+
+
+def test_a_mask_for_every_row_and_column_but_those_of_the_classes():
+    ensemble = extraction.masks(network(), 4)
+    shapes = {name: [None if p is None else tuple(p.shape) for p in masks] for name, masks in ensemble.masks().items()}
+    assert shapes == {"1": [(4, 12), (4, 8)], "4": [(4, 6), (4, 12)], "7": [None, (4, 6)]}
+    without = extraction.masks(network(), 4, inputs=False)
+    assert without.masks()["1"].columns is None
+    assert without.masks()["4"].columns is not None
+
+
+@pytest.mark.parametrize("inputs", [True, False])
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Sigmoid])  # sigmoid: a masked unit without bias shows 1/2
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_hard_member_is_a_small_dense_network(inputs, activation, bias):
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(12, 6, bias), activation(), nn.Dropout(0.5), nn.Linear(6, 3, bias))
+    net = nn.Sequential(nn.Flatten(), nn.Linear(8, 12, bias), activation(), inner).double()
+    ensemble, (x, _) = extraction.masks(net, 5, inputs=inputs).harden(), batch()
+    whole = sum(p.numel() for p in net.parameters())
+    for m in range(5):
+        small = ensemble.member(m)
+        torch.testing.assert_close(small(x), ensemble(x)[m])
+        masks = ensemble.masks()
+        units = [masks["1"].rows[m] * masks["3.0"].columns[m], masks["3.0"].rows[m] * masks["3.3"].columns[m]]
+        linear = [part for part in small.modules() if isinstance(part, nn.Linear)]
+        assert [layer.out_features for layer in linear] == [*(int(kept.sum()) for kept in units), 3]
+        assert linear[0].in_features == (int(masks["1"].columns[m].sum()) if inputs else 8)
+        assert sum(p.numel() for p in small.parameters()) < whole
+
+
+def test_a_hard_member_of_a_convolutional_network():
+    torch.manual_seed(0)
+    net, x = models.wide_resnet(10, 1, classes=4).double().eval(), torch.rand(3, 3, 16, 16).double()
+    ensemble = extraction.masks(net, 2).harden()
+    assert list(ensemble.masks()) == ["8"]
+    assert ensemble.member(1)[-1].out_features == 4
+    torch.testing.assert_close(ensemble.member(1)(x), ensemble(x)[1])
+
+
+def test_a_layer_between_which_something_mixes_units_is_not_shrunk():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 6), nn.Softmax(-1), nn.Linear(6, 3)).double()
+    ensemble, x = extraction.masks(net, 2, inputs=False).harden(), torch.rand(5, 8).double()
+    small = ensemble.member(0)
+    assert small[0].out_features == 6
+    torch.testing.assert_close(small(x), ensemble(x)[0])
+
+
+def test_a_member_that_keeps_nothing_still_answers():
+    net, (x, _) = network(), batch()
+    ensemble = set_logits(extraction.masks(net, 1), lambda m, p: -1.0).harden()
+    torch.testing.assert_close(ensemble.member(0)(x), net[7].bias.expand(20, 3).detach())
+    torch.testing.assert_close(ensemble(x)[0], net[7].bias.expand(20, 3).detach())
+
+
+def test_hardening_can_be_undone_and_moved():
+    ensemble, (x, _) = extraction.masks(network(), 3), batch()
+    soft = ensemble(x)
+    kept = [ensemble.harden(threshold).masks()["1"].rows.mean().item() for threshold in (0.3, 0.5, 0.7)]
+    assert kept == sorted(kept, reverse=True)
+    assert kept[0] > kept[2]
+    assert set(ensemble.masks()["1"].rows.unique().tolist()) == {0.0, 1.0}
+    torch.testing.assert_close(ensemble.soften()(x), soft)
+
+
+def test_the_network_is_copied_and_frozen():
+    net, (x, y) = network(), batch()
+    before = copy.deepcopy(net.state_dict())
+    ensemble = extraction.masks(net, 3)
+    extraction.fit_masks(ensemble, x, y, steps=5, progress=False)
+    after, layer = net.state_dict(), ensemble.layers()["4"]
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert all(p.requires_grad for p in net.parameters())
+    assert torch.equal(layer.weight, net[4].weight)
+    assert not layer.weight.requires_grad
+    assert not layer.bias.requires_grad
+
+
+def test_dropout_and_batch_statistics_stay_as_at_prediction():
+    ensemble, (x, _) = extraction.masks(network(dropout=0.9), 2), batch()
+    assert torch.equal(ensemble.train()(x), ensemble.eval()(x))
+
+
+def test_shards_share_the_logits():
+    ensemble, (x, _) = extraction.masks(network(), 4).harden(), batch()
+    shard = ensemble.shard(slice(1, 3))
+    torch.testing.assert_close(shard(x), ensemble(x)[1:3])
+    shard.layers()["1"].row_logits.data.fill_(3.0)
+    assert (ensemble.layers()["1"].row_logits[1:3] == 3).all()
+    assert not (ensemble.layers()["1"].row_logits[0] == 3).any()
+
+
+def test_a_member_depends_on_the_seed_and_its_number_alone():
+    three, five, other = (extraction.masks(network(), m, seed=s).masks()["4"] for m, s in ((3, 0), (5, 0), (3, 1)))
+    assert torch.equal(three.rows, five.rows[:3])
+    assert torch.equal(three.columns, five.columns[:3])
+    assert not torch.equal(three.rows, other.rows)
+    assert not torch.equal(three.rows[0], three.rows[1])
+
+
+# Diversity ------------------------------------------------------------------------------------------------------------
+def test_diversity_of_known_masks():
+    ensemble = extraction.masks(network(), 2)
+    assert extraction.mask_diversity(set_logits(ensemble, lambda m, p: 0.7)) == pytest.approx(0, abs=1e-12)
+    opposite = set_logits(ensemble, lambda m, p: 40.0 if m else -40.0)
+    assert extraction.mask_diversity(opposite) == pytest.approx(math.log(2), rel=1e-9)
+    assert extraction.mask_diversity(opposite.harden()) == pytest.approx(math.log(2), rel=1e-9)
+    one_in_four = set_logits(extraction.masks(network(), 4), lambda m, p: 40.0 if m == 1 else -40.0)
+    expected = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
+    assert extraction.mask_diversity(one_in_four) == pytest.approx(expected, rel=1e-9)
+
+
+def test_diversity_is_the_mutual_information_of_each_element():
+    """I[b; m] of one mask element b, a coin of member m, is the BALD score of a two-class ensemble."""
+    ensemble = extraction.masks(network(), 5, std=2.0)
+    logits = torch.cat([p.detach() for layer in ensemble.layers().values() for p in layer.own_parameters()], 1)
+    coins = torch.stack([logits, torch.zeros_like(logits)], -1)  # [members, elements, 2]
+    expected = uncertainty.decompose(coins).epistemic.mean()
+    assert extraction.mask_diversity(ensemble) == pytest.approx(expected.item(), rel=1e-9)
+
+
+# Training -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("inputs", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_written_out_step_is_autograd_s(inputs, bias):
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Flatten(), nn.Linear(8, 12, bias), nn.ReLU(), nn.Linear(12, 6, bias), nn.ReLU(), nn.Dropout(0.3),
+        nn.Linear(6, 3, bias),
+    ).double()  # fmt: skip
+    ensemble, (x, y) = extraction.masks(net, 4, inputs=inputs), batch()
+    written, reference = make_mask_step(ensemble), AutogradMaskStep(ensemble)
+    assert isinstance(written, ChainMaskStep)
+    for rows in (slice(None), slice(7)):  # the second call meets memory of the first
+        for found, expected in zip(written(x[rows], y[rows]), reference(x[rows], y[rows]), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6, check_dtype=False)
+
+
+def test_one_layer_and_flat_inputs_take_the_written_out_step():
+    torch.manual_seed(0)
+    ensemble = extraction.masks(nn.Linear(5, 3).double(), 2)
+    x, y = torch.rand(9, 5).double(), torch.arange(9) % 3
+    written = make_mask_step(ensemble, flat=True)
+    assert isinstance(written, ChainMaskStep)
+    torch.testing.assert_close(written(x, y)[1], AutogradMaskStep(ensemble)(x, y)[1])
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)),  # inputs may have more axes
+        nn.Sequential(nn.Flatten(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)),
+        nn.Sequential(nn.Flatten(), nn.Linear(8, 6), nn.ReLU(), nn.LayerNorm(6), nn.Linear(6, 3)),
+        nn.Sequential(nn.Flatten(), nn.Linear(8, 6), nn.ReLU(), nn.ReLU(), nn.Linear(6, 3)),
+    ],
+)
+def test_other_networks_take_autograd(net):
+    assert isinstance(make_mask_step(extraction.masks(net, 2)), AutogradMaskStep)
+
+
+@pytest.mark.parametrize("steps", ["written out", "autograd"])
+@pytest.mark.parametrize("diversity", [0.0, 2.0])
+def test_training_follows_the_objective(monkeypatch, steps, diversity):
+    """Against a plain loop: torch.optim.Adam on mean cross-entropy - diversity * mask_diversity, by autograd."""
+    if steps == "autograd":
+        monkeypatch.setattr(
+            importlib.import_module("uqlab.extraction.masks"),
+            "make_mask_step",
+            lambda ensemble, flat: AutogradMaskStep(ensemble),
+        )
+    x, y = batch(32)
+    ensemble, reference = extraction.masks(network(), 3), extraction.masks(network(), 3)
+    settings = {"diversity": diversity, "steps": 6, "lr": 0.1, "batch_size": 32, "progress": False}
+    history = extraction.fit_masks(ensemble, x, y, **settings)
+    assert history.loss.shape == (6, 3)
+    assert history.steps == 6
+
+    parameters = [p for layer in reference.layers().values() for p in layer.own_parameters()]
+    optimizer = torch.optim.Adam(parameters, 0.1)
+    for step in range(6):
+        p = torch.cat([logits.sigmoid() for logits in parameters], 1)
+        coin = lambda q: -q * q.log() - (1 - q) * (1 - q).log()  # noqa: E731
+        information = (coin(p.mean(0)) - coin(p).mean(0)).mean()
+        losses = torch.stack([nn.functional.cross_entropy(z, y) for z in reference(x)])
+        assert history.diversity[step] == pytest.approx(information.item(), rel=1e-5)
+        torch.testing.assert_close(history.loss[step].double(), losses.detach(), rtol=1e-5, atol=1e-6)
+        optimizer.zero_grad()
+        (losses.mean() - diversity * information).backward()
+        optimizer.step()
+    for name, (rows, columns) in reference.masks().items():
+        torch.testing.assert_close(ensemble.masks()[name].columns, columns, rtol=1e-4, atol=1e-5)
+        if rows is not None:
+            torch.testing.assert_close(ensemble.masks()[name].rows, rows, rtol=1e-4, atol=1e-5)
+
+
+def test_shards_in_threads_train_the_same_masks(monkeypatch):
+    found = []
+    for small in (1e18, 0):
+        monkeypatch.setattr(loop, "SMALL", small)
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+        ensemble, (x, y) = extraction.masks(network(), 5), batch(40)
+        extraction.fit_masks(ensemble, x, y, steps=12, batch_size=16, progress=False)
+        found.append(ensemble.masks()["4"].rows)
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_training_repeats_exactly_and_softens_first():
+    x, y = batch(40)
+    found = []
+    for hard in (True, False):
+        ensemble = extraction.masks(network(), 3)
+        if hard:
+            ensemble.harden()
+        extraction.fit_masks(ensemble, x, y, steps=8, batch_size=16, progress=False)
+        found.append(ensemble.masks()["1"].columns)
+    assert torch.equal(*found)
+
+
+def test_trained_masks_are_saved_and_loaded(tmp_path):
+    ensemble, (x, y) = extraction.masks(network(), 3), batch()
+    extraction.fit_masks(ensemble, x, y, steps=3, progress=False)
+    torch.save(ensemble.state_dict(), tmp_path / "masks.pt")
+    fresh = extraction.masks(network(), 3, seed=5)
+    fresh.load_state_dict(torch.load(tmp_path / "masks.pt", weights_only=True))
+    assert torch.equal(fresh(x), ensemble(x))
+    assert all(p.is_contiguous() for p in ensemble.parameters())
+
+
+def test_a_network_with_convolutions_and_float32_trains():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 4, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(12, 6), nn.ReLU(),
+                        nn.Linear(6, 3))  # fmt: skip
+    statistics = net[1].running_mean.clone()
+    x, y = batch()
+    ensemble = extraction.masks(net, 3)
+    history = extraction.fit_masks(ensemble, x, y, steps=60, diversity=0.0, progress=False)
+    assert history.loss[-1].mean() < history.loss[0].mean()
+    assert torch.equal(ensemble.network[1].running_mean, statistics)
+
+
+# What extraction is for -----------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def digits():
+    """A trained deep ensemble on digits, and mutual information and accuracy of what is extracted from its member 0."""
+    train, test, letters = data.load("digits", "train"), data.load("digits"), data.load("letters", limit=400)
+    deep = ensembles.deep(lambda: models.mlp(64, (512, 256)), 10)
+    training.fit(deep, train.inputs, train.labels, epochs=60, lr=0.05, momentum=0.9, progress=False)
+
+    def look(ensemble):
+        inside, outside = training.predict(ensemble, test.inputs), training.predict(ensemble, letters.inputs)
+        return metrics.accuracy(inside, test.labels), uncertainty.decompose(outside).epistemic.mean().item()
+
+    def extract(weight):
+        ensemble = extraction.masks(deep.member(0))
+        extraction.fit_masks(ensemble, train.inputs, train.labels, diversity=weight, steps=400, progress=False)
+        return look(ensemble), look(ensemble.harden())
+
+    single = metrics.accuracy(training.predict(deep.member(0), test.inputs), test.labels)
+    return {"deep": look(deep), "single": single, "extract": extract}
+
+
+def test_weight_two_recovers_the_ensemble_s_mutual_information(digits):
+    soft, hard = digits["extract"](2.0)
+    assert abs(soft[0] - digits["single"]) <= 0.01
+    assert abs(hard[0] - digits["single"]) <= 0.01
+    assert 0.7 < hard[1] / digits["deep"][1] < 3
+
+
+def test_weight_zero_recovers_nothing(digits):
+    soft, hard = digits["extract"](0.0)
+    assert max(soft[1], hard[1]) < 1e-3
+
+
+# Bad input ------------------------------------------------------------------------------------------------------------
+@pytest.mark.usefixtures("unchecked")
+def test_masks_refuses_what_it_cannot_mask():
+    with pytest.raises(ValueError, match="has no nn"):
+        extraction.masks(nn.Conv2d(1, 2, 3))
+    with pytest.raises(TypeError, match=r"choose one of its networks: ensemble.member\(0\)"):
+        extraction.masks(ensembles.deep(network, 2))
+    with pytest.raises(TypeError, match="takes one torch module, got str"):
+        extraction.masks("resnet")
+    for bad in ({"members": 0}, {"std": 0.0}, {"std": math.inf}):
+        with pytest.raises(ValueError, match="members must be at least 1 and std positive"):
+            extraction.masks(network(), **bad)
+    for threshold in (-0.1, 1.0):
+        with pytest.raises(ValueError, match=r"threshold must be in \[0, 1\)"):
+            extraction.masks(network()).harden(threshold)
+    with pytest.raises(IndexError, match="choose 0 to 1"):
+        extraction.masks(network(), 2).harden().member(2)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"labels": None}, "without labels"),
+        ({"labels": np.zeros(20, int)}, "must be tensors"),
+        ({"labels": torch.full((20,), -1)}, "missing label"),
+        ({"labels": torch.full((20,), 3)}, "labels must be 0 to 2"),
+        ({"labels": torch.ones(20).long()}, "all labels are 1"),
+        ({"labels": torch.zeros(19).long()}, r"labels \[samples\]"),
+        ({"labels": torch.zeros(20)}, "integers"),
+        ({"inputs": torch.empty(0, 8)}, "at least one"),
+        ({"inputs": torch.full((20, 8), math.nan)}, "NaN"),
+        ({"steps": 0}, "steps"),
+        ({"lr": 0.0}, "lr positive"),
+        ({"diversity": -1.0}, "diversity >= 0"),
+    ],
+)
+def test_fit_masks_refuses(change, message):
+    x, y = batch()
+    given = {"inputs": x, "labels": y, **change}
+    with pytest.raises((TypeError, ValueError), match=message):
+        extraction.fit_masks(extraction.masks(network(), 2), progress=False, **given)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_other_ensembles_are_refused():
+    x, y = batch()
+    for call in (lambda e: extraction.fit_masks(e, x, y), extraction.mask_diversity):
+        with pytest.raises(TypeError, match=r"extraction.masks\(model\) returns, got FoldedEnsemble"):
+            call(ensembles.deep(network, 2))
+
+
+def test_a_loss_that_is_not_finite_is_reported():
+    net, (x, y) = network(), batch()
+    net[7].weight.data[:] = 1e308
+    with pytest.raises(FloatingPointError, match="step 0"):
+        extraction.fit_masks(extraction.masks(net, 2), x * 1e10, y, steps=2, progress=False)
+
+
+def test_a_mask_layer_describes_itself():
+    layer = extraction.masks(network(), 2).layers()["7"]
+    assert isinstance(layer, MaskedLinear)
+    assert "members=2, in_features=6, out_features=3, masks=column" in repr(layer)

@@ -1,0 +1,373 @@
+"""Tiles: their mean is the network, and each is the classifier on its window of the map."""
+
+import copy
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from uqlab import ensembles, models, training
+from uqlab.extraction import tiles
+
+torch.manual_seed(0)
+
+
+def body(width=6, stride=1):
+    return nn.Sequential(nn.Conv2d(3, width, 3, stride, 1), nn.BatchNorm2d(width), nn.ReLU())
+
+
+def plain(pool=None, tail=(), width=6):
+    """A map as large as the image, a pool and a head."""
+    return nn.Sequential(body(width), pool or nn.AdaptiveAvgPool2d(1), nn.Flatten(), *tail, nn.Linear(width, 5)).eval()
+
+
+class Torchvision(nn.Module):
+    """The names and the order of torchvision's ResNet, with a squeeze-and-excitation average inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer4 = body()
+        self.squeeze, self.gate = nn.AdaptiveAvgPool2d(1), nn.Conv2d(6, 6, 1)
+        self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
+        self.fc = nn.Linear(6, 5)
+
+    def forward(self, x):
+        x = self.layer4(x)
+        x = x * self.gate(self.squeeze(x)).sigmoid()
+        return self.fc(torch.flatten(self.avgpool(x), 1))
+
+
+class FastAdaptiveAvgPool(nn.Module):
+    """As in timm/layers/adaptive_avgmax_pool.py."""
+
+    def __init__(self, flatten, dim):
+        super().__init__()
+        self.flatten, self.dim = flatten, dim
+
+    def forward(self, x):
+        return x.mean(self.dim, keepdim=not self.flatten)
+
+
+class SelectAdaptivePool2d(nn.Module):
+    """As in timm/layers/adaptive_avgmax_pool.py."""
+
+    def __init__(self, pool_type="fast", flatten=True, dim=(2, 3)):
+        super().__init__()
+        self.pool_type = pool_type
+        if pool_type == "fast":
+            self.pool, self.flatten = FastAdaptiveAvgPool(flatten, dim), nn.Identity()
+        else:
+            self.pool = nn.AdaptiveAvgPool2d(1) if pool_type == "avg" else nn.AdaptiveMaxPool2d(1)
+            self.flatten = nn.Flatten(1) if flatten else nn.Identity()
+
+    def forward(self, x):
+        return self.flatten(self.pool(x))
+
+
+class Timm(nn.Module):
+    """The names and the order of timm's ResNet."""
+
+    def __init__(self, pool_type="avg"):
+        super().__init__()
+        self.stages = body()
+        self.global_pool = SelectAdaptivePool2d(pool_type)
+        self.fc = nn.Linear(6, 5)
+
+    def forward(self, x):
+        return self.fc(self.global_pool(self.stages(x)))
+
+
+class TimmHead(nn.Module):
+    """The names and the order of timm's ClassifierHead, by convolution or on maps [batch, height, width, channels]."""
+
+    def __init__(self, last):
+        super().__init__()
+        self.last, self.stages, self.head = last, body(), nn.Module()
+        self.head.global_pool = SelectAdaptivePool2d("fast", last, (1, 2) if last else (2, 3))
+        self.head.drop = nn.Dropout(0.5)
+        self.head.fc = nn.Linear(6, 5) if last else nn.Conv2d(6, 5, 1)
+        self.head.flatten = nn.Identity() if last else nn.Flatten(1)
+
+    def forward(self, x):
+        x = self.stages(x)
+        x = self.head.drop(self.head.global_pool(x.permute(0, 2, 3, 1) if self.last else x))
+        return self.head.flatten(self.head.fc(x))
+
+
+def huggingface_resnet():
+    config = transformers.ResNetConfig(embedding_size=4, hidden_sizes=[6], depths=[1], layer_type="basic", num_labels=5)
+    return transformers.ResNetForImageClassification(config)  # a map a fourth of the image
+
+
+def swin():
+    config = transformers.SwinConfig(
+        image_size=16, patch_size=2, embed_dim=8, depths=[1], num_heads=[2], window_size=2, num_labels=5
+    )
+    return transformers.SwinForImageClassification(config)
+
+
+VIT = {"image_size": 16, "patch_size": 2, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+VIT |= {"intermediate_size": 16, "num_labels": 5}
+LAYOUTS = {
+    "sequential": plain,
+    "window": lambda: plain(nn.AvgPool2d(8)),
+    "window larger than the map": lambda: plain(nn.AvgPool2d(99, ceil_mode=True)),
+    "dropout": lambda: plain(tail=[nn.Dropout(0.5), nn.BatchNorm1d(6)]),
+    "wide_resnet": lambda: models.wide_resnet(10, 1, 5),
+    "cifar_resnet": lambda: models.cifar_resnet(8, 5),
+    "small_cnn": lambda: models.small_cnn(5, 3),
+    "torchvision": Torchvision,
+    "timm": Timm,
+    "timm fast": lambda: Timm("fast"),
+    "timm convolution": lambda: TimmHead(False),
+    "timm channels last": lambda: TimmHead(True),
+    "transformers resnet": huggingface_resnet,
+    "transformers swin": swin,
+    "transformers ijepa": lambda: transformers.IJepaForImageClassification(transformers.IJepaConfig(**VIT)),
+}
+
+
+def images(name="", count=3):
+    side = 32 if name in ("wide_resnet", "cifar_resnet", "transformers resnet") else 16 if "transf" in name else 8
+    return torch.randn(count, 3, side, side)
+
+
+def logits(model, x):
+    output = model(x)
+    return getattr(output, "logits", output)
+
+
+def random_statistics(model):
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+            layer.running_mean.normal_()
+            layer.running_var.uniform_(0.5, 2)
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_mean_of_the_tiles_is_the_model(name):
+    model, x = random_statistics(LAYOUTS[name]()), images(name)
+    own = logits(model, x)
+    for size in (1, 2, 4, 8):
+        ensemble = tiles(model, size)
+        found = ensemble(x)
+        assert found.shape == (size * size, 3, 5)
+        torch.testing.assert_close(found.mean(0), own, atol=1e-5, rtol=1e-5)
+        if size > 1:
+            assert found.std(0).max() > 1e-3  # members differ
+        for member in (0, size * size - 1):
+            torch.testing.assert_close(ensemble.member(member)(x), found[member])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+def test_a_tile_is_the_head_on_its_window_row_by_row(size):
+    model = random_statistics(plain())
+    x = torch.randn(4, 3, 8, 10)
+    grid, head = model[0](x), model[-1]
+    found = tiles(model, size)(x)
+    edges = [[(i * n // size, -(-(i + 1) * n // size)) for i in range(size)] for n in (8, 10)]  # torch's windows
+    for i, (top, bottom) in enumerate(edges[0]):
+        for j, (left, right) in enumerate(edges[1]):
+            expected = head(grid[:, :, top:bottom, left:right].mean((2, 3)))
+            torch.testing.assert_close(found[i * size + j], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_patches_of_a_vision_transformer():
+    model = transformers.ViTForImageClassification(transformers.ViTConfig(**VIT)).eval()
+    model.classifier.weight.data.normal_()
+    x = images("transformers")
+    patches = model.vit(x).last_hidden_state[:, 1:]  # [batch, patches, features]
+    expected = model.classifier(patches).permute(1, 0, 2)
+    torch.testing.assert_close(tiles(model, 8)(x), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(tiles(nn.Sequential(model), 1)(x)[0], expected.mean(0), atol=1e-5, rtol=1e-5)
+    first = expected.unflatten(0, (8, 8))[:4, :4].mean((0, 1))
+    torch.testing.assert_close(tiles(model, 2, pool="vit.layernorm")(x)[0], first, atol=1e-5, rtol=1e-5)
+    assert (tiles(model, 1)(x)[0] - model(x).logits).abs().max() > 0.1  # the class token says something else
+    with pytest.raises(ValueError, match=r"larger than the map at 'vit\.layernorm', 8 x 8"):
+        tiles(model, 9)
+
+
+def test_one_pass_of_the_backbone():
+    model, calls = plain(), []
+    ensemble = tiles(model, 4)
+    ensemble(images())
+    next(m for m in ensemble.modules() if isinstance(m, nn.Conv2d)).register_forward_hook(lambda *_: calls.append(1))
+    ensemble(images())
+    assert len(calls) == 1
+
+
+def test_the_model_never_changes_and_shares_its_weights():
+    model = random_statistics(Torchvision()).train()
+    before, modes = copy.deepcopy(model.state_dict()), [module.training for module in model.modules()]
+    ensemble = tiles(model, 2)
+    x = images()
+    ensemble(x)
+    assert not any(module.training for module in ensemble.modules())
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert {id(p) for p in ensemble.parameters()} == {id(p) for p in model.parameters()}
+    assert {id(b) for b in ensemble.buffers()} == {id(b) for b in model.buffers()}
+    wide = ensemble.double()(x.double())  # casting copies
+    assert wide.dtype == torch.float64
+    assert model.fc.weight.dtype == torch.float32
+    torch.testing.assert_close(wide.mean(0).float(), model.eval()(x), atol=1e-4, rtol=1e-4)
+
+
+def test_an_ensemble_like_others():
+    model = random_statistics(plain())
+    ensemble, x = tiles(model, 3), images(count=7)
+    found = ensemble(x)
+    assert isinstance(ensemble, ensembles.Ensemble)
+    assert (ensemble.members, ensemble.can_shard(), ensemble.noise_layers()) == (9, False, [])
+    torch.testing.assert_close(training.predict(ensemble, x, batch_size=4), found)
+    torch.testing.assert_close(ensemble.shard(slice(2, 5))(x), found[2:5])
+    torch.testing.assert_close(ensemble.shard(slice(2, 8)).shard(slice(1, 2))(x), found[3:4])
+    torch.testing.assert_close(ensemble.shard(slice(2, 5)).member(1)(x), found[3])
+    mine = torch.randn(9, 2, 3, 8, 8)
+    expected = torch.stack([ensemble.member(m)(mine[m]) for m in range(9)])
+    torch.testing.assert_close(ensemble.forward_members(mine), expected, atol=1e-5, rtol=1e-5)
+    ((rows, run),) = ensemble.parts(mine)
+    torch.testing.assert_close(run(mine)[rows], expected, atol=1e-5, rtol=1e-5)
+    with pytest.raises(IndexError, match="choose 0 to 8"):
+        ensemble.member(9)
+
+
+class Own(nn.Module):
+    """A pool of its own, and whatever comes after it."""
+
+    def __init__(self, average, after=lambda x, _: x.flatten(1)):
+        super().__init__()
+        self.body, self.average, self.head, self.after = body(), average, nn.Linear(6, 5), after
+
+    def forward(self, x):
+        return self.head(self.after(self.average(self.body(x)), x))
+
+
+class Pool(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def test_named_modules():
+    model, x = random_statistics(Own(Pool(lambda x: x.mean((2, 3))))), images()
+    with pytest.raises(ValueError, match=r"Own has no module that averages .* name it"):
+        tiles(model, 2)
+    torch.testing.assert_close(tiles(model, 2, pool="average")(x).mean(0), model(x))
+    model = random_statistics(Torchvision())
+    named = tiles(model, 2, pool="avgpool", head="fc")
+    assert torch.equal(named(x), tiles(model, 2)(x))
+    odd = Torchvision()
+    odd.late = nn.ReLU()  # registered after the pool, used nowhere
+    with pytest.raises(ValueError, match="name pool and head"):
+        tiles(odd, 2)
+    assert tiles(odd, 2, head="fc")(x).shape == (4, 3, 5)
+    inside = random_statistics(TimmHead(False))
+    assert torch.equal(tiles(inside, 2, head="head")(x), tiles(inside, 2)(x))
+
+
+def by_function():
+    model = Own(nn.Identity(), lambda x, _: x.mean((2, 3)))
+    del model.average
+    model.average = lambda x: x
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: plain(tail=[nn.Linear(6, 6), nn.ReLU()]), "'4' \\(ReLU\\) comes after the pool '1' and is not linear"),
+        (lambda: plain(tail=[nn.LayerNorm(6)]), "LayerNorm.*not linear"),
+        (lambda: plain(nn.AdaptiveMaxPool2d(1)), r"pools: 1 \(AdaptiveMaxPool2d\)"),
+        (lambda: plain(nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.MaxPool2d(4))), "no module that averages"),
+        (lambda: Timm("max"), r"pools: global_pool \(SelectAdaptivePool2d\)"),
+        (lambda: models.mlp(192), r"no module that averages a map to 1 x 1 \(pools: none\)"),
+        (by_function, r"a function call does, make it a module, nn\.AdaptiveAvgPool2d\(1\)"),
+        (lambda: nn.Sequential(body(), nn.AdaptiveAvgPool2d(1), nn.Flatten()), "no linear layer after the pool '1'"),
+        (
+            lambda: transformers.ConvNextForImageClassification(
+                transformers.ConvNextConfig(num_stages=1, hidden_sizes=[6], depths=[1], num_labels=5)
+            ),
+            "ConvNextForImageClassification has no module",
+        ),
+        (
+            lambda: transformers.Dinov2ForImageClassification(
+                transformers.Dinov2Config(
+                    image_size=16, patch_size=2, hidden_size=8, num_hidden_layers=1, num_attention_heads=2
+                )
+            ),
+            "Dinov2ForImageClassification has no module",
+        ),
+    ],
+)
+def test_models_without_valid_tiles_are_refused(make, reason):
+    with pytest.raises(ValueError, match=reason):
+        tiles(make(), 2)
+
+
+def twice():
+    pool = nn.AdaptiveAvgPool2d(1)
+    return nn.Sequential(body(), pool, pool, nn.Flatten(), nn.Linear(6, 5))
+
+
+@pytest.mark.parametrize(
+    ("make", "pool", "reason"),
+    [
+        (lambda: plain(nn.AdaptiveMaxPool2d(1)), "1", "'1' does not average over its whole map, 8 x 8"),
+        (lambda: Own(Pool(lambda x: (x**3).mean((2, 3)).pow(1 / 3))), "average", "generalized mean"),
+        (lambda: Timm("max"), "global_pool", "does not average"),
+        (lambda: plain(nn.AvgPool2d(4), [nn.Linear(24, 6)]), None, r"output \[2, 6, 2, 2\] is not the mean"),
+        (lambda: Own(nn.AdaptiveAvgPool2d(1), lambda p, x: p.flatten(1).sin()), None, "not linear: the mean of the"),
+        (lambda: Own(nn.AdaptiveAvgPool2d(1), lambda p, x: 9 * p.flatten(1) ** 2), None, "not linear: the mean of the"),
+        (lambda: Own(nn.AdaptiveAvgPool2d(1), lambda p, x: p.view(len(x), -1)), None, r"flatten with x\.flatten\(1\)"),
+        (
+            lambda: Own(nn.AdaptiveAvgPool2d(1), lambda p, x: p.flatten(1) + x[:, 0, 0, :1]),
+            None,
+            "nothing but the pool",
+        ),
+        (lambda: Own(nn.AdaptiveAvgPool2d(1), lambda p, x: x[:, :1, 0, :6].flatten(1)), None, "nothing but the pool"),
+        (
+            lambda: nn.Sequential(nn.Flatten(), Pool(torch.relu), nn.Linear(192, 5)),
+            "1",
+            r"no map at '1': .* \[2, 192\]",
+        ),
+        (lambda: nn.Sequential(plain(), nn.Unflatten(1, (5, 1))), None, r"logits \[batch, classes\], got \[2, 5, 1\]"),
+        (twice, None, "must run once in a forward pass, it ran 2 times"),
+    ],
+)
+def test_what_only_data_show_is_refused_on_the_first_call(make, pool, reason):
+    ensemble = tiles(random_statistics(make()), 2, pool=pool)
+    with pytest.raises(ValueError, match=reason):
+        ensemble(images())
+
+
+def test_inputs_that_tell_nothing_leave_the_check_open():
+    ensemble = tiles(Own(nn.AdaptiveAvgPool2d(1), lambda p, x: p.flatten(1).sin()), 2)
+    assert ensemble(images() * torch.nan).isnan().all()
+    assert ensemble(images()[:0]).shape == (4, 0, 5)
+    with pytest.raises(ValueError, match="not linear"):
+        ensemble(images())
+
+
+def test_bad_input(unchecked):
+    model = plain()
+    for size in (0, -1, 2.0, "2", True, None):
+        with pytest.raises(ValueError, match="size must be an integer of at least 1"):
+            tiles(model, size)
+    with pytest.raises(ValueError, match="size 9 is larger than the map at '1', 8 x 8; choose 1 to 8"):
+        tiles(model, 9)(images())
+    with pytest.raises(ValueError, match="no module 'gap'; the last ones are"):
+        tiles(model, 2, pool="gap")
+    with pytest.raises(ValueError, match="no module 'classifier'"):
+        tiles(model, 2, head="classifier")
+    with pytest.raises(ValueError, match="nothing in Sequential has image_size"):
+        tiles(nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2)), 2, pool="0")
+    with pytest.raises(TypeError, match="one torch module, got function"):
+        tiles(by_function, 2)
+    with pytest.raises(TypeError, match=r"of an ensemble use \.member"):
+        tiles(ensembles.from_members([model]), 2)

@@ -1,0 +1,342 @@
+"""Gradient scores: closed forms, plain autograd for every kind of layer, limits, and what is refused."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from transformers import BertConfig, BertForSequenceClassification, ViTConfig, ViTForImageClassification
+
+from uqlab import ensembles, gradients, metrics, models, training
+from uqlab.gradients.per_sample import SampleGradients
+
+SMALL = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48, "num_labels": 3,
+}  # fmt: skip
+
+
+class Unusual(nn.Module):
+    """A linear layer called twice over tokens, in-place ReLU on a view, bare parameters, a layer that is never used."""
+
+    def __init__(self):
+        super().__init__()
+        self.twice, self.once = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.norm, self.head = nn.RMSNorm(6), nn.Linear(6, 3)
+        self.gain, self.unused = nn.Parameter(torch.rand(6)), nn.Linear(2, 2)
+
+    def forward(self, x):
+        h = self.once(self.norm(self.twice(x.tanh()))).relu_()
+        return self.head((self.twice(h) * self.gain).mean(1))
+
+
+class Tied(nn.Module):
+    """One weight in two layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.b.weight = self.a.weight
+
+    def forward(self, x):
+        return self.head(self.b(self.a(x).tanh()).tanh())
+
+
+class TiedText(nn.Module):
+    """Predicts a token: the embedding is the last layer too, without a module of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.hidden = nn.Embedding(12, 6, padding_idx=0), nn.Linear(6, 6)
+
+    def forward(self, tokens):
+        return self.hidden(self.embed(tokens).mean(1)).tanh() @ self.embed.weight.T
+
+
+def conv_net():
+    return nn.Sequential(
+        nn.Conv2d(2, 8, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(8, 8, 3, 2, padding=1, groups=2, bias=False),
+        nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 12, 3, padding="same", dilation=2, padding_mode="circular"),
+        nn.GroupNorm(3, 12), nn.ReLU(), nn.Conv2d(12, 12, 1), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(48, 3),
+    )  # fmt: skip
+
+
+def conv1d_net():
+    return nn.Sequential(nn.Conv1d(2, 24, 5, 2, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(96, 4))
+
+
+def encoder():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+    return nn.Sequential(nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), nn.Flatten(), nn.Linear(32, 3))
+
+
+def vit():
+    return ViTForImageClassification(ViTConfig(**SMALL, image_size=8, patch_size=4, num_channels=1))
+
+
+def bert():
+    return BertForSequenceClassification(BertConfig(**SMALL, vocab_size=12, max_position_embeddings=10))
+
+
+# name -> (model, shape of an input, layers that have no closed form)
+CASES = {
+    "mlp": (lambda: models.mlp(16, (12, 8), 4), (1, 4, 4), set()),
+    "conv": (conv_net, (2, 8, 8), set()),
+    "conv1d": (conv1d_net, (2, 9), set()),
+    "vit": (vit, (1, 8, 8), set()),
+    "unusual": (Unusual, (4, 6), set()),
+    "tied": (Tied, (6,), {"a", "b"}),
+    "attention": (encoder, (4, 8), {"0.layers.0.self_attn", "0.layers.0.self_attn.out_proj"}),
+}
+
+
+def make(name, samples=4):
+    torch.manual_seed(0)
+    build, shape, slow = CASES[name]
+    model = build().double().eval()
+    for p in model.parameters():
+        p.data.add_(0.2 * torch.randn_like(p))  # embeddings and norms start at zeros and ones
+    for norm in model.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            norm.running_mean.normal_()
+    return model, torch.randn(samples, *shape, dtype=torch.float64), slow
+
+
+def loop(model, inputs, norm, noise=None):
+    """Norms by autograd, sample by sample, class by class: {layer: [samples, classes]}."""
+    layers = {}
+    for name, p in model.named_parameters():
+        layers.setdefault(name.rpartition(".")[0], []).append(p)
+    rows = []
+    for x in inputs:
+        output = model(x[None] if noise is None else x + noise)
+        log_p = getattr(output, "logits", output).log_softmax(1).mean(0)
+        for value in log_p:
+            for own in layers.values():
+                found = torch.autograd.grad(value, own, retain_graph=True, allow_unused=True)
+                flat = [g.flatten() for g in found if g is not None] or [torch.zeros(1, dtype=log_p.dtype)]
+                rows.append(torch.cat(flat).norm(norm))
+    stacked = torch.stack(rows).unflatten(0, (len(inputs), -1, len(layers)))
+    return dict(zip(layers, stacked.movedim(2, 0), strict=True))
+
+
+def perturbed(inputs, count, sigma, seed=0):
+    noise = torch.randn(count, *inputs.shape[1:], generator=torch.Generator().manual_seed(seed), dtype=inputs.dtype)
+    return torch.cat([torch.zeros_like(noise[:1]), sigma * noise])
+
+
+def head_norms(model, inputs, q):
+    """(||[h; 1]||_q, p) of a Sequential that ends in a linear layer."""
+    h = model[:-1](inputs).detach()
+    return torch.cat([h, torch.ones_like(h[:, :1])], 1).norm(q, 1), model(inputs).detach().softmax(1)
+
+
+@pytest.mark.parametrize("norm", [1, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_norms_are_those_of_a_loop_over_samples_and_classes(name, norm):
+    model, inputs, slow = make(name)
+    for count in (0, 2):
+        noise = perturbed(inputs, count, 0.3) if count else None
+        found, names, log_p = gradients.gradient_norms(model, inputs, norm=norm, perturbations=count, sigma=0.3)
+        expected = loop(model, inputs, norm, noise)
+        for layer, mine in zip(names, found, strict=True):
+            torch.testing.assert_close(mine, expected[layer], rtol=1e-7, atol=1e-9 * expected[layer].max().item())
+        assert all(expected[layer].abs().max() == 0 for layer in set(expected) - set(names))  # not on the path
+        logits = model(inputs)
+        torch.testing.assert_close(log_p, getattr(logits, "logits", logits).detach().log_softmax(1))
+    parts = SampleGradients(model, inputs[:2], "all", norm)
+    assert set(parts.names) - parts.fast == slow
+
+
+def test_text_models():
+    torch.manual_seed(0)
+    tokens = torch.tensor([[3, 5, 3, 0, 0], [1, 2, 7, 7, 7], [4, 9, 1, 4, 4]])
+    for model, norm in itertools.product((TiedText().double(), bert().double().eval()), (1, 2)):
+        found, names, _ = gradients.gradient_norms(model, tokens, norm=norm)
+        expected = loop(model, tokens, norm)
+        assert set(names) == set(expected)
+        for layer, mine in zip(names, found, strict=True):
+            torch.testing.assert_close(mine, expected[layer], rtol=1e-7, atol=1e-9)
+    assert names[:3] == [f"bert.embeddings.{part}_embeddings" for part in ("word", "token_type", "position")]
+    assert names[-2:] == ["bert.pooler.dense", "classifier"]
+    parts = SampleGradients(model, tokens[:2], "all", 2)
+    assert parts.fast == set(parts.names)
+    with pytest.raises(ValueError, match="cannot be perturbed"):
+        gradients.regrad(model, tokens)
+
+
+def test_float32_and_large_maps():
+    torch.manual_seed(0)
+    model, inputs = models.wide_resnet(10, 1, classes=3, channels=1).eval(), torch.rand(2, 1, 16, 16)
+    for norm in (1, 2):
+        found, names, _ = gradients.gradient_norms(model, inputs, norm=norm)
+        expected = loop(model, inputs, norm)
+        for layer, mine in zip(names, found, strict=True):
+            torch.testing.assert_close(mine, expected[layer], rtol=1e-4, atol=1e-5 * expected[layer].max().item())
+
+
+def test_closed_forms_of_the_last_layer():
+    model, inputs, _ = make("mlp", 9)
+    for q in (1, 2):
+        size, p = head_norms(model, inputs, q)
+        expected = 2 * (1 - p) if q == 1 else (1 - 2 * p + p.square().sum(1, keepdim=True)).sqrt()
+        norms, names, log_p = gradients.gradient_norms(model, inputs, norm=q, layers="last")
+        assert names == ["7"]
+        torch.testing.assert_close(norms[0], size[:, None] * expected)
+    one, two = head_norms(model, inputs, 1)[0], head_norms(model, inputs, 2)[0]
+    torch.testing.assert_close(gradients.exgrad(model, inputs), 2 * one * (p * (1 - p)).sum(1))
+    fisher = gradients.regrad(model, inputs, reduction="B", layers="last", perturbations=0).square()
+    torch.testing.assert_close(fisher, two.square() * (1 - p.square().sum(1)))
+    weightless = one - 1
+    torch.testing.assert_close(gradients.gradnorm(model, inputs), -weightless * (p - 1 / 4).abs().sum(1))
+    rows = torch.autograd.functional.jacobian(
+        lambda w: torch.log_softmax(model[:-1](inputs) @ w.T, 1), model[-1].weight
+    )
+    uniform = rows.mean(1).abs().sum((1, 2))  # of KL(u || p) = -mean_c log p_c + constant, here without bias
+    q = torch.softmax(model[:-1](inputs) @ model[-1].weight.T, 1)
+    torch.testing.assert_close(uniform, weightless * (q - 1 / 4).abs().sum(1))
+    assert log_p.shape == (9, 4)
+
+
+def test_expected_gradient_is_zero():
+    model, inputs, _ = make("conv", 1)
+    log_p = model(inputs).log_softmax(1)[0]
+    for p in model.parameters():
+        grads = torch.stack([torch.autograd.grad(value, p, retain_graph=True)[0] for value in log_p])
+        torch.testing.assert_close(torch.tensordot(log_p.exp(), grads, 1), torch.zeros_like(p))
+    shares = gradients.layer_shares(*gradients.gradient_norms(model, inputs)[::2])
+    torch.testing.assert_close(shares.sum(0), torch.ones_like(shares[0]))
+
+
+@pytest.mark.parametrize("norm", [1, 2])
+def test_scores_are_their_definitions(norm):
+    model, inputs, _ = make("conv1d", 3)
+    noise = perturbed(inputs, 2, 0.1, seed=5)
+    norms = torch.stack([loop(model, inputs, norm, noise)[n] for n in gradients.gradient_norms(model, inputs)[1]])
+    log_p = model(inputs).detach().log_softmax(1)
+    p, layers = log_p.exp(), len(norms)
+    settings = {"norm": norm, "perturbations": 2, "sigma": 0.1, "seed": 5}
+    for depth in (0.0, 3.0):
+        w = (depth * torch.arange(layers, dtype=p.dtype) / (layers - 1)).exp()
+        n = torch.tensordot(w / w.sum(), norms, 1)
+        weights = {
+            "p": p,
+            "sqrt_p": p.sqrt(),
+            "uniform": torch.full_like(p, 1 / 4),
+            "predicted": p == p.amax(1)[:, None],
+        }
+        expected = {("A", name): (weight * n).sum(1) for name, weight in weights.items()}
+        expected["B", "sqrt_p"] = (p * n.square()).sum(1).sqrt()
+        expected["C", "sqrt_p"] = (p * n.sqrt()).sum(1)
+        for (reduction, weight), value in expected.items():
+            switches = {"reduction": reduction, "class_weight": weight, "depth": depth}
+            torch.testing.assert_close(gradients.regrad(model, inputs, **settings, **switches), value)
+            torch.testing.assert_close(gradients.reduce_norms(norms, log_p, **switches), value)
+    expected = expected["A", "p"] if depth == 0 else gradients.reduce_norms(norms, log_p, class_weight="p", depth=0.0)
+    torch.testing.assert_close(gradients.exgrad(model, inputs, layers="all", **settings), expected)
+
+
+@pytest.mark.parametrize("name", ["mlp", "vit"])
+def test_no_perturbation_batches_and_order(name):
+    model, inputs, _ = make(name, 7)
+    plain = gradients.regrad(model, inputs, perturbations=0)
+    torch.testing.assert_close(gradients.regrad(model, inputs, sigma=0.0), plain, rtol=0, atol=0)
+    assert not torch.allclose(gradients.regrad(model, inputs), plain, rtol=1e-6)
+    whole = gradients.regrad(model, inputs, seed=2)
+    for batch_size in (1, 3):
+        torch.testing.assert_close(gradients.regrad(model, inputs, seed=2, batch_size=batch_size), whole)
+    # A score depends on its input and the seed alone.
+    torch.testing.assert_close(gradients.regrad(model, inputs[[4, 2]], seed=2), whole[[4, 2]])
+    assert not torch.allclose(gradients.regrad(model, inputs, seed=3), whole, rtol=1e-6)
+
+
+def test_limits():
+    model, inputs, _ = make("mlp", 6)
+    scores = {
+        "exgrad": lambda m: gradients.exgrad(m, inputs, layers="all"),
+        **{r: lambda m, r=r: gradients.regrad(m, inputs, reduction=r) for r in "ABC"},
+    }
+    uniform = lambda m: gradients.regrad(m, inputs, class_weight="uniform")  # noqa: E731
+    sharp = copy.deepcopy(model)
+    for p in sharp[-1].parameters():
+        p.data.mul_(5000)  # one-hot to far below the resolution of 1 - p
+    for score in scores.values():
+        assert (score(sharp) < 1e-4 * score(model)).all()
+    assert (uniform(sharp) > uniform(model)).all()
+    shifted = copy.deepcopy(model)
+    shifted[-1].bias.data.add_(7.0)  # log p does not change
+    for score in scores.values():
+        torch.testing.assert_close(score(shifted), score(model))
+
+
+def test_digits_kept_near_certainty():
+    for gap in (5.0, 20.0, 60.0):  # 1 - p from 1e-2 to 1e-26
+        head = nn.Linear(3, 3).double()
+        head.weight.data.zero_()
+        head.bias.data = torch.tensor([gap, 0.0, -1.0], dtype=torch.float64)
+        norms, _, log_p = gradients.gradient_norms(head, torch.ones(1, 3, dtype=torch.float64), norm=1)
+        rest = log_p[0, 1:].exp().sum()
+        torch.testing.assert_close(norms[0, 0, 0], 4 * 2 * rest, rtol=1e-13, atol=0)  # ||[h; 1]||_1 = 4
+
+
+def test_sign():
+    """Out of distribution scores are higher, except for weights that ignore the probabilities."""
+    torch.manual_seed(0)
+    centres = 3 * torch.eye(4)
+    labels = torch.arange(400) % 4
+    inputs = centres[labels] + 0.4 * torch.randn(400, 4)
+    outside = 0.75 * torch.ones(200, 4) + 0.4 * torch.randn(200, 4)  # between all classes
+    ensemble = ensembles.deep(lambda: models.mlp(4, (32,), 4, dropout=0.0), 1)
+    training.fit(ensemble, inputs, labels, epochs=30, lr=0.1, progress=False)
+    model = ensemble.member(0).eval()
+    scores = {
+        "exgrad": gradients.exgrad,
+        "gradnorm": gradients.gradnorm,
+        **{r: lambda m, x, r=r: gradients.regrad(m, x, reduction=r, sigma=0.1) for r in "ABC"},
+    }
+    for name, score in scores.items():
+        assert metrics.ood_detection(score(model, inputs), score(model, outside)).auroc > 0.8, name
+    uniform = lambda x: gradients.regrad(model, x, class_weight="uniform", layers="last")  # noqa: E731
+    assert metrics.ood_detection(uniform(inputs), uniform(outside)).auroc < 0.2
+
+
+def test_sampled_classes():
+    torch.manual_seed(0)
+    model, inputs = models.mlp(8, (16,), 50).double().eval(), torch.randn(5, 8, dtype=torch.float64)
+    model[-1].weight.data.mul_(4)
+    picked = torch.randint(50, (5, 6))
+    every = gradients.gradient_norms(model, inputs)[0]
+    some = gradients.gradient_norms(model, inputs, classes=picked, batch_size=2)[0]
+    torch.testing.assert_close(some, every.gather(2, picked.expand(len(every), -1, -1)))
+    for reduction in "ABC":
+        exact, none = gradients.regrad(model, inputs, reduction=reduction, perturbations=1, return_error=True)
+        assert (none == 0).all()
+        settings = {"reduction": reduction, "perturbations": 1, "classes": 16, "return_error": True}
+        draws = [gradients.regrad(model, inputs, seed=0, **settings)]
+        torch.testing.assert_close(gradients.regrad(model, inputs, batch_size=2, **settings), draws[0])
+        wide = inputs.repeat(300, 1)  # 300 draws of every input
+        scores, errors = (part.unflatten(0, (300, 5)) for part in gradients.regrad(model, wide, **settings))
+        bias = (scores.mean(0) - exact).abs() / (scores.std(0) / 300**0.5)
+        assert bias.max() < 4 or reduction == "B"
+        torch.testing.assert_close(errors.square().mean(0).sqrt(), scores.std(0), rtol=0.2, atol=0)
+        torch.testing.assert_close(scores.mean(0), exact, rtol=0.02, atol=0)
+
+
+def test_a_thousand_classes_by_the_closed_form():
+    torch.manual_seed(0)
+    model, inputs = models.mlp(8, (16,), 1000), torch.randn(64, 8)
+    model.eval()
+    size, p = head_norms(model, inputs, 1)
+    torch.testing.assert_close(gradients.exgrad(model, inputs), 2 * size * (p * (1 - p)).sum(1))
+    norms = gradients.gradient_norms(model, inputs, layers="last", perturbations=2)[0]
+    some = gradients.gradient_norms(model, inputs[:3], perturbations=2, classes=torch.tensor([[0, 999]] * 3))[0]
+    torch.testing.assert_close(norms[0, :3, [0, 999]], some[-1])
+
+
+def test_layers_are_chosen_by_name():
+    model, inputs, _ = make("mlp")
+    every, names, _ = gradients.gradient_norms(model, inputs)
+    for layers, chosen in (("all", names), ("last", names[-1:]), (r"^[14]$", ["1", "4"]), (["7", "1"], ["1", "7"])):
+        norms, found, _ = gradients.gradient_norms(model, inputs, layers=layers)
+        assert found == chosen
+        torch.testing.assert_close(norms, every[[names.index(name) for name in chosen]])

@@ -1,0 +1,308 @@
+"""Greedy circuits: Algorithm 1 written plainly, ties, the layer-wise order, resuming, and what is refused."""
+
+import copy
+import itertools
+import re
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from head_networks import CLASSES, EVERY, HEADS, LAYERS, call, inputs, labels, make
+from sklearn.metrics import roc_auc_score
+from torch import nn
+
+from uqlab import heads, models
+from uqlab.heads import circuits
+from uqlab.heads.leave_one_out import Search
+
+ALL = list(itertools.product(range(LAYERS), range(HEADS)))
+
+
+def score_of(model, x, y, ood, kind):
+    """Accuracy, and AUROC by scikit-learn; a function of its own for each."""
+    with torch.no_grad():
+        in_, out = call(model, x), call(model, ood)
+    accuracy = (in_.argmax(1) == y).double().mean().item()
+    confidence = torch.cat([in_, out]).softmax(1).amax(1)
+    auroc = roc_auc_score(np.arange(len(confidence)) >= len(in_), -confidence.numpy())
+    return {"acc": accuracy, "ood": auroc, "avg": (accuracy + auroc) / 2}[kind]
+
+
+def algorithm_1(model, x, y, ood, kind, budget):
+    """Hydra, Algorithm 1, line by line."""
+    removed, scores = [], []
+    remaining = list(ALL)
+    for _ in range(budget):
+        best, chosen, step = -np.inf, None, {}
+        for head in remaining:
+            with heads.ablate(model, [*removed, head]):
+                step[head] = score_of(model, x, y, ood, kind)
+            if step[head] > best:
+                best, chosen = step[head], head
+        removed.append(chosen)
+        remaining.remove(chosen)
+        scores.append(step)
+    return removed, scores
+
+
+def data(name, count=30):
+    y = labels(count)
+    x = inputs(name, count, seed=5)
+    return x, y, inputs(name, 15, seed=6)
+
+
+# The order ------------------------------------------------------------------------------------------------------------
+@EVERY
+def test_shortcuts_give_the_logits_of_ablated_networks(name):
+    model, x = make(name), inputs(name, 6)
+    search = Search(model, x)
+    removed = [(0, 1), (2, 2)]
+    for head in removed:
+        search.remove(*head)
+    rest = [head for head in ALL if head not in removed]
+    with torch.no_grad():
+        for i, logits in search.logits(x, rest):
+            with heads.ablate(model, [*removed, *([rest[i]] if i >= 0 else [])]):
+                torch.testing.assert_close(logits, call(model, x), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["vit", "bert", "clip"])
+def test_shortcuts_in_mixed_precision(name):
+    """As on a GPU with precision="bfloat16": products rounded, the rest not."""
+    model, x = make(name).float(), inputs(name, 6)
+    x = x.float() if isinstance(x, torch.Tensor) else x
+    search = Search(model, x)
+    exact = torch.stack([logits for _, logits in search.logits(x, ALL)])
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = torch.stack([logits.float() for _, logits in search.logits(x, ALL)])
+    assert 0 < (rounded - exact).abs().max() < 0.1 * exact.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("vit", True),
+        ("bert", True),
+        ("text, first token", True),
+        ("text", False),
+        ("clip", False),
+        ("clip text", False),
+    ],
+)
+def test_only_the_first_token_where_the_classifier_reads_no_other(name, short):
+    assert Search(make(name), inputs(name)).first_only == short
+
+
+@pytest.mark.parametrize("score", ["acc", "ood", "avg"])
+@pytest.mark.parametrize("name", ["vit", "text", "clip"])
+def test_the_order_of_algorithm_1(name, score):
+    model, (x, y, ood) = make(name), data(name)
+    expected, scores = algorithm_1(model, x, y, ood, score, 4)
+    circuit = heads.greedy_circuit(model, x, y, ood, score=score, budget=4, progress=False)
+    assert circuit == expected
+    assert circuit.start == pytest.approx(score_of(model, x, y, ood, score))
+    assert circuit.scores.shape == (4, LAYERS, HEADS)
+    for found, step in zip(circuit.scores, scores, strict=True):
+        wanted = np.full((LAYERS, HEADS), np.nan)
+        for head, value in step.items():
+            wanted[head] = value
+        np.testing.assert_allclose(found, wanted, rtol=1e-9)
+
+
+def test_batches_and_larger_budgets_change_no_order():
+    model, (x, y, ood) = make(), data("vit")
+    whole = heads.greedy_circuit(model, x, y, ood, budget=len(ALL), progress=False)
+    assert sorted(whole) == ALL
+    for batch_size in (4, 100):
+        assert heads.greedy_circuit(model, x, y, ood, budget=3, batch_size=batch_size, progress=False) == whole[:3]
+
+
+def test_ties_go_to_the_lowest_layer_and_head():
+    """Without OOD and with labels that no head changes, all scores are equal."""
+    model, (x, _, _) = make(), data("vit")
+    with torch.no_grad():
+        model.classifier.weight.zero_()
+    y = torch.zeros(len(x), dtype=torch.int64)
+    for order in ("global", "layerwise"):
+        circuit = heads.greedy_circuit(model, x, y, None, score="acc", budget=6, order=order, progress=False)
+        assert circuit == (ALL[:6] if order == "global" else [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)])
+        assert circuit.start == (model.classifier.bias.argmax() == 0)
+
+
+def test_the_layerwise_order():
+    """Every head of a layer once, without what earlier layers lost; the best part of the layer goes."""
+    model, (x, y, ood) = make(), data("vit")
+    expected = []
+    for layer, count in enumerate((3, 2, 2)):
+        step = []
+        for head in range(HEADS):
+            with heads.ablate(model, [*expected, (layer, head)]):
+                step.append(score_of(model, x, y, ood, "avg"))
+        expected += [(layer, head) for head in sorted(range(HEADS), key=lambda head, s=step: (-s[head], head))[:count]]
+    circuit = heads.greedy_circuit(model, x, y, ood, budget=7, order="layerwise", progress=False)
+    assert circuit == expected
+    assert circuit.scores.shape == (LAYERS, LAYERS, HEADS)
+    assert (~circuit.scores.isnan()).nonzero()[:, :2].unique(dim=0).tolist() == [[0, 0], [1, 1], [2, 2]]
+
+
+def test_circuits_of_a_pruned_model():
+    model, (x, y, ood) = make(), data("vit")
+    small = heads.prune(model, [(1, 0), (1, 1), (1, 2), (1, 3), (2, 3)])
+    circuit = heads.greedy_circuit(small, x, y, ood, budget=7, progress=False)
+    assert sorted(circuit) == [(0, 0), (0, 1), (0, 2), (0, 3), (2, 0), (2, 1), (2, 2)]
+
+
+def test_the_model_is_left_alone():
+    model, (x, y, ood) = make(), data("vit")
+    model.train()
+    before = copy.deepcopy(model.state_dict())
+    heads.greedy_circuit(model, x, y, ood, budget=2, progress=False)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(part.training for part in model.modules())
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_bfloat16_is_offered():
+    model, (x, y, ood) = make().float(), data("vit")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "this processor has no bfloat16 matrix units")
+        circuit = heads.greedy_circuit(model, x.float(), y, ood.float(), budget=2, precision="bfloat16", progress=False)
+    assert len(set(circuit)) == 2
+
+
+def test_the_bar_shows_the_time_left(capsys):
+    model, (x, y, ood) = make(), data("vit")
+    heads.greedy_circuit(model, x, y, ood, budget=2)
+    assert re.search(r"circuit \(avg\).*\d\d:\d\d<", capsys.readouterr().err)
+
+
+# Resuming -------------------------------------------------------------------------------------------------------------
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("order", ["global", "layerwise"])
+@pytest.mark.parametrize("after", [2, 5, 8])
+def test_a_stopped_search_goes_on(order, after, tmp_path, monkeypatch):
+    """Stopped in the middle of a step, which has 5 batches, and at the end of one."""
+    model, (x, y, ood) = make(), data("vit")
+    settings = {"budget": 3, "order": order, "batch_size": 10, "progress": False}
+    monkeypatch.setattr(circuits, "WRITE_EVERY", 0.0)
+    batches, stops, advance = [], [after], circuits._State.advance
+
+    def advanced(self, done):
+        advance(self, done)
+        batches.append(done)
+        if len(batches) in stops:
+            raise Stop
+
+    monkeypatch.setattr(circuits._State, "advance", advanced)
+    path = tmp_path / "folder" / "circuit.safetensors"
+    with pytest.raises(Stop):
+        heads.greedy_circuit(model, x, y, ood, checkpoint=path, **settings)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    stops.clear()
+    resumed = heads.greedy_circuit(model, x, y, ood, checkpoint=path, **settings)
+    assert batches == [10, 20, 30, 40, 45] * 3  # none twice
+    heads.greedy_circuit(model, x, y, ood, checkpoint=path, **settings)
+    assert len(batches) == 15  # it was finished
+    expected = heads.greedy_circuit(model, x, y, ood, **settings)
+    assert resumed == expected
+    assert resumed.start == expected.start
+    torch.testing.assert_close(resumed.scores, expected.scores, equal_nan=True)
+
+
+def test_a_finished_search_goes_on_to_a_larger_budget(tmp_path):
+    model, (x, y, ood) = make(), data("vit")
+    path = tmp_path / "circuit"
+    heads.greedy_circuit(model, x, y, ood, budget=3, checkpoint=path, progress=False)
+    longer = heads.greedy_circuit(model, x, y, ood, budget=6, checkpoint=path, progress=False)
+    assert longer == heads.greedy_circuit(model, x, y, ood, budget=6, progress=False)
+    shorter = heads.greedy_circuit(model, x, y, ood, budget=2, checkpoint=path, progress=False)
+    assert shorter == longer[:2]
+    assert shorter.scores.shape[0] == 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda m, x, y, ood, s: (make(seed=1), x, y, ood, s),
+        lambda m, x, y, ood, s: (m, x + 0.01, y, ood, s),
+        lambda m, x, y, ood, s: (m, x, y.flip(0), ood, s),
+        lambda m, x, y, ood, s: (m, x, y, ood[1:], s),
+        lambda m, x, y, ood, s: (m, x, y, ood, s | {"score": "ood"}),
+        lambda m, x, y, ood, s: (m, x, y, ood, s | {"order": "layerwise"}),
+    ],
+)
+def test_checkpoints_of_other_searches(other, tmp_path):
+    settings = {"score": "avg", "budget": 1, "checkpoint": tmp_path / "circuit", "progress": False}
+    given = (make(), *data("vit"), settings)
+    heads.greedy_circuit(*given[:4], **settings)
+    *changed, settings = other(*given)
+    with pytest.raises(ValueError, match="is of another search; delete the file or name another"):
+        heads.greedy_circuit(*changed, **settings)
+
+
+@pytest.mark.parametrize("spoil", [lambda b: b[:-9], lambda b: b"", lambda b: b.replace(b"uqlab", b"other")])
+def test_damaged_checkpoints(spoil, tmp_path):
+    path = tmp_path / "circuit"
+    heads.greedy_circuit(make(), *data("vit"), budget=1, checkpoint=path, progress=False)
+    path.write_bytes(spoil(path.read_bytes()))
+    with pytest.raises(ValueError, match="damaged or none of ours"):
+        heads.greedy_circuit(make(), *data("vit"), budget=1, checkpoint=path, progress=False)
+
+
+# Bad input ------------------------------------------------------------------------------------------------------------
+class Skipping(nn.Module):
+    """Adds the first layer's output to the last one's: more than its layers one after the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = make()
+
+    def forward(self, x):
+        found = []
+        hook = self.inner.vit.layers[0].register_forward_hook(lambda _, args, output: found.append(output))
+        logits = self.inner(x)
+        hook.remove()
+        return logits + found[0][:, 0, :CLASSES]
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = make()
+
+    def forward(self, x):
+        return self.inner(x) + self.inner(x.flip(3))
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"budget": 13}, ValueError, "budget must be 1 to 12, the number of heads, got 13"),
+        ({"budget": 0}, ValueError, "budget must be 1 to 12"),
+        ({"score": "nll"}, ValueError, 'score must be "acc", "ood" or "avg"'),
+        ({"order": "random"}, ValueError, 'order "global" or "layerwise"'),
+        ({"batch_size": 0}, ValueError, "batch_size must be at least 1"),
+        ({"precision": "float16"}, ValueError, 'precision must be "float32" or "bfloat16"'),
+        ({"ood": None}, ValueError, 'score="avg" needs ood_inputs'),
+        ({"y": None}, ValueError, 'score="avg" needs id_labels'),
+        ({"y": labels(30) + 1}, ValueError, "labels must be 0 to 2"),
+        ({"y": labels(29)}, ValueError, r"labels must be \[samples\] = \[30\]"),
+        ({"x": torch.full((30, 1, 8, 8), torch.nan)}, ValueError, "NaN or infinite"),
+        ({"ood": inputs(count=1)[:0]}, ValueError, "at least one, got"),
+        ({"ood": [1, 2]}, TypeError, "inputs must be a tensor .*got list"),
+        ({"model": models.mlp(64)}, ValueError, "has no attention whose heads can be told apart"),
+        ({"model": Skipping()}, ValueError, "Skipping does more than run its layers one after the other"),
+        ({"model": Twice()}, ValueError, "Twice must use each of its 3 layers once in a pass"),
+    ],
+)
+def test_bad_input(change, error, message):
+    x, y, ood = data("vit")
+    given = {"model": make(), "x": x, "y": y, "ood": ood, "budget": 1, "progress": False} | change
+    model, x, y, ood = (given.pop(name) for name in ("model", "x", "y", "ood"))
+    with pytest.raises(error, match=message):
+        heads.greedy_circuit(model, x, y, ood, **given)

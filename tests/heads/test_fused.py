@@ -1,0 +1,329 @@
+"""Fused ensembles: equal to the pruned networks apart, members that never touch, parameters, training, passes."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from head_networks import CLASSES, EVERY, HEADS, LAYERS, SETS, call, inputs, labels, make
+from torch import nn
+from transformers import BertConfig, BertForSequenceClassification
+
+from uqlab import ensembles, heads, models, training
+from uqlab.heads import fusion
+from uqlab.heads.attention import attentions
+
+EVEN = [[(layer, (m + layer) % HEADS) for layer in range(LAYERS)] for m in range(3)]  # one of each layer
+RAGGED = [SETS["several"], SETS["a whole layer"], SETS["but one"]]
+SETS_OF_THREE = pytest.mark.parametrize(
+    "sets", [EVEN, RAGGED, [SETS["several"], [], SETS["all"]]], ids=["even", "ragged", "all"]
+)
+
+
+def pruned(name="vit", sets=EVEN):
+    model = make(name)
+    return [heads.prune(model, pairs) for pairs in sets]
+
+
+def tuned(members, mlps=False):
+    """As after fine-tuning: what fusion leaves to the members has moved apart, or else the MLPs and embeddings."""
+    generator = torch.Generator().manual_seed(3)
+    for model in members:
+        found = attentions(model)
+        projections = {name for attention in found for name in (*attention.inputs, attention.output)}
+        norms = {name for name, part in model.named_modules() if isinstance(part, nn.LayerNorm)}
+        outside = {
+            name
+            for name, part in model.named_modules()
+            if isinstance(part, nn.Linear) and not any(name.startswith(f"{each.layer}.") for each in found)
+        }
+        for name, p in model.named_parameters():
+            if (name.rpartition(".")[0] in projections | norms | outside) != mlps:
+                p.data += 0.1 * torch.randn(p.shape, generator=generator, dtype=p.dtype)
+    return members
+
+
+def apart(members, x):
+    return torch.stack([call(model, x) for model in members])
+
+
+# Identities -----------------------------------------------------------------------------------------------------------
+@EVERY
+@SETS_OF_THREE
+def test_fused_is_separate_where_the_mlps_are_equal(name, sets):
+    members, x = tuned(pruned(name, sets)), inputs(name)
+    fused = heads.fuse(members)
+    assert isinstance(fused, ensembles.Ensemble)
+    expected = apart(members, x)
+    assert (expected[0] - expected[1]).abs().max() > 0.01
+    torch.testing.assert_close(fused(x), expected, rtol=1e-9, atol=1e-9)
+
+
+@EVERY
+@SETS_OF_THREE
+def test_large_batches_take_the_members_one_by_one(name, sets, monkeypatch):
+    members, x = tuned(pruned(name, sets)), inputs(name)
+    monkeypatch.setattr(fusion, "ONE_BY_ONE", 1)
+    torch.testing.assert_close(heads.fuse(members)(x), apart(members, x), rtol=1e-9, atol=1e-9)
+
+
+@SETS_OF_THREE
+def test_mlps_and_embeddings_are_means(sets):
+    """The paper's merge: the mean of weights, all else the member's own."""
+    members, x = tuned(tuned(pruned("vit", sets)), mlps=True), inputs()
+    merged = copy.deepcopy(members)
+    shared = [key for key, _ in members[0].named_parameters() if "mlp" in key or "embeddings" in key]
+    assert len(shared) == LAYERS * 4 + 4
+    for key in shared:
+        mean = sum(model.get_parameter(key).detach() for model in members) / 3
+        for model in merged:
+            model.get_parameter(key).data.copy_(mean)
+    expected = apart(merged, x)
+    assert (apart(members, x) - expected).abs().max() > 0.01
+    torch.testing.assert_close(heads.fuse(members)(x), expected)
+
+
+@pytest.mark.parametrize("name", ["vit", "bert"])
+@pytest.mark.parametrize("sets", [EVEN, RAGGED], ids=["even", "ragged"])
+def test_members_never_touch(name, sets):
+    """The Jacobian of member i's logits with respect to member j's input is exactly 0."""
+    fused = heads.fuse(tuned(pruned(name, sets)))
+    shape = (3, 2, 1, 8, 8) if name == "vit" else (3, 2, 5, 16)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    logits = fused.forward_members(x if name == "vit" else {"inputs_embeds": x})
+    for i in range(3):
+        for c in range(CLASSES):
+            (jacobian,) = torch.autograd.grad(logits[i, :, c].sum(), x, retain_graph=True)
+            assert jacobian[i].abs().max() > 1e-3
+            assert all((jacobian[j] == 0).all() for j in range(3) if j != i)
+
+
+@SETS_OF_THREE
+def test_members_on_inputs_of_their_own(sets):
+    members = tuned(pruned("vit", sets))
+    x = torch.stack([inputs(seed=seed) for seed in range(3)])
+    found = heads.fuse(members).forward_members(x)
+    for model, mine, logits in zip(members, x, found, strict=True):
+        torch.testing.assert_close(logits, model(mine), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["bert", "text"])
+def test_texts_of_their_own_length(name):
+    """Each member's padding is masked for that member."""
+    members = tuned(pruned(name, RAGGED))
+    texts = [inputs(name, seed=seed) for seed in range(3)]
+    x = torch.stack(texts) if name == "text" else {key: torch.stack([t[key] for t in texts]) for key in texts[0]}
+    found = heads.fuse(members).forward_members(x)
+    for model, mine, logits in zip(members, texts, found, strict=True):
+        torch.testing.assert_close(logits, call(model, mine), rtol=1e-9, atol=1e-9)
+
+
+@SETS_OF_THREE
+def test_permuted_members_give_permuted_logits(sets):
+    members, x = tuned(pruned("vit", sets)), inputs()
+    logits = heads.fuse(members)(x)
+    for order in itertools.permutations(range(3)):
+        torch.testing.assert_close(heads.fuse([members[m] for m in order])(x), logits[list(order)])
+
+
+@EVERY
+def test_one_member_is_the_pruned_network(name):
+    (member,), x = pruned(name, [SETS["several"]]), inputs(name)
+    torch.testing.assert_close(heads.fuse([member])(x)[0], call(member, x), rtol=1e-9, atol=1e-9)
+
+
+@EVERY
+@SETS_OF_THREE
+def test_a_member_is_a_plain_network(name, sets):
+    members, x = tuned(pruned(name, sets)), inputs(name)
+    fused = heads.fuse(members)
+    for m, model in enumerate(members):
+        plain = fused.member(m)
+        assert not [part for part in plain.modules() if isinstance(part, fusion.MemberLayer)]
+        assert {key: p.shape for key, p in plain.named_parameters()} == {
+            k: p.shape for k, p in model.named_parameters()
+        }
+        assert heads.count_heads(plain) == heads.count_heads(model)
+        torch.testing.assert_close(call(plain, x), call(model, x), rtol=1e-9, atol=1e-9)
+    again = heads.fuse(fused)
+    torch.testing.assert_close(again(x), fused(x), rtol=1e-9, atol=1e-9)
+
+
+# Parameters -----------------------------------------------------------------------------------------------------------
+@SETS_OF_THREE
+def test_parameters_of_a_layer(sets):
+    """4 M H_l / H d^2 + 8 d^2 (Hydra, B.4), and biases and LayerNorms."""
+    members = pruned("vit", sets)
+    layers = heads.fuse(members).network.vit.layers
+    kept = torch.tensor([heads.count_heads(model) for model in members]).T.tolist()  # [layers, members]
+    for layer, counts in zip(layers, kept, strict=True):
+        weights = 4 * sum(counts) * 16**2 // HEADS + 8 * 16**2
+        biases = sum(3 * count * 4 + 16 for count in counts) + 4 * 16 + 16 + 3 * 4 * 16
+        assert sum(p.numel() for p in layer.parameters()) == weights + biases
+
+
+def test_merged_norms_are_one_for_all():
+    members, x = pruned("vit"), inputs()
+    torch.testing.assert_close(heads.fuse(members, norms="merged")(x), apart(members, x))
+    own, merged = (heads.fuse(tuned(members), norms=norms) for norms in ("independent", "merged"))
+    saved = sum(p.numel() for p in own.parameters()) - sum(p.numel() for p in merged.parameters())
+    assert saved == 2 * (2 * LAYERS + 1) * 2 * 16  # of three members two, weights and biases of 16
+    assert (own(x) - merged(x)).abs().max() > 0.01
+
+
+def test_fusing_copies():
+    members = pruned()
+    before = [copy.deepcopy(model.state_dict()) for model in members]
+    fused = heads.fuse(members)
+    with torch.no_grad():
+        for p in fused.parameters():
+            p += 1
+    for model, state in zip(members, before, strict=True):
+        assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def test_multiply_adds_are_those_of_the_members():
+    members, x = pruned(), inputs(count=2)
+    assert heads.multiply_adds(heads.fuse(members), x) == sum(heads.multiply_adds(model, x) for model in members)
+
+
+# Passes ---------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["vit", "bert", "text"])
+@SETS_OF_THREE
+def test_batches_in_parts(name, sets, monkeypatch):
+    fused, x = heads.fuse(tuned(pruned(name, sets))), inputs(name, 7)
+    expected, seen = fused(x), []
+    base = next(part for key, part in fused.network.named_modules() if key.endswith(("layers.0", "layer.0")))
+    base.register_forward_pre_hook(lambda _, args: seen.append(len(args[0]) // 3))
+    monkeypatch.setattr(fused, "inputs_per_pass", lambda x: 3)
+    torch.testing.assert_close(fused(x), expected, rtol=1e-9, atol=1e-9)
+    assert seen == [2, 3, 2]  # of about equal size
+    fused.chunk = 2
+    torch.testing.assert_close(fused(x), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_as_many_inputs_as_the_cache_holds(monkeypatch):
+    fused, x = heads.fuse(pruned()).train(), inputs(count=4).expand(3, 4, 1, 8, 8)
+    each = 3 * 5 * (16 + 64) * 8  # three members of 5 tokens, in and out of the MLP's first layer, float64
+    for cache, expected in ((2 * each, 2), (3.9 * each, 3), (1, 1), (1e9, 4)):
+        monkeypatch.setattr(fusion, "CACHE", cache)
+        assert fused.inputs_per_pass(x) == expected
+    assert all(part.training for part in fused.modules())
+
+
+# Training -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["vit", "text"])
+@SETS_OF_THREE
+def test_fused_ensembles_train_and_predict(name, sets):
+    x, y = inputs(name, 12), labels(12)
+    fused = heads.fuse([model.float() for model in pruned(name, sets)])
+    x = x.float() if x.is_floating_point() else x
+    before = [model.state_dict() for model in (fused.member(0), fused.member(1))]
+    history = training.fit(fused, x, y, epochs=20, lr=0.01, optimizer="adam", batch_size=4, progress=False)
+    assert (history.loss[-1] < 0.8 * history.loss[0]).all()
+    assert training.predict(fused, x, batch_size=5).shape == (3, 12, CLASSES)
+    torch.testing.assert_close(training.predict(fused, x)[1], call(fused.member(1), x).detach(), rtol=1e-4, atol=1e-4)
+    assert not torch.equal(next(iter(fused.member(0).state_dict().values())), next(iter(before[0].values())))
+
+
+def test_fine_tuned_apart_then_fused():
+    """The order of the paper; an ensemble that was trained is fused as it is."""
+    x, y = inputs(count=12).float(), labels(12)
+    ensemble = ensembles.from_members([model.float() for model in pruned("vit", RAGGED)])
+    training.fit(ensemble, x, y, epochs=3, lr=0.01, optimizer="adam", progress=False)
+    fused, alike = heads.fuse(ensemble), heads.fuse(list(ensemble.models))
+    assert torch.equal(fused(x), alike(x))
+    assert (fused(x) - ensemble(x)).abs().max() > 1e-4  # the MLPs are no longer equal
+
+
+@SETS_OF_THREE
+def test_shards_share_memory(sets):
+    """With the MLPs frozen nothing is shared that is trained: members can be trained apart."""
+    fused, x = heads.fuse(tuned(pruned("vit", sets))), inputs()
+    assert not fused.can_shard()
+    for name, p in fused.network.named_parameters():
+        p.requires_grad_("mlp" not in name and "embeddings" not in name)
+    assert fused.can_shard()
+    assert fused.shared_parameters() == []
+    logits = fused(x)
+    for rows in (slice(0, 1), slice(1, 3), slice(0, 2)):
+        shard = fused.shard(rows)
+        torch.testing.assert_close(shard(x), logits[rows], rtol=1e-9, atol=1e-9)
+        assert {name for name, p in shard.network.named_parameters() if p.requires_grad} == {
+            name for name, p in fused.network.named_parameters() if p.requires_grad
+        }
+    with torch.no_grad():
+        for p in fused.shard(slice(1, 3)).parameters():
+            if p.requires_grad:
+                p.zero_()
+    assert (fused(x)[1:] == 0).all()
+    torch.testing.assert_close(fused(x)[0], logits[0])
+
+
+def test_dropout_is_the_members_own():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+    model = BertForSequenceClassification(BertConfig(vocab_size=50, **sizes)).eval()
+    fused = heads.fuse([heads.prune(model, [(0, 0)]), heads.prune(model, [(1, 0)])])
+    ids = {"input_ids": inputs("text")}
+    assert not fused.training
+    torch.testing.assert_close(fused(ids), fused(ids))
+    assert [count for layer, _, members in fused.noise_layers() for count in [len(members)] if layer.p] == [2] * 6
+    training_ = [fused.train()(ids) for _ in range(2)]
+    assert not torch.equal(*training_)
+
+
+# Bad input ------------------------------------------------------------------------------------------------------------
+class Scaled(nn.Module):
+    """Attention whose values are doubled: what a family of networks might do that nobody foresaw."""
+
+    def __init__(self, core):
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = core.q_proj, core.k_proj, core.v_proj, core.o_proj
+        self.core, self.head_dim = (core,), core.head_dim
+
+    def forward(self, hidden_states, *args, **kwargs):
+        return 2 * self.core[0](hidden_states, *args, **kwargs)[0], None
+
+
+def unusual():
+    model = make()
+    for layer in model.vit.layers:
+        layer.attention = Scaled(layer.attention)
+    return model
+
+
+def other(**changes):
+    sizes = {"width": 16, "layers": LAYERS, "heads": HEADS, "classes": CLASSES} | changes
+    return models.vit(8, changes.pop("patch", 4), **{k: v for k, v in sizes.items() if k != "patch"}).double()
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("members", "error", "message"),
+    [
+        (lambda: [], ValueError, "at least one model, got an empty list"),
+        (
+            lambda: [make(), other(layers=2)],
+            ValueError,
+            "member 1 has 2 layers of width 16 with heads of 4, member 0 has 3",
+        ),
+        (lambda: [make(), other(width=32)], ValueError, "member 1 has 3 layers of width 32 with heads of 8"),
+        (lambda: [make(), other(heads=2)], ValueError, "heads of 8, member 0 has 3 layers of width 16 with heads of 4"),
+        (lambda: [make(), other(classes=5)], ValueError, r"classifier.weight is \[5, 16\] in member 1 and \[3, 16\]"),
+        (lambda: [make(), other(patch=2)], ValueError, r"position_embeddings is \[1, 17, 16\] in member 1"),
+        (lambda: [make(), make("clip")], ValueError, "absent in member 1"),
+        (lambda: [unusual(), unusual()], ValueError, r"Scaled is more than softmax\(Q K\^T / sqrt\(size\)\) V"),
+        (lambda: [models.mlp(4)], ValueError, "Sequential has no attention"),
+        (lambda: [make(), "vit"], TypeError, "one torch module, got str"),
+    ],
+)
+def test_members_that_do_not_fuse(members, error, message):
+    with pytest.raises(error, match=message):
+        heads.fuse(members())
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_unknown_norms():
+    with pytest.raises(ValueError, match=r"norms must be .+, got 'shared'"):
+        heads.fuse(pruned(), norms="shared")

@@ -1,0 +1,337 @@
+"""Heads ablated and pruned, their Taylor scores, what they see, and the cost of networks without them."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from head_networks import CLASSES, EVERY, HEADS, LAYERS, SETS, call, inputs, labels, make
+from torch import nn
+from transformers import CLIPConfig, CLIPModel, LlamaConfig, LlamaForSequenceClassification
+
+from uqlab import ensembles, heads, models, training
+from uqlab.heads.attention import attentions
+
+OUTPUTS = {"vit": "vit.layers.{}.attention.o_proj", "bert": "bert.encoder.layer.{}.attention.output.dense"}
+
+
+def without(model, name, pairs):
+    """The plain way: zero the columns in a copy."""
+    model = copy.deepcopy(model)
+    size = 16 // HEADS
+    for layer, head in pairs:
+        model.get_submodule(OUTPUTS[name].format(layer)).weight.data[:, head * size : (head + 1) * size] = 0
+    return model
+
+
+# Ablation and pruning -------------------------------------------------------------------------------------------------
+@EVERY
+def test_shape(name):
+    assert heads.shape(make(name)) == (LAYERS, HEADS)
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+@pytest.mark.parametrize("pairs", SETS.values(), ids=SETS)
+def test_ablation_is_zero_columns(name, pairs):
+    model, x = make(name), inputs(name)
+    with heads.ablate(model, pairs) as ablated:
+        assert ablated is model
+        found = call(model, x)
+    torch.testing.assert_close(found, call(without(model, name, pairs), x), rtol=0, atol=0)
+    assert (found - call(model, x)).abs().max() > 0.01
+
+
+def test_ablation_leaves_no_trace():
+    model = make()
+    before = copy.deepcopy(model.state_dict())
+    with heads.ablate(model, SETS["several"]), heads.ablate(model, SETS["but one"]):
+        pass
+    with pytest.raises(KeyError), heads.ablate(model, SETS["all"]):
+        raise KeyError
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_an_ablated_model_can_be_trained():
+    model, x = make(), inputs()
+    with heads.ablate(model, [(0, 0)]):
+        call(model, x).sum().backward()
+    assert model.vit.layers[0].attention.q_proj.weight.grad[4:].abs().min() > 0
+    assert model.vit.layers[0].attention.q_proj.weight.grad[:4].abs().max() == 0
+
+
+@EVERY
+@pytest.mark.parametrize("pairs", SETS.values(), ids=SETS)
+def test_pruned_is_ablated(name, pairs):
+    model, x = make(name), inputs(name)
+    small = heads.prune(model, pairs)
+    with heads.ablate(model, pairs):
+        torch.testing.assert_close(call(small, x), call(model, x), rtol=1e-9, atol=1e-9)
+    counts = [HEADS - sum(layer == at for at, _ in pairs) for layer in range(LAYERS)]
+    assert heads.count_heads(small) == counts
+    assert heads.shape(small) == (LAYERS, max(counts))
+    gone = (
+        len(pairs) * 4 * (4 * 16) + len(pairs) * 4 * 3
+    )  # size * (rows of q, k, v, columns of o) and biases of q, k, v
+    size = {each: sum(p.numel() for p in each.parameters()) for each in (model, small)}
+    assert size[model] - size[small] == gone
+
+
+def test_pruned_in_float32():
+    model, x = make().float(), inputs().float()
+    with heads.ablate(model, SETS["several"]):
+        torch.testing.assert_close(heads.prune(model, SETS["several"])(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["vit", "bert"])
+def test_pruned_twice(name):
+    """The heads that are left are counted anew."""
+    model, x = make(name), inputs(name)
+    twice = heads.prune(heads.prune(model, [(0, 1), (2, 0)]), [(0, 1), (2, 0), (2, 1), (2, 2)])
+    once = heads.prune(model, [(0, 1), (0, 2), (2, 0), (2, 1), (2, 2), (2, 3)])
+    torch.testing.assert_close(call(twice, x), call(once, x))
+    assert heads.count_heads(twice) == heads.count_heads(once) == [2, 4, 0]
+
+
+def test_pruning_copies():
+    model = make()
+    model.vit.layers[0].attention.q_proj.weight.requires_grad_(False)
+    before = copy.deepcopy(model.state_dict())
+    small = heads.prune(model, SETS["several"])
+    with torch.no_grad():
+        for p in small.parameters():
+            p += 1
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    frozen = [name for name, p in small.named_parameters() if not p.requires_grad]
+    assert frozen == ["vit.layers.0.attention.q_proj.weight"]
+    assert not small.training
+
+
+@pytest.mark.parametrize("name", ["vit", "text"])
+def test_pruned_models_train_and_predict(name):
+    x, y = inputs(name, 12), labels(12)
+    model = make(name).float()
+    x = x.float() if x.is_floating_point() else x
+    ensemble = ensembles.from_members([heads.prune(model, pairs) for pairs in (SETS["several"], SETS["a whole layer"])])
+    history = training.fit(ensemble, x, y, epochs=15, lr=0.01, optimizer="adam", batch_size=4, progress=False)
+    assert (history.loss[-1] < 0.7 * history.loss[0]).all()
+    assert training.predict(ensemble, x).shape == (2, 12, CLASSES)
+    assert heads.count_heads(ensemble.member(1)) == [4, 0, 4]
+
+
+# Taylor scores --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["vit", "bert"])
+def test_taylor_scores_by_the_formula(name):
+    model, x, y = make(name), inputs(name), labels()
+    nn.functional.cross_entropy(call(model, x), y).backward()
+    names = {"vit": "vit.layers.{}.attention.{}_proj", "bert": "bert.encoder.layer.{}.attention.self.{}"}[name]
+    expected = np.zeros((LAYERS, HEADS))
+    for layer in range(LAYERS):
+        for head in range(HEADS):
+            for part in {"vit": "qkv", "bert": ("query", "key", "value")}[name]:
+                weight = model.get_submodule(names.format(layer, part)).weight
+                rows = slice(4 * head, 4 * head + 4)
+                expected[layer, head] += (weight * weight.grad)[rows].abs().sum().item() / (4 * 16) / 3
+    model.zero_grad()
+    for batch_size in (128, 2):
+        scores = heads.taylor_scores(model, x, y, batch_size=batch_size)
+        np.testing.assert_allclose(scores, expected, rtol=1e-9)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_taylor_scores_of_frozen_training_models():
+    model, x, y = make(), inputs(), labels()
+    expected = heads.taylor_scores(model, x, y)
+    model.requires_grad_(False).train()
+    torch.testing.assert_close(heads.taylor_scores(model, x, y), expected)
+    assert not any(p.requires_grad for p in model.parameters())
+    assert all(part.training for part in model.modules())
+
+
+def test_taylor_scores_of_a_pruned_model():
+    model, x, y = make(), inputs(), labels()
+    with heads.ablate(model, [(0, 1), (2, 0)]):
+        ablated = heads.taylor_scores(model, x, y)
+    pruned = heads.taylor_scores(heads.prune(model, [(0, 1), (2, 0)]), x, y)
+    torch.testing.assert_close(pruned[0, :3], ablated[0, [0, 2, 3]])
+    torch.testing.assert_close(pruned[2, :3], ablated[2, 1:])
+    assert pruned[[0, 2], 3].isnan().all()
+    assert (ablated[[0, 2], [1, 0]] == 0).all()
+
+
+def test_taylor_pruning_layer_by_layer():
+    """Scores are recomputed on the network that earlier layers left."""
+    model, x, y = make(), inputs(count=20), labels(20)
+    expected, small = [], model
+    for layer in range(LAYERS):  # as the paper does it: prune, compute again
+        order = heads.taylor_scores(small, x, y)[layer].argsort()[:2].tolist()
+        expected += [(layer, head) for head in order]
+        small = heads.prune(small, [(layer, head) for head in order])
+    assert heads.taylor_heads(model, x, y, 2) == expected
+    assert [layer for layer, _ in heads.taylor_heads(model, x, y, [2, 0, 1])] == [0, 0, 2]
+    assert heads.taylor_heads(model, x, y, 0) == []
+
+
+def test_taylor_pruning_over_all_layers():
+    model, x, y = make(), inputs(), labels()
+    scores = heads.taylor_scores(model, x, y)
+    found = heads.taylor_heads(model, x, y, 5, scope="model")
+    assert [layer * HEADS + head for layer, head in found] == scores.flatten().argsort()[:5].tolist()
+
+
+# Pruning seeds --------------------------------------------------------------------------------------------------------
+def test_members_drawn_from_one_ranking():
+    ranking = [(layer, head) for layer in range(6) for head in range(8)]
+    drawn = heads.sample_heads(ranking, 10, 4, seed=1)
+    assert [len(set(one)) for one in drawn] == [10] * 4
+    assert all(one == sorted(one) for one in drawn)
+    assert len({tuple(one) for one in drawn}) == 4
+    assert heads.sample_heads(ranking, 10, 2, seed=1) == drawn[:2]
+    assert heads.sample_heads(ranking, 10, 1, seed=2)[0] != drawn[0]
+    assert heads.sample_heads(ranking, 48, 1) == [ranking]
+    often = heads.sample_heads([(0, head) for head in range(10)], 5, 2000)
+    assert np.bincount([head for one in often for _, head in one]) == pytest.approx(1000, abs=100)
+
+
+# Features -------------------------------------------------------------------------------------------------------------
+@EVERY
+def test_features_make_the_attention(name):
+    """What the heads give the first token, times the output projection, is what the attention gives it."""
+    model, x = make(name), inputs(name)
+    for layer in (0, -1):
+        features = heads.head_features(model, x, layer, batch_size=2)
+        assert features.shape == (5, HEADS, 4)
+        attention = attentions(model)[layer]
+        found = []
+        projection = model.get_submodule(attention.output)
+        hook = projection.register_forward_hook(lambda _, args, output, found=found: found.append(output[:, 0]))
+        call(model, x)
+        hook.remove()
+        torch.testing.assert_close(features.flatten(1) @ projection.weight.mT + projection.bias, found[0])
+
+
+def test_separation_by_the_definition():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(40, 3, 5)), rng.normal(1, 2, size=(25, 3, 5))
+    found = heads.separation(torch.tensor(a), torch.tensor(b))
+    for head in range(3):
+        difference = a[:, head].mean(0) - b[:, head].mean(0)
+        inverse = np.linalg.inv(np.cov(a[:, head].T))
+        assert found.euclidean[head].item() == pytest.approx(np.linalg.norm(difference))
+        assert found.mahalanobis[head].item() == pytest.approx(np.sqrt(difference @ inverse @ difference))
+
+
+def test_separation_of_equal_and_of_flat_features():
+    a = torch.randn(30, 2, 4, generator=torch.Generator().manual_seed(0)).double()
+    assert all(part.abs().max() < 1e-12 for part in heads.separation(a, a))
+    wide = torch.cat([a, torch.ones(30, 2, 3)], 2)  # directions in which nothing varies
+    shifted = a + torch.tensor([1.0, 0, 0, 0])
+    expected = heads.separation(a, shifted)
+    found = heads.separation(wide, torch.cat([shifted, torch.ones(30, 2, 3)], 2))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    scale = torch.diag(torch.tensor([3.0, 0.1, 1, 20])).double()  # Mahalanobis distance does not depend on the units
+    torch.testing.assert_close(heads.separation(a @ scale, shifted @ scale).mahalanobis, expected.mahalanobis)
+
+
+# Cost -----------------------------------------------------------------------------------------------------------------
+def multiply_adds(batch, tokens, width, layers, size, hidden, counts, classes, patch):
+    """By hand: patches, then per layer q, k, v, o, attention and MLP, then the classifier."""
+    each = sum(4 * tokens * width * h * size + 2 * tokens * tokens * h * size for h in counts)
+    mlp = layers * 2 * tokens * width * hidden
+    return batch * ((tokens - 1) * patch * width + each + mlp + width * classes)
+
+
+def test_multiply_adds_by_hand():
+    model, x = make(), inputs(count=2)
+    rest = {"tokens": 5, "width": 16, "layers": 3, "size": 4, "hidden": 64, "classes": 3, "patch": 16}
+    assert heads.multiply_adds(model, x) == multiply_adds(2, counts=[4, 4, 4], **rest)
+    small = heads.prune(model, SETS["several"])
+    assert heads.multiply_adds(small, x) == multiply_adds(2, counts=[3, 2, 3], **rest)
+    ensemble = ensembles.from_members([model, small])
+    assert heads.multiply_adds(ensemble, x) == multiply_adds(2, counts=[7, 6, 7], **rest | {"layers": 6}) + 2 * (
+        4 * 16 * 16 + 16 * 3
+    )
+
+
+# Bad input ------------------------------------------------------------------------------------------------------------
+def two_encoders():
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    return CLIPModel(CLIPConfig(vision_config={**small, "image_size": 8, "patch_size": 4}, text_config=small))
+
+
+def shared_keys():
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
+    return LlamaForSequenceClassification(
+        LlamaConfig(vocab_size=9, hidden_size=16, intermediate_size=16, num_hidden_layers=1, **sizes)
+    )
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("model", "error", "message"),
+    [
+        (lambda: models.mlp(4), ValueError, "Sequential has no attention whose heads can be told apart"),
+        (lambda: nn.TransformerEncoderLayer(8, 2), ValueError, "TransformerEncoderLayer has no attention"),
+        (two_encoders, ValueError, "CLIPModel holds 2 stacks of layers .*text_model.encoder.layers, vision_model"),
+        (shared_keys, ValueError, "heads of model.layers.0.self_attn cannot be taken apart.*16, 8, 8 and 16"),
+        (lambda: ensembles.from_members([make()]), TypeError, "one torch module.*ensemble.member"),
+        (lambda: "vit", TypeError, "one torch module, got str"),
+    ],
+)
+def test_models_without_separable_heads(model, error, message):
+    with pytest.raises(error, match=message):
+        heads.shape(model())
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("function", [heads.prune, lambda model, pairs: heads.ablate(model, pairs).__enter__()])
+@pytest.mark.parametrize(
+    ("pairs", "error", "message"),
+    [
+        ([(3, 0)], ValueError, r"head \(3, 0\): there are layers 0 to 2"),
+        ([(0, 4)], ValueError, r"head \(0, 4\): layer 0 has 4 heads"),
+        ([(0, -1)], ValueError, r"head \(0, -1\)"),
+        ([(0, 1), (1, 1), (0, 1)], ValueError, r"head \(0, 1\) is given more than once"),
+        ([1, 2], TypeError, r"pairs \(layer, head\)"),
+        ((0, 1), TypeError, r"pairs \(layer, head\)"),
+        (3, TypeError, r"pairs \(layer, head\)"),
+    ],
+)
+def test_heads_that_are_not_there(function, pairs, error, message):
+    with pytest.raises(error, match=message):
+        function(make(), pairs)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("run", "error", "message"),
+    [
+        (
+            lambda m, x, y: heads.taylor_scores(m, x, y[:3]),
+            ValueError,
+            r"labels must be \[samples\] = \[5\].*got \[3\]",
+        ),
+        (lambda m, x, y: heads.taylor_scores(m, x, y + 3), ValueError, "labels must be 0 to 2"),
+        (lambda m, x, y: heads.taylor_scores(m, x, y.double()), TypeError, "tensor of integers, got torch.float64"),
+        (lambda m, x, y: heads.taylor_scores(m, x[:0], y[:0]), ValueError, "at least one"),
+        (lambda m, x, y: heads.taylor_scores(m, x / 0, y), ValueError, "NaN or infinite"),
+        (lambda m, x, y: heads.taylor_scores(m, x.numpy(), y), TypeError, "must be a tensor.*got ndarray"),
+        (lambda m, x, y: heads.taylor_scores(m, x, y, batch_size=0), ValueError, "batch_size must be at least 1"),
+        (lambda m, x, y: heads.taylor_scores(m.vit, x, y), ValueError, "ViTModel must return logits"),
+        (lambda m, x, y: heads.taylor_heads(m, x, y, 5), ValueError, "remove must be one number or 3"),
+        (lambda m, x, y: heads.taylor_heads(m, x, y, [1, 1]), ValueError, "remove must be one number or 3"),
+        (lambda m, x, y: heads.taylor_heads(m, x, y, 13, scope="model"), ValueError, "0 to 12, the number of heads"),
+        (lambda m, x, y: heads.taylor_heads(m, x, y, [1], scope="model"), TypeError, "takes one number"),
+        (lambda m, x, y: heads.taylor_heads(m, x, y, 1, scope="all"), ValueError, 'scope must be "layer" or "model"'),
+        (lambda m, x, y: heads.head_features(m, x, 3), ValueError, "layer must be -3 to 2, got 3"),
+        (lambda m, x, y: heads.head_features(heads.prune(m, SETS["all"]), x), ValueError, "has no heads left"),
+        (lambda m, x, y: heads.sample_heads([(0, 0)], 2, 1), ValueError, "remove must be 0 to 1"),
+        (lambda m, x, y: heads.sample_heads([(0, 0)], 1, 0), ValueError, "members must be at least 1"),
+        (lambda m, x, y: heads.separation(torch.ones(3, 2, 4), torch.ones(3, 2, 5)), ValueError, "same heads"),
+        (lambda m, x, y: heads.separation(torch.ones(1, 2, 4), torch.ones(3, 2, 4)), ValueError, "at least 2 ID"),
+        (lambda m, x, y: heads.separation(torch.ones(3, 2, 4) / 0, torch.ones(3, 2, 4)), ValueError, "NaN"),
+    ],
+)
+def test_bad_input(run, error, message):
+    with pytest.raises(error, match=message):
+        run(make(), inputs(), labels())

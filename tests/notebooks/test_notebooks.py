@@ -1,0 +1,225 @@
+"""The notebooks run at the `tiny` profile, and show what they claim to show.
+
+Where tests/browser has just run a page with these parameters its results are read; else it runs headless.
+"""
+
+import json
+import math
+import sys
+
+import nbformat
+import pytest
+from nbconvert import HTMLExporter
+
+from uqlab import runs
+from uqlab.runs import parameters
+
+NOTEBOOKS = [path.stem for path in parameters.all_notebooks()]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """name -> recorded numbers; each notebook runs once, when first asked for."""
+    done = {}
+
+    def run(name, **changes):
+        key = name, str(changes)
+        if key not in done:
+            folder = None if changes else getattr(sys.modules.get("lab"), "DONE", {}).get(name)
+            new = tmp_path_factory.mktemp("run") / name
+            done[key] = folder or runs.run_one(name, changes, profile="tiny", folder=new)
+        return json.loads((done[key] / "results.json").read_text()), done[key]
+
+    return run
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_runs_and_describes_what_it_wrote(results, name):
+    recorded, folder = results(name)
+    assert recorded["numbers"]
+    assert recorded["figures"]
+    for figure, about in recorded["figures"].items():
+        assert len(about["caption"]) > 20, figure
+        assert {(folder / file).suffix for file in about["files"]} == {".png", ".pdf"}
+
+
+@pytest.mark.parametrize("path", parameters.all_notebooks(), ids=lambda path: path.stem)
+def test_first_cell_installs_nothing_and_says_how(path):
+    code = ["".join(cell["source"]) for cell in parameters.cells(path) if cell["cell_type"] == "code"]
+    assert code[0].startswith("# %pip install -e ..  # where uqlab is missing")
+    assert not [line for source in code for line in source.splitlines() if line.startswith(("%", "!"))]
+
+
+def test_an_executed_page_as_html_has_every_figure(results):
+    recorded, folder = results("01_toy_regression_collapse", groups=3)
+    page, _ = HTMLExporter().from_filename(folder / "01_toy_regression_collapse.ipynb")
+    shown = nbformat.read(folder / "01_toy_regression_collapse.ipynb", 4).cells
+    pictures = [output for cell in shown for output in cell.get("outputs", ()) if "image/png" in output.get("data", ())]
+    assert len(pictures) >= len(recorded["figures"]) > 2
+    assert page.count('src="data:image/png;base64,') >= len(pictures)
+    assert "Traceback" not in page
+
+
+def test_00_same_mean_opposite_splits_and_the_bias_of_few_members(results):
+    numbers = results("00_uncertainty_decomposition")[0]["numbers"]
+    assert numbers["mi_agree"] < 0.1
+    assert numbers["mi_disagree"] > 10 * numbers["mi_agree"]
+    assert abs(numbers["bias_jackknife_5"]) < abs(numbers["bias_plugin_5"])
+
+
+def test_01_uncertainty_falls_like_one_over_the_group_size(results):
+    numbers = results("01_toy_regression_collapse")[0]["numbers"]
+    assert -1.4 <= numbers["slope"] <= -0.6
+    assert numbers["slope_low"] <= numbers["slope"] <= numbers["slope_high"]
+    assert numbers["eu_32"] < numbers["eu_1"] / 5
+    assert numbers["gap_over_data"] > 5
+
+
+def test_01_resamples_few_sub_ensembles(results):
+    numbers = results("01_toy_regression_collapse", groups=3)[0]["numbers"]
+    assert math.isfinite(numbers["slope"])
+    assert numbers["slope_low"] <= numbers["slope_high"]
+
+
+def test_02_grouping_moves_information_and_loses_none(results):
+    numbers = results("02_ensembles_of_ensembles")[0]["numbers"]
+    sizes = [1, 2, 3, 6]
+    total = [numbers[f"between_{m}"] + numbers[f"within_{m}"] for m in sizes]
+    assert all(math.isclose(value, total[0], rel_tol=1e-5) for value in total)
+    between = [numbers[f"between_{m}"] for m in sizes]
+    assert between == sorted(between, reverse=True)
+    assert numbers["within_1"] == pytest.approx(0, abs=1e-7)
+    assert numbers["collapse_ratio"] < numbers["collapse_ratio_corrected"] < 0.5
+    assert -1.4 < numbers["slope_jackknife"] < -0.6
+    assert min(numbers[f"auroc_{m}"] for m in sizes) > 0.8
+
+
+def test_02_trains_convolutional_networks_by_parameters_alone(results):
+    changes = {"model": "wide-resnet-28", "members": 4, "sizes": [1, 2], "epochs": 1, "limit": 48, "augment": True}
+    numbers = results("02_ensembles_of_ensembles", **changes)[0]["numbers"]
+    assert numbers["between_1"] > numbers["between_2"] > 0
+
+
+def test_03_wider_networks_disagree_less_at_the_same_accuracy(results):
+    numbers = results("03_mlp_width_sweep")[0]["numbers"]
+    assert min(numbers["accuracy_0.5"], numbers["accuracy_8"]) > 0.95
+    for kind in ("id", "ambiguous", "ood"):
+        assert numbers[f"mi_{kind}_8"] < 0.5 * numbers[f"mi_{kind}_0.5"]
+    assert min(numbers["auroc_mi_0.5"], numbers["auroc_mi_8"]) > 0.85
+
+
+def test_04_masks_find_an_ensemble_in_one_network_when_asked_to_differ(results):
+    numbers = results("04_mask_extraction")[0]["numbers"]
+    assert numbers["mi_ood_single"] == 0
+    assert abs(numbers["accuracy_extracted"] - numbers["accuracy_single"]) <= 0.01
+    assert 0.7 < numbers["mi_ood_extracted_hard"] / numbers["mi_ood_deep"] < 3
+    assert max(numbers["mi_ood_weight_0"], numbers["mi_ood_soft_weight_0"]) < 1e-3
+    assert numbers["mi_ood_weight_0"] < numbers["mi_ood_weight_2"] < numbers["mi_ood_weight_10"]
+    assert 0.2 < numbers["mask_diversity"] < math.log(2)
+    assert numbers["member_accuracy_shuffled"] < numbers["member_accuracy_weight_2"] - 0.05
+    assert max(numbers[f"parameters_{m}"] for m in range(10)) < 0.6 * numbers["parameters_single"]
+
+
+def test_05_tiles_average_to_the_network_and_know_less_than_an_ensemble(results):
+    numbers = results("05_tile_extraction")[0]["numbers"]
+    assert numbers["tile_mean_error"] < 1e-4
+    for s in (2, 4, 8):
+        assert abs(numbers[f"accuracy_{s}"] - numbers["accuracy_original"]) < 0.1
+        assert numbers[f"nll_{s}"] > numbers["nll_original"] > numbers["nll_ensemble"]
+        assert numbers[f"auc_accuracy_{s}"] > numbers[f"accuracy_{s}"] + 0.01  # a random order gives the accuracy
+        assert numbers[f"cov_accuracy_{s}"] > 0 > numbers[f"cov_nll_{s}"]  # errors grow with uncertainty
+        assert numbers["auroc_mi_ensemble"] > numbers[f"auroc_mi_{s}"] > 0.55
+        assert numbers[f"spearman_human_total_{s}"] < numbers["spearman_human_total_original"]
+        assert 1 < numbers["effective_members"][str(s)] <= s * s
+    assert numbers["spearman_human_total"] == numbers["spearman_human_total_4"]
+    assert numbers["spearman_human_total_ensemble"] > 0.3
+
+
+def test_11_gradients_rank_about_as_well_as_entropy_and_the_sign_matters(results):
+    numbers = results("11_gradient_uncertainty")[0]["numbers"]
+    assert numbers["error_naive"] < 1e-4
+    for score in ("exgrad", "reading_a", "reading_b", "reading_c", "regrad_style"):
+        assert abs(numbers[f"auroc_{score}"] - numbers["auroc_entropy"]) < 0.03
+    assert numbers["auroc_gradnorm"] == pytest.approx(1 - numbers["auroc_gradnorm_wrong_sign"])
+    assert max(numbers["auroc_gradnorm_wrong_sign"], numbers["auroc_uniform_weights"]) < 0.5
+    assert numbers["auroc_entropy_ensemble"] > numbers["auroc_entropy"] > 0.8
+    difference = numbers["auroc_regrad_style"] - numbers["auroc_exgrad"]
+    assert numbers["diff_regrad_exgrad"] == pytest.approx(difference)
+    assert numbers["diff_low"] <= difference <= numbers["diff_high"]
+    assert 0.1 < numbers["share_last_layer"] < numbers["share_last_layer_id"] < 0.5
+
+
+def test_11_asks_convolutional_networks_by_parameters_alone(results):
+    small = {"width": 0.25, "splits": 3, "members": 2, "epochs": 3, "evaluated": 100, "updates": 5}
+    numbers = results("11_gradient_uncertainty", model="small-cnn", **small)[0]["numbers"]
+    assert numbers["error_naive"] < 1e-4
+    assert 0 < numbers["share_last_layer"] < 1
+    assert numbers["auroc_gradnorm"] + numbers["auroc_gradnorm_wrong_sign"] == pytest.approx(1)
+
+
+def test_06_low_rank_members_make_an_ensemble_for_a_fraction_of_the_weights(results):
+    numbers = results("06_lora_ensemble")[0]["numbers"]
+    assert numbers["params_lora_single"] == 3 * 4 * 2 * 8 * 64 + 64 * 10 + 10  # blocks, matrices, A and B; classifier
+    assert numbers["params_lora"] == 3 * numbers["params_lora_single"]
+    assert numbers["params_explicit"] == 3 * numbers["params_single"] > 10 * numbers["params_lora"]
+    assert max(numbers["nll_lora"], numbers["nll_explicit"]) < numbers["nll_single"] - 0.03
+    assert numbers["diversity_gain_10"] > 2 * numbers["diversity_gain_1"] > 0
+
+
+def test_07_low_rank_members_leave_the_old_directions_and_knobs_cannot(results):
+    numbers = results("07_intruder_dimensions")[0]["numbers"]
+    assert numbers["intruders_sve"] == numbers["energy_sve"] == 0
+    assert numbers["max_cosine_sve"] > 0.999
+    assert min(numbers["moved_sve"], numbers["moved_lora"]) > 2 * numbers["moved_explicit"] > 0.1
+    assert numbers["intruders_lora"] > 2 * numbers["intruders_explicit"]
+    assert numbers["energy_lora"] > 0.2 > numbers["energy_explicit"]
+    assert numbers["member_cosine_lora"] < 0.7 * numbers["member_cosine_explicit"]
+    assert numbers["update_cosine_lora"] < 0.3
+    assert numbers["distance_lora"] > 2 * numbers["distance_explicit"]
+    assert numbers["intruders_rank_1"] < numbers["intruders_rank_8"]
+    assert 0 <= numbers["diversity_gain_1"] < 0.5 * numbers["diversity_gain_10"]
+    assert numbers["intruders_equal_size_low"] > numbers["intruders_equal_size_explicit"]
+
+
+def test_08_knobs_keep_the_directions_and_need_good_ones(results):
+    numbers = results("08_singular_value_ensemble")[0]["numbers"]
+    assert numbers["params_sve"] < 0.5 * numbers["params_lora"] < numbers["params_explicit"] / 4
+    assert numbers["intruders_sve"] == 0 < numbers["intruders_lora"]
+    assert numbers["max_cosine_sve"] > 0.99 > numbers["max_cosine_lora"]
+    assert numbers["is_ensemble_single"] == 0 < numbers["is_ensemble_explicit"]
+    assert numbers["disagreement_single"] == 0 < numbers["disagreement_sve"]
+    assert numbers["mi_ood_sve_gentle"] < numbers["mi_ood_sve"]
+    assert numbers["moved_0.attention.q_proj"] > 0.01
+    assert numbers["accuracy_random_backbone_sve_gentle"] < numbers["accuracy_sve_gentle"] - 0.05
+    assert numbers["weight_cosine_lora"] < numbers["weight_cosine_sve"] < numbers["weight_cosine_sve_gentle"] < 1
+
+
+def test_12_the_fall_of_page_03_holds_in_every_run(results):
+    numbers = results("12_sweep_results")[0]["numbers"]
+    assert numbers["runs"] == 3
+    assert numbers["finding_holds_fraction"] == 1
+    assert 0 < numbers["ratio_3"] < 0.6
+
+
+def test_10_copies_keep_their_heads_and_the_biased_form_sees_similarity_in_nothing(results):
+    numbers = results("10_head_similarity")[0]["numbers"]
+    assert numbers["cka_shuffled_biased_few"] > numbers["cka_shuffled_unbiased_few"] + 0.03
+    assert abs(numbers["cka_shuffled_unbiased"]) < 0.05
+    assert numbers["cka_copies_mean"] > numbers["cka_members_mean"] + 0.1 > numbers["cka_shuffled_mean"] + 0.2
+    assert numbers["cka_members_without_class"] < numbers["cka_members_mean"]
+    assert numbers["same_number_copies"] > numbers["same_number_members"]
+    assert numbers["auroc_heads_mean_textures"] > 0.8
+    assert all(numbers[f"mahalanobis_{layer}.{head}"] > 0 for layer in range(2) for head in range(4))
+    for where in ("own_test", "own_textures", "copies_letters"):
+        assert 0 < numbers[f"js_aggregated_{where}"] < numbers[f"js_{where}"] < math.log(2)
+
+
+def test_09_prunings_fuse_and_save_parameters_but_no_arithmetic(results):
+    numbers = results("09_hydra_head_pruning")[0]["numbers"]
+    assert 0 <= numbers["overlap_taylor_circuit"] <= 1
+    assert 0 <= numbers["js_taylor_circuit"] <= math.log(2) + 1e-9
+    assert numbers["overlap_chance"] == pytest.approx(1 / 7)  # one head of four in each layer
+    assert numbers["mi_ood_nothing"] < 1e-7 < numbers["mi_ood_pruning_seed"]
+    assert numbers["multiply_adds_ratio_deep"] == pytest.approx(2) == numbers["parameters_ratio_deep"]
+    assert 1.7 < numbers["multiply_adds_ratio_hydra"] < 2  # two networks without a quarter of their heads
+    assert numbers["parameters_ratio_hydra"] < 1.7

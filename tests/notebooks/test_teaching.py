@@ -1,0 +1,179 @@
+"""The teaching guide names what exists, its courses add up, and every page ends with three exercises."""
+
+import ast
+import functools
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from uqlab import runs
+from uqlab.runs import parameters
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+GUIDE = ROOT / "notebooks" / "README.md"
+TEXT = GUIDE.read_text()
+LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
+
+
+def page(number):
+    """The path of page "03"."""
+    found = [path for path in NOTEBOOKS if path.stem.startswith(f"{number}_")]
+    assert len(found) == 1, f"no page {number}"
+    return found[0]
+
+
+@functools.cache
+def cells(path, kind):
+    found = json.loads(path.read_text())["cells"]
+    return ["".join(cell["source"]) for cell in found if cell["cell_type"] == kind]
+
+
+def headings(text):
+    return re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+
+
+def section(name):
+    """The text below a `##` heading of the guide."""
+    return re.split(r"^## ", TEXT.split(f"\n## {name}\n")[1], flags=re.MULTILINE)[0]
+
+
+def rows(name):
+    """The table of a section: a dict a row, by the names of the columns."""
+    lines = [line for line in section(name).splitlines() if line.startswith("|")]
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert {len(row) for row in table} == {len(table[0])}, f"{name}: rows of different length"
+    assert set("".join(table[1])) == {"-"}, f"{name}: no line below the header"
+    return [dict(zip(table[0], row, strict=True)) for row in table[2:]]
+
+
+def saved(path):
+    """The names of the figures that a page saves."""
+    code = "\n".join(re.sub(r"^\s*[%!].*", "", cell, flags=re.MULTILINE) + "\n" for cell in cells(path, "code"))
+    calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call) and len(node.args) > 1]
+    calls = [node for node in calls if ast.unparse(node.func) == "plots.save"]
+    return {node.args[1].value for node in calls if isinstance(node.args[1], ast.Constant)}
+
+
+def test_the_index_links_every_page_once_by_its_title():
+    titles = [re.sub(r"^# (\d\d)\W+", r"\1 ", cells(path, "markdown")[0].splitlines()[0]) for path in NOTEBOOKS]
+    links = [LINK.fullmatch(row["page"]) for row in rows("The pages")]
+    assert [(link[1], link[2]) for link in links if link] == [
+        (title, path.name) for title, path in zip(titles, NOTEBOOKS, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("row", rows("The pages"), ids=lambda row: row["page"][1:3])
+def test_the_index_tells_of_each_page_what_it_tells_itself(row):
+    path = page(row["page"][1:3])
+    stated = re.search(r"\*\*Takes\*\* (.+?) on two\s+cores", cells(path, "markdown")[0])
+    assert row["takes"]
+    if stated:
+        assert row["takes"] == " ".join(stated[1].split())
+    assert bool(row["the explorer is for"]) == ("widgets." in "".join(cells(path, "code")).replace("ipywidgets.", ""))
+    for number in re.findall(r"\d\d", row["read first"]):
+        page(number)
+
+
+def test_links_lead_to_files():
+    """None to a heading: JupyterLab and GitHub give headings different names."""
+    targets = [target for _, target in LINK.findall(TEXT)]
+    assert len(targets) > 30
+    assert [target for target in targets if not (GUIDE.parent / target).is_file()] == []
+
+
+def test_figures_and_sections_exist():
+    figures = re.findall(r"`(\d\d)/(\w+)`", TEXT)
+    assert len(figures) > 60
+    assert [f"{number}/{name}" for number, name in figures if name not in saved(page(number))] == []
+    for number, heading in re.findall(r"\b(\d\d), \*([^*]+)\*", TEXT):
+        known = headings("\n".join(cells(page(number), "markdown")))
+        assert heading in [re.sub(r"^\d\. ", "", one) for one in known], f"{number}, {heading}"
+
+
+def course(name):
+    """The rows of a course; its links and the figures and sections of its rows belong to the row's page."""
+    table = rows(name)
+    for row in table:
+        link = LINK.fullmatch(row["page"])
+        assert link
+        assert link[2] == page(link[1]).name
+        assert {number for number, _ in re.findall(r"`(\d\d)/(\w+)`", row["you show"])} <= {link[1]}
+        known = [re.sub(r"^\d\. ", "", one) for one in headings("\n".join(cells(page(link[1]), "markdown")))]
+        assert [one for one in re.findall(r"(?<!\w)\*([A-Z][^*]+)\*", row["you show"]) if one not in known] == []
+        assert all(row.values())
+    return table
+
+
+def test_90_minutes_are_90():
+    table = course("A course of 90 minutes")
+    assert sum(int(row["min"]) for row in table) == 90
+    assert {row["page"][1:3] for row in table} <= {"00", "01", "02", "03", "04"}  # fast ones
+
+
+def test_a_week_has_ten_blocks_and_all_pages():
+    table = course("A course of one week")
+    blocks = [row["block"] for row in table]
+    assert list(dict.fromkeys(blocks)) == [f"{day}{half}" for day in range(1, 6) for half in "ab"]
+    assert {row["page"][1:3] for row in table} == {path.stem[:2] for path in NOTEBOOKS}
+    homework = {row["page"][1:3]: row["homework"] for row in table if row["homework"] != "–"}
+    assert len(homework) == len(NOTEBOOKS)
+    assert {name for name in homework.values() if not re.fullmatch(r"exercise [123]", name)} == set()
+
+
+def test_commands_are_understood():
+    lines = [shlex.split(line) for line in TEXT.replace("\\\n", "").splitlines() if line.startswith("    uqlab ")]
+    lines += [shlex.split(line) for line in re.findall(r"`(uqlab [^`]+)`", TEXT)]
+    assert len(lines) > 5
+    for _, command, *words in lines:
+        context = runs.main.commands[command].make_context(command, list(words))  # knows the options, runs nothing
+        notebooks = context.params.get("notebooks") or [context.params.get("notebook") or "00"]
+        names = [name for option in ("given", "grid") for name, _ in context.params.get(option) or ()]
+        for notebook in notebooks:
+            assert set(names) <= set(parameters.defaults(parameters.find(notebook))), words
+
+
+def test_misconceptions_are_numbered_and_shown():
+    table = rows("Misconceptions")
+    assert 8 <= len(table) <= 12
+    for number, row in enumerate(table, 1):
+        assert re.fullmatch(rf'{number}\. ".+\."', row["they say"])
+        assert re.search(r"`\d\d/\w+`", row["the page that shows it"]), row["they say"]
+
+
+def test_the_glossary_is_sorted_and_has_the_terms_of_the_decomposition():
+    entries = re.findall(r"^- \*\*(.+?)\.\*\* (.+)$", section("Glossary"), re.MULTILINE)
+    terms = [term.lower() for term, _ in entries]
+    assert len(terms) == section("Glossary").count("\n- ")
+    assert terms == sorted(set(terms))
+    wanted = "total uncertainty, aleatoric uncertainty, epistemic uncertainty, entropy, nat, mutual information, "
+    wanted += (
+        "ensemble member, group, between groups, within groups, chain rule, plug-in estimate, jackknife, simplex, "
+    )
+    wanted += "ood, id, auroc, calibration, ece, collapse, extraction, diversity, intruder dimension, circuit"
+    assert [term for term in re.split(r", (?!within)", wanted) if term not in terms] == []
+
+
+def test_mathematics_survives_markdown():
+    """A bar would end a table's cell, and Markdown takes the backslash from before punctuation."""
+    formulas = re.findall(r"\$([^$\n]+)\$", TEXT)
+    assert TEXT.count("$") == 2 * len(formulas)
+    assert [formula for formula in formulas if re.search(r"\||\\[^A-Za-z]|[<*]", formula)] == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem[:2])
+def test_a_page_ends_with_three_exercises_and_folded_solutions(path):
+    last = cells(path, "markdown")[-1]
+    assert headings("\n".join(cells(path, "markdown")))[-1] == "Exercises"
+    text = last.split("## Exercises\n")[1]
+    folded = re.findall(r"<details>\s*<summary>Solutions?</summary>\n\n(.+?)\n</details>", text, re.DOTALL)
+    asked = re.sub(r"<details>.+?</details>", "", text, flags=re.DOTALL)
+    kinds = re.findall(r"^(?:\*\*)?(\d)\. (?:\*\*)?(.+?)\.\*\*", asked, re.MULTILINE)
+    assert kinds == [("1", "Predict"), ("2", "Change a parameter"), ("3", "Find where it fails")]
+    assert len(re.findall(r"^(?:\*\*)?\d+\. ", asked, re.MULTILINE)) == 3
+    assert text.count("<details>") == text.count("</details>") == len(folded)
+    numbered = re.findall(r"^(\d)\. ", "\n".join(folded), re.MULTILINE)
+    assert len(folded) == 3 or numbered == ["1", "2", "3"]

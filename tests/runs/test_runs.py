@@ -1,0 +1,334 @@
+"""Runs: what a notebook records, what is refused before it starts, what a run leaves behind, the page of all runs."""
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import joblib
+import nbformat
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+import uqlab
+from uqlab import runs
+from uqlab.runs import cli, gallery, parameters
+
+PARAMETERS = """seed = 0  # random seed
+lr = 0.1  # learning rate
+widths = (1, 2)  # multiples
+name = "digits"  # data set
+output_dir = ""  # folder for figures and numbers"""
+
+GOOD = """from uqlab import runs
+import os, sys
+folder = runs.begin(output_dir, "00_good")
+runs.record("executable", sys.executable)
+runs.record("environment", dict(os.environ))
+runs.record("parameters", [seed, lr, widths, name])
+runs.record("cwd", os.getcwd())
+folder"""
+
+FIGURE = """import matplotlib.pyplot as plt
+figure, axes = plt.subplots(figsize=(3.3, 2))
+figure.savefig(folder / "mi_ecdf.png", dpi=200)
+figure.savefig(folder / "mi_ecdf.pdf")
+runs.describe_figure("mi_ecdf", caption="MI < 1 & <script>alert(1)</script>", paper="Figure 2a")"""
+
+BAD = """def deep():
+    raise ValueError("the reason <b>")
+deep()"""
+
+
+def notebook(path: Path, *sources: str, parameters: str = PARAMETERS) -> Path:
+    cells = [
+        new_markdown_cell("# A title & <i>\n\nText."),
+        new_code_cell(parameters, metadata={"tags": ["parameters"]}),
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(new_notebook(cells=cells + [new_code_cell(source) for source in sources]), path)
+    return path
+
+
+def call(*arguments: str | int | Path):
+    return CliRunner().invoke(cli.main, list(map(str, arguments)))
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch) -> Path:
+    """A checkout with two notebooks and a profile, as the current folder."""
+    notebook(tmp_path / "notebooks" / "00_good.ipynb", GOOD, FIGURE)
+    notebook(tmp_path / "notebooks" / "01_bad.ipynb", "before = 1", BAD, "after = 1", parameters="output_dir = ''")
+    (tmp_path / "notebooks" / "profiles.yaml").write_text("tiny: {00_good: {seed: 5, lr: 1}}\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# --- Parameters and profiles -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("seed", "-3", -3),
+        ("lr", "1e-3", 1e-3),
+        ("lr", "1", 1.0),
+        ("widths", "[4, 8]", [4, 8]),
+        ("widths", "[a, 1]", ["a", 1]),
+        ("name", "1:30", "1:30"),
+        ("name", "5", "5"),
+        ("name", "__import__('os').getcwd()", "__import__('os').getcwd()"),
+        ("flag", "true", True),
+        ("nothing", "1:30", "1:30"),
+        ("nothing", "null", None),
+        ("nothing", "{a: 1}", {"a": 1}),
+    ],
+)
+def test_values_are_data_of_the_default_s_type(tmp_path, name, text, value):
+    path = notebook(tmp_path / "0.ipynb", parameters=PARAMETERS + "\nflag: bool = False\nnothing = None")
+    found = parameters.overrides(path, given={name: text})
+    assert found == {name: value}
+    assert type(found[name]) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-p", "sead", "1"], "unknown parameter 'sead'; did you mean 'seed'.*seed, lr, widths, name"),
+        (["-p", "seed", "abc"], r"00_good: parameter seed must be int, like its default 0; got 'abc' \(str\)"),
+        (["-p", "seed", "1.5"], "must be int"),
+        (["-p", "seed", "True"], "must be int"),
+        (["-p", "widths", "3"], "must be list"),
+        (["-p", "output_dir", "x"], "use --output-dir"),
+        (["--profile", "papr"], "unknown profile 'papr'.*quick, tiny"),
+        (["99"], "'99' is no notebook of: 00_good, 01_bad"),
+        (["0"], "'0' is the start of several: 00_good, 01_bad"),
+    ],
+)
+def test_bad_input_is_an_error_before_anything_runs(project, arguments, message):
+    result = call("run", *arguments)
+    assert result.exit_code == 2
+    assert re.search(message, result.output, re.DOTALL), result.output
+    assert not (project / "figures").exists()
+
+
+@pytest.mark.parametrize("line", ["lr = 1 / 3", "a, b = 1, 2", "%matplotlib inline", "import os"])
+def test_a_parameters_cell_that_computes_is_refused(tmp_path, line):
+    path = notebook(tmp_path / "0.ipynb", parameters=f"seed = 0\n{line}")
+    with pytest.raises(ValueError, match="next cell"):
+        parameters.defaults(path)
+
+
+def test_broken_files_are_named(tmp_path):
+    path = notebook(tmp_path / "0.ipynb")
+    (tmp_path / "profiles.yaml").write_text("tiny: [1, 2]")
+    with pytest.raises(ValueError, match=r"profiles\.yaml must map profile"):
+        parameters.overrides(path, "tiny")
+    path.write_text("{}")
+    with pytest.raises(ValueError, match=r"0\.ipynb is not a notebook"):
+        parameters.overrides(path)
+
+
+def test_profiles_name_notebooks_and_parameters_that_exist():
+    folder = Path(uqlab.__file__).parents[1] / "notebooks"
+    for profile, notebooks in parameters.profiles(folder / "any").items():
+        for stem in notebooks:
+            parameters.overrides(folder / f"{stem}.ipynb", profile)
+
+
+# --- Runs ------------------------------------------------------------------------------------------------------------
+
+
+def test_run(project, monkeypatch):
+    """One good and one failing notebook: contents, hashes, parameters, environment, error, earlier results, gallery."""
+    wrong = project / "kernels" / "python3"  # a kernel of that name installed elsewhere must not be used
+    wrong.mkdir(parents=True)
+    (wrong / "kernel.json").write_text('{"argv": ["/bin/false"], "display_name": "", "language": "python"}')
+    monkeypatch.setenv("JUPYTER_PATH", str(project))
+    monkeypatch.setenv("MKL_NUM_THREADS", "7")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    earlier = project / "out" / "tiny" / "01_bad" / "results.json"
+    earlier.parent.mkdir(parents=True)
+    earlier.write_text('{"numbers": {"earlier": 1}}')
+    sources = {path: path.read_bytes() for path in (project / "notebooks").iterdir()}
+    text = 'q"uo\\te {x} $HOME'
+    result = call("run", "--profile", "tiny", "--output-dir", "out", "--jobs", 2, "-p", "seed", 3, "-p", "name", text)
+
+    assert result.exit_code == 1
+    assert {path: path.read_bytes() for path in (project / "notebooks").iterdir()} == sources
+    assert "no parameter 'seed' in 01_bad" in result.output
+    assert "'tiny' has no entry for 01_bad" in result.output
+    assert re.search(r"00_good +ok +[\d.]+ +4 +1\n01_bad +FAILED", result.output)
+
+    folder = project / "out" / "tiny" / "00_good"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert set(manifest["files"]) == {"00_good.ipynb", "results.json", "mi_ecdf.png", "mi_ecdf.pdf"}
+    for name, digest in manifest["files"].items():
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
+    assert manifest["parameters"] == {"seed": 3, "lr": 1.0, "widths": [1, 2], "name": text}
+    assert (manifest["seed"], manifest["profile"], manifest["uqlab"]) == (3, "tiny", uqlab.__version__)
+    assert manifest["packages"]["numpy"] == np.__version__
+    assert 0 < manifest["seconds"] < 60
+    assert manifest["device"]
+
+    results = json.loads((folder / "results.json").read_text())
+    numbers = results["numbers"]
+    assert numbers["parameters"] == [3, 1.0, [1, 2], text]
+    assert Path(numbers["executable"]).resolve() == Path(sys.executable).resolve()
+    assert numbers["cwd"] == str(project / "notebooks")
+    environment = numbers["environment"]
+    assert environment["OMP_WAIT_POLICY"] == "passive"
+    assert environment["MKL_NUM_THREADS"] == "7"  # the user's
+    assert environment["OMP_NUM_THREADS"] == str(max(1, joblib.cpu_count() // 2))
+    assert manifest["threads"] == int(environment["OMP_NUM_THREADS"])
+    assert results["figures"]["mi_ecdf"]["files"] == ["mi_ecdf.pdf", "mi_ecdf.png"]
+    executed = (folder / "00_good.ipynb").read_text()
+    assert ".tmp-" not in executed
+    assert str(folder) in executed  # what the notebook printed of its folder is where it lies now
+
+    assert "01_bad failed in cell In [4]:\n    def deep():" in result.output
+    assert "ValueError: the reason <b>" in result.output
+    assert "\x1b" not in result.output
+    kept = project / "out" / "tiny" / "01_bad.failed" / "01_bad.ipynb"
+    assert str(kept.relative_to(project)) in result.output
+    ran = [cell.execution_count for cell in nbformat.read(kept, 4).cells if cell.cell_type == "code"]
+    assert ran == [1, 2, 3, 4, None]
+    assert earlier.read_text() == '{"numbers": {"earlier": 1}}'
+    assert not list((project / "out" / "tiny").glob(".*"))
+
+    check_page(project / "out" / "tiny" / "index.html")
+
+    notebook(project / "notebooks" / "01_bad.ipynb", "mended = 1")
+    assert call("run", "01", "--profile", "tiny", "--output-dir", "out", "--quiet").exit_code == 0
+    assert not kept.exists()
+    assert json.loads(earlier.read_text()) == {"numbers": {}, "tables": {}, "figures": {}}
+
+
+def check_page(page: Path):
+    """A gallery after `test_run`: all text escaped, links relative and alive, the failure shown beside what is kept."""
+    elements = []
+
+    class Parser(HTMLParser):
+        def handle_starttag(self, tag, attrs):
+            elements.append((tag, dict(attrs)))
+
+    text = page.read_text()
+    Parser().feed(text)
+    images = [attributes for tag, attributes in elements if tag == "img"]
+    assert [(image["src"], image["alt"]) for image in images] == [
+        ("00_good/mi_ecdf.png", "MI < 1 & <script>alert(1)</script>")
+    ]
+    assert (images[0]["width"], images[0]["height"]) == ("330", "200")
+    links = [attributes["href"] for tag, attributes in elements if tag == "a" and attributes["href"][0] != "#"]
+    assert {"00_good/00_good.ipynb", "00_good/mi_ecdf.pdf", "01_bad.failed/01_bad.ipynb"} <= set(links)
+    for link in [*links, images[0]["src"]]:
+        assert (page.parent / link).is_file()
+    assert [tag for tag, _ in elements].count("script") == 1
+    assert "<b>" not in text.replace("<b>Figure 2a</b>", "")
+    assert "A title &amp; &lt;i&gt;" in text
+    assert "the reason &lt;b&gt;" in text
+    assert "earlier" in text
+
+
+def test_gallery_shows_broken_runs_as_incomplete(tmp_path):
+    for name, manifest in {
+        "00_none": None,
+        "01_broken": "{",
+        "02_file": '{"files": {"gone.png": ""}}',
+        "03_list": "[]",
+    }.items():
+        (tmp_path / name).mkdir()
+        if manifest:
+            (tmp_path / name / "manifest.json").write_text(manifest)
+    (tmp_path / "03_list" / "x.png").write_bytes(b"not a picture")
+    (tmp_path / ".04_unfinished.tmp-0").mkdir()
+    text = gallery.build(tmp_path).read_text()
+    assert text.count("<section") == text.count("Incomplete:") == 4
+    assert "gone.png missing" in text
+
+
+def test_gallery_command_says_what_to_run_first(tmp_path):
+    result = call("gallery", "--output-dir", tmp_path, "--profile", "paper")
+    assert result.exit_code == 2
+    assert "uqlab run --profile paper" in result.output
+
+
+def test_own_files_are_those_of_the_callers_folder(project):
+    (project / "mine.npz").touch()
+    here = project.as_posix()
+    for given, planned in {
+        "mine.npz": f"{here}/mine.npz",
+        "./mine.npz[0-3]": f"{here}/mine.npz[0-3]",
+        "other.npz": "other.npz",
+        "digits": "digits",
+        """["mine.npz[1]", 'letters', mine.npz]""": f"""["{here}/mine.npz[1]", 'letters', {here}/mine.npz]""",
+    }.items():
+        (values,) = cli._plan(("00",), "quick", {"name": given}).values()
+        assert values == {"name": planned}
+
+
+def test_kernel_start_is_tried_twice_but_never_a_cell(project, monkeypatch):
+    starts = []
+
+    def fail(source, output, **_):
+        starts.append(source)
+        if len(starts) > 2:  # from the third start on, a cell has run
+            cell = new_code_cell("1", metadata={"papermill": {"start_time": "2026-01-01"}})
+            nbformat.write(new_notebook(cells=[cell]), output)
+        raise RuntimeError("kernel died")
+
+    monkeypatch.setattr("papermill.execute_notebook", fail)
+    with pytest.raises(runs.RunError, match="00_good failed before its first cell: RuntimeError: kernel died"):
+        runs.run_one("00")
+    assert len(starts) == 2
+    with pytest.raises(runs.RunError, match=r"00_good failed in cell In \[1\]"):
+        runs.run_one("00")
+    assert len(starts) == 3
+
+
+def test_own_result_folder_is_no_source(project):
+    path = notebook(project / "figures" / "quick" / "00_good" / "00_good.ipynb")
+    with pytest.raises(ValueError, match="choose another output folder"):
+        runs.run_one(path)
+    assert path.exists()
+
+
+def test_timeout(project):
+    notebook(project / "{slow}.ipynb", "import time\ntime.sleep(600)")  # braces: papermill formats its paths
+    result = call("run", "{slow}.ipynb", "--timeout", 1, "--quiet")
+    assert result.exit_code == 1
+    assert "it took more than 1 s (timeout)" in result.output
+    assert (project / "figures" / "quick" / "{slow}.failed" / "{slow}.ipynb").exists()
+
+
+def heed_interrupts():
+    """In a new process: a shell that starts the tests in the background lets them ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def test_interrupt_stops_the_kernel_and_leaves_nothing(project):
+    sleep = (
+        "import os, time\nopen('pid.tmp', 'w').write(str(os.getpid()))\nos.rename('pid.tmp', 'pid')\ntime.sleep(600)"
+    )
+    notebook(project / "02_slow.ipynb", sleep)
+    command = [sys.executable, "-m", "uqlab.runs", "run", "02_slow.ipynb"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, preexec_fn=heed_interrupts)
+    deadline = time.monotonic() + 60
+    while not (project / "pid").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == b"stopped; results finished before are kept\n"
+    assert not list((project / "figures" / "quick").iterdir())
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((project / "pid").read_text()), 0)

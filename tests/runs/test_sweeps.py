@@ -1,0 +1,283 @@
+"""Sweeps: what a grid means, what is computed and what is skipped.
+
+Most runs here are written by a stand-in for papermill's part, so that hundreds take no time; one sweep is real.
+"""
+
+import json
+import re
+import threading
+import time
+
+import joblib
+import pandas as pd
+import pytest
+from nbformat.v4 import new_output
+from small_sweeps import PARAMETERS, checkout, stand_in  # noqa: F401  (fixtures)
+from test_runs import call, notebook
+
+import uqlab
+from uqlab import runs
+from uqlab.runs import execution, parameters, sweeps, tables
+
+
+def statuses(report: sweeps.Report) -> list[str]:
+    return [outcome.status for outcome in report.outcomes]
+
+
+# --- The grid --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "default", "values"),
+    [
+        ("0:3", 0, [0, 1, 2]),
+        ("0:6:2", 0, [0, 2, 4]),
+        ("3:0:-1", 0, [3, 2, 1]),
+        ("-1:1", 0.0, [-1, 0]),
+        ("1,2, 4", 0, ["1", "2", "4"]),
+        ("1e-3,1e-4", 0.1, ["1e-3", "1e-4"]),
+        ("0:3", "digits", ["0:3"]),
+        ("digits[0-6],mnist", "digits", ["digits[0-6]", "mnist"]),
+        ("[1, 2],[3]", [1], ["[1, 2]", "[3]"]),
+        ("""["a,b"],{x: [1, 2]}""", [1], ["""["a,b"]""", "{x: [1, 2]}"]),
+        ("'a,b',c", "x", ["'a,b'", "c"]),
+    ],
+)
+def test_axis(text, default, values):
+    assert sweeps.axis(text, default) == values
+
+
+@pytest.mark.parametrize("text", ["", "1,,2", "5:5", "0:3:-1", "1,"])
+def test_an_empty_axis_is_refused(text):
+    with pytest.raises(ValueError, match="empty range or item; give 0:5"):
+        sweeps.axis(text, 0)
+
+
+def test_the_grid_is_a_product_of_checked_values(project, computed):
+    report = sweeps.sweep(
+        "00", {"seed": "0:2", "width": [1, "2"], "sizes": "[3],[1, 2]"}, {"name": "x"}, progress=False
+    )
+    assert [outcome.parameters for outcome in report.outcomes] == [
+        {"seed": seed, "width": width, "sizes": sizes}
+        for seed in (0, 1)
+        for width in (1.0, 2.0)
+        for sizes in ([3], [1, 2])
+    ]
+    assert computed == [{"name": "x"} | outcome.parameters for outcome in report.outcomes]
+    assert report.outcomes[0].label == "seed=0 width=1.0 sizes=[3]"
+    assert statuses(sweeps.sweep("00", {"seed": [7, 7]}, progress=False)) == ["ok"]  # one point
+    assert statuses(sweeps.sweep("00", {}, progress=False)) == ["ok"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-g", "sead", "0:2"], "unknown parameter 'sead'; did you mean 'seed'"),
+        (["-g", "seed", "0,one"], r"00_some: parameter seed must be int, like its default 0; got 'one' \(str\)"),
+        (["-g", "seed", "__import__('os').getcwd()"], "parameter seed must be int"),
+        (["-g", "seed", "0.5"], "must be int"),
+        (["-g", "seed", "5:5"], "'5:5' has an empty range or item"),
+        (["-g", "seed", "0:2", "-g", "seed", "5"], "each parameter has one -g: seed, seed"),
+        (["-g", "seed", "0:2", "-p", "seed", "1"], "seed: in the grid and given as one value"),
+        (["-g", "output_dir", "a,b"], "use --output-dir"),
+        (["-p", "sead", "1"], "unknown parameter 'sead'"),
+        (["--profile", "papr"], "unknown profile 'papr'"),
+        (["--resources", "GPU"], "resources are NAME=NUMBER, like GPU=1; got GPU"),
+        (["--jobs", "0"], "0 is not in the range"),
+        (["--jobs", "2", "--cluster", "localhost:1"], "jobs are for this machine alone"),
+    ],
+)
+def test_bad_input_is_an_error_before_anything_runs(project, computed, arguments, message):
+    result = call("sweep", "00", *arguments)
+    assert result.exit_code == 2
+    assert re.search(message, result.output), result.output
+    assert computed == []
+    assert not list(project.rglob("*.lock"))
+
+
+# --- Computed once ---------------------------------------------------------------------------------------------------
+
+
+def test_finished_runs_are_skipped_and_the_rest_computed(project, computed):
+    first = sweeps.sweep("00", {"seed": "0:3"}, progress=False)
+    again = sweeps.sweep("00", {"seed": "0:4"}, progress=False)
+    assert statuses(first) == ["ok"] * 3
+    assert statuses(again) == ["done before"] * 3 + ["ok"]
+    assert len(computed) == 4
+    assert sweeps.run_one("00", {"seed": 3}) == again.outcomes[3].folder
+    assert len(computed) == 4
+    assert again.folder == project / "figures" / "quick" / "00_some.sweep"
+    assert {path.parent for path in again.folder.glob("*/manifest.json")} == {o.folder for o in again.outcomes}
+
+
+def test_a_run_s_folder_depends_on_source_parameters_and_version_alone(project, computed, monkeypatch):
+    path = project / "notebooks" / "00_some.ipynb"
+    first = sweeps.run_one(path)
+    assert sweeps.run_one("00", {"seed": "0", "width": 1, "name": "digits"}) == first  # the defaults
+    text = json.loads(path.read_text())
+    text["cells"][-1] |= {"outputs": [new_output("stream", text="2")], "execution_count": 7}
+    path.write_text(json.dumps(text))  # run in JupyterLab
+    assert sweeps.run_one("00") == first
+    assert len(computed) == 1
+    others = [sweeps.run_one("00", {"seed": 1}), sweeps.run_one("00", profile="tiny")]
+    monkeypatch.setattr(sweeps, "__version__", "99")
+    others.append(sweeps.run_one("00"))
+    monkeypatch.undo()
+    monkeypatch.chdir(project)
+    notebook(path, "1 + 2", parameters=PARAMETERS)
+    assert len({first.name, *(folder.name for folder in others)}) == 4
+    plan = sweeps._plan(project, path, "quick", {}, {})
+    assert first.name not in {folder.name for folder in plan}
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "results.json", "00_some.ipynb"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "half", "flipped", "other"])
+def test_a_damaged_run_is_computed_anew_and_the_others_kept(project, computed, name, damage):
+    report = sweeps.sweep("00", {"seed": "0:3"}, progress=False)
+    path = report.outcomes[1].folder / name
+    data = path.read_bytes()
+    at = data.index(b'"results.json"' if name == "manifest.json" else b"1") + 1
+    path.write_bytes(
+        {
+            "missing": b"",
+            "empty": b"",
+            "half": data[: len(data) // 2],
+            "flipped": data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :],
+            "other": b'{"files": 3, "parameters": []}',
+        }[damage]
+    )
+    if damage == "missing":
+        path.unlink()
+    assert not sweeps.finished(report.outcomes[1].folder)
+    if name != "00_some.ipynb":
+        assert [row["seed"] for row in tables.read(report.folder).rows] == [0, 2]
+        with pytest.warns(UserWarning, match=r"1 runs of .* left out: \w{16}: unfinished or damaged"):
+            assert len(runs.load(report.folder)) == 2
+    again = sweeps.sweep("00", {"seed": "0:3"}, progress=False)
+    assert statuses(again) == ["done before", "ok", "done before"]
+    assert all(map(sweeps.finished, (outcome.folder for outcome in again.outcomes)))
+    assert len(computed) == 4
+
+
+def test_a_run_that_another_process_computes_is_left_to_it(project, computed):
+    """Another sweep holds the first run and finishes it later: this one does the rest meanwhile, and it only once."""
+    folder = next(iter(sweeps._plan(project / "figures" / "quick", parameters.find("00"), "quick", {}, {"seed": 0})))
+    held, release = threading.Event(), threading.Event()
+
+    def other():
+        with sweeps._claimed(folder, wait=True):
+            held.set()
+            release.wait(30)
+            execution.run_one(parameters.find("00"), {"seed": 0}, profile="quick", folder=folder)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    held.wait(30)
+    with pytest.raises(sweeps.Busy):
+        sweeps.run_one("00", {"seed": 0}, wait=False)
+    with pytest.raises(sweeps.Busy, match=r"computing \w{16} for 0\.2 s"):
+        sweeps.run_one("00", {"seed": 0}, timeout=0.2)
+    threading.Thread(target=lambda: (len(computed) >= 2 or time.sleep(1), release.set())).start()
+    report = sweeps.sweep("00", {"seed": "0:3"}, progress=False)
+    thread.join()
+    assert statuses(report) == ["ok"] * 3
+    assert sorted(given["seed"] for given in computed) == [0, 1, 2]
+
+
+def test_two_sweeps_of_one_grid_at_once_compute_every_run_once(project, computed):
+    reports = []
+    sweep = lambda: reports.append(sweeps.sweep("00", {"seed": "0:40"}, jobs=4, progress=False))  # noqa: E731
+    threads = [threading.Thread(target=sweep) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(given["seed"] for given in computed) == list(range(40))
+    assert [report.failed for report in reports] == [[], [], []]
+
+
+def test_a_pool_that_dies_is_started_again_and_the_one_to_blame_named(project, computed, monkeypatch):
+    """joblib raises when a worker process is killed, and forgets all other calls."""
+
+    class Dying(joblib.Parallel):
+        def __call__(self, calls):
+            for each in calls:
+                if each[1][1]["seed"] == 2:
+                    raise joblib.externals.loky.process_executor.TerminatedWorkerError("killed")
+                yield from super().__call__([each])
+
+    monkeypatch.setattr(joblib, "Parallel", Dying)
+    report = sweeps.sweep("00", {"seed": [0, 1, 2, 3, 4]}, progress=False)
+    assert statuses(report) == ["ok", "ok", "failed", "ok", "ok"]
+    assert report.failed[0].reason == "its worker died: TerminatedWorkerError: killed"
+
+
+def test_a_notebook_that_changes_meanwhile_is_not_mixed_in(project, computed, monkeypatch):
+    execute = execution.run_one
+
+    def change(path, *arguments, **options):
+        folder = execute(path, *arguments, **options)
+        notebook(path, f"{len(computed)}", parameters=PARAMETERS)
+        return folder
+
+    monkeypatch.setattr(execution, "run_one", change)
+    report = sweeps.sweep("00", {"seed": "0:2"}, progress=False)
+    assert statuses(report) == ["ok", "failed"]
+    assert "changed while the sweep ran" in report.failed[0].reason
+
+
+def test_an_unwritable_folder_fails_by_name_run_by_run(project, computed):
+    sweep = project / "figures" / "quick" / "00_some.sweep"
+    sweep.parent.mkdir(parents=True)
+    sweep.write_text("a file where the folder should be")
+    report = sweeps.sweep("00", {"seed": "0:2"}, progress=False)
+    assert statuses(report) == ["failed"] * 2
+    assert "FileExistsError" in report.failed[0].reason or "NotADirectoryError" in report.failed[0].reason
+
+
+# --- A real sweep ----------------------------------------------------------------------------------------------------
+
+
+def test_sweep_command(project, monkeypatch):
+    """Two runs at a time of a notebook outside the notebooks folder, one of which fails until a file is there."""
+    source = """import json
+from pathlib import Path
+from ipykernel import get_connection_file
+from uqlab import runs
+runs.begin(output_dir, "x")
+runs.record("square", seed**2)
+connection = json.loads(Path(get_connection_file()).read_text())
+runs.record("ports", [port for name, port in connection.items() if name.endswith("_port")])
+with open("starts", "a") as file:
+    print(seed, file=file)
+assert seed < 2 or Path("mended").exists(), "two\\nlines\""""
+    path = notebook(project.parent / f"{project.name} outside" / "x.ipynb", source, parameters=PARAMETERS)
+    arguments = ["sweep", path, "-g", "seed", "0:3", "--jobs", 2]
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    result = call(*arguments)
+    assert result.exit_code == 1
+    assert f"note: {path} is not of this repository" in result.output
+    assert "x: 3 runs, 0 done before, 3 to do" in result.output
+    assert re.search(r"^\[1/3\] seed=\d  ok  [\d.]+ s  .+ left$", result.output, re.MULTILINE)
+    assert re.search(r"^\[\d/3\] seed=2  FAILED  In \[\d\] AssertionError: two$", result.output, re.MULTILINE)
+    assert re.search(r"ok +2\nfailed +1\n\nfailed +because\nseed=2 .*AssertionError: two \(.*\.failed\)", result.output)
+    sweep = project / "figures" / "quick" / "x.sweep"
+    table = pd.read_csv(sweep / "table.csv")
+    assert list(table.square) == [0, 1]
+    ports = [port for ports in table.ports for port in json.loads(ports)]
+    assert len(set(ports)) == 10
+    assert max(ports) < 32_000  # where outgoing connections get none
+    assert (project / "figures" / "quick" / "index.html").exists()
+    manifest = json.loads(next(sweep.glob("*/manifest.json")).read_text())
+    assert manifest["notebook"] == str(path)
+    assert manifest["threads"] == max(1, joblib.cpu_count() // 2)
+    assert manifest["uqlab"] == uqlab.__version__
+
+    (path.parent / "mended").touch()
+    result = call(*arguments, "--quiet")
+    assert result.exit_code == 0
+    assert re.match(r"(note: .*\n)?status +runs\ndone before +2\nok +1\n\ntable: ", result.output)
+    assert sorted((path.parent / "starts").read_text().split()) == ["0", "1", "2", "2"]
+    assert not list(sweep.glob("*.failed"))
+    assert not list(sweep.glob(".*.tmp-*"))
+    assert len(runs.load(sweep)) == 3

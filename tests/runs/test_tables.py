@@ -1,0 +1,140 @@
+"""The table of a sweep's runs, and the page of all runs."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pandas as pd
+import pytest
+from small_sweeps import PARAMETERS, checkout, stand_in  # noqa: F401  (fixtures)
+from test_runs import call, notebook
+
+from uqlab import runs
+from uqlab.core import recording
+from uqlab.runs import execution, gallery, parameters, sweeps, tables
+
+# --- The table -------------------------------------------------------------------------------------------------------
+
+
+def test_table(project, computed):
+    report = sweeps.sweep("00", {"seed": [10, 9], "sizes": ["[2]", "[1, 2]"]}, progress=False)
+    frame = runs.load(report.folder)
+    assert list(frame.columns) == [
+        *("run", "seed", "width", "name", "sizes", "device"),
+        *("square", "fall.id", "fall.ood", "device_recorded"),
+        *(f"run_{fact}" for fact in tables.CIRCUMSTANCES),
+    ]
+    assert list(frame.seed) == [9, 9, 10, 10]  # sorted as numbers
+    assert list(frame.sizes) == ["[1, 2]", "[2]"] * 2
+    assert list(frame.square) == [81, 81, 100, 100]
+    assert set(frame["fall.ood"]) == {"[1, 2]"}
+    assert set(frame.device) == {"auto"}
+    assert set(frame.run_seconds) == {1.5}
+    assert frame.seed.dtype.kind == "i"
+    assert frame.width.dtype.kind == "f"
+
+    result = call("collect", "00")
+    assert result.exit_code == 0
+    assert re.match(r"4 runs, 17 columns: .*table\.parquet and \.csv\n$", result.output)
+    pd.testing.assert_frame_equal(runs.load(report.folder / "table.parquet"), frame)
+    csv = runs.load(report.folder / "table.csv").dropna(axis="columns", how="all")
+    pd.testing.assert_frame_equal(csv, frame.dropna(axis="columns", how="all"), check_dtype=False)
+    pd.testing.assert_frame_equal(runs.load("00"), frame)
+    assert not list(report.folder.glob("*.tmp*"))
+
+
+def test_table_in_a_notebook_is_found_beside_its_folder(project, computed, monkeypatch):
+    sweeps.sweep("00", {"seed": "0:2"}, progress=False)
+    monkeypatch.chdir(project / "notebooks")
+    assert len(runs.load("figures/quick/00_some.sweep")) == len(runs.load("00_some.ipynb")) == 2
+    with pytest.raises(ValueError, match=r"no sweep in .*tiny.*first: uqlab sweep 00_some\.ipynb --profile tiny"):
+        runs.load("00_some.ipynb", profile="tiny")
+
+
+def test_table_holds_runs_of_the_latest_version_alone(project, computed):
+    sweeps.sweep("00", {"seed": "0:3"}, progress=False)
+    notebook(project / "notebooks" / "00_some.ipynb", "1 + 2", parameters=PARAMETERS)
+    report = sweeps.sweep("00", {"seed": "0:2"}, progress=False)
+    with pytest.warns(UserWarning, match="3 runs .* of another version of the notebook or of uqlab"):
+        frame = runs.load(report.folder)
+    assert set(frame.run) == {outcome.folder.name for outcome in report.outcomes}
+    result = call("collect")
+    assert result.output.count("left out") == 3
+    assert "2 runs, " in result.output
+
+
+def test_columns_that_no_file_could_hold_are_text(project, computed, monkeypatch):
+    report = sweeps.sweep("00", {"seed": "0:3"}, progress=False)
+    for outcome, value in zip(report.outcomes, (10**30, "text", None), strict=True):
+        recording.write(outcome.folder / "results.json", json.dumps({"numbers": {"mixed": value, "big": 10**30}}))
+        manifest = recording.read_json(outcome.folder / "manifest.json")
+        manifest["files"]["results.json"] = execution.sha256(outcome.folder / "results.json")
+        recording.write(outcome.folder / "manifest.json", json.dumps(manifest))
+    frame = tables.collect(report.folder)
+    assert list(frame.mixed[:2]) == [str(10**30), '"text"']
+    assert frame.mixed.isna()[2]
+    assert set(frame.big) == {1e30}
+    pd.testing.assert_frame_equal(runs.load(report.folder / "table.parquet"), frame)
+
+
+def test_nothing_to_collect_is_an_error(project):
+    for arguments in (["collect"], ["collect", "00"]):
+        result = call(*arguments)
+        assert result.exit_code == 2
+        assert "first: uqlab sweep" in result.output
+    (project / "figures" / "quick" / "00_some.sweep").mkdir(parents=True)
+    assert "no finished run in" in call("collect").output
+
+
+# --- The page --------------------------------------------------------------------------------------------------------
+
+
+def test_gallery_of_all_profiles(project, computed):
+    report = sweeps.sweep("00", {"seed": "0:2", "name": ["<b>"]}, progress=False)
+    failed = report.folder / "0123456789abcdef.failed"
+    failed.mkdir()
+    (failed / "error.txt").write_text("the reason <i>")
+    executed = {"cells": [], "metadata": {"papermill": {"parameters": {"seed": 9, "output_dir": "x"}}}}
+    (failed / "00_some.ipynb").write_text(json.dumps(executed))
+    tiny = execution.run_one(parameters.find("00"), {}, profile="tiny", folder=project / "figures" / "tiny" / "00_some")
+    (tiny / "results.json").write_text(
+        json.dumps({"tables": {name: {"columns": ["c"], "index": [0], "data": [[1]]} for name in ("a", gallery.PAPER)}})
+    )
+    (project / "figures" / "gallery").mkdir()
+    result = call("gallery")
+    assert result.output == "figures/index.html\n"
+    page = project / "figures" / "index.html"
+    text = page.read_text()
+    sections, links = [], []
+
+    class Parser(HTMLParser):
+        def handle_starttag(self, tag, attrs):
+            attributes = dict(attrs)
+            if tag == "section":
+                sections.append((attributes["id"], attributes["data-notebook"], attributes["data-profile"]))
+            if tag == "a" and attributes["href"][0] != "#":
+                links.append(attributes["href"])
+
+    Parser().feed(text)
+    assert sections == [("quick/00_some.sweep", "00_some", "quick"), ("tiny/00_some", "00_some", "tiny")]
+    assert links
+    for link in links:
+        assert (page.parent / link).is_file(), link
+    assert {f"quick/00_some.sweep/{outcome.folder.name}/00_some.ipynb" for outcome in report.outcomes} <= set(links)
+    assert "A title &amp; &lt;i&gt;: 2 runs" in text
+    assert text.count("<details><summary>seed = ") == 2
+    assert "<summary>failed: seed = 9</summary>" in text
+    assert "the reason &lt;i&gt;" in text
+    assert "<b>" not in text
+    assert text.index("<caption>paper and this run") < text.index("<caption>a<")
+    assert "1.5" in text
+
+    assert call("gallery", "--profile", "tiny").output == "figures/tiny/index.html\n"
+    assert 'href="00_some/00_some.ipynb"' in (project / "figures" / "tiny" / "index.html").read_text()
+
+
+def test_gallery_without_runs_says_what_to_run_first(project):
+    for arguments in ([], ["--profile", "paper"]):
+        result = call("gallery", *arguments)
+        assert result.exit_code == 2
+        assert "first: uqlab run --profile" in result.output

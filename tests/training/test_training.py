@@ -1,0 +1,394 @@
+"""Training: one program for all members equals the members trained one by one."""
+
+import contextlib
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from uqlab import ensembles, models, training
+from uqlab.training import loop
+
+INPUTS = torch.randn(300, 16, generator=torch.Generator().manual_seed(0))
+LABELS = (INPUTS[:, :4]).argmax(1)
+
+
+def small_mlp(dropout=0.2):
+    return models.mlp(16, (12, 8), classes=4, dropout=dropout)
+
+
+def trained(members, fold=None, dropout=0.2, **settings):
+    ensemble = ensembles.deep(lambda: small_mlp(dropout), members, seed=5, fold=fold)
+    settings = {"epochs": 3, "lr": 0.1, "batch_size": 64, "seed": 5, "progress": False} | settings
+    return ensemble, training.fit(ensemble, INPUTS, LABELS, **settings)
+
+
+def weights(ensemble):
+    return [torch.cat([p.flatten() for p in ensemble.member(m).parameters()]) for m in range(ensemble.members)]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"momentum": 0.9, "weight_decay": 0.01, "schedule": "cosine", "warmup": 3},
+        {"optimizer": "adam", "lr": 0.01},
+        {"clip": 0.5},
+    ],
+    ids=["sgd", "momentum", "adam", "clip"],
+)
+def test_ten_members_equal_four_and_six_and_ones(settings):
+    whole, history = trained(10, **settings)
+    first, first_history = trained(range(4), **settings)
+    rest, _ = trained(range(4, 10), **settings)
+    alone, _ = trained(range(7, 8), **settings)
+    torch.testing.assert_close(weights(whole), weights(first) + weights(rest), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(weights(whole)[7], weights(alone)[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(history.loss[:, :4], first_history.loss, rtol=1e-4, atol=1e-5)
+    assert (history.loss[-1] < history.loss[0]).all()  # it learns
+
+
+@pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam", "lr": 0.01}], ids=["sgd", "adam"])
+def test_shards_side_by_side_equal_one_program(monkeypatch, tmp_path, settings):
+    one, history = trained(5, **settings)
+    monkeypatch.setattr(loop, "SMALL", 0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)  # shards of 2, 1 and 2 members
+    several, sharded_history = trained(5, checkpoint=tmp_path / "run.pt", **settings)
+    torch.testing.assert_close(weights(one), weights(several), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(history.loss, sharded_history.loss, rtol=1e-4, atol=1e-5)
+    resumed, rest = trained(5, checkpoint=tmp_path / "run.pt", **settings)
+    torch.set_num_threads(threads)
+    assert rest.steps == 0
+    assert all(torch.equal(a, b) for a, b in zip(weights(several), weights(resumed), strict=True))
+
+
+@pytest.mark.parametrize("settings", [{}, {"optimizer": "adamw", "lr": 0.01, "clip": 1.0}], ids=["sgd", "adamw"])
+def test_folded_equals_separate(settings):
+    folded, _ = trained(3, fold=True, **settings)
+    separate, _ = trained(3, fold=False, **settings)
+    torch.testing.assert_close(weights(folded), weights(separate), rtol=1e-4, atol=1e-5)
+
+
+WEIGHTS = torch.tensor([1.0, 2.0, 0.5, 3.0])
+VARIANTS = {
+    "sgd": {},
+    "decay": {"weight_decay": 0.1},
+    "momentum": {"momentum": 0.9},
+    "both": {"momentum": 0.9, "weight_decay": 0.1},
+    "adam": {"optimizer": "adam", "lr": 0.01, "weight_decay": 0.1},
+    "adamw": {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1},
+    "step": {"schedule": "step", "milestones": (1,)},
+    "cosine after warm-up": {"schedule": "cosine", "warmup": 3},
+    "clip": {"clip": 0.2},
+    "class weights": {"class_weights": WEIGHTS},
+    "mse": {"loss": "mse"},
+    "mse, adam": {"loss": "mse", "optimizer": "adam", "lr": 0.01},
+}
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+def test_equals_a_plain_loop_with_torch_optim(variant, bias):
+    def make():
+        return nn.Sequential(
+            nn.Linear(16, 11, bias), nn.ReLU(), nn.Linear(11, 7, bias), nn.ReLU(), nn.Linear(7, 4, bias)
+        )
+
+    settings = {"epochs": 2, "lr": 0.1, "batch_size": 64, "seed": 5} | variant
+    mse = settings.get("loss") == "mse"
+    labels = F.one_hot(LABELS, 4).float() if mse else LABELS
+    ensemble = ensembles.deep(make, 2, seed=5)
+    plain = [ensemble.member(m).train() for m in range(2)]
+    history = training.fit(ensemble, INPUTS, labels, progress=False, **settings)
+    kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    options = {"weight_decay": settings.get("weight_decay", 0.0)}
+    if "momentum" in settings:
+        options["momentum"] = settings["momentum"]
+    for m, net in enumerate(plain):
+        optimizer = kinds[settings.get("optimizer", "sgd")](net.parameters(), settings["lr"], **options)
+        step, total = 0, 0.0
+        for epoch in range(2):
+            total = 0.0
+            generator = torch.Generator().manual_seed(ensembles.member_seed(5, m, "order", epoch))
+            for rows in torch.randperm(300, generator=generator).split(64):
+                factor = 1.0
+                if settings.get("schedule") == "step":
+                    factor = 1.0 if epoch < 1 else 0.1
+                elif settings.get("schedule") == "cosine":
+                    factor = (step + 1) / 3 if step < 3 else (1 + math.cos(math.pi * (step - 3) / 7)) / 2
+                optimizer.param_groups[0]["lr"] = factor * settings["lr"]
+                outputs = net(INPUTS[rows])
+                weight = settings.get("class_weights")
+                loss = F.mse_loss(outputs, labels[rows]) if mse else F.cross_entropy(outputs, labels[rows], weight)
+                optimizer.zero_grad()
+                loss.backward()
+                if "clip" in settings:
+                    nn.utils.clip_grad_norm_(net.parameters(), settings["clip"])
+                optimizer.step()
+                step, total = step + 1, total + loss.item() * len(rows) / 300
+        reference = torch.cat([p.flatten() for p in net.parameters()])
+        torch.testing.assert_close(weights(ensemble)[m], reference, rtol=1e-4, atol=1e-5)
+        assert history.loss[-1, m].item() == pytest.approx(total, rel=1e-4)
+
+
+@pytest.mark.parametrize("settings", [{}, {"clip": 1.0}], ids=["written out", "autograd"])
+def test_odd_widths_and_batches_with_dropout(settings):
+    """Words of random bits serve four elements; what is left over must not shift or break anything."""
+    make = lambda: models.mlp(16, (51, 13), classes=4, dropout=0.3)  # noqa: E731
+    whole = ensembles.deep(make, 3)
+    alone = ensembles.deep(make, range(2, 3))
+    for ensemble in (whole, alone):
+        training.fit(ensemble, INPUTS[:101], LABELS[:101], epochs=2, lr=0.1, batch_size=37, progress=False, **settings)
+    torch.testing.assert_close(weights(whole)[2], weights(alone)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_frozen_layers_stay_as_they_are():
+    for fold, threshold in ((True, 1e8), (True, 0), (False, 0)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loop, "SMALL", threshold)
+            ensemble = ensembles.deep(small_mlp, 2, fold=fold)
+            frozen = [p for name, p in ensemble.named_parameters() if name.endswith("1.weight")]
+            for p in frozen:
+                p.requires_grad_(False)
+            before = [p.clone() for p in frozen]
+            training.fit(ensemble, INPUTS, LABELS, epochs=1, lr=0.5, progress=False)
+            assert all(torch.equal(p, q) for p, q in zip(frozen, before, strict=True))
+
+
+def test_tokens_and_subclasses_take_the_general_route():
+    tokens = ensembles.deep(lambda: nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 3)), 2)
+    x = torch.randn(40, 5, 4)
+    history = training.fit(tokens, x, x[..., :3], epochs=20, lr=0.3, batch_size=8, loss="mse", progress=False)
+    assert (history.loss[-1] < 0.7 * history.loss[0]).all()
+
+    class Negated(nn.Sequential):
+        def forward(self, x):
+            return -super().forward(x)
+
+    ensemble = ensembles.deep(lambda: Negated(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)), 2, fold=True)
+    history = training.fit(ensemble, INPUTS, LABELS, epochs=30, lr=0.3, progress=False)
+    with torch.no_grad():
+        final = training.cross_entropy(ensemble(INPUTS), LABELS.expand(2, -1))
+    torch.testing.assert_close(history.loss[-1], final, rtol=0.1, atol=0.02)
+
+
+def test_threads_and_denormals_are_left_as_they_were():
+    threads = torch.get_num_threads()
+    trained(3)
+    with pytest.raises(FloatingPointError):
+        trained(3, lr=1e30)
+    assert torch.get_num_threads() == threads
+    assert float(torch.tensor(1e-310, dtype=torch.float64) * 0.5) > 0
+
+
+def test_cross_entropy_and_its_gradient_equal_torch():
+    logits = torch.randn(3, 20, 5, requires_grad=True)
+    labels = torch.randint(0, 5, (3, 20))
+    for class_weights in (None, torch.rand(5)):
+        mine = training.cross_entropy(logits, labels, class_weights)
+        (gradient,) = torch.autograd.grad(mine.sum(), logits)
+        theirs = torch.stack([F.cross_entropy(z, y, class_weights) for z, y in zip(logits, labels, strict=True)])
+        (expected,) = torch.autograd.grad(theirs.sum(), logits)
+        torch.testing.assert_close(mine, theirs)
+        torch.testing.assert_close(gradient, expected)
+
+
+def test_full_batch_regression():
+    x = torch.linspace(-1, 1, 50)[:, None]
+    ensemble = ensembles.deep(lambda: models.mlp(1, (20,), classes=1, dropout=0.0), 4)
+    history = training.fit(
+        ensemble, x, x.square(), epochs=200, lr=0.01, batch_size=50, optimizer="adam", loss="mse", progress=False
+    )
+    assert history.loss[-1].max() < 0.02
+    errors = (training.predict(ensemble, x) - x.square()).square().flatten(1).mean(1)
+    torch.testing.assert_close(history.loss[-1], errors, rtol=0.3, atol=1e-4)
+
+
+def test_convolutional_members_with_batchnorm():
+    x, y = torch.randn(48, 1, 8, 8), torch.randint(0, 3, (48,))
+
+    def run(members):
+        ensemble = ensembles.deep(lambda: models.wide_resnet(10, 1, classes=3, channels=1), members)
+        training.fit(
+            ensemble, x, y, epochs=2, lr=0.05, batch_size=16, momentum=0.9, augment=training.crop_flip, progress=False
+        )
+        return training.predict(ensemble, x)
+
+    both, second = run(2), run(range(1, 2))
+    torch.testing.assert_close(both[1:], second, rtol=1e-3, atol=1e-3)
+    assert not torch.allclose(both[0], both[1], atol=1e-2)
+
+
+def test_crop_flip_moves_whole_images():
+    x = torch.arange(2 * 3 * 2 * 6 * 5, dtype=torch.float32).view(2, 3, 2, 6, 5) + 1
+    out = training.crop_flip(x, [torch.Generator().manual_seed(m) for m in range(2)], padding=2)
+    assert out.shape == x.shape
+    for m in range(2):
+        generator = torch.Generator().manual_seed(m)
+        down, right = torch.randint(5, (2, 3), generator=generator)
+        flip = torch.rand(3, generator=generator) < 0.5
+        for b in range(3):
+            crop = F.pad(x[m, b], (2, 2, 2, 2))[:, down[b] : down[b] + 6, right[b] : right[b] + 5]
+            torch.testing.assert_close(out[m, b], crop.flip(-1) if flip[b] else crop)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_an_interrupted_run_resumes_bit_identically(tmp_path, momentum):
+    whole, _ = trained(3, epochs=4, momentum=momentum)
+    interrupted = ensembles.deep(small_mlp, 3, seed=5)
+
+    class Stop(Exception):
+        pass
+
+    def stop_in_the_third_epoch(x, generators):
+        seen.append(1)
+        if len(seen) > 12:
+            raise Stop
+        return x
+
+    seen: list[int] = []
+    settings = {"epochs": 4, "lr": 0.1, "batch_size": 64, "seed": 5, "progress": False, "momentum": momentum}
+    settings["checkpoint"] = tmp_path / "run.pt"
+    with pytest.raises(Stop):
+        training.fit(interrupted, INPUTS, LABELS, augment=stop_in_the_third_epoch, **settings)
+    resumed = ensembles.deep(small_mlp, 3, seed=5)
+    history = training.fit(resumed, INPUTS, LABELS, **settings)
+    assert history.steps == 2 * 5  # two of the four epochs were left
+    assert all(torch.equal(a, b) for a, b in zip(weights(whole), weights(resumed), strict=True))
+    assert [p.name for p in tmp_path.iterdir()] == ["run.pt"]
+
+
+def test_predict_in_evaluation_mode():
+    ensemble, _ = trained(3, epochs=1)
+    ensemble.train()
+    logits = training.predict(ensemble, INPUTS, batch_size=70)
+    assert ensemble.training
+    torch.testing.assert_close(logits, ensemble.eval()(INPUTS))
+    torch.testing.assert_close(training.predict(ensemble.member(2), INPUTS)[0], logits[2])
+
+
+def test_bfloat16_keeps_float32_weights_and_says_where_it_is_no_use():
+    _, history = trained(2)
+    matrix_units = torch.cpu.get_capabilities().get("amx_bf16", False)
+    with contextlib.nullcontext() if matrix_units else pytest.warns(UserWarning, match="stay float32"):
+        rounded, rounded_history = trained(2, precision="bfloat16")
+    assert all(p.dtype == torch.float32 for p in rounded.parameters())
+    torch.testing.assert_close(rounded_history.loss, history.loss, rtol=0.05, atol=0.02)
+
+
+def test_rounded_products_leave_the_backend_as_it_was(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
+    with training.arithmetic("bfloat16", torch.device("cpu")):
+        assert torch.backends.mkldnn.matmul.fp32_precision == "bf16"
+        _, history = trained(2)  # runs through the path that a processor with AMX takes
+    assert torch.backends.mkldnn.matmul.fp32_precision != "bf16"
+    assert history.loss.isfinite().all()
+
+
+def test_bad_input(unchecked):
+    ensemble = ensembles.deep(small_mlp, 2)
+    good = {"epochs": 1, "lr": 0.1, "progress": False}
+    with pytest.raises(ValueError, match="empty"):
+        training.fit(ensemble, INPUTS[:0], LABELS[:0], **good)
+    with pytest.raises(ValueError, match="equally many"):
+        training.fit(ensemble, INPUTS, LABELS[:10], **good)
+    with pytest.raises(ValueError, match=r"0 to 3.*got 0 to 4"):
+        training.fit(ensemble, INPUTS, LABELS.clone().fill_(0).index_fill_(0, torch.tensor([1]), 4), **good)
+    with pytest.raises(ValueError, match="NaN"):
+        training.fit(ensemble, INPUTS.clone().index_fill_(0, torch.tensor([1]), float("nan")), LABELS, **good)
+    with pytest.raises(FloatingPointError, match="lower lr"):
+        training.fit(ensemble, INPUTS * 1e3, LABELS, **(good | {"lr": 1e30, "epochs": 3}))
+    for wrong in ({"optimizer": "lion"}, {"schedule": "linear"}, {"loss": "hinge"}, {"precision": "float64"},
+                  {"lr": -1.0}, {"schedule": "step"}, {"epochs": 0}):  # fmt: skip
+        with pytest.raises(ValueError, match=str(next(iter(wrong)))):
+            training.fit(ensemble, INPUTS, LABELS, **(good | wrong))
+    for labels in (LABELS.float(), LABELS[:, None], LABELS > 1):
+        with pytest.raises(ValueError, match="labels must be integers"):
+            training.fit(ensemble, INPUTS, labels, **good)
+    for inputs, error in (((INPUTS * 9).byte(), ValueError), (INPUTS.numpy(), TypeError)):
+        with pytest.raises(error):
+            training.fit(ensemble, inputs, LABELS, **good)
+    for class_weights in (torch.ones(3), torch.ones(5), -torch.ones(4), torch.zeros(4)):
+        with pytest.raises(ValueError, match="class_weights"):
+            training.fit(ensemble, INPUTS, LABELS, class_weights=class_weights, **good)
+    with pytest.raises(ValueError, match="mse"):
+        training.fit(ensemble, INPUTS, torch.randn(300, 3), loss="mse", **good)
+    with pytest.raises(TypeError, match="from_members"):
+        training.fit(small_mlp(), INPUTS, LABELS, **good)
+    with pytest.raises(ValueError, match="at least one input"):
+        training.predict(ensemble, INPUTS[:0])
+
+
+def test_numpy_precision_and_small_integers_are_welcome():
+    exact, _ = trained(2)
+    other = ensembles.deep(small_mlp, 2, seed=5)
+    training.fit(
+        other, INPUTS.double(), LABELS.to(torch.uint8), epochs=3, lr=0.1, batch_size=64, seed=5, progress=False
+    )
+    torch.testing.assert_close(weights(exact), weights(other))
+    logits = training.predict(other, INPUTS.double())
+    logits *= 2  # the logits are ordinary tensors
+    assert logits.dtype == torch.float32
+
+
+@pytest.mark.parametrize("change", [{"lr": 0.2}, {"seed": 6}, {"optimizer": "adam"}, {"momentum": 0.9}, {"epochs": 4}])
+def test_checkpoint_of_another_run_is_refused(tmp_path, change):
+    trained(2, checkpoint=tmp_path / "run.pt")
+    with pytest.raises(ValueError, match="another run"):
+        trained(2, checkpoint=tmp_path / "run.pt", **change)
+    with pytest.raises(ValueError, match="another run"):
+        trained(range(2, 4), checkpoint=tmp_path / "run.pt")
+
+
+def test_damaged_checkpoint_is_refused(tmp_path):
+    path = tmp_path / "run.pt"
+    trained(2, checkpoint=path)
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+    for damaged in (b"", b"text", whole[:-100], flipped):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match="damaged"):
+            trained(2, checkpoint=path)
+
+
+@pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam", "lr": 0.01}], ids=["sgd", "adam"])
+def test_resumes_on_another_number_of_threads(monkeypatch, tmp_path, settings):
+    monkeypatch.setattr(loop, "SMALL", 0)
+    whole, _ = trained(5, **settings)
+
+    def stop(x, generators):
+        calls.append(1)
+        if len(calls) > 11:
+            raise KeyboardInterrupt
+        return x
+
+    calls: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        trained(5, checkpoint=tmp_path / "run.pt", augment=stop, **settings)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    resumed, history = trained(5, checkpoint=tmp_path / "run.pt", **settings)
+    torch.set_num_threads(threads)
+    assert 0 < history.steps < 15
+    torch.testing.assert_close(weights(whole), weights(resumed), rtol=1e-5, atol=1e-6)
+
+
+def test_a_layer_used_twice_is_not_stepped_in_the_backward_pass():
+    shared = nn.Linear(16, 16)
+
+    def make():
+        return nn.Sequential(shared, nn.Tanh(), shared, nn.Linear(16, 4))
+
+    x = INPUTS
+    ensemble = ensembles.deep(make, 2)
+    plain = ensemble.member(0)
+    training.fit(ensemble, x, LABELS, epochs=1, lr=0.1, batch_size=300, progress=False)
+    F.cross_entropy(plain(x), LABELS).backward()
+    with torch.no_grad():
+        for p in plain.parameters():
+            p -= 0.1 * p.grad
+    torch.testing.assert_close(weights(ensemble)[0], torch.cat([p.flatten() for p in plain.parameters()]))

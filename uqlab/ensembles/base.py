@@ -1,0 +1,268 @@
+"""What every ensemble can do, and its two kinds: all members in one pass, or one after the other."""
+
+import functools
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from uqlab.ensembles.layers import MemberDropout, MemberLayer, with_layers
+
+# Modules that draw from torch's global generator, whose order threads would scramble.
+_GLOBAL_NOISE = (
+    nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU
+)  # fmt: skip
+
+
+CACHE = 1e7  # bytes; measured for transformers of width 192 and 384: half and twice as much both lose
+Inputs = Tensor | Mapping[str, Tensor]
+
+
+def map_tensors(change: Callable[[Tensor], Tensor], x: Inputs) -> Any:
+    return change(x) if isinstance(x, Tensor) else {name: change(tensor) for name, tensor in x.items()}
+
+
+class Ensemble(nn.Module):
+    """Calling it with inputs [batch, ...] gives logits [members, batch, classes].
+
+    `member_ids` are the members' numbers in the whole ensemble: what a member learns depends on (seed, its number)
+    alone, so an ensemble can be computed in shards.
+    """
+
+    def __init__(self, member_ids: range):
+        super().__init__()
+        self.member_ids = member_ids
+
+    @property
+    def members(self) -> int:
+        return len(self.member_ids)
+
+    def forward(self, x: Inputs | None = None, **named: Tensor) -> Tensor:
+        """x [batch, ...], or several tensors by name, as tokenizers make them -> logits [members, batch, classes]."""
+        given = named if x is None else x
+        self._check_device(given)
+        return self.forward_members(map_tensors(lambda t: t.expand(self.members, *t.shape), given))
+
+    def forward_members(self, x: Inputs) -> Tensor:
+        """Each member on a batch of its own: [members, batch, ...] -> [members, batch, classes]."""
+        raise NotImplementedError
+
+    def member(self, index: int) -> nn.Module:
+        """Member `index` as a plain module: inputs [batch, ...] -> logits [batch, classes]."""
+        raise NotImplementedError
+
+    def parts(self, x: Tensor) -> list[tuple[slice, Callable[[Tensor], Tensor]]]:
+        """The passes of a training step on x [members, batch, ...]: (members in it, their inputs -> their logits)."""
+        raise NotImplementedError
+
+    def shard(self, rows: slice) -> "Ensemble":
+        """The ensemble of some of the members, sharing their weights' memory: training it trains them."""
+        raise NotImplementedError
+
+    def can_shard(self) -> bool:
+        """Whether no two members share a trainable parameter, so that shards can be trained independently."""
+        raise NotImplementedError
+
+    def shared_parameters(self) -> list[nn.Parameter]:
+        """The trainable parameters that all members share."""
+        return []
+
+    def noise_layers(self) -> list[tuple[MemberDropout, int, Sequence[int]]]:
+        """(dropout layer, its number within a member, the members it serves)."""
+        raise NotImplementedError
+
+    def reseed(self, seed: int, epoch: int = 0) -> None:
+        """Start every member's dropout noise anew from (seed, member, layer, epoch)."""
+        device = next(self.parameters()).device
+        for layer, number, members in self.noise_layers():
+            if layer.p:
+                layer.reseed([member_seed(seed, m, "dropout", number, epoch) for m in members], device)
+
+    def _check_device(self, x: Inputs) -> None:
+        own = next(self.parameters(), None)
+        if own is None or torch.compiler.is_compiling():
+            return
+        for tensor in (x,) if isinstance(x, Tensor) else x.values():
+            if tensor.device != own.device:
+                raise ValueError(
+                    f"the ensemble is on {own.device}, its inputs on {tensor.device}: move one of them with .to(device)"
+                )
+
+    def _check_index(self, index: int) -> None:
+        if not 0 <= index < self.members:
+            raise IndexError(f"member {index} of an ensemble of {self.members}: choose 0 to {self.members - 1}")
+
+
+class FoldedEnsemble(Ensemble):
+    """One network whose member layers take all members at once, folded into the batch.
+
+    `chunk`: at most so many members in one pass; None chooses, see `members_per_pass`.
+    """
+
+    def __init__(self, network: nn.Module, member_ids: range):
+        super().__init__(member_ids)
+        self.network = network
+        self.chunk: int | None = None
+        self.recipe: dict[str, Any] | None = None  # how an implicit ensemble was made
+        self._per_pass: dict[tuple, int] = {}
+
+    def forward_members(self, x: Inputs) -> Tensor:
+        return torch.cat([self._pass(map_tensors(lambda t, r=rows: t[r], x), rows) for rows in self._chunks(x)])
+
+    def members_per_pass(self, x: Inputs) -> int:
+        """How many members go through the network at once, for inputs like x [members, batch, ...].
+
+        All, but of an implicit ensemble on a CPU only so many that what one of its layers reads and writes stays in
+        the cache (CACHE bytes): the weights are shared, so more would save nothing. What a layer takes is found by
+        sending one member through it, once for each shape of the inputs.
+        """
+        first = x if isinstance(x, Tensor) else next(iter(x.values()))
+        if self.recipe is None or first.device.type != "cpu" or torch.compiler.is_compiling():
+            return self.members
+        key = tuple(first.shape)
+        if key not in self._per_pass:
+            self._per_pass[key] = max(1, min(self.members, int(CACHE / max(1, self._bytes_of_one(x)))))
+        return self._per_pass[key]
+
+    @torch.no_grad()
+    def _bytes_of_one(self, x: Inputs) -> int:
+        """The most that a member layer reads and writes for one member."""
+        found, modes = [0], {part: part.training for part in self.network.modules()}
+
+        def note(_, args: tuple, output: Tensor) -> None:
+            found.append(args[0].nbytes + output.nbytes)
+
+        hooks = [part.register_forward_hook(note) for part in modes if isinstance(part, MemberLayer)]
+        try:
+            self.network.eval()  # no noise is drawn
+            self._pass(map_tensors(lambda t: t[:1], x), slice(1))
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for part, mode in modes.items():
+                part.training = mode
+        return max(found)
+
+    def _chunks(self, x: Inputs) -> list[slice]:
+        size = self.chunk or self.members_per_pass(x)
+        return [slice(low, min(low + size, self.members)) for low in range(0, self.members, size)]
+
+    def _pass(self, x: Inputs, rows: slice) -> Tensor:
+        """The logits [rows, batch, classes] of some members on inputs [rows, batch, ...], in one pass."""
+        first = x if isinstance(x, Tensor) else next(iter(x.values()))
+        layers = [layer for layer in self.network.modules() if isinstance(layer, MemberLayer)]
+        folded = map_tensors(lambda t: t.flatten(0, 1), x)
+        for layer in layers:
+            layer.active = rows
+        try:
+            output = self.network(folded) if isinstance(folded, Tensor) else self.network(**folded)
+        finally:
+            for layer in layers:
+                layer.active = slice(None)
+        logits = getattr(output, "logits", output)  # transformers' models return several things
+        if not isinstance(logits, Tensor) or logits.shape[:1] != (first.shape[0] * first.shape[1],):
+            kind, given = type(self.network).__name__, first.shape[0] * first.shape[1]
+            found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise ValueError(
+                f"{kind} returned {found} for a batch of {given} rows: members are folded into the batch, so it must "
+                "return a row of logits for each row of its input; reshape by the input's own batch size in it"
+            )
+        return logits.unflatten(0, first.shape[:2])
+
+    def parts(self, x: Tensor) -> list[tuple[slice, Callable[[Tensor], Tensor]]]:
+        return [(rows, functools.partial(self._pass, rows=rows)) for rows in self._chunks(x)]
+
+    def member(self, index: int) -> nn.Module:
+        self._check_index(index)
+        return with_layers(self.network, lambda layer: layer.member(index))
+
+    def shard(self, rows: slice) -> "FoldedEnsemble":
+        shard = type(self)(with_layers(self.network, lambda layer: layer.shard(rows)), self.member_ids[rows])
+        shard.chunk = self.chunk
+        shard.recipe = self.recipe and self.recipe | {"members": member_text(shard.member_ids)}
+        return shard
+
+    def can_shard(self) -> bool:
+        return not self.shared_parameters() and not _drops_globally(self)
+
+    def shared_parameters(self) -> list[nn.Parameter]:
+        """The trainable parameters that all members share."""
+        own = [p for layer in self.network.modules() if isinstance(layer, MemberLayer) for p in layer.own_parameters()]
+        mine = set(own)
+        return [p for p in self.network.parameters() if p.requires_grad and p not in mine]
+
+    def noise_layers(self) -> list[tuple[MemberDropout, int, Sequence[int]]]:
+        return [(layer, number, self.member_ids) for number, layer in enumerate(_dropouts(self.network))]
+
+
+class SeparateEnsemble(Ensemble):
+    """Members that share nothing and run one after the other: networks whose layers have no member axis."""
+
+    def __init__(self, models: Sequence[nn.Module], member_ids: range):
+        super().__init__(member_ids)
+        self.models = nn.ModuleList(models)
+
+    def forward_members(self, x: Tensor) -> Tensor:
+        return torch.stack([model(mine) for model, mine in zip(self.models, x, strict=True)])
+
+    def parts(self, x: Tensor) -> list[tuple[slice, Callable[[Tensor], Tensor]]]:
+        return [(slice(m, m + 1), lambda x, model=model: model(x[0])[None]) for m, model in enumerate(self.models)]
+
+    def member(self, index: int) -> nn.Module:
+        self._check_index(index)
+        return self.models[index]
+
+    def shard(self, rows: slice) -> "SeparateEnsemble":
+        return SeparateEnsemble(list(self.models)[rows], self.member_ids[rows])
+
+    def can_shard(self) -> bool:
+        shared = len({id(p) for p in self.parameters()}) < sum(1 for m in self.models for _ in m.parameters())
+        noisy = any(isinstance(part, _GLOBAL_NOISE) for part in self.modules())
+        return not shared and not noisy and not _drops_globally(self)
+
+    def noise_layers(self) -> list[tuple[MemberDropout, int, Sequence[int]]]:
+        return [
+            (layer, number, [m])
+            for m, model in zip(self.member_ids, self.models, strict=True)
+            for number, layer in enumerate(_dropouts(model))
+        ]
+
+
+def member_range(members: int | str | range) -> range:
+    """The members' numbers: 10 means 0 to 9; range(8, 16) or its text "8:16" is a shard of a larger ensemble."""
+    if isinstance(members, str):
+        if not re.fullmatch(r"\d+:\d+(:[1-9]\d*)?", members):
+            raise ValueError(f'members must be a number, a range or its text such as "0:8", got {members!r}')
+        ids = range(*map(int, members.split(":")))
+    else:
+        ids = members if isinstance(members, range) else range(operator.index(members))
+    if len(ids) < 1:
+        raise ValueError(f"an ensemble needs at least one member, got members={members}")
+    return ids
+
+
+def member_text(ids: range) -> int | str:
+    """What `member_range` reads as these numbers, and JSON can hold."""
+    if ids == range(len(ids)):
+        return len(ids)
+    return f"{ids.start}:{ids.stop}" + (f":{ids.step}" if ids.step != 1 else "")
+
+
+def member_seed(seed: int, member: int, stream: str, *more: int) -> int:
+    """A 63-bit seed for one stream of randomness ("weights", "order", "dropout") of one member."""
+    words = np.random.SeedSequence([seed, member, *stream.encode(), *more]).generate_state(1, np.uint64)
+    return int(words[0] >> np.uint64(1))
+
+
+def _drops_globally(model: nn.Module) -> bool:
+    """Whether a network of transformers has dropout, which its attention draws from torch's global generator."""
+    configs = [vars(part.config) for part in model.modules() if hasattr(getattr(part, "config", None), "model_type")]
+    return any("drop" in name and isinstance(p, float) and p > 0 for config in configs for name, p in config.items())
+
+
+def _dropouts(model: nn.Module) -> list[MemberDropout]:
+    return [layer for layer in model.modules() if isinstance(layer, MemberDropout)]

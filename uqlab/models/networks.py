@@ -1,0 +1,246 @@
+"""The networks of the notebooks."""
+
+import itertools
+import os
+import pickle
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from uqlab.models.pretrained import TextClassifier, from_pretrained, plain_logits
+
+__all__ = [
+    "Standardize", "TextClassifier", "cifar_resnet", "from_pretrained", "load_weights", "mlp", "small_cnn", "vit",
+    "wide_resnet",
+]  # fmt: skip
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def mlp(in_features: int, widths: Sequence[int] = (64, 32), classes: int = 10, dropout: float = 0.1) -> nn.Sequential:
+    """Flatten, ReLU layers of the given widths, each followed by dropout, and a linear layer (Kirsch 2024, D.1)."""
+    sizes = [in_features, *widths]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in itertools.pairwise(sizes):
+        layers += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(dropout)]
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], classes))
+
+
+def small_cnn(classes: int = 10, channels: int = 1, width: int = 32) -> nn.Sequential:
+    """Three 3x3 convolutions without stride, an average over their map and a linear layer, for images of a few pixels.
+
+    The map keeps the size of the image. Raises ValueError for a width below 1.
+    """
+    if width < 1:
+        raise ValueError(f"width must be at least 1, got {width}")
+    layers: list[nn.Module] = []
+    for before, after in itertools.pairwise([channels, width, 2 * width, 2 * width]):
+        layers += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * width, classes))
+
+
+class Standardize(nn.Module):
+    """(x - mean) / std per channel: put before a network, it lets inputs stay in [0, 1] everywhere else."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]):
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean)[:, None, None], persistent=False)
+        self.register_buffer("std", torch.tensor(std)[:, None, None], persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.mean) / self.std
+
+
+def wide_resnet(depth: int = 28, width: int = 1, classes: int = 10, channels: int = 3) -> nn.Sequential:
+    """Wide-ResNet-depth-width without dropout for [batch, channels, 32, 32] (Zagoruyko & Komodakis, 2016).
+
+    Raises ValueError unless depth is 6 n + 4 with n >= 1 and width at least 1.
+    """
+    if depth < 10 or (depth - 4) % 6 or width < 1:
+        raise ValueError(
+            f"a Wide-ResNet has depth 6 n + 4 (10, 16, 22, 28, ...) and width >= 1, got {depth} and {width}"
+        )
+    sizes = [16, 16 * width, 32 * width, 64 * width]
+    blocks = []
+    for group in range(3):
+        for n in range((depth - 4) // 6):
+            stride = 2 if group > 0 and n == 0 else 1
+            blocks.append(_WideBlock(sizes[group] if n == 0 else sizes[group + 1], sizes[group + 1], stride))
+    network = nn.Sequential(
+        nn.Conv2d(channels, sizes[0], 3, padding=1, bias=False),
+        *blocks,
+        nn.BatchNorm2d(sizes[3]),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(sizes[3], classes),
+    )
+    _he_init(network)
+    return network
+
+
+def _he_init(network: nn.Module) -> None:
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out")
+
+
+class _WideBlock(nn.Module):
+    """BatchNorm, ReLU and convolution twice, added to the (projected) input."""
+
+    def __init__(self, before: int, after: int, stride: int):
+        super().__init__()
+        self.norm1, self.norm2 = nn.BatchNorm2d(before), nn.BatchNorm2d(after)
+        self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
+        self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
+        self.shortcut = nn.Conv2d(before, after, 1, stride, bias=False) if before != after or stride != 1 else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        ready = F.relu(self.norm1(x))
+        y = self.conv2(F.relu(self.norm2(self.conv1(ready))))
+        return y + (x if self.shortcut is None else self.shortcut(ready))
+
+
+def cifar_resnet(depth: int = 20, classes: int = 10) -> nn.Sequential:
+    """ResNet-depth for [batch, 3, 32, 32], 16-32-64 channels, shortcuts without parameters (He et al. 2016, 4.2).
+
+    Weights trained by others fit: its modules have the names of github.com/akamaster/pytorch_resnet_cifar10. Raises
+    ValueError unless depth is 6 n + 2 with n >= 1.
+    """
+    if depth < 8 or (depth - 2) % 6:
+        raise ValueError(f"a CIFAR ResNet has depth 6 n + 2 (8, 14, 20, 32, 44, 56, 110, ...), got {depth}")
+    n = (depth - 2) // 6
+
+    def group(before: int, after: int) -> nn.Sequential:
+        return nn.Sequential(*(_Block(before if i == 0 else after, after) for i in range(n)))
+
+    network = nn.Sequential(
+        OrderedDict(
+            conv1=nn.Conv2d(3, 16, 3, padding=1, bias=False),
+            bn1=nn.BatchNorm2d(16),
+            relu=nn.ReLU(),
+            layer1=group(16, 16),
+            layer2=group(16, 32),
+            layer3=group(32, 64),
+            pool=nn.AdaptiveAvgPool2d(1),
+            flatten=nn.Flatten(),
+            linear=nn.Linear(64, classes),
+        )
+    )
+    _he_init(network)
+    return network
+
+
+class _Block(nn.Module):
+    """Two convolutions added to the input; where channels double, the map is halved (option A)."""
+
+    def __init__(self, before: int, after: int):
+        super().__init__()
+        self.stride, self.new = after // before, after - before
+        self.conv1, self.bn1 = nn.Conv2d(before, after, 3, self.stride, 1, bias=False), nn.BatchNorm2d(after)
+        self.conv2, self.bn2 = nn.Conv2d(after, after, 3, 1, 1, bias=False), nn.BatchNorm2d(after)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        if self.new:  # every other pixel, and channels of zeros on both sides
+            x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.new // 2, self.new // 2))
+        return F.relu(y + x)
+
+
+def vit(
+    image_size: int,
+    patch_size: int,
+    *,
+    width: int = 64,
+    layers: int = 4,
+    heads: int = 4,
+    channels: int = 1,
+    classes: int = 10,
+) -> nn.Module:
+    """A vision transformer without dropout for [batch, channels, image_size, image_size] (Dosovitskiy et al., 2021).
+
+    transformers' ViTForImageClassification with an inner width of 4 `width`, returning its logits [batch, classes]
+    alone. Raises ValueError for sizes below 1, patches that do not tile the image and heads that do not divide the
+    width.
+    """
+    if min(image_size, patch_size, width, layers, heads, channels, classes) < 1:
+        raise ValueError(
+            "sizes must be at least 1, got "
+            f"{image_size=}, {patch_size=}, {width=}, {layers=}, {heads=}, {channels=}, {classes=}"
+        )
+    if image_size % patch_size or width % heads:
+        raise ValueError(
+            f"patch_size must divide image_size, got {patch_size} and {image_size}; "
+            f"heads must divide width, got {heads} and {width}"
+        )
+    from transformers import ViTConfig, ViTForImageClassification  # takes a second
+
+    config = ViTConfig(
+        image_size=image_size, patch_size=patch_size, num_channels=channels, hidden_size=width,
+        num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=4 * width,
+        num_labels=classes,  # type: ignore[call-arg]
+    )  # fmt: skip
+    return plain_logits(ViTForImageClassification(config))
+
+
+def load_weights(model: Model, path: str | os.PathLike) -> Model:
+    """Put the weights of a file into `model` and return it.
+
+    path: a .th, .pt or .pth file of torch.save, of which only tensors are read (`weights_only=True`), or .safetensors.
+        A state dict under "state_dict" is unwrapped, and the prefix "module." of nn.DataParallel dropped.
+
+    Raises FileNotFoundError if there is no such file; ValueError for another kind of file, one that cannot be read or
+    holds more than tensors, and one whose names or shapes are not the model's. The model is then as it was.
+    """
+    path = Path(path).expanduser()
+    state = _read_weights(path)
+    if state and all(name.startswith("module.") for name in state):
+        state = {name.removeprefix("module."): weight for name, weight in state.items()}
+    own = model.state_dict()
+    missing = [name for name in own if name not in state and not name.endswith("num_batches_tracked")]
+    unexpected = [name for name in state if name not in own]
+    shapes = [
+        f"{name} {list(weight.shape)} for {list(own[name].shape)}"
+        for name, weight in state.items()
+        if name in own and weight.shape != own[name].shape
+    ]
+    problems = [
+        f"{what} {', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
+        for what, names in (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes))
+        if names
+    ]
+    if problems:
+        raise ValueError(f"{path} does not fit this {type(model).__name__}: {'; '.join(problems)}")
+    model.load_state_dict(state, strict=False)  # num_batches_tracked, absent from old files, plays no part
+    return model
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    if path.suffix not in (".th", ".pt", ".pth", ".safetensors"):
+        raise ValueError(f"{path}: weights are read from .th, .pt, .pth and .safetensors files")
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path.absolute()}; relative paths start at the working folder")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, ValueError, KeyError, OSError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise ValueError(
+            f"{path} cannot be read: {reason}. It is damaged, or holds Python objects, which would run code: then save "
+            "model.state_dict() alone"
+        ) from error
+    state = found.get("state_dict", found) if isinstance(found, dict) else found
+    if not isinstance(state, dict) or not all(isinstance(weight, Tensor) for weight in state.values()):
+        raise ValueError(f"{path} holds no state dict of tensors; save model.state_dict()")
+    return state

@@ -1,0 +1,3 @@
+from uqlab.runs.cli import main
+
+main()

@@ -1,0 +1,288 @@
+"""Notebooks run headless: parameters checked first, numbers recorded, one self-describing folder per run.
+
+In a notebook: `begin`, `record`, `load`. On the command line: `uqlab run`, `sweep`, `collect`, `gallery`, `lab`,
+`dashboards`. From code: `run_one`. Importing this module is cheap; papermill is imported where a notebook is executed.
+"""
+
+import asyncio
+import json
+import tempfile
+import time
+from concurrent import futures
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+
+from uqlab import __version__
+from uqlab.core import read_json
+from uqlab.runs import execution, sweeps, tables
+from uqlab.runs.execution import run_one
+from uqlab.runs.parameters import all_notebooks, defaults, find, from_here, overrides, profiles, unknown
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def main() -> None:
+    """Run the notebooks headless and look at what they found."""
+
+
+@main.command()
+@click.argument("notebooks", nargs=-1, metavar="[NOTEBOOK]...")
+@click.option("--profile", default="quick", show_default=True, help="Parameter set of notebooks/profiles.yaml.")
+@click.option("-p", "--parameter", "given", type=(str, str), multiple=True, metavar="NAME VALUE", help="Repeatable.")
+@click.option("--output-dir", default="figures", show_default=True, type=click.Path(path_type=Path))
+@click.option("--jobs", default=1, show_default=True, type=click.IntRange(1), help="Notebooks at a time.")
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds for each notebook.")
+@click.option("--quiet", is_flag=True, help="No progress: failures and the summary only.")
+def run(notebooks, profile, given, output_dir, jobs, timeout, quiet) -> None:
+    """Execute notebooks into OUTPUT_DIR/PROFILE/NOTEBOOK and build the gallery.
+
+    NOTEBOOK is a path, a name or the start of one (03); default all. Exit code 1 if any fails.
+    """
+    from uqlab.runs import gallery
+
+    try:
+        plan = _plan(notebooks, profile, dict(given))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    root = output_dir / profile
+    try:
+        outcomes = _run_all(plan, root, profile, jobs, timeout, quiet)
+    except KeyboardInterrupt:
+        click.echo("stopped; results finished before are kept", err=True)
+        raise SystemExit(130) from None
+    width = max(len(path.stem) for path in plan)
+    click.echo(f"\n{'notebook':{width}}  status  seconds  numbers  figures")
+    for path, (seconds, succeeded) in outcomes.items():
+        status = click.style("ok    ", fg="green") if succeeded else click.style("FAILED", fg="red")
+        found = read_json(root / path.stem / "results.json") if succeeded else {}
+        counts = f"{len(found.get('numbers', {})):7}  {len(found.get('figures', {})):7}" if succeeded else ""
+        click.echo(f"{path.stem:{width}}  {status}  {seconds:7.1f}  {counts}".rstrip())
+    click.echo(f"\nresults: {root}\nlook at: {gallery.build(root)}")
+    if not all(succeeded for _, succeeded in outcomes.values()):
+        raise SystemExit(1)
+
+
+def _plan(names: tuple[str, ...], profile: str, given: dict[str, str]) -> dict[Path, dict[str, Any]]:
+    """Return the parameters given to each chosen notebook, all checked; raises ValueError before anything runs."""
+    chosen = list(dict.fromkeys(map(find, names) if names else all_notebooks()))
+    if len({path.stem for path in chosen}) < len(chosen):
+        raise ValueError(f"two notebooks of one name would share a folder: {', '.join(map(str, chosen))}")
+    known = {path: defaults(path) for path in chosen}
+    for name in given:
+        lacking = [path.stem for path in chosen if name not in known[path]]
+        if len(lacking) == len(chosen):
+            raise ValueError(unknown(name, dict.fromkeys(n for k in known.values() for n in k), " and ".join(lacking)))
+        if lacking:
+            click.echo(f"note: no parameter {name!r} in {', '.join(lacking)}", err=True)
+    given = {name: from_here(value) for name, value in given.items()}
+    plan = {path: {name: value for name, value in given.items() if name in known[path]} for path in chosen}
+    for path, values in plan.items():
+        overrides(path, profile, values)
+        if profile != "quick" and path.stem not in profiles(path)[profile]:
+            click.echo(f"note: profile {profile!r} has no entry for {path.stem}: its defaults", err=True)
+    return plan
+
+
+def _run_all(
+    plan: dict[Path, dict[str, Any]], root: Path, profile: str, jobs: int, timeout: float | None, quiet: bool
+) -> dict[Path, tuple[float, bool]]:
+    """Run the notebooks, some at a time, and return for each the seconds taken and whether it succeeded."""
+    from joblib import cpu_count
+    from tqdm import tqdm
+
+    threads = max(1, cpu_count() // jobs)
+    labels = {path: f"[{i}/{len(plan)}] {path.stem}" for i, path in enumerate(plan, 1)}
+    style = {
+        "bar_format": "{desc}  {bar:32}  cell {n_fmt}/{total_fmt}  {elapsed}",
+        "leave": False,
+        "dynamic_ncols": True,
+        "disable": True if quiet else None,  # None: only on a terminal
+    }
+    bars: set[tqdm] = set()
+
+    def attempt(path: Path) -> tuple[float, Exception | None]:
+        clock = time.monotonic()
+        with tqdm(desc=labels[path].ljust(max(map(len, labels.values()))), total=1, **style) as bar:
+            bars.add(bar)
+
+            def on_cell(done: int, total: int) -> None:
+                bar.n, bar.total = done, total
+                bar.refresh()
+
+            error = None
+            try:
+                folder = root / path.stem
+                options = {"profile": profile, "threads": threads, "timeout": timeout, "on_cell": on_cell}
+                run_one(path, plan[path], folder=folder, **options)
+            except Exception as caught:  # the others still run
+                error = caught
+            with suppress(RuntimeError):
+                asyncio.get_event_loop().close()  # papermill leaves one open in each thread
+            bars.discard(bar)
+        return time.monotonic() - clock, error
+
+    outcomes = {}
+    execution.reset()
+    with futures.ThreadPoolExecutor(jobs) as pool:
+        pending = {pool.submit(attempt, path): path for path in plan}
+        try:
+            while pending:
+                for future in futures.wait(pending, 0.5, futures.FIRST_COMPLETED).done:
+                    path = pending.pop(future)
+                    seconds, error = future.result()
+                    outcomes[path] = seconds, error is None
+                    if error or not quiet:
+                        status = click.style("FAILED", fg="red") if error else click.style("ok", fg="green")
+                        with tqdm.external_write_mode():
+                            click.echo(f"{labels[path]}  {status}  {seconds:.1f} s" + (f"\n{error}\n" if error else ""))
+                for bar in tuple(bars):
+                    bar.refresh()  # the clock goes on during a long cell
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            execution.stop()
+            raise
+    return {path: outcomes[path] for path in plan}
+
+
+@main.command()
+@click.argument("notebook")
+@click.option("-g", "--grid", type=(str, str), multiple=True, metavar="NAME VALUES", help="0:5 or 1,2,4. Repeatable.")
+@click.option("-p", "--parameter", "given", type=(str, str), multiple=True, metavar="NAME VALUE", help="Repeatable.")
+@click.option("--profile", default="quick", show_default=True, help="Parameter set of notebooks/profiles.yaml.")
+@click.option("--output-dir", default="figures", show_default=True, type=click.Path(path_type=Path))
+@click.option("--jobs", default=1, show_default=True, type=click.IntRange(1), help="Runs at a time on this machine.")
+@click.option("--cluster", metavar="ADDRESS", help="A running Dask scheduler, whose workers compute the runs.")
+@click.option("--resources", multiple=True, metavar="NAME=NUMBER", help="Of a worker, for each run: GPU=1.")
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds for each run.")
+@click.option("--quiet", is_flag=True, help="No progress: failures and the summary only.")
+def sweep(notebook, grid, given, profile, output_dir, jobs, cluster, resources, timeout, quiet) -> None:
+    """Run NOTEBOOK on every point of a grid into OUTPUT_DIR/PROFILE/NOTEBOOK.sweep, then collect and build the gallery.
+
+    Finished runs are skipped: the same command again does what is missing. Exit code 1 if any run fails.
+    """
+    from uqlab.runs import gallery
+
+    try:
+        path = find(notebook)
+        if not set(path.parents) & {Path.cwd(), Path(__file__).absolute().parents[2]}:
+            click.echo(f"note: {path} is not of this repository", err=True)
+        if len(dict(grid)) < len(grid):
+            raise ValueError(f"each parameter has one -g: {', '.join(name for name, _ in grid)}")
+        report = sweeps.sweep(
+            path,
+            {name: from_here(values) for name, values in grid},
+            {name: from_here(value) for name, value in given},
+            profile=profile, root=output_dir, jobs=jobs, timeout=timeout, progress=not quiet,
+            cluster=cluster, resources=_resources(resources),
+        )  # fmt: skip
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    click.echo(("" if quiet else "\n") + sweeps.summary(report))
+    ran = {outcome.status for outcome in report.outcomes} - {"done before"}
+    try:
+        if "ok" in ran:
+            tables.save(tables.read(report.folder), report.folder)
+        if ran:
+            gallery.build(output_dir / profile)
+    except OSError as error:  # a full disk; the runs that are done are safe
+        click.echo(f"neither table nor page: {error}; free space, then: uqlab collect, uqlab gallery", err=True)
+        raise SystemExit(1) from error
+    click.echo(f"\ntable: {execution.named(report.folder)}/table.csv\nlook at: {output_dir / profile / 'index.html'}")
+    if report.failed:
+        raise SystemExit(1)
+
+
+def _resources(given: tuple[str, ...]) -> dict[str, float]:
+    try:
+        return {name: float(number) for name, number in (each.split("=") for each in given)}
+    except ValueError:
+        raise ValueError(f"resources are NAME=NUMBER, like GPU=1; got {' '.join(given)}") from None
+
+
+@main.command()
+@click.argument("sweep", nargs=-1, metavar="[SWEEP]...")
+@click.option("--profile", default="quick", show_default=True)
+@click.option("--output-dir", default="figures", show_default=True, type=click.Path(path_type=Path))
+def collect(sweep, profile, output_dir) -> None:
+    """Write table.parquet and table.csv into each SWEEP: its folder or its notebook; default all of the profile.
+
+    One row a finished run: its parameters, the numbers it recorded, and its circumstances.
+    """
+    try:
+        folders = [tables.locate(each, profile, output_dir) for each in sweep]
+        folders = folders or sorted((output_dir / profile).glob("*.sweep"))
+        if not folders:
+            raise ValueError(f"no sweep in {output_dir / profile}; first: uqlab sweep NOTEBOOK -g NAME VALUES")
+        for folder in folders:
+            found = tables.read(folder)
+            for line in found.left_out:
+                click.echo(f"left out {line}", err=True)
+            frame = tables.save(found, folder)
+            click.echo(f"{len(frame)} runs, {len(frame.columns)} columns: {folder / 'table.parquet'} and .csv")
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+@main.command("gallery")
+@click.option("--output-dir", default="figures", show_default=True, type=click.Path(path_type=Path))
+@click.option("--profile", help="Of this profile alone, into its folder; default all, into OUTPUT_DIR.")
+def show(output_dir: Path, profile: str | None) -> None:
+    """Write OUTPUT_DIR[/PROFILE]/index.html: every figure beside its parameters, its numbers and the paper's."""
+    from uqlab.runs import gallery
+
+    folder = output_dir / (profile or "")
+    found = gallery.found(output_dir) if folder.is_dir() and not profile else []
+    if not folder.is_dir() or not (profile or found):
+        raise click.UsageError(f"no runs in {folder}; first: uqlab run --profile {profile or 'quick'}")
+    click.echo(gallery.build(folder, found))
+
+
+@main.command(context_settings={"ignore_unknown_options": True})
+@click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+def lab(args) -> None:
+    """Open JupyterLab on the index of the notebooks; ARGS are its own: --no-browser --port 9000."""
+    from jupyterlab.labapp import LabApp
+
+    try:
+        root = all_notebooks()[0].parents[1]
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    rendered = {"@jupyterlab/docmanager-extension:plugin": {"defaultViewers": {"markdown": "Markdown Preview"}}}
+    with tempfile.TemporaryDirectory(prefix="uqlab-") as settings:
+        Path(settings, "overrides.json").write_text(json.dumps(rendered))
+        options = [f"--ServerApp.root_dir={root}", f"--LabApp.app_settings_dir={settings}"]
+        LabApp.launch_instance([*options, "--LabApp.default_url=/lab/tree/notebooks/README.md", *args])
+
+
+@main.command("dashboards")
+@click.argument("notebooks", nargs=-1, metavar="[NOTEBOOK]...")
+@click.option("--profile", default="quick", show_default=True, help="Parameter set of notebooks/profiles.yaml.")
+@click.option("-p", "--parameter", "given", type=(str, str), multiple=True, metavar="NAME VALUE", help="Repeatable.")
+@click.option("--port", default=8866, show_default=True, type=click.IntRange(1, 65535), help="Or the next free one.")
+@click.option("--theme", default="light", show_default=True, type=click.Choice(["light", "dark"]))
+@click.option("--no-browser", is_flag=True, help="Only print the address.")
+def project(notebooks, profile, given, port, theme, no_browser) -> None:
+    """Serve the explorers of notebooks alone, in large type for a projector, with Voila.
+
+    NOTEBOOK is a path, a name or the start of one (03); default 00 01 02 03. Nothing is kept; Ctrl-C ends it.
+    """
+    from uqlab.runs import dashboards
+
+    try:
+        plan = _plan(notebooks or ("00", "01", "02", "03"), profile, dict(given))
+        dashboards.serve(plan, port=port, browser=not no_browser, theme=theme)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("voila"):
+            raise
+        raise click.ClickException("Voila is missing: pip install -c constraints.txt -e '.[dashboards]'") from error
+
+
+if __name__ == "__main__":
+    main()

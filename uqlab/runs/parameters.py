@@ -1,0 +1,145 @@
+"""Notebooks by name, and their parameters: read without running, checked before anything runs, data and never code."""
+
+import ast
+import difflib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from uqlab.core import plain
+
+
+def find(name: str | os.PathLike) -> Path:
+    """Return the notebook that a path, a stem or a unique prefix of one ("03") in the notebooks folder means."""
+    if Path(name).is_file():
+        return Path(name).absolute()
+    notebooks = all_notebooks()
+    found = [path for path in notebooks if path.stem == str(name)]
+    found = found or [path for path in notebooks if path.stem.startswith(str(name))]
+    if len(found) == 1:
+        return found[0]
+    stems = ", ".join(path.stem for path in found or notebooks)
+    raise ValueError(f"{str(name)!r} {f'is the start of several: {stems}' if found else f'is no notebook of: {stems}'}")
+
+
+def all_notebooks() -> list[Path]:
+    """Return [0-9]*.ipynb of notebooks/ in the current folder or, failing that, in the checkout of this package."""
+    for folder in (Path.cwd() / "notebooks", Path(__file__).absolute().parents[2] / "notebooks"):
+        if notebooks := sorted(folder.glob("[0-9]*.ipynb")):
+            return notebooks
+    raise ValueError("no notebooks/[0-9]*.ipynb here; run from the checkout, or name a notebook by its path")
+
+
+def defaults(notebook: str | os.PathLike) -> dict[str, Any]:
+    """Read the parameters of a notebook and their values from its cell tagged `parameters`, without running it."""
+    tagged = (cell for cell in cells(notebook) if "parameters" in cell["metadata"].get("tags", []))
+    source = "".join(next(tagged, {"source": ""})["source"])
+    values = {}
+    try:
+        for node in ast.parse(source).body:
+            match node:
+                case (
+                    ast.Assign(targets=[ast.Name(id=name)], value=value)
+                    | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+                ):
+                    values[name] = ast.literal_eval(value)
+                case _:
+                    raise ValueError
+    except (SyntaxError, ValueError) as error:
+        rule = "holds only lines `name = literal  # meaning`; derived values go into the next cell"
+        raise ValueError(f"{Path(notebook).name}: the parameters cell {rule}; found\n{source}") from error
+    return values
+
+
+def cells(notebook: str | os.PathLike) -> list[dict[str, Any]]:
+    try:
+        return json.loads(Path(notebook).read_text(encoding="utf-8"))["cells"]
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"{notebook} is not a notebook of format 4") from error
+
+
+def source_sha256(notebook: str | os.PathLike) -> str:
+    """Return the checksum of what a notebook's cells say, whatever outputs an editor has left in them."""
+    said = [[cell["cell_type"], "".join(cell["source"]), cell["metadata"].get("tags", [])] for cell in cells(notebook)]
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+
+
+def profiles(notebook: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """Read profiles.yaml beside a notebook: profile -> notebook stem -> {parameter: value}; `quick` may be absent."""
+    path = notebook.parent / "profiles.yaml"
+    try:
+        read = (yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None) or {}
+        sets = {name: {stem: dict(v or {}) for stem, v in (entries or {}).items()} for name, entries in read.items()}
+    except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} must map profile -> notebook -> {{parameter: value}}: {error}") from error
+    return {"quick": {}} | sets
+
+
+def overrides(notebook: Path, profile: str = "quick", given: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the parameters that differ from a notebook's defaults: those of the profile, then the given ones.
+
+    Text is parsed as data by the type of the default (a Python literal, YAML's true or [a, b]) and never evaluated.
+    Raises ValueError for an unknown profile or parameter and for a value of another type than the default's.
+    """
+    known = defaults(notebook)
+    sets = profiles(notebook)
+    if profile not in sets:
+        raise ValueError(f"unknown profile {profile!r}; {notebook.parent / 'profiles.yaml'} has: {', '.join(sets)}")
+    return checked({**sets[profile].get(notebook.stem, {}), **(given or {})}, known, notebook.stem)
+
+
+def checked(given: dict[str, Any], known: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return given parameters as values of the types of the `known` defaults of the notebook named `where`."""
+    values = {}
+    for name, value in given.items():
+        if name not in known:
+            raise ValueError(unknown(name, known, where))
+        if name == "output_dir":
+            raise ValueError("output_dir is set by the runner; use --output-dir")
+        values[name] = _typed(f"{where}: parameter {name}", value, known[name])
+    return values
+
+
+def from_here(text: str) -> str:
+    """Make every .npz that exists in the current folder absolute, alone or in a list: a kernel runs elsewhere."""
+
+    def absolute(match: re.Match[str]) -> str:
+        return Path(match[0]).absolute().as_posix() if Path(match[0]).is_file() else match[0]
+
+    return re.sub(r"""[^\s'"\[\],][^'"\[\],]*\.npz(?=['"\[\],\s]|$)""", absolute, text)
+
+
+def unknown(name: str, known: Iterable[str], where: str) -> str:
+    close = difflib.get_close_matches(name, known, 1)
+    hint = f"; did you mean {close[0]!r}?" if close else ";"
+    return f"unknown parameter {name!r}{hint} {where} has: {', '.join(known) or 'no parameters'}"
+
+
+def _typed(name: str, value: Any, default: Any) -> Any:
+    if isinstance(value, str):
+        value = _parse(value, default)
+    value, default = plain(name, value), list(default) if isinstance(default, tuple) else default
+    if isinstance(default, float) and type(value) is int:
+        value = float(value)
+    if default is None or type(value) is type(default):
+        return value
+    kinds = f"must be {type(default).__name__}, like its default {default!r}"
+    raise ValueError(f"{name} {kinds}; got {value!r} ({type(value).__name__})")
+
+
+def _parse(text: str, default: Any) -> Any:
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = text
+        with suppress(yaml.YAMLError):  # for true, null, [a, b]; its other readings (1:30, dates, 1e-3) surprise
+            read = yaml.safe_load(text)
+            value = read if read is None or isinstance(read, bool | list | dict) else text
+    return text if isinstance(default, str) and not isinstance(value, str) else value

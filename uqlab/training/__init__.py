@@ -1,0 +1,9 @@
+"""Training and prediction of ensembles: one loop for all methods."""
+
+from uqlab.training.loop import History, Workers, arithmetic, crop_flip, device, fit, predict
+from uqlab.training.steps import Optimizer, cross_entropy, make_step, softmax_and_loss
+
+__all__ = [
+    "History", "Optimizer", "Workers", "arithmetic", "crop_flip", "cross_entropy", "device", "fit", "make_step",
+    "predict", "softmax_and_loss",
+]  # fmt: skip

@@ -1,0 +1,343 @@
+"""Training and prediction of ensembles: one loop for all methods, all members in one program where the layers allow."""
+
+import contextlib
+import functools
+import itertools
+import math
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Shaped
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from uqlab.ensembles import Ensemble, FoldedEnsemble, member_seed
+from uqlab.training.checkpoints import Checkpoint, digest
+from uqlab.training.steps import AutogradStep, ChainStep, Loss, Optimizer, cross_entropy, lr_factor, make_step
+
+__all__ = ["History", "arithmetic", "crop_flip", "cross_entropy", "device", "fit", "predict"]
+
+SMALL = 1e8  # multiply-adds of a step below which one thread beats several
+Augment = Callable[[Tensor, list[torch.Generator]], Tensor]  # inputs [members, batch, ...], one generator a member
+
+
+@dataclass(frozen=True)
+class History:
+    """What a training run did: mean loss [epochs, members] while training, steps taken, wall-clock seconds."""
+
+    loss: Tensor
+    steps: int
+    seconds: float
+
+
+def device(name: str = "auto") -> torch.device:
+    """The torch device of that name; "auto" is the GPU if there is one."""
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(
+            f'device {name!r} needs a GPU and a CUDA build of torch, and here is none; use "auto" or "cpu"'
+        )
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+
+
+def fit(
+    ensemble: Ensemble,
+    inputs: Shaped[Tensor, "samples ..."],
+    labels: Shaped[Tensor, "samples ..."],
+    *,
+    epochs: int,
+    lr: float,
+    batch_size: int = 128,
+    optimizer: str = "sgd",
+    weight_decay: float = 0.0,
+    momentum: float = 0.0,
+    schedule: str = "constant",
+    milestones: tuple[int, ...] | list[int] = (),
+    warmup: int = 0,
+    clip: float | None = None,
+    loss: str | Loss = "cross_entropy",
+    class_weights: Float[Tensor, " classes"] | None = None,
+    augment: Augment | None = None,
+    precision: str = "float32",
+    seed: int = 0,
+    progress: bool = True,
+    checkpoint: str | os.PathLike | None = None,
+) -> History:
+    """Train every member on its own shuffling of the same data.
+
+    Member m's batches, dropout and augmentation depend on (seed, m) alone: ten members equal 4 + 6 and ten runs of one,
+    to float tolerance. Perceptrons take a step that is written out (`steps.ChainStep`), other networks autograd's.
+
+    inputs [samples, ...] and labels ([samples] classes; for `loss="mse"` targets like the outputs) are moved to the
+    ensemble's device once. `optimizer`: "sgd", "adam" or "adamw". `schedule`: "constant", "cosine" (to 0 over the run)
+    or "step" (a tenth at each of `milestones`, in epochs); `warmup`: steps of linear increase before it. `clip`:
+    largest gradient norm of one member. `loss`: "cross_entropy", "mse" or a function (outputs, labels) -> [members].
+    `class_weights` [classes] weigh the cross-entropy as torch does. `augment(inputs [members, batch, ...], generators)`
+    changes a batch, one generator a member. `precision`: see `arithmetic`. `checkpoint`: a file written after every
+    epoch and resumed from, bit-identical on CPU.
+
+    Raises ValueError for empty or mismatched data, labels out of range, unknown names and a checkpoint that is damaged
+    or of another run; TypeError for what is no ensemble or tensor; FloatingPointError when a loss is no longer finite.
+    """
+    started = time.perf_counter()
+    _check_data(ensemble, inputs, labels, epochs, batch_size, lr)
+    first_parameter = next(ensemble.parameters())
+    where = first_parameter.device
+    inputs = inputs.detach().to(where, first_parameter.dtype if inputs.is_floating_point() else None)
+    labels = labels.detach().to(where)
+    if not callable(loss):
+        labels = _check_labels(ensemble, inputs, labels, loss, class_weights)
+    steps_per_epoch = math.ceil(len(inputs) / batch_size)
+    factor = lr_factor(schedule, epochs, steps_per_epoch, milestones, warmup)
+    how = Optimizer(optimizer, weight_decay, momentum, clip)
+    loss_name = loss if isinstance(loss, str) else getattr(loss, "__qualname__", type(loss).__name__)
+    run = [list(ensemble.member_ids), seed, epochs, lr, batch_size, list(how), schedule, list(milestones), warmup]
+    resumed = Checkpoint.read(checkpoint, [*run, loss_name, len(inputs), digest(ensemble)])
+
+    def make(shard: Ensemble) -> ChainStep | AutogradStep:
+        return make_step(shard, loss, class_weights, how, precision, flat=inputs.ndim == 2)
+
+    # An activation, of which each bias makes one an input, costs about as much as a hundred multiply-adds.
+    work = min(batch_size, len(inputs)) * sum(p.numel() * (100 if p.ndim == 2 else 1) for p in ensemble.parameters())
+    workers = Workers(ensemble, work, make, resumed.bounds)
+    losses = torch.zeros(epochs, ensemble.members, device=where)
+    first = resumed.restore(ensemble, workers.steps, losses)
+
+    def run_epoch(epoch: int, rows: slice, shard: Ensemble, take_step: ChainStep | AutogradStep) -> None:
+        shard.train().reseed(seed, epoch)
+        batches = _Batches(inputs, labels, batch_size, augment, seed, epoch, shard.member_ids)
+        for step, (x, y) in enumerate(batches):
+            values = take_step(x, y, lr * factor(epoch * steps_per_epoch + step))
+            losses[epoch, rows].add_(values, alpha=x.shape[1] / len(inputs))
+
+    bar = tqdm(total=epochs, initial=first, desc="fit", unit="epoch", disable=not progress, leave=False)
+    with bar, workers, arithmetic(precision, where):
+        for epoch in range(first, epochs):
+            workers.run(functools.partial(run_epoch, epoch))
+            _check_finite(losses[epoch], epoch)
+            resumed.write(epoch + 1, ensemble, workers.bounds, workers.steps, losses)
+            bar.update()
+            if progress:
+                bar.set_postfix_str(f"loss {losses[epoch].mean().item():.3f}", refresh=False)
+    ensemble.eval().zero_grad()
+    return History(losses.cpu(), (epochs - first) * steps_per_epoch, time.perf_counter() - started)
+
+
+class Workers:
+    """Shards of the ensemble's members, on a CPU one a thread, each with a training step and an optimiser of its own.
+
+    Members need nothing from each other, so a shard runs through an epoch without waiting; splitting every product over
+    the cores instead means a barrier after each, which beside busy neighbours costs more than the products themselves.
+    A folded ensemble whose `work`, the multiply-adds of a step, is below SMALL (ten perceptrons of the paper's width
+    x1, batch 128, are there) is fastest in one thread.
+    """
+
+    def __init__(self, ensemble: Ensemble, work: int, make: Callable[[Any], Any], bounds: list[int] | None = None):
+        self.threads = torch.get_num_threads()
+        count, self.threads_each = 1, self.threads
+        if next(ensemble.parameters()).device.type == "cpu" and ensemble.can_shard():
+            small = isinstance(ensemble, FoldedEnsemble) and work < SMALL
+            count = 1 if small else min(self.threads, ensemble.members)
+            self.threads_each = 1 if small else self.threads // count
+        # A resumed run keeps its shards, whatever the number of threads is now.
+        self.bounds = bounds or [round(i * ensemble.members / count) for i in range(count + 1)]
+        self.rows = [slice(low, high) for low, high in itertools.pairwise(self.bounds)]
+        self.shards = [ensemble.shard(rows) for rows in self.rows] if len(self.rows) > 1 else [ensemble]
+        self.steps = [make(shard) for shard in self.shards]
+        self.on_cpu = next(ensemble.parameters()).device.type == "cpu"
+        self.pool: futures.ThreadPoolExecutor | None = None
+
+    def __enter__(self) -> "Workers":
+        if self.on_cpu:
+            self.pool = futures.ThreadPoolExecutor(len(self.shards), initializer=self._start)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.pool is not None:
+            self.pool.shutdown()
+            torch.set_num_threads(self.threads)
+
+    def _start(self) -> None:
+        torch.set_num_threads(self.threads_each)
+        torch.set_flush_denormal(True)  # long runs meet denormals, which are 100 times slower; a state of the thread
+
+    def run(self, work: Callable[[slice, Any, Any], None]) -> None:
+        """work(rows, shard, step) for every shard, all at once."""
+        if self.pool is None:
+            for each in zip(self.rows, self.shards, self.steps, strict=True):
+                work(*each)
+        else:
+            list(self.pool.map(work, self.rows, self.shards, self.steps))
+
+
+class _Batches:
+    """One epoch's batches of some members: x [members, batch, ...] and y [members, batch, ...], in orders of their own.
+
+    A full batch needs no order and no copy. x lives in the same memory in every step: fresh memory would cost as much
+    as filling it.
+    """
+
+    def __init__(
+        self,
+        inputs: Tensor,
+        labels: Tensor,
+        batch_size: int,
+        augment: Augment | None,
+        seed: int,
+        epoch: int,
+        ids: range,
+    ):
+        self.inputs, self.labels, self.batch_size, self.augment = inputs, labels, batch_size, augment
+        self.members = len(ids)
+        # Drawn on the CPU, so that the order is the same on every device, and sent once an epoch.
+        self.whole = batch_size >= len(inputs) and augment is None
+        seeds = [] if self.whole else [member_seed(seed, m, "order", epoch) for m in ids]
+        self.generators = [torch.Generator().manual_seed(each) for each in seeds]
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        inputs, labels, members = self.inputs, self.labels, self.members
+        if self.whole:
+            yield inputs.expand(members, *inputs.shape), labels.expand(members, *labels.shape)
+            return
+        orders = torch.stack([torch.randperm(len(inputs), generator=g) for g in self.generators]).to(inputs.device)
+        memory = inputs.new_empty(members * min(self.batch_size, len(inputs)), *inputs.shape[1:])
+        for rows in orders.split(self.batch_size, dim=1):  # [members, batch]
+            flat = rows.flatten()
+            x = torch.index_select(inputs, 0, flat, out=memory[: len(flat)]).unflatten(0, rows.shape)
+            y = labels.index_select(0, flat).unflatten(0, rows.shape)
+            yield (x if self.augment is None else self.augment(x, self.generators)), y
+
+
+@torch.no_grad()
+def predict(
+    ensemble: nn.Module,
+    inputs: Shaped[Tensor, "samples ..."],
+    *,
+    batch_size: int = 1024,
+    precision: str = "float32",
+    progress: bool = False,
+) -> Float[Tensor, "members samples *outputs"]:
+    """The logits of every member on every input, [members, samples, classes], float32 on the CPU, in evaluation mode.
+
+    A plain module, whose outputs are [samples, classes], counts as an ensemble of one.
+    """
+    if len(inputs) == 0 or batch_size < 1:
+        raise ValueError(f"predict needs at least one input and batch_size >= 1, got {len(inputs)} and {batch_size}")
+    parameter = next(ensemble.parameters(), torch.empty(0))
+    dtype = parameter.dtype if inputs.is_floating_point() else None
+    modes = {module: module.training for module in ensemble.modules()}
+    ensemble.eval()
+    chunks = []
+    try:
+        with arithmetic(precision, parameter.device):
+            for start in tqdm(range(0, len(inputs), batch_size), desc="predict", disable=not progress, leave=False):
+                logits = ensemble(inputs[start : start + batch_size].to(parameter.device, dtype))
+                chunks.append(logits.float() if isinstance(ensemble, Ensemble) else logits.float()[None])
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    return torch.cat(chunks, dim=1).cpu()
+
+
+@contextlib.contextmanager
+def arithmetic(precision: str, where: torch.device) -> Iterator[None]:
+    """Products in "float32" or "bfloat16"; weights, sums and optimiser stay float32 in both.
+
+    On CUDA bfloat16 is autocast. On a CPU the products of float32 tensors round their factors to bfloat16 where the
+    processor has matrix units for it (AMX); elsewhere bfloat16 is no faster than float32 (measured: up to twice as
+    slow): then float32 is used, with a warning.
+    """
+    if precision not in ("float32", "bfloat16"):
+        raise ValueError(f'precision must be "float32" or "bfloat16", got {precision!r}')
+    if precision == "float32":
+        yield
+    elif where.type == "cuda":
+        with torch.autocast("cuda", torch.bfloat16):
+            yield
+    elif torch.cpu.get_capabilities().get("amx_bf16", False):
+        backend: Any = torch.backends.mkldnn
+        before = backend.matmul.fp32_precision, backend.conv.fp32_precision
+        backend.matmul.fp32_precision = backend.conv.fp32_precision = "bf16"
+        try:
+            yield
+        finally:
+            backend.matmul.fp32_precision, backend.conv.fp32_precision = before
+    else:
+        warnings.warn(
+            "this processor has no bfloat16 matrix units: products stay float32, which is faster", stacklevel=4
+        )
+        yield
+
+
+def crop_flip(x: Tensor, generators: list[torch.Generator], padding: int = 4) -> Tensor:
+    """Random crops of the zero-padded images and horizontal flips, x [members, batch, channels, height, width]."""
+    members, batch, _, height, width = x.shape
+    draws = torch.stack([torch.randint(2 * padding + 1, (2, batch), generator=g) for g in generators]).to(x.device)
+    flips = torch.stack([torch.rand(batch, generator=g) < 0.5 for g in generators]).to(x.device)
+    rows = draws[:, 0, :, None] + torch.arange(height, device=x.device)  # [members, batch, height]
+    columns = draws[:, 1, :, None] + torch.arange(width, device=x.device)
+    columns = torch.where(flips[..., None], columns.flip(-1), columns)
+    padded = F.pad(x, (padding,) * 4)
+    m = torch.arange(members, device=x.device)[:, None, None, None]
+    b = torch.arange(batch, device=x.device)[None, :, None, None]
+    # Indexing apart from the channel axis puts that axis last: [members, batch, height, width, channels].
+    return padded[m, b, :, rows[..., :, None], columns[..., None, :]].movedim(-1, 2)
+
+
+def _check_data(ensemble: Ensemble, inputs: Tensor, labels: Tensor, epochs: int, batch_size: int, lr: float) -> None:
+    if not isinstance(ensemble, Ensemble):
+        raise TypeError(
+            f"fit takes an ensemble, got {type(ensemble).__name__}; wrap it: ensembles.from_members([model])"
+        )
+    if not isinstance(inputs, Tensor) or not isinstance(labels, Tensor):
+        kinds = f"{type(inputs).__name__} and {type(labels).__name__}"
+        raise TypeError(f"inputs and labels must be tensors, got {kinds}; use torch.as_tensor")
+    if inputs.ndim == 0 or len(inputs) == 0:
+        raise ValueError("cannot train on an empty data set: inputs hold no sample")
+    if labels.ndim == 0 or len(inputs) != len(labels):
+        raise ValueError(f"inputs and labels must be equally many, got {list(inputs.shape)} and {list(labels.shape)}")
+    if epochs < 1 or batch_size < 1 or not lr > 0:
+        raise ValueError(f"epochs and batch_size must be at least 1 and lr positive, got {epochs}, {batch_size}, {lr}")
+    if inputs.dtype == torch.uint8:
+        raise ValueError("inputs are uint8; give images as floating point in [0, 1]: inputs.float() / 255")
+    if inputs.is_floating_point() and not inputs.sum().isfinite() and not inputs.isfinite().all():
+        raise ValueError("inputs hold NaN or infinite values; clean them before training")
+
+
+def _check_labels(
+    ensemble: Ensemble, inputs: Tensor, labels: Tensor, loss: str, class_weights: Tensor | None
+) -> Tensor:
+    """The labels as the loss wants them, checked against the outputs for one input before training starts."""
+    with torch.no_grad():
+        outputs = ensemble.eval()(inputs[:1])[0, 0]
+    if loss != "cross_entropy":
+        if labels[0].numel() != outputs.numel() or not labels.is_floating_point() or not labels.isfinite().all():
+            need = f"finite floating targets of {outputs.numel()} values a sample, like the outputs"
+            raise ValueError(f'loss="mse" needs {need}; got {list(labels.shape)} {labels.dtype}')
+        return labels.to(inputs.dtype)
+    classes = outputs.shape[-1]
+    if labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool:
+        raise ValueError(f"labels must be integers [samples], got {list(labels.shape)} {labels.dtype}")
+    low, high = labels.min().item(), labels.max().item()
+    if low < 0 or high >= classes:
+        raise ValueError(f"labels must be 0 to {classes - 1}, one for each of {classes} outputs, got {low} to {high}")
+    if class_weights is not None and (
+        class_weights.shape != (classes,) or not (class_weights >= 0).all() or not class_weights.sum() > 0
+    ):
+        raise ValueError(f"class_weights must be [{classes}], not negative and not all zero, got {class_weights}")
+    return labels.long()
+
+
+def _check_finite(losses: Tensor, epoch: int) -> None:
+    bad = (~losses.isfinite()).nonzero().flatten().tolist()
+    if bad:
+        raise FloatingPointError(
+            f"the loss of member {bad[0]} ({len(bad)} of {len(losses)} members) is not finite in epoch {epoch + 1}; "
+            "lower lr, add warmup or clip"
+        )

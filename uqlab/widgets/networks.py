@@ -1,0 +1,286 @@
+"""Explorers of what is inside networks: masks, singular vectors, attention heads, gradients (public in `widgets`)."""
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ipywidgets
+import numpy as np
+import torch
+from jaxtyping import Float
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from torch import Tensor
+
+from uqlab import metrics, plots
+from uqlab.gradients import ClassWeight, reduce_norms
+from uqlab.heads import separation
+from uqlab.representations import embed
+from uqlab.spectra import random_level
+from uqlab.uncertainty import Decomposition
+from uqlab.widgets.explorer import Explorer
+
+Kinds = Mapping[str, Decomposition]  # "id" and "ood"
+
+
+def masks(
+    found: Mapping[float, Mapping[str, Float[Tensor, "members units"]]],
+    parts: Mapping[tuple[float, float | None], Kinds],
+    accuracy: Mapping[tuple[float, float | None], float],
+    trained: Kinds,
+    weight: float | None = None,
+) -> Explorer:
+    """Sub-models by masks: the masks, and the mutual information of the extracted beside the trained ensemble.
+
+    found: diversity weight -> name of a mask -> soft mask. parts and accuracy: (weight, threshold) -> decompositions of
+    "id" and "ood" inputs, share of correct predictions; threshold None: soft masks. trained: decompositions of the
+    trained ensemble. weight: the first shown.
+    """
+    everything = [trained, *parts.values()]
+    most = max(d.epistemic.max().item() for by in everything for d in by.values())
+    cuts = list(dict.fromkeys(threshold for _, threshold in parts))
+
+    figure, (left, right) = plots.figure(2, height=2.6)
+    left.set_xlabel("unit, sorted")
+    right.set_xscale("symlog", linthresh=1e-3)
+    right.set_xlim(0, most)
+
+    def draw(weight: float, threshold: float | None, mask: str) -> None:
+        values = found[weight][mask]
+        plots.mask_map(values if threshold is None else (values > threshold).float(), ax=left).set_title(mask)
+        for kind, d in parts[weight, threshold].items():
+            plots.ecdf(trained[kind].epistemic, color=plots.NEUTRAL, linestyle=plots.LINES[kind], ax=right)
+            plots.ecdf(d.epistemic, linestyle=plots.LINES[kind], ax=right)
+
+    def seen(weight: float, threshold: float | None, mask: str) -> str:
+        kept = found[weight][mask] if threshold is None else (found[weight][mask] > threshold).float()
+        both = {
+            kind: (d.epistemic.mean(), trained[kind].epistemic.mean()) for kind, d in parts[weight, threshold].items()
+        }
+        means = " and ".join(f"{mine:.4f} ({theirs:.4f}) on {kind.upper()}" for kind, (mine, theirs) in both.items())
+        return (
+            f"Left: a member keeps {100 * kept.mean():.0f} % of these units. Right, solid ID, dashed OOD: mutual "
+            f"information of the extracted ensemble (blue) and the trained one (grey, in brackets), on average {means} "
+            f"inputs, nats. Accuracy of the extracted {100 * accuracy[weight, threshold]:.1f} %."
+        )
+
+    first = next(iter(found)) if weight is None else weight
+    labels = [("soft" if cut is None else f"{cut:g}", cut) for cut in cuts]
+    controls = {
+        "weight": ipywidgets.SelectionSlider(
+            options=[(f"{w:g}", w) for w in found], value=first, description="diversity weight"
+        ),
+        "threshold": ipywidgets.ToggleButtons(
+            options=labels, value=0.5 if 0.5 in cuts else cuts[0], description="masks rounded at"
+        ),
+        "mask": ipywidgets.Dropdown(options=list(found[first]), description="mask"),
+    }
+    return Explorer(draw, controls, seen, figure)
+
+
+def spectra(
+    before: Mapping[str, Float[Tensor, "out in"]],
+    after: Mapping[str, Callable[[str], Float[Tensor, "members out in"]]],
+    *,
+    k: int = 10,
+    threshold: float = 0.5,
+    layer: str | None = None,
+) -> Explorer:
+    """Singular vectors of one matrix of one member against all those of the pretrained matrix.
+
+    before: name of a layer -> its pretrained weight. after: name of a method -> its members' weights of a layer:
+    `functools.partial(diversity.member_weights, ensemble)`. k, threshold, layer: the first shown, as in
+    `spectra.intruder_dimensions`. Rows without any |cos| above the threshold are intruders, marked in red.
+    """
+    first = layer or next(iter(before))
+    members = len(after[next(iter(after))](first))
+    smallest = min(min(w.shape) for w in before.values())
+
+    @functools.cache
+    def old(name: str) -> tuple[Tensor, Tensor]:
+        u, s, _ = torch.linalg.svd(before[name].detach().cpu().double(), full_matrices=False)
+        return u, s
+
+    @functools.lru_cache(4)
+    def trained(method: str, name: str) -> Tensor:
+        return after[method](name)
+
+    @functools.lru_cache(64)
+    def compared(method: str, name: str, member: int) -> tuple[Tensor, Tensor]:  # |cos| [after, before], values
+        u, s, _ = torch.linalg.svd(trained(method, name)[member].detach().cpu().double(), full_matrices=False)
+        return (u.T @ old(name)[0]).abs(), s
+
+    def strange(values: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+        cosines, s = compared(values["method"], values["name"], values["member"])
+        cosines = cosines[: values["k"]]
+        return cosines, s, cosines.amax(1) < values["threshold"]
+
+    figure, (left, right) = plots.figure(2, height=3.0, width_ratios=[3.2, 1])
+    shades = ScalarMappable(Normalize(0, 1), "viridis_r")
+    bar = figure.colorbar(shades, ax=left, label="|cos|", pad=0.02)
+    left.set(xlabel="rank of the direction before", ylim=(1, 0), yticks=[])
+    left.set_ylabel("rank after training", labelpad=18)  # beside the marks of intruders
+    right.set(xlabel="singular value", ylim=(1, 0), yticks=[])
+    right.plot([], [], color=plots.TOTAL, linestyle="--", label="before")
+    right.plot([], [], color=plots.EPISTEMIC, label="after")
+    right.legend(fontsize=7.5, loc="lower left", handlelength=1.2)
+
+    def draw(**values: Any) -> None:
+        cosines, s, intruder = strange(values)
+        count, base = len(cosines), old(values["name"])[1]
+        y = (np.arange(count) + 0.5) / count  # not the ranks themselves: axes that stay are painted once
+        left.imshow(cosines.numpy(), aspect="auto", cmap="viridis_r", vmin=0, vmax=1, interpolation="nearest",
+                    extent=(0.5, len(base) + 0.5, 1, 0))  # fmt: skip
+        outside = {"clip_on": False, "transform": left.get_yaxis_transform()}
+        left.plot([-0.015] * int(intruder.sum()), y[intruder.numpy()], ">", color="#D62728", markersize=4, **outside)
+        bar.ax.axhline(values["threshold"], color="#D62728", linewidth=2)
+        for rank in {1, count}:
+            left.text(-0.03, y[rank - 1], str(rank), ha="right", va="center", fontsize=8, **outside)
+        right.plot(base[:count].numpy(), y, color=plots.TOTAL, linestyle="--")
+        right.plot(s[:count].numpy(), y, color=plots.EPISTEMIC)
+        right.set_xlim(0, math.ceil(1.05 * max(base[0], s[0]).item()))
+
+    def seen(**values: Any) -> str:
+        cosines, s, intruder = strange(values)
+        squared = s[: len(cosines)].square()
+        level = random_level(len(old(values["name"])[0]), cosines.shape[1])
+        return (
+            f"{int(intruder.sum())} of {len(cosines)} leading directions are intruders (red), with "
+            f"{100 * (squared * intruder).sum() / squared.sum():.0f} % of the energy: no old direction is like them. "
+            f"A random direction would have a largest |cos| of {level:.2f} on average."
+        )
+
+    limits = {"min": 0.05, "max": 1.0, "step": 0.05, "readout_format": ".2f"}
+    controls = {
+        "method": ipywidgets.Dropdown(options=list(after), description="method"),
+        "name": ipywidgets.Dropdown(options=list(before), value=first, description="layer"),
+        "member": ipywidgets.IntSlider(0, 0, members - 1, description="member"),
+        "k": ipywidgets.IntSlider(k, 1, smallest, description="directions k"),
+        "threshold": ipywidgets.FloatSlider(threshold, **limits, description="threshold |cos|"),
+    }
+    return Explorer(draw, controls, seen, figure)
+
+
+def head_map(
+    values: Float[Tensor, "layers heads"],
+    order: Sequence[tuple[int, int]],
+    features: Callable[[int, int, int, str], Float[Tensor, "inputs width"]],
+    *,
+    known: str,
+    others: Sequence[str],
+    removed: Sequence[int] = (0,),
+    path: Mapping[str, Sequence[float]] | None = None,
+    alone: Mapping[tuple[int, int], Mapping[str, float]] | None = None,
+) -> Explorer:
+    """Attention heads: their map, what the network is worth without the first of `order`, and what one head sees.
+
+    values: a value of each head, coloured. features: (number of heads removed, layer, head, set: `known` or one
+    of `others`) -> that head's features of inputs of the set. removed: the numbers to choose from. path: measure -> its
+    value after 0, 1, ... heads removed. alone: head -> measure -> its value without that head alone.
+    """
+    layers, heads = values.shape
+
+    def clouds(gone: int, layer: int, head: int, other: str) -> tuple[Tensor, Tensor]:
+        inside, outside = (features(gone, layer, head, name).cpu() for name in (known, other))
+        return inside, outside
+
+    figure, axes = plots.figure(3 if path else 2, height=2.7, width=7.6 if path else 6.4)
+    axes[0].set_title("place in the order")
+    axes[-1].set(
+        xticks=[], yticks=[], xlabel="principal component 1", ylabel="2", xlim=(-1.05, 1.05), ylim=(-1.05, 1.05)
+    )
+    colors = dict(zip(path or {}, (plots.TOTAL, plots.EPISTEMIC), strict=False))
+    for name, along in (path or {}).items():
+        axes[1].plot(along, color=colors[name], label=name)
+    if path:
+        axes[1].set(xlabel="heads removed", title="the whole network")
+        axes[1].margins(0.08)
+        axes[1].legend(fontsize=7)
+
+    def draw(gone: int, layer: int, head: int, other: str) -> None:
+        plots.head_map(values, order, gone=order[:gone], picked=(layer, head), ax=axes[0])
+        for name, along in (path or {}).items():
+            axes[1].plot(gone, along[gone], "o", color=colors[name], markersize=5)
+            if alone:
+                value = alone[layer, head][name]
+                axes[1].plot(1, value, "D", color=colors[name], markersize=4, fillstyle="none")
+        inside, outside = clouds(gone, layer, head, other)
+        xy = np.asarray(embed(torch.cat([inside, outside]), "pca"))
+        xy = xy / abs(xy).max()
+        axes[-1].plot(*xy[: len(inside)].T, "o", color="#333333", markersize=2)
+        axes[-1].plot(*xy[len(inside) :].T, "o", color=plots.MARK, markersize=3, fillstyle="none", markeredgewidth=0.6)
+        axes[-1].set_title(f"layer {layer}, head {head}")
+
+    def seen(gone: int, layer: int, head: int, other: str) -> str:
+        inside, outside = (part[:, None] for part in clouds(gone, layer, head, other))
+        euclidean, mahalanobis = (value.item() for value in separation(inside, outside))
+        what = f"{gone} of {len(order)} heads removed" + (", this one too" if (layer, head) in order[:gone] else "")
+        worth = "".join(f", {name} {along[gone]:.3f}" for name, along in (path or {}).items())
+        diamonds = " Diamonds: the network without this head alone." if alone else ""
+        return (
+            f"{what}{worth}. What the framed head says of {known} (filled) and {other} (hollow) inputs: separation "
+            f"{euclidean:.2f} Euclidean, {mahalanobis:.2f} Mahalanobis.{diamonds}"
+        )
+
+    last = order[-1] if len(order) else (0, 0)
+    controls = {
+        "gone": ipywidgets.SelectionSlider(options=list(removed), value=removed[-1], description="heads removed"),
+        "layer": ipywidgets.IntSlider(last[0], 0, layers - 1, description="layer"),
+        "head": ipywidgets.IntSlider(last[1], 0, heads - 1, description="head"),
+        "other": ipywidgets.Dropdown(options=list(others), description="OOD set"),
+    }
+    return Explorer(draw, controls, seen, figure)
+
+
+def gradients(
+    norms: Mapping[float, tuple[Float[Tensor, "layers samples classes"], Float[Tensor, "samples classes"]]],
+    inside: int,
+    reference: Float[Tensor, " samples"],
+    *,
+    depth: float = 3.0,
+) -> Explorer:
+    """The ingredients of a gradient score: depth weight, class weight and noise, against the entropy.
+
+    norms: noise sigma -> norms and log p of `gradients.gradient_norms`, the first `inside` samples in-distribution, the
+    others OOD. reference: the scores to compare with, entropy for example. depth: the first shown.
+    """
+
+    def score(depth: float, weight: ClassWeight, sigma: float) -> tuple[Tensor, Tensor]:
+        values = reduce_norms(*norms[sigma], class_weight=weight, depth=depth).cpu()
+        return values[:inside], values[inside:]
+
+    plain = reference[:inside].cpu(), reference[inside:].cpu()
+    level = metrics.ood_detection(*plain).auroc
+
+    figure, (left, right) = plots.figure(2, height=2.7, width_ratios=[1.1, 1])
+    for kind, name in (("id", "ID"), ("ood", "OOD")):
+        left.plot([], [], color=plots.EPISTEMIC, linestyle=plots.LINES[kind], linewidth=1.2, label=name)
+    left.legend(loc="upper left")
+    left.set(xscale="log", xlim=(1e-2, 1e2))
+    plots.roc(*plain, color=plots.TOTAL, ax=right)
+    handles = [*right.plot([], [], color=plots.TOTAL), *right.plot([], [], color=plots.EPISTEMIC)]
+    right.legend(handles, ["entropy", "gradients"], loc="lower right")
+
+    def draw(**values: Any) -> None:
+        both = score(**values)
+        middle = torch.cat(both).median()  # in its units, so that scores of any scale can be compared
+        for part, kind in zip(both, ("id", "ood"), strict=True):
+            plots.ecdf(part / middle, linestyle=plots.LINES[kind], ax=left).set_xlabel("score / its median")
+        plots.roc(*both, ax=right)
+
+    def seen(**values: Any) -> str:
+        auroc = metrics.ood_detection(*score(**values)).auroc
+        upside = " <b>Below 0.5: the sign is wrong.</b>" if auroc < 0.5 else ""
+        return (
+            f"One network: OOD inputs rank above ID inputs in {100 * auroc:.1f} % of all pairs by its gradients, in "
+            f"{100 * level:.1f} % by its entropy.{upside}"
+        )
+
+    names = {"square root of p": "sqrt_p", "p": "p", "uniform": "uniform", "the predicted class": "predicted"}
+    controls = {
+        "depth": ipywidgets.FloatSlider(value=depth, min=0, max=5, step=0.5, description="depth weight"),
+        "weight": ipywidgets.Dropdown(options=list(names.items()), description="class weight"),
+        "sigma": ipywidgets.SelectionSlider(options=list(norms), description="noise (input units)"),
+    }
+    return Explorer(draw, controls, seen, figure)
