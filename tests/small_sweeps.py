@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from test_runs import notebook
 
-from uqlab.core import recording
+from uqlab.core.files import sha256, write
 from uqlab.runs import execution, parameters, sweeps
 
 PARAMETERS = """seed = 0  # random seed
@@ -36,9 +36,9 @@ def stand_in(monkeypatch) -> list[dict]:
         done.append(given)
         folder.mkdir(parents=True, exist_ok=True)
         numbers = {"square": values["seed"] ** 2, "fall": {"id": values["width"], "ood": [1, 2]}, "device": "here"}
-        recording.write(folder / "results.json", json.dumps({"numbers": numbers, "tables": {}, "figures": {}}))
-        recording.write(folder / f"{path.stem}.ipynb", path.read_text())
-        files = {file.name: execution.sha256(file) for file in folder.iterdir() if file.name != "manifest.json"}
+        write(folder / "results.json", json.dumps({"numbers": numbers, "tables": {}, "figures": {}}))
+        write(folder / f"{path.stem}.ipynb", path.read_text())
+        files = {file.name: sha256(file) for file in folder.iterdir() if file.name != "manifest.json"}
         manifest = {
             "parameters": {name: value for name, value in values.items() if name != "output_dir"},
             "source_sha256": parameters.source_sha256(path),
@@ -47,7 +47,7 @@ def stand_in(monkeypatch) -> list[dict]:
             "seconds": 1.5,
             "files": files,
         }
-        recording.write(folder / "manifest.json", json.dumps(manifest))
+        write(folder / "manifest.json", json.dumps(manifest))
         return folder
 
     monkeypatch.setattr(execution, "run_one", execute)

@@ -12,7 +12,7 @@ from matplotlib.colors import to_rgba
 mpl.use("Agg")
 
 from uqlab import metrics, plots, runs, uncertainty
-from uqlab.core import recording
+from uqlab.core.files import read_json
 
 PNG, PDF = b"\x89PNG", b"%PDF"
 
@@ -255,7 +255,7 @@ def test_save_writes_png_and_pdf_and_describes_the_figure(tmp_path, ax):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["line.pdf", "line.png", "results.json"]
     assert (tmp_path / "line.png").read_bytes()[:4] == PNG
     assert (tmp_path / "line.pdf").read_bytes()[:4] == PDF
-    assert recording.read_json(tmp_path / "results.json")["figures"] == {
+    assert read_json(tmp_path / "results.json")["figures"] == {
         "line": {"caption": "A line rises.", "paper": "Kirsch 2024, Fig. 1", "files": ["line.pdf", "line.png"]}
     }
 

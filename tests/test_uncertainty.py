@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from uqlab import uncertainty
+from uqlab.core import devices
 from uqlab.uncertainty import (
     decompose,
     decompose_gaussian,
@@ -237,7 +238,7 @@ def test_chunks_do_not_show(monkeypatch, correct):
     logits, weights = make_logits(4, 101, 3), torch.rand(4, 101)
     whole = decompose(logits, correct=correct), decompose_groups(logits.view(2, 2, 101, 3), correct)
     weighted = decompose(logits, weights)
-    monkeypatch.setitem(uncertainty._CHUNK, "cpu", 4 * 3 * 10)  # ten inputs at a time, and one left
+    monkeypatch.setitem(devices.TEMPORARY, "cpu", 4 * 3 * 10)  # ten inputs at a time, and one left
     chunked = decompose(logits, correct=correct), decompose_groups(logits.view(2, 2, 101, 3), correct)
     torch.testing.assert_close(chunked, whole, atol=1e-15, rtol=0)
     torch.testing.assert_close(decompose(logits, weights), weighted, atol=1e-15, rtol=0)
@@ -344,7 +345,7 @@ def test_wrong_shapes_are_named(unchecked, measure, shape, message):
     ],
 )
 def test_infinite_and_nan_logits_are_located(measure, value, monkeypatch):
-    monkeypatch.setitem(uncertainty._CHUNK, "cpu", 4 * 3 * 2)
+    monkeypatch.setitem(devices.TEMPORARY, "cpu", 4 * 3 * 2)
     logits = make_logits(4, 5, 3, dtype=torch.float32)
     logits[2, 3, 1] = value
     where = r"\[0, 13, 1\]" if measure is entropy else r"\[2, 3, 1\]"  # entropy knows no members

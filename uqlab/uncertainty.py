@@ -15,13 +15,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from uqlab.core.devices import elements_of_temporary
+
 Logits = Float[Tensor, "members batch classes"]
 Weights = Float[Tensor, " members"] | Float[Tensor, "members batch"] | None
 Correction = Literal["jackknife"] | None
 
-# Elements of one working copy: 2 MiB of float32, so that all passes over a chunk stay in a core's cache. A GPU has no
-# such need and pays for every launch.
-_CHUNK = {"cpu": 2**19, "cuda": 2**25}
 _SLICE = 2**24  # elements read at a time from an array on disk
 
 
@@ -282,7 +281,7 @@ def _over_batch(measure: Callable[[Tensor, slice], tuple[Tensor, ...]], logits: 
     """
     check_logits(logits)
     members, batch, classes = logits.shape
-    step = max(1, _CHUNK.get(logits.device.type, _CHUNK["cuda"]) // (members * classes))
+    step = max(1, elements_of_temporary(logits.device) // (members * classes))
     parts = []
     for start in range(0, batch, step):
         at = slice(start, min(start + step, batch))

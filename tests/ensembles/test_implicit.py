@@ -11,8 +11,8 @@ from torch import nn
 from transformers import ViTConfig, ViTForImageClassification
 
 from uqlab import ensembles, models, training
-from uqlab.ensembles import ATTENTION, BatchLinear, LoRALinear, MemberLayer, MemberLinear, SVDLinear, base
-from uqlab.training import loop
+from uqlab.core import devices
+from uqlab.ensembles import ATTENTION, BatchLinear, LoRALinear, MemberLayer, MemberLinear, SVDLinear
 
 
 # Members --------------------------------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def test_members_per_pass_follow_the_working_set():
     many = torch.rand(1200, 1, 8, 8)
     each = 1200 * 5 * (16 + 16) * 4  # 5 tokens read and written by a projection
     size = ensemble.members_per_pass(many.expand(16, *many.shape))
-    assert size == int(base.CACHE / each)
+    assert size == int(devices.IMPLICIT_CACHE / each)
     assert 1 < size < 16
     together = ensemble(many)
     ensemble.chunk = 16
@@ -258,7 +258,7 @@ def test_what_is_shared_is_known():
 def test_threads_train_the_same_members(monkeypatch):
     found = []
     for small in (1e18, 0):
-        monkeypatch.setattr(loop, "SMALL", small)
+        monkeypatch.setattr(devices, "ONE_THREAD", small)
         monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
         ensemble, (x, y) = ensembles.lora(vit(), 3, 2), images(12)
         training.fit(ensemble, x, y, epochs=2, lr=0.05, batch_size=4, optimizer="adamw", progress=False)
@@ -268,7 +268,7 @@ def test_threads_train_the_same_members(monkeypatch):
 
 def test_dropout_of_the_backbone_becomes_a_member_s_own(monkeypatch):
     """Ten members are the same as four and six, in chunks too."""
-    monkeypatch.setattr(loop, "SMALL", 1e18)
+    monkeypatch.setattr(devices, "ONE_THREAD", 1e18)
     x, y = torch.rand(12, 8), torch.arange(12) % 3
     found = []
     for members, chunk in ((4, None), (2, None), (4, 2)):

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from uqlab import data, ensembles, extraction, metrics, models, training, uncertainty
+from uqlab.core import devices
 from uqlab.ensembles import MaskedLinear
 from uqlab.extraction.fit import AutogradMaskStep, ChainMaskStep, make_mask_step
-from uqlab.training import loop
 
 
 def network(*widths, classes=3, dropout=0.1):
@@ -253,7 +253,7 @@ def test_training_follows_the_objective(monkeypatch, steps, diversity):
 def test_shards_in_threads_train_the_same_masks(monkeypatch):
     found = []
     for small in (1e18, 0):
-        monkeypatch.setattr(loop, "SMALL", small)
+        monkeypatch.setattr(devices, "ONE_THREAD", small)
         monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
         ensemble, (x, y) = extraction.masks(network(), 5), batch(40)
         extraction.fit_masks(ensemble, x, y, steps=12, batch_size=16, progress=False)

@@ -10,6 +10,7 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
 from uqlab import ensembles, heads, models, training
+from uqlab.core import devices
 from uqlab.heads import fusion
 from uqlab.heads.attention import attentions
 
@@ -63,7 +64,7 @@ def test_fused_is_separate_where_the_mlps_are_equal(name, sets):
 @SETS_OF_THREE
 def test_large_batches_take_the_members_one_by_one(name, sets, monkeypatch):
     members, x = tuned(pruned(name, sets)), inputs(name)
-    monkeypatch.setattr(fusion, "ONE_BY_ONE", 1)
+    monkeypatch.setattr(devices, "FUSED_ALONE", 1)
     torch.testing.assert_close(heads.fuse(members)(x), apart(members, x), rtol=1e-9, atol=1e-9)
 
 
@@ -206,7 +207,7 @@ def test_as_many_inputs_as_the_cache_holds(monkeypatch):
     fused, x = heads.fuse(pruned()).train(), inputs(count=4).expand(3, 4, 1, 8, 8)
     each = 3 * 5 * (16 + 64) * 8  # three members of 5 tokens, in and out of the MLP's first layer, float64
     for cache, expected in ((2 * each, 2), (3.9 * each, 3), (1, 1), (1e9, 4)):
-        monkeypatch.setattr(fusion, "CACHE", cache)
+        monkeypatch.setattr(devices, "FUSED_CACHE", cache)
         assert fused.inputs_per_pass(x) == expected
     assert all(part.training for part in fused.modules())
 

@@ -10,7 +10,7 @@ from small_sweeps import PARAMETERS, checkout, stand_in  # noqa: F401  (fixtures
 from test_runs import call, notebook
 
 from uqlab import runs
-from uqlab.core import recording
+from uqlab.core.files import read_json, sha256, write
 from uqlab.runs import execution, gallery, parameters, sweeps, tables
 
 # --- The table -------------------------------------------------------------------------------------------------------
@@ -66,10 +66,10 @@ def test_table_holds_runs_of_the_latest_version_alone(project, computed):
 def test_columns_that_no_file_could_hold_are_text(project, computed, monkeypatch):
     report = sweeps.sweep("00", {"seed": "0:3"}, progress=False)
     for outcome, value in zip(report.outcomes, (10**30, "text", None), strict=True):
-        recording.write(outcome.folder / "results.json", json.dumps({"numbers": {"mixed": value, "big": 10**30}}))
-        manifest = recording.read_json(outcome.folder / "manifest.json")
-        manifest["files"]["results.json"] = execution.sha256(outcome.folder / "results.json")
-        recording.write(outcome.folder / "manifest.json", json.dumps(manifest))
+        write(outcome.folder / "results.json", json.dumps({"numbers": {"mixed": value, "big": 10**30}}))
+        manifest = read_json(outcome.folder / "manifest.json")
+        manifest["files"]["results.json"] = sha256(outcome.folder / "results.json")
+        write(outcome.folder / "manifest.json", json.dumps(manifest))
     frame = tables.collect(report.folder)
     assert list(frame.mixed[:2]) == [str(10**30), '"text"']
     assert frame.mixed.isna()[2]

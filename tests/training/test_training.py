@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from uqlab import ensembles, models, training
-from uqlab.training import loop
+from uqlab.core import devices
 
 INPUTS = torch.randn(300, 16, generator=torch.Generator().manual_seed(0))
 LABELS = (INPUTS[:, :4]).argmax(1)
@@ -53,7 +53,7 @@ def test_ten_members_equal_four_and_six_and_ones(settings):
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam", "lr": 0.01}], ids=["sgd", "adam"])
 def test_shards_side_by_side_equal_one_program(monkeypatch, tmp_path, settings):
     one, history = trained(5, **settings)
-    monkeypatch.setattr(loop, "SMALL", 0)
+    monkeypatch.setattr(devices, "ONE_THREAD", 0)
     threads = torch.get_num_threads()
     torch.set_num_threads(3)  # shards of 2, 1 and 2 members
     several, sharded_history = trained(5, checkpoint=tmp_path / "run.pt", **settings)
@@ -148,7 +148,7 @@ def test_odd_widths_and_batches_with_dropout(settings):
 def test_frozen_layers_stay_as_they_are():
     for fold, threshold in ((True, 1e8), (True, 0), (False, 0)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loop, "SMALL", threshold)
+            patch.setattr(devices, "ONE_THREAD", threshold)
             ensemble = ensembles.deep(small_mlp, 2, fold=fold)
             frozen = [p for name, p in ensemble.named_parameters() if name.endswith("1.weight")]
             for p in frozen:
@@ -357,7 +357,7 @@ def test_damaged_checkpoint_is_refused(tmp_path):
 
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam", "lr": 0.01}], ids=["sgd", "adam"])
 def test_resumes_on_another_number_of_threads(monkeypatch, tmp_path, settings):
-    monkeypatch.setattr(loop, "SMALL", 0)
+    monkeypatch.setattr(devices, "ONE_THREAD", 0)
     whole, _ = trained(5, **settings)
 
     def stop(x, generators):

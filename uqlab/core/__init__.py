@@ -1,7 +1,4 @@
-"""What every room may use: records, files."""
+"""What every room may use: networks, checks, files, devices and records.
 
-from uqlab.core.recording import FOLDER, begin, describe_figure, output_dir, plain, processor, read_json, record, write
-
-__all__ = [
-    "FOLDER", "begin", "describe_figure", "output_dir", "plain", "processor", "read_json", "record", "write",
-]  # fmt: skip
+Its files are imported by name, `from uqlab.core.files import write`, so that `runs` starts without torch.
+"""

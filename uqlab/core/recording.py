@@ -7,10 +7,11 @@ import os
 import platform
 import re
 import sys
-import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from uqlab.core.files import write
 
 FOLDER = "UQLAB_OUTPUT_DIR"  # tells a kernel its result folder, also where the notebook has no parameter output_dir
 _folder: Path | None = None
@@ -104,21 +105,3 @@ def processor() -> str:
         if found:
             return found[1]
     return platform.processor() or platform.machine()
-
-
-def write(path: Path, text: str) -> None:
-    """Write a text file so that it appears whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp-{uuid.uuid4().hex[:8]}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; an absent or broken file is an empty one."""
-    with suppress(OSError, ValueError):
-        read = json.loads(path.read_text(encoding="utf-8"))
-        return read if isinstance(read, dict) else {}
-    return {}

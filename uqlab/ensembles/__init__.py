@@ -1,7 +1,7 @@
 """Ensembles: callables `inputs -> logits [members, batch, classes]`, however their members came to be."""
 
 from uqlab.ensembles.adapters import BatchLinear, LoRALinear, MaskedLinear, SVDLinear
-from uqlab.ensembles.base import Ensemble, FoldedEnsemble, Inputs, SeparateEnsemble, map_tensors, member_seed
+from uqlab.ensembles.base import Ensemble, FoldedEnsemble, SeparateEnsemble, member_seed
 from uqlab.ensembles.deep import ELEMENTWISE, concatenate, deep, from_members, snapshot
 from uqlab.ensembles.implicit import ATTENTION, DropoutEnsemble, batch, dropout, frozen, lora, singular_value
 from uqlab.ensembles.layers import MemberDropout, MemberLayer, MemberLinear, plain_linear, replace_layers, with_layers
@@ -14,7 +14,6 @@ __all__ = [
     "DropoutEnsemble",
     "Ensemble",
     "FoldedEnsemble",
-    "Inputs",
     "LoRALinear",
     "MaskedLinear",
     "MemberDropout",
@@ -30,7 +29,6 @@ __all__ = [
     "frozen",
     "load",
     "lora",
-    "map_tensors",
     "member_seed",
     "plain_linear",
     "replace_layers",

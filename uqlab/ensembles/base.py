@@ -3,27 +3,21 @@
 import functools
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from uqlab.core import devices
+from uqlab.core.modules import Inputs, map_tensors
 from uqlab.ensembles.layers import MemberDropout, MemberLayer, with_layers
 
 # Modules that draw from torch's global generator, whose order threads would scramble.
 _GLOBAL_NOISE = (
     nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU
 )  # fmt: skip
-
-
-CACHE = 1e7  # bytes; measured for transformers of width 192 and 384: half and twice as much both lose
-Inputs = Tensor | Mapping[str, Tensor]
-
-
-def map_tensors(change: Callable[[Tensor], Tensor], x: Inputs) -> Any:
-    return change(x) if isinstance(x, Tensor) else {name: change(tensor) for name, tensor in x.items()}
 
 
 class Ensemble(nn.Module):
@@ -117,15 +111,15 @@ class FoldedEnsemble(Ensemble):
         """How many members go through the network at once, for inputs like x [members, batch, ...].
 
         All, but of an implicit ensemble on a CPU only so many that what one of its layers reads and writes stays in
-        the cache (CACHE bytes): the weights are shared, so more would save nothing. What a layer takes is found by
-        sending one member through it, once for each shape of the inputs.
+        the cache (IMPLICIT_CACHE bytes): the weights are shared, so more would save nothing. What a layer takes is
+        found by sending one member through it, once for each shape of the inputs.
         """
         first = x if isinstance(x, Tensor) else next(iter(x.values()))
         if self.recipe is None or first.device.type != "cpu" or torch.compiler.is_compiling():
             return self.members
         key = tuple(first.shape)
         if key not in self._per_pass:
-            self._per_pass[key] = max(1, min(self.members, int(CACHE / max(1, self._bytes_of_one(x)))))
+            self._per_pass[key] = max(1, min(self.members, int(devices.IMPLICIT_CACHE / max(1, self._bytes_of_one(x)))))
         return self._per_pass[key]
 
     @torch.no_grad()

@@ -13,11 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from uqlab.core.devices import elements_of_temporary
+
 # The errors [rows, ...] at the outputs of a layer's calls, in order -> powers of the gradient norms [samples].
 Powers = Callable[[list[Tensor]], Tensor]
-
-# Elements of a temporary: 2 MiB of float32 stay in a core's cache; a GPU pays for every launch instead.
-_CHUNK = {"cpu": 2**19, "cuda": 2**25}
 
 
 def power(t: Tensor, q: int, keep: int = 1) -> Tensor:
@@ -195,7 +194,7 @@ def _join(parts: list[Tensor], dim: int) -> Tensor:
 
 def _chunks(n: int, elements: int, like: Tensor) -> Iterator[slice]:
     """Slices of n samples of which each needs a temporary of so many elements."""
-    step = max(1, _CHUNK.get(like.device.type, _CHUNK["cuda"]) // elements)
+    step = max(1, elements_of_temporary(like.device) // elements)
     return (slice(start, start + step) for start in range(0, n, step))
 
 

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from uqlab.ensembles import Ensemble, Inputs, map_tensors
+from uqlab.core.modules import Inputs, map_tensors
+from uqlab.ensembles import Ensemble
 
 # The names of query, key, value and output projection: ViT and CLIP, BERT and its kin, DistilBERT.
 _NAMES = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q_lin", "k_lin", "v_lin"))

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from uqlab.ensembles import Inputs
+from uqlab.core.modules import Inputs
 from uqlab.heads.attention import Head, attentions, check_labels, length, take
 from uqlab.heads.leave_one_out import Search
 from uqlab.metrics import ood_detection

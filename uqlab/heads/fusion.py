@@ -11,21 +11,18 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from uqlab.core import devices
+from uqlab.core.modules import Inputs, map_tensors
 from uqlab.ensembles import (
     Ensemble,
     FoldedEnsemble,
-    Inputs,
     MemberDropout,
     MemberLayer,
     MemberLinear,
-    map_tensors,
     plain_linear,
     replace_layers,
 )
 from uqlab.heads.attention import Attention, attentions, linear, with_heads
-
-CACHE = 4.7e6  # bytes; measured for transformers of width 96 and 192: half and twice as much both lose
-ONE_BY_ONE = 256  # tokens of a member from which its own products, with no head filled up, are faster on a CPU
 
 
 class MemberLayerNorm(MemberLayer):
@@ -114,7 +111,7 @@ class GroupedAttention(MemberLayer):
         causal = attention_mask is None and (self.causal if is_causal is None else is_causal)
         rows = len(hidden_states) // len(members)
         ragged = len({self.heads[m] for m in members}) > 1
-        if not ragged or hidden_states.device.type != "cpu" or rows * hidden_states.shape[1] < ONE_BY_ONE:
+        if not ragged or hidden_states.device.type != "cpu" or rows * hidden_states.shape[1] < devices.FUSED_ALONE:
             return self._attend(hidden_states, attention_mask, causal, self.active), None
         masks = [attention_mask] * len(members)
         if attention_mask is not None and len(attention_mask) == len(hidden_states):
@@ -231,7 +228,7 @@ class FusedEnsemble(FoldedEnsemble):
 
     def inputs_per_pass(self, x: Inputs) -> int:
         """How many of the inputs x [members, batch, ...] go through the network at once: all, but on a CPU only so many
-        that what a linear layer reads and writes for all members stays in the cache (CACHE bytes)."""
+        that what a linear layer reads and writes for all members stays in the cache (FUSED_CACHE bytes)."""
         first = x if isinstance(x, Tensor) else next(iter(x.values()))
         batch = first.shape[1]
         if first.device.type != "cpu" or torch.compiler.is_compiling():
@@ -240,7 +237,7 @@ class FusedEnsemble(FoldedEnsemble):
         if key not in self._bytes_of_input:
             few = map_tensors(lambda t: t[:, :8], x)
             self._bytes_of_input[key] = self._bytes_of_one(few) / min(batch, 8)
-        return max(1, min(batch, int(CACHE / max(1, self.members * self._bytes_of_input[key]))))
+        return max(1, min(batch, int(devices.FUSED_CACHE / max(1, self.members * self._bytes_of_input[key]))))
 
     def _pass(self, x: Inputs, rows: slice) -> Tensor:
         if len(range(self.members)[rows]) < self.members:

@@ -16,7 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from uqlab.ensembles import Inputs, member_seed, plain_linear
+from uqlab.core.modules import Inputs
+from uqlab.ensembles import member_seed, plain_linear
 from uqlab.heads.attention import Head, attentions, check_heads, check_labels, length, linear, run, take, with_heads
 from uqlab.heads.circuits import Circuit, greedy_circuit
 from uqlab.heads.fusion import FusedEnsemble, fuse

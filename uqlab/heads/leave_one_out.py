@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from uqlab.ensembles import Inputs, frozen
+from uqlab.core import devices
+from uqlab.core.modules import Inputs
+from uqlab.ensembles import frozen
 from uqlab.heads.attention import Attention, Head, attentions, length, linear, run
-
-CACHE = 3e6  # bytes that a linear layer reads or writes in one thread; measured for transformers of width 64 and 128
 
 
 class _Given:
@@ -203,7 +203,7 @@ class Search:
         self._take_apart(wraps)
         count = length(example)
         where = trace.logits.device.type
-        self.rows = max(8, int(CACHE * count / max(widest))) if where == "cpu" else 256
+        self.rows = max(8, int(devices.CIRCUIT_CACHE * count / max(widest))) if where == "cpu" else 256
         poisoned = trace.hidden[-1].clone()
         poisoned[:, 1:] = math.nan  # NaN spreads to whatever is made of it
         self.first_only = plain and bool(self._classify(trace, poisoned).isfinite().all())

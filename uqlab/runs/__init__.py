@@ -4,7 +4,7 @@ In a notebook: `begin`, `record`, `load`. On the command line: `uqlab run`, `swe
 `dashboards`. From code: `run_one`. Importing this room is cheap; papermill is imported where a notebook is executed.
 """
 
-from uqlab.core import begin, describe_figure, output_dir, record
+from uqlab.core.recording import begin, describe_figure, output_dir, record
 from uqlab.runs.execution import RunError, run_one
 from uqlab.runs.sweeps import summary, sweep
 from uqlab.runs.tables import load

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from uqlab import __version__
-from uqlab.core import read_json
+from uqlab.core.files import read_json
 from uqlab.runs import execution, sweeps, tables
 from uqlab.runs.execution import run_one
 from uqlab.runs.parameters import all_notebooks, defaults, find, from_here, overrides, profiles, unknown

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from uqlab.core import FOLDER
+from uqlab.core.recording import FOLDER
 from uqlab.runs import execution
 from uqlab.runs.parameters import cells, defaults
 

@@ -1,7 +1,6 @@
 """One notebook executed by papermill in a kernel of its own, into a result folder that appears whole or not at all."""
 
 import functools
-import hashlib
 import itertools
 import json
 import logging
@@ -25,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from uqlab import __version__
-from uqlab.core import FOLDER, processor, read_json, write
+from uqlab.core.files import read_json, sha256, write
+from uqlab.core.recording import FOLDER, processor
 from uqlab.runs.parameters import cells, defaults, find, overrides, source_sha256
 
 logging.getLogger("papermill").addHandler(logging.NullHandler())  # what it would say is in our own report
@@ -291,10 +291,6 @@ def _move(folder: Path, target: Path) -> None:
         target.rename(old)
     folder.rename(target)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _git(folder: Path) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from uqlab.core import read_json, write
+from uqlab.core.files import read_json, write
 from uqlab.runs import tables
 from uqlab.runs.parameters import cells
 

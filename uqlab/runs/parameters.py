@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from uqlab.core import plain
+from uqlab.core.recording import plain
 
 
 def find(name: str | os.PathLike) -> Path:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, cast
 import click
 
 from uqlab import __version__
-from uqlab.core import read_json
+from uqlab.core.files import read_json, sha256
 from uqlab.runs import execution
 from uqlab.runs.parameters import checked, defaults, find, overrides, source_sha256
 
@@ -154,7 +154,7 @@ def finished(folder: Path) -> bool:
     if not isinstance(files, dict) or "results.json" not in files:
         return False
     with suppress(OSError):
-        return all(execution.sha256(folder / name) == digest for name, digest in files.items())
+        return all(sha256(folder / name) == digest for name, digest in files.items())
     return False
 
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from uqlab.core import read_json, write
+from uqlab.core.files import read_json, write
 from uqlab.runs.parameters import find
 
 if TYPE_CHECKING:

@@ -1,6 +1,7 @@
 """Training and prediction of ensembles: one loop for all methods."""
 
-from uqlab.training.loop import History, Workers, arithmetic, crop_flip, device, fit, predict
+from uqlab.core.devices import arithmetic, device
+from uqlab.training.loop import History, Workers, crop_flip, fit, predict
 from uqlab.training.steps import Optimizer, cross_entropy, make_step, softmax_and_loss
 
 __all__ = [

@@ -1,12 +1,10 @@
 """Training and prediction of ensembles: one loop for all methods, all members in one program where the layers allow."""
 
-import contextlib
 import functools
 import itertools
 import math
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import dataclass
@@ -18,13 +16,14 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from uqlab.core import devices
+from uqlab.core.devices import arithmetic, device
 from uqlab.ensembles import Ensemble, FoldedEnsemble, member_seed
 from uqlab.training.checkpoints import Checkpoint, digest
 from uqlab.training.steps import AutogradStep, ChainStep, Loss, Optimizer, cross_entropy, lr_factor, make_step
 
 __all__ = ["History", "arithmetic", "crop_flip", "cross_entropy", "device", "fit", "predict"]
 
-SMALL = 1e8  # multiply-adds of a step below which one thread beats several
 Augment = Callable[[Tensor, list[torch.Generator]], Tensor]  # inputs [members, batch, ...], one generator a member
 
 
@@ -35,15 +34,6 @@ class History:
     loss: Tensor
     steps: int
     seconds: float
-
-
-def device(name: str = "auto") -> torch.device:
-    """The torch device of that name; "auto" is the GPU if there is one."""
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(
-            f'device {name!r} needs a GPU and a CUDA build of torch, and here is none; use "auto" or "cpu"'
-        )
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
 def fit(
@@ -134,15 +124,15 @@ class Workers:
 
     Members need nothing from each other, so a shard runs through an epoch without waiting; splitting every product over
     the cores instead means a barrier after each, which beside busy neighbours costs more than the products themselves.
-    A folded ensemble whose `work`, the multiply-adds of a step, is below SMALL (ten perceptrons of the paper's width
-    x1, batch 128, are there) is fastest in one thread.
+    A folded ensemble whose `work`, the multiply-adds of a step, is below ONE_THREAD (ten perceptrons of the paper's
+    width x1, batch 128, are there) is fastest in one thread.
     """
 
     def __init__(self, ensemble: Ensemble, work: int, make: Callable[[Any], Any], bounds: list[int] | None = None):
         self.threads = torch.get_num_threads()
         count, self.threads_each = 1, self.threads
         if next(ensemble.parameters()).device.type == "cpu" and ensemble.can_shard():
-            small = isinstance(ensemble, FoldedEnsemble) and work < SMALL
+            small = isinstance(ensemble, FoldedEnsemble) and work < devices.ONE_THREAD
             count = 1 if small else min(self.threads, ensemble.members)
             self.threads_each = 1 if small else self.threads // count
         # A resumed run keeps its shards, whatever the number of threads is now.
@@ -243,36 +233,6 @@ def predict(
         for module, mode in modes.items():
             module.training = mode
     return torch.cat(chunks, dim=1).cpu()
-
-
-@contextlib.contextmanager
-def arithmetic(precision: str, where: torch.device) -> Iterator[None]:
-    """Products in "float32" or "bfloat16"; weights, sums and optimiser stay float32 in both.
-
-    On CUDA bfloat16 is autocast. On a CPU the products of float32 tensors round their factors to bfloat16 where the
-    processor has matrix units for it (AMX); elsewhere bfloat16 is no faster than float32 (measured: up to twice as
-    slow): then float32 is used, with a warning.
-    """
-    if precision not in ("float32", "bfloat16"):
-        raise ValueError(f'precision must be "float32" or "bfloat16", got {precision!r}')
-    if precision == "float32":
-        yield
-    elif where.type == "cuda":
-        with torch.autocast("cuda", torch.bfloat16):
-            yield
-    elif torch.cpu.get_capabilities().get("amx_bf16", False):
-        backend: Any = torch.backends.mkldnn
-        before = backend.matmul.fp32_precision, backend.conv.fp32_precision
-        backend.matmul.fp32_precision = backend.conv.fp32_precision = "bf16"
-        try:
-            yield
-        finally:
-            backend.matmul.fp32_precision, backend.conv.fp32_precision = before
-    else:
-        warnings.warn(
-            "this processor has no bfloat16 matrix units: products stay float32, which is faster", stacklevel=4
-        )
-        yield
 
 
 def crop_flip(x: Tensor, generators: list[torch.Generator], padding: int = 4) -> Tensor:

@@ -1,0 +1,60 @@
+"""What users give, checked at the door: each error says what was given, what is accepted and what to do."""
+
+import operator
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def one_network(model: Any, user: str) -> None:
+    """Raise TypeError unless `model` is one torch module and no ensemble; `user` is the function that wants it."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{user} takes one torch module, got {type(model).__name__}")
+    if hasattr(model, "member_ids"):
+        raise TypeError(
+            f"{user} takes one torch module, got {type(model).__name__}; take one of its networks: ensemble.member(0)"
+        )
+
+
+def one_of(name: str, value: Any, accepted: Collection[Any]) -> None:
+    """Raise ValueError unless `value` is among the accepted ones."""
+    if value not in accepted:
+        *others, last = (f'"{each}"' if isinstance(each, str) else str(each) for each in accepted)
+        raise ValueError(f"{name} must be {', '.join(others)}{' or ' if others else ''}{last}, got {value!r}")
+
+
+def at_least(name: str, value: Any, least: int = 1) -> int:
+    """`value` as an int; raises TypeError for what is no integer, ValueError for less than `least`."""
+    if (number := operator.index(value)) < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    return number
+
+
+def finite(name: str, tensor: Tensor) -> None:
+    """Raise ValueError for NaN and infinite values, naming the first sample that holds one."""
+    if tensor.is_floating_point() and not tensor.isfinite().all():
+        first = (~tensor.isfinite()).nonzero()[0].tolist()
+        raise ValueError(f"{name} must be finite, got NaN or an infinite value at {first}; clean them first")
+
+
+def class_labels(labels: Any, samples: int, classes: int | None = None) -> Tensor:
+    """Labels [samples] as int64.
+
+    Raises TypeError for what is no tensor of integers; ValueError for another shape and for labels outside 0 to
+    classes - 1.
+    """
+    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dtype == torch.bool:
+        kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
+        raise TypeError(f"labels must be a tensor of integers, got {kind}; use labels.long()")
+    if labels.shape != (samples,):
+        raise ValueError(f"labels must be [samples] = [{samples}] like the inputs, got {list(labels.shape)}")
+    if classes is not None and len(labels):
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= classes:
+            missing = "; -1 stands for a missing label" if low == -1 else ""
+            raise ValueError(
+                f"labels must be 0 to {classes - 1}, one for each of {classes} outputs, got {low} to {high}{missing}"
+            )
+    return labels.to(torch.int64)

@@ -1,0 +1,61 @@
+"""Where things are computed and in which precision, and the numbers that were tuned on one machine."""
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+# Bytes that one layer reads and writes and that should stay in a CPU's cache; measured for transformers of width 64 to
+# 384 on a Xeon of two cores: half and twice as much both lose.
+IMPLICIT_CACHE = 1e7  # members of an implicit ensemble in one pass
+FUSED_CACHE = 4.7e6  # inputs of a fused ensemble in one pass
+CIRCUIT_CACHE = 3e6  # inputs of a circuit search, in each thread
+FUSED_ALONE = 256  # tokens of a member from which its own products, with no head filled up, are faster on a CPU
+ONE_THREAD = 1e8  # multiply-adds of a training step below which one thread beats several
+TEMPORARY = {"cpu": 2**19, "cuda": 2**25}  # elements: 2 MiB of float32 stay in a core's cache; a GPU pays for launches
+
+
+def elements_of_temporary(device: torch.device) -> int:
+    """How many elements a temporary should have."""
+    return TEMPORARY.get(device.type, TEMPORARY["cuda"])
+
+
+def device(name: str = "auto") -> torch.device:
+    """The torch device of that name; "auto" is the GPU if there is one."""
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(
+            f'device {name!r} needs a GPU and a CUDA build of torch, and here is none; use "auto" or "cpu"'
+        )
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+
+
+@contextlib.contextmanager
+def arithmetic(precision: str, where: torch.device) -> Iterator[None]:
+    """Products in "float32" or "bfloat16"; weights, sums and optimiser stay float32 in both.
+
+    On CUDA bfloat16 is autocast. On a CPU the products of float32 tensors round their factors to bfloat16 where the
+    processor has matrix units for it (AMX); elsewhere bfloat16 is no faster than float32 (measured: up to twice as
+    slow): then float32 is used, with a warning.
+    """
+    if precision not in ("float32", "bfloat16"):
+        raise ValueError(f'precision must be "float32" or "bfloat16", got {precision!r}')
+    if precision == "float32":
+        yield
+    elif where.type == "cuda":
+        with torch.autocast("cuda", torch.bfloat16):
+            yield
+    elif torch.cpu.get_capabilities().get("amx_bf16", False):
+        backend: Any = torch.backends.mkldnn
+        before = backend.matmul.fp32_precision, backend.conv.fp32_precision
+        backend.matmul.fp32_precision = backend.conv.fp32_precision = "bf16"
+        try:
+            yield
+        finally:
+            backend.matmul.fp32_precision, backend.conv.fp32_precision = before
+    else:
+        warnings.warn(
+            "this processor has no bfloat16 matrix units: products stay float32, which is faster", stacklevel=4
+        )
+        yield

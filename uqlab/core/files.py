@@ -1,0 +1,76 @@
+"""Files that appear whole or not at all, and fingerprints of what a result depends on."""
+
+import contextlib
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+
+@contextlib.contextmanager
+def writing(path: str | os.PathLike) -> Iterator[Path]:
+    """A temporary path beside `path` to write to; renamed to `path` at the end of the block, removed if that fails."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp-{uuid.uuid4().hex[:8]}")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write(path: str | os.PathLike, text: str) -> None:
+    """Write a text file so that it appears whole or not at all."""
+    with writing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; an absent or broken file is an empty one."""
+    with suppress(OSError, ValueError):
+        read = json.loads(path.read_text(encoding="utf-8"))
+        return read if isinstance(read, dict) else {}
+    return {}
+
+
+def sha256(path: str | os.PathLike) -> str:
+    """The SHA-256 of a file's content."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fingerprint(*things: Any) -> str:
+    """The SHA-256 of tensors (shape, type and every value), of modules (their state), and of what `repr` tells apart.
+
+    Lists, tuples and dicts are gone through.
+    """
+    digest = hashlib.sha256()
+
+    def add(thing: Any) -> None:
+        if hasattr(thing, "state_dict"):
+            thing = dict(thing.state_dict())
+        if hasattr(thing, "detach"):
+            import torch  # where there is a tensor it is loaded; importing this module stays cheap
+
+            value = thing.detach().cpu().contiguous()
+            digest.update(f"{list(value.shape)} {value.dtype}".encode())
+            digest.update(value.flatten().view(torch.uint8).numpy().data)
+        elif isinstance(thing, dict):
+            for name, each in thing.items():
+                digest.update(repr(name).encode())
+                add(each)
+        elif isinstance(thing, list | tuple):
+            digest.update(f"[{len(thing)}]".encode())
+            for each in thing:
+                add(each)
+        else:
+            digest.update(repr(thing).encode())
+
+    for thing in things:
+        add(thing)
+    return digest.hexdigest()

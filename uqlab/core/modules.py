@@ -1,0 +1,79 @@
+"""Networks looked at and copied without being changed."""
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+Inputs = Tensor | Mapping[str, Tensor]  # one tensor, or several by name, as tokenizers make them
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside the block; afterwards every module is in the mode that it was in."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@contextlib.contextmanager
+def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Hooks for the time of the block: `with hooked(layer.register_forward_hook(note) for layer in layers):`."""
+    held: list[RemovableHandle] = []
+    try:
+        for handle in handles:
+            held.append(handle)
+        yield
+    finally:
+        for handle in held:
+            handle.remove()
+
+
+def sharing_copy(model: Any, replaced: Mapping[nn.Module, Any] | None = None) -> Any:
+    """A copy that shares all parameters and buffers, with `replaced[part]` wherever `part` was."""
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    memo |= {id(old): new for old, new in (replaced or {}).items()}
+    return copy.deepcopy(model, memo)  # deepcopy takes what `memo` already holds
+
+
+def frozen(model: Any) -> Any:
+    """A copy whose parameters are the model's memory, frozen, and whose buffers are its own.
+
+    Nothing that happens to the copy, training in training mode included, changes the model.
+    """
+    memo: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
+    return copy.deepcopy(model, memo)
+
+
+def logits_of(output: Any) -> Any:
+    """The logits among what a network returned: models of transformers return several things."""
+    return getattr(output, "logits", output)
+
+
+def map_tensors(change: Callable[[Tensor], Tensor], inputs: Inputs) -> Any:
+    """`inputs` with every tensor changed."""
+    return change(inputs) if isinstance(inputs, Tensor) else {name: change(t) for name, t in inputs.items()}
+
+
+def first_tensor(inputs: Inputs) -> Tensor:
+    """The tensor, or the first of several."""
+    return inputs if isinstance(inputs, Tensor) else next(iter(inputs.values()))
+
+
+def call(model: nn.Module, inputs: Inputs) -> Any:
+    """What a network returns for one tensor or for tensors by name."""
+    return model(inputs) if isinstance(inputs, Tensor) else model(**inputs)
+
+
+def like_parameters(model: nn.Module, inputs: Inputs) -> Any:
+    """`inputs` where the model is, floating ones in its precision."""
+    p = next(model.parameters(), torch.empty(0))
+    return map_tensors(lambda t: t.to(p.device, p.dtype if t.is_floating_point() else None), inputs)
