@@ -45,11 +45,13 @@ def sha256(path: str | os.PathLike) -> str:
 
 
 def fingerprint(*things: Any) -> str:
-    """The SHA-256 of tensors (shape, type and every value), of modules (their state), and of what `repr` tells apart.
-
-    Lists, tuples and dicts are gone through.
+    """The SHA-256 of tensors and arrays (shape, type and every value), of modules (their state), and of what `repr`
+    tells apart. The items of lists, tuples and dicts are fingerprinted in their order; a list equals a tuple.
     """
     digest = hashlib.sha256()
+
+    def say(text: str) -> None:
+        digest.update(f"{text}\0".encode())  # an end to each: 1, 23 is not 12, 3
 
     def add(thing: Any) -> None:
         if hasattr(thing, "state_dict"):
@@ -58,18 +60,22 @@ def fingerprint(*things: Any) -> str:
             import torch  # where there is a tensor it is loaded; importing this module stays cheap
 
             value = thing.detach().cpu().contiguous()
-            digest.update(f"{list(value.shape)} {value.dtype}".encode())
+            say(f"{list(value.shape)} {value.dtype}")
             digest.update(value.flatten().view(torch.uint8).numpy().data)
+        elif hasattr(thing, "tobytes") and hasattr(thing, "dtype"):  # NumPy
+            say(f"{list(thing.shape)} {thing.dtype}")
+            digest.update(thing.tobytes())
         elif isinstance(thing, dict):
+            say(f"{{{len(thing)}}}")
             for name, each in thing.items():
-                digest.update(repr(name).encode())
+                say(repr(name))
                 add(each)
         elif isinstance(thing, list | tuple):
-            digest.update(f"[{len(thing)}]".encode())
+            say(f"[{len(thing)}]")
             for each in thing:
                 add(each)
         else:
-            digest.update(repr(thing).encode())
+            say(repr(thing))
 
     for thing in things:
         add(thing)

@@ -1,0 +1,96 @@
+"""Files appear whole or not at all; fingerprints tell apart what results depend on."""
+
+import hashlib
+
+import pytest
+import torch
+from torch import nn
+
+from uqlab.core.files import fingerprint, read_json, sha256, write, writing
+
+
+def test_writing_replaces_at_the_end_of_the_block(tmp_path):
+    path = tmp_path / "new" / "some.txt"
+    write(path, "first")
+    with writing(path) as temporary:
+        temporary.write_text("second")
+        assert path.read_text() == "first"
+    assert path.read_text() == "second"
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_writing_that_fails_keeps_the_earlier_file_and_leaves_nothing_behind(tmp_path, error):
+    path = tmp_path / "some.txt"
+    write(path, "first")
+
+    def fail():
+        with writing(path) as temporary:
+            temporary.write_text("sec")
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert path.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("content", "value"),
+    [(b'{"a": [1]}', {"a": [1]}), (b"[1]", {}), (b'{"a": ', {}), (b"\xff", {}), (None, {})],
+)
+def test_read_json_of_a_broken_or_absent_file_is_empty(tmp_path, content, value):
+    path = tmp_path / "some.json"
+    if content is not None:
+        path.write_bytes(content)
+    assert read_json(path) == value
+
+
+def test_sha256(tmp_path):
+    (tmp_path / "some").write_bytes(b"abc")
+    assert sha256(tmp_path / "some") == hashlib.sha256(b"abc").hexdigest()
+
+
+x = torch.arange(4096.0)
+changed = x.clone()
+changed[2000] += 1e-3
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ((x,), (changed,)),
+        ((x.numpy(),), (changed.numpy(),)),  # their text leaves out the middle
+        ((x,), (x.flip(0),)),
+        ((x,), (x.view(64, 64),)),
+        ((x,), (x.double(),)),
+        ((torch.zeros(3),), (torch.zeros(3, dtype=torch.int32),)),
+        ((torch.tensor(0.0),), (torch.tensor(-0.0),)),
+        ((x, changed), (changed, x)),
+        (([x], changed), ([x, changed],)),
+        (({"a": x, "b": 1},), ({"a": x, "b": 2},)),
+        (({"a": 1}, "b", 2), ({"a": 1, "b": 2},)),
+        ((1, 23), (12, 3)),
+        (([1, 23],), ([12, 3],)),
+        ((1,), (1.0,)),
+        ((1,), ("1",)),
+        ((None,), ()),
+    ],
+)
+def test_fingerprints_differ(first, second):
+    assert fingerprint(*first) != fingerprint(*second)
+
+
+def test_fingerprints_agree_on_equal_things():
+    assert fingerprint(x, [1, "a"]) == fingerprint(x.clone(), [1, "a"])
+    assert fingerprint(x.view(64, 64).T) == fingerprint(x.view(64, 64).T.contiguous())  # values, not their layout
+    for tensor in (torch.zeros(0, 3), torch.tensor(True), x.bfloat16(), x.to(torch.complex64), x.requires_grad_()):
+        assert fingerprint(tensor) == fingerprint(tensor.detach().clone())
+
+
+def test_a_module_s_fingerprint_is_of_its_state():
+    network = nn.BatchNorm1d(2)
+    before = fingerprint(network)
+    assert fingerprint(nn.BatchNorm1d(2)) == before
+    network(torch.randn(8, 2))  # the running statistics move
+    assert fingerprint(network) != before
