@@ -12,7 +12,7 @@ import torch
 from _timing import interleaved, report
 
 from uqlab import ensembles, extraction, models, training
-from uqlab.extraction.fit import AutogradMaskStep
+from uqlab.extraction import fit
 
 MEMBERS, BATCH, TARGET = 10, 128, 1.5
 SETTINGS = {(64, 1): (60, 9), (64, 8): (20, 9), (784, 16): (10, 5), (784, 64): (2, 3)}  # pixels, width: steps, rounds
@@ -20,14 +20,14 @@ SETTINGS = {(64, 1): (60, 9), (64, 8): (20, 9), (784, 16): (10, 5), (784, 64): (
 
 def autograd(run):
     """`run` with every network on the step that serves any of them."""
-    written = extraction.make_mask_step
+    written = fit.make_mask_step
 
     def call():
-        extraction.make_mask_step = lambda ensemble, flat: AutogradMaskStep(ensemble)
+        fit.make_mask_step = lambda ensemble, flat: fit.AutogradMaskStep(ensemble)
         try:
             return run()
         finally:
-            extraction.make_mask_step = written
+            fit.make_mask_step = written
 
     return call
 
@@ -39,13 +39,13 @@ def mask_candidates(pixels, width, steps):
     plain = ensembles.deep(lambda: models.mlp(pixels, (64 * width, 32 * width)), MEMBERS)
     masks = {kept: extraction.masks(plain.member(0), MEMBERS, inputs=kept) for kept in (True, False)}
 
-    def fit():
+    def train():
         training.fit(plain, inputs, labels, epochs=1, lr=0.01, momentum=0.9, batch_size=BATCH, progress=False)
 
     def extract(inputs_masked=True):
         extraction.fit_masks(masks[inputs_masked], inputs, labels, steps=steps, batch_size=BATCH, progress=False)
 
-    return {"plain": fit, "masks": extract, "no input masks": lambda: extract(False), "autograd": autograd(extract)}
+    return {"plain": train, "masks": extract, "no input masks": lambda: extract(False), "autograd": autograd(extract)}
 
 
 def tile_candidates():

@@ -14,11 +14,11 @@ from uqlab.ensembles import (
     Ensemble,
     FoldedEnsemble,
     LoRALinear,
-    MaskedLinear,
     MemberLayer,
     MemberLinear,
     SVDLinear,
 )
+from uqlab.extraction import MaskedLinear
 from uqlab.uncertainty import check_logits
 
 Logits = Float[Tensor, "members batch classes"]

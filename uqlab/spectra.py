@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from uqlab.diversity import layer_names, member_weights
-from uqlab.ensembles import BatchLinear, Ensemble, FoldedEnsemble, LoRALinear, MaskedLinear
+from uqlab.ensembles import BatchLinear, Ensemble, FoldedEnsemble, LoRALinear
+from uqlab.extraction import MaskedLinear
 
 Matrices = Float[Tensor, "*#batch out in"]
 

@@ -1,7 +1,6 @@
 """Masks: identities of the objective, members as plain networks, both training steps, what extraction must recover."""
 
 import copy
-import importlib
 import math
 
 import numpy as np
@@ -11,7 +10,7 @@ from torch import nn
 
 from uqlab import data, ensembles, extraction, metrics, models, training, uncertainty
 from uqlab.core import devices
-from uqlab.ensembles import MaskedLinear
+from uqlab.extraction import fit
 from uqlab.extraction.fit import AutogradMaskStep, ChainMaskStep, make_mask_step
 
 
@@ -220,11 +219,7 @@ def test_other_networks_take_autograd(net):
 def test_training_follows_the_objective(monkeypatch, steps, diversity):
     """Against a plain loop: torch.optim.Adam on mean cross-entropy - diversity * mask_diversity, by autograd."""
     if steps == "autograd":
-        monkeypatch.setattr(
-            importlib.import_module("uqlab.extraction.masks"),
-            "make_mask_step",
-            lambda ensemble, flat: AutogradMaskStep(ensemble),
-        )
+        monkeypatch.setattr(fit, "make_mask_step", lambda ensemble, flat: AutogradMaskStep(ensemble))
     x, y = batch(32)
     ensemble, reference = extraction.masks(network(), 3), extraction.masks(network(), 3)
     settings = {"diversity": diversity, "steps": 6, "lr": 0.1, "batch_size": 32, "progress": False}
@@ -333,13 +328,15 @@ def test_weight_zero_recovers_nothing(digits):
 def test_masks_refuses_what_it_cannot_mask():
     with pytest.raises(ValueError, match="has no nn"):
         extraction.masks(nn.Conv2d(1, 2, 3))
-    with pytest.raises(TypeError, match=r"choose one of its networks: ensemble.member\(0\)"):
+    with pytest.raises(TypeError, match=r"take one of its networks: ensemble.member\(0\)"):
         extraction.masks(ensembles.deep(network, 2))
     with pytest.raises(TypeError, match="takes one torch module, got str"):
         extraction.masks("resnet")
-    for bad in ({"members": 0}, {"std": 0.0}, {"std": math.inf}):
-        with pytest.raises(ValueError, match="members must be at least 1 and std positive"):
-            extraction.masks(network(), **bad)
+    with pytest.raises(ValueError, match="members must be at least 1, got 0"):
+        extraction.masks(network(), 0)
+    for std in (0.0, math.inf):
+        with pytest.raises(ValueError, match="std must be positive"):
+            extraction.masks(network(), std=std)
     for threshold in (-0.1, 1.0):
         with pytest.raises(ValueError, match=r"threshold must be in \[0, 1\)"):
             extraction.masks(network()).harden(threshold)
@@ -351,18 +348,19 @@ def test_masks_refuses_what_it_cannot_mask():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"labels": None}, "without labels"),
-        ({"labels": np.zeros(20, int)}, "must be tensors"),
+        ({"labels": None}, "tensor of integers, got NoneType"),
+        ({"labels": np.zeros(20, int)}, "tensor of integers, got ndarray"),
         ({"labels": torch.full((20,), -1)}, "missing label"),
         ({"labels": torch.full((20,), 3)}, "labels must be 0 to 2"),
         ({"labels": torch.ones(20).long()}, "all labels are 1"),
-        ({"labels": torch.zeros(19).long()}, r"labels \[samples\]"),
+        ({"labels": torch.zeros(19).long()}, r"labels must be \[samples\] = \[20\]"),
         ({"labels": torch.zeros(20)}, "integers"),
         ({"inputs": torch.empty(0, 8)}, "at least one"),
         ({"inputs": torch.full((20, 8), math.nan)}, "NaN"),
+        ({"inputs": np.zeros((20, 8))}, "inputs must be a tensor, got ndarray"),
         ({"steps": 0}, "steps"),
-        ({"lr": 0.0}, "lr positive"),
-        ({"diversity": -1.0}, "diversity >= 0"),
+        ({"lr": 0.0}, "lr must be positive"),
+        ({"diversity": -1.0}, "diversity at least 0"),
     ],
 )
 def test_fit_masks_refuses(change, message):
@@ -389,5 +387,5 @@ def test_a_loss_that_is_not_finite_is_reported():
 
 def test_a_mask_layer_describes_itself():
     layer = extraction.masks(network(), 2).layers()["7"]
-    assert isinstance(layer, MaskedLinear)
+    assert isinstance(layer, extraction.MaskedLinear)
     assert "members=2, in_features=6, out_features=3, masks=column" in repr(layer)

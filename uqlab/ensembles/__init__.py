@@ -1,6 +1,6 @@
 """Ensembles: callables `inputs -> logits [members, batch, classes]`, however their members came to be."""
 
-from uqlab.ensembles.adapters import BatchLinear, LoRALinear, MaskedLinear, SVDLinear
+from uqlab.ensembles.adapters import BatchLinear, LoRALinear, SVDLinear
 from uqlab.ensembles.base import Ensemble, FoldedEnsemble, SeparateEnsemble, member_seed
 from uqlab.ensembles.deep import ELEMENTWISE, concatenate, deep, from_members, snapshot
 from uqlab.ensembles.implicit import ATTENTION, DropoutEnsemble, batch, dropout, frozen, lora, singular_value
@@ -15,7 +15,6 @@ __all__ = [
     "Ensemble",
     "FoldedEnsemble",
     "LoRALinear",
-    "MaskedLinear",
     "MemberDropout",
     "MemberLayer",
     "MemberLinear",

@@ -5,7 +5,6 @@
     singular value ensemble   U diag(max(s_m, 0)) V^T           s_m [k], bias [out]
     BatchEnsemble             W * (r_m s_m^T)                   r_m [out], s_m [in], bias [out]
     BatchEnsemble++           W + r_m s_m^T                     the same
-    mask extraction           W * (row_m col_m^T)               masks row_m [out], col_m [in]
 
 Inputs are folded, member-major: [members * batch, ..., in]. W is the backbone's own tensor, never copied.
 """
@@ -202,74 +201,3 @@ class BatchLinear(MemberLayer):
         out_features, in_features = self.weight.shape
         shape = f"in_features={in_features}, out_features={out_features}"
         return f"members={self.members}, {shape}, additive={self.additive}"
-
-
-class MaskedLinear(MemberLayer):
-    """y = x (W * row_m col_m^T)^T + b: one frozen linear layer of which every member keeps its own rows and columns.
-
-    weight [out, in] and bias [out] are shared and frozen; row_logits [members, out] and column_logits [members, in]
-    (None where all are kept) are trained. The masks are their sigmoids or, with a `threshold`, 1 where these exceed it,
-    else 0.
-    """
-
-    def __init__(
-        self,
-        weight: Float[Tensor, "out in"],
-        bias: Float[Tensor, " out"] | None,
-        row_logits: Float[Tensor, "members out"] | None,
-        column_logits: Float[Tensor, "members in"] | None,
-        *,
-        members: int,
-        threshold: float | None = None,
-    ):
-        super().__init__()
-        self.members, self.threshold = members, threshold
-        self.weight = nn.Parameter(weight, requires_grad=False)
-        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-        self.row_logits = None if row_logits is None else nn.Parameter(row_logits)
-        self.column_logits = None if column_logits is None else nn.Parameter(column_logits)
-
-    def own_parameters(self) -> list[nn.Parameter]:
-        """The logits of columns and rows, where these are masked."""
-        return [p for p in (self.column_logits, self.row_logits) if p is not None]
-
-    def masks(self) -> tuple[Tensor | None, Tensor | None]:
-        """Row mask [members, out] and column mask [members, in], None where there is none."""
-        return self._mask(self.row_logits), self._mask(self.column_logits)
-
-    def _mask(self, logits: Tensor | None) -> Tensor | None:
-        if logits is None:
-            return None
-        p = logits.sigmoid()
-        return p if self.threshold is None else (p > self.threshold).to(p.dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows, columns = (None if mask is None else mask[self.active, None] for mask in self.masks())
-        h = self.unfold(x)  # [members, rows, in]
-        if columns is not None:
-            h = h * columns
-        y = F.linear(h, self.weight)  # the frozen weight is multiplied once for all members
-        if rows is not None:
-            y = y * rows
-        if self.bias is not None:
-            y = y + self.bias
-        return y.view(*x.shape[:-1], -1)
-
-    def member(self, index: int) -> nn.Linear:
-        weight = self.weight.detach()
-        rows, columns = (None if mask is None else mask[index].detach() for mask in self.masks())
-        weight = weight if rows is None else weight * rows[:, None]
-        weight = weight.clone() if columns is None else weight * columns
-        return plain_linear(weight, None if self.bias is None else self.bias.detach().clone())
-
-    def shard(self, rows: slice) -> "MaskedLinear":
-        parts = (None if p is None else p.data[rows] for p in (self.row_logits, self.column_logits))
-        bias = None if self.bias is None else self.bias.data
-        count = len(range(self.members)[rows])
-        return MaskedLinear(self.weight.data, bias, *parts, members=count, threshold=self.threshold)
-
-    def extra_repr(self) -> str:
-        out_features, in_features = self.weight.shape
-        kinds = [name for name in ("row", "column") if getattr(self, f"{name}_logits") is not None]
-        masked = f"masks={'+'.join(kinds) or 'none'}, threshold={self.threshold}"
-        return f"members={self.members}, in_features={in_features}, out_features={out_features}, {masked}"

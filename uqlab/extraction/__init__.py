@@ -1,8 +1,9 @@
 """Ensembles extracted from one network: by masks, or by tiles of its feature map."""
 
-from uqlab.extraction.masks import MaskEnsemble, MaskHistory, Masks, fit_masks, mask_diversity, masks
+from uqlab.extraction.fit import MaskHistory, fit_masks
+from uqlab.extraction.masks import MaskedLinear, MaskEnsemble, Masks, mask_diversity, masks
 from uqlab.extraction.tiles import tiles
 
 __all__ = [
-    "MaskEnsemble", "MaskHistory", "Masks", "fit_masks", "mask_diversity", "masks", "tiles",
+    "MaskEnsemble", "MaskHistory", "MaskedLinear", "Masks", "fit_masks", "mask_diversity", "masks", "tiles",
 ]  # fmt: skip

@@ -1,18 +1,122 @@
-"""Cross-entropy of masked members and its gradient with respect to their mask logits, in one pass."""
+"""The training of masks: `fit_masks`, and its steps from a batch to the gradients of the mask logits."""
+
+import functools
+import itertools
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
+from tqdm.auto import tqdm
 
-from uqlab.ensembles import FoldedEnsemble, MaskedLinear
-from uqlab.training import cross_entropy, softmax_and_loss
+from uqlab.core.checks import at_least, class_labels, finite
+from uqlab.core.modules import like_parameters
+from uqlab.ensembles import Ensemble, FoldedEnsemble, member_seed
+from uqlab.extraction.masks import MaskedLinear, MaskEnsemble, checked, coin_entropy, sequence
+from uqlab.training import Workers, cross_entropy, softmax_and_loss
 
 
-def sequence(network: nn.Module) -> list[nn.Module] | None:
-    """The modules of a (nested) Sequential in the order of their calls, else None."""
-    if type(network) is not nn.Sequential:
-        return None
-    return [leaf for part in network for leaf in sequence(part) or [part]]
+@dataclass(frozen=True)
+class MaskHistory:
+    """What `fit_masks` did: cross-entropy [steps, members] and mask diversity [steps], nats; steps; seconds."""
+
+    loss: Tensor
+    diversity: Tensor
+    steps: int
+    seconds: float
+
+
+def fit_masks(
+    ensemble: Ensemble,
+    inputs: Shaped[Tensor, "samples ..."],
+    labels: Int[Tensor, " samples"],
+    *,
+    diversity: float = 2.0,
+    steps: int = 600,
+    lr: float = 0.05,
+    batch_size: int = 128,
+    seed: int = 0,
+    progress: bool = True,
+) -> MaskHistory:
+    """Train the masks of `masks(...)` by Adam on the members' mean cross-entropy - diversity * `mask_diversity`.
+
+    All members see the same batches of inputs [samples, ...], whose order follows from `seed`. Networks of linear
+    layers and ReLU take a step whose forward and backward pass are written out, others a step by autograd. Afterwards
+    the masks are soft.
+
+    Raises TypeError for another kind of ensemble and for labels that are no integers; ValueError for labels of one
+    class alone or out of range, inputs that are empty or not finite, and settings out of range; FloatingPointError if a
+    loss is not finite. Kirsch 2024, section D.4 (weight 2.0); optimiser and steps are our choice.
+    """
+    started = time.perf_counter()
+    ensemble = checked(ensemble)
+    at_least("steps", steps)
+    at_least("batch_size", batch_size)
+    if not lr > 0 or not 0 <= diversity < math.inf:
+        raise ValueError(f"lr must be positive and diversity at least 0, got {lr} and {diversity}")
+    ensemble.soften().eval()
+    x, y = _checked_data(ensemble, inputs, labels)
+    layers = list(ensemble.layers().values())
+
+    # One tensor holds all logits, and the layers' parameters are views of it: one sigmoid and one update serve all.
+    parameters = [p for layer in layers for p in layer.own_parameters()]
+    logits = torch.cat([p.detach() for p in parameters], 1)  # [members, elements]
+    for p, part in zip(parameters, logits.split([p.shape[1] for p in parameters], 1), strict=True):
+        p.data = part
+    optimizer = torch.optim.Adam([logits], lr, fused=True)
+    gradient = logits.grad = torch.zeros_like(logits)
+    losses, diversities = (torch.zeros(steps, *size, device=x.device) for size in ((ensemble.members,), ()))
+    products = batch_size * ensemble.members * sum(layer.weight.numel() for layer in layers)
+
+    workers = Workers(ensemble, products, functools.partial(make_mask_step, flat=x.ndim == 2))
+    with workers, tqdm(total=steps, desc="fit masks", disable=not progress, leave=False) as bar:
+        for step, rows in enumerate(itertools.islice(_batches(len(x), batch_size, seed, x.device), steps)):
+            bx, by = x[rows], y[rows]
+
+            def gradients(members: slice, _, mask_step, step=step, bx=bx, by=by) -> None:
+                losses[step, members], gradient[members] = mask_step(bx, by)
+
+            workers.run(gradients)
+            p = logits.sigmoid()
+            mean = p.mean(0)
+            diversities[step] = (coin_entropy(mean) - coin_entropy(p).mean(0)).mean()
+            # d (H(mean p) - mean H(p)) / dp = (logit(p) - logit(mean p)) / members, and logit(p) is what is trained
+            slope = (logits - mean.logit(1e-7)).mul_(p).mul_(1 - p)
+            gradient.div_(ensemble.members).sub_(slope, alpha=diversity / logits.numel())
+            optimizer.step()
+            bar.update()
+    for p in parameters:
+        p.data = p.data.clone()
+    bad = (~losses.isfinite()).nonzero()
+    if len(bad):
+        raise FloatingPointError(f"the loss is not finite from step {int(bad[0, 0])} on; lower lr")
+    return MaskHistory(losses.cpu(), diversities.cpu(), steps, time.perf_counter() - started)
+
+
+def _checked_data(ensemble: MaskEnsemble, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Inputs and labels [samples] on the ensemble's device, floating inputs in its precision."""
+    if not isinstance(inputs, Tensor):
+        raise TypeError(f"inputs must be a tensor, got {type(inputs).__name__}; use torch.as_tensor(inputs)")
+    if inputs.ndim < 2 or len(inputs) == 0:
+        raise ValueError(f"inputs must be [samples, ...], at least one sample, got {list(inputs.shape)}")
+    finite("inputs", inputs)
+    x = like_parameters(ensemble, inputs.detach())
+    with torch.no_grad():
+        classes = ensemble(x[:1]).shape[-1]
+    labels = class_labels(labels, len(inputs), classes)
+    if (labels == labels[0]).all():
+        raise ValueError(f"all labels are {int(labels[0])}: with one class any mask will do; masks need two or more")
+    return x, labels.to(x.device)
+
+
+def _batches(samples: int, batch_size: int, seed: int, device: torch.device) -> Iterator[Int[Tensor, " batch"]]:
+    """Endless row numbers, every epoch in a new order; drawn on the CPU, so that all devices see the same order."""
+    generator = torch.Generator().manual_seed(member_seed(seed, 0, "mask batches"))
+    while True:
+        yield from torch.randperm(samples, generator=generator).to(device).split(batch_size)
 
 
 def make_mask_step(ensemble: FoldedEnsemble, flat: bool = False) -> "ChainMaskStep | AutogradMaskStep":
@@ -22,7 +126,7 @@ def make_mask_step(ensemble: FoldedEnsemble, flat: bool = False) -> "ChainMaskSt
 
 
 def _chain(network: nn.Module, flat: bool) -> list[MaskedLinear] | None:
-    """The layers of a sequence Flatten (linear ReLU [Dropout])* linear, each used once, else None."""
+    """The linear layers of a network Flatten (linear ReLU [Dropout])* linear that uses each once; None for others."""
     parts = sequence(network)
     if parts is None or any(m._forward_hooks or m._forward_pre_hooks for m in network.modules()):
         return None
@@ -38,7 +142,7 @@ def _chain(network: nn.Module, flat: bool) -> list[MaskedLinear] | None:
 
 
 class AutogradMaskStep:
-    """Any network: gradients by autograd."""
+    """The step of any network: gradients by autograd."""
 
     def __init__(self, ensemble: FoldedEnsemble):
         self.ensemble = ensemble
@@ -46,18 +150,18 @@ class AutogradMaskStep:
         self.logits = [p for layer in layers for p in layer.own_parameters()]
 
     def __call__(self, x: Float[Tensor, "batch ..."], labels: Int[Tensor, " batch"]) -> tuple[Tensor, Tensor]:
-        """Cross-entropy [members] and the gradient of each member's with respect to its logits [members, elements]."""
+        """Each member's cross-entropy [members], and its gradient for the member's mask logits [members, elements]."""
         outputs = self.ensemble(x)
         values = cross_entropy(outputs, labels.expand(outputs.shape[:2]))
         return values.detach(), torch.cat(torch.autograd.grad(values.sum(), self.logits), 1)
 
 
 class ChainMaskStep:
-    """Multi-layer perceptrons, written out.
+    """The step of a multi-layer perceptron, with both passes written out.
 
-    A column mask, being positive, passes through the ReLU before it: ReLU(z r + b) c = ReLU(z (r c) + b c), so that a
-    layer costs one product, one affine map and one ReLU. Weights need no gradient. Memory lives as long as the step:
-    fresh memory in every call would cost as much as filling it.
+    A column mask is positive, so it passes through the ReLU before it: ReLU(z r + b) c = ReLU(z (r c) + b c). A layer
+    thus costs one product, one affine map and one ReLU, and the weights need no gradient. The buffers live as long as
+    the step, because fresh memory in every call would cost as much as filling it.
     """
 
     def __init__(self, layers: list[MaskedLinear]):
@@ -66,7 +170,7 @@ class ChainMaskStep:
 
     @torch.no_grad()
     def __call__(self, x: Float[Tensor, "batch ..."], labels: Int[Tensor, " batch"]) -> tuple[Tensor, Tensor]:
-        """Cross-entropy [members] and the gradient of each member's with respect to its logits [members, elements]."""
+        """Each member's cross-entropy [members], and its gradient for the member's mask logits [members, elements]."""
         members, batch = self.layers[0].members, len(x)
         masks = [layer.masks() for layer in self.layers]
         maps = [self._affine(i, masks) for i in range(len(self.layers))]
@@ -75,7 +179,7 @@ class ChainMaskStep:
         h = x if columns is None else torch.mul(x, columns[:, None], out=self._buffer("x", members, *x.shape))
         products, activations = [], []
         for i, (layer, (scale, shift)) in enumerate(zip(self.layers, maps, strict=True)):
-            # Without a mask on the inputs the first product is one for all members: [batch, in], not [members, ...].
+            # Without a mask on the inputs all members share the first product, and h is [batch, in].
             z = self._buffer(f"z{i}", *h.shape[:-1], len(layer.weight))
             torch.mm(h.flatten(0, -2), layer.weight.mT, out=z.flatten(0, -2))
             products.append(z)
@@ -94,7 +198,7 @@ class ChainMaskStep:
             (scale, _), z, weight = maps[i], products[i], self.layers[i].weight
             if i < len(self.layers) - 1:
                 torch.ops.aten.threshold_backward.grad_input(g, activations[i], 0, grad_input=g)
-            # activations[i] is not needed any more: its memory takes the product whose sum is the scale's gradient
+            # activations[i] has served its purpose: its memory takes the product whose sum is the gradient of the scale
             of_scale, of_shift = torch.mul(g, z, out=activations[i]).sum(1), g.sum(1)  # [members, out]
             gradients += self._of_masks(i, masks, of_scale, of_shift)
             if i == 0 and columns is None:
