@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 from uqlab.core.checks import at_least, class_labels, finite
 from uqlab.core.modules import like_parameters
 from uqlab.ensembles import Ensemble, FoldedEnsemble, member_seed
-from uqlab.extraction.masks import MaskedLinear, MaskEnsemble, checked, coin_entropy, sequence
+from uqlab.extraction.masks import MaskedLinear, MaskEnsemble, Masks, checked, coin_entropy, sequence
 from uqlab.training import Workers, cross_entropy, softmax_and_loss
 
 
@@ -211,7 +211,7 @@ class ChainMaskStep:
             gradients.append(g.mul_(x).sum(1) * columns * (1 - columns))
         return values.mean(1), torch.cat(gradients[::-1], 1)
 
-    def _affine(self, i: int, masks: list[tuple[Tensor | None, Tensor | None]]) -> tuple[Tensor, Tensor]:
+    def _affine(self, i: int, masks: list[Masks]) -> tuple[Tensor, Tensor]:
         """Scale and shift [members, out] of layer i, of which the next layer's column mask is a factor."""
         layer, rows = self.layers[i], masks[i][0]
         columns = masks[i + 1][1] if i + 1 < len(masks) else None
@@ -221,7 +221,7 @@ class ChainMaskStep:
             return scale, shift.expand_as(scale)
         return scale * columns, shift * columns
 
-    def _of_masks(self, i: int, masks: list, of_scale: Tensor, of_shift: Tensor) -> list[Tensor]:
+    def _of_masks(self, i: int, masks: list[Masks], of_scale: Tensor, of_shift: Tensor) -> list[Tensor]:
         """Gradients for the next layer's column logits and this layer's row logits, where there are any."""
         layer, rows = self.layers[i], masks[i][0]
         columns = masks[i + 1][1] if i + 1 < len(masks) else None
