@@ -246,7 +246,7 @@ def test_a_registered_file_by_its_name(tmp_path, monkeypatch):
     (tmp_path / name).write_bytes(b"damaged")
     with pytest.raises(ValueError, match="corrupted"):
         data.file(name)
-    with pytest.raises(ValueError, match=r"unknown file 'resnet20\.th'.*known: mnist/.*ensemble_resnet20_5\.th"):
+    with pytest.raises(ValueError, match=r"unknown file 'resnet20\.th'.*known: .*mnist/.*ensemble_resnet20_5\.th"):
         data.file("resnet20.th")
 
 
@@ -275,7 +275,7 @@ def idx_names(name, *parts):
             ("fashion-mnist", "test", 10000, 0.2868, [9, 2, 1, 1, 6], idx_names("fashion-mnist", "t10k")),
             ("kmnist", "test", 10000, 0.1846, [2, 9, 3, 8, 3], ["kmnist/kmnist-test-imgs.npz"]),
             ("notmnist", "test", 10000, 0.4266, [3, 5, 9, 2, 7], idx_names("notmnist", "t10k")),
-            ("emnist-letters", "test", 10400, 0.1714, [0] * 5, ["emnist/emnist_letters_test_10400.npz"]),
+            (REAL / "emnist/letters.npz", "test", 10400, 0.1714, [0] * 5, ["emnist/letters.npz"]),
         ]
     ],
 )
@@ -288,7 +288,7 @@ def test_real_grey_images(name, split, size, mean, labels):
     assert name == "mnist" or (counts == size // len(d.classes)).all()
 
 
-@real("cifar-10-batches-bin/test_batch.bin", "cifar10h_counts.npz")
+@real("cifar-10-batches-bin/test_batch.bin", "cifar10h-counts.npy")
 def test_real_cifar10():
     d = data.load("cifar10")
     assert d.inputs.shape == (10000, 3, 32, 32)
@@ -306,7 +306,7 @@ def test_real_cifar10_train():
     assert d.labels.bincount().min() > 400
 
 
-@real("cifar100-test.npz")
+@real("cifar-100-binary/test.bin")
 def test_real_cifar100():
     d = data.load("cifar100")
     assert torch.allclose(d.inputs.mean((0, 2, 3)), torch.tensor([0.5088, 0.4874, 0.4419]), atol=1e-4)
@@ -316,20 +316,32 @@ def test_real_cifar100():
 
 @real("svhn-1083.npz")
 def test_real_svhn():
-    with pytest.warns(UserWarning, match="svhn-1083"):
-        d = data.load("svhn")
+    d = data.load(REAL / "svhn-1083.npz")  # a user's own images without labels
     assert d.inputs.shape == (1083, 3, 32, 32)
     assert torch.allclose(d.inputs.mean((0, 2, 3)), torch.tensor([0.4524, 0.4564, 0.4817]), atol=1e-4)
+    assert d.labels.unique().tolist() == [-1]
 
 
-@real("text/sst2_train.tsv.gz", "text/sst2_dev.tsv.gz", "text/agnews_test.tsv.gz")
-def test_real_texts():
+@real("SST-2/train.tsv", "SST-2/dev.tsv")
+def test_real_sst2():
     train = data.load("sst2", "train")
     assert train.labels.bincount().tolist() == [29780, 37569]
     dev = data.load("sst2")
     assert len(dev) == 872
     assert dev[0] == ("it 's a charming and often affecting journey .", 1)
-    assert data.load("agnews").labels.bincount().tolist() == [1900] * 4
+
+
+@real("text/agnews_test.tsv.gz", "text/trec_train.tsv.gz", "text/subj.tsv.gz", "text/imdb_1k.tsv.gz")
+def test_real_texts_by_path():
+    parts = [data.load(REAL / "text" / "agnews_test.tsv.gz", split) for split in ("train", "test")]
+    assert [part.labels.bincount().tolist() for part in parts] == [[1330] * 4, [570] * 4]
+    assert parts[0].classes == ("Business", "Sci/Tech", "Sports", "World")
+    questions = data.load(REAL / "text" / "trec_train.tsv.gz")
+    assert {name.partition(":")[0] for name in questions.classes} == {"ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM"}
+    for name, least in (("subj", 2999), ("imdb_1k", 299)):
+        found = data.load(REAL / "text" / f"{name}.tsv.gz")
+        assert len(found) >= least
+        assert all(found.inputs)
 
 
 @real(*idx_names("mnist", "t10k"))

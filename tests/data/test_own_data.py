@@ -1,5 +1,6 @@
-"""A user's own arrays as a data set."""
+"""A user's own files as data sets: arrays of images, tables of texts."""
 
+import gzip
 import io
 import re
 
@@ -99,3 +100,57 @@ def test_an_npz_that_is_none_is_refused(tmp_path):
         (tmp_path / "own.npz").write_bytes(content)
         with pytest.raises(ValueError, match=r"own\.npz cannot be read"):
             data.load(tmp_path / "own.npz")
+
+
+# texts -----------------------------------------------------------------------------------------------------------
+
+
+TABLE = "label\tsentence\n" + "".join(f"{('good', 'bad', 'dull')[i % 3]}\ttext {i}\n" for i in range(30))
+
+
+@pytest.mark.parametrize("name", ["own.tsv", "own.tsv.gz", "own.csv", "own.csv.gz"])
+def test_own_texts(name, tmp_path):
+    content = (TABLE if ".tsv" in name else TABLE.replace("\t", ",").replace("sentence", "Text")).encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    train, test = (data.load(tmp_path / name, split) for split in ("train", "test"))
+    assert train.classes == test.classes == ("bad", "dull", "good")
+    assert [part.labels.bincount().tolist() for part in (train, test)] == [[7] * 3, [3] * 3]
+    assert sorted(train.inputs + test.inputs) == sorted(f"text {i}" for i in range(30))
+    for text, label in zip(test.inputs, test.labels, strict=True):
+        assert ("good", "bad", "dull")[int(text.split()[1]) % 3] == test.classes[label]
+    chosen = data.load(f"{tmp_path / name}[2]", limit=2)
+    assert (len(chosen), chosen.classes) == (2, ("good",))
+
+
+def test_own_texts_are_read_as_their_format_says(tmp_path):
+    (tmp_path / "own.csv").write_bytes(b'\xef\xbb\xbftext,label\r\n"one, ""two""\nthree",10\r\nfour,9\r\n')
+    parts = [data.load(tmp_path / "own.csv", split) for split in ("train", "test")]
+    assert sorted(parts[0].inputs + parts[1].inputs) == ["four", 'one, "two"\nthree']
+    assert parts[0].classes == ("9", "10")  # numbers in their order
+    (tmp_path / "own.tsv").write_text('sentence\tother\n a "quoted" one\tx\nnext\x85line\ty\n')
+    for split in ("train", "test"):  # no labels
+        d = data.load(tmp_path / "own.tsv", split)
+        assert d.inputs == ['a "quoted" one', "next\x85line"]
+        assert d.labels.tolist() == [-1, -1]
+    (tmp_path / "own.tsv").write_text("text\tlabel\tsplit\none\ta\ttrain\ntwo\tb\ttest\nthree\tc\ttrain\n")
+    train, test = (data.load(tmp_path / "own.tsv", split) for split in ("train", "test"))
+    assert (train.inputs, train.labels.tolist()) == (["one", "three"], [0, 2])
+    assert (test.inputs, test.labels.tolist(), test.classes) == (["two"], [1], ("a", "b", "c"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("own.tsv", b"", r"must hold a column sentence or text, and rows; got \[\], 0 rows"),
+        ("own.tsv", b"sentence\tlabel\n", "must hold a column .* 0 rows"),
+        ("own.tsv", b"sentence1\tlabel\none\t1\n", r"must hold a column sentence or text.*\['sentence1', 'label'\]"),
+        ("own.csv", b"text,label\none,1\ntwo, too,0\n", "row 2 must have 2 fields like the header, got 3"),
+        ("own.csv", b"text,label\n\xff,1\n", r"own\.csv cannot be read"),
+        ("own.csv.gz", b"text,label\none,1\n", r"own\.csv\.gz cannot be read"),
+        ("own.tsv.gz", gzip.compress(TABLE.encode())[:-9], r"own\.tsv\.gz cannot be read"),
+    ],
+)
+def test_own_texts_are_refused(name, content, message, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        data.load(tmp_path / name)

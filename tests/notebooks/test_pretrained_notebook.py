@@ -16,7 +16,7 @@ def needs(*files):
     return pytest.mark.skipif(bool(missing), reason=f"$UQLAB_DATA does not hold {', '.join(missing)}")
 
 
-@needs("cifar-10-batches-bin", "cifar10h_counts.npz", "resnet_cifar10", "cifar100-test.npz")
+@needs("cifar-10-batches-bin", "cifar10h-counts.npy", "resnet_cifar10", "cifar-100-binary")
 def test_tiles_of_a_residual_network_against_an_ensemble_and_people(tmp_path):
     changes = {"limit": 400, "ood": ["cifar100"], "sizes": [2, 4, 8], "repeats": 20}
     folder = runs.run_one("05_tile_extraction", changes, profile="paper", folder=tmp_path / "run")

@@ -54,12 +54,12 @@ def heads(backbone, test):
     return training.predict(ensemble, known)
 
 
-@needs("text")
+@needs("SST-2/train.tsv", "SST-2/dev.tsv")
 def test_classifiers_of_a_frozen_backbone(heads, test):
     assert metrics.accuracy(heads, test[1]) > BAR
 
 
-@needs("text")
+@needs("SST-2/train.tsv", "SST-2/dev.tsv")
 @pytest.mark.parametrize(
     ("make", "lr"),
     [

@@ -264,9 +264,11 @@ def test_gallery_command_says_what_to_run_first(tmp_path):
 
 def test_own_files_are_those_of_the_callers_folder(project):
     (project / "mine.npz").touch()
+    (project / "mine.csv.gz").touch()
     here = project.as_posix()
     for given, planned in {
         "mine.npz": f"{here}/mine.npz",
+        "mine.csv.gz": f"{here}/mine.csv.gz",
         "./mine.npz[0-3]": f"{here}/mine.npz[0-3]",
         "other.npz": "other.npz",
         "digits": "digits",

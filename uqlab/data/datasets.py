@@ -1,7 +1,4 @@
-"""Data sets by name: embedded ones, downloads checked by checksum, and your own arrays.
-
-test = load("digits[0-6]"); ood = load("digits[7-9]"); far = load("cifar10", limit=1000).resize(8, channels=1)
-"""
+"""One way to every data set: `load`, and the `Dataset` that it returns."""
 
 import difflib
 import operator
@@ -18,11 +15,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from uqlab.core.checks import one_of
+from uqlab.data import colour_images, grey_images, texts, weights  # noqa: F401  they fill SOURCES and FILES
 from uqlab.data.downloads import FILES, fetch
 from uqlab.data.embedded import EMBEDDED
-from uqlab.data.readers import SOURCES, npz
-
-__all__ = ["Dataset", "file", "load", "names"]
+from uqlab.data.own import SUFFIXES, own
+from uqlab.data.readers import SOURCES
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -94,11 +92,14 @@ def load(
 ) -> Dataset:
     """A data set by name, as float32 images [N, C, H, W] in [0, 1] (or a list of texts) and int64 labels [N].
 
-    name: one of `names()`, or the path of an `.npz` with your own data: `x` uint8 [N, H, W], [N, H, W, C] or
-        [N, C, H, W], or floating point in [0, 1] (the shorter of axes 1 and 3 holds the channels), and integer labels
-        `y` from 0. Of `x` and `y` 70 % are for training and 30 % for testing, drawn at random once for all and by
-        class; `x_train`, `y_train`, `x_test`, `y_test` are the splits as given. Without `y` every label is -1, and
-        whatever needs labels will refuse them; `x` alone is every split.
+    name: one of `names()`, or the path of your own data.
+        Images: an `.npz` with `x` uint8 [N, H, W], [N, H, W, C] or [N, C, H, W], or floating point in [0, 1] (the
+        shorter of axes 1 and 3 holds the channels), and integer labels `y` from 0; or with the splits `x_train`,
+        `y_train`, `x_test`, `y_test`.
+        Texts: a table `.tsv` (without quoting) or `.csv`, also `.gz`, whose header names the columns `sentence` (or
+        `text`), `label` and, if the splits are given, `split`. Classes are the sorted labels.
+        Where no splits are given 70 % are for training and 30 % for testing, always the same items, drawn by class.
+        Without labels every label is -1, all items are in every split, and whatever needs labels will refuse them.
         Classes in brackets select and relabel: "digits[7-9]" has labels 0, 1, 2 and "mnist[0,2,5-7]" 0 to 4, in the
         order given. Of a set with soft labels only the items whose whole mass lies on these classes remain.
     split: "train" or "test".
@@ -111,21 +112,18 @@ def load(
     """
     full_name = os.fspath(name)
     base, wanted = _parse(full_name)
-    if split not in ("train", "test"):
-        raise ValueError(f'split must be "train" or "test", got {split!r}')
+    one_of("split", split, ("train", "test"))
     if limit is not None and limit < 0:
         raise ValueError(f"limit must be 0 (all), None (all) or positive, got {limit}")
     found: tuple[Any, Any, Any, Any]  # inputs, labels, classes, soft labels or None
-    if base.endswith(".npz"):
-        found = _own(Path(base).expanduser(), split)
+    if base.endswith(SUFFIXES):
+        found = own(Path(base).expanduser(), split)
     elif base in EMBEDDED:
         found = EMBEDDED[base](split)
     elif base in SOURCES:
         found = SOURCES[base](split, _folder(root))
     else:
-        close = difflib.get_close_matches(base.lower(), names(), n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise ValueError(f"unknown data set {base!r}{hint}; known: {', '.join(names())}, or the path of an .npz file")
+        raise ValueError(f"{_unknown('data set', base, names())}, or the path of a file ({', '.join(SUFFIXES)})")
 
     inputs, labels, classes, probs = found
     rows = np.arange(len(labels))
@@ -157,10 +155,14 @@ def file(name: str, *, root: str | os.PathLike | None = None) -> Path:
     FileNotFoundError if the file is missing and no mirror delivers it.
     """
     if name not in FILES:
-        close = difflib.get_close_matches(name, FILES, n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise ValueError(f"unknown file {name!r}{hint}; known: {', '.join(FILES)}")
+        raise ValueError(_unknown("file", name, FILES))
     return fetch(name, _folder(root))
+
+
+def _unknown(what, name, known):
+    close = difflib.get_close_matches(name.lower(), known, n=1)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    return f"unknown {what} {name!r}{hint}; known: {', '.join(known)}"
 
 
 def _parse(name):
@@ -203,53 +205,3 @@ def _folder(root):
     checkout = Path(__file__).resolve().parents[2]
     inside = (checkout / ".git").exists() and (checkout / "data").is_dir()
     return checkout / "data" if inside else Path(pooch.os_cache("uqlab"))
-
-
-def _own(path, split):
-    """A user's own arrays: (inputs, labels, classes, None)."""
-    if not path.is_file():
-        raise FileNotFoundError(f"no file {path.absolute()}; relative paths start at the working folder")
-    arrays = npz(path, "x", "y", "x_train", "y_train", "x_test", "y_test", optional=True)
-    suffix = "" if "x" in arrays else f"_{split}"
-    if "x" + suffix not in arrays:
-        raise ValueError(f"{path} holds neither x nor x_{split}, but {sorted(arrays) or 'none of x, x_train, x_test'}")
-    x, y = arrays["x" + suffix], arrays.get("y" + suffix)
-
-    if x.ndim not in (3, 4) or 0 in x.shape:
-        raise ValueError(f"{path}: x must be [N, H, W], [N, H, W, C] or [N, C, H, W] and not empty, got {x.shape}")
-    if x.ndim == 3:
-        x = x[:, None]
-    elif x.shape[3] < x.shape[1]:
-        x = x.transpose(0, 3, 1, 2)
-    if x.dtype.kind == "f":
-        if not (x.min() >= 0 and x.max() <= 1):  # False for NaN too
-            raise ValueError(
-                f"{path}: floating-point x must lie in [0, 1] without NaN, got {x.min()} to {x.max()}; "
-                "scale it, or store uint8"
-            )
-    elif x.dtype != np.uint8:
-        raise ValueError(f"{path}: x must be uint8 or floating point in [0, 1], got {x.dtype}")
-    if y is None:
-        return x, np.full(len(x), -1), (), None
-    if y.shape != (len(x),) or y.dtype.kind not in "iu":
-        raise ValueError(f"{path}: y must be {len(x)} integers, one per image, got {y.dtype} {y.shape}")
-    if y.min() < 0:
-        raise ValueError(f"{path}: y must count from 0, got {y.min()}")
-    labels = [value for key, value in arrays.items() if key[0] == "y" and value.dtype.kind in "iu" and value.size]
-    top = max(int(value.max()) for value in labels)
-    if top >= max(1000, *(value.size for value in labels)):
-        raise ValueError(f"{path}: y must be class numbers counted from 0, got {top}; number the classes 0, 1, 2, ...")
-    classes = tuple(str(label) for label in range(top + 1))
-    if not suffix:
-        rows = _part(y, split)
-        x, y = x[rows], y[rows]
-    return x, y.astype(np.int64), classes, None
-
-
-def _part(y, split):
-    """Rows of a fixed random 70 : 30 split, in which every class has its share to within one item."""
-    shuffled = np.random.default_rng(0).permutation(len(y))
-    by_class = shuffled[np.argsort(y[shuffled], kind="stable")]
-    at = 3 * np.arange(len(y))
-    test = (at + 8) // 10 > (at + 5) // 10  # three of every ten in a row; never two neighbours
-    return np.sort(by_class[test == (split == "test")])

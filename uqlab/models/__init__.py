@@ -1,7 +1,7 @@
 """Networks: those of the notebooks, and pretrained ones."""
 
-from uqlab.models.networks import Standardize, cifar_resnet, load_weights, mlp, small_cnn, vit, wide_resnet
-from uqlab.models.pretrained import TextClassifier, from_pretrained
+from uqlab.models.networks import Standardize, cifar_resnet, mlp, small_cnn, vit, wide_resnet
+from uqlab.models.pretrained import TextClassifier, from_pretrained, load_weights
 
 __all__ = [
     "Standardize", "TextClassifier", "cifar_resnet", "from_pretrained", "load_weights", "mlp", "small_cnn", "vit",

@@ -4,15 +4,18 @@ import contextlib
 import copy
 import json
 import os
+import pickle
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from jaxtyping import Float, Int
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+Model = TypeVar("Model", bound=nn.Module)
 # transformers is imported where it is used: that takes a second, which every other network would wait for.
 
 
@@ -229,3 +232,56 @@ def _quiet(progress: bool) -> Iterator[None]:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0]
+
+
+def load_weights(model: Model, path: str | os.PathLike) -> Model:
+    """Put the weights of a file into `model` and return it.
+
+    path: a .th, .pt or .pth file of torch.save, of which only tensors are read (`weights_only=True`), or .safetensors.
+        A state dict under "state_dict" is unwrapped, and the prefix "module." of nn.DataParallel dropped.
+
+    Raises FileNotFoundError if there is no such file; ValueError for another kind of file, one that cannot be read or
+    holds more than tensors, and one whose names or shapes are not the model's. The model is then as it was.
+    """
+    path = Path(path).expanduser()
+    state = _read_weights(path)
+    if state and all(name.startswith("module.") for name in state):
+        state = {name.removeprefix("module."): weight for name, weight in state.items()}
+    own = model.state_dict()
+    missing = [name for name in own if name not in state and not name.endswith("num_batches_tracked")]
+    unexpected = [name for name in state if name not in own]
+    shapes = [
+        f"{name} {list(weight.shape)} for {list(own[name].shape)}"
+        for name, weight in state.items()
+        if name in own and weight.shape != own[name].shape
+    ]
+    problems = [
+        f"{what} {', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
+        for what, names in (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes))
+        if names
+    ]
+    if problems:
+        raise ValueError(f"{path} does not fit this {type(model).__name__}: {'; '.join(problems)}")
+    model.load_state_dict(state, strict=False)  # num_batches_tracked, absent from old files, plays no part
+    return model
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    if path.suffix not in (".th", ".pt", ".pth", ".safetensors"):
+        raise ValueError(f"{path}: weights are read from .th, .pt, .pth and .safetensors files")
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path.absolute()}; relative paths start at the working folder")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, ValueError, KeyError, OSError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise ValueError(
+            f"{path} cannot be read: {reason}. It is damaged, or holds Python objects, which would run code: then save "
+            "model.state_dict() alone"
+        ) from error
+    state = found.get("state_dict", found) if isinstance(found, dict) else found
+    if not isinstance(state, dict) or not all(isinstance(weight, Tensor) for weight in state.values()):
+        raise ValueError(f"{path} holds no state dict of tensors; save model.state_dict()")
+    return state

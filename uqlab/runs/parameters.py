@@ -108,12 +108,12 @@ def checked(given: dict[str, Any], known: dict[str, Any], where: str) -> dict[st
 
 
 def from_here(text: str) -> str:
-    """Make every .npz that exists in the current folder absolute, alone or in a list: a kernel runs elsewhere."""
+    """Make existing paths of data files (.npz, .tsv, .csv) absolute, alone or in a list: a kernel runs elsewhere."""
 
     def absolute(match: re.Match[str]) -> str:
         return Path(match[0]).absolute().as_posix() if Path(match[0]).is_file() else match[0]
 
-    return re.sub(r"""[^\s'"\[\],][^'"\[\],]*\.npz(?=['"\[\],\s]|$)""", absolute, text)
+    return re.sub(r"""[^\s'"\[\],][^'"\[\],]*\.(?:npz|[tc]sv(?:\.gz)?)(?=['"\[\],\s]|$)""", absolute, text)
 
 
 def unknown(name: str, known: Iterable[str], where: str) -> str:

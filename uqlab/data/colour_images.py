@@ -1,0 +1,90 @@
+"""Fetched sets of colour images of 32 x 32 pixels: CIFAR and SVHN."""
+
+import numpy as np
+from scipy.io import loadmat
+
+from uqlab.data.downloads import fetch, remotes
+from uqlab.data.readers import DIGITS, checked, reading, source, unpacked
+
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+NAMES = """
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
+caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant
+flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree
+motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate
+poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider
+squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle
+wardrobe whale willow_tree wolf woman worm
+"""
+CIFAR100 = tuple(NAMES.split())
+CIFAR_IMAGES = {"train": 50_000, "test": 10_000}
+CIFAR_MIRRORS = ["https://www.cs.toronto.edu/~kriz/"]
+SHAPE = (3, 32, 32)
+
+
+def cifar(archive, members, label, classes, split, root):
+    """Images and labels of binary batches: rows of label bytes, of which the last is number `label`, and pixels."""
+    path, batches = unpacked(archive, members, root)
+    data, images, width = b"".join(batches), CIFAR_IMAGES[split], label + 1 + 3072
+    if len(data) != images * width:
+        raise ValueError(f"{path}: {split} must hold {images} images, {images * width} bytes, got {len(data)}")
+    rows = np.frombuffer(data, np.uint8).reshape(images, width)
+    return checked(path, rows[:, label + 1 :].reshape(-1, *SHAPE), rows[:, label], SHAPE, classes)
+
+
+@source(  # tensorflow-datasets url_checksums/cifar10.txt
+    "cifar10",
+    remotes(
+        "",
+        CIFAR_MIRRORS,
+        {"cifar-10-binary.tar.gz": "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"},
+    ),
+)
+def cifar10(split, root):
+    """With the judgements of people, CIFAR-10H (Peterson et al. 2019), as soft labels of the test split if there."""
+    names = [f"data_batch_{k}" for k in range(1, 6)] if split == "train" else ["test_batch"]
+    members = [f"cifar-10-batches-bin/{name}.bin" for name in names]
+    x, y, classes, _ = cifar("cifar-10-binary.tar.gz", members, 0, CIFAR10, split, root)
+    human = root / "cifar10h-counts.npy"  # judgements of each test image and class, as the authors publish them
+    if split == "train" or not human.is_file():
+        return x, y, classes, None
+    with reading(human):
+        counts = np.load(human, allow_pickle=False)
+    if counts.shape != (len(x), 10) or (counts < 0).any() or not (counts.sum(1) > 0).all():
+        raise ValueError(
+            f"{human}: counts must have shape {(len(x), 10)}, no empty row and none below 0, got {counts.shape}"
+        )
+    return x, y, classes, (counts / counts.sum(1, keepdims=True)).astype(np.float32)
+
+
+@source(  # tensorflow-datasets url_checksums/cifar100.txt
+    "cifar100",
+    remotes(
+        "",
+        CIFAR_MIRRORS,
+        {"cifar-100-binary.tar.gz": "sha256:58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"},
+    ),
+)
+def cifar100(split, root):
+    """With the fine labels; the byte before them is the coarse one."""
+    return cifar("cifar-100-binary.tar.gz", [f"cifar-100-binary/{split}.bin"], 1, CIFAR100, split, root)
+
+
+@source(  # tensorflow-datasets url_checksums/svhn_cropped.txt
+    "svhn",
+    remotes(
+        "svhn",
+        ["http://ufldl.stanford.edu/housenumbers/"],
+        {
+            "train_32x32.mat": "sha256:435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
+            "test_32x32.mat": "sha256:cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
+        },
+        also=["."],
+    ),
+)
+def svhn(split, root):
+    path = fetch(f"svhn/{split}_32x32.mat", root)
+    with reading(path):
+        arrays = loadmat(path)
+        x, y = arrays["X"].transpose(3, 2, 0, 1), arrays["y"].reshape(-1) % 10  # label 10 stands for the digit 0
+    return checked(path, x, y, SHAPE, DIGITS)

@@ -1,0 +1,95 @@
+"""A user's own data by path: images in an .npz, texts in a table. Both give what the readers of fetched sets give."""
+
+import csv
+import gzip
+import io
+from pathlib import Path
+
+import numpy as np
+
+from uqlab.data.readers import npz, reading
+from uqlab.data.texts import tab_separated
+
+TABLES = (".tsv", ".tsv.gz", ".csv", ".csv.gz")
+SUFFIXES = (".npz", *TABLES)
+
+
+def own(path: Path, split: str):
+    """(inputs, labels, classes, None) of one split; `datasets.load` says what the file must hold.
+
+    Raises FileNotFoundError if there is no such file, ValueError for what it must not hold.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path.absolute()}; relative paths start at the working folder")
+    return (_texts if path.name.endswith(TABLES) else _images)(path, split)
+
+
+def _images(path, split):
+    arrays = npz(path, "x", "y", "x_train", "y_train", "x_test", "y_test", optional=True)
+    suffix = "" if "x" in arrays else f"_{split}"
+    if "x" + suffix not in arrays:
+        raise ValueError(f"{path} holds neither x nor x_{split}, but {sorted(arrays) or 'none of x, x_train, x_test'}")
+    x, y = arrays["x" + suffix], arrays.get("y" + suffix)
+
+    if x.ndim not in (3, 4) or 0 in x.shape:
+        raise ValueError(f"{path}: x must be [N, H, W], [N, H, W, C] or [N, C, H, W] and not empty, got {x.shape}")
+    if x.ndim == 3:
+        x = x[:, None]
+    elif x.shape[3] < x.shape[1]:
+        x = x.transpose(0, 3, 1, 2)
+    if x.dtype.kind == "f":
+        if not (x.min() >= 0 and x.max() <= 1):  # False for NaN too
+            raise ValueError(
+                f"{path}: floating-point x must lie in [0, 1] without NaN, got {x.min()} to {x.max()}; "
+                "scale it, or store uint8"
+            )
+    elif x.dtype != np.uint8:
+        raise ValueError(f"{path}: x must be uint8 or floating point in [0, 1], got {x.dtype}")
+    if y is None:
+        return x, np.full(len(x), -1), (), None
+    if y.shape != (len(x),) or y.dtype.kind not in "iu":
+        raise ValueError(f"{path}: y must be {len(x)} integers, one per image, got {y.dtype} {y.shape}")
+    if y.min() < 0:
+        raise ValueError(f"{path}: y must count from 0, got {y.min()}")
+    labels = [value for key, value in arrays.items() if key[0] == "y" and value.dtype.kind in "iu" and value.size]
+    top = max(int(value.max()) for value in labels)
+    if top >= max(1000, *(value.size for value in labels)):
+        raise ValueError(f"{path}: y must be class numbers counted from 0, got {top}; number the classes 0, 1, 2, ...")
+    classes = tuple(str(label) for label in range(top + 1))
+    rows = np.arange(len(y)) if suffix else _part(y, split)
+    return x[rows], y[rows].astype(np.int64), classes, None
+
+
+def _texts(path, split):
+    with reading(path):
+        content = path.read_bytes()
+        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8-sig")
+        rows = tab_separated(text) if ".tsv" in path.suffixes else [row for row in csv.reader(io.StringIO(text)) if row]
+    header, rows = [name.strip().lower() for name in rows[0]] if rows else [], rows[1:]
+    column = next((name for name in ("sentence", "text") if name in header), None)
+    if column is None or not rows:
+        raise ValueError(f"{path} must hold a column sentence or text, and rows; got {header}, {len(rows)} rows")
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(header):
+            raise ValueError(f"{path}: row {number} must have {len(header)} fields like the header, got {len(row)}")
+    columns = {name: [field.strip() for field in fields] for name, *fields in zip(header, *rows, strict=True)}
+    texts = columns[column]
+    if "label" not in columns:
+        return texts, np.full(len(texts), -1), (), None
+    names = columns["label"]
+    classes = sorted(set(names), key=int if all(name.isdecimal() for name in names) else None)
+    y = np.array([classes.index(name) for name in names], np.int64)
+    if "split" in columns:
+        rows = [row for row, part in enumerate(columns["split"]) if part == split]
+    else:
+        rows = _part(y, split)
+    return [texts[row] for row in rows], y[rows], tuple(classes), None
+
+
+def _part(y, split):
+    """Rows of a fixed random 70 : 30 split, in which every class has its share to within one item."""
+    shuffled = np.random.default_rng(0).permutation(len(y))
+    by_class = shuffled[np.argsort(y[shuffled], kind="stable")]
+    at = 3 * np.arange(len(y))
+    test = (at + 8) // 10 > (at + 5) // 10  # three of every ten in a row; never two neighbours
+    return np.sort(by_class[test == (split == "test")])
