@@ -11,8 +11,8 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from uqlab import ensembles, heads, models, training
 from uqlab.core import devices
-from uqlab.heads import fusion
 from uqlab.heads.attention import attentions
+from uqlab.heads.grouped import GroupedAttention
 
 EVEN = [[(layer, (m + layer) % HEADS) for layer in range(LAYERS)] for m in range(3)]  # one of each layer
 RAGGED = [SETS["several"], SETS["a whole layer"], SETS["but one"]]
@@ -140,7 +140,7 @@ def test_a_member_is_a_plain_network(name, sets):
     fused = heads.fuse(members)
     for m, model in enumerate(members):
         plain = fused.member(m)
-        assert not [part for part in plain.modules() if isinstance(part, fusion.MemberLayer)]
+        assert not [part for part in plain.modules() if isinstance(part, ensembles.MemberLayer)]
         assert {key: p.shape for key, p in plain.named_parameters()} == {
             k: p.shape for k, p in model.named_parameters()
         }
@@ -148,6 +148,23 @@ def test_a_member_is_a_plain_network(name, sets):
         torch.testing.assert_close(call(plain, x), call(model, x), rtol=1e-9, atol=1e-9)
     again = heads.fuse(fused)
     torch.testing.assert_close(again(x), fused(x), rtol=1e-9, atol=1e-9)
+
+
+@EVERY
+@SETS_OF_THREE
+def test_member_weights_are_those_of_the_member(name, sets):
+    """The rows of query, key and value, and the output projection."""
+    fused = heads.fuse(tuned(pruned(name, sets)))
+    grouped = [layer for layer in fused.network.modules() if isinstance(layer, GroupedAttention)]
+    assert len(grouped) == LAYERS
+    for m in range(3):
+        plain = fused.member(m)
+        for layer, attention in zip(grouped, attentions(plain), strict=True):
+            inputs_ = [plain.get_submodule(part).weight for part in attention.inputs]
+            expected = torch.cat([*inputs_, plain.get_submodule(attention.output).weight.mT])
+            assert expected.shape == (4 * attention.heads * 4, 16)
+            assert torch.equal(layer.member_weight(m), expected.detach())
+            assert not layer.member_weight(m).requires_grad
 
 
 # Parameters -----------------------------------------------------------------------------------------------------------

@@ -77,3 +77,11 @@ def like_parameters(model: nn.Module, inputs: Inputs) -> Any:
     """`inputs` where the model is, floating ones in its precision."""
     p = next(model.parameters(), torch.empty(0))
     return map_tensors(lambda t: t.to(p.device, p.dtype if t.is_floating_point() else None), inputs)
+
+
+def trained_like(made: Any, part: nn.Module) -> Any:
+    """`made`, with the mode of `part`; its parameters are trained, or not, like those of `part` with their names."""
+    wanted = {name: p.requires_grad for name, p in part.named_parameters()}
+    for name, p in made.named_parameters():
+        p.requires_grad_(wanted.get(name, False))
+    return made.train(part.training)

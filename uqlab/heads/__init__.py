@@ -1,23 +1,18 @@
-"""The attention heads of a transformer: their importance, circuits, pruning and fusion."""
+"""The attention heads of a transformer: how important they are, circuits, pruning and fusion.
 
-from uqlab.heads.attention import Head
+After Hydra Ensembles (Gabetni et al. 2025). Heads are pairs (layer, head), counted from 0. The models are transformers'
+ViT, CLIP's image or text encoder, BERT and its kin and DistilBERT, alone or inside a network that returns logits
+[batch, classes].
+"""
+
+from uqlab.heads.attention import count_heads, shape
 from uqlab.heads.circuits import Circuit, greedy_circuit
+from uqlab.heads.features import Separation, head_features, separation
 from uqlab.heads.fusion import FusedEnsemble, fuse
-from uqlab.heads.importance import (
-    Separation,
-    ablate,
-    count_heads,
-    head_features,
-    multiply_adds,
-    prune,
-    sample_heads,
-    separation,
-    shape,
-    taylor_heads,
-    taylor_scores,
-)
+from uqlab.heads.importance import sample_heads, taylor_heads, taylor_scores
+from uqlab.heads.pruning import ablate, multiply_adds, prune
 
 __all__ = [
-    "Circuit", "FusedEnsemble", "Head", "Separation", "ablate", "count_heads", "fuse", "greedy_circuit",
-    "head_features", "multiply_adds", "prune", "sample_heads", "separation", "shape", "taylor_heads", "taylor_scores",
+    "Circuit", "FusedEnsemble", "Separation", "ablate", "count_heads", "fuse", "greedy_circuit", "head_features",
+    "multiply_adds", "prune", "sample_heads", "separation", "shape", "taylor_heads", "taylor_scores",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Transformers taken apart: where the projections of their attention are, and what of them belongs to which head."""
+"""Where the attention projections of a transformer are, which rows and columns belong to which head, and its inputs."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -7,44 +7,42 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from uqlab.core.modules import Inputs, map_tensors
-from uqlab.ensembles import Ensemble
+from uqlab.core.checks import class_labels, finite, one_network
+from uqlab.core.modules import Inputs, call, like_parameters, logits_of, map_tensors
 
-# The names of query, key, value and output projection: ViT and CLIP, BERT and its kin, DistilBERT.
+# The names of the query, key and value projections in ViT and CLIP, in BERT and its kin, and in DistilBERT.
 _NAMES = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q_lin", "k_lin", "v_lin"))
 _OUTPUTS = ("o_proj", "out_proj", "out_lin")
 Head = tuple[int, int]  # layer, head
 
 
 class Attention(NamedTuple):
-    """The attention of one layer; all names are the model's."""
+    """The attention of one layer; the names are names of the model's modules."""
 
-    layer: str  # the module that is one layer of the stack
-    name: str  # the module that holds the projections of query, key and value
-    inputs: tuple[str, str, str]  # those
-    output: str  # the output projection, inside that module or beside it
+    layer: str  # one layer of the stack
+    name: str  # holds the query, key and value projections
+    inputs: tuple[str, ...]  # the query, key and value projections
+    output: str  # the output projection, inside `name` or beside it
     size: int  # features of a head
     heads: int
 
     @property
     def inside(self) -> bool:
-        """Whether the output projection is applied inside the module `name`."""
+        """Whether the module `name` applies the output projection itself."""
         return self.output.startswith(f"{self.name}.")
 
     def columns(self, head: int) -> slice:
-        """The columns of the output projection, and rows of the others, that belong to a head."""
+        """The columns of the output projection, and the rows of the other projections, that belong to a head."""
         return slice(head * self.size, (head + 1) * self.size)
 
 
 def attentions(model: nn.Module) -> list[Attention]:
-    """The attention of every layer, first to last.
+    """The attention of every layer, from the first to the last.
 
-    Raises TypeError for what is no single network, ValueError for one without attention whose heads are apart, with
-    heads that share keys or values, and with several stacks of layers.
+    Raises TypeError unless the model is one network; ValueError for a network without separable heads, with keys or
+    values that several heads share, and with several stacks of layers.
     """
-    if not isinstance(model, nn.Module) or isinstance(model, Ensemble):
-        hint = "; take one of its networks: ensemble.member(0)" if isinstance(model, Ensemble) else ""
-        raise TypeError(f"needs one torch module, got {type(model).__name__}{hint}")
+    one_network(model, "uqlab.heads")
     modules = dict(model.named_modules())
     found = [attention for name in modules if (attention := _attention(name, modules)) is not None]
     if not found:
@@ -58,10 +56,23 @@ def attentions(model: nn.Module) -> list[Attention]:
         names = ", ".join(stacks)
         raise ValueError(f"{type(model).__name__} holds {len(stacks)} stacks of layers ({names}); give one of them")
     if len({attention.layer for attention in found}) < len(found):
-        raise ValueError(
-            f"{type(model).__name__} has layers with several attentions; heads of encoders alone are known"
-        )
+        raise ValueError(f"{type(model).__name__} has layers with several attentions; give an encoder")
     return found
+
+
+def shape(model: nn.Module) -> tuple[int, int]:
+    """(layers, heads); the layers of a pruned model differ, and the heads are those of the layer that has most.
+
+    Raises TypeError unless the model is one network; ValueError for a network without separable heads, with keys or
+    values that several heads share, and with two encoders.
+    """
+    counts = count_heads(model)
+    return len(counts), max(counts)
+
+
+def count_heads(model: nn.Module) -> list[int]:
+    """The number of heads of each layer; raises the errors of `shape`."""
+    return [attention.heads for attention in attentions(model)]
 
 
 def _attention(name: str, modules: Mapping[str, nn.Module]) -> Attention | None:
@@ -71,26 +82,23 @@ def _attention(name: str, modules: Mapping[str, nn.Module]) -> Attention | None:
     beside = f"{name.rpartition('.')[0]}.output.dense".lstrip(".")
     outputs = [own for each in _OUTPUTS if (own := f"{name}.{each}") in modules] or [beside]
     names = [*(f"{name}.{each}" for each in inputs), outputs[0]]
-    parts = [modules.get(each) for each in names]
+    projections = [part for each in names if isinstance(part := modules.get(each), nn.Linear)]
     core: Any = modules[name]
     size = getattr(core, "head_dim", getattr(core, "attention_head_size", None))
-    if not isinstance(size, int) or not all(isinstance(part, nn.Linear) for part in parts):
+    if not isinstance(size, int) or len(projections) < len(names):
         return None
-    q, k, v, o = (part for part in parts if isinstance(part, nn.Linear))
-    if not q.out_features == k.out_features == v.out_features == o.in_features or q.out_features % size:
-        given = f"{q.out_features}, {k.out_features}, {v.out_features} and {o.in_features}"
+    features = [*(part.out_features for part in projections[:3]), projections[3].in_features]
+    if len(set(features)) > 1 or features[0] % size:
         raise ValueError(
-            f"the heads of {name} cannot be taken apart: query, key, value and output projection have {given} "
+            f"the heads of {name} cannot be taken apart: query, key, value and output projection have {features} "
             f"features, which must be equal and a multiple of {size}"
         )
     layer = name
     while not isinstance(modules.get(layer.rpartition(".")[0]), nn.ModuleList | nn.Sequential):
         layer = layer.rpartition(".")[0]
         if not layer:
-            raise ValueError(
-                f"{name} is in no list of layers; heads are those of a stack of layers, one after the other"
-            )
-    return Attention(layer, name, (names[0], names[1], names[2]), names[3], size, q.out_features // size)
+            raise ValueError(f"{name} is not in a list of layers; the layers must be a stack, one after the other")
+    return Attention(layer, name, tuple(names[:3]), names[3], size, features[0] // size)
 
 
 def linear(model: nn.Module, name: str) -> nn.Linear:
@@ -100,7 +108,10 @@ def linear(model: nn.Module, name: str) -> nn.Linear:
 
 
 def check_heads(found: list[Attention], heads: Iterable[Head]) -> list[Head]:
-    """The heads as pairs of int; raises TypeError, ValueError for what are no pairs, unknown or named twice."""
+    """The heads as pairs of int.
+
+    Raises TypeError unless they are pairs, ValueError for heads that the model does not have or that are given twice.
+    """
     try:
         pairs = [(int(layer), int(head)) for layer, head in heads]
     except (TypeError, ValueError) as error:
@@ -116,7 +127,7 @@ def check_heads(found: list[Attention], heads: Iterable[Head]) -> list[Head]:
 
 
 class Headless(nn.Module):
-    """An attention without heads: of its output projection, if that is inside, the bias is left."""
+    """An attention without heads, which gives the bias of its output projection if it holds that projection."""
 
     def __init__(self, core: nn.Module, attention: Attention):
         super().__init__()
@@ -131,39 +142,40 @@ class Headless(nn.Module):
 
 
 def with_heads(core: Any, attention: Attention, heads: int) -> nn.Module:
-    """The attention whose projections have been cut to so many heads."""
+    """The attention `core`, whose projections have already been cut to this number of heads."""
     for name in ("num_attention_heads", "num_heads", "n_heads"):
         if hasattr(core, name):
             setattr(core, name, heads)
     return core if heads else Headless(core, attention)
 
 
+# Inputs and outputs ---------------------------------------------------------------------------------------------------
 def length(inputs: Inputs) -> int:
-    """The number of inputs; raises TypeError, ValueError for what are no tensors of equally many."""
+    """The number of inputs.
+
+    Raises TypeError unless they are a tensor or tensors by name; ValueError unless they are finite and every tensor
+    holds the same number of samples, at least one.
+    """
     tensors = [inputs] if isinstance(inputs, Tensor) else list(inputs.values()) if isinstance(inputs, Mapping) else []
     if not tensors or not all(isinstance(t, Tensor) and t.ndim for t in tensors):
         kind = type(inputs).__name__
-        raise TypeError(
-            f"inputs must be a tensor [samples, ...] or tensors by name, as tokenizers make them; got {kind}"
-        )
+        raise TypeError(f"inputs must be a tensor [samples, ...] or tensors by name, as tokenizers give; got {kind}")
     counts = {len(t) for t in tensors}
-    if len(counts) > 1 or not counts.isdisjoint({0}):
-        raise ValueError(f"inputs must be equally many and at least one, got {sorted(counts)} samples")
-    if any(t.is_floating_point() and not t.isfinite().all() for t in tensors):
-        raise ValueError("inputs hold NaN or infinite values; clean them first")
+    if len(counts) > 1 or 0 in counts:
+        raise ValueError(f"inputs must have the same number of samples, at least one, got {sorted(counts)} samples")
+    for t in tensors:
+        finite("inputs", t)
     return counts.pop()
 
 
 def take(model: nn.Module, inputs: Inputs, rows: slice) -> Inputs:
-    """Some of the inputs where the model is, floating ones in its precision."""
-    p = next(model.parameters())
-    return map_tensors(lambda t: t[rows].to(p.device, p.dtype if t.is_floating_point() else None), inputs)
+    """Some of the inputs, on the model's device; floating-point ones in the model's precision."""
+    return like_parameters(model, map_tensors(lambda t: t[rows], inputs))
 
 
 def run(model: nn.Module, inputs: Inputs) -> Tensor:
     """The logits [batch, classes]; raises ValueError for a model that returns none."""
-    output: Any = model(inputs) if isinstance(inputs, Tensor) else model(**inputs)
-    logits = getattr(output, "logits", output)  # transformers' models return several things
+    logits = logits_of(call(model, inputs))
     if not isinstance(logits, Tensor) or logits.ndim != 2:
         found = f"a tensor {list(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
         raise ValueError(f"{type(model).__name__} must return logits [batch, classes], got {found}")
@@ -171,15 +183,7 @@ def run(model: nn.Module, inputs: Inputs) -> Tensor:
 
 
 def check_labels(model: nn.Module, inputs: Inputs, labels: Tensor) -> Tensor:
-    """The labels where the model is; raises TypeError, ValueError unless there is one of its classes for each input."""
-    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dtype == torch.bool:
-        kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
-        raise TypeError(f"labels must be a tensor of integers, got {kind}")
-    if labels.shape != (length(inputs),):
-        raise ValueError(f"labels must be [samples] = [{length(inputs)}] like the inputs, got {list(labels.shape)}")
+    """The labels as int64 on the model's device; raises the errors of `class_labels` for one label for each input."""
     with torch.no_grad():
         classes = run(model, take(model, inputs, slice(1))).shape[1]
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= classes:
-        raise ValueError(f"labels must be 0 to {classes - 1}, one for each of {classes} outputs, got {low} to {high}")
-    return labels.to(next(model.parameters()).device, torch.int64)
+    return class_labels(labels, length(inputs), classes).to(next(model.parameters()).device)

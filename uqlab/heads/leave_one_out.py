@@ -1,9 +1,9 @@
-"""A network's logits without a head, for every head at the price of the layers that come after it.
+"""A network's logits without one head, for every head, at the cost of the layers that come after it.
 
 Algorithm 1 of Hydra zeroes a head, runs the whole network on every input, and restores the head. Here a batch goes
-through the network once, and every head is tried from what it left behind: without the head, the output of its layer's
-attention is that output minus the head's own share, which is linear; layers before it need nothing, and of the last
-layer, where the classifier reads the first token alone, only that token.
+through the network once, and every head is tried from what that pass left behind. The attention's output without the
+head is its output minus the head's own contribution, because the output projection is linear. The layers before it are
+not computed again; if the classifier reads the first token alone, the last layer is computed for that token only.
 """
 
 import copy
@@ -17,13 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from uqlab.core import devices
-from uqlab.core.modules import Inputs
-from uqlab.ensembles import frozen
+from uqlab.core.modules import Inputs, frozen, hooked, sharing_copy
 from uqlab.heads.attention import Attention, Head, attentions, length, linear, run
 
 
 class _Given:
-    """Takes the place of a module's forward and returns what it was given, whatever the input."""
+    """Replaces the forward of a module: it returns the given value, whatever the input."""
 
     def __init__(self, module: nn.Module, wrap: Callable[[Tensor], Any] = lambda value: value):
         self.wrap, self.value = wrap, torch.empty(0)
@@ -34,21 +33,21 @@ class _Given:
 
 
 class _Trace(NamedTuple):
-    """What a batch left behind in the network."""
+    """What one pass of a batch left behind in the network."""
 
     inputs: Inputs
     embedded: Any
     hidden: list[Tensor]  # the input of each layer [batch, tokens, width]
-    rest: list[tuple[tuple, dict]]  # its other arguments
+    rest: list[tuple[tuple, dict]]  # the other arguments of each layer
     heads: list[Tensor]  # the input of each output projection, all heads side by side
-    attended: list[Tensor]  # its output
+    attended: list[Tensor]  # the output of each output projection
     logits: Tensor
 
 
 class Search:
-    """The network without the heads removed so far, and the logits that removing one more would give.
+    """The network without the heads removed so far, and the logits that it would give without one more.
 
-    The model itself is never touched: the search has a view of it, which shares all weights but the output projections.
+    The model itself is never changed: the search has a copy that shares all weights but the output projections.
     """
 
     def __init__(self, model: nn.Module, example: Inputs):
@@ -60,13 +59,13 @@ class Search:
         self.layers = [self.network.get_submodule(attention.layer) for attention in self.found]
         self.embedding = _embedding(self.network, self.found)
         self.norm: nn.Module | None = None  # of the last layer, before its attention
-        self.first_only = False  # whether of the last layer the first token is enough
+        self.first_only = False  # whether the first token is enough in the last layer
         self.rows = 0  # inputs in a batch
         self._learn(example)
 
     def twin(self) -> "Search":
-        """Another view of the same weights, for another thread; what is removed from one is removed from both."""
-        return copy.deepcopy(self, _shared(self.network))
+        """Another search on the same weights, for another thread; a head removed from one is removed from both."""
+        return copy.deepcopy(self, {id(t): t for t in (*self.network.parameters(), *self.network.buffers())})
 
     def remove(self, layer: int, head: int) -> None:
         """Remove a head for good: its columns of the output projection become 0."""
@@ -78,7 +77,7 @@ class Search:
 
     @torch.no_grad()
     def logits(self, inputs: Inputs, heads: Sequence[Head]) -> Iterator[tuple[int, Tensor]]:
-        """The logits [batch, classes] of a batch: (-1, the network's), then (i, without heads[i] too) for every i."""
+        """The logits [batch, classes] of a batch: (-1, the network's), then (i, those without heads[i]) for every i."""
         trace = self.trace(inputs)
         yield -1, trace.logits
         batch, tokens = trace.hidden[0].shape[:2]
@@ -86,14 +85,16 @@ class Search:
         for layer, group in itertools.groupby(sorted(heads), key=lambda pair: pair[0]):
             short = self.first_only and layer == len(self.layers) - 1
             together = max(1, self.rows * tokens // (batch * (1 if short else tokens)))
-            for some in _chunks(list(group), together):
+            pairs = list(group)
+            for low in range(0, len(pairs), together):
+                some = pairs[low : low + together]
                 hidden = self._through(trace, layer, [head for _, head in some], short)
                 for pair, states in zip(some, hidden.split(batch), strict=True):
                     yield numbers[pair], self._classify(trace, states)
 
     @torch.no_grad()
     def trace(self, inputs: Inputs) -> _Trace:
-        """One pass through the network, remembering what each layer was given and what its attention made of it."""
+        """One pass through the network that records what each layer was given and what its attention gave."""
         hidden, rest, heads, attended, embedded = [], [], [], [], []
 
         def enters(_: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -105,26 +106,23 @@ class Search:
             heads.append(args[0])
             attended.append(output)
 
-        hooks = [layer.register_forward_pre_hook(enters, with_kwargs=True) for layer in self.layers]
+        handles = [layer.register_forward_pre_hook(enters, with_kwargs=True) for layer in self.layers]
         for attention in self.found:
-            hooks.append(linear(self.network, attention.output).register_forward_hook(projected))
+            handles.append(linear(self.network, attention.output).register_forward_hook(projected))
         if self.embedding is not None:
             part = self.network.get_submodule(self.embedding)
-            hooks.append(part.register_forward_hook(lambda _, args, output: embedded.append(output)))
-        try:
+            handles.append(part.register_forward_hook(lambda _, args, output: embedded.append(output)))
+        with hooked(handles):
             logits = run(self.network, inputs)
-        finally:
-            for hook in hooks:
-                hook.remove()
         if not len(hidden) == len(attended) == len(self.layers):
             kind, count = type(self.network).__name__, len(self.layers)
             raise ValueError(f"{kind} must use each of its {count} layers once in a pass; it made {len(hidden)} calls")
         return _Trace(inputs, embedded[0] if embedded else None, hidden, rest, heads, attended, logits)
 
     def _through(self, trace: _Trace, layer: int, heads: list[int], short: bool) -> Tensor:
-        """The last layer's output [heads * batch, tokens, width] without each of some heads of one layer.
+        """The last layer's output [heads * batch, tokens, width] without each of these heads of one layer.
 
-        `short`: of the last layer and the first token alone, [heads * batch, 1, width].
+        short: the layer is the last one, and only its first token is computed: [heads * batch, 1, width].
         """
         attention, copies, last = self.found[layer], len(heads), len(self.layers) - 1
         tokens = slice(1) if short else slice(None)
@@ -132,9 +130,9 @@ class Search:
         hidden = trace.hidden[layer][:, tokens].repeat(copies, 1, 1)
         without = whole.new_empty(copies, whole.shape[0] * whole.shape[1], whole.shape[2])
         for one, head in zip(without, heads, strict=True):
-            share = z[..., attention.columns(head)].flatten(0, 1)  # [batch * tokens, size]
-            weight = self._weight(layer, head).to(share.dtype)  # which autocast would not do
-            torch.addmm(whole.flatten(0, 1), share, weight.mT, alpha=-1, out=one)
+            own = z[..., attention.columns(head)].flatten(0, 1)  # [batch * tokens, size]
+            weight = self._weight(layer, head).to(own.dtype)  # autocast does not convert where `out` is given
+            torch.addmm(whole.flatten(0, 1), own, weight.mT, alpha=-1, out=one)
         hidden = self._given(layer, hidden, without.view(hidden.shape), _repeated(trace.rest[layer], copies))
         for later in range(layer + 1, last + 1):
             args, kwargs = _repeated(trace.rest[later], copies)
@@ -146,14 +144,14 @@ class Search:
         return hidden
 
     def _given(self, layer: int, hidden: Tensor, attended: Tensor, rest: tuple[tuple, dict]) -> Tensor:
-        """A layer whose attention, output projection included, has given `attended`."""
+        """The output of a layer whose attention, with its output projection, has given `attended`."""
         for part in self.attended[layer]:
             part.value = attended
         output = self.after[layer](hidden, *rest[0], **rest[1])
         return output[0] if isinstance(output, tuple) else output
 
     def _first(self, hidden: Tensor, args: tuple, kwargs: dict) -> Tensor:
-        """What the last layer's attention gives the first token [batch, 1, width]."""
+        """What the last layer's attention gives for the first token [batch, 1, width]."""
         attention = self.found[-1]
         hidden = hidden if self.norm is None else self.norm(hidden)
         q, k, v = (linear(self.network, name) for name in attention.inputs)
@@ -170,34 +168,31 @@ class Search:
             self.embedded.value = trace.embedded
         return run(self.tail, trace.inputs)
 
-    # How the network is put together, found out on an example -------------------------------------------------------
     @torch.no_grad()
     def _learn(self, example: Inputs) -> None:
+        """Find out on an example how the network is put together, and check the shortcuts on it."""
         last, normed, widest, wraps = self.layers[-1], [], [0], {}
 
         def measured(_: nn.Module, args: tuple, output: Tensor) -> None:
             widest.append(max(args[0].nbytes, output.nbytes))
 
-        hooks = [part.register_forward_hook(measured) for part in self.network.modules() if isinstance(part, nn.Linear)]
+        def enters(_: nn.Module, args: tuple, kwargs: dict) -> None:
+            entered.append(args[0] if args else kwargs["hidden_states"])
+
+        network, entered = self.network, []
+        core = network.get_submodule(self.found[-1].name)
+        handles = [core.register_forward_pre_hook(enters, with_kwargs=True)]
+        for part in network.modules():
+            if isinstance(part, nn.Linear):
+                handles.append(part.register_forward_hook(measured))
         for part in last.modules():
             if isinstance(part, nn.LayerNorm):
-                hooks.append(part.register_forward_hook(lambda part, _, output: normed.append((part, output))))
-        entered: list[Tensor] = []
-        core = self.network.get_submodule(self.found[-1].name)
-        hooks.append(
-            core.register_forward_pre_hook(
-                lambda _, args, kwargs: entered.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
-            )
-        )
-        for attention in self.found:
-            for name in (attention.layer, attention.name):
-                part = self.network.get_submodule(name)
-                hooks.append(part.register_forward_hook(lambda part, _, output: wraps.update({part: _wrap(output)})))
-        try:
+                handles.append(part.register_forward_hook(lambda part, _, output: normed.append((part, output))))
+        for name in (name for attention in self.found for name in (attention.layer, attention.name)):
+            part = network.get_submodule(name)
+            handles.append(part.register_forward_hook(lambda part, _, output: wraps.update({part: _wrap(output)})))
+        with hooked(handles):
             trace = self.trace(example)
-        finally:
-            for hook in hooks:
-                hook.remove()
         self.norm = next((part for part, output in normed if output is entered[0]), None)
         plain = self.norm is not None or entered[0] is trace.hidden[-1]
         self._take_apart(wraps)
@@ -205,7 +200,7 @@ class Search:
         where = trace.logits.device.type
         self.rows = max(8, int(devices.CIRCUIT_CACHE * count / max(widest))) if where == "cpu" else 256
         poisoned = trace.hidden[-1].clone()
-        poisoned[:, 1:] = math.nan  # NaN spreads to whatever is made of it
+        poisoned[:, 1:] = math.nan  # NaN spreads to whatever is computed from these tokens
         self.first_only = plain and bool(self._classify(trace, poisoned).isfinite().all())
         firsts = [(layer, 0) for layer, attention in enumerate(self.found) if attention.heads]
         if not self._agrees(example, firsts):
@@ -217,18 +212,19 @@ class Search:
                 )
 
     def _take_apart(self, wraps: dict[nn.Module, Callable[[Tensor], Any]]) -> None:
-        """Views of the network: one whose attention is given, one whose embeddings and layers are."""
-        parted, self.tail = (copy.deepcopy(self.network, _shared(self.network)) for _ in range(2))
+        """Two views of the network: in one the attention's output is given, in the other the layers' output is."""
+        network = self.network
+        parted, self.tail = sharing_copy(network), sharing_copy(network)
         self.after = [parted.get_submodule(attention.layer) for attention in self.found]
         self.attended = [
             [
-                _Given(parted.get_submodule(attention.name), wraps[self.network.get_submodule(attention.name)]),
+                _Given(parted.get_submodule(attention.name), wraps[network.get_submodule(attention.name)]),
                 *([] if attention.inside else [_Given(parted.get_submodule(attention.output))]),
             ]
             for attention in self.found
         ]
         names = [attention.layer for attention in self.found]
-        self.states = [_Given(self.tail.get_submodule(name), wraps[self.network.get_submodule(name)]) for name in names]
+        self.states = [_Given(self.tail.get_submodule(name), wraps[network.get_submodule(name)]) for name in names]
         self.embedded = None if self.embedding is None else _Given(self.tail.get_submodule(self.embedding))
 
     def _agrees(self, example: Inputs, heads: list[Head]) -> bool:
@@ -245,15 +241,10 @@ class Search:
         return True
 
 
-def _shared(model: nn.Module) -> dict[int, Any]:
-    """For deepcopy: parameters and buffers are not copied."""
-    return {id(t): t for t in itertools.chain(model.parameters(), model.buffers())}
-
-
 def _wrap(output: Any) -> Callable[[Tensor], Any]:
-    """How a part of the network returns its result: alone, or first in a tuple."""
-    others = [None] * (len(output) - 1) if isinstance(output, tuple) else None
-    return lambda value: value if others is None else (value, *others)
+    """How a part of the network returns its result: alone, or as the first of a tuple."""
+    rest = [None] * (len(output) - 1) if isinstance(output, tuple) else None
+    return lambda value: value if rest is None else (value, *rest)
 
 
 def _embedding(model: nn.Module, found: list[Attention]) -> str | None:
@@ -267,7 +258,7 @@ def _embedding(model: nn.Module, found: list[Attention]) -> str | None:
 
 
 def _repeated(rest: tuple[tuple, dict], copies: int) -> tuple[tuple, dict]:
-    """A layer's other arguments, for a batch that is repeated: masks are repeated too, unless they are one for all."""
+    """A layer's other arguments for a repeated batch: masks are repeated too, unless one mask serves all samples."""
 
     def each(value: Any) -> Any:
         if not isinstance(value, Tensor) or value.ndim < 2 or copies == 1 or value.shape[0] == 1:
@@ -275,8 +266,3 @@ def _repeated(rest: tuple[tuple, dict], copies: int) -> tuple[tuple, dict]:
         return value.repeat(copies, *[1] * (value.ndim - 1))
 
     return tuple(each(value) for value in rest[0]), {name: each(value) for name, value in rest[1].items()}
-
-
-def _chunks(items: list, size: int) -> Iterator[list]:
-    for low in range(0, len(items), size):
-        yield items[low : low + size]

@@ -1,0 +1,238 @@
+"""The layers of a fused ensemble: LayerNorms and attention in which every member has its own weights."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from uqlab.core import devices
+from uqlab.core.modules import trained_like
+from uqlab.ensembles import MemberLayer, plain_linear
+from uqlab.heads.attention import Attention, linear, with_heads
+
+
+class MemberLayerNorm(MemberLayer):
+    """A LayerNorm in which every member has its own weight and bias."""
+
+    def __init__(
+        self, weight: Float[Tensor, "members 1 features"], bias: Float[Tensor, "members 1 features"], eps: float
+    ):
+        super().__init__()
+        self.members, self.eps = weight.shape[0], eps
+        self.weight, self.bias = nn.Parameter(weight), nn.Parameter(bias)
+
+    @classmethod
+    def stack(cls, norms: Sequence[Any]) -> "MemberLayerNorm":
+        """Member m is `norms[m]`; the weights are copied."""
+        weights = [norm.weight.detach() for norm in norms]
+        biases = [torch.zeros_like(norm.weight) if norm.bias is None else norm.bias.detach() for norm in norms]
+        norm = cls(torch.stack(weights).unsqueeze(1), torch.stack(biases).unsqueeze(1), norms[0].eps)
+        return trained_like(norm, norms[0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias, active = self.weight, self.bias, self.active
+        if active != slice(None):  # small batches would notice the calls
+            weight, bias = weight[active], bias[active]
+        rows = F.layer_norm(x, x.shape[-1:], eps=self.eps).view(len(weight), -1, x.shape[-1])
+        return torch.addcmul(bias, rows, weight).view(x.shape)
+
+    def member(self, index: int) -> nn.LayerNorm:
+        norm = nn.LayerNorm(self.weight.shape[2:], self.eps, device=self.weight.device, dtype=self.weight.dtype)
+        norm.weight.data, norm.bias.data = self.weight.data[index, 0].clone(), self.bias.data[index, 0].clone()
+        return trained_like(norm, self)
+
+    def shard(self, rows: slice) -> "MemberLayerNorm":
+        return trained_like(MemberLayerNorm(self.weight.data[rows], self.bias.data[rows], self.eps), self)
+
+
+class GroupedAttention(MemberLayer):
+    """The attention of all members with its output projection; every member has its own heads.
+
+    The members are separate rows of the batch, so their heads never mix. One batched product gives the queries, keys
+    and values of all members, another one applies their output projections. in_weight holds, for each member and each
+    of its heads, the rows of query, key and value; out_weight holds the columns of the output projection as rows.
+
+    If all members have the same number of heads, these are in_weight [members, heads * 3 * size, width] and out_weight
+    [members, heads * size, width]. Otherwise the members' rows are joined along the first axis. A product then fills
+    them up with zeros to the largest number of heads; for large batches on a CPU it is faster to compute the members
+    one after the other, without zeros.
+    """
+
+    def __init__(
+        self,
+        attention: Attention,
+        core: nn.Module,
+        heads: Sequence[int],
+        weights: Sequence[Tensor],
+        biases: Sequence[Tensor | None],
+    ):
+        super().__init__()
+        self.attention, self.heads, self.members = attention, list(heads), len(heads)
+        self.core = (core,)  # a member's attention without its weights; the tuple hides it from torch
+        self.in_weight, self.out_weight = (nn.Parameter(weight) for weight in weights)
+        self.in_bias, self.out_bias = (None if bias is None else nn.Parameter(bias) for bias in biases)
+        rate: Any = getattr(core, "attention_dropout", getattr(core, "dropout", 0.0))
+        self.dropout, self.causal = float(getattr(rate, "p", rate)), bool(getattr(core, "is_causal", False))
+
+    @property
+    def even(self) -> bool:
+        """Whether all members have the same number of heads."""
+        return len(set(self.heads)) == 1
+
+    @classmethod
+    def of(cls, models: Sequence[nn.Module], found: Sequence[Attention]) -> "GroupedAttention":
+        """The attention of one layer of the members: `found[m]` says where it is in `models[m]`.
+
+        Raises ValueError for attention that is more than softmax(Q K^T / sqrt(size)) V.
+        """
+        heads, size = [each.heads for each in found], found[0].size
+        most = heads.index(max(heads))
+        core = copy.deepcopy(models[most].get_submodule(found[most].name))
+        for name in (*found[most].inputs, *([found[most].output] if found[most].inside else [])):
+            setattr(core, name.rpartition(".")[2], nn.Identity())
+        inputs = [[linear(model, name) for name in each.inputs] for model, each in zip(models, found, strict=True)]
+        outputs = [linear(model, each.output) for model, each in zip(models, found, strict=True)]
+
+        def rows(tensors: Sequence[Tensor]) -> Tensor:  # of query, key and value, head by head
+            return torch.stack([t.detach().unflatten(0, (-1, size)) for t in tensors], 1).flatten(0, 2)
+
+        join = torch.stack if len(set(heads)) == 1 else torch.cat
+        own = [[part.bias for part in three if part.bias is not None] for three in inputs]
+        last = [part.bias.detach() for part in outputs if part.bias is not None]
+        weights = [join([rows([part.weight for part in three]) for three in inputs])]
+        weights.append(join([part.weight.detach().mT for part in outputs]).contiguous())
+        biases = [join([rows(three) for three in own]) if own[0] else None, torch.stack(last) if last else None]
+        grouped = cls(found[0], core, heads, weights, biases)
+        for side, part in (("in", inputs[0][0]), ("out", outputs[0])):
+            for name, p in part.named_parameters():
+                grouped.get_parameter(f"{side}_{name}").requires_grad_(p.requires_grad)
+        grouped.eval()._check_members()
+        return grouped.train(models[0].training)
+
+    @torch.no_grad()
+    def _check_members(self) -> None:
+        """Raise ValueError unless the members' own attention gives what this layer gives."""
+        like = next(self.parameters())
+        x = torch.randn(self.members, 4, like.shape[-1], generator=torch.Generator().manual_seed(0)).to(like)
+        together, _ = self(x)
+        for m in range(self.members):
+            try:
+                alone = self.member(m)(x[m : m + 1], attention_mask=None)[0]
+                alone = alone if self.attention.inside else self.projection(m)(alone)
+                same = torch.allclose(alone[0], together[m], rtol=0.0, atol=torch.finfo(x.dtype).eps ** 0.5)
+            except (TypeError, RuntimeError):
+                same = False
+            if not same:
+                kind = type(self.core[0]).__name__
+                raise ValueError(f"{kind} is more than softmax(Q K^T / sqrt(size)) V and cannot be fused")
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, is_causal: bool | None = None, **_: Any
+    ) -> tuple[Tensor, None]:
+        active = self.active
+        members = range(self.members)[active]
+        causal = attention_mask is None and (self.causal if is_causal is None else is_causal)
+        rows = len(hidden_states) // len(members)
+        ragged = len({self.heads[m] for m in members}) > 1
+        if not ragged or hidden_states.device.type != "cpu" or rows * hidden_states.shape[1] < devices.FUSED_ALONE:
+            return self._attend(hidden_states, attention_mask, causal, active), None
+        masks = [attention_mask] * len(members)
+        if attention_mask is not None and len(attention_mask) == len(hidden_states):
+            masks = attention_mask.split(rows)
+        each = zip(hidden_states.split(rows), masks, members, strict=True)
+        return torch.cat([self._attend(x, mask, causal, slice(m, m + 1)) for x, mask, m in each]), None
+
+    def _attend(self, hidden: Tensor, mask: Tensor | None, causal: bool, active: slice) -> Tensor:
+        """The attention of the active members: hidden [members * batch, tokens, width] -> the same shape."""
+        heads, tokens, size = self.heads[active], hidden.shape[1], self.attention.size
+        x = hidden.reshape(len(heads), -1, hidden.shape[2])  # [members, batch * tokens, width]
+        out_bias = None if self.out_bias is None else self.out_bias[active, None]
+        if not max(heads):
+            return (torch.zeros_like(x) if out_bias is None else torch.zeros_like(x) + out_bias).view(hidden.shape)
+        in_bias = self._filled(self.in_bias, 3, active)
+        qkv = _product(x, self._filled(self.in_weight, 3, active).mT, None if in_bias is None else in_bias.unsqueeze(1))
+        qkv = qkv.view(-1, tokens, max(heads), 3, size)  # [rows, tokens, heads, 3, size]
+        q, k, v = qkv.permute(3, 0, 2, 1, 4).unbind()  # [rows, heads, tokens, size]
+        dropout = self.dropout if self.training else 0.0
+        z = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal and tokens > 1)
+        z = z.transpose(1, 2).reshape(*x.shape[:2], -1)  # [members, batch * tokens, heads * size]
+        return _product(z, self._filled(self.out_weight, 1, active), out_bias).view(hidden.shape)
+
+    def _filled(self, p: Any, share: int, active: slice) -> Any:
+        """The active members' rows [members, heads * share * size, ...], with zeros where a member has fewer heads."""
+        if p is None or self.even:
+            return p if p is None or active == slice(None) else p[active]
+        rows = self._split(p, share)[active]
+        return rows[0].unsqueeze(0) if len(rows) == 1 else pad_sequence(rows, batch_first=True)
+
+    def _split(self, p: Tensor, share: int) -> list[Tensor]:
+        """The rows of each member."""
+        return list(p if self.even else p.split([count * share * self.attention.size for count in self.heads]))
+
+    def _own(self, p: Tensor, index: int) -> Tensor:
+        """A copy of a member's rows of query, key and value [3, heads * size, ...]."""
+        rows = self._split(p.detach(), 3)[index].unflatten(0, (-1, 3, self.attention.size))
+        return rows.transpose(0, 1).flatten(1, 2).clone()
+
+    def member_weight(self, index: int) -> Tensor:
+        """The rows of query, key and value, then the output projection transposed [4 * heads * size, width]."""
+        return torch.cat([*self._own(self.in_weight, index), self._split(self.out_weight.detach(), 1)[index]])
+
+    def member(self, index: int) -> nn.Module:
+        core = copy.deepcopy(self.core[0]).train(self.training)
+        biases = [None] * 3 if self.in_bias is None else self._own(self.in_bias, index)
+        for name, weight, bias in zip(self.attention.inputs, self._own(self.in_weight, index), biases, strict=True):
+            part = plain_linear(weight, bias).requires_grad_(self.in_weight.requires_grad)
+            setattr(core, name.rpartition(".")[2], part)
+        if self.attention.inside:
+            setattr(core, self.attention.output.rpartition(".")[2], self.projection(index))
+        return with_heads(core, self.attention, self.heads[index])
+
+    def projection(self, index: int) -> nn.Linear:
+        """The output projection of a member."""
+        weight = self._split(self.out_weight.detach(), 1)[index].mT.clone(memory_format=torch.contiguous_format)
+        bias = None if self.out_bias is None else self.out_bias.detach()[index].clone()
+        return plain_linear(weight, bias).requires_grad_(self.out_weight.requires_grad)
+
+    def shard(self, rows: slice) -> "GroupedAttention":
+        heads, before = self.heads[rows], sum(self.heads[: range(self.members)[rows].start])
+
+        def some(p: Tensor | None, share: int) -> Any:
+            if p is None or self.even:
+                return p if p is None else p.data[rows]
+            part = p.data.narrow(0, before * share * self.attention.size, sum(heads) * share * self.attention.size)
+            return part.unflatten(0, (len(heads), -1)) if len(set(heads)) == 1 else part
+
+        weights = [some(self.in_weight, 3), some(self.out_weight, 1)]
+        biases = [some(self.in_bias, 3), None if self.out_bias is None else self.out_bias.data[rows]]
+        return trained_like(GroupedAttention(self.attention, self.core[0], heads, weights, biases), self)
+
+    def extra_repr(self) -> str:
+        return f"members={self.members}, heads={self.heads}, size={self.attention.size}"
+
+
+class AppliedProjection(MemberLayer):
+    """Replaces BERT's output projection, which the grouped attention has already applied."""
+
+    def __init__(self, grouped: GroupedAttention):
+        super().__init__()
+        self.members, self.grouped = grouped.members, (grouped,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+    def member(self, index: int) -> nn.Linear:
+        return self.grouped[0].projection(index)
+
+    def shard(self, rows: slice) -> "AppliedProjection":
+        return AppliedProjection(self.grouped[0].shard(rows))
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x [members, rows, in], weight [members, in, out] and bias [members, 1, out] -> [members, rows, out]."""
+    return torch.bmm(x, weight) if bias is None else torch.baddbmm(bias, x, weight)

@@ -1,0 +1,91 @@
+"""Networks without some of their heads, for a while (ablate) or for good (prune), and what networks cost."""
+
+import contextlib
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+from uqlab.core.modules import Inputs, call, evaluating, like_parameters, trained_like
+from uqlab.ensembles import plain_linear
+from uqlab.heads.attention import Head, attentions, check_heads, linear, with_heads
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+@contextlib.contextmanager
+def ablate(model: Model, heads: Iterable[Head]) -> Iterator[Model]:
+    """The model without these heads inside the block: their columns of the output projections are 0 (Hydra, D.1.2).
+
+    Afterwards the weights are what they were, bit for bit; changes that training made to these columns are lost.
+    Raises ValueError for heads that the model does not have or that are given twice; TypeError unless they are pairs.
+    """
+    found = attentions(model)
+    columns = []
+    for layer, head in check_heads(found, heads):
+        columns.append(linear(model, found[layer].output).weight.detach()[:, found[layer].columns(head)])
+    kept = [part.clone() for part in columns]
+    try:
+        for part in columns:
+            part.zero_()
+        yield model
+    finally:
+        for part, values in zip(columns, kept, strict=True):
+            part.copy_(values)
+
+
+def prune(model: Model, heads: Iterable[Head]) -> Model:
+    """A smaller copy without these heads: it returns what the ablated model returns.
+
+    The rows of the query, key and value projections, their biases, and the columns of the output projection are cut
+    out. The bias of the output projection and the scale 1 / sqrt(size of a head) stay. The remaining heads of a layer
+    are numbered from 0 again. A layer may lose all its heads: its attention then gives only a bias, and the residual
+    connection carries the layer's input past it.
+
+    Raises ValueError for heads that the model does not have or that are given twice; TypeError unless they are pairs.
+    """
+    found = attentions(model)
+    pairs = check_heads(found, heads)
+    small = copy.deepcopy(model)
+    for layer, attention in enumerate(found):
+        gone = {head for at, head in pairs if at == layer}
+        if not gone:
+            continue
+        left = torch.tensor([head not in gone for head in range(attention.heads)])
+        kept = left.repeat_interleave(attention.size).to(linear(small, attention.output).weight.device)
+        for name in attention.inputs:
+            _cut(small, name, rows=kept)
+        _cut(small, attention.output, columns=kept)
+        core = small.get_submodule(attention.name)
+        small.set_submodule(attention.name, with_heads(core, attention, attention.heads - len(gone)))
+    return small
+
+
+def _cut(model: nn.Module, name: str, rows: Any = slice(None), columns: Any = slice(None)) -> None:
+    """Keep only these rows and columns of a linear layer."""
+    layer = linear(model, name)
+    bias = None if layer.bias is None else layer.bias.detach()[rows]
+    model.set_submodule(name, trained_like(plain_linear(layer.weight.detach()[rows, columns], bias), layer))
+
+
+@torch.no_grad()
+def multiply_adds(model: nn.Module, inputs: Inputs) -> int:
+    """The multiply-adds of one pass over inputs [batch, ...], for a network or for all members of an ensemble.
+
+    Matrix products, convolutions and attention count; biases, normalisation and activations do not.
+    """
+    cpu = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}  # torch does not count it
+    here = like_parameters(model, inputs)
+    counter = FlopCounterMode(display=False, custom_mapping=cpu)
+    with evaluating(model):
+        call(model, here)  # an ensemble measures once how to split such inputs, which must not count
+        with counter:
+            call(model, here)
+    return counter.get_total_flops() // 2
+
+
+def _attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
+    return sdpa_flop_count(query, key, value)
