@@ -234,6 +234,18 @@ def test_an_ensemble_like_others():
         ensemble.member(9)
 
 
+def test_training_follows_the_members_mean_loss():
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5))
+    ensemble, x, y = tiles(model, 2), images(count=7), torch.arange(7) % 5
+    losses = torch.stack([nn.functional.cross_entropy(z, y) for z in ensemble(x)])
+    before = [p.detach().clone() for p in model.parameters()]
+    gradients = torch.autograd.grad(losses.mean(), list(model.parameters()))
+    training.fit(ensemble, x, y, epochs=1, lr=0.3, batch_size=7, progress=False)  # one step
+    for p, old, gradient in zip(model.parameters(), before, gradients, strict=True):
+        torch.testing.assert_close(p.detach(), old - 0.3 * gradient)
+    assert set(ensemble.shard(slice(1, 3)).shared_parameters().values()) == {2}
+
+
 class Own(nn.Module):
     """A pool of its own, and whatever comes after it."""
 
@@ -356,8 +368,11 @@ def test_inputs_that_tell_nothing_leave_the_check_open():
 
 def test_bad_input(unchecked):
     model = plain()
-    for size in (0, -1, 2.0, "2", True, None):
-        with pytest.raises(ValueError, match="size must be an integer of at least 1"):
+    for size in (0, -1):
+        with pytest.raises(ValueError, match=f"size must be at least 1, got {size}"):
+            tiles(model, size)
+    for size in (2.0, "2", None):
+        with pytest.raises(TypeError, match="integer"):
             tiles(model, size)
     with pytest.raises(ValueError, match="size 9 is larger than the map at '1', 8 x 8; choose 1 to 8"):
         tiles(model, 9)(images())
@@ -369,5 +384,5 @@ def test_bad_input(unchecked):
         tiles(nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2)), 2, pool="0")
     with pytest.raises(TypeError, match="one torch module, got function"):
         tiles(by_function, 2)
-    with pytest.raises(TypeError, match=r"of an ensemble use \.member"):
+    with pytest.raises(TypeError, match=r"ensemble\.member\(0\)"):
         tiles(ensembles.from_members([model]), 2)

@@ -1,21 +1,22 @@
 """Tiles: the ensemble in a network that averages its last feature map before a linear classifier (Kirsch 2024, D.4).
 
-A linear classifier of an average is the average of the classifier: the network's logits are the mean of the logits of
-the map's positions. With the average undone, the positions, averaged to size x size tiles, are members.
+A linear classifier of an average equals the average of the classifier's outputs: the network's logits are the mean of
+the logits at the positions of the map. Without that average, the positions are members, or size x size tiles of them.
 """
 
 import copy
 import math
-import operator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d
 
+from uqlab.core.checks import at_least, one_network
+from uqlab.core.modules import logits_of, sharing_copy
 from uqlab.ensembles import Ensemble
 
-# What may follow the pool: in evaluation mode each is an affine map, which an average passes through unchanged.
+# What may follow the pool: each is an affine map in evaluation mode, so it may be applied before an average or after.
 _AFFINE = (
     nn.Linear, nn.Flatten, nn.Unflatten, nn.Identity, nn.BatchNorm1d, nn.BatchNorm2d,
     nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout,
@@ -24,35 +25,32 @@ _OTHERWISE = (
     "If another module averages the map, name it: tiles(model, size, pool='...', head='...'); if a function call does, "
     "make it a module, nn.AdaptiveAvgPool2d(1)."
 )
-_TOLERANCE = 1e-2  # of the largest tile logit: above the error of bfloat16 products, below that of a bent head
+_TOLERANCE = 1e-2  # of the largest tile logit: above the error of bfloat16 products, below that of a nonlinear head
 
 
 def tiles(model: nn.Module, size: int, *, pool: str | None = None, head: str | None = None) -> Ensemble:
     """The ensemble of the size x size tiles of the map that `model` averages before its linear classifier.
 
-    Member i * size + j sees the tile in row i and column j alone. The mean of the members' logits is the model's own
-    where size divides the map; elsewhere tiles are the windows of torch's adaptive pooling, which may overlap. All
-    members cost one pass of the backbone. The ensemble is in evaluation mode and shares the model's weights until it is
-    moved or cast, which copies them; the model itself never changes.
+    Member i * size + j sees only the tile in row i and column j. Where size divides the map, the mean of the members'
+    logits is the model's own; elsewhere tiles are the windows of torch's adaptive pooling, which may overlap. All
+    members together cost one pass of the backbone. The ensemble is in evaluation mode and shares the model's weights
+    until it is moved or cast, which copies them.
 
-    A vision transformer whose classifier reads the class token has tiles too: its patch tokens after the final
-    layer norm. They are what the classifier makes of the patches, and their mean is not the model's prediction.
+    A vision transformer whose classifier reads the class token has tiles too: its patch tokens after the final layer
+    norm. The mean of their logits is not the model's prediction.
 
     size: tiles a side, from 1 to the map's side.
-    pool: the module that averages the map to 1 x 1, by its dotted name, or the final nn.LayerNorm of a transformer.
-        Searched if None: the last average over a map (nn.AdaptiveAvgPool2d(1), nn.AvgPool2d, timm's `global_pool`), or
-        over tokens (nn.AdaptiveAvgPool1d(1)), or the `layernorm` of a transformer of transformers.
-    head: the module that holds the classifier; if None, everything registered after the pool.
+    pool: the dotted name of the module that averages the map to 1 x 1, or of the final nn.LayerNorm of a transformer.
+        None searches for the last average over a map (nn.AdaptiveAvgPool2d(1), nn.AvgPool2d, timm's `global_pool`) or
+        over tokens (nn.AdaptiveAvgPool1d(1)), or the `layernorm` of a model of transformers.
+    head: the name of the module that holds the classifier; None for everything that is registered after the pool.
 
-    Raises TypeError for what is no network; ValueError for a size that is no integer, below 1 or larger than the map,
-    an unknown name, and a model whose logits are not linear in an average over a map. What only data show (size and use
-    of the map, functions after the pool) is checked on the first call, with its first two inputs.
+    Raises TypeError unless `model` is one network and size an integer; ValueError for a size below 1 or larger than the
+    map, an unknown name, and a model whose logits are not linear in an average over a map. What only data show (how
+    large the map is, which functions follow the pool) is checked on the first call, with its first two inputs.
     """
-    if not isinstance(model, nn.Module) or isinstance(model, Ensemble):
-        raise TypeError(f"tiles takes one torch module, got {type(model).__name__}; of an ensemble use .member(m)")
-    if isinstance(size, bool) or not hasattr(size, "__index__") or operator.index(size) < 1:
-        raise ValueError(f"size must be an integer of at least 1, the number of tiles a side, got {size!r}")
-    size = operator.index(size)
+    one_network(model, "tiles")
+    size = at_least("size", size)
     modules = dict(model.named_modules())
     for name in (pool, head):
         if name is not None and name not in modules:
@@ -64,11 +62,11 @@ def tiles(model: nn.Module, size: int, *, pool: str | None = None, head: str | N
     else:
         stand_in = _Tiles(modules[name], name, size, range(size * size))
     _check_head(modules, name, head)
-    return TiledEnsemble(_sharing_copy(_Logits(model), modules[name], stand_in), range(size * size))
+    return TiledEnsemble(sharing_copy(_Logits(model), {modules[name]: stand_in}), range(size * size))
 
 
 class TiledEnsemble(Ensemble):
-    """A network in which the tiles, folded into the batch, member-major, go on from where the pool stood."""
+    """A network in which, from the pool on, the tiles are folded into the batch, member-major."""
 
     def __init__(self, network: nn.Module, member_ids: range):
         super().__init__(member_ids)
@@ -99,11 +97,14 @@ class TiledEnsemble(Ensemble):
     def can_shard(self) -> bool:
         return False
 
+    def shared_parameters(self) -> dict[nn.Parameter, int]:
+        return {p: self.members for p in self.parameters() if p.requires_grad}
+
     def noise_layers(self):
         return []
 
     def _apply(self, fn, recurse=True):
-        # Moving shared weights would move the model's parameters, but leave its buffers where they are.
+        # To move shared weights would move the model's parameters, and leave its buffers where they are.
         self.network = copy.deepcopy(self.network)
         return super()._apply(fn, recurse)
 
@@ -111,11 +112,11 @@ class TiledEnsemble(Ensemble):
         return next(module for module in self.network.modules() if isinstance(module, _Tiles))
 
     def _with(self, instead: nn.Module) -> nn.Module:
-        return _sharing_copy(self.network, self._tiles(), instead)
+        return sharing_copy(self.network, {self._tiles(): instead})
 
     @torch.no_grad()
     def _check(self, x: Tensor) -> None:
-        """Raise ValueError unless, over all positions of the map, the tiles' mean logits are the model's own."""
+        """Raise ValueError unless the model's logits are the mean of the logits at all positions of the map."""
         tiles, maps = self._tiles(), []
         model = self._with(tiles.pool).eval()
         with tiles.pool.register_forward_pre_hook(lambda _, inputs: maps.append(inputs[0])):
@@ -135,7 +136,7 @@ class TiledEnsemble(Ensemble):
                 f"flatten with x.flatten(1), and feed nothing but the pool to the head ({error})"
             ) from error
         if not own.isfinite().all():
-            return  # such inputs tell nothing
+            return  # such inputs show nothing
         largest = _TOLERANCE * every.abs().max()
         reads_class_token = False
         if isinstance(tiles, _TokenTiles):
@@ -155,26 +156,25 @@ class TiledEnsemble(Ensemble):
 
 
 class _Logits(nn.Module):
-    """The logits of a model, also of one from transformers, which returns them among others."""
+    """A model that returns logits alone."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
         self.model = model
 
     def forward(self, x: Tensor) -> Tensor:
-        output = self.model(x)
-        return getattr(output, "logits", output)
+        return logits_of(self.model(x))
 
 
 class _Tiles(nn.Module):
-    """In the pool's place: averages over the chosen of size x size tiles, in the pool's form, [tiles * batch, ...].
+    """Replaces the pool: averages over the chosen tiles, [tiles * batch, ...], each in the form that the pool gives.
 
-    size None makes every position a tile.
+    The map has size x size tiles; size None makes every position a tile.
     """
 
     def __init__(self, pool: nn.Module, name: str, size: int | None, chosen: range):
         super().__init__()
-        self.pool = _sharing_copy(pool)
+        self.pool = sharing_copy(pool)
         self.name, self.size, self.chosen = name, size, chosen
 
     def forward(self, x: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ class _Tiles(nn.Module):
         means = adaptive_avg_pool2d(grid, self.size).flatten(2) if self.size else grid.flatten(2)
         if self.size:
             means = means[:, :, self.chosen.start : self.chosen.stop : self.chosen.step]
-        return self.as_pooled(means.permute(2, 0, 1).flatten(0, 1))  # [tiles * batch, channels] -> the pool's form
+        return self.as_pooled(means.permute(2, 0, 1).flatten(0, 1))  # [tiles * batch, channels] -> what the pool gives
 
     def as_map(self, x: Tensor) -> Tensor:
         if isinstance(self.pool, nn.AdaptiveAvgPool1d):  # tokens [batch, channels, tokens], as Swin's are
@@ -196,7 +196,7 @@ class _Tiles(nn.Module):
         return x.movedim(3, 1) if self._channels_last() else x
 
     def as_pooled(self, means: Tensor) -> Tensor:
-        """The pool leaves a map of one position as it is, but for the form."""
+        """Averages [tiles * batch, channels] in the form that the pool gives: it keeps a map of one position."""
         if isinstance(self.pool, nn.AvgPool2d):
             return means[:, :, None, None]
         if isinstance(self.pool, nn.AdaptiveAvgPool1d):
@@ -211,7 +211,7 @@ class _Tiles(nn.Module):
             )
 
     def check_map(self, x: Tensor) -> int:
-        """The number of positions of the pool's map x; ValueError unless the pool averages over all of them."""
+        """The number of positions of the map x; raises ValueError unless the pool averages over all of them."""
         grid = self.as_map(x)
         self.check_size(*grid.shape[2:])
         mean, pooled = grid.mean((2, 3)), self.pool(x)
@@ -224,7 +224,7 @@ class _Tiles(nn.Module):
         return grid[0, 0].numel()
 
     def changed(self, size: int | None, chosen: range) -> "_Tiles":
-        tiles = _sharing_copy(self)
+        tiles = sharing_copy(self)
         tiles.size, tiles.chosen = size, chosen
         return tiles
 
@@ -233,7 +233,7 @@ class _Tiles(nn.Module):
 
 
 class _TokenTiles(_Tiles):
-    """After the final layer norm of a transformer: the patch tokens' tiles, each as a sequence of one token."""
+    """Replaces the final layer norm of a transformer: tiles of its patch tokens, each as a sequence of one token."""
 
     def __init__(self, pool: nn.Module, name: str, size: int | None, chosen: range, grid: tuple[int, int]):
         super().__init__(pool, name, size, chosen)
@@ -252,18 +252,12 @@ class _TokenTiles(_Tiles):
         return self.as_map(x)[0, 0].numel()
 
 
-def _sharing_copy(module: nn.Module, old: nn.Module | None = None, new: nn.Module | None = None) -> Any:
-    """A copy that shares all parameters and buffers, with `new` wherever `old` was."""
-    # deepcopy takes what `memo` already holds.
-    memo: dict[int, Any] = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
-    return copy.deepcopy(module, memo if old is None else memo | {id(old): new})
-
-
 def _shape(x: Any) -> str:
     return str(list(x.shape)) if isinstance(x, Tensor) else type(x).__name__
 
 
 def _find_pool(model: nn.Module, modules: dict[str, nn.Module]) -> str:
+    """The name of the last average over a map, else of the final layer norm of a vision transformer."""
     found: list[str] = []
     for name, module in modules.items():
         if _averages(module) and not (found and name.startswith(f"{found[-1]}.")):
@@ -294,13 +288,13 @@ def _is_pool(name: str, module: nn.Module) -> bool:
 def _averages(module: nn.Module) -> bool:
     if isinstance(module, nn.AdaptiveAvgPool2d | nn.AdaptiveAvgPool1d):
         return module.output_size in (1, (1,), (1, 1))
-    if getattr(module, "pool_type", None) in ("avg", "fast", "fastavg"):  # timm's, unless it holds the whole head
+    if getattr(module, "pool_type", None) in ("avg", "fast", "fastavg"):  # of timm, unless it holds the whole head
         return not any(True for _ in module.parameters())
     return isinstance(module, nn.AvgPool2d)
 
 
 def _check_head(modules: dict[str, nn.Module], pool: str, head: str | None) -> None:
-    """Raise ValueError if a module after the pool is not affine, or none holds weights."""
+    """Raise ValueError if a module after the pool is not affine, or if none is a linear layer."""
     names = list(modules)
     after = names[names.index(pool) + 1 :]
     if head is not None and not pool.startswith(f"{head}."):
@@ -326,7 +320,7 @@ def _check_head(modules: dict[str, nn.Module], pool: str, head: str | None) -> N
 
 
 def _token_grid(model: nn.Module, name: str) -> tuple[int, int]:
-    """Rows and columns of patches of a vision transformer, from its configuration (transformers) or itself."""
+    """How many rows and columns of patches a vision transformer has, by its configuration or its attributes."""
     for module in model.modules():
         for place in (module, getattr(module, "config", None)):
             image, patch = getattr(place, "image_size", None), getattr(place, "patch_size", None)
