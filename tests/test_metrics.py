@@ -8,9 +8,10 @@ import torch
 from sklearn import metrics as sklearn_metrics
 
 from uqlab import metrics
+from uqlab.core import devices
 from uqlab.uncertainty import decompose, entropy
 
-CALIBRATION = [metrics.ece, metrics.adaptive_ece, metrics.classwise_ece, metrics.calibration_gap, metrics.smece]
+CALIBRATION = [metrics.ece, metrics.adaptive_ece, metrics.classwise_ece, metrics.calibration_gap]
 QUALITY = [metrics.accuracy, metrics.nll, metrics.brier, metrics.macro_f1]
 SELECTIVE = [metrics.aurc, metrics.augrc, metrics.risk_at_coverage, metrics.coverage_at_risk]
 
@@ -76,6 +77,31 @@ def test_scores_respect_their_bounds(seed):
     assert metrics.nll(logits, labels) >= math.log(2) * wrong
 
 
+@pytest.mark.parametrize("pool", ["probabilities", "logits"])
+def test_no_temporary_grows_with_the_number_of_classes(monkeypatch, pool):
+    """The rows that go through at once are fewer where there are more classes, and do not show in the values."""
+    sizes = []
+    spied = torch.Tensor.log_softmax
+
+    def log_softmax(z, axis):
+        sizes.append(z.numel())
+        return spied(z, axis)
+
+    monkeypatch.setitem(devices.TEMPORARY, "cpu", 6000)
+    for classes in (5, 50, 500):
+        logits, _ = make_task(samples=700, classes=classes)
+        reference = logits.log_softmax(-1).logsumexp(0) - math.log(4)
+        if pool == "logits":
+            reference = logits.mean(0).log_softmax(-1)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "log_softmax", log_softmax)
+            found = metrics.log_prediction(logits, pool)
+        torch.testing.assert_close(found, reference, rtol=1e-14, atol=1e-14)
+        assert len(sizes) == -(-700 // (6000 // (4 * classes)))
+        assert max(sizes) <= 6000
+        sizes.clear()
+
+
 def test_predictions_are_computed_in_float64_whatever_comes_in():
     logits, labels = make_task()
     exact = metrics.nll(logits.float().double(), labels)
@@ -139,28 +165,6 @@ def test_calibrated_predictions_have_little_error_and_overconfident_ones_much(me
     labels = torch.multinomial(logits[0].softmax(-1), 1, generator=generator)[:, 0]
     assert metric(logits, labels) < 0.02
     assert metric(4 * logits, labels) > 0.08
-
-
-def test_smooth_calibration_error():
-    constant = from_probabilities(*([0.7, 0.3] for _ in range(50)))
-    assert metrics.smece(constant, torch.zeros(50, dtype=torch.int64)) == pytest.approx(0.3, abs=1e-5)
-    # Continuous in the confidences, where ECE jumps at a bin edge: .6 +- 1e-4 with opposite errors.
-    around = binary([0.6 - 1e-4] * 3 + [0.6 + 1e-4] * 2, [0, 0, 1, 1, 1])
-    together = binary([0.6] * 5, [0, 0, 1, 1, 1])
-    assert metrics.ece(*around, 10) > 0.3
-    assert metrics.ece(*together, 10) == pytest.approx(0)
-    assert abs(metrics.smece(*around) - metrics.smece(*together)) < 0.02
-
-
-def test_smooth_calibration_error_agrees_with_its_integral():
-    logits, labels = make_task(samples=100)
-    confidence, predicted = logits.softmax(-1).mean(0).max(1)
-    residual = confidence - (predicted == labels).double()
-    s = metrics.smece(logits, labels)
-    t = (torch.arange(2000, dtype=torch.float64) + 0.5) / 2000
-    images = torch.cat([2 * k + sign * confidence for k in range(-2, 3) for sign in (1, -1)])  # reflections at 0 and 1
-    kernel = (-(((t[:, None] - images) / s) ** 2) / 2).exp() / (s * math.sqrt(2 * math.pi))
-    assert (kernel @ residual.repeat(10) / 100).abs().mean().item() == pytest.approx(s, abs=1e-4)
 
 
 @pytest.mark.parametrize("pool", ["probabilities", "logits"])
@@ -324,15 +328,38 @@ def test_bootstrap_keeps_samples_paired_and_gives_bands():
     assert (low < high).all()
 
 
+def test_bootstrap_resamples_the_axis_that_holds_the_samples():
+    labels = torch.arange(50.0)
+    rows = labels[:, None, None].expand(50, 7, 3)  # [samples, 7, 3], one number a sample
+    plain = metrics.bootstrap(np.mean, labels.numpy(), repeats=40)
+    for x in (rows[..., 0], rows, rows.transpose(0, 1)):
+        assert metrics.bootstrap(lambda a, _: a.mean(), x, labels, repeats=40) == pytest.approx(plain)
+    columns = rows.transpose(0, 1)
+    assert metrics.bootstrap(torch.mean, rows, axes=0, repeats=40) == pytest.approx(plain)
+    assert metrics.bootstrap(torch.mean, columns, axes=-2, repeats=40) == pytest.approx(plain)
+    assert metrics.bootstrap(lambda a, _: a.mean(), columns, labels, axes=(1, 0), repeats=40) == pytest.approx(plain)
+
+
+def test_bootstrap_never_guesses_an_axis():
+    x, square = torch.rand(50, 7, 3), torch.rand(4, 9, 9)
+    for arrays in ((x,), (square, torch.rand(9)), (x, torch.rand(20)), (torch.rand(()), torch.rand(9))):
+        with pytest.raises(ValueError, match=r"samples' axis of an array .* is not clear.*give axes="):
+            metrics.bootstrap(lambda *given: given[0].mean(), *arrays, repeats=2)
+    with pytest.raises(ValueError, match=r"one for each of 2 arrays, got \(0,\)"):
+        metrics.bootstrap(lambda a, b: 0.0, x, x, axes=(0,))
+    with pytest.raises(ValueError, match="axis 3 is out of bounds"):
+        metrics.bootstrap(torch.mean, x, axes=3)
+
+
 # Bad input ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("metric", [*QUALITY, *CALIBRATION, metrics.fit_temperature])
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
         (lambda z, y: (z[0], y), ValueError, r"for a single model use logits\[None\]"),
-        (lambda z, y: (z, y[:-1]), ValueError, r"\[samples\] = \[500\] like the logits, got \[499\]"),
-        (lambda z, y: (z, y + 1), ValueError, r"labels must lie in 0\.\.4 \(classes\), got 5 at sample \d"),
-        (lambda z, y: (z, y - 1), ValueError, r"got -1 at sample"),
+        (lambda z, y: (z, y[:-1]), ValueError, r"\[samples\] = \[500\] like the inputs, got \[499\]"),
+        (lambda z, y: (z, y + 1), ValueError, r"labels must be 0 to 4, one for each of 5 outputs, got 1 to 5"),
+        (lambda z, y: (z, y - 1), ValueError, "got -1 to 3; -1 stands for a missing label"),
         (lambda z, y: (z, y.float()), TypeError, r"integers, got torch\.float32; use labels\.long\(\)"),
         (lambda z, y: (z[:, :0], y[:0]), ValueError, "must not be empty"),
         (lambda z, y: (z / 0, y), ValueError, "logits must be finite, sample 0 is not"),
@@ -349,7 +376,7 @@ def test_bad_predictions_are_refused(unchecked, metric, change, error, message):
     ("scores", "message"),
     [
         (torch.zeros(499), r"scores must be \[samples\] = \[500\], got \[499\]"),
-        (torch.full((500,), math.nan), "scores must be finite, got nan at sample 0"),
+        (torch.full((500,), math.nan), r"scores must be finite, .* at \[0\]"),
         (torch.zeros(500, 1), "not empty, got"),
     ],
 )
@@ -361,7 +388,7 @@ def test_bad_scores_are_refused(unchecked, metric, scores, message):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda z, y: metrics.accuracy(z, y, pool="median"), "'probabilities' or 'logits', got 'median'"),
+        (lambda z, y: metrics.accuracy(z, y, pool="median"), 'pool must be "probabilities" or "logits", got .median'),
         (lambda z, y: metrics.ece(z, y, 0), "bins must be at least 1, got 0"),
         (lambda z, y: metrics.adaptive_ece(z, y, -1), "bins must be at least 1"),
         (lambda z, y: metrics.ood_detection(z[0, :0, 0], z[0, :, 0]), "id_scores must be .* not empty"),
@@ -373,7 +400,7 @@ def test_bad_scores_are_refused(unchecked, metric, scores, message):
         (lambda z, y: metrics.by_quantile(y, y, (0.5, 1.2)), r"must increase in \(0, 1\]"),
         (lambda z, y: metrics.by_quantile(y, y, ()), r"must increase in \(0, 1\]"),
         (lambda z, y: metrics.by_quantile(y[:4], y[:4]), "a sample in every bucket, .* for 4 samples"),
-        (lambda z, y: metrics.by_quantile(y, y, mode="curve"), "'bucket' or 'acceptance', got 'curve'"),
+        (lambda z, y: metrics.by_quantile(y, y, mode="curve"), 'mode must be "bucket" or "acceptance", got .curve'),
         (lambda z, y: metrics.by_quantile(y, y[:-1]), r"scores must be \[samples\] = \[500\], got \[499\]"),
         (lambda z, y: metrics.bootstrap(np.mean, y, y[:-1]), r"share .* samples, got \[500, 499\]"),
         (lambda z, y: metrics.bootstrap(np.mean, y[:0]), r"positive number of samples, got \[0\]"),

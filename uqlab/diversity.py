@@ -19,7 +19,7 @@ from uqlab.ensembles import (
     SVDLinear,
 )
 from uqlab.extraction import MaskedLinear
-from uqlab.uncertainty import check_logits
+from uqlab.uncertainty import batch_chunks, check_logits
 
 Logits = Float[Tensor, "members batch classes"]
 Pairs = Float[Tensor, "members members"]  # one value for members i and j
@@ -48,10 +48,10 @@ def js_divergence(logits: Logits) -> Pairs:
     equal then. Raises ValueError or TypeError for what are no logits.
     """
     check_logits(logits)
-    members, batch, classes = logits.shape
+    members, batch, _ = logits.shape
     total = torch.zeros(members, members, dtype=torch.float64, device=logits.device)
-    for z in logits.split(max(1, 2**22 // (members * classes)), dim=1):
-        p = z.double().softmax(-1)  # [members, inputs, classes]
+    for at in batch_chunks(logits):
+        p = logits[:, at].double().softmax(-1)  # [members, inputs, classes]
         own = torch.special.entr(p).sum((1, 2))
         for i, j in itertools.combinations(range(members), 2):
             total[i, j] += torch.special.entr((p[i] + p[j]) / 2).sum() - (own[i] + own[j]) / 2

@@ -1,8 +1,9 @@
 """How good predictions and uncertainty scores are: accuracy, calibration, OOD detection, selective prediction.
 
-Predictions come from member logits `[members, samples, classes]`; unless `pool="logits"` is asked for, as in the papers
-that did so, the prediction is the mean of the member probabilities. Scores are uncertainties: higher = more uncertain,
-and out-of-distribution is the positive class. Everything is computed in float64; losses are in nats.
+Predictions come from member logits `[members, samples, classes]`. The prediction is the mean of the members'
+probabilities; `pool="logits"` averages the logits instead, for comparison with papers that did so. Scores are
+uncertainties: higher = more uncertain, and out-of-distribution is the positive class. Everything is computed in
+float64; losses are in nats.
 """
 
 import math
@@ -12,9 +13,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float, Integer, Real, Shaped
+from numpy.lib.array_utils import normalize_axis_index
 from torch import Tensor
 
-from uqlab.uncertainty import check_logits
+from uqlab.core.checks import at_least, class_labels, finite, one_of
+from uqlab.uncertainty import batch_chunks, check_logits
 
 Array = Tensor | np.ndarray
 Logits = Float[Tensor, "members samples classes"]
@@ -24,7 +27,7 @@ Pool = Literal["probabilities", "logits"]
 
 
 class OOD(NamedTuple):
-    """How well a score separates out-of-distribution (positive) from in-distribution inputs."""
+    """How well a score separates out-of-distribution inputs, the positive class, from in-distribution inputs."""
 
     auroc: float
     aupr_out: float
@@ -35,19 +38,18 @@ class OOD(NamedTuple):
 def log_prediction(logits: Logits, pool: Pool = "probabilities") -> Float[Tensor, "samples classes"]:
     """Log-probabilities of the ensemble, float64: log of the mean probability, or log_softmax of the mean logits.
 
-    `log_prediction(logits)[None] / temperature` is again logits, of a calibrated ensemble of one.
+    `log_prediction(logits)[None] / temperature` are again logits: those of a calibrated ensemble of one.
 
     Raises:
         ValueError: for a wrong rank, an empty set, NaN or infinite logits, an unknown pool.
     """
     check_logits(logits)
+    one_of("pool", pool, ("probabilities", "logits"))
+    pieces = [logits[:, at] for at in batch_chunks(logits)]
     if pool == "probabilities":
-        pieces = [z.double().log_softmax(-1).logsumexp(0) - math.log(len(z)) for z in logits.split(2**16, 1)]
-    elif pool == "logits":
-        pieces = [z.mean(0, dtype=torch.float64).log_softmax(-1) for z in logits.split(2**16, 1)]
+        log_p = torch.cat([z.double().log_softmax(-1).logsumexp(0) - math.log(len(z)) for z in pieces])
     else:
-        raise ValueError(f"pool must be 'probabilities' or 'logits', got {pool!r}")
-    log_p = torch.cat(pieces)
+        log_p = torch.cat([z.mean(0, dtype=torch.float64).log_softmax(-1) for z in pieces])
     if not log_p.isfinite().all():
         raise ValueError(f"logits must be finite, sample {int((~log_p.isfinite()).any(1).nonzero()[0])} is not")
     return log_p
@@ -93,7 +95,7 @@ def adaptive_ece(logits: Logits, labels: Labels, bins: int = 15, *, pool: Pool =
     """Expected calibration error over bins of equal count, cut along the sorted confidences. Nixon et al. 2019."""
     confidence, correct = _confidence(logits, labels, pool)
     gaps = (confidence - correct)[confidence.argsort(stable=True)]
-    return sum(part.sum().abs().item() for part in gaps.tensor_split(_positive(bins))) / len(gaps)
+    return sum(part.sum().abs().item() for part in gaps.tensor_split(at_least("bins", bins))) / len(gaps)
 
 
 def classwise_ece(logits: Logits, labels: Labels, bins: int = 15, *, pool: Pool = "probabilities") -> float:
@@ -109,31 +111,11 @@ def calibration_gap(logits: Logits, labels: Labels, *, pool: Pool = "probabiliti
     return (confidence - correct).mean().abs().item()
 
 
-def smece(logits: Logits, labels: Labels, *, pool: Pool = "probabilities") -> float:
-    """Smooth calibration error of the top label: no bins, continuous in the confidences.
-
-    The integral of |kernel-smoothed (confidence - correct)| at the bandwidth s where it equals s itself, with a
-    Gaussian reflected at 0 and 1. Blasiok and Nakkiran 2023, arXiv 2309.12236.
-    """
-    confidence, correct = _confidence(logits, labels, pool)
-    cells = 4096
-    index = (confidence * cells).long().clamp(max=cells - 1)
-    mass = torch.bincount(index, weights=confidence - correct, minlength=cells) / len(correct)
-    spectrum = torch.fft.rfft(torch.cat([mass, mass.flip(0)]))  # reflection makes it periodic with period 2
-    frequency = math.pi * torch.arange(cells + 1, dtype=torch.float64, device=mass.device)
-    low, high = 1e-3, 1.0
-    for _ in range(20):  # the smoothed error does not grow with s, so it crosses s once
-        middle = (low + high) / 2
-        smoothed = torch.fft.irfft(spectrum * (-((frequency * middle) ** 2) / 2).exp(), n=2 * cells)[:cells]
-        low, high = (middle, high) if smoothed.abs().sum().item() > middle else (low, middle)
-    return (low + high) / 2
-
-
 def fit_temperature(logits: Logits, labels: Labels, pool: Pool = "probabilities") -> float:
     """Temperature T that minimises the NLL of softmax(log_prediction / T): pool, then calibrate. Guo et al. 2017.
 
     Fit it on validation data and apply it as `log_prediction(logits, pool)[None] / T`. The NLL is convex in 1 / T, so
-    bisection on its slope finds the minimum; a result at 0.01 or 100 means that the labels set no bound there.
+    bisection on its slope finds the minimum. A result of 0.01 or 100 means that the labels set no bound on that side.
     """
     log_p, labels = _predict(logits, labels, pool)
     target = log_p.gather(1, labels[:, None])[:, 0]
@@ -149,12 +131,12 @@ def fit_temperature(logits: Logits, labels: Labels, pool: Pool = "probabilities"
 def ood_detection(id_scores: Real[Array, " id"], ood_scores: Real[Array, " ood"]) -> OOD:
     """AUROC, AUPR with OOD and with ID as positives, and FPR95 of a score where higher = more out-of-distribution.
 
-    AUROC counts ties as one half (midranks); AUPR is average precision, equal scores entering together; FPR95 is the
-    fraction of ID at or above the highest threshold that at least 95 % of OOD reach. Give confidences negated; with ID
-    as the positive class, as some papers have it, FPR95 is that of `ood_detection(-ood_scores, -id_scores)`.
+    AUROC counts ties as one half (midranks). AUPR is average precision, and equal scores enter together. FPR95 is the
+    fraction of ID inputs at or above the highest threshold that at least 95 % of OOD inputs reach; papers that take ID
+    as the positive class report that of `ood_detection(-ood_scores, -id_scores)`. Negate confidences.
 
     Raises:
-        ValueError: for empty or non-finite scores.
+        ValueError: for empty scores, NaN and infinite values.
     """
     id_, ood = _scores(id_scores, "id_scores"), _scores(ood_scores, "ood_scores")
     below, up_to = _ranks(id_, ood)
@@ -174,12 +156,12 @@ def auroc_interval(
     seed: int = 0,
     level: float = 0.95,
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of the AUROC, ID and OOD resampled separately."""
+    """Percentile bootstrap interval of the AUROC; ID and OOD scores are resampled separately."""
     id_, ood = _scores(id_scores, "id_scores"), _scores(ood_scores, "ood_scores")
     below, up_to = _ranks(id_, ood)
     rng = np.random.default_rng(seed)
-    values = np.empty(_positive(repeats, "repeats"))
-    for i in range(repeats):  # sorted once: a resample only changes how often each score counts
+    values = np.empty(at_least("repeats", repeats))
+    for i in range(repeats):  # the scores are sorted once: a resample only changes how often each counts
         drawn = np.bincount(rng.integers(len(id_), size=len(id_)), minlength=len(id_))
         smaller = np.concatenate([[0], drawn.cumsum()])
         pick = rng.integers(len(ood), size=len(ood))
@@ -192,12 +174,9 @@ def auroc_interval(
 def risk_coverage(
     logits: Logits, labels: Labels, scores: Scores
 ) -> tuple[Float[Tensor, " samples"], Float[Tensor, " samples"]]:
-    """Selective risk: the error rate among the i least uncertain samples, at coverage i / n for i = 1..n.
+    """Coverage i / n [samples] and the error rate among the i least uncertain samples [samples], for i = 1..n.
 
     Samples of equal score share their mean error, as if their order were averaged over.
-
-    Returns:
-        coverage and risk, each [samples].
     """
     errors = 1 - _confidence(logits, labels, "probabilities")[1]
     count = torch.arange(1, len(errors) + 1, dtype=torch.float64, device=errors.device)
@@ -210,10 +189,10 @@ def aurc(logits: Logits, labels: Labels, scores: Scores) -> float:
 
 
 def augrc(logits: Logits, labels: Labels, scores: Scores) -> float:
-    """Area under the generalised risk (errors accepted / n) over coverage, by trapezoids from (0, 0).
+    """Area under the generalised risk (accepted errors / n) over coverage, by trapezoids from (0, 0).
 
-    It equals (1 - AUROC_f) acc (1 - acc) + (1 - acc)^2 / 2 with the AUROC of errors against hits: (1 - acc) / 2 for a
-    random order. Traub et al. 2024, arXiv 2407.01032.
+    It equals (1 - A) acc (1 - acc) + (1 - acc)^2 / 2, where A is the AUROC of errors against correct predictions; a
+    random order has (1 - acc) / 2. Traub et al. 2024, arXiv 2407.01032.
     """
     coverage, risk = risk_coverage(logits, labels, scores)
     accepted = coverage * risk
@@ -242,10 +221,11 @@ def by_quantile(
     quantiles: Sequence[float | int] | Float[Array, " quantiles"] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
     mode: Literal["bucket", "acceptance"] = "bucket",
 ) -> Float[Tensor, " quantiles"]:
-    """Mean of a per-sample metric between successive quantiles of a score ("bucket"), or up to each ("acceptance").
+    """Mean of a per-sample value between successive quantiles of a score ("bucket"), or up to each ("acceptance").
 
     Args:
-        values: [samples], such as hits, losses, or confidence - hit, whose |mean| is Kirsch's calibration error.
+        values: [samples], such as hits (0 or 1), losses, or confidence - hit, whose |mean| is the calibration error of
+            Kirsch 2024.
         scores: [samples]; samples of equal score share their mean value.
         quantiles: increasing, in (0, 1].
 
@@ -263,55 +243,73 @@ def by_quantile(
             f"quantiles must increase in (0, 1] with a sample in every bucket, got {levels.tolist()} "
             f"for {len(values)} samples"
         )
-    if mode not in ("bucket", "acceptance"):
-        raise ValueError(f"mode must be 'bucket' or 'acceptance', got {mode!r}")
+    one_of("mode", mode, ("bucket", "acceptance"))
     sums = _in_order(values, scores).cumsum(0)[ends - 1]
     return sums / ends if mode == "acceptance" else sums.diff(prepend=sums.new_zeros(1)) / ends.diff(prepend=zero)
 
 
 # Intervals ------------------------------------------------------------------------------------------------------------
 def bootstrap(
-    statistic: Callable, *arrays: Shaped[Array, "..."], repeats: int = 1000, seed: int = 0, level: float = 0.95
+    statistic: Callable,
+    *arrays: Shaped[Array, "..."],
+    axes: int | Sequence[int] | None = None,
+    repeats: int = 1000,
+    seed: int = 0,
+    level: float = 0.95,
 ) -> tuple:
-    """Percentile bootstrap interval (low, high) of `statistic(*arrays)`, all arrays resampled by the same samples.
+    """Percentile bootstrap interval (low, high) of `statistic(*arrays)`; all arrays are resampled alike.
 
     Args:
         statistic: returns a number or an array (then low and high are arrays, a band).
-        arrays: tensors or NumPy arrays; samples are axis 1 of logits [members, samples, classes], axis 0 of the others.
+        arrays: tensors or NumPy arrays that share their number of samples.
+        axes: which axis of each array the samples are, or one axis for all. If None: axis 0 of arrays of one or two
+            axes; for arrays of more, such as logits [members, samples, classes], the only axis as long as those.
         repeats: number of resamples; `seed` fixes them; `level` is the coverage of the interval.
+
+    Raises:
+        ValueError: for numbers of samples that differ or are 0, and where lengths do not tell the samples' axis.
 
     Example: `bootstrap(metrics.ece, log_prediction(logits)[None], labels)`, which pools the members once.
     """
-    axes = [int(array.ndim == 3) for array in arrays]
-    sizes = [array.shape[axis] for array, axis in zip(arrays, axes, strict=True)]
+    where = _sample_axes(arrays, axes)
+    sizes = [array.shape[axis] for array, axis in zip(arrays, where, strict=True)]
     if len(set(sizes)) != 1 or sizes[0] == 0:
         raise ValueError(f"arrays must share a positive number of samples, got {sizes}")
     rng = np.random.default_rng(seed)
     values = []
-    for _ in range(_positive(repeats, "repeats")):
+    for _ in range(at_least("repeats", repeats)):
         index = rng.integers(sizes[0], size=sizes[0])
-        resampled = (array[:, index] if axis else array[index] for array, axis in zip(arrays, axes, strict=True))
-        value = statistic(*resampled)
+        value = statistic(*(array[(slice(None),) * axis + (index,)] for array, axis in zip(arrays, where, strict=True)))
         values.append(value.cpu().numpy() if isinstance(value, Tensor) else np.asarray(value))
     low, high = np.quantile(np.stack(values), [(1 - level) / 2, (1 + level) / 2], axis=0)
     return low, high
+
+
+def _sample_axes(arrays: Sequence[Array], axes: int | Sequence[int] | None) -> list[int]:
+    """The axis of the samples in each array, counted from the front."""
+    if axes is not None:
+        given = [axes] * len(arrays) if isinstance(axes, int) else axes
+        if len(given) != len(arrays):
+            raise ValueError(f"axes must be one axis, or one for each of {len(arrays)} arrays, got {axes}")
+        return [normalize_axis_index(axis, array.ndim) for array, axis in zip(arrays, given, strict=True)]
+    lengths = {array.shape[0] for array in arrays if array.ndim in (1, 2)}
+    found = []
+    for array in arrays:
+        fits = [0] if array.ndim in (1, 2) else [axis for axis, length in enumerate(array.shape) if length in lengths]
+        if len(fits) != 1:
+            raise ValueError(
+                f"the samples' axis of an array {list(array.shape)} is not clear: it should be the only one as long as "
+                f"the arrays of one or two axes ({sorted(lengths) or 'there are none'}); give axes=, one for each array"
+            )
+        found += fits
+    return found
 
 
 # Shared steps ---------------------------------------------------------------------------------------------------------
 def _predict(logits: Tensor, labels: Tensor, pool: Pool) -> tuple[Tensor, Tensor]:
     """Checked log-probabilities [N, C] and labels [N] on the same device."""
     check_logits(logits)
-    _, samples, classes = logits.shape
-    if labels.is_floating_point() or labels.dtype == torch.bool:
-        raise TypeError(f"labels must be integers, got {labels.dtype}; use labels.long()")
-    if labels.shape != (samples,):
-        raise ValueError(f"labels must be [samples] = [{samples}] like the logits, got {list(labels.shape)}")
-    labels = labels.to(logits.device, torch.int64)
-    wrong = ((labels < 0) | (labels >= classes)).nonzero()
-    if len(wrong):
-        n = int(wrong[0])
-        raise ValueError(f"labels must lie in 0..{classes - 1} (classes), got {int(labels[n])} at sample {n}")
-    return log_prediction(logits, pool), labels
+    return log_prediction(logits, pool), class_labels(labels, *logits.shape[1:]).to(logits.device)
 
 
 def _confidence(logits: Tensor, labels: Tensor, pool: Pool) -> tuple[Tensor, Tensor]:
@@ -330,12 +328,12 @@ def _residuals(logits: Tensor, labels: Tensor, pool: Pool) -> tuple[Tensor, Tens
 
 def _binned_gap(confidence: Tensor, gaps: Tensor, bins: int) -> Tensor:
     """|Sum of the gaps| / n in each equal-width bin (lo, hi] of [0, 1]."""
-    edges = torch.arange(1, _positive(bins), dtype=torch.float64, device=gaps.device) / bins
+    edges = torch.arange(1, at_least("bins", bins), dtype=torch.float64, device=gaps.device) / bins
     return torch.bincount(torch.bucketize(confidence, edges), weights=gaps, minlength=bins).abs() / len(gaps)
 
 
 def _in_order(values: Tensor, scores: Array) -> Tensor:
-    """Values [N] by increasing score, those of equal score replaced by their mean."""
+    """Values [N] in the order of increasing scores; values of equal score are replaced by their mean."""
     ranked = torch.as_tensor(_scores(scores, "scores"), device=values.device)
     if ranked.shape != values.shape:
         raise ValueError(f"scores must be [samples] = {list(values.shape)}, got {list(ranked.shape)}")
@@ -346,17 +344,15 @@ def _in_order(values: Tensor, scores: Array) -> Tensor:
 
 def _scores(scores: Array, name: str) -> np.ndarray:
     """Scores as float64 NumPy [N], checked."""
-    array = np.asarray(scores.detach().cpu().double() if isinstance(scores, Tensor) else scores, np.float64)
+    array = np.array(scores.detach().cpu().double().numpy() if isinstance(scores, Tensor) else scores, np.float64)
     if array.ndim != 1 or not array.size:
         raise ValueError(f"{name} must be [samples] and not empty, got {list(array.shape)}")
-    if not np.isfinite(array).all():
-        n = int(np.flatnonzero(~np.isfinite(array))[0])
-        raise ValueError(f"{name} must be finite, got {array[n]} at sample {n}")
+    finite(name, torch.from_numpy(array))
     return array
 
 
 def _ranks(id_scores: np.ndarray, ood_scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each OOD score, how many ID scores lie below it and how many do not lie above it."""
+    """For each OOD score: how many ID scores are below it, and how many are not above it."""
     ordered = np.sort(id_scores)
     return np.searchsorted(ordered, ood_scores), np.searchsorted(ordered, ood_scores, side="right")
 
@@ -367,9 +363,3 @@ def _average_precision(positives: np.ndarray, negatives: np.ndarray) -> float:
     true = steps[::-1].cumsum()[::-1]  # positives at or above each threshold
     false = len(negatives) - np.searchsorted(np.sort(negatives), thresholds)
     return float((steps * true / (true + false)).sum() / len(positives))
-
-
-def _positive(count: int, name: str = "bins") -> int:
-    if count < 1:
-        raise ValueError(f"{name} must be at least 1, got {count}")
-    return count

@@ -1,27 +1,25 @@
-"""Predictive uncertainty of an ensemble, taken apart into what its members share and what they disagree about.
+"""The predictive uncertainty of an ensemble: what its members share, and what they disagree about.
 
 Every function starts from member logits `[members, batch, classes]`; log-probabilities serve as well, because
-log_softmax is idempotent. Results are in nats and per input. Epistemic terms are computed as divergences, sums of
-non-negative terms, never as a difference of two entropies: a mutual information of 1e-6 keeps its digits in float32,
-equal members give zero, and nothing is negative by rounding.
+log_softmax is idempotent. Results are per input and in nats. Epistemic terms are computed as divergences, sums of
+non-negative terms, and never as a difference of two entropies: a mutual information of 1e-6 keeps its digits in
+float32, equal members give zero, and no result is negative by rounding.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from uqlab.core.checks import one_of
 from uqlab.core.devices import elements_of_temporary
 
 Logits = Float[Tensor, "members batch classes"]
 Weights = Float[Tensor, " members"] | Float[Tensor, "members batch"] | None
 Correction = Literal["jackknife"] | None
-
-_SLICE = 2**24  # elements read at a time from an array on disk
 
 
 class Decomposition(NamedTuple):
@@ -60,15 +58,16 @@ def decompose(logits: Logits, weights: Weights = None, correct: Correction = Non
 
     Args:
         logits: [members, batch, classes], any floating dtype; below float32 it is computed in float32.
-        weights: non-negative, [members] or [members, batch]; normalised to sum to one over the members.
-        correct: "jackknife" replaces the plug-in mutual information by M MI - (M - 1) mean_i MI_-i, which removes its
-            (1 - 1/M) bias. Use it whenever ensembles of different sizes are compared; it may exceed log(classes).
+        weights: not negative, [members] or [members, batch]; they are normalised to sum to one over the members.
+        correct: "jackknife" replaces the plug-in mutual information, whose expectation is about (1 - 1/M) of the true
+            one, by M MI - (M - 1) mean_i MI_-i. Use it to compare ensembles of different sizes. The result may exceed
+            log(classes).
 
     Returns:
         total, aleatoric and epistemic, each [batch], in nats, on the device of the logits.
 
     Raises:
-        ValueError: for a wrong rank, an empty batch, NaN or infinite logits, weights of a wrong shape or without mass.
+        ValueError: for a wrong rank, an empty batch, NaN or infinite logits, and weights of a wrong shape or of sum 0.
 
     Houlsby et al. 2011; Gal et al. 2017; Kirsch 2024, eqs 2-3.
     """
@@ -81,17 +80,18 @@ def decompose_score(
     weights: Weights = None,
     correct: Correction = None,
 ) -> Decomposition:
-    """Split the expected loss of the mean prediction under a proper scoring rule into aleatoric and epistemic parts.
+    """Split the expected loss of the mean prediction, under a proper scoring rule, into aleatoric and epistemic parts.
 
-    With the rule's entropy G, aleatoric = mean_m G(p_m), total = G(mean_m p_m) and epistemic = total - aleatoric:
-    "log" gives entropy and mutual information, "brier" 1 - sum p^2 and the variance of p summed over classes,
-    "zero-one" 1 - max p and the expected hits that the mean loses to its members. The other arguments are those of
-    `decompose`; for "brier" the jackknife is exactly the unbiased variance (ddof=1).
+    Let G be the rule's entropy. Then aleatoric = mean_m G(p_m), total = G(mean_m p_m), epistemic = total - aleatoric.
+        "log": G is the entropy, and epistemic the mutual information.
+        "brier": G is 1 - sum p^2, and epistemic the variance of p, summed over classes; its jackknife is exactly the
+            unbiased variance (ddof=1).
+        "zero-one": G is 1 - max p, and epistemic the expected accuracy that the mean loses against its members.
 
-    Raises ValueError as `decompose` does, and for an unknown rule. Hofman, Sale and Hüllermeier 2024, arXiv 2404.12215.
+    The other arguments are those of `decompose`. Raises ValueError as it does, and for an unknown rule. Hofman, Sale
+    and Hüllermeier 2024, arXiv 2404.12215.
     """
-    if rule not in _RULES:
-        raise ValueError(f"rule must be one of {', '.join(map(repr, _RULES))}, got {rule!r}")
+    one_of("rule", rule, _RULES)
     member_entropy, divergence = _RULES[rule]
     check_logits(logits)
     members = logits.shape[0]
@@ -102,41 +102,10 @@ def decompose_score(
     def measure(z: Tensor, at: slice) -> tuple[Tensor, Tensor]:
         weight = None if weights is None else weights[:, at]
         log_p = z.log_softmax(0)  # [C, M, n]
-        return _mean(member_entropy(log_p), weight), _spread(log_p.exp(), divergence, weight, correct)
+        return _mean(member_entropy(log_p), weight), mean_divergence(log_p.exp(), divergence, weight, correct)
 
     aleatoric, epistemic = _over_batch(measure, logits)
     return Decomposition(aleatoric + epistemic, aleatoric, epistemic)
-
-
-def decompose_stream(
-    chunks: Iterable[Tensor | np.ndarray],
-    weights: Float[Tensor, " members"] | None = None,
-    correct: Correction = None,
-) -> Decomposition:
-    """Decompose logits that do not fit in memory, holding one chunk at a time.
-
-    Args:
-        chunks: an array [members, batch, classes] that is read slice by slice, such as `np.load(..., mmap_mode="r")`,
-            or an iterable of chunks [members, n, classes], such as `(ensemble(x) for x in loader)`.
-        weights: non-negative, [members].
-        correct: as in `decompose`.
-
-    Returns:
-        total, aleatoric and epistemic, each [batch], in nats.
-
-    Raises ValueError as `decompose` does, for no chunks, and for chunks of different members or classes.
-    """
-    parts, first = [], None
-    for chunk in _slices(chunks) if isinstance(chunks, Tensor | np.ndarray) else chunks:
-        logits = torch.as_tensor(chunk)
-        parts.append(decompose(logits, weights, correct))
-        sizes = logits.shape[::2]  # members, classes
-        first = first or sizes
-        if sizes != first:
-            raise ValueError(f"chunks must agree in members and classes, got {list(first)} and then {list(sizes)}")
-    if not parts:
-        raise ValueError("got no chunks: give an array [members, batch, classes] or an iterable of such chunks")
-    return Decomposition(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def group_members(logits: Logits, size: int) -> Float[Tensor, "groups {size} batch classes"]:
@@ -157,12 +126,12 @@ def decompose_groups(
 ) -> GroupDecomposition:
     """Split the uncertainty of an ensemble of ensembles by the chain rule I[Y; K, M] = I[Y; K] + I[Y; M | K].
 
-    `between` = I[Y; K] is what the outer ensemble sees, `within` = I[Y; M | K] what its groups average away; their sum
-    is the mutual information of all members, whatever the grouping.
+    `between` = I[Y; K] is the disagreement of the groups' mean predictions, and `within` = I[Y; M | K] that of the
+    members of one group. Their sum is the mutual information of all members, whatever the grouping.
 
     Args:
         logits: [groups, members, batch, classes], from `group_members`.
-        correct: "jackknife" corrects `between` for its number of groups, a factor (1 - 1/K) otherwise.
+        correct: "jackknife" corrects `between`, which few groups make too small, by a factor of about (1 - 1/K).
 
     Returns:
         total, between, within and aleatoric, each [batch], in nats; `.epistemic` = between + within.
@@ -182,8 +151,8 @@ def decompose_groups(
     def measure(z: Tensor, _: slice) -> tuple[Tensor, Tensor, Tensor]:
         log_p = z.log_softmax(0)
         p = log_p.exp().unflatten(1, (groups, members))  # [C, K, M, n]
-        within = _spread(p, _kl).mean(0)
-        between = _spread(p.mean(2), _kl, correct=correct)
+        within = mean_divergence(p, _kl).mean(0)
+        between = mean_divergence(p.mean(2), _kl, correct=correct)
         return _member_entropy(log_p).mean(0), within, between
 
     aleatoric, within, between = _over_batch(measure, flat)
@@ -193,8 +162,8 @@ def decompose_groups(
 def logit_sum_weights(logits: Logits) -> Float[Tensor, " members"]:
     """Weights of the members by their logit sums over a data set, w_j = sum_i exp(l_ij) / sum_ik exp(l_ik).
 
-    l_ij is the sum of the logits of member j on input i, so the weights need raw logits, not log-probabilities; they
-    are global over the data set and sum to one. Kirsch 2024, E.1.
+    l_ij is the sum of the logits of member j on input i, so give raw logits, not log-probabilities. The weights hold
+    for the whole data set and sum to one. Kirsch 2024, E.1.
     """
     check_logits(logits)
     sums = logits.sum(-1, dtype=torch.float64)  # [M, N]
@@ -205,9 +174,9 @@ def logit_sum_weights(logits: Logits) -> Float[Tensor, " members"]:
 def expected_pairwise_kl(logits: Logits) -> Float[Tensor, " batch"]:
     """Mean KL(p_m || p_n) over the pairs of different members, in nats: M/(M - 1) (MI + reverse MI), without bias.
 
-    It equals the sample covariance over members of p and log p, summed over classes, so no pair is ever formed. Where
-    a member gives p -> 0 that member dominates and the result grows like its logit gap; log p comes from the logits,
-    so it stays finite and nothing is clipped.
+    It equals the sample covariance over members of p and log p, summed over classes, so no pair is ever formed. A
+    member with p -> 0 dominates, and the result grows like its logit gap; log p comes from the logits, so it is finite
+    without clipping.
 
     Raises ValueError as `decompose` does, and for fewer than two members. Schweighofer et al. 2025, measure C3 (which
     averages over all M^2 pairs).
@@ -233,8 +202,8 @@ def decompose_gaussian(
 
     Args:
         means, variances: [members, batch], in the target's units and their square; variances are not negative.
-        correct: "jackknife" divides the variance of the means by M - 1 instead of M (ddof=1, unbiased: what the
-            jackknife of a variance comes to). Use it whenever ensembles of different sizes are compared.
+        correct: "jackknife" divides the variance of the means by M - 1 instead of M (ddof=1, unbiased), to which the
+            jackknife of a variance amounts. Use it to compare ensembles of different sizes.
 
     Returns:
         total, aleatoric and epistemic variance, each [batch].
@@ -273,19 +242,25 @@ def check_logits(logits: Tensor) -> None:
         )
 
 
+def batch_chunks(logits: Logits) -> Iterator[slice]:
+    """Slices of the batch, each so long that a copy of its logits has the size that a temporary should have."""
+    members, batch, classes = logits.shape
+    step = max(1, elements_of_temporary(logits.device) // (members * classes))
+    return (slice(start, min(start + step, batch)) for start in range(0, batch, step))
+
+
 def _over_batch(measure: Callable[[Tensor, slice], tuple[Tensor, ...]], logits: Tensor) -> tuple[Tensor, ...]:
     """Run `measure(z [C, M, n], slice of the batch) -> tuple of [n]` over chunks of the batch that stay in cache.
 
-    Classes come first in the working copy, so that reductions over classes and members run along contiguous memory (on
-    `[..., 10]` they are several times slower). One sum per input watches for NaN and infinity, read once at the end.
+    Classes come first in the working copy, so that reductions over classes and members run along contiguous memory
+    (over a last axis of 10 classes they are several times slower). One sum per input shows NaN and infinity, and is
+    read once at the end.
     """
     check_logits(logits)
-    members, batch, classes = logits.shape
-    step = max(1, elements_of_temporary(logits.device) // (members * classes))
+    members, _, classes = logits.shape
     parts = []
-    for start in range(0, batch, step):
-        at = slice(start, min(start + step, batch))
-        z = torch.empty(classes, members, at.stop - start, dtype=_working_dtype(logits), device=logits.device)
+    for at in batch_chunks(logits):
+        z = torch.empty(classes, members, at.stop - at.start, dtype=_working_dtype(logits), device=logits.device)
         z.copy_(logits[:, at].permute(2, 0, 1))
         parts.append(torch.stack([z.sum((0, 1)), *measure(z, at)]))
     results = torch.cat(parts, 1)
@@ -294,7 +269,7 @@ def _over_batch(measure: Callable[[Tensor, slice], tuple[Tensor, ...]], logits: 
 
 
 def _check_finite(logits: Tensor, results: Tensor) -> None:
-    """Raise if the results [..., N], of which one is NaN or infinite wherever a logit of that input is, say so."""
+    """Raise ValueError if results [..., N] hold NaN or infinite values, and name the logit that is the cause."""
     suspect = (~results.isfinite()).reshape(-1, results.shape[-1]).any(0)
     if not suspect.any():
         return
@@ -314,8 +289,7 @@ def _working_dtype(values: Tensor) -> torch.dtype:
 
 
 def _jackknife(correct: Correction, count: int, axis: str) -> bool:
-    if correct not in (None, "jackknife"):
-        raise ValueError(f"correct must be None or 'jackknife', got {correct!r}")
+    one_of("correct", correct, (None, "jackknife"))
     if correct and count < 2:
         raise ValueError(f"the jackknife leaves one out, so it needs at least 2 {axis}, got {count}")
     return correct is not None
@@ -336,36 +310,28 @@ def _normalise(weights: Tensor, logits: Tensor) -> Tensor:
     return (weights / total).expand(members, batch)
 
 
-def _slices(array: Tensor | np.ndarray) -> Iterable[Tensor]:
-    """Parts [M, n, C] of an array, read into memory one at a time."""
-    if array.ndim != 3 or 0 in array.shape:
-        raise ValueError(f"an array of logits must be [members, batch, classes], got {list(array.shape)}")
-    members, batch, classes = array.shape
-    step = max(1, _SLICE // (members * classes))
-    for start in range(0, batch, step):
-        part = array[:, start : start + step]
-        yield torch.from_numpy(np.array(part)) if isinstance(part, np.ndarray) else part
-
-
 def _mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
     """Mean over the members, the last axis but one."""
     return values.mean(-2) if weights is None else (values * weights).sum(-2)
 
 
-def _spread(p: Tensor, divergence: Callable, weights: Tensor | None = None, correct: Correction = None) -> Tensor:
-    """Mean divergence of the members p [C, ..., M, n] from their mean q, which is G(q) - mean_m G(p_m).
+def mean_divergence(
+    p: Tensor, divergence: Callable, weights: Tensor | None = None, correct: Correction = None
+) -> Tensor:
+    """Mean divergence of the members p [C, ..., M, n] from their mean q, which equals G(q) - mean_m G(p_m).
 
-    The jackknife of that difference adds (M - 1) (G(q) - mean_i G(q_-i)); q is also the mean of the leave-one-out means
-    q_-i = q - (p_i - q) / (M - 1), so this is (M - 1) times their own mean divergence from q, and again not negative.
+    The jackknife of this difference adds (M - 1) (G(q) - mean_i G(q_-i)), with q_-i = q - (p_i - q) / (M - 1) the mean
+    without member i. The mean of the q_-i is q too, so the added term is M - 1 times the mean divergence of the q_-i
+    from q, and not negative either.
     """
     q = _mean(p, weights).unsqueeze(-2)
     deviation = p - q
-    spread = _mean(divergence(p, q, deviation), weights)
+    mean = _mean(divergence(p, q, deviation), weights)
     if correct:
-        rest = p.shape[-2] - 1
-        deviation = deviation / -rest
-        spread = spread + rest * _mean(divergence(q + deviation, q, deviation))
-    return spread.clamp(min=0)
+        others = p.shape[-2] - 1
+        deviation = deviation / -others
+        mean = mean + others * _mean(divergence(q + deviation, q, deviation))
+    return mean.clamp(min=0)
 
 
 def _kl(p: Tensor, q: Tensor, deviation: Tensor) -> Tensor:
@@ -380,7 +346,7 @@ def _squared_distance(p: Tensor, q: Tensor, deviation: Tensor) -> Tensor:
 
 
 def _accuracy_gap(p: Tensor, q: Tensor, deviation: Tensor) -> Tensor:
-    """What p gains by its own most probable class over that of q."""
+    """How much more probable, under p, the most probable class of p is than that of q."""
     return p.amax(0) - p.gather(0, q.argmax(0, keepdim=True).expand(1, *p.shape[1:]))[0]
 
 
@@ -388,7 +354,7 @@ def _member_entropy(log_p: Tensor) -> Tensor:
     return (log_p.exp() * log_p).sum(0).abs()  # no term is positive
 
 
-# The entropy of a rule as a function of log p, without cancellation where p is nearly one-hot, and its divergence.
+# Each rule's entropy as a function of log p, without cancellation where p is nearly one-hot, and its divergence.
 _RULES = {
     "log": (_member_entropy, _kl),
     "brier": (lambda log_p: (log_p.exp() * log_p.expm1()).sum(0).abs(), _squared_distance),
