@@ -410,3 +410,12 @@ def test_bad_scores_are_refused(unchecked, metric, scores, message):
 def test_bad_arguments_are_refused(unchecked, call, message):
     with pytest.raises(ValueError, match=message):
         call(*make_task())
+
+
+def test_confident_predictions_that_tie_in_float32_are_ranked():
+    """The maximum softmax probability as a score: in log space and float64, as the pages compute it."""
+    logits = torch.tensor([[[20.0, 0, 0], [22.0, 0, 0]]])  # one member, two inputs
+    assert len(logits.softmax(-1).mean(0).amax(-1).unique()) == 1
+    unsure, sure = -metrics.log_prediction(logits).amax(1)
+    assert unsure > sure > 0
+    assert metrics.ood_detection(sure[None], unsure[None]).auroc == 1

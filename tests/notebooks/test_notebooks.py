@@ -108,6 +108,15 @@ def test_03_wider_networks_disagree_less_at_the_same_accuracy(results):
     assert min(numbers["auroc_mi_0.5"], numbers["auroc_mi_8"]) > 0.85
 
 
+def test_03_measures_and_shows_every_ood_set(results):
+    fast = {"epochs": 10, "repeats": 5, "grid_samples": [100], "grid_steps": 5}
+    numbers = results("03_mlp_width_sweep", ood=["textures", "letters"], **fast)[0]["numbers"]
+    for key in ("ood", "letters"):
+        assert numbers[f"mi_{key}_0.5"] > numbers["mi_id_0.5"]
+    assert numbers["auroc_mi_letters_8"] > 0.7
+    assert numbers["auroc_mi_letters_8"] != numbers["auroc_mi_8"]
+
+
 def test_04_masks_find_an_ensemble_in_one_network_when_asked_to_differ(results):
     numbers = results("04_mask_extraction")[0]["numbers"]
     assert numbers["mi_ood_single"] == 0

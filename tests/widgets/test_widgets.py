@@ -207,7 +207,7 @@ def test_widths_show_the_inputs_of_most_and_least_information(monkeypatch):
         width: {kind: uncertainty.decompose(scale * normal(4, 20, 3, seed=i).double()) for i, kind in enumerate(kinds)}
         for width, scale in ((0.5, 2.0), (8.0, 0.5))
     }
-    explorer = widgets.widths(parts, kinds, images)
+    explorer = widgets.widths(parts, kinds, {"ood": images})
     text = moves(explorer, "width", 8.0)[1]
     for width, sheet in zip(parts, drawn, strict=True):
         rank = parts[width]["ood"].epistemic.argsort(descending=True)
@@ -216,6 +216,20 @@ def test_widths_show_the_inputs_of_most_and_least_information(monkeypatch):
         torch.testing.assert_close(sheet[0, 0, 3, ::3].flip(0), images[rank[-8:], 0, 0, 0])
     assert "x8" in text
     assert all(f"{kinds[kind]} {d.epistemic.mean():.4f}" in text for kind, d in parts[8.0].items())
+
+
+def test_widths_show_one_of_several_sets_at_a_time():
+    kinds = {"id": "digits", "ood": "letters", "textures": "textures"}
+    parts = {
+        width: {kind: uncertainty.decompose(scale * normal(4, 20, 3, seed=i).double()) for i, kind in enumerate(kinds)}
+        for width, scale in ((0.5, 2.0), (8.0, 0.5))
+    }
+    explorer = widgets.widths(parts, kinds, {kind: torch.rand(20, 1, 2, 2) for kind in ("ood", "textures")})
+    assert f"letters {parts[0.5]['ood'].epistemic.mean():.4f}" in line(explorer)
+    assert "textures" not in line(explorer)
+    text = moves(explorer, "ood", "textures")[1]
+    assert f"textures {parts[0.5]['textures'].epistemic.mean():.4f}" in text
+    assert "letters" not in text
 
 
 def test_masks_are_rounded_and_compared_with_the_trained_ensemble():

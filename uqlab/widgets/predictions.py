@@ -162,37 +162,48 @@ def groups(parts: Mapping[str, Mapping[int, GroupDecomposition]], members: int) 
 
 
 def widths(
-    parts: Mapping[float, Mapping[str, Decomposition]], names: Mapping[str, str], images: Float[Tensor, "ood c h w"]
+    parts: Mapping[float, Mapping[str, Decomposition]],
+    names: Mapping[str, str],
+    images: Mapping[str, Float[Tensor, "samples c h w"]],
 ) -> Explorer:
     """Ensembles of one width after the other: mutual information of each kind of input, and the extreme OOD inputs.
 
-    parts: width -> kind ("id", "ambiguous", "ood") -> decomposition of its inputs. names: kind -> name of the set.
-    images: the OOD inputs.
+    parts: width -> kind -> decomposition of its inputs; the kinds are "id", "ambiguous" and those of `images`.
+    names: kind -> name of the set. images: kind -> inputs of an OOD set; of several, one at a time is shown.
     """
     most = max(d.epistemic.max().item() for by in parts.values() for d in by.values())
+    known = [kind for kind in next(iter(parts.values())) if kind not in images]
+    first = next(iter(images))
 
     figure, (left, right) = plots.figure(2, height=2.8)
-    for kind in next(iter(parts.values())):
-        left.plot([], [], color=plots.EPISTEMIC, linestyle=plots.LINES[kind], linewidth=1.2, label=names[kind])
+    labels = {kind: names[kind] for kind in known} | {"ood": "OOD set" if len(images) > 1 else names[first]}
+    for kind, label in labels.items():
+        left.plot([], [], color=plots.EPISTEMIC, linestyle=plots.LINES[kind], linewidth=1.2, label=label)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=7.5)
     left.set_xscale("symlog", linthresh=1e-3)
     left.set_xlim(0, most)
 
-    def draw(width: float) -> None:
-        for kind, d in parts[width].items():
-            plots.ecdf(d.epistemic, linestyle=plots.LINES[kind], ax=left)
-        ranked = parts[width]["ood"].epistemic.argsort().cpu()
+    def draw(width: float, ood: str = first) -> None:
+        for kind in (*known, ood):
+            style = plots.LINES[kind if kind in known else "ood"]
+            plots.ecdf(parts[width][kind].epistemic, linestyle=style, ax=left)
+        ranked = parts[width][ood].epistemic.argsort().cpu()
         shown = torch.cat([ranked.flip(0)[:8], ranked[:8]])
-        plots.images(_sheet(images[shown].cpu(), columns=8)[None], axes=[right])
-        right.set_title(f"{names['ood']}: most (above) and least MI")
+        plots.images(_sheet(images[ood][shown].cpu(), columns=8)[None], axes=[right])
+        right.set_title(f"{names[ood]}: most (above) and least MI")
 
-    def seen(width: float) -> str:
-        means = ", ".join(f"{names[kind]} {d.epistemic.mean():.4f}" for kind, d in parts[width].items())
+    def seen(width: float, ood: str = first) -> str:
+        means = ", ".join(f"{names[kind]} {parts[width][kind].epistemic.mean():.4f}" for kind in (*known, ood))
         return f"Width x{width:g}, mean mutual information in nats: {means}. The axes are the same for all widths."
 
     options = [(f"x{width:g}", width) for width in parts]
-    slider = ipywidgets.SelectionSlider(options=options, value=next(iter(parts)), description="width")
-    return Explorer(draw, {"width": slider}, seen, figure)
+    controls: dict[str, ipywidgets.ValueWidget] = {
+        "width": ipywidgets.SelectionSlider(options=options, value=next(iter(parts)), description="width")
+    }
+    sets = [(names[kind], kind) for kind in images]
+    if len(sets) > 1:
+        controls["ood"] = ipywidgets.Dropdown(options=sets, description="OOD set")
+    return Explorer(draw, controls, seen, figure)
 
 
 def _sheet(images: Float[Tensor, "n c h w"], columns: int) -> Float[Tensor, "c y x"]:
