@@ -1,6 +1,7 @@
 """Files appear whole or not at all; fingerprints tell apart what results depend on."""
 
 import hashlib
+from collections import UserDict
 
 import pytest
 import torch
@@ -70,6 +71,7 @@ changed[2000] += 1e-3
         (([x], changed), ([x, changed],)),
         (({"a": x, "b": 1},), ({"a": x, "b": 2},)),
         (({"a": 1}, "b", 2), ({"a": 1, "b": 2},)),
+        ((UserDict(a=x),), (UserDict(a=changed),)),  # as tokenizers make them
         ((1, 23), (12, 3)),
         (([1, 23],), ([12, 3],)),
         ((1,), (1.0,)),

@@ -76,7 +76,7 @@ def test_bad_input(unchecked):
         gradients.exgrad(lambda x: x, inputs)
     with pytest.raises(TypeError, match="as_tensor"):
         gradients.exgrad(model, inputs.tolist())
-    with pytest.raises(ValueError, match="not empty"):
+    with pytest.raises(ValueError, match="at least one"):
         gradients.exgrad(model, inputs[:0])
     with pytest.raises(ValueError, match="must be finite"):
         gradients.exgrad(model, torch.where(inputs > 0.5, torch.nan, inputs))

@@ -324,10 +324,10 @@ def other(**changes):
         (
             lambda: [make(), other(layers=2)],
             ValueError,
-            "member 1 has 2 layers of width 16 with heads of 4, member 0 has 3",
+            "number of layers is 2 in member 1 and 3 in member 0",
         ),
-        (lambda: [make(), other(width=32)], ValueError, "member 1 has 3 layers of width 32 with heads of 8"),
-        (lambda: [make(), other(heads=2)], ValueError, "heads of 8, member 0 has 3 layers of width 16 with heads of 4"),
+        (lambda: [make(), other(width=32)], ValueError, "width is 32 in member 1 and 16 in member 0"),
+        (lambda: [make(), other(heads=2)], ValueError, "size of a head is 8 in member 1 and 4 in member 0"),
         (lambda: [make(), other(classes=5)], ValueError, r"classifier.weight is \[5, 16\] in member 1 and \[3, 16\]"),
         (lambda: [make(), other(patch=2)], ValueError, r"position_embeddings is \[1, 17, 16\] in member 1"),
         (lambda: [make(), make("clip")], ValueError, "absent in member 1"),

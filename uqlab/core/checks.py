@@ -1,7 +1,7 @@
 """What users give, checked at the door: each error says what was given, what is accepted and what to do."""
 
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -37,6 +37,26 @@ def finite(name: str, tensor: Tensor) -> None:
     if tensor.is_floating_point() and not tensor.isfinite().all():
         first = (~tensor.isfinite()).nonzero()[0].tolist()
         raise ValueError(f"{name} must be finite, got NaN or an infinite value at {first}; clean them first")
+
+
+def count_samples(inputs: Any) -> int:
+    """The number of inputs [samples, ...], one tensor or several by name.
+
+    Raises TypeError for anything else; ValueError unless they are finite and every tensor holds the same number of
+    samples, at least one.
+    """
+    tensors = list(inputs.values()) if isinstance(inputs, Mapping) else [inputs]
+    if not tensors or not all(isinstance(t, Tensor) and t.ndim for t in tensors):
+        raise TypeError(
+            "inputs must be a tensor [samples, ...] or tensors by name, as tokenizers give; "
+            f"got {type(inputs).__name__}; use torch.as_tensor(inputs)"
+        )
+    counts = {len(t) for t in tensors}
+    if len(counts) > 1 or 0 in counts:
+        raise ValueError(f"inputs must have the same number of samples, at least one, got {sorted(counts)} samples")
+    for t in tensors:
+        finite("inputs", t)
+    return counts.pop()
 
 
 def class_labels(labels: Any, samples: int, classes: int | None = None) -> Tensor:

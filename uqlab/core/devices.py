@@ -15,11 +15,17 @@ CIRCUIT_CACHE = 3e6  # inputs of a circuit search, in each thread
 FUSED_ALONE = 256  # tokens of a member from which its own products, with no head filled up, are faster on a CPU
 ONE_THREAD = 1e8  # multiply-adds of a training step below which one thread beats several
 TEMPORARY = {"cpu": 2**19, "cuda": 2**25}  # elements: 2 MiB of float32 stay in a core's cache; a GPU pays for launches
+ACTIVATIONS = {"cpu": 2**22, "cuda": 2**27}  # elements that a pass of gradient scores keeps: more does not pay on a CPU
 
 
 def elements_of_temporary(device: torch.device) -> int:
     """How many elements a temporary should have."""
     return TEMPORARY.get(device.type, TEMPORARY["cuda"])
+
+
+def elements_of_activations(device: torch.device) -> int:
+    """How many elements a pass of gradient scores should keep as activations."""
+    return ACTIVATIONS.get(device.type, ACTIVATIONS["cuda"])
 
 
 def device(name: str = "auto") -> torch.device:

@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def sha256(path: str | os.PathLike) -> str:
 
 def fingerprint(*things: Any) -> str:
     """The SHA-256 of tensors and arrays (shape, type and every value), of modules (their state), and of what `repr`
-    tells apart. The items of lists, tuples and dicts are fingerprinted in their order; a list equals a tuple.
+    tells apart. The items of lists, tuples and mappings are fingerprinted in their order; a list equals a tuple.
     """
     digest = hashlib.sha256()
 
@@ -65,7 +65,7 @@ def fingerprint(*things: Any) -> str:
         elif hasattr(thing, "tobytes") and hasattr(thing, "dtype"):  # NumPy
             say(f"{list(thing.shape)} {thing.dtype}")
             digest.update(thing.tobytes())
-        elif isinstance(thing, dict):
+        elif isinstance(thing, Mapping):
             say(f"{{{len(thing)}}}")
             for name, each in thing.items():
                 say(repr(name))

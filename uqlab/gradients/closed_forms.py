@@ -1,8 +1,9 @@
-"""Norms of per-sample gradients from what a layer sees: its inputs and the errors propagated back to its outputs.
+"""Norms of per-sample gradients from what a layer sees: its inputs, and the errors propagated back to its outputs.
 
 The gradient of a linear layer for one sample is a sum of outer products, errors times inputs, over tokens, places and
-perturbed copies. Its norm follows from the factors ("ghost norms": Goodfellow 2015, arXiv 1510.01799; Li et al. 2022,
-arXiv 2110.05679, for sums). Throughout, powers ||g||_q^q are added up over weights and biases; roots come last.
+perturbed copies. Its norm follows from these factors ("ghost norms": Goodfellow 2015, arXiv 1510.01799; for sums, Li et
+al. 2022, arXiv 2110.05679). All functions give powers ||g||_q^q, which are summed over weights and biases; the roots
+are taken last.
 """
 
 import math
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from uqlab.core.devices import elements_of_temporary
 
-# The errors [rows, ...] at the outputs of a layer's calls, in order -> powers of the gradient norms [samples].
+# The errors [rows, ...] at the outputs of a layer's calls, in their order -> powers of the gradient norms [samples].
 Powers = Callable[[list[Tensor]], Tensor]
 
 
@@ -25,15 +26,18 @@ def power(t: Tensor, q: int, keep: int = 1) -> Tensor:
     return torch.linalg.vector_norm(t, q, dims).pow(q) if dims else t.abs().pow(q)
 
 
-def others(t: Tensor) -> Tensor:
-    """Sum of all entries of the last axis but one's own, from both ends: total minus own cancels where own is large."""
+def sum_of_rest(t: Tensor) -> Tensor:
+    """For each entry, the sum of the other entries along the last axis.
+
+    Added up from both ends, because total minus entry loses all digits where the entry is large.
+    """
     before, after = t.cumsum(-1).roll(1, -1), t.flip(-1).cumsum(-1).roll(1, -1)
     before[..., 0] = after[..., 0] = 0
     return before + after.flip(-1)
 
 
 def cotangents(p: Tensor, rest: Tensor, classes: Tensor) -> Tensor:
-    """e_c - p, the gradient of log p_c by the logits [rows, C], for one class c per row; rest = others(p) = 1 - p."""
+    """e_c - p, the gradient of log p_c by the logits [rows, C], for one class c a row; rest = sum_of_rest(p)."""
     own = classes.unsqueeze(1)
     return p.neg().scatter_(1, own, rest.gather(1, own))
 
@@ -41,8 +45,8 @@ def cotangents(p: Tensor, rest: Tensor, classes: Tensor) -> Tensor:
 def head_powers(h: Tensor, p: Tensor, rest: Tensor, bias: bool, q: int) -> Tensor:
     """Powers [n, C] for the linear layer that gives the logits, from its inputs h [n, K, in] and p, 1 - p [n, K, C].
 
-    Row k of the mean gradient of log p_c is mean_i (1[k = c] - p_ik) h_i, so the rows k != c are the same for every c:
-    all classes cost one pass and no backpropagation.
+    Row k of the mean gradient of log p_c is mean_i (1[k = c] - p_ik) h_i. The rows k != c are therefore the same for
+    every c, and all classes cost one pass and no backpropagation.
     """
     n, copies, classes = p.shape
     p, rest = p / copies, rest / copies
@@ -58,13 +62,13 @@ def head_powers(h: Tensor, p: Tensor, rest: Tensor, bias: bool, q: int) -> Tenso
         own, other = torch.empty_like(p[:, 0]), torch.empty_like(p[:, 0])
         for at in _chunks(n, classes * h.shape[-1], h):
             own[at], other[at] = power(rest[at].mT @ h[at], q, 2), power(p[at].mT @ h[at], q, 2)
-    return own + others(other)
+    return own + sum_of_rest(other)
 
 
 def _outer(a: Tensor, out: int, bias: bool, q: int, passes: int) -> Callable[[Tensor], Tensor]:
     """Powers of sum_s d_s a_s^T and, with a bias, of sum_s d_s, from the errors d [n, groups, out, S].
 
-    The inputs a [n, groups, in, S] serve for `passes` classes.
+    The inputs a [n, groups, in, S] are used for `passes` classes.
     """
     n, groups, width, positions = a.shape
     if positions == 1:
@@ -93,7 +97,7 @@ def _linear(module: nn.Linear, inputs: list[Tensor], n: int, q: int, passes: int
 
 
 def _conv(module: Any, inputs: list[Tensor], n: int, q: int, passes: int) -> Powers:
-    """By unfolding, where the map is so small that a Gram matrix pays, else by per-sample weight gradients.
+    """By unfolding where the map is so small that a Gram matrix pays, otherwise by per-sample weight gradients.
 
     Measured on 2 cores, 3x3, 32 samples, per class: 16 -> 16 channels at 32x32, 21 ms by unfolding (7 ms with the
     unfolded input kept, at 9 times its memory) and 2.7 ms by one grouped convolution in which samples are groups;
@@ -175,7 +179,7 @@ def _affine(module: Any, inputs: list[Tensor], n: int, q: int, passes: int) -> P
 
 
 def _embedding(module: nn.Embedding, inputs: list[Tensor], n: int, q: int, passes: int) -> Powers:
-    """Errors of equal indices add up, in the place of the first: a sample has no more rows than tokens."""
+    """The errors of equal indices are added at the first of them: a sample has at most as many rows as tokens."""
     indices = torch.cat([index.reshape(n, -1) for index in inputs], 1)
     first = (indices.unsqueeze(2) == indices.unsqueeze(1)).int().argmax(2, keepdim=True)  # [n, S, 1]
     padding = -1 if module.padding_idx is None else module.padding_idx
@@ -193,13 +197,13 @@ def _join(parts: list[Tensor], dim: int) -> Tensor:
 
 
 def _chunks(n: int, elements: int, like: Tensor) -> Iterator[slice]:
-    """Slices of n samples of which each needs a temporary of so many elements."""
+    """Slices of n samples; each sample needs a temporary of this many elements."""
     step = max(1, elements_of_temporary(like.device) // elements)
     return (slice(start, start + step) for start in range(0, n, step))
 
 
 # (module, inputs of its calls [rows, ...], samples n, q, passes) -> Powers; rows = n * copies, sample-major. Subclasses
-# may compute something else and are left out.
+# are not looked up, because they may compute something else.
 FORMS: dict[type[nn.Module], Callable[..., Powers]] = {
     nn.Linear: _linear,
     nn.Conv1d: _conv,
@@ -216,7 +220,7 @@ FORMS: dict[type[nn.Module], Callable[..., Powers]] = {
 
 
 def rows_form(module: nn.Module, inputs: list[Tensor], n: int, q: int, passes: int) -> Powers:
-    """Parameters of which every row was given a copy: the error at the copy is the row's gradient."""
+    """Parameters of which every row got its own copy: the error at the copy is the row's gradient."""
     return lambda errors: torch.stack(
         [power(error.reshape(n, -1, error[0].numel()).sum(1), q) for error in errors]
     ).sum(0)

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from uqlab.gradients.closed_forms import FORMS, Powers, cotangents, head_powers, others, power, rows_form
+from uqlab.core.checks import finite
+from uqlab.core.modules import hooked, logits_of
+from uqlab.gradients.closed_forms import FORMS, Powers, cotangents, head_powers, power, rows_form, sum_of_rest
 
 
 class _Call(NamedTuple):
-    """One call of a layer: its input, the shape of its output, where errors at that are caught, the output if alive."""
+    """One call of a layer: its input, its output's shape, where errors at the output are caught, and the output."""
 
     input: Tensor
     shape: torch.Size
@@ -28,8 +30,8 @@ class SampleGradients:
 
     Args:
         model: in evaluation mode.
-        rows: two different inputs [2, ...], on which every closed form is tried against plain autograd: weights that
-            are tied, or used otherwise than a form assumes, show, and are then done sample by sample.
+        rows: two different inputs [2, ...], on which every closed form is compared with plain autograd. Layers whose
+            weights are tied, or used in another way than the form assumes, are then computed sample by sample.
         layers: "all", "last", a regular expression searched in the names, or a list of names.
         q: the norm, 1 or 2.
     """
@@ -37,7 +39,7 @@ class SampleGradients:
     def __init__(self, model: nn.Module, rows: Tensor, layers: str | Sequence[str], q: int):
         self.model, self.q = model, q
         self.modules = dict(model.named_modules())
-        # Leaves of our own: the model's parameters keep their gradients and flags, and frozen ones count.
+        # New leaves: the model's parameters keep their gradients and flags, and frozen parameters count too.
         weights = {name: p.detach() for name, p in model.named_parameters() if p.is_floating_point()}
         self.parameters = {name: p.requires_grad_() for name, p in weights.items()}
         self.owned: dict[str, list[str]] = {}
@@ -46,7 +48,7 @@ class SampleGradients:
         self.head: str | None = None  # the linear layer that gives the logits
         self.fast: set[str] = set()
         # Among them, those with one row for all samples (a class token, position embeddings, a bare scale). Each sample
-        # is given a copy: along the leading axis of length 1 (-1), or a new one before so many others of length 1.
+        # gets a copy: along the leading axis of length 1 (-1), or along a new axis before this many axes of length 1.
         self.expanded: dict[str, int] = {}
 
         order: list[str] = []
@@ -69,7 +71,7 @@ class SampleGradients:
             for inner in self._ways(name, formed):
                 self.expanded[name] = inner
                 self.fast.add(name)
-                with contextlib.suppress(Exception):  # whatever the model makes of a parameter of another shape
+                with contextlib.suppress(Exception):  # a model may fail with a parameter of another shape
                     if self._agreeing([name], rows, target, truth):
                         break
                 del self.expanded[name]
@@ -78,7 +80,7 @@ class SampleGradients:
         self.footprint += sum(p.numel() for p in copied)
 
     def _ways(self, name: str, formed: dict[str, list[_Call]]) -> list[int]:
-        """How a row of its own could be given to every sample, where all share one: see `expanded`."""
+        """The ways to give every sample its own copy of a row that all samples share: see `expanded`."""
         if name in self.fast:
             return []
         bare = [self.parameters[own].shape for own in self.owned[name]]
@@ -88,7 +90,7 @@ class SampleGradients:
 
     def norms(
         self, x: Tensor, pick: Callable[[Tensor], Tensor] | None = None, names: Sequence[str] | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         """Norms of the gradients of log p_c, each averaged over the copies of a sample.
 
         Args:
@@ -96,7 +98,7 @@ class SampleGradients:
             pick: log p [n, C] -> classes [n, J]; None for all.
 
         Returns:
-            norms [layers, n, J], log p [n, C] of the first copies, classes [n, J].
+            norms [layers, n, J], log p [n, C] of the first copies.
         """
         names = self.names if names is None else names
         n, copies = x.shape[:2]
@@ -105,7 +107,7 @@ class SampleGradients:
             logits, calls = self._run(x.flatten(0, 1), fast)
         log_p = logits.detach().log_softmax(1)
         clean, p = log_p[::copies], log_p.exp()
-        rest = others(p)
+        rest = sum_of_rest(p)
         classes = torch.arange(log_p.shape[1], device=log_p.device).expand_as(clean) if pick is None else pick(clean)
         powers = log_p.new_zeros(len(names), n, classes.shape[1])
 
@@ -134,7 +136,7 @@ class SampleGradients:
                 powers[i, :, j] = form([log_p.new_zeros(call.shape) if e is None else e for e, call in pairs])
         if slow:
             self._sample_by_sample(x, classes, {names[i]: powers[i] for i in slow})
-        return powers.pow(1 / self.q), clean, classes
+        return powers.pow(1 / self.q), clean
 
     def head_inputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs [rows, features] of the last layer, and log p [rows, C]."""
@@ -147,47 +149,43 @@ class SampleGradients:
         self, x: Tensor, record: Iterable[str], order: list[str] | None = None
     ) -> tuple[Tensor, dict[str, list[_Call]]]:
         """Logits [rows, C] and the calls of the layers to record; `order` receives the names of all modules called."""
-        parameters, hooks = dict(self.parameters), []
+        parameters, handles = dict(self.parameters), []
         calls: dict[str, list[_Call]] = {name: [] for name in record}
-        try:
-            for name, part in calls.items():
-                if type(self.modules[name]) in FORMS:
-                    hook = functools.partial(_record, part, len(x) if name in self.expanded else None)
-                    # First of its hooks, before any that change the output.
-                    hooks.append(self.modules[name].register_forward_hook(hook, prepend=True, with_kwargs=True))
-                elif name in self.expanded:
-                    for own in self.owned[name]:
-                        p, inner = self.parameters[own].detach(), self.expanded[name]
-                        shape = p.shape[1:] if inner < 0 else (1,) * inner + p.shape
-                        copy = p.reshape(1, *shape).expand(len(x), *shape).requires_grad_(torch.is_grad_enabled())
-                        parameters[own] = copy
-                        part.append(_Call(p, copy.shape, copy, weakref.ref(copy)))
-            if order is not None:
-                for name, module in self.modules.items():
-                    hooks.append(module.register_forward_pre_hook(lambda *_, name=name: order.append(name)))
-            output = torch.func.functional_call(self.model, parameters, (x,))
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return _logits(output, len(x)), calls
+        for name, part in calls.items():
+            if type(self.modules[name]) in FORMS:
+                hook = functools.partial(_record, part, len(x) if name in self.expanded else None)
+                # The first of its hooks, before hooks that change the output.
+                handles.append(self.modules[name].register_forward_hook(hook, prepend=True, with_kwargs=True))
+            elif name in self.expanded:
+                for own in self.owned[name]:
+                    p, inner = self.parameters[own].detach(), self.expanded[name]
+                    shape = p.shape[1:] if inner < 0 else (1,) * inner + p.shape
+                    copy = p.reshape(1, *shape).expand(len(x), *shape).requires_grad_(torch.is_grad_enabled())
+                    parameters[own] = copy
+                    part.append(_Call(p, copy.shape, copy, weakref.ref(copy)))
+        if order is not None:
+            for name, module in self.modules.items():
+                handles.append(module.register_forward_pre_hook(lambda *_, name=name: order.append(name)))
+        with hooked(handles):
+            return _logits(torch.func.functional_call(self.model, parameters, (x,)), len(x)), calls
 
     def _reference(self, rows: Tensor, logits: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """A class [1] of the last row and, by plain autograd, the norm of every layer that its log p reaches."""
+        """A class [1] of the last row and, by plain autograd, the gradient norm of every layer on the path to it."""
         with torch.enable_grad():
             single, _ = self._run(rows[1:], ())
         log_p = single.detach().log_softmax(1)
         if not torch.allclose(logits[1:].log_softmax(1), log_p, rtol=0.01, atol=0.01):
             raise ValueError("the model's output for a sample changes with the rest of its batch, or at random")
         target = log_p.argmin(1)  # far from certain, so that its gradient is large
-        p = log_p.exp()
-        truth = self._by_layer(single, cotangents(p, others(p), target), self.owned) if single.requires_grad else {}
+        seed = cotangents(log_p.exp(), sum_of_rest(log_p.exp()), target)
+        truth = self._by_layer(single, seed, self.owned) if single.requires_grad else {}
         truth = {name: size.pow(1 / self.q) for name, size in truth.items() if size is not None}
         if not truth:
             raise ValueError("the model's output has no gradient path to any of its parameters: was it detached?")
         return target, truth
 
     def _agreeing(self, names: Sequence[str], rows: Tensor, target: Tensor, truth: dict[str, Tensor]) -> set[str]:
-        """Those of the layers whose fast norms for the last row are the true ones."""
+        """The layers whose fast norms for the last row equal the true norms."""
         if not names:
             return set()
         found = self.norms(rows.unsqueeze(1), lambda _: target.expand(2, 1), names)[0][:, 1, 0]
@@ -199,7 +197,7 @@ class SampleGradients:
     def _by_layer(
         self, logits: Tensor, seed: Tensor, names: Iterable[str], retain: bool = False
     ) -> dict[str, Tensor | None]:
-        """Power of each layer's gradient of (seed * logits).sum(); None where there is no path."""
+        """The power of each layer's gradient of (seed * logits).sum(); None where there is no path."""
         flat = [own for name in names for own in self.owned[name]]
         leaves = [self.parameters[own] for own in flat]
         found = dict(zip(flat, torch.autograd.grad(logits, leaves, seed, retain, allow_unused=True), strict=True))
@@ -209,12 +207,12 @@ class SampleGradients:
         return {name: torch.stack(parts).sum() if parts else None for name, parts in powers.items()}
 
     def _sample_by_sample(self, x: Tensor, classes: Tensor, powers: dict[str, Tensor]) -> None:
-        """Fill the powers [n, J] of what has no closed form, by plain autograd."""
+        """Fill the powers [n, J] of layers without a closed form, by plain autograd."""
         for i, sample in enumerate(x):
             with torch.enable_grad():
                 logits, _ = self._run(sample, ())
             p = logits.detach().softmax(1)
-            rest = others(p)
+            rest = sum_of_rest(p)
             for j, c in enumerate(classes[i]):
                 seed = cotangents(p, rest, c.expand(len(sample))) / len(sample)
                 for name, size in self._by_layer(logits, seed, powers, retain=True).items():
@@ -224,14 +222,14 @@ class SampleGradients:
 def _record(
     calls: list[_Call], expand_to: int | None, module: nn.Module, args: tuple, kwargs: dict, y: Tensor
 ) -> Tensor:
-    """Forward hook: append the call, and give its output a row for each of `expand_to` samples."""
+    """Forward hook: append the call, and expand its output to `expand_to` rows, one for each sample."""
     x = (args[0] if args else next(iter(kwargs.values()))).detach()
     if expand_to is not None:
         x, y = x.expand(expand_to, *x.shape[1:]), y.expand(expand_to, *y.shape[1:])
     edge = None
     if y.requires_grad:
-        # Edges, because a tensor that an in-place operation changes later stands for the result of that. Over tokens
-        # the result is a view, which such an operation replaces in the graph: its base stays.
+        # An edge, because a tensor that an in-place operation changes later means the result of that operation. For
+        # tokens the output is a view, which such an operation replaces in the graph; the view's base stays.
         edge = get_gradient_edge(y)
         if y._is_view() and expand_to is None:
             edge = GradientEdge(*cast(Any, edge.node.next_functions[0]))
@@ -240,7 +238,7 @@ def _record(
 
 
 def _logits(output: Any, rows: int) -> Tensor:
-    logits = getattr(output, "logits", output)
+    logits = logits_of(output)
     if not isinstance(logits, Tensor):
         raise TypeError(f"the model must return logits or an output with .logits, got {type(output).__name__}")
     if logits.ndim != 2 or logits.shape[0] != rows or logits.shape[1] < 2 or not logits.is_floating_point():
@@ -249,13 +247,12 @@ def _logits(output: Any, rows: int) -> Tensor:
             f"the model must return floating logits [samples, C] with C >= 2, got {logits.dtype} {list(logits.shape)} "
             f"for {rows} inputs{hint}"
         )
-    if not logits.isfinite().all():
-        raise ValueError("the model's logits must be finite, got NaN or infinite values")
+    finite("the model's logits", logits)
     return logits
 
 
 def _place(name: str, order: list[str]) -> int:
-    """When a module is reached: its first call, or that of the closest module around it."""
+    """The position of a module's first call, or of the first call of the closest module around it."""
     while name not in order and name:
         name = name.rpartition(".")[0]
     return order.index(name)

@@ -1,37 +1,37 @@
 """Epistemic uncertainty of one pretrained classifier, from the gradients of its log-probabilities by its weights.
 
-With g_c the gradient of log p_c(x) by the weights of a layer and ||g_c|| its norm, a score is a sum over classes and
-layers of such norms: high where the model would have to move far to believe something else. Everything starts from
-`gradient_norms`, [layers, samples, classes]; the scores are reductions of it. Gradients are by all weights, frozen or
-not, and no sample's gradient is formed where its norm has a closed form (`_ghost`).
+Let g_c be the gradient of log p_c(x) by the weights of a layer. A score is a weighted sum of the norms ||g_c|| over
+classes and layers: it is high where the weights would have to change much to change the prediction. `gradient_norms`
+gives all norms, [layers, samples, classes]; the scores are reductions of them. Gradients are by all weights, frozen or
+not. Where a norm has a closed form (`closed_forms`), the gradient of a sample is never computed.
 
 The equations of REGrad (Wang and Ji, CVPR 2024, arXiv 2404.10124) were not available to us, only descriptions: an
-expected gradient norm normalised by a square root, layer weights that grow exponentially with depth, gradients averaged
-over perturbed inputs. Readings A, B and C of the first are ours: call results "REGrad-style".
+expected gradient norm normalised by a square root, layer weights that grow exponentially with depth, and gradients
+averaged over perturbed inputs. Readings A, B and C of the first are ours: call results "REGrad-style".
 
-Models are evaluated: one in training mode with dropout or batch normalisation is switched for the computation and back,
-with a UserWarning. The model is left as it was: no gradients, no hooks.
+Models are evaluated: a model in training mode that has dropout or batch normalisation is switched to evaluation mode
+for the computation, with a UserWarning. Afterwards it is as before: same modes, no gradients, no hooks.
 """
 
 import contextlib
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
+from uqlab.core.checks import at_least, count_samples, one_network, one_of
+from uqlab.core.devices import elements_of_activations
+from uqlab.core.modules import evaluating
 from uqlab.gradients.per_sample import SampleGradients
 
 Inputs = Shaped[Tensor, "samples ..."]
 Scores = Float[Tensor, " samples"]
 ClassWeight = Literal["p", "sqrt_p", "uniform", "predicted"]
 Reduction = Literal["A", "B", "C"]
-
-# Floats that one pass keeps as activations: 16 MiB of float32 on a CPU, where more does not pay.
-_ACTIVATIONS = {"cpu": 2**22, "cuda": 2**27}
 
 
 def exgrad(
@@ -45,16 +45,17 @@ def exgrad(
     sigma: float = 0.02,
     seed: int = 0,
     classes: int | None = None,
-    return_error: bool = False,
     batch_size: int | None = None,
-) -> Scores | tuple[Scores, Scores]:
+) -> Scores:
     """ExGrad, the expected gradient norm sum_c p_c ||g_c||: [samples], higher = more uncertain.
 
-    The paper takes the last layer and the 1-norm; over several layers this is the mean of their norms (depth = 0). The
-    other arguments are those of `regrad`, which raises the same errors. Igoe et al. 2022, arXiv 2205.10439.
+    The paper takes the last layer and the 1-norm. Over several layers this is the mean of the layers' norms (depth =
+    0). The other arguments and the errors are those of `regrad`. Igoe et al. 2022, arXiv 2205.10439.
     """
-    settings = {"perturbations": perturbations, "sigma": sigma, "seed": seed, "batch_size": batch_size}
-    return _score(model, inputs, layers, norm, ("p", "A", depth), classes, return_error, **settings)
+    return regrad(
+        model, inputs, class_weight="p", norm=norm, depth=depth, perturbations=perturbations, sigma=sigma, seed=seed,
+        layers=layers, classes=classes, batch_size=batch_size,
+    )  # fmt: skip
 
 
 def regrad(
@@ -70,49 +71,60 @@ def regrad(
     reduction: Reduction = "A",
     layers: str | Sequence[str] = "all",
     classes: int | None = None,
-    return_error: bool = False,
     batch_size: int | None = None,
-) -> Scores | tuple[Scores, Scores]:
+) -> Scores:
     """REGrad-style score, A: sum_c w_c n_c with n_c = sum_l w_l ||g_c^(l)||: [samples], higher = more uncertain.
 
     Args:
         model: any classifier, inputs -> logits [samples, C] or an output that has them as `.logits`.
-        inputs: [samples, ...]; one batch is moved to the model's device and dtype at a time.
+        inputs: [samples, ...]; one batch at a time is moved to the model's device and precision.
         class_weight: w_c of reading A: "p", "sqrt_p" = sqrt(p_c), "uniform" = 1/C, "predicted" = 1 for the top class.
-            Without probabilities in it ("uniform") a score ranks inversely: it is high for confident predictions.
-        norm: 1 or 2.
+            A score whose weights ignore the probabilities ("uniform") ranks inversely: confident predictions are high.
         depth: w_l = exp(depth l/(L-1)) / sum over the L layers from input (l = 0) to output; 0 weighs them equally.
             A layer is a module with parameters of its own, in the order in which the forward pass reaches it.
-        perturbations: number N of inputs x + eps_i, eps_i ~ N(0, sigma^2), whose gradients are averaged with that at x
-            before the norm is taken; p_c is that at x. All samples share the N draws, so that a score depends on its
-            input and the seed alone. 0, or sigma = 0, is the plain score.
+        perturbations: number N of inputs x + eps_i, eps_i ~ N(0, sigma^2). Their gradients and the gradient at x are
+            averaged before the norm is taken; p_c is the probability at x. All samples share the N draws, so that a
+            score depends only on its input and the seed. With 0, or sigma = 0, inputs are not perturbed.
         sigma: standard deviation, in units of the inputs.
         reduction: "A"; "B" = sqrt(sum_c p_c n_c^2), for one layer and norm 2 the root of the Fisher information's
             trace; "C" = sum_c p_c sqrt(n_c).
         layers: "all", "last", a regular expression searched in the layers' names, or a list of names.
-        classes: None for the sum over all classes; an integer samples so many of them per input, with replacement and
-            probability proportional to their weight. A and C are then unbiased; B is the root of an unbiased sum.
-        return_error: return (scores, standard errors); 0 without sampling, B's by the delta method.
-        batch_size: inputs per pass, None for as many as keep the activations small.
+        classes: None for the sum over all classes; an integer draws this many classes for each input, with replacement
+            and with probability proportional to their weight. A and C are then unbiased; B is the root of an unbiased
+            sum.
+        batch_size: inputs per pass; None for as many as keep the activations small.
 
     Raises:
-        ValueError: for unknown switches and layers, empty or not finite inputs or logits, outputs that are not
-            [samples, C] with C >= 2, a model without parameters or with an output detached from them, a model that
-            mixes the samples of a batch, perturbed integer inputs.
-        TypeError: if model is no module, inputs or outputs are no tensors.
+        ValueError: for unknown switches and layers; for inputs or logits that are empty or not finite; for outputs that
+            are not [samples, C] with C >= 2; for a model without parameters, with an output detached from them, or
+            that mixes the samples of a batch; for perturbed integer inputs.
+        TypeError: unless the model is one network, and its inputs and outputs are tensors.
 
     Wang and Ji 2024, arXiv 2404.10124, read as the module's docstring says.
     """
-    settings = {"perturbations": perturbations, "sigma": sigma, "seed": seed, "batch_size": batch_size}
-    return _score(model, inputs, layers, norm, (class_weight, reduction, depth), classes, return_error, **settings)
+    weighting = _check_switches(class_weight, reduction, depth)
+    if classes is not None and (not isinstance(classes, int) or classes < 2):
+        raise ValueError(f"classes must be None (all) or a sample of at least 2 per input, got {classes!r}")
+    parts = []
+    with _prepared(model, inputs, layers, norm, perturbations, sigma, seed, batch_size) as (gradients, batches):
+        uniform = torch.empty(0)
+        if classes is not None:  # drawn for all samples at once, so that batches make no difference
+            uniform = torch.rand(len(inputs), classes, generator=torch.Generator().manual_seed(seed))
+        for x, at in batches:
+            pick = None
+            if classes is not None:
+                pick = lambda log_p, u=uniform[at]: _draw(_class_weights(log_p, weighting), u)  # noqa: E731
+            norms, log_p = gradients.norms(x, pick)
+            parts.append(_reduce(norms, log_p, weighting, reduction, depth, pick is not None))
+    return torch.cat(parts).to(inputs.device)
 
 
 def gradnorm(model: nn.Module, inputs: Inputs, *, batch_size: int | None = None) -> Scores:
     """GradNorm, minus ||h||_1 sum_c |p_c - 1/C|: [samples], higher = more uncertain.
 
-    Huang et al.'s score is the 1-norm of the gradient of KL(uniform || p) by the last layer's weights (without bias),
-    with h its inputs. Large norms mean confidence, hence the sign. Raises the errors of `regrad`, and ValueError unless
-    the logits come from an nn.Linear on [samples, features]. Huang et al. 2021, arXiv 2110.00218.
+    The score of Huang et al. is the 1-norm of the gradient of KL(uniform || p) by the last layer's weights, without
+    bias; h are this layer's inputs. Large norms mean confidence, hence the sign. Raises the errors of `regrad`, and
+    ValueError unless the logits come from an nn.Linear on [samples, features]. Huang et al. 2021, arXiv 2110.00218.
     """
     parts = []
     with _prepared(model, inputs, "last", 1, batch_size=batch_size) as (gradients, batches):
@@ -141,17 +153,16 @@ def gradient_norms(
 ) -> tuple[Float[Tensor, "layers samples drawn"], list[str], Float[Tensor, "samples classes"]]:
     """Norms of the gradients of log p_c by each layer: (norms [layers, samples, C], layer names, log p [samples, C]).
 
-    With `classes` [samples, drawn], the norms of those classes of each sample alone. The other arguments and the errors
-    are those of `regrad`; `reduce_norms` makes scores of the result, `layer_shares` says where the gradient lives.
+    With `classes` [samples, drawn], only the norms of these classes of each sample. The other arguments and the errors
+    are those of `regrad`. `reduce_norms` turns the result into scores, `layer_shares` into the share of each layer.
     """
     norms, log_ps = [], []
-    settings = {"perturbations": perturbations, "sigma": sigma, "seed": seed, "batch_size": batch_size}
-    with _prepared(model, inputs, layers, norm, **settings) as (gradients, batches):
+    with _prepared(model, inputs, layers, norm, perturbations, sigma, seed, batch_size) as (gradients, batches):
         if classes is not None and (classes.ndim != 2 or len(classes) != len(inputs) or classes.is_floating_point()):
             raise ValueError(f"classes must be integers [samples, drawn], got {classes.dtype} {list(classes.shape)}")
         for x, at in batches:
             pick = None if classes is None else lambda log_p, at=at: classes[at].to(log_p.device)
-            part, log_p, _ = gradients.norms(x, pick)
+            part, log_p = gradients.norms(x, pick)
             norms.append(part)
             log_ps.append(log_p)
     return torch.cat(norms, 1).to(inputs.device), gradients.names, torch.cat(log_ps).to(inputs.device)
@@ -166,8 +177,8 @@ def reduce_norms(
     depth: float = 3.0,
 ) -> Scores:
     """The score of `regrad` from what `gradient_norms` returns; class_weight "p" and depth 0 give `exgrad`."""
-    _check_switches(class_weight, reduction, depth)
-    return _reduce(norms, log_p, None, class_weight, reduction, depth)[0]
+    weighting = _check_switches(class_weight, reduction, depth)
+    return _reduce(norms, log_p, weighting, reduction, depth)
 
 
 def layer_shares(
@@ -176,64 +187,23 @@ def layer_shares(
     *,
     class_weight: ClassWeight = "sqrt_p",
 ) -> Float[Tensor, "layers samples"]:
-    """Share of each layer in sum_l sum_c w_c ||g_c^(l)||, layers unweighted; 0 for a sample without gradients."""
-    _check_switches(class_weight, "A", 0.0)
-    parts = (norms * _class_weights(log_p, class_weight)).sum(2)
+    """The share of each layer in sum_l sum_c w_c ||g_c^(l)||, layers unweighted; 0 for a sample without gradients."""
+    parts = (norms * _class_weights(log_p, _check_switches(class_weight, "A", 0.0))).sum(2)
     return parts / parts.sum(0).clamp(min=torch.finfo(parts.dtype).tiny)
 
 
-def _score(
-    model: nn.Module,
-    inputs: Tensor,
-    layers: str | Sequence[str],
-    norm: int,
-    switches: tuple[Any, Any, float],
-    classes: int | None,
-    return_error: bool,
-    **settings: Any,
-) -> Scores | tuple[Scores, Scores]:
-    _check_switches(*switches)
-    if classes is not None and (not isinstance(classes, int) or classes < 2):
-        raise ValueError(f"classes must be None (all) or a sample of at least 2 per input, got {classes!r}")
-    parts = []
-    with _prepared(model, inputs, layers, norm, **settings) as (gradients, batches):
-        uniform = torch.empty(0)
-        if classes is not None:  # drawn for all samples at once, so that batches make no difference
-            uniform = torch.rand(len(inputs), classes, generator=torch.Generator().manual_seed(settings["seed"]))
-        for x, at in batches:
-            pick = None if classes is None else lambda log_p, u=uniform[at]: _draw(_weights(log_p, *switches[:2]), u)
-            norms, log_p, targets = gradients.norms(x, pick)
-            parts.append(torch.stack(_reduce(norms, log_p, None if pick is None else targets, *switches)))
-    scores, errors = torch.cat(parts, 1).to(inputs.device)
-    return (scores, errors) if return_error else scores
-
-
-def _reduce(
-    norms: Tensor, log_p: Tensor, drawn: Tensor | None, class_weight: str, reduction: str, depth: float
-) -> tuple[Tensor, Tensor]:
-    """(score, standard error), each [samples], from norms of all classes, or of classes drawn by their weights."""
+def _reduce(norms: Tensor, log_p: Tensor, weighting: str, reduction: str, depth: float, drawn: bool = False) -> Tensor:
+    """The score [samples] from the norms of all classes, or of classes drawn by their weights."""
     position = torch.linspace(0, 1, len(norms), dtype=norms.dtype, device=norms.device)
     n = torch.tensordot((depth * position).softmax(0), norms, 1)  # [samples, classes]
     n = {"A": n, "B": n.square(), "C": n.sqrt()}[reduction]
-    weights = _weights(log_p, class_weight, reduction)
-    if drawn is None:
-        score = (weights * n).sum(1)
-        error = torch.zeros_like(score)
-    else:
-        mass = weights.sum(1)
-        score, error = mass * n.mean(1), mass * n.std(1) / math.sqrt(n.shape[1])
-    if reduction == "B":
-        score = score.sqrt()
-        error = error / (2 * score).clamp(min=torch.finfo(score.dtype).tiny)
-    return score, error
+    weights = _class_weights(log_p, weighting)
+    score = weights.sum(1) * n.mean(1) if drawn else (weights * n).sum(1)
+    return score.sqrt() if reduction == "B" else score
 
 
-def _weights(log_p: Tensor, class_weight: str, reduction: str) -> Tensor:
-    return _class_weights(log_p, class_weight if reduction == "A" else "p")
-
-
-def _class_weights(log_p: Tensor, class_weight: str) -> Tensor:
-    match class_weight:
+def _class_weights(log_p: Tensor, weighting: str) -> Tensor:
+    match weighting:
         case "p":
             return log_p.exp()
         case "sqrt_p":
@@ -257,7 +227,6 @@ def _prepared(
     inputs: Tensor,
     layers: str | Sequence[str],
     norm: int,
-    *,
     perturbations: int = 0,
     sigma: float = 0.0,
     seed: int = 0,
@@ -269,81 +238,66 @@ def _prepared(
     if parameter is None:
         raise ValueError("the model has no parameters, so there are no gradients to measure")
     dtype = parameter.dtype if inputs.is_floating_point() else inputs.dtype
-    copies = perturbations + 1 if sigma > 0 else 1
-    noise = torch.empty(0)
-    if copies > 1:
-        noise = torch.randn(
-            perturbations, *inputs.shape[1:], generator=torch.Generator().manual_seed(seed), dtype=dtype
-        )
-        noise = torch.cat([torch.zeros_like(noise[:1]), noise.mul_(sigma)]).to(parameter.device)
+    noise = torch.zeros(1, *[1] * (inputs.ndim - 1), dtype=dtype)  # [1 + perturbations, ...]
+    if perturbations and sigma:
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.randn(perturbations, *inputs.shape[1:], generator=generator, dtype=dtype)
+        noise = torch.cat([torch.zeros_like(drawn[:1]), drawn.mul_(sigma)])
+    noise = noise.to(parameter.device)
 
     def batches(step: int) -> Iterator[tuple[Tensor, slice]]:
         for start in range(0, len(inputs), step):
             at = slice(start, start + step)
-            x = inputs[at].to(parameter.device, dtype).unsqueeze(1)
-            yield (x + noise if copies > 1 else x), at
+            yield inputs[at].to(parameter.device, dtype).unsqueeze(1) + noise, at
 
-    with _evaluating(model):
+    _warn_of_training(model)
+    with evaluating(model):
         other = inputs[-1:] if len(inputs) > 1 else torch.zeros_like(inputs)
         gradients = SampleGradients(model, torch.cat([other, inputs[:1]]).to(parameter.device, dtype), layers, norm)
-        budget = _ACTIVATIONS.get(parameter.device.type, _ACTIVATIONS["cuda"])
-        yield gradients, batches(batch_size or max(1, budget // (gradients.footprint * copies)))
+        fitting = max(1, elements_of_activations(parameter.device) // (gradients.footprint * len(noise)))
+        yield gradients, batches(batch_size or fitting)
 
 
-@contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for the time being, with a warning where training mode would have made a difference."""
-    modes = {module: module.training for module in model.modules()}
+def _warn_of_training(model: nn.Module) -> None:
+    """Warn of modules in training mode that would give something else than in evaluation mode."""
 
     def differs(module: nn.Module) -> bool:
-        name = type(module).__name__
-        rate = getattr(
-            module, "p" if "Dropout" in name else "dropout", 0
-        )  # attention and recurrent layers have .dropout
+        name = type(module).__name__  # attention and recurrent layers have .dropout
+        rate = getattr(module, "p" if "Dropout" in name else "dropout", 0)
         return "BatchNorm" in name or (isinstance(rate, int | float) and rate > 0)
 
-    if different := sorted({type(module).__name__ for module, mode in modes.items() if mode and differs(module)}):
+    different = sorted({type(module).__name__ for module in model.modules() if module.training and differs(module)})
+    if different:
         warnings.warn(
             f"the model is in training mode and has {', '.join(different)}: gradients are taken in evaluation mode; "
-            "call model.eval() to say so",
+            "call model.eval() to avoid this warning",
             UserWarning,
-            stacklevel=6,
+            stacklevel=5,
         )
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def _check_inputs(
     model: nn.Module, inputs: Tensor, norm: int, perturbations: int, sigma: float, batch_size: int | None
 ) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch module, got {type(model).__name__}")
+    one_network(model, "uqlab.gradients")
     if not isinstance(inputs, Tensor):
         raise TypeError(f"inputs must be a tensor, got {type(inputs).__name__}; use torch.as_tensor(inputs)")
-    if inputs.ndim == 0 or inputs.numel() == 0:
-        raise ValueError(f"inputs must be [samples, ...] and not empty, got {list(inputs.shape)}")
-    if inputs.is_floating_point() and not inputs.isfinite().all():
-        raise ValueError("inputs must be finite, got NaN or infinite values")
-    if norm not in (1, 2):
-        raise ValueError(f"norm must be 1 or 2, got {norm!r}")
+    count_samples(inputs)
+    one_of("norm", norm, (1, 2))
     if perturbations < 0 or not 0 <= sigma < math.inf:
         raise ValueError(f"perturbations and sigma must not be negative, got {perturbations} and {sigma}")
     if perturbations and sigma and not inputs.is_floating_point():
         raise ValueError(f"{inputs.dtype} inputs cannot be perturbed: set perturbations=0, or embed them first")
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1 or None, got {batch_size}")
+    if batch_size is not None:
+        at_least("batch_size", batch_size)
 
 
-def _check_switches(class_weight: str, reduction: str, depth: float) -> None:
-    if class_weight not in ("p", "sqrt_p", "uniform", "predicted"):
-        raise ValueError(f"class_weight must be 'p', 'sqrt_p', 'uniform' or 'predicted', got {class_weight!r}")
-    if reduction not in ("A", "B", "C"):
-        raise ValueError(f"reduction must be 'A', 'B' or 'C', got {reduction!r}")
+def _check_switches(class_weight: str, reduction: str, depth: float) -> str:
+    """How the reading weighs classes: A by `class_weight`, B and C by "p"."""
+    one_of("class_weight", class_weight, get_args(ClassWeight))
+    one_of("reduction", reduction, get_args(Reduction))
     if reduction != "A" and class_weight != "sqrt_p":
         raise ValueError(f"readings B and C weigh classes by p: leave class_weight out, got {class_weight!r}")
     if not math.isfinite(depth):
         raise ValueError(f"depth must be finite, got {depth}")
+    return class_weight if reduction == "A" else "p"

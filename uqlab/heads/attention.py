@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from uqlab.core.checks import class_labels, finite, one_network
+from uqlab.core.checks import class_labels, count_samples, one_network
 from uqlab.core.modules import Inputs, call, like_parameters, logits_of, map_tensors
 
 # The names of the query, key and value projections in ViT and CLIP, in BERT and its kin, and in DistilBERT.
@@ -149,25 +149,6 @@ def with_heads(core: Any, attention: Attention, heads: int) -> nn.Module:
     return core if heads else Headless(core, attention)
 
 
-# Inputs and outputs ---------------------------------------------------------------------------------------------------
-def length(inputs: Inputs) -> int:
-    """The number of inputs.
-
-    Raises TypeError unless they are a tensor or tensors by name; ValueError unless they are finite and every tensor
-    holds the same number of samples, at least one.
-    """
-    tensors = [inputs] if isinstance(inputs, Tensor) else list(inputs.values()) if isinstance(inputs, Mapping) else []
-    if not tensors or not all(isinstance(t, Tensor) and t.ndim for t in tensors):
-        kind = type(inputs).__name__
-        raise TypeError(f"inputs must be a tensor [samples, ...] or tensors by name, as tokenizers give; got {kind}")
-    counts = {len(t) for t in tensors}
-    if len(counts) > 1 or 0 in counts:
-        raise ValueError(f"inputs must have the same number of samples, at least one, got {sorted(counts)} samples")
-    for t in tensors:
-        finite("inputs", t)
-    return counts.pop()
-
-
 def take(model: nn.Module, inputs: Inputs, rows: slice) -> Inputs:
     """Some of the inputs, on the model's device; floating-point ones in the model's precision."""
     return like_parameters(model, map_tensors(lambda t: t[rows], inputs))
@@ -186,4 +167,4 @@ def check_labels(model: nn.Module, inputs: Inputs, labels: Tensor) -> Tensor:
     """The labels as int64 on the model's device; raises the errors of `class_labels` for one label for each input."""
     with torch.no_grad():
         classes = run(model, take(model, inputs, slice(1))).shape[1]
-    return class_labels(labels, length(inputs), classes).to(next(model.parameters()).device)
+    return class_labels(labels, count_samples(inputs), classes).to(next(model.parameters()).device)

@@ -21,11 +21,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from uqlab.core.checks import at_least, one_of
+from uqlab.core.checks import at_least, count_samples, one_of
 from uqlab.core.devices import arithmetic
 from uqlab.core.files import fingerprint, writing
 from uqlab.core.modules import Inputs
-from uqlab.heads.attention import Head, attentions, check_labels, length, take
+from uqlab.heads.attention import Head, attentions, check_labels, take
 from uqlab.heads.leave_one_out import Search
 from uqlab.metrics import ood_detection
 
@@ -98,7 +98,7 @@ def greedy_circuit(
     if (score != "ood" and id_labels is None) or (score != "acc" and ood_inputs is None):
         raise ValueError(f'score="{score}" needs {"id_labels" if id_labels is None else "ood_inputs"}, got None')
     sets = [id_inputs] if score == "acc" or ood_inputs is None else [id_inputs, ood_inputs]
-    counts = [length(inputs) for inputs in sets]
+    counts = [count_samples(inputs) for inputs in sets]
     search = Search(model, take(model, id_inputs, slice(2)))
     labels = None if score == "ood" or id_labels is None else check_labels(search.network, id_inputs, id_labels)
 

@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from uqlab.core.checks import at_least, finite
+from uqlab.core.checks import at_least, count_samples, finite
 from uqlab.core.modules import Inputs, call, evaluating, hooked
-from uqlab.heads.attention import attentions, length, linear, take
+from uqlab.heads.attention import attentions, linear, take
 
 
 @torch.no_grad()
@@ -33,7 +33,7 @@ def head_features(
     def keep(_: nn.Module, args: tuple) -> None:
         features.append(args[0][:, 0].unflatten(-1, (attention.heads, attention.size)).cpu())
 
-    starts = range(0, length(inputs), batch_size)
+    starts = range(0, count_samples(inputs), batch_size)
     with evaluating(model), hooked([linear(model, attention.output).register_forward_pre_hook(keep)]):
         for low in starts:
             call(model, take(model, inputs, slice(low, low + batch_size)))

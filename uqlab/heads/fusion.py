@@ -126,23 +126,17 @@ def fuse(
 
 def _check_alike(models: Sequence[nn.Module], found: Sequence[list[Attention]]) -> None:
     """Raise ValueError unless the members differ only in their heads."""
-    sizes = [
-        (len(each), linear(model, each[0].output).out_features, each[0].size)
-        for model, each in zip(models, found, strict=True)
-    ]
-    for m, size in enumerate(sizes):
-        if size != sizes[0]:
-            kinds = [f"{layers} layers of width {width} with heads of {dim}" for layers, width, dim in (size, sizes[0])]
-            raise ValueError(
-                f"member {m} has {kinds[0]}, member 0 has {kinds[1]}; only pruned versions of one model fuse"
-            )
-    heads = {name for attention in found[0] for name in (*attention.inputs, attention.output)}
-    shapes = [
-        {name: list(p.shape) for name, p in model.named_parameters() if name.rpartition(".")[0] not in heads}
-        for model in models
-    ]
-    for m, each in enumerate(shapes):
-        for name in {**shapes[0], **each}:
-            if each.get(name) != shapes[0].get(name):
-                given = f"{each.get(name, 'absent')} in member {m} and {shapes[0].get(name, 'absent')} in member 0"
+
+    def described(model: nn.Module, own: list[Attention]) -> dict[str, Any]:
+        pruned = {name for attention in own for name in (*attention.inputs, attention.output)}
+        width = linear(model, own[0].output).out_features
+        sizes = {"number of layers": len(own), "width": width, "size of a head": own[0].size}
+        named = model.named_parameters()
+        return sizes | {name: list(p.shape) for name, p in named if name.rpartition(".")[0] not in pruned}
+
+    first, *others = (described(model, own) for model, own in zip(models, found, strict=True))
+    for m, other in enumerate(others, start=1):
+        for name in {**first, **other}:
+            if other.get(name) != first.get(name):
+                given = f"{other.get(name, 'absent')} in member {m} and {first.get(name, 'absent')} in member 0"
                 raise ValueError(f"{name} is {given}; only pruned versions of one model fuse")

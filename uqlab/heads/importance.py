@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from uqlab.core.checks import at_least, one_of
+from uqlab.core.checks import at_least, count_samples, one_of
 from uqlab.core.modules import Inputs, frozen
 from uqlab.ensembles import member_seed
-from uqlab.heads.attention import Head, attentions, check_labels, count_heads, length, linear, run, take
+from uqlab.heads.attention import Head, attentions, check_labels, count_heads, linear, run, take
 from uqlab.heads.pruning import ablate
 
 
@@ -74,7 +74,7 @@ def taylor_heads(
 
 
 def _taylor(model: nn.Module, inputs: Inputs, labels: Tensor, layers: Sequence[int], batch_size: int) -> Tensor:
-    found, samples = attentions(model), length(inputs)
+    found, samples = attentions(model), count_samples(inputs)
     at_least("batch_size", batch_size)
     network = frozen(model).eval()
     labels = check_labels(network, inputs, labels)

@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from uqlab.core import devices
+from uqlab.core.checks import count_samples
 from uqlab.core.modules import Inputs, frozen, hooked, sharing_copy
-from uqlab.heads.attention import Attention, Head, attentions, length, linear, run
+from uqlab.heads.attention import Attention, Head, attentions, linear, run
 
 
 class _Given:
@@ -196,7 +197,7 @@ class Search:
         self.norm = next((part for part, output in normed if output is entered[0]), None)
         plain = self.norm is not None or entered[0] is trace.hidden[-1]
         self._take_apart(wraps)
-        count = length(example)
+        count = count_samples(example)
         where = trace.logits.device.type
         self.rows = max(8, int(devices.CIRCUIT_CACHE * count / max(widest))) if where == "cpu" else 256
         poisoned = trace.hidden[-1].clone()

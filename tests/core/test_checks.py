@@ -1,0 +1,29 @@
+"""Inputs are counted and checked before work starts."""
+
+import pytest
+import torch
+
+from uqlab.core.checks import count_samples
+
+
+def test_samples_are_counted_in_tensors_and_in_tensors_by_name():
+    ids = torch.ones(3, 2, dtype=torch.int64)
+    assert count_samples(ids) == count_samples({"input_ids": ids, "attention_mask": ids}) == 3
+
+
+@pytest.mark.parametrize(
+    ("inputs", "error", "message"),
+    [
+        ([1, 2], TypeError, "inputs must be a tensor .*got list; use torch.as_tensor"),
+        ({}, TypeError, "got dict"),
+        ({"ids": [1, 2]}, TypeError, "tensors by name"),
+        (torch.tensor(1.0), TypeError, r"tensor \[samples, ...\]"),
+        (torch.ones(0, 2), ValueError, r"at least one, got \[0\] samples"),
+        ({"ids": torch.ones(2, 1), "mask": torch.ones(3, 1)}, ValueError, "the same number of samples"),
+        (torch.tensor([[0.0], [torch.nan]]), ValueError, r"inputs must be finite, got .* at \[1, 0\]"),
+        ({"ids": torch.ones(1, 1), "x": torch.tensor([[torch.inf]])}, ValueError, "inputs must be finite"),
+    ],
+)
+def test_inputs_that_cannot_be_counted(inputs, error, message):
+    with pytest.raises(error, match=message):
+        count_samples(inputs)
