@@ -19,7 +19,8 @@ from pathlib import Path
 from _timing import interleaved, report
 from distributed import LocalCluster
 
-from uqlab.runs import execution, parameters, sweeps
+from uqlab.core.files import sha256
+from uqlab.runs import execution, identity, parameters, sweeps
 
 RUNS, STEPS = 4, 40_000_000
 SOURCE = """import time
@@ -43,7 +44,7 @@ def write_notebook(path: Path) -> None:
 
 def pretend(notebook: Path, runs: int, size: int) -> None:
     """Write finished runs: `size` bytes of figures, and as many numbers and packages as a real run has."""
-    folders = sweeps._plan(Path("figures", "quick"), notebook, "quick", {"seed": range(runs)}, {})
+    folders = sweeps.folders_of_grid(Path("figures", "quick"), notebook, "quick", {"seed": range(runs)}, {})
     source = parameters.source_sha256(notebook)
     for folder, point in folders.items():
         folder.mkdir(parents=True)
@@ -53,11 +54,12 @@ def pretend(notebook: Path, runs: int, size: int) -> None:
         manifest = {
             "parameters": point | {"steps": STEPS},
             "source_sha256": source,
-            "uqlab": sweeps.__version__,
+            "code": {"core/files.py": sha256(identity.PACKAGE / "core" / "files.py")},
+            "data": {},
             "started": f"2026-01-01T00:00:00+00:00 {point['seed']}",
             "seconds": 1.0,
-            "packages": execution._packages(),
-            "files": {path.name: execution.sha256(path) for path in folder.iterdir()},
+            "packages": execution.packages(),
+            "files": {path.name: sha256(path) for path in folder.iterdir()},
         }
         (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
 

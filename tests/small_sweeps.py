@@ -7,7 +7,7 @@ import pytest
 from test_runs import notebook
 
 from uqlab.core.files import sha256, write
-from uqlab.runs import execution, parameters, sweeps
+from uqlab.runs import execution, identity, parameters
 
 PARAMETERS = """seed = 0  # random seed
 width = 1.0  # a factor
@@ -42,7 +42,8 @@ def stand_in(monkeypatch) -> list[dict]:
         manifest = {
             "parameters": {name: value for name, value in values.items() if name != "output_dir"},
             "source_sha256": parameters.source_sha256(path),
-            "uqlab": sweeps.__version__,
+            "code": {"__init__.py": sha256(identity.PACKAGE / "__init__.py")},
+            "data": identity.Present().data(values, path.parent),
             "started": f"2026-01-01T00:00:{len(done):02}",
             "seconds": 1.5,
             "files": files,
@@ -50,5 +51,5 @@ def stand_in(monkeypatch) -> list[dict]:
         write(folder / "manifest.json", json.dumps(manifest))
         return folder
 
-    monkeypatch.setattr(execution, "run_one", execute)
+    monkeypatch.setattr(execution, "execute", execute)
     return done

@@ -1,11 +1,14 @@
 """The two ways to install agree, and what is promised is there."""
 
-import importlib
 import pathlib
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
+import venv
+import zipfile
 
-import pytest
 import yaml
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -28,23 +31,47 @@ def test_every_dependency_says_what_it_is_for():
 def test_constraints_pin_every_dependency():
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
     wanted = {
-        re.split(r"[=>\[]", line)[0] for line in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"]
+        re.split(r"[=>\[]", line)[0].lower() for line in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"]
     }
-    assert wanted <= set(pins)
+    assert wanted <= {name.lower() for name in pins}
     assert pins["torch"] == "2.13.0"
 
 
-@pytest.mark.parametrize("module", [path.stem for path in sorted((ROOT / "uqlab").glob("*.py"))])
-def test_modules_import_downwards_only(module):
-    """Data flows one way (the order of this list); nothing imports upwards, and `runs` stands apart."""
-    order = ["data", "models", "layers", "adapters", "ensembles", "steps", "checkpoints", "training", "extraction"]
-    order += ["gradients", "uncertainty", "metrics", "diversity", "spectra", "representations", "heads"]
-    order += ["plots", "widgets"]
-    source = (ROOT / "uqlab" / f"{module}.py").read_text()
-    imported = re.findall(r"^from uqlab\.(\w+) import|^from uqlab import (.+)$", source, re.MULTILINE)
-    names = {name for one, several in imported for name in ([one] if one else re.findall(r"\w+", several))}
-    importlib.import_module(f"uqlab.{module}" if module != "__init__" else "uqlab")
-    if module in order:
-        assert {name for name in names if name in order} <= set(order[: order.index(module)])
-    if module == "runs":
-        assert not names & set(order)
+WHEEL = """import importlib, pathlib, pkgutil, sys
+import uqlab
+from uqlab.runs import gallery
+assert pathlib.Path(sys.prefix) in pathlib.Path(uqlab.__file__).parents, uqlab.__file__
+for module in pkgutil.walk_packages(uqlab.__path__, "uqlab."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+print(gallery.build(pathlib.Path("figures")).read_text())"""
+
+
+def test_the_wheel_is_whole(tmp_path):
+    """Built and installed apart from the checkout it has every file, every module imports, and it draws the gallery."""
+    source, made = tmp_path / "source", tmp_path / "venv"
+    shutil.copytree(ROOT / "uqlab", source / "uqlab", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "-q"]
+    files = {path.relative_to(source).as_posix() for path in source.rglob("uqlab/**/*") if path.is_file()}
+    subprocess.run(
+        [*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", tmp_path, source], check=True
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    assert files <= set(zipfile.ZipFile(wheel).namelist())
+
+    venv.create(made, symlinks=True)
+    python = made / "bin" / "python"
+    subprocess.run([*pip, f"--python={python}", "install", "--no-deps", "--no-index", wheel], check=True)
+    (own,) = made.glob("lib/python*/site-packages")
+    shared = [path for path in sys.path if path.endswith("site-packages")]
+    (own / "shared.pth").write_text("\n".join(shared))  # all but uqlab: .pth files in there are not followed
+    run = tmp_path / "figures" / "00_some"
+    run.mkdir(parents=True)
+    (run / "results.json").write_text('{"numbers": {"width": 0.25}}')
+    done = subprocess.run([python, "-I", "-c", WHEEL], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "<dt>width</dt>" in done.stdout
+    version = subprocess.run([made / "bin" / "uqlab", "--version"], capture_output=True, text=True, check=True)
+    assert version.stdout == f"uqlab, version {PROJECT['version']}\n"

@@ -27,7 +27,7 @@ def results(tmp_path_factory):
         if key not in done:
             folder = None if changes else getattr(sys.modules.get("lab"), "DONE", {}).get(name)
             new = tmp_path_factory.mktemp("run") / name
-            done[key] = folder or runs.run_one(name, changes, profile="tiny", folder=new)
+            done[key] = folder or runs.execute(name, changes, profile="tiny", folder=new)
         return json.loads((done[key] / "results.json").read_text()), done[key]
 
     return run

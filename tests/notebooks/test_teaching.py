@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from uqlab import runs
-from uqlab.runs import parameters
+from uqlab.runs import cli, parameters
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
@@ -129,7 +128,7 @@ def test_commands_are_understood():
     lines += [shlex.split(line) for line in re.findall(r"`(uqlab [^`]+)`", TEXT)]
     assert len(lines) > 5
     for _, command, *words in lines:
-        context = runs.main.commands[command].make_context(command, list(words))  # knows the options, runs nothing
+        context = cli.main.commands[command].make_context(command, list(words))  # knows the options, runs nothing
         notebooks = context.params.get("notebooks") or [context.params.get("notebook") or "00"]
         names = [name for option in ("given", "grid") for name, _ in context.params.get(option) or ()]
         for notebook in notebooks:

@@ -20,7 +20,7 @@ from nbclient.exceptions import CellExecutionError
 
 from uqlab import runs
 from uqlab.runs import cli, dashboards, parameters
-from uqlab.runs.execution import _free_ports
+from uqlab.runs.kernels import _free_ports
 
 WIDGETS = """import ipywidgets
 import matplotlib.pyplot as plt

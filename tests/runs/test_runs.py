@@ -274,7 +274,7 @@ def test_own_files_are_those_of_the_callers_folder(project):
         "digits": "digits",
         """["mine.npz[1]", 'letters', mine.npz]""": f"""["{here}/mine.npz[1]", 'letters', {here}/mine.npz]""",
     }.items():
-        (values,) = cli._plan(("00",), "quick", {"name": given}).values()
+        (values,) = parameters.per_notebook(("00",), "quick", {"name": given}).values()
         assert values == {"name": planned}
 
 
@@ -290,17 +290,17 @@ def test_kernel_start_is_tried_twice_but_never_a_cell(project, monkeypatch):
 
     monkeypatch.setattr("papermill.execute_notebook", fail)
     with pytest.raises(runs.RunError, match="00_good failed before its first cell: RuntimeError: kernel died"):
-        runs.run_one("00")
+        runs.execute("00")
     assert len(starts) == 2
     with pytest.raises(runs.RunError, match=r"00_good failed in cell In \[1\]"):
-        runs.run_one("00")
+        runs.execute("00")
     assert len(starts) == 3
 
 
 def test_own_result_folder_is_no_source(project):
     path = notebook(project / "figures" / "quick" / "00_good" / "00_good.ipynb")
     with pytest.raises(ValueError, match="choose another output folder"):
-        runs.run_one(path)
+        runs.execute(path)
     assert path.exists()
 
 

@@ -4,9 +4,11 @@ Most runs here are written by a stand-in for papermill's part, so that hundreds 
 """
 
 import json
+import pickle
 import re
 import threading
 import time
+from concurrent import futures
 
 import joblib
 import pandas as pd
@@ -17,7 +19,7 @@ from test_runs import call, notebook
 
 import uqlab
 from uqlab import runs
-from uqlab.runs import execution, parameters, sweeps, tables
+from uqlab.runs import execution, kernels, parameters, sweeps, tables
 
 
 def statuses(report: sweeps.Report) -> list[str]:
@@ -110,7 +112,7 @@ def test_finished_runs_are_skipped_and_the_rest_computed(project, computed):
     assert {path.parent for path in again.folder.glob("*/manifest.json")} == {o.folder for o in again.outcomes}
 
 
-def test_a_run_s_folder_depends_on_source_parameters_and_version_alone(project, computed, monkeypatch):
+def test_a_run_s_folder_depends_on_source_and_parameters_alone(project, computed):
     path = project / "notebooks" / "00_some.ipynb"
     first = sweeps.run_one(path)
     assert sweeps.run_one("00", {"seed": "0", "width": 1, "name": "digits"}) == first  # the defaults
@@ -120,13 +122,9 @@ def test_a_run_s_folder_depends_on_source_parameters_and_version_alone(project, 
     assert sweeps.run_one("00") == first
     assert len(computed) == 1
     others = [sweeps.run_one("00", {"seed": 1}), sweeps.run_one("00", profile="tiny")]
-    monkeypatch.setattr(sweeps, "__version__", "99")
-    others.append(sweeps.run_one("00"))
-    monkeypatch.undo()
-    monkeypatch.chdir(project)
     notebook(path, "1 + 2", parameters=PARAMETERS)
-    assert len({first.name, *(folder.name for folder in others)}) == 4
-    plan = sweeps._plan(project, path, "quick", {}, {})
+    assert len({first.name, *(folder.name for folder in others)}) == 3
+    plan = sweeps.folders_of_grid(project, path, "quick", {}, {})
     assert first.name not in {folder.name for folder in plan}
 
 
@@ -161,14 +159,15 @@ def test_a_damaged_run_is_computed_anew_and_the_others_kept(project, computed, n
 
 def test_a_run_that_another_process_computes_is_left_to_it(project, computed):
     """Another sweep holds the first run and finishes it later: this one does the rest meanwhile, and it only once."""
-    folder = next(iter(sweeps._plan(project / "figures" / "quick", parameters.find("00"), "quick", {}, {"seed": 0})))
+    root, path = project / "figures" / "quick", parameters.find("00")
+    (folder,) = sweeps.folders_of_grid(root, path, "quick", {}, {"seed": 0})
     held, release = threading.Event(), threading.Event()
 
     def other():
         with sweeps._claimed(folder, wait=True):
             held.set()
             release.wait(30)
-            execution.run_one(parameters.find("00"), {"seed": 0}, profile="quick", folder=folder)
+            execution.execute(parameters.find("00"), {"seed": 0}, profile="quick", folder=folder)
 
     thread = threading.Thread(target=other)
     thread.start()
@@ -196,6 +195,47 @@ def test_two_sweeps_of_one_grid_at_once_compute_every_run_once(project, computed
     assert [report.failed for report in reports] == [[], [], []]
 
 
+def test_runs_go_on_after_an_interrupted_sweep(project, computed, monkeypatch):
+    """Ctrl-C in one sweep of a session, as in JupyterLab, stops that sweep alone."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sweeps, "_line", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            sweeps.sweep("00", {"seed": "0:2"})
+    monkeypatch.undo()
+    monkeypatch.chdir(project)
+
+    def fail(*_, **__):
+        raise RuntimeError("the reason")
+
+    monkeypatch.setattr("papermill.execute_notebook", fail)
+    for run in (runs.run_one, runs.execute):
+        with pytest.raises(runs.RunError, match="failed before its first cell: RuntimeError: the reason"):
+            run("00", {"seed": 7})
+
+
+def test_a_stop_ends_the_runs_of_its_own_call(project, tmp_path):
+    notebook(project / "0.ipynb", "import time\ntime.sleep(600)", parameters="x = 1")
+    stop, other = kernels.Stop(), pickle.loads(pickle.dumps(kernels.Stop()))
+    with futures.ThreadPoolExecutor() as pool:
+        run = pool.submit(runs.execute, project / "0.ipynb", folder=tmp_path / "out", stop=stop)
+        while not stop.running:
+            time.sleep(0.05)
+        stop.now()
+        with pytest.raises(runs.RunError, match="stopped"):
+            run.result(30)
+    assert not list(tmp_path.glob("*out*"))
+    assert stop.is_set()
+    assert not other.is_set()
+    with pytest.raises(runs.RunError, match="stopped"):
+        runs.execute(project / "0.ipynb", folder=tmp_path / "out", stop=stop)  # it starts no kernel
+    with pytest.raises(runs.RunError, match="took more than"):
+        runs.execute(project / "0.ipynb", folder=tmp_path / "out", stop=other, timeout=1)
+
+
 def test_a_pool_that_dies_is_started_again_and_the_one_to_blame_named(project, computed, monkeypatch):
     """joblib raises when a worker process is killed, and forgets all other calls."""
 
@@ -213,14 +253,14 @@ def test_a_pool_that_dies_is_started_again_and_the_one_to_blame_named(project, c
 
 
 def test_a_notebook_that_changes_meanwhile_is_not_mixed_in(project, computed, monkeypatch):
-    execute = execution.run_one
+    execute = execution.execute
 
     def change(path, *arguments, **options):
         folder = execute(path, *arguments, **options)
         notebook(path, f"{len(computed)}", parameters=PARAMETERS)
         return folder
 
-    monkeypatch.setattr(execution, "run_one", change)
+    monkeypatch.setattr(execution, "execute", change)
     report = sweeps.sweep("00", {"seed": "0:2"}, progress=False)
     assert statuses(report) == ["ok", "failed"]
     assert "changed while the sweep ran" in report.failed[0].reason

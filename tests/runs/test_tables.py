@@ -22,7 +22,7 @@ def test_table(project, computed):
     assert list(frame.columns) == [
         *("run", "seed", "width", "name", "sizes", "device"),
         *("square", "fall.id", "fall.ood", "device_recorded"),
-        *(f"run_{fact}" for fact in tables.CIRCUMSTANCES),
+        *("code", *(f"run_{fact}" for fact in tables.CIRCUMSTANCES), "run_stale"),
     ]
     assert list(frame.seed) == [9, 9, 10, 10]  # sorted as numbers
     assert list(frame.sizes) == ["[1, 2]", "[2]"] * 2
@@ -35,7 +35,7 @@ def test_table(project, computed):
 
     result = call("collect", "00")
     assert result.exit_code == 0
-    assert re.match(r"4 runs, 17 columns: .*table\.parquet and \.csv\n$", result.output)
+    assert re.match(r"4 runs, 19 columns: .*table\.parquet and \.csv\n$", result.output)
     pd.testing.assert_frame_equal(runs.load(report.folder / "table.parquet"), frame)
     csv = runs.load(report.folder / "table.csv").dropna(axis="columns", how="all")
     pd.testing.assert_frame_equal(csv, frame.dropna(axis="columns", how="all"), check_dtype=False)
@@ -55,7 +55,7 @@ def test_table_holds_runs_of_the_latest_version_alone(project, computed):
     sweeps.sweep("00", {"seed": "0:3"}, progress=False)
     notebook(project / "notebooks" / "00_some.ipynb", "1 + 2", parameters=PARAMETERS)
     report = sweeps.sweep("00", {"seed": "0:2"}, progress=False)
-    with pytest.warns(UserWarning, match="3 runs .* of another version of the notebook or of uqlab"):
+    with pytest.warns(UserWarning, match="3 runs .* left out: .* of another version of the notebook"):
         frame = runs.load(report.folder)
     assert set(frame.run) == {outcome.folder.name for outcome in report.outcomes}
     result = call("collect")
@@ -96,7 +96,7 @@ def test_gallery_of_all_profiles(project, computed):
     (failed / "error.txt").write_text("the reason <i>")
     executed = {"cells": [], "metadata": {"papermill": {"parameters": {"seed": 9, "output_dir": "x"}}}}
     (failed / "00_some.ipynb").write_text(json.dumps(executed))
-    tiny = execution.run_one(parameters.find("00"), {}, profile="tiny", folder=project / "figures" / "tiny" / "00_some")
+    tiny = execution.execute(parameters.find("00"), {}, profile="tiny", folder=project / "figures" / "tiny" / "00_some")
     (tiny / "results.json").write_text(
         json.dumps({"tables": {name: {"columns": ["c"], "index": [0], "data": [[1]]} for name in ("a", gallery.PAPER)}})
     )

@@ -11,9 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from uqlab.core.files import write
+from uqlab.core.files import sha256, write
 
 FOLDER = "UQLAB_OUTPUT_DIR"  # tells a kernel its result folder, also where the notebook has no parameter output_dir
+CODE = ".code.json"  # in that folder: the files of uqlab that the kernel has imported, with their checksums
 _folder: Path | None = None
 _results: dict[str, Any] = {"numbers": {}, "tables": {}, "figures": {}}
 
@@ -66,6 +67,28 @@ def describe_figure(name: str, caption: str = "", paper: str = "") -> None:
     files = sorted(path.name for path in output_dir().iterdir() if path.stem == name)
     _results["figures"][name] = {"caption": caption, "paper": paper, "files": files}
     _write_results()
+
+
+def watch_imports() -> None:
+    """Write to CODE in the runner's folder, after every cell of this kernel, which files of uqlab it has imported.
+
+    The runner moves them to the manifest, which says by them whether the code of a run has changed since.
+    """
+    from IPython.core.interactiveshell import InteractiveShell
+
+    path, package = Path(os.environ[FOLDER], CODE), Path(__file__).parents[1]
+    imported: dict[str, str] = {}
+
+    def note(*_: Any) -> None:
+        files = {
+            getattr(m, "__file__", None) for name, m in list(sys.modules.items()) if f"{name}.".startswith("uqlab.")
+        }
+        names = {Path(file).relative_to(package).as_posix() for file in files if file}
+        if new := sorted(names - imported.keys()):
+            imported.update((name, sha256(package / name)) for name in new)
+            write(path, json.dumps(imported))
+
+    InteractiveShell.instance().events.register("post_run_cell", note)
 
 
 def plain(name: str, value: Any, allow_nan: bool = False) -> Any:

@@ -1,25 +1,15 @@
-"""Notebooks run headless: parameters checked first, numbers recorded, one self-describing folder per run.
+"""The `uqlab` command; papermill and the gallery are imported where they are needed, so that it starts at once."""
 
-In a notebook: `begin`, `record`, `load`. On the command line: `uqlab run`, `sweep`, `collect`, `gallery`, `lab`,
-`dashboards`. From code: `run_one`. Importing this module is cheap; papermill is imported where a notebook is executed.
-"""
-
-import asyncio
 import json
 import tempfile
-import time
-from concurrent import futures
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import click
 
 from uqlab import __version__
 from uqlab.core.files import read_json
 from uqlab.runs import execution, sweeps, tables
-from uqlab.runs.execution import run_one
-from uqlab.runs.parameters import all_notebooks, defaults, find, from_here, overrides, profiles, unknown
+from uqlab.runs.parameters import all_notebooks, find, from_here, per_notebook
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -44,12 +34,12 @@ def run(notebooks, profile, given, output_dir, jobs, timeout, quiet) -> None:
     from uqlab.runs import gallery
 
     try:
-        plan = _plan(notebooks, profile, dict(given))
+        plan = per_notebook(notebooks, profile, dict(given))
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     root = output_dir / profile
     try:
-        outcomes = _run_all(plan, root, profile, jobs, timeout, quiet)
+        outcomes = execution.execute_all(plan, root, profile, jobs, timeout, quiet)
     except KeyboardInterrupt:
         click.echo("stopped; results finished before are kept", err=True)
         raise SystemExit(130) from None
@@ -65,88 +55,6 @@ def run(notebooks, profile, given, output_dir, jobs, timeout, quiet) -> None:
         raise SystemExit(1)
 
 
-def _plan(names: tuple[str, ...], profile: str, given: dict[str, str]) -> dict[Path, dict[str, Any]]:
-    """Return the parameters given to each chosen notebook, all checked; raises ValueError before anything runs."""
-    chosen = list(dict.fromkeys(map(find, names) if names else all_notebooks()))
-    if len({path.stem for path in chosen}) < len(chosen):
-        raise ValueError(f"two notebooks of one name would share a folder: {', '.join(map(str, chosen))}")
-    known = {path: defaults(path) for path in chosen}
-    for name in given:
-        lacking = [path.stem for path in chosen if name not in known[path]]
-        if len(lacking) == len(chosen):
-            raise ValueError(unknown(name, dict.fromkeys(n for k in known.values() for n in k), " and ".join(lacking)))
-        if lacking:
-            click.echo(f"note: no parameter {name!r} in {', '.join(lacking)}", err=True)
-    given = {name: from_here(value) for name, value in given.items()}
-    plan = {path: {name: value for name, value in given.items() if name in known[path]} for path in chosen}
-    for path, values in plan.items():
-        overrides(path, profile, values)
-        if profile != "quick" and path.stem not in profiles(path)[profile]:
-            click.echo(f"note: profile {profile!r} has no entry for {path.stem}: its defaults", err=True)
-    return plan
-
-
-def _run_all(
-    plan: dict[Path, dict[str, Any]], root: Path, profile: str, jobs: int, timeout: float | None, quiet: bool
-) -> dict[Path, tuple[float, bool]]:
-    """Run the notebooks, some at a time, and return for each the seconds taken and whether it succeeded."""
-    from joblib import cpu_count
-    from tqdm import tqdm
-
-    threads = max(1, cpu_count() // jobs)
-    labels = {path: f"[{i}/{len(plan)}] {path.stem}" for i, path in enumerate(plan, 1)}
-    style = {
-        "bar_format": "{desc}  {bar:32}  cell {n_fmt}/{total_fmt}  {elapsed}",
-        "leave": False,
-        "dynamic_ncols": True,
-        "disable": True if quiet else None,  # None: only on a terminal
-    }
-    bars: set[tqdm] = set()
-
-    def attempt(path: Path) -> tuple[float, Exception | None]:
-        clock = time.monotonic()
-        with tqdm(desc=labels[path].ljust(max(map(len, labels.values()))), total=1, **style) as bar:
-            bars.add(bar)
-
-            def on_cell(done: int, total: int) -> None:
-                bar.n, bar.total = done, total
-                bar.refresh()
-
-            error = None
-            try:
-                folder = root / path.stem
-                options = {"profile": profile, "threads": threads, "timeout": timeout, "on_cell": on_cell}
-                run_one(path, plan[path], folder=folder, **options)
-            except Exception as caught:  # the others still run
-                error = caught
-            with suppress(RuntimeError):
-                asyncio.get_event_loop().close()  # papermill leaves one open in each thread
-            bars.discard(bar)
-        return time.monotonic() - clock, error
-
-    outcomes = {}
-    execution.reset()
-    with futures.ThreadPoolExecutor(jobs) as pool:
-        pending = {pool.submit(attempt, path): path for path in plan}
-        try:
-            while pending:
-                for future in futures.wait(pending, 0.5, futures.FIRST_COMPLETED).done:
-                    path = pending.pop(future)
-                    seconds, error = future.result()
-                    outcomes[path] = seconds, error is None
-                    if error or not quiet:
-                        status = click.style("FAILED", fg="red") if error else click.style("ok", fg="green")
-                        with tqdm.external_write_mode():
-                            click.echo(f"{labels[path]}  {status}  {seconds:.1f} s" + (f"\n{error}\n" if error else ""))
-                for bar in tuple(bars):
-                    bar.refresh()  # the clock goes on during a long cell
-        except KeyboardInterrupt:
-            pool.shutdown(wait=False, cancel_futures=True)
-            execution.stop()
-            raise
-    return {path: outcomes[path] for path in plan}
-
-
 @main.command()
 @click.argument("notebook")
 @click.option("-g", "--grid", type=(str, str), multiple=True, metavar="NAME VALUES", help="0:5 or 1,2,4. Repeatable.")
@@ -158,10 +66,12 @@ def _run_all(
 @click.option("--resources", multiple=True, metavar="NAME=NUMBER", help="Of a worker, for each run: GPU=1.")
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds for each run.")
 @click.option("--quiet", is_flag=True, help="No progress: failures and the summary only.")
-def sweep(notebook, grid, given, profile, output_dir, jobs, cluster, resources, timeout, quiet) -> None:
+@click.option("--keep-stale", is_flag=True, help="Take runs for done although code or data have changed since.")
+def sweep(notebook, grid, given, profile, output_dir, jobs, cluster, resources, timeout, quiet, keep_stale) -> None:
     """Run NOTEBOOK on every point of a grid into OUTPUT_DIR/PROFILE/NOTEBOOK.sweep, then collect and build the gallery.
 
-    Finished runs are skipped: the same command again does what is missing. Exit code 1 if any run fails.
+    Finished runs are skipped, and the same command again does what is missing. Runs that are stale, because the
+    package's code or a data file has changed since, are computed anew. Exit code 1 if any run fails.
     """
     from uqlab.runs import gallery
 
@@ -176,7 +86,7 @@ def sweep(notebook, grid, given, profile, output_dir, jobs, cluster, resources, 
             {name: from_here(values) for name, values in grid},
             {name: from_here(value) for name, value in given},
             profile=profile, root=output_dir, jobs=jobs, timeout=timeout, progress=not quiet,
-            cluster=cluster, resources=_resources(resources),
+            cluster=cluster, resources=_resources(resources), keep_stale=keep_stale,
         )  # fmt: skip
     except ValueError as error:
         raise click.UsageError(str(error)) from error
@@ -186,7 +96,7 @@ def sweep(notebook, grid, given, profile, output_dir, jobs, cluster, resources, 
     ran = {outcome.status for outcome in report.outcomes} - {"done before"}
     try:
         if "ok" in ran:
-            tables.save(tables.read(report.folder), report.folder)
+            _save(report.folder)
         if ran:
             gallery.build(output_dir / profile)
     except OSError as error:  # a full disk; the runs that are done are safe
@@ -195,6 +105,14 @@ def sweep(notebook, grid, given, profile, output_dir, jobs, cluster, resources, 
     click.echo(f"\ntable: {execution.named(report.folder)}/table.csv\nlook at: {output_dir / profile / 'index.html'}")
     if report.failed:
         raise SystemExit(1)
+
+
+def _save(folder: Path) -> tuple[int, int]:
+    """Write the table of a sweep, say what its reader must know, and return its numbers of rows and columns."""
+    found = tables.read(folder)
+    for remark in [*(f"left out {line}" for line in found.left_out), *([found.mixed] if found.mixed else [])]:
+        click.echo(remark, err=True)
+    return tables.save(found, folder).shape
 
 
 def _resources(given: tuple[str, ...]) -> dict[str, float]:
@@ -211,7 +129,7 @@ def _resources(given: tuple[str, ...]) -> dict[str, float]:
 def collect(sweep, profile, output_dir) -> None:
     """Write table.parquet and table.csv into each SWEEP: its folder or its notebook; default all of the profile.
 
-    One row a finished run: its parameters, the numbers it recorded, and its circumstances.
+    One row a finished run: its parameters, the numbers it recorded, a digest of its code, and its circumstances.
     """
     try:
         folders = [tables.locate(each, profile, output_dir) for each in sweep]
@@ -219,11 +137,8 @@ def collect(sweep, profile, output_dir) -> None:
         if not folders:
             raise ValueError(f"no sweep in {output_dir / profile}; first: uqlab sweep NOTEBOOK -g NAME VALUES")
         for folder in folders:
-            found = tables.read(folder)
-            for line in found.left_out:
-                click.echo(f"left out {line}", err=True)
-            frame = tables.save(found, folder)
-            click.echo(f"{len(frame)} runs, {len(frame.columns)} columns: {folder / 'table.parquet'} and .csv")
+            rows, columns = _save(folder)
+            click.echo(f"{rows} runs, {columns} columns: {folder / 'table.parquet'} and .csv")
     except ValueError as error:
         raise click.UsageError(str(error)) from error
 
@@ -274,7 +189,7 @@ def project(notebooks, profile, given, port, theme, no_browser) -> None:
     from uqlab.runs import dashboards
 
     try:
-        plan = _plan(notebooks or ("00", "01", "02", "03"), profile, dict(given))
+        plan = per_notebook(notebooks or ("00", "01", "02", "03"), profile, dict(given))
         dashboards.serve(plan, port=port, browser=not no_browser, theme=theme)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
@@ -282,7 +197,3 @@ def project(notebooks, profile, given, port, theme, no_browser) -> None:
         if not (error.name or "").startswith("voila"):
             raise
         raise click.ClickException("Voila is missing: pip install -c constraints.txt -e '.[dashboards]'") from error
-
-
-if __name__ == "__main__":
-    main()

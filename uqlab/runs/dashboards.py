@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from uqlab.core.recording import FOLDER
-from uqlab.runs import execution
+from uqlab.runs.kernels import environment
 from uqlab.runs.parameters import cells, defaults
 
 EXPLORER = re.compile(r"(?<![\w.])widgets\.\w+\(")  # not ipywidgets.
@@ -126,7 +126,7 @@ def serve(
             folder.mkdir()
         for path, parameters in plan.items():
             nbformat.write(reduced(path, parameters, results), pages / path.name)
-        os.environ |= execution._environment(max(1, cpu_count() // len(plan)), results)
+        os.environ |= environment(max(1, cpu_count() // len(plan)), results)
         served = pages if len(plan) > 1 else next(pages.iterdir())
         options = ["--VoilaConfiguration.preheat_kernel=True", "--VoilaConfiguration.classic_tree=True"]
         options += [f"--VoilaConfiguration.theme={theme}", f"--port={port}", *([] if browser else ["--no-browser"])]

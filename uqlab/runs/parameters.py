@@ -2,8 +2,6 @@
 
 import ast
 import difflib
-import hashlib
-import json
 import os
 import re
 from collections.abc import Iterable
@@ -11,9 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import click
 import yaml
 
+from uqlab.core.files import fingerprint, read_json
 from uqlab.core.recording import plain
+
+DATA_FILE = r"\.(?:npz|[tc]sv(?:\.gz)?)"  # how the path of a user's own data ends, as a regular expression
 
 
 def find(name: str | os.PathLike) -> Path:
@@ -59,16 +61,16 @@ def defaults(notebook: str | os.PathLike) -> dict[str, Any]:
 
 
 def cells(notebook: str | os.PathLike) -> list[dict[str, Any]]:
-    try:
-        return json.loads(Path(notebook).read_text(encoding="utf-8"))["cells"]
-    except (ValueError, LookupError, TypeError) as error:
-        raise ValueError(f"{notebook} is not a notebook of format 4") from error
+    """Return the cells of a notebook; raises ValueError for any other file."""
+    found = read_json(Path(notebook)).get("cells")
+    if not isinstance(found, list):
+        raise ValueError(f"{notebook} is not a notebook of format 4")
+    return found
 
 
 def source_sha256(notebook: str | os.PathLike) -> str:
-    """Return the checksum of what a notebook's cells say, whatever outputs an editor has left in them."""
-    said = [[cell["cell_type"], "".join(cell["source"]), cell["metadata"].get("tags", [])] for cell in cells(notebook)]
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+    """Return the checksum of the sources and tags of a notebook's cells; outputs that an editor left do not count."""
+    return fingerprint([[c["cell_type"], "".join(c["source"]), c["metadata"].get("tags", [])] for c in cells(notebook)])
 
 
 def profiles(notebook: Path) -> dict[str, dict[str, dict[str, Any]]]:
@@ -107,16 +109,42 @@ def checked(given: dict[str, Any], known: dict[str, Any], where: str) -> dict[st
     return values
 
 
+def per_notebook(names: Iterable[str], profile: str, given: dict[str, str]) -> dict[Path, dict[str, Any]]:
+    """Return the parameters given to each notebook, all checked; raises ValueError before anything runs.
+
+    names: of notebooks, none for all. given: their text; each must be a parameter of at least one of the notebooks.
+    Says on the terminal where a notebook lacks a parameter or an entry in the profile.
+    """
+    chosen = list(dict.fromkeys(map(find, names))) or all_notebooks()
+    if len({path.stem for path in chosen}) < len(chosen):
+        raise ValueError(f"two notebooks of one name would share a folder: {', '.join(map(str, chosen))}")
+    known = {path: defaults(path) for path in chosen}
+    for name in given:
+        lacking = [path.stem for path in chosen if name not in known[path]]
+        if len(lacking) == len(chosen):
+            raise ValueError(unknown(name, dict.fromkeys(n for k in known.values() for n in k), " and ".join(lacking)))
+        if lacking:
+            click.echo(f"note: no parameter {name!r} in {', '.join(lacking)}", err=True)
+    given = {name: from_here(value) for name, value in given.items()}
+    plan = {path: {name: value for name, value in given.items() if name in known[path]} for path in chosen}
+    for path, values in plan.items():
+        overrides(path, profile, values)
+        if profile != "quick" and path.stem not in profiles(path)[profile]:
+            click.echo(f"note: profile {profile!r} has no entry for {path.stem}: its defaults", err=True)
+    return plan
+
+
 def from_here(text: str) -> str:
-    """Make existing paths of data files (.npz, .tsv, .csv) absolute, alone or in a list: a kernel runs elsewhere."""
+    """Make the paths of data files that exist in the current folder absolute, since kernels run in another one."""
 
     def absolute(match: re.Match[str]) -> str:
         return Path(match[0]).absolute().as_posix() if Path(match[0]).is_file() else match[0]
 
-    return re.sub(r"""[^\s'"\[\],][^'"\[\],]*\.(?:npz|[tc]sv(?:\.gz)?)(?=['"\[\],\s]|$)""", absolute, text)
+    return re.sub(rf"""[^\s'"\[\],][^'"\[\],]*{DATA_FILE}(?=['"\[\],\s]|$)""", absolute, text)
 
 
 def unknown(name: str, known: Iterable[str], where: str) -> str:
+    """Return the message that a parameter is unknown, with the nearest name and all names."""
     close = difflib.get_close_matches(name, known, 1)
     hint = f"; did you mean {close[0]!r}?" if close else ";"
     return f"unknown parameter {name!r}{hint} {where} has: {', '.join(known) or 'no parameters'}"

@@ -5,30 +5,26 @@ its folder, which the system releases when its process dies, and the folder appe
 grid share the work, and what was interrupted leaves nothing that counts.
 """
 
-import asyncio
-import hashlib
 import itertools
-import json
 import math
 import os
 import re
 import shutil
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent import futures
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import click
 
-from uqlab import __version__
 from uqlab.core.files import read_json, sha256
-from uqlab.runs import execution
+from uqlab.runs import execution, identity, workers
+from uqlab.runs.kernels import Stop
 from uqlab.runs.parameters import checked, defaults, find, overrides, source_sha256
 
-KILLS = 2  # after so many the run is given up; Dask would give up the whole sweep a little later
+KILLS = 2  # so many kills, and the run is given up; Dask would give up the whole sweep a little later
 
 
 class Busy(RuntimeError):
@@ -36,7 +32,10 @@ class Busy(RuntimeError):
 
 
 class Outcome(NamedTuple):
-    """One run of a sweep: the parameters that the grid varies, and status "ok", "done before" or "failed"."""
+    """One run of a sweep: the parameters that the grid varies, and status "ok", "done before" or "failed".
+
+    reason: why it failed, or why a run that was done before is stale.
+    """
 
     parameters: dict[str, Any]
     folder: Path
@@ -69,24 +68,30 @@ def run_one(
     threads: int | None = None,
     timeout: float | int | None = None,
     wait: bool = True,
+    keep_stale: bool = False,
+    stop: Stop | None = None,
 ) -> Path:
     """Return the result folder of one run, <root>/<profile>/<notebook>.sweep/<hash>, computing it if it is not there.
 
-    The hash is of the notebook's source, all its parameters and the package's version. A finished folder is returned as
-    it is; an incomplete or damaged one is computed anew. While another process computes the same run, `wait` waits for
-    it (at most `timeout` seconds), else Busy is raised. Arguments and errors otherwise as in `runs.run_one`.
+    The hash is of the notebook's source and all its parameters. A finished folder is returned as it is; a run that is
+    incomplete, damaged or, without `keep_stale`, stale is computed anew. While another process computes the same run,
+    `wait` waits for it (at most `timeout` seconds), else Busy is raised. Otherwise as `runs.execute`.
     """
-    notebook = find(notebook)
+    notebook, stop = find(notebook), stop or Stop()
     values = overrides(notebook, profile, parameters)
     folder = _folder(Path(root, profile), notebook.stem, source_sha256(notebook), defaults(notebook) | values)
-    if finished(folder):
+
+    def done() -> bool:
+        return finished(folder) and (keep_stale or not _stale(folder, identity.Present()))
+
+    if done():
         return folder
-    with _claimed(folder, wait, timeout):
-        if finished(folder):
+    with _claimed(folder, wait, timeout, stop):
+        if done():
             return folder
         try:
-            options = {"profile": profile, "folder": folder, "threads": threads, "timeout": timeout}
-            return execution.run_one(notebook, parameters, **options)
+            options = {"profile": profile, "folder": folder, "threads": threads, "timeout": timeout, "stop": stop}
+            return execution.execute(notebook, parameters, **options)
         finally:  # not reached if this process is killed
             _clear(folder)
 
@@ -103,6 +108,7 @@ def sweep(
     cluster: str | None = None,
     resources: Mapping[str, float | int] | None = None,
     progress: bool = True,
+    keep_stale: bool = False,
 ) -> Report:
     """Run a notebook on every point of a grid: `sweep("03", {"seed": range(5), "members": [5, 10]}, jobs=2)`.
 
@@ -110,19 +116,31 @@ def sweep(
     jobs: runs at a time, each with its share of the cores. timeout: seconds for each run.
     cluster: address of a running Dask scheduler, whose workers see the same files; each run is a task that needs
     `resources`, such as {"GPU": 1}. progress: a line for every run, else for failures only.
+    keep_stale: take a run for done although its code or data have changed since; else it is computed anew.
 
     Finished runs are skipped; a run that fails does not stop the others. Joblib's threads do the work, or whatever
     `joblib.parallel_config` says. Raises ValueError before anything runs (notebook, profile, parameters, cluster).
     """
     notebook, given = find(notebook), dict(parameters or {})
     folder = Path(root, profile, f"{notebook.stem}.sweep").absolute()
-    plan = _plan(folder.parent, notebook, profile, grid, given)
+    points = folders_of_grid(folder.parent, notebook, profile, grid, given)
+    present, stop = identity.Present(), Stop()
     with futures.ThreadPoolExecutor() as pool:
-        done = dict(zip(plan, pool.map(finished, plan), strict=True))
-    outcomes = {path: Outcome(plan[path], path, "done before") for path in plan if done[path]}
-    todo = [path for path in plan if not done[path]]
+        done = [path for path, whole in zip(points, pool.map(finished, points), strict=True) if whole]
+    stale = {path: reason for path in done if (reason := _stale(path, present))}
+    outcomes = {
+        path: Outcome(points[path], path, "done before", reason=stale.get(path, ""))
+        for path in done
+        if keep_stale or path not in stale
+    }
+    todo = [path for path in points if path not in outcomes]
     if progress:
-        click.echo(f"{notebook.stem}: {len(plan)} runs, {len(plan) - len(todo)} done before, {len(todo)} to do")
+        click.echo(f"{notebook.stem}: {len(points)} runs, {len(outcomes)} done before, {len(todo)} to do")
+    if stale:
+        then = "kept" if keep_stale else "computed anew (--keep-stale keeps them)"
+        click.echo(
+            f"{len(stale)} of {len(done)} finished runs are stale: {next(iter(stale.values()))}; {then}", err=True
+        )
     if not todo:
         return Report(folder, list(outcomes.values()))
     killed = {path.name.split(".")[1] for path in folder.glob(".*.tmp-*")}
@@ -131,21 +149,21 @@ def sweep(
             with suppress(Busy), _claimed(path, wait=False):
                 _clear(path)
     started, before = time.monotonic(), len(outcomes)
-    execution.reset()
     try:
-        with _workers(jobs, cluster, resources) as (threads, backend):
+        with workers.connected(jobs, cluster, resources) as (threads, backend):
             common = {"profile": profile, "root": str(Path(root).absolute()), "threads": threads, "timeout": timeout}
-            calls = {path: (str(notebook), given | plan[path], str(path), common) for path in todo}
-            for path, (status, seconds, reason) in _results(calls, backend):
-                outcomes[path] = outcome = Outcome(plan[path], path, status, seconds, reason)
+            common |= {"keep_stale": keep_stale, "stop": stop}
+            calls = {path: (str(notebook), given | points[path], str(path), common) for path in todo}
+            for path, (status, seconds, reason) in workers.results(_attempt, calls, backend):
+                outcomes[path] = outcome = Outcome(points[path], path, status, seconds, reason)
                 if progress or status == "failed":
                     count, pace = len(outcomes), (time.monotonic() - started) / (len(outcomes) - before)
-                    click.echo(_line(outcome, count, len(plan), pace * (len(plan) - count)))
+                    click.echo(_line(outcome, count, len(points), pace * (len(points) - count)))
     except KeyboardInterrupt:
-        execution.stop()
-        click.echo(f"stopped; {len(outcomes)} of {len(plan)} runs are done, the same again does the rest", err=True)
+        stop.now()
+        click.echo(f"stopped; {len(outcomes)} of {len(points)} runs are done, the same again does the rest", err=True)
         raise
-    return Report(folder, [outcomes[path] for path in plan])
+    return Report(folder, [outcomes[path] for path in points])
 
 
 def finished(folder: Path) -> bool:
@@ -156,6 +174,10 @@ def finished(folder: Path) -> bool:
     with suppress(OSError):
         return all(sha256(folder / name) == digest for name, digest in files.items())
     return False
+
+
+def _stale(folder: Path, present: identity.Present) -> str:
+    return present.stale(read_json(folder / "manifest.json"))
 
 
 def axis(text: str, default: Any = None) -> list[Any]:
@@ -184,7 +206,7 @@ def axis(text: str, default: Any = None) -> list[Any]:
     return values
 
 
-def _plan(
+def folders_of_grid(
     root: Path, notebook: Path, profile: str, grid: Mapping[str, Iterable[Any] | str], given: dict[str, Any]
 ) -> dict[Path, dict[str, Any]]:
     """Return the folder of every point of the grid, all parameters checked; a point given twice is one."""
@@ -203,13 +225,11 @@ def _plan(
 
 
 def _folder(root: Path, stem: str, source: str, values: dict[str, Any]) -> Path:
-    values = {name: value for name, value in values.items() if name != "output_dir"}
-    said = json.dumps([source, values, __version__], sort_keys=True)
-    return (root / f"{stem}.sweep" / hashlib.sha256(said.encode()).hexdigest()[:16]).absolute()
+    return (root / f"{stem}.sweep" / identity.key(source, values)).absolute()
 
 
 @contextmanager
-def _claimed(folder: Path, wait: bool, timeout: float | int | None = None) -> Iterator[None]:
+def _claimed(folder: Path, wait: bool, timeout: float | int | None = None, stop: Stop | None = None) -> Iterator[None]:
     """Hold the lock of a run's folder; Busy if another process has it, or has it for longer than the timeout."""
     from filelock import FileLock, Timeout
 
@@ -220,7 +240,7 @@ def _claimed(folder: Path, wait: bool, timeout: float | int | None = None) -> It
         try:
             lock.acquire(timeout=0.5 if wait else 0)
         except Timeout:
-            if time.monotonic() >= deadline or execution.stopping():
+            if time.monotonic() >= deadline or (stop and stop.is_set()):
                 raise Busy(f"another process has been computing {folder.name} for {timeout or 0:g} s") from None
     try:
         yield
@@ -229,92 +249,13 @@ def _claimed(folder: Path, wait: bool, timeout: float | int | None = None) -> It
 
 
 def _leftovers(folder: Path) -> list[Path]:
-    """Return the half-done folders of a run: one being computed, or such whose process was killed."""
+    """Return the half-done folders of a run: of the process that computes it now, and of processes that were killed."""
     return list(folder.parent.glob(f".{folder.name}.tmp-*"))
 
 
 def _clear(folder: Path) -> None:
     for path in _leftovers(folder):
         shutil.rmtree(path, ignore_errors=True)
-
-
-@contextmanager
-def _workers(
-    jobs: int, cluster: str | None, resources: Mapping[str, float | int] | None
-) -> Iterator[tuple[int | None, dict[str, Any]]]:
-    """Yield the threads of each run's kernel and the arguments of joblib.Parallel, connected to a cluster if asked."""
-    from joblib import cpu_count, parallel_config
-
-    if cluster is None:
-        yield max(1, cpu_count() // jobs), {"n_jobs": jobs, "prefer": "threads"}
-        return
-    if jobs > 1:
-        raise ValueError("jobs are for this machine alone; on a cluster its workers say how many runs go at a time")
-    try:
-        from distributed import Client
-    except ImportError as error:
-        raise ValueError("a cluster needs dask.distributed: pip install 'uqlab[cluster]'") from error
-    from joblib._dask import DaskDistributedBackend
-
-    class Backend(DaskDistributedBackend):
-        """Joblib's own, which would wait for ever for a task that Dask has given up because its workers died, and
-        would compute in this process what it has one worker for.
-        """
-
-        def effective_n_jobs(self, n_jobs):
-            return max(2, len(self.client.ncores()))  # type: ignore[arg-type]
-
-        def submit(self, func, callback=None):
-            future = super().submit(func, callback)
-            future.add_done_callback(lambda done: callback and done.exception() and callback(done.exception()))
-            return future
-
-        def retrieve_result_callback(self, out):
-            if isinstance(out, BaseException):
-                raise out
-            return super().retrieve_result_callback(out)
-
-    try:
-        client = Client(cluster, timeout=30, set_as_default=False)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"no Dask scheduler at {cluster}: {error}") from error
-    with client:
-        if not client.ncores():
-            click.echo("waiting for the cluster's first worker", err=True)
-            client.wait_for_workers(1)
-        offers = [worker.get("resources") or {} for worker in client.scheduler_info(-1)["workers"].values()]
-        if resources and not any(all(each.get(k, 0) >= n for k, n in resources.items()) for each in offers):
-            click.echo(f"waiting for a worker that offers {resources}; now none does", err=True)
-        with parallel_config(backend=Backend(client=client, resources=resources)):  # type: ignore[arg-type]
-            yield None, {"pre_dispatch": "all"}  # a cluster may grow
-
-
-def _results(calls: dict[Path, tuple], backend: dict[str, Any]) -> Iterator[tuple[Path, tuple[str, float, str]]]:
-    """Make the calls in parallel and yield what came of each, as it comes.
-
-    Those that another process is computing are waited for at the end. A worker that dies may take all that run with it:
-    what is left runs again, at first one by one if nothing has come of it, so that only the one to blame fails.
-    """
-    from joblib import Parallel, delayed
-
-    left, alone, wait = dict(calls), False, False
-    options: dict[str, Any] = {"return_as": "generator_unordered", "batch_size": 1} | backend
-    while left:
-        batch, broken = list(left)[: 1 if alone else None], ""
-        before = len(left)
-        try:
-            work = [delayed(_attempt)(*left[path], wait) for path in batch]
-            for path, *result in cast(Iterator[tuple], Parallel(**options)(work)):
-                if result[0] != "busy":
-                    del left[Path(path)]
-                    yield Path(path), tuple(result)
-        except Exception as error:
-            broken = execution.first_line(f"its worker died: {type(error).__name__}: {error}")
-        if broken and alone:
-            del left[batch[0]]
-            yield batch[0], ("failed", 0.0, broken)
-        wait = not broken and not alone
-        alone = bool(broken) and len(left) == before
 
 
 def _attempt(
@@ -330,30 +271,14 @@ def _attempt(
         _clear(Path(folder))
         return ended("failed", "the process that computed it was killed twice; out of memory?")
     try:
-        found = _in_thread(lambda: run_one(notebook, parameters, wait=wait, **options))
+        found = run_one(notebook, parameters, wait=wait, **options)
     except Busy as error:
         return ended("failed", str(error)) if wait else ended("busy")
     except Exception as error:
         return ended("failed", getattr(error, "reason", f"{type(error).__name__}: {error}"))
     if str(found) != folder:
-        return ended("failed", "the notebook or the package changed while the sweep ran; sweep again")
+        return ended("failed", "the notebook changed while the sweep ran; sweep again")
     return ended("ok")
-
-
-def _in_thread(work: Any) -> Any:
-    """Papermill leaves an event loop open in its thread, and could not run where a notebook's own loop runs."""
-    result: futures.Future = futures.Future()
-
-    def target() -> None:
-        try:
-            result.set_result(work())
-        except BaseException as error:
-            result.set_exception(error if isinstance(error, Exception) else RuntimeError("stopped"))
-        with suppress(RuntimeError):
-            asyncio.get_event_loop().close()
-
-    threading.Thread(target=target, daemon=True).start()
-    return result.result()
 
 
 def _line(outcome: Outcome, count: int, total: int, left: float) -> str:
@@ -374,8 +299,9 @@ def duration(seconds: float) -> str:
 
 def summary(report: Report) -> str:
     """Return a table of how many runs ended how, and of those that failed why, and where to look."""
-    counts = {status: sum(o.status == status for o in report.outcomes) for status in ("done before", "ok", "failed")}
-    lines = [f"{'status':<12}  runs", *(f"{status:<12}  {count:4}" for status, count in counts.items() if count)]
+    ended = ["stale, kept" if o.status == "done before" and o.reason else o.status for o in report.outcomes]
+    lines = [f"{'status':<12}  runs"]
+    lines += [f"{s:<12}  {ended.count(s):4}" for s in ("done before", "stale, kept", "ok", "failed") if s in ended]
     if report.failed:
         width = max(len(outcome.label) for outcome in report.failed)
         lines += ["", f"{'failed':<{width}}  because"]

@@ -1,16 +1,14 @@
 """The finished runs of a sweep as one tidy table: a row a run, its parameters and what it recorded."""
 
-import hashlib
-import io
 import json
 import os
-import uuid
 import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from uqlab.core.files import read_json, write
+from uqlab.core.files import read_json, sha256, write, writing
+from uqlab.runs.identity import Present, code, key
 from uqlab.runs.parameters import find
 
 if TYPE_CHECKING:
@@ -20,19 +18,32 @@ CIRCUMSTANCES = ("profile", "seconds", "device", "threads", "started", "notebook
 
 
 class Runs(NamedTuple):
-    """The runs in a sweep's folder: a row each, the names of parameters and numbers, and what was left out and why."""
+    """The runs in a sweep's folder: a row each, and the names of parameters and numbers.
+
+    left_out: runs that are not among them, and why. stale: runs that are, by name, and what has changed since.
+    """
 
     rows: list[dict[str, Any]]
     parameters: list[str]
     numbers: list[str]
     left_out: list[str]
+    stale: dict[str, str]
+
+    @property
+    def mixed(self) -> str:
+        """What a reader must know if some of the rows are stale; else empty."""
+        if not self.stale:
+            return ""
+        codes = ", ".join(sorted({str(row["code"]) for row in self.rows}))
+        several, why = f"{len(self.stale)} of {len(self.rows)} runs", next(iter(self.stale.values()))
+        return f"{several} are stale: {why} (code: {codes})"
 
 
 def read(sweep: Path) -> Runs:
     """Read the manifests and results in a sweep's folder; nothing but JSON is ever read.
 
-    Left out are unfinished and damaged runs, and those of other versions of the notebook or the package than that of
-    the latest run: numbers of different programs do not go into one mean.
+    Left out are unfinished and damaged runs, those of another version of the notebook than the latest run's, and all
+    but the latest run of the same parameters.
     """
     found, left_out = [], []
     for folder in sorted(path for path in sweep.iterdir() if path.is_dir() and path.name[0] != "."):
@@ -44,22 +55,27 @@ def read(sweep: Path) -> Runs:
             left_out.append(f"{folder.name}: unfinished or damaged")
         else:
             found.append((folder.name, manifest, results))
-    latest = max(found, key=lambda run: str(run[1].get("started")), default=None)
-    rows: list[dict[str, Any]] = []
-    parameters: dict[str, None] = {}
-    numbers: dict[str, None] = {}
+    found.sort(key=lambda run: str(run[1].get("started")))
+    latest = {key("", manifest["parameters"]): name for name, manifest, _ in found}
+    rows, parameters, numbers, stale = [], {}, {}, {}
+    present = Present()
     for name, manifest, results in found:
-        assert latest is not None
-        if _version(manifest) != _version(latest[1]):
-            left_out.append(f"{name}: of another version of the notebook or of uqlab")
+        given = manifest["parameters"]
+        if manifest.get("source_sha256") != found[-1][1].get("source_sha256"):
+            left_out.append(f"{name}: of another version of the notebook")
             continue
-        flat = {_free(key, manifest["parameters"]): value for key, value in _flat(results.get("numbers") or {}).items()}
-        facts = {f"run_{fact}": manifest.get(fact) for fact in CIRCUMSTANCES}
-        rows.append({"run": name} | manifest["parameters"] | flat | facts)
-        parameters |= dict.fromkeys(manifest["parameters"])
+        if latest[key("", given)] != name:
+            left_out.append(f"{name}: there is a later run of the same parameters")
+            continue
+        if reason := present.stale(manifest):
+            stale[name] = reason
+        flat = {_free(number, given): value for number, value in _flat(results.get("numbers") or {}).items()}
+        facts = {f"run_{fact}": manifest.get(fact) for fact in CIRCUMSTANCES} | {"run_stale": bool(reason)}
+        rows.append({"run": name} | given | flat | {"code": code(manifest)} | facts)
+        parameters |= dict.fromkeys(given)
         numbers |= dict.fromkeys(flat)
     rows.sort(key=lambda row: [_order(row.get(name)) for name in parameters])
-    return Runs(rows, list(parameters), list(numbers), left_out)
+    return Runs(rows, list(parameters), list(numbers), left_out, stale)
 
 
 def collect(sweep: str | os.PathLike) -> "DataFrame":
@@ -68,26 +84,21 @@ def collect(sweep: str | os.PathLike) -> "DataFrame":
 
 
 def save(runs: Runs, sweep: Path) -> "DataFrame":
-    """Write the table of runs into the sweep's folder, each file by an atomic rename."""
+    """Write the table of runs into the sweep's folder."""
     frame = _frame(runs, sweep)
-    memory = io.BytesIO()
-    frame.to_parquet(memory)
-    temporary = sweep / f".table.parquet.tmp-{uuid.uuid4().hex[:8]}"
-    try:
-        temporary.write_bytes(memory.getbuffer())
-        os.replace(temporary, sweep / "table.parquet")
-    finally:
-        temporary.unlink(missing_ok=True)
+    with writing(sweep / "table.parquet") as temporary:
+        frame.to_parquet(temporary)
     write(sweep / "table.csv", frame.to_csv(index=False))
     return frame
 
 
 def load(sweep: str | os.PathLike, *, profile: str = "quick", root: str | os.PathLike = "figures") -> "DataFrame":
-    """Return the finished runs of a sweep as a DataFrame: `run`, parameters, recorded numbers, circumstances `run_...`.
+    """Return the finished runs of a sweep as a DataFrame: `run`, parameters, numbers, `code`, circumstances `run_...`.
 
     sweep: its folder, a table.parquet that `uqlab collect` wrote, or a notebook, whose sweep then lies in
     <root>/<profile>. Lists stand as JSON text, dicts as one column an entry, `fall.id`. Rows are sorted by parameters.
-    Raises ValueError where there is no finished run. Warns of runs that were left out.
+    `code` is a short digest of the package's code that a run imported; `run_stale` says that code or data have changed.
+    Raises ValueError where there is no finished run. Warns of runs that are left out or stale.
     """
     path = locate(sweep, profile, root)
     if path.is_file():
@@ -115,6 +126,8 @@ def _warned(runs: Runs, where: str | os.PathLike) -> Runs:
     if runs.left_out:
         several = f"{len(runs.left_out)} runs of {where} left out"
         warnings.warn(f"{several}: {'; '.join(runs.left_out[:3])}", stacklevel=3)
+    if runs.mixed:
+        warnings.warn(f"{where}: {runs.mixed}", stacklevel=3)
     return runs
 
 
@@ -123,7 +136,8 @@ def _frame(runs: Runs, where: Path) -> "DataFrame":
 
     if not runs.rows:
         raise ValueError(f"no finished run in {where}")
-    names = dict.fromkeys(["run", *runs.parameters, *runs.numbers, *(f"run_{fact}" for fact in CIRCUMSTANCES)])
+    facts = [*(f"run_{fact}" for fact in CIRCUMSTANCES), "run_stale"]
+    names = dict.fromkeys(["run", *runs.parameters, *runs.numbers, "code", *facts])
     return pandas.DataFrame({name: _column([row.get(name) for row in runs.rows]) for name in names})
 
 
@@ -139,16 +153,10 @@ def _column(values: list[Any]) -> list[Any]:
 
 def _results(folder: Path, files: Any) -> dict[str, Any] | None:
     """Return results.json if it is the file that the manifest was written for."""
-    with suppress(OSError, ValueError):
-        data = (folder / "results.json").read_bytes()
-        results = json.loads(data)
-        whole = isinstance(files, dict) and files.get("results.json") == hashlib.sha256(data).hexdigest()
-        return results if whole and isinstance(results, dict) else None
+    path = folder / "results.json"
+    with suppress(OSError):
+        return read_json(path) if isinstance(files, dict) and files.get(path.name) == sha256(path) else None
     return None
-
-
-def _version(manifest: dict[str, Any]) -> tuple[Any, Any]:
-    return manifest.get("source_sha256"), manifest.get("uqlab")
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:
@@ -159,7 +167,7 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
 
 
 def _free(name: str, taken: dict[str, Any]) -> str:
-    return f"{name}_recorded" if name in taken or name == "run" else name
+    return f"{name}_recorded" if name in taken or name in ("run", "code") else name
 
 
 def _order(value: Any) -> tuple[str, Any]:

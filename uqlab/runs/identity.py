@@ -1,0 +1,71 @@
+"""What a run depends on, and whether that has changed since.
+
+Notebook source and parameters name the folder of a sweep's run. The content of the data files that parameters name, and
+of the files of uqlab that the kernel imported, stand in its manifest: where one differs now, the run is stale.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import uqlab
+from uqlab.core.files import fingerprint, sha256
+from uqlab.runs.parameters import DATA_FILE
+
+PACKAGE = Path(uqlab.__file__).parent
+
+
+def key(source: str, parameters: dict[str, Any]) -> str:
+    """Return the name of a run's folder: a hash of its notebook's source (`source_sha256`) and all parameters."""
+    values = {name: value for name, value in parameters.items() if name != "output_dir"}
+    return fingerprint(json.dumps([source, values], sort_keys=True))[:16]
+
+
+def code(manifest: dict[str, Any]) -> str | None:
+    """Return a short digest of the files of uqlab that a run imported; None where they are not on record."""
+    files = manifest.get("code")
+    return fingerprint(json.dumps(files, sort_keys=True))[:8] if isinstance(files, dict) else None
+
+
+def data_files(value: Any, folder: Path) -> Iterator[Path]:
+    """Yield the data files that a parameter names, alone or in lists, also with classes behind: `mine.npz[0-3]`.
+
+    folder: the notebook's, from which its kernel reads relative paths.
+    """
+    if isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from data_files(item, folder)
+    elif isinstance(value, str) and (named := re.fullmatch(rf"(.+{DATA_FILE})\s*(\[.*\])?", value.strip())):
+        yield folder / Path(named[1]).expanduser()
+
+
+class Present:
+    """Data files and code as they are now; every file is read once."""
+
+    def __init__(self) -> None:
+        self._digests: dict[Path, str | None] = {}
+
+    def digest(self, path: Path) -> str | None:
+        """Return the checksum of a file's content, None if it cannot be read."""
+        if path not in self._digests:
+            self._digests[path] = None
+            with suppress(OSError):
+                self._digests[path] = sha256(path)
+        return self._digests[path]
+
+    def data(self, parameters: dict[str, Any], folder: Path) -> dict[str, str | None]:
+        """Return the checksums of all data files that parameters name."""
+        return {str(path): self.digest(path) for path in data_files(parameters, folder)}
+
+    def stale(self, manifest: dict[str, Any]) -> str:
+        """Say in a few words why a finished run is stale; empty if nothing that it depends on has changed."""
+        files, data = manifest.get("code"), manifest.get("data")
+        if not isinstance(files, dict) or not isinstance(data, dict):
+            return "no record of its code"
+        changed = [name for name, digest in files.items() if self.digest(PACKAGE / name) != digest]
+        changed += [Path(path).name for path, digest in data.items() if self.digest(Path(path)) != digest]
+        more = f" and {len(changed) - 2} more" if len(changed) > 2 else ""
+        return f"{', '.join(changed[:2])}{more} changed since" if changed else ""

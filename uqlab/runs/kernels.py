@@ -1,0 +1,178 @@
+"""The kernel of one run: papermill executes a notebook in it, and kills it at a deadline or when the run is stopped."""
+
+import asyncio
+import itertools
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent import futures
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from uqlab.core.recording import FOLDER
+from uqlab.runs.parameters import cells
+
+WATCH = "__import__('uqlab.core.recording', fromlist=['*']).watch_imports()"  # a kernel's first line; leaves no name
+
+
+class Stop(threading.Event):
+    """The stop of one call (a run, a sweep, `uqlab run`): once it is set, the kernels that the call started are killed.
+
+    Pickled for another process, it is a new one there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running: set[Path] = set()  # the temporary folders of this call's runs in progress
+
+    def __reduce__(self) -> tuple[type["Stop"], tuple[()]]:
+        return Stop, ()
+
+    def now(self) -> None:
+        """Stop, and wait until the half-done folders are gone."""
+        self.set()
+        while self.running:
+            time.sleep(0.05)
+
+
+def run_cells(
+    notebook: Path,
+    output: Path,
+    parameters: dict[str, Any],
+    environment: dict[str, str],
+    deadline: float,
+    stop: Stop,
+    on_cell: Callable[[int, int], None],
+) -> None:
+    """Execute a notebook in a new kernel and write it to `output`; `execution.execute` explains the arguments."""
+    execute_notebook = _papermill()
+    total = bool(parameters) + sum(map(is_code, cells(notebook)))
+    done = itertools.count(1)
+    for attempt in (1, 2):
+        on_cell(0, total)
+        try:
+            execute_notebook(
+                *(str(path).replace("{", "{{").replace("}", "}}") for path in (notebook, output)),  # format strings
+                parameters=parameters,
+                kernel_name="python3",
+                language="python",
+                progress_bar=False,
+                kernel_manager_class=_kernel_manager(environment, deadline, stop),
+                resources={"metadata": {"path": str(notebook.parent)}},  # papermill's cwd is that of the process
+                on_cell_executed=lambda **_: on_cell(next(done), total),
+            )
+            return
+        except Exception as error:  # about one parallel kernel start in 270 fails: again, but only if no cell has run
+            if attempt == 2 or isinstance(error, OSError) or started_cells(output) or stop.is_set():
+                raise  # a full disk leaves no readable notebook that would tell which cells have run
+
+
+def in_thread(work: Callable[[], None], stop: Stop) -> None:
+    """Do papermill's work in a thread of its own, and stop it on Ctrl-C.
+
+    Papermill leaves an event loop open in its thread, and cannot run where a notebook's own loop runs.
+    """
+
+    def closing() -> None:
+        try:
+            work()
+        finally:
+            with suppress(RuntimeError):
+                asyncio.get_event_loop().close()
+
+    if stop.is_set():
+        raise RuntimeError("stopped")
+    with futures.ThreadPoolExecutor(1) as pool:
+        try:
+            pool.submit(closing).result()
+        except KeyboardInterrupt:
+            stop.set()
+            raise
+
+
+def _papermill() -> Callable[..., Any]:
+    """Import papermill without the grammar of IRIs that jsonschema would compile, two of its three seconds.
+
+    No IRI is checked here, and jsonschema works without that package.
+    """
+    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+    try:
+        from papermill import execute_notebook
+    finally:
+        if sys.modules.get("rfc3987_syntax", ...) is None:
+            sys.modules.pop("rfc3987_syntax", None)
+    return execute_notebook
+
+
+def _kernel_manager(environment: dict[str, str], deadline: float, stop: Stop) -> type:
+    """Make the class of managers that start this very interpreter, whatever kernels are installed."""
+    from ipykernel.kernelspec import get_kernel_dict
+    from jupyter_client.kernelspec import KernelSpec
+    from jupyter_client.manager import AsyncKernelManager
+
+    # --log-level: the kernel says nothing about loopback TCP and about being shut down
+    own = get_kernel_dict(["--log-level=CRITICAL", f"--IPKernelApp.exec_lines={WATCH}"])  # argv: sys.executable
+    escaped = {name: value.replace("$", "$$") for name, value in environment.items()}  # values are templates
+    spec = KernelSpec(argv=own["argv"], metadata=own["metadata"], language="python", env=escaped)
+
+    class Manager(AsyncKernelManager):
+        def __init__(self, **options: Any):
+            super().__init__(cache_ports=False, **options)
+            ports = _free_ports(5)
+            self.shell_port, self.iopub_port, self.stdin_port, self.hb_port, self.control_port = ports
+
+        @property
+        def kernel_spec(self) -> KernelSpec:
+            return spec
+
+        async def _async_is_alive(self) -> bool:  # called every second
+            if (stop.is_set() or time.monotonic() > deadline) and self.has_kernel:
+                await self._async_signal_kernel(9)
+            return await super()._async_is_alive()
+
+    return Manager
+
+
+def _free_ports(count: int) -> list[int]:
+    """Choose free ports below those that the system gives to outgoing connections.
+
+    With ports from among those, about one parallel kernel in 270 cannot start, which takes a minute to notice, because
+    another process was given one of its ports first.
+    """
+    ports: set[int] = set()
+    while len(ports) < count:
+        port = 10_000 + secrets.randbelow(22_000)
+        with suppress(OSError), socket.socket() as one:
+            one.bind(("127.0.0.1", port))
+            ports.add(port)
+    return list(ports)
+
+
+def environment(threads: int | None, folder: Path) -> dict[str, str]:
+    """Return the variables of a kernel: its result folder, and as many threads as given unless the user has set them.
+
+    Threads sleep while they wait: spinning threads beside a busy neighbour were measured 10 to 50 times slower.
+    """
+    from joblib import cpu_count
+
+    count = str(threads or cpu_count())
+    wanted = {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count}
+    fixed = {"MPLBACKEND": "module://matplotlib_inline.backend_inline", FOLDER: str(folder)}
+    return {name: os.environ.get(name, value) for name, value in wanted.items()} | fixed
+
+
+def is_code(cell: dict[str, Any]) -> bool:
+    """Whether a cell is executed: code, and not blank."""
+    return cell["cell_type"] == "code" and bool("".join(cell["source"]).strip())
+
+
+def started_cells(output: Path) -> list[dict[str, Any]]:
+    """Return the code cells of a partly executed notebook that were started; the last is where it stopped."""
+    with suppress(OSError, ValueError):
+        return [c for c in cells(output) if is_code(c) and c["metadata"].get("papermill", {}).get("start_time")]
+    return []
