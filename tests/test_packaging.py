@@ -31,7 +31,8 @@ def test_every_dependency_says_what_it_is_for():
 def test_constraints_pin_every_dependency():
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
     wanted = {
-        re.split(r"[=>\[]", line)[0].lower() for line in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"]
+        re.split(r"[=>\[]", line)[0].lower()
+        for line in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"]
     }
     assert wanted <= {name.lower() for name in pins}
     assert pins["torch"] == "2.13.0"
