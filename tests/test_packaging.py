@@ -38,6 +38,12 @@ def test_constraints_pin_every_dependency():
     assert pins["torch"] == "2.13.0"
 
 
+def test_every_room_but_core_has_a_door():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    held = {name for contract in contracts for name in contract.get("protected_modules", [])}
+    assert held == {f"uqlab.{path.parent.name}.*" for path in (ROOT / "uqlab").glob("*/__init__.py")} - {"uqlab.core.*"}
+
+
 WHEEL = """import importlib, pathlib, pkgutil, sys
 import uqlab
 from uqlab.runs import gallery
