@@ -21,7 +21,6 @@ from _timing import interleaved, report
 from transformers import ViTConfig, ViTForImageClassification
 
 from uqlab import ensembles, representations, spectra
-from uqlab.ensembles import adapters
 
 MEMBERS, WIDTH, K = 16, 768, 16
 LAYERS = int(sys.argv[1]) if len(sys.argv) > 1 else 12
@@ -86,7 +85,7 @@ def analysis():
     config = ViTConfig(num_hidden_layers=LAYERS, patch_size=32)  # ViT-B/32
     ensemble = ensembles.lora(ViTForImageClassification(config), MEMBERS, 8)
     for part in ensemble.modules():
-        if isinstance(part, adapters.LoRALinear):
+        if isinstance(part, ensembles.LoRALinear):
             torch.nn.init.normal_(part.up, std=0.02)
     return lambda: len(spectra.ensemble_spectra(ensemble, k=K))
 

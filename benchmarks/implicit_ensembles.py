@@ -20,7 +20,6 @@ from _timing import interleaved, peak_memory, report
 from torch import nn
 
 from uqlab import ensembles, models
-from uqlab.ensembles import adapters
 
 MEMBERS, RANK = 16, 8
 REPEATS = int(sys.argv[1]) if sys.argv[1:] and sys.argv[1].isdigit() else 5
@@ -33,7 +32,7 @@ def backbone():
 class SeparateLoRA(nn.Module):
     """The published way: LoRA modules of the members, stacked, called through vmap; each holds the frozen weight."""
 
-    def __init__(self, layer: adapters.LoRALinear):
+    def __init__(self, layer: ensembles.LoRALinear):
         super().__init__()
         copies = [layer.shard(slice(m, m + 1)).requires_grad_(True) for m in range(layer.members)]
         self.members = layer.members
@@ -66,7 +65,7 @@ def vmapped(lora):
     """The same ensemble with vmapped modules in place of ours; returns a function x -> logits."""
     network = copy.deepcopy(lora.network)
     for name, part in list(network.named_modules()):
-        if isinstance(part, adapters.LoRALinear):
+        if isinstance(part, ensembles.LoRALinear):
             parent, _, child = name.rpartition(".")
             setattr(network.get_submodule(parent), child, SeparateLoRA(part))
     network.eval()
@@ -133,7 +132,7 @@ def candidates():
             ensemble = make().eval()
             with torch.no_grad():  # away from B = 0, so that agreement says something
                 for part in ensemble.modules():
-                    if isinstance(part, adapters.LoRALinear):
+                    if isinstance(part, ensembles.LoRALinear):
                         part.up.normal_(0, 0.02)
 
             def run(x, backward):
@@ -217,7 +216,7 @@ def main():
 
 def singular_values(ensemble, missed):
     """The choice between two products a row and every member's weight, against either."""
-    choose = adapters.SVDLinear.factored
+    choose = ensembles.SVDLinear.factored
     for backward in (False, True):
         for batch in (1, 8, 64):
             x = torch.rand(batch, 1, 28, 28)
@@ -225,13 +224,13 @@ def singular_values(ensemble, missed):
 
             def forced(answer, run=run):
                 def call():
-                    adapters.SVDLinear.factored = choose if answer is None else lambda self, rows: answer
+                    ensembles.SVDLinear.factored = choose if answer is None else lambda self, rows: answer
                     run()
-                    adapters.SVDLinear.factored = choose
+                    ensembles.SVDLinear.factored = choose
 
                 return call
 
-            layers = [part for part in ensemble.modules() if isinstance(part, adapters.SVDLinear)]
+            layers = [part for part in ensemble.modules() if isinstance(part, ensembles.SVDLinear)]
             with torch.set_grad_enabled(backward):
                 factored = sum(layer.factored(batch * 50) for layer in layers)
             what = "forward and backward" if backward else "forward"

@@ -6,7 +6,7 @@ from small_networks import bert, images, logits, vit
 from torch import nn
 
 from uqlab import ensembles, models, training
-from uqlab.ensembles.layers import FixedDropout
+from uqlab.ensembles.dropout import FixedDropout
 
 
 # MC dropout -----------------------------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ def test_a_member_depends_on_the_seed_and_its_number_alone(make):
 # Where members start --------------------------------------------------------------------------------------------------
 def test_lora_starts_as_the_backbone():
     backbone, (x, _) = vit(), images()
-    shared = ensembles.lora(backbone, 3, 2, heads="shared")
+    shared = ensembles.lora(backbone, 3, 2, classifiers="shared")
     torch.testing.assert_close(shared(x), backbone(x).logits.expand(3, -1, -1))
     layer = next(part for part in shared.modules() if isinstance(part, LoRALinear))
     assert not layer.up.any()
@@ -105,9 +105,9 @@ def test_lora_is_a_low_rank_update():
 
 def test_singular_values_start_as_the_backbone():
     backbone, (x, _) = vit(), images()
-    equal = ensembles.singular_value(backbone, 3, init_std=0.0, heads="shared").eval()
+    equal = ensembles.singular_value(backbone, 3, init_std=0.0, classifiers="shared").eval()
     torch.testing.assert_close(equal(x), backbone(x).logits.expand(3, -1, -1), rtol=1e-5, atol=1e-5)
-    assert (ensembles.singular_value(backbone, 3, init_std=0.1, heads="shared")(x).std(0) > 1e-4).any()
+    assert (ensembles.singular_value(backbone, 3, init_std=0.1, classifiers="shared")(x).std(0) > 1e-4).any()
 
 
 @pytest.mark.parametrize("shape", [(6, 10), (10, 6), (8, 8)])
@@ -157,7 +157,7 @@ def test_a_singular_value_below_zero_stays_dead():
 def test_batch_ensemble_with_ones_is_the_backbone():
     backbone, (x, _) = vit(), images()
     for additive in (True, False):
-        equal = ensembles.batch(backbone, 3, std=0.0, additive=additive, heads="shared")
+        equal = ensembles.batch(backbone, 3, std=0.0, additive=additive, classifiers="shared")
         torch.testing.assert_close(equal(x), backbone(x).logits.expand(3, -1, -1), rtol=1e-5, atol=1e-5)
 
 
@@ -181,7 +181,7 @@ def vit_base(labels):
 
 
 @pytest.mark.parametrize(
-    ("members", "rank", "labels", "heads", "expected"),
+    ("members", "rank", "labels", "classifiers", "expected"),
     [  # Muhlematter et al. 2024, Table 7 and text
         (1, 8, 100, "independent", 666_724),
         (16, 8, 100, "independent", 10_667_584),
@@ -190,8 +190,8 @@ def vit_base(labels):
         (8, 4, 7, "shared", 2_364_679),
     ],
 )
-def test_parameters_of_the_lora_paper(members, rank, labels, heads, expected):
-    assert count(ensembles.lora(vit_base(labels), members, rank, heads=heads)) == expected
+def test_parameters_of_the_lora_paper(members, rank, labels, classifiers, expected):
+    assert count(ensembles.lora(vit_base(labels), members, rank, classifiers=classifiers)) == expected
 
 
 def test_parameters_of_singular_value_ensembles():
@@ -202,11 +202,11 @@ def test_parameters_of_singular_value_ensembles():
 
 
 @EVERY
-@pytest.mark.parametrize("heads", ["independent", "shared"])
-def test_frozen_means_frozen(make, heads):
+@pytest.mark.parametrize("classifiers", ["independent", "shared"])
+def test_frozen_means_frozen(make, classifiers):
     backbone, (x, y) = vit(), images(12)
     before = copy.deepcopy(backbone.state_dict())
-    ensemble = make(backbone, heads=heads)
+    ensemble = make(backbone, classifiers=classifiers)
     start = {name: p.clone() for name, p in ensemble.named_parameters()}
     buffers = {name: b.clone() for name, b in ensemble.named_buffers()}
     training.fit(ensemble, x, y, epochs=2, lr=0.05, optimizer="adamw", batch_size=4, clip=1.0, progress=False)
@@ -227,11 +227,11 @@ def test_the_backbone_lies_in_memory_once(make):
 
 
 @EVERY
-@pytest.mark.parametrize("heads", ["independent", "shared"])
+@pytest.mark.parametrize("classifiers", ["independent", "shared"])
 @pytest.mark.parametrize("chunk", [None, 1])
-def test_gradients_are_those_of_separate_members(make, heads, chunk):
+def test_gradients_are_those_of_separate_members(make, classifiers, chunk):
     """What is a member's own follows its own loss; what all share follows the mean of theirs."""
-    ensemble, (x, y) = moved(make(vit(), heads=heads)), images()
+    ensemble, (x, y) = moved(make(vit(), classifiers=classifiers)), images()
     expected = torch.autograd.grad(
         sum(nn.functional.cross_entropy(z, y) for z in ensemble(x)),
         [p for p in ensemble.parameters() if p.requires_grad],
@@ -247,9 +247,10 @@ def test_gradients_are_those_of_separate_members(make, heads, chunk):
 
 
 def test_what_is_shared_is_known():
-    assert ensembles.lora(vit(), 2).shared_parameters() == []
+    assert not ensembles.lora(vit(), 2).shared_parameters()
     assert ensembles.lora(vit(), 2).can_shard()
-    assert len(ensembles.lora(vit(), 2, heads="shared").shared_parameters()) == 2
+    assert list(ensembles.lora(vit(), 2, classifiers="shared").shared_parameters().values()) == [2, 2]
+    assert len(ensembles.lora(vit(), 2, heads="shared").shared_parameters()) == 2  # the older name
     assert len(ensembles.batch(vit(), 2).shared_parameters()) == 2 * 4
     assert not ensembles.batch(vit(), 2).can_shard()
     assert not ensembles.lora(bert(), 2).can_shard()  # its attention drops weights by torch's global generator
@@ -281,7 +282,7 @@ def test_dropout_of_the_backbone_becomes_a_member_s_own(monkeypatch):
     torch.testing.assert_close(found[0], found[2])
 
 
-def test_heads_start_as_published():
+def test_classifiers_start_as_published():
     lora = ensembles.lora(vit(), 50).network.classifier
     sve = ensembles.singular_value(vit(), 50).network.classifier
     lora.requires_grad_(False)

@@ -28,7 +28,7 @@ def half_elsewhere():
         (lambda: ensembles.lora(vit(), 2, rank=17), "rank must be 1 to 16"),
         (lambda: ensembles.lora(vit(), 2, rank=0), "rank must be 1 to 16"),
         (lambda: ensembles.lora(vit(), 0), "at least one member"),
-        (lambda: ensembles.lora(vit(), 2, heads="none"), "heads must be"),
+        (lambda: ensembles.lora(vit(), 2, classifiers="none"), "classifiers must be"),
         (lambda: ensembles.singular_value(vit(), 2, init_std=-1.0), "init_std"),
         (lambda: ensembles.batch(vit(), 2, std=math.nan), "std must be"),
         (lambda: ensembles.lora(nn.Conv2d(1, 2, 3), 2), "no nn.Linear"),
@@ -38,7 +38,7 @@ def half_elsewhere():
         (lambda: ensembles.dropout(vit(), 2, 1.0), "dropout probability"),
         (lambda: ensembles.dropout(vit(), 0), "at least one member"),
         (lambda: ensembles.dropout(nn.Sequential(nn.Linear(3, 2)), 2), "neither nn.Dropout nor a second nn.Linear"),
-        (lambda: ensembles.snapshot(vit, 0, print), "at least one member"),
+        (lambda: ensembles.snapshot(vit, 0, print), "members must be at least 1"),
         (lambda: ensembles.lora(half_elsewhere(), 2), "the backbone lies on cpu and meta: move it to one"),
         (lambda: ensembles.dropout(half_elsewhere(), 2), "the backbone lies on cpu and meta"),
         (

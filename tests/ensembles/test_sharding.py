@@ -84,7 +84,7 @@ def test_what_the_whole_owns_is_a_copy():
 @pytest.mark.parametrize("name", ["batch", "lora"])
 def test_weights_that_all_members_train_cannot_be_joined(name):
     make = IMPLICIT[name]
-    options = {} if name == "batch" else {"heads": "shared"}
+    options = {} if name == "batch" else {"classifiers": "shared"}
     shards = [make("0:2", **options), make("2:4", **options)]
     same(ensembles.concatenate(shards), make(4, **options))
     for shard in shards:

@@ -1,6 +1,7 @@
 """Training: one program for all members equals the members trained one by one."""
 
 import contextlib
+import functools
 import math
 
 import pytest
@@ -243,17 +244,17 @@ def test_an_interrupted_run_resumes_bit_identically(tmp_path, momentum):
     class Stop(Exception):
         pass
 
-    def stop_in_the_third_epoch(x, generators):
+    def stop_once_in_the_third_epoch(x, generators):
         seen.append(1)
-        if len(seen) > 12:
+        if len(seen) == 13:
             raise Stop
         return x
 
     seen: list[int] = []
     settings = {"epochs": 4, "lr": 0.1, "batch_size": 64, "seed": 5, "progress": False, "momentum": momentum}
-    settings["checkpoint"] = tmp_path / "run.pt"
+    settings |= {"checkpoint": tmp_path / "run.pt", "augment": stop_once_in_the_third_epoch}
     with pytest.raises(Stop):
-        training.fit(interrupted, INPUTS, LABELS, augment=stop_in_the_third_epoch, **settings)
+        training.fit(interrupted, INPUTS, LABELS, **settings)
     resumed = ensembles.deep(small_mlp, 3, seed=5)
     history = training.fit(resumed, INPUTS, LABELS, **settings)
     assert history.steps == 2 * 5  # two of the four epochs were left
@@ -301,10 +302,20 @@ def test_bad_input(unchecked):
         training.fit(ensemble, INPUTS.clone().index_fill_(0, torch.tensor([1]), float("nan")), LABELS, **good)
     with pytest.raises(FloatingPointError, match="lower lr"):
         training.fit(ensemble, INPUTS * 1e3, LABELS, **(good | {"lr": 1e30, "epochs": 3}))
-    for wrong in ({"optimizer": "lion"}, {"schedule": "linear"}, {"loss": "hinge"}, {"precision": "float64"},
-                  {"lr": -1.0}, {"schedule": "step"}, {"epochs": 0}):  # fmt: skip
-        with pytest.raises(ValueError, match=str(next(iter(wrong)))):
+    for wrong, message in (
+        ({"optimizer": "lion"}, '^optimizer must be "sgd", "adam" or "adamw", got'),
+        ({"schedule": "linear"}, '^schedule must be "constant", "cosine" or "step", got'),
+        ({"loss": "hinge"}, "^loss must be .* got 'hinge'"),
+        ({"precision": "float64"}, "^precision must be"),
+        ({"lr": -1.0}, "lr positive, got 1, 128, -1.0"),
+        ({"schedule": "step"}, "needs milestones"),
+        ({"epochs": 0}, "epochs and batch_size must be at least 1"),
+        ({"loss": lambda z, y: z.sum((1, 2)), "class_weights": torch.ones(4)}, "^class_weights weigh the loss"),
+    ):
+        with pytest.raises(ValueError, match=message):
             training.fit(ensemble, INPUTS, LABELS, **(good | wrong))
+    with pytest.raises(ValueError, match="^class_weights weigh the loss"):
+        training.fit(ensemble, INPUTS, torch.randn(300, 4), loss="mse", class_weights=torch.ones(4), **good)
     for labels in (LABELS.float(), LABELS[:, None], LABELS > 1):
         with pytest.raises(ValueError, match="labels must be integers"):
             training.fit(ensemble, INPUTS, labels, **good)
@@ -343,6 +354,37 @@ def test_checkpoint_of_another_run_is_refused(tmp_path, change):
         trained(range(2, 4), checkpoint=tmp_path / "run.pt")
 
 
+def other_data(x, generators):
+    return x + 1
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"precision": "bfloat16"}, "precision"),
+        ({"class_weights": torch.tensor([1.0, 1.0, 1.0, 2.0])}, "class_weights"),
+        ({"augment": other_data}, "augment"),
+        ({"augment": functools.partial(training.crop_flip, padding=2)}, "augment"),
+        ({"loss": lambda outputs, labels: training.cross_entropy(outputs, labels)}, "loss"),
+    ],
+)
+def test_checkpoint_of_another_loss_or_precision_is_refused(tmp_path, change, what):
+    trained(2, checkpoint=tmp_path / "run.pt")
+    with pytest.raises(ValueError, match=f"another run, with other {what};"):
+        trained(2, checkpoint=tmp_path / "run.pt", **change)
+
+
+@pytest.mark.parametrize("what", ["inputs", "labels"])
+def test_checkpoint_of_other_data_is_refused(tmp_path, what):
+    """Data of the same shape that differ in one value."""
+    settings = {"epochs": 1, "lr": 0.1, "progress": False, "checkpoint": tmp_path / "run.pt"}
+    training.fit(ensembles.deep(small_mlp, 2), INPUTS, LABELS, **settings)
+    data = {"inputs": INPUTS.clone(), "labels": LABELS.clone()}
+    data[what][-1] = 1 - data[what][-1].clamp(max=1)
+    with pytest.raises(ValueError, match=f"another run, with other {what};"):
+        training.fit(ensembles.deep(small_mlp, 2), *data.values(), **settings)
+
+
 def test_damaged_checkpoint_is_refused(tmp_path):
     path = tmp_path / "run.pt"
     trained(2, checkpoint=path)
@@ -362,16 +404,18 @@ def test_resumes_on_another_number_of_threads(monkeypatch, tmp_path, settings):
 
     def stop(x, generators):
         calls.append(1)
-        if len(calls) > 11:
+        if len(calls) > 11 and not stopped:
             raise KeyboardInterrupt
         return x
 
-    calls: list[int] = []
+    calls, stopped = [], []
+    settings |= {"checkpoint": tmp_path / "run.pt", "augment": stop}
     with pytest.raises(KeyboardInterrupt):
-        trained(5, checkpoint=tmp_path / "run.pt", augment=stop, **settings)
+        trained(5, **settings)
+    stopped.append(True)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    resumed, history = trained(5, checkpoint=tmp_path / "run.pt", **settings)
+    resumed, history = trained(5, **settings)
     torch.set_num_threads(threads)
     assert 0 < history.steps < 15
     torch.testing.assert_close(weights(whole), weights(resumed), rtol=1e-5, atol=1e-6)

@@ -65,3 +65,9 @@ def arithmetic(precision: str, where: torch.device) -> Iterator[None]:
             "this processor has no bfloat16 matrix units: products stay float32, which is faster", stacklevel=4
         )
         yield
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free on a GPU, with those that torch holds without using them."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -1,38 +1,30 @@
-"""Ensembles: callables `inputs -> logits [members, batch, classes]`, however their members came to be."""
+"""Ensembles: callables `inputs -> logits [members, batch, classes]`, however their members came to be.
 
-from uqlab.ensembles.adapters import BatchLinear, LoRALinear, SVDLinear
+One method, one file: its layer and its function.
+"""
+
 from uqlab.ensembles.base import Ensemble, FoldedEnsemble, SeparateEnsemble, member_seed
-from uqlab.ensembles.deep import ELEMENTWISE, concatenate, deep, from_members, snapshot
-from uqlab.ensembles.implicit import ATTENTION, DropoutEnsemble, batch, dropout, frozen, lora, singular_value
-from uqlab.ensembles.layers import MemberDropout, MemberLayer, MemberLinear, plain_linear, replace_layers, with_layers
-from uqlab.ensembles.storage import load, save
+from uqlab.ensembles.batch_ensemble import BatchLinear, batch, batch_ensemble
+from uqlab.ensembles.deep import ELEMENTWISE, deep, from_members
+from uqlab.ensembles.dropout import DropoutEnsemble, dropout
+from uqlab.ensembles.implicit import ATTENTION
+from uqlab.ensembles.layers import (
+    MemberDropout,
+    MemberLayer,
+    MemberLinear,
+    own_dropout,
+    plain_linear,
+    replace_layers,
+    with_layers,
+)
+from uqlab.ensembles.lora import LoRALinear, lora
+from uqlab.ensembles.singular_value import SVDLinear, singular_value
+from uqlab.ensembles.snapshot import snapshot
+from uqlab.ensembles.storage import concatenate, load, save
 
 __all__ = [
-    "ATTENTION",
-    "ELEMENTWISE",
-    "BatchLinear",
-    "DropoutEnsemble",
-    "Ensemble",
-    "FoldedEnsemble",
-    "LoRALinear",
-    "MemberDropout",
-    "MemberLayer",
-    "MemberLinear",
-    "SVDLinear",
-    "SeparateEnsemble",
-    "batch",
-    "concatenate",
-    "deep",
-    "dropout",
-    "from_members",
-    "frozen",
-    "load",
-    "lora",
-    "member_seed",
-    "plain_linear",
-    "replace_layers",
-    "save",
-    "singular_value",
-    "snapshot",
-    "with_layers",
+    "ATTENTION", "ELEMENTWISE", "BatchLinear", "DropoutEnsemble", "Ensemble", "FoldedEnsemble", "LoRALinear",
+    "MemberDropout", "MemberLayer", "MemberLinear", "SVDLinear", "SeparateEnsemble", "batch",
+    "batch_ensemble", "concatenate", "deep", "dropout", "from_members", "load", "lora", "member_seed", "own_dropout",
+    "plain_linear", "replace_layers", "save", "singular_value", "snapshot", "with_layers",
 ]  # fmt: skip

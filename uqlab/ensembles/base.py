@@ -1,8 +1,10 @@
 """What every ensemble can do, and its two kinds: all members in one pass, or one after the other."""
 
+import contextlib
 import functools
 import operator
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from uqlab.core import devices
-from uqlab.core.modules import Inputs, map_tensors
-from uqlab.ensembles.layers import MemberDropout, MemberLayer, with_layers
+from uqlab.core.modules import Inputs, call, evaluating, first_tensor, hooked, logits_of, map_tensors
+from uqlab.ensembles.layers import MemberDropout, MemberLayer, active_members, with_layers
 
 # Modules that draw from torch's global generator, whose order threads would scramble.
 _GLOBAL_NOISE = (
@@ -61,9 +63,13 @@ class Ensemble(nn.Module):
         """Whether no two members share a trainable parameter, so that shards can be trained independently."""
         raise NotImplementedError
 
-    def shared_parameters(self) -> list[nn.Parameter]:
-        """The trainable parameters that all members share."""
-        return []
+    def shared_parameters(self) -> dict[nn.Parameter, int]:
+        """The trainable parameters that several members share, and how many do: they follow the mean loss."""
+        raise NotImplementedError
+
+    def halve(self, x: Tensor) -> bool:
+        """After memory ran out on inputs like x [members, batch, ...]: fewer members in a pass, if there can be."""
+        return False
 
     def noise_layers(self) -> list[tuple[MemberDropout, int, Sequence[int]]]:
         """(dropout layer, its number within a member, the members it serves)."""
@@ -104,60 +110,80 @@ class FoldedEnsemble(Ensemble):
         self.recipe: dict[str, Any] | None = None  # how an implicit ensemble was made
         self._per_pass: dict[tuple, int] = {}
 
+    def train(self, mode: bool = True) -> Any:
+        """Batch statistics of the network stay as they are: all members share them, so they are frozen."""
+        super().train(mode)
+        for part in self.network.modules():
+            if getattr(part, "running_mean", None) is not None and not isinstance(part, MemberLayer):
+                part.eval()
+        return self
+
     def forward_members(self, x: Inputs) -> Tensor:
-        return torch.cat([self._pass(map_tensors(lambda t, r=rows: t[r], x), rows) for rows in self._chunks(x)])
+        while True:
+            try:
+                return torch.cat([self._pass(map_tensors(lambda t, r=rows: t[r], x), rows) for rows in self._chunks(x)])
+            except torch.OutOfMemoryError:
+                if not self.halve(x):
+                    raise
 
     def members_per_pass(self, x: Inputs) -> int:
         """How many members go through the network at once, for inputs like x [members, batch, ...].
 
-        All, but of an implicit ensemble on a CPU only so many that what one of its layers reads and writes stays in
-        the cache (IMPLICIT_CACHE bytes): the weights are shared, so more would save nothing. What a layer takes is
-        found by sending one member through it, once for each shape of the inputs.
+        On a GPU as many as fit into half of the free memory. On a CPU all; of an implicit ensemble only so many that
+        what one of its layers reads and writes stays in the cache (IMPLICIT_CACHE bytes): the weights are shared, so
+        more would save nothing. What a member takes is found by sending one through, once for each shape of the inputs.
         """
-        first = x if isinstance(x, Tensor) else next(iter(x.values()))
-        if self.recipe is None or first.device.type != "cpu" or torch.compiler.is_compiling():
+        first = first_tensor(x)
+        key, on_cpu = tuple(first.shape), first.device.type == "cpu"
+        if torch.compiler.is_compiling() or (on_cpu and self.recipe is None and key not in self._per_pass):
             return self.members
-        key = tuple(first.shape)
         if key not in self._per_pass:
-            self._per_pass[key] = max(1, min(self.members, int(devices.IMPLICIT_CACHE / max(1, self._bytes_of_one(x)))))
+            one = self._bytes_of_one(x) if on_cpu else self._memory_of_one(x)
+            room = devices.IMPLICIT_CACHE if on_cpu else devices.free_memory(first.device) / 2
+            self._per_pass[key] = max(1, min(self.members, int(room / max(1, one))))
         return self._per_pass[key]
+
+    def halve(self, x: Inputs) -> bool:
+        size = self.chunk or self.members_per_pass(x)
+        if size == 1:
+            return False
+        self._per_pass[tuple(first_tensor(x).shape)] = half = -(-size // 2)
+        self.chunk = self.chunk and half
+        return True
 
     @torch.no_grad()
     def _bytes_of_one(self, x: Inputs) -> int:
         """The most that a member layer reads and writes for one member."""
-        found, modes = [0], {part: part.training for part in self.network.modules()}
+        found = [0]
 
         def note(_, args: tuple, output: Tensor) -> None:
             found.append(args[0].nbytes + output.nbytes)
 
-        hooks = [part.register_forward_hook(note) for part in modes if isinstance(part, MemberLayer)]
-        try:
-            self.network.eval()  # no noise is drawn
+        layers = [part for part in self.network.modules() if isinstance(part, MemberLayer)]
+        with evaluating(self.network), hooked(layer.register_forward_hook(note) for layer in layers):  # no noise
             self._pass(map_tensors(lambda t: t[:1], x), slice(1))
-        finally:
-            for hook in hooks:
-                hook.remove()
-            for part, mode in modes.items():
-                part.training = mode
         return max(found)
+
+    def _memory_of_one(self, x: Inputs) -> int:
+        """What a pass of one member adds to a GPU's memory, with what is kept for its backward pass."""
+        device = first_tensor(x).device
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        with evaluating(self.network):
+            self._pass(map_tensors(lambda t: t[:1], x), slice(1))
+        return torch.cuda.max_memory_allocated(device) - before
 
     def _chunks(self, x: Inputs) -> list[slice]:
         size = self.chunk or self.members_per_pass(x)
+        if size >= self.members or torch.compiler.is_compiling():
+            return [slice(None)]
         return [slice(low, min(low + size, self.members)) for low in range(0, self.members, size)]
 
     def _pass(self, x: Inputs, rows: slice) -> Tensor:
         """The logits [rows, batch, classes] of some members on inputs [rows, batch, ...], in one pass."""
-        first = x if isinstance(x, Tensor) else next(iter(x.values()))
-        layers = [layer for layer in self.network.modules() if isinstance(layer, MemberLayer)]
-        folded = map_tensors(lambda t: t.flatten(0, 1), x)
-        for layer in layers:
-            layer.active = rows
-        try:
-            output = self.network(folded) if isinstance(folded, Tensor) else self.network(**folded)
-        finally:
-            for layer in layers:
-                layer.active = slice(None)
-        logits = getattr(output, "logits", output)  # transformers' models return several things
+        first = first_tensor(x)
+        with contextlib.nullcontext() if rows == slice(None) else active_members(rows):
+            logits = logits_of(call(self.network, map_tensors(lambda t: t.flatten(0, 1), x)))
         if not isinstance(logits, Tensor) or logits.shape[:1] != (first.shape[0] * first.shape[1],):
             kind, given = type(self.network).__name__, first.shape[0] * first.shape[1]
             found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
@@ -183,28 +209,30 @@ class FoldedEnsemble(Ensemble):
     def can_shard(self) -> bool:
         return not self.shared_parameters() and not _drops_globally(self)
 
-    def shared_parameters(self) -> list[nn.Parameter]:
-        """The trainable parameters that all members share."""
-        own = [p for layer in self.network.modules() if isinstance(layer, MemberLayer) for p in layer.own_parameters()]
-        mine = set(own)
-        return [p for p in self.network.parameters() if p.requires_grad and p not in mine]
+    def shared_parameters(self) -> dict[nn.Parameter, int]:
+        own = {p for layer in self.network.modules() if isinstance(layer, MemberLayer) for p in layer.own_parameters()}
+        return {p: self.members for p in self.network.parameters() if p.requires_grad and p not in own}
 
     def noise_layers(self) -> list[tuple[MemberDropout, int, Sequence[int]]]:
         return [(layer, number, self.member_ids) for number, layer in enumerate(_dropouts(self.network))]
 
 
 class SeparateEnsemble(Ensemble):
-    """Members that share nothing and run one after the other: networks whose layers have no member axis."""
+    """Members that run one after the other: networks whose layers have no member axis."""
 
     def __init__(self, models: Sequence[nn.Module], member_ids: range):
         super().__init__(member_ids)
         self.models = nn.ModuleList(models)
 
-    def forward_members(self, x: Tensor) -> Tensor:
-        return torch.stack([model(mine) for model, mine in zip(self.models, x, strict=True)])
+    def forward_members(self, x: Inputs) -> Tensor:
+        each = enumerate(self.models)
+        return torch.stack([logits_of(call(model, map_tensors(lambda t, m=m: t[m], x))) for m, model in each])
 
     def parts(self, x: Tensor) -> list[tuple[slice, Callable[[Tensor], Tensor]]]:
-        return [(slice(m, m + 1), lambda x, model=model: model(x[0])[None]) for m, model in enumerate(self.models)]
+        def part(model: nn.Module) -> Callable[[Tensor], Tensor]:
+            return lambda x: logits_of(model(x[0]))[None]
+
+        return [(slice(m, m + 1), part(model)) for m, model in enumerate(self.models)]
 
     def member(self, index: int) -> nn.Module:
         self._check_index(index)
@@ -214,9 +242,13 @@ class SeparateEnsemble(Ensemble):
         return SeparateEnsemble(list(self.models)[rows], self.member_ids[rows])
 
     def can_shard(self) -> bool:
-        shared = len({id(p) for p in self.parameters()}) < sum(1 for m in self.models for _ in m.parameters())
+        shared = len({id(b) for b in self.buffers()}) < sum(1 for model in self.models for _ in model.buffers())
         noisy = any(isinstance(part, _GLOBAL_NOISE) for part in self.modules())
-        return not shared and not noisy and not _drops_globally(self)
+        return not (shared or self.shared_parameters() or noisy or _drops_globally(self))
+
+    def shared_parameters(self) -> dict[nn.Parameter, int]:
+        members = Counter(p for model in self.models for p in model.parameters() if p.requires_grad)
+        return {p: count for p, count in members.items() if count > 1}
 
     def noise_layers(self) -> list[tuple[MemberDropout, int, Sequence[int]]]:
         return [

@@ -1,22 +1,14 @@
-"""Ensembles: callables `inputs -> logits [members, batch, classes]`, however their members came to be."""
+"""Deep ensembles: networks of one architecture, trained apart, folded into one batched program where they can be."""
 
 import copy
-import operator
 from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
 from torch import nn
 
-from uqlab.ensembles.base import Ensemble, FoldedEnsemble, SeparateEnsemble, member_range, member_seed, member_text
-from uqlab.ensembles.implicit import DropoutEnsemble, batch, dropout, lora, singular_value
-from uqlab.ensembles.layers import FixedDropout, MemberDropout, MemberLayer, MemberLinear, replace_layers, with_layers
-from uqlab.ensembles.storage import load, save
-
-__all__ = [
-    "DropoutEnsemble", "Ensemble", "FoldedEnsemble", "SeparateEnsemble", "batch", "concatenate", "deep", "dropout",
-    "from_members", "load", "lora", "member_seed", "save", "singular_value", "snapshot",
-]  # fmt: skip
+from uqlab.ensembles.base import Ensemble, FoldedEnsemble, SeparateEnsemble, member_range, member_seed
+from uqlab.ensembles.layers import MemberLinear, own_dropout, replace_layers
 
 ELEMENTWISE = {
     nn.Identity, nn.Dropout, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh,
@@ -56,8 +48,7 @@ def deep(
     if fold:
         return FoldedEnsemble(_stack(models), members)
     for model in models:
-        if any(isinstance(part, nn.Dropout) for part in model.modules()):
-            replace_layers(model, nn.Dropout, lambda _, layer: MemberDropout(1, layer.p))
+        own_dropout(model, 1)
     return SeparateEnsemble(models, members)
 
 
@@ -73,96 +64,6 @@ def from_members(models: Sequence[nn.Module]) -> Ensemble:
         if not isinstance(model, nn.Module):
             raise TypeError(f"from_members takes torch modules, got {type(model).__name__}")
     return SeparateEnsemble(models, range(len(models)))
-
-
-def concatenate(shards: Sequence[Ensemble]) -> Ensemble:
-    """One ensemble of shards that were made, and perhaps trained, apart; what is the members' own is copied.
-
-    `concatenate([deep(make, "0:4", seed), deep(make, "4:9", seed)])` is `deep(make, 9, seed)`, also with `fit` called
-    on the shards and on the whole, since what a member learns depends on (seed, its number) alone. The order of the
-    shards does not matter.
-
-    Raises ValueError for no shards, numbers that overlap or leave a gap, shards of different architectures or recipes,
-    and where weights that all members share differ: then they were trained apart. TypeError for different kinds.
-    """
-    if not shards:
-        raise ValueError("concatenate needs at least one shard, got an empty list")
-    kinds = {type(shard) for shard in shards}
-    if len(kinds) > 1 or not isinstance(shards[0], FoldedEnsemble | SeparateEnsemble):
-        names = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise TypeError(f"concatenate takes shards of one folded or separate ensemble, got {names}")
-    shards = sorted(shards, key=lambda shard: shard.member_ids.start)
-    first, ids = shards[0], [m for shard in shards for m in shard.member_ids]
-    if ids != list(range(ids[0], ids[-1] + 1)):
-        raise ValueError(f"shards must follow each other without gap or overlap, got members {ids}")
-    members = range(ids[0], ids[-1] + 1)
-    shapes = [[(name, p.shape) for name, p in shard.member(0).named_parameters()] for shard in shards]
-    recipes = [{**(getattr(shard, "recipe", None) or {}), "members": None} for shard in shards]
-    if any(shape != shapes[0] for shape in shapes) or any(recipe != recipes[0] for recipe in recipes):
-        raise ValueError("shards must be of one ensemble: equal architecture, method, settings and seed")
-    if isinstance(first, SeparateEnsemble):
-        models = [model for shard in shards for model in cast(SeparateEnsemble, shard).models]
-        return SeparateEnsemble(copy.deepcopy(models), members)
-    folded = [cast(FoldedEnsemble, shard) for shard in shards]
-    networks = [shard.network for shard in folded]
-    names = {id(part): name for name, part in networks[0].named_modules() if isinstance(part, MemberLayer)}
-    own = {id(p) for name in names.values() for p in _layer(networks[0], name).own_parameters()}
-    state, *others = ({**dict(n.named_parameters()), **dict(n.named_buffers())} for n in networks)
-    for name in (name for name, tensor in state.items() if id(tensor) not in own):
-        for other in others:
-            if state[name] is not other[name] and not torch.equal(state[name], other[name].to(state[name])):
-                raise ValueError(f"shards differ in {name}, which all members share: train the ensemble as a whole")
-
-    def join(layer: MemberLayer) -> MemberLayer:
-        return _join([_layer(network, names[id(layer)]) for network in networks])
-
-    whole = type(folded[0])(with_layers(networks[0], join), members).train(first.training)
-    recipe, whole.chunk = folded[0].recipe, folded[0].chunk
-    whole.recipe = recipe and recipe | {"members": member_text(members)}
-    return whole
-
-
-def _layer(network: nn.Module, name: str) -> MemberLayer:
-    return cast(MemberLayer, network.get_submodule(name))
-
-
-def _join(layers: Sequence[MemberLayer]) -> MemberLayer:
-    """The layer of all members of several."""
-    joined = layers[0].shard(slice(None))
-    joined.members = sum(layer.members for layer in layers)
-    own = {id(p) for p in joined.own_parameters()}
-    for name, p in list(joined.named_parameters(recurse=False)):
-        parts = [getattr(layer, name).data for layer in layers] if id(p) in own else [p.data]
-        if id(p) in own or p.requires_grad:
-            setattr(joined, name, nn.Parameter(torch.cat(parts), requires_grad=p.requires_grad))
-    if isinstance(joined, FixedDropout):
-        joined.reseed([seed for layer in layers for seed in cast(FixedDropout, layer).seeds])
-    elif isinstance(joined, MemberDropout):
-        joined.reseed(range(joined.members))
-    return joined
-
-
-def snapshot(
-    make_model: Callable[[], nn.Module], members: int, train: Callable[[Ensemble, int], object], seed: int = 0
-) -> SeparateEnsemble:
-    """A snapshot ensemble: one network trained in cycles, a member at the end of each (Huang et al., 2017).
-
-    `train(ensemble, cycle)` trains the ensemble of one that holds the network through cycle 0, 1, ..., each with a
-    learning rate that starts high and falls to zero; a longer first cycle is the burn-in of Muhlematter et al. 2024, U:
-
-        cycle = {"epochs": 5, "lr": 0.1, "schedule": "cosine"}
-        ensembles.snapshot(make_model, 4, lambda one, number: training.fit(one, x, y, seed=number, **cycle))
-
-    Raises ValueError for members < 1, and what `train` raises.
-    """
-    if operator.index(members) < 1:
-        raise ValueError(f"an ensemble needs at least one member, got members={members}")
-    one = deep(make_model, 1, seed)
-    found = []
-    for cycle in range(members):
-        train(one, cycle)
-        found.append(copy.deepcopy(one.member(0)))
-    return SeparateEnsemble(found, range(members))
 
 
 def _stackable(models: Sequence[nn.Module]) -> bool:
@@ -189,6 +90,5 @@ def _stack(models: Sequence[nn.Module]) -> nn.Module:
         return MemberLinear.stack([cast(nn.Linear, model.get_submodule(name)) for model in models])
 
     replace_layers(network, nn.Linear, stack)
-    if any(isinstance(part, nn.Dropout) for part in network.modules()):
-        replace_layers(network, nn.Dropout, lambda _, layer: MemberDropout(len(models), layer.p))
+    own_dropout(network, len(models))
     return network

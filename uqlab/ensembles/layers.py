@@ -4,24 +4,42 @@ Members are folded into the batch, member-major: an input `[members * batch, ...
 0, then that of member 1, and so on. Everything between two member layers is an ordinary module that never notices.
 """
 
+import contextlib
+import contextvars
 import copy
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+Layer = TypeVar("Layer", bound="MemberLayer")
+
+# Which members are in the pass that runs now. It belongs to the call, not to the layers: threads may share an ensemble.
+_ACTIVE: contextvars.ContextVar[slice] = contextvars.ContextVar("active members", default=slice(None))
+
+
+@contextlib.contextmanager
+def active_members(rows: slice) -> Iterator[None]:
+    """Only these members are folded into the batch that goes through member layers inside the block."""
+    token = _ACTIVE.set(rows)
+    try:
+        yield
+    finally:
+        _ACTIVE.reset(token)
+
 
 class MemberLayer(nn.Module):
-    """A layer with one set of weights, or one noise stream, per member.
-
-    `active` are the members folded into the batch at present: all of them, or a chunk.
-    """
+    """A layer with one set of weights, or one noise stream, per member; what its members are it answers itself."""
 
     members: int
-    active: slice = slice(None)
+
+    @property
+    def active(self) -> slice:
+        """The members that are folded into the batch at present: all of them, or a chunk."""
+        return slice(None) if torch.compiler.is_compiling() else _ACTIVE.get()
 
     def unfold(self, x: Tensor) -> Tensor:
         """[members * batch, ..., features] -> [members, rows, features]."""
@@ -37,13 +55,46 @@ class MemberLayer(nn.Module):
         """The parameters whose first axis is the members."""
         return list(self.parameters())
 
+    def member_weight(self, index: int) -> Tensor | None:
+        """The weight [out, in] that member `index` sees, without gradient; None for a layer without such a weight."""
+        return None
+
+    def member_bias(self, index: int) -> Tensor | None:
+        """The bias [out] that member `index` sees, without gradient, or None."""
+        bias: Any = getattr(self, "bias", None)
+        return None if bias is None else bias.detach()[index]
+
+    def start_weight(self) -> Tensor | None:
+        """The weight [out, in] before training, where the layer still holds it unchanged; else None."""
+        return None
+
+    def member_update(self, index: int) -> Tensor | None:
+        """What training added to the weight for member `index`, [out, in]; None where the start is not known."""
+        weight, start = self.member_weight(index), self.start_weight()
+        return None if weight is None or start is None else weight - start
+
     def member(self, index: int) -> nn.Module:
         """The plain layer that member `index` amounts to."""
-        raise NotImplementedError
+        weight, bias = self.member_weight(index), self.member_bias(index)
+        assert weight is not None, f"{type(self).__name__} must say what its members are"
+        return plain_linear(weight.clone(), None if bias is None else bias.clone())
 
     def shard(self, rows: slice) -> "MemberLayer":
         """The layer of some of the members, sharing their weights' memory."""
         raise NotImplementedError
+
+    def join(self: Layer, others: Sequence[Layer]) -> "Layer":
+        """The layer of this one's members and then those of the others; what is the members' own is copied."""
+        joined: Any = self.shard(slice(None))
+        joined.members = self.members + sum(other.members for other in others)
+        own = {id(p) for p in joined.own_parameters()}
+        for name, p in list(joined.named_parameters(recurse=False)):
+            if id(p) in own:
+                parts = [getattr(layer, name).data for layer in (self, *others)]
+                setattr(joined, name, nn.Parameter(torch.cat(parts), requires_grad=p.requires_grad))
+            elif p.requires_grad:
+                setattr(joined, name, nn.Parameter(p.data.clone()))
+        return joined
 
 
 class MemberLinear(MemberLayer):
@@ -72,24 +123,27 @@ class MemberLinear(MemberLayer):
             y = torch.baddbmm(self.bias[self.active].unsqueeze(1), rows, weight.mT)
         return y.view(*x.shape[:-1], -1)
 
-    def member(self, index: int) -> nn.Linear:
-        bias = None if self.bias is None else self.bias.data[index].clone()
-        layer = plain_linear(self.weight.data[index].clone(), bias)
-        for name, plain in layer.named_parameters():
-            plain.requires_grad_(getattr(self, name).requires_grad)
-        return layer
+    def member_weight(self, index: int) -> Tensor:
+        return self.weight.detach()[index]
+
+    def member(self, index: int) -> nn.Module:
+        return _trained_like(super().member(index), self)
 
     def shard(self, rows: slice) -> "MemberLinear":
-        layer = MemberLinear(self.weight.data[rows], None if self.bias is None else self.bias.data[rows])
-        for name, part in layer.named_parameters():
-            part.requires_grad_(getattr(self, name).requires_grad)
-        return layer
+        bias = None if self.bias is None else self.bias.data[rows]
+        return _trained_like(MemberLinear(self.weight.data[rows], bias), self)
 
     def extra_repr(self) -> str:
         members, out_features, in_features = self.weight.shape
         return (
             f"members={members}, in_features={in_features}, out_features={out_features}, bias={self.bias is not None}"
         )
+
+
+def _trained_like(made: Any, layer: nn.Module) -> Any:
+    for name, p in made.named_parameters():
+        p.requires_grad_(layer.get_parameter(name).requires_grad)
+    return made
 
 
 def plain_linear(weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None) -> nn.Linear:
@@ -103,24 +157,26 @@ def plain_linear(weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | 
 
 
 class MemberDropout(MemberLayer):
-    """Dropout whose noise comes from one generator per member, so that member m never depends on its neighbours.
+    """Dropout for training: the noise comes from one generator per member, so that no member depends on another.
 
     `reseed` gives the member seeds; before it is called the layer draws from seeds 0, 1, ....
     """
+
+    AHEAD = 2**14  # 64-bit words drawn at once, to save calls
 
     def __init__(self, members: int, p: float = 0.5):
         super().__init__()
         if not 0 <= p < 1:
             raise ValueError(f"dropout probability must be in [0, 1), got {p}")
         self.members, self.p = members, p
-        self.generators: list[torch.Generator] = []
-        self.words: dict[tuple[int, int], Tensor] = {}  # drawn ahead, of the members first to last
         self.reseed(range(members))
 
     def reseed(self, seeds: Sequence[int], device: torch.device | str = "cpu") -> None:
         """Start the noise of member m anew from `seeds[m]`."""
         self.generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
-        self.words = {}
+        # Words drawn ahead [members, ahead], and how many of them each member has used.
+        self.words = torch.empty(self.members, 0, dtype=torch.int64, device=device)
+        self.used = [0] * self.members
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.keep_mask(x).mul_(1 / (1 - self.p)) if self.training and self.p else x
@@ -139,17 +195,31 @@ class MemberDropout(MemberLayer):
         return torch.ge(bits, round(self.p * 65536) - 32768, out=torch.empty_like(x))
 
     def _draw(self, count: int, members: range) -> Tensor:
-        """The next `count` 64-bit words of each member's stream [members, count], some drawn ahead to save calls."""
-        key = members[0], members[-1]
-        words = self.words.get(key)
-        if words is None or words.shape[1] < count:
-            device = self.generators[0].device
-            fresh = torch.empty(len(members), max(count, 2**14), dtype=torch.int64, device=device)
-            for row, m in zip(fresh, members, strict=True):
-                row.random_(-(2**63), None, generator=self.generators[m])
-            words = fresh if words is None else torch.cat([words, fresh], 1)
-        self.words[key] = words[:, count:]
-        return words[:, :count].contiguous()
+        """The next `count` 64-bit words of each of these members' streams, [members, count].
+
+        Every member has a place of its own in its stream, so it does not matter which members share a pass.
+        """
+        starts = {self.used[m] for m in members}
+        if len(starts) > 1:  # members that were in different passes before
+            return torch.cat([self._draw(count, range(m, m + 1)) for m in members])
+        (start,) = starts
+        rows = slice(members.start, members.stop)
+        left = self.words.shape[1] - start
+        if left < count:
+            ahead = max(count, self.AHEAD)
+            if self.words.shape[1] < ahead:
+                wider = self.words.new_empty(self.members, ahead)
+                wider[:, ahead - self.words.shape[1] :] = self.words
+                self.used = [used + ahead - self.words.shape[1] for used in self.used]
+                self.words = wider
+                start = self.used[members[0]]
+            self.words[rows, :left] = self.words[rows, start:].clone()
+            for m in members:
+                self.words[m, left:].random_(-(2**63), None, generator=self.generators[m])
+            start = 0
+        for m in members:
+            self.used[m] = start + count
+        return self.words[rows, start : start + count].contiguous()
 
     def member(self, index: int) -> nn.Dropout:
         return nn.Dropout(self.p)
@@ -157,50 +227,12 @@ class MemberDropout(MemberLayer):
     def shard(self, rows: slice) -> "MemberDropout":
         return MemberDropout(len(range(self.members)[rows]), self.p)
 
+    def join(self, others: Sequence["MemberDropout"]) -> "MemberDropout":
+        return MemberDropout(self.members + sum(other.members for other in others), self.p)
+
     def __deepcopy__(self, memo):  # generators cannot be copied: the copy's noise starts anew from the same seeds
         layer = MemberDropout(self.members, self.p).train(self.training)
         layer.reseed([generator.initial_seed() for generator in self.generators], self.generators[0].device)
-        return layer
-
-    def extra_repr(self) -> str:
-        return f"members={self.members}, p={self.p}"
-
-
-class FixedDropout(MemberLayer):
-    """Dropout of the same features for all inputs of a member: x diag(z_m), in training and evaluation mode.
-
-    What is dropped follows from the member's seed and the features [batch, features] or [batch, tokens, features], or
-    the whole map [batch, channels, height, width], alone.
-    """
-
-    def __init__(self, members: int, p: float):
-        super().__init__()
-        if not 0 <= p < 1:
-            raise ValueError(f"dropout probability must be in [0, 1), got {p}")
-        self.members, self.p = members, p
-        self.reseed(range(members))
-
-    def reseed(self, seeds: Sequence[int]) -> None:
-        """Other features, from one seed a member."""
-        self.seeds, self.mask = list(seeds), torch.empty(0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        shape = x.shape[-1:] if x.ndim == 3 else x.shape[1:]
-        if self.mask.shape[1:] != shape or self.mask.device != x.device:
-            kept = [torch.rand(shape, generator=torch.Generator().manual_seed(seed)) >= self.p for seed in self.seeds]
-            self.mask = torch.stack(kept).to(x.device)
-        factor = self.mask[self.active].to(x.dtype) / (1 - self.p)
-        folded = x.unflatten(0, (len(factor), -1))
-        return (folded * factor.view(len(factor), *[1] * (folded.ndim - factor.ndim), *shape)).flatten(0, 1)
-
-    def member(self, index: int) -> "FixedDropout":
-        layer = FixedDropout(1, self.p)
-        layer.reseed(self.seeds[index : index + 1])
-        return layer
-
-    def shard(self, rows: slice) -> "FixedDropout":
-        layer = FixedDropout(len(self.seeds[rows]), self.p)
-        layer.reseed(self.seeds[rows])
         return layer
 
     def extra_repr(self) -> str:
@@ -236,6 +268,12 @@ def replace_layers(
         setattr(model.get_submodule(parent), child, made[module])
         replaced.append(name)
     return replaced
+
+
+def own_dropout(network: nn.Module, members: int) -> None:
+    """Replace, in place, every nn.Dropout by one whose noise is the members' own."""
+    if any(isinstance(part, nn.Dropout) for part in network.modules()):
+        replace_layers(network, nn.Dropout, lambda _, layer: MemberDropout(members, layer.p))
 
 
 def with_layers(network: nn.Module, make: Callable[[MemberLayer], nn.Module]) -> nn.Module:

@@ -1,24 +1,34 @@
-"""Ensembles on disk: what the members own, and the name of the backbone that they share."""
+"""Ensembles on disk, what the members own and the name of the backbone that they share; and shards put together."""
 
+import copy
 import json
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
-from uqlab.ensembles import implicit
-from uqlab.ensembles.base import FoldedEnsemble, member_range
+from uqlab.core.files import fingerprint, writing
+from uqlab.ensembles.base import Ensemble, FoldedEnsemble, SeparateEnsemble, member_range, member_text
+from uqlab.ensembles.batch_ensemble import batch
+from uqlab.ensembles.layers import MemberLayer, with_layers
+from uqlab.ensembles.lora import lora
+from uqlab.ensembles.singular_value import singular_value
+
+# What a file may ask for.
+_METHODS: dict[str, Callable[..., FoldedEnsemble]] = {"lora": lora, "singular_value": singular_value, "batch": batch}
 
 
 def save(ensemble: FoldedEnsemble, path: str | os.PathLike, *, backbone: str = "") -> None:
     """Write an implicit ensemble's trainable parameters and how it was made to a .safetensors file.
 
     The frozen weights are not written, only a fingerprint of them and the backbone's name: `backbone`, or else the
-    model's own `name` (models.from_pretrained). Written under a temporary name and renamed. Raises TypeError for an
-    ensemble that `lora`, `singular_value` or `batch` did not make.
+    model's own `name` (models.from_pretrained). The file holds a checksum, and appears whole or not at all. Raises
+    TypeError for an ensemble that `lora`, `singular_value` or `batch` did not make.
     """
     recipe = getattr(ensemble, "recipe", None)
     if recipe is None or member_range(recipe["members"]) != ensemble.member_ids:
@@ -26,18 +36,16 @@ def save(ensemble: FoldedEnsemble, path: str | os.PathLike, *, backbone: str = "
         raise TypeError(f"save takes what lora, singular_value or batch made, whole, got {kind}; else use torch.save")
     tensors = {name: p.detach().cpu().contiguous() for name, p in ensemble.named_parameters() if p.requires_grad}
     about = {"recipe": recipe, "backbone": backbone or str(getattr(ensemble.network, "name", ""))}
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    save_file(tensors, temporary, {"uqlab": json.dumps(about)})
-    os.replace(temporary, path)
+    about["sha256"] = _checksum(tensors, about)
+    with writing(path) as temporary:
+        save_file(tensors, temporary, {"uqlab": json.dumps(about)})
 
 
 def load(path: str | os.PathLike, backbone: nn.Module) -> FoldedEnsemble:
     """The ensemble that `save` wrote, on the backbone that it was made from.
 
-    Raises FileNotFoundError if there is no such file; ValueError for a file that `save` did not write, and for another
-    backbone than the one it names.
+    Raises FileNotFoundError if there is no such file; ValueError for a file that `save` did not write or that was
+    changed since, and for another backbone than the one it names.
     """
     path = Path(path)
     if not path.is_file():
@@ -46,11 +54,15 @@ def load(path: str | os.PathLike, backbone: nn.Module) -> FoldedEnsemble:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})["uqlab"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, KeyError, ValueError) as error:
+        if about.pop("sha256") != _checksum(tensors, about):
+            raise ValueError("its checksum is wrong")
+        recipe = about["recipe"]
+        make, members = _METHODS[recipe["method"]], len(member_range(recipe["members"]))
+    except (SafetensorError, LookupError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged or none of ours: {error}") from error
-    recipe = about["recipe"]
-    settings = {name: value for name, value in recipe.items() if name not in ("method", "backbone")}
-    ensemble = getattr(implicit, recipe["method"])(backbone, **settings)
+    if members > sum(tensor.numel() for tensor in tensors.values()):
+        raise ValueError(f"{path} names {members} members and holds fewer numbers than that; it is none of ours")
+    ensemble = make(backbone, **{name: value for name, value in recipe.items() if name not in ("method", "backbone")})
     own = {name: p for name, p in ensemble.named_parameters() if p.requires_grad}
     fits = own.keys() == tensors.keys() and all(own[name].shape == tensor.shape for name, tensor in tensors.items())
     if not fits or ensemble.recipe != recipe:
@@ -60,3 +72,58 @@ def load(path: str | os.PathLike, backbone: nn.Module) -> FoldedEnsemble:
         for name, tensor in tensors.items():
             own[name].copy_(tensor)
     return ensemble.eval()
+
+
+def _checksum(tensors: dict[str, Tensor], about: dict[str, Any]) -> str:
+    return fingerprint(dict(sorted(tensors.items())), json.dumps(about, sort_keys=True))
+
+
+def concatenate(shards: Sequence[Ensemble]) -> Ensemble:
+    """One ensemble of shards that were made, and perhaps trained, apart; what is the members' own is copied.
+
+    `concatenate([deep(make, "0:4", seed), deep(make, "4:9", seed)])` is `deep(make, 9, seed)`, also with `fit` called
+    on the shards and on the whole, since what a member learns depends on (seed, its number) alone. The order of the
+    shards does not matter.
+
+    Raises ValueError for no shards, numbers that overlap or leave a gap, shards of different architectures or recipes,
+    and where weights that all members share differ: then they were trained apart. TypeError for different kinds.
+    """
+    if not shards:
+        raise ValueError("concatenate needs at least one shard, got an empty list")
+    kinds = {type(shard) for shard in shards}
+    if len(kinds) > 1 or not isinstance(shards[0], FoldedEnsemble | SeparateEnsemble):
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise TypeError(f"concatenate takes shards of one folded or separate ensemble, got {names}")
+    shards = sorted(shards, key=lambda shard: shard.member_ids.start)
+    first, ids = shards[0], [m for shard in shards for m in shard.member_ids]
+    if ids != list(range(ids[0], ids[-1] + 1)):
+        raise ValueError(f"shards must follow each other without gap or overlap, got members {ids}")
+    members = range(ids[0], ids[-1] + 1)
+    shapes = [[(name, p.shape) for name, p in shard.member(0).named_parameters()] for shard in shards]
+    recipes = [{**(getattr(shard, "recipe", None) or {}), "members": None} for shard in shards]
+    if any(shape != shapes[0] for shape in shapes) or any(recipe != recipes[0] for recipe in recipes):
+        raise ValueError("shards must be of one ensemble: equal architecture, method, settings and seed")
+    if isinstance(first, SeparateEnsemble):
+        models = [model for shard in shards for model in cast(SeparateEnsemble, shard).models]
+        return SeparateEnsemble(copy.deepcopy(models), members)
+    folded = [cast(FoldedEnsemble, shard) for shard in shards]
+    networks = [shard.network for shard in folded]
+    names = {id(part): name for name, part in networks[0].named_modules() if isinstance(part, MemberLayer)}
+    own = {id(p) for name in names.values() for p in _layer(networks[0], name).own_parameters()}
+    state, *others = ({**dict(n.named_parameters()), **dict(n.named_buffers())} for n in networks)
+    for name in (name for name, tensor in state.items() if id(tensor) not in own):
+        for other in others:
+            if state[name] is not other[name] and not torch.equal(state[name], other[name].to(state[name])):
+                raise ValueError(f"shards differ in {name}, which all members share: train the ensemble as a whole")
+
+    def join(layer: MemberLayer) -> MemberLayer:
+        return layer.join([_layer(network, names[id(layer)]) for network in networks[1:]])
+
+    whole = type(folded[0])(with_layers(networks[0], join), members).train(first.training)
+    recipe, whole.chunk = folded[0].recipe, folded[0].chunk
+    whole.recipe = recipe and recipe | {"members": member_text(members)}
+    return whole
+
+
+def _layer(network: nn.Module, name: str) -> MemberLayer:
+    return cast(MemberLayer, network.get_submodule(name))

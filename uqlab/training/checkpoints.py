@@ -1,46 +1,63 @@
 """Training runs that survive: the state after every epoch in one file, checked before it is believed."""
 
+import functools
 import hashlib
 import io
 import os
 import pathlib
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from uqlab.core.files import fingerprint, writing
 from uqlab.ensembles import Ensemble
 from uqlab.training.steps import AutogradStep, ChainStep
 
 Step = ChainStep | AutogradStep
 
 
-def digest(ensemble: Ensemble) -> str:
-    """A fingerprint of the initial weights: a checkpoint belongs to the ensemble that started it."""
-    sample = [p.detach().flatten()[:1000].cpu().double() for p in ensemble.parameters()]
-    return hashlib.sha256(torch.cat(sample).numpy().tobytes()).hexdigest()
+def described(function: str | Callable | None) -> str:
+    """What tells a loss or an augmentation from another one: its name, its code, the arguments that are bound to it."""
+    if isinstance(function, functools.partial):
+        return f"{described(function.func)} {function.args} {function.keywords}"
+    code = getattr(function, "__code__", None)
+    name = getattr(function, "__qualname__", str(function) if isinstance(function, str) else type(function).__name__)
+    plain = [] if code is None else [each for each in code.co_consts if isinstance(each, int | float | str)]
+    return name if code is None else f"{name} {fingerprint(code.co_code, plain)[:16]}"
 
 
 class Checkpoint:
     """The state after an epoch in one file: a checksum, then what torch.save writes; read with weights_only=True."""
 
-    def __init__(self, path: pathlib.Path | None, run: list, state: dict | None):
+    def __init__(self, path: pathlib.Path | None, run: dict[str, Any], state: dict | None):
         self.path, self.run, self.state = path, run, state
         self.bounds: list[int] | None = state["bounds"] if state else None
 
     @classmethod
-    def read(cls, path: str | os.PathLike | None, run: list) -> "Checkpoint":
-        """The checkpoint at `path`, if there is one; ValueError if it is damaged or of another run."""
-        if path is None or not pathlib.Path(path).exists():
-            return cls(None if path is None else pathlib.Path(path), run, None)
-        data = pathlib.Path(path).read_bytes()
+    def read(cls, path: str | os.PathLike | None, settings: dict[str, Any], content: dict[str, Any]) -> "Checkpoint":
+        """The checkpoint at `path`, if there is one; ValueError if it is damaged or of another run.
+
+        A run is what its settings say and what its content (data, initial weights) holds.
+        """
+        if path is None:
+            return cls(None, {}, None)
+        path = pathlib.Path(path)
+        run = {name: value if isinstance(value, str) else repr(value) for name, value in settings.items()}
+        run |= {name: fingerprint(value) for name, value in content.items()}
+        if not path.exists():
+            return cls(path, run, None)
+        data = path.read_bytes()
         if data[:32] != hashlib.sha256(data[32:]).digest():
             raise ValueError(f"checkpoint {path} is damaged or none of ours; delete the file to start again")
         state = torch.load(io.BytesIO(data[32:]), weights_only=True, map_location="cpu")
         if state["run"] != run:
+            other = [name for name in run if state["run"].get(name) != run[name]]
             raise ValueError(
-                f"checkpoint {path} is of another run: {state['run']}, not {run}; delete the file or name another"
+                f"checkpoint {path} is of another run, with other {', '.join(other)}; delete the file or name another"
             )
-        return cls(pathlib.Path(path), run, state)
+        return cls(path, run, state)
 
     def restore(self, ensemble: Ensemble, steps: list[Step], losses: Tensor) -> int:
         """Put the state back and return the number of epochs done."""
@@ -55,11 +72,9 @@ class Checkpoint:
     def write(self, epoch: int, ensemble: Ensemble, bounds: list[int], steps: list[Step], losses: Tensor) -> None:
         if self.path is None:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         state = {"run": self.run, "bounds": bounds, "epoch": epoch, "losses": losses}
         state |= {"weights": ensemble.state_dict(), "optimizer": [step.state() for step in steps]}
         memory = io.BytesIO()
         torch.save(state, memory)
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        temporary.write_bytes(hashlib.sha256(memory.getbuffer()).digest() + memory.getvalue())
-        os.replace(temporary, self.path)
+        with writing(self.path) as temporary:
+            temporary.write_bytes(hashlib.sha256(memory.getbuffer()).digest() + memory.getvalue())

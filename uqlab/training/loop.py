@@ -18,8 +18,9 @@ from tqdm.auto import tqdm
 
 from uqlab.core import devices
 from uqlab.core.devices import arithmetic, device
+from uqlab.core.modules import evaluating, like_parameters, logits_of
 from uqlab.ensembles import Ensemble, FoldedEnsemble, member_seed
-from uqlab.training.checkpoints import Checkpoint, digest
+from uqlab.training.checkpoints import Checkpoint, described
 from uqlab.training.steps import AutogradStep, ChainStep, Loss, Optimizer, cross_entropy, lr_factor, make_step
 
 __all__ = ["History", "arithmetic", "crop_flip", "cross_entropy", "device", "fit", "predict"]
@@ -77,6 +78,7 @@ def fit(
     """
     started = time.perf_counter()
     _check_data(ensemble, inputs, labels, epochs, batch_size, lr)
+    _check_loss(loss, class_weights)
     first_parameter = next(ensemble.parameters())
     where = first_parameter.device
     inputs = inputs.detach().to(where, first_parameter.dtype if inputs.is_floating_point() else None)
@@ -86,16 +88,19 @@ def fit(
     steps_per_epoch = math.ceil(len(inputs) / batch_size)
     factor = lr_factor(schedule, epochs, steps_per_epoch, milestones, warmup)
     how = Optimizer(optimizer, weight_decay, momentum, clip)
-    loss_name = loss if isinstance(loss, str) else getattr(loss, "__qualname__", type(loss).__name__)
-    run = [list(ensemble.member_ids), seed, epochs, lr, batch_size, list(how), schedule, list(milestones), warmup]
-    resumed = Checkpoint.read(checkpoint, [*run, loss_name, len(inputs), digest(ensemble)])
+    run = {"members": list(ensemble.member_ids), "seed": seed, "epochs": epochs, "lr": lr, "batch_size": batch_size}
+    run |= {"optimizer": list(how), "schedule": [schedule, list(milestones), warmup], "precision": precision}
+    run |= {"loss": described(loss), "augment": described(augment)}
+    content = {"inputs": inputs, "labels": labels, "class_weights": class_weights, "initial weights": ensemble}
+    resumed = Checkpoint.read(checkpoint, run, content)
 
     def make(shard: Ensemble) -> ChainStep | AutogradStep:
         return make_step(shard, loss, class_weights, how, precision, flat=inputs.ndim == 2)
 
     # An activation, of which each bias makes one an input, costs about as much as a hundred multiply-adds.
-    work = min(batch_size, len(inputs)) * sum(p.numel() * (100 if p.ndim == 2 else 1) for p in ensemble.parameters())
-    workers = Workers(ensemble, work, make, resumed.bounds)
+    rows = min(batch_size, len(inputs))
+    multiply_adds = rows * sum(p.numel() * (100 if p.ndim == 2 else 1) for p in ensemble.parameters())
+    workers = Workers(ensemble, multiply_adds, make, resumed.bounds)
     losses = torch.zeros(epochs, ensemble.members, device=where)
     first = resumed.restore(ensemble, workers.steps, losses)
 
@@ -124,15 +129,17 @@ class Workers:
 
     Members need nothing from each other, so a shard runs through an epoch without waiting; splitting every product over
     the cores instead means a barrier after each, which beside busy neighbours costs more than the products themselves.
-    A folded ensemble whose `work`, the multiply-adds of a step, is below ONE_THREAD (ten perceptrons of the paper's
-    width x1, batch 128, are there) is fastest in one thread.
+    A folded ensemble of which a step takes fewer multiply-adds than ONE_THREAD (ten perceptrons of the paper's width
+    x1, batch 128, are there) is fastest in one thread.
     """
 
-    def __init__(self, ensemble: Ensemble, work: int, make: Callable[[Any], Any], bounds: list[int] | None = None):
+    def __init__(
+        self, ensemble: Ensemble, multiply_adds: int, make: Callable[[Any], Any], bounds: list[int] | None = None
+    ):
         self.threads = torch.get_num_threads()
         count, self.threads_each = 1, self.threads
         if next(ensemble.parameters()).device.type == "cpu" and ensemble.can_shard():
-            small = isinstance(ensemble, FoldedEnsemble) and work < devices.ONE_THREAD
+            small = isinstance(ensemble, FoldedEnsemble) and multiply_adds < devices.ONE_THREAD
             count = 1 if small else min(self.threads, ensemble.members)
             self.threads_each = 1 if small else self.threads // count
         # A resumed run keeps its shards, whatever the number of threads is now.
@@ -157,13 +164,13 @@ class Workers:
         torch.set_num_threads(self.threads_each)
         torch.set_flush_denormal(True)  # long runs meet denormals, which are 100 times slower; a state of the thread
 
-    def run(self, work: Callable[[slice, Any, Any], None]) -> None:
-        """work(rows, shard, step) for every shard, all at once."""
+    def run(self, task: Callable[[slice, Any, Any], None]) -> None:
+        """task(rows, shard, step) for every shard, all at once."""
         if self.pool is None:
             for each in zip(self.rows, self.shards, self.steps, strict=True):
-                work(*each)
+                task(*each)
         else:
-            list(self.pool.map(work, self.rows, self.shards, self.steps))
+            list(self.pool.map(task, self.rows, self.shards, self.steps))
 
 
 class _Batches:
@@ -215,24 +222,28 @@ def predict(
 ) -> Float[Tensor, "members samples *outputs"]:
     """The logits of every member on every input, [members, samples, classes], float32 on the CPU, in evaluation mode.
 
-    A plain module, whose outputs are [samples, classes], counts as an ensemble of one.
+    A plain module, whose outputs are [samples, classes], counts as an ensemble of one. Where the memory of a GPU does
+    not suffice, fewer members and then fewer inputs go through at once.
     """
     if len(inputs) == 0 or batch_size < 1:
         raise ValueError(f"predict needs at least one input and batch_size >= 1, got {len(inputs)} and {batch_size}")
-    parameter = next(ensemble.parameters(), torch.empty(0))
-    dtype = parameter.dtype if inputs.is_floating_point() else None
-    modes = {module: module.training for module in ensemble.modules()}
-    ensemble.eval()
-    chunks = []
-    try:
-        with arithmetic(precision, parameter.device):
-            for start in tqdm(range(0, len(inputs), batch_size), desc="predict", disable=not progress, leave=False):
-                logits = ensemble(inputs[start : start + batch_size].to(parameter.device, dtype))
-                chunks.append(logits.float() if isinstance(ensemble, Ensemble) else logits.float()[None])
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-    return torch.cat(chunks, dim=1).cpu()
+    where = next(ensemble.parameters(), torch.empty(0)).device
+    chunks, start = [], 0
+    bar = tqdm(total=len(inputs), desc="predict", unit="input", disable=not progress, leave=False)
+    with bar, evaluating(ensemble), arithmetic(precision, where):
+        while start < len(inputs):
+            some = inputs[start : start + batch_size]
+            try:
+                logits = logits_of(ensemble(like_parameters(ensemble, some))).float()
+            except torch.OutOfMemoryError:
+                if batch_size == 1:
+                    raise
+                batch_size //= 2
+                continue
+            chunks.append((logits if isinstance(ensemble, Ensemble) else logits[None]).cpu())
+            start += len(some)
+            bar.update(len(some))
+    return torch.cat(chunks, dim=1)
 
 
 def crop_flip(x: Tensor, generators: list[torch.Generator], padding: int = 4) -> Tensor:
@@ -268,6 +279,15 @@ def _check_data(ensemble: Ensemble, inputs: Tensor, labels: Tensor, epochs: int,
         raise ValueError("inputs are uint8; give images as floating point in [0, 1]: inputs.float() / 255")
     if inputs.is_floating_point() and not inputs.sum().isfinite() and not inputs.isfinite().all():
         raise ValueError("inputs hold NaN or infinite values; clean them before training")
+
+
+def _check_loss(loss: str | Loss, class_weights: Tensor | None) -> None:
+    if not callable(loss) and loss not in ("cross_entropy", "mse"):
+        raise ValueError(
+            f'loss must be "cross_entropy", "mse" or a function (outputs, labels) -> [members], got {loss!r}'
+        )
+    if class_weights is not None and loss != "cross_entropy":
+        raise ValueError(f'class_weights weigh the loss "cross_entropy" alone, got loss={loss!r}')
 
 
 def _check_labels(

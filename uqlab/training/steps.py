@@ -1,7 +1,7 @@
 """One training step of an ensemble: written out for chains of linear layers, by autograd for all else."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import torch
@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from uqlab.core.checks import one_of
 from uqlab.ensembles import Ensemble, FoldedEnsemble, MemberDropout, MemberLinear
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs [members, batch, ...], labels [members, batch, ...] -> [members]
@@ -32,18 +33,13 @@ def make_step(
     flat: bool = False,
 ) -> "ChainStep | AutogradStep":
     """The fastest exact step for this ensemble, loss and optimiser; `flat`: the inputs are [samples, features]."""
-    if optimizer.name not in ("sgd", "adam", "adamw"):
-        raise ValueError(f'optimizer must be "sgd", "adam" or "adamw", got {optimizer.name!r}')
+    one_of("optimizer", optimizer.name, ("sgd", "adam", "adamw"))
     clip = optimizer.clip
     if optimizer.weight_decay < 0 or not 0 <= optimizer.momentum < 1 or (clip is not None and clip <= 0):
         raise ValueError(f"weight_decay must be >= 0, momentum in [0, 1) and clip > 0 or None, got {optimizer}")
-    if not callable(loss) and loss not in ("cross_entropy", "mse"):
-        raise ValueError(
-            f'loss must be "cross_entropy", "mse" or a function (outputs, labels) -> [members], got {loss!r}'
-        )
     autocast = precision != "float32" and next(ensemble.parameters()).device.type == "cuda"
     plain = not callable(loss) and class_weights is None and clip is None and not autocast
-    blocks = _chain(ensemble, flat) if plain else None
+    blocks = linear_chain(ensemble, flat) if plain else None
     if blocks is None:
         return AutogradStep(ensemble, loss, class_weights, optimizer)
     return ChainStep(blocks, str(loss), optimizer)
@@ -57,7 +53,7 @@ class Block(NamedTuple):
     dropout: MemberDropout | None
 
 
-def _chain(ensemble: Ensemble, flat: bool) -> list[Block] | None:
+def linear_chain(ensemble: Ensemble, flat: bool) -> list[Block] | None:
     """The blocks linear [ReLU [dropout]] of a plain Sequential of trainable layers, each used once, else None."""
     network = ensemble.network if isinstance(ensemble, FoldedEnsemble) else None
     if type(network) is not nn.Sequential or len(set(network)) < len(network):
@@ -210,16 +206,28 @@ class AutogradStep:
     def __call__(self, x: Tensor, labels: Tensor, lr: float) -> Float[Tensor, " members"]:
         _set_lr(self.optimizer, lr)
         self.optimizer.zero_grad()
-        values = []
-        for rows, part in self.ensemble.parts(x):
-            value = self.loss(part(x[rows]), labels[rows])  # [members of this part]
-            value.sum().backward()  # what is a member's own gets the gradient of its own loss
-            values.append(value.detach())
-        for p in self.shared:  # what all share gets that of their mean
-            p.grad = None if p.grad is None else p.grad.div_(self.ensemble.members)
+        while True:
+            try:
+                values = self._gradients(x, labels)
+                break
+            except torch.OutOfMemoryError:
+                if not self.ensemble.halve(x):
+                    raise
+                self.optimizer.zero_grad()
+        for p, members in self.shared.items():  # these parameters receive the gradient of the members' mean loss
+            p.grad = None if p.grad is None else p.grad.div_(members)
         if self.clip is not None:
             _clip_members(self.ensemble, self.shared, self.clip)
         self.optimizer.step()
+        return values
+
+    def _gradients(self, x: Tensor, labels: Tensor) -> Float[Tensor, " members"]:
+        """The members' losses; a parameter of a member's own receives the gradient of that member's loss."""
+        values = []
+        for rows, part in self.ensemble.parts(x):
+            value = self.loss(part(x[rows]), labels[rows])  # [members of this part]
+            value.sum().backward()
+            values.append(value.detach())
         return torch.cat(values)
 
     def state(self) -> dict:
@@ -242,19 +250,18 @@ def _set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
-def _clip_members(ensemble: Ensemble, shared: list[nn.Parameter], limit: float) -> None:
+def _clip_members(ensemble: Ensemble, shared: Collection[nn.Parameter], limit: float) -> None:
     """Scale every member's gradient to at most `limit` in norm: one member's step never depends on another's.
 
-    The gradient of parameters that all members share is a group of its own.
+    The gradient of parameters that members share is a group of its own.
     """
-    if not isinstance(ensemble, FoldedEnsemble):
-        for index in range(ensemble.members):
-            nn.utils.clip_grad_norm_(ensemble.member(index).parameters(), limit)
-        return
     if shared:
         nn.utils.clip_grad_norm_(shared, limit)
-    rest = set(shared)
-    grads = [p.grad for p in ensemble.parameters() if p.grad is not None and p not in rest]  # members first
+    if not isinstance(ensemble, FoldedEnsemble):
+        for index in range(ensemble.members):
+            nn.utils.clip_grad_norm_([p for p in ensemble.member(index).parameters() if p not in shared], limit)
+        return
+    grads = [p.grad for p in ensemble.parameters() if p.grad is not None and p not in shared]  # members first
     norms = torch.stack([g.flatten(1).square().sum(1) for g in grads]).sum(0).sqrt()  # [members]
     scale = (limit / (norms + 1e-6)).clamp(max=1)
     for g in grads:
@@ -296,8 +303,7 @@ def lr_factor(
 ) -> Callable[[int], float]:
     """step -> factor of the learning rate: linear over `warmup` steps, then the schedule."""
     total = epochs * steps_per_epoch
-    if schedule not in ("constant", "cosine", "step"):
-        raise ValueError(f'schedule must be "constant", "cosine" or "step", got {schedule!r}')
+    one_of("schedule", schedule, ("constant", "cosine", "step"))
     if schedule == "step" and not milestones:
         raise ValueError('schedule="step" needs milestones, the epochs at which the learning rate falls to a tenth')
 

@@ -1,0 +1,116 @@
+"""BatchEnsemble: one weight times, or plus, an outer product of every member's own (Wen et al. 2020)."""
+
+import math
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from uqlab.ensembles.base import FoldedEnsemble
+from uqlab.ensembles.implicit import Classifiers, implicit
+from uqlab.ensembles.layers import MemberLayer
+
+
+class BatchLinear(MemberLayer):
+    """y = x (W * r_m s_m^T)^T + b_m, or with `additive` y = x (W + r_m s_m^T)^T + b_m and W frozen.
+
+    left r [members, out], right s [members, in], bias [members, out]. BatchEnsemble: Wen et al. 2020, eq. 5; the
+    additive form: Muhlematter et al. 2024, eq. 12.
+    """
+
+    def __init__(
+        self,
+        weight: nn.Parameter,
+        left: Float[Tensor, "members out"],
+        right: Float[Tensor, "members in"],
+        bias: Float[Tensor, "members out"] | None,
+        additive: bool,
+    ):
+        super().__init__()
+        self.members, self.additive = left.shape[0], additive
+        self.weight = weight
+        self.left, self.right = nn.Parameter(left), nn.Parameter(right)
+        self.bias = None if bias is None else nn.Parameter(bias)
+
+    @classmethod
+    def start(
+        cls, layer: nn.Linear, std: float, additive: bool, generators: Sequence[torch.Generator]
+    ) -> "BatchLinear":
+        """r and s Normal with standard deviation `std` around 1, or around 0 in the additive form."""
+        centre = 0.0 if additive else 1.0
+
+        def draw(features: int) -> Tensor:
+            noise = [centre + std * torch.randn(features, generator=g) for g in generators]
+            return torch.stack(noise).to(layer.weight)
+
+        out_features, in_features = layer.weight.shape
+        bias = None if layer.bias is None else layer.bias.detach().expand(len(generators), -1).clone()
+        return cls(cast(nn.Parameter, layer.weight), draw(out_features), draw(in_features), bias, additive)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, left, right = self.unfold(x), self.left[self.active, None], self.right[self.active, None]
+        if self.additive:
+            y = torch.addcmul(F.linear(rows, self.weight), (rows * right).sum(-1, keepdim=True), left)
+        else:
+            y = F.linear(rows * right, self.weight) * left
+        y = y if self.bias is None else y + self.bias[self.active, None]
+        return y.view(*x.shape[:-1], -1)
+
+    def own_parameters(self) -> list[nn.Parameter]:
+        return [p for p in (self.left, self.right, self.bias) if p is not None]
+
+    def start_weight(self) -> Tensor | None:
+        return self.weight.detach() if self.additive else None
+
+    def member_update(self, index: int) -> Tensor | None:
+        return torch.outer(self.left.detach()[index], self.right.detach()[index]) if self.additive else None
+
+    def member_weight(self, index: int) -> Tensor:
+        outer = torch.outer(self.left.detach()[index], self.right.detach()[index])
+        return self.weight.detach() + outer if self.additive else self.weight.detach() * outer
+
+    def shard(self, rows: slice) -> "BatchLinear":
+        bias = None if self.bias is None else self.bias.data[rows]
+        return BatchLinear(self.weight, self.left.data[rows], self.right.data[rows], bias, self.additive)
+
+    def extra_repr(self) -> str:
+        out_features, in_features = self.weight.shape
+        shape = f"in_features={in_features}, out_features={out_features}"
+        return f"members={self.members}, {shape}, additive={self.additive}"
+
+
+def batch(
+    backbone: nn.Module,
+    members: int | str | range,
+    *,
+    target: str | None = None,
+    std: float = math.sqrt(0.02),
+    additive: bool = False,
+    classifiers: Classifiers = "independent",
+    seed: int = 0,
+    heads: Classifiers | None = None,
+) -> FoldedEnsemble:
+    """BatchEnsemble: W * (r_m s_m^T) in every target layer, with one W for all that is trained too (Wen et al. 2020).
+
+    std: of r and s, which are Normal around 1 (Muhlematter et al. 2024, I.1).
+    additive: W + r_m s_m^T instead, with W frozen and r and s Normal around 0: BatchEnsemble++ (I.2, eq. 12).
+
+    The weights W of the target layers are trained, so they are copied. `batch_ensemble` is another name of this
+    function. The rest as in `lora`.
+    """
+    if not 0 <= std < math.inf:
+        raise ValueError(f"std must be 0 or positive, got {std}")
+
+    def make(_: str, layer: nn.Linear, generators: list[torch.Generator]) -> BatchLinear:
+        if not additive:
+            layer.weight = nn.Parameter(layer.weight.detach().clone())
+        return BatchLinear.start(layer, std, additive, generators)
+
+    recipe = {"method": "batch", "std": std, "additive": additive}
+    return implicit(backbone, members, target, heads or classifiers, seed, make, recipe)
+
+
+batch_ensemble = batch

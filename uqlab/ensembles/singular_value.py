@@ -1,0 +1,110 @@
+"""Singular value ensemble: singular values of every member's own, frozen directions (Turkoglu et al. 2026)."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from uqlab.ensembles.base import FoldedEnsemble
+from uqlab.ensembles.implicit import Classifiers, implicit
+from uqlab.ensembles.layers import MemberLayer
+
+
+class SVDLinear(MemberLayer):
+    """y = x (U diag(max(s_m, 0)) V^T)^T + b_m, with U and V frozen (Turkoglu et al. 2026).
+
+    u [out, k] and v [in, k] are the singular vectors of the backbone's weight; s [members, k], bias [members, out].
+    """
+
+    u: Tensor
+    v: Tensor
+
+    def __init__(
+        self,
+        u: Float[Tensor, "out k"],
+        v: Float[Tensor, "in k"],
+        s: Float[Tensor, "members k"],
+        bias: Float[Tensor, "members out"] | None,
+    ):
+        super().__init__()
+        self.members = s.shape[0]
+        self.register_buffer("u", u)
+        self.register_buffer("v", v)
+        self.s = nn.Parameter(s)
+        self.bias = None if bias is None else nn.Parameter(bias)
+
+    @classmethod
+    def start(cls, layer: nn.Linear, std: float, generators: Sequence[torch.Generator]) -> "SVDLinear":
+        """s_m = S (1 + std * noise) at least 0, b_m = b + std * noise."""
+        weight = layer.weight.detach()
+        u, s, vh = torch.linalg.svd(weight.float(), full_matrices=False)
+        noise = [torch.randn(len(s), generator=g) for g in generators]
+        values = torch.stack([(s * (1 + std * n.to(s))).clamp(min=0) for n in noise]).to(weight)
+        bias = None
+        if layer.bias is not None:
+            noise = [torch.randn(len(layer.bias), generator=g) for g in generators]
+            bias = torch.stack([layer.bias.detach() + std * n.to(weight) for n in noise])
+        return cls(u.to(weight), vh.mT.contiguous().to(weight), values, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, s = self.unfold(x), self.s[self.active, None].clamp(min=0)
+        bias = None if self.bias is None else self.bias[self.active, None]
+        if self.factored(rows.shape[1]):
+            y = F.linear((rows @ self.v) * s, self.u)
+            y = y if bias is None else y + bias
+        else:
+            weight = (self.u * s) @ self.v.mT  # [members, out, in]
+            y = rows @ weight.mT if bias is None else torch.baddbmm(bias, rows, weight.mT)
+        return y.view(*x.shape[:-1], -1)
+
+    def factored(self, rows: int) -> bool:
+        """Whether two products per row cost less than building every member's weight and one product per row.
+
+        A backward pass takes as much again of the former, which has no weight gradient, and twice as much of the
+        latter. Building, which writes the weights too, was measured at 1.5 times its arithmetic.
+        """
+        (out_features, k), in_features = self.u.shape, self.v.shape[0]
+        factors, weights = (2, 3) if torch.is_grad_enabled() and self.s.requires_grad else (1, 1)
+        build = 1.5 * out_features * in_features * k
+        return factors * rows * k * (in_features + out_features) <= weights * (
+            build + rows * out_features * in_features
+        )
+
+    def member_weight(self, index: int) -> Tensor:
+        return (self.u * self.s.detach()[index].clamp(min=0)) @ self.v.mT
+
+    def shard(self, rows: slice) -> "SVDLinear":
+        return SVDLinear(self.u, self.v, self.s.data[rows], None if self.bias is None else self.bias.data[rows])
+
+    def extra_repr(self) -> str:
+        (out_features, k), members = self.u.shape, self.members
+        return f"members={members}, in_features={self.v.shape[0]}, out_features={out_features}, singular_values={k}"
+
+
+def singular_value(
+    backbone: nn.Module,
+    members: int | str | range,
+    *,
+    target: str | None = None,
+    init_std: float = 0.01,
+    classifiers: Classifiers = "independent",
+    seed: int = 0,
+    heads: Classifiers | None = None,
+) -> FoldedEnsemble:
+    """Singular value ensemble: U diag(s_m) V^T in every target layer, U and V frozen (Turkoglu et al. 2026).
+
+    init_std: the members start from s_m = S (1 + init_std * noise) and biases b + init_std * noise; their own
+        classifiers from Normal weights of standard deviation 0.01 and zero biases.
+    target: a regular expression on module names; None for every linear layer but the classifier.
+
+    The rest as in `lora`. Raises ValueError for init_std < 0, and as `lora`.
+    """
+    if not 0 <= init_std < math.inf:
+        raise ValueError(f"init_std must be 0 or positive, got {init_std}")
+    make = lambda _, layer, generators: SVDLinear.start(layer, init_std, generators)  # noqa: E731
+    recipe = {"method": "singular_value", "init_std": init_std}
+    classifiers = heads or classifiers
+    return implicit(backbone, members, target, classifiers, seed, make, recipe, everywhere=True, classifier_std=0.01)

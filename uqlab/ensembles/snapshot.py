@@ -1,0 +1,32 @@
+"""Snapshot ensemble: members collected along the training of one network (Huang et al. 2017)."""
+
+import copy
+from collections.abc import Callable
+
+from torch import nn
+
+from uqlab.core.checks import at_least
+from uqlab.ensembles.base import Ensemble, SeparateEnsemble
+from uqlab.ensembles.deep import deep
+
+
+def snapshot(
+    make_model: Callable[[], nn.Module], members: int, train: Callable[[Ensemble, int], object], seed: int = 0
+) -> SeparateEnsemble:
+    """A snapshot ensemble: one network trained in cycles, a member at the end of each (Huang et al., 2017).
+
+    `train(ensemble, cycle)` trains the ensemble of one that holds the network through cycle 0, 1, ..., each with a
+    learning rate that starts high and falls to zero; a longer first cycle is the burn-in of Muhlematter et al. 2024, U:
+
+        cycle = {"epochs": 5, "lr": 0.1, "schedule": "cosine"}
+        ensembles.snapshot(make_model, 4, lambda one, number: training.fit(one, x, y, seed=number, **cycle))
+
+    Raises ValueError for members < 1, and what `train` raises.
+    """
+    at_least("members", members)
+    one = deep(make_model, 1, seed)
+    found = []
+    for cycle in range(members):
+        train(one, cycle)
+        found.append(copy.deepcopy(one.member(0)))
+    return SeparateEnsemble(found, range(members))
