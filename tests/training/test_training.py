@@ -314,7 +314,7 @@ def test_bad_input(unchecked):
     ):
         with pytest.raises(ValueError, match=message):
             training.fit(ensemble, INPUTS, LABELS, **(good | wrong))
-    with pytest.raises(ValueError, match="^class_weights weigh the loss"):
+    with pytest.raises(ValueError, match=r"^class_weights weigh the loss"):
         training.fit(ensemble, INPUTS, torch.randn(300, 4), loss="mse", class_weights=torch.ones(4), **good)
     for labels in (LABELS.float(), LABELS[:, None], LABELS > 1):
         with pytest.raises(ValueError, match="labels must be integers"):
