@@ -6,7 +6,6 @@ dotted; ordered quantities (width, group size) run from light (small) to dark (l
 
 import io
 import math
-import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +24,7 @@ from torch import Tensor
 
 from uqlab import metrics, uncertainty
 from uqlab.core import recording
+from uqlab.core.files import writing
 
 TOTAL, ALEATORIC, EPISTEMIC = "#444444", "#E08A1E", "#1F77B4"
 NEUTRAL, PAPER, MARK = "#8A8A8A", "#9A9A9A", "#C4417A"
@@ -36,6 +36,7 @@ Values = Sequence[float | int] | np.ndarray | Tensor
 
 def use_style() -> None:
     """Set fonts, sizes and colours; every notebook calls it once."""
+    ticks = {"labelsize": 8, "major.width": 0.8, "major.size": 3, "minor.width": 0.5, "minor.size": 1.8}
     sns.set_theme(
         style="ticks",
         rc={
@@ -49,16 +50,7 @@ def use_style() -> None:
             "axes.spines.top": False,
             "axes.spines.right": False,
             "axes.linewidth": 0.8,
-            "xtick.labelsize": 8,
-            "ytick.labelsize": 8,
-            "xtick.major.width": 0.8,
-            "ytick.major.width": 0.8,
-            "xtick.major.size": 3,
-            "ytick.major.size": 3,
-            "xtick.minor.width": 0.5,
-            "ytick.minor.width": 0.5,
-            "xtick.minor.size": 1.8,
-            "ytick.minor.size": 1.8,
+            **{f"{axis}.{name}": value for axis in ("xtick", "ytick") for name, value in ticks.items()},
             "legend.fontsize": 8,
             "legend.title_fontsize": 8,
             "legend.frameon": False,
@@ -76,18 +68,17 @@ def figure(columns: int = 1, rows: int = 1, *, width: float = WIDE, height: floa
 def save(fig: Figure, name: str, caption: str = "", paper: str = "") -> None:
     """Write name.png (200 dpi) and name.pdf to the notebook's output folder, whole or not at all.
 
-    caption: one sentence that says what to see. paper: the figure that it reproduces, e.g. "Kirsch 2024, Fig. 1".
+    caption: one sentence that says what the figure shows. paper: the figure that it reproduces.
     """
     folder = recording.output_dir()
     for kind in ("png", "pdf"):
-        temporary = folder / f".{name}.{kind}"
-        fig.savefig(temporary, format=kind, bbox_inches="tight")
-        os.replace(temporary, folder / f"{name}.{kind}")
+        with writing(folder / f"{name}.{kind}") as temporary:
+            fig.savefig(temporary, format=kind, bbox_inches="tight")
     recording.describe_figure(name, caption, paper)
 
 
 def png(fig: Figure, dpi: float = 200) -> bytes:
-    """The figure as PNG bytes, then closed. Packed lightly, for speed."""
+    """The figure as PNG bytes, compressed little for speed; the figure is closed."""
     memory = io.BytesIO()
     fig.savefig(memory, format="png", dpi=dpi, pil_kwargs={"compress_level": 1})
     plt.close(fig)
@@ -95,7 +86,7 @@ def png(fig: Figure, dpi: float = 200) -> bytes:
 
 
 def sequential(count: int) -> list[tuple[float, float, float]]:
-    """Colours for an ordered quantity, light (small) to dark (large), all dark enough to read on white."""
+    """Colours for an ordered quantity, from light (small) to dark (large), all dark enough on white."""
     return [mpl.colormaps["viridis"](x)[:3] for x in np.linspace(0.82, 0.02, count)]
 
 
@@ -112,7 +103,7 @@ def curve(
 
 
 def reference(value: float, text: str, *, axis: str = "y", ax: Axes | None = None) -> Axes:
-    """A thin labelled line for chance, a bound or a theory's value."""
+    """A thin labelled line: chance, a bound or a value that a theory predicts."""
     ax = ax or plt.gca()
     if axis == "y":
         ax.axhline(value, color=NEUTRAL, linewidth=0.8, zorder=0)
@@ -151,7 +142,7 @@ _CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(0.75)]])
 
 
 def barycentric(p: Values) -> np.ndarray:
-    """Where `simplex` draws probabilities [..., 3]: x and y, [..., 2]."""
+    """The coordinates x and y, [..., 2], at which `simplex` draws probabilities [..., 3]."""
     return _array(p) @ _CORNERS
 
 
@@ -161,7 +152,7 @@ def simplex(
 ) -> Axes:  # fmt: skip
     """Members [members, 3] as points of the probability simplex, their mean as a diamond, contours of total entropy.
 
-    frame: False where triangle and contours are there already.
+    frame: False where the triangle and the contours are already drawn.
     """
     ax = ax or plt.gca()
     if frame:
@@ -170,7 +161,7 @@ def simplex(
     ax.scatter(*barycentric(p).T, s=26, color=EPISTEMIC, edgecolor="white", linewidth=0.7, zorder=3)
     if mean and len(p):
         at = barycentric(p.mean(0))
-        for color, width in (("white", 2.6), (TOTAL, 1.3)):  # hollow: members may lie inside
+        for color, width in (("white", 2.6), (TOTAL, 1.3)):  # hollow, because members may lie below it
             ax.scatter(*at, s=58, marker="D", facecolor="none", edgecolor=color, linewidth=width, zorder=4)
     return ax
 
@@ -192,7 +183,7 @@ def decomposition_bars(
     parts: Mapping[str, tuple[float, float]], *, limit: float | None = None, legend: bool = True,
     ax: Axes | None = None,
 ) -> Axes:  # fmt: skip
-    """Horizontal bars aleatoric + epistemic = total (nats), one for each name -> (aleatoric, epistemic)."""
+    """Horizontal bars aleatoric + epistemic = total (nats); parts: name of a bar -> (aleatoric, epistemic)."""
     ax = ax or plt.gca()
     names = list(parts)
     aleatoric, epistemic = np.array([parts[name] for name in names], dtype=float).T
@@ -212,13 +203,13 @@ def decomposition_bars(
 
 
 def areas(x: Values, aleatoric: Values, epistemic: Values, *, ax: Axes | None = None) -> Axes:
-    """Areas aleatoric + epistemic = total (nats) along x, each named where it is thickest."""
+    """Areas aleatoric + epistemic = total (nats) along x, each labelled where it is thickest."""
     ax = ax or plt.gca()
     x, low, total = _array(x), _array(aleatoric), _array(aleatoric) + _array(epistemic)
     ax.fill_between(x, low, color=ALEATORIC, linewidth=0)
     ax.fill_between(x, low, total, facecolor=EPISTEMIC, hatch="///", edgecolor="white", linewidth=0)
     ax.plot(x, total, color=TOTAL)
-    inner = np.linspace(0.3, 0.7, 41) * (len(x) - 1)  # a name near the edge would be clipped
+    inner = np.linspace(0.3, 0.7, 41) * (len(x) - 1)  # a label near the edge would be clipped
     places, bottom, top = (np.interp(inner, np.arange(len(x)), values) for values in (x, low, total))
     for name, text, back, start, end in [
         ("aleatoric", "black", ALEATORIC, 0 * bottom, bottom),
@@ -248,7 +239,7 @@ def stacked(
 def ecdf(
     scores: Values, *, label: str = "", color: Any = EPISTEMIC, linestyle: Any = "-", ax: Axes | None = None
 ) -> Axes:
-    """Fraction of inputs whose score is at most x."""
+    """The fraction of inputs whose score is at most x."""
     ax = ax or plt.gca()
     ordered = np.sort(_array(scores))
     ax.step(ordered, np.arange(1, len(ordered) + 1) / len(ordered), where="post", label=label, color=color,
@@ -260,7 +251,7 @@ def ecdf(
 def roc(
     id_scores: Values, ood_scores: Values, *, label: str = "", color: Any = EPISTEMIC, ax: Axes | None = None
 ) -> Axes:
-    """Share of OOD inputs found against share of ID inputs mistaken for OOD, for all thresholds; AUROC in the label."""
+    """True positive rate of OOD inputs against false positive rate of ID inputs; the label holds the AUROC."""
     ax = ax or plt.gca()
     inside, outside = np.sort(_array(id_scores)), np.sort(_array(ood_scores))
     thresholds = np.concatenate([[np.inf], np.unique(np.concatenate([inside, outside]))[::-1]])
@@ -277,7 +268,7 @@ def heatmap(
     values: Values, rows: Sequence[Any], columns: Sequence[Any], *, label: str = "", digits: int = 3,
     ax: Axes | None = None,
 ) -> Axes:  # fmt: skip
-    """A matrix as colours with its numbers written in."""
+    """A matrix as colours, with its numbers written in the cells."""
     ax = ax or plt.gca()
     sns.heatmap(_array(values), ax=ax, cmap="viridis_r", annot=True, fmt=f".{digits}f", annot_kws={"fontsize": 7.5},
                 xticklabels=list(columns), yticklabels=list(rows), cbar_kws={"label": label})  # fmt: skip
@@ -287,23 +278,24 @@ def heatmap(
 
 
 def images(inputs: Tensor, *, count: int = 10, title: str = "", axes: Sequence[Axes] | np.ndarray) -> list[Axes]:
-    """The first `count` images [samples, channels, height, width] side by side in a row of axes, which it returns."""
+    """Draw the first `count` images [samples, channels, height, width] in the given axes, and return these."""
     panels: list[Axes] = list(np.asarray(axes, dtype=object).ravel())
     for ax, image in zip(panels[:count], inputs, strict=False):
         ax.imshow(_array(image.movedim(0, -1).squeeze(-1)), cmap="gray_r", vmin=0, vmax=1, interpolation="nearest")
     for ax in panels:
         ax.axis("off")
-    panels[0].set_title(" ")  # keeps the height of a line free; the width of the text must not push images aside
+    panels[0].set_title(" ")  # reserves the height of a line; the width of the text must not push the images aside
     text = panels[0].annotate(title, (0, 1), (0, 5), xycoords="axes fraction", textcoords="offset points", fontsize=9)
     text.set_in_layout(False)
     return panels
 
 
 def votes(image: Tensor, logits: Tensor, classes: Sequence[str] = (), *, ax: Axes | None = None) -> Axes:
-    """What each of s x s tiles, row by row, says of an image: its class and that class's probability, over the image.
+    """The predicted class and its probability of each of s x s tiles, row by row, written over the image.
 
-    image: [channels, height, width]. logits: [s * s, classes]. Tiles that say what the mean prediction says are grey,
-    the others blue, and the surer a tile is the more it covers. Raises ValueError for members that fill no square.
+    image: [channels, height, width]. logits: [s * s, classes]. Tiles that agree with the mean prediction are grey, the
+    others blue; the more probable the class, the more opaque the tile. Raises ValueError unless the members fill a
+    square.
     """
     ax = ax or plt.gca()
     side = math.isqrt(len(logits))
@@ -328,7 +320,7 @@ def votes(image: Tensor, logits: Tensor, classes: Sequence[str] = (), *, ax: Axe
 
 
 def mask_map(mask: Tensor, *, ax: Axes | None = None) -> Axes:
-    """Masks [members, units], values in [0, 1], as blue cells: a row for each member, units sorted by their mean."""
+    """Masks [members, units] with values in [0, 1] as blue cells; units are sorted by their mean over members."""
     ax = ax or plt.gca()
     order = mask.mean(0).argsort(descending=True, stable=True)
     crisp = "nearest" if mask.shape[1] < 1000 else "antialiased"
@@ -342,10 +334,10 @@ def head_map(
     values: Tensor, order: Sequence[tuple[int, int]] = (), *, gone: Collection[tuple[int, int]] = (),
     picked: tuple[int, int] | None = None, ax: Axes | None = None,
 ) -> Axes:  # fmt: skip
-    """A value for each attention head, [layers, heads], and written in it the head's place in `order`, from 1.
+    """A value of each attention head, [layers, heads], as colour, with the head's place in `order`, from 1.
 
-    gone: heads that are removed, shown by a dash. picked: one head, framed. Where values have both signs positive ones
-    are brown, negative ones purple.
+    gone: removed heads, marked by a dash. picked: one head, which is framed. Where values have both signs, positive
+    values are brown and negative values purple.
     """
     ax = ax or plt.gca()
     values = values.double()
@@ -364,10 +356,10 @@ def head_map(
 
 
 def table(frame: Any, *, best: Mapping[Any, str] | None = None, paper: Sequence[Any] = (), digits: int = 3):
-    """A DataFrame styled once: per column in `best` ("max" or "min") the best bold and the second underlined.
+    """A pandas Styler of a DataFrame: in each column of `best` the best value is bold, the second underlined.
 
-    Columns in `paper` hold the paper's numbers and stand back in grey, with a dash where it has none; elsewhere a
-    missing number reads "not run". Returns a pandas Styler.
+    best: column -> "max" or "min". paper: columns with the paper's numbers, in grey and with a dash where it has none;
+    elsewhere a missing number reads "not run".
     """
 
     def number(value: Any) -> str:

@@ -296,7 +296,7 @@ def test_loading_is_silent(tmp_path, capfd):
 @pytest.mark.parametrize(
     ("spoil", "classes", "task", "message"),
     [
-        (lambda folder: None, 1, "text", "at least 2 classes, got 1"),
+        (lambda folder: None, 1, "text", "classes must be at least 2, got 1"),
         (lambda folder: None, 2, "texts", 'task must be "image" or "text"'),
         (lambda folder: None, 2, "image", "no checkpoint for AutoModelForImageClassification"),
         (lambda folder: (folder / "config.json").unlink(), 2, "text", "has no config.json"),

@@ -3,7 +3,7 @@
 import numpy as np
 from scipy.io import loadmat
 
-from uqlab.data.downloads import fetch, remotes
+from uqlab.data.downloads import fetch
 from uqlab.data.readers import DIGITS, checked, reading, source, unpacked
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -34,11 +34,9 @@ def cifar(archive, members, label, classes, split, root):
 
 @source(  # tensorflow-datasets url_checksums/cifar10.txt
     "cifar10",
-    remotes(
-        "",
-        CIFAR_MIRRORS,
-        {"cifar-10-binary.tar.gz": "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"},
-    ),
+    CIFAR_MIRRORS,
+    {"cifar-10-binary.tar.gz": "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"},
+    folder="",
 )
 def cifar10(split, root):
     """With the judgements of people, CIFAR-10H (Peterson et al. 2019), as soft labels of the test split if there."""
@@ -59,11 +57,9 @@ def cifar10(split, root):
 
 @source(  # tensorflow-datasets url_checksums/cifar100.txt
     "cifar100",
-    remotes(
-        "",
-        CIFAR_MIRRORS,
-        {"cifar-100-binary.tar.gz": "sha256:58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"},
-    ),
+    CIFAR_MIRRORS,
+    {"cifar-100-binary.tar.gz": "sha256:58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"},
+    folder="",
 )
 def cifar100(split, root):
     """With the fine labels; the byte before them is the coarse one."""
@@ -72,15 +68,12 @@ def cifar100(split, root):
 
 @source(  # tensorflow-datasets url_checksums/svhn_cropped.txt
     "svhn",
-    remotes(
-        "svhn",
-        ["http://ufldl.stanford.edu/housenumbers/"],
-        {
-            "train_32x32.mat": "sha256:435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
-            "test_32x32.mat": "sha256:cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
-        },
-        also=["."],
-    ),
+    ["http://ufldl.stanford.edu/housenumbers/"],
+    {
+        "train_32x32.mat": "sha256:435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
+        "test_32x32.mat": "sha256:cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
+    },
+    also=["."],
 )
 def svhn(split, root):
     path = fetch(f"svhn/{split}_32x32.mat", root)

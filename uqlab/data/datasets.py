@@ -54,10 +54,10 @@ class Dataset:
         return replace(self, inputs=inputs, labels=self.labels[index], label_probs=probs)
 
     def resize(self, size: int, channels: int | None = None) -> "Dataset":
-        """The set with images brought to size x size pixels, and to 1 or 3 channels if given.
+        """The set with images of size x size pixels and, if given, 1 or 3 channels.
 
-        Shrinks by area averaging, enlarges bilinearly. Grey is repeated; colour becomes luma (ITU-R BT.601). Raises
-        TypeError for text, ValueError for a size below 1 or another number of channels.
+        Images are shrunk by area averages and enlarged bilinearly. Grey is repeated in all channels; colour becomes
+        luma (ITU-R BT.601). Raises TypeError for texts, ValueError for a size below 1 or other channels.
         """
         if isinstance(self.inputs, list):
             raise TypeError(f"{self.name} holds text; only images can be resized")
@@ -90,7 +90,7 @@ def load(
     limit: int | None = None,
     seed: int = 0,
 ) -> Dataset:
-    """A data set by name, as float32 images [N, C, H, W] in [0, 1] (or a list of texts) and int64 labels [N].
+    """A data set by name or path: float32 images [N, C, H, W] in [0, 1] or a list of texts, and int64 labels [N].
 
     name: one of `names()`, or the path of your own data.
         Images: an `.npz` with `x` uint8 [N, H, W], [N, H, W, C] or [N, C, H, W], or floating point in [0, 1] (the
@@ -104,8 +104,8 @@ def load(
         order given. Of a set with soft labels only the items whose whole mass lies on these classes remain.
     split: "train" or "test".
     root: where files are looked up and kept; else $UQLAB_DATA, else data/ of a git checkout, else the user's cache.
-    limit: None or 0 for all, else a random subset of at most that many, a function of `seed`: the first items stay the
-        same for a larger limit.
+    limit: None or 0 for all items, else for a random subset of at most that many, which depends on `seed`. A larger
+        limit keeps these items and adds others.
 
     Raises ValueError for a name, split, class or limit that does not exist, for bad arrays and for a corrupted file
     that cannot be fetched again; FileNotFoundError if a file is missing and no mirror delivers it.
@@ -192,9 +192,9 @@ def _of_classes(name, labels, classes, probs, wanted):
 
 
 def _images(inputs, rows):
-    """Rows of uint8 or floating-point images as a new float32 tensor."""
+    """Some rows of uint8 or floating-point images as a new float32 tensor."""
     chosen = inputs if len(rows) == len(inputs) and (rows[1:] > rows[:-1]).all() else inputs[rows]
-    x = torch.tensor(chosen)  # a copy: what the user writes to it stays out of the caches
+    x = torch.tensor(chosen)  # a copy, so that what the user writes to it changes no cache
     return x.float().div_(255) if x.dtype == torch.uint8 else x.float()
 
 

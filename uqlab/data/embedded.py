@@ -1,7 +1,7 @@
 """The data sets that need no download, built from what scikit-learn and matplotlib ship.
 
 Each builder takes a split and returns `(inputs, labels, classes, label_probs)` as NumPy arrays: inputs float32
-[N, 1, 8, 8] in [0, 1], labels int64 [N], label_probs float32 [N, C] or None. Results are cached: do not write to them.
+[N, 1, 8, 8] in [0, 1], labels int64 [N], label_probs float32 [N, C] or None. They are cached, so do not write to them.
 """
 
 from functools import cache
@@ -16,10 +16,10 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import train_test_split
 
 DIGITS = tuple("0123456789")
-# Left out, because a digit has (nearly) the same shape: D O Q o (0), I l i j (1), Z z (2), S s (5), G b (6), B (8),
-# g q (9); and lower-case letters that are small capitals once the height is normalised: c k p u v w x y.
+# Letters that a digit resembles are left out: D O Q o (0), I l i j (1), Z z (2), S s (5), G b (6), B (8),
+# g q (9). So are small letters that look like the capital once the height is normalised: c k p u v w x y.
 LETTERS = tuple("ACEFHJKLMNPRTUVWXYadefhmnrt")
-# Left out: small letters that differ from the capital by size only, and l, which is I.
+# Small letters that differ from the capital by size only are left out, and l, which looks like I.
 GLYPHS = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghijmnqrt")
 GRID = np.moveaxis(np.mgrid[:32, :32], 0, -1) + 0.5  # (y, x) of the centres of a bitmap's pixels
 FONTS = ("DejaVuSans", "DejaVuSerif", "STIXGeneral", "cmb10", "cmmi10", "cmr10", "cmss10", "cmti10", "cmtt10")
@@ -39,10 +39,10 @@ def digits(split):
 def ambiguous_digits(split, copies=5):
     """Mixtures of two near digits of different classes, each with several sampled labels: 500 train, 200 test images.
 
-    After Ambiguous-MNIST (Mukhoti et al. 2023): an image between two digits gets its soft label from an off-the-shelf
-    classifier and labels sampled from that. Here images are mixed in pixel space and the classifier is multinomial
-    logistic regression on the training digits, whose log-odds are linear along the line between two images: the
-    weight that gives a wanted probability q is solved for, and the soft label is (q, 1 - q) exactly.
+    As in Ambiguous-MNIST (Mukhoti et al. 2023), a classifier gives an image between two digits its soft label, and
+    labels are sampled from it. Here images are mixed in pixel space, and the classifier is multinomial logistic
+    regression on the training digits. Its log-odds are linear along the line between two images, so the weight for a
+    wanted probability q has a closed form, and the soft label is exactly (q, 1 - q).
     """
     train, test = digits("train"), digits("test")
     reference = LogisticRegression(C=10, max_iter=1000).fit(train[0].reshape(-1, 64), train[1])
@@ -85,8 +85,8 @@ def ambiguous_digits(split, copies=5):
 def letters(split):
     """Letters of the fonts that matplotlib ships, processed as the UCI digits were: 1512 train, 648 test images.
 
-    Each glyph is slanted, rotated, stretched and shifted a little, brought to a bitmap of 32x32 and counted over blocks
-    of 4x4. Every third font is for testing. Letters that look like digits are left out (see LETTERS).
+    Each glyph is slanted, rotated, stretched and shifted a little and drawn as a bitmap of 32x32 pixels, whose set
+    pixels are counted in blocks of 4x4. Every third font is for testing. LETTERS says which letters are left out.
     """
     return *_rendered(LETTERS, split, copies=4 if split == "train" else 3), LETTERS, None
 
@@ -116,9 +116,7 @@ def _rendered(characters, split, copies, **distortion):
             font.set_text(character, 0.0, flags=LoadFlags.NO_HINTING)
             font.draw_glyphs_to_bitmap()
             glyph = np.asarray(font.get_image()) > 127
-            across = np.flatnonzero(
-                glyph.any(1)
-            )  # rows with ink; the first and the last pixel of each bound all others
+            across = np.flatnonzero(glyph.any(1))  # rows with ink; their first and last pixels bound all others
             ends = [glyph[across].argmax(1), glyph.shape[1] - 1 - glyph[across, ::-1].argmax(1)]
             outline = np.concatenate([np.stack([across, end], axis=1) for end in ends])  # (y, x)
             images += [_bitmap(glyph, outline, rng, **distortion) for _ in range(copies)]

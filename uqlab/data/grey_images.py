@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
 
-from uqlab.data.downloads import fetch, places, remotes
+from uqlab.data.downloads import fetch, places
 from uqlab.data.readers import DIGITS, checked, npz, reading, source, unpacked
 
 FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
@@ -60,58 +60,49 @@ def like_mnist(name, classes):
 # checksums: tensorflow-datasets url_checksums/mnist.txt; mirrors of torchvision (first, last) and tensorflow-datasets
 mnist = source(
     "mnist",
-    remotes(
-        "mnist",
-        [
-            "https://ossci-datasets.s3.amazonaws.com/mnist/",
-            "https://storage.googleapis.com/cvdf-datasets/mnist/",
-            "http://yann.lecun.com/exdb/mnist/",
-        ],
-        {
-            "train-images-idx3-ubyte.gz": "sha256:440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-            "train-labels-idx1-ubyte.gz": "sha256:3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-            "t10k-images-idx3-ubyte.gz": "sha256:8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-            "t10k-labels-idx1-ubyte.gz": "sha256:f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-        },
-        also=["MNIST/raw", "."],
-    ),
+    [
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "https://storage.googleapis.com/cvdf-datasets/mnist/",
+        "http://yann.lecun.com/exdb/mnist/",
+    ],
+    {
+        "train-images-idx3-ubyte.gz": "sha256:440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "train-labels-idx1-ubyte.gz": "sha256:3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "t10k-images-idx3-ubyte.gz": "sha256:8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "t10k-labels-idx1-ubyte.gz": "sha256:f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    },
+    also=["MNIST/raw", "."],
 )(like_mnist("mnist", DIGITS))
 
 # tensorflow-datasets url_checksums/fashion_mnist.txt, Keras datasets/fashion_mnist.py; mirrors of torchvision, Keras
 # and the authors' repository
 source(
     "fashion-mnist",
-    remotes(
-        "fashion-mnist",
-        [
-            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-            "https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
-            "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
-        ],
-        {
-            "train-images-idx3-ubyte.gz": "sha256:3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-            "train-labels-idx1-ubyte.gz": "sha256:a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-            "t10k-images-idx3-ubyte.gz": "sha256:346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-            "t10k-labels-idx1-ubyte.gz": "sha256:67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-        },
-        also=["FashionMNIST/raw", "fashion_mnist"],
-    ),
+    [
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        "https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+    ],
+    {
+        "train-images-idx3-ubyte.gz": "sha256:3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "train-labels-idx1-ubyte.gz": "sha256:a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "t10k-images-idx3-ubyte.gz": "sha256:346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "t10k-labels-idx1-ubyte.gz": "sha256:67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+    },
+    also=["FashionMNIST/raw", "fashion_mnist"],
 )(like_mnist("fashion-mnist", FASHION))
 
 
 @source(  # tensorflow-datasets url_checksums/kmnist.txt
     "kmnist",
-    remotes(
-        "kmnist",
-        ["http://codh.rois.ac.jp/kmnist/dataset/kmnist/"],
-        {
-            "train-images-idx3-ubyte.gz": "sha256:51467d22d8cc72929e2a028a0428f2086b092bb31cfb79c69cc0a90ce135fde4",
-            "train-labels-idx1-ubyte.gz": "sha256:e38f9ebcd0f3ebcdec7fc8eabdcdaef93bb0df8ea12bee65224341c8183d8e17",
-            "t10k-images-idx3-ubyte.gz": "sha256:edd7a857845ad6bb1d0ba43fe7e794d164fe2dce499a1694695a792adfac43c5",
-            "t10k-labels-idx1-ubyte.gz": "sha256:20bb9a0ef54c7db3efc55a92eef5582c109615df22683c380526788f98e42a1c",
-        },
-        also=["KMNIST/raw"],
-    ),
+    ["http://codh.rois.ac.jp/kmnist/dataset/kmnist/"],
+    {
+        "train-images-idx3-ubyte.gz": "sha256:51467d22d8cc72929e2a028a0428f2086b092bb31cfb79c69cc0a90ce135fde4",
+        "train-labels-idx1-ubyte.gz": "sha256:e38f9ebcd0f3ebcdec7fc8eabdcdaef93bb0df8ea12bee65224341c8183d8e17",
+        "t10k-images-idx3-ubyte.gz": "sha256:edd7a857845ad6bb1d0ba43fe7e794d164fe2dce499a1694695a792adfac43c5",
+        "t10k-labels-idx1-ubyte.gz": "sha256:20bb9a0ef54c7db3efc55a92eef5582c109615df22683c380526788f98e42a1c",
+    },
+    also=["KMNIST/raw"],
 )
 def kmnist(split, root):
     """The four IDX files, or the authors' .npz files where these are not there."""
@@ -124,12 +115,9 @@ def kmnist(split, root):
 
 @source(  # MD5 only: torch-uncertainty datasets/classification/not_mnist.py
     "notmnist",
-    remotes(
-        "notmnist",
-        ["https://zenodo.org/record/8274268/files/"],
-        {"notMNIST_small.zip": "md5:3de91fb69221d9c2d5c57387101ebc6c"},
-        also=["."],
-    ),
+    ["https://zenodo.org/record/8274268/files/"],
+    {"notMNIST_small.zip": "md5:3de91fb69221d9c2d5c57387101ebc6c"},
+    also=["."],
 )
 def notmnist(split, root):
     """The IDX files of davidflanagan/notMNIST-to-MNIST where they are there, else the original archive (test only)."""
@@ -158,12 +146,10 @@ def notmnist(split, root):
 
 @source(  # tensorflow-datasets url_checksums/emnist.txt; the addresses of torchvision (now, formerly)
     "emnist-letters",
-    remotes(
-        "emnist",
-        ["https://biometrics.nist.gov/cs_links/EMNIST/", "https://www.itl.nist.gov/iaui/vip/cs_links/EMNIST/"],
-        {"gzip.zip": "sha256:fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e"},
-        also=["EMNIST/raw"],
-    ),
+    ["https://biometrics.nist.gov/cs_links/EMNIST/", "https://www.itl.nist.gov/iaui/vip/cs_links/EMNIST/"],
+    {"gzip.zip": "sha256:fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e"},
+    also=["EMNIST/raw"],
+    folder="emnist",
 )
 def emnist_letters(split, root):
     names = [f"gzip/emnist-letters-{split}-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1")]
@@ -176,15 +162,12 @@ def emnist_letters(split, root):
 
 @source(  # MD5 only: BlackHC/ddu_dirty_mnist dirty_mnist.py
     "ambiguous-mnist",
-    remotes(
-        "ambiguous-mnist",
-        ["https://github.com/BlackHC/ddu_dirty_mnist/releases/download/data-v1.0.0/"],
-        {
-            "amnist_samples.pt": "md5:4f7865093b1d28e34019847fab917722",
-            "amnist_labels.pt": "md5:3bfc055a9f91a76d8d493e8b898c3c95",
-        },
-        also=["AmbiguousMNIST"],
-    ),
+    ["https://github.com/BlackHC/ddu_dirty_mnist/releases/download/data-v1.0.0/"],
+    {
+        "amnist_samples.pt": "md5:4f7865093b1d28e34019847fab917722",
+        "amnist_labels.pt": "md5:3bfc055a9f91a76d8d493e8b898c3c95",
+    },
+    also=["AmbiguousMNIST"],
 )
 def ambiguous_mnist(split, root):
     """In each split 6,000 images with 10 sampled labels each, every label an item (Mukhoti et al. 2023)."""

@@ -17,18 +17,28 @@ from typing import Any
 
 import numpy as np
 
-from uqlab.data.downloads import FILES, Remote, fetch, places
+from uqlab.data.downloads import FILES, fetch, places, remotes
 
 Reader = Callable[[str, Path], Any]
 SOURCES: dict[str, Reader] = {}  # name of a set -> its reader
 DIGITS = tuple("0123456789")
 
 
-def source(name: str, files: Mapping[str, Remote] | None = None) -> Callable[[Reader], Reader]:
-    """Make a reader known by the name of its data set, and the files that it fetches."""
+def source(
+    name: str,
+    mirrors: Sequence[str] = (),
+    checksums: Mapping[str, str] | None = None,
+    *,
+    folder: str | None = None,
+    also: Sequence[str] = (),
+) -> Callable[[Reader], Reader]:
+    """Make a reader known by the name of its data set, and the files that it fetches, as in `downloads.remotes`.
+
+    folder: where they are kept below root, by default the set's name.
+    """
 
     def register(read: Reader) -> Reader:
-        FILES.update(files or {})
+        FILES.update(remotes(name if folder is None else folder, mirrors, checksums or {}, also))
         SOURCES[name] = read
         return read
 

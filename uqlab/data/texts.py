@@ -4,7 +4,7 @@ import csv
 
 import numpy as np
 
-from uqlab.data.downloads import fetch, remotes
+from uqlab.data.downloads import fetch
 from uqlab.data.readers import reading, source, unpacked
 
 NEWS = ("World", "Sports", "Business", "Sci/Tech")
@@ -24,12 +24,9 @@ def labelled(path, rows, values, classes):
 
 @source(  # tensorflow-datasets url_checksums/glue.txt, huggingface/datasets sst2/dataset_infos.json, torchtext
     "sst2",
-    remotes(
-        "sst2",
-        ["https://dl.fbaipublicfiles.com/glue/data/"],
-        {"SST-2.zip": "sha256:d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa"},
-        also=["."],
-    ),
+    ["https://dl.fbaipublicfiles.com/glue/data/"],
+    {"SST-2.zip": "sha256:d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa"},
+    also=["."],
 )
 def sst2(split, root):
     """GLUE's training split; its development split serves as test, because the labels of its test are not public."""
@@ -42,14 +39,11 @@ def sst2(split, root):
 
 @source(  # huggingface/datasets ag_news/dataset_infos.json; the address of torchtext
     "agnews",
-    remotes(
-        "agnews",
-        ["https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"],
-        {
-            "train.csv": "sha256:76a0a2d2f92b286371fe4d4044640910a04a803fdd2538e0f3f29a5c6f6b672e",
-            "test.csv": "sha256:521465c2428ed7f02f8d6db6ffdd4b5447c1c701962353eb2c40d548c3c85699",
-        },
-    ),
+    ["https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"],
+    {
+        "train.csv": "sha256:76a0a2d2f92b286371fe4d4044640910a04a803fdd2538e0f3f29a5c6f6b672e",
+        "test.csv": "sha256:521465c2428ed7f02f8d6db6ffdd4b5447c1c701962353eb2c40d548c3c85699",
+    },
 )
 def agnews(split, root):
     """Title and description."""

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from uqlab.core.checks import at_least
 from uqlab.models.pretrained import plain_logits
 
 
@@ -21,12 +22,11 @@ def mlp(in_features: int, widths: Sequence[int] = (64, 32), classes: int = 10, d
 
 
 def small_cnn(classes: int = 10, channels: int = 1, width: int = 32) -> nn.Sequential:
-    """Three 3x3 convolutions without stride, an average over their map and a linear layer, for images of a few pixels.
+    """Three 3x3 convolutions without stride, an average over the map and a linear layer, for small images.
 
-    The map keeps the size of the image. Raises ValueError for a width below 1.
+    The map has the size of the image. Raises ValueError for a width below 1.
     """
-    if width < 1:
-        raise ValueError(f"width must be at least 1, got {width}")
+    at_least("width", width)
     layers: list[nn.Module] = []
     for before, after in itertools.pairwise([channels, width, 2 * width, 2 * width]):
         layers += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
@@ -34,7 +34,7 @@ def small_cnn(classes: int = 10, channels: int = 1, width: int = 32) -> nn.Seque
 
 
 class Standardize(nn.Module):
-    """(x - mean) / std per channel: put before a network, it lets inputs stay in [0, 1] everywhere else."""
+    """(x - mean) / std of each channel. Put it before a network, and inputs stay in [0, 1] everywhere else."""
 
     mean: Tensor
     std: Tensor
@@ -83,7 +83,7 @@ def _he_init(network: nn.Module) -> None:
 
 
 class _WideBlock(nn.Module):
-    """BatchNorm, ReLU and convolution twice, added to the (projected) input."""
+    """BatchNorm, ReLU and convolution, twice; the result is added to the input, projected if shapes differ."""
 
     def __init__(self, before: int, after: int, stride: int):
         super().__init__()
@@ -101,8 +101,8 @@ class _WideBlock(nn.Module):
 def cifar_resnet(depth: int = 20, classes: int = 10) -> nn.Sequential:
     """ResNet-depth for [batch, 3, 32, 32], 16-32-64 channels, shortcuts without parameters (He et al. 2016, 4.2).
 
-    Weights trained by others fit: its modules have the names of github.com/akamaster/pytorch_resnet_cifar10. Raises
-    ValueError unless depth is 6 n + 2 with n >= 1.
+    Its modules have the names of github.com/akamaster/pytorch_resnet_cifar10, so that the weights trained there fit.
+    Raises ValueError unless depth is 6 n + 2 with n >= 1.
     """
     if depth < 8 or (depth - 2) % 6:
         raise ValueError(f"a CIFAR ResNet has depth 6 n + 2 (8, 14, 20, 32, 44, 56, 110, ...), got {depth}")
@@ -129,7 +129,7 @@ def cifar_resnet(depth: int = 20, classes: int = 10) -> nn.Sequential:
 
 
 class _Block(nn.Module):
-    """Two convolutions added to the input; where channels double, the map is halved (option A)."""
+    """Two convolutions, added to the input; where the channels double, the map is halved (option A)."""
 
     def __init__(self, before: int, after: int):
         super().__init__()

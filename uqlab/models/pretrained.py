@@ -15,6 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from uqlab.core.checks import at_least, one_of
+
 Model = TypeVar("Model", bound=nn.Module)
 # transformers is imported where it is used: that takes a second, which every other network would wait for.
 
@@ -25,21 +27,19 @@ def from_pretrained(name_or_folder: str | os.PathLike, classes: int, task: str =
     task: "image", any model for image classification (ViT, CLIP's vision half, ...) on [batch, channels, height,
         width], scaled as its pretraining scaled them (`Standardize`); "text", an encoder like BERT as `TextClassifier`.
 
-    The classifier is the checkpoint's where it has one of `classes` outputs, else new, drawn from torch's global seed.
-    Texts go through the checkpoint's own pooler only if it was trained: where its weights are not in the checkpoint, or
+    The checkpoint's classifier is kept if it has `classes` outputs; else a new one is drawn from torch's global seed.
+    Texts go through the checkpoint's own pooler only if it was trained. Where its weights are not in the checkpoint, or
     sentence-transformers trained another pooling (`1_Pooling/config.json`), the classifier sees the mean of the tokens,
-    or the first if that says so. Dropout is off, because attention would draw it for all members from one generator.
-    The network's `name` is what it was loaded by. Weights are read from safetensors, in float32; no code and
-    no pickle of the checkpoint runs.
+    or the first token if that file says so. Dropout is off, because attention would draw it for all members from one
+    generator. The network's `name` is `name_or_folder`. Weights are read from safetensors, in float32; neither code nor
+    a pickle of the checkpoint is run.
 
     Raises ValueError for classes < 2, an unknown `task`, and a folder without config.json, safetensors, a tokenizer or
     the weights of this kind of network; FileNotFoundError if there is no such folder; OSError if the hub does not have
     it or cannot be reached.
     """
-    if task not in ("image", "text"):
-        raise ValueError(f'task must be "image" or "text", got {task!r}')
-    if classes < 2:
-        raise ValueError(f"a classifier needs at least 2 classes, got {classes}")
+    one_of("task", task, ("image", "text"))
+    at_least("classes", classes, 2)
     name = os.fspath(name_or_folder)
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -66,9 +66,9 @@ def from_pretrained(name_or_folder: str | os.PathLike, classes: int, task: str =
 class TextClassifier(nn.Module):
     """An encoder of texts and a classifier: token ids [batch, tokens] -> logits [batch, classes].
 
-    `encode` makes the ids. What equals the padding id is masked; columns of nothing but padding at the end are cut,
-    which changes no logit. network: of transformers, with its own classifier if `classifier` is None; else the
-    classifier sees its last hidden states' mean or, for pooling="first", those of the first token.
+    `encode` makes the ids. Padding is masked; columns at the end that hold only padding are cut, which changes no
+    logit. network: of transformers, with its own classifier if `classifier` is None. Else the classifier sees the mean
+    of the last hidden states or, for pooling="first", the hidden state of the first token.
     """
 
     def __init__(self, network: nn.Module, tokenizer: Any, classifier: nn.Linear | None = None, pooling: str = "mean"):
@@ -77,7 +77,7 @@ class TextClassifier(nn.Module):
         self.name = ""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "TextClassifier":
-        """Copies share the tokenizer, which never changes and is slow to copy."""
+        """A copy that shares the tokenizer, which never changes and is slow to copy."""
         memo[id(self.tokenizer)] = self.tokenizer
         memo[id(self)] = copied = type(self).__new__(type(self))
         vars(copied).update(copy.deepcopy(vars(self), memo))
@@ -90,9 +90,10 @@ class TextClassifier(nn.Module):
         return min(self.tokenizer.model_max_length, getattr(config, "max_position_embeddings", 2**31))
 
     def encode(self, texts: Sequence[str], max_length: int | None = None) -> Int[Tensor, "samples tokens"]:
-        """The token ids of `texts`, padded to the longest of them; cut to `max_length`, None for the network's limit.
+        """The token ids of `texts`, padded to the longest of them and cut to `max_length` (None: the network's limit).
 
-        Raises TypeError for what is no list of strings, ValueError for none and a max_length that the network lacks.
+        Raises TypeError unless `texts` is a list of strings, ValueError for an empty list and for a max_length outside
+        3 and the network's limit.
         """
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise TypeError("encode takes a list of strings; for one text give [text]")
@@ -123,7 +124,7 @@ class TextClassifier(nn.Module):
 
 
 def plain_logits(model: Any) -> Any:
-    """The same network of transformers, returning its logits alone, as everything else here expects."""
+    """The same network of transformers, changed in place to return its logits alone."""
     model.register_forward_hook(_logits)
     return model
 
@@ -172,7 +173,7 @@ def _texts(source: str, classes: int, local: bool) -> TextClassifier:
 
 
 def _load(kind: Any, source: str, classes: int, local: bool) -> tuple[Any, list[str]]:
-    """The model of a checkpoint, and the names of its weights outside the classifier that are not the checkpoint's."""
+    """The model of a checkpoint, and the names of weights outside the classifier that the checkpoint lacks."""
     from transformers import AutoConfig
 
     where = {"local_files_only": local, "trust_remote_code": False}
@@ -215,7 +216,7 @@ def _check_complete(source: str, model: nn.Module, new: list[str]) -> None:
 
 @contextlib.contextmanager
 def _quiet(progress: bool) -> Iterator[None]:
-    """Without transformers' reports of new weights, which are expected, and its bars but for downloads."""
+    """Switch off transformers' reports of new weights, which are expected, and without `progress` its bars."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -240,8 +241,8 @@ def load_weights(model: Model, path: str | os.PathLike) -> Model:
     path: a .th, .pt or .pth file of torch.save, of which only tensors are read (`weights_only=True`), or .safetensors.
         A state dict under "state_dict" is unwrapped, and the prefix "module." of nn.DataParallel dropped.
 
-    Raises FileNotFoundError if there is no such file; ValueError for another kind of file, one that cannot be read or
-    holds more than tensors, and one whose names or shapes are not the model's. The model is then as it was.
+    Raises FileNotFoundError if there is no such file. Raises ValueError for another kind of file, for one that cannot
+    be read or holds more than tensors, and for names or shapes that are not the model's: then it stays unchanged.
     """
     path = Path(path).expanduser()
     state = _read_weights(path)

@@ -1,4 +1,4 @@
-"""The explorer behind `uqlab.widgets`: controls, one line that says what is seen, a picture that answers quickly."""
+"""The box that all explorers are: controls, one line that says what is seen, and a picture that follows quickly."""
 
 import gc
 import html
@@ -23,9 +23,16 @@ SCALE, SHARPNESS = 110, 1.25  # CSS pixels an inch; pixels a CSS pixel
 
 
 class Explorer(ipywidgets.VBox):
-    """What `explore` returns: a box of `controls`, a line of text `seen` and an image `picture`.
+    """A box of `controls`, a line of text `seen` and an image `picture`, drawn anew whenever a control moves.
 
-    A picture that was drawn before is shown again without drawing.
+    draw: takes the values of the controls by name and returns a new figure. With `figure`, which is faster, it adds to
+    the axes of that figure instead: what it added is removed before the next call, and the axes keep their places.
+    Limits, ticks and labels are painted again only where they change. controls: name -> ipywidgets control, with the
+    unit in its description. seen: a line (HTML) that says what is seen, or a function of the same values that returns
+    it.
+
+    The image is exchanged whole, so nothing flickers and headless runs work; one that was drawn before is shown again
+    without drawing. An error of `draw` is shown in place of the line, and raised.
     """
 
     def __init__(
@@ -54,7 +61,7 @@ class Explorer(ipywidgets.VBox):
         self.add_class("uqlab-explorer")
 
     def reset(self, _: Any = None) -> None:
-        """Set every control to its first value; drawn once."""
+        """Set every control to its first value, and draw once."""
         self._paused = True
         try:
             for name, control in self.controls.items():
@@ -69,7 +76,7 @@ class Explorer(ipywidgets.VBox):
         values = {name: control.value for name, control in self.controls.items()}
         key = tuple(values.values())
         collecting = gc.isenabled()
-        gc.disable()  # a figure is made of enough objects to set off a collection: 100 ms beside torch
+        gc.disable()  # a figure has so many objects that it triggers a collection: 100 ms in a process with torch
         try:
             if key not in self._drawn:
                 self._drawn[key] = self._paint(values), self._say(**values) if callable(self._say) else self._say
@@ -78,7 +85,7 @@ class Explorer(ipywidgets.VBox):
             picture, text = self._drawn[key]
             self.seen.value = _line(text)
             self.picture.value = picture
-        except Exception as error:  # in a browser an error of a callback is seen nowhere else
+        except Exception as error:  # a browser shows the error of a callback nowhere else
             self.seen.value = _line(f"This could not be drawn: {type(error).__name__}: {html.escape(str(error))}")
             raise
         finally:
@@ -97,12 +104,11 @@ class Explorer(ipywidgets.VBox):
 class _Stage:
     """A figure whose ticks and labels are painted once; what a redraw adds is painted on top and removed again.
 
-    Most of what a figure of Matplotlib costs is its axes and ticks. When a redraw changes those (limits, ticks, labels)
-    they are painted anew.
+    Matplotlib spends most of its time on axes and ticks. They are painted anew only when a redraw changes them.
     """
 
     def __init__(self, figure: Figure):
-        plt.close(figure)  # ours from now on
+        plt.close(figure)  # pyplot forgets it
         self.figure, self.canvas = figure, FigureCanvasAgg(figure)
         figure.set_dpi(SCALE * SHARPNESS)
         for ax in figure.axes:
@@ -142,7 +148,7 @@ class _Stage:
         return [artist for ax, kept in self.kept.items() for artist in ax.get_children() if artist not in kept]
 
     def _look(self) -> list[tuple]:
-        """What the background shows of each axis."""
+        """What the background depends on."""
         return [
             (axis.get_scale(), *axis.get_view_interval(), axis.get_label_text(), *axis.get_majorticklocs(),
              *getattr(axis.get_major_formatter(), "seq", ()))
@@ -151,8 +157,8 @@ class _Stage:
         ]  # fmt: skip
 
     def _paint_background(self, added: list[Artist]) -> None:
-        if self.background is None:  # room for everything of the first picture; from then on the axes stay
-            for _ in range(3):  # until the layout stands still
+        if self.background is None:  # laid out for the first picture; from then on the axes stay
+            for _ in range(3):  # until the layout changes no more
                 self.figure.draw_without_rendering()
             self.figure.set_layout_engine("none")
             for ax in self.kept:
@@ -163,7 +169,7 @@ class _Stage:
         self.canvas.draw()
         for artist in added:
             artist.set_visible(True)
-        for title, place in zip(self.titles, self.places, strict=True):  # drawn invisible, a title loses its place
+        for title, place in zip(self.titles, self.places, strict=True):  # drawn invisible, a title moves
             title.set_position(place)
         self.background = self.canvas.copy_from_bbox(self.figure.bbox)
         self.look = self._look()
@@ -179,5 +185,5 @@ def _arrange(control: Any, longest: int) -> None:
 
 
 def _line(text: str) -> str:
-    """The text for the eye and, whenever it changes, for a screen reader."""
+    """The text as HTML that a screen reader reads aloud whenever it changes."""
     return f'<div aria-live="polite" style="line-height: 1.4; max-width: 50em">{text}</div>'

@@ -1,4 +1,4 @@
-"""Explorers of what is inside networks: masks, singular vectors, attention heads, gradients (public in `widgets`)."""
+"""Explorers of the inside of networks: masks, singular vectors, attention heads, gradients."""
 
 import functools
 import math
@@ -33,9 +33,9 @@ def masks(
 ) -> Explorer:
     """Sub-models by masks: the masks, and the mutual information of the extracted beside the trained ensemble.
 
-    found: diversity weight -> name of a mask -> soft mask. parts and accuracy: (weight, threshold) -> decompositions of
-    "id" and "ood" inputs, share of correct predictions; threshold None: soft masks. trained: decompositions of the
-    trained ensemble. weight: the first shown.
+    found: diversity weight -> name of a mask -> soft mask. parts: (weight, threshold) -> decompositions of "id" and
+    "ood" inputs; threshold None means soft masks. accuracy: (weight, threshold) -> share of correct predictions.
+    trained: decompositions of the trained ensemble. weight: shown first.
     """
     everything = [trained, *parts.values()]
     most = max(d.epistemic.max().item() for by in everything for d in by.values())
@@ -90,8 +90,9 @@ def spectra(
     """Singular vectors of one matrix of one member against all those of the pretrained matrix.
 
     before: name of a layer -> its pretrained weight. after: name of a method -> its members' weights of a layer:
-    `functools.partial(diversity.member_weights, ensemble)`. k, threshold, layer: the first shown, as in
-    `spectra.intruder_dimensions`. Rows without any |cos| above the threshold are intruders, marked in red.
+    `functools.partial(diversity.member_weights, ensemble)`. k, threshold: as in
+    `spectra.intruder_dimensions`, shown first, like layer. Rows without any |cos| above the threshold are intruders,
+    marked in red.
     """
     first = layer or next(iter(before))
     members = len(after[next(iter(after))](first))
@@ -120,7 +121,7 @@ def spectra(
     shades = ScalarMappable(Normalize(0, 1), "viridis_r")
     bar = figure.colorbar(shades, ax=left, label="|cos|", pad=0.02)
     left.set(xlabel="rank of the direction before", ylim=(1, 0), yticks=[])
-    left.set_ylabel("rank after training", labelpad=18)  # beside the marks of intruders
+    left.set_ylabel("rank after training", labelpad=18)  # leaves room for the marks of intruders
     right.set(xlabel="singular value", ylim=(1, 0), yticks=[])
     right.plot([], [], color=plots.TOTAL, linestyle="--", label="before")
     right.plot([], [], color=plots.EPISTEMIC, label="after")
@@ -129,7 +130,7 @@ def spectra(
     def draw(**values: Any) -> None:
         cosines, s, intruder = strange(values)
         count, base = len(cosines), old(values["name"])[1]
-        y = (np.arange(count) + 0.5) / count  # not the ranks themselves: axes that stay are painted once
+        y = (np.arange(count) + 0.5) / count  # not the ranks: then the axis stays the same for every k
         left.imshow(cosines.numpy(), aspect="auto", cmap="viridis_r", vmin=0, vmax=1, interpolation="nearest",
                     extent=(0.5, len(base) + 0.5, 1, 0))  # fmt: skip
         outside = {"clip_on": False, "transform": left.get_yaxis_transform()}
@@ -173,11 +174,12 @@ def head_map(
     path: Mapping[str, Sequence[float]] | None = None,
     alone: Mapping[tuple[int, int], Mapping[str, float]] | None = None,
 ) -> Explorer:
-    """Attention heads: their map, what the network is worth without the first of `order`, and what one head sees.
+    """Attention heads: their map, the quality of the network without the first of `order`, and one head's features.
 
-    values: a value of each head, coloured. features: (number of heads removed, layer, head, set: `known` or one
-    of `others`) -> that head's features of inputs of the set. removed: the numbers to choose from. path: measure -> its
-    value after 0, 1, ... heads removed. alone: head -> measure -> its value without that head alone.
+    values: a value of each head, shown as colour. features: (number of removed heads, layer, head, set: `known` or one
+    of `others`) -> that head's features of the set's inputs. removed: the numbers of removed heads to choose from.
+    path: measure -> its value after the removal of 0, 1, ... heads. alone: head -> measure -> its value when only that
+    head is removed.
     """
     layers, heads = values.shape
 
@@ -242,8 +244,8 @@ def gradients(
 ) -> Explorer:
     """The ingredients of a gradient score: depth weight, class weight and noise, against the entropy.
 
-    norms: noise sigma -> norms and log p of `gradients.gradient_norms`, the first `inside` samples in-distribution, the
-    others OOD. reference: the scores to compare with, entropy for example. depth: the first shown.
+    norms: noise sigma -> norms and log p of `gradients.gradient_norms`; the first `inside` samples are
+    in-distribution, the others OOD. reference: the scores to compare with. depth: shown first.
     """
 
     def score(depth: float, weight: ClassWeight, sigma: float) -> tuple[Tensor, Tensor]:
@@ -264,7 +266,7 @@ def gradients(
 
     def draw(**values: Any) -> None:
         both = score(**values)
-        middle = torch.cat(both).median()  # in its units, so that scores of any scale can be compared
+        middle = torch.cat(both).median()  # scores of any scale can be compared in units of their median
         for part, kind in zip(both, ("id", "ood"), strict=True):
             plots.ecdf(part / middle, linestyle=plots.LINES[kind], ax=left).set_xlabel("score / its median")
         plots.roc(*both, ax=right)

@@ -1,7 +1,4 @@
-"""Explorers: controls above a picture of what is already computed. `explore` makes one of any drawing function.
-
-Each returns an `Explorer`, a box of ipywidgets. Arrow keys move a slider that has the focus; nothing is trained here.
-"""
+"""Explorers of predictions: members on the simplex, sub-ensembles, groups of members, ensembles by width."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,36 +8,11 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from uqlab import plots, uncertainty
 from uqlab.uncertainty import Decomposition, GroupDecomposition
 from uqlab.widgets.explorer import Explorer
-from uqlab.widgets.networks import gradients, head_map, masks, spectra
-
-__all__ = [
-    "Explorer", "collapse", "explore", "gradients", "groups", "head_map", "masks", "simplex", "spectra", "widths",
-]  # fmt: skip
-
-
-def explore(
-    draw: Callable[..., Any],
-    controls: Mapping[str, ipywidgets.ValueWidget],
-    seen: str | Callable[..., str] = "",
-    figure: Figure | None = None,
-) -> Explorer:
-    """Show what `draw(**values)` draws, anew whenever a control moves.
-
-    draw: the values of the controls by name -> a new figure. With `figure`, which is faster, it adds to the axes of
-    that figure instead, and what it added is taken away before the next call; limits, ticks and labels are painted
-    again only where they change, and the axes keep their places. controls: name -> ipywidgets control, its description
-    with the unit. seen: a line (HTML) that says what is seen, or a function of the same values that returns it.
-
-    The picture is an image that is exchanged whole, so nothing flickers and headless runs work. An error of `draw` is
-    shown in place of the line, and raised.
-    """
-    return Explorer(draw, controls, seen, figure)
 
 
 def simplex(
@@ -48,7 +20,7 @@ def simplex(
     controls: Mapping[str, ipywidgets.ValueWidget],
     classes: Sequence[str] = ("A", "B", "C"),
 ) -> Explorer:
-    """Members on the simplex of three classes, and how their uncertainty splits.
+    """Members as points of the simplex of three classes, and the split of their uncertainty.
 
     cloud: the values of the controls by name -> logits [members, 3].
     """
@@ -84,7 +56,7 @@ def collapse(
     predictions: Mapping[int, Float[Tensor, "groups points"]],
     background: Callable[[Axes], Any] | None = None,
 ) -> Explorer:
-    """Sub-ensembles of a regression on a line: what each predicts, and the variance between them.
+    """Sub-ensembles of a regression with one input: the prediction of each, and the variance between them.
 
     predictions: size of a sub-ensemble -> the mean prediction of each. background: draws the data into the left axes.
     """
@@ -121,9 +93,10 @@ def collapse(
 
 
 def groups(parts: Mapping[str, Mapping[int, GroupDecomposition]], members: int) -> Explorer:
-    """What the outer ensemble sees of groups of members, input by input and on average.
+    """The mutual information between groups of members, which the outer ensemble sees, and that within the groups.
 
-    parts: name of a set, in-distribution first -> size of a group -> `uncertainty.decompose_groups` of its inputs.
+    parts: name of a set, the in-distribution set first -> size of a group -> `uncertainty.decompose_groups` of its
+    inputs. members: of the whole ensemble.
     """
     sizes = list(next(iter(parts.values())))
     lines = dict(zip(parts, (plots.LINES["id"], plots.LINES["ood"], plots.LINES["ambiguous"]), strict=False))
@@ -166,7 +139,7 @@ def widths(
     names: Mapping[str, str],
     images: Mapping[str, Float[Tensor, "samples c h w"]],
 ) -> Explorer:
-    """Ensembles of one width after the other: mutual information of each kind of input, and the extreme OOD inputs.
+    """Ensembles of several widths: mutual information of each kind of input, and the OOD inputs with most and least.
 
     parts: width -> kind -> decomposition of its inputs; the kinds are "id", "ambiguous" and those of `images`.
     names: kind -> name of the set. images: kind -> inputs of an OOD set; of several, one at a time is shown.
@@ -207,6 +180,6 @@ def widths(
 
 
 def _sheet(images: Float[Tensor, "n c h w"], columns: int) -> Float[Tensor, "c y x"]:
-    """Images in rows of `columns`, as one, a pixel apart."""
+    """One image of all `images`, in rows of `columns` and one pixel apart."""
     rows = [torch.cat(list(row), -1) for row in torch.nn.functional.pad(images, (0, 1, 0, 1)).split(columns)]
     return torch.cat(rows, -2)
