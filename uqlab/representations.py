@@ -1,13 +1,13 @@
 """Representations compared: centred kernel alignment (CKA) of layers and heads, and embeddings in a plane.
 
-Features are [samples, features]; what is compared belongs to the same samples in the same order. With X and Y centred,
-K and L their kernel matrices and k and l the diagonals of these, CKA is made of
+Features are [samples, features]. Two representations are compared on the same samples in the same order. Let K and L be
+the kernel matrices of the centred X and Y, and k and l the diagonals of K and L. CKA is computed in float64 from
 
     biased    HSIC0 = <K, L> / (n - 1)^2
     unbiased  HSIC1 = (<K, L> - n / (n - 2) k.l + sum(k) sum(l) / ((n - 1)(n - 2))) / (n (n - 3))
 
-(Song et al. 2012, eq. 5, where the rows of K and L sum to 0), in float64. For a linear kernel <K, L> = ||X^T Y||_F^2,
-and no n x n matrix is needed.
+(Song et al. 2012, eq. 5, for K and L whose rows sum to 0). For a linear kernel <K, L> = ||X^T Y||_F^2, which needs no
+n x n matrix.
 """
 
 import math
@@ -22,7 +22,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from uqlab.ensembles import Ensemble
+from uqlab.core.checks import at_least, finite, one_network, one_of
+from uqlab.core.modules import evaluating, hooked, like_parameters
 
 Features = Float[Tensor, "samples _"]
 FeatureSets = Sequence[Features] | Float[Tensor, "_ samples _"]
@@ -31,7 +32,7 @@ Tokens = Literal["first", "mean", "all"]
 
 
 class Matching(NamedTuple):
-    """Row rows[i] belongs to column columns[i], with this similarity."""
+    """Row rows[i] is matched with column columns[i], at similarity[i]."""
 
     rows: Int[Tensor, " pairs"]
     columns: Int[Tensor, " pairs"]
@@ -39,7 +40,7 @@ class Matching(NamedTuple):
 
 
 class _Kernel(NamedTuple):
-    """A centred kernel matrix K [n, n] and its diagonal [n]; of a linear kernel `root` is F [n, <= n], K = F F^T."""
+    """`root` is the centred kernel matrix K [n, n], or F [n, <= n] with K = F F^T if linear; the diagonal of K [n]."""
 
     root: Tensor
     diagonal: Tensor
@@ -51,12 +52,12 @@ def cka(X: Features, Y: Features, kernel: Kernel = "linear", unbiased: bool = Tr
     X [samples, p], Y [samples, q].
     kernel: "linear", in O(n p q); or "rbf", exp(-D^2 / (2 bandwidth^2 median(D^2))) with the median over all n^2
         pairs, in O(n^2) memory.
-    unbiased: HSIC1, near 0, and now and then below, for independent features; or HSIC0, which stays far above 0 unless
-        there are many more samples than features.
+    unbiased: HSIC1, which is near 0 for independent features and may be negative; else HSIC0, which stays far above 0
+        unless there are many more samples than features.
 
     Features that do not vary give NaN and a warning. Raises ValueError for different numbers of samples, fewer than 4
-    (biased: 2) and NaN or infinite values; TypeError for what are no floating tensors. Kornblith et al. 2019; unbiased:
-    Nguyen et al. 2021, eq. 3.
+    samples (biased: 2) and NaN or infinite values; TypeError unless both are floating tensors.
+    Kornblith et al. 2019; unbiased: Nguyen et al. 2021, eq. 3.
     """
     return _cka([([X], [Y])], kernel, unbiased, bandwidth).item()
 
@@ -68,14 +69,15 @@ def minibatch_cka(
     *,
     bandwidth: float = 1.0,
 ) -> float:
-    """CKA of a stream of batches (X [batch, p], Y [batch, q]), of which one at a time is held.
+    """CKA of a stream of batches (X [batch, p], Y [batch, q]); only one batch is held at a time.
 
-    sum_b HSIC(X_b, Y_b) / sqrt(sum_b HSIC(X_b, X_b) sum_b HSIC(Y_b, Y_b)): the ratio of sums. Unbiased, every batch
-    estimates the same numbers whatever its size, so the batch size changes noise alone; biased, small ones give more.
-    The samples should come in random order. "rbf" takes each batch's own median.
+    The ratio of sums, sum_b HSIC(X_b, Y_b) / sqrt(sum_b HSIC(X_b, X_b) sum_b HSIC(Y_b, Y_b)). If `unbiased`, the batch
+    size changes only the noise; else small batches give larger values. The samples should come in random order. "rbf"
+    takes each batch's own median.
 
-    The rest as in `cka`. Raises ValueError for an empty stream and a batch of fewer than 4 samples (biased: 2): leave
-    out a shorter last one (a DataLoader's drop_last=True). Nguyen et al. 2021, eq. 5.
+    The other arguments and errors are those of `cka`. Also raises ValueError for an empty stream and for a batch of
+    fewer than 4 samples (biased: 2): leave out a short last batch (DataLoader's drop_last=True). Nguyen et al. 2021,
+    eq. 5.
     """
     return _cka((([x], [y]) for x, y in batches_of_pairs), kernel, unbiased, bandwidth).item()
 
@@ -90,34 +92,22 @@ def cka_matrix(
 ) -> Float[Tensor, "a b"]:
     """CKA of every representation in `features_a` with every one in `features_b`, None for the same: [A, B], float64.
 
-    Each is a list of [samples, features] of any widths, or a tensor [representations, samples, features]; for the heads
-    in [samples, heads, d_head] that is `.unbind(1)`.
+    Each is a list of [samples, features] of any widths, or a tensor [representations, samples, features]. Of the heads
+    in x [samples, heads, d_head] the list is `x.unbind(1)`.
 
-    A representation that does not vary has NaN in its row or column; one warning counts them. The rest as in `cka`.
+    A representation that does not vary has NaN in its row or column, and one warning counts them. The other arguments
+    and errors are those of `cka`.
     """
     return _cka([(features_a, features_b)], kernel, unbiased, bandwidth)
-
-
-def minibatch_cka_matrix(
-    batches: Iterable[tuple[FeatureSets, FeatureSets | None]],
-    kernel: Kernel = "linear",
-    unbiased: bool = True,
-    *,
-    bandwidth: float = 1.0,
-) -> Float[Tensor, "a b"]:
-    """`cka_matrix` of a stream of batches of what that takes, (features_a, features_b or None); see `minibatch_cka`.
-
-    One batch and a few [A, B] sums are held. Raises ValueError if the number of representations changes.
-    """
-    return _cka(batches, kernel, unbiased, bandwidth)
 
 
 def match(similarity: Float[Tensor, "a b"]) -> Matching:
     """One-to-one pairs of rows and columns with the largest total similarity, by the Hungarian method (Kuhn 1955).
 
-    similarity [A, B], for heads their CKA; min(A, B) pairs in the order of rows. NaN is worse than any number and stays
-    NaN: `match(s).similarity.nanmean()` is the mean matched similarity, and 1 - it a diversity. Raises ValueError for
-    what is no matrix, or holds infinite values.
+    similarity: [A, B], of heads their CKA. The min(A, B) pairs are in the order of the rows. NaN is worse than any
+        number and stays NaN: `match(s).similarity.nanmean()` is the mean over the matched pairs that are known.
+
+    Raises ValueError unless `similarity` is a matrix, and for infinite values.
     """
     if similarity.ndim != 2 or similarity.numel() == 0 or similarity.isinf().any():
         raise ValueError(f"similarity must be a matrix [A, B] of finite values or NaN, got {list(similarity.shape)}")
@@ -138,48 +128,37 @@ def layer_features(
     batch_size: int = 256,
     progress: bool = False,
 ) -> dict[str, Features]:
-    """What the layers of one network put out, by name: [samples, features] each, float32 on the CPU.
+    """The outputs of the layers of one network, by the layer's name: [samples, features] each, float32 on the CPU.
 
-    inputs [samples, ...], as the network takes them.
-    target: a regular expression on module names; None for the blocks of a transformer (its longest nn.ModuleList), or
-        in a network without for every linear and convolutional layer.
-    tokens: of outputs [samples, tokens, width] the "first" (CLS), the "mean", or "all", flattened. Of maps [samples,
-        channels, height, width] "mean" is over the map; all else is flattened.
+    inputs: [samples, ...], as the network takes them; it is in evaluation mode meanwhile.
+    target: a regular expression on module names. None takes the blocks of a transformer (its longest nn.ModuleList), or
+        without such a list every linear and convolutional layer.
+    tokens: "first" (CLS), "mean" or "all" (flattened) of outputs [samples, tokens, width]. For maps [samples, channels,
+        height, width] "mean" averages over the map. Other outputs are flattened.
 
-    Evaluation mode, without gradients. Raises TypeError for an ensemble (take `ensemble.member(m)`); ValueError for a
-    target that matches no module, no inputs, an unknown `tokens`, and a module that does not put out [batch, ...] once
-    in every pass.
+    Raises TypeError for an ensemble; ValueError for a target that matches no module, for no inputs, an unknown
+    `tokens`, and a module that does not give one output [batch, ...] in every pass.
     """
-    if isinstance(model, Ensemble) or not isinstance(model, nn.Module):
-        hint = "; take one of its members: ensemble.member(0)" if isinstance(model, Ensemble) else ""
-        raise TypeError(f"layer_features takes one network, got {type(model).__name__}{hint}")
-    if tokens not in ("first", "mean", "all"):
-        raise ValueError(f'tokens must be "first", "mean" or "all", got {tokens!r}')
-    if len(inputs) == 0 or batch_size < 1:
-        raise ValueError(f"needs at least one input and batch_size >= 1, got {len(inputs)} and {batch_size}")
+    one_network(model, "layer_features")
+    one_of("tokens", tokens, ("first", "mean", "all"))
+    at_least("batch_size", batch_size)
+    at_least("the number of inputs", len(inputs))
     layers = _layers(model, target)
-    parameter, modes = next(model.parameters(), torch.empty(0)), {part: part.training for part in model.modules()}
     outputs: dict[str, list[Tensor]] = {name: [] for name in layers}
 
     def keep(name: str):
         return lambda _, args, output: outputs[name].append(_reduced(name, output, tokens))
 
-    hooks = [layer.register_forward_hook(keep(name)) for name, layer in layers.items()]
+    hooks = (layer.register_forward_hook(keep(name)) for name, layer in layers.items())
     starts = range(0, len(inputs), batch_size)
-    try:
-        model.eval()
+    with evaluating(model), hooked(hooks):
         for start in tqdm(starts, desc="layer features", disable=not progress, leave=False):
-            model(inputs[start : start + batch_size].to(parameter.device))
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for part, mode in modes.items():
-            part.training = mode
+            model(like_parameters(model, inputs[start : start + batch_size]))
     for name, parts in outputs.items():
         if sum(map(len, parts)) != len(inputs) or len({part.shape[1] for part in parts}) > 1:
             shapes = [list(part.shape) for part in parts[:3]]
             raise ValueError(
-                f"{name} must put out one [batch, ...] of the same width in every pass, got {shapes or 'nothing'} in "
+                f"{name} must give one output [batch, ...] of one width in every pass, got {shapes or 'nothing'} in "
                 f"{len(starts)} passes of {len(inputs)} inputs; choose another target, or tokens for inputs of several "
                 "lengths"
             )
@@ -191,16 +170,15 @@ def embed(
 ) -> Float[Tensor, "samples components"]:
     """Samples [samples, features] as points [samples, components]: "pca", "umap" or "tsne".
 
-    To compare sets (ID and OOD, members, steps of training) embed them together. PCA turns each axis so that its
-    largest score is positive; it needs no seed. UMAP has at most 15 neighbours, t-SNE perplexity 30, both less for few
-    samples. Only distances matter to all three, so features in excess of the samples are rotated away first: weights
-    may be embedded whole.
+    Embed sets that you compare (ID and OOD, members, steps of training) together. PCA turns each axis so that its
+    largest score is positive, and needs no seed. UMAP has at most 15 neighbours and t-SNE perplexity 30, both less for
+    few samples. All three see only distances, so more features than samples are rotated to as many as samples first:
+    whole weight matrices can be embedded.
 
-    Raises ValueError for an unknown method, NaN or infinite values, components outside 1 to min(samples - 1, features)
-    and samples that are all alike. McInnes et al. 2018; van der Maaten & Hinton 2008.
+    Raises ValueError for an unknown method, NaN or infinite values, components outside 1 to min(samples - 1, features),
+    and equal samples. McInnes et al. 2018; van der Maaten & Hinton 2008.
     """
-    if method not in ("pca", "umap", "tsne"):
-        raise ValueError(f'method must be "pca", "umap" or "tsne", got {method!r}')
+    one_of("method", method, ("pca", "umap", "tsne"))
     (x,) = _representations([X], "")
     samples, width = x.shape
     if not 1 <= components <= min(samples - 1, width):
@@ -222,8 +200,8 @@ def embed(
         found = torch.from_numpy(tsne.fit_transform(root.cpu().numpy()))
     else:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ImportWarning)  # it would like TensorFlow
-            from umap import UMAP  # takes seconds
+            warnings.simplefilter("ignore", ImportWarning)  # umap misses TensorFlow
+            from umap import UMAP  # here, because the import takes seconds
 
         umap = UMAP(n_neighbors=min(15, samples - 1), n_components=components, random_state=seed, n_jobs=1, init="pca")
         found = torch.from_numpy(umap.fit_transform(root.cpu().numpy()))
@@ -234,8 +212,7 @@ def _cka(
     batches: Iterable[tuple[FeatureSets, FeatureSets | None]], kernel: str, unbiased: bool, bandwidth: float
 ) -> Tensor:
     """The ratio of sums over batches: [A, B]."""
-    if kernel not in ("linear", "rbf"):
-        raise ValueError(f'kernel must be "linear" or "rbf", got {kernel!r}')
+    one_of("kernel", kernel, ("linear", "rbf"))
     if not 0 < bandwidth < math.inf:
         raise ValueError(f"bandwidth must be positive, got {bandwidth}")
     fewest = 4 if unbiased else 2
@@ -252,9 +229,6 @@ def _cka(
         prepared = [[_prepare(x, kernel, bandwidth) for x in each] for each in sets]
         found = [_hsic(_inner(prepared[0], prepared[-1], kernel), prepared[0], prepared[-1], unbiased)]
         found += [part for each in prepared for part in _own(each, kernel, unbiased)]
-        if totals and [t.shape for t in totals] != [f.shape for f in found]:
-            shapes = f"{list(found[0].shape)} after {list(totals[0].shape)}"
-            raise ValueError(f"{where}the number of representations must stay that of the first batch, got {shapes}")
         totals = [t + f for t, f in zip(totals, found, strict=True)] if totals else found
     if not totals:
         raise ValueError("minibatch CKA needs at least one batch, got an empty stream")
@@ -281,15 +255,14 @@ def _representations(features: FeatureSets, where: str) -> list[Tensor]:
         if x.ndim != 2 or 0 in x.shape:
             hint = "; for heads use .unbind(1)" if x.ndim == 3 else ""
             raise ValueError(f"{where}a representation must be [samples, features], got {list(x.shape)}{hint}")
-        if not x.isfinite().all():
-            raise ValueError(f"{where}a representation holds NaN or infinite values; leave those samples out")
+        finite(f"{where}a representation", x)
     if not found:
         raise ValueError(f"{where}needs at least one representation, got an empty list")
     return [x.detach() for x in found]
 
 
 def _centred(x: Tensor) -> tuple[Tensor, bool]:
-    """F [n, <= n] with F F^T = X X^T of the centred X, float64; and whether X varies by more than its own rounding."""
+    """F [n, <= n] in float64 with F F^T = X X^T for the centred X; and whether X varies by more than its rounding."""
     wide = x.double()
     root = wide - wide.mean(0)
     varies = bool(root.norm() > 4 * torch.finfo(x.dtype).eps * wide.norm())
@@ -305,8 +278,8 @@ def _prepare(x: Tensor, kernel: str, bandwidth: float) -> _Kernel:
     gram = root @ root.mT
     lengths = gram.diagonal().clone()
     squares = gram.mul_(-2).add_(lengths).add_(lengths[:, None]).clamp_(min=0).fill_diagonal_(0)  # D^2
-    median = (squares.median() - (-squares).median()) / 2  # of an even number the mean of the middle two
-    if not median:  # most samples are alike: no length to compare with
+    median = (squares.median() - (-squares).median()) / 2  # the mean of the middle two of an even number
+    if not median:  # most samples are equal: there is no length scale
         return _Kernel(squares.zero_(), squares.diagonal())
     gram = squares.div_(-2 * bandwidth**2 * median).exp_()
     means = gram.mean(0)
@@ -334,13 +307,14 @@ def _hsic(inner: Tensor, a: list[_Kernel], b: list[_Kernel], unbiased: bool) -> 
 
 
 def _own(a: list[_Kernel], kernel: str, unbiased: bool) -> tuple[Tensor, Tensor]:
-    """HSIC of every kernel with itself [A], and up to where it is rounding [A]."""
+    """HSIC of every kernel with itself [A], and the value up to which this is rounding [A]."""
     own = torch.cat([_hsic(_inner([x], [x], kernel), [x], [x], unbiased)[0] for x in a])
     traces = torch.stack([x.diagonal.sum() for x in a])
     return own, 1e-14 * traces.square() / a[0].diagonal.shape[0] ** 2
 
 
 def _layers(model: nn.Module, target: str | None) -> dict[str, nn.Module]:
+    """The modules that `target` names, or the default ones."""
     modules = {name: part for name, part in model.named_modules() if name}
     if target is not None:
         chosen = {name: part for name, part in modules.items() if re.search(target, name)}
@@ -361,7 +335,7 @@ def _reduced(name: str, output: Any, tokens: str) -> Tensor:
     """One layer's output as [batch, features]."""
     x = output[0] if isinstance(output, tuple | list) else output
     if not isinstance(x, Tensor) or x.ndim < 2:
-        raise ValueError(f"{name} puts out {type(x).__name__}, not a tensor [batch, ...]; choose another target")
+        raise ValueError(f"{name} returns {type(x).__name__}, not a tensor [batch, ...]; choose another target")
     if x.ndim == 3 and tokens != "all":
         x = x[:, 0] if tokens == "first" else x.mean(1)
     elif x.ndim == 4 and tokens == "mean":
