@@ -1,14 +1,16 @@
 """Members compared: identities, plain loops, known matrices, bad input."""
 
 import math
+import re
 
+import head_networks
 import numpy as np
 import pytest
 import torch
 from scipy.spatial.distance import jensenshannon
 from torch import nn
 
-from uqlab import diversity, ensembles, models
+from uqlab import diversity, ensembles, heads, models
 
 
 def make_logits(members=5, batch=40, classes=4, seed=0):
@@ -125,6 +127,39 @@ def test_weights_of_lora_equal_plain_references():
     one = diversity.weight_cosine(ensemble, target=values[0].replace(".", r"\."))
     first = torch.stack([layers[0] for layers in flat(ensemble, values)])
     assert torch.allclose(one.float(), nn.functional.cosine_similarity(first[:, None], first, dim=-1), atol=1e-6)
+
+
+def pruned(*removed):
+    """Three members of one network without different heads."""
+    torch.manual_seed(0)
+    backbone = models.vit(8, 4, width=16, layers=2, heads=4)
+    return [heads.prune(backbone, each) for each in removed]
+
+
+@pytest.mark.parametrize("make", ["vit", "clip", "bert", "distilbert"])
+def test_fused_members_are_compared_by_their_own_heads(make):
+    kept = [[(0, 0), (1, 1)], [(0, 1), (1, 2)], [(0, 3), (1, 1)]]
+    members = [heads.prune(head_networks.make(make), each) for each in kept]
+    fused = heads.fuse(members)
+    found = diversity.weight_cosine(fused)
+    vectors = []
+    for m in range(3):
+        plain = [part for name, part in fused.member(m).named_modules() if re.search(ensembles.ATTENTION, name)]
+        vectors.append(torch.cat([layer.weight.detach().flatten() for layer in plain]))
+    assert len(plain) == 4 * head_networks.LAYERS
+    expected = nn.functional.cosine_similarity(torch.stack(vectors)[:, None], torch.stack(vectors), dim=-1)
+    torch.testing.assert_close(found, expected)
+    assert (off_diagonal(found) < 0.99).all()
+    torch.testing.assert_close(diversity.weight_cosine(ensembles.from_members(members)), found)
+    assert 0 < diversity.diversity_score(fused) < 1
+
+
+def test_members_of_different_shapes_are_refused():
+    fused = heads.fuse(pruned([(0, 0)], [(0, 1), (1, 1)]))
+    for measure in (diversity.weight_cosine, diversity.diversity_score):
+        with pytest.raises(ValueError, match=r"one shape .* they are \[\(32, 16\), \(48, 16\)\].*js_divergence"):
+            measure(heads.fuse(pruned([(0, 0), (1, 0)], [(0, 1), (0, 2), (1, 1)])))
+    assert fused.members == 2
 
 
 def test_diversity_needs_members_to_compare():

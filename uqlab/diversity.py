@@ -2,39 +2,27 @@
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from uqlab.ensembles import (
-    ATTENTION,
-    BatchLinear,
-    Ensemble,
-    FoldedEnsemble,
-    LoRALinear,
-    MemberLayer,
-    MemberLinear,
-    SVDLinear,
-)
-from uqlab.extraction import MaskedLinear
+from uqlab.ensembles import ATTENTION, Ensemble, FoldedEnsemble, MemberLayer
 from uqlab.uncertainty import batch_chunks, check_logits
 
 Logits = Float[Tensor, "members batch classes"]
 Pairs = Float[Tensor, "members members"]  # one value for members i and j
 
-_LINEAR = (nn.Linear, MemberLinear, LoRALinear, SVDLinear, BatchLinear, MaskedLinear)
-
+# `heads.fuse` keeps query, key, value and output of all members in one layer, which stands where the attention stood.
+_FUSED = r"(^|\.)(attention|attention\.self|self_attn|attn)$"
+PROJECTIONS = f"{ATTENTION}|{_FUSED}"
 # The value projections of the attention in transformers; timm keeps query, key and value in one matrix [3 d, d].
-VALUES = r"(^|\.)(v_proj|value|attn\.qkv)$"
+VALUES = rf"(^|\.)(v_proj|value|attn\.qkv)$|{_FUSED}"
 
 
 def disagreement(logits: Logits) -> Pairs:
-    """Fraction of inputs on which members i and j predict different classes (Fort et al. 2019).
-
-    Raises ValueError or TypeError for what are no logits.
-    """
+    """Fraction of inputs on which members i and j predict different classes (Fort et al. 2019)."""
     check_logits(logits)
     votes = logits.argmax(-1)
     return torch.stack([(votes != mine).double().mean(1) for mine in votes])
@@ -43,9 +31,9 @@ def disagreement(logits: Logits) -> Pairs:
 def js_divergence(logits: Logits) -> Pairs:
     """Jensen-Shannon divergence between the predictions of members i and j, averaged over inputs: nats, 0 to log 2.
 
-    H((p + q) / 2) - (H(p) + H(q)) / 2 of every input, then the mean. Muhlematter et al. 2024, section 4, average the
-    predictions first, which never gives more: members that differ on inputs but find each class equally often look
-    equal then. Raises ValueError or TypeError for what are no logits.
+    It is H((p + q) / 2) - (H(p) + H(q)) / 2 of every input, then the mean over inputs. Muhlematter et al. 2024, section
+    4, average the predictions over inputs first, which never gives more: members that differ on single inputs but
+    predict each class equally often then look equal.
     """
     check_logits(logits)
     members, batch, _ = logits.shape
@@ -59,10 +47,7 @@ def js_divergence(logits: Logits) -> Pairs:
 
 
 def variation_ratio(logits: Logits) -> Float[Tensor, " batch"]:
-    """Share of the members that do not predict the most frequent class, for each input: 0 if all agree (Freeman 1965).
-
-    Raises ValueError or TypeError for what are no logits.
-    """
+    """For each input, the share of members that do not predict the most frequent class: 0 if all agree (Freeman 1965)."""
     check_logits(logits)
     votes = nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).sum(0)  # [batch, classes]
     return 1 - votes.amax(-1).double() / len(logits)
@@ -71,13 +56,13 @@ def variation_ratio(logits: Logits) -> Float[Tensor, " batch"]:
 def weight_cosine(ensemble: Ensemble, target: str | None = None) -> Pairs:
     """Cosine between the weights of members i and j: whole matrices (for LoRA W + B_m A_m), flattened and joined.
 
-    target: a regular expression on the names of a member's linear layers (`ensemble.member(0).named_modules()`); None
-        for the attention's projections, or in a network without attention every linear layer but the last.
+    target: a regular expression on the names of the layers, as in `layer_names`.
 
-    MC dropout's members share their weights: 1. Raises ValueError for a target that matches no linear layer; TypeError
-    for what is no ensemble.
+    Where members share their weights, as with MC dropout, it is 1. Raises ValueError for a target that matches no
+    linear layer and for members of different shapes, as heads.prune makes them; TypeError unless it is an ensemble.
     """
-    products = torch.stack([w @ w.T for w in _weights(ensemble, target, ATTENTION)]).sum(0)
+    weights = (_flat_weights(ensemble, name) for name in layer_names(ensemble, target))
+    products = torch.stack([w @ w.T for w in weights]).sum(0)
     norms = products.diagonal().sqrt()
     return products / torch.outer(norms, norms)
 
@@ -85,33 +70,35 @@ def weight_cosine(ensemble: Ensemble, target: str | None = None) -> Pairs:
 def diversity_score(ensemble: Ensemble) -> float:
     """1 - mean correlation of two members' value projections W_m, averaged over layers (Muhlematter et al. 2024, E).
 
-    Pearson's correlation of the whole matrices: for LoRA-Ensemble W + B_m A_m, of which the paper's values near 0 at
-    small gains leave no doubt; for every other ensemble likewise what `member(m)` multiplies by. A network without
-    attention is compared in every linear layer but the last.
+    It is Pearson's correlation of whole matrices; for LoRA-Ensemble these are W + B_m A_m, since the paper's values are
+    near 0 at small gains. A fused layer of `heads.fuse` is compared with all its projections, and a network without
+    attention in every linear layer but the last.
 
-    Raises ValueError for fewer than two members; TypeError for what is no ensemble.
+    Raises ValueError for fewer than two members and members of different shapes; TypeError unless it is an ensemble.
     """
-    if isinstance(ensemble, Ensemble) and ensemble.members < 2:
+    names = layer_names(ensemble, default=VALUES)
+    if ensemble.members < 2:
         raise ValueError("diversity needs at least two members, got 1")
     correlations = []
-    for w in _weights(ensemble, None, VALUES):
+    for name in names:
+        w = _flat_weights(ensemble, name)
         centred = nn.functional.normalize(w - w.mean(1, keepdim=True), dim=1)
         pairs = centred @ centred.T
         correlations.append((pairs.sum() - pairs.trace()) / (len(w) * (len(w) - 1)))
     return 1 - torch.stack(correlations).mean().item()
 
 
-def layer_names(ensemble: Ensemble, target: str | None = None, default: str = ATTENTION) -> list[str]:
-    """The names of the linear layers that `target` finds in a member, in the network's order.
+def layer_names(ensemble: Ensemble, target: str | None = None, default: str = PROJECTIONS) -> list[str]:
+    """The names of the layers with a weight matrix that `target` finds, in the network's order.
 
-    target: a regular expression; None for `default`, by default the attention's projections, or in a network where that
-        finds nothing every linear layer but the last.
+    target: a regular expression on the names of a folded ensemble's layers, else of member 0's. None for `default`, the
+        attention's projections, or in a network where that finds nothing every linear layer but the last.
 
-    Raises ValueError for a target that matches no linear layer; TypeError for what is no ensemble.
+    Raises ValueError for a target that matches no linear layer; TypeError unless it is an ensemble.
     """
     _check_ensemble(ensemble)
     network = ensemble.network if isinstance(ensemble, FoldedEnsemble) else ensemble.member(0)
-    names = [name for name, part in network.named_modules() if isinstance(part, _LINEAR)]
+    names = [name for name, part in network.named_modules() if _weight(part, 0) is not None]
     chosen = [name for name in names if re.search(default if target is None else target, name)]
     if not chosen and target is None:
         chosen = names[:-1] or names
@@ -123,25 +110,30 @@ def layer_names(ensemble: Ensemble, target: str | None = None, default: str = AT
 def member_weights(
     ensemble: Ensemble, name: str, members: Sequence[int] | None = None
 ) -> Float[Tensor, "members out in"]:
-    """What the members multiply by in the linear layer `name`: for LoRA W + B_m A_m, for masks W * (row_m col_m^T).
+    """The members' weights in the layer `name`: for LoRA W + B_m A_m, for masks W * (row_m col_m^T).
 
-    members: whose; None for all. MC dropout's share their weights.
+    members: whose weights; None for all members.
 
-    Only this layer is computed, so that large ensembles can be gone through layer by layer. Raises ValueError where the
-    members' shapes differ; TypeError for what is no ensemble.
+    Only this layer is computed, so that large ensembles can be analysed layer by layer. Raises ValueError where the
+    members' shapes differ; TypeError unless it is an ensemble.
     """
     _check_ensemble(ensemble)
     members = range(ensemble.members) if members is None else members
     if isinstance(ensemble, FoldedEnsemble):
         layer = ensemble.network.get_submodule(name)
-        layers = [layer.member(m) for m in members] if isinstance(layer, MemberLayer) else [layer]
+        weights = [_weight(layer, m) for m in (members if isinstance(layer, MemberLayer) else members[:1])]
     else:
-        layers = [ensemble.member(m).get_submodule(name) for m in members]
-    weights = [layer.get_parameter("weight").detach() for layer in layers]
-    shapes = {tuple(w.shape) for w in weights}
+        weights = [_weight(ensemble.member(m).get_submodule(name), 0) for m in members]
+    found = [w for w in weights if w is not None]
+    if not found:
+        raise ValueError(f"{name} has no weight matrix; see diversity.layer_names(ensemble)")
+    shapes = sorted({tuple(w.shape) for w in found})
     if len(shapes) > 1:
-        raise ValueError(f"members can be compared only where their weights have one shape; {name} has {shapes}")
-    return torch.stack(weights) if len(weights) > 1 else weights[0].expand(len(members), -1, -1)
+        raise ValueError(
+            f"the members' weights must have one shape to be compared, but in {name} they are {shapes}: choose other "
+            "layers by target, or compare predictions by diversity.disagreement or diversity.js_divergence"
+        )
+    return torch.stack(found) if len(found) > 1 else found[0].expand(len(members), -1, -1)
 
 
 def _check_ensemble(ensemble: Ensemble) -> None:
@@ -149,7 +141,12 @@ def _check_ensemble(ensemble: Ensemble) -> None:
         raise TypeError(f"needs an ensemble, got {type(ensemble).__name__}; wrap models by ensembles.from_members")
 
 
-def _weights(ensemble: Ensemble, target: str | None, default: str) -> Iterator[Tensor]:
-    """The members' flattened weights [members, numbers] of each chosen layer, float64."""
-    for name in layer_names(ensemble, target, default):
-        yield member_weights(ensemble, name).flatten(1).double()
+def _weight(layer: nn.Module, index: int) -> Tensor | None:
+    """The weight [out, in] that member `index` sees in a layer; None for layers without a weight matrix."""
+    if isinstance(layer, MemberLayer):
+        return layer.member_weight(index)
+    return layer.weight.detach() if isinstance(layer, nn.Linear) else None
+
+
+def _flat_weights(ensemble: Ensemble, name: str) -> Float[Tensor, "members numbers"]:
+    return member_weights(ensemble, name).flatten(1).double()

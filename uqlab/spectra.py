@@ -1,7 +1,7 @@
 """Singular vectors of weights before and after training, and of members: what was kept, what is new.
 
-Vectors are compared by |cos|. Left ones are directions of a layer's output, right ones of its input. Where singular
-values coincide their vectors are arbitrary within a subspace: `subspace_similarity` compares that.
+Vectors are compared by |cos|. Left vectors are directions of a layer's output, right vectors of its input. Where
+singular values are equal, their vectors are arbitrary within the subspace that they span.
 """
 
 import functools
@@ -17,9 +17,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from uqlab.core.checks import finite, one_network, one_of
 from uqlab.diversity import layer_names, member_weights
-from uqlab.ensembles import BatchLinear, Ensemble, FoldedEnsemble, LoRALinear
-from uqlab.extraction import MaskedLinear
+from uqlab.ensembles import Ensemble, FoldedEnsemble, MemberLayer
 
 Matrices = Float[Tensor, "*#batch out in"]
 
@@ -33,8 +33,11 @@ PROJECTIONS = {
 
 
 class Intruders(NamedTuple):
-    """count: how many of the k leading vectors after are intruders; max_cosine: of each, the largest |cos| with any
-    vector before; energy: the intruders' share of the k squared singular values, in [0, 1]."""
+    """The intruders among the k leading singular vectors after training.
+
+    count: how many there are. max_cosine: each vector's largest |cos| with any vector before. energy: the intruders'
+    share of the k squared singular values, in [0, 1].
+    """
 
     count: Int[Tensor, "*batch"]  # type: ignore[override]  # a tuple has a method of this name
     max_cosine: Float[Tensor, "*batch k"]
@@ -44,11 +47,13 @@ class Intruders(NamedTuple):
 class LayerSpectra(NamedTuple):
     """One layer of an ensemble: the k leading singular values and vectors of every member's matrix.
 
-    values [members, k]; `initial` [members, k, k], |cos| of a member's vectors (rows) with those before (columns);
-    `between` [members, members, k, k], of member i's (rows) with member j's (columns); max_cosine [members, k], the
-    largest |cos| with any vector before, not the k leading alone; off_diagonal [members], see `off_diagonal`;
-    random_level, the max_cosine to expect of a random vector. What needs the weights before is None without them.
-    NaN stands for vectors of singular values that are 0.
+    values [members, k]. between [members, members, k, k]: |cos| of member i's vectors (rows) with member j's (columns).
+    before_values [k]. initial [members, k, k]: |cos| of a member's vectors (rows) with those before (columns).
+    max_cosine [members, k]: the largest |cos| with any vector before, not only the k leading ones. off_diagonal
+    [members]: see `off_diagonal`. random_level: the max_cosine to expect of a random vector.
+
+    If the weights before are unknown, all from before_values on are None. NaN stands for vectors whose singular value
+    is 0.
     """
 
     values: Tensor
@@ -65,7 +70,7 @@ class LayerSpectra(NamedTuple):
         Raises ValueError for a k above that of the analysis, and if the weights before are unknown.
         """
         if self.max_cosine is None:
-            raise ValueError("intruders are told from the weights before training: give ensemble_spectra(before=...)")
+            raise ValueError("intruders are found by the weights before training: give ensemble_spectra(before=...)")
         if not 1 <= k <= self.values.shape[1]:
             raise ValueError(f"k must be 1 to {self.values.shape[1]}, the k of ensemble_spectra, got {k}")
         return _intruders(self.values[:, :k], self.max_cosine[:, :k], threshold)
@@ -83,9 +88,9 @@ def singular_vector_similarity(
 ) -> Float[Tensor, "*batch k k"]:
     """|cos| between the k leading singular vectors of `after` (rows) and of `before` (columns): [..., k, k].
 
-    before, after: matrices [..., out, in] of one shape; either may be a single one, compared with all of the other.
+    before, after: matrices [..., out, in] of one shape; a single matrix is compared with all of the other argument.
     side: "left" (of the output) or "right" (of the input).
-    dtype: torch.float32 or torch.float64 to compute in; None for what is given, at least float32.
+    dtype: torch.float32 or torch.float64, to compute in; None for that of the matrices, at least float32.
 
     Raises ValueError for matrices of different shape, NaN or infinite values, and a k below 1 or above the rank of a
     matrix. Muhlematter et al. 2024, section 4 and appendix D.
@@ -97,17 +102,6 @@ def singular_vector_similarity(
     return _cosines(u1, u0)
 
 
-def subspace_similarity(
-    before: Matrices, after: Matrices, k: int = 16, side: str = "left", *, dtype: torch.dtype | None = None
-) -> Float[Tensor, "*batch"]:
-    """Overlap of the spaces that the k leading singular vectors span, ||U0^T U1||_F^2 / k: 1 if equal, 0 if orthogonal.
-
-    Random spaces of dimension k in n have k / n. Arguments and errors as in `singular_vector_similarity`. Hu et al.
-    2022 (LoRA), eq. 4, for i = j = k.
-    """
-    return singular_vector_similarity(before, after, k, side, dtype=dtype).square().sum((-2, -1)) / k
-
-
 def intruder_dimensions(
     before: Matrices,
     after: Matrices,
@@ -117,13 +111,13 @@ def intruder_dimensions(
     *,
     dtype: torch.dtype | None = None,
 ) -> Intruders:
-    """The intruders among the k leading singular vectors of `after`: those like no singular vector of `before` at all.
+    """The intruders among the k leading singular vectors of `after`: those unlike all singular vectors of `before`.
 
-    An intruder's |cos| with every vector of `before`, not only the k leading ones, is below `threshold`. A random
-    vector is at `random_level`. Batches [..., out, in] give count [...], max_cosine [..., k] and energy [...].
+    An intruder's |cos| with every vector of `before`, not only the k leading ones, is below `threshold`; for a random
+    vector expect `random_level`. Batches [..., out, in] give count [...], max_cosine [..., k] and energy [...].
 
-    Arguments and errors as in `singular_vector_similarity`; ValueError for a threshold outside (0, 1]. Shuttleworth
-    et al. 2025 (2410.21228); the energy share is ours: counts saturate.
+    Other arguments and errors as in `singular_vector_similarity`; a threshold outside (0, 1] is a ValueError, too.
+    Shuttleworth et al. 2025 (2410.21228); the energy share is our addition, since counts saturate.
     """
     before, after, eps = _checked(before, after, k, side, dtype)
     _check_threshold(threshold)
@@ -135,10 +129,10 @@ def intruder_dimensions(
 
 
 def random_level(dimension: int, vectors: int | None = None) -> float:
-    """The largest |cos| to expect between a random unit vector and so many orthonormal ones; None for a whole basis.
+    """The largest |cos| to expect between a random unit vector and `vectors` orthonormal ones; None for a whole basis.
 
-    Exact: E max |g_i| / E ||g|| for g Normal, since a Normal vector's direction and length are independent. About
-    sqrt(2 ln n / n) for a basis of dimension n: 0.12 for 768. Raises ValueError unless 1 <= vectors <= dimension.
+    It is E max |g_i| / E ||g|| for a Normal g, exactly, since the direction and the length of g are independent. For a
+    basis of dimension n it is about sqrt(2 ln n / n): 0.12 for 768. Raises ValueError unless 1 <= vectors <= dimension.
     """
     vectors = dimension if vectors is None else vectors
     if not 1 <= vectors <= dimension:
@@ -150,9 +144,10 @@ def random_level(dimension: int, vectors: int | None = None) -> float:
 
 
 def off_diagonal(before: Matrices, after: Matrices, *, dtype: torch.dtype | None = None) -> Float[Tensor, "*batch"]:
-    """Share of ||W||_F^2 that lies off the diagonal of U^T W V, for W = `after` and U, V of `before`: 0 to 1.
+    """Share of ||W||_F^2 that lies off the diagonal of U^T W V, for W = `after` and U, V of `before`: in [0, 1].
 
-    0 where only singular values changed, as in singular value ensembles. Errors as in `singular_vector_similarity`.
+    It is 0 where only singular values changed, as in singular value ensembles. Errors as in
+    `singular_vector_similarity`.
     """
     before, after, _ = _checked(before, after, 1, "left", dtype)
     u, _, vh = torch.linalg.svd(before, full_matrices=False)
@@ -160,7 +155,7 @@ def off_diagonal(before: Matrices, after: Matrices, *, dtype: torch.dtype | None
 
 
 def projection(name: str) -> str | None:
-    """Which of the attention's matrices a layer of this name is: a key of PROJECTIONS, or None for any other layer."""
+    """Which matrix of the attention a layer of this name is: a key of PROJECTIONS, or None for any other layer."""
     return next((kind for kind, pattern in PROJECTIONS.items() if re.search(pattern, name)), None)
 
 
@@ -177,24 +172,22 @@ def ensemble_spectra(
 ) -> dict[str, LayerSpectra]:
     """The spectra of an ensemble's linear layers, by name: members against the weights before and against each other.
 
-    target: a regular expression on layer names; None for the attention's projections, or in a network without attention
-        every linear layer but the last. `projection(name)` tells query, key, value and output apart.
-    before: the network that the members started from, with layers of the same names. None for the weights that the
-        ensemble itself still holds unchanged: LoRA, BatchEnsemble++, masks. Deep ensembles, singular value ensembles
-        and BatchEnsemble hold none.
-    update: whether to analyse what was added, W_m - W (of LoRA B_m A_m, of BatchEnsemble++ r_m s_m^T), not W_m. Its
-        rank bounds the useful k.
+    target: a regular expression on layer names, as in `diversity.layer_names`; `projection(name)` tells query, key,
+        value and output apart.
+    before: the network that the members started from, with layers of the same names. None takes the weights before from
+        the ensemble, if it still holds them unchanged, as LoRA, BatchEnsemble++ and masks do.
+    update: analyse what was added, W_m - W (for LoRA B_m A_m, for BatchEnsemble++ r_m s_m^T), and not W_m. The rank of
+        the update bounds the useful k.
     side, dtype: as in `singular_vector_similarity`.
 
-    Goes layer by layer: beside the results and the ensemble only one layer's matrices are held. Members of MC dropout
-    share their weights. A vector whose singular value is 0 is NaN, and a warning counts them.
+    Only one layer's matrices are held at a time. Vectors whose singular value is 0 are NaN, and a warning counts them.
 
-    Raises ValueError for a target that matches no linear layer, a k below 1 or above the size of a layer (before any
-    work), a `before` without the layers or of other shapes, and `update` without the weights before; TypeError for
-    what is no ensemble. Muhlematter et al. 2024, section 4 and appendix D.
+    Raises ValueError before any work for a target that matches no linear layer, a k below 1 or above the size of a
+    layer, a `before` without the layers or of other shapes, and `update` without the weights before; TypeError unless
+    it is an ensemble. Muhlematter et al. 2024, section 4 and appendix D.
     """
-    if before is not None and (isinstance(before, Ensemble) or not isinstance(before, nn.Module)):
-        raise TypeError(f"before must be the one network that all members started from, got {type(before).__name__}")
+    if before is not None:
+        one_network(before, "ensemble_spectra(before=...)")
     starts = {name: _start(ensemble, name, before) for name in layer_names(ensemble, target)}
     for name, start in starts.items():
         shape = member_weights(ensemble, name, [0]).shape[1:]
@@ -224,7 +217,8 @@ def _layer(
     """One layer's spectra, on the CPU, and how many of its members' vectors are NaN."""
     after = member_weights(ensemble, name) if not update or start is None else _update(ensemble, name, start)
     base, after, eps = _checked(after[0] if start is None else start.to(after.device), after, k, "left", dtype)
-    left = _check_side(side)
+    one_of("side", side, ("left", "right"))
+    left = side == "left"
     values, vectors = _leading(after if left else after.mT, k)  # [members, k], [members, out or in, k]
     alive = _alive(values, eps, after.shape)
     vectors = vectors.where(alive[:, None], math.nan)
@@ -242,43 +236,36 @@ def _layer(
 
 
 def _start(ensemble: Ensemble, name: str, before: nn.Module | None) -> Tensor | None:
-    """The weight of a layer before training: from `before`, or where the ensemble still holds it."""
+    """The weight of a layer before training, from `before` or from an ensemble that still holds it, else None."""
     if before is not None:
         weight = getattr(dict(before.named_modules()).get(name), "weight", None)
         if not isinstance(weight, Tensor):
             linear = [n for n, part in before.named_modules() if isinstance(part, nn.Linear)]
             raise ValueError(f"before has no linear layer {name}; it has {', '.join(linear) or 'none'}")
         return weight.detach()
-    layer = _folded_layer(ensemble, name)
-    if isinstance(layer, LoRALinear | MaskedLinear) or (isinstance(layer, BatchLinear) and layer.additive):
-        return layer.weight.detach()
-    return None
+    layer = ensemble.network.get_submodule(name) if isinstance(ensemble, FoldedEnsemble) else None
+    return layer.start_weight() if isinstance(layer, MemberLayer) else None
 
 
 def _update(ensemble: Ensemble, name: str, start: Tensor) -> Tensor:
-    """W_m - W of every member [members, out, in]; from its factors where it has some, without rounding to W."""
-    layer = _folded_layer(ensemble, name)
-    if isinstance(layer, LoRALinear):
-        return layer.up @ layer.down
-    if isinstance(layer, BatchLinear) and layer.additive:
-        return layer.left[:, :, None] * layer.right[:, None]
+    """W_m - W of every member [members, out, in]: the layer's own answer, which rounding to W does not blur, if any."""
+    layer = ensemble.network.get_submodule(name) if isinstance(ensemble, FoldedEnsemble) else None
+    updates = [layer.member_update(m) for m in range(ensemble.members)] if isinstance(layer, MemberLayer) else []
+    known = [update for update in updates if update is not None]
+    if known:
+        return torch.stack(known)
     weights = member_weights(ensemble, name)
     return weights - start.to(weights)
-
-
-def _folded_layer(ensemble: Ensemble, name: str) -> nn.Module | None:
-    return ensemble.network.get_submodule(name) if isinstance(ensemble, FoldedEnsemble) else None
 
 
 def _leading(w: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k leading singular values [..., k] and left vectors [..., out, k] of matrices [..., out, in], exactly.
 
-    Where k is small against the matrix, from the k leading eigenvectors of the smaller Gram matrix in float64. Measured
-    for 768 x 768 and k = 16 on one CPU core: 50 ms, against 130 (float32) and 230 (float64) for torch.linalg.svd and 59
-    and 109 for torch.linalg.eigh of the Gram matrix. torch.svd_lowrank takes 8 (32 columns, 4 iterations), but where
-    the spectrum is flat it misses: |cos| with the true vectors falls to 0.04 for independent entries, 0.99 for values
-    i^-1/2. Squaring costs accuracy by s_1 / s_i, less than float32 does; where s_k < s_1 / 1000 the whole decomposition
-    is computed instead.
+    For a k that is small against the matrix they come from the k leading eigenvectors of the smaller Gram matrix, in
+    float64. Measured for 768 x 768 and k = 16 on one CPU core: 50 ms, against 130 (float32) and 230 (float64) for
+    torch.linalg.svd. torch.svd_lowrank takes 8 ms (32 columns, 4 iterations) but is wrong for flat spectra: |cos| with
+    the true vectors falls to 0.04 for independent entries. Squaring loses accuracy by s_1 / s_i, which is less than
+    float32 loses; where s_k < s_1 / 1000 the whole decomposition is computed instead.
     """
     rows, columns = w.shape[-2:]
     if 8 * k > min(rows, columns):
@@ -292,7 +279,7 @@ def _leading(w: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 @functools.cache
 def _blas() -> threadpoolctl.ThreadpoolController:
-    """SciPy's own, which has threads of its own."""
+    """The BLAS of SciPy, which has its own threads."""
     return threadpoolctl.ThreadpoolController().select(user_api="blas")
 
 
@@ -302,7 +289,7 @@ def _leading_by_gram(w: Tensor, k: int) -> tuple[Tensor, Tensor]:
     gram = small @ small.mT
     if w.device.type == "cpu":
         first, last = gram.shape[-1] - k, gram.shape[-1] - 1
-        with _blas().limit(limits=1):  # on a busy machine its threads wait for each other, on an idle one gain nothing
+        with _blas().limit(limits=1):  # more threads gain nothing, and wait for each other on a busy machine
             solved = [scipy.linalg.eigh(g.numpy(), subset_by_index=(first, last), check_finite=False) for g in gram]
         squares, vectors = (
             torch.stack([torch.from_numpy(array) for array in part]) for part in zip(*solved, strict=True)
@@ -325,7 +312,7 @@ def _cosines(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _alive(values: Tensor, eps: float, shape: torch.Size) -> Tensor:
-    """Which singular values are not 0 (torch.linalg.matrix_rank's rule)."""
+    """Which singular values are not 0, by the rule of torch.linalg.matrix_rank."""
     return values > eps * max(shape[-2:]) * values[..., :1]
 
 
@@ -345,13 +332,6 @@ def _check_threshold(threshold: float) -> None:
         raise ValueError(f"threshold must be a |cos| in (0, 1], got {threshold}")
 
 
-def _check_side(side: str) -> bool:
-    """Whether it is the left."""
-    if side not in ("left", "right"):
-        raise ValueError(f'side must be "left" or "right", got {side!r}')
-    return side == "left"
-
-
 def _check_rank(name: str, values: Tensor, eps: float, shape: torch.Size) -> None:
     rank = int(_alive(values, eps, shape).sum(-1).min())
     if rank < values.shape[-1]:
@@ -364,7 +344,7 @@ def _check_rank(name: str, values: Tensor, eps: float, shape: torch.Size) -> Non
 def _checked(
     before: Tensor, after: Tensor, k: int, side: str, dtype: torch.dtype | None
 ) -> tuple[Tensor, Tensor, float]:
-    """Both in the working precision, the wanted side on the left, and the relative rounding of what was given."""
+    """Both in the working precision, transposed for side "right", and the relative rounding of the given matrices."""
     for name, w in (("before", before), ("after", after)):
         if not isinstance(w, Tensor) or not w.is_floating_point():
             kind = w.dtype if isinstance(w, Tensor) else type(w).__name__
@@ -376,12 +356,10 @@ def _checked(
         )
     if not 1 <= k <= min(after.shape[-2:]):
         raise ValueError(f"k must be 1 to {min(after.shape[-2:])} for matrices {list(after.shape)}, got {k}")
-    if dtype not in (None, torch.float32, torch.float64):
-        raise ValueError(f"dtype must be torch.float32, torch.float64 or None, got {dtype}")
+    one_of("dtype", dtype, (None, torch.float32, torch.float64))
     given = torch.promote_types(torch.promote_types(before.dtype, after.dtype), torch.float32)
-    left = _check_side(side)
-    pair = [(w if left else w.mT).detach().to(dtype or given) for w in (before, after)]
-    for name, w in zip(("before", "after"), pair, strict=True):
-        if not w.isfinite().all():
-            raise ValueError(f"{name} holds NaN or infinite values; it cannot be decomposed")
+    one_of("side", side, ("left", "right"))
+    finite("before", before)
+    finite("after", after)
+    pair = [(w if side == "left" else w.mT).detach().to(dtype or given) for w in (before, after)]
     return pair[0], pair[1], torch.finfo(given).eps
