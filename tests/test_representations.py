@@ -32,11 +32,11 @@ def related(samples, p=12, q=9, noise=1.0, seed=0):
     return x, x @ normal(p, q, seed=100) + noise * p**0.5 * normal(samples, q, seed=seed + 1)
 
 
-def kernel_matrix(x, kernel, bandwidth):
+def kernel_matrix(x, kernel):
     if kernel == "linear":
         return x @ x.T
     squares = squareform(pdist(x)) ** 2
-    return np.exp(-squares / (2 * bandwidth**2 * np.median(squares)))
+    return np.exp(-squares / (2 * np.median(squares)))
 
 
 def hsic(k, l, unbiased):  # noqa: E741
@@ -49,8 +49,8 @@ def hsic(k, l, unbiased):  # noqa: E741
     return (first + second - 2 / (n - 2) * (one @ k @ l @ one)) / (n * (n - 3))
 
 
-def plain_sums(x, y, kernel="linear", unbiased=True, bandwidth=1.0):
-    k, l = (kernel_matrix(z.double().numpy(), kernel, bandwidth) for z in (x, y))  # noqa: E741
+def plain_sums(x, y, kernel="linear", unbiased=True):
+    k, l = (kernel_matrix(z.double().numpy(), kernel) for z in (x, y))  # noqa: E741
     return np.array([hsic(k, l, unbiased), hsic(k, k, unbiased), hsic(l, l, unbiased)])
 
 
@@ -64,9 +64,7 @@ def ratio(sums):
 def test_cka_equals_numpy(kernel, unbiased, samples, p, q):
     x, y = related(samples, p, q)
     x = x + 5
-    for bandwidth in (1.0, 0.4):
-        plain = ratio(plain_sums(x, y, kernel, unbiased, bandwidth))
-        assert cka(x, y, kernel, unbiased, bandwidth=bandwidth) == pytest.approx(plain, rel=1e-9)
+    assert cka(x, y, kernel, unbiased) == pytest.approx(ratio(plain_sums(x, y, kernel, unbiased)), rel=1e-9)
     assert cka(x.float(), y.float(), kernel, unbiased) == pytest.approx(cka(x, y, kernel, unbiased), abs=1e-5)
 
 
@@ -301,7 +299,6 @@ class Twice(nn.Module):
         (lambda: cka(np.eye(9), normal(9, 2)), "floating tensor, got ndarray"),
         (lambda: cka(torch.eye(9).long(), normal(9, 2)), "floating tensor, got torch.int64"),
         (lambda: cka(normal(9, 2), normal(9, 2), "cosine"), 'kernel must be "linear" or "rbf"'),
-        (lambda: cka(normal(9, 2), normal(9, 2), bandwidth=0.0), "bandwidth must be positive"),
         (lambda: minibatch_cka([]), "empty stream"),
         (lambda: minibatch_cka([related(8), related(3)]), "batch 1: .*got 3 samples"),
         (lambda: cka_matrix([]), "at least one representation"),

@@ -88,7 +88,7 @@ def test_float32_is_as_exact_as_it_can_be():
     missed = [(1 - (vectors * truth).sum(0).abs()).max() for vectors in (ours, plain)]
     assert missed[0] < 1e-6
     assert missed[0] <= max(2 * missed[1], 1e-7)
-    assert spectra.singular_vector_similarity(w, w, 8, dtype=torch.float64).dtype == torch.float64
+    assert spectra.singular_vector_similarity(w.double(), w.double(), 8).dtype == torch.float64
     assert spectra.singular_vector_similarity(w.bfloat16(), w.bfloat16(), 8).dtype == torch.float32
 
 
@@ -183,10 +183,8 @@ KINDS |= {"separate": separate}
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_every_ensemble_equals_its_plain_members(make, side):
-    ensemble, backbone, k = make(), vit(), 5
-    found = spectra.ensemble_spectra(
-        ensemble, "attention", k, before=backbone, side=side, dtype=torch.float64, progress=False
-    )
+    ensemble, backbone, k = make().double(), vit().double(), 5
+    found = spectra.ensemble_spectra(ensemble, "attention", k, before=backbone, side=side, progress=False)
     assert len(found) == 2 * 4
     assert [spectra.projection(name) for name in found] == 2 * ["query", "key", "value", "output"]
     members = [ensemble.member(m) for m in range(3)]
@@ -200,10 +198,10 @@ def test_every_ensemble_equals_its_plain_members(make, side):
         for i in range(3):
             assert np.allclose(layer.initial[i], plain_similarity(before, after[i], k, side), atol=1e-4)
             assert np.allclose(layer.max_cosine[i], plain_max_cosine(turned[0], turned[1 + i], k), atol=1e-4)
-            torch.testing.assert_close(layer.off_diagonal[i], spectra.off_diagonal(before.double(), after[i].double()))
+            torch.testing.assert_close(layer.off_diagonal[i], spectra.off_diagonal(before, after[i]))
             for j in range(3):
                 assert np.allclose(layer.between[i, j], plain_similarity(after[j], after[i], k, side), atol=1e-4)
-        one = spectra.intruder_dimensions(before, after[1], 3, 0.9, side, dtype=torch.float64)
+        one = spectra.intruder_dimensions(before, after[1], 3, 0.9, side)
         for part, alone in zip(layer.intruders(3, 0.9), one, strict=True):
             torch.testing.assert_close(part[1], alone)
         pairs = [layer.between[i, j] for i in range(3) for j in range(3) if i != j]
@@ -328,7 +326,6 @@ def low_rank(rank=3):
         (lambda: spectra.intruder_dimensions(iid(20, 20), iid(20, 20) / 0), "after must be finite"),
         (lambda: spectra.intruder_dimensions(iid(20, 20), iid(20, 20), threshold=0.0), "threshold must be"),
         (lambda: spectra.intruder_dimensions(iid(20, 20), iid(20, 20), side="top"), "side must be"),
-        (lambda: spectra.off_diagonal(iid(20, 20), iid(20, 20), dtype=torch.float16), "dtype must be"),
         (lambda: spectra.intruder_dimensions(iid(20, 20), np.eye(20)), "floating tensor.*got ndarray"),
         (lambda: spectra.intruder_dimensions(iid(20, 20), torch.eye(20).long()), "got torch.int64"),
         (lambda: spectra.random_level(5, 6), "1 to the dimension 5"),

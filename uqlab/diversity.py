@@ -47,7 +47,7 @@ def js_divergence(logits: Logits) -> Pairs:
 
 
 def variation_ratio(logits: Logits) -> Float[Tensor, " batch"]:
-    """For each input, the share of members that do not predict the most frequent class: 0 if all agree (Freeman 1965)."""
+    """For each input, the share of members that do not predict the most frequent class (Freeman 1965)."""
     check_logits(logits)
     votes = nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).sum(0)  # [batch, classes]
     return 1 - votes.amax(-1).double() / len(logits)

@@ -46,11 +46,11 @@ class _Kernel(NamedTuple):
     diagonal: Tensor
 
 
-def cka(X: Features, Y: Features, kernel: Kernel = "linear", unbiased: bool = True, *, bandwidth: float = 1.0) -> float:
+def cka(X: Features, Y: Features, kernel: Kernel = "linear", unbiased: bool = True) -> float:
     """Centred kernel alignment of two representations of the same samples: 1 if they differ by rotation and scale.
 
     X [samples, p], Y [samples, q].
-    kernel: "linear", in O(n p q); or "rbf", exp(-D^2 / (2 bandwidth^2 median(D^2))) with the median over all n^2
+    kernel: "linear", in O(n p q); or "rbf", exp(-D^2 / (2 median(D^2))) with the median over all n^2
         pairs, in O(n^2) memory.
     unbiased: HSIC1, which is near 0 for independent features and may be negative; else HSIC0, which stays far above 0
         unless there are many more samples than features.
@@ -59,15 +59,11 @@ def cka(X: Features, Y: Features, kernel: Kernel = "linear", unbiased: bool = Tr
     samples (biased: 2) and NaN or infinite values; TypeError unless both are floating tensors.
     Kornblith et al. 2019; unbiased: Nguyen et al. 2021, eq. 3.
     """
-    return _cka([([X], [Y])], kernel, unbiased, bandwidth).item()
+    return _cka([([X], [Y])], kernel, unbiased).item()
 
 
 def minibatch_cka(
-    batches_of_pairs: Iterable[tuple[Tensor, Tensor]],
-    kernel: Kernel = "linear",
-    unbiased: bool = True,
-    *,
-    bandwidth: float = 1.0,
+    batches_of_pairs: Iterable[tuple[Tensor, Tensor]], kernel: Kernel = "linear", unbiased: bool = True
 ) -> float:
     """CKA of a stream of batches (X [batch, p], Y [batch, q]); only one batch is held at a time.
 
@@ -79,7 +75,7 @@ def minibatch_cka(
     fewer than 4 samples (biased: 2): leave out a short last batch (DataLoader's drop_last=True). Nguyen et al. 2021,
     eq. 5.
     """
-    return _cka((([x], [y]) for x, y in batches_of_pairs), kernel, unbiased, bandwidth).item()
+    return _cka((([x], [y]) for x, y in batches_of_pairs), kernel, unbiased).item()
 
 
 def cka_matrix(
@@ -87,8 +83,6 @@ def cka_matrix(
     features_b: FeatureSets | None = None,
     kernel: Kernel = "linear",
     unbiased: bool = True,
-    *,
-    bandwidth: float = 1.0,
 ) -> Float[Tensor, "a b"]:
     """CKA of every representation in `features_a` with every one in `features_b`, None for the same: [A, B], float64.
 
@@ -98,7 +92,7 @@ def cka_matrix(
     A representation that does not vary has NaN in its row or column, and one warning counts them. The other arguments
     and errors are those of `cka`.
     """
-    return _cka([(features_a, features_b)], kernel, unbiased, bandwidth)
+    return _cka([(features_a, features_b)], kernel, unbiased)
 
 
 def match(similarity: Float[Tensor, "a b"]) -> Matching:
@@ -208,13 +202,9 @@ def embed(
     return found.to(X.device, torch.promote_types(X.dtype, torch.float32))
 
 
-def _cka(
-    batches: Iterable[tuple[FeatureSets, FeatureSets | None]], kernel: str, unbiased: bool, bandwidth: float
-) -> Tensor:
+def _cka(batches: Iterable[tuple[FeatureSets, FeatureSets | None]], kernel: str, unbiased: bool) -> Tensor:
     """The ratio of sums over batches: [A, B]."""
     one_of("kernel", kernel, ("linear", "rbf"))
-    if not 0 < bandwidth < math.inf:
-        raise ValueError(f"bandwidth must be positive, got {bandwidth}")
     fewest = 4 if unbiased else 2
     totals: list[Tensor] = []
     for number, (features_a, features_b) in enumerate(batches):
@@ -226,7 +216,7 @@ def _cka(
                 f"{where}CKA compares representations of the same samples, {fewest} or more of them, got "
                 f"{' and '.join(map(str, sorted(samples)))} samples"
             )
-        prepared = [[_prepare(x, kernel, bandwidth) for x in each] for each in sets]
+        prepared = [[_prepare(x, kernel) for x in each] for each in sets]
         found = [_hsic(_inner(prepared[0], prepared[-1], kernel), prepared[0], prepared[-1], unbiased)]
         found += [part for each in prepared for part in _own(each, kernel, unbiased)]
         totals = [t + f for t, f in zip(totals, found, strict=True)] if totals else found
@@ -269,7 +259,7 @@ def _centred(x: Tensor) -> tuple[Tensor, bool]:
     return (torch.linalg.qr(root.mT, mode="r").R.mT if root.shape[1] > len(root) else root), varies
 
 
-def _prepare(x: Tensor, kernel: str, bandwidth: float) -> _Kernel:
+def _prepare(x: Tensor, kernel: str) -> _Kernel:
     root, varies = _centred(x)
     if not varies:  # contributes nothing to any sum
         root = torch.zeros_like(root)
@@ -281,7 +271,7 @@ def _prepare(x: Tensor, kernel: str, bandwidth: float) -> _Kernel:
     median = (squares.median() - (-squares).median()) / 2  # the mean of the middle two of an even number
     if not median:  # most samples are equal: there is no length scale
         return _Kernel(squares.zero_(), squares.diagonal())
-    gram = squares.div_(-2 * bandwidth**2 * median).exp_()
+    gram = squares.div_(-2 * median).exp_()
     means = gram.mean(0)
     gram.sub_(means).sub_((means - means.mean())[:, None])
     return _Kernel(gram, gram.diagonal())

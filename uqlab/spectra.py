@@ -84,18 +84,19 @@ class LayerSpectra(NamedTuple):
 
 
 def singular_vector_similarity(
-    before: Matrices, after: Matrices, k: int = 16, side: str = "left", *, dtype: torch.dtype | None = None
+    before: Matrices, after: Matrices, k: int = 16, side: str = "left"
 ) -> Float[Tensor, "*batch k k"]:
     """|cos| between the k leading singular vectors of `after` (rows) and of `before` (columns): [..., k, k].
 
     before, after: matrices [..., out, in] of one shape; a single matrix is compared with all of the other argument.
     side: "left" (of the output) or "right" (of the input).
-    dtype: torch.float32 or torch.float64, to compute in; None for that of the matrices, at least float32.
+
+    Computed in the matrices' precision, float32 or float64.
 
     Raises ValueError for matrices of different shape, NaN or infinite values, and a k below 1 or above the rank of a
     matrix. Muhlematter et al. 2024, section 4 and appendix D.
     """
-    before, after, eps = _checked(before, after, k, side, dtype)
+    before, after, eps = _checked(before, after, k, side)
     (old, u0), (new, u1) = _leading(before, k), _leading(after, k)
     for name, values in (("before", old), ("after", new)):
         _check_rank(name, values, eps, before.shape)
@@ -103,13 +104,7 @@ def singular_vector_similarity(
 
 
 def intruder_dimensions(
-    before: Matrices,
-    after: Matrices,
-    k: int = 10,
-    threshold: float = 0.5,
-    side: str = "left",
-    *,
-    dtype: torch.dtype | None = None,
+    before: Matrices, after: Matrices, k: int = 10, threshold: float = 0.5, side: str = "left"
 ) -> Intruders:
     """The intruders among the k leading singular vectors of `after`: those unlike all singular vectors of `before`.
 
@@ -119,7 +114,7 @@ def intruder_dimensions(
     Other arguments and errors as in `singular_vector_similarity`; a threshold outside (0, 1] is a ValueError, too.
     Shuttleworth et al. 2025 (2410.21228); the energy share is our addition, since counts saturate.
     """
-    before, after, eps = _checked(before, after, k, side, dtype)
+    before, after, eps = _checked(before, after, k, side)
     _check_threshold(threshold)
     u0, s0, _ = torch.linalg.svd(before, full_matrices=False)
     values, u1 = _leading(after, k)
@@ -143,13 +138,13 @@ def random_level(dimension: int, vectors: int | None = None) -> float:
     return largest / length
 
 
-def off_diagonal(before: Matrices, after: Matrices, *, dtype: torch.dtype | None = None) -> Float[Tensor, "*batch"]:
+def off_diagonal(before: Matrices, after: Matrices) -> Float[Tensor, "*batch"]:
     """Share of ||W||_F^2 that lies off the diagonal of U^T W V, for W = `after` and U, V of `before`: in [0, 1].
 
     It is 0 where only singular values changed, as in singular value ensembles. Errors as in
     `singular_vector_similarity`.
     """
-    before, after, _ = _checked(before, after, 1, "left", dtype)
+    before, after, _ = _checked(before, after, 1)
     u, _, vh = torch.linalg.svd(before, full_matrices=False)
     return _off_diagonal(u, vh, after)
 
@@ -167,7 +162,6 @@ def ensemble_spectra(
     before: nn.Module | None = None,
     update: bool = False,
     side: str = "left",
-    dtype: torch.dtype | None = None,
     progress: bool = True,
 ) -> dict[str, LayerSpectra]:
     """The spectra of an ensemble's linear layers, by name: members against the weights before and against each other.
@@ -178,7 +172,7 @@ def ensemble_spectra(
         the ensemble, if it still holds them unchanged, as LoRA, BatchEnsemble++ and masks do.
     update: analyse what was added, W_m - W (for LoRA B_m A_m, for BatchEnsemble++ r_m s_m^T), and not W_m. The rank of
         the update bounds the useful k.
-    side, dtype: as in `singular_vector_similarity`.
+    side: as in `singular_vector_similarity`.
 
     Only one layer's matrices are held at a time. Vectors whose singular value is 0 are NaN, and a warning counts them.
 
@@ -199,7 +193,7 @@ def ensemble_spectra(
             raise ValueError(f"{name} is {list(shape)} in the ensemble, but {list(start.shape)} before")
     found, missing, vectors = {}, 0, ensemble.members * k * len(starts)
     for name in tqdm(starts, desc="spectra", unit="layer", disable=not progress, leave=False):
-        found[name], dead = _layer(ensemble, name, starts[name], k, update, side, dtype)
+        found[name], dead = _layer(ensemble, name, starts[name], k, update, side)
         missing += dead
     if missing:
         warnings.warn(
@@ -212,11 +206,11 @@ def ensemble_spectra(
 
 @torch.no_grad()
 def _layer(
-    ensemble: Ensemble, name: str, start: Tensor | None, k: int, update: bool, side: str, dtype: torch.dtype | None
+    ensemble: Ensemble, name: str, start: Tensor | None, k: int, update: bool, side: str
 ) -> tuple[LayerSpectra, int]:
     """One layer's spectra, on the CPU, and how many of its members' vectors are NaN."""
     after = member_weights(ensemble, name) if not update or start is None else _update(ensemble, name, start)
-    base, after, eps = _checked(after[0] if start is None else start.to(after.device), after, k, "left", dtype)
+    base, after, eps = _checked(after[0] if start is None else start.to(after.device), after, k)
     one_of("side", side, ("left", "right"))
     left = side == "left"
     values, vectors = _leading(after if left else after.mT, k)  # [members, k], [members, out or in, k]
@@ -341,9 +335,7 @@ def _check_rank(name: str, values: Tensor, eps: float, shape: torch.Size) -> Non
         )
 
 
-def _checked(
-    before: Tensor, after: Tensor, k: int, side: str, dtype: torch.dtype | None
-) -> tuple[Tensor, Tensor, float]:
+def _checked(before: Tensor, after: Tensor, k: int, side: str = "left") -> tuple[Tensor, Tensor, float]:
     """Both in the working precision, transposed for side "right", and the relative rounding of the given matrices."""
     for name, w in (("before", before), ("after", after)):
         if not isinstance(w, Tensor) or not w.is_floating_point():
@@ -356,10 +348,9 @@ def _checked(
         )
     if not 1 <= k <= min(after.shape[-2:]):
         raise ValueError(f"k must be 1 to {min(after.shape[-2:])} for matrices {list(after.shape)}, got {k}")
-    one_of("dtype", dtype, (None, torch.float32, torch.float64))
     given = torch.promote_types(torch.promote_types(before.dtype, after.dtype), torch.float32)
     one_of("side", side, ("left", "right"))
     finite("before", before)
     finite("after", after)
-    pair = [(w if side == "left" else w.mT).detach().to(dtype or given) for w in (before, after)]
+    pair = [(w if side == "left" else w.mT).detach().to(given) for w in (before, after)]
     return pair[0], pair[1], torch.finfo(given).eps

@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 from uqlab.core.checks import at_least, class_labels, finite
 from uqlab.core.modules import like_parameters
 from uqlab.ensembles import Ensemble, FoldedEnsemble, member_seed
-from uqlab.extraction.masks import MaskedLinear, MaskEnsemble, Masks, checked, coin_entropy, sequence
+from uqlab.extraction.masks import MaskedLinear, MaskEnsemble, bias_of, checked, coin_entropy, sequence
 from uqlab.training import Workers, cross_entropy, softmax_and_loss
 
 
@@ -171,23 +171,23 @@ class ChainMaskStep:
     @torch.no_grad()
     def __call__(self, x: Float[Tensor, "batch ..."], labels: Int[Tensor, " batch"]) -> tuple[Tensor, Tensor]:
         """Each member's cross-entropy [members], and its gradient for the member's mask logits [members, elements]."""
-        members, batch = self.layers[0].members, len(x)
+        members, batch, last = self.layers[0].members, len(x), len(self.layers) - 1
         masks = [layer.masks() for layer in self.layers]
-        maps = [self._affine(i, masks) for i in range(len(self.layers))]
-        x = x.flatten(1)
-        columns = masks[0][1]
+        # Every layer but the last has a row mask and every layer but the first a column mask: see `masks`.
+        rows, after = [m.rows for m in masks[:-1]], [m.columns for m in masks[1:]]
+        x, columns = x.flatten(1), masks[0].columns
         h = x if columns is None else torch.mul(x, columns[:, None], out=self._buffer("x", members, *x.shape))
-        products, activations = [], []
-        for i, (layer, (scale, shift)) in enumerate(zip(self.layers, maps, strict=True)):
+        products, activations, scales = [], [], []
+        for i, layer in enumerate(self.layers):
             # Without a mask on the inputs all members share the first product, and h is [batch, in].
             z = self._buffer(f"z{i}", *h.shape[:-1], len(layer.weight))
             torch.mm(h.flatten(0, -2), layer.weight.mT, out=z.flatten(0, -2))
             products.append(z)
+            bias = bias_of(layer).expand(members, -1)
+            scales.append(torch.ones_like(bias) if i == last else rows[i] * after[i])  # [members, out]
             h = self._buffer(f"h{i}", members, batch, len(layer.weight))
-            torch.addcmul(shift[:, None], z, scale[:, None], out=h)
-            if layer is not self.layers[-1]:
-                h.relu_()
-            activations.append(h)
+            torch.addcmul((bias if i == last else bias * after[i])[:, None], z, scales[i][:, None], out=h)
+            activations.append(h if i == last else h.relu_())
         y = labels.expand(members, batch)
         p, values = softmax_and_loss(h, y)  # p [classes, members, batch]
         p.scatter_add_(0, y[None], p.new_full((1, 1, 1), -1.0).expand(1, members, batch))
@@ -195,46 +195,21 @@ class ChainMaskStep:
 
         gradients: list[Tensor] = []  # from the last layer to the first, rows before columns
         for i in reversed(range(len(self.layers))):
-            (scale, _), z, weight = maps[i], products[i], self.layers[i].weight
-            if i < len(self.layers) - 1:
+            if i < last:
                 torch.ops.aten.threshold_backward.grad_input(g, activations[i], 0, grad_input=g)
-            # activations[i] has served its purpose: its memory takes the product whose sum is the gradient of the scale
-            of_scale, of_shift = torch.mul(g, z, out=activations[i]).sum(1), g.sum(1)  # [members, out]
-            gradients += self._of_masks(i, masks, of_scale, of_shift)
+                # activations[i] has served its purpose: its memory takes the product whose sum is the gradient of scale
+                of_scale, of_shift = torch.mul(g, products[i], out=activations[i]).sum(1), g.sum(1)  # [members, out]
+                r, c = rows[i], after[i]
+                gradients.append((of_scale * r + of_shift * bias_of(self.layers[i])) * c * (1 - c))
+                gradients.append(of_scale * c * r * (1 - r))
             if i == 0 and columns is None:
                 break
-            g.mul_(scale[:, None])
-            before = self._buffer(f"g{i}", members, batch, weight.shape[1])
-            torch.mm(g.flatten(0, 1), weight, out=before.flatten(0, 1))
-            g = before
+            g.mul_(scales[i][:, None])
+            before = self._buffer(f"g{i}", members, batch, self.layers[i].weight.shape[1])
+            g = torch.mm(g.flatten(0, 1), self.layers[i].weight, out=before.flatten(0, 1)).view_as(before)
         if columns is not None:
             gradients.append(g.mul_(x).sum(1) * columns * (1 - columns))
         return values.mean(1), torch.cat(gradients[::-1], 1)
-
-    def _affine(self, i: int, masks: list[Masks]) -> tuple[Tensor, Tensor]:
-        """Scale and shift [members, out] of layer i, of which the next layer's column mask is a factor."""
-        layer, rows = self.layers[i], masks[i][0]
-        columns = masks[i + 1][1] if i + 1 < len(masks) else None
-        scale = torch.ones(layer.members, len(layer.weight)).to(layer.weight) if rows is None else rows
-        shift = scale.new_zeros(scale.shape[1]) if layer.bias is None else layer.bias
-        if columns is None:
-            return scale, shift.expand_as(scale)
-        return scale * columns, shift * columns
-
-    def _of_masks(self, i: int, masks: list[Masks], of_scale: Tensor, of_shift: Tensor) -> list[Tensor]:
-        """Gradients for the next layer's column logits and this layer's row logits, where there are any."""
-        layer, rows = self.layers[i], masks[i][0]
-        columns = masks[i + 1][1] if i + 1 < len(masks) else None
-        found = []
-        if columns is not None:
-            through = of_scale if rows is None else of_scale * rows
-            if layer.bias is not None:
-                through = through + of_shift * layer.bias
-            found.append(through * columns * (1 - columns))
-        if rows is not None:
-            through = of_scale if columns is None else of_scale * columns
-            found.append(through * rows * (1 - rows))
-        return found
 
     def _buffer(self, name: str, *shape: int) -> Tensor:
         if (name, shape) not in self.memory:

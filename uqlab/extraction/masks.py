@@ -89,10 +89,10 @@ class MaskedLinear(MemberLayer):
     def member_weight(self, index: int) -> Float[Tensor, "out in"]:
         rows, columns = (None if mask is None else mask[index].detach() for mask in self.masks())
         weight = self.weight.detach() if rows is None else self.weight.detach() * rows[:, None]
-        return weight.clone() if columns is None else weight * columns
+        return weight if columns is None else weight * columns
 
-    def member(self, index: int) -> nn.Linear:
-        return plain_linear(self.member_weight(index), None if self.bias is None else self.bias.detach().clone())
+    def member_bias(self, index: int) -> Tensor | None:
+        return None if self.bias is None else self.bias.detach()
 
     def shard(self, rows: slice) -> "MaskedLinear":
         parts = (None if p is None else p.data[rows] for p in (self.row_logits, self.column_logits))
@@ -229,6 +229,11 @@ def sequence(network: nn.Module) -> list[nn.Module] | None:
     return [leaf for part in network for leaf in sequence(part) or [part]]
 
 
+def bias_of(layer: MaskedLinear) -> Float[Tensor, " out"]:
+    """The bias of a layer, 0 where it has none."""
+    return layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias.detach()
+
+
 class _SelectFeatures(nn.Module):
     """The input features that a small member keeps."""
 
@@ -263,10 +268,10 @@ def _small_member(parts: list[nn.Module], index: int) -> nn.Sequential:
             small.append(copy.deepcopy(part))
             continue
         weight = linear[i].weight.detach() * rows[i][:, None]
-        bias = _bias(linear[i]).clone()
+        bias = bias_of(linear[i]).clone()
         inside = columns[i]
         if i in before:
-            constant = _bias(linear[before[i]])
+            constant = bias_of(linear[before[i]])
             for between in parts[before[i] + 1 : i]:
                 constant = between(constant)
             bias += weight @ (constant * (columns[i] & ~rows[before[i]]))
@@ -277,7 +282,3 @@ def _small_member(parts: list[nn.Module], index: int) -> nn.Sequential:
         weight, bias = weight[needed][:, inside], bias[needed]
         small.append(plain_linear(weight, bias if linear[i].bias is not None or bias.any() else None))
     return nn.Sequential(*small).eval()
-
-
-def _bias(layer: MaskedLinear) -> Tensor:
-    return layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias.detach()
