@@ -194,7 +194,6 @@ def test_every_ensemble_equals_its_plain_members(make, side):
         turned = (before, *after) if side == "left" else (before.mT, *(w.mT for w in after))
         assert np.allclose(layer.before_values, torch.linalg.svdvals(before)[:k], atol=1e-5)
         assert np.allclose(layer.values, [torch.linalg.svdvals(w)[:k].numpy() for w in after], atol=1e-5)
-        assert layer.random_level == spectra.random_level(16)
         for i in range(3):
             assert np.allclose(layer.initial[i], plain_similarity(before, after[i], k, side), atol=1e-4)
             assert np.allclose(layer.max_cosine[i], plain_max_cosine(turned[0], turned[1 + i], k), atol=1e-4)
@@ -274,8 +273,8 @@ def test_masked_members_and_their_hard_masks():
 def test_what_is_not_known_before_is_none():
     for ensemble in (ensembles.singular_value(vit(), 2), ensembles.deep(lambda: models.mlp(20, (16, 12), 3), 2)):
         for layer in spectra.ensemble_spectra(ensemble, k=3, progress=False).values():
-            known = (layer.initial, layer.before_values, layer.max_cosine, layer.off_diagonal, layer.random_level)
-            assert known == (None,) * 5
+            known = (layer.initial, layer.before_values, layer.max_cosine, layer.off_diagonal)
+            assert known == (None,) * 4
             assert layer.mean_between().shape == (3, 3)
             with pytest.raises(ValueError, match="before="):
                 layer.intruders(3)

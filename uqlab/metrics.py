@@ -38,10 +38,8 @@ class OOD(NamedTuple):
 def log_prediction(logits: Logits, pool: Pool = "probabilities") -> Float[Tensor, "samples classes"]:
     """Log-probabilities of the ensemble, float64: log of the mean probability, or log_softmax of the mean logits.
 
-    `log_prediction(logits)[None] / temperature` are again logits: those of a calibrated ensemble of one.
-
-    Raises:
-        ValueError: for a wrong rank, an empty set, NaN or infinite logits, an unknown pool.
+    `log_prediction(logits)[None] / temperature` are again logits: those of a calibrated ensemble of one. Raises
+    ValueError for a wrong rank, an empty set, NaN or infinite logits, an unknown pool.
     """
     check_logits(logits)
     one_of("pool", pool, ("probabilities", "logits"))
@@ -133,10 +131,8 @@ def ood_detection(id_scores: Real[Array, " id"], ood_scores: Real[Array, " ood"]
 
     AUROC counts ties as one half (midranks). AUPR is average precision, and equal scores enter together. FPR95 is the
     fraction of ID inputs at or above the highest threshold that at least 95 % of OOD inputs reach; papers that take ID
-    as the positive class report that of `ood_detection(-ood_scores, -id_scores)`. Negate confidences.
-
-    Raises:
-        ValueError: for empty scores, NaN and infinite values.
+    as the positive class report that of `ood_detection(-ood_scores, -id_scores)`. Negate confidences. Raises ValueError
+    for empty scores, NaN and infinite values.
     """
     id_, ood = _scores(id_scores, "id_scores"), _scores(ood_scores, "ood_scores")
     below, up_to = _ranks(id_, ood)
@@ -223,15 +219,10 @@ def by_quantile(
 ) -> Float[Tensor, " quantiles"]:
     """Mean of a per-sample value between successive quantiles of a score ("bucket"), or up to each ("acceptance").
 
-    Args:
-        values: [samples], such as hits (0 or 1), losses, or confidence - hit, whose |mean| is the calibration error of
-            Kirsch 2024.
-        scores: [samples]; samples of equal score share their mean value.
-        quantiles: increasing, in (0, 1].
+    values: [samples], such as hits (0 or 1), losses, or confidence - hit, whose |mean| is a calibration error.
+    scores: [samples]; samples of equal score share their mean value.
 
-    Raises:
-        ValueError: for quantiles that are not increasing in (0, 1] or leave a bucket empty, and for an unknown mode.
-
+    Raises ValueError for quantiles that are not increasing in (0, 1] or leave a bucket empty, and for an unknown mode.
     Kirsch 2024, E.3.
     """
     values = torch.as_tensor(values).double()
@@ -259,16 +250,12 @@ def bootstrap(
 ) -> tuple:
     """Percentile bootstrap interval (low, high) of `statistic(*arrays)`; all arrays are resampled alike.
 
-    Args:
-        statistic: returns a number or an array (then low and high are arrays, a band).
-        arrays: tensors or NumPy arrays that share their number of samples.
-        axes: which axis of each array the samples are, or one axis for all. If None: axis 0 of arrays of one or two
-            axes; for arrays of more, such as logits [members, samples, classes], the only axis as long as those.
-        repeats: number of resamples; `seed` fixes them; `level` is the coverage of the interval.
+    statistic: returns a number, or an array: then low and high are arrays, a band.
+    axes: the samples' axis in each array, or one axis for all. If None: axis 0 of arrays of one or two axes; in arrays
+        of more, such as logits [members, samples, classes], the only axis that is as long as those.
+    repeats: number of resamples, drawn from `seed`; `level` is the coverage of the interval.
 
-    Raises:
-        ValueError: for numbers of samples that differ or are 0, and where lengths do not tell the samples' axis.
-
+    Raises ValueError for numbers of samples that differ or are 0, and where the lengths do not tell the samples' axis.
     Example: `bootstrap(metrics.ece, log_prediction(logits)[None], labels)`, which pools the members once.
     """
     where = _sample_axes(arrays, axes)
@@ -298,8 +285,8 @@ def _sample_axes(arrays: Sequence[Array], axes: int | Sequence[int] | None) -> l
         fits = [0] if array.ndim in (1, 2) else [axis for axis, length in enumerate(array.shape) if length in lengths]
         if len(fits) != 1:
             raise ValueError(
-                f"the samples' axis of an array {list(array.shape)} is not clear: it should be the only one as long as "
-                f"the arrays of one or two axes ({sorted(lengths) or 'there are none'}); give axes=, one for each array"
+                f"the samples' axis of an array {list(array.shape)} is not clear: it should be the only axis of length "
+                f"{sorted(lengths) or 'unknown'}, that of the arrays of one or two axes; give axes=, one for each array"
             )
         found += fits
     return found

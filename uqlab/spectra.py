@@ -50,7 +50,7 @@ class LayerSpectra(NamedTuple):
     values [members, k]. between [members, members, k, k]: |cos| of member i's vectors (rows) with member j's (columns).
     before_values [k]. initial [members, k, k]: |cos| of a member's vectors (rows) with those before (columns).
     max_cosine [members, k]: the largest |cos| with any vector before, not only the k leading ones. off_diagonal
-    [members]: see `off_diagonal`. random_level: the max_cosine to expect of a random vector.
+    [members]: see `off_diagonal`.
 
     If the weights before are unknown, all from before_values on are None. NaN stands for vectors whose singular value
     is 0.
@@ -62,7 +62,6 @@ class LayerSpectra(NamedTuple):
     initial: Tensor | None
     max_cosine: Tensor | None
     off_diagonal: Tensor | None
-    random_level: float | None
 
     def intruders(self, k: int = 10, threshold: float = 0.5) -> Intruders:
         """Every member's intruders among its k leading vectors: count [members], max_cosine [members, k], energy.
@@ -218,14 +217,13 @@ def _layer(
     vectors = vectors.where(alive[:, None], math.nan)
     flat = vectors.mT.flatten(0, 1)  # [members * k, out or in]
     between = _cosines(flat.mT, flat.mT).unflatten(0, (-1, k)).unflatten(2, (-1, k)).transpose(1, 2)
-    known: list = [None] * 5
+    known: list = [None] * 4
     if start is not None:
         u, s, vh = torch.linalg.svd(base, full_matrices=False)
         old, kept = u if left else vh.mT, _alive(s, eps, base.shape)
         cosines = _cosines(vectors, old * kept)  # [members, k, all vectors before]
         initial = cosines[..., :k].where(kept[:k], math.nan)
-        level = random_level(len(old), max(1, int(kept.sum())))
-        known = [s[:k].cpu(), initial.cpu(), cosines.amax(-1).cpu(), _off_diagonal(u, vh, after).cpu(), level]
+        known = [s[:k].cpu(), initial.cpu(), cosines.amax(-1).cpu(), _off_diagonal(u, vh, after).cpu()]
     return LayerSpectra(values.cpu(), between.contiguous().cpu(), *known), int((~alive).sum())
 
 

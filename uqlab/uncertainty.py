@@ -56,20 +56,14 @@ def entropy(logits: Float[Tensor, "*batch classes"]) -> Float[Tensor, "*batch"]:
 def decompose(logits: Logits, weights: Weights = None, correct: Correction = None) -> Decomposition:
     """Split the entropy of the mean prediction into the mean member entropy and the mutual information I[Y; member].
 
-    Args:
-        logits: [members, batch, classes], any floating dtype; below float32 it is computed in float32.
-        weights: not negative, [members] or [members, batch]; they are normalised to sum to one over the members.
-        correct: "jackknife" replaces the plug-in mutual information, whose expectation is about (1 - 1/M) of the true
-            one, by M MI - (M - 1) mean_i MI_-i. Use it to compare ensembles of different sizes. The result may exceed
-            log(classes).
+    logits: [members, batch, classes]; half precision is computed in float32.
+    weights: not negative, [members] or [members, batch]; they are normalised to sum to one over the members.
+    correct: "jackknife" replaces the plug-in mutual information, whose expectation is about (1 - 1/M) of the true one,
+        by M MI - (M - 1) mean_i MI_-i. Use it to compare ensembles of different sizes. It may exceed log(classes).
 
-    Returns:
-        total, aleatoric and epistemic, each [batch], in nats, on the device of the logits.
-
-    Raises:
-        ValueError: for a wrong rank, an empty batch, NaN or infinite logits, and weights of a wrong shape or of sum 0.
-
-    Houlsby et al. 2011; Gal et al. 2017; Kirsch 2024, eqs 2-3.
+    Returns total, aleatoric and epistemic, each [batch] in nats. Raises ValueError for a wrong rank, an empty batch,
+    NaN or infinite logits, and weights of a wrong shape or of sum 0. Houlsby et al. 2011; Gal et al. 2017; Kirsch 2024,
+    eqs 2-3.
     """
     return decompose_score(logits, "log", weights, correct)
 
@@ -129,14 +123,11 @@ def decompose_groups(
     `between` = I[Y; K] is the disagreement of the groups' mean predictions, and `within` = I[Y; M | K] that of the
     members of one group. Their sum is the mutual information of all members, whatever the grouping.
 
-    Args:
-        logits: [groups, members, batch, classes], from `group_members`.
-        correct: "jackknife" corrects `between`, which few groups make too small, by a factor of about (1 - 1/K).
+    logits: [groups, members, batch, classes], from `group_members`.
+    correct: "jackknife" corrects `between`, which few groups make too small, by a factor of about (1 - 1/K).
 
-    Returns:
-        total, between, within and aleatoric, each [batch], in nats; `.epistemic` = between + within.
-
-    Raises ValueError for a wrong rank, an empty batch, NaN or infinite logits. Kirsch 2024, eqs 4-10.
+    Returns total, between, within and aleatoric, each [batch] in nats. Raises ValueError for a wrong rank, an empty
+    batch, NaN or infinite logits. Kirsch 2024, eqs 4-10.
     """
     if logits.ndim != 4:
         raise ValueError(
@@ -200,16 +191,12 @@ def decompose_gaussian(
 ) -> Decomposition:
     """Law of total variance over Gaussian members: total = mean of the variances + variance of the means.
 
-    Args:
-        means, variances: [members, batch], in the target's units and their square; variances are not negative.
-        correct: "jackknife" divides the variance of the means by M - 1 instead of M (ddof=1, unbiased), to which the
-            jackknife of a variance amounts. Use it to compare ensembles of different sizes.
+    means, variances: [members, batch], in the target's units and their square.
+    correct: "jackknife" divides the variance of the means by M - 1 instead of M (ddof=1, unbiased), to which the
+        jackknife of a variance amounts. Use it to compare ensembles of different sizes.
 
-    Returns:
-        total, aleatoric and epistemic variance, each [batch].
-
-    Raises:
-        ValueError: for a wrong rank, shapes that differ, an empty batch, NaN, infinite or negative values.
+    Returns total, aleatoric and epistemic variance, each [batch]. Raises ValueError for a wrong rank, shapes that
+    differ, an empty batch, NaN, infinite values and negative variances.
     """
     if means.ndim != 2 or means.shape != variances.shape or 0 in means.shape:
         raise ValueError(
