@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -174,7 +175,8 @@ class ChainMaskStep:
         members, batch, last = self.layers[0].members, len(x), len(self.layers) - 1
         masks = [layer.masks() for layer in self.layers]
         # Every layer but the last has a row mask and every layer but the first a column mask: see `masks`.
-        rows, after = [m.rows for m in masks[:-1]], [m.columns for m in masks[1:]]
+        rows: list[Any] = [layer_masks.rows for layer_masks in masks[:-1]]
+        after: list[Any] = [layer_masks.columns for layer_masks in masks[1:]]  # of the next layer
         x, columns = x.flatten(1), masks[0].columns
         h = x if columns is None else torch.mul(x, columns[:, None], out=self._buffer("x", members, *x.shape))
         products, activations, scales = [], [], []
