@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import ChainableUndefined, Environment, FileSystemLoader
 
 from uqlab.core.files import read_json, write
 from uqlab.runs import tables
@@ -38,17 +38,13 @@ def build(root: Path, profiles: Sequence[str] = ()) -> Path:
             gather = gathered.notebook if name == notebook else gathered.sweep
             sections.append(section | gather(parent, name))
     notebooks = sorted({section["notebook"] for section in sections})
-    filters = [("notebook", "", "all"), *(("notebook", name, name.replace("_", " ")) for name in notebooks)]
-    if profiles:
-        filters = [("profile", "", "all profiles"), *(("profile", name, name) for name in profiles), *filters]
-    pictures = sum(len(run["figures"]) for section in sections for run in section["runs"])
-    shown = f"profiles {', '.join(profiles)}" if profiles else f"profile {root.name}"
-    shown += f": {_count(len(notebooks), 'notebook')}, {_count(pictures, 'figure')}"
-    html = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined)
+    html = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=ChainableUndefined)
     html.trim_blocks = html.lstrip_blocks = True
-    html.filters |= {"label": _label, "url": quote}
+    html.filters |= {"short": _short, "label": _label, "url": quote, "json": json.dumps}
     template = html.get_template("gallery.html.j2")
-    write(root / "index.html", template.render(root=root.name, shown=shown, filters=filters, sections=sections))
+    write(
+        root / "index.html", template.render(root=root.name, profiles=profiles, notebooks=notebooks, sections=sections)
+    )
     return root / "index.html"
 
 
@@ -96,37 +92,32 @@ class _Gathered:
             notebook = next(folder.glob("*.ipynb"), None)
             about = _dict(_dict(read_json(notebook).get("metadata") if notebook else {}).get("papermill"))
             given = {p: value for p, value in _dict(about.get("parameters")).items() if p != "output_dir"}
-            run = self.run(folder, given) | {"executed": False, "problem": _with_error("This run failed.", folder)}
             links = [self.link(notebook, notebook.name)] if notebook else []
-            shown.append(run | {"label": f"failed: {_listed(given) or folder.stem}", "stale": "", "links": links})
+            problem = _with_error("This run failed.", folder)
+            shown.append({"failed": folder.stem, "varied": given, "problem": problem, "links": links, "figures": []})
         return {
-            "title": f"{_title(sweep / runs.rows[0]['run']) if runs.rows else name}: {_count(len(runs.rows), 'run')}",
+            "title": _title(sweep / runs.rows[0]["run"]) if runs.rows else name,
             "sweep": True,
             "links": [self.link(path, path.name) for path in sorted(sweep.glob("table.*"))],
             "left_out": runs.left_out,
             "mixed": runs.mixed,
-            "table": _table("", {"columns": columns, "data": data, "index": [row["run"] for row in runs.rows]}),
+            "table": {"columns": columns, "data": data, "index": [row["run"] for row in runs.rows]},
             "runs": shown,
         }
 
     def run(self, folder: Path, varied: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return what a result folder holds; `varied`: the parameters that tell it apart from others of its sweep."""
         manifest, results = read_json(folder / "manifest.json"), read_json(folder / "results.json")
-        recorded = _dict(results.get("tables"))
         files = [next(folder.glob("*.ipynb"), None), folder / "results.json", folder / "manifest.json"]
+        recorded = _dict(results.get("tables"))
         return {
-            "label": _listed(varied or {}) or "the only run",
-            "meta": _circumstances(manifest),
+            "varied": varied or {},
+            "manifest": manifest,
             "stale": self.present.stale(manifest) if manifest.get("files") else "",
             "problem": "",
-            "executed": True,
             "figures": list(self.figures(folder, _dict(results.get("figures")))),
-            "tables": [_table(n, _dict(recorded[n])) for n in sorted(recorded, key=lambda name: name != PAPER)],
-            "lists": {
-                "Parameters": _pairs(manifest.get("parameters")),
-                "Numbers": _pairs(results.get("numbers")),
-                "Run": _pairs(_provenance(manifest)),
-            },
+            "tables": sorted(recorded.items(), key=lambda item: item[0] != PAPER),
+            "numbers": results.get("numbers"),
             "links": [self.link(path, path.name) for path in files if path and path.is_file()],
         }
 
@@ -166,18 +157,6 @@ def _size(picture: Path) -> tuple[int, int]:
     return 0, 0
 
 
-def _table(name: str, table: dict[str, Any]) -> dict[str, Any]:
-    """Return a recorded DataFrame; `text`: the columns that hold text, which align left, numbers right."""
-    rows = table.get("data") or []
-    return {
-        "name": name,
-        "index_names": ", ".join(table.get("index_names") or []),
-        "columns": table.get("columns") or [],
-        "rows": list(zip(table.get("index") or [""] * len(rows), rows, strict=False)),
-        "text": {i for row in rows for i, value in enumerate(row) if isinstance(value, str)},
-    }
-
-
 def _label(label: Any) -> str:
     return ", ".join(map(_short, label)) if isinstance(label, list) else _short(label)
 
@@ -195,45 +174,6 @@ def _short(value: Any) -> str:
     return str(value)
 
 
-def _pairs(values: Any) -> list[dict[str, Any]]:
-    """Return names and values; a long value folds."""
-    return [
-        {
-            "name": name,
-            "whole": json.dumps(value)[:500],
-            "short": (short := _short(value)),
-            "folds": _count(len(value), "value") if len(short) > 60 and isinstance(value, list | dict) else "",
-        }
-        for name, value in _dict(values).items()
-    ]
-
-
-def _listed(values: dict[str, Any]) -> str:
-    return ", ".join(f"{name} = {_short(value)}" for name, value in values.items())
-
-
-def _circumstances(manifest: dict[str, Any]) -> str:
-    seconds = manifest.get("seconds")
-    took = ""
-    if isinstance(seconds, int | float):
-        took = f"{seconds:.0f} s" if seconds < 120 else f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
-    facts = [manifest.get("notebook"), took, manifest.get("device"), str(manifest.get("started") or "")[:10]]
-    return " · ".join(str(fact) for fact in facts if fact)
-
-
-def _provenance(manifest: dict[str, Any]) -> dict[str, Any]:
-    git, packages = _dict(manifest.get("git")), _dict(manifest.get("packages"))
-    commit = str(git.get("commit") or "")[:10] + (" + changes" if git.get("dirty") else "")
-    facts = {
-        "commit": commit,
-        "uqlab": manifest.get("uqlab"),
-        "torch": packages.get("torch"),
-        "python": manifest.get("python"),
-        "threads": manifest.get("threads"),
-    }
-    return {name: fact for name, fact in facts.items() if fact}
-
-
 def _title(folder: Path) -> str:
     """Return the first heading of the notebook in a folder."""
     with suppress(ValueError, OSError, LookupError, TypeError, StopIteration):
@@ -246,7 +186,3 @@ def _title(folder: Path) -> str:
 
 def _dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
