@@ -79,7 +79,10 @@ def outputs(reduced):
 def test_only_title_question_invitation_and_explorer_remain(page, tmp_path):
     reduced = executed(page(), {}, tmp_path / "results")
     said = [cell.source for cell in reduced.cells if cell.cell_type == "markdown"]
-    assert said == [f"{dashboards.STYLE}\n\n# A page\n\nDoes it move?", "## Try it\n\nMove it.\n\nGuess first."]
+    assert said == [
+        f"<style>\n{dashboards.STYLE.read_text()}</style>\n\n# A page\n\nDoes it move?",
+        "## Try it\n\nMove it.\n\nGuess first.",
+    ]
     (shown,) = outputs(reduced)
     model = shown["data"][dashboards.WIDGET]["model_id"]
     state = reduced.metadata.widgets["application/vnd.jupyter.widget-state+json"]["state"]

@@ -1,7 +1,6 @@
 """Explorers alone, for a classroom projector: notebooks reduced to what a listener moves and sees, served by Voila.
 
-The reduced notebooks lie in a temporary folder. Their other cells run all the same, unseen, and what they save goes
-there too. Importing this module is cheap.
+The reduced notebooks lie in a temporary folder. Their other cells run too, but show nothing, and save into that folder.
 """
 
 import os
@@ -18,34 +17,14 @@ from uqlab.runs.parameters import cells, defaults
 EXPLORER = re.compile(r"(?<![\w.])widgets\.\w+\(")  # not ipywidgets.
 WIDGET = "application/vnd.jupyter.widget-view+json"
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}  # Voila asks for name and language
-
-# Large type; question, controls and picture together on 1280 x 800.
-STYLE = """<style>
-:root {
-  --jp-content-font-size1: 18px; --jp-ui-font-size1: 18px; --jp-widgets-font-size: 18px;
-  --jp-widgets-inline-height: 34px; --jp-widgets-slider-handle-size: 22px; --jp-widgets-slider-track-thickness: 6px;
-}
-body.jp-Notebook { padding: 8px; }
-#rendered_cells > div { max-width: 1180px; margin: 0 auto; }
-.jp-RenderedHTMLCommon h1 { font-size: 30px; margin: 0 0 4px; }
-.jp-RenderedHTMLCommon h2 { display: none; }
-.jp-RenderedHTMLCommon p { margin: 0 0 4px; line-height: 1.35; }
-.uqlab-explorer { flex-flow: row wrap; gap: 0 1em; }
-.uqlab-explorer > .widget-inline-hbox { width: calc(50% - 1em) !important; }
-.uqlab-explorer > .jupyter-button { width: auto; }
-.uqlab-explorer > .uqlab-seen { width: 100% !important; }
-.uqlab-seen div { max-width: none !important; }
-.uqlab-explorer .widget-label { min-width: max-content; }
-.widget-readout { width: 3.5em; min-width: 0; }
-.widget-image { width: 100% !important; max-height: 58vh; object-fit: contain; }
-</style>"""
+STYLE = Path(__file__).with_name("dashboards.css")
 
 
 def reduced(notebook: Path, parameters: Mapping[str, Any], results: Path) -> Any:
-    """Return a notebook of the title, the question and the explorers of one, each explorer under its own text.
+    """Return the notebook reduced to its title, its question and its explorers, each explorer under its own text.
 
-    notebook: its path. parameters: those that differ from its defaults, checked (`parameters.overrides`). results: an
-    existing folder, in which every kernel makes one of its own for figures and numbers.
+    parameters: those that differ from the defaults, checked (`parameters.overrides`). results: an existing folder, in
+    which every kernel makes a folder of its own for figures and numbers.
     Raises ValueError if no cell calls a function of `widgets`.
     """
     from nbformat import v4
@@ -56,7 +35,10 @@ def reduced(notebook: Path, parameters: Mapping[str, Any], results: Path) -> Any
         raise ValueError(f"{notebook.stem} has no explorer, a cell that calls a function of `widgets`; choose another")
     values = dict(parameters) | ({"output_dir": ""} if "output_dir" in defaults(notebook) else {})
     enter = f"import uqlab.runs.dashboards\nuqlab.runs.dashboards.enter({str(notebook.parent)!r}, {str(results)!r})"
-    new = [v4.new_markdown_cell(f"{STYLE}\n\n{_opening(given[0]['source'])}"), v4.new_code_cell(enter)]
+    new = [
+        v4.new_markdown_cell(f"<style>\n{STYLE.read_text()}</style>\n\n{_opening(given[0]['source'])}"),
+        v4.new_code_cell(enter),
+    ]
     text = ""
     for i, cell in enumerate(given[: shown[-1] + 1]):
         if cell["cell_type"] == "markdown":
@@ -79,7 +61,7 @@ def _opening(text: str) -> str:
 
 
 def _invitation(text: str) -> str:
-    """Return what a text says about the explorer below it: its section "Try it", or its last paragraph."""
+    """Return the part of a text that is about the explorer below it: the section "Try it", or the last paragraph."""
     found = re.search(r"^#+ (Try it|Explore)\b.*", text, re.MULTILINE | re.DOTALL)
     return found[0] if found else text.strip().rpartition("\n\n")[2]
 
@@ -113,8 +95,8 @@ def serve(
 ) -> None:
     """Serve the explorers of notebooks on this machine until interrupted, and leave nothing behind.
 
-    plan: notebook -> its parameters, as for `reduced`. port: the next free one if it is taken. A kernel for each page
-    starts at once and another whenever one is taken, so that a page that has been computed opens at once.
+    plan: notebook -> its parameters, as for `reduced`. port: if it is taken, the next free one. One kernel for each page
+    starts at once, and another whenever a reader takes one, so that pages open without waiting for their computation.
     """
     import nbformat
     from joblib import cpu_count

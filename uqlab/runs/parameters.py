@@ -87,7 +87,7 @@ def profiles(notebook: Path) -> dict[str, dict[str, dict[str, Any]]]:
 def overrides(notebook: Path, profile: str = "quick", given: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return the parameters that differ from a notebook's defaults: those of the profile, then the given ones.
 
-    Text is parsed as data by the type of the default (a Python literal, YAML's true or [a, b]) and never evaluated.
+    Text is parsed as data of the default's type (a Python literal, YAML's true or [a, b]) and never evaluated.
     Raises ValueError for an unknown profile or parameter and for a value of another type than the default's.
     """
     known = defaults(notebook)

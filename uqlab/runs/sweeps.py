@@ -1,8 +1,8 @@
 """Sweeps: a grid of runs of one notebook, each computed once into a folder named by what it depends on.
 
-`run_one` is the plain function that a sweep, or any other scheduler, calls. A run is claimed by a lock on a file beside
-its folder, which the system releases when its process dies, and the folder appears by one rename: several sweeps of one
-grid share the work, and what was interrupted leaves nothing that counts.
+`run_one` is the plain function that a sweep, or any other scheduler, calls. A process claims a run by the lock of a file
+beside its folder; the system releases the lock when the process dies. The folder appears by one rename. So several
+sweeps of one grid share the work, and an interrupted run leaves nothing that could be taken for a result.
 """
 
 import itertools
@@ -24,7 +24,7 @@ from uqlab.runs import execution, identity, workers
 from uqlab.runs.kernels import Stop
 from uqlab.runs.parameters import checked, defaults, find, overrides, source_sha256
 
-KILLS = 2  # so many kills, and the run is given up; Dask would give up the whole sweep a little later
+KILLS = 2  # a run whose process was killed so often is given up; Dask would give up the whole sweep a little later
 
 
 class Busy(RuntimeError):
@@ -261,7 +261,7 @@ def _clear(folder: Path) -> None:
 def _attempt(
     notebook: str, parameters: dict[str, Any], folder: str, options: dict[str, Any], wait: bool
 ) -> tuple[str, str, float, str]:
-    """Compute a run wherever the scheduler puts it and return (folder, status, seconds, reason), whatever happens."""
+    """Compute a run in the process that the scheduler chose; return (folder, status, seconds, reason), never raise."""
     started = time.monotonic()
 
     def ended(status: str, reason: str = "") -> tuple[str, str, float, str]:
