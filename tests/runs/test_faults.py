@@ -4,6 +4,7 @@ The notebook's behaviour follows from its seed and from files in its folder, whe
 """
 
 import hashlib
+import inspect
 import os
 import resource
 import signal
@@ -165,22 +166,30 @@ def test_a_cluster_that_is_not_there(project):
         sweeps.sweep("0.ipynb", {"seed": "0:3"}, cluster="nowhere", progress=False)
 
 
-TRAINING = """import sys, time, torch
+DELAY = 0.0  # seconds a batch
+
+
+def slowly(x, generators):
+    """An augmentation that is the same in the killed process and in the one that resumes, where it does not wait."""
+    time.sleep(DELAY)
+    return x
+
+
+TRAINING = f"""import time, torch
 from uqlab import ensembles, models, training
 torch.set_num_threads(2)
 x = torch.rand(80, 12, generator=torch.Generator().manual_seed(0))
 ensemble = ensembles.deep(lambda: models.mlp(12, (16, 8), classes=3), 4, seed=3)
-def slowly(x, generators):
-    time.sleep(float(sys.argv[2]))
-    return x
+DELAY = 0.1
+{inspect.getsource(slowly)}
 history = training.fit(ensemble, x, torch.arange(80) % 3, epochs=8, lr=0.1, momentum=0.9, batch_size=16, seed=5,
-                       progress=False, checkpoint=sys.argv[1] or None, augment=slowly)
+                       progress=False, checkpoint="run.pt", augment=slowly)
 """
 
 
 def test_training_that_is_killed_resumes_bit_identically(project):
     """kill -9 as soon as two epochs are on disk; the resumed run equals one that was never stopped in every bit."""
-    process = subprocess.Popen([sys.executable, "-c", TRAINING, "run.pt", "0.1"])
+    process = subprocess.Popen([sys.executable, "-c", TRAINING])
     seen = set()
 
     def two_epochs():
@@ -197,9 +206,7 @@ def test_training_that_is_killed_resumes_bit_identically(project):
     def trained(checkpoint: str | None) -> tuple[str, int]:
         ensemble = ensembles.deep(lambda: models.mlp(12, (16, 8), classes=3), 4, seed=3)
         settings = {"epochs": 8, "lr": 0.1, "momentum": 0.9, "batch_size": 16, "seed": 5, "progress": False}
-        history = training.fit(
-            ensemble, x, torch.arange(80) % 3, augment=lambda x, _: x, checkpoint=checkpoint, **settings
-        )
+        history = training.fit(ensemble, x, torch.arange(80) % 3, augment=slowly, checkpoint=checkpoint, **settings)
         state = b"".join(p.detach().numpy().tobytes() for p in ensemble.parameters()) + history.loss.numpy().tobytes()
         return hashlib.sha256(state).hexdigest(), history.steps
 

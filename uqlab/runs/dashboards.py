@@ -95,8 +95,8 @@ def serve(
 ) -> None:
     """Serve the explorers of notebooks on this machine until interrupted, and leave nothing behind.
 
-    plan: notebook -> its parameters, as for `reduced`. port: if it is taken, the next free one. One kernel for each page
-    starts at once, and another whenever a reader takes one, so that pages open without waiting for their computation.
+    plan: notebook -> its parameters, as for `reduced`. port: if it is taken, the next free one. One kernel for each
+    page starts at once, and another whenever a reader takes one, so that pages open without waiting for computations.
     """
     import nbformat
     from joblib import cpu_count

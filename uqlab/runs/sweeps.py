@@ -1,6 +1,6 @@
 """Sweeps: a grid of runs of one notebook, each computed once into a folder named by what it depends on.
 
-`run_one` is the plain function that a sweep, or any other scheduler, calls. A process claims a run by the lock of a file
+`run_one` is the plain function that a sweep, or any other scheduler, calls. A process claims a run by locking a file
 beside its folder; the system releases the lock when the process dies. The folder appears by one rename. So several
 sweeps of one grid share the work, and an interrupted run leaves nothing that could be taken for a result.
 """
