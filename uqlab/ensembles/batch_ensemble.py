@@ -72,15 +72,6 @@ class BatchLinear(MemberLayer):
         outer = torch.outer(self.left.detach()[index], self.right.detach()[index])
         return self.weight.detach() + outer if self.additive else self.weight.detach() * outer
 
-    def shard(self, rows: slice) -> "BatchLinear":
-        bias = None if self.bias is None else self.bias.data[rows]
-        return BatchLinear(self.weight, self.left.data[rows], self.right.data[rows], bias, self.additive)
-
-    def extra_repr(self) -> str:
-        out_features, in_features = self.weight.shape
-        shape = f"in_features={in_features}, out_features={out_features}"
-        return f"members={self.members}, {shape}, additive={self.additive}"
-
 
 def batch(
     backbone: nn.Module,

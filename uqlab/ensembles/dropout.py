@@ -52,9 +52,6 @@ class FixedDropout(MemberLayer):
         layer.reseed(seeds)
         return layer
 
-    def extra_repr(self) -> str:
-        return f"members={self.members}, p={self.p}"
-
 
 class DropoutEnsemble(FoldedEnsemble):
     """MC dropout: every member drops the same units for all inputs, until `resample` is called."""

@@ -9,13 +9,13 @@ import contextvars
 import copy
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-Layer = TypeVar("Layer", bound="MemberLayer")
+from uqlab.core.modules import sharing_copy
 
 # Which members are in the pass that runs now. It belongs to the call, not to the layers: threads may share an ensemble.
 _ACTIVE: contextvars.ContextVar[slice] = contextvars.ContextVar("active members", default=slice(None))
@@ -79,22 +79,35 @@ class MemberLayer(nn.Module):
         assert weight is not None, f"{type(self).__name__} must say what its members are"
         return plain_linear(weight.clone(), None if bias is None else bias.clone())
 
-    def shard(self, rows: slice) -> "MemberLayer":
+    def shard(self, rows: slice) -> Any:
         """The layer of some of the members, sharing their weights' memory."""
-        raise NotImplementedError
+        return self._changed(len(range(self.members)[rows]), lambda name, p: p.data[rows])
 
-    def join(self: Layer, others: Sequence[Layer]) -> "Layer":
+    def join(self, others: Sequence[Any]) -> Any:
         """The layer of this one's members and then those of the others; what is the members' own is copied."""
-        joined: Any = self.shard(slice(None))
-        joined.members = self.members + sum(other.members for other in others)
-        own = {id(p) for p in joined.own_parameters()}
+        layers = (self, *others)
+        joined = self._changed(
+            sum(layer.members for layer in layers),
+            lambda name, _: torch.cat([layer.get_parameter(name).data for layer in layers]),
+        )
         for name, p in list(joined.named_parameters(recurse=False)):
-            if id(p) in own:
-                parts = [getattr(layer, name).data for layer in (self, *others)]
-                setattr(joined, name, nn.Parameter(torch.cat(parts), requires_grad=p.requires_grad))
-            elif p.requires_grad:
+            if p is getattr(self, name) and p.requires_grad:  # trained by all members: copied too
                 setattr(joined, name, nn.Parameter(p.data.clone()))
         return joined
+
+    def _changed(self, members: int, change: Callable[[str, nn.Parameter], Tensor]) -> Any:
+        """A copy that shares everything but the members' own parameters, which `change(name, p)` gives."""
+        own, layer = set(self.own_parameters()), sharing_copy(self)
+        layer.members = members
+        for name, p in self.named_parameters(recurse=False):
+            if p in own:
+                setattr(layer, name, nn.Parameter(change(name, p), requires_grad=p.requires_grad))
+        return layer
+
+    def extra_repr(self) -> str:
+        sizes = [f"{name}={list(p.shape)}" for name, p in self.named_parameters(recurse=False)]
+        settings = [f"{name}={value}" for name, value in vars(self).items() if name in ("p", "additive", "threshold")]
+        return ", ".join([f"members={self.members}", *sizes, *settings])
 
 
 class MemberLinear(MemberLayer):
@@ -127,23 +140,10 @@ class MemberLinear(MemberLayer):
         return self.weight.detach()[index]
 
     def member(self, index: int) -> nn.Module:
-        return _trained_like(super().member(index), self)
-
-    def shard(self, rows: slice) -> "MemberLinear":
-        bias = None if self.bias is None else self.bias.data[rows]
-        return _trained_like(MemberLinear(self.weight.data[rows], bias), self)
-
-    def extra_repr(self) -> str:
-        members, out_features, in_features = self.weight.shape
-        return (
-            f"members={members}, in_features={in_features}, out_features={out_features}, bias={self.bias is not None}"
-        )
-
-
-def _trained_like(made: Any, layer: nn.Module) -> Any:
-    for name, p in made.named_parameters():
-        p.requires_grad_(layer.get_parameter(name).requires_grad)
-    return made
+        layer = super().member(index)
+        for name, p in layer.named_parameters():
+            p.requires_grad_(self.get_parameter(name).requires_grad)
+        return layer
 
 
 def plain_linear(weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None) -> nn.Linear:
@@ -234,9 +234,6 @@ class MemberDropout(MemberLayer):
         layer = MemberDropout(self.members, self.p).train(self.training)
         layer.reseed([generator.initial_seed() for generator in self.generators], self.generators[0].device)
         return layer
-
-    def extra_repr(self) -> str:
-        return f"members={self.members}, p={self.p}"
 
 
 def replace_layers(

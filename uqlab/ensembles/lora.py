@@ -61,13 +61,6 @@ class LoRALinear(MemberLayer):
     def member_bias(self, index: int) -> Tensor | None:
         return None if self.bias is None else self.bias.detach()
 
-    def shard(self, rows: slice) -> "LoRALinear":
-        return LoRALinear(self.weight, self.bias, self.down.data[rows], self.up.data[rows])
-
-    def extra_repr(self) -> str:
-        members, rank, in_features = self.down.shape
-        return f"members={members}, in_features={in_features}, out_features={self.up.shape[1]}, rank={rank}"
-
 
 def lora(
     backbone: nn.Module,

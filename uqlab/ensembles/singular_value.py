@@ -76,13 +76,6 @@ class SVDLinear(MemberLayer):
     def member_weight(self, index: int) -> Tensor:
         return (self.u * self.s.detach()[index].clamp(min=0)) @ self.v.mT
 
-    def shard(self, rows: slice) -> "SVDLinear":
-        return SVDLinear(self.u, self.v, self.s.data[rows], None if self.bias is None else self.bias.data[rows])
-
-    def extra_repr(self) -> str:
-        (out_features, k), members = self.u.shape, self.members
-        return f"members={members}, in_features={self.v.shape[0]}, out_features={out_features}, singular_values={k}"
-
 
 def singular_value(
     backbone: nn.Module,

@@ -94,18 +94,6 @@ class MaskedLinear(MemberLayer):
     def member_bias(self, index: int) -> Tensor | None:
         return None if self.bias is None else self.bias.detach()
 
-    def shard(self, rows: slice) -> "MaskedLinear":
-        parts = (None if p is None else p.data[rows] for p in (self.row_logits, self.column_logits))
-        bias = None if self.bias is None else self.bias.data
-        count = len(range(self.members)[rows])
-        return MaskedLinear(self.weight.data, bias, *parts, members=count, threshold=self.threshold)
-
-    def extra_repr(self) -> str:
-        out_features, in_features = self.weight.shape
-        kinds = [name for name in ("row", "column") if getattr(self, f"{name}_logits") is not None]
-        masked = f"masks={'+'.join(kinds) or 'none'}, threshold={self.threshold}"
-        return f"members={self.members}, in_features={in_features}, out_features={out_features}, {masked}"
-
 
 class MaskEnsemble(FoldedEnsemble):
     """Members that keep some rows and columns of one network's linear layers; the masks are soft until `harden`."""
