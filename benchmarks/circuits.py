@@ -1,10 +1,10 @@
 """Algorithm 1 of Hydra on a ViT of 6 layers and 8 heads, 1,000 digits and 1,000 letters, budget 12, score "avg".
 
-Ours (heads.greedy_circuit) against the algorithm as written: zero a head's columns, run the whole model on everything,
-restore. Both take every step in turn. Targets: the same order, and at least 2x faster; 4x with precision="bfloat16"
-where the processor has matrix units for it (a GPU, or AMX). Elsewhere that precision stays float32, and a network of
-bfloat16 weights and activations stands in for it: its order and its time are reported, and nothing is asked of them.
-Exit status 1 if a target is missed.
+heads.greedy_circuit ("ours") against the algorithm as written: zero a head's columns, run the whole model on all
+inputs, restore the columns. The two take turns, step by step. Targets: the same order, and at least 2x faster; 4x with
+precision="bfloat16" where the processor has matrix units for it (a GPU, or AMX). Elsewhere that precision stays
+float32; a network with bfloat16 weights and activations is then reported in its place, without a target. Exit status 1
+if a target is missed.
 
     python benchmarks/circuits.py [WIDTH [BUDGET]]
 """
@@ -82,11 +82,11 @@ def main():
     )
     units = device.type == "cuda" or torch.cpu.get_capabilities().get("amx_bf16", False)
     low = (model, {"precision": "bfloat16"}) if units else (copy.deepcopy(model).bfloat16(), {})
-    work, orders, seconds = copy.deepcopy(model), {"as written": []}, {"as written": [], "ours": [], "bfloat16": []}
+    pruned, orders, seconds = copy.deepcopy(model), {"as written": []}, {"as written": [], "ours": [], "bfloat16": []}
     with tempfile.TemporaryDirectory() as folder:
-        for step in range(BUDGET):  # a search goes on from its checkpoint: each call is one step
+        for step in range(BUDGET):  # a search continues from its checkpoint: each call is one step
             start = time.perf_counter()
-            orders["as written"].append(plain_step(work, x, y, ood, orders["as written"]))
+            orders["as written"].append(plain_step(pruned, x, y, ood, orders["as written"]))
             seconds["as written"].append(time.perf_counter() - start)
             for name, (network, how) in {"ours": (model, {}), "bfloat16": low}.items():
                 start = time.perf_counter()
@@ -108,7 +108,7 @@ def main():
     if 1 / ratios["ours"] < MIN_SPEED:
         missed.append(f"{1 / ratios['ours']:.2f}x < {MIN_SPEED}x")
     if not units:
-        print("no matrix units for bfloat16 here: 4x is not asked for")
+        print("no matrix units for bfloat16 here: the target of 4x does not apply")
     elif 1 / ratios["bfloat16"] < MIN_SPEED_BFLOAT16:
         missed.append(f"bfloat16 {1 / ratios['bfloat16']:.2f}x < {MIN_SPEED_BFLOAT16}x")
     if missed:

@@ -1,11 +1,11 @@
-"""Three pruned ViTs with 2/3 of the heads, fused, against a deep ensemble of three full ones and one of them.
+"""Three fused ViTs with 2/3 of their heads, against a deep ensemble of three full ViTs and against a single one.
 
-Every member keeps 4 of 6 heads in each layer, as Taylor pruning leaves them. Targets, for a ViT of 17 tokens (8 x 8
-images): at least 1.7x faster than the deep ensemble at batch 1 and 4, no slower at batch 64. The multiply-adds are
-about those of the pruned networks together, so what is gained at small batches is calls; of that little is left at
-batch 4 with 50 tokens of width 192. This is reported, without a target, and so are members that keep 2/3 of all heads,
-different numbers in each layer, as circuits do. `unsplit` takes the whole batch at once. Exit status 1 if a target is
-missed.
+Every member keeps 4 of 6 heads in each layer, as after Taylor pruning. Targets, for a ViT of 17 tokens (8 x 8 images):
+at least 1.7x faster than the deep ensemble at batch 1 and 4, no slower at batch 64. The multiply-adds are about those
+of the pruned networks together, so a small batch gains because there are fewer calls; at batch 4 with 50 tokens of
+width 192 little of this gain is left. That case is reported without a target, and so are members that keep 2/3 of all
+heads but different numbers in each layer, as circuits do. `unsplit` takes the whole batch at once. Exit status 1 if a
+target is missed.
 
     python benchmarks/fused.py [REPEATS]
 """

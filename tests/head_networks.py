@@ -1,4 +1,4 @@
-"""Transformers of several families whose heads matter, and inputs for them, for the tests of heads."""
+"""Transformers of several families, whose heads influence the logits, and inputs for them: for the tests of heads."""
 
 import types
 
@@ -26,7 +26,7 @@ DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
 class ClipText(nn.Module):
-    """CLIP's text half: causal attention, and a classifier that reads the last token of a text."""
+    """CLIP's text encoder: causal attention, and a classifier that reads the last token of a text."""
 
     def __init__(self):
         super().__init__()
@@ -68,7 +68,7 @@ EVERY = pytest.mark.parametrize("name", MAKERS)
 
 
 def make(name="vit", seed=0):
-    """A network in float64 whose attention is far from uniform and whose heads are far from equal."""
+    """A network in float64 whose attention is far from uniform and whose heads differ strongly."""
     torch.manual_seed(seed)
     model = MAKERS[name]().double().eval()
     with torch.no_grad():
@@ -85,14 +85,14 @@ def make(name="vit", seed=0):
 
 
 def inputs(name="vit", count=5, seed=1):
-    """Images, or token ids of texts of several lengths; tensors by name for networks of transformers alone."""
+    """Images, or token ids of texts of several lengths; tensors by name for plain models of transformers."""
     generator = torch.Generator().manual_seed(seed)
     if "vit" in name or name == "clip":
         return torch.rand(count, 1, 8, 8, generator=generator, dtype=torch.float64)
     ids = torch.randint(1, 48, (count, 7), generator=generator)
     used = torch.arange(7) < torch.randint(3, 8, (count, 1), generator=generator)
     if name == "clip text":
-        return ids.where(used, 49)  # the first 49 ends the text
+        return ids.where(used, 49)  # the first token 49 ends the text
     ids = ids * used
     return ids if name.startswith("text") else {"input_ids": ids, "attention_mask": used.long()}
 

@@ -1,4 +1,4 @@
-"""Gradient scores: closed forms, plain autograd for every kind of layer, limits, and what is refused."""
+"""Gradient scores: closed forms, plain autograd for every kind of layer, limits, and sampled classes."""
 
 import copy
 import itertools
@@ -17,7 +17,7 @@ SMALL = {
 
 
 class Unusual(nn.Module):
-    """A linear layer called twice over tokens, in-place ReLU on a view, bare parameters, a layer that is never used."""
+    """A linear layer that is called twice on tokens, an in-place ReLU on a view, a bare parameter, an unused layer."""
 
     def __init__(self):
         super().__init__()
@@ -31,7 +31,7 @@ class Unusual(nn.Module):
 
 
 class Tied(nn.Module):
-    """One weight in two layers."""
+    """Two layers with the same weight."""
 
     def __init__(self):
         super().__init__()
@@ -43,7 +43,7 @@ class Tied(nn.Module):
 
 
 class TiedText(nn.Module):
-    """Predicts a token: the embedding is the last layer too, without a module of its own."""
+    """Predicts a token: the embedding's weight is also the last layer, which has no module of its own."""
 
     def __init__(self):
         super().__init__()
@@ -103,7 +103,7 @@ def make(name, samples=4):
 
 
 def loop(model, inputs, norm, noise=None):
-    """Norms by autograd, sample by sample, class by class: {layer: [samples, classes]}."""
+    """Norms by autograd, for each sample and each class: {layer: [samples, classes]}."""
     layers = {}
     for name, p in model.named_parameters():
         layers.setdefault(name.rpartition(".")[0], []).append(p)
@@ -280,7 +280,7 @@ def test_digits_kept_near_certainty():
 
 
 def test_sign():
-    """Out of distribution scores are higher, except for weights that ignore the probabilities."""
+    """Scores are higher out of distribution, except with class weights that ignore the probabilities."""
     torch.manual_seed(0)
     centres = 3 * torch.eye(4)
     labels = torch.arange(400) % 4

@@ -1,4 +1,4 @@
-"""Gradient scores leave the model as it was, and say what they cannot take."""
+"""Gradient scores leave the model as it was, and refuse bad input with a clear error."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Greedy circuits: Algorithm 1 written plainly, ties, the layer-wise order, resuming, and what is refused."""
+"""Greedy circuits: Algorithm 1 as a plain loop, ties, the layer-wise order, resuming, and bad input."""
 
 import copy
 import itertools
@@ -20,7 +20,7 @@ ALL = list(itertools.product(range(LAYERS), range(HEADS)))
 
 
 def score_of(model, x, y, ood, kind):
-    """Accuracy, and AUROC by scikit-learn; a function of its own for each."""
+    """Accuracy, AUROC by scikit-learn, or the mean of both."""
     with torch.no_grad():
         in_, out = call(model, x), call(model, ood)
     accuracy = (in_.argmax(1) == y).double().mean().item()
@@ -69,7 +69,7 @@ def test_shortcuts_give_the_logits_of_ablated_networks(name):
 
 @pytest.mark.parametrize("name", ["vit", "bert", "clip"])
 def test_shortcuts_in_mixed_precision(name):
-    """As on a GPU with precision="bfloat16": products rounded, the rest not."""
+    """As on a GPU with precision="bfloat16": products are rounded, sums are not."""
     model, x = make(name).float(), inputs(name, 6)
     x = x.float() if isinstance(x, torch.Tensor) else x
     search = Search(model, x)
@@ -119,7 +119,7 @@ def test_batches_and_larger_budgets_change_no_order():
 
 
 def test_ties_go_to_the_lowest_layer_and_head():
-    """Without OOD and with labels that no head changes, all scores are equal."""
+    """Accuracy alone, with predictions that no head changes: all scores are equal."""
     model, (x, _, _) = make(), data("vit")
     with torch.no_grad():
         model.classifier.weight.zero_()
@@ -131,7 +131,7 @@ def test_ties_go_to_the_lowest_layer_and_head():
 
 
 def test_the_layerwise_order():
-    """Every head of a layer once, without what earlier layers lost; the best part of the layer goes."""
+    """Every head of a layer is tried once, without the heads that earlier layers lost; the best heads go together."""
     model, (x, y, ood) = make(), data("vit")
     expected = []
     for layer, count in enumerate((3, 2, 2)):
@@ -206,7 +206,7 @@ class Stop(Exception):
 @pytest.mark.parametrize("order", ["global", "layerwise"])
 @pytest.mark.parametrize("after", [2, 5, 8])
 def test_a_stopped_search_goes_on(order, after, tmp_path, monkeypatch):
-    """Stopped in the middle of a step, which has 5 batches, and at the end of one."""
+    """The search stops in the middle of a step, which has 5 batches, or at the end of a step."""
     model, (x, y, ood) = make(), data("vit")
     settings = {"budget": 3, "order": order, "batch_size": 10, "progress": False}
     monkeypatch.setattr(circuits, "WRITE_EVERY", 0.0)

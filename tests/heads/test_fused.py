@@ -1,4 +1,4 @@
-"""Fused ensembles: equal to the pruned networks apart, members that never touch, parameters, training, passes."""
+"""Fused ensembles: they equal the separate pruned networks, members do not interact, parameters, training, passes."""
 
 import copy
 import itertools
@@ -27,7 +27,7 @@ def pruned(name="vit", sets=EVEN):
 
 
 def tuned(members, mlps=False):
-    """As after fine-tuning: what fusion leaves to the members has moved apart, or else the MLPs and embeddings."""
+    """As after fine-tuning: the weights that members keep in fusion differ, or with `mlps` all other weights."""
     generator = torch.Generator().manual_seed(3)
     for model in members:
         found = attentions(model)
@@ -70,7 +70,7 @@ def test_large_batches_take_the_members_one_by_one(name, sets, monkeypatch):
 
 @SETS_OF_THREE
 def test_mlps_and_embeddings_are_means(sets):
-    """The paper's merge: the mean of weights, all else the member's own."""
+    """The paper's merge: MLPs and embeddings are the members' mean, everything else stays the member's own."""
     members, x = tuned(tuned(pruned("vit", sets)), mlps=True), inputs()
     merged = copy.deepcopy(members)
     shared = [key for key, _ in members[0].named_parameters() if "mlp" in key or "embeddings" in key]
@@ -110,7 +110,7 @@ def test_members_on_inputs_of_their_own(sets):
 
 @pytest.mark.parametrize("name", ["bert", "text"])
 def test_texts_of_their_own_length(name):
-    """Each member's padding is masked for that member."""
+    """The padding of each member's texts is masked for that member."""
     members = tuned(pruned(name, RAGGED))
     texts = [inputs(name, seed=seed) for seed in range(3)]
     x = torch.stack(texts) if name == "text" else {key: torch.stack([t[key] for t in texts]) for key in texts[0]}
@@ -170,7 +170,7 @@ def test_member_weights_are_those_of_the_member(name, sets):
 # Parameters -----------------------------------------------------------------------------------------------------------
 @SETS_OF_THREE
 def test_parameters_of_a_layer(sets):
-    """4 M H_l / H d^2 + 8 d^2 (Hydra, B.4), and biases and LayerNorms."""
+    """4 M H_l / H d^2 + 8 d^2 weights (Hydra, B.4), and biases and LayerNorms."""
     members = pruned("vit", sets)
     layers = heads.fuse(members).network.vit.layers
     kept = torch.tensor([heads.count_heads(model) for model in members]).T.tolist()  # [layers, members]
@@ -185,7 +185,7 @@ def test_merged_norms_are_one_for_all():
     torch.testing.assert_close(heads.fuse(members, norms="merged")(x), apart(members, x))
     own, merged = (heads.fuse(tuned(members), norms=norms) for norms in ("independent", "merged"))
     saved = sum(p.numel() for p in own.parameters()) - sum(p.numel() for p in merged.parameters())
-    assert saved == 2 * (2 * LAYERS + 1) * 2 * 16  # of three members two, weights and biases of 16
+    assert saved == 2 * (2 * LAYERS + 1) * 2 * 16  # two of three members, weights and biases of 16
     assert (own(x) - merged(x)).abs().max() > 0.01
 
 
@@ -215,7 +215,7 @@ def test_batches_in_parts(name, sets, monkeypatch):
     base.register_forward_pre_hook(lambda _, args: seen.append(len(args[0]) // 3))
     monkeypatch.setattr(fused, "inputs_per_pass", lambda x: 3)
     torch.testing.assert_close(fused(x), expected, rtol=1e-9, atol=1e-9)
-    assert seen == [2, 3, 2]  # of about equal size
+    assert seen == [3, 2, 2]  # of about equal size
     fused.chunk = 2
     torch.testing.assert_close(fused(x), expected, rtol=1e-9, atol=1e-9)
 
@@ -245,7 +245,7 @@ def test_fused_ensembles_train_and_predict(name, sets):
 
 
 def test_fine_tuned_apart_then_fused():
-    """The order of the paper; an ensemble that was trained is fused as it is."""
+    """The paper fine-tunes the members first; a trained ensemble can be fused directly."""
     x, y = inputs(count=12).float(), labels(12)
     ensemble = ensembles.from_members([model.float() for model in pruned("vit", RAGGED)])
     training.fit(ensemble, x, y, epochs=3, lr=0.01, optimizer="adam", progress=False)
@@ -256,7 +256,7 @@ def test_fine_tuned_apart_then_fused():
 
 @SETS_OF_THREE
 def test_shards_share_memory(sets):
-    """With the MLPs frozen nothing is shared that is trained: members can be trained apart."""
+    """With frozen MLPs and embeddings no trained parameter is shared: members can be trained separately."""
     fused, x = heads.fuse(tuned(pruned("vit", sets))), inputs()
     assert not fused.can_shard()
     for name, p in fused.network.named_parameters():
@@ -293,7 +293,7 @@ def test_dropout_is_the_members_own():
 
 # Bad input ------------------------------------------------------------------------------------------------------------
 class Scaled(nn.Module):
-    """Attention whose values are doubled: what a family of networks might do that nobody foresaw."""
+    """Attention whose values are doubled, as an unknown family of networks might do."""
 
     def __init__(self, core):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Heads ablated and pruned, their Taylor scores, what they see, and the cost of networks without them."""
+"""Heads: ablation, pruning, Taylor scores, features, and the cost of networks without them."""
 
 import copy
 
@@ -16,7 +16,7 @@ OUTPUTS = {"vit": "vit.layers.{}.attention.o_proj", "bert": "bert.encoder.layer.
 
 
 def without(model, name, pairs):
-    """The plain way: zero the columns in a copy."""
+    """The plain way: a copy with these columns set to zero."""
     model = copy.deepcopy(model)
     size = 16 // HEADS
     for layer, head in pairs:
@@ -84,7 +84,7 @@ def test_pruned_in_float32():
 
 @pytest.mark.parametrize("name", ["vit", "bert"])
 def test_pruned_twice(name):
-    """The heads that are left are counted anew."""
+    """The remaining heads are numbered from 0 again."""
     model, x = make(name), inputs(name)
     twice = heads.prune(heads.prune(model, [(0, 1), (2, 0)]), [(0, 1), (2, 0), (2, 1), (2, 2)])
     once = heads.prune(model, [(0, 1), (0, 2), (2, 0), (2, 1), (2, 2), (2, 3)])
@@ -159,7 +159,7 @@ def test_taylor_scores_of_a_pruned_model():
 
 
 def test_taylor_pruning_layer_by_layer():
-    """Scores are recomputed on the network that earlier layers left."""
+    """Scores are recomputed without the heads that earlier layers lost."""
     model, x, y = make(), inputs(count=20), labels(20)
     expected, small = [], model
     for layer in range(LAYERS):  # as the paper does it: prune, compute again
@@ -195,7 +195,7 @@ def test_members_drawn_from_one_ranking():
 # Features -------------------------------------------------------------------------------------------------------------
 @EVERY
 def test_features_make_the_attention(name):
-    """What the heads give the first token, times the output projection, is what the attention gives it."""
+    """The heads' features of the first token, times the output projection, are the attention's output for it."""
     model, x = make(name), inputs(name)
     for layer in (0, -1):
         features = heads.head_features(model, x, layer, batch_size=2)
@@ -235,7 +235,7 @@ def test_separation_of_equal_and_of_flat_features():
 
 # Cost -----------------------------------------------------------------------------------------------------------------
 def multiply_adds(batch, tokens, width, layers, size, hidden, counts, classes, patch):
-    """By hand: patches, then per layer q, k, v, o, attention and MLP, then the classifier."""
+    """Counted by hand: patches; in each layer q, k, v, o, attention and MLP; the classifier."""
     each = sum(4 * tokens * width * h * size + 2 * tokens * tokens * h * size for h in counts)
     mlp = layers * 2 * tokens * width * hidden
     return batch * ((tokens - 1) * patch * width + each + mlp + width * classes)

@@ -4,7 +4,6 @@ Hydra, section 4.2.
 """
 
 import copy
-import itertools
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -36,10 +35,7 @@ class FusedEnsemble(FoldedEnsemble):
         count = -(-batch // self.inputs_per_pass(x))
         if count == 1:
             return through(x)
-        bounds = [round(i * batch / count) for i in range(count + 1)]  # parts of about equal size
-        return torch.cat(
-            [through(map_tensors(lambda t, a=a, b=b: t[:, a:b], x)) for a, b in itertools.pairwise(bounds)], 1
-        )
+        return torch.cat([through(map_tensors(lambda t, i=i: t.tensor_split(count, 1)[i], x)) for i in range(count)], 1)
 
     def inputs_per_pass(self, x: Inputs) -> int:
         """How many of the inputs x [members, batch, ...] go through the network at once.

@@ -20,6 +20,7 @@ from uqlab.core import devices
 from uqlab.core.checks import count_samples
 from uqlab.core.modules import Inputs, frozen, hooked, sharing_copy
 from uqlab.heads.attention import Attention, Head, attentions, linear, run
+from uqlab.heads.pruning import ablate
 
 
 class _Given:
@@ -231,11 +232,8 @@ class Search:
     def _agrees(self, example: Inputs, heads: list[Head]) -> bool:
         """Whether the shortcuts give the logits that the whole network gives without a head."""
         for i, logits in itertools.islice(self.logits(example, heads), 1, None):
-            weight = self._weight(*heads[i])
-            kept = weight.clone()
-            weight.zero_()
-            expected = run(self.network, example)
-            weight.copy_(kept)
+            with ablate(self.network, [heads[i]]):
+                expected = run(self.network, example)
             scale = max(1.0, expected.abs().max().item())
             if not (logits - expected).abs().max().item() <= torch.finfo(logits.dtype).eps ** 0.5 * scale:
                 return False
