@@ -152,14 +152,14 @@ class FoldedEnsemble(Ensemble):
         return True
 
     @torch.no_grad()
-    def _bytes_of_one(self, x: Inputs) -> int:
-        """The most that a member layer reads and writes for one member."""
+    def _bytes_of_one(self, x: Inputs, kind: type[nn.Module] = MemberLayer) -> int:
+        """The most bytes that a layer of this kind reads and writes for one member."""
         found = [0]
 
         def note(_, args: tuple, output: Tensor) -> None:
             found.append(args[0].nbytes + output.nbytes)
 
-        layers = [part for part in self.network.modules() if isinstance(part, MemberLayer)]
+        layers = [part for part in self.network.modules() if isinstance(part, kind)]
         with evaluating(self.network), hooked(layer.register_forward_hook(note) for layer in layers):  # no noise
             self._pass(map_tensors(lambda t: t[:1], x), slice(1))
         return max(found)

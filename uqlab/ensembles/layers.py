@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from uqlab.core.modules import sharing_copy
+from uqlab.core.modules import sharing_copy, trained_like
 
 # Which members are in the pass that runs now. It belongs to the call, not to the layers: threads may share an ensemble.
 _ACTIVE: contextvars.ContextVar[slice] = contextvars.ContextVar("active members", default=slice(None))
@@ -140,10 +140,7 @@ class MemberLinear(MemberLayer):
         return self.weight.detach()[index]
 
     def member(self, index: int) -> nn.Module:
-        layer = super().member(index)
-        for name, p in layer.named_parameters():
-            p.requires_grad_(self.get_parameter(name).requires_grad)
-        return layer
+        return trained_like(super().member(index), self)
 
 
 def plain_linear(weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None) -> nn.Linear:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from uqlab.core import devices
 from uqlab.core.checks import one_of
-from uqlab.core.modules import Inputs, call, evaluating, first_tensor, hooked, logits_of, map_tensors, trained_like
+from uqlab.core.modules import Inputs, first_tensor, map_tensors, trained_like
 from uqlab.ensembles import Ensemble, FoldedEnsemble, MemberDropout, MemberLinear, replace_layers
 from uqlab.heads.attention import Attention, attentions, linear
 from uqlab.heads.grouped import AppliedProjection, GroupedAttention, MemberLayerNorm
@@ -50,27 +50,8 @@ class FusedEnsemble(FoldedEnsemble):
         key = tuple(first.shape[2:])
         if key not in self._bytes_of_input:
             few = map_tensors(lambda t: t[:, :8], x)
-            self._bytes_of_input[key] = self._bytes_of_one(few) / min(batch, 8)
+            self._bytes_of_input[key] = self._bytes_of_one(few, nn.Linear) / min(batch, 8)
         return max(1, min(batch, int(devices.FUSED_CACHE / max(1, self.members * self._bytes_of_input[key]))))
-
-    def _pass(self, x: Inputs, rows: slice) -> Tensor:
-        if len(range(self.members)[rows]) < self.members:
-            return super()._pass(x, rows)
-        folded = map_tensors(lambda t: t.flatten(0, 1), x)  # all members, as the layers expect: nothing to tell them
-        return logits_of(call(self.network, folded)).unflatten(0, (self.members, -1))
-
-    @torch.no_grad()
-    def _bytes_of_one(self, x: Inputs) -> int:
-        """The most that a linear layer of the MLPs reads and writes for one member, in bytes."""
-        found = [0]
-
-        def note(_: nn.Module, args: tuple, output: Tensor) -> None:
-            found.append(args[0].nbytes + output.nbytes)
-
-        parts = [part for part in self.network.modules() if isinstance(part, nn.Linear)]
-        with evaluating(self.network), hooked(part.register_forward_hook(note) for part in parts):
-            self._pass(map_tensors(lambda t: t[:1], x), slice(1))
-        return max(found)
 
 
 def fuse(

@@ -46,9 +46,6 @@ class MemberLayerNorm(MemberLayer):
         norm.weight.data, norm.bias.data = self.weight.data[index, 0].clone(), self.bias.data[index, 0].clone()
         return trained_like(norm, self)
 
-    def shard(self, rows: slice) -> "MemberLayerNorm":
-        return trained_like(MemberLayerNorm(self.weight.data[rows], self.bias.data[rows], self.eps), self)
-
 
 class GroupedAttention(MemberLayer):
     """The attention of all members with its output projection; every member has its own heads.
@@ -202,15 +199,16 @@ class GroupedAttention(MemberLayer):
     def shard(self, rows: slice) -> "GroupedAttention":
         heads, before = self.heads[rows], sum(self.heads[: range(self.members)[rows].start])
 
-        def some(p: Tensor | None, share: int) -> Any:
-            if p is None or self.even:
-                return p if p is None else p.data[rows]
-            part = p.data.narrow(0, before * share * self.attention.size, sum(heads) * share * self.attention.size)
+        def some(name: str, p: nn.Parameter) -> Tensor:
+            if self.even or name == "out_bias":
+                return p.data[rows]
+            size = self.attention.size * (3 if name.startswith("in_") else 1)
+            part = p.data.narrow(0, before * size, sum(heads) * size)
             return part.unflatten(0, (len(heads), -1)) if len(set(heads)) == 1 else part
 
-        weights = [some(self.in_weight, 3), some(self.out_weight, 1)]
-        biases = [some(self.in_bias, 3), None if self.out_bias is None else self.out_bias.data[rows]]
-        return trained_like(GroupedAttention(self.attention, self.core[0], heads, weights, biases), self)
+        layer = self._changed(len(heads), some)
+        layer.heads = heads
+        return layer
 
     def extra_repr(self) -> str:
         return f"members={self.members}, heads={self.heads}, size={self.attention.size}"
