@@ -2,6 +2,8 @@
 # index of a CUDA build of torch (README, "On a GPU").
 PYTHON ?= python3
 PIP_ARGS ?=
+# Processes for the tests, of one thread each (tests/conftest.py).
+WORKERS ?= 2
 BIN := .venv/bin
 # Threads that wait should sleep: beside a busy neighbour, spinning ones were measured 10 to 50 times slower.
 export OMP_WAIT_POLICY ?= passive
@@ -12,7 +14,7 @@ figures: .venv
 	$(BIN)/uqlab run --profile quick
 
 test: .venv
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS)
 
 lab: .venv
 	$(BIN)/uqlab lab

@@ -1,20 +1,94 @@
-"""What all tests share."""
+"""What all tests share: pages that run once for all of them, and how the tests are dealt out to several processes."""
 
 import os
+import re
+from pathlib import Path
 
 import pytest
-import torch
+from filelock import FileLock
 from jaxtyping import config
 
-torch.set_num_threads(min(2, torch.get_num_threads()))
+# Neither torch nor the package: what follows must come before the one, the hook that checks shapes before the other.
+WORKER = os.environ.get("PYTEST_XDIST_WORKER")  # this process's name, where pytest-xdist runs several
+if WORKER:  # one thread each, kernels and other children too; those that wait sleep, instead of taking the other's core
+    os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+
+# The longest first, so that no process is left with one of them at the end; each starts with the words given.
+LONGEST = [
+    "browser/", "notebooks/test_notebooks.py::12", "notebooks/test_sst2", "notebooks/test_notebooks.py::08",
+    "notebooks/test_pretrained_notebook", "notebooks/test_notebooks.py::07", "notebooks/test_notebooks.py::06",
+    "notebooks/test_notebooks.py", "runs/test_faults", "runs/test_dashboards", "data/test_real_data",
+    "extraction/test_extraction", "heads/test_fused", "models/test_pretrained", "heads/test_circuits",
+]  # fmt: skip
 
 
-def pytest_sessionstart():
+def group_of(test: str) -> str:
+    """Tests of one group run in one process: those of a file, so that its fixtures are made once, or of one page."""
+    path = test.partition("::")[0].removeprefix("tests/")
+    if path.startswith("browser/"):
+        return "browser/"
+    page = re.search(r"\d\d_", test) if path == "notebooks/test_notebooks.py" else None
+    return f"{path}::{page[0]}" if page else path
+
+
+def pytest_sessionstart() -> None:
     """Before tests are collected, because they are skipped where their files are missing."""
     if folder := os.environ.get("UQLAB_DATA"):
-        import repacked  # not earlier: the hook that checks shapes must come before the package
+        import repacked
 
         repacked.unpack(folder)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    import torch
+
+    torch.set_num_threads(1 if WORKER else min(2, torch.get_num_threads()))
+    if WORKER:
+        starts = [*LONGEST, ""]
+        items.sort(key=lambda item: next(i for i, s in enumerate(starts) if group_of(item.nodeid).startswith(s)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    config.option.loadscopereorder = False  # they are in order
+    return Groups(config, log)
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory) -> Path:
+    """A folder that all processes of this test run share."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if WORKER else own
+
+
+@pytest.fixture(scope="session")
+def pages(shared):
+    """Run a page at `tiny` with the changes given and return its folder: once for all tests, whichever asks first.
+
+    Each page is a copy whose last cell moves every control of its explorer and writes what happened to moved.json.
+    """
+    from small_pages import copies
+
+    from uqlab import runs
+
+    with FileLock(shared / "pages.lock"):
+        notebooks = copies(shared / "notebooks")
+
+    def run(name: str, **changes) -> Path:
+        folder = shared / "pages" / "-".join([name, *changes])
+        folder.parent.mkdir(exist_ok=True)
+        with FileLock(f"{folder}.lock"):
+            if not folder.exists():
+                runs.execute(notebooks / f"{name}.ipynb", changes, profile="tiny", folder=folder, threads=1)
+        return folder
+
+    return run
 
 
 @pytest.fixture

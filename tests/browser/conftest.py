@@ -6,8 +6,6 @@ from pathlib import Path
 import lab
 import pytest
 
-from uqlab.runs import parameters
-
 
 @pytest.fixture(scope="session")
 def chromium():
@@ -38,17 +36,23 @@ def browser(chromium):
 
 
 @pytest.fixture(scope="session")
+def opened(browser, address):
+    """Open a notebook by its path from the server's folder and run all of it."""
+
+    def run(path: str) -> lab.Lab:
+        page = lab.Lab(browser.new_page(viewport={"width": 1280, "height": 900}), address)
+        page.open(path)
+        page.start()
+        assert page.finish() == []
+        return page
+
+    return run
+
+
+@pytest.fixture(scope="session")
 def screenshots(tmp_path_factory) -> Path:
     """Where the pictures of the pages go; set UQLAB_SCREENSHOTS to keep them."""
     if kept := os.environ.get("UQLAB_SCREENSHOTS"):
         Path(kept).mkdir(parents=True, exist_ok=True)
         return Path(kept)
     return tmp_path_factory.mktemp("screenshots")
-
-
-@pytest.fixture(scope="session")
-def pages(request, browser, address, folder):
-    """name -> its page; those of this test run that come next are started ahead."""
-    known = {path.stem: path for path in parameters.all_notebooks()}
-    wanted = [item.callspec.params["name"] for item in request.session.items if "pages" in item.fixturenames]
-    return lab.Pages(browser, address, folder, [known[name] for name in wanted])

@@ -9,25 +9,24 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import papermill
 from papermill.parameterize import parameterize_notebook
-from playwright.sync_api import Browser, Locator, Page, sync_playwright
+from playwright.sync_api import Locator, Page, sync_playwright
 
 from uqlab.runs import parameters
 
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 QUIET = ["--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 
-DONE: dict[str, Path] = {}  # pages that ran whole in the browser -> their results, which tests/test_notebooks.py reads
+EXPLORERS = r"(^|[^\w.])widgets\.\w+\("  # the source of a cell that makes one
 
 # One move of a control by the keyboard; resolves when the new picture has been decoded and painted.
-WATCH = """() => {
-  const picture = document.querySelector('.uqlab-picture');
+WATCH = """picture => {
   const {clientWidth, clientHeight} = picture;
   window.jumped = window.jumped || 0;
   const look = () => {
@@ -65,6 +64,11 @@ RUN = """() => { window.ran = (async () => {
 RAN = """seconds => Promise.race([window.ran, new Promise((_, fail) => {
   setTimeout(() => fail(new Error(`not done after ${seconds} s`)), 1000 * seconds);
 })])"""
+PICTURE = """async picture => {
+  const bytes = await (await fetch(picture.src)).arrayBuffer();
+  const hash = new Uint8Array(await crypto.subtle.digest('SHA-256', bytes));
+  return Array.from(hash, byte => byte.toString(16).padStart(2, '0')).join('');
+}"""
 SHOW = """async (pattern) => {
   const content = window.jupyterapp.shell.currentWidget.content;
   const at = content.widgets.findIndex(cell => cell.model.type === 'code'
@@ -85,12 +89,12 @@ def chromium() -> str | None:
     return path if Path(path).exists() else None
 
 
-def small_copy(notebook: Path, folder: Path) -> str:
-    """Write the notebook with its `tiny` parameters into folder/notebooks; returns its path from folder."""
+def small_copy(notebook: Path, folder: Path, **changes: Any) -> str:
+    """Write the notebook, its parameters `tiny` and `changes`, into folder/notebooks; returns its path from folder."""
     results = folder / "results" / notebook.stem
     results.mkdir(parents=True, exist_ok=True)
     nb = papermill.iorw.load_notebook_node(str(notebook))
-    nb = parameterize_notebook(nb, parameters.overrides(notebook, "tiny", {}) | {"output_dir": str(results)})
+    nb = parameterize_notebook(nb, parameters.overrides(notebook, "tiny", changes) | {"output_dir": str(results)})
     (folder / "notebooks").mkdir(exist_ok=True)
     papermill.iorw.write_ipynb(nb, str(folder / "notebooks" / notebook.name))
     return f"notebooks/{notebook.name}"
@@ -179,14 +183,21 @@ class Lab:
         """Wait until every cell has run; returns the errors that cells raised."""
         return self.page.evaluate(RAN, seconds)
 
-    def show_explorer(self) -> None:
+    def show_explorer(self, pattern: str = EXPLORERS) -> Locator:
+        """Scroll to the first cell whose source matches; returns the explorer below it."""
         self.page.bring_to_front()
-        self.page.evaluate(SHOW, r"(^|[^\w.])widgets\.\w+\(")
-        self.page.wait_for_selector(".uqlab-explorer .uqlab-picture")
+        assert self.page.evaluate(SHOW, pattern) >= 0, f"no cell has {pattern}"
+        explorer = self.page.locator(".jp-Cell.jp-mod-active .uqlab-explorer")
+        explorer.locator(".uqlab-picture").wait_for()
+        return explorer
 
-    def move(self, press: Any) -> float:
+    def picture(self, explorer: Locator) -> str:
+        """The checksum of the picture that is shown."""
+        return explorer.locator(".uqlab-picture").evaluate(PICTURE)
+
+    def move(self, press: Any, explorer: Locator | None = None) -> float:
         """Do `press()`, which moves a control; returns the milliseconds until the new picture was on the screen."""
-        self.page.evaluate(WATCH)
+        (explorer or self.page.locator(".uqlab-explorer")).locator(".uqlab-picture").evaluate(WATCH)
         press()
         return self.page.evaluate("window.moved")
 
@@ -206,23 +217,14 @@ class Lab:
         return self.page.evaluate("window.jumped || 0")
 
     def shut_kernel(self) -> None:
-        self.page.evaluate("async () => jupyterapp.shell.currentWidget.sessionContext.shutdown()")
+        """Stop the kernel, once it runs: a server that ends while one of its kernels starts waits for a minute."""
+        self.page.evaluate("""async () => {
+          const session = jupyterapp.shell.currentWidget.sessionContext;
+          await session.ready;
+          await session.session?.kernel?.info;
+          await session.shutdown();
+        }""")
 
-
-class Pages:
-    """Notebooks opened and run one after the other, each started while the one before it still runs: one a core."""
-
-    def __init__(self, browser: Browser, address: str, folder: Path, notebooks: Iterable[Path]):
-        self.browser, self.address, self.folder = browser, address, folder
-        self.waiting, self.started = list(notebooks), dict[Path, Lab]()
-
-    def get(self, notebook: Path) -> Lab:
-        """The page of a notebook, being run, and the next one started."""
-        for each in [notebook, *(other for other in self.waiting if other != notebook)][:2]:
-            if each not in self.started:
-                page = self.browser.new_page(viewport={"width": 1280, "height": 900})
-                self.started[each] = Lab(page, self.address)
-                self.started[each].open(small_copy(each, self.folder))
-                self.started[each].start()
-        self.waiting.remove(notebook)
-        return self.started[notebook]
+    def close(self) -> None:
+        self.shut_kernel()
+        self.page.close()

@@ -1,32 +1,49 @@
-"""Every explorer in JupyterLab in a real browser: keys and mouse change the picture, and nothing goes wrong."""
+"""Explorers in JupyterLab in a real browser: keys and mouse change the picture, and nothing goes wrong.
+
+One made-up page has an explorer of every kind; three pages of the suite show that real ones do the same. That every
+control of every page's own explorer can be moved is tested without a browser, in tests/notebooks/test_notebooks.py.
+"""
+
+from pathlib import Path
 
 import lab
+import made_up
+import nbformat
 import pytest
+from nbformat.v4 import new_code_cell, new_notebook
 
+from uqlab import widgets
 from uqlab.runs import parameters
 
-PAGES = {path.stem: path for path in parameters.all_notebooks() if "widgets." in path.read_text()}
-PICTURE = """async () => {
-  const bytes = await (await fetch(document.querySelector('.uqlab-picture').src)).arrayBuffer();
-  const hash = new Uint8Array(await crypto.subtle.digest('SHA-256', bytes));
-  return Array.from(hash, byte => byte.toString(16).padStart(2, '0')).join('');
-}"""
+KINDS = [make.__name__ for make in made_up.EXPLORERS]
+PAGES = {  # prefix of a page -> changes of its `tiny` parameters: here nobody reads its numbers
+    "00": {"repeats": 50, "limit": 100},
+    "03": {"epochs": 3, "grid_steps": 5, "grid_samples": [100], "repeats": 5},
+    "09": {"epochs": 1},
+}
 
 
-def test_every_page_has_an_explorer():
-    assert list(PAGES) == [path.stem for path in parameters.all_notebooks()]
+def test_the_made_up_page_has_every_kind():
+    assert {*KINDS} == {*widgets.__all__} - {"Explorer"}
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_explorer_answers_keys_mouse_and_reset(name, pages, folder, screenshots):
-    page = pages.get(PAGES[name])
-    assert page.finish() == []
-    lab.DONE[name] = folder / "results" / name
-    page.show_explorer()
-    explorer = page.page.locator(".uqlab-explorer")
+@pytest.fixture(scope="module")
+def made_up_page(opened, folder):
+    cells = [f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nimport made_up"]
+    cells += [f"made_up.{kind}()" for kind in KINDS]
+    path = folder / "notebooks" / "explorers.ipynb"
+    path.parent.mkdir(exist_ok=True)
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}  # without it JupyterLab asks which
+    made = new_notebook(cells=[new_code_cell(source) for source in cells], metadata={"kernelspec": kernel})
+    nbformat.write(made, path)
+    return opened("notebooks/explorers.ipynb")
+
+
+def moves_and_resets(page: lab.Lab, explorer) -> None:
+    """Every control is moved once, by keys, menu or button, a slider by the mouse too; `reset` restores the picture."""
     assert explorer.count() == 1
     seen = explorer.locator(".uqlab-seen")
-    first, said = page.page.evaluate(PICTURE), seen.inner_text()
+    first, said = page.picture(explorer), seen.inner_text()
     assert len(said) > 20
 
     moved = 0
@@ -34,53 +51,78 @@ def test_explorer_answers_keys_mouse_and_reset(name, pages, folder, screenshots)
         if (handle := control.locator(".noUi-handle")).count():
             handle.focus()
             value, high = (float(handle.get_attribute(f"aria-value{end}")) for end in ("now", "max"))
-            page.move(lambda up=value < high: page.page.keyboard.press("ArrowRight" if up else "ArrowLeft"))
+            page.move(lambda up=value < high: page.page.keyboard.press("ArrowRight" if up else "ArrowLeft"), explorer)
         elif (select := control.locator("select")).count():
             options = select.locator("option").count()
             if options == 1:
                 continue
-            page.move(lambda s=select, n=options: s.select_option(index=(s.evaluate("e => e.selectedIndex") + 1) % n))
+            at = (select.evaluate("e => e.selectedIndex") + 1) % options
+            page.move(lambda s=select, at=at: s.select_option(index=at), explorer)
         elif (buttons := control.locator(".widget-toggle-button")).count():
             active = control.locator(".widget-toggle-button.mod-active").first.inner_text()
-            page.move(lambda b=buttons, a=active: b.filter(has_not_text=a).first.click())
+            page.move(lambda b=buttons, a=active: b.filter(has_not_text=a).first.click(), explorer)
         else:
             continue
         moved += 1
         assert "could not be drawn" not in seen.inner_text()
     assert moved
-    assert page.page.evaluate(PICTURE) != first
+    assert page.picture(explorer) != first
 
     if (handle := explorer.locator(".noUi-handle").first).count():
-        page.move(lambda: page.drag_to_an_end(handle))
-    if page.page.evaluate(PICTURE) != first:  # a control with two places may be back already
-        page.move(lambda: explorer.get_by_role("button", name="reset").click())
+        page.move(lambda: page.drag_to_an_end(handle), explorer)
+    button = explorer.get_by_role("button", name="reset")
+    if page.picture(explorer) != first:  # a control with two places may be back already
+        page.move(button.click, explorer)
     else:
-        explorer.get_by_role("button", name="reset").click()
-    assert page.page.evaluate(PICTURE) == first
+        button.click()
+    assert page.picture(explorer) == first
     assert seen.inner_text() == said
     assert page.jumped() == 0
 
+
+def fits(page: lab.Lab, patterns: dict[str, str], screenshots: Path) -> None:
+    """In both themes and two widths no picture is cut off; patterns: name of the screenshot -> source of the cell."""
     for theme in lab.THEMES:
         page.theme(theme)
         for width in (1280, 800):
             page.page.set_viewport_size({"width": width, "height": 900})
-            explorer.scroll_into_view_if_needed()
-            box = explorer.locator(".uqlab-picture").bounding_box()
-            assert box["x"] + box["width"] <= width, "the picture is cut off"
-            page.page.screenshot(path=screenshots / f"{name}_{theme}_{width}.png")
+            for name, pattern in patterns.items():
+                explorer = page.show_explorer(pattern)
+                explorer.scroll_into_view_if_needed()
+                box = explorer.locator(".uqlab-picture").bounding_box()
+                assert box["x"] + box["width"] <= width, "the picture is cut off"
+                page.page.screenshot(path=screenshots / f"{name}_{theme}_{width}.png")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_explorer_answers_keys_mouse_and_reset(kind, made_up_page):
+    moves_and_resets(made_up_page, made_up_page.show_explorer(f"made_up.{kind}"))
+    assert made_up_page.errors == []
+
+
+def test_explorers_fit_in_both_themes_and_widths(made_up_page, screenshots):
+    fits(made_up_page, {kind: f"made_up.{kind}" for kind in KINDS}, screenshots)
+    assert made_up_page.errors == []
+
+
+@pytest.mark.parametrize("prefix", PAGES)
+def test_pages_in_the_browser(prefix, opened, folder, screenshots):
+    path = parameters.find(prefix)
+    page = opened(lab.small_copy(path, folder, **PAGES[prefix]))
+    assert page.page.locator(".uqlab-explorer").count() <= 1
+    moves_and_resets(page, page.show_explorer())
+    fits(page, {path.stem: lab.EXPLORERS}, screenshots)
     assert page.errors == []
-    page.shut_kernel()
-    page.page.close()
+    page.close()
 
 
 def test_lab_opens_the_index_and_its_links_open_notebooks(browser, tmp_path):
     with lab.server(tmp_path) as address:
-        page = browser.new_page(viewport={"width": 1280, "height": 900})
-        page.set_default_timeout(180_000)
-        page.goto(address.format(path=""))
-        index = page.locator(".jp-RenderedMarkdown")
+        page = lab.Lab(browser.new_page(viewport={"width": 1280, "height": 900}), address)
+        page.page.goto(address.format(path=""))
+        index = page.page.locator(".jp-RenderedMarkdown")
         index.locator("h1").wait_for()
         assert index.locator("table").count() >= 3
         index.get_by_role("link", name="00 What is it that we do not know?").first.click()
-        page.locator(".jp-NotebookPanel .jp-RenderedMarkdown h1").first.wait_for()
+        page.page.locator(".jp-NotebookPanel .jp-RenderedMarkdown h1").first.wait_for()
         page.close()

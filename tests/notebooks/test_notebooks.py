@@ -1,36 +1,26 @@
-"""The notebooks run at the `tiny` profile, and show what they claim to show.
-
-Where tests/browser has just run a page with these parameters its results are read; else it runs headless.
-"""
+"""The notebooks run at the `tiny` profile, and show what they claim to show."""
 
 import json
 import math
-import sys
 
 import nbformat
 import pytest
 from nbconvert import HTMLExporter
 
-from uqlab import runs
 from uqlab.runs import parameters
 
 NOTEBOOKS = [path.stem for path in parameters.all_notebooks()]
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """name -> recorded numbers; each notebook runs once, when first asked for."""
-    done = {}
+@pytest.fixture
+def results(pages):
+    """name -> recorded numbers and the folder of the run."""
 
-    def run(name, **changes):
-        key = name, str(changes)
-        if key not in done:
-            folder = None if changes else getattr(sys.modules.get("lab"), "DONE", {}).get(name)
-            new = tmp_path_factory.mktemp("run") / name
-            done[key] = folder or runs.execute(name, changes, profile="tiny", folder=new)
-        return json.loads((done[key] / "results.json").read_text()), done[key]
+    def read(name, **changes):
+        folder = pages(name, **changes)
+        return json.loads((folder / "results.json").read_text()), folder
 
-    return run
+    return read
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
@@ -43,6 +33,14 @@ def test_runs_and_describes_what_it_wrote(results, name):
         assert {(folder / file).suffix for file in about["files"]} == {".png", ".pdf"}
 
 
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_every_control_of_its_explorer_changes_the_picture(pages, name):
+    """Each to all its places, a slider to its ends; then `reset` restores the picture (tests/small_pages.py)."""
+    moved = json.loads((pages(name) / "moved.json").read_text())
+    assert moved
+    assert [control for control, changed in moved.items() if not changed] == []
+
+
 @pytest.mark.parametrize("path", parameters.all_notebooks(), ids=lambda path: path.stem)
 def test_first_cell_installs_nothing_and_says_how(path):
     code = ["".join(cell["source"]) for cell in parameters.cells(path) if cell["cell_type"] == "code"]
@@ -50,8 +48,8 @@ def test_first_cell_installs_nothing_and_says_how(path):
     assert not [line for source in code for line in source.splitlines() if line.startswith(("%", "!"))]
 
 
-def test_an_executed_page_as_html_has_every_figure(results):
-    recorded, folder = results("01_toy_regression_collapse", groups=3)
+def test_01_as_html_has_every_figure(results):
+    recorded, folder = results("01_toy_regression_collapse")
     page, _ = HTMLExporter().from_filename(folder / "01_toy_regression_collapse.ipynb")
     shown = nbformat.read(folder / "01_toy_regression_collapse.ipynb", 4).cells
     pictures = [output for cell in shown for output in cell.get("outputs", ()) if "image/png" in output.get("data", ())]
@@ -76,7 +74,7 @@ def test_01_uncertainty_falls_like_one_over_the_group_size(results):
 
 
 def test_01_resamples_few_sub_ensembles(results):
-    numbers = results("01_toy_regression_collapse", groups=3)[0]["numbers"]
+    numbers = results("01_toy_regression_collapse", groups=3, epochs=30)[0]["numbers"]
     assert math.isfinite(numbers["slope"])
     assert numbers["slope_low"] <= numbers["slope_high"]
 

@@ -47,7 +47,7 @@ def heads(backbone, test):
     """Members that are linear classifiers on the frozen backbone: their logits on the test sentences."""
     encoder = copy.deepcopy(backbone)
     encoder.classifier = nn.Identity()
-    ids, labels = sentences(backbone, "train", 8000, longest=40)
+    ids, labels = sentences(backbone, "train", 3000, longest=40)
     inputs, known = (training.predict(encoder, x, batch_size=64)[0] for x in (ids, test[0]))
     ensemble = ensembles.deep(lambda: nn.Linear(384, 2), MEMBERS)
     training.fit(ensemble, inputs, labels, epochs=30, lr=3e-3, optimizer="adamw", schedule="cosine", progress=False)

@@ -1,0 +1,105 @@
+"""One explorer of every kind, on small made-up results: the page that most browser tests open."""
+
+import ipywidgets
+import torch
+
+from uqlab import models, plots, uncertainty, widgets
+from uqlab.gradients import gradient_norms
+
+plots.use_style()
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def decomposed(members: int, scale: float, seed: int) -> uncertainty.Decomposition:
+    return uncertainty.decompose(scale * normal(members, 30, 4, seed=seed))
+
+
+def simplex() -> widgets.Explorer:
+    logits = normal(5, 3)
+    spread = ipywidgets.FloatSlider(value=1, min=0, max=2, step=0.5, description="spread")
+    shift = ipywidgets.FloatSlider(value=0, min=-2, max=2, step=0.5, description="shift")
+    weights = torch.tensor([1.0, 0, 0])
+    return widgets.simplex(lambda spread, shift: spread * logits + shift * weights, {"spread": spread, "shift": shift})
+
+
+def collapse() -> widgets.Explorer:
+    single = normal(8, 40).cumsum(1)
+    return widgets.collapse(
+        torch.linspace(-1, 1, 40), {size: single.unflatten(0, (-1, size)).mean(1) for size in (1, 2, 4)}
+    )
+
+
+def groups() -> widgets.Explorer:
+    logits = {name: scale * normal(8, 30, 4, seed=scale) for name, scale in (("digits", 1), ("letters", 3))}
+    return widgets.groups(
+        {
+            name: {m: uncertainty.decompose_groups(uncertainty.group_members(z, m)) for m in (1, 2, 4)}
+            for name, z in logits.items()
+        },
+        members=8,
+    )
+
+
+def widths() -> widgets.Explorer:
+    kinds = {"id": "digits", "ambiguous": "blends", "ood": "letters"}
+    parts = {w: {kind: decomposed(4, 2 / w, seed) for seed, kind in enumerate(kinds)} for w in (0.5, 2.0, 8.0)}
+    return widgets.widths(parts, kinds, normal(30, 1, 8, 8).sigmoid().float())
+
+
+def masks() -> widgets.Explorer:
+    found = {w: {f"layer {k}": normal(5, 12, seed=k + int(w)).sigmoid().float() for k in (1, 2)} for w in (0.0, 2.0)}
+    views = [(w, cut) for w in found for cut in (None, 0.5)]
+    parts = {
+        view: {kind: decomposed(5, 1 + i, i + k) for k, kind in enumerate(("id", "ood"))}
+        for i, view in enumerate(views)
+    }
+    trained = {kind: decomposed(5, 2, 9) for kind in ("id", "ood")}
+    return widgets.masks(found, parts, dict.fromkeys(views, 0.9), trained, weight=2.0)
+
+
+def spectra() -> widgets.Explorer:
+    before = {"q": normal(12, 12), "v": normal(12, 12, seed=1)}
+    updates = torch.stack([9 * torch.outer(*normal(2, 12, seed=m)) for m in (2, 3)])
+    after = {
+        "LoRA": lambda name: before[name] + updates,
+        "full": lambda name: before[name] + 0.1 * normal(2, 12, 12, seed=4),
+    }
+    return widgets.spectra(before, after, k=4, threshold=0.9)
+
+
+def head_map() -> widgets.Explorer:
+    order = [(1, 0), (0, 1), (0, 0), (1, 1)]
+    clouds = {name: normal(2, 2, 3, 30, 5, seed=i) + i for i, name in enumerate(("test", "far", "near"))}
+    return widgets.head_map(
+        normal(2, 2), order, lambda gone, layer, head, name: clouds[name][layer, head, gone], known="test",
+        others=["far", "near"], removed=range(3), path={"accuracy": [0.9, 0.8, 0.7], "AUROC": [0.6, 0.5, 0.4]},
+        alone={pair: {"accuracy": 0.85, "AUROC": 0.55} for pair in order},
+    )  # fmt: skip
+
+
+def gradients() -> widgets.Explorer:
+    torch.manual_seed(0)
+    net, x = models.mlp(6, (8,), classes=3).eval(), torch.cat([3 * normal(40, 6), 0.3 * normal(40, 6, seed=1)]).float()
+    norms = {sigma: gradient_norms(net, x, perturbations=2, sigma=sigma)[::2] for sigma in (0.0, 0.5)}
+    return widgets.gradients(norms, 40, uncertainty.entropy(norms[0.0][1]), depth=1.0)
+
+
+def explore() -> widgets.Explorer:
+    figure, ax = plots.figure(1, width=4.0, height=2.0)
+    ax.set(xlim=(0, 1), ylim=(0, 5))
+    controls = {
+        "size": ipywidgets.IntSlider(value=2, min=1, max=4, description="size"),
+        "dashed": ipywidgets.ToggleButtons(options=[("solid", False), ("dashed", True)], description="line"),
+        "color": ipywidgets.Dropdown(options=["black", "red"], description="colour"),
+    }
+
+    def draw(size: int, dashed: bool, color: str) -> None:
+        ax.plot([0, 1], [0, size], "--" if dashed else "-", color=color)
+
+    return widgets.explore(draw, controls, lambda size, **_: f"A made-up line that ends at {size}.", figure)
+
+
+EXPLORERS = (simplex, collapse, groups, widths, masks, spectra, head_map, gradients, explore)
