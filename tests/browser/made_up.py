@@ -44,9 +44,10 @@ def groups() -> widgets.Explorer:
 
 
 def widths() -> widgets.Explorer:
-    kinds = {"id": "digits", "ambiguous": "blends", "ood": "letters"}
+    kinds = {"id": "digits", "ambiguous": "blends", "ood": "letters", "textures": "textures"}
     parts = {w: {kind: decomposed(4, 2 / w, seed) for seed, kind in enumerate(kinds)} for w in (0.5, 2.0, 8.0)}
-    return widgets.widths(parts, kinds, normal(30, 1, 8, 8).sigmoid().float())
+    images = {kind: normal(30, 1, 8, 8, seed=seed).sigmoid().float() for seed, kind in enumerate(("ood", "textures"))}
+    return widgets.widths(parts, kinds, images)
 
 
 def masks() -> widgets.Explorer:
