@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from uqlab.core.checks import one_of
+
 # Bytes that one layer reads and writes and that should stay in a CPU's cache; measured for transformers of width 64 to
 # 384 on a Xeon of two cores: half and twice as much both lose.
 IMPLICIT_CACHE = 1e7  # members of an implicit ensemble in one pass
@@ -45,8 +47,7 @@ def arithmetic(precision: str, where: torch.device) -> Iterator[None]:
     processor has matrix units for it (AMX); elsewhere bfloat16 is no faster than float32 (measured: up to twice as
     slow): then float32 is used, with a warning.
     """
-    if precision not in ("float32", "bfloat16"):
-        raise ValueError(f'precision must be "float32" or "bfloat16", got {precision!r}')
+    one_of("precision", precision, ("float32", "bfloat16"))
     if precision == "float32":
         yield
     elif where.type == "cuda":

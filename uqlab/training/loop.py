@@ -17,13 +17,12 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from uqlab.core import devices
-from uqlab.core.devices import arithmetic, device
+from uqlab.core.checks import class_labels, count_samples
+from uqlab.core.devices import arithmetic
 from uqlab.core.modules import evaluating, like_parameters, logits_of
 from uqlab.ensembles import Ensemble, FoldedEnsemble, member_seed
 from uqlab.training.checkpoints import Checkpoint, described
-from uqlab.training.steps import AutogradStep, ChainStep, Loss, Optimizer, cross_entropy, lr_factor, make_step
-
-__all__ = ["History", "arithmetic", "crop_flip", "cross_entropy", "device", "fit", "predict"]
+from uqlab.training.steps import AutogradStep, ChainStep, Loss, Optimizer, lr_factor, make_step
 
 Augment = Callable[[Tensor, list[torch.Generator]], Tensor]  # inputs [members, batch, ...], one generator a member
 
@@ -62,16 +61,16 @@ def fit(
 ) -> History:
     """Train every member on its own shuffling of the same data.
 
-    Member m's batches, dropout and augmentation depend on (seed, m) alone: ten members equal 4 + 6 and ten runs of one,
-    to float tolerance. Perceptrons take a step that is written out (`steps.ChainStep`), other networks autograd's.
+    The batches, the dropout and the augmentation of member m depend on (seed, m) alone: ten members equal 4 + 6 and ten
+    runs of one, to float tolerance. All of them are moved to the ensemble's device once.
 
-    inputs [samples, ...] and labels ([samples] classes; for `loss="mse"` targets like the outputs) are moved to the
-    ensemble's device once. `optimizer`: "sgd", "adam" or "adamw". `schedule`: "constant", "cosine" (to 0 over the run)
-    or "step" (a tenth at each of `milestones`, in epochs); `warmup`: steps of linear increase before it. `clip`:
-    largest gradient norm of one member. `loss`: "cross_entropy", "mse" or a function (outputs, labels) -> [members].
-    `class_weights` [classes] weigh the cross-entropy as torch does. `augment(inputs [members, batch, ...], generators)`
-    changes a batch, one generator a member. `precision`: see `arithmetic`. `checkpoint`: a file written after every
-    epoch and resumed from, bit-identical on CPU.
+    labels: classes [samples], or for loss="mse" targets like the outputs.
+    optimizer: "sgd", "adam" or "adamw". clip: the largest gradient norm of one member.
+    schedule: "constant", "cosine" (to 0 over the run) or "step" (a tenth at each of `milestones`, in epochs), after
+        `warmup` steps of linear increase.
+    loss: "cross_entropy", weighed by `class_weights` as in torch, "mse", or a function (outputs, labels) -> [members].
+    augment: a function of inputs [members, batch, ...] and one generator a member. precision: see `arithmetic`.
+    checkpoint: a file that is written after every epoch and resumed from, bit-identical on a CPU.
 
     Raises ValueError for empty or mismatched data, labels out of range, unknown names and a checkpoint that is damaged
     or of another run; TypeError for what is no ensemble or tensor; FloatingPointError when a loss is no longer finite.
@@ -106,7 +105,7 @@ def fit(
 
     def run_epoch(epoch: int, rows: slice, shard: Ensemble, take_step: ChainStep | AutogradStep) -> None:
         shard.train().reseed(seed, epoch)
-        batches = _Batches(inputs, labels, batch_size, augment, seed, epoch, shard.member_ids)
+        batches = _batches(inputs, labels, batch_size, augment, seed, epoch, shard.member_ids)
         for step, (x, y) in enumerate(batches):
             values = take_step(x, y, lr * factor(epoch * steps_per_epoch + step))
             losses[epoch, rows].add_(values, alpha=x.shape[1] / len(inputs))
@@ -166,49 +165,29 @@ class Workers:
 
     def run(self, task: Callable[[slice, Any, Any], None]) -> None:
         """task(rows, shard, step) for every shard, all at once."""
-        if self.pool is None:
-            for each in zip(self.rows, self.shards, self.steps, strict=True):
-                task(*each)
-        else:
-            list(self.pool.map(task, self.rows, self.shards, self.steps))
+        each = map if self.pool is None else self.pool.map
+        list(each(task, self.rows, self.shards, self.steps))
 
 
-class _Batches:
-    """One epoch's batches of some members: x [members, batch, ...] and y [members, batch, ...], in orders of their own.
+def _batches(
+    inputs: Tensor, labels: Tensor, batch_size: int, augment: Augment | None, seed: int, epoch: int, ids: range
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """One epoch's batches of some members, x and y [members, batch, ...], in orders of their own.
 
-    A full batch needs no order and no copy. x lives in the same memory in every step: fresh memory would cost as much
-    as filling it.
+    A full batch needs no order and no copy. x lies in the same memory in every step: fresh memory would cost as much as
+    filling it. Orders are drawn on the CPU, so they are the same on every device.
     """
-
-    def __init__(
-        self,
-        inputs: Tensor,
-        labels: Tensor,
-        batch_size: int,
-        augment: Augment | None,
-        seed: int,
-        epoch: int,
-        ids: range,
-    ):
-        self.inputs, self.labels, self.batch_size, self.augment = inputs, labels, batch_size, augment
-        self.members = len(ids)
-        # Drawn on the CPU, so that the order is the same on every device, and sent once an epoch.
-        self.whole = batch_size >= len(inputs) and augment is None
-        seeds = [] if self.whole else [member_seed(seed, m, "order", epoch) for m in ids]
-        self.generators = [torch.Generator().manual_seed(each) for each in seeds]
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        inputs, labels, members = self.inputs, self.labels, self.members
-        if self.whole:
-            yield inputs.expand(members, *inputs.shape), labels.expand(members, *labels.shape)
-            return
-        orders = torch.stack([torch.randperm(len(inputs), generator=g) for g in self.generators]).to(inputs.device)
-        memory = inputs.new_empty(members * min(self.batch_size, len(inputs)), *inputs.shape[1:])
-        for rows in orders.split(self.batch_size, dim=1):  # [members, batch]
-            flat = rows.flatten()
-            x = torch.index_select(inputs, 0, flat, out=memory[: len(flat)]).unflatten(0, rows.shape)
-            y = labels.index_select(0, flat).unflatten(0, rows.shape)
-            yield (x if self.augment is None else self.augment(x, self.generators)), y
+    if batch_size >= len(inputs) and augment is None:
+        yield inputs.expand(len(ids), *inputs.shape), labels.expand(len(ids), *labels.shape)
+        return
+    generators = [torch.Generator().manual_seed(member_seed(seed, m, "order", epoch)) for m in ids]
+    orders = torch.stack([torch.randperm(len(inputs), generator=g) for g in generators]).to(inputs.device)
+    memory = inputs.new_empty(len(ids) * min(batch_size, len(inputs)), *inputs.shape[1:])
+    for rows in orders.split(batch_size, dim=1):  # [members, batch]
+        flat = rows.flatten()
+        x = torch.index_select(inputs, 0, flat, out=memory[: len(flat)]).unflatten(0, rows.shape)
+        y = labels.index_select(0, flat).unflatten(0, rows.shape)
+        yield (x if augment is None else augment(x, generators)), y
 
 
 @torch.no_grad()
@@ -269,16 +248,13 @@ def _check_data(ensemble: Ensemble, inputs: Tensor, labels: Tensor, epochs: int,
     if not isinstance(inputs, Tensor) or not isinstance(labels, Tensor):
         kinds = f"{type(inputs).__name__} and {type(labels).__name__}"
         raise TypeError(f"inputs and labels must be tensors, got {kinds}; use torch.as_tensor")
-    if inputs.ndim == 0 or len(inputs) == 0:
-        raise ValueError("cannot train on an empty data set: inputs hold no sample")
-    if labels.ndim == 0 or len(inputs) != len(labels):
+    samples = count_samples(inputs)
+    if labels.ndim == 0 or samples != len(labels):
         raise ValueError(f"inputs and labels must be equally many, got {list(inputs.shape)} and {list(labels.shape)}")
     if epochs < 1 or batch_size < 1 or not lr > 0:
         raise ValueError(f"epochs and batch_size must be at least 1 and lr positive, got {epochs}, {batch_size}, {lr}")
     if inputs.dtype == torch.uint8:
         raise ValueError("inputs are uint8; give images as floating point in [0, 1]: inputs.float() / 255")
-    if inputs.is_floating_point() and not inputs.sum().isfinite() and not inputs.isfinite().all():
-        raise ValueError("inputs hold NaN or infinite values; clean them before training")
 
 
 def _check_loss(loss: str | Loss, class_weights: Tensor | None) -> None:
@@ -302,16 +278,11 @@ def _check_labels(
             raise ValueError(f'loss="mse" needs {need}; got {list(labels.shape)} {labels.dtype}')
         return labels.to(inputs.dtype)
     classes = outputs.shape[-1]
-    if labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool:
-        raise ValueError(f"labels must be integers [samples], got {list(labels.shape)} {labels.dtype}")
-    low, high = labels.min().item(), labels.max().item()
-    if low < 0 or high >= classes:
-        raise ValueError(f"labels must be 0 to {classes - 1}, one for each of {classes} outputs, got {low} to {high}")
     if class_weights is not None and (
         class_weights.shape != (classes,) or not (class_weights >= 0).all() or not class_weights.sum() > 0
     ):
         raise ValueError(f"class_weights must be [{classes}], not negative and not all zero, got {class_weights}")
-    return labels.long()
+    return class_labels(labels, len(inputs), classes)
 
 
 def _check_finite(losses: Tensor, epoch: int) -> None:
