@@ -316,8 +316,8 @@ def test_bad_input(unchecked):
             training.fit(ensemble, INPUTS, LABELS, **(good | wrong))
     with pytest.raises(ValueError, match=r"^class_weights weigh the loss"):
         training.fit(ensemble, INPUTS, torch.randn(300, 4), loss="mse", class_weights=torch.ones(4), **good)
-    for labels in (LABELS.float(), LABELS[:, None], LABELS > 1):
-        with pytest.raises(ValueError, match="labels must be integers"):
+    for labels, error in ((LABELS.float(), TypeError), (LABELS > 1, TypeError), (LABELS[:, None], ValueError)):
+        with pytest.raises(error, match="labels must be"):
             training.fit(ensemble, INPUTS, labels, **good)
     for inputs, error in (((INPUTS * 9).byte(), ValueError), (INPUTS.numpy(), TypeError)):
         with pytest.raises(error):
