@@ -228,8 +228,8 @@ def test_an_ensemble_like_others():
     mine = torch.randn(9, 2, 3, 8, 8)
     expected = torch.stack([ensemble.member(m)(mine[m]) for m in range(9)])
     torch.testing.assert_close(ensemble.forward_members(mine), expected, atol=1e-5, rtol=1e-5)
-    ((rows, run),) = ensemble.parts(mine)
-    torch.testing.assert_close(run(mine)[rows], expected, atol=1e-5, rtol=1e-5)
+    (rows,) = ensemble.passes(mine)
+    torch.testing.assert_close(ensemble.run(mine[rows], rows), expected, atol=1e-5, rtol=1e-5)
     with pytest.raises(IndexError, match="choose 0 to 8"):
         ensemble.member(9)
 

@@ -1,11 +1,10 @@
 """What every ensemble can do, and its two kinds: all members in one pass, or one after the other."""
 
 import contextlib
-import functools
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -45,14 +44,23 @@ class Ensemble(nn.Module):
 
     def forward_members(self, x: Inputs) -> Tensor:
         """Each member on a batch of its own: [members, batch, ...] -> [members, batch, classes]."""
+        while True:
+            try:
+                return torch.cat([self.run(map_tensors(lambda t, r=rows: t[r], x), rows) for rows in self.passes(x)])
+            except torch.OutOfMemoryError:
+                if not self.halve(x):
+                    raise
+
+    def passes(self, x: Inputs) -> list[slice]:
+        """The members that go through together, pass by pass, for inputs like x [members, batch, ...]."""
+        raise NotImplementedError
+
+    def run(self, x: Inputs, rows: slice) -> Tensor:
+        """One pass: some members on x [rows, batch, ...] -> logits [rows, batch, classes]."""
         raise NotImplementedError
 
     def member(self, index: int) -> nn.Module:
         """Member `index` as a plain module: inputs [batch, ...] -> logits [batch, classes]."""
-        raise NotImplementedError
-
-    def parts(self, x: Tensor) -> list[tuple[slice, Callable[[Tensor], Tensor]]]:
-        """The passes of a training step on x [members, batch, ...]: (members in it, their inputs -> their logits)."""
         raise NotImplementedError
 
     def shard(self, rows: slice) -> "Ensemble":
@@ -67,13 +75,13 @@ class Ensemble(nn.Module):
         """The trainable parameters that several members share, and how many do: they follow the mean loss."""
         raise NotImplementedError
 
-    def halve(self, x: Tensor) -> bool:
+    def halve(self, x: Inputs) -> bool:
         """After memory ran out on inputs like x [members, batch, ...]: fewer members in a pass, if there can be."""
         return False
 
     def noise_layers(self) -> list[tuple[MemberDropout, int, Sequence[int]]]:
         """(dropout layer, its number within a member, the members it serves)."""
-        raise NotImplementedError
+        return []
 
     def reseed(self, seed: int, epoch: int = 0) -> None:
         """Start every member's dropout noise anew from (seed, member, layer, epoch)."""
@@ -118,14 +126,6 @@ class FoldedEnsemble(Ensemble):
                 part.eval()
         return self
 
-    def forward_members(self, x: Inputs) -> Tensor:
-        while True:
-            try:
-                return torch.cat([self._pass(map_tensors(lambda t, r=rows: t[r], x), rows) for rows in self._chunks(x)])
-            except torch.OutOfMemoryError:
-                if not self.halve(x):
-                    raise
-
     def members_per_pass(self, x: Inputs) -> int:
         """How many members go through the network at once, for inputs like x [members, batch, ...].
 
@@ -161,7 +161,7 @@ class FoldedEnsemble(Ensemble):
 
         layers = [part for part in self.network.modules() if isinstance(part, kind)]
         with evaluating(self.network), hooked(layer.register_forward_hook(note) for layer in layers):  # no noise
-            self._pass(map_tensors(lambda t: t[:1], x), slice(1))
+            self.run(map_tensors(lambda t: t[:1], x), slice(1))
         return max(found)
 
     def _memory_of_one(self, x: Inputs) -> int:
@@ -170,17 +170,16 @@ class FoldedEnsemble(Ensemble):
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         with evaluating(self.network):
-            self._pass(map_tensors(lambda t: t[:1], x), slice(1))
+            self.run(map_tensors(lambda t: t[:1], x), slice(1))
         return torch.cuda.max_memory_allocated(device) - before
 
-    def _chunks(self, x: Inputs) -> list[slice]:
+    def passes(self, x: Inputs) -> list[slice]:
         size = self.chunk or self.members_per_pass(x)
         if size >= self.members or torch.compiler.is_compiling():
             return [slice(None)]
         return [slice(low, min(low + size, self.members)) for low in range(0, self.members, size)]
 
-    def _pass(self, x: Inputs, rows: slice) -> Tensor:
-        """The logits [rows, batch, classes] of some members on inputs [rows, batch, ...], in one pass."""
+    def run(self, x: Inputs, rows: slice) -> Tensor:
         first = first_tensor(x)
         with contextlib.nullcontext() if rows == slice(None) else active_members(rows):
             logits = logits_of(call(self.network, map_tensors(lambda t: t.flatten(0, 1), x)))
@@ -192,9 +191,6 @@ class FoldedEnsemble(Ensemble):
                 "return a row of logits for each row of its input; reshape by the input's own batch size in it"
             )
         return logits.unflatten(0, first.shape[:2])
-
-    def parts(self, x: Tensor) -> list[tuple[slice, Callable[[Tensor], Tensor]]]:
-        return [(rows, functools.partial(self._pass, rows=rows)) for rows in self._chunks(x)]
 
     def member(self, index: int) -> nn.Module:
         self._check_index(index)
@@ -224,15 +220,12 @@ class SeparateEnsemble(Ensemble):
         super().__init__(member_ids)
         self.models = nn.ModuleList(models)
 
-    def forward_members(self, x: Inputs) -> Tensor:
-        each = enumerate(self.models)
+    def passes(self, x: Inputs) -> list[slice]:
+        return [slice(m, m + 1) for m in range(self.members)]
+
+    def run(self, x: Inputs, rows: slice) -> Tensor:
+        each = enumerate(list(self.models)[rows])
         return torch.stack([logits_of(call(model, map_tensors(lambda t, m=m: t[m], x))) for m, model in each])
-
-    def parts(self, x: Tensor) -> list[tuple[slice, Callable[[Tensor], Tensor]]]:
-        def part(model: nn.Module) -> Callable[[Tensor], Tensor]:
-            return lambda x: logits_of(model(x[0]))[None]
-
-        return [(slice(m, m + 1), part(model)) for m, model in enumerate(self.models)]
 
     def member(self, index: int) -> nn.Module:
         self._check_index(index)

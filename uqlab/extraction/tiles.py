@@ -83,8 +83,11 @@ class TiledEnsemble(Ensemble):
         logits = self(x.flatten(0, 1)).unflatten(1, x.shape[:2])  # [members, members, batch, classes]
         return logits.diagonal().movedim(-1, 0)
 
-    def parts(self, x: Tensor):
-        return [(slice(None), self.forward_members)]
+    def passes(self, x: Tensor) -> list[slice]:
+        return [slice(None)]
+
+    def run(self, x: Tensor, rows: slice) -> Tensor:
+        return self.forward_members(x)
 
     def member(self, index: int) -> nn.Module:
         self._check_index(index)
@@ -99,9 +102,6 @@ class TiledEnsemble(Ensemble):
 
     def shared_parameters(self) -> dict[nn.Parameter, int]:
         return {p: self.members for p in self.parameters() if p.requires_grad}
-
-    def noise_layers(self):
-        return []
 
     def _apply(self, fn, recurse=True):
         # To move shared weights would move the model's parameters, and leave its buffers where they are.

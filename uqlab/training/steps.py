@@ -224,8 +224,8 @@ class AutogradStep:
     def _gradients(self, x: Tensor, labels: Tensor) -> Float[Tensor, " members"]:
         """The members' losses; a parameter of a member's own receives the gradient of that member's loss."""
         values = []
-        for rows, part in self.ensemble.parts(x):
-            value = self.loss(part(x[rows]), labels[rows])  # [members of this part]
+        for rows in self.ensemble.passes(x):
+            value = self.loss(self.ensemble.run(x[rows], rows), labels[rows])  # [members of this pass]
             value.sum().backward()
             values.append(value.detach())
         return torch.cat(values)
