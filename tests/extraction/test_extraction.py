@@ -388,4 +388,4 @@ def test_a_loss_that_is_not_finite_is_reported():
 def test_a_mask_layer_describes_itself():
     layer = extraction.masks(network(), 2).layers()["7"]
     assert isinstance(layer, extraction.MaskedLinear)
-    assert "members=2, in_features=6, out_features=3, masks=column" in repr(layer)
+    assert "members=2, weight=[3, 6], bias=[3], column_logits=[2, 6]" in repr(layer)

@@ -246,6 +246,19 @@ def test_training_follows_the_members_mean_loss():
     assert set(ensemble.shard(slice(1, 3)).shared_parameters().values()) == {2}
 
 
+def test_shared_gradients_are_clipped_once(monkeypatch):
+    """A step of SGD moves the weights by at most lr * clip, and no member is built for it."""
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5))
+    ensemble, x, y = tiles(model, 2), images(count=7), torch.arange(7) % 5
+    loss = torch.stack([nn.functional.cross_entropy(z, y) for z in ensemble(x)]).mean()
+    direction = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+    before = nn.utils.parameters_to_vector(model.parameters()).detach()
+    monkeypatch.setattr(type(ensemble), "member", lambda self, index: pytest.fail("a member was built"))
+    training.fit(ensemble, x, y, epochs=1, lr=0.3, clip=0.01, batch_size=7, progress=False)  # one step
+    moved = nn.utils.parameters_to_vector(model.parameters()).detach() - before
+    torch.testing.assert_close(moved, -0.3 * 0.01 * direction / direction.norm(), atol=1e-6, rtol=1e-3)
+
+
 class Own(nn.Module):
     """A pool of its own, and whatever comes after it."""
 
@@ -334,8 +347,12 @@ def twice():
         (lambda: Own(Pool(lambda x: (x**3).mean((2, 3)).pow(1 / 3))), "average", "generalized mean"),
         (lambda: Timm("max"), "global_pool", "does not average"),
         (lambda: plain(nn.AvgPool2d(4), [nn.Linear(24, 6)]), None, r"output \[2, 6, 2, 2\] is not the mean"),
-        (lambda: Own(nn.AdaptiveAvgPool2d(1), lambda p, x: p.flatten(1).sin()), None, "not linear: the mean of the"),
-        (lambda: Own(nn.AdaptiveAvgPool2d(1), lambda p, x: 9 * p.flatten(1) ** 2), None, "not linear: the mean of the"),
+        (lambda: Own(nn.AdaptiveAvgPool2d(1), lambda p, x: p.flatten(1).sin()), None, "is not linear, or it sees more"),
+        (
+            lambda: Own(nn.AdaptiveAvgPool2d(1), lambda p, x: 9 * p.flatten(1) ** 2),
+            None,
+            "is not linear, or it sees more",
+        ),
         (lambda: Own(nn.AdaptiveAvgPool2d(1), lambda p, x: p.view(len(x), -1)), None, r"flatten with x\.flatten\(1\)"),
         (
             lambda: Own(nn.AdaptiveAvgPool2d(1), lambda p, x: p.flatten(1) + x[:, 0, 0, :1]),
@@ -362,7 +379,7 @@ def test_inputs_that_tell_nothing_leave_the_check_open():
     ensemble = tiles(Own(nn.AdaptiveAvgPool2d(1), lambda p, x: p.flatten(1).sin()), 2)
     assert ensemble(images() * torch.nan).isnan().all()
     assert ensemble(images()[:0]).shape == (4, 0, 5)
-    with pytest.raises(ValueError, match="not linear"):
+    with pytest.raises(ValueError, match="is not linear, or it sees more"):
         ensemble(images())
 
 

@@ -6,7 +6,6 @@ the logits at the positions of the map. Without that average, the positions are 
 
 import copy
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +15,9 @@ from uqlab.core.checks import at_least, one_network
 from uqlab.core.modules import logits_of, sharing_copy
 from uqlab.ensembles import Ensemble
 
-# What may follow the pool: each is an affine map in evaluation mode, so it may be applied before an average or after.
+# What may follow the pool: each is affine on a map of one position in evaluation mode.
 _AFFINE = (
-    nn.Linear, nn.Flatten, nn.Unflatten, nn.Identity, nn.BatchNorm1d, nn.BatchNorm2d,
+    nn.Linear, nn.Conv2d, nn.Flatten, nn.Unflatten, nn.Identity, nn.BatchNorm1d, nn.BatchNorm2d,
     nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout,
 )  # fmt: skip
 _OTHERWISE = (
@@ -40,9 +39,8 @@ def tiles(model: nn.Module, size: int, *, pool: str | None = None, head: str | N
     norm. The mean of their logits is not the model's prediction.
 
     size: tiles a side, from 1 to the map's side.
-    pool: the dotted name of the module that averages the map to 1 x 1, or of the final nn.LayerNorm of a transformer.
-        None searches for the last average over a map (nn.AdaptiveAvgPool2d(1), nn.AvgPool2d, timm's `global_pool`) or
-        over tokens (nn.AdaptiveAvgPool1d(1)), or the `layernorm` of a model of transformers.
+    pool: the dotted name of the module that averages the map, or of the final nn.LayerNorm of a transformer. None takes
+        the last module whose class is named an average pool (AvgPool), else the `layernorm` of a model of transformers.
     head: the name of the module that holds the classifier; None for everything that is registered after the pool.
 
     Raises TypeError unless `model` is one network and size an integer; ValueError for a size below 1 or larger than the
@@ -56,11 +54,8 @@ def tiles(model: nn.Module, size: int, *, pool: str | None = None, head: str | N
         if name is not None and name not in modules:
             raise ValueError(f"no module {name!r}; the last ones are {', '.join(list(modules)[-8:])}")
     name = _find_pool(model, modules) if pool is None else pool
-    if isinstance(modules[name], nn.LayerNorm):
-        stand_in: _Tiles = _TokenTiles(modules[name], name, size, range(size * size), _token_grid(model, name))
-        stand_in.check_size(*stand_in.grid)
-    else:
-        stand_in = _Tiles(modules[name], name, size, range(size * size))
+    grid = _token_grid(model, name) if isinstance(modules[name], nn.LayerNorm) else None
+    stand_in = _Tiles(modules[name], name, size, range(size * size), grid)
     _check_head(modules, name, head)
     return TiledEnsemble(sharing_copy(_Logits(model), {modules[name]: stand_in}), range(size * size))
 
@@ -112,45 +107,41 @@ class TiledEnsemble(Ensemble):
         return next(module for module in self.network.modules() if isinstance(module, _Tiles))
 
     def _with(self, instead: nn.Module) -> nn.Module:
-        return sharing_copy(self.network, {self._tiles(): instead})
+        return sharing_copy(self.network, {self._tiles(): instead}).eval()
 
     @torch.no_grad()
     def _check(self, x: Tensor) -> None:
         """Raise ValueError unless the model's logits are the mean of the logits at all positions of the map."""
         tiles, maps = self._tiles(), []
-        model = self._with(tiles.pool).eval()
+        model = self._with(tiles.pool)
         with tiles.pool.register_forward_pre_hook(lambda _, inputs: maps.append(inputs[0])):
-            own = model(x)
-        if not isinstance(own, Tensor) or own.ndim != 2:
-            raise ValueError(f"tiles needs a classifier with logits [batch, classes], got {_shape(own)}")
+            expected = model(x)
+        if not isinstance(expected, Tensor) or expected.ndim != 2:
+            kind = list(expected.shape) if isinstance(expected, Tensor) else type(expected).__name__
+            raise ValueError(f"tiles needs a classifier with logits [batch, classes], got {kind}")
         if len(maps) != 1:
             raise ValueError(f"the pool {tiles.name!r} must run once in a forward pass, it ran {len(maps)} times")
-        positions = tiles.check_map(maps[0])
+        positions = tiles.check_average(maps[0])
         try:
-            single = self._with(tiles.changed(1, range(1))).eval()(x)
-            every = self._with(tiles.changed(None, range(0))).eval()(x)
-            every = every.unflatten(0, (positions, len(x)))
+            every = self._with(tiles.changed(None, range(0)))(x).unflatten(0, (positions, len(x)))
         except RuntimeError as error:
             raise ValueError(
                 f"after the pool {tiles.name!r} this model expects the batch that it was given, but tiles are more: "
                 f"flatten with x.flatten(1), and feed nothing but the pool to the head ({error})"
             ) from error
-        if not own.isfinite().all():
+        if not expected.isfinite().all():
             return  # such inputs show nothing
         largest = _TOLERANCE * every.abs().max()
-        reads_class_token = False
-        if isinstance(tiles, _TokenTiles):
+        if tiles.grid is not None:
             with tiles.pool.register_forward_hook(lambda module, inputs, output: output[:, :1]):
-                reads_class_token = bool((model(x) - own).abs().max() <= largest)
-        if not reads_class_token and not (single - own).abs().max() <= largest:  # True for NaN too
+                reads_class_token = (model(x) - expected).abs().max() <= largest
+            if reads_class_token:
+                expected = self._with(tiles.changed(1, range(1)))(x)
+        if not (every.mean(0) - expected).abs().max() <= largest:  # True for NaN too
             raise ValueError(
-                f"the head does not see the average of the map at {tiles.name!r} alone, so tiles of this model are no "
+                f"the mean of the tiles' logits is not the logits of the mean over the map at {tiles.name!r}: what "
+                "follows the pool is not linear, or it sees more than the pool's output. Tiles of this model are no "
                 "ensemble of its predictions"
-            )
-        if not (every.mean(0) - single).abs().max() <= largest:
-            raise ValueError(
-                f"what follows the pool {tiles.name!r} is not linear: the mean of the tiles' logits is not the logits "
-                "of the mean, so tiles of this model are no ensemble of its predictions"
             )
         self.checked = True
 
@@ -169,58 +160,67 @@ class _Logits(nn.Module):
 class _Tiles(nn.Module):
     """Replaces the pool: averages over the chosen tiles, [tiles * batch, ...], each in the form that the pool gives.
 
-    The map has size x size tiles; size None makes every position a tile.
+    The map has size x size tiles; size None makes every position a tile. For the final layer norm of a transformer
+    `grid` is the number of rows and columns of its patches: each tile is then a sequence of one token.
     """
 
-    def __init__(self, pool: nn.Module, name: str, size: int | None, chosen: range):
+    def __init__(self, pool: nn.Module, name: str, size: int | None, chosen: range, grid: tuple[int, int] | None):
         super().__init__()
         self.pool = sharing_copy(pool)
-        self.name, self.size, self.chosen = name, size, chosen
+        self.name, self.size, self.chosen, self.grid = name, size, chosen, grid
+        if grid is not None:
+            self._check_size(*grid)
 
     def forward(self, x: Tensor) -> Tensor:
-        grid = self.as_map(x)  # [batch, channels, height, width]
-        self.check_size(*grid.shape[2:])
+        pooled = self.pool(x)
+        grid = self._map(x, pooled)
         means = adaptive_avg_pool2d(grid, self.size).flatten(2) if self.size else grid.flatten(2)
         if self.size:
             means = means[:, :, self.chosen.start : self.chosen.stop : self.chosen.step]
-        return self.as_pooled(means.permute(2, 0, 1).flatten(0, 1))  # [tiles * batch, channels] -> what the pool gives
+        form = (1, pooled.shape[-1]) if self.grid else pooled.shape[1:]
+        return means.permute(2, 0, 1).flatten(0, 1).unflatten(1, form)  # [tiles * batch, channels] in that form
 
-    def as_map(self, x: Tensor) -> Tensor:
-        if isinstance(self.pool, nn.AdaptiveAvgPool1d):  # tokens [batch, channels, tokens], as Swin's are
-            side = math.isqrt(x.shape[-1])
-            if side * side != x.shape[-1]:
-                raise ValueError(f"the {x.shape[-1]} tokens at {self.name!r} are no square map")
-            return x.unflatten(-1, (side, side))
-        if x.ndim != 4:
-            raise ValueError(f"there is no map at {self.name!r}: it takes {_shape(x)}, not [batch, channels, h, w]")
-        return x.movedim(3, 1) if self._channels_last() else x
+    def _map(self, x: Tensor, pooled: Tensor) -> Tensor:
+        """What the pool averages, [batch, channels, height, width]."""
+        if self.grid is not None:
+            patches = math.prod(self.grid)
+            if x.ndim != 3 or x.shape[1] < patches:
+                raise ValueError(
+                    f"{self.name!r} takes {list(x.shape)}, not [batch, tokens, features] with {patches} patches"
+                )
+            return pooled[:, -patches:].mT.unflatten(2, self.grid)  # class tokens come first
+        channels_last = x.shape[1] != pooled.shape[1:].numel() == x.shape[-1]
+        grid = x.movedim(-1, 1) if channels_last else x
+        side = math.isqrt(grid.shape[-1])
+        if grid.ndim == 3 and grid.shape[2] == side**2:  # tokens, as Swin's are
+            grid = grid.unflatten(2, (side, side))
+        if grid.ndim != 4:
+            raise ValueError(
+                f"there is no map at {self.name!r}: it takes {list(x.shape)}, not [batch, channels, height, width] or "
+                "the tokens of a square map"
+            )
+        self._check_size(*grid.shape[2:])
+        return grid
 
-    def as_pooled(self, means: Tensor) -> Tensor:
-        """Averages [tiles * batch, channels] in the form that the pool gives: it keeps a map of one position."""
-        if isinstance(self.pool, nn.AvgPool2d):
-            return means[:, :, None, None]
-        if isinstance(self.pool, nn.AdaptiveAvgPool1d):
-            return self.pool(means[:, :, None])
-        return self.pool(means[:, None, None, :] if self._channels_last() else means[:, :, None, None])
-
-    def check_size(self, height: int, width: int) -> None:
+    def _check_size(self, height: int, width: int) -> None:
         if (self.size or 1) > min(height, width):
             raise ValueError(
                 f"size {self.size} is larger than the map at {self.name!r}, {height} x {width}; choose 1 to "
                 f"{min(height, width)}"
             )
 
-    def check_map(self, x: Tensor) -> int:
+    def check_average(self, x: Tensor) -> int:
         """The number of positions of the map x; raises ValueError unless the pool averages over all of them."""
-        grid = self.as_map(x)
-        self.check_size(*grid.shape[2:])
-        mean, pooled = grid.mean((2, 3)), self.pool(x)
-        near = pooled.numel() == mean.numel()
-        if not near or (pooled.flatten() - mean.flatten()).abs().max() > _TOLERANCE * grid.abs().max():
-            raise ValueError(
-                f"{self.name!r} does not average over its whole map, {grid.shape[2]} x {grid.shape[3]}: its output "
-                f"{_shape(pooled)} is not the mean of the tiles, as for a maximum or a generalized mean"
-            )
+        pooled = self.pool(x)
+        grid = self._map(x, pooled)
+        if self.grid is None:
+            mean = grid.mean((2, 3)).flatten()
+            near = pooled.numel() == mean.numel()
+            if not near or (pooled.flatten() - mean).abs().max() > _TOLERANCE * grid.abs().max():
+                raise ValueError(
+                    f"{self.name!r} does not average over its whole map, {grid.shape[2]} x {grid.shape[3]}: its output "
+                    f"{list(pooled.shape)} is not the mean of the tiles, as for a maximum or a generalized mean"
+                )
         return grid[0, 0].numel()
 
     def changed(self, size: int | None, chosen: range) -> "_Tiles":
@@ -228,43 +228,14 @@ class _Tiles(nn.Module):
         tiles.size, tiles.chosen = size, chosen
         return tiles
 
-    def _channels_last(self) -> bool:
-        return getattr(getattr(self.pool, "pool", None), "dim", None) == (1, 2)  # timm's FastAdaptiveAvgPool, NHWC
-
-
-class _TokenTiles(_Tiles):
-    """Replaces the final layer norm of a transformer: tiles of its patch tokens, each as a sequence of one token."""
-
-    def __init__(self, pool: nn.Module, name: str, size: int | None, chosen: range, grid: tuple[int, int]):
-        super().__init__(pool, name, size, chosen)
-        self.grid = grid
-
-    def as_map(self, x: Tensor) -> Tensor:
-        patches = self.grid[0] * self.grid[1]
-        if x.ndim != 3 or x.shape[1] < patches:
-            raise ValueError(f"{self.name!r} takes {_shape(x)}, not [batch, tokens, features] with {patches} patches")
-        return self.pool(x)[:, x.shape[1] - patches :].mT.unflatten(2, self.grid)  # class tokens come first
-
-    def as_pooled(self, means: Tensor) -> Tensor:
-        return means[:, None]
-
-    def check_map(self, x: Tensor) -> int:
-        return self.as_map(x)[0, 0].numel()
-
-
-def _shape(x: Any) -> str:
-    return str(list(x.shape)) if isinstance(x, Tensor) else type(x).__name__
-
 
 def _find_pool(model: nn.Module, modules: dict[str, nn.Module]) -> str:
     """The name of the last average over a map, else of the final layer norm of a vision transformer."""
-    found: list[str] = []
-    for name, module in modules.items():
-        if _averages(module) and not (found and name.startswith(f"{found[-1]}.")):
-            found.append(name)
-    if found:
-        return found[-1]
-    for name, module in modules.items():  # ViT, DeiT, IJEPA, ... of transformers
+    pools = {name: type(part).__name__ for name, part in modules.items() if "Pool" in type(part).__name__}
+    to_one = [name for name in pools if getattr(modules[name], "output_size", 1) in (1, (1,), (1, 1))]
+    if averages := [name for name in to_one if "AvgPool" in pools[name] and not list(modules[name].children())]:
+        return averages[-1]
+    for module in modules.values():  # ViT, DeiT, IJEPA, ... of transformers
         base, classifier = getattr(module, "base_model", None), getattr(module, "classifier", None)
         norm, embeddings = getattr(base, "layernorm", None), getattr(base, "embeddings", None)
         if (
@@ -273,49 +244,32 @@ def _find_pool(model: nn.Module, modules: dict[str, nn.Module]) -> str:
             and norm.normalized_shape == (classifier.in_features,)
             and getattr(embeddings, "position_embeddings", None) is not None
         ):
-            return next(name for name, module in modules.items() if module is norm)
-    others = [f"{name} ({type(module).__name__})" for name, module in modules.items() if _is_pool(name, module)]
+            return next(name for name, part in modules.items() if part is norm)
+    others = ", ".join(f"{name} ({kind})" for name, kind in pools.items())
     raise ValueError(
-        f"{type(model).__name__} has no module that averages a map to 1 x 1 (pools: {', '.join(others) or 'none'}); "
-        f"tiles are an ensemble only where an average comes before a linear head. {_OTHERWISE}"
+        f"{type(model).__name__} has no module that averages a map to 1 x 1 (pools: {others or 'none'}); tiles are an "
+        f"ensemble only where an average comes before a linear head. {_OTHERWISE}"
     )
-
-
-def _is_pool(name: str, module: nn.Module) -> bool:
-    return "pool" in (name.rpartition(".")[2] + type(module).__name__).lower()
-
-
-def _averages(module: nn.Module) -> bool:
-    if isinstance(module, nn.AdaptiveAvgPool2d | nn.AdaptiveAvgPool1d):
-        return module.output_size in (1, (1,), (1, 1))
-    if getattr(module, "pool_type", None) in ("avg", "fast", "fastavg"):  # of timm, unless it holds the whole head
-        return not any(True for _ in module.parameters())
-    return isinstance(module, nn.AvgPool2d)
 
 
 def _check_head(modules: dict[str, nn.Module], pool: str, head: str | None) -> None:
     """Raise ValueError if a module after the pool is not affine, or if none is a linear layer."""
+
+    def within(name: str, whole: str | None) -> bool:
+        return whole is None or f"{name}.".startswith(f"{whole}.")
+
     names = list(modules)
-    after = names[names.index(pool) + 1 :]
-    if head is not None and not pool.startswith(f"{head}."):
-        after = names
-    inside = [
-        name
-        for name in after
-        if not name.startswith(f"{pool}.")
-        and (head is None or name == head or name.startswith(f"{head}."))
-        and not any(True for _ in modules[name].children())
-    ]
-    for name in inside:
-        module = modules[name]
-        pointwise = isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1)
-        if not (pointwise or isinstance(module, _AFFINE)):
+    after = names[names.index(pool) + 1 :] if within(pool, head) else names
+    inside = [name for name in after if within(name, head) and not within(name, pool)]
+    leaves = [name for name in inside if not list(modules[name].children())]
+    for name in leaves:
+        if not isinstance(modules[name], _AFFINE):
             raise ValueError(
-                f"{name!r} ({type(module).__name__}) comes after the pool {pool!r} and is not linear: the logits of "
-                "an average are then not the average of logits, so tiles of this model are no ensemble of its "
-                f"predictions. If it does not run there, name pool and head. {_OTHERWISE}"
+                f"{name!r} ({type(modules[name]).__name__}) comes after the pool {pool!r} and is not linear: the "
+                "logits of an average are then not the average of logits, so tiles of this model are no ensemble of "
+                f"its predictions. If it does not run there, name pool and head. {_OTHERWISE}"
             )
-    if not any(isinstance(modules[name], nn.Linear | nn.Conv2d) for name in inside):
+    if not any(isinstance(modules[name], nn.Linear | nn.Conv2d) for name in leaves):
         raise ValueError(f"there is no linear layer after the pool {pool!r}; name the head: tiles(..., head='...')")
 
 

@@ -257,11 +257,13 @@ def _clip_members(ensemble: Ensemble, shared: Collection[nn.Parameter], limit: f
     """
     if shared:
         nn.utils.clip_grad_norm_(shared, limit)
+    grads = [p.grad for p in ensemble.parameters() if p.grad is not None and p not in shared]  # folded: members first
+    if not grads:
+        return
     if not isinstance(ensemble, FoldedEnsemble):
         for index in range(ensemble.members):
             nn.utils.clip_grad_norm_([p for p in ensemble.member(index).parameters() if p not in shared], limit)
         return
-    grads = [p.grad for p in ensemble.parameters() if p.grad is not None and p not in shared]  # members first
     norms = torch.stack([g.flatten(1).square().sum(1) for g in grads]).sum(0).sqrt()  # [members]
     scale = (limit / (norms + 1e-6)).clamp(max=1)
     for g in grads:
