@@ -116,7 +116,7 @@ def test_singular_value_layers(shape, bias):
     torch.manual_seed(0)
     linear = nn.Linear(shape[1], shape[0], bias).double()
     generators = [torch.Generator().manual_seed(m) for m in range(3)]
-    layer = SVDLinear.start(linear, 0.3, generators)
+    layer = SVDLinear(linear, 0.3, generators)
     for m in range(3):
         weight = layer.member(m).weight
         core = layer.u.mT @ weight @ layer.v  # U^T W_m V
@@ -131,7 +131,7 @@ def test_singular_value_layers(shape, bias):
 def test_the_two_ways_to_multiply_by_singular_values_agree(monkeypatch):
     torch.manual_seed(0)
     layer, x = (
-        SVDLinear.start(nn.Linear(7, 5), 0.3, [torch.Generator().manual_seed(m) for m in range(2)]),
+        SVDLinear(nn.Linear(7, 5), 0.3, [torch.Generator().manual_seed(m) for m in range(2)]),
         torch.rand(6, 3, 7),
     )
     found = []
@@ -146,7 +146,7 @@ def test_the_two_ways_to_multiply_by_singular_values_agree(monkeypatch):
 
 
 def test_a_singular_value_below_zero_stays_dead():
-    layer = SVDLinear.start(nn.Linear(4, 4), 0.0, [torch.Generator()])
+    layer = SVDLinear(nn.Linear(4, 4), 0.0, [torch.Generator()])
     layer.s.data[0, 1] = -0.1
     layer(torch.rand(3, 4)).square().sum().backward()
     assert layer.s.grad[0, 1] == 0
@@ -165,7 +165,7 @@ def test_batch_ensemble_multiplies_and_adds_a_rank_one_matrix():
     torch.manual_seed(0)
     linear = nn.Linear(6, 4)
     for additive in (True, False):
-        layer = BatchLinear.start(linear, 0.5, additive, [torch.Generator().manual_seed(1)])
+        layer = BatchLinear(linear, 0.5, additive, [torch.Generator().manual_seed(1)])
         outer = torch.outer(layer.left[0], layer.right[0])
         expected = linear.weight + outer if additive else linear.weight * outer
         torch.testing.assert_close(layer.member(0).weight, expected)

@@ -2,11 +2,9 @@
 
 import math
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from uqlab.ensembles.base import FoldedEnsemble
@@ -21,34 +19,19 @@ class BatchLinear(MemberLayer):
     additive form: Muhlematter et al. 2024, eq. 12.
     """
 
-    def __init__(
-        self,
-        weight: nn.Parameter,
-        left: Float[Tensor, "members out"],
-        right: Float[Tensor, "members in"],
-        bias: Float[Tensor, "members out"] | None,
-        additive: bool,
-    ):
+    def __init__(self, layer: nn.Linear, std: float, additive: bool, generators: Sequence[torch.Generator]):
         super().__init__()
-        self.members, self.additive = left.shape[0], additive
-        self.weight = weight
-        self.left, self.right = nn.Parameter(left), nn.Parameter(right)
-        self.bias = None if bias is None else nn.Parameter(bias)
+        self.members, self.additive, self.weight = len(generators), additive, layer.weight
 
-    @classmethod
-    def start(
-        cls, layer: nn.Linear, std: float, additive: bool, generators: Sequence[torch.Generator]
-    ) -> "BatchLinear":
-        """r and s Normal with standard deviation `std` around 1, or around 0 in the additive form."""
-        centre = 0.0 if additive else 1.0
-
-        def draw(features: int) -> Tensor:
-            noise = [centre + std * torch.randn(features, generator=g) for g in generators]
-            return torch.stack(noise).to(layer.weight)
+        def noise(features: int) -> Tensor:
+            each = [torch.randn(features, generator=g) for g in generators]
+            return (0.0 if additive else 1.0) + std * torch.stack(each).to(layer.weight)
 
         out_features, in_features = layer.weight.shape
-        bias = None if layer.bias is None else layer.bias.detach().expand(len(generators), -1).clone()
-        return cls(cast(nn.Parameter, layer.weight), draw(out_features), draw(in_features), bias, additive)
+        self.left, self.right = nn.Parameter(noise(out_features)), nn.Parameter(noise(in_features))
+        self.bias = None
+        if layer.bias is not None:
+            self.bias = nn.Parameter(layer.bias.detach().repeat(self.members, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         rows, left, right = self.unfold(x), self.left[self.active, None], self.right[self.active, None]
@@ -98,7 +81,7 @@ def batch(
     def make(_: str, layer: nn.Linear, generators: list[torch.Generator]) -> BatchLinear:
         if not additive:
             layer.weight = nn.Parameter(layer.weight.detach().clone())
-        return BatchLinear.start(layer, std, additive, generators)
+        return BatchLinear(layer, std, additive, generators)
 
     recipe = {"method": "batch", "std": std, "additive": additive}
     return implicit(backbone, members, target, heads or classifiers, seed, make, recipe)

@@ -1,11 +1,9 @@
 """LoRA-Ensemble: every member adds a matrix of low rank to frozen weights (Muhlematter et al. 2024)."""
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from uqlab.ensembles.base import FoldedEnsemble
@@ -16,30 +14,17 @@ from uqlab.ensembles.layers import MemberLayer
 class LoRALinear(MemberLayer):
     """y = x (W + B_m A_m)^T + b, with W and b frozen (Muhlematter et al. 2024; without a scale alpha / rank).
 
-    down A [members, rank, in], up B [members, out, rank].
+    down A [members, rank, in], xavier-uniform with `gain` at the start; up B [members, out, rank], zero at the start:
+    every member begins as the frozen layer.
     """
 
-    def __init__(
-        self,
-        weight: nn.Parameter,
-        bias: nn.Parameter | None,
-        down: Float[Tensor, "members rank in"],
-        up: Float[Tensor, "members out rank"],
-    ):
+    def __init__(self, layer: nn.Linear, rank: int, gain: float, generators: Sequence[torch.Generator]):
         super().__init__()
-        self.members = down.shape[0]
-        self.weight, self.bias = weight, bias
-        self.down, self.up = nn.Parameter(down), nn.Parameter(up)
-
-    @classmethod
-    def start(cls, layer: nn.Linear, rank: int, gain: float, generators: Sequence[torch.Generator]) -> "LoRALinear":
-        """A xavier-uniform with `gain`, B = 0: every member begins as the frozen layer."""
-        out_features, in_features = layer.weight.shape
-        down = layer.weight.new_empty(len(generators), rank, in_features)
-        for each, generator in zip(down, generators, strict=True):
-            each.copy_(nn.init.xavier_uniform_(torch.empty(rank, in_features), gain, generator))
-        up = layer.weight.new_zeros(len(generators), out_features, rank)
-        return cls(cast(nn.Parameter, layer.weight), layer.bias, down, up)
+        self.members, (out_features, in_features) = len(generators), layer.weight.shape
+        self.weight, self.bias = layer.weight, layer.bias
+        start = [nn.init.xavier_uniform_(torch.empty(rank, in_features), gain, g) for g in generators]
+        self.down = nn.Parameter(torch.stack(start).to(layer.weight))
+        self.up = nn.Parameter(layer.weight.new_zeros(self.members, out_features, rank))
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.linear(x, self.weight, self.bias)  # once for all members
@@ -95,7 +80,7 @@ def lora(
             raise ValueError(
                 f"rank must be 1 to {min(layer.weight.shape)} for {name} [{out_features}, {in_features}], got {rank}"
             )
-        return LoRALinear.start(layer, rank, gain, generators)
+        return LoRALinear(layer, rank, gain, generators)
 
     recipe = {"method": "lora", "rank": rank, "gain": gain}
     return implicit(backbone, members, target, heads or classifiers, seed, make, recipe)

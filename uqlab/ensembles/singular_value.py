@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from uqlab.ensembles.base import FoldedEnsemble
@@ -16,38 +15,25 @@ from uqlab.ensembles.layers import MemberLayer
 class SVDLinear(MemberLayer):
     """y = x (U diag(max(s_m, 0)) V^T)^T + b_m, with U and V frozen (Turkoglu et al. 2026).
 
-    u [out, k] and v [in, k] are the singular vectors of the backbone's weight; s [members, k], bias [members, out].
+    u [out, k] and v [in, k] are the singular vectors of the layer's weight. At the start the singular values are
+    s_m = S (1 + std * noise), at least 0, [members, k], and the biases b_m = b + std * noise [members, out].
     """
 
     u: Tensor
     v: Tensor
 
-    def __init__(
-        self,
-        u: Float[Tensor, "out k"],
-        v: Float[Tensor, "in k"],
-        s: Float[Tensor, "members k"],
-        bias: Float[Tensor, "members out"] | None,
-    ):
+    def __init__(self, layer: nn.Linear, std: float, generators: Sequence[torch.Generator]):
         super().__init__()
-        self.members = s.shape[0]
-        self.register_buffer("u", u)
-        self.register_buffer("v", v)
-        self.s = nn.Parameter(s)
-        self.bias = None if bias is None else nn.Parameter(bias)
-
-    @classmethod
-    def start(cls, layer: nn.Linear, std: float, generators: Sequence[torch.Generator]) -> "SVDLinear":
-        """s_m = S (1 + std * noise) at least 0, b_m = b + std * noise."""
-        weight = layer.weight.detach()
+        self.members, weight = len(generators), layer.weight.detach()
         u, s, vh = torch.linalg.svd(weight.float(), full_matrices=False)
-        noise = [torch.randn(len(s), generator=g) for g in generators]
-        values = torch.stack([(s * (1 + std * n.to(s))).clamp(min=0) for n in noise]).to(weight)
-        bias = None
+        self.register_buffer("u", u.to(weight))
+        self.register_buffer("v", vh.mT.contiguous().to(weight))
+        values = [(s * (1 + std * torch.randn(len(s), generator=g).to(s))).clamp(min=0) for g in generators]
+        self.s = nn.Parameter(torch.stack(values).to(weight))
+        self.bias = None
         if layer.bias is not None:
             noise = [torch.randn(len(layer.bias), generator=g) for g in generators]
-            bias = torch.stack([layer.bias.detach() + std * n.to(weight) for n in noise])
-        return cls(u.to(weight), vh.mT.contiguous().to(weight), values, bias)
+            self.bias = nn.Parameter(layer.bias.detach() + std * torch.stack(noise).to(weight))
 
     def forward(self, x: Tensor) -> Tensor:
         rows, s = self.unfold(x), self.s[self.active, None].clamp(min=0)
@@ -97,7 +83,7 @@ def singular_value(
     """
     if not 0 <= init_std < math.inf:
         raise ValueError(f"init_std must be 0 or positive, got {init_std}")
-    make = lambda _, layer, generators: SVDLinear.start(layer, init_std, generators)  # noqa: E731
+    make = lambda _, layer, generators: SVDLinear(layer, init_std, generators)  # noqa: E731
     recipe = {"method": "singular_value", "init_std": init_std}
     classifiers = heads or classifiers
     return implicit(backbone, members, target, classifiers, seed, make, recipe, everywhere=True, classifier_std=0.01)
