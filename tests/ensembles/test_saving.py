@@ -1,11 +1,16 @@
 """Implicit ensembles on disk: the members own numbers, and no backbone."""
 
+import json
+
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from small_networks import EVERY, count, images, moved, vit
 from torch import nn
 
 from uqlab import ensembles
+from uqlab.ensembles import storage
 
 
 @EVERY
@@ -35,3 +40,42 @@ def test_what_cannot_be_loaded(tmp_path, unchecked):
         ensembles.load(path, vit())
     with pytest.raises(TypeError, match="got SeparateEnsemble"):
         ensembles.save(ensembles.from_members([nn.Linear(2, 2)]), path)
+
+
+def rewritten(path, **recipe):
+    """A file that `save` might have written, of another recipe: its checksum is right."""
+    with safe_open(path, framework="pt") as file:
+        about = json.loads(file.metadata()["uqlab"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    del about["sha256"]
+    about["recipe"] |= recipe
+    about["sha256"] = storage._checksum(tensors, about)
+    save_file(tensors, path, {"uqlab": json.dumps(about)})
+
+
+def test_a_changed_file_is_refused(tmp_path):
+    path = tmp_path / "e.safetensors"
+    ensembles.save(ensembles.lora(vit(), 2), path)
+    whole = path.read_bytes()
+    for at in (len(whole) - 1, len(whole) // 2, 40, whole.index(b"rank") + 8):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(ValueError, match="damaged or none of ours"):
+            ensembles.load(path, vit())
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ({"method": "frozen"}, "damaged or none of ours: 'frozen'"),
+        ({"members": "0:1000000000"}, "names 1000000000 members and holds fewer numbers"),
+        ({"members": None}, "damaged or none of ours"),
+        ({"members": 3}, "belongs to another backbone"),
+    ],
+)
+def test_a_recipe_of_another_hand_runs_nothing(tmp_path, recipe, message, unchecked):
+    path = tmp_path / "e.safetensors"
+    ensembles.save(ensembles.lora(vit(), 2), path)
+    rewritten(path, **recipe)
+    with pytest.raises(ValueError, match=message):
+        ensembles.load(path, vit())
