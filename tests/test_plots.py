@@ -98,7 +98,7 @@ def test_label_lines_writes_each_label_at_the_end_of_its_line_and_apart_from_the
     for label, end in {"low": 1.0, "high": 1.001, "far": 3.0}.items():
         ax.plot([0, 1], [0, end], label=label)
     ax.plot([0, 1], [0, 2])  # has no label, gets none
-    plots.label_lines(ax, gap=9.0)
+    plots.label_lines(ax)
     ax.figure.draw_without_rendering()
     assert texts(ax) == ["low", "high", "far"]
     assert [text.get_color() for text in ax.texts] == [line.get_color() for line in ax.lines[:3]]
@@ -111,12 +111,12 @@ def test_label_lines_writes_each_label_at_the_end_of_its_line_and_apart_from_the
 
 def test_simplex_puts_certain_members_in_the_corners_and_the_mean_between_them(ax):
     logits = 50 * torch.eye(3)
-    plots.simplex(logits, classes=("left", "right", "top"), ax=ax)
+    plots.simplex(logits, ax=ax)
     members, *mean = points(ax)
     np.testing.assert_allclose(members, [[0, 0], [1, 0], [0.5, 3**0.5 / 2]], atol=1e-9)
     for at in mean:
         np.testing.assert_allclose(at, [[0.5, 3**0.5 / 6]], atol=1e-9)
-    assert texts(ax) == ["left", "right", "top"]
+    assert texts(ax) == ["A", "B", "C"]
 
 
 def test_simplex_contours_rise_towards_the_centre_and_can_be_left_out(ax):
@@ -126,7 +126,7 @@ def test_simplex_contours_rise_towards_the_centre_and_can_be_left_out(ax):
     assert levels.levels[-1] == pytest.approx(np.log(3))
     assert len(points(ax)) == 1
     bare = plt.subplots()[1]
-    plots.simplex(torch.zeros(1, 3), levels=False, mean=False, ax=bare)
+    plots.simplex(torch.zeros(1, 3), frame=False, mean=False, ax=bare)
     assert len(bare.collections) == 1
 
 
@@ -267,11 +267,6 @@ def test_save_replaces_an_earlier_figure(tmp_path, ax):
     ax.plot([0, 1])
     plots.save(ax.figure, "figure")
     assert (tmp_path / "figure.png").read_bytes() != before
-
-
-def test_png_closes_the_figure(ax):
-    assert plots.png(ax.figure)[:4] == PNG
-    assert not plt.fignum_exists(ax.figure.number)
 
 
 def test_simplex_and_bars_agree_with_the_package(ax):

@@ -4,7 +4,6 @@ total = dark grey, aleatoric = orange, epistemic = blue; in-distribution solid, 
 dotted; ordered quantities (width, group size) run from light (small) to dark (large).
 """
 
-import io
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 from sklearn.isotonic import isotonic_regression
+from sklearn.metrics import roc_curve
 from torch import Tensor
 
 from uqlab import metrics, uncertainty
@@ -77,14 +77,6 @@ def save(fig: Figure, name: str, caption: str = "", paper: str = "") -> None:
     recording.describe_figure(name, caption, paper)
 
 
-def png(fig: Figure, dpi: float = 200) -> bytes:
-    """The figure as PNG bytes, compressed little for speed; the figure is closed."""
-    memory = io.BytesIO()
-    fig.savefig(memory, format="png", dpi=dpi, pil_kwargs={"compress_level": 1})
-    plt.close(fig)
-    return memory.getvalue()
-
-
 def sequential(count: int) -> list[tuple[float, float, float]]:
     """Colours for an ordered quantity, from light (small) to dark (large), all dark enough on white."""
     return [mpl.colormaps["viridis"](x)[:3] for x in np.linspace(0.82, 0.02, count)]
@@ -105,34 +97,30 @@ def curve(
 def reference(value: float, text: str, *, axis: str = "y", ax: Axes | None = None) -> Axes:
     """A thin labelled line: chance, a bound or a value that a theory predicts."""
     ax = ax or plt.gca()
+    line: dict[str, Any] = {"color": NEUTRAL, "linewidth": 0.8, "zorder": 0}
+    words: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7.5, "color": NEUTRAL}
     if axis == "y":
-        ax.axhline(value, color=NEUTRAL, linewidth=0.8, zorder=0)
-        place, shift = (1.0, value), (0, 1)
-        align: dict[str, Any] = {"ha": "right", "va": "bottom"}
+        ax.axhline(value, **line)
+        ax.annotate(text, (1, value), (0, 1), xycoords=ax.get_yaxis_transform(), ha="right", va="bottom", **words)
     else:
-        ax.axvline(value, color=NEUTRAL, linewidth=0.8, zorder=0)
-        place, shift, align = (value, 1.0), (3, 0), {"ha": "left", "va": "top"}
-    transform = ax.get_yaxis_transform() if axis == "y" else ax.get_xaxis_transform()
-    ax.annotate(
-        text, place, shift, xycoords=transform, textcoords="offset points", fontsize=7.5, color=NEUTRAL, **align
-    )
+        ax.axvline(value, **line)
+        ax.annotate(text, (value, 1), (3, 0), xycoords=ax.get_xaxis_transform(), ha="left", va="top", **words)
     return ax
 
 
-def label_lines(ax: Axes, *, pad: float = 4, gap: float = 9) -> Axes:
-    """Write each line's label beside its last point, in its colour, at least `gap` points apart."""
-    labels = [str(line.get_label()) for line in ax.get_lines()]
-    lines = [line for line, label in zip(ax.get_lines(), labels, strict=True) if label and label[0] != "_"]
-    lines = [line for line in lines if np.size(line.get_xydata())]
+def label_lines(ax: Axes) -> Axes:
+    """Write each line's label beside its last point, in its colour, at least 9 points from the next label."""
+    named = [line for line in ax.get_lines() if not str(line.get_label()).startswith("_")]
+    lines = [line for line in named if np.size(line.get_xydata())]
     figure: Any = ax.get_figure(root=True)
     figure.draw_without_rendering()  # limits and layout must be final before points are turned into pixels
     tips = [np.asarray(line.get_xydata())[-1] for line in lines]
     ends = [ax.transData.transform(tip)[1] * 72 / figure.dpi for tip in tips]
     order = np.argsort(ends)
-    steps = gap * np.arange(len(lines))
+    steps = 9 * np.arange(len(lines))
     for i, at in zip(order, isotonic_regression(np.array(ends)[order] - steps) + steps, strict=True):  # least movement
         ax.annotate(
-            str(lines[i].get_label()), tips[i], (pad, at - ends[i]), textcoords="offset points",
+            str(lines[i].get_label()), tips[i], (4, at - ends[i]), textcoords="offset points",
             color=lines[i].get_color(), va="center", fontsize=8, annotation_clip=False,
         )  # fmt: skip
     return ax
@@ -146,17 +134,14 @@ def barycentric(p: Values) -> np.ndarray:
     return _array(p) @ _CORNERS
 
 
-def simplex(
-    logits: Tensor, *, classes: Sequence[str] = ("A", "B", "C"), levels: bool = True, mean: bool = True,
-    frame: bool = True, ax: Axes | None = None,
-) -> Axes:  # fmt: skip
+def simplex(logits: Tensor, *, mean: bool = True, frame: bool = True, ax: Axes | None = None) -> Axes:
     """Members [members, 3] as points of the probability simplex, their mean as a diamond, contours of total entropy.
 
     frame: False where the triangle and the contours are already drawn.
     """
     ax = ax or plt.gca()
     if frame:
-        _simplex_frame(ax, classes, levels)
+        _simplex_frame(ax)
     p = logits.double().softmax(-1)
     ax.scatter(*barycentric(p).T, s=26, color=EPISTEMIC, edgecolor="white", linewidth=0.7, zorder=3)
     if mean and len(p):
@@ -166,14 +151,13 @@ def simplex(
     return ax
 
 
-def _simplex_frame(ax: Axes, classes: Sequence[str], levels: bool) -> None:
-    if levels:
-        grid = np.array([(a, b, 60 - a - b) for a in range(61) for b in range(61 - a)]) / 60
-        heights = uncertainty.entropy(torch.as_tensor(grid).clamp_min(1e-12).log()).numpy()
-        x, y = barycentric(grid).T
-        ax.tricontourf(x, y, heights, levels=np.linspace(0, np.log(3) + 1e-6, 9), cmap="Greys", alpha=0.45)
+def _simplex_frame(ax: Axes) -> None:
+    grid = np.array([(a, b, 60 - a - b) for a in range(61) for b in range(61 - a)]) / 60
+    heights = uncertainty.entropy(torch.as_tensor(grid).clamp_min(1e-12).log()).numpy()
+    x, y = barycentric(grid).T
+    ax.tricontourf(x, y, heights, levels=np.linspace(0, np.log(3) + 1e-6, 9), cmap="Greys", alpha=0.45)
     ax.plot(*_CORNERS[[0, 1, 2, 0]].T, color=TOTAL, linewidth=0.9)
-    for corner, name, (dx, dy) in zip(_CORNERS, classes, [(-0.04, -0.04), (0.04, -0.04), (0, 0.04)], strict=True):
+    for corner, name, (dx, dy) in zip(_CORNERS, "ABC", [(-0.04, -0.04), (0.04, -0.04), (0, 0.04)], strict=True):
         ax.text(corner[0] + dx, corner[1] + dy, name, ha="center", va="bottom" if dy > 0 else "top", fontsize=8)
     ax.set(aspect="equal", xlim=(-0.1, 1.1), ylim=(-0.14, 1.0))
     ax.axis("off")
@@ -222,16 +206,13 @@ def areas(x: Values, aleatoric: Values, epistemic: Values, *, ax: Axes | None = 
     return ax
 
 
-def stacked(
-    x: Sequence[Any], between: Values, within: Values, *, labels: Sequence[str] = ("between groups", "within groups"),
-    ax: Axes | None = None,
-) -> Axes:  # fmt: skip
+def stacked(x: Sequence[Any], between: Values, within: Values, *, ax: Axes | None = None) -> Axes:
     """Vertical bars between + within = total mutual information (nats), one for each x."""
     ax = ax or plt.gca()
     positions, between, within = np.arange(len(x)), _array(between), _array(within)
-    ax.bar(positions, between, color=EPISTEMIC, width=0.7, label=labels[0])
+    ax.bar(positions, between, color=EPISTEMIC, width=0.7, label="between groups")
     ax.bar(positions, within, bottom=between, color=EPISTEMIC, alpha=0.3, width=0.7, hatch="///", edgecolor="white",
-           label=labels[1])  # fmt: skip
+           label="within groups")  # fmt: skip
     ax.set(xticks=positions, xticklabels=[str(item) for item in x], ylabel="mutual information (nats)")
     return ax
 
@@ -241,9 +222,7 @@ def ecdf(
 ) -> Axes:
     """The fraction of inputs whose score is at most x."""
     ax = ax or plt.gca()
-    ordered = np.sort(_array(scores))
-    ax.step(ordered, np.arange(1, len(ordered) + 1) / len(ordered), where="post", label=label, color=color,
-            linestyle=linestyle, linewidth=1.2)  # fmt: skip
+    ax.ecdf(_array(scores), label=label, color=color, linestyle=linestyle, linewidth=1.2)
     ax.set(xlabel="mutual information (nats)", ylabel="fraction of inputs", ylim=(0, 1.02))
     return ax
 
@@ -253,10 +232,9 @@ def roc(
 ) -> Axes:
     """True positive rate of OOD inputs against false positive rate of ID inputs; the label holds the AUROC."""
     ax = ax or plt.gca()
-    inside, outside = np.sort(_array(id_scores)), np.sort(_array(ood_scores))
-    thresholds = np.concatenate([[np.inf], np.unique(np.concatenate([inside, outside]))[::-1]])
-    false = 1 - np.searchsorted(inside, thresholds) / len(inside)  # score >= threshold
-    true = 1 - np.searchsorted(outside, thresholds) / len(outside)
+    inside, outside = _array(id_scores), _array(ood_scores)
+    is_ood = np.arange(len(inside) + len(outside)) >= len(inside)
+    false, true, _ = roc_curve(is_ood, np.concatenate([inside, outside]))
     auroc = metrics.ood_detection(inside, outside).auroc
     ax.plot(false, true, color=color, linewidth=1.2, label=f"{label} {auroc:.3f}".strip())
     ax.plot([0, 1], [0, 1], color=NEUTRAL, linewidth=0.6, zorder=0)

@@ -44,21 +44,20 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 def explorer():
     """An explorer of two sliders, and the values with which its picture was drawn so far."""
     drawn = []
+    figure, ax = plots.figure(width=1.0, height=1.0)
+    ax.set(xlim=(0, 1), ylim=(0, 5))
 
     def draw(size, shift):
         if shift == 3:
             raise ValueError("no such <shift>")
         drawn.append((size, shift))
-        fig, ax = plots.figure(width=1.0, height=1.0)
-        ax.plot([shift, size])
-        ax.set(ylim=(0, 5))
-        return fig
+        ax.plot([shift, size], color="black")
 
     controls = {
         "size": ipywidgets.IntSlider(value=2, min=1, max=4, description="size"),
         "shift": ipywidgets.IntSlider(value=0, min=0, max=3, description="a much longer description"),
     }
-    return widgets.explore(draw, controls, lambda size, shift: f"size {size}, shift {shift}"), drawn
+    return widgets.explore(draw, controls, lambda size, shift: f"size {size}, shift {shift}", figure), drawn
 
 
 def test_explore_shows_controls_reset_line_and_picture(explorer):
@@ -126,7 +125,7 @@ def staged(size=1, high=10):
         "size": ipywidgets.IntSlider(value=size, min=1, max=4),
         "high": ipywidgets.IntSlider(value=high, min=10, max=10**7),
     }
-    return widgets.explore(draw, controls, figure=figure), left
+    return widgets.explore(draw, controls, "a line and a bar", figure), left
 
 
 def test_drawing_into_a_figure_leaves_nothing_of_the_picture_before():
@@ -139,7 +138,10 @@ def test_drawing_into_a_figure_leaves_nothing_of_the_picture_before():
 def test_what_is_painted_once_is_what_matplotlib_paints():
     """Up to what crosses the frame: added artists lie above ticks and spines."""
     explorer, left = staged(3)
-    whole = plt.imread(io.BytesIO(plots.png(left.figure, dpi=left.figure.dpi)))[..., :3]
+    anew = io.BytesIO()
+    left.figure.savefig(anew, dpi=left.figure.dpi)
+    anew.seek(0)
+    whole = plt.imread(anew)[..., :3]
     assert whole.shape == pixels(explorer).shape
     assert (np.abs(whole - pixels(explorer)).max(-1) > 0.1).mean() < 0.01
     assert (whole < 0.5).any(-1).mean() > 0.02  # something is there
@@ -156,9 +158,14 @@ def test_changed_limits_are_painted_and_axes_stay_where_they_were():
     np.testing.assert_array_equal(pixels(explorer)[:, -200:], pixels(staged()[0])[:, -200:])
 
 
-def test_pictures_forgotten_are_drawn_again(monkeypatch, explorer):
-    box, drawn = explorer
+@pytest.fixture
+def one_remembered(monkeypatch):
     monkeypatch.setattr("uqlab.widgets.explorer.REMEMBERED", 1)
+
+
+@pytest.mark.usefixtures("one_remembered")
+def test_pictures_forgotten_are_drawn_again(explorer):
+    box, drawn = explorer
     first = box.picture.value
     moves(box, "size", 4)
     assert moves(box, "size", 2)[0] == first
@@ -169,7 +176,7 @@ def test_pictures_forgotten_are_drawn_again(monkeypatch, explorer):
 def test_simplex_says_what_the_decomposition_says():
     logits = normal(5, 3).double()
     slider = ipywidgets.FloatSlider(value=1, min=0, max=2, step=0.5, description="spread")
-    explorer = widgets.simplex(lambda spread: spread * logits, {"spread": slider}, classes=("x", "y", "z"))
+    explorer = widgets.simplex(lambda spread: spread * logits, {"spread": slider})
     total, aleatoric, epistemic = (value.item() for value in uncertainty.decompose(logits[:, None]))
     assert f"{total:.3f} nats in total = {aleatoric:.3f} aleatoric + {epistemic:.3f} epistemic" in line(explorer)
     assert f"{100 * epistemic / total:.0f} %" in line(explorer)

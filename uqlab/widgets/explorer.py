@@ -1,22 +1,22 @@
 """The box that all explorers are: controls, one line that says what is seen, and a picture that follows quickly."""
 
+import functools
 import gc
 import html
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import ipywidgets
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter, NullLocator
 from PIL import Image
-
-from uqlab import plots
 
 REMEMBERED = 100  # pictures, some 40 kB each
 SCALE, SHARPNESS = 110, 1.25  # CSS pixels an inch; pixels a CSS pixel
@@ -25,11 +25,9 @@ SCALE, SHARPNESS = 110, 1.25  # CSS pixels an inch; pixels a CSS pixel
 class Explorer(ipywidgets.VBox):
     """A box of `controls`, a line of text `seen` and an image `picture`, drawn anew whenever a control moves.
 
-    draw: takes the values of the controls by name and returns a new figure. With `figure`, which is faster, it adds to
-    the axes of that figure instead: what it added is removed before the next call, and the axes keep their places.
-    Limits, ticks and labels are painted again only where they change. controls: name -> ipywidgets control, with the
-    unit in its description. seen: a line (HTML) that says what is seen, or a function of the same values that returns
-    it.
+    draw: takes the values of the controls by name and adds to the axes of `figure`. What it added is removed before the
+    next call, and the axes keep their places. controls: name -> ipywidgets control, with the unit in its description.
+    seen: a line (HTML) that says what is seen, or a function of the same values that returns it.
 
     The image is exchanged whole, so nothing flickers and headless runs work; one that was drawn before is shown again
     without drawing. An error of `draw` is shown in place of the line, and raised.
@@ -39,16 +37,22 @@ class Explorer(ipywidgets.VBox):
         self,
         draw: Callable[..., Any],
         controls: Mapping[str, ipywidgets.ValueWidget],
-        seen: str | Callable[..., str] = "",
-        figure: Figure | None = None,
+        seen: str | Callable[..., str],
+        figure: Figure,
     ):
         self.controls = dict(controls)
-        self.picture = ipywidgets.Image(format="png", layout=ipywidgets.Layout(max_width="100%"))
+        layout = ipywidgets.Layout(max_width="100%", width=f"{SCALE * figure.get_figwidth():.0f}px")
+        self.picture = ipywidgets.Image(format="png", layout=layout)
         self.picture.add_class("uqlab-picture")
         self.seen = ipywidgets.HTML()
         self.seen.add_class("uqlab-seen")
-        self._draw, self._say, self._stage = draw, seen, figure and _Stage(figure)
-        self._drawn: dict[tuple, tuple[bytes, str]] = {}
+        stage = _Stage(figure)
+
+        @functools.lru_cache(REMEMBERED)
+        def shown(**values: Any) -> tuple[bytes, str]:
+            return stage.paint(draw, values), seen(**values) if callable(seen) else seen
+
+        self._shown = shown
         self._first = {name: control.value for name, control in self.controls.items()}
         self._paused = False
         for control in self.controls.values():
@@ -73,16 +77,10 @@ class Explorer(ipywidgets.VBox):
     def _redraw(self, _: Any = None) -> None:
         if self._paused:
             return
-        values = {name: control.value for name, control in self.controls.items()}
-        key = tuple(values.values())
         collecting = gc.isenabled()
         gc.disable()  # a figure has so many objects that it triggers a collection: 100 ms in a process with torch
         try:
-            if key not in self._drawn:
-                self._drawn[key] = self._paint(values), self._say(**values) if callable(self._say) else self._say
-                if len(self._drawn) > REMEMBERED:
-                    del self._drawn[next(iter(self._drawn))]
-            picture, text = self._drawn[key]
+            picture, text = self._shown(**{name: control.value for name, control in self.controls.items()})
             self.seen.value = _line(text)
             self.picture.value = picture
         except Exception as error:  # a browser shows the error of a callback nowhere else
@@ -91,14 +89,6 @@ class Explorer(ipywidgets.VBox):
         finally:
             if collecting:
                 gc.enable()
-
-    def _paint(self, values: dict[str, Any]) -> bytes:
-        if self._stage:
-            self.picture.layout.width = f"{SCALE * self._stage.figure.get_figwidth():.0f}px"
-            return self._stage.paint(lambda: self._draw(**values))
-        figure = self._draw(**values)
-        self.picture.layout.width = f"{SCALE * figure.get_figwidth():.0f}px"
-        return plots.png(figure, dpi=SCALE * SHARPNESS)
 
 
 class _Stage:
@@ -118,22 +108,18 @@ class _Stage:
                     axis.set_minor_locator(NullLocator())
         self.kept = {ax: {*ax.get_children()} for ax in figure.axes}
         self.bars = {ax: len(ax.containers) for ax in figure.axes}
-        self.titles = [
-            artist
-            for ax, kept in self.kept.items()
-            for artist in kept
-            if isinstance(artist, Text) and artist not in set(ax.texts)
-        ]
+        everything = [(ax, artist) for ax, kept in self.kept.items() for artist in kept]
+        self.titles = [text for ax, text in everything if isinstance(text, Text) and text not in ax.texts]
         self.look: Any = None
         self.background: Any = None
         self.places: list[tuple[float, float]] = []
 
-    def paint(self, draw: Callable[[], Any]) -> bytes:
+    def paint(self, draw: Callable[..., Any], values: Mapping[str, Any]) -> bytes:
         for artist in self._added():
             artist.remove()
         for ax, count in self.bars.items():
             del ax.containers[count:]
-        draw()
+        draw(**values)
         added = [*sorted(self._added(), key=lambda artist: artist.get_zorder()), *self.titles]
         if self.look != self._look():
             self._paint_background(added)
@@ -173,6 +159,12 @@ class _Stage:
             title.set_position(place)
         self.background = self.canvas.copy_from_bbox(self.figure.bbox)
         self.look = self._look()
+
+
+def information_axis(ax: Axes, parts: Iterable[Mapping[Any, Any]]) -> None:
+    """An x-axis of mutual information, linear near 0 and else logarithmic, as long as these decompositions need."""
+    ax.set_xscale("symlog", linthresh=1e-3)
+    ax.set_xlim(0, max(part.epistemic.max().item() for by in parts for part in by.values()))
 
 
 def _arrange(control: Any, longest: int) -> None:

@@ -19,7 +19,7 @@ from uqlab.heads import separation
 from uqlab.representations import embed
 from uqlab.spectra import random_level
 from uqlab.uncertainty import Decomposition
-from uqlab.widgets.explorer import Explorer
+from uqlab.widgets.explorer import Explorer, information_axis
 
 Kinds = Mapping[str, Decomposition]  # "id" and "ood"
 
@@ -37,14 +37,11 @@ def masks(
     "ood" inputs; threshold None means soft masks. accuracy: (weight, threshold) -> share of correct predictions.
     trained: decompositions of the trained ensemble. weight: shown first.
     """
-    everything = [trained, *parts.values()]
-    most = max(d.epistemic.max().item() for by in everything for d in by.values())
     cuts = list(dict.fromkeys(threshold for _, threshold in parts))
 
     figure, (left, right) = plots.figure(2, height=2.6)
     left.set_xlabel("unit, sorted")
-    right.set_xscale("symlog", linthresh=1e-3)
-    right.set_xlim(0, most)
+    information_axis(right, [trained, *parts.values()])
 
     def draw(weight: float, threshold: float | None, mask: str) -> None:
         values = found[weight][mask]

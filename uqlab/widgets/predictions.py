@@ -1,6 +1,6 @@
 """Explorers of predictions: members on the simplex, sub-ensembles, groups of members, ensembles by width."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ipywidgets
@@ -12,14 +12,10 @@ from torch import Tensor
 
 from uqlab import plots, uncertainty
 from uqlab.uncertainty import Decomposition, GroupDecomposition
-from uqlab.widgets.explorer import Explorer
+from uqlab.widgets.explorer import Explorer, information_axis
 
 
-def simplex(
-    cloud: Callable[..., Tensor],
-    controls: Mapping[str, ipywidgets.ValueWidget],
-    classes: Sequence[str] = ("A", "B", "C"),
-) -> Explorer:
+def simplex(cloud: Callable[..., Tensor], controls: Mapping[str, ipywidgets.ValueWidget]) -> Explorer:
     """Members as points of the simplex of three classes, and the split of their uncertainty.
 
     cloud: the values of the controls by name -> logits [members, 3].
@@ -30,7 +26,7 @@ def simplex(
         return logits, uncertainty.decompose(logits[:, None])
 
     figure, (left, right) = plots.figure(2, height=2.3, width_ratios=[1, 1.6])
-    plots.simplex(torch.zeros(0, 3), classes=classes, ax=left)
+    plots.simplex(torch.zeros(0, 3), ax=left)
     plots.decomposition_bars({"": (0.0, 0.0)}, limit=1.2, ax=right)
     plots.reference(np.log(3), "log 3", axis="x", ax=right)
 
@@ -101,7 +97,6 @@ def groups(parts: Mapping[str, Mapping[int, GroupDecomposition]], members: int) 
     sizes = list(next(iter(parts.values())))
     lines = dict(zip(parts, (plots.LINES["id"], plots.LINES["ood"], plots.LINES["ambiguous"]), strict=False))
     means = {name: {size: d.epistemic.mean().item() for size, d in by.items()} for name, by in parts.items()}
-    most = max(d.epistemic.max().item() for by in parts.values() for d in by.values())
     top = 1.1 * max(mean for by in means.values() for mean in by.values())
 
     figure, (left, right) = plots.figure(2, height=2.9)
@@ -109,8 +104,7 @@ def groups(parts: Mapping[str, Mapping[int, GroupDecomposition]], members: int) 
         for what, color in (("all members", plots.NEUTRAL), ("between", plots.EPISTEMIC)):
             left.plot([], [], color=color, linestyle=lines[name], linewidth=1.2, label=f"{name}, {what}")
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=len(parts), fontsize=7.5)
-    left.set_xscale("symlog", linthresh=1e-3)
-    left.set_xlim(0, most)
+    information_axis(left, parts.values())
     plots.stacked(list(parts), *[[0.0] * len(parts)] * 2, ax=right).set_ylim(0, top)
     right.legend(loc="upper left")
 
@@ -144,7 +138,6 @@ def widths(
     parts: width -> kind -> decomposition of its inputs; the kinds are "id", "ambiguous" and those of `images`.
     names: kind -> name of the set. images: kind -> inputs of an OOD set; of several, one at a time is shown.
     """
-    most = max(d.epistemic.max().item() for by in parts.values() for d in by.values())
     known = [kind for kind in next(iter(parts.values())) if kind not in images]
     first = next(iter(images))
 
@@ -153,8 +146,7 @@ def widths(
     for kind, label in labels.items():
         left.plot([], [], color=plots.EPISTEMIC, linestyle=plots.LINES[kind], linewidth=1.2, label=label)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=7.5)
-    left.set_xscale("symlog", linthresh=1e-3)
-    left.set_xlim(0, most)
+    information_axis(left, parts.values())
 
     def draw(width: float, ood: str = first) -> None:
         for kind in (*known, ood):
