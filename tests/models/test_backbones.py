@@ -299,20 +299,25 @@ def test_loading_is_silent(tmp_path, capfd):
         (lambda folder: None, 1, "text", "classes must be at least 2, got 1"),
         (lambda folder: None, 2, "texts", 'task must be "image" or "text"'),
         (lambda folder: None, 2, "image", "no checkpoint for AutoModelForImageClassification"),
-        (lambda folder: (folder / "config.json").unlink(), 2, "text", "has no config.json"),
+        (lambda folder: (folder / "config.json").unlink(), 2, "text", "no checkpoint .* its config.json"),
         (lambda folder: (folder / "config.json").write_text("{"), 2, "text", "not a valid JSON"),
-        (lambda folder: (folder / "model.safetensors").unlink(), 2, "text", "has no safetensors: save it"),
+        (
+            lambda folder: (folder / "model.safetensors").unlink(),
+            2,
+            "text",
+            "cannot be read: .*no file named model.safetensors.*; give a folder",
+        ),
         (
             lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
             2,
             "text",
-            "no safetensors; pytorch_model.bin is pickled",
+            "no file named model.safetensors.*pickled weights could run code",
         ),
         (
             lambda folder: (folder / "model.safetensors").write_text("version https://git-lfs"),
             2,
             "text",
-            "safetensors are damaged",
+            "cannot be read: Error while deserializing",
         ),
         (
             lambda folder: [(folder / name).unlink() for name in ("tokenizer.json", "vocab.txt")],
@@ -358,9 +363,9 @@ def test_weights_of_images_that_are_not_there(tmp_path):
 def test_no_such_folder_and_no_network(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     for name in (tmp_path / "nowhere", "./nowhere", "a/b/c"):
-        with pytest.raises(FileNotFoundError, match="no folder"):
+        with pytest.raises(OSError, match=f"'{name}' is no folder here"):
             models.from_pretrained(name, 2)
-    with pytest.raises(OSError, match=r"'nobody/nothing' is no folder here.*Check the name and the network"):
+    with pytest.raises(OSError, match=r"'nobody/nothing' is no folder here.*check the name and the network"):
         models.from_pretrained("nobody/nothing", 2)
 
 

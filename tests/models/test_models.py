@@ -90,10 +90,10 @@ def test_weights_of_another_model_are_refused(saved, tmp_path):
     torch.save(saved.state_dict(), path)
     model = models.small_cnn(5, width=4)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(ValueError, match=r"w\.pt does not fit .*shape 11\.weight \[3, 8\] for \[5, 8\], 11\.bias"):
+    with pytest.raises(ValueError, match=r"(?s)w\.pt does not fit: .*11\.weight.*\[3, 8\].*\[5, 8\].*11\.bias"):
         models.load_weights(model, path)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    with pytest.raises(ValueError, match=r"missing conv1\.weight, bn1\.weight, .* and \d+ more; unexpected 0\.weight"):
+    with pytest.raises(ValueError, match=r"(?s)Missing key.*conv1\.weight.*Unexpected key.*0\.weight"):
         models.load_weights(models.cifar_resnet(8), path)
 
 
@@ -139,8 +139,8 @@ def test_bad_input():
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"patch_size": 3}, "patch_size must divide image_size, got 3 and 8"),
-        ({"heads": 5}, "heads must divide width"),
+        ({"patch_size": 3}, "patch_size must divide image_size.*image_size=8, patch_size=3"),
+        ({"heads": 5}, "heads must divide width.*heads=5"),
         ({"layers": 0}, "layers=0"),
     ],
 )

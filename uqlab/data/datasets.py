@@ -22,6 +22,8 @@ from uqlab.data.embedded import EMBEDDED
 from uqlab.data.own import SUFFIXES, own
 from uqlab.data.readers import SOURCES
 
+Name = str | os.PathLike
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
@@ -83,12 +85,7 @@ def names() -> list[str]:
 
 
 def load(
-    name: str | os.PathLike,
-    split: str = "test",
-    *,
-    root: str | os.PathLike | None = None,
-    limit: int | None = None,
-    seed: int = 0,
+    name: Name, split: str = "test", *, root: Name | None = None, limit: int | None = None, seed: int = 0
 ) -> Dataset:
     """A data set by name or path: float32 images [N, C, H, W] in [0, 1] or a list of texts, and int64 labels [N].
 
@@ -148,7 +145,7 @@ def load(
     )
 
 
-def file(name: str, *, root: str | os.PathLike | None = None) -> Path:
+def file(name: str, *, root: Name | None = None) -> Path:
     """The path of a registered file, such as "resnet_cifar10/resnet20-12fca82f.th", once its checksum is right.
 
     root: as in `load`. Raises ValueError for an unknown name and for a corrupted file that cannot be fetched again,

@@ -49,23 +49,21 @@ def fetch(file: str, root: Path) -> Path:
     """
     remote = FILES[file]
     method, expected = remote.checksum.split(":")
-    wrong = {}
+    wrong, failures = "", ""
     for path in places(file, root):
         if (found := pooch.file_hash(path, alg=method)) == expected:
             return path
-        wrong[path] = found
-    failures = []
+        wrong += f"\n  {path}: {method} {found}"
     for url in remote.urls:
         try:  # pooch downloads to a temporary name, checks, then renames
             target = root / file
             return Path(pooch.retrieve(url, remote.checksum, target.name, target.parent, progressbar=True))
         except (OSError, ValueError) as error:
-            failures.append(f"\n  {url}: {error}")
+            failures += f"\n  {url}: {error}"
     todo = f"Put the right file there by hand ({method} {expected}) or name a folder that has it (root or $UQLAB_DATA)."
     if wrong:
-        found = "".join(f"\n  {path}: {method} {checksum}" for path, checksum in wrong.items())
         raise ValueError(
-            f"corrupted file, not used; expected {method} {expected}, found{found}\n"
-            f"Fetching it again as {root / file} failed:{''.join(failures)}\n{todo}"
+            f"corrupted file, not used; expected {method} {expected}, found{wrong}\n"
+            f"Fetching it again as {root / file} failed:{failures}\n{todo}"
         )
-    raise FileNotFoundError(f"{root / file} is missing and no mirror delivered it:{''.join(failures)}\n{todo}")
+    raise FileNotFoundError(f"{root / file} is missing and no mirror delivered it:{failures}\n{todo}")

@@ -11,6 +11,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.ft2font import FT2Font, LoadFlags
+from scipy.spatial.distance import cdist
 from sklearn.datasets import load_digits, load_sample_images
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import train_test_split
@@ -36,7 +37,7 @@ def digits(split):
 
 
 @cache
-def ambiguous_digits(split, copies=5):
+def ambiguous_digits(split):
     """Mixtures of two near digits of different classes, each with several sampled labels: 500 train, 200 test images.
 
     As in Ambiguous-MNIST (Mukhoti et al. 2023), a classifier gives an image between two digits its soft label, and
@@ -49,8 +50,7 @@ def ambiguous_digits(split, copies=5):
     inputs, labels = (train if split == "train" else test)[:2]
     x = inputs.reshape(-1, 64).astype(np.float64)
 
-    squared = (x**2).sum(1)
-    distance = squared[:, None] + squared - 2 * x @ x.T
+    distance = cdist(x, x, "sqeuclidean")
     distance[labels[:, None] == labels] = np.inf
     near = np.argsort(distance, axis=1, kind="stable")[:, :3]  # the three nearest digits of other classes
     pairs = np.stack([np.repeat(np.arange(len(x)), 3), near.ravel()], axis=1)
@@ -72,7 +72,7 @@ def ambiguous_digits(split, copies=5):
     couple = np.sort([first[order], second[order]], axis=0).T @ [10, 1]
     rank = [(couple[:k] == c).sum() for k, c in enumerate(couple)]  # the nearest of each pair of classes first, so
     order = order[np.argsort(rank, kind="stable")]  # that 3-9 and 5-9 do not crowd out the others
-    rows = np.repeat(order[: 500 if split == "train" else 200], copies)
+    rows = np.repeat(order[: 500 if split == "train" else 200], 5)  # five labels an image
 
     soft = np.zeros((len(rows), 10), np.float32)
     soft[np.arange(len(rows)), first[rows]] = q[rows]
@@ -158,10 +158,5 @@ def textures(split):
     return np.concatenate(inputs).astype(np.float32), labels, ("china", "flower"), None
 
 
-EMBEDDED = {
-    "digits": digits,
-    "ambiguous-digits": ambiguous_digits,
-    "letters": letters,
-    "textures": textures,
-    "glyphs": glyphs,
-}
+BUILDERS = (digits, ambiguous_digits, letters, textures, glyphs)
+EMBEDDED = {build.__name__.replace("_", "-"): build for build in BUILDERS}

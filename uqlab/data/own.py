@@ -2,13 +2,12 @@
 
 import csv
 import gzip
-import io
 from pathlib import Path
 
 import numpy as np
 
 from uqlab.data.readers import npz, reading
-from uqlab.data.texts import tab_separated
+from uqlab.data.texts import TAB_SEPARATED
 
 TABLES = (".tsv", ".tsv.gz", ".csv", ".csv.gz")
 SUFFIXES = (".npz", *TABLES)
@@ -49,23 +48,21 @@ def _images(path, split):
         return x, np.full(len(x), -1), (), None
     if y.shape != (len(x),) or y.dtype.kind not in "iu":
         raise ValueError(f"{path}: y must be {len(x)} integers, one per image, got {y.dtype} {y.shape}")
-    if y.min() < 0:
-        raise ValueError(f"{path}: y must count from 0, got {y.min()}")
     labels = [value for key, value in arrays.items() if key[0] == "y" and value.dtype.kind in "iu" and value.size]
-    top = max(int(value.max()) for value in labels)
-    if top >= max(1000, *(value.size for value in labels)):
-        raise ValueError(f"{path}: y must be class numbers counted from 0, got {top}; number the classes 0, 1, 2, ...")
+    low, top = int(y.min()), max(int(value.max()) for value in labels)
+    if low < 0 or top >= max(1000, *(value.size for value in labels)):
+        raise ValueError(f"{path}: y must be class numbers 0, 1, 2, ..., got {low} to {top}; number the classes from 0")
     classes = tuple(str(label) for label in range(top + 1))
     rows = np.arange(len(y)) if suffix else _part(y, split)
     return x[rows], y[rows].astype(np.int64), classes, None
 
 
 def _texts(path, split):
-    with reading(path):
-        content = path.read_bytes()
-        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8-sig")
-        rows = tab_separated(text) if ".tsv" in path.suffixes else [row for row in csv.reader(io.StringIO(text)) if row]
-    header, rows = [name.strip().lower() for name in rows[0]] if rows else [], rows[1:]
+    opened = gzip.open if path.suffix == ".gz" else open
+    form = TAB_SEPARATED if ".tsv" in path.suffixes else {}
+    with reading(path), opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+        first, *rows = [row for row in csv.reader(file, **form) if row] or [[]]
+    header = [name.strip().lower() for name in first]
     column = next((name for name in ("sentence", "text") if name in header), None)
     if column is None or not rows:
         raise ValueError(f"{path} must hold a column sentence or text, and rows; got {header}, {len(rows)} rows")

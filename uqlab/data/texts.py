@@ -1,18 +1,16 @@
 """Fetched sets of texts."""
 
 import csv
+import io
+from typing import Any
 
 import numpy as np
 
 from uqlab.data.downloads import fetch
 from uqlab.data.readers import reading, source, unpacked
 
+TAB_SEPARATED: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
 NEWS = ("World", "Sports", "Business", "Sci/Tech")
-
-
-def tab_separated(text: str) -> list[list[str]]:
-    """Rows of a tab-separated table without quoting."""
-    return [line.removesuffix("\r").split("\t") for line in text.split("\n") if line.strip()]
 
 
 def labelled(path, rows, values, classes):
@@ -33,7 +31,9 @@ def sst2(split, root):
     member = "SST-2/train.tsv" if split == "train" else "SST-2/dev.tsv"
     path, (content,) = unpacked("sst2/SST-2.zip", [member], root)
     with reading(path):
-        rows = tab_separated(content.decode())[1:]  # after the header
+        rows = [row for row in csv.reader(io.StringIO(content.decode()), **TAB_SEPARATED) if row][
+            1:
+        ]  # after the header
     return labelled(path, rows, ("0", "1"), ("negative", "positive"))
 
 

@@ -145,30 +145,20 @@ class _Block(nn.Module):
 
 
 def vit(
-    image_size: int,
-    patch_size: int,
-    *,
-    width: int = 64,
-    layers: int = 4,
-    heads: int = 4,
-    channels: int = 1,
+    image_size: int, patch_size: int, *, width: int = 64, layers: int = 4, heads: int = 4, channels: int = 1,
     classes: int = 10,
-) -> nn.Module:
+) -> nn.Module:  # fmt: skip
     """A vision transformer without dropout for [batch, channels, image_size, image_size] (Dosovitskiy et al., 2021).
 
     transformers' ViTForImageClassification with an inner width of 4 `width`, returning its logits [batch, classes]
     alone. Raises ValueError for sizes below 1, patches that do not tile the image and heads that do not divide the
     width.
     """
-    if min(image_size, patch_size, width, layers, heads, channels, classes) < 1:
+    smallest = min(image_size, patch_size, width, layers, heads, channels, classes)
+    if smallest < 1 or image_size % patch_size or width % heads:
         raise ValueError(
-            "sizes must be at least 1, got "
+            "sizes must be at least 1, patch_size must divide image_size and heads must divide width, got "
             f"{image_size=}, {patch_size=}, {width=}, {layers=}, {heads=}, {channels=}, {classes=}"
-        )
-    if image_size % patch_size or width % heads:
-        raise ValueError(
-            f"patch_size must divide image_size, got {patch_size} and {image_size}; "
-            f"heads must divide width, got {heads} and {width}"
         )
     from transformers import ViTConfig, ViTForImageClassification  # takes a second
 

@@ -31,34 +31,27 @@ def from_pretrained(name_or_folder: str | os.PathLike, classes: int, task: str =
     Texts go through the checkpoint's own pooler only if it was trained. Where its weights are not in the checkpoint, or
     sentence-transformers trained another pooling (`1_Pooling/config.json`), the classifier sees the mean of the tokens,
     or the first token if that file says so. Dropout is off, because attention would draw it for all members from one
-    generator. The network's `name` is `name_or_folder`. Weights are read from safetensors, in float32; neither code nor
-    a pickle of the checkpoint is run.
+    generator. The network's `name` is `name_or_folder`. Weights are in float32; no code of the checkpoint is run.
 
     Raises ValueError for classes < 2, an unknown `task`, and a folder without config.json, safetensors, a tokenizer or
-    the weights of this kind of network; FileNotFoundError if there is no such folder; OSError if the hub does not have
-    it or cannot be reached.
+    the weights of this kind of network; OSError if there is no such folder, and the hub lacks it or is out of reach.
     """
     one_of("task", task, ("image", "text"))
     at_least("classes", classes, 2)
     name = os.fspath(name_or_folder)
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        _check_folder(folder)
-    elif folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise FileNotFoundError(f"no folder {folder.absolute()}; relative paths start at the working folder")
-    source = str(folder) if folder.is_dir() else name
-    with _quiet(progress=not folder.is_dir()):
+    local = Path(name).expanduser().is_dir()
+    source = os.path.expanduser(name) if local else name
+    with _quiet(progress=not local):
         try:
-            model = (_images if task == "image" else _texts)(source, classes, folder.is_dir())
-        except OSError as error:
-            if folder.is_dir():
-                raise ValueError(f"{folder} cannot be read: {_first_line(error)}") from error
+            model = (_images if task == "image" else _texts)(source, classes, local)
+        except (OSError, SafetensorError) as error:
+            todo = "give a folder of safetensors that save_pretrained wrote; pickled weights could run code"
+            if local:
+                raise ValueError(f"{name} cannot be read: {_first_line(error)}; {todo}") from error
             raise OSError(
-                f"{name!r} is no folder here and did not come from the Hugging Face hub: {_first_line(error)} Check "
-                "the name and the network, or give a folder that save_pretrained wrote"
+                f"{name!r} is no folder here and did not come from the Hugging Face hub: {_first_line(error)}; check "
+                f"the name and the network, or {todo}"
             ) from error
-        except SafetensorError as error:
-            raise ValueError(f"{name}: its safetensors are damaged ({error}); fetch them again") from error
     model.name = name  # type: ignore[assignment]
     return model
 
@@ -149,15 +142,13 @@ def _texts(source: str, classes: int, local: bool) -> TextClassifier:
     own = [key for key in new if key.startswith(f"{model.base_model_prefix}.") and ".pooler." not in key]
     _check_complete(source, model, own)
     tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local, trust_remote_code=False)
-    if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_ids):  # made up, because there are no files
+    known = tokenizer.get_vocab()
+    made_up = len(known) <= len(tokenizer.all_special_ids)  # transformers makes one where there are no files
+    if made_up or tokenizer.pad_token_id is None or max(known.values()) >= model.config.vocab_size:
         raise ValueError(
-            f"{source} holds no tokenizer (tokenizer.json, vocab.txt, ...); save it beside the weights: "
-            "tokenizer.save_pretrained(folder)"
-        )
-    if tokenizer.pad_token_id is None or max(tokenizer.get_vocab().values()) >= model.config.vocab_size:
-        raise ValueError(
-            f"the tokenizer of {source} does not fit: {len(tokenizer)} tokens, of which {tokenizer.pad_token} pads; "
-            f"the network needs a padding token and at most {model.config.vocab_size} tokens"
+            f"{source} holds no tokenizer that fits: {len(tokenizer)} tokens, of which {tokenizer.pad_token} pads; the "
+            f"network needs a padding token and at most {model.config.vocab_size} tokens. Save its own beside the "
+            "weights: tokenizer.save_pretrained(folder)"
         )
     pooling = cached_file(
         source, "1_Pooling/config.json", local_files_only=local, _raise_exceptions_for_missing_entries=False
@@ -199,15 +190,6 @@ def _without_dropout(config: Any) -> None:
             setattr(config, name, 0.0)
 
 
-def _check_folder(folder: Path) -> None:
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} has no config.json: give the folder that save_pretrained wrote")
-    if not any(folder.glob("*.safetensors")):
-        pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
-        has = f"; {pickled[0]} is pickled and could run code" if pickled else ""
-        raise ValueError(f"{folder} has no safetensors{has}: save it with save_pretrained of transformers 5")
-
-
 def _check_complete(source: str, model: nn.Module, new: list[str]) -> None:
     if new:
         names = f"{', '.join(new[:3])}{f' and {len(new) - 3} more' if len(new) > 3 else ''}"
@@ -232,7 +214,7 @@ def _quiet(progress: bool) -> Iterator[None]:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]
+    return str(error).strip().split("\n")[0].rstrip(".")
 
 
 def load_weights(model: Model, path: str | os.PathLike) -> Model:
@@ -241,29 +223,19 @@ def load_weights(model: Model, path: str | os.PathLike) -> Model:
     path: a .th, .pt or .pth file of torch.save, of which only tensors are read (`weights_only=True`), or .safetensors.
         A state dict under "state_dict" is unwrapped, and the prefix "module." of nn.DataParallel dropped.
 
-    Raises FileNotFoundError if there is no such file. Raises ValueError for another kind of file, for one that cannot
-    be read or holds more than tensors, and for names or shapes that are not the model's: then it stays unchanged.
+    Raises FileNotFoundError if there is no such file, ValueError for one that holds anything but the weights of this
+    model, which then stays unchanged.
     """
     path = Path(path).expanduser()
     state = _read_weights(path)
     if state and all(name.startswith("module.") for name in state):
         state = {name.removeprefix("module."): weight for name, weight in state.items()}
-    own = model.state_dict()
-    missing = [name for name in own if name not in state and not name.endswith("num_batches_tracked")]
-    unexpected = [name for name in state if name not in own]
-    shapes = [
-        f"{name} {list(weight.shape)} for {list(own[name].shape)}"
-        for name, weight in state.items()
-        if name in own and weight.shape != own[name].shape
-    ]
-    problems = [
-        f"{what} {', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
-        for what, names in (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes))
-        if names
-    ]
-    if problems:
-        raise ValueError(f"{path} does not fit this {type(model).__name__}: {'; '.join(problems)}")
-    model.load_state_dict(state, strict=False)  # num_batches_tracked, absent from old files, plays no part
+    state = dict(state)  # without metadata torch does not miss num_batches_tracked, which old files lack
+    try:
+        copy.deepcopy(model).load_state_dict(state)  # torch says all that does not fit, but loads the rest
+    except RuntimeError as error:
+        raise ValueError(f"{path} does not fit: {error}") from error
+    model.load_state_dict(state)
     return model
 
 
@@ -277,10 +249,9 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
             return load_file(path)
         found = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, ValueError, KeyError, OSError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise ValueError(
-            f"{path} cannot be read: {reason}. It is damaged, or holds Python objects, which would run code: then save "
-            "model.state_dict() alone"
+            f"{path} cannot be read: {_first_line(error) or type(error).__name__}. It is damaged, or holds Python "
+            "objects, which would run code: then save model.state_dict() alone"
         ) from error
     state = found.get("state_dict", found) if isinstance(found, dict) else found
     if not isinstance(state, dict) or not all(isinstance(weight, Tensor) for weight in state.values()):
