@@ -2,7 +2,7 @@
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,14 +20,9 @@ TEMPORARY = {"cpu": 2**19, "cuda": 2**25}  # elements: 2 MiB of float32 stay in 
 ACTIVATIONS = {"cpu": 2**22, "cuda": 2**27}  # elements that a pass of gradient scores keeps: more does not pay on a CPU
 
 
-def elements_of_temporary(device: torch.device) -> int:
-    """How many elements a temporary should have."""
-    return TEMPORARY.get(device.type, TEMPORARY["cuda"])
-
-
-def elements_of_activations(device: torch.device) -> int:
-    """How many elements a pass of gradient scores should keep as activations."""
-    return ACTIVATIONS.get(device.type, ACTIVATIONS["cuda"])
+def elements_of_temporary(device: torch.device, tuned: Mapping[str, int] = TEMPORARY) -> int:
+    """How many elements a temporary, or what else was `tuned`, should have on a device."""
+    return tuned.get(device.type, tuned["cuda"])
 
 
 def device(name: str = "auto") -> torch.device:

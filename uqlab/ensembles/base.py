@@ -37,7 +37,7 @@ class Ensemble(nn.Module):
         return len(self.member_ids)
 
     def forward(self, x: Inputs | None = None, **named: Tensor) -> Tensor:
-        """x [batch, ...], or several tensors by name, as tokenizers make them -> logits [members, batch, classes]."""
+        """x [batch, ...], or several tensors by name -> logits [members, batch, classes]."""
         given = named if x is None else x
         self._check_device(given)
         return self.forward_members(map_tensors(lambda t: t.expand(self.members, *t.shape), given))

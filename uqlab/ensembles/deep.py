@@ -21,17 +21,17 @@ _ROW_BY_ROW = ELEMENTWISE | {nn.Sequential, nn.Linear, nn.Flatten}
 def deep(
     make_model: Callable[[], nn.Module], members: int | str | range, seed: int = 0, *, fold: bool | None = None
 ) -> Ensemble:
-    """A deep ensemble: networks of one architecture from independent initialisations (Lakshminarayanan et al., 2017).
+    """A deep ensemble: networks of one architecture from independent initialisations (Lakshminarayanan et al. 2017).
 
-    `make_model()` returns a new network; member m's weights depend on (seed, m) alone, so `members=range(4, 10)`, or
-    its text "4:10", are the last six of `members=10`: see `concatenate`. Networks of linear layers are folded: all
-    members train as one batched program. `fold=True` insists on that, `fold=False` runs the members one after the
-    other; None folds where it is known to be right: linear layers and elementwise ones of torch.nn, which treat every
-    row of a batch alike.
+    make_model: returns a new network at every call.
+    members: their number, or a range of numbers or its text, "4:10", for a shard: the weights of member m depend on
+        (seed, m) alone. See `concatenate`.
+    fold: True trains all members as one batched program, which needs parameters in linear layers alone; False runs one
+        member after the other; None folds linear and elementwise layers of torch.nn, which treat every row alike.
 
-    Noise is a member's own where it is `nn.Dropout`; other random layers and functions draw from torch's global
-    generator. Raises ValueError for members < 1, a `make_model` that returns one network twice, and `fold=True` with
-    parameters outside linear layers; TypeError for members that are neither an integer nor a range nor text.
+    `nn.Dropout` becomes noise of a member's own; other random layers draw from torch's global generator. Raises
+    ValueError for members < 1, a `make_model` that returns one network twice, and fold=True where it cannot be;
+    TypeError for members of another type.
     """
     members = member_range(members)
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []

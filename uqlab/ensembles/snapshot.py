@@ -13,10 +13,10 @@ from uqlab.ensembles.deep import deep
 def snapshot(
     make_model: Callable[[], nn.Module], members: int, train: Callable[[Ensemble, int], object], seed: int = 0
 ) -> SeparateEnsemble:
-    """A snapshot ensemble: one network trained in cycles, a member at the end of each (Huang et al., 2017).
+    """A snapshot ensemble: one network trained in cycles, a member at the end of each (Huang et al. 2017).
 
-    `train(ensemble, cycle)` trains the ensemble of one that holds the network through cycle 0, 1, ..., each with a
-    learning rate that starts high and falls to zero; a longer first cycle is the burn-in of Muhlematter et al. 2024, U:
+    train: trains an ensemble of one through cycle 0, 1, ..., each with a learning rate that falls to zero; a longer
+        first cycle is the burn-in of Muhlematter et al. 2024, U:
 
         cycle = {"epochs": 5, "lr": 0.1, "schedule": "cosine"}
         ensembles.snapshot(make_model, 4, lambda one, number: training.fit(one, x, y, seed=number, **cycle))

@@ -79,14 +79,12 @@ def _checksum(tensors: dict[str, Tensor], about: dict[str, Any]) -> str:
 
 
 def concatenate(shards: Sequence[Ensemble]) -> Ensemble:
-    """One ensemble of shards that were made, and perhaps trained, apart; what is the members' own is copied.
+    """One ensemble of shards, in any order, that were made and perhaps trained apart; the members' own is copied.
 
-    `concatenate([deep(make, "0:4", seed), deep(make, "4:9", seed)])` is `deep(make, 9, seed)`, also with `fit` called
-    on the shards and on the whole, since what a member learns depends on (seed, its number) alone. The order of the
-    shards does not matter.
+    `concatenate([deep(make, "0:4", seed), deep(make, "4:9", seed)])` is `deep(make, 9, seed)`, before and after `fit`.
 
     Raises ValueError for no shards, numbers that overlap or leave a gap, shards of different architectures or recipes,
-    and where weights that all members share differ: then they were trained apart. TypeError for different kinds.
+    and shared weights that differ because they were trained apart; TypeError for shards of different kinds.
     """
     if not shards:
         raise ValueError("concatenate needs at least one shard, got an empty list")

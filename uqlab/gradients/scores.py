@@ -24,7 +24,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from uqlab.core.checks import at_least, count_samples, one_network, one_of
-from uqlab.core.devices import elements_of_activations
+from uqlab.core.devices import ACTIVATIONS, elements_of_temporary
 from uqlab.core.modules import evaluating
 from uqlab.gradients.per_sample import SampleGradients
 
@@ -254,7 +254,7 @@ def _prepared(
     with evaluating(model):
         other = inputs[-1:] if len(inputs) > 1 else torch.zeros_like(inputs)
         gradients = SampleGradients(model, torch.cat([other, inputs[:1]]).to(parameter.device, dtype), layers, norm)
-        fitting = max(1, elements_of_activations(parameter.device) // (gradients.footprint * len(noise)))
+        fitting = max(1, elements_of_temporary(parameter.device, ACTIVATIONS) // (gradients.footprint * len(noise)))
         yield gradients, batches(batch_size or fitting)
 
 
