@@ -9,6 +9,7 @@ import re
 import threading
 import time
 from concurrent import futures
+from contextlib import nullcontext
 
 import joblib
 import pandas as pd
@@ -19,7 +20,7 @@ from test_runs import call, notebook
 
 import uqlab
 from uqlab import runs
-from uqlab.runs import execution, kernels, parameters, sweeps, tables
+from uqlab.runs import execution, kernels, parameters, sweeps, tables, workers
 
 
 def statuses(report: sweeps.Report) -> list[str]:
@@ -236,20 +237,40 @@ def test_a_stop_ends_the_runs_of_its_own_call(project, tmp_path):
         runs.execute(project / "0.ipynb", folder=tmp_path / "out", stop=other, timeout=1)
 
 
-def test_a_pool_that_dies_is_started_again_and_the_one_to_blame_named(project, computed, monkeypatch):
-    """joblib raises when a worker process is killed, and forgets all other calls."""
+def test_a_run_that_is_lost_with_its_worker_is_made_again_and_the_one_to_blame_named(project, computed, monkeypatch):
+    """Dask gives up innocent runs too, which waited at the workers that another run killed."""
+    started = []
 
-    class Dying(joblib.Parallel):
-        def __call__(self, calls):
-            for each in calls:
-                if each[1][1]["seed"] == 2:
-                    raise joblib.externals.loky.process_executor.TerminatedWorkerError("killed")
-                yield from super().__call__([each])
+    def killed(*_):
+        raise RuntimeError("killed")
 
-    monkeypatch.setattr(joblib, "Parallel", Dying)
-    report = sweeps.sweep("00", {"seed": [0, 1, 2, 3, 4]}, progress=False)
+    class Dying(futures.ThreadPoolExecutor):
+        def submit(self, work, notebook, given, *rest):
+            started.append(given["seed"])
+            dies = given["seed"] == 2 or (given["seed"] == 3 and started.count(3) == 1)
+            return super().submit(killed if dies else work, notebook, given, *rest)
+
+    monkeypatch.setattr(workers, "connected", lambda *_: nullcontext((1, Dying(1))))
+    report = sweeps.sweep("00", {"seed": "0:5"}, progress=False)
     assert statuses(report) == ["ok", "ok", "failed", "ok", "ok"]
-    assert report.failed[0].reason == "its worker died: TerminatedWorkerError: killed"
+    assert report.failed[0].reason == "its worker died: RuntimeError: killed"
+    assert started == [0, 1, 2, 3, 4, 2, 3]
+
+
+def test_a_scheduler_that_goes_away_is_an_error_in_one_line(project, computed, monkeypatch):
+    """Dask cancels what is not done; a client without its scheduler leaves further calls pending for ever."""
+
+    class Gone(futures.Executor):
+        def submit(self, *_):
+            future = futures.Future()
+            assert future.cancel()
+            future.set_running_or_notify_cancel()
+            return future
+
+    monkeypatch.setattr(workers, "connected", lambda *_: nullcontext((1, Gone())))
+    result = call("sweep", "00", "-g", "seed", "0:2")
+    assert result.exit_code == 1
+    assert result.output.endswith("Error: the Dask scheduler is gone; the same again does what is missing\n")
 
 
 def test_a_notebook_that_changes_meanwhile_is_not_mixed_in(project, computed, monkeypatch):

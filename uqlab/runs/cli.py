@@ -90,6 +90,8 @@ def sweep(notebook, grid, given, profile, output_dir, jobs, cluster, resources, 
         )  # fmt: skip
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+    except ConnectionError as error:
+        raise click.ClickException(str(error)) from error
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     click.echo(("" if quiet else "\n") + sweeps.summary(report))

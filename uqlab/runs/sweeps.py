@@ -118,8 +118,8 @@ def sweep(
     `resources`, such as {"GPU": 1}. progress: a line for every run, else for failures only.
     keep_stale: take a run for done although its code or data have changed since; else it is computed anew.
 
-    Finished runs are skipped; a run that fails does not stop the others. Joblib's threads do the work, or whatever
-    `joblib.parallel_config` says. Raises ValueError before anything runs (notebook, profile, parameters, cluster).
+    Finished runs are skipped; a run that fails does not stop the others.
+    Raises ValueError before anything runs (notebook, profile, parameters, cluster).
     """
     notebook, given = find(notebook), dict(parameters or {})
     folder = Path(root, profile, f"{notebook.stem}.sweep").absolute()
@@ -150,11 +150,11 @@ def sweep(
                 _clear(path)
     started, before = time.monotonic(), len(outcomes)
     try:
-        with workers.connected(jobs, cluster, resources) as (threads, backend):
-            common = {"profile": profile, "root": str(Path(root).absolute()), "threads": threads, "timeout": timeout}
+        with workers.connected(jobs, cluster, resources) as (threads, executor):
+            common = {"profile": profile, "root": Path(root).absolute(), "threads": threads, "timeout": timeout}
             common |= {"keep_stale": keep_stale, "stop": stop}
-            calls = {path: (str(notebook), given | points[path], str(path), common) for path in todo}
-            for path, (status, seconds, reason) in workers.results(_attempt, calls, backend):
+            calls = {path: (notebook, given | points[path], path, common) for path in todo}
+            for path, (status, seconds, reason) in workers.results(executor, _attempt, calls):
                 outcomes[path] = outcome = Outcome(points[path], path, status, seconds, reason)
                 if progress or status == "failed":
                     count, pace = len(outcomes), (time.monotonic() - started) / (len(outcomes) - before)
@@ -259,26 +259,23 @@ def _clear(folder: Path) -> None:
 
 
 def _attempt(
-    notebook: str, parameters: dict[str, Any], folder: str, options: dict[str, Any], wait: bool
-) -> tuple[str, str, float, str]:
-    """Compute a run in the process that the scheduler chose; return (folder, status, seconds, reason), never raise."""
-    started = time.monotonic()
-
-    def ended(status: str, reason: str = "") -> tuple[str, str, float, str]:
-        return folder, status, time.monotonic() - started, reason
-
-    if len(_leftovers(Path(folder))) >= KILLS:
-        _clear(Path(folder))
-        return ended("failed", "the process that computed it was killed twice; out of memory?")
+    notebook: Path, parameters: dict[str, Any], folder: Path, options: dict[str, Any], wait: bool
+) -> workers.Result:
+    """Compute a run in the process that the scheduler chose; return (status, seconds, reason), never raise."""
+    started, status, reason = time.monotonic(), "failed", ""
+    if len(_leftovers(folder)) >= KILLS:
+        _clear(folder)
+        return status, 0.0, "the process that computed it was killed twice; out of memory?"
     try:
-        found = run_one(notebook, parameters, wait=wait, **options)
+        if run_one(notebook, parameters, wait=wait, **options) == folder:
+            status = "ok"
+        else:
+            reason = "the notebook changed while the sweep ran; sweep again"
     except Busy as error:
-        return ended("failed", str(error)) if wait else ended("busy")
+        status, reason = "failed" if wait else "busy", str(error)
     except Exception as error:
-        return ended("failed", getattr(error, "reason", f"{type(error).__name__}: {error}"))
-    if str(found) != folder:
-        return ended("failed", "the notebook changed while the sweep ran; sweep again")
-    return ended("ok")
+        reason = getattr(error, "reason", f"{type(error).__name__}: {error}")
+    return status, time.monotonic() - started, reason
 
 
 def _line(outcome: Outcome, count: int, total: int, left: float) -> str:
