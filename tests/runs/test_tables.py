@@ -70,7 +70,7 @@ def test_columns_that_no_file_could_hold_are_text(project, computed, monkeypatch
         manifest = read_json(outcome.folder / "manifest.json")
         manifest["files"]["results.json"] = sha256(outcome.folder / "results.json")
         write(outcome.folder / "manifest.json", json.dumps(manifest))
-    frame = tables.collect(report.folder)
+    frame = tables.save(tables.read(report.folder), report.folder)
     assert list(frame.mixed[:2]) == [str(10**30), '"text"']
     assert frame.mixed.isna()[2]
     assert set(frame.big) == {1e30}

@@ -33,10 +33,7 @@ logging.getLogger("papermill").addHandler(logging.NullHandler())  # its messages
 
 
 class RunError(RuntimeError):
-    """A notebook failed; the message names the cell, its source, the error and where the executed part is kept.
-
-    reason: the same in one line.
-    """
+    """A notebook failed: the cell, its source, the error and where the executed part is kept; `reason` in one line."""
 
     def __init__(self, message: str, reason: str):
         super().__init__(message, reason)
@@ -62,7 +59,8 @@ def execute(
     notebook: a path, a stem or a unique prefix of one. parameters: on top of those of the profile.
     folder: default figures/<profile>/<notebook>; an earlier result there is replaced only by a success.
     threads: of the kernel, default all cores. timeout: seconds for the whole notebook.
-    on_cell: called with the numbers of finished and of all code cells. stop: ends the run when another thread sets it.
+    on_cell: called every second with the numbers of finished and of all code cells.
+    stop: ends the run when another thread sets it.
     Raises ValueError before anything runs (notebook, profile, parameters), RunError when the notebook fails or is
     stopped; what a failed notebook executed is kept in <folder>.failed.
     """
@@ -98,13 +96,9 @@ def execute(
     temporary.mkdir(parents=True)
     stop.running.add(temporary)
     try:
-        try:
-            report = on_cell or (lambda done, total: None)
-            work = functools.partial(kernels.run_cells, notebook, output, injected, environment, deadline, stop, report)
-            kernels.in_thread(work, stop)
-        finally:
-            manifest["code"] = read_json(temporary / CODE) or None
-            (temporary / CODE).unlink(missing_ok=True)
+        kernels.run_cells(notebook, output, injected, environment, deadline, stop, on_cell)
+        manifest["code"] = read_json(temporary / CODE) or None
+        (temporary / CODE).unlink(missing_ok=True)
         _readdress(output, temporary, folder)
         if not (temporary / "results.json").exists():
             write(temporary / "results.json", json.dumps({"numbers": {}, "tables": {}, "figures": {}}))
@@ -135,57 +129,50 @@ def execute(
 def execute_all(
     plan: dict[Path, dict[str, Any]], root: Path, profile: str, jobs: int, timeout: float | None, quiet: bool
 ) -> dict[Path, tuple[float, bool]]:
-    """Execute notebooks, `jobs` at a time, into folders of `root`; return the seconds of each and whether it succeeded.
+    """Execute notebooks (`plan`: notebook -> its parameters), `jobs` at a time, into folders of `root`.
 
-    plan: notebook -> its parameters. Says on the terminal how each ended, with a bar for each in progress.
+    Say on the terminal how each ended; return the seconds of each and whether it succeeded.
     """
     from joblib import cpu_count
     from tqdm import tqdm
 
     threads = max(1, cpu_count() // jobs)
     labels = {path: f"[{i}/{len(plan)}] {path.stem}" for i, path in enumerate(plan, 1)}
+    shape = "{desc}  {bar:32}  cell {n_fmt}/{total_fmt}  {elapsed}"
     style = {
-        "bar_format": "{desc}  {bar:32}  cell {n_fmt}/{total_fmt}  {elapsed}",
+        "bar_format": shape,
         "leave": False,
         "dynamic_ncols": True,
-        "disable": True if quiet else None,  # None: only on a terminal
-    }
-    bars: set[tqdm] = set()
+        "disable": quiet or None,
+    }  # None: on a terminal
     stop = Stop()
 
     def attempt(path: Path) -> tuple[float, Exception | None]:
         clock = time.monotonic()
         with tqdm(desc=labels[path].ljust(max(map(len, labels.values()))), total=1, **style) as bar:
-            bars.add(bar)
 
             def on_cell(done: int, total: int) -> None:
                 bar.n, bar.total = done, total
                 bar.refresh()
 
-            error = None
+            options = {"threads": threads, "timeout": timeout, "on_cell": on_cell, "stop": stop}
             try:
-                options = {"threads": threads, "timeout": timeout, "on_cell": on_cell, "stop": stop}
                 execute(path, plan[path], profile=profile, folder=root / path.stem, **options)
-            except Exception as caught:  # the others still run
-                error = caught
-            bars.discard(bar)
-        return time.monotonic() - clock, error
+            except Exception as error:  # the others still run
+                return time.monotonic() - clock, error
+        return time.monotonic() - clock, None
 
     outcomes = {}
     with futures.ThreadPoolExecutor(jobs) as pool:
         pending = {pool.submit(attempt, path): path for path in plan}
         try:
-            while pending:
-                for future in futures.wait(pending, 0.5, futures.FIRST_COMPLETED).done:
-                    path = pending.pop(future)
-                    seconds, error = future.result()
-                    outcomes[path] = seconds, error is None
-                    if error or not quiet:
-                        status = click.style("FAILED", fg="red") if error else click.style("ok", fg="green")
-                        with tqdm.external_write_mode():
-                            click.echo(f"{labels[path]}  {status}  {seconds:.1f} s" + (f"\n{error}\n" if error else ""))
-                for bar in tuple(bars):
-                    bar.refresh()  # the clock goes on during a long cell
+            for future in futures.as_completed(pending):
+                path, (seconds, error) = pending[future], future.result()
+                outcomes[path] = seconds, error is None
+                if error or not quiet:
+                    status = click.style("FAILED", fg="red") if error else click.style("ok", fg="green")
+                    with tqdm.external_write_mode():
+                        click.echo(f"{labels[path]}  {status}  {seconds:.1f} s" + (f"\n{error}\n" if error else ""))
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             stop.now()
@@ -215,16 +202,15 @@ def _report(name: str, output: Path, reason: str) -> tuple[str, str]:
     if not started:
         return f"{name} failed before its first cell: {reason}", first_line(reason)
     source = "".join(started[-1]["source"]).replace("\n", "\n    ")
-    line = first_line(reason)
     raised = [item for item in started[-1]["outputs"] if item["output_type"] == "error"]
     if raised:
         reason = f"{raised[-1]['ename']}: {raised[-1]['evalue']}"
-        line = first_line(reason)
-        trace = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", "\n".join(raised[-1]["traceback"])).splitlines()
+        end = len(reason.splitlines())  # the trace ends with the reason
+        trace = click.unstyle("\n".join(raised[-1]["traceback"])).splitlines()
         trace = [line for line in trace if not re.match(r"-{9}|.*Traceback \(most recent", line)]
-        end = len(trace) - len(reason.splitlines())  # the trace ends with the reason
-        reason += "".join(f"\n    {line}" for line in trace[max(0, end - 12) : end]).rstrip()
-    return f"{name} failed in cell In [{len(started)}]:\n    {source}\n{reason}", f"In [{len(started)}] {line}"
+        reason += "".join(f"\n    {line}" for line in trace[-12 - end : -end]).rstrip()
+    where = f"{name} failed in cell In [{len(started)}]"
+    return f"{where}:\n    {source}\n{reason}", f"In [{len(started)}] {first_line(reason)}"
 
 
 def _readdress(notebook: Path, old: Path, new: Path) -> None:

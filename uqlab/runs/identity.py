@@ -30,6 +30,16 @@ def code(manifest: dict[str, Any]) -> str | None:
     return fingerprint(json.dumps(files, sort_keys=True))[:8] if isinstance(files, dict) else None
 
 
+def undamaged(folder: Path, manifest: dict[str, Any], *names: str) -> bool:
+    """Whether the named files of a result folder, by default all, are those for which its manifest was written."""
+    files = manifest.get("files")
+    if not isinstance(files, dict) or "results.json" not in files:
+        return False
+    with suppress(OSError):
+        return all(sha256(folder / name) == files.get(name) for name in names or files)
+    return False
+
+
 def data_files(value: Any, folder: Path) -> Iterator[Path]:
     """Yield the data files that a parameter names, alone or in lists, also with classes behind: `mine.npz[0-3]`.
 

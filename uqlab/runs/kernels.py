@@ -1,7 +1,6 @@
 """The kernel of one run: papermill executes a notebook in it, and kills it at a deadline or when the run is stopped."""
 
 import asyncio
-import itertools
 import os
 import secrets
 import socket
@@ -47,52 +46,49 @@ def run_cells(
     environment: dict[str, str],
     deadline: float,
     stop: Stop,
-    on_cell: Callable[[int, int], None],
+    on_cell: Callable[[int, int], None] | None,
 ) -> None:
-    """Execute a notebook in a new kernel and write it to `output`; `execution.execute` explains the arguments."""
-    execute_notebook = _papermill()
-    total = bool(parameters) + sum(map(is_code, cells(notebook)))
-    done = itertools.count(1)
-    for attempt in (1, 2):
-        on_cell(0, total)
-        try:
-            execute_notebook(
-                *(str(path).replace("{", "{{").replace("}", "}}") for path in (notebook, output)),  # format strings
-                parameters=parameters,
-                kernel_name="python3",
-                language="python",
-                progress_bar=False,
-                kernel_manager_class=_kernel_manager(environment, deadline, stop),
-                resources={"metadata": {"path": str(notebook.parent)}},  # papermill's cwd is that of the process
-                on_cell_executed=lambda **_: on_cell(next(done), total),
-            )
-            return
-        except Exception as error:  # about one parallel kernel start in 270 fails: again, but only if no cell has run
-            if attempt == 2 or isinstance(error, OSError) or started_cells(output) or stop.is_set():
-                raise  # a full disk leaves no readable notebook that would tell which cells have run
+    """Execute a notebook in a new kernel and write it to `output`; `execution.execute` explains the arguments.
 
-
-def in_thread(work: Callable[[], None], stop: Stop) -> None:
-    """Do papermill's work in a thread of its own, and stop it on Ctrl-C.
-
-    Papermill leaves an event loop open in its thread, and cannot run where a notebook's own loop runs.
+    Papermill works in a thread of its own: it leaves an event loop open there, and cannot run in a notebook's own loop.
     """
-
-    def closing() -> None:
-        try:
-            work()
-        finally:
-            with suppress(RuntimeError):
-                asyncio.get_event_loop().close()
-
     if stop.is_set():
         raise RuntimeError("stopped")
+    done, total = 0, bool(parameters) + sum(map(is_code, cells(notebook)))
+
+    def report(more: int = 0) -> None:
+        nonlocal done
+        done += more
+        if on_cell:
+            on_cell(done, total)
+
+    def work() -> None:
+        execute_notebook = _papermill()
+        for attempt in (1, 2):
+            try:
+                execute_notebook(
+                    *(str(path).replace("{", "{{").replace("}", "}}") for path in (notebook, output)),  # formats
+                    parameters=parameters,
+                    kernel_name="python3",
+                    language="python",
+                    progress_bar=False,
+                    kernel_manager_class=_kernel_manager(environment, deadline, stop, report),
+                    resources={"metadata": {"path": str(notebook.parent)}},  # papermill's cwd is that of the process
+                    on_cell_executed=lambda **_: report(1),
+                )
+                return
+            except Exception as error:  # about one parallel kernel start in 270 fails: again, if no cell has run
+                if attempt == 2 or isinstance(error, OSError) or started_cells(output) or stop.is_set():
+                    raise  # a full disk leaves no readable notebook that would tell which cells have run
+
     with futures.ThreadPoolExecutor(1) as pool:
         try:
-            pool.submit(closing).result()
+            pool.submit(work).result()
         except KeyboardInterrupt:
             stop.set()
             raise
+        finally:
+            pool.submit(lambda: asyncio.get_event_loop().close())
 
 
 def _papermill() -> Callable[..., Any]:
@@ -109,7 +105,7 @@ def _papermill() -> Callable[..., Any]:
     return execute_notebook
 
 
-def _kernel_manager(environment: dict[str, str], deadline: float, stop: Stop) -> type:
+def _kernel_manager(environment: dict[str, str], deadline: float, stop: Stop, tick: Callable[[], None]) -> type:
     """Make the class of managers that start this very interpreter, whatever kernels are installed."""
     from ipykernel.kernelspec import get_kernel_dict
     from jupyter_client.kernelspec import KernelSpec
@@ -131,6 +127,7 @@ def _kernel_manager(environment: dict[str, str], deadline: float, stop: Stop) ->
             return spec
 
         async def _async_is_alive(self) -> bool:  # called every second
+            tick()
             if (stop.is_set() or time.monotonic() > deadline) and self.has_kernel:
                 await self._async_signal_kernel(9)
             return await super()._async_is_alive()

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from uqlab.core.files import read_json, sha256
+from uqlab.core.files import read_json
 from uqlab.runs import execution, identity, workers
 from uqlab.runs.kernels import Stop
 from uqlab.runs.parameters import checked, defaults, find, overrides, source_sha256
@@ -168,12 +168,7 @@ def sweep(
 
 def finished(folder: Path) -> bool:
     """Whether a result folder is complete and undamaged: its manifest, written last, and every file's checksum."""
-    files = read_json(folder / "manifest.json").get("files")
-    if not isinstance(files, dict) or "results.json" not in files:
-        return False
-    with suppress(OSError):
-        return all(sha256(folder / name) == digest for name, digest in files.items())
-    return False
+    return identity.undamaged(folder, read_json(folder / "manifest.json"))
 
 
 def _stale(folder: Path, present: identity.Present) -> str:

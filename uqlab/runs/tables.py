@@ -3,12 +3,11 @@
 import json
 import os
 import warnings
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from uqlab.core.files import read_json, sha256, write, writing
-from uqlab.runs.identity import Present, code, key
+from uqlab.core.files import read_json, write, writing
+from uqlab.runs.identity import Present, code, key, undamaged
 from uqlab.runs.parameters import find
 
 if TYPE_CHECKING:
@@ -42,23 +41,21 @@ class Runs(NamedTuple):
 def read(sweep: Path) -> Runs:
     """Read the manifests and results in a sweep's folder; nothing but JSON is ever read.
 
-    Left out are unfinished and damaged runs, those of another version of the notebook than the latest run's, and all
-    but the latest run of the same parameters.
+    Left out: damaged runs, those of another version of the notebook than the latest run's, and all but the latest of
+    the same parameters.
     """
     found, left_out = [], []
     for folder in sorted(path for path in sweep.iterdir() if path.is_dir() and path.name[0] != "."):
         if folder.suffix == ".failed":
             continue
         manifest = read_json(folder / "manifest.json")
-        results = _results(folder, manifest.get("files"))
-        if results is None or not isinstance(manifest.get("parameters"), dict):
-            left_out.append(f"{folder.name}: unfinished or damaged")
+        if isinstance(manifest.get("parameters"), dict) and undamaged(folder, manifest, "results.json"):
+            found.append((folder.name, manifest, read_json(folder / "results.json")))
         else:
-            found.append((folder.name, manifest, results))
+            left_out.append(f"{folder.name}: unfinished or damaged")
     found.sort(key=lambda run: str(run[1].get("started")))
     latest = {key("", manifest["parameters"]): name for name, manifest, _ in found}
-    rows, parameters, numbers, stale = [], {}, {}, {}
-    present = Present()
+    rows, parameters, numbers, stale, present = [], {}, {}, {}, Present()
     for name, manifest, results in found:
         given = manifest["parameters"]
         if manifest.get("source_sha256") != found[-1][1].get("source_sha256"):
@@ -78,11 +75,6 @@ def read(sweep: Path) -> Runs:
     return Runs(rows, list(parameters), list(numbers), left_out, stale)
 
 
-def collect(sweep: str | os.PathLike) -> "DataFrame":
-    """Write table.parquet and table.csv into a sweep's folder and return the table, as `load` gives it."""
-    return save(_warned(read(Path(sweep)), sweep), Path(sweep))
-
-
 def save(runs: Runs, sweep: Path) -> "DataFrame":
     """Write the table of runs into the sweep's folder."""
     frame = _frame(runs, sweep)
@@ -95,17 +87,23 @@ def save(runs: Runs, sweep: Path) -> "DataFrame":
 def load(sweep: str | os.PathLike, *, profile: str = "quick", root: str | os.PathLike = "figures") -> "DataFrame":
     """Return the finished runs of a sweep as a DataFrame: `run`, parameters, numbers, `code`, circumstances `run_...`.
 
-    sweep: its folder, a table.parquet that `uqlab collect` wrote, or a notebook, whose sweep then lies in
-    <root>/<profile>. Lists stand as JSON text, dicts as one column an entry, `fall.id`. Rows are sorted by parameters.
-    `code` is a short digest of the package's code that a run imported; `run_stale` says that code or data have changed.
-    Raises ValueError where there is no finished run. Warns of runs that are left out or stale.
+    sweep: its folder, its table.parquet or .csv, or a notebook, whose sweep lies in <root>/<profile>. Lists stand as
+    JSON text, dicts as one column an entry, `fall.id`; rows are sorted by parameters. `code` is a short digest of the
+    code that a run imported; `run_stale`: code or data have changed. Warns of runs that are left out or stale.
+    Raises ValueError where there is no finished run.
     """
     path = locate(sweep, profile, root)
     if path.is_file():
         import pandas
 
         return pandas.read_parquet(path) if path.suffix == ".parquet" else pandas.read_csv(path)
-    return _frame(_warned(read(path), path), path)
+    runs = read(path)
+    if runs.left_out:
+        first = "; ".join(runs.left_out[:3])
+        warnings.warn(f"{len(runs.left_out)} runs of {path} left out: {first}", stacklevel=2)
+    if runs.mixed:
+        warnings.warn(f"{path}: {runs.mixed}", stacklevel=2)
+    return _frame(runs, path)
 
 
 def locate(sweep: str | os.PathLike, profile: str = "quick", root: str | os.PathLike = "figures") -> Path:
@@ -120,15 +118,6 @@ def locate(sweep: str | os.PathLike, profile: str = "quick", root: str | os.Path
     if not found:
         raise ValueError(f"no sweep in {paths[-1]}; first: uqlab sweep {sweep} --profile {profile} -g NAME VALUES")
     return found[0]
-
-
-def _warned(runs: Runs, where: str | os.PathLike) -> Runs:
-    if runs.left_out:
-        several = f"{len(runs.left_out)} runs of {where} left out"
-        warnings.warn(f"{several}: {'; '.join(runs.left_out[:3])}", stacklevel=3)
-    if runs.mixed:
-        warnings.warn(f"{where}: {runs.mixed}", stacklevel=3)
-    return runs
 
 
 def _frame(runs: Runs, where: Path) -> "DataFrame":
@@ -149,14 +138,6 @@ def _column(values: list[Any]) -> list[Any]:
     if len(kinds) == 1 and kinds <= {bool, str}:
         return values
     return [None if value is None else json.dumps(value) for value in values]
-
-
-def _results(folder: Path, files: Any) -> dict[str, Any] | None:
-    """Return results.json if it is the file that the manifest was written for."""
-    path = folder / "results.json"
-    with suppress(OSError):
-        return read_json(path) if isinstance(files, dict) and files.get(path.name) == sha256(path) else None
-    return None
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:
