@@ -40,11 +40,9 @@ def build(root: Path, profiles: Sequence[str] = ()) -> Path:
     notebooks = sorted({section["notebook"] for section in sections})
     html = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=ChainableUndefined)
     html.trim_blocks = html.lstrip_blocks = True
-    html.filters |= {"short": _short, "label": _label, "url": quote, "json": json.dumps}
-    template = html.get_template("gallery.html.j2")
-    write(
-        root / "index.html", template.render(root=root.name, profiles=profiles, notebooks=notebooks, sections=sections)
-    )
+    html.filters |= {"url": quote, "json": json.dumps}
+    page = html.get_template("gallery.html.j2")
+    write(root / "index.html", page.render(root=root.name, profiles=profiles, notebooks=notebooks, sections=sections))
     return root / "index.html"
 
 
@@ -64,8 +62,8 @@ class _Gathered:
         """Return the section of one notebook: its last result, and the failure that came after it."""
         failure = parent / f"{name}.failed"
         folder = parent / name if (parent / name).is_dir() else failure
-        files = _dict(read_json(folder / "manifest.json").get("files"))
-        missing = [file for file in files if not (folder / file).is_file()]
+        files = read_json(folder / "manifest.json").get("files")
+        missing = [file for file in files or () if not (folder / file).is_file()]
         problem = ""
         if failure.is_dir():
             kept = "" if folder == failure else "; below is the result of an earlier run"
@@ -90,8 +88,9 @@ class _Gathered:
         shown = [self.run(sweep / row["run"], {p: row.get(p) for p in varied}) for row in runs.rows]
         for folder in sorted(sweep.glob("*.failed")):
             notebook = next(folder.glob("*.ipynb"), None)
-            about = _dict(_dict(read_json(notebook).get("metadata") if notebook else {}).get("papermill"))
-            given = {p: value for p, value in _dict(about.get("parameters")).items() if p != "output_dir"}
+            about = read_json(notebook).get("metadata", {}) if notebook else {}
+            given = about.get("papermill", {}).get("parameters", {})
+            given = {p: value for p, value in given.items() if p != "output_dir"}
             links = [self.link(notebook, notebook.name)] if notebook else []
             problem = _with_error("This run failed.", folder)
             shown.append({"failed": folder.stem, "varied": given, "problem": problem, "links": links, "figures": []})
@@ -106,17 +105,16 @@ class _Gathered:
         }
 
     def run(self, folder: Path, varied: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return what a result folder holds; `varied`: the parameters that tell it apart from others of its sweep."""
+        """Return what a result folder holds; varied: the parameters that tell it apart from others of its sweep."""
         manifest, results = read_json(folder / "manifest.json"), read_json(folder / "results.json")
         files = [next(folder.glob("*.ipynb"), None), folder / "results.json", folder / "manifest.json"]
-        recorded = _dict(results.get("tables"))
         return {
             "varied": varied or {},
             "manifest": manifest,
             "stale": self.present.stale(manifest) if manifest.get("files") else "",
             "problem": "",
-            "figures": list(self.figures(folder, _dict(results.get("figures")))),
-            "tables": sorted(recorded.items(), key=lambda item: item[0] != PAPER),
+            "figures": list(self.figures(folder, results.get("figures", {}))),
+            "tables": sorted(results.get("tables", {}).items(), key=lambda item: item[0] != PAPER),
             "numbers": results.get("numbers"),
             "links": [self.link(path, path.name) for path in files if path and path.is_file()],
         }
@@ -125,15 +123,13 @@ class _Gathered:
         """Yield the folder's figures, those with a caption first, in the order in which they were saved."""
         found = {path.stem: path for suffix in reversed(PICTURES) for path in sorted(folder.glob(f"*{suffix}"))}
         for name in dict.fromkeys([*(name for name in described if name in found), *found]):
-            picture, about = found[name], _dict(described.get(name))
-            others = [path for path in sorted(folder.glob("*.*")) if path.stem == name and path != picture]
-            width, height = _size(picture)
+            about = described.get(name, {})
+            others = [path for path in sorted(folder.glob("*.*")) if path.stem == name and path != found[name]]
             yield {
-                "url": self.link(picture, "")[0],
-                "caption": str(about.get("caption") or name),
-                "paper": str(about.get("paper") or ""),
-                "width": width,
-                "height": height,
+                "url": self.link(found[name], "")[0],
+                "caption": about.get("caption") or name,
+                "paper": about.get("paper"),
+                "size": _size(found[name]),
                 "links": [self.link(path, path.suffix[1:].upper()) for path in others if path.suffix != ".json"],
             }
 
@@ -147,31 +143,12 @@ def _with_error(text: str, failure: Path) -> str:
     return text
 
 
-def _size(picture: Path) -> tuple[int, int]:
-    """Return the width and height of a PNG in CSS pixels, 100 per inch at 200 dpi; (0, 0) if they cannot be read."""
+def _size(picture: Path) -> tuple[int, int] | None:
+    """Return the width and height of a PNG in CSS pixels, 100 per inch at 200 dpi; None for other pictures."""
     with suppress(OSError, struct.error), picture.open("rb") as file:
-        head = file.read(24)
-        if head.startswith(b"\x89PNG"):
-            width, height = struct.unpack(">II", head[16:24])
-            return width // 2, height // 2
-    return 0, 0
-
-
-def _label(label: Any) -> str:
-    return ", ".join(map(_short, label)) if isinstance(label, list) else _short(label)
-
-
-def _short(value: Any) -> str:
-    """Return a value as a reader wants it: four significant digits, an absent one as a dash."""
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_short, value)) + "]"
-    if isinstance(value, dict):
-        return ", ".join(f"{key}: {_short(item)}" for key, item in value.items())
-    return str(value)
+        signature, width, height = struct.unpack(">8s8xII", file.read(24))
+        return (width // 2, height // 2) if signature.startswith(b"\x89PNG") else None
+    return None
 
 
 def _title(folder: Path) -> str:
@@ -182,7 +159,3 @@ def _title(folder: Path) -> str:
             if cell["cell_type"] == "markdown" and line.startswith("# "):
                 return line[2:].strip()
     return ""
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
