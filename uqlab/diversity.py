@@ -31,9 +31,8 @@ def disagreement(logits: Logits) -> Pairs:
 def js_divergence(logits: Logits) -> Pairs:
     """Jensen-Shannon divergence between the predictions of members i and j, averaged over inputs: nats, 0 to log 2.
 
-    It is H((p + q) / 2) - (H(p) + H(q)) / 2 of every input, then the mean over inputs. Muhlematter et al. 2024, section
-    4, average the predictions over inputs first, which never gives more: members that differ on single inputs but
-    predict each class equally often then look equal.
+    Muhlematter et al. 2024, section 4, average the predictions over inputs first, which never gives more: members that
+    differ on single inputs but predict each class equally often then look equal.
     """
     check_logits(logits)
     members, batch, _ = logits.shape
@@ -56,10 +55,8 @@ def variation_ratio(logits: Logits) -> Float[Tensor, " batch"]:
 def weight_cosine(ensemble: Ensemble, target: str | None = None) -> Pairs:
     """Cosine between the weights of members i and j: whole matrices (for LoRA W + B_m A_m), flattened and joined.
 
-    target: a regular expression on the names of the layers, as in `layer_names`.
-
-    Where members share their weights, as with MC dropout, it is 1. Raises ValueError for a target that matches no
-    linear layer and for members of different shapes, as heads.prune makes them; TypeError unless it is an ensemble.
+    Where members share their weights, as with MC dropout, it is 1. Raises ValueError for a target that `layer_names`
+    does not find and for members of different shapes, as heads.prune makes them; TypeError unless it is an ensemble.
     """
     weights = (_flat_weights(ensemble, name) for name in layer_names(ensemble, target))
     products = torch.stack([w @ w.T for w in weights]).sum(0)
@@ -70,22 +67,16 @@ def weight_cosine(ensemble: Ensemble, target: str | None = None) -> Pairs:
 def diversity_score(ensemble: Ensemble) -> float:
     """1 - mean correlation of two members' value projections W_m, averaged over layers (Muhlematter et al. 2024, E).
 
-    It is Pearson's correlation of whole matrices; for LoRA-Ensemble these are W + B_m A_m, since the paper's values are
-    near 0 at small gains. A fused layer of `heads.fuse` is compared with all its projections, and a network without
-    attention in every linear layer but the last.
+    It is Pearson's correlation of whole matrices, for LoRA-Ensemble W + B_m A_m. A fused layer of `heads.fuse` is
+    compared with all its projections, and a network without attention in every linear layer but the last.
 
     Raises ValueError for fewer than two members and members of different shapes; TypeError unless it is an ensemble.
     """
     names = layer_names(ensemble, default=VALUES)
     if ensemble.members < 2:
         raise ValueError("diversity needs at least two members, got 1")
-    correlations = []
-    for name in names:
-        w = _flat_weights(ensemble, name)
-        centred = nn.functional.normalize(w - w.mean(1, keepdim=True), dim=1)
-        pairs = centred @ centred.T
-        correlations.append((pairs.sum() - pairs.trace()) / (len(w) * (len(w) - 1)))
-    return 1 - torch.stack(correlations).mean().item()
+    pairs = torch.stack([_flat_weights(ensemble, name).corrcoef() for name in names]).mean(0)
+    return 1 - ((pairs.sum() - pairs.trace()) / (pairs.numel() - len(pairs))).item()
 
 
 def layer_names(ensemble: Ensemble, target: str | None = None, default: str = PROJECTIONS) -> list[str]:
@@ -112,10 +103,8 @@ def member_weights(
 ) -> Float[Tensor, "members out in"]:
     """The members' weights in the layer `name`: for LoRA W + B_m A_m, for masks W * (row_m col_m^T).
 
-    members: whose weights; None for all members.
-
-    Only this layer is computed, so that large ensembles can be analysed layer by layer. Raises ValueError where the
-    members' shapes differ; TypeError unless it is an ensemble.
+    members: whose weights; None for all members. Raises ValueError where their shapes differ; TypeError unless it is an
+        ensemble.
     """
     _check_ensemble(ensemble)
     members = range(ensemble.members) if members is None else members

@@ -13,7 +13,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float, Integer, Real, Shaped
-from numpy.lib.array_utils import normalize_axis_index
 from torch import Tensor
 
 from uqlab.core.checks import at_least, class_labels, finite, one_of
@@ -39,7 +38,7 @@ def log_prediction(logits: Logits, pool: Pool = "probabilities") -> Float[Tensor
     """Log-probabilities of the ensemble, float64: log of the mean probability, or log_softmax of the mean logits.
 
     `log_prediction(logits)[None] / temperature` are again logits: those of a calibrated ensemble of one. Raises
-    ValueError for a wrong rank, an empty set, NaN or infinite logits, an unknown pool.
+    ValueError for NaN or infinite logits and as `uncertainty.check_logits` does.
     """
     check_logits(logits)
     one_of("pool", pool, ("probabilities", "logits"))
@@ -83,7 +82,7 @@ def macro_f1(logits: Logits, labels: Labels, *, pool: Pool = "probabilities") ->
 def ece(logits: Logits, labels: Labels, bins: int = 15, *, pool: Pool = "probabilities") -> float:
     """Expected calibration error of the top label: weighted |confidence - accuracy| over equal-width bins (lo, hi].
 
-    Biased upwards by about sqrt(bins / samples); give an interval with `bootstrap`. Guo et al. 2017.
+    Biased upwards by about sqrt(bins / samples). Guo et al. 2017.
     """
     confidence, correct = _confidence(logits, labels, pool)
     return _binned_gap(confidence, confidence - correct, bins).sum().item()
@@ -112,8 +111,8 @@ def calibration_gap(logits: Logits, labels: Labels, *, pool: Pool = "probabiliti
 def fit_temperature(logits: Logits, labels: Labels, pool: Pool = "probabilities") -> float:
     """Temperature T that minimises the NLL of softmax(log_prediction / T): pool, then calibrate. Guo et al. 2017.
 
-    Fit it on validation data and apply it as `log_prediction(logits, pool)[None] / T`. The NLL is convex in 1 / T, so
-    bisection on its slope finds the minimum. A result of 0.01 or 100 means that the labels set no bound on that side.
+    Fit it on validation data and apply it as `log_prediction(logits, pool)[None] / T`. The NLL is convex in 1 / T. A
+    result of 0.01 or 100 means that the labels set no bound on that side.
     """
     log_p, labels = _predict(logits, labels, pool)
     target = log_p.gather(1, labels[:, None])[:, 0]
@@ -131,8 +130,8 @@ def ood_detection(id_scores: Real[Array, " id"], ood_scores: Real[Array, " ood"]
 
     AUROC counts ties as one half (midranks). AUPR is average precision, and equal scores enter together. FPR95 is the
     fraction of ID inputs at or above the highest threshold that at least 95 % of OOD inputs reach; papers that take ID
-    as the positive class report that of `ood_detection(-ood_scores, -id_scores)`. Negate confidences. Raises ValueError
-    for empty scores, NaN and infinite values.
+    as the positive class report that of `ood_detection(-ood_scores, -id_scores)`. Raises ValueError for empty scores,
+    NaN and infinite values.
     """
     id_, ood = _scores(id_scores, "id_scores"), _scores(ood_scores, "ood_scores")
     below, up_to = _ranks(id_, ood)
@@ -150,9 +149,8 @@ def auroc_interval(
     ood_scores: Real[Array, " ood"],
     repeats: int = 1000,
     seed: int = 0,
-    level: float = 0.95,
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of the AUROC; ID and OOD scores are resampled separately."""
+    """The 95 % percentile bootstrap interval of the AUROC; ID and OOD scores are resampled separately."""
     id_, ood = _scores(id_scores, "id_scores"), _scores(ood_scores, "ood_scores")
     below, up_to = _ranks(id_, ood)
     rng = np.random.default_rng(seed)
@@ -162,7 +160,7 @@ def auroc_interval(
         smaller = np.concatenate([[0], drawn.cumsum()])
         pick = rng.integers(len(ood), size=len(ood))
         values[i] = (smaller[below[pick]] + smaller[up_to[pick]]).mean() / (2 * len(id_))
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(values, [0.025, 0.975])
     return float(low), float(high)
 
 
@@ -170,9 +168,9 @@ def auroc_interval(
 def risk_coverage(
     logits: Logits, labels: Labels, scores: Scores
 ) -> tuple[Float[Tensor, " samples"], Float[Tensor, " samples"]]:
-    """Coverage i / n [samples] and the error rate among the i least uncertain samples [samples], for i = 1..n.
+    """Coverage i / n and the error rate among the i least uncertain samples, for i = 1..n.
 
-    Samples of equal score share their mean error, as if their order were averaged over.
+    Samples of equal score share their mean error.
     """
     errors = 1 - _confidence(logits, labels, "probabilities")[1]
     count = torch.arange(1, len(errors) + 1, dtype=torch.float64, device=errors.device)
@@ -240,56 +238,44 @@ def by_quantile(
 
 
 # Intervals ------------------------------------------------------------------------------------------------------------
-def bootstrap(
-    statistic: Callable,
-    *arrays: Shaped[Array, "..."],
-    axes: int | Sequence[int] | None = None,
-    repeats: int = 1000,
-    seed: int = 0,
-    level: float = 0.95,
-) -> tuple:
-    """Percentile bootstrap interval (low, high) of `statistic(*arrays)`; all arrays are resampled alike.
+def bootstrap(statistic: Callable, *arrays: Shaped[Array, "..."], repeats: int = 1000, seed: int = 0) -> tuple:
+    """The 95 % percentile bootstrap interval (low, high) of `statistic(*arrays)`; all arrays are resampled alike.
 
     statistic: returns a number, or an array: then low and high are arrays, a band.
-    axes: the samples' axis in each array, or one axis for all. If None: axis 0 of arrays of one or two axes; in arrays
-        of more, such as logits [members, samples, classes], the only axis that is as long as those.
-    repeats: number of resamples, drawn from `seed`; `level` is the coverage of the interval.
+    arrays: samples first. Of an array of more than two axes, such as logits [members, samples, classes], it is the only
+        axis that is as long as the others' first.
 
     Raises ValueError for numbers of samples that differ or are 0, and where the lengths do not tell the samples' axis.
     Example: `bootstrap(metrics.ece, log_prediction(logits)[None], labels)`, which pools the members once.
     """
-    where = _sample_axes(arrays, axes)
-    sizes = [array.shape[axis] for array, axis in zip(arrays, where, strict=True)]
+    axes = _sample_axes(arrays)
+    sizes = [array.shape[axis] for array, axis in zip(arrays, axes, strict=True)]
     if len(set(sizes)) != 1 or sizes[0] == 0:
         raise ValueError(f"arrays must share a positive number of samples, got {sizes}")
     rng = np.random.default_rng(seed)
     values = []
     for _ in range(at_least("repeats", repeats)):
         index = rng.integers(sizes[0], size=sizes[0])
-        value = statistic(*(array[(slice(None),) * axis + (index,)] for array, axis in zip(arrays, where, strict=True)))
+        value = statistic(*(array[(slice(None),) * axis + (index,)] for array, axis in zip(arrays, axes, strict=True)))
         values.append(value.cpu().numpy() if isinstance(value, Tensor) else np.asarray(value))
-    low, high = np.quantile(np.stack(values), [(1 - level) / 2, (1 + level) / 2], axis=0)
+    low, high = np.quantile(np.stack(values), [0.025, 0.975], axis=0)
     return low, high
 
 
-def _sample_axes(arrays: Sequence[Array], axes: int | Sequence[int] | None) -> list[int]:
-    """The axis of the samples in each array, counted from the front."""
-    if axes is not None:
-        given = [axes] * len(arrays) if isinstance(axes, int) else axes
-        if len(given) != len(arrays):
-            raise ValueError(f"axes must be one axis, or one for each of {len(arrays)} arrays, got {axes}")
-        return [normalize_axis_index(axis, array.ndim) for array, axis in zip(arrays, given, strict=True)]
-    lengths = {array.shape[0] for array in arrays if array.ndim in (1, 2)}
-    found = []
+def _sample_axes(arrays: Sequence[Array]) -> list[int]:
+    """The axis of the samples in each array."""
+    lengths = {len(array) for array in arrays if array.ndim in (1, 2)}
+    axes = []
     for array in arrays:
         fits = [0] if array.ndim in (1, 2) else [axis for axis, length in enumerate(array.shape) if length in lengths]
         if len(fits) != 1:
             raise ValueError(
                 f"the samples' axis of an array {list(array.shape)} is not clear: it should be the only axis of length "
-                f"{sorted(lengths) or 'unknown'}, that of the arrays of one or two axes; give axes=, one for each array"
+                f"{sorted(lengths) or 'unknown'}, that of the arrays of one or two axes; resample numbers instead, "
+                "bootstrap(lambda rows: statistic(x[:, rows]), torch.arange(samples))"
             )
-        found += fits
-    return found
+        axes += fits
+    return axes
 
 
 # Shared steps ---------------------------------------------------------------------------------------------------------

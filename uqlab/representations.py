@@ -50,8 +50,7 @@ def cka(X: Features, Y: Features, kernel: Kernel = "linear", unbiased: bool = Tr
     """Centred kernel alignment of two representations of the same samples: 1 if they differ by rotation and scale.
 
     X [samples, p], Y [samples, q].
-    kernel: "linear", in O(n p q); or "rbf", exp(-D^2 / (2 median(D^2))) with the median over all n^2
-        pairs, in O(n^2) memory.
+    kernel: "linear", in O(n p q); or "rbf", exp(-D^2 / (2 median(D^2))) over all n^2 pairs, in O(n^2) memory.
     unbiased: HSIC1, which is near 0 for independent features and may be negative; else HSIC0, which stays far above 0
         unless there are many more samples than features.
 
@@ -68,12 +67,10 @@ def minibatch_cka(
     """CKA of a stream of batches (X [batch, p], Y [batch, q]); only one batch is held at a time.
 
     The ratio of sums, sum_b HSIC(X_b, Y_b) / sqrt(sum_b HSIC(X_b, X_b) sum_b HSIC(Y_b, Y_b)). If `unbiased`, the batch
-    size changes only the noise; else small batches give larger values. The samples should come in random order. "rbf"
-    takes each batch's own median.
+    size changes only the noise; else small batches give larger values. The samples should come in random order.
 
-    The other arguments and errors are those of `cka`. Also raises ValueError for an empty stream and for a batch of
-    fewer than 4 samples (biased: 2): leave out a short last batch (DataLoader's drop_last=True). Nguyen et al. 2021,
-    eq. 5.
+    The other arguments and errors are those of `cka`, for every batch: leave out a short last one. Also raises
+    ValueError for an empty stream. Nguyen et al. 2021, eq. 5.
     """
     return _cka((([x], [y]) for x, y in batches_of_pairs), kernel, unbiased).item()
 
@@ -86,11 +83,9 @@ def cka_matrix(
 ) -> Float[Tensor, "a b"]:
     """CKA of every representation in `features_a` with every one in `features_b`, None for the same: [A, B], float64.
 
-    Each is a list of [samples, features] of any widths, or a tensor [representations, samples, features]. Of the heads
-    in x [samples, heads, d_head] the list is `x.unbind(1)`.
-
-    A representation that does not vary has NaN in its row or column, and one warning counts them. The other arguments
-    and errors are those of `cka`.
+    Each is a list of [samples, features] of any widths, or a tensor [representations, samples, features]; for heads in
+    x [samples, heads, d_head] it is `x.unbind(1)`. A representation that does not vary has NaN in its row or column.
+    The other arguments and errors are those of `cka`.
     """
     return _cka([(features_a, features_b)], kernel, unbiased)
 
@@ -98,10 +93,8 @@ def cka_matrix(
 def match(similarity: Float[Tensor, "a b"]) -> Matching:
     """One-to-one pairs of rows and columns with the largest total similarity, by the Hungarian method (Kuhn 1955).
 
-    similarity: [A, B], of heads their CKA. The min(A, B) pairs are in the order of the rows. NaN is worse than any
-        number and stays NaN: `match(s).similarity.nanmean()` is the mean over the matched pairs that are known.
-
-    Raises ValueError unless `similarity` is a matrix, and for infinite values.
+    The min(A, B) pairs are in the order of the rows. NaN is worse than any number and stays NaN. Raises ValueError
+    unless `similarity` is a matrix, and for infinite values.
     """
     if similarity.ndim != 2 or similarity.numel() == 0 or similarity.isinf().any():
         raise ValueError(f"similarity must be a matrix [A, B] of finite values or NaN, got {list(similarity.shape)}")
@@ -130,20 +123,19 @@ def layer_features(
     tokens: "first" (CLS), "mean" or "all" (flattened) of outputs [samples, tokens, width]. For maps [samples, channels,
         height, width] "mean" averages over the map. Other outputs are flattened.
 
-    Raises TypeError for an ensemble; ValueError for a target that matches no module, for no inputs, an unknown
-    `tokens`, and a module that does not give one output [batch, ...] in every pass.
+    Raises TypeError for an ensemble; ValueError for a target that matches no module, for no inputs, and for a module
+    that does not give one output [batch, ...] in every pass.
     """
     one_network(model, "layer_features")
     one_of("tokens", tokens, ("first", "mean", "all"))
     at_least("batch_size", batch_size)
     at_least("the number of inputs", len(inputs))
-    layers = _layers(model, target)
-    outputs: dict[str, list[Tensor]] = {name: [] for name in layers}
+    outputs: dict[str, list[Tensor]] = {name: [] for name in _layers(model, target)}
 
     def keep(name: str):
         return lambda _, args, output: outputs[name].append(_reduced(name, output, tokens))
 
-    hooks = (layer.register_forward_hook(keep(name)) for name, layer in layers.items())
+    hooks = (model.get_submodule(name).register_forward_hook(keep(name)) for name in outputs)
     starts = range(0, len(inputs), batch_size)
     with evaluating(model), hooked(hooks):
         for start in tqdm(starts, desc="layer features", disable=not progress, leave=False):
@@ -162,15 +154,14 @@ def layer_features(
 def embed(
     X: Features, method: Literal["pca", "umap", "tsne"] = "pca", components: int = 2, seed: int = 0
 ) -> Float[Tensor, "samples components"]:
-    """Samples [samples, features] as points [samples, components]: "pca", "umap" or "tsne".
+    """Samples as points in few dimensions; embed sets that you compare (ID and OOD, members) together.
 
-    Embed sets that you compare (ID and OOD, members, steps of training) together. PCA turns each axis so that its
-    largest score is positive, and needs no seed. UMAP has at most 15 neighbours and t-SNE perplexity 30, both less for
-    few samples. All three see only distances, so more features than samples are rotated to as many as samples first:
-    whole weight matrices can be embedded.
+    PCA turns each axis so that its largest score is positive. UMAP has at most 15 neighbours and t-SNE perplexity 30,
+    both less for few samples. All three see only distances, so more features than samples, whole weight matrices for
+    example, are rotated to as many as samples first.
 
-    Raises ValueError for an unknown method, NaN or infinite values, components outside 1 to min(samples - 1, features),
-    and equal samples. McInnes et al. 2018; van der Maaten & Hinton 2008.
+    Raises ValueError for NaN or infinite values, components outside 1 to min(samples - 1, features), and equal samples.
+    McInnes et al. 2018; van der Maaten & Hinton 2008.
     """
     one_of("method", method, ("pca", "umap", "tsne"))
     (x,) = _representations([X], "")
@@ -217,7 +208,7 @@ def _cka(batches: Iterable[tuple[FeatureSets, FeatureSets | None]], kernel: str,
                 f"{' and '.join(map(str, sorted(samples)))} samples"
             )
         prepared = [[_prepare(x, kernel) for x in each] for each in sets]
-        found = [_hsic(_inner(prepared[0], prepared[-1], kernel), prepared[0], prepared[-1], unbiased)]
+        found = [_hsic(prepared[0], prepared[-1], kernel, unbiased)]
         found += [part for each in prepared for part in _own(each, kernel, unbiased)]
         totals = [t + f for t, f in zip(totals, found, strict=True)] if totals else found
     if not totals:
@@ -286,8 +277,9 @@ def _inner(a: list[_Kernel], b: list[_Kernel], kernel: str) -> Tensor:
     return torch.stack([torch.stack([part.sum() for part in row]) for row in rows])
 
 
-def _hsic(inner: Tensor, a: list[_Kernel], b: list[_Kernel], unbiased: bool) -> Tensor:
-    """HSIC1 or HSIC0 of all pairs from their <K, L>: [A, B]."""
+def _hsic(a: list[_Kernel], b: list[_Kernel], kernel: str, unbiased: bool) -> Tensor:
+    """HSIC1 or HSIC0 of all pairs: [A, B]."""
+    inner = _inner(a, b, kernel)
     k, l = (torch.stack([x.diagonal for x in each]) for each in (a, b))  # [A, n], [B, n]  # noqa: E741
     n = k.shape[1]
     if not unbiased:
@@ -298,24 +290,22 @@ def _hsic(inner: Tensor, a: list[_Kernel], b: list[_Kernel], unbiased: bool) -> 
 
 def _own(a: list[_Kernel], kernel: str, unbiased: bool) -> tuple[Tensor, Tensor]:
     """HSIC of every kernel with itself [A], and the value up to which this is rounding [A]."""
-    own = torch.cat([_hsic(_inner([x], [x], kernel), [x], [x], unbiased)[0] for x in a])
+    own = torch.cat([_hsic([x], [x], kernel, unbiased)[0] for x in a])
     traces = torch.stack([x.diagonal.sum() for x in a])
     return own, 1e-14 * traces.square() / a[0].diagonal.shape[0] ** 2
 
 
-def _layers(model: nn.Module, target: str | None) -> dict[str, nn.Module]:
-    """The modules that `target` names, or the default ones."""
+def _layers(model: nn.Module, target: str | None) -> list[str]:
+    """The names of the modules that `target` finds, or of the default ones."""
     modules = {name: part for name, part in model.named_modules() if name}
+    lists = [name for name, part in modules.items() if isinstance(part, nn.ModuleList) and len(part)]
     if target is not None:
-        chosen = {name: part for name, part in modules.items() if re.search(target, name)}
+        chosen = [name for name in modules if re.search(target, name)]
+    elif lists:
+        longest = max(lists, key=lambda name: len(list(modules[name].children())))
+        chosen = [name for name in modules if name.rpartition(".")[0] == longest]
     else:
-        lists = [(len(part), name) for name, part in modules.items() if isinstance(part, nn.ModuleList) and len(part)]
-        _, longest = max(lists, key=lambda found: found[0], default=(0, None))
-        chosen = {
-            name: part
-            for name, part in modules.items()
-            if (isinstance(part, nn.Linear | nn.Conv2d) if longest is None else name.rpartition(".")[0] == longest)
-        }
+        chosen = [name for name, part in modules.items() if isinstance(part, nn.Linear | nn.Conv2d)]
     if not chosen:
         raise ValueError(f"target {target!r} matches no module; there are {', '.join(modules) or 'none'}")
     return chosen

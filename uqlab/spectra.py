@@ -4,7 +4,6 @@ Vectors are compared by |cos|. Left vectors are directions of a layer's output, 
 singular values are equal, their vectors are arbitrary within the subspace that they span.
 """
 
-import functools
 import math
 import re
 import warnings
@@ -33,10 +32,10 @@ PROJECTIONS = {
 
 
 class Intruders(NamedTuple):
-    """The intruders among the k leading singular vectors after training.
+    """How many of the k leading singular vectors after training are intruders.
 
-    count: how many there are. max_cosine: each vector's largest |cos| with any vector before. energy: the intruders'
-    share of the k squared singular values, in [0, 1].
+    max_cosine: each vector's largest |cos| with any vector before. energy: the intruders' share of the k squared
+    singular values, in [0, 1].
     """
 
     count: Int[Tensor, "*batch"]  # type: ignore[override]  # a tuple has a method of this name
@@ -49,11 +48,9 @@ class LayerSpectra(NamedTuple):
 
     values [members, k]. between [members, members, k, k]: |cos| of member i's vectors (rows) with member j's (columns).
     before_values [k]. initial [members, k, k]: |cos| of a member's vectors (rows) with those before (columns).
-    max_cosine [members, k]: the largest |cos| with any vector before, not only the k leading ones. off_diagonal
-    [members]: see `off_diagonal`.
+    max_cosine [members, k]: the largest |cos| with any vector before. off_diagonal [members]: see the function.
 
-    If the weights before are unknown, all from before_values on are None. NaN stands for vectors whose singular value
-    is 0.
+    If the weights before are unknown, all from before_values on are None. NaN stands for vectors of singular value 0.
     """
 
     values: Tensor
@@ -90,8 +87,6 @@ def singular_vector_similarity(
     before, after: matrices [..., out, in] of one shape; a single matrix is compared with all of the other argument.
     side: "left" (of the output) or "right" (of the input).
 
-    Computed in the matrices' precision, float32 or float64.
-
     Raises ValueError for matrices of different shape, NaN or infinite values, and a k below 1 or above the rank of a
     matrix. Muhlematter et al. 2024, section 4 and appendix D.
     """
@@ -107,14 +102,11 @@ def intruder_dimensions(
 ) -> Intruders:
     """The intruders among the k leading singular vectors of `after`: those unlike all singular vectors of `before`.
 
-    An intruder's |cos| with every vector of `before`, not only the k leading ones, is below `threshold`; for a random
-    vector expect `random_level`. Batches [..., out, in] give count [...], max_cosine [..., k] and energy [...].
-
-    Other arguments and errors as in `singular_vector_similarity`; a threshold outside (0, 1] is a ValueError, too.
+    An intruder's |cos| with every vector of `before`, not only the k leading ones, is below `threshold`, which is in
+    (0, 1]; for a random vector expect `random_level`. Other arguments and errors as in `singular_vector_similarity`.
     Shuttleworth et al. 2025 (2410.21228); the energy share is our addition, since counts saturate.
     """
     before, after, eps = _checked(before, after, k, side)
-    _check_threshold(threshold)
     u0, s0, _ = torch.linalg.svd(before, full_matrices=False)
     values, u1 = _leading(after, k)
     _check_rank("after", values, eps, after.shape)
@@ -140,8 +132,7 @@ def random_level(dimension: int, vectors: int | None = None) -> float:
 def off_diagonal(before: Matrices, after: Matrices) -> Float[Tensor, "*batch"]:
     """Share of ||W||_F^2 that lies off the diagonal of U^T W V, for W = `after` and U, V of `before`: in [0, 1].
 
-    It is 0 where only singular values changed, as in singular value ensembles. Errors as in
-    `singular_vector_similarity`.
+    It is 0 where only singular values changed. Errors as in `singular_vector_similarity`.
     """
     before, after, _ = _checked(before, after, 1)
     u, _, vh = torch.linalg.svd(before, full_matrices=False)
@@ -165,13 +156,10 @@ def ensemble_spectra(
 ) -> dict[str, LayerSpectra]:
     """The spectra of an ensemble's linear layers, by name: members against the weights before and against each other.
 
-    target: a regular expression on layer names, as in `diversity.layer_names`; `projection(name)` tells query, key,
-        value and output apart.
+    target: a regular expression on layer names, as in `diversity.layer_names`.
     before: the network that the members started from, with layers of the same names. None takes the weights before from
         the ensemble, if it still holds them unchanged, as LoRA, BatchEnsemble++ and masks do.
-    update: analyse what was added, W_m - W (for LoRA B_m A_m, for BatchEnsemble++ r_m s_m^T), and not W_m. The rank of
-        the update bounds the useful k.
-    side: as in `singular_vector_similarity`.
+    update: analyse what was added, W_m - W (for LoRA B_m A_m), and not W_m. Its rank bounds the useful k.
 
     Only one layer's matrices are held at a time. Vectors whose singular value is 0 are NaN, and a warning counts them.
 
@@ -179,6 +167,7 @@ def ensemble_spectra(
     layer, a `before` without the layers or of other shapes, and `update` without the weights before; TypeError unless
     it is an ensemble. Muhlematter et al. 2024, section 4 and appendix D.
     """
+    one_of("side", side, ("left", "right"))
     if before is not None:
         one_network(before, "ensemble_spectra(before=...)")
     starts = {name: _start(ensemble, name, before) for name in layer_names(ensemble, target)}
@@ -210,7 +199,6 @@ def _layer(
     """One layer's spectra, on the CPU, and how many of its members' vectors are NaN."""
     after = member_weights(ensemble, name) if not update or start is None else _update(ensemble, name, start)
     base, after, eps = _checked(after[0] if start is None else start.to(after.device), after, k)
-    one_of("side", side, ("left", "right"))
     left = side == "left"
     values, vectors = _leading(after if left else after.mT, k)  # [members, k], [members, out or in, k]
     alive = _alive(values, eps, after.shape)
@@ -235,14 +223,14 @@ def _start(ensemble: Ensemble, name: str, before: nn.Module | None) -> Tensor | 
             linear = [n for n, part in before.named_modules() if isinstance(part, nn.Linear)]
             raise ValueError(f"before has no linear layer {name}; it has {', '.join(linear) or 'none'}")
         return weight.detach()
-    layer = ensemble.network.get_submodule(name) if isinstance(ensemble, FoldedEnsemble) else None
-    return layer.start_weight() if isinstance(layer, MemberLayer) else None
+    layer = _member_layer(ensemble, name)
+    return None if layer is None else layer.start_weight()
 
 
 def _update(ensemble: Ensemble, name: str, start: Tensor) -> Tensor:
     """W_m - W of every member [members, out, in]: the layer's own answer, which rounding to W does not blur, if any."""
-    layer = ensemble.network.get_submodule(name) if isinstance(ensemble, FoldedEnsemble) else None
-    updates = [layer.member_update(m) for m in range(ensemble.members)] if isinstance(layer, MemberLayer) else []
+    layer = _member_layer(ensemble, name)
+    updates = [] if layer is None else [layer.member_update(m) for m in range(ensemble.members)]
     known = [update for update in updates if update is not None]
     if known:
         return torch.stack(known)
@@ -250,51 +238,42 @@ def _update(ensemble: Ensemble, name: str, start: Tensor) -> Tensor:
     return weights - start.to(weights)
 
 
+def _member_layer(ensemble: Ensemble, name: str) -> MemberLayer | None:
+    layer = ensemble.network.get_submodule(name) if isinstance(ensemble, FoldedEnsemble) else None
+    return layer if isinstance(layer, MemberLayer) else None
+
+
 def _leading(w: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k leading singular values [..., k] and left vectors [..., out, k] of matrices [..., out, in], exactly.
 
     For a k that is small against the matrix they come from the k leading eigenvectors of the smaller Gram matrix, in
-    float64. Measured for 768 x 768 and k = 16 on one CPU core: 50 ms, against 130 (float32) and 230 (float64) for
-    torch.linalg.svd. torch.svd_lowrank takes 8 ms (32 columns, 4 iterations) but is wrong for flat spectra: |cos| with
-    the true vectors falls to 0.04 for independent entries. Squaring loses accuracy by s_1 / s_i, which is less than
-    float32 loses; where s_k < s_1 / 1000 the whole decomposition is computed instead.
+    float64. Measured for 768 x 768 and k = 16 on one CPU core: 27 ms, against 125 (float32) for torch.linalg.svd.
+    torch.svd_lowrank is faster still, but wrong for flat spectra. Squaring loses accuracy by s_1 / s_i, which is less
+    than float32 loses; where s_k < s_1 / 1000 the whole decomposition is computed instead.
     """
     rows, columns = w.shape[-2:]
     if 8 * k > min(rows, columns):
         u, s, _ = torch.linalg.svd(w, full_matrices=False)
         return s[..., :k], u[..., :k]
-    flat = w.reshape(-1, rows, columns)
-    parts = [_leading_by_gram(part, k) for part in flat.split(1 if w.device.type == "cpu" else len(flat))]
-    values, vectors = (torch.cat(part) for part in zip(*parts, strict=True))
+    with threadpoolctl.threadpool_limits(1, "blas"):  # more threads gain nothing, and wait for each other
+        found = [_leading_by_gram(matrix, k) for matrix in w.reshape(-1, rows, columns)]
+    values, vectors = (torch.stack(part) for part in zip(*found, strict=True))
     return values.view(*w.shape[:-2], k), vectors.view(*w.shape[:-2], rows, k)
 
 
-@functools.cache
-def _blas() -> threadpoolctl.ThreadpoolController:
-    """The BLAS of SciPy, which has its own threads."""
-    return threadpoolctl.ThreadpoolController().select(user_api="blas")
-
-
 def _leading_by_gram(w: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The same of one matrix [out, in], by SciPy, which computes the wanted eigenvectors alone, on the CPU."""
     wide = w.double()
-    small = wide if w.shape[-2] <= w.shape[-1] else wide.mT
-    gram = small @ small.mT
-    if w.device.type == "cpu":
-        first, last = gram.shape[-1] - k, gram.shape[-1] - 1
-        with _blas().limit(limits=1):  # more threads gain nothing, and wait for each other on a busy machine
-            solved = [scipy.linalg.eigh(g.numpy(), subset_by_index=(first, last), check_finite=False) for g in gram]
-        squares, vectors = (
-            torch.stack([torch.from_numpy(array) for array in part]) for part in zip(*solved, strict=True)
-        )
-    else:
-        squares, vectors = (part[..., -k:] for part in torch.linalg.eigh(gram))
-    values, vectors = squares.clamp(min=0).sqrt().flip(-1), vectors.flip(-1)
+    small = wide if len(w) <= w.shape[1] else wide.mT
+    gram, last = (small @ small.mT).cpu().numpy(), len(small) - 1
+    solved = scipy.linalg.eigh(gram, subset_by_index=(last - k + 1, last), check_finite=False)
+    squares, vectors = (torch.from_numpy(part).to(w.device).flip(-1) for part in solved)
+    values = squares.clamp(min=0).sqrt()
+    if values[-1] <= 1e-3 * values[0]:
+        u, s, _ = torch.linalg.svd(w, full_matrices=False)
+        return s[:k], u[:, :k]
     if small is not wide:
-        vectors = wide @ (vectors / values[..., None, :])
-    poor = values[..., -1] <= 1e-3 * values[..., 0]
-    if poor.any():
-        u, s, _ = torch.linalg.svd(w[poor], full_matrices=False)
-        values[poor], vectors[poor] = s[..., :k].double(), u[..., :k].double()
+        vectors = wide @ (vectors / values)
     return values.to(w), vectors.to(w)
 
 
@@ -314,14 +293,10 @@ def _off_diagonal(u: Tensor, vh: Tensor, w: Tensor) -> Tensor:
 
 
 def _intruders(values: Tensor, max_cosine: Tensor, threshold: float) -> Intruders:
-    _check_threshold(threshold)
-    strange, squares = max_cosine < threshold, values.square()
-    return Intruders(strange.sum(-1), max_cosine, (squares * strange).sum(-1) / squares.sum(-1))
-
-
-def _check_threshold(threshold: float) -> None:
     if not 0 < threshold <= 1:
         raise ValueError(f"threshold must be a |cos| in (0, 1], got {threshold}")
+    strange, squares = max_cosine < threshold, values.square()
+    return Intruders(strange.sum(-1), max_cosine, (squares * strange).sum(-1) / squares.sum(-1))
 
 
 def _check_rank(name: str, values: Tensor, eps: float, shape: torch.Size) -> None:
@@ -339,6 +314,7 @@ def _checked(before: Tensor, after: Tensor, k: int, side: str = "left") -> tuple
         if not isinstance(w, Tensor) or not w.is_floating_point():
             kind = w.dtype if isinstance(w, Tensor) else type(w).__name__
             raise TypeError(f"{name} must be a floating tensor [..., out, in], got {kind}; use torch.as_tensor")
+        finite(name, w)
     if before.ndim < 2 or after.ndim < 2 or before.shape[-2:] != after.shape[-2:]:
         raise ValueError(
             f"before and after must be matrices [..., out, in] of one shape, got {list(before.shape)} and "
@@ -348,7 +324,5 @@ def _checked(before: Tensor, after: Tensor, k: int, side: str = "left") -> tuple
         raise ValueError(f"k must be 1 to {min(after.shape[-2:])} for matrices {list(after.shape)}, got {k}")
     given = torch.promote_types(torch.promote_types(before.dtype, after.dtype), torch.float32)
     one_of("side", side, ("left", "right"))
-    finite("before", before)
-    finite("after", after)
     pair = [(w if side == "left" else w.mT).detach().to(given) for w in (before, after)]
     return pair[0], pair[1], torch.finfo(given).eps

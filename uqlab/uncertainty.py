@@ -57,13 +57,12 @@ def decompose(logits: Logits, weights: Weights = None, correct: Correction = Non
     """Split the entropy of the mean prediction into the mean member entropy and the mutual information I[Y; member].
 
     logits: [members, batch, classes]; half precision is computed in float32.
-    weights: not negative, [members] or [members, batch]; they are normalised to sum to one over the members.
+    weights: not negative, [members] or [members, batch]; normalised to sum to one over the members.
     correct: "jackknife" replaces the plug-in mutual information, whose expectation is about (1 - 1/M) of the true one,
         by M MI - (M - 1) mean_i MI_-i. Use it to compare ensembles of different sizes. It may exceed log(classes).
 
-    Returns total, aleatoric and epistemic, each [batch] in nats. Raises ValueError for a wrong rank, an empty batch,
-    NaN or infinite logits, and weights of a wrong shape or of sum 0. Houlsby et al. 2011; Gal et al. 2017; Kirsch 2024,
-    eqs 2-3.
+    Returns total, aleatoric and epistemic, each [batch]. Raises ValueError for a wrong rank, an empty batch, NaN or
+    infinite logits, and weights of a wrong shape or of sum 0. Houlsby et al. 2011; Kirsch 2024, eqs 2-3.
     """
     return decompose_score(logits, "log", weights, correct)
 
@@ -78,12 +77,10 @@ def decompose_score(
 
     Let G be the rule's entropy. Then aleatoric = mean_m G(p_m), total = G(mean_m p_m), epistemic = total - aleatoric.
         "log": G is the entropy, and epistemic the mutual information.
-        "brier": G is 1 - sum p^2, and epistemic the variance of p, summed over classes; its jackknife is exactly the
-            unbiased variance (ddof=1).
+        "brier": G is 1 - sum p^2, and epistemic the variance of p, summed over classes.
         "zero-one": G is 1 - max p, and epistemic the expected accuracy that the mean loses against its members.
 
-    The other arguments are those of `decompose`. Raises ValueError as it does, and for an unknown rule. Hofman, Sale
-    and Hüllermeier 2024, arXiv 2404.12215.
+    Other arguments and errors as in `decompose`. Hofman, Sale and Hüllermeier 2024, arXiv 2404.12215.
     """
     one_of("rule", rule, _RULES)
     member_entropy, divergence = _RULES[rule]
@@ -103,10 +100,7 @@ def decompose_score(
 
 
 def group_members(logits: Logits, size: int) -> Float[Tensor, "groups {size} batch classes"]:
-    """View an ensemble as an ensemble of ensembles of `size` consecutive members each: [groups, size, batch, classes].
-
-    Raises ValueError if `size` does not divide the number of members.
-    """
+    """View an ensemble as groups of `size` consecutive members; raises ValueError if `size` does not divide them."""
     check_logits(logits)
     members = logits.shape[0]
     if size < 1 or members % size:
@@ -126,8 +120,7 @@ def decompose_groups(
     logits: [groups, members, batch, classes], from `group_members`.
     correct: "jackknife" corrects `between`, which few groups make too small, by a factor of about (1 - 1/K).
 
-    Returns total, between, within and aleatoric, each [batch] in nats. Raises ValueError for a wrong rank, an empty
-    batch, NaN or infinite logits. Kirsch 2024, eqs 4-10.
+    Returns total, between, within and aleatoric, each [batch]. Errors as in `decompose`. Kirsch 2024, eqs 4-10.
     """
     if logits.ndim != 4:
         raise ValueError(
@@ -166,8 +159,7 @@ def expected_pairwise_kl(logits: Logits) -> Float[Tensor, " batch"]:
     """Mean KL(p_m || p_n) over the pairs of different members, in nats: M/(M - 1) (MI + reverse MI), without bias.
 
     It equals the sample covariance over members of p and log p, summed over classes, so no pair is ever formed. A
-    member with p -> 0 dominates, and the result grows like its logit gap; log p comes from the logits, so it is finite
-    without clipping.
+    member with p -> 0 dominates, and the result grows like its logit gap.
 
     Raises ValueError as `decompose` does, and for fewer than two members. Schweighofer et al. 2025, measure C3 (which
     averages over all M^2 pairs).
@@ -192,8 +184,7 @@ def decompose_gaussian(
     """Law of total variance over Gaussian members: total = mean of the variances + variance of the means.
 
     means, variances: [members, batch], in the target's units and their square.
-    correct: "jackknife" divides the variance of the means by M - 1 instead of M (ddof=1, unbiased), to which the
-        jackknife of a variance amounts. Use it to compare ensembles of different sizes.
+    correct: "jackknife" divides the variance of the means by M - 1 instead of M (ddof=1, unbiased).
 
     Returns total, aleatoric and epistemic variance, each [batch]. Raises ValueError for a wrong rank, shapes that
     differ, an empty batch, NaN, infinite values and negative variances.
@@ -203,8 +194,8 @@ def decompose_gaussian(
             "means and variances must both be [members, batch] and not empty, "
             f"got {list(means.shape)} and {list(variances.shape)}"
         )
-    dtype = torch.promote_types(_working_dtype(means), _working_dtype(variances))
-    means, variances = means.to(dtype), variances.to(dtype)
+    pair = torch.stack([means, variances])
+    means, variances = pair.to(_working_dtype(pair))
     if not (means.isfinite().all() and variances.isfinite().all() and (variances >= 0).all()):
         raise ValueError("means and variances must be finite and variances not negative")
     aleatoric = variances.mean(0)
@@ -240,8 +231,7 @@ def _over_batch(measure: Callable[[Tensor, slice], tuple[Tensor, ...]], logits: 
     """Run `measure(z [C, M, n], slice of the batch) -> tuple of [n]` over chunks of the batch that stay in cache.
 
     Classes come first in the working copy, so that reductions over classes and members run along contiguous memory
-    (over a last axis of 10 classes they are several times slower). One sum per input shows NaN and infinity, and is
-    read once at the end.
+    (over a last axis of 10 classes they are several times slower). One sum per input shows NaN and infinity.
     """
     check_logits(logits)
     members, _, classes = logits.shape

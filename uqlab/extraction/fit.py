@@ -13,10 +13,10 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from uqlab.core.checks import at_least, class_labels, finite
+from uqlab.core.checks import at_least, class_labels, count_samples
 from uqlab.core.modules import like_parameters
 from uqlab.ensembles import Ensemble, FoldedEnsemble, member_seed
-from uqlab.extraction.masks import MaskedLinear, MaskEnsemble, bias_of, checked, coin_entropy, sequence
+from uqlab.extraction.masks import MaskedLinear, bias_of, checked, coin_entropy, sequence
 from uqlab.training import Workers, cross_entropy, softmax_and_loss
 
 
@@ -44,9 +44,7 @@ def fit_masks(
 ) -> MaskHistory:
     """Train the masks of `masks(...)` by Adam on the members' mean cross-entropy - diversity * `mask_diversity`.
 
-    All members see the same batches of inputs [samples, ...], whose order follows from `seed`. Networks of linear
-    layers and ReLU take a step whose forward and backward pass are written out, others a step by autograd. Afterwards
-    the masks are soft.
+    All members see the same batches of inputs, whose order follows from `seed`. Afterwards the masks are soft.
 
     Raises TypeError for another kind of ensemble and for labels that are no integers; ValueError for labels of one
     class alone or out of range, inputs that are empty or not finite, and settings out of range; FloatingPointError if a
@@ -59,7 +57,15 @@ def fit_masks(
     if not lr > 0 or not 0 <= diversity < math.inf:
         raise ValueError(f"lr must be positive and diversity at least 0, got {lr} and {diversity}")
     ensemble.soften().eval()
-    x, y = _checked_data(ensemble, inputs, labels)
+    if not isinstance(inputs, Tensor):
+        raise TypeError(f"inputs must be a tensor, got {type(inputs).__name__}; use torch.as_tensor(inputs)")
+    samples = count_samples(inputs)
+    x = like_parameters(ensemble, inputs.detach())
+    with torch.no_grad():
+        classes = ensemble(x[:1]).shape[-1]
+    y = class_labels(labels, samples, classes).to(x.device)
+    if (y == y[0]).all():
+        raise ValueError(f"all labels are {int(y[0])}: with one class any mask will do; masks need two or more")
     layers = list(ensemble.layers().values())
 
     # One tensor holds all logits, and the layers' parameters are views of it: one sigmoid and one update serve all.
@@ -74,7 +80,7 @@ def fit_masks(
 
     workers = Workers(ensemble, products, functools.partial(make_mask_step, flat=x.ndim == 2))
     with workers, tqdm(total=steps, desc="fit masks", disable=not progress, leave=False) as bar:
-        for step, rows in enumerate(itertools.islice(_batches(len(x), batch_size, seed, x.device), steps)):
+        for step, rows in enumerate(itertools.islice(_batches(samples, batch_size, seed, x.device), steps)):
             bx, by = x[rows], y[rows]
 
             def gradients(members: slice, _, mask_step, step=step, bx=bx, by=by) -> None:
@@ -95,22 +101,6 @@ def fit_masks(
     if len(bad):
         raise FloatingPointError(f"the loss is not finite from step {int(bad[0, 0])} on; lower lr")
     return MaskHistory(losses.cpu(), diversities.cpu(), steps, time.perf_counter() - started)
-
-
-def _checked_data(ensemble: MaskEnsemble, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs and labels [samples] on the ensemble's device, floating inputs in its precision."""
-    if not isinstance(inputs, Tensor):
-        raise TypeError(f"inputs must be a tensor, got {type(inputs).__name__}; use torch.as_tensor(inputs)")
-    if inputs.ndim < 2 or len(inputs) == 0:
-        raise ValueError(f"inputs must be [samples, ...], at least one sample, got {list(inputs.shape)}")
-    finite("inputs", inputs)
-    x = like_parameters(ensemble, inputs.detach())
-    with torch.no_grad():
-        classes = ensemble(x[:1]).shape[-1]
-    labels = class_labels(labels, len(inputs), classes)
-    if (labels == labels[0]).all():
-        raise ValueError(f"all labels are {int(labels[0])}: with one class any mask will do; masks need two or more")
-    return x, labels.to(x.device)
 
 
 def _batches(samples: int, batch_size: int, seed: int, device: torch.device) -> Iterator[Int[Tensor, " batch"]]:

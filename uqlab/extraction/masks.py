@@ -22,7 +22,6 @@ from uqlab.ensembles import (
     member_seed,
     plain_linear,
     replace_layers,
-    with_layers,
 )
 
 
@@ -36,9 +35,8 @@ class Masks(NamedTuple):
 class MaskedLinear(MemberLayer):
     """y = x (W * row_m col_m^T)^T + b: one frozen linear layer, of which every member keeps its own rows and columns.
 
-    All members share weight [out, in] and bias [out]. The logits of the masks, row_logits [members, out] and
-    column_logits [members, in], are trained; None masks nothing. A mask is the sigmoid of its logits or, with a
-    `threshold`, 1 where the sigmoid exceeds the threshold and 0 elsewhere.
+    The logits of the masks are trained; None masks nothing. A mask is the sigmoid of its logits or, with a `threshold`,
+    1 where the sigmoid exceeds the threshold and 0 elsewhere.
     """
 
     def __init__(
@@ -49,10 +47,10 @@ class MaskedLinear(MemberLayer):
         column_logits: Float[Tensor, "members in"] | None,
         *,
         members: int,
-        threshold: float | None = None,
     ):
         super().__init__()
-        self.members, self.threshold = members, threshold
+        self.members = members
+        self.threshold: float | None = None
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self.row_logits = None if row_logits is None else nn.Parameter(row_logits)
@@ -132,16 +130,12 @@ class MaskEnsemble(FoldedEnsemble):
         """Member `index` as a plain network.
 
         With soft masks it has the shape of the original network, and masked weights. With hard masks in an
-        `nn.Sequential` it is a small dense network: units that the member does not use are removed, and a unit that it
-        uses but masks to a constant becomes part of the next layer's bias.
+        `nn.Sequential` it is a small dense network, without the units that the member does not use.
         """
         self._check_index(index)
         hard = all(layer.threshold is not None for layer in self.layers().values())
         parts = sequence(self.network)
         return _small_member(parts, index) if hard and parts is not None else super().member(index)
-
-    def shard(self, rows: slice) -> "MaskEnsemble":
-        return MaskEnsemble(with_layers(self.network, lambda layer: layer.shard(rows)), self.member_ids[rows])
 
 
 def masks(model: nn.Module, members: int = 10, *, inputs: bool = True, std: float = 0.5, seed: int = 0) -> MaskEnsemble:
@@ -151,11 +145,10 @@ def masks(model: nn.Module, members: int = 10, *, inputs: bool = True, std: floa
         classes, so the rows of that layer are never masked.
     inputs: whether the columns of the first linear layer, its input features, are masked too. Without these masks the
         product with the first layer is computed once for all members.
-    std: standard deviation of the initial mask logits, which are Normal around 0. The logits of member m depend on
-        (seed, m) alone.
+    std: standard deviation of the initial mask logits. The logits of member m depend on (seed, m) alone.
 
-    The masks start at random: train them with `fit_masks`. Raises TypeError unless `model` is one network; ValueError
-    for a model without linear layers, members < 1 and std <= 0. Kirsch 2024, section D.4.
+    Train the masks with `fit_masks`. Raises TypeError unless `model` is one network; ValueError for a model without
+    linear layers, members < 1 and std <= 0. Kirsch 2024, section D.4.
     """
     one_network(model, "masks")
     at_least("members", members)
@@ -188,10 +181,8 @@ def mask_diversity(ensemble: Ensemble) -> Float[Tensor, ""]:
     """I[mask; member] of each mask element, averaged over the elements of all layers: nats, in [0, log 2].
 
     A mask element p is read as a coin that shows 1 with probability p, with entropy H(p): the information is H(mean
-    over members of p) - mean over members of H(p). Hard masks are p in {0, 1}. Kirsch 2024, section D.4, sums over the
-    elements; our mean makes the term independent of the width.
-
-    Raises TypeError for another kind of ensemble.
+    over members of p) - mean over members of H(p). Kirsch 2024, section D.4, sums over the elements; our mean makes the
+    term independent of the width. Raises TypeError for another kind of ensemble.
     """
     found = [mask for layer in checked(ensemble).masks().values() for mask in layer if mask is not None]
     p = torch.cat(found, 1)  # [members, elements]
