@@ -308,17 +308,17 @@ def test_infinite_and_nan_logits_are_located(measure, value, monkeypatch):
     logits = make_logits(4, 5, 3, dtype=torch.float32)
     logits[2, 3, 1] = value
     where = r"\[0, 13, 1\]" if measure is entropy else r"\[2, 3, 1\]"  # entropy knows no members
-    with pytest.raises(ValueError, match=f"must be finite, got {value} at {where}"):
+    with pytest.raises(ValueError, match=f"logits must be finite, .* at {where}"):
         measure(logits)
 
 
 def test_logits_beyond_float32_are_an_error_not_a_nan():
-    with pytest.raises(ValueError, match=r"input 1 are too large for torch\.float32"):
+    with pytest.raises(ValueError, match=r"logits are too large for torch\.float32"):
         decompose(torch.tensor([[[0.0, 1.0], [3e38, -3e38]]]))
 
 
 def test_integers_are_refused(unchecked):
-    with pytest.raises(TypeError, match=r"use logits\.float\(\)"):
+    with pytest.raises(TypeError, match=r"must be a floating tensor, got .*\.float\(\)"):
         decompose(torch.zeros(2, 3, 4, dtype=torch.int64))
 
 

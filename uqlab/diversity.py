@@ -55,8 +55,7 @@ def variation_ratio(logits: Logits) -> Float[Tensor, " batch"]:
 def weight_cosine(ensemble: Ensemble, target: str | None = None) -> Pairs:
     """Cosine between the weights of members i and j: whole matrices (for LoRA W + B_m A_m), flattened and joined.
 
-    Where members share their weights, as with MC dropout, it is 1. Raises ValueError for a target that `layer_names`
-    does not find and for members of different shapes, as heads.prune makes them; TypeError unless it is an ensemble.
+    Where members share their weights, as with MC dropout, it is 1. Errors as in `layer_names` and `member_weights`.
     """
     weights = (_flat_weights(ensemble, name) for name in layer_names(ensemble, target))
     products = torch.stack([w @ w.T for w in weights]).sum(0)
@@ -70,7 +69,7 @@ def diversity_score(ensemble: Ensemble) -> float:
     It is Pearson's correlation of whole matrices, for LoRA-Ensemble W + B_m A_m. A fused layer of `heads.fuse` is
     compared with all its projections, and a network without attention in every linear layer but the last.
 
-    Raises ValueError for fewer than two members and members of different shapes; TypeError unless it is an ensemble.
+    Raises ValueError for fewer than two members, and as `member_weights` does.
     """
     names = layer_names(ensemble, default=VALUES)
     if ensemble.members < 2:

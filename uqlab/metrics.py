@@ -129,9 +129,9 @@ def ood_detection(id_scores: Real[Array, " id"], ood_scores: Real[Array, " ood"]
     """AUROC, AUPR with OOD and with ID as positives, and FPR95 of a score where higher = more out-of-distribution.
 
     AUROC counts ties as one half (midranks). AUPR is average precision, and equal scores enter together. FPR95 is the
-    fraction of ID inputs at or above the highest threshold that at least 95 % of OOD inputs reach; papers that take ID
-    as the positive class report that of `ood_detection(-ood_scores, -id_scores)`. Raises ValueError for empty scores,
-    NaN and infinite values.
+    fraction of ID inputs at or above the highest threshold that at least 95 % of OOD inputs reach; with ID as the
+    positive class it is that of `ood_detection(-ood_scores, -id_scores)`. Raises ValueError for empty scores, NaN and
+    infinite values.
     """
     id_, ood = _scores(id_scores, "id_scores"), _scores(ood_scores, "ood_scores")
     below, up_to = _ranks(id_, ood)
@@ -145,10 +145,7 @@ def ood_detection(id_scores: Real[Array, " id"], ood_scores: Real[Array, " ood"]
 
 
 def auroc_interval(
-    id_scores: Real[Array, " id"],
-    ood_scores: Real[Array, " ood"],
-    repeats: int = 1000,
-    seed: int = 0,
+    id_scores: Real[Array, " id"], ood_scores: Real[Array, " ood"], repeats: int = 1000, seed: int = 0
 ) -> tuple[float, float]:
     """The 95 % percentile bootstrap interval of the AUROC; ID and OOD scores are resampled separately."""
     id_, ood = _scores(id_scores, "id_scores"), _scores(ood_scores, "ood_scores")
@@ -185,8 +182,7 @@ def aurc(logits: Logits, labels: Labels, scores: Scores) -> float:
 def augrc(logits: Logits, labels: Labels, scores: Scores) -> float:
     """Area under the generalised risk (accepted errors / n) over coverage, by trapezoids from (0, 0).
 
-    It equals (1 - A) acc (1 - acc) + (1 - acc)^2 / 2, where A is the AUROC of errors against correct predictions; a
-    random order has (1 - acc) / 2. Traub et al. 2024, arXiv 2407.01032.
+    A random order has (1 - accuracy) / 2. Traub et al. 2024, arXiv 2407.01032.
     """
     coverage, risk = risk_coverage(logits, labels, scores)
     accepted = coverage * risk
@@ -217,11 +213,10 @@ def by_quantile(
 ) -> Float[Tensor, " quantiles"]:
     """Mean of a per-sample value between successive quantiles of a score ("bucket"), or up to each ("acceptance").
 
-    values: [samples], such as hits (0 or 1), losses, or confidence - hit, whose |mean| is a calibration error.
-    scores: [samples]; samples of equal score share their mean value.
+    values: [samples], such as hits (0 or 1), losses, or confidence - hit, whose |mean| is a calibration error. Samples
+        of equal score share their mean value.
 
-    Raises ValueError for quantiles that are not increasing in (0, 1] or leave a bucket empty, and for an unknown mode.
-    Kirsch 2024, E.3.
+    Raises ValueError for quantiles that are not increasing in (0, 1] or leave a bucket empty. Kirsch 2024, E.3.
     """
     values = torch.as_tensor(values).double()
     levels = np.asarray(quantiles, dtype=np.float64)

@@ -55,8 +55,8 @@ def cka(X: Features, Y: Features, kernel: Kernel = "linear", unbiased: bool = Tr
         unless there are many more samples than features.
 
     Features that do not vary give NaN and a warning. Raises ValueError for different numbers of samples, fewer than 4
-    samples (biased: 2) and NaN or infinite values; TypeError unless both are floating tensors.
-    Kornblith et al. 2019; unbiased: Nguyen et al. 2021, eq. 3.
+    (biased: 2) and NaN or infinite values; TypeError unless both are floating tensors. Kornblith et al. 2019; unbiased:
+    Nguyen et al. 2021, eq. 3.
     """
     return _cka([([X], [Y])], kernel, unbiased).item()
 
@@ -141,12 +141,11 @@ def layer_features(
         for start in tqdm(starts, desc="layer features", disable=not progress, leave=False):
             model(like_parameters(model, inputs[start : start + batch_size]))
     for name, parts in outputs.items():
-        if sum(map(len, parts)) != len(inputs) or len({part.shape[1] for part in parts}) > 1:
-            shapes = [list(part.shape) for part in parts[:3]]
+        shapes = [list(part.shape) for part in parts]
+        if sum(map(len, parts)) != len(inputs) or len({width for _, width in shapes}) > 1:
             raise ValueError(
-                f"{name} must give one output [batch, ...] of one width in every pass, got {shapes or 'nothing'} in "
-                f"{len(starts)} passes of {len(inputs)} inputs; choose another target, or tokens for inputs of several "
-                "lengths"
+                f"{name} must give one output [batch, ...] of one width in every pass, got {shapes[:3] or 'nothing'} "
+                f"in {len(starts)} passes of {len(inputs)} inputs; choose another target or tokens"
             )
     return {name: torch.cat(parts) for name, parts in outputs.items()}
 
@@ -291,8 +290,7 @@ def _hsic(a: list[_Kernel], b: list[_Kernel], kernel: str, unbiased: bool) -> Te
 def _own(a: list[_Kernel], kernel: str, unbiased: bool) -> tuple[Tensor, Tensor]:
     """HSIC of every kernel with itself [A], and the value up to which this is rounding [A]."""
     own = torch.cat([_hsic([x], [x], kernel, unbiased)[0] for x in a])
-    traces = torch.stack([x.diagonal.sum() for x in a])
-    return own, 1e-14 * traces.square() / a[0].diagonal.shape[0] ** 2
+    return own, 1e-14 * torch.stack([x.diagonal.mean() for x in a]).square()
 
 
 def _layers(model: nn.Module, target: str | None) -> list[str]:

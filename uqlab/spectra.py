@@ -61,10 +61,7 @@ class LayerSpectra(NamedTuple):
     off_diagonal: Tensor | None
 
     def intruders(self, k: int = 10, threshold: float = 0.5) -> Intruders:
-        """Every member's intruders among its k leading vectors: count [members], max_cosine [members, k], energy.
-
-        Raises ValueError for a k above that of the analysis, and if the weights before are unknown.
-        """
+        """Every member's intruders among its k leading vectors; raises ValueError if the weights before are unknown."""
         if self.max_cosine is None:
             raise ValueError("intruders are found by the weights before training: give ensemble_spectra(before=...)")
         if not 1 <= k <= self.values.shape[1]:
@@ -117,8 +114,7 @@ def intruder_dimensions(
 def random_level(dimension: int, vectors: int | None = None) -> float:
     """The largest |cos| to expect between a random unit vector and `vectors` orthonormal ones; None for a whole basis.
 
-    It is E max |g_i| / E ||g|| for a Normal g, exactly, since the direction and the length of g are independent. For a
-    basis of dimension n it is about sqrt(2 ln n / n): 0.12 for 768. Raises ValueError unless 1 <= vectors <= dimension.
+    It is E max |g_i| / E ||g|| for a Normal g, since the direction and the length of g are independent: 0.12 for 768.
     """
     vectors = dimension if vectors is None else vectors
     if not 1 <= vectors <= dimension:
@@ -163,9 +159,9 @@ def ensemble_spectra(
 
     Only one layer's matrices are held at a time. Vectors whose singular value is 0 are NaN, and a warning counts them.
 
-    Raises ValueError before any work for a target that matches no linear layer, a k below 1 or above the size of a
-    layer, a `before` without the layers or of other shapes, and `update` without the weights before; TypeError unless
-    it is an ensemble. Muhlematter et al. 2024, section 4 and appendix D.
+    Raises ValueError for a target that matches no linear layer, a k outside 1 to a layer's size, a `before` without the
+    layers or of other shapes, and `update` without the weights before; TypeError unless it is an ensemble.
+    Muhlematter et al. 2024, section 4 and appendix D.
     """
     one_of("side", side, ("left", "right"))
     if before is not None:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from uqlab.core.checks import one_of
+from uqlab.core.checks import finite, one_of
 from uqlab.core.devices import elements_of_temporary
 
 Logits = Float[Tensor, "members batch classes"]
@@ -146,8 +146,7 @@ def decompose_groups(
 def logit_sum_weights(logits: Logits) -> Float[Tensor, " members"]:
     """Weights of the members by their logit sums over a data set, w_j = sum_i exp(l_ij) / sum_ik exp(l_ik).
 
-    l_ij is the sum of the logits of member j on input i, so give raw logits, not log-probabilities. The weights hold
-    for the whole data set and sum to one. Kirsch 2024, E.1.
+    l_ij is the sum of the logits of member j on input i, so give raw logits, not log-probabilities. Kirsch 2024, E.1.
     """
     check_logits(logits)
     sums = logits.sum(-1, dtype=torch.float64)  # [M, N]
@@ -158,11 +157,9 @@ def logit_sum_weights(logits: Logits) -> Float[Tensor, " members"]:
 def expected_pairwise_kl(logits: Logits) -> Float[Tensor, " batch"]:
     """Mean KL(p_m || p_n) over the pairs of different members, in nats: M/(M - 1) (MI + reverse MI), without bias.
 
-    It equals the sample covariance over members of p and log p, summed over classes, so no pair is ever formed. A
-    member with p -> 0 dominates, and the result grows like its logit gap.
-
-    Raises ValueError as `decompose` does, and for fewer than two members. Schweighofer et al. 2025, measure C3 (which
-    averages over all M^2 pairs).
+    It equals the sample covariance over members of p and log p, summed over classes, so no pair is ever formed. Raises
+    ValueError as `decompose` does, and for fewer than two members. Schweighofer et al. 2025, measure C3 (which averages
+    over all M^2 pairs).
     """
     check_logits(logits)
     members = logits.shape[0]
@@ -205,13 +202,12 @@ def decompose_gaussian(
 
 def check_logits(logits: Tensor) -> None:
     """Raise unless logits are floating [members, batch, classes], not empty, of two classes or more."""
-    if not isinstance(logits, Tensor):
-        raise TypeError(f"logits must be a tensor, got {type(logits).__name__}; use torch.as_tensor(logits)")
+    if not isinstance(logits, Tensor) or not logits.is_floating_point():
+        kind = logits.dtype if isinstance(logits, Tensor) else type(logits).__name__
+        raise TypeError(f"logits must be a floating tensor, got {kind}; use torch.as_tensor(logits).float()")
     if logits.ndim != 3:
         hint = {2: "; for a single model use logits[None]", 4: "; for groups use decompose_groups"}.get(logits.ndim, "")
         raise ValueError(f"logits must be [members, batch, classes], got {list(logits.shape)}{hint}")
-    if not logits.is_floating_point():
-        raise TypeError(f"logits must be floating, got {logits.dtype}; use logits.float()")
     if 0 in logits.shape:
         raise ValueError(f"logits must not be empty, got {list(logits.shape)} [members, batch, classes]")
     if logits.shape[-1] < 2:
@@ -247,18 +243,9 @@ def _over_batch(measure: Callable[[Tensor, slice], tuple[Tensor, ...]], logits: 
 
 def _check_finite(logits: Tensor, results: Tensor) -> None:
     """Raise ValueError if results [..., N] hold NaN or infinite values, and name the logit that is the cause."""
-    suspect = (~results.isfinite()).reshape(-1, results.shape[-1]).any(0)
-    if not suspect.any():
-        return
-    n = int(suspect.nonzero()[0])
-    bad = (~logits[:, n].isfinite()).nonzero().tolist()
-    if not bad:
-        raise ValueError(f"logits of input {n} are too large for {_working_dtype(logits)}; use float64 or scale them")
-    m, c = bad[0]
-    raise ValueError(
-        f"logits must be finite, got {logits[m, n, c].item()} at [{m}, {n}, {c}] (member, input, class); "
-        "clamp zero probabilities before taking their logarithm"
-    )
+    if not results.isfinite().all():
+        finite("logits", logits)
+        raise ValueError(f"some logits are too large for {_working_dtype(logits)}; use float64 or scale them")
 
 
 def _working_dtype(values: Tensor) -> torch.dtype:

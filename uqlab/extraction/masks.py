@@ -35,24 +35,15 @@ class Masks(NamedTuple):
 class MaskedLinear(MemberLayer):
     """y = x (W * row_m col_m^T)^T + b: one frozen linear layer, of which every member keeps its own rows and columns.
 
-    The logits of the masks are trained; None masks nothing. A mask is the sigmoid of its logits or, with a `threshold`,
-    1 where the sigmoid exceeds the threshold and 0 elsewhere.
+    row_logits [members, out] and column_logits [members, in] are trained; None masks nothing. A mask is the sigmoid of
+    its logits or, with a `threshold`, 1 where the sigmoid exceeds the threshold and 0 elsewhere.
     """
 
-    def __init__(
-        self,
-        weight: Float[Tensor, "out in"],
-        bias: Float[Tensor, " out"] | None,
-        row_logits: Float[Tensor, "members out"] | None,
-        column_logits: Float[Tensor, "members in"] | None,
-        *,
-        members: int,
-    ):
+    def __init__(self, layer: nn.Linear, members: int, row_logits: Tensor | None, column_logits: Tensor | None):
         super().__init__()
         self.members = members
         self.threshold: float | None = None
-        self.weight = nn.Parameter(weight, requires_grad=False)
-        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self.weight, self.bias = layer.weight, layer.bias
         self.row_logits = None if row_logits is None else nn.Parameter(row_logits)
         self.column_logits = None if column_logits is None else nn.Parameter(column_logits)
 
@@ -72,14 +63,10 @@ class MaskedLinear(MemberLayer):
     def forward(self, x: Tensor) -> Tensor:
         rows, columns = (None if mask is None else mask[self.active, None] for mask in self.masks())
         h = self.unfold(x)  # [members, rows, in]
-        if columns is not None:
-            h = h * columns
+        h = h if columns is None else h * columns
         y = F.linear(h, self.weight)  # the frozen weight is multiplied once for all members
-        if rows is not None:
-            y = y * rows
-        if self.bias is not None:
-            y = y + self.bias
-        return y.view(*x.shape[:-1], -1)
+        y = y if rows is None else y * rows
+        return (y if self.bias is None else y + self.bias).view(*x.shape[:-1], -1)
 
     def start_weight(self) -> Float[Tensor, "out in"]:
         return self.weight.detach()
@@ -163,15 +150,13 @@ def masks(model: nn.Module, members: int = 10, *, inputs: bool = True, std: floa
         )
     generators = [torch.Generator().manual_seed(member_seed(seed, m, "masks")) for m in range(members)]
 
-    def logits(wanted: bool, features: int, like: Tensor) -> Tensor | None:
-        if not wanted:
-            return None
+    def logits(features: int, like: Tensor) -> Tensor:
         return torch.stack([torch.randn(features, generator=g) * std for g in generators]).to(like)
 
     def make(name: str, layer: nn.Linear) -> MaskedLinear:
-        rows = logits(name != names[-1], layer.out_features, layer.weight)
-        columns = logits(inputs or name != names[0], layer.in_features, layer.weight)
-        return MaskedLinear(layer.weight, layer.bias, rows, columns, members=members)
+        rows = logits(layer.out_features, layer.weight) if name != names[-1] else None
+        columns = logits(layer.in_features, layer.weight) if inputs or name != names[0] else None
+        return MaskedLinear(layer, members, rows, columns)
 
     replace_layers(network, "|".join(f"^{name}$".replace(".", r"\.") for name in names), make)
     return MaskEnsemble(network, range(members)).eval()

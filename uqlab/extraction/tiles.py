@@ -32,8 +32,7 @@ def tiles(model: nn.Module, size: int, *, pool: str | None = None, head: str | N
 
     Member i * size + j sees only the tile in row i and column j. Where size divides the map, the mean of the members'
     logits is the model's own; elsewhere tiles are the windows of torch's adaptive pooling, which may overlap. All
-    members together cost one pass of the backbone. The ensemble is in evaluation mode and shares the model's weights
-    until it is moved or cast, which copies them.
+    members together cost one pass of the backbone. The ensemble shares the model's weights until it is moved or cast.
 
     A vision transformer whose classifier reads the class token has tiles too: its patch tokens after the final layer
     norm. The mean of their logits is not the model's prediction.
@@ -43,9 +42,9 @@ def tiles(model: nn.Module, size: int, *, pool: str | None = None, head: str | N
         the last module whose class is named an average pool (AvgPool), else the `layernorm` of a model of transformers.
     head: the name of the module that holds the classifier; None for everything that is registered after the pool.
 
-    Raises TypeError unless `model` is one network and size an integer; ValueError for a size below 1 or larger than the
-    map, an unknown name, and a model whose logits are not linear in an average over a map. What only data show (how
-    large the map is, which functions follow the pool) is checked on the first call, with its first two inputs.
+    Raises TypeError unless `model` is one network; ValueError for a size below 1 or larger than the map, an unknown
+    name, and a model whose logits are not linear in an average over a map. What only data show (how large the map is,
+    which functions follow the pool) is checked on the first call, with its first two inputs.
     """
     one_network(model, "tiles")
     size = at_least("size", size)
@@ -74,15 +73,12 @@ class TiledEnsemble(Ensemble):
             self._check(x[:2])
         return self.network(x).unflatten(0, (self.members, len(x)))
 
-    def forward_members(self, x: Tensor) -> Tensor:
-        logits = self(x.flatten(0, 1)).unflatten(1, x.shape[:2])  # [members, members, batch, classes]
-        return logits.diagonal().movedim(-1, 0)
-
     def passes(self, x: Tensor) -> list[slice]:
         return [slice(None)]
 
     def run(self, x: Tensor, rows: slice) -> Tensor:
-        return self.forward_members(x)
+        logits = self(x.flatten(0, 1)).unflatten(1, x.shape[:2])  # [members, members, batch, classes]
+        return logits.diagonal().movedim(-1, 0)
 
     def member(self, index: int) -> nn.Module:
         self._check_index(index)
@@ -279,9 +275,8 @@ def _token_grid(model: nn.Module, name: str) -> tuple[int, int]:
         for place in (module, getattr(module, "config", None)):
             image, patch = getattr(place, "image_size", None), getattr(place, "patch_size", None)
             if image is not None and patch is not None:
-                high, wide = (image, image) if isinstance(image, int) else image
-                tall, broad = (patch, patch) if isinstance(patch, int) else patch
-                return high // tall, wide // broad
+                height, width = torch.tensor(image).expand(2) // torch.tensor(patch)  # one number, or one a side
+                return int(height), int(width)
     raise ValueError(
         f"the pool {name!r} is a layer norm, after which the tokens of a transformer are taken, but nothing in "
         f"{type(model).__name__} has image_size and patch_size to say how they lie"
