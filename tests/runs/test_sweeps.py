@@ -4,7 +4,6 @@ Most runs here are written by a stand-in for papermill's part, so that hundreds 
 """
 
 import json
-import pickle
 import re
 import threading
 import time
@@ -220,7 +219,7 @@ def test_runs_go_on_after_an_interrupted_sweep(project, computed, monkeypatch):
 
 def test_a_stop_ends_the_runs_of_its_own_call(project, tmp_path):
     notebook(project / "0.ipynb", "import time\ntime.sleep(600)", parameters="x = 1")
-    stop, other = kernels.Stop(), pickle.loads(pickle.dumps(kernels.Stop()))
+    stop, other = kernels.Stop(), kernels.Stop()
     with futures.ThreadPoolExecutor() as pool:
         run = pool.submit(runs.execute, project / "0.ipynb", folder=tmp_path / "out", stop=stop)
         while not stop.running:

@@ -3,6 +3,7 @@
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,10 +13,27 @@ from uqlab.runs import execution, sweeps, tables
 from uqlab.runs.parameters import all_notebooks, find, from_here, per_notebook
 
 
+class Command(click.Command):
+    """A command for which bad input is an error in one line, and Ctrl-C the shell's exit code 130."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ValueError as error:
+            raise click.UsageError(str(error), ctx) from error
+        except ConnectionError as error:
+            raise click.ClickException(str(error)) from error
+        except KeyboardInterrupt:
+            raise SystemExit(130) from None
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def main() -> None:
     """Run the notebooks headless and look at what they found."""
+
+
+main.command_class = Command
 
 
 @main.command()
@@ -33,16 +51,8 @@ def run(notebooks, profile, given, output_dir, jobs, timeout, quiet) -> None:
     """
     from uqlab.runs import gallery
 
-    try:
-        plan = per_notebook(notebooks, profile, dict(given))
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
-    root = output_dir / profile
-    try:
-        outcomes = execution.execute_all(plan, root, profile, jobs, timeout, quiet)
-    except KeyboardInterrupt:
-        click.echo("stopped; results finished before are kept", err=True)
-        raise SystemExit(130) from None
+    root, plan = output_dir / profile, per_notebook(notebooks, profile, dict(given))
+    outcomes = execution.execute_all(plan, root, profile, jobs, timeout, quiet)
     width = max(len(path.stem) for path in plan)
     click.echo(f"\n{'notebook':{width}}  status  seconds  numbers  figures")
     for path, (seconds, succeeded) in outcomes.items():
@@ -75,25 +85,18 @@ def sweep(notebook, grid, given, profile, output_dir, jobs, cluster, resources, 
     """
     from uqlab.runs import gallery
 
-    try:
-        path = find(notebook)
-        if not set(path.parents) & {Path.cwd(), Path(__file__).absolute().parents[2]}:
-            click.echo(f"note: {path} is not of this repository", err=True)
-        if len(dict(grid)) < len(grid):
-            raise ValueError(f"each parameter has one -g: {', '.join(name for name, _ in grid)}")
-        report = sweeps.sweep(
-            path,
-            {name: from_here(values) for name, values in grid},
-            {name: from_here(value) for name, value in given},
-            profile=profile, root=output_dir, jobs=jobs, timeout=timeout, progress=not quiet,
-            cluster=cluster, resources=_resources(resources), keep_stale=keep_stale,
-        )  # fmt: skip
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
-    except ConnectionError as error:
-        raise click.ClickException(str(error)) from error
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+    path = find(notebook)
+    if not set(path.parents) & {Path.cwd(), Path(__file__).absolute().parents[2]}:
+        click.echo(f"note: {path} is not of this repository", err=True)
+    if len(dict(grid)) < len(grid):
+        raise ValueError(f"each parameter has one -g: {', '.join(name for name, _ in grid)}")
+    report = sweeps.sweep(
+        path,
+        {name: from_here(values) for name, values in grid},
+        {name: from_here(value) for name, value in given},
+        profile=profile, root=output_dir, jobs=jobs, timeout=timeout, progress=not quiet,
+        cluster=cluster, resources=_resources(resources), keep_stale=keep_stale,
+    )  # fmt: skip
     click.echo(("" if quiet else "\n") + sweeps.summary(report))
     ran = {outcome.status for outcome in report.outcomes} - {"done before"}
     try:
@@ -133,16 +136,13 @@ def collect(sweep, profile, output_dir) -> None:
 
     One row a finished run: its parameters, the numbers it recorded, a digest of its code, and its circumstances.
     """
-    try:
-        folders = [tables.locate(each, profile, output_dir) for each in sweep]
-        folders = folders or sorted((output_dir / profile).glob("*.sweep"))
-        if not folders:
-            raise ValueError(f"no sweep in {output_dir / profile}; first: uqlab sweep NOTEBOOK -g NAME VALUES")
-        for folder in folders:
-            rows, columns = _save(folder)
-            click.echo(f"{rows} runs, {columns} columns: {folder / 'table.parquet'} and .csv")
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
+    folders = [tables.locate(each, profile, output_dir) for each in sweep]
+    folders = folders or sorted((output_dir / profile).glob("*.sweep"))
+    if not folders:
+        raise ValueError(f"no sweep in {output_dir / profile}; first: uqlab sweep NOTEBOOK -g NAME VALUES")
+    for folder in folders:
+        rows, columns = _save(folder)
+        click.echo(f"{rows} runs, {columns} columns: {folder / 'table.parquet'} and .csv")
 
 
 @main.command("gallery")
@@ -155,7 +155,7 @@ def show(output_dir: Path, profile: str | None) -> None:
     folder = output_dir / (profile or "")
     found = gallery.found(output_dir) if folder.is_dir() and not profile else []
     if not folder.is_dir() or not (profile or found):
-        raise click.UsageError(f"no runs in {folder}; first: uqlab run --profile {profile or 'quick'}")
+        raise ValueError(f"no runs in {folder}; first: uqlab run --profile {profile or 'quick'}")
     click.echo(gallery.build(folder, found))
 
 
@@ -165,10 +165,7 @@ def lab(args) -> None:
     """Open JupyterLab on the index of the notebooks; ARGS are its own: --no-browser --port 9000."""
     from jupyterlab.labapp import LabApp
 
-    try:
-        root = all_notebooks()[0].parents[1]
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
+    root = all_notebooks()[0].parents[1]
     rendered = {"@jupyterlab/docmanager-extension:plugin": {"defaultViewers": {"markdown": "Markdown Preview"}}}
     with tempfile.TemporaryDirectory(prefix="uqlab-") as settings:
         Path(settings, "overrides.json").write_text(json.dumps(rendered))
@@ -193,8 +190,6 @@ def project(notebooks, profile, given, port, theme, no_browser) -> None:
     try:
         plan = per_notebook(notebooks or ("00", "01", "02", "03"), profile, dict(given))
         dashboards.serve(plan, port=port, browser=not no_browser, theme=theme)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("voila"):
             raise

@@ -66,9 +66,8 @@ def _invitation(text: str) -> str:
     return found[0] if found else text.strip().rpartition("\n\n")[2]
 
 
-def _unseen(source: str, **options: bool) -> str:
-    given = "".join(f", {name}={value}" for name, value in options.items())
-    return f"uqlab.runs.dashboards.unseen({source!r}{given})"
+def _unseen(source: str, widgets: bool = False) -> str:
+    return f"uqlab.runs.dashboards.unseen({source!r}, {widgets=})"
 
 
 def enter(folder: str, results: str) -> None:

@@ -176,6 +176,7 @@ def execute_all(
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             stop.now()
+            click.echo("stopped; results finished before are kept", err=True)
             raise
     return {path: outcomes[path] for path in plan}
 

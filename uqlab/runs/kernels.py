@@ -20,17 +20,11 @@ WATCH = "__import__('uqlab.core.recording', fromlist=['*']).watch_imports()"  # 
 
 
 class Stop(threading.Event):
-    """The stop of one call (a run, a sweep, `uqlab run`): once it is set, the kernels that the call started are killed.
-
-    Pickled for another process, it is a new one there.
-    """
+    """The stop of one call (a run, a sweep, `uqlab run`): once it is set, the kernels of that call are killed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.running: set[Path] = set()  # the temporary folders of this call's runs in progress
-
-    def __reduce__(self) -> tuple[type["Stop"], tuple[()]]:
-        return Stop, ()
 
     def now(self) -> None:
         """Stop, and wait until the half-done folders are gone."""

@@ -152,7 +152,7 @@ def sweep(
     try:
         with workers.connected(jobs, cluster, resources) as (threads, executor):
             common = {"profile": profile, "root": Path(root).absolute(), "threads": threads, "timeout": timeout}
-            common |= {"keep_stale": keep_stale, "stop": stop}
+            common |= {"keep_stale": keep_stale, "stop": None if cluster else stop}
             calls = {path: (notebook, given | points[path], path, common) for path in todo}
             for path, (status, seconds, reason) in workers.results(executor, _attempt, calls):
                 outcomes[path] = outcome = Outcome(points[path], path, status, seconds, reason)
@@ -183,22 +183,24 @@ def axis(text: str, default: Any = None) -> list[Any]:
     """
     bounds = re.fullmatch(r"(-?\d+):(-?\d+)(?::(-?[1-9]\d*))?", text)
     if bounds and not isinstance(default, str):
-        values: list[Any] = list(range(int(bounds[1]), int(bounds[2]), int(bounds[3] or 1)))
+        values = list(range(int(bounds[1]), int(bounds[2]), int(bounds[3] or 1)))
     else:
-        values, depth, quote = [""], 0, ""
-        for letter in text:
-            if letter == "," and not depth and not quote:
-                values.append("")
-                continue
-            if letter in "'\"" and quote in ("", letter):
-                quote = "" if quote else letter
-            if not quote:
-                depth += (letter in "[{(") - (letter in "]})")
-            values[-1] += letter
+        values = []
+        for part in text.split(","):
+            if values and _is_open(values[-1]):
+                values[-1] += f",{part}"
+            else:
+                values.append(part)
         values = [value.strip() for value in values]
     if not values or "" in values:
         raise ValueError(f"{text!r} has an empty range or item; give 0:5 (0 to 4), 0:10:2 or 1,2,4")
     return values
+
+
+def _is_open(text: str) -> bool:
+    """Whether a bracket or a quote of a text is not closed."""
+    bare = re.sub(r"""'[^']*'|"[^"]*\"""", "", text)
+    return "'" in bare or '"' in bare or sum(map(bare.count, "[{(")) > sum(map(bare.count, "]})"))
 
 
 def folders_of_grid(
