@@ -56,10 +56,10 @@ class Dataset:
         return replace(self, inputs=inputs, labels=self.labels[index], label_probs=probs)
 
     def resize(self, size: int, channels: int | None = None) -> "Dataset":
-        """The set with images of size x size pixels and, if given, 1 or 3 channels.
+        """The set with images of size x size pixels, shrunk by area averages or enlarged bilinearly.
 
-        Images are shrunk by area averages and enlarged bilinearly. Grey is repeated in all channels; colour becomes
-        luma (ITU-R BT.601). Raises TypeError for texts, ValueError for a size below 1 or other channels.
+        channels: 1 (colour becomes luma, ITU-R BT.601), 3 (grey is repeated) or None for those that there are. Raises
+        TypeError for texts, ValueError for a size below 1 or other channels.
         """
         if isinstance(self.inputs, list):
             raise TypeError(f"{self.name} holds text; only images can be resized")
@@ -74,8 +74,7 @@ class Dataset:
         elif channels not in (None, have):
             raise ValueError(f"{self.name} has {have} channels; only 1 and 3 are converted into each other")
         if x.shape[2:] != (size, size):
-            smaller = size < max(x.shape[2:])
-            x = interpolate(x, (size, size), mode="area") if smaller else interpolate(x, (size, size), mode="bilinear")
+            x = interpolate(x, (size, size), mode="area" if size < max(x.shape[2:]) else "bilinear")
         return replace(self, inputs=x.contiguous())
 
 
@@ -96,16 +95,15 @@ def load(
         Texts: a table `.tsv` (without quoting) or `.csv`, also `.gz`, whose header names the columns `sentence` (or
         `text`), `label` and, if the splits are given, `split`. Classes are the sorted labels.
         Where no splits are given 70 % are for training and 30 % for testing, always the same items, drawn by class.
-        Without labels every label is -1, all items are in every split, and whatever needs labels will refuse them.
+        Without labels every label is -1 and all items are in every split.
         Classes in brackets select and relabel: "digits[7-9]" has labels 0, 1, 2 and "mnist[0,2,5-7]" 0 to 4, in the
         order given. Of a set with soft labels only the items whose whole mass lies on these classes remain.
     split: "train" or "test".
     root: where files are looked up and kept; else $UQLAB_DATA, else data/ of a git checkout, else the user's cache.
-    limit: None or 0 for all items, else for a random subset of at most that many, which depends on `seed`. A larger
-        limit keeps these items and adds others.
+    limit: the size of a random subset, which depends on `seed`; None or 0: all. A larger limit adds to these items.
 
-    Raises ValueError for a name, split, class or limit that does not exist, for bad arrays and for a corrupted file
-    that cannot be fetched again; FileNotFoundError if a file is missing and no mirror delivers it.
+    Raises ValueError for a name, split, class or limit that does not exist, and for bad or corrupted files;
+    FileNotFoundError if a file is missing and no mirror delivers it.
     """
     full_name = os.fspath(name)
     base, wanted = _parse(full_name)
@@ -148,8 +146,7 @@ def load(
 def file(name: str, *, root: Name | None = None) -> Path:
     """The path of a registered file, such as "resnet_cifar10/resnet20-12fca82f.th", once its checksum is right.
 
-    root: as in `load`. Raises ValueError for an unknown name and for a corrupted file that cannot be fetched again,
-    FileNotFoundError if the file is missing and no mirror delivers it.
+    root and what is raised: as in `load`.
     """
     if name not in FILES:
         raise ValueError(_unknown("file", name, FILES))

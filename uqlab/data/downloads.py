@@ -44,8 +44,7 @@ def places(file: str, root: Path) -> list[Path]:
 def fetch(file: str, root: Path) -> Path:
     """The path of a registered file whose checksum is right: one that lies below root, else downloaded to root/file.
 
-    Raises FileNotFoundError if there is none and no mirror delivers it, ValueError if what is there is corrupted and
-    no mirror delivers a right one.
+    Where no mirror delivers it, raises FileNotFoundError, or ValueError if what is there is corrupted.
     """
     remote = FILES[file]
     method, expected = remote.checksum.split(":")

@@ -38,11 +38,10 @@ def digits(split):
 
 @cache
 def ambiguous_digits(split):
-    """Mixtures of two near digits of different classes, each with several sampled labels: 500 train, 200 test images.
+    """Mixtures of two near digits of different classes, each with five sampled labels: 500 train, 200 test images.
 
-    As in Ambiguous-MNIST (Mukhoti et al. 2023), a classifier gives an image between two digits its soft label, and
-    labels are sampled from it. Here images are mixed in pixel space, and the classifier is multinomial logistic
-    regression on the training digits. Its log-odds are linear along the line between two images, so the weight for a
+    As in Ambiguous-MNIST (Mukhoti et al. 2023), a classifier gives an image between two digits its soft label. Here it
+    is multinomial logistic regression, whose log-odds are linear along the line between two images: the weight for a
     wanted probability q has a closed form, and the soft label is exactly (q, 1 - q).
     """
     train, test = digits("train"), digits("test")
@@ -67,12 +66,12 @@ def ambiguous_digits(split):
     row = np.arange(len(i))
     plausible = (odds_i > 0) & (odds_j < 0) & (abs(weight - 0.5) < 0.15)  # both right, and a mixture of both
     plausible &= probs[row, first] + probs[row, second] > 0.95  # no third class
-    order = np.flatnonzero(plausible)
-    order = order[np.argsort(distance[i, j][order], kind="stable")]
+    order = np.argsort(distance[i, j], kind="stable")
+    order = order[plausible[order]]
     couple = np.sort([first[order], second[order]], axis=0).T @ [10, 1]
     rank = [(couple[:k] == c).sum() for k, c in enumerate(couple)]  # the nearest of each pair of classes first, so
     order = order[np.argsort(rank, kind="stable")]  # that 3-9 and 5-9 do not crowd out the others
-    rows = np.repeat(order[: 500 if split == "train" else 200], 5)  # five labels an image
+    rows = np.repeat(order[: 500 if split == "train" else 200], 5)
 
     soft = np.zeros((len(rows), 10), np.float32)
     soft[np.arange(len(rows)), first[rows]] = q[rows]
@@ -85,18 +84,15 @@ def ambiguous_digits(split):
 def letters(split):
     """Letters of the fonts that matplotlib ships, processed as the UCI digits were: 1512 train, 648 test images.
 
-    Each glyph is slanted, rotated, stretched and shifted a little and drawn as a bitmap of 32x32 pixels, whose set
-    pixels are counted in blocks of 4x4. Every third font is for testing. LETTERS says which letters are left out.
+    Each is distorted a little and drawn as a bitmap of 32x32 pixels, whose set pixels are counted in blocks of 4x4.
+    Every third font is for testing.
     """
     return *_rendered(LETTERS, split, copies=4 if split == "train" else 3), LETTERS, None
 
 
 @cache
 def glyphs(split):
-    """40 kinds of letters, distorted far more than `letters`: 6160 train, 960 test. A task to learn before `digits`.
-
-    Every glyph is rotated, sheared, scaled and shifted at random; fonts, bitmaps and blocks are those of `letters`.
-    """
+    """40 kinds of letters, distorted far more than `letters`: 6160 train, 960 test. A task to learn before `digits`."""
     copies = 11 if split == "train" else 3
     images, labels = _rendered(GLYPHS, split, copies, turn=15, slant=0.35, height=(23, 32), stretch=(0.7, 1.2), shift=3)
     return images, labels, GLYPHS, None

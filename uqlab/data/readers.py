@@ -1,16 +1,15 @@
 """What all readers of fetched data sets share; the readers themselves stand in files by subject.
 
-A file with a published checksum is verified at every use. Files without one (unpacked archives, .npz) are read only
-from the folder, when the verified file is not there, and checked for shape and labels. Each reader takes
-`(split, root)` and returns `(inputs, labels, classes, label_probs)`: images uint8 (or float32 in [0, 1]) [N, C, H, W]
-or a list of texts, labels int64 [N] (-1: none).
+Files without a published checksum (unpacked archives, .npz) are read only where the verified file is not there. Each
+reader takes `(split, root)` and returns `(inputs, labels, classes, label_probs)`: images uint8 (or float32 in [0, 1])
+[N, C, H, W] or a list of texts, labels int64 [N] (-1: none).
 """
 
 import csv
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,21 +23,15 @@ SOURCES: dict[str, Reader] = {}  # name of a set -> its reader
 DIGITS = tuple("0123456789")
 
 
-def source(
-    name: str,
-    mirrors: Sequence[str] = (),
-    checksums: Mapping[str, str] | None = None,
-    *,
-    folder: str | None = None,
-    also: Sequence[str] = (),
-) -> Callable[[Reader], Reader]:
-    """Make a reader known by the name of its data set, and the files that it fetches, as in `downloads.remotes`.
+def source(name: str, *files: Any, folder: str | None = None, also: Sequence[str] = ()) -> Callable[[Reader], Reader]:
+    """Make a reader known by the name of its data set, and its files: mirrors and checksums, as `remotes` takes them.
 
     folder: where they are kept below root, by default the set's name.
     """
 
     def register(read: Reader) -> Reader:
-        FILES.update(remotes(name if folder is None else folder, mirrors, checksums or {}, also))
+        if files:
+            FILES.update(remotes(name if folder is None else folder, *files, also))
         SOURCES[name] = read
         return read
 

@@ -151,8 +151,7 @@ def vit(
     """A vision transformer without dropout for [batch, channels, image_size, image_size] (Dosovitskiy et al., 2021).
 
     transformers' ViTForImageClassification with an inner width of 4 `width`, returning its logits [batch, classes]
-    alone. Raises ValueError for sizes below 1, patches that do not tile the image and heads that do not divide the
-    width.
+    alone. Raises ValueError for sizes that do not go together.
     """
     smallest = min(image_size, patch_size, width, layers, heads, channels, classes)
     if smallest < 1 or image_size % patch_size or width % heads:

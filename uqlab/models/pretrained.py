@@ -57,11 +57,10 @@ def from_pretrained(name_or_folder: str | os.PathLike, classes: int, task: str =
 
 
 class TextClassifier(nn.Module):
-    """An encoder of texts and a classifier: token ids [batch, tokens] -> logits [batch, classes].
+    """An encoder of texts and a classifier: token ids [batch, tokens], which `encode` makes -> logits [batch, classes].
 
-    `encode` makes the ids. Padding is masked; columns at the end that hold only padding are cut, which changes no
-    logit. network: of transformers, with its own classifier if `classifier` is None. Else the classifier sees the mean
-    of the last hidden states or, for pooling="first", the hidden state of the first token.
+    network: of transformers, with its own classifier if `classifier` is None. Else the classifier sees the mean of the
+    last hidden states or, for pooling="first", that of the first token. Padding changes no logit.
     """
 
     def __init__(self, network: nn.Module, tokenizer: Any, classifier: nn.Linear | None = None, pooling: str = "mean"):
@@ -85,8 +84,7 @@ class TextClassifier(nn.Module):
     def encode(self, texts: Sequence[str], max_length: int | None = None) -> Int[Tensor, "samples tokens"]:
         """The token ids of `texts`, padded to the longest of them and cut to `max_length` (None: the network's limit).
 
-        Raises TypeError unless `texts` is a list of strings, ValueError for an empty list and for a max_length outside
-        3 and the network's limit.
+        Raises TypeError for what is no list of strings, ValueError for an empty one and a max_length out of range.
         """
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise TypeError("encode takes a list of strings; for one text give [text]")
@@ -220,14 +218,13 @@ def _first_line(error: Exception) -> str:
 def load_weights(model: Model, path: str | os.PathLike) -> Model:
     """Put the weights of a file into `model` and return it.
 
-    path: a .th, .pt or .pth file of torch.save, of which only tensors are read (`weights_only=True`), or .safetensors.
-        A state dict under "state_dict" is unwrapped, and the prefix "module." of nn.DataParallel dropped.
+    path: a .safetensors file or one of torch.save, of which only tensors are read (`weights_only=True`). A state dict
+        under "state_dict" is unwrapped, and the prefix "module." of nn.DataParallel dropped.
 
     Raises FileNotFoundError if there is no such file, ValueError for one that holds anything but the weights of this
     model, which then stays unchanged.
     """
-    path = Path(path).expanduser()
-    state = _read_weights(path)
+    state = _read_weights(Path(path).expanduser())
     if state and all(name.startswith("module.") for name in state):
         state = {name.removeprefix("module."): weight for name, weight in state.items()}
     state = dict(state)  # without metadata torch does not miss num_batches_tracked, which old files lack
@@ -240,14 +237,12 @@ def load_weights(model: Model, path: str | os.PathLike) -> Model:
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
-    if path.suffix not in (".th", ".pt", ".pth", ".safetensors"):
-        raise ValueError(f"{path}: weights are read from .th, .pt, .pth and .safetensors files")
-    if not path.is_file():
-        raise FileNotFoundError(f"no file {path.absolute()}; relative paths start at the working folder")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
         found = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise
     except (RuntimeError, ValueError, KeyError, OSError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
         raise ValueError(
             f"{path} cannot be read: {_first_line(error) or type(error).__name__}. It is damaged, or holds Python "

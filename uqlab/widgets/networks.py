@@ -52,10 +52,10 @@ def masks(
 
     def seen(weight: float, threshold: float | None, mask: str) -> str:
         kept = found[weight][mask] if threshold is None else (found[weight][mask] > threshold).float()
-        both = {
-            kind: (d.epistemic.mean(), trained[kind].epistemic.mean()) for kind, d in parts[weight, threshold].items()
-        }
-        means = " and ".join(f"{mine:.4f} ({theirs:.4f}) on {kind.upper()}" for kind, (mine, theirs) in both.items())
+        means = " and ".join(
+            f"{d.epistemic.mean():.4f} ({trained[kind].epistemic.mean():.4f}) on {kind.upper()}"
+            for kind, d in parts[weight, threshold].items()
+        )
         return (
             f"Left: a member keeps {100 * kept.mean():.0f} % of these units. Right, solid ID, dashed OOD: mutual "
             f"information of the extracted ensemble (blue) and the trained one (grey, in brackets), on average {means} "
@@ -84,12 +84,11 @@ def spectra(
     threshold: float = 0.5,
     layer: str | None = None,
 ) -> Explorer:
-    """Singular vectors of one matrix of one member against all those of the pretrained matrix.
+    """Singular vectors of one matrix of one member against all those of the pretrained matrix; intruders in red.
 
     before: name of a layer -> its pretrained weight. after: name of a method -> its members' weights of a layer:
-    `functools.partial(diversity.member_weights, ensemble)`. k, threshold: as in
-    `spectra.intruder_dimensions`, shown first, like layer. Rows without any |cos| above the threshold are intruders,
-    marked in red.
+    `functools.partial(diversity.member_weights, ensemble)`. k, threshold: as in `spectra.intruder_dimensions`, shown
+    first, like layer.
     """
     first = layer or next(iter(before))
     members = len(after[next(iter(after))](first))
@@ -100,9 +99,7 @@ def spectra(
         u, s, _ = torch.linalg.svd(before[name].detach().cpu().double(), full_matrices=False)
         return u, s
 
-    @functools.lru_cache(4)
-    def trained(method: str, name: str) -> Tensor:
-        return after[method](name)
+    trained = functools.lru_cache(4)(lambda method, name: after[method](name))
 
     @functools.lru_cache(64)
     def compared(method: str, name: str, member: int) -> tuple[Tensor, Tensor]:  # |cos| [after, before], values
@@ -173,10 +170,9 @@ def head_map(
 ) -> Explorer:
     """Attention heads: their map, the quality of the network without the first of `order`, and one head's features.
 
-    values: a value of each head, shown as colour. features: (number of removed heads, layer, head, set: `known` or one
-    of `others`) -> that head's features of the set's inputs. removed: the numbers of removed heads to choose from.
-    path: measure -> its value after the removal of 0, 1, ... heads. alone: head -> measure -> its value when only that
-    head is removed.
+    values: shown as colour. features: (number of removed heads, layer, head, set: `known` or one of `others`) -> that
+    head's features of the set. removed: the numbers of removed heads to choose from. path: measure -> its value after
+    the removal of 0, 1, ... heads. alone: head -> measure -> its value when only that head is removed.
     """
     layers, heads = values.shape
 
