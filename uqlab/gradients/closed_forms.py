@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import grad
 
 from uqlab.core.devices import elements_of_temporary
 
@@ -89,11 +90,8 @@ def _outer(a: Tensor, out: int, bias: bool, q: int, passes: int) -> Callable[[Te
 
 
 def _linear(module: nn.Linear, inputs: list[Tensor], n: int, q: int, passes: int) -> Powers:
-    def columns(parts: list[Tensor]) -> Tensor:  # [rows, ..., features] -> [n, 1, features, S], over calls too
-        return _join([part.reshape(n, -1, part.shape[-1]) for part in parts], 1).mT.unsqueeze(1)
-
-    powers = _outer(columns(inputs), module.out_features, module.bias is not None, q, passes)
-    return lambda errors: powers(columns(errors))
+    powers = _outer(_columns(inputs, n), module.out_features, module.bias is not None, q, passes)
+    return lambda errors: powers(_columns(errors, n))
 
 
 def _conv(module: Any, inputs: list[Tensor], n: int, q: int, passes: int) -> Powers:
@@ -119,37 +117,31 @@ def _conv(module: Any, inputs: list[Tensor], n: int, q: int, passes: int) -> Pow
     positions = sum(len(x) // n * places(x) for x in inputs)
     if q == 2 and len(kernel) < 3 and positions * (out // groups + 8 + width / passes) < out // groups * width:
 
-        def columns(parts: list[Tensor], features: int) -> Tensor:  # [rows, groups * features, L] -> [n, groups, f, S]
-            parts = [part.reshape(n, -1, groups, features, part[0, 0].numel()) for part in parts]
-            return _join([part.permute(0, 2, 3, 1, 4).flatten(3) for part in parts], 3)
-
         def unfold(x: Tensor) -> Tensor:
             if x.ndim == 4:
                 return F.unfold(x, kernel, module.dilation, padding, module.stride)
             settings = ((1, *kernel), (1, *module.dilation), (0, *padding), (1, *module.stride))
             return F.unfold(x.unsqueeze(2), *settings)
 
-        powers = _outer(columns([unfold(x) for x in inputs], width), out // groups, bias, q, passes)
-        return lambda errors: powers(columns([error.flatten(2) for error in errors], out // groups))
+        powers = _outer(_columns([unfold(x) for x in inputs], n, 1, groups), out // groups, bias, q, passes)
+        return lambda errors: powers(_columns(errors, n, 1, groups))
 
     def as_groups(x: Tensor, at: slice) -> Tensor:  # [rows, channels, ...] -> [K, samples * channels, ...]
         return x.unflatten(0, (n, -1))[at].transpose(0, 1).flatten(1, 2)
 
+    gradient_of = getattr(grad, f"conv{len(kernel)}d_weight")
+
     def gradients(x: Tensor, error: Tensor, at: slice) -> Tensor:
         m = len(range(n)[at])
-        weight = x.new_empty(m * out, *module.weight.shape[1:])  # only its shape is read
-        settings = ([*module.stride], [*padding], [*module.dilation], False, [0] * len(kernel), m * groups)
-        backward = torch.ops.aten.convolution_backward
-        _, gradient, _ = backward(as_groups(error, at), as_groups(x, at), weight, None, *settings, [False, True, False])
-        return gradient.view(m, -1)
+        shape, settings = (m * out, *module.weight.shape[1:]), (module.stride, padding, module.dilation, m * groups)
+        return gradient_of(as_groups(x, at), shape, as_groups(error, at), *settings).view(m, -1)
 
     def powers_by_gradients(errors: list[Tensor]) -> Tensor:
         result = errors[0].new_zeros(n)
         for at in _chunks(n, out * width, errors[0]):
-            result[at] = power(sum(gradients(x, e, at) for x, e in zip(inputs, errors, strict=True)), q)  # type: ignore
-        if bias:
-            result += power(sum(e.reshape(n, -1, out, e[0, 0].numel()).sum((1, 3)) for e in errors), q)  # type: ignore
-        return result
+            each = [gradients(x, error, at) for x, error in zip(inputs, errors, strict=True)]
+            result[at] = power(sum(each[1:], start=each[0]), q)
+        return result + power(_total(errors, n, 1), q) if bias else result
 
     return powers_by_gradients
 
@@ -164,36 +156,43 @@ def _affine(module: Any, inputs: list[Tensor], n: int, q: int, passes: int) -> P
         normal = [F.group_norm(x, module.num_groups, eps=module.eps) for x in inputs]
     else:
         normal = [F.batch_norm(x, module.running_mean, module.running_var, eps=module.eps) for x in inputs]
-    size = module.weight.numel()
 
-    def total(parts: list[Tensor]) -> Tensor:
-        if last:
-            return torch.stack([part.reshape(n, -1, size).sum(1) for part in parts]).sum(0)
-        return torch.stack([part.reshape(n, -1, size, part[0, 0].numel()).sum((1, 3)) for part in parts]).sum(0)
+    dims, axis = module.weight.ndim, -1 if last else 1
 
     def powers(errors: list[Tensor]) -> Tensor:
-        result = power(total([error * x for error, x in zip(errors, normal, strict=True)]), q)
-        return result if getattr(module, "bias", None) is None else result + power(total(errors), q)
+        products = [error * x for error, x in zip(errors, normal, strict=True)]
+        result = power(_total(products, n, axis, dims), q)
+        return result if getattr(module, "bias", None) is None else result + power(_total(errors, n, axis, dims), q)
 
     return powers
 
 
 def _embedding(module: nn.Embedding, inputs: list[Tensor], n: int, q: int, passes: int) -> Powers:
     """The errors of equal indices are added at the first of them: a sample has at most as many rows as tokens."""
-    indices = torch.cat([index.reshape(n, -1) for index in inputs], 1)
-    first = (indices.unsqueeze(2) == indices.unsqueeze(1)).int().argmax(2, keepdim=True)  # [n, S, 1]
-    padding = -1 if module.padding_idx is None else module.padding_idx
-    live = (indices != padding).unsqueeze(2)
+    indices = torch.cat([index.reshape(n, 1, -1) for index in inputs], 2)  # [n, 1, S]
+    first = (indices == indices.mT).int().argmax(1, keepdim=True)
+    live = indices != (-1 if module.padding_idx is None else module.padding_idx)
 
     def powers(errors: list[Tensor]) -> Tensor:
-        d = torch.cat([error.reshape(n, -1, module.embedding_dim) for error in errors], 1) * live
-        return power(torch.zeros_like(d).scatter_add_(1, first.expand_as(d), d), q)
+        d = _columns(errors, n).squeeze(1) * live  # [n, features, S]
+        return power(torch.zeros_like(d).scatter_add_(2, first.expand_as(d), d), q)
 
     return powers
 
 
-def _join(parts: list[Tensor], dim: int) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+def _columns(parts: list[Tensor], n: int, axis: int = -1, groups: int = 1) -> Tensor:
+    """What a layer's calls were given, or their errors, [n * copies, ...] with features along an axis, as
+    [n, groups, features, S]: S counts places, copies and calls.
+    """
+    moved = [part.movedim(axis, -1).reshape(n, -1, part.shape[axis]) for part in parts]
+    joined = moved[0] if len(moved) == 1 else torch.cat(moved, 1)
+    return joined.mT.unflatten(1, (groups, -1))
+
+
+def _total(parts: list[Tensor], n: int, axis: int, dims: int = 1) -> Tensor:
+    """The sum [n, features] over places, copies and calls; with `dims`, features are the last axes together."""
+    moved = [part.flatten(-dims).movedim(axis, 1).unflatten(0, (n, -1)) for part in parts]
+    return torch.stack([part.sum((1, *range(3, part.ndim))) for part in moved]).sum(0)
 
 
 def _chunks(n: int, elements: int, like: Tensor) -> Iterator[slice]:
@@ -221,6 +220,4 @@ FORMS: dict[type[nn.Module], Callable[..., Powers]] = {
 
 def rows_form(module: nn.Module, inputs: list[Tensor], n: int, q: int, passes: int) -> Powers:
     """Parameters of which every row got its own copy: the error at the copy is the row's gradient."""
-    return lambda errors: torch.stack(
-        [power(error.reshape(n, -1, error[0].numel()).sum(1), q) for error in errors]
-    ).sum(0)
+    return lambda errors: power(torch.cat([e.reshape(n, -1, e[0].numel()).sum(1) for e in errors], 1), q)

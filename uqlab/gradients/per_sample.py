@@ -4,7 +4,7 @@ import contextlib
 import functools
 import re
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -67,8 +67,11 @@ class SampleGradients:
         self.fast = {name for name, part in formed.items() if part and all(call.shape[0] == 2 for call in part)}
         self.fast = self._agreeing(sorted(self.fast), rows, target, truth)
         self.head = self.head if self.head in self.fast else None
-        for name in self.names:
-            for inner in self._ways(name, formed):
+        for name in [name for name in self.names if name not in self.fast]:
+            ways = [-1, 0, 1, 2, 3]
+            if name in formed:
+                ways = [-1] if formed[name] else []
+            for inner in ways:
                 self.expanded[name] = inner
                 self.fast.add(name)
                 with contextlib.suppress(Exception):  # a model may fail with a parameter of another shape
@@ -79,26 +82,12 @@ class SampleGradients:
         copied = (self.parameters[own] for name in self.expanded if name not in formed for own in self.owned[name])
         self.footprint += sum(p.numel() for p in copied)
 
-    def _ways(self, name: str, formed: dict[str, list[_Call]]) -> list[int]:
-        """The ways to give every sample its own copy of a row that all samples share: see `expanded`."""
-        if name in self.fast:
-            return []
-        bare = [self.parameters[own].shape for own in self.owned[name]]
-        shapes = [call.shape for call in formed[name]] if name in formed else bare
-        single = [-1] if shapes and all(shape[:1] == (1,) for shape in shapes) else []
-        return single if name in formed else [*single, 0, 1, 2, 3]
-
     def norms(
-        self, x: Tensor, pick: Callable[[Tensor], Tensor] | None = None, names: Sequence[str] | None = None
+        self, x: Tensor, classes: Tensor | None = None, names: Sequence[str] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Norms of the gradients of log p_c, each averaged over the copies of a sample.
+        """Norms [layers, n, J] of the gradients of log p_c, averaged over the copies of a sample, and log p [n, C].
 
-        Args:
-            x: [n, copies, ...], the first copy being the sample itself.
-            pick: log p [n, C] -> classes [n, J]; None for all.
-
-        Returns:
-            norms [layers, n, J], log p [n, C] of the first copies.
+        x [n, copies, ...]: the first copy is the sample itself, and log p is its own. classes [n, J]; None for all.
         """
         names = self.names if names is None else names
         n, copies = x.shape[:2]
@@ -108,7 +97,7 @@ class SampleGradients:
         log_p = logits.detach().log_softmax(1)
         clean, p = log_p[::copies], log_p.exp()
         rest = sum_of_rest(p)
-        classes = torch.arange(log_p.shape[1], device=log_p.device).expand_as(clean) if pick is None else pick(clean)
+        classes = torch.arange(log_p.shape[1], device=log_p.device).expand_as(clean) if classes is None else classes
         powers = log_p.new_zeros(len(names), n, classes.shape[1])
 
         ready: list[tuple[int, Powers, list[_Call]]] = []
@@ -120,8 +109,7 @@ class SampleGradients:
             elif name == self.head:
                 h = part[0].input.unflatten(0, (n, copies))
                 p_head, rest_head = p.unflatten(0, (n, copies)), rest.unflatten(0, (n, copies))
-                every = head_powers(h, p_head, rest_head, module.bias is not None, self.q)
-                powers[i] = every if pick is None else every.gather(1, classes)
+                powers[i] = head_powers(h, p_head, rest_head, module.bias is not None, self.q).gather(1, classes)
             else:
                 form = FORMS.get(type(module), rows_form)
                 ready.append((i, form(module, [call.input for call in part], n, self.q, classes.shape[1]), part))
@@ -139,8 +127,12 @@ class SampleGradients:
         return powers.pow(1 / self.q), clean
 
     def head_inputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs [rows, features] of the last layer, and log p [rows, C]."""
-        assert self.head is not None
+        """Inputs [rows, features] of the linear layer that gives the logits, and log p [rows, C]."""
+        if self.head is None:
+            raise ValueError(
+                "gradnorm needs logits that come straight from an nn.Linear on [samples, features]; the last layer, "
+                f"{self.names[-1]!r}, is not; exgrad takes any"
+            )
         with torch.no_grad():
             logits, calls = self._run(x, [self.head])
         return calls[self.head][0].input, logits.log_softmax(1)
@@ -188,7 +180,7 @@ class SampleGradients:
         """The layers whose fast norms for the last row equal the true norms."""
         if not names:
             return set()
-        found = self.norms(rows.unsqueeze(1), lambda _: target.expand(2, 1), names)[0][:, 1, 0]
+        found = self.norms(rows.unsqueeze(1), target.expand(2, 1), names)[0][:, 1, 0]
         expected = torch.stack([truth[name] for name in names])
         tolerance = 4 * torch.finfo(expected.dtype).eps ** 0.5
         close = (found - expected).abs() <= tolerance * (expected + expected.max() / 100)

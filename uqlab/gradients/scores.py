@@ -13,14 +13,13 @@ Models are evaluated: a model in training mode that has dropout or batch normali
 for the computation, with a UserWarning. Afterwards it is as before: same modes, no gradients, no hooks.
 """
 
-import contextlib
 import math
 import warnings
-from collections.abc import Iterator, Sequence
-from typing import Literal, get_args
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, get_args
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from uqlab.core.checks import at_least, count_samples, one_network, one_of
@@ -40,22 +39,16 @@ def exgrad(
     *,
     norm: Literal[1, 2] = 1,
     layers: str | Sequence[str] = "last",
-    depth: float = 0.0,
-    perturbations: int = 0,
-    sigma: float = 0.02,
-    seed: int = 0,
-    classes: int | None = None,
     batch_size: int | None = None,
 ) -> Scores:
     """ExGrad, the expected gradient norm sum_c p_c ||g_c||: [samples], higher = more uncertain.
 
-    The paper takes the last layer and the 1-norm. Over several layers this is the mean of the layers' norms (depth =
-    0). The other arguments and the errors are those of `regrad`. Igoe et al. 2022, arXiv 2205.10439.
+    The paper takes the last layer and the 1-norm. Over several layers this is the mean of the layers' norms. The
+    arguments and the errors are those of `regrad`. Igoe et al. 2022, arXiv 2205.10439.
     """
     return regrad(
-        model, inputs, class_weight="p", norm=norm, depth=depth, perturbations=perturbations, sigma=sigma, seed=seed,
-        layers=layers, classes=classes, batch_size=batch_size,
-    )  # fmt: skip
+        model, inputs, class_weight="p", norm=norm, depth=0.0, perturbations=0, layers=layers, batch_size=batch_size
+    )
 
 
 def regrad(
@@ -70,7 +63,6 @@ def regrad(
     seed: int = 0,
     reduction: Reduction = "A",
     layers: str | Sequence[str] = "all",
-    classes: int | None = None,
     batch_size: int | None = None,
 ) -> Scores:
     """REGrad-style score, A: sum_c w_c n_c with n_c = sum_l w_l ||g_c^(l)||: [samples], higher = more uncertain.
@@ -89,9 +81,6 @@ def regrad(
         reduction: "A"; "B" = sqrt(sum_c p_c n_c^2), for one layer and norm 2 the root of the Fisher information's
             trace; "C" = sum_c p_c sqrt(n_c).
         layers: "all", "last", a regular expression searched in the layers' names, or a list of names.
-        classes: None for the sum over all classes; an integer draws this many classes for each input, with replacement
-            and with probability proportional to their weight. A and C are then unbiased; B is the root of an unbiased
-            sum.
         batch_size: inputs per pass; None for as many as keep the activations small.
 
     Raises:
@@ -102,20 +91,12 @@ def regrad(
 
     Wang and Ji 2024, arXiv 2404.10124, read as the module's docstring says.
     """
-    weighting = _check_switches(class_weight, reduction, depth)
-    if classes is not None and (not isinstance(classes, int) or classes < 2):
-        raise ValueError(f"classes must be None (all) or a sample of at least 2 per input, got {classes!r}")
-    parts = []
-    with _prepared(model, inputs, layers, norm, perturbations, sigma, seed, batch_size) as (gradients, batches):
-        uniform = torch.empty(0)
-        if classes is not None:  # drawn for all samples at once, so that batches make no difference
-            uniform = torch.rand(len(inputs), classes, generator=torch.Generator().manual_seed(seed))
-        for x, at in batches:
-            pick = None
-            if classes is not None:
-                pick = lambda log_p, u=uniform[at]: _draw(_class_weights(log_p, weighting), u)  # noqa: E731
-            norms, log_p = gradients.norms(x, pick)
-            parts.append(_reduce(norms, log_p, weighting, reduction, depth, pick is not None))
+    _check_switches(class_weight, reduction, depth)
+
+    def score(gradients: SampleGradients, x: Tensor) -> Tensor:
+        return reduce_norms(*gradients.norms(x), class_weight=class_weight, reduction=reduction, depth=depth)
+
+    parts = _by_batch(score, model, inputs, layers, norm, batch_size, perturbations, sigma, seed)
     return torch.cat(parts).to(inputs.device)
 
 
@@ -126,17 +107,12 @@ def gradnorm(model: nn.Module, inputs: Inputs, *, batch_size: int | None = None)
     bias; h are this layer's inputs. Large norms mean confidence, hence the sign. Raises the errors of `regrad`, and
     ValueError unless the logits come from an nn.Linear on [samples, features]. Huang et al. 2021, arXiv 2110.00218.
     """
-    parts = []
-    with _prepared(model, inputs, "last", 1, batch_size=batch_size) as (gradients, batches):
-        if gradients.head is None:
-            raise ValueError(
-                "gradnorm needs logits that come straight from an nn.Linear on [samples, features]; the last layer, "
-                f"{gradients.names[-1]!r}, is not; exgrad takes any"
-            )
-        for x, _ in batches:
-            h, log_p = gradients.head_inputs(x[:, 0])
-            parts.append(h.abs().sum(1) * (log_p.exp() - 1 / log_p.shape[1]).abs().sum(1))
-    return torch.cat(parts).neg().to(inputs.device)
+
+    def score(gradients: SampleGradients, x: Tensor) -> Tensor:
+        h, log_p = gradients.head_inputs(x[:, 0])
+        return -h.abs().sum(1) * (log_p.exp() - 1 / log_p.shape[1]).abs().sum(1)
+
+    return torch.cat(_by_batch(score, model, inputs, "last", 1, batch_size)).to(inputs.device)
 
 
 def gradient_norms(
@@ -148,24 +124,20 @@ def gradient_norms(
     perturbations: int = 0,
     sigma: float = 0.02,
     seed: int = 0,
-    classes: Int[Tensor, "samples drawn"] | None = None,
     batch_size: int | None = None,
-) -> tuple[Float[Tensor, "layers samples drawn"], list[str], Float[Tensor, "samples classes"]]:
+) -> tuple[Float[Tensor, "layers samples classes"], list[str], Float[Tensor, "samples classes"]]:
     """Norms of the gradients of log p_c by each layer: (norms [layers, samples, C], layer names, log p [samples, C]).
 
-    With `classes` [samples, drawn], only the norms of these classes of each sample. The other arguments and the errors
-    are those of `regrad`. `reduce_norms` turns the result into scores, `layer_shares` into the share of each layer.
+    The arguments and the errors are those of `regrad`. `reduce_norms` turns the result into scores, `layer_shares` into
+    the share of each layer.
     """
-    norms, log_ps = [], []
-    with _prepared(model, inputs, layers, norm, perturbations, sigma, seed, batch_size) as (gradients, batches):
-        if classes is not None and (classes.ndim != 2 or len(classes) != len(inputs) or classes.is_floating_point()):
-            raise ValueError(f"classes must be integers [samples, drawn], got {classes.dtype} {list(classes.shape)}")
-        for x, at in batches:
-            pick = None if classes is None else lambda log_p, at=at: classes[at].to(log_p.device)
-            part, log_p = gradients.norms(x, pick)
-            norms.append(part)
-            log_ps.append(log_p)
-    return torch.cat(norms, 1).to(inputs.device), gradients.names, torch.cat(log_ps).to(inputs.device)
+
+    def measure(gradients: SampleGradients, x: Tensor) -> tuple[Tensor, Tensor, list[str]]:
+        return *gradients.norms(x), gradients.names
+
+    parts = _by_batch(measure, model, inputs, layers, norm, batch_size, perturbations, sigma, seed)
+    norms, log_p, names = zip(*parts, strict=True)
+    return torch.cat(norms, 1).to(inputs.device), names[0], torch.cat(log_p).to(inputs.device)
 
 
 def reduce_norms(
@@ -177,8 +149,13 @@ def reduce_norms(
     depth: float = 3.0,
 ) -> Scores:
     """The score of `regrad` from what `gradient_norms` returns; class_weight "p" and depth 0 give `exgrad`."""
-    weighting = _check_switches(class_weight, reduction, depth)
-    return _reduce(norms, log_p, weighting, reduction, depth)
+    _check_switches(class_weight, reduction, depth)
+    position = torch.linspace(0, 1, len(norms), dtype=norms.dtype, device=norms.device)
+    n = torch.tensordot((depth * position).softmax(0), norms, 1)  # [samples, classes]
+    if reduction == "A":
+        return (_class_weights(log_p, class_weight) * n).sum(1)
+    p = log_p.exp()
+    return (p * n.square()).sum(1).sqrt() if reduction == "B" else (p * n.sqrt()).sum(1)
 
 
 def layer_shares(
@@ -188,22 +165,22 @@ def layer_shares(
     class_weight: ClassWeight = "sqrt_p",
 ) -> Float[Tensor, "layers samples"]:
     """The share of each layer in sum_l sum_c w_c ||g_c^(l)||, layers unweighted; 0 for a sample without gradients."""
-    parts = (norms * _class_weights(log_p, _check_switches(class_weight, "A", 0.0))).sum(2)
+    one_of("class_weight", class_weight, get_args(ClassWeight))
+    parts = (norms * _class_weights(log_p, class_weight)).sum(2)
     return parts / parts.sum(0).clamp(min=torch.finfo(parts.dtype).tiny)
 
 
-def _reduce(norms: Tensor, log_p: Tensor, weighting: str, reduction: str, depth: float, drawn: bool = False) -> Tensor:
-    """The score [samples] from the norms of all classes, or of classes drawn by their weights."""
-    position = torch.linspace(0, 1, len(norms), dtype=norms.dtype, device=norms.device)
-    n = torch.tensordot((depth * position).softmax(0), norms, 1)  # [samples, classes]
-    n = {"A": n, "B": n.square(), "C": n.sqrt()}[reduction]
-    weights = _class_weights(log_p, weighting)
-    score = weights.sum(1) * n.mean(1) if drawn else (weights * n).sum(1)
-    return score.sqrt() if reduction == "B" else score
+def _check_switches(class_weight: str, reduction: str, depth: float) -> None:
+    one_of("class_weight", class_weight, get_args(ClassWeight))
+    one_of("reduction", reduction, get_args(Reduction))
+    if reduction != "A" and class_weight != "sqrt_p":
+        raise ValueError(f"readings B and C weigh classes by p: leave class_weight out, got {class_weight!r}")
+    if not math.isfinite(depth):
+        raise ValueError(f"depth must be finite, got {depth}")
 
 
-def _class_weights(log_p: Tensor, weighting: str) -> Tensor:
-    match weighting:
+def _class_weights(log_p: Tensor, class_weight: str) -> Tensor:
+    match class_weight:
         case "p":
             return log_p.exp()
         case "sqrt_p":
@@ -214,71 +191,18 @@ def _class_weights(log_p: Tensor, weighting: str) -> Tensor:
             return torch.zeros_like(log_p).scatter_(1, log_p.argmax(1, keepdim=True), 1.0)
 
 
-def _draw(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Classes [samples, drawn] with probability proportional to weights [samples, C], by inversion."""
-    steps = weights.double().cumsum(1)
-    drawn = torch.searchsorted(steps, uniform.to(steps) * steps[:, -1:], right=True)
-    return drawn.clamp(max=weights.shape[1] - 1)
-
-
-@contextlib.contextmanager
-def _prepared(
+def _by_batch(
+    compute: Callable[[SampleGradients, Tensor], Any],
     model: nn.Module,
     inputs: Tensor,
     layers: str | Sequence[str],
     norm: int,
+    batch_size: int | None,
     perturbations: int = 0,
     sigma: float = 0.0,
     seed: int = 0,
-    batch_size: int | None = None,
-) -> Iterator[tuple[SampleGradients, Iterator[tuple[Tensor, slice]]]]:
-    """The model in evaluation mode, taken apart, and its inputs in batches [n, 1 + perturbations, ...]."""
-    _check_inputs(model, inputs, norm, perturbations, sigma, batch_size)
-    parameter = next(model.parameters(), None)
-    if parameter is None:
-        raise ValueError("the model has no parameters, so there are no gradients to measure")
-    dtype = parameter.dtype if inputs.is_floating_point() else inputs.dtype
-    noise = torch.zeros(1, *[1] * (inputs.ndim - 1), dtype=dtype)  # [1 + perturbations, ...]
-    if perturbations and sigma:
-        generator = torch.Generator().manual_seed(seed)
-        drawn = torch.randn(perturbations, *inputs.shape[1:], generator=generator, dtype=dtype)
-        noise = torch.cat([torch.zeros_like(drawn[:1]), drawn.mul_(sigma)])
-    noise = noise.to(parameter.device)
-
-    def batches(step: int) -> Iterator[tuple[Tensor, slice]]:
-        for start in range(0, len(inputs), step):
-            at = slice(start, start + step)
-            yield inputs[at].to(parameter.device, dtype).unsqueeze(1) + noise, at
-
-    _warn_of_training(model)
-    with evaluating(model):
-        other = inputs[-1:] if len(inputs) > 1 else torch.zeros_like(inputs)
-        gradients = SampleGradients(model, torch.cat([other, inputs[:1]]).to(parameter.device, dtype), layers, norm)
-        fitting = max(1, elements_of_temporary(parameter.device, ACTIVATIONS) // (gradients.footprint * len(noise)))
-        yield gradients, batches(batch_size or fitting)
-
-
-def _warn_of_training(model: nn.Module) -> None:
-    """Warn of modules in training mode that would give something else than in evaluation mode."""
-
-    def differs(module: nn.Module) -> bool:
-        name = type(module).__name__  # attention and recurrent layers have .dropout
-        rate = getattr(module, "p" if "Dropout" in name else "dropout", 0)
-        return "BatchNorm" in name or (isinstance(rate, int | float) and rate > 0)
-
-    different = sorted({type(module).__name__ for module in model.modules() if module.training and differs(module)})
-    if different:
-        warnings.warn(
-            f"the model is in training mode and has {', '.join(different)}: gradients are taken in evaluation mode; "
-            "call model.eval() to avoid this warning",
-            UserWarning,
-            stacklevel=5,
-        )
-
-
-def _check_inputs(
-    model: nn.Module, inputs: Tensor, norm: int, perturbations: int, sigma: float, batch_size: int | None
-) -> None:
+) -> list[Any]:
+    """`compute` for every batch [n, 1 + perturbations, ...], with the model in evaluation mode."""
     one_network(model, "uqlab.gradients")
     if not isinstance(inputs, Tensor):
         raise TypeError(f"inputs must be a tensor, got {type(inputs).__name__}; use torch.as_tensor(inputs)")
@@ -290,14 +214,36 @@ def _check_inputs(
         raise ValueError(f"{inputs.dtype} inputs cannot be perturbed: set perturbations=0, or embed them first")
     if batch_size is not None:
         at_least("batch_size", batch_size)
+    parameter = next(model.parameters(), None)
+    if parameter is None:
+        raise ValueError("the model has no parameters, so there are no gradients to measure")
+    like = {"device": parameter.device, "dtype": parameter.dtype if inputs.is_floating_point() else inputs.dtype}
+    noise = torch.zeros(1, *[1] * (inputs.ndim - 1), **like)  # [1 + perturbations, ...]
+    if perturbations and sigma:
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.randn(perturbations, *inputs.shape[1:], generator=generator, dtype=like["dtype"])
+        noise = torch.cat([torch.zeros_like(drawn[:1]), drawn.mul_(sigma)]).to(parameter.device)
+    _warn_of_training(model)
+    with evaluating(model):
+        other = inputs[-1:] if len(inputs) > 1 else torch.zeros_like(inputs)
+        gradients = SampleGradients(model, torch.cat([other, inputs[:1]]).to(**like), layers, norm)
+        fitting = max(1, elements_of_temporary(parameter.device, ACTIVATIONS) // (gradients.footprint * len(noise)))
+        parts = inputs.split(batch_size or fitting)
+        return [compute(gradients, part.to(**like).unsqueeze(1) + noise) for part in parts]
 
 
-def _check_switches(class_weight: str, reduction: str, depth: float) -> str:
-    """How the reading weighs classes: A by `class_weight`, B and C by "p"."""
-    one_of("class_weight", class_weight, get_args(ClassWeight))
-    one_of("reduction", reduction, get_args(Reduction))
-    if reduction != "A" and class_weight != "sqrt_p":
-        raise ValueError(f"readings B and C weigh classes by p: leave class_weight out, got {class_weight!r}")
-    if not math.isfinite(depth):
-        raise ValueError(f"depth must be finite, got {depth}")
-    return class_weight if reduction == "A" else "p"
+def _warn_of_training(model: nn.Module) -> None:
+    """Warn of modules in training mode that would give something else than in evaluation mode."""
+    different = set()
+    for part in model.modules():
+        name = type(part).__name__
+        rate = getattr(part, "p" if "Dropout" in name else "dropout", 0)  # attention and recurrent layers: .dropout
+        if part.training and ("BatchNorm" in name or (isinstance(rate, int | float) and rate > 0)):
+            different.add(name)
+    if different:
+        warnings.warn(
+            f"the model is in training mode and has {', '.join(sorted(different))}: gradients are taken in evaluation "
+            "mode; call model.eval() to avoid this warning",
+            UserWarning,
+            stacklevel=4,
+        )
