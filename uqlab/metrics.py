@@ -47,8 +47,7 @@ def log_prediction(logits: Logits, pool: Pool = "probabilities") -> Float[Tensor
         log_p = torch.cat([z.double().log_softmax(-1).logsumexp(0) - math.log(len(z)) for z in pieces])
     else:
         log_p = torch.cat([z.mean(0, dtype=torch.float64).log_softmax(-1) for z in pieces])
-    if not log_p.isfinite().all():
-        raise ValueError(f"logits must be finite, sample {int((~log_p.isfinite()).any(1).nonzero()[0])} is not")
+    finite("the logits' log-probabilities", log_p)
     return log_p
 
 
@@ -241,7 +240,6 @@ def bootstrap(statistic: Callable, *arrays: Shaped[Array, "..."], repeats: int =
         axis that is as long as the others' first.
 
     Raises ValueError for numbers of samples that differ or are 0, and where the lengths do not tell the samples' axis.
-    Example: `bootstrap(metrics.ece, log_prediction(logits)[None], labels)`, which pools the members once.
     """
     axes = _sample_axes(arrays)
     sizes = [array.shape[axis] for array, axis in zip(arrays, axes, strict=True)]

@@ -20,7 +20,6 @@ import torch
 from jaxtyping import Float, Int
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from uqlab.core.checks import at_least, finite, one_network, one_of
 from uqlab.core.modules import evaluating, hooked, like_parameters
@@ -66,20 +65,17 @@ def minibatch_cka(
 ) -> float:
     """CKA of a stream of batches (X [batch, p], Y [batch, q]); only one batch is held at a time.
 
-    The ratio of sums, sum_b HSIC(X_b, Y_b) / sqrt(sum_b HSIC(X_b, X_b) sum_b HSIC(Y_b, Y_b)). If `unbiased`, the batch
-    size changes only the noise; else small batches give larger values. The samples should come in random order.
+    The ratio of sums, sum_b HSIC(X_b, Y_b) / sqrt(sum_b HSIC(X_b, X_b) sum_b HSIC(Y_b, Y_b)), of samples in random
+    order. If `unbiased`, the batch size changes only the noise; else small batches give larger values.
 
-    The other arguments and errors are those of `cka`, for every batch: leave out a short last one. Also raises
-    ValueError for an empty stream. Nguyen et al. 2021, eq. 5.
+    The other arguments and errors are those of `cka`, for every batch: leave out a short last one. Nguyen et al. 2021,
+    eq. 5.
     """
     return _cka((([x], [y]) for x, y in batches_of_pairs), kernel, unbiased).item()
 
 
 def cka_matrix(
-    features_a: FeatureSets,
-    features_b: FeatureSets | None = None,
-    kernel: Kernel = "linear",
-    unbiased: bool = True,
+    features_a: FeatureSets, features_b: FeatureSets | None = None, kernel: Kernel = "linear", unbiased: bool = True
 ) -> Float[Tensor, "a b"]:
     """CKA of every representation in `features_a` with every one in `features_b`, None for the same: [A, B], float64.
 
@@ -107,13 +103,7 @@ def match(similarity: Float[Tensor, "a b"]) -> Matching:
 
 @torch.no_grad()
 def layer_features(
-    model: nn.Module,
-    inputs: Any,
-    target: str | None = None,
-    *,
-    tokens: Tokens = "first",
-    batch_size: int = 256,
-    progress: bool = False,
+    model: nn.Module, inputs: Any, target: str | None = None, *, tokens: Tokens = "first", batch_size: int = 256
 ) -> dict[str, Features]:
     """The outputs of the layers of one network, by the layer's name: [samples, features] each, float32 on the CPU.
 
@@ -138,7 +128,7 @@ def layer_features(
     hooks = (model.get_submodule(name).register_forward_hook(keep(name)) for name in outputs)
     starts = range(0, len(inputs), batch_size)
     with evaluating(model), hooked(hooks):
-        for start in tqdm(starts, desc="layer features", disable=not progress, leave=False):
+        for start in starts:
             model(like_parameters(model, inputs[start : start + batch_size]))
     for name, parts in outputs.items():
         shapes = [list(part.shape) for part in parts]

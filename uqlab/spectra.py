@@ -87,10 +87,10 @@ def singular_vector_similarity(
     Raises ValueError for matrices of different shape, NaN or infinite values, and a k below 1 or above the rank of a
     matrix. Muhlematter et al. 2024, section 4 and appendix D.
     """
-    before, after, eps = _checked(before, after, k, side)
+    before, after = _checked(before, after, k, side)
     (old, u0), (new, u1) = _leading(before, k), _leading(after, k)
-    for name, values in (("before", old), ("after", new)):
-        _check_rank(name, values, eps, before.shape)
+    _check_rank("before", old, before.shape)
+    _check_rank("after", new, after.shape)
     return _cosines(u1, u0)
 
 
@@ -103,11 +103,11 @@ def intruder_dimensions(
     (0, 1]; for a random vector expect `random_level`. Other arguments and errors as in `singular_vector_similarity`.
     Shuttleworth et al. 2025 (2410.21228); the energy share is our addition, since counts saturate.
     """
-    before, after, eps = _checked(before, after, k, side)
+    before, after = _checked(before, after, k, side)
     u0, s0, _ = torch.linalg.svd(before, full_matrices=False)
     values, u1 = _leading(after, k)
-    _check_rank("after", values, eps, after.shape)
-    u0 = u0 * _alive(s0, eps, before.shape)[..., None, :]  # no direction belongs to a singular value of 0
+    _check_rank("after", values, after.shape)
+    u0 = u0 * _alive(s0, before.shape)[..., None, :]  # no direction belongs to a singular value of 0
     return _intruders(values, _cosines(u1, u0).amax(-1), threshold)
 
 
@@ -130,7 +130,7 @@ def off_diagonal(before: Matrices, after: Matrices) -> Float[Tensor, "*batch"]:
 
     It is 0 where only singular values changed. Errors as in `singular_vector_similarity`.
     """
-    before, after, _ = _checked(before, after, 1)
+    before, after = _checked(before, after, 1)
     u, _, vh = torch.linalg.svd(before, full_matrices=False)
     return _off_diagonal(u, vh, after)
 
@@ -194,17 +194,17 @@ def _layer(
 ) -> tuple[LayerSpectra, int]:
     """One layer's spectra, on the CPU, and how many of its members' vectors are NaN."""
     after = member_weights(ensemble, name) if not update or start is None else _update(ensemble, name, start)
-    base, after, eps = _checked(after[0] if start is None else start.to(after.device), after, k)
+    base, after = _checked(after[0] if start is None else start.to(after.device), after, k)
     left = side == "left"
     values, vectors = _leading(after if left else after.mT, k)  # [members, k], [members, out or in, k]
-    alive = _alive(values, eps, after.shape)
+    alive = _alive(values, after.shape)
     vectors = vectors.where(alive[:, None], math.nan)
     flat = vectors.mT.flatten(0, 1)  # [members * k, out or in]
     between = _cosines(flat.mT, flat.mT).unflatten(0, (-1, k)).unflatten(2, (-1, k)).transpose(1, 2)
     known: list = [None] * 4
     if start is not None:
         u, s, vh = torch.linalg.svd(base, full_matrices=False)
-        old, kept = u if left else vh.mT, _alive(s, eps, base.shape)
+        old, kept = u if left else vh.mT, _alive(s, base.shape)
         cosines = _cosines(vectors, old * kept)  # [members, k, all vectors before]
         initial = cosines[..., :k].where(kept[:k], math.nan)
         known = [s[:k].cpu(), initial.cpu(), cosines.amax(-1).cpu(), _off_diagonal(u, vh, after).cpu()]
@@ -278,9 +278,9 @@ def _cosines(a: Tensor, b: Tensor) -> Tensor:
     return (a.mT @ b).abs().clamp(max=1)
 
 
-def _alive(values: Tensor, eps: float, shape: torch.Size) -> Tensor:
+def _alive(values: Tensor, shape: torch.Size) -> Tensor:
     """Which singular values are not 0, by the rule of torch.linalg.matrix_rank."""
-    return values > eps * max(shape[-2:]) * values[..., :1]
+    return values > torch.finfo(values.dtype).eps * max(shape[-2:]) * values[..., :1]
 
 
 def _off_diagonal(u: Tensor, vh: Tensor, w: Tensor) -> Tensor:
@@ -295,8 +295,8 @@ def _intruders(values: Tensor, max_cosine: Tensor, threshold: float) -> Intruder
     return Intruders(strange.sum(-1), max_cosine, (squares * strange).sum(-1) / squares.sum(-1))
 
 
-def _check_rank(name: str, values: Tensor, eps: float, shape: torch.Size) -> None:
-    rank = int(_alive(values, eps, shape).sum(-1).min())
+def _check_rank(name: str, values: Tensor, shape: torch.Size) -> None:
+    rank = int(_alive(values, shape).sum(-1).min())
     if rank < values.shape[-1]:
         raise ValueError(
             f"k={values.shape[-1]} exceeds the rank {rank} of a matrix {name}: vectors of singular values that are 0 "
@@ -304,8 +304,8 @@ def _check_rank(name: str, values: Tensor, eps: float, shape: torch.Size) -> Non
         )
 
 
-def _checked(before: Tensor, after: Tensor, k: int, side: str = "left") -> tuple[Tensor, Tensor, float]:
-    """Both in the working precision, transposed for side "right", and the relative rounding of the given matrices."""
+def _checked(before: Tensor, after: Tensor, k: int, side: str = "left") -> tuple[Tensor, Tensor]:
+    """Both in the working precision, transposed for side "right"."""
     for name, w in (("before", before), ("after", after)):
         if not isinstance(w, Tensor) or not w.is_floating_point():
             kind = w.dtype if isinstance(w, Tensor) else type(w).__name__
@@ -320,5 +320,5 @@ def _checked(before: Tensor, after: Tensor, k: int, side: str = "left") -> tuple
         raise ValueError(f"k must be 1 to {min(after.shape[-2:])} for matrices {list(after.shape)}, got {k}")
     given = torch.promote_types(torch.promote_types(before.dtype, after.dtype), torch.float32)
     one_of("side", side, ("left", "right"))
-    pair = [(w if side == "left" else w.mT).detach().to(given) for w in (before, after)]
-    return pair[0], pair[1], torch.finfo(given).eps
+    before, after = before.detach().to(given), after.detach().to(given)
+    return (before, after) if side == "left" else (before.mT, after.mT)

@@ -1,9 +1,8 @@
 """The predictive uncertainty of an ensemble: what its members share, and what they disagree about.
 
-Every function starts from member logits `[members, batch, classes]`; log-probabilities serve as well, because
-log_softmax is idempotent. Results are per input and in nats. Epistemic terms are computed as divergences, sums of
-non-negative terms, and never as a difference of two entropies: a mutual information of 1e-6 keeps its digits in
-float32, equal members give zero, and no result is negative by rounding.
+Every function starts from member logits `[members, batch, classes]`; log-probabilities serve as well. Results are per
+input and in nats. Epistemic terms are computed as divergences, sums of non-negative terms, and never as a difference of
+two entropies: a mutual information of 1e-6 keeps its digits in float32, and no result is negative by rounding.
 """
 
 import math

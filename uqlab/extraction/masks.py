@@ -14,15 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from uqlab.core.checks import at_least, one_network
-from uqlab.ensembles import (
-    ELEMENTWISE,
-    Ensemble,
-    FoldedEnsemble,
-    MemberLayer,
-    member_seed,
-    plain_linear,
-    replace_layers,
-)
+from uqlab.ensembles import ELEMENTWISE, FoldedEnsemble, MemberLayer, member_seed, plain_linear, replace_layers
 
 
 class Masks(NamedTuple):
@@ -99,7 +91,7 @@ class MaskEnsemble(FoldedEnsemble):
         return {name: layer.masks() for name, layer in self.layers().items()}
 
     def harden(self, threshold: float = 0.5) -> "MaskEnsemble":
-        """Masks become 1 where they exceed `threshold` and 0 elsewhere; `soften` undoes it. Returns the ensemble."""
+        """Masks become 1 where they exceed `threshold` and 0 elsewhere, until `soften`. Returns the ensemble."""
         if not 0 <= threshold < 1:
             raise ValueError(f"threshold must be in [0, 1), as masks are, got {threshold}")
         return self._set_threshold(threshold)
@@ -114,11 +106,7 @@ class MaskEnsemble(FoldedEnsemble):
         return self
 
     def member(self, index: int) -> nn.Module:
-        """Member `index` as a plain network.
-
-        With soft masks it has the shape of the original network, and masked weights. With hard masks in an
-        `nn.Sequential` it is a small dense network, without the units that the member does not use.
-        """
+        """Member `index` as a plain network; with hard masks in an nn.Sequential without the units that it masks."""
         self._check_index(index)
         hard = all(layer.threshold is not None for layer in self.layers().values())
         parts = sequence(self.network)
@@ -162,7 +150,7 @@ def masks(model: nn.Module, members: int = 10, *, inputs: bool = True, std: floa
     return MaskEnsemble(network, range(members)).eval()
 
 
-def mask_diversity(ensemble: Ensemble) -> Float[Tensor, ""]:
+def mask_diversity(ensemble: MaskEnsemble) -> Float[Tensor, ""]:
     """I[mask; member] of each mask element, averaged over the elements of all layers: nats, in [0, log 2].
 
     A mask element p is read as a coin that shows 1 with probability p, with entropy H(p): the information is H(mean
@@ -179,7 +167,7 @@ def coin_entropy(p: Tensor) -> Tensor:
     return torch.special.entr(p) + torch.special.entr(1 - p)
 
 
-def checked(ensemble: Ensemble) -> MaskEnsemble:
+def checked(ensemble: nn.Module) -> MaskEnsemble:
     """The ensemble, if `masks` made it; raises TypeError otherwise."""
     if not isinstance(ensemble, MaskEnsemble):
         raise TypeError(f"needs the ensemble that extraction.masks(model) returns, got {type(ensemble).__name__}")
