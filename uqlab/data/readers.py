@@ -31,7 +31,7 @@ def source(name: str, *files: Any, folder: str | None = None, also: Sequence[str
 
     def register(read: Reader) -> Reader:
         if files:
-            FILES.update(remotes(name if folder is None else folder, *files, also))
+            FILES.update(remotes(name if folder is None else folder, *files, also=also))
         SOURCES[name] = read
         return read
 
