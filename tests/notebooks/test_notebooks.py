@@ -93,7 +93,7 @@ def test_02_grouping_moves_information_and_loses_none(results):
 
 
 def test_02_trains_convolutional_networks_by_parameters_alone(results):
-    changes = {"model": "wide-resnet-28", "members": 4, "sizes": [1, 2], "epochs": 1, "limit": 48, "augment": True}
+    changes = {"model": "wide-resnet-28", "members": 4, "sizes": [1, 2], "epochs": 1, "limit": 24, "augment": True}
     numbers = results("02_ensembles_of_ensembles", **changes)[0]["numbers"]
     assert numbers["between_1"] > numbers["between_2"] > 0
 
@@ -157,7 +157,7 @@ def test_11_gradients_rank_about_as_well_as_entropy_and_the_sign_matters(results
 
 
 def test_11_asks_convolutional_networks_by_parameters_alone(results):
-    small = {"width": 0.25, "splits": 3, "members": 2, "epochs": 3, "evaluated": 100, "updates": 5}
+    small = {"width": 0.25, "splits": 3, "members": 2, "epochs": 2, "evaluated": 60, "updates": 3}
     numbers = results("11_gradient_uncertainty", model="small-cnn", **small)[0]["numbers"]
     assert numbers["error_naive"] < 1e-4
     assert 0 < numbers["share_last_layer"] < 1
