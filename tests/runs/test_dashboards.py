@@ -68,7 +68,7 @@ def executed(notebook, given, results):
     results.mkdir()
     reduced = dashboards.reduced(notebook, given, results)
     nbformat.validate(reduced)
-    NotebookClient(reduced, timeout=120).execute()
+    NotebookClient(reduced, timeout=400).execute()
     return reduced
 
 
@@ -190,7 +190,7 @@ def test_voila_serves_the_page_and_leaves_nothing(page, tmp_path):
     assert list(scratch.glob("uqlab-*")) == []
 
 
-def fetched(url: str, server: subprocess.Popen, seconds: float = 60) -> str:
+def fetched(url: str, server: subprocess.Popen, seconds: float = 240) -> str:
     end = time.monotonic() + seconds
     while server.poll() is None and time.monotonic() < end:
         with suppress(OSError), urllib.request.urlopen(url, timeout=seconds) as reply:
