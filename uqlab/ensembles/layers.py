@@ -159,8 +159,6 @@ class MemberDropout(MemberLayer):
     `reseed` gives the member seeds; before it is called the layer draws from seeds 0, 1, ....
     """
 
-    AHEAD = 2**14  # 64-bit words drawn at once, to save calls
-
     def __init__(self, members: int, p: float = 0.5):
         super().__init__()
         if not 0 <= p < 1:
@@ -171,9 +169,6 @@ class MemberDropout(MemberLayer):
     def reseed(self, seeds: Sequence[int], device: torch.device | str = "cpu") -> None:
         """Start the noise of member m anew from `seeds[m]`."""
         self.generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
-        # Words drawn ahead [members, ahead], and how many of them each member has used.
-        self.words = torch.empty(self.members, 0, dtype=torch.int64, device=device)
-        self.used = [0] * self.members
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.keep_mask(x).mul_(1 / (1 - self.p)) if self.training and self.p else x
@@ -188,35 +183,11 @@ class MemberDropout(MemberLayer):
             self.reseed([generator.initial_seed() for generator in self.generators], x.device)
         members = range(self.members)[self.active]
         count = x.numel() // len(members)
-        bits = self._draw(-(-count // 4), members).view(torch.int16)[:, :count].reshape(x.shape)
+        words = torch.empty(len(members), -(-count // 4), dtype=torch.int64, device=x.device)
+        for row, m in zip(words, members, strict=True):  # every member goes on in its own stream
+            row.random_(-(2**63), None, generator=self.generators[m])
+        bits = words.view(torch.int16)[:, :count].reshape(x.shape)
         return torch.ge(bits, round(self.p * 65536) - 32768, out=torch.empty_like(x))
-
-    def _draw(self, count: int, members: range) -> Tensor:
-        """The next `count` 64-bit words of each of these members' streams, [members, count].
-
-        Every member has a place of its own in its stream, so it does not matter which members share a pass.
-        """
-        starts = {self.used[m] for m in members}
-        if len(starts) > 1:  # members that were in different passes before
-            return torch.cat([self._draw(count, range(m, m + 1)) for m in members])
-        (start,) = starts
-        rows = slice(members.start, members.stop)
-        left = self.words.shape[1] - start
-        if left < count:
-            ahead = max(count, self.AHEAD)
-            if self.words.shape[1] < ahead:
-                wider = self.words.new_empty(self.members, ahead)
-                wider[:, ahead - self.words.shape[1] :] = self.words
-                self.used = [used + ahead - self.words.shape[1] for used in self.used]
-                self.words = wider
-                start = self.used[members[0]]
-            self.words[rows, :left] = self.words[rows, start:].clone()
-            for m in members:
-                self.words[m, left:].random_(-(2**63), None, generator=self.generators[m])
-            start = 0
-        for m in members:
-            self.used[m] = start + count
-        return self.words[rows, start : start + count].contiguous()
 
     def member(self, index: int) -> nn.Dropout:
         return nn.Dropout(self.p)

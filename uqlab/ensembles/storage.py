@@ -107,7 +107,7 @@ def concatenate(shards: Sequence[Ensemble]) -> Ensemble:
     folded = [cast(FoldedEnsemble, shard) for shard in shards]
     networks = [shard.network for shard in folded]
     names = {id(part): name for name, part in networks[0].named_modules() if isinstance(part, MemberLayer)}
-    own = {id(p) for name in names.values() for p in _layer(networks[0], name).own_parameters()}
+    own = {id(p) for layer in networks[0].modules() if isinstance(layer, MemberLayer) for p in layer.own_parameters()}
     state, *others = ({**dict(n.named_parameters()), **dict(n.named_buffers())} for n in networks)
     for name in (name for name, tensor in state.items() if id(tensor) not in own):
         for other in others:
@@ -115,13 +115,9 @@ def concatenate(shards: Sequence[Ensemble]) -> Ensemble:
                 raise ValueError(f"shards differ in {name}, which all members share: train the ensemble as a whole")
 
     def join(layer: MemberLayer) -> MemberLayer:
-        return layer.join([_layer(network, names[id(layer)]) for network in networks[1:]])
+        return layer.join([network.get_submodule(names[id(layer)]) for network in networks[1:]])
 
     whole = type(folded[0])(with_layers(networks[0], join), members).train(first.training)
     recipe, whole.chunk = folded[0].recipe, folded[0].chunk
     whole.recipe = recipe and recipe | {"members": member_text(members)}
     return whole
-
-
-def _layer(network: nn.Module, name: str) -> MemberLayer:
-    return cast(MemberLayer, network.get_submodule(name))
