@@ -414,3 +414,16 @@ def test_confident_predictions_that_tie_in_float32_are_ranked():
     unsure, sure = -metrics.log_prediction(logits).amax(1)
     assert unsure > sure > 0
     assert metrics.ood_detection(sure[None], unsure[None]).auroc == 1
+
+
+def test_intervals_have_the_level_asked_for():
+    scores = torch.rand(200, generator=torch.Generator().manual_seed(0)), torch.rand(200) + 0.2
+    for interval in (
+        lambda level: metrics.auroc_interval(*scores, repeats=200, level=level),
+        lambda level: metrics.bootstrap(lambda x: x.mean(), scores[0], repeats=200, level=level),
+    ):
+        (low, high), (lower, higher) = interval(0.5), interval(0.99)
+        assert lower < low < high < higher
+        for level in (-1.0, 0.0, 1.0, 1.5):
+            with pytest.raises(ValueError, match="level must lie in"):
+                interval(level)

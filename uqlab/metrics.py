@@ -144,9 +144,13 @@ def ood_detection(id_scores: Real[Array, " id"], ood_scores: Real[Array, " ood"]
 
 
 def auroc_interval(
-    id_scores: Real[Array, " id"], ood_scores: Real[Array, " ood"], repeats: int = 1000, seed: int = 0
+    id_scores: Real[Array, " id"],
+    ood_scores: Real[Array, " ood"],
+    repeats: int = 1000,
+    seed: int = 0,
+    level: float = 0.95,
 ) -> tuple[float, float]:
-    """The 95 % percentile bootstrap interval of the AUROC; ID and OOD scores are resampled separately."""
+    """The percentile bootstrap interval of the AUROC; ID and OOD scores are resampled separately."""
     id_, ood = _scores(id_scores, "id_scores"), _scores(ood_scores, "ood_scores")
     below, up_to = _ranks(id_, ood)
     rng = np.random.default_rng(seed)
@@ -156,7 +160,7 @@ def auroc_interval(
         smaller = np.concatenate([[0], drawn.cumsum()])
         pick = rng.integers(len(ood), size=len(ood))
         values[i] = (smaller[below[pick]] + smaller[up_to[pick]]).mean() / (2 * len(id_))
-    low, high = np.quantile(values, [0.025, 0.975])
+    low, high = np.quantile(values, _tails(level))
     return float(low), float(high)
 
 
@@ -232,8 +236,10 @@ def by_quantile(
 
 
 # Intervals ------------------------------------------------------------------------------------------------------------
-def bootstrap(statistic: Callable, *arrays: Shaped[Array, "..."], repeats: int = 1000, seed: int = 0) -> tuple:
-    """The 95 % percentile bootstrap interval (low, high) of `statistic(*arrays)`; all arrays are resampled alike.
+def bootstrap(
+    statistic: Callable, *arrays: Shaped[Array, "..."], repeats: int = 1000, seed: int = 0, level: float = 0.95
+) -> tuple:
+    """The percentile bootstrap interval (low, high) of `statistic(*arrays)`; all arrays are resampled alike.
 
     statistic: returns a number, or an array: then low and high are arrays, a band.
     arrays: samples first. Of an array of more than two axes, such as logits [members, samples, classes], it is the only
@@ -251,8 +257,14 @@ def bootstrap(statistic: Callable, *arrays: Shaped[Array, "..."], repeats: int =
         index = rng.integers(sizes[0], size=sizes[0])
         value = statistic(*(array[(slice(None),) * axis + (index,)] for array, axis in zip(arrays, axes, strict=True)))
         values.append(value.cpu().numpy() if isinstance(value, Tensor) else np.asarray(value))
-    low, high = np.quantile(np.stack(values), [0.025, 0.975], axis=0)
+    low, high = np.quantile(np.stack(values), _tails(level), axis=0)
     return low, high
+
+
+def _tails(level: float) -> list[float]:
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie in (0, 1), as the coverage of an interval does, got {level}")
+    return [(1 - level) / 2, (1 + level) / 2]
 
 
 def _sample_axes(arrays: Sequence[Array]) -> list[int]:
