@@ -210,7 +210,8 @@ def test_run(project, monkeypatch):
     notebook(project / "notebooks" / "01_bad.ipynb", "mended = 1")
     assert call("run", "01", "--profile", "tiny", "--output-dir", "out", "--quiet").exit_code == 0
     assert not kept.exists()
-    assert json.loads(earlier.read_text()) == {"numbers": {}, "tables": {}, "figures": {}}
+    device = json.loads((earlier.parent / "manifest.json").read_text())["device"]
+    assert json.loads(earlier.read_text()) == {"numbers": {}, "tables": {}, "figures": {}, "device": device}
 
 
 def check_page(page: Path):

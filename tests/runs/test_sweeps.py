@@ -19,7 +19,7 @@ from test_runs import call, notebook
 
 import uqlab
 from uqlab import runs
-from uqlab.runs import execution, kernels, parameters, sweeps, tables, workers
+from uqlab.runs import execution, parameters, sweeps, tables, workers
 
 
 def statuses(report: sweeps.Report) -> list[str]:
@@ -219,16 +219,15 @@ def test_runs_go_on_after_an_interrupted_sweep(project, computed, monkeypatch):
 
 def test_a_stop_ends_the_runs_of_its_own_call(project, tmp_path):
     notebook(project / "0.ipynb", "import time\ntime.sleep(600)", parameters="x = 1")
-    stop, other = kernels.Stop(), kernels.Stop()
+    stop, other = threading.Event(), threading.Event()
     with futures.ThreadPoolExecutor() as pool:
         run = pool.submit(runs.execute, project / "0.ipynb", folder=tmp_path / "out", stop=stop)
-        while not stop.running:
+        while not list(tmp_path.glob(".out.tmp-*")):
             time.sleep(0.05)
-        stop.now()
+        stop.set()
         with pytest.raises(runs.RunError, match="stopped"):
             run.result(30)
     assert not list(tmp_path.glob("*out*"))
-    assert stop.is_set()
     assert not other.is_set()
     with pytest.raises(runs.RunError, match="stopped"):
         runs.execute(project / "0.ipynb", folder=tmp_path / "out", stop=stop)  # it starts no kernel

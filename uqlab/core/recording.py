@@ -55,8 +55,8 @@ def record(name: str, value: Any, *, allow_nan: bool = False) -> Any:
         kind, data = "tables", plain(name, split | ({"index_names": names} if any(names) else {}), allow_nan)
     else:
         kind, data = "numbers", plain(name, value, allow_nan)
-    _results["numbers"].pop(name, None)
-    _results["tables"].pop(name, None)
+    for each in ("numbers", "tables"):
+        _results[each].pop(name, None)
     _results[kind][name] = data
     _write_results()
     return value
@@ -70,19 +70,18 @@ def describe_figure(name: str, caption: str = "", paper: str = "") -> None:
 
 
 def watch_imports() -> None:
-    """Write to CODE in the runner's folder, after every cell of this kernel, which files of uqlab it has imported.
+    """Start to record, and note in CODE after every cell of this kernel which files of uqlab it has imported.
 
     The runner moves them to the manifest, which says by them whether the code of a run has changed since.
     """
     from IPython.core.interactiveshell import InteractiveShell
 
-    path, package = Path(os.environ[FOLDER], CODE), Path(__file__).parents[1]
+    path, package = begin("", "") / CODE, Path(__file__).parents[1]
     imported: dict[str, str] = {}
 
     def note(*_: Any) -> None:
-        files = {
-            getattr(m, "__file__", None) for name, m in list(sys.modules.items()) if f"{name}.".startswith("uqlab.")
-        }
+        modules = [module for name, module in list(sys.modules.items()) if f"{name}.".startswith("uqlab.")]
+        files = {getattr(module, "__file__", None) for module in modules}
         names = {Path(file).relative_to(package).as_posix() for file in files if file}
         if new := sorted(names - imported.keys()):
             imported.update((name, sha256(package / name)) for name in new)
@@ -112,17 +111,13 @@ def plain(name: str, value: Any, allow_nan: bool = False) -> Any:
 
 
 def _write_results() -> None:
-    write(output_dir() / "results.json", json.dumps({**_results, "device": _device()}, indent=1, allow_nan=False))
-
-
-def _device() -> str:
-    """Name what this process has computed on: the GPU if one is in use, else the processor."""
     torch = sys.modules.get("torch")
-    return torch.cuda.get_device_name() if torch and torch.cuda.is_initialized() else processor()
+    device = torch.cuda.get_device_name() if torch and torch.cuda.is_initialized() else _processor()
+    write(output_dir() / "results.json", json.dumps({**_results, "device": device}, indent=1, allow_nan=False))
 
 
 @functools.cache
-def processor() -> str:
+def _processor() -> str:
     with suppress(OSError):
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
         if found:

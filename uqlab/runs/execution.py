@@ -17,16 +17,16 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import click
 
 from uqlab import __version__
 from uqlab.core.files import read_json, sha256, write
-from uqlab.core.recording import CODE, processor
+from uqlab.core.recording import CODE
 from uqlab.runs import kernels
 from uqlab.runs.identity import Present
-from uqlab.runs.kernels import Stop
 from uqlab.runs.parameters import defaults, find, overrides, source_sha256
 
 logging.getLogger("papermill").addHandler(logging.NullHandler())  # its messages are in our own report
@@ -52,7 +52,7 @@ def execute(
     threads: int | None = None,
     timeout: float | int | None = None,
     on_cell: Callable[[int, int], None] | None = None,
-    stop: Stop | None = None,
+    stop: Event | None = None,
 ) -> Path:
     """Execute one notebook and return its result folder, which appears whole or not at all.
 
@@ -64,7 +64,7 @@ def execute(
     Raises ValueError before anything runs (notebook, profile, parameters), RunError when the notebook fails or is
     stopped; what a failed notebook executed is kept in <folder>.failed.
     """
-    notebook, stop = find(notebook), stop or Stop()
+    notebook, stop = find(notebook), stop or Event()
     values = overrides(notebook, profile, parameters)
     known = defaults(notebook)
     folder = Path(folder or Path("figures", profile, notebook.stem)).absolute()
@@ -94,15 +94,12 @@ def execute(
         "packages": packages(),
     }
     temporary.mkdir(parents=True)
-    stop.running.add(temporary)
     try:
         kernels.run_cells(notebook, output, injected, environment, deadline, stop, on_cell)
         manifest["code"] = read_json(temporary / CODE) or None
         (temporary / CODE).unlink(missing_ok=True)
         _readdress(output, temporary, folder)
-        if not (temporary / "results.json").exists():
-            write(temporary / "results.json", json.dumps({"numbers": {}, "tables": {}, "figures": {}}))
-        manifest["device"] = read_json(temporary / "results.json").get("device", processor())
+        manifest["device"] = read_json(temporary / "results.json").get("device")
         manifest["seconds"] = round(time.monotonic() - clock, 3)
         paths = sorted(path for path in temporary.rglob("*") if path.is_file())
         manifest["files"] = {path.relative_to(temporary).as_posix(): sha256(path) for path in paths}
@@ -122,7 +119,6 @@ def execute(
         raise RunError(f"{report}\nkept: {named(failed / output.name)}", reason) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        stop.running.discard(temporary)
     return folder
 
 
@@ -145,7 +141,7 @@ def execute_all(
         "dynamic_ncols": True,
         "disable": quiet or None,
     }  # None: on a terminal
-    stop = Stop()
+    stop = Event()
 
     def attempt(path: Path) -> tuple[float, Exception | None]:
         clock = time.monotonic()
@@ -174,8 +170,8 @@ def execute_all(
                     with tqdm.external_write_mode():
                         click.echo(f"{labels[path]}  {status}  {seconds:.1f} s" + (f"\n{error}\n" if error else ""))
         except KeyboardInterrupt:
-            pool.shutdown(wait=False, cancel_futures=True)
-            stop.now()
+            stop.set()
+            pool.shutdown(cancel_futures=True)
             click.echo("stopped; results finished before are kept", err=True)
             raise
     return {path: outcomes[path] for path in plan}

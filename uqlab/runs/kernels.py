@@ -5,12 +5,12 @@ import os
 import secrets
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from concurrent import futures
 from contextlib import suppress
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from uqlab.core.recording import FOLDER
@@ -19,27 +19,13 @@ from uqlab.runs.parameters import cells
 WATCH = "__import__('uqlab.core.recording', fromlist=['*']).watch_imports()"  # a kernel's first line; leaves no name
 
 
-class Stop(threading.Event):
-    """The stop of one call (a run, a sweep, `uqlab run`): once it is set, the kernels of that call are killed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.running: set[Path] = set()  # the temporary folders of this call's runs in progress
-
-    def now(self) -> None:
-        """Stop, and wait until the half-done folders are gone."""
-        self.set()
-        while self.running:
-            time.sleep(0.05)
-
-
 def run_cells(
     notebook: Path,
     output: Path,
     parameters: dict[str, Any],
     environment: dict[str, str],
     deadline: float,
-    stop: Stop,
+    stop: Event,
     on_cell: Callable[[int, int], None] | None,
 ) -> None:
     """Execute a notebook in a new kernel and write it to `output`; `execution.execute` explains the arguments.
@@ -86,10 +72,7 @@ def run_cells(
 
 
 def _papermill() -> Callable[..., Any]:
-    """Import papermill without the grammar of IRIs that jsonschema would compile, two of its three seconds.
-
-    No IRI is checked here, and jsonschema works without that package.
-    """
+    """Import papermill without the grammar of IRIs (never checked here) that takes jsonschema two of three seconds."""
     sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
     try:
         from papermill import execute_notebook
@@ -99,7 +82,7 @@ def _papermill() -> Callable[..., Any]:
     return execute_notebook
 
 
-def _kernel_manager(environment: dict[str, str], deadline: float, stop: Stop, tick: Callable[[], None]) -> type:
+def _kernel_manager(environment: dict[str, str], deadline: float, stop: Event, tick: Callable[[], None]) -> type:
     """Make the class of managers that start this very interpreter, whatever kernels are installed."""
     from ipykernel.kernelspec import get_kernel_dict
     from jupyter_client.kernelspec import KernelSpec
@@ -132,8 +115,7 @@ def _kernel_manager(environment: dict[str, str], deadline: float, stop: Stop, ti
 def _free_ports(count: int) -> list[int]:
     """Choose free ports below those that the system gives to outgoing connections.
 
-    With ports from among those, about one parallel kernel in 270 cannot start, which takes a minute to notice, because
-    another process was given one of its ports first.
+    Of those, another process may be given one first: about one parallel kernel in 270 could not start.
     """
     ports: set[int] = set()
     while len(ports) < count:
@@ -147,7 +129,7 @@ def _free_ports(count: int) -> list[int]:
 def environment(threads: int | None, folder: Path) -> dict[str, str]:
     """Return the variables of a kernel: its result folder, and as many threads as given unless the user has set them.
 
-    Threads sleep while they wait: spinning threads beside a busy neighbour were measured 10 to 50 times slower.
+    Threads sleep while they wait: beside a busy neighbour, spinning ones were 10 to 50 times slower.
     """
     from joblib import cpu_count
 

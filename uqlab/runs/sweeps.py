@@ -15,13 +15,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent import futures
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event
 from typing import Any, NamedTuple
 
 import click
 
 from uqlab.core.files import read_json
 from uqlab.runs import execution, identity, workers
-from uqlab.runs.kernels import Stop
 from uqlab.runs.parameters import checked, defaults, find, overrides, source_sha256
 
 KILLS = 2  # a run whose process was killed so often is given up; Dask would give up the whole sweep a little later
@@ -69,7 +69,7 @@ def run_one(
     timeout: float | int | None = None,
     wait: bool = True,
     keep_stale: bool = False,
-    stop: Stop | None = None,
+    stop: Event | None = None,
 ) -> Path:
     """Return the result folder of one run, <root>/<profile>/<notebook>.sweep/<hash>, computing it if it is not there.
 
@@ -77,7 +77,7 @@ def run_one(
     incomplete, damaged or, without `keep_stale`, stale is computed anew. While another process computes the same run,
     `wait` waits for it (at most `timeout` seconds), else Busy is raised. Otherwise as `runs.execute`.
     """
-    notebook, stop = find(notebook), stop or Stop()
+    notebook, stop = find(notebook), stop or Event()
     values = overrides(notebook, profile, parameters)
     folder = _folder(Path(root, profile), notebook.stem, source_sha256(notebook), defaults(notebook) | values)
 
@@ -124,7 +124,7 @@ def sweep(
     notebook, given = find(notebook), dict(parameters or {})
     folder = Path(root, profile, f"{notebook.stem}.sweep").absolute()
     points = folders_of_grid(folder.parent, notebook, profile, grid, given)
-    present, stop = identity.Present(), Stop()
+    present, stop = identity.Present(), Event()
     with futures.ThreadPoolExecutor() as pool:
         done = [path for path, whole in zip(points, pool.map(finished, points), strict=True) if whole]
     stale = {path: reason for path in done if (reason := _stale(path, present))}
@@ -150,7 +150,7 @@ def sweep(
                 _clear(path)
     started, before = time.monotonic(), len(outcomes)
     try:
-        with workers.connected(jobs, cluster, resources) as (threads, executor):
+        with workers.connected(jobs, cluster, resources, stop) as (threads, executor):
             common = {"profile": profile, "root": Path(root).absolute(), "threads": threads, "timeout": timeout}
             common |= {"keep_stale": keep_stale, "stop": None if cluster else stop}
             calls = {path: (notebook, given | points[path], path, common) for path in todo}
@@ -160,7 +160,6 @@ def sweep(
                     count, pace = len(outcomes), (time.monotonic() - started) / (len(outcomes) - before)
                     click.echo(_line(outcome, count, len(points), pace * (len(points) - count)))
     except KeyboardInterrupt:
-        stop.now()
         click.echo(f"stopped; {len(outcomes)} of {len(points)} runs are done, the same again does the rest", err=True)
         raise
     return Report(folder, [outcomes[path] for path in points])
@@ -226,7 +225,7 @@ def _folder(root: Path, stem: str, source: str, values: dict[str, Any]) -> Path:
 
 
 @contextmanager
-def _claimed(folder: Path, wait: bool, timeout: float | int | None = None, stop: Stop | None = None) -> Iterator[None]:
+def _claimed(folder: Path, wait: bool, timeout: float | int | None = None, stop: Event | None = None) -> Iterator[None]:
     """Hold the lock of a run's folder; Busy if another process has it, or has it for longer than the timeout."""
     from filelock import FileLock, Timeout
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent import futures
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 
 import click
 
@@ -14,9 +15,12 @@ Result = tuple[str, float, str]  # status, seconds, reason
 
 @contextmanager
 def connected(
-    jobs: int, cluster: str | None, resources: Mapping[str, float | int] | None
+    jobs: int, cluster: str | None, resources: Mapping[str, float | int] | None, stop: Event
 ) -> Iterator[tuple[int | None, futures.Executor]]:
-    """Yield the threads of each run's kernel and the executor of the runs, connected to a cluster if asked."""
+    """Yield the threads of each run's kernel and the executor of the runs, connected to a cluster if asked.
+
+    At the end of the block, also on Ctrl-C, `stop` ends the runs that this machine still computes.
+    """
     if cluster is None:
         from joblib import cpu_count
 
@@ -24,7 +28,8 @@ def connected(
         try:
             yield max(1, cpu_count() // jobs), pool
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            stop.set()
+            pool.shutdown(cancel_futures=True)
         return
     if jobs > 1:
         raise ValueError("jobs are for this machine alone; on a cluster its workers say how many runs go at a time")
