@@ -23,8 +23,7 @@ STYLE = Path(__file__).with_name("dashboards.css")
 def reduced(notebook: Path, parameters: Mapping[str, Any], results: Path) -> Any:
     """Return the notebook reduced to its title, its question and its explorers, each explorer under its own text.
 
-    parameters: those that differ from the defaults, checked (`parameters.overrides`). results: an existing folder, in
-    which every kernel makes a folder of its own for figures and numbers.
+    parameters: as `parameters.overrides` returns them. results: a folder in which every kernel makes one of its own.
     Raises ValueError if no cell calls a function of `widgets`.
     """
     from nbformat import v4
@@ -94,8 +93,8 @@ def serve(
 ) -> None:
     """Serve the explorers of notebooks on this machine until interrupted, and leave nothing behind.
 
-    plan: notebook -> its parameters, as for `reduced`. port: if it is taken, the next free one. One kernel for each
-    page starts at once, and another whenever a reader takes one, so that pages open without waiting for computations.
+    plan: notebook -> its parameters, as for `reduced`. port: if it is taken, the next free one. A kernel for each page
+    starts at once, and another whenever a reader takes one, so that pages open without a wait.
     """
     import nbformat
     from joblib import cpu_count

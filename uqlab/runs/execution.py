@@ -25,7 +25,7 @@ import click
 from uqlab import __version__
 from uqlab.core.files import read_json, sha256, write
 from uqlab.core.recording import CODE
-from uqlab.runs import kernels
+from uqlab.runs import kernels, workers
 from uqlab.runs.identity import Present
 from uqlab.runs.parameters import defaults, find, overrides, source_sha256
 
@@ -58,9 +58,8 @@ def execute(
 
     notebook: a path, a stem or a unique prefix of one. parameters: on top of those of the profile.
     folder: default figures/<profile>/<notebook>; an earlier result there is replaced only by a success.
-    threads: of the kernel, default all cores. timeout: seconds for the whole notebook.
+    threads: default all cores. timeout: seconds for the whole notebook. stop: ends the run when it is set.
     on_cell: called every second with the numbers of finished and of all code cells.
-    stop: ends the run when another thread sets it.
     Raises ValueError before anything runs (notebook, profile, parameters), RunError when the notebook fails or is
     stopped; what a failed notebook executed is kept in <folder>.failed.
     """
@@ -129,10 +128,8 @@ def execute_all(
 
     Say on the terminal how each ended; return the seconds of each and whether it succeeded.
     """
-    from joblib import cpu_count
     from tqdm import tqdm
 
-    threads = max(1, cpu_count() // jobs)
     labels = {path: f"[{i}/{len(plan)}] {path.stem}" for i, path in enumerate(plan, 1)}
     shape = "{desc}  {bar:32}  cell {n_fmt}/{total_fmt}  {elapsed}"
     style = {
@@ -141,9 +138,8 @@ def execute_all(
         "dynamic_ncols": True,
         "disable": quiet or None,
     }  # None: on a terminal
-    stop = Event()
 
-    def attempt(path: Path) -> tuple[float, Exception | None]:
+    def attempt(path: Path, **options: Any) -> tuple[float, Exception | None]:
         clock = time.monotonic()
         with tqdm(desc=labels[path].ljust(max(map(len, labels.values()))), total=1, **style) as bar:
 
@@ -151,17 +147,17 @@ def execute_all(
                 bar.n, bar.total = done, total
                 bar.refresh()
 
-            options = {"threads": threads, "timeout": timeout, "on_cell": on_cell, "stop": stop}
             try:
-                execute(path, plan[path], profile=profile, folder=root / path.stem, **options)
+                execute(path, plan[path], profile=profile, folder=root / path.stem, on_cell=on_cell, **options)
             except Exception as error:  # the others still run
                 return time.monotonic() - clock, error
         return time.monotonic() - clock, None
 
-    outcomes = {}
-    with futures.ThreadPoolExecutor(jobs) as pool:
-        pending = {pool.submit(attempt, path): path for path in plan}
-        try:
+    outcomes, stop = {}, Event()
+    try:
+        with workers.connected(jobs, None, None, stop) as (threads, pool):
+            options = {"threads": threads, "timeout": timeout, "stop": stop}
+            pending = {pool.submit(attempt, path, **options): path for path in plan}
             for future in futures.as_completed(pending):
                 path, (seconds, error) = pending[future], future.result()
                 outcomes[path] = seconds, error is None
@@ -169,22 +165,15 @@ def execute_all(
                     status = click.style("FAILED", fg="red") if error else click.style("ok", fg="green")
                     with tqdm.external_write_mode():
                         click.echo(f"{labels[path]}  {status}  {seconds:.1f} s" + (f"\n{error}\n" if error else ""))
-        except KeyboardInterrupt:
-            stop.set()
-            pool.shutdown(cancel_futures=True)
-            click.echo("stopped; results finished before are kept", err=True)
-            raise
+    except KeyboardInterrupt:
+        click.echo("stopped; results finished before are kept", err=True)
+        raise
     return {path: outcomes[path] for path in plan}
 
 
 def named(path: Path) -> str:
     """Return a path as a reader wants it: relative if it lies in the current folder."""
     return os.path.relpath(path) if Path.cwd() in path.parents else str(path)
-
-
-def first_line(reason: str) -> str:
-    """Return the first line of a reason, no longer than a line of a terminal."""
-    return next(iter(reason.strip().splitlines()), "no reason given")[:160]
 
 
 @functools.cache
@@ -197,7 +186,7 @@ def _report(name: str, output: Path, reason: str) -> tuple[str, str]:
     """Say in plain text, and in a line, which cell failed and why; `reason` where the cell itself raised nothing."""
     started = kernels.started_cells(output)
     if not started:
-        return f"{name} failed before its first cell: {reason}", first_line(reason)
+        return f"{name} failed before its first cell: {reason}", workers.first_line(reason)
     source = "".join(started[-1]["source"]).replace("\n", "\n    ")
     raised = [item for item in started[-1]["outputs"] if item["output_type"] == "error"]
     if raised:
@@ -207,7 +196,7 @@ def _report(name: str, output: Path, reason: str) -> tuple[str, str]:
         trace = [line for line in trace if not re.match(r"-{9}|.*Traceback \(most recent", line)]
         reason += "".join(f"\n    {line}" for line in trace[-12 - end : -end]).rstrip()
     where = f"{name} failed in cell In [{len(started)}]"
-    return f"{where}:\n    {source}\n{reason}", f"In [{len(started)}] {first_line(reason)}"
+    return f"{where}:\n    {source}\n{reason}", f"In [{len(started)}] {workers.first_line(reason)}"
 
 
 def _readdress(notebook: Path, old: Path, new: Path) -> None:

@@ -1,7 +1,7 @@
 """What a run depends on, and whether that has changed since.
 
-Notebook source and parameters name the folder of a sweep's run. The content of the data files that parameters name, and
-of the files of uqlab that the kernel imported, stand in its manifest: where one differs now, the run is stale.
+Notebook source and parameters name the folder of a sweep's run. The checksums of the data files that parameters name,
+and of the files of uqlab that the kernel imported, stand in its manifest: where one differs now, the run is stale.
 """
 
 import json
@@ -59,7 +59,7 @@ class Present:
         self._digests: dict[Path, str | None] = {}
 
     def digest(self, path: Path) -> str | None:
-        """Return the checksum of a file's content, None if it cannot be read."""
+        """Return the checksum of a file, None if it cannot be read."""
         if path not in self._digests:
             self._digests[path] = None
             with suppress(OSError):
@@ -67,7 +67,6 @@ class Present:
         return self._digests[path]
 
     def data(self, parameters: dict[str, Any], folder: Path) -> dict[str, str | None]:
-        """Return the checksums of all data files that parameters name."""
         return {str(path): self.digest(path) for path in data_files(parameters, folder)}
 
     def stale(self, manifest: dict[str, Any]) -> str:

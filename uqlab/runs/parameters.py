@@ -110,9 +110,9 @@ def checked(given: dict[str, Any], known: dict[str, Any], where: str) -> dict[st
 
 
 def per_notebook(names: Iterable[str], profile: str, given: dict[str, str]) -> dict[Path, dict[str, Any]]:
-    """Return the parameters given to each notebook, all checked; raises ValueError before anything runs.
+    """Return the parameters given to each notebook (`names`: none for all), all checked.
 
-    names: of notebooks, none for all. given: their text; each must be a parameter of at least one of the notebooks.
+    given: their text; each must be a parameter of at least one of the notebooks.
     Says on the terminal where a notebook lacks a parameter or an entry in the profile.
     """
     chosen = list(dict.fromkeys(map(find, names))) or all_notebooks()

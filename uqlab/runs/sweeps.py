@@ -1,8 +1,7 @@
 """Sweeps: a grid of runs of one notebook, each computed once into a folder named by what it depends on.
 
-`run_one` is the plain function that a sweep, or any other scheduler, calls. A process claims a run by locking a file
-beside its folder; the system releases the lock when the process dies. The folder appears by one rename. So several
-sweeps of one grid share the work, and an interrupted run leaves nothing that could be taken for a result.
+A process claims a run by locking a file beside its folder; the system releases the lock when the process dies. So
+several sweeps of one grid share the work, and an interrupted run leaves nothing that could be taken for a result.
 """
 
 import itertools
@@ -34,7 +33,7 @@ class Busy(RuntimeError):
 class Outcome(NamedTuple):
     """One run of a sweep: the parameters that the grid varies, and status "ok", "done before" or "failed".
 
-    reason: why it failed, or why a run that was done before is stale.
+    reason: why it failed, or why it is stale.
     """
 
     parameters: dict[str, Any]
@@ -73,9 +72,9 @@ def run_one(
 ) -> Path:
     """Return the result folder of one run, <root>/<profile>/<notebook>.sweep/<hash>, computing it if it is not there.
 
-    The hash is of the notebook's source and all its parameters. A finished folder is returned as it is; a run that is
-    incomplete, damaged or, without `keep_stale`, stale is computed anew. While another process computes the same run,
-    `wait` waits for it (at most `timeout` seconds), else Busy is raised. Otherwise as `runs.execute`.
+    The hash is of the notebook's source and all its parameters. A run that is damaged or, without `keep_stale`, stale
+    is computed anew. While another process computes it, `wait` waits at most `timeout` seconds, else Busy is raised.
+    Otherwise as `runs.execute`.
     """
     notebook, stop = find(notebook), stop or Event()
     values = overrides(notebook, profile, parameters)
@@ -116,9 +115,7 @@ def sweep(
     jobs: runs at a time, each with its share of the cores. timeout: seconds for each run.
     cluster: address of a running Dask scheduler, whose workers see the same files; each run is a task that needs
     `resources`, such as {"GPU": 1}. progress: a line for every run, else for failures only.
-    keep_stale: take a run for done although its code or data have changed since; else it is computed anew.
-
-    Finished runs are skipped; a run that fails does not stop the others.
+    keep_stale: skip finished runs although their code or data have changed since.
     Raises ValueError before anything runs (notebook, profile, parameters, cluster).
     """
     notebook, given = find(notebook), dict(parameters or {})
@@ -178,7 +175,6 @@ def axis(text: str, default: Any = None) -> list[Any]:
     """Return the values that a text means: 0:5 or 0:10:2, integers up to but without the end, or a list 1,2,4.
 
     default: the parameter's; where it is text, 0:5 is text too. Commas in brackets and quotes separate nothing.
-    Raises ValueError for a range or an item that is empty.
     """
     bounds = re.fullmatch(r"(-?\d+):(-?\d+)(?::(-?[1-9]\d*))?", text)
     if bounds and not isinstance(default, str):
@@ -275,7 +271,6 @@ def _attempt(
 
 
 def _line(outcome: Outcome, count: int, total: int, left: float) -> str:
-    """Say in a line how a run ended and how long the rest will take."""
     number = f"[{count:{len(str(total))}}/{total}]"
     if outcome.status == "failed":
         return f"{number} {outcome.label}  {click.style('FAILED', fg='red')}  {outcome.reason}"
@@ -291,7 +286,7 @@ def duration(seconds: float) -> str:
 
 
 def summary(report: Report) -> str:
-    """Return a table of how many runs ended how, and of those that failed why, and where to look."""
+    """Return a table of how many runs ended how, and why and where those failed that did."""
     ended = ["stale, kept" if o.status == "done before" and o.reason else o.status for o in report.outcomes]
     lines = [f"{'status':<12}  runs"]
     lines += [f"{s:<12}  {ended.count(s):4}" for s in ("done before", "stale, kept", "ok", "failed") if s in ended]

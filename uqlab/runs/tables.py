@@ -76,7 +76,7 @@ def read(sweep: Path) -> Runs:
 
 
 def save(runs: Runs, sweep: Path) -> "DataFrame":
-    """Write the table of runs into the sweep's folder."""
+    """Write table.parquet and table.csv into the sweep's folder, and return the table."""
     frame = _frame(runs, sweep)
     with writing(sweep / "table.parquet") as temporary:
         frame.to_parquet(temporary)

@@ -8,8 +8,6 @@ from threading import Event
 
 import click
 
-from uqlab.runs.execution import first_line
-
 Result = tuple[str, float, str]  # status, seconds, reason
 
 
@@ -49,6 +47,11 @@ def connected(
         if resources and not any(all(each.get(k, 0) >= n for k, n in resources.items()) for each in offers):
             click.echo(f"waiting for a worker that offers {resources}; now none does", err=True)
         yield None, client.get_executor(pure=False, resources=resources)
+
+
+def first_line(reason: str) -> str:
+    """Return the first line of a reason, no longer than a line of a terminal."""
+    return next(iter(reason.strip().splitlines()), "no reason given")[:160]
 
 
 def results(
