@@ -153,8 +153,8 @@ def show(output_dir: Path, profile: str | None) -> None:
     from uqlab.runs import gallery
 
     folder = output_dir / (profile or "")
-    found = gallery.found(output_dir) if folder.is_dir() and not profile else []
-    if not folder.is_dir() or not (profile or found):
+    found = [] if profile else gallery.found(output_dir)
+    if not (found or (profile and folder.is_dir())):
         raise ValueError(f"no runs in {folder}; first: uqlab run --profile {profile or 'quick'}")
     click.echo(gallery.build(folder, found))
 

@@ -111,10 +111,9 @@ def execute(
         late = f"it took more than {timeout:g} s (timeout)" if time.monotonic() > deadline else None
         report, reason = _report(notebook.stem, output, late or f"{type(error).__name__}: {error}")
         with suppress(OSError):
+            write(temporary / "error.txt", report)
             _readdress(output, temporary, failed)
         _move(temporary, failed)
-        with suppress(OSError):
-            write(failed / "error.txt", report)
         raise RunError(f"{report}\nkept: {named(failed / output.name)}", reason) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -48,8 +48,8 @@ def build(root: Path, profiles: Sequence[str] = ()) -> Path:
 
 def found(root: Path) -> list[str]:
     """Return the profiles of which runs lie in a folder such as figures."""
-    patterns = ("*/manifest.json", "*.failed", "*.sweep")
-    return sorted(path.name for path in root.iterdir() if any(next(path.glob(each), None) for each in patterns))
+    runs = [path for each in ("*/*/manifest.json", "*/*.failed", "*/*.sweep") for path in root.glob(each)]
+    return sorted({path.relative_to(root).parts[0] for path in runs})
 
 
 class _Gathered:

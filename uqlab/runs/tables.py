@@ -45,9 +45,7 @@ def read(sweep: Path) -> Runs:
     the same parameters.
     """
     found, left_out = [], []
-    for folder in sorted(path for path in sweep.iterdir() if path.is_dir() and path.name[0] != "."):
-        if folder.suffix == ".failed":
-            continue
+    for folder in sorted(path for path in sweep.glob("[!.]*/") if path.suffix != ".failed"):
         manifest = read_json(folder / "manifest.json")
         if isinstance(manifest.get("parameters"), dict) and undamaged(folder, manifest, "results.json"):
             found.append((folder.name, manifest, read_json(folder / "results.json")))
@@ -110,13 +108,12 @@ def locate(sweep: str | os.PathLike, profile: str = "quick", root: str | os.Path
     """Return the folder or file of a sweep from its path or its notebook's name; a notebook looks beside its folder."""
     here = Path.cwd()
     bases = [here, here.parent] if here.name == "notebooks" else [here]
-    paths = [base / sweep for base in bases]
-    if not any(path.exists() and path.suffix != ".ipynb" for path in paths):
-        name = f"{find(sweep).stem}.sweep"
-        paths = [base / root / profile / name for base in bases]
-    found = [path for path in paths if path.exists()]
+    found = [path for base in bases if (path := base / sweep).exists() and path.suffix != ".ipynb"]
     if not found:
-        raise ValueError(f"no sweep in {paths[-1]}; first: uqlab sweep {sweep} --profile {profile} -g NAME VALUES")
+        paths = [base / root / profile / f"{find(sweep).stem}.sweep" for base in bases]
+        found = [path for path in paths if path.exists()]
+        if not found:
+            raise ValueError(f"no sweep in {paths[-1]}; first: uqlab sweep {sweep} --profile {profile} -g NAME VALUES")
     return found[0]
 
 
