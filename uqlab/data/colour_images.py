@@ -3,7 +3,7 @@
 import numpy as np
 from scipy.io import loadmat
 
-from uqlab.data.downloads import fetch
+from uqlab.data.downloads import FILES, fetch, remotes
 from uqlab.data.readers import DIGITS, checked, reading, source, unpacked
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -18,8 +18,13 @@ wardrobe whale willow_tree wolf woman worm
 """
 CIFAR100 = tuple(NAMES.split())
 CIFAR_IMAGES = {"train": 50_000, "test": 10_000}
-CIFAR_MIRRORS = ["https://www.cs.toronto.edu/~kriz/"]
 SHAPE = (3, 32, 32)
+
+CHECKSUMS = {  # tensorflow-datasets url_checksums/cifar10.txt, cifar100.txt
+    "cifar-10-binary.tar.gz": "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+    "cifar-100-binary.tar.gz": "sha256:58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+}
+FILES |= remotes("", ["https://www.cs.toronto.edu/~kriz/"], CHECKSUMS)
 
 
 def cifar(archive, members, label, classes, split, root):
@@ -32,12 +37,7 @@ def cifar(archive, members, label, classes, split, root):
     return checked(path, rows[:, label + 1 :].reshape(-1, *SHAPE), rows[:, label], SHAPE, classes)
 
 
-@source(  # tensorflow-datasets url_checksums/cifar10.txt
-    "cifar10",
-    CIFAR_MIRRORS,
-    {"cifar-10-binary.tar.gz": "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"},
-    folder="",
-)
+@source("cifar10")
 def cifar10(split, root):
     """With the judgements of people, CIFAR-10H (Peterson et al. 2019), as soft labels of the test split if there."""
     names = [f"data_batch_{k}" for k in range(1, 6)] if split == "train" else ["test_batch"]
@@ -55,12 +55,7 @@ def cifar10(split, root):
     return x, y, classes, (counts / counts.sum(1, keepdims=True)).astype(np.float32)
 
 
-@source(  # tensorflow-datasets url_checksums/cifar100.txt
-    "cifar100",
-    CIFAR_MIRRORS,
-    {"cifar-100-binary.tar.gz": "sha256:58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"},
-    folder="",
-)
+@source("cifar100")
 def cifar100(split, root):
     """With the fine labels; the byte before them is the coarse one."""
     return cifar("cifar-100-binary.tar.gz", [f"cifar-100-binary/{split}.bin"], 1, CIFAR100, split, root)

@@ -58,8 +58,7 @@ class Dataset:
     def resize(self, size: int, channels: int | None = None) -> "Dataset":
         """The set with images of size x size pixels, shrunk by area averages or enlarged bilinearly.
 
-        channels: 1 (colour becomes luma, ITU-R BT.601), 3 (grey is repeated) or None for those that there are. Raises
-        TypeError for texts, ValueError for a size below 1 or other channels.
+        channels: 1 (colour becomes luma, ITU-R BT.601), 3 (grey is repeated) or None for those that there are.
         """
         if isinstance(self.inputs, list):
             raise TypeError(f"{self.name} holds text; only images can be resized")
@@ -86,24 +85,20 @@ def names() -> list[str]:
 def load(
     name: Name, split: str = "test", *, root: Name | None = None, limit: int | None = None, seed: int = 0
 ) -> Dataset:
-    """A data set by name or path: float32 images [N, C, H, W] in [0, 1] or a list of texts, and int64 labels [N].
+    """One split, "train" or "test", of a data set by name or path.
 
     name: one of `names()`, or the path of your own data.
-        Images: an `.npz` with `x` uint8 [N, H, W], [N, H, W, C] or [N, C, H, W], or floating point in [0, 1] (the
-        shorter of axes 1 and 3 holds the channels), and integer labels `y` from 0; or with the splits `x_train`,
-        `y_train`, `x_test`, `y_test`.
-        Texts: a table `.tsv` (without quoting) or `.csv`, also `.gz`, whose header names the columns `sentence` (or
+        Images: an `.npz` with `x` uint8 or in [0, 1], [N, H, W], [N, H, W, C] or [N, C, H, W] (the shorter of axes 1
+        and 3 holds the channels), and integer labels `y`; or with `x_train`, `y_train`, `x_test`, `y_test`.
+        Texts: a table `.tsv` (without quoting) or `.csv`, also `.gz`, with a header and the columns `sentence` (or
         `text`), `label` and, if the splits are given, `split`. Classes are the sorted labels.
-        Where no splits are given 70 % are for training and 30 % for testing, always the same items, drawn by class.
-        Without labels every label is -1 and all items are in every split.
-        Classes in brackets select and relabel: "digits[7-9]" has labels 0, 1, 2 and "mnist[0,2,5-7]" 0 to 4, in the
-        order given. Of a set with soft labels only the items whose whole mass lies on these classes remain.
-    split: "train" or "test".
+        Else 70 % of each class are for training; without labels all items are in every split.
+        Classes in brackets select and relabel in the order given: "mnist[0,2,5-7]" has labels 0 to 4. Of a set with
+        soft labels only the items whose whole mass lies on these classes remain.
     root: where files are looked up and kept; else $UQLAB_DATA, else data/ of a git checkout, else the user's cache.
     limit: the size of a random subset, which depends on `seed`; None or 0: all. A larger limit adds to these items.
 
-    Raises ValueError for a name, split, class or limit that does not exist, and for bad or corrupted files;
-    FileNotFoundError if a file is missing and no mirror delivers it.
+    Raises ValueError for what does not exist and for corrupted files, FileNotFoundError for files out of reach.
     """
     full_name = os.fspath(name)
     base, wanted = _parse(full_name)
@@ -144,10 +139,7 @@ def load(
 
 
 def file(name: str, *, root: Name | None = None) -> Path:
-    """The path of a registered file, such as "resnet_cifar10/resnet20-12fca82f.th", once its checksum is right.
-
-    root and what is raised: as in `load`.
-    """
+    """The path of a registered file, such as "resnet_cifar10/resnet20-12fca82f.th"; root: as in `load`."""
     if name not in FILES:
         raise ValueError(_unknown("file", name, FILES))
     return fetch(name, _folder(root))
@@ -186,14 +178,12 @@ def _of_classes(name, labels, classes, probs, wanted):
 
 
 def _images(inputs, rows):
-    """Some rows of uint8 or floating-point images as a new float32 tensor."""
     chosen = inputs if len(rows) == len(inputs) and (rows[1:] > rows[:-1]).all() else inputs[rows]
     x = torch.tensor(chosen)  # a copy, so that what the user writes to it changes no cache
     return x.float().div_(255) if x.dtype == torch.uint8 else x.float()
 
 
 def _folder(root):
-    """Where files are looked up and kept."""
     if root is not None or os.environ.get("UQLAB_DATA"):
         return Path(root if root is not None else os.environ["UQLAB_DATA"]).expanduser()
     checkout = Path(__file__).resolve().parents[2]

@@ -22,10 +22,7 @@ FILES: dict[str, Remote] = {}  # path below root -> its source; filled by `reade
 def remotes(
     folder: str, mirrors: Sequence[str], checksums: Mapping[str, str], also: Sequence[str] = ()
 ) -> dict[str, Remote]:
-    """Files of one folder that have the same names at every mirror.
-
-    mirrors: addresses up to the file's name. checksums: file -> checksum. also: other folders where loaders put them.
-    """
+    """Files of one folder, name -> checksum, at mirrors (addresses up to the name); also: folders of other loaders."""
     return {
         (Path(folder) / file).as_posix(): Remote(
             checksum,
@@ -42,10 +39,7 @@ def places(file: str, root: Path) -> list[Path]:
 
 
 def fetch(file: str, root: Path) -> Path:
-    """The path of a registered file whose checksum is right: one that lies below root, else downloaded to root/file.
-
-    Where no mirror delivers it, raises FileNotFoundError, or ValueError if what is there is corrupted.
-    """
+    """The path of a registered file whose checksum is right: one that lies below root, else downloaded to root/file."""
     remote = FILES[file]
     method, expected = remote.checksum.split(":")
     wrong, failures = "", ""

@@ -40,9 +40,8 @@ def digits(split):
 def ambiguous_digits(split):
     """Mixtures of two near digits of different classes, each with five sampled labels: 500 train, 200 test images.
 
-    As in Ambiguous-MNIST (Mukhoti et al. 2023), a classifier gives an image between two digits its soft label. Here it
-    is multinomial logistic regression, whose log-odds are linear along the line between two images: the weight for a
-    wanted probability q has a closed form, and the soft label is exactly (q, 1 - q).
+    As in Ambiguous-MNIST (Mukhoti et al. 2023), a classifier gives the soft label. The log-odds of logistic regression
+    are linear between two images: the weight for a wanted probability q is exact, and the soft label is (q, 1 - q).
     """
     train, test = digits("train"), digits("test")
     reference = LogisticRegression(C=10, max_iter=1000).fit(train[0].reshape(-1, 64), train[1])
@@ -82,11 +81,7 @@ def ambiguous_digits(split):
 
 @cache
 def letters(split):
-    """Letters of the fonts that matplotlib ships, processed as the UCI digits were: 1512 train, 648 test images.
-
-    Each is distorted a little and drawn as a bitmap of 32x32 pixels, whose set pixels are counted in blocks of 4x4.
-    Every third font is for testing.
-    """
+    """Letters of matplotlib's fonts, processed as the UCI digits were: 1512 train, 648 test images of other fonts."""
     return *_rendered(LETTERS, split, copies=4 if split == "train" else 3), LETTERS, None
 
 
@@ -122,10 +117,7 @@ def _rendered(characters, split, copies, **distortion):
 
 
 def _bitmap(glyph, outline, rng, *, turn=8, slant=0.15, height=(29, 32), stretch=(0.85, 1.1), shift=1.5):
-    """A glyph, transformed at random, as a 32x32 bitmap: full height, at most 28 wide, as the UCI digits are.
-
-    turn: largest angle in degrees; slant: largest shear; height: in pixels; stretch: of the width; shift: to the sides.
-    """
+    """A glyph, turned by up to `turn` degrees, as a 32x32 bitmap: full height, at most 28 wide, like the UCI digits."""
     angle, shear = np.deg2rad(rng.uniform(-turn, turn)), rng.uniform(-slant, slant)
     turned = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]) @ [[1, 0], [shear, 1]]
     ink = outline @ turned.T

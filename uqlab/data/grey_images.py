@@ -33,7 +33,6 @@ def idx_names(name, split):
 
 
 def idx_pair(images: Path, labels: Path, classes):
-    """A set stored as MNIST is."""
     with reading(images):
         x = idx(images.read_bytes())[:, None]
     with reading(labels):
@@ -42,8 +41,6 @@ def idx_pair(images: Path, labels: Path, classes):
 
 
 def like_mnist(name, classes):
-    """A reader of four IDX files."""
-
     def read(split, root):
         images, labels = idx_names(name, split)
         return idx_pair(fetch(images, root), fetch(labels, root), classes)

@@ -14,10 +14,7 @@ SUFFIXES = (".npz", *TABLES)
 
 
 def own(path: Path, split: str):
-    """(inputs, labels, classes, None) of one split; `datasets.load` says what the file must hold.
-
-    Raises FileNotFoundError if there is no such file, ValueError for what it must not hold.
-    """
+    """(inputs, labels, classes, None) of one split; `datasets.load` says what the file must hold."""
     if not path.is_file():
         raise FileNotFoundError(f"no file {path.absolute()}; relative paths start at the working folder")
     return (_texts if path.name.endswith(TABLES) else _images)(path, split)

@@ -24,10 +24,7 @@ DIGITS = tuple("0123456789")
 
 
 def source(name: str, *files: Any, folder: str | None = None, also: Sequence[str] = ()) -> Callable[[Reader], Reader]:
-    """Make a reader known by the name of its data set, and its files: mirrors and checksums, as `remotes` takes them.
-
-    folder: where they are kept below root, by default the set's name.
-    """
+    """Make a reader known by the name of its set, and its files, as `remotes` takes them; folder: else the name."""
 
     def register(read: Reader) -> Reader:
         if files:
@@ -54,10 +51,7 @@ def npz(path: Path, *keys: str, optional: bool = False) -> dict[str, np.ndarray]
 
 
 def unpacked(archive: str, members: Sequence[str], root: Path) -> tuple[Path, list[bytes]]:
-    """The contents of members of an archive (.zip or .tar.gz), and the path to name in errors.
-
-    Where the archive is not there but its members lie below root under their own names, these are read.
-    """
+    """The path to name in errors, and the contents of members of an archive, or of files below root if it is absent."""
     loose = [root / member for member in members]
     if not places(archive, root) and all(path.is_file() for path in loose):
         return loose[0].parent, [path.read_bytes() for path in loose]
@@ -72,7 +66,6 @@ def unpacked(archive: str, members: Sequence[str], root: Path) -> tuple[Path, li
 
 
 def checked(path, images, labels, shape, classes):
-    """Images and labels if they fit each other and the set, else a ValueError that names the file."""
     if images.shape[1:] != shape or images.dtype != np.uint8:
         raise ValueError(f"{path}: images must be uint8 of shape {shape}, got {images.dtype} {images.shape[1:]}")
     if labels.shape != images.shape[:1] or len(images) == 0:

@@ -31,9 +31,7 @@ def sst2(split, root):
     member = "SST-2/train.tsv" if split == "train" else "SST-2/dev.tsv"
     path, (content,) = unpacked("sst2/SST-2.zip", [member], root)
     with reading(path):
-        rows = [row for row in csv.reader(io.StringIO(content.decode()), **TAB_SEPARATED) if row][
-            1:
-        ]  # after the header
+        _, *rows = [row for row in csv.reader(io.StringIO(content.decode()), **TAB_SEPARATED) if row]
     return labelled(path, rows, ("0", "1"), ("negative", "positive"))
 
 
@@ -46,7 +44,6 @@ def sst2(split, root):
     },
 )
 def agnews(split, root):
-    """Title and description."""
     path = fetch(f"agnews/{split}.csv", root)
     with reading(path), path.open(encoding="utf-8", newline="") as file:
         rows = [(" ".join(fields), label) for label, *fields in csv.reader(file)]

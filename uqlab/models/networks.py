@@ -22,10 +22,7 @@ def mlp(in_features: int, widths: Sequence[int] = (64, 32), classes: int = 10, d
 
 
 def small_cnn(classes: int = 10, channels: int = 1, width: int = 32) -> nn.Sequential:
-    """Three 3x3 convolutions without stride, an average over the map and a linear layer, for small images.
-
-    The map has the size of the image. Raises ValueError for a width below 1.
-    """
+    """Three 3x3 convolutions without stride, an average over the map and a linear layer, for small images."""
     at_least("width", width)
     layers: list[nn.Module] = []
     for before, after in itertools.pairwise([channels, width, 2 * width, 2 * width]):
@@ -49,20 +46,16 @@ class Standardize(nn.Module):
 
 
 def wide_resnet(depth: int = 28, width: int = 1, classes: int = 10, channels: int = 3) -> nn.Sequential:
-    """Wide-ResNet-depth-width without dropout for [batch, channels, 32, 32] (Zagoruyko & Komodakis, 2016).
-
-    Raises ValueError unless depth is 6 n + 4 with n >= 1 and width at least 1.
-    """
+    """Wide-ResNet, depth 6 n + 4, without dropout for [batch, channels, 32, 32] (Zagoruyko & Komodakis 2016)."""
     if depth < 10 or (depth - 4) % 6 or width < 1:
         raise ValueError(
             f"a Wide-ResNet has depth 6 n + 4 (10, 16, 22, 28, ...) and width >= 1, got {depth} and {width}"
         )
     sizes = [16, 16 * width, 32 * width, 64 * width]
     blocks = []
-    for group in range(3):
-        for n in range((depth - 4) // 6):
-            stride = 2 if group > 0 and n == 0 else 1
-            blocks.append(_WideBlock(sizes[group] if n == 0 else sizes[group + 1], sizes[group + 1], stride))
+    for before, after in itertools.pairwise(sizes):
+        blocks.append(_WideBlock(before, after, 2 if blocks else 1))
+        blocks += [_WideBlock(after, after, 1) for _ in range((depth - 4) // 6 - 1)]
     network = nn.Sequential(
         nn.Conv2d(channels, sizes[0], 3, padding=1, bias=False),
         *blocks,
@@ -99,10 +92,9 @@ class _WideBlock(nn.Module):
 
 
 def cifar_resnet(depth: int = 20, classes: int = 10) -> nn.Sequential:
-    """ResNet-depth for [batch, 3, 32, 32], 16-32-64 channels, shortcuts without parameters (He et al. 2016, 4.2).
+    """ResNet, depth 6 n + 2, for [batch, 3, 32, 32], 16-32-64 channels, no weights in shortcuts (He et al. 2016, 4.2).
 
     Its modules have the names of github.com/akamaster/pytorch_resnet_cifar10, so that the weights trained there fit.
-    Raises ValueError unless depth is 6 n + 2 with n >= 1.
     """
     if depth < 8 or (depth - 2) % 6:
         raise ValueError(f"a CIFAR ResNet has depth 6 n + 2 (8, 14, 20, 32, 44, 56, 110, ...), got {depth}")
@@ -150,8 +142,7 @@ def vit(
 ) -> nn.Module:  # fmt: skip
     """A vision transformer without dropout for [batch, channels, image_size, image_size] (Dosovitskiy et al., 2021).
 
-    transformers' ViTForImageClassification with an inner width of 4 `width`, returning its logits [batch, classes]
-    alone. Raises ValueError for sizes that do not go together.
+    It is ViTForImageClassification of transformers with an inner width of 4 `width`, and returns the logits alone.
     """
     smallest = min(image_size, patch_size, width, layers, heads, channels, classes)
     if smallest < 1 or image_size % patch_size or width % heads:

@@ -28,13 +28,11 @@ def from_pretrained(name_or_folder: str | os.PathLike, classes: int, task: str =
         width], scaled as its pretraining scaled them (`Standardize`); "text", an encoder like BERT as `TextClassifier`.
 
     The checkpoint's classifier is kept if it has `classes` outputs; else a new one is drawn from torch's global seed.
-    Texts go through the checkpoint's own pooler only if it was trained. Where its weights are not in the checkpoint, or
-    sentence-transformers trained another pooling (`1_Pooling/config.json`), the classifier sees the mean of the tokens,
-    or the first token if that file says so. Dropout is off, because attention would draw it for all members from one
-    generator. The network's `name` is `name_or_folder`. Weights are in float32; no code of the checkpoint is run.
+    Where the checkpoint has no trained pooler for texts, the classifier sees the mean of the tokens, or the first token
+    if `1_Pooling/config.json` says so. Dropout is off, because attention would draw it for all members from one
+    generator. The network's `name` is `name_or_folder`. No code of the checkpoint is run.
 
-    Raises ValueError for classes < 2, an unknown `task`, and a folder without config.json, safetensors, a tokenizer or
-    the weights of this kind of network; OSError if there is no such folder, and the hub lacks it or is out of reach.
+    Raises ValueError for a checkpoint that does not fit, OSError for one out of reach.
     """
     one_of("task", task, ("image", "text"))
     at_least("classes", classes, 2)
@@ -69,8 +67,7 @@ class TextClassifier(nn.Module):
         self.name = ""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "TextClassifier":
-        """A copy that shares the tokenizer, which never changes and is slow to copy."""
-        memo[id(self.tokenizer)] = self.tokenizer
+        memo[id(self.tokenizer)] = self.tokenizer  # it never changes and is slow to copy
         memo[id(self)] = copied = type(self).__new__(type(self))
         vars(copied).update(copy.deepcopy(vars(self), memo))
         return copied
@@ -82,10 +79,7 @@ class TextClassifier(nn.Module):
         return min(self.tokenizer.model_max_length, getattr(config, "max_position_embeddings", 2**31))
 
     def encode(self, texts: Sequence[str], max_length: int | None = None) -> Int[Tensor, "samples tokens"]:
-        """The token ids of `texts`, padded to the longest of them and cut to `max_length` (None: the network's limit).
-
-        Raises TypeError for what is no list of strings, ValueError for an empty one and a max_length out of range.
-        """
+        """The token ids of `texts`, padded to the longest and cut to `max_length` (None: the network's limit)."""
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise TypeError("encode takes a list of strings; for one text give [text]")
         if not texts:
@@ -221,8 +215,7 @@ def load_weights(model: Model, path: str | os.PathLike) -> Model:
     path: a .safetensors file or one of torch.save, of which only tensors are read (`weights_only=True`). A state dict
         under "state_dict" is unwrapped, and the prefix "module." of nn.DataParallel dropped.
 
-    Raises FileNotFoundError if there is no such file, ValueError for one that holds anything but the weights of this
-    model, which then stays unchanged.
+    Raises ValueError for a file that holds anything but the weights of this model, which then stays unchanged.
     """
     state = _read_weights(Path(path).expanduser())
     if state and all(name.startswith("module.") for name in state):
