@@ -135,10 +135,7 @@ def barycentric(p: Values) -> np.ndarray:
 
 
 def simplex(logits: Tensor, *, mean: bool = True, frame: bool = True, ax: Axes | None = None) -> Axes:
-    """Members [members, 3] as points of the probability simplex, their mean as a diamond, contours of total entropy.
-
-    frame: False where the triangle and the contours are already drawn.
-    """
+    """Members [members, 3] as points of the simplex, their mean as a diamond and, as `frame`, contours of entropy."""
     ax = ax or plt.gca()
     if frame:
         _simplex_frame(ax)
@@ -272,8 +269,7 @@ def votes(image: Tensor, logits: Tensor, classes: Sequence[str] = (), *, ax: Axe
     """The predicted class and its probability of each of s x s tiles, row by row, written over the image.
 
     image: [channels, height, width]. logits: [s * s, classes]. Tiles that agree with the mean prediction are grey, the
-    others blue; the more probable the class, the more opaque the tile. Raises ValueError unless the members fill a
-    square.
+    others blue; the more probable the class, the more opaque the tile.
     """
     ax = ax or plt.gca()
     side = math.isqrt(len(logits))
@@ -314,8 +310,7 @@ def head_map(
 ) -> Axes:  # fmt: skip
     """A value of each attention head, [layers, heads], as colour, with the head's place in `order`, from 1.
 
-    gone: removed heads, marked by a dash. picked: one head, which is framed. Where values have both signs, positive
-    values are brown and negative values purple.
+    gone: removed heads, marked by a dash. picked: one head, which is framed. Negative values are purple.
     """
     ax = ax or plt.gca()
     values = values.double()
@@ -336,8 +331,7 @@ def head_map(
 def table(frame: Any, *, best: Mapping[Any, str] | None = None, paper: Sequence[Any] = (), digits: int = 3):
     """A pandas Styler of a DataFrame: in each column of `best` the best value is bold, the second underlined.
 
-    best: column -> "max" or "min". paper: columns with the paper's numbers, in grey and with a dash where it has none;
-    elsewhere a missing number reads "not run".
+    best: column -> "max" or "min". paper: columns with the paper's numbers, in grey, with a dash where it has none.
     """
 
     def number(value: Any) -> str:

@@ -92,10 +92,7 @@ class Explorer(ipywidgets.VBox):
 
 
 class _Stage:
-    """A figure whose ticks and labels are painted once; what a redraw adds is painted on top and removed again.
-
-    Matplotlib spends most of its time on axes and ticks. They are painted anew only when a redraw changes them.
-    """
+    """A figure whose axes, which take matplotlib most time, are painted anew only when a redraw changes them."""
 
     def __init__(self, figure: Figure):
         plt.close(figure)  # pyplot forgets it
@@ -134,7 +131,6 @@ class _Stage:
         return [artist for ax, kept in self.kept.items() for artist in ax.get_children() if artist not in kept]
 
     def _look(self) -> list[tuple]:
-        """What the background depends on."""
         return [
             (axis.get_scale(), *axis.get_view_interval(), axis.get_label_text(), *axis.get_majorticklocs(),
              *getattr(axis.get_major_formatter(), "seq", ()))

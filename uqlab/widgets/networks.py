@@ -37,40 +37,40 @@ def masks(
     "ood" inputs; threshold None means soft masks. accuracy: (weight, threshold) -> share of correct predictions.
     trained: decompositions of the trained ensemble. weight: shown first.
     """
-    cuts = list(dict.fromkeys(threshold for _, threshold in parts))
-
     figure, (left, right) = plots.figure(2, height=2.6)
     left.set_xlabel("unit, sorted")
     information_axis(right, [trained, *parts.values()])
 
-    def draw(weight: float, threshold: float | None, mask: str) -> None:
+    def kept(weight: float, threshold: float | None, mask: str) -> Tensor:
         values = found[weight][mask]
-        plots.mask_map(values if threshold is None else (values > threshold).float(), ax=left).set_title(mask)
+        return values if threshold is None else (values > threshold).float()
+
+    def draw(weight: float, threshold: float | None, mask: str) -> None:
+        plots.mask_map(kept(weight, threshold, mask), ax=left).set_title(mask)
         for kind, d in parts[weight, threshold].items():
             plots.ecdf(trained[kind].epistemic, color=plots.NEUTRAL, linestyle=plots.LINES[kind], ax=right)
             plots.ecdf(d.epistemic, linestyle=plots.LINES[kind], ax=right)
 
     def seen(weight: float, threshold: float | None, mask: str) -> str:
-        kept = found[weight][mask] if threshold is None else (found[weight][mask] > threshold).float()
+        share = 100 * kept(weight, threshold, mask).mean()
         means = " and ".join(
             f"{d.epistemic.mean():.4f} ({trained[kind].epistemic.mean():.4f}) on {kind.upper()}"
             for kind, d in parts[weight, threshold].items()
         )
         return (
-            f"Left: a member keeps {100 * kept.mean():.0f} % of these units. Right, solid ID, dashed OOD: mutual "
+            f"Left: a member keeps {share:.0f} % of these units. Right, solid ID, dashed OOD: mutual "
             f"information of the extracted ensemble (blue) and the trained one (grey, in brackets), on average {means} "
             f"inputs, nats. Accuracy of the extracted {100 * accuracy[weight, threshold]:.1f} %."
         )
 
     first = next(iter(found)) if weight is None else weight
-    labels = [("soft" if cut is None else f"{cut:g}", cut) for cut in cuts]
+    weights = [(f"{w:g}", w) for w in found]
+    cuts = {threshold: "soft" if threshold is None else f"{threshold:g}" for _, threshold in parts}
+    cut = 0.5 if 0.5 in cuts else next(iter(cuts))
+    labels = [(label, threshold) for threshold, label in cuts.items()]
     controls = {
-        "weight": ipywidgets.SelectionSlider(
-            options=[(f"{w:g}", w) for w in found], value=first, description="diversity weight"
-        ),
-        "threshold": ipywidgets.ToggleButtons(
-            options=labels, value=0.5 if 0.5 in cuts else cuts[0], description="masks rounded at"
-        ),
+        "weight": ipywidgets.SelectionSlider(options=weights, value=first, description="diversity weight"),
+        "threshold": ipywidgets.ToggleButtons(options=labels, value=cut, description="masks rounded at"),
         "mask": ipywidgets.Dropdown(options=list(found[first]), description="mask"),
     }
     return Explorer(draw, controls, seen, figure)
@@ -86,9 +86,8 @@ def spectra(
 ) -> Explorer:
     """Singular vectors of one matrix of one member against all those of the pretrained matrix; intruders in red.
 
-    before: name of a layer -> its pretrained weight. after: name of a method -> its members' weights of a layer:
-    `functools.partial(diversity.member_weights, ensemble)`. k, threshold: as in `spectra.intruder_dimensions`, shown
-    first, like layer.
+    before: name of a layer -> its pretrained weight. after: name of a method -> its members' weights of a layer, as by
+    `functools.partial(diversity.member_weights, ensemble)`. k, threshold: as in `spectra.intruder_dimensions`.
     """
     first = layer or next(iter(before))
     members = len(after[next(iter(after))](first))
@@ -146,13 +145,12 @@ def spectra(
             f"A random direction would have a largest |cos| of {level:.2f} on average."
         )
 
-    limits = {"min": 0.05, "max": 1.0, "step": 0.05, "readout_format": ".2f"}
     controls = {
         "method": ipywidgets.Dropdown(options=list(after), description="method"),
         "name": ipywidgets.Dropdown(options=list(before), value=first, description="layer"),
         "member": ipywidgets.IntSlider(0, 0, members - 1, description="member"),
         "k": ipywidgets.IntSlider(k, 1, smallest, description="directions k"),
-        "threshold": ipywidgets.FloatSlider(threshold, **limits, description="threshold |cos|"),
+        "threshold": ipywidgets.FloatSlider(threshold, min=0.05, max=1, step=0.05, description="threshold |cos|"),
     }
     return Explorer(draw, controls, seen, figure)
 
@@ -177,20 +175,17 @@ def head_map(
     layers, heads = values.shape
 
     def clouds(gone: int, layer: int, head: int, other: str) -> tuple[Tensor, Tensor]:
-        inside, outside = (features(gone, layer, head, name).cpu() for name in (known, other))
-        return inside, outside
+        return features(gone, layer, head, known).cpu(), features(gone, layer, head, other).cpu()
 
     figure, axes = plots.figure(3 if path else 2, height=2.7, width=7.6 if path else 6.4)
     axes[0].set_title("place in the order")
-    axes[-1].set(
-        xticks=[], yticks=[], xlabel="principal component 1", ylabel="2", xlim=(-1.05, 1.05), ylim=(-1.05, 1.05)
-    )
+    span = (-1.05, 1.05)
+    axes[-1].set(xticks=[], yticks=[], xlabel="principal component 1", ylabel="2", xlim=span, ylim=span)
     colors = dict(zip(path or {}, (plots.TOTAL, plots.EPISTEMIC), strict=False))
     for name, along in (path or {}).items():
         axes[1].plot(along, color=colors[name], label=name)
     if path:
-        axes[1].set(xlabel="heads removed", title="the whole network")
-        axes[1].margins(0.08)
+        axes[1].set(xlabel="heads removed", title="the whole network", xmargin=0.08, ymargin=0.08)
         axes[1].legend(fontsize=7)
 
     def draw(gone: int, layer: int, head: int, other: str) -> None:
@@ -198,8 +193,7 @@ def head_map(
         for name, along in (path or {}).items():
             axes[1].plot(gone, along[gone], "o", color=colors[name], markersize=5)
             if alone:
-                value = alone[layer, head][name]
-                axes[1].plot(1, value, "D", color=colors[name], markersize=4, fillstyle="none")
+                axes[1].plot(1, alone[layer, head][name], "D", color=colors[name], markersize=4, fillstyle="none")
         inside, outside = clouds(gone, layer, head, other)
         xy = np.asarray(embed(torch.cat([inside, outside]), "pca"))
         xy = xy / abs(xy).max()

@@ -16,10 +16,7 @@ from uqlab.widgets.explorer import Explorer, information_axis
 
 
 def simplex(cloud: Callable[..., Tensor], controls: Mapping[str, ipywidgets.ValueWidget]) -> Explorer:
-    """Members as points of the simplex of three classes, and the split of their uncertainty.
-
-    cloud: the values of the controls by name -> logits [members, 3].
-    """
+    """Members as points of the simplex; cloud: the values of the controls by name -> logits [members, 3]."""
 
     def split(values: Mapping[str, Any]) -> tuple[Tensor, Decomposition]:
         logits = cloud(**values)
@@ -116,9 +113,9 @@ def groups(parts: Mapping[str, Mapping[int, GroupDecomposition]], members: int) 
         plots.stacked(list(parts), *means, ax=right).set_title(f"{members // size} groups of {size}")
 
     def seen(size: int) -> str:
-        shares = [
+        shares = (
             f"{by[size].between.mean():.3f} of {means[name][size]:.3f} nats on {name}" for name, by in parts.items()
-        ]
+        )
         return (
             f"The outer ensemble of {members // size} sees the mutual information between groups (blue): "
             f"{' and '.join(shares)}. What lies within groups (hatched) is hidden from it."
