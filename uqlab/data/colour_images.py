@@ -49,9 +49,8 @@ def cifar10(split, root):
     with reading(human):
         counts = np.load(human, allow_pickle=False)
     if counts.shape != (len(x), 10) or (counts < 0).any() or not (counts.sum(1) > 0).all():
-        raise ValueError(
-            f"{human}: counts must have shape {(len(x), 10)}, no empty row and none below 0, got {counts.shape}"
-        )
+        rule = f"counts must have shape {(len(x), 10)}, no empty row and none below 0"
+        raise ValueError(f"{human}: {rule}, got {counts.shape}")
     return x, y, classes, (counts / counts.sum(1, keepdims=True)).astype(np.float32)
 
 

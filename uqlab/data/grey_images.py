@@ -65,8 +65,7 @@ mnist = source(
     also=["MNIST/raw", "."],
 )(like_mnist("mnist", DIGITS))
 
-# tensorflow-datasets url_checksums/fashion_mnist.txt, Keras datasets/fashion_mnist.py; mirrors of torchvision, Keras
-# and the authors' repository
+# tensorflow-datasets url_checksums/fashion_mnist.txt; mirrors of torchvision, Keras and the authors' repository
 source(
     "fashion-mnist",
     [

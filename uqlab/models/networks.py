@@ -48,9 +48,7 @@ class Standardize(nn.Module):
 def wide_resnet(depth: int = 28, width: int = 1, classes: int = 10, channels: int = 3) -> nn.Sequential:
     """Wide-ResNet, depth 6 n + 4, without dropout for [batch, channels, 32, 32] (Zagoruyko & Komodakis 2016)."""
     if depth < 10 or (depth - 4) % 6 or width < 1:
-        raise ValueError(
-            f"a Wide-ResNet has depth 6 n + 4 (10, 16, 22, 28, ...) and width >= 1, got {depth} and {width}"
-        )
+        raise ValueError(f"a Wide-ResNet has depth 6 n + 4 (10, 16, ...) and width >= 1, got {depth} and {width}")
     sizes = [16, 16 * width, 32 * width, 64 * width]
     blocks = []
     for before, after in itertools.pairwise(sizes):

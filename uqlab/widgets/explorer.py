@@ -28,9 +28,7 @@ class Explorer(ipywidgets.VBox):
     draw: takes the values of the controls by name and adds to the axes of `figure`. What it added is removed before the
     next call, and the axes keep their places. controls: name -> ipywidgets control, with the unit in its description.
     seen: a line (HTML) that says what is seen, or a function of the same values that returns it.
-
-    The image is exchanged whole, so nothing flickers and headless runs work; one that was drawn before is shown again
-    without drawing. An error of `draw` is shown in place of the line, and raised.
+    An image that was drawn before is shown again without drawing. An error is shown in place of the line, and raised.
     """
 
     def __init__(

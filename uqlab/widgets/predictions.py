@@ -162,9 +162,8 @@ def widths(
     controls: dict[str, ipywidgets.ValueWidget] = {
         "width": ipywidgets.SelectionSlider(options=options, value=next(iter(parts)), description="width")
     }
-    sets = [(names[kind], kind) for kind in images]
-    if len(sets) > 1:
-        controls["ood"] = ipywidgets.Dropdown(options=sets, description="OOD set")
+    if len(images) > 1:
+        controls["ood"] = ipywidgets.Dropdown(options=[(names[kind], kind) for kind in images], description="OOD set")
     return Explorer(draw, controls, seen, figure)
 
 
