@@ -10,6 +10,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -157,6 +158,16 @@ if seed == 2 or (seed == 1 and not Path("killed").exists()):
     assert finished(project) == 2
     assert half_done(project) == []
     wait_for(lambda: not any(lives(kernel) for _, kernel in starts(project)))
+
+
+def test_a_cluster_without_a_fit_worker_is_waited_for(project, capsys):
+    distributed = pytest.importorskip("distributed")
+    notebook(project / "0.ipynb", parameters=PARAMETERS)
+    with distributed.LocalCluster(n_workers=0, dashboard_address=None, silence_logs=50) as cluster:
+        threading.Timer(2, cluster.scale, (1,)).start()
+        report = sweeps.sweep("0.ipynb", {}, cluster=cluster.scheduler_address)
+    assert [outcome.status for outcome in report.outcomes] == ["ok"]
+    assert capsys.readouterr().err == "waiting for a worker; now there is none\n"
 
 
 def test_a_cluster_that_is_not_there(project):

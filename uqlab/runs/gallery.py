@@ -17,7 +17,6 @@ from jinja2 import ChainableUndefined, Environment, FileSystemLoader
 from uqlab.core.files import read_json, write
 from uqlab.runs import tables
 from uqlab.runs.identity import Present
-from uqlab.runs.parameters import cells
 
 PICTURES = (".png", ".svg")
 PAPER = "paper_and_this_run"  # the table that compares; it comes first
@@ -72,8 +71,7 @@ class _Gathered:
             problem = "Incomplete: manifest.json is missing or broken."
         elif missing:
             problem = f"Incomplete: {', '.join(missing)} missing."
-        run = self.run(folder)
-        run["problem"] = problem
+        run: dict[str, Any] = self.run(folder) | {"problem": problem}
         if folder != failure:
             run["links"] += [self.link(path, f"the failed {path.name}") for path in failure.glob("*.ipynb")]
         return {"title": _title(folder) or name, "sweep": False, "runs": [run]}
@@ -112,7 +110,6 @@ class _Gathered:
             "varied": varied or {},
             "manifest": manifest,
             "stale": self.present.stale(manifest) if manifest.get("files") else "",
-            "problem": "",
             "figures": list(self.figures(folder, results.get("figures", {}))),
             "tables": sorted(results.get("tables", {}).items(), key=lambda item: item[0] != PAPER),
             "numbers": results.get("numbers"),
@@ -153,8 +150,8 @@ def _size(picture: Path) -> tuple[int, int] | None:
 
 def _title(folder: Path) -> str:
     """Return the first heading of the notebook in a folder."""
-    with suppress(ValueError, OSError, LookupError, TypeError, StopIteration):
-        for cell in cells(next(folder.glob("*.ipynb"))):
+    for path in folder.glob("*.ipynb"):
+        for cell in read_json(path).get("cells", []):
             line = "".join(cell["source"]).lstrip().split("\n")[0]
             if cell["cell_type"] == "markdown" and line.startswith("# "):
                 return line[2:].strip()

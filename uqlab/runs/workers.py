@@ -40,12 +40,10 @@ def connected(
     except (OSError, ValueError) as error:
         raise ValueError(f"no Dask scheduler at {cluster}: {error}") from error
     with client:
-        if not client.ncores():
-            click.echo("waiting for the cluster's first worker", err=True)
-            client.wait_for_workers(1)
+        wanted = resources or {}
         offers = [worker.get("resources") or {} for worker in client.scheduler_info(-1)["workers"].values()]
-        if resources and not any(all(each.get(k, 0) >= n for k, n in resources.items()) for each in offers):
-            click.echo(f"waiting for a worker that offers {resources}; now none does", err=True)
+        if not any(all(each.get(name, 0) >= n for name, n in wanted.items()) for each in offers):
+            click.echo(f"waiting for a worker{f' that offers {wanted}' if wanted else ''}; now there is none", err=True)
         yield None, client.get_executor(pure=False, resources=resources)
 
 
