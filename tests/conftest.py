@@ -1,5 +1,6 @@
 """What all tests share: pages that run once for all of them, and how the tests are dealt out to several processes."""
 
+import hashlib
 import os
 import re
 from pathlib import Path
@@ -81,8 +82,9 @@ def pages(shared):
         notebooks = copies(shared / "notebooks")
 
     def run(name: str, **changes) -> Path:
-        folder = shared / "pages" / "-".join([name, *changes])
-        folder.parent.mkdir(exist_ok=True)
+        changed = hashlib.sha256(repr(sorted(changes.items())).encode()).hexdigest()[:8] if changes else "tiny"
+        folder = shared / "pages" / changed / name
+        folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):
             if not folder.exists():
                 runs.execute(notebooks / f"{name}.ipynb", changes, profile="tiny", folder=folder, threads=1)

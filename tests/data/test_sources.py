@@ -366,6 +366,7 @@ def test_texts(place):
 @pytest.mark.parametrize(
     "content",
     [b"", b"no gzip", gzip.compress(b"no IDX"), idx(IMAGES)[:-9], gzip.compress(gzip.decompress(idx(IMAGES))[:-1])],
+    ids=["empty", "no gzip", "no IDX", "cut off", "a byte short"],  # not of the contents: gzip writes the time
 )
 def test_broken_files_without_a_checksum_are_refused(content, place):
     images, labels = (f"notmnist/{Path(file).name}" for file in MNIST)
