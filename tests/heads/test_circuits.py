@@ -1,4 +1,4 @@
-"""Greedy circuits: Algorithm 1 as a plain loop, ties, the layer-wise order, resuming, and bad input."""
+"""Greedy circuits: Algorithm 1 as a plain loop, ties, resuming, and bad input."""
 
 import copy
 import itertools
@@ -29,10 +29,10 @@ def score_of(model, x, y, ood, kind):
     return {"acc": accuracy, "ood": auroc, "avg": (accuracy + auroc) / 2}[kind]
 
 
-def algorithm_1(model, x, y, ood, kind, budget):
+def algorithm_1(model, x, y, ood, kind, budget, candidates=ALL):
     """Hydra, Algorithm 1, line by line."""
     removed, scores = [], []
-    remaining = list(ALL)
+    remaining = list(candidates)
     for _ in range(budget):
         best, chosen, step = -np.inf, None, {}
         for head in remaining:
@@ -124,32 +124,9 @@ def test_ties_go_to_the_lowest_layer_and_head():
     with torch.no_grad():
         model.classifier.weight.zero_()
     y = torch.zeros(len(x), dtype=torch.int64)
-    for order in ("global", "layerwise"):
-        circuit = heads.greedy_circuit(model, x, y, None, score="acc", budget=6, order=order, progress=False)
-        assert circuit == (ALL[:6] if order == "global" else [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)])
-        assert circuit.start == (model.classifier.bias.argmax() == 0)
-
-
-def test_the_layerwise_order():
-    """Every head of a layer is tried once, without the heads that earlier layers lost; the best heads go together."""
-    model, (x, y, ood) = make(), data("vit")
-    expected = []
-    for layer, count in enumerate((3, 2, 2)):
-        step = []
-        for head in range(HEADS):
-            with heads.ablate(model, [*expected, (layer, head)]):
-                step.append(score_of(model, x, y, ood, "avg"))
-        expected += [(layer, head) for head in sorted(range(HEADS), key=lambda head, s=step: (-s[head], head))[:count]]
-    circuit = heads.greedy_circuit(model, x, y, ood, budget=7, order="layerwise", progress=False)
-    assert circuit == expected
-    assert circuit.scores.shape == (LAYERS, LAYERS, HEADS)
-    assert (~circuit.scores.isnan()).nonzero()[:, :2].unique(dim=0).tolist() == [[0, 0], [1, 1], [2, 2]]
-
-
-def test_the_budget_is_spread_over_the_layers():
-    assert circuits.removals_per_layer([4, 4, 4], 7) == [3, 2, 2]
-    assert circuits.removals_per_layer([4, 0, 1, 4], 7) == [3, 0, 1, 3]
-    assert circuits.removals_per_layer([2, 2], 1) == [1, 0]
+    circuit = heads.greedy_circuit(model, x, y, None, score="acc", budget=6, progress=False)
+    assert circuit == ALL[:6]
+    assert circuit.start == (model.classifier.bias.argmax() == 0)
 
 
 def test_circuits_of_a_pruned_model():
@@ -157,6 +134,14 @@ def test_circuits_of_a_pruned_model():
     small = heads.prune(model, [(1, 0), (1, 1), (1, 2), (1, 3), (2, 3)])
     circuit = heads.greedy_circuit(small, x, y, ood, budget=7, progress=False)
     assert sorted(circuit) == [(0, 0), (0, 1), (0, 2), (0, 3), (2, 0), (2, 1), (2, 2)]
+
+
+@pytest.mark.parametrize("name", ["vit", "bert"])
+def test_circuits_without_heads_in_the_last_layer(name):
+    model, (x, y, ood) = make(name), data(name)
+    small = heads.prune(model, [head for head in ALL if head[0] == LAYERS - 1])
+    circuit = heads.greedy_circuit(small, x, y, ood, budget=3, progress=False)
+    assert circuit == algorithm_1(small, x, y, ood, "avg", 3, ALL[:-HEADS])[0]
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -203,12 +188,11 @@ class Stop(Exception):
     pass
 
 
-@pytest.mark.parametrize("order", ["global", "layerwise"])
 @pytest.mark.parametrize("after", [2, 5, 8])
-def test_a_stopped_search_goes_on(order, after, tmp_path, monkeypatch):
+def test_a_stopped_search_goes_on(after, tmp_path, monkeypatch):
     """The search stops in the middle of a step, which has 5 batches, or at the end of a step."""
     model, (x, y, ood) = make(), data("vit")
-    settings = {"budget": 3, "order": order, "batch_size": 10, "progress": False}
+    settings = {"budget": 3, "batch_size": 10, "progress": False}
     monkeypatch.setattr(circuits, "WRITE_EVERY", 0.0)
     batches, stops, advance = [], [after], circuits._State.advance
 
@@ -254,7 +238,6 @@ def test_a_finished_search_goes_on_to_a_larger_budget(tmp_path):
         lambda m, x, y, ood, s: (m, x, y.flip(0), ood, s),
         lambda m, x, y, ood, s: (m, x, y, ood[1:], s),
         lambda m, x, y, ood, s: (m, x, y, ood, s | {"score": "ood"}),
-        lambda m, x, y, ood, s: (m, x, y, ood, s | {"order": "layerwise"}),
     ],
 )
 def test_checkpoints_of_other_searches(other, tmp_path):
@@ -307,7 +290,6 @@ class Twice(nn.Module):
         ({"budget": 13}, ValueError, "budget must be 1 to 12, the number of heads, got 13"),
         ({"budget": 0}, ValueError, "budget must be 1 to 12"),
         ({"score": "nll"}, ValueError, 'score must be "acc", "ood" or "avg"'),
-        ({"order": "random"}, ValueError, 'order must be "global" or "layerwise"'),
         ({"batch_size": 0}, ValueError, "batch_size must be at least 1"),
         ({"precision": "float16"}, ValueError, 'precision must be "float32" or "bfloat16"'),
         ({"ood": None}, ValueError, 'score="avg" needs ood_inputs'),

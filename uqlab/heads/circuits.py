@@ -2,16 +2,13 @@
 
 import contextlib
 import functools
-import itertools
 import json
 import math
 import os
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -52,7 +49,6 @@ def greedy_circuit(
     *,
     score: Literal["acc", "ood", "avg"] = "avg",
     budget: int,
-    order: Literal["global", "layerwise"] = "global",
     batch_size: int | None = None,
     precision: str = "float32",
     progress: bool = True,
@@ -68,31 +64,24 @@ def greedy_circuit(
     id_inputs [id, ...], id_labels [id], ood_inputs [ood, ...]: validation data in and out of distribution; tensors, or
         tensors by name. "acc" needs no ood_inputs and "ood" needs no id_labels: give None.
     score: "acc", accuracy; "ood", AUROC of the maximum softmax probability, ID against OOD; "avg", the mean of both.
-    order: "global", Algorithm 1; "layerwise", the order of HeadMap (Wang et al. 2025) with these scores instead of its
-        loss. From the first layer to the last, every head is left out once, without the heads that earlier layers lost,
-        and the heads without which the score is highest are removed together. The budget is spread evenly over the
-        layers; where it does not divide, the first layers lose one more. Every head is tried once in all, not once in
-        every step.
     batch_size: inputs at a time; None for as many as stay in a CPU's cache, 256 on a GPU. It does not change scores.
-    precision: of products, see `training.arithmetic`.
+    precision: of products, "float32" or "bfloat16" as in `training.fit`.
     checkpoint: a file that is written after every step, and every minute within a step. A search that finds the file
-        continues from it, also with a larger budget. The file holds only numbers.
+        continues from it, also with a larger budget.
 
     Memory: in each thread three tensors [batch, tokens, width] for each layer, and one number for each head and input.
     Trying a head costs the layers after its attention; in the last layer, only the first token if the classifier reads
     no other.
 
-    Raises ValueError for a budget below 1 or above the number of heads, unknown names, labels out of range, networks
-    whose heads are not separable or whose layers do not run one after the other, and for a checkpoint that is damaged
-    or belongs to another search; TypeError for inputs and labels that are not tensors.
+    Raises ValueError for a budget below 1 or above the number of heads, labels out of range, networks whose heads are
+    not separable or whose layers do not run one after the other, and for a checkpoint that is damaged or belongs to
+    another search; TypeError for inputs and labels that are not tensors.
     """
     found = attentions(model)
-    every = [[(layer, head) for head in range(attention.heads)] for layer, attention in enumerate(found)]
-    total = sum(map(len, every))
+    every = [(layer, head) for layer, attention in enumerate(found) for head in range(attention.heads)]
     one_of("score", score, ("acc", "ood", "avg"))
-    one_of("order", order, ("global", "layerwise"))
-    if not 1 <= budget <= total:
-        raise ValueError(f"budget must be 1 to {total}, the number of heads, got {budget}")
+    if not 1 <= budget <= len(every):
+        raise ValueError(f"budget must be 1 to {len(every)}, the number of heads, got {budget}")
     if batch_size is not None:
         at_least("batch_size", batch_size)
     if (score != "ood" and id_labels is None) or (score != "acc" and ood_inputs is None):
@@ -102,21 +91,13 @@ def greedy_circuit(
     search = Search(model, take(model, id_inputs, slice(2)))
     labels = None if score == "ood" or id_labels is None else check_labels(search.network, id_inputs, id_labels)
 
-    if order == "global":
-        steps = [(list(itertools.chain(*every)), 1)] * budget
-        trials = [total - step for step in range(budget)]
-    else:
-        removals = removals_per_layer([len(heads) for heads in every], budget)
-        steps = [(heads, removed) for heads, removed in zip(every, removals, strict=True) if removed]
-        trials = [len(heads) for heads, _ in steps]
-    run: list = [score, order, precision, *([budget] if order == "layerwise" else [])]
-    state = _State.read(checkpoint, lambda: [*run, fingerprint(search.network, *sets, labels)])
-    for head in state.order:
+    state = _State(checkpoint, checkpoint and [score, precision, fingerprint(search.network, *sets, labels)])
+    for head in state.order():
         search.remove(*head)
-    finished = len(state.scores)
+    trials = [sum(counts) * (len(every) - step) for step in range(budget)]
     bar = tqdm(
-        total=sum(counts) * sum(trials), initial=sum(counts) * sum(trials[:finished]), desc=f"circuit ({score})",
-        unit="input", unit_scale=True, disable=not progress, leave=False,
+        total=sum(trials), initial=sum(trials[: len(state.scores)]), desc=f"circuit ({score})", unit="input",
+        unit_scale=True, disable=not progress, leave=False,
     )  # fmt: skip
     where = next(search.network.parameters()).device
     threads = torch.get_num_threads() if where.type == "cpu" else 1
@@ -132,9 +113,10 @@ def greedy_circuit(
                 hits[i + 1] = (logits.argmax(1) == labels[rows]).sum()
         return uncertainty, hits
 
-    with bar, arithmetic(precision, where), _views(search, threads) as in_order:
-        for candidates, removed in steps[finished:]:
-            heads = [head for head in candidates if head not in state.order]
+    with bar, arithmetic(precision, where), _in_threads(search, threads) as in_order:
+        while len(state.scores) < budget:
+            removed = state.order()
+            heads = [head for head in every if head not in removed]
             bar.update(len(heads) * state.done)
             state.begin(len(heads) + 1, sum(counts))
             batches = list(_batches(sets, counts, state.done, size))
@@ -144,25 +126,17 @@ def greedy_circuit(
                 state.hits += hits
                 state.advance(columns.stop)
                 bar.update(len(heads) * (columns.stop - columns.start))
-            values = [_score(score, state, row, counts[0]) for row in range(len(heads) + 1)]
-            best = sorted(range(len(heads)), key=lambda i: (-values[i + 1], heads[i]))[:removed]
-            for i in best:
-                search.remove(*heads[i])
-            grid = torch.full((len(found), max(map(len, every))), math.nan, dtype=torch.float64)
-            for (layer, head), value in zip(heads, values[1:], strict=True):
-                grid[layer, head] = value
-            state.end(values[0], grid, [heads[i] for i in best])
-    return Circuit(state.order[:budget], state.start, torch.stack(state.scores[: len(steps)]))
-
-
-def removals_per_layer(sizes: list[int], budget: int) -> list[int]:
-    """How many heads each layer loses: one a layer in turn, from the first, until the budget is spent."""
-    turns = sorted((turn, layer) for layer, size in enumerate(sizes) for turn in range(size))[:budget]
-    return [sum(lost == layer for _, lost in turns) for layer in range(len(sizes))]
+            whole, *without = (_score(score, state, row, counts[0]) for row in range(len(heads) + 1))
+            grid = torch.full((len(found), max(attention.heads for attention in found)), math.nan, dtype=torch.float64)
+            for head, value in zip(heads, without, strict=True):
+                grid[head] = value
+            state.end(whole, grid)
+            search.remove(*state.order()[-1])
+    return Circuit(state.order()[:budget], state.start, torch.stack(state.scores[:budget]))
 
 
 @contextlib.contextmanager
-def _views(search: Search, threads: int) -> Iterator[Callable[[list[Callable[[Search], Any]]], Iterator[Any]]]:
+def _in_threads(search: Search, threads: int) -> Iterator[Callable[[list[Callable[[Search], Any]]], Iterator[Any]]]:
     """A function that gives the results of jobs in order; every thread has its own view of the search.
 
     Batches in several threads are faster than products that are split over several cores: those wait for the slowest.
@@ -170,14 +144,11 @@ def _views(search: Search, threads: int) -> Iterator[Callable[[list[Callable[[Se
     if threads == 1:
         yield lambda jobs: (job(search) for job in jobs)
         return
-    views: queue.SimpleQueue[Search] = queue.SimpleQueue()
-    for view in (search, *(search.twin() for _ in range(threads - 1))):
-        views.put(view)
     own = threading.local()
 
     def start() -> None:
         torch.set_num_threads(1)
-        own.view = views.get()
+        own.view = search.twin()
 
     pool = futures.ThreadPoolExecutor(threads, initializer=start)
     try:
@@ -207,36 +178,22 @@ def _batches(sets: list[Inputs], counts: list[int], done: int, size: int) -> Ite
 
 
 class _State:
-    """How far a search is: its finished steps, and what the first `done` inputs gave in the step in progress."""
+    """How far a search is: its finished steps, and what the first `done` inputs gave in the step in progress.
 
-    def __init__(self, path: Path | None, run: list):
+    It is read from the file at `path`, if there is one; `run` tells this search from others.
+    """
+
+    def __init__(self, path: str | os.PathLike | None, run: Any):
         self.path, self.run, self.written = path, run, time.monotonic()
-        self.order: list[Head] = []
-        self.scores: list[Tensor] = []
+        self.scores: list[Tensor] = []  # of each step [layers, heads]
         self.start, self.done = math.nan, 0
         self.uncertainty, self.hits = torch.empty(0, 0), torch.empty(0, dtype=torch.int64)
+        if path is not None and os.path.exists(path):
+            self._read(path)
 
-    @classmethod
-    def read(cls, path: str | os.PathLike | None, run: Callable[[], list]) -> "_State":
-        """The state in the file, if there is one; `run()` tells this search from others."""
-        if path is None:
-            return cls(None, [])
-        state = cls(Path(path), run())
-        if not Path(path).exists():
-            return state
-        try:
-            with safe_open(path, framework="pt") as file:
-                about = json.loads((file.metadata() or {})["uqlab"])
-                found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            state.start, state.done = float(about["start"]), int(about["done"])
-            state.order = [(layer, head) for layer, head in found["order"].tolist()]
-            state.scores = list(found["scores"])
-            state.uncertainty, state.hits = found["uncertainty"], found["hits"]
-        except (SafetensorError, KeyError, ValueError) as error:
-            raise ValueError(f"checkpoint {path} is damaged or of another kind; delete the file: {error}") from error
-        if about["run"] != state.run:
-            raise ValueError(f"checkpoint {path} is of another search; delete the file or name another")
-        return state
+    def order(self) -> list[Head]:
+        """The heads that the finished steps removed: the highest score of each, of equal scores the first."""
+        return [divmod(int(step.nan_to_num(-math.inf).argmax()), step.shape[1]) for step in self.scores]
 
     def begin(self, rows: int, columns: int) -> None:
         """Begin a step, unless the checkpoint was written in the middle of it."""
@@ -247,24 +204,31 @@ class _State:
     def advance(self, done: int) -> None:
         self.done = done
         if time.monotonic() - self.written > WRITE_EVERY:
-            self.write()
+            self._write()
 
-    def end(self, before: float, scores: Tensor, removed: list[Head]) -> None:
-        self.start = before if not self.scores else self.start
-        self.order += removed
+    def end(self, whole: float, scores: Tensor) -> None:
+        self.start = self.start if self.scores else whole
         self.scores.append(scores)
         self.done = 0
-        self.write()
+        self._write()
 
-    def write(self) -> None:
+    def _read(self, path: str | os.PathLike) -> None:
+        try:
+            with safe_open(path, framework="pt") as file:
+                about = json.loads((file.metadata() or {})["uqlab"])
+                self.start, self.done = float(about["start"]), int(about["done"])
+                self.scores = list(file.get_tensor("scores"))
+                self.uncertainty, self.hits = file.get_tensor("uncertainty"), file.get_tensor("hits")
+        except (SafetensorError, KeyError, ValueError) as error:
+            raise ValueError(f"checkpoint {path} is damaged or of another kind; delete the file: {error}") from error
+        if about["run"] != self.run:
+            raise ValueError(f"checkpoint {path} is of another search; delete the file or name another")
+
+    def _write(self) -> None:
         if self.path is None:
             return
-        tensors = {
-            "order": torch.tensor(self.order, dtype=torch.int64).view(-1, 2),
-            "scores": torch.stack(self.scores) if self.scores else torch.empty(0, 0, 0),
-            "uncertainty": self.uncertainty,
-            "hits": self.hits,
-        }
+        scores = torch.stack(self.scores) if self.scores else torch.empty(0, 0, 0)
+        tensors = {"scores": scores, "uncertainty": self.uncertainty, "hits": self.hits}
         about = {"run": self.run, "start": self.start, "done": self.done}
         with writing(self.path) as temporary:
             save_file(tensors, temporary, {"uqlab": json.dumps(about)})

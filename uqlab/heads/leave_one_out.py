@@ -9,7 +9,7 @@ not computed again; if the classifier reads the first token alone, the last laye
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,19 +19,20 @@ from torch import Tensor, nn
 from uqlab.core import devices
 from uqlab.core.checks import count_samples
 from uqlab.core.modules import Inputs, frozen, hooked, sharing_copy
-from uqlab.heads.attention import Attention, Head, attentions, linear, run
+from uqlab.heads.attention import Head, attentions, linear, run
 from uqlab.heads.pruning import ablate
 
 
 class _Given:
-    """Replaces the forward of a module: it returns the given value, whatever the input."""
+    """Replaces the forward of a module: it returns the given value, alone or as the first of a tuple like `output`."""
 
-    def __init__(self, module: nn.Module, wrap: Callable[[Tensor], Any] = lambda value: value):
-        self.wrap, self.value = wrap, torch.empty(0)
+    def __init__(self, module: nn.Module, output: Any):
+        self.value = torch.empty(0)
+        self.rest = (None,) * (len(output) - 1) if isinstance(output, tuple) else None
         module.forward = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.wrap(self.value)
+        return self.value if self.rest is None else (self.value, *self.rest)
 
 
 class _Trace(NamedTuple):
@@ -59,7 +60,7 @@ class Search:
             projection = linear(self.network, attention.output)
             projection.weight = nn.Parameter(projection.weight.clone(), requires_grad=False)
         self.layers = [self.network.get_submodule(attention.layer) for attention in self.found]
-        self.embedding = _embedding(self.network, self.found)
+        self.embedding = _embedding(self.network, self.found[0].layer)
         self.norm: nn.Module | None = None  # of the last layer, before its attention
         self.first_only = False  # whether the first token is enough in the last layer
         self.rows = 0  # inputs in a batch
@@ -173,34 +174,31 @@ class Search:
     @torch.no_grad()
     def _learn(self, example: Inputs) -> None:
         """Find out on an example how the network is put together, and check the shortcuts on it."""
-        last, normed, widest, wraps = self.layers[-1], [], [0], {}
+        network, calls = self.network, {}
 
-        def measured(_: nn.Module, args: tuple, output: Tensor) -> None:
-            widest.append(max(args[0].nbytes, output.nbytes))
+        def note(part: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
+            calls[part] = args[0] if args else kwargs.get("hidden_states"), output
 
-        def enters(_: nn.Module, args: tuple, kwargs: dict) -> None:
-            entered.append(args[0] if args else kwargs["hidden_states"])
-
-        network, entered = self.network, []
-        core = network.get_submodule(self.found[-1].name)
-        handles = [core.register_forward_pre_hook(enters, with_kwargs=True)]
-        for part in network.modules():
-            if isinstance(part, nn.Linear):
-                handles.append(part.register_forward_hook(measured))
-        for part in last.modules():
-            if isinstance(part, nn.LayerNorm):
-                handles.append(part.register_forward_hook(lambda part, _, output: normed.append((part, output))))
-        for name in (name for attention in self.found for name in (attention.layer, attention.name)):
-            part = network.get_submodule(name)
-            handles.append(part.register_forward_hook(lambda part, _, output: wraps.update({part: _wrap(output)})))
-        with hooked(handles):
+        with hooked([part.register_forward_hook(note, with_kwargs=True) for part in network.modules()]):
             trace = self.trace(example)
-        self.norm = next((part for part, output in normed if output is entered[0]), None)
-        plain = self.norm is not None or entered[0] is trace.hidden[-1]
-        self._take_apart(wraps)
-        count = count_samples(example)
-        where = trace.logits.device.type
-        self.rows = max(8, int(devices.CIRCUIT_CACHE * count / max(widest))) if where == "cpu" else 256
+        entered, _ = calls[network.get_submodule(self.found[-1].name)]
+        norms = [part for part in self.layers[-1].modules() if isinstance(part, nn.LayerNorm) and part in calls]
+        self.norm = next((part for part in norms if calls[part][1] is entered), None)
+        plain = self.norm is not None or entered is trace.hidden[-1]
+        linears = [each for part, call in calls.items() if isinstance(part, nn.Linear) for each in call]
+        widest = max(each.nbytes for each in linears)
+        on_cpu = trace.logits.device.type == "cpu"
+        self.rows = max(8, int(devices.CIRCUIT_CACHE * count_samples(example) / widest)) if on_cpu else 256
+
+        # Two views of the network: in one the attention's output is given, in the other the layers' output is.
+        def given(view: nn.Module, name: str) -> _Given:
+            return _Given(view.get_submodule(name), calls[network.get_submodule(name)][1])
+
+        parted, self.tail = sharing_copy(network), sharing_copy(network)
+        self.after = [parted.get_submodule(attention.layer) for attention in self.found]
+        self.attended = [[given(parted, name) for name in (each.output, each.name)] for each in self.found]
+        self.states = [given(self.tail, attention.layer) for attention in self.found]
+        self.embedded = None if self.embedding is None else _Given(self.tail.get_submodule(self.embedding), None)
         poisoned = trace.hidden[-1].clone()
         poisoned[:, 1:] = math.nan  # NaN spreads to whatever is computed from these tokens
         self.first_only = plain and bool(self._classify(trace, poisoned).isfinite().all())
@@ -213,22 +211,6 @@ class Search:
                     "attention and what follows: its heads cannot be searched"
                 )
 
-    def _take_apart(self, wraps: dict[nn.Module, Callable[[Tensor], Any]]) -> None:
-        """Two views of the network: in one the attention's output is given, in the other the layers' output is."""
-        network = self.network
-        parted, self.tail = sharing_copy(network), sharing_copy(network)
-        self.after = [parted.get_submodule(attention.layer) for attention in self.found]
-        self.attended = [
-            [
-                _Given(parted.get_submodule(attention.name), wraps[network.get_submodule(attention.name)]),
-                *([] if attention.inside else [_Given(parted.get_submodule(attention.output))]),
-            ]
-            for attention in self.found
-        ]
-        names = [attention.layer for attention in self.found]
-        self.states = [_Given(self.tail.get_submodule(name), wraps[network.get_submodule(name)]) for name in names]
-        self.embedded = None if self.embedding is None else _Given(self.tail.get_submodule(self.embedding))
-
     def _agrees(self, example: Inputs, heads: list[Head]) -> bool:
         """Whether the shortcuts give the logits that the whole network gives without a head."""
         for i, logits in itertools.islice(self.logits(example, heads), 1, None):
@@ -240,20 +222,11 @@ class Search:
         return True
 
 
-def _wrap(output: Any) -> Callable[[Tensor], Any]:
-    """How a part of the network returns its result: alone, or as the first of a tuple."""
-    rest = [None] * (len(output) - 1) if isinstance(output, tuple) else None
-    return lambda value: value if rest is None else (value, *rest)
-
-
-def _embedding(model: nn.Module, found: list[Attention]) -> str | None:
-    """The name of the module `embeddings` of the encoder that holds the layers, if it has one."""
-    name = found[0].layer
-    while name:
-        name = name.rpartition(".")[0]
-        if isinstance(getattr(model.get_submodule(name), "embeddings", None), nn.Module):
-            return f"{name}.embeddings".lstrip(".")
-    return None
+def _embedding(network: nn.Module, layer: str) -> str | None:
+    """The name of the module `embeddings` of the encoder that holds this layer, if it has one."""
+    above, modules = layer.split("."), dict(network.named_modules())
+    names = (".".join([*above[:i], "embeddings"]) for i in reversed(range(len(above))))
+    return next((name for name in names if name in modules), None)
 
 
 def _repeated(rest: tuple[tuple, dict], copies: int) -> tuple[tuple, dict]:
