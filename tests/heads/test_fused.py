@@ -60,6 +60,14 @@ def test_fused_is_separate_where_the_mlps_are_equal(name, sets):
     torch.testing.assert_close(fused(x), expected, rtol=1e-9, atol=1e-9)
 
 
+def test_keys_without_bias():
+    model, x = make(), inputs()
+    for attention in attentions(model):
+        model.get_submodule(attention.inputs[1]).bias = None
+    members = [heads.prune(model, pairs) for pairs in EVEN]
+    torch.testing.assert_close(heads.fuse(members)(x), apart(members, x), rtol=1e-9, atol=1e-9)
+
+
 @EVERY
 @SETS_OF_THREE
 def test_large_batches_take_the_members_one_by_one(name, sets, monkeypatch):

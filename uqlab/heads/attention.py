@@ -37,11 +37,7 @@ class Attention(NamedTuple):
 
 
 def attentions(model: nn.Module) -> list[Attention]:
-    """The attention of every layer, from the first to the last.
-
-    Raises TypeError unless the model is one network; ValueError for a network without separable heads, with keys or
-    values that several heads share, and with several stacks of layers.
-    """
+    """The attention of every layer, from the first to the last; raises the errors of `shape`."""
     one_network(model, "uqlab.heads")
     modules = dict(model.named_modules())
     found = [attention for name in modules if (attention := _attention(name, modules)) is not None]
@@ -63,8 +59,7 @@ def attentions(model: nn.Module) -> list[Attention]:
 def shape(model: nn.Module) -> tuple[int, int]:
     """(layers, heads); the layers of a pruned model differ, and the heads are those of the layer that has most.
 
-    Raises TypeError unless the model is one network; ValueError for a network without separable heads, with keys or
-    values that several heads share, and with two encoders.
+    Raises TypeError unless the model is one network, ValueError unless it has one stack of layers with separable heads.
     """
     counts = count_heads(model)
     return len(counts), max(counts)
@@ -108,10 +103,7 @@ def linear(model: nn.Module, name: str) -> nn.Linear:
 
 
 def check_heads(found: list[Attention], heads: Iterable[Head]) -> list[Head]:
-    """The heads as pairs of int.
-
-    Raises TypeError unless they are pairs, ValueError for heads that the model does not have or that are given twice.
-    """
+    """The heads as pairs of int; TypeError for what is no pair, ValueError for heads that are absent or given twice."""
     try:
         pairs = [(int(layer), int(head)) for layer, head in heads]
     except (TypeError, ValueError) as error:
@@ -155,7 +147,7 @@ def take(model: nn.Module, inputs: Inputs, rows: slice) -> Inputs:
 
 
 def run(model: nn.Module, inputs: Inputs) -> Tensor:
-    """The logits [batch, classes]; raises ValueError for a model that returns none."""
+    """The logits [batch, classes]."""
     logits = logits_of(call(model, inputs))
     if not isinstance(logits, Tensor) or logits.ndim != 2:
         found = f"a tensor {list(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
@@ -164,7 +156,7 @@ def run(model: nn.Module, inputs: Inputs) -> Tensor:
 
 
 def check_labels(model: nn.Module, inputs: Inputs, labels: Tensor) -> Tensor:
-    """The labels as int64 on the model's device; raises the errors of `class_labels` for one label for each input."""
+    """The labels as int64 on the model's device, one for each input."""
     with torch.no_grad():
         classes = run(model, take(model, inputs, slice(1))).shape[1]
     return class_labels(labels, count_samples(inputs), classes).to(next(model.parameters()).device)

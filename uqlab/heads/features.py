@@ -19,7 +19,7 @@ def head_features(
     """What each head of a layer gives the first token, the class token, before the output projection (Hydra, B.2).
 
     inputs [samples, ...] or tensors by name; a negative layer counts from the last. In the model's precision, on the
-    CPU, in evaluation mode. Raises ValueError for a layer that does not exist or has no heads.
+    CPU, in evaluation mode. Raises ValueError for a layer that does not exist or has no heads left.
     """
     found = attentions(model)
     if not -len(found) <= operator.index(layer) < len(found):
@@ -53,8 +53,7 @@ def separation(
     """How far each head separates ID from OOD inputs: the distance between their means (Hydra, B.2). Float64.
 
     The Mahalanobis distance uses the covariance of the ID features (denominator id - 1). Its pseudo-inverse ignores
-    directions in which the ID features do not vary. Raises ValueError for features that are not finite, for features
-    of different heads, and for fewer than two ID inputs.
+    directions in which the ID features do not vary. Raises ValueError for features of different heads or not finite.
     """
     a, b = id_features.double(), ood_features.double()
     if a.ndim != 3 or b.ndim != 3 or a.shape[1:] != b.shape[1:]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from uqlab.core import devices
 from uqlab.core.checks import one_of
 from uqlab.core.modules import Inputs, first_tensor, map_tensors, trained_like
-from uqlab.ensembles import Ensemble, FoldedEnsemble, MemberDropout, MemberLinear, replace_layers
+from uqlab.ensembles import Ensemble, FoldedEnsemble, MemberLinear, own_dropout
 from uqlab.heads.attention import Attention, attentions, linear
 from uqlab.heads.grouped import AppliedProjection, GroupedAttention, MemberLayerNorm
 
@@ -41,7 +41,7 @@ class FusedEnsemble(FoldedEnsemble):
         """How many of the inputs x [members, batch, ...] go through the network at once.
 
         On a GPU all; on a CPU only so many that what a linear layer reads and writes for all members stays in the cache
-        (FUSED_CACHE bytes). What one input takes is measured once for each shape of an input.
+        (FUSED_CACHE bytes).
         """
         first = first_tensor(x)
         batch = first.shape[1]
@@ -60,7 +60,7 @@ def fuse(
     """An ensemble of pruned versions of one transformer that predicts in one pass (Hydra, 4.2, eqs. 4-7).
 
     models: the members, pruned (`prune`) differently and perhaps fine-tuned since; a layer may have a different number
-        of heads in each. They are copied. An ensemble of them, as `training.fit` leaves it, will do too.
+        of heads in each. They are copied. An ensemble of them will do too.
     norms: "independent", every member keeps its own LayerNorms; "merged", one set of LayerNorms with their mean.
 
     Every member keeps its own attention projections and its own linear layers outside the stack of layers, such as the
@@ -88,16 +88,15 @@ def fuse(
     for name, part in list(network.named_modules()):
         each: list[Any] = [model.get_submodule(name) for model in members]
         if isinstance(part, nn.LayerNorm) and part.elementwise_affine and norms == "independent":
-            network.set_submodule(name, MemberLayerNorm.stack(each))
+            network.set_submodule(name, MemberLayerNorm(each))
         elif type(part) is nn.Linear and not any(name.startswith(f"{layer}.") for layer in layers):
             network.set_submodule(name, trained_like(MemberLinear.stack(each), part))
     for i, attention in enumerate(found[0]):
-        grouped = GroupedAttention.of(members, [each[i] for each in found])
+        grouped = GroupedAttention(members, [each[i] for each in found])
         network.set_submodule(attention.name, grouped)
         if not attention.inside:
             network.set_submodule(attention.output, AppliedProjection(grouped))
-    if any(isinstance(part, nn.Dropout) for part in network.modules()):
-        replace_layers(network, nn.Dropout, lambda _, layer: MemberDropout(len(members), layer.p))
+    own_dropout(network, len(members))
     return FusedEnsemble(network, range(len(members))).train(members[0].training)
 
 

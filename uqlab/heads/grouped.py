@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
@@ -17,22 +16,15 @@ from uqlab.heads.attention import Attention, linear, with_heads
 
 
 class MemberLayerNorm(MemberLayer):
-    """A LayerNorm in which every member has its own weight and bias."""
+    """A LayerNorm in which every member has its own weight and bias [members, 1, features]: member m is `norms[m]`."""
 
-    def __init__(
-        self, weight: Float[Tensor, "members 1 features"], bias: Float[Tensor, "members 1 features"], eps: float
-    ):
+    def __init__(self, norms: Sequence[Any]):
         super().__init__()
-        self.members, self.eps = weight.shape[0], eps
-        self.weight, self.bias = nn.Parameter(weight), nn.Parameter(bias)
-
-    @classmethod
-    def stack(cls, norms: Sequence[Any]) -> "MemberLayerNorm":
-        """Member m is `norms[m]`; the weights are copied."""
-        weights = [norm.weight.detach() for norm in norms]
+        self.members, self.eps = len(norms), norms[0].eps
         biases = [torch.zeros_like(norm.weight) if norm.bias is None else norm.bias.detach() for norm in norms]
-        norm = cls(torch.stack(weights).unsqueeze(1), torch.stack(biases).unsqueeze(1), norms[0].eps)
-        return trained_like(norm, norms[0])
+        self.weight = nn.Parameter(torch.stack([norm.weight.detach() for norm in norms]).unsqueeze(1))
+        self.bias = nn.Parameter(torch.stack(biases).unsqueeze(1))
+        trained_like(self, norms[0])
 
     def forward(self, x: Tensor) -> Tensor:
         weight, bias, active = self.weight, self.bias, self.active
@@ -60,56 +52,41 @@ class GroupedAttention(MemberLayer):
     one after the other, without zeros.
     """
 
-    def __init__(
-        self,
-        attention: Attention,
-        core: nn.Module,
-        heads: Sequence[int],
-        weights: Sequence[Tensor],
-        biases: Sequence[Tensor | None],
-    ):
-        super().__init__()
-        self.attention, self.heads, self.members = attention, list(heads), len(heads)
-        self.core = (core,)  # a member's attention without its weights; the tuple hides it from torch
-        self.in_weight, self.out_weight = (nn.Parameter(weight) for weight in weights)
-        self.in_bias, self.out_bias = (None if bias is None else nn.Parameter(bias) for bias in biases)
-        rate: Any = getattr(core, "attention_dropout", getattr(core, "dropout", 0.0))
-        self.dropout, self.causal = float(getattr(rate, "p", rate)), bool(getattr(core, "is_causal", False))
-
-    @property
-    def even(self) -> bool:
-        """Whether all members have the same number of heads."""
-        return len(set(self.heads)) == 1
-
-    @classmethod
-    def of(cls, models: Sequence[nn.Module], found: Sequence[Attention]) -> "GroupedAttention":
-        """The attention of one layer of the members: `found[m]` says where it is in `models[m]`.
+    def __init__(self, models: Sequence[nn.Module], found: Sequence[Attention]):
+        """The attention of one layer: `found[m]` says where it is in `models[m]`.
 
         Raises ValueError for attention that is more than softmax(Q K^T / sqrt(size)) V.
         """
-        heads, size = [each.heads for each in found], found[0].size
-        most = heads.index(max(heads))
-        core = copy.deepcopy(models[most].get_submodule(found[most].name))
+        super().__init__()
+        self.attention, self.heads, self.members = found[0], [each.heads for each in found], len(found)
+        self.even = len(set(self.heads)) == 1
+        most = self.heads.index(max(self.heads))
+        core: Any = copy.deepcopy(models[most].get_submodule(found[most].name))
         for name in (*found[most].inputs, *([found[most].output] if found[most].inside else [])):
             setattr(core, name.rpartition(".")[2], nn.Identity())
+        self.core = (core,)  # a member's attention without its weights; the tuple hides it from torch
+        rate: Any = getattr(core, "attention_dropout", getattr(core, "dropout", 0.0))
+        self.dropout, self.causal = float(getattr(rate, "p", rate)), bool(getattr(core, "is_causal", False))
         inputs = [[linear(model, name) for name in each.inputs] for model, each in zip(models, found, strict=True)]
         outputs = [linear(model, each.output) for model, each in zip(models, found, strict=True)]
+        join = torch.stack if self.even else torch.cat
 
         def rows(tensors: Sequence[Tensor]) -> Tensor:  # of query, key and value, head by head
-            return torch.stack([t.detach().unflatten(0, (-1, size)) for t in tensors], 1).flatten(0, 2)
+            heads = [t.detach().unflatten(0, (-1, self.attention.size)) for t in tensors]
+            return torch.stack(heads, 1).flatten(0, 2)
 
-        join = torch.stack if len(set(heads)) == 1 else torch.cat
-        own = [[part.bias for part in three if part.bias is not None] for three in inputs]
-        last = [part.bias.detach() for part in outputs if part.bias is not None]
-        weights = [join([rows([part.weight for part in three]) for three in inputs])]
-        weights.append(join([part.weight.detach().mT for part in outputs]).contiguous())
-        biases = [join([rows(three) for three in own]) if own[0] else None, torch.stack(last) if last else None]
-        grouped = cls(found[0], core, heads, weights, biases)
+        self.in_weight = nn.Parameter(join([rows([part.weight for part in three]) for three in inputs]))
+        self.out_weight = nn.Parameter(join([part.weight.detach().mT for part in outputs]).contiguous())
+        self.in_bias = self.out_bias = None
+        if inputs[0][0].bias is not None:
+            self.in_bias = nn.Parameter(join([rows([_bias(part) for part in three]) for three in inputs]))
+        if outputs[0].bias is not None:
+            self.out_bias = nn.Parameter(torch.stack([_bias(part).detach() for part in outputs]))
         for side, part in (("in", inputs[0][0]), ("out", outputs[0])):
             for name, p in part.named_parameters():
-                grouped.get_parameter(f"{side}_{name}").requires_grad_(p.requires_grad)
-        grouped.eval()._check_members()
-        return grouped.train(models[0].training)
+                self.get_parameter(f"{side}_{name}").requires_grad_(p.requires_grad)
+        self.eval()._check_members()
+        self.train(models[0].training)
 
     @torch.no_grad()
     def _check_members(self) -> None:
@@ -207,7 +184,7 @@ class GroupedAttention(MemberLayer):
             return part.unflatten(0, (len(heads), -1)) if len(set(heads)) == 1 else part
 
         layer = self._changed(len(heads), some)
-        layer.heads = heads
+        layer.heads, layer.even = heads, len(set(heads)) == 1
         return layer
 
     def extra_repr(self) -> str:
@@ -229,6 +206,10 @@ class AppliedProjection(MemberLayer):
 
     def shard(self, rows: slice) -> "AppliedProjection":
         return AppliedProjection(self.grouped[0].shard(rows))
+
+
+def _bias(layer: nn.Linear) -> Tensor:
+    return torch.zeros_like(layer.weight[:, 0]) if layer.bias is None else layer.bias
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

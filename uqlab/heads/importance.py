@@ -23,10 +23,7 @@ def taylor_scores(
 
     L is the mean cross-entropy (nats) on inputs [samples, ...] (or tensors by name) and labels [samples], in evaluation
     mode. Biases and the output projection do not count. NaN where a layer has fewer heads than another. Float64, on the
-    CPU. Hydra, D.1.1, after Molchanov et al. 2019.
-
-    Raises the errors of `shape`; ValueError for labels out of range or not one for each input; TypeError for inputs and
-    labels that are not tensors.
+    CPU. Raises the errors of `shape`, and those of unusable inputs and labels. Hydra, D.1.1 (Molchanov et al. 2019).
     """
     return _taylor(model, inputs, labels, range(len(attentions(model))), batch_size)
 
@@ -47,8 +44,7 @@ def taylor_heads(
         With scope="model", how many heads of the whole model, by scores that are computed once (B.2; the paper does not
         say whether it recomputes them there).
 
-    Of equal scores the lowest (layer, head) goes first. Raises ValueError for more heads than there are, and the errors
-    of `taylor_scores`.
+    Of equal scores the lowest (layer, head) goes first. Raises ValueError for more heads than there are.
     """
     counts = count_heads(model)
     one_of("scope", scope, ("layer", "model"))
@@ -99,9 +95,7 @@ def sample_heads(ranking: Sequence[Head], remove: int, members: int, *, seed: in
     """For each member `remove` heads, drawn from one ranking: its pruning seed (Hydra, B.5: 48 of the first 100).
 
     ranking: the heads that may be removed, such as the start of a circuit; each draw keeps their order. The draw of
-        member m depends on (seed, m) alone.
-
-    Raises ValueError for more heads than the ranking holds, and for members < 1.
+        member m depends on (seed, m) alone. Raises ValueError for more heads than the ranking holds.
     """
     if not 0 <= operator.index(remove) <= len(ranking):
         raise ValueError(f"remove must be 0 to {len(ranking)}, the length of the ranking, got {remove}")

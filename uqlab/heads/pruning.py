@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -20,8 +20,8 @@ Model = TypeVar("Model", bound=nn.Module)
 def ablate(model: Model, heads: Iterable[Head]) -> Iterator[Model]:
     """The model without these heads inside the block: their columns of the output projections are 0 (Hydra, D.1.2).
 
-    Afterwards the weights are what they were, bit for bit; changes that training made to these columns are lost.
-    Raises ValueError for heads that the model does not have or that are given twice; TypeError unless they are pairs.
+    Afterwards these columns are what they were, bit for bit, whatever training made of them. Raises the errors of
+    `shape`, and ValueError for heads that the model does not have or that are given twice.
     """
     found = attentions(model)
     columns = []
@@ -43,9 +43,7 @@ def prune(model: Model, heads: Iterable[Head]) -> Model:
     The rows of the query, key and value projections, their biases, and the columns of the output projection are cut
     out. The bias of the output projection and the scale 1 / sqrt(size of a head) stay. The remaining heads of a layer
     are numbered from 0 again. A layer may lose all its heads: its attention then gives only a bias, and the residual
-    connection carries the layer's input past it.
-
-    Raises ValueError for heads that the model does not have or that are given twice; TypeError unless they are pairs.
+    connection carries the layer's input past it. Raises the errors of `ablate`.
     """
     found = attentions(model)
     pairs = check_heads(found, heads)
@@ -77,15 +75,12 @@ def multiply_adds(model: nn.Module, inputs: Inputs) -> int:
 
     Matrix products, convolutions and attention count; biases, normalisation and activations do not.
     """
-    cpu = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}  # torch does not count it
+    on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # torch does not count it
+    attention = {on_cpu: lambda query, key, value, *_, **__: sdpa_flop_count(query, key, value)}
     here = like_parameters(model, inputs)
-    counter = FlopCounterMode(display=False, custom_mapping=cpu)
+    counter = FlopCounterMode(display=False, custom_mapping=attention)
     with evaluating(model):
         call(model, here)  # an ensemble measures once how to split such inputs, which must not count
         with counter:
             call(model, here)
     return counter.get_total_flops() // 2
-
-
-def _attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
-    return sdpa_flop_count(query, key, value)
