@@ -239,6 +239,23 @@ def test_auroc_interval_is_the_bootstrap_of_the_auroc():
     assert (low, high) != metrics.auroc_interval(id_scores, ood_scores, repeats=1000, seed=1)
 
 
+def test_auroc_interval_of_a_difference_is_paired():
+    rng = np.random.default_rng(0)
+    noise = [rng.normal(0, 1, 400), rng.normal(0, 1, 300)]
+    first = noise[0], noise[1] + 1
+    other = [values + rng.normal(0, 0.1, len(values)) for values in (noise[0], noise[1] + 0.8)]
+    low, high = metrics.auroc_interval(*first, repeats=1000, than=tuple(other))
+    resampled = []
+    for _ in range(1000):
+        rows, others = rng.integers(400, size=400), rng.integers(300, size=300)
+        both = [metrics.ood_detection(inside[rows], outside[others]).auroc for inside, outside in (first, other)]
+        resampled.append(both[0] - both[1])
+    assert (low, high) == pytest.approx(np.quantile(resampled, [0.025, 0.975]), abs=0.004)
+    alone = metrics.auroc_interval(*first, repeats=1000)
+    assert 0 < high - low < (alone[1] - alone[0]) / 2
+    assert metrics.auroc_interval(*first, repeats=20, than=first) == (0, 0)
+
+
 # Selective prediction -------------------------------------------------------------------------------------------------
 def test_selective_prediction_by_hand():
     logits, labels = binary([0.9, 0.8, 0.7, 0.6], [1, 0, 1, 0])
@@ -389,6 +406,7 @@ def test_bad_scores_are_refused(unchecked, metric, scores, message):
         (lambda z, y: metrics.ood_detection(z[0, :0, 0], z[0, :, 0]), "id_scores must be .* not empty"),
         (lambda z, y: metrics.ood_detection(z[0, :, 0], z[0, :, 0] / 0), "ood_scores must be finite"),
         (lambda z, y: metrics.auroc_interval(z[0, :, 0], z[0, :, 0], repeats=0), "repeats must be at least 1"),
+        (lambda z, y: metrics.auroc_interval(y, y, than=(y, y[1:])), "than must be scores of the same inputs"),
         (lambda z, y: metrics.risk_at_coverage(z, y, y, 0.0), r"coverage must lie in \(0, 1\], got 0"),
         (lambda z, y: metrics.coverage_at_risk(z, y, y, 5), r"risk must lie in \[0, 1\], got 5"),
         (lambda z, y: metrics.by_quantile(y, y, (0.5, 0.2)), r"must increase in \(0, 1\]"),

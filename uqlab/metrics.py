@@ -149,17 +149,30 @@ def auroc_interval(
     repeats: int = 1000,
     seed: int = 0,
     level: float = 0.95,
+    *,
+    than: tuple[Real[Array, " id"], Real[Array, " ood"]] | None = None,
 ) -> tuple[float, float]:
-    """The percentile bootstrap interval of the AUROC; ID and OOD scores are resampled separately."""
-    id_, ood = _scores(id_scores, "id_scores"), _scores(ood_scores, "ood_scores")
-    below, up_to = _ranks(id_, ood)
+    """The percentile bootstrap interval of the AUROC; ID and OOD scores are resampled separately.
+
+    than: other scores of the same inputs, (ID, OOD). The interval is then that of the first AUROC minus theirs, paired:
+        both see the same resamples.
+    """
+    scores = [[_scores(id_scores, "id_scores"), _scores(ood_scores, "ood_scores")]]
+    if than is not None:
+        scores.append([_scores(values, "than") for values in than])
+    ids, oods = ({len(values) for values in each} for each in zip(*scores, strict=True))
+    if len(ids) + len(oods) > 2:
+        raise ValueError(f"than must be scores of the same inputs, got {sorted(ids)} ID and {sorted(oods)} OOD scores")
+    (count,), (others,) = ids, oods
+    sorted_once = [(np.argsort(id_), *_ranks(id_, ood)) for id_, ood in scores]
     rng = np.random.default_rng(seed)
-    values = np.empty(at_least("repeats", repeats))
-    for i in range(repeats):  # the scores are sorted once: a resample only changes how often each counts
-        drawn = np.bincount(rng.integers(len(id_), size=len(id_)), minlength=len(id_))
-        smaller = np.concatenate([[0], drawn.cumsum()])
-        pick = rng.integers(len(ood), size=len(ood))
-        values[i] = (smaller[below[pick]] + smaller[up_to[pick]]).mean() / (2 * len(id_))
+    values = np.zeros(at_least("repeats", repeats))
+    for i in range(repeats):  # a resample only changes how often each score counts
+        drawn = np.bincount(rng.integers(count, size=count), minlength=count)
+        pick = rng.integers(others, size=others)
+        for sign, (order, below, up_to) in zip((1, -1), sorted_once, strict=False):
+            smaller = np.concatenate([[0], drawn[order].cumsum()])
+            values[i] += sign * (smaller[below[pick]] + smaller[up_to[pick]]).mean() / (2 * count)
     low, high = np.quantile(values, _tails(level))
     return float(low), float(high)
 
