@@ -1,0 +1,33 @@
+"""What the pixels alone can do: equal to scikit-learn's own, and to the definition."""
+
+import numpy as np
+import torch
+from sklearn.covariance import LedoitWolf
+from sklearn.neighbors import NearestNeighbors
+
+from uqlab import data, rivals
+
+
+def test_accuracies_of_digits():
+    train, test = (data.load("digits", split) for split in ("train", "test"))
+    found = rivals.accuracies(train.inputs, train.labels, test.inputs, test.labels)
+    assert list(found) == ["logistic regression", "nearest neighbour"]
+    nearest = NearestNeighbors(n_neighbors=1).fit(train.inputs.flatten(1)).kneighbors(test.inputs.flatten(1))[1][:, 0]
+    assert found["nearest neighbour"] == np.mean(train.labels.numpy()[nearest] == test.labels.numpy())
+    assert 0.93 < found["logistic regression"] < 1
+
+
+def test_distance_is_mahalanobis_with_the_shrunk_covariance():
+    train, test = torch.randn(50, 1, 3, 4), torch.randn(20, 1, 3, 4) + 1
+    scores = rivals.ood_scores(train, test)
+    expected = LedoitWolf().fit(train.flatten(1).double().numpy()).mahalanobis(test.flatten(1).double().numpy())
+    np.testing.assert_allclose(scores["Mahalanobis distance of pixels"], expected)
+
+
+def test_pixels_that_never_vary_are_no_obstacle_and_chance_repeats():
+    train, test = torch.zeros(30, 1, 2, 2), torch.zeros(9, 1, 2, 2)
+    train[:, 0, 0, 0], test[4, 0, 0, 0] = torch.randn(30), 9.0
+    scores = rivals.ood_scores(train, test, seed=1)
+    assert scores["Mahalanobis distance of pixels"].argmax() == 4
+    assert (scores["random order"] == rivals.ood_scores(train, test, seed=1)["random order"]).all()
+    assert len(set(scores["random order"])) == 9
