@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 
-from uqlab import runs
+from uqlab import published, runs
 from uqlab.core import recording
 
 
@@ -69,6 +69,44 @@ def test_record_refuses_what_json_cannot_hold(recorded):
     assert recorded()["numbers"] == {"kept": 1}
     runs.record("mi", [1.0, float("nan")], allow_nan=True)
     assert recorded()["numbers"]["mi"] == [1.0, None]
+
+
+def test_claims_are_recorded_with_margin_and_paper(recorded):
+    paper = published.kirsch.table_2.says("mnist", lambda frame: frame["MI, OOD"][1] > 3 * frame["MI, OOD"][128])
+    assert (
+        runs.claim("fall", "It falls at least three times.", np.float64(3.5) > 3, margin=3.5 / 3, paper=paper) is True
+    )
+    assert runs.claim("none", "No image is missed.", torch.tensor(False), margin=np.float32(0.5)) is False
+    assert runs.claim("fall", "It falls at least three times.", torch.tensor(2.0) > 3, margin=0, paper=paper) is False
+    kept = {"sentence": "It falls at least three times.", "holds": False, "margin": 0}
+    assert recorded()["claims"]["fall"] == kept | {"paper": {"holds": False, "text": "Kirsch 2024, Table 2"}}
+    table = runs.claims()
+    assert list(table.index) == ["It falls at least three times.", "No image is missed."]
+    assert table["this run"].tolist() == ["no", "no"]
+    assert table["paper"].tolist() == ["no (Kirsch 2024, Table 2)", "–"]
+    runs.begin(runs.output_dir(), "x")
+    assert recorded()["claims"] == {}
+    assert runs.claims().empty
+
+
+def test_claims_that_claim_nothing_are_refused(recorded):
+    runs.claim("kept", "It is so.", True)
+    for wrong in (1, "yes", None, np.array([True, False])):
+        with pytest.raises(TypeError, match="claim x: holds"):
+            runs.claim("x", "It is so.", wrong)
+    for wrong in ("", "  "):
+        with pytest.raises(ValueError, match="claim x: the sentence"):
+            runs.claim("x", wrong, True)
+    with pytest.raises(ValueError, match="margin of x is nan"):
+        runs.claim("x", "It is so.", True, margin=float("nan"))
+    for wrong in ("1", True, [1, 2]):
+        with pytest.raises(TypeError, match="claim x: the margin"):
+            runs.claim("x", "It is so.", True, margin=wrong)
+    with pytest.raises(TypeError, match="claim x: paper is 'yes'"):
+        runs.claim("x", "It is so.", True, paper="yes")
+    with pytest.raises(ValueError, match="claimed kept with another sentence"):
+        runs.claim("kept", "It is not so.", True)
+    assert list(recorded()["claims"]) == ["kept"]
 
 
 def test_results_appear_whole(recorded, monkeypatch):

@@ -1,4 +1,4 @@
-"""What a notebook records: numbers, tables and captions, written to results.json in its output folder as they come."""
+"""What a notebook records: numbers, tables, captions and claims, written to results.json in its folder as they come."""
 
 import functools
 import json
@@ -9,14 +9,17 @@ import re
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uqlab.core.files import sha256, write
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 FOLDER = "UQLAB_OUTPUT_DIR"  # tells a kernel its result folder, also where the notebook has no parameter output_dir
 CODE = ".code.json"  # in that folder: the files of uqlab that the kernel has imported, with their checksums
 _folder: Path | None = None
-_results: dict[str, Any] = {"numbers": {}, "tables": {}, "figures": {}}
+_results: dict[str, dict[str, Any]] = {"numbers": {}, "tables": {}, "figures": {}, "claims": {}}
 
 
 def begin(output_dir: str | os.PathLike, notebook: str) -> Path:
@@ -29,7 +32,7 @@ def begin(output_dir: str | os.PathLike, notebook: str) -> Path:
     interactive = (here.parent if here.name == "notebooks" else here) / "figures" / "interactive" / notebook
     _folder = Path(output_dir or os.environ.get(FOLDER) or interactive).absolute()
     _folder.mkdir(parents=True, exist_ok=True)
-    _results.update(numbers={}, tables={}, figures={})
+    _results.update(numbers={}, tables={}, figures={}, claims={})
     _write_results()
     return _folder
 
@@ -60,6 +63,43 @@ def record(name: str, value: Any, *, allow_nan: bool = False) -> Any:
     _results[kind][name] = data
     _write_results()
     return value
+
+
+def claim(name: str, sentence: str, holds: Any, *, margin: Any = None, paper: Any = None) -> bool:
+    """Record under a name a sentence that a reader could dispute, and return whether it holds in this run.
+
+    margin: how far the finding is from its bound, a number; the sentence or the page says how it is measured.
+    paper: whether the sentence holds in the paper, from `uqlab.published`, or None where it says nothing.
+    Raises TypeError or ValueError: no sentence, `holds` neither true nor false, a margin that is not finite, or a name
+    that this run has claimed with another sentence.
+    """
+    if not (isinstance(sentence, str) and sentence.strip()):
+        raise ValueError(f"claim {name}: the sentence is {sentence!r}")
+    holds, margin = plain(name, holds), plain(f"the margin of {name}", margin)
+    if not isinstance(holds, bool):
+        raise TypeError(f"claim {name}: holds is {holds!r}, neither true nor false")
+    if not isinstance(margin, int | float | None) or isinstance(margin, bool):
+        raise TypeError(f"claim {name}: the margin is {margin!r}, not a number")
+    if paper is not None and not hasattr(paper, "_asdict"):
+        raise TypeError(f"claim {name}: paper is {paper!r}; look it up, published.kirsch.table_2.says(dataset, rule)")
+    output_dir()
+    if _results["claims"].get(name, {}).get("sentence", sentence) != sentence:
+        raise ValueError(f"this run has claimed {name} with another sentence; take another name, or begin anew")
+    _results["claims"][name] = {"sentence": sentence, "holds": holds, "margin": margin, "paper": plain(name, paper)}
+    _write_results()
+    return holds
+
+
+def claims() -> "DataFrame":
+    """What this run has claimed, in order: a row a sentence, for the page's closing table."""
+    import pandas
+
+    found, says = _results["claims"].values(), {True: "yes", False: "no"}
+    theirs = [f"{says[c['paper']['holds']]} ({c['paper']['text']})" if c["paper"] else "–" for c in found]
+    margins = ["–" if c["margin"] is None else float(c["margin"]) for c in found]
+    columns = {"this run": [says[c["holds"]] for c in found], "margin": margins, "paper": theirs}
+    index = pandas.Index([c["sentence"] for c in found], name="claim")
+    return pandas.DataFrame(columns, index)
 
 
 def describe_figure(name: str, caption: str = "", paper: str = "") -> None:

@@ -1,13 +1,14 @@
 """Notebooks run headless: parameters checked first, numbers recorded, one self-describing folder per run.
 
-In a notebook: `begin`, `record`, `load`. On the command line: `uqlab run`, `sweep`, `collect`, `gallery`, `lab`,
-`dashboards`. From code: `execute` for one notebook into any folder, `sweep` and `run_one` for runs computed once.
+In a notebook: `begin`, `record`, `claim`, `load`. On the command line: `uqlab run`, `sweep`, `collect`, `gallery`,
+`lab`, `dashboards`. From code: `execute` for one notebook into any folder, `sweep` and `run_one` for runs computed
+once.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from uqlab.core.recording import begin, describe_figure, output_dir, record
+from uqlab.core.recording import begin, claim, claims, describe_figure, output_dir, record
 
 if TYPE_CHECKING:
     from uqlab.runs.execution import RunError, execute
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from uqlab.runs.tables import load
 
 __all__ = [
-    "RunError", "begin", "describe_figure", "execute", "load", "output_dir", "record", "run_one", "summary", "sweep",
+    "RunError", "begin", "claim", "claims", "describe_figure", "execute", "load", "output_dir", "record", "run_one",
+    "summary", "sweep",
 ]  # fmt: skip
 _LATER = {"execution": ("RunError", "execute"), "sweeps": ("run_one", "summary", "sweep"), "tables": ("load",)}
 
