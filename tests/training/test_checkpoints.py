@@ -1,0 +1,112 @@
+"""Checkpoints: an interrupted run goes on bit for bit, and a checkpoint of anything else is refused."""
+
+import functools
+
+import pytest
+import torch
+from small_training import INPUTS, LABELS, small_mlp, trained, weights
+
+from uqlab import ensembles, training
+from uqlab.core import devices
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_an_interrupted_run_resumes_bit_identically(tmp_path, momentum):
+    whole, _ = trained(3, epochs=4, momentum=momentum)
+    interrupted = ensembles.deep(small_mlp, 3, seed=5)
+
+    class Stop(Exception):
+        pass
+
+    def stop_once_in_the_third_epoch(x, generators):
+        seen.append(1)
+        if len(seen) == 13:
+            raise Stop
+        return x
+
+    seen: list[int] = []
+    settings = {"epochs": 4, "lr": 0.1, "batch_size": 64, "seed": 5, "progress": False, "momentum": momentum}
+    settings |= {"checkpoint": tmp_path / "run.pt", "augment": stop_once_in_the_third_epoch}
+    with pytest.raises(Stop):
+        training.fit(interrupted, INPUTS, LABELS, **settings)
+    resumed = ensembles.deep(small_mlp, 3, seed=5)
+    history = training.fit(resumed, INPUTS, LABELS, **settings)
+    assert history.steps == 2 * 5  # two of the four epochs were left
+    assert all(torch.equal(a, b) for a, b in zip(weights(whole), weights(resumed), strict=True))
+    assert [p.name for p in tmp_path.iterdir()] == ["run.pt"]
+
+
+@pytest.mark.parametrize("change", [{"lr": 0.2}, {"seed": 6}, {"optimizer": "adam"}, {"momentum": 0.9}, {"epochs": 4}])
+def test_checkpoint_of_another_run_is_refused(tmp_path, change):
+    trained(2, checkpoint=tmp_path / "run.pt")
+    with pytest.raises(ValueError, match="another run"):
+        trained(2, checkpoint=tmp_path / "run.pt", **change)
+    with pytest.raises(ValueError, match="another run"):
+        trained(range(2, 4), checkpoint=tmp_path / "run.pt")
+
+
+def other_data(x, generators):
+    return x + 1
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"precision": "bfloat16"}, "precision"),
+        ({"class_weights": torch.tensor([1.0, 1.0, 1.0, 2.0])}, "class_weights"),
+        ({"augment": other_data}, "augment"),
+        ({"augment": functools.partial(training.crop_flip, padding=2)}, "augment"),
+        ({"loss": lambda outputs, labels: training.cross_entropy(outputs, labels)}, "loss"),
+    ],
+)
+def test_checkpoint_of_another_loss_or_precision_is_refused(tmp_path, change, what):
+    trained(2, checkpoint=tmp_path / "run.pt")
+    with pytest.raises(ValueError, match=f"another run, with other {what};"):
+        trained(2, checkpoint=tmp_path / "run.pt", **change)
+
+
+@pytest.mark.parametrize("what", ["inputs", "labels"])
+def test_checkpoint_of_other_data_is_refused(tmp_path, what):
+    """Data of the same shape that differ in one value."""
+    settings = {"epochs": 1, "lr": 0.1, "progress": False, "checkpoint": tmp_path / "run.pt"}
+    training.fit(ensembles.deep(small_mlp, 2), INPUTS, LABELS, **settings)
+    data = {"inputs": INPUTS.clone(), "labels": LABELS.clone()}
+    data[what][-1] = 1 - data[what][-1].clamp(max=1)
+    with pytest.raises(ValueError, match=f"another run, with other {what};"):
+        training.fit(ensembles.deep(small_mlp, 2), *data.values(), **settings)
+
+
+def test_damaged_checkpoint_is_refused(tmp_path):
+    path = tmp_path / "run.pt"
+    trained(2, checkpoint=path)
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+    for damaged in (b"", b"text", whole[:-100], flipped):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match="damaged"):
+            trained(2, checkpoint=path)
+
+
+@pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam", "lr": 0.01}], ids=["sgd", "adam"])
+def test_resumes_on_another_number_of_threads(monkeypatch, tmp_path, settings):
+    monkeypatch.setattr(devices, "ONE_THREAD", 0)
+    whole, _ = trained(5, **settings)
+
+    def stop(x, generators):
+        calls.append(1)
+        if len(calls) > 11 and not stopped:
+            raise KeyboardInterrupt
+        return x
+
+    calls, stopped = [], []
+    settings |= {"checkpoint": tmp_path / "run.pt", "augment": stop}
+    with pytest.raises(KeyboardInterrupt):
+        trained(5, **settings)
+    stopped.append(True)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    resumed, history = trained(5, **settings)
+    torch.set_num_threads(threads)
+    assert 0 < history.steps < 15
+    torch.testing.assert_close(weights(whole), weights(resumed), rtol=1e-5, atol=1e-6)
