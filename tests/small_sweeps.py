@@ -36,7 +36,10 @@ def stand_in(monkeypatch) -> list[dict]:
         done.append(given)
         folder.mkdir(parents=True, exist_ok=True)
         numbers = {"square": values["seed"] ** 2, "fall": {"id": values["width"], "ood": [1, 2]}, "device": "here"}
-        write(folder / "results.json", json.dumps({"numbers": numbers, "tables": {}, "figures": {}}))
+        paper = {"holds": True, "text": "Table <2>"}
+        even = {"sentence": "It is <even>.", "holds": values["seed"] % 2 == 0, "margin": 0.5, "paper": paper}
+        results = {"numbers": numbers, "tables": {}, "figures": {}, "claims": {"even": even}}
+        write(folder / "results.json", json.dumps(results))
         write(folder / f"{path.stem}.ipynb", path.read_text())
         files = {file.name: sha256(file) for file in folder.iterdir() if file.name != "manifest.json"}
         manifest = {

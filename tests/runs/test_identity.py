@@ -71,7 +71,9 @@ def test_a_changed_module_makes_runs_stale_and_another_does_not(project, compute
     assert capsys.readouterr().err == f"{said}kept\n"
     assert statuses(kept) == ["done before"] * 2 + ["ok"]
     assert [outcome.reason for outcome in kept.outcomes] == ["__init__.py changed since"] * 2 + [""]
-    assert sweeps.summary(kept) == "status        runs\nstale, kept      2\nok               1"
+    assert sweeps.summary(kept) == (
+        "status        runs\nstale, kept      2\nok               1\n\nclaim  holds in\neven   2 of 3 runs"
+    )
     assert sweeps.run_one("00", {"seed": 0}, keep_stale=True) == first.outcomes[0].folder
     assert len(computed) == 3
 

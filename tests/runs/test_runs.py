@@ -35,6 +35,8 @@ runs.record("executable", sys.executable)
 runs.record("environment", dict(os.environ))
 runs.record("parameters", [seed, lr, widths, name])
 runs.record("cwd", os.getcwd())
+runs.claim("made", "The folder is there.", folder.is_dir())
+runs.claim("late", "The day is long.", False)
 folder"""
 
 FIGURE = """import matplotlib.pyplot as plt
@@ -167,7 +169,8 @@ def test_run(project, monkeypatch):
     assert {path: path.read_bytes() for path in (project / "notebooks").iterdir()} == sources
     assert "no parameter 'seed' in 01_bad" in result.output
     assert "'tiny' has no entry for 01_bad" in result.output
-    assert re.search(r"00_good +ok +[\d.]+ +4 +1\n01_bad +FAILED", result.output)
+    assert re.search(r"00_good +ok +[\d.]+ +4 +1  1 of 2\n01_bad +FAILED", result.output)
+    assert result.output.endswith("\n1 of 2 claims hold\n")
 
     folder = project / "out" / "tiny" / "00_good"
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -211,7 +214,13 @@ def test_run(project, monkeypatch):
     assert call("run", "01", "--profile", "tiny", "--output-dir", "out", "--quiet").exit_code == 0
     assert not kept.exists()
     device = json.loads((earlier.parent / "manifest.json").read_text())["device"]
-    assert json.loads(earlier.read_text()) == {"numbers": {}, "tables": {}, "figures": {}, "device": device}
+    assert json.loads(earlier.read_text()) == {
+        "numbers": {},
+        "tables": {},
+        "figures": {},
+        "claims": {},
+        "device": device,
+    }
 
 
 def check_page(page: Path):

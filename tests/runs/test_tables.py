@@ -21,13 +21,14 @@ def test_table(project, computed):
     frame = runs.load(report.folder)
     assert list(frame.columns) == [
         *("run", "seed", "width", "name", "sizes", "device"),
-        *("square", "fall.id", "fall.ood", "device_recorded"),
+        *("square", "fall.id", "fall.ood", "device_recorded", "claim_even"),
         *("code", *(f"run_{fact}" for fact in tables.CIRCUMSTANCES), "run_stale"),
     ]
     assert list(frame.seed) == [9, 9, 10, 10]  # sorted as numbers
     assert list(frame.sizes) == ["[1, 2]", "[2]"] * 2
     assert list(frame.square) == [81, 81, 100, 100]
     assert set(frame["fall.ood"]) == {"[1, 2]"}
+    assert list(frame.claim_even) == [False, False, True, True]
     assert set(frame.device) == {"auto"}
     assert set(frame.run_seconds) == {1.5}
     assert frame.seed.dtype.kind == "i"
@@ -35,7 +36,7 @@ def test_table(project, computed):
 
     result = call("collect", "00")
     assert result.exit_code == 0
-    assert re.match(r"4 runs, 19 columns: .*table\.parquet and \.csv\n$", result.output)
+    assert re.match(r"4 runs, 20 columns: .*table\.parquet and \.csv\n$", result.output)
     pd.testing.assert_frame_equal(runs.load(report.folder / "table.parquet"), frame)
     csv = runs.load(report.folder / "table.csv").dropna(axis="columns", how="all")
     pd.testing.assert_frame_equal(csv, frame.dropna(axis="columns", how="all"), check_dtype=False)
@@ -97,9 +98,9 @@ def test_gallery_of_all_profiles(project, computed):
     executed = {"cells": [], "metadata": {"papermill": {"parameters": {"seed": 9, "output_dir": "x"}}}}
     (failed / "00_some.ipynb").write_text(json.dumps(executed))
     tiny = execution.execute(parameters.find("00"), {}, profile="tiny", folder=project / "figures" / "tiny" / "00_some")
-    (tiny / "results.json").write_text(
-        json.dumps({"tables": {name: {"columns": ["c"], "index": [0], "data": [[1]]} for name in ("a", gallery.PAPER)}})
-    )
+    drawn = {name: {"columns": ["c"], "index": [0], "data": [[1]]} for name in ("a", gallery.PAPER)}
+    claimed = json.loads((tiny / "results.json").read_text())["claims"]
+    (tiny / "results.json").write_text(json.dumps({"tables": drawn, "claims": claimed}))
     (project / "figures" / "gallery").mkdir()
     result = call("gallery")
     assert result.output == "figures/index.html\n"
@@ -126,6 +127,11 @@ def test_gallery_of_all_profiles(project, computed):
     assert "<summary>failed: seed = 9</summary>" in text
     assert "the reason &lt;i&gt;" in text
     assert "<b>" not in text
+    assert text.count("<caption>Claims: 1 of 1 hold") == 2  # of the sweep's run with seed 0, and of the one run
+    assert text.count("<caption>Claims: 0 of 1 hold") == 1
+    assert "It is &lt;even&gt;." in text
+    assert "yes (Table &lt;2&gt;)" in text
+    assert "2 figures · tiny: 1 of 1 claims hold" in text.replace("0 figures", "2 figures")
     assert text.index("<caption>paper and this run") < text.index("<caption>a<")
     assert "1.5" in text
 

@@ -47,20 +47,27 @@ main.command_class = Command
 def run(notebooks, profile, given, output_dir, jobs, timeout, quiet) -> None:
     """Execute notebooks into OUTPUT_DIR/PROFILE/NOTEBOOK and build the gallery.
 
-    NOTEBOOK is a path, a name or the start of one (03); default all. Exit code 1 if any fails.
+    NOTEBOOK is a path, a name or the start of one (03); default all. Exit code 1 if any fails; a claim that does not
+    hold is a finding, no failure.
     """
     from uqlab.runs import gallery
 
     root, plan = output_dir / profile, per_notebook(notebooks, profile, dict(given))
     outcomes = execution.execute_all(plan, root, profile, jobs, timeout, quiet)
     width = max(len(path.stem) for path in plan)
-    click.echo(f"\n{'notebook':{width}}  status  seconds  numbers  figures")
+    click.echo(f"\n{'notebook':{width}}  status  seconds  numbers  figures  claims")
+    held: list[bool] = []
     for path, (seconds, succeeded) in outcomes.items():
         status = click.style("ok    ", fg="green") if succeeded else click.style("FAILED", fg="red")
         found = read_json(root / path.stem / "results.json") if succeeded else {}
         counts = f"{len(found.get('numbers', {})):7}  {len(found.get('figures', {})):7}" if succeeded else ""
+        if claimed := [claim["holds"] for claim in found.get("claims", {}).values()]:
+            held += claimed
+            counts += f"  {tables.counted(claimed, '')}"
         click.echo(f"{path.stem:{width}}  {status}  {seconds:7.1f}  {counts}".rstrip())
     click.echo(f"\nresults: {root}\nlook at: {gallery.build(root)}")
+    if held:
+        click.echo(tables.counted(held))
     if not all(succeeded for _, succeeded in outcomes.values()):
         raise SystemExit(1)
 
@@ -134,7 +141,8 @@ def _resources(given: tuple[str, ...]) -> dict[str, float]:
 def collect(sweep, profile, output_dir) -> None:
     """Write table.parquet and table.csv into each SWEEP: its folder or its notebook; default all of the profile.
 
-    One row a finished run: its parameters, the numbers it recorded, a digest of its code, and its circumstances.
+    One row a finished run: its parameters, the numbers it recorded, whether each claim holds, a digest of its code,
+    and its circumstances.
     """
     folders = [tables.locate(each, profile, output_dir) for each in sweep]
     folders = folders or sorted((output_dir / profile).glob("*.sweep"))

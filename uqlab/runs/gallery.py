@@ -41,7 +41,13 @@ def build(root: Path, profiles: Sequence[str] = ()) -> Path:
     html.trim_blocks = html.lstrip_blocks = True
     html.filters |= {"url": quote, "json": json.dumps}
     page = html.get_template("gallery.html.j2")
-    write(root / "index.html", page.render(root=root.name, profiles=profiles, notebooks=notebooks, sections=sections))
+    held: dict[str, list[bool]] = {}
+    for section in sections:
+        for claim in () if section["sweep"] else section["runs"][0]["claims"]:
+            held.setdefault(section["profile"] or root.name, []).append(claim["holds"])
+    claims = [f"{profile}: {tables.counted(each)}" for profile, each in held.items()]
+    shown = {"profiles": profiles, "notebooks": notebooks, "sections": sections, "claims": claims}
+    write(root / "index.html", page.render(root=root.name, **shown))
     return root / "index.html"
 
 
@@ -113,6 +119,7 @@ class _Gathered:
             "figures": list(self.figures(folder, results.get("figures", {}))),
             "tables": sorted(results.get("tables", {}).items(), key=lambda item: item[0] != PAPER),
             "numbers": results.get("numbers"),
+            "claims": list(tables.claims(folder).values()),
             "links": [self.link(path, path.name) for path in files if path and path.is_file()],
         }
 

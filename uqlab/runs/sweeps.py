@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import click
 
 from uqlab.core.files import read_json
-from uqlab.runs import execution, identity, workers
+from uqlab.runs import execution, identity, tables, workers
 from uqlab.runs.parameters import checked, defaults, find, overrides, source_sha256
 
 KILLS = 2  # a run whose process was killed so often is given up; Dask would give up the whole sweep a little later
@@ -286,10 +286,19 @@ def duration(seconds: float) -> str:
 
 
 def summary(report: Report) -> str:
-    """Return a table of how many runs ended how, and why and where those failed that did."""
+    """Return a table of how many runs ended how, in how many each claim holds, and why and where runs failed."""
     ended = ["stale, kept" if o.status == "done before" and o.reason else o.status for o in report.outcomes]
     lines = [f"{'status':<12}  runs"]
     lines += [f"{s:<12}  {ended.count(s):4}" for s in ("done before", "stale, kept", "ok", "failed") if s in ended]
+    held: dict[str, list[bool]] = {}
+    for outcome in report.outcomes:
+        if outcome.status != "failed":
+            for name, claim in tables.claims(outcome.folder).items():
+                held.setdefault(name, []).append(claim["holds"])
+    if held:
+        width = max(5, *map(len, held))
+        lines += ["", f"{'claim':<{width}}  holds in"]
+        lines += [f"{name:<{width}}  {tables.counted(each, 'runs')}" for name, each in held.items()]
     if report.failed:
         width = max(len(outcome.label) for outcome in report.failed)
         lines += ["", f"{'failed':<{width}}  because"]

@@ -3,6 +3,7 @@
 import json
 import os
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -64,13 +65,25 @@ def read(sweep: Path) -> Runs:
             continue
         if reason := present.stale(manifest):
             stale[name] = reason
-        flat = {_free(number, given): value for number, value in _flat(results.get("numbers") or {}).items()}
+        held = {f"claim_{claim}": each["holds"] for claim, each in claims(sweep / name).items()}
+        flat = {_free(number, given): value for number, value in _flat(results.get("numbers") or {}).items()} | held
         facts = {f"run_{fact}": manifest.get(fact) for fact in CIRCUMSTANCES} | {"run_stale": bool(reason)}
         rows.append({"run": name} | given | flat | {"code": code(manifest)} | facts)
         parameters |= dict.fromkeys(given)
         numbers |= dict.fromkeys(flat)
     rows.sort(key=lambda row: [_order(row.get(name)) for name in parameters])
     return Runs(rows, list(parameters), list(numbers), left_out, stale)
+
+
+def claims(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return what a run has claimed: name -> sentence, holds, margin, paper."""
+    return read_json(folder / "results.json").get("claims") or {}
+
+
+def counted(held: Iterable[bool], what: str = "claims hold") -> str:
+    """Say how many of the claims, or of the runs of one claim, hold: 41 of 44 claims hold."""
+    listed = list(held)
+    return f"{sum(listed)} of {len(listed)} {what}"
 
 
 def save(runs: Runs, sweep: Path) -> "DataFrame":
@@ -86,8 +99,9 @@ def load(sweep: str | os.PathLike, *, profile: str = "quick", root: str | os.Pat
     """Return the finished runs of a sweep as a DataFrame: `run`, parameters, numbers, `code`, circumstances `run_...`.
 
     sweep: its folder, its table.parquet or .csv, or a notebook, whose sweep lies in <root>/<profile>. Lists stand as
-    JSON text, dicts as one column an entry, `fall.id`; rows are sorted by parameters. `code` is a short digest of the
-    code that a run imported; `run_stale`: code or data have changed. Warns of runs that are left out or stale.
+    JSON text, dicts as one column an entry, `fall.id`; `claim_<name>`: whether the run's claim holds; rows are sorted
+    by parameters. `code` is a short digest of the code that a run imported; `run_stale`: code or data have changed.
+    Warns of runs that are left out or stale.
     Raises ValueError where there is no finished run.
     """
     path = locate(sweep, profile, root)
