@@ -2,9 +2,11 @@
 
 import hashlib
 import os
+import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
@@ -12,7 +14,9 @@ from sklearn.metrics import roc_auc_score
 from sklearn.neural_network import MLPClassifier
 
 from uqlab import data
+from uqlab.data import datasets, grey_images, make_embedded
 from uqlab.data.downloads import FILES, Remote
+from uqlab.data.embedded import ASSETS, asset
 
 EMBEDDED = ["digits", "ambiguous-digits", "letters", "textures", "glyphs"]
 
@@ -121,6 +125,83 @@ def test_glyphs_are_letters_distorted_more_and_no_digits():
         return d.inputs[d.labels == d.classes.index(letter)].var(0).sum()
 
     assert all(spread(glyphs, letter) > 1.05 * spread(letters, letter) for letter in "EHTaefhn")
+
+
+@pytest.mark.parametrize(("name", "highest"), [("letters", 20), ("glyphs", 20)])
+def test_rendered_sets_are_drawn_anew_beside_larger_ones(name, highest):
+    d = data.load(name, limit=200)
+    assert same(d.resize(8), d)
+    large = d[::2].resize(28)
+    assert large.inputs.shape == (100, 1, 28, 28)
+    ink = large.inputs > 0
+    tall = ink.any(3).sum(2).max().item(), ink.any(2).sum(2).max().item()
+    assert max(tall) == highest
+    middle = torch.arange(28.0)
+    for axis in (2, 3):
+        mass = large.inputs.sum((1, axis)) @ middle / large.inputs.sum((1, 2, 3))
+        assert (mass - 13.5).abs().max() < 3
+        assert (mass - 13.5).abs().median() < 0.5
+    assert large.resize(14).inputs.shape[-1] == 14
+    assert torch.equal(data.load(name, limit=200)[::2].resize(28, channels=3).inputs[:, :1], large.inputs)
+
+
+# mini sets -------------------------------------------------------------------------------------------------------
+
+MINIS = {"mnist-mini": (6000, 2000), "fashion-mini": (4000, 2000), "kmnist-mini": (0, 1000)}
+
+
+def test_assets_are_those_listed_and_small():
+    listed = dict(re.findall(r"`(\S+\.xz)` \| `([0-9a-f]{64})`", (ASSETS / "README.md").read_text()))
+    files = {path.name: path.read_bytes() for path in ASSETS.glob("*.xz")}
+    assert {name: hashlib.sha256(content).hexdigest() for name, content in files.items()} == listed
+    assert sum(len(content) for content in files.values()) < 4_000_000
+
+
+@pytest.mark.parametrize("name", MINIS)
+def test_minis_are_balanced_and_no_image_is_there_twice(name):
+    images = []
+    for split, size in zip(("train", "test"), MINIS[name], strict=True):
+        if size == 0:
+            with pytest.raises(ValueError, match=f"{name} has no {split} split"):
+                data.load(name, split)
+            continue
+        d = data.load(name, split)
+        assert d.inputs.shape == (size, 1, 28, 28)
+        assert (d.inputs.min(), d.inputs.max()) == (0, 1)
+        assert (d.labels.bincount() == size // 10).all()
+        assert len(d.classes) == 10
+        assert d.labels[:100].unique().numel() == 10  # not sorted by class
+        images.append((d.inputs.flatten(1) * 255).round().byte().numpy())
+    assert len({image.tobytes() for image in np.concatenate(images)}) == sum(MINIS[name])  # also across the splits
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_ambiguous_minis_lie_between_two_images(split):
+    d, base = data.load("ambiguous-mnist-mini", split), data.load("mnist-mini", split)
+    assert len(d) == {"train": 6000, "test": 2000}[split]
+    assert d.inputs.shape[1:] == (1, 28, 28)
+    assert 0 <= d.inputs.min() <= d.inputs.max() <= 1
+    assert ((d.label_probs > 0).sum(1) == 2).all()
+    assert d.label_probs.max() <= 0.8
+    chance = d.label_probs.gather(1, d.labels[:, None])[:, 0]
+    assert abs(chance.mean() - (d.label_probs**2).sum(1).mean()) < 0.02
+    images = d.inputs[::5].flatten(1)
+    assert torch.equal(d.inputs, d.inputs[::5].repeat_interleave(5, 0))
+    near = torch.cdist(images[:50], base.inputs.flatten(1)).topk(2, largest=False).indices
+    classes = d.label_probs[::5][:50].topk(2).indices.sort().values
+    found = base.labels[near].sort().values  # the two images that it was made from are mostly its nearest
+    assert (found == classes).all(1).float().mean() > 0.5
+
+
+def test_a_set_out_of_reach_names_its_stand_in(tmp_path, monkeypatch):
+    def no_network(file, root):
+        raise FileNotFoundError(f"{root / file} is missing.")
+
+    monkeypatch.setattr(grey_images, "fetch", no_network)
+    for name, near in datasets.STAND_INS.items():
+        with pytest.raises(FileNotFoundError, match=f"is missing.*'{near}' is embedded"):
+            data.load(name, root=tmp_path)
+        assert near in MINIS or near == "ambiguous-mnist-mini"
 
 
 # parts of a set --------------------------------------------------------------------------------------------------
@@ -286,6 +367,14 @@ def test_real_grey_images(name, split, size, mean, labels):
     assert d.labels[:5].tolist() == labels
     counts = d.labels.bincount()
     assert name == "mnist" or (counts == size // len(d.classes)).all()
+
+
+@real("mnist/train-images-idx3-ubyte.gz", "fashion-mnist/train-images-idx3-ubyte.gz", "kmnist/kmnist-test-imgs.npz")
+def test_minis_are_made_again_alike():
+    for name in MINIS:
+        arrays, kept = make_embedded.mini(name, REAL), asset(name)
+        assert list(arrays) == list(kept)
+        assert all(np.array_equal(arrays[key], kept[key]) for key in kept)
 
 
 @real("cifar-10-batches-bin/test_batch.bin", "cifar10h-counts.npy")

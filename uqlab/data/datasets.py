@@ -4,7 +4,9 @@ import difflib
 import operator
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,15 @@ from torch.nn.functional import interpolate
 from uqlab.core.checks import one_of
 from uqlab.data import colour_images, grey_images, texts, weights  # noqa: F401  they fill SOURCES and FILES
 from uqlab.data.downloads import FILES, fetch
-from uqlab.data.embedded import EMBEDDED
+from uqlab.data.embedded import EMBEDDED, FINE
 from uqlab.data.own import SUFFIXES, own
 from uqlab.data.readers import SOURCES
 
 Name = str | os.PathLike
+STAND_INS = {  # fetched set -> the embedded one named where it is out of reach
+    "mnist": "mnist-mini", "fashion-mnist": "fashion-mini", "kmnist": "kmnist-mini",
+    "ambiguous-mnist": "ambiguous-mnist-mini", "dirty-mnist": "ambiguous-mnist-mini",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -35,6 +41,7 @@ class Dataset:
     split: str
     classes: tuple[str, ...]  # the name of each label
     label_probs: Float[Tensor, "samples classes"] | None = None  # soft ground truth, of which labels may be samples
+    fine: Callable[[], Tensor] | None = None  # renders the same images in 28 x 28, for `resize`
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -53,18 +60,20 @@ class Dataset:
         else:
             inputs = inputs[index]
         probs = None if self.label_probs is None else self.label_probs[index]
-        return replace(self, inputs=inputs, labels=self.labels[index], label_probs=probs)
+        fine = None if self.fine is None else partial(_part, self.fine, index)
+        return replace(self, inputs=inputs, labels=self.labels[index], label_probs=probs, fine=fine)
 
     def resize(self, size: int, channels: int | None = None) -> "Dataset":
         """The set with images of size x size pixels, shrunk by area averages or enlarged bilinearly.
 
+        What is rendered in 8 x 8, `letters` and `glyphs`, is not enlarged but rendered in 28 x 28, as MNIST was made.
         channels: 1 (colour becomes luma, ITU-R BT.601), 3 (grey is repeated) or None for those that there are.
         """
         if isinstance(self.inputs, list):
             raise TypeError(f"{self.name} holds text; only images can be resized")
         if size < 1 or channels not in (None, 1, 3):
             raise ValueError(f"size must be at least 1 and channels 1, 3 or None, got {size} and {channels}")
-        x = self.inputs
+        x = self.inputs if self.fine is None or size <= self.inputs.shape[-1] else self.fine()
         have = x.shape[1]
         if channels == 3 and have == 1:
             x = x.expand(-1, 3, -1, -1)
@@ -74,7 +83,7 @@ class Dataset:
             raise ValueError(f"{self.name} has {have} channels; only 1 and 3 are converted into each other")
         if x.shape[2:] != (size, size):
             x = interpolate(x, (size, size), mode="area" if size < max(x.shape[2:]) else "bilinear")
-        return replace(self, inputs=x.contiguous())
+        return replace(self, inputs=x.contiguous(), fine=None)
 
 
 def names() -> list[str]:
@@ -111,7 +120,11 @@ def load(
     elif base in EMBEDDED:
         found = EMBEDDED[base](split)
     elif base in SOURCES:
-        found = SOURCES[base](split, _folder(root))
+        try:
+            found = SOURCES[base](split, _folder(root))
+        except FileNotFoundError as error:
+            near = f" {STAND_INS[base]!r} is embedded and needs no download." if base in STAND_INS else ""
+            raise FileNotFoundError(f"{error}{near}") from error
     else:
         raise ValueError(f"{_unknown('data set', base, names())}, or the path of a file ({', '.join(SUFFIXES)})")
 
@@ -135,6 +148,7 @@ def load(
         split,
         classes,
         None if probs is None else torch.from_numpy(probs[rows]),
+        partial(_rendered, base, split, rows) if base in FINE else None,
     )
 
 
@@ -181,6 +195,14 @@ def _images(inputs, rows):
     chosen = inputs if len(rows) == len(inputs) and (rows[1:] > rows[:-1]).all() else inputs[rows]
     x = torch.tensor(chosen)  # a copy, so that what the user writes to it changes no cache
     return x.float().div_(255) if x.dtype == torch.uint8 else x.float()
+
+
+def _rendered(base, split, rows):
+    return _images(FINE[base](split), rows)
+
+
+def _part(images, index):
+    return images()[index]
 
 
 def _folder(root):

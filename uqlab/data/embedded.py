@@ -1,28 +1,33 @@
-"""The data sets that need no download, built from what scikit-learn and matplotlib ship.
+"""The data sets that need no download: built from what scikit-learn and matplotlib ship, or read from `assets/`.
 
-Each builder takes a split and returns `(inputs, labels, classes, label_probs)` as NumPy arrays: inputs float32
-[N, 1, 8, 8] in [0, 1], labels int64 [N], label_probs float32 [N, C] or None. They are cached, so do not write to them.
+Each builder takes a split and returns `(inputs, labels, classes, label_probs)` as NumPy arrays: inputs [N, 1, 8, 8] or
+[N, 1, 28, 28], float32 in [0, 1] or uint8, labels int64 [N], label_probs float32 [N, C] or None. They are cached, so do
+not write to them.
 """
 
-from functools import cache
+import io
+import lzma
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.ft2font import FT2Font, LoadFlags
-from scipy.spatial.distance import cdist
 from sklearn.datasets import load_digits, load_sample_images
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import euclidean_distances
 from sklearn.model_selection import train_test_split
 
-DIGITS = tuple("0123456789")
+from uqlab.data.grey_images import FASHION, KUZUSHIJI
+from uqlab.data.readers import DIGITS
+
+ASSETS = Path(__file__).parent / "assets"
 # Letters that a digit resembles are left out: D O Q o (0), I l i j (1), Z z (2), S s (5), G b (6), B (8),
 # g q (9). So are small letters that look like the capital once the height is normalised: c k p u v w x y.
 LETTERS = tuple("ACEFHJKLMNPRTUVWXYadefhmnrt")
 # Small letters that differ from the capital by size only are left out, and l, which looks like I.
 GLYPHS = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghijmnqrt")
-GRID = np.moveaxis(np.mgrid[:32, :32], 0, -1) + 0.5  # (y, x) of the centres of a bitmap's pixels
 FONTS = ("DejaVuSans", "DejaVuSerif", "STIXGeneral", "cmb10", "cmmi10", "cmr10", "cmss10", "cmti10", "cmtt10")
 
 
@@ -38,30 +43,33 @@ def digits(split):
 
 @cache
 def ambiguous_digits(split):
-    """Mixtures of two near digits of different classes, each with five sampled labels: 500 train, 200 test images.
+    """Mixtures of two near digits of different classes, each with five sampled labels: 500 train, 200 test images."""
+    train, test = digits("train"), digits("test")
+    reference = LogisticRegression(C=10, max_iter=1000).fit(train[0].reshape(-1, 64), train[1])
+    images, labels = (train if split == "train" else test)[:2]
+    rng = np.random.default_rng(0 if split == "train" else 1)
+    return mixtures(images, labels, *between(images, labels, reference, 500 if split == "train" else 200, rng))
+
+
+def between(images, labels, reference, count, rng):
+    """Pairs of near images of different classes, their weights [count, 2], soft labels [count, 2], five drawn labels.
 
     As in Ambiguous-MNIST (Mukhoti et al. 2023), a classifier gives the soft label. The log-odds of logistic regression
     are linear between two images: the weight for a wanted probability q is exact, and the soft label is (q, 1 - q).
     """
-    train, test = digits("train"), digits("test")
-    reference = LogisticRegression(C=10, max_iter=1000).fit(train[0].reshape(-1, 64), train[1])
-    inputs, labels = (train if split == "train" else test)[:2]
-    x = inputs.reshape(-1, 64).astype(np.float64)
-
-    distance = cdist(x, x, "sqeuclidean")
+    x = images.reshape(len(images), -1).astype(np.float64)
+    distance = euclidean_distances(x, squared=True)
     distance[labels[:, None] == labels] = np.inf
     near = np.argsort(distance, axis=1, kind="stable")[:, :3]  # the three nearest digits of other classes
     pairs = np.stack([np.repeat(np.arange(len(x)), 3), near.ravel()], axis=1)
     i, j = np.unique(np.sort(pairs, axis=1), axis=0).T
 
-    rng = np.random.default_rng(0 if split == "train" else 1)
     q = rng.uniform(0.2, 0.8, len(i))  # probability of the class of i
     scores = reference.decision_function(x)
     first, second = labels[i], labels[j]
     odds_i, odds_j = scores[i, first] - scores[i, second], scores[j, first] - scores[j, second]
     weight = (np.log(q / (1 - q)) - odds_j) / (odds_i - odds_j)
-    mixed = weight[:, None] * x[i] + (1 - weight[:, None]) * x[j]
-    probs = reference.predict_proba(mixed)
+    probs = reference.predict_proba(weight[:, None] * x[i] + (1 - weight[:, None]) * x[j])
     row = np.arange(len(i))
     plausible = (odds_i > 0) & (odds_j < 0) & (abs(weight - 0.5) < 0.15)  # both right, and a mixture of both
     plausible &= probs[row, first] + probs[row, second] > 0.95  # no third class
@@ -69,32 +77,47 @@ def ambiguous_digits(split):
     order = order[plausible[order]]
     couple = np.sort([first[order], second[order]], axis=0).T @ [10, 1]
     rank = [(couple[:k] == c).sum() for k, c in enumerate(couple)]  # the nearest of each pair of classes first, so
-    order = order[np.argsort(rank, kind="stable")]  # that 3-9 and 5-9 do not crowd out the others
-    rows = np.repeat(order[: 500 if split == "train" else 200], 5)
+    chosen = order[np.argsort(rank, kind="stable")][:count]  # that 3-9 and 5-9 do not crowd out the others
+    i, j, weight, q = i[chosen], j[chosen], weight[chosen], q[chosen]
+    sampled = np.where(rng.random((len(chosen), 5)) < q[:, None], labels[i, None], labels[j, None])
+    return np.stack([i, j], axis=1), np.stack([weight, 1 - weight], axis=1), np.stack([q, 1 - q], axis=1), sampled
 
-    soft = np.zeros((len(rows), 10), np.float32)
-    soft[np.arange(len(rows)), first[rows]] = q[rows]
-    soft[np.arange(len(rows)), second[rows]] = 1 - q[rows]
-    sampled = np.where(rng.random(len(rows)) < q[rows], first[rows], second[rows])
-    return mixed[rows].reshape(-1, 1, 8, 8).astype(np.float32), sampled.astype(np.int64), DIGITS, soft
+
+def mixtures(images, labels, pairs, weights, probs, sampled):
+    """What a builder returns, of the results of `between`: each mixture five times in a row."""
+    mixed = (weights[:, :, None, None, None] * images[pairs]).sum(1).astype(np.float32)
+    soft = np.zeros((len(pairs), 10), np.float32)
+    np.put_along_axis(soft, labels[pairs], probs.astype(np.float32), axis=1)
+    return mixed.repeat(5, axis=0), sampled.ravel().astype(np.int64), DIGITS, soft.repeat(5, axis=0)
 
 
 @cache
-def letters(split):
+def letters(split, side=8):
     """Letters of matplotlib's fonts, processed as the UCI digits were: 1512 train, 648 test images of other fonts."""
-    return *_rendered(LETTERS, split, copies=4 if split == "train" else 3), LETTERS, None
+    return *_rendered(LETTERS, split, 4 if split == "train" else 3, side), LETTERS, None
 
 
 @cache
-def glyphs(split):
+def glyphs(split, side=8):
     """40 kinds of letters, distorted far more than `letters`: 6160 train, 960 test. A task to learn before `digits`."""
-    copies = 11 if split == "train" else 3
-    images, labels = _rendered(GLYPHS, split, copies, turn=15, slant=0.35, height=(23, 32), stretch=(0.7, 1.2), shift=3)
-    return images, labels, GLYPHS, None
+    far = {"turn": 15, "slant": 0.35, "height": (23, 32), "stretch": (0.7, 1.2), "shift": 3}
+    return *_rendered(GLYPHS, split, 11 if split == "train" else 3, side, **far), GLYPHS, None
 
 
-def _rendered(characters, split, copies, **distortion):
-    """Each character in each font of the split, `copies` times: images [N, 1, 8, 8] and labels [N]."""
+def as_mnist(render, split):
+    """The images of `letters` or `glyphs`, drawn in 20 x 20 pixels and centred by mass in 28 x 28, as MNIST was."""
+    images = render(split, side=20)[0][:, 0]
+    mass = images.sum((1, 2))
+    centres = [(images.sum(axis) @ np.arange(20) / mass) for axis in (2, 1)]  # y, x
+    corners = np.rint(13.5 - np.array(centres)).astype(int).clip(0, 8).T
+    field = np.zeros((len(images), 1, 28, 28), np.float32)
+    for image, (y, x), room in zip(images, corners, field, strict=True):
+        room[0, y : y + 20, x : x + 20] = image
+    return field
+
+
+def _rendered(characters, split, copies, side, **distortion):
+    """Each character in each font of the split, `copies` times: images [N, 1, side, side] and labels [N]."""
     folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
     paths = sorted(path for path in folder.glob("*.ttf") if path.stem.startswith(FONTS) and "Display" not in path.stem)
     fonts = [path for k, path in enumerate(paths) if (k % 3 == 0) == (split == "test")]
@@ -110,14 +133,16 @@ def _rendered(characters, split, copies, **distortion):
             across = np.flatnonzero(glyph.any(1))  # rows with ink; their first and last pixels bound all others
             ends = [glyph[across].argmax(1), glyph.shape[1] - 1 - glyph[across, ::-1].argmax(1)]
             outline = np.concatenate([np.stack([across, end], axis=1) for end in ends])  # (y, x)
-            images += [_bitmap(glyph, outline, rng, **distortion) for _ in range(copies)]
+            images += [_bitmap(glyph, outline, rng, 4 * side, **distortion) for _ in range(copies)]
             labels += [label] * copies
-    blocks = np.stack(images).reshape(-1, 1, 8, 4, 8, 4).sum((3, 5)) / 16
+    blocks = np.stack(images).reshape(-1, 1, side, 4, side, 4).sum((3, 5)) / 16
     return blocks.astype(np.float32), np.array(labels)
 
 
-def _bitmap(glyph, outline, rng, *, turn=8, slant=0.15, height=(29, 32), stretch=(0.85, 1.1), shift=1.5):
-    """A glyph, turned by up to `turn` degrees, as a 32x32 bitmap: full height, at most 28 wide, like the UCI digits."""
+def _bitmap(glyph, outline, rng, cells, *, turn=8, slant=0.15, height=(29, 32), stretch=(0.85, 1.1), shift=1.5):
+    """A glyph, turned by up to `turn` degrees, as a bitmap of cells x cells: full height, at most 28/32 wide, like the
+    UCI digits. Lengths are in units of 1/32 of the bitmap's side.
+    """
     angle, shear = np.deg2rad(rng.uniform(-turn, turn)), rng.uniform(-slant, slant)
     turned = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]) @ [[1, 0], [shear, 1]]
     ink = outline @ turned.T
@@ -125,7 +150,8 @@ def _bitmap(glyph, outline, rng, *, turn=8, slant=0.15, height=(29, 32), stretch
     tall = rng.uniform(*height)
     scale = np.array([tall, min(28, size[1] * tall / size[0] * rng.uniform(*stretch))]) / size
     offset = (32 - scale * size) / 2 + [0, rng.uniform(-shift, shift)]
-    source = np.floor(((GRID - offset) / scale + low) @ np.linalg.inv(turned).T).astype(int)
+    grid = (np.moveaxis(np.mgrid[:cells, :cells], 0, -1) + 0.5) * (32 / cells)  # (y, x) of the centres of the cells
+    source = np.floor(((grid - offset) / scale + low) @ np.linalg.inv(turned).T).astype(int)
     inside = ((source >= 0) & (source < glyph.shape)).all(-1)
     y, x = np.where(inside[..., None], source, 0).transpose(2, 0, 1)
     return glyph[y, x] & inside
@@ -146,5 +172,44 @@ def textures(split):
     return np.concatenate(inputs).astype(np.float32), labels, ("china", "flower"), None
 
 
-BUILDERS = (digits, ambiguous_digits, letters, textures, glyphs)
-EMBEDDED = {build.__name__.replace("_", "-"): build for build in BUILDERS}
+@cache
+def asset(name):
+    """The arrays of one file of `assets/`, which `make_embedded` wrote."""
+    packed = lzma.decompress((ASSETS / f"{name}.npz.xz").read_bytes())
+    with np.load(io.BytesIO(packed), allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+def mini(name, classes):
+    """A reader of images drawn from an official set, as many of each class; uint8."""
+
+    def build(split):
+        arrays = asset(name)
+        if f"x_{split}" not in arrays:
+            raise ValueError(f"{name} has no {split} split; it serves as out-of-distribution inputs")
+        return arrays[f"x_{split}"][:, None], arrays[f"y_{split}"].astype(np.int64), classes, None
+
+    return build
+
+
+@cache
+def ambiguous_mnist_mini(split):
+    """`ambiguous_digits` of mnist-mini: 1200 train, 400 test images."""
+    images, labels, _, _ = EMBEDDED["mnist-mini"](split)
+    mixed = asset("ambiguous-mnist-mini")
+    kinds = (mixed[f"{kind}_{split}"] for kind in ("pairs", "weights", "probs", "sampled"))
+    return mixtures(images.astype(np.float32) / 255, labels, *kinds)
+
+
+FINE = {"letters": partial(as_mnist, letters), "glyphs": partial(as_mnist, glyphs)}  # set -> its images of 28 x 28
+EMBEDDED = {
+    "digits": digits,
+    "ambiguous-digits": ambiguous_digits,
+    "letters": letters,
+    "textures": textures,
+    "glyphs": glyphs,
+    "mnist-mini": mini("mnist-mini", DIGITS),
+    "ambiguous-mnist-mini": ambiguous_mnist_mini,
+    "fashion-mini": mini("fashion-mini", FASHION),
+    "kmnist-mini": mini("kmnist-mini", KUZUSHIJI),
+}
