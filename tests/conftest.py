@@ -14,6 +14,8 @@ WORKER = os.environ.get("PYTEST_XDIST_WORKER")  # this process's name, where pyt
 if WORKER:  # one thread each, kernels and other children too; those that wait sleep, instead of taking the other's core
     os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 
+os.environ["UQLAB_CACHE"] = ""  # every page trains; tests/training/test_cache.py has a cache of its own
+
 # The longest first, so that no process is left with one of them at the end; each starts with the words given.
 LONGEST = [
     "browser/", "notebooks/test_notebooks.py::12", "notebooks/test_sst2", "notebooks/test_notebooks.py::08",

@@ -1,6 +1,7 @@
 """Runs: what a notebook records, what is refused before it starts, what a run leaves behind, the page of all runs."""
 
 import hashlib
+import io
 import json
 import os
 import re
@@ -20,7 +21,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 import uqlab
 from uqlab import runs
-from uqlab.runs import cli, gallery, parameters
+from uqlab.runs import cli, execution, gallery, kernels, parameters
 
 PARAMETERS = """seed = 0  # random seed
 lr = 0.1  # learning rate
@@ -156,6 +157,7 @@ def test_run(project, monkeypatch):
     (wrong / "kernel.json").write_text('{"argv": ["/bin/false"], "display_name": "", "language": "python"}')
     monkeypatch.setenv("JUPYTER_PATH", str(project))
     monkeypatch.setenv("MKL_NUM_THREADS", "7")
+    monkeypatch.setenv("UQLAB_CACHE", "")  # so that what --no-cache sets is undone
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     earlier = project / "out" / "tiny" / "01_bad" / "results.json"
@@ -163,7 +165,8 @@ def test_run(project, monkeypatch):
     earlier.write_text('{"numbers": {"earlier": 1}}')
     sources = {path: path.read_bytes() for path in (project / "notebooks").iterdir()}
     text = 'q"uo\\te {x} $HOME'
-    result = call("run", "--profile", "tiny", "--output-dir", "out", "--jobs", 2, "-p", "seed", 3, "-p", "name", text)
+    options = ["--profile", "tiny", "--output-dir", "out", "--jobs", 2, "-p", "seed", 3, "-p", "name", text]
+    result = call("run", *options)
 
     assert result.exit_code == 1
     assert {path: path.read_bytes() for path in (project / "notebooks").iterdir()} == sources
@@ -190,7 +193,7 @@ def test_run(project, monkeypatch):
     assert numbers["cwd"] == str(project / "notebooks")
     environment = numbers["environment"]
     assert environment["OMP_WAIT_POLICY"] == "passive"
-    assert environment["MKL_NUM_THREADS"] == "7"  # the user's
+    assert (environment["MKL_NUM_THREADS"], environment["UQLAB_CACHE"]) == ("7", "")  # the user's
     assert environment["OMP_NUM_THREADS"] == str(max(1, joblib.cpu_count() // 2))
     assert manifest["threads"] == int(environment["OMP_NUM_THREADS"])
     assert results["figures"]["mi_ecdf"]["files"] == ["mi_ecdf.pdf", "mi_ecdf.png"]
@@ -247,6 +250,77 @@ def check_page(page: Path):
     assert "A title &amp; &lt;i&gt;" in text
     assert "the reason &lt;b&gt;" in text
     assert "earlier" in text
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def stand_in(project, monkeypatch):
+    """Three more notebooks, of which one says how long it takes and one took long before; what was executed, how."""
+    for name, about in (("02", "**Takes** a minute and a half."), ("03", "**Takes** about 20 seconds."), ("04", "")):
+        path = notebook(project / "notebooks" / f"{name}_some.ipynb")
+        path.write_text(path.read_text().replace("Text.", about))
+    earlier = project / "figures" / "quick" / "00_good" / "manifest.json"
+    earlier.parent.mkdir(parents=True)
+    earlier.write_text('{"seconds": 50.5}')
+    done = []
+
+    def execute(path, given, *, on_cell, threads, **_):
+        done.append((path.stem[:2], threads))
+        on_cell(1, 4)
+        if path.stem == "01_bad":
+            raise runs.RunError("the reason", "the reason")
+
+    monkeypatch.setattr(execution, "execute", execute)
+    monkeypatch.setattr("joblib.cpu_count", lambda: 4)
+    monkeypatch.setattr("shutil.which", {"nvidia-smi": None}.get)
+    return done
+
+
+def test_several_notebooks_run_on_all_cores_the_longest_first(project, stand_in, monkeypatch):
+    result = call("run")
+    assert result.exit_code == 1
+    assert "[5/5] " in result.output
+    assert "01_bad  FAILED" in result.output
+    assert {threads for _, threads in stand_in} == {1}
+    stand_in.clear()
+    call("run", "--jobs", 1)
+    assert [name for name, _ in stand_in] == ["01", "04", "02", "00", "03"]
+    assert {threads for _, threads in stand_in} == {4}
+    stand_in.clear()
+    call("run", "02", "03")
+    call("run", "03")
+    monkeypatch.setattr("shutil.which", {"nvidia-smi": "/bin/true"}.get)
+    call("run", "02", "03")
+    assert [threads for _, threads in stand_in] == [2, 2, 4, 4, 4]
+
+
+def test_progress_is_one_line_for_all_notebooks(project, stand_in, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    plan = parameters.per_notebook((), "quick", {})
+    execution.execute_all(plan, project / "out", "quick", 1, None, quiet=False)
+    lines = terminal.getvalue()
+    assert "3 of 5 done; 02 cell 1/4" in lines
+    assert "\n" not in lines
+
+
+def test_pages_say_how_long_they_take(tmp_path):
+    said = {path.stem[:2]: execution.expected_seconds(path, tmp_path) for path in parameters.all_notebooks()}
+    assert {name for name, seconds in said.items() if seconds > 300} <= {"12"}  # which is then the first to start
+
+
+@pytest.mark.parametrize(("option", "kept"), [([], True), (["--no-cache"], False)])
+def test_kernels_are_told_where_trainings_are_kept(project, monkeypatch, option, kept):
+    monkeypatch.setenv("UQLAB_CACHE", "")
+    monkeypatch.delenv("UQLAB_CACHE")
+    found = []
+    monkeypatch.setattr(execution, "execute", lambda *_, **__: found.append(kernels.environment(1, project)))
+    call("run", "00", *option)
+    assert [Path(each["UQLAB_CACHE"]).name for each in found] == (["trainings"] if kept else [""])
 
 
 def test_gallery_shows_broken_runs_as_incomplete(tmp_path):

@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+TRAININGS = "UQLAB_CACHE"  # the variable that names the folder of finished trainings; empty or absent: none is kept
+
 
 @contextlib.contextmanager
 def writing(path: str | os.PathLike) -> Iterator[Path]:

@@ -1,6 +1,7 @@
 """The `uqlab` command; papermill and the gallery are imported where they are needed, so that it starts at once."""
 
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import click
 
 from uqlab import __version__
-from uqlab.core.files import read_json
+from uqlab.core.files import TRAININGS, read_json
 from uqlab.runs import execution, sweeps, tables
 from uqlab.runs.parameters import all_notebooks, find, from_here, per_notebook
 
@@ -41,10 +42,11 @@ main.command_class = Command
 @click.option("--profile", default="quick", show_default=True, help="Parameter set of notebooks/profiles.yaml.")
 @click.option("-p", "--parameter", "given", type=(str, str), multiple=True, metavar="NAME VALUE", help="Repeatable.")
 @click.option("--output-dir", default="figures", show_default=True, type=click.Path(path_type=Path))
-@click.option("--jobs", default=1, show_default=True, type=click.IntRange(1), help="Notebooks at a time.")
+@click.option("--jobs", type=click.IntRange(1), help="Notebooks at a time; default all cores, or 1 beside a GPU.")
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds for each notebook.")
+@click.option("--no-cache", is_flag=True, help="Train everything anew, and keep no training for other runs.")
 @click.option("--quiet", is_flag=True, help="No progress: failures and the summary only.")
-def run(notebooks, profile, given, output_dir, jobs, timeout, quiet) -> None:
+def run(notebooks, profile, given, output_dir, jobs, timeout, no_cache, quiet) -> None:
     """Execute notebooks into OUTPUT_DIR/PROFILE/NOTEBOOK and build the gallery.
 
     NOTEBOOK is a path, a name or the start of one (03); default all. Exit code 1 if any fails; a claim that does not
@@ -52,6 +54,8 @@ def run(notebooks, profile, given, output_dir, jobs, timeout, quiet) -> None:
     """
     from uqlab.runs import gallery
 
+    if no_cache:
+        os.environ[TRAININGS] = ""
     root, plan = output_dir / profile, per_notebook(notebooks, profile, dict(given))
     outcomes = execution.execute_all(plan, root, profile, jobs, timeout, quiet)
     width = max(len(path.stem) for path in plan)

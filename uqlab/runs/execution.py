@@ -27,7 +27,7 @@ from uqlab.core.files import read_json, sha256, write
 from uqlab.core.recording import CODE
 from uqlab.runs import kernels, workers
 from uqlab.runs.identity import Present
-from uqlab.runs.parameters import defaults, find, overrides, source_sha256
+from uqlab.runs.parameters import cells, defaults, find, overrides, source_sha256
 
 logging.getLogger("papermill").addHandler(logging.NullHandler())  # its messages are in our own report
 
@@ -121,53 +121,65 @@ def execute(
 
 
 def execute_all(
-    plan: dict[Path, dict[str, Any]], root: Path, profile: str, jobs: int, timeout: float | None, quiet: bool
+    plan: dict[Path, dict[str, Any]], root: Path, profile: str, jobs: int | None, timeout: float | None, quiet: bool
 ) -> dict[Path, tuple[float, bool]]:
-    """Execute notebooks (`plan`: notebook -> its parameters), `jobs` at a time, into folders of `root`.
+    """Execute notebooks (`plan`: notebook -> its parameters), `jobs` at a time, the longest first, into `root`.
 
+    jobs: None for as many as cores, or one after the other where there is a GPU, which they would share.
     Say on the terminal how each ended; return the seconds of each and whether it succeeded.
     """
+    from joblib import cpu_count
     from tqdm import tqdm
 
-    labels = {path: f"[{i}/{len(plan)}] {path.stem}" for i, path in enumerate(plan, 1)}
-    shape = "{desc}  {bar:32}  cell {n_fmt}/{total_fmt}  {elapsed}"
-    style = {
-        "bar_format": shape,
-        "leave": False,
-        "dynamic_ncols": True,
-        "disable": quiet or None,
-    }  # None: on a terminal
+    jobs = jobs or (1 if shutil.which("nvidia-smi") else min(cpu_count(), len(plan)))
+    shape = {"bar_format": "{desc}  {bar:32}  {elapsed}", "dynamic_ncols": True, "leave": False}
+    bar = tqdm(total=len(plan), disable=quiet or None, **shape)  # None: on a terminal
+    outcomes, running, stop = {}, {}, Event()
 
-    def attempt(path: Path, **options: Any) -> tuple[float, Exception | None]:
-        clock = time.monotonic()
-        with tqdm(desc=labels[path].ljust(max(map(len, labels.values()))), total=1, **style) as bar:
+    def attempt(path: Path, **options: Any) -> Exception | None:
+        clock, name, error = time.monotonic(), path.stem.partition("_")[0], None
 
-            def on_cell(done: int, total: int) -> None:
-                bar.n, bar.total = done, total
-                bar.refresh()
+        def on_cell(done: int, total: int) -> None:
+            running[name] = done, total
+            now = dict(running)
+            bar.n = len(outcomes) + sum(done / total for done, total in now.values())
+            where = ", ".join(f"{name} cell {done}/{total}" for name, (done, total) in now.items())
+            bar.set_description_str(f"{len(outcomes)} of {len(plan)} done; {where}")
 
-            try:
-                execute(path, plan[path], profile=profile, folder=root / path.stem, on_cell=on_cell, **options)
-            except Exception as error:  # the others still run
-                return time.monotonic() - clock, error
-        return time.monotonic() - clock, None
+        try:
+            execute(path, plan[path], profile=profile, folder=root / path.stem, on_cell=on_cell, **options)
+        except Exception as failure:  # the others still run
+            error = failure
+        running.pop(name, None)
+        outcomes[path] = time.monotonic() - clock, error is None
+        return error
 
-    outcomes, stop = {}, Event()
     try:
-        with workers.connected(jobs, None, None, stop) as (threads, pool):
+        with bar, workers.connected(jobs, None, None, stop) as (threads, pool):
             options = {"threads": threads, "timeout": timeout, "stop": stop}
-            pending = {pool.submit(attempt, path, **options): path for path in plan}
-            for future in futures.as_completed(pending):
-                path, (seconds, error) = pending[future], future.result()
-                outcomes[path] = seconds, error is None
+            order = sorted(plan, key=lambda path: -expected_seconds(path, root / path.stem))
+            pending = {pool.submit(attempt, path, **options): path for path in order}
+            for number, future in enumerate(futures.as_completed(pending), 1):
+                path, error = pending[future], future.result()
                 if error or not quiet:
                     status = click.style("FAILED", fg="red") if error else click.style("ok", fg="green")
+                    line = f"[{number}/{len(plan)}] {path.stem}  {status}  {outcomes[path][0]:.1f} s"
                     with tqdm.external_write_mode():
-                        click.echo(f"{labels[path]}  {status}  {seconds:.1f} s" + (f"\n{error}\n" if error else ""))
+                        click.echo(line + (f"\n{error}\n" if error else ""))
     except KeyboardInterrupt:
         click.echo("stopped; results finished before are kept", err=True)
         raise
     return {path: outcomes[path] for path in plan}
+
+
+def expected_seconds(notebook: Path, folder: Path) -> float:
+    """Return what the run in a folder took, or what the notebook's first cell says that it takes; else infinity."""
+    if seconds := read_json(folder / "manifest.json").get("seconds"):
+        return seconds
+    numbers = {"a": 1.0, "one": 1.0, "two": 2.0, "three": 3.0, "four": 4.0, "five": 5.0}
+    text = "".join(cells(notebook)[0]["source"]).partition("**Takes**")[2]
+    found = re.search(rf"\b(\d+|{'|'.join(numbers)})\s+(s\b|sec|min)", text)
+    return (numbers.get(found[1]) or float(found[1])) * (60 if found[2] == "min" else 1) if found else math.inf
 
 
 def named(path: Path) -> str:

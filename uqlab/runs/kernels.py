@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+from uqlab.core.files import TRAININGS
 from uqlab.core.recording import FOLDER
 from uqlab.runs.parameters import cells
 
@@ -127,14 +128,17 @@ def _free_ports(count: int) -> list[int]:
 
 
 def environment(threads: int | None, folder: Path) -> dict[str, str]:
-    """Return the variables of a kernel: its result folder, and as many threads as given unless the user has set them.
+    """Return the variables of a kernel: its result folder and, unless the user has set them, its number of threads and
+    where finished trainings are kept.
 
     Threads sleep while they wait: beside a busy neighbour, spinning ones were 10 to 50 times slower.
     """
     from joblib import cpu_count
+    from pooch import os_cache
 
     count = str(threads or cpu_count())
     wanted = {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count}
+    wanted[TRAININGS] = str(os_cache("uqlab") / "trainings")
     fixed = {"MPLBACKEND": "module://matplotlib_inline.backend_inline", FOLDER: str(folder)}
     return {name: os.environ.get(name, value) for name, value in wanted.items()} | fixed
 

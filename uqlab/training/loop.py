@@ -21,6 +21,7 @@ from uqlab.core.checks import class_labels, count_samples
 from uqlab.core.devices import arithmetic
 from uqlab.core.modules import evaluating, like_parameters, logits_of
 from uqlab.ensembles import Ensemble, FoldedEnsemble, member_seed
+from uqlab.training.cache import Training
 from uqlab.training.checkpoints import Checkpoint, described
 from uqlab.training.steps import AutogradStep, ChainStep, Loss, Optimizer, lr_factor, make_step
 
@@ -72,6 +73,8 @@ def fit(
     augment: a function of inputs [members, batch, ...] and one generator a member. precision: see `arithmetic`.
     checkpoint: a file that is written after every epoch and resumed from, bit-identical on a CPU.
 
+    Where UQLAB_CACHE names a folder, as the runner's kernels are told, a training that was done before is read from it.
+
     Raises ValueError for empty or mismatched data, labels out of range, unknown names and a checkpoint that is damaged
     or of another run; TypeError for what is no ensemble or tensor; FloatingPointError when a loss is no longer finite.
     """
@@ -90,8 +93,12 @@ def fit(
     run = {"members": list(ensemble.member_ids), "seed": seed, "epochs": epochs, "lr": lr, "batch_size": batch_size}
     run |= {"optimizer": list(how), "schedule": [schedule, list(milestones), warmup], "precision": precision}
     run |= {"loss": described(loss), "augment": described(augment)}
-    content = {"inputs": inputs, "labels": labels, "class_weights": class_weights, "initial weights": ensemble}
-    resumed = Checkpoint.read(checkpoint, run, content)
+    content = {"inputs": inputs, "labels": labels, "class_weights": class_weights}
+    kept = None if checkpoint else Training.of(ensemble, [run, content, where.type], loss, augment)
+    if kept and (learned := kept.load()):
+        ensemble.eval().zero_grad()
+        return History(*learned)
+    resumed = Checkpoint.read(checkpoint, run, content | {"initial weights": ensemble})
 
     def make(shard: Ensemble) -> ChainStep | AutogradStep:
         return make_step(shard, loss, class_weights, how, precision, flat=inputs.ndim == 2)
@@ -120,7 +127,10 @@ def fit(
             if progress:
                 bar.set_postfix_str(f"loss {losses[epoch].mean().item():.3f}", refresh=False)
     ensemble.eval().zero_grad()
-    return History(losses.cpu(), (epochs - first) * steps_per_epoch, time.perf_counter() - started)
+    history = History(losses.cpu(), (epochs - first) * steps_per_epoch, time.perf_counter() - started)
+    if kept:
+        kept.save(history.loss, history.steps, history.seconds)
+    return history
 
 
 class Workers:
