@@ -10,8 +10,6 @@ from torch import nn
 
 from uqlab import data, ensembles, extraction, metrics, models, training, uncertainty
 from uqlab.core import devices
-from uqlab.extraction import fit
-from uqlab.extraction.fit import AutogradMaskStep, ChainMaskStep, make_mask_step
 
 
 def network(*widths, classes=3, dropout=0.1):
@@ -176,50 +174,9 @@ def test_diversity_is_the_mutual_information_of_each_element():
 
 
 # Training -------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("inputs", [True, False])
-@pytest.mark.parametrize("bias", [True, False])
-def test_the_written_out_step_is_autograd_s(inputs, bias):
-    torch.manual_seed(0)
-    net = nn.Sequential(
-        nn.Flatten(), nn.Linear(8, 12, bias), nn.ReLU(), nn.Linear(12, 6, bias), nn.ReLU(), nn.Dropout(0.3),
-        nn.Linear(6, 3, bias),
-    ).double()  # fmt: skip
-    ensemble, (x, y) = extraction.masks(net, 4, inputs=inputs), batch()
-    written, reference = make_mask_step(ensemble), AutogradMaskStep(ensemble)
-    assert isinstance(written, ChainMaskStep)
-    for rows in (slice(None), slice(7)):  # the second call meets memory of the first
-        for found, expected in zip(written(x[rows], y[rows]), reference(x[rows], y[rows]), strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6, check_dtype=False)
-
-
-def test_one_layer_and_flat_inputs_take_the_written_out_step():
-    torch.manual_seed(0)
-    ensemble = extraction.masks(nn.Linear(5, 3).double(), 2)
-    x, y = torch.rand(9, 5).double(), torch.arange(9) % 3
-    written = make_mask_step(ensemble, flat=True)
-    assert isinstance(written, ChainMaskStep)
-    torch.testing.assert_close(written(x, y)[1], AutogradMaskStep(ensemble)(x, y)[1])
-
-
-@pytest.mark.parametrize(
-    "net",
-    [
-        nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)),  # inputs may have more axes
-        nn.Sequential(nn.Flatten(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)),
-        nn.Sequential(nn.Flatten(), nn.Linear(8, 6), nn.ReLU(), nn.LayerNorm(6), nn.Linear(6, 3)),
-        nn.Sequential(nn.Flatten(), nn.Linear(8, 6), nn.ReLU(), nn.ReLU(), nn.Linear(6, 3)),
-    ],
-)
-def test_other_networks_take_autograd(net):
-    assert isinstance(make_mask_step(extraction.masks(net, 2)), AutogradMaskStep)
-
-
-@pytest.mark.parametrize("steps", ["written out", "autograd"])
 @pytest.mark.parametrize("diversity", [0.0, 2.0])
-def test_training_follows_the_objective(monkeypatch, steps, diversity):
+def test_training_follows_the_objective(diversity):
     """Against a plain loop: torch.optim.Adam on mean cross-entropy - diversity * mask_diversity, by autograd."""
-    if steps == "autograd":
-        monkeypatch.setattr(fit, "make_mask_step", lambda ensemble, flat: AutogradMaskStep(ensemble))
     x, y = batch(32)
     ensemble, reference = extraction.masks(network(), 3), extraction.masks(network(), 3)
     settings = {"diversity": diversity, "steps": 6, "lr": 0.1, "batch_size": 32, "progress": False}

@@ -109,7 +109,7 @@ class MaskEnsemble(FoldedEnsemble):
         """Member `index` as a plain network; with hard masks in an nn.Sequential without the units that it masks."""
         self._check_index(index)
         hard = all(layer.threshold is not None for layer in self.layers().values())
-        parts = sequence(self.network)
+        parts = _sequence(self.network)
         return _small_member(parts, index) if hard and parts is not None else super().member(index)
 
 
@@ -118,8 +118,7 @@ def masks(model: nn.Module, members: int = 10, *, inputs: bool = True, std: floa
 
     model: the trained network. It is copied, and the copy is always in evaluation mode. Its last linear layer gives the
         classes, so the rows of that layer are never masked.
-    inputs: whether the columns of the first linear layer, its input features, are masked too. Without these masks the
-        product with the first layer is computed once for all members.
+    inputs: whether the columns of the first linear layer, its input features, are masked too.
     std: standard deviation of the initial mask logits. The logits of member m depend on (seed, m) alone.
 
     Train the masks with `fit_masks`. Raises TypeError unless `model` is one network; ValueError for a model without
@@ -174,14 +173,14 @@ def checked(ensemble: nn.Module) -> MaskEnsemble:
     return ensemble
 
 
-def sequence(network: nn.Module) -> list[nn.Module] | None:
+def _sequence(network: nn.Module) -> list[nn.Module] | None:
     """The modules of a (nested) Sequential in the order of their calls, else None."""
     if type(network) is not nn.Sequential:
         return None
-    return [leaf for part in network for leaf in sequence(part) or [part]]
+    return [leaf for part in network for leaf in _sequence(part) or [part]]
 
 
-def bias_of(layer: MaskedLinear) -> Float[Tensor, " out"]:
+def _bias(layer: MaskedLinear) -> Float[Tensor, " out"]:
     """The bias of a layer, 0 where it has none."""
     return layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias.detach()
 
@@ -220,10 +219,10 @@ def _small_member(parts: list[nn.Module], index: int) -> nn.Sequential:
             small.append(copy.deepcopy(part))
             continue
         weight = linear[i].weight.detach() * rows[i][:, None]
-        bias = bias_of(linear[i]).clone()
+        bias = _bias(linear[i]).clone()
         inside = columns[i]
         if i in before:
-            constant = bias_of(linear[before[i]])
+            constant = _bias(linear[before[i]])
             for between in parts[before[i] + 1 : i]:
                 constant = between(constant)
             bias += weight @ (constant * (columns[i] & ~rows[before[i]]))

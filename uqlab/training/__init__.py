@@ -2,9 +2,9 @@
 
 from uqlab.core.devices import arithmetic, device
 from uqlab.training.loop import History, Workers, crop_flip, fit, predict
-from uqlab.training.steps import Optimizer, cross_entropy, make_step, softmax_and_loss
+from uqlab.training.steps import Optimizer, cross_entropy, make_step
 
 __all__ = [
     "History", "Optimizer", "Workers", "arithmetic", "crop_flip", "cross_entropy", "device", "fit", "make_step",
-    "predict", "softmax_and_loss",
+    "predict",
 ]  # fmt: skip
