@@ -74,11 +74,13 @@ def shared(tmp_path_factory) -> Path:
 def pages(shared):
     """Run a page at `tiny` with the changes given and return its folder: once for all tests, whichever asks first.
 
-    Each page is a copy whose last cell moves every control of its explorer and writes what happened to moved.json.
+    Without changes a page is a copy that also moves every control of its explorer and runs its exercises' solutions;
+    moved.json and solved.json say what happened.
     """
     from small_pages import copies
 
     from uqlab import runs
+    from uqlab.runs import parameters
 
     with FileLock(shared / "pages.lock"):
         notebooks = copies(shared / "notebooks")
@@ -89,7 +91,8 @@ def pages(shared):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):
             if not folder.exists():
-                runs.execute(notebooks / f"{name}.ipynb", changes, profile="tiny", folder=folder, threads=1)
+                path = parameters.find(name) if changes else notebooks / f"{name}.ipynb"
+                runs.execute(path, changes, profile="tiny", folder=folder, threads=1)
         return folder
 
     return run

@@ -1,11 +1,16 @@
-"""Copies of the notebooks, each with one more cell that moves its explorer without a browser."""
+"""Copies of the notebooks, each with two more cells: one moves its explorer, one runs its exercises' solutions."""
 
+import json
+import re
 import shutil
 from pathlib import Path
 
 import nbformat
 
 from uqlab.runs import parameters
+
+# Pages, by number, that are not yet written anew: with claims, folded drawing and solutions that run.
+UNCONVERTED = {"00", "01", "02", "03", "04", "05", "06", "07", "08", "09", "10", "11", "12"}
 
 MOVE = """
 import gc, json, pathlib
@@ -32,14 +37,35 @@ for name, control in explorer.controls.items():
 (pathlib.Path(output_dir) / "moved.json").write_text(json.dumps(moved))
 """
 
+SOLVE = """
+import json, pathlib, traceback
+solved = []
+for number, source in enumerate({sources!r}, 1):
+    try:
+        exec(compile(source, f"solution {{number}}", "exec"), globals())
+        solved.append("")
+    except Exception:
+        solved.append(traceback.format_exc())
+(pathlib.Path(output_dir) / "solved.json").write_text(json.dumps(solved))
+"""
+
+
+def solutions(path: Path) -> list[str]:
+    """The ```python blocks in the folded solutions of a page's exercises."""
+    found = json.loads(path.read_text())["cells"]
+    text = "\n".join("".join(cell["source"]) for cell in found if cell["cell_type"] == "markdown")
+    folded = re.findall(r"<details>(.+?)</details>", text.partition("## Exercises\n")[2], re.DOTALL)
+    return re.findall(r"^```python\n(.+?)^```", "\n".join(folded), re.DOTALL | re.MULTILINE)
+
 
 def copies(folder: Path) -> Path:
-    """Copy the notebooks with that cell, and their profiles, into a folder; returns the folder."""
+    """Copy the notebooks with those cells, and their profiles, into a folder; returns the folder."""
     if not folder.exists():
         folder.mkdir()
         for path in parameters.all_notebooks():
             page = nbformat.read(path, 4)
             page.cells.append(nbformat.v4.new_code_cell(MOVE, id="moves"))
+            page.cells.append(nbformat.v4.new_code_cell(SOLVE.format(sources=solutions(path)), id="solves"))
             nbformat.write(page, folder / path.name)
         shutil.copy(path.parent / "profiles.yaml", folder)
     return folder

@@ -6,10 +6,14 @@ import math
 import nbformat
 import pytest
 from nbconvert import HTMLExporter
+from small_pages import UNCONVERTED
 
 from uqlab.runs import parameters
 
 NOTEBOOKS = [path.stem for path in parameters.all_notebooks()]
+
+# Claims that the `tiny` profile is too small to show: (page, claim) -> why, and how it is at `quick`.
+NEEDS_QUICK: dict[tuple[str, str], str] = {}
 
 
 @pytest.fixture
@@ -39,6 +43,30 @@ def test_every_control_of_its_explorer_changes_the_picture(pages, name):
     moved = json.loads((pages(name) / "moved.json").read_text())
     assert moved
     assert [control for control, changed in moved.items() if not changed] == []
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_every_claim_holds_or_says_why_it_needs_quick(results, name):
+    recorded = results(name)[0]
+    claims, excused = recorded["claims"], {claim for page, claim in NEEDS_QUICK if page == name[:2]}
+    assert excused <= claims.keys(), "claims that the page does not make"
+    assert {key: c["sentence"] for key, c in claims.items() if not c["holds"] and key not in excused} == {}
+    if name[:2] not in UNCONVERTED:
+        assert 4 <= len(claims) <= 10
+        assert {key for key, claim in claims.items() if claim["margin"] is None} == set()
+        assert len(recorded["figures"]) <= 8
+
+
+def test_excuses_are_of_pages_that_exist():
+    assert {page for page, _ in NEEDS_QUICK} <= {name[:2] for name in NOTEBOOKS}
+    assert all(len(why) > 20 for why in NEEDS_QUICK.values())
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_solutions_of_its_exercises_run(pages, name):
+    """The blocks of code in them, in order, after the page's last cell; they may assert (tests/small_pages.py)."""
+    solved = json.loads((pages(name) / "solved.json").read_text())
+    assert "".join(solved) == ""
 
 
 @pytest.mark.parametrize("path", parameters.all_notebooks(), ids=lambda path: path.stem)
