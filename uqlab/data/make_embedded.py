@@ -41,7 +41,7 @@ def mini(name: str, root: Path) -> dict[str, np.ndarray]:
     arrays, rng = {}, np.random.default_rng(SEED)
     for split, count in counts.items():
         d = load(official, split, root=root)
-        images = (d.inputs[:, 0] * 255).round().byte().numpy()
+        images = (np.asarray(d.inputs)[:, 0] * 255).round().astype(np.uint8)
         rows = balanced(d.labels.numpy(), count, rng)
         arrays |= {f"x_{split}": images[rows], f"y_{split}": d.labels.numpy()[rows].astype(np.uint8)}
     return arrays
