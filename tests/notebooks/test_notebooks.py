@@ -93,6 +93,11 @@ def test_00_same_mean_opposite_splits_and_the_bias_of_few_members(results):
     assert abs(numbers["bias_jackknife_5"]) < abs(numbers["bias_plugin_5"])
 
 
+def test_00_needs_no_ambiguous_inputs(results):
+    numbers = results("00_uncertainty_decomposition", ambiguous="", stages=[1, 2], members=3)[0]["numbers"]
+    assert numbers["epistemic_share"].keys() == {"1", "2"}  # then of the unknown inputs
+
+
 def test_01_uncertainty_falls_like_one_over_the_group_size(results):
     numbers = results("01_toy_regression_collapse")[0]["numbers"]
     assert -1.4 <= numbers["slope"] <= -0.6
