@@ -200,3 +200,29 @@ def test_bad_predictions_are_refused(unchecked, metric, change, error, message):
 def test_bad_arguments_are_refused(unchecked, call, message):
     with pytest.raises(ValueError, match=message):
         call(*make_task())
+
+
+# Several runs ---------------------------------------------------------------------------------------------------------
+def test_quality_is_the_mean_over_runs():
+    runs, labels = [torch.randn(2, 30, 4), torch.randn(3, 30, 4)], torch.arange(30) % 4
+    found = metrics.quality(runs, labels)
+    assert list(found) == ["accuracy", "F1", "ECE", "NLL", "Brier"]
+    assert found["NLL"] == pytest.approx((metrics.nll(runs[0], labels) + metrics.nll(runs[1], labels)) / 2)
+    assert found["F1"] == pytest.approx((metrics.macro_f1(runs[0], labels) + metrics.macro_f1(runs[1], labels)) / 2)
+
+
+@pytest.mark.parametrize("measure", ["accuracy", "nll", "brier"])
+def test_interval_of_a_measure_and_of_a_paired_difference(measure):
+    labels = torch.arange(400) % 4
+    runs = [torch.randn(2, 400, 4) for _ in range(2)]
+    others = [z + 0.3 * torch.nn.functional.one_hot(labels) for z in runs]
+    value, better = (sum(getattr(metrics, measure)(z, labels) for z in each) / 2 for each in (runs, others))
+    found = metrics.interval(runs, labels, measure, repeats=200)
+    assert found.mean == pytest.approx(value)
+    assert found.low < value < found.high
+    apart = metrics.interval(others, labels, measure, than=runs, repeats=200)
+    assert apart.mean == pytest.approx(better - value)
+    assert apart.high - apart.low < found.high - found.low  # the inputs' own differences cancel
+    assert metrics.interval(runs, labels, measure, than=runs, repeats=20) == (0, 0, 0)
+    with pytest.raises(ValueError, match='measure must be "accuracy"'):
+        metrics.interval(runs, labels, "ece")

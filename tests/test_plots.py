@@ -58,6 +58,8 @@ def test_every_plot_draws_into_the_given_axes_or_else_the_current_ones():
         "stacked": (["1", "2"], [0.1, 0.2], [0.2, 0.1]),
         "ecdf": ([0.3, 0.1],),
         "roc": ([0.1, 0.2], [0.3, 0.4]),
+        "dots": ({"a": (0.2, 0.1, 0.3)}, [("red", "o")]),
+        "reliability": (torch.randn(2, 9, 3), torch.arange(9) % 3),
         "heatmap": (torch.tensor([[1.0, 2.0]]), ["row"], ["a", "b"]),
         "votes": (torch.rand(3, 4, 4), torch.zeros(4, 2)),
     }
@@ -72,6 +74,22 @@ def test_every_plot_draws_into_the_given_axes_or_else_the_current_ones():
 
 
 # One function each ----------------------------------------------------------------------------------------------------
+def test_reliability_shows_the_gaps_of_the_ece_in_its_bins(ax):
+    logits, labels = 3 * torch.randn(2, 200, 4), torch.arange(200) % 4
+    plots.reliability(logits, labels, ax=ax)
+    right, gap = (patch.get_data() for patch in ax.patches)
+    confidence = metrics.log_prediction(logits).exp().amax(1)
+    count = np.histogram(-confidence, -right.edges[::-1])[0][::-1]  # bins (lo, hi]
+    assert (count * abs(gap.values - right.values)).sum() / 200 == pytest.approx(metrics.ece(logits, labels))
+
+
+def test_dots_are_rows_from_top_to_bottom(ax):
+    plots.dots({"a": (0.2, 0.1, 0.3), "b": (0.5, 0.5, 0.6)}, [("red", "o"), ("blue", "s")], ax=ax)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["a", "b"]
+    assert ax.yaxis_inverted()
+    assert [line.get_xdata()[0] for line in ax.lines] == [0.1, 0.2, 0.5, 0.5]
+
+
 def test_curve_draws_its_points_and_its_band(ax):
     x, y = torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0.3, 0.2, 0.1])
     plots.curve(x, y, y - 0.05, y + 0.05, label="a", color="red", ax=ax)

@@ -34,6 +34,14 @@ class OOD(NamedTuple):
     fpr95: float
 
 
+class Interval(NamedTuple):
+    """A mean over inputs and its interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
 def log_prediction(logits: Logits, pool: Pool = "probabilities") -> Float[Tensor, "samples classes"]:
     """Log-probabilities of the ensemble, float64: log of the mean probability, or log_softmax of the mean logits.
 
@@ -75,6 +83,12 @@ def macro_f1(logits: Logits, labels: Labels, *, pool: Pool = "probabilities") ->
     support = labels.bincount(minlength=classes) + predicted.bincount(minlength=classes)
     hits = labels[predicted == labels].bincount(minlength=classes)
     return (2 * hits.double() / support)[support > 0].mean().item()
+
+
+def quality(runs: Sequence[Tensor], labels: Labels) -> dict[str, float]:
+    """Accuracy, F1, ECE, NLL and Brier score, each the mean over several logits [members, samples, classes]."""
+    measures = {"accuracy": accuracy, "F1": macro_f1, "ECE": ece, "NLL": nll, "Brier": brier}
+    return {name: sum(measure(logits, labels) for logits in runs) / len(runs) for name, measure in measures.items()}
 
 
 # Calibration ----------------------------------------------------------------------------------------------------------
@@ -272,6 +286,29 @@ def bootstrap(
         values.append(value.cpu().numpy() if isinstance(value, Tensor) else np.asarray(value))
     low, high = np.quantile(np.stack(values), _tails(level), axis=0)
     return low, high
+
+
+def interval(
+    runs: Sequence[Tensor], labels: Labels, measure: str = "accuracy", *,
+    than: Sequence[Tensor] | None = None, repeats: int = 1000, seed: int = 0, level: float = 0.95,
+) -> Interval:  # fmt: skip
+    """A measure and its percentile bootstrap interval over the inputs.
+
+    runs: one or several logits [members, samples, classes], over which each input's value is averaged.
+    than: others, for the same inputs. The result is then the first mean minus theirs, and the interval is paired: both
+        see the same resamples. What other seeds of training would change it does not know.
+    """
+    one_of("measure", measure, ("accuracy", "nll", "brier"))
+
+    by_input = {
+        "accuracy": lambda z: _confidence(z, labels, "probabilities")[1],
+        "nll": lambda z: -log_prediction(z).gather(1, class_labels(labels, *z.shape[1:])[:, None])[:, 0],
+        "brier": lambda z: _residuals(z, labels, "probabilities")[1].square().sum(1),
+    }[measure]
+    values, others = (torch.stack([by_input(z) for z in each]).mean(0) for each in (runs, than or runs))
+    values = values if than is None else values - others
+    low, high = bootstrap(torch.mean, values, repeats=repeats, seed=seed, level=level)
+    return Interval(values.mean().item(), float(low), float(high))
 
 
 def _tails(level: float) -> list[float]:

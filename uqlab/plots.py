@@ -239,6 +239,41 @@ def roc(
     return ax
 
 
+def dots(
+    rows: Mapping[str, tuple[float, float, float]], styles: Sequence[tuple[Any, str]], *, hollow: bool = False,
+    ax: Axes | None = None,
+) -> Axes:  # fmt: skip
+    """A line a row, from top to bottom: a mean and its interval; rows: name -> (mean, low, high).
+
+    styles: the colour and the marker of each row. hollow: for a second value of the rows, as of a control.
+    """
+    ax = ax or plt.gca()
+    for y, ((value, low, high), (color, marker)) in enumerate(zip(rows.values(), styles, strict=True)):
+        ax.plot([low, high], [y, y], color=color, linewidth=1.2)
+        ax.plot(value, y, marker=marker, color=color, markersize=6, markerfacecolor="white" if hollow else color)
+    ax.set(yticks=range(len(rows)), yticklabels=list(rows), ylim=(len(rows) - 0.5, -0.5))
+    ax.tick_params(axis="y", length=0)
+    return ax
+
+
+def reliability(
+    logits: Tensor, labels: Tensor, *, bins: int = 15, color: Any = EPISTEMIC, ax: Axes | None = None
+) -> Axes:
+    """Accuracy in the bins of `metrics.ece`, the gap to the confidence hatched; logits [members, samples, classes]."""
+    ax = ax or plt.gca()
+    confidence, answer = metrics.log_prediction(logits).exp().max(1)
+    edges = torch.arange(bins + 1, dtype=torch.float64) / bins
+    at = torch.bucketize(confidence, edges[1:-1])
+    count = at.bincount(minlength=bins).clamp(min=1)
+    right, sure = (_array(at.bincount(v.double(), bins) / count) for v in (answer == labels, confidence))
+    ax.stairs(right, _array(edges), fill=True, color=color, alpha=0.75, label="accuracy")
+    ax.stairs(sure, _array(edges), baseline=right, fill=True, facecolor="none", edgecolor=TOTAL, hatch="////",
+              linewidth=0.5, label="gap to confidence")  # fmt: skip
+    ax.plot([0, 1], [0, 1], color=NEUTRAL, linewidth=0.8)
+    ax.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    return ax
+
+
 def heatmap(
     values: Values, rows: Sequence[Any], columns: Sequence[Any], *, label: str = "", digits: int = 3,
     ax: Axes | None = None,

@@ -65,6 +65,34 @@ def test_without_dropout_modules_linear_layers_are_preceded_by_it():
     assert (ensembles.dropout(net, 2, 0.5)(x)[0] - net(x)).abs().max() > 1e-4
 
 
+@pytest.mark.parametrize("backbone", [vit, bert], ids=["vit", "bert"])
+def test_attention_logits_are_dropped_and_the_rest_sums_to_one(backbone):
+    x = images()[0] if backbone is vit else torch.randint(1, 50, (4, 7))
+    model = backbone()
+    nothing = ensembles.dropout(model, 2, 0.0, kind="attention")
+    torch.testing.assert_close(nothing(x), logits(model, x).expand(2, -1, -1))
+    ensemble = ensembles.dropout(model, 3, 0.4, kind="attention", seed=5)
+    together = ensemble(x)
+    assert (together[0] - together[1]).abs().max() > 1e-5
+    torch.testing.assert_close(ensemble(x[1:2])[:, 0], together[:, 1])  # the same logits for all inputs of a member
+    rows = ensemble.member(0)(x, output_attentions=True).attentions[0]  # [inputs, heads, tokens, tokens]
+    torch.testing.assert_close(rows.sum(-1), torch.ones(rows.shape[:-1]))
+    assert 0.2 < (rows == 0).float().mean() < 0.6
+    assert torch.equal(rows[0] == 0, rows[1] == 0)
+    again = ensembles.dropout(ensemble.member(0), 2, 0.4, kind="attention", seed=5)  # replaces, does not add
+    torch.testing.assert_close(again(x), together[:2])
+
+
+def test_dropped_attention_keeps_the_mask_of_padding_and_needs_attention():
+    model, ids = bert(), torch.randint(1, 50, (3, 5))
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 0, 0, 0]])
+    ensemble = ensembles.dropout(model, 2, 0.0, kind="attention")
+    expected = model(input_ids=ids, attention_mask=mask).logits
+    torch.testing.assert_close(ensemble(input_ids=ids, attention_mask=mask)[1], expected)
+    with pytest.raises(ValueError, match="no attention of transformers"):
+        ensembles.dropout(perceptron(), 2, kind="attention")
+
+
 # Snapshots ------------------------------------------------------------------------------------------------------------
 def test_snapshots_are_one_network_over_time():
     x, y = torch.rand(12, 8), torch.arange(12) % 3

@@ -190,8 +190,9 @@ def test_nothing_is_kept_unless_asked(tmp_path, trained, monkeypatch, value):
     assert not list(tmp_path.iterdir())
 
 
-def test_short_trainings_and_checkpoints_are_not_kept(folder, trained, monkeypatch, tmp_path):
+def test_short_watched_and_checkpointed_trainings_are_not_kept(folder, trained, monkeypatch, tmp_path):
     fit(checkpoint=tmp_path / "run.pt")
+    fit(watch=print)
     monkeypatch.setattr(cache, "WORTH", 60.0)
     fit()
     assert not folder.exists()

@@ -34,6 +34,16 @@ def test_ten_members_equal_four_and_six_and_ones(settings):
     assert (history.loss[-1] < history.loss[0]).all()  # it learns
 
 
+def test_a_training_is_watched_epoch_by_epoch():
+    ensemble, seen = ensembles.deep(small_mlp, 2), {}
+    note = lambda epoch: seen.update({epoch: weights(ensemble)[0].clone()})  # noqa: E731
+    history = training.fit(ensemble, INPUTS, LABELS, epochs=3, lr=0.1, progress=False, watch=note)
+    assert list(seen) == [1, 2, 3]
+    assert not torch.equal(seen[1], seen[2])
+    assert torch.equal(seen[3], weights(ensemble)[0])
+    assert len(history.loss) == 3
+
+
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam", "lr": 0.01}], ids=["sgd", "adam"])
 def test_shards_side_by_side_equal_one_program(monkeypatch, tmp_path, settings):
     one, history = trained(5, **settings)

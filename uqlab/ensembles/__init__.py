@@ -6,7 +6,7 @@ One method, one file: its layer and its function.
 from uqlab.ensembles.base import Ensemble, FoldedEnsemble, SeparateEnsemble, member_seed
 from uqlab.ensembles.batch_ensemble import BatchLinear, batch, batch_ensemble
 from uqlab.ensembles.deep import ELEMENTWISE, deep, from_members
-from uqlab.ensembles.dropout import DropoutEnsemble, dropout
+from uqlab.ensembles.dropout import DropoutEnsemble, dropout, place_dropout
 from uqlab.ensembles.implicit import ATTENTION
 from uqlab.ensembles.layers import (
     MemberDropout,
@@ -26,5 +26,5 @@ __all__ = [
     "ATTENTION", "ELEMENTWISE", "BatchLinear", "DropoutEnsemble", "Ensemble", "FoldedEnsemble", "LoRALinear",
     "MemberDropout", "MemberLayer", "MemberLinear", "SVDLinear", "SeparateEnsemble", "batch",
     "batch_ensemble", "concatenate", "deep", "dropout", "from_members", "load", "lora", "member_seed", "own_dropout",
-    "plain_linear", "replace_layers", "save", "singular_value", "snapshot", "with_layers",
+    "place_dropout", "plain_linear", "replace_layers", "save", "singular_value", "snapshot", "with_layers",
 ]  # fmt: skip

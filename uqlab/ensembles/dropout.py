@@ -1,14 +1,19 @@
 """MC dropout as an ensemble: every member drops units of its own (Gal & Ghahramani 2016)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from uqlab.core.checks import one_of
 from uqlab.core.modules import frozen
 from uqlab.ensembles.base import FoldedEnsemble, member_seed
 from uqlab.ensembles.implicit import check_backbone, exactly
 from uqlab.ensembles.layers import MemberDropout, MemberLayer, replace_layers
+
+Kind = Literal["features", "attention"]
+Network = TypeVar("Network", bound=nn.Module)
 
 
 class FixedDropout(MemberLayer):
@@ -64,24 +69,70 @@ class DropoutEnsemble(FoldedEnsemble):
         return self
 
 
-def dropout(model: nn.Module, members: int | str | range, p: float = 0.2, *, seed: int = 0) -> DropoutEnsemble:
+def dropout(
+    model: nn.Module, members: int | str | range, p: float = 0.2, *, kind: Kind = "features", seed: int = 0
+) -> DropoutEnsemble:
     """MC dropout as an ensemble: member m keeps a fixed part of the units, W diag(z_m) (Gal & Ghahramani 2016).
 
-    model: a trained network, whose weights are shared, not copied, and frozen. Its `nn.Dropout` modules are replaced;
-        in a network without, one is put before every linear layer but the first.
+    model: a trained network, whose weights are shared, not copied, and frozen.
     p: the probability that a unit is dropped, in [0, 1), whatever the modules' own. Active in evaluation mode too.
+    kind: "features" or "attention", see `place_dropout`. What a member drops is the same for all its inputs; the
+        "MC dropout" of Muhlematter et al. 2024 drops attention logits, others for every input.
 
-    Raises ValueError for members < 1, p outside [0, 1) and a network with neither dropout nor two linear layers.
+    Raises ValueError for members < 1, p outside [0, 1) and a network without a place for it.
     """
     ids = check_backbone(model, members)
-    network = frozen(model)
-    kinds = (nn.Dropout, MemberDropout)  # members of a deep ensemble may hold the latter
-    if any(isinstance(part, kinds) for part in network.modules()):
-        replace_layers(network, kinds, lambda *_: FixedDropout(len(ids), p))
+    network = place_dropout(frozen(model), lambda: FixedDropout(len(ids), p), kind)
+    return DropoutEnsemble(network, ids).resample(seed).eval()
+
+
+def place_dropout(network: Network, make: Callable[[], nn.Module], kind: Kind = "features") -> Network:
+    """Put modules of dropout into a network, in place, and return it.
+
+    kind: "features", instead of every nn.Dropout or, in a network without, before every linear layer but the first;
+        "attention", on the attention logits of a network of transformers (DropKey, Li et al. 2023): a logit that the
+        module sets to 0 is left out of the softmax.
+
+    Raises ValueError for a network without dropout and two linear layers, or without such attention.
+    """
+    one_of("kind", kind, ("features", "attention"))
+    name, kinds = type(network).__name__, (nn.Dropout, MemberDropout)  # members of a deep ensemble may hold the latter
+    if kind == "attention":
+        found: list[Any] = [
+            part for part in network.modules() if hasattr(part, "is_causal") and hasattr(part, "config")
+        ]
+        if not found:
+            raise ValueError(f'{name} has no attention of transformers; kind="features" drops features in any network')
+        for part in found:
+            part.key_dropout, part.config._attn_implementation = make(), _drop_keys_by_name()
+    elif any(isinstance(part, kinds) for part in network.modules()):
+        replace_layers(network, kinds, lambda *_: make())
     else:
         names = [name for name, part in network.named_modules() if type(part) is nn.Linear][1:]
         if not names:
-            raise ValueError(f"{type(model).__name__} has neither nn.Dropout nor a second nn.Linear to put it before")
-        put = lambda _, layer: nn.Sequential(FixedDropout(len(ids), p), layer)  # noqa: E731
-        replace_layers(network, exactly(names), put)
-    return DropoutEnsemble(network, ids).resample(seed).eval()
+            raise ValueError(f"{name} has neither nn.Dropout nor a second nn.Linear to put it before")
+        replace_layers(network, exactly(names), lambda _, layer: nn.Sequential(make(), layer))
+    return network
+
+
+def _drop_keys_by_name() -> str:
+    """The name by which transformers finds `_drop_keys`, with masks that are added to the logits."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import eager_mask
+
+    AttentionInterface.register("uqlab_drop_keys", _drop_keys)
+    AttentionMaskInterface.register("uqlab_drop_keys", eager_mask)
+    return "uqlab_drop_keys"
+
+
+def _drop_keys(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None = None, **_: Any
+) -> tuple[Tensor, Tensor]:
+    """Attention without the logits that are dropped; a row that loses all of them attends to all keys alike."""
+    logits = (
+        query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    )  # [batch, heads, tokens, tokens]
+    logits = logits if mask is None else logits + mask
+    dropped = module.key_dropout(torch.ones_like(logits)) == 0
+    weights = logits.masked_fill(dropped, torch.finfo(logits.dtype).min).softmax(-1)
+    return (weights @ value).transpose(1, 2).contiguous(), weights

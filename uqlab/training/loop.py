@@ -59,6 +59,7 @@ def fit(
     seed: int = 0,
     progress: bool = True,
     checkpoint: str | os.PathLike | None = None,
+    watch: Callable[[int], object] | None = None,
 ) -> History:
     """Train every member on its own shuffling of the same data.
 
@@ -72,8 +73,10 @@ def fit(
     loss: "cross_entropy", weighed by `class_weights` as in torch, "mse", or a function (outputs, labels) -> [members].
     augment: a function of inputs [members, batch, ...] and one generator a member. precision: see `arithmetic`.
     checkpoint: a file that is written after every epoch and resumed from, bit-identical on a CPU.
+    watch: called after every epoch with the number of epochs done.
 
-    Where UQLAB_CACHE names a folder, as the runner's kernels are told, a training that was done before is read from it.
+    Where UQLAB_CACHE names a folder, as the runner's kernels are told, a training that was done before is read from it;
+    not so with `checkpoint` or `watch`.
 
     Raises ValueError for empty or mismatched data, labels out of range, unknown names and a checkpoint that is damaged
     or of another run; TypeError for what is no ensemble or tensor; FloatingPointError when a loss is no longer finite.
@@ -94,7 +97,7 @@ def fit(
     run |= {"optimizer": list(how), "schedule": [schedule, list(milestones), warmup], "precision": precision}
     run |= {"loss": described(loss), "augment": described(augment)}
     content = {"inputs": inputs, "labels": labels, "class_weights": class_weights}
-    kept = None if checkpoint else Training.of(ensemble, [run, content, where.type], loss, augment)
+    kept = None if checkpoint or watch else Training.of(ensemble, [run, content, where.type], loss, augment)
     if kept and (learned := kept.load()):
         ensemble.eval().zero_grad()
         return History(*learned)
@@ -123,6 +126,8 @@ def fit(
             workers.run(functools.partial(run_epoch, epoch))
             _check_finite(losses[epoch], epoch)
             resumed.write(epoch + 1, ensemble, workers.bounds, workers.steps, losses)
+            if watch:
+                watch(epoch + 1)
             bar.update()
             if progress:
                 bar.set_postfix_str(f"loss {losses[epoch].mean().item():.3f}", refresh=False)

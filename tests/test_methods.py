@@ -1,0 +1,92 @@
+"""A method by its name is what its parts are: made by `ensembles`, trained by `training.fit`, finished."""
+
+import itertools
+
+import pytest
+import torch
+from small_networks import images, vit
+
+from uqlab import ensembles, methods, models, training
+
+SETTINGS = {
+    "epochs": 2,
+    "lr": 0.01,
+    "batch_size": 2,
+    "optimizer": "adamw",
+    "schedule": "cosine",
+    "warmup": 1,
+    "clip": 1.0,
+}
+PLAIN = {
+    "single": lambda net: ensembles.deep(lambda: methods.fresh(net), 1, 7),
+    "deep": lambda net: ensembles.deep(lambda: methods.fresh(net), 3, 7),
+    "batch": lambda net: ensembles.batch(net, 3, seed=7),
+    "batch_additive": lambda net: ensembles.batch(net, 3, additive=True, seed=7),
+    "lora": lambda net: ensembles.lora(net, 3, seed=7),
+    "lora_single": lambda net: ensembles.lora(net, 1, 12, seed=7),
+    "singular_value": lambda net: ensembles.singular_value(net, 3, seed=7),
+}
+OPTIONS = {"lora": {"rank": 8}, "lora_single": {"rank": 4}}
+
+
+def train(name, net, members=3, **changes):
+    return methods.train(name, net, *images(), members=members, seed=7, **(OPTIONS.get(name, {}) | SETTINGS | changes))
+
+
+@pytest.mark.parametrize("name", methods.METHODS)
+def test_every_method_trains_on_a_backbone_and_leaves_it_as_it_was(name):
+    net, (x, _) = vit(), images()
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    ensemble = train(name, net)
+    assert training.predict(ensemble, x).shape == (1 if "single" in name else 3, 4, 3)
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+    torch.testing.assert_close(train(name, net)(x), ensemble(x))
+    assert name in PLAIN or (ensemble(x)[0] - ensemble(x)[1]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_it_is_what_its_parts_are(name):
+    net, (x, y) = vit(), images()
+    plain = PLAIN[name](net)
+    training.fit(plain, x, y, seed=7, progress=False, **SETTINGS)
+    torch.testing.assert_close(train(name, net)(x), plain(x))
+
+
+def test_snapshots_begin_with_the_single_network_and_mc_dropout_drops_in_training_too():
+    net, (x, _) = vit(), images()
+    torch.testing.assert_close(train("snapshot", net)(x)[0], train("single", net)(x)[0])
+    answers = [
+        train("dropout", net, p=p, kind=kind)(x)
+        for p, kind in ((0.3, "features"), (0.3, "attention"), (0.0, "features"))
+    ]
+    assert all((a - b).abs().max() > 1e-3 for a, b in itertools.pairwise(answers))
+    torch.testing.assert_close(answers[-1], train("single", net)(x).expand(3, -1, -1))
+
+
+def test_settings_reach_the_part_that_knows_them():
+    net = vit()
+    assert methods.numbers(train("lora", net, rank=2)) < methods.numbers(train("lora", net))
+    assert methods.numbers(train("dropout", net)) == methods.numbers(train("single", net))
+    assert methods.numbers(train("lora", net, rank=4)) == pytest.approx(
+        methods.numbers(train("lora_single", net)), rel=0.2
+    )
+    with pytest.raises(TypeError, match="rang"):
+        train("lora", net, rang=2)
+    with pytest.raises(ValueError, match='method must be "single"'):
+        train("lorra", net)
+
+
+def test_without_training_nothing_of_the_backbone_is_left():
+    net = models.vit(8, 4, width=16, layers=1)
+    first, again, other = (methods.untrained(net, seed) for seed in (0, 0, 1))
+    weights = {name: p for name, p in net.named_parameters() if p.std() > 0}
+    assert len(weights) > 5
+    for name, p in weights.items():
+        assert torch.equal(first.get_parameter(name), again.get_parameter(name))
+        assert "layernorm" in name or "bias" in name or not torch.equal(first.get_parameter(name), p)
+    assert not torch.equal(first(images()[0]), other(images()[0]))
+
+
+def test_colours_and_markers_tell_methods_apart():
+    for field in ("label", "color"):
+        assert len({getattr(method, field) for method in methods.METHODS.values()}) == len(methods.METHODS)

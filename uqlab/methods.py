@@ -1,0 +1,153 @@
+"""The methods by name: how each is made, trained and finished, and how plots show it."""
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from uqlab import data, ensembles, models, training
+from uqlab.core.checks import one_of
+from uqlab.ensembles import Ensemble
+
+
+class Method(NamedTuple):
+    """One way to turn a pretrained network, the backbone, into an ensemble."""
+
+    label: str  # in tables and legends
+    color: str
+    marker: str
+    make: Callable[..., Ensemble]  # (backbone, members, seed, **options) -> untrained
+    fit: Mapping[str, Any]  # settings of training.fit, where they are not FIT's
+    finish: Callable[..., Ensemble]  # (trained, members, seed, again, **options) -> what answers
+    needs: frozenset[str]  # of the backbone: "linear layers", "attention", "pretraining"
+
+
+# Settings of training.fit for a few hundred images and `models.embedded()`.
+FIT = {
+    "epochs": 10, "lr": 0.002, "batch_size": 32, "optimizer": "adamw", "schedule": "cosine", "warmup": 20, "clip": 1.0,
+    "progress": False,
+}  # fmt: skip
+
+
+def train(
+    name: str, backbone: nn.Module, inputs: Tensor, labels: Tensor, *, members: int, seed: int = 0, **settings: Any
+) -> Ensemble:
+    """The trained ensemble of a method: made, fitted and finished.
+
+    settings: of `training.fit`, and the method's own, as `make` of METHODS takes them: rank=4. Member m depends on
+    (seed, m) alone, but for "snapshot", whose members follow each other.
+
+    Raises ValueError for an unknown method, and what its parts raise.
+    """
+    one_of("method", name, METHODS)
+    method, known = METHODS[name], inspect.signature(training.fit).parameters
+    fitted = {**FIT, **method.fit, **{key: value for key, value in settings.items() if key in known}}
+    options = {key: value for key, value in settings.items() if key not in known}
+
+    def fit(ensemble: Ensemble, cycle: int = 0) -> Ensemble:
+        later = {"epochs": max(1, fitted["epochs"] // members), "warmup": 0} if cycle else {}
+        training.fit(ensemble, inputs, labels, seed=seed + 1000 * cycle, **(fitted | later))
+        return ensemble
+
+    made = method.make(backbone, members, seed, **options).to(next(backbone.parameters()).device)
+    return method.finish(fit(made), members, seed, fit, **options)
+
+
+def fresh(backbone: nn.Module) -> nn.Module:
+    """A copy of the backbone whose classifier, its last linear layer, is drawn from torch's global seed."""
+    model = copy.deepcopy(backbone)
+    [part for part in model.modules() if isinstance(part, nn.Linear)][-1].reset_parameters()
+    return model
+
+
+def untrained(backbone: nn.Module, seed: int = 0) -> nn.Module:
+    """The same architecture with random weights: what a method can do without pretraining."""
+    model = copy.deepcopy(backbone)
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)
+        own = [part for part in model.modules() if hasattr(part, "reset_parameters")]
+        drawn = {p for part in own for p in part.parameters()}
+        for part in own:
+            part.reset_parameters()  # type: ignore[operator]
+        for p in (p for p in model.parameters() if p not in drawn):  # class token and positions
+            nn.init.normal_(p, std=0.02)
+    return model
+
+
+def backbone(name: str, task: data.Dataset) -> nn.Module:
+    """The pretrained network for the inputs and classes of `task`; its classifier is new.
+
+    name: a checkpoint of transformers, by name or folder; empty: `models.embedded()`, for grey images of 28 x 28.
+    """
+    classes = len(task.classes)
+    if isinstance(task.inputs, list):
+        return models.from_pretrained(name, classes, task="text")
+    if not name:
+        return models.embedded(classes)
+    network, half = models.from_pretrained(name, classes), [0.5] * task.inputs.shape[1]
+    size: Any = network.config.image_size  # checkpoints of ViT scale images to -1 ... 1
+    return nn.Sequential(nn.Upsample(size=size, mode="bilinear"), models.Standardize(half, half), network)
+
+
+def numbers(ensemble: Ensemble) -> int:
+    """How many numbers were trained and must be stored; of MC dropout, which freezes its network, all."""
+    own = [p.numel() for p in ensemble.parameters() if p.requires_grad]
+    return sum(own) or sum(p.numel() for p in ensemble.parameters())
+
+
+def _deep(backbone: nn.Module, members: int, seed: int) -> Ensemble:
+    return ensembles.deep(lambda: fresh(backbone), members, seed)
+
+
+def _one(backbone: nn.Module, members: int, seed: int) -> Ensemble:
+    return _deep(backbone, 1, seed)
+
+
+def _lora_single(backbone: nn.Module, members: int, seed: int, rank: int = 8, **options: Any) -> Ensemble:
+    return ensembles.lora(backbone, 1, rank * members, seed=seed, **options)
+
+
+def _dropping(backbone: nn.Module, members: int, seed: int, p: float = 0.2, kind: Any = "features") -> Ensemble:
+    """One network that drops in training what its members will drop."""
+    return ensembles.deep(lambda: ensembles.place_dropout(fresh(backbone), lambda: nn.Dropout(p), kind), 1, seed)
+
+
+def _dropped(trained: Ensemble, members: int, seed: int, again: Any, p: float = 0.2, kind: Any = "features"):
+    return ensembles.dropout(trained.member(0), members, p, kind=kind, seed=seed)
+
+
+def _snapshots(trained: Ensemble, members: int, seed: int, again: Callable[[Ensemble, int], object]) -> Ensemble:
+    """The trained network, and its states after further, shorter cycles."""
+    cycle = lambda one, number: again(one, number) if number else None  # noqa: E731
+    return ensembles.snapshot(lambda: trained.member(0), members, cycle, seed)
+
+
+def _implicit(make: Callable[..., Ensemble], **fixed: Any) -> Callable[..., Ensemble]:
+    return lambda backbone, members, seed, **options: make(backbone, members, seed=seed, **fixed, **options)
+
+
+def _as_it_is(trained: Ensemble, *_: Any, **__: Any) -> Ensemble:
+    return trained
+
+
+_ANY, _LINEAR, _PRETRAINED = frozenset(), frozenset({"linear layers"}), frozenset({"linear layers", "pretraining"})
+METHODS: dict[str, Method] = {
+    "single": Method("single network", "#444444", "o", _one, {}, _as_it_is, _ANY),
+    "lora_single": Method(
+        "one LoRA network of the same size", "#56B4E9", "^", _lora_single, {}, _as_it_is, _PRETRAINED
+    ),
+    "dropout": Method("MC dropout", "#CA9161", "v", _dropping, {}, _dropped, _LINEAR),
+    "snapshot": Method("snapshot ensemble", "#949494", "D", _one, {}, _snapshots, _ANY),
+    "batch": Method("BatchEnsemble", "#CC78BC", "P", _implicit(ensembles.batch), {}, _as_it_is, _LINEAR),
+    "batch_additive": Method(
+        "BatchEnsemble++", "#FBAFE4", "p", _implicit(ensembles.batch, additive=True), {}, _as_it_is, _PRETRAINED
+    ),
+    "deep": Method("explicit ensemble", "#D55E00", "s", _deep, {}, _as_it_is, _ANY),
+    "lora": Method("LoRA-Ensemble", "#029E73", "X", _implicit(ensembles.lora), {}, _as_it_is, _PRETRAINED),
+    "singular_value": Method(
+        "singular value ensemble", "#0173B2", "h", _implicit(ensembles.singular_value), {}, _as_it_is, _PRETRAINED
+    ),
+}
