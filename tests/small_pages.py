@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import textwrap
 from pathlib import Path
 
 import nbformat
@@ -55,7 +56,8 @@ def solutions(path: Path) -> list[str]:
     found = json.loads(path.read_text())["cells"]
     text = "\n".join("".join(cell["source"]) for cell in found if cell["cell_type"] == "markdown")
     folded = re.findall(r"<details>(.+?)</details>", text.partition("## Exercises\n")[2], re.DOTALL)
-    return re.findall(r"^```python\n(.+?)^```", "\n".join(folded), re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^ *```python\n(.+?)^ *```", "\n".join(folded), re.DOTALL | re.MULTILINE)
+    return [textwrap.dedent(block) for block in blocks]
 
 
 def copies(folder: Path) -> Path:
