@@ -287,6 +287,21 @@ def test_save_replaces_an_earlier_figure(tmp_path, ax):
     assert (tmp_path / "figure.png").read_bytes() != before
 
 
+def test_save_shows_in_a_notebook_what_it_saved(tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr("IPython.display.display", shown.append)
+    runs.begin(tmp_path, "00_test")
+    fig, _ = plots.figure(width=4.0, height=2.0)
+    plots.save(fig, "elsewhere")
+    assert plt.fignum_exists(fig.number)
+    monkeypatch.setattr(plots.mpl, "get_backend", lambda: "module://matplotlib_inline.backend_inline")
+    plots.save(fig, "figure")
+    assert not plt.fignum_exists(fig.number)  # or the notebook would show it again
+    (picture,) = shown
+    assert picture.data == (tmp_path / "figure.png").read_bytes()
+    assert picture.width == pytest.approx(4 * fig.dpi, rel=0.1)
+
+
 def test_simplex_and_bars_agree_with_the_package(ax):
     """The recipe of notebook 00: a cloud, its mean and its split, drawn from the same logits."""
     logits = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -66,15 +66,23 @@ def figure(columns: int = 1, rows: int = 1, *, width: float = WIDE, height: floa
 
 
 def save(fig: Figure, name: str, caption: str = "", paper: str = "") -> None:
-    """Write name.png (200 dpi) and name.pdf to the notebook's output folder, whole or not at all.
+    """Write name.png (200 dpi) and name.pdf to the notebook's output folder, whole or not at all, and show the PNG.
 
     caption: one sentence that says what the figure shows. paper: the figure that it reproduces.
     """
     folder = recording.output_dir()
+    fig.draw_without_rendering()  # laid out once for all: that takes as long as painting
+    fig.set_layout_engine("none")
+    box = fig.get_tightbbox().padded(mpl.rcParams["savefig.pad_inches"])
     for kind in ("png", "pdf"):
         with writing(folder / f"{name}.{kind}") as temporary:
-            fig.savefig(temporary, format=kind, bbox_inches="tight")
+            fig.savefig(temporary, format=kind, bbox_inches=box)
     recording.describe_figure(name, caption, paper)
+    if "inline" in mpl.get_backend():  # which would paint it once more
+        from IPython.display import Image, display
+
+        display(Image(filename=str(folder / f"{name}.png"), width=round(box.width * fig.dpi)))
+        plt.close(fig)
 
 
 def sequential(count: int) -> list[tuple[float, float, float]]:

@@ -1,6 +1,7 @@
 """What a notebook records: numbers, tables, captions and claims, written to results.json in its folder as they come."""
 
 import functools
+import gc
 import json
 import math
 import os
@@ -120,6 +121,8 @@ def watch_imports() -> None:
     imported: dict[str, str] = {}
 
     def note(*_: Any) -> None:
+        if "torch" in sys.modules and not gc.get_freeze_count():
+            gc.freeze()  # garbage collections, of which a figure triggers many, need not look at what imports made
         modules = [module for name, module in list(sys.modules.items()) if f"{name}.".startswith("uqlab.")]
         files = {getattr(module, "__file__", None) for module in modules}
         names = {Path(file).relative_to(package).as_posix() for file in files if file}
