@@ -2,8 +2,8 @@
 # index of a CUDA build of torch (README, "On a GPU").
 PYTHON ?= python3
 PIP_ARGS ?=
-# Processes for the tests, of one thread each (tests/conftest.py).
-WORKERS ?= 2
+# Processes for the tests, of one thread each (tests/conftest.py): one more than two cores, because some tests wait.
+WORKERS ?= 3
 BIN := .venv/bin
 # Threads that wait should sleep: beside a busy neighbour, spinning ones were measured 10 to 50 times slower.
 export OMP_WAIT_POLICY ?= passive

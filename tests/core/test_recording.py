@@ -1,9 +1,11 @@
 """What notebooks record."""
 
+import gc
 import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +15,7 @@ import torch
 
 from uqlab import published, runs
 from uqlab.core import recording
+from uqlab.core.files import sha256
 
 
 class Pair(NamedTuple):
@@ -123,6 +126,22 @@ def test_begin_by_hand_writes_beside_the_notebooks_folder(tmp_path, monkeypatch)
     (tmp_path / "notebooks").mkdir()
     monkeypatch.chdir(tmp_path / "notebooks")
     assert runs.begin("", "03_x") == runs.output_dir() == tmp_path / "figures" / "interactive" / "03_x"
+
+
+def test_a_kernel_notes_what_it_imports_and_collects_no_garbage_of_it(recorded, monkeypatch):
+    events = {}
+    shell = SimpleNamespace(events=SimpleNamespace(register=events.__setitem__))
+    monkeypatch.setattr("IPython.core.interactiveshell.InteractiveShell.instance", lambda: shell)
+    monkeypatch.setenv(recording.FOLDER, str(recording.output_dir()))
+    assert gc.get_freeze_count() == 0
+    recording.watch_imports()
+    try:
+        events["post_run_cell"]()
+        assert gc.get_freeze_count() > 10_000
+    finally:
+        gc.unfreeze()
+    noted = json.loads((recording.output_dir() / recording.CODE).read_text())
+    assert noted["core/recording.py"] == sha256(recording.__file__)
 
 
 def test_importing_runs_is_cheap():

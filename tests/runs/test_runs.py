@@ -44,8 +44,6 @@ FIGURE = """import matplotlib.pyplot as plt
 figure, axes = plt.subplots(figsize=(3.3, 2))
 figure.savefig(folder / "mi_ecdf.png", dpi=200)
 figure.savefig(folder / "mi_ecdf.pdf")
-import gc
-assert gc.get_freeze_count() > 10_000
 runs.describe_figure("mi_ecdf", caption="MI < 1 & <script>alert(1)</script>", paper="Figure 2a")"""
 
 BAD = """def deep():
