@@ -1,15 +1,20 @@
 """The networks of the notebooks."""
 
 import itertools
+import json
 from collections import OrderedDict
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from uqlab.core.checks import at_least
 from uqlab.models.pretrained import plain_logits
+
+EMBEDDED = Path(__file__).parent / "assets" / "letters-vit.safetensors"
 
 
 def mlp(in_features: int, widths: Sequence[int] = (64, 32), classes: int = 10, dropout: float = 0.1) -> nn.Sequential:
@@ -156,3 +161,22 @@ def vit(
         num_labels=classes,  # type: ignore[call-arg]
     )  # fmt: skip
     return plain_logits(ViTForImageClassification(config))
+
+
+def embedded(classes: int = 10) -> nn.Module:
+    """A small pretrained `vit` for grey images [batch, 1, 28, 28] in [0, 1], with no download.
+
+    Patches of 7 x 7, width 128, 4 blocks of 8 heads. It has seen letters, handwritten (EMNIST) and printed (notMNIST,
+    `glyphs`); never MNIST, Fashion-MNIST or KMNIST, nor any digit. `uqlab/training/make_backbone.py` made it, and its
+    `provenance` says how. The classifier of the letters A to Z is kept for classes=26; else a new one is drawn from
+    torch's global seed.
+    """
+    network = vit(28, 7, width=128, layers=4, heads=8, classes=classes)
+    with safe_open(EMBEDDED, "pt") as file:
+        state = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
+        network.provenance = json.loads(file.metadata()["provenance"])
+    if classes != len(state["classifier.bias"]):
+        state |= {name: w for name, w in network.state_dict().items() if name.startswith("classifier.")}
+    network.load_state_dict(state)
+    network.name = "uqlab.models.embedded"  # type: ignore[assignment]
+    return network.eval()
