@@ -72,11 +72,12 @@ def save(fig: Figure, name: str, caption: str = "", paper: str = "") -> None:
     """
     folder = recording.output_dir()
     fig.draw_without_rendering()  # laid out once for all: that takes as long as painting
-    fig.set_layout_engine("none")
     box = fig.get_tightbbox().padded(mpl.rcParams["savefig.pad_inches"])
-    for kind in ("png", "pdf"):
-        with writing(folder / f"{name}.{kind}") as temporary:
-            fig.savefig(temporary, format=kind, bbox_inches=box)
+    with mpl.rc_context({"figure.constrained_layout.use": False}):
+        fig.set_layout_engine()  # none
+        for kind in ("png", "pdf"):
+            with writing(folder / f"{name}.{kind}") as temporary:
+                fig.savefig(temporary, format=kind, bbox_inches=box)
     recording.describe_figure(name, caption, paper)
     if "inline" in mpl.get_backend():  # which would paint it once more
         from IPython.display import Image, display
