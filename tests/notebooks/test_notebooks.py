@@ -13,7 +13,12 @@ from uqlab.runs import parameters
 NOTEBOOKS = [path.stem for path in parameters.all_notebooks()]
 
 # Claims that the `tiny` profile is too small to show: (page, claim) -> why, and how it is at `quick`.
-NEEDS_QUICK: dict[tuple[str, str], str] = {}
+NEEDS_QUICK: dict[tuple[str, str], str] = {
+    (
+        "04",
+        "narrower",
+    ): "networks of 8 x 8 digits give back all at x2 and at x0.5; on MNIST x8 gives .82 and x4 .59 back",
+}
 
 
 @pytest.fixture
@@ -139,9 +144,10 @@ def test_03_wider_networks_disagree_less_at_the_same_accuracy(results):
     assert min(numbers["auroc_mi_0.5"], numbers["auroc_mi_8"]) > 0.85
 
 
-def test_03_measures_and_shows_every_ood_set(results):
-    fast = {"epochs": 10, "repeats": 5, "grid_samples": [100], "grid_steps": 5}
+def test_03_measures_and_shows_every_ood_set_and_needs_no_ambiguous_one(results):
+    fast = {"epochs": 10, "repeats": 5, "grid_samples": [100], "grid_steps": 5, "ambiguous": ""}
     numbers = results("03_mlp_width_sweep", ood=["textures", "letters"], **fast)[0]["numbers"]
+    assert not [name for name in numbers if "ambiguous" in name]
     for key in ("ood", "letters"):
         assert numbers[f"mi_{key}_0.5"] > numbers["mi_id_0.5"]
     assert numbers["auroc_mi_letters_8"] > 0.7
