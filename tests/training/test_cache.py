@@ -153,7 +153,14 @@ def noisy(x, generators):
     return x + torch.randn(())
 
 
-noisy.__module__ = "uqlab.made_up"
+noisy.__module__ = "uqlab.training.made_up"
+
+
+def elsewhere(x, generators):
+    return x
+
+
+elsewhere.__module__ = "uqlab.widgets.made_up"
 
 
 @pytest.mark.parametrize(
@@ -163,9 +170,10 @@ noisy.__module__ = "uqlab.made_up"
         {"ensemble": hooked},
         {"augment": lambda x, generators: x},
         {"augment": noisy},  # draws from the global generator
+        {"augment": elsewhere},  # what it calls is in no digest
         {"loss": lambda outputs, labels: outputs.square().mean((1, 2))},
     ],
-    ids=["module", "hook", "augment", "noise", "loss"],
+    ids=["module", "hook", "augment", "noise", "elsewhere", "loss"],
 )
 def test_what_cannot_be_told_apart_is_not_kept(folder, trained, changes):
     for _ in range(2):

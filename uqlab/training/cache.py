@@ -85,9 +85,11 @@ class Training:
 
 
 def _known(code: Any) -> bool:
-    """Whether a class or a function is of a package that is KNOWN, and holds nothing besides its code."""
-    closed = not isinstance(code, type) and getattr(inspect.unwrap(code), "__closure__", code) is not None
-    return not closed and code.__module__.split(".")[0] in KNOWN
+    """Whether a class or a function is of a KNOWN package, of uqlab a room in CODE, and holds nothing but its code."""
+    if not isinstance(code, type) and getattr(inspect.unwrap(code), "__closure__", code) is not None:
+        return False
+    package, room, *_ = f"{code.__module__}.".split(".")
+    return package in KNOWN and (package != "uqlab" or room in CODE)
 
 
 def _settings(part: nn.Module) -> dict[str, Any]:
