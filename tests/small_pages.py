@@ -11,7 +11,7 @@ import nbformat
 from uqlab.runs import parameters
 
 # Pages, by number, that are not yet written anew: with claims, folded drawing and solutions that run.
-UNCONVERTED = {"01", "02", "05", "06", "07", "08", "09", "10", "11", "12"}
+UNCONVERTED = {"05", "06", "07", "08", "09", "10", "11", "12"}
 
 MOVE = """
 import gc, json, pathlib
@@ -22,20 +22,23 @@ def other_values(control):
         return [value for value in options if value != control.value]
     return [value for value in (control.min, control.max) if value != control.value]
 
-def size(explorer):  # of a PNG: width and height
+def size_of(explorer):  # of a PNG: width and height
     return explorer.picture.value[16:24]
 
-(explorer,) = [each for each in gc.get_objects() if type(each) is Explorer]
-first, said, extent, moved = explorer.picture.value, explorer.seen.value, size(explorer), {}
-for name, control in explorer.controls.items():
-    for value in other_values(control):
-        control.value = value  # an error of the drawing is raised here
-        assert "could not be drawn" not in explorer.seen.value
-        assert size(explorer) == extent
-        moved[name] = moved.get(name, False) or explorer.picture.value != first
-    explorer.reset()
-    assert (explorer.picture.value, explorer.seen.value) == (first, said)
-(pathlib.Path(output_dir) / "moved.json").write_text(json.dumps(moved))
+def move(explorer):  # a function, so that the page's own names stay as they are
+    first, said, extent, moved = explorer.picture.value, explorer.seen.value, size_of(explorer), {}
+    for name, control in explorer.controls.items():
+        for value in other_values(control):
+            control.value = value  # an error of the drawing is raised here
+            assert "could not be drawn" not in explorer.seen.value
+            assert size_of(explorer) == extent
+            moved[name] = moved.get(name, False) or explorer.picture.value != first
+        explorer.reset()
+        assert (explorer.picture.value, explorer.seen.value) == (first, said)
+    return moved
+
+(moved_controls,) = [move(each) for each in gc.get_objects() if type(each) is Explorer]
+(pathlib.Path(output_dir) / "moved.json").write_text(json.dumps(moved_controls))
 """
 
 SOLVE = """
