@@ -22,8 +22,8 @@ PLAIN = {
     "deep": lambda net: ensembles.deep(lambda: methods.fresh(net), 3, 7),
     "batch": lambda net: ensembles.batch(net, 3, seed=7),
     "batch_additive": lambda net: ensembles.batch(net, 3, additive=True, seed=7),
-    "lora": lambda net: ensembles.lora(net, 3, seed=7),
-    "lora_single": lambda net: ensembles.lora(net, 1, 12, seed=7),
+    "lora": lambda net: ensembles.lora(net, 3, gain=4.0, seed=7),
+    "lora_single": lambda net: ensembles.lora(net, 1, 12, gain=4.0, seed=7),
     "singular_value": lambda net: ensembles.singular_value(net, 3, seed=7),
 }
 OPTIONS = {"lora": {"rank": 8}, "lora_single": {"rank": 4}}

@@ -51,6 +51,7 @@ def test_small_cnn_keeps_the_map_and_learns_digits():
     train, test = data.load("digits", "train"), data.load("digits", "test")
     ensemble = ensembles.deep(lambda: models.small_cnn(width=8), 1)
     assert ensemble.member(0)[:-3](test.inputs[:2]).shape == (2, 16, 8, 8)
+    assert models.small_cnn(width=8, patch=4)[:-3](torch.rand(2, 1, 28, 28)).shape == (2, 16, 7, 7)
     training.fit(
         ensemble, train.inputs, train.labels, epochs=5, lr=0.01, optimizer="adam", schedule="cosine", batch_size=64,
         progress=False,

@@ -18,6 +18,12 @@ NEEDS_QUICK: dict[tuple[str, str], str] = {
         "04",
         "narrower",
     ): "networks of 8 x 8 digits give back all at x2 and at x0.5; on MNIST x8 gives .82 and x4 .59 back",
+    ("11", "output"): "four splits of 8 x 8 digits have intervals of points; twenty on MNIST: .65 (from .49)",
+    ("11", "depth"): "four splits cannot tell it from 0; twenty on MNIST: .54 (from .35)",
+    ("11", "ensemble"): "four splits cannot tell it from 0; twenty on MNIST: 1.9 (from 1.13)",
+    ("11", "noise"): "few inputs move by more than 0.05 points; on MNIST by .007 at most",
+    ("11", "mistakes"): "networks of 8 x 8 digits make hardly any; on MNIST .117 (from .066) thousandths",
+    ("11", "pretrained"): "twenty inputs a set; two hundred: 2.1 points (from .9)",
 }
 
 
@@ -184,60 +190,61 @@ def test_05_tiles_average_to_the_network_and_know_less_than_an_ensemble(results)
 def test_11_gradients_rank_about_as_well_as_entropy_and_the_sign_matters(results):
     numbers = results("11_gradient_uncertainty")[0]["numbers"]
     assert numbers["error_naive"] < 1e-4
-    for score in ("exgrad", "reading_a", "reading_b", "reading_c", "regrad_style"):
-        assert abs(numbers[f"auroc_{score}"] - numbers["auroc_entropy"]) < 0.03
-    assert numbers["auroc_gradnorm"] == pytest.approx(1 - numbers["auroc_gradnorm_wrong_sign"])
-    assert max(numbers["auroc_gradnorm_wrong_sign"], numbers["auroc_uniform_weights"]) < 0.5
-    assert numbers["auroc_entropy_ensemble"] > numbers["auroc_entropy"] > 0.8
+    for score in ("exgrad", "reading_a", "reading_b", "reading_c", "root_of_fisher_trace", "regrad_style"):
+        assert abs(numbers[f"auroc_{score}"] - numbers["auroc_entropy"]) < 0.05
+    assert numbers["auroc_uniform_weights"] < 0.5 < numbers["auroc_gradnorm"]
+    assert abs(numbers["auroc_random_order"] - 0.5) < 0.15
+    assert numbers["auroc_entropy_ensemble"] > 0.7
     difference = numbers["auroc_regrad_style"] - numbers["auroc_exgrad"]
     assert numbers["diff_regrad_exgrad"] == pytest.approx(difference)
     assert numbers["diff_low"] <= difference <= numbers["diff_high"]
-    assert 0.1 < numbers["share_last_layer"] < numbers["share_last_layer_id"] < 0.5
+    assert 0 < numbers["share_last_layer"] < 0.5
+    assert numbers["chosen"] in ("A", "B", "C")
 
 
 def test_11_asks_convolutional_networks_by_parameters_alone(results):
-    small = {"width": 0.25, "splits": 3, "members": 2, "epochs": 2, "evaluated": 60, "updates": 3}
+    small = {"width": 0.25, "members": 2, "epochs": 2, "evaluated": 40}
     numbers = results("11_gradient_uncertainty", model="small-cnn", **small)[0]["numbers"]
     assert numbers["error_naive"] < 1e-4
     assert 0 < numbers["share_last_layer"] < 1
-    assert numbers["auroc_gradnorm"] + numbers["auroc_gradnorm_wrong_sign"] == pytest.approx(1)
 
 
 def test_06_low_rank_members_make_an_ensemble_for_a_fraction_of_the_weights(results):
     numbers = results("06_lora_ensemble")[0]["numbers"]
-    assert numbers["params_lora_single"] == 3 * 4 * 2 * 8 * 64 + 64 * 10 + 10  # blocks, matrices, A and B; classifier
-    assert numbers["params_lora"] == 3 * numbers["params_lora_single"]
-    assert numbers["params_explicit"] == 3 * numbers["params_single"] > 10 * numbers["params_lora"]
-    assert max(numbers["nll_lora"], numbers["nll_explicit"]) < numbers["nll_single"] - 0.03
-    assert numbers["diversity_gain_10"] > 2 * numbers["diversity_gain_1"] > 0
+    assert numbers["params_one_lora"] == 4 * 4 * 2 * 8 * 128 + 128 * 10 + 10  # blocks, matrices, A and B; classifier
+    assert numbers["params_lora"] == 2 * numbers["params_one_lora"]
+    assert numbers["params_lora"] - numbers["params_lora_single"] == 128 * 10 + 10  # the same ranks, one classifier
+    assert numbers["params_deep"] == 2 * numbers["params_single"] > 10 * numbers["params_lora"]
+    assert numbers["diversity_gain_4"] > 2 * numbers["diversity_gain_1"] > 0
+    assert numbers["impossible_rows"] == ["snapshot"]
 
 
 def test_07_low_rank_members_leave_the_old_directions_and_knobs_cannot(results):
     numbers = results("07_intruder_dimensions")[0]["numbers"]
-    assert numbers["intruders_sve"] == numbers["energy_sve"] == 0
-    assert numbers["max_cosine_sve"] > 0.999
-    assert min(numbers["moved_sve"], numbers["moved_lora"]) > 2 * numbers["moved_explicit"] > 0.1
-    assert numbers["intruders_lora"] > 2 * numbers["intruders_explicit"]
-    assert numbers["energy_lora"] > 0.2 > numbers["energy_explicit"]
-    assert numbers["member_cosine_lora"] < 0.7 * numbers["member_cosine_explicit"]
+    assert numbers["intruders_singular_value"] == numbers["energy_singular_value"] == 0
+    assert numbers["member_cosine_lora"] < 0.7 * numbers["member_cosine_deep"]
     assert numbers["update_cosine_lora"] < 0.3
-    assert numbers["distance_lora"] > 2 * numbers["distance_explicit"]
-    assert numbers["intruders_rank_1"] < numbers["intruders_rank_8"]
-    assert 0 <= numbers["diversity_gain_1"] < 0.5 * numbers["diversity_gain_10"]
-    assert numbers["intruders_equal_size_low"] > numbers["intruders_equal_size_explicit"]
+    assert 0 <= numbers["diversity_gain_1"] < 0.5 * numbers["diversity_gain_4"]
+    assert numbers["intruders_equal_size_low"] > numbers["intruders_equal_size_full"]
+
+
+def test_07_loads_trained_ensembles_from_a_folder(results, tmp_path):
+    first = results("07_intruder_dimensions", trained=str(tmp_path), epochs=1)[0]["numbers"]
+    assert len(written := {path: path.stat().st_mtime for path in tmp_path.iterdir()}) == 4
+    again = results("07_intruder_dimensions", trained=str(tmp_path), epochs=1, k=10)[0]["numbers"]
+    assert again["intruders_lora"] == first["intruders_lora"]
+    assert {path: path.stat().st_mtime for path in tmp_path.iterdir()} == written
 
 
 def test_08_knobs_keep_the_directions_and_need_good_ones(results):
     numbers = results("08_singular_value_ensemble")[0]["numbers"]
-    assert numbers["params_sve"] < 0.5 * numbers["params_lora"] < numbers["params_explicit"] / 4
-    assert numbers["intruders_sve"] == 0 < numbers["intruders_lora"]
-    assert numbers["max_cosine_sve"] > 0.99 > numbers["max_cosine_lora"]
-    assert numbers["is_ensemble_single"] == 0 < numbers["is_ensemble_explicit"]
-    assert numbers["disagreement_single"] == 0 < numbers["disagreement_sve"]
-    assert numbers["mi_ood_sve_gentle"] < numbers["mi_ood_sve"]
-    assert numbers["moved_0.attention.q_proj"] > 0.01
-    assert numbers["accuracy_random_backbone_sve_gentle"] < numbers["accuracy_sve_gentle"] - 0.05
-    assert numbers["weight_cosine_lora"] < numbers["weight_cosine_sve"] < numbers["weight_cosine_sve_gentle"] < 1
+    assert numbers["params_singular_value"] < 0.5 * numbers["params_lora"] < numbers["params_deep"] / 4
+    assert numbers["intruders_singular_value"] == 0
+    assert numbers["max_cosine_singular_value"] > 0.99 > numbers["max_cosine_lora"]
+    assert numbers["is_ensemble_deep"] == 1
+    assert numbers["mi_ood_gentle"] < numbers["mi_ood_singular_value"]
+    assert numbers["moved_0.attention.q_proj_singular_value"] > numbers["moved_0.attention.q_proj_gentle"] > 0
+    assert numbers["weight_apart_gentle"] < numbers["weight_apart_singular_value"] < numbers["weight_apart_lora"]
 
 
 def test_12_the_fall_of_page_03_holds_in_every_run(results):

@@ -2,6 +2,7 @@
 
 A linear classifier of an average equals the average of the classifier's outputs: the network's logits are the mean of
 the logits at the positions of the map. Without that average, the positions are members, or size x size tiles of them.
+Where the head is not linear, it is still asked tile by tile, but the mean of its answers is not the network's.
 """
 
 import copy
@@ -40,11 +41,12 @@ def tiles(model: nn.Module, size: int, *, pool: str | None = None, head: str | N
     size: tiles a side, from 1 to the map's side.
     pool: the dotted name of the module that averages the map, or of the final nn.LayerNorm of a transformer. None takes
         the last module whose class is named an average pool (AvgPool), else the `layernorm` of a model of transformers.
-    head: the name of the module that holds the classifier; None for everything that is registered after the pool.
+    head: the name of the module that holds the classifier; None for everything that is registered after the pool. If
+        it is not linear it must be named: each tile goes through it, and the mean of their logits is not the model's.
 
     Raises TypeError unless `model` is one network; ValueError for a size below 1 or larger than the map, an unknown
-    name, and a model whose logits are not linear in an average over a map. What only data show (how large the map is,
-    which functions follow the pool) is checked on the first call, with its first two inputs.
+    name, and a model whose logits are not linear in an average over a map, unless its head is named. What only data
+    show (how large the map is, which functions follow the pool) is checked on the first call, with two inputs.
     """
     one_network(model, "tiles")
     size = at_least("size", size)
@@ -54,8 +56,7 @@ def tiles(model: nn.Module, size: int, *, pool: str | None = None, head: str | N
             raise ValueError(f"no module {name!r}; the last ones are {', '.join(list(modules)[-8:])}")
     name = _find_pool(model, modules) if pool is None else pool
     grid = _token_grid(model, name) if isinstance(modules[name], nn.LayerNorm) else None
-    stand_in = _Tiles(modules[name], name, size, range(size * size), grid)
-    _check_head(modules, name, head)
+    stand_in = _Tiles(modules[name], name, size, range(size * size), grid, _check_head(modules, name, head))
     return TiledEnsemble(sharing_copy(_Logits(model), {modules[name]: stand_in}), range(size * size))
 
 
@@ -107,7 +108,9 @@ class TiledEnsemble(Ensemble):
 
     @torch.no_grad()
     def _check(self, x: Tensor) -> None:
-        """Raise ValueError unless the model's logits are the mean of the logits at all positions of the map."""
+        """Raise ValueError unless the model's logits are the mean of the logits at all positions of the map, or, if its
+        head is not linear, those of one tile that is the whole map.
+        """
         tiles, maps = self._tiles(), []
         model = self._with(tiles.pool)
         with tiles.pool.register_forward_pre_hook(lambda _, inputs: maps.append(inputs[0])):
@@ -133,7 +136,8 @@ class TiledEnsemble(Ensemble):
                 reads_class_token = (model(x) - expected).abs().max() <= largest
             if reads_class_token:
                 expected = self._with(tiles.changed(1, range(1)))(x)
-        if not (every.mean(0) - expected).abs().max() <= largest:  # True for NaN too
+        found = every.mean(0) if tiles.linear else self._with(tiles.changed(1, range(1)))(x)
+        if not (found - expected).abs().max() <= largest:  # True for NaN too
             raise ValueError(
                 f"the mean of the tiles' logits is not the logits of the mean over the map at {tiles.name!r}: what "
                 "follows the pool is not linear, or it sees more than the pool's output. Tiles of this model are no "
@@ -157,13 +161,16 @@ class _Tiles(nn.Module):
     """Replaces the pool: averages over the chosen tiles, [tiles * batch, ...], each in the form that the pool gives.
 
     The map has size x size tiles; size None makes every position a tile. For the final layer norm of a transformer
-    `grid` is the number of rows and columns of its patches: each tile is then a sequence of one token.
+    `grid` is the number of rows and columns of its patches: each tile is then a sequence of one token. linear: whether
+    all modules of the head are.
     """
 
-    def __init__(self, pool: nn.Module, name: str, size: int | None, chosen: range, grid: tuple[int, int] | None):
+    def __init__(
+        self, pool: nn.Module, name: str, size: int | None, chosen: range, grid: tuple[int, int] | None, linear: bool
+    ):
         super().__init__()
         self.pool = sharing_copy(pool)
-        self.name, self.size, self.chosen, self.grid = name, size, chosen, grid
+        self.name, self.size, self.chosen, self.grid, self.linear = name, size, chosen, grid, linear
         if grid is not None:
             self._check_size(*grid)
 
@@ -248,8 +255,10 @@ def _find_pool(model: nn.Module, modules: dict[str, nn.Module]) -> str:
     )
 
 
-def _check_head(modules: dict[str, nn.Module], pool: str, head: str | None) -> None:
-    """Raise ValueError if a module after the pool is not affine, or if none is a linear layer."""
+def _check_head(modules: dict[str, nn.Module], pool: str, head: str | None) -> bool:
+    """Whether all modules after the pool are affine. Raises ValueError if none is a linear layer, and if one is not
+    affine though the head is not named.
+    """
 
     def within(name: str, whole: str | None) -> bool:
         return whole is None or f"{name}.".startswith(f"{whole}.")
@@ -258,15 +267,16 @@ def _check_head(modules: dict[str, nn.Module], pool: str, head: str | None) -> N
     after = names[names.index(pool) + 1 :] if within(pool, head) else names
     inside = [name for name in after if within(name, head) and not within(name, pool)]
     leaves = [name for name in inside if not list(modules[name].children())]
-    for name in leaves:
-        if not isinstance(modules[name], _AFFINE):
-            raise ValueError(
-                f"{name!r} ({type(modules[name]).__name__}) comes after the pool {pool!r} and is not linear: the "
-                "logits of an average are then not the average of logits, so tiles of this model are no ensemble of "
-                f"its predictions. If it does not run there, name pool and head. {_OTHERWISE}"
-            )
+    others = [name for name in leaves if not isinstance(modules[name], _AFFINE)]
+    if others and head is None:
+        raise ValueError(
+            f"{others[0]!r} ({type(modules[others[0]]).__name__}) comes after the pool {pool!r} and is not linear: the "
+            "logits of an average are then not the average of logits, so tiles of this model are no ensemble of its "
+            f"predictions. If it does not run there, or if you want them all the same, name pool and head. {_OTHERWISE}"
+        )
     if not any(isinstance(modules[name], nn.Linear | nn.Conv2d) for name in leaves):
         raise ValueError(f"there is no linear layer after the pool {pool!r}; name the head: tiles(..., head='...')")
+    return not others
 
 
 def _token_grid(model: nn.Module, name: str) -> tuple[int, int]:

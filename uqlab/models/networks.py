@@ -26,12 +26,16 @@ def mlp(in_features: int, widths: Sequence[int] = (64, 32), classes: int = 10, d
     return nn.Sequential(*layers, nn.Linear(sizes[-1], classes))
 
 
-def small_cnn(classes: int = 10, channels: int = 1, width: int = 32) -> nn.Sequential:
-    """Three 3x3 convolutions without stride, an average over the map and a linear layer, for small images."""
+def small_cnn(classes: int = 10, channels: int = 1, width: int = 32, patch: int = 1) -> nn.Sequential:
+    """Three convolutions, an average over the map and a linear layer, for small images.
+
+    The first has the stride `patch`, so that a position of the map stands for patch x patch pixels.
+    """
     at_least("width", width)
-    layers: list[nn.Module] = []
-    for before, after in itertools.pairwise([channels, width, 2 * width, 2 * width]):
-        layers += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
+    sizes, layers = [channels, width, 2 * width, 2 * width], []
+    for before, after, step in zip(sizes, sizes[1:], (patch, 1, 1), strict=False):
+        reach = max(1, step - 1)
+        layers += [nn.Conv2d(before, after, 2 * reach + 1, step, reach, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * width, classes))
 
 
