@@ -32,11 +32,11 @@ def train(
     """
     one_of("method", name, METHODS)
     method, known = METHODS[name], inspect.signature(training.fit).parameters
-    fitted = {**FIT, **method.fit, **{key: value for key, value in settings.items() if key in known}}
+    fitted: dict[str, Any] = {**FIT, **method.fit, **{key: value for key, value in settings.items() if key in known}}
     options = {key: value for key, value in settings.items() if key not in known}
 
     def fit(ensemble: Ensemble, cycle: int = 0) -> Ensemble:
-        later = {"epochs": max(1, fitted["epochs"] // members), "warmup": 0} if cycle else {}
+        later: dict[str, Any] = {"epochs": max(1, fitted["epochs"] // members), "warmup": 0} if cycle else {}
         training.fit(ensemble, inputs, labels, seed=seed + 1000 * cycle, **(fitted | later))
         return ensemble
 
@@ -76,7 +76,8 @@ def backbone(name: str, task: data.Dataset) -> nn.Module:
     if not name:
         return models.embedded(classes)
     network, half = models.from_pretrained(name, classes), [0.5] * task.inputs.shape[1]
-    size: Any = network.config.image_size  # checkpoints of ViT scale images to -1 ... 1
+    config: Any = network.config
+    size = config.image_size  # checkpoints of ViT scale images to -1 ... 1
     return nn.Sequential(nn.Upsample(size=size, mode="bilinear"), models.Standardize(half, half), network)
 
 

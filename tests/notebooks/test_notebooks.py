@@ -13,11 +13,26 @@ from uqlab.runs import parameters
 NOTEBOOKS = [path.stem for path in parameters.all_notebooks()]
 
 # Claims that the `tiny` profile is too small to show: (page, claim) -> why, and how it is at `quick`.
+FEW = "two members, four epochs and 100 inputs are too few to show it"
 NEEDS_QUICK: dict[tuple[str, str], str] = {
     (
         "04",
         "narrower",
     ): "networks of 8 x 8 digits give back all at x2 and at x0.5; on MNIST x8 gives .82 and x4 .59 back",
+    ("06", "beats_single"): FEW,
+    ("06", "nll_single"): FEW,
+    ("06", "near_explicit"): FEW,
+    ("06", "equal_numbers"): FEW,
+    ("06", "corruption"): FEW,
+    ("06", "beats_explicit"): FEW,
+    ("06", "one_lora"): FEW,
+    ("07", "equal"): FEW,
+    ("07", "unrelated"): FEW,
+    ("07", "equal_size"): FEW,
+    ("08", "near_lora"): FEW,
+    ("08", "biases"): FEW,
+    ("08", "loses_more"): FEW,
+    ("08", "batch_is_none"): FEW,
     ("11", "output"): "four splits of 8 x 8 digits have intervals of points; twenty on MNIST: .65 (from .49)",
     ("11", "depth"): "four splits cannot tell it from 0; twenty on MNIST: .54 (from .35)",
     ("11", "ensemble"): "four splits cannot tell it from 0; twenty on MNIST: 1.9 (from 1.13)",
