@@ -96,7 +96,7 @@ def test_implicit_ensembles_learn_sentiment(backbone, test, heads, make, lr):
 @needs("SST-2/train.tsv", "SST-2/dev.tsv")
 def test_the_recipe_of_page_06_for_text_runs_as_written(tmp_path):
     """But for its size, the place of the backbone, and the OOD set, which would be fetched."""
-    page = "\n".join("".join(cell["source"]) for cell in parameters.cells(parameters.find("06")))
+    page = "\n".join("".join(cell["source"]) for cell in parameters.cells(parameters.find("06"))).replace("\\\n", " ")
     words = shlex.split(re.search(r"^ +uqlab run 06 (.+)$", page, re.MULTILINE)[1])
     given = dict(zip(words[1::3], words[2::3], strict=True))
     assert set(words[::3]) == {"-p"}
