@@ -243,11 +243,14 @@ def test_the_least_recently_used_make_room(folder, trained, monkeypatch):
 
 
 def test_another_process_reads_it(folder):
-    """What names a file must not depend on addresses, nor on the order of sets."""
+    """What names a file must not depend on addresses, nor on the order of sets.
+
+    The number of threads is said to both: with another one, the singular value decomposition rounds otherwise.
+    """
     for make in MAKE.values():
         fit(make())
     code = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r}); import test_cache as t; t.cache.WORTH = 0"
-    code += "; [t.fit(make()) for make in t.MAKE.values()]"
+    code += f"; t.torch.set_num_threads({torch.get_num_threads()}); [t.fit(make()) for make in t.MAKE.values()]"
     environment = os.environ | {"PYTHONHASHSEED": str(1 + int(os.environ.get("PYTHONHASHSEED") or 0))}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
     assert len(list(folder.iterdir())) == len(MAKE)
