@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 import nbformat
 import pytest
@@ -19,6 +20,8 @@ NEEDS_QUICK: dict[tuple[str, str], str] = {
         "04",
         "narrower",
     ): "networks of 8 x 8 digits give back all at x2 and at x0.5; on MNIST x8 gives .82 and x4 .59 back",
+    ("05", "errors_ensemble"): "three networks and 740 inputs; five networks and 2,400 inputs of MNIST show it",
+    ("05", "mixed"): "three sizes on digits of 8 x 8; six on MNIST: the AUROC of another is larger by .16",
     ("06", "beats_single"): FEW,
     ("06", "nll_single"): FEW,
     ("06", "near_explicit"): FEW,
@@ -194,12 +197,21 @@ def test_05_tiles_average_to_the_network_and_know_less_than_an_ensemble(results)
         assert abs(numbers[f"accuracy_{s}"] - numbers["accuracy_original"]) < 0.1
         assert numbers[f"nll_{s}"] > numbers["nll_original"] > numbers["nll_ensemble"]
         assert numbers[f"auc_accuracy_{s}"] > numbers[f"accuracy_{s}"] + 0.01  # a random order gives the accuracy
-        assert numbers[f"cov_accuracy_{s}"] > 0 > numbers[f"cov_nll_{s}"]  # errors grow with uncertainty
+        assert numbers[f"cov_nll_{s}"] < 0  # errors grow with uncertainty
         assert numbers["auroc_mi_ensemble"] > numbers[f"auroc_mi_{s}"] > 0.55
         assert numbers[f"spearman_human_total_{s}"] < numbers["spearman_human_total_original"]
-        assert 1 < numbers["effective_members"][str(s)] <= s * s
-    assert numbers["spearman_human_total"] == numbers["spearman_human_total_4"]
     assert numbers["spearman_human_total_ensemble"] > 0.3
+
+
+def test_05_takes_a_network_apart_that_a_function_of_the_users_returns(results, monkeypatch, tmp_path):
+    (tmp_path / "my_networks.py").write_text(
+        "import torch\nfrom uqlab import models\n\n"
+        "def trained():\n    torch.manual_seed(0)\n    return models.small_cnn(10, 1, 4)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    numbers = results("05_tile_extraction", model="my_networks:trained", ood=["letters"], repeats=5)[0]["numbers"]
+    assert numbers["tile_mean_error"] < 1e-4
+    assert "accuracy_ensemble" not in numbers
 
 
 def test_11_gradients_rank_about_as_well_as_entropy_and_the_sign_matters(results):
