@@ -4,9 +4,7 @@ import difflib
 import operator
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +39,7 @@ class Dataset:
     split: str
     classes: tuple[str, ...]  # the name of each label
     label_probs: Float[Tensor, "samples classes"] | None = None  # soft ground truth, of which labels may be samples
-    fine: Callable[[], Tensor] | None = None  # renders the same images in 28 x 28, for `resize`
+    rendered: Int[Tensor, " samples"] | None = None  # rows of a set that `resize` can render in 28 x 28
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -60,8 +58,8 @@ class Dataset:
         else:
             inputs = inputs[index]
         probs = None if self.label_probs is None else self.label_probs[index]
-        fine = None if self.fine is None else partial(_part, self.fine, index)
-        return replace(self, inputs=inputs, labels=self.labels[index], label_probs=probs, fine=fine)
+        rows = None if self.rendered is None else self.rendered[index]
+        return replace(self, inputs=inputs, labels=self.labels[index], label_probs=probs, rendered=rows)
 
     def resize(self, size: int, channels: int | None = None) -> "Dataset":
         """The set with images of size x size pixels, shrunk by area averages or enlarged bilinearly.
@@ -73,7 +71,9 @@ class Dataset:
             raise TypeError(f"{self.name} holds text; only images can be resized")
         if size < 1 or channels not in (None, 1, 3):
             raise ValueError(f"size must be at least 1 and channels 1, 3 or None, got {size} and {channels}")
-        x = self.inputs if self.fine is None or size <= self.inputs.shape[-1] else self.fine()
+        x = self.inputs
+        if self.rendered is not None and size > x.shape[-1]:
+            x = _images(FINE[_parse(self.name)[0]](self.split), self.rendered.numpy())
         have = x.shape[1]
         if channels == 3 and have == 1:
             x = x.expand(-1, 3, -1, -1)
@@ -83,7 +83,7 @@ class Dataset:
             raise ValueError(f"{self.name} has {have} channels; only 1 and 3 are converted into each other")
         if x.shape[2:] != (size, size):
             x = interpolate(x, (size, size), mode="area" if size < max(x.shape[2:]) else "bilinear")
-        return replace(self, inputs=x.contiguous(), fine=None)
+        return replace(self, inputs=x.contiguous(), rendered=None)
 
 
 def names() -> list[str]:
@@ -148,7 +148,7 @@ def load(
         split,
         classes,
         None if probs is None else torch.from_numpy(probs[rows]),
-        partial(_rendered, base, split, rows) if base in FINE else None,
+        torch.from_numpy(rows) if base in FINE else None,
     )
 
 
@@ -197,17 +197,9 @@ def _images(inputs, rows):
     return x.float().div_(255) if x.dtype == torch.uint8 else x.float()
 
 
-def _rendered(base, split, rows):
-    return _images(FINE[base](split), rows)
-
-
-def _part(images, index):
-    return images()[index]
-
-
 def _folder(root):
-    if root is not None or os.environ.get("UQLAB_DATA"):
-        return Path(root if root is not None else os.environ["UQLAB_DATA"]).expanduser()
+    if given := root or os.environ.get("UQLAB_DATA"):
+        return Path(given).expanduser()
     checkout = Path(__file__).resolve().parents[2]
     inside = (checkout / ".git").exists() and (checkout / "data").is_dir()
     return checkout / "data" if inside else Path(pooch.os_cache("uqlab"))

@@ -180,16 +180,12 @@ def asset(name):
         return dict(arrays)
 
 
-def mini(name, classes):
-    """A reader of images drawn from an official set, as many of each class; uint8."""
-
-    def build(split):
-        arrays = asset(name)
-        if f"x_{split}" not in arrays:
-            raise ValueError(f"{name} has no {split} split; it serves as out-of-distribution inputs")
-        return arrays[f"x_{split}"][:, None], arrays[f"y_{split}"].astype(np.int64), classes, None
-
-    return build
+def mini(name, classes, split):
+    """Images drawn from an official set, as many of each class; uint8."""
+    arrays = asset(name)
+    if f"x_{split}" not in arrays:
+        raise ValueError(f"{name} has no {split} split; it serves as out-of-distribution inputs")
+    return arrays[f"x_{split}"][:, None], arrays[f"y_{split}"].astype(np.int64), classes, None
 
 
 @cache
@@ -208,8 +204,8 @@ EMBEDDED = {
     "letters": letters,
     "textures": textures,
     "glyphs": glyphs,
-    "mnist-mini": mini("mnist-mini", DIGITS),
+    "mnist-mini": partial(mini, "mnist-mini", DIGITS),
     "ambiguous-mnist-mini": ambiguous_mnist_mini,
-    "fashion-mini": mini("fashion-mini", FASHION),
-    "kmnist-mini": mini("kmnist-mini", KUZUSHIJI),
+    "fashion-mini": partial(mini, "fashion-mini", FASHION),
+    "kmnist-mini": partial(mini, "kmnist-mini", KUZUSHIJI),
 }

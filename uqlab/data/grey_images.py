@@ -3,6 +3,8 @@
 import gzip
 import io
 import zipfile
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -40,12 +42,9 @@ def idx_pair(images: Path, labels: Path, classes):
     return checked(images, x, y, SHAPE, classes)
 
 
-def like_mnist(name, classes):
-    def read(split, root):
-        images, labels = idx_names(name, split)
-        return idx_pair(fetch(images, root), fetch(labels, root), classes)
-
-    return read
+def like_mnist(name, classes, split, root):
+    images, labels = idx_names(name, split)
+    return idx_pair(fetch(images, root), fetch(labels, root), classes)
 
 
 # checksums: tensorflow-datasets url_checksums/mnist.txt; mirrors of torchvision (first, last) and tensorflow-datasets
@@ -63,7 +62,7 @@ mnist = source(
         "t10k-labels-idx1-ubyte.gz": "sha256:f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
     },
     also=["MNIST/raw", "."],
-)(like_mnist("mnist", DIGITS))
+)(partial(like_mnist, "mnist", DIGITS))
 
 # tensorflow-datasets url_checksums/fashion_mnist.txt; mirrors of torchvision, Keras and the authors' repository
 source(
@@ -80,7 +79,7 @@ source(
         "t10k-labels-idx1-ubyte.gz": "sha256:67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
     },
     also=["FashionMNIST/raw", "fashion_mnist"],
-)(like_mnist("fashion-mnist", FASHION))
+)(partial(like_mnist, "fashion-mnist", FASHION))
 
 
 @source(  # tensorflow-datasets url_checksums/kmnist.txt
@@ -100,7 +99,7 @@ def kmnist(split, root):
     if not places(idx_names("kmnist", split)[0], root) and all(path.is_file() for path in paths):
         x, y = (npz(path, "arr_0")["arr_0"] for path in paths)
         return checked(paths[0], x[:, None], y, SHAPE, KUZUSHIJI)
-    return like_mnist("kmnist", KUZUSHIJI)(split, root)
+    return like_mnist("kmnist", KUZUSHIJI, split, root)
 
 
 @source(  # MD5 only: torch-uncertainty datasets/classification/not_mnist.py
@@ -125,11 +124,9 @@ def notmnist(split, root):
         for member in sorted(archive.namelist()):  # notMNIST_small/<letter>/<name>.png
             folder, _, file = member.rpartition("/")
             if file.endswith(".png") and not file.startswith(".") and folder[-1:] in LETTERS[:10]:
-                try:
+                with suppress(UnidentifiedImageError):  # the original set holds two files that are not images
                     x.append(np.asarray(Image.open(io.BytesIO(archive.read(member))).convert("L")))
                     y.append(LETTERS.index(folder[-1]))
-                except UnidentifiedImageError:  # the original set holds two files that are not images
-                    continue
         images = np.stack(x)[:, None]
     return checked(path, images, np.array(y), SHAPE, LETTERS[:10])
 

@@ -4,7 +4,6 @@ FOLDER is laid out as $UQLAB_DATA. `load` checks the official files by their che
 printed, and stand in `assets/README.md`. The same FOLDER gives the same arrays; their packed bytes depend on liblzma.
 """
 
-import hashlib
 import io
 import lzma
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from sklearn.linear_model import LogisticRegression
 
+from uqlab.core.files import sha256
 from uqlab.data.datasets import load
 from uqlab.data.embedded import ASSETS, between
 
@@ -64,7 +64,7 @@ def made(folder: Path) -> dict[str, dict[str, np.ndarray]]:
     """File of `assets/` -> its arrays."""
     for name, checksum in KMNIST.items():
         path = folder / "kmnist" / name
-        if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() != checksum:
+        if path.is_file() and sha256(path) != checksum:
             raise ValueError(f"{path} is not the authors' file: its SHA-256 must be {checksum}")
     minis = {name: mini(name, folder) for name in MINIS}
     return minis | {"ambiguous-mnist-mini": ambiguous(minis["mnist-mini"])}
@@ -77,7 +77,7 @@ def main(folder: str, target: str | Path = ASSETS) -> None:
         packed = lzma.compress(buffer.getvalue(), preset=9 | lzma.PRESET_EXTREME)
         path = Path(target) / f"{name}.npz.xz"
         path.write_bytes(packed)
-        print(f"{hashlib.sha256(packed).hexdigest()}  {path.name}  {len(packed):,} bytes")
+        print(f"{sha256(path)}  {path.name}  {len(packed):,} bytes")
 
 
 if __name__ == "__main__":
