@@ -140,6 +140,28 @@ def layer_features(
     return {name: torch.cat(parts) for name, parts in outputs.items()}
 
 
+@torch.no_grad()
+def penultimate(model: nn.Module, inputs: Any, *, batch_size: int = 256) -> Features:
+    """What the last linear layer that a network calls is given, in most its classifier: [samples, features].
+
+    Float32 on the CPU, in evaluation mode; of tokens the first. Raises TypeError for an ensemble; ValueError for no
+    inputs and for a network that calls no linear layer.
+    """
+    one_network(model, "penultimate")
+    at_least("batch_size", batch_size)
+    at_least("the number of inputs", len(inputs))
+    last: dict[str, Tensor] = {}
+    linear = [part for part in model.modules() if isinstance(part, nn.Linear)]
+    parts = []
+    with evaluating(model), hooked(p.register_forward_pre_hook(lambda _, x: last.update(x=x[0])) for p in linear):
+        for some in inputs.split(batch_size):
+            model(like_parameters(model, some))
+            if "x" not in last:
+                raise ValueError(f"{type(model).__name__} calls no linear layer; take layer_features(model, inputs)")
+            parts.append(_reduced("the last linear layer", last.pop("x"), "first"))
+    return torch.cat(parts)
+
+
 def embed(
     X: Features, method: Literal["pca", "umap", "tsne"] = "pca", components: int = 2, seed: int = 0
 ) -> Float[Tensor, "samples components"]:

@@ -31,10 +31,18 @@ def ood_scores(train: Inputs, inputs: Float[Tensor, "others ..."], seed: int = 0
     shrinks the many pixels that hardly vary. The random order is the floor of every table: its AUROC is near 1/2.
     """
     known = train.flatten(1).double()
-    covariance, _ = ledoit_wolf(known.numpy())
-    root = torch.linalg.cholesky(torch.from_numpy(covariance))
-    apart = torch.linalg.solve_triangular(root, (inputs.flatten(1) - known.mean(0)).mT, upper=False)
+    apart = whitened(inputs.flatten(1) - known.mean(0), shrunk_root(known))
     return {
-        "Mahalanobis distance of pixels": apart.square().sum(0).numpy(),
+        "Mahalanobis distance of pixels": apart.square().sum(1).numpy(),
         "random order": np.random.default_rng(seed).random(len(inputs)),
     }
+
+
+def shrunk_root(values: Float[Tensor, "samples width"]) -> Float[Tensor, "width width"]:
+    """L of the Ledoit-Wolf covariance L L^T of float64 values: few samples do not make it singular."""
+    return torch.linalg.cholesky(torch.from_numpy(ledoit_wolf(values.numpy())[0]))
+
+
+def whitened(values: Float[Tensor, "samples width"], root: Float[Tensor, "width width"]) -> Tensor:
+    """Values whose squared length is their squared Mahalanobis length under the covariance L L^T."""
+    return torch.linalg.solve_triangular(root, values.double().mT, upper=False).mT

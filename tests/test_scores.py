@@ -1,0 +1,234 @@
+"""Every score against another way to the same number: scikit-learn, scipy, a closed form or a plain loop."""
+
+import gc
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import special, stats
+from sklearn.covariance import LedoitWolf
+from small_networks import MAKERS, images, moved, vit
+from torch import nn
+
+from uqlab import data, ensembles, gradients, metrics, models, representations, scores, training
+from uqlab.scores import SCORES, Score
+
+MEMBERS, CLASSES, WIDTH = 3, 4, 5
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(6, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES)).double().eval()
+
+
+@pytest.fixture(scope="module")
+def case():
+    """An ensemble and its networks, training inputs and labels, other inputs."""
+    generator = torch.Generator().manual_seed(0)
+    train, inputs = (torch.randn(n, 6, generator=generator, dtype=torch.float64) for n in (40, 9))
+    nets = [network(seed) for seed in range(MEMBERS)]
+    return ensembles.from_members(nets), nets, train, torch.arange(40) % CLASSES, 2 * inputs
+
+
+def found(name, case, model=None, **more):
+    model = case[0] if model is None else model
+    result = SCORES[name].fit(model, *case[2:4])(model, case[4], **more)
+    assert result.shape == (9,)
+    assert result.dtype == torch.float64
+    return result.numpy()
+
+
+def z_of(case):
+    return np.stack([net(case[4]).detach().float().double().numpy() for net in case[1]])
+
+
+def features_of(net, x):
+    return net[:3](x).detach().float().double().numpy()
+
+
+# Logits ---------------------------------------------------------------------------------------------------------------
+OF_LOGITS = {
+    "entropy": lambda p, z: stats.entropy(p.mean(0)),
+    "msp": lambda p, z: -math.log(p.mean(0).max()),
+    "mi": lambda p, z: stats.entropy(p.mean(0)) - np.mean([stats.entropy(row) for row in p]),
+    "max_logit": lambda p, z: np.mean([-max(row) for row in z]),
+    "energy": lambda p, z: np.mean([-special.logsumexp(row) for row in z]),
+    "pairwise_kl": lambda p, z: np.mean([stats.entropy(a, b) for a, b in itertools.permutations(p, 2)]),
+    "reverse_mi": lambda p, z: np.mean([stats.entropy(p.mean(0), row) for row in p]),
+    "variation_ratio": lambda p, z: 1 - max(np.bincount(p.argmax(1))) / len(p),
+}
+
+
+@pytest.mark.parametrize("name", OF_LOGITS)
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+def test_scores_of_logits_are_their_definitions(name, temperature, case):
+    z = z_of(case) / temperature
+    scale = temperature if name in ("energy", "max_logit") else 1.0
+    expected = [scale * OF_LOGITS[name](special.softmax(z[:, i], 1), z[:, i]) for i in range(9)]
+    np.testing.assert_allclose(found(name, case, temperature=temperature), expected, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", OF_LOGITS)
+def test_one_network_is_an_ensemble_of_one_and_disagrees_with_nobody(name, case):
+    net = case[1][0]
+    alone = found(name, case, net)
+    assert (alone == found(name, case, ensembles.from_members([net]))).all()
+    assert (np.abs(alone).max() < 1e-7) == SCORES[name].compares
+
+
+def test_confident_inputs_do_not_tie():
+    net = nn.Linear(1, 2)
+    with torch.no_grad():
+        net.weight.copy_(torch.tensor([[1.0], [0.0]]))
+        net.bias.zero_()
+    x = torch.tensor([[18.0], [20.0], [25.0]])
+    assert len(net(x).softmax(-1)[:, 0].unique()) < 3
+    np.testing.assert_allclose(SCORES["msp"](net, x), (-x[:, 0].double()).exp().log1p(), rtol=1e-3)
+
+
+# Features -------------------------------------------------------------------------------------------------------------
+def apart(h, y):
+    return h - np.stack([h[y == c].mean(0) for c in y])
+
+
+def nearest(h, y, x):
+    """Squared Mahalanobis distance to the nearest class mean, by scikit-learn's shared covariance."""
+    shared = LedoitWolf(assume_centered=True).fit(apart(h, y))
+    return np.min([shared.mahalanobis(x - h[y == c].mean(0)) for c in range(y.max() + 1)], 0)
+
+
+def density(h, y, x):
+    each = [stats.multivariate_normal(h[y == c].mean(0), LedoitWolf().fit(h[y == c]).covariance_) for c in range(4)]
+    return np.log(sum(np.mean(y == c) * gaussian.pdf(x) for c, gaussian in enumerate(each)))
+
+
+def tenth(h, y, x):
+    h, x = (values / np.linalg.norm(values, axis=1, keepdims=True) for values in (h, x))
+    return np.sort(np.linalg.norm(x[:, None] - h, axis=2), 1)[:, 9]
+
+
+OF_FEATURES = {
+    "mahalanobis": nearest,
+    "relative_mahalanobis": lambda h, y, x: nearest(h, y, x) - LedoitWolf().fit(h).mahalanobis(x),
+    "knn": tenth,
+    "ddu": lambda h, y, x: -density(h, y, x),
+}
+
+
+@pytest.mark.parametrize("name", OF_FEATURES)
+def test_scores_of_features_are_their_definitions(name, case):
+    _, nets, train, y, x = case
+    each = [OF_FEATURES[name](features_of(net, train), y.numpy(), features_of(net, x)) for net in nets]
+    np.testing.assert_allclose(found(name, case, nets[1]), each[1], rtol=1e-5)
+    np.testing.assert_allclose(found(name, case), np.mean(each, 0), rtol=1e-5)
+
+
+def test_shares_of_classes_weigh_their_densities(case):
+    few = (case[0], case[1], case[2][:25], torch.tensor([0] * 10 + [1] * 7 + [2] * 5 + [3] * 3), case[4])
+    _, nets, train, y, x = few
+    expected = -density(features_of(nets[0], train), y.numpy(), features_of(nets[0], x))
+    np.testing.assert_allclose(found("ddu", few, nets[0]), expected, rtol=1e-5)
+
+
+def test_statistics_belong_to_a_model_and_go_with_it(case):
+    _, (one, other, _), train, y, x = case
+    score = SCORES["knn"]
+    before = score.fit(one, train, y)(one, x)
+    score.fit(other, train, y)
+    assert torch.equal(score(one, x), before)
+    assert not torch.equal(score(other, x), before)
+    third = network(9)
+    with pytest.raises(ValueError, match=r"neighbours needs the training set first: call \.fit"):
+        score(third, x)
+    score.fit(third, train, y)
+    count = len(score.known)
+    del third
+    gc.collect()
+    assert len(score.known) == count - 1
+
+
+def test_features_come_before_the_last_linear_layer_of_any_network():
+    x, _ = images()
+    net = vit()
+    hidden = net(x, output_hidden_states=True).hidden_states[-1]
+    expected = net.vit.layernorm(hidden)[:, 0].detach()
+    torch.testing.assert_close(representations.penultimate(net, x), expected)
+    torch.testing.assert_close(net.classifier(representations.penultimate(net, x)), net(x).logits)
+    with pytest.raises(ValueError, match="calls no linear layer; take layer_features"):
+        representations.penultimate(nn.Sequential(nn.Conv2d(1, 3, 8), nn.Flatten()), x)
+    with pytest.raises(TypeError, match=r"ensemble\.member\(0\)"):
+        representations.penultimate(ensembles.from_members([net]), x)
+
+
+# Gradients ------------------------------------------------------------------------------------------------------------
+def expected_norm(h, p):
+    """Of the last layer, weight and bias: row k of the gradient of log p_c is (1[k = c] - p_k) (h, 1)."""
+    size = np.abs(h).sum() + 1
+    return sum(p[c] * size * np.abs(np.eye(len(p))[c] - p).sum() for c in range(len(p)))
+
+
+OF_GRADIENTS = {
+    "exgrad": expected_norm,
+    "gradnorm": lambda h, p: -np.abs(h).sum() * np.abs(p - 1 / len(p)).sum(),
+}
+
+
+@pytest.mark.parametrize("name", OF_GRADIENTS)
+def test_scores_of_gradients_have_their_closed_forms(name, case):
+    h, p = [features_of(net, case[4]) for net in case[1]], special.softmax(z_of(case), -1)
+    each = [[OF_GRADIENTS[name](h[m][i], p[m, i]) for i in range(9)] for m in range(MEMBERS)]
+    np.testing.assert_allclose(found(name, case), np.mean(each, 0), rtol=1e-5)
+
+
+def test_regrad_is_that_of_the_members_in_any_mode(case):
+    expected = torch.stack([gradients.regrad(net, case[4]) for net in case[1]]).mean(0)
+    try:
+        np.testing.assert_allclose(found("regrad", case, case[0].train()), expected)
+        assert case[0].training
+    finally:
+        case[0].eval()
+
+
+# All ------------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("make", [*MAKERS.values(), None], ids=[*MAKERS, "network"])
+def test_every_score_takes_implicit_ensembles_and_transformers(make):
+    x, y = images(12)
+    model = moved(make(vit(), 2)) if make else vit()
+    scores.fit(SCORES, model, x, y)
+    together = scores.values(SCORES, model, x[:5])
+    for name, score in SCORES.items():
+        assert torch.equal(score(model, x[:5]), together[name])
+        assert together[name].isfinite().all()
+        assert len(together[name].unique()) > 1 or name == "variation_ratio" or (score.compares and make is None)
+
+
+def test_higher_is_more_uncertain_on_letters_for_a_network_of_digits():
+    train, test = (data.load("digits", split, limit=400) for split in ("train", "test"))
+    letters = data.load("letters", limit=200)
+    ensemble = ensembles.deep(lambda: models.mlp(64, (64,)), 3)
+    training.fit(ensemble, train.inputs, train.labels, epochs=12, lr=0.01, optimizer="adam", progress=False)
+    scores.fit(SCORES, ensemble, train.inputs, train.labels)
+    known, strange = (scores.values(SCORES, ensemble, each.inputs) for each in (test, letters))
+    assert {n for n in SCORES if metrics.ood_detection(known[n], strange[n]).auroc < 0.75} <= {"variation_ratio"}
+    assert metrics.ood_detection(known["variation_ratio"], strange["variation_ratio"]).auroc > 0.6  # four values
+
+
+def test_one_entry_is_a_score(monkeypatch, case):
+    own = Score("smallest logit", scores.logits, lambda z, t: -z.amin(-1).mean(0))
+    monkeypatch.setitem(SCORES, "mine", own)
+    np.testing.assert_allclose(found("mine", case), -z_of(case).min(-1).mean(0), rtol=1e-6)
+    assert torch.equal(scores.values(["mine"], case[0], case[4])["mine"], own(case[0], case[4]))
+
+
+def test_errors_say_what_to_do(case):
+    ensemble, _, train, y, x = case
+    with pytest.raises(ValueError, match='score must be "entropy", "mi", '):
+        scores.values(["margin"], ensemble, x)
+    with pytest.raises(ValueError, match=r"temperature is for scores of logits; GradNorm does not see them, got 2"):
+        SCORES["gradnorm"](ensemble, x, temperature=2.0)
+    with pytest.raises(ValueError, match="two inputs of each class or more"):
+        SCORES["ddu"].fit(ensemble, train, torch.arange(40).clamp(max=1))
+    with pytest.raises(ValueError, match=r"labels must be \[samples\] = \[40\]"):
+        SCORES["knn"].fit(ensemble, train, y[:9])
