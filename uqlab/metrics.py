@@ -1,9 +1,8 @@
 """How good predictions and uncertainty scores are: accuracy, calibration, OOD detection, selective prediction.
 
-Predictions come from member logits `[members, samples, classes]`. The prediction is the mean of the members'
-probabilities; `pool="logits"` averages the logits instead, for comparison with papers that did so. Scores are
-uncertainties: higher = more uncertain, and out-of-distribution is the positive class. Everything is computed in
-float64; losses are in nats.
+The prediction is the mean of the members' probabilities; `pool="logits"` averages the logits instead, for comparison
+with papers that did so. Scores are uncertainties: higher = more uncertain, and out-of-distribution is the positive
+class. Everything is computed in float64; losses are in nats.
 """
 
 import math
@@ -13,6 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float, Integer, Real, Shaped
+from sklearn.metrics import f1_score
 from torch import Tensor
 
 from uqlab.core.checks import at_least, class_labels, finite, one_of
@@ -79,10 +79,7 @@ def brier(logits: Logits, labels: Labels, *, pool: Pool = "probabilities") -> fl
 def macro_f1(logits: Logits, labels: Labels, *, pool: Pool = "probabilities") -> float:
     """F1 averaged over the classes that occur among the labels or the predictions."""
     log_p, labels = _predict(logits, labels, pool)
-    predicted, classes = log_p.argmax(1), log_p.shape[1]
-    support = labels.bincount(minlength=classes) + predicted.bincount(minlength=classes)
-    hits = labels[predicted == labels].bincount(minlength=classes)
-    return (2 * hits.double() / support)[support > 0].mean().item()
+    return float(f1_score(labels.cpu(), log_p.argmax(1).cpu(), average="macro"))
 
 
 def quality(runs: Sequence[Tensor], labels: Labels) -> dict[str, float]:
@@ -143,8 +140,8 @@ def ood_detection(id_scores: Real[Array, " id"], ood_scores: Real[Array, " ood"]
 
     AUROC counts ties as one half (midranks). AUPR is average precision, and equal scores enter together. FPR95 is the
     fraction of ID inputs at or above the highest threshold that at least 95 % of OOD inputs reach; with ID as the
-    positive class it is that of `ood_detection(-ood_scores, -id_scores)`. Raises ValueError for empty scores, NaN and
-    infinite values.
+    positive class it is that of `ood_detection(-ood_scores, -id_scores)`. Raises ValueError for scores that are empty
+    or not finite.
     """
     id_, ood = _scores(id_scores, "id_scores"), _scores(ood_scores, "ood_scores")
     below, up_to = _ranks(id_, ood)
@@ -195,10 +192,7 @@ def auroc_interval(
 def risk_coverage(
     logits: Logits, labels: Labels, scores: Scores
 ) -> tuple[Float[Tensor, " samples"], Float[Tensor, " samples"]]:
-    """Coverage i / n and the error rate among the i least uncertain samples, for i = 1..n.
-
-    Samples of equal score share their mean error.
-    """
+    """Coverage i / n and the error rate of the i least uncertain samples, i = 1..n; equal scores share a mean error."""
     errors = 1 - _confidence(logits, labels, "probabilities")[1]
     count = torch.arange(1, len(errors) + 1, dtype=torch.float64, device=errors.device)
     return count / len(errors), _in_order(errors, scores).cumsum(0) / count
@@ -243,10 +237,9 @@ def by_quantile(
 ) -> Float[Tensor, " quantiles"]:
     """Mean of a per-sample value between successive quantiles of a score ("bucket"), or up to each ("acceptance").
 
-    values: [samples], such as hits (0 or 1), losses, or confidence - hit, whose |mean| is a calibration error. Samples
-        of equal score share their mean value.
-
-    Raises ValueError for quantiles that are not increasing in (0, 1] or leave a bucket empty. Kirsch 2024, E.3.
+    The values are hits (0 or 1), losses, or confidence - hit, whose |mean| is a calibration error. Samples of equal
+    score share their mean value. Raises ValueError for quantiles that are not increasing in (0, 1] or leave a bucket
+    empty. Kirsch 2024, E.3.
     """
     values = torch.as_tensor(values).double()
     levels = np.asarray(quantiles, dtype=np.float64)
@@ -296,10 +289,9 @@ def interval(
 
     runs: one or several logits [members, samples, classes], over which each input's value is averaged.
     than: others, for the same inputs. The result is then the first mean minus theirs, and the interval is paired: both
-        see the same resamples. What other seeds of training would change it does not know.
+        see the same resamples. It does not know what other seeds of training would change.
     """
     one_of("measure", measure, ("accuracy", "nll", "brier"))
-
     by_input = {
         "accuracy": lambda z: _confidence(z, labels, "probabilities")[1],
         "nll": lambda z: -log_prediction(z).gather(1, class_labels(labels, *z.shape[1:])[:, None])[:, 0],
@@ -336,8 +328,8 @@ def _sample_axes(arrays: Sequence[Array]) -> list[int]:
 # Shared steps ---------------------------------------------------------------------------------------------------------
 def _predict(logits: Tensor, labels: Tensor, pool: Pool) -> tuple[Tensor, Tensor]:
     """Checked log-probabilities [N, C] and labels [N] on the same device."""
-    check_logits(logits)
-    return log_prediction(logits, pool), class_labels(labels, *logits.shape[1:]).to(logits.device)
+    log_p = log_prediction(logits, pool)
+    return log_p, class_labels(labels, *log_p.shape).to(log_p.device)
 
 
 def _confidence(logits: Tensor, labels: Tensor, pool: Pool) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
-from uqlab.core.checks import at_least, finite, one_network, one_of
+from uqlab.core.checks import at_least, finite, floating, one_network, one_of
 from uqlab.core.modules import evaluating, hooked, like_parameters
 
 Features = Float[Tensor, "samples _"]
@@ -31,7 +31,7 @@ Tokens = Literal["first", "mean", "all"]
 
 
 class Matching(NamedTuple):
-    """Row rows[i] is matched with column columns[i], at similarity[i]."""
+    """Row rows[i] is matched with column columns[i]; they have similarity[i]."""
 
     rows: Int[Tensor, " pairs"]
     columns: Int[Tensor, " pairs"]
@@ -53,9 +53,9 @@ def cka(X: Features, Y: Features, kernel: Kernel = "linear", unbiased: bool = Tr
     unbiased: HSIC1, which is near 0 for independent features and may be negative; else HSIC0, which stays far above 0
         unless there are many more samples than features.
 
-    Features that do not vary give NaN and a warning. Raises ValueError for different numbers of samples, fewer than 4
-    (biased: 2) and NaN or infinite values; TypeError unless both are floating tensors. Kornblith et al. 2019; unbiased:
-    Nguyen et al. 2021, eq. 3.
+    Features that do not vary give NaN and a warning. Raises ValueError for different numbers of samples, for fewer than
+    4 (biased: 2) and for values that are not finite; TypeError unless both are floating tensors. Kornblith et al. 2019;
+    unbiased: Nguyen et al. 2021, eq. 3.
     """
     return _cka([([X], [Y])], kernel, unbiased).item()
 
@@ -63,13 +63,11 @@ def cka(X: Features, Y: Features, kernel: Kernel = "linear", unbiased: bool = Tr
 def minibatch_cka(
     batches_of_pairs: Iterable[tuple[Tensor, Tensor]], kernel: Kernel = "linear", unbiased: bool = True
 ) -> float:
-    """CKA of a stream of batches (X [batch, p], Y [batch, q]); only one batch is held at a time.
+    """CKA of a stream of batches (X [batch, p], Y [batch, q]) of samples in random order; one batch is held at a time.
 
-    The ratio of sums, sum_b HSIC(X_b, Y_b) / sqrt(sum_b HSIC(X_b, X_b) sum_b HSIC(Y_b, Y_b)), of samples in random
-    order. If `unbiased`, the batch size changes only the noise; else small batches give larger values.
-
-    The other arguments and errors are those of `cka`, for every batch: leave out a short last one. Nguyen et al. 2021,
-    eq. 5.
+    It is the ratio of sums, sum_b HSIC(X_b, Y_b) / sqrt(sum_b HSIC(X_b, X_b) sum_b HSIC(Y_b, Y_b)). If `unbiased`, the
+    batch size changes only the noise; else small batches give larger values. The errors of `cka` hold for every batch:
+    leave out a short last one. Nguyen et al. 2021, eq. 5.
     """
     return _cka((([x], [y]) for x, y in batches_of_pairs), kernel, unbiased).item()
 
@@ -77,11 +75,11 @@ def minibatch_cka(
 def cka_matrix(
     features_a: FeatureSets, features_b: FeatureSets | None = None, kernel: Kernel = "linear", unbiased: bool = True
 ) -> Float[Tensor, "a b"]:
-    """CKA of every representation in `features_a` with every one in `features_b`, None for the same: [A, B], float64.
+    """CKA of every representation in `features_a` with every one in `features_b`, None for the same: float64.
 
     Each is a list of [samples, features] of any widths, or a tensor [representations, samples, features]; for heads in
     x [samples, heads, d_head] it is `x.unbind(1)`. A representation that does not vary has NaN in its row or column.
-    The other arguments and errors are those of `cka`.
+    The errors are those of `cka`.
     """
     return _cka([(features_a, features_b)], kernel, unbiased)
 
@@ -105,9 +103,8 @@ def match(similarity: Float[Tensor, "a b"]) -> Matching:
 def layer_features(
     model: nn.Module, inputs: Any, target: str | None = None, *, tokens: Tokens = "first", batch_size: int = 256
 ) -> dict[str, Features]:
-    """The outputs of the layers of one network, by the layer's name: [samples, features] each, float32 on the CPU.
+    """The outputs of the layers of one network in evaluation mode, by the layer's name: float32 on the CPU.
 
-    inputs: [samples, ...], as the network takes them; it is in evaluation mode meanwhile.
     target: a regular expression on module names. None takes the blocks of a transformer (its longest nn.ModuleList), or
         without such a list every linear and convolutional layer.
     tokens: "first" (CLS), "mean" or "all" (flattened) of outputs [samples, tokens, width]. For maps [samples, channels,
@@ -168,11 +165,9 @@ def embed(
     """Samples as points in few dimensions; embed sets that you compare (ID and OOD, members) together.
 
     PCA turns each axis so that its largest score is positive. UMAP has at most 15 neighbours and t-SNE perplexity 30,
-    both less for few samples. All three see only distances, so more features than samples, whole weight matrices for
-    example, are rotated to as many as samples first.
-
-    Raises ValueError for NaN or infinite values, components outside 1 to min(samples - 1, features), and equal samples.
-    McInnes et al. 2018; van der Maaten & Hinton 2008.
+    both less for few samples. All three see only distances, so more features than samples (whole weight matrices, for
+    example) are first rotated to as many as samples. Raises ValueError for values that are not finite, components
+    outside 1 to min(samples - 1, features), and equal samples. McInnes et al. 2018; van der Maaten & Hinton 2008.
     """
     one_of("method", method, ("pca", "umap", "tsne"))
     (x,) = _representations([X], "")
@@ -241,9 +236,7 @@ def _representations(features: FeatureSets, where: str) -> list[Tensor]:
         raise TypeError(f"{where}representations must be a list of tensors, got a mapping; use list(features.values())")
     found = list(features)
     for x in found:
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise TypeError(f"{where}a representation must be a floating tensor, got {kind}; use torch.as_tensor")
+        floating(f"{where}a representation", x)
         if x.ndim != 2 or 0 in x.shape:
             hint = "; for heads use .unbind(1)" if x.ndim == 3 else ""
             raise ValueError(f"{where}a representation must be [samples, features], got {list(x.shape)}{hint}")

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from uqlab.core.checks import finite, one_network, one_of
+from uqlab.core.checks import finite, floating, one_network, one_of
 from uqlab.diversity import layer_names, member_weights
 from uqlab.ensembles import Ensemble, FoldedEnsemble, MemberLayer
 
@@ -32,33 +32,26 @@ PROJECTIONS = {
 
 
 class Intruders(NamedTuple):
-    """How many of the k leading singular vectors after training are intruders.
-
-    max_cosine: each vector's largest |cos| with any vector before. energy: the intruders' share of the k squared
-    singular values, in [0, 1].
-    """
+    """How many of the k leading singular vectors after training are intruders."""
 
     count: Int[Tensor, "*batch"]  # type: ignore[override]  # a tuple has a method of this name
-    max_cosine: Float[Tensor, "*batch k"]
-    energy: Float[Tensor, "*batch"]
+    max_cosine: Float[Tensor, "*batch k"]  # of each vector with the vector before that is most like it
+    energy: Float[Tensor, "*batch"]  # the intruders' share of the k squared singular values, in [0, 1]
 
 
 class LayerSpectra(NamedTuple):
-    """One layer of an ensemble: the k leading singular values and vectors of every member's matrix.
+    """One layer of an ensemble: the k leading singular values and vectors of every member's matrix W.
 
-    values [members, k]. between [members, members, k, k]: |cos| of member i's vectors (rows) with member j's (columns).
-    before_values [k]. initial [members, k, k]: |cos| of a member's vectors (rows) with those before (columns).
-    max_cosine [members, k]: the largest |cos| with any vector before. off_diagonal [members]: see the function.
-
-    If the weights before are unknown, all from before_values on are None. NaN stands for vectors of singular value 0.
+    `off_diagonal` is the share of ||W||_F^2 that lies off the diagonal of U^T W V, with U and V from before training:
+    in [0, 1], and 0 where only singular values changed. NaN stands for vectors whose singular value is 0.
     """
 
-    values: Tensor
-    between: Tensor
-    before_values: Tensor | None
-    initial: Tensor | None
-    max_cosine: Tensor | None
-    off_diagonal: Tensor | None
+    values: Float[Tensor, "members k"]
+    between: Float[Tensor, "members members k k"]  # |cos| of the first member's vectors (rows) and the second's
+    before_values: Float[Tensor, " k"] | None  # from here on None if the weights before training are unknown
+    initial: Float[Tensor, "members k k"] | None  # |cos| of a member's vectors (rows) and those before (columns)
+    max_cosine: Float[Tensor, "members k"] | None  # with the vector before that is most like it
+    off_diagonal: Float[Tensor, " members"] | None
 
     def intruders(self, k: int = 10, threshold: float = 0.5) -> Intruders:
         """Every member's intruders among its k leading vectors; raises ValueError if the weights before are unknown."""
@@ -79,13 +72,11 @@ class LayerSpectra(NamedTuple):
 def singular_vector_similarity(
     before: Matrices, after: Matrices, k: int = 16, side: str = "left"
 ) -> Float[Tensor, "*batch k k"]:
-    """|cos| between the k leading singular vectors of `after` (rows) and of `before` (columns): [..., k, k].
+    """|cos| between the k leading singular vectors of `after` (rows) and of `before` (columns).
 
-    before, after: matrices [..., out, in] of one shape; a single matrix is compared with all of the other argument.
-    side: "left" (of the output) or "right" (of the input).
-
-    Raises ValueError for matrices of different shape, NaN or infinite values, and a k below 1 or above the rank of a
-    matrix. Muhlematter et al. 2024, section 4 and appendix D.
+    A single matrix is compared with all matrices of the other argument. side: "left" (of the output) or "right" (of the
+    input). Raises ValueError for matrices of different shape, values that are not finite, and a k below 1 or above the
+    rank of a matrix. Muhlematter et al. 2024, section 4 and appendix D.
     """
     before, after = _checked(before, after, k, side)
     (old, u0), (new, u1) = _leading(before, k), _leading(after, k)
@@ -97,11 +88,11 @@ def singular_vector_similarity(
 def intruder_dimensions(
     before: Matrices, after: Matrices, k: int = 10, threshold: float = 0.5, side: str = "left"
 ) -> Intruders:
-    """The intruders among the k leading singular vectors of `after`: those unlike all singular vectors of `before`.
+    """The intruders among the k leading singular vectors of `after`: they are unlike all singular vectors of `before`.
 
-    An intruder's |cos| with every vector of `before`, not only the k leading ones, is below `threshold`, which is in
-    (0, 1]; for a random vector expect `random_level`. Other arguments and errors as in `singular_vector_similarity`.
-    Shuttleworth et al. 2025 (2410.21228); the energy share is our addition, since counts saturate.
+    The |cos| of an intruder with every vector of `before`, not only with the k leading ones, is below `threshold`, in
+    (0, 1]; `random_level` is what to expect of a random vector. The rest is as in `singular_vector_similarity`.
+    Shuttleworth et al. 2025 (2410.21228); the share of the energy is our addition, because counts saturate.
     """
     before, after = _checked(before, after, k, side)
     u0, s0, _ = torch.linalg.svd(before, full_matrices=False)
@@ -125,16 +116,6 @@ def random_level(dimension: int, vectors: int | None = None) -> float:
     return largest / length
 
 
-def off_diagonal(before: Matrices, after: Matrices) -> Float[Tensor, "*batch"]:
-    """Share of ||W||_F^2 that lies off the diagonal of U^T W V, for W = `after` and U, V of `before`: in [0, 1].
-
-    It is 0 where only singular values changed. Errors as in `singular_vector_similarity`.
-    """
-    before, after = _checked(before, after, 1)
-    u, _, vh = torch.linalg.svd(before, full_matrices=False)
-    return _off_diagonal(u, vh, after)
-
-
 def projection(name: str) -> str | None:
     """Which matrix of the attention a layer of this name is: a key of PROJECTIONS, or None for any other layer."""
     return next((kind for kind, pattern in PROJECTIONS.items() if re.search(pattern, name)), None)
@@ -153,15 +134,14 @@ def ensemble_spectra(
     """The spectra of an ensemble's linear layers, by name: members against the weights before and against each other.
 
     target: a regular expression on layer names, as in `diversity.layer_names`.
-    before: the network that the members started from, with layers of the same names. None takes the weights before from
-        the ensemble, if it still holds them unchanged, as LoRA, BatchEnsemble++ and masks do.
+    before: the network that the members started from. None takes its weights from the ensemble, if it still holds them
+        unchanged, as LoRA, BatchEnsemble++ and masks do.
     update: analyse what was added, W_m - W (for LoRA B_m A_m), and not W_m. Its rank bounds the useful k.
 
     Only one layer's matrices are held at a time. Vectors whose singular value is 0 are NaN, and a warning counts them.
-
-    Raises ValueError for a target that matches no linear layer, a k outside 1 to a layer's size, a `before` without the
-    layers or of other shapes, and `update` without the weights before; TypeError unless it is an ensemble.
-    Muhlematter et al. 2024, section 4 and appendix D.
+    Raises ValueError for a target without a linear layer, a k outside 1 to a layer's size, a `before` that lacks layers
+    or has other shapes, and `update` without the weights before; TypeError unless it is an ensemble. Muhlematter et al.
+    2024, section 4 and appendix D.
     """
     one_of("side", side, ("left", "right"))
     if before is not None:
@@ -225,11 +205,10 @@ def _start(ensemble: Ensemble, name: str, before: nn.Module | None) -> Tensor | 
 
 def _update(ensemble: Ensemble, name: str, start: Tensor) -> Tensor:
     """W_m - W of every member [members, out, in]: the layer's own answer, which rounding to W does not blur, if any."""
-    layer = _member_layer(ensemble, name)
-    updates = [] if layer is None else [layer.member_update(m) for m in range(ensemble.members)]
-    known = [update for update in updates if update is not None]
-    if known:
-        return torch.stack(known)
+    if layer := _member_layer(ensemble, name):
+        updates = [layer.member_update(m) for m in range(ensemble.members)]
+        if known := [update for update in updates if update is not None]:
+            return torch.stack(known)
     weights = member_weights(ensemble, name)
     return weights - start.to(weights)
 
@@ -307,9 +286,7 @@ def _check_rank(name: str, values: Tensor, shape: torch.Size) -> None:
 def _checked(before: Tensor, after: Tensor, k: int, side: str = "left") -> tuple[Tensor, Tensor]:
     """Both in the working precision, transposed for side "right"."""
     for name, w in (("before", before), ("after", after)):
-        if not isinstance(w, Tensor) or not w.is_floating_point():
-            kind = w.dtype if isinstance(w, Tensor) else type(w).__name__
-            raise TypeError(f"{name} must be a floating tensor [..., out, in], got {kind}; use torch.as_tensor")
+        floating(name, w)
         finite(name, w)
     if before.ndim < 2 or after.ndim < 2 or before.shape[-2:] != after.shape[-2:]:
         raise ValueError(

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from uqlab.core.checks import finite, one_of
+from uqlab.core.checks import finite, floating, one_of
 from uqlab.core.devices import elements_of_temporary
 
 Logits = Float[Tensor, "members batch classes"]
@@ -55,13 +55,13 @@ def entropy(logits: Float[Tensor, "*batch classes"]) -> Float[Tensor, "*batch"]:
 def decompose(logits: Logits, weights: Weights = None, correct: Correction = None) -> Decomposition:
     """Split the entropy of the mean prediction into the mean member entropy and the mutual information I[Y; member].
 
-    logits: [members, batch, classes]; half precision is computed in float32.
-    weights: not negative, [members] or [members, batch]; normalised to sum to one over the members.
+    logits: half precision is computed in float32.
+    weights: not negative; they are normalised to sum to one over the members.
     correct: "jackknife" replaces the plug-in mutual information, whose expectation is about (1 - 1/M) of the true one,
         by M MI - (M - 1) mean_i MI_-i. Use it to compare ensembles of different sizes. It may exceed log(classes).
 
-    Returns total, aleatoric and epistemic, each [batch]. Raises ValueError for a wrong rank, an empty batch, NaN or
-    infinite logits, and weights of a wrong shape or of sum 0. Houlsby et al. 2011; Kirsch 2024, eqs 2-3.
+    The results are [batch]. Raises ValueError for a wrong rank, an empty batch, logits that are not finite, and weights
+    of a wrong shape or of sum 0. Houlsby et al. 2011; Kirsch 2024, eqs 2-3.
     """
     return decompose_score(logits, "log", weights, correct)
 
@@ -114,12 +114,10 @@ def decompose_groups(
     """Split the uncertainty of an ensemble of ensembles by the chain rule I[Y; K, M] = I[Y; K] + I[Y; M | K].
 
     `between` = I[Y; K] is the disagreement of the groups' mean predictions, and `within` = I[Y; M | K] that of the
-    members of one group. Their sum is the mutual information of all members, whatever the grouping.
+    members of one group. Their sum is the mutual information of all members, whatever the grouping. `correct`:
+    "jackknife" corrects `between`, which few groups make too small, by a factor of about (1 - 1/K).
 
-    logits: [groups, members, batch, classes], from `group_members`.
-    correct: "jackknife" corrects `between`, which few groups make too small, by a factor of about (1 - 1/K).
-
-    Returns total, between, within and aleatoric, each [batch]. Errors as in `decompose`. Kirsch 2024, eqs 4-10.
+    The results are [batch]. Errors as in `decompose`. Kirsch 2024, eqs 4-10.
     """
     if logits.ndim != 4:
         raise ValueError(
@@ -156,9 +154,8 @@ def logit_sum_weights(logits: Logits) -> Float[Tensor, " members"]:
 def expected_pairwise_kl(logits: Logits) -> Float[Tensor, " batch"]:
     """Mean KL(p_m || p_n) over the pairs of different members, in nats: M/(M - 1) (MI + reverse MI), without bias.
 
-    It equals the sample covariance over members of p and log p, summed over classes, so no pair is ever formed. Raises
-    ValueError as `decompose` does, and for fewer than two members. Schweighofer et al. 2025, measure C3 (which averages
-    over all M^2 pairs).
+    It equals the sample covariance over members of p and log p, summed over classes, so no pair is ever formed. Errors
+    as in `decompose`, and for one member. Schweighofer et al. 2025, measure C3 (which averages over all M^2 pairs).
     """
     check_logits(logits)
     members = logits.shape[0]
@@ -179,11 +176,9 @@ def decompose_gaussian(
 ) -> Decomposition:
     """Law of total variance over Gaussian members: total = mean of the variances + variance of the means.
 
-    means, variances: [members, batch], in the target's units and their square.
-    correct: "jackknife" divides the variance of the means by M - 1 instead of M (ddof=1, unbiased).
-
-    Returns total, aleatoric and epistemic variance, each [batch]. Raises ValueError for a wrong rank, shapes that
-    differ, an empty batch, NaN, infinite values and negative variances.
+    means and variances are in the target's units and their square. correct: "jackknife" divides the variance of the
+    means by M - 1 instead of M (ddof=1, unbiased). Raises ValueError for a wrong rank, shapes that differ, an empty
+    batch, values that are not finite and negative variances.
     """
     if means.ndim != 2 or means.shape != variances.shape or 0 in means.shape:
         raise ValueError(
@@ -201,9 +196,7 @@ def decompose_gaussian(
 
 def check_logits(logits: Tensor) -> None:
     """Raise unless logits are floating [members, batch, classes], not empty, of two classes or more."""
-    if not isinstance(logits, Tensor) or not logits.is_floating_point():
-        kind = logits.dtype if isinstance(logits, Tensor) else type(logits).__name__
-        raise TypeError(f"logits must be a floating tensor, got {kind}; use torch.as_tensor(logits).float()")
+    floating("logits", logits)
     if logits.ndim != 3:
         hint = {2: "; for a single model use logits[None]", 4: "; for groups use decompose_groups"}.get(logits.ndim, "")
         raise ValueError(f"logits must be [members, batch, classes], got {list(logits.shape)}{hint}")

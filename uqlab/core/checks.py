@@ -32,6 +32,13 @@ def at_least(name: str, value: Any, least: int = 1) -> int:
     return number
 
 
+def floating(name: str, value: Any) -> None:
+    """Raise TypeError unless `value` is a floating tensor."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"{name} must be a floating tensor, got {kind}; use torch.as_tensor(...).float()")
+
+
 def finite(name: str, tensor: Tensor) -> None:
     """Raise ValueError for NaN and infinite values, naming the first sample that holds one."""
     if tensor.is_floating_point() and not tensor.isfinite().all():

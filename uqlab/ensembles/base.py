@@ -183,8 +183,9 @@ class FoldedEnsemble(Ensemble):
         first = first_tensor(x)
         with contextlib.nullcontext() if rows == slice(None) else active_members(rows):
             logits = logits_of(call(self.network, map_tensors(lambda t: t.flatten(0, 1), x)))
-        if not isinstance(logits, Tensor) or logits.shape[:1] != (first.shape[0] * first.shape[1],):
-            kind, given = type(self.network).__name__, first.shape[0] * first.shape[1]
+        given = first.shape[0] * first.shape[1]
+        if not isinstance(logits, Tensor) or logits.shape[:1] != (given,):
+            kind = type(self.network).__name__
             found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise ValueError(
                 f"{kind} returned {found} for a batch of {given} rows: members are folded into the batch, so it must "
@@ -244,11 +245,8 @@ class SeparateEnsemble(Ensemble):
         return {p: count for p, count in members.items() if count > 1}
 
     def noise_layers(self) -> list[tuple[MemberDropout, int, Sequence[int]]]:
-        return [
-            (layer, number, [m])
-            for m, model in zip(self.member_ids, self.models, strict=True)
-            for number, layer in enumerate(_dropouts(model))
-        ]
+        each = zip(self.member_ids, self.models, strict=True)
+        return [(layer, number, [m]) for m, model in each for number, layer in enumerate(_dropouts(model))]
 
 
 def member_range(members: int | str | range) -> range:

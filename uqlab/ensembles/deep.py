@@ -24,14 +24,13 @@ def deep(
     """A deep ensemble: networks of one architecture from independent initialisations (Lakshminarayanan et al. 2017).
 
     make_model: returns a new network at every call.
-    members: their number, or a range of numbers or its text, "4:10", for a shard: the weights of member m depend on
-        (seed, m) alone. See `concatenate`.
+    members: how many, or the numbers of a shard, "4:10"; see `concatenate`. The weights of member m depend on (seed, m)
+        alone.
     fold: True trains all members as one batched program, which needs parameters in linear layers alone; False runs one
         member after the other; None folds linear and elementwise layers of torch.nn, which treat every row alike.
 
     `nn.Dropout` becomes noise of a member's own; other random layers draw from torch's global generator. Raises
-    ValueError for members < 1, a `make_model` that returns one network twice, and fold=True where it cannot be;
-    TypeError for members of another type.
+    ValueError for members < 1, a `make_model` that returns one network twice, and fold=True where it cannot be.
     """
     members = member_range(members)
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
@@ -68,9 +67,9 @@ def from_members(models: Sequence[nn.Module]) -> Ensemble:
 
 def _stackable(models: Sequence[nn.Module]) -> bool:
     """All parameters belong to linear layers, equal in name and shape over the members, and nothing else has state."""
-    if any(True for _ in models[0].buffers()):
+    if list(models[0].buffers()):
         return False
-    owners = [part for part in models[0].modules() if any(True for _ in part.parameters(recurse=False))]
+    owners = [part for part in models[0].modules() if list(part.parameters(recurse=False))]
     shapes = [[(name, weight.shape) for name, weight in model.named_parameters()] for model in models]
     return bool(owners) and all(type(part) is nn.Linear for part in owners) and all(s == shapes[0] for s in shapes)
 

@@ -23,12 +23,12 @@ class FixedDropout(MemberLayer):
     the whole map [batch, channels, height, width], alone.
     """
 
-    def __init__(self, members: int, p: float):
+    def __init__(self, seeds: Sequence[int], p: float):
         super().__init__()
         if not 0 <= p < 1:
             raise ValueError(f"dropout probability must be in [0, 1), got {p}")
-        self.members, self.p = members, p
-        self.reseed(range(members))
+        self.members, self.p = len(seeds), p
+        self.reseed(seeds)
 
     def reseed(self, seeds: Sequence[int]) -> None:
         """Other features, from one seed a member."""
@@ -47,15 +47,10 @@ class FixedDropout(MemberLayer):
         return self.shard(slice(index, index + 1))
 
     def shard(self, rows: slice) -> "FixedDropout":
-        return self._of(self.seeds[rows])
+        return FixedDropout(self.seeds[rows], self.p)
 
     def join(self, others: Sequence["FixedDropout"]) -> "FixedDropout":
-        return self._of([seed for layer in (self, *others) for seed in layer.seeds])
-
-    def _of(self, seeds: Sequence[int]) -> "FixedDropout":
-        layer = FixedDropout(len(seeds), self.p)
-        layer.reseed(seeds)
-        return layer
+        return FixedDropout([seed for layer in (self, *others) for seed in layer.seeds], self.p)
 
 
 class DropoutEnsemble(FoldedEnsemble):
@@ -82,7 +77,7 @@ def dropout(
     Raises ValueError for members < 1, p outside [0, 1) and a network without a place for it.
     """
     ids = check_backbone(model, members)
-    network = place_dropout(frozen(model), lambda: FixedDropout(len(ids), p), kind)
+    network = place_dropout(frozen(model), lambda: FixedDropout(ids, p), kind)
     return DropoutEnsemble(network, ids).resample(seed).eval()
 
 
@@ -98,9 +93,8 @@ def place_dropout(network: Network, make: Callable[[], nn.Module], kind: Kind = 
     one_of("kind", kind, ("features", "attention"))
     name, kinds = type(network).__name__, (nn.Dropout, MemberDropout)  # members of a deep ensemble may hold the latter
     if kind == "attention":
-        found: list[Any] = [
-            part for part in network.modules() if hasattr(part, "is_causal") and hasattr(part, "config")
-        ]
+        modules: list[Any] = list(network.modules())
+        found = [part for part in modules if hasattr(part, "is_causal") and hasattr(part, "config")]
         if not found:
             raise ValueError(f'{name} has no attention of transformers; kind="features" drops features in any network')
         for part in found:
@@ -129,9 +123,8 @@ def _drop_keys(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None = None, **_: Any
 ) -> tuple[Tensor, Tensor]:
     """Attention without the logits that are dropped; a row that loses all of them attends to all keys alike."""
-    logits = (
-        query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    )  # [batch, heads, tokens, tokens]
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    logits = query @ key.mT * scale  # [batch, heads, tokens, tokens]
     logits = logits if mask is None else logits + mask
     dropped = module.key_dropout(torch.ones_like(logits)) == 0
     weights = logits.masked_fill(dropped, torch.finfo(logits.dtype).min).softmax(-1)

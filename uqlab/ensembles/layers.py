@@ -62,7 +62,9 @@ class MemberLayer(nn.Module):
     def member_bias(self, index: int) -> Tensor | None:
         """The bias [out] that member `index` sees, without gradient, or None."""
         bias: Any = getattr(self, "bias", None)
-        return None if bias is None else bias.detach()[index]
+        if bias is None or bias.ndim == 1:  # one bias of all members
+            return None if bias is None else bias.detach()
+        return bias.detach()[index]
 
     def start_weight(self) -> Tensor | None:
         """The weight [out, in] before training, where the layer still holds it unchanged; else None."""
@@ -212,7 +214,7 @@ def replace_layers(
     """Replace, in place, every submodule that `target` names by `make(name, module)`; return their names.
 
     `target` is a regular expression searched in the module names, or the module types to replace. Raises ValueError if
-    nothing matches and names what could.
+    nothing matches.
     """
     modules = {name: module for name, module in model.named_modules(remove_duplicate=False) if name}
     if isinstance(target, str):
@@ -244,9 +246,8 @@ def own_dropout(network: nn.Module, members: int) -> None:
 def with_layers(network: nn.Module, make: Callable[[MemberLayer], nn.Module]) -> nn.Module:
     """A copy of `network` in which `make` has replaced every member layer; frozen weights are shared, others copied."""
     # deepcopy takes what `memo` already holds, so the stacked weights of all members are never copied.
-    memo: dict[int, Any] = {
-        id(p): nn.Parameter(p.data, requires_grad=False) for p in network.parameters() if not p.requires_grad
-    }
+    frozen = (p for p in network.parameters() if not p.requires_grad)
+    memo: dict[int, Any] = {id(p): nn.Parameter(p.data, requires_grad=False) for p in frozen}
     for layer in [part for part in network.modules() if isinstance(part, MemberLayer)]:
         memo[id(layer)] = make(layer).train(layer.training)
     return copy.deepcopy(network, memo)

@@ -43,9 +43,6 @@ class LoRALinear(MemberLayer):
     def member_weight(self, index: int) -> Tensor:
         return torch.addmm(self.weight.detach(), self.up.detach()[index], self.down.detach()[index])
 
-    def member_bias(self, index: int) -> Tensor | None:
-        return None if self.bias is None else self.bias.detach()
-
 
 def lora(
     backbone: nn.Module,
@@ -62,16 +59,16 @@ def lora(
 
     backbone: the pretrained network, a model of transformers or any module whose last linear layer gives the classes.
         Its weights are shared, not copied, and never change.
-    rank: of the update. A is xavier-uniform with `gain`, B zero, and there is no factor alpha / rank.
+    members: how many, or the numbers of a shard, "8:16"; see `concatenate`. Member m depends on (seed, m) alone.
+    rank, gain: as in `LoRALinear`.
     target: a regular expression on module names; None for the attention's projections, or in a network without
         attention every linear layer but the last.
     classifiers: "independent", a classifier of its own for each member, freshly initialised; "shared", the backbone's
         classifier, trained by all members. `heads` is an older name of this argument.
-    members: how many, or the numbers of a shard, "8:16"; see `concatenate`.
 
-    Member m depends on (seed, m) alone. Batch statistics of the backbone are frozen like its weights. Raises ValueError
-    for a target that matches no linear layer, members < 1, a rank below 1 or above the size of a layer, unknown
-    `classifiers`, a backbone on several devices; TypeError for what is no network.
+    Batch statistics of the backbone are frozen like its weights. Raises ValueError for a target that matches no linear
+    layer, members < 1, a rank below 1 or above the size of a layer, unknown `classifiers`, a backbone on several
+    devices; TypeError for what is no network.
     """
 
     def make(name: str, layer: nn.Linear, generators: list[torch.Generator]) -> LoRALinear:

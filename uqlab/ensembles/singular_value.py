@@ -54,10 +54,8 @@ class SVDLinear(MemberLayer):
         """
         (out_features, k), in_features = self.u.shape, self.v.shape[0]
         factors, weights = (2, 3) if torch.is_grad_enabled() and self.s.requires_grad else (1, 1)
-        build = 1.5 * out_features * in_features * k
-        return factors * rows * k * (in_features + out_features) <= weights * (
-            build + rows * out_features * in_features
-        )
+        product = out_features * in_features
+        return factors * rows * k * (in_features + out_features) <= weights * product * (1.5 * k + rows)
 
     def member_weight(self, index: int) -> Tensor:
         return (self.u * self.s.detach()[index].clamp(min=0)) @ self.v.mT

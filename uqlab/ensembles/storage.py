@@ -44,8 +44,8 @@ def save(ensemble: FoldedEnsemble, path: str | os.PathLike, *, backbone: str = "
 def load(path: str | os.PathLike, backbone: nn.Module) -> FoldedEnsemble:
     """The ensemble that `save` wrote, on the backbone that it was made from.
 
-    Raises FileNotFoundError if there is no such file; ValueError for a file that `save` did not write or that was
-    changed since, and for another backbone than the one it names.
+    Raises FileNotFoundError; ValueError for a file that `save` did not write or that was changed since, and for another
+    backbone than the one it names.
     """
     path = Path(path)
     if not path.is_file():

@@ -68,9 +68,6 @@ class MaskedLinear(MemberLayer):
         weight = self.weight.detach() if rows is None else self.weight.detach() * rows[:, None]
         return weight if columns is None else weight * columns
 
-    def member_bias(self, index: int) -> Tensor | None:
-        return None if self.bias is None else self.bias.detach()
-
 
 class MaskEnsemble(FoldedEnsemble):
     """Members that keep some rows and columns of one network's linear layers; the masks are soft until `harden`."""
@@ -90,20 +87,17 @@ class MaskEnsemble(FoldedEnsemble):
         """The masks of every layer, by its name in the network."""
         return {name: layer.masks() for name, layer in self.layers().items()}
 
-    def harden(self, threshold: float = 0.5) -> "MaskEnsemble":
+    def harden(self, threshold: float | None = 0.5) -> "MaskEnsemble":
         """Masks become 1 where they exceed `threshold` and 0 elsewhere, until `soften`. Returns the ensemble."""
-        if not 0 <= threshold < 1:
+        if threshold is not None and not 0 <= threshold < 1:
             raise ValueError(f"threshold must be in [0, 1), as masks are, got {threshold}")
-        return self._set_threshold(threshold)
-
-    def soften(self) -> "MaskEnsemble":
-        """Masks are the sigmoids of their logits again. Returns the ensemble."""
-        return self._set_threshold(None)
-
-    def _set_threshold(self, threshold: float | None) -> "MaskEnsemble":
         for layer in self.layers().values():
             layer.threshold = threshold
         return self
+
+    def soften(self) -> "MaskEnsemble":
+        """Masks are the sigmoids of their logits again. Returns the ensemble."""
+        return self.harden(None)
 
     def member(self, index: int) -> nn.Module:
         """Member `index` as a plain network; with hard masks in an nn.Sequential without the units that it masks."""
@@ -119,7 +113,7 @@ def masks(model: nn.Module, members: int = 10, *, inputs: bool = True, std: floa
     model: the trained network. It is copied, and the copy is always in evaluation mode. Its last linear layer gives the
         classes, so the rows of that layer are never masked.
     inputs: whether the columns of the first linear layer, its input features, are masked too.
-    std: standard deviation of the initial mask logits. The logits of member m depend on (seed, m) alone.
+    std: of the initial mask logits, which for member m depend on (seed, m) alone.
 
     Train the masks with `fit_masks`. Raises TypeError unless `model` is one network; ValueError for a model without
     linear layers, members < 1 and std <= 0. Kirsch 2024, section D.4.

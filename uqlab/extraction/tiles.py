@@ -2,7 +2,6 @@
 
 A linear classifier of an average equals the average of the classifier's outputs: the network's logits are the mean of
 the logits at the positions of the map. Without that average, the positions are members, or size x size tiles of them.
-Where the head is not linear, it is still asked tile by tile, but the mean of its answers is not the network's.
 """
 
 import copy
@@ -39,10 +38,10 @@ def tiles(model: nn.Module, size: int, *, pool: str | None = None, head: str | N
     norm. The mean of their logits is not the model's prediction.
 
     size: tiles a side, from 1 to the map's side.
-    pool: the dotted name of the module that averages the map, or of the final nn.LayerNorm of a transformer. None takes
-        the last module whose class is named an average pool (AvgPool), else the `layernorm` of a model of transformers.
-    head: the name of the module that holds the classifier; None for everything that is registered after the pool. If
-        it is not linear it must be named: each tile goes through it, and the mean of their logits is not the model's.
+    pool: the name of the module that averages the map, or of the final nn.LayerNorm of a transformer. None takes the
+        last module whose class is named an average pool (AvgPool), else the `layernorm` of a model of transformers.
+    head: the name of the module that holds the classifier; None for everything that is registered after the pool. A
+        head that is not linear must be named: it is asked tile by tile, and the mean of its answers is not the model's.
 
     Raises TypeError unless `model` is one network; ValueError for a size below 1 or larger than the map, an unknown
     name, and a model whose logits are not linear in an average over a map, unless its head is named. What only data
@@ -176,12 +175,12 @@ class _Tiles(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         pooled = self.pool(x)
-        grid = self._map(x, pooled)
-        means = adaptive_avg_pool2d(grid, self.size).flatten(2) if self.size else grid.flatten(2)
+        means = self._map(x, pooled)
         if self.size:
-            means = means[:, :, self.chosen.start : self.chosen.stop : self.chosen.step]
+            means = adaptive_avg_pool2d(means, self.size).flatten(2)[:, :, list(self.chosen)]
         form = (1, pooled.shape[-1]) if self.grid else pooled.shape[1:]
-        return means.permute(2, 0, 1).flatten(0, 1).unflatten(1, form)  # [tiles * batch, channels] in that form
+        tiles = means.flatten(2).permute(2, 0, 1).flatten(0, 1)  # [tiles * batch, channels]
+        return tiles.unflatten(1, form)
 
     def _map(self, x: Tensor, pooled: Tensor) -> Tensor:
         """What the pool averages, [batch, channels, height, width]."""

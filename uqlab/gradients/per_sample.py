@@ -28,12 +28,11 @@ class _Call(NamedTuple):
 class SampleGradients:
     """The layers of a model and, for each, the cheapest exact way to its per-sample gradient norms.
 
-    Args:
-        model: in evaluation mode.
-        rows: two different inputs [2, ...], on which every closed form is compared with plain autograd. Layers whose
-            weights are tied, or used in another way than the form assumes, are then computed sample by sample.
-        layers: "all", "last", a regular expression searched in the names, or a list of names.
-        q: the norm, 1 or 2.
+    model: in evaluation mode.
+    rows: two different inputs [2, ...], on which every closed form is compared with plain autograd. Layers whose
+        weights are tied, or used in another way than the form assumes, are then computed sample by sample.
+    layers: "all", "last", a regular expression searched in the names, or a list of names.
+    q: the norm, 1 or 2.
     """
 
     def __init__(self, model: nn.Module, rows: Tensor, layers: str | Sequence[str], q: int):

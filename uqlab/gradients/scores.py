@@ -1,16 +1,15 @@
 """Epistemic uncertainty of one pretrained classifier, from the gradients of its log-probabilities by its weights.
 
-Let g_c be the gradient of log p_c(x) by the weights of a layer. A score is a weighted sum of the norms ||g_c|| over
-classes and layers: it is high where the weights would have to change much to change the prediction. `gradient_norms`
-gives all norms, [layers, samples, classes]; the scores are reductions of them. Gradients are by all weights, frozen or
-not. Where a norm has a closed form (`closed_forms`), the gradient of a sample is never computed.
+Let g_c be the gradient of log p_c(x) by the weights of a layer, frozen or not. A score is a weighted sum of the norms
+||g_c|| over classes and layers: it is high where the weights would have to change much to change the prediction.
+Where a norm has a closed form (`closed_forms`), the gradient of a sample is never computed.
 
 The equations of REGrad (Wang and Ji, CVPR 2024, arXiv 2404.10124) were not available to us, only descriptions: an
 expected gradient norm normalised by a square root, layer weights that grow exponentially with depth, and gradients
 averaged over perturbed inputs. Readings A, B and C of the first are ours: call results "REGrad-style".
 
-Models are evaluated: a model in training mode that has dropout or batch normalisation is switched to evaluation mode
-for the computation, with a UserWarning. Afterwards it is as before: same modes, no gradients, no hooks.
+A model in training mode that has dropout or batch normalisation is switched to evaluation mode for the computation,
+with a UserWarning. Afterwards it is as before: same modes, no gradients, no hooks.
 """
 
 import math
@@ -31,24 +30,16 @@ Inputs = Shaped[Tensor, "samples ..."]
 Scores = Float[Tensor, " samples"]
 ClassWeight = Literal["p", "sqrt_p", "uniform", "predicted"]
 Reduction = Literal["A", "B", "C"]
+Layers = str | Sequence[str]
 
 
-def exgrad(
-    model: nn.Module,
-    inputs: Inputs,
-    *,
-    norm: Literal[1, 2] = 1,
-    layers: str | Sequence[str] = "last",
-    batch_size: int | None = None,
-) -> Scores:
-    """ExGrad, the expected gradient norm sum_c p_c ||g_c||: [samples], higher = more uncertain.
+def exgrad(model: nn.Module, inputs: Inputs, *, norm: Literal[1, 2] = 1, layers: Layers = "last") -> Scores:
+    """ExGrad, the expected gradient norm sum_c p_c ||g_c||: higher = more uncertain.
 
     The paper takes the last layer and the 1-norm. Over several layers this is the mean of the layers' norms. The
     arguments and the errors are those of `regrad`. Igoe et al. 2022, arXiv 2205.10439.
     """
-    return regrad(
-        model, inputs, class_weight="p", norm=norm, depth=0.0, perturbations=0, layers=layers, batch_size=batch_size
-    )
+    return regrad(model, inputs, class_weight="p", norm=norm, depth=0.0, perturbations=0, layers=layers)
 
 
 def regrad(
@@ -62,34 +53,28 @@ def regrad(
     sigma: float = 0.02,
     seed: int = 0,
     reduction: Reduction = "A",
-    layers: str | Sequence[str] = "all",
+    layers: Layers = "all",
     batch_size: int | None = None,
 ) -> Scores:
-    """REGrad-style score, A: sum_c w_c n_c with n_c = sum_l w_l ||g_c^(l)||: [samples], higher = more uncertain.
+    """REGrad-style score, A: sum_c w_c n_c with n_c = sum_l w_l ||g_c^(l)||: higher = more uncertain.
 
-    Args:
-        model: any classifier, inputs -> logits [samples, C] or an output that has them as `.logits`.
-        inputs: [samples, ...]; one batch at a time is moved to the model's device and precision.
-        class_weight: w_c of reading A: "p", "sqrt_p" = sqrt(p_c), "uniform" = 1/C, "predicted" = 1 for the top class.
-            A score whose weights ignore the probabilities ("uniform") ranks inversely: confident predictions are high.
-        depth: w_l = exp(depth l/(L-1)) / sum over the L layers from input (l = 0) to output; 0 weighs them equally.
-            A layer is a module with parameters of its own, in the order in which the forward pass reaches it.
-        perturbations: number N of inputs x + eps_i, eps_i ~ N(0, sigma^2). Their gradients and the gradient at x are
-            averaged before the norm is taken; p_c is the probability at x. All samples share the N draws, so that a
-            score depends only on its input and the seed. With 0, or sigma = 0, inputs are not perturbed.
-        sigma: standard deviation, in units of the inputs.
-        reduction: "A"; "B" = sqrt(sum_c p_c n_c^2), for one layer and norm 2 the root of the Fisher information's
-            trace; "C" = sum_c p_c sqrt(n_c).
-        layers: "all", "last", a regular expression searched in the layers' names, or a list of names.
-        batch_size: inputs per pass; None for as many as keep the activations small.
+    model: any classifier that returns logits [samples, C], or an output that has them as `.logits`.
+    class_weight: w_c of reading A: "p", "sqrt_p" = sqrt(p_c), "uniform" = 1/C, "predicted" = 1 for the top class.
+        A score whose weights ignore the probabilities ("uniform") ranks inversely: confident predictions are high.
+    depth: w_l = exp(depth l/(L-1)) / sum over the L layers from input (l = 0) to output; 0 weighs them equally.
+        A layer is a module with parameters of its own, in the order in which the forward pass reaches it.
+    perturbations: number of inputs x + eps_i, eps_i ~ N(0, sigma^2), with sigma in units of the inputs. Their gradients
+        and the gradient at x are averaged before the norm is taken; p_c is the probability at x. All samples share the
+        draws, so that a score depends only on its input and the seed.
+    reduction: "A"; "B" = sqrt(sum_c p_c n_c^2), for one layer and norm 2 the root of the Fisher information's
+        trace; "C" = sum_c p_c sqrt(n_c).
+    layers: "all", "last", a regular expression searched in the layers' names, or a list of names.
+    batch_size: inputs per pass; None for as many as keep the activations small.
 
-    Raises:
-        ValueError: for unknown switches and layers; for inputs or logits that are empty or not finite; for outputs that
-            are not [samples, C] with C >= 2; for a model without parameters, with an output detached from them, or
-            that mixes the samples of a batch; for perturbed integer inputs.
-        TypeError: unless the model is one network, and its inputs and outputs are tensors.
-
-    Wang and Ji 2024, arXiv 2404.10124, read as the module's docstring says.
+    Raises ValueError for unknown switches and layers; for inputs or logits that are empty or not finite; for outputs
+    that are not [samples, C] with C >= 2; for a model without parameters, with an output detached from them, or that
+    mixes the samples of a batch; for perturbed integer inputs. Raises TypeError unless the model is one network, and
+    its inputs and outputs are tensors. Wang and Ji 2024, arXiv 2404.10124, read as the module's docstring says.
     """
     _check_switches(class_weight, reduction, depth)
 
@@ -100,8 +85,8 @@ def regrad(
     return torch.cat(parts).to(inputs.device)
 
 
-def gradnorm(model: nn.Module, inputs: Inputs, *, batch_size: int | None = None) -> Scores:
-    """GradNorm, minus ||h||_1 sum_c |p_c - 1/C|: [samples], higher = more uncertain.
+def gradnorm(model: nn.Module, inputs: Inputs) -> Scores:
+    """GradNorm, minus ||h||_1 sum_c |p_c - 1/C|: higher = more uncertain.
 
     The score of Huang et al. is the 1-norm of the gradient of KL(uniform || p) by the last layer's weights, without
     bias; h are this layer's inputs. Large norms mean confidence, hence the sign. Raises the errors of `regrad`, and
@@ -112,7 +97,7 @@ def gradnorm(model: nn.Module, inputs: Inputs, *, batch_size: int | None = None)
         h, log_p = gradients.head_inputs(x[:, 0])
         return -h.abs().sum(1) * (log_p.exp() - 1 / log_p.shape[1]).abs().sum(1)
 
-    return torch.cat(_by_batch(score, model, inputs, "last", 1, batch_size)).to(inputs.device)
+    return torch.cat(_by_batch(score, model, inputs, "last", 1)).to(inputs.device)
 
 
 def gradient_norms(
@@ -120,13 +105,13 @@ def gradient_norms(
     inputs: Inputs,
     *,
     norm: Literal[1, 2] = 2,
-    layers: str | Sequence[str] = "all",
+    layers: Layers = "all",
     perturbations: int = 0,
     sigma: float = 0.02,
     seed: int = 0,
     batch_size: int | None = None,
 ) -> tuple[Float[Tensor, "layers samples classes"], list[str], Float[Tensor, "samples classes"]]:
-    """Norms of the gradients of log p_c by each layer: (norms [layers, samples, C], layer names, log p [samples, C]).
+    """Norms of the gradients of log p_c by each layer, the layers' names, and log p.
 
     The arguments and the errors are those of `regrad`. `reduce_norms` turns the result into scores, `layer_shares` into
     the share of each layer.
@@ -153,7 +138,7 @@ def reduce_norms(
     position = torch.linspace(0, 1, len(norms), dtype=norms.dtype, device=norms.device)
     n = torch.tensordot((depth * position).softmax(0), norms, 1)  # [samples, classes]
     if reduction == "A":
-        return (_class_weights(log_p, class_weight) * n).sum(1)
+        return (_WEIGHTS[class_weight](log_p) * n).sum(1)
     p = log_p.exp()
     return (p * n.square()).sum(1).sqrt() if reduction == "B" else (p * n.sqrt()).sum(1)
 
@@ -165,13 +150,21 @@ def layer_shares(
     class_weight: ClassWeight = "sqrt_p",
 ) -> Float[Tensor, "layers samples"]:
     """The share of each layer in sum_l sum_c w_c ||g_c^(l)||, layers unweighted; 0 for a sample without gradients."""
-    one_of("class_weight", class_weight, get_args(ClassWeight))
-    parts = (norms * _class_weights(log_p, class_weight)).sum(2)
+    one_of("class_weight", class_weight, _WEIGHTS)
+    parts = (norms * _WEIGHTS[class_weight](log_p)).sum(2)
     return parts / parts.sum(0).clamp(min=torch.finfo(parts.dtype).tiny)
 
 
+_WEIGHTS: dict[str, Callable[[Tensor], Tensor]] = {  # of the classes, from log p [samples, classes]
+    "p": torch.exp,
+    "sqrt_p": lambda log_p: (log_p / 2).exp(),
+    "uniform": lambda log_p: torch.full_like(log_p, 1 / log_p.shape[1]),
+    "predicted": lambda log_p: torch.zeros_like(log_p).scatter_(1, log_p.argmax(1, keepdim=True), 1.0),
+}
+
+
 def _check_switches(class_weight: str, reduction: str, depth: float) -> None:
-    one_of("class_weight", class_weight, get_args(ClassWeight))
+    one_of("class_weight", class_weight, _WEIGHTS)
     one_of("reduction", reduction, get_args(Reduction))
     if reduction != "A" and class_weight != "sqrt_p":
         raise ValueError(f"readings B and C weigh classes by p: leave class_weight out, got {class_weight!r}")
@@ -179,25 +172,13 @@ def _check_switches(class_weight: str, reduction: str, depth: float) -> None:
         raise ValueError(f"depth must be finite, got {depth}")
 
 
-def _class_weights(log_p: Tensor, class_weight: str) -> Tensor:
-    match class_weight:
-        case "p":
-            return log_p.exp()
-        case "sqrt_p":
-            return (log_p / 2).exp()
-        case "uniform":
-            return torch.full_like(log_p, 1 / log_p.shape[1])
-        case _:
-            return torch.zeros_like(log_p).scatter_(1, log_p.argmax(1, keepdim=True), 1.0)
-
-
 def _by_batch(
     compute: Callable[[SampleGradients, Tensor], Any],
     model: nn.Module,
     inputs: Tensor,
-    layers: str | Sequence[str],
+    layers: Layers,
     norm: int,
-    batch_size: int | None,
+    batch_size: int | None = None,
     perturbations: int = 0,
     sigma: float = 0.0,
     seed: int = 0,

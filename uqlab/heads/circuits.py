@@ -30,10 +30,10 @@ WRITE_EVERY = 60.0  # seconds within a step
 
 
 class Circuit(list[Head]):
-    """Heads (layer, head) in the order of their removal, the least useful first, with the scores that led to it.
+    """Heads (layer, head) in the order of their removal, with the scores that led to it.
 
-    start: the score with all heads. scores [steps, layers, heads]: in each step, the score without the heads that were
-    removed before and without this one; NaN for heads that were not tried. The head with the highest score is removed.
+    start: the score with all heads. scores: in each step, the score without the heads that were removed before and
+    without this one; NaN for heads that were not tried. The head with the highest score is removed.
     """
 
     def __init__(self, heads: Iterable[Head], start: float, scores: Float[Tensor, "steps layers heads"]):
@@ -61,21 +61,18 @@ def greedy_circuit(
     CircOOD or CircAvg. All heads of a layer may go: the residual connection carries the layer's input past it.
 
     model: returns logits [batch, classes]; it is used in evaluation mode and is not changed.
-    id_inputs [id, ...], id_labels [id], ood_inputs [ood, ...]: validation data in and out of distribution; tensors, or
+    id_inputs [id, ...], id_labels, ood_inputs [ood, ...]: validation data in and out of distribution; tensors, or
         tensors by name. "acc" needs no ood_inputs and "ood" needs no id_labels: give None.
     score: "acc", accuracy; "ood", AUROC of the maximum softmax probability, ID against OOD; "avg", the mean of both.
     batch_size: inputs at a time; None for as many as stay in a CPU's cache, 256 on a GPU. It does not change scores.
-    precision: of products, "float32" or "bfloat16" as in `training.fit`.
+    precision: as in `training.fit`.
     checkpoint: a file that is written after every step, and every minute within a step. A search that finds the file
         continues from it, also with a larger budget.
 
-    Memory: in each thread three tensors [batch, tokens, width] for each layer, and one number for each head and input.
-    Trying a head costs the layers after its attention; in the last layer, only the first token if the classifier reads
-    no other.
-
-    Raises ValueError for a budget below 1 or above the number of heads, labels out of range, networks whose heads are
-    not separable or whose layers do not run one after the other, and for a checkpoint that is damaged or belongs to
-    another search; TypeError for inputs and labels that are not tensors.
+    Trying a head costs the layers after its attention. Each thread holds three tensors [batch, tokens, width] for each
+    layer. Raises ValueError for a budget below 1 or above the number of heads, labels out of range, networks whose
+    heads are not separable or whose layers do not run one after the other, and for a checkpoint that is damaged or
+    belongs to another search; TypeError for inputs and labels that are not tensors.
     """
     found = attentions(model)
     every = [(layer, head) for layer, attention in enumerate(found) for head in range(attention.heads)]

@@ -18,8 +18,8 @@ def head_features(
 ) -> Float[Tensor, "samples heads size"]:
     """What each head of a layer gives the first token, the class token, before the output projection (Hydra, B.2).
 
-    inputs [samples, ...] or tensors by name; a negative layer counts from the last. In the model's precision, on the
-    CPU, in evaluation mode. Raises ValueError for a layer that does not exist or has no heads left.
+    In evaluation mode and in the model's precision, on the CPU. A negative layer counts from the last. Raises
+    ValueError for a layer that does not exist or has no heads left.
     """
     found = attentions(model)
     if not -len(found) <= operator.index(layer) < len(found):
@@ -63,9 +63,7 @@ def separation(
         raise ValueError(f"needs at least 2 ID inputs and 1 OOD input, got {len(a)} and {len(b)}")
     finite("id_features", a)
     finite("ood_features", b)
-    centre = a.mean(0)
-    deviation = (a - centre).transpose(0, 1)  # [heads, id, size]
-    covariance = deviation.mT @ deviation / (len(a) - 1)
-    difference = (centre - b.mean(0)).unsqueeze(1)  # [heads, 1, size]
+    covariance = torch.stack([torch.atleast_2d(own.mT.cov()) for own in a.unbind(1)])  # [heads, size, size]
+    difference = (a.mean(0) - b.mean(0)).unsqueeze(1)  # [heads, 1, size]
     squared = difference @ torch.linalg.pinv(covariance, hermitian=True) @ difference.mT
     return Separation(difference.norm(dim=(1, 2)), squared.flatten().clamp(min=0).sqrt())

@@ -59,8 +59,7 @@ def fuse(
 ) -> FusedEnsemble:
     """An ensemble of pruned versions of one transformer that predicts in one pass (Hydra, 4.2, eqs. 4-7).
 
-    models: the members, pruned (`prune`) differently and perhaps fine-tuned since; a layer may have a different number
-        of heads in each. They are copied. An ensemble of them will do too.
+    models: the members, pruned (`prune`) differently and perhaps fine-tuned since. They are copied.
     norms: "independent", every member keeps its own LayerNorms; "merged", one set of LayerNorms with their mean.
 
     Every member keeps its own attention projections and its own linear layers outside the stack of layers, such as the

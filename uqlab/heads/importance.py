@@ -21,9 +21,9 @@ def taylor_scores(
 ) -> Float[Tensor, "layers heads"]:
     """The importance of every head: the mean of |W * dL/dW| over its rows of the query, key and value weights.
 
-    L is the mean cross-entropy (nats) on inputs [samples, ...] (or tensors by name) and labels [samples], in evaluation
-    mode. Biases and the output projection do not count. NaN where a layer has fewer heads than another. Float64, on the
-    CPU. Raises the errors of `shape`, and those of unusable inputs and labels. Hydra, D.1.1 (Molchanov et al. 2019).
+    L is the mean cross-entropy in evaluation mode (nats). Biases and the output projection do not count. NaN where a
+    layer has fewer heads than another. Float64, on the CPU. Raises the errors of `shape`, and those of unusable inputs
+    and labels. Hydra, D.1.1 (Molchanov et al. 2019).
     """
     return _taylor(model, inputs, labels, range(len(attentions(model))), batch_size)
 
@@ -39,10 +39,10 @@ def taylor_heads(
 ) -> list[Head]:
     """The heads that Taylor pruning removes, the least important first.
 
-    remove: with scope="layer", how many heads of each layer, one number or one for each layer; the layers are pruned
+    scope: "layer": `remove` is how many heads each layer loses, one number or one for each layer. The layers are pruned
         from first to last, and the scores are recomputed without the heads that earlier layers lost (Hydra, D.1.1).
-        With scope="model", how many heads of the whole model, by scores that are computed once (B.2; the paper does not
-        say whether it recomputes them there).
+        "model": `remove` is how many heads the whole model loses, by scores that are computed once (B.2; the paper does
+        not say whether it recomputes them there).
 
     Of equal scores the lowest (layer, head) goes first. Raises ValueError for more heads than there are.
     """
@@ -75,15 +75,14 @@ def _taylor(model: nn.Module, inputs: Inputs, labels: Tensor, layers: Sequence[i
     network = frozen(model).eval()
     labels = check_labels(network, inputs, labels)
     weights = [linear(network, name).weight.requires_grad_() for layer in layers for name in found[layer].inputs]
-    gradients = [torch.zeros_like(weight) for weight in weights]
     with torch.enable_grad():
         for low in range(0, samples, batch_size):
             rows = slice(low, low + batch_size)
             loss = F.cross_entropy(run(network, take(network, inputs, rows)), labels[rows], reduction="sum") / samples
-            for total, part in zip(gradients, torch.autograd.grad(loss, weights, materialize_grads=True), strict=True):
-                total += part
+            loss.backward()
     scores = torch.full((len(found), max(attention.heads for attention in found)), torch.nan, dtype=torch.float64)
-    products = [(weight.detach() * slope).abs().double() for weight, slope in zip(weights, gradients, strict=True)]
+    slopes = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]
+    products = [(weight.detach() * slope).abs().double() for weight, slope in zip(weights, slopes, strict=True)]
     for i, layer in enumerate(layers):
         own = torch.stack(products[3 * i : 3 * i + 3])  # [3, rows, width]
         each = own.unflatten(1, (found[layer].heads, found[layer].size)).mean((0, 2, 3))
@@ -94,8 +93,8 @@ def _taylor(model: nn.Module, inputs: Inputs, labels: Tensor, layers: Sequence[i
 def sample_heads(ranking: Sequence[Head], remove: int, members: int, *, seed: int = 0) -> list[list[Head]]:
     """For each member `remove` heads, drawn from one ranking: its pruning seed (Hydra, B.5: 48 of the first 100).
 
-    ranking: the heads that may be removed, such as the start of a circuit; each draw keeps their order. The draw of
-        member m depends on (seed, m) alone. Raises ValueError for more heads than the ranking holds.
+    A draw keeps the order of the ranking; the draw of member m depends on (seed, m) alone. Raises ValueError for more
+    heads than the ranking holds.
     """
     if not 0 <= operator.index(remove) <= len(ranking):
         raise ValueError(f"remove must be 0 to {len(ranking)}, the length of the ranking, got {remove}")

@@ -24,9 +24,8 @@ def ablate(model: Model, heads: Iterable[Head]) -> Iterator[Model]:
     `shape`, and ValueError for heads that the model does not have or that are given twice.
     """
     found = attentions(model)
-    columns = []
-    for layer, head in check_heads(found, heads):
-        columns.append(linear(model, found[layer].output).weight.detach()[:, found[layer].columns(head)])
+    pairs = check_heads(found, heads)
+    columns = [linear(model, found[at].output).weight.detach()[:, found[at].columns(head)] for at, head in pairs]
     kept = [part.clone() for part in columns]
     try:
         for part in columns:
@@ -40,10 +39,10 @@ def ablate(model: Model, heads: Iterable[Head]) -> Iterator[Model]:
 def prune(model: Model, heads: Iterable[Head]) -> Model:
     """A smaller copy without these heads: it returns what the ablated model returns.
 
-    The rows of the query, key and value projections, their biases, and the columns of the output projection are cut
-    out. The bias of the output projection and the scale 1 / sqrt(size of a head) stay. The remaining heads of a layer
-    are numbered from 0 again. A layer may lose all its heads: its attention then gives only a bias, and the residual
-    connection carries the layer's input past it. Raises the errors of `ablate`.
+    The heads' rows of the query, key and value projections and their columns of the output projection are cut out. The
+    remaining heads of a layer are numbered from 0 again. A layer may lose all its heads: its attention then gives only
+    the output projection's bias, and the residual connection carries the layer's input past it. Raises the errors of
+    `ablate`.
     """
     found = attentions(model)
     pairs = check_heads(found, heads)

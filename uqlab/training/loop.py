@@ -61,10 +61,10 @@ def fit(
     checkpoint: str | os.PathLike | None = None,
     watch: Callable[[int], object] | None = None,
 ) -> History:
-    """Train every member on its own shuffling of the same data.
+    """Train every member on its own shuffling of the same data, which is moved to the ensemble's device once.
 
     The batches, the dropout and the augmentation of member m depend on (seed, m) alone: ten members equal 4 + 6 and ten
-    runs of one, to float tolerance. All of them are moved to the ensemble's device once.
+    runs of one, to float tolerance.
 
     labels: classes [samples], or for loss="mse" targets like the outputs.
     optimizer: "sgd", "adam" or "adamw". clip: the largest gradient norm of one member.
@@ -75,11 +75,10 @@ def fit(
     checkpoint: a file that is written after every epoch and resumed from, bit-identical on a CPU.
     watch: called after every epoch with the number of epochs done.
 
-    Where UQLAB_CACHE names a folder, as the runner's kernels are told, a training that was done before is read from it;
-    not so with `checkpoint` or `watch`.
-
-    Raises ValueError for empty or mismatched data, labels out of range, unknown names and a checkpoint that is damaged
-    or of another run; TypeError for what is no ensemble or tensor; FloatingPointError when a loss is no longer finite.
+    Where UQLAB_CACHE names a folder, a training that was done before is read from it, unless there is a `checkpoint` or
+    a `watch`. Raises ValueError for empty or mismatched data, labels out of range, unknown names and a checkpoint that
+    is damaged or of another run; TypeError for what is no ensemble or tensor; FloatingPointError for a loss that is not
+    finite.
     """
     started = time.perf_counter()
     _check_data(ensemble, inputs, labels, epochs, batch_size, lr)
@@ -151,8 +150,9 @@ class Workers:
         self, ensemble: Ensemble, multiply_adds: int, make: Callable[[Any], Any], bounds: list[int] | None = None
     ):
         self.threads = torch.get_num_threads()
+        self.on_cpu = next(ensemble.parameters()).device.type == "cpu"
         count, self.threads_each = 1, self.threads
-        if next(ensemble.parameters()).device.type == "cpu" and ensemble.can_shard():
+        if self.on_cpu and ensemble.can_shard():
             small = isinstance(ensemble, FoldedEnsemble) and multiply_adds < devices.ONE_THREAD
             count = 1 if small else min(self.threads, ensemble.members)
             self.threads_each = 1 if small else self.threads // count
@@ -161,7 +161,6 @@ class Workers:
         self.rows = [slice(low, high) for low, high in itertools.pairwise(self.bounds)]
         self.shards = [ensemble.shard(rows) for rows in self.rows] if len(self.rows) > 1 else [ensemble]
         self.steps = [make(shard) for shard in self.shards]
-        self.on_cpu = next(ensemble.parameters()).device.type == "cpu"
         self.pool: futures.ThreadPoolExecutor | None = None
 
     def __enter__(self) -> "Workers":
