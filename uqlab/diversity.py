@@ -66,10 +66,9 @@ def weight_cosine(ensemble: Ensemble, target: str | None = None) -> Pairs:
 def diversity_score(ensemble: Ensemble) -> float:
     """1 - mean correlation of two members' value projections W_m, averaged over layers (Muhlematter et al. 2024, E).
 
-    It is Pearson's correlation of whole matrices, for LoRA-Ensemble W + B_m A_m. A fused layer of `heads.fuse` is
-    compared with all its projections, and a network without attention in every linear layer but the last.
-
-    Raises ValueError for fewer than two members, and as `member_weights` does.
+    It is Pearson's correlation of whole matrices, for LoRA-Ensemble W + B_m A_m. Fused layers of `heads.fuse` are
+    compared in all their projections, and networks without attention in every linear layer but the last. Raises
+    ValueError for fewer than two members, and the errors of `member_weights`.
     """
     names = layer_names(ensemble, default=VALUES)
     if ensemble.members < 2:
@@ -81,8 +80,8 @@ def diversity_score(ensemble: Ensemble) -> float:
 def layer_names(ensemble: Ensemble, target: str | None = None, default: str = PROJECTIONS) -> list[str]:
     """The names of the layers with a weight matrix that `target` finds, in the network's order.
 
-    target: a regular expression on the names of a folded ensemble's layers, else of member 0's. None for `default`, the
-        attention's projections, or in a network where that finds nothing every linear layer but the last.
+    target: a regular expression on the names of a folded ensemble's layers, else of member 0's layers. None stands for
+        `default`, the attention's projections; where that finds nothing, every linear layer but the last is taken.
 
     Raises ValueError for a target that matches no linear layer; TypeError unless it is an ensemble.
     """
@@ -102,8 +101,7 @@ def member_weights(
 ) -> Float[Tensor, "members out in"]:
     """The members' weights in the layer `name`: for LoRA W + B_m A_m, for masks W * (row_m col_m^T).
 
-    members: whose weights; None for all members. Raises ValueError where their shapes differ; TypeError unless it is an
-        ensemble.
+    members: whose weights; None for all. Raises ValueError where the shapes differ; TypeError unless it is an ensemble.
     """
     _check_ensemble(ensemble)
     members = range(ensemble.members) if members is None else members

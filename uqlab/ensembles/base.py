@@ -108,7 +108,7 @@ class Ensemble(nn.Module):
 class FoldedEnsemble(Ensemble):
     """One network whose member layers take all members at once, folded into the batch.
 
-    `chunk`: at most so many members in one pass; None chooses, see `members_per_pass`.
+    `chunk` is the largest number of members in one pass; if it is None, `members_per_pass` chooses.
     """
 
     def __init__(self, network: nn.Module, member_ids: range):
@@ -129,9 +129,9 @@ class FoldedEnsemble(Ensemble):
     def members_per_pass(self, x: Inputs) -> int:
         """How many members go through the network at once, for inputs like x [members, batch, ...].
 
-        On a GPU as many as fit into half of the free memory. On a CPU all; of an implicit ensemble only so many that
-        what one of its layers reads and writes stays in the cache (IMPLICIT_CACHE bytes): the weights are shared, so
-        more would save nothing. What a member takes is found by sending one through, once for each shape of the inputs.
+        On a GPU they are as many as fit into half of the free memory. On a CPU they are all members; of an implicit
+        ensemble only so many that what one layer reads and writes stays in the cache (IMPLICIT_CACHE bytes), because
+        the weights are shared, and more would save nothing. One member is measured for each shape of the inputs.
         """
         first = first_tensor(x)
         key, on_cpu = tuple(first.shape), first.device.type == "cpu"

@@ -67,13 +67,12 @@ def batch(
     seed: int = 0,
     heads: Classifiers | None = None,
 ) -> FoldedEnsemble:
-    """BatchEnsemble: W * (r_m s_m^T) in every target layer, with one W for all that is trained too (Wen et al. 2020).
+    """BatchEnsemble: W * (r_m s_m^T) in every target layer; all members also train W together (Wen et al. 2020).
 
     std: of r and s, which are Normal around 1 (Muhlematter et al. 2024, I.1).
     additive: W + r_m s_m^T instead, with W frozen and r and s Normal around 0: BatchEnsemble++ (I.2, eq. 12).
 
-    The weights W of the target layers are trained, so they are copied. `batch_ensemble` is another name of this
-    function. The rest as in `lora`.
+    W is trained, so it is copied. `batch_ensemble` is another name of this function. The rest is as in `lora`.
     """
     if not 0 <= std < math.inf:
         raise ValueError(f"std must be 0 or positive, got {std}")

@@ -49,8 +49,8 @@ class SVDLinear(MemberLayer):
     def factored(self, rows: int) -> bool:
         """Whether two products per row cost less than building every member's weight and one product per row.
 
-        A backward pass takes as much again of the former, which has no weight gradient, and twice as much of the
-        latter. Building, which writes the weights too, was measured at 1.5 times its arithmetic.
+        A backward pass costs the former as much again, because it has no weight gradient, and the latter twice as much.
+        Building, which writes the weights too, was measured at 1.5 times its arithmetic.
         """
         (out_features, k), in_features = self.u.shape, self.v.shape[0]
         factors, weights = (2, 3) if torch.is_grad_enabled() and self.s.requires_grad else (1, 1)
@@ -73,11 +73,11 @@ def singular_value(
 ) -> FoldedEnsemble:
     """Singular value ensemble: U diag(s_m) V^T in every target layer, U and V frozen (Turkoglu et al. 2026).
 
-    init_std: the members start from s_m = S (1 + init_std * noise) and biases b + init_std * noise; their own
-        classifiers from Normal weights of standard deviation 0.01 and zero biases.
+    init_std: the members start from s_m = S (1 + init_std * noise) and biases b + init_std * noise. Their own
+        classifiers start from Normal weights of standard deviation 0.01 and zero biases.
     target: a regular expression on module names; None for every linear layer but the classifier.
 
-    The rest as in `lora`. Raises ValueError for init_std < 0, and as `lora`.
+    The rest is as in `lora`. Raises ValueError for init_std < 0, and the errors of `lora`.
     """
     if not 0 <= init_std < math.inf:
         raise ValueError(f"init_std must be 0 or positive, got {init_std}")

@@ -20,8 +20,6 @@ def snapshot(
 
         cycle = {"epochs": 5, "lr": 0.1, "schedule": "cosine"}
         ensembles.snapshot(make_model, 4, lambda one, number: training.fit(one, x, y, seed=number, **cycle))
-
-    Raises ValueError for members < 1, and what `train` raises.
     """
     at_least("members", members)
     one = deep(make_model, 1, seed)

@@ -79,10 +79,9 @@ def _checksum(tensors: dict[str, Tensor], about: dict[str, Any]) -> str:
 
 
 def concatenate(shards: Sequence[Ensemble]) -> Ensemble:
-    """One ensemble of shards, in any order, that were made and perhaps trained apart; the members' own is copied.
+    """One ensemble of shards that were made and perhaps trained apart; what is the members' own is copied.
 
     `concatenate([deep(make, "0:4", seed), deep(make, "4:9", seed)])` is `deep(make, 9, seed)`, before and after `fit`.
-
     Raises ValueError for no shards, numbers that overlap or leave a gap, shards of different architectures or recipes,
     and shared weights that differ because they were trained apart; TypeError for shards of different kinds.
     """

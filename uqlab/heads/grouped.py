@@ -47,9 +47,9 @@ class GroupedAttention(MemberLayer):
     of its heads, the rows of query, key and value; out_weight holds the columns of the output projection as rows.
 
     If all members have the same number of heads, these are in_weight [members, heads * 3 * size, width] and out_weight
-    [members, heads * size, width]. Otherwise the members' rows are joined along the first axis. A product then fills
-    them up with zeros to the largest number of heads; for large batches on a CPU it is faster to compute the members
-    one after the other, without zeros.
+    [members, heads * size, width]. Otherwise the members' rows are joined along the first axis, and a product fills
+    them up with zeros to the largest number of heads, unless the members are computed one after the other, which is
+    faster for large batches on a CPU.
     """
 
     def __init__(self, models: Sequence[nn.Module], found: Sequence[Attention]):
