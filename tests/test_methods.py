@@ -17,11 +17,20 @@ SETTINGS = {
     "warmup": 1,
     "clip": 1.0,
 }
+
+
+def single(net):
+    """The network that "single" starts from: its classifier is new."""
+    return ensembles.deep(lambda: methods.fresh(net), 1, 7).member(0)
+
+
 PLAIN = {
     "single": lambda net: ensembles.deep(lambda: methods.fresh(net), 1, 7),
     "deep": lambda net: ensembles.deep(lambda: methods.fresh(net), 3, 7),
     "batch": lambda net: ensembles.batch(net, 3, seed=7),
     "batch_additive": lambda net: ensembles.batch(net, 3, additive=True, seed=7),
+    "masksembles": lambda net: ensembles.masksembles(single(net), 3, seed=7),
+    "film": lambda net: ensembles.film(single(net), 3, seed=7),
     "lora": lambda net: ensembles.lora(net, 3, gain=4.0, seed=7),
     "lora_single": lambda net: ensembles.lora(net, 1, 12, gain=4.0, seed=7),
     "singular_value": lambda net: ensembles.singular_value(net, 3, seed=7),

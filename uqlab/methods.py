@@ -99,6 +99,17 @@ def _implicit(make: Callable[..., Ensemble], **default: Any) -> Callable[..., En
     return lambda backbone, members, seed, **options: make(backbone, members, seed=seed, **(default | options))
 
 
+def _trained(make: Callable[..., Ensemble], **default: Any) -> Callable[..., Ensemble]:
+    """Of methods that train the whole network: its classifier is new, drawn as that of the single network."""
+
+    def made(backbone: nn.Module, members: int, seed: int, **options: Any) -> Ensemble:
+        with torch.random.fork_rng():
+            torch.manual_seed(ensembles.member_seed(seed, 0, "weights"))
+            return make(fresh(backbone), members, seed=seed, **(default | options))
+
+    return made
+
+
 def _lora_single(backbone: nn.Module, members: int, seed: int, rank: int = 8, gain: float = 4.0) -> Ensemble:
     return ensembles.lora(backbone, 1, rank * members, gain=gain, seed=seed)
 
@@ -128,7 +139,7 @@ class Method(NamedTuple):
     color: str
     marker: str
     make: Callable[..., Ensemble]  # (backbone, members, seed, **options) -> untrained
-    needs: frozenset[str]  # of the backbone: "linear layers", "pretraining"
+    needs: frozenset[str]  # of the backbone: "linear layers", "normalisation", "pretraining"
     fit: Mapping[str, Any] = {}  # settings of training.fit, where they are not FIT's
     finish: Callable[..., Ensemble] = lambda trained, *_, **__: (
         trained
@@ -145,6 +156,8 @@ METHODS: dict[str, Method] = {
     "snapshot": Method("snapshot ensemble", "#949494", "D", _one, _ANY, {}, _snapshots),
     "batch": Method("BatchEnsemble", "#CC78BC", "P", _implicit(ensembles.batch), _LINEAR, {"lr": 0.002}),
     "batch_additive": Method("BatchEnsemble++", "#FBAFE4", "p", _PLUS, _LEARNED, {"lr": 0.016}),
+    "masksembles": Method("Masksembles", "#ECE133", "d", _trained(ensembles.masksembles), _LINEAR),
+    "film": Method("FiLM-Ensemble", "#DE8F05", "H", _trained(ensembles.film), frozenset({"normalisation"})),
     "deep": Method("explicit ensemble", "#D55E00", "s", _deep, _ANY),
     "lora": Method("LoRA-Ensemble", "#029E73", "X", _LORA, _LEARNED, {"lr": 0.004}),
     "singular_value": Method("singular value ensemble", "#0173B2", "h", _SVE, _LEARNED, {"lr": 0.03}),

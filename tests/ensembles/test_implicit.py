@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from small_networks import EVERY, bert, clip, count, images, logits, moved, vit
+from small_networks import ALL, EVERY, MAKERS, TRAINED, bert, clip, count, images, logits, moved, vit
 from torch import nn
 from transformers import ViTConfig, ViTForImageClassification
 
@@ -15,9 +15,15 @@ from uqlab.core import devices
 from uqlab.ensembles import ATTENTION, BatchLinear, LoRALinear, MemberLayer, MemberLinear, SVDLinear
 
 
+def mlp():
+    torch.manual_seed(0)
+    layers = nn.Linear(64, 12), nn.LayerNorm(12), nn.ReLU(), nn.Linear(12, 6), nn.ReLU(), nn.Linear(6, 3)
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
 # Members --------------------------------------------------------------------------------------------------------------
-@EVERY
-@pytest.mark.parametrize("backbone", [vit, clip, lambda: models.mlp(64, (12, 6), 3).eval()], ids=["vit", "clip", "mlp"])
+@ALL
+@pytest.mark.parametrize("backbone", [vit, clip, mlp])
 def test_folded_members_are_separate_plain_networks(make, backbone):
     ensemble, (x, _) = moved(make(backbone())), images()
     together = ensemble(x)
@@ -29,7 +35,7 @@ def test_folded_members_are_separate_plain_networks(make, backbone):
         torch.testing.assert_close(logits(member, x), together[m], rtol=1e-5, atol=1e-5)
 
 
-@EVERY
+@ALL
 def test_shards_and_chunks_are_the_whole(make):
     ensemble, (x, _) = moved(make(vit())), images()
     together = ensemble(x)
@@ -54,7 +60,7 @@ def test_members_per_pass_follow_the_working_set():
     assert ensembles.deep(lambda: models.mlp(64), 16).members_per_pass(many.expand(16, *many.shape)) == 16
 
 
-@EVERY
+@ALL
 def test_members_with_batches_of_their_own(make):
     ensemble, (x, _) = moved(make(vit())), images(6)
     apart = ensemble.forward_members(x.view(3, 2, 1, 8, 8))
@@ -62,7 +68,7 @@ def test_members_with_batches_of_their_own(make):
         torch.testing.assert_close(apart[m], ensemble(x[2 * m : 2 * m + 2])[m], rtol=1e-5, atol=1e-5)
 
 
-@EVERY
+@ALL
 def test_token_inputs_and_attention_masks_are_repeated(make):
     ensemble = moved(make(bert()))
     tokens = {"input_ids": torch.randint(50, (2, 7)), "attention_mask": torch.ones(2, 7, dtype=torch.int64)}
@@ -75,7 +81,7 @@ def test_token_inputs_and_attention_masks_are_repeated(make):
     torch.testing.assert_close(ensemble(shorter)[:, 0], together[:, 1], rtol=1e-5, atol=1e-5)
 
 
-@EVERY
+@ALL
 def test_a_member_depends_on_the_seed_and_its_number_alone(make):
     x, _ = images()
     two, three, other = (make(vit(), members, seed=seed).eval()(x) for members, seed in ((2, 0), (3, 0), (3, 1)))
@@ -226,12 +232,15 @@ def test_the_backbone_lies_in_memory_once(make):
     assert copied == []
 
 
-@EVERY
-@pytest.mark.parametrize("classifiers", ["independent", "shared"])
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [(make, {"classifiers": kind}) for make in MAKERS.values() for kind in ("independent", "shared")]
+    + [(make, {}) for make in TRAINED.values()],
+)
 @pytest.mark.parametrize("chunk", [None, 1])
-def test_gradients_are_those_of_separate_members(make, classifiers, chunk):
+def test_gradients_are_those_of_separate_members(make, options, chunk):
     """What is a member's own follows its own loss; what all share follows the mean of theirs."""
-    ensemble, (x, y) = moved(make(vit(), classifiers=classifiers)), images()
+    ensemble, (x, y) = moved(make(vit(), **options)), images()
     expected = torch.autograd.grad(
         sum(nn.functional.cross_entropy(z, y) for z in ensemble(x)),
         [p for p in ensemble.parameters() if p.requires_grad],
@@ -335,14 +344,14 @@ def test_targets_by_expression():
     ]
 
 
-@EVERY
+@ALL
 def test_compiles(make, unchecked):  # what checks shapes cannot be traced
     ensemble, (x, _) = moved(make(vit())), images()
     with torch.no_grad():
         torch.testing.assert_close(torch.compile(ensemble, backend="aot_eager")(x), ensemble(x), rtol=1e-4, atol=1e-5)
 
 
-@EVERY
+@ALL
 def test_autocast(make):
     ensemble, (x, _) = moved(make(vit())), images()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):

@@ -6,14 +6,14 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from small_networks import EVERY, count, images, moved, vit
+from small_networks import ALL, count, images, moved, vit
 from torch import nn
 
 from uqlab import ensembles
 from uqlab.ensembles import storage
 
 
-@EVERY
+@ALL
 def test_saved_without_the_backbone(make, tmp_path):
     ensemble, (x, _) = moved(make(vit())), images()
     path = tmp_path / "new" / "ensemble.safetensors"

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small_networks import MAKERS, images, vit
+from small_networks import MAKERS, TRAINED, images, vit
 from torch import nn
 
 from uqlab import ensembles, models, training
@@ -26,7 +26,10 @@ PLAIN = {
     "separate": lambda members: ensembles.deep(conv, members, seed=3),
     "dropout": lambda members: ensembles.dropout(perceptron(), members, seed=3),
 }
-IMPLICIT = {name: lambda members, make=make, **kw: make(vit(), members, seed=3, **kw) for name, make in MAKERS.items()}
+IMPLICIT = {
+    name: lambda members, make=make, **kw: make(vit(), members, seed=3, **kw)
+    for name, make in (MAKERS | TRAINED).items()
+}
 
 
 def same(a, b):
@@ -81,10 +84,10 @@ def test_what_the_whole_owns_is_a_copy():
     assert torch.equal(shards[0](INPUTS[:1]), before)
 
 
-@pytest.mark.parametrize("name", ["batch", "lora"])
+@pytest.mark.parametrize("name", ["batch", "lora", *TRAINED])
 def test_weights_that_all_members_train_cannot_be_joined(name):
     make = IMPLICIT[name]
-    options = {} if name == "batch" else {"classifiers": "shared"}
+    options = {"classifiers": "shared"} if name == "lora" else {}
     shards = [make("0:2", **options), make("2:4", **options)]
     same(ensembles.concatenate(shards), make(4, **options))
     for shard in shards:

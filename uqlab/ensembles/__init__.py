@@ -7,6 +7,7 @@ from uqlab.ensembles.base import Ensemble, FoldedEnsemble, SeparateEnsemble, mem
 from uqlab.ensembles.batch_ensemble import BatchLinear, batch, batch_ensemble
 from uqlab.ensembles.deep import ELEMENTWISE, deep, from_members
 from uqlab.ensembles.dropout import DropoutEnsemble, dropout, place_dropout
+from uqlab.ensembles.film import film
 from uqlab.ensembles.implicit import ATTENTION
 from uqlab.ensembles.layers import (
     MemberDropout,
@@ -18,13 +19,16 @@ from uqlab.ensembles.layers import (
     with_layers,
 )
 from uqlab.ensembles.lora import LoRALinear, lora
+from uqlab.ensembles.masksembles import MaskedInputs, masksembles
+from uqlab.ensembles.norms import MemberBatchNorm, MemberLayerNorm
 from uqlab.ensembles.singular_value import SVDLinear, singular_value
 from uqlab.ensembles.snapshot import snapshot
 from uqlab.ensembles.storage import concatenate, load, save
 
 __all__ = [
     "ATTENTION", "ELEMENTWISE", "BatchLinear", "DropoutEnsemble", "Ensemble", "FoldedEnsemble", "LoRALinear",
-    "MemberDropout", "MemberLayer", "MemberLinear", "SVDLinear", "SeparateEnsemble", "batch",
-    "batch_ensemble", "concatenate", "deep", "dropout", "from_members", "load", "lora", "member_seed", "own_dropout",
-    "place_dropout", "plain_linear", "replace_layers", "save", "singular_value", "snapshot", "with_layers",
+    "MaskedInputs", "MemberBatchNorm", "MemberDropout", "MemberLayer", "MemberLayerNorm", "MemberLinear", "SVDLinear",
+    "SeparateEnsemble", "batch", "batch_ensemble", "concatenate", "deep", "dropout", "film", "from_members", "load",
+    "lora", "masksembles", "member_seed", "own_dropout", "place_dropout", "plain_linear", "replace_layers", "save",
+    "singular_value", "snapshot", "with_layers",
 ]  # fmt: skip

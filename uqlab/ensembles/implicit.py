@@ -6,10 +6,13 @@
     BatchEnsemble             W * (r_m s_m^T)                   r_m [out], s_m [in], bias [out]
     BatchEnsemble++           W + r_m s_m^T                     the same
     mask extraction           W * (row_m col_m^T)               masks row_m [out], col_m [in]
+    Masksembles               W diag(z_m), z_m fixed            nothing that is trained
+    FiLM-Ensemble             W, after norms of its own         gamma_m, beta_m [features], batch statistics
 
-W is the backbone's own tensor, never copied, unless it is trained.
+W is the backbone's own tensor, never copied, unless it is trained. Of convolutions the same is said with kernels.
 """
 
+import copy
 import math
 import re
 from collections.abc import Callable
@@ -22,7 +25,8 @@ from uqlab.core.checks import one_network, one_of
 from uqlab.core.files import fingerprint
 from uqlab.core.modules import frozen
 from uqlab.ensembles.base import FoldedEnsemble, member_range, member_seed, member_text
-from uqlab.ensembles.layers import MemberLayer, MemberLinear, own_dropout, replace_layers
+from uqlab.ensembles.layers import MemberLinear, own_dropout, replace_layers
+from uqlab.ensembles.norms import own_statistics
 
 Classifiers = Literal["independent", "shared"]
 # The attention's projections in transformers (ViT, CLIP, BERT and its kin, DistilBERT, DeBERTa, ModernBERT) and timm.
@@ -47,39 +51,54 @@ def exactly(names: list[str]) -> str:
     return "|".join(f"^{re.escape(name)}$" for name in names)
 
 
+def is_linear(part: nn.Module) -> bool:
+    return type(part) is nn.Linear
+
+
+def is_product(part: nn.Module) -> bool:
+    """A linear layer, or a convolution that is one on every patch."""
+    return is_linear(part) or (type(part) is nn.Conv2d and part.groups == 1 and part.padding_mode == "zeros")
+
+
 def implicit(
     backbone: nn.Module,
     members: int | str | range,
     target: str | None,
     classifiers: str,
     seed: int,
-    make: Callable[[str, nn.Linear, list[torch.Generator]], MemberLayer],
+    make: Callable[[str, Any, list[torch.Generator]], nn.Module],
     recipe: dict[str, Any],
     everywhere: bool = False,
     classifier_std: float | None = None,
+    fits: Callable[[nn.Module], bool] = is_linear,
+    called: str = "linear layer",
+    train_backbone: bool = False,
 ) -> FoldedEnsemble:
     """The frozen backbone with `make(name, layer, the members' generators)` for each target layer, and classifiers.
 
-    Without a target: every linear layer, or, unless `everywhere`, those of the attention if there are any.
+    Without a target: every layer that `fits`, or, unless `everywhere`, those of the attention if there are any. The
+    backbone's copy is trained by all members together if `train_backbone`; its batch statistics are then the members'
+    own.
     """
     ids = check_backbone(backbone, members)
     one_of("classifiers", classifiers, ("independent", "shared"))
-    network = frozen(backbone)
-    linear = [name for name, part in network.named_modules() if type(part) is nn.Linear and name]
+    network = copy.deepcopy(backbone).requires_grad_() if train_backbone else frozen(backbone)
+    linear = [name for name, part in network.named_modules() if is_linear(part) and name]
     if not linear:
         raise ValueError(f"{type(backbone).__name__} has no nn.Linear layer inside; implicit ensembles change those")
-    *inner, head = linear
+    head = linear[-1]
+    inner = [name for name, part in network.named_modules() if name and name != head and fits(part)]
     wanted = target if target is not None or everywhere else ATTENTION
     chosen = [name for name in inner if wanted is None or re.search(wanted, name)]
     if not chosen and target is None:
         chosen = inner
     if not chosen:
         raise ValueError(
-            f"target {target!r} matches no linear layer before the classifier {head!r}; there are "
+            f"target {target!r} matches no {called} before the classifier {head!r}; there are "
             f"{', '.join(inner) or 'none'}"
         )
     weights = {name: p for name, p in network.named_parameters() if not (name.startswith(f"{head}.") or p.is_meta)}
-    of_backbone = fingerprint(weights)  # the classifier is fresh wherever a backbone is loaded
+    of_backbone = "" if train_backbone else fingerprint(weights)  # the classifier is fresh wherever one is loaded
     generators = [torch.Generator().manual_seed(member_seed(seed, m, "adapter")) for m in ids]
     replace_layers(network, exactly(chosen), lambda name, layer: make(name, layer, generators))
     classifier = network.get_submodule(head)
@@ -90,10 +109,21 @@ def implicit(
     else:
         layer = _fresh_classifiers(classifier, classifier_std, generators)
         replace_layers(network, exactly([head]), lambda *_: layer)
+    if train_backbone:
+        own_statistics(network, len(ids))
     own_dropout(network, len(ids))
     ensemble = FoldedEnsemble(network, ids)
     settings = {"members": member_text(ids), "target": target, "classifiers": classifiers, "seed": seed}
     ensemble.recipe = {"backbone": of_backbone, **recipe, **settings}
+    return ensemble
+
+
+def trained_together(network: nn.Module, ids: range, recipe: dict[str, Any]) -> FoldedEnsemble:
+    """The ensemble of a network all of whose weights the members train; batch statistics and dropout are their own."""
+    own_statistics(network, len(ids))
+    own_dropout(network, len(ids))
+    ensemble = FoldedEnsemble(network, ids)
+    ensemble.recipe = {"backbone": "", **recipe, "members": member_text(ids)}
     return ensemble
 
 

@@ -35,6 +35,7 @@ class MemberLayer(nn.Module):
     """A layer with one set of weights, or one noise stream, per member; what its members are it answers itself."""
 
     members: int
+    member_buffers: tuple[str, ...] = ()  # the names of buffers whose first axis is the members
 
     @property
     def active(self) -> slice:
@@ -90,20 +91,22 @@ class MemberLayer(nn.Module):
         layers = (self, *others)
         joined = self._changed(
             sum(layer.members for layer in layers),
-            lambda name, _: torch.cat([layer.get_parameter(name).data for layer in layers]),
+            lambda name, _: torch.cat([getattr(layer, name).data for layer in layers]),
         )
         for name, p in list(joined.named_parameters(recurse=False)):
             if p is getattr(self, name) and p.requires_grad:  # trained by all members: copied too
                 setattr(joined, name, nn.Parameter(p.data.clone()))
         return joined
 
-    def _changed(self, members: int, change: Callable[[str, nn.Parameter], Tensor]) -> Any:
-        """A copy that shares everything but the members' own parameters, which `change(name, p)` gives."""
+    def _changed(self, members: int, change: Callable[[str, Any], Tensor]) -> Any:
+        """A copy that shares everything but the members' own parameters and buffers, which `change(name, p)` gives."""
         own, layer = set(self.own_parameters()), sharing_copy(self)
         layer.members = members
         for name, p in self.named_parameters(recurse=False):
             if p in own:
                 setattr(layer, name, nn.Parameter(change(name, p), requires_grad=p.requires_grad))
+        for name in self.member_buffers:
+            setattr(layer, name, change(name, getattr(self, name)))
         return layer
 
     def extra_repr(self) -> str:
@@ -149,6 +152,23 @@ def plain_linear(weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | 
     """The nn.Linear that holds these tensors."""
     layer = nn.Linear(1, 1, bias is not None, device="meta")  # nothing to initialise, nor to warn of without features
     layer.out_features, layer.in_features = weight.shape
+    layer.weight = nn.Parameter(weight)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias)
+    return layer
+
+
+def conv_settings(layer: nn.Conv2d) -> dict[str, Any]:
+    """How a convolution moves over the map, as `F.conv2d` and `plain_conv` take it."""
+    return {"stride": layer.stride, "padding": layer.padding, "dilation": layer.dilation, "groups": layer.groups}
+
+
+def plain_conv(
+    weight: Float[Tensor, "out in height width"], bias: Float[Tensor, " out"] | None, settings: dict[str, Any]
+) -> nn.Conv2d:
+    """The nn.Conv2d that holds these tensors; `settings` as `conv_settings` gives them."""
+    sizes = weight.shape[1] * settings["groups"], weight.shape[0], tuple(weight.shape[2:])
+    layer = nn.Conv2d(*sizes, bias=bias is not None, device="meta", **settings)
     layer.weight = nn.Parameter(weight)
     if bias is not None:
         layer.bias = nn.Parameter(bias)

@@ -15,12 +15,17 @@ from torch import Tensor, nn
 from uqlab.core.files import fingerprint, writing
 from uqlab.ensembles.base import Ensemble, FoldedEnsemble, SeparateEnsemble, member_range, member_text
 from uqlab.ensembles.batch_ensemble import batch
+from uqlab.ensembles.film import film
 from uqlab.ensembles.layers import MemberLayer, with_layers
 from uqlab.ensembles.lora import lora
+from uqlab.ensembles.masksembles import masksembles
+from uqlab.ensembles.norms import MemberBatchNorm
 from uqlab.ensembles.singular_value import singular_value
 
 # What a file may ask for.
-_METHODS: dict[str, Callable[..., FoldedEnsemble]] = {"lora": lora, "singular_value": singular_value, "batch": batch}
+_METHODS: dict[str, Callable[..., FoldedEnsemble]] = {
+    "lora": lora, "singular_value": singular_value, "batch": batch, "masksembles": masksembles, "film": film,
+}  # fmt: skip
 
 
 def save(ensemble: FoldedEnsemble, path: str | os.PathLike, *, backbone: str = "") -> None:
@@ -28,13 +33,13 @@ def save(ensemble: FoldedEnsemble, path: str | os.PathLike, *, backbone: str = "
 
     The frozen weights are not written, only a fingerprint of them and the backbone's name: `backbone`, or else the
     model's own `name` (models.from_pretrained). The file holds a checksum, and appears whole or not at all. Raises
-    TypeError for an ensemble that `lora`, `singular_value` or `batch` did not make.
+    TypeError for an ensemble that none of `lora`, `singular_value`, `batch`, `masksembles` and `film` made.
     """
     recipe = getattr(ensemble, "recipe", None)
     if recipe is None or member_range(recipe["members"]) != ensemble.member_ids:
         kind = type(ensemble).__name__
-        raise TypeError(f"save takes what lora, singular_value or batch made, whole, got {kind}; else use torch.save")
-    tensors = {name: p.detach().cpu().contiguous() for name, p in ensemble.named_parameters() if p.requires_grad}
+        raise TypeError(f"save takes what {', '.join(_METHODS)} made, whole, got {kind}; else use torch.save")
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _learned(ensemble).items()}
     about = {"recipe": recipe, "backbone": backbone or str(getattr(ensemble.network, "name", ""))}
     about["sha256"] = _checksum(tensors, about)
     with writing(path) as temporary:
@@ -63,7 +68,7 @@ def load(path: str | os.PathLike, backbone: nn.Module) -> FoldedEnsemble:
     if members > sum(tensor.numel() for tensor in tensors.values()):
         raise ValueError(f"{path} names {members} members and holds fewer numbers than that; it is none of ours")
     ensemble = make(backbone, **{name: value for name, value in recipe.items() if name not in ("method", "backbone")})
-    own = {name: p for name, p in ensemble.named_parameters() if p.requires_grad}
+    own = _learned(ensemble)
     fits = own.keys() == tensors.keys() and all(own[name].shape == tensor.shape for name, tensor in tensors.items())
     if not fits or ensemble.recipe != recipe:
         named = about["backbone"] or "unnamed"
@@ -72,6 +77,15 @@ def load(path: str | os.PathLike, backbone: nn.Module) -> FoldedEnsemble:
         for name, tensor in tensors.items():
             own[name].copy_(tensor)
     return ensemble.eval()
+
+
+def _learned(ensemble: Ensemble) -> dict[str, Tensor]:
+    """What training changes: the trainable parameters, and the batch statistics that are not frozen."""
+    learned: dict[str, Tensor] = {name: p for name, p in ensemble.named_parameters() if p.requires_grad}
+    for name, part in ensemble.named_modules():
+        if isinstance(part, MemberBatchNorm):
+            learned |= {f"{name}.{buffer}": getattr(part, buffer) for buffer in part.member_buffers}
+    return learned
 
 
 def _checksum(tensors: dict[str, Tensor], about: dict[str, Any]) -> str:
@@ -106,7 +120,9 @@ def concatenate(shards: Sequence[Ensemble]) -> Ensemble:
     folded = [cast(FoldedEnsemble, shard) for shard in shards]
     networks = [shard.network for shard in folded]
     names = {id(part): name for name, part in networks[0].named_modules() if isinstance(part, MemberLayer)}
-    own = {id(p) for layer in networks[0].modules() if isinstance(layer, MemberLayer) for p in layer.own_parameters()}
+    layers = [layer for layer in networks[0].modules() if isinstance(layer, MemberLayer)]
+    own = {id(p) for layer in layers for p in layer.own_parameters()}
+    own |= {id(getattr(layer, name)) for layer in layers for name in layer.member_buffers}
     state, *others = ({**dict(n.named_parameters()), **dict(n.named_buffers())} for n in networks)
     for name in (name for name, tensor in state.items() if id(tensor) not in own):
         for other in others:

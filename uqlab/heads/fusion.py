@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from uqlab.core import devices
 from uqlab.core.checks import one_of
 from uqlab.core.modules import Inputs, first_tensor, map_tensors, trained_like
-from uqlab.ensembles import Ensemble, FoldedEnsemble, MemberLinear, own_dropout
+from uqlab.ensembles import Ensemble, FoldedEnsemble, MemberLayerNorm, MemberLinear, own_dropout
 from uqlab.heads.attention import Attention, attentions, linear
-from uqlab.heads.grouped import AppliedProjection, GroupedAttention, MemberLayerNorm
+from uqlab.heads.grouped import AppliedProjection, GroupedAttention
 
 
 class FusedEnsemble(FoldedEnsemble):

@@ -10,33 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from uqlab.core import devices
-from uqlab.core.modules import trained_like
 from uqlab.ensembles import MemberLayer, plain_linear
 from uqlab.heads.attention import Attention, linear, with_heads
-
-
-class MemberLayerNorm(MemberLayer):
-    """A LayerNorm in which every member has its own weight and bias [members, 1, features]: member m is `norms[m]`."""
-
-    def __init__(self, norms: Sequence[Any]):
-        super().__init__()
-        self.members, self.eps = len(norms), norms[0].eps
-        biases = [torch.zeros_like(norm.weight) if norm.bias is None else norm.bias.detach() for norm in norms]
-        self.weight = nn.Parameter(torch.stack([norm.weight.detach() for norm in norms]).unsqueeze(1))
-        self.bias = nn.Parameter(torch.stack(biases).unsqueeze(1))
-        trained_like(self, norms[0])
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight, bias, active = self.weight, self.bias, self.active
-        if active != slice(None):  # small batches would notice the calls
-            weight, bias = weight[active], bias[active]
-        rows = F.layer_norm(x, x.shape[-1:], eps=self.eps).view(len(weight), -1, x.shape[-1])
-        return torch.addcmul(bias, rows, weight).view(x.shape)
-
-    def member(self, index: int) -> nn.LayerNorm:
-        norm = nn.LayerNorm(self.weight.shape[2:], self.eps, device=self.weight.device, dtype=self.weight.dtype)
-        norm.weight.data, norm.bias.data = self.weight.data[index, 0].clone(), self.bias.data[index, 0].clone()
-        return trained_like(norm, self)
 
 
 class GroupedAttention(MemberLayer):

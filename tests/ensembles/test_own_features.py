@@ -1,0 +1,185 @@
+"""Members that see features of their own: masks that are fixed (Masksembles), and norms of their own (FiLM)."""
+
+import math
+
+import pytest
+import torch
+from small_networks import bert, images, moved, vit
+from torch import nn
+
+from uqlab import ensembles, models, training
+from uqlab.ensembles import MaskedInputs, MemberBatchNorm
+
+
+def cnn():
+    torch.manual_seed(0)
+    return models.small_cnn(3, width=8).eval()
+
+
+def resnet():
+    torch.manual_seed(0)
+    return models.wide_resnet(10, 1, 3, channels=1).eval()
+
+
+def mlp():
+    torch.manual_seed(0)
+    return models.mlp(64, (12, 6), 3).eval()
+
+
+def settled(network):
+    """The network with batch statistics and weights that are not those of the start."""
+    generator = torch.Generator().manual_seed(3)
+    for name, tensor in network.state_dict().items():
+        if tensor.is_floating_point() and "norm" not in name.lower():
+            tensor += 0.3 * torch.rand(tensor.shape, generator=generator)
+    return network
+
+
+def layers(ensemble, kind):
+    return {name: part for name, part in ensemble.network.named_modules() if isinstance(part, kind)}
+
+
+NETWORKS = pytest.mark.parametrize("network", [mlp, cnn, resnet, vit, bert], ids=lambda make: make.__name__)
+METHODS = pytest.mark.parametrize("method", [ensembles.masksembles, ensembles.film])
+
+
+# Masksembles ----------------------------------------------------------------------------------------------------------
+@NETWORKS
+def test_with_scale_1_masksembles_are_the_network(network):
+    net, x = network(), torch.randint(1, 50, (4, 7)) if network is bert else images()[0]
+    expected = getattr(net(x), "logits", net(x))
+    torch.testing.assert_close(ensembles.masksembles(net, 3, 1.0).eval()(x), expected.expand(3, -1, -1))
+
+
+@pytest.mark.parametrize(("members", "scale"), [(4, 4.0), (4, 2.0), (3, 1.5), (5, 3.0)])
+def test_masks_keep_their_share_and_leave_no_feature_out(members, scale):
+    masks = [layer.mask for layer in layers(ensembles.masksembles(cnn(), members, scale), MaskedInputs).values()]
+    assert [mask.shape[1] for mask in masks] == [
+        8,
+        16,
+        16,
+    ]  # the inputs of the convolutions but the first, and the head's
+    for mask in masks:
+        assert (mask.sum(1) == math.ceil(mask.shape[1] / scale)).all()
+        assert mask.amax(0).all()
+        if members == scale:
+            assert (mask.sum(0) == 1).all()  # disjoint
+    assert not torch.equal(masks[1], masks[2])
+
+
+@pytest.mark.parametrize("network", [mlp, cnn, resnet])
+def test_a_member_is_the_network_without_what_its_mask_leaves_out(network):
+    net, x = settled(network()), images()[0]
+    ensemble = ensembles.masksembles(net, 3, 2.0, seed=5).eval()
+    for m in range(3):
+        for name, layer in layers(ensemble, MaskedInputs).items():
+            weight = net.get_submodule(name).weight
+            expected = weight * layer.mask[m].view(1, -1, *[1] * (weight.ndim - 2))
+            torch.testing.assert_close(ensemble.member(m).get_submodule(name).weight, expected)
+        hooks = [
+            net.get_submodule(name).register_forward_pre_hook(
+                lambda _, args, mask=layer.mask[m]: (args[0] * mask.view(1, -1, *[1] * (args[0].ndim - 2)),)
+            )
+            for name, layer in layers(ensemble, MaskedInputs).items()
+        ]
+        torch.testing.assert_close(net(x), ensemble(x)[m], rtol=1e-4, atol=1e-5)
+        for hook in hooks:
+            hook.remove()
+
+
+def test_a_network_learns_for_its_masks_and_not_for_others():
+    """The control: the same trained weights under masks whose features are shuffled."""
+    x, y = torch.rand(60, 8, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 3
+    x[torch.arange(60), y] += 1
+    torch.manual_seed(0)
+    ensemble = ensembles.masksembles(models.mlp(8, (24, 24), 3, dropout=0.0), 4, 2.0)
+    training.fit(ensemble, x, y, epochs=30, lr=0.02, batch_size=20, optimizer="adam", progress=False)
+    logits = ensemble(x).flatten(0, 1)
+    for layer in layers(ensemble, MaskedInputs).values():
+        layer.mask = layer.mask[:, torch.randperm(layer.mask.shape[1], generator=torch.Generator().manual_seed(1))]
+    own, other = (nn.functional.cross_entropy(z, y.repeat(4)) for z in (logits, ensemble(x).flatten(0, 1)))
+    assert own < 0.1
+    assert other > 2 * own
+
+
+def test_in_a_transformer_what_follows_the_activation_is_masked():
+    names = layers(ensembles.masksembles(vit(), 2), MaskedInputs)
+    assert list(names) == ["vit.layers.0.mlp.fc2", "vit.layers.1.mlp.fc2"]
+    assert len(layers(ensembles.masksembles(bert(), 2), MaskedInputs)) == 2
+    assert list(layers(ensembles.masksembles(vit(), 2, target="fc1"), MaskedInputs)) == [
+        "vit.layers.0.mlp.fc1",
+        "vit.layers.1.mlp.fc1",
+    ]
+
+
+# FiLM -----------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("network", [cnn, resnet, vit, bert], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("train_backbone", [True, False])
+def test_film_members_differ_in_their_norms_alone(network, train_backbone):
+    net, x = network(), torch.randint(1, 50, (4, 7)) if network is bert else images()[0]
+    expected = getattr(net(x), "logits", net(x))
+    equal = ensembles.film(net, 3, std=0.0, train_backbone=train_backbone).eval()
+    torch.testing.assert_close(equal(x), expected.expand(3, -1, -1), rtol=1e-4, atol=1e-5)
+    ensemble = ensembles.film(net, 3, std=0.3, train_backbone=train_backbone)
+    if network is not bert:
+        training.fit(ensemble, *images(9), epochs=2, lr=0.05, batch_size=3, progress=False)
+    first, second = (ensemble.member(m).state_dict() for m in range(2))
+    different = {name for name in first if not torch.equal(first[name], second[name])}
+    norms = [name for name, part in net.named_modules() if isinstance(part, nn.BatchNorm2d | nn.LayerNorm)]
+    assert different <= {f"{name}.{p}" for name in norms for p in ("weight", "bias", "running_mean", "running_var")}
+    assert {f"{name}.weight" for name in norms} <= different
+
+
+@METHODS
+@pytest.mark.parametrize("network", [cnn, resnet])
+def test_batch_statistics_are_those_of_the_member_s_own_batches(method, network):
+    """In training a member is normalised by its own rows: as a plain network on its own batch."""
+    ensemble = moved(method(network(), 3)).train()
+    x = torch.rand(3, 6, 1, 8, 8, generator=torch.Generator().manual_seed(4)) * torch.tensor([1, 2, 3]).view(
+        3, 1, 1, 1, 1
+    )
+    plain = [ensemble.member(m).train() for m in range(3)]
+    expected = torch.stack([net(rows) for net, rows in zip(plain, x, strict=True)])
+    torch.testing.assert_close(ensemble.forward_members(x), expected, rtol=1e-3, atol=1e-4)
+    for m, net in enumerate(plain):
+        for name, buffer in ensemble.member(m).named_buffers():
+            if "running" in name:
+                torch.testing.assert_close(buffer, net.get_buffer(name), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ensemble.eval()(x[0])[1], plain[1].eval()(x[0]), rtol=1e-3, atol=1e-4)
+    assert len(layers(ensemble, MemberBatchNorm)) == sum("BatchNorm" in type(p).__name__ for p in plain[0].modules())
+
+
+def test_film_of_a_frozen_backbone_is_joined_from_shards():
+    x, y = images(12)
+    make = lambda members: ensembles.film(cnn(), members, train_backbone=False, classifiers="independent", seed=2)  # noqa: E731
+    whole, shards = make(3), [make("0:1"), make("1:3")]
+    for ensemble in (whole, *shards):
+        training.fit(ensemble, x, y, epochs=2, lr=0.05, batch_size=4, progress=False)
+    torch.testing.assert_close(ensembles.concatenate(shards)(x), whole(x), rtol=1e-3, atol=1e-4)
+
+
+# Both -----------------------------------------------------------------------------------------------------------------
+@METHODS
+def test_batch_statistics_are_saved(method, tmp_path):
+    ensemble, (x, y) = method(cnn(), 2), images(12)
+    training.fit(ensemble, x, y, epochs=2, lr=0.05, batch_size=4, progress=False)
+    ensembles.save(ensemble, tmp_path / "e.safetensors")
+    torch.testing.assert_close(ensembles.load(tmp_path / "e.safetensors", cnn())(x), ensemble(x))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ensembles.film(mlp(), 2), "film needs BatchNorm or LayerNorm layers; this network has none"),
+        (lambda: ensembles.film(cnn(), 2, std=-1.0), "std must be"),
+        (lambda: ensembles.film(vit(), 2, target="nowhere"), "matches no BatchNorm or LayerNorm"),
+        (lambda: ensembles.film("vit", 2), "one torch module, got str"),
+        (lambda: ensembles.masksembles(mlp(), 2, 0.5), "scale must be 1 or more"),
+        (lambda: ensembles.masksembles(nn.Sequential(nn.Linear(3, 2)), 2), "of 0 none follows an activation"),
+        (lambda: ensembles.masksembles(mlp(), 2, target="conv"), "none matches target 'conv'"),
+        (lambda: ensembles.masksembles(ensembles.deep(mlp, 2), 2), "one torch module"),
+    ],
+)
+def test_bad_input(call, message, unchecked):
+    with pytest.raises((ValueError, TypeError), match=message):
+        call()
