@@ -20,12 +20,17 @@ MAKERS = {
     "batch++": lambda backbone, members=3, **kw: ensembles.batch(backbone, members, additive=True, **kw),
 }
 EVERY = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-# Those whose members train the backbone together, or have none.
+# Those whose members train the backbone together.
 TRAINED = {
     "masksembles": lambda backbone, members=3, **kw: ensembles.masksembles(backbone, members, **kw),
     "film": lambda backbone, members=3, **kw: ensembles.film(backbone, members, **kw),
 }
-ALL = pytest.mark.parametrize("make", (MAKERS | TRAINED).values(), ids=MAKERS | TRAINED)
+FOLDED = pytest.mark.parametrize("make", (MAKERS | TRAINED).values(), ids=MAKERS | TRAINED)
+# Members of one width, as if there were five.
+APART = {
+    "packed": lambda backbone, members=3, **kw: ensembles.packed(backbone, members, **({"alpha": 2.5, "of": 5} | kw)),
+}
+ALL = pytest.mark.parametrize("make", (MAKERS | TRAINED | APART).values(), ids=MAKERS | TRAINED | APART)
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 PIXELS = {"image_size": 8, "patch_size": 4, "num_channels": 1}
 

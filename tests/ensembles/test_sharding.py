@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small_networks import MAKERS, TRAINED, images, vit
+from small_networks import APART, MAKERS, TRAINED, images, vit
 from torch import nn
 
 from uqlab import ensembles, models, training
@@ -28,7 +28,7 @@ PLAIN = {
 }
 IMPLICIT = {
     name: lambda members, make=make, **kw: make(vit(), members, seed=3, **kw)
-    for name, make in (MAKERS | TRAINED).items()
+    for name, make in (MAKERS | TRAINED | APART).items()
 }
 
 
@@ -54,7 +54,7 @@ def test_shards_are_the_members_of_the_whole(name):
     assert getattr(joined, "recipe", None) == getattr(whole, "recipe", None)
 
 
-@pytest.mark.parametrize("name", ["folded", "separate", "lora", "singular_value", "batch++"])
+@pytest.mark.parametrize("name", ["folded", "separate", "lora", "singular_value", "batch++", "packed"])
 def test_shards_train_as_the_whole_does(name):
     make = (PLAIN | IMPLICIT)[name]
     x, y = (INPUTS, LABELS) if name in PLAIN else images(12)

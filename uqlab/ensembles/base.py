@@ -31,6 +31,7 @@ class Ensemble(nn.Module):
     def __init__(self, member_ids: range):
         super().__init__()
         self.member_ids = member_ids
+        self.recipe: dict[str, Any] | None = None  # how a method made it, which `save` writes
 
     @property
     def members(self) -> int:
@@ -90,6 +91,11 @@ class Ensemble(nn.Module):
             if layer.p:
                 layer.reseed([member_seed(seed, m, "dropout", number, epoch) for m in members], device)
 
+    def _with_recipe(self, other: Any) -> Any:
+        """An ensemble of the same recipe with members of its own."""
+        other.recipe = self.recipe and self.recipe | {"members": member_text(other.member_ids)}
+        return other
+
     def _check_device(self, x: Inputs) -> None:
         own = next(self.parameters(), None)
         if own is None or torch.compiler.is_compiling():
@@ -115,7 +121,6 @@ class FoldedEnsemble(Ensemble):
         super().__init__(member_ids)
         self.network = network
         self.chunk: int | None = None
-        self.recipe: dict[str, Any] | None = None  # how an implicit ensemble was made
         self._per_pass: dict[tuple, int] = {}
 
     def train(self, mode: bool = True) -> Any:
@@ -200,8 +205,7 @@ class FoldedEnsemble(Ensemble):
     def shard(self, rows: slice) -> "FoldedEnsemble":
         shard = type(self)(with_layers(self.network, lambda layer: layer.shard(rows)), self.member_ids[rows])
         shard.chunk = self.chunk
-        shard.recipe = self.recipe and self.recipe | {"members": member_text(shard.member_ids)}
-        return shard
+        return self._with_recipe(shard)
 
     def can_shard(self) -> bool:
         return not self.shared_parameters() and not _drops_globally(self)
@@ -233,7 +237,7 @@ class SeparateEnsemble(Ensemble):
         return self.models[index]
 
     def shard(self, rows: slice) -> "SeparateEnsemble":
-        return SeparateEnsemble(list(self.models)[rows], self.member_ids[rows])
+        return self._with_recipe(SeparateEnsemble(list(self.models)[rows], self.member_ids[rows]))
 
     def can_shard(self) -> bool:
         shared = len({id(b) for b in self.buffers()}) < sum(1 for model in self.models for _ in model.buffers())

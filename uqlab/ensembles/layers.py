@@ -167,7 +167,8 @@ def plain_conv(
     weight: Float[Tensor, "out in height width"], bias: Float[Tensor, " out"] | None, settings: dict[str, Any]
 ) -> nn.Conv2d:
     """The nn.Conv2d that holds these tensors; `settings` as `conv_settings` gives them."""
-    sizes = weight.shape[1] * settings["groups"], weight.shape[0], tuple(weight.shape[2:])
+    out_channels, channels, height, width = weight.shape
+    sizes = channels * settings["groups"], out_channels, (height, width)
     layer = nn.Conv2d(*sizes, bias=bias is not None, device="meta", **settings)
     layer.weight = nn.Parameter(weight)
     if bias is not None:

@@ -45,6 +45,8 @@ class MemberBatchNorm(MemberLayer):
 
     running_mean: Tensor
     running_var: Tensor
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
     member_buffers = ("running_mean", "running_var")
 
     def __init__(self, norms: Sequence[Any], shared: bool = False):
@@ -70,8 +72,8 @@ class MemberBatchNorm(MemberLayer):
             shift = -mean * scale if bias is None else bias - mean * scale
             return torch.addcmul(shift.view(shape), each, scale.view(shape)).flatten(0, 1)
         side_by_side = each.transpose(0, 1).flatten(1, 2)  # [batch, members * features, ...]
-        affine = [None if p is None else p.flatten() for p in (weight, bias)]
-        y = F.batch_norm(side_by_side, mean.view(-1), var.view(-1), *affine, True, self.momentum, self.eps)
+        weight, bias = (None if p is None else p.flatten() for p in (weight, bias))
+        y = F.batch_norm(side_by_side, mean.view(-1), var.view(-1), weight, bias, True, self.momentum, self.eps)
         return y.unflatten(1, (len(mean), -1)).transpose(0, 1).flatten(0, 1)
 
     def _rows(self, p: Tensor | None, count: int) -> Tensor | None:

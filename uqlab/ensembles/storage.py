@@ -13,40 +13,42 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from uqlab.core.files import fingerprint, writing
-from uqlab.ensembles.base import Ensemble, FoldedEnsemble, SeparateEnsemble, member_range, member_text
+from uqlab.ensembles.base import Ensemble, FoldedEnsemble, SeparateEnsemble, member_range
 from uqlab.ensembles.batch_ensemble import batch
 from uqlab.ensembles.film import film
 from uqlab.ensembles.layers import MemberLayer, with_layers
 from uqlab.ensembles.lora import lora
 from uqlab.ensembles.masksembles import masksembles
-from uqlab.ensembles.norms import MemberBatchNorm
+from uqlab.ensembles.norms import MemberBatchNorm, has_statistics
+from uqlab.ensembles.packed import packed
 from uqlab.ensembles.singular_value import singular_value
 
 # What a file may ask for.
-_METHODS: dict[str, Callable[..., FoldedEnsemble]] = {
+_METHODS: dict[str, Callable[..., Ensemble]] = {
     "lora": lora, "singular_value": singular_value, "batch": batch, "masksembles": masksembles, "film": film,
+    "packed": packed,
 }  # fmt: skip
 
 
-def save(ensemble: FoldedEnsemble, path: str | os.PathLike, *, backbone: str = "") -> None:
+def save(ensemble: Ensemble, path: str | os.PathLike, *, backbone: str = "") -> None:
     """Write an implicit ensemble's trainable parameters and how it was made to a .safetensors file.
 
     The frozen weights are not written, only a fingerprint of them and the backbone's name: `backbone`, or else the
     model's own `name` (models.from_pretrained). The file holds a checksum, and appears whole or not at all. Raises
-    TypeError for an ensemble that none of `lora`, `singular_value`, `batch`, `masksembles` and `film` made.
+    TypeError for an ensemble of another method than `lora`, `singular_value`, `batch`, `masksembles`, `film`, `packed`.
     """
     recipe = getattr(ensemble, "recipe", None)
     if recipe is None or member_range(recipe["members"]) != ensemble.member_ids:
         kind = type(ensemble).__name__
         raise TypeError(f"save takes what {', '.join(_METHODS)} made, whole, got {kind}; else use torch.save")
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _learned(ensemble).items()}
-    about = {"recipe": recipe, "backbone": backbone or str(getattr(ensemble.network, "name", ""))}
+    about = {"recipe": recipe, "backbone": backbone or str(getattr(getattr(ensemble, "network", None), "name", ""))}
     about["sha256"] = _checksum(tensors, about)
     with writing(path) as temporary:
         save_file(tensors, temporary, {"uqlab": json.dumps(about)})
 
 
-def load(path: str | os.PathLike, backbone: nn.Module) -> FoldedEnsemble:
+def load(path: str | os.PathLike, backbone: nn.Module) -> Ensemble:
     """The ensemble that `save` wrote, on the backbone that it was made from.
 
     Raises FileNotFoundError; ValueError for a file that `save` did not write or that was changed since, and for another
@@ -83,8 +85,8 @@ def _learned(ensemble: Ensemble) -> dict[str, Tensor]:
     """What training changes: the trainable parameters, and the batch statistics that are not frozen."""
     learned: dict[str, Tensor] = {name: p for name, p in ensemble.named_parameters() if p.requires_grad}
     for name, part in ensemble.named_modules():
-        if isinstance(part, MemberBatchNorm):
-            learned |= {f"{name}.{buffer}": getattr(part, buffer) for buffer in part.member_buffers}
+        if isinstance(part, MemberBatchNorm) or (has_statistics(part) and not isinstance(ensemble, FoldedEnsemble)):
+            learned |= {f"{name}.{buffer}": getattr(part, buffer) for buffer in MemberBatchNorm.member_buffers}
     return learned
 
 
@@ -116,7 +118,7 @@ def concatenate(shards: Sequence[Ensemble]) -> Ensemble:
         raise ValueError("shards must be of one ensemble: equal architecture, method, settings and seed")
     if isinstance(first, SeparateEnsemble):
         models = [model for shard in shards for model in cast(SeparateEnsemble, shard).models]
-        return SeparateEnsemble(copy.deepcopy(models), members)
+        return first._with_recipe(SeparateEnsemble(copy.deepcopy(models), members))
     folded = [cast(FoldedEnsemble, shard) for shard in shards]
     networks = [shard.network for shard in folded]
     names = {id(part): name for name, part in networks[0].named_modules() if isinstance(part, MemberLayer)}
@@ -133,6 +135,5 @@ def concatenate(shards: Sequence[Ensemble]) -> Ensemble:
         return layer.join([network.get_submodule(names[id(layer)]) for network in networks[1:]])
 
     whole = type(folded[0])(with_layers(networks[0], join), members).train(first.training)
-    recipe, whole.chunk = folded[0].recipe, folded[0].chunk
-    whole.recipe = recipe and recipe | {"members": member_text(members)}
-    return whole
+    whole.chunk = folded[0].chunk
+    return first._with_recipe(whole)
