@@ -21,7 +21,8 @@ def test_saved_without_the_backbone(make, tmp_path):
     again = vit()
     nn.init.zeros_(again.classifier.weight)  # the classifier is no part of the backbone
     torch.testing.assert_close(ensembles.load(path, again)(x), ensemble(x))
-    assert path.stat().st_size < 4 * count(ensemble) + 12_000
+    header = 200 * sum(p.requires_grad for p in ensemble.parameters())
+    assert path.stat().st_size < 4 * count(ensemble) + header + 1000
     assert b"some/vit" in path.read_bytes()
     assert [file.name for file in path.parent.iterdir()] == ["ensemble.safetensors"]
 
