@@ -20,7 +20,7 @@ def lines(paper, name):
     """The paper's text about an entry; the digest's where the paper's own tables were not available."""
     if name.startswith(("digest", "study")):
         return (SHARED / "design" / "METHODS.md").read_text().splitlines()
-    text = (SHARED / "papers" / published._read()[paper]["text"]).read_text().splitlines()
+    text = (SHARED / "papers" / getattr(published, paper).entry["text"]).read_text().splitlines()
     if not name.startswith("table"):
         return text
     number = name.partition("_")[2]
@@ -41,7 +41,7 @@ def test_every_number_and_every_quote_is_in_the_text(paper, name):
         for row, values in table.frame(dataset).iterrows():
             wanted = values.dropna().tolist()
             assert any(all(line.count(v) >= wanted.count(v) for v in wanted) for line in found), (dataset, row)
-    words = " ".join((SHARED / "papers" / published._read()[paper]["text"]).read_text().split())
+    words = " ".join((SHARED / "papers" / getattr(published, paper).entry["text"]).read_text().split())
     for dataset, stated in table.entry.get("states", {}).items():
         for each in stated.values():
             assert each["quote"] in words, (dataset, each["quote"])

@@ -29,6 +29,7 @@ from uqlab.core.files import writing
 TOTAL, ALEATORIC, EPISTEMIC = "#444444", "#E08A1E", "#1F77B4"
 NEUTRAL, PAPER, MARK = "#8A8A8A", "#9A9A9A", "#C4417A"
 LINES = {"id": "-", "ambiguous": ":", "ood": (0, (4, 2))}
+PICTURE: dict[str, Any] = {"cmap": "gray_r", "vmin": 0, "vmax": 1, "interpolation": "nearest"}
 NARROW, WIDE = 3.3, 6.8  # inches: one and two columns of a paper
 
 Values = Sequence[float | int] | np.ndarray | Tensor
@@ -104,7 +105,7 @@ def curve(
 
 
 def reference(value: float, text: str, *, axis: str = "y", ax: Axes | None = None) -> Axes:
-    """A thin labelled line: chance, a bound or a value that a theory predicts."""
+    """A thin labelled line at the value of chance, of a bound or of a theory's prediction."""
     ax = ax or plt.gca()
     line: dict[str, Any] = {"color": NEUTRAL, "linewidth": 0.8, "zorder": 0}
     words: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7.5, "color": NEUTRAL}
@@ -118,7 +119,7 @@ def reference(value: float, text: str, *, axis: str = "y", ax: Axes | None = Non
 
 
 def label_lines(ax: Axes) -> Axes:
-    """Write each line's label beside its last point, in its colour, at least 9 points from the next label."""
+    """Write the label of each line beside its last point, in its colour and at least 9 points from the next label."""
     named = [line for line in ax.get_lines() if not str(line.get_label()).startswith("_")]
     lines = [line for line in named if np.size(line.get_xydata())]
     figure: Any = ax.get_figure(root=True)
@@ -175,17 +176,15 @@ def decomposition_bars(
 ) -> Axes:  # fmt: skip
     """Horizontal bars aleatoric + epistemic = total (nats); parts: name of a bar -> (aleatoric, epistemic)."""
     ax = ax or plt.gca()
-    names = list(parts)
-    aleatoric, epistemic = np.array([parts[name] for name in names], dtype=float).T
-    y = np.arange(len(names))
+    aleatoric, epistemic = np.array(list(parts.values()), dtype=float).T
+    y = np.arange(len(parts))
     ax.barh(y, aleatoric, color=ALEATORIC, height=0.55, label="aleatoric")
     ax.barh(
         y, epistemic, left=aleatoric, color=EPISTEMIC, height=0.55, label="epistemic", hatch="///", edgecolor="white"
     )
     ax.barh(y, aleatoric + epistemic, facecolor="none", edgecolor=TOTAL, height=0.72, linewidth=1, label="total")
-    ax.set(yticks=y, yticklabels=names, xlabel="uncertainty (nats)", xlim=(0, limit))
-    if not ax.yaxis_inverted():
-        ax.invert_yaxis()
+    ax.set(yticks=y, yticklabels=list(parts), xlabel="uncertainty (nats)", xlim=(0, limit))
+    ax.yaxis.set_inverted(True)
     ax.tick_params(axis="y", length=0)
     if legend:
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=3, handlelength=1.2, columnspacing=1.2)
@@ -239,7 +238,7 @@ def roc(
     """True positive rate of OOD inputs against false positive rate of ID inputs; the label holds the AUROC."""
     ax = ax or plt.gca()
     inside, outside = _array(id_scores), _array(ood_scores)
-    is_ood = np.arange(len(inside) + len(outside)) >= len(inside)
+    is_ood = np.repeat([False, True], [len(inside), len(outside)])
     false, true, _ = roc_curve(is_ood, np.concatenate([inside, outside]))
     auroc = metrics.ood_detection(inside, outside).auroc
     ax.plot(false, true, color=color, linewidth=1.2, label=f"{label} {auroc:.3f}".strip())
@@ -252,9 +251,9 @@ def dots(
     rows: Mapping[str, tuple[float, float, float]], styles: Sequence[tuple[Any, str]], *, hollow: bool = False,
     ax: Axes | None = None,
 ) -> Axes:  # fmt: skip
-    """A line a row, from top to bottom: a mean and its interval; rows: name -> (mean, low, high).
+    """Each row, from top to bottom, shows a mean and its interval; rows: name -> (mean, low, high).
 
-    styles: the colour and the marker of each row. hollow: for a second value of the rows, as of a control.
+    styles: the colour and the marker of each row. hollow: draw open markers, for a second value of the same rows.
     """
     ax = ax or plt.gca()
     for y, ((value, low, high), (color, marker)) in enumerate(zip(rows.values(), styles, strict=True)):
@@ -300,12 +299,12 @@ def images(inputs: Tensor, *, count: int = 10, title: str = "", axes: Sequence[A
     """Draw the first `count` images [samples, channels, height, width] in the given axes, and return these."""
     panels: list[Axes] = list(np.asarray(axes, dtype=object).ravel())
     for ax, image in zip(panels[:count], inputs, strict=False):
-        ax.imshow(_array(image.movedim(0, -1).squeeze(-1)), cmap="gray_r", vmin=0, vmax=1, interpolation="nearest")
+        ax.imshow(_array(image.movedim(0, -1).squeeze(-1)), **PICTURE)
     for ax in panels:
         ax.axis("off")
     panels[0].set_title(" ")  # reserves the height of a line; the width of the text must not push the images aside
-    text = panels[0].annotate(title, (0, 1), (0, 5), xycoords="axes fraction", textcoords="offset points", fontsize=9)
-    text.set_in_layout(False)
+    place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "in_layout": False}
+    panels[0].annotate(title, (0, 1), (0, 5), fontsize=9, **place)
     return panels
 
 
@@ -321,17 +320,15 @@ def votes(image: Tensor, logits: Tensor, classes: Sequence[str] = (), *, ax: Axe
         raise ValueError(f"votes needs the logits of s x s tiles, [s * s, classes], got {list(logits.shape)}")
     p = logits.double().softmax(-1)
     together = int(p.mean(0).argmax())
-    ax.imshow(_array(image.movedim(0, -1).squeeze(-1)), cmap="gray_r", vmin=0, vmax=1, interpolation="nearest",
-              extent=(0, side, side, 0))  # fmt: skip
+    ax.imshow(_array(image.movedim(0, -1).squeeze(-1)), extent=(0, side, side, 0), **PICTURE)
     for i, (sure, vote) in enumerate(zip(*(values.tolist() for values in p.max(1)), strict=True)):
         row, column = divmod(i, side)
         color = NEUTRAL if vote == together else EPISTEMIC
         tile = Rectangle((column, row), 1, 1, facecolor=(color, 0.7 * sure), edgecolor="white", linewidth=0.7)
         ax.add_patch(tile)
         name = str(classes[vote])[:5] if len(classes) else str(vote)
-        text = ax.text(column + 0.5, row + 0.5, f"{name}\n{sure:.2f}", ha="center", va="center", linespacing=0.95,
-                       fontsize=min(8, 30 / side))  # fmt: skip
-        text.set_path_effects([withStroke(linewidth=1.5, foreground="white")])
+        ax.text(column + 0.5, row + 0.5, f"{name}\n{sure:.2f}", ha="center", va="center", linespacing=0.95,
+                fontsize=min(8, 30 / side), path_effects=[withStroke(linewidth=1.5, foreground="white")])  # fmt: skip
     ax.set(xticks=[], yticks=[], xlim=(0, side), ylim=(side, 0))
     ax.spines[:].set_visible(False)
     return ax
@@ -365,9 +362,8 @@ def head_map(
         text = "–" if (layer, head) in gone else place
         ax.text(head, layer, str(text), ha="center", va="center", fontsize=7, color=color)
     if picked:
-        frame = Rectangle((picked[1] - 0.5, picked[0] - 0.5), 1, 1, fill=False, edgecolor=MARK, linewidth=2.2)
-        frame.set_clip_on(False)
-        ax.add_patch(frame)
+        corner = picked[1] - 0.5, picked[0] - 0.5
+        ax.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=MARK, linewidth=2.2, clip_on=False))
     ax.set(xlabel="head", ylabel="layer", xticks=range(values.shape[1]), yticks=range(len(values)))
     return ax
 

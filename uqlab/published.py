@@ -5,7 +5,6 @@ about it, and its settings, by the names of the pages' parameters.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,7 +37,7 @@ class Table:
         """The paper's numbers of a data set, in the paper's units; empty where it has none."""
         import pandas
 
-        rows = self.entry.get("data", {}).get(_whole(dataset), {})
+        rows = self.entry.get("data", {}).get(dataset.removesuffix("-mini"), {})
         listed = any(isinstance(values, list) for values in rows.values())
         return pandas.DataFrame.from_dict(rows, "index", columns=self.entry["columns"] if listed else None)
 
@@ -63,16 +62,16 @@ class Table:
         stated = self.entry.get("states", {})
         if name not in {known for each in stated.values() for known in each}:
             raise KeyError(f"{self.title} states nothing named {name!r}")
-        found = stated.get(_whole(dataset), {}).get(name)
+        found = stated.get(dataset.removesuffix("-mini"), {}).get(name)
         return found and Says(found["holds"], f"{self.title}: “{found['quote']}”")
 
 
 class Paper:
     """A paper's tables and figures by name: `table_2`, `fig_4`."""
 
-    def __init__(self, name: str):
-        self.entry = _read()[name]
-        self.source: str = self.entry["source"]
+    def __init__(self, entry: Mapping[str, Any]):
+        self.entry = entry
+        self.source: str = entry["source"]
 
     def __getattr__(self, name: str) -> Table:
         if name not in self.entry or "_" not in name:
@@ -98,20 +97,5 @@ def differs(settings: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[
     return [name for name, theirs in settings.items() if name not in parameters or not same(theirs, parameters[name])]
 
 
-def _whole(dataset: str) -> str:
-    return dataset.removesuffix("-mini")
-
-
-@cache
-def _read() -> dict[str, Any]:
-    return yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-
-
-def __getattr__(name: str) -> Paper:
-    if name.startswith("_") or name not in _read():
-        raise AttributeError(f"module 'uqlab.published' has no attribute {name!r}")
-    return Paper(name)
-
-
-def __dir__() -> list[str]:
-    return [*_read(), "Says", "differs"]
+_PAPERS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+kirsch, lora, sve, hydra, regrad = (Paper(_PAPERS[name]) for name in ("kirsch", "lora", "sve", "hydra", "regrad"))

@@ -172,7 +172,7 @@ def test_the_model_is_left_alone():
 def test_bfloat16_is_offered():
     model, (x, y, ood) = make().float(), data("vit")
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "this processor has no bfloat16 matrix units")
+        warnings.filterwarnings("ignore", "this CPU has no bfloat16 matrix units")
         circuit = heads.greedy_circuit(model, x.float(), y, ood.float(), budget=2, precision="bfloat16", progress=False)
     assert len(set(circuit)) == 2
 

@@ -1,4 +1,4 @@
-"""What users give, checked at the door: each error says what was given, what is accepted and what to do."""
+"""Checks of what users give: each error says what was given, what is accepted and what to do."""
 
 import operator
 from collections.abc import Collection, Mapping
@@ -10,12 +10,10 @@ from torch import Tensor, nn
 
 def one_network(model: Any, user: str) -> None:
     """Raise TypeError unless `model` is one torch module and no ensemble; `user` is the function that wants it."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"{user} takes one torch module, got {type(model).__name__}")
-    if hasattr(model, "member_ids"):
-        raise TypeError(
-            f"{user} takes one torch module, got {type(model).__name__}; take one of its networks: ensemble.member(0)"
-        )
+    ensemble = hasattr(model, "member_ids")
+    if ensemble or not isinstance(model, nn.Module):
+        todo = "; take one of its networks: ensemble.member(0)" if ensemble else ""
+        raise TypeError(f"{user} takes one torch module, got {type(model).__name__}{todo}")
 
 
 def one_of(name: str, value: Any, accepted: Collection[Any]) -> None:
@@ -40,7 +38,7 @@ def floating(name: str, value: Any) -> None:
 
 
 def finite(name: str, tensor: Tensor) -> None:
-    """Raise ValueError for NaN and infinite values, naming the first sample that holds one."""
+    """Raise ValueError, which names the place of the first one, if a tensor holds NaN or an infinite value."""
     if tensor.is_floating_point() and not tensor.isfinite().all():
         first = (~tensor.isfinite()).nonzero()[0].tolist()
         raise ValueError(f"{name} must be finite, got NaN or an infinite value at {first}; clean them first")

@@ -21,26 +21,23 @@ ACTIVATIONS = {"cpu": 2**22, "cuda": 2**27}  # elements that a pass of gradient 
 
 
 def elements_of_temporary(device: torch.device, tuned: Mapping[str, int] = TEMPORARY) -> int:
-    """How many elements a temporary, or what else was `tuned`, should have on a device."""
+    """The number of elements that a temporary tensor, or whatever `tuned` is for, should have on a device."""
     return tuned.get(device.type, tuned["cuda"])
 
 
 def device(name: str = "auto") -> torch.device:
     """The torch device of that name; "auto" is the GPU if there is one."""
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(
-            f'device {name!r} needs a GPU and a CUDA build of torch, and here is none; use "auto" or "cpu"'
-        )
+        raise ValueError(f'device {name!r} needs a GPU and a CUDA build of torch; here is none: use "auto" or "cpu"')
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
 @contextlib.contextmanager
 def arithmetic(precision: str, where: torch.device) -> Iterator[None]:
-    """Products in "float32" or "bfloat16"; weights, sums and optimiser stay float32 in both.
+    """Inside the block products are computed in "float32" or "bfloat16"; weights, sums and optimiser stay float32.
 
-    On CUDA bfloat16 is autocast. On a CPU the products of float32 tensors round their factors to bfloat16 where the
-    processor has matrix units for it (AMX); elsewhere bfloat16 is no faster than float32 (measured: up to twice as
-    slow): then float32 is used, with a warning.
+    On CUDA bfloat16 is autocast. A CPU with matrix units for it (AMX) rounds the factors of a product to bfloat16.
+    On other CPUs bfloat16 was measured to be up to twice as slow: they use float32, with a warning.
     """
     one_of("precision", precision, ("float32", "bfloat16"))
     if precision == "float32":
@@ -57,9 +54,7 @@ def arithmetic(precision: str, where: torch.device) -> Iterator[None]:
         finally:
             backend.matmul.fp32_precision, backend.conv.fp32_precision = before
     else:
-        warnings.warn(
-            "this processor has no bfloat16 matrix units: products stay float32, which is faster", stacklevel=4
-        )
+        warnings.warn("this CPU has no bfloat16 matrix units: products stay float32, which is faster", stacklevel=4)
         yield
 
 

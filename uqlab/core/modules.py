@@ -1,4 +1,4 @@
-"""Networks looked at and copied without being changed."""
+"""Ways to look at a network and to copy it that leave the network as it was."""
 
 import contextlib
 import copy
@@ -14,7 +14,7 @@ Inputs = Tensor | Mapping[str, Tensor]  # one tensor, or several by name, as tok
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside the block; afterwards every module is in the mode that it was in."""
+    """The model is in evaluation mode inside the block; afterwards every module has its former mode."""
     modes = {module: module.training for module in model.modules()}
     try:
         model.eval()
@@ -26,35 +26,31 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
-    """Hooks for the time of the block: `with hooked(layer.register_forward_hook(note) for layer in layers):`."""
-    held: list[RemovableHandle] = []
-    try:
+    """Hooks that end with the block: `with hooked(layer.register_forward_hook(note) for layer in layers):`."""
+    with contextlib.ExitStack() as stack:
         for handle in handles:
-            held.append(handle)
+            stack.callback(handle.remove)
         yield
-    finally:
-        for handle in held:
-            handle.remove()
 
 
 def sharing_copy(model: Any, replaced: Mapping[nn.Module, Any] | None = None) -> Any:
-    """A copy that shares all parameters and buffers, with `replaced[part]` wherever `part` was."""
+    """A copy that shares all parameters and buffers, in which `replaced[part]` stands in the place of each `part`."""
     memo: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     memo |= {id(old): new for old, new in (replaced or {}).items()}
     return copy.deepcopy(model, memo)  # deepcopy takes what `memo` already holds
 
 
 def frozen(model: Any) -> Any:
-    """A copy whose parameters are the model's memory, frozen, and whose buffers are its own.
+    """A copy with buffers of its own, whose frozen parameters share the model's memory.
 
-    Nothing that happens to the copy, training in training mode included, changes the model.
+    Nothing that happens to the copy changes the model, not even training in training mode.
     """
     memo: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
     return copy.deepcopy(model, memo)
 
 
 def logits_of(output: Any) -> Any:
-    """The logits among what a network returned: models of transformers return several things."""
+    """The logits of a network's output: models of transformers return an object that holds them."""
     return getattr(output, "logits", output)
 
 
@@ -74,13 +70,13 @@ def call(model: nn.Module, inputs: Inputs) -> Any:
 
 
 def like_parameters(model: nn.Module, inputs: Inputs) -> Any:
-    """`inputs` where the model is, floating ones in its precision."""
+    """`inputs` on the model's device; floating-point inputs also get its precision."""
     p = next(model.parameters(), torch.empty(0))
     return map_tensors(lambda t: t.to(p.device, p.dtype if t.is_floating_point() else None), inputs)
 
 
 def trained_like(made: Any, part: nn.Module) -> Any:
-    """`made`, with the mode of `part`; its parameters are trained, or not, like those of `part` with their names."""
+    """`made` in the mode of `part`; each parameter is trained if the parameter of that name in `part` is."""
     wanted = {name: p.requires_grad for name, p in part.named_parameters()}
     for name, p in made.named_parameters():
         p.requires_grad_(wanted.get(name, False))

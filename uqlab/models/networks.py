@@ -5,6 +5,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -63,7 +64,7 @@ def wide_resnet(depth: int = 28, width: int = 1, classes: int = 10, channels: in
     for before, after in itertools.pairwise(sizes):
         blocks.append(_WideBlock(before, after, 2 if blocks else 1))
         blocks += [_WideBlock(after, after, 1) for _ in range((depth - 4) // 6 - 1)]
-    network = nn.Sequential(
+    return _he_initialised(
         nn.Conv2d(channels, sizes[0], 3, padding=1, bias=False),
         *blocks,
         nn.BatchNorm2d(sizes[3]),
@@ -72,14 +73,14 @@ def wide_resnet(depth: int = 28, width: int = 1, classes: int = 10, channels: in
         nn.Flatten(),
         nn.Linear(sizes[3], classes),
     )
-    _he_init(network)
-    return network
 
 
-def _he_init(network: nn.Module) -> None:
+def _he_initialised(*layers: Any) -> nn.Sequential:
+    network = nn.Sequential(*layers)
     for layer in network.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out")
+    return network
 
 
 class _WideBlock(nn.Module):
@@ -110,7 +111,7 @@ def cifar_resnet(depth: int = 20, classes: int = 10) -> nn.Sequential:
     def group(before: int, after: int) -> nn.Sequential:
         return nn.Sequential(*(_Block(before if i == 0 else after, after) for i in range(n)))
 
-    network = nn.Sequential(
+    return _he_initialised(
         OrderedDict(
             conv1=nn.Conv2d(3, 16, 3, padding=1, bias=False),
             bn1=nn.BatchNorm2d(16),
@@ -123,8 +124,6 @@ def cifar_resnet(depth: int = 20, classes: int = 10) -> nn.Sequential:
             linear=nn.Linear(64, classes),
         )
     )
-    _he_init(network)
-    return network
 
 
 class _Block(nn.Module):

@@ -5,7 +5,6 @@ by relative links, style and script inside.
 """
 
 import json
-import struct
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from jinja2 import ChainableUndefined, Environment, FileSystemLoader
+from PIL import Image
 
 from uqlab.core.files import read_json, write
 from uqlab.runs import tables
@@ -149,9 +149,8 @@ def _with_error(text: str, failure: Path) -> str:
 
 def _size(picture: Path) -> tuple[int, int] | None:
     """Return the width and height of a PNG in CSS pixels, 100 per inch at 200 dpi; None for other pictures."""
-    with suppress(OSError, struct.error), picture.open("rb") as file:
-        signature, width, height = struct.unpack(">8s8xII", file.read(24))
-        return (width // 2, height // 2) if signature.startswith(b"\x89PNG") else None
+    with suppress(OSError), Image.open(picture) as image:
+        return image.width // 2, image.height // 2
     return None
 
 

@@ -4,6 +4,7 @@ Notebook source and parameters name the folder of a sweep's run. The checksums o
 and of the files of uqlab that the kernel imported, stand in its manifest: where one differs now, the run is stale.
 """
 
+import functools
 import json
 import re
 from collections.abc import Iterator
@@ -52,19 +53,17 @@ def data_files(value: Any, folder: Path) -> Iterator[Path]:
         yield folder / Path(named[1]).expanduser()
 
 
+def _digest(path: Path) -> str | None:
+    with suppress(OSError):  # a file that cannot be read has none
+        return sha256(path)
+    return None
+
+
 class Present:
     """Data files and code as they are now; every file is read once."""
 
     def __init__(self) -> None:
-        self._digests: dict[Path, str | None] = {}
-
-    def digest(self, path: Path) -> str | None:
-        """Return the checksum of a file, None if it cannot be read."""
-        if path not in self._digests:
-            self._digests[path] = None
-            with suppress(OSError):
-                self._digests[path] = sha256(path)
-        return self._digests[path]
+        self.digest = functools.cache(_digest)
 
     def data(self, parameters: dict[str, Any], folder: Path) -> dict[str, str | None]:
         return {str(path): self.digest(path) for path in data_files(parameters, folder)}

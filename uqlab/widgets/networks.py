@@ -65,12 +65,11 @@ def masks(
 
     first = next(iter(found)) if weight is None else weight
     weights = [(f"{w:g}", w) for w in found]
-    cuts = {threshold: "soft" if threshold is None else f"{threshold:g}" for _, threshold in parts}
-    cut = 0.5 if 0.5 in cuts else next(iter(cuts))
-    labels = [(label, threshold) for threshold, label in cuts.items()]
+    cuts = {"soft" if threshold is None else f"{threshold:g}": threshold for _, threshold in parts}
+    cut = cuts.get("0.5", next(iter(cuts.values())))
     controls = {
         "weight": ipywidgets.SelectionSlider(options=weights, value=first, description="diversity weight"),
-        "threshold": ipywidgets.ToggleButtons(options=labels, value=cut, description="masks rounded at"),
+        "threshold": ipywidgets.ToggleButtons(options=list(cuts.items()), value=cut, description="masks rounded at"),
         "mask": ipywidgets.Dropdown(options=list(found[first]), description="mask"),
     }
     return Explorer(draw, controls, seen, figure)
