@@ -11,7 +11,7 @@ import nbformat
 from uqlab.runs import parameters
 
 # Pages, by number, that are not yet written anew: with claims, folded drawing and solutions that run.
-UNCONVERTED = {"10", "12"}
+UNCONVERTED = {"10"}
 
 MOVE = """
 import gc, json, pathlib

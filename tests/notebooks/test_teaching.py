@@ -164,6 +164,59 @@ def test_the_glossary_is_sorted_and_has_the_terms_of_the_decomposition():
     assert [term for term in re.split(r", (?!within)", wanted) if term not in terms] == []
 
 
+GREEK = (
+    "alpha|beta|gamma|delta|epsilon|varepsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|chi|psi|omega|"
+    "Gamma|Delta|Theta|Lambda|Xi|Sigma|Phi|Psi|Omega|ell"
+)
+
+
+def formulas(text):
+    """What stands between dollars, outside of code."""
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+    return [first or second for first, second in re.findall(r"\$\$(.+?)\$\$|\$([^$]+)\$", text, re.DOTALL)]
+
+
+def symbols(formula):
+    r"""The letters of a formula: w, \mu, \mathcal{L}; words in \mathrm or \text are none."""
+    formula = re.sub(r"\\(mathrm|text|operatorname|tag)\s*\{[^{}]*\}", " ", formula)
+    fonts = re.findall(r"\\(mathcal|mathbb|mathbf)\s*\{?\s*([A-Za-z])\}?", formula)
+    formula = re.sub(r"\\(mathcal|mathbb|mathbf)\s*\{?\s*[A-Za-z]\}?", " ", formula)
+    greek = set(re.findall(rf"\\(?:{GREEK})(?![A-Za-z])", formula))
+    plain = set(re.findall(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", " ", formula)))
+    return plain | greek | {f"\\{font}{{{letter}}}" for font, letter in fonts}
+
+
+def test_symbols_of_a_formula():
+    assert symbols(r"\mathcal L + \mathbf{r}_m \cdot \mathrm{CE} \le \tfrac12 \mu'") == {
+        r"\mathcal{L}", r"\mathbf{r}", "m", r"\mu",
+    }  # fmt: skip
+
+
+@after_the_pages
+def test_a_letter_means_one_thing_on_the_pages_that_the_guide_names():
+    meant = {}
+    for row in rows("Symbols"):
+        for symbol in set().union(*map(symbols, formulas(row["symbol"]))):
+            assert symbol not in meant, f"{symbol} stands in two rows"
+            meant[symbol] = row["pages"]
+    used = {
+        path.stem[:2]: set().union(*map(symbols, formulas("\n".join(cells(path, "markdown"))))) for path in NOTEBOOKS
+    }
+    unknown = {
+        number: sorted(
+            symbol for symbol in found if meant.get(symbol, "") != "all" and number not in meant.get(symbol, "")
+        )
+        for number, found in used.items()
+    }
+    assert {number: found for number, found in unknown.items() if found} == {}
+    idle = {
+        symbol: pages for symbol, pages in meant.items()
+        for number in re.findall(r"\d\d", pages) if symbol not in used[number]
+    }  # fmt: skip
+    assert idle == {}
+    assert set().union(*map(symbols, formulas(TEXT))) <= meant.keys()
+
+
 def test_mathematics_survives_markdown():
     """A bar would end a table's cell, and Markdown takes the backslash from before punctuation."""
     formulas = re.findall(r"\$([^$\n]+)\$", TEXT)
