@@ -22,7 +22,7 @@ class Says(NamedTuple):
 
 
 class Table:
-    """A table or a figure of a paper. Data sets are named as in `data.load`; a `-mini` counts as what it is a part of.
+    """A table or a figure of a paper. Data sets are named as in `data.load`; a `-mini` counts as its official set.
 
     settings: parameter -> the paper's value.
     """
@@ -46,7 +46,7 @@ class Table:
         return float(self.frame(dataset).loc[row, column])
 
     def says(self, dataset: str, rule: Callable[["DataFrame"], Any], *cells: tuple[Any, str]) -> Says | None:
-        """Whether a rule holds for the paper's numbers of this data set; None if it has not got (all of) them.
+        """Whether a rule holds for the paper's numbers of this data set; None if one of them is missing.
 
         cells: (row, column) of the numbers to show beside the answer.
         """
@@ -86,7 +86,7 @@ class Paper:
 def differs(settings: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[str]:
     """The settings in which a run is not the paper's: `differs(table.settings, globals())` on a page.
 
-    A setting that is a list wants all its values in the run's list, and the run may have more.
+    Where a setting is a list, the run's list must hold all its values and may hold more.
     """
 
     def same(theirs: Any, ours: Any) -> bool:

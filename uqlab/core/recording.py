@@ -92,7 +92,7 @@ def claim(name: str, sentence: str, holds: Any, *, margin: Any = None, paper: An
 
 
 def claims() -> "DataFrame":
-    """What this run has claimed, in order: a row a sentence, for the page's closing table."""
+    """The claims of this run in their order, a row for each sentence, for the page's closing table."""
     import pandas
 
     found, says = _results["claims"].values(), {True: "yes", False: "no"}

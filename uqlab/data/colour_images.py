@@ -28,7 +28,7 @@ FILES |= remotes("", ["https://www.cs.toronto.edu/~kriz/"], CHECKSUMS)
 
 
 def cifar(archive, members, label, classes, split, root):
-    """Images and labels of binary batches: rows of label bytes, of which the last is number `label`, and pixels."""
+    """Images and labels of binary batches, in which a row holds label bytes, the last of number `label`, and pixels."""
     path, batches = unpacked(archive, members, root)
     data, images, width = b"".join(batches), CIFAR_IMAGES[split], label + 1 + 3072
     if len(data) != images * width:
@@ -39,7 +39,7 @@ def cifar(archive, members, label, classes, split, root):
 
 @source("cifar10")
 def cifar10(split, root):
-    """With the judgements of people, CIFAR-10H (Peterson et al. 2019), as soft labels of the test split if there."""
+    """The test split has soft labels where the judgements of people, CIFAR-10H (Peterson et al. 2019), are there."""
     names = [f"data_batch_{k}" for k in range(1, 6)] if split == "train" else ["test_batch"]
     members = [f"cifar-10-batches-bin/{name}.bin" for name in names]
     x, y, classes, _ = cifar("cifar-10-binary.tar.gz", members, 0, CIFAR10, split, root)
@@ -56,7 +56,7 @@ def cifar10(split, root):
 
 @source("cifar100")
 def cifar100(split, root):
-    """With the fine labels; the byte before them is the coarse one."""
+    """The labels are the fine ones; the byte before each is the coarse one."""
     return cifar("cifar-100-binary.tar.gz", [f"cifar-100-binary/{split}.bin"], 1, CIFAR100, split, root)
 
 

@@ -64,7 +64,7 @@ class Dataset:
     def resize(self, size: int, channels: int | None = None) -> "Dataset":
         """The set with images of size x size pixels, shrunk by area averages or enlarged bilinearly.
 
-        What is rendered in 8 x 8, `letters` and `glyphs`, is not enlarged but rendered in 28 x 28, as MNIST was made.
+        `letters` and `glyphs` are drawn in 8 x 8. Instead of enlarging them this draws them in 28 x 28, like MNIST.
         channels: 1 (colour becomes luma, ITU-R BT.601), 3 (grey is repeated) or None for those that there are.
         """
         if isinstance(self.inputs, list):
@@ -101,9 +101,9 @@ def load(
         and 3 holds the channels), and integer labels `y`; or with `x_train`, `y_train`, `x_test`, `y_test`.
         Texts: a table `.tsv` (without quoting) or `.csv`, also `.gz`, with a header and the columns `sentence` (or
         `text`), `label` and, if the splits are given, `split`. Classes are the sorted labels.
-        Else 70 % of each class are for training; without labels all items are in every split.
-        Classes in brackets select and relabel in the order given: "mnist[0,2,5-7]" has labels 0 to 4. Of a set with
-        soft labels only the items whose whole mass lies on these classes remain.
+        A file without splits gives 70 % of each class to training; without labels every split holds all its items.
+        Classes in brackets select and relabel in the order given: "mnist[0,2,5-7]" has labels 0 to 4. An item with
+        soft labels remains only if its whole probability lies on these classes.
     root: where files are looked up and kept; else $UQLAB_DATA, else data/ of a git checkout, else the user's cache.
     limit: the size of a random subset, which depends on `seed`; None or 0: all. A larger limit adds to these items.
 

@@ -22,7 +22,7 @@ FILES: dict[str, Remote] = {}  # path below root -> its source; filled by `reade
 def remotes(
     folder: str, mirrors: Sequence[str], checksums: Mapping[str, str], also: Sequence[str] = ()
 ) -> dict[str, Remote]:
-    """Files of one folder, name -> checksum, at mirrors (addresses up to the name); also: folders of other loaders."""
+    """The entries of a folder's files. mirrors: addresses up to the file's name. also: folders of other loaders."""
     return {
         (Path(folder) / file).as_posix(): Remote(
             checksum,

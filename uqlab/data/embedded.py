@@ -14,6 +14,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.ft2font import FT2Font, LoadFlags
+from scipy.ndimage import center_of_mass
 from sklearn.datasets import load_digits, load_sample_images
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import euclidean_distances
@@ -107,11 +108,9 @@ def glyphs(split, side=8):
 def as_mnist(render, split):
     """The images of `letters` or `glyphs`, drawn in 20 x 20 pixels and centred by mass in 28 x 28, as MNIST was."""
     images = render(split, side=20)[0][:, 0]
-    mass = images.sum((1, 2))
-    centres = [(images.sum(axis) @ np.arange(20) / mass) for axis in (2, 1)]  # y, x
-    corners = np.rint(13.5 - np.array(centres)).astype(int).clip(0, 8).T
     field = np.zeros((len(images), 1, 28, 28), np.float32)
-    for image, (y, x), room in zip(images, corners, field, strict=True):
+    for image, room in zip(images, field, strict=True):
+        y, x = np.rint(13.5 - np.array(center_of_mass(image))).astype(int).clip(0, 8)
         room[0, y : y + 20, x : x + 20] = image
     return field
 

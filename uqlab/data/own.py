@@ -81,7 +81,7 @@ def _texts(path, split):
 
 
 def _part(y, split):
-    """Rows of a fixed random 70 : 30 split, in which every class has its share to within one item."""
+    """Rows of one part of a fixed random split: 70 % and 30 % of every class, to within one item."""
     shuffled = np.random.default_rng(0).permutation(len(y))
     by_class = shuffled[np.argsort(y[shuffled], kind="stable")]
     at = 3 * np.arange(len(y))

@@ -24,7 +24,7 @@ DIGITS = tuple("0123456789")
 
 
 def source(name: str, *files: Any, folder: str | None = None, also: Sequence[str] = ()) -> Callable[[Reader], Reader]:
-    """Make a reader known by the name of its set, and its files, as `remotes` takes them; folder: else the name."""
+    """Register a reader under the name of its set, and its files, given as to `remotes`; folder: default `name`."""
 
     def register(read: Reader) -> Reader:
         if files:
@@ -51,7 +51,7 @@ def npz(path: Path, *keys: str, optional: bool = False) -> dict[str, np.ndarray]
 
 
 def unpacked(archive: str, members: Sequence[str], root: Path) -> tuple[Path, list[bytes]]:
-    """The path to name in errors, and the contents of members of an archive, or of files below root if it is absent."""
+    """The path to name in errors, and the members' contents: of the archive, or of files below root if it is absent."""
     loose = [root / member for member in members]
     if not places(archive, root) and all(path.is_file() for path in loose):
         return loose[0].parent, [path.read_bytes() for path in loose]

@@ -15,7 +15,7 @@ from uqlab.runs.parameters import all_notebooks, find, from_here, per_notebook
 
 
 class Command(click.Command):
-    """A command for which bad input is an error in one line, and Ctrl-C the shell's exit code 130."""
+    """A command that reports bad input in one line, and that ends with the shell's exit code 130 on Ctrl-C."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

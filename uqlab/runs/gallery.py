@@ -52,13 +52,13 @@ def build(root: Path, profiles: Sequence[str] = ()) -> Path:
 
 
 def found(root: Path) -> list[str]:
-    """Return the profiles of which runs lie in a folder such as figures."""
+    """Return the profiles that have runs in a folder such as figures."""
     runs = [path for each in ("*/*/manifest.json", "*/*.failed", "*/*.sweep") for path in root.glob(each)]
     return sorted({path.relative_to(root).parts[0] for path in runs})
 
 
 class _Gathered:
-    """What the page shows of result folders; its links are relative to `root`."""
+    """Gathers what the page shows of each result folder; links are relative to `root`."""
 
     def __init__(self, root: Path):
         self.root, self.present = root, Present()

@@ -1,7 +1,7 @@
 """What a run depends on, and whether that has changed since.
 
-Notebook source and parameters name the folder of a sweep's run. The checksums of the data files that parameters name,
-and of the files of uqlab that the kernel imported, stand in its manifest: where one differs now, the run is stale.
+Notebook source and parameters give the folder of a sweep's run its name. The manifest holds the checksums of the data
+files that parameters name and of the files of uqlab that the kernel imported. If one differs now, the run is stale.
 """
 
 import functools
@@ -32,7 +32,7 @@ def code(manifest: dict[str, Any]) -> str | None:
 
 
 def undamaged(folder: Path, manifest: dict[str, Any], *names: str) -> bool:
-    """Whether the named files of a result folder, by default all, are those for which its manifest was written."""
+    """Whether the named files of a result folder, by default all, have the checksums of its manifest."""
     files = manifest.get("files")
     if not isinstance(files, dict) or "results.json" not in files:
         return False
@@ -60,7 +60,7 @@ def _digest(path: Path) -> str | None:
 
 
 class Present:
-    """Data files and code as they are now; every file is read once."""
+    """The present checksums of data files and code; every file is read once."""
 
     def __init__(self) -> None:
         self.digest = functools.cache(_digest)

@@ -73,7 +73,7 @@ def run_cells(
 
 
 def _papermill() -> Callable[..., Any]:
-    """Import papermill without the grammar of IRIs (never checked here) that takes jsonschema two of three seconds."""
+    """Import papermill without the grammar of IRIs, which is never used here and takes two of three seconds."""
     sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
     try:
         from papermill import execute_notebook
@@ -116,7 +116,7 @@ def _kernel_manager(environment: dict[str, str], deadline: float, stop: Event, t
 def _free_ports(count: int) -> list[int]:
     """Choose free ports below those that the system gives to outgoing connections.
 
-    Of those, another process may be given one first: about one parallel kernel in 270 could not start.
+    The system may give a port of its own range to another process first: then one parallel kernel in 270 cannot start.
     """
     ports: set[int] = set()
     while len(ports) < count:
@@ -128,8 +128,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def environment(threads: int | None, folder: Path) -> dict[str, str]:
-    """Return the variables of a kernel: its result folder and, unless the user has set them, its number of threads and
-    where finished trainings are kept.
+    """Return a kernel's variables: the result folder and, if the user has not set them, threads and kept trainings.
 
     Threads sleep while they wait: beside a busy neighbour, spinning ones were 10 to 50 times slower.
     """

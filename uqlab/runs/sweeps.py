@@ -48,7 +48,7 @@ class Outcome(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What became of a sweep, in the order of its grid; `folder` holds the result folders."""
+    """The outcomes of a sweep in the order of its grid; `folder` holds the result folders."""
 
     folder: Path
     outcomes: list[Outcome]
@@ -125,19 +125,15 @@ def sweep(
     with futures.ThreadPoolExecutor() as pool:
         done = [path for path, whole in zip(points, pool.map(finished, points), strict=True) if whole]
     stale = {path: reason for path in done if (reason := _stale(path, present))}
-    outcomes = {
-        path: Outcome(points[path], path, "done before", reason=stale.get(path, ""))
-        for path in done
-        if keep_stale or path not in stale
-    }
+    kept = done if keep_stale else [path for path in done if path not in stale]
+    outcomes = {path: Outcome(points[path], path, "done before", reason=stale.get(path, "")) for path in kept}
     todo = [path for path in points if path not in outcomes]
     if progress:
         click.echo(f"{notebook.stem}: {len(points)} runs, {len(outcomes)} done before, {len(todo)} to do")
     if stale:
+        reason = next(iter(stale.values()))
         then = "kept" if keep_stale else "computed anew (--keep-stale keeps them)"
-        click.echo(
-            f"{len(stale)} of {len(done)} finished runs are stale: {next(iter(stale.values()))}; {then}", err=True
-        )
+        click.echo(f"{len(stale)} of {len(done)} finished runs are stale: {reason}; {then}", err=True)
     if not todo:
         return Report(folder, list(outcomes.values()))
     killed = {path.name.split(".")[1] for path in folder.glob(".*.tmp-*")}
@@ -174,7 +170,7 @@ def _stale(folder: Path, present: identity.Present) -> str:
 def axis(text: str, default: Any = None) -> list[Any]:
     """Return the values that a text means: 0:5 or 0:10:2, integers up to but without the end, or a list 1,2,4.
 
-    default: the parameter's; where it is text, 0:5 is text too. Commas in brackets and quotes separate nothing.
+    default: the parameter's default; if it is text, 0:5 is text too. Commas in brackets and quotes separate nothing.
     """
     bounds = re.fullmatch(r"(-?\d+):(-?\d+)(?::(-?[1-9]\d*))?", text)
     if bounds and not isinstance(default, str):

@@ -3,7 +3,6 @@
 import json
 import os
 import warnings
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +17,7 @@ CIRCUMSTANCES = ("profile", "seconds", "device", "threads", "started", "notebook
 
 
 class Runs(NamedTuple):
-    """The runs in a sweep's folder: a row each, and the names of parameters and numbers.
+    """The runs in a sweep's folder, a row for each, and the names of parameters and numbers.
 
     left_out: runs that are not among them, and why. stale: runs that are, by name, and what has changed since.
     """
@@ -31,7 +30,7 @@ class Runs(NamedTuple):
 
     @property
     def mixed(self) -> str:
-        """What a reader must know if some of the rows are stale; else empty."""
+        """A warning for the reader if some of the rows are stale; else empty."""
         if not self.stale:
             return ""
         codes = ", ".join(sorted({str(row["code"]) for row in self.rows}))
@@ -80,10 +79,9 @@ def claims(folder: Path) -> dict[str, dict[str, Any]]:
     return read_json(folder / "results.json").get("claims") or {}
 
 
-def counted(held: Iterable[bool], what: str = "claims hold") -> str:
+def counted(held: list[bool], what: str = "claims hold") -> str:
     """Say how many of the claims, or of the runs of one claim, hold: 41 of 44 claims hold."""
-    listed = list(held)
-    return f"{sum(listed)} of {len(listed)} {what}"
+    return f"{sum(held)} of {len(held)} {what}"
 
 
 def save(runs: Runs, sweep: Path) -> "DataFrame":
@@ -142,7 +140,7 @@ def _frame(runs: Runs, where: Path) -> "DataFrame":
 
 
 def _column(values: list[Any]) -> list[Any]:
-    """Values of one kind as they are (numbers, bools or text), others as JSON text: what a file's column can hold."""
+    """Return values of one kind unchanged, others as JSON text, because a column of a file holds values of one kind."""
     kinds = {type(value) for value in values if value is not None}
     if kinds <= {int, float}:
         return [float(value) if isinstance(value, int) and abs(value) >= 2**63 else value for value in values]

@@ -15,7 +15,7 @@ Result = tuple[str, float, str]  # status, seconds, reason
 def connected(
     jobs: int, cluster: str | None, resources: Mapping[str, float | int] | None, stop: Event
 ) -> Iterator[tuple[int | None, futures.Executor]]:
-    """Yield the threads of each run's kernel and the executor of the runs, connected to a cluster if asked.
+    """Yield the number of threads for each run's kernel, and the executor that computes the runs, here or on a cluster.
 
     At the end of the block, also on Ctrl-C, `stop` ends the runs that this machine still computes.
     """
@@ -55,12 +55,11 @@ def first_line(reason: str) -> str:
 def results(
     executor: futures.Executor, work: Callable[..., Result], calls: Mapping[Path, tuple]
 ) -> Iterator[tuple[Path, Result]]:
-    """Make the calls in parallel and yield what came of each, as it comes.
+    """Make the calls in parallel and yield the result of each as soon as it is there.
 
-    work: called with the arguments of each call and whether to wait for a run that another process is computing;
-    returns (status, seconds, reason). Calls that are "busy" are made again at the end, and wait then. Dask gives up
-    calls whose workers died, the innocent beside the guilty: these are made once more, one by one.
-    Raises ConnectionError if the scheduler is gone.
+    work: takes the arguments of a call, and whether to wait for a run that another process is computing. Calls that
+    are "busy" are made again at the end, and wait then. When a worker dies Dask gives up all its calls, also harmless
+    ones: each is made once more, one by one. Raises ConnectionError if the scheduler is gone.
     """
     later: dict[str, list[Path]] = {"busy": [], "died": []}
 

@@ -1,6 +1,6 @@
-"""Trainings that were done before: what `fit` made, in a file that is named by everything it depends on.
+"""Finished trainings: what `fit` learned, in a file whose name says everything that the training depends on.
 
-The runner says by the variable UQLAB_CACHE in which folder; without it, or where it is empty, nothing is kept.
+The variable UQLAB_CACHE, which the runner sets, names the folder. If it is empty or absent, nothing is kept.
 """
 
 import functools
@@ -39,10 +39,7 @@ class Training:
 
     @classmethod
     def of(cls, ensemble: Ensemble, depends: Any, *functions: str | Callable | None) -> "Training | None":
-        """The file of the training that `depends` describes; None where that does not say all that it depends on.
-
-        Which is so for modules, hooks and functions of the user's own.
-        """
+        """The file of the training that `depends` describes; None if modules, hooks or functions of the user run."""
         folder = os.environ.get(TRAININGS)
         code = [type(part) for part in ensemble.modules()] + [f for f in functions if callable(f)]
         if not folder or not all(map(_known, code)):

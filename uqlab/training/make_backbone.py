@@ -68,7 +68,7 @@ def warp(x: Tensor, generators: list[torch.Generator]) -> Tensor:
 
 
 def smooth_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy of each member against labels that are sure of themselves to 1 - `SMOOTHING`."""
+    """Mean cross-entropy of each member with labels smoothed by `SMOOTHING`."""
     members = zip(logits, labels, strict=True)
     return torch.stack([F.cross_entropy(z, y, label_smoothing=SMOOTHING) for z, y in members])
 

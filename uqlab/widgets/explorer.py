@@ -90,7 +90,7 @@ class Explorer(ipywidgets.VBox):
 
 
 class _Stage:
-    """A figure whose axes, which take matplotlib most time, are painted anew only when a redraw changes them."""
+    """A figure whose axes, the slowest part to paint, are painted anew only when a redraw changes them."""
 
     def __init__(self, figure: Figure):
         plt.close(figure)  # pyplot forgets it
@@ -156,7 +156,7 @@ class _Stage:
 
 
 def information_axis(ax: Axes, parts: Iterable[Mapping[Any, Any]]) -> None:
-    """An x-axis of mutual information, linear near 0 and else logarithmic, as long as these decompositions need."""
+    """Make the x-axis linear near 0 and logarithmic above, up to the largest epistemic part of these decompositions."""
     ax.set_xscale("symlog", linthresh=1e-3)
     ax.set_xlim(0, max(part.epistemic.max().item() for by in parts for part in by.values()))
 
