@@ -31,6 +31,7 @@ PLAIN = {
     "batch_additive": lambda net: ensembles.batch(net, 3, additive=True, seed=7),
     "masksembles": lambda net: ensembles.masksembles(single(net), 3, seed=7),
     "film": lambda net: ensembles.film(single(net), 3, seed=7),
+    "mimo": lambda net: ensembles.mimo(net, 3, seed=7),
     "packed": lambda net: ensembles.packed(net, 3, seed=7),
     "lora": lambda net: ensembles.lora(net, 3, gain=4.0, seed=7),
     "lora_single": lambda net: ensembles.lora(net, 1, 12, gain=4.0, seed=7),

@@ -158,6 +158,7 @@ METHODS: dict[str, Method] = {
     "batch_additive": Method("BatchEnsemble++", "#FBAFE4", "p", _PLUS, _LEARNED, {"lr": 0.016}),
     "masksembles": Method("Masksembles", "#ECE133", "d", _trained(ensembles.masksembles), _LINEAR),
     "film": Method("FiLM-Ensemble", "#DE8F05", "H", _trained(ensembles.film), frozenset({"normalisation"})),
+    "mimo": Method("MIMO", "#F0A3FF", "*", _implicit(ensembles.mimo), _LINEAR),
     "packed": Method("Packed-Ensemble", "#7B3294", "<", _implicit(ensembles.packed), _LINEAR),
     "deep": Method("explicit ensemble", "#D55E00", "s", _deep, _ANY),
     "lora": Method("LoRA-Ensemble", "#029E73", "X", _LORA, _LEARNED, {"lr": 0.004}),

@@ -28,6 +28,8 @@ class Ensemble(nn.Module):
     alone, so an ensemble can be computed in shards.
     """
 
+    repeats = 1  # how often an input stands in its batch of a training
+
     def __init__(self, member_ids: range):
         super().__init__()
         self.member_ids = member_ids
@@ -75,6 +77,10 @@ class Ensemble(nn.Module):
     def shared_parameters(self) -> dict[nn.Parameter, int]:
         """The trainable parameters that several members share, and how many do: they follow the mean loss."""
         raise NotImplementedError
+
+    def mixed(self, rows: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+        """A training batch: the inputs' numbers as every member draws them [members, batch] -> as members see them."""
+        return rows
 
     def halve(self, x: Inputs) -> bool:
         """After memory ran out on inputs like x [members, batch, ...]: fewer members in a pass, if there can be."""

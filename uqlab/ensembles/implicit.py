@@ -107,7 +107,7 @@ def implicit(
         for name, p in list(classifier.named_parameters()):
             setattr(classifier, name, nn.Parameter(p.detach().clone()))
     else:
-        layer = _fresh_classifiers(classifier, classifier_std, generators)
+        layer = fresh_classifiers(classifier, classifier_std, generators)
         replace_layers(network, exactly([head]), lambda *_: layer)
     if train_backbone:
         own_statistics(network, len(ids))
@@ -127,7 +127,7 @@ def trained_together(network: nn.Module, ids: range, recipe: dict[str, Any]) -> 
     return ensemble
 
 
-def _fresh_classifiers(head: nn.Linear, std: float | None, generators: list[torch.Generator]) -> MemberLinear:
+def fresh_classifiers(head: nn.Linear, std: float | None, generators: list[torch.Generator]) -> MemberLinear:
     """A fresh classifier for every member: Normal weights and no bias, or torch's uniform default if `std` is None."""
     out_features, in_features = head.weight.shape
     weight = head.weight.new_zeros(len(generators), out_features, in_features)

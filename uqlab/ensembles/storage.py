@@ -19,6 +19,7 @@ from uqlab.ensembles.film import film
 from uqlab.ensembles.layers import MemberLayer, with_layers
 from uqlab.ensembles.lora import lora
 from uqlab.ensembles.masksembles import masksembles
+from uqlab.ensembles.mimo import mimo
 from uqlab.ensembles.norms import MemberBatchNorm, has_statistics
 from uqlab.ensembles.packed import packed
 from uqlab.ensembles.singular_value import singular_value
@@ -26,7 +27,7 @@ from uqlab.ensembles.singular_value import singular_value
 # What a file may ask for.
 _METHODS: dict[str, Callable[..., Ensemble]] = {
     "lora": lora, "singular_value": singular_value, "batch": batch, "masksembles": masksembles, "film": film,
-    "packed": packed,
+    "packed": packed, "mimo": mimo,
 }  # fmt: skip
 
 
@@ -35,7 +36,8 @@ def save(ensemble: Ensemble, path: str | os.PathLike, *, backbone: str = "") -> 
 
     The frozen weights are not written, only a fingerprint of them and the backbone's name: `backbone`, or else the
     model's own `name` (models.from_pretrained). The file holds a checksum, and appears whole or not at all. Raises
-    TypeError for an ensemble of another method than `lora`, `singular_value`, `batch`, `masksembles`, `film`, `packed`.
+    TypeError for an ensemble of another method than `lora`, `singular_value`, `batch`, `masksembles`, `film`, `packed`,
+    `mimo`.
     """
     recipe = getattr(ensemble, "recipe", None)
     if recipe is None or member_range(recipe["members"]) != ensemble.member_ids:

@@ -114,10 +114,10 @@ def fit(
 
     def run_epoch(epoch: int, rows: slice, shard: Ensemble, take_step: ChainStep | AutogradStep) -> None:
         shard.train().reseed(seed, epoch)
-        batches = _batches(inputs, labels, batch_size, augment, seed, epoch, shard.member_ids)
+        batches = _batches(inputs, labels, batch_size, augment, seed, epoch, shard)
         for step, (x, y) in enumerate(batches):
             values = take_step(x, y, lr * factor(epoch * steps_per_epoch + step))
-            losses[epoch, rows].add_(values, alpha=x.shape[1] / len(inputs))
+            losses[epoch, rows].add_(values, alpha=x.shape[1] / (shard.repeats * len(inputs)))
 
     bar = tqdm(total=epochs, initial=first, desc="fit", unit="epoch", disable=not progress, leave=False)
     with bar, workers, arithmetic(precision, where):
@@ -184,20 +184,28 @@ class Workers:
 
 
 def _batches(
-    inputs: Tensor, labels: Tensor, batch_size: int, augment: Augment | None, seed: int, epoch: int, ids: range
+    inputs: Tensor,
+    labels: Tensor,
+    batch_size: int,
+    augment: Augment | None,
+    seed: int,
+    epoch: int,
+    ensemble: Ensemble,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """One epoch's batches of some members, x and y [members, batch, ...], in orders of their own.
+    """One epoch's batches of an ensemble, x and y [members, batch, ...], in orders of their own.
 
     A full batch needs no order and no copy. x lies in the same memory in every step: fresh memory would cost as much as
     filling it. Orders are drawn on the CPU, so they are the same on every device.
     """
-    if batch_size >= len(inputs) and augment is None:
+    ids = ensemble.member_ids
+    if batch_size >= len(inputs) and augment is None and ensemble.repeats == 1:
         yield inputs.expand(len(ids), *inputs.shape), labels.expand(len(ids), *labels.shape)
         return
     generators = [torch.Generator().manual_seed(member_seed(seed, m, "order", epoch)) for m in ids]
     orders = torch.stack([torch.randperm(len(inputs), generator=g) for g in generators]).to(inputs.device)
-    memory = inputs.new_empty(len(ids) * min(batch_size, len(inputs)), *inputs.shape[1:])
-    for rows in orders.split(batch_size, dim=1):  # [members, batch]
+    memory = inputs.new_empty(len(ids) * ensemble.repeats * min(batch_size, len(inputs)), *inputs.shape[1:])
+    for drawn in orders.split(batch_size, dim=1):  # [members, batch]
+        rows = ensemble.mixed(drawn, generators)
         flat = rows.flatten()
         x = torch.index_select(inputs, 0, flat, out=memory[: len(flat)]).unflatten(0, rows.shape)
         y = labels.index_select(0, flat).unflatten(0, rows.shape)

@@ -1,0 +1,136 @@
+"""MIMO: one network that takes an input for each member, and answers for each (Havasi et al. 2021)."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from uqlab.core.checks import at_least
+from uqlab.core.modules import Inputs, call, logits_of, trained_like
+from uqlab.ensembles.base import Ensemble, member_seed, member_text
+from uqlab.ensembles.implicit import check_backbone, fresh_classifiers, is_linear, is_product
+from uqlab.ensembles.layers import MemberDropout, conv_settings, own_dropout, plain_conv, plain_linear, with_layers
+from uqlab.models import Standardize
+
+
+class MIMOEnsemble(Ensemble):
+    """A network whose channels are those of all members' inputs, and whose outputs are the classes of all members.
+
+    first, head: the names of its first and of its last layer. The members have nothing else of their own, and go
+    through the network together.
+    """
+
+    def __init__(self, network: nn.Module, member_ids: range, first: str, head: str, rho: float, repeats: int):
+        super().__init__(member_ids)
+        self.network, self.first, self.head, self.rho, self.repeats = network, first, head, rho, repeats
+
+    def passes(self, x: Inputs) -> list[slice]:
+        return [slice(None)]
+
+    def run(self, x: Any, rows: slice) -> Tensor:
+        side_by_side = x.transpose(0, 1).flatten(1, 2)  # [batch, members * channels, ...]
+        return logits_of(call(self.network, side_by_side)).unflatten(1, (self.members, -1)).transpose(0, 1)
+
+    def mixed(self, rows: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+        """The batch of member 0 `repeats` times, of which each member shuffles all but a share `rho` for itself."""
+        again = rows[0].repeat(self.repeats)
+        again = again[torch.randperm(len(again), generator=generators[0]).to(rows.device)]
+        own = round((1 - self.rho) * len(again))
+        orders = [torch.randperm(own, generator=generator).to(rows.device) for generator in generators]
+        return torch.stack([torch.cat([again[:own][order], again[own:]]) for order in orders])
+
+    def member(self, index: int) -> nn.Module:
+        """Member `index` for one input, which stands in every member's place: the first layer's weights add up."""
+        self._check_index(index)
+        network = with_layers(self.network, lambda layer: layer.member(0))
+        _count_channels(network, 1, self.members)
+        first: Any = network.get_submodule(self.first)
+        head: Any = network.get_submodule(self.head)
+        summed = first.weight.detach().unflatten(1, (self.members, -1)).sum(1)
+        own: dict[str, Any] = {name: p.detach().unflatten(0, (self.members, -1)) for name, p in head.named_parameters()}
+        bias = own["bias"][index] if "bias" in own else None
+        network.set_submodule(self.first, trained_like(_like(first, summed), first))
+        network.set_submodule(self.head, trained_like(plain_linear(own["weight"][index], bias), head))
+        return network
+
+    def shard(self, rows: slice) -> Ensemble:
+        raise ValueError("the members of MIMO go through one network together; they cannot be taken apart")
+
+    def can_shard(self) -> bool:
+        return False
+
+    def shared_parameters(self) -> dict[nn.Parameter, int]:
+        return {p: self.members for p in self.parameters() if p.requires_grad}
+
+    def noise_layers(self) -> list[tuple[MemberDropout, int, Sequence[int]]]:
+        layers = [part for part in self.network.modules() if isinstance(part, MemberDropout)]
+        return [(layer, number, [0]) for number, layer in enumerate(layers)]
+
+
+def mimo(
+    backbone: nn.Module, members: int | str | range, rho: float = 0.5, *, repeats: int = 4, seed: int = 0
+) -> MIMOEnsemble:
+    """MIMO: one network takes an input for each member on its channels, and has a classifier for each (Havasi 2021).
+
+    rho: in training the members see the same input with this probability, and independent ones otherwise.
+    repeats: how often each input stands in its batch in training. In prediction all members see the same input.
+
+    Everything is trained and, but for the classifiers and the first layer, shared. The first layer starts with the
+    backbone's weights over the number of members, so at the start each member has the backbone's features; only the
+    classifier of member m depends on (seed, m) alone. Like BatchEnsemble's shared weights, all parameters follow the
+    members' mean loss.
+
+    Raises ValueError for rho outside [0, 1], repeats < 1, members that are not counted from 0, and a network that does
+    not begin with a linear layer or a convolution, such as one of token ids, or has no other layer; TypeError for what
+    is no network.
+    """
+    ids = check_backbone(backbone, members)
+    at_least("repeats", repeats)
+    if not 0 <= rho <= 1:
+        raise ValueError(f"rho must be in [0, 1], got {rho}")
+    if ids != range(len(ids)):
+        raise ValueError(f"the members of MIMO go through one network together; give their number, not {members!r}")
+    network = copy.deepcopy(backbone).requires_grad_()
+    leaves = {name: part for name, part in network.named_modules() if not list(part.children())}
+    trained = [name for name, part in leaves.items() if any(True for _ in part.parameters())]
+    linear = [name for name in trained if is_linear(leaves[name])]
+    if not linear or linear[-1] == trained[0] or not is_product(leaves[trained[0]]):
+        found = type(leaves[trained[0]]).__name__ if trained else "nothing"
+        raise ValueError(
+            "mimo needs a network that begins with a linear layer or a convolution and ends with another linear layer; "
+            f"{type(backbone).__name__} begins with {found}"
+        )
+    first: Any = leaves[trained[0]]
+    head: Any = leaves[linear[-1]]
+    spread = [1, len(ids), *[1] * (first.weight.ndim - 2)]
+    network.set_submodule(trained[0], _like(first, first.weight.detach().repeat(spread) / len(ids)))
+    generators = [torch.Generator().manual_seed(member_seed(seed, m, "adapter")) for m in ids]
+    fresh = fresh_classifiers(head, None, generators)
+    bias = None if fresh.bias is None else fresh.bias.detach().flatten()
+    network.set_submodule(linear[-1], plain_linear(fresh.weight.detach().flatten(0, 1), bias))
+    _count_channels(network, len(ids), 1)
+    own_dropout(network, 1)
+    ensemble = MIMOEnsemble(network, ids, trained[0], linear[-1], rho, repeats)
+    settings = {"rho": rho, "repeats": repeats, "seed": seed}
+    ensemble.recipe = {"method": "mimo", "backbone": "", **settings, "members": member_text(ids)}
+    return ensemble.train(backbone.training)
+
+
+def _like(layer: Any, weight: Tensor) -> nn.Module:
+    """The same kind of layer with this weight."""
+    bias = None if layer.bias is None else layer.bias.detach().clone()
+    return plain_linear(weight, bias) if is_linear(layer) else plain_conv(weight, bias, conv_settings(layer))
+
+
+def _count_channels(network: nn.Module, now: int, before: int) -> None:
+    """Change, in place, what a network for the channels of `before` images knows of them, to that for `now` images."""
+    for part in network.modules():
+        counted: Any = part
+        if isinstance(getattr(part, "num_channels", None), int):
+            counted.num_channels = counted.num_channels // before * now
+        if isinstance(part, Standardize):
+            for name in ("mean", "std"):
+                each = getattr(part, name)
+                setattr(part, name, each[: len(each) // before].repeat(now, 1, 1))
