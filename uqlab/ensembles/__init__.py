@@ -18,7 +18,7 @@ from uqlab.ensembles.layers import (
     replace_layers,
     with_layers,
 )
-from uqlab.ensembles.lora import LoRALinear, lora
+from uqlab.ensembles.lora import LoRAConv2d, LoRALinear, lora
 from uqlab.ensembles.masksembles import MaskedInputs, masksembles
 from uqlab.ensembles.mimo import MIMOEnsemble, mimo
 from uqlab.ensembles.norms import MemberBatchNorm, MemberLayerNorm
@@ -29,9 +29,9 @@ from uqlab.ensembles.storage import concatenate, load, save
 
 __all__ = [
     "ATTENTION", "ELEMENTWISE", "BatchLinear", "DropoutEnsemble", "Ensemble", "FoldedEnsemble", "GroupedLinear",
-    "LoRALinear", "MIMOEnsemble", "MaskedInputs", "MemberBatchNorm", "MemberConv2d", "MemberDropout", "MemberLayer",
-    "MemberLayerNorm", "MemberLinear", "SVDLinear", "SeparateEnsemble", "batch", "batch_ensemble", "concatenate",
-    "deep", "dropout", "film", "from_members", "load", "lora", "masksembles", "member_seed", "mimo", "own_dropout",
-    "packed", "place_dropout", "plain_linear", "replace_layers", "save", "singular_value", "snapshot",
-    "with_layers",
+    "LoRAConv2d", "LoRALinear", "MIMOEnsemble", "MaskedInputs", "MemberBatchNorm", "MemberConv2d", "MemberDropout",
+    "MemberLayer", "MemberLayerNorm", "MemberLinear", "SVDLinear", "SeparateEnsemble", "batch", "batch_ensemble",
+    "concatenate", "deep", "dropout", "film", "from_members", "load", "lora", "masksembles", "member_seed", "mimo",
+    "own_dropout", "packed", "place_dropout", "plain_linear", "replace_layers", "save", "singular_value",
+    "snapshot", "with_layers",
 ]  # fmt: skip

@@ -1,14 +1,15 @@
 """LoRA-Ensemble: every member adds a matrix of low rank to frozen weights (Muhlematter et al. 2024)."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from uqlab.ensembles.base import FoldedEnsemble
-from uqlab.ensembles.implicit import Classifiers, implicit
-from uqlab.ensembles.layers import MemberLayer
+from uqlab.ensembles.implicit import Classifiers, implicit, is_product
+from uqlab.ensembles.layers import MemberLayer, conv_settings, plain_conv
 
 
 class LoRALinear(MemberLayer):
@@ -34,14 +35,48 @@ class LoRALinear(MemberLayer):
     def own_parameters(self) -> list[nn.Parameter]:
         return [self.down, self.up]
 
-    def start_weight(self) -> Tensor:
-        return self.weight.detach()
+    def start_weight(self) -> Tensor | None:
+        return None if self.weight.requires_grad else self.weight.detach()
 
     def member_update(self, index: int) -> Tensor:
         return self.up.detach()[index] @ self.down.detach()[index]
 
     def member_weight(self, index: int) -> Tensor:
         return torch.addmm(self.weight.detach(), self.up.detach()[index], self.down.detach()[index])
+
+
+class LoRAConv2d(MemberLayer):
+    """y = W * x + B_m *_1x1 (A_m * x) + b, with W and b frozen: a convolution with W plus a kernel of low rank.
+
+    down A [members, rank, in, height, width], xavier-uniform with `gain` at the start; up B [members, out, rank], zero
+    at the start (Muhlematter et al. 2024, appendix H).
+    """
+
+    def __init__(self, layer: nn.Conv2d, rank: int, gain: float, generators: Sequence[torch.Generator]):
+        super().__init__()
+        self.members, self.settings = len(generators), conv_settings(layer)
+        self.weight, self.bias = layer.weight, layer.bias
+        shape = (rank, *layer.weight.shape[1:])
+        start = [nn.init.xavier_uniform_(torch.empty(shape), gain, g) for g in generators]
+        self.down = nn.Parameter(torch.stack(start).to(layer.weight))
+        self.up = nn.Parameter(layer.weight.new_zeros(self.members, len(layer.weight), rank))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.conv2d(x, self.weight, self.bias, **self.settings)  # once for all members
+        down, up = self.down[self.active], self.up[self.active, None].to(y.dtype)
+        side_by_side = x.unflatten(0, (len(down), -1)).transpose(0, 1).flatten(1, 2)  # [batch, members * in, ...]
+        settings: dict[str, Any] = self.settings | {"groups": len(down)}
+        low = F.conv2d(side_by_side, down.flatten(0, 1), **settings)
+        low = low.unflatten(1, (len(down), -1)).transpose(0, 1).flatten(3)  # [members, batch, rank, places]
+        return y + (up @ low).flatten(0, 1).view(y.shape)
+
+    def own_parameters(self) -> list[nn.Parameter]:
+        return [self.down, self.up]
+
+    def member(self, index: int) -> nn.Conv2d:
+        kernel = torch.einsum("or,rihw->oihw", self.up.detach()[index], self.down.detach()[index])
+        bias = None if self.bias is None else self.bias.detach().clone()
+        return plain_conv(self.weight.detach() + kernel, bias, self.settings)
 
 
 def lora(
@@ -54,15 +89,20 @@ def lora(
     classifiers: Classifiers = "independent",
     seed: int = 0,
     heads: Classifiers | None = None,
+    train_backbone: bool = False,
 ) -> FoldedEnsemble:
     """LoRA-Ensemble: W + B_m A_m in every target layer, W frozen (Muhlematter et al. 2024).
+
+    In a convolution B_m A_m is a kernel: A_m a convolution of the same size to `rank` channels, B_m one of 1 x 1.
 
     backbone: the pretrained network, a model of transformers or any module whose last linear layer gives the classes.
         Its weights are shared, not copied, and never change.
     members: how many, or the numbers of a shard, "8:16"; see `concatenate`. Member m depends on (seed, m) alone.
     rank, gain: as in `LoRALinear`.
     target: a regular expression on module names; None for the attention's projections, or in a network without
-        attention every linear layer but the last.
+        attention every convolution and every linear layer but the last.
+    train_backbone: whether all members together train the rest too, which is then copied, as in the convolutional
+        network of appendix H; batch statistics are then each member's own.
     classifiers: "independent", a classifier of its own for each member, freshly initialised; "shared", the backbone's
         classifier, trained by all members. `heads` is an older name of this argument.
 
@@ -71,13 +111,15 @@ def lora(
     devices; TypeError for what is no network.
     """
 
-    def make(name: str, layer: nn.Linear, generators: list[torch.Generator]) -> LoRALinear:
-        if not 1 <= rank <= min(layer.weight.shape):
-            out_features, in_features = layer.weight.shape
-            raise ValueError(
-                f"rank must be 1 to {min(layer.weight.shape)} for {name} [{out_features}, {in_features}], got {rank}"
-            )
-        return LoRALinear(layer, rank, gain, generators)
+    def make(name: str, layer: Any, generators: list[torch.Generator]) -> LoRALinear | LoRAConv2d:
+        most = min(layer.weight.flatten(1).shape)
+        if not 1 <= rank <= most:
+            raise ValueError(f"rank must be 1 to {most} for {name} {list(layer.weight.shape)}, got {rank}")
+        made: Any = LoRAConv2d if isinstance(layer, nn.Conv2d) else LoRALinear
+        return made(layer, rank, gain, generators)
 
-    recipe = {"method": "lora", "rank": rank, "gain": gain}
-    return implicit(backbone, members, target, heads or classifiers, seed, make, recipe)
+    recipe = {"method": "lora", "rank": rank, "gain": gain} | ({"train_backbone": True} if train_backbone else {})
+    return implicit(
+        backbone, members, target, heads or classifiers, seed, make, recipe, fits=is_product,
+        called="linear layer or convolution", train_backbone=train_backbone,
+    )  # fmt: skip
