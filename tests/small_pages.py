@@ -11,7 +11,7 @@ import nbformat
 from uqlab.runs import parameters
 
 # Pages, by number, that are not yet written anew: with claims, folded drawing and solutions that run.
-UNCONVERTED = {"10"}
+UNCONVERTED: set[str] = set()
 
 MOVE = """
 import gc, json, pathlib

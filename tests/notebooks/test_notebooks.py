@@ -49,6 +49,14 @@ NEEDS_QUICK: dict[tuple[str, str], str] = {
         "09",
         "price",
     ): "it measures time, and two members may take less where all cores are busy; at quick 3 or more (from 1.5)",
+    ("10", "own"): f"{FEW}; at quick .104 of the heads, a blind matching keeps up to .196",
+    ("10", "pretraining"): "networks that have learned hardly anything are alike; at quick .563 against .211",
+    ("10", "lora"): f"{FEW}; at quick the interval of the difference is .0055 to .0147 nats",
+    ("10", "before"): "fails at quick too: on letters the best head is .168 behind the classifier",
+    ("10", "rivals"): "pixels, heads and classifier find all letters beside 8 x 8 digits; at quick the margin is .0068",
+    ("10", "useful"): "fails at quick too: a rank correlation of .07, by chance up to .35",
+    ("10", "circuit_euclidean"): f"{FEW}; at quick 1.28 to 1.46 times as far",
+    ("10", "circuit_mahalanobis"): "fails at quick too: .88 to .99 times as far",
     ("11", "output"): "four splits of 8 x 8 digits have intervals of points; twenty on MNIST: .65 (from .49)",
     ("11", "depth"): "four splits cannot tell it from 0; twenty on MNIST: .54 (from .35)",
     ("11", "ensemble"): "four splits cannot tell it from 0; twenty on MNIST: 1.9 (from 1.13)",
@@ -304,17 +312,21 @@ def test_12_the_fall_of_page_03_holds_in_every_run(results):
     assert len(recorded["tables"]["claims_of_the_page"]["data"]) == 10
 
 
-def test_10_copies_keep_their_heads_and_the_biased_form_sees_similarity_in_nothing(results):
-    numbers = results("10_head_similarity")[0]["numbers"]
-    assert numbers["cka_shuffled_biased_few"] > numbers["cka_shuffled_unbiased_few"] + 0.03
-    assert abs(numbers["cka_shuffled_unbiased"]) < 0.05
-    assert numbers["cka_copies_mean"] > numbers["cka_members_mean"] + 0.1 > numbers["cka_shuffled_mean"] + 0.2
-    assert numbers["cka_members_without_class"] < numbers["cka_members_mean"]
-    assert numbers["same_number_copies"] > numbers["same_number_members"]
-    assert numbers["auroc_heads_mean_textures"] > 0.8
-    assert all(numbers[f"mahalanobis_{layer}.{head}"] > 0 for layer in range(2) for head in range(4))
-    for where in ("own_test", "own_textures", "copies_letters"):
-        assert 0 < numbers[f"js_aggregated_{where}"] < numbers[f"js_{where}"] < math.log(2)
+def test_10_copies_keep_their_heads_and_the_class_is_part_of_what_heads_share(results):
+    recorded = results("10_head_similarity")[0]
+    tables = {name: pd.DataFrame(**table) for name, table in recorded["tables"].items()}
+    shared = tables["similarity"]
+    copies, lora, own, dealt = shared.index
+    assert shared.loc[[copies, lora], "same number"].min() > shared.loc[own, "same number"]
+    assert (shared["without the class"] < shared["matched CKA"])[:3].all()
+    assert shared.loc[dealt, "matched CKA"] < 0.5 * shared["matched CKA"][:3].min()  # the best of many pairs: not 0
+    said = tables["function_space"]
+    assert (said["JSD aggregated"] > 0).all()
+    assert (said["JSD aggregated"] < said["JSD by input"]).all()
+    assert said["JSD by input"].max() < math.log(2)
+    assert len(tables["alone"]) == 32  # of 4 layers of 8 heads
+    assert tables["alone"].stack().between(0, 1).all()
+    assert (tables["separation"] > 0).all(axis=None)
 
 
 def test_09_prunings_fuse_and_save_parameters_but_no_arithmetic(results):
