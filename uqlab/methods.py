@@ -21,12 +21,13 @@ FIT = {
 
 
 def train(
-    name: str, backbone: nn.Module, inputs: Tensor, labels: Tensor, *, members: int, seed: int = 0, **settings: Any
-) -> Ensemble:
+    name: str, backbone: nn.Module, inputs: Tensor, labels: Tensor, *, members: int, seed: int = 0,
+    histories: list[training.History] | None = None, **settings: Any,
+) -> Ensemble:  # fmt: skip
     """The trained ensemble of a method: made, fitted and finished.
 
     settings: of `training.fit`, and the method's own, as `make` of METHODS takes them: rank=4. Member m depends on
-    (seed, m) alone, but for "snapshot", whose members follow each other.
+    (seed, m) alone, but for "snapshot", whose members follow each other. histories: receives that of every fit.
 
     Raises ValueError for an unknown method, and what its parts raise.
     """
@@ -37,7 +38,9 @@ def train(
 
     def fit(ensemble: Ensemble, cycle: int = 0) -> Ensemble:
         later: dict[str, Any] = {"epochs": max(1, fitted["epochs"] // members), "warmup": 0} if cycle else {}
-        training.fit(ensemble, inputs, labels, seed=seed + 1000 * cycle, **(fitted | later))
+        history = training.fit(ensemble, inputs, labels, seed=seed + 1000 * cycle, **(fitted | later))
+        if histories is not None:
+            histories.append(history)
         return ensemble
 
     made = method.make(backbone, members, seed, **options).to(next(backbone.parameters()).device)

@@ -2,10 +2,14 @@
 
 import contextlib
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from uqlab.core.checks import one_of
 
@@ -62,3 +66,27 @@ def free_memory(device: torch.device) -> int:
     """Bytes that are free on a GPU, with those that torch holds without using them."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+class Held(TorchDispatchMode):
+    """Inside the block, the most bytes that new tensors took at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = self.most = 0
+        self.live: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        result = func(*args, **(kwargs or {}))
+        for storage in (t.untyped_storage() for t in tree_leaves(result) if isinstance(t, Tensor)):
+            if storage._cdata not in given | self.live:
+                self.live.add(storage._cdata)
+                self.now += storage.nbytes()
+                self.most = max(self.most, self.now)
+                weakref.finalize(storage, self._free, storage._cdata, storage.nbytes())
+        return result
+
+    def _free(self, key: int, size: int) -> None:
+        self.live.discard(key)
+        self.now -= size

@@ -1,0 +1,207 @@
+"""The board's arithmetic by hand on tiny tables, and a tiny board against its parts."""
+
+import pandas as pd
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+from uqlab import data, ensembles, methods, metrics, models, scoreboard, scores, training, uncertainty
+from uqlab.core.devices import Held
+from uqlab.methods import METHODS, Method
+
+
+def board(**columns):
+    """Rows of methods a, b, c with one value a seed; columns: {method: [value a seed]}."""
+    rows = {}
+    for column, values in columns.items():
+        for method, each in values.items():
+            for seed, value in enumerate(each):
+                rows.setdefault((method, seed), {"method": method, "seed": seed})[column] = value
+    return pd.DataFrame(rows.values())
+
+
+# Comparisons ----------------------------------------------------------------------------------------------------------
+def test_a_rank_says_how_often_it_holds():
+    table = board(accuracy={"a": [0.5, 0.7], "b": [0.9, 0.9], "c": [0.8, 0.5]})
+    found = scoreboard.ranks(table, "accuracy", repeats=4000)
+    assert list(found.index) == ["b", "c", "a"]
+    assert found["mean"].tolist() == pytest.approx([0.9, 0.65, 0.6])
+    assert found["rank"].tolist() == [1, 2, 3]
+    assert found["low"].tolist() == pytest.approx([0.9, 0.5, 0.5])
+    assert found["high"].tolist() == pytest.approx([0.9, 0.8, 0.7])
+    # Of the resamples 00, 01, 10 and 11, a is ahead of c in the last alone.
+    assert found["ahead"].tolist()[:2] == pytest.approx([1, 0.75], abs=0.03)
+    assert found["ahead"].isna().tolist() == [False, False, True]
+    assert found[["rank_low", "rank_high"]].to_numpy().tolist() == [[1, 1], [2, 3], [2, 3]]
+
+
+def test_less_is_better_where_it_is():
+    table = board(nll={"a": [0.5, 0.7], "b": [0.9, 0.9]}, auroc_msp_x={"a": [0.5, 0.7], "b": [0.9, 0.9]})
+    assert list(scoreboard.ranks(table, "nll").index) == ["a", "b"]
+    assert list(scoreboard.ranks(table, "auroc_msp_x").index) == ["b", "a"]
+    assert scoreboard.differences(table, "nll", "a")["ahead"].item() == 0
+    assert scoreboard.differences(table, "auroc_msp_x", "a")["ahead"].item() == 1
+    more = ["accuracy", "accuracy_blurred", "auroc_knn_letters", "correlation", "soft_correlation"]
+    less = ["aurc", "aurc_msp", "fpr95_msp_x", "nll_scaled", "ece_blurred", "soft_kl", "latency_64", "peak_memory"]
+    assert [scoreboard.sign(column) for column in more + less] == [1] * 5 + [-1] * 8
+
+
+def test_differences_are_paired_and_ties_count_one_half():
+    seeds = [0.1, 0.5, 0.9]  # which differ far more than the methods
+    table = board(accuracy={"a": seeds, "b": [value + 0.01 for value in seeds], "c": seeds})
+    found = scoreboard.differences(table, "accuracy", "a")
+    assert found.loc["b", ["difference", "low", "high", "ahead"]].tolist() == pytest.approx([0.01, 0.01, 0.01, 1])
+    assert found.loc["c", ["difference", "low", "high", "ahead"]].tolist() == [0, 0, 0, 0.5]
+    order = scoreboard.ranks(table, "accuracy")
+    assert order["high"]["b"] - order["low"]["b"] > 0.5
+    assert order["ahead"].tolist()[:2] == [1, 0.5]
+    assert order["rank"].tolist() == [1, 2.5, 2.5]
+
+
+def test_the_front_holds_what_nothing_dominates():
+    quality = {"cheap": [1.0, 1.0], "worse": [0.9, 0.9], "dear": [3.0, 3.0], "twin": [1.0, 1.0], "unsure": [0.8, 1.4]}
+    cost = {"cheap": [1, 1], "worse": [2, 2], "dear": [9, 9], "twin": [1, 1], "unsure": [2, 2]}
+    table = board(accuracy=quality, trained=cost)
+    found = scoreboard.pareto(table, "accuracy", "trained", repeats=4000)
+    assert list(found.index) == ["cheap", "twin", "unsure", "dear"]
+    assert found["trained"].tolist() == [1, 1, 2, 9]
+    assert found["share"].tolist() == pytest.approx([1, 1, 0.75, 1], abs=0.03)
+    one = scoreboard.pareto(table[table.seed == 0], "accuracy", "trained")
+    assert list(one.index) == ["cheap", "twin", "dear"]
+    assert one["share"].isna().all()
+
+
+def test_no_ranking_without_a_band_or_a_pair():
+    table = board(accuracy={"a": [0.5, 0.7], "b": [0.9, 0.9]}, mi={"a": [float("nan")] * 2, "b": [1.0, 2.0]})
+    assert list(scoreboard.ranks(table, "mi").index) == ["b"]
+    with pytest.raises(ValueError, match="needs its band: measure two seeds"):
+        scoreboard.ranks(table[table.seed == 0], "accuracy")
+    with pytest.raises(ValueError, match="every method needs every seed"):
+        scoreboard.differences(table[:3], "accuracy", "a")
+    with pytest.raises(ValueError, match="no column 'acuracy'; it has method, seed, accuracy, mi"):
+        scoreboard.ranks(table, "acuracy")
+    with pytest.raises(ValueError, match="than must be one of a, b, got 'single'"):
+        scoreboard.differences(table, "accuracy")
+
+
+# Measures -------------------------------------------------------------------------------------------------------------
+SCORED = ("entropy", "mi", "knn")
+
+
+@pytest.fixture(scope="module")
+def sets():
+    train, test = (data.load("digits", split, limit=90) for split in ("train", "test"))
+    return train, test, {"letters": data.load("letters", limit=40)}
+
+
+@pytest.fixture(scope="module")
+def backbone():
+    torch.manual_seed(0)
+    return models.mlp(64, (16,), dropout=0.0)
+
+
+def measured(backbone, sets, **more):
+    fixed = {"scores": SCORED, "members": 3, "seeds": [4], "repeats": 2, "epochs": 2, "lr": 0.01}
+    return scoreboard.measure(backbone, *sets, **(fixed | more))
+
+
+def test_a_board_and_a_method_of_ones_own_by_one_entry(sets, backbone, monkeypatch):
+    def pair(net, members, seed):
+        return ensembles.deep(lambda: methods.fresh(net), 2, seed)
+
+    monkeypatch.setitem(METHODS, "mine", Method("two networks", "#123456", "*", pair, frozenset()))
+    train, test, ood = sets
+    table = measured(backbone, sets, methods=["single", "deep", "mine"], own={"mine": {"epochs": 1}})
+    assert table[["method", "seed", "members"]].to_numpy().tolist() == [
+        ["single", 4, 1],
+        ["deep", 4, 3],
+        ["mine", 4, 2],
+    ]
+    single, deep, mine = (row for _, row in table.iterrows())
+
+    model = methods.train("deep", backbone, train.inputs, train.labels, members=3, seed=4, epochs=2, lr=0.01)
+    z = training.predict(model, test.inputs)
+    for name in ("accuracy", "nll", "ece", "adaptive_ece", "brier"):
+        assert deep[name] == pytest.approx(getattr(metrics, name)(z, test.labels), abs=1e-5)
+    mi = [scores.SCORES["mi"](model, each.inputs) for each in (test, ood["letters"])]
+    assert deep["auroc_mi_letters"] == pytest.approx(metrics.ood_detection(*mi).auroc, abs=1e-3)
+    assert deep["fpr95_mi_letters"] == pytest.approx(metrics.ood_detection(*mi).fpr95, abs=0.02)
+    assert deep["aurc_mi"] == pytest.approx(metrics.aurc(z, test.labels, mi[0]), abs=1e-4)
+    assert deep["aurc"] == pytest.approx(metrics.aurc(z, test.labels, -metrics.log_prediction(z).amax(1)), abs=1e-4)
+    parts = uncertainty.decompose(z)
+    assert deep["correlation"] == pytest.approx(stats.spearmanr(parts.aleatoric, parts.epistemic).statistic, abs=1e-3)
+
+    assert table.columns[table.isna().any()].tolist() == [
+        "correlation",
+        "aurc_mi",
+        "auroc_mi_letters",
+        "fpr95_mi_letters",
+    ]
+    assert single[["correlation", "aurc_mi"]].isna().all()
+    assert not torch.tensor(mine["nll"]).isnan()
+    size = sum(p.numel() for p in backbone.parameters())
+    assert table["trained"].tolist() == table["stored"].tolist() == [size, 3 * size, 2 * size]
+    assert (table["peak_memory"] > 4 * table["stored"]).all()
+    assert (table[["train_seconds", "latency_1", "latency_64"]] > 0).all(axis=None)
+    assert list(scoreboard.by_score(table, "letters").columns) == ["entropy", "mi", "knn"]
+    assert scoreboard.by_score(table, "letters")["mi"]["deep"] == deep["auroc_mi_letters"]
+
+
+def test_what_a_backbone_cannot_carry_is_left_out_or_an_error(sets, backbone, monkeypatch):
+    def fails(net, members, seed):
+        raise ValueError("needs attention; this network has none")
+
+    kept = {"single": METHODS["single"], "mine": Method("mine", "#123456", "*", fails, frozenset({"attention"}))}
+    monkeypatch.setattr(methods, "METHODS", kept)
+    with pytest.warns(UserWarning, match="mine is left out: needs attention"):
+        assert measured(backbone, sets)["method"].tolist() == ["single"]
+    with pytest.raises(ValueError, match="this network has none"):
+        measured(backbone, sets, methods=["mine"])
+
+
+def test_training_read_from_the_cache_counts_as_long_as_it_took(sets, backbone, monkeypatch):
+    def cached(name, net, inputs, labels, *, histories, **_):
+        histories += [training.History(torch.zeros(1, 1), 1, 400.0)] * 2
+        return ensembles.from_members([net])
+
+    monkeypatch.setattr(methods, "train", cached)
+    assert measured(backbone, sets, methods=["single"])["train_seconds"].item() == 800
+
+
+def test_every_fit_is_told(sets, backbone):
+    told = []
+    methods.train("snapshot", backbone, *(getattr(sets[0], k) for k in ("inputs", "labels")), members=3, histories=told)
+    assert [len(history.loss) for history in told] == [6, 2, 2]
+
+
+def test_soft_labels_temperature_and_shifts(sets, backbone):
+    soft = data.load("ambiguous-digits", limit=50)
+    model = ensembles.from_members([backbone, nn.Sequential(nn.Flatten(), nn.Linear(64, 10))])
+    found = scoreboard.quality(model, soft, sets[0], {"clean": sets[1]})
+    z = training.predict(model, soft.inputs)
+    q, aleatoric = metrics.log_prediction(z).exp(), uncertainty.decompose(z).aleatoric
+    assert found["soft_kl"] == pytest.approx(stats.entropy(soft.label_probs, q, axis=1).mean(), rel=1e-5)
+    ambiguity = stats.entropy(soft.label_probs, axis=1)
+    assert found["soft_correlation"] == pytest.approx(stats.spearmanr(ambiguity, aleatoric).statistic, abs=1e-3)
+    t = metrics.fit_temperature(training.predict(model, sets[0].inputs), sets[0].labels)
+    assert found["temperature"] == t
+    assert found["nll_scaled"] == pytest.approx(metrics.nll(q.log()[None] / t, soft.labels))
+    assert found["nll_clean"] == metrics.nll(training.predict(model, sets[1].inputs), sets[1].labels)
+    assert "soft_kl" not in scoreboard.quality(model, sets[1])
+
+
+def test_texts_must_be_tensors(sets, backbone):
+    texts = data.Dataset(["a"] * 3, torch.zeros(3).long(), "sst2", "test", ("bad", "good"))
+    with pytest.raises(TypeError, match="sst2 holds texts: give a Dataset with the tokenizer's tensor"):
+        scoreboard.quality(backbone, texts)
+
+
+def test_held_counts_what_lives_at_once():
+    net = nn.Sequential(nn.Linear(100, 100), nn.ReLU(), nn.Flatten(), nn.Linear(100, 100))
+    x = torch.rand(10, 100)
+    with torch.no_grad(), Held() as held:
+        y = net(x)
+        y.add_(1).view(-1)
+    assert held.most == 2 * y.nbytes  # a layer's input and output, and no view
+    assert held.now == y.nbytes
