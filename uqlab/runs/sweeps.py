@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent import futures
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple
@@ -270,15 +271,8 @@ def _line(outcome: Outcome, count: int, total: int, left: float) -> str:
     number = f"[{count:{len(str(total))}}/{total}]"
     if outcome.status == "failed":
         return f"{number} {outcome.label}  {click.style('FAILED', fg='red')}  {outcome.reason}"
-    rest = f"  {duration(left)} left" if count < total else ""
-    return f"{number} {outcome.label}  {click.style(outcome.status, fg='green')}  {duration(outcome.seconds)}{rest}"
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as a reader wants them: 9.8 s, 4 min, 2.5 h."""
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+    rest = f"  {timedelta(seconds=round(left))} left" if count < total else ""
+    return f"{number} {outcome.label}  {click.style(outcome.status, fg='green')}  {outcome.seconds:.1f} s{rest}"
 
 
 def summary(report: Report) -> str:
