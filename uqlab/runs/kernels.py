@@ -116,7 +116,8 @@ def _kernel_manager(environment: dict[str, str], deadline: float, stop: Event, t
 def _free_ports(count: int) -> list[int]:
     """Choose free ports below those that the system gives to outgoing connections.
 
-    The system may give a port of its own range to another process first: then one parallel kernel in 270 cannot start.
+    A port of the system's own range may go to another process first: one parallel kernel in 270 could then not start,
+    which takes a minute to notice.
     """
     ports: set[int] = set()
     while len(ports) < count:
