@@ -6,7 +6,7 @@ import pytest
 import torch
 from small_networks import images, vit
 
-from uqlab import ensembles, methods, models, training
+from uqlab import ensembles, extraction, heads, methods, models, training
 
 SETTINGS = {
     "epochs": 2,
@@ -40,6 +40,9 @@ PLAIN = {
 OPTIONS = {"lora": {"rank": 8}, "lora_single": {"rank": 4}}
 
 
+NEEDS = {"linear layers", "pretraining", "attention", "normalisation", "a map or patches"}
+
+
 def train(name, net, members=3, **changes):
     return methods.train(name, net, *images(), members=members, seed=7, **(OPTIONS.get(name, {}) | SETTINGS | changes))
 
@@ -47,11 +50,12 @@ def train(name, net, members=3, **changes):
 @pytest.mark.parametrize("name", methods.METHODS)
 def test_every_method_trains_on_a_backbone_and_leaves_it_as_it_was(name):
     net, (x, _) = vit(), images()
+    members = 4 if name == "tiles" else 3  # they lie in a square
     before = {key: value.clone() for key, value in net.state_dict().items()}
-    ensemble = train(name, net)
-    assert training.predict(ensemble, x).shape == (1 if "single" in name else 3, 4, 3)
+    ensemble = train(name, net, members)
+    assert training.predict(ensemble, x).shape == (1 if "single" in name else members, 4, 3)
     assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
-    torch.testing.assert_close(train(name, net)(x), ensemble(x))
+    torch.testing.assert_close(train(name, net, members)(x), ensemble(x))
     assert name in PLAIN or (ensemble(x)[0] - ensemble(x)[1]).abs().max() > 1e-4
 
 
@@ -96,6 +100,31 @@ def test_without_training_nothing_of_the_backbone_is_left():
         assert torch.equal(first.get_parameter(name), again.get_parameter(name))
         assert "layernorm" in name or "bias" in name or not torch.equal(first.get_parameter(name), p)
     assert not torch.equal(first(images()[0]), other(images()[0]))
+
+
+def test_what_is_found_in_a_trained_network():
+    """Masks, tiles, heads and a posterior: of the single network, or of one LoRA network, and what their parts are."""
+    net, (x, _) = vit(), images()
+    single, one = train("single", net).member(0), train("laplace_lora", net, 1, prior_variance=1e-12)
+    torch.testing.assert_close(train("tiles", net, 4)(x), extraction.tiles(single, 2)(x))
+    torch.testing.assert_close(one(x), train("lora", net, 1)(x), rtol=1e-3, atol=1e-4)
+    assert not torch.allclose(train("laplace_lora", net, 1, prior_variance=1.0)(x), one(x), atol=1e-2)
+    hydra = train("hydra", net, share=0.5)
+    assert hydra.members == 3
+    assert all(sum(heads.count_heads(hydra.member(m))) == 2 for m in range(3))
+    masked = train("masks", net, steps=5)
+    assert all(mask.rows is None or ((mask.rows == 0) | (mask.rows == 1)).all() for mask in masked.masks().values())
+    torch.testing.assert_close(train("dropkey", net, p=0.3)(x), train("dropout", net, p=0.3, kind="attention")(x))
+    with pytest.raises(ValueError, match="tiles lie in a square"):
+        train("tiles", net, 3)
+    for name in ("single", "masks", "hydra", "laplace_lora"):
+        with pytest.raises(TypeError, match="rang"):
+            train(name, net, rang=2)
+
+
+def test_the_list_is_long_enough_to_choose_from():
+    assert len(methods.METHODS) >= 18
+    assert all(method.needs <= NEEDS for method in methods.METHODS.values())
 
 
 def test_colours_and_markers_tell_methods_apart():

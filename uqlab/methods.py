@@ -1,14 +1,16 @@
 """The methods by name: how each is made, trained and finished, and how plots show it."""
 
 import copy
+import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from uqlab import data, ensembles, models, training
+from uqlab import data, ensembles, extraction, heads, models, training
 from uqlab.core.checks import one_of
 from uqlab.ensembles import Ensemble
 
@@ -26,8 +28,9 @@ def train(
 ) -> Ensemble:  # fmt: skip
     """The trained ensemble of a method: made, fitted and finished.
 
-    settings: of `training.fit`, and the method's own, as `make` of METHODS takes them: rank=4. Member m depends on
-    (seed, m) alone, but for "snapshot", whose members follow each other. histories: receives that of every fit.
+    settings: of `training.fit`, and the method's own, as `make` and `finish` of METHODS take them: rank=4. Member m
+    depends on (seed, m) alone, but for "snapshot", whose members follow each other, and for those that train weights
+    together: "batch", "masksembles", "mimo" and "film". histories: receives that of every fit.
 
     Raises ValueError for an unknown method, and what its parts raise.
     """
@@ -44,7 +47,17 @@ def train(
         return ensemble
 
     made = method.make(backbone, members, seed, **options).to(next(backbone.parameters()).device)
-    return method.finish(fit(made), members, seed, fit, **options)
+    return method.finish(fit(made), Task(inputs, labels, members, seed, fit), **options)
+
+
+class Task(NamedTuple):
+    """What a method may need once its network is trained."""
+
+    inputs: Tensor
+    labels: Tensor
+    members: int
+    seed: int
+    fit: Callable[[Ensemble, int], Ensemble]  # trains on; from cycle 1 on it is shorter
 
 
 def fresh(backbone: nn.Module) -> nn.Module:
@@ -94,7 +107,11 @@ def _deep(backbone: nn.Module, members: int, seed: int) -> Ensemble:
     return ensembles.deep(lambda: fresh(backbone), members, seed)
 
 
-def _one(backbone: nn.Module, members: int, seed: int) -> Ensemble:
+def _single(backbone: nn.Module, members: int, seed: int) -> Ensemble:
+    return _deep(backbone, 1, seed)
+
+
+def _one(backbone: nn.Module, members: int, seed: int, **of_finish: Any) -> Ensemble:
     return _deep(backbone, 1, seed)
 
 
@@ -125,14 +142,59 @@ def _dropping(backbone: nn.Module, members: int, seed: int, p: float = 0.2, kind
     return ensembles.deep(lambda: ensembles.place_dropout(fresh(backbone), lambda: nn.Dropout(p), kind), 1, seed)
 
 
-def _dropped(trained: Ensemble, members: int, seed: int, _: Any, p: float = 0.2, kind: Kind = "features") -> Ensemble:
-    return ensembles.dropout(trained.member(0), members, p, kind=kind, seed=seed)
+def _dropped(trained: Ensemble, task: Task, p: float = 0.2, kind: Kind = "features") -> Ensemble:
+    return ensembles.dropout(trained.member(0), task.members, p, kind=kind, seed=task.seed)
 
 
-def _snapshots(trained: Ensemble, members: int, seed: int, again: Callable[[Ensemble, int], object]) -> Ensemble:
+_dropping_keys, _dropped_keys = (functools.partial(part, kind="attention") for part in (_dropping, _dropped))
+
+
+def _snapshots(trained: Ensemble, task: Task) -> Ensemble:
     """The trained network, and its states after further, shorter cycles."""
-    cycle = lambda one, number: again(one, number) if number else None  # noqa: E731
-    return ensembles.snapshot(lambda: trained.member(0), members, cycle, seed)
+    cycle = lambda one, number: task.fit(one, number) if number else None  # noqa: E731
+    return ensembles.snapshot(lambda: trained.member(0), task.members, cycle, task.seed)
+
+
+def _one_lora(
+    backbone: nn.Module, members: int, seed: int, rank: int = 8, gain: float = 4.0, prior_variance: float = 0.0
+) -> Ensemble:
+    return ensembles.lora(backbone, 1, rank, gain=gain, seed=seed)
+
+
+def _laplace(trained: Ensemble, task: Task, prior_variance: float = 1e-3, **of_make: Any) -> Ensemble:
+    settings: dict[str, Any] = {"prior_variance": prior_variance, "seed": task.seed}
+    return ensembles.laplace_lora(trained, task.inputs, task.members, **settings)
+
+
+def _masks(trained: Ensemble, task: Task, steps: int = 120, diversity: float = 2.0, std: float = 0.5) -> Ensemble:
+    """Members within the trained network, by masks that are found on the same data and hardened."""
+    found = extraction.masks(trained.member(0), task.members, std=std, seed=task.seed)
+    how: dict[str, Any] = {"steps": steps, "diversity": diversity, "batch_size": 16, "seed": task.seed}
+    extraction.fit_masks(found, task.inputs, task.labels, progress=False, **how)
+    return found.harden()
+
+
+def _tiles(trained: Ensemble, task: Task) -> Ensemble:
+    if (size := math.isqrt(task.members)) ** 2 != task.members:
+        raise ValueError(f"tiles lie in a square: members must be 1, 4, 9, ..., got {task.members}")
+    return extraction.tiles(trained.member(0), size)
+
+
+def _hydra(trained: Ensemble, task: Task, share: float = 1 / 3) -> Ensemble:
+    """A `share` of the heads removed, drawn for each member from the lower 70 % by Taylor scores; trained on and fused.
+
+    Members of one ranking are the paper's pruning seeds (B.5), which removes 48 heads of 144 among the first 100.
+    """
+    network = trained.member(0)
+    total = sum(heads.count_heads(network))
+    ranking = heads.taylor_heads(network, task.inputs, task.labels, round(0.7 * total), scope="model")
+    drawn = heads.sample_heads(ranking, round(share * total), task.members, seed=task.seed)
+    pruned = ensembles.from_members([heads.prune(network, gone) for gone in drawn])
+    return heads.fuse(task.fit(pruned, 1)).eval()
+
+
+def _as_is(trained: Ensemble, task: Task, **of_make: Any) -> Ensemble:
+    return trained
 
 
 class Method(NamedTuple):
@@ -142,20 +204,20 @@ class Method(NamedTuple):
     color: str
     marker: str
     make: Callable[..., Ensemble]  # (backbone, members, seed, **options) -> untrained
-    needs: frozenset[str]  # of the backbone: "linear layers", "normalisation", "pretraining"
+    needs: frozenset[str]  # of the backbone: as the names below say
     fit: Mapping[str, Any] = {}  # settings of training.fit, where they are not FIT's
-    finish: Callable[..., Ensemble] = lambda trained, *_, **__: (
-        trained
-    )  # (trained, members, seed, fit again, **options)
+    finish: Callable[..., Ensemble] = _as_is  # (trained, task, **options)
 
 
 _ANY, _LINEAR, _LEARNED = frozenset(), frozenset({"linear layers"}), frozenset({"linear layers", "pretraining"})
 _LORA, _PLUS = _implicit(ensembles.lora, gain=4.0), _implicit(ensembles.batch, additive=True)
+_ATTENTION = frozenset({"attention"})
 _SVE = _implicit(ensembles.singular_value)
 METHODS: dict[str, Method] = {
-    "single": Method("single network", "#444444", "o", _one, _ANY),
+    "single": Method("single network", "#444444", "o", _single, _ANY),
     "lora_single": Method("one LoRA network of the same size", "#56B4E9", "^", _lora_single, _LEARNED, {"lr": 0.002}),
     "dropout": Method("MC dropout", "#CA9161", "v", _dropping, _LINEAR, {}, _dropped),
+    "dropkey": Method("DropKey", "#8C564B", "v", _dropping_keys, _ATTENTION, {}, _dropped_keys),
     "snapshot": Method("snapshot ensemble", "#949494", "D", _one, _ANY, {}, _snapshots),
     "batch": Method("BatchEnsemble", "#CC78BC", "P", _implicit(ensembles.batch), _LINEAR, {"lr": 0.002}),
     "batch_additive": Method("BatchEnsemble++", "#FBAFE4", "p", _PLUS, _LEARNED, {"lr": 0.016}),
@@ -165,5 +227,9 @@ METHODS: dict[str, Method] = {
     "packed": Method("Packed-Ensemble", "#7B3294", "<", _implicit(ensembles.packed), _LINEAR),
     "deep": Method("explicit ensemble", "#D55E00", "s", _deep, _ANY),
     "lora": Method("LoRA-Ensemble", "#029E73", "X", _LORA, _LEARNED, {"lr": 0.004}),
+    "laplace_lora": Method("Laplace-LoRA", "#66C2A5", "X", _one_lora, _LEARNED, {"lr": 0.004}, _laplace),
     "singular_value": Method("singular value ensemble", "#0173B2", "h", _SVE, _LEARNED, {"lr": 0.03}),
+    "masks": Method("mask extraction", "#B2DF8A", ">", _one, _LINEAR, {}, _masks),
+    "tiles": Method("tiles", "#A6761D", "8", _one, frozenset({"a map or patches"}), {}, _tiles),
+    "hydra": Method("Hydra (Taylor)", "#E7298A", "h", _one, _ATTENTION, {}, _hydra),
 }

@@ -9,6 +9,7 @@ from uqlab.ensembles.deep import ELEMENTWISE, deep, from_members
 from uqlab.ensembles.dropout import DropoutEnsemble, dropout, place_dropout
 from uqlab.ensembles.film import film
 from uqlab.ensembles.implicit import ATTENTION
+from uqlab.ensembles.laplace import laplace_lora
 from uqlab.ensembles.layers import (
     MemberDropout,
     MemberLayer,
@@ -31,7 +32,7 @@ __all__ = [
     "ATTENTION", "ELEMENTWISE", "BatchLinear", "DropoutEnsemble", "Ensemble", "FoldedEnsemble", "GroupedLinear",
     "LoRAConv2d", "LoRALinear", "MIMOEnsemble", "MaskedInputs", "MemberBatchNorm", "MemberConv2d", "MemberDropout",
     "MemberLayer", "MemberLayerNorm", "MemberLinear", "SVDLinear", "SeparateEnsemble", "batch", "batch_ensemble",
-    "concatenate", "deep", "dropout", "film", "from_members", "load", "lora", "masksembles", "member_seed", "mimo",
-    "own_dropout", "packed", "place_dropout", "plain_linear", "replace_layers", "save", "singular_value",
-    "snapshot", "with_layers",
+    "concatenate", "deep", "dropout", "film", "from_members", "laplace_lora", "load", "lora", "masksembles",
+    "member_seed", "mimo", "own_dropout", "packed", "place_dropout", "plain_linear", "replace_layers", "save",
+    "singular_value", "snapshot", "with_layers",
 ]  # fmt: skip

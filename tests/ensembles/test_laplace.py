@@ -1,0 +1,109 @@
+"""Laplace-LoRA: the curvature against the full matrix, the draws against its inverse."""
+
+import pytest
+import torch
+from small_networks import images, moved, vit
+from torch import nn
+
+from uqlab import ensembles, models, training
+from uqlab.ensembles.laplace import Curvature, curvatures
+from uqlab.ensembles.lora import LoRALinear
+
+
+def small():
+    """A LoRA layer of rank 2 between 4 features and 3, and a classifier of 3 classes, in float64."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3)).double()
+    return moved(ensembles.lora(net, 1, 2))
+
+
+def full(ensemble, inputs, name):
+    """The whole generalised Gauss-Newton matrix of the summed cross-entropy by A or B, from Jacobians."""
+    layer = next(part for part in ensemble.modules() if isinstance(part, LoRALinear))
+    p = layer.get_parameter(name)
+    total = torch.zeros(p.numel(), p.numel(), dtype=torch.float64)
+    for x in inputs:
+        logits = ensemble(x[None])[0, 0]
+        slopes = torch.stack([torch.autograd.grad(z, p, retain_graph=True)[0].flatten() for z in logits])
+        probabilities = logits.softmax(-1).detach()
+        total += slopes.T @ (torch.diag(probabilities) - torch.outer(probabilities, probabilities)) @ slopes
+    return total
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_for_one_input_the_product_is_the_full_matrix(copies):
+    ensemble, x = small(), torch.rand(1, 4, dtype=torch.float64).expand(copies, -1)
+    down, up = curvatures(ensemble, x, batch_size=2)["0"]
+    torch.testing.assert_close(torch.kron(down.outputs, down.inputs), full(ensemble, x, "down"))
+    torch.testing.assert_close(torch.kron(up.outputs, up.inputs), full(ensemble, x, "up"))
+
+
+def test_where_all_inputs_are_answered_alike_the_product_is_the_full_matrix():
+    """With a classifier of almost zeros the curvature by the outputs is one for all."""
+    torch.manual_seed(0)
+    ensemble = moved(ensembles.lora(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3)).double(), 1, 2, target="0"))
+    ensemble.network[1].weight.data *= 1e-6
+    ensemble.network[1].bias.data.zero_()
+    x = torch.rand(5, 4, dtype=torch.float64)
+    for name, curvature in zip(("down", "up"), curvatures(ensemble, x)["0"], strict=True):
+        expected = full(ensemble, x, name)
+        torch.testing.assert_close(torch.kron(curvature.outputs, curvature.inputs), expected, rtol=1e-4, atol=1e-18)
+
+
+def test_for_several_inputs_it_is_the_sum_by_outputs_and_the_mean_by_inputs():
+    ensemble, x = small(), torch.rand(6, 4, dtype=torch.float64)
+    layer, member = next(part for part in ensemble.modules() if isinstance(part, LoRALinear)), ensemble.member(0)
+    outputs = torch.zeros(3, 3, dtype=torch.float64)
+    for y in member[0](x).detach():
+        slopes, p = torch.autograd.functional.jacobian(member[1:], y), member[1:](y).softmax(-1).detach()
+        outputs += slopes.T @ (torch.diag(p) - torch.outer(p, p)) @ slopes
+    low, up = x @ layer.down[0].detach().T, layer.up[0].detach()
+    for size in (6, 4):  # batches
+        of_a, of_b = curvatures(ensemble, x, batch_size=size)["0"]
+        torch.testing.assert_close(of_b, Curvature(outputs, low.T @ low / 6))
+        torch.testing.assert_close(of_a, Curvature(up.T @ outputs @ up, x.T @ x / 6))
+
+
+def test_draws_have_the_inverse_as_their_covariance():
+    torch.manual_seed(0)
+    a, b = torch.randn(3, 2, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64)
+    curvature, generator = Curvature(a @ a.T, b @ b.T), torch.Generator().manual_seed(0)
+    drawn = torch.stack([curvature.draw(0.5, generator).flatten() for _ in range(20_000)])
+    expected = torch.linalg.inv(torch.kron(a @ a.T, b @ b.T) + 0.5 * torch.eye(12, dtype=torch.float64))
+    torch.testing.assert_close(drawn.T.cov(), expected, rtol=0.1, atol=0.06)
+
+
+def test_members_are_plain_networks_around_the_trained_one(tmp_path):
+    (x, y), backbone = images(12), vit()
+    trained = ensembles.lora(backbone, 1, 2, seed=3)
+    training.fit(trained, x, y, epochs=2, lr=0.02, optimizer="adamw", batch_size=4, progress=False)
+    before = trained(x).detach()
+    ensemble = ensembles.laplace_lora(trained, x, 3, seed=1)
+    together = ensemble(x)
+    assert (together[0] - together[1]).abs().max() > 1e-4
+    for m in range(3):
+        torch.testing.assert_close(ensemble.member(m)(x).logits, together[m], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(trained(x), before)
+    near = ensembles.laplace_lora(trained, x, 3, prior_variance=1e-14)
+    torch.testing.assert_close(near(x), before.expand(3, -1, -1), rtol=1e-3, atol=1e-4)
+    shards = [ensembles.laplace_lora(trained, x, part, seed=1) for part in ("0:1", "1:3")]
+    torch.testing.assert_close(ensembles.concatenate(shards)(x), together, rtol=1e-5, atol=1e-6)
+    ensembles.save(ensemble, tmp_path / "e.safetensors")
+    torch.testing.assert_close(ensembles.load(tmp_path / "e.safetensors", vit())(x), together)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: ensembles.laplace_lora(ensembles.deep(vit, 1), x, 2), "made, got SeparateEnsemble"),
+        (lambda x: ensembles.laplace_lora(ensembles.lora(vit(), 2), x, 2), "one trained network.*got 2 members"),
+        (lambda x: ensembles.laplace_lora(ensembles.lora(vit(), 1), x, 2, prior_variance=0.0), "must be positive"),
+        (
+            lambda x: ensembles.laplace_lora(ensembles.lora(models.small_cnn(3, width=8), 1), x, 2),
+            "needs LoRA in linear layers",
+        ),
+    ],
+)
+def test_bad_input(call, message, unchecked):
+    with pytest.raises((ValueError, TypeError), match=message):
+        call(images()[0])

@@ -1,0 +1,109 @@
+"""Laplace-LoRA: members drawn from a Gaussian around one trained LoRA network (Yang et al. 2024)."""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from uqlab.core.checks import at_least, count_samples
+from uqlab.core.modules import Inputs, evaluating, hooked, like_parameters, map_tensors
+from uqlab.ensembles.base import Ensemble, FoldedEnsemble, member_range, member_seed
+from uqlab.ensembles.layers import with_layers
+from uqlab.ensembles.lora import LoRALinear
+
+
+class Curvature(NamedTuple):
+    """The generalised Gauss-Newton matrix of the summed loss by one weight [out, in]: outputs (x) inputs."""
+
+    outputs: Tensor  # [out, out]: sum over inputs, places and classes of the outer products of what reaches the output
+    inputs: Tensor  # [in, in]: mean over inputs and places of the outer products of what enters
+
+    def draw(self, prior_precision: float, generator: torch.Generator) -> Tensor:
+        """A weight [out, in] from Normal(0, (outputs (x) inputs + prior_precision I)^-1)."""
+        (large, u), (small, v) = torch.linalg.eigh(self.outputs), torch.linalg.eigh(self.inputs)
+        precision = torch.outer(large.clamp(min=0), small.clamp(min=0)) + prior_precision
+        noise = torch.randn(precision.shape, generator=generator, dtype=torch.float64).to(precision.device)
+        return u @ (noise / precision.sqrt()) @ v.mT
+
+
+def laplace_lora(
+    trained: Ensemble,
+    inputs: Inputs,
+    members: int | str | range,
+    *,
+    prior_variance: float = 1e-3,
+    batch_size: int = 64,
+    seed: int = 0,
+) -> FoldedEnsemble:
+    """Laplace-LoRA: members drawn around one trained LoRA network, A and B by a Kronecker posterior (Yang et al. 2024).
+
+    trained: `lora(backbone, 1, ...)` after training; its classifier, and A and B of convolutions, stay as they are.
+    inputs: those that it was trained on, [samples, ...]; a generalised Gauss-Newton matrix needs no labels.
+    prior_variance: of each number in A and B; Muhlematter et al. 2024 (appendix W) take 0.001.
+
+    The precision of A, and that of B, is G (x) A + I / prior_variance, with the curvature G of the layer's outputs and
+    the second moment A of its inputs. Yang et al. approximate the larger factor by a low rank; here both are whole.
+    Member m depends on (seed, m) and `trained` alone. `save` writes the members' weights as those of `lora`.
+
+    Raises TypeError unless `trained` is a LoRA-Ensemble, ValueError for more than one member of it, a network whose
+    LoRA has no linear layer, a prior variance that is not positive and inputs that are not finite.
+    """
+    if not isinstance(trained, FoldedEnsemble) or (trained.recipe or {}).get("method") != "lora":
+        raise TypeError(f"laplace_lora takes a network that `lora` made, got {type(trained).__name__}")
+    if trained.members != 1:
+        raise ValueError(f"laplace_lora takes one trained network, lora(backbone, 1), got {trained.members} members")
+    if not 0 < prior_variance < math.inf:
+        raise ValueError(f"prior_variance must be positive, got {prior_variance}")
+    ids, found = member_range(members), curvatures(trained, inputs, batch_size)
+    network = with_layers(trained.network, lambda layer: layer.join([layer] * (len(ids) - 1)))
+    for number, (name, (down, up)) in enumerate(found.items()):
+        layer: Any = network.get_submodule(name)
+        for row, m in enumerate(ids):
+            generator = torch.Generator().manual_seed(member_seed(seed, m, "laplace", number))
+            for p, curvature in ((layer.down, down), (layer.up, up)):
+                p.data[row] += curvature.draw(1 / prior_variance, generator).to(p)
+    return trained._with_recipe(FoldedEnsemble(network, ids)).eval()
+
+
+def curvatures(trained: FoldedEnsemble, inputs: Inputs, batch_size: int = 64) -> dict[str, tuple[Curvature, Curvature]]:
+    """Of every linear layer with LoRA, by name: the curvatures of A and of B, at the first member, in float64.
+
+    Raises ValueError for a network without such a layer.
+    """
+    layers = {name: part for name, part in trained.network.named_modules() if isinstance(part, LoRALinear)}
+    if not layers:
+        raise ValueError("laplace_lora needs LoRA in linear layers; this network has none")
+    at_least("batch_size", batch_size)
+    samples, sums, rows = count_samples(inputs), {name: [] for name in layers}, dict.fromkeys(layers, 0)
+    kept: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def keep(name: str) -> Any:
+        return lambda _, args, y: kept.update({name: (args[0].detach(), y)})
+
+    with evaluating(trained), torch.enable_grad():
+        for low in range(0, samples, batch_size):
+            x = like_parameters(trained, map_tensors(lambda t, low=low: t[low : low + batch_size], inputs))
+            with hooked(layer.register_forward_hook(keep(name)) for name, layer in layers.items()):
+                logits = trained(x)[0]
+            slopes = _square_root(logits)
+            outputs = [kept[name][1] for name in layers]
+            each = [torch.autograd.grad(logits, outputs, slope, retain_graph=True) for slope in slopes]
+            for i, (name, layer) in enumerate(layers.items()):
+                a, b = layer.down.detach()[0].double(), layer.up.detach()[0].double()
+                seen = kept[name][0].flatten(0, -2).double()  # [rows, in]
+                back = torch.cat([slope[i].flatten(0, -2) for slope in each]).double()  # [classes * rows, out]
+                new = [back @ b, seen, back, seen @ a.mT]  # A's output and input, B's output and input
+                moments = [t.mT @ t for t in new]
+                sums[name] = [s + t for s, t in zip(sums[name], moments, strict=True)] if sums[name] else moments
+                rows[name] += len(seen)
+    return {
+        name: (Curvature(each[0], each[1] / rows[name]), Curvature(each[2], each[3] / rows[name]))
+        for name, each in sums.items()
+    }
+
+
+def _square_root(logits: Tensor) -> Tensor:
+    """Columns s_c [classes, batch, classes] with sum_c s_c s_c^T = diag(p) - p p^T, the loss's curvature by logits."""
+    p = logits.detach().softmax(-1)
+    return (torch.eye(p.shape[-1]).to(p)[:, None] - p) * p.T.sqrt()[..., None]
