@@ -48,7 +48,7 @@ NEEDS_QUICK: dict[tuple[str, str], str] = {
     (
         "09",
         "price",
-    ): "it measures time, and two members may take less where all cores are busy; at quick 3 or more (from 1.5)",
+    ): "it measures time, and two members may take less where all cores are busy; at quick 2.7 (from 1.5)",
     ("10", "own"): f"{FEW}; at quick .104 of the heads, a blind matching keeps up to .196",
     ("10", "pretraining"): "networks that have learned hardly anything are alike; at quick .563 against .211",
     ("10", "lora"): f"{FEW}; at quick the interval of the difference is .0055 to .0147 nats",
