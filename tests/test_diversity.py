@@ -74,6 +74,15 @@ def test_refuses_what_are_no_logits(measure, unchecked):
         measure(torch.zeros(3, 4))
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("measure", [diversity.disagreement, diversity.js_divergence, diversity.variation_ratio])
+def test_refuses_logits_that_are_not_finite(measure, value):
+    z = make_logits()
+    z[1, 2, 3] = value
+    with pytest.raises(ValueError, match=r"logits must be finite, got NaN or an infinite value at \[1, 2, 3\]"):
+        measure(z)
+
+
 # weights ---------------------------------------------------------------------------------------------------------
 
 

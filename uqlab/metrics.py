@@ -46,17 +46,14 @@ def log_prediction(logits: Logits, pool: Pool = "probabilities") -> Float[Tensor
     """Log-probabilities of the ensemble, float64: log of the mean probability, or log_softmax of the mean logits.
 
     `log_prediction(logits)[None] / temperature` are again logits: those of a calibrated ensemble of one. Raises
-    ValueError for NaN or infinite logits and as `uncertainty.check_logits` does.
+    ValueError as `uncertainty.check_logits` does.
     """
     check_logits(logits)
     one_of("pool", pool, ("probabilities", "logits"))
     pieces = [logits[:, at] for at in batch_chunks(logits)]
     if pool == "probabilities":
-        log_p = torch.cat([z.double().log_softmax(-1).logsumexp(0) - math.log(len(z)) for z in pieces])
-    else:
-        log_p = torch.cat([z.mean(0, dtype=torch.float64).log_softmax(-1) for z in pieces])
-    finite("the logits' log-probabilities", log_p)
-    return log_p
+        return torch.cat([z.double().log_softmax(-1).logsumexp(0) - math.log(len(z)) for z in pieces])
+    return torch.cat([z.mean(0, dtype=torch.float64).log_softmax(-1) for z in pieces])
 
 
 # Prediction quality ---------------------------------------------------------------------------------------------------

@@ -49,6 +49,7 @@ def entropy(logits: Float[Tensor, "*batch classes"]) -> Float[Tensor, "*batch"]:
         raise ValueError("logits must be [..., classes], got a scalar")
     leading, classes = logits.shape[:-1], logits.shape[-1]
     flat = logits.reshape(1, math.prod(leading), classes)
+    check_logits(flat)
     return _over_batch(lambda z, _: (_member_entropy(z.log_softmax(0))[0],), flat)[0].reshape(leading)
 
 
@@ -147,7 +148,7 @@ def logit_sum_weights(logits: Logits) -> Float[Tensor, " members"]:
     """
     check_logits(logits)
     sums = logits.sum(-1, dtype=torch.float64)  # [M, N]
-    _check_finite(logits, sums.sum(0))
+    finite("the sums of logits", sums)
     return sums.logsumexp(1).softmax(0).to(_working_dtype(logits))
 
 
@@ -195,7 +196,7 @@ def decompose_gaussian(
 
 
 def check_logits(logits: Tensor) -> None:
-    """Raise unless logits are floating [members, batch, classes], not empty, of two classes or more."""
+    """Raise unless logits are floating and finite [members, batch, classes], not empty, of two classes or more."""
     floating("logits", logits)
     if logits.ndim != 3:
         hint = {2: "; for a single model use logits[None]", 4: "; for groups use decompose_groups"}.get(logits.ndim, "")
@@ -206,6 +207,7 @@ def check_logits(logits: Tensor) -> None:
         raise ValueError(
             f"logits need two classes or more, got {list(logits.shape)}; from a sigmoid's z use cat([0 * z, z], -1)"
         )
+    finite("logits", logits)
 
 
 def batch_chunks(logits: Logits) -> Iterator[slice]:
@@ -219,25 +221,18 @@ def _over_batch(measure: Callable[[Tensor, slice], tuple[Tensor, ...]], logits: 
     """Run `measure(z [C, M, n], slice of the batch) -> tuple of [n]` over chunks of the batch that stay in cache.
 
     Classes come first in the working copy, so that reductions over classes and members run along contiguous memory
-    (over a last axis of 10 classes they are several times slower). One sum per input shows NaN and infinity.
+    (over a last axis of 10 classes they are several times slower).
     """
-    check_logits(logits)
     members, _, classes = logits.shape
     parts = []
     for at in batch_chunks(logits):
         z = torch.empty(classes, members, at.stop - at.start, dtype=_working_dtype(logits), device=logits.device)
         z.copy_(logits[:, at].permute(2, 0, 1))
-        parts.append(torch.stack([z.sum((0, 1)), *measure(z, at)]))
+        parts.append(torch.stack(measure(z, at)))
     results = torch.cat(parts, 1)
-    _check_finite(logits, results)
-    return tuple(results[1:])
-
-
-def _check_finite(logits: Tensor, results: Tensor) -> None:
-    """Raise ValueError if results [..., N] hold NaN or infinite values, and name the logit that is the cause."""
     if not results.isfinite().all():
-        finite("logits", logits)
         raise ValueError(f"some logits are too large for {_working_dtype(logits)}; use float64 or scale them")
+    return tuple(results)
 
 
 def _working_dtype(values: Tensor) -> torch.dtype:

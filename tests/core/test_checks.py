@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from uqlab.core.checks import count_samples
+from uqlab.core.checks import count_samples, finite
 
 
 def test_samples_are_counted_in_tensors_and_in_tensors_by_name():
@@ -27,3 +27,8 @@ def test_samples_are_counted_in_tensors_and_in_tensors_by_name():
 def test_inputs_that_cannot_be_counted(inputs, error, message):
     with pytest.raises(error, match=message):
         count_samples(inputs)
+
+
+def test_large_values_are_finite_though_their_sum_is_not():
+    for dtype, largest in ((torch.float16, 6e4), (torch.float32, 3e38), (torch.float64, 1e308)):
+        finite("x", torch.full((4,), largest, dtype=dtype))
