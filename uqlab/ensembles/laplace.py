@@ -4,13 +4,14 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from uqlab.core.checks import at_least, count_samples
 from uqlab.core.modules import Inputs, evaluating, hooked, like_parameters, map_tensors
 from uqlab.ensembles.base import Ensemble, FoldedEnsemble, member_range, member_seed
 from uqlab.ensembles.layers import with_layers
-from uqlab.ensembles.lora import LoRALinear
+from uqlab.ensembles.lora import LoRAConv2d, LoRALinear
 
 
 class Curvature(NamedTuple):
@@ -38,16 +39,17 @@ def laplace_lora(
 ) -> FoldedEnsemble:
     """Laplace-LoRA: members drawn around one trained LoRA network, A and B by a Kronecker posterior (Yang et al. 2024).
 
-    trained: `lora(backbone, 1, ...)` after training; its classifier, and A and B of convolutions, stay as they are.
+    trained: `lora(backbone, 1, ...)` after training; its classifier stays as it is.
     inputs: those that it was trained on, [samples, ...]; a generalised Gauss-Newton matrix needs no labels.
     prior_variance: of each number in A and B; Muhlematter et al. 2024 (appendix W) take 0.001.
 
-    The precision of A, and that of B, is G (x) A + I / prior_variance, with the curvature G of the layer's outputs and
-    the second moment A of its inputs. Yang et al. approximate the larger factor by a low rank; here both are whole.
-    Member m depends on (seed, m) and `trained` alone. `save` writes the members' weights as those of `lora`.
+    The precision of A, and that of B, is G (x) S + I / prior_variance, with the curvature G of the layer's outputs and
+    the second moment S of its inputs, for a convolution those of its patches. Yang et al. approximate the larger factor
+    by a low rank; here both are whole. Member m depends on (seed, m) and `trained` alone. `save` writes the members'
+    weights as those of `lora`.
 
-    Raises TypeError unless `trained` is a LoRA-Ensemble, ValueError for more than one member of it, a network whose
-    LoRA has no linear layer, a prior variance that is not positive and inputs that are not finite.
+    Raises TypeError unless `trained` is a LoRA-Ensemble, ValueError for more than one member of it, a prior variance
+    that is not positive and inputs that are not finite.
     """
     if not isinstance(trained, FoldedEnsemble) or (trained.recipe or {}).get("method") != "lora":
         raise TypeError(f"laplace_lora takes a network that `lora` made, got {type(trained).__name__}")
@@ -62,18 +64,14 @@ def laplace_lora(
         for row, m in enumerate(ids):
             generator = torch.Generator().manual_seed(member_seed(seed, m, "laplace", number))
             for p, curvature in ((layer.down, down), (layer.up, up)):
-                p.data[row] += curvature.draw(1 / prior_variance, generator).to(p)
+                p.data[row] += curvature.draw(1 / prior_variance, generator).to(p).view_as(p[row])
     return trained._with_recipe(FoldedEnsemble(network, ids)).eval()
 
 
 def curvatures(trained: FoldedEnsemble, inputs: Inputs, batch_size: int = 64) -> dict[str, tuple[Curvature, Curvature]]:
-    """Of every linear layer with LoRA, by name: the curvatures of A and of B, at the first member, in float64.
-
-    Raises ValueError for a network without such a layer.
-    """
-    layers = {name: part for name, part in trained.network.named_modules() if isinstance(part, LoRALinear)}
-    if not layers:
-        raise ValueError("laplace_lora needs LoRA in linear layers; this network has none")
+    """Of every layer with LoRA, by name: the curvatures of A and of B, at the first member, in float64."""
+    kinds = (LoRALinear, LoRAConv2d)
+    layers = {name: part for name, part in trained.network.named_modules() if isinstance(part, kinds)}
     at_least("batch_size", batch_size)
     samples, sums, rows = count_samples(inputs), {name: [] for name in layers}, dict.fromkeys(layers, 0)
     kept: dict[str, tuple[Tensor, Tensor]] = {}
@@ -90,9 +88,10 @@ def curvatures(trained: FoldedEnsemble, inputs: Inputs, batch_size: int = 64) ->
             outputs = [kept[name][1] for name in layers]
             each = [torch.autograd.grad(logits, outputs, slope, retain_graph=True) for slope in slopes]
             for i, (name, layer) in enumerate(layers.items()):
-                a, b = layer.down.detach()[0].double(), layer.up.detach()[0].double()
-                seen = kept[name][0].flatten(0, -2).double()  # [rows, in]
-                back = torch.cat([slope[i].flatten(0, -2) for slope in each]).double()  # [classes * rows, out]
+                a, b = layer.down.detach()[0].flatten(1).double(), layer.up.detach()[0].double()
+                seen = _patches(layer, kept[name][0]).flatten(0, -2).double()  # [rows, in]
+                last = 1 if isinstance(layer, LoRAConv2d) else -1
+                back = torch.cat([slope[i].movedim(last, -1).flatten(0, -2) for slope in each]).double()  # [..., out]
                 new = [back @ b, seen, back, seen @ a.mT]  # A's output and input, B's output and input
                 moments = [t.mT @ t for t in new]
                 sums[name] = [s + t for s, t in zip(sums[name], moments, strict=True)] if sums[name] else moments
@@ -101,6 +100,19 @@ def curvatures(trained: FoldedEnsemble, inputs: Inputs, batch_size: int = 64) ->
         name: (Curvature(each[0], each[1] / rows[name]), Curvature(each[2], each[3] / rows[name]))
         for name, each in sums.items()
     }
+
+
+def _patches(layer: nn.Module, x: Tensor) -> Tensor:
+    """What each place of the output is made from, in the last axis: x itself, or the patches of a convolution."""
+    if not isinstance(layer, LoRAConv2d):
+        return x
+    size, how = layer.weight.shape[2:], layer.settings
+    padding = how["padding"]
+    if padding == "same":  # as torch pads: the odd row and column at the end
+        total = [each * (length - 1) for each, length in zip(how["dilation"], size, strict=True)]
+        x = F.pad(x, [total[1] // 2, total[1] - total[1] // 2, total[0] // 2, total[0] - total[0] // 2])
+    padding = 0 if isinstance(padding, str) else padding
+    return F.unfold(x, tuple(size), how["dilation"], padding, how["stride"]).mT
 
 
 def _square_root(logits: Tensor) -> Tensor:
