@@ -177,6 +177,14 @@ def test_batch_ensemble_multiplies_and_adds_a_rank_one_matrix():
         torch.testing.assert_close(layer.member(0).weight, expected)
 
 
+def test_adding_an_outer_product_is_lora_of_rank_one():
+    linear, x = nn.Linear(6, 4), torch.rand(3 * 5, 6)
+    generators = [torch.Generator().manual_seed(m) for m in range(3)]
+    added, low = BatchLinear(linear, 0.5, True, generators), LoRALinear(linear, 1, 1.0, generators)
+    low.down.data, low.up.data = added.right.data.unsqueeze(1), added.left.data.unsqueeze(2)
+    torch.testing.assert_close(added(x), low(x))
+
+
 # What is trained ------------------------------------------------------------------------------------------------------
 
 
