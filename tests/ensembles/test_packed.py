@@ -63,7 +63,8 @@ def test_widths_are_rounded_up_and_inputs_and_classes_stay(members):
     channels, features = (7, 5) if members == 3 else (5, 4)
     shapes = [list(p.shape) for p in member.parameters() if p.ndim > 1]
     assert shapes == [[channels, 1, 3, 3], [features, channels * 36], [3, features]]
-    assert ensembles.packed(net, members, 2.0)(images()[0]).shape == (members, 4, 3)
+    double = ensembles.packed(net.double(), members, 2.0)
+    assert double(images()[0].double()).shape == (members, 4, 3)
 
 
 def test_groups_inside_a_member_are_apart():

@@ -99,7 +99,8 @@ def packed(
         ensemble = FoldedEnsemble(_stacked(models), ids)
     settings = {"alpha": alpha, "gamma": gamma, "of": whole, "seed": seed}
     ensemble.recipe = {"method": "packed", "backbone": "", **settings, "members": member_text(ids)}
-    return ensemble
+    like = next(backbone.parameters(), torch.empty(0))
+    return ensemble.to(like.device, like.dtype).train(backbone.training)
 
 
 _STACKED: dict[type, Any] = {
