@@ -1,5 +1,6 @@
 """A method by its name is what its parts are: made by `ensembles`, trained by `training.fit`, finished."""
 
+import functools
 import itertools
 
 import pytest
@@ -120,6 +121,21 @@ def test_what_is_found_in_a_trained_network():
     for name in ("single", "masks", "hydra", "laplace_lora"):
         with pytest.raises(TypeError, match="rang"):
             train(name, net, rang=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("film", "film needs BatchNorm or LayerNorm layers; this network has none"),
+        ("dropkey", "no attention of transformers"),
+        ("hydra", "attention"),
+        ("tiles", "no module that averages a map"),
+    ],
+)
+def test_a_network_that_lacks_what_a_method_needs_is_refused_before_training(name, message, monkeypatch):
+    monkeypatch.setattr(training, "fit", functools.wraps(training.fit)(lambda *_, **__: pytest.fail("trained")))
+    with pytest.raises(ValueError, match=message):
+        train(name, models.mlp(64, (12, 6), 3), 4)
 
 
 def test_the_list_is_long_enough_to_choose_from():
