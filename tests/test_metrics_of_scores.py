@@ -206,7 +206,7 @@ def test_intervals_have_the_level_asked_for():
         (low, high), (lower, higher) = interval(0.5), interval(0.99)
         assert lower < low < high < higher
         for level in (-1.0, 0.0, 1.0, 1.5):
-            with pytest.raises(ValueError, match="level must lie in"):
+            with pytest.raises(ValueError, match="level must be in"):
                 interval(level)
 
 
@@ -232,8 +232,8 @@ def test_bad_scores_are_refused(unchecked, metric, scores, message):
         (lambda z, y: metrics.ood_detection(z[0, :, 0], z[0, :, 0] / 0), "ood_scores must be finite"),
         (lambda z, y: metrics.auroc_interval(z[0, :, 0], z[0, :, 0], repeats=0), "repeats must be at least 1"),
         (lambda z, y: metrics.auroc_interval(y, y, than=(y, y[1:])), "than must be scores of the same inputs"),
-        (lambda z, y: metrics.risk_at_coverage(z, y, y, 0.0), r"coverage must lie in \(0, 1\], got 0"),
-        (lambda z, y: metrics.coverage_at_risk(z, y, y, 5), r"risk must lie in \[0, 1\], got 5"),
+        (lambda z, y: metrics.risk_at_coverage(z, y, y, 0.0), r"coverage must be in \(0, 1\], got 0"),
+        (lambda z, y: metrics.coverage_at_risk(z, y, y, 5), r"risk must be in \[0, 1\], got 5"),
         (lambda z, y: metrics.by_quantile(y, y, (0.5, 0.2)), r"must increase in \(0, 1\]"),
         (lambda z, y: metrics.by_quantile(y, y, (0.5, 1.2)), r"must increase in \(0, 1\]"),
         (lambda z, y: metrics.by_quantile(y, y, ()), r"must increase in \(0, 1\]"),

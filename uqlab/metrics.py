@@ -15,7 +15,7 @@ from jaxtyping import Float, Integer, Real, Shaped
 from sklearn.metrics import f1_score
 from torch import Tensor
 
-from uqlab.core.checks import at_least, class_labels, finite, one_of
+from uqlab.core.checks import at_least, class_labels, finite, one_of, within
 from uqlab.uncertainty import batch_chunks, check_logits
 
 Array = Tensor | np.ndarray
@@ -212,16 +212,14 @@ def augrc(logits: Logits, labels: Labels, scores: Scores) -> float:
 
 def risk_at_coverage(logits: Logits, labels: Labels, scores: Scores, coverage: float = 0.8) -> float:
     """Error rate among the ceil(coverage * n) least uncertain samples."""
-    if not 0 < coverage <= 1:
-        raise ValueError(f"coverage must lie in (0, 1], got {coverage}")
+    within("coverage", coverage, "(0, 1]")
     risk = risk_coverage(logits, labels, scores)[1]
     return risk[math.ceil(coverage * len(risk) - 1e-9) - 1].item()  # 0.07 * 100 is a little more than 7
 
 
 def coverage_at_risk(logits: Logits, labels: Labels, scores: Scores, risk: float = 0.05) -> float:
     """Largest coverage whose selective risk is at most `risk`; 0 if there is none."""
-    if not 0 <= risk <= 1:
-        raise ValueError(f"risk must lie in [0, 1], got {risk}")
+    within("risk", risk, "[0, 1]")
     coverages, risks = risk_coverage(logits, labels, scores)
     return max(coverages[risks <= risk + 1e-12].tolist(), default=0.0)
 
@@ -301,8 +299,7 @@ def interval(
 
 
 def _tails(level: float) -> list[float]:
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie in (0, 1), as the coverage of an interval does, got {level}")
+    within("level", level, "(0, 1)")
     return [(1 - level) / 2, (1 + level) / 2]
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from uqlab.core.checks import finite, floating, one_network, one_of
+from uqlab.core.checks import at_least, finite, floating, one_network, one_of, within
 from uqlab.diversity import layer_names, member_weights
 from uqlab.ensembles import Ensemble, FoldedEnsemble, MemberLayer
 
@@ -107,8 +107,9 @@ def random_level(dimension: int, vectors: int | None = None) -> float:
 
     It is E max |g_i| / E ||g|| for a Normal g, since the direction and the length of g are independent: 0.12 for 768.
     """
+    at_least("dimension", dimension)
     vectors = dimension if vectors is None else vectors
-    if not 1 <= vectors <= dimension:
+    if at_least("vectors", vectors) > dimension:
         raise ValueError(f"vectors must be 1 to the dimension {dimension}, got {vectors}")
     x = torch.linspace(0, 12, 24001, dtype=torch.float64)
     largest = torch.trapezoid(1 - torch.erf(x / math.sqrt(2)) ** vectors, x).item()  # E max of half-normals
@@ -268,8 +269,7 @@ def _off_diagonal(u: Tensor, vh: Tensor, w: Tensor) -> Tensor:
 
 
 def _intruders(values: Tensor, max_cosine: Tensor, threshold: float) -> Intruders:
-    if not 0 < threshold <= 1:
-        raise ValueError(f"threshold must be a |cos| in (0, 1], got {threshold}")
+    within("threshold", threshold, "(0, 1]")
     strange, squares = max_cosine < threshold, values.square()
     return Intruders(strange.sum(-1), max_cosine, (squares * strange).sum(-1) / squares.sum(-1))
 

@@ -1,9 +1,12 @@
 """Inputs are counted and checked before work starts."""
 
+import math
+import re
+
 import pytest
 import torch
 
-from uqlab.core.checks import count_samples, finite
+from uqlab.core.checks import count_samples, finite, within
 
 
 def test_samples_are_counted_in_tensors_and_in_tensors_by_name():
@@ -32,3 +35,21 @@ def test_inputs_that_cannot_be_counted(inputs, error, message):
 def test_large_values_are_finite_though_their_sum_is_not():
     for dtype, largest in ((torch.float16, 6e4), (torch.float32, 3e38), (torch.float64, 1e308)):
         finite("x", torch.full((4,), largest, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    ("interval", "inside", "outside"),
+    [
+        ("(0, 1]", (1e-300, 1), (0, -1, 1.001, math.nan, math.inf)),
+        ("[0, 1)", (0, 0.5), (-1e-9, 1, math.nan)),
+        ("[0, inf)", (0, 1e300), (-1, math.inf, math.nan)),
+        ("(-inf, inf)", (-5, 5), (math.inf, -math.inf, math.nan)),
+        ("(0, inf]", (1, math.inf), (0, math.nan)),
+    ],
+)
+def test_numbers_in_intervals(interval, inside, outside):
+    for value in inside:
+        within("x", value, interval)
+    for value in outside:
+        with pytest.raises(ValueError, match=re.escape(f"x must be in {interval}, got {value}")):
+            within("x", value, interval)

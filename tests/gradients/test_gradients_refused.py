@@ -91,9 +91,9 @@ def test_bad_input(unchecked):
         ({"class_weight": "log_p"}, "class_weight must be"),
         ({"reduction": "D"}, "reduction must be"),
         ({"reduction": "B", "class_weight": "uniform"}, "B and C weigh classes by p"),
-        ({"perturbations": -1}, "must not be negative"),
-        ({"sigma": float("nan")}, "must not be negative"),
-        ({"depth": float("inf")}, "depth must be finite"),
+        ({"perturbations": -1}, "perturbations must be at least 0"),
+        ({"sigma": float("nan")}, r"sigma must be in \[0, inf\), got nan"),
+        ({"depth": float("inf")}, r"depth must be in \(-inf, inf\), got inf"),
         ({"batch_size": 0}, "batch_size"),
     ]:
         with pytest.raises(ValueError, match=match):

@@ -292,9 +292,10 @@ def test_models_without_separable_heads(model, error, message):
         ([(0, 4)], ValueError, r"head \(0, 4\): layer 0 has 4 heads"),
         ([(0, -1)], ValueError, r"head \(0, -1\)"),
         ([(0, 1), (1, 1), (0, 1)], ValueError, r"head \(0, 1\) is given more than once"),
-        ([1, 2], TypeError, r"pairs \(layer, head\)"),
-        ((0, 1), TypeError, r"pairs \(layer, head\)"),
-        (3, TypeError, r"pairs \(layer, head\)"),
+        ([1, 2], TypeError, r"pairs of integers \(layer, head\)"),
+        ((0, 1), TypeError, r"pairs of integers \(layer, head\)"),
+        (3, TypeError, r"pairs of integers \(layer, head\)"),
+        ([(0.5, 0)], TypeError, r"pairs of integers \(layer, head\)"),
     ],
 )
 def test_heads_that_are_not_there(function, pairs, error, message):

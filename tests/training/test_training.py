@@ -274,9 +274,15 @@ def test_bad_input(unchecked):
         ({"schedule": "linear"}, '^schedule must be "constant", "cosine" or "step", got'),
         ({"loss": "hinge"}, "^loss must be .* got 'hinge'"),
         ({"precision": "float64"}, "^precision must be"),
-        ({"lr": -1.0}, "lr positive, got 1, 128, -1.0"),
+        ({"lr": -1.0}, r"lr must be in \(0, inf\), got -1"),
+        ({"lr": math.inf}, r"lr must be in \(0, inf\)"),
+        ({"weight_decay": math.nan}, r"weight_decay must be in \[0, inf\), got nan"),
+        ({"momentum": 1.0}, r"momentum must be in \[0, 1\)"),
+        ({"clip": math.nan}, r"clip must be in \(0, inf\]"),
+        ({"warmup": -1}, "warmup must be at least 0, got -1"),
+        ({"schedule": "step", "milestones": [3, -1]}, r"milestone must be in \[0, inf\), got -1"),
         ({"schedule": "step"}, "needs milestones"),
-        ({"epochs": 0}, "epochs and batch_size must be at least 1"),
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"loss": lambda z, y: z.sum((1, 2)), "class_weights": torch.ones(4)}, "^class_weights weigh the loss"),
     ):
         with pytest.raises(ValueError, match=message):

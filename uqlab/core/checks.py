@@ -25,9 +25,20 @@ def one_of(name: str, value: Any, accepted: Collection[Any]) -> None:
 
 def at_least(name: str, value: Any, least: int = 1) -> int:
     """`value` as an int; raises TypeError for what is no integer, ValueError for less than `least`."""
-    if (number := operator.index(value)) < least:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+    if number < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
     return number
+
+
+def within(name: str, value: Any, interval: str) -> None:
+    """Raise ValueError unless a number lies in an interval, written as "(0, 1]" or "[0, inf)"; NaN lies in none."""
+    low, high = map(float, interval[1:-1].split(","))
+    if not (low < value < high or (value == low and interval[0] == "[") or (value == high and interval[-1] == "]")):
+        raise ValueError(f"{name} must be in {interval}, got {value}")
 
 
 def floating(name: str, value: Any) -> None:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from uqlab.core.checks import within
 from uqlab.ensembles.base import FoldedEnsemble
 from uqlab.ensembles.implicit import Classifiers, implicit
 from uqlab.ensembles.layers import MemberLayer
@@ -74,8 +75,7 @@ def batch(
 
     W is trained, so it is copied. `batch_ensemble` is another name of this function. The rest is as in `lora`.
     """
-    if not 0 <= std < math.inf:
-        raise ValueError(f"std must be 0 or positive, got {std}")
+    within("std", std, "[0, inf)")
 
     def make(_: str, layer: nn.Linear, generators: list[torch.Generator]) -> BatchLinear:
         if not additive:

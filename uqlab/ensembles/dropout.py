@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from uqlab.core.checks import one_of
+from uqlab.core.checks import one_of, within
 from uqlab.core.modules import frozen
 from uqlab.ensembles.base import FoldedEnsemble, member_seed
 from uqlab.ensembles.implicit import check_backbone, exactly
@@ -25,8 +25,7 @@ class FixedDropout(MemberLayer):
 
     def __init__(self, seeds: Sequence[int], p: float):
         super().__init__()
-        if not 0 <= p < 1:
-            raise ValueError(f"dropout probability must be in [0, 1), got {p}")
+        within("dropout probability", p, "[0, 1)")
         self.members, self.p = len(seeds), p
         self.reseed(seeds)
 

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from uqlab.core.checks import within
 from uqlab.core.modules import sharing_copy, trained_like
 
 # Which members are in the pass that runs now. It belongs to the call, not to the layers: threads may share an ensemble.
@@ -184,8 +185,7 @@ class MemberDropout(MemberLayer):
 
     def __init__(self, members: int, p: float = 0.5):
         super().__init__()
-        if not 0 <= p < 1:
-            raise ValueError(f"dropout probability must be in [0, 1), got {p}")
+        within("dropout probability", p, "[0, 1)")
         self.members, self.p = members, p
         self.reseed(range(members))
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from uqlab.core.checks import within
 from uqlab.ensembles.base import FoldedEnsemble, member_seed
 from uqlab.ensembles.implicit import ATTENTION, check_backbone, exactly, is_product, trained_together
 from uqlab.ensembles.layers import MemberLayer, conv_settings, plain_conv, plain_linear, replace_layers
@@ -72,8 +73,7 @@ def masksembles(
     Raises ValueError for a scale below 1 and a network without such layers, and as `lora`.
     """
     ids = check_backbone(backbone, members)
-    if not 1 <= scale < math.inf:
-        raise ValueError(f"scale must be 1 or more, got {scale}")
+    within("scale", scale, "[1, inf)")
     network = copy.deepcopy(backbone).requires_grad_()
     products = [name for name, part in network.named_modules() if name and is_product(part)]
     names = _after_activations(network, products) if target is None else [n for n in products if re.search(target, n)]

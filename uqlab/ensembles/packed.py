@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from uqlab.core.checks import at_least
+from uqlab.core.checks import at_least, within
 from uqlab.core.modules import trained_like
 from uqlab.ensembles.base import Ensemble, FoldedEnsemble, SeparateEnsemble, member_text
 from uqlab.ensembles.deep import deep
@@ -91,8 +91,7 @@ def packed(
     ids = check_backbone(backbone, members)
     at_least("gamma", gamma)
     whole = ids[-1] + 1 if of is None else at_least("of", of)
-    if not 0 < alpha < math.inf:
-        raise ValueError(f"alpha must be positive, got {alpha}")
+    within("alpha", alpha, "(0, inf)")
     ensemble = deep(lambda: _Narrow(backbone, alpha / whole, gamma).network, ids, seed, fold=False)
     models = list(cast(SeparateEnsemble, ensemble).models)
     if all(type(part) in _STACKED for part in models[0].modules() if any(True for _ in part.parameters(recurse=False))):

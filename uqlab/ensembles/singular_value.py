@@ -1,12 +1,12 @@
 """Singular value ensemble: singular values of every member's own, frozen directions (Turkoglu et al. 2026)."""
 
-import math
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from uqlab.core.checks import within
 from uqlab.ensembles.base import FoldedEnsemble
 from uqlab.ensembles.implicit import Classifiers, implicit
 from uqlab.ensembles.layers import MemberLayer
@@ -79,8 +79,7 @@ def singular_value(
 
     The rest is as in `lora`. Raises ValueError for init_std < 0, and the errors of `lora`.
     """
-    if not 0 <= init_std < math.inf:
-        raise ValueError(f"init_std must be 0 or positive, got {init_std}")
+    within("init_std", init_std, "[0, inf)")
     make = lambda _, layer, generators: SVDLinear(layer, init_std, generators)  # noqa: E731
     recipe = {"method": "singular_value", "init_std": init_std}
     classifiers = heads or classifiers

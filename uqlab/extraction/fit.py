@@ -1,7 +1,6 @@
 """The training of masks."""
 
 import itertools
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from jaxtyping import Int, Shaped
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from uqlab.core.checks import at_least, class_labels, count_samples
+from uqlab.core.checks import at_least, class_labels, count_samples, within
 from uqlab.core.modules import like_parameters
 from uqlab.ensembles import Ensemble, member_seed
 from uqlab.extraction.masks import MaskedLinear, checked, coin_entropy
@@ -52,8 +51,8 @@ def fit_masks(
     ensemble = checked(ensemble)
     at_least("steps", steps)
     at_least("batch_size", batch_size)
-    if not lr > 0 or not 0 <= diversity < math.inf:
-        raise ValueError(f"lr must be positive and diversity at least 0, got {lr} and {diversity}")
+    within("lr", lr, "(0, inf)")
+    within("diversity", diversity, "[0, inf)")
     ensemble.soften().eval()
     if not isinstance(inputs, Tensor):
         raise TypeError(f"inputs must be a tensor, got {type(inputs).__name__}; use torch.as_tensor(inputs)")

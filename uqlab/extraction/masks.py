@@ -5,7 +5,6 @@ Nothing of the network is trained again: all members use its frozen weights.
 
 import copy
 import itertools
-import math
 from typing import NamedTuple
 
 import torch
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from uqlab.core.checks import at_least, one_network
+from uqlab.core.checks import at_least, one_network, within
 from uqlab.ensembles import ELEMENTWISE, FoldedEnsemble, MemberLayer, member_seed, plain_linear, replace_layers
 
 
@@ -89,8 +88,8 @@ class MaskEnsemble(FoldedEnsemble):
 
     def harden(self, threshold: float | None = 0.5) -> "MaskEnsemble":
         """Masks become 1 where they exceed `threshold` and 0 elsewhere, until `soften`. Returns the ensemble."""
-        if threshold is not None and not 0 <= threshold < 1:
-            raise ValueError(f"threshold must be in [0, 1), as masks are, got {threshold}")
+        if threshold is not None:
+            within("threshold", threshold, "[0, 1)")
         for layer in self.layers().values():
             layer.threshold = threshold
         return self
@@ -120,8 +119,7 @@ def masks(model: nn.Module, members: int = 10, *, inputs: bool = True, std: floa
     """
     one_network(model, "masks")
     at_least("members", members)
-    if not 0 < std < math.inf:
-        raise ValueError(f"std must be positive, got {std}")
+    within("std", std, "(0, inf)")
     network = nn.Sequential(copy.deepcopy(model)) if isinstance(model, nn.Linear) else copy.deepcopy(model)
     network.requires_grad_(False)
     names = [name for name, part in network.named_modules() if type(part) is nn.Linear]

@@ -12,7 +12,6 @@ A model in training mode that has dropout or batch normalisation is switched to 
 with a UserWarning. Afterwards it is as before: same modes, no gradients, no hooks.
 """
 
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
@@ -21,7 +20,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from uqlab.core.checks import at_least, count_samples, one_network, one_of
+from uqlab.core.checks import at_least, count_samples, one_network, one_of, within
 from uqlab.core.devices import ACTIVATIONS, elements_of_temporary
 from uqlab.core.modules import evaluating
 from uqlab.gradients.per_sample import SampleGradients
@@ -168,8 +167,7 @@ def _check_switches(class_weight: str, reduction: str, depth: float) -> None:
     one_of("reduction", reduction, get_args(Reduction))
     if reduction != "A" and class_weight != "sqrt_p":
         raise ValueError(f"readings B and C weigh classes by p: leave class_weight out, got {class_weight!r}")
-    if not math.isfinite(depth):
-        raise ValueError(f"depth must be finite, got {depth}")
+    within("depth", depth, "(-inf, inf)")
 
 
 def _by_batch(
@@ -189,8 +187,8 @@ def _by_batch(
         raise TypeError(f"inputs must be a tensor, got {type(inputs).__name__}; use torch.as_tensor(inputs)")
     count_samples(inputs)
     one_of("norm", norm, (1, 2))
-    if perturbations < 0 or not 0 <= sigma < math.inf:
-        raise ValueError(f"perturbations and sigma must not be negative, got {perturbations} and {sigma}")
+    at_least("perturbations", perturbations, 0)
+    within("sigma", sigma, "[0, inf)")
     if perturbations and sigma and not inputs.is_floating_point():
         raise ValueError(f"{inputs.dtype} inputs cannot be perturbed: set perturbations=0, or embed them first")
     if batch_size is not None:

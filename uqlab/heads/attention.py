@@ -1,5 +1,6 @@
 """Where the attention projections of a transformer are, which rows and columns belong to which head, and its inputs."""
 
+import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -105,9 +106,9 @@ def linear(model: nn.Module, name: str) -> nn.Linear:
 def check_heads(found: list[Attention], heads: Iterable[Head]) -> list[Head]:
     """The heads as pairs of int; TypeError for what is no pair, ValueError for heads that are absent or given twice."""
     try:
-        pairs = [(int(layer), int(head)) for layer, head in heads]
+        pairs = [(operator.index(layer), operator.index(head)) for layer, head in heads]
     except (TypeError, ValueError) as error:
-        raise TypeError("heads must be pairs (layer, head), such as [(0, 3), (2, 1)]") from error
+        raise TypeError("heads must be pairs of integers (layer, head), such as [(0, 3), (2, 1)]") from error
     for layer, head in pairs:
         if not 0 <= layer < len(found):
             raise ValueError(f"head ({layer}, {head}): there are layers 0 to {len(found) - 1}")

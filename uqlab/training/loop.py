@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from uqlab.core import devices
-from uqlab.core.checks import class_labels, count_samples
+from uqlab.core.checks import at_least, class_labels, count_samples, within
 from uqlab.core.devices import arithmetic
 from uqlab.core.modules import evaluating, like_parameters, logits_of
 from uqlab.ensembles import Ensemble, FoldedEnsemble, member_seed
@@ -273,8 +273,9 @@ def _check_data(ensemble: Ensemble, inputs: Tensor, labels: Tensor, epochs: int,
     samples = count_samples(inputs)
     if labels.ndim == 0 or samples != len(labels):
         raise ValueError(f"inputs and labels must be equally many, got {list(inputs.shape)} and {list(labels.shape)}")
-    if epochs < 1 or batch_size < 1 or not lr > 0:
-        raise ValueError(f"epochs and batch_size must be at least 1 and lr positive, got {epochs}, {batch_size}, {lr}")
+    at_least("epochs", epochs)
+    at_least("batch_size", batch_size)
+    within("lr", lr, "(0, inf)")
     if inputs.dtype == torch.uint8:
         raise ValueError("inputs are uint8; give images as floating point in [0, 1]: inputs.float() / 255")
 

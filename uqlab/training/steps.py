@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from uqlab.core.checks import one_of
+from uqlab.core.checks import at_least, one_of, within
 from uqlab.ensembles import Ensemble, FoldedEnsemble, MemberDropout, MemberLinear
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs [members, batch, ...], labels [members, batch, ...] -> [members]
@@ -35,8 +35,10 @@ def make_step(
     """The fastest exact step for this ensemble, loss and optimiser; `flat`: the inputs are [samples, features]."""
     one_of("optimizer", optimizer.name, ("sgd", "adam", "adamw"))
     clip = optimizer.clip
-    if optimizer.weight_decay < 0 or not 0 <= optimizer.momentum < 1 or (clip is not None and clip <= 0):
-        raise ValueError(f"weight_decay must be >= 0, momentum in [0, 1) and clip > 0 or None, got {optimizer}")
+    within("weight_decay", optimizer.weight_decay, "[0, inf)")
+    within("momentum", optimizer.momentum, "[0, 1)")
+    if clip is not None:
+        within("clip", clip, "(0, inf]")
     autocast = precision != "float32" and next(ensemble.parameters()).device.type == "cuda"
     plain = not callable(loss) and class_weights is None and clip is None and not autocast
     blocks = linear_chain(ensemble, flat) if plain else None
@@ -308,6 +310,9 @@ def lr_factor(
     one_of("schedule", schedule, ("constant", "cosine", "step"))
     if schedule == "step" and not milestones:
         raise ValueError('schedule="step" needs milestones, the epochs at which the learning rate falls to a tenth')
+    at_least("warmup", warmup, 0)
+    for epoch in milestones:
+        within("a milestone", epoch, "[0, inf)")
 
     def factor(step: int) -> float:
         if step < warmup:
