@@ -85,6 +85,41 @@ def test_no_ranking_without_a_band_or_a_pair():
         scoreboard.differences(table, "accuracy")
 
 
+def test_a_recommendation_by_hand():
+    nll = {"single": [0.5, 0.5], "lora": [0.2, 0.4], "deep": [0.25, 0.25], "mine": [0.9, 0.9]}
+    stored = {"single": [10, 10], "lora": [12, 12], "deep": [40, 40], "mine": [5, 5]}
+    table = board(nll=nll, stored=stored, accuracy={name: [1 - v for v in values] for name, values in nll.items()})
+    all_in = scoreboard.recommend(table, "nll", {"stored": 40}, repeats=4000)
+    assert all_in[:2] == ("deep", "lora")
+    assert (all_in.value, all_in.margin, all_in.low, all_in.high) == pytest.approx((0.25, 0.05, -0.05, 0.15))
+    assert all_in.ahead == pytest.approx(0.75, abs=0.03)  # of the seeds 00, 01, 10 and 11 the first alone says lora
+    assert all_in.refused == {}
+    assert all_in.reason.startswith(
+        "explicit ensemble has the best nll of the 4 methods that you can afford, but these"
+    )
+    assert "cannot tell it from LoRA-Ensemble (by 0.05, 95 %: -0.05 to 0.15)" in all_in.reason
+    cheaper = scoreboard.recommend(table, "accuracy", {"stored": 39})  # more is better
+    assert cheaper[:2] == ("lora", "single")
+    assert (cheaper.value, cheaper.margin, cheaper.low, cheaper.high) == pytest.approx((0.7, 0.2, 0.1, 0.3))
+    assert (cheaper.ahead, cheaper.refused) == (1, {"deep": "stored"})
+    assert "ahead of single network" in cheaper.reason
+    assert cheaper.reason.endswith("; better but too dear: explicit ensemble (stored).")
+    least = scoreboard.recommend(table, "stored", {"accuracy": 0.6, "nll": 0.45})  # a limit from below, and two limits
+    assert least[:2] == ("lora", "deep")
+    assert least.refused == {"single": "accuracy", "mine": "accuracy"}
+
+
+def test_a_recommendation_where_one_or_none_is_left():
+    table = board(nll={"a": [0.5, 0.7], "b": [0.9, 0.9]}, stored={"a": [5, 5], "b": [2, 2]})
+    alone = scoreboard.recommend(table, "nll", {"stored": 3})
+    assert (alone.best, alone.runner_up, alone.value) == ("b", "", 0.9)
+    assert alone.reason == "b is the only method that you can afford; better but too dear: a (stored)."
+    none = scoreboard.recommend(table, "nll", {"stored": 1, "nll": 2})
+    assert (none.best, none.refused) == ("", {"a": "stored", "b": "stored"})
+    assert none.reason == "no method keeps stored and nll within the limits."
+    assert none.margin != none.margin
+
+
 # Measures -------------------------------------------------------------------------------------------------------------
 SCORED = ("entropy", "mi", "knn")
 

@@ -1,13 +1,13 @@
 """Which method, which score, at what cost: every method trained, measured and timed alike, and compared with bands.
 
-`measure` gives a row a (method, seed). What follows from its table, `ranks`, `differences` and `pareto`, resamples the
-seeds, alike for all methods. Few seeds tell little: of two, only three resamples differ.
+`measure` gives a row a (method, seed). What follows from its table, `ranks`, `differences`, `pareto` and `recommend`,
+resamples the seeds, alike for all methods. Few seeds tell little: of two, only three resamples differ.
 """
 
 import time
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -189,6 +189,56 @@ def pareto(table: pd.DataFrame, quality: str, cost: str, *, repeats: int = 1000,
     here = _on_front(*(side * means[[column]].to_numpy().T for column, side in sides))[0]
     share = _on_front(*(side * drawn[column].to_numpy() for column, side in sides)).mean(0) if several else np.nan
     return means.assign(share=share)[here].sort_values(cost, ascending=sign(cost) < 0)
+
+
+class Advice(NamedTuple):
+    """What `recommend` says. best, runner_up: methods, empty where none is left; all other numbers are NaN then."""
+
+    best: str
+    runner_up: str
+    value: float  # of the best method
+    margin: float  # by how much it is better than the runner-up, at least 0; with the ends of its band
+    low: float
+    high: float
+    ahead: float  # share of resamples in which it is better
+    refused: dict[str, str]  # method -> the first limit that it breaks
+    reason: str  # a sentence
+
+
+def recommend(
+    table: pd.DataFrame, quality: str, limits: Mapping[str, int | float], *, repeats: int = 1000, seed: int = 0
+) -> Advice:
+    """The method with the best mean quality among those that you can afford, and why.
+
+    limits: column -> the most that its mean over seeds may be; the least, where more is better.
+    """
+    means, _ = _resampled(table, [quality, *(column for column in limits if column != quality)], 0, seed)
+    refused = {
+        str(method): column
+        for column, limit in reversed(list(limits.items()))
+        for method in means.index[sign(column) * means[column] < sign(column) * limit]
+    }
+    left: Any = means[quality].drop(list(refused)) * sign(quality)
+    first, *others = [str(name) for name in left.sort_values(ascending=False, kind="stable").index] or [""]
+    margin = low = high = ahead = float("nan")
+    named = {name: getattr(recipes.METHODS.get(name), "label", name) for name in means.index}
+    if others:
+        kept: Any = table[table["method"].isin([first, others[0]])]
+        side = differences(kept, quality, others[0], repeats=repeats, seed=seed).loc[first]
+        margin, ahead = sign(quality) * float(side["difference"]), float(side["ahead"])
+        low, high = sorted(sign(quality) * float(side[end]) for end in ("low", "high"))
+    better = means.index[sign(quality) * means[quality] > left.max()] if len(left) else []
+    words = f"no method keeps {' and '.join(limits)} within the limits"
+    if first:
+        words = f"{named[first]} has the best {quality} of the {len(left)} methods that you can afford"
+        words = words if others else f"{named[first]} is the only method that you can afford"
+    if others:
+        sure = "ahead of" if low > 0 else "but these seeds cannot tell it from"
+        words += f", {sure} {named[others[0]]} (by {margin:.3g}, 95 %: {low:.3g} to {high:.3g})"
+    if len(better):
+        words += "; better but too dear: " + ", ".join(f"{named[each]} ({refused[each]})" for each in better)
+    value = float(means[quality][first]) if first else float("nan")
+    return Advice(first, (others or [""])[0], value, margin, low, high, ahead, refused, words + ".")
 
 
 def by_score(table: pd.DataFrame, ood: str, kind: str = "auroc") -> pd.DataFrame:
