@@ -48,13 +48,24 @@ def floating(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be a floating tensor, got {kind}; use torch.as_tensor(...).float()")
 
 
+def all_finite(tensor: Tensor) -> bool:
+    """Whether a tensor holds neither NaN nor an infinite value."""
+    if not tensor.is_floating_point() or tensor.detach().sum().isfinite():  # one pass, and no memory
+        return True
+    return bool(tensor.isfinite().all())  # a sum may also be too large
+
+
 def finite(name: str, tensor: Tensor) -> None:
     """Raise ValueError, which names the place of the first one, if a tensor holds NaN or an infinite value."""
-    if not tensor.is_floating_point() or tensor.detach().sum().isfinite():  # one pass, and no memory
-        return
-    if not tensor.isfinite().all():  # a sum may also be too large
+    if not all_finite(tensor):
         first = (~tensor.isfinite()).nonzero()[0].tolist()
         raise ValueError(f"{name} must be finite, got NaN or an infinite value at {first}; clean them first")
+
+
+def representable(name: str, result: Tensor) -> None:
+    """Raise ValueError if a result of finite values is not finite: they were too large for its precision."""
+    if not all_finite(result):
+        raise ValueError(f"some {name} are too large for {result.dtype}; use float64 or scale them")
 
 
 def count_samples(inputs: Any) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from uqlab.core import devices
-from uqlab.core.checks import at_least, class_labels, count_samples, within
+from uqlab.core.checks import all_finite, at_least, class_labels, count_samples, within
 from uqlab.core.devices import arithmetic
 from uqlab.core.modules import evaluating, like_parameters, logits_of
 from uqlab.ensembles import Ensemble, FoldedEnsemble, member_seed
@@ -77,8 +77,8 @@ def fit(
 
     Where UQLAB_CACHE names a folder, a training that was done before is read from it, unless there is a `checkpoint` or
     a `watch`. Raises ValueError for empty or mismatched data, labels out of range, unknown names and a checkpoint that
-    is damaged or of another run; TypeError for what is no ensemble or tensor; FloatingPointError for a loss that is not
-    finite.
+    is damaged or of another run; TypeError for what is no ensemble or tensor; FloatingPointError for a loss or a
+    weight that is not finite. After an error every module has the mode that it had before.
     """
     started = time.perf_counter()
     _check_data(ensemble, inputs, labels, epochs, batch_size, lr)
@@ -120,10 +120,10 @@ def fit(
             losses[epoch, rows].add_(values, alpha=x.shape[1] / (shard.repeats * len(inputs)))
 
     bar = tqdm(total=epochs, initial=first, desc="fit", unit="epoch", disable=not progress, leave=False)
-    with bar, workers, arithmetic(precision, where):
+    with evaluating(ensemble), bar, workers, arithmetic(precision, where):
         for epoch in range(first, epochs):
             workers.run(functools.partial(run_epoch, epoch))
-            _check_finite(losses[epoch], epoch)
+            _check_finite(ensemble, losses[epoch], epoch)
             resumed.write(epoch + 1, ensemble, workers.bounds, workers.steps, losses)
             if watch:
                 watch(epoch + 1)
@@ -293,8 +293,8 @@ def _check_labels(
     ensemble: Ensemble, inputs: Tensor, labels: Tensor, loss: str, class_weights: Tensor | None
 ) -> Tensor:
     """The labels as the loss wants them, checked against the outputs for one input before training starts."""
-    with torch.no_grad():
-        outputs = ensemble.eval()(inputs[:1])[0, 0]
+    with torch.no_grad(), evaluating(ensemble):
+        outputs = ensemble(inputs[:1])[0, 0]
     if loss != "cross_entropy":
         if labels[0].numel() != outputs.numel() or not labels.is_floating_point() or not labels.isfinite().all():
             need = f"finite floating targets of {outputs.numel()} values a sample, like the outputs"
@@ -308,10 +308,10 @@ def _check_labels(
     return class_labels(labels, len(inputs), classes)
 
 
-def _check_finite(losses: Tensor, epoch: int) -> None:
-    bad = (~losses.isfinite()).nonzero().flatten().tolist()
+def _check_finite(ensemble: Ensemble, losses: Tensor, epoch: int) -> None:
+    """Raise FloatingPointError unless the losses of an epoch are finite, and the weights after its last update."""
+    bad, what = (~losses.isfinite()).nonzero().flatten().tolist(), "a weight"
     if bad:
-        raise FloatingPointError(
-            f"the loss of member {bad[0]} ({len(bad)} of {len(losses)} members) is not finite in epoch {epoch + 1}; "
-            "lower lr, add warmup or clip"
-        )
+        what = f"the loss of member {bad[0]} ({len(bad)} of {len(losses)} members)"
+    if bad or not all(all_finite(p) for p in ensemble.parameters() if p.requires_grad):
+        raise FloatingPointError(f"{what} is not finite in epoch {epoch + 1}; lower lr, add warmup or clip")
