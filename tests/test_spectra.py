@@ -180,6 +180,20 @@ def test_off_diagonal():
     assert found.off_diagonal.tolist() == [pytest.approx(0, abs=1e-12), pytest.approx(share)]
 
 
+def test_weights_of_any_size():
+    before, after = torch.randn(2, 6, 6)
+    start, *members = (nn.Sequential(nn.Linear(6, 6)) for _ in range(4))
+    for network, weight in zip((start, *members), (before, after, 1e30 * after, 0 * after), strict=True):
+        network[0].weight.data = weight
+    with pytest.warns(UserWarning, match="2 of 6 singular vectors are NaN"):
+        found = spectra.ensemble_spectra(ensembles.from_members(members), k=2, before=start, progress=False)["0"]
+    share = plain_off_diagonal(before, after)
+    assert found.off_diagonal.tolist() == [pytest.approx(share, rel=1e-4), pytest.approx(share, rel=1e-4), 0]
+    expected = spectra.intruder_dimensions(before, after, k=3, threshold=1.0)
+    large = spectra.intruder_dimensions(before, 1e30 * after, k=3, threshold=1.0)
+    assert 0 < large.energy.item() == pytest.approx(expected.energy.item())
+
+
 # ensembles ---------------------------------------------------------------------------------------------------------
 def separate():
     """Networks fine-tuned from one backbone."""

@@ -121,6 +121,11 @@ def test_weights_count_members():
     torch.testing.assert_close(decompose(logits, torch.tensor([3.0, 0.0, 1.0])), decompose(repeated))
 
 
+def test_large_weights_are_weights():
+    logits, weights = make_logits(3, 30, 4, dtype=torch.float32), torch.tensor([1.0, 1.5, 0.5])
+    torch.testing.assert_close(decompose(logits, weights * 2e38), decompose(logits, weights))
+
+
 def test_a_member_without_weight_does_not_matter_even_where_it_alone_believes():
     logits = torch.tensor([[[500.0, 0.0]], [[-500.0, 0.0]]])
     _, aleatoric, epistemic = decompose(logits, torch.tensor([0.0, 1.0]))
@@ -342,6 +347,10 @@ def test_integers_are_refused(unchecked):
         (lambda z: decompose_gaussian(z[0], z[0, :2]), r"got \[4, 3\] and \[2, 3\]"),
         (lambda z: decompose_gaussian(z[0], -z[0].abs()), "variances not negative"),
         (lambda z: decompose_gaussian(z[0] / 0, z[0].abs()), "finite"),
+        (
+            lambda z: decompose_gaussian(1e30 * z[0].float(), z[0].float().abs()),
+            "variances are too large for",
+        ),
         (lambda z: decompose_gaussian(z[0, :0], z[0, :0]), "not empty"),
         (lambda z: entropy(z[0, 0, 0]), "got a scalar"),
         (lambda z: entropy(z[:, :0]), "must not be empty"),

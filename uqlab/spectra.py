@@ -264,13 +264,15 @@ def _alive(values: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _off_diagonal(u: Tensor, vh: Tensor, w: Tensor) -> Tensor:
+    w = w / w.abs().amax((-2, -1), keepdim=True)  # the squares of very large or small weights are no numbers
     diagonal = ((u.mT @ w) * vh).sum(-1)  # u_i^T W v_i
-    return (1 - diagonal.square().sum(-1) / w.square().sum((-2, -1))).clamp(min=0)
+    share = 1 - diagonal.square().sum(-1) / w.square().sum((-2, -1))
+    return share.nan_to_num(0).clamp(min=0)  # of a W that is 0 nothing lies off the diagonal
 
 
 def _intruders(values: Tensor, max_cosine: Tensor, threshold: float) -> Intruders:
     within("threshold", threshold, "(0, 1]")
-    strange, squares = max_cosine < threshold, values.square()
+    strange, squares = max_cosine < threshold, (values / values[..., :1]).square()
     return Intruders(strange.sum(-1), max_cosine, (squares * strange).sum(-1) / squares.sum(-1))
 
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from uqlab.core.checks import finite, floating, one_of
+from uqlab.core.checks import finite, floating, one_of, representable
 from uqlab.core.devices import elements_of_temporary
 
 Logits = Float[Tensor, "members batch classes"]
@@ -148,7 +148,7 @@ def logit_sum_weights(logits: Logits) -> Float[Tensor, " members"]:
     """
     check_logits(logits)
     sums = logits.sum(-1, dtype=torch.float64)  # [M, N]
-    finite("the sums of logits", sums)
+    representable("logits", sums)
     return sums.logsumexp(1).softmax(0).to(_working_dtype(logits))
 
 
@@ -192,7 +192,9 @@ def decompose_gaussian(
         raise ValueError("means and variances must be finite and variances not negative")
     aleatoric = variances.mean(0)
     epistemic = means.var(0, correction=int(_jackknife(correct, means.shape[0], "members")))
-    return Decomposition(aleatoric + epistemic, aleatoric, epistemic)
+    total = aleatoric + epistemic
+    representable("means or variances", total)
+    return Decomposition(total, aleatoric, epistemic)
 
 
 def check_logits(logits: Tensor) -> None:
@@ -230,8 +232,7 @@ def _over_batch(measure: Callable[[Tensor, slice], tuple[Tensor, ...]], logits: 
         z.copy_(logits[:, at].permute(2, 0, 1))
         parts.append(torch.stack(measure(z, at)))
     results = torch.cat(parts, 1)
-    if not results.isfinite().all():
-        raise ValueError(f"some logits are too large for {_working_dtype(logits)}; use float64 or scale them")
+    representable("logits", results)
     return tuple(results)
 
 
@@ -255,10 +256,11 @@ def _normalise(weights: Tensor, logits: Tensor) -> Tensor:
             f"got {list(weights.shape)}"
         )
     weights = weights.to(logits.device, _working_dtype(logits)).reshape(members, -1)
-    total = weights.sum(0)
-    if not (weights.isfinite().all() and (weights >= 0).all() and (total > 0).all()):
+    largest = weights.amax(0)
+    if not (weights.isfinite().all() and (weights >= 0).all() and (largest > 0).all()):
         raise ValueError("weights must be finite, not negative and have a positive sum over the members of every input")
-    return (weights / total).expand(members, batch)
+    weights = weights / largest  # their sum is finite
+    return (weights / weights.sum(0)).expand(members, batch)
 
 
 def _mean(values: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -84,6 +84,8 @@ def test_bad_input(unchecked):
         gradients.exgrad(nn.Flatten(), inputs)
     with pytest.raises(ValueError, match=r"straight from an nn\.Linear"):
         gradients.gradnorm(Returns(lambda y: 2 * y), inputs)
+    with pytest.raises(ValueError, match=r"inputs or perturbations are too large for torch\.float32; use float64"):
+        gradients.regrad(model, inputs, sigma=1e30)
     for settings, match in [
         ({"norm": 3}, "norm must be"),
         ({"layers": "head"}, "layers must be"),

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from uqlab.core.checks import at_least, count_samples, one_network, one_of, within
+from uqlab.core.checks import at_least, count_samples, one_network, one_of, representable, within
 from uqlab.core.devices import ACTIVATIONS, elements_of_temporary
 from uqlab.core.modules import evaluating
 from uqlab.gradients.per_sample import SampleGradients
@@ -208,7 +208,10 @@ def _by_batch(
         gradients = SampleGradients(model, torch.cat([other, inputs[:1]]).to(**like), layers, norm)
         fitting = max(1, elements_of_temporary(parameter.device, ACTIVATIONS) // (gradients.footprint * len(noise)))
         parts = inputs.split(batch_size or fitting)
-        return [compute(gradients, part.to(**like).unsqueeze(1) + noise) for part in parts]
+        results = [compute(gradients, part.to(**like).unsqueeze(1) + noise) for part in parts]
+    for each in results:
+        representable("inputs or perturbations", each if isinstance(each, Tensor) else each[0])
+    return results
 
 
 def _warn_of_training(model: nn.Module) -> None:
