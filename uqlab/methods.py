@@ -223,7 +223,7 @@ class Method(NamedTuple):
 _ANY, _LINEAR, _LEARNED = frozenset(), frozenset({"linear layers"}), frozenset({"linear layers", "pretraining"})
 _LORA, _PLUS = _implicit(ensembles.lora, gain=4.0), _implicit(ensembles.batch, additive=True)
 _ATTENTION = frozenset({"attention"})
-_LONG = {"epochs": 30, "lr": 0.002}  # its members begin at random
+_LONG = {"epochs": 30}  # its members begin at random
 _SVE = _implicit(ensembles.singular_value)
 METHODS: dict[str, Method] = {
     "single": Method("single network", "#444444", "o", _single, _ANY),

@@ -27,6 +27,19 @@ def test_saved_without_the_backbone(make, tmp_path):
     assert [file.name for file in path.parent.iterdir()] == ["ensemble.safetensors"]
 
 
+@pytest.mark.parametrize("kind", ["features", "attention"])
+def test_dropout_is_saved_without_a_weight(kind, tmp_path):
+    path, (x, _) = tmp_path / "e.safetensors", images()
+    ensemble = ensembles.dropout(vit(), 3, 0.4, kind=kind, seed=1).resample(5)
+    ensembles.save(ensemble, path)
+    assert path.stat().st_size < 2000
+    torch.testing.assert_close(ensembles.load(path, vit())(x), ensemble(x))
+    other = vit()
+    other.classifier.weight.data += 0.1
+    with pytest.raises(ValueError, match="belongs to another backbone"):
+        ensembles.load(path, other)
+
+
 def test_what_cannot_be_loaded(tmp_path, unchecked):
     path = tmp_path / "e.safetensors"
     ensembles.save(ensembles.singular_value(vit(), 2), path, backbone="some/vit")

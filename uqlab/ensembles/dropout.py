@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from uqlab.core.checks import one_of, within
+from uqlab.core.files import fingerprint
 from uqlab.core.modules import frozen
-from uqlab.ensembles.base import FoldedEnsemble, member_seed
+from uqlab.ensembles.base import FoldedEnsemble, member_seed, member_text
 from uqlab.ensembles.implicit import check_backbone, exactly
 from uqlab.ensembles.layers import MemberDropout, MemberLayer, replace_layers
 
@@ -60,6 +61,7 @@ class DropoutEnsemble(FoldedEnsemble):
         layers = [part for part in self.network.modules() if isinstance(part, FixedDropout)]
         for number, layer in enumerate(layers):
             layer.reseed([member_seed(seed, m, "mc dropout", number) for m in self.member_ids])
+        self.recipe = self.recipe and self.recipe | {"seed": seed}
         return self
 
 
@@ -77,7 +79,9 @@ def dropout(
     """
     ids = check_backbone(model, members)
     network = place_dropout(frozen(model), lambda: FixedDropout(ids, p), kind)
-    return DropoutEnsemble(network, ids).resample(seed).eval()
+    ensemble, weights = DropoutEnsemble(network, ids), fingerprint(dict(model.named_parameters()))
+    ensemble.recipe = {"method": "dropout", "backbone": weights, "members": member_text(ids), "p": p, "kind": kind}
+    return ensemble.resample(seed).eval()
 
 
 def place_dropout(network: Network, make: Callable[[], nn.Module], kind: Kind = "features") -> Network:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from uqlab.core.files import fingerprint, writing
 from uqlab.ensembles.base import Ensemble, FoldedEnsemble, SeparateEnsemble, member_range
 from uqlab.ensembles.batch_ensemble import batch
+from uqlab.ensembles.dropout import FixedDropout, dropout
 from uqlab.ensembles.film import film
 from uqlab.ensembles.layers import MemberLayer, with_layers
 from uqlab.ensembles.lora import lora
@@ -27,7 +28,7 @@ from uqlab.ensembles.singular_value import singular_value
 # What a file may ask for.
 _METHODS: dict[str, Callable[..., Ensemble]] = {
     "lora": lora, "singular_value": singular_value, "batch": batch, "masksembles": masksembles, "film": film,
-    "packed": packed, "mimo": mimo,
+    "packed": packed, "mimo": mimo, "dropout": dropout,
 }  # fmt: skip
 
 
@@ -37,7 +38,7 @@ def save(ensemble: Ensemble, path: str | os.PathLike, *, backbone: str = "") -> 
     The frozen weights are not written, only a fingerprint of them and the backbone's name: `backbone`, or else the
     model's own `name` (models.from_pretrained). The file holds a checksum, and appears whole or not at all. Raises
     TypeError for an ensemble of another method than `lora`, `singular_value`, `batch`, `masksembles`, `film`, `packed`,
-    `mimo`.
+    `mimo`, `dropout`.
     """
     recipe = getattr(ensemble, "recipe", None)
     if recipe is None or member_range(recipe["members"]) != ensemble.member_ids:
@@ -84,11 +85,13 @@ def load(path: str | os.PathLike, backbone: nn.Module) -> Ensemble:
 
 
 def _learned(ensemble: Ensemble) -> dict[str, Tensor]:
-    """What training changes: the trainable parameters, and the batch statistics that are not frozen."""
+    """What tells an ensemble from its backbone: trainable parameters, batch statistics that move, seeds of dropout."""
     learned: dict[str, Tensor] = {name: p for name, p in ensemble.named_parameters() if p.requires_grad}
     for name, part in ensemble.named_modules():
         if isinstance(part, MemberBatchNorm) or (has_statistics(part) and not isinstance(ensemble, FoldedEnsemble)):
             learned |= {f"{name}.{buffer}": getattr(part, buffer) for buffer in MemberBatchNorm.member_buffers}
+        if isinstance(part, FixedDropout):
+            learned[f"{name}.seeds"] = torch.tensor(part.seeds)
     return learned
 
 
