@@ -37,11 +37,27 @@ def main() -> None:
 main.command_class = Command
 
 
+def _folder(context: click.Context, parameter: click.Parameter, path: Path) -> Path:
+    """Refuse, before anything runs, what cannot be an output folder."""
+    try:
+        there = next(each for each in (path, *path.absolute().parents) if each.exists())
+    except OSError as error:  # a name that is too long
+        raise click.BadParameter(f"{path.name}: {error.strerror}") from error
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise click.BadParameter(f"{there} is no folder that you may write to; name another")
+    return path
+
+
+into_folder = click.option(
+    "--output-dir", default="figures", show_default=True, type=click.Path(path_type=Path), callback=_folder
+)
+
+
 @main.command()
 @click.argument("notebooks", nargs=-1, metavar="[NOTEBOOK]...")
 @click.option("--profile", default="quick", show_default=True, help="Parameter set of notebooks/profiles.yaml.")
 @click.option("-p", "--parameter", "given", type=(str, str), multiple=True, metavar="NAME VALUE", help="Repeatable.")
-@click.option("--output-dir", default="figures", show_default=True, type=click.Path(path_type=Path))
+@into_folder
 @click.option("--jobs", type=click.IntRange(1), help="Notebooks at a time; default all cores, or 1 beside a GPU.")
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds for each notebook.")
 @click.option("--no-cache", is_flag=True, help="Train everything anew, and keep no training for other runs.")
@@ -81,7 +97,7 @@ def run(notebooks, profile, given, output_dir, jobs, timeout, no_cache, quiet) -
 @click.option("-g", "--grid", type=(str, str), multiple=True, metavar="NAME VALUES", help="0:5 or 1,2,4. Repeatable.")
 @click.option("-p", "--parameter", "given", type=(str, str), multiple=True, metavar="NAME VALUE", help="Repeatable.")
 @click.option("--profile", default="quick", show_default=True, help="Parameter set of notebooks/profiles.yaml.")
-@click.option("--output-dir", default="figures", show_default=True, type=click.Path(path_type=Path))
+@into_folder
 @click.option("--jobs", default=1, show_default=True, type=click.IntRange(1), help="Runs at a time on this machine.")
 @click.option("--cluster", metavar="ADDRESS", help="A running Dask scheduler, whose workers compute the runs.")
 @click.option("--resources", multiple=True, metavar="NAME=NUMBER", help="Of a worker, for each run: GPU=1.")
@@ -116,7 +132,7 @@ def sweep(notebook, grid, given, profile, output_dir, jobs, cluster, resources, 
         if ran:
             gallery.build(output_dir / profile)
     except OSError as error:  # a full disk; the runs that are done are safe
-        click.echo(f"neither table nor page: {error}; free space, then: uqlab collect, uqlab gallery", err=True)
+        click.echo(f"neither table nor page: {error}; when that is mended: uqlab collect, uqlab gallery", err=True)
         raise SystemExit(1) from error
     click.echo(f"\ntable: {execution.named(report.folder)}/table.csv\nlook at: {output_dir / profile / 'index.html'}")
     if report.failed:
@@ -141,7 +157,7 @@ def _resources(given: tuple[str, ...]) -> dict[str, float]:
 @main.command()
 @click.argument("sweep", nargs=-1, metavar="[SWEEP]...")
 @click.option("--profile", default="quick", show_default=True)
-@click.option("--output-dir", default="figures", show_default=True, type=click.Path(path_type=Path))
+@into_folder
 def collect(sweep, profile, output_dir) -> None:
     """Write table.parquet and table.csv into each SWEEP: its folder or its notebook; default all of the profile.
 
@@ -158,7 +174,7 @@ def collect(sweep, profile, output_dir) -> None:
 
 
 @main.command("gallery")
-@click.option("--output-dir", default="figures", show_default=True, type=click.Path(path_type=Path))
+@into_folder
 @click.option("--profile", help="Of this profile alone, into its folder; default all, into OUTPUT_DIR.")
 def show(output_dir: Path, profile: str | None) -> None:
     """Write OUTPUT_DIR[/PROFILE]/index.html: every figure beside its parameters, its numbers and the paper's."""
@@ -166,7 +182,7 @@ def show(output_dir: Path, profile: str | None) -> None:
 
     folder = output_dir / (profile or "")
     found = [] if profile else gallery.found(output_dir)
-    if not (found or (profile and folder.is_dir())):
+    if not (found or (profile and folder in output_dir.glob("*") and folder.is_dir())):
         raise ValueError(f"no runs in {folder}; first: uqlab run --profile {profile or 'quick'}")
     click.echo(gallery.build(folder, found))
 
