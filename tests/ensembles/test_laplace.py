@@ -122,7 +122,10 @@ def test_members_are_plain_networks_around_the_trained_one(network, tmp_path):
     [
         (lambda x: ensembles.laplace_lora(ensembles.deep(vit, 1), x, 2), "made, got SeparateEnsemble"),
         (lambda x: ensembles.laplace_lora(ensembles.lora(vit(), 2), x, 2), "one trained network.*got 2 members"),
-        (lambda x: ensembles.laplace_lora(ensembles.lora(vit(), 1), x, 2, prior_variance=0.0), "must be positive"),
+        (
+            lambda x: ensembles.laplace_lora(ensembles.lora(vit(), 1), x, 2, prior_variance=0.0),
+            r"prior_variance must be in \(0, inf\)",
+        ),
     ],
 )
 def test_bad_input(call, message, unchecked):

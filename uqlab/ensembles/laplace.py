@@ -1,13 +1,12 @@
 """Laplace-LoRA: members drawn from a Gaussian around one trained LoRA network (Yang et al. 2024)."""
 
-import math
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from uqlab.core.checks import at_least, count_samples
+from uqlab.core.checks import at_least, count_samples, within
 from uqlab.core.modules import Inputs, evaluating, hooked, like_parameters, map_tensors
 from uqlab.ensembles.base import Ensemble, FoldedEnsemble, member_range, member_seed
 from uqlab.ensembles.layers import with_layers
@@ -55,8 +54,7 @@ def laplace_lora(
         raise TypeError(f"laplace_lora takes a network that `lora` made, got {type(trained).__name__}")
     if trained.members != 1:
         raise ValueError(f"laplace_lora takes one trained network, lora(backbone, 1), got {trained.members} members")
-    if not 0 < prior_variance < math.inf:
-        raise ValueError(f"prior_variance must be positive, got {prior_variance}")
+    within("prior_variance", prior_variance, "(0, inf)")
     ids, found = member_range(members), curvatures(trained, inputs, batch_size)
     network = with_layers(trained.network, lambda layer: layer.join([layer] * (len(ids) - 1)))
     for number, (name, (down, up)) in enumerate(found.items()):
