@@ -29,3 +29,9 @@ def test_a_gallery_stays_in_its_folder(tmp_path):
     inner.mkdir()
     assert "no runs in" in refused("gallery", "--output-dir", inner, "--profile", "..")
     assert list(tmp_path.iterdir()) == [inner]
+
+
+@pytest.mark.parametrize("grid", [["seed", "0:99999999999999999999"], ["seed", "0:5000", "-g", "members", "1:5000"]])
+def test_a_grid_is_counted_before_it_is_built(grid, tmp_path):
+    said = refused("sweep", "00", "-g", *grid, "--profile", "tiny", "--output-dir", tmp_path)
+    assert "more than the 100,000 runs that a sweep may have" in said

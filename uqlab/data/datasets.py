@@ -173,7 +173,7 @@ def _parse(name):
     wanted = []
     for part in spec[:-1].split(","):
         match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
-        if match is None or int(match[2] or match[1]) < int(match[1]):
+        if match is None or not int(match[1]) <= int(match[2] or match[1]) < 10**6:
             raise ValueError(f"{name!r}: classes must be like [0-6] or [0,2,5-7], got {part!r}")
         wanted += range(int(match[1]), int(match[2] or match[1]) + 1)
     if len(set(wanted)) < len(wanted):

@@ -6,6 +6,7 @@ reader takes `(split, root)` and returns `(inputs, labels, classes, label_probs)
 """
 
 import csv
+import math
 import tarfile
 import zipfile
 import zlib
@@ -47,7 +48,15 @@ def reading(path: Path):
 def npz(path: Path, *keys: str, optional: bool = False) -> dict[str, np.ndarray]:
     """The arrays of an .npz by these keys, in this order; all of them must be there unless they are optional."""
     with reading(path), path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-        return {key: arrays[key] for key in keys if not optional or key in arrays}
+        there = [key for key in keys if not optional or key in arrays]
+        for key in there:
+            with arrays.zip.open(f"{key}.npy") as array:  # before there is memory for what its header claims
+                form = np.lib.format
+                read = {(1, 0): form.read_array_header_1_0, (2, 0): form.read_array_header_2_0}[form.read_magic(array)]
+                shape, _, kind = read(array)
+            if math.prod(shape) * kind.itemsize > arrays.zip.getinfo(f"{key}.npy").file_size:
+                raise ValueError(f"{key} is said to be {shape} {kind}, but the file holds fewer bytes")
+        return {key: arrays[key] for key in there}
 
 
 def unpacked(archive: str, members: Sequence[str], root: Path) -> tuple[Path, list[bytes]]:

@@ -24,6 +24,7 @@ from uqlab.core.files import read_json
 from uqlab.runs import execution, identity, tables, workers
 from uqlab.runs.parameters import checked, defaults, find, overrides, source_sha256
 
+POINTS = 100_000  # the most runs of one sweep
 KILLS = 2  # a run whose process was killed so often is given up; Dask would give up the whole sweep a little later
 
 
@@ -175,7 +176,10 @@ def axis(text: str, default: Any = None) -> list[Any]:
     """
     bounds = re.fullmatch(r"(-?\d+):(-?\d+)(?::(-?[1-9]\d*))?", text)
     if bounds and not isinstance(default, str):
-        values = list(range(int(bounds[1]), int(bounds[2]), int(bounds[3] or 1)))
+        numbers = range(int(bounds[1]), int(bounds[2]), int(bounds[3] or 1))
+        if numbers[POINTS:]:
+            raise ValueError(f"{text} is more than the {POINTS:,} runs that a sweep may have")
+        values = list(numbers)
     else:
         values = []
         for part in text.split(","):
@@ -209,6 +213,8 @@ def folders_of_grid(
         if not listed:
             raise ValueError(f"the grid has no value for {name}")
         axes.append([checked({name: value}, known, notebook.stem) for value in listed])
+    if (count := math.prod(map(len, axes))) > POINTS:
+        raise ValueError(f"the grid has {count:,} points, more than the {POINTS:,} runs that a sweep may have")
     points = [{name: value for part in parts for name, value in part.items()} for parts in itertools.product(*axes)]
     return {_folder(root, notebook.stem, source, same | point): point for point in points}
 
