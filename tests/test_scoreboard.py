@@ -193,6 +193,9 @@ def test_what_a_backbone_cannot_carry_is_left_out_or_an_error(sets, backbone, mo
         assert measured(backbone, sets)["method"].tolist() == ["single"]
     with pytest.raises(ValueError, match="this network has none"):
         measured(backbone, sets, methods=["mine"])
+    del kept["single"]
+    with pytest.warns(UserWarning, match="left out"), pytest.raises(ValueError, match="no method could be trained"):
+        measured(backbone, sets)
 
 
 def test_training_read_from_the_cache_counts_as_long_as_it_took(sets, backbone, monkeypatch):
@@ -226,10 +229,15 @@ def test_soft_labels_temperature_and_shifts(sets, backbone):
     assert "soft_kl" not in scoreboard.quality(model, sets[1])
 
 
-def test_texts_must_be_tensors(sets, backbone):
+def test_errors_come_before_the_work(sets, backbone, monkeypatch):
+    monkeypatch.setattr(methods, "train", lambda *_, **__: pytest.fail("trained"))
     texts = data.Dataset(["a"] * 3, torch.zeros(3).long(), "sst2", "test", ("bad", "good"))
     with pytest.raises(TypeError, match="sst2 holds texts: give a Dataset with the tokenizer's tensor"):
-        scoreboard.quality(backbone, texts)
+        measured(backbone, (*sets[:2], {"texts": texts}))
+    with pytest.raises(ValueError, match='method must be "single"'):
+        measured(backbone, sets, methods=["single", "deeep"])
+    with pytest.raises(ValueError, match='score must be "entropy"'):
+        measured(backbone, sets, scores=["msp", "margin"])
 
 
 def test_held_counts_what_lives_at_once():

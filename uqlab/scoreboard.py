@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from uqlab import ensembles, metrics, training, uncertainty
 from uqlab import methods as recipes
 from uqlab import scores as rating
+from uqlab.core.checks import one_of
 from uqlab.core.devices import Held
 from uqlab.core.modules import evaluating, like_parameters
 from uqlab.data import Dataset
@@ -52,8 +53,13 @@ def measure(
     aleatoric part. Costs: trained and stored numbers, peak_memory (bytes: what is stored, and what 64 inputs take at
     once), train_seconds, and latency_1 and latency_64, for as many inputs, relative to the single network.
     """
-    rows, seeds, scores = [], list(seeds), list(scores)
-    for name in recipes.METHODS if methods is None else methods:
+    rows, seeds, scores, names = [], list(seeds), list(scores), list(recipes.METHODS if methods is None else methods)
+    for kind, wanted, known in (("method", names, recipes.METHODS), ("score", scores, rating.SCORES)):
+        for name in wanted:
+            one_of(kind, name, known)
+    for data in (train, test, *ood.values(), *(shifted or {}).values()):
+        _tensor(data)
+    for name in names:
         for seed in seeds:
             histories: list[training.History] = []
             how = {**settings, **(own or {}).get(name, {}), "members": members, "seed": seed, "histories": histories}
@@ -70,6 +76,8 @@ def measure(
             row = {"method": name, "seed": seed, "members": ensemble.members, "train_seconds": seconds}
             row |= quality(ensemble, test, validation, shifted or {}) | detection(ensemble, train, test, ood, scores)
             rows.append(row | cost(ensemble, backbone, _tensor(test), repeats))
+    if not rows:
+        raise ValueError("no method could be trained on this backbone: the warnings say why")
     return pd.DataFrame(rows)
 
 
