@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
@@ -177,7 +178,13 @@ def test_voila_serves_the_page_and_leaves_nothing(page, tmp_path):
         environment = os.environ | {"TMPDIR": str(scratch)}
         server = subprocess.Popen([*command, "--theme", "dark"], env=environment, stdout=log, stderr=log)
         try:
-            html = fetched(f"http://127.0.0.1:{port}/", server)
+            address = f"http://127.0.0.1:{port}/"
+            assert "Does it move?" not in fetched(address, server)  # but the page that asks for the token
+            (token,) = set(re.findall(r"token=(\w+)", (tmp_path / "log").read_text()))
+            rebound = urllib.request.Request(f"{address}?token={token}", headers={"Host": f"evil.example:{port}"})
+            with pytest.raises(urllib.error.HTTPError, match="403"):
+                urllib.request.urlopen(rebound, timeout=60)
+            html = fetched(f"{address}?token={token}", server)
             said = (tmp_path / "log").read_text()  # later kernels are stopped as they start, and complain
         finally:
             server.send_signal(signal.SIGTERM)

@@ -6,6 +6,7 @@ The reduced notebooks lie in a temporary folder. Their other cells run too, but 
 import os
 import re
 import tempfile
+import webbrowser
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -94,11 +95,19 @@ def serve(
     """Serve the explorers of notebooks on this machine until interrupted, and leave nothing behind.
 
     plan: notebook -> its parameters, as for `reduced`. port: if it is taken, the next free one. A kernel for each page
-    starts at once, and another whenever a reader takes one, so that pages open without a wait.
+    starts at once, and another whenever a reader takes one, so that pages open without a wait. As in JupyterLab, the
+    address holds a token that others do not know, and a page of another site cannot ask under a name of its own.
     """
     import nbformat
     from joblib import cpu_count
     from voila.app import Voila
+
+    class Guarded(Voila):
+        def init_settings(self) -> dict:
+            return super().init_settings() | {"allow_remote_access": False}  # the name in "Host" must be this machine's
+
+        def launch_browser(self) -> None:
+            webbrowser.open(self.display_url)  # with the token
 
     with tempfile.TemporaryDirectory(prefix="uqlab-") as temporary:
         pages, results = Path(temporary, "pages"), Path(temporary, "results")
@@ -110,4 +119,4 @@ def serve(
         served = pages if len(plan) > 1 else next(pages.iterdir())
         options = ["--VoilaConfiguration.preheat_kernel=True", "--VoilaConfiguration.classic_tree=True"]
         options += [f"--VoilaConfiguration.theme={theme}", f"--port={port}", *([] if browser else ["--no-browser"])]
-        Voila.launch_instance([str(served), *options])
+        Guarded.launch_instance([str(served), "--Voila.auto_token=True", *options])
