@@ -206,6 +206,12 @@ def test_groups_tell_what_the_outer_ensemble_sees_from_what_it_misses():
         assert f"outer ensemble of {8 // size}" in text
 
 
+def test_the_name_of_a_set_is_text():
+    parts = {name: {1: uncertainty.decompose_groups(normal(2, 2, 5, 3))} for name in ("digits", "<b>mine</b> & theirs")}
+    said = line(widgets.groups(parts, members=4))
+    assert "nats on &lt;b&gt;mine&lt;/b&gt; &amp; theirs" in said
+
+
 def test_widths_show_the_inputs_of_most_and_least_information(monkeypatch):
     drawn, images = [], torch.arange(20.0).view(20, 1, 1, 1).expand(-1, 1, 2, 2) / 20
     monkeypatch.setattr(plots, "images", lambda inputs, **_: drawn.append(inputs))

@@ -82,7 +82,7 @@ class Explorer(ipywidgets.VBox):
             self.seen.value = _line(text)
             self.picture.value = picture
         except Exception as error:  # a browser shows the error of a callback nowhere else
-            self.seen.value = _line(f"This could not be drawn: {type(error).__name__}: {html.escape(str(error))}")
+            self.seen.value = _line(f"This could not be drawn: {type(error).__name__}: {error}")
             raise
         finally:
             if collecting:
@@ -172,4 +172,4 @@ def _arrange(control: Any, longest: int) -> None:
 
 def _line(text: str) -> str:
     """The text as HTML that a screen reader reads aloud whenever it changes."""
-    return f'<div aria-live="polite" style="line-height: 1.4; max-width: 50em">{text}</div>'
+    return f'<div aria-live="polite" style="line-height: 1.4; max-width: 50em">{html.escape(text, quote=False)}</div>'

@@ -259,7 +259,7 @@ def gradients(
 
     def seen(**values: Any) -> str:
         auroc = metrics.ood_detection(*score(**values)).auroc
-        upside = " <b>Below 0.5: the sign is wrong.</b>" if auroc < 0.5 else ""
+        upside = " Below 0.5: the sign is wrong." if auroc < 0.5 else ""
         return (
             f"One network: OOD inputs rank above ID inputs in {100 * auroc:.1f} % of all pairs by its gradients, in "
             f"{100 * level:.1f} % by its entropy.{upside}"
