@@ -5,11 +5,13 @@ import math
 import os
 
 import nbformat
+import numpy as np
 import pandas as pd
 import pytest
 from nbconvert import HTMLExporter
 from small_pages import UNCONVERTED
 
+from uqlab.methods import METHODS
 from uqlab.runs import parameters
 
 NOTEBOOKS = [path.stem for path in parameters.all_notebooks()]
@@ -67,6 +69,13 @@ NEEDS_QUICK: dict[tuple[str, str], str] = {
     ("12", "bands_overlap"): "that rise, 0.12, is larger than the bands; eight runs on MNIST: 3.1",
     ("12", "undecided"): "entropy is ahead at both ends on 8 x 8 digits; eight runs on MNIST: 8.1",
     ("12", "pairing"): "three runs of four members have seeds with little in common; eight on MNIST: 2.03",
+    ("13", "short"): "two of three methods are on the front; at quick two of six",
+    ("13", "score"): "three methods on 60 inputs, which the entropy finds best; at quick the least gain is .012",
+    (
+        "13",
+        "latency",
+    ): "it measures time, and two members may take less where all cores are busy; at quick 2.8 (from 1.5)",
+    ("13", "pixels"): "twenty inputs a set; at quick the methods lead by .06 or more",
 }
 
 
@@ -340,3 +349,29 @@ def test_09_prunings_fuse_and_save_parameters_but_no_arithmetic(results):
     assert 1.8 < hydra["multiply-adds"] < 2  # two networks without an eighth of their heads, and one MLP for both
     assert tables["diversity"].loc["Hydra (Taylor), separate", "MI, OOD"] > 0
     assert ((tables["diversity"] >= 0) & (tables["diversity"] <= 1)).all(axis=None)
+
+
+def test_13_the_best_is_on_every_front_and_costs_are_measured(results):
+    recorded = results("13_scoreboard")[0]
+    numbers, order = recorded["numbers"], recorded["tables"]["order"]
+    assert 0.5 <= numbers["order_holds_fraction"] <= 1
+    losses = {name: numbers[f"nll_{name}"] for name in ("single", "lora", "deep")}
+    best = min(losses, key=losses.get)
+    assert set(numbers["fronts"]) == {"trained", "stored", "peak_memory", "latency_64", "train_seconds"}
+    assert all(best in names.split(", ") for names in numbers["fronts"].values())
+    assert order["index"][0] == METHODS[best].label
+    assert numbers["trained_lora"] < numbers["trained_single"] < numbers["trained_deep"] == numbers["stored_deep"]
+    assert numbers["stored_single"] < numbers["stored_lora"] < 1.2 * numbers["stored_single"]
+
+
+def test_13_takes_images_of_your_own_and_shows_a_larger_board(results, shared):
+    rng, board = np.random.default_rng(0), results("13_scoreboard")[0]["tables"]["board"]
+    file, table = shared / "your.npz", shared / "board.csv"
+    labels = np.arange(90) % 3
+    images = rng.integers(0, 100, (90, 12, 12, 3)) + 70 * labels[:, None, None, None]
+    np.savez(file, x=images.astype(np.uint8), y=labels)
+    pd.DataFrame(board["data"], columns=board["columns"]).to_csv(table, index=False)
+    own = {"dataset": str(file), "board": str(table), "ood": ["textures"], "methods": ["single", "lora"]}
+    recorded = results("13_scoreboard", **own, limit=20, held_out=6, settings={"epochs": 1})[0]
+    assert recorded["numbers"]["nll_lora"] > 0
+    assert len(recorded["claims"]) == 9
