@@ -49,6 +49,14 @@ def test_what_cannot_be_loaded(tmp_path, unchecked):
         ensembles.load(path, other)
     with pytest.raises(FileNotFoundError, match="no file"):
         ensembles.load(tmp_path / "nowhere.safetensors", vit())
+    save_file({"a": torch.ones(2)}, path)
+    with pytest.raises(ValueError, match="none of ours: it has no 'uqlab'"):
+        ensembles.load(path, vit())
+    about = {"recipe": {"method": "lora"}, "backbone": ""}
+    about["sha256"] = storage._checksum({"a": torch.ones(2)}, about)
+    save_file({"a": torch.ones(2)}, path, {"uqlab": json.dumps(about)})
+    with pytest.raises(ValueError, match="none of ours: it has no 'members'"):
+        ensembles.load(path, vit())
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match="damaged or none of ours"):
         ensembles.load(path, vit())
@@ -81,7 +89,8 @@ def test_a_changed_file_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        ({"method": "frozen"}, "damaged or none of ours: 'frozen'"),
+        ({"method": "frozen"}, 'damaged or none of ours: its method must be "lora".* got .frozen'),
+        ({"order": 1}, "damaged or none of ours: .*unexpected keyword argument 'order'"),
         ({"members": "0:1000000000"}, "names 1000000000 members and holds fewer numbers"),
         ({"members": None}, "damaged or none of ours"),
         ({"members": 3}, "belongs to another backbone"),

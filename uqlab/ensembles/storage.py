@@ -1,6 +1,7 @@
 """Ensembles on disk, what the members own and the name of the backbone that they share; and shards put together."""
 
 import copy
+import inspect
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from uqlab.core.checks import one_of
 from uqlab.core.files import fingerprint, writing
 from uqlab.ensembles.base import Ensemble, FoldedEnsemble, SeparateEnsemble, member_range
 from uqlab.ensembles.batch_ensemble import batch
@@ -66,17 +68,20 @@ def load(path: str | os.PathLike, backbone: nn.Module) -> Ensemble:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if about.pop("sha256") != _checksum(tensors, about):
             raise ValueError("its checksum is wrong")
-        recipe = about["recipe"]
+        recipe, named = about["recipe"], about["backbone"] or "unnamed"
+        one_of("its method", recipe["method"], _METHODS)
         make, members = _METHODS[recipe["method"]], len(member_range(recipe["members"]))
+        settings = {name: value for name, value in recipe.items() if name not in ("method", "backbone")}
+        inspect.signature(make).bind(backbone, **settings)
     except (SafetensorError, LookupError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged or none of ours: {error}") from error
+        lacks = "it has no " if isinstance(error, LookupError) else ""
+        raise ValueError(f"{path} is damaged or none of ours: {lacks}{error}") from error
     if members > sum(tensor.numel() for tensor in tensors.values()):
         raise ValueError(f"{path} names {members} members and holds fewer numbers than that; it is none of ours")
-    ensemble = make(backbone, **{name: value for name, value in recipe.items() if name not in ("method", "backbone")})
+    ensemble = make(backbone, **settings)
     own = _learned(ensemble)
     fits = own.keys() == tensors.keys() and all(own[name].shape == tensor.shape for name, tensor in tensors.items())
     if not fits or ensemble.recipe != recipe:
-        named = about["backbone"] or "unnamed"
         raise ValueError(f"{path} belongs to another backbone ({named}): its frozen weights are not those given")
     with torch.no_grad():
         for name, tensor in tensors.items():
