@@ -40,10 +40,9 @@ class Intruders(NamedTuple):
 
 
 class LayerSpectra(NamedTuple):
-    """One layer of an ensemble: the k leading singular values and vectors of every member's matrix W.
+    """One layer of an ensemble: the k leading singular values and vectors of every member's matrix.
 
-    `off_diagonal` is the share of ||W||_F^2 that lies off the diagonal of U^T W V, with U and V from before training:
-    in [0, 1], and 0 where only singular values changed. NaN stands for vectors whose singular value is 0.
+    NaN stands for vectors whose singular value is 0.
     """
 
     values: Float[Tensor, "members k"]
@@ -51,7 +50,7 @@ class LayerSpectra(NamedTuple):
     before_values: Float[Tensor, " k"] | None  # from here on None if the weights before training are unknown
     initial: Float[Tensor, "members k k"] | None  # |cos| of a member's vectors (rows) and those before (columns)
     max_cosine: Float[Tensor, "members k"] | None  # with the vector before that is most like it
-    off_diagonal: Float[Tensor, " members"] | None
+    off_diagonal: Float[Tensor, " members"] | None  # see the function
 
     def intruders(self, k: int = 10, threshold: float = 0.5) -> Intruders:
         """Every member's intruders among its k leading vectors; raises ValueError if the weights before are unknown."""
@@ -115,6 +114,16 @@ def random_level(dimension: int, vectors: int | None = None) -> float:
     largest = torch.trapezoid(1 - torch.erf(x / math.sqrt(2)) ** vectors, x).item()  # E max of half-normals
     length = math.sqrt(2) * math.exp(math.lgamma((dimension + 1) / 2) - math.lgamma(dimension / 2))
     return largest / length
+
+
+def off_diagonal(before: Matrices, after: Matrices) -> Float[Tensor, "*batch"]:
+    """Share of ||W||_F^2 that lies off the diagonal of U^T W V, for W = `after` and U, V of `before`: in [0, 1].
+
+    It is 0 where only singular values changed. Errors as in `singular_vector_similarity`.
+    """
+    before, after = _checked(before, after, 1)
+    u, _, vh = torch.linalg.svd(before, full_matrices=False)
+    return _off_diagonal(u, vh, after)
 
 
 def projection(name: str) -> str | None:
