@@ -57,7 +57,7 @@ def weight_cosine(ensemble: Ensemble, target: str | None = None) -> Pairs:
 
     Where members share their weights, as with MC dropout, it is 1. Errors as in `layer_names` and `member_weights`.
     """
-    weights = (_flat_weights(ensemble, name) for name in layer_names(ensemble, target))
+    weights = (member_weights(ensemble, name).flatten(1).double() for name in layer_names(ensemble, target))
     products = torch.stack([w @ w.T for w in weights]).sum(0)
     norms = products.diagonal().sqrt()
     return products / torch.outer(norms, norms)
@@ -73,7 +73,7 @@ def diversity_score(ensemble: Ensemble) -> float:
     names = layer_names(ensemble, default=VALUES)
     if ensemble.members < 2:
         raise ValueError("diversity needs at least two members, got 1")
-    pairs = torch.stack([_flat_weights(ensemble, name).corrcoef() for name in names]).mean(0)
+    pairs = torch.stack([member_weights(ensemble, name).flatten(1).double().corrcoef() for name in names]).mean(0)
     return 1 - ((pairs.sum() - pairs.trace()) / (pairs.numel() - len(pairs))).item()
 
 
@@ -132,7 +132,3 @@ def _weight(layer: nn.Module, index: int) -> Tensor | None:
     if isinstance(layer, MemberLayer):
         return layer.member_weight(index)
     return layer.weight.detach() if isinstance(layer, nn.Linear) else None
-
-
-def _flat_weights(ensemble: Ensemble, name: str) -> Float[Tensor, "members numbers"]:
-    return member_weights(ensemble, name).flatten(1).double()

@@ -294,10 +294,6 @@ def _kl(p: Tensor, q: Tensor, deviation: Tensor) -> Tensor:
     return ratio.log1p_().mul_(p).sub_(deviation).sum(0)
 
 
-def _squared_distance(p: Tensor, q: Tensor, deviation: Tensor) -> Tensor:
-    return deviation.square().sum(0)
-
-
 def _accuracy_gap(p: Tensor, q: Tensor, deviation: Tensor) -> Tensor:
     """How much more probable, under p, the most probable class of p is than that of q."""
     return p.amax(0) - p.gather(0, q.argmax(0, keepdim=True).expand(1, *p.shape[1:]))[0]
@@ -310,6 +306,9 @@ def _member_entropy(log_p: Tensor) -> Tensor:
 # Each rule's entropy as a function of log p, without cancellation where p is nearly one-hot, and its divergence.
 _RULES = {
     "log": (_member_entropy, _kl),
-    "brier": (lambda log_p: (log_p.exp() * log_p.expm1()).sum(0).abs(), _squared_distance),
+    "brier": (
+        lambda log_p: (log_p.exp() * log_p.expm1()).sum(0).abs(),
+        lambda _p, _q, deviation: deviation.square().sum(0),
+    ),
     "zero-one": (lambda log_p: log_p.amax(0).expm1().abs(), _accuracy_gap),
 }
