@@ -189,7 +189,7 @@ def auroc_interval(
 def risk_coverage(
     logits: Logits, labels: Labels, scores: Scores
 ) -> tuple[Float[Tensor, " samples"], Float[Tensor, " samples"]]:
-    """Coverage i / n and the error rate of the i least uncertain samples, i = 1..n; equal scores share a mean error."""
+    """Coverage i / n and the error rate of the i least uncertain samples; equal scores share their mean error."""
     errors = 1 - _confidence(logits, labels, "probabilities")[1]
     count = torch.arange(1, len(errors) + 1, dtype=torch.float64, device=errors.device)
     return count / len(errors), _in_order(errors, scores).cumsum(0) / count

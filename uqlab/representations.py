@@ -293,7 +293,7 @@ def _hsic(a: list[_Kernel], b: list[_Kernel], kernel: str, unbiased: bool) -> Te
 
 
 def _own(a: list[_Kernel], kernel: str, unbiased: bool) -> tuple[Tensor, Tensor]:
-    """HSIC of every kernel with itself [A], and the value up to which this is rounding [A]."""
+    """HSIC of every kernel with itself [A], and the value up to which it is rounding error [A]."""
     own = torch.cat([_hsic([x], [x], kernel, unbiased)[0] for x in a])
     return own, 1e-14 * torch.stack([x.diagonal.mean() for x in a]).square()
 

@@ -214,7 +214,7 @@ def _start(ensemble: Ensemble, name: str, before: nn.Module | None) -> Tensor | 
 
 
 def _update(ensemble: Ensemble, name: str, start: Tensor) -> Tensor:
-    """W_m - W of every member [members, out, in]: the layer's own answer, which rounding to W does not blur, if any."""
+    """W_m - W of every member [members, out, in]. If the layer knows it, no digits are lost by rounding W_m."""
     if layer := _member_layer(ensemble, name):
         updates = [layer.member_update(m) for m in range(ensemble.members)]
         if known := [update for update in updates if update is not None]:
@@ -247,7 +247,7 @@ def _leading(w: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _leading_by_gram(w: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The same of one matrix [out, in], by SciPy, which computes the wanted eigenvectors alone, on the CPU."""
+    """The same for one matrix [out, in], on the CPU by SciPy, which computes only the wanted eigenvectors."""
     wide = w.double()
     small = wide if len(w) <= w.shape[1] else wide.mT
     gram, last = (small @ small.mT).cpu().numpy(), len(small) - 1
@@ -295,7 +295,7 @@ def _check_rank(name: str, values: Tensor, shape: torch.Size) -> None:
 
 
 def _checked(before: Tensor, after: Tensor, k: int, side: str = "left") -> tuple[Tensor, Tensor]:
-    """Both in the working precision, transposed for side "right"."""
+    """Both matrices in the working precision, and transposed for side "right"."""
     for name, w in (("before", before), ("after", after)):
         floating(name, w)
         finite(name, w)

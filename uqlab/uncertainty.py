@@ -213,7 +213,7 @@ def check_logits(logits: Tensor) -> None:
 
 
 def batch_chunks(logits: Logits) -> Iterator[slice]:
-    """Slices of the batch, each so long that a copy of its logits has the size that a temporary should have."""
+    """Slices of the batch; a copy of the logits of each slice has the size that a temporary should have."""
     members, batch, classes = logits.shape
     step = max(1, elements_of_temporary(logits.device) // (members * classes))
     return (slice(start, min(start + step, batch)) for start in range(0, batch, step))

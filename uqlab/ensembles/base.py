@@ -83,7 +83,7 @@ class Ensemble(nn.Module):
         return rows
 
     def halve(self, x: Inputs) -> bool:
-        """After memory ran out on inputs like x [members, batch, ...]: fewer members in a pass, if there can be."""
+        """After memory ran out on inputs like x: take fewer members in a pass; returns whether that is possible."""
         return False
 
     def noise_layers(self) -> list[tuple[MemberDropout, int, Sequence[int]]]:

@@ -31,7 +31,7 @@ class FixedDropout(MemberLayer):
         self.reseed(seeds)
 
     def reseed(self, seeds: Sequence[int]) -> None:
-        """Other features, from one seed a member."""
+        """Choose other features, from one seed for each member."""
         self.seeds, self.mask = list(seeds), torch.empty(0)
 
     def forward(self, x: Tensor) -> Tensor:

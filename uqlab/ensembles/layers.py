@@ -24,7 +24,7 @@ _ACTIVE: contextvars.ContextVar[slice] = contextvars.ContextVar("active members"
 
 @contextlib.contextmanager
 def active_members(rows: slice) -> Iterator[None]:
-    """Only these members are folded into the batch that goes through member layers inside the block."""
+    """Inside the block, only these members are folded into the batch that goes through member layers."""
     token = _ACTIVE.set(rows)
     try:
         yield
@@ -33,7 +33,7 @@ def active_members(rows: slice) -> Iterator[None]:
 
 
 class MemberLayer(nn.Module):
-    """A layer with one set of weights, or one noise stream, per member; what its members are it answers itself."""
+    """A layer with one set of weights, or one noise stream, per member. The layer itself says what its members are."""
 
     members: int
     member_buffers: tuple[str, ...] = ()  # the names of buffers whose first axis is the members
@@ -78,7 +78,7 @@ class MemberLayer(nn.Module):
         return None if weight is None or start is None else weight - start
 
     def member(self, index: int) -> nn.Module:
-        """The plain layer that member `index` amounts to."""
+        """A plain layer that computes what member `index` computes."""
         weight, bias = self.member_weight(index), self.member_bias(index)
         assert weight is not None, f"{type(self).__name__} must say what its members are"
         return plain_linear(weight.clone(), None if bias is None else bias.clone())
@@ -88,7 +88,7 @@ class MemberLayer(nn.Module):
         return self._changed(len(range(self.members)[rows]), lambda name, p: p.data[rows])
 
     def join(self, others: Sequence[Any]) -> Any:
-        """The layer of this one's members and then those of the others; what is the members' own is copied."""
+        """The layer of all members, first its own, then those of the others; what the members own is copied."""
         layers = (self, *others)
         joined = self._changed(
             sum(layer.members for layer in layers),

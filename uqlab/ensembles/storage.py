@@ -1,4 +1,4 @@
-"""Ensembles on disk, what the members own and the name of the backbone that they share; and shards put together."""
+"""Ensembles on disk: what the members own, and the name of their common backbone. Shards are put together here too."""
 
 import copy
 import inspect

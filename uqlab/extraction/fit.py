@@ -107,7 +107,7 @@ def _mask_logits(ensemble: nn.Module) -> list[nn.Parameter]:
 
 
 def _batches(samples: int, batch_size: int, seed: int, device: torch.device) -> Iterator[Int[Tensor, " batch"]]:
-    """Endless row numbers, every epoch in a new order; drawn on the CPU, so that all devices see the same order."""
+    """Row numbers without end, every epoch in a new order, which is drawn on the CPU and equal on all devices."""
     generator = torch.Generator().manual_seed(member_seed(seed, 0, "mask batches"))
     while True:
         yield from torch.randperm(samples, generator=generator).to(device).split(batch_size)

@@ -60,7 +60,7 @@ def tiles(model: nn.Module, size: int, *, pool: str | None = None, head: str | N
 
 
 class TiledEnsemble(Ensemble):
-    """A network in which, from the pool on, the tiles are folded into the batch, member-major."""
+    """A network in which the tiles are folded into the batch from the pool on, member-major."""
 
     def __init__(self, network: nn.Module, member_ids: range):
         super().__init__(member_ids)

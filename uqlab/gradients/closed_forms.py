@@ -219,5 +219,5 @@ FORMS: dict[type[nn.Module], Callable[..., Powers]] = {
 
 
 def rows_form(module: nn.Module, inputs: list[Tensor], n: int, q: int, passes: int) -> Powers:
-    """Parameters of which every row got its own copy: the error at the copy is the row's gradient."""
+    """For parameters of which every row got its own copy: the error at the copy is the gradient of the row."""
     return lambda errors: power(torch.cat([e.reshape(n, -1, e[0].numel()).sum(1) for e in errors], 1), q)

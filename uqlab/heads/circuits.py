@@ -189,7 +189,7 @@ class _State:
             self._read(path)
 
     def order(self) -> list[Head]:
-        """The heads that the finished steps removed: the highest score of each, of equal scores the first."""
+        """The heads that the finished steps removed: in each step the highest score, of equal scores the first."""
         return [divmod(int(step.nan_to_num(-math.inf).argmax()), step.shape[1]) for step in self.scores]
 
     def begin(self, rows: int, columns: int) -> None:

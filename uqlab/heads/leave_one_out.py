@@ -147,7 +147,7 @@ class Search:
         return hidden
 
     def _given(self, layer: int, hidden: Tensor, attended: Tensor, rest: tuple[tuple, dict]) -> Tensor:
-        """The output of a layer whose attention, with its output projection, has given `attended`."""
+        """The output of a layer if its attention, with its output projection, gives `attended`."""
         for part in self.attended[layer]:
             part.value = attended
         output = self.after[layer](hidden, *rest[0], **rest[1])
@@ -173,7 +173,7 @@ class Search:
 
     @torch.no_grad()
     def _learn(self, example: Inputs) -> None:
-        """Find out on an example how the network is put together, and check the shortcuts on it."""
+        """Find out how the network is put together, and check the shortcuts, on an example."""
         network, calls = self.network, {}
 
         def note(part: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:

@@ -19,7 +19,7 @@ Step = ChainStep | AutogradStep
 
 
 def described(function: str | Callable | None) -> str:
-    """What tells a loss or an augmentation from another one: its name, its code, the arguments that are bound to it."""
+    """What distinguishes a loss or an augmentation from others: its name, its code and the arguments bound to it."""
     if isinstance(function, functools.partial):
         return f"{described(function.func)} {function.args} {function.keywords}"
     code = getattr(function, "__code__", None)

@@ -178,7 +178,7 @@ class Workers:
         torch.set_flush_denormal(True)  # long runs meet denormals, which are 100 times slower; a state of the thread
 
     def run(self, task: Callable[[slice, Any, Any], None]) -> None:
-        """task(rows, shard, step) for every shard, all at once."""
+        """Call task(rows, shard, step) for every shard, all shards at once."""
         each = map if self.pool is None else self.pool.map
         list(each(task, self.rows, self.shards, self.steps))
 

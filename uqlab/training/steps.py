@@ -1,4 +1,4 @@
-"""One training step of an ensemble: written out for chains of linear layers, by autograd for all else."""
+"""One training step of an ensemble: written out for chains of linear layers, by autograd for other networks."""
 
 import functools
 import math
@@ -49,7 +49,7 @@ def make_step(
 
 
 class Block(NamedTuple):
-    """A linear layer and what follows it before the next."""
+    """A linear layer and what follows it before the next linear layer."""
 
     linear: MemberLinear
     relu: bool
