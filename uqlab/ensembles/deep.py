@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -81,13 +81,16 @@ def _stack(models: Sequence[nn.Module]) -> nn.Module:
             "fold=True needs networks whose parameters all belong to nn.Linear layers of equal shapes; "
             "use fold=False, which runs the members one after the other"
         )
-    network = copy.deepcopy(models[0])
-    if isinstance(network, nn.Linear):  # logistic regression
-        return nn.Sequential(MemberLinear.stack([cast(nn.Linear, model) for model in models]))
-
-    def stack(name: str, _: nn.Linear) -> MemberLinear:
-        return MemberLinear.stack([cast(nn.Linear, model.get_submodule(name)) for model in models])
-
-    replace_layers(network, nn.Linear, stack)
+    network = stacked(models, {nn.Linear: MemberLinear.stack})
     own_dropout(network, len(models))
+    return network
+
+
+def stacked(models: Sequence[nn.Module], kinds: dict[type[nn.Module], Callable[[list[Any]], nn.Module]]) -> nn.Module:
+    """One network whose layers of these kinds hold the weights of all `models`."""
+    network = copy.deepcopy(models[0])
+    if stack := kinds.get(type(network)):  # the model is one layer, as in logistic regression
+        return nn.Sequential(stack(list(models)))
+    make = lambda name, part: kinds[type(part)]([model.get_submodule(name) for model in models])  # noqa: E731
+    replace_layers(network, tuple(kinds), make)
     return network

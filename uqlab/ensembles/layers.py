@@ -228,9 +228,7 @@ class MemberDropout(MemberLayer):
 
 
 def replace_layers(
-    model: nn.Module,
-    target: str | type[nn.Module] | tuple[type[nn.Module], ...],
-    make: Callable[[str, Any], nn.Module],
+    model: nn.Module, target: str | type[nn.Module] | tuple[type[nn.Module], ...], make: Callable[[str, Any], nn.Module]
 ) -> list[str]:
     """Replace, in place, every submodule that `target` names by `make(name, module)`; return their names.
 

@@ -45,9 +45,6 @@ class MaskedInputs(MemberLayer):
     def member_weight(self, index: int) -> Tensor | None:
         return None if self.conv else self.weight.detach() * self.mask[index]
 
-    def member_bias(self, index: int) -> Tensor | None:
-        return None if self.bias is None else self.bias.detach()
-
     def member(self, index: int) -> nn.Module:
         bias = None if self.bias is None else self.bias.detach().clone()
         if self.conv is None:

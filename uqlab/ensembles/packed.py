@@ -12,16 +12,9 @@ from torch import Tensor, nn
 from uqlab.core.checks import at_least, within
 from uqlab.core.modules import trained_like
 from uqlab.ensembles.base import Ensemble, FoldedEnsemble, SeparateEnsemble, member_text
-from uqlab.ensembles.deep import deep
+from uqlab.ensembles.deep import deep, stacked
 from uqlab.ensembles.implicit import check_backbone, is_linear, is_product
-from uqlab.ensembles.layers import (
-    MemberDropout,
-    MemberLayer,
-    MemberLinear,
-    conv_settings,
-    plain_conv,
-    replace_layers,
-)
+from uqlab.ensembles.layers import MemberDropout, MemberLayer, MemberLinear, conv_settings, plain_conv
 from uqlab.ensembles.norms import MemberBatchNorm, MemberLayerNorm, has_statistics
 
 
@@ -95,7 +88,7 @@ def packed(
     ensemble = deep(lambda: _Narrow(backbone, alpha / whole, gamma).network, ids, seed, fold=False)
     models = list(cast(SeparateEnsemble, ensemble).models)
     if all(type(part) in _STACKED for part in models[0].modules() if any(True for _ in part.parameters(recurse=False))):
-        ensemble = FoldedEnsemble(_stacked(models), ids)
+        ensemble = FoldedEnsemble(stacked(models, _STACKED), ids)
     settings = {"alpha": alpha, "gamma": gamma, "of": whole, "seed": seed}
     ensemble.recipe = {"method": "packed", "backbone": "", **settings, "members": member_text(ids)}
     like = next(backbone.parameters(), torch.empty(0))
@@ -110,16 +103,6 @@ _STACKED: dict[type, Any] = {
     nn.BatchNorm2d: MemberBatchNorm,
     MemberDropout: lambda parts: MemberDropout(len(parts), parts[0].p),
 }
-
-
-def _stacked(models: Sequence[nn.Module]) -> nn.Module:
-    """One network whose layers hold the weights of all `models`."""
-    network = copy.deepcopy(models[0])
-    if type(network) in _STACKED:
-        return nn.Sequential(_STACKED[type(network)](models))
-    make = lambda name, part: _STACKED[type(part)]([model.get_submodule(name) for model in models])  # noqa: E731
-    replace_layers(network, tuple(_STACKED), make)
-    return network
 
 
 class _Narrow:

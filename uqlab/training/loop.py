@@ -184,13 +184,7 @@ class Workers:
 
 
 def _batches(
-    inputs: Tensor,
-    labels: Tensor,
-    batch_size: int,
-    augment: Augment | None,
-    seed: int,
-    epoch: int,
-    ensemble: Ensemble,
+    inputs: Tensor, labels: Tensor, batch_size: int, augment: Augment | None, seed: int, epoch: int, ensemble: Ensemble
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """One epoch's batches of an ensemble, x and y [members, batch, ...], in orders of their own.
 
