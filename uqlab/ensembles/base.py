@@ -25,7 +25,8 @@ class Ensemble(nn.Module):
     """Calling it with inputs [batch, ...] gives logits [members, batch, classes].
 
     `member_ids` are the members' numbers in the whole ensemble: what a member learns depends on (seed, its number)
-    alone, so an ensemble can be computed in shards.
+    alone, so an ensemble can be computed in shards. Unless its class says otherwise, the members go through one network
+    together and share all its parameters.
     """
 
     repeats = 1  # how often an input stands in its batch of a training
@@ -56,7 +57,7 @@ class Ensemble(nn.Module):
 
     def passes(self, x: Inputs) -> list[slice]:
         """The members that go through together, pass by pass, for inputs like x [members, batch, ...]."""
-        raise NotImplementedError
+        return [slice(None)]
 
     def run(self, x: Inputs, rows: slice) -> Tensor:
         """One pass: some members on x [rows, batch, ...] -> logits [rows, batch, classes]."""
@@ -72,11 +73,11 @@ class Ensemble(nn.Module):
 
     def can_shard(self) -> bool:
         """Whether no two members share a trainable parameter, so that shards can be trained independently."""
-        raise NotImplementedError
+        return False
 
     def shared_parameters(self) -> dict[nn.Parameter, int]:
         """The trainable parameters that several members share, and how many do: they follow the mean loss."""
-        raise NotImplementedError
+        return {p: self.members for p in self.parameters() if p.requires_grad}
 
     def mixed(self, rows: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
         """A training batch: the inputs' numbers as every member draws them [members, batch] -> as members see them."""

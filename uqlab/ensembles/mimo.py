@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from uqlab.core.checks import at_least, within
-from uqlab.core.modules import Inputs, call, logits_of, trained_like
+from uqlab.core.modules import call, logits_of, trained_like
 from uqlab.ensembles.base import Ensemble, member_seed, member_text
 from uqlab.ensembles.implicit import check_backbone, fresh_classifiers, is_linear, is_product
 from uqlab.ensembles.layers import MemberDropout, conv_settings, own_dropout, plain_conv, plain_linear, with_layers
@@ -25,9 +25,6 @@ class MIMOEnsemble(Ensemble):
     def __init__(self, network: nn.Module, member_ids: range, first: str, head: str, rho: float, repeats: int):
         super().__init__(member_ids)
         self.network, self.first, self.head, self.rho, self.repeats = network, first, head, rho, repeats
-
-    def passes(self, x: Inputs) -> list[slice]:
-        return [slice(None)]
 
     def run(self, x: Any, rows: slice) -> Tensor:
         side_by_side = x.transpose(0, 1).flatten(1, 2)  # [batch, members * channels, ...]
@@ -57,12 +54,6 @@ class MIMOEnsemble(Ensemble):
 
     def shard(self, rows: slice) -> Ensemble:
         raise ValueError("the members of MIMO go through one network together; they cannot be taken apart")
-
-    def can_shard(self) -> bool:
-        return False
-
-    def shared_parameters(self) -> dict[nn.Parameter, int]:
-        return {p: self.members for p in self.parameters() if p.requires_grad}
 
     def noise_layers(self) -> list[tuple[MemberDropout, int, Sequence[int]]]:
         layers = [part for part in self.network.modules() if isinstance(part, MemberDropout)]

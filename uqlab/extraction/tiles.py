@@ -73,9 +73,6 @@ class TiledEnsemble(Ensemble):
             self._check(x[:2])
         return self.network(x).unflatten(0, (self.members, len(x)))
 
-    def passes(self, x: Tensor) -> list[slice]:
-        return [slice(None)]
-
     def run(self, x: Tensor, rows: slice) -> Tensor:
         logits = self(x.flatten(0, 1)).unflatten(1, x.shape[:2])  # [members, members, batch, classes]
         return logits.diagonal().movedim(-1, 0)
@@ -87,12 +84,6 @@ class TiledEnsemble(Ensemble):
     def shard(self, rows: slice) -> "TiledEnsemble":
         tiles = self._tiles()
         return TiledEnsemble(self._with(tiles.changed(tiles.size, tiles.chosen[rows])), self.member_ids[rows])
-
-    def can_shard(self) -> bool:
-        return False
-
-    def shared_parameters(self) -> dict[nn.Parameter, int]:
-        return {p: self.members for p in self.parameters() if p.requires_grad}
 
     def _apply(self, fn, recurse=True):
         # To move shared weights would move the model's parameters, and leave its buffers where they are.
