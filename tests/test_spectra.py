@@ -161,6 +161,12 @@ def test_known_random_levels():
     assert spectra.random_level(768) == pytest.approx(0.12, abs=0.005)
 
 
+def plain_off_diagonal(before, after):
+    u, _, vh = np.linalg.svd(before.double().numpy(), full_matrices=False)
+    core = u.T @ after.double().numpy() @ vh.T
+    return 1 - np.square(np.diagonal(core)).sum() / after.double().square().sum().item()
+
+
 def test_off_diagonal():
     u, v, before = with_values(torch.linspace(3, 1, 6).double(), 10, 8)
     louder = (u * torch.linspace(1, 2, 6)) @ v.mT
