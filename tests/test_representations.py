@@ -323,3 +323,12 @@ def test_bad_input(call, message):
         warnings.simplefilter("error")
         with pytest.raises((ValueError, TypeError), match=message):
             call()
+
+
+@pytest.mark.parametrize("batch_size", [1.5, 0])
+def test_a_refused_batch_size_leaves_no_hooks(batch_size, unchecked):
+    network = models.mlp(4, (3,), 2)
+    for look in (representations.layer_features, representations.penultimate):
+        with pytest.raises((TypeError, ValueError), match="batch_size must be"):
+            look(network, torch.rand(5, 4), batch_size=batch_size)
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in network.modules())

@@ -220,8 +220,8 @@ def predict(
     A plain module, whose outputs are [samples, classes], counts as an ensemble of one. Where the memory of a GPU does
     not suffice, fewer members and then fewer inputs go through at once.
     """
-    if len(inputs) == 0 or batch_size < 1:
-        raise ValueError(f"predict needs at least one input and batch_size >= 1, got {len(inputs)} and {batch_size}")
+    at_least("the number of inputs", len(inputs))
+    at_least("batch_size", batch_size)
     where = next(ensemble.parameters(), torch.empty(0)).device
     chunks, start = [], 0
     bar = tqdm(total=len(inputs), desc="predict", unit="input", disable=not progress, leave=False)
