@@ -183,6 +183,17 @@ def test_a_board_and_a_method_of_ones_own_by_one_entry(sets, backbone, monkeypat
     assert scoreboard.by_score(table, "letters")["mi"]["deep"] == deep["auroc_mi_letters"]
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_every_score(name, sets):
+    few = (sets[0][:40], sets[1][:20], {"letters": sets[2]["letters"][:5]})
+    net = models.vit(8, 4, width=8, layers=2, heads=2)
+    small = {"members": 4, "epochs": 1, "repeats": 1, "own": {"lora_single": {"rank": 2}}}
+    table = measured(net, few, methods=[name], scores=scores.SCORES, **small)
+    missing = set() if table["members"].item() > 1 else {n for n, score in scores.SCORES.items() if score.compares}
+    assert set(scoreboard.by_score(table, "letters")) == set(scores.SCORES) - missing
+    assert not table.isna().any(axis=None) or table["correlation"].isna().item()
+
+
 def test_what_a_backbone_cannot_carry_is_left_out_or_an_error(sets, backbone, monkeypatch):
     def fails(net, members, seed):
         raise ValueError("needs attention; this network has none")

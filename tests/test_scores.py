@@ -132,6 +132,16 @@ def test_shares_of_classes_weigh_their_densities(case):
     np.testing.assert_allclose(found("ddu", few, nets[0]), expected, rtol=1e-5)
 
 
+def test_a_class_of_two_takes_the_covariance_of_all(case):
+    _, (net, *_), train, _, x = case
+    y = torch.tensor([0] * 20 + [1] * 18 + [2] * 2)
+    h, at, labels = features_of(net, train), features_of(net, x), y.numpy()
+    own = [LedoitWolf().fit(h[labels == c]).covariance_ for c in (0, 1)]
+    own.append(LedoitWolf(assume_centered=True).fit(apart(h, labels)).covariance_)
+    pdf = sum(np.mean(y.numpy() == c) * stats.multivariate_normal(h[y == c].mean(0), own[c]).pdf(at) for c in range(3))
+    np.testing.assert_allclose(SCORES["ddu"].fit(net, train, y)(net, x), -np.log(pdf), rtol=1e-5)
+
+
 def test_statistics_belong_to_a_model_and_go_with_it(case):
     _, (one, other, _), train, y, x = case
     score = SCORES["knn"]
@@ -228,7 +238,7 @@ def test_errors_say_what_to_do(case):
         scores.values(["margin"], ensemble, x)
     with pytest.raises(ValueError, match=r"temperature is for scores of logits; GradNorm does not see them, got 2"):
         SCORES["gradnorm"](ensemble, x, temperature=2.0)
-    with pytest.raises(ValueError, match="two inputs of each class or more"):
-        SCORES["ddu"].fit(ensemble, train, torch.arange(40).clamp(max=1))
+    with pytest.raises(ValueError, match="do not vary enough for a covariance; give more"):
+        SCORES["ddu"].fit(ensemble, train, torch.arange(40))
     with pytest.raises(ValueError, match=r"labels must be \[samples\] = \[40\]"):
         SCORES["knn"].fit(ensemble, train, y[:9])

@@ -40,7 +40,12 @@ def ood_scores(train: Inputs, inputs: Float[Tensor, "others ..."], seed: int = 0
 
 def shrunk_root(values: Float[Tensor, "samples width"]) -> Float[Tensor, "width width"]:
     """L of the Ledoit-Wolf covariance L L^T of float64 values: few samples do not make it singular."""
-    return torch.linalg.cholesky(torch.from_numpy(ledoit_wolf(values.numpy())[0]))
+    root, failed = torch.linalg.cholesky_ex(torch.from_numpy(ledoit_wolf(values.numpy())[0]))
+    if failed:
+        raise ValueError(
+            f"{len(values)} values do not vary enough for a covariance; give more, three of a class at least"
+        )
+    return root
 
 
 def whitened(values: Float[Tensor, "samples width"], root: Float[Tensor, "width width"]) -> Tensor:

@@ -166,14 +166,15 @@ def _distance(x: Tensor, known: NearestNeighbors) -> Tensor:
 
 
 def _gaussians(x: Tensor, y: Tensor) -> list[tuple[Tensor, torch.distributions.MultivariateNormal]]:
-    """For each class the log of its share, and the Gaussian of its features."""
-    counts = y.bincount()
-    if counts[counts > 0].min() < 2:
-        raise ValueError(f"ddu needs two inputs of each class or more, got {counts.tolist()}")
+    """For each class the log of its share, and the Gaussian of its features.
+
+    A class of one or two inputs has no covariance of its own: it takes the one that all classes share.
+    """
     parts = [x[y == c] for c in y.unique()]
     shares = [torch.tensor(len(part) / len(x)).double().log() for part in parts]
     normal = torch.distributions.MultivariateNormal
-    return [(s, normal(part.mean(0), scale_tril=shrunk_root(part))) for s, part in zip(shares, parts, strict=True)]
+    roots = [shrunk_root(part) if len(part) > 2 else _shared(x, y)[1] for part in parts]
+    return [(s, normal(p.mean(0), scale_tril=root)) for s, p, root in zip(shares, parts, roots, strict=True)]
 
 
 def _no_density(x: Tensor, known: list) -> Tensor:
