@@ -104,10 +104,8 @@ def serve(
 
     class Guarded(Voila):
         def init_settings(self) -> dict:
-            return {
-                **super().init_settings(),
-                "allow_remote_access": False,
-            }  # the name in "Host" must be this machine's
+            settings: Any = super().init_settings()
+            return settings | {"allow_remote_access": False}  # the name in "Host" must be this machine's
 
         def launch_browser(self) -> None:
             webbrowser.open(self.display_url)  # with the token
