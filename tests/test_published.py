@@ -10,7 +10,7 @@ from uqlab import published
 from uqlab.runs import parameters
 
 ROOT = Path(__file__).parents[1]
-SHARED = next((path for path in (ROOT.parent / "shared", Path("/work/shared")) if (path / "papers").is_dir()), None)
+SHARED = ROOT.parent / "shared" if (ROOT.parent / "shared" / "papers").is_dir() else None
 PAPERS = ["kirsch", "lora", "sve", "hydra", "regrad"]
 ENTRIES = [(paper, name) for paper in PAPERS for name in dir(getattr(published, paper))]
 NUMBER = re.compile(r"-?\d*\.?\d+(?:e-?\d+)?")
