@@ -11,7 +11,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from uqlab import ensembles
+from uqlab import ensembles, models
 
 MAKERS = {
     "lora": lambda backbone, members=3, **kw: ensembles.lora(backbone, members, kw.pop("rank", 2), **kw),
@@ -48,6 +48,21 @@ def bert():
 def clip():
     torch.manual_seed(0)
     return CLIPForImageClassification(CLIPConfig(vision_config={**SMALL, **PIXELS}, num_labels=3)).eval()
+
+
+def cnn():
+    torch.manual_seed(0)
+    return models.small_cnn(3, width=8).eval()
+
+
+def resnet():
+    torch.manual_seed(0)
+    return models.wide_resnet(10, 1, 3, channels=1).eval()
+
+
+def mlp():
+    torch.manual_seed(0)
+    return models.mlp(64, (12, 6), 3).eval()
 
 
 def images(count=4):

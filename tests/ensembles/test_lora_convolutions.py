@@ -2,21 +2,11 @@
 
 import pytest
 import torch
-from small_networks import count, images, moved
+from small_networks import cnn, count, images, moved, resnet
 from torch import nn
 
-from uqlab import ensembles, models, training
+from uqlab import ensembles, training
 from uqlab.ensembles import LoRAConv2d, MemberLayer
-
-
-def cnn():
-    torch.manual_seed(0)
-    return models.small_cnn(3, width=8).eval()
-
-
-def resnet():
-    torch.manual_seed(0)
-    return models.wide_resnet(10, 1, 3, channels=1).eval()
 
 
 @pytest.mark.parametrize("settings", [{}, {"stride": 2, "padding": 1}, {"dilation": 2, "padding": "same"}])

@@ -4,26 +4,11 @@ import math
 
 import pytest
 import torch
-from small_networks import bert, images, moved, vit
+from small_networks import bert, cnn, images, mlp, moved, resnet, vit
 from torch import nn
 
 from uqlab import ensembles, models, training
 from uqlab.ensembles import MaskedInputs, MemberBatchNorm
-
-
-def cnn():
-    torch.manual_seed(0)
-    return models.small_cnn(3, width=8).eval()
-
-
-def resnet():
-    torch.manual_seed(0)
-    return models.wide_resnet(10, 1, 3, channels=1).eval()
-
-
-def mlp():
-    torch.manual_seed(0)
-    return models.mlp(64, (12, 6), 3).eval()
 
 
 def settled(network):

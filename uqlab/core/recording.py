@@ -123,7 +123,7 @@ def watch_imports() -> None:
     def note(*_: Any) -> None:
         if "torch" in sys.modules and not gc.get_freeze_count():
             gc.freeze()  # garbage collections, of which a figure triggers many, need not look at what imports made
-        modules = [module for name, module in list(sys.modules.items()) if f"{name}.".startswith("uqlab.")]
+        modules = [module for name, module in sys.modules.copy().items() if f"{name}.".startswith("uqlab.")]
         files = {getattr(module, "__file__", None) for module in modules}
         names = {Path(file).relative_to(package).as_posix() for file in files if file}
         if new := sorted(names - imported.keys()):
