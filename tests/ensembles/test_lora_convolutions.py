@@ -1,4 +1,4 @@
-"""LoRA for convolutions: a kernel of low rank beside a frozen one."""
+"""Convolutions of implicit ensembles: LoRA's kernel of low rank beside a frozen one, BatchEnsemble's scaling."""
 
 import pytest
 import torch
@@ -6,10 +6,12 @@ from small_networks import cnn, count, images, moved, resnet
 from torch import nn
 
 from uqlab import ensembles, training
-from uqlab.ensembles import LoRAConv2d, MemberLayer
+from uqlab.ensembles import BatchConv2d, LoRAConv2d, MemberLayer
+
+SETTINGS = pytest.mark.parametrize("settings", [{}, {"stride": 2, "padding": 1}, {"dilation": 2, "padding": "same"}])
 
 
-@pytest.mark.parametrize("settings", [{}, {"stride": 2, "padding": 1}, {"dilation": 2, "padding": "same"}])
+@SETTINGS
 @pytest.mark.parametrize("size", [1, 3])
 def test_it_is_a_convolution_with_another_kernel(size, settings):
     torch.manual_seed(0)
@@ -25,14 +27,38 @@ def test_it_is_a_convolution_with_another_kernel(size, settings):
         torch.testing.assert_close(layer(x).split(4)[m], member(rows), rtol=1e-4, atol=1e-4)
 
 
+@SETTINGS
+def test_batch_ensemble_scales_the_channels_of_one_kernel(settings):
+    torch.manual_seed(0)
+    plain, x = nn.Conv2d(2, 5, 3, **settings), torch.rand(3 * 4, 2, 9, 9)
+    generators = [torch.Generator().manual_seed(m) for m in range(3)]
+    torch.testing.assert_close(BatchConv2d(plain, 0.0, generators)(x), plain(x))
+    layer = BatchConv2d(plain, 0.5, generators)
+    layer.bias.data.normal_()
+    for m, rows in enumerate(x.split(4)):
+        member = layer.member(m)
+        update = layer.left[m][:, None, None, None] * layer.right[m][:, None, None]
+        torch.testing.assert_close(member.weight, plain.weight * update)
+        torch.testing.assert_close(layer(x).split(4)[m], member(rows), rtol=1e-4, atol=1e-5)
+
+
+KINDS = {
+    "lora": (LoRAConv2d, lambda backbone, members: ensembles.lora(backbone, members, 2, seed=3)),
+    "lora, all trained": (
+        LoRAConv2d, lambda backbone, members: ensembles.lora(backbone, members, 2, seed=3, train_backbone=True)
+    ),
+    "batch": (BatchConv2d, lambda backbone, members: ensembles.batch(backbone, members, seed=3)),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("network", [cnn, resnet])
-@pytest.mark.parametrize("train_backbone", [False, True])
-def test_members_are_plain_networks(network, train_backbone, tmp_path):
-    (x, y), backbone = images(12), network()
+@pytest.mark.parametrize("kind", KINDS)
+def test_members_are_plain_networks(network, kind, tmp_path):
+    (x, y), backbone, (layer, made) = images(12), network(), KINDS[kind]
     before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
-    make = lambda members: ensembles.lora(backbone, members, 2, seed=3, train_backbone=train_backbone)  # noqa: E731
+    make = lambda members: made(backbone, members)  # noqa: E731
     ensemble = make(3)
-    assert sum(isinstance(part, LoRAConv2d) for part in ensemble.modules()) == sum(
+    assert sum(isinstance(part, layer) for part in ensemble.modules()) == sum(
         isinstance(part, nn.Conv2d) for part in backbone.modules()
     )
     together = moved(ensemble)(x)
@@ -48,7 +74,7 @@ def test_members_are_plain_networks(network, train_backbone, tmp_path):
     shards = [make("0:1"), make("1:3")]
     torch.testing.assert_close(ensembles.concatenate(shards).eval()(x), make(3).eval()(x), rtol=1e-4, atol=1e-5)
     assert all(torch.equal(tensor, before[name]) for name, tensor in backbone.state_dict().items())
-    assert ensemble.can_shard() == (not train_backbone)
+    assert ensemble.can_shard() == (kind == "lora")
 
 
 def test_what_is_trained_and_what_may_be_asked():
@@ -60,3 +86,5 @@ def test_what_is_trained_and_what_may_be_asked():
     depthwise = nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), nn.Flatten(), nn.Linear(16, 3))
     with pytest.raises(ValueError, match="matches no linear layer or convolution"):
         ensembles.lora(depthwise, 2, 1)
+    with pytest.raises(ValueError, match="matches no linear layer before the classifier '11'; there are none"):
+        ensembles.batch(cnn(), 2, additive=True)  # which is for linear layers

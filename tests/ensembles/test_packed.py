@@ -55,6 +55,14 @@ def test_members_see_nothing_of_each_other(make, gamma, train):
         assert not slope[[other for other in range(3) if other != m]].any()
 
 
+def test_shortcuts_without_weights_follow_the_widths():
+    """He et al.'s option A fills with zeros as many channels as are missing, also an odd number of them."""
+    ensemble, x = ensembles.packed(models.cifar_resnet(8, 3), 3, 1.7).eval(), torch.rand(2, 3, 8, 8)
+    member = ensemble.member(1)
+    assert [member.layer3[0].conv1.weight.shape[axis] for axis in (1, 0)] == [19, 37]
+    torch.testing.assert_close(ensemble(x)[1], member(x), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("members", [3, 4])
 def test_widths_are_rounded_up_and_inputs_and_classes_stay(members):
     net = nn.Sequential(nn.Conv2d(1, 10, 3), nn.BatchNorm2d(10), nn.ReLU(), nn.Flatten(), nn.Linear(360, 7), nn.ReLU(),

@@ -340,6 +340,8 @@ def test_a_loss_that_is_not_finite_is_reported():
     net[7].weight.data[:] = 1e308
     with pytest.raises(FloatingPointError, match="step 0"):
         extraction.fit_masks(extraction.masks(net, 2), x * 1e10, y, steps=2, progress=False)
+    with pytest.raises(FloatingPointError, match="a mask is not finite; lower lr"):  # after the only step
+        extraction.fit_masks(extraction.masks(network().float(), 2), x, y, steps=2, lr=1e39, progress=False)
 
 
 def test_a_mask_layer_describes_itself():

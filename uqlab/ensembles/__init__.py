@@ -4,7 +4,7 @@ One method, one file: its layer and its function.
 """
 
 from uqlab.ensembles.base import Ensemble, FoldedEnsemble, SeparateEnsemble, member_seed
-from uqlab.ensembles.batch_ensemble import BatchLinear, batch, batch_ensemble
+from uqlab.ensembles.batch_ensemble import BatchConv2d, BatchLinear, batch, batch_ensemble
 from uqlab.ensembles.deep import ELEMENTWISE, deep, from_members
 from uqlab.ensembles.dropout import DropoutEnsemble, dropout, place_dropout
 from uqlab.ensembles.film import film
@@ -29,10 +29,10 @@ from uqlab.ensembles.snapshot import snapshot
 from uqlab.ensembles.storage import concatenate, load, save
 
 __all__ = [
-    "ATTENTION", "ELEMENTWISE", "BatchLinear", "DropoutEnsemble", "Ensemble", "FoldedEnsemble", "GroupedLinear",
-    "LoRAConv2d", "LoRALinear", "MIMOEnsemble", "MaskedInputs", "MemberBatchNorm", "MemberConv2d", "MemberDropout",
-    "MemberLayer", "MemberLayerNorm", "MemberLinear", "SVDLinear", "SeparateEnsemble", "batch", "batch_ensemble",
-    "concatenate", "deep", "dropout", "film", "from_members", "laplace_lora", "load", "lora", "masksembles",
-    "member_seed", "mimo", "own_dropout", "packed", "place_dropout", "plain_linear", "replace_layers", "save",
-    "singular_value", "snapshot", "with_layers",
+    "ATTENTION", "ELEMENTWISE", "BatchConv2d", "BatchLinear", "DropoutEnsemble", "Ensemble", "FoldedEnsemble",
+    "GroupedLinear", "LoRAConv2d", "LoRALinear", "MIMOEnsemble", "MaskedInputs", "MemberBatchNorm", "MemberConv2d",
+    "MemberDropout", "MemberLayer", "MemberLayerNorm", "MemberLinear", "SVDLinear", "SeparateEnsemble", "batch",
+    "batch_ensemble", "concatenate", "deep", "dropout", "film", "from_members", "laplace_lora", "load", "lora",
+    "masksembles", "member_seed", "mimo", "own_dropout", "packed", "place_dropout", "plain_linear", "replace_layers",
+    "save", "singular_value", "snapshot", "with_layers",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -9,8 +10,8 @@ from torch import Tensor, nn
 
 from uqlab.core.checks import within
 from uqlab.ensembles.base import FoldedEnsemble
-from uqlab.ensembles.implicit import Classifiers, implicit
-from uqlab.ensembles.layers import MemberLayer
+from uqlab.ensembles.implicit import Classifiers, implicit, is_product
+from uqlab.ensembles.layers import MemberLayer, conv_settings, plain_conv
 
 
 class BatchLinear(MemberLayer):
@@ -20,7 +21,7 @@ class BatchLinear(MemberLayer):
     additive form: Muhlematter et al. 2024, eq. 12.
     """
 
-    def __init__(self, layer: nn.Linear, std: float, additive: bool, generators: Sequence[torch.Generator]):
+    def __init__(self, layer: nn.Linear | nn.Conv2d, std: float, additive: bool, generators: Sequence[torch.Generator]):
         super().__init__()
         self.members, self.additive, self.weight = len(generators), additive, layer.weight
 
@@ -28,7 +29,7 @@ class BatchLinear(MemberLayer):
             each = [torch.randn(features, generator=g) for g in generators]
             return (0.0 if additive else 1.0) + std * torch.stack(each).to(layer.weight)
 
-        out_features, in_features = layer.weight.shape
+        out_features, in_features = layer.weight.shape[:2]
         self.left, self.right = nn.Parameter(noise(out_features)), nn.Parameter(noise(in_features))
         self.bias = None
         if layer.bias is not None:
@@ -52,9 +53,36 @@ class BatchLinear(MemberLayer):
     def member_update(self, index: int) -> Tensor | None:
         return torch.outer(self.left.detach()[index], self.right.detach()[index]) if self.additive else None
 
-    def member_weight(self, index: int) -> Tensor:
+    def member_weight(self, index: int) -> Tensor | None:
         outer = torch.outer(self.left.detach()[index], self.right.detach()[index])
         return self.weight.detach() + outer if self.additive else self.weight.detach() * outer
+
+
+class BatchConv2d(BatchLinear):
+    """y = r_m (W * (s_m x)) + b_m: the kernel W times r_m s_m^T, which is alike at all places (Wen et al. 2020).
+
+    left r [members, out], right s [members, in], bias [members, out].
+    """
+
+    def __init__(self, layer: nn.Conv2d, std: float, generators: Sequence[torch.Generator]):
+        super().__init__(layer, std, False, generators)
+        self.settings = conv_settings(layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right = (p[self.active, None, :, None, None] for p in (self.left, self.right))
+        ready = (x.unflatten(0, (len(right), -1)) * right).flatten(0, 1)
+        y = F.conv2d(ready, self.weight, **self.settings).unflatten(0, (len(left), -1)) * left
+        y = y if self.bias is None else y + self.bias[self.active, None, :, None, None]
+        return y.flatten(0, 1)
+
+    def member_weight(self, index: int) -> None:
+        return None
+
+    def member(self, index: int) -> nn.Conv2d:
+        outer = torch.outer(self.left.detach()[index], self.right.detach()[index])
+        bias = self.member_bias(index)
+        weight = self.weight.detach() * outer[..., None, None]
+        return plain_conv(weight, None if bias is None else bias.clone(), self.settings)
 
 
 def batch(
@@ -70,20 +98,26 @@ def batch(
 ) -> FoldedEnsemble:
     """BatchEnsemble: W * (r_m s_m^T) in every target layer; all members also train W together (Wen et al. 2020).
 
+    In a convolution r_m scales the output channels and s_m the input channels.
+
     std: of r and s, which are Normal around 1 (Muhlematter et al. 2024, I.1).
-    additive: W + r_m s_m^T instead, with W frozen and r and s Normal around 0: BatchEnsemble++ (I.2, eq. 12).
+    additive: W + r_m s_m^T instead, with W frozen and r and s Normal around 0: BatchEnsemble++ (I.2, eq. 12), which is
+        for linear layers alone.
 
     W is trained, so it is copied. `batch_ensemble` is another name of this function. The rest is as in `lora`.
     """
     within("std", std, "[0, inf)")
 
-    def make(_: str, layer: nn.Linear, generators: list[torch.Generator]) -> BatchLinear:
+    def make(_: str, layer: Any, generators: list[torch.Generator]) -> BatchLinear:
         if not additive:
             layer.weight = nn.Parameter(layer.weight.detach().clone())
+        if isinstance(layer, nn.Conv2d):
+            return BatchConv2d(layer, std, generators)
         return BatchLinear(layer, std, additive, generators)
 
     recipe = {"method": "batch", "std": std, "additive": additive}
-    return implicit(backbone, members, target, heads or classifiers, seed, make, recipe)
+    fits: dict[str, Any] = {} if additive else {"fits": is_product, "called": "linear layer or convolution"}
+    return implicit(backbone, members, target, heads or classifiers, seed, make, recipe, **fits)
 
 
 batch_ensemble = batch

@@ -131,14 +131,14 @@ class _Block(nn.Module):
 
     def __init__(self, before: int, after: int):
         super().__init__()
-        self.stride, self.new = after // before, after - before
+        self.stride = after // before
         self.conv1, self.bn1 = nn.Conv2d(before, after, 3, self.stride, 1, bias=False), nn.BatchNorm2d(after)
         self.conv2, self.bn2 = nn.Conv2d(after, after, 3, 1, 1, bias=False), nn.BatchNorm2d(after)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
-        if self.new:  # every other pixel, and channels of zeros on both sides
-            x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.new // 2, self.new // 2))
+        if new := y.shape[1] - x.shape[1]:  # every other pixel, and channels of zeros on both sides
+            x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, new // 2, new - new // 2))
         return F.relu(y + x)
 
 
