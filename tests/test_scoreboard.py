@@ -238,6 +238,20 @@ def test_soft_labels_temperature_and_shifts(sets, backbone):
     assert found["nll_scaled"] == pytest.approx(metrics.nll(q.log()[None] / t, soft.labels))
     assert found["nll_clean"] == metrics.nll(training.predict(model, sets[1].inputs), sets[1].labels)
     assert "soft_kl" not in scoreboard.quality(model, sets[1])
+    shifted = scoreboard.quality(model, sets[1], shifted={"soft": soft})
+    assert [shifted[f"{name}_soft"] for name in ("soft_kl", "soft_correlation", "nll")] == pytest.approx(
+        [found[name] for name in ("soft_kl", "soft_correlation", "nll")]
+    )
+
+
+def test_dear_scores_see_few_inputs(sets, backbone):
+    row = measured(backbone, sets, methods=["deep"], few={"regrad": 10, "msp": 10}).iloc[0]
+    train, test, ood = sets
+    model = methods.train("deep", backbone, train.inputs, train.labels, members=3, seed=4, epochs=2, lr=0.01)
+    seen = scoreboard.detection(model, train, test[:10], {"letters": ood["letters"][:10]}, ["regrad", "msp"])
+    for column in ("auroc_regrad_letters", "auroc_msp_letters", "aurc_msp"):
+        assert row[column] == pytest.approx(seen[column], abs=1e-4)
+    assert row["aurc"] == pytest.approx(scoreboard.detection(model, train, test, {}, [])["aurc"], abs=1e-4)
 
 
 def test_errors_come_before_the_work(sets, backbone, monkeypatch):
@@ -249,6 +263,8 @@ def test_errors_come_before_the_work(sets, backbone, monkeypatch):
         measured(backbone, sets, methods=["single", "deeep"])
     with pytest.raises(ValueError, match='score must be "entropy"'):
         measured(backbone, sets, scores=["msp", "margin"])
+    with pytest.raises(ValueError, match='score must be "entropy"'):
+        measured(backbone, sets, few={"margin": 5})
 
 
 def test_held_counts_what_lives_at_once():

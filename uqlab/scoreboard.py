@@ -35,7 +35,7 @@ def measure(
     backbone: nn.Module, train: Dataset, test: Dataset, ood: Sets, *, methods: Iterable[str] | None = None,
     scores: Iterable[str] = CHEAP, members: int = 4, seeds: Iterable[int] = range(3),
     validation: Dataset | None = None, shifted: Sets | None = None, own: Mapping[str, Mapping[str, Any]] | None = None,
-    repeats: int = 10, **settings: Any,
+    few: Mapping[str, int] | None = None, repeats: int = 10, **settings: Any,
 ) -> pd.DataFrame:  # fmt: skip
     """Train every method with every seed on one backbone: a row a (method, seed). Tables of many runs may be joined.
 
@@ -44,17 +44,19 @@ def measure(
     scores: names in SCORES. Those that compare members are left out (NaN) where there is one member.
     validation: labelled inputs that were not trained on, for the columns after temperature scaling.
     settings: of `methods.train`, for all methods; own: for some, by the method's name.
+    few: further scores, which are dear, and how many inputs of each set they see: {"regrad": 20}, always the first.
     repeats: rounds of the timing, in each of which the ensemble and the single network take turns.
 
     Columns: method, seed, members; accuracy, nll, ece, adaptive_ece, brier, aurc (by "msp"); aurc_<score>,
     auroc_<score>_<ood>, fpr95_<score>_<ood>; accuracy_, nll_ and ece_<shifted>; temperature, nll_scaled, ece_scaled;
-    correlation, the rank correlation of the aleatoric and the epistemic part on the test set; where that has soft
-    labels soft_kl, the mean KL from them to the prediction, and soft_correlation, that of their entropy and the
-    aleatoric part. Costs: trained and stored numbers, peak_memory (bytes: what is stored, and what 64 inputs take at
-    once), train_seconds, and latency_1 and latency_64, for as many inputs, relative to the single network.
+    correlation, the rank correlation of the aleatoric and the epistemic part on the test set; where that, or a shifted
+    set, has soft labels soft_kl, the mean KL from them to the prediction, and soft_correlation, that of their entropy
+    and the aleatoric part. Costs: trained and stored numbers, peak_memory (bytes: what is stored, and what 64 inputs
+    take at once), train_seconds, and latency_1 and latency_64, for as many inputs, relative to the single network.
     """
-    rows, seeds, scores, names = [], list(seeds), list(scores), list(recipes.METHODS if methods is None else methods)
-    for kind, wanted, known in (("method", names, recipes.METHODS), ("score", scores, rating.SCORES)):
+    rows, seeds, scores, few = [], list(seeds), list(scores), few or {}
+    names = list(recipes.METHODS if methods is None else methods)
+    for kind, wanted, known in (("method", names, recipes.METHODS), ("score", [*scores, *few], rating.SCORES)):
         for name in wanted:
             one_of(kind, name, known)
     for data in (train, test, *ood.values(), *(shifted or {}).values()):
@@ -74,6 +76,9 @@ def measure(
             # A training that was read from the cache knows how long it took.
             seconds = max(time.perf_counter() - started, sum(history.seconds for history in histories))
             row = {"method": name, "seed": seed, "members": ensemble.members, "train_seconds": seconds}
+            for score, count in few.items():
+                some = {where: strangers[:count] for where, strangers in ood.items()}
+                row |= detection(ensemble, train, test[:count], some, [score])
             row |= quality(ensemble, test, validation, shifted or {}) | detection(ensemble, train, test, ood, scores)
             rows.append(row | cost(ensemble, backbone, _tensor(test), repeats))
     if not rows:
@@ -88,10 +93,11 @@ def quality(
     basic = {"accuracy": metrics.accuracy, "nll": metrics.nll, "ece": metrics.ece}
     more = {"adaptive_ece": metrics.adaptive_ece, "brier": metrics.brier}
     z = training.predict(model, _tensor(test))
-    row = {key: value(z, test.labels) for key, value in (basic | more).items()}
+    row = {key: value(z, test.labels) for key, value in (basic | more).items()} | _soft(z, test)
     for name, other in (shifted or {}).items():
         there = training.predict(model, _tensor(other))
-        row |= {f"{key}_{name}": value(there, other.labels) for key, value in basic.items()}
+        found = {key: value(there, other.labels) for key, value in basic.items()} | _soft(there, other)
+        row |= {f"{key}_{name}": value for key, value in found.items()}
     log_q, parts = metrics.log_prediction(z), uncertainty.decompose(z.double())
     if validation is not None:
         t = metrics.fit_temperature(training.predict(model, _tensor(validation)), validation.labels)
@@ -100,12 +106,18 @@ def quality(
         }
     if len(z) > 1:
         row["correlation"] = _rank_correlation(parts.aleatoric, parts.epistemic)
-    if test.label_probs is not None:
-        truth = test.label_probs.double()
-        ambiguity = torch.special.entr(truth).sum(1)
-        row["soft_kl"] = (-(truth * log_q).sum(1) - ambiguity).mean().item()
-        row["soft_correlation"] = _rank_correlation(ambiguity, parts.aleatoric)
     return row
+
+
+def _soft(z: Tensor, data: Dataset) -> dict[str, float]:
+    """The agreement of logits with soft labels, where there are any."""
+    if data.label_probs is None:
+        return {}
+    truth = data.label_probs.double()
+    ambiguity = torch.special.entr(truth).sum(1)
+    apart = (-(truth * metrics.log_prediction(z)).sum(1) - ambiguity).mean().item()
+    aleatoric = uncertainty.decompose(z.double()).aleatoric
+    return {"soft_kl": apart, "soft_correlation": _rank_correlation(ambiguity, aleatoric)}
 
 
 def detection(

@@ -10,7 +10,7 @@ from jaxtyping import Int, Shaped
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from uqlab.core.checks import at_least, class_labels, count_samples, within
+from uqlab.core.checks import all_finite, at_least, class_labels, count_samples, within
 from uqlab.core.modules import like_parameters
 from uqlab.ensembles import Ensemble, member_seed
 from uqlab.extraction.masks import MaskedLinear, checked, coin_entropy
@@ -45,7 +45,8 @@ def fit_masks(
 
     Raises TypeError for another kind of ensemble and for labels that are no integers; ValueError for labels of one
     class alone or out of range, inputs that are empty or not finite, and settings out of range; FloatingPointError if a
-    loss is not finite. Kirsch 2024, section D.4 (weight 2.0); optimiser and steps are our choice.
+    loss or, after the last step, a mask is not finite. Kirsch 2024, section D.4 (weight 2.0); optimiser and steps are
+    our choice.
     """
     started = time.perf_counter()
     ensemble = checked(ensemble)
@@ -96,8 +97,9 @@ def fit_masks(
     for p in parameters:
         p.data = p.data.clone()
     bad = (~losses.isfinite()).nonzero()
-    if len(bad):
-        raise FloatingPointError(f"the loss is not finite from step {int(bad[0, 0])} on; lower lr")
+    if len(bad) or not all_finite(logits):
+        what = f"the loss is not finite from step {int(bad[0, 0])} on" if len(bad) else "a mask is not finite"
+        raise FloatingPointError(f"{what}; lower lr")
     return MaskHistory(losses.cpu(), diversities.cpu(), steps, time.perf_counter() - started)
 
 

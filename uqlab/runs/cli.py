@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from uqlab import __version__
-from uqlab.core.files import TRAININGS, read_json
+from uqlab.core.files import TRAININGS, read_json, write
 from uqlab.runs import execution, sweeps, tables
 from uqlab.runs.parameters import all_notebooks, find, from_here, per_notebook
 
@@ -158,11 +158,12 @@ def _resources(given: tuple[str, ...]) -> dict[str, float]:
 @click.argument("sweep", nargs=-1, metavar="[SWEEP]...")
 @click.option("--profile", default="quick", show_default=True)
 @into_folder
-def collect(sweep, profile, output_dir) -> None:
+@click.option("--table", help="Join the tables that the runs recorded under this name too, into NAME.csv.")
+def collect(sweep, profile, output_dir, table) -> None:
     """Write table.parquet and table.csv into each SWEEP: its folder or its notebook; default all of the profile.
 
     One row a finished run: its parameters, the numbers it recorded, whether each claim holds, a digest of its code,
-    and its circumstances.
+    and its circumstances. With --table, NAME.json says what the runs depend on.
     """
     folders = [tables.locate(each, profile, output_dir) for each in sweep]
     folders = folders or sorted((output_dir / profile).glob("*.sweep"))
@@ -171,6 +172,11 @@ def collect(sweep, profile, output_dir) -> None:
     for folder in folders:
         rows, columns = _save(folder)
         click.echo(f"{rows} runs, {columns} columns: {folder / 'table.parquet'} and .csv")
+        if table:
+            frame, about = tables.joined(folder, table)
+            write(folder / f"{table}.csv", frame.to_csv(index=False, float_format="%.5g"))
+            write(folder / f"{table}.json", json.dumps(about, indent=1))
+            click.echo(f"{len(frame)} rows of {table}: {folder / table}.csv and .json")
 
 
 @main.command("gallery")

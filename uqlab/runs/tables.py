@@ -3,6 +3,7 @@
 import json
 import os
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -91,6 +92,35 @@ def save(runs: Runs, sweep: Path) -> "DataFrame":
         frame.to_parquet(temporary)
     write(sweep / "table.csv", frame.to_csv(index=False))
     return frame
+
+
+def joined(sweep: Path, name: str) -> tuple["DataFrame", dict[str, Any]]:
+    """The tables that finished runs recorded under a name, one below the other, and what they depend on.
+
+    That is: the runs' parameters, code, packages and machines, hours, and the other numbers that they recorded.
+    """
+    import pandas
+
+    runs = read(sweep)
+    split = {
+        row["run"]: read_json(sweep / row["run"] / "results.json").get("tables", {}).get(name) for row in runs.rows
+    }
+    parts = [pandas.DataFrame(found["data"], columns=found["columns"]) for found in split.values() if found]
+    if not parts:
+        raise ValueError(f"no finished run in {sweep} has recorded a table {name!r}")
+    packages = [read_json(folder / "manifest.json")["packages"] for folder in folders]
+    seen = {column: _distinct(row.get(column) for row in runs.rows) for column in runs.parameters + runs.numbers}
+    about = {"runs": len(folders), "hours": round(sum(row["run_seconds"] for row in runs.rows) / 3600, 2)}
+    about |= {fact: _distinct(row[f"run_{fact}"] for row in runs.rows) for fact in ("device", "threads", "uqlab")}
+    about |= {"code": _distinct(row["code"] for row in runs.rows), "packages": _distinct(packages)}
+    about |= {"parameters": {column: seen[column] for column in runs.parameters}}
+    return pandas.concat(parts, ignore_index=True), about | {"recorded": {n: seen[n] for n in runs.numbers}}
+
+
+def _distinct(values: Iterable[Any]) -> Any:
+    """The value that all have, or the list of those that occur."""
+    found = [json.loads(text) for text in dict.fromkeys(json.dumps(value) for value in values if value is not None)]
+    return found[0] if len(found) == 1 else found
 
 
 def load(sweep: str | os.PathLike, *, profile: str = "quick", root: str | os.PathLike = "figures") -> "DataFrame":
