@@ -44,6 +44,30 @@ def test_table(project, computed):
     assert not list(report.folder.glob("*.tmp*"))
 
 
+def test_tables_of_all_runs_are_joined(project, computed):
+    report = sweeps.sweep("00", {"seed": "0:3"}, progress=False)
+    for outcome in report.outcomes[1:]:  # the first has recorded none
+        seed, manifest = outcome.parameters["seed"], read_json(outcome.folder / "manifest.json")
+        table = {"index": [0, 1], "columns": ["row", "value"], "data": [["a", seed / 3], ["b", None]]}
+        found = read_json(outcome.folder / "results.json") | {"tables": {"board": table}}
+        write(outcome.folder / "results.json", json.dumps(found))
+        manifest["files"]["results.json"] = sha256(outcome.folder / "results.json")
+        write(outcome.folder / "manifest.json", json.dumps(manifest | {"packages": {"torch": "2"}, "seconds": 1800}))
+    result = call("collect", "00", "--table", "board")
+    assert result.exit_code == 0, result.output
+    frame = pd.read_csv(report.folder / "board.csv")
+    assert frame.row.tolist() == ["a", "b"] * 2
+    assert frame.value[[0, 2]].tolist() == [0.33333, 0.66667]
+    assert frame.value[[1, 3]].isna().all()
+    about = read_json(report.folder / "board.json")
+    assert (about["runs"], about["hours"], about["packages"]) == (2, 1.0, {"torch": "2"})
+    assert about["parameters"]["seed"] == [1, 2]
+    assert about["parameters"]["width"] == 1.0
+    assert about["recorded"]["square"] == [1, 4]
+    with pytest.raises(ValueError, match=r"no finished run in .* has recorded a table 'bord'"):
+        tables.joined(report.folder, "bord")
+
+
 def test_table_in_a_notebook_is_found_beside_its_folder(project, computed, monkeypatch):
     sweeps.sweep("00", {"seed": "0:2"}, progress=False)
     monkeypatch.chdir(project / "notebooks")

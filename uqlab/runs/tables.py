@@ -102,17 +102,16 @@ def joined(sweep: Path, name: str) -> tuple["DataFrame", dict[str, Any]]:
     import pandas
 
     runs = read(sweep)
-    split = {
-        row["run"]: read_json(sweep / row["run"] / "results.json").get("tables", {}).get(name) for row in runs.rows
-    }
-    parts = [pandas.DataFrame(found["data"], columns=found["columns"]) for found in split.values() if found]
+    found = {row["run"]: read_json(sweep / row["run"] / "results.json")["tables"].get(name) for row in runs.rows}
+    parts = [pandas.DataFrame(table["data"], columns=table["columns"]) for table in found.values() if table]
     if not parts:
         raise ValueError(f"no finished run in {sweep} has recorded a table {name!r}")
-    packages = [read_json(folder / "manifest.json")["packages"] for folder in folders]
-    seen = {column: _distinct(row.get(column) for row in runs.rows) for column in runs.parameters + runs.numbers}
-    about = {"runs": len(folders), "hours": round(sum(row["run_seconds"] for row in runs.rows) / 3600, 2)}
-    about |= {fact: _distinct(row[f"run_{fact}"] for row in runs.rows) for fact in ("device", "threads", "uqlab")}
-    about |= {"code": _distinct(row["code"] for row in runs.rows), "packages": _distinct(packages)}
+    rows = [row for row in runs.rows if found[row["run"]]]
+    packages = [read_json(sweep / row["run"] / "manifest.json").get("packages") for row in rows]
+    seen = {column: _distinct(row.get(column) for row in rows) for column in runs.parameters + runs.numbers}
+    about = {"runs": len(rows), "hours": round(sum(row["run_seconds"] for row in rows) / 3600, 2)}
+    about |= {fact: _distinct(row[f"run_{fact}"] for row in rows) for fact in ("device", "threads", "uqlab")}
+    about |= {"code": _distinct(row["code"] for row in rows), "packages": _distinct(packages)}
     about |= {"parameters": {column: seen[column] for column in runs.parameters}}
     return pandas.concat(parts, ignore_index=True), about | {"recorded": {n: seen[n] for n in runs.numbers}}
 
