@@ -1,0 +1,30 @@
+"""The notebook that fills the larger board of page 13."""
+
+from pathlib import Path
+
+import pandas as pd
+
+import uqlab
+from uqlab import runs
+from uqlab.core.files import read_json
+
+SMALL = {
+    "network": "convolutional", "seeds": [3, 4], "members": 2, "train_limit": 40, "limit": 20, "held_out": 10,
+    "asked": 8, "settings": {"epochs": 1}, "scores": ["entropy", "mi"], "few": {"exgrad": 4}, "repeats": 1,
+    "pretraining": 1,
+}  # fmt: skip
+
+
+def test_rows_of_the_board_and_what_a_backbone_cannot_carry(tmp_path):
+    notebook = Path(uqlab.__file__).parents[1] / "notebooks" / "board.ipynb"
+    parameters = SMALL | {"methods": ["batch", "batch_additive", "dropkey"]}
+    results = read_json(runs.execute(notebook, parameters, folder=tmp_path / "run") / "results.json")
+    found = results["tables"]["board"]
+    table = pd.DataFrame(found["data"], columns=found["columns"])
+    assert table[["backbone", "method", "seed"]].to_numpy().tolist() == [["convolutional", "batch", s] for s in (3, 4)]
+    expected = {"nll_blurred", "soft_kl_ambiguous", "ece_scaled", "auroc_exgrad_letters", "fpr95_mi_kmnist-mini"}
+    assert expected <= set(table.columns)
+    assert not table.isna().any(axis=None)
+    left_out = results["numbers"]["left_out"]["convolutional"]
+    assert left_out.keys() == {"batch_additive", "dropkey"}
+    assert "no attention" in left_out["dropkey"]
