@@ -86,13 +86,17 @@ def untrained(backbone: nn.Module, seed: int = 0) -> nn.Module:
 def backbone(name: str, task: data.Dataset) -> nn.Module:
     """The pretrained network for the inputs and classes of `task`; its classifier is new.
 
-    name: a checkpoint of transformers, by name or folder; empty: `models.embedded()`, for grey images of 28 x 28.
+    name: a checkpoint of transformers, by name or folder; empty: `models.embedded()`, for grey images of 28 x 28. For
+        sounds it is an audio spectrogram transformer.
     """
     classes = len(task.classes)
     if isinstance(task.inputs, list):
         return models.from_pretrained(name, classes, task="text")
     if not name:
         return models.embedded(classes)
+    if "waves" in task.about:
+        network = models.from_pretrained(name, classes, task="sound")
+        return nn.Sequential(models.LogMel(network.config.max_length, data.LOG_MEL), network)  # type: ignore
     network, half = models.from_pretrained(name, classes), [0.5] * task.inputs.shape[1]
     config: Any = network.config
     size = config.image_size  # checkpoints of ViT scale images to -1 ... 1

@@ -297,7 +297,7 @@ def test_loading_is_silent(tmp_path, capfd):
     ("spoil", "classes", "task", "message"),
     [
         (lambda folder: None, 1, "text", "classes must be at least 2, got 1"),
-        (lambda folder: None, 2, "texts", 'task must be "image" or "text"'),
+        (lambda folder: None, 2, "texts", 'task must be "image", "sound" or "text"'),
         (lambda folder: None, 2, "image", "no checkpoint for AutoModelForImageClassification"),
         (lambda folder: (folder / "config.json").unlink(), 2, "text", "no checkpoint .* its config.json"),
         (lambda folder: (folder / "config.json").write_text("{"), 2, "text", "not a valid JSON"),

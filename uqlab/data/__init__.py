@@ -4,5 +4,6 @@ test = load("digits[0-6]"); ood = load("digits[7-9]"); far = load("cifar10", lim
 """
 
 from uqlab.data.datasets import Dataset, file, load, names
+from uqlab.data.sounds import LOG_MEL, RATE
 
-__all__ = ["Dataset", "file", "load", "names"]
+__all__ = ["LOG_MEL", "RATE", "Dataset", "file", "load", "names"]

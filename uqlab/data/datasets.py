@@ -4,7 +4,8 @@ import difflib
 import operator
 import os
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from uqlab.core.checks import one_of
-from uqlab.data import colour_images, grey_images, texts, weights  # noqa: F401  they fill SOURCES and FILES
+from uqlab.data import colour_images, grey_images, sounds, texts, weights  # noqa: F401  they fill SOURCES and FILES
 from uqlab.data.downloads import FILES, fetch
 from uqlab.data.embedded import EMBEDDED, FINE
 from uqlab.data.own import SUFFIXES, own
@@ -40,6 +41,7 @@ class Dataset:
     classes: tuple[str, ...]  # the name of each label
     label_probs: Float[Tensor, "samples classes"] | None = None  # soft ground truth, of which labels may be samples
     rendered: Int[Tensor, " samples"] | None = None  # rows of a set that `resize` can render in 28 x 28
+    about: Mapping[str, Tensor] = field(default_factory=dict)  # of sounds: "waves" [N, T] at RATE, and "fold" [N]
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -59,7 +61,8 @@ class Dataset:
             inputs = inputs[index]
         probs = None if self.label_probs is None else self.label_probs[index]
         rows = None if self.rendered is None else self.rendered[index]
-        return replace(self, inputs=inputs, labels=self.labels[index], label_probs=probs, rendered=rows)
+        about = {key: values[index] for key, values in self.about.items()}
+        return replace(self, inputs=inputs, labels=self.labels[index], label_probs=probs, rendered=rows, about=about)
 
     def resize(self, size: int, channels: int | None = None) -> "Dataset":
         """The set with images of size x size pixels, shrunk by area averages or enlarged bilinearly.
@@ -114,7 +117,7 @@ def load(
     one_of("split", split, ("train", "test"))
     if limit is not None and limit < 0:
         raise ValueError(f"limit must be 0 (all), None (all) or positive, got {limit}")
-    found: tuple[Any, Any, Any, Any]  # inputs, labels, classes, soft labels or None
+    found: tuple[Any, ...]  # inputs, labels, classes, soft labels or None; of sounds also what is known about each
     if base.endswith(SUFFIXES):
         found = own(Path(base).expanduser(), split)
     elif base in EMBEDDED:
@@ -128,7 +131,7 @@ def load(
     else:
         raise ValueError(f"{_unknown('data set', base, names())}, or the path of a file ({', '.join(SUFFIXES)})")
 
-    inputs, labels, classes, probs = found
+    inputs, labels, classes, probs, *more = found
     rows = np.arange(len(labels))
     if wanted is not None:
         rows = rows[_of_classes(full_name, labels, classes, probs, wanted)]
@@ -149,6 +152,7 @@ def load(
         classes,
         None if probs is None else torch.from_numpy(probs[rows]),
         torch.from_numpy(rows) if base in FINE else None,
+        {key: torch.from_numpy(values[rows]) for key, values in (more[0] if more else {}).items()},
     )
 
 

@@ -22,6 +22,7 @@ from sklearn.model_selection import train_test_split
 
 from uqlab.data.grey_images import FASHION, KUZUSHIJI
 from uqlab.data.readers import DIGITS
+from uqlab.data.sounds import sounds
 
 ASSETS = Path(__file__).parent / "assets"
 # Letters that a digit resembles are left out: D O Q o (0), I l i j (1), Z z (2), S s (5), G b (6), B (8),
@@ -207,4 +208,5 @@ EMBEDDED = {
     "ambiguous-mnist-mini": ambiguous_mnist_mini,
     "fashion-mini": partial(mini, "fashion-mini", FASHION),
     "kmnist-mini": partial(mini, "kmnist-mini", KUZUSHIJI),
+    "sounds": sounds,
 }

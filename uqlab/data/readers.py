@@ -8,6 +8,7 @@ reader takes `(split, root)` and returns `(inputs, labels, classes, label_probs)
 import csv
 import math
 import tarfile
+import wave
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from uqlab.data.downloads import FILES, fetch, places, remotes
 Reader = Callable[[str, Path], Any]
 SOURCES: dict[str, Reader] = {}  # name of a set -> its reader
 DIGITS = tuple("0123456789")
+BROKEN = (ValueError, TypeError, KeyError, OSError, EOFError, zlib.error, zipfile.BadZipFile, csv.Error, wave.Error)
 
 
 def source(name: str, *files: Any, folder: str | None = None, also: Sequence[str] = ()) -> Callable[[Reader], Reader]:
@@ -41,7 +43,7 @@ def reading(path: Path):
     """Turn whatever goes wrong while a file is read into one ValueError that names it."""
     try:
         yield
-    except (ValueError, TypeError, KeyError, OSError, EOFError, zlib.error, zipfile.BadZipFile, csv.Error) as error:
+    except BROKEN as error:
         raise ValueError(f"{path} cannot be read: {error}. Delete or replace it.") from error
 
 

@@ -55,6 +55,23 @@ class Standardize(nn.Module):
         return (x - self.mean) / self.std
 
 
+class LogMel(nn.Module):
+    """Spectrograms as an audio spectrogram transformer takes them (Gong et al. 2021), `length` frames long.
+
+    [batch, 1, mels, frames] in [0, 1], low tones below -> [batch, length, mels], standardised as for AudioSet; what is
+    missing in the end is filled as `ASTFeatureExtractor` of transformers does. scale: the logarithms that 0 and 1 mean.
+    """
+
+    def __init__(self, length: int, scale: tuple[float, float]):
+        super().__init__()
+        self.length, self.scale = length, scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        low, high = self.scale
+        x = x[:, 0].flip(1).mT[:, : self.length] * (high - low) + low  # [batch, frames, mels]
+        return (F.pad(x, (0, 0, 0, self.length - x.shape[1])) + 4.2677393) / (2 * 4.5689974)
+
+
 def wide_resnet(depth: int = 28, width: int = 1, classes: int = 10, channels: int = 3) -> nn.Sequential:
     """Wide-ResNet, depth 6 n + 4, without dropout for [batch, channels, 32, 32] (Zagoruyko & Komodakis 2016)."""
     if depth < 10 or (depth - 4) % 6 or width < 1:

@@ -25,7 +25,8 @@ def from_pretrained(name_or_folder: str | os.PathLike, classes: int, task: str =
     """A pretrained network of transformers that returns logits [batch, classes], by hub name or from a local folder.
 
     task: "image", any model for image classification (ViT, CLIP's vision half, ...) on [batch, channels, height,
-        width], scaled as its pretraining scaled them (`Standardize`); "text", an encoder like BERT as `TextClassifier`.
+        width], scaled as its pretraining scaled them (`Standardize`); "sound", an audio spectrogram transformer on
+        [batch, frames, mels] (`LogMel`); "text", an encoder like BERT as `TextClassifier`.
 
     The checkpoint's classifier is kept if it has `classes` outputs; else a new one is drawn from torch's global seed.
     Where the checkpoint has no trained pooler for texts, the classifier sees the mean of the tokens, or the first token
@@ -34,14 +35,14 @@ def from_pretrained(name_or_folder: str | os.PathLike, classes: int, task: str =
 
     Raises ValueError for a checkpoint that does not fit, OSError for one out of reach.
     """
-    one_of("task", task, ("image", "text"))
+    one_of("task", task, ("image", "sound", "text"))
     at_least("classes", classes, 2)
     name = os.fspath(name_or_folder)
     local = Path(name).expanduser().is_dir()
     source = os.path.expanduser(name) if local else name
     with _quiet(progress=not local):
         try:
-            model = (_images if task == "image" else _texts)(source, classes, local)
+            model = {"image": _images, "sound": _sounds, "text": _texts}[task](source, classes, local)
         except (OSError, SafetensorError) as error:
             todo = "give a folder of safetensors that save_pretrained wrote; pickled weights could run code"
             if local:
@@ -122,6 +123,16 @@ def _images(source: str, classes: int, local: bool) -> nn.Module:
     from transformers import AutoModelForImageClassification
 
     model, new = _load(AutoModelForImageClassification, source, classes, local)
+    _check_complete(source, model, new)
+    return plain_logits(model)
+
+
+def _sounds(source: str, classes: int, local: bool) -> nn.Module:
+    from transformers import AutoModelForAudioClassification
+
+    model, new = _load(AutoModelForAudioClassification, source, classes, local)
+    if model.config.model_type != "audio-spectrogram-transformer":
+        raise ValueError(f"{source} takes waves; for sounds give an audio spectrogram transformer (AST)")
     _check_complete(source, model, new)
     return plain_logits(model)
 
