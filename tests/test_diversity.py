@@ -10,7 +10,7 @@ import torch
 from scipy.spatial.distance import jensenshannon
 from torch import nn
 
-from uqlab import diversity, ensembles, heads, models
+from uqlab import diversity, ensembles, heads, metrics, models
 
 
 def make_logits(members=5, batch=40, classes=4, seed=0):
@@ -42,6 +42,12 @@ def test_disagreement_equals_a_loop():
     votes = z.argmax(-1).numpy()
     plain = np.array([[np.mean(votes[i] != votes[j]) for j in range(5)] for i in range(5)])
     assert np.allclose(diversity.disagreement(z), plain)
+    mean = np.mean([plain[i, j] for i in range(5) for j in range(5) if i != j])
+    assert diversity.mean_pair(diversity.disagreement(z)) == pytest.approx(mean)
+    assert metrics.interval([z], torch.zeros(40, dtype=torch.long), "disagreement", repeats=9).mean == pytest.approx(
+        mean
+    )
+    assert metrics.interval([z[:1]], torch.zeros(40, dtype=torch.long), "disagreement", repeats=9) == (0, 0, 0)
 
 
 def test_js_divergence_equals_scipy_and_its_bounds():

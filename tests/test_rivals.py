@@ -5,7 +5,7 @@ import torch
 from sklearn.covariance import LedoitWolf
 from sklearn.neighbors import NearestNeighbors
 
-from uqlab import data, rivals
+from uqlab import data, metrics, rivals
 
 
 def test_accuracies_of_digits():
@@ -22,6 +22,15 @@ def test_distance_is_mahalanobis_with_the_shrunk_covariance():
     scores = rivals.ood_scores(train, test)
     expected = LedoitWolf().fit(train.flatten(1).double().numpy()).mahalanobis(test.flatten(1).double().numpy())
     np.testing.assert_allclose(scores["Mahalanobis distance of pixels"], expected)
+
+
+def test_aurocs_of_several_sets():
+    train, test, far = torch.randn(50, 1, 3, 4), torch.randn(40, 1, 3, 4), torch.randn(30, 1, 3, 4) + 3
+    found = rivals.aurocs(train, test, {"near": torch.randn(30, 1, 3, 4), "far": far})
+    pixels = (rivals.ood_scores(train, x)["Mahalanobis distance of pixels"] for x in (test, far))
+    assert found["far"]["Mahalanobis distance of pixels"] == metrics.ood_detection(*pixels).auroc > 0.99
+    assert 0.3 < found["near"]["Mahalanobis distance of pixels"] < 0.7
+    assert found["near"]["random order"] == found["far"]["random order"] != 0.5
 
 
 def test_pixels_that_never_vary_are_no_obstacle_and_chance_repeats():

@@ -45,6 +45,11 @@ def js_divergence(logits: Logits) -> Pairs:
     return (total + total.T).clamp(min=0) / batch
 
 
+def mean_pair(pairs: Pairs) -> float:
+    """The mean over pairs of different members."""
+    return ((pairs.sum() - pairs.trace()) / (pairs.numel() - len(pairs))).item()
+
+
 def variation_ratio(logits: Logits) -> Float[Tensor, " batch"]:
     """For each input, the share of members that do not predict the most frequent class (Freeman 1965)."""
     check_logits(logits)
@@ -74,7 +79,7 @@ def diversity_score(ensemble: Ensemble) -> float:
     if ensemble.members < 2:
         raise ValueError("diversity needs at least two members, got 1")
     pairs = torch.stack([member_weights(ensemble, name).flatten(1).double().corrcoef() for name in names]).mean(0)
-    return 1 - ((pairs.sum() - pairs.trace()) / (pairs.numel() - len(pairs))).item()
+    return 1 - mean_pair(pairs)
 
 
 def layer_names(ensemble: Ensemble, target: str | None = None, default: str = PROJECTIONS) -> list[str]:

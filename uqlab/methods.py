@@ -224,6 +224,11 @@ class Method(NamedTuple):
     fit: Mapping[str, Any] = {}  # settings of training.fit, where they are not FIT's
     finish: Callable[..., Ensemble] = _as_is  # (trained, task, **options)
 
+    @property
+    def look(self) -> dict[str, str]:
+        """How its line is drawn: `plots.curve(x, y, **METHODS["lora"].look)`."""
+        return {"label": self.label, "color": self.color, "marker": self.marker}
+
 
 _ANY, _LINEAR, _LEARNED = frozenset(), frozenset({"linear layers"}), frozenset({"linear layers", "pretraining"})
 _LORA, _PLUS = _implicit(ensembles.lora, gain=4.0), _implicit(ensembles.batch, additive=True)

@@ -282,15 +282,17 @@ def interval(
 ) -> Interval:  # fmt: skip
     """A measure and its percentile bootstrap interval over the inputs.
 
+    measure: "accuracy", "nll", "brier", or "disagreement": the share of pairs of members that predict two classes.
     runs: one or several logits [members, samples, classes], over which each input's value is averaged.
     than: others, for the same inputs. The result is then the first mean minus theirs, and the interval is paired: both
         see the same resamples. It does not know what other seeds of training would change.
     """
-    one_of("measure", measure, ("accuracy", "nll", "brier"))
+    one_of("measure", measure, ("accuracy", "nll", "brier", "disagreement"))
     by_input = {
         "accuracy": lambda z: _confidence(z, labels, "probabilities")[1],
         "nll": lambda z: -log_prediction(z).gather(1, class_labels(labels, *z.shape[1:])[:, None])[:, 0],
         "brier": lambda z: _residuals(z, labels, "probabilities")[1].square().sum(1),
+        "disagreement": _disagreement,
     }[measure]
     values, others = (torch.stack([by_input(z) for z in each]).mean(0) for each in (runs, than or runs))
     values = values if than is None else values - others
@@ -338,6 +340,13 @@ def _residuals(logits: Tensor, labels: Tensor, pool: Pool) -> tuple[Tensor, Tens
     log_p, labels = _predict(logits, labels, pool)
     p = log_p.exp()
     return p, p - torch.nn.functional.one_hot(labels, p.shape[1])
+
+
+def _disagreement(logits: Tensor) -> Tensor:
+    """The share of ordered pairs of members that predict different classes, [N]."""
+    check_logits(logits)
+    votes = torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).sum(0).double()  # [N, C]
+    return (votes * (len(logits) - votes)).sum(1) / max(1, len(logits) * (len(logits) - 1))
 
 
 def _binned_gap(confidence: Tensor, gaps: Tensor, bins: int) -> Tensor:

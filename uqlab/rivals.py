@@ -1,5 +1,7 @@
 """Simple rivals: what the pixels alone can do, without any network. Every page shows them beside its methods."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from jaxtyping import Float, Integer
@@ -7,6 +9,8 @@ from sklearn.covariance import ledoit_wolf
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
+
+from uqlab import metrics
 
 Inputs = Float[Tensor, "samples ..."]
 
@@ -36,6 +40,17 @@ def ood_scores(train: Inputs, inputs: Float[Tensor, "others ..."], seed: int = 0
         "Mahalanobis distance of pixels": apart.square().sum(1).numpy(),
         "random order": np.random.default_rng(seed).random(len(inputs)),
     }
+
+
+def aurocs(
+    train: Inputs, test: Float[Tensor, "others ..."], others: Mapping[str, Tensor], seed: int = 0
+) -> dict[str, dict[str, float]]:
+    """How well these scores tell each of the other sets from the test set: name of the set -> name of the score."""
+    inside, found = ood_scores(train, test, seed), {}
+    for name, inputs in others.items():
+        outside = ood_scores(train, inputs, seed + 1)
+        found[name] = {score: metrics.ood_detection(inside[score], outside[score]).auroc for score in inside}
+    return found
 
 
 def shrunk_root(values: Float[Tensor, "samples width"]) -> Float[Tensor, "width width"]:
