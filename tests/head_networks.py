@@ -11,6 +11,7 @@ from transformers import (
     BertModel,
     CLIPConfig,
     CLIPForImageClassification,
+    CLIPModel,
     CLIPTextConfig,
     CLIPTextModel,
     DistilBertConfig,
@@ -67,10 +68,27 @@ MAKERS = {
 EVERY = pytest.mark.parametrize("name", MAKERS)
 
 
+def clip_model():
+    """CLIP with three layers for texts and two for images."""
+    text = {**SIZES, "vocab_size": 50, "max_position_embeddings": 12, "eos_token_id": 49}
+    vision = {**SIZES, "num_hidden_layers": 2, "image_size": 8, "patch_size": 4, "num_channels": 1}
+    return strong(CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)))
+
+
+def two_towers():
+    """It, with four prompts of several lengths."""
+    prompts = [[1, 7, 3, 49, 0, 0], [1, 9, 9, 4, 2, 49], [1, 30, 49, 0, 0, 0], [1, 5, 6, 7, 49, 0]]
+    return models.clip_zero_shot(clip_model(), torch.tensor(prompts))
+
+
 def make(name="vit", seed=0):
     """A network in float64 whose attention is far from uniform and whose heads differ strongly."""
     torch.manual_seed(seed)
-    model = MAKERS[name]().double().eval()
+    return strong(MAKERS[name]())
+
+
+def strong(model):
+    model = model.double().eval()
     with torch.no_grad():
         for key, p in model.named_parameters():
             if p.ndim == 2 and "embed" not in key:

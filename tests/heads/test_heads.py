@@ -7,7 +7,7 @@ import pytest
 import torch
 from head_networks import CLASSES, EVERY, HEADS, LAYERS, SETS, call, inputs, labels, make
 from torch import nn
-from transformers import CLIPConfig, CLIPModel, LlamaConfig, LlamaForSequenceClassification
+from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from uqlab import ensembles, heads, models, training
 from uqlab.heads.attention import attentions
@@ -255,8 +255,7 @@ def test_multiply_adds_by_hand():
 
 # Bad input ------------------------------------------------------------------------------------------------------------
 def two_encoders():
-    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    return CLIPModel(CLIPConfig(vision_config={**small, "image_size": 8, "patch_size": 4}, text_config=small))
+    return nn.Sequential(make(), make())
 
 
 def shared_keys():
@@ -272,7 +271,11 @@ def shared_keys():
     [
         (lambda: models.mlp(4), ValueError, "Sequential has no attention whose heads can be told apart"),
         (lambda: nn.TransformerEncoderLayer(8, 2), ValueError, "TransformerEncoderLayer has no attention"),
-        (two_encoders, ValueError, "CLIPModel holds 2 stacks of layers .*text_model.encoder.layers, vision_model"),
+        (
+            two_encoders,
+            ValueError,
+            "Sequential holds 2 stacks of layers .*0.vit.layers, 1.*two towers",
+        ),
         (shared_keys, ValueError, r"heads of model.layers.0.self_attn cannot be taken apart.*\[16, 8, 8, 16\]"),
         (lambda: ensembles.from_members([make()]), TypeError, "one torch module.*ensemble.member"),
         (lambda: "vit", TypeError, "one torch module, got str"),

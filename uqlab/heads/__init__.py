@@ -2,10 +2,10 @@
 
 After Hydra Ensembles (Gabetni et al. 2025). Heads are pairs (layer, head), counted from 0. The models are transformers'
 ViT, CLIP's image or text encoder, BERT and its kin and DistilBERT, alone or inside a network that returns logits
-[batch, classes].
+[batch, classes]. Of CLIP as a whole, such as `models.ZeroShot`, heads are ("text" or "vision", layer, head).
 """
 
-from uqlab.heads.attention import count_heads, shape
+from uqlab.heads.attention import count_heads, shape, towers
 from uqlab.heads.circuits import Circuit, greedy_circuit
 from uqlab.heads.features import Separation, head_features, separation
 from uqlab.heads.fusion import FusedEnsemble, fuse
@@ -14,5 +14,5 @@ from uqlab.heads.pruning import ablate, multiply_adds, prune
 
 __all__ = [
     "Circuit", "FusedEnsemble", "Separation", "ablate", "count_heads", "fuse", "greedy_circuit", "head_features",
-    "multiply_adds", "prune", "sample_heads", "separation", "shape", "taylor_heads", "taylor_scores",
+    "multiply_adds", "prune", "sample_heads", "separation", "shape", "taylor_heads", "taylor_scores", "towers",
 ]  # fmt: skip

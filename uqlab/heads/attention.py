@@ -1,5 +1,6 @@
 """Where the attention projections of a transformer are, which rows and columns belong to which head, and its inputs."""
 
+import itertools
 import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -14,7 +15,9 @@ from uqlab.core.modules import Inputs, call, like_parameters, logits_of, map_ten
 # The names of the query, key and value projections in ViT and CLIP, in BERT and its kin, and in DistilBERT.
 _NAMES = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q_lin", "k_lin", "v_lin"))
 _OUTPUTS = ("o_proj", "out_proj", "out_lin")
-Head = tuple[int, int]  # layer, head
+_TOWERS = {"text": "text", "text_model": "text", "vision": "vision", "vision_model": "vision"}
+Head = tuple[int, int] | tuple[str, int, int]  # layer, head; in a network of two towers: tower, layer, head
+Place = tuple[int, int]  # the number of an attention among all of a network, head
 
 
 class Attention(NamedTuple):
@@ -26,6 +29,7 @@ class Attention(NamedTuple):
     output: str  # the output projection, inside `name` or beside it
     size: int  # features of a head
     heads: int
+    tower: str = ""  # "text" or "vision" in a network that has both
 
     @property
     def inside(self) -> bool:
@@ -38,7 +42,7 @@ class Attention(NamedTuple):
 
 
 def attentions(model: nn.Module) -> list[Attention]:
-    """The attention of every layer, from the first to the last; raises the errors of `shape`."""
+    """The attention of every layer, from the first to the last, text before vision; raises the errors of `shape`."""
     one_network(model, "uqlab.heads")
     modules = dict(model.named_modules())
     found = [attention for name in modules if (attention := _attention(name, modules)) is not None]
@@ -48,10 +52,14 @@ def attentions(model: nn.Module) -> list[Attention]:
             "projections q_proj, k_proj, v_proj and o_proj or out_proj, or query, key, value and output.dense, or "
             "q_lin, k_lin, v_lin and out_lin, as transformers' ViT, CLIP, BERT and DistilBERT have"
         )
-    stacks = Counter(attention.layer.rpartition(".")[0] for attention in found)
+    stacks = {attention.layer.rpartition(".")[0]: "" for attention in found}
     if len(stacks) > 1:
-        names = ", ".join(stacks)
-        raise ValueError(f"{type(model).__name__} holds {len(stacks)} stacks of layers ({names}); give one of them")
+        stacks = {each: next((_TOWERS[part] for part in each.split(".") if part in _TOWERS), "") for each in stacks}
+        if sorted(stacks.values()) != ["text", "vision"]:
+            kind, names = type(model).__name__, ", ".join(stacks)
+            raise ValueError(f"{kind} holds {len(stacks)} stacks of layers ({names}); give one, or CLIP's two towers")
+        found = [each._replace(tower=stacks[each.layer.rpartition(".")[0]]) for each in found]
+        found.sort(key=lambda attention: attention.tower)
     if len({attention.layer for attention in found}) < len(found):
         raise ValueError(f"{type(model).__name__} has layers with several attentions; give an encoder")
     return found
@@ -60,15 +68,27 @@ def attentions(model: nn.Module) -> list[Attention]:
 def shape(model: nn.Module) -> tuple[int, int]:
     """(layers, heads); the layers of a pruned model differ, and the heads are those of the layer that has most.
 
-    Raises TypeError unless the model is one network, ValueError unless it has one stack of layers with separable heads.
+    The layers of two towers are counted together. Raises TypeError unless the model is one network, ValueError unless
+    it has one stack of layers with separable heads, or a text and a vision tower.
     """
     counts = count_heads(model)
     return len(counts), max(counts)
 
 
 def count_heads(model: nn.Module) -> list[int]:
-    """The number of heads of each layer; raises the errors of `shape`."""
+    """The number of heads of each layer, text before vision; raises the errors of `shape`."""
     return [attention.heads for attention in attentions(model)]
+
+
+def towers(model: nn.Module) -> dict[str, range]:
+    """Which rows of scores [layers, heads] belong to "text" and which to "vision"; of one stack of layers all to ""."""
+    return _rows(attentions(model))
+
+
+def _rows(found: list[Attention]) -> dict[str, range]:
+    counts = Counter(attention.tower for attention in found)
+    ends = itertools.accumulate(counts.values())
+    return {tower: range(end - count, end) for (tower, count), end in zip(counts.items(), ends, strict=True)}
 
 
 def _attention(name: str, modules: Mapping[str, nn.Module]) -> Attention | None:
@@ -103,20 +123,39 @@ def linear(model: nn.Module, name: str) -> nn.Linear:
     return part
 
 
-def check_heads(found: list[Attention], heads: Iterable[Head]) -> list[Head]:
-    """The heads as pairs of int; TypeError for what is no pair, ValueError for heads that are absent or given twice."""
+def check_heads(found: list[Attention], heads: Iterable[Head]) -> list[Place]:
+    """Where the heads are; TypeError for what is no head's address, ValueError for heads absent or given twice."""
+    rows = _rows(found)
+    what = "pairs of integers (layer, head), such as [(0, 3), (2, 1)]"
+    if len(rows) > 1:
+        what = '(tower, layer, head), such as [("vision", 0, 3), ("text", 2, 1)]'
     try:
-        pairs = [(operator.index(layer), operator.index(head)) for layer, head in heads]
+        given: list[Any] = [tuple(head) for head in heads]
+        split = [head if len(rows) > 1 else ("", *head) for head in given]
+        addresses = [(tower, operator.index(layer), operator.index(head)) for tower, layer, head in split]
     except (TypeError, ValueError) as error:
-        raise TypeError("heads must be pairs of integers (layer, head), such as [(0, 3), (2, 1)]") from error
-    for layer, head in pairs:
-        if not 0 <= layer < len(found):
-            raise ValueError(f"head ({layer}, {head}): there are layers 0 to {len(found) - 1}")
-        if not 0 <= head < found[layer].heads:
-            raise ValueError(f"head ({layer}, {head}): layer {layer} has {found[layer].heads} heads, counted from 0")
-    if twice := [pair for pair, count in Counter(pairs).items() if count > 1]:
+        raise TypeError(f"heads must be {what}") from error
+    places = []
+    for own, (tower, layer, head) in zip(given, addresses, strict=True):
+        if tower not in rows:
+            raise ValueError(f"head {own}: the towers are {' and '.join(rows)}")
+        if not 0 <= layer < len(rows[tower]):
+            raise ValueError(f"head {own}: there are layers 0 to {len(rows[tower]) - 1}")
+        count = found[rows[tower][layer]].heads
+        if not 0 <= head < count:
+            raise ValueError(f"head {own}: layer {layer} has {count} heads, counted from 0")
+        places.append((rows[tower][layer], head))
+    if twice := [own for own, place in zip(given, places, strict=True) if places.count(place) > 1]:
         raise ValueError(f"head {twice[0]} is given more than once")
-    return pairs
+    return places
+
+
+def addresses(found: list[Attention], places: Iterable[Place]) -> list[Head]:
+    """The heads at these places: the inverse of `check_heads`."""
+    rows = _rows(found)
+    if len(rows) == 1:
+        return [*places]
+    return [(found[row].tower, row - rows[found[row].tower].start, head) for row, head in places]
 
 
 class Headless(nn.Module):

@@ -22,15 +22,15 @@ from uqlab.core.checks import at_least, count_samples, one_of
 from uqlab.core.devices import arithmetic
 from uqlab.core.files import fingerprint, writing
 from uqlab.core.modules import Inputs
-from uqlab.heads.attention import Head, attentions, check_labels, take
-from uqlab.heads.leave_one_out import Search
+from uqlab.heads.attention import Head, Place, addresses, attentions, check_labels, take
+from uqlab.heads.leave_one_out import Search, TowerSearch, search_of
 from uqlab.metrics import ood_detection
 
 WRITE_EVERY = 60.0  # seconds within a step
 
 
 class Circuit(list[Head]):
-    """Heads (layer, head) in the order of their removal, with the scores that led to it.
+    """Heads in the order of their removal, with the scores that led to it.
 
     start: the score with all heads. scores: in each step, the score without the heads that were removed before and
     without this one; NaN for heads that were not tried. The head with the highest score is removed.
@@ -58,7 +58,8 @@ def greedy_circuit(
 
     In every step each remaining head is left out in turn, and the head without which the score is highest is removed
     for good; of equal scores, the head with the lowest (layer, head). The heads that stay are the circuit: CircAcc,
-    CircOOD or CircAvg. All heads of a layer may go: the residual connection carries the layer's input past it.
+    CircOOD or CircAvg. All heads of a layer may go: the residual connection carries the layer's input past it. Of a
+    `ZeroShot` both towers are searched together; without a head of the text tower only the prompts are encoded again.
 
     model: returns logits [batch, classes]; it is used in evaluation mode and is not changed.
     id_inputs [id, ...], id_labels, ood_inputs [ood, ...]: validation data in and out of distribution; tensors, or
@@ -85,7 +86,7 @@ def greedy_circuit(
         raise ValueError(f'score="{score}" needs {"id_labels" if id_labels is None else "ood_inputs"}, got None')
     sets = [id_inputs] if score == "acc" or ood_inputs is None else [id_inputs, ood_inputs]
     counts = [count_samples(inputs) for inputs in sets]
-    search = Search(model, take(model, id_inputs, slice(2)))
+    search = search_of(model, take(model, id_inputs, slice(2)))
     labels = None if score == "ood" or id_labels is None else check_labels(search.network, id_inputs, id_labels)
 
     state = _State(checkpoint, checkpoint and [score, precision, fingerprint(search.network, *sets, labels)])
@@ -100,7 +101,7 @@ def greedy_circuit(
     threads = torch.get_num_threads() if where.type == "cpu" else 1
     size = batch_size or min(search.rows, -(-sum(counts) // threads))
 
-    def tried(heads: list[Head], inputs: Inputs, rows: slice, view: Search) -> tuple[Tensor, Tensor]:
+    def tried(heads: list[Place], inputs: Inputs, rows: slice, view: Search | TowerSearch) -> tuple[Tensor, Tensor]:
         """For the network and without each head: uncertainty [1 + heads, batch], correct answers [1 + heads]."""
         uncertainty = torch.empty(1 + len(heads), rows.stop - rows.start, dtype=torch.float64)
         hits = torch.zeros(1 + len(heads), dtype=torch.int64)
@@ -129,11 +130,13 @@ def greedy_circuit(
                 grid[head] = value
             state.end(whole, grid)
             search.remove(*state.order()[-1])
-    return Circuit(state.order()[:budget], state.start, torch.stack(state.scores[:budget]))
+    return Circuit(addresses(found, state.order()[:budget]), state.start, torch.stack(state.scores[:budget]))
 
 
 @contextlib.contextmanager
-def _in_threads(search: Search, threads: int) -> Iterator[Callable[[list[Callable[[Search], Any]]], Iterator[Any]]]:
+def _in_threads(
+    search: Search | TowerSearch, threads: int
+) -> Iterator[Callable[[list[Callable[[Any], Any]]], Iterator[Any]]]:
     """A function that gives the results of jobs in order; every thread has its own view of the search.
 
     Batches in several threads are faster than products that are split over several cores: those wait for the slowest.
@@ -188,7 +191,7 @@ class _State:
         if path is not None and os.path.exists(path):
             self._read(path)
 
-    def order(self) -> list[Head]:
+    def order(self) -> list[Place]:
         """The heads that the finished steps removed: in each step the highest score, of equal scores the first."""
         return [divmod(int(step.nan_to_num(-math.inf).argmax()), step.shape[1]) for step in self.scores]
 

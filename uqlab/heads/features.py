@@ -19,12 +19,14 @@ def head_features(
     """What each head of a layer gives the first token, the class token, before the output projection (Hydra, B.2).
 
     In evaluation mode and in the model's precision, on the CPU. A negative layer counts from the last. Raises
-    ValueError for a layer that does not exist or has no heads left.
+    ValueError for a layer that does not exist, has no heads left, or belongs to a text tower.
     """
     found = attentions(model)
     if not -len(found) <= operator.index(layer) < len(found):
         raise ValueError(f"layer must be {-len(found)} to {len(found) - 1}, got {layer}")
     attention = found[layer]
+    if attention.tower == "text":
+        raise ValueError(f"layer {layer} is one of the text tower, which has no class token")
     if not attention.heads:
         raise ValueError(f"layer {layer} has no heads left")
     at_least("batch_size", batch_size)

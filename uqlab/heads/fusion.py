@@ -16,6 +16,7 @@ from uqlab.core.modules import Inputs, first_tensor, map_tensors, trained_like
 from uqlab.ensembles import Ensemble, FoldedEnsemble, MemberLayerNorm, MemberLinear, own_dropout
 from uqlab.heads.attention import Attention, attentions, linear
 from uqlab.heads.grouped import AppliedProjection, GroupedAttention
+from uqlab.models import ZeroShot
 
 
 class FusedEnsemble(FoldedEnsemble):
@@ -54,9 +55,34 @@ class FusedEnsemble(FoldedEnsemble):
         return max(1, min(batch, int(devices.FUSED_CACHE / max(1, self.members * self._bytes_of_input[key]))))
 
 
+class FusedTowers(Ensemble):
+    """Pruned versions of one `ZeroShot`: their text towers are fused, and their vision towers."""
+
+    def __init__(self, text: FoldedEnsemble, vision: FoldedEnsemble, scale: Tensor, prompts: Tensor, source: str):
+        super().__init__(text.member_ids)
+        self.text, self.vision, self.name = text, vision, source
+        self.scale = nn.Parameter(scale.detach())  # [members, 1, 1]
+        self.register_buffer("prompts", prompts)
+
+    def forward_members(self, x: Inputs) -> Tensor:
+        return self.scale.exp() * self.vision.forward_members(x) @ self.text(self.prompts).mT
+
+    def member(self, index: int) -> ZeroShot:
+        towers = self.text.member(index), self.vision.member(index)
+        scale = nn.Parameter(self.scale.detach()[index, 0, 0].clone())
+        return ZeroShot(*towers, scale, self.get_buffer("prompts"), self.name).train(self.training)
+
+    def shard(self, rows: slice) -> "FusedTowers":
+        towers = self.text.shard(rows), self.vision.shard(rows)
+        return FusedTowers(*towers, self.scale[rows], self.get_buffer("prompts"), self.name).train(self.training)
+
+    def shared_parameters(self) -> dict[nn.Parameter, int]:
+        return self.text.shared_parameters() | self.vision.shared_parameters()
+
+
 def fuse(
     models: Sequence[nn.Module] | Ensemble, *, norms: Literal["independent", "merged"] = "independent"
-) -> FusedEnsemble:
+) -> FusedEnsemble | FusedTowers:
     """An ensemble of pruned versions of one transformer that predicts in one pass (Hydra, 4.2, eqs. 4-7).
 
     models: the members, pruned (`prune`) differently and perhaps fine-tuned since. They are copied.
@@ -66,7 +92,8 @@ def fuse(
     classifier. All members share the rest, which is the mean of theirs: the MLPs, and the embeddings, which are equal
     unless they were trained. The paper does not specify LayerNorms, classifiers and embeddings. These choices reproduce
     its number of parameters, 4 M H_l / H d^2 + 8 d^2 for a layer, and they make the ensemble exact where the members
-    have equal MLPs. Multiply-adds are those of the pruned members together: fusing saves passes and memory.
+    have equal MLPs. Multiply-adds are those of the pruned members together: fusing saves passes and memory. Of
+    `ZeroShot`s the text towers are fused, and the vision towers.
 
     Raises ValueError for no members, for members of different depth, width, head size or classes, and for attention
     that is more than softmax(Q K^T / sqrt(size)) V; TypeError for members that are not networks.
@@ -75,6 +102,8 @@ def fuse(
     if not members:
         raise ValueError("fuse needs at least one model, got an empty list")
     one_of("norms", norms, ("independent", "merged"))
+    if all(isinstance(model, ZeroShot) for model in members):
+        return _fuse_towers(members, norms)
     found = [attentions(model) for model in members]
     _check_alike(members, found)
     network = copy.deepcopy(members[0])
@@ -97,6 +126,15 @@ def fuse(
             network.set_submodule(attention.output, AppliedProjection(grouped))
     own_dropout(network, len(members))
     return FusedEnsemble(network, range(len(members))).train(members[0].training)
+
+
+def _fuse_towers(members: Sequence[Any], norms: Literal["independent", "merged"]) -> FusedTowers:
+    first = members[0]
+    if not all(torch.equal(first.prompts, each.prompts) for each in members):
+        raise ValueError("the members have different prompts; only pruned versions of one model fuse")
+    text, vision = (fuse([getattr(each, tower) for each in members], norms=norms) for tower in ("text", "vision"))
+    scale = torch.stack([each.scale for each in members])[:, None, None]
+    return FusedTowers(text, vision, scale, first.prompts, first.name).train(first.training)  # type: ignore[arg-type]
 
 
 def _check_alike(models: Sequence[nn.Module], found: Sequence[list[Attention]]) -> None:

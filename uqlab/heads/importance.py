@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from uqlab.core.checks import at_least, count_samples, one_of
 from uqlab.core.modules import Inputs, frozen
 from uqlab.ensembles import member_seed
-from uqlab.heads.attention import Head, attentions, check_labels, count_heads, linear, run, take
+from uqlab.heads.attention import Head, Place, addresses, attentions, check_labels, linear, run, take
 from uqlab.heads.pruning import ablate
 
 
@@ -39,14 +39,16 @@ def taylor_heads(
 ) -> list[Head]:
     """The heads that Taylor pruning removes, the least important first.
 
-    scope: "layer": `remove` is how many heads each layer loses, one number or one for each layer. The layers are pruned
-        from first to last, and the scores are recomputed without the heads that earlier layers lost (Hydra, D.1.1).
+    scope: "layer": `remove` is how many heads each layer loses, one number or one for each layer (of two towers: text
+        before vision). The layers are pruned from first to last, and the scores are recomputed without the heads that
+        earlier layers lost (Hydra, D.1.1).
         "model": `remove` is how many heads the whole model loses, by scores that are computed once (B.2; the paper does
         not say whether it recomputes them there).
 
     Of equal scores the lowest (layer, head) goes first. Raises ValueError for more heads than there are.
     """
-    counts = count_heads(model)
+    found = attentions(model)
+    counts = [attention.heads for attention in found]
     one_of("scope", scope, ("layer", "model"))
     if scope == "model":
         if isinstance(remove, Sequence):
@@ -56,17 +58,17 @@ def taylor_heads(
             raise ValueError(f"remove must be 0 to {sum(counts)}, the number of heads, got {total}")
         scores = taylor_scores(model, inputs, labels, batch_size=batch_size)
         every = [(layer, head) for layer, count in enumerate(counts) for head in range(count)]
-        return sorted(every, key=lambda pair: scores[pair].item())[:total]
+        return addresses(found, sorted(every, key=lambda pair: scores[pair].item())[:total])
     wanted = list(remove) if isinstance(remove, Sequence) else [operator.index(remove)] * len(counts)
     if len(wanted) != len(counts) or not all(0 <= w <= count for w, count in zip(wanted, counts, strict=True)):
         raise ValueError(f"remove must be one number or {len(counts)}, each from 0 to {counts}, got {wanted}")
-    removed: list[Head] = []
+    removed: list[Place] = []
     for layer, (count, less) in enumerate(zip(counts, wanted, strict=True)):
         if less:
-            with ablate(model, removed):
+            with ablate(model, addresses(found, removed)):
                 scores = _taylor(model, inputs, labels, [layer], batch_size)[layer]
             removed += [(layer, head) for head in sorted(range(count), key=lambda head: scores[head].item())[:less]]
-    return removed
+    return addresses(found, removed)
 
 
 def _taylor(model: nn.Module, inputs: Inputs, labels: Tensor, layers: Sequence[int], batch_size: int) -> Tensor:

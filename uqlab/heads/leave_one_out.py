@@ -3,12 +3,14 @@
 Algorithm 1 of Hydra zeroes a head, runs the whole network on every input, and restores the head. Here a batch goes
 through the network once, and every head is tried from what that pass left behind. The attention's output without the
 head is its output minus the head's own contribution, because the output projection is linear. The layers before it are
-not computed again; if the classifier reads the first token alone, the last layer is computed for that token only.
+not computed again; if the classifier reads the first token alone, the last layer is computed for that token only. Two
+towers are searched one by one: without a head of the text tower no image is encoded again.
 """
 
 import copy
 import itertools
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -19,8 +21,9 @@ from torch import Tensor, nn
 from uqlab.core import devices
 from uqlab.core.checks import count_samples
 from uqlab.core.modules import Inputs, frozen, hooked, sharing_copy
-from uqlab.heads.attention import Head, attentions, linear, run
+from uqlab.heads.attention import Place, attentions, linear, run
 from uqlab.heads.pruning import ablate
+from uqlab.models import ZeroShot
 
 
 class _Given:
@@ -79,7 +82,7 @@ class Search:
         return linear(self.network, attention.output).weight[:, attention.columns(head)]
 
     @torch.no_grad()
-    def logits(self, inputs: Inputs, heads: Sequence[Head]) -> Iterator[tuple[int, Tensor]]:
+    def logits(self, inputs: Inputs, heads: Sequence[Place]) -> Iterator[tuple[int, Tensor]]:
         """The logits [batch, classes] of a batch: (-1, the network's), then (i, those without heads[i]) for every i."""
         trace = self.trace(inputs)
         yield -1, trace.logits
@@ -211,7 +214,7 @@ class Search:
                     "attention and what follows: its heads cannot be searched"
                 )
 
-    def _agrees(self, example: Inputs, heads: list[Head]) -> bool:
+    def _agrees(self, example: Inputs, heads: list[Place]) -> bool:
         """Whether the shortcuts give the logits that the whole network gives without a head."""
         for i, logits in itertools.islice(self.logits(example, heads), 1, None):
             with ablate(self.network, [heads[i]]):
@@ -220,6 +223,62 @@ class Search:
             if not (logits - expected).abs().max().item() <= torch.finfo(logits.dtype).eps ** 0.5 * scale:
                 return False
         return True
+
+
+class TowerSearch:
+    """A `Search` in each tower of a `ZeroShot`, joined as its logits join the towers.
+
+    What the text tower makes of the prompts, with all its heads and without each, is computed once until a head goes.
+    """
+
+    def __init__(self, model: ZeroShot, example: Inputs):
+        self.network = frozen(model).eval()
+        self.text, self.vision = Search(self.network.text, self.network.prompts), Search(self.network.vision, example)
+        self.network.text, self.network.vision = self.text.network, self.vision.network
+        self.rows = self.vision.rows
+        self.encoded: dict[Place | None, Tensor] = {}  # prompts without a head, or with all
+        self.lock = threading.Lock()
+
+    def twin(self) -> "TowerSearch":
+        """Another search of images; it shares the encoded prompts."""
+        twin = copy.copy(self)
+        twin.vision = self.vision.twin()
+        return twin
+
+    def remove(self, layer: int, head: int) -> None:
+        """Remove a head for good; the layers of the text tower are the first."""
+        text = len(self.text.found)
+        search, layer = (self.text, layer) if layer < text else (self.vision, layer - text)
+        search.remove(layer, head)
+        self.encoded.clear()
+
+    @torch.no_grad()
+    def logits(self, inputs: Inputs, heads: Sequence[Place]) -> Iterator[tuple[int, Tensor]]:
+        """As `Search.logits`."""
+        text = len(self.text.found)
+        own = [i for i, (layer, _) in enumerate(heads) if layer >= text]
+        prompts = self._prompts([place for place in heads if place[0] < text])
+        whole = torch.empty(0)
+        for i, images in self.vision.logits(inputs, [(heads[k][0] - text, heads[k][1]) for k in own]):
+            whole = images if i < 0 else whole
+            yield -1 if i < 0 else own[i], self.network.compare(images, prompts[None])
+        for i, place in enumerate(heads):
+            if place[0] < text:
+                yield i, self.network.compare(whole, prompts[place])
+
+    def _prompts(self, heads: list[Place]) -> dict[Place | None, Tensor]:
+        with self.lock:
+            if not {None, *heads} <= self.encoded.keys():
+                parts = [dict(self.text.logits(ids, heads)) for ids in self.network.prompts.split(self.text.rows)]
+                self.encoded[None] = torch.cat([part[-1] for part in parts])
+                for i, place in enumerate(heads):
+                    self.encoded[place] = torch.cat([part[i] for part in parts])
+            return self.encoded
+
+
+def search_of(model: nn.Module, example: Inputs) -> Search | TowerSearch:
+    """The search in one network, or in both towers of one."""
+    return TowerSearch(model, example) if isinstance(model, ZeroShot) else Search(model, example)
 
 
 def _embedding(network: nn.Module, layer: str) -> str | None:

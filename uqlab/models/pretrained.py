@@ -38,11 +38,20 @@ def from_pretrained(name_or_folder: str | os.PathLike, classes: int, task: str =
     one_of("task", task, ("image", "sound", "text"))
     at_least("classes", classes, 2)
     name = os.fspath(name_or_folder)
+    with reading(name) as (source, local):
+        model = {"image": _images, "sound": _sounds, "text": _texts}[task](source, classes, local)
+    model.name = name  # type: ignore[assignment]
+    return model
+
+
+@contextlib.contextmanager
+def reading(name_or_folder: str | os.PathLike) -> Iterator[tuple[str, bool]]:
+    """Gives where a checkpoint is and whether that is a folder here; says what to do if it cannot be read."""
+    name = os.fspath(name_or_folder)
     local = Path(name).expanduser().is_dir()
-    source = os.path.expanduser(name) if local else name
     with _quiet(progress=not local):
         try:
-            model = {"image": _images, "sound": _sounds, "text": _texts}[task](source, classes, local)
+            yield os.path.expanduser(name) if local else name, local
         except (OSError, SafetensorError) as error:
             todo = "give a folder of safetensors that save_pretrained wrote; pickled weights could run code"
             if local:
@@ -51,8 +60,6 @@ def from_pretrained(name_or_folder: str | os.PathLike, classes: int, task: str =
                 f"{name!r} is no folder here and did not come from the Hugging Face hub: {_first_line(error)}; check "
                 f"the name and the network, or {todo}"
             ) from error
-    model.name = name  # type: ignore[assignment]
-    return model
 
 
 class TextClassifier(nn.Module):
@@ -145,14 +152,7 @@ def _texts(source: str, classes: int, local: bool) -> TextClassifier:
     own = [key for key in new if key.startswith(f"{model.base_model_prefix}.") and ".pooler." not in key]
     _check_complete(source, model, own)
     tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local, trust_remote_code=False)
-    known = tokenizer.get_vocab()
-    made_up = len(known) <= len(tokenizer.all_special_ids)  # transformers makes one where there are no files
-    if made_up or tokenizer.pad_token_id is None or max(known.values()) >= model.config.vocab_size:
-        raise ValueError(
-            f"{source} holds no tokenizer that fits: {len(tokenizer)} tokens, of which {tokenizer.pad_token} pads; the "
-            f"network needs a padding token and at most {model.config.vocab_size} tokens. Save its own beside the "
-            "weights: tokenizer.save_pretrained(folder)"
-        )
+    check_tokenizer(source, tokenizer, model.config.vocab_size)
     pooling = cached_file(
         source, "1_Pooling/config.json", local_files_only=local, _raise_exceptions_for_missing_entries=False
     )
@@ -166,13 +166,27 @@ def _texts(source: str, classes: int, local: bool) -> TextClassifier:
     return TextClassifier(encoder, tokenizer, head, "first" if first else "mean")
 
 
-def _load(kind: Any, source: str, classes: int, local: bool) -> tuple[Any, list[str]]:
-    """The model of a checkpoint, and the names of weights outside the classifier that the checkpoint lacks."""
+def check_tokenizer(source: str, tokenizer: Any, vocabulary: int) -> None:
+    """Raise ValueError unless the tokenizer is one of a checkpoint and fits a network of so many tokens."""
+    known = tokenizer.get_vocab()
+    made_up = len(known) <= len(tokenizer.all_special_ids)  # transformers makes one where there are no files
+    if made_up or tokenizer.pad_token_id is None or max(known.values()) >= vocabulary:
+        raise ValueError(
+            f"{source} holds no tokenizer that fits: {len(tokenizer)} tokens, of which {tokenizer.pad_token} pads; the "
+            f"network needs a padding token and at most {vocabulary} tokens. Save its own beside the "
+            "weights: tokenizer.save_pretrained(folder)"
+        )
+
+
+def loaded(kind: Any, source: str, local: bool, **settings: Any) -> tuple[Any, list[str]]:
+    """The model of a checkpoint, without dropout, and the names of the weights that the checkpoint lacks."""
     from transformers import AutoConfig
 
     where = {"local_files_only": local, "trust_remote_code": False}
     try:
-        config = AutoConfig.from_pretrained(source, num_labels=classes, **where)
+        config = AutoConfig.from_pretrained(source, **settings, **where)
+        if not isinstance(config, getattr(kind, "config_class", None) or object):
+            raise ValueError(f"its configuration is a {type(config).__name__}")
         _without_dropout(config)
         model, info = kind.from_pretrained(
             source, config=config, use_safetensors=True, dtype=torch.float32, ignore_mismatched_sizes=True,
@@ -180,9 +194,14 @@ def _load(kind: Any, source: str, classes: int, local: bool) -> tuple[Any, list[
         )  # fmt: skip
     except ValueError as error:  # a model of another kind
         raise ValueError(f"{source} is no checkpoint for {kind.__name__}: {_first_line(error)}") from error
+    return model.eval(), sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
+
+
+def _load(kind: Any, source: str, classes: int, local: bool) -> tuple[Any, list[str]]:
+    """The model of a checkpoint, and the names of weights outside the classifier that the checkpoint lacks."""
+    model, new = loaded(kind, source, local, num_labels=classes)
     head = [name for name, part in model.named_modules() if isinstance(part, nn.Linear)][-1]
-    new = {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}
-    return model.eval(), sorted(key for key in new if not key.startswith(f"{head}."))
+    return model, [key for key in new if not key.startswith(f"{head}.")]
 
 
 def _without_dropout(config: Any) -> None:

@@ -1,0 +1,168 @@
+"""Heads of CLIP as a whole: addresses, and the identities of one tower for two."""
+
+import copy
+
+import pytest
+import torch
+from head_networks import HEADS, clip_model, inputs, two_towers
+from test_circuits import algorithm_1
+
+from uqlab import ensembles, heads, models, training
+from uqlab.heads.leave_one_out import TowerSearch
+
+EVERY = [("text", i, h) for i in range(3) for h in range(HEADS)] + [
+    ("vision", i, h) for i in range(2) for h in range(HEADS)
+]
+SETS = {
+    "text": [("text", 0, 3), ("text", 2, 1)],
+    "vision": [("vision", 1, 0), ("vision", 0, 2)],
+    "both": [("vision", 0, 1), ("text", 1, 1), ("vision", 1, 3), ("text", 0, 0)],
+    "a whole layer of each": [(tower, 1, h) for tower in ("text", "vision") for h in range(HEADS)],
+}
+EACH = pytest.mark.parametrize("gone", SETS.values(), ids=SETS)
+
+
+@pytest.fixture
+def network():
+    torch.manual_seed(0)
+    return two_towers()
+
+
+def logits(model, x):
+    with torch.no_grad():
+        return model(x)
+
+
+def task(count=30):
+    x, ood = inputs(count=count, seed=5), inputs(count=count // 2, seed=6)
+    return x, torch.randint(4, (count,), generator=torch.Generator().manual_seed(2)), ood
+
+
+# Addresses ------------------------------------------------------------------------------------------------------------
+def test_the_text_tower_comes_first(network):
+    assert heads.shape(network) == (5, HEADS)
+    assert heads.towers(network) == {"text": range(3), "vision": range(3, 5)}
+    small = heads.prune(network, SETS["both"])
+    assert heads.count_heads(small) == [3, 3, 4, 3, 3]
+    assert heads.towers(network.vision) == {"": range(2)}  # a tower alone has pairs
+    assert heads.count_heads(heads.prune(network.vision, [(1, 0)])) == [4, 3]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("gone", "error", "message"),
+    [
+        ([(0, 1)], TypeError, r"heads must be \(tower, layer, head\)"),
+        ([("image", 0, 1)], ValueError, r"head \('image', 0, 1\): the towers are text and vision"),
+        ([("vision", 2, 1)], ValueError, "there are layers 0 to 1"),
+        ([("text", 2, 4)], ValueError, "layer 2 has 4 heads"),
+        ([("text", 1, 1), ("vision", 1, 1), ("text", 1, 1)], ValueError, r"\('text', 1, 1\) is given more than once"),
+    ],
+)
+def test_heads_that_are_not_there(network, gone, error, message):
+    with pytest.raises(error, match=message):
+        heads.prune(network, gone)
+
+
+# Identities -----------------------------------------------------------------------------------------------------------
+@EACH
+def test_pruned_is_ablated(network, gone):
+    x, before = inputs(), copy.deepcopy(network.state_dict())
+    whole, pruned = logits(network, x), logits(heads.prune(network, gone), x)
+    with heads.ablate(network, gone):
+        torch.testing.assert_close(pruned, logits(network, x), rtol=1e-9, atol=1e-9)
+    assert (pruned - whole).abs().max() > 0.001
+    assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
+
+
+def test_the_whole_model_of_transformers_is_pruned_alike(network):
+    torch.manual_seed(0)
+    x, clip = inputs(), clip_model()
+    assert heads.towers(clip) == heads.towers(network)
+    named = {"input_ids": network.prompts, "pixel_values": x}
+    torch.testing.assert_close(logits(network, x), clip(**named).logits_per_image.detach(), rtol=1e-9, atol=1e-9)
+    small = heads.prune(clip, SETS["both"])(**named).logits_per_image.detach()
+    torch.testing.assert_close(logits(heads.prune(network, SETS["both"]), x), small, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("removed", [[], SETS["both"]], ids=["none", "both"])
+def test_encoding_the_prompts_alone_is_encoding_everything(network, removed, monkeypatch):
+    x = inputs(count=6)
+    search, images = TowerSearch(network, x), []
+    text = len(search.text.found)
+    place = {head: (head[1] + text * (head[0] == "vision"), head[2]) for head in EVERY}
+    for head in removed:
+        search.remove(*place[head])
+    rest = [head for head in EVERY if head not in removed]
+    whole = search.vision.trace
+    monkeypatch.setattr(search.vision, "trace", lambda batch: (images.append(len(batch)), whole(batch))[1])
+    for i, found in search.logits(x, [place[head] for head in rest]):
+        with heads.ablate(network, [*removed, *([rest[i]] if i >= 0 else [])]):
+            torch.testing.assert_close(found, logits(network, x), rtol=1e-9, atol=1e-9)
+    assert images == [6]
+
+
+@pytest.mark.parametrize("score", ["acc", "ood", "avg"])
+def test_the_order_of_algorithm_1(network, score):
+    x, y, ood = task()
+    expected, _ = algorithm_1(network, x, y, ood, score, 4, EVERY)
+    circuit = heads.greedy_circuit(network, x, y, ood, score=score, budget=4, progress=False)
+    assert circuit == expected
+    assert circuit.scores.shape == (4, 5, HEADS)
+
+
+def test_threads_and_checkpoints_change_no_order(network, tmp_path):
+    x, y, ood = task()
+    first = heads.greedy_circuit(network, x, y, ood, budget=5, progress=False)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        heads.greedy_circuit(network, x, y, ood, budget=2, progress=False, batch_size=4, checkpoint=tmp_path / "half")
+        second = heads.greedy_circuit(
+            network, x, y, ood, budget=5, progress=False, batch_size=4, checkpoint=tmp_path / "half"
+        )
+    finally:
+        torch.set_num_threads(threads)
+    assert first == second
+    assert {tower for tower, _, _ in first} == {"text", "vision"}
+
+
+def test_taylor_scores_of_both_towers(network):
+    x, y, _ = task()
+    scores = heads.taylor_scores(network, x, y)
+    assert scores.shape == (5, HEADS)
+    assert scores.min() > 0
+    vision = heads.taylor_heads(network, x, y, [0, 0, 0, 2, 2])
+    assert len(vision) == 4
+    assert {tower for tower, _, _ in vision} == {"vision"}
+    lowest = scores[3].argsort()[:2].tolist()
+    assert vision[:2] == [("vision", 0, head) for head in lowest]
+    every = heads.taylor_heads(network, x, y, 20, scope="model")
+    assert every[0] == EVERY[scores.flatten().argmin()]
+    assert set(every) == set(EVERY)
+
+
+@pytest.mark.parametrize("sets", [[SETS["text"], SETS["vision"]], [SETS["both"], []]], ids=["even", "ragged"])
+def test_fused_is_separate(network, sets):
+    members, x = [heads.prune(network, gone) for gone in sets], inputs()
+    members[1].scale.data += 0.5
+    fused = heads.fuse(members)
+    assert isinstance(fused, ensembles.Ensemble)
+    apart = torch.stack([logits(member, x) for member in members])
+    torch.testing.assert_close(logits(fused, x), apart, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(training.predict(fused.float(), x.float(), batch_size=2), apart.float())
+    fused.double()
+    torch.testing.assert_close(logits(fused.shard(slice(1, 2)), x), apart[1:], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits(fused.member(1), x), apart[1], rtol=1e-5, atol=1e-5)
+    assert isinstance(fused.member(0), models.ZeroShot)
+
+
+def test_members_with_other_prompts_do_not_fuse(network):
+    with pytest.raises(ValueError, match="different prompts"):
+        heads.fuse([network, network.prompted(network.prompts[:2])])
+
+
+def test_a_text_tower_has_no_class_token(network):
+    assert heads.head_features(network, inputs()).shape == (5, HEADS, 4)
+    with pytest.raises(ValueError, match="text tower, which has no class token"):
+        heads.head_features(network, inputs(), 2)
