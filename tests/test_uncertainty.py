@@ -234,6 +234,16 @@ def test_gaussian_members_follow_the_law_of_total_variance():
     torch.testing.assert_close(corrected.total, corrected.aleatoric + corrected.epistemic)
 
 
+def test_members_that_predict_means_alone_have_the_variance_of_the_lora_paper():
+    """LoRA-Ensemble, equation 4, by a plain loop over the members."""
+    means = make_logits(5, 20)
+    mean = sum(means) / 5
+    variance = sum((member - mean) ** 2 for member in means) / 5
+    found = decompose_gaussian(means, torch.zeros_like(means))
+    torch.testing.assert_close(found.epistemic, variance)
+    torch.testing.assert_close(found.total, variance)
+
+
 # Chunks, dtypes, gradients --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("correct", [None, "jackknife"])
 def test_chunks_do_not_show(monkeypatch, correct):
