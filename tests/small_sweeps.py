@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_runs import notebook
+from small_runs import notebook
 
 from uqlab.core.files import sha256, write
 from uqlab.runs import execution, identity, parameters

@@ -153,6 +153,7 @@ def test_statistics_belong_to_a_model_and_go_with_it(case):
     with pytest.raises(ValueError, match=r"neighbours needs the training set first: call \.fit"):
         score(third, x)
     score.fit(third, train, y)
+    gc.collect()  # of what other tests have left
     count = len(score.known)
     del third
     gc.collect()

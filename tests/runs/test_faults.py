@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_runs import heed_interrupts, notebook
+from small_runs import heed_interrupts, notebook
 
 from uqlab import ensembles, models, training
 from uqlab.runs import sweeps

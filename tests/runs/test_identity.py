@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from small_runs import call, notebook
 from small_sweeps import checkout, stand_in  # noqa: F401  (fixtures)
-from test_runs import call, notebook
 
 import uqlab
 from uqlab import runs

@@ -1,4 +1,4 @@
-"""Runs: what a notebook records, what is refused before it starts, what a run leaves behind, the page of all runs."""
+"""Runs: what a run leaves behind, how several are computed, the page of all runs, interrupted and failing ones."""
 
 import hashlib
 import io
@@ -16,138 +16,12 @@ import joblib
 import nbformat
 import numpy as np
 import pytest
-from click.testing import CliRunner
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from nbformat.v4 import new_code_cell, new_notebook
+from small_runs import call, heed_interrupts, notebook, two_notebooks  # noqa: F401  (a fixture)
 
 import uqlab
 from uqlab import runs
-from uqlab.runs import cli, execution, gallery, kernels, parameters
-
-PARAMETERS = """seed = 0  # random seed
-lr = 0.1  # learning rate
-widths = (1, 2)  # multiples
-name = "digits"  # data set
-output_dir = ""  # folder for figures and numbers"""
-
-GOOD = """from uqlab import runs
-import os, sys
-folder = runs.begin(output_dir, "00_good")
-runs.record("executable", sys.executable)
-runs.record("environment", dict(os.environ))
-runs.record("parameters", [seed, lr, widths, name])
-runs.record("cwd", os.getcwd())
-runs.claim("made", "The folder is there.", folder.is_dir())
-runs.claim("late", "The day is long.", False)
-folder"""
-
-FIGURE = """import matplotlib.pyplot as plt
-figure, axes = plt.subplots(figsize=(3.3, 2))
-figure.savefig(folder / "mi_ecdf.png", dpi=200)
-figure.savefig(folder / "mi_ecdf.pdf")
-runs.describe_figure("mi_ecdf", caption="MI < 1 & <script>alert(1)</script>", paper="Figure 2a")"""
-
-BAD = """def deep():
-    raise ValueError("the reason <b>")
-deep()"""
-
-
-def notebook(path: Path, *sources: str, parameters: str = PARAMETERS) -> Path:
-    cells = [
-        new_markdown_cell("# A title & <i>\n\nText."),
-        new_code_cell(parameters, metadata={"tags": ["parameters"]}),
-    ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    nbformat.write(new_notebook(cells=cells + [new_code_cell(source) for source in sources]), path)
-    return path
-
-
-def call(*arguments: str | int | Path):
-    return CliRunner().invoke(cli.main, list(map(str, arguments)))
-
-
-@pytest.fixture
-def project(tmp_path, monkeypatch) -> Path:
-    """A checkout with two notebooks and a profile, as the current folder."""
-    notebook(tmp_path / "notebooks" / "00_good.ipynb", GOOD, FIGURE)
-    notebook(tmp_path / "notebooks" / "01_bad.ipynb", "before = 1", BAD, "after = 1", parameters="output_dir = ''")
-    (tmp_path / "notebooks" / "profiles.yaml").write_text("tiny: {00_good: {seed: 5, lr: 1}}\n")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-# --- Parameters and profiles -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "value"),
-    [
-        ("seed", "-3", -3),
-        ("lr", "1e-3", 1e-3),
-        ("lr", "1", 1.0),
-        ("widths", "[4, 8]", [4, 8]),
-        ("widths", "[a, 1]", ["a", 1]),
-        ("name", "1:30", "1:30"),
-        ("name", "5", "5"),
-        ("name", "__import__('os').getcwd()", "__import__('os').getcwd()"),
-        ("flag", "true", True),
-        ("nothing", "1:30", "1:30"),
-        ("nothing", "null", None),
-        ("nothing", "{a: 1}", {"a": 1}),
-    ],
-)
-def test_values_are_data_of_the_default_s_type(tmp_path, name, text, value):
-    path = notebook(tmp_path / "0.ipynb", parameters=PARAMETERS + "\nflag: bool = False\nnothing = None")
-    found = parameters.overrides(path, given={name: text})
-    assert found == {name: value}
-    assert type(found[name]) is type(value)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["-p", "sead", "1"], "unknown parameter 'sead'; did you mean 'seed'.*seed, lr, widths, name"),
-        (["-p", "seed", "abc"], r"00_good: parameter seed must be int, like its default 0; got 'abc' \(str\)"),
-        (["-p", "seed", "1.5"], "must be int"),
-        (["-p", "seed", "True"], "must be int"),
-        (["-p", "widths", "3"], "must be list"),
-        (["-p", "output_dir", "x"], "use --output-dir"),
-        (["--profile", "papr"], "unknown profile 'papr'.*quick, tiny"),
-        (["99"], "'99' is no notebook of: 00_good, 01_bad"),
-        (["0"], "'0' is the start of several: 00_good, 01_bad"),
-    ],
-)
-def test_bad_input_is_an_error_before_anything_runs(project, arguments, message):
-    result = call("run", *arguments)
-    assert result.exit_code == 2
-    assert re.search(message, result.output, re.DOTALL), result.output
-    assert not (project / "figures").exists()
-
-
-@pytest.mark.parametrize("line", ["lr = 1 / 3", "a, b = 1, 2", "%matplotlib inline", "import os"])
-def test_a_parameters_cell_that_computes_is_refused(tmp_path, line):
-    path = notebook(tmp_path / "0.ipynb", parameters=f"seed = 0\n{line}")
-    with pytest.raises(ValueError, match="next cell"):
-        parameters.defaults(path)
-
-
-def test_broken_files_are_named(tmp_path):
-    path = notebook(tmp_path / "0.ipynb")
-    (tmp_path / "profiles.yaml").write_text("tiny: [1, 2]")
-    with pytest.raises(ValueError, match=r"profiles\.yaml must map profile"):
-        parameters.overrides(path, "tiny")
-    path.write_text("{}")
-    with pytest.raises(ValueError, match=r"0\.ipynb is not a notebook"):
-        parameters.overrides(path)
-
-
-def test_profiles_name_notebooks_and_parameters_that_exist():
-    folder = Path(uqlab.__file__).parents[1] / "notebooks"
-    for profile, notebooks in parameters.profiles(folder / "any").items():
-        for stem in notebooks:
-            parameters.overrides(folder / f"{stem}.ipynb", profile)
-
-
-# --- Runs ------------------------------------------------------------------------------------------------------------
+from uqlab.runs import execution, gallery, kernels, parameters
 
 
 def test_run(project, monkeypatch):
@@ -346,22 +220,6 @@ def test_gallery_command_says_what_to_run_first(tmp_path):
     assert "uqlab run --profile paper" in result.output
 
 
-def test_own_files_are_those_of_the_callers_folder(project):
-    (project / "mine.npz").touch()
-    (project / "mine.csv.gz").touch()
-    here = project.as_posix()
-    for given, planned in {
-        "mine.npz": f"{here}/mine.npz",
-        "mine.csv.gz": f"{here}/mine.csv.gz",
-        "./mine.npz[0-3]": f"{here}/mine.npz[0-3]",
-        "other.npz": "other.npz",
-        "digits": "digits",
-        """["mine.npz[1]", 'letters', mine.npz]""": f"""["{here}/mine.npz[1]", 'letters', {here}/mine.npz]""",
-    }.items():
-        (values,) = parameters.per_notebook(("00",), "quick", {"name": given}).values()
-        assert values == {"name": planned}
-
-
 def test_kernel_start_is_tried_twice_but_never_a_cell(project, monkeypatch):
     starts = []
 
@@ -394,11 +252,6 @@ def test_timeout(project):
     assert result.exit_code == 1
     assert "it took more than 1 s (timeout)" in result.output
     assert (project / "figures" / "quick" / "{slow}.failed" / "{slow}.ipynb").exists()
-
-
-def heed_interrupts():
-    """In a new process: a shell that starts the tests in the background lets them ignore Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def test_interrupt_stops_the_kernel_and_leaves_nothing(project):

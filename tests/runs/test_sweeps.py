@@ -14,8 +14,8 @@ import joblib
 import pandas as pd
 import pytest
 from nbformat.v4 import new_output
+from small_runs import call, notebook
 from small_sweeps import PARAMETERS, checkout, stand_in  # noqa: F401  (fixtures)
-from test_runs import call, notebook
 
 import uqlab
 from uqlab import runs

@@ -6,8 +6,8 @@ from html.parser import HTMLParser
 
 import pandas as pd
 import pytest
+from small_runs import call, notebook
 from small_sweeps import PARAMETERS, checkout, stand_in  # noqa: F401  (fixtures)
-from test_runs import call, notebook
 
 from uqlab import runs
 from uqlab.core.files import read_json, sha256, write
