@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,14 +15,15 @@ WORKER = os.environ.get("PYTEST_XDIST_WORKER")  # this process's name, where pyt
 if WORKER:  # one thread each, kernels and other children too; those that wait sleep, instead of taking the other's core
     os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 
+sys.modules.setdefault("rfc3987_syntax", None)  # as in uqlab/runs/kernels.py: seconds for every process of the tests
 os.environ["UQLAB_CACHE"] = ""  # every page trains; tests/training/test_cache.py has a cache of its own
 
 # The longest first, so that no process is left with one of them at the end; each starts with the words given.
 LONGEST = [
-    "browser/", "notebooks/test_notebooks.py::12", "notebooks/test_sst2", "notebooks/test_notebooks.py::08",
-    "notebooks/test_pretrained_notebook", "notebooks/test_notebooks.py::07", "notebooks/test_notebooks.py::06",
-    "notebooks/test_notebooks.py", "runs/test_faults", "runs/test_dashboards", "data/test_real_data",
-    "extraction/test_extraction", "heads/test_fused", "models/test_pretrained", "heads/test_circuits",
+    "browser/", "notebooks/test_sst2", "notebooks/test_notebooks.py::07", "notebooks/test_notebooks.py::12",
+    "test_scoreboard", "notebooks/test_notebooks.py::03", "notebooks/test_notebooks.py", "models/test_pretrained",
+    "notebooks/test_pretrained_notebook", "runs/test_faults", "heads/test_fused", "extraction/test_extraction",
+    "data/test_real_data", "heads/test_circuits", "models/test_embedded", "runs/test_dashboards",
 ]  # fmt: skip
 
 
@@ -77,6 +79,7 @@ def pages(shared):
     Without changes a page is a copy that also moves every control of its explorer and runs its exercises' solutions;
     moved.json and solved.json say what happened.
     """
+    import warm_kernels
     from small_pages import copies
 
     from uqlab import runs
@@ -92,7 +95,8 @@ def pages(shared):
         with FileLock(f"{folder}.lock"):
             if not folder.exists():
                 path = parameters.find(name) if changes else notebooks / f"{name}.ipynb"
-                runs.execute(path, changes, profile="tiny", folder=folder, threads=1)
+                with warm_kernels.warm():
+                    runs.execute(path, changes, profile="tiny", folder=folder, threads=1)
         return folder
 
     return run

@@ -13,6 +13,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import seaborn as sns
 import torch
+from fontTools import subset
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
@@ -59,6 +60,8 @@ def use_style() -> None:
             "pdf.fonttype": 42,
         },
     )
+    # Rules for placing glyphs, which matplotlib places itself: to embed them took a fifth of a figure's time.
+    subset.Options._drop_tables_default += ["GDEF", "GPOS", "GSUB"]
 
 
 def figure(columns: int = 1, rows: int = 1, *, width: float = WIDE, height: float = 2.4, **kwargs: Any):
