@@ -161,7 +161,7 @@ def test_00_same_mean_opposite_splits_and_the_bias_of_few_members(results):
 
 
 def test_00_needs_no_ambiguous_inputs(results):
-    numbers = results("00_uncertainty_decomposition", ambiguous="", stages=[1, 2], members=3)[0]["numbers"]
+    numbers = results("00_uncertainty_decomposition", ambiguous="", stages=[1, 2], members=3, repeats=50)[0]["numbers"]
     assert numbers["epistemic_share"].keys() == {"1", "2"}  # then of the unknown inputs
 
 
@@ -268,7 +268,7 @@ def test_11_gradients_rank_about_as_well_as_entropy_and_the_sign_matters(results
 
 
 def test_11_asks_convolutional_networks_by_parameters_alone(results):
-    small = {"width": 0.25, "members": 2, "epochs": 2, "evaluated": 40}
+    small = {"width": 0.25, "members": 2, "epochs": 2, "evaluated": 40, "splits": 2, "asked": 8, "repeats": 50}
     numbers = results("11_gradient_uncertainty", model="small-cnn", **small)[0]["numbers"]
     assert numbers["error_naive"] < 1e-4
     assert 0 < numbers["share_last_layer"] < 1
@@ -293,9 +293,10 @@ def test_07_low_rank_members_leave_the_old_directions_and_knobs_cannot(results):
 
 
 def test_07_loads_trained_ensembles_from_a_folder(results, tmp_path):
-    first = results("07_intruder_dimensions", trained=str(tmp_path), epochs=1)[0]["numbers"]
+    small = {"trained": str(tmp_path), "epochs": 1, "train_limit": 48, "limit": 40, "ranks": [8], "gains": [4.0]}
+    first = results("07_intruder_dimensions", **small)[0]["numbers"]
     assert len(written := {path: path.stat().st_mtime for path in tmp_path.iterdir()}) == 4
-    again = results("07_intruder_dimensions", trained=str(tmp_path), epochs=1, k=10)[0]["numbers"]
+    again = results("07_intruder_dimensions", **small, k=10)[0]["numbers"]
     assert again["intruders_lora"] == first["intruders_lora"]
     assert {path: path.stat().st_mtime for path in tmp_path.iterdir()} == written
 
