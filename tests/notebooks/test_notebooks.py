@@ -268,7 +268,7 @@ def test_11_gradients_rank_about_as_well_as_entropy_and_the_sign_matters(results
 
 
 def test_11_asks_convolutional_networks_by_parameters_alone(results):
-    small = {"width": 0.25, "members": 2, "epochs": 2, "evaluated": 40, "splits": 2, "asked": 8, "repeats": 50}
+    small = {"width": 0.25, "members": 2, "epochs": 2, "evaluated": 40}
     numbers = results("11_gradient_uncertainty", model="small-cnn", **small)[0]["numbers"]
     assert numbers["error_naive"] < 1e-4
     assert 0 < numbers["share_last_layer"] < 1

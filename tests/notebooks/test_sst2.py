@@ -104,7 +104,7 @@ def test_the_recipe_of_page_06_for_text_runs_as_written(tmp_path):
     other = tmp_path / "other.tsv"
     other.write_text("sentence\tlabel\n" + "".join(f"about topic {i}\t{i % 2}\n" for i in range(20)))
     small = {"backbone": str(folder_of_minilm()), "ood": [str(other)], "members": 2, "rank": 4, "epochs": 1}
-    small |= {"train_limit": 32, "limit": 24, "shifted": 6}
+    small |= {"train_limit": 16, "limit": 16, "shifted": 6}
     folder = runs.execute("06_lora_ensemble", {"dataset": "sst2", **given, **small}, folder=tmp_path / "run")
     found = json.loads((folder / "results.json").read_text())
     assert found["claims"]["beats_single"]["paper"]["holds"] is True
