@@ -30,6 +30,7 @@ def test_own_arrays(tmp_path):
         assert d.classes == parts[0].classes == parts[1].classes == ("0", "1", "2")
     chosen = torch.cat([data.load(f"{path}[1-2]", split).labels for split in splits])
     assert chosen.bincount().tolist() == [2, 2]
+    assert [data.load(f"{path}{part}").name for part in ("", "[1-2]")] == ["own", "own[1-2]"]  # as pages show it
     np.savez(path, x=x[:, 0])
     for split in splits:  # grey, no labels
         d = data.load(path, split)

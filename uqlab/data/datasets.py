@@ -36,7 +36,7 @@ class Dataset:
 
     inputs: Float[Tensor, "samples channels height width"] | list[str]  # images in [0, 1], or texts
     labels: Int[Tensor, " samples"]  # int64; -1 where the set has none
-    name: str
+    name: str  # as it was loaded; of your own file the name without folder and suffix
     split: str
     classes: tuple[str, ...]  # the name of each label
     label_probs: Float[Tensor, "samples classes"] | None = None  # soft ground truth, of which labels may be samples
@@ -118,8 +118,11 @@ def load(
     if limit is not None and limit < 0:
         raise ValueError(f"limit must be 0 (all), None (all) or positive, got {limit}")
     found: tuple[Any, ...]  # inputs, labels, classes, soft labels or None; of sounds also what is known about each
+    shown = full_name
     if base.endswith(SUFFIXES):
         found = own(Path(base).expanduser(), split)
+        suffix = next(suffix for suffix in SUFFIXES if base.endswith(suffix))
+        shown = Path(base).name.removesuffix(suffix) + full_name.removeprefix(base)
     elif base in EMBEDDED:
         found = EMBEDDED[base](split)
     elif base in SOURCES:
@@ -147,7 +150,7 @@ def load(
     return Dataset(
         [inputs[row] for row in rows] if isinstance(inputs, list) else _images(inputs, rows),
         torch.from_numpy(labels[rows]),
-        full_name,
+        shown,
         split,
         classes,
         None if probs is None else torch.from_numpy(probs[rows]),
