@@ -197,16 +197,16 @@ def test_members_drawn_from_one_ranking():
 def test_features_make_the_attention(name):
     """The heads' features of the first token, times the output projection, are the attention's output for it."""
     model, x = make(name), inputs(name)
-    for layer in (0, -1):
-        features = heads.head_features(model, x, layer, batch_size=2)
+    for attention, features in zip(attentions(model), heads.head_features(model, x, batch_size=2), strict=True):
         assert features.shape == (5, HEADS, 4)
-        attention = attentions(model)[layer]
         found = []
         projection = model.get_submodule(attention.output)
         hook = projection.register_forward_hook(lambda _, args, output, found=found: found.append(output[:, 0]))
         call(model, x)
         hook.remove()
         torch.testing.assert_close(features.flatten(1) @ projection.weight.mT + projection.bias, found[0])
+    left = heads.head_features(heads.prune(model, [(0, head) for head in range(HEADS)]), x)
+    assert [features.shape[:2] for features in left] == [(5, 0), *[(5, HEADS)] * (len(left) - 1)]
 
 
 def test_separation_by_the_definition():
@@ -327,8 +327,7 @@ def test_heads_that_are_not_there(function, pairs, error, message):
         (lambda m, x, y: heads.taylor_heads(m, x, y, 13, scope="model"), ValueError, "0 to 12, the number of heads"),
         (lambda m, x, y: heads.taylor_heads(m, x, y, [1], scope="model"), TypeError, "takes one number"),
         (lambda m, x, y: heads.taylor_heads(m, x, y, 1, scope="all"), ValueError, 'scope must be "layer" or "model"'),
-        (lambda m, x, y: heads.head_features(m, x, 3), ValueError, "layer must be -3 to 2, got 3"),
-        (lambda m, x, y: heads.head_features(heads.prune(m, SETS["all"]), x), ValueError, "has no heads left"),
+        (lambda m, x, y: heads.head_features(m, x, batch_size=0), ValueError, "batch_size must be at least 1"),
         (lambda m, x, y: heads.sample_heads([(0, 0)], 2, 1), ValueError, "remove must be 0 to 1"),
         (lambda m, x, y: heads.sample_heads([(0, 0)], 1, 0), ValueError, "members must be at least 1"),
         (lambda m, x, y: heads.separation(torch.ones(3, 2, 4), torch.ones(3, 2, 5)), ValueError, "same heads"),

@@ -1,6 +1,6 @@
 """What each head gives the class token, and how far it separates inputs in and out of distribution."""
 
-import operator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -9,37 +9,32 @@ from torch import Tensor, nn
 
 from uqlab.core.checks import at_least, count_samples, finite
 from uqlab.core.modules import Inputs, call, evaluating, hooked
-from uqlab.heads.attention import attentions, linear, take
+from uqlab.heads.attention import Attention, attentions, linear, take
 
 
 @torch.no_grad()
-def head_features(
-    model: nn.Module, inputs: Inputs, layer: int = -1, *, batch_size: int = 128
-) -> Float[Tensor, "samples heads size"]:
-    """What each head of a layer gives the first token, the class token, before the output projection (Hydra, B.2).
+def head_features(model: nn.Module, inputs: Inputs, *, batch_size: int = 128) -> list[Tensor]:
+    """What the heads give the first token, the class token, before the output projection (Hydra, B.2).
 
-    In evaluation mode and in the model's precision, on the CPU. A negative layer counts from the last. Raises
-    ValueError for a layer that does not exist, has no heads left, or belongs to a text tower.
+    For each layer [samples, heads, size], all of one pass, in evaluation mode and in the model's precision, on the CPU.
+    Layers of a text tower are left out: they have no class token.
     """
-    found = attentions(model)
-    if not -len(found) <= operator.index(layer) < len(found):
-        raise ValueError(f"layer must be {-len(found)} to {len(found) - 1}, got {layer}")
-    attention = found[layer]
-    if attention.tower == "text":
-        raise ValueError(f"layer {layer} is one of the text tower, which has no class token")
-    if not attention.heads:
-        raise ValueError(f"layer {layer} has no heads left")
+    found = [attention for attention in attentions(model) if attention.tower != "text"]
     at_least("batch_size", batch_size)
-    features: list[Tensor] = []
+    features: list[list[Tensor]] = [[] for _ in found]
 
-    def keep(_: nn.Module, args: tuple) -> None:
-        features.append(args[0][:, 0].unflatten(-1, (attention.heads, attention.size)).cpu())
+    def keep(attention: Attention, into: list[Tensor]) -> Callable[[nn.Module, tuple], None]:
+        return lambda _, args: into.append(args[0][:, 0].unflatten(-1, (attention.heads, attention.size)).cpu())
 
+    hooks = (
+        linear(model, attention.output).register_forward_pre_hook(keep(attention, into))
+        for attention, into in zip(found, features, strict=True)
+    )
     starts = range(0, count_samples(inputs), batch_size)
-    with evaluating(model), hooked([linear(model, attention.output).register_forward_pre_hook(keep)]):
+    with evaluating(model), hooked(hooks):
         for low in starts:
             call(model, take(model, inputs, slice(low, low + batch_size)))
-    return torch.cat(features)
+    return [torch.cat(parts) for parts in features]
 
 
 class Separation(NamedTuple):
