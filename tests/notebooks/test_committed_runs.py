@@ -1,0 +1,53 @@
+"""Results of long runs in figures/: of their profile, of the pages as they are, and as the prose quotes them."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from uqlab.runs import parameters
+
+FIGURES = Path(__file__).parents[2] / "figures"
+FOLDERS = sorted(path.parent for profile in ("paper", "real") for path in FIGURES.glob(f"{profile}/*/results.json"))
+OUT_OF_REACH = {"svhn": "../data/svhn-1083.npz"}  # 1,083 of its training images, under the name of the whole
+
+
+def read(folder):
+    return [json.loads((folder / f"{name}.json").read_text()) for name in ("results", "manifest")]
+
+
+def prose(notebook):
+    return "\n".join("".join(c["source"]) for c in parameters.cells(notebook) if c["cell_type"] == "markdown")
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: f"{folder.parent.name}/{folder.name}")
+def test_a_committed_run_is_its_profiles_and_has_the_pages_claims(folder):
+    results, manifest = read(folder)
+    notebook = parameters.find(folder.name)
+    wanted = parameters.defaults(notebook) | parameters.overrides(notebook, folder.parent.name)
+    given = {name: [OUT_OF_REACH.get(v, v) for v in value] if isinstance(value, list) else value
+             for name, value in wanted.items()}  # fmt: skip
+    ran = {name: value for name, value in manifest["parameters"].items() if name != "output_dir"}
+    assert ran == {name: value for name, value in given.items() if name != "output_dir"}
+    assert manifest["profile"] == folder.parent.name
+    source = notebook.read_text()
+    assert [name for name in results["claims"] if f'\\"{name}\\"' not in source] == []
+    pictures = {path.stem for path in folder.glob("*.png")}
+    assert pictures <= results["figures"].keys()
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 1e6
+
+
+def test_11_quotes_its_run_on_pretrained_networks():
+    folder = FIGURES / "real" / "11_gradient_uncertainty"
+    results, manifest = read(folder)
+    table = pd.DataFrame(**results["tables"]["pretrained"])
+    text = prose(parameters.find("11"))
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:2] == "| "]
+    quoted = {row[0]: [float(cell) for cell in row[1:]] for row in rows if row[0] in table.index and len(row) == 7}
+    assert len(quoted) >= 5
+    columns = [f"{kind} {measure}" for kind in ("near", "far") for measure in ("AUROC ↑", "AUPR ↑", "FPR95 ↓")]
+    for name, values in quoted.items():
+        assert values == pytest.approx(table.loc[name, columns].tolist(), abs=0.00051), name
+    assert all(f"../{(folder / f'{name}.png').relative_to(FIGURES.parent)}" in text for name in ("pretrained",))
+    assert f"{manifest['parameters']['asked']} images" in text
