@@ -50,9 +50,9 @@ def opened(browser, address):
 
 
 @pytest.fixture(scope="session")
-def screenshots(tmp_path_factory) -> Path:
-    """Where the pictures of the pages go; set UQLAB_SCREENSHOTS to keep them."""
+def screenshots() -> Path | None:
+    """Where pictures of the pages go, for looking at: $UQLAB_SCREENSHOTS; None, and no picture, where it is not set."""
     if kept := os.environ.get("UQLAB_SCREENSHOTS"):
         Path(kept).mkdir(parents=True, exist_ok=True)
         return Path(kept)
-    return tmp_path_factory.mktemp("screenshots")
+    return None
