@@ -8,13 +8,18 @@ BIN := .venv/bin
 # Threads that wait should sleep: beside a busy neighbour, spinning ones were measured 10 to 50 times slower.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: figures test lab dashboards lint benchmarks .venv
+.PHONY: figures test soak lab dashboards lint benchmarks .venv
 
 figures: .venv
 	$(BIN)/uqlab run --profile quick
 
 test: .venv
 	$(BIN)/python -m pytest -n $(WORKERS)
+
+# The net at length; the last counts are in benchmarks/results/soak.md. SOAK: what of it, and how much.
+SOAK ?= calls=20000 files=2000 kills=200 disk=50 twice=20 clock=20
+soak: .venv
+	PYTHONPATH=tests:tests/properties $(BIN)/python tests/properties/soak.py $(SOAK)
 
 lab: .venv
 	$(BIN)/uqlab lab

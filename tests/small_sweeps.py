@@ -51,7 +51,7 @@ def stand_in(monkeypatch) -> list[dict]:
             "seconds": 1.5,
             "files": files,
         }
-        write(folder / "manifest.json", json.dumps(manifest))
+        write(folder / "manifest.json", json.dumps(identity.sealed(manifest)))
         return folder
 
     monkeypatch.setattr(execution, "execute", execute)

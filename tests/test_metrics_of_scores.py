@@ -217,7 +217,7 @@ def test_intervals_have_the_level_asked_for():
     [
         (torch.zeros(499), r"scores must be \[samples\] = \[500\], got \[499\]"),
         (torch.full((500,), math.nan), r"scores must be finite, .* at \[0\]"),
-        (torch.zeros(500, 1), "not empty, got"),
+        (torch.zeros(500, 1), r"scores must be .*, got \[500, 1\]"),
     ],
 )
 def test_bad_scores_are_refused(unchecked, metric, scores, message):

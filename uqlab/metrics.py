@@ -15,7 +15,8 @@ from jaxtyping import Float, Integer, Real, Shaped
 from sklearn.metrics import f1_score
 from torch import Tensor
 
-from uqlab.core.checks import at_least, class_labels, finite, one_of, within
+from uqlab.core import door
+from uqlab.core.checks import at_least, class_labels, finite, one_of
 from uqlab.uncertainty import batch_chunks, check_logits
 
 Array = Tensor | np.ndarray
@@ -49,7 +50,6 @@ def log_prediction(logits: Logits, pool: Pool = "probabilities") -> Float[Tensor
     ValueError as `uncertainty.check_logits` does.
     """
     check_logits(logits)
-    one_of("pool", pool, ("probabilities", "logits"))
     pieces = [logits[:, at] for at in batch_chunks(logits)]
     if pool == "probabilities":
         return torch.cat([z.double().log_softmax(-1).logsumexp(0) - math.log(len(z)) for z in pieces])
@@ -81,6 +81,7 @@ def macro_f1(logits: Logits, labels: Labels, *, pool: Pool = "probabilities") ->
 
 def quality(runs: Sequence[Tensor], labels: Labels) -> dict[str, float]:
     """Accuracy, F1, ECE, NLL and Brier score, each the mean over several logits [members, samples, classes]."""
+    at_least("the number of runs", len(runs))
     measures = {"accuracy": accuracy, "F1": macro_f1, "ECE": ece, "NLL": nll, "Brier": brier}
     return {name: sum(measure(logits, labels) for logits in runs) / len(runs) for name, measure in measures.items()}
 
@@ -99,7 +100,7 @@ def adaptive_ece(logits: Logits, labels: Labels, bins: int = 15, *, pool: Pool =
     """Expected calibration error over bins of equal count, cut along the sorted confidences. Nixon et al. 2019."""
     confidence, correct = _confidence(logits, labels, pool)
     gaps = (confidence - correct)[confidence.argsort(stable=True)]
-    return sum(part.sum().abs().item() for part in gaps.tensor_split(at_least("bins", bins))) / len(gaps)
+    return sum(part.sum().abs().item() for part in gaps.tensor_split(bins)) / len(gaps)
 
 
 def classwise_ece(logits: Logits, labels: Labels, bins: int = 15, *, pool: Pool = "probabilities") -> float:
@@ -174,7 +175,7 @@ def auroc_interval(
     (count,), (others,) = ids, oods
     sorted_once = [(np.argsort(id_), *_ranks(id_, ood)) for id_, ood in scores]
     rng = np.random.default_rng(seed)
-    values = np.zeros(at_least("repeats", repeats))
+    values = np.zeros(repeats)
     for i in range(repeats):  # a resample only changes how often each score counts
         drawn = np.bincount(rng.integers(count, size=count), minlength=count)
         pick = rng.integers(others, size=others)
@@ -212,14 +213,12 @@ def augrc(logits: Logits, labels: Labels, scores: Scores) -> float:
 
 def risk_at_coverage(logits: Logits, labels: Labels, scores: Scores, coverage: float = 0.8) -> float:
     """Error rate among the ceil(coverage * n) least uncertain samples."""
-    within("coverage", coverage, "(0, 1]")
     risk = risk_coverage(logits, labels, scores)[1]
     return risk[math.ceil(coverage * len(risk) - 1e-9) - 1].item()  # 0.07 * 100 is a little more than 7
 
 
 def coverage_at_risk(logits: Logits, labels: Labels, scores: Scores, risk: float = 0.05) -> float:
     """Largest coverage whose selective risk is at most `risk`; 0 if there is none."""
-    within("risk", risk, "[0, 1]")
     coverages, risks = risk_coverage(logits, labels, scores)
     return max(coverages[risks <= risk + 1e-12].tolist(), default=0.0)
 
@@ -245,7 +244,6 @@ def by_quantile(
             f"quantiles must increase in (0, 1] with a sample in every bucket, got {levels.tolist()} "
             f"for {len(values)} samples"
         )
-    one_of("mode", mode, ("bucket", "acceptance"))
     sums = _in_order(values, scores).cumsum(0)[ends - 1]
     return sums / ends if mode == "acceptance" else sums.diff(prepend=sums.new_zeros(1)) / ends.diff(prepend=zero)
 
@@ -268,7 +266,7 @@ def bootstrap(
         raise ValueError(f"arrays must share a positive number of samples, got {sizes}")
     rng = np.random.default_rng(seed)
     values = []
-    for _ in range(at_least("repeats", repeats)):
+    for _ in range(repeats):
         index = rng.integers(sizes[0], size=sizes[0])
         value = statistic(*(array[(slice(None),) * axis + (index,)] for array, axis in zip(arrays, axes, strict=True)))
         values.append(value.cpu().numpy() if isinstance(value, Tensor) else np.asarray(value))
@@ -287,6 +285,7 @@ def interval(
     than: others, for the same inputs. The result is then the first mean minus theirs, and the interval is paired: both
         see the same resamples. It does not know what other seeds of training would change.
     """
+    at_least("the number of runs", len(runs))
     one_of("measure", measure, ("accuracy", "nll", "brier", "disagreement"))
     by_input = {
         "accuracy": lambda z: _confidence(z, labels, "probabilities")[1],
@@ -301,7 +300,6 @@ def interval(
 
 
 def _tails(level: float) -> list[float]:
-    within("level", level, "(0, 1)")
     return [(1 - level) / 2, (1 + level) / 2]
 
 
@@ -351,7 +349,7 @@ def _disagreement(logits: Tensor) -> Tensor:
 
 def _binned_gap(confidence: Tensor, gaps: Tensor, bins: int) -> Tensor:
     """|Sum of the gaps| / n in each equal-width bin (lo, hi] of [0, 1]."""
-    edges = torch.arange(1, at_least("bins", bins), dtype=torch.float64, device=gaps.device) / bins
+    edges = torch.arange(1, bins, dtype=torch.float64, device=gaps.device) / bins
     return torch.bincount(torch.bucketize(confidence, edges), weights=gaps, minlength=bins).abs() / len(gaps)
 
 
@@ -386,3 +384,6 @@ def _average_precision(positives: np.ndarray, negatives: np.ndarray) -> float:
     true = steps[::-1].cumsum()[::-1]  # positives at or above each threshold
     false = len(negatives) - np.searchsorted(np.sort(negatives), thresholds)
     return float((steps * true / (true + false)).sum() / len(positives))
+
+
+door.room(__name__)

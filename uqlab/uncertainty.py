@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from uqlab.core.checks import finite, floating, one_of, representable
+from uqlab.core import door
+from uqlab.core.checks import finite, floating, representable
 from uqlab.core.devices import elements_of_temporary
 
 Logits = Float[Tensor, "members batch classes"]
@@ -82,7 +83,6 @@ def decompose_score(
 
     Other arguments and errors as in `decompose`. Hofman, Sale and Hüllermeier 2024, arXiv 2404.12215.
     """
-    one_of("rule", rule, _RULES)
     member_entropy, divergence = _RULES[rule]
     check_logits(logits)
     members = logits.shape[0]
@@ -241,7 +241,6 @@ def _working_dtype(values: Tensor) -> torch.dtype:
 
 
 def _jackknife(correct: Correction, count: int, axis: str) -> bool:
-    one_of("correct", correct, (None, "jackknife"))
     if correct and count < 2:
         raise ValueError(f"the jackknife leaves one out, so it needs at least 2 {axis}, got {count}")
     return correct is not None
@@ -312,3 +311,6 @@ _RULES = {
     ),
     "zero-one": (lambda log_p: log_p.amax(0).expm1().abs(), _accuracy_gap),
 }
+
+
+door.room(__name__)

@@ -21,3 +21,12 @@ def test_an_array_is_as_large_as_its_file(tmp_path):
         array.write(b"0" * 100)
     with pytest.raises(ValueError, match=r"own.npz cannot be read: x is said to be .* but the file holds fewer bytes"):
         data.load(path)
+
+
+@pytest.mark.parametrize("kind", [">f4", ">f8", "<f4"])
+def test_the_order_of_bytes_does_not_matter(kind, tmp_path):
+    images, labels = np.linspace(0, 1, 4 * 9).reshape(4, 3, 3), np.array([0, 1, 0, 1])
+    np.savez(tmp_path / "own.npz", x_test=images.astype(kind), y_test=labels.astype(">i8"))
+    found = data.load(tmp_path / "own.npz")
+    np.testing.assert_allclose(found.inputs[:, 0], images, rtol=1e-6)
+    assert found.labels.tolist() == labels.tolist()

@@ -34,7 +34,7 @@ def test_the_model_is_left_as_it_was(unchecked):
         switched = gradients.regrad(model, inputs)
     unchanged()
     torch.testing.assert_close(gradients.regrad(copy.deepcopy(model).eval(), inputs), switched)
-    with pytest.warns(UserWarning, match="mode"), pytest.raises(RuntimeError):
+    with pytest.warns(UserWarning, match="mode"), pytest.raises(ValueError, match="in layer '0', Conv2d"):
         gradients.regrad(model, inputs[:, :1])  # one channel of two
     unchanged()
     with pytest.warns(UserWarning, match="Dropout"):

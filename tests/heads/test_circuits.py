@@ -249,7 +249,20 @@ def test_checkpoints_of_other_searches(other, tmp_path):
         heads.greedy_circuit(*changed, **settings)
 
 
-@pytest.mark.parametrize("spoil", [lambda b: b[:-9], lambda b: b"", lambda b: b.replace(b"uqlab", b"other")])
+def flipped(data, at):
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda b: b[:-9],
+        lambda b: b"",
+        lambda b: b.replace(b"uqlab", b"other"),
+        lambda b: flipped(b, len(b) - 1),  # a number
+        lambda b: flipped(b, b.index(b"start") + 10),
+    ],
+)
 def test_damaged_checkpoints(spoil, tmp_path):
     path = tmp_path / "circuit"
     heads.greedy_circuit(make(), *data("vit"), budget=1, checkpoint=path, progress=False)

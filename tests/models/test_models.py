@@ -1,6 +1,7 @@
 """Networks against plain references, and weights from files."""
 
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from uqlab import data, ensembles, metrics, models, training
+
+pytestmark = pytest.mark.filterwarnings("ignore:the format of .* holds no checksum")
 
 
 def plain_resnet(state, x, depth):
@@ -98,6 +101,22 @@ def test_weights_of_another_model_are_refused(saved, tmp_path):
         models.load_weights(models.cifar_resnet(8), path)
 
 
+def test_a_checksum_stands_for_the_one_that_the_format_lacks(saved, tmp_path):
+    path, model = tmp_path / "w.safetensors", models.small_cnn(3, width=4)
+    save_file(saved.state_dict(), path)
+    with pytest.warns(UserWarning, match=r"format of w.safetensors holds no checksum.* give sha256=") as told:
+        models.load_weights(model, path)
+    digest = str(told[0].message).partition('sha256="')[2][:16]
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(ValueError, match=rf"w.safetensors has the sha256 \w+, not {digest}; fetch it again"):
+        models.load_weights(models.small_cnn(3, width=4), path, sha256=digest)
+    path.write_bytes(whole)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert same(models.load_weights(models.small_cnn(3, width=4), path, sha256=digest), saved)
+
+
 class Code:
     def __reduce__(self):
         return pytest.fail, ("this must not run",)
@@ -122,7 +141,7 @@ def test_files_that_hold_no_weights_are_refused(saved, tmp_path):
     torch.save(saved, tmp_path / "model.pt")
     with pytest.raises(ValueError, match=r"model\.pt cannot be read: .*Python objects"):
         models.load_weights(saved, tmp_path / "model.pt")
-    for content in ([1, 2], {"epoch": 3}, torch.zeros(2)):
+    for content in ([1, 2], {"epoch": 3}, torch.zeros(2), {0: torch.zeros(2)}, {"state_dict": {1: torch.zeros(2)}}):
         torch.save(content, tmp_path / "other.pt")
         with pytest.raises(ValueError, match=r"other\.pt holds no state dict"):
             models.load_weights(saved, tmp_path / "other.pt")

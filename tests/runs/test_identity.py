@@ -115,7 +115,7 @@ def test_runs_of_before_there_were_digests_are_stale(project, computed, lacking)
     folder = sweeps.run_one("00")
     manifest = manifest_of(folder)
     del manifest[lacking]
-    write(folder / "manifest.json", json.dumps(manifest))
+    write(folder / "manifest.json", json.dumps(identity.sealed(manifest)))
     assert sweeps.finished(folder)
     with pytest.warns(UserWarning, match="1 of 1 runs are stale: no record of its code"):
         assert list(runs.load(folder.parent).run_stale) == [True]
@@ -164,7 +164,9 @@ def test_of_equal_parameters_the_latest_run_is_in_the_table(project, computed):
     folder = sweeps.run_one("00")
     shutil.copytree(folder, folder.with_name("0" * 16))
     manifest = manifest_of(folder)
-    write(folder.with_name("0" * 16) / "manifest.json", json.dumps(manifest | {"started": "2025-01-01"}))
+    write(
+        folder.with_name("0" * 16) / "manifest.json", json.dumps(identity.sealed(manifest | {"started": "2025-01-01"}))
+    )
     with pytest.warns(UserWarning, match="0: there is a later run of the same parameters"):
         assert list(runs.load(folder.parent).run) == [folder.name]
 

@@ -11,7 +11,7 @@ from small_sweeps import PARAMETERS, checkout, stand_in  # noqa: F401  (fixtures
 
 from uqlab import runs
 from uqlab.core.files import read_json, sha256, write
-from uqlab.runs import execution, gallery, parameters, sweeps, tables
+from uqlab.runs import execution, gallery, identity, parameters, sweeps, tables
 
 # --- The table -------------------------------------------------------------------------------------------------------
 
@@ -52,7 +52,8 @@ def test_tables_of_all_runs_are_joined(project, computed):
         found = read_json(outcome.folder / "results.json") | {"tables": {"board": table}}
         write(outcome.folder / "results.json", json.dumps(found))
         manifest["files"]["results.json"] = sha256(outcome.folder / "results.json")
-        write(outcome.folder / "manifest.json", json.dumps(manifest | {"packages": {"torch": "2"}, "seconds": 1800}))
+        more = {"packages": {"torch": "2"}, "seconds": 1800}
+        write(outcome.folder / "manifest.json", json.dumps(identity.sealed(manifest | more)))
     result = call("collect", "00", "--table", "board")
     assert result.exit_code == 0, result.output
     frame = pd.read_csv(report.folder / "board.csv")
@@ -94,7 +95,7 @@ def test_columns_that_no_file_could_hold_are_text(project, computed, monkeypatch
         write(outcome.folder / "results.json", json.dumps({"numbers": {"mixed": value, "big": 10**30}}))
         manifest = read_json(outcome.folder / "manifest.json")
         manifest["files"]["results.json"] = sha256(outcome.folder / "results.json")
-        write(outcome.folder / "manifest.json", json.dumps(manifest))
+        write(outcome.folder / "manifest.json", json.dumps(identity.sealed(manifest)))
     frame = tables.save(tables.read(report.folder), report.folder)
     assert list(frame.mixed[:2]) == [str(10**30), '"text"']
     assert frame.mixed.isna()[2]

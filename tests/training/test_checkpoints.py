@@ -1,6 +1,8 @@
 """Checkpoints: an interrupted run goes on bit for bit, and a checkpoint of anything else is refused."""
 
 import functools
+import hashlib
+import io
 
 import pytest
 import torch
@@ -86,6 +88,28 @@ def test_damaged_checkpoint_is_refused(tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match="damaged"):
             trained(2, checkpoint=path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: [1, 2],
+        lambda s: {"run": 3},
+        lambda s: s | {"epoch": 9},
+        lambda s: s | {"epoch": "1"},
+        lambda s: s | {"optimizer": [3]},
+        lambda s: s | {"weights": {}},
+        lambda s: s | {"losses": torch.zeros(7)},
+    ],
+)
+def test_a_checkpoint_of_another_hand_is_refused(tmp_path, change):
+    """Its checksum is right, and it holds something else."""
+    path, memory = tmp_path / "run.pt", io.BytesIO()
+    trained(2, checkpoint=path)
+    torch.save(change(torch.load(io.BytesIO(path.read_bytes()[32:]), weights_only=True)), memory)
+    path.write_bytes(hashlib.sha256(memory.getvalue()).digest() + memory.getvalue())
+    with pytest.raises(ValueError, match=r"checkpoint .*run\.pt (is damaged or none of ours|does not fit its own run)"):
+        trained(2, checkpoint=path)
 
 
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam", "lr": 0.01}], ids=["sgd", "adam"])

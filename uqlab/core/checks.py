@@ -1,11 +1,18 @@
 """Checks of what users give: each error says what was given, what is accepted and what to do."""
 
 import operator
+import traceback
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+
+def is_ours(error: Exception) -> bool:
+    """Whether a line of this package raised an error, as a ValueError or TypeError."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return isinstance(error, ValueError | TypeError) and frame.f_globals.get("__name__", "").startswith("uqlab.")
 
 
 def one_network(model: Any, user: str) -> None:

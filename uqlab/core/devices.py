@@ -33,7 +33,10 @@ def device(name: str = "auto") -> torch.device:
     """The torch device of that name; "auto" is the GPU if there is one."""
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f'device {name!r} needs a GPU and a CUDA build of torch; here is none: use "auto" or "cpu"')
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+    try:
+        return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+    except RuntimeError as error:
+        raise ValueError(f'device must be "auto", "cpu", "cuda" or one like "cuda:1", got {name!r}') from error
 
 
 @contextlib.contextmanager
@@ -58,7 +61,7 @@ def arithmetic(precision: str, where: torch.device) -> Iterator[None]:
         finally:
             backend.matmul.fp32_precision, backend.conv.fp32_precision = before
     else:
-        warnings.warn("this CPU has no bfloat16 matrix units: products stay float32, which is faster", stacklevel=4)
+        warnings.warn("this CPU has no bfloat16 matrix units: products stay float32, which is faster", stacklevel=5)
         yield
 
 

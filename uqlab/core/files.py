@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+COMPARED: set[Path] = set()  # files whose checksums this process has compared with known ones
 TRAININGS = "UQLAB_CACHE"  # the variable that names the folder of finished trainings; empty or absent: none is kept
 
 
@@ -34,8 +35,11 @@ def write(path: str | os.PathLike, text: str) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; an absent or broken file is an empty one."""
-    with suppress(OSError, ValueError):
-        read = json.loads(path.read_text(encoding="utf-8"))
+    with suppress(OSError, ValueError, RecursionError):
+        text = path.read_text(encoding="utf-8")
+        read = json.loads(text)
+        if r"\ud" in text.lower():  # half a surrogate pair is no text that could be written again
+            json.dumps(read, ensure_ascii=False).encode()
         return read if isinstance(read, dict) else {}
     return {}
 

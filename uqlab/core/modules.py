@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -9,19 +10,42 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from uqlab.core.checks import is_ours
+
 Inputs = Tensor | Mapping[str, Tensor]  # one tensor, or several by name, as tokenizers make them
 
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model is in evaluation mode inside the block; afterwards every module has its former mode."""
+    """The model is in evaluation mode inside the block; afterwards every module has its former mode.
+
+    An error of torch in one of its layers becomes a ValueError that names the layer.
+    """
     modes = {module: module.training for module in model.modules()}
     try:
         model.eval()
         yield
+    except Exception as error:
+        if said := _where(model, error):
+            raise ValueError(said) from error
+        raise
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+def _where(model: nn.Module, error: Exception) -> str:
+    """In which layer of the model an error was raised, and what it says; empty for our own and for lack of memory."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    names = {part: name for name, part in model.named_modules()}
+    parts = [frame.f_locals["self"] for frame in frames if isinstance(frame.f_locals.get("self"), nn.Module)]
+    layer = next((part for part in reversed(parts) if part in names), None)
+    if layer is None or is_ours(error) or isinstance(error, torch.OutOfMemoryError):
+        return ""
+    what = repr(layer) if not list(layer.children()) else type(layer).__name__
+    said = str(error).strip().split("\n")[0]
+    where = f"layer {names[layer]!r}, {what}" if names[layer] else what
+    return f"the network cannot take these inputs: in {where}: {said}; check their shape, type and device"
 
 
 @contextlib.contextmanager

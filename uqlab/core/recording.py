@@ -50,6 +50,7 @@ def record(name: str, value: Any, *, allow_nan: bool = False) -> Any:
     refused, because a finding that is not a number is a mistake, unless `allow_nan` stores it as null.
     Raises ValueError (not finite) or TypeError (not data), naming the record.
     """
+    _check_name(name)
     output_dir()
     pandas = sys.modules.get("pandas")
     if pandas and isinstance(value, pandas.DataFrame | pandas.Series):
@@ -74,6 +75,7 @@ def claim(name: str, sentence: str, holds: Any, *, margin: Any = None, paper: An
     Raises TypeError or ValueError: no sentence, `holds` neither true nor false, a margin that is not finite, or a name
     that this run has claimed with another sentence.
     """
+    _check_name(name)
     if not (isinstance(sentence, str) and sentence.strip()):
         raise ValueError(f"claim {name}: the sentence is {sentence!r}")
     holds, margin = plain(name, holds), plain(f"the margin of {name}", margin)
@@ -105,6 +107,8 @@ def claims() -> "DataFrame":
 
 def describe_figure(name: str, caption: str = "", paper: str = "") -> None:
     """Note what a saved figure shows, and which figure of the paper it reproduces; `plots.save` calls this."""
+    for text in (name, caption, paper):
+        _check_name(text)
     files = sorted(path.name for path in output_dir().iterdir() if path.stem == name)
     _results["figures"][name] = {"caption": caption, "paper": paper, "files": files}
     _write_results()
@@ -151,6 +155,11 @@ def plain(name: str, value: Any, allow_nan: bool = False) -> Any:
         return value
     kind = type(value).__name__
     raise TypeError(f"{name} is a {kind}; use numbers, text, lists, dicts, arrays, tensors or DataFrames")
+
+
+def _check_name(name: str) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"what a record is called must be text, got {name!r} ({type(name).__name__})")
 
 
 def _write_results() -> None:

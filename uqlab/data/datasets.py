@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from uqlab.core.checks import one_of
+from uqlab.core.files import COMPARED
 from uqlab.data import colour_images, grey_images, sounds, texts, weights  # noqa: F401  they fill SOURCES and FILES
 from uqlab.data.downloads import FILES, fetch
 from uqlab.data.embedded import EMBEDDED, FINE
@@ -163,7 +164,9 @@ def file(name: str, *, root: Name | None = None) -> Path:
     """The path of a registered file, such as "resnet_cifar10/resnet20-12fca82f.th"; root: as in `load`."""
     if name not in FILES:
         raise ValueError(_unknown("file", name, FILES))
-    return fetch(name, _folder(root))
+    path = fetch(name, _folder(root)).absolute()
+    COMPARED.add(path)
+    return path
 
 
 def _unknown(what, name, known):

@@ -58,7 +58,8 @@ def npz(path: Path, *keys: str, optional: bool = False) -> dict[str, np.ndarray]
                 shape, _, kind = read(array)
             if math.prod(shape) * kind.itemsize > arrays.zip.getinfo(f"{key}.npy").file_size:
                 raise ValueError(f"{key} is said to be {shape} {kind}, but the file holds fewer bytes")
-        return {key: arrays[key] for key in there}
+        found = {key: arrays[key] for key in there}
+        return {key: array.astype(array.dtype.newbyteorder("="), copy=False) for key, array in found.items()}
 
 
 def unpacked(archive: str, members: Sequence[str], root: Path) -> tuple[Path, list[bytes]]:

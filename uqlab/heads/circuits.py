@@ -216,10 +216,12 @@ class _State:
         try:
             with safe_open(path, framework="pt") as file:
                 about = json.loads((file.metadata() or {})["uqlab"])
-                self.start, self.done = float(about["start"]), int(about["done"])
-                self.scores = list(file.get_tensor("scores"))
-                self.uncertainty, self.hits = file.get_tensor("uncertainty"), file.get_tensor("hits")
-        except (SafetensorError, KeyError, ValueError) as error:
+                tensors = {name: file.get_tensor(name) for name in ("scores", "uncertainty", "hits")}
+            if about.pop("sha256") != fingerprint(tensors, json.dumps(about, sort_keys=True)):
+                raise ValueError("its checksum is wrong")
+            self.start, self.done = float(about["start"]), int(about["done"])
+            self.scores, self.uncertainty, self.hits = list(tensors["scores"]), tensors["uncertainty"], tensors["hits"]
+        except (SafetensorError, LookupError, TypeError, ValueError) as error:
             raise ValueError(f"checkpoint {path} is damaged or of another kind; delete the file: {error}") from error
         if about["run"] != self.run:
             raise ValueError(f"checkpoint {path} is of another search; delete the file or name another")
@@ -230,6 +232,7 @@ class _State:
         scores = torch.stack(self.scores) if self.scores else torch.empty(0, 0, 0)
         tensors = {"scores": scores, "uncertainty": self.uncertainty, "hits": self.hits}
         about = {"run": self.run, "start": self.start, "done": self.done}
+        about["sha256"] = fingerprint(tensors, json.dumps(about, sort_keys=True))
         with writing(self.path) as temporary:
             save_file(tensors, temporary, {"uqlab": json.dumps(about)})
         self.written = time.monotonic()

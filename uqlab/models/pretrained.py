@@ -5,6 +5,7 @@ import copy
 import json
 import os
 import pickle
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -15,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from uqlab.core import files
 from uqlab.core.checks import at_least, one_of
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -239,15 +241,27 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0].rstrip(".")
 
 
-def load_weights(model: Model, path: str | os.PathLike) -> Model:
+def load_weights(model: Model, path: str | os.PathLike, *, sha256: str | None = None) -> Model:
     """Put the weights of a file into `model` and return it.
 
     path: a .safetensors file or one of torch.save, of which only tensors are read (`weights_only=True`). A state dict
         under "state_dict" is unwrapped, and the prefix "module." of nn.DataParallel dropped.
+    sha256: the file's checksum, or its first digits. The formats hold none, so without it a damaged file may load as
+        other weights, and a warning says so, unless `data.file` gave the path and has compared it.
 
-    Raises ValueError for a file that holds anything but the weights of this model, which then stays unchanged.
+    Raises ValueError for another checksum and for a file that holds anything but the weights of this model, which then
+    stays unchanged.
     """
-    state = _read_weights(Path(path).expanduser())
+    path = Path(path).expanduser()
+    if sha256 is not None and not (found := files.sha256(path)).startswith(sha256.lower() or "none"):
+        raise ValueError(f"{path} has the sha256 {found}, not {sha256}; fetch it again, or name another file")
+    state = _read_weights(path)
+    if sha256 is None and path.absolute() not in files.COMPARED:
+        warnings.warn(
+            f"the format of {path.name} holds no checksum, so damage may show in nothing but the outputs; give "
+            f'sha256="{files.sha256(path)[:16]}" if that is the file that you mean',
+            stacklevel=2,
+        )
     if state and all(name.startswith("module.") for name in state):
         state = {name.removeprefix("module."): weight for name, weight in state.items()}
     state = dict(state)  # without metadata torch does not miss num_batches_tracked, which old files lack
@@ -272,6 +286,6 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
             "objects, which would run code: then save model.state_dict() alone"
         ) from error
     state = found.get("state_dict", found) if isinstance(found, dict) else found
-    if not isinstance(state, dict) or not all(isinstance(weight, Tensor) for weight in state.values()):
+    if not isinstance(state, dict) or not all(isinstance(n, str) and isinstance(w, Tensor) for n, w in state.items()):
         raise ValueError(f"{path} holds no state dict of tensors; save model.state_dict()")
     return state

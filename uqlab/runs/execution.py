@@ -1,6 +1,8 @@
 """Notebooks executed by papermill, each in a kernel of its own, into result folders that appear whole or not at all."""
 
+import fcntl
 import functools
+import glob
 import json
 import logging
 import math
@@ -26,7 +28,7 @@ from uqlab import __version__
 from uqlab.core.files import read_json, sha256, write
 from uqlab.core.recording import CODE
 from uqlab.runs import kernels, workers
-from uqlab.runs.identity import Present
+from uqlab.runs.identity import Present, sealed
 from uqlab.runs.parameters import cells, defaults, find, overrides, source_sha256
 
 logging.getLogger("papermill").addHandler(logging.NullHandler())  # its messages are in our own report
@@ -93,6 +95,7 @@ def execute(
         "packages": packages(),
     }
     temporary.mkdir(parents=True)
+    living = _hold(temporary)
     try:
         kernels.run_cells(notebook, output, injected, environment, deadline, stop, on_cell)
         manifest["code"] = read_json(temporary / CODE) or None
@@ -102,7 +105,7 @@ def execute(
         manifest["seconds"] = round(time.monotonic() - clock, 3)
         paths = sorted(path for path in temporary.rglob("*") if path.is_file())
         manifest["files"] = {path.relative_to(temporary).as_posix(): sha256(path) for path in paths}
-        write(temporary / "manifest.json", json.dumps(manifest, indent=1))
+        write(temporary / "manifest.json", json.dumps(sealed(manifest), indent=1))
         _move(temporary, folder)
         shutil.rmtree(failed, ignore_errors=True)
     except Exception as error:
@@ -117,6 +120,8 @@ def execute(
         raise RunError(f"{report}\nkept: {named(failed / output.name)}", reason) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        if living is not None:
+            os.close(living)
     return folder
 
 
@@ -147,6 +152,9 @@ def execute_all(
             bar.set_description_str(f"{len(outcomes)} of {len(plan)} done; {where}")
 
         try:
+            restore(root / path.stem)
+            clear(root / path.stem)
+            clear(root / f"{path.stem}.failed")
             execute(path, plan[path], profile=profile, folder=root / path.stem, on_cell=on_cell, **options)
         except Exception as failure:  # the others still run
             error = failure
@@ -223,6 +231,43 @@ def _move(folder: Path, target: Path) -> None:
         target.rename(old)
     folder.rename(target)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def restore(folder: Path) -> None:
+    """Undo what a process left that was killed while it moved a result to `folder`: the new one lies there, or the old.
+
+    A manifest is written last, so where there is one the new result is whole.
+    """
+    old = leftovers(folder, "old")
+    if old and not folder.exists():
+        whole = [path for path in leftovers(folder) if (path / "manifest.json").is_file()]
+        (whole or old)[0].rename(folder)
+    for path in leftovers(folder, "old") if folder.exists() else ():
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def leftovers(folder: Path, kind: str = "tmp") -> list[Path]:
+    """Return what lies beside a result folder: half-done ones, also of a process that lives, or old ones."""
+    return list(folder.parent.glob(f".{glob.escape(folder.name)}.{kind}-*"))
+
+
+def clear(folder: Path) -> None:
+    """Remove the half-done folders beside a result folder whose processes are dead, with the files of their kernels."""
+    for path in leftovers(folder):
+        if (living := _hold(path)) is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(living)
+
+
+def _hold(folder: Path) -> int | None:
+    """Lock a half-done folder until this process closes it or dies; None where another holds it, or nobody can."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def _git(folder: Path) -> dict[str, Any] | None:

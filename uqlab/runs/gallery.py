@@ -35,7 +35,14 @@ def build(root: Path, profiles: Sequence[str] = ()) -> Path:
             notebook = name.removesuffix(".sweep")
             section = {"id": f"{profile}/{name}".lstrip("/"), "notebook": notebook, "profile": profile}
             gather = gathered.notebook if name == notebook else gathered.sweep
-            sections.append(section | gather(parent, name))
+            try:
+                sections.append(section | gather(parent, name))
+            except (AttributeError, LookupError, OSError, TypeError, ValueError) as error:  # the others are shown
+                broken = f"Its files cannot be read: {type(error).__name__}: {error}"
+                sections.append(
+                    section
+                    | {"title": name, "sweep": False, "runs": [{"problem": broken, "claims": [], "figures": []}]}
+                )
     notebooks = sorted({section["notebook"] for section in sections})
     html = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=ChainableUndefined)
     html.trim_blocks = html.lstrip_blocks = True

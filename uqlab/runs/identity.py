@@ -31,10 +31,21 @@ def code(manifest: dict[str, Any]) -> str | None:
     return fingerprint(json.dumps(files, sort_keys=True))[:8] if isinstance(files, dict) else None
 
 
+def sealed(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return the manifest with a checksum of all that it says."""
+    said = {name: value for name, value in manifest.items() if name != "sha256"}
+    return said | {"sha256": fingerprint(json.dumps(said, sort_keys=True))}
+
+
 def undamaged(folder: Path, manifest: dict[str, Any], *names: str) -> bool:
-    """Whether the named files of a result folder, by default all, have the checksums of its manifest."""
+    """Whether a manifest has its own checksum, and the named files of its folder, by default all, have theirs.
+
+    Manifests of before they had checksums are taken as they are.
+    """
     files = manifest.get("files")
     if not isinstance(files, dict) or "results.json" not in files:
+        return False
+    if "sha256" in manifest and sealed(manifest) != manifest:
         return False
     with suppress(OSError):
         return all(sha256(folder / name) == files.get(name) for name in names or files)

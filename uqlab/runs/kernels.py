@@ -53,7 +53,7 @@ def run_cells(
                     kernel_name="python3",
                     language="python",
                     progress_bar=False,
-                    kernel_manager_class=_kernel_manager(environment, deadline, stop, report),
+                    kernel_manager_class=_kernel_manager(output.parent, environment, deadline, stop, report),
                     resources={"metadata": {"path": str(notebook.parent)}},  # papermill's cwd is that of the process
                     on_cell_executed=lambda **_: report(1),
                 )
@@ -83,8 +83,13 @@ def _papermill() -> Callable[..., Any]:
     return execute_notebook
 
 
-def _kernel_manager(environment: dict[str, str], deadline: float, stop: Event, tick: Callable[[], None]) -> type:
-    """Make the class of managers that start this very interpreter, whatever kernels are installed."""
+def _kernel_manager(
+    folder: Path, environment: dict[str, str], deadline: float, stop: Event, tick: Callable[[], None]
+) -> type:
+    """Make the class of managers that start this very interpreter, whatever kernels are installed.
+
+    A kernel's connection file lies in the folder, and goes with it if this process is killed.
+    """
     from ipykernel.kernelspec import get_kernel_dict
     from jupyter_client.kernelspec import KernelSpec
     from jupyter_client.manager import AsyncKernelManager
@@ -96,7 +101,7 @@ def _kernel_manager(environment: dict[str, str], deadline: float, stop: Event, t
 
     class Manager(AsyncKernelManager):
         def __init__(self, **options: Any):
-            super().__init__(cache_ports=False, **options)
+            super().__init__(cache_ports=False, **options | {"connection_file": str(folder / ".kernel.json")})
             ports = _free_ports(5)
             self.shell_port, self.iopub_port, self.stdin_port, self.hb_port, self.control_port = ports
 

@@ -2,6 +2,7 @@
 
 import ast
 import difflib
+import json
 import os
 import re
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ import yaml
 from uqlab.core.files import fingerprint, read_json
 from uqlab.core.recording import plain
 
+CELL = {"cell_type", "metadata", "source"}  # what every cell of a notebook has
 DATA_FILE = r"\.(?:npz|[tc]sv(?:\.gz)?)"  # how the path of a user's own data ends, as a regular expression
 
 
@@ -63,8 +65,8 @@ def defaults(notebook: str | os.PathLike) -> dict[str, Any]:
 def cells(notebook: str | os.PathLike) -> list[dict[str, Any]]:
     """Return the cells of a notebook; raises ValueError for any other file."""
     found = read_json(Path(notebook)).get("cells")
-    if not isinstance(found, list):
-        raise ValueError(f"{notebook} is not a notebook of format 4")
+    if not isinstance(found, list) or not all(isinstance(cell, dict) and cell.keys() >= CELL for cell in found):
+        raise ValueError(f"{notebook} is not a notebook of format 4, whose cells have {', '.join(sorted(CELL))}")
     return found
 
 
@@ -79,7 +81,8 @@ def profiles(notebook: Path) -> dict[str, dict[str, dict[str, Any]]]:
     try:
         read = (yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None) or {}
         sets = {name: {stem: dict(v or {}) for stem, v in (entries or {}).items()} for name, entries in read.items()}
-    except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
+        json.dumps(sets, default=str)
+    except (yaml.YAMLError, AttributeError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"{path} must map profile -> notebook -> {{parameter: value}}: {error}") from error
     return {"quick": {}} | sets
 
@@ -167,7 +170,9 @@ def _parse(text: str, default: Any) -> Any:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         value = text
-        with suppress(yaml.YAMLError):  # for true, null, [a, b]; its other readings (1:30, dates, 1e-3) surprise
+        with suppress(
+            yaml.YAMLError, RecursionError
+        ):  # for true, null, [a, b]; its other readings (1:30, dates, 1e-3) surprise
             read = yaml.safe_load(text)
             value = read if read is None or isinstance(read, bool | list | dict) else text
     return text if isinstance(default, str) and not isinstance(value, str) else value

@@ -8,7 +8,6 @@ import itertools
 import math
 import os
 import re
-import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent import futures
@@ -88,13 +87,14 @@ def run_one(
     if done():
         return folder
     with _claimed(folder, wait, timeout, stop):
+        execution.restore(folder)
         if done():
             return folder
         try:
             options = {"profile": profile, "folder": folder, "threads": threads, "timeout": timeout, "stop": stop}
             return execution.execute(notebook, parameters, **options)
         finally:  # not reached if this process is killed
-            _clear(folder)
+            execution.clear(folder)
 
 
 def sweep(
@@ -123,6 +123,12 @@ def sweep(
     notebook, given = find(notebook), dict(parameters or {})
     folder = Path(root, profile, f"{notebook.stem}.sweep").absolute()
     points = folders_of_grid(folder.parent, notebook, profile, grid, given)
+    killed = {path.name.split(".")[1] for path in folder.glob(".*.*")}
+    for path in points:
+        if path.name in killed:
+            with suppress(Busy), _claimed(path, wait=False):
+                execution.restore(path)
+                execution.clear(path)
     present, stop = identity.Present(), Event()
     with futures.ThreadPoolExecutor() as pool:
         done = [path for path, whole in zip(points, pool.map(finished, points), strict=True) if whole]
@@ -138,11 +144,6 @@ def sweep(
         click.echo(f"{len(stale)} of {len(done)} finished runs are stale: {reason}; {then}", err=True)
     if not todo:
         return Report(folder, list(outcomes.values()))
-    killed = {path.name.split(".")[1] for path in folder.glob(".*.tmp-*")}
-    for path in todo:
-        if path.name in killed:
-            with suppress(Busy), _claimed(path, wait=False):
-                _clear(path)
     started, before = time.monotonic(), len(outcomes)
     try:
         with workers.connected(jobs, cluster, resources, stop) as (threads, executor):
@@ -229,28 +230,22 @@ def _claimed(folder: Path, wait: bool, timeout: float | int | None = None, stop:
     from filelock import FileLock, Timeout
 
     folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
+    path = folder.with_name(f".{folder.name}.lock")
+    lock = FileLock(path)
     deadline = time.monotonic() + (timeout or math.inf if wait else 0)
     while not lock.is_locked:
         try:
             lock.acquire(timeout=0.5 if wait else 0)
+            if not path.exists():  # its last holder removed it while this process waited
+                lock.release()
         except Timeout:
             if time.monotonic() >= deadline or (stop and stop.is_set()):
                 raise Busy(f"another process has been computing {folder.name} for {timeout or 0:g} s") from None
     try:
         yield
     finally:
+        path.unlink(missing_ok=True)
         lock.release()
-
-
-def _leftovers(folder: Path) -> list[Path]:
-    """Return the half-done folders of a run: of the process that computes it now, and of processes that were killed."""
-    return list(folder.parent.glob(f".{folder.name}.tmp-*"))
-
-
-def _clear(folder: Path) -> None:
-    for path in _leftovers(folder):
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def _attempt(
@@ -258,8 +253,8 @@ def _attempt(
 ) -> workers.Result:
     """Compute a run in the process that the scheduler chose; return (status, seconds, reason), never raise."""
     started, status, reason = time.monotonic(), "failed", ""
-    if len(_leftovers(folder)) >= KILLS:
-        _clear(folder)
+    if len(execution.leftovers(folder)) >= KILLS:
+        execution.clear(folder)
         return status, 0.0, "the process that computed it was killed twice; out of memory?"
     try:
         if run_one(notebook, parameters, wait=wait, **options) == folder:

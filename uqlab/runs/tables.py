@@ -77,7 +77,9 @@ def read(sweep: Path) -> Runs:
 
 def claims(folder: Path) -> dict[str, dict[str, Any]]:
     """Return what a run has claimed: name -> sentence, holds, margin, paper."""
-    return read_json(folder / "results.json").get("claims") or {}
+    found = read_json(folder / "results.json").get("claims")
+    named = found.items() if isinstance(found, dict) else ()
+    return {name: claim for name, claim in named if isinstance(claim, dict) and "holds" in claim}
 
 
 def counted(held: list[bool], what: str = "claims hold") -> str:
@@ -147,6 +149,8 @@ def load(sweep: str | os.PathLike, *, profile: str = "quick", root: str | os.Pat
 
 def locate(sweep: str | os.PathLike, profile: str = "quick", root: str | os.PathLike = "figures") -> Path:
     """Return the folder or file of a sweep from its path or its notebook's name; a notebook looks beside its folder."""
+    if not isinstance(sweep, str | os.PathLike):
+        raise TypeError(f"a sweep is named by its folder or its notebook, got {type(sweep).__name__}")
     here = Path.cwd()
     bases = [here, here.parent] if here.name == "notebooks" else [here]
     found = [path for base in bases if (path := base / sweep).exists() and path.suffix != ".ipynb"]

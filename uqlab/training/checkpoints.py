@@ -2,9 +2,11 @@
 
 import functools
 import hashlib
+import inspect
 import io
 import os
 import pathlib
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -16,12 +18,14 @@ from uqlab.ensembles import Ensemble
 from uqlab.training.steps import AutogradStep, ChainStep
 
 Step = ChainStep | AutogradStep
+PARTS = {"run", "bounds", "epoch", "losses", "weights", "optimizer"}  # what a checkpoint holds
 
 
 def described(function: str | Callable | None) -> str:
     """What distinguishes a loss or an augmentation from others: its name, its code and the arguments bound to it."""
     if isinstance(function, functools.partial):
         return f"{described(function.func)} {function.args} {function.keywords}"
+    function = inspect.unwrap(function) if callable(function) else function  # behind the door
     code = getattr(function, "__code__", None)
     name = getattr(function, "__qualname__", str(function) if isinstance(function, str) else type(function).__name__)
     plain = [] if code is None else [each for each in code.co_consts if isinstance(each, int | float | str)]
@@ -49,9 +53,16 @@ class Checkpoint:
         if not path.exists():
             return cls(path, run, None)
         data = path.read_bytes()
-        if data[:32] != hashlib.sha256(data[32:]).digest():
-            raise ValueError(f"checkpoint {path} is damaged or none of ours; delete the file to start again")
-        state = torch.load(io.BytesIO(data[32:]), weights_only=True, map_location="cpu")
+        try:
+            if data[:32] != hashlib.sha256(data[32:]).digest():
+                raise ValueError("its checksum is wrong")
+            state = torch.load(io.BytesIO(data[32:]), weights_only=True, map_location="cpu")
+            if not isinstance(state, dict) or not isinstance(state.get("run"), dict) or not state.keys() >= PARTS:
+                raise ValueError(f"it must hold {', '.join(sorted(PARTS))}")
+        except (ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            raise ValueError(
+                f"checkpoint {path} is damaged or none of ours: {error}; delete the file to start again"
+            ) from error
         if state["run"] != run:
             other = [name for name in run if state["run"].get(name) != run[name]]
             raise ValueError(
@@ -63,11 +74,14 @@ class Checkpoint:
         """Put the state back and return the number of epochs done."""
         if self.state is None:
             return 0
-        ensemble.load_state_dict(self.state["weights"])
-        for step, saved in zip(steps, self.state["optimizer"], strict=True):
-            step.load(saved)
-        losses.copy_(self.state["losses"])
-        return self.state["epoch"]
+        try:
+            ensemble.load_state_dict(self.state["weights"])
+            for step, saved in zip(steps, self.state["optimizer"], strict=True):
+                step.load(saved)
+            losses.copy_(self.state["losses"])
+            return range(len(losses) + 1)[self.state["epoch"]]
+        except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"checkpoint {self.path} does not fit its own run: {error}; delete the file") from error
 
     def write(self, epoch: int, ensemble: Ensemble, bounds: list[int], steps: list[Step], losses: Tensor) -> None:
         if self.path is None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from uqlab.core import devices
-from uqlab.core.checks import all_finite, at_least, class_labels, count_samples, within
+from uqlab.core.checks import all_finite, at_least, class_labels, count_samples
 from uqlab.core.devices import arithmetic
 from uqlab.core.modules import evaluating, like_parameters, logits_of
 from uqlab.ensembles import Ensemble, FoldedEnsemble, member_seed
@@ -25,6 +25,7 @@ from uqlab.training.cache import Training
 from uqlab.training.checkpoints import Checkpoint, described
 from uqlab.training.steps import AutogradStep, ChainStep, Loss, Optimizer, lr_factor, make_step
 
+MOST_PADDING = 1000  # pixels
 Augment = Callable[[Tensor, list[torch.Generator]], Tensor]  # inputs [members, batch, ...], one generator a member
 
 
@@ -81,7 +82,7 @@ def fit(
     weight that is not finite. After an error every module has the mode that it had before.
     """
     started = time.perf_counter()
-    _check_data(ensemble, inputs, labels, epochs, batch_size, lr)
+    _check_data(inputs, labels)
     _check_loss(loss, class_weights)
     first_parameter = next(ensemble.parameters())
     where = first_parameter.device
@@ -221,7 +222,6 @@ def predict(
     not suffice, fewer members and then fewer inputs go through at once.
     """
     at_least("the number of inputs", len(inputs))
-    at_least("batch_size", batch_size)
     where = next(ensemble.parameters(), torch.empty(0)).device
     chunks, start = [], 0
     bar = tqdm(total=len(inputs), desc="predict", unit="input", disable=not progress, leave=False)
@@ -243,6 +243,11 @@ def predict(
 
 def crop_flip(x: Tensor, generators: list[torch.Generator], padding: int = 4) -> Tensor:
     """Random crops of the zero-padded images and horizontal flips, x [members, batch, channels, height, width]."""
+    if x.ndim != 5 or len(generators) != len(x) or 0 in x.shape or not 0 <= padding <= MOST_PADDING:
+        raise ValueError(
+            "crop_flip takes x [members, batch, channels, height, width], a generator for each member and a padding of "
+            f"0 to {MOST_PADDING}, got {list(x.shape)}, {len(generators)} generators and {padding}"
+        )
     members, batch, _, height, width = x.shape
     draws = torch.stack([torch.randint(2 * padding + 1, (2, batch), generator=g) for g in generators]).to(x.device)
     flips = torch.stack([torch.rand(batch, generator=g) < 0.5 for g in generators]).to(x.device)
@@ -256,20 +261,10 @@ def crop_flip(x: Tensor, generators: list[torch.Generator], padding: int = 4) ->
     return padded[m, b, :, rows[..., :, None], columns[..., None, :]].movedim(-1, 2)
 
 
-def _check_data(ensemble: Ensemble, inputs: Tensor, labels: Tensor, epochs: int, batch_size: int, lr: float) -> None:
-    if not isinstance(ensemble, Ensemble):
-        raise TypeError(
-            f"fit takes an ensemble, got {type(ensemble).__name__}; wrap it: ensembles.from_members([model])"
-        )
-    if not isinstance(inputs, Tensor) or not isinstance(labels, Tensor):
-        kinds = f"{type(inputs).__name__} and {type(labels).__name__}"
-        raise TypeError(f"inputs and labels must be tensors, got {kinds}; use torch.as_tensor")
+def _check_data(inputs: Tensor, labels: Tensor) -> None:
     samples = count_samples(inputs)
     if labels.ndim == 0 or samples != len(labels):
         raise ValueError(f"inputs and labels must be equally many, got {list(inputs.shape)} and {list(labels.shape)}")
-    at_least("epochs", epochs)
-    at_least("batch_size", batch_size)
-    within("lr", lr, "(0, inf)")
     if inputs.dtype == torch.uint8:
         raise ValueError("inputs are uint8; give images as floating point in [0, 1]: inputs.float() / 255")
 

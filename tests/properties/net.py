@@ -1,0 +1,184 @@
+"""The net: one call with one or two bad arguments, and what must hold after it, whatever came of it."""
+
+import contextlib
+import gc
+import inspect
+import math
+import os
+import random
+import tempfile
+import traceback
+import warnings
+from collections.abc import Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from recipes import CHANGED, valid
+from torch import nn
+
+import uqlab
+from uqlab.core.files import fingerprint
+
+PACKAGE = str(Path(uqlab.__file__).parent)
+ALLOWED = (ValueError, TypeError, OSError, FloatingPointError, IndexError)
+MAY_BE_NAN = {"training.cross_entropy"}  # of weights that are NaN; `fit` says so
+
+# What may stand in the place of any argument.
+BAD: list[Any] = [
+    None, True, math.nan, math.inf, -1, 0, 1, 1.5, 1e30, 2**70, -(2**70), "nope", "(", "", "name" * 200, b"bytes", [],
+    {}, (), [[1], [2, 3]], {"a": 1}, {1: 2}, [None], [math.nan], ["a", "b"], object(), lambda *_: 0, range(3), int, 1j,
+    Fraction(1, 2), Path("nowhere"), np.float32(0.5), np.int64(2), np.array(["a", "b"]), np.array([object()]),
+    np.zeros((2, 2)), torch.tensor(2.0), torch.tensor(2), torch.zeros(0), torch.zeros(0, 3), torch.ones(3, 2, 2, 2, 2),
+    nn.Linear(3, 2),
+]  # fmt: skip
+
+
+def spoiled(value: Any) -> list[Any]:
+    """What comes near a valid value, or is as good."""
+    if isinstance(value, nn.Module):
+        meta = uqlab.models.mlp(8, (6,), 4, dropout=0.0).to("meta")
+        return [nn.Linear(3, 2), nn.Identity(), nn.Sequential(), meta, uqlab.models.mlp(8, (6,), 4).half()]
+    if isinstance(value, torch.Tensor):
+        x, n = value, value.numpy()
+        more = [
+            x[None],
+            x[:0],
+            torch.cat([x, x]),
+            x.tolist(),
+            n,
+            n.astype(">f4"),
+            n.astype(str),
+            n.astype(object),
+            x.to("meta"),
+        ]
+        more += [x.to(t) for t in (torch.float16, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool)]
+        more += [x.to(torch.complex64), x.to_sparse(), x * math.nan, x.double() * 1e30, -x, torch.zeros_like(x)]
+        return more + ([x[0], x[..., :1], x.mT if x.ndim > 1 else x.flip(0)] if x.ndim else [])
+    if isinstance(value, bool | str) or value is None:
+        return []
+    if isinstance(value, int | float):
+        return [-value, value + 1000, value + 0.5, str(value), [value]]
+    if isinstance(value, list | tuple) and value:
+        return [value[:0], [*value, *value], [*value, None], [value], value[0]]
+    if isinstance(value, Mapping) and value:
+        return [{**value, "more": None}, dict.fromkeys(value), list(value)]
+    return []
+
+
+def state() -> dict[str, Any]:
+    """What no call may change, besides its arguments; torch itself sets a variable of its own."""
+    hooks = torch.nn.modules.module
+    return {
+        "torch's generator": hash(torch.get_rng_state().numpy().tobytes()),
+        "NumPy's generator": hash(str(np.random.get_state())),  # noqa: NPY002  (the global one is what is looked at)
+        "Python's generator": hash(random.getstate()), "grad": torch.is_grad_enabled(),
+        "dtype": torch.get_default_dtype(), "threads": torch.get_num_threads(), "folder": os.getcwd(),
+        "environment": hash(frozenset(v for v in os.environ.items() if "TORCH" not in v[0])),
+        "style": hash(str(sorted(mpl.rcParams.items()))), "hooks": len(hooks._global_forward_hooks),
+        "determinism": torch.are_deterministic_algorithms_enabled(),
+    }  # fmt: skip
+
+
+def content(thing: Any) -> Any:
+    """A fingerprint of an argument: values, modes and hooks."""
+    if isinstance(thing, nn.Module):
+        hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks) for m in thing.modules()]
+        modes = [m.training for m in thing.modules()]
+        grads = [(p.requires_grad, p.grad is None) for p in thing.parameters()]
+        held = [(n, None if p.is_meta else fingerprint(p)) for n, p in thing.state_dict().items()]
+        return hooks, modes, grads, held
+    if isinstance(thing, torch.Tensor):
+        dense = not thing.is_meta and thing.layout is torch.strided
+        return fingerprint(thing) if dense else (thing.shape, thing.dtype)
+    if isinstance(thing, np.ndarray):
+        return thing.tobytes(), thing.dtype, thing.shape
+    if isinstance(thing, list | tuple):
+        return [content(each) for each in thing]
+    if isinstance(thing, Mapping):
+        return [(repr(key), content(each)) for key, each in thing.items()]
+    return repr(thing) if isinstance(thing, int | float | str | None) else None
+
+
+def called(thing: Any, given: dict[str, Any]) -> Any:
+    """Call a function with arguments by name; of one that takes any number by position, `given` names the tuple."""
+    kinds = {name: p.kind for name, p in inspect.signature(thing).parameters.items()}
+    several = next((name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_POSITIONAL), None)
+    args = []
+    if several:
+        args = [given[n] for n in kinds if n in given and kinds[n] is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+        args += [given[several]] if several in given else []
+        given = {n: v for n, v in given.items() if kinds.get(n) is inspect.Parameter.KEYWORD_ONLY}
+    result = thing(*args, **given)
+    if isinstance(result, contextlib.AbstractContextManager):
+        with result:
+            pass
+    return result
+
+
+def faults(name: str, thing: Any, change: dict[str, Any], outcome: list[str] | None = None) -> list[str]:
+    """What is wrong with a call of `name` with some arguments changed: an empty list if nothing is.
+
+    outcome: gets "worked" or "refused".
+    """
+    given = valid(name, thing) | change
+    before = {parameter: content(value) for parameter, value in given.items()}
+    around, found, error = state(), [], None
+    with warnings.catch_warnings(), contextlib.redirect_stdout(None), inside():
+        warnings.simplefilter("ignore")
+        here = os.getcwd()
+        around["folder"] = here
+        try:
+            result = called(thing, given)
+            if not any(name.startswith(each) for each in MAY_BE_NAN) and has_nan(result):
+                found.append("a result is NaN")
+        except Exception as raised:
+            error = raised
+        found += [f"{what} is changed" for what, value in state().items() if value != around[what]]
+    plt.close("all")
+    if outcome is not None:
+        outcome.append("refused" if error else "worked")
+    if error is not None:
+        found += foreign(error)
+    changed = CHANGED.get(name, set())
+    found += [f"the argument {p} is changed" for p in given if p not in changed and content(given[p]) != before[p]]
+    return found
+
+
+@contextlib.contextmanager
+def inside():
+    """A folder of its own, in which a call may write."""
+    before = os.getcwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            yield
+        finally:
+            os.chdir(before)
+            gc.collect(0)
+
+
+def foreign(error: Exception) -> list[str]:
+    """What is not of the house's form in an error: its type, who raised it, or that it says too little."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "jaxtyping" not in frame.filename]
+    last, text = frames[-1], str(error)
+    where = f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}: {text[:150]}"
+    if not isinstance(error, ALLOWED):
+        return [f"foreign type: {where}"]
+    if not last.filename.startswith(PACKAGE) and not isinstance(error, OSError):
+        return [f"foreign message: {where}"]
+    return [f"says too little: {where}"] if len(text.split()) < 4 else []
+
+
+def has_nan(result: Any) -> bool:
+    if isinstance(result, torch.Tensor) and result.is_floating_point() and not result.is_meta:
+        return bool(result.isnan().any())
+    if isinstance(result, float):
+        return math.isnan(result)
+    if isinstance(result, tuple | list):
+        return any(map(has_nan, result))
+    return isinstance(result, Mapping) and any(map(has_nan, result.values()))

@@ -1,0 +1,253 @@
+"""The net at length, `make soak`: bad calls, damaged files, kills, a full disk; counts, and a fault ends with code 1.
+
+python tests/properties/soak.py calls=20000 files=2000 kills=200 disk=20 twice=20 clock=20 seed=0
+"""
+
+import collections
+import inspect
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import net
+import numpy as np
+import recipes
+import torch
+from small_networks import images, vit
+
+from uqlab import data, ensembles, heads, training
+from uqlab.core.files import sha256, write
+from uqlab.runs import execution, kernels, sweeps
+from uqlab.runs.identity import sealed
+
+Counts = collections.Counter
+
+
+def calls(number: int, rng: random.Random) -> Iterator[str]:
+    """Calls of all public names with one or two arguments that are bad or nearly good: "worked" or "refused"."""
+    public = {
+        n: t for n, t in recipes.public().items() if n not in recipes.NO_CALLS and inspect.signature(t).parameters
+    }
+    proper = {name: recipes.valid(name, thing) for name, thing in public.items()}
+    for _ in range(number):
+        name = rng.choice(sorted(public))
+        chosen = rng.choices(list(inspect.signature(public[name]).parameters), k=rng.choice((1, 1, 2)))
+        given = {p: rng.choice([*net.BAD, *3 * net.spoiled(proper[name].get(p))]) for p in chosen}
+        outcome: list[str] = []
+        found = net.faults(name, public[name], given, outcome)
+        yield from (f"FAULT {name}: {fault} {str(given)[:200]}" for fault in found)
+        yield outcome[0]
+
+
+# Files ----------------------------------------------------------------------------------------------------------------
+def kinds(folder: Path) -> dict[str, tuple[Path, Callable[[], Any]]]:
+    """Files that uqlab writes or reads: a path, and what reads it; what is read must be what it was, or an error."""
+    x, y = images(6)
+    net_, ensemble, saved = vit(), ensembles.lora(vit(), 2, 2), folder / "ensemble.safetensors"
+    training.fit(ensemble, x, y, epochs=1, lr=0.1, progress=False)
+    ensembles.save(ensemble, saved)
+    circuit = {"budget": 2, "checkpoint": folder / "circuit", "progress": False}
+    heads.greedy_circuit(net_, x, y, x.flip(0), **circuit)
+
+    def train() -> Any:
+        member = ensembles.lora(vit(), 2, 2)
+        training.fit(member, x, y, epochs=2, lr=0.1, progress=False, checkpoint=folder / "checkpoint")
+        return member.state_dict()
+
+    train()
+    np.savez(folder / "own.npz", x=(255 * x.numpy()).astype(np.uint8), y=y.numpy())
+    run = folder / "run"
+    (run / "inner").mkdir(parents=True)
+    write(run / "results.json", json.dumps({"numbers": {"a": 1}}))
+    manifest = {"files": {"results.json": sha256(run / "results.json")}, "parameters": {"seed": 0}, "seconds": 1.5}
+    write(run / "manifest.json", json.dumps(sealed(manifest), indent=1))
+
+    def manifest_read() -> Any:
+        if not sweeps.finished(run):
+            raise ValueError("the run is damaged and is computed anew")
+        return json.loads((run / "manifest.json").read_text())
+
+    return {
+        "ensemble": (saved, lambda: ensembles.load(saved, vit())(x)),
+        "circuit": (folder / "circuit", lambda: heads.greedy_circuit(net_, x, y, x.flip(0), **circuit).scores),
+        "checkpoint": (folder / "checkpoint", train),
+        "own images": (folder / "own.npz", lambda: data.load(folder / "own.npz").inputs),
+        "manifest": (run / "manifest.json", manifest_read),
+        "results": (run / "results.json", manifest_read),
+    }  # fmt: skip
+
+
+def damaged(whole: bytes, rng: random.Random) -> bytes:
+    at = rng.randrange(len(whole))
+    some = bytearray(whole)
+    match rng.randrange(5):
+        case 0:
+            return whole[:at]
+        case 1:
+            return whole[:at] + bytes(64) + whole[at + 64 :]
+        case 2:
+            return whole[:at] + rng.randbytes(9) + whole[at:]
+        case _:
+            for _ in range(rng.choice((1, 1, 8))):
+                some[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+            return bytes(some)
+
+
+def files(number: int, rng: random.Random) -> Iterator[str]:
+    """Files with bytes flipped, cut, zeroed or inserted: refused, or read as what they were."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        all_kinds = kinds(Path(folder))
+        first = {kind: net.content(read()) for kind, (_, read) in all_kinds.items()}
+        whole = {kind: path.read_bytes() for kind, (path, _) in all_kinds.items()}
+        for i in range(number):
+            kind = list(all_kinds)[i % len(all_kinds)]
+            path, read = all_kinds[kind]
+            path.write_bytes(damaged(whole[kind], rng))
+            try:
+                same = net.content(read()) == first[kind]
+                yield f"{kind} read as it was" if same else f"FAULT {kind}: read as something else"
+            except Exception as error:
+                found = [] if "computed anew" in str(error) else net.foreign(error)
+                yield f"FAULT {kind}: {found[0]}" if found else f"{kind} refused"
+            path.write_bytes(whole[kind])
+
+
+# Sweeps ---------------------------------------------------------------------------------------------------------------
+def fake_cells(notebook: Path, output: Path, given: dict, *_: Any) -> None:
+    """Stands in for the kernel: writes what a page leaves, slowly enough to be killed."""
+    write(output, notebook.read_text())
+    time.sleep(0.01)
+    write(output.parent / "results.json", json.dumps({"numbers": {"seed": given["seed"]}}))
+
+
+@contextmanager
+def page(seeds: int = 12) -> Iterator[Callable[[], sweeps.Report]]:
+    """A folder with a page of one parameter, and the sweep over it."""
+    cell = nbformat.v4.new_code_cell("seed = 0  # a seed", metadata={"tags": ["parameters"]})
+    before = os.getcwd(), kernels.run_cells, execution.packages
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        nbformat.write(nbformat.v4.new_notebook(cells=[cell]), "0.ipynb")
+        kernels.run_cells, execution.packages = fake_cells, dict
+        try:
+            yield lambda: sweeps.sweep("0.ipynb", {"seed": range(seeds)}, progress=False, keep_stale=True)
+        finally:
+            os.chdir(before[0])
+            kernels.run_cells, execution.packages = before[1:]
+
+
+def done() -> set[Path]:
+    runs = Path("figures/quick/0.sweep").glob("[!.]*")
+    return {path.absolute() for path in runs if path.suffix != ".failed" and sweeps.finished(path)}
+
+
+def child(work: Callable[[], Any]) -> int:
+    """Another process that does the work."""
+    if process := os.fork():
+        return process
+    with suppress(BaseException), open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+        work()
+    os._exit(0)
+
+
+def whole(run: Callable[[], sweeps.Report], seeds: int) -> Iterator[str]:
+    """After all a sweep finishes, and nothing of the dead is left."""
+    report = run()
+    left = [path.name for path in report.folder.iterdir() if path.name[0] == "." or path.suffix == ".failed"]
+    if len(done()) != seeds or left:
+        yield f"FAULT sweep: {len(done())} of {seeds} runs at the end, left {left[:3]}"
+    bad = [p for p in done() if json.loads((p / "results.json").read_text())["numbers"] != {
+        "seed": json.loads((p / "manifest.json").read_text())["parameters"]["seed"]}]  # fmt: skip
+    if bad:
+        yield f"FAULT sweep: {len(bad)} runs hold another's numbers"
+
+
+def kills(number: int, rng: random.Random) -> Iterator[str]:
+    """Kills of sweeps at any moment: no finished run is lost, none counts half, nothing stays behind."""
+    while number > 0:
+        with page() as run:
+            for _ in range(min(number, rng.randrange(1, 9))):
+                before, number = done(), number - 1
+                process = child(run)
+                time.sleep(rng.uniform(0, 0.4))
+                os.kill(process, signal.SIGKILL)
+                os.waitpid(process, 0)
+                yield "FAULT kill: a finished run is lost" if before - done() else "kill survived"
+            yield from whole(run, 12)
+
+
+def twice(number: int, rng: random.Random) -> Iterator[str]:
+    """Two sweeps of one grid at once."""
+    for _ in range(number):
+        with page() as run:
+            both = [child(run), child(run)]
+            for process in both:
+                os.waitpid(process, 0)
+            yield "two at once finished" if len(done()) == 12 else f"FAULT two at once: {len(done())} of 12"
+            yield from whole(run, 12)
+
+
+def clock(number: int, rng: random.Random) -> Iterator[str]:
+    """The wall clock jumps between runs, by up to ten years."""
+    real = time.time
+    for _ in range(number):
+        with page() as run:
+            time.time = lambda: real() + rng.uniform(-3e8, 3e8)
+            try:
+                ended = {outcome.status for outcome in run().outcomes}
+                yield "clock jump survived" if ended == {"ok"} else f"FAULT clock: {ended}"
+            finally:
+                time.time = real
+            yield from whole(run, 12)
+
+
+def disk(number: int, rng: random.Random) -> Iterator[str]:
+    """A write that fails half-way, as on a full disk: the run fails in words, the finished ones stay."""
+    for _ in range(number):
+        with page() as run:
+            run() if rng.random() < 0.3 else None
+            before, limit = done(), rng.randrange(0, 3000)
+
+            def full(limit: int = limit, run: Callable = run) -> None:
+                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+                run()
+
+            os.waitpid(child(full), 0)
+            yield "FAULT disk: a finished run is lost" if before - done() else "full disk survived"
+            yield from (f for f in whole(run, 12) if "left" not in f or "failed" not in f)
+
+
+def main(wanted: dict[str, int]) -> int:
+    resource.setrlimit(resource.RLIMIT_AS, (10 << 30, resource.RLIM_INFINITY))
+    rng, faults = random.Random(wanted.pop("seed", 0)), Counts()
+    torch.set_num_threads(1)
+    for name, number in wanted.items():
+        started, counts = time.monotonic(), Counts()
+        for outcome in globals()[name](number, rng):
+            counts[outcome] += 1
+            if outcome.startswith("FAULT") and counts[outcome] == 1:
+                print(outcome, flush=True)
+        faults += Counts({o: n for o, n in counts.items() if o.startswith("FAULT")})
+        good = ", ".join(f"{n} {o}" for o, n in sorted(counts.items()) if not o.startswith("FAULT"))
+        bad = sum(n for o, n in counts.items() if o.startswith("FAULT"))
+        print(f"| {name} | {number} | {good} | {bad} | {time.monotonic() - started:.0f} s |", flush=True)
+    return int(bool(faults))
+
+
+if __name__ == "__main__":
+    sys.exit(main({name: int(number) for name, number in (each.split("=") for each in sys.argv[1:])}))

@@ -1,0 +1,99 @@
+"""What holds for all logits: parts sum to the whole, orders do not matter, chunks and shards do not show."""
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recipes import network
+
+from uqlab import diversity, ensembles, metrics, training, uncertainty
+from uqlab.core import devices
+
+FEW = settings(max_examples=25, derandomize=True, deadline=None, database=None)
+
+
+@st.composite
+def tasks(draw) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits [members, inputs, classes], also extreme and equal ones, and labels."""
+    shape = [draw(st.integers(low, high)) for low, high in ((1, 6), (1, 9), (2, 7))]
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    scale = draw(st.sampled_from([0.0, 1e-6, 1.0, 30.0, 1e4]))
+    logits = scale * torch.randn(*shape, generator=generator, dtype=torch.float64)
+    return logits, torch.randint(shape[2], shape[1:2], generator=generator)
+
+
+def close(a, b):
+    torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
+
+
+@FEW
+@given(tasks(), st.sampled_from(["log", "brier", "zero-one"]))
+def test_total_is_the_sum_of_parts_that_are_not_negative(task, rule):
+    d = uncertainty.decompose_score(task[0], rule)
+    close(d.total, d.aleatoric + d.epistemic)
+    assert (d.aleatoric >= 0).all()
+    assert (d.epistemic >= 0).all()
+    if rule == "log":
+        close(d.total, uncertainty.entropy(metrics.log_prediction(task[0])))
+
+
+@FEW
+@given(tasks())
+def test_groups_share_the_information_of_their_members(task):
+    logits = torch.cat([task[0], task[0].flip(1)])
+    groups = uncertainty.decompose_groups(uncertainty.group_members(logits, len(task[0])))
+    whole = uncertainty.decompose(logits)
+    close(groups.total, groups.aleatoric + groups.within + groups.between)
+    close(groups.epistemic, whole.epistemic)
+
+
+@FEW
+@given(tasks(), st.randoms(use_true_random=False))
+def test_orders_do_not_matter(task, random):
+    logits, labels = task
+    members, inputs, classes = (torch.tensor(random.sample(range(n), n)) for n in logits.shape)
+    renamed = classes.argsort()[labels]
+    d = uncertainty.decompose(logits)
+    for part, same in zip(d, uncertainty.decompose(logits[members][:, :, classes]), strict=True):
+        close(part, same)
+    for part, same in zip(d, uncertainty.decompose(logits[:, inputs]), strict=True):
+        close(part[inputs], same)
+    for measure in (metrics.nll, metrics.brier, metrics.fit_temperature):
+        assert np.isclose(measure(logits, labels), measure(logits[members][:, inputs], labels[inputs]), rtol=1e-7)
+        assert np.isclose(measure(logits, labels), measure(logits[:, :, classes], renamed), rtol=1e-7)
+    close(diversity.js_divergence(logits)[members][:, members], diversity.js_divergence(logits[members]))
+
+
+@FEW
+@given(tasks(), st.integers(1, 40))
+def test_chunks_do_not_show(task, size):
+    whole = uncertainty.decompose(task[0])
+    before = devices.TEMPORARY["cpu"]
+    try:
+        devices.TEMPORARY["cpu"] = size
+        for part, same in zip(whole, uncertainty.decompose(task[0]), strict=True):
+            close(part, same)
+    finally:
+        devices.TEMPORARY["cpu"] = before
+
+
+@FEW
+@given(tasks())
+def test_arrays_and_lists_are_as_good_as_tensors(task):
+    logits, labels = task
+    for measure in (metrics.accuracy, metrics.nll, metrics.ece, metrics.macro_f1):
+        known = measure(logits, labels)
+        assert measure(logits.numpy(), labels.numpy()) == measure(logits.tolist(), labels.tolist()) == known
+    found = uncertainty.decompose(logits.numpy(), weights=[1] * len(logits))
+    close(found.epistemic, uncertainty.decompose(logits, torch.ones(len(logits))).epistemic)
+
+
+@settings(parent=FEW, max_examples=4)
+@given(st.integers(2, 5), st.integers(1, 4), st.integers(0, 99))
+def test_shards_are_parts_of_the_whole(members, cut, seed):
+    cut = min(cut, members - 1)
+    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(seed))
+    whole = ensembles.deep(network, members, seed)
+    parts = [ensembles.deep(network, f"{low}:{high}", seed) for low, high in ((0, cut), (cut, members))]
+    close(training.predict(whole, x), torch.cat([training.predict(part, x.numpy()) for part in parts]))
+    close(training.predict(ensembles.concatenate(parts), x.tolist(), batch_size=2), training.predict(whole, x))
