@@ -252,8 +252,8 @@ def test_a_network_with_convolutions_and_float32_trains():
 def digits():
     """A trained deep ensemble on digits, and mutual information and accuracy of what is extracted from its member 0."""
     train, test, letters = data.load("digits", "train"), data.load("digits"), data.load("letters", limit=400)
-    deep = ensembles.deep(lambda: models.mlp(64, (512, 256)), 10)
-    training.fit(deep, train.inputs, train.labels, epochs=60, lr=0.05, momentum=0.9, progress=False)
+    deep = ensembles.deep(lambda: models.mlp(64, (256, 128)), 10)
+    training.fit(deep, train.inputs, train.labels, epochs=40, lr=0.05, momentum=0.9, progress=False)
 
     def look(ensemble):
         inside, outside = training.predict(ensemble, test.inputs), training.predict(ensemble, letters.inputs)
