@@ -3,7 +3,8 @@
 test = load("digits[0-6]"); ood = load("digits[7-9]"); far = load("cifar10", limit=1000).resize(8, channels=1)
 """
 
+from uqlab.data.captions import pictures
 from uqlab.data.datasets import Dataset, file, load, names
 from uqlab.data.sounds import LOG_MEL, RATE
 
-__all__ = ["LOG_MEL", "RATE", "Dataset", "file", "load", "names"]
+__all__ = ["LOG_MEL", "RATE", "Dataset", "file", "load", "names", "pictures"]

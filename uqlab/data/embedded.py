@@ -20,6 +20,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import euclidean_distances
 from sklearn.model_selection import train_test_split
 
+from uqlab.data.captions import captions, new_shapes
 from uqlab.data.grey_images import FASHION, KUZUSHIJI
 from uqlab.data.readers import DIGITS
 from uqlab.data.sounds import sounds
@@ -209,4 +210,6 @@ EMBEDDED = {
     "fashion-mini": partial(mini, "fashion-mini", FASHION),
     "kmnist-mini": partial(mini, "kmnist-mini", KUZUSHIJI),
     "sounds": sounds,
+    "captions": captions,
+    "new-shapes": new_shapes,
 }

@@ -2,9 +2,9 @@
 
 from uqlab.models.networks import LogMel, Standardize, cifar_resnet, embedded, mlp, small_cnn, vit, wide_resnet
 from uqlab.models.pretrained import TextClassifier, from_pretrained, load_weights
-from uqlab.models.zero_shot import ZeroShot, clip_zero_shot
+from uqlab.models.zero_shot import CAPTIONS_CLIP, PROMPT, ZeroShot, clip_zero_shot
 
 __all__ = [
-    "LogMel", "Standardize", "TextClassifier", "ZeroShot", "cifar_resnet", "clip_zero_shot", "embedded",
-    "from_pretrained", "load_weights", "mlp", "small_cnn", "vit", "wide_resnet",
+    "CAPTIONS_CLIP", "PROMPT", "LogMel", "Standardize", "TextClassifier", "ZeroShot", "cifar_resnet", "clip_zero_shot",
+    "embedded", "from_pretrained", "load_weights", "mlp", "small_cnn", "vit", "wide_resnet",
 ]  # fmt: skip

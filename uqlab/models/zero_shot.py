@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import torch.nn.functional as F
@@ -9,6 +10,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from uqlab.models.pretrained import check_tokenizer, loaded, reading
+
+CAPTIONS_CLIP = Path(__file__).parent / "assets" / "captions-clip"  # a folder like any other checkpoint of CLIP
+PROMPT = "A photo of a {}."  # Radford et al. 2021
 
 
 class Tower(nn.Module):
@@ -54,12 +58,12 @@ def clip_zero_shot(
 ) -> ZeroShot:
     """A CLIP whose classes are prompts, such as "A photo of a red star.": what it answers are scaled cosines.
 
-    folder_or_model: a folder of safetensors with a tokenizer, a name on the Hugging Face hub, or a CLIPModel, which is
-        shared, not copied.
+    folder_or_model: a folder of safetensors with a tokenizer, a name on the Hugging Face hub, `CAPTIONS_CLIP`, which is
+        in the package, or a CLIPModel, which is shared, not copied.
     prompts: texts, or their token ids, each text with its end token.
 
-    Images come as the pretraining scaled them (`Standardize`). Raises ValueError for what is no CLIP and for prompts
-    that are too long, OSError for a name out of reach.
+    Images come as the pretraining scaled them (`Standardize`); those of `CAPTIONS_CLIP` are [batch, 3, 32, 32] in
+    [0, 1]. Raises ValueError for what is no CLIP and for prompts that are too long, OSError for a name out of reach.
     """
     from transformers import CLIPModel
 

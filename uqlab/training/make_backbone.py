@@ -89,6 +89,13 @@ def train(
     return ensemble.member(0), history
 
 
+def made_by() -> dict[str, str]:
+    """The commit and the machine."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
+    machine = f"{torch.get_num_threads()} threads, {platform.machine()}"
+    return {"machine": machine, "commit": commit.stdout.strip()}
+
+
 def main(folder: str, checkpoint: str, target: str | Path = TARGET) -> None:
     """Train, test on letters held out, and write the weights in half precision."""
     sets = sources(Path(folder))
@@ -96,7 +103,6 @@ def main(folder: str, checkpoint: str, target: str | Path = TARGET) -> None:
     network, history = train(sets, Path(checkpoint))
     right = predict(network, torch.as_tensor(held_out.inputs))[0].argmax(1) == held_out.labels
     done = EPOCHS * math.ceil(len(joined(sets)[1]) / BATCH) / max(history.steps, 1)  # 1 if not resumed
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
     about = {
         "seen": {name: f"{len(part)} images of its {part.split} split" for name, part in sets.items()},
         "never seen": "MNIST, Fashion-MNIST, KMNIST, any digit",
@@ -104,10 +110,9 @@ def main(folder: str, checkpoint: str, target: str | Path = TARGET) -> None:
         "epochs": EPOCHS,
         "images": EPOCHS * len(joined(sets)[1]),
         "seconds": round(history.seconds * done),
-        "machine": f"{torch.get_num_threads()} threads, {platform.machine()}",
         "accuracy": right.double().mean().item(),
         "tested on": f"{len(held_out)} EMNIST letters held out",
-        "commit": commit.stdout.strip(),
+        **made_by(),
     }
     weights = {name: w.half().contiguous() for name, w in network.state_dict().items()}
     with writing(target) as temporary:
