@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
+from matplotlib.font_manager import FontProperties
 from matplotlib.path import Path
 from matplotlib.textpath import TextPath
 from scipy.ndimage import distance_transform_edt
@@ -80,7 +81,7 @@ def pictures(captions: Sequence[str], seed: int = 0) -> Float[Tensor, "captions 
 
 def _numbers(caption: str) -> tuple[int, int, int, int]:
     words = caption.split(" ", 3)
-    known = (list(SIZES), list(FILLS), list(COLOURS), ALL_SHAPES)
+    known: list[list[str]] = [list(SIZES), list(FILLS), list(COLOURS), ALL_SHAPES]
     if len(words) != 4 or not all(word in options for word, options in zip(words, known, strict=True)):
         options = "; ".join(", ".join(each) for each in known)
         raise ValueError(f"{caption!r} is no caption: give a size, a filling, a colour and a shape, of {options}")
@@ -129,21 +130,21 @@ def _stencil(shape: str) -> Tensor:
         mask = (x**2 + (y - 0.3) ** 2 < 0.65**2) | ((abs(x) < 0.62 * (y + 1) / 1.25) & (y < 0.3) & (y > -1))
     else:
         mask = _outline(shape).contains_points(np.stack([x.ravel(), y.ravel()], 1)).reshape(x.shape)
-    distance = distance_transform_edt(mask) - distance_transform_edt(~mask)
-    return torch.from_numpy(distance * 3 / _CELLS).float()
+    inside, outside = (np.asarray(distance_transform_edt(each)) for each in (mask, ~mask))
+    return torch.from_numpy((inside - outside) * 3 / _CELLS).float()
 
 
 def _outline(shape: str) -> Path:
     if shape == "hexagon":
         return Path.unit_regular_polygon(6)
     if shape == "star":
-        return Path([(-x, -y) for x, y in Path.unit_regular_star(5, 0.45).vertices], closed=True)
+        return Path(-np.asarray(Path.unit_regular_star(5, 0.45).vertices), closed=True)
     if shape in _CORNERS:
         return Path([*_CORNERS[shape], _CORNERS[shape][0]], closed=True)
-    letter = TextPath((0, 0), shape[-1], size=10, prop={"family": "DejaVu Sans", "weight": "bold"})
-    box = letter.get_extents()
-    middle, half = (box.min + box.max) / 2, max(box.width, box.height) / 2
-    return Path((letter.vertices - middle) / half * [1, -1], letter.codes)
+    letter = TextPath((0, 0), shape[-1], size=10, prop=FontProperties("DejaVu Sans", weight="bold"))
+    points = np.asarray(letter.vertices)
+    low, high = np.asarray(letter.get_extents().get_points())
+    return Path((points - (low + high) / 2) / (max(high - low) / 2) * [1, -1], letter.codes)
 
 
 @cache

@@ -76,9 +76,10 @@ def clip_zero_shot(
         model.name_or_path = source
     if not isinstance(model, CLIPModel):
         raise TypeError(f"clip_zero_shot takes a CLIPModel or its folder, got {type(model).__name__}")
-    ids = _tokens(model.name_or_path, prompts, model.config.text_config)
+    name = str(model.name_or_path)
+    ids = _tokens(name, prompts, model.config.text_config)
     towers = Tower(model.text_model, model.text_projection), Tower(model.vision_model, model.visual_projection)
-    return ZeroShot(*towers, model.logit_scale, ids.to(model.device), model.name_or_path).train(model.training)
+    return ZeroShot(*towers, model.logit_scale, ids.to(model.device), name).train(model.training)
 
 
 def _tokens(source: str, prompts: Sequence[str] | Tensor, config: Any) -> Tensor:

@@ -131,4 +131,4 @@ def main(checkpoint: str, target: str | Path = CAPTIONS_CLIP, steps: int = STEPS
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:3])
