@@ -97,7 +97,7 @@ def train(clip: CLIPModel, ids: Tensor, labels: tuple[str, ...], checkpoint: Pat
     return seconds
 
 
-def main(checkpoint: str, target: str | Path = CAPTIONS_CLIP, steps: int = STEPS) -> None:
+def main(checkpoint: str, target: str | Path = CAPTIONS_CLIP, *, steps: int = STEPS) -> None:
     """Train, test on captions that were held out, and write a folder of transformers in half precision."""
     seen, unseen = (data.load("captions", split) for split in ("train", "test"))
     texts = [PROMPT.format(label) for label in seen.classes]
@@ -131,4 +131,4 @@ def main(checkpoint: str, target: str | Path = CAPTIONS_CLIP, steps: int = STEPS
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    main(*sys.argv[1:])
