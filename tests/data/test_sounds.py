@@ -1,11 +1,10 @@
 """Sounds: the synthesised set, recordings in the layout of ESC-50, and spectrograms as AST takes them."""
 
-import csv
-import wave
-
 import numpy as np
 import pytest
+import small_sounds
 import torch
+from small_sounds import write
 from transformers import ASTFeatureExtractor
 
 from uqlab import data, models
@@ -60,31 +59,9 @@ def test_spectrograms_are_those_of_transformers(length):
 # recordings in a local folder ------------------------------------------------------------------------------------
 
 
-def write(path, samples, rate=44_100, channels=1, width=2):
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(channels)
-        file.setsampwidth(width)
-        file.setframerate(rate)
-        file.writeframes(samples.tobytes())
-
-
 @pytest.fixture
 def esc50(tmp_path):
-    """Three classes, two clips a fold: tones of 500, 1000 and 2000 Hz; each in the official layout."""
-    folder = tmp_path / "ESC-50-master"
-    (folder / "meta").mkdir(parents=True)
-    (folder / "audio").mkdir()
-    names, rows = ["dog", "rain", "clock"], []
-    for fold in range(1, 6):
-        for k in range(6):
-            target = k % 3
-            tone = np.sin(2 * np.pi * 500 * 2**target * np.arange(4 * 44_100) / 44_100)
-            rows.append((f"{fold}-{k}-A-{target}.wav", fold, target, names[target], False, k, "A"))
-            write(folder / "audio" / rows[-1][0], (20_000 * tone).astype("<i2"))
-    with (folder / "meta" / "esc50.csv").open("w", newline="") as file:
-        columns = ("filename", "fold", "target", "category", "esc10", "src_file", "take")
-        csv.writer(file).writerows([columns, *rows])
-    return tmp_path
+    return small_sounds.esc50(tmp_path)
 
 
 def test_esc50_from_a_local_folder(esc50):

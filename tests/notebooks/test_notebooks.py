@@ -80,6 +80,10 @@ NEEDS_QUICK: dict[tuple[str, str], str] = {
         "latency",
     ): "it measures time, and two members may take less where all cores are busy; at quick 1.8 (from 1.2)",
     ("13", "pixels"): "twenty inputs a set; at quick the methods lead by .059 or more",
+    ("15", "rivals"): "64 clips of four kinds, two members and four epochs; at quick 1.4 (from 1)",
+    ("15", "parity"): "64 clips: the interval is wider than five points; at quick 1.25 (from 1)",
+    ("15", "unsure"): "a fifth of 64 clips is twelve; at quick .2 (from 0)",
+    ("15", "pixels"): "fails at quick, too, by .012: ahead by .030 and .041, but not resolved over five turns",
 }
 
 
