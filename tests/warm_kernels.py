@@ -3,7 +3,9 @@
 import multiprocessing
 import os
 import runpy
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +16,17 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["warm_imports"])
 
 
+def follow() -> None:
+    """End with the process that asked for this one, even if it is killed: with it goes the other end of a pipe."""
+    multiprocessing.parent_process().join()
+    os.killpg(0, signal.SIGKILL)
+
+
 def main(command: list[str], folder: str, environment: dict[str, str]) -> None:
     """Become the kernel that `python -m ipykernel_launcher ...` starts, in the process that was forked."""
     _, _, module, *sys.argv[1:] = command
     os.setsid()
+    threading.Thread(target=follow, daemon=True).start()
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
