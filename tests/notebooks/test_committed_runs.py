@@ -6,9 +6,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from uqlab import data, models, scoreboard
+from uqlab.core.files import read_json
+from uqlab.methods import METHODS
 from uqlab.runs import parameters
 
 FIGURES = Path(__file__).parents[2] / "figures"
+BOARD = FIGURES / "real" / "13_scoreboard"
 FOLDERS = sorted(path.parent for profile in ("paper", "real") for path in FIGURES.glob(f"{profile}/*/results.json"))
 OUT_OF_REACH = {"svhn": "../data/svhn-1083.npz"}  # 1,083 of its training images, under the name of the whole
 
@@ -51,3 +55,34 @@ def test_11_quotes_its_run_on_pretrained_networks():
         assert values == pytest.approx(table.loc[name, columns].tolist(), abs=0.00051), name
     assert all(f"../{(folder / f'{name}.png').relative_to(FIGURES.parent)}" in text for name in ("pretrained",))
     assert f"{manifest['parameters']['asked']} images" in text
+
+
+def test_13_has_the_board_of_its_profile_with_every_method_and_the_same_seeds():
+    table, about = pd.read_csv(BOARD / "board.csv"), read_json(BOARD / "board.json")
+    notebook = parameters.find("13").with_name("board.ipynb")
+    wanted = parameters.defaults(notebook) | parameters.overrides(notebook, "real")
+    swept = {"output_dir", "network", "methods", "seeds"}  # a run has some of the board's rows
+    given = about["parameters"]
+    assert {k: v for k, v in given.items() if k not in swept} == {k: v for k, v in wanted.items() if k not in swept}
+    left_out = {name.rsplit(".", 1)[1] for name in about["recorded"] if name.startswith("left_out.transformer.")}
+    assert left_out == {"tiles"}  # which lie in a square
+    assert set(table["method"]) == METHODS.keys() - left_out
+    seeds = table.groupby("method")["seed"].apply(sorted)
+    assert seeds.map(lambda found: found == list(range(5))).all()
+    assert set(table["backbone"]) == {"transformer"} == {given["network"]}
+    assert set(table["members"]) == {1, given["members"]}
+    assert sum(path.stat().st_size for path in BOARD.iterdir()) < 3e5
+
+
+def test_13_has_a_board_with_the_columns_that_are_measured_now():
+    table = pd.read_csv(BOARD / "board.csv")
+    train, known = (data.load("mnist-mini", split, limit=60) for split in ("train", "test"))
+    strangers = {
+        name: data.load(name, "test", limit=4).resize(28) for name in ("fashion-mini", "kmnist-mini", "letters")
+    }
+    shifted = {"blurred": known[:4], "ambiguous": data.load("ambiguous-mnist-mini", "test", limit=4)}
+    few = read_json(BOARD / "board.json")["parameters"]["few"]
+    how = {"scores": [name for name in scoreboard.CHEAP if name not in few], "few": dict.fromkeys(few, 2), "repeats": 1}
+    how |= {"methods": ["film"], "members": 2, "seeds": [0], "validation": known, "shifted": shifted, "epochs": 1}
+    found = scoreboard.measure(models.embedded(), train, known[:8], strangers, **how)
+    assert set(table.columns) == {"backbone", "dataset", *found.columns}
