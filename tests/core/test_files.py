@@ -3,6 +3,7 @@
 import hashlib
 from collections import UserDict
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -88,6 +89,12 @@ def test_fingerprints_agree_on_equal_things():
     assert fingerprint(x.view(64, 64).T) == fingerprint(x.view(64, 64).T.contiguous())  # values, not their layout
     for tensor in (torch.zeros(0, 3), torch.tensor(True), x.bfloat16(), x.to(torch.complex64), x.requires_grad_()):
         assert fingerprint(tensor) == fingerprint(tensor.detach().clone())
+
+
+def test_a_class_is_fingerprinted_by_its_name():
+    """Settings of a layer may hold the class that it stands for, whose `state_dict` is no state."""
+    assert fingerprint({"kind": nn.BatchNorm2d}) == fingerprint({"kind": nn.BatchNorm2d})
+    assert len({fingerprint(kind) for kind in (nn.BatchNorm2d, nn.LayerNorm, torch.Tensor, np.ndarray)}) == 4
 
 
 def test_a_module_s_fingerprint_is_of_its_state():

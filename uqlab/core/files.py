@@ -51,8 +51,9 @@ def sha256(path: str | os.PathLike) -> str:
 
 
 def fingerprint(*things: Any) -> str:
-    """The SHA-256 of tensors and arrays (shape, type and every value), of modules (their state), and of what `repr`
-    tells apart. The items of lists, tuples and mappings are fingerprinted in their order; a list equals a tuple.
+    """The SHA-256 of tensors and arrays (shape, type and every value), of modules (their state), of classes (their
+    name), and of what `repr` tells apart. The items of lists, tuples and mappings are fingerprinted in their order; a
+    list equals a tuple.
     """
     digest = hashlib.sha256()
 
@@ -60,6 +61,8 @@ def fingerprint(*things: Any) -> str:
         digest.update(f"{text}\0".encode())  # an end to each: 1, 23 is not 12, 3
 
     def add(thing: Any) -> None:
+        if isinstance(thing, type):  # a class has the methods of its objects, but nothing to read
+            return say(f"{thing.__module__}.{thing.__qualname__}")
         if hasattr(thing, "state_dict"):
             thing = dict(thing.state_dict())
         if hasattr(thing, "detach"):
