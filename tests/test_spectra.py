@@ -349,7 +349,7 @@ def low_rank(rank=3):
         (lambda: spectra.intruder_dimensions(iid(20, 20), torch.eye(20).long()), "got torch.int64"),
         (lambda: spectra.random_level(5, 6), "1 to the dimension 5"),
         (lambda: spectra.random_level(1.5), "dimension must be an integer, got 1.5"),
-        (lambda: spectra.ensemble_spectra(vit()), "needs an ensemble, got ViTForImageClassification"),
+        (lambda: spectra.ensemble_spectra(vit()), "must be an ensemble.*, got ViTForImageClassification"),
         (lambda: spectra.ensemble_spectra(ensembles.lora(vit(), 2), "mlp_9"), "matches no linear layer"),
         (lambda: spectra.ensemble_spectra(ensembles.lora(vit(), 2), k=17), r"k must be 1 to 16 for vit.*\[16, 16\]"),
         (lambda: spectra.ensemble_spectra(ensembles.lora(vit(), 2), before=bert()), "no linear layer vit.*it has bert"),

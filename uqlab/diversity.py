@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from uqlab.core import door
+from uqlab.core.checks import finite
 from uqlab.ensembles import ATTENTION, Ensemble, FoldedEnsemble, MemberLayer
 from uqlab.uncertainty import batch_chunks, check_logits
 
@@ -47,6 +49,9 @@ def js_divergence(logits: Logits) -> Pairs:
 
 def mean_pair(pairs: Pairs) -> float:
     """The mean over pairs of different members."""
+    finite("pairs", pairs)
+    if pairs.shape[0] != pairs.shape[1] or len(pairs) < 2:
+        raise ValueError(f"pairs must be [members, members] of two members or more, got {list(pairs.shape)}")
     return ((pairs.sum() - pairs.trace()) / (pairs.numel() - len(pairs))).item()
 
 
@@ -90,7 +95,6 @@ def layer_names(ensemble: Ensemble, target: str | None = None, default: str = PR
 
     Raises ValueError for a target that matches no linear layer; TypeError unless it is an ensemble.
     """
-    _check_ensemble(ensemble)
     network = ensemble.network if isinstance(ensemble, FoldedEnsemble) else ensemble.member(0)
     names = [name for name, part in network.named_modules() if _weight(part, 0) is not None]
     chosen = [name for name in names if re.search(default if target is None else target, name)]
@@ -108,8 +112,10 @@ def member_weights(
 
     members: whose weights; None for all. Raises ValueError where the shapes differ; TypeError unless it is an ensemble.
     """
-    _check_ensemble(ensemble)
     members = range(ensemble.members) if members is None else members
+    parts = dict((ensemble.network if isinstance(ensemble, FoldedEnsemble) else ensemble.member(0)).named_modules())
+    if name not in parts or not all(0 <= m < ensemble.members for m in members):
+        raise ValueError(f"there are layers {', '.join(parts)} and {ensemble.members} members, got {name!r}, {members}")
     if isinstance(ensemble, FoldedEnsemble):
         layer = ensemble.network.get_submodule(name)
         weights = [_weight(layer, m) for m in (members if isinstance(layer, MemberLayer) else members[:1])]
@@ -127,13 +133,11 @@ def member_weights(
     return torch.stack(found) if len(found) > 1 else found[0].expand(len(members), -1, -1)
 
 
-def _check_ensemble(ensemble: Ensemble) -> None:
-    if not isinstance(ensemble, Ensemble):
-        raise TypeError(f"needs an ensemble, got {type(ensemble).__name__}; wrap models by ensembles.from_members")
-
-
 def _weight(layer: nn.Module, index: int) -> Tensor | None:
     """The weight [out, in] that member `index` sees in a layer; None for layers without a weight matrix."""
     if isinstance(layer, MemberLayer):
         return layer.member_weight(index)
     return layer.weight.detach() if isinstance(layer, nn.Linear) else None
+
+
+door.room(__name__)

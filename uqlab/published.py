@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
+from uqlab.core import door
+
 if TYPE_CHECKING:
     from pandas import DataFrame
 
@@ -99,3 +101,6 @@ def differs(settings: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[
 
 _PAPERS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 kirsch, lora, sve, hydra, regrad = (Paper(_PAPERS[name]) for name in ("kirsch", "lora", "sve", "hydra", "regrad"))
+
+
+door.room(__name__)

@@ -12,10 +12,13 @@ from torch import nn
 
 from uqlab import ensembles, models
 
-ROOMS = ("metrics", "training", "uncertainty")  # those that have the door
+ROOMS = (  # those that have the door
+    "diversity", "metrics", "published", "rivals", "training", "uncertainty",
+)  # fmt: skip
 
 # Names that are no calls, or that nobody calls with values of their own, and why.
 NO_CALLS = {
+    "published.Table": "made of published.yaml", "published.Paper": "made of published.yaml",
     "training.Workers": "made by fit", "training.make_step": "made by fit",
     "uncertainty.mean_divergence": "a step of decompose", "uncertainty.batch_chunks": "a step of decompose",
 }  # fmt: skip
@@ -69,6 +72,15 @@ OWN: dict[str, dict[str, Any]] = {
     "metrics.by_quantile": {"values": lambda: positive(6), "quantiles": lambda: (0.5, 1.0)},
     "metrics.bootstrap": {"statistic": lambda: mean, "arrays": lambda: positive(6), "repeats": lambda: 5},
     "metrics.interval": {"runs": lambda: [draw(3, 6, 4)], "repeats": lambda: 5},
+    "diversity.mean_pair": {"pairs": lambda: positive(3, 3)},
+    "diversity.member_weights": {"name": lambda: "1"},
+    "rivals.accuracies": {"train": lambda: draw(12, 3), "labels": lambda: torch.arange(12) % 2,
+                          "test": lambda: draw(4, 3), "test_labels": lambda: torch.arange(4) % 2},
+    "rivals.ood_scores": {"train": lambda: draw(12, 3), "inputs": lambda: draw(4, 3)},
+    "rivals.aurocs": {"train": lambda: draw(12, 3), "test": lambda: draw(4, 3), "others": lambda: {"a": draw(4, 3)}},
+    "rivals.shrunk_root": {"values": lambda: draw(6, 3)},
+    "rivals.whitened": {"values": lambda: draw(6, 3), "root": lambda: torch.eye(3)},
+    "published.differs": {"settings": lambda: {"members": 5}, "parameters": lambda: {"members": 4}},
     "training.arithmetic": {"precision": lambda: "float32", "where": lambda: torch.device("cpu")},
     "training.crop_flip": {"x": lambda: positive(2, 3, 1, 8, 8)},
     "training.cross_entropy": {"logits": lambda: draw(2, 6, 4), "labels": lambda: torch.zeros(2, 6).long()},

@@ -10,6 +10,7 @@ import functools
 import inspect
 import numbers
 import operator
+import re
 import sys
 import types
 import typing
@@ -98,6 +99,11 @@ def _of_parameter(name: str, parameter: inspect.Parameter) -> Reader | None:
             at_least(name, value, COUNTS[name])
             if value > MOST and name != "seed":
                 raise ValueError(f"{name} must be at most {MOST:,}, got {value}")
+        elif name == "target" and isinstance(value, str):
+            try:
+                re.compile(value)
+            except re.error as error:
+                raise ValueError(f"target must be a regular expression, got {shown(value)}: {error}") from error
         elif value is not None and name in INTERVALS:
             within(name, value, INTERVALS[name])
         return value
