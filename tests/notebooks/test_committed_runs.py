@@ -86,3 +86,21 @@ def test_13_has_a_board_with_the_columns_that_are_measured_now():
     how |= {"methods": ["film"], "members": 2, "seeds": [0], "validation": known, "shifted": shifted, "epochs": 1}
     found = scoreboard.measure(models.embedded(), train, known[:8], strangers, **how)
     assert set(table.columns) == {"backbone", "dataset", *found.columns}
+
+
+def test_13_shows_its_own_methods_within_the_board(pages):
+    board = parameters.defaults(parameters.find("13"))["board"]
+    recorded = read_json(pages("13_scoreboard", board=board) / "results.json")
+    numbers, order = recorded["numbers"], recorded["tables"]["order"]["index"]
+    table = pd.read_csv(BOARD / "board.csv")
+    assert sorted(order) == sorted(METHODS[name].label for name in set(table["method"]))
+    assert len(recorded["tables"]["board"]["data"]) == 6  # three methods, two seeds
+    assert "pale" in recorded["figures"]["front"]["caption"]
+    trained = {METHODS[name].label for name in numbers["fronts"]["train_seconds"].split(", ")}
+    assert trained <= {METHODS[name].label for name in ("single", "lora", "deep")}  # not of the board's machine
+    claims = recorded["claims"]
+    assert [name for name in ("worse", "short", "moves", "winners") if not claims[name]["holds"]] == []
+    losses = table.groupby("method")["nll"].mean()
+    assert losses["single"] < losses[numbers["worse_than_one"]].min()
+    text = prose(parameters.find("13"))
+    assert all(f"{losses[name]:.3f}" in text for name in ("singular_value", "lora", "deep", "single", "mimo"))
