@@ -141,7 +141,7 @@ def _outline(shape: str) -> Path:
         return Path(-np.asarray(Path.unit_regular_star(5, 0.45).vertices), closed=True)
     if shape in _CORNERS:
         return Path([*_CORNERS[shape], _CORNERS[shape][0]], closed=True)
-    letter = TextPath((0, 0), shape[-1], size=10, prop=FontProperties("DejaVu Sans", weight="bold"))
+    letter = TextPath((0, 0), shape[-1], size=10, prop=FontProperties(family="DejaVu Sans", weight="bold"))
     points = np.asarray(letter.vertices)
     low, high = np.asarray(letter.get_extents().get_points())
     return Path((points - (low + high) / 2) / (max(high - low) / 2) * [1, -1], letter.codes)
