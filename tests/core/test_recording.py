@@ -92,6 +92,21 @@ def test_claims_are_recorded_with_margin_and_paper(recorded):
     assert runs.claims().empty
 
 
+def test_the_table_of_claims_shows_in_how_many_seeds_of_the_long_runs_a_claim_holds(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runs.begin(tmp_path / "out", "x")
+    runs.claim("a", "first", True)
+    runs.claim("b", "second", False)
+    assert list(runs.claims()) == ["this run", "margin", "paper"]
+    (folder := tmp_path / "figures" / "real" / "x").mkdir(parents=True)
+    (folder / "results.json").write_text(json.dumps({"claims": {"a": {"holds": False}}}))
+    assert list(runs.claims()["`real` run"]) == ["no", "–"]
+    pd.DataFrame({"seed": [0, 1, 2], "claim_a": [True, False, True], "claim_b": [None, True, True]}).to_csv(
+        folder / "table.csv", index=False
+    )
+    assert list(runs.claims()["`real` run"]) == ["2 of 3 seeds", "2 of 2 seeds"]
+
+
 def test_claims_that_claim_nothing_are_refused(recorded):
     runs.claim("kept", "It is so.", True)
     for wrong in (1, "yes", None, np.array([True, False])):

@@ -68,6 +68,36 @@ def test_the_second_of_two_equal_trainings_is_read_bit_for_bit(folder, trained, 
     assert len(trained) == 2
 
 
+def test_a_training_that_was_stopped_goes_on_and_ends_bit_for_bit_as_if_it_had_not_been(folder, monkeypatch):
+    monkeypatch.setattr(cache, "EVERY", 0.0)
+    whole, stopped, other = (MAKE["low rank"]() for _ in range(3))
+    made = fit(whole, epochs=4)
+    (file,) = folder.iterdir()
+    file.unlink()
+    checks = []
+    check = loop._check_finite
+    monkeypatch.setattr(loop, "_check_finite", lambda *a: (checks.append(1), 1 / (len(checks) - 3), check(*a))[2])
+    with pytest.raises(ZeroDivisionError):  # in the third epoch
+        fit(stopped, epochs=4)
+    assert [path.suffix for path in folder.iterdir()] == [".checkpoint"]
+    read = fit(other, epochs=4)
+    assert (made.steps, read.steps) == (12, 6)
+    assert made.loss.equal(read.loss)
+    assert all(tensor.equal(other.state_dict()[name]) for name, tensor in whole.state_dict().items())
+    assert [path.suffix for path in folder.iterdir()] == [".safetensors"]
+
+
+def test_the_state_of_a_stopped_training_may_be_damaged_or_unwritable(folder, trained, monkeypatch):
+    monkeypatch.setattr(cache, "EVERY", 0.0)
+    fit()
+    (file,) = folder.iterdir()
+    file.rename(file.with_suffix(".checkpoint"))  # which is none
+    assert fit().steps == 6
+    assert [path.suffix for path in folder.iterdir()] == [".safetensors"]
+    monkeypatch.setattr(cache.Checkpoint, "write", lambda *_: os.listdir("/nowhere"))
+    assert fit(epochs=3).steps == 9
+
+
 def changed_weights():
     ensemble = MAKE["perceptrons"]()
     with torch.no_grad():

@@ -1,5 +1,6 @@
 """What a notebook records: numbers, tables, captions and claims, written to results.json in its folder as they come."""
 
+import csv
 import functools
 import gc
 import json
@@ -12,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from uqlab.core.files import sha256, write
+from uqlab.core.files import read_json, sha256, write
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 FOLDER = "UQLAB_OUTPUT_DIR"  # tells a kernel its result folder, also where the notebook has no parameter output_dir
 CODE = ".code.json"  # in that folder: the files of uqlab that the kernel has imported, with their checksums
 _folder: Path | None = None
+_real = Path()  # the folder of the committed long run of the same notebook, if there is one
 _results: dict[str, dict[str, Any]] = {"numbers": {}, "tables": {}, "figures": {}, "claims": {}}
 
 
@@ -28,10 +30,11 @@ def begin(output_dir: str | os.PathLike, notebook: str) -> Path:
 
     output_dir: the notebook's parameter of that name; empty: the runner's folder, else figures/interactive/<notebook>.
     """
-    global _folder
+    global _folder, _real
     here = Path.cwd()
-    interactive = (here.parent if here.name == "notebooks" else here) / "figures" / "interactive" / notebook
-    _folder = Path(output_dir or os.environ.get(FOLDER) or interactive).absolute()
+    figures = (here.parent if here.name == "notebooks" else here) / "figures"
+    _folder = Path(output_dir or os.environ.get(FOLDER) or figures / "interactive" / notebook).absolute()
+    _real = figures / "real" / notebook
     _folder.mkdir(parents=True, exist_ok=True)
     _results.update(numbers={}, tables={}, figures={}, claims={})
     _write_results()
@@ -94,15 +97,32 @@ def claim(name: str, sentence: str, holds: Any, *, margin: Any = None, paper: An
 
 
 def claims() -> "DataFrame":
-    """The claims of this run in their order, a row for each sentence, for the page's closing table."""
+    """The claims of this run in their order, a row for each sentence, for the page's closing table.
+
+    Where figures/real holds a long run of the page, a column says whether the claim holds there, or in how many seeds.
+    """
     import pandas
 
     found, says = _results["claims"].values(), {True: "yes", False: "no"}
     theirs = [f"{says[c['paper']['holds']]} ({c['paper']['text']})" if c["paper"] else "–" for c in found]
     margins = ["–" if c["margin"] is None else float(c["margin"]) for c in found]
-    columns = {"this run": [says[c["holds"]] for c in found], "margin": margins, "paper": theirs}
+    columns = {"this run": [says[c["holds"]] for c in found], "margin": margins}
+    if long := _of_real_runs():
+        columns["`real` run"] = [long.get(name, "–") for name in _results["claims"]]
+    columns["paper"] = theirs
     index = pandas.Index([c["sentence"] for c in found], name="claim")
     return pandas.DataFrame(columns, index)
+
+
+def _of_real_runs() -> dict[str, str]:
+    """What the committed long runs of this page say of its claims: yes, no, or in how many of several seeds."""
+    with suppress(OSError), (_real / "table.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+        names = [name for name in rows[0] if name.startswith("claim_")]
+        held = {name: [row[name] == "True" for row in rows if row[name]] for name in names}
+        return {name.removeprefix("claim_"): f"{sum(all_)} of {len(all_)} seeds" for name, all_ in held.items()}
+    found = read_json(_real / "results.json").get("claims", {})
+    return {name: "yes" if claim["holds"] else "no" for name, claim in found.items()}
 
 
 def describe_figure(name: str, caption: str = "", paper: str = "") -> None:

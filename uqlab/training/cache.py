@@ -1,4 +1,4 @@
-"""Finished trainings: what `fit` learned, in a file whose name says everything that the training depends on.
+"""Trainings: what `fit` learned, in a file whose name says everything that the training depends on.
 
 The variable UQLAB_CACHE, which the runner sets, names the folder. If it is empty or absent, nothing is kept.
 """
@@ -7,6 +7,7 @@ import functools
 import inspect
 import json
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,10 +22,11 @@ from torch import Tensor, nn
 
 from uqlab.core.files import TRAININGS, fingerprint, sha256, writing
 from uqlab.ensembles import Ensemble
-from uqlab.training.checkpoints import described
+from uqlab.training.checkpoints import Checkpoint, described
 
 ROOM = 2 * 10**9  # bytes of all files together, the least recently used go first; one may take a quarter of it
 WORTH = 1.0  # seconds: what trains faster is not kept
+EVERY = 60.0  # seconds between two states of a training that goes on
 CODE = ("core", "ensembles", "extraction", "heads", "models", "training")  # rooms on which a training may depend
 KNOWN = {"torch", "transformers", "uqlab"}  # packages whose modules are what their code, or version, says
 
@@ -68,8 +70,17 @@ class Training:
                 tensor.copy_(found[name])
         return losses, about["steps"], about["seconds"]
 
+    def state_of(self, run: dict[str, Any], content: dict[str, Any]) -> Checkpoint:
+        """The state that a process left which was stopped in this training; one that cannot be read counts as none."""
+        path = self.path.with_suffix(".checkpoint")
+        with suppress(OSError, ValueError):
+            return Unfinished.read(path, run, content)
+        path.unlink(missing_ok=True)
+        return Unfinished.read(path, run, content)
+
     def save(self, losses: Tensor, steps: int, seconds: float) -> None:
         """Keep what was learned, if it is worth it and nothing but the ensemble's own generators was drawn from."""
+        self.path.with_suffix(".checkpoint").unlink(missing_ok=True)
         size = sum(tensor.nbytes for tensor in self.state.values())
         if seconds < WORTH or size > ROOM / 4 or self.noise != _noise():
             return
@@ -79,6 +90,20 @@ class Training:
             with writing(self.path) as temporary:
                 save_file(state | {"losses": losses}, temporary, {"uqlab": json.dumps(about)})
             _make_room(self.path.parent)
+
+
+class Unfinished(Checkpoint):
+    """The state of a training that nobody asked to keep: written now and then, and not where it cannot be."""
+
+    def __init__(self, *read: Any):
+        super().__init__(*read)
+        self.noise, self.written = _noise(), time.monotonic()
+
+    def write(self, *state: Any) -> None:
+        if time.monotonic() - self.written >= EVERY and self.noise == _noise():  # no state holds the noise of others
+            with suppress(OSError):
+                super().write(*state)
+            self.written = time.monotonic()
 
 
 def _known(code: Any) -> bool:

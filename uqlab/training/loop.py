@@ -76,10 +76,11 @@ def fit(
     checkpoint: a file that is written after every epoch and resumed from, bit-identical on a CPU.
     watch: called after every epoch with the number of epochs done.
 
-    Where UQLAB_CACHE names a folder, a training that was done before is read from it, unless there is a `checkpoint` or
-    a `watch`. Raises ValueError for empty or mismatched data, labels out of range, unknown names and a checkpoint that
-    is damaged or of another run; TypeError for what is no ensemble or tensor; FloatingPointError for a loss or a
-    weight that is not finite. After an error every module has the mode that it had before.
+    Where UQLAB_CACHE names a folder, a training that was done before is read from it, and one that was stopped goes on
+    where it was a minute before, unless there is a `checkpoint` or a `watch`. Raises ValueError for empty or mismatched
+    data, labels out of range, unknown names and a checkpoint that is damaged or of another run; TypeError for what is
+    no ensemble or tensor; FloatingPointError for a loss or a weight that is not finite. After an error every module has
+    the mode that it had before.
     """
     started = time.perf_counter()
     _check_data(inputs, labels)
@@ -101,7 +102,8 @@ def fit(
     if kept and (learned := kept.load()):
         ensemble.eval().zero_grad()
         return History(*learned)
-    resumed = Checkpoint.read(checkpoint, run, content | {"initial weights": ensemble})
+    content |= {"initial weights": ensemble}
+    resumed = kept.state_of(run, content) if kept else Checkpoint.read(checkpoint, run, content)
 
     def make(shard: Ensemble) -> ChainStep | AutogradStep:
         return make_step(shard, loss, class_weights, how, precision, flat=inputs.ndim == 2)
