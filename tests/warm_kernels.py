@@ -14,6 +14,7 @@ from unittest import mock
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["warm_imports"])
+LAUNCH = "jupyter_client.provisioning.local_provisioner.launch_kernel"
 
 
 def follow() -> None:
@@ -31,7 +32,10 @@ def main(command: list[str], folder: str, environment: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     sys.path[:0] = environment.get("PYTHONPATH", "").split(os.pathsep)
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    # What this kernel starts, as page 12 does, is forked too, by the server that forked it and is not its child.
+    forkserver._forkserver.ensure_running = lambda: None
+    with mock.patch(LAUNCH, Forked):
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 class Forked:
@@ -62,5 +66,5 @@ def warm() -> Iterator[None]:
     """Let all kernels that are started in the block be forked."""
     with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):  # where warm_imports lies
         forkserver.ensure_running()
-    with mock.patch("jupyter_client.provisioning.local_provisioner.launch_kernel", Forked):
+    with mock.patch(LAUNCH, Forked):
         yield

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pandas as pd
+import warm_kernels
 
 import uqlab
 from uqlab import runs
@@ -18,7 +19,8 @@ SMALL = {
 def test_rows_of_the_board_and_what_a_backbone_cannot_carry(tmp_path):
     notebook = Path(uqlab.__file__).parents[1] / "notebooks" / "board.ipynb"
     parameters = SMALL | {"methods": ["batch", "batch_additive", "dropkey"]}
-    results = read_json(runs.execute(notebook, parameters, folder=tmp_path / "run") / "results.json")
+    with warm_kernels.warm():
+        results = read_json(runs.execute(notebook, parameters, folder=tmp_path / "run") / "results.json")
     found = results["tables"]["board"]
     table = pd.DataFrame(found["data"], columns=found["columns"])
     assert table[["backbone", "method", "seed"]].to_numpy().tolist() == [["convolutional", "batch", s] for s in (3, 4)]

@@ -14,7 +14,6 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.ft2font import FT2Font, LoadFlags
-from scipy.ndimage import center_of_mass
 from sklearn.datasets import load_digits, load_sample_images
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import euclidean_distances
@@ -110,9 +109,9 @@ def glyphs(split, side=8):
 def as_mnist(render, split):
     """The images of `letters` or `glyphs`, drawn in 20 x 20 pixels and centred by mass in 28 x 28, as MNIST was."""
     images = render(split, side=20)[0][:, 0]
-    field = np.zeros((len(images), 1, 28, 28), np.float32)
-    for image, room in zip(images, field, strict=True):
-        y, x = np.rint(13.5 - np.array(center_of_mass(image))).astype(int).clip(0, 8)
+    field, at = np.zeros((len(images), 1, 28, 28), np.float32), np.arange(20)
+    centres = np.stack([images.sum(2) @ at, images.sum(1) @ at], axis=1) / images.sum((1, 2))[:, None]
+    for image, room, (y, x) in zip(images, field, np.rint(13.5 - centres).astype(int).clip(0, 8), strict=True):
         room[0, y : y + 20, x : x + 20] = image
     return field
 
@@ -151,11 +150,11 @@ def _bitmap(glyph, outline, rng, cells, *, turn=8, slant=0.15, height=(29, 32), 
     tall = rng.uniform(*height)
     scale = np.array([tall, min(28, size[1] * tall / size[0] * rng.uniform(*stretch))]) / size
     offset = (32 - scale * size) / 2 + [0, rng.uniform(-shift, shift)]
-    grid = (np.moveaxis(np.mgrid[:cells, :cells], 0, -1) + 0.5) * (32 / cells)  # (y, x) of the centres of the cells
-    source = np.floor(((grid - offset) / scale + low) @ np.linalg.inv(turned).T).astype(int)
-    inside = ((source >= 0) & (source < glyph.shape)).all(-1)
-    y, x = np.where(inside[..., None], source, 0).transpose(2, 0, 1)
-    return glyph[y, x] & inside
+    cell = (np.arange(cells) + 0.5) * (32 / cells)  # the centres of the cells
+    down, right = (cell - offset[:, None]) / scale[:, None] + low[:, None]
+    y, x = (np.floor(a * down[:, None] + b * right).astype(int) for a, b in np.linalg.inv(turned))
+    inside = (y >= 0) & (y < glyph.shape[0]) & (x >= 0) & (x < glyph.shape[1])
+    return glyph.take(np.where(inside, y * glyph.shape[1] + x, 0)) & inside
 
 
 @cache
