@@ -252,7 +252,7 @@ def test_a_network_with_convolutions_and_float32_trains():
 def digits():
     """A trained deep ensemble on digits, and mutual information and accuracy of what is extracted from its member 0."""
     train, test, letters = data.load("digits", "train"), data.load("digits"), data.load("letters", limit=400)
-    deep = ensembles.deep(lambda: models.mlp(64, (256, 128)), 10)
+    deep = ensembles.deep(lambda: models.mlp(64, (256, 128)), 5)
     training.fit(deep, train.inputs, train.labels, epochs=40, lr=0.05, momentum=0.9, progress=False)
 
     def look(ensemble):
@@ -260,7 +260,7 @@ def digits():
         return metrics.accuracy(inside, test.labels), uncertainty.decompose(outside).epistemic.mean().item()
 
     def extract(weight):
-        ensemble = extraction.masks(deep.member(0))
+        ensemble = extraction.masks(deep.member(0), 5)
         extraction.fit_masks(ensemble, train.inputs, train.labels, diversity=weight, steps=400, progress=False)
         return look(ensemble), look(ensemble.harden())
 
