@@ -17,12 +17,12 @@ def needs(*files):
 
 @needs("mnist", "fashion-mnist")
 def test_mutual_information_falls_with_width_on_mnist():
-    train, test = data.load("mnist", "train", limit=4000), data.load("mnist", "test", limit=2000)
+    train, test = data.load("mnist", "train", limit=5000), data.load("mnist", "test", limit=2000)
     fashion = data.load("fashion-mnist", "test", limit=2000)
     found = {}
     for width in (1, 8):
-        ensemble = ensembles.deep(lambda w=width: models.mlp(784, (64 * w, 32 * w)), members=4)
-        training.fit(ensemble, train.inputs, train.labels, epochs=8, lr=0.05, momentum=0.9, progress=False)
+        ensemble = ensembles.deep(lambda w=width: models.mlp(784, (64 * w, 32 * w)), members=5)
+        training.fit(ensemble, train.inputs, train.labels, epochs=10, lr=0.05, momentum=0.9, progress=False)
         inside, outside = (training.predict(ensemble, items.inputs) for items in (test, fashion))
         known, unknown = uncertainty.decompose(inside).epistemic, uncertainty.decompose(outside).epistemic
         found[width] = known.mean().item(), unknown.mean().item()
