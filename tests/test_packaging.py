@@ -38,6 +38,13 @@ def test_constraints_pin_every_dependency():
     assert pins["torch"] == "2.13.0"
 
 
+def test_the_citation_is_of_this_version_and_names_the_papers():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (cited["version"], cited["license"]) == (PROJECT["version"], PROJECT["license"])
+    papers = yaml.safe_load((ROOT / "uqlab" / "published.yaml").read_text())
+    assert len(cited["references"]) == len(papers) == 5
+
+
 def test_every_room_but_core_has_a_door():
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     held = {name for contract in contracts for name in contract.get("protected_modules", [])}
@@ -58,7 +65,7 @@ def test_the_wheel_is_whole(tmp_path):
     """Built and installed apart from the checkout it has every file, every module imports, and it draws the gallery."""
     source, made = tmp_path / "source", tmp_path / "venv"
     shutil.copytree(ROOT / "uqlab", source / "uqlab", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "-q"]
     files = {path.relative_to(source).as_posix() for path in source.rglob("uqlab/**/*") if path.is_file()}
@@ -66,7 +73,9 @@ def test_the_wheel_is_whole(tmp_path):
         [*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", tmp_path, source], check=True
     )
     (wheel,) = tmp_path.glob("*.whl")
-    assert files <= set(zipfile.ZipFile(wheel).namelist())
+    packed = zipfile.ZipFile(wheel).namelist()
+    assert files <= set(packed)
+    assert [name for name in packed if "/licenses/" in name and name.endswith("LICENSE")]
 
     venv.create(made, symlinks=True)
     python = made / "bin" / "python"
