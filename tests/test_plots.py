@@ -125,6 +125,9 @@ def test_label_lines_writes_each_label_at_the_end_of_its_line_and_apart_from_the
     assert at[1] - at[0] >= 8.5  # 9 points between their anchors
     assert at[0] < ends[0] < ends[1] < at[1]  # moved apart, in both directions
     assert at[2] == pytest.approx(ends[2], abs=1)  # had room, stays
+    strokes = [text.arrow_patch for text in ax.texts]
+    assert all(stroke.get_linewidth() > 0 for stroke in strokes)  # from the lines to labels that stand elsewhere
+    assert [stroke.get_edgecolor() for stroke in strokes] == [to_rgba(line.get_color()) for line in ax.lines[:3]]
 
 
 def test_simplex_puts_certain_members_in_the_corners_and_the_mean_between_them(ax):

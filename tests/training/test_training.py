@@ -169,6 +169,32 @@ def test_tokens_and_subclasses_take_the_general_route():
     torch.testing.assert_close(history.loss[-1], final, rtol=0.1, atol=0.02)
 
 
+@pytest.mark.parametrize(
+    ("make", "limit", "expected"),
+    [(lambda: nn.Linear(16, 4), 1e8, 1), (lambda: nn.Linear(16, 4), 0, 3), (lambda: nn.Linear(16, 4), 1000, 1),
+     (lambda: nn.Sequential(nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 4, 4), nn.Flatten()), 1000, 3)],
+    ids=["small", "large", "matrix", "kernels"],
+)  # fmt: skip
+def test_one_small_network_is_trained_in_one_thread_and_a_larger_one_in_all(make, limit, expected, monkeypatch):
+    seen = set()
+
+    class Spy(nn.Module):
+        def forward(self, x):
+            if self.training:
+                seen.add(torch.get_num_threads())
+            return x
+
+    monkeypatch.setattr(devices, "ONE_THREAD", limit)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        one = ensembles.deep(lambda: nn.Sequential(Spy(), make()), 1, fold=False)
+        training.fit(one, INPUTS[:8], LABELS[:8], epochs=1, lr=0.1, batch_size=8, progress=False)
+    finally:
+        torch.set_num_threads(threads)
+    assert seen == {expected}
+
+
 def test_threads_and_denormals_are_left_as_they_were():
     threads = torch.get_num_threads()
     trained(3)
