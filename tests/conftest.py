@@ -1,5 +1,6 @@
 """What all tests share: pages that run once for all of them, and how the tests are dealt out to several processes."""
 
+import gc
 import hashlib
 import os
 import re
@@ -17,6 +18,8 @@ if WORKER:  # one thread each, kernels and other children too; those that wait s
 
 sys.modules.setdefault("rfc3987_syntax", None)  # as in uqlab/runs/kernels.py: seconds for every process of the tests
 os.environ["UQLAB_CACHE"] = ""  # every page trains; tests/training/test_cache.py has a cache of its own
+
+gc.disable()  # until the tests are collected; then garbage collections do not look at what imports have made
 
 # The longest first, so that no process is left with one of them at the end; each starts with the words given.
 LONGEST = [
@@ -36,12 +39,16 @@ def group_of(test: str) -> str:
     return f"{path}::{page[0]}" if page else path
 
 
-def pytest_sessionstart() -> None:
+def pytest_sessionstart(session: pytest.Session) -> None:
     """Before tests are collected, because they are skipped where their files are missing."""
     if folder := os.environ.get("UQLAB_DATA"):
         import repacked
 
         repacked.unpack(folder)
+    if not WORKER and getattr(session.config.option, "numprocesses", None):
+        import warm_kernels
+
+        warm_kernels.serve()  # while the processes collect their tests
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -51,6 +58,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if WORKER:
         starts = [*LONGEST, ""]
         items.sort(key=lambda item: next(i for i, s in enumerate(starts) if group_of(item.nodeid).startswith(s)))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -3,6 +3,7 @@
 The package itself is forgotten again: every kernel imports it anew, and notes which of its files it has imported.
 """
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -22,3 +23,5 @@ models.embedded()  # imports what transformers loads at the first network
 
 for name in [name for name in sys.modules if f"{name}.".startswith("uqlab.")]:
     del sys.modules[name]
+
+gc.freeze()  # kernels need not look at it, which would copy its memory

@@ -14,6 +14,7 @@ from unittest import mock
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["warm_imports"])
+SERVER, ADDRESS = forkserver._forkserver, "UQLAB_TESTS_FORK_SERVER"
 LAUNCH = "jupyter_client.provisioning.local_provisioner.launch_kernel"
 
 
@@ -33,7 +34,7 @@ def main(command: list[str], folder: str, environment: dict[str, str]) -> None:
     os.environ.update(environment)
     sys.path[:0] = environment.get("PYTHONPATH", "").split(os.pathsep)
     # What this kernel starts, as page 12 does, is forked too, by the server that forked it and is not its child.
-    forkserver._forkserver.ensure_running = lambda: None
+    SERVER.ensure_running = lambda: None
     with mock.patch(LAUNCH, Forked):
         runpy.run_module(module, run_name="__main__", alter_sys=True)
 
@@ -61,10 +62,20 @@ class Forked:
         os.kill(self.pid, number)
 
 
+def serve() -> None:
+    """Start the process that forks kernels; the processes of this test run that start later share it."""
+    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):  # where warm_imports lies
+        forkserver.ensure_running()
+    os.environ[ADDRESS] = os.fsdecode(SERVER._forkserver_address)
+
+
 @contextmanager
 def warm() -> Iterator[None]:
     """Let all kernels that are started in the block be forked."""
-    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):  # where warm_imports lies
-        forkserver.ensure_running()
+    if ADDRESS not in os.environ:
+        serve()
+    elif not SERVER._forkserver_address:  # it is the child of another process
+        SERVER._forkserver_address, SERVER._forkserver_alive_fd = os.environ[ADDRESS], os.open(os.devnull, os.O_RDONLY)
+        SERVER.ensure_running = lambda: None
     with mock.patch(LAUNCH, Forked):
         yield
