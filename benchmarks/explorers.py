@@ -1,8 +1,10 @@
-"""How soon a moved slider shows a new picture, in JupyterLab in headless Chromium; target: 150 ms on two cores.
+"""How soon explorers answer in headless Chromium, on two cores: a picture in 150 ms, 30 frames a second under the hand.
 
 1. What painting ticks and labels once is worth: an explorer's picture against the same figure drawn anew, in turns.
-2. Each page's explorer, run at `tiny`: milliseconds from the key press to the painted picture, median
-   and quartiles over moves to pictures that were not drawn before. Names of pages as arguments choose some.
+2. Dragging a member of a cloud of 9 or 64: frames a second in which the bars moved, and the longest wait between two.
+3. Each page's explorers, run at `tiny`: of one with a picture the milliseconds from the key press to the painted
+   picture, median and quartiles over moves to pictures that were not drawn before; of one that asks its members the
+   same to the answer. Names of pages as arguments choose some.
 """
 
 import io
@@ -12,18 +14,33 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import torch
 from _timing import interleaved, report
 
-from uqlab import plots, uncertainty, widgets
+from uqlab import plots, widgets
 from uqlab.runs import parameters
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "browser"))
 import lab
 
 MOVES, TARGET = 12, 150  # pictures for each page; milliseconds
+FRAMES = 30  # a second, under the hand
+# The hand moves once a frame, as browsers hand on a mouse's moves; resolves to the times of the frames.
+DRAG = """seconds => new Promise(done => {
+  const stage = document.querySelector('.stage'), place = stage.getBoundingClientRect(), times = [];
+  const frame = now => {
+    const angle = times.push(now) / 15;
+    stage.dispatchEvent(new PointerEvent('pointermove', {
+      clientX: place.x + place.width * (0.5 + 0.2 * Math.cos(angle)),
+      clientY: place.y + place.height * (0.6 + 0.2 * Math.sin(angle)),
+    }));
+    now - times[0] > 1000 * seconds ? done(times) : requestAnimationFrame(frame);
+  };
+  requestAnimationFrame(frame);
+})"""
 
 
 def pages(names: list[str]) -> None:
@@ -40,16 +57,60 @@ def pages(names: list[str]) -> None:
             page.start()
             if errors := page.finish():
                 raise RuntimeError(f"{notebook.stem}: {errors}")
-            page.show_explorer()
-            times = sorted(moves(page))
-            low, middle, high = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
-            verdict = "" if middle <= TARGET else f"  MISSES {TARGET} ms"
-            print(
-                f"{notebook.stem:32} {len(times):3} moves  {middle:4.0f} ms [{low:.0f}, {high:.0f}]{verdict}",
-                flush=True,
-            )
+            if page.page.evaluate(lab.SHOW, lab.EXPLORERS) >= 0 and page.page.locator(".uqlab-picture").count():
+                page.show_explorer()
+                told(notebook.stem, moves(page), TARGET)
+            canvas = page.page.locator(".uqlab-hand:has(canvas)")
+            if canvas.count():
+                told(f"{notebook.stem}: drawing", answers(canvas), 100)
             page.shut_kernel()
             page.page.close()
+
+
+def told(name: str, times: list[float], target: float) -> None:
+    low, middle, high = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
+    verdict = "" if middle <= target else f"  MISSES {target} ms"
+    print(f"{name:40} {len(times):3} moves  {middle:4.0f} ms [{low:.0f}, {high:.0f}]{verdict}", flush=True)
+
+
+def answers(explorer: Any) -> list[float]:
+    """Milliseconds until the kernel's answers to blends of two images came."""
+    explorer.scroll_into_view_if_needed()
+    explorer.locator(".cell").first.wait_for()
+    times = []
+    for key in ["ArrowRight"] * 10 + ["ArrowLeft"] * 10:
+        explorer.get_by_label("blend").press(key)
+        time.sleep(0.25)
+        times.append(float(explorer.locator(".seen").get_attribute("data-milliseconds")))
+    return times
+
+
+def frames() -> None:
+    path = lab.chromium()
+    if not path:
+        return
+    with lab.browser(path) as browser:
+        for count in (9, 64):
+            page = browser.new_page(viewport={"width": 1280, "height": 900})
+            logits = 2 * torch.randn(count, 3, generator=torch.Generator().manual_seed(0))
+            page.set_content(widgets.cloud(logits, [m % 3 for m in range(count)]).html())
+            dot = page.locator(".member .dot").last.bounding_box()
+            page.mouse.move(dot["x"] + 8, dot["y"] + 8)
+            page.mouse.down()
+            before = page.locator(".bars [data-name=total]").get_attribute("data-value")
+            seen = page.evaluate(DRAG, 4)
+            page.mouse.up()
+            assert page.locator(".bars [data-name=total]").get_attribute("data-value") != before
+            rate, longest = (
+                (len(seen) - 1) / (seen[-1] - seen[0]) * 1000,
+                max(b - a for a, b in itertools.pairwise(seen)),
+            )
+            verdict = "" if rate >= FRAMES else f"  MISSES {FRAMES}"
+            print(
+                f"dragging one of {count:2} members: {rate:.0f} frames/s, longest wait {longest:.0f} ms{verdict}",
+                flush=True,
+            )
+            page.close()
 
 
 def moves(page: lab.Lab) -> list[float]:
@@ -76,27 +137,23 @@ def moves(page: lab.Lab) -> list[float]:
 
 
 def once_or_whole() -> None:
-    generator = torch.Generator().manual_seed(0)
-    parts = {}
-    for name, scale in (("digits", 1), ("letters", 3)):
-        logits = scale * torch.randn(24, 540, 10, generator=generator).double()
-        parts[name] = {m: uncertainty.decompose_groups(uncertainty.group_members(logits, m)) for m in (1, 2, 4, 8)}
-    explorer, turn = widgets.groups(parts, 24), itertools.count()
+    x, single = torch.linspace(-4, 4, 200), torch.randn(32, 200, generator=torch.Generator().manual_seed(0)).cumsum(1)
+    sizes = (1, 2, 4, 8)
+    means = {size: single.unflatten(0, (-1, size)).mean(1) for size in sizes}
+    explorer, turn = widgets.collapse(x, means), itertools.count()
 
     def painted() -> None:
         explorer._shown.cache_clear()
-        explorer.controls["size"].value = (1, 2, 4, 8)[next(turn) % 4]
+        explorer.controls["size"].value = sizes[next(turn) % 4]
 
     def anew() -> bytes:
-        size = (1, 2, 4, 8)[next(turn) % 4]
-        figure, (left, right) = plots.figure(2, height=2.9)
-        for name, by in parts.items():
-            plots.ecdf(by[size].epistemic, color=plots.NEUTRAL, label=f"{name}, all members", ax=left)
-            plots.ecdf(by[size].between, label=f"{name}, between", ax=left)
-        left.set_xscale("symlog", linthresh=1e-3)
-        means = [[getattr(by[size], kind).mean().item() for by in parts.values()] for kind in ("between", "within")]
-        plots.stacked(list(parts), *means, ax=right).legend(loc="upper left")
-        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+        size = sizes[next(turn) % 4]
+        figure, (left, right) = plots.figure(2, height=2.6)
+        left.plot(x, means[size].T, color=plots.EPISTEMIC, linewidth=0.9)
+        for values in means.values():
+            right.plot(x, values.var(0), color=plots.EPISTEMIC, alpha=0.2)
+        right.plot(x, means[size].var(0), color=plots.EPISTEMIC)
+        right.set_yscale("log")
         memory = io.BytesIO()
         figure.savefig(memory, format="png", dpi=200, pil_kwargs={"compress_level": 1})
         plt.close(figure)
@@ -108,4 +165,5 @@ def once_or_whole() -> None:
 if __name__ == "__main__":
     plots.use_style()
     once_or_whole()
+    frames()
     pages(sys.argv[1:])

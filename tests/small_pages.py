@@ -1,4 +1,4 @@
-"""Copies of the notebooks, each with two more cells: one moves its explorer, one runs its exercises' solutions."""
+"""Copies of the notebooks, each with two more cells: one moves its explorers, one runs its exercises' solutions."""
 
 import json
 import re
@@ -15,7 +15,7 @@ UNCONVERTED: set[str] = set()
 
 MOVE = """
 import gc, json, pathlib
-from uqlab.widgets import Explorer
+from uqlab.widgets import Explorer, Hand
 
 def other_values(control):
     if (options := getattr(control, "_options_values", None)) is not None:
@@ -37,7 +37,17 @@ def move(explorer):  # a function, so that the page's own names stay as they are
         assert (explorer.picture.value, explorer.seen.value) == (first, said)
     return moved
 
-(moved_controls,) = [move(each) for each in gc.get_objects() if type(each) is Explorer]
+def touch(hand):  # its page alone, and an answer of each model that it may ask
+    asked = hand.data.get("models", []) if hand.answer else []
+    answers = [hand.answer({"model": name, "pixels": hand.data["examples"][0]}) for name in asked]
+    return {hand.name: len(hand.html()) > 1000 and all(answer["members"] for answer in answers)}
+
+moved_controls = {}
+for each in gc.get_objects():
+    if type(each) is Explorer:
+        moved_controls |= move(each)
+    if Hand in type(each).__mro__:  # anywidget makes a class of each
+        moved_controls |= touch(each)
 (pathlib.Path(output_dir) / "moved.json").write_text(json.dumps(moved_controls))
 """
 

@@ -4,7 +4,9 @@ import os
 from pathlib import Path
 
 import lab
+import nbformat
 import pytest
+from nbformat.v4 import new_code_cell, new_notebook
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +49,22 @@ def opened(browser, address):
         return page
 
     return run
+
+
+@pytest.fixture(scope="session")
+def made_up_page(opened, folder):
+    """A page with an explorer of every kind, each in a cell of its own under its own name."""
+    import made_up  # not before the hook that checks shapes
+
+    cells = [f"import sys\nsys.path.insert(0, {str(Path(made_up.__file__).parent)!r})\nimport made_up"]
+    names = [make.__name__ for make in (*made_up.EXPLORERS, *made_up.HANDS)]
+    cells += [f"{name} = made_up.{name}()\n{name}" for name in names]
+    path = folder / "notebooks" / "explorers.ipynb"
+    path.parent.mkdir(exist_ok=True)
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}  # without it JupyterLab asks which
+    made = new_notebook(cells=[new_code_cell(source) for source in cells], metadata={"kernelspec": kernel})
+    nbformat.write(made, path)
+    return opened("notebooks/explorers.ipynb")
 
 
 @pytest.fixture(scope="session")

@@ -69,6 +69,13 @@ PICTURE = """async picture => {
   const hash = new Uint8Array(await crypto.subtle.digest('SHA-256', bytes));
   return Array.from(hash, byte => byte.toString(16).padStart(2, '0')).join('');
 }"""
+ASK = """async code => {
+  const kernel = jupyterapp.shell.currentWidget.sessionContext.session.kernel, said = [];
+  const future = kernel.requestExecute({code});
+  future.onIOPub = message => said.push(message.content.text ?? message.content.evalue ?? '');
+  await future.done;
+  return said.join('');
+}"""
 SHOW = """async (pattern) => {
   const content = window.jupyterapp.shell.currentWidget.content;
   const at = content.widgets.findIndex(cell => cell.model.type === 'code'
@@ -185,11 +192,19 @@ class Lab:
 
     def show_explorer(self, pattern: str = EXPLORERS) -> Locator:
         """Scroll to the first cell whose source matches; returns the explorer below it."""
-        self.page.bring_to_front()
-        assert self.page.evaluate(SHOW, pattern) >= 0, f"no cell has {pattern}"
-        explorer = self.page.locator(".jp-Cell.jp-mod-active .uqlab-explorer")
+        explorer = self.show(pattern, ".uqlab-explorer")
         explorer.locator(".uqlab-picture").wait_for()
         return explorer
+
+    def show(self, pattern: str, what: str) -> Locator:
+        """Scroll to the first cell whose source matches; returns what of the kind is below it."""
+        self.page.bring_to_front()
+        assert self.page.evaluate(SHOW, pattern) >= 0, f"no cell has {pattern}"
+        return self.page.locator(f".jp-Cell.jp-mod-active {what}")
+
+    def ask(self, code: str) -> str:
+        """What the code prints in the page's kernel."""
+        return self.page.evaluate(ASK, code)
 
     def picture(self, explorer: Locator) -> str:
         """The checksum of the picture that is shown."""

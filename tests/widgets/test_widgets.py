@@ -95,6 +95,15 @@ def test_reset_restores_all_controls_and_draws_no_step_between(explorer):
     assert drawn == [(2, 0), (4, 0), (4, 1)]  # neither (2, 1) nor (2, 0) again
 
 
+def test_sliders_follow_the_hand_until_a_redraw_is_slow(explorer, monkeypatch):
+    box, _ = explorer
+    moves(box, "size", 4)
+    assert all(control.continuous_update for control in box.controls.values())
+    monkeypatch.setattr("uqlab.widgets.explorer.SOON", 0)
+    moves(box, "size", 3)
+    assert not any(control.continuous_update for control in box.controls.values())
+
+
 def test_an_error_is_shown_and_raised_and_the_next_move_works(explorer):
     box, _ = explorer
     with pytest.raises(ValueError, match="no such <shift>"):
@@ -173,17 +182,6 @@ def test_pictures_forgotten_are_drawn_again(explorer):
 
 
 # The explorers of results ---------------------------------------------------------------------------------------------
-def test_simplex_says_what_the_decomposition_says():
-    logits = normal(5, 3).double()
-    slider = ipywidgets.FloatSlider(value=1, min=0, max=2, step=0.5, description="spread")
-    explorer = widgets.simplex(lambda spread: spread * logits, {"spread": slider})
-    total, aleatoric, epistemic = (value.item() for value in uncertainty.decompose(logits[:, None]))
-    assert f"{total:.3f} nats in total = {aleatoric:.3f} aleatoric + {epistemic:.3f} epistemic" in line(explorer)
-    assert f"{100 * epistemic / total:.0f} %" in line(explorer)
-    text = moves(explorer, "spread", 0.0)[1]
-    assert "1.099 nats in total = 1.099 aleatoric + 0.000 epistemic, 0 %" in text
-
-
 def test_collapse_shows_the_variance_between_sub_ensembles():
     x, single = torch.linspace(0, 1, 5), normal(8, 5)
     predictions = {1: single, 2: single.unflatten(0, (4, 2)).mean(1)}
@@ -191,58 +189,6 @@ def test_collapse_shows_the_variance_between_sub_ensembles():
     assert "100 % of that between sub-ensembles of 1" in line(explorer)
     ratio = predictions[2].var(0).mean() / single.var(0).mean()
     assert f"{100 * ratio:.0f} % of that" in moves(explorer, "size", 2)[1]
-
-
-def test_groups_tell_what_the_outer_ensemble_sees_from_what_it_misses():
-    sizes, parts = (1, 2, 4), {}
-    for name, scale in (("digits", 1), ("letters", 3)):
-        logits = scale * normal(8, 20, 4).double()
-        parts[name] = {m: uncertainty.decompose_groups(uncertainty.group_members(logits, m)) for m in sizes}
-    explorer = widgets.groups(parts, members=8)
-    for size in (1, 4):
-        text = moves(explorer, "size", size)[1]
-        for name, by in parts.items():
-            assert f"{by[size].between.mean():.3f} of {by[1].epistemic.mean():.3f} nats on {name}" in text
-        assert f"outer ensemble of {8 // size}" in text
-
-
-def test_the_name_of_a_set_is_text():
-    parts = {name: {1: uncertainty.decompose_groups(normal(2, 2, 5, 3))} for name in ("digits", "<b>mine</b> & theirs")}
-    said = line(widgets.groups(parts, members=4))
-    assert "nats on &lt;b&gt;mine&lt;/b&gt; &amp; theirs" in said
-
-
-def test_widths_show_the_inputs_of_most_and_least_information(monkeypatch):
-    drawn, images = [], torch.arange(20.0).view(20, 1, 1, 1).expand(-1, 1, 2, 2) / 20
-    monkeypatch.setattr(plots, "images", lambda inputs, **_: drawn.append(inputs))
-    kinds = {"id": "digits", "ambiguous": "blends", "ood": "letters"}
-    parts = {
-        width: {kind: uncertainty.decompose(scale * normal(4, 20, 3, seed=i).double()) for i, kind in enumerate(kinds)}
-        for width, scale in ((0.5, 2.0), (8.0, 0.5))
-    }
-    explorer = widgets.widths(parts, kinds, {"ood": images})
-    text = moves(explorer, "width", 8.0)[1]
-    for width, sheet in zip(parts, drawn, strict=True):
-        rank = parts[width]["ood"].epistemic.argsort(descending=True)
-        assert sheet.shape == (1, 1, 6, 24)
-        torch.testing.assert_close(sheet[0, 0, 0, ::3], images[rank[:8], 0, 0, 0])
-        torch.testing.assert_close(sheet[0, 0, 3, ::3].flip(0), images[rank[-8:], 0, 0, 0])
-    assert "x8" in text
-    assert all(f"{kinds[kind]} {d.epistemic.mean():.4f}" in text for kind, d in parts[8.0].items())
-
-
-def test_widths_show_one_of_several_sets_at_a_time():
-    kinds = {"id": "digits", "ood": "letters", "textures": "textures"}
-    parts = {
-        width: {kind: uncertainty.decompose(scale * normal(4, 20, 3, seed=i).double()) for i, kind in enumerate(kinds)}
-        for width, scale in ((0.5, 2.0), (8.0, 0.5))
-    }
-    explorer = widgets.widths(parts, kinds, {kind: torch.rand(20, 1, 2, 2) for kind in ("ood", "textures")})
-    assert f"letters {parts[0.5]['ood'].epistemic.mean():.4f}" in line(explorer)
-    assert "textures" not in line(explorer)
-    text = moves(explorer, "ood", "textures")[1]
-    assert f"textures {parts[0.5]['textures'].epistemic.mean():.4f}" in text
-    assert "letters" not in text
 
 
 def test_masks_are_rounded_and_compared_with_the_trained_ensemble():
@@ -314,6 +260,9 @@ def test_gradients_compare_with_the_entropy_and_tell_the_wrong_sign():
     entropy = uncertainty.entropy(norms[0.0][1])
     explorer = widgets.gradients(norms, 40, entropy, depth=1.0)
     score = gradients.reduce_norms(*norms[0.0], depth=1.0)
+    shares = gradients.layer_shares(*norms[0.0])  # depth 1 weighs the last of two layers e times the first
+    last = (shares[1] * torch.e / (shares[0] + shares[1] * torch.e)).mean()
+    assert f"The last of 2 layers gives {100 * last:.0f} % of the score" in line(explorer)
     by_gradients, by_entropy = (100 * metrics.ood_detection(s[:40], s[40:]).auroc for s in (score, entropy))
     assert f"in {by_gradients:.1f} % of all pairs by its gradients, in {by_entropy:.1f} %" in line(explorer)
     moves(explorer, "depth", 4.0)

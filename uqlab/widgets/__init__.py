@@ -1,15 +1,17 @@
-"""Explorers: controls above a picture of what a page has computed. Nothing is trained here.
+"""Explorers of what a page has computed. Nothing is trained here.
 
-Each function returns an `Explorer`, a box of ipywidgets; `explore` makes one of any drawing function. Arrow keys move a
-slider that has the focus.
+`cloud`, `alarm`, `front` and `draw` return a `Hand`, a JavaScript module that answers while the hand moves. The others
+return an `Explorer`, controls above a picture from the kernel; `explore` makes one of any drawing function.
 """
 
 from uqlab.widgets.explorer import Explorer
+from uqlab.widgets.hands import Hand, alarm, cloud, draw, front
 from uqlab.widgets.networks import gradients, head_map, masks, spectra
-from uqlab.widgets.predictions import collapse, groups, simplex, widths
+from uqlab.widgets.predictions import collapse
 
 explore = Explorer
 
 __all__ = [
-    "Explorer", "collapse", "explore", "gradients", "groups", "head_map", "masks", "simplex", "spectra", "widths",
+    "Explorer", "Hand", "alarm", "cloud", "collapse", "draw", "explore", "front", "gradients", "head_map", "masks",
+    "spectra",
 ]  # fmt: skip

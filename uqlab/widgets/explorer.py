@@ -4,14 +4,14 @@ import functools
 import gc
 import html
 import io
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ipywidgets
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.artist import Artist
-from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -19,6 +19,7 @@ from matplotlib.ticker import LogFormatter, NullLocator
 from PIL import Image
 
 REMEMBERED = 100  # pictures, some 40 kB each
+SOON = 0.1  # seconds: sliders whose redraw is faster follow the hand, the others wait until they are let go
 SCALE, SHARPNESS = 110, 1.25  # CSS pixels an inch; pixels a CSS pixel
 
 
@@ -28,6 +29,7 @@ class Explorer(ipywidgets.VBox):
     draw: takes the values of the controls by name and adds to the axes of `figure`. What it added is removed before the
     next call, and the axes keep their places. controls: name -> ipywidgets control, with the unit in its description.
     seen: a line (HTML) that says what is seen, or a function of the same values that returns it.
+    Sliders follow the hand until a redraw takes longer than SOON; then they wait until they are let go.
     An image that was drawn before is shown again without drawing. An error is shown in place of the line, and raised.
     """
 
@@ -48,7 +50,13 @@ class Explorer(ipywidgets.VBox):
 
         @functools.lru_cache(REMEMBERED)
         def shown(**values: Any) -> tuple[bytes, str]:
-            return stage.paint(draw, values), seen(**values) if callable(seen) else seen
+            started, first = time.perf_counter(), stage.background is None
+            found = stage.paint(draw, values), seen(**values) if callable(seen) else seen
+            if not first and time.perf_counter() - started > SOON:
+                sliders: Any = [each for each in self.controls.values() if hasattr(each, "continuous_update")]
+                for slider in sliders:
+                    slider.continuous_update = False
+            return found
 
         self._shown = shown
         self._first = {name: control.value for name, control in self.controls.items()}
@@ -155,15 +163,7 @@ class _Stage:
         self.look = self._look()
 
 
-def information_axis(ax: Axes, parts: Iterable[Mapping[Any, Any]]) -> None:
-    """Make the x-axis linear near 0 and logarithmic above, up to the largest epistemic part of these decompositions."""
-    ax.set_xscale("symlog", linthresh=1e-3)
-    ax.set_xlim(0, max(part.epistemic.max().item() for by in parts for part in by.values()))
-
-
 def _arrange(control: Any, longest: int) -> None:
-    if hasattr(control, "continuous_update"):
-        control.continuous_update = False
     control.style.description_width = f"{0.6 * longest + 1:.0f}em"  # one width, so that the sliders line up
     if isinstance(control, ipywidgets.ToggleButtons):
         control.style.button_width = "auto"  # all in one line

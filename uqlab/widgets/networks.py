@@ -14,12 +14,12 @@ from matplotlib.colors import Normalize
 from torch import Tensor
 
 from uqlab import metrics, plots
-from uqlab.gradients import ClassWeight, reduce_norms
+from uqlab.gradients import ClassWeight, layer_shares, reduce_norms
 from uqlab.heads import separation
 from uqlab.representations import embed
 from uqlab.spectra import random_level
 from uqlab.uncertainty import Decomposition
-from uqlab.widgets.explorer import Explorer, information_axis
+from uqlab.widgets.explorer import Explorer
 
 Kinds = Mapping[str, Decomposition]  # "id" and "ood"
 
@@ -39,7 +39,8 @@ def masks(
     """
     figure, (left, right) = plots.figure(2, height=2.6)
     left.set_xlabel("unit, sorted")
-    information_axis(right, [trained, *parts.values()])
+    right.set_xscale("symlog", linthresh=1e-3)
+    right.set_xlim(0, max(d.epistemic.max().item() for by in (trained, *parts.values()) for d in by.values()))
 
     def kept(weight: float, threshold: float | None, mask: str) -> Tensor:
         values = found[weight][mask]
@@ -228,7 +229,7 @@ def gradients(
     *,
     depth: float = 3.0,
 ) -> Explorer:
-    """The ingredients of a gradient score: depth weight, class weight and noise, against the entropy.
+    """The ingredients of a gradient score, depth weight, class weight and noise: its layers, and it beside the entropy.
 
     norms: noise sigma -> norms and log p of `gradients.gradient_norms`; the first `inside` samples are
     in-distribution, the others OOD. reference: the scores to compare with. depth: shown first.
@@ -241,7 +242,21 @@ def gradients(
     plain = reference[:inside].cpu(), reference[inside:].cpu()
     level = metrics.ood_detection(*plain).auroc
 
-    figure, (left, right) = plots.figure(2, height=2.7, width_ratios=[1.1, 1])
+    def shares(depth: float, weight: ClassWeight, sigma: float) -> Tensor:  # of the layers, in the score of an input
+        layers = layer_shares(*norms[sigma], class_weight=weight).cpu()
+        parts = layers * (depth * torch.linspace(0, 1, len(layers), dtype=layers.dtype)).softmax(0)[:, None]
+        return (parts / parts.sum(0).clamp(min=1e-300)).mean(1)
+
+    figure, (left, right, third) = plots.figure(3, height=2.7, width=7.6, width_ratios=[1.1, 1, 0.7])
+    count = len(next(iter(norms.values()))[0])
+    third.set(
+        title="where it comes from",
+        xlabel="layer",
+        ylabel="share of the score",
+        ylim=(0, 1),
+        xticks=range(1, count + 1),
+    )
+    third.set_xlim(0.4, count + 0.6)
     for kind, name in (("id", "ID"), ("ood", "OOD")):
         left.plot([], [], color=plots.EPISTEMIC, linestyle=plots.LINES[kind], linewidth=1.2, label=name)
     left.legend(loc="upper left")
@@ -256,13 +271,15 @@ def gradients(
         for part, kind in zip(both, ("id", "ood"), strict=True):
             plots.ecdf(part / middle, linestyle=plots.LINES[kind], ax=left).set_xlabel("score / its median")
         plots.roc(*both, ax=right)
+        third.bar(range(1, count + 1), shares(**values).numpy(), color=plots.EPISTEMIC)
 
     def seen(**values: Any) -> str:
+        last = 100 * shares(**values)[-1]
         auroc = metrics.ood_detection(*score(**values)).auroc
         upside = " Below 0.5: the sign is wrong." if auroc < 0.5 else ""
         return (
             f"One network: OOD inputs rank above ID inputs in {100 * auroc:.1f} % of all pairs by its gradients, in "
-            f"{100 * level:.1f} % by its entropy.{upside}"
+            f"{100 * level:.1f} % by its entropy.{upside} The last of {count} layers gives {last:.0f} % of the score."
         )
 
     names = {"square root of p": "sqrt_p", "p": "p", "uniform": "uniform", "the predicted class": "predicted"}

@@ -1,9 +1,10 @@
 """One explorer of every kind, on small made-up results: the page that most browser tests open."""
 
 import ipywidgets
+import pandas as pd
 import torch
 
-from uqlab import models, plots, uncertainty, widgets
+from uqlab import data, ensembles, models, plots, uncertainty, widgets
 from uqlab.gradients import gradient_norms
 
 plots.use_style()
@@ -17,37 +18,11 @@ def decomposed(members: int, scale: float, seed: int) -> uncertainty.Decompositi
     return uncertainty.decompose(scale * normal(members, 30, 4, seed=seed))
 
 
-def simplex() -> widgets.Explorer:
-    logits = normal(5, 3)
-    spread = ipywidgets.FloatSlider(value=1, min=0, max=2, step=0.5, description="spread")
-    shift = ipywidgets.FloatSlider(value=0, min=-2, max=2, step=0.5, description="shift")
-    weights = torch.tensor([1.0, 0, 0])
-    return widgets.simplex(lambda spread, shift: spread * logits + shift * weights, {"spread": spread, "shift": shift})
-
-
 def collapse() -> widgets.Explorer:
     single = normal(8, 40).cumsum(1)
     return widgets.collapse(
         torch.linspace(-1, 1, 40), {size: single.unflatten(0, (-1, size)).mean(1) for size in (1, 2, 4)}
     )
-
-
-def groups() -> widgets.Explorer:
-    logits = {name: scale * normal(8, 30, 4, seed=scale) for name, scale in (("digits", 1), ("letters", 3))}
-    return widgets.groups(
-        {
-            name: {m: uncertainty.decompose_groups(uncertainty.group_members(z, m)) for m in (1, 2, 4)}
-            for name, z in logits.items()
-        },
-        members=8,
-    )
-
-
-def widths() -> widgets.Explorer:
-    kinds = {"id": "digits", "ambiguous": "blends", "ood": "letters", "textures": "textures"}
-    parts = {w: {kind: decomposed(4, 2 / w, seed) for seed, kind in enumerate(kinds)} for w in (0.5, 2.0, 8.0)}
-    images = {kind: normal(30, 1, 8, 8, seed=seed).sigmoid().float() for seed, kind in enumerate(("ood", "textures"))}
-    return widgets.widths(parts, kinds, images)
 
 
 def masks() -> widgets.Explorer:
@@ -103,4 +78,40 @@ def explore() -> widgets.Explorer:
     return widgets.explore(draw, controls, lambda size, **_: f"A made-up line that ends at {size}.", figure)
 
 
-EXPLORERS = (simplex, collapse, groups, widths, masks, spectra, head_map, gradients, explore)
+def cloud(count: int = 5, groups: list[int] | None = None) -> widgets.Hand:
+    return widgets.cloud(2 * normal(count, 3), groups)
+
+
+def alarm() -> widgets.Hand:
+    kinds = ("id", "letters", "<b>mine</b>")
+    values = {w: {k: (normal(30, seed=i) + i).exp() / w for i, k in enumerate(kinds)} for w in (0.5, 8.0)}
+    return widgets.alarm(values, {kind: normal(30, 1, 8, 8).sigmoid() for kind in kinds[1:]}, {"id": "digits"})
+
+
+def board(methods: tuple[str, ...] = ("single", "deep", "lora", "batch", "mine"), seeds: int = 4) -> pd.DataFrame:
+    rows = [{"method": method, "seed": seed} for method in methods for seed in range(seeds)]
+    numbers = normal(3, len(rows)).exp().numpy()
+    return pd.DataFrame(rows).assign(
+        nll=numbers[0], accuracy=numbers[1], stored=1e4 * numbers[2], latency_64=numbers[0]
+    )
+
+
+def front() -> widgets.Hand:
+    boards = {"made up": board(), "other": board(("single", "deep", "tiles"))}
+    return widgets.front(boards, "nll", ["nll", "accuracy"], ["stored", "latency_64"], {"stored": "stored numbers"})
+
+
+def networks() -> tuple[dict[str, torch.nn.Module], data.Dataset]:
+    train = data.load("digits", "train", limit=40)
+    make = {name: ensembles.deep(lambda h=hidden: models.mlp(64, (h,)), 3, seed=0)
+            for name, hidden in (("narrow", 4), ("wide", 32))}  # fmt: skip
+    return make, train
+
+
+def draw() -> widgets.Hand:
+    made, train = networks()
+    return widgets.draw(made, train, {f"digit {i}": train.inputs[i] for i in range(3)}, what="width")
+
+
+EXPLORERS = (collapse, masks, spectra, head_map, gradients, explore)
+HANDS = (cloud, alarm, front, draw)

@@ -1,0 +1,118 @@
+// An alarm that is set at the first setting and keeps its threshold; data: what (of the settings), settings, pass,
+// known {name, values}, strangers [{name, values, shown, images}]; values are [setting][input], in nats.
+
+const FLOOR = 1e-4, BINS = 36, WIDE = 460, TALL = 78;
+
+function render({ model, el }) {
+  const data = model.get("data"), root = box(el, data), known = data.known;
+  const top = [known, ...data.strangers].flatMap(set => set.values.flat()).reduce((a, b) => Math.max(a, b));
+  const reach = Math.log10(Math.max(top, 10 * FLOOR) / FLOOR);
+  const x = value => (Math.log10(Math.max(value, FLOOR) / FLOOR) / reach) * WIDE;
+
+  const tools = part(root, "div", { class: "tools" });
+  const setting = slider(tools, data.what, data.settings, 0, () => soon());
+  const which = menu(tools, "OOD set", data.strangers.map((set, i) => [i, set.name]), () => settle());
+  const anew = checkbox(tools, "set the alarm anew here", () => settle());
+  button(tools, "reset", "back to the first setting", () => {
+    setting.value = 0;
+    which.value = 0;
+    anew.checked = false;
+    settle();
+  });
+
+  const row = part(root, "div", { class: "row" });
+  const chart = part(row, "svg", { viewBox: `-26 -18 ${WIDE + 32} ${2 * TALL + 62}`, class: "histogram", role: "img" });
+  const towers = [1, -1].map(up => Array.from({ length: BINS }, (_, i) => part(chart, "rect",
+    { x: (i * WIDE) / BINS + 0.5, width: WIDE / BINS - 1, class: up > 0 ? "known" : "stranger" })));
+  part(chart, "path", { d: `M0,${TALL}H${WIDE}`, class: "axis" });
+  for (let power = Math.log10(FLOOR); FLOOR * 10 ** reach >= 10 ** power; power++) {
+    const at = x(10 ** power);
+    part(chart, "path", { d: `M${at},${2 * TALL}v5`, class: "axis" });
+    part(chart, "text", { x: at, y: 2 * TALL + 18, "text-anchor": "middle", class: "small" },
+      `${power > -4 ? "" : "≤ "}${+(10 ** power).toPrecision(1)}`);
+  }
+  part(chart, "text", { x: WIDE / 2, y: 2 * TALL + 36, "text-anchor": "middle", class: "small" },
+    "mutual information (nats)");
+  part(chart, "text", { x: 0, y: -6, class: "small" }, `above: ${known.name} (ID)`);
+  const below = part(chart, "text", { x: 0, y: 2 * TALL - 4, class: "small" });
+  const line = part(chart, "path", { class: "alarm" });
+  const said = part(chart, "text", { y: -6, class: "small" }, "alarm");
+
+  // Half circles that fill from the left.
+  const dials = part(row, "div", { class: "dials" });
+  const dial = (name, low, note) => {
+    const made = part(dials, "svg", { viewBox: "0 0 130 96", role: "img" });
+    for (const kind of ["empty", "full"]) part(made, "path", { class: `dial ${kind}`, d: "M15,70A50,50 0 0 1 115,70" });
+    const text = part(made, "text", { x: 65, y: 66, "text-anchor": "middle", class: "large" });
+    part(made, "text", { x: 65, y: 90, "text-anchor": "middle", class: "small" }, `${name}${note}`);
+    return (value, shown) => {
+      const length = (Math.PI * 50 * Math.max(value - low, 0)) / (1 - low);
+      change(made.children[1], { "stroke-dasharray": `${length} 999` });
+      change(text, { "data-value": value, "data-name": name }, shown);
+      change(made, { "aria-label": `${name} ${shown}` });
+    };
+  };
+  const order = dial("AUROC", 0.5, " (from 0.5)"), caught = dial("caught", 0, " of the OOD set");
+
+  const seen = part(root, "p", { "aria-live": "polite", class: "seen" });
+  const wall = part(root, "div", { class: "wall", role: "group", "aria-label": "Some inputs of the OOD set" });
+
+  const lines = known.values.map(values => quantile(values, data.pass));
+  const orders = data.strangers.map(set => set.values.map((values, i) => auroc(known.values[i], values)));
+  const sorted = [known, ...data.strangers].map(set => set.values.map(values => [...values].sort((a, b) => a - b)));
+
+  const bin = value => Math.min(BINS - 1, Math.floor((x(value) / WIDE) * BINS));
+  const shares = [known, ...data.strangers].map(set => set.values.map(values => {
+    const counts = Array(BINS).fill(0);
+    for (const value of values) counts[bin(value)] += 1 / values.length;
+    return counts;
+  }));
+  const peak = Math.max(...shares.flat(2));
+
+  function measured() {
+    const at = setting.value, s = +which.value, threshold = lines[anew.checked ? at : 0];
+    const above = k => 1 - place(sorted[k][at], threshold, true) / sorted[k][at].length;
+    return { at, s, threshold, auroc: orders[s][at], caught: above(1 + s), false_alarms: above(0) };
+  }
+
+  function draw() {
+    const now = measured(), set = data.strangers[now.s];
+    [0, 1 + now.s].forEach((k, side) => shares[k][now.at].forEach((share, i) => {
+      const height = TALL * Math.sqrt(share / peak); // few are seen beside many
+      change(towers[side][i], { height, y: side ? TALL : TALL - height });
+    }));
+    change(line, { d: `M${x(now.threshold)},-14V${2 * TALL}` });
+    change(said, { x: x(now.threshold) + 5 });
+    change(below, {}, `below: ${set.name} (OOD)`);
+    order(now.auroc, now.auroc.toFixed(3));
+    caught(now.caught, `${Math.round(100 * now.caught)} %`);
+    if (wall.dataset.set !== `${now.s}`) {
+      wall.replaceChildren();
+      wall.dataset.set = now.s;
+      for (const source of set.images) part(wall, "img", { src: source });
+    }
+    set.shown.forEach((input, i) => {
+      const loud = set.values[now.at][input] > now.threshold;
+      const fate = loud ? "caught" : "missed";
+      change(wall.children[i], { class: fate, alt: `${set.name}, ${fate}` });
+    });
+    return now;
+  }
+
+  function settle() {
+    const now = draw(), set = data.strangers[now.s], here = `${data.what} ${data.settings[now.at]}`;
+    change(chart, { "aria-label": `Histograms of the mutual information at ${here}; heights: square roots of shares` });
+    const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)} %`;
+    change(seen, {}, `The alarm is set at ${data.what} ${data.settings[anew.checked ? now.at : 0]}, where `
+      + `${percent(data.pass)} of ${known.name} pass. At ${here} it catches ${percent(now.caught)} of ${set.name}, `
+      + `with ${percent(now.false_alarms, 1)} false alarms; the AUROC is ${now.auroc.toFixed(3)}. Framed images are `
+      + "caught, pale ones pass.");
+    model.set("state", now);
+    model.save_changes();
+  }
+
+  const soon = paced(settle);
+  settle();
+}
+
+export default { render };

@@ -1,0 +1,121 @@
+// What the explorers share: the arithmetic of uqlab.uncertainty and uqlab.metrics, and parts of a page. Python puts
+// this file in front of each explorer's own. Nothing is loaded, and data become text and attributes only.
+
+const SVG = "http://www.w3.org/2000/svg"; // a name, not an address that is asked
+const sum = values => values.reduce((total, value) => total + value, 0);
+const average = values => sum(values) / values.length;
+const middle = rows => rows[0].map((_, c) => average(rows.map(row => row[c])));
+const entropy = p => sum(p.map(x => (x > 0 ? -x * Math.log(x) : 0)));
+const divergence = (p, q) =>
+  sum(p.map((x, c) => (q[c] > 0 ? x * Math.log1p(Math.max((x - q[c]) / q[c], Number.EPSILON / 2 - 1)) - x + q[c] : 0)));
+
+// As uncertainty.decompose_groups; groups of several sizes weigh by their members, and are then not corrected.
+function decompose(members, groups = members.map((_, m) => m), jackknife = false) {
+  const parts = [...new Set(groups)].map(k => members.filter((_, m) => groups[m] === k));
+  const q = middle(members), voices = parts.map(middle), shares = parts.map(part => part.length / members.length);
+  const aleatoric = average(members.map(entropy));
+  const within = sum(parts.map((part, k) => shares[k] * average(part.map(p => divergence(p, voices[k])))));
+  let between = sum(voices.map((voice, k) => shares[k] * divergence(voice, q)));
+  const corrected = jackknife && parts.length > 1 && new Set(parts.map(part => part.length)).size === 1;
+  if (corrected) {
+    const others = parts.length - 1;
+    between += others * average(voices.map(voice => divergence(q.map((x, c) => x - (voice[c] - x) / others), q)));
+  }
+  const epistemic = within + between;
+  return { total: aleatoric + epistemic, aleatoric, epistemic, between, within, corrected };
+}
+
+// The share of pairs in which the unknown input has more, ties one half: as metrics.ood_detection.
+function auroc(known, unknown) {
+  const sorted = [...known].sort((a, b) => a - b);
+  return average(unknown.map(x => (place(sorted, x) + place(sorted, x, true)) / 2)) / known.length;
+}
+
+// How many of the sorted values are less than x, or at most x.
+function place(sorted, x, equal = false) {
+  let low = 0, high = sorted.length;
+  while (low < high) {
+    const at = (low + high) >> 1;
+    if (sorted[at] < x || (equal && sorted[at] === x)) low = at + 1;
+    else high = at;
+  }
+  return low;
+}
+
+// Linear between neighbours, as numpy and torch have it.
+function quantile(values, share) {
+  const sorted = [...values].sort((a, b) => a - b), at = share * (sorted.length - 1), low = Math.floor(at);
+  return sorted[low] + (at - low) * ((sorted[low + 1] ?? sorted[low]) - sorted[low]);
+}
+
+function part(parent, tag, attributes = {}, text = undefined) {
+  const made = document.createElementNS(tag === "svg" ? SVG : parent.namespaceURI, tag);
+  change(made, attributes, text);
+  parent.append(made);
+  return made;
+}
+
+function change(element, attributes, text = undefined) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (element.getAttribute(name) !== `${value}`) element.setAttribute(name, value); // what stays is not painted again
+  }
+  if (text !== undefined && element.textContent !== text) element.textContent = text;
+}
+
+// The box of an explorer. JupyterLab's own shortcuts sleep while the focus is in it.
+function box(el, data) {
+  const made = part(el, "div", { class: "uqlab-hand", "data-lm-suppress-shortcuts": "true" });
+  for (const [name, color] of Object.entries(data.colors)) made.style.setProperty(`--${name}`, color);
+  return made;
+}
+
+function button(parent, text, title, act) {
+  const made = part(parent, "button", { type: "button", title }, text);
+  made.addEventListener("click", act);
+  return made;
+}
+
+function checkbox(parent, text, act) {
+  const label = part(parent, "label"), made = part(label, "input", { type: "checkbox" });
+  part(label, "span", {}, text);
+  made.addEventListener("change", act);
+  return made;
+}
+
+function menu(parent, text, options, act) {
+  const label = part(parent, "label");
+  part(label, "span", {}, text);
+  const made = part(label, "select");
+  for (const [value, name] of options) part(made, "option", { value }, name);
+  made.addEventListener("change", act);
+  return made;
+}
+
+// A slider over named places.
+function slider(parent, text, names, at, act) {
+  const label = part(parent, "label", { class: "slider" });
+  part(label, "span", {}, text);
+  const made = part(label, "input", { type: "range", min: 0, max: names.length - 1, step: 1 });
+  const shown = part(label, "output");
+  const say = () => {
+    change(shown, {}, names[made.value]);
+    change(made, { "aria-valuetext": names[made.value] });
+  };
+  made.value = at;
+  made.addEventListener("input", () => (say(), act()));
+  say();
+  return { get value() { return +made.value; }, set value(place) { made.value = place; say(); } };
+}
+
+// Call `draw` in the next frame, once however often it is asked for.
+function paced(draw) {
+  let asked = false;
+  return () => {
+    if (asked) return;
+    asked = true;
+    requestAnimationFrame(() => {
+      asked = false;
+      draw();
+    });
+  };
+}
