@@ -231,13 +231,18 @@ def test_04_masks_find_an_ensemble_in_one_network_when_asked_to_differ(results):
 
 
 def test_05_tiles_average_to_the_network_and_know_less_than_an_ensemble(results):
-    numbers = results("05_tile_extraction")[0]["numbers"]
+    found = results("05_tile_extraction")[0]
+    numbers = found["numbers"]
     assert numbers["tile_mean_error"] < 1e-4
+    steep, deep = (pd.DataFrame(**found["tables"][name]) for name in ("paper_and_this_run", "deep_head_covariances"))
+    assert list(deep.index) == list(steep.index)
+    assert deep["paper, maxvit: acceptance, NLL"]["weighted MI, 8 x 8"] == -0.238
+    assert np.isfinite(deep.filter(like="by ").to_numpy()).all()
     for s in (2, 4, 8):
         assert abs(numbers[f"accuracy_{s}"] - numbers["accuracy_original"]) < 0.1
         assert numbers[f"nll_{s}"] > numbers["nll_original"] > numbers["nll_ensemble"]
         assert numbers[f"auc_accuracy_{s}"] > numbers[f"accuracy_{s}"] + 0.01  # a random order gives the accuracy
-        assert numbers[f"cov_nll_{s}"] < 0  # errors grow with uncertainty
+        assert steep["by score: acceptance, NLL"][f"MI, {s} x {s}"] < 0  # errors grow with uncertainty
         assert numbers["auroc_mi_ensemble"] > numbers[f"auroc_mi_{s}"] > 0.55
         assert numbers[f"spearman_human_total_{s}"] < numbers["spearman_human_total_original"]
     assert numbers["spearman_human_total_ensemble"] > 0.3
