@@ -13,11 +13,12 @@ from torch import nn
 from uqlab import ensembles, models
 
 ROOMS = (  # those that have the door
-    "diversity", "metrics", "published", "rivals", "training", "uncertainty",
+    "diversity", "gradients", "metrics", "published", "rivals", "training", "uncertainty",
 )  # fmt: skip
 
 # Names that are no calls, or that nobody calls with values of their own, and why.
 NO_CALLS = {
+    "gradients.ClassWeight": "a type",
     "published.Table": "made of published.yaml", "published.Paper": "made of published.yaml",
     "training.Workers": "made by fit", "training.make_step": "made by fit",
     "uncertainty.mean_divergence": "a step of decompose", "uncertainty.batch_chunks": "a step of decompose",
@@ -56,7 +57,7 @@ def network() -> nn.Module:
 COMMON: dict[str, Any] = {
     "logits": lambda: draw(3, 6, 4), "labels": labels, "scores": lambda: draw(6), "ensemble": ensemble,
     "id_scores": lambda: draw(6), "ood_scores": lambda: draw(5, seed=1) + 1, "inputs": lambda: draw(6, 8),
-    "generators": generators,
+    "generators": generators, "model": network,
 }  # fmt: skip
 
 # What a function is given besides, by "room.name"; it may be called with `None` for what it does not take.
@@ -80,6 +81,9 @@ OWN: dict[str, dict[str, Any]] = {
     "rivals.aurocs": {"train": lambda: draw(12, 3), "test": lambda: draw(4, 3), "others": lambda: {"a": draw(4, 3)}},
     "rivals.shrunk_root": {"values": lambda: draw(6, 3)},
     "rivals.whitened": {"values": lambda: draw(6, 3), "root": lambda: torch.eye(3)},
+    "gradients.layer_shares": {"norms": lambda: positive(2, 6, 4), "log_p": lambda: draw(6, 4).log_softmax(1)},
+    "gradients.reduce_norms": {"norms": lambda: positive(2, 6, 4), "log_p": lambda: draw(6, 4).log_softmax(1)},
+    "gradients.regrad": {"perturbations": lambda: 1},
     "published.differs": {"settings": lambda: {"members": 5}, "parameters": lambda: {"members": 4}},
     "training.arithmetic": {"precision": lambda: "float32", "where": lambda: torch.device("cpu")},
     "training.crop_flip": {"x": lambda: positive(2, 3, 1, 8, 8)},

@@ -30,7 +30,7 @@ COUNTS = dict.fromkeys(("batch_size", "bins", "repeats", "epochs"), 1) | {"seed"
 MOST = 10**7  # of a count; a seed may have 63 bits
 INTERVALS = {
     "level": "(0, 1)", "lr": "(0, inf)", "weight_decay": "[0, inf)", "momentum": "[0, 1)", "clip": "(0, inf]",
-    "coverage": "(0, 1]", "risk": "[0, 1]",
+    "coverage": "(0, 1]", "risk": "[0, 1]", "sigma": "[0, inf)", "depth": "(-inf, inf)",
 }  # fmt: skip
 FLOATING = ("float16", "bfloat16", "float32", "float64")
 PLAIN = {bool: "True or False", int: "an integer", float: "a number", str: "text"}

@@ -14,13 +14,13 @@ with a UserWarning. Afterwards it is as before: same modes, no gradients, no hoo
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from uqlab.core.checks import at_least, count_samples, one_network, one_of, representable, within
+from uqlab.core.checks import at_least, count_samples, finite, one_network, representable
 from uqlab.core.devices import ACTIVATIONS, elements_of_temporary
 from uqlab.core.modules import evaluating
 from uqlab.gradients.per_sample import SampleGradients
@@ -149,7 +149,7 @@ def layer_shares(
     class_weight: ClassWeight = "sqrt_p",
 ) -> Float[Tensor, "layers samples"]:
     """The share of each layer in sum_l sum_c w_c ||g_c^(l)||, layers unweighted; 0 for a sample without gradients."""
-    one_of("class_weight", class_weight, _WEIGHTS)
+    _check_shapes(norms, log_p)
     parts = (norms * _WEIGHTS[class_weight](log_p)).sum(2)
     return parts / parts.sum(0).clamp(min=torch.finfo(parts.dtype).tiny)
 
@@ -162,12 +162,19 @@ _WEIGHTS: dict[str, Callable[[Tensor], Tensor]] = {  # of the classes, from log 
 }
 
 
+def _check_shapes(norms: Tensor, log_p: Tensor) -> None:
+    if norms.shape[1:] != log_p.shape:
+        raise ValueError(
+            "norms [layers, samples, classes] and log_p [samples, classes] must be of the same samples and classes, "
+            f"got {list(norms.shape)} and {list(log_p.shape)}"
+        )
+    finite("norms", norms)
+    finite("log_p", log_p)
+
+
 def _check_switches(class_weight: str, reduction: str, depth: float) -> None:
-    one_of("class_weight", class_weight, _WEIGHTS)
-    one_of("reduction", reduction, get_args(Reduction))
     if reduction != "A" and class_weight != "sqrt_p":
         raise ValueError(f"readings B and C weigh classes by p: leave class_weight out, got {class_weight!r}")
-    within("depth", depth, "(-inf, inf)")
 
 
 def _by_batch(
@@ -183,16 +190,10 @@ def _by_batch(
 ) -> list[Any]:
     """`compute` for every batch [n, 1 + perturbations, ...], with the model in evaluation mode."""
     one_network(model, "uqlab.gradients")
-    if not isinstance(inputs, Tensor):
-        raise TypeError(f"inputs must be a tensor, got {type(inputs).__name__}; use torch.as_tensor(inputs)")
     count_samples(inputs)
-    one_of("norm", norm, (1, 2))
     at_least("perturbations", perturbations, 0)
-    within("sigma", sigma, "[0, inf)")
     if perturbations and sigma and not inputs.is_floating_point():
         raise ValueError(f"{inputs.dtype} inputs cannot be perturbed: set perturbations=0, or embed them first")
-    if batch_size is not None:
-        at_least("batch_size", batch_size)
     parameter = next(model.parameters(), None)
     if parameter is None:
         raise ValueError("the model has no parameters, so there are no gradients to measure")
@@ -227,5 +228,5 @@ def _warn_of_training(model: nn.Module) -> None:
             f"the model is in training mode and has {', '.join(sorted(different))}: gradients are taken in evaluation "
             "mode; call model.eval() to avoid this warning",
             UserWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
