@@ -1,4 +1,4 @@
-"""The notebook that fills the larger board of page 13."""
+"""The notebooks that fill the larger board of page 13, and the table of ablations of page 06."""
 
 from pathlib import Path
 
@@ -30,3 +30,24 @@ def test_rows_of_the_board_and_what_a_backbone_cannot_carry(tmp_path):
     left_out = results["numbers"]["left_out"]["convolutional"]
     assert left_out.keys() == {"batch_additive", "dropkey"}
     assert "no attention" in left_out["dropkey"]
+
+
+def test_rows_of_the_ablations(tmp_path):
+    notebook = Path(uqlab.__file__).parents[1] / "notebooks" / "ablations.ipynb"
+    rows = [
+        "embeddings",
+        "MLPs",
+        "backbone trained",
+        "the same batches for all",
+        "normal start 0.5",
+        "on a trained network",
+    ]
+    small = {"ablations": rows, "seeds": [3], "members": 2, "rates": [0.004], "stds": [0.5], "epochs": 1}
+    small |= {"train_limit": 20, "held_out": 20, "limit": 20}
+    results = read_json(runs.execute(notebook, small, folder=tmp_path / "run") / "results.json")
+    found = pd.DataFrame(**results["tables"]["ablations"]).set_index("ablation")
+    assert found.index.tolist() == rows
+    assert not found.isna().any(axis=None)
+    numbers = found["numbers"]
+    assert numbers["embeddings"] < numbers["MLPs"] < numbers["backbone trained"]
+    assert numbers["the same batches for all"] == numbers["normal start 0.5"] > numbers["on a trained network"]

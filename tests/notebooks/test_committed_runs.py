@@ -42,6 +42,23 @@ def test_a_committed_run_is_its_profiles_and_has_the_pages_claims(folder):
     assert sum(path.stat().st_size for path in folder.iterdir()) < 1e6
 
 
+def test_06_has_the_ablations_of_their_profile_with_the_same_seeds():
+    table, about = (FIGURES / "real" / "06_lora_ensemble" / f"ablations.{kind}" for kind in ("csv", "json"))
+    notebook = parameters.find("06").with_name("ablations.ipynb")
+    wanted = parameters.defaults(notebook) | parameters.overrides(notebook, "real")
+    given = read_json(about)["parameters"]
+    assert {k: v for k, v in given.items() if k not in ("output_dir", "ablations")} == {
+        k: v for k, v in wanted.items() if k not in ("output_dir", "ablations")
+    }
+    found = pd.read_csv(table)
+    seeds = found.groupby("ablation")["seed"].apply(sorted)
+    assert seeds.map(lambda each: each == wanted["seeds"]).all()
+    loss, text = found.groupby("ablation")["NLL"].mean(), prose(parameters.find("06"))
+    for name, than in (("one classifier", "as on page 06"), ("normal start 2", "as on page 06")):
+        assert f"{loss[name] - loss[than]:.3f} nats" in text
+    assert f"{found.groupby('ablation')['MI'].mean()['on a trained network']:.4f} nats" in text
+
+
 def test_11_quotes_its_run_on_pretrained_networks():
     folder = FIGURES / "real" / "11_gradient_uncertainty"
     results, manifest = read(folder)
