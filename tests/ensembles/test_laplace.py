@@ -6,7 +6,7 @@ from small_networks import images, logits, moved, vit
 from torch import nn
 
 from uqlab import ensembles, models, training
-from uqlab.ensembles.laplace import Curvature, _patches, curvatures
+from uqlab.ensembles.laplace import Curvature, _patches, curvatures, projection_curvature
 from uqlab.ensembles.lora import LoRAConv2d, LoRALinear
 
 
@@ -131,3 +131,21 @@ def test_members_are_plain_networks_around_the_trained_one(network, tmp_path):
 def test_bad_input(call, message, unchecked):
     with pytest.raises((ValueError, TypeError), match=message):
         call(images()[0])
+
+
+def test_a_projection_has_the_gauss_newton_matrix_of_its_own_logits():
+    """Against J^T (diag p - p p^T) J with the Jacobian by autograd, summed over the samples."""
+    torch.manual_seed(0)
+    h, weight, others = (torch.randn(*size, dtype=torch.double) for size in ((5, 4), (3, 4), (6, 3)))
+
+    def logits(z):
+        return 7 * torch.nn.functional.normalize(z, dim=0) @ others.T
+
+    expected = torch.zeros(3, 3, dtype=torch.double)
+    for z in h @ weight.T:
+        slopes, p = torch.func.jacrev(logits)(z), logits(z).softmax(0)
+        expected += slopes.T @ (p.diag() - p.outer(p)) @ slopes
+    found = projection_curvature(h, weight, others, 7.0)
+    torch.testing.assert_close(found, Curvature(expected, h.T @ h / 5))
+    longer = projection_curvature(h, 2 * weight, others, 7.0)
+    torch.testing.assert_close(4 * longer.outputs, found.outputs)  # only the direction matters

@@ -9,7 +9,7 @@ from uqlab.ensembles.deep import ELEMENTWISE, deep, from_members
 from uqlab.ensembles.dropout import DropoutEnsemble, dropout, place_dropout
 from uqlab.ensembles.film import film
 from uqlab.ensembles.implicit import ATTENTION
-from uqlab.ensembles.laplace import laplace_lora
+from uqlab.ensembles.laplace import laplace_lora, projection_curvature
 from uqlab.ensembles.layers import (
     MemberDropout,
     MemberLayer,
@@ -33,6 +33,6 @@ __all__ = [
     "GroupedLinear", "LoRAConv2d", "LoRALinear", "MIMOEnsemble", "MaskedInputs", "MemberBatchNorm", "MemberConv2d",
     "MemberDropout", "MemberLayer", "MemberLayerNorm", "MemberLinear", "SVDLinear", "SeparateEnsemble", "batch",
     "batch_ensemble", "concatenate", "deep", "dropout", "film", "from_members", "laplace_lora", "load", "lora",
-    "masksembles", "member_seed", "mimo", "own_dropout", "packed", "place_dropout", "plain_linear", "replace_layers",
-    "save", "singular_value", "snapshot", "with_layers",
+    "masksembles", "member_seed", "mimo", "own_dropout", "packed", "place_dropout", "plain_linear",
+    "projection_curvature", "replace_layers", "save", "singular_value", "snapshot", "with_layers",
 ]  # fmt: skip

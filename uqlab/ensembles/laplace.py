@@ -1,9 +1,10 @@
-"""Laplace-LoRA: members drawn from a Gaussian around one trained LoRA network (Yang et al. 2024)."""
+"""Laplace: Gaussians around trained weights, of a LoRA network or of the last matrices of CLIP's towers."""
 
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from uqlab.core.checks import at_least, count_samples, within
@@ -98,6 +99,24 @@ def curvatures(trained: FoldedEnsemble, inputs: Inputs, batch_size: int = 64) ->
         name: (Curvature(each[0], each[1] / rows[name]), Curvature(each[2], each[3] / rows[name]))
         for name, each in sums.items()
     }
+
+
+@torch.no_grad()
+def projection_curvature(
+    h: Float[Tensor, "samples width"], weight: Float[Tensor, "features width"],
+    others: Float[Tensor, "classes features"], scale: float | Tensor,
+) -> Curvature:  # fmt: skip
+    """The curvature of the last matrix of one of CLIP's towers, for the other tower's unit vectors `others`.
+
+    The logits are scale * u . others^T with the unit vector u of h weight^T. The other tower counts as fixed, and the
+    loss as that of samples against all of `others` (BayesVLM, Baumann et al. 2024).
+    """
+    z = h @ weight.T
+    u, length = F.normalize(z), z.norm(dim=1)[:, None, None]
+    p = (scale * u @ others.T).softmax(1)[..., None]
+    slopes = scale * (others - (u @ others.T)[..., None] * u[:, None]) / length  # d logits / d z
+    roots = ((slopes - (p * slopes).sum(1, keepdim=True)) * p.sqrt()).flatten(0, 1).double()
+    return Curvature(roots.T @ roots, h.T.double() @ h.double() / len(h))
 
 
 def _patches(layer: nn.Module, x: Tensor) -> Tensor:

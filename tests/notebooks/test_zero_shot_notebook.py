@@ -1,0 +1,36 @@
+"""Page 14: what its prunings are worth, and a CLIP from a folder."""
+
+import json
+import shutil
+
+import pytest
+
+from uqlab.models import CAPTIONS_CLIP
+
+PAGE = "14_zero_shot_hydra"
+
+
+def read(folder):
+    return json.loads((folder / "results.json").read_text())
+
+
+def test_all_methods_stand_beside_the_papers_numbers(pages):
+    recorded = read(pages(PAGE))
+    numbers, table = recorded["numbers"], recorded["tables"]["paper_and_this_run"]
+    rows = dict(zip(table["index"], table["data"], strict=True))
+    columns = table["columns"]
+    assert numbers["acc_single"] > 0.8 > 10 * numbers["regressions"]
+    assert rows["temperature"][0] == rows["single"][0] == numbers["acc_single"]
+    assert rows["Hydra"][columns.index("paper: OpenCLIP, ECE")] == pytest.approx(0.0349)
+    assert rows["error head"][0] is None
+    assert {"Laplace", "Taylor", "CircAcc", "CircOOD", "CircAvg", "vision tower only", "single, LiT"} <= rows.keys()
+
+
+def test_a_clip_in_a_folder(pages, tmp_path):
+    """Its pictures are standardised, as those of CLIP's checkpoints are."""
+    shutil.copytree(CAPTIONS_CLIP, tmp_path / "clip")
+    small = {"held_out": 8, "limit": 24, "ranked": 4, "ood": ["letters"], "near": []}
+    recorded = read(pages(PAGE, checkpoint=str(tmp_path / "clip"), prompt="{}", **small))
+    assert "AUROC, far" in recorded["tables"]["board"]["columns"]
+    assert "AUROC, near" not in recorded["tables"]["board"]["columns"]
+    assert recorded["numbers"]["acc_single"] < read(pages(PAGE))["numbers"]["acc_single"]
