@@ -26,7 +26,9 @@ LONGEST = [
     "browser/", "notebooks/test_sst2", "notebooks/test_notebooks.py::07", "notebooks/test_notebooks.py::12",
     "test_scoreboard", "notebooks/test_notebooks.py::03", "notebooks/test_notebooks.py", "models/test_pretrained",
     "notebooks/test_pretrained_notebook", "runs/test_faults", "heads/test_fused", "extraction/test_extraction",
-    "data/test_real_data", "heads/test_circuits", "models/test_embedded", "runs/test_dashboards",
+    "ensembles/test_implicit", "data/test_real_data", "models/test_embedded", "runs/test_dashboards",
+    "heads/test_circuits", "runs/test_sweeps", "training/test_cache", "runs/test_identity", "test_packaging",
+    "test_methods",
 ]  # fmt: skip
 
 
