@@ -76,7 +76,6 @@ NEEDS_QUICK: dict[tuple[str, str], str] = {
     ("13", "short"): "two of three methods are on the front; at quick two of seventeen",
     ("13", "worse"): "two ensembles, too few for a share; on the board that quick reads eight of sixteen: 1.5",
     ("13", "score"): "three methods on 60 inputs, which the entropy finds best; at quick the least gain is .012",
-    ("13", "latency"): "it measures time, and two members may take less where cores are busy; at quick 1.8 (from 1.2)",
     ("13", "pixels"): "twenty inputs a set; at quick the methods lead by .034 or more",
     ("14", "temperature"): "fails at quick too: the near end is .001 nats above 0",
     ("14", "circuit"): "60 pictures, and twelve for the search; at quick 3.4 points",
