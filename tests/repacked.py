@@ -39,12 +39,21 @@ def tables(*sources_and_target):
     target.write_text(texts[0] + "".join(text.partition("\n")[2] for text in texts[1:]), encoding="utf-8", newline="")
 
 
+def questions(source, target):
+    """Lines of the official form: a label and a question."""
+    _, *rows = gzip.decompress(source.read_bytes()).decode().splitlines()
+    lines = ["{1} {0}\n".format(*row.split("\t")) for row in rows]
+    target.write_text("".join(lines), encoding="latin-1", newline="")
+
+
 FORMS = {  # target: how it is made, and of what
     "cifar-100-binary/test.bin": (cifar100, "cifar100-test.npz"),
     "cifar10h-counts.npy": (cifar10h, "cifar10h_counts.npz"),
     "emnist/letters.npz": (letters, "emnist/emnist_letters_test_10400.npz"),
     "SST-2/train.tsv": (tables, "text/sst2_train.tsv.gz", "text/sst2_heldout.tsv.gz"),
     "SST-2/dev.tsv": (tables, "text/sst2_dev.tsv.gz"),
+    "trec/train_5500.label": (questions, "text/trec_train.tsv.gz"),
+    "trec/TREC_10.label": (questions, "text/trec_test.tsv.gz"),
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from small_networks import images, vit
 
-from uqlab import ensembles, extraction, heads, methods, models, training
+from uqlab import data, ensembles, extraction, heads, methods, models, training
 
 SETTINGS = {
     "epochs": 2,
@@ -146,3 +146,15 @@ def test_the_list_is_long_enough_to_choose_from():
 def test_colours_and_markers_tell_methods_apart():
     for field in ("label", "color"):
         assert len({getattr(method, field) for method in methods.METHODS.values()}) == len(methods.METHODS)
+
+
+def test_sets_are_suited_to_a_backbone():
+    digits, letters, textures = (data.load(name, limit=3) for name in ("digits", "letters", "textures"))
+    assert [tuple(items.inputs.shape) for items in methods.suited("", digits, textures)] == [(3, 1, 28, 28)] * 2
+    own, other = methods.suited("any/checkpoint", digits, letters.resize(28))
+    assert tuple(other.inputs.shape) == tuple(own.inputs.shape) == (3, 1, 8, 8)
+    assert all(a is b.inputs for a, b in zip(methods.encode(vit(), own, other), (own, other), strict=True))
+    texts = data.Dataset(["a"] * 3, torch.zeros(3).long(), "films", "test", ("bad", "good"))
+    assert methods.suited("", texts, texts) == [texts, texts]
+    with pytest.raises(TypeError, match="films holds text, but digits images"):
+        methods.suited("", texts, digits)

@@ -231,6 +231,18 @@ def test_images_fill_the_axes_in_order(channels):
     assert texts(axes[0]) == ["digits"]
 
 
+def test_texts_run_over_the_axes_or_break_into_lines():
+    sentences = ["It cost $5, then $9 .", *("more " * 40,) * 3]
+    _, axes = plots.figure(3)
+    plots.images(sentences, count=3, title="films", axes=axes)
+    (written,) = {*texts(axes[0])} - {"films"}
+    first, second, third = written.split("\n")
+    assert (first, len(second), second) == (sentences[0], 130, third)
+    assert not texts(axes[1])
+    (alone,) = plots.images(sentences[1:2], count=1, axes=[axes[2]])
+    assert {len(line) for line in texts(alone)[0].split("\n")[:-1]} == {24}
+
+
 def test_fewer_images_than_axes_leave_the_rest_empty():
     _, axes = plots.figure(3)
     plots.images(torch.rand(2, 1, 4, 4), count=3, axes=axes)

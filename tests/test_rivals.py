@@ -1,6 +1,7 @@
-"""What the pixels alone can do: equal to scikit-learn's own, and to the definition."""
+"""What pixels or words alone can do: equal to scikit-learn's own, and to the definition."""
 
 import numpy as np
+import pytest
 import torch
 from sklearn.covariance import LedoitWolf
 from sklearn.neighbors import NearestNeighbors
@@ -40,3 +41,19 @@ def test_pixels_that_never_vary_are_no_obstacle_and_chance_repeats():
     assert scores["Mahalanobis distance of pixels"].argmax() == 4
     assert (scores["random order"] == rivals.ood_scores(train, test, seed=1)["random order"]).all()
     assert len(set(scores["random order"])) == 9
+
+
+def test_words_alone():
+    good, bad = ["a good film", "so good , so fine", "fine work"], ["a bad film", "so bad , so dull", "dull work"]
+    found = rivals.accuracies(
+        good + bad, torch.tensor([0] * 3 + [1] * 3), ["good work", "dull , bad"], torch.tensor([0, 1])
+    )
+    assert found == {"logistic regression": 1.0, "nearest neighbour": 1.0}
+    rare = rivals.ood_scores(good + bad, ["so good", "so strange", "", "SO  good"])["rarity of words"]
+    every = 20 + 9 + 1  # words, different ones, and one for all that never came; four are "so", two "good"
+    assert rare[0] == np.mean([np.log(every / (4 + 1)), np.log(every / (2 + 1))]) == rare[3]
+    assert rare[0] < rare[1] < rare[2] == np.log(every)
+    near, away = good + bad, ["shares fell on Tuesday", "Who invented it ?"]
+    assert rivals.aurocs(good + bad, near, {"news": away})["news"]["rarity of words"] == 1
+    with pytest.raises(ValueError, match=r"one shape, got \[3\] for training texts"):
+        rivals.ood_scores(good, torch.zeros(2, 3))

@@ -5,6 +5,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -86,12 +87,12 @@ def untrained(backbone: nn.Module, seed: int = 0) -> nn.Module:
 def backbone(name: str, task: data.Dataset) -> nn.Module:
     """The pretrained network for the inputs and classes of `task`; its classifier is new.
 
-    name: a checkpoint of transformers, by name or folder; empty: `models.embedded()`, for grey images of 28 x 28. For
-        sounds it is an audio spectrogram transformer.
+    name: a checkpoint of transformers, by name or folder; empty: `models.embedded()`, for grey images of 28 x 28, and
+        for texts `models.minilm()`. For sounds it is an audio spectrogram transformer.
     """
     classes = len(task.classes)
     if isinstance(task.inputs, list):
-        return models.from_pretrained(name, classes, task="text")
+        return models.from_pretrained(name or models.minilm(), classes, task="text")
     if not name:
         return models.embedded(classes)
     if "waves" in task.about:
@@ -101,6 +102,37 @@ def backbone(name: str, task: data.Dataset) -> nn.Module:
     config: Any = network.config
     size = config.image_size  # checkpoints of ViT scale images to -1 ... 1
     return nn.Sequential(nn.Upsample(size=size, mode="bilinear"), models.Standardize(half, half), network)
+
+
+def suited(name: str, *sets: data.Dataset) -> list[data.Dataset]:
+    """The sets as `backbone(name, sets[0])` takes them: images of the first one's size and channels; texts as they are.
+
+    Images for the embedded backbone become grey and 28 x 28. Raises TypeError for texts among images.
+    """
+    x = sets[0].inputs
+    if isinstance(x, list):
+        if images := [items.name for items in sets if not isinstance(items.inputs, list)]:
+            raise TypeError(f"{sets[0].name} holds text, but {', '.join(images)} images; take sets of one kind")
+        return list(sets)
+    side, channels = (x.shape[-1], x.shape[1]) if name else (28, 1)
+    return [items.resize(side, channels) for items in sets]
+
+
+def encode(network: Any, *sets: data.Dataset, longest: int = 64) -> list[Tensor]:
+    """What the network is given: images as they are, of texts the ids of the first `longest` tokens, all as wide."""
+    if not isinstance(sets[0].inputs, list):
+        return [items.inputs for items in sets if isinstance(items.inputs, Tensor)]
+    ids = network.encode([text for items in sets for text in items.inputs], min(longest, network.longest))
+    return list(ids.split([len(items) for items in sets]))
+
+
+def reader(name: str, task: data.Dataset) -> Callable[[data.Dataset], data.Dataset]:
+    """How small networks read sets like `task`: images as they are, of texts what a frozen `backbone` says of them."""
+    if not isinstance(task.inputs, list):
+        return lambda items: items
+    encoder: Any = backbone(name, task)
+    encoder.classifier = nn.Identity()
+    return lambda items: replace(items, inputs=training.predict(encoder, encode(encoder, items)[0])[0])
 
 
 def numbers(ensemble: Ensemble) -> int:

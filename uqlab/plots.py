@@ -5,6 +5,7 @@ dotted; ordered quantities (width, group size) run from light (small) to dark (l
 """
 
 import math
+import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -39,27 +40,14 @@ Values = Sequence[float | int] | np.ndarray | Tensor
 def use_style() -> None:
     """Set fonts, sizes and colours; every notebook calls it once."""
     ticks = {"labelsize": 8, "major.width": 0.8, "major.size": 3, "minor.width": 0.5, "minor.size": 1.8}
-    sns.set_theme(
-        style="ticks",
-        rc={
-            "figure.dpi": 130,
-            "savefig.dpi": 200,
-            "figure.constrained_layout.use": True,
-            "font.size": 8.5,
-            "axes.labelsize": 8.5,
-            "axes.titlesize": 9,
-            "axes.titlelocation": "left",
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "axes.linewidth": 0.8,
-            **{f"{axis}.{name}": value for axis in ("xtick", "ytick") for name, value in ticks.items()},
-            "legend.fontsize": 8,
-            "legend.title_fontsize": 8,
-            "legend.frameon": False,
-            "lines.linewidth": 1.5,
-            "pdf.fonttype": 42,
-        },
-    )
+    rc = {
+        "figure.dpi": 130, "savefig.dpi": 200, "figure.constrained_layout.use": True, "pdf.fonttype": 42,
+        "font.size": 8.5, "axes.labelsize": 8.5, "axes.titlesize": 9, "axes.titlelocation": "left",
+        "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8, "lines.linewidth": 1.5,
+        "legend.fontsize": 8, "legend.title_fontsize": 8, "legend.frameon": False,
+        **{f"{axis}.{name}": value for axis in ("xtick", "ytick") for name, value in ticks.items()},
+    }  # fmt: skip
+    sns.set_theme(style="ticks", rc=rc)
     # Rules for placing glyphs, which matplotlib places itself: to embed them took a fifth of a figure's time.
     subset.Options._drop_tables_default += ["GDEF", "GPOS", "GSUB"]
 
@@ -297,11 +285,21 @@ def heatmap(
     return ax
 
 
-def images(inputs: Tensor, *, count: int = 10, title: str = "", axes: Sequence[Axes] | np.ndarray) -> list[Axes]:
-    """Draw the first `count` images [samples, channels, height, width] in the given axes, and return these."""
+def images(
+    inputs: Tensor | list[str], *, count: int = 10, title: str = "", axes: Sequence[Axes] | np.ndarray
+) -> list[Axes]:
+    """Draw the first `count` images [samples, channels, height, width] in the given axes, and return these.
+
+    Of texts the first three are written over all the axes; where there is one only, the first text, in lines.
+    """
     panels: list[Axes] = list(np.asarray(axes, dtype=object).ravel())
-    for ax, image in zip(panels[:count], inputs, strict=False):
-        ax.imshow(_array(image.movedim(0, -1).squeeze(-1)), **PICTURE)
+    if isinstance(inputs, list):
+        some = [textwrap.shorten(each, 130) for each in inputs[: min(3, count)]]
+        lines = "\n".join(some) if len(panels) > 1 else textwrap.fill(inputs[0], 24, max_lines=9)
+        panels[0].text(0, 0.5, lines, fontsize=7, va="center", parse_math=False, in_layout=False)
+    else:
+        for ax, image in zip(panels[:count], inputs, strict=False):
+            ax.imshow(_array(image.movedim(0, -1).squeeze(-1)), **PICTURE)
     for ax in panels:
         ax.axis("off")
     panels[0].set_title(" ")  # reserves the height of a line; the width of the text must not push the images aside

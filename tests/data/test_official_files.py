@@ -100,15 +100,13 @@ def test_real_sst2():
     assert dev[0] == ("it 's a charming and often affecting journey .", 1)
 
 
-@real("text/agnews_test.tsv.gz", "text/trec_train.tsv.gz", "text/subj.tsv.gz", "text/imdb_1k.tsv.gz")
-def test_real_texts_by_path():
-    parts = [data.load(REAL / "text" / "agnews_test.tsv.gz", split) for split in ("train", "test")]
+@real("trec/TREC_10.label", *(f"text/{name}.tsv.gz" for name in ("agnews_test", "subj", "imdb_1k", "rte_all")))
+def test_real_texts():
+    parts = [data.load("agnews", split) for split in ("train", "test")]
     assert [part.labels.bincount().tolist() for part in parts] == [[1330] * 4, [570] * 4]
-    assert parts[0].classes == ("Business", "Sci/Tech", "Sports", "World")
-    questions = data.load(REAL / "text" / "trec_train.tsv.gz")
-    assert {name.partition(":")[0] for name in questions.classes} == {"ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM"}
-    for name, least in (("subj", 2999), ("imdb_1k", 299)):
-        found = data.load(REAL / "text" / f"{name}.tsv.gz")
+    assert data.load("trec").labels.bincount().tolist() == [9, 138, 94, 65, 81, 113]  # ABBR, DESC, ENTY, HUM, LOC, NUM
+    for name, least in (("subj", 2999), ("imdb", 299), ("rte", 829)):
+        found = data.load(name)
         assert len(found) >= least
         assert all(found.inputs)
 

@@ -361,6 +361,27 @@ def test_texts(place):
     place({"SST-2/train.tsv": b"sentence\tlabel\none\tSports\n"})
     with pytest.raises(ValueError, match="SST-2 cannot be read"):
         data.load("sst2", "train", root=root)
+    questions = place({"trec/TREC_10.label": "NUM:dist How far is it ?\nHUM:ind Who was Galilée ?\n".encode("latin-1")})
+    asked = data.load("trec", root=questions)
+    assert asked.inputs == ["How far is it ?", "Who was Galilée ?"]
+    assert [asked.classes[label] for label in asked.labels] == ["NUM", "HUM"]
+
+
+def test_samples_of_texts(place):
+    pairs = "".join(f"one {i}\ttwo\t{'ny'[i % 2]}\n" for i in range(10)).encode()
+    news = "".join(f"about {i}\t{('Sports', 'Business', 'World', 'Sci/Tech')[i % 4]}\n" for i in range(40)).encode()
+    tables = {"rte_all": b"sentence1\tsentence2\tlabel\n" + pairs, "agnews_test": b"sentence\tlabel\n" + news}
+    root = place({f"text/{name}.tsv.gz": gzip.compress(table) for name, table in tables.items()})
+    parts = [data.load("rte", split, root=root) for split in ("train", "test")]
+    assert [part.labels.bincount().tolist() for part in parts] == [[3, 4], [2, 1]]
+    assert sorted(parts[0].inputs + parts[1].inputs) == [f"one {i} two" for i in range(10)]
+    found = data.load("agnews", root=root)  # the official files are not there
+    assert found.classes == ("World", "Sports", "Business", "Sci/Tech")
+    assert found.labels.bincount().tolist() == [3] * 4
+    for text, label in zip(found.inputs, found.labels, strict=True):
+        assert (2, 0, 1, 3)[label] == int(text.split()[1]) % 4
+    with pytest.raises(FileNotFoundError, match=r"yelp_1k\.tsv\.gz: it is not fetched"):
+        data.load("yelp", root=root)
 
 
 @pytest.mark.parametrize(

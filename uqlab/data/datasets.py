@@ -104,7 +104,8 @@ def load(
         Images: an `.npz` with `x` uint8 or in [0, 1], [N, H, W], [N, H, W, C] or [N, C, H, W] (the shorter of axes 1
         and 3 holds the channels), and integer labels `y`; or with `x_train`, `y_train`, `x_test`, `y_test`.
         Texts: a table `.tsv` (without quoting) or `.csv`, also `.gz`, with a header and the columns `sentence` (or
-        `text`), `label` and, if the splits are given, `split`. Classes are the sorted labels.
+        `text`, or the pair `sentence1`, `sentence2`), `label` and, if the splits are given, `split`. Classes are the
+        sorted labels.
         A file without splits gives 70 % of each class to training; without labels every split holds all its items.
         Classes in brackets select and relabel in the order given: "mnist[0,2,5-7]" has labels 0 to 4. An item with
         soft labels remains only if its whole probability lies on these classes.

