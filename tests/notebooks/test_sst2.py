@@ -11,7 +11,7 @@ from uqlab import data, ensembles, metrics, models, training, uncertainty
 
 FOLDER = pathlib.Path(os.environ.get("UQLAB_DATA") or "nowhere")
 MEMBERS = 2
-BAR = 0.79  # chance is .51; measured on these 344 sentences: heads .820, singular values .817, LoRA .826
+BAR = 0.79  # chance is .51; measured on these 344 sentences: heads .820, singular values .808, LoRA .811
 
 
 def needs(*files):
@@ -67,7 +67,7 @@ def test_classifiers_of_a_frozen_backbone(heads, test):
 )
 def test_implicit_ensembles_learn_sentiment(backbone, test, heads, make, lr):
     # Half sentences; most of the training split are phrases of a few words, which teach less for the time they take.
-    ids, labels = sentences(backbone, "train", 4000, shortest=12, longest=17)
+    ids, labels = sentences(backbone, "train", 2400, shortest=12, longest=17)
     ensemble = make(backbone)
     training.fit(
         ensemble, ids, labels, epochs=1, lr=lr, batch_size=16, optimizer="adamw", schedule="cosine",
