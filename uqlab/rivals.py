@@ -40,7 +40,7 @@ def accuracies(
             "train and test must be inputs of one shape, and train of two classes, got "
             f"{_shape(train)}, {_shape(test)} and labels {labels.unique().tolist()[:5]}"
         )
-    if isinstance(train, list):
+    if isinstance(train, list) or isinstance(test, list):
         counts = TfidfVectorizer(token_pattern=WORD)
         x, at = counts.fit_transform(train), counts.transform(test)
     else:
@@ -58,7 +58,7 @@ def ood_scores(train: Inputs, inputs: Others, seed: int = 0) -> dict[str, np.nda
     """
     if _shape(inputs) != _shape(train):
         raise ValueError(f"inputs must be of one shape, got {_shape(inputs)} for training {_shape(train)}")
-    if isinstance(train, list):
+    if isinstance(train, list) or isinstance(inputs, list):
         name, unusual = "rarity of words", _rarity(train, inputs)
     else:
         known = train.flatten(1).double()
