@@ -204,7 +204,9 @@ def test_a_dragged_cloud_is_in_the_kernel(made_up_page):
     shown = bars(hand)
     assert shown == pytest.approx({name: decomposed(state)[name] for name in shown}, abs=1e-6)
     hand.locator(".member").first.focus()
-    page.keyboard.press("c")  # which copies the cell where JupyterLab's own shortcuts are awake
+    page.keyboard.press("ArrowUp")  # JupyterLab's own keys sleep
+    assert bars(hand) != shown
+    page.keyboard.press("c")
     assert hand.locator(".member").count() == 6
     assert made_up_page.errors == []
 
@@ -228,6 +230,7 @@ print(json.dumps(torch.cat([p.mean(0, keepdim=True), p]).flatten().tolist()))"""
         hand.get_by_label("blend").press("ArrowLeft")
         made_up_page.page.wait_for_timeout(150)
         times.append(float(hand.locator(".seen").get_attribute("data-milliseconds")))
+    assert "50 %" in hand.locator(".slider output").inner_text()  # the arrows are the slider's, not JupyterLab's
     assert sorted(times)[2] < 300, times  # 100 ms alone: benchmarks/explorers.py
 
     late = "import time\nsoon = draw.answer\ndraw.answer = lambda message: time.sleep(4) or soon(message)"

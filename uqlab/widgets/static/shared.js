@@ -51,6 +51,7 @@ function quantile(values, share) {
 function part(parent, tag, attributes = {}, text = undefined) {
   const made = document.createElementNS(tag === "svg" ? SVG : parent.namespaceURI, tag);
   change(made, attributes, text);
+  if (made.tabIndex >= 0) made.setAttribute("data-lm-suppress-shortcuts", "true"); // no keys for JupyterLab
   parent.append(made);
   return made;
 }
@@ -62,9 +63,9 @@ function change(element, attributes, text = undefined) {
   if (text !== undefined && element.textContent !== text) element.textContent = text;
 }
 
-// The box of an explorer. JupyterLab's own shortcuts sleep while the focus is in it.
+// The box of an explorer.
 function box(el, data) {
-  const made = part(el, "div", { class: "uqlab-hand", "data-lm-suppress-shortcuts": "true" });
+  const made = part(el, "div", { class: "uqlab-hand" });
   for (const [name, color] of Object.entries(data.colors)) made.style.setProperty(`--${name}`, color);
   return made;
 }
