@@ -92,6 +92,8 @@ def test_a_recommendation_by_hand():
     nll = {"single": [0.5, 0.5], "lora": [0.2, 0.4], "deep": [0.25, 0.25], "mine": [0.9, 0.9]}
     stored = {"single": [10, 10], "lora": [12, 12], "deep": [40, 40], "mine": [5, 5]}
     table = board(nll=nll, stored=stored, accuracy={name: [1 - v for v in values] for name, values in nll.items()})
+    thirds = board(nll={"a": [1.0] * 3}, latency={"a": [0.1, 0.2, 0.3]})  # their mean is a little more than a fifth
+    assert scoreboard.recommend(thirds, "nll", {"latency": 0.2})[0] == "a"
     all_in = scoreboard.recommend(table, "nll", {"stored": 40}, repeats=4000)
     assert all_in[:2] == ("deep", "lora")
     assert (all_in.value, all_in.margin, all_in.low, all_in.high) == pytest.approx((0.25, 0.05, -0.05, 0.15))

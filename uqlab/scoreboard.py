@@ -233,10 +233,11 @@ def recommend(
     limits: column -> the most that its mean over seeds may be; the least, where more is better.
     """
     means, _ = _resampled(table, [quality, *(column for column in limits if column != quality)], 0, seed)
-    refused = {
+    least = {column: sign(column) * limit - 1e-9 * abs(limit) for column, limit in limits.items()}
+    refused = {  # a limit that is a method's own mean admits it, although sums in another order may differ
         str(method): column
-        for column, limit in reversed(list(limits.items()))
-        for method in means.index[sign(column) * means[column] < sign(column) * limit]
+        for column in reversed(list(limits))
+        for method in means.index[sign(column) * means[column] < least[column]]
     }
     left: Any = means[quality].drop(list(refused)) * sign(quality)
     first, *others = [str(name) for name in left.sort_values(ascending=False, kind="stable").index] or [""]
