@@ -119,8 +119,8 @@ def in_parts(ensemble, x):
     """Forward and backward as a training step takes them: pass by pass."""
     labels = torch.arange(len(x)) % 10
     many = x.expand(MEMBERS, *x.shape)
-    for rows, part in ensemble.parts(many):
-        logits = part(many[rows])
+    for rows in ensemble.passes(many):
+        logits = ensemble.run(many[rows], rows)
         F.cross_entropy(logits.flatten(0, 1), labels.repeat(len(logits))).backward()
 
 
