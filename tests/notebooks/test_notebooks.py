@@ -319,7 +319,6 @@ def test_08_knobs_keep_the_directions_and_need_good_ones(results):
     assert numbers["params_singular_value"] < 0.5 * numbers["params_lora"] < numbers["params_deep"] / 4
     assert numbers["intruders_singular_value"] == 0
     assert numbers["max_cosine_singular_value"] > 0.99 > numbers["max_cosine_lora"]
-    assert numbers["is_ensemble_deep"] == 1
     assert numbers["mi_ood_gentle"] < numbers["mi_ood_singular_value"]
     assert numbers["moved_0.attention.q_proj_singular_value"] > numbers["moved_0.attention.q_proj_gentle"] > 0
     assert numbers["weight_apart_gentle"] < numbers["weight_apart_singular_value"] < numbers["weight_apart_lora"]
