@@ -113,6 +113,10 @@ def test_what_is_found_in_a_trained_network():
     hydra = train("hydra", net, share=0.5)
     assert hydra.members == 3
     assert all(sum(heads.count_heads(hydra.member(m))) == 2 for m in range(3))
+    as_printed, begun = train("hydra", net, share=0.5, last=1), train("single", net).member(0)
+    for name, p in begun.named_parameters():
+        if "mlp" in name:  # one for all members; only that of the last layer has learned
+            assert torch.equal(as_printed.network.get_parameter(name), p) == (".0." in name)
     masked = train("masks", net, steps=5)
     assert all(mask.rows is None or ((mask.rows == 0) | (mask.rows == 1)).all() for mask in masked.masks().values())
     torch.testing.assert_close(train("dropkey", net, p=0.3)(x), train("dropout", net, p=0.3, kind="attention")(x))

@@ -100,13 +100,18 @@ def test_lora_starts_as_the_backbone():
     assert 0.8 * bound < layer.down.abs().max() <= bound
 
 
-def test_lora_is_a_low_rank_update():
-    ensemble = moved(ensembles.lora(vit(), 2, 3))
+@pytest.mark.parametrize("scale", [1.0, -2.5])
+def test_lora_is_a_low_rank_update(scale, tmp_path):
+    ensemble, (x, _) = moved(ensembles.lora(vit(), 2, 3, scale=scale)), images()
     layer = next(part for part in ensemble.modules() if isinstance(part, LoRALinear))
     for m in range(2):
         update = layer.member(m).weight - layer.weight
-        torch.testing.assert_close(update, layer.up[m] @ layer.down[m])
+        torch.testing.assert_close(update, scale * layer.up[m] @ layer.down[m])
+        torch.testing.assert_close(layer.member_update(m), update, rtol=1e-4, atol=1e-6)
         assert torch.linalg.matrix_rank(update, rtol=1e-4) == 3
+        torch.testing.assert_close(ensemble(x)[m], ensemble.member(m)(x).logits, rtol=1e-4, atol=1e-5)
+    ensembles.save(ensemble, tmp_path / "scaled")
+    torch.testing.assert_close(ensembles.load(tmp_path / "scaled", vit())(x), ensemble(x))
 
 
 def test_singular_values_start_as_the_backbone():

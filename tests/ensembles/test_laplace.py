@@ -10,11 +10,11 @@ from uqlab.ensembles.laplace import Curvature, _patches, curvatures, projection_
 from uqlab.ensembles.lora import LoRAConv2d, LoRALinear
 
 
-def small():
+def small(scale=1.0):
     """A LoRA layer of rank 2 between 4 features and 3, and a classifier of 3 classes, in float64."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3)).double()
-    return moved(ensembles.lora(net, 1, 2))
+    return moved(ensembles.lora(net, 1, 2, scale=scale))
 
 
 def cnn():
@@ -35,9 +35,9 @@ def full(ensemble, inputs, name):
     return total
 
 
-@pytest.mark.parametrize("copies", [1, 3])
-def test_for_one_input_the_product_is_the_full_matrix(copies):
-    ensemble, x = small(), torch.rand(1, 4, dtype=torch.float64).expand(copies, -1)
+@pytest.mark.parametrize(("copies", "scale"), [(1, 1.0), (3, -2.5)])
+def test_for_one_input_the_product_is_the_full_matrix(copies, scale):
+    ensemble, x = small(scale), torch.rand(1, 4, dtype=torch.float64).expand(copies, -1)
     down, up = curvatures(ensemble, x, batch_size=2)["0"]
     torch.testing.assert_close(torch.kron(down.outputs, down.inputs), full(ensemble, x, "down"))
     torch.testing.assert_close(torch.kron(up.outputs, up.inputs), full(ensemble, x, "up"))

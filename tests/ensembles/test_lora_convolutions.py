@@ -12,17 +12,17 @@ SETTINGS = pytest.mark.parametrize("settings", [{}, {"stride": 2, "padding": 1},
 
 
 @SETTINGS
-@pytest.mark.parametrize("size", [1, 3])
-def test_it_is_a_convolution_with_another_kernel(size, settings):
+@pytest.mark.parametrize(("size", "scale"), [(1, 1.0), (3, 1.0), (3, -2.5)])
+def test_it_is_a_convolution_with_another_kernel(size, scale, settings):
     torch.manual_seed(0)
     plain, x = nn.Conv2d(2, 5, size, **settings), torch.rand(3 * 4, 2, 9, 9)
-    layer = LoRAConv2d(plain, 2, 10.0, [torch.Generator().manual_seed(m) for m in range(3)])
+    layer = LoRAConv2d(plain, 2, 10.0, [torch.Generator().manual_seed(m) for m in range(3)], scale)
     torch.testing.assert_close(layer(x), plain(x))
     layer.up.data.normal_()
     for m, rows in enumerate(x.split(4)):
         member = layer.member(m)
         update = (member.weight - plain.weight).flatten(1)
-        torch.testing.assert_close(update, layer.up[m] @ layer.down[m].flatten(1), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(update, scale * layer.up[m] @ layer.down[m].flatten(1), rtol=1e-4, atol=1e-5)
         assert torch.linalg.matrix_rank(update, rtol=1e-4) == 2 or size == 1
         torch.testing.assert_close(layer(x).split(4)[m], member(rows), rtol=1e-4, atol=1e-4)
 

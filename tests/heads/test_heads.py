@@ -24,6 +24,27 @@ def without(model, name, pairs):
     return model
 
 
+@EVERY
+@pytest.mark.parametrize("layers", [0, 1, LAYERS])
+def test_only_last_layers_learn_from_a_classifier_of_zeros(name, layers):
+    model, x = make(name), inputs(name)
+    assert heads.only_last(model, layers) is model
+    assert not call(model, x).any()
+    learn = {name for name, p in model.named_parameters() if p.requires_grad}
+    stack = [attention.layer for attention in attentions(model)]
+    inside = {name for name in learn if name.startswith(tuple(f"{layer}." for layer in stack))}
+    last = tuple(f"{layer}." for layer in stack[LAYERS - layers :])
+    assert inside == {name for name, _ in model.named_parameters() if name.startswith(last)}
+    assert {name.rpartition(".")[2] for name in learn - inside} == {"weight", "bias"}
+    assert len(learn - inside) == 2
+
+
+@pytest.mark.parametrize("layers", [-1, LAYERS + 1])
+def test_no_more_layers_learn_than_there_are(layers):
+    with pytest.raises(ValueError, match=f"layers must be 0 to {LAYERS}, the number of layers, got {layers}"):
+        heads.only_last(make(), layers)
+
+
 # Ablation and pruning -------------------------------------------------------------------------------------------------
 @EVERY
 def test_shape(name):

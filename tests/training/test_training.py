@@ -1,6 +1,7 @@
 """Training: one program for all members equals the members trained one by one."""
 
 import contextlib
+import itertools
 import math
 
 import pytest
@@ -207,10 +208,11 @@ def test_threads_and_denormals_are_left_as_they_were():
 def test_cross_entropy_and_its_gradient_equal_torch():
     logits = torch.randn(3, 20, 5, requires_grad=True)
     labels = torch.randint(0, 5, (3, 20))
-    for class_weights in (None, torch.rand(5)):
-        mine = training.cross_entropy(logits, labels, class_weights)
+    for class_weights, smoothing in itertools.product((None, torch.rand(5)), (0.0, 0.1)):
+        mine = training.cross_entropy(logits, labels, class_weights, smoothing)
         (gradient,) = torch.autograd.grad(mine.sum(), logits)
-        theirs = torch.stack([F.cross_entropy(z, y, class_weights) for z, y in zip(logits, labels, strict=True)])
+        how = {"weight": class_weights, "label_smoothing": smoothing}
+        theirs = torch.stack([F.cross_entropy(z, y, **how) for z, y in zip(logits, labels, strict=True)])
         (expected,) = torch.autograd.grad(theirs.sum(), logits)
         torch.testing.assert_close(mine, theirs)
         torch.testing.assert_close(gradient, expected)
@@ -242,9 +244,10 @@ def test_convolutional_members_with_batchnorm():
     assert not torch.allclose(both[0], both[1], atol=1e-2)
 
 
-def test_crop_flip_moves_whole_images():
+@pytest.mark.parametrize("mirrored", [True, False])
+def test_crop_flip_moves_whole_images(mirrored):
     x = torch.arange(2 * 3 * 2 * 6 * 5, dtype=torch.float32).view(2, 3, 2, 6, 5) + 1
-    out = training.crop_flip(x, [torch.Generator().manual_seed(m) for m in range(2)], padding=2)
+    out = training.crop_flip(x, [torch.Generator().manual_seed(m) for m in range(2)], padding=2, flip=mirrored)
     assert out.shape == x.shape
     for m in range(2):
         generator = torch.Generator().manual_seed(m)
@@ -252,7 +255,7 @@ def test_crop_flip_moves_whole_images():
         flip = torch.rand(3, generator=generator) < 0.5
         for b in range(3):
             crop = F.pad(x[m, b], (2, 2, 2, 2))[:, down[b] : down[b] + 6, right[b] : right[b] + 5]
-            torch.testing.assert_close(out[m, b], crop.flip(-1) if flip[b] else crop)
+            torch.testing.assert_close(out[m, b], crop.flip(-1) if flip[b] and mirrored else crop)
 
 
 def test_predict_in_evaluation_mode():

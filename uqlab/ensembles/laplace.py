@@ -87,7 +87,7 @@ def curvatures(trained: FoldedEnsemble, inputs: Inputs, batch_size: int = 64) ->
             outputs = [kept[name][1] for name in layers]
             each = [torch.autograd.grad(logits, outputs, slope, retain_graph=True) for slope in slopes]
             for i, (name, layer) in enumerate(layers.items()):
-                a, b = layer.down.detach()[0].flatten(1).double(), layer.up.detach()[0].double()
+                a, b = (layer.scale * p.detach()[0].flatten(1).double() for p in (layer.down, layer.up))
                 seen = _patches(layer, kept[name][0]).flatten(0, -2).double()  # [rows, in]
                 last = 1 if isinstance(layer, LoRAConv2d) else -1
                 back = torch.cat([slope[i].movedim(last, -1).flatten(0, -2) for slope in each]).double()  # [..., out]

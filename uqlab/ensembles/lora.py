@@ -7,21 +7,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from uqlab.core.checks import within
 from uqlab.ensembles.base import FoldedEnsemble
 from uqlab.ensembles.implicit import Classifiers, implicit, is_product
 from uqlab.ensembles.layers import MemberLayer, conv_settings, plain_conv
 
 
 class LoRALinear(MemberLayer):
-    """y = x (W + B_m A_m)^T + b, with W and b frozen (Muhlematter et al. 2024; without a scale alpha / rank).
+    """y = x (W + scale B_m A_m)^T + b, with W and b frozen (Muhlematter et al. 2024, whose scale is 1).
 
     down A [members, rank, in], xavier-uniform with `gain` at the start; up B [members, out, rank], zero at the start:
     every member begins as the frozen layer.
     """
 
-    def __init__(self, layer: nn.Linear, rank: int, gain: float, generators: Sequence[torch.Generator]):
+    def __init__(
+        self, layer: nn.Linear, rank: int, gain: float, generators: Sequence[torch.Generator], scale: float = 1.0
+    ):
         super().__init__()
-        self.members, (out_features, in_features) = len(generators), layer.weight.shape
+        self.members, (out_features, in_features), self.scale = len(generators), layer.weight.shape, scale
         self.weight, self.bias = layer.weight, layer.bias
         start = [nn.init.xavier_uniform_(torch.empty(rank, in_features), gain, g) for g in generators]
         self.down = nn.Parameter(torch.stack(start).to(layer.weight))
@@ -30,7 +33,8 @@ class LoRALinear(MemberLayer):
     def forward(self, x: Tensor) -> Tensor:
         y = F.linear(x, self.weight, self.bias)  # once for all members
         low = torch.bmm(self.unfold(x), self.down[self.active].mT)  # [members, rows, rank]
-        return self.unfold(y).baddbmm_(low.to(y.dtype), self.up[self.active].mT.to(y.dtype)).view(y.shape)
+        up = self.up[self.active].mT.to(y.dtype)
+        return self.unfold(y).baddbmm_(low.to(y.dtype), up, alpha=self.scale).view(y.shape)
 
     def own_parameters(self) -> list[nn.Parameter]:
         return [self.down, self.up]
@@ -39,22 +43,25 @@ class LoRALinear(MemberLayer):
         return None if self.weight.requires_grad else self.weight.detach()
 
     def member_update(self, index: int) -> Tensor:
-        return self.up.detach()[index] @ self.down.detach()[index]
+        return self.scale * self.up.detach()[index] @ self.down.detach()[index]
 
     def member_weight(self, index: int) -> Tensor:
-        return torch.addmm(self.weight.detach(), self.up.detach()[index], self.down.detach()[index])
+        up, down = self.up.detach()[index], self.down.detach()[index]
+        return torch.addmm(self.weight.detach(), up, down, alpha=self.scale)
 
 
 class LoRAConv2d(MemberLayer):
-    """y = W * x + B_m *_1x1 (A_m * x) + b, with W and b frozen: a convolution with W plus a kernel of low rank.
+    """y = W * x + scale B_m *_1x1 (A_m * x) + b, W and b frozen: a convolution with W plus a kernel of low rank.
 
     down A [members, rank, in, height, width], xavier-uniform with `gain` at the start; up B [members, out, rank], zero
     at the start (Muhlematter et al. 2024, appendix H).
     """
 
-    def __init__(self, layer: nn.Conv2d, rank: int, gain: float, generators: Sequence[torch.Generator]):
+    def __init__(
+        self, layer: nn.Conv2d, rank: int, gain: float, generators: Sequence[torch.Generator], scale: float = 1.0
+    ):
         super().__init__()
-        self.members, self.settings = len(generators), conv_settings(layer)
+        self.members, self.settings, self.scale = len(generators), conv_settings(layer), scale
         self.weight, self.bias = layer.weight, layer.bias
         shape = (rank, *layer.weight.shape[1:])
         start = [nn.init.xavier_uniform_(torch.empty(shape), gain, g) for g in generators]
@@ -68,13 +75,13 @@ class LoRAConv2d(MemberLayer):
         settings: dict[str, Any] = self.settings | {"groups": len(down)}
         low = F.conv2d(side_by_side, down.flatten(0, 1), **settings)
         low = low.unflatten(1, (len(down), -1)).transpose(0, 1).flatten(3)  # [members, batch, rank, places]
-        return y + (up @ low).flatten(0, 1).view(y.shape)
+        return torch.add(y, (up @ low).flatten(0, 1).view(y.shape), alpha=self.scale)
 
     def own_parameters(self) -> list[nn.Parameter]:
         return [self.down, self.up]
 
     def member(self, index: int) -> nn.Conv2d:
-        kernel = torch.einsum("or,rihw->oihw", self.up.detach()[index], self.down.detach()[index])
+        kernel = self.scale * torch.einsum("or,rihw->oihw", self.up.detach()[index], self.down.detach()[index])
         bias = None if self.bias is None else self.bias.detach().clone()
         return plain_conv(self.weight.detach() + kernel, bias, self.settings)
 
@@ -86,19 +93,20 @@ def lora(
     *,
     target: str | None = None,
     gain: float = 10.0,
+    scale: float = 1.0,
     classifiers: Classifiers = "independent",
     seed: int = 0,
     heads: Classifiers | None = None,
     train_backbone: bool = False,
 ) -> FoldedEnsemble:
-    """LoRA-Ensemble: W + B_m A_m in every target layer, W frozen (Muhlematter et al. 2024).
+    """LoRA-Ensemble: W + scale B_m A_m in every target layer, W frozen (Muhlematter et al. 2024).
 
     In a convolution B_m A_m is a kernel: A_m a convolution of the same size to `rank` channels, B_m one of 1 x 1.
 
     backbone: the pretrained network, a model of transformers or any module whose last linear layer gives the classes.
         Its weights are shared, not copied, and never change.
     members: how many, or the numbers of a shard, "8:16"; see `concatenate`. Member m depends on (seed, m) alone.
-    rank, gain: as in `LoRALinear`.
+    rank, gain, scale: as in `LoRALinear`; other papers write the scale as alpha / rank.
     target: a regular expression on module names; None for the attention's projections, or in a network without
         attention every convolution and every linear layer but the last.
     train_backbone: whether all members together train the rest too, which is then copied, as in the convolutional
@@ -116,9 +124,11 @@ def lora(
         if not 1 <= rank <= most:
             raise ValueError(f"rank must be 1 to {most} for {name} {list(layer.weight.shape)}, got {rank}")
         made: Any = LoRAConv2d if isinstance(layer, nn.Conv2d) else LoRALinear
-        return made(layer, rank, gain, generators)
+        return made(layer, rank, gain, generators, scale)
 
+    within("scale", scale, "(-inf, inf)")
     recipe = {"method": "lora", "rank": rank, "gain": gain} | ({"train_backbone": True} if train_backbone else {})
+    recipe |= {"scale": scale} if scale != 1 else {}
     return implicit(
         backbone, members, target, heads or classifiers, seed, make, recipe, fits=is_product,
         called="linear layer or convolution", train_backbone=train_backbone,

@@ -10,9 +10,10 @@ from uqlab.heads.circuits import Circuit, greedy_circuit
 from uqlab.heads.features import Separation, head_features, separation
 from uqlab.heads.fusion import FusedEnsemble, fuse
 from uqlab.heads.importance import sample_heads, taylor_heads, taylor_scores
-from uqlab.heads.pruning import ablate, multiply_adds, prune
+from uqlab.heads.pruning import ablate, multiply_adds, only_last, prune
 
 __all__ = [
     "Circuit", "FusedEnsemble", "Separation", "ablate", "count_heads", "fuse", "greedy_circuit", "head_features",
-    "multiply_adds", "prune", "sample_heads", "separation", "shape", "taylor_heads", "taylor_scores", "towers",
+    "multiply_adds", "only_last", "prune", "sample_heads", "separation", "shape", "taylor_heads", "taylor_scores",
+    "towers",
 ]  # fmt: skip

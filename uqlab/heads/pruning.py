@@ -68,6 +68,23 @@ def _cut(model: nn.Module, name: str, rows: Any = slice(None), columns: Any = sl
     model.set_submodule(name, trained_like(plain_linear(layer.weight.detach()[rows, columns], bias), layer))
 
 
+def only_last(model: Model, layers: int) -> Model:
+    """The model itself, in which from now on only the last layers and the classifier learn, from a classifier of zeros.
+
+    So Hydra (D.2) trains a pruned network on for CIFAR-100: the last five of twelve layers; of 0 the classifier alone,
+    as it also says there. Raises the errors of `shape`, and ValueError for more layers than there are.
+    """
+    names = [attention.layer for attention in attentions(model)]
+    if not 0 <= layers <= len(names):
+        raise ValueError(f"layers must be 0 to {len(names)}, the number of layers, got {layers}")
+    *_, classifier = (part for part in model.modules() if isinstance(part, nn.Linear))
+    for part in (model, *(model.get_submodule(name) for name in names[len(names) - layers :]), classifier):
+        part.requires_grad_(part is not model)
+    for p in classifier.parameters():
+        nn.init.zeros_(p)
+    return model
+
+
 @torch.no_grad()
 def multiply_adds(model: nn.Module, inputs: Inputs) -> int:
     """The multiply-adds of one pass over inputs [batch, ...], for a network or for all members of an ensemble.

@@ -246,8 +246,8 @@ def predict(
     return torch.cat(chunks, dim=1)
 
 
-def crop_flip(x: Tensor, generators: list[torch.Generator], padding: int = 4) -> Tensor:
-    """Random crops of the zero-padded images and horizontal flips, x [members, batch, channels, height, width]."""
+def crop_flip(x: Tensor, generators: list[torch.Generator], padding: int = 4, flip: bool = True) -> Tensor:
+    """Random crops of the zero-padded images [members, batch, channels, height, width]; every second is mirrored."""
     if x.ndim != 5 or len(generators) != len(x) or 0 in x.shape or not 0 <= padding <= MOST_PADDING:
         raise ValueError(
             "crop_flip takes x [members, batch, channels, height, width], a generator for each member and a padding of "
@@ -255,7 +255,7 @@ def crop_flip(x: Tensor, generators: list[torch.Generator], padding: int = 4) ->
         )
     members, batch, _, height, width = x.shape
     draws = torch.stack([torch.randint(2 * padding + 1, (2, batch), generator=g) for g in generators]).to(x.device)
-    flips = torch.stack([torch.rand(batch, generator=g) < 0.5 for g in generators]).to(x.device)
+    flips = torch.stack([torch.rand(batch, generator=g) < 0.5 * flip for g in generators]).to(x.device)
     rows = draws[:, 0, :, None] + torch.arange(height, device=x.device)  # [members, batch, height]
     columns = draws[:, 1, :, None] + torch.arange(width, device=x.device)
     columns = torch.where(flips[..., None], columns.flip(-1), columns)

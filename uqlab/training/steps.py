@@ -276,13 +276,16 @@ def cross_entropy(
     logits: Float[Tensor, "members batch classes"],
     labels: Int[Tensor, "members batch"],
     class_weights: Float[Tensor, " classes"] | None = None,
+    smoothing: float = 0.0,
 ) -> Float[Tensor, " members"]:
-    """Mean cross-entropy of every member on its own labels, nats; with weights the weighted mean, as in torch."""
-    each = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="none").view(labels.shape)
-    if class_weights is None:
-        return each.mean(1)
-    weights = class_weights.to(each)[labels]
-    return (weights * each).sum(1) / weights.sum(1)
+    """Mean cross-entropy of every member on its own labels, nats; with weights the weighted mean, as in torch.
+
+    smoothing: the share of every label that is spread over all classes alike.
+    """
+    weight = None if class_weights is None else class_weights.to(logits.device, torch.float32)
+    how = {"weight": weight, "reduction": "none", "label_smoothing": smoothing}
+    each = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), **how).view(labels.shape)
+    return each.mean(1) if weight is None else each.sum(1) / weight[labels].sum(1)
 
 
 def mean_square(outputs: Tensor, targets: Tensor) -> Float[Tensor, " members"]:
