@@ -58,9 +58,15 @@ def test_06_has_the_ablations_of_their_profile_with_the_same_seeds():
     seeds = found.groupby("ablation")["seed"].apply(sorted)
     assert seeds.map(lambda each: each == wanted["seeds"]).all()
     loss, text = found.groupby("ablation")["NLL"].mean(), prose(parameters.find("06"))
-    for name, than in (("one classifier", "as on page 06"), ("normal start 2", "as on page 06")):
+    own, shared = "as on page 06", "one classifier"
+    for name, than in {shared: own, "normal start 2": own, "embeddings": shared}.items():
         assert f"{loss[name] - loss[than]:.3f} nats" in text
-    assert f"{found.groupby('ablation')['MI'].mean()['on a trained network']:.4f} nats" in text
+    assert f"a whole backbone {loss['backbone trained'] - loss[own]:.3f}," in text
+    told = found.groupby("ablation")["MI"].mean()
+    assert f"{told['on a trained network']:.4f} nats" in text
+    assert f"({told['backbone trained']:.3f} nats of mutual information, not {told[own]:.3f})" in text
+    notebook = "".join("".join(c["source"]) for c in parameters.cells(notebook))
+    assert [name for name in seeds.index if f'"{name}"' not in notebook and "normal start" not in name] == []
 
 
 def test_11_quotes_its_run_on_pretrained_networks():
