@@ -32,7 +32,7 @@ TOTAL, ALEATORIC, EPISTEMIC = "#444444", "#E08A1E", "#1F77B4"
 NEUTRAL, PAPER, MARK = "#8A8A8A", "#9A9A9A", "#C4417A"
 LINES = {"id": "-", "ambiguous": ":", "ood": (0, (4, 2))}
 PICTURE: dict[str, Any] = {"cmap": "gray_r", "vmin": 0, "vmax": 1, "interpolation": "nearest"}
-NARROW, WIDE = 3.3, 6.8  # inches: one and two columns of a paper
+NARROW, WIDE, SHARP = 3.3, 6.8, 200  # inches: one and two columns of a paper; dots an inch of a PNG
 
 Values = Sequence[float | int] | np.ndarray | Tensor
 
@@ -41,7 +41,7 @@ def use_style() -> None:
     """Set fonts, sizes and colours; every notebook calls it once."""
     ticks = {"labelsize": 8, "major.width": 0.8, "major.size": 3, "minor.width": 0.5, "minor.size": 1.8}
     rc = {
-        "figure.dpi": 130, "savefig.dpi": 200, "figure.constrained_layout.use": True, "pdf.fonttype": 42,
+        "figure.dpi": 130, "savefig.dpi": SHARP, "figure.constrained_layout.use": True, "pdf.fonttype": 42,
         "font.size": 8.5, "axes.labelsize": 8.5, "axes.titlesize": 9, "axes.titlelocation": "left",
         "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8, "lines.linewidth": 1.5,
         "legend.fontsize": 8, "legend.title_fontsize": 8, "legend.frameon": False,
@@ -49,7 +49,7 @@ def use_style() -> None:
     }  # fmt: skip
     sns.set_theme(style="ticks", rc=rc)
     # Rules for placing glyphs, which matplotlib places itself: to embed them took a fifth of a figure's time.
-    subset.Options._drop_tables_default += ["GDEF", "GPOS", "GSUB"]
+    subset.Options._drop_tables_default += ["GDEF", "GPOS", "GSUB", "MATH"]
 
 
 def figure(columns: int = 1, rows: int = 1, *, width: float = WIDE, height: float = 2.4, **kwargs: Any):
@@ -62,20 +62,22 @@ def save(fig: Figure, name: str, caption: str = "", paper: str = "") -> None:
 
     caption: one sentence that says what the figure shows. paper: the figure that it reproduces.
     """
-    folder = recording.output_dir()
-    fig.draw_without_rendering()  # laid out once for all: that takes as long as painting
+    shown, fig.dpi = fig.dpi, SHARP  # texts are then measured once, for the layout and the PNG
+    if engine := fig.get_layout_engine():
+        engine.execute(fig)  # once for all: that takes as long as painting
     box = fig.get_tightbbox().padded(mpl.rcParams["savefig.pad_inches"])
     with mpl.rc_context({"figure.constrained_layout.use": False}):
         fig.set_layout_engine()  # none
         for kind in ("png", "pdf"):
-            with writing(folder / f"{name}.{kind}") as temporary:
+            with writing(recording.output_dir() / f"{name}.{kind}") as temporary:
                 fig.savefig(temporary, format=kind, bbox_inches=box)
     recording.describe_figure(name, caption, paper)
     if "inline" in mpl.get_backend():  # which would paint it once more
         from IPython.display import Image, display
 
-        display(Image(filename=str(folder / f"{name}.png"), width=round(box.width * fig.dpi)))
+        display(Image(filename=str(recording.output_dir() / f"{name}.png"), width=round(box.width * shown)))
         plt.close(fig)
+    fig.dpi = shown
 
 
 def sequential(count: int) -> list[tuple[float, float, float]]:
