@@ -46,16 +46,6 @@ def spectra() -> widgets.Explorer:
     return widgets.spectra(before, after, k=4, threshold=0.9)
 
 
-def head_map() -> widgets.Explorer:
-    order = [(1, 0), (0, 1), (0, 0), (1, 1)]
-    clouds = {name: normal(2, 2, 3, 30, 5, seed=i) + i for i, name in enumerate(("test", "far", "near"))}
-    return widgets.head_map(
-        normal(2, 2), order, lambda gone, layer, head, name: clouds[name][layer, head, gone], known="test",
-        others=["far", "near"], removed=range(3), path={"accuracy": [0.9, 0.8, 0.7], "AUROC": [0.6, 0.5, 0.4]},
-        alone={pair: {"accuracy": 0.85, "AUROC": 0.55} for pair in order},
-    )  # fmt: skip
-
-
 def gradients() -> widgets.Explorer:
     torch.manual_seed(0)
     net, x = models.mlp(6, (8,), classes=3).eval(), torch.cat([3 * normal(40, 6), 0.3 * normal(40, 6, seed=1)]).float()
@@ -101,6 +91,16 @@ def front() -> widgets.Hand:
     return widgets.front(boards, "nll", ["nll", "accuracy"], ["stored", "latency_64"], {"stored": "stored numbers"})
 
 
+def head_map() -> widgets.Hand:
+    order = [(1, 0), (0, 1), (0, 0), (1, 1)]
+    clouds = {name: normal(2, 2, 3, 30, 5, seed=i) + i for i, name in enumerate(("test", "far", "near"))}
+    return widgets.head_map(
+        normal(2, 2), order, lambda gone, layer, head, name: clouds[name][layer, head, gone], known="test",
+        others=["far", "near"], removed=range(3), path={"accuracy": [0.9, 0.8, 0.7], "AUROC": [0.6, 0.5, 0.4]},
+        alone={pair: {"accuracy": 0.85, "AUROC": 0.55} for pair in order},
+    )  # fmt: skip
+
+
 def networks() -> tuple[dict[str, torch.nn.Module], data.Dataset]:
     train = data.load("digits", "train", limit=40)
     make = {name: ensembles.deep(lambda h=hidden: models.mlp(64, (h,)), 3, seed=0)
@@ -113,5 +113,5 @@ def draw() -> widgets.Hand:
     return widgets.draw(made, train, {f"digit {i}": train.inputs[i] for i in range(3)}, what="width")
 
 
-EXPLORERS = (collapse, masks, spectra, head_map, gradients, explore)
-HANDS = (cloud, alarm, front, draw)
+EXPLORERS = (collapse, masks, spectra, gradients, explore)
+HANDS = (cloud, alarm, front, head_map, draw)

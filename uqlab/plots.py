@@ -6,7 +6,7 @@ dotted; ordered quantities (width, group size) run from light (small) to dark (l
 
 import math
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib as mpl
@@ -16,7 +16,8 @@ import seaborn as sns
 import torch
 from fontTools import subset
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
@@ -347,25 +348,21 @@ def mask_map(mask: Tensor, *, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def head_map(
-    values: Tensor, order: Sequence[tuple[int, int]] = (), *, gone: Collection[tuple[int, int]] = (),
-    picked: tuple[int, int] | None = None, ax: Axes | None = None,
-) -> Axes:  # fmt: skip
-    """A value of each attention head, [layers, heads], as colour, with the head's place in `order`, from 1.
+def head_colors(values: Tensor) -> ScalarMappable:
+    """Colours of the values of attention heads; negative values are purple, if there are any."""
+    low, top = values.min().item(), values.abs().max().item()
+    return ScalarMappable(Normalize(-top if low < 0 else 0, top), "PuOr_r" if low < 0 else "viridis_r")
 
-    gone: removed heads, marked by a dash. picked: one head, which is framed. Negative values are purple.
-    """
+
+def head_map(values: Tensor, order: Sequence[tuple[int, int]] = (), *, ax: Axes | None = None) -> Axes:
+    """A value of each attention head, [layers, heads], as colour, with the head's place in `order`, from 1."""
     ax = ax or plt.gca()
     values = values.double()
-    low, top = values.min().item(), values.abs().max().item()
-    ax.imshow(_array(values), cmap="PuOr_r" if low < 0 else "viridis_r", vmin=-top if low < 0 else 0, vmax=top)
+    colors: Any = head_colors(values)
+    ax.imshow(_array(values), cmap=colors.cmap, norm=colors.norm)
     for place, (layer, head) in enumerate(order, 1):
-        color = "white" if values[layer, head].abs() > 0.6 * top else "black"
-        text = "–" if (layer, head) in gone else place
-        ax.text(head, layer, str(text), ha="center", va="center", fontsize=7, color=color)
-    if picked:
-        corner = picked[1] - 0.5, picked[0] - 0.5
-        ax.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=MARK, linewidth=2.2, clip_on=False))
+        color = "white" if values[layer, head].abs() > 0.6 * values.abs().max() else "black"
+        ax.text(head, layer, str(place), ha="center", va="center", fontsize=7, color=color)
     ax.set(xlabel="head", ylabel="layer", xticks=range(values.shape[1]), yticks=range(len(values)))
     return ax
 

@@ -177,6 +177,36 @@ def test_front_recommends_as_the_scoreboard_does(alone):
     assert page.locator(".method").count() == 3
 
 
+def test_head_map_is_picked_by_clicks_and_by_keys(alone):
+    hand = made_up.head_map()
+    page = alone(hand)
+
+    def says(*words: str) -> None:
+        line = "document.querySelector('.seen').textContent"
+        page.wait_for_function(f"words => words.every(word => {line}.includes(word))", arg=words)
+
+    says("2 of 4 heads removed, accuracy 0.700", "layer 1, head 1;", "without it alone: accuracy 0.850")
+    page.get_by_role("button", name="layer 0, head 0").click()
+    seen = hand.data["clouds"][2][0][0]
+    says("layer 0, head 0;", "{:.2f} Euclidean, {:.2f} Mahalanobis".format(*seen["apart"][0]))
+    places = page.locator(".cloud").evaluate_all(
+        "clouds => clouds.map(cloud => cloud.getAttribute('d').split('M').length)"
+    )
+    assert places == [31, 31]
+    page.keyboard.press("ArrowRight")
+    says("layer 0, head 1 (removed too)")
+    page.keyboard.press("ArrowUp")  # the map ends here
+    page.keyboard.press("ArrowDown")
+    assert page.locator(".head[tabindex='0']").get_attribute("aria-label").startswith("layer 1, head 1: ")
+    assert page.evaluate("document.activeElement.getAttribute('aria-pressed')") == "true"
+    page.get_by_role("combobox").select_option(label="near")
+    page.get_by_role("slider").press("Home")
+    says("0 of 4 heads removed, accuracy 0.900", "near (blue)",
+         "{:.2f} Euclidean, {:.2f} Mahalanobis".format(*hand.data["clouds"][0][1][1]["apart"][1]))  # fmt: skip
+    page.get_by_role("button", name="reset").click()
+    says("2 of 4 heads removed", "far (blue)")
+
+
 def test_draw_without_a_kernel_says_so_and_goes_on_drawing(alone):
     page = alone(made_up.draw())
     assert "The kernel does not answer" in page.locator(".seen").inner_text()

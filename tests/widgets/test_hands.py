@@ -8,7 +8,7 @@ import made_up
 import pytest
 import torch
 
-from uqlab import plots, training, widgets
+from uqlab import heads, plots, training, widgets
 
 STATIC = [path for path in (resources.files("uqlab.widgets") / "static").iterdir() if path.is_file()]
 
@@ -54,6 +54,24 @@ def test_alarm_shows_the_images_whose_values_it_has():
         assert len(stranger["shown"]) == len(stranger["images"])
         assert {len(row) for row in stranger["values"]} == {30}
         assert all(source.startswith("data:image/png;base64,") for source in stranger["images"])
+
+
+def test_head_map_has_the_separations_of_the_package_and_points_of_all_sets():
+    clouds = {name: torch.randn(2, 2, 3, 30, 5) + shift for shift, name in enumerate(("test", "far"))}
+    values = torch.tensor([[0.5, -0.2], [0.0, 1.0]])
+    hand = widgets.head_map(
+        values, [(1, 0), (0, 1)], lambda gone, layer, head, name: clouds[name][layer, head, gone], known="test",
+        others=["far"], removed=(0, 2), shown=20,
+    )  # fmt: skip
+    found = hand.data["clouds"][1][0][1]
+    expected = heads.separation(*(cloud[0, 1, 2][:, None] for cloud in clouds.values()))
+    assert found["apart"] == [pytest.approx([distance.item() for distance in expected])]
+    assert [len(points) for points in found["points"]] == [40, 40]  # of each point both places
+    assert max(abs(place) for points in found["points"] for place in points) <= 99
+    cells = hand.data["cells"]
+    assert [[cell["value"] for cell in row] for row in cells] == values.tolist()
+    assert cells[0][0]["color"] != cells[0][1]["color"]
+    assert (hand.data["path"], hand.data["alone"]) == ({}, {})
 
 
 def test_draw_answers_what_the_members_predict_and_the_nearest_images():

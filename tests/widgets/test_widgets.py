@@ -230,26 +230,6 @@ def test_spectra_count_intruders_as_the_package_does():
     assert list(explorer.controls["name"].options) == ["q", "v"]
 
 
-def test_head_map_follows_the_order_and_the_chosen_head():
-    from uqlab import heads
-
-    order = [(1, 0), (0, 1), (0, 0), (1, 1)]
-    clouds = {name: normal(2, 2, 3, 30, 5, seed=i) + i for i, name in enumerate(("test", "far"))}
-    explorer = widgets.head_map(
-        normal(2, 2), order, lambda gone, layer, head, name: clouds[name][layer, head, gone], known="test",
-        others=["far"], removed=range(3), path={"accuracy": [0.9, 0.8, 0.7], "AUROC": [0.6, 0.5, 0.4]},
-        alone={pair: {"accuracy": 0.85, "AUROC": 0.55} for pair in order},
-    )  # fmt: skip
-    assert "2 of 4 heads removed, accuracy 0.700, AUROC 0.400" in line(explorer)
-    text = moves(explorer, "layer", 0)[1]
-    assert "this one too" in text  # (0, 1) is the second of the order
-    distance = heads.separation(*(clouds[name][0, 1, 2][:, None] for name in ("test", "far")))
-    assert f"{distance.euclidean.item():.2f} Euclidean, {distance.mahalanobis.item():.2f} Mahalanobis" in text
-    assert "0 of 4 heads removed, accuracy 0.900" in moves(explorer, "gone", 0)[1]
-    alone = widgets.head_map(normal(2, 2), order, lambda *_: normal(9, 3), known="test", others=["far"])
-    assert "0 of 4 heads removed. What" in line(alone)
-
-
 def test_gradients_compare_with_the_entropy_and_tell_the_wrong_sign():
     from uqlab import gradients, metrics, models
 

@@ -1,12 +1,12 @@
 """Explorers of what a page has computed. Nothing is trained here.
 
-`cloud`, `alarm`, `front` and `draw` return a `Hand`, a JavaScript module that answers while the hand moves. The others
-return an `Explorer`, controls above a picture from the kernel; `explore` makes one of any drawing function.
+`cloud`, `alarm`, `front`, `head_map` and `draw` return a `Hand`, a JavaScript module that answers while the hand moves.
+The others return an `Explorer`, controls above a picture from the kernel; `explore` makes one of any drawing function.
 """
 
 from uqlab.widgets.explorer import Explorer
-from uqlab.widgets.hands import Hand, alarm, cloud, draw, front
-from uqlab.widgets.networks import gradients, head_map, masks, spectra
+from uqlab.widgets.hands import Hand, alarm, cloud, draw, front, head_map
+from uqlab.widgets.networks import gradients, masks, spectra
 from uqlab.widgets.predictions import collapse
 
 explore = Explorer

@@ -8,7 +8,7 @@ import base64
 import html
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -18,12 +18,15 @@ import pandas as pd
 import torch
 import traitlets
 from jaxtyping import Float
+from matplotlib.colors import to_hex
 from PIL import Image
 from torch import Tensor, nn
 
 from uqlab import plots, scoreboard, training
 from uqlab.data import Dataset
+from uqlab.heads import separation
 from uqlab.methods import METHODS
+from uqlab.representations import embed
 
 STATIC = resources.files("uqlab.widgets") / "static"
 COLORS = {
@@ -173,6 +176,49 @@ def front(
         "less": [column for column in asked if scoreboard.sign(column) < 0],
     }
     return Hand("front", data)
+
+
+def head_map(
+    values: Float[Tensor, "layers heads"],
+    order: Sequence[tuple[int, int]],
+    features: Callable[[int, int, int, str], Float[Tensor, "inputs width"]],
+    *,
+    known: str,
+    others: Sequence[str],
+    removed: Sequence[int] = (0,),
+    path: Mapping[str, Sequence[float]] | None = None,
+    alone: Mapping[tuple[int, int], Mapping[str, float]] | None = None,
+    shown: int = 60,
+) -> Hand:
+    """A map of attention heads that is clicked, the network without the first of `order`, and one head's features.
+
+    values: shown as colour. features: (number of removed heads, layer, head, set: `known` or one of `others`) -> that
+    head's features of the set. removed: the numbers of removed heads to choose from. path: measure -> its value after
+    the removal of 0, 1, ... heads. alone: head -> measure -> its value when only that head is removed. shown: points of
+    each set, in the principal plane of all sets.
+    `state` has gone (the number of removed heads), layer, head, other and apart, as of `heads.separation`.
+    """
+    values = values.double().cpu()
+    colors: Any = plots.head_colors(values).to_rgba(values.numpy())
+    pairs = [[(layer, head) for head in range(values.shape[1])] for layer in range(len(values))]
+
+    def one(gone: int, layer: int, head: int) -> dict[str, Any]:
+        sets = [features(gone, layer, head, name).cpu() for name in (known, *others)]
+        found = [[float(part) for part in separation(sets[0][:, None], each[:, None])] for each in sets[1:]]
+        xy = embed(torch.cat(sets), "pca")
+        parts = (99 * xy / xy.abs().max()).round().int().split([len(each) for each in sets])
+        some = [np.linspace(0, len(part) - 1, min(shown, len(part))).astype(int) for part in parts]
+        points = [part[rows].flatten().tolist() for part, rows in zip(parts, some, strict=True)]
+        return {"points": points, "apart": found}
+
+    data = {
+        "cells": [[{"value": values[pair].item(), "color": to_hex(colors[pair])} for pair in row] for row in pairs],
+        "order": [list(pair) for pair in order], "removed": list(removed), "known": known, "others": list(others),
+        "path": {name: [float(value) for value in along] for name, along in (path or {}).items()},
+        "alone": {name: [[alone[pair][name] for pair in row] for row in pairs] for name in path or {}} if alone else {},
+        "clouds": [[[one(gone, *pair) for pair in row] for row in pairs] for gone in removed],
+    }  # fmt: skip
+    return Hand("map", data)
 
 
 def draw(

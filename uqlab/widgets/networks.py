@@ -1,8 +1,8 @@
-"""Explorers of the inside of networks: masks, singular vectors, attention heads, gradients."""
+"""Explorers of the inside of networks: masks, singular vectors, gradients."""
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ipywidgets
@@ -15,8 +15,6 @@ from torch import Tensor
 
 from uqlab import metrics, plots
 from uqlab.gradients import ClassWeight, layer_shares, reduce_norms
-from uqlab.heads import separation
-from uqlab.representations import embed
 from uqlab.spectra import random_level
 from uqlab.uncertainty import Decomposition
 from uqlab.widgets.explorer import Explorer
@@ -151,73 +149,6 @@ def spectra(
         "member": ipywidgets.IntSlider(0, 0, members - 1, description="member"),
         "k": ipywidgets.IntSlider(k, 1, smallest, description="directions k"),
         "threshold": ipywidgets.FloatSlider(threshold, min=0.05, max=1, step=0.05, description="threshold |cos|"),
-    }
-    return Explorer(draw, controls, seen, figure)
-
-
-def head_map(
-    values: Float[Tensor, "layers heads"],
-    order: Sequence[tuple[int, int]],
-    features: Callable[[int, int, int, str], Float[Tensor, "inputs width"]],
-    *,
-    known: str,
-    others: Sequence[str],
-    removed: Sequence[int] = (0,),
-    path: Mapping[str, Sequence[float]] | None = None,
-    alone: Mapping[tuple[int, int], Mapping[str, float]] | None = None,
-) -> Explorer:
-    """Attention heads: their map, the quality of the network without the first of `order`, and one head's features.
-
-    values: shown as colour. features: (number of removed heads, layer, head, set: `known` or one of `others`) -> that
-    head's features of the set. removed: the numbers of removed heads to choose from. path: measure -> its value after
-    the removal of 0, 1, ... heads. alone: head -> measure -> its value when only that head is removed.
-    """
-    layers, heads = values.shape
-
-    def clouds(gone: int, layer: int, head: int, other: str) -> tuple[Tensor, Tensor]:
-        return features(gone, layer, head, known).cpu(), features(gone, layer, head, other).cpu()
-
-    figure, axes = plots.figure(3 if path else 2, height=2.7, width=7.6 if path else 6.4)
-    axes[0].set_title("place in the order")
-    span = (-1.05, 1.05)
-    axes[-1].set(xticks=[], yticks=[], xlabel="principal component 1", ylabel="2", xlim=span, ylim=span)
-    colors = dict(zip(path or {}, (plots.TOTAL, plots.EPISTEMIC), strict=False))
-    for name, along in (path or {}).items():
-        axes[1].plot(along, color=colors[name], label=name)
-    if path:
-        axes[1].set(xlabel="heads removed", title="the whole network", xmargin=0.08, ymargin=0.08)
-        axes[1].legend(fontsize=7)
-
-    def draw(gone: int, layer: int, head: int, other: str) -> None:
-        plots.head_map(values, order, gone=order[:gone], picked=(layer, head), ax=axes[0])
-        for name, along in (path or {}).items():
-            axes[1].plot(gone, along[gone], "o", color=colors[name], markersize=5)
-            if alone:
-                axes[1].plot(1, alone[layer, head][name], "D", color=colors[name], markersize=4, fillstyle="none")
-        inside, outside = clouds(gone, layer, head, other)
-        xy = np.asarray(embed(torch.cat([inside, outside]), "pca"))
-        xy = xy / abs(xy).max()
-        axes[-1].plot(*xy[: len(inside)].T, "o", color="#333333", markersize=2)
-        axes[-1].plot(*xy[len(inside) :].T, "o", color=plots.MARK, markersize=3, fillstyle="none", markeredgewidth=0.6)
-        axes[-1].set_title(f"layer {layer}, head {head}")
-
-    def seen(gone: int, layer: int, head: int, other: str) -> str:
-        inside, outside = (part[:, None] for part in clouds(gone, layer, head, other))
-        euclidean, mahalanobis = (value.item() for value in separation(inside, outside))
-        what = f"{gone} of {len(order)} heads removed" + (", this one too" if (layer, head) in order[:gone] else "")
-        worth = "".join(f", {name} {along[gone]:.3f}" for name, along in (path or {}).items())
-        diamonds = " Diamonds: the network without this head alone." if alone else ""
-        return (
-            f"{what}{worth}. What the framed head says of {known} (filled) and {other} (hollow) inputs: separation "
-            f"{euclidean:.2f} Euclidean, {mahalanobis:.2f} Mahalanobis.{diamonds}"
-        )
-
-    last = order[-1] if len(order) else (0, 0)
-    controls = {
-        "gone": ipywidgets.SelectionSlider(options=list(removed), value=removed[-1], description="heads removed"),
-        "layer": ipywidgets.IntSlider(last[0], 0, layers - 1, description="layer"),
-        "head": ipywidgets.IntSlider(last[1], 0, heads - 1, description="head"),
-        "other": ipywidgets.Dropdown(options=list(others), description="OOD set"),
     }
     return Explorer(draw, controls, seen, figure)
 

@@ -12,14 +12,6 @@ const MARKS = {
 };
 const ROUND = "M-7,0A7,7 0 0 1 7,0A7,7 0 0 1 -7,0Z";
 
-// As Python's format(value, ".3g").
-function brief(value) {
-  const power = value === 0 ? 0 : Math.floor(Math.log10(Math.abs(+value.toPrecision(3))));
-  if (power >= -4 && power < 3) return `${+value.toPrecision(3)}`;
-  const [digits, exponent] = value.toExponential(2).split("e");
-  return `${+digits}e${exponent[0]}${exponent.slice(1).padStart(2, "0")}`;
-}
-
 const plain = value => (Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : brief(value));
 
 // Means of resampled seeds, [resample][method].
@@ -62,24 +54,6 @@ function recommend(board, quality, limits, less) {
 // Which methods no other equals or beats in both and beats in one; more is better in both.
 const undominated = (worth, price) => worth.map((w, m) => m).filter(m => !worth.some((_, n) =>
   worth[n] >= worth[m] && price[n] >= price[m] && (worth[n] > worth[m] || price[n] > price[m])));
-
-// An axis through all values: where a value lies between 0 and 1, and some round values.
-function axis(values) {
-  const [low, high] = [Math.min(...values), Math.max(...values)], log = low > 0 && high > 2 * low;
-  const f = log ? Math.log10 : x => x, room = 0.06 * (f(high) - f(low)) || 0.5, ticks = [];
-  const start = f(low) - room, span = f(high) - f(low) + 2 * room;
-  if (log) {
-    for (let power = Math.floor(start); power <= start + span; power++) {
-      const digits = span < 0.8 ? [1, 1.5, 2, 3, 5, 7] : span < 2 ? [1, 2, 5] : [1];
-      ticks.push(...digits.map(digit => digit * 10 ** power));
-    }
-  } else {
-    const steps = [-6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9].flatMap(k => [1, 2, 5].map(d => d * 10 ** k));
-    const step = steps.find(size => span / size < 6);
-    for (let i = Math.ceil(start / step); i * step <= start + span; i++) ticks.push(i * step);
-  }
-  return { at: value => (f(value) - start) / span, ticks: ticks.filter(t => f(t) >= start && f(t) <= start + span) };
-}
 
 function render({ model, el }) {
   const data = model.get("data"), root = box(el, data), kinds = Object.keys(data.boards);

@@ -48,6 +48,32 @@ function quantile(values, share) {
   return sorted[low] + (at - low) * ((sorted[low + 1] ?? sorted[low]) - sorted[low]);
 }
 
+// As Python's format(value, ".3g").
+function brief(value) {
+  const power = value === 0 ? 0 : Math.floor(Math.log10(Math.abs(+value.toPrecision(3))));
+  if (power >= -4 && power < 3) return `${+value.toPrecision(3)}`;
+  const [digits, exponent] = value.toExponential(2).split("e");
+  return `${+digits}e${exponent[0]}${exponent.slice(1).padStart(2, "0")}`;
+}
+
+// An axis through all values: where a value lies between 0 and 1, and some round values.
+function axis(values) {
+  const [low, high] = [Math.min(...values), Math.max(...values)], log = low > 0 && high > 2 * low;
+  const f = log ? Math.log10 : x => x, room = 0.06 * (f(high) - f(low)) || 0.5, ticks = [];
+  const start = f(low) - room, span = f(high) - f(low) + 2 * room;
+  if (log) {
+    for (let power = Math.floor(start); power <= start + span; power++) {
+      const digits = span < 0.8 ? [1, 1.5, 2, 3, 5, 7] : span < 2 ? [1, 2, 5] : [1];
+      ticks.push(...digits.map(digit => digit * 10 ** power));
+    }
+  } else {
+    const steps = [-6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9].flatMap(k => [1, 2, 5].map(d => d * 10 ** k));
+    const step = steps.find(size => span / size < 6);
+    for (let i = Math.ceil(start / step); i * step <= start + span; i++) ticks.push(i * step);
+  }
+  return { at: value => (f(value) - start) / span, ticks: ticks.filter(t => f(t) >= start && f(t) <= start + span) };
+}
+
 function part(parent, tag, attributes = {}, text = undefined) {
   const made = document.createElementNS(tag === "svg" ? SVG : parent.namespaceURI, tag);
   change(made, attributes, text);
