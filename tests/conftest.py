@@ -23,9 +23,8 @@ gc.disable()  # until the tests are collected; then garbage collections do not l
 
 # The longest first, so that no process is left with one of them at the end; each starts with the words given.
 LONGEST = [
-    "browser/", "notebooks/test_sst2", "notebooks/test_notebooks.py::07", "notebooks/test_notebooks.py::12",
-    "test_scoreboard", "notebooks/test_notebooks.py::03", "notebooks/test_notebooks.py", "notebooks/test_texts",
-    "models/test_pretrained",
+    "browser/", "notebooks/test_sst2", "notebooks/::07", "notebooks/::12", "notebooks/::09", "notebooks/::",
+    "test_scoreboard", "models/test_pretrained",
     "notebooks/test_pretrained_notebook", "runs/test_faults", "heads/test_fused", "extraction/test_extraction",
     "ensembles/test_implicit", "data/test_real_data", "models/test_embedded", "runs/test_dashboards",
     "heads/test_circuits", "runs/test_sweeps", "training/test_cache", "runs/test_identity", "test_packaging",
@@ -33,13 +32,16 @@ LONGEST = [
 ]  # fmt: skip
 
 
+PAGES = ("notebooks/test_notebooks.py", "notebooks/test_findings.py", "notebooks/test_texts.py")
+
+
 def group_of(test: str) -> str:
     """Tests of one group run in one process: those of a file, so that its fixtures are made once, or of one page."""
     path = test.partition("::")[0].removeprefix("tests/")
     if path.startswith("browser/"):
         return "browser/"
-    page = re.search(r"\d\d_", test) if path in ("notebooks/test_notebooks.py", "notebooks/test_texts.py") else None
-    return f"{path}::{page[0]}" if page else path
+    page = re.search(r"\d\d_", test) if path.startswith(PAGES) else None
+    return f"notebooks/::{page[0]}" if page else path
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -44,8 +44,8 @@ class Forked:
 
     stdin = stdout = stderr = None
 
-    def __init__(self, command: list[str], *, cwd: str, env: dict[str, str], **_):
-        self.process = FORKS.Process(target=main, args=(command, cwd, env))
+    def __init__(self, command: list[str], *, env: dict[str, str], cwd: str | None = None, **_):
+        self.process = FORKS.Process(target=main, args=(command, cwd or os.getcwd(), env))
         self.process.start()
         self.pid = self.process.pid
         while os.getpgid(self.pid) != self.pid:  # signals go to the whole group, which must be the kernel's own

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from uqlab import data, ensembles, extraction, metrics, models, training, uncertainty
+from uqlab import ensembles, extraction, models, uncertainty
 from uqlab.core import devices
 
 
@@ -245,39 +245,6 @@ def test_a_network_with_convolutions_and_float32_trains():
     history = extraction.fit_masks(ensemble, x, y, steps=60, diversity=0.0, progress=False)
     assert history.loss[-1].mean() < history.loss[0].mean()
     assert torch.equal(ensemble.network[1].running_mean, statistics)
-
-
-# What extraction is for -----------------------------------------------------------------------------------------------
-@pytest.fixture(scope="module")
-def digits():
-    """A trained deep ensemble on digits, and mutual information and accuracy of what is extracted from its member 0."""
-    train, test, letters = data.load("digits", "train"), data.load("digits"), data.load("letters", limit=400)
-    deep = ensembles.deep(lambda: models.mlp(64, (256, 128)), 5)
-    training.fit(deep, train.inputs, train.labels, epochs=40, lr=0.05, momentum=0.9, progress=False)
-
-    def look(ensemble):
-        inside, outside = training.predict(ensemble, test.inputs), training.predict(ensemble, letters.inputs)
-        return metrics.accuracy(inside, test.labels), uncertainty.decompose(outside).epistemic.mean().item()
-
-    def extract(weight):
-        ensemble = extraction.masks(deep.member(0), 5)
-        extraction.fit_masks(ensemble, train.inputs, train.labels, diversity=weight, steps=400, progress=False)
-        return look(ensemble), look(ensemble.harden())
-
-    single = metrics.accuracy(training.predict(deep.member(0), test.inputs), test.labels)
-    return {"deep": look(deep), "single": single, "extract": extract}
-
-
-def test_weight_two_recovers_the_ensemble_s_mutual_information(digits):
-    soft, hard = digits["extract"](2.0)
-    assert abs(soft[0] - digits["single"]) <= 0.01
-    assert abs(hard[0] - digits["single"]) <= 0.01
-    assert 0.7 < hard[1] / digits["deep"][1] < 3
-
-
-def test_weight_zero_recovers_nothing(digits):
-    soft, hard = digits["extract"](0.0)
-    assert max(soft[1], hard[1]) < 1e-3
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def margin(percent, count):
 @pytest.mark.parametrize(
     ("depth", "file", "percent", "count"),
     [
-        (20, "resnet20-12fca82f.th", 8.27, 10_000),  # to two digits
+        (20, "resnet20-12fca82f.th", 8.27, 2000),  # within 1.7 points
         (32, "resnet32-d509ac18.th", 7.37, 1000),  # within 2.4 points
         (44, "resnet44-014dd654.th", 6.89, 1000),  # 2.3
         (56, "resnet56-4bfd9763.th", 6.61, 2000),  # 1.5
