@@ -35,9 +35,9 @@ SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "i
 PIXELS = {"image_size": 8, "patch_size": 4, "num_channels": 1}
 
 
-def vit():
+def vit(layers=2):
     torch.manual_seed(0)
-    return ViTForImageClassification(ViTConfig(**SMALL, **PIXELS, num_labels=3)).eval()
+    return ViTForImageClassification(ViTConfig(**SMALL | {"num_hidden_layers": layers}, **PIXELS, num_labels=3)).eval()
 
 
 def bert():

@@ -157,6 +157,10 @@ def test_bootstrap_of_a_mean_is_its_standard_error():
     assert low < values.mean() < high
     assert high - low == pytest.approx(2 * 1.96 * values.std() / 20, rel=0.1)
     assert (low, high) == metrics.bootstrap(np.mean, values, repeats=2000)
+    at_once = metrics.bootstrap(torch.mean, torch.from_numpy(values), repeats=2000)
+    assert at_once == pytest.approx((low, high), rel=1e-12)  # the same resamples
+    some = metrics.bootstrap(torch.mean, values, repeats=130)  # no multiple of those that are drawn at once
+    assert some == pytest.approx(metrics.bootstrap(np.mean, values, repeats=130), rel=1e-12)
 
 
 def test_bootstrap_keeps_samples_paired_and_gives_bands():
