@@ -1,5 +1,6 @@
 """Kernels that are forked from a process which has imported torch and the like: seconds less for every page."""
 
+import json
 import multiprocessing
 import os
 import runpy
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver
+from pathlib import Path
 from unittest import mock
 
 FORKS = multiprocessing.get_context("forkserver")
@@ -69,6 +71,15 @@ def serve() -> None:
     os.environ[ADDRESS] = os.fsdecode(SERVER._forkserver_address)
 
 
+def kernelspec(folder: Path) -> Path:
+    """Tell a server with the folder in its JUPYTER_PATH to start this file, which lets a kernel be forked and waits."""
+    place = folder / "kernels" / "python3" / "kernel.json"
+    place.parent.mkdir(parents=True)
+    argv = [sys.executable, __file__, "--log-level=CRITICAL", "-f", "{connection_file}"]
+    place.write_text(json.dumps({"argv": argv, "display_name": "Python 3", "language": "python"}))
+    return folder
+
+
 @contextmanager
 def warm() -> Iterator[None]:
     """Let all kernels that are started in the block be forked."""
@@ -79,3 +90,12 @@ def warm() -> Iterator[None]:
         SERVER.ensure_running = lambda: None
     with mock.patch(LAUNCH, Forked):
         yield
+
+
+if __name__ == "__main__":
+    import warm_kernels  # by its name, under which the server knows it
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # which servers send before they shut a kernel down
+    with warm_kernels.warm():
+        kernel = warm_kernels.Forked(["python", "-m", "ipykernel_launcher", *sys.argv[1:]], env=dict(os.environ))
+    sys.exit(kernel.wait())

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import papermill
+import warm_kernels
 from papermill.parameterize import parameterize_notebook
 from playwright.sync_api import Locator, Page, sync_playwright
 
@@ -125,6 +126,8 @@ def server(folder: Path, root: Path | None = None) -> Iterator[str]:
     environment = os.environ | {f"JUPYTER_{name}": str(home / place) for name, place in places.items()}
     environment |= {"JUPYTERLAB_SETTINGS_DIR": str(home / "settings"), "OMP_WAIT_POLICY": "passive"}
     environment |= {"OMP_NUM_THREADS": "1"}  # two kernels at a time
+    if warm_kernels.ADDRESS in os.environ:
+        environment["JUPYTER_PATH"] = str(warm_kernels.kernelspec(home / "warm"))
     environment |= {"JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"), "IPYTHONDIR": str(home / "ipython")}
     start = ["jupyterlab", f"--ServerApp.root_dir={root}"] if root else ["uqlab.runs", "lab"]
     command = [sys.executable, "-m", *start, "--no-browser", "--allow-root", "--expose-app-in-browser"]
