@@ -86,6 +86,7 @@ def test_11_quotes_its_run_on_pretrained_networks():
 
 def test_13_has_the_board_of_its_profile_with_every_method_and_the_same_seeds():
     table, about = pd.read_csv(BOARD / "board.csv"), read_json(BOARD / "board.json")
+    table = table[table["backbone"] != "text"]
     notebook = parameters.find("13").with_name("board.ipynb")
     wanted = parameters.defaults(notebook) | parameters.overrides(notebook, "real")
     swept = {"output_dir", "network", "methods", "seeds", "members", "settings", "own", "few"}  # what runs differ in
@@ -105,8 +106,32 @@ def test_13_has_the_board_of_its_profile_with_every_method_and_the_same_seeds():
     assert sum(path.stat().st_size for path in BOARD.iterdir()) < 3e5
 
 
+def test_13_has_texts_on_its_board_of_one_size_and_with_the_same_seeds():
+    table, given = pd.read_csv(BOARD / "board.csv"), read_json(BOARD / "text.json")["parameters"]
+    table = table[table["backbone"] == "text"]
+    wanted = parameters.defaults(parameters.find("13").with_name("board.ipynb")) | {"network": "text"}
+    own = {"train_limit": 600, "limit": 200, "asked": 60, "tokens": 20, "settings": {"epochs": 1, "lr": 0.001}}
+    apart = {"output_dir", "methods", "seeds", "own", "scores", "few"}
+    assert {k: v for k, v in given.items() if k not in apart} == {
+        k: v for k, v in (wanted | own).items() if k not in apart
+    }
+    assert set(table["dataset"]) == {"sst2"}
+    names = {name for group in given["methods"] for name in group}
+    assert len(names) >= 7
+    assert set(table["method"]) == names
+    assert table.groupby("method")["seed"].apply(sorted).map(lambda found: found == list(range(5))).all()
+    assert not table.duplicated(["method", "seed"]).any()
+    search = pd.read_csv(BOARD / "text_search.csv").query("epochs == 1")
+    for name, rows in search.groupby("method"):
+        rate = given["own"].get(name, given["settings"])["lr"]
+        assert rate in set(rows["lr"])
+        same = rows[rows["phrases"] == rows.set_index("lr")["phrases"][rate]]
+        assert same.set_index("lr")["nll"].idxmin() == rate, name  # of those that were judged on the same phrases
+
+
 def test_13_has_a_board_with_the_columns_that_are_measured_now():
     table = pd.read_csv(BOARD / "board.csv")
+    table = table[table["backbone"] != "text"].dropna(axis=1, how="all")
     train, known = (data.load("mnist-mini", split, limit=60) for split in ("train", "test"))
     strangers = {
         name: data.load(name, "test", limit=4).resize(28) for name in ("fashion-mini", "kmnist-mini", "letters")
@@ -136,10 +161,12 @@ def test_13_shows_its_own_methods_within_the_board(pages):
     text = prose(parameters.find("13"))
     assert all(f"{losses[name]:.3f}" in text for name in ("singular_value", "lora", "deep", "single", "mimo"))
     same, beside = (pd.DataFrame(**recorded["tables"][name]) for name in ("backbones", "beside"))
-    assert f"rank correlation is {same.loc['transformer, convolutional', 'rank correlation']:.2f}" in text
+    assert all(f"{value:.2f}" in text for value in same["rank correlation"])
     small = beside["convolutional: accuracy"]
     assert all(f"{100 * small[METHODS[name].label]:.1f} %" in text for name in ("single", "deep", "lora"))
     assert numbers["better_everywhere"] == ["deep"]
+    of_texts = table[table["backbone"] == "text"].groupby("method")["nll"].mean()
+    assert all(f"{of_texts[name]:.3f}" in text for name in ("single", "lora", "deep"))
     agreement = pd.DataFrame(**recorded["tables"]["paper_and_this_run"])
     resnet = agreement[agreement["compared with"] == "convolutional"]
     assert len(resnet) == 1
