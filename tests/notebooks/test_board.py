@@ -1,4 +1,4 @@
-"""The notebooks that fill the larger board of page 13, and the table of ablations of page 06."""
+"""The notebooks that fill the larger board of page 13, and the tables of pages 06 and 09."""
 
 from pathlib import Path
 
@@ -52,3 +52,20 @@ def test_rows_of_the_ablations(tmp_path):
     numbers = found["numbers"]
     assert numbers["embeddings"] < numbers["MLPs"] < numbers["backbone trained"]
     assert numbers["the same batches for all"] == numbers["normal start 0.5"] > numbers["on a trained network"]
+
+
+def test_rows_of_hydra(tmp_path):
+    notebook = Path(uqlab.__file__).parents[1] / "notebooks" / "hydra.ipynb"
+    small = {"seed": 3, "train_limit": 16, "held_out": 10, "limit": 12, "limit_ood": 6, "shifted": 4, "members": 2}
+    small |= {"removed": [2, 3], "as_printed": [3], "epochs": 1, "epochs_tuned": 1, "rates": [0.01]}
+    with warm_kernels.warm():
+        results = read_json(runs.execute(notebook, small, folder=tmp_path / "run") / "results.json")
+    found = pd.DataFrame(**results["tables"]["hydra"])
+    assert not found.isna().any(axis=None)
+    prunings = ["CircAvg", "Taylor", "Hydra (Circ)"]
+    recipes = {2: ["not", "page 09"], 3: ["not", "page 09", "D.2", "D.2, classifier"]}
+    expected = {(name, recipe, gone) for gone, each in recipes.items() for recipe in each for name in prunings}
+    expected |= {("single", recipe, 0) for recipe in ("not", "page 09", "D.2")} | {("OBA", "page 09", 3)}
+    expected |= {("deep ensemble", "not", 0), ("LoRA-Ensemble", "page 09", 0)}
+    assert {*found[["row", "trained on", "removed"]].itertuples(index=False, name=None)} == expected
+    assert len(found) == len(expected)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from scipy import stats
 
 from uqlab import data, models, scoreboard
 from uqlab.core.files import read_json
@@ -46,15 +47,19 @@ def test_a_committed_run_is_its_profiles_and_has_the_pages_claims(folder):
     assert sum(path.stat().st_size for path in folder.iterdir()) < 1e6
 
 
+def study(page, name, swept):
+    """The rows that a notebook beside a page made, with the parameters that it has now, and these parameters."""
+    folder = FIGURES / "real" / parameters.find(page).stem
+    notebook = parameters.find(page).with_name(f"{name}.ipynb")
+    wanted, given = parameters.defaults(notebook), read_json(folder / f"{name}.json")["parameters"]
+    wanted |= parameters.overrides(notebook, "real")
+    assert given.keys() == wanted.keys() - {"output_dir"}
+    assert {key for key, value in given.items() if value != wanted[key]} <= {swept}
+    return pd.read_csv(folder / f"{name}.csv"), given
+
+
 def test_06_has_the_ablations_of_their_profile_with_the_same_seeds():
-    table, about = (FIGURES / "real" / "06_lora_ensemble" / f"ablations.{kind}" for kind in ("csv", "json"))
-    notebook = parameters.find("06").with_name("ablations.ipynb")
-    wanted = parameters.defaults(notebook) | parameters.overrides(notebook, "real")
-    given = read_json(about)["parameters"]
-    assert {k: v for k, v in given.items() if k not in ("output_dir", "ablations")} == {
-        k: v for k, v in wanted.items() if k not in ("output_dir", "ablations")
-    }
-    found = pd.read_csv(table)
+    found, wanted = study("06", "ablations", "ablations")
     seeds = found.groupby("ablation")["seed"].apply(sorted)
     assert seeds.map(lambda each: each == wanted["seeds"]).all()
     loss, text = found.groupby("ablation")["NLL"].mean(), prose(parameters.find("06"))
@@ -65,8 +70,32 @@ def test_06_has_the_ablations_of_their_profile_with_the_same_seeds():
     told = found.groupby("ablation")["MI"].mean()
     assert f"{told['on a trained network']:.4f} nats" in text
     assert f"({told['backbone trained']:.3f} nats of mutual information, not {told[own]:.3f})" in text
-    notebook = "".join("".join(c["source"]) for c in parameters.cells(notebook))
-    assert [name for name in seeds.index if f'"{name}"' not in notebook and "normal start" not in name] == []
+    source = parameters.find("06").with_name("ablations.ipynb").read_text()
+    assert [name for name in seeds.index if f'\\"{name}\\"' not in source and "normal start" not in name] == []
+
+
+def test_09_has_its_study_with_four_seeds_and_quotes_it():
+    found, given = study("09", "hydra", "seed")
+    index = ["row", "trained on", "removed"]
+    assert given["seed"] == [0, 1, 2, 3]
+    assert found.groupby(index)["seed"].apply(sorted).map(lambda each: each == given["seed"]).all()
+    table = found.set_index([*index, "seed"]).unstack()
+    text = prose(parameters.find("09"))
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:2] == "| "]
+    quoted = [row for row in rows if len(row) == 8 and "±" in row[-1]]
+    assert len(quoted) >= 10
+    measures = ["accuracy", "ECE", "AUROC, near", "AUROC, far", "accuracy, corrupted"]
+    for name, recipe, gone, *cells in quoted:
+        each = [table.loc[name, recipe, int(gone)][measure] for measure in measures]
+        assert cells == [f"{100 * one.mean():.1f} ± {100 * one.std():.1f}" for one in each], (name, recipe, gone)
+    hydra, whole = ("Hydra (Circ)", "page 09", 11), ("single", "page 09", 0)
+    pairs = [(hydra, ("Hydra (Circ)", "not", 11), "ECE"), (("Hydra (Circ)", "page 09", 16), whole, "AUROC, near"),
+             (("Hydra (Circ)", "D.2", 11), hydra, "ECE"), (("single", "D.2", 0), whole, "ECE"),
+             (("OBA", "page 09", 11), whole, "AUROC, near")]  # fmt: skip
+    for a, b, measure in pairs:
+        apart = 100 * (table.loc[a] - table.loc[b])[measure]
+        half = stats.t.ppf(0.975, len(apart) - 1) * apart.sem()
+        assert f"{apart.mean():+.1f} points ({apart.mean() - half:+.1f} to {apart.mean() + half:+.1f})" in text, (a, b)
 
 
 def test_11_quotes_its_run_on_pretrained_networks():
