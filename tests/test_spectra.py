@@ -345,7 +345,7 @@ def low_rank(rank=3):
         (lambda: spectra.intruder_dimensions(iid(20, 20), iid(20, 20) / 0), "after must be finite"),
         (lambda: spectra.intruder_dimensions(iid(20, 20), iid(20, 20), threshold=0.0), "threshold must be"),
         (lambda: spectra.intruder_dimensions(iid(20, 20), iid(20, 20), side="top"), "side must be"),
-        (lambda: spectra.intruder_dimensions(iid(20, 20), np.eye(20)), "floating tensor.*got ndarray"),
+        (lambda: spectra.intruder_dimensions(iid(20, 20), "W"), "a tensor, an array or a list.*, got 'W'"),
         (lambda: spectra.intruder_dimensions(iid(20, 20), torch.eye(20).long()), "got torch.int64"),
         (lambda: spectra.random_level(5, 6), "1 to the dimension 5"),
         (lambda: spectra.random_level(1.5), "dimension must be an integer, got 1.5"),

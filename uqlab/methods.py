@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from uqlab import data, ensembles, extraction, heads, models, training
+from uqlab.core import door
 from uqlab.core.checks import one_of
 from uqlab.ensembles import Ensemble
 
@@ -299,3 +300,6 @@ METHODS: dict[str, Method] = {
         "Hydra (Taylor)", "#E7298A", "h", _one(lambda net, _: heads.count_heads(net)), _ATTENTION, {}, _hydra
     ),
 }
+
+
+door.room(__name__)

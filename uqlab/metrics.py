@@ -16,7 +16,7 @@ from sklearn.metrics import f1_score
 from torch import Tensor
 
 from uqlab.core import door
-from uqlab.core.checks import at_least, class_labels, finite, one_of
+from uqlab.core.checks import at_least, class_labels, finite
 from uqlab.uncertainty import batch_chunks, check_logits
 
 Array = Tensor | np.ndarray
@@ -24,6 +24,7 @@ Logits = Float[Tensor, "members samples classes"]
 Labels = Integer[Tensor, " samples"]
 Scores = Real[Array, " samples"]
 Pool = Literal["probabilities", "logits"]
+Measure = Literal["accuracy", "nll", "brier", "disagreement"]
 
 
 class OOD(NamedTuple):
@@ -282,7 +283,7 @@ def bootstrap(
 
 
 def interval(
-    runs: Sequence[Tensor], labels: Labels, measure: str = "accuracy", *,
+    runs: Sequence[Tensor], labels: Labels, measure: Measure = "accuracy", *,
     than: Sequence[Tensor] | None = None, repeats: int = 1000, seed: int = 0, level: float = 0.95,
 ) -> Interval:  # fmt: skip
     """A measure and its percentile bootstrap interval over the inputs.
@@ -293,7 +294,6 @@ def interval(
         see the same resamples. It does not know what other seeds of training would change.
     """
     at_least("the number of runs", len(runs))
-    one_of("measure", measure, ("accuracy", "nll", "brier", "disagreement"))
     by_input = {
         "accuracy": lambda z: _confidence(z, labels, "probabilities")[1],
         "nll": lambda z: -log_prediction(z).gather(1, class_labels(labels, *z.shape[1:])[:, None])[:, 0],

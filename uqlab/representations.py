@@ -13,17 +13,19 @@ n x n matrix.
 import math
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
-from uqlab.core.checks import at_least, finite, floating, one_network, one_of
+from uqlab.core import door
+from uqlab.core.checks import count_samples, finite, floating, one_network
 from uqlab.core.modules import evaluating, hooked, like_parameters
 
+Inputs = Shaped[Tensor, "samples ..."]
 Features = Float[Tensor, "samples _"]
 FeatureSets = Sequence[Features] | Float[Tensor, "_ samples _"]
 Kernel = Literal["linear", "rbf"]
@@ -90,7 +92,7 @@ def match(similarity: Float[Tensor, "a b"]) -> Matching:
     The min(A, B) pairs are in the order of the rows. NaN is worse than any number and stays NaN. Raises ValueError
     unless `similarity` is a matrix, and for infinite values.
     """
-    if similarity.ndim != 2 or similarity.numel() == 0 or similarity.isinf().any():
+    if similarity.numel() == 0 or similarity.isinf().any():
         raise ValueError(f"similarity must be a matrix [A, B] of finite values or NaN, got {list(similarity.shape)}")
     known = similarity.detach().cpu().double()
     lowest = known.nan_to_num(math.inf).min().clamp(max=0) - 2 * len(known) - known.nan_to_num(0).abs().sum()
@@ -101,7 +103,7 @@ def match(similarity: Float[Tensor, "a b"]) -> Matching:
 
 @torch.no_grad()
 def layer_features(
-    model: nn.Module, inputs: Any, target: str | None = None, *, tokens: Tokens = "first", batch_size: int = 256
+    model: nn.Module, inputs: Inputs, target: str | None = None, *, tokens: Tokens = "first", batch_size: int = 256
 ) -> dict[str, Features]:
     """The outputs of the layers of one network in evaluation mode, by the layer's name: float32 on the CPU.
 
@@ -114,9 +116,7 @@ def layer_features(
     that does not give one output [batch, ...] in every pass.
     """
     one_network(model, "layer_features")
-    one_of("tokens", tokens, ("first", "mean", "all"))
-    at_least("batch_size", batch_size)
-    at_least("the number of inputs", len(inputs))
+    count_samples(inputs)
     outputs: dict[str, list[Tensor]] = {name: [] for name in _layers(model, target)}
 
     def keep(name: str):
@@ -138,15 +138,14 @@ def layer_features(
 
 
 @torch.no_grad()
-def penultimate(model: nn.Module, inputs: Any, *, batch_size: int = 256) -> Features:
+def penultimate(model: nn.Module, inputs: Inputs, *, batch_size: int = 256) -> Features:
     """What the last linear layer that a network calls is given, in most its classifier: [samples, features].
 
     Float32 on the CPU, in evaluation mode; of tokens the first. Raises TypeError for an ensemble; ValueError for no
     inputs and for a network that calls no linear layer.
     """
     one_network(model, "penultimate")
-    at_least("batch_size", batch_size)
-    at_least("the number of inputs", len(inputs))
+    count_samples(inputs)
     last: dict[str, Tensor] = {}
     linear = [part for part in model.modules() if isinstance(part, nn.Linear)]
     parts = []
@@ -169,7 +168,6 @@ def embed(
     example) are first rotated to as many as samples. Raises ValueError for values that are not finite, components
     outside 1 to min(samples - 1, features), and equal samples. McInnes et al. 2018; van der Maaten & Hinton 2008.
     """
-    one_of("method", method, ("pca", "umap", "tsne"))
     (x,) = _representations([X], "")
     samples, width = x.shape
     if not 1 <= components <= min(samples - 1, width):
@@ -201,7 +199,6 @@ def embed(
 
 def _cka(batches: Iterable[tuple[FeatureSets, FeatureSets | None]], kernel: str, unbiased: bool) -> Tensor:
     """The ratio of sums over batches: [A, B]."""
-    one_of("kernel", kernel, ("linear", "rbf"))
     fewest = 4 if unbiased else 2
     totals: list[Tensor] = []
     for number, (features_a, features_b) in enumerate(batches):
@@ -225,21 +222,18 @@ def _cka(batches: Iterable[tuple[FeatureSets, FeatureSets | None]], kernel: str,
         warnings.warn(
             f"{count} of {sum(map(len, undefined))} representations do not vary over the samples, or in one alone: "
             "their CKA is 0/0, NaN",
-            stacklevel=3,
+            stacklevel=4,
         )
     norms = [own.where(~none, math.nan).sqrt() for own, none in zip(owns[::2], undefined, strict=True)]
     return cross / torch.outer(norms[0], norms[-1])
 
 
 def _representations(features: FeatureSets, where: str) -> list[Tensor]:
-    if isinstance(features, Mapping):
-        raise TypeError(f"{where}representations must be a list of tensors, got a mapping; use list(features.values())")
     found = list(features)
     for x in found:
         floating(f"{where}a representation", x)
         if x.ndim != 2 or 0 in x.shape:
-            hint = "; for heads use .unbind(1)" if x.ndim == 3 else ""
-            raise ValueError(f"{where}a representation must be [samples, features], got {list(x.shape)}{hint}")
+            raise ValueError(f"{where}a representation must be [samples, features], got {list(x.shape)}")
         finite(f"{where}a representation", x)
     if not found:
         raise ValueError(f"{where}needs at least one representation, got an empty list")
@@ -324,3 +318,6 @@ def _reduced(name: str, output: Any, tokens: str) -> Tensor:
     elif x.ndim == 4 and tokens == "mean":
         x = x.mean((2, 3))
     return x.flatten(1).float().cpu()
+
+
+door.room(__name__)

@@ -111,6 +111,8 @@ def whitened(values: Float[Tensor, "samples width"], root: Float[Tensor, "width 
     """Values whose squared length is their squared Mahalanobis length under the covariance L L^T."""
     finite("values", values)
     finite("root", root)
+    if not root.diagonal().all():
+        raise ValueError("root must have no zero on its diagonal, as shrunk_root makes it; add values that vary")
     if root.shape != (values.shape[1],) * 2:
         raise ValueError(f"root must be [width, width] for values {list(values.shape)}, got {list(root.shape)}")
     return torch.linalg.solve_triangular(root.double(), values.double().mT, upper=False).mT

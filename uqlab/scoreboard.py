@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from uqlab import ensembles, metrics, training, uncertainty
 from uqlab import methods as recipes
 from uqlab import scores as rating
+from uqlab.core import door
 from uqlab.core.checks import one_of
 from uqlab.core.devices import Held
 from uqlab.core.modules import evaluating, like_parameters
@@ -306,3 +307,6 @@ def _rank_correlation(a: Tensor, b: Tensor) -> float:
     """Spearman's; NaN where one of them is constant."""
     constant = len(a.unique()) == 1 or len(b.unique()) == 1
     return float("nan") if constant else float(np.asarray(spearmanr(a.numpy(), b.numpy()))[0])
+
+
+door.room(__name__)

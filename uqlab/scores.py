@@ -17,6 +17,7 @@ from sklearn.neighbors import NearestNeighbors
 from torch import Tensor, nn
 
 from uqlab import diversity, gradients, representations, training, uncertainty
+from uqlab.core import door
 from uqlab.core.checks import class_labels, one_of
 from uqlab.core.modules import evaluating
 from uqlab.ensembles import Ensemble
@@ -196,6 +197,8 @@ def _regrad(network: nn.Module, inputs: Tensor) -> Tensor:
     """Tokens cannot be perturbed."""
     return gradients.regrad(network, inputs, perturbations=10 if inputs.is_floating_point() else 0)
 
+
+door.room(__name__)  # before SCORES, which read by the functions that stand behind it
 
 SCORES: dict[str, Score] = {
     "entropy": Score("entropy", logits, lambda z, t: uncertainty.entropy(log_prediction(z / t))),

@@ -7,7 +7,7 @@ singular values are equal, their vectors are arbitrary within the subspace that 
 import math
 import re
 import warnings
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import scipy.linalg
 import threadpoolctl
@@ -16,11 +16,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from uqlab.core.checks import at_least, finite, floating, one_network, one_of, within
+from uqlab.core import door
+from uqlab.core.checks import finite, floating, one_network, within
 from uqlab.diversity import layer_names, member_weights
 from uqlab.ensembles import Ensemble, FoldedEnsemble, MemberLayer
 
 Matrices = Float[Tensor, "*#batch out in"]
+Side = Literal["left", "right"]
 
 PROJECTIONS = {
     "query": r"(^|\.)(q_proj|query|query_proj|q_lin)$",
@@ -69,7 +71,7 @@ class LayerSpectra(NamedTuple):
 
 
 def singular_vector_similarity(
-    before: Matrices, after: Matrices, k: int = 16, side: str = "left"
+    before: Matrices, after: Matrices, k: int = 16, side: Side = "left"
 ) -> Float[Tensor, "*batch k k"]:
     """|cos| between the k leading singular vectors of `after` (rows) and of `before` (columns).
 
@@ -85,7 +87,7 @@ def singular_vector_similarity(
 
 
 def intruder_dimensions(
-    before: Matrices, after: Matrices, k: int = 10, threshold: float = 0.5, side: str = "left"
+    before: Matrices, after: Matrices, k: int = 10, threshold: float = 0.5, side: Side = "left"
 ) -> Intruders:
     """The intruders among the k leading singular vectors of `after`: they are unlike all singular vectors of `before`.
 
@@ -106,9 +108,8 @@ def random_level(dimension: int, vectors: int | None = None) -> float:
 
     It is E max |g_i| / E ||g|| for a Normal g, since the direction and the length of g are independent: 0.12 for 768.
     """
-    at_least("dimension", dimension)
     vectors = dimension if vectors is None else vectors
-    if at_least("vectors", vectors) > dimension:
+    if vectors > dimension:
         raise ValueError(f"vectors must be 1 to the dimension {dimension}, got {vectors}")
     x = torch.linspace(0, 12, 24001, dtype=torch.float64)
     largest = torch.trapezoid(1 - torch.erf(x / math.sqrt(2)) ** vectors, x).item()  # E max of half-normals
@@ -138,7 +139,7 @@ def ensemble_spectra(
     *,
     before: nn.Module | None = None,
     update: bool = False,
-    side: str = "left",
+    side: Side = "left",
     progress: bool = True,
 ) -> dict[str, LayerSpectra]:
     """The spectra of an ensemble's linear layers, by name: members against the weights before and against each other.
@@ -153,7 +154,6 @@ def ensemble_spectra(
     or has other shapes, and `update` without the weights before; TypeError unless it is an ensemble. Muhlematter et al.
     2024, section 4 and appendix D.
     """
-    one_of("side", side, ("left", "right"))
     if before is not None:
         one_network(before, "ensemble_spectra(before=...)")
     starts = {name: _start(ensemble, name, before) for name in layer_names(ensemble, target)}
@@ -173,14 +173,14 @@ def ensemble_spectra(
         warnings.warn(
             f"{missing} of {vectors} singular vectors are NaN: their singular values are 0, that is k={k} exceeds the "
             "rank of some matrices",
-            stacklevel=2,
+            stacklevel=3,
         )
     return found
 
 
 @torch.no_grad()
 def _layer(
-    ensemble: Ensemble, name: str, start: Tensor | None, k: int, update: bool, side: str
+    ensemble: Ensemble, name: str, start: Tensor | None, k: int, update: bool, side: Side
 ) -> tuple[LayerSpectra, int]:
     """One layer's spectra, on the CPU, and how many of its members' vectors are NaN."""
     after = member_weights(ensemble, name) if not update or start is None else _update(ensemble, name, start)
@@ -294,7 +294,7 @@ def _check_rank(name: str, values: Tensor, shape: torch.Size) -> None:
         )
 
 
-def _checked(before: Tensor, after: Tensor, k: int, side: str = "left") -> tuple[Tensor, Tensor]:
+def _checked(before: Tensor, after: Tensor, k: int, side: Side = "left") -> tuple[Tensor, Tensor]:
     """Both matrices in the working precision, and transposed for side "right"."""
     for name, w in (("before", before), ("after", after)):
         floating(name, w)
@@ -307,6 +307,8 @@ def _checked(before: Tensor, after: Tensor, k: int, side: str = "left") -> tuple
     if not 1 <= k <= min(after.shape[-2:]):
         raise ValueError(f"k must be 1 to {min(after.shape[-2:])} for matrices {list(after.shape)}, got {k}")
     given = torch.promote_types(torch.promote_types(before.dtype, after.dtype), torch.float32)
-    one_of("side", side, ("left", "right"))
     before, after = before.detach().to(given), after.detach().to(given)
     return (before, after) if side == "left" else (before.mT, after.mT)
+
+
+door.room(__name__)

@@ -142,7 +142,7 @@ def test_bad_input():
         ensembles.deep(lambda: models.wide_resnet(10, 1), 2, fold=True)
     with pytest.raises(ValueError, match="at least one model"):
         ensembles.from_members([])
-    with pytest.raises(TypeError, match="modules"):
+    with pytest.raises(TypeError, match="one torch module, got function"):
         ensembles.from_members([lambda x: x])
     with pytest.raises(IndexError, match="choose 0 to 1"):
         ensembles.deep(small_mlp, 2).member(2)

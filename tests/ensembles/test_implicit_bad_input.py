@@ -34,7 +34,7 @@ def half_elsewhere():
         (lambda: ensembles.lora(nn.Conv2d(1, 2, 3), 2), "no nn.Linear"),
         (lambda: ensembles.lora(nn.Sequential(nn.Linear(3, 2)), 2), "there are none"),
         (lambda: ensembles.lora(ensembles.deep(vit, 2), 2), "one torch module"),
-        (lambda: ensembles.lora("vit", 2), "one torch module, got str"),
+        (lambda: ensembles.lora("vit", 2), "one torch module, got 'vit'"),
         (lambda: ensembles.dropout(vit(), 2, 1.0), "dropout probability"),
         (lambda: ensembles.dropout(vit(), 0), "at least one member"),
         (lambda: ensembles.dropout(nn.Sequential(nn.Linear(3, 2)), 2), "neither nn.Dropout nor a second nn.Linear"),

@@ -107,7 +107,7 @@ def test_trained_saved_and_loaded(network, tmp_path):
         (lambda: ensembles.mimo(mlp(), "1:3"), "give their number, not '1:3'"),
         (lambda: ensembles.mimo(bert(), 2), "BertForSequenceClassification begins with Embedding"),
         (lambda: ensembles.mimo(nn.Sequential(nn.Linear(3, 2)), 2), "ends with another linear layer"),
-        (lambda: ensembles.mimo("vit", 2), "one torch module, got str"),
+        (lambda: ensembles.mimo("vit", 2), "one torch module, got 'vit'"),
         (lambda: ensembles.mimo(mlp(), 2).shard(slice(1)), "cannot be taken apart"),
         (lambda: ensembles.concatenate([ensembles.mimo(mlp(), 2)]), "got MIMOEnsemble"),
     ],

@@ -158,7 +158,7 @@ def test_batch_statistics_are_saved(method, tmp_path):
         (lambda: ensembles.film(mlp(), 2), "film needs BatchNorm or LayerNorm layers; this network has none"),
         (lambda: ensembles.film(cnn(), 2, std=-1.0), "std must be"),
         (lambda: ensembles.film(vit(), 2, target="nowhere"), "matches no BatchNorm or LayerNorm"),
-        (lambda: ensembles.film("vit", 2), "one torch module, got str"),
+        (lambda: ensembles.film("vit", 2), "one torch module, got 'vit'"),
         (lambda: ensembles.masksembles(mlp(), 2, 0.5), r"scale must be in \[1, inf\)"),
         (lambda: ensembles.masksembles(nn.Sequential(nn.Linear(3, 2)), 2), "of 0 none follows an activation"),
         (lambda: ensembles.masksembles(mlp(), 2, target="conv"), "none matches target 'conv'"),

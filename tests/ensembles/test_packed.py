@@ -105,7 +105,7 @@ def test_networks_inside_others_and_texts_become_narrow():
         (lambda: ensembles.packed(models.mlp(4), 2, 0.0), r"alpha must be in \(0, inf\)"),
         (lambda: ensembles.packed(models.mlp(4), 2, gamma=0), "gamma must be at least 1"),
         (lambda: ensembles.packed(nn.Sequential(nn.Linear(4, 4), nn.GroupNorm(2, 4), nn.Linear(4, 2)), 2), "GroupNorm"),
-        (lambda: ensembles.packed("vit", 2), "one torch module, got str"),
+        (lambda: ensembles.packed("vit", 2), "one torch module, got 'vit'"),
     ],
 )
 def test_bad_input(call, message, unchecked):

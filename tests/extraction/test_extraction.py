@@ -254,12 +254,12 @@ def test_masks_refuses_what_it_cannot_mask():
         extraction.masks(nn.Conv2d(1, 2, 3))
     with pytest.raises(TypeError, match=r"take one of its networks: ensemble.member\(0\)"):
         extraction.masks(ensembles.deep(network, 2))
-    with pytest.raises(TypeError, match="takes one torch module, got str"):
+    with pytest.raises(TypeError, match="one torch module, got 'resnet'"):
         extraction.masks("resnet")
     with pytest.raises(ValueError, match="members must be at least 1, got 0"):
         extraction.masks(network(), 0)
     for std in (0.0, math.inf):
-        with pytest.raises(ValueError, match=r"std must be in \(0, inf\)"):
+        with pytest.raises(ValueError, match=r"std must be in .0, inf\)"):
             extraction.masks(network(), std=std)
     for threshold in (-0.1, 1.0):
         with pytest.raises(ValueError, match=r"threshold must be in \[0, 1\)"):
@@ -272,8 +272,8 @@ def test_masks_refuses_what_it_cannot_mask():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"labels": None}, "tensor of integers, got NoneType"),
-        ({"labels": np.zeros(20, int)}, "tensor of integers, got ndarray"),
+        ({"labels": None}, "a list of numbers .*, got None"),
+        ({"labels": np.zeros(20, int)}, "all labels are 0"),
         ({"labels": torch.full((20,), -1)}, "missing label"),
         ({"labels": torch.full((20,), 3)}, "labels must be 0 to 2"),
         ({"labels": torch.ones(20).long()}, "all labels are 1"),
@@ -281,7 +281,7 @@ def test_masks_refuses_what_it_cannot_mask():
         ({"labels": torch.zeros(20)}, "integers"),
         ({"inputs": torch.empty(0, 8)}, "at least one"),
         ({"inputs": torch.full((20, 8), math.nan)}, "NaN"),
-        ({"inputs": np.zeros((20, 8))}, "inputs must be a tensor, got ndarray"),
+        ({"inputs": "text"}, "inputs must be a tensor, an array .*, got 'text'"),
         ({"steps": 0}, "steps"),
         ({"lr": 0.0}, r"lr must be in \(0, inf\)"),
         ({"diversity": -1.0}, r"diversity must be in \[0, inf\)"),

@@ -311,7 +311,7 @@ class Twice(nn.Module):
         ({"y": labels(29)}, ValueError, r"labels must be \[samples\] = \[30\]"),
         ({"x": torch.full((30, 1, 8, 8), torch.nan)}, ValueError, "inputs must be finite"),
         ({"ood": inputs(count=1)[:0]}, ValueError, "at least one, got"),
-        ({"ood": [1, 2]}, TypeError, "inputs must be a tensor .*got list"),
+        ({"ood": [1, 2]}, ValueError, "greedy_circuit cannot take .*ood_inputs=2 of torch.int64"),
         ({"model": models.mlp(64)}, ValueError, "has no attention whose heads can be told apart"),
         ({"model": Skipping()}, ValueError, "Skipping does more than run its layers one after the other"),
         ({"model": Twice()}, ValueError, "Twice must use each of its 3 layers once in a pass"),

@@ -341,7 +341,7 @@ def other(**changes):
         (lambda: [make(), make("clip")], ValueError, "absent in member 1"),
         (lambda: [unusual(), unusual()], ValueError, r"Scaled is more than softmax\(Q K\^T / sqrt\(size\)\) V"),
         (lambda: [models.mlp(4)], ValueError, "Sequential has no attention"),
-        (lambda: [make(), "vit"], TypeError, "one torch module, got str"),
+        (lambda: [make(), "vit"], TypeError, "one torch module, got 'vit'"),
     ],
 )
 def test_members_that_do_not_fuse(members, error, message):

@@ -299,7 +299,7 @@ def shared_keys():
         ),
         (shared_keys, ValueError, r"heads of model.layers.0.self_attn cannot be taken apart.*\[16, 8, 8, 16\]"),
         (lambda: ensembles.from_members([make()]), TypeError, "one torch module.*ensemble.member"),
-        (lambda: "vit", TypeError, "one torch module, got str"),
+        (lambda: "vit", TypeError, "one torch module, got 'vit'"),
     ],
 )
 def test_models_without_separable_heads(model, error, message):
@@ -318,7 +318,7 @@ def test_models_without_separable_heads(model, error, message):
         ([(0, 1), (1, 1), (0, 1)], ValueError, r"head \(0, 1\) is given more than once"),
         ([1, 2], TypeError, r"pairs of integers \(layer, head\)"),
         ((0, 1), TypeError, r"pairs of integers \(layer, head\)"),
-        (3, TypeError, r"pairs of integers \(layer, head\)"),
+        (3, TypeError, "heads must be a list, got 3"),
         ([(0.5, 0)], TypeError, r"pairs of integers \(layer, head\)"),
     ],
 )
@@ -340,7 +340,7 @@ def test_heads_that_are_not_there(function, pairs, error, message):
         (lambda m, x, y: heads.taylor_scores(m, x, y.double()), TypeError, "tensor of integers, got torch.float64"),
         (lambda m, x, y: heads.taylor_scores(m, x[:0], y[:0]), ValueError, "at least one"),
         (lambda m, x, y: heads.taylor_scores(m, x / 0, y), ValueError, "inputs must be finite"),
-        (lambda m, x, y: heads.taylor_scores(m, x.numpy(), y), TypeError, "must be a tensor.*got ndarray"),
+        (lambda m, x, y: heads.taylor_scores(m, "x", y), TypeError, "inputs must be a tensor, an array"),
         (lambda m, x, y: heads.taylor_scores(m, x, y, batch_size=0), ValueError, "batch_size must be at least 1"),
         (lambda m, x, y: heads.taylor_scores(m.vit, x, y), ValueError, "ViTModel must return logits"),
         (lambda m, x, y: heads.taylor_heads(m, x, y, 5), ValueError, "remove must be one number or 3"),

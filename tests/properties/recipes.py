@@ -1,27 +1,39 @@
-"""A valid call of every public name in the rooms that have the door: what each parameter is given, by its name.
+"""A valid call of every public name: what each parameter is given, by its name, and what a function needs besides.
 
 Everything is made anew for every call, so that what a call changes is seen and harms no other.
 """
 
 import importlib
 import inspect
+import pkgutil
 from typing import Any
 
+import pandas as pd
 import torch
+from small_networks import PIXELS, SMALL, images, mlp, vit
 from torch import nn
+from transformers import CLIPConfig, CLIPModel
 
-from uqlab import ensembles, models
+import uqlab
+from uqlab import data, ensembles, extraction, models
 
-ROOMS = (  # those that have the door
-    "diversity", "gradients", "metrics", "published", "rivals", "training", "uncertainty",
-)  # fmt: skip
+# Every room but those that draw: plots and widgets hand on what they are given to matplotlib and the browser.
+ROOMS = [m.name for m in pkgutil.iter_modules(uqlab.__path__) if m.name not in ("core", "plots", "widgets")]
 
 # Names that are no calls, or that nobody calls with values of their own, and why.
 NO_CALLS = {
     "gradients.ClassWeight": "a type",
-    "published.Table": "made of published.yaml", "published.Paper": "made of published.yaml",
-    "training.Workers": "made by fit", "training.make_step": "made by fit",
+    "ensembles.MemberLayer": "abstract", "heads.Circuit": "a result", "training.Workers": "made by fit",
+    "training.make_step": "made by fit", "runs.RunError": "an error", "runs.summary": "takes what sweep returns",
     "uncertainty.mean_divergence": "a step of decompose", "uncertainty.batch_chunks": "a step of decompose",
+    "scores.Score": "a dataclass",
+    "published.Table": "made of published.yaml", "published.Paper": "made of published.yaml",
+    "scoreboard.measure": "hours of calls that are here one by one", "models.TextClassifier": "made by from_pretrained",
+    "models.ZeroShot": "made by clip_zero_shot",
+    "models.from_pretrained": "needs a checkpoint; tests/models",
+    "runs.execute": "tests/runs",
+    "runs.sweep": "tests/runs", "runs.run_one": "tests/runs", "runs.claims": "takes nothing",
+    "runs.output_dir": "takes nothing", "runs.begin": "tests/core", "data.names": "takes nothing",
 }  # fmt: skip
 
 
@@ -41,8 +53,25 @@ def labels() -> torch.Tensor:
     return torch.arange(6) % 4
 
 
+def dataset() -> data.Dataset:
+    return data.load("digits", limit=40)
+
+
+def board() -> pd.DataFrame:
+    rows = [(m, s, 0.9 + 0.01 * s + k, 1.0 + k) for k, m in enumerate(("single", "deep", "lora")) for s in range(3)]
+    return pd.DataFrame(rows, columns=["method", "seed", "accuracy", "forward passes"])
+
+
 def generators(count: int = 2) -> list[torch.Generator]:
     return [torch.Generator().manual_seed(i) for i in range(count)]
+
+
+def clip() -> nn.Module:
+    return CLIPModel(CLIPConfig(text_config=SMALL, vision_config=SMALL | PIXELS))
+
+
+def linear() -> nn.Linear:
+    return nn.Linear(8, 4)
 
 
 def mean(x: Any) -> torch.Tensor:
@@ -56,9 +85,15 @@ def network() -> nn.Module:
 # A value for every parameter of that name, unless the function below says otherwise.
 COMMON: dict[str, Any] = {
     "logits": lambda: draw(3, 6, 4), "labels": labels, "scores": lambda: draw(6), "ensemble": ensemble,
-    "id_scores": lambda: draw(6), "ood_scores": lambda: draw(5, seed=1) + 1, "inputs": lambda: draw(6, 8),
-    "generators": generators, "model": network,
+    "id_scores": lambda: draw(6), "ood_scores": lambda: draw(5, seed=1) + 1, "model": network, "backbone": network,
+    "network": network, "inputs": lambda: draw(6, 8), "members": lambda: 2, "member_ids": lambda: range(2),
+    "layer": linear, "generators": generators, "make_model": lambda: network, "before": lambda: draw(5, 4),
+    "after": lambda: draw(5, 4, seed=1), "X": lambda: draw(6, 3), "Y": lambda: draw(6, 3, seed=1),
+    "table": board, "trained": lambda: ensembles.lora(network(), 2, 2, classifiers="shared"), "name": lambda: "name",
 }  # fmt: skip
+IMAGES = {"model": vit, "inputs": lambda: images()[0], "labels": lambda: images()[1]}
+PAIR = {"id_inputs": lambda: images()[0], "id_labels": lambda: images()[1], "ood_inputs": lambda: images(3)[0]}
+SETS = {"test": dataset, "train": dataset, "model": lambda: models.mlp(64, (6,), 10), "ood": lambda: {"far": dataset()}}
 
 # What a function is given besides, by "room.name"; it may be called with `None` for what it does not take.
 OWN: dict[str, dict[str, Any]] = {
@@ -75,25 +110,108 @@ OWN: dict[str, dict[str, Any]] = {
     "metrics.interval": {"runs": lambda: [draw(3, 6, 4)], "repeats": lambda: 5},
     "diversity.mean_pair": {"pairs": lambda: positive(3, 3)},
     "diversity.member_weights": {"name": lambda: "1"},
+    "spectra.singular_vector_similarity": {"k": lambda: 2},
+    "spectra.intruder_dimensions": {"k": lambda: 2},
+    "spectra.random_level": {"dimension": lambda: 8},
+    "spectra.projection": {"name": lambda: "layer.q_proj"},
+    "spectra.ensemble_spectra": {"ensemble": lambda: ensembles.lora(network(), 2, 2), "k": lambda: 2,
+                                 "before": network},
+    "representations.minibatch_cka": {"batches_of_pairs": lambda: [(draw(6, 3), draw(6, 3, seed=1))]},
+    "representations.cka_matrix": {"features_a": lambda: [draw(6, 3)], "features_b": lambda: [draw(6, 2)]},
+    "representations.match": {"similarity": lambda: positive(3, 3)},
     "rivals.accuracies": {"train": lambda: draw(12, 3), "labels": lambda: torch.arange(12) % 2,
                           "test": lambda: draw(4, 3), "test_labels": lambda: torch.arange(4) % 2},
     "rivals.ood_scores": {"train": lambda: draw(12, 3), "inputs": lambda: draw(4, 3)},
     "rivals.aurocs": {"train": lambda: draw(12, 3), "test": lambda: draw(4, 3), "others": lambda: {"a": draw(4, 3)}},
     "rivals.shrunk_root": {"values": lambda: draw(6, 3)},
     "rivals.whitened": {"values": lambda: draw(6, 3), "root": lambda: torch.eye(3)},
+    "data.Dataset": {"inputs": lambda: positive(6, 1, 4, 4), "split": lambda: "test", "classes": lambda: tuple("0123")},
+    "data.file": {"name": lambda: "mnist/nothing"},
+    "data.pictures": {"captions": lambda: ["small filled red star"]},
+    "data.load": {"name": lambda: "digits", "limit": lambda: 5},
+    "models.Standardize": {"mean": lambda: [0.5], "std": lambda: [0.2]},
+    "models.clip_zero_shot": {"folder_or_model": clip, "prompts": lambda: torch.ones(2, 3).long()},
+    "models.cifar_resnet": {"depth": lambda: 8}, "models.wide_resnet": {"depth": lambda: 10},
+    "models.LogMel": {"length": lambda: 8, "scale": lambda: (0.0, 1.0)},
+    "models.embedded": {"classes": lambda: 3},
+    "models.load_weights": {"path": lambda: "nowhere.safetensors"},
+    "models.mlp": {"in_features": lambda: 8}, "models.small_cnn": {"width": lambda: 4},
+    "models.vit": {"image_size": lambda: 8, "patch_size": lambda: 4, "width": lambda: 8, "layers": lambda: 1,
+                   "heads": lambda: 2},
+    "ensembles.Ensemble": {}, "ensembles.MaskedInputs": {"mask": lambda: torch.ones(2, 8)},
+    "ensembles.BatchConv2d": {"layer": lambda: nn.Conv2d(2, 3, 3), "std": lambda: 0.1, "additive": lambda: False},
+    "ensembles.BatchLinear": {"std": lambda: 0.1, "additive": lambda: False},
+    "ensembles.LoRALinear": {"rank": lambda: 2, "gain": lambda: 1.0},
+    "ensembles.LoRAConv2d": {"layer": lambda: nn.Conv2d(2, 3, 3), "rank": lambda: 2, "gain": lambda: 1.0},
+    "ensembles.SVDLinear": {"std": lambda: 0.1},
+    "ensembles.GroupedLinear": {"in_features": lambda: 4, "out_features": lambda: 6, "groups": lambda: 2},
+    "ensembles.MIMOEnsemble": {"first": lambda: "1", "head": lambda: "3", "rho": lambda: 0.5, "repeats": lambda: 1},
+    "ensembles.MemberBatchNorm": {"norms": lambda: [nn.BatchNorm1d(4), nn.BatchNorm1d(4)]},
+    "ensembles.MemberConv2d": {"layers": lambda: [nn.Conv2d(2, 3, 3), nn.Conv2d(2, 3, 3)]},
+    "ensembles.MemberLayerNorm": {"norms": lambda: [nn.LayerNorm(4), nn.LayerNorm(4)]},
+    "ensembles.MemberLinear": {"weight": lambda: draw(2, 4, 8), "bias": lambda: draw(2, 4)},
+    "ensembles.SeparateEnsemble": {"models": lambda: [network(), network()]},
+    "ensembles.concatenate": {"shards": lambda: [ensembles.deep(network, "0:1"), ensembles.deep(network, "1:2")]},
+    "ensembles.from_members": {"models": lambda: [network(), network()]},
+    "ensembles.laplace_lora": {},
+    "ensembles.dropout": {"model": vit}, "ensembles.lora": {"rank": lambda: 2}, "ensembles.mimo": {},
+    "ensembles.load": {"path": lambda: "nowhere.safetensors"},
+    "ensembles.save": {"ensemble": lambda: ensembles.lora(network(), 2, 2), "path": lambda: "/dev/null/e.safetensors"},
+    "ensembles.member_seed": {"seed": lambda: 0, "member": lambda: 1, "stream": lambda: "order"},
+    "ensembles.place_dropout": {"make": lambda: lambda: nn.Dropout(0.1)},
+    "ensembles.plain_linear": {"weight": lambda: draw(4, 8), "bias": lambda: draw(4)},
+    "ensembles.replace_layers": {"target": lambda: "1", "make": lambda: lambda name, part: part},
+    "ensembles.with_layers": {"make": lambda: lambda layer: layer},
+    "ensembles.snapshot": {"train": lambda: lambda ensemble, epoch: None},
+    "extraction.MaskEnsemble": {}, "extraction.mask_diversity": {"ensemble": lambda: extraction.masks(mlp(), 3)},
+    "extraction.MaskedLinear": {"row_logits": lambda: draw(2, 4), "column_logits": lambda: draw(2, 8)},
+    "extraction.fit_masks": {"ensemble": lambda: extraction.masks(mlp(), 2), "inputs": lambda: positive(6, 64),
+                             "labels": lambda: torch.arange(6) % 3, "steps": lambda: 2},
+    "extraction.masks": {"model": mlp},
+    "extraction.tiles": {"model": lambda: models.small_cnn(3, width=4), "size": lambda: 1},
     "gradients.layer_shares": {"norms": lambda: positive(2, 6, 4), "log_p": lambda: draw(6, 4).log_softmax(1)},
     "gradients.reduce_norms": {"norms": lambda: positive(2, 6, 4), "log_p": lambda: draw(6, 4).log_softmax(1)},
     "gradients.regrad": {"perturbations": lambda: 1},
+    "heads.FusedEnsemble": {}, "heads.ablate": IMAGES | {"heads": lambda: [(0, 0)]},
+    "heads.count_heads": IMAGES, "heads.shape": IMAGES, "heads.head_features": IMAGES, "heads.multiply_adds": IMAGES,
+    "heads.fuse": {"models": lambda: [vit(), vit()]},
+    "heads.greedy_circuit": IMAGES | PAIR | {"budget": lambda: 1},
+    "heads.only_last": {"model": vit, "layers": lambda: 1}, "heads.prune": IMAGES | {"heads": lambda: [(0, 0)]},
+    "heads.sample_heads": {"ranking": lambda: [(0, 0), (0, 1), (1, 0)], "remove": lambda: 1},
+    "heads.separation": {"id_features": lambda: draw(6, 2, 3), "ood_features": lambda: draw(6, 2, 3, seed=1)},
+    "heads.taylor_heads": IMAGES | {"remove": lambda: 1}, "heads.taylor_scores": IMAGES,
+    "methods.train": {"name": lambda: "single", "epochs": lambda: 1, "lr": lambda: 0.1},
+    "ensembles.projection_curvature": {"h": lambda: draw(6, 8), "weight": lambda: draw(4, 8),
+                                       "others": lambda: draw(6, 4), "scale": lambda: 1.0},
+    "methods.reader": {"task": dataset},
+    "methods.backbone": {"name": lambda: "", "task": dataset},
     "published.differs": {"settings": lambda: {"members": 5}, "parameters": lambda: {"members": 4}},
+    "scoreboard.quality": SETS, "scoreboard.detection": SETS | {"scores": lambda: ["entropy"]},
+    "scoreboard.cost": {"single": network, "repeats": lambda: 1}, "scoreboard.sign": {"column": lambda: "accuracy"},
+    "scoreboard.ranks": {"column": lambda: "accuracy", "repeats": lambda: 5},
+    "scoreboard.differences": {"column": lambda: "accuracy", "repeats": lambda: 5},
+    "scoreboard.pareto": {"quality": lambda: "accuracy", "cost": lambda: "forward passes", "repeats": lambda: 5},
+    "scoreboard.recommend": {"quality": lambda: "accuracy", "limits": lambda: {"forward passes": 3},
+                             "repeats": lambda: 5},
+    "scoreboard.by_score": {"ood": lambda: "far"},
+    "scores.fit": {"names": lambda: ["entropy"], "labels": labels},
+    "scores.values": {"names": lambda: ["entropy", "msp"]},
     "training.arithmetic": {"precision": lambda: "float32", "where": lambda: torch.device("cpu")},
     "training.crop_flip": {"x": lambda: positive(2, 3, 1, 8, 8)},
     "training.cross_entropy": {"logits": lambda: draw(2, 6, 4), "labels": lambda: torch.zeros(2, 6).long()},
     "training.device": {"name": lambda: "cpu"},
     "training.fit": {"epochs": lambda: 1, "lr": lambda: 0.1, "class_weights": lambda: torch.ones(4)},
+    "runs.claim": {"sentence": lambda: "It is.", "holds": lambda: True}, "runs.describe_figure": {},
+    "runs.record": {"value": lambda: 1.0}, "runs.load": {"sweep": lambda: "nowhere"},
 }  # fmt: skip
 
-# Parameters that a call may change, because that is its purpose.
-CHANGED = {"training.fit": {"ensemble"}, "training.crop_flip": {"generators"}}
+# Parameters that a call may change, because that is its purpose; networks draw their weights from torch's generator.
+CHANGED = {
+    "training.fit": {"ensemble"}, "extraction.fit_masks": {"ensemble"}, "scores.fit": {"model"},
+    "ensembles.replace_layers": {"model"}, "ensembles.own_dropout": {"network"}, "heads.only_last": {"model"},
+    "methods.train": {"backbone", "histories"}, "training.crop_flip": {"generators"},
+}  # fmt: skip
+DRAWS = ("models.", "ensembles.GroupedLinear", "methods.backbone", "methods.fresh")
 
 
 def public() -> dict[str, Any]:

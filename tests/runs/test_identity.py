@@ -236,3 +236,17 @@ def test_sweeps_follow_the_code_of_a_checkout(tmp_path):
     assert "1 runs, 1 done before, 0 to do" in kept
     assert "1 runs, 0 done before, 1 to do" in sweep()
     assert "1 runs, 1 done before, 0 to do" in sweep()
+
+
+def test_a_damaged_name_of_the_checksum_does_not_take_it_away(tmp_path):
+    write(tmp_path / "results.json", "{}")
+    manifest = {"parameters": {"seed": 0}, "files": {"results.json": sha256(tmp_path / "results.json")}}
+    whole = identity.sealed(manifest)
+    damaged = {name.replace("sha256", "sha2%6"): value for name, value in whole.items()}
+    for given, fine in (
+        (manifest, True),
+        (whole, True),
+        (damaged, False),
+        (whole | {"parameters": {"seed": 1}}, False),
+    ):
+        assert identity.undamaged(tmp_path, given) is fine

@@ -332,7 +332,7 @@ def test_bad_input(unchecked):
         training.fit(ensemble, INPUTS, torch.randn(300, 3), loss="mse", **good)
     with pytest.raises(TypeError, match="from_members"):
         training.fit(small_mlp(), INPUTS, LABELS, **good)
-    with pytest.raises(ValueError, match="the number of inputs must be at least 1"):
+    with pytest.raises(ValueError, match="at least one, got"):
         training.predict(ensemble, INPUTS[:0])
     with pytest.raises(TypeError, match=r"batch_size must be an integer, got 1\.5"):
         training.predict(ensemble, INPUTS, batch_size=1.5)

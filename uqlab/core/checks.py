@@ -8,11 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+LIBRARIES = ("uqlab", "torch", "numpy", "scipy", "sklearn", "pandas", "matplotlib", "transformers", "safetensors", "re")
+
 
 def is_ours(error: Exception) -> bool:
     """Whether a line of this package raised an error, as a ValueError or TypeError."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return isinstance(error, ValueError | TypeError) and frame.f_globals.get("__name__", "").startswith("uqlab.")
+
+
+def of_a_library(error: Exception) -> bool:
+    """Whether a library under this package refused what it was given: no file, no memory, and no code of a user."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    other = isinstance(error, OSError | MemoryError | torch.OutOfMemoryError | FloatingPointError | Warning)
+    return not other and frame.f_globals.get("__name__", "").partition(".")[0] in LIBRARIES
 
 
 def one_network(model: Any, user: str) -> None:

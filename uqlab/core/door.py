@@ -2,7 +2,8 @@
 
 A signature says what a function takes, so nothing else has to say it again. NumPy arrays and lists become tensors;
 numbers of other kinds become ints and floats. Whatever does not fit is a TypeError or ValueError that says what was
-given, what is accepted and what to do.
+given, what is accepted and what to do. What fits the signature, and a library underneath refuses (the shapes of a
+product), is a ValueError that says what was given and what the library said.
 """
 
 import collections.abc
@@ -21,20 +22,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from uqlab.core.checks import at_least, one_of, within
+from uqlab.core.checks import at_least, is_ours, of_a_library, one_of, within
 
 Reader = Callable[[str, Any], Any]  # (a parameter's name, what was given) -> what the function gets
 
 # What a parameter of that name must be, wherever it stands: counts, their least, and numbers in an interval.
-COUNTS = dict.fromkeys(("batch_size", "bins", "repeats", "epochs"), 1) | {"seed": 0}
+COUNTS = dict.fromkeys(
+    ("batch_size", "bins", "channels", "classes", "dimension", "epochs", "gamma", "groups", "in_features", "of",
+     "out_features", "repeats", "size", "vectors", "width"), 1,
+) | {"seed": 0, "perturbations": 0, "warmup": 0}  # fmt: skip
 MOST = 10**7  # of a count; a seed may have 63 bits
 INTERVALS = {
     "level": "(0, 1)", "lr": "(0, inf)", "weight_decay": "[0, inf)", "momentum": "[0, 1)", "clip": "(0, inf]",
-    "coverage": "(0, 1]", "risk": "[0, 1]", "sigma": "[0, inf)", "depth": "(-inf, inf)",
+    "coverage": "(0, 1]", "risk": "[0, 1]", "sigma": "[0, inf)", "depth": "(-inf, inf)", "dropout": "[0, 1)",
+    "std": "[0, inf)", "init_std": "[0, inf)", "prior_variance": "(0, inf)", "rho": "[0, 1]", "alpha": "(0, inf)",
+    "diversity": "[0, inf)", "temperature": "(0, inf)",
 }  # fmt: skip
 FLOATING = ("float16", "bfloat16", "float32", "float64")
+HOLLOW = ("weight", "bias")  # a network is described on the device "meta", which holds no numbers
 PLAIN = {bool: "True or False", int: "an integer", float: "a number", str: "text"}
-TODO = {"Module": "one torch module", "Ensemble": "an ensemble; wrap models by ensembles.from_members"}
+TODO = {"Module": "one torch module", "Ensemble": "an ensemble; wrap models by ensembles.from_members",
+        "MaskEnsemble": "the ensemble that extraction.masks(model) returns"}  # fmt: skip
 RANKS = {  # what a reader of the message may have meant, by the axes that are wanted and how many were given
     ("members", 2): "; for a single model use logits[None]",
     ("members", 4): "; for groups use decompose_groups",
@@ -43,17 +51,21 @@ RANKS = {  # what a reader of the message may have meant, by the axes that are w
 
 
 def room(name: str) -> None:
-    """Put the door before the public functions of a room: `room(__name__)` at the end of its file."""
+    """Put the door before the public functions and classes of a room: `room(__name__)` at the end of its file."""
     module = sys.modules[name]
     listed = getattr(module, "__all__", None)
     for public, thing in list(vars(module).items()):
         own = public in listed if listed else public[0] != "_" and getattr(thing, "__module__", "") == name
         if own and inspect.isfunction(thing):
             setattr(module, public, guarded(thing))
+        elif own and inspect.isclass(thing) and inspect.isfunction(make := vars(thing).get("__init__")):
+            thing.__init__ = guarded(make)
 
 
 def guarded(function: Any) -> Any:
-    """The function behind the door."""
+    """The function behind the door, if it is not there already."""
+    if hasattr(function, "readers"):
+        return function
     signature = inspect.signature(function)
     readers = {name: _of_parameter(name, p) for name, p in signature.parameters.items()}
 
@@ -66,7 +78,14 @@ def guarded(function: Any) -> Any:
         for name, value in given.arguments.items():
             if (read := readers[name]) is not None:
                 given.arguments[name] = read(name, value)
-        return function(*given.args, **given.kwargs)
+        try:
+            return function(*given.args, **given.kwargs)
+        except Exception as error:
+            if is_ours(error) or not of_a_library(error):
+                raise
+            what = ", ".join(f"{name}={shown(value)}" for name, value in given.arguments.items() if name != "self")
+            called = function.__qualname__.removesuffix(".__init__")
+            raise ValueError(f"{called} cannot take {what}: {type(error).__name__}: {error}") from error
 
     door.readers = readers  # type: ignore[attr-defined]
     return door
@@ -99,12 +118,12 @@ def _of_parameter(name: str, parameter: inspect.Parameter) -> Reader | None:
             at_least(name, value, COUNTS[name])
             if value > MOST and name != "seed":
                 raise ValueError(f"{name} must be at most {MOST:,}, got {value}")
-        elif name == "target" and isinstance(value, str):
+        elif name in ("target", "default") and isinstance(value, str):
             try:
                 re.compile(value)
             except re.error as error:
-                raise ValueError(f"target must be a regular expression, got {shown(value)}: {error}") from error
-        elif value is not None and name in INTERVALS:
+                raise ValueError(f"{name} must be a regular expression, got {shown(value)}: {error}") from error
+        elif isinstance(value, int | float) and name in INTERVALS:
             within(name, value, INTERVALS[name])
         return value
 
@@ -131,7 +150,9 @@ def _reader(kind: Any) -> Reader | None:
     if kind is collections.abc.Callable or origin is collections.abc.Callable:
         return functools.partial(_instance, collections.abc.Callable, "a function")
     if origin in (collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection, list):
-        return functools.partial(_items, _reader(parts[0]) if parts else None)
+        read = functools.partial(_items, _reader(parts[0]) if parts else None)
+        names = origin in (collections.abc.Iterable, collections.abc.Collection)
+        return (lambda name, given: read(name, list(given) if isinstance(given, Mapping) else given)) if names else read
     if origin is tuple and parts and parts[-1] is not Ellipsis:
         return functools.partial(_tuple, [_reader(part) for part in parts])
     if origin is tuple:
@@ -164,7 +185,7 @@ def _plain(kind: type, name: str, value: Any) -> Any:
         raise TypeError(f"{name} must be {PLAIN[kind]}, got {shown(value)}")
     if kind is int and abs(read) >= 2**63:
         raise ValueError(f"{name} must be an integer of 64 bits, got {shown(read)}")
-    if kind is float and read != read and name not in INTERVALS:
+    if kind is float and read != read and name not in INTERVALS and name[-1] != "]":  # in lists nan is a gap
         raise ValueError(f"{name} must be a number, got nan")
     return read
 
@@ -177,14 +198,12 @@ def _literal(accepted: tuple, name: str, value: Any) -> Any:
 def _instance(kind: Any, what: str, name: str, value: Any) -> Any:
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be {what}, got {shown(value)}")
-    if isinstance(value, torch.nn.Module) and any(map(_meta, value.parameters())):
-        raise ValueError(f"{name} must hold its numbers, got weights on meta; load them first")
     return value
 
 
 def _union(parts: tuple) -> Reader | None:
     readers: list[Any] = [_reader(part) for part in parts]
-    if None in readers:
+    if None in readers or {typing.get_origin(part) for part in parts} == {tuple}:  # what takes tuples tells them apart
         return None
 
     if set(map(typing.get_origin, parts)) == {None, typing.Literal} and types.NoneType in parts:
@@ -202,7 +221,7 @@ def _union(parts: tuple) -> Reader | None:
             except (TypeError, ValueError) as error:
                 errors.append(error)
         told = [e for part, e in zip(parts, errors, strict=True) if part is not types.NoneType]
-        values = [e for e in told if isinstance(e, ValueError)]
+        values = [e for e in told if isinstance(e, ValueError) or str(e).startswith(f"{name}[")]
         if len(told) == 1 or values:
             raise (values or told)[0] from None
         said = [str(e).partition(" must be ")[2].rpartition(", got ")[0] for e in told]
@@ -218,6 +237,8 @@ def _items(read: Reader | None, name: str, values: Any) -> Any:
         raise TypeError(f"{name} must be a list, got a scalar")
     if isinstance(values, range) or read is None:
         return values
+    if isinstance(values, collections.abc.Iterator):  # a stream is not held
+        return (read(f"{name}[{i}]", value) for i, value in enumerate(values))
     items = [read(f"{name}[{i}]", value) for i, value in enumerate(values)]
     kept = isinstance(values, list | tuple) and all(a is b for a, b in zip(items, values, strict=True))
     return values if kept else items
@@ -253,7 +274,7 @@ def _tensor(kind: Any, name: str, value: Any) -> Any:
     given = value
     if not isinstance(value, torch.Tensor):
         value = _from_array(name, value, floats, axes)
-    if value.device.type == "meta" or value.layout is not torch.strided:
+    if (value.device.type == "meta" and name not in HOLLOW) or value.layout is not torch.strided:
         raise TypeError(f"{name} must hold its numbers, got a {value.layout} tensor on {value.device}; make it dense")
     dtype = str(value.dtype).removeprefix("torch.")
     if floats and dtype not in FLOATING:

@@ -22,6 +22,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     An error of torch in one of its layers becomes a ValueError that names the layer.
     """
     modes = {module: module.training for module in model.modules()}
+    if any(p.is_meta for p in model.parameters()):
+        raise ValueError(f"{type(model).__name__} must hold its numbers, got weights on meta; load them first")
     try:
         model.eval()
         yield

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pooch
@@ -16,7 +16,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from uqlab.core.checks import one_of
 from uqlab.core.files import COMPARED
 from uqlab.data import colour_images, grey_images, sounds, texts, weights  # noqa: F401  they fill SOURCES and FILES
 from uqlab.data.downloads import FILES, fetch
@@ -96,7 +95,12 @@ def names() -> list[str]:
 
 
 def load(
-    name: Name, split: str = "test", *, root: Name | None = None, limit: int | None = None, seed: int = 0
+    name: Name,
+    split: Literal["train", "test"] = "test",
+    *,
+    root: Name | None = None,
+    limit: int | None = None,
+    seed: int = 0,
 ) -> Dataset:
     """One split, "train" or "test", of a data set by name or path.
 
@@ -116,7 +120,6 @@ def load(
     """
     full_name = os.fspath(name)
     base, wanted = _parse(full_name)
-    one_of("split", split, ("train", "test"))
     if limit is not None and limit < 0:
         raise ValueError(f"limit must be 0 (all), None (all) or positive, got {limit}")
     found: tuple[Any, ...]  # inputs, labels, classes, soft labels or None; of sounds also what is known about each

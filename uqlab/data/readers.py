@@ -23,7 +23,10 @@ from uqlab.data.downloads import FILES, fetch, places, remotes
 Reader = Callable[[str, Path], Any]
 SOURCES: dict[str, Reader] = {}  # name of a set -> its reader
 DIGITS = tuple("0123456789")
-BROKEN = (ValueError, TypeError, KeyError, OSError, EOFError, zlib.error, zipfile.BadZipFile, csv.Error, wave.Error)
+BROKEN = (
+    NotImplementedError, ValueError, TypeError, KeyError, OSError, EOFError, zlib.error, zipfile.BadZipFile, csv.Error,
+    wave.Error,
+)  # fmt: skip
 
 
 def source(name: str, *files: Any, folder: str | None = None, also: Sequence[str] = ()) -> Callable[[Reader], Reader]:

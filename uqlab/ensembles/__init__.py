@@ -3,6 +3,7 @@
 One method, one file: its layer and its function.
 """
 
+from uqlab.core import door
 from uqlab.ensembles.base import Ensemble, FoldedEnsemble, SeparateEnsemble, member_seed
 from uqlab.ensembles.batch_ensemble import BatchConv2d, BatchLinear, batch, batch_ensemble
 from uqlab.ensembles.deep import ELEMENTWISE, deep, from_members
@@ -36,3 +37,5 @@ __all__ = [
     "masksembles", "member_seed", "mimo", "own_dropout", "packed", "place_dropout", "plain_linear",
     "projection_curvature", "replace_layers", "save", "singular_value", "snapshot", "with_layers",
 ]  # fmt: skip
+
+door.room(__name__)

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from uqlab.core.checks import within
 from uqlab.ensembles.base import FoldedEnsemble
 from uqlab.ensembles.implicit import Classifiers, implicit, is_product
 from uqlab.ensembles.layers import MemberLayer, conv_settings, plain_conv
@@ -106,7 +105,6 @@ def batch(
 
     W is trained, so it is copied. `batch_ensemble` is another name of this function. The rest is as in `lora`.
     """
-    within("std", std, "[0, inf)")
 
     def make(_: str, layer: Any, generators: list[torch.Generator]) -> BatchLinear:
         if not additive:

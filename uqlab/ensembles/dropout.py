@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from uqlab.core.checks import one_of, within
+from uqlab.core.checks import within
 from uqlab.core.files import fingerprint
 from uqlab.core.modules import frozen
 from uqlab.ensembles.base import FoldedEnsemble, member_seed, member_text
@@ -93,7 +93,6 @@ def place_dropout(network: Network, make: Callable[[], nn.Module], kind: Kind = 
 
     Raises ValueError for a network without dropout and two linear layers, or without such attention.
     """
-    one_of("kind", kind, ("features", "attention"))
     name, kinds = type(network).__name__, (nn.Dropout, MemberDropout)  # members of a deep ensemble may hold the latter
     if kind == "attention":
         modules: list[Any] = list(network.modules())

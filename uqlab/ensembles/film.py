@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from uqlab.core.checks import one_network, within
+from uqlab.core.checks import one_network
 from uqlab.ensembles.base import FoldedEnsemble
 from uqlab.ensembles.implicit import Classifiers, implicit
 from uqlab.ensembles.norms import MemberBatchNorm, MemberLayerNorm, has_statistics
@@ -37,7 +37,6 @@ def film(
     one_network(backbone, "film")
     if not any(_is_norm(part) for part in backbone.modules()):
         raise ValueError(f"film needs BatchNorm or LayerNorm layers; this network has none: {type(backbone).__name__}")
-    within("std", std, "[0, inf)")
 
     def make(_: str, norm: Any, generators: list[torch.Generator]) -> MemberBatchNorm | MemberLayerNorm:
         each = [_changed(norm, std, generator) for generator in generators]

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from uqlab.core.checks import one_network, one_of
+from uqlab.core.checks import one_network
 from uqlab.core.files import fingerprint
 from uqlab.core.modules import frozen
 from uqlab.ensembles.base import FoldedEnsemble, member_range, member_seed, member_text
@@ -81,7 +81,6 @@ def implicit(
     own.
     """
     ids = check_backbone(backbone, members)
-    one_of("classifiers", classifiers, ("independent", "shared"))
     network = copy.deepcopy(backbone).requires_grad_() if train_backbone else frozen(backbone)
     linear = [name for name, part in network.named_modules() if is_linear(part) and name]
     if not linear:

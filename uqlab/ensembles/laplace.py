@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from uqlab.core.checks import at_least, count_samples, within
+from uqlab.core.checks import count_samples, representable
 from uqlab.core.modules import Inputs, evaluating, hooked, like_parameters, map_tensors
 from uqlab.ensembles.base import Ensemble, FoldedEnsemble, member_range, member_seed
 from uqlab.ensembles.layers import with_layers
@@ -55,7 +55,6 @@ def laplace_lora(
         raise TypeError(f"laplace_lora takes a network that `lora` made, got {type(trained).__name__}")
     if trained.members != 1:
         raise ValueError(f"laplace_lora takes one trained network, lora(backbone, 1), got {trained.members} members")
-    within("prior_variance", prior_variance, "(0, inf)")
     ids, found = member_range(members), curvatures(trained, inputs, batch_size)
     network = with_layers(trained.network, lambda layer: layer.join([layer] * (len(ids) - 1)))
     for number, (name, (down, up)) in enumerate(found.items()):
@@ -71,7 +70,6 @@ def curvatures(trained: FoldedEnsemble, inputs: Inputs, batch_size: int = 64) ->
     """Of every layer with LoRA, by name: the curvatures of A and of B, at the first member, in float64."""
     kinds = (LoRALinear, LoRAConv2d)
     layers = {name: part for name, part in trained.network.named_modules() if isinstance(part, kinds)}
-    at_least("batch_size", batch_size)
     samples, sums, rows = count_samples(inputs), {name: [] for name in layers}, dict.fromkeys(layers, 0)
     kept: dict[str, tuple[Tensor, Tensor]] = {}
 
@@ -116,6 +114,7 @@ def projection_curvature(
     p = (scale * u @ others.T).softmax(1)[..., None]
     slopes = scale * (others - (u @ others.T)[..., None] * u[:, None]) / length  # d logits / d z
     roots = ((slopes - (p * slopes).sum(1, keepdim=True)) * p.sqrt()).flatten(0, 1).double()
+    representable("curvatures", roots)
     return Curvature(roots.T @ roots, h.T.double() @ h.double() / len(h))
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uqlab.core.checks import at_least, within
 from uqlab.core.modules import call, logits_of, trained_like
 from uqlab.ensembles.base import Ensemble, member_seed, member_text
 from uqlab.ensembles.implicit import check_backbone, fresh_classifiers, is_linear, is_product
@@ -78,8 +77,6 @@ def mimo(
     is no network.
     """
     ids = check_backbone(backbone, members)
-    at_least("repeats", repeats)
-    within("rho", rho, "[0, 1]")
     if ids != range(len(ids)):
         raise ValueError(f"the members of MIMO go through one network together; give their number, not {members!r}")
     network = copy.deepcopy(backbone).requires_grad_()

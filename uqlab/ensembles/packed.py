@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from uqlab.core.checks import at_least, within
 from uqlab.core.modules import trained_like
 from uqlab.ensembles.base import Ensemble, FoldedEnsemble, SeparateEnsemble, member_text
 from uqlab.ensembles.deep import deep, stacked
@@ -82,9 +81,7 @@ def packed(
     and a network of other layers; TypeError for what is no network.
     """
     ids = check_backbone(backbone, members)
-    at_least("gamma", gamma)
-    whole = ids[-1] + 1 if of is None else at_least("of", of)
-    within("alpha", alpha, "(0, inf)")
+    whole = ids[-1] + 1 if of is None else of
     ensemble = deep(lambda: _Narrow(backbone, alpha / whole, gamma).network, ids, seed, fold=False)
     models = list(cast(SeparateEnsemble, ensemble).models)
     if all(type(part) in _STACKED for part in models[0].modules() if any(True for _ in part.parameters(recurse=False))):

@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from uqlab.core.checks import within
 from uqlab.ensembles.base import FoldedEnsemble
 from uqlab.ensembles.implicit import Classifiers, implicit
 from uqlab.ensembles.layers import MemberLayer
@@ -79,7 +78,6 @@ def singular_value(
 
     The rest is as in `lora`. Raises ValueError for init_std < 0, and the errors of `lora`.
     """
-    within("init_std", init_std, "[0, inf)")
     make = lambda _, layer, generators: SVDLinear(layer, init_std, generators)  # noqa: E731
     recipe = {"method": "singular_value", "init_std": init_std}
     classifiers = heads or classifiers

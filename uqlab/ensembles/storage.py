@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from uqlab.core import door
 from uqlab.core.checks import one_of
 from uqlab.core.files import fingerprint, writing
 from uqlab.ensembles.base import Ensemble, FoldedEnsemble, SeparateEnsemble, member_range
@@ -70,7 +71,7 @@ def load(path: str | os.PathLike, backbone: nn.Module) -> Ensemble:
             raise ValueError("its checksum is wrong")
         recipe, named = about["recipe"], about["backbone"] or "unnamed"
         one_of("its method", recipe["method"], _METHODS)
-        make, members = _METHODS[recipe["method"]], len(member_range(recipe["members"]))
+        make, members = door.guarded(_METHODS[recipe["method"]]), len(member_range(recipe["members"]))
         settings = {name: value for name, value in recipe.items() if name not in ("method", "backbone")}
         inspect.signature(make).bind(backbone, **settings)
     except (SafetensorError, LookupError, TypeError, ValueError) as error:

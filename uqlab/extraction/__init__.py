@@ -1,5 +1,6 @@
 """Ensembles extracted from one network: by masks, or by tiles of its feature map."""
 
+from uqlab.core import door
 from uqlab.extraction.fit import MaskHistory, fit_masks
 from uqlab.extraction.masks import MaskedLinear, MaskEnsemble, Masks, mask_diversity, masks
 from uqlab.extraction.tiles import tiles
@@ -7,3 +8,5 @@ from uqlab.extraction.tiles import tiles
 __all__ = [
     "MaskEnsemble", "MaskHistory", "MaskedLinear", "Masks", "fit_masks", "mask_diversity", "masks", "tiles",
 ]  # fmt: skip
+
+door.room(__name__)

@@ -10,10 +10,10 @@ from jaxtyping import Int, Shaped
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from uqlab.core.checks import all_finite, at_least, class_labels, count_samples, within
+from uqlab.core.checks import all_finite, at_least, class_labels, count_samples
 from uqlab.core.modules import like_parameters
-from uqlab.ensembles import Ensemble, member_seed
-from uqlab.extraction.masks import MaskedLinear, checked, coin_entropy
+from uqlab.ensembles import member_seed
+from uqlab.extraction.masks import MaskedLinear, MaskEnsemble, coin_entropy
 from uqlab.training import Workers, cross_entropy
 
 
@@ -28,7 +28,7 @@ class MaskHistory:
 
 
 def fit_masks(
-    ensemble: Ensemble,
+    ensemble: MaskEnsemble,
     inputs: Shaped[Tensor, "samples ..."],
     labels: Int[Tensor, " samples"],
     *,
@@ -49,14 +49,8 @@ def fit_masks(
     our choice.
     """
     started = time.perf_counter()
-    ensemble = checked(ensemble)
     at_least("steps", steps)
-    at_least("batch_size", batch_size)
-    within("lr", lr, "(0, inf)")
-    within("diversity", diversity, "[0, inf)")
     ensemble.soften().eval()
-    if not isinstance(inputs, Tensor):
-        raise TypeError(f"inputs must be a tensor, got {type(inputs).__name__}; use torch.as_tensor(inputs)")
     samples = count_samples(inputs)
     x = like_parameters(ensemble, inputs.detach())
     with torch.no_grad():

@@ -148,7 +148,7 @@ def mask_diversity(ensemble: MaskEnsemble) -> Float[Tensor, ""]:
     over members of p) - mean over members of H(p). Kirsch 2024, section D.4, sums over the elements; our mean makes the
     term independent of the width. Raises TypeError for another kind of ensemble.
     """
-    found = [mask for layer in checked(ensemble).masks().values() for mask in layer if mask is not None]
+    found = [mask for layer in ensemble.masks().values() for mask in layer if mask is not None]
     p = torch.cat(found, 1)  # [members, elements]
     return (coin_entropy(p.mean(0)) - coin_entropy(p).mean(0)).mean().clamp(min=0)
 
@@ -156,13 +156,6 @@ def mask_diversity(ensemble: MaskEnsemble) -> Float[Tensor, ""]:
 def coin_entropy(p: Tensor) -> Tensor:
     """The entropy of a coin that shows 1 with probability p, in nats."""
     return torch.special.entr(p) + torch.special.entr(1 - p)
-
-
-def checked(ensemble: nn.Module) -> MaskEnsemble:
-    """The ensemble, if `masks` made it; raises TypeError otherwise."""
-    if not isinstance(ensemble, MaskEnsemble):
-        raise TypeError(f"needs the ensemble that extraction.masks(model) returns, got {type(ensemble).__name__}")
-    return ensemble
 
 
 def _sequence(network: nn.Module) -> list[nn.Module] | None:

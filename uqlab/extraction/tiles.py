@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d
 
-from uqlab.core.checks import at_least, one_network
+from uqlab.core.checks import one_network
 from uqlab.core.modules import logits_of, sharing_copy
 from uqlab.ensembles import Ensemble
 
@@ -48,7 +48,6 @@ def tiles(model: nn.Module, size: int, *, pool: str | None = None, head: str | N
     show (how large the map is, which functions follow the pool) is checked on the first call, with two inputs.
     """
     one_network(model, "tiles")
-    size = at_least("size", size)
     modules = dict(model.named_modules())
     for name in (pool, head):
         if name is not None and name not in modules:

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from uqlab.core.checks import at_least, count_samples, finite, one_network, representable
+from uqlab.core.checks import count_samples, finite, one_network, representable
 from uqlab.core.devices import ACTIVATIONS, elements_of_temporary
 from uqlab.core.modules import evaluating
 from uqlab.gradients.per_sample import SampleGradients
@@ -191,7 +191,6 @@ def _by_batch(
     """`compute` for every batch [n, 1 + perturbations, ...], with the model in evaluation mode."""
     one_network(model, "uqlab.gradients")
     count_samples(inputs)
-    at_least("perturbations", perturbations, 0)
     if perturbations and sigma and not inputs.is_floating_point():
         raise ValueError(f"{inputs.dtype} inputs cannot be perturbed: set perturbations=0, or embed them first")
     parameter = next(model.parameters(), None)

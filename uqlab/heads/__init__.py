@@ -5,6 +5,7 @@ ViT, CLIP's image or text encoder, BERT and its kin and DistilBERT, alone or ins
 [batch, classes]. Of CLIP as a whole, such as `models.ZeroShot`, heads are ("text" or "vision", layer, head).
 """
 
+from uqlab.core import door
 from uqlab.heads.attention import count_heads, shape, towers
 from uqlab.heads.circuits import Circuit, greedy_circuit
 from uqlab.heads.features import Separation, head_features, separation
@@ -17,3 +18,5 @@ __all__ = [
     "multiply_adds", "only_last", "prune", "sample_heads", "separation", "shape", "taylor_heads", "taylor_scores",
     "towers",
 ]  # fmt: skip
+
+door.room(__name__)

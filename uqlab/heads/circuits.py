@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from uqlab.core.checks import at_least, count_samples, one_of
+from uqlab.core.checks import count_samples
 from uqlab.core.devices import arithmetic
 from uqlab.core.files import fingerprint, writing
 from uqlab.core.modules import Inputs
@@ -77,11 +77,8 @@ def greedy_circuit(
     """
     found = attentions(model)
     every = [(layer, head) for layer, attention in enumerate(found) for head in range(attention.heads)]
-    one_of("score", score, ("acc", "ood", "avg"))
     if not 1 <= budget <= len(every):
         raise ValueError(f"budget must be 1 to {len(every)}, the number of heads, got {budget}")
-    if batch_size is not None:
-        at_least("batch_size", batch_size)
     if (score != "ood" and id_labels is None) or (score != "acc" and ood_inputs is None):
         raise ValueError(f'score="{score}" needs {"id_labels" if id_labels is None else "ood_inputs"}, got None')
     sets = [id_inputs] if score == "acc" or ood_inputs is None else [id_inputs, ood_inputs]

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from uqlab.core.checks import at_least, count_samples, finite
+from uqlab.core.checks import count_samples, finite, representable
 from uqlab.core.modules import Inputs, call, evaluating, hooked
 from uqlab.heads.attention import Attention, attentions, linear, take
 
@@ -20,7 +20,6 @@ def head_features(model: nn.Module, inputs: Inputs, *, batch_size: int = 128) ->
     Layers of a text tower are left out: they have no class token.
     """
     found = [attention for attention in attentions(model) if attention.tower != "text"]
-    at_least("batch_size", batch_size)
     features: list[list[Tensor]] = [[] for _ in found]
 
     def keep(attention: Attention, into: list[Tensor]) -> Callable[[nn.Module, tuple], None]:
@@ -34,7 +33,10 @@ def head_features(model: nn.Module, inputs: Inputs, *, batch_size: int = 128) ->
     with evaluating(model), hooked(hooks):
         for low in starts:
             call(model, take(model, inputs, slice(low, low + batch_size)))
-    return [torch.cat(parts) for parts in features]
+    found = [torch.cat(parts) for parts in features]
+    for each in found:
+        representable("features", each)
+    return found
 
 
 class Separation(NamedTuple):

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from uqlab.core import devices
-from uqlab.core.checks import one_of
 from uqlab.core.modules import Inputs, first_tensor, map_tensors, trained_like
 from uqlab.ensembles import Ensemble, FoldedEnsemble, MemberLayerNorm, MemberLinear, own_dropout
 from uqlab.heads.attention import Attention, attentions, linear
@@ -101,7 +100,6 @@ def fuse(
     members = [models.member(m) for m in range(models.members)] if isinstance(models, Ensemble) else list(models)
     if not members:
         raise ValueError("fuse needs at least one model, got an empty list")
-    one_of("norms", norms, ("independent", "merged"))
     if all(isinstance(model, ZeroShot) for model in members):
         return _fuse_towers(members, norms)
     found = [attentions(model) for model in members]

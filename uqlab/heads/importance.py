@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from uqlab.core.checks import at_least, count_samples, one_of
+from uqlab.core.checks import at_least, count_samples
 from uqlab.core.modules import Inputs, frozen
 from uqlab.ensembles import member_seed
 from uqlab.heads.attention import Head, Place, addresses, attentions, check_labels, linear, run, take
@@ -49,7 +49,6 @@ def taylor_heads(
     """
     found = attentions(model)
     counts = [attention.heads for attention in found]
-    one_of("scope", scope, ("layer", "model"))
     if scope == "model":
         if isinstance(remove, Sequence):
             raise TypeError(f'scope="model" takes one number of heads to remove, got {list(remove)}')
@@ -73,7 +72,6 @@ def taylor_heads(
 
 def _taylor(model: nn.Module, inputs: Inputs, labels: Tensor, layers: Sequence[int], batch_size: int) -> Tensor:
     found, samples = attentions(model), count_samples(inputs)
-    at_least("batch_size", batch_size)
     network = frozen(model).eval()
     labels = check_labels(network, inputs, labels)
     weights = [linear(network, name).weight.requires_grad_() for layer in layers for name in found[layer].inputs]

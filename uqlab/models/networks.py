@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from uqlab.core.checks import at_least
 from uqlab.models.pretrained import plain_logits
 
 EMBEDDED = Path(__file__).parent / "assets" / "letters-vit.safetensors"
@@ -32,7 +31,6 @@ def small_cnn(classes: int = 10, channels: int = 1, width: int = 32, patch: int 
 
     The first has the stride `patch`, so that a position of the map stands for patch x patch pixels.
     """
-    at_least("width", width)
     sizes, layers = [channels, width, 2 * width, 2 * width], []
     for before, after, step in zip(sizes, sizes[1:], (patch, 1, 1), strict=False):
         reach = max(1, step - 1)

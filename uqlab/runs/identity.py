@@ -45,7 +45,8 @@ def undamaged(folder: Path, manifest: dict[str, Any], *names: str) -> bool:
     files = manifest.get("files")
     if not isinstance(files, dict) or "results.json" not in files:
         return False
-    if "sha256" in manifest and sealed(manifest) != manifest:
+    last = [*manifest.values()][-1]  # the checksum, also where a byte of its name is damaged
+    if ("sha256" in manifest or (isinstance(last, str) and len(last) == 64)) and sealed(manifest) != manifest:
         return False
     with suppress(OSError):
         return all(sha256(folder / name) == files.get(name) for name in names or files)

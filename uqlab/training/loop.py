@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from uqlab.core import devices
-from uqlab.core.checks import all_finite, at_least, class_labels, count_samples
+from uqlab.core.checks import all_finite, class_labels, count_samples
 from uqlab.core.devices import arithmetic
 from uqlab.core.modules import evaluating, like_parameters, logits_of
 from uqlab.ensembles import Ensemble, FoldedEnsemble, member_seed
@@ -46,10 +46,10 @@ def fit(
     epochs: int,
     lr: float,
     batch_size: int = 128,
-    optimizer: str = "sgd",
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd",
     weight_decay: float = 0.0,
     momentum: float = 0.0,
-    schedule: str = "constant",
+    schedule: Literal["constant", "cosine", "step"] = "constant",
     milestones: tuple[int, ...] | list[int] = (),
     warmup: int = 0,
     clip: float | None = None,
@@ -226,7 +226,7 @@ def predict(
     A plain module, whose outputs are [samples, classes], counts as an ensemble of one. Where the memory of a GPU does
     not suffice, fewer members and then fewer inputs go through at once.
     """
-    at_least("the number of inputs", len(inputs))
+    count_samples(inputs)
     where = next(ensemble.parameters(), torch.empty(0)).device
     chunks, start = [], 0
     bar = tqdm(total=len(inputs), desc="predict", unit="input", disable=not progress, leave=False)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from uqlab.core.checks import at_least, one_of, within
+from uqlab.core.checks import within
 from uqlab.ensembles import Ensemble, FoldedEnsemble, MemberDropout, MemberLinear
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs [members, batch, ...], labels [members, batch, ...] -> [members]
@@ -34,12 +34,7 @@ def make_step(
     flat: bool = False,
 ) -> "ChainStep | AutogradStep":
     """The fastest exact step for this ensemble, loss and optimiser; `flat`: the inputs are [samples, features]."""
-    one_of("optimizer", optimizer.name, ("sgd", "adam", "adamw"))
     clip = optimizer.clip
-    within("weight_decay", optimizer.weight_decay, "[0, inf)")
-    within("momentum", optimizer.momentum, "[0, 1)")
-    if clip is not None:
-        within("clip", clip, "(0, inf]")
     autocast = precision != "float32" and next(ensemble.parameters()).device.type == "cuda"
     plain = not callable(loss) and class_weights is None and clip is None and not autocast
     blocks = linear_chain(ensemble, flat) if plain else None
@@ -297,10 +292,8 @@ def lr_factor(
 ) -> Callable[[int], float]:
     """step -> factor of the learning rate: linear over `warmup` steps, then the schedule."""
     total = epochs * steps_per_epoch
-    one_of("schedule", schedule, ("constant", "cosine", "step"))
     if schedule == "step" and not milestones:
         raise ValueError('schedule="step" needs milestones, the epochs at which the learning rate falls to a tenth')
-    at_least("warmup", warmup, 0)
     for epoch in milestones:
         within("a milestone", epoch, "[0, inf)")
 
