@@ -8,7 +8,7 @@ BIN := .venv/bin
 # Threads that wait should sleep: beside a busy neighbour, spinning ones were measured 10 to 50 times slower.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: figures test soak lab dashboards lint benchmarks .venv
+.PHONY: figures test soak book lab dashboards lint benchmarks .venv
 
 figures: .venv
 	$(BIN)/uqlab run --profile quick
@@ -20,6 +20,11 @@ test: .venv
 SOAK ?= calls=20000 files=2000 kills=200 disk=50 twice=20 clock=20
 soak: .venv
 	PYTHONPATH=tests:tests/properties $(BIN)/python tests/properties/soak.py $(SOAK)
+
+# Pages, guides and reference as a site; what was run at `quick` comes with its results. Nothing is fetched.
+book: .venv
+	mkdir -p figures/book/source
+	$(BIN)/python -m sphinx -q -W --keep-going -c book figures/book/source figures/book/html
 
 lab: .venv
 	$(BIN)/uqlab lab

@@ -1,8 +1,5 @@
 """The board's arithmetic by hand on tiny tables, and a tiny board against its parts."""
 
-import re
-from pathlib import Path
-
 import pandas as pd
 import pytest
 import torch
@@ -186,24 +183,6 @@ def test_a_board_and_a_method_of_ones_own_by_one_entry(sets, backbone, monkeypat
     assert (table[["train_seconds", "latency_1", "latency_64"]] > 0).all(axis=None)
     assert list(scoreboard.by_score(table, "letters").columns) == ["entropy", "mi", "knn"]
     assert scoreboard.by_score(table, "letters")["mi"]["deep"] == deep["auroc_mi_letters"]
-
-
-def test_the_readme_measures_and_a_method_of_ones_own_joins_by_one_entry(monkeypatch):
-    text = (Path(__file__).parents[1] / "README.md").read_text()
-    first, own = (each for each in re.findall(r"```python\n(.+?)```", text, re.DOTALL) if "scoreboard.measure" in each)
-    assert len([line for line in own.partition("\n\n\n")[2].splitlines() if line]) <= 10
-    with monkeypatch.context() as patch:
-        patch.setattr(methods, "METHODS", dict(METHODS))
-        names = {}
-        for block in (first, own):
-            small = re.sub(r"limit=\d+", "limit=24", block)
-            small = small.replace("range(2)", "range(2), epochs=1, repeats=1, members=2, scores=['entropy']")
-            exec(compile(small, "README.md", "exec"), names)
-    lora, mine = (rows for _, rows in names["mine"].groupby("method"))
-    assert mine["trained"].tolist() == [2 * (128 * 10 + 10)] * 2 < lora["trained"].tolist()
-    assert set(scoreboard.ranks(names["mine"], "nll").index) == {"lora", "mine"}
-    assert scoreboard.recommend(names["mine"], "trained", {}).reason.startswith("mine has the best trained of the 2")
-    assert "mine" not in METHODS
 
 
 @pytest.mark.parametrize("name", METHODS)

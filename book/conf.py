@@ -1,0 +1,155 @@
+"""The book: pages with their results, guides and the reference, as a site that opens from the file system.
+
+`make book` builds it from what exists: a page that was run at the profile `quick` comes with its results, the others
+without. Nothing is run and nothing is fetched.
+"""
+
+import itertools
+import json
+import re
+import shutil
+from importlib.metadata import version as version_of
+from pathlib import Path
+
+from docutils import nodes
+from latex2mathml.converter import convert
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "figures" / "quick"
+# Every room but `core`, which is for the other rooms.
+ROOMS = sorted({path.stem for path in ROOT.glob("uqlab/[a-z]*") if path.suffix == ".py" or path.is_dir()} - {"core"})
+
+project = "uqlab"
+author = "the uqlab authors"
+release = version = version_of("uqlab")
+html_title = "uqlab"
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "sphinx_design"]
+html_theme = "pydata_sphinx_theme"
+html_theme_options = {
+    "show_toc_level": 2,
+    "navigation_with_keys": False,
+    "footer_end": [],
+    "secondary_sidebar_items": ["page-toc"],
+}
+html_show_sourcelink = False
+html_static_path = ["book.css"]
+html_css_files = ["book.css"]
+html_math_renderer = "mathml"
+myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_heading_anchors = 3
+nb_execution_mode = "off"
+nb_ipywidgets_js = {}  # their scripts come from the network; the explorers have a form of their own without a kernel
+nb_mime_priority_overrides = [("*", "text/html", 5)]
+nitpicky = True
+# What other packages document is out of reach without a network, and what a room keeps to itself has no page.
+nitpick_ignore_regex = [("py:.*", r"(?!uqlab\.).*|uqlab\.\w+\.\w+\.\w+")]
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True}
+default_role = "code"
+templates_path, exclude_patterns = [], []
+
+
+def gather(app, config):
+    """Lay the repository's texts, pages and pictures out as they lie there, so that their links hold."""
+    source = Path(app.srcdir)
+    kept = ["*.md", "LICENSE", "CITATION.cff", "data/*.md", "notebooks/*.md", "notebooks/profiles.yaml", "figures/*.md"]
+    kept += ["uqlab/*/assets/README.md", "benchmarks/results/*.md", "figures/gallery/*.png", "figures/real/*/*.png"]
+    for path in itertools.chain.from_iterable(map(ROOT.glob, kept)):
+        copy(path, source / path.relative_to(ROOT))
+    for path in Path(__file__).parent.rglob("*.md"):
+        copy(path, source / path.relative_to(Path(__file__).parent))
+    (source / "README.md").unlink()  # index.md stands in its place
+    for path in [*source.glob("*.md"), *source.glob("notebooks/*.md"), *source.glob("guides/*.md")]:
+        moved = path.read_text().replace("](../README.md", "](../guides/start.md").replace("](../../", "](../")
+        path.write_text(moved.replace("](book/guides/", "](guides/"))
+    pages = sorted(path.stem for path in ROOT.glob("notebooks/[0-9][0-9]_*.ipynb"))
+    with (source / "notebooks/README.md").open("a") as guide:
+        guide.write("\n".join(["\n```{toctree}\n:hidden:\n", *pages, "papers", "```\n"]))
+    for name in ROOMS:
+        more = "   :imported-members:\n" if (ROOT / "uqlab" / name).is_dir() else ""  # a room's own, by its __all__
+        automodule = f"# {name}\n\n```{{eval-rst}}\n.. automodule:: uqlab.{name}\n{more}```\n"
+        (source / "reference" / f"{name}.md").write_text(automodule)
+    for name in pages:
+        (source / "notebooks" / f"{name}.ipynb").write_text(json.dumps(page(ROOT / "notebooks" / f"{name}.ipynb")))
+
+
+def copy(path, to):
+    to.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(path, to)
+
+
+def page(path):
+    """The page with the results of its last run, captions at its figures."""
+    run = RESULTS / path.stem / path.name
+    if not run.exists():
+        book = json.loads(path.read_text())
+        note = f"*This page has not been run here: `uqlab run {path.name[:2]}` puts its results into the book.*"
+        book["cells"].insert(1, {"cell_type": "markdown", "id": "not-run", "metadata": {}, "source": note})
+        return book
+    book = json.loads(run.read_text())
+    captions = {
+        name: one["caption"] for name, one in json.loads((run.parent / "results.json").read_text())["figures"].items()
+    }
+    book["cells"] = [cell for cell in book["cells"] if "injected-parameters" not in cell["metadata"].get("tags", [])]
+    for cell in book["cells"]:
+        names = [name for name in captions if f'"{name}"' in "".join(cell["source"])]
+        if cell["cell_type"] == "code" and len(names) == 1:
+            cell["metadata"]["mystnb"] = {"figure": {"caption": captions[names[0]]}}
+        cell["outputs"] = [out for out in cell.get("outputs", []) if out.get("name") != "stderr"]
+        if cell["cell_type"] == "markdown":
+            del cell["outputs"]
+    return book
+
+
+PARAMETER = re.compile(r"^(\*{0,2}\w+(?: \[[^]]*\])?(?:, \*{0,2}\w+(?: \[[^]]*\])?)*): (.*)")
+
+
+def restructured(app, what, name, thing, options, lines):
+    """Give Sphinx the house's docstrings as it reads them: "name: text", with its indented rest, is an item."""
+    found, inside = [], False
+    for line in lines:
+        match = PARAMETER.match(line)
+        if inside != bool(match or (inside and line.startswith("    "))):
+            found.append("")
+            inside = not inside
+        text = f"- **{escaped(match[1])}**: {escaped(match[2])}" if match else escaped(line)
+        found.append(f"  {text.lstrip()}" if inside and not match else text)
+    lines[:] = [*found, ""]
+
+
+def escaped(line):
+    """Text between backticks as code, all else as it stands."""
+    parts = re.split(r"(`[^`]+`)", line)
+    special = re.compile(r"([*|_`\\])")
+    return "".join(f"{part}\\ " if part[:1] == "`" != part else special.sub(r"\\\1", part) for part in parts)
+
+
+def of_tuples(app, what, name, thing, skip, options):
+    """A named tuple says what its fields are in the text above them."""
+    return True if (getattr(thing, "__doc__", "") or "").startswith("Alias for field number") else None
+
+
+def mathml(formula, display="inline"):
+    """MathML, which browsers draw by themselves, with a space after the name of a function."""
+    return re.sub(
+        "<mi>(log|max|min|exp)</mi>", r'<mi>\1</mi><mspace width="0.17em"/>', convert(formula, display=display)
+    )
+
+
+def inline(self, node):
+    self.body.append(mathml(node.astext()))
+    raise nodes.SkipNode
+
+
+def display(self, node):
+    self.body.append(f'<div class="math">{mathml(node.astext(), "block")}</div>')
+    raise nodes.SkipNode
+
+
+def setup(app):
+    app.connect("config-inited", gather)
+    app.connect("autodoc-process-docstring", restructured)
+    app.connect("autodoc-skip-member", of_tuples)
+    app.add_html_math_renderer("mathml", (inline, None), (display, None))

@@ -1,0 +1,69 @@
+"""The code of the README and of the book's guides runs as it stands, on fewer inputs, members and steps."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from uqlab import data, methods, scoreboard, scores
+
+ROOT = Path(__file__).parents[1]
+SMALL = {
+    r"epochs=\d+": "epochs=1",
+    "members=16": "members=3",
+    r"diversity=2.0\)": "diversity=2.0, steps=2)",
+    r"range\(2\)(?=.*scores=)": "range(2), epochs=1, repeats=1, members=2",
+    r"range\(2\)(?!.*scores=)": "range(2), epochs=1, repeats=1, members=2, scores=['entropy']",
+    r"budget=5": "budget=2",
+    r"\(3, 4, 5\)": "(1, 2)",
+}
+
+
+def blocks(path):
+    return re.findall(r"```python\n(.+?)```", path.read_text(), re.DOTALL)
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """Runs all code of a file, one block after the other, in a folder of its own; gives the names it made."""
+    load, names = data.load, {}
+    monkeypatch.setattr(data, "load", lambda name, split="test", limit=0: load(name, split, limit=40))
+    monkeypatch.setattr(methods, "METHODS", dict(methods.METHODS))
+    monkeypatch.setattr(scores, "SCORES", dict(scores.SCORES))
+    monkeypatch.setattr(scoreboard, "SCORES", scores.SCORES, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+    def each(path):
+        for block in blocks(path):
+            for long, short in SMALL.items():
+                block = re.sub(long, short, block)
+            exec(compile(block, path.name, "exec"), names)
+        return names
+
+    return each
+
+
+@pytest.mark.parametrize("name", ["data", "network", "explorers"])
+def test_a_guide_runs(run, name):
+    assert run(ROOT / "book" / "guides" / f"{name}.md")
+
+
+def test_a_method_and_a_score_of_ones_own_join_by_one_entry(run):
+    (own,) = (block for block in blocks(ROOT / "README.md") if "METHODS[" in block)
+    assert len([line for line in own.partition("\n\n\n")[2].splitlines() if line]) <= 10
+    names = run(ROOT / "README.md")
+    lora, mine = (rows for _, rows in names["table"].groupby("method"))
+    assert mine["trained"].tolist() == [2 * (128 * 10 + 10)] * 2 < lora["trained"].tolist()
+    assert set(scoreboard.ranks(names["table"], "nll").index) == {"lora", "mine"}
+    advice = scoreboard.recommend(names["table"], "trained", {})
+    assert advice.reason.startswith("classifiers alone has the best trained of the 2")
+
+
+def test_the_guide_of_methods_and_scores_runs(run):
+    names = run(ROOT / "book" / "guides" / "method.md")
+    assert set(names["mine"]["method"]) == {"lora", "mine"}
+    assert names["table"]["auroc_gap_fashion-mini"].between(0, 1).all()
+
+
+def test_the_readme_can_be_skimmed():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
