@@ -5,6 +5,8 @@
 3. Each page's explorers, run at `tiny`: of one with a picture the milliseconds from the key press to the painted
    picture, median and quartiles over moves to pictures that were not drawn before; of one that asks its members the
    same to the answer. Names of pages as arguments choose some.
+4. What a drawing's answer takes in the kernel with networks of the size that page 03's widest and page 04's have at
+   `quick`: ten, and ten sub-models of one. Their weights do not matter here.
 """
 
 import io
@@ -19,8 +21,9 @@ from typing import Any
 import matplotlib.pyplot as plt
 import torch
 from _timing import interleaved, report
+from torch import nn
 
-from uqlab import plots, widgets
+from uqlab import data, ensembles, extraction, models, plots, widgets
 from uqlab.runs import parameters
 
 sys.path.extend(str(Path(__file__).parents[1] / "tests" / room) for room in ("", "browser"))
@@ -138,6 +141,23 @@ def moves(page: lab.Lab) -> list[float]:
     return times
 
 
+def drawings() -> None:
+    train = data.load("mnist-mini", "train")
+
+    def wide() -> nn.Module:
+        return models.mlp(784, (512, 256), 10)
+
+    asked = {"ten networks": ensembles.deep(wide, 10, seed=0), "ten sub-models": extraction.masks(wide(), 10, seed=0)}
+    hand = widgets.draw(asked, train, {"first": train.inputs[0]})
+    for name in asked:
+        times = []
+        for _ in range(21):
+            start = time.perf_counter()
+            hand.answer({"model": name, "pixels": hand.data["examples"][0]})
+            times.append(1000 * (time.perf_counter() - start))
+        told(f"a drawing asked of {name}, width x8", times[1:], 100)
+
+
 def once_or_whole() -> None:
     x, single = torch.linspace(-4, 4, 200), torch.randn(32, 200, generator=torch.Generator().manual_seed(0)).cumsum(1)
     sizes = (1, 2, 4, 8)
@@ -167,5 +187,6 @@ def once_or_whole() -> None:
 if __name__ == "__main__":
     plots.use_style()
     once_or_whole()
+    drawings()
     frames()
     pages(sys.argv[1:])

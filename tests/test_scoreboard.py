@@ -149,7 +149,8 @@ def test_a_board_and_a_method_of_ones_own_by_one_entry(sets, backbone, monkeypat
 
     monkeypatch.setitem(METHODS, "mine", Method("two networks", "#123456", "*", pair, frozenset()))
     train, test, ood = sets
-    table = measured(backbone, sets, methods=["single", "deep", "mine"], own={"mine": {"epochs": 1}})
+    trained = {}
+    table = measured(backbone, sets, methods=["single", "deep", "mine"], own={"mine": {"epochs": 1}}, kept=trained)
     assert table[["method", "seed", "members"]].to_numpy().tolist() == [
         ["single", 4, 1],
         ["deep", 4, 3],
@@ -159,6 +160,8 @@ def test_a_board_and_a_method_of_ones_own_by_one_entry(sets, backbone, monkeypat
 
     model = methods.train("deep", backbone, train.inputs, train.labels, members=3, seed=4, epochs=2, lr=0.01)
     z = training.predict(model, test.inputs)
+    assert [*trained] == [("single", 4), ("deep", 4), ("mine", 4)]
+    torch.testing.assert_close(training.predict(trained["deep", 4], test.inputs), z)
     for name in ("accuracy", "nll", "ece", "adaptive_ece", "brier"):
         assert deep[name] == pytest.approx(getattr(metrics, name)(z, test.labels), abs=1e-5)
     mi = [scores.SCORES["mi"](model, each.inputs) for each in (test, ood["letters"])]

@@ -36,7 +36,8 @@ def measure(
     backbone: nn.Module, train: Dataset, test: Dataset, ood: Sets, *, methods: Iterable[str] | None = None,
     scores: Iterable[str] = CHEAP, members: int = 4, seeds: Iterable[int] = range(3),
     validation: Dataset | None = None, shifted: Sets | None = None, own: Mapping[str, Mapping[str, Any]] | None = None,
-    few: Mapping[str, int] | None = None, repeats: int = 10, **settings: Any,
+    few: Mapping[str, int] | None = None, kept: dict[tuple[str, int], nn.Module] | None = None, repeats: int = 10,
+    **settings: Any,
 ) -> pd.DataFrame:  # fmt: skip
     """Train every method with every seed on one backbone: a row a (method, seed). Tables of many runs may be joined.
 
@@ -46,6 +47,7 @@ def measure(
     validation: labelled inputs that were not trained on, for the columns after temperature scaling.
     settings: of `methods.train`, for all methods; own: for some, by the method's name.
     few: further scores, which are dear, and how many inputs of each set they see: {"regrad": 20}, always the first.
+    kept: takes (method, seed) -> what was trained.
     repeats: rounds of the timing, in each of which the ensemble and the single network take turns.
 
     Columns: method, seed, members; accuracy, nll, ece, adaptive_ece, brier, aurc (by "msp"); aurc_<score>,
@@ -76,6 +78,8 @@ def measure(
                 break
             # A training that was read from the cache knows how long it took.
             seconds = max(time.perf_counter() - started, sum(history.seconds for history in histories))
+            if kept is not None:
+                kept[name, seed] = ensemble
             row = {"method": name, "seed": seed, "members": ensemble.members, "train_seconds": seconds}
             for score, count in few.items():
                 some = {where: strangers[:count] for where, strangers in ood.items()}

@@ -66,16 +66,18 @@ def moves_and_resets(page: lab.Lab, explorer) -> None:
 
 
 def fits(page: lab.Lab, patterns: dict[str, str], screenshots: Path | None) -> None:
-    """In both themes and two widths no picture is cut off; patterns: name of the screenshot -> source of the cell."""
+    """In both themes and two widths nothing is cut off; patterns: name of the screenshot -> source of the cell."""
+    page.page.evaluate("jupyterapp.shell.collapseLeft()")
+    ends = "(box, what) => [...box.querySelectorAll(what)].map(each => each.getBoundingClientRect().right)"
     for theme in lab.THEMES:
         page.theme(theme)
-        for width in (1280, 800):
+        for width in (1400, 400):
             page.page.set_viewport_size({"width": width, "height": 900})
             for name, pattern in patterns.items():
-                explorer = page.show_explorer(pattern)
+                explorer = page.show(pattern, ":is(.uqlab-explorer, .uqlab-hand)").first
                 explorer.scroll_into_view_if_needed()
-                box = explorer.locator(".uqlab-picture").bounding_box()
-                assert box["x"] + box["width"] <= width, "the picture is cut off"
+                right = max(explorer.evaluate(ends, ".uqlab-picture, svg, canvas, button, select, input, p"))
+                assert right <= width, f"{name} is cut off"
                 if screenshots:
                     page.page.screenshot(path=screenshots / f"{name}_{theme}_{width}.png")
 
@@ -87,7 +89,8 @@ def test_explorer_answers_keys_mouse_and_reset(kind, made_up_page):
 
 
 def test_explorers_fit_in_both_themes_and_widths(made_up_page, screenshots):
-    fits(made_up_page, {kind: f"made_up.{kind}" for kind in KINDS}, screenshots)
+    hands = [make.__name__ for make in made_up.HANDS]
+    fits(made_up_page, {kind: f"made_up.{kind}" for kind in (*KINDS, *hands)}, screenshots)
     assert made_up_page.errors == []
 
 

@@ -20,6 +20,7 @@ def test_01_as_html_has_every_figure(results):
     pictures = [output for cell in shown for output in cell.get("outputs", ()) if "image/png" in output.get("data", ())]
     assert len(pictures) >= len(recorded["figures"]) > 2
     assert page.count('src="data:image/png;base64,') >= len(pictures)
+    assert "its controls need a running kernel" in page  # the explorer, as it is without one
     assert "Traceback" not in page
 
 

@@ -91,7 +91,21 @@ def test_draw_says_and_raises_what_went_wrong(monkeypatch):
     monkeypatch.setattr(hand, "send", sent.append)
     with pytest.raises(KeyError):
         hand._reply(hand, {"ask": 7, "model": "no such", "pixels": hand.data["examples"][0]}, [])
-    assert sent == [{"ask": 7, "error": "No answer: KeyError: 'no such'"}]
+    assert sent == [{"ask": 7, "error": "No answer: KeyError: 'no such'."}]
+
+
+def test_draw_says_that_it_was_interrupted(monkeypatch):
+    models, train = made_up.networks()
+    hand, sent = widgets.draw(models, train, {"first": train.inputs[0]}), []
+    monkeypatch.setattr(hand, "send", sent.append)
+
+    def interrupted(message):
+        raise KeyboardInterrupt
+
+    hand.answer = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        hand._reply(hand, {"ask": 8}, [])
+    assert sent == [{"ask": 8, "error": "No answer: the kernel was interrupted."}]
 
 
 def test_front_needs_numbers():

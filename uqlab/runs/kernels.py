@@ -56,6 +56,7 @@ def run_cells(
                     kernel_manager_class=_kernel_manager(output.parent, environment, deadline, stop, report),
                     resources={"metadata": {"path": str(notebook.parent)}},  # papermill's cwd is that of the process
                     on_cell_executed=lambda **_: report(1),
+                    store_widget_state=False,  # it needs a kernel or a CDN; explorers have HTML of their own
                 )
                 return
             except Exception as error:  # about one parallel kernel start in 270 fails: again, if no cell has run

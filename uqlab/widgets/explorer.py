@@ -1,5 +1,6 @@
 """The box that all explorers are: controls, one line that says what is seen, and a picture that follows quickly."""
 
+import base64
 import functools
 import gc
 import html
@@ -20,6 +21,8 @@ from PIL import Image
 
 REMEMBERED = 100  # pictures, some 40 kB each
 SOON = 0.1  # seconds: sliders whose redraw is faster follow the hand, the others wait until they are let go
+STILL = """{seen}<img alt="What the line above says." src="data:image/png;base64,{source}" style="width: {width};
+max-width: 100%"><p><em>This is the explorer's first picture: its controls need a running kernel.</em></p>"""
 SCALE, SHARPNESS = 110, 1.25  # CSS pixels an inch; pixels a CSS pixel
 
 
@@ -79,6 +82,12 @@ class Explorer(ipywidgets.VBox):
         finally:
             self._paused = False
         self._redraw()
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        """The live explorer, and its picture for where there is no kernel, as in an exported page."""
+        source = base64.b64encode(self.picture.value).decode()
+        still = STILL.format(source=source, width=self.picture.layout.width, seen=self.seen.value)
+        return {**(super()._repr_mimebundle_(**kwargs) or {}), "text/html": still}
 
     def _redraw(self, _: Any = None) -> None:
         if self._paused:

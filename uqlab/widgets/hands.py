@@ -44,8 +44,11 @@ ALONE = """<!doctype html>
 const kept = {{ data: JSON.parse(document.getElementById("data").textContent), state: {{}} }};
 const model = {{ get: name => kept[name], set: (name, value) => (kept[name] = value), save_changes() {{}}, on() {{}} }};
 render({{ model, el: document.body }});
+const fit = () => window.frameElement?.style.setProperty("height", `${{document.body.offsetHeight + 20}}px`);
+new ResizeObserver(fit).observe(document.body);
 </script></body></html>
 """
+FRAME = '<iframe title="{name}" srcdoc="{page}" style="width: 100%; border: 0"></iframe>'
 
 
 class Hand(anywidget.AnyWidget):
@@ -71,9 +74,16 @@ class Hand(anywidget.AnyWidget):
             return
         try:
             self.send({"ask": message["ask"], **self.answer(message)})
-        except Exception as error:  # a browser shows the error of a callback nowhere else
-            self.send({"ask": message["ask"], "error": f"No answer: {type(error).__name__}: {error}"})
+        except BaseException as error:  # a browser shows the error of a callback nowhere else
+            why = "the kernel was interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
+            self.send({"ask": message["ask"], "error": f"No answer: {why}: {error}".rstrip(": ") + "."})
             raise
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        """The live explorer, and itself as HTML for where there is no kernel, as in an exported page."""
+        bundle: Any = super()._repr_mimebundle_(**kwargs)
+        still = FRAME.format(name=html.escape(self.name), page=html.escape(self.html()))
+        return {**bundle[0], "text/html": still}, bundle[1]
 
     def html(self) -> str:
         """A page of this explorer alone: it needs no kernel, and its policy forbids it to load anything."""

@@ -69,8 +69,8 @@ function render({ model, el }) {
   }));
   const peak = Math.max(...shares.flat(2));
 
-  function measured() {
-    const at = setting.value, s = +which.value, threshold = lines[anew.checked ? at : 0];
+  function measured(at = setting.value) {
+    const s = +which.value, threshold = lines[anew.checked ? at : 0];
     const above = k => 1 - place(sorted[k][at], threshold, true) / sorted[k][at].length;
     return { at, s, threshold, auroc: orders[s][at], caught: above(1 + s), false_alarms: above(0) };
   }
@@ -103,10 +103,14 @@ function render({ model, el }) {
     const now = draw(), set = data.strangers[now.s], here = `${data.what} ${data.settings[now.at]}`;
     change(chart, { "aria-label": `Histograms of the mutual information at ${here}; heights: square roots of shares` });
     const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)} %`;
+    const first = measured(0), back = value => (now.at ? ` (at ${data.settings[0]}: ${value})` : "");
+    const silent = now.caught < 0.7 * first.caught && Math.abs(now.auroc - first.auroc) < 0.05;
     change(seen, {}, `The alarm is set at ${data.what} ${data.settings[anew.checked ? now.at : 0]}, where `
-      + `${percent(data.pass)} of ${known.name} pass. At ${here} it catches ${percent(now.caught)} of ${set.name}, `
-      + `with ${percent(now.false_alarms, 1)} false alarms; the AUROC is ${now.auroc.toFixed(3)}. Framed images are `
-      + "caught, pale ones pass.");
+      + `${percent(data.pass)} of ${known.name} pass. At ${here} it catches ${percent(now.caught)} of ${set.name}`
+      + `${back(percent(first.caught))}, with ${percent(now.false_alarms, 1)} false alarms; the AUROC is `
+      + `${now.auroc.toFixed(3)}${back(first.auroc.toFixed(3))}. `
+      + (silent ? "The order stays, the scale collapses: OOD inputs still lie above ID inputs, but below the line. " : "")
+      + "Framed images are caught, pale ones pass.");
     model.set("state", now);
     model.save_changes();
   }
