@@ -8,6 +8,7 @@ import io
 import lzma
 import sys
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from sklearn.linear_model import LogisticRegression
@@ -17,7 +18,7 @@ from uqlab.data.datasets import load
 from uqlab.data.embedded import ASSETS, between
 
 SEED = 0
-MINIS = {  # name -> official set, images of each split
+MINIS: dict[str, tuple[str, dict[Literal["train", "test"], int]]] = {  # name -> official set, images of each split
     "mnist-mini": ("mnist", {"train": 6000, "test": 2000}),
     "fashion-mini": ("fashion-mnist", {"train": 4000, "test": 2000}),
     "kmnist-mini": ("kmnist", {"test": 1000}),
