@@ -146,8 +146,7 @@ def test_13_has_texts_on_its_board_of_one_size_and_with_the_same_seeds():
     }
     assert set(table["dataset"]) == {"sst2"}
     names = {name for group in given["methods"] for name in group}
-    assert len(names) >= 7
-    assert set(table["method"]) == names
+    assert set(table["method"]) == names == METHODS.keys() - {"mimo", "packed", "masks", "tiles", "hydra"}
     assert table.groupby("method")["seed"].apply(sorted).map(lambda found: found == list(range(5))).all()
     assert not table.duplicated(["method", "seed"]).any()
     search = pd.read_csv(BOARD / "text_search.csv").query("epochs == 1")
@@ -194,8 +193,10 @@ def test_13_shows_its_own_methods_within_the_board(pages):
     small = beside["convolutional: accuracy"]
     assert all(f"{100 * small[METHODS[name].label]:.1f} %" in text for name in ("single", "deep", "lora"))
     assert numbers["better_everywhere"] == ["deep"]
-    of_texts = table[table["backbone"] == "text"].groupby("method")["nll"].mean()
-    assert all(f"{of_texts[name]:.3f}" in text for name in ("single", "lora", "deep"))
+    texts = table[table["backbone"] == "text"]
+    gaps, loss = scoreboard.differences(texts, "nll"), texts.groupby("method")["nll"].mean()
+    surely = gaps.index[gaps["low"] * gaps["high"] > 0]
+    assert all(f"{loss[name]:.3f}" in text for name in ("single", *surely))
     agreement = pd.DataFrame(**recorded["tables"]["paper_and_this_run"])
     resnet = agreement[agreement["compared with"] == "convolutional"]
     assert len(resnet) == 1
