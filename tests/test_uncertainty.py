@@ -351,7 +351,7 @@ def test_integers_are_refused(unchecked):
         (lambda z: decompose_score(z, "accuracy"), 'rule must be "log", "brier" or "zero-one", got .accuracy'),
         (lambda z: expected_pairwise_kl(z[:1]), "at least 2 members, got 1"),
         (lambda z: group_members(z, 4), "groups of 4 do not divide 6 members; sizes that do: 1, 2, 3, 6"),
-        (lambda z: group_members(z, 0), "sizes that do: 1, 2, 3, 6"),
+        (lambda z: group_members(z, 0), "size must be at least 1, got 0"),
         (decompose_groups, r"\[groups, members, batch, classes\], got \[6, 4, 3\].*group_members"),
         (lambda z: decompose_groups(z[None], "jackknife"), "at least 2 groups, got 1"),
         (lambda z: decompose_gaussian(z[0], z[0, :2]), r"got \[4, 3\] and \[2, 3\]"),

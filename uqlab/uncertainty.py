@@ -103,7 +103,7 @@ def group_members(logits: Logits, size: int) -> Float[Tensor, "groups {size} bat
     """View an ensemble as groups of `size` consecutive members; raises ValueError if `size` does not divide them."""
     check_logits(logits)
     members = logits.shape[0]
-    if size < 1 or members % size:
+    if members % size:
         divisors = ", ".join(str(d) for d in range(1, members + 1) if members % d == 0)
         raise ValueError(f"groups of {size} do not divide {members} members; sizes that do: {divisors}")
     return logits.unflatten(0, (members // size, size))

@@ -221,6 +221,8 @@ def _union(parts: tuple) -> Reader | None:
             except (TypeError, ValueError) as error:
                 errors.append(error)
         told = [e for part, e in zip(parts, errors, strict=True) if part is not types.NoneType]
+        if isinstance(value, torch.Tensor):  # it was not meant as a list
+            told = [e for part, e in zip(parts, errors, strict=True) if hasattr(part, "dim_str")] or told
         values = [e for e in told if isinstance(e, ValueError) or str(e).startswith(f"{name}[")]
         if len(told) == 1 or values:
             raise (values or told)[0] from None

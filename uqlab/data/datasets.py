@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import pooch
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import interpolate
 
@@ -34,7 +34,8 @@ STAND_INS = {  # fetched set -> the embedded one named where it is out of reach
 class Dataset:
     """Inputs and labels of one split; `data[i]` is (input, label), a slice, index or mask gives a Dataset."""
 
-    inputs: Float[Tensor, "samples channels height width"] | list[str]  # images in [0, 1], or texts
+    # Images in [0, 1] [samples, channels, height, width], or texts; your own may be features or token ids.
+    inputs: Shaped[Tensor, "samples ..."] | list[str]
     labels: Int[Tensor, " samples"]  # int64; -1 where the set has none
     name: str  # as it was loaded; of your own file the name without folder and suffix
     split: str
