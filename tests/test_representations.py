@@ -303,7 +303,7 @@ class Twice(nn.Module):
         (lambda: minibatch_cka([related(8), related(3)]), "batch 1: .*got 3 samples"),
         (lambda: cka_matrix([]), "at least one representation"),
         (lambda: cka_matrix({"0": normal(9, 2)}), "features_a must be a list"),
-        (lambda: cka_matrix(normal(9, 2)), r"got \[2\]"),
+        (lambda: cka_matrix(normal(9, 2)), r"got \[9, 2\]"),
         (lambda: cka_matrix([normal(9, 2, 3)]), r"got \[9, 2, 3\]"),
         (lambda: match(normal(3)), r"must be \[a, b\], got \[3\]"),
         (lambda: match(normal(3, 3) / 0), "finite values or NaN"),
