@@ -8,16 +8,20 @@ BIN := .venv/bin
 # Threads that wait should sleep: beside a busy neighbour, spinning ones were measured 10 to 50 times slower.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: figures test soak book lab dashboards lint benchmarks .venv
+.PHONY: figures evidence test soak book slides lab dashboards lint benchmarks .venv
 
 figures: .venv
 	$(BIN)/uqlab run --profile quick
+
+# Hours, from the official files in $UQLAB_DATA; what is done is skipped, so it can be stopped and started at any time.
+evidence: .venv
+	$(BIN)/uqlab evidence
 
 test: .venv
 	$(BIN)/python -m pytest -n $(WORKERS)
 
 # The net at length; the last counts are in benchmarks/results/soak.md. SOAK: what of it, and how much.
-SOAK ?= calls=20000 files=2000 kills=200 disk=50 twice=20 clock=20
+SOAK ?= calls=20000 files=2000 kills=200 real=20 readonly=20 disk=50 twice=20 clock=20 pages=17
 soak: .venv
 	PYTHONPATH=tests:tests/properties $(BIN)/python tests/properties/soak.py $(SOAK)
 
@@ -25,6 +29,11 @@ soak: .venv
 book: .venv
 	mkdir -p figures/book/source
 	$(BIN)/python -m sphinx -q -W --keep-going -c book figures/book/source figures/book/html
+
+# Pages 00 to 04 as slides for a class, with the figures and claims of their last runs.
+slides: .venv
+	mkdir -p figures/slides/source
+	$(BIN)/python -m sphinx -q -W --keep-going -b revealjs -c book/slides figures/slides/source figures/slides/html
 
 lab: .venv
 	$(BIN)/uqlab lab

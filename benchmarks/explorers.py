@@ -1,14 +1,19 @@
 """How soon explorers answer in headless Chromium, on two cores: a picture in 150 ms, 30 frames a second under the hand.
 
 1. What painting ticks and labels once is worth: an explorer's picture against the same figure drawn anew, in turns.
-2. Dragging a member of a cloud of 9 or 64: frames a second in which the bars moved, and the longest wait between two.
-3. Each page's explorers, run at `tiny`: of one with a picture the milliseconds from the key press to the painted
-   picture, median and quartiles over moves to pictures that were not drawn before; of one that asks its members the
-   same to the answer. Names of pages as arguments choose some.
-4. What a drawing's answer takes in the kernel with networks of the size that page 03's widest and page 04's have at
+2. What a drawing's answer takes in the kernel with networks of the size that page 03's widest and page 04's have at
    `quick`: ten, and ten sub-models of one. Their weights do not matter here.
+3. Dragging in each explorer that answers the hand, its data of the size that pages have at `quick`: frames a second,
+   and the longest wait between two.
+4. Each page's explorers, run at `tiny`: of one with a picture the milliseconds from the key press to the painted
+   picture, median and quartiles over moves to pictures that were not drawn before; of one that asks its members the
+   same to the answer, and frames a second while they are asked. Names of pages as arguments choose some.
+5. With `--redraws`, and nothing else: what a redraw takes in the kernel with the data of `quick`, and whether the
+   sliders follow the hand, as they do where all redraws took less than `widgets.explorer.SOON`. Runs the pages.
 """
 
+import contextlib
+import gc
 import io
 import itertools
 import statistics
@@ -19,40 +24,52 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+import nbformat
+import numpy as np
 import torch
 from _timing import interleaved, report
 from torch import nn
 
 from uqlab import data, ensembles, extraction, models, plots, widgets
-from uqlab.runs import parameters
+from uqlab.methods import METHODS
+from uqlab.runs import dashboards, parameters
+from uqlab.widgets.explorer import SOON
 
 sys.path.extend(str(Path(__file__).parents[1] / "tests" / room) for room in ("", "browser"))
 import lab
+import made_up
 
 MOVES, TARGET = 12, 150  # pictures for each page; milliseconds
 FRAMES = 30  # a second, under the hand
-# The hand moves once a frame, as browsers hand on a mouse's moves; resolves to the times of the frames.
-DRAG = """seconds => new Promise(done => {
-  const stage = document.querySelector('.stage'), place = stage.getBoundingClientRect(), times = [];
+# The hand moves once a frame, as browsers hand on a mouse's moves: a pointer, or the knob of a slider. Resolves to the
+# times of the frames and the number of different sights, of which one in thirty frames is looked at.
+DRAG = """([what, seconds]) => new Promise(done => {
+  const on = document.querySelector(what), hand = on.closest('.uqlab-hand'), times = [], sights = new Set();
+  const place = on.getBoundingClientRect();
   const frame = now => {
-    const angle = times.push(now) / 15;
-    stage.dispatchEvent(new PointerEvent('pointermove', {
-      clientX: place.x + place.width * (0.5 + 0.2 * Math.cos(angle)),
-      clientY: place.y + place.height * (0.6 + 0.2 * Math.sin(angle)),
-    }));
-    now - times[0] > 1000 * seconds ? done(times) : requestAnimationFrame(frame);
+    const turn = times.push(now) / 15;
+    if (on.type === 'range') {
+      on.value = on.max * (0.5 + 0.5 * Math.sin(turn));
+      on.dispatchEvent(new Event('input'));
+    } else {
+      const [x, y] = [0.5 + 0.2 * Math.cos(turn), 0.6 + 0.2 * Math.sin(turn)];
+      const at = { clientX: place.x + place.width * x, clientY: place.y + place.height * y };
+      on.dispatchEvent(new PointerEvent('pointermove', at));
+    }
+    if (times.length % 30 === 0) sights.add(hand.innerHTML + hand.querySelector('canvas')?.toDataURL());
+    now - times[0] > 1000 * seconds ? done([times, sights.size]) : requestAnimationFrame(frame);
   };
   requestAnimationFrame(frame);
 })"""
+CANVAS = ".uqlab-hand canvas"
 
 
-def pages(names: list[str]) -> None:
+def pages(notebooks: list[Path]) -> None:
     path = lab.chromium()
     if not path:
         print("no Chromium here: part 1 is left out")
         return
     folder = Path(tempfile.mkdtemp())
-    notebooks = [parameters.find(name) for name in names] or parameters.all_notebooks()
     with lab.server(folder, root=folder) as address, lab.browser(path) as browser:
         for notebook in notebooks:
             page = lab.Lab(browser.new_page(viewport={"width": 1280, "height": 900}), address)
@@ -66,6 +83,7 @@ def pages(names: list[str]) -> None:
             canvas = page.page.locator(".uqlab-hand:has(canvas)")
             if canvas.count():
                 told(f"{notebook.stem}: drawing", answers(canvas), 100)
+                drag(f"{notebook.stem}: the brush, answered", page.page, CANVAS, CANVAS)
             page.shut_kernel()
             page.page.close()
 
@@ -88,32 +106,56 @@ def answers(explorer: Any) -> list[float]:
     return times
 
 
+def hands() -> dict[str, tuple[widgets.Hand, str, str]]:
+    """Name -> an explorer as large as a page's at `quick`, what is pressed, and what moves ("" presses nothing)."""
+    random = torch.Generator().manual_seed(0)
+    triangle, knob, images = ".stage svg", "input[type=range]", torch.rand(40, 1, 28, 28, generator=random)
+    found = {}
+    for count in (9, 64):
+        logits = 2 * torch.randn(count, 3, generator=random)
+        cloud = widgets.cloud(logits, [m % 3 for m in range(count)])
+        found[f"cloud of {count} members"] = cloud, f".member:nth-child({count}) .dot", triangle
+    kinds = ("id", "clothes", "letters")
+    values = {w: {kind: torch.randn(2000, generator=random).exp() / w for kind in kinds} for w in (1, 2, 4, 8, 16)}
+    found["alarm, sets of 2,000"] = widgets.alarm(values, dict.fromkeys(kinds[1:], images)), "", knob
+    board = made_up.board(tuple(METHODS), seeds=5)
+    asked = ["nll", "accuracy"], ["stored", "latency_64"]
+    found[f"front of {len(METHODS)} methods"] = widgets.front({"quick": board}, "nll", *asked), "", knob
+    features = {name: torch.randn(4, 8, 13, 200, 16, generator=random) for name in ("id", "far", "near")}
+    found["map of 4 x 8 heads"] = widgets.head_map(
+        torch.rand(4, 8, generator=random), [(i // 8, i % 8) for i in range(12)],
+        lambda gone, layer, head, name: features[name][layer, head, gone], known="id", others=["far", "near"],
+        removed=range(13), path={"accuracy": torch.rand(13, generator=random).tolist()},
+    ), "", knob  # fmt: skip
+    train = data.load("mnist-mini", "train")
+    found["drawing, the brush alone"] = widgets.draw({}, train, {"first": train.inputs[0]}), CANVAS, CANVAS
+    return found
+
+
 def frames() -> None:
     path = lab.chromium()
     if not path:
         return
     with lab.browser(path) as browser:
-        for count in (9, 64):
+        for name, (hand, pressed, moved) in hands().items():
             page = browser.new_page(viewport={"width": 1280, "height": 900})
-            logits = 2 * torch.randn(count, 3, generator=torch.Generator().manual_seed(0))
-            page.set_content(widgets.cloud(logits, [m % 3 for m in range(count)]).html())
-            dot = page.locator(".member .dot").last.bounding_box()
-            page.mouse.move(dot["x"] + 8, dot["y"] + 8)
-            page.mouse.down()
-            before = page.locator(".bars [data-name=total]").get_attribute("data-value")
-            seen = page.evaluate(DRAG, 4)
-            page.mouse.up()
-            assert page.locator(".bars [data-name=total]").get_attribute("data-value") != before
-            rate, longest = (
-                (len(seen) - 1) / (seen[-1] - seen[0]) * 1000,
-                max(b - a for a, b in itertools.pairwise(seen)),
-            )
-            verdict = "" if rate >= FRAMES else f"  MISSES {FRAMES}"
-            print(
-                f"dragging one of {count:2} members: {rate:.0f} frames/s, longest wait {longest:.0f} ms{verdict}",
-                flush=True,
-            )
+            page.set_content(hand.html())
+            drag(name, page, pressed, moved)
             page.close()
+
+
+def drag(name: str, page: Any, pressed: str, moved: str) -> None:
+    """Press, let it move for seconds, and print how many frames there were."""
+    if pressed:
+        place = page.locator(pressed).first.bounding_box()
+        page.mouse.move(place["x"] + place["width"] / 2, place["y"] + place["height"] / 2)
+        page.mouse.down()
+    times, sights = page.evaluate(DRAG, [moved, 4])
+    page.mouse.up()
+    assert sights > 1, f"{name}: nothing moved"
+    rate, longest = (len(times) - 1) / (times[-1] - times[0]) * 1000, max(b - a for a, b in itertools.pairwise(times))
+    verdict = "" if rate >= FRAMES else f"  MISSES {FRAMES}"
+    print(f"{name:40} {rate:3.0f} frames/s, longest wait {longest:.0f} ms{verdict}", flush=True)
 
 
 def moves(page: lab.Lab) -> list[float]:
@@ -158,6 +200,42 @@ def drawings() -> None:
         told(f"a drawing asked of {name}, width x8", times[1:], 100)
 
 
+def explorers() -> list[widgets.Explorer]:
+    return [each for each in gc.get_objects() if type(each) is widgets.Explorer]
+
+
+def redraws(notebook: Path) -> None:
+    """Run the page to its last explorer; move each control of each, until all was drawn or for a while."""
+    cells = [cell for cell in nbformat.read(notebook, 4).cells if cell.cell_type == "code"]
+    last = max((i for i, cell in enumerate(cells) if dashboards.EXPLORER.search(cell.source)), default=-1)
+    names: dict[str, Any] = {"__name__": notebook.stem}
+    earlier = explorers()
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.chdir(notebook.parent),
+    ):
+        for cell in cells[: last + 1]:
+            exec(compile(cell.source, notebook.stem, "exec"), names)
+            if "parameters" in cell.metadata.get("tags", []):
+                names["output_dir"] = folder
+    plt.close("all")
+    for explorer in [each for each in explorers() if each not in earlier]:
+        times = []
+        for control in explorer.controls.values():
+            options = getattr(control, "_options_values", None)
+            options = options or np.arange(control.min, control.max + control.step / 2, control.step).tolist()
+            for value in [option for option in options if option != control.value][:MOVES]:
+                start = time.perf_counter()
+                control.value = value
+                times.append(1000 * (time.perf_counter() - start))
+            explorer.reset()
+        sliders = [each for each in explorer.controls.values() if hasattr(each, "continuous_update")]
+        told(f"{notebook.stem}: redraw", times, 1000 * SOON)
+        if sliders:
+            print(f"{'':40} its sliders {'follow the hand' if sliders[0].continuous_update else 'wait'}", flush=True)
+
+
 def once_or_whole() -> None:
     x, single = torch.linspace(-4, 4, 200), torch.randn(32, 200, generator=torch.Generator().manual_seed(0)).cumsum(1)
     sizes = (1, 2, 4, 8)
@@ -186,7 +264,13 @@ def once_or_whole() -> None:
 
 if __name__ == "__main__":
     plots.use_style()
-    once_or_whole()
-    drawings()
-    frames()
-    pages(sys.argv[1:])
+    options, chosen = [[name for name in sys.argv[1:] if (name == "--redraws") == option] for option in (True, False)]
+    notebooks = [parameters.find(name) for name in chosen] or parameters.all_notebooks()
+    if options:
+        for notebook in notebooks:
+            redraws(notebook)
+    else:
+        once_or_whole()
+        drawings()
+        frames()
+        pages(notebooks)

@@ -1,9 +1,10 @@
 """The book: pages with their results, guides and the reference, as a site that opens from the file system.
 
 `make book` builds it from what exists: a page that was run at the profile `quick` comes with its results, the others
-without. Nothing is run and nothing is fetched.
+without. No page is run and nothing is fetched.
 """
 
+import inspect
 import itertools
 import json
 import re
@@ -46,9 +47,13 @@ nitpick_ignore_regex = [("py:.*", r"(?!uqlab\.).*|uqlab\.\w+\.\w+\.\w+")]
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
+autodoc_inherit_docstrings = False  # torch's advice on `forward`
 autodoc_default_options = {"members": True}
 default_role = "code"
 templates_path, exclude_patterns = [], []
+
+
+ALIVE = re.compile(r"```python\n(?P<code>[^`]+)```\n\n<!-- alive in the book: (?P<name>\w+) -->")
 
 
 def gather(app, config):
@@ -63,7 +68,7 @@ def gather(app, config):
     (source / "README.md").unlink()  # index.md stands in its place
     for path in [*source.glob("*.md"), *source.glob("notebooks/*.md"), *source.glob("guides/*.md")]:
         moved = path.read_text().replace("](../README.md", "](../guides/start.md").replace("](../../", "](../")
-        path.write_text(moved.replace("](book/guides/", "](guides/"))
+        path.write_text(ALIVE.sub(alive, moved.replace("](book/guides/", "](guides/")))
     pages = sorted(path.stem for path in ROOT.glob("notebooks/[0-9][0-9]_*.ipynb"))
     with (source / "notebooks/README.md").open("a") as guide:
         guide.write("\n".join(["\n```{toctree}\n:hidden:\n", *pages, "papers", "```\n"]))
@@ -73,6 +78,14 @@ def gather(app, config):
         (source / "reference" / f"{name}.md").write_text(automodule)
     for name in pages:
         (source / "notebooks" / f"{name}.ipynb").write_text(json.dumps(page(ROOT / "notebooks" / f"{name}.ipynb")))
+
+
+def alive(match):
+    """The code, and under it the explorer that it makes: its module and its data as JSON, without a kernel."""
+    names = {}
+    exec(match["code"], names)
+    frame = names[match["name"]]._repr_mimebundle_()[0]["text/html"]
+    return match[0] + "\n\n" + frame.replace("\n", "&#10;") + "\n"  # for Markdown HTML ends with an empty line
 
 
 def copy(path, to):
@@ -94,7 +107,7 @@ def page(path):
     }
     book["cells"] = [cell for cell in book["cells"] if "injected-parameters" not in cell["metadata"].get("tags", [])]
     for cell in book["cells"]:
-        names = [name for name in captions if f'"{name}"' in "".join(cell["source"])]
+        names = [name for name in captions if saved(name, book["cells"]) is cell]
         if cell["cell_type"] == "code" and len(names) == 1:
             cell["metadata"]["mystnb"] = {"figure": {"caption": captions[names[0]]}}
         cell["outputs"] = [out for out in cell.get("outputs", []) if out.get("name") != "stderr"]
@@ -103,20 +116,35 @@ def page(path):
     return book
 
 
+def saved(name, cells):
+    """The cell that saves the figure of this name; of several that name it, the first that saves one."""
+    named = [cell for cell in cells if cell["cell_type"] == "code" and f'"{name}"' in "".join(cell["source"])]
+    return next((cell for cell in named if "plots.save(" in "".join(cell["source"])), named[0] if named else None)
+
+
 PARAMETER = re.compile(r"^(\*{0,2}\w+(?: \[[^]]*\])?(?:, \*{0,2}\w+(?: \[[^]]*\])?)*): (.*)")
 
 
 def restructured(app, what, name, thing, options, lines):
     """Give Sphinx the house's docstrings as it reads them: "name: text", with its indented rest, is an item."""
-    found, inside = [], False
+    found, inside, taken = [], False, parameters(thing)
     for line in lines:
         match = PARAMETER.match(line)
+        match = match if match and set(re.findall(r"\w+", re.sub(r" \[[^]]*\]", "", match[1]))) <= taken else None
         if inside != bool(match or (inside and line.startswith("    "))):
             found.append("")
             inside = not inside
         text = f"- **{escaped(match[1])}**: {escaped(match[2])}" if match else escaped(line)
         found.append(f"  {text.lstrip()}" if inside and not match else text)
     lines[:] = [*found, ""]
+
+
+def parameters(thing):
+    """The names that a docstring may explain in its items."""
+    try:
+        return set(inspect.signature(thing).parameters) | set(getattr(thing, "__annotations__", {}))
+    except (TypeError, ValueError):
+        return set()
 
 
 def escaped(line):

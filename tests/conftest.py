@@ -14,7 +14,10 @@ from jaxtyping import config
 # Neither torch nor the package: what follows must come before the one, the hook that checks shapes before the other.
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")  # this process's name, where pytest-xdist runs several
 if WORKER:  # one thread each, kernels and other children too; those that wait sleep, instead of taking the other's core
-    os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+    import warm_workers
+
+    os.environ |= warm_workers.ONE_THREAD
+    sys.modules |= warm_workers.PACKAGE
 
 sys.modules.setdefault("rfc3987_syntax", None)  # as in uqlab/runs/kernels.py: seconds for every process of the tests
 os.environ["UQLAB_CACHE"] = ""  # every page trains; tests/training/test_cache.py has a cache of its own
@@ -50,10 +53,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         import repacked
 
         repacked.unpack(folder)
-    if not WORKER and getattr(session.config.option, "numprocesses", None):
+    if not WORKER and (processes := getattr(session.config.option, "tx", None)):
         import warm_kernels
+        import warm_workers
 
-        warm_kernels.serve()  # while the processes collect their tests
+        warm_workers.serve(len(processes))
+        warm_kernels.serve()  # while those import
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -94,7 +99,7 @@ def pages(shared):
     """Run a page at `tiny` with the changes given and return its folder: once for all tests, whichever asks first.
 
     Without changes a page is a copy that also moves every control of its explorer and runs its exercises' solutions;
-    moved.json and solved.json say what happened.
+    moved.json and solved.json say what happened. With changes its figures are sketched: no test looks at them.
     """
     import warm_kernels
     from small_pages import copies
@@ -112,7 +117,7 @@ def pages(shared):
         with FileLock(f"{folder}.lock"):
             if not folder.exists():
                 path = parameters.find(name) if changes else notebooks / f"{name}.ipynb"
-                with warm_kernels.warm():
+                with warm_kernels.warm(sketched=bool(changes)):
                     runs.execute(path, changes, profile="tiny", folder=folder, threads=1)
         return folder
 

@@ -43,7 +43,7 @@ def run(monkeypatch, tmp_path):
     return each
 
 
-@pytest.mark.parametrize("name", ["data", "network", "explorers"])
+@pytest.mark.parametrize("name", ["data", "network", "report", "explorers"])
 def test_a_guide_runs(run, name):
     assert run(ROOT / "book" / "guides" / f"{name}.md")
 

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 import torch
-from small_networks import images, vit
+from small_networks import bert, images, vit
 
 from uqlab import data, ensembles, extraction, heads, methods, models, training
 
@@ -57,6 +57,14 @@ def test_every_method_trains_on_a_backbone_and_leaves_it_as_it_was(name):
     assert training.predict(ensemble, x).shape == (1 if "single" in name else members, 4, 3)
     assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
     torch.testing.assert_close(train(name, net, members)(x), ensemble(x))
+    for m in range(ensemble.members):  # plain modules, for people who leave
+        torch.testing.assert_close(training.predict(ensemble.member(m), x)[0], training.predict(ensemble, x)[m])
+    about = ensemble.about()
+    assert about["members"] == ensemble.members
+    assert str(ensemble) == repr(ensemble)
+    assert f"members: {ensemble.members}" in str(ensemble)
+    assert "\n" not in str(ensemble)
+    assert f"<td>{about['numbers trained']:,}</td>" in ensemble._repr_html_()
     assert name in PLAIN or (ensemble(x)[0] - ensemble(x)[1]).abs().max() > 1e-4
 
 
@@ -140,6 +148,12 @@ def test_a_network_that_lacks_what_a_method_needs_is_refused_before_training(nam
     monkeypatch.setattr(training, "fit", functools.wraps(training.fit)(lambda *_, **__: pytest.fail("trained")))
     with pytest.raises(ValueError, match=message):
         train(name, models.mlp(64, (12, 6), 3), 4)
+
+
+@pytest.mark.parametrize(("name", "message"), [("mimo", "begins with Embedding"), ("tiles", "no module that averages")])
+def test_a_network_that_reads_is_refused_by_methods_for_images(name, message):
+    with pytest.raises(ValueError, match=message):
+        methods.METHODS[name].make(bert(), 4, 0)
 
 
 def test_the_list_is_long_enough_to_choose_from():

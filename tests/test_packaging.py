@@ -1,5 +1,7 @@
 """The two ways to install agree, and what is promised is there."""
 
+import json
+import os
 import pathlib
 import re
 import shutil
@@ -9,7 +11,11 @@ import tomllib
 import venv
 import zipfile
 
+import nbformat
 import yaml
+from nbformat.v4 import new_code_cell, new_notebook
+
+import uqlab
 
 ROOT = pathlib.Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -40,7 +46,7 @@ def test_constraints_pin_every_dependency():
 
 def test_the_citation_is_of_this_version_and_names_the_papers():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert (cited["version"], cited["license"]) == (PROJECT["version"], PROJECT["license"])
+    assert (cited["version"], cited["license"]) == (uqlab.__version__, PROJECT["license"])
     papers = yaml.safe_load((ROOT / "uqlab" / "published.yaml").read_text())
     assert len(cited["references"]) == len(papers) == 5
 
@@ -61,10 +67,24 @@ for module in pkgutil.walk_packages(uqlab.__path__, "uqlab."):
 print(gallery.build(pathlib.Path("figures")).read_text())"""
 
 
+OUTSIDE = """import pathlib, sys
+import torch, uqlab
+from uqlab import data, models, runs
+runs.record("digits", len(data.load("mnist-mini")))
+runs.record("logits", list(models.embedded()(torch.zeros(1, 1, 28, 28)).shape))
+runs.record("installed", pathlib.Path(sys.prefix) in pathlib.Path(uqlab.__file__).parents)"""
+LINKS = re.compile(r"\]\(([^)]+)\)")
+
+
 def test_the_wheel_is_whole(tmp_path):
-    """Built and installed apart from the checkout it has every file, every module imports, and it draws the gallery."""
+    """Built and installed apart from the checkout it has every file, every module imports, and it draws the gallery.
+
+    `uqlab new` makes a project of it, in which a notebook from elsewhere finds the package and the embedded data.
+    """
     source, made = tmp_path / "source", tmp_path / "venv"
-    shutil.copytree(ROOT / "uqlab", source / "uqlab", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "uqlab", source / "uqlab", ignore=shutil.ignore_patterns("__pycache__", ".ipynb*", "*.sweep")
+    )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "-q"]
@@ -89,5 +109,25 @@ def test_the_wheel_is_whole(tmp_path):
     done = subprocess.run([python, "-I", "-c", WHEEL], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "<dt>width</dt>" in done.stdout
-    version = subprocess.run([made / "bin" / "uqlab", "--version"], capture_output=True, text=True, check=True)
-    assert version.stdout == f"uqlab, version {PROJECT['version']}\n"
+
+    def tool(*arguments: str, cwd: pathlib.Path = tmp_path) -> str:
+        done = subprocess.run(
+            [made / "bin" / "uqlab", *arguments], cwd=cwd, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert tool("--version") == f"uqlab, version {uqlab.__version__}\n"
+    assert "cd demo" in tool("new", "demo")
+    demo = tmp_path / "demo"
+    pages = {path.name: path.read_bytes() for path in ROOT.glob("notebooks/*") if path.is_file()}
+    assert pages == {path.name: path.read_bytes() for path in demo.glob("notebooks/*")}
+    assert (demo / "figures" / "real" / "13_scoreboard" / "board.csv").is_file()
+    assert LINKS.findall((demo / "README.md").read_text()) == ["notebooks/README.md", "data/README.md"]
+    assert [link for link in LINKS.findall((demo / "README.md").read_text()) if not (demo / link).is_file()] == []
+
+    nbformat.write(new_notebook(cells=[new_code_cell(OUTSIDE)]), tmp_path / "mine.ipynb")
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "UQLAB_DATA")}
+    subprocess.run([made / "bin" / "uqlab", "run", "../mine.ipynb"], cwd=demo, env=environment, check=True)
+    found = json.loads((demo / "figures" / "quick" / "mine" / "results.json").read_text())["numbers"]
+    assert found == {"digits": 2000, "logits": [1, 10], "installed": True}

@@ -209,6 +209,8 @@ def test_every_score_takes_implicit_ensembles_and_transformers(make):
     model = moved(make(vit(), 2)) if make else vit()
     scores.fit(SCORES, model, x, y)
     together = scores.values(SCORES, model, x[:5])
+    asked = scores.values(SCORES, model, x[:5], z=scores.logits(model, x[:5]))
+    assert all(torch.equal(asked[name], value) for name, value in together.items())
     for name, score in SCORES.items():
         assert torch.equal(score(model, x[:5]), together[name])
         assert together[name].isfinite().all()

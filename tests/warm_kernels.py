@@ -18,12 +18,23 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["warm_imports"])
 SERVER, ADDRESS = forkserver._forkserver, "UQLAB_TESTS_FORK_SERVER"
 LAUNCH = "jupyter_client.provisioning.local_provisioner.launch_kernel"
+SKETCHED = "UQLAB_TESTS_SKETCHED"  # in a kernel's environment: no test looks at its figures
 
 
 def follow() -> None:
     """End with the process that asked for this one, even if it is killed: with it goes the other end of a pipe."""
     multiprocessing.parent_process().join()
     os.killpg(0, signal.SIGKILL)
+
+
+def sketch() -> None:
+    """Paint every figure of this kernel once, as PNG and as its cell left it: layout and PDF take more than that."""
+    from matplotlib.backends.backend_pdf import FigureCanvasPdf
+    from matplotlib.figure import Figure
+
+    Figure.get_layout_engine = lambda self: None
+    Figure.get_tightbbox = lambda self, *_, **__: self.bbox_inches
+    FigureCanvasPdf.print_pdf = lambda self, path, **_: Path(path).write_bytes(b"%PDF-")
 
 
 def main(command: list[str], folder: str, environment: dict[str, str]) -> None:
@@ -33,7 +44,9 @@ def main(command: list[str], folder: str, environment: dict[str, str]) -> None:
     threading.Thread(target=follow, daemon=True).start()
     os.chdir(folder)
     os.environ.clear()
-    os.environ.update(environment)
+    if environment.get(SKETCHED):
+        sketch()
+    os.environ.update(environment | {SKETCHED: "1"})  # and so for the runs of a sweep on a page
     sys.path[:0] = environment.get("PYTHONPATH", "").split(os.pathsep)
     # What this kernel starts, as page 12 does, is forked too, by the server that forked it and is not its child.
     SERVER.ensure_running = lambda: None
@@ -81,21 +94,22 @@ def kernelspec(folder: Path) -> Path:
 
 
 @contextmanager
-def warm() -> Iterator[None]:
-    """Let all kernels that are started in the block be forked."""
+def warm(sketched: bool = False) -> Iterator[None]:
+    """Let all kernels that are started in the block be forked; `sketched` where no test looks at their figures."""
     if ADDRESS not in os.environ:
         serve()
     elif not SERVER._forkserver_address:  # it is the child of another process
         SERVER._forkserver_address, SERVER._forkserver_alive_fd = os.environ[ADDRESS], os.open(os.devnull, os.O_RDONLY)
         SERVER.ensure_running = lambda: None
-    with mock.patch(LAUNCH, Forked):
+    with mock.patch(LAUNCH, Forked), mock.patch.dict(os.environ, {SKETCHED: "1"} if sketched else {}):
         yield
 
 
 if __name__ == "__main__":
     import warm_kernels  # by its name, under which the server knows it
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # which servers send before they shut a kernel down
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with warm_kernels.warm():
         kernel = warm_kernels.Forked(["python", "-m", "ipykernel_launcher", *sys.argv[1:]], env=dict(os.environ))
+    signal.signal(signal.SIGINT, lambda number, _: kernel.poll() is None and kernel.send_signal(number))
     sys.exit(kernel.wait())

@@ -116,15 +116,24 @@ def backbone(name: str, task: data.Dataset) -> nn.Module:
 def suited(name: str, *sets: data.Dataset) -> list[data.Dataset]:
     """The sets as `backbone(name, sets[0])` takes them: images of the first one's size and channels; texts as they are.
 
-    Images for the embedded backbone become grey and 28 x 28. Raises TypeError for texts among images.
+    Images for the embedded backbone become grey and 28 x 28. Raises TypeError for texts among images, ValueError for
+    images of another shape where the first ones are not square.
     """
     x = sets[0].inputs
     if isinstance(x, list):
         if images := [items.name for items in sets if not isinstance(items.inputs, list)]:
             raise TypeError(f"{sets[0].name} holds text, but {', '.join(images)} images; take sets of one kind")
         return list(sets)
-    side, channels = (x.shape[-1], x.shape[1]) if name else (28, 1)
-    return [items.resize(side, channels) for items in sets]
+    channels, height, width = x.shape[1:] if name else (1, 28, 28)
+    if height == width:
+        return [items.resize(width, channels) for items in sets]
+    for items in sets:
+        shape = [] if isinstance(items.inputs, list) else list(items.inputs.shape[1:])
+        if shape != list(x.shape[1:]):
+            raise ValueError(
+                f"{items.name} has images {shape} and {sets[0].name} {list(x.shape[1:])}: only square ones are resized"
+            )
+    return list(sets)
 
 
 def encode(network: Any, *sets: data.Dataset, longest: int = 64) -> list[Tensor]:

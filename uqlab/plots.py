@@ -26,7 +26,7 @@ from sklearn.metrics import roc_curve
 from torch import Tensor
 
 from uqlab import metrics, uncertainty
-from uqlab.core import recording
+from uqlab.core import door, recording
 from uqlab.core.files import writing
 
 TOTAL, ALEATORIC, EPISTEMIC = "#444444", "#E08A1E", "#1F77B4"
@@ -357,7 +357,7 @@ def head_colors(values: Tensor) -> ScalarMappable:
 def head_map(values: Tensor, order: Sequence[tuple[int, int]] = (), *, ax: Axes | None = None) -> Axes:
     """A value of each attention head, [layers, heads], as colour, with the head's place in `order`, from 1."""
     ax = ax or plt.gca()
-    values = values.double()
+    values = torch.as_tensor(values).double()
     colors: Any = head_colors(values)
     ax.imshow(_array(values), cmap=colors.cmap, norm=colors.norm)
     for place, (layer, head) in enumerate(order, 1):
@@ -394,3 +394,6 @@ def table(frame: Any, *, best: Mapping[Any, str] | None = None, paper: Sequence[
 
 def _array(values: Values) -> np.ndarray:
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+
+
+door.room(__name__, reads=False)

@@ -81,10 +81,11 @@ def measure(
             if kept is not None:
                 kept[name, seed] = ensemble
             row = {"method": name, "seed": seed, "members": ensemble.members, "train_seconds": seconds}
+            z = training.predict(ensemble, _tensor(test))
             for score, count in few.items():
                 some = {where: strangers[:count] for where, strangers in ood.items()}
                 row |= detection(ensemble, train, test[:count], some, [score])
-            row |= quality(ensemble, test, validation, shifted or {}) | detection(ensemble, train, test, ood, scores)
+            row |= quality(ensemble, test, validation, shifted, z) | detection(ensemble, train, test, ood, scores, z)
             rows.append(row | cost(ensemble, backbone, _tensor(test), repeats))
     if not rows:
         raise ValueError("no method could be trained on this backbone: the warnings say why")
@@ -92,12 +93,13 @@ def measure(
 
 
 def quality(
-    model: nn.Module, test: Dataset, validation: Dataset | None = None, shifted: Sets | None = None
-) -> dict[str, float | int]:
-    """What `measure` says of the predictions of one trained ensemble or network."""
+    model: nn.Module, test: Dataset, validation: Dataset | None = None, shifted: Sets | None = None,
+    z: Tensor | None = None,
+) -> dict[str, float | int]:  # fmt: skip
+    """What `measure` says of the predictions of one trained ensemble or network; z: its logits of `test`, if known."""
     basic = {"accuracy": metrics.accuracy, "nll": metrics.nll, "ece": metrics.ece}
     more = {"adaptive_ece": metrics.adaptive_ece, "brier": metrics.brier}
-    z = training.predict(model, _tensor(test))
+    z = training.predict(model, _tensor(test)) if z is None else z
     row = {key: value(z, test.labels) for key, value in (basic | more).items()} | _soft(z, test)
     for name, other in (shifted or {}).items():
         there = training.predict(model, _tensor(other))
@@ -126,13 +128,13 @@ def _soft(z: Tensor, data: Dataset) -> dict[str, float]:
 
 
 def detection(
-    model: nn.Module, train: Dataset, test: Dataset, ood: Sets, scores: Iterable[str] = CHEAP
+    model: nn.Module, train: Dataset, test: Dataset, ood: Sets, scores: Iterable[str] = CHEAP, z: Tensor | None = None
 ) -> dict[str, float | int]:
-    """What `measure` says of each score: of its order of the test set, and against each OOD set."""
-    z = training.predict(model, _tensor(test))
+    """What `measure` says of each score: of its order of the test set, and against each OOD set; z: as in `quality`."""
+    z = training.predict(model, _tensor(test)) if z is None else z
     names = [name for name in scores if len(z) > 1 or not rating.SCORES[name].compares]
     rating.fit(names, model, _tensor(train), train.labels)
-    known = rating.values(names, model, _tensor(test))
+    known = rating.values(names, model, _tensor(test), z=z)
     row = {"aurc": metrics.aurc(z, test.labels, -metrics.log_prediction(z).amax(1))}
     row |= {f"aurc_{name}": metrics.aurc(z, test.labels, known[name]) for name in names}
     for where, strangers in ood.items():

@@ -97,14 +97,33 @@ def fit(names: Iterable[str], model: nn.Module, inputs: Tensor, labels: Tensor) 
         score.learned(model, shown[score.read], labels)
 
 
-def values(names: Iterable[str], model: nn.Module, inputs: Tensor, temperature: float = 1.0) -> dict[str, Tensor]:
-    """Several of SCORES by name, each [samples]; the model is asked once for what they share."""
+def values(
+    names: Iterable[str], model: nn.Module, inputs: Tensor, temperature: float = 1.0, z: Logits | None = None
+) -> dict[str, Tensor]:
+    """Several of SCORES by name, each [samples]; the model is asked once for what they share.
+
+    z: the model's logits of these inputs, where it was asked for them before.
+    """
     wanted = {name: _named(name) for name in names}
-    shown = {read: read(model, inputs) for read in {score.read for score in wanted.values()}}
+    shown: dict[Callable, Any] = {} if z is None else {logits: z}
+    shown |= {read: read(model, inputs) for read in {score.read for score in wanted.values()} - shown.keys()}
     return {
         name: score.seen(model, shown[score.read], temperature if score.read is logits else 1.0)
         for name, score in wanted.items()
     }
+
+
+def refused(names: Iterable[str], model: nn.Module, inputs: Tensor, labels: Tensor) -> dict[str, str]:
+    """Which of SCORES a model cannot give, and why; inputs, labels: some of its training set."""
+    found, several = {}, isinstance(model, Ensemble) and model.members > 1
+    for name in names:
+        try:
+            if _named(name).compares and not several:
+                raise ValueError("one network has no members to compare")
+            SCORES[name].fit(model, inputs, labels)(model, inputs[:2])
+        except (ValueError, TypeError) as error:
+            found[name] = str(error)
+    return found
 
 
 def _named(name: str) -> Score:

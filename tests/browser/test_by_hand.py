@@ -1,228 +1,18 @@
-"""Explorers that answer the hand, alone in a browser without a kernel or a network, and in JupyterLab with a kernel."""
+"""Explorers that answer the hand in JupyterLab with a kernel, and in an exported page."""
 
 import json
+import runpy
+import sys
+from pathlib import Path
+from unittest.mock import MagicMock
 
+import lab
 import made_up
-import numpy as np
 import pytest
-import torch
+from by_hand import bars, decomposed, drag
 from nbconvert import HTMLExporter
+from nbconvert.filters import markdown2html
 from nbformat.v4 import new_code_cell, new_notebook, new_output
-
-from uqlab import metrics, scoreboard, uncertainty, widgets
-
-OURS = "\nObject.assign(window, {functions});"  # makes functions of a module reachable from the test
-
-
-@pytest.fixture
-def alone(browser):
-    """Open an explorer's own page; whatever it asks from outside is refused and fails the test."""
-    pages, wanted, errors = [], [], []
-
-    def open_(hand: widgets.Hand, functions: str = "{}", **how):
-        page = browser.new_page(viewport={"width": 900, "height": 800}, **how)
-        page.route("**/*", lambda route: (wanted.append(route.request.url), route.abort()))
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.set_content(hand.html().replace("\nrender({", OURS.format(functions=functions) + "\nrender({"))
-        page.locator(".uqlab-hand .seen").first.wait_for(state="attached")
-        pages.append(page)
-        return page
-
-    yield open_
-    for page in pages:
-        page.close()
-    assert wanted == []
-    assert errors == []
-
-
-def bars(page) -> dict[str, float]:
-    return {bar.get_attribute("data-name"): float(bar.get_attribute("data-value"))
-            for bar in page.locator(".bars [data-name]").all()}  # fmt: skip
-
-
-def drag(explorer, m: int, to, steps: int = 3) -> None:
-    """Drag a member to a place of the triangle's drawing."""
-    stage = explorer.locator(".stage")
-    stage.scroll_into_view_if_needed()
-    place, zoom = stage.bounding_box(), stage.bounding_box()["width"] / 340
-    start = stage.locator(".member").nth(m).locator(".dot").bounding_box()
-    mouse = stage.page.mouse
-    mouse.move(start["x"] + start["width"] / 2, start["y"] + start["height"] / 2)
-    mouse.down()
-    mouse.move(place["x"] + to[0] * zoom, place["y"] + to[1] * zoom, steps=steps)
-    mouse.up()
-
-
-def decomposed(state: dict) -> dict[str, float]:
-    """What the package makes of a cloud's members and groups."""
-    p = torch.tensor(state["members"], dtype=torch.float64)
-    order = torch.tensor(state["groups"] or range(len(p))).argsort(stable=True)
-    groups = len({*(state["groups"] or range(len(p)))})
-    logits = p[order].clamp_min(1e-300).log().view(groups, -1, 1, 3)
-    part = uncertainty.decompose_groups(logits, "jackknife" if state["jackknife"] else None)
-    return {name: getattr(part, name).item() for name in ("total", "aleatoric", "epistemic", "between", "within")}
-
-
-def test_arithmetic_is_that_of_the_package(alone):
-    page, rng = alone(made_up.cloud(), "{ decompose, auroc, quantile }"), np.random.default_rng(0)
-    for trial in range(24):
-        groups, size = int(rng.integers(2, 6)), int(rng.integers(1, 5))
-        p = rng.dirichlet([[0.05, 1.0, 20.0][trial % 3]] * 3, groups * size)
-        state = {"members": p.tolist(), "groups": np.arange(groups).repeat(size).tolist(), "jackknife": trial % 2 == 1}
-        found = page.evaluate("s => decompose(s.members, s.groups, s.jackknife)", state)
-        assert {name: found[name] for name in decomposed(state)} == pytest.approx(decomposed(state), abs=1e-9)
-    a, b = rng.integers(0, 9, 50).tolist(), rng.integers(3, 12, 70).tolist()  # with ties
-    expected = metrics.ood_detection(torch.tensor(a).double(), torch.tensor(b).double()).auroc
-    assert page.evaluate("([a, b]) => auroc(a, b)", [a, b]) == pytest.approx(expected, abs=1e-9)
-    assert page.evaluate("a => quantile(a, 0.3)", a) == pytest.approx(np.quantile(a, 0.3), abs=1e-9)
-
-
-def test_cloud_follows_the_mouse_and_the_keys_to_its_missions(alone):
-    page = alone(widgets.cloud(2 * torch.eye(3)))  # three members that do not cover each other
-    first, done = bars(page), page.locator("[data-done=true]")
-    ring = [float(page.locator(".ring").get_attribute(f"c{axis}")) for axis in "xy"]
-    drag(page, 0, (340, 315))  # beyond the corner B
-    assert "A 0.00, B 1.00, C 0.00" in page.locator(".member").nth(0).get_attribute("aria-label")
-    assert bars(page) != first
-    assert done.count() == 0
-    for m in range(3):
-        drag(page, m, ring)
-    assert bars(page)["epistemic"] < 0.005
-    assert done.count() == 1
-    page.get_by_role("button", name="reset").click()
-    assert bars(page) == first
-    page.locator(".member").nth(1).focus()
-    page.keyboard.press("ArrowUp")
-    moved = bars(page)
-    assert moved != first
-    for _ in range(9):
-        page.keyboard.press("c")
-    assert page.locator(".member").count() == 12
-    assert done.count() == 2
-    for _ in range(9):
-        page.keyboard.press("Delete")
-    assert bars(page) == pytest.approx(moved)
-
-
-def test_groups_hide_everything_or_nothing(alone):
-    page = alone(widgets.cloud(9 * torch.eye(3)[torch.arange(6) % 3], [0, 0, 1, 1, 2, 2]))
-    assert 0.05 < bars(page)["between"] / bars(page)["epistemic"] < 0.9
-    for m, key in enumerate("111222"):  # one of each camp in either group
-        page.locator(".member").nth(m).focus()
-        page.keyboard.press(key)
-    assert bars(page)["between"] < 1e-9
-    page.get_by_label("jackknife over groups").check()
-    for k in range(3):  # by clicks: each group a camp
-        page.get_by_role("button", name=f"group {k + 1}", exact=True).click()
-        for m in (k, k + 3):
-            page.locator(".member").nth(m).dispatch_event("pointerdown", {"pointerId": 1, "bubbles": True})
-            page.locator(".stage").dispatch_event("pointerup", {"pointerId": 1, "bubbles": True})
-    assert bars(page)["within"] < 1e-9
-    assert page.locator("[data-done=true]").count() == 2
-
-
-def test_alarm_counts_what_the_metrics_count(alone):
-    hand = made_up.alarm()
-    page = alone(hand)
-    known = [torch.tensor(row).double() for row in hand.data["known"]["values"]]
-    slider = page.get_by_role("slider")
-    for s, stranger in enumerate(hand.data["strangers"]):
-        page.get_by_role("combobox").select_option(index=s)
-        for at, key in ((0, "Home"), (1, "End")):
-            slider.focus()
-            page.keyboard.press(key)
-            values = torch.tensor(stranger["values"][at]).double()
-            for anew in (False, True):
-                page.get_by_label("anew").set_checked(anew)
-                line = known[at if anew else 0].quantile(0.95)
-                share, auroc = (values > line).double().mean(), metrics.ood_detection(known[at], values).auroc
-                shown = [page.locator(f"[data-name={name}]") for name in ("AUROC", "caught")]
-                page.wait_for_timeout(40)  # two frames
-                found = [float(each.get_attribute("data-value")) for each in shown]
-                assert found == pytest.approx([auroc, share.item()], abs=1e-6)
-                caught = [int(i) for i, v in enumerate(stranger["shown"]) if values[v] > line]
-                framed = [
-                    i for i, image in enumerate(page.locator("img").all()) if image.get_attribute("class") == "caught"
-                ]
-                assert framed == caught
-                silent = at == 1 and not anew  # all values are a sixteenth of those before
-                assert ("The order stays, the scale collapses" in page.locator(".seen").inner_text()) == silent
-    assert page.locator(".uqlab-hand b").count() == 0  # the set "<b>mine</b>" is text
-    assert "<b>mine</b>" in page.locator(".seen").inner_text()
-
-
-def test_front_recommends_as_the_scoreboard_does(alone):
-    hand = made_up.front()
-    page, rng = alone(hand, "{ recommend, brief }"), np.random.default_rng(1)
-    for name, board in {"made up": made_up.board(), "other": made_up.board(("single", "deep", "tiles"))}.items():
-        for _ in range(8):
-            quality = str(rng.choice(["nll", "accuracy"]))
-            limits = {column: float(rng.choice(places)) for column, _, places in hand.data["limits"]}
-            limits["stored"] *= float(rng.choice([1e-9, 1, 1], p=[0.1, 0.45, 0.45]))
-            expected = scoreboard.recommend(board, quality, limits, repeats=200)
-            asked = [hand.data["boards"][name], quality, list(map(list, limits.items())), hand.data["less"]]
-            assert page.evaluate("a => recommend(...a).reason", asked) == expected.reason
-    for number in (0.0, 1e-5, 0.00012345, 0.5, 99.96, 999.9, 123456.0, -0.0321):
-        assert page.evaluate("brief", number) == f"{number:.3g}"
-    board = made_up.board()
-    slider = page.get_by_role("slider").first
-    slider.focus()
-    page.keyboard.press("Home")
-    least = {column: places[0 if column == "stored" else -1] for column, _, places in hand.data["limits"]}
-    expected = scoreboard.recommend(board, "nll", least, repeats=200)
-    page.wait_for_function(
-        "said => document.querySelector('.seen').textContent.endsWith(said)", arg=expected.reason[1:]
-    )
-    assert page.locator("[data-state=dear]").count() == len(expected.refused)
-    page.locator(".method").nth(1).focus()
-    page.keyboard.press("Enter")
-    assert "explicit ensemble" in page.locator(".about").inner_text()
-    page.get_by_role("combobox", name="network").select_option("other")
-    assert page.locator(".method").count() == 3
-
-
-def test_head_map_is_picked_by_clicks_and_by_keys(alone):
-    hand = made_up.head_map()
-    page = alone(hand)
-
-    def says(*words: str) -> None:
-        line = "document.querySelector('.seen').textContent"
-        page.wait_for_function(f"words => words.every(word => {line}.includes(word))", arg=words)
-
-    says("2 of 4 heads removed, accuracy 0.700", "layer 1, head 1;", "without it alone: accuracy 0.850")
-    page.get_by_role("button", name="layer 0, head 0").click()
-    seen = hand.data["clouds"][2][0][0]
-    says("layer 0, head 0;", "{:.2f} Euclidean, {:.2f} Mahalanobis".format(*seen["apart"][0]))
-    places = page.locator(".cloud").evaluate_all(
-        "clouds => clouds.map(cloud => cloud.getAttribute('d').split('M').length)"
-    )
-    assert places == [31, 31]
-    page.keyboard.press("ArrowRight")
-    says("layer 0, head 1 (removed too)")
-    page.keyboard.press("ArrowUp")  # the map ends here
-    page.keyboard.press("ArrowDown")
-    assert page.locator(".head[tabindex='0']").get_attribute("aria-label").startswith("layer 1, head 1: ")
-    assert page.evaluate("document.activeElement.getAttribute('aria-pressed')") == "true"
-    page.get_by_role("combobox").select_option(label="near")
-    page.get_by_role("slider").press("Home")
-    says("0 of 4 heads removed, accuracy 0.900", "near (blue)",
-         "{:.2f} Euclidean, {:.2f} Mahalanobis".format(*hand.data["clouds"][0][1][1]["apart"][1]))  # fmt: skip
-    page.get_by_role("button", name="reset").click()
-    says("2 of 4 heads removed", "far (blue)")
-
-
-def test_draw_without_a_kernel_says_so_and_goes_on_drawing(alone):
-    page = alone(made_up.draw())
-    assert "The kernel does not answer" in page.locator(".seen").inner_text()
-    canvas, pixels = page.locator("canvas"), "canvas => canvas.getContext('2d').getImageData(0, 0, 8, 8).data"
-    ink = f"canvas => ({pixels})(canvas).filter(value => value > 99).length"
-    page.get_by_role("button", name="clear").click()
-    page.wait_for_timeout(40)  # two frames
-    assert canvas.evaluate(ink) == 64  # black, and not transparent
-    canvas.focus()
-    page.keyboard.press(" ")
-    page.wait_for_timeout(40)
-    assert canvas.evaluate(ink) > 64
 
 
 # In JupyterLab --------------------------------------------------------------------------------------------------------
@@ -306,6 +96,73 @@ print(json.dumps([kept[-1]["pixels"], torch.cat([p.mean(0, keepdim=True), p]).fl
     assert made_up_page.errors == []
 
 
+KERNEL = "jupyterapp.shell.currentWidget.sessionContext.session.kernel"
+SLEEPS = (
+    "import time\nquick, late = draw.answer, []\ndraw.answer = lambda m: (late and time.sleep(late.pop())) or quick(m)"
+)
+
+
+def interrupt(page) -> None:
+    page.wait_for_timeout(500)  # until the kernel has begun what is interrupted
+    page.evaluate("jupyterapp.commands.execute('notebook:interrupt-kernel')")
+
+
+def test_the_interrupt_button_stops_the_cell_and_no_explorer(made_up_page):
+    """As JupyterLab is: explorers' messages go to a thread of the kernel, which an interrupt leaves alone."""
+    page, hand = made_up_page.page, made_up_page.show(r"made_up.draw", ".uqlab-hand")
+    seen = hand.locator(".seen")
+    hand.locator(".cell").first.wait_for()
+    assert made_up_page.ask(f"{SLEEPS}\nlate.append(6)") == ""
+    page.evaluate(f"() => {{ window.slept = {KERNEL}.requestExecute({{code: 'time.sleep(90)'}}).done; }}")
+    hand.get_by_role("button", name="clear").click()
+    seen.filter(has_text="does not answer: it is busy").wait_for()
+    cloud = made_up_page.show(r"made_up.cloud", ".uqlab-hand")
+    before = bars(cloud)
+    cloud.locator(".member").first.press("ArrowLeft")
+    assert bars(cloud) != before
+    page.locator("[data-command='notebook:interrupt-kernel']").locator("visible=true").first.click()
+    assert page.evaluate("window.slept.then(reply => reply.content.ename)") == "KeyboardInterrupt"
+    made_up_page.show(r"made_up.draw", ".uqlab-hand")
+    seen.filter(has_text="Answered").wait_for()  # late, but it comes
+    hand.get_by_label("blend").press("End")
+    page.wait_for_function("seen => +seen.dataset.milliseconds < 3000", arg=seen.element_handle())
+    assert made_up_page.errors == []
+
+
+def test_an_interrupted_kernel_says_so_and_what_needs_no_kernel_goes_on(browser, address, small_page):
+    """Where messages go to the kernel's main thread: in an older JupyterLab, in VS Code or Colab."""
+    lab_page = lab.Lab(browser.new_page(viewport={"width": 1280, "height": 900}), address)
+    page = lab_page.page
+    lab_page.open(small_page("interrupted", [made_up.draw, made_up.cloud]))
+    page.evaluate(f"""async () => {{
+      await jupyterapp.shell.currentWidget.sessionContext.ready;
+      {KERNEL}.commsOverSubshells = 'disabled';
+    }}""")
+    lab_page.start()
+    assert lab_page.finish() == []
+    hand = lab_page.show(r"made_up.draw", ".uqlab-hand")
+    seen, clear = hand.locator(".seen"), hand.get_by_role("button", name="clear")
+    hand.locator(".cell").first.wait_for()
+    assert lab_page.ask(f"{SLEEPS}\nlate.append(90)") == ""
+    clear.click()
+    seen.filter(has_text="does not answer: it is busy, interrupted or absent. You can go on drawing").wait_for()
+    cloud = lab_page.show(r"made_up.cloud", ".uqlab-hand")
+    before = bars(cloud)
+    drag(cloud, 1, (150, 180))
+    assert bars(cloud) != before
+    interrupt(page)
+    lab_page.show(r"made_up.draw", ".uqlab-hand")
+    seen.filter(has_text="No answer: the kernel was interrupted. The next move asks it again.").wait_for()
+    hand.get_by_label("blend").press("ArrowRight")
+    seen.filter(has_text="Answered").wait_for()
+
+    lab_page.shut_kernel()
+    clear.click()
+    seen.filter(has_text="does not answer").wait_for()
+    assert lab_page.errors == []
+    page.close()
+
+
 # Without a kernel -----------------------------------------------------------------------------------------------------
 def test_an_exported_page_has_explorers_that_answer(browser, tmp_path):
     """As nbconvert makes it, read from a file while nothing can be loaded from anywhere."""
@@ -334,3 +191,28 @@ def test_an_exported_page_has_explorers_that_answer(browser, tmp_path):
     assert page.locator("img[alt='What the line above says.']").evaluate("picture => picture.naturalWidth") > 300
     page.close()
     assert [error for error in errors if "require" not in error and "MathJax" not in error] == []
+
+
+def test_the_guide_in_the_book_has_one_that_lives(browser, tmp_path, monkeypatch):
+    """As the book's source has it, made into HTML without Sphinx, which tests do not need."""
+    for name in ("docutils", "latex2mathml", "latex2mathml.converter"):
+        monkeypatch.setitem(sys.modules, name, MagicMock())
+    book = Path(__file__).parents[2] / "book"
+    conf, guide = runpy.run_path(str(book / "conf.py")), (book / "guides" / "explorers.md").read_text()
+    text, count = conf["ALIVE"].subn(conf["alive"], guide)
+    assert count == 1
+    (tmp_path / "guide.html").write_text(f"<!doctype html>{markdown2html(text)}")
+    page, wanted = browser.new_page(viewport={"width": 900, "height": 800}), []
+    page.on("request", lambda request: wanted.append(request.url))
+    page.goto((tmp_path / "guide.html").as_uri())
+    hand = page.frame_locator("iframe[title='cloud']").locator(".uqlab-hand")
+    before = bars(hand)
+    drag(hand, 0, (170, 150))
+    hand.get_by_role("button", name="group 2", exact=True).click()
+    hand.locator(".member").nth(1).press("2")
+    after = bars(hand)
+    assert abs(after["aleatoric"] - before["aleatoric"]) > 0.01
+    assert after["between"] != before["between"]
+    assert page.locator("iframe").bounding_box()["height"] >= hand.bounding_box()["height"] > 200
+    page.close()
+    assert [url for url in wanted if not url.startswith("file:")] == []

@@ -31,7 +31,7 @@ def moves_and_resets(page: lab.Lab, explorer) -> None:
     assert len(said) > 20
 
     moved = 0
-    for control in explorer.locator(":scope > *").all():
+    for control in explorer.locator(":scope > :not(.uqlab-frame)").all():
         if (handle := control.locator(".noUi-handle")).count():
             handle.focus()
             value, high = (float(handle.get_attribute(f"aria-value{end}")) for end in ("now", "max"))
@@ -76,7 +76,7 @@ def fits(page: lab.Lab, patterns: dict[str, str], screenshots: Path | None) -> N
             for name, pattern in patterns.items():
                 explorer = page.show(pattern, ":is(.uqlab-explorer, .uqlab-hand)").first
                 explorer.scroll_into_view_if_needed()
-                right = max(explorer.evaluate(ends, ".uqlab-picture, svg, canvas, button, select, input, p"))
+                right = max(explorer.evaluate(ends, ".uqlab-frame, svg, canvas, button, select, input, p"))
                 assert right <= width, f"{name} is cut off"
                 if screenshots:
                     page.page.screenshot(path=screenshots / f"{name}_{theme}_{width}.png")

@@ -107,6 +107,18 @@ def test_the_table_of_claims_shows_in_how_many_seeds_of_the_long_runs_a_claim_ho
     assert list(runs.claims()["`real` run"]) == ["2 of 3 seeds", "2 of 2 seeds"]
 
 
+def test_a_number_of_the_long_runs_is_their_mean_and_spread(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runs.begin(tmp_path / "out", "x")
+    assert runs.committed("mi_1") == "–"
+    (folder := tmp_path / "figures" / "real" / "x").mkdir(parents=True)
+    table = pd.DataFrame({"seed": [0, 1, 2], "mi_1": [1.0, 2.0, 3.0], "mi_2": [None, None, 0.5]})
+    table.to_csv(folder / "table.csv", index=False)
+    assert runs.committed("mi_1") == "2.000 ± 1.000"
+    assert runs.committed("mi_2", ".1f") == "0.5"
+    assert runs.committed("mi_3") == "–"
+
+
 def test_claims_that_claim_nothing_are_refused(recorded):
     runs.claim("kept", "It is so.", True)
     for wrong in (1, "yes", None, np.array([True, False])):

@@ -351,6 +351,7 @@ def test_heads_that_are_not_there(function, pairs, error, message):
         (lambda m, x, y: heads.head_features(m, x, batch_size=0), ValueError, "batch_size must be at least 1"),
         (lambda m, x, y: heads.sample_heads([(0, 0)], 2, 1), ValueError, "remove must be 0 to 1"),
         (lambda m, x, y: heads.sample_heads([(0, 0)], 1, 0), ValueError, "members must be at least 1"),
+        (lambda m, x, y: heads.sample_heads([float("nan")], 1, 2), TypeError, "must be .layer, head. or .*, got nan"),
         (lambda m, x, y: heads.separation(torch.ones(3, 2, 4), torch.ones(3, 2, 5)), ValueError, "same heads"),
         (lambda m, x, y: heads.separation(torch.ones(1, 2, 4), torch.ones(3, 2, 4)), ValueError, "at least 2 ID"),
         (

@@ -1,23 +1,28 @@
 """Results of long runs in figures/: of their profile, of the pages as they are, and as the prose quotes them."""
 
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from scipy import stats
 
-from uqlab import data, models, scoreboard
+from uqlab import data, models, published, scoreboard
 from uqlab.core.files import read_json
 from uqlab.methods import METHODS
-from uqlab.runs import parameters
+from uqlab.runs import evidence, identity, parameters
+from uqlab.runs.sweeps import axis
 
 FIGURES = Path(__file__).parents[2] / "figures"
 BOARD = FIGURES / "real" / "13_scoreboard"
-FOLDERS = sorted(path.parent for profile in ("paper", "real") for path in FIGURES.glob(f"{profile}/*/results.json"))
+FOLDERS = sorted(
+    path.parent for profile in ("paper", "real", "text") for path in FIGURES.glob(f"{profile}/*/results.json")
+)
 MISFITS = {
     "transformer": set(),
     "convolutional": {"dropout", "dropkey", "batch_additive", "singular_value", "hydra"},
+    "text": {"mimo", "tiles"},  # tests/test_methods.py says why
 }
 OUT_OF_REACH = {"svhn": "../data/svhn-1083.npz"}  # 1,083 of its training images, under the name of the whole
 
@@ -30,6 +35,11 @@ def prose(notebook):
     return "\n".join("".join(c["source"]) for c in parameters.cells(notebook) if c["cell_type"] == "markdown")
 
 
+def table_rows(text):
+    """The rows of all tables of a text, a list of cells each."""
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:2] == "| "]
+
+
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: f"{folder.parent.name}/{folder.name}")
 def test_a_committed_run_is_its_profiles_and_has_the_pages_claims(folder):
     results, manifest = read(folder)
@@ -40,8 +50,12 @@ def test_a_committed_run_is_its_profiles_and_has_the_pages_claims(folder):
     ran = {name: value for name, value in manifest["parameters"].items() if name != "output_dir"}
     assert ran == {name: value for name, value in given.items() if name != "output_dir"}
     assert manifest["profile"] == folder.parent.name
-    source = notebook.read_text()
-    assert [name for name in results["claims"] if f'\\"{name}\\"' not in source] == []
+    assert not any(Path(path).is_absolute() for path in manifest["data"])
+    assert identity.undamaged(folder, manifest)
+    source = "\n".join("".join(cell["source"]) for cell in parameters.cells(notebook))
+    named = {re.sub(r"\\{.*?\\}", r"\\w+", re.escape(text)) for text in re.findall(r'"([a-z][\w{}.()]+)"', source)}
+    made = re.compile("|".join(named))  # "circuit_{kind}" makes circuit_euclidean
+    assert [name for name in results["claims"] if not made.fullmatch(name)] == []
     pictures = {path.stem for path in folder.glob("*.png")}
     assert pictures <= results["figures"].keys()
     assert sum(path.stat().st_size for path in folder.iterdir()) < 1e6
@@ -56,6 +70,76 @@ def study(page, name, swept):
     assert given.keys() == wanted.keys() - {"output_dir"}
     assert {key for key, value in given.items() if value != wanted[key]} <= {swept}
     return pd.read_csv(folder / f"{name}.csv"), given
+
+
+def test_the_summary_of_the_long_runs_is_made_of_what_is_kept_and_not_large():
+    root = FIGURES / "real"
+    assert (root / "README.md").read_text() == evidence.readme(root)
+    assert evidence.plan(root).keys() >= {path.name for path in root.glob("*/") if path.suffix != ".sweep"}
+    assert sum(path.stat().st_size for path in root.rglob("*.*") if ".sweep" not in str(path)) < 12e6
+
+
+@pytest.mark.parametrize("folder", sorted(FIGURES.glob("real/*/table.csv")), ids=lambda path: path.parent.name)
+def test_a_committed_table_has_a_row_for_each_seed_of_its_profile(folder):
+    table, name = pd.read_csv(folder), folder.parent.name
+    entry = evidence.plan(FIGURES / "real")[name]
+    assert list(table["seed"]) == axis(entry["seeds"], 0)
+    wanted = parameters.defaults(parameters.find(name)) | parameters.overrides(parameters.find(name), "real")
+    given = read_json(folder.with_suffix(".json"))["parameters"]
+    wanted["seed"] = list(table["seed"]) if len(table) > 1 else table["seed"].item()
+    assert given == {key: value for key, value in wanted.items() if key != "output_dir"}
+    results = read_json(folder.with_name("results.json"))
+    first = {f"claim_{key}": claim["holds"] for key, claim in results["claims"].items()}
+    assert table.loc[0, list(first)].to_dict() == first
+
+
+def test_numbers_that_the_summary_compares_are_those_of_the_paper():
+    columns = {"mi_id": ("table_2", "MI, ID"), "mi_ood": ("table_2", "MI, OOD"), "auroc_mi": ("table_1", "AUROC, MI")}
+    compared = evidence.plan(FIGURES / "real")["03_mlp_width_sweep"]["compared"]
+    assert len(compared) > 3
+    for line in compared:
+        name, _, width = line["number"].rpartition("_")
+        table, column = columns[name]
+        assert line["paper"] == getattr(published.kirsch, table).value("mnist", int(width), column)
+
+
+def test_02_quotes_its_runs_on_mnist():
+    table, text = (
+        pd.read_csv(FIGURES / "real" / "02_ensembles_of_ensembles" / "table.csv"),
+        prose(parameters.find("02")),
+    )
+    change = (table["auroc_two_12"] - table["auroc_two_1"]).mean()
+    assert f"changes by {change:.3f} on Fashion-MNIST" in text
+    assert {3: "three", 5: "five"}[len(table)] + " seeds" in text
+    assert table["claim_auroc_falls"].all()
+    assert not table["claim_size_does_not"].any()
+
+
+def test_03_quotes_its_runs_on_mnist():
+    table, text = pd.read_csv(FIGURES / "real" / "03_mlp_width_sweep" / "table.csv"), prose(parameters.find("03"))
+    mean = table.mean(numeric_only=True)
+    paper_1, paper_2 = (getattr(published.kirsch, name).frame("mnist") for name in ("table_1", "table_2"))
+    assert f"it is {mean['mi_ood_1']:.3f} on Fashion-MNIST, where the paper\nhas {paper_2['MI, OOD'][1]:g}" in text
+    assert f"{mean['mi_id_1']:.3f} on MNIST, where the paper has {paper_2['MI, ID'][1]:.3f}" in text
+    assert f"{mean['auroc_mi_1']:.3f} at x1 and {mean['auroc_mi_4']:.3f} at x4" in text
+    assert f"The paper has {paper_1['AUROC, MI'][1]:g}\nand {paper_1['AUROC, MI'][4]:g}" in text
+    assert (table["mi_ood_1"] > table["mi_ood_4"]).all()
+    assert {3: "three", 5: "five"}[len(table)] + " runs" in text
+
+
+@pytest.mark.parametrize("text", ["README.md", "book/index.md"])
+def test_the_first_screen_quotes_the_runs_of_03(text):
+    mean = pd.read_csv(FIGURES / "real" / "03_mlp_width_sweep" / "table.csv").mean(numeric_only=True)
+    quoted = [("accuracy goes from", "accuracy"), ("falls from", "mi_ood"), ("digits goes from", "auroc_mi")]
+    said = (FIGURES.parent / text).read_text()
+    for words, name in quoted:
+        assert f"{words} {mean[f'{name}_1']:.3f} to {mean[f'{name}_4']:.3f}" in said
+
+
+def test_05_says_what_its_runs_on_cifar10_have_in_common():
+    table = pd.read_csv(FIGURES / "real" / "05_tile_extraction" / "table.csv")
+    assert f"each of {({3: 'three', 5: 'five'})[len(table)]} seeds draws 2,500" in prose(parameters.find("05"))
+    assert table[["claim_errors", "claim_ensemble"]].all(axis=None)
 
 
 def test_06_has_the_ablations_of_their_profile_with_the_same_seeds():
@@ -74,15 +158,51 @@ def test_06_has_the_ablations_of_their_profile_with_the_same_seeds():
     assert [name for name in seeds.index if f'\\"{name}\\"' not in source and "normal start" not in name] == []
 
 
-def test_09_has_its_study_with_four_seeds_and_quotes_it():
+def test_06_shows_the_boards_rows_of_sentences_beside_the_papers():
+    board, text = pd.read_csv(BOARD / "board.csv").query("backbone == 'text'"), prose(parameters.find("06"))
+    rows, theirs = board.set_index(["method", "seed"]), published.lora.table_8.frame("sst2")
+    names = {METHODS[name].label: name for name in ("single", "lora_single", "dropout", "deep", "lora")}
+    quoted = {names[label]: cells for label, *cells in table_rows(text) if label in names and "±" in cells[0]}
+    assert quoted.keys() == {*names.values()}
+    for name, cells in quoted.items():
+        each = rows.loc[name].assign(accuracy=lambda found: 100 * found.accuracy)
+        forms, paper = (".1f", ".3f", ".3f"), theirs.loc["explicit" if name == "deep" else name]
+        measured = zip(("accuracy", "ece", "nll"), forms, strict=True)
+        wanted = [f"{each[k].mean():{form}} ± {each[k].std():{form}}" for k, form in measured]
+        wanted += [f"{paper[k]:{form}}" for k, form in zip(("accuracy", "ECE", "NLL"), forms, strict=True)]
+        assert cells == wanted, name
+    pairs = ("single", "accuracy", 100, ".1f"), ("deep", "accuracy", 100, ".1f"), ("deep", "ece", 1, ".3f")
+    for than, measure, factor, form in pairs:
+        apart = factor * (rows[measure]["lora"] - rows[measure][than])
+        half = stats.t.ppf(0.975, len(apart) - 1) * apart.sem()
+        assert f"{apart.mean():{form}} ({apart.mean() - half:{form}} to {apart.mean() + half:{form}})" in text
+    assert f"{rows.loc['lora'].temperature.mean():.2f} on average" in text
+
+
+def test_06_quotes_its_run_on_sentences():
+    results, manifest = read(FIGURES / "text" / "06_lora_ensemble")
+    tables, text = results["tables"], prose(parameters.find("06"))
+    quality, found, fitted = (pd.DataFrame(**tables[name]) for name in ("table_1", "ood", "temperature"))
+    given, held = manifest["parameters"], [claim["holds"] for claim in results["claims"].values()]
+    assert f"{given['train_limit']} phrases, {given['limit']} sentences and {given['members']} members" in text
+    assert (sum(held), len(held)) == (2, 10)
+    lora, deep, single = (quality.loc[name] for name in ("lora", "deep", "single"))
+    assert all(f"{100 * row.accuracy:.1f} %" in text for row in (lora, deep, single))
+    assert f"({lora.NLL:.3f}, {single.NLL:.3f}; explicit ensemble {deep.NLL:.3f})" in text
+    assert f"({lora.ECE:.3f}; explicit ensemble {deep.ECE:.3f})" in text
+    each = [", ".join(f"{value:.2f}" for value in found.loc[name]) for name in ("rarity of words", "LoRA-Ensemble")]
+    assert " against ".join(each) in text
+    assert all(f"{fitted['fitted T'][name]:.1f}" in text for name in ("single network", "LoRA-Ensemble"))
+
+
+def test_09_has_its_study_with_five_seeds_and_quotes_it():
     found, given = study("09", "hydra", "seed")
     index = ["row", "trained on", "removed"]
-    assert given["seed"] == [0, 1, 2, 3]
+    assert given["seed"] == [0, 1, 2, 3, 4]
     assert found.groupby(index)["seed"].apply(sorted).map(lambda each: each == given["seed"]).all()
     table = found.set_index([*index, "seed"]).unstack()
     text = prose(parameters.find("09"))
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:2] == "| "]
-    quoted = [row for row in rows if len(row) == 8 and "±" in row[-1]]
+    quoted = [row for row in table_rows(text) if len(row) == 8 and "±" in row[-1]]
     assert len(quoted) >= 10
     measures = ["accuracy", "ECE", "AUROC, near", "AUROC, far", "accuracy, corrupted"]
     for name, recipe, gone, *cells in quoted:
@@ -98,13 +218,20 @@ def test_09_has_its_study_with_four_seeds_and_quotes_it():
         assert f"{apart.mean():+.1f} points ({apart.mean() - half:+.1f} to {apart.mean() + half:+.1f})" in text, (a, b)
 
 
+def test_10_quotes_its_runs_on_mnist():
+    table, text = pd.read_csv(FIGURES / "real" / "10_head_similarity" / "table.csv"), prose(parameters.find("10"))
+    both = table["claim_circuit_euclidean"] & table["claim_circuit_mahalanobis"]
+    assert f"is there in {both.sum()} of {len(table)} seeds" in text
+    assert not table["claim_useful"].any()
+
+
 def test_11_quotes_its_run_on_pretrained_networks():
     folder = FIGURES / "real" / "11_gradient_uncertainty"
     results, manifest = read(folder)
     table = pd.DataFrame(**results["tables"]["pretrained"])
     text = prose(parameters.find("11"))
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:2] == "| "]
-    quoted = {row[0]: [float(cell) for cell in row[1:]] for row in rows if row[0] in table.index and len(row) == 7}
+    rows = [row for row in table_rows(text) if row[0] in table.index and len(row) == 7]
+    quoted = {name: [float(cell) for cell in cells] for name, *cells in rows}
     assert len(quoted) >= 5
     columns = [f"{kind} {measure}" for kind in ("near", "far") for measure in ("AUROC ↑", "AUPR ↑", "FPR95 ↓")]
     for name, values in quoted.items():
@@ -146,7 +273,7 @@ def test_13_has_texts_on_its_board_of_one_size_and_with_the_same_seeds():
     }
     assert set(table["dataset"]) == {"sst2"}
     names = {name for group in given["methods"] for name in group}
-    assert set(table["method"]) == names == METHODS.keys() - {"mimo", "packed", "masks", "tiles", "hydra"}
+    assert set(table["method"]) == names == METHODS.keys() - MISFITS["text"]
     assert table.groupby("method")["seed"].apply(sorted).map(lambda found: found == list(range(5))).all()
     assert not table.duplicated(["method", "seed"]).any()
     search = pd.read_csv(BOARD / "text_search.csv").query("epochs == 1")

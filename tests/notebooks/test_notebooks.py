@@ -12,6 +12,8 @@ NOTEBOOKS = [path.stem for path in parameters.all_notebooks()]
 # Claims that the `tiny` profile is too small to show: (page, claim) -> why, and how it is at `quick`.
 FEW = "two members, a few epochs and at most 100 inputs are too few to show it"
 NEEDS_QUICK: dict[tuple[str, str], str] = {
+    ("03", "order"): "halves of five members have two each; at quick the lower end of the difference is .14",
+    ("03", "auroc_falls"): "two sets of 8 x 8 digits and letters; at quick the smallest fall is .0055",
     (
         "04",
         "narrower",
@@ -63,9 +65,7 @@ NEEDS_QUICK: dict[tuple[str, str], str] = {
     ("11", "mistakes"): "networks of 8 x 8 digits make hardly any; on MNIST .117 (from .066) thousandths",
     ("11", "pretrained"): "twenty inputs a set; two hundred: 2.1 points (from .78); on CIFAR ResNets it fails",
     ("12", "rank_falls"): "it rises with the width on 8 x 8 digits; eight runs on MNIST: 1.37 half-widths",
-    ("12", "bands_overlap"): "that rise, 0.12, is larger than the bands; eight runs on MNIST: 3.1",
     ("12", "undecided"): "entropy is ahead at both ends on 8 x 8 digits; eight runs on MNIST: 8.1",
-    ("12", "pairing"): "three runs of four members have seeds with little in common; eight on MNIST: 2.03",
     ("13", "short"): "two of three methods are on the front; at quick two of eighteen",
     ("13", "worse"): "two ensembles, too few for a share; on the board that quick reads nine of seventeen: 1.59",
     ("13", "score"): "three methods on 60 inputs, which the entropy finds best; at quick the least gain is .012",
@@ -81,6 +81,13 @@ NEEDS_QUICK: dict[tuple[str, str], str] = {
     ("15", "parity"): "64 clips: the interval is wider than five points; at quick 1.25 (from 1)",
     ("15", "unsure"): "a fifth of 64 clips is twelve; at quick .2 (from 0)",
     ("15", "pixels"): "fails at quick, too, by .012: ahead by .030 and .041, but not resolved over five turns",
+    ("16", "rivals"): "160 digits of 8 x 8, of which a nearest neighbour errs about as rarely; at quick .005",
+    ("16", "fifth"): "a few errors, and resamples without any; at quick .50",
+    ("16", "rejects"): "the same; at quick .017",
+    ("16", "pixels"): "fails at quick too: the distance of pixels finds clothes almost without a mistake",
+    ("16", "tiles"): "fails at quick too: on letters the interval begins .036 below 0",
+    ("16", "masks"): "fails at quick too: on letters it begins .076 below 0",
+    ("16", "gradient"): "fails at quick too: on one set of three it is further apart",
 }
 
 

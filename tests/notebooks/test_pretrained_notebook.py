@@ -21,7 +21,7 @@ def needs(*files):
 @needs("cifar-10-batches-bin", "cifar10h-counts.npy", "resnet_cifar10", "cifar-100-binary")
 def test_tiles_of_a_residual_network_against_an_ensemble_and_people(tmp_path):
     changes = {"limit": 400, "ood": ["cifar100"], "sizes": [2, 4, 8], "repeats": 20}
-    with warm_kernels.warm():
+    with warm_kernels.warm(sketched=True):
         folder = runs.execute("05_tile_extraction", changes, profile="paper", folder=tmp_path / "run")
     recorded = json.loads((folder / "results.json").read_text())
     numbers = recorded["numbers"]

@@ -10,15 +10,16 @@ from typing import Any
 
 import pandas as pd
 import torch
+from ipywidgets import IntSlider
+from matplotlib.figure import Figure as figure
 from small_networks import PIXELS, SMALL, images, mlp, vit
 from torch import nn
 from transformers import CLIPConfig, CLIPModel
 
 import uqlab
-from uqlab import data, ensembles, extraction, models
+from uqlab import data, ensembles, extraction, models, uncertainty
 
-# Every room but those that draw: plots and widgets hand on what they are given to matplotlib and the browser.
-ROOMS = [m.name for m in pkgutil.iter_modules(uqlab.__path__) if m.name not in ("core", "plots", "widgets")]
+ROOMS = [m.name for m in pkgutil.iter_modules(uqlab.__path__) if m.name != "core"]
 
 # Names that are no calls, or that nobody calls with values of their own, and why.
 NO_CALLS = {
@@ -33,6 +34,7 @@ NO_CALLS = {
     "models.from_pretrained": "needs a checkpoint; tests/models",
     "runs.execute": "tests/runs",
     "runs.sweep": "tests/runs", "runs.run_one": "tests/runs", "runs.claims": "takes nothing",
+    "plots.use_style": "takes nothing, and changes the style", "widgets.explore": "Explorer by another name",
     "runs.output_dir": "takes nothing", "runs.begin": "tests/core", "data.names": "takes nothing",
 }  # fmt: skip
 
@@ -70,6 +72,10 @@ def clip() -> nn.Module:
     return CLIPModel(CLIPConfig(text_config=SMALL, vision_config=SMALL | PIXELS))
 
 
+def kinds() -> dict[str, Any]:
+    return {name: uncertainty.decompose(draw(3, 6, 4)) for name in ("id", "ood")}
+
+
 def linear() -> nn.Linear:
     return nn.Linear(8, 4)
 
@@ -91,6 +97,7 @@ COMMON: dict[str, Any] = {
     "after": lambda: draw(5, 4, seed=1), "X": lambda: draw(6, 3), "Y": lambda: draw(6, 3, seed=1),
     "table": board, "trained": lambda: ensembles.lora(network(), 2, 2, classifiers="shared"), "name": lambda: "name",
 }  # fmt: skip
+LINE = {"x": lambda: [1.0, 2.0], "y": lambda: [3.0, 4.0]}
 IMAGES = {"model": vit, "inputs": lambda: images()[0], "labels": lambda: images()[1]}
 PAIR = {"id_inputs": lambda: images()[0], "id_labels": lambda: images()[1], "ood_inputs": lambda: images(3)[0]}
 SETS = {"test": dataset, "train": dataset, "model": lambda: models.mlp(64, (6,), 10), "ood": lambda: {"far": dataset()}}
@@ -125,6 +132,9 @@ OWN: dict[str, dict[str, Any]] = {
     "rivals.aurocs": {"train": lambda: draw(12, 3), "test": lambda: draw(4, 3), "others": lambda: {"a": draw(4, 3)}},
     "rivals.shrunk_root": {"values": lambda: draw(6, 3)},
     "rivals.whitened": {"values": lambda: draw(6, 3), "root": lambda: torch.eye(3)},
+    "bring.model": {"source": lambda: "uqlab.models:small_cnn", "task": dataset, "settings": lambda: {"width": 4}},
+    "bring.check": {"network": lambda: models.small_cnn(10, width=4), "inputs": lambda: dataset().inputs,
+                    "task": dataset},
     "data.Dataset": {"inputs": lambda: positive(6, 1, 4, 4), "split": lambda: "test", "classes": lambda: tuple("0123")},
     "data.file": {"name": lambda: "mnist/nothing"},
     "data.pictures": {"captions": lambda: ["small filled red star"]},
@@ -195,12 +205,46 @@ OWN: dict[str, dict[str, Any]] = {
                              "repeats": lambda: 5},
     "scoreboard.by_score": {"ood": lambda: "far"},
     "scores.fit": {"names": lambda: ["entropy"], "labels": labels},
+    "scores.refused": {"names": lambda: ["entropy", "mi"], "labels": labels},
     "scores.values": {"names": lambda: ["entropy", "msp"]},
     "training.arithmetic": {"precision": lambda: "float32", "where": lambda: torch.device("cpu")},
     "training.crop_flip": {"x": lambda: positive(2, 3, 1, 8, 8)},
     "training.cross_entropy": {"logits": lambda: draw(2, 6, 4), "labels": lambda: torch.zeros(2, 6).long()},
     "training.device": {"name": lambda: "cpu"},
     "training.fit": {"epochs": lambda: 1, "lr": lambda: 0.1, "class_weights": lambda: torch.ones(4)},
+    "plots.areas": LINE | {"aleatoric": lambda: [1.0, 2], "epistemic": lambda: [1.0, 3]},
+    "plots.barycentric": {"p": lambda: positive(3)},
+    "plots.curve": LINE, "plots.decomposition_bars": {"parts": lambda: {"a": (0.1, 0.2)}},
+    "plots.dots": {"rows": lambda: {"a": (0.5, 0.4, 0.6)}, "styles": lambda: [("C0", "o")]},
+    "plots.head_colors": {"values": lambda: positive(2, 3)}, "plots.head_map": {"values": lambda: positive(2, 3)},
+    "plots.heatmap": {"values": lambda: positive(2, 2), "rows": lambda: "ab", "columns": lambda: "cd"},
+    "plots.images": {"inputs": lambda: positive(2, 1, 4, 4), "axes": lambda: [figure().subplots()]},
+    "plots.label_lines": {"ax": lambda: figure().subplots()}, "plots.mask_map": {"mask": lambda: positive(2, 5)},
+    "plots.reference": {"value": lambda: 0.5, "text": lambda: "half"},
+    "plots.reliability": {"logits": lambda: draw(3, 6, 4)},
+    "plots.save": {"fig": figure, "caption": lambda: "A figure of nothing."}, "plots.sequential": {"count": lambda: 3},
+    "plots.simplex": {"logits": lambda: draw(5, 3)},
+    "plots.stacked": {"x": lambda: [1, 2], "between": lambda: [0.1, 0.2], "within": lambda: [0.1, 0.1]},
+    "plots.table": {"frame": board}, "plots.votes": {"image": lambda: positive(1, 4, 4), "logits": lambda: draw(4, 3)},
+    "widgets.Explorer": {"draw": lambda: lambda n: None, "controls": lambda: {"n": IntSlider(1, 0, 3)},
+                         "seen": lambda: "a line", "figure": figure},
+    "widgets.Hand": {"name": lambda: "cloud", "data": dict}, "widgets.cloud": {"logits": lambda: draw(5, 3)},
+    "widgets.alarm": {"values": lambda: {1: {"id": positive(6), "far": positive(5)}},
+                      "images": lambda: {"far": positive(5, 1, 4, 4)}},
+    "widgets.collapse": {"x": lambda: draw(5), "predictions": lambda: {1: draw(3, 5), 2: draw(3, 5)}},
+    "widgets.draw": {"models": lambda: {"deep": ensembles.deep(lambda: models.mlp(64, (6,), 10), 2)}, "train": dataset,
+                     "examples": lambda: {"one": positive(1, 8, 8)}},
+    "widgets.front": {"boards": lambda: {"small": board()}, "quality": lambda: "accuracy",
+                      "cared": lambda: ["accuracy"], "limits": lambda: ["forward passes"], "repeats": lambda: 5},
+    "widgets.gradients": {"norms": lambda: {0.0: (positive(2, 6, 4), draw(6, 4).log_softmax(1))}, "inside": lambda: 3,
+                          "reference": lambda: positive(6)},
+    "widgets.head_map": {"values": lambda: positive(2, 3), "order": lambda: [(0, 0)], "known": lambda: "id",
+                         "features": lambda: lambda removed, layer, head, name: draw(6, 4), "others": lambda: ["far"]},
+    "widgets.masks": {"found": lambda: {1.0: {"a": positive(2, 5)}}, "accuracy": lambda: {(1.0, None): 0.9},
+                      "parts": lambda: {(1.0, None): kinds()}, "trained": kinds},
+    "widgets.spectra": {"before": lambda: {"1": draw(4, 8)}, "k": lambda: 2,
+                        "after": lambda: {"lora": lambda layer: draw(2, 4, 8)}},
+    "runs.check": {"parameters": lambda: {"members": 2, "ood": ["letters"]}}, "data.check": {"task": lambda: "digits"},
     "runs.claim": {"sentence": lambda: "It is.", "holds": lambda: True}, "runs.describe_figure": {},
     "runs.record": {"value": lambda: 1.0}, "runs.load": {"sweep": lambda: "nowhere"},
 }  # fmt: skip
@@ -211,7 +255,7 @@ CHANGED = {
     "ensembles.replace_layers": {"model"}, "ensembles.own_dropout": {"network"}, "heads.only_last": {"model"},
     "methods.train": {"backbone", "histories"}, "training.crop_flip": {"generators"},
 }  # fmt: skip
-DRAWS = ("models.", "ensembles.GroupedLinear", "methods.backbone", "methods.fresh")
+DRAWS = ("models.", "bring.model", "ensembles.GroupedLinear", "methods.backbone", "methods.fresh")
 
 
 def public() -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The net at length, `make soak`: bad calls, damaged files, kills, a full disk; counts, and a fault ends with code 1.
+"""The net at length, `make soak`: bad calls, damaged files, kills, pages; counts, and a fault ends with code 1.
 
-python tests/properties/soak.py calls=20000 files=2000 kills=200 disk=20 twice=20 clock=20 seed=0
+python tests/properties/soak.py calls=20000 files=2000 kills=200 real=20 readonly=20 disk=50 twice=20 clock=20 pages=17
 """
 
 import collections
@@ -10,6 +10,7 @@ import os
 import random
 import resource
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +26,7 @@ import numpy as np
 import recipes
 import torch
 from small_networks import images, vit
+from soak_pages import pages  # noqa: F401  by its name, as the others
 
 from uqlab import data, ensembles, heads, training
 from uqlab.core.files import sha256, write
@@ -132,6 +134,9 @@ def fake_cells(notebook: Path, output: Path, given: dict, *_: Any) -> None:
     write(output.parent / "results.json", json.dumps({"numbers": {"seed": given["seed"]}}))
 
 
+SWEEP = Path("figures/quick/0.sweep")
+
+
 @contextmanager
 def page(seeds: int = 12) -> Iterator[Callable[[], sweeps.Report]]:
     """A folder with a page of one parameter, and the sweep over it."""
@@ -148,8 +153,8 @@ def page(seeds: int = 12) -> Iterator[Callable[[], sweeps.Report]]:
             kernels.run_cells, execution.packages = before[1:]
 
 
-def done() -> set[Path]:
-    runs = Path("figures/quick/0.sweep").glob("[!.]*")
+def done(sweep: Path = SWEEP) -> set[Path]:
+    runs = sweep.glob("[!.]*")
     return {path.absolute() for path in runs if path.suffix != ".failed" and sweeps.finished(path)}
 
 
@@ -164,14 +169,21 @@ def child(work: Callable[[], Any]) -> int:
     os._exit(0)
 
 
+def seed(run: Path) -> int:
+    return json.loads((run / "manifest.json").read_text())["parameters"]["seed"]
+
+
 def whole(run: Callable[[], sweeps.Report], seeds: int) -> Iterator[str]:
     """After all a sweep finishes, and nothing of the dead is left."""
     report = run()
     left = [path.name for path in report.folder.iterdir() if path.name[0] == "." or path.suffix == ".failed"]
-    if len(done()) != seeds or left:
-        yield f"FAULT sweep: {len(done())} of {seeds} runs at the end, left {left[:3]}"
-    bad = [p for p in done() if json.loads((p / "results.json").read_text())["numbers"] != {
-        "seed": json.loads((p / "manifest.json").read_text())["parameters"]["seed"]}]  # fmt: skip
+    if len(done(report.folder)) != seeds or left:
+        yield f"FAULT sweep: {len(done(report.folder))} of {seeds} runs at the end, left {left[:3]}"
+    bad = [
+        p
+        for p in done(report.folder)
+        if json.loads((p / "results.json").read_text())["numbers"].get("seed", seed(p)) != seed(p)
+    ]
     if bad:
         yield f"FAULT sweep: {len(bad)} runs hold another's numbers"
 
@@ -187,6 +199,74 @@ def kills(number: int, rng: random.Random) -> Iterator[str]:
                 os.kill(process, signal.SIGKILL)
                 os.waitpid(process, 0)
                 yield "FAULT kill: a finished run is lost" if before - done() else "kill survived"
+            yield from whole(run, 12)
+
+
+def kernels_of(folder: str) -> list[str]:
+    """The processes that were started with a file of a folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has just ended
+            found.append(path.read_bytes().decode())
+    return [command for command in found if folder in command]
+
+
+def real(number: int, rng: random.Random) -> Iterator[str]:
+    """Kills of sweeps over page 01 with kernels, at `tiny`: the same, and no kernel lives on."""
+    with tempfile.TemporaryDirectory() as folder:
+        sweep = Path(folder, "tiny", "01_toy_regression_collapse.sweep")
+
+        def run() -> sweeps.Report:
+            return sweeps.sweep("01", {"seed": range(4)}, profile="tiny", root=folder, progress=False, keep_stale=True)
+
+        for _ in range(number):
+            before, process = done(sweep), child(run)
+            time.sleep(rng.uniform(0, 15))
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+            yield "FAULT real page: a finished run is lost" if before - done(sweep) else "kill survived"
+            until = time.monotonic() + 30
+            while (left := kernels_of(folder)) and time.monotonic() < until:
+                time.sleep(0.2)
+            if left:
+                yield f"FAULT real page: {len(left)} kernels live on"
+        yield from whole(run, 4)
+
+
+def readonly(number: int, rng: random.Random) -> Iterator[str]:
+    """Another user sweeps where nothing may be written: told in words, and what is finished is read."""
+    for _ in range(number):
+        with page() as run:
+            run() if rng.random() < 0.5 else SWEEP.mkdir(parents=True)
+            every = [Path(), *Path().rglob("*")]
+            shut = rng.choice([Path(), Path("figures"), SWEEP.parent, SWEEP])
+            for path in every:
+                os.chown(path, 65534, 65534)
+            for path in (path for path in (shut, *shut.rglob("*")) if path.is_dir()):
+                path.chmod(0o555)
+            before, (ours, theirs) = done(), os.pipe()
+
+            def other(write: int = theirs, run: Callable = run) -> None:
+                os.setgid(65534)
+                os.setuid(65534)
+                try:
+                    said = " ".join({outcome.reason for outcome in run().outcomes})
+                except (OSError, ValueError) as error:
+                    said = f"{error}"
+                except BaseException as error:
+                    said = f"FAULT read-only: {type(error).__name__}: {error}"
+                os.write(write, said.encode())
+
+            os.waitpid(child(other), 0)
+            os.close(theirs)
+            with open(ours) as pipe:
+                said = pipe.read()
+            fit = said if said.startswith("FAULT") else "read-only folder told" if "ermission" in said else ""
+            yield fit or ("all was finished" if len(before) == 12 else f"FAULT read-only: {said[:200]!r}")
+            for path in (path for path in every if path.is_dir()):
+                path.chmod(0o755)
+            if before - done():
+                yield "FAULT read-only: a finished run is lost"
             yield from whole(run, 12)
 
 
@@ -216,9 +296,21 @@ def clock(number: int, rng: random.Random) -> Iterator[str]:
 
 
 def disk(number: int, rng: random.Random) -> Iterator[str]:
-    """A write that fails half-way, as on a full disk: the run fails in words, the finished ones stay."""
-    for _ in range(number):
+    """A small disk that fills up (a tmpfs, for root), and writes that fail half-way: finished runs stay."""
+    for i in range(number):
         with page() as run:
+            SWEEP.mkdir(parents=True)
+            size = rng.randrange(16, 400)
+            mount = ["mount", "-t", "tmpfs", "-o", f"size={size}k", "none", str(SWEEP)]
+            if i % 2 and subprocess.run(mount, capture_output=True, check=False).returncode == 0:
+                os.waitpid(child(run), 0)
+                before = done()
+                os.waitpid(child(run), 0)
+                yield "FAULT disk: a finished run is lost" if before - done() else "full tmpfs survived"
+                subprocess.run(["mount", "-o", "remount,size=64m", str(SWEEP)], check=True)
+                yield from whole(run, 12)
+                subprocess.run(["umount", str(SWEEP)], check=True)
+                continue
             run() if rng.random() < 0.3 else None
             before, limit = done(), rng.randrange(0, 3000)
 
@@ -228,8 +320,8 @@ def disk(number: int, rng: random.Random) -> Iterator[str]:
                 run()
 
             os.waitpid(child(full), 0)
-            yield "FAULT disk: a finished run is lost" if before - done() else "full disk survived"
-            yield from (f for f in whole(run, 12) if "left" not in f or "failed" not in f)
+            yield "FAULT disk: a finished run is lost" if before - done() else "failing write survived"
+            yield from whole(run, 12)
 
 
 def main(wanted: dict[str, int]) -> int:

@@ -32,7 +32,7 @@ def test_no_name_is_forgotten():
 
 def test_every_function_stands_behind_the_door():
     rooms = {name.partition(".")[0] for name in PUBLIC}
-    assert rooms == {module.name for module in pkgutil.iter_modules(uqlab.__path__)} - {"core", "plots", "widgets"}
+    assert rooms == {module.name for module in pkgutil.iter_modules(uqlab.__path__)} - {"core"}
     functions = [name for name in PUBLIC if inspect.isfunction(PUBLIC[name]) and not name.startswith("runs.")]
     assert [name for name in functions if not hasattr(PUBLIC[name], "readers")] == []  # runs start without torch
 
@@ -54,6 +54,17 @@ def test_bad_arguments(name, unchecked):
 
     if parameters:
         call()
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("scores.logits", {"model": recipes.network().half(), "inputs": 1e30 * recipes.draw(6, 8).double()}),
+        ("ensembles.save", {"path": ""}),
+    ],
+)
+def test_what_the_soak_has_found(name, change):
+    assert faults(name, PUBLIC[name], change) == []
 
 
 # The net can fail -----------------------------------------------------------------------------------------------------

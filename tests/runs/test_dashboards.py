@@ -127,6 +127,7 @@ def test_every_page_has_an_explorer_and_words_for_it(path, tmp_path):
     assert re.search(r"</style>\n\n# \d\d", said[0])
     assert len(said) > 1
     assert all(40 < len(text) < 800 for text in said[1:])
+    assert not any("<details>" in text for text in said), "no answer before the question was played with"
 
 
 def test_page_00_shows_its_explorer(tmp_path):

@@ -1,6 +1,9 @@
 """Parameters and profiles: values given as text, what is refused before anything runs, files of one's own."""
 
+import gc
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -60,6 +63,21 @@ def test_a_parameters_cell_that_computes_is_refused(tmp_path, line):
     path = notebook(tmp_path / "0.ipynb", parameters=f"seed = 0\n{line}")
     with pytest.raises(ValueError, match="next cell"):
         parameters.defaults(path)
+
+
+def test_parameters_are_read_by_many_threads_at_once(tmp_path):
+    """Python 3.11's parser fails where one thread's garbage collection lets another parse."""
+    path = notebook(tmp_path / "0.ipynb", parameters="\n".join(f"x{i} = [[{i}], [1]]" for i in range(60)))
+    pause = lambda phase, info: time.sleep(3e-4)  # noqa: E731
+    before = gc.get_threshold()
+    gc.callbacks.append(pause)
+    gc.set_threshold(20)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(parameters.defaults, [path] * 80))
+    finally:
+        gc.callbacks.remove(pause)
+        gc.set_threshold(*before)
 
 
 def test_broken_files_are_named(tmp_path):

@@ -21,7 +21,7 @@ from small_runs import call, heed_interrupts, notebook, two_notebooks  # noqa: F
 
 import uqlab
 from uqlab import runs
-from uqlab.runs import execution, gallery, kernels, parameters
+from uqlab.runs import execution, gallery, kernels, parameters, plans
 
 
 def test_run(project, monkeypatch):
@@ -183,7 +183,7 @@ def test_progress_is_one_line_for_all_notebooks(project, stand_in, monkeypatch):
 
 
 def test_pages_say_how_long_they_take(tmp_path):
-    said = {path.stem[:2]: execution.expected_seconds(path, tmp_path) for path in parameters.all_notebooks()}
+    said = {path.stem[:2]: plans.expected_seconds(path, tmp_path) for path in parameters.all_notebooks()}
     assert {name for name, seconds in said.items() if seconds > 300} <= {"12"}  # which is then the first to start
 
 

@@ -105,7 +105,7 @@ def test_draw_says_that_it_was_interrupted(monkeypatch):
     hand.answer = interrupted
     with pytest.raises(KeyboardInterrupt):
         hand._reply(hand, {"ask": 8}, [])
-    assert sent == [{"ask": 8, "error": "No answer: the kernel was interrupted."}]
+    assert sent == [{"ask": 8, "error": "No answer: the kernel was interrupted. The next move asks it again."}]
 
 
 def test_front_needs_numbers():

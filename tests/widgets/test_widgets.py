@@ -62,13 +62,13 @@ def explorer():
 
 def test_explore_shows_controls_reset_line_and_picture(explorer):
     box, drawn = explorer
-    size, shift, button, seen, picture = box.children
+    size, shift, button, seen, frame = box.children
     assert [size, shift] == list(box.controls.values())
-    assert (seen, picture) == (box.seen, box.picture)
+    assert (seen, frame.children) == (box.seen, (box.picture,))
     assert button.description == "reset"
     assert "size 2, shift 0" in line(box)
     assert 'aria-live="polite"' in line(box)
-    assert picture.value[:4] == PNG
+    assert box.picture.value[:4] == PNG
     assert drawn == [(2, 0)]
     assert size.style.description_width == shift.style.description_width
 
@@ -110,6 +110,21 @@ def test_an_error_is_shown_and_raised_and_the_next_move_works(explorer):
         box.controls["shift"].value = 3
     assert "could not be drawn: ValueError: no such &lt;shift&gt;" in line(box)
     assert "size 2, shift 2" in moves(box, "shift", 2)[1]
+
+
+def test_an_interrupted_redraw_says_so_and_the_next_move_draws(explorer, monkeypatch):
+    box, _ = explorer
+    shown = box._shown
+
+    def interrupted(**_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(box, "_shown", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        box.controls["size"].value = 3
+    assert "could not be drawn: the kernel was interrupted. The next move asks it again." in line(box)
+    monkeypatch.setattr(box, "_shown", shown)
+    assert "size 4" in moves(box, "size", 4)[1]
 
 
 def pixels(explorer: widgets.Explorer) -> np.ndarray:

@@ -8,13 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-LIBRARIES = ("uqlab", "torch", "numpy", "scipy", "sklearn", "pandas", "matplotlib", "transformers", "safetensors", "re")
+LIBRARIES = (
+    "uqlab", "torch", "numpy", "scipy", "sklearn", "pandas", "matplotlib", "seaborn", "ipywidgets", "traitlets",
+    "transformers", "safetensors", "html", "json", "re", "textwrap",
+)  # fmt: skip
 
 
 def is_ours(error: Exception) -> bool:
-    """Whether a line of this package raised an error, as a ValueError or TypeError."""
+    """Whether a line of this package raised an error, as a ValueError or TypeError, and said more than Python does."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return isinstance(error, ValueError | TypeError) and frame.f_globals.get("__name__", "").startswith("uqlab.")
+    said = isinstance(error, ValueError | TypeError) and len(str(error).split()) > 3
+    return said and frame.f_globals.get("__name__", "").startswith("uqlab.")
 
 
 def of_a_library(error: Exception) -> bool:

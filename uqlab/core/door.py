@@ -50,24 +50,27 @@ RANKS = {  # what a reader of the message may have meant, by the axes that are w
 }
 
 
-def room(name: str) -> None:
-    """Put the door before the public functions and classes of a room: `room(__name__)` at the end of its file."""
+def room(name: str, reads: bool = True) -> None:
+    """Put the door before the public functions and classes of a room: `room(__name__)` at the end of its file.
+
+    reads: False for a room that draws, and hands on what it is given: only what a library refuses is told in words.
+    """
     module = sys.modules[name]
     listed = getattr(module, "__all__", None)
     for public, thing in list(vars(module).items()):
         own = public in listed if listed else public[0] != "_" and getattr(thing, "__module__", "") == name
         if own and inspect.isfunction(thing):
-            setattr(module, public, guarded(thing))
+            setattr(module, public, guarded(thing, reads))
         elif own and inspect.isclass(thing) and inspect.isfunction(make := vars(thing).get("__init__")):
-            thing.__init__ = guarded(make)
+            thing.__init__ = guarded(make, reads)
 
 
-def guarded(function: Any) -> Any:
+def guarded(function: Any, reads: bool = True) -> Any:
     """The function behind the door, if it is not there already."""
     if hasattr(function, "readers"):
         return function
     signature = inspect.signature(function)
-    readers = {name: _of_parameter(name, p) for name, p in signature.parameters.items()}
+    readers = {name: _of_parameter(name, p) if reads else None for name, p in signature.parameters.items()}
 
     @functools.wraps(function)
     def door(*args: Any, **kwargs: Any) -> Any:

@@ -18,6 +18,8 @@ TRAININGS = "UQLAB_CACHE"  # the variable that names the folder of finished trai
 def writing(path: str | os.PathLike) -> Iterator[Path]:
     """A temporary path beside `path` to write to; renamed to `path` at the end of the block, removed if that fails."""
     path = Path(path)
+    if not path.name:
+        raise ValueError(f"{str(path)!r} is no name of a file; give the path of one")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp-{uuid.uuid4().hex[:8]}")
     try:

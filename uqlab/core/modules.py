@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from uqlab.core.checks import is_ours
+from uqlab.core.checks import is_ours, representable
 
 Inputs = Tensor | Mapping[str, Tensor]  # one tensor, or several by name, as tokenizers make them
 
@@ -96,9 +96,16 @@ def call(model: nn.Module, inputs: Inputs) -> Any:
 
 
 def like_parameters(model: nn.Module, inputs: Inputs) -> Any:
-    """`inputs` on the model's device; floating-point inputs also get its precision."""
+    """`inputs` on the model's device; floating-point inputs also get its precision, in which they must be finite."""
     p = next(model.parameters(), torch.empty(0))
-    return map_tensors(lambda t: t.to(p.device, p.dtype if t.is_floating_point() else None), inputs)
+
+    def like(t: Tensor) -> Tensor:
+        made = t.to(p.device, p.dtype if t.is_floating_point() else None)
+        if made.dtype != t.dtype:
+            representable("inputs", made)
+        return made
+
+    return map_tensors(like, inputs)
 
 
 def trained_like(made: Any, part: nn.Module) -> Any:

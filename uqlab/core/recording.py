@@ -8,6 +8,7 @@ import math
 import os
 import platform
 import re
+import statistics
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -114,10 +115,23 @@ def claims() -> "DataFrame":
     return pandas.DataFrame(columns, index)
 
 
+def committed(name: str, form: str = ".3f") -> str:
+    """What the committed long runs of this page recorded as a number: mean ± standard deviation over seeds, or "–"."""
+    found = [float(row[name]) for row in _real_table() if row.get(name)]
+    spread = f" ± {statistics.stdev(found):{form}}" if len(found) > 1 else ""
+    return f"{statistics.mean(found):{form}}{spread}" if found else "–"
+
+
+def _real_table() -> list[dict[str, str]]:
+    """The table of the committed long runs of this page, a row a seed; empty where there is none."""
+    with suppress(OSError), (_real / "table.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+    return []
+
+
 def _of_real_runs() -> dict[str, str]:
     """What the committed long runs of this page say of its claims: yes, no, or in how many of several seeds."""
-    with suppress(OSError), (_real / "table.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    if rows := _real_table():
         names = [name for name in rows[0] if name.startswith("claim_")]
         held = {name: [row[name] == "True" for row in rows if row[name]] for name in names}
         return {name.removeprefix("claim_"): f"{sum(all_)} of {len(all_)} seeds" for name, all_ in held.items()}

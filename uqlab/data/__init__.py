@@ -5,9 +5,9 @@ test = load("digits[0-6]"); ood = load("digits[7-9]"); far = load("cifar10", lim
 
 from uqlab.core import door
 from uqlab.data.captions import pictures
-from uqlab.data.datasets import Dataset, file, load, names
+from uqlab.data.datasets import Dataset, check, fetched, file, load, names
 from uqlab.data.sounds import LOG_MEL, RATE
 
-__all__ = ["LOG_MEL", "RATE", "Dataset", "file", "load", "names", "pictures"]
+__all__ = ["LOG_MEL", "RATE", "Dataset", "check", "fetched", "file", "load", "names", "pictures"]
 
 door.room(__name__)

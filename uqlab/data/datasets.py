@@ -4,7 +4,7 @@ import difflib
 import operator
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from torch.nn.functional import interpolate
 
 from uqlab.core.files import COMPARED
 from uqlab.data import colour_images, grey_images, sounds, texts, weights  # noqa: F401  they fill SOURCES and FILES
-from uqlab.data.downloads import FILES, fetch
+from uqlab.data.downloads import FILES, fetch, places
 from uqlab.data.embedded import EMBEDDED, FINE
 from uqlab.data.own import SUFFIXES, own
 from uqlab.data.readers import SOURCES
@@ -165,6 +165,31 @@ def load(
     )
 
 
+def check(
+    task: Name,
+    *others: Name,
+    kinds: Collection[Literal["images", "texts", "sounds"]] = ("images",),
+    root: Name | None = None,
+) -> None:
+    """Raise ValueError unless all sets are there and of one of the kinds, and the task has two classes or more.
+
+    A page's first step, before hours of training: it reads one item of each of the others. Empty names are left out.
+    """
+    train, test = (load(task, split, root=root) for split in ("train", "test"))
+    for part in (train, test):
+        if len(found := part.labels.unique()) < 2 or -1 in found:
+            raise ValueError(f"{task} must have labels of two classes or more to learn, got {found.tolist()} in {part}")
+    for items in (train, *(load(name, limit=1, root=root) for name in others if name)):
+        kind = "texts" if isinstance(items.inputs, list) else "sounds" if "waves" in items.about else "images"
+        if kind not in kinds and not (kind == "sounds" and "images" in kinds):  # a picture of it is what is learned
+            raise ValueError(f"{items.name} holds {kind}, and this page takes {' or '.join(kinds)}")
+        if isinstance(items.inputs, list) != isinstance(train.inputs, list):
+            raise ValueError(f"{items.name} holds {kind}, and {train.name} does not; take sets of one kind")
+        if items.label_probs is not None and len(items.classes) != len(train.classes):
+            have = f"{len(items.classes)} classes, and {train.name} has {len(train.classes)}"
+            raise ValueError(f"{items.name} has soft labels of {have}; take the same classes of both")
+
+
 def file(name: str, *, root: Name | None = None) -> Path:
     """The path of a registered file, such as "resnet_cifar10/resnet20-12fca82f.th"; root: as in `load`."""
     if name not in FILES:
@@ -172,6 +197,12 @@ def file(name: str, *, root: Name | None = None) -> Path:
     path = fetch(name, _folder(root)).absolute()
     COMPARED.add(path)
     return path
+
+
+def fetched(root: Name | None = None) -> tuple[Path, list[str]]:
+    """The folder that `load` reads, and its folders and files that hold registered files; root: as in `load`."""
+    folder = _folder(root)
+    return folder, sorted({Path(name).parts[0] for name in FILES if places(name, folder)})
 
 
 def _unknown(what, name, known):

@@ -5,6 +5,7 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Sequence
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,31 @@ class Ensemble(nn.Module):
     @property
     def members(self) -> int:
         return len(self.member_ids)
+
+    def about(self) -> dict[str, Any]:
+        """What a reader wants to know first: kind, method and settings, members, trained and frozen numbers."""
+        settings = {name: value for name, value in (self.recipe or {}).items() if name not in ("backbone", "members")}
+        own, shared = [p for p in self.parameters() if p.requires_grad], self.shared_parameters()
+        frozen = [*(p for p in self.parameters() if not p.requires_grad), *self.buffers()]
+        count = lambda tensors: sum(t.numel() for t in tensors)  # noqa: E731
+        return {
+            "kind": type(self).__name__,
+            **settings,
+            "members": member_text(self.member_ids),
+            "numbers trained": count(own),
+            "of these shared by members": count(p for p in own if p in shared),
+            "numbers frozen": count(frozen),
+        }
+
+    def __repr__(self) -> str:
+        kind, *lines = self.about().items()
+        return f"{kind[1]}({', '.join(f'{name}: {_shown(value)}' for name, value in lines)})"
+
+    def _repr_html_(self) -> str:
+        rows = (
+            f"<tr><th>{escape(name)}</th><td>{escape(_shown(value))}</td></tr>" for name, value in self.about().items()
+        )
+        return f"<table>{''.join(rows)}</table>"
 
     def forward(self, x: Inputs | None = None, **named: Tensor) -> Tensor:
         """x [batch, ...], or several tensors by name -> logits [members, batch, classes]."""
@@ -258,6 +284,10 @@ class SeparateEnsemble(Ensemble):
     def noise_layers(self) -> list[tuple[MemberDropout, int, Sequence[int]]]:
         each = zip(self.member_ids, self.models, strict=True)
         return [(layer, number, [m]) for m, model in each for number, layer in enumerate(_dropouts(model))]
+
+
+def _shown(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def member_range(members: int | str | range) -> range:

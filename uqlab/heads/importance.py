@@ -94,8 +94,11 @@ def sample_heads(ranking: Sequence[Head], remove: int, members: int, *, seed: in
     """For each member `remove` heads, drawn from one ranking: its pruning seed (Hydra, B.5: 48 of the first 100).
 
     A draw keeps the order of the ranking; the draw of member m depends on (seed, m) alone. Raises ValueError for more
-    heads than the ranking holds.
+    heads than the ranking holds, TypeError for what is no head.
     """
+    for head in ranking:
+        if not isinstance(head, tuple | list) or not all(isinstance(part, int) for part in head[-2:]) or len(head) < 2:
+            raise TypeError(f"a head of the ranking must be (layer, head) or (tower, layer, head), got {head!r}")
     if not 0 <= operator.index(remove) <= len(ranking):
         raise ValueError(f"remove must be 0 to {len(ranking)}, the length of the ranking, got {remove}")
     drawn = []

@@ -2,16 +2,18 @@
 
 import json
 import os
+import shlex
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from uqlab import __version__
 from uqlab.core.files import TRAININGS, read_json, write
-from uqlab.runs import execution, sweeps, tables
-from uqlab.runs.parameters import all_notebooks, find, from_here, per_notebook
+from uqlab.runs import execution, plans, sweeps, tables
+from uqlab.runs.parameters import PAGES, PROJECT, all_notebooks, find, from_here, new_project, per_notebook, profiles
 
 
 class Command(click.Command):
@@ -28,13 +30,63 @@ class Command(click.Command):
             raise SystemExit(130) from None
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class Commands(click.Group):
+    """The commands, shown in groups."""
+
+    command_class = Command
+    groups = {  # noqa: RUF012
+        "Begin": {
+            "new": "a folder to work in: the pages, their profiles and a place for results",
+            "lab": "JupyterLab on the guide to the pages",
+            "doctor": "what is installed, what is found, where things are kept",
+        },
+        "Run": {
+            "run": "notebooks headless, with other parameters if you like",
+            "sweep": "one notebook on every point of a grid, here or on a cluster; resumable",
+            "evidence": "the long runs that are kept beside the pages, and their summary",
+            "report": "what a trained network of yours knows about itself",
+        },
+        "Look": {
+            "gallery": "one page of all figures, beside parameters, numbers and claims",
+            "collect": "a table of a sweep, one row a run",
+            "dashboards": "the explorers alone, in large type for a projector",
+        },
+    }
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, lines in self.groups.items():
+            with formatter.section(title):
+                formatter.write_dl([line for line in lines.items() if line[0] in self.commands])
+
+
+EXAMPLES = """\b
+Examples:
+  uqlab new demo && cd demo            a folder with the pages, to work in
+  uqlab run 00 --profile tiny          one page, headless, in seconds
+  uqlab run 03 -p seed 1 --dry-run     what would run, and how long it took last time
+  uqlab sweep 03 -g seed 0:5 --jobs 2  five runs, two at a time; the same again does what is missing
+  uqlab COMMAND --help                 every option
+
+\b
+Completion by the Tab key, in bash, zsh or fish (name yours in place of bash, in the variable too):
+  eval "$(_UQLAB_COMPLETE=bash_source uqlab)"
+"""
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXAMPLES)
 @click.version_option(__version__)
 def main() -> None:
     """Run the notebooks headless and look at what they found."""
 
 
-main.command_class = Command
+def _pages(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete a notebook: the pages by name, else paths."""
+    stems = [path.stem for path in all_notebooks() if path.stem.startswith(incomplete)]
+    return [CompletionItem(stem) for stem in stems] or [CompletionItem(incomplete, type="file")]
+
+
+def _profiles(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    return [name for name in profiles(all_notebooks()[0]) if name.startswith(incomplete)]
 
 
 def _folder(context: click.Context, parameter: click.Parameter, path: Path) -> Path:
@@ -48,21 +100,41 @@ def _folder(context: click.Context, parameter: click.Parameter, path: Path) -> P
     return path
 
 
+of_profile = click.option(
+    "--profile",
+    default="quick",
+    show_default=True,
+    help="Parameter set of notebooks/profiles.yaml.",
+    shell_complete=_profiles,
+)
 into_folder = click.option(
     "--output-dir", default="figures", show_default=True, type=click.Path(path_type=Path), callback=_folder
 )
 
 
 @main.command()
-@click.argument("notebooks", nargs=-1, metavar="[NOTEBOOK]...")
-@click.option("--profile", default="quick", show_default=True, help="Parameter set of notebooks/profiles.yaml.")
+@click.argument("folder", type=click.Path(path_type=Path), callback=_folder)
+def new(folder) -> None:
+    """Make a folder to work in: the pages, their profiles and a place for results.
+
+    FOLDER is new or empty. What is changed there changes no other folder.
+    """
+    new_project(folder)
+    click.echo(f"{folder}: {len(list(folder.glob('notebooks/[0-9]*.ipynb')))} pages; README.md says what is where")
+    click.echo(f"next:\n  cd {shlex.quote(str(folder))}\n  uqlab run 00 --profile tiny\n  uqlab lab")
+
+
+@main.command()
+@click.argument("notebooks", nargs=-1, metavar="[NOTEBOOK]...", shell_complete=_pages)
+@of_profile
 @click.option("-p", "--parameter", "given", type=(str, str), multiple=True, metavar="NAME VALUE", help="Repeatable.")
 @into_folder
 @click.option("--jobs", type=click.IntRange(1), help="Notebooks at a time; default all cores, or 1 beside a GPU.")
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds for each notebook.")
 @click.option("--no-cache", is_flag=True, help="Train everything anew, and keep no training for other runs.")
 @click.option("--quiet", is_flag=True, help="No progress: failures and the summary only.")
-def run(notebooks, profile, given, output_dir, jobs, timeout, no_cache, quiet) -> None:
+@click.option("--dry-run", is_flag=True, help="Only say what would run, what is reused, how long it took last time.")
+def run(notebooks, profile, given, output_dir, jobs, timeout, no_cache, quiet, dry_run) -> None:
     """Execute notebooks into OUTPUT_DIR/PROFILE/NOTEBOOK and build the gallery.
 
     NOTEBOOK is a path, a name or the start of one (03); default all. Exit code 1 if any fails; a claim that does not
@@ -73,6 +145,8 @@ def run(notebooks, profile, given, output_dir, jobs, timeout, no_cache, quiet) -
     if no_cache:
         os.environ[TRAININGS] = ""
     root, plan = output_dir / profile, per_notebook(notebooks, profile, dict(given))
+    if dry_run:
+        return click.echo("\n".join(plans.of_run(plan, root, profile, execution.at_a_time(jobs, len(plan)))))
     outcomes = execution.execute_all(plan, root, profile, jobs, timeout, quiet)
     width = max(len(path.stem) for path in plan)
     click.echo(f"\n{'notebook':{width}}  status  seconds  numbers  figures  claims")
@@ -93,10 +167,47 @@ def run(notebooks, profile, given, output_dir, jobs, timeout, no_cache, quiet) -
 
 
 @main.command()
-@click.argument("notebook")
+@click.argument("model", default="")
+@click.option("--data", "dataset", help="What the model is for: a name, or your own .npz or table; default mnist-mini.")
+@click.option("--ood", multiple=True, help="Inputs that it should not know: a name or a file. Repeatable.")
+@click.option("--weights", multiple=True, help="A file, a folder or a pattern; several are an ensemble. Repeatable.")
+@click.option("-s", "--setting", "settings", type=(str, str), multiple=True, help="Of the function. Repeatable.")
+@click.option("-p", "--parameter", "given", type=(str, str), multiple=True, metavar="NAME VALUE", help="Of page 16.")
+@of_profile
+@click.option("--output-dir", default="report", show_default=True, type=click.Path(path_type=Path), callback=_folder)
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds.")
+@click.option("--quiet", is_flag=True, help="No progress: the report only.")
+def report(model, dataset, ood, weights, settings, given, profile, output_dir, timeout, quiet) -> None:
+    """Ask a trained MODEL what it knows about itself: page 16, headless, and its report on one screen.
+
+    MODEL is FILE.py:FUNCTION or MODULE:FUNCTION, whose function returns a network and is run, or a folder that
+    transformers wrote; without it an example is trained and asked. OUTPUT_DIR gets report.html, and the figures and
+    numbers in a folder of the page's name.
+
+    \b
+      uqlab report mymodel.py:make --data mine.npz --ood letters
+      uqlab report mymodel.py:make --weights checkpoints/ --data mine.npz
+      uqlab report uqlab.models:cifar_resnet -s depth 32 --weights resnet32.th --data cifar10 --ood svhn
+    """
+    from uqlab.runs import report
+
+    lists = {"ood": list(ood), "weights": report.weights(weights)}
+    named = {"model": report.source(model), "settings": repr(dict(settings)) if settings else "", "dataset": dataset}
+    values = {name: value for name, value in named.items() if value} | {n: repr(v) for n, v in lists.items() if v}
+    plan = per_notebook([report.PAGE], profile, values | dict(given))
+    ((path, (_, succeeded)),) = execution.execute_all(plan, output_dir, profile, 1, timeout, quiet).items()
+    if not succeeded:
+        raise SystemExit(1)
+    folder = output_dir / path.stem
+    click.echo(f"\n{report.screen(folder)}\n\nfigures and numbers: {folder}")
+    click.echo(f"look at: {report.html(folder, output_dir / 'report.html')}")
+
+
+@main.command()
+@click.argument("notebook", shell_complete=_pages)
 @click.option("-g", "--grid", type=(str, str), multiple=True, metavar="NAME VALUES", help="0:5 or 1,2,4. Repeatable.")
 @click.option("-p", "--parameter", "given", type=(str, str), multiple=True, metavar="NAME VALUE", help="Repeatable.")
-@click.option("--profile", default="quick", show_default=True, help="Parameter set of notebooks/profiles.yaml.")
+@of_profile
 @into_folder
 @click.option("--jobs", default=1, show_default=True, type=click.IntRange(1), help="Runs at a time on this machine.")
 @click.option("--cluster", metavar="ADDRESS", help="A running Dask scheduler, whose workers compute the runs.")
@@ -104,7 +215,10 @@ def run(notebooks, profile, given, output_dir, jobs, timeout, no_cache, quiet) -
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds for each run.")
 @click.option("--quiet", is_flag=True, help="No progress: failures and the summary only.")
 @click.option("--keep-stale", is_flag=True, help="Take runs for done although code or data have changed since.")
-def sweep(notebook, grid, given, profile, output_dir, jobs, cluster, resources, timeout, quiet, keep_stale) -> None:
+@click.option("--dry-run", is_flag=True, help="Only say what would run, what is kept, and how long it takes.")
+def sweep(
+    notebook, grid, given, profile, output_dir, jobs, cluster, resources, timeout, quiet, keep_stale, dry_run
+) -> None:
     """Run NOTEBOOK on every point of a grid into OUTPUT_DIR/PROFILE/NOTEBOOK.sweep, then collect and build the gallery.
 
     Finished runs are skipped, and the same command again does what is missing. Runs that are stale, because the
@@ -113,7 +227,7 @@ def sweep(notebook, grid, given, profile, output_dir, jobs, cluster, resources, 
     from uqlab.runs import gallery
 
     path = find(notebook)
-    if not set(path.parents) & {Path.cwd(), Path(__file__).absolute().parents[2]}:
+    if not set(path.parents) & {Path.cwd(), PAGES.parent}:
         click.echo(f"note: {path} is not of this repository", err=True)
     if len(dict(grid)) < len(grid):
         raise ValueError(f"each parameter has one -g: {', '.join(name for name, _ in grid)}")
@@ -122,8 +236,10 @@ def sweep(notebook, grid, given, profile, output_dir, jobs, cluster, resources, 
         {name: from_here(values) for name, values in grid},
         {name: from_here(value) for name, value in given},
         profile=profile, root=output_dir, jobs=jobs, timeout=timeout, progress=not quiet,
-        cluster=cluster, resources=_resources(resources), keep_stale=keep_stale,
+        cluster=cluster, resources=_resources(resources), keep_stale=keep_stale, dry_run=dry_run,
     )  # fmt: skip
+    if dry_run:
+        return
     click.echo(("" if quiet else "\n") + sweeps.summary(report))
     ran = {outcome.status for outcome in report.outcomes} - {"done before"}
     try:
@@ -156,7 +272,7 @@ def _resources(given: tuple[str, ...]) -> dict[str, float]:
 
 @main.command()
 @click.argument("sweep", nargs=-1, metavar="[SWEEP]...")
-@click.option("--profile", default="quick", show_default=True)
+@of_profile
 @into_folder
 @click.option("--table", help="Join the tables that the runs recorded under this name too, into NAME.csv.")
 def collect(sweep, profile, output_dir, table) -> None:
@@ -179,6 +295,38 @@ def collect(sweep, profile, output_dir, table) -> None:
             click.echo(f"{len(frame)} rows of {table}: {folder / table}.csv and .json")
 
 
+@main.command()
+@click.argument("notebooks", nargs=-1, metavar="[NOTEBOOK]...", shell_complete=_pages)
+@into_folder
+@click.option("--jobs", default=1, show_default=True, type=click.IntRange(1), help="Runs at a time.")
+@click.option("--summary", is_flag=True, help="Run nothing: only write the README of what is kept.")
+def evidence(notebooks, output_dir, jobs, summary) -> None:
+    """Sweep NOTEBOOKs with the profile real over seeds, and keep what they found in OUTPUT_DIR/real/NOTEBOOK.
+
+    Which seeds and figures, OUTPUT_DIR/real/evidence.yaml says; default all that have seeds there. Finished runs are
+    skipped, also stale ones. The README there says of every page what was run, and where it differs from the papers.
+    """
+    from uqlab.runs import evidence
+
+    root = output_dir / "real"
+    entries, failed = evidence.plan(root), False
+    chosen = [find(name).stem for name in notebooks] or [name for name, entry in entries.items() if "seeds" in entry]
+    if without := [name for name in chosen if "seeds" not in entries.get(name, {})]:
+        raise ValueError(f"{', '.join(without)}: no seeds in {root / 'evidence.yaml'}")
+    for name in () if summary else chosen:
+        report = sweeps.sweep(
+            name, {"seed": entries[name]["seeds"]}, profile="real", root=output_dir, jobs=jobs, keep_stale=True
+        )
+        failed |= bool(report.failed)
+        if len(report.failed) < len(report.outcomes):
+            evidence.keep(report.folder, root / name, entries[name]["figures"])
+        click.echo(f"\n{sweeps.summary(report)}\n")
+    write(root / "README.md", evidence.readme(root))
+    click.echo(f"summary: {root / 'README.md'}")
+    if failed:
+        raise SystemExit(1)
+
+
 @main.command("gallery")
 @into_folder
 @click.option("--profile", help="Of this profile alone, into its folder; default all, into OUTPUT_DIR.")
@@ -193,6 +341,24 @@ def show(output_dir: Path, profile: str | None) -> None:
     click.echo(gallery.build(folder, found))
 
 
+@main.command("doctor")
+def examine() -> None:
+    """Say what is installed, what is found, and where things are kept.
+
+    Exit code 1 if something is wrong: then the last lines say what, and what to do.
+    """
+    from uqlab.runs import doctor
+
+    lines, wrong = doctor.report()
+    for title, line in lines.items():
+        click.echo(f"{title:<10} {line}")
+    for line in wrong:
+        click.echo(f"{click.style('wrong', fg='red')}      {line}")
+    if wrong:
+        raise SystemExit(1)
+    click.echo("all is well")
+
+
 @main.command(context_settings={"ignore_unknown_options": True})
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 def lab(args) -> None:
@@ -200,6 +366,8 @@ def lab(args) -> None:
     from jupyterlab.labapp import LabApp
 
     root = all_notebooks()[0].parents[1]
+    if root == PROJECT.resolve():  # the package's own copy, which belongs to all projects
+        raise ValueError("no notebooks/[0-9]*.ipynb in this folder; first: uqlab new FOLDER, then cd FOLDER")
     rendered = {"@jupyterlab/docmanager-extension:plugin": {"defaultViewers": {"markdown": "Markdown Preview"}}}
     with tempfile.TemporaryDirectory(prefix="uqlab-") as settings:
         Path(settings, "overrides.json").write_text(json.dumps(rendered))
@@ -208,8 +376,8 @@ def lab(args) -> None:
 
 
 @main.command("dashboards")
-@click.argument("notebooks", nargs=-1, metavar="[NOTEBOOK]...")
-@click.option("--profile", default="quick", show_default=True, help="Parameter set of notebooks/profiles.yaml.")
+@click.argument("notebooks", nargs=-1, metavar="[NOTEBOOK]...", shell_complete=_pages)
+@of_profile
 @click.option("-p", "--parameter", "given", type=(str, str), multiple=True, metavar="NAME VALUE", help="Repeatable.")
 @click.option("--port", default=8866, show_default=True, type=click.IntRange(1, 65535), help="Or the next free one.")
 @click.option("--theme", default="light", show_default=True, type=click.Choice(["light", "dark"]))

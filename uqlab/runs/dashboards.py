@@ -61,7 +61,8 @@ def _opening(text: str) -> str:
 
 
 def _invitation(text: str) -> str:
-    """Return the part of a text that is about the explorer below it: the section "Try it", or the last paragraph."""
+    """Return what a text says of the explorer below it: the section "Try it" without answers, or the last paragraph."""
+    text = re.sub(r"\n*<details>.*?</details>", "", text, flags=re.DOTALL)
     found = re.search(r"^#+ (Try it|Explore)\b.*", text, re.MULTILINE | re.DOTALL)
     return found[0] if found else text.strip().rpartition("\n\n")[2]
 

@@ -27,9 +27,9 @@ import click
 from uqlab import __version__
 from uqlab.core.files import read_json, sha256, write
 from uqlab.core.recording import CODE
-from uqlab.runs import kernels, workers
+from uqlab.runs import kernels, plans, workers
 from uqlab.runs.identity import Present, sealed
-from uqlab.runs.parameters import cells, defaults, find, overrides, source_sha256
+from uqlab.runs.parameters import defaults, find, overrides, source_sha256
 
 logging.getLogger("papermill").addHandler(logging.NullHandler())  # its messages are in our own report
 
@@ -125,31 +125,49 @@ def execute(
     return folder
 
 
+def at_a_time(jobs: int | None, count: int) -> int:
+    """Return how many of `count` notebooks run at a time: as many as cores, or one beside a GPU, which they share."""
+    from joblib import cpu_count
+
+    return jobs or (1 if shutil.which("nvidia-smi") else min(cpu_count(), count))
+
+
 def execute_all(
     plan: dict[Path, dict[str, Any]], root: Path, profile: str, jobs: int | None, timeout: float | None, quiet: bool
 ) -> dict[Path, tuple[float, bool]]:
     """Execute notebooks (`plan`: notebook -> its parameters), `jobs` at a time, the longest first, into `root`.
 
-    jobs: None for as many as cores, or one after the other where there is a GPU, which they would share.
+    jobs: None as `at_a_time` chooses.
     Say on the terminal how each ended; return the seconds of each and whether it succeeded.
     """
-    from joblib import cpu_count
     from tqdm import tqdm
 
-    jobs = jobs or (1 if shutil.which("nvidia-smi") else min(cpu_count(), len(plan)))
+    jobs = at_a_time(jobs, len(plan))
     shape = {"bar_format": "{desc}  {bar:32}  {elapsed}", "dynamic_ncols": True, "leave": False}
     bar = tqdm(total=len(plan), disable=quiet or None, **shape)  # None: on a terminal
-    outcomes, running, stop = {}, {}, Event()
+    outcomes, running, begun, stop = {}, {}, {}, Event()
+    likely = {path: plans.likely_seconds(path, root / path.stem, profile) for path in plan}
+
+    def left() -> str:
+        """How long the rest takes, if the machine goes on as slowly or fast as before."""
+        done = [path for path, (_, succeeded) in outcomes.copy().items() if succeeded and likely[path] < math.inf]
+        ended = [(outcomes[path][0], likely[path]) for path in done]
+        pace = sum(took for took, _ in ended) / sum(said for _, said in ended) if ended else 1.0
+        rest = {path: pace * likely[path] for path in plan if path not in outcomes}
+        now = time.monotonic()
+        rest |= {path: max(0.0, rest[path] - (now - since)) for path, since in begun.copy().items() if path in rest}
+        return plans.text(plans.together(rest.values(), jobs), "; about ", " left") if rest else ""
 
     def attempt(path: Path, **options: Any) -> Exception | None:
-        clock, name, error = time.monotonic(), path.stem.partition("_")[0], None
+        begun[path] = clock = time.monotonic()
+        name, error = path.stem.partition("_")[0], None
 
         def on_cell(done: int, total: int) -> None:
             running[name] = done, total
             now = dict(running)
             bar.n = len(outcomes) + sum(done / total for done, total in now.values())
             where = ", ".join(f"{name} cell {done}/{total}" for name, (done, total) in now.items())
-            bar.set_description_str(f"{len(outcomes)} of {len(plan)} done; {where}")
+            bar.set_description_str(f"{len(outcomes)} of {len(plan)} done; {where}{left()}")
 
         try:
             restore(root / path.stem)
@@ -165,29 +183,19 @@ def execute_all(
     try:
         with bar, workers.connected(jobs, None, None, stop) as (threads, pool):
             options = {"threads": threads, "timeout": timeout, "stop": stop}
-            order = sorted(plan, key=lambda path: -expected_seconds(path, root / path.stem))
+            order = sorted(plan, key=lambda path: -plans.expected_seconds(path, root / path.stem))
             pending = {pool.submit(attempt, path, **options): path for path in order}
             for number, future in enumerate(futures.as_completed(pending), 1):
                 path, error = pending[future], future.result()
                 if error or not quiet:
                     status = click.style("FAILED", fg="red") if error else click.style("ok", fg="green")
-                    line = f"[{number}/{len(plan)}] {path.stem}  {status}  {outcomes[path][0]:.1f} s"
+                    line = f"[{number}/{len(plan)}] {path.stem}  {status}  {outcomes[path][0]:.1f} s{left()}"
                     with tqdm.external_write_mode():
                         click.echo(line + (f"\n{error}\n" if error else ""))
     except KeyboardInterrupt:
         click.echo("stopped; results finished before are kept", err=True)
         raise
     return {path: outcomes[path] for path in plan}
-
-
-def expected_seconds(notebook: Path, folder: Path) -> float:
-    """Return what the run in a folder took, or what the notebook's first cell says that it takes; else infinity."""
-    if seconds := read_json(folder / "manifest.json").get("seconds"):
-        return seconds
-    numbers = {"a": 1.0, "one": 1.0, "two": 2.0, "three": 3.0, "four": 4.0, "five": 5.0}
-    text = "".join(cells(notebook)[0]["source"]).partition("**Takes**")[2]
-    found = re.search(rf"\b(\d+|{'|'.join(numbers)})\s+(s\b|sec|min)", text)
-    return (numbers.get(found[1]) or float(found[1])) * (60 if found[2] == "min" else 1) if found else math.inf
 
 
 def named(path: Path) -> str:

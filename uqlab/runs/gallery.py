@@ -80,7 +80,7 @@ class _Gathered:
         if failure.is_dir():
             kept = "" if folder == failure else "; below is the result of an earlier run"
             problem = _with_error(f"The last run failed{kept}.", failure)
-        elif not files:
+        elif not files and ((folder / "manifest.json").exists() or not any(folder.glob("*.csv"))):
             problem = "Incomplete: manifest.json is missing or broken."
         elif missing:
             problem = f"Incomplete: {', '.join(missing)} missing."
@@ -119,6 +119,7 @@ class _Gathered:
         """Return what a result folder holds; varied: the parameters that tell it apart from others of its sweep."""
         manifest, results = read_json(folder / "manifest.json"), read_json(folder / "results.json")
         files = [next(folder.glob("*.ipynb"), None), folder / "results.json", folder / "manifest.json"]
+        files += sorted(folder.glob("*.csv"))  # of long runs: rows of several seeds
         return {
             "varied": varied or {},
             "manifest": manifest,

@@ -5,6 +5,8 @@ import difflib
 import json
 import os
 import re
+import shutil
+import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +19,10 @@ from uqlab.core.files import fingerprint, read_json
 from uqlab.core.recording import plain
 
 CELL = {"cell_type", "metadata", "source"}  # what every cell of a notebook has
+PROJECT = Path(__file__).absolute().with_name("project")  # what `uqlab new` copies
+PAGES = (PROJECT / "notebooks").resolve()  # in a checkout its notebooks/
 DATA_FILE = r"\.(?:npz|[tc]sv(?:\.gz)?)"  # how the path of a user's own data ends, as a regular expression
+PARSING = threading.Lock()  # Python 3.11 counts the depth of all threads' syntax trees together, and fails
 
 
 def find(name: str | os.PathLike) -> Path:
@@ -34,11 +39,16 @@ def find(name: str | os.PathLike) -> Path:
 
 
 def all_notebooks() -> list[Path]:
-    """Return [0-9]*.ipynb of notebooks/ in the current folder or, failing that, in the checkout of this package."""
-    for folder in (Path.cwd() / "notebooks", Path(__file__).absolute().parents[2] / "notebooks"):
-        if notebooks := sorted(folder.glob("[0-9]*.ipynb")):
-            return notebooks
-    raise ValueError("no notebooks/[0-9]*.ipynb here; run from the checkout, or name a notebook by its path")
+    """Return [0-9]*.ipynb of notebooks/ in the current folder or, failing that, those that came with the package."""
+    return sorted(Path.cwd().glob("notebooks/[0-9]*.ipynb")) or sorted(PAGES.glob("[0-9]*.ipynb"))
+
+
+def new_project(folder: Path) -> None:
+    """Write the pages, their profiles and the committed runs into a new or empty folder."""
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ValueError(f"{folder} holds files, and a project starts in a new or empty folder; name another")
+    left_out = shutil.ignore_patterns("*.sweep", ".*", "__pycache__")
+    shutil.copytree(PROJECT, folder, ignore=left_out, dirs_exist_ok=True)
 
 
 def defaults(notebook: str | os.PathLike) -> dict[str, Any]:
@@ -47,7 +57,9 @@ def defaults(notebook: str | os.PathLike) -> dict[str, Any]:
     source = "".join(next(tagged, {"source": ""})["source"])
     values = {}
     try:
-        for node in ast.parse(source).body:
+        with PARSING:
+            tree = ast.parse(source)
+        for node in tree.body:
             match node:
                 case (
                     ast.Assign(targets=[ast.Name(id=name)], value=value)

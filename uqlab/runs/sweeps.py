@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import click
 
 from uqlab.core.files import read_json
-from uqlab.runs import execution, identity, tables, workers
+from uqlab.runs import execution, identity, plans, tables, workers
 from uqlab.runs.parameters import checked, defaults, find, overrides, source_sha256
 
 POINTS = 100_000  # the most runs of one sweep
@@ -110,6 +110,7 @@ def sweep(
     resources: Mapping[str, float | int] | None = None,
     progress: bool = True,
     keep_stale: bool = False,
+    dry_run: bool = False,
 ) -> Report:
     """Run a notebook on every point of a grid: `sweep("03", {"seed": range(5), "members": [5, 10]}, jobs=2)`.
 
@@ -118,30 +119,35 @@ def sweep(
     cluster: address of a running Dask scheduler, whose workers see the same files; each run is a task that needs
     `resources`, such as {"GPU": 1}. progress: a line for every run, else for failures only.
     keep_stale: skip finished runs although their code or data have changed since.
+    dry_run: only say which runs would be computed, which are kept, and how long it takes; the report is empty.
     Raises ValueError before anything runs (notebook, profile, parameters, cluster).
     """
     notebook, given = find(notebook), dict(parameters or {})
     folder = Path(root, profile, f"{notebook.stem}.sweep").absolute()
     points = folders_of_grid(folder.parent, notebook, profile, grid, given)
+    if dry_run:
+        kept, stale = _done(points, keep_stale)
+        labels = {path: Outcome(point, path, "").label for path, point in points.items()}
+        likely = plans.likely_seconds(notebook, Path(), profile)
+        click.echo("\n".join(plans.of_sweep(notebook.stem, labels, kept, stale, jobs, likely)))
+        return Report(folder, [])
     killed = {path.name.split(".")[1] for path in folder.glob(".*.*")}
     for path in points:
         if path.name in killed:
             with suppress(Busy), _claimed(path, wait=False):
                 execution.restore(path)
                 execution.clear(path)
-    present, stop = identity.Present(), Event()
-    with futures.ThreadPoolExecutor() as pool:
-        done = [path for path, whole in zip(points, pool.map(finished, points), strict=True) if whole]
-    stale = {path: reason for path in done if (reason := _stale(path, present))}
-    kept = done if keep_stale else [path for path in done if path not in stale]
+    (kept, stale), stop = _done(points, keep_stale), Event()
     outcomes = {path: Outcome(points[path], path, "done before", reason=stale.get(path, "")) for path in kept}
     todo = [path for path in points if path not in outcomes]
     if progress:
-        click.echo(f"{notebook.stem}: {len(points)} runs, {len(outcomes)} done before, {len(todo)} to do")
+        seconds = plans.typical(points, plans.likely_seconds(notebook, Path(), profile))
+        likely = plans.text(plans.together([seconds] * len(todo), jobs), ", about ") if todo and not cluster else ""
+        click.echo(f"{notebook.stem}: {len(points)} runs, {len(outcomes)} done before, {len(todo)} to do{likely}")
     if stale:
         reason = next(iter(stale.values()))
         then = "kept" if keep_stale else "computed anew (--keep-stale keeps them)"
-        click.echo(f"{len(stale)} of {len(done)} finished runs are stale: {reason}; {then}", err=True)
+        click.echo(f"{len(stale)} of {len({*kept, *stale})} finished runs are stale: {reason}; {then}", err=True)
     if not todo:
         return Report(folder, list(outcomes.values()))
     started, before = time.monotonic(), len(outcomes)
@@ -159,6 +165,15 @@ def sweep(
         click.echo(f"stopped; {len(outcomes)} of {len(points)} runs are done, the same again does the rest", err=True)
         raise
     return Report(folder, [outcomes[path] for path in points])
+
+
+def _done(points: Iterable[Path], keep_stale: bool) -> tuple[list[Path], dict[Path, str]]:
+    """Return the finished runs that need not be computed anew, and why those that are stale are."""
+    points, present = list(points), identity.Present()
+    with futures.ThreadPoolExecutor() as pool:
+        done = [path for path, whole in zip(points, pool.map(finished, points), strict=True) if whole]
+    stale = {path: reason for path in done if (reason := _stale(path, present))}
+    return done if keep_stale else [path for path in done if path not in stale], stale
 
 
 def finished(folder: Path) -> bool:

@@ -89,11 +89,22 @@ def counted(held: list[bool], what: str = "claims hold") -> str:
 
 def save(runs: Runs, sweep: Path) -> "DataFrame":
     """Write table.parquet and table.csv into the sweep's folder, and return the table."""
-    frame = _frame(runs, sweep)
+    frame = as_frame(runs, sweep)
     with writing(sweep / "table.parquet") as temporary:
         frame.to_parquet(temporary)
     write(sweep / "table.csv", frame.to_csv(index=False))
     return frame
+
+
+def as_frame(runs: Runs, where: Path) -> "DataFrame":
+    """The runs as a table, a row each."""
+    import pandas
+
+    if not runs.rows:
+        raise ValueError(f"no finished run in {where}")
+    facts = [*(f"run_{fact}" for fact in CIRCUMSTANCES), "run_stale"]
+    names = dict.fromkeys(["run", *runs.parameters, *runs.numbers, "code", *facts])
+    return pandas.DataFrame({name: _column([row.get(name) for row in runs.rows]) for name in names})
 
 
 def joined(sweep: Path, name: str) -> tuple["DataFrame", dict[str, Any]]:
@@ -108,14 +119,19 @@ def joined(sweep: Path, name: str) -> tuple["DataFrame", dict[str, Any]]:
     parts = [pandas.DataFrame(table["data"], columns=table["columns"]) for table in found.values() if table]
     if not parts:
         raise ValueError(f"no finished run in {sweep} has recorded a table {name!r}")
-    rows = [row for row in runs.rows if found[row["run"]]]
+    about = circumstances(runs, sweep, [row for row in runs.rows if found[row["run"]]])
+    return pandas.concat(parts, ignore_index=True), about
+
+
+def circumstances(runs: Runs, sweep: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What some of the runs depend on: hours, machines, code, packages, parameters, and the numbers they recorded."""
     packages = [read_json(sweep / row["run"] / "manifest.json").get("packages") for row in rows]
     seen = {column: _distinct(row.get(column) for row in rows) for column in runs.parameters + runs.numbers}
     about = {"runs": len(rows), "hours": round(sum(row["run_seconds"] for row in rows) / 3600, 2)}
     about |= {fact: _distinct(row[f"run_{fact}"] for row in rows) for fact in ("device", "threads", "uqlab")}
     about |= {"code": _distinct(row["code"] for row in rows), "packages": _distinct(packages)}
     about |= {"parameters": {column: seen[column] for column in runs.parameters}}
-    return pandas.concat(parts, ignore_index=True), about | {"recorded": {n: seen[n] for n in runs.numbers}}
+    return about | {"recorded": {name: seen[name] for name in runs.numbers}}
 
 
 def _distinct(values: Iterable[Any]) -> Any:
@@ -144,7 +160,7 @@ def load(sweep: str | os.PathLike, *, profile: str = "quick", root: str | os.Pat
         warnings.warn(f"{len(runs.left_out)} runs of {path} left out: {first}", stacklevel=2)
     if runs.mixed:
         warnings.warn(f"{path}: {runs.mixed}", stacklevel=2)
-    return _frame(runs, path)
+    return as_frame(runs, path)
 
 
 def locate(sweep: str | os.PathLike, profile: str = "quick", root: str | os.PathLike = "figures") -> Path:
@@ -160,16 +176,6 @@ def locate(sweep: str | os.PathLike, profile: str = "quick", root: str | os.Path
         if not found:
             raise ValueError(f"no sweep in {paths[-1]}; first: uqlab sweep {sweep} --profile {profile} -g NAME VALUES")
     return found[0]
-
-
-def _frame(runs: Runs, where: Path) -> "DataFrame":
-    import pandas
-
-    if not runs.rows:
-        raise ValueError(f"no finished run in {where}")
-    facts = [*(f"run_{fact}" for fact in CIRCUMSTANCES), "run_stale"]
-    names = dict.fromkeys(["run", *runs.parameters, *runs.numbers, "code", *facts])
-    return pandas.DataFrame({name: _column([row.get(name) for row in runs.rows]) for name in names})
 
 
 def _column(values: list[Any]) -> list[Any]:

@@ -21,9 +21,11 @@ from PIL import Image
 
 REMEMBERED = 100  # pictures, some 40 kB each
 SOON = 0.1  # seconds: sliders whose redraw is faster follow the hand, the others wait until they are let go
-STILL = """{seen}<img alt="What the line above says." src="data:image/png;base64,{source}" style="width: {width};
-max-width: 100%"><p><em>This is the explorer's first picture: its controls need a running kernel.</em></p>"""
+STILL = """{seen}<div style="overflow-x: auto"><img alt="What the line above says."
+src="data:image/png;base64,{source}" style="width: {width}; min-width: {least}; max-width: 100%"></div>
+<p><em>This is the explorer's first picture: its controls need a running kernel.</em></p>"""
 SCALE, SHARPNESS = 110, 1.25  # CSS pixels an inch; pixels a CSS pixel
+LEAST = 70  # CSS pixels an inch, for letters that can be read: a narrow page scrolls the picture
 
 
 class Explorer(ipywidgets.VBox):
@@ -44,7 +46,8 @@ class Explorer(ipywidgets.VBox):
         figure: Figure,
     ):
         self.controls = dict(controls)
-        layout = ipywidgets.Layout(max_width="100%", width=f"{SCALE * figure.get_figwidth():.0f}px")
+        width, least = (f"{scale * figure.get_figwidth():.0f}px" for scale in (SCALE, LEAST))
+        layout = ipywidgets.Layout(max_width="100%", width=width, min_width=least)
         self.picture = ipywidgets.Image(format="png", layout=layout)
         self.picture.add_class("uqlab-picture")
         self.seen = ipywidgets.HTML()
@@ -70,7 +73,8 @@ class Explorer(ipywidgets.VBox):
         button = ipywidgets.Button(description="reset", tooltip="back to the first values", icon="undo")
         button.on_click(self.reset)
         self._redraw()
-        super().__init__([*self.controls.values(), button, self.seen, self.picture])
+        frame = ipywidgets.Box([self.picture], layout=ipywidgets.Layout(overflow="auto hidden"))
+        super().__init__([*self.controls.values(), button, self.seen, frame.add_class("uqlab-frame")])
         self.add_class("uqlab-explorer")
 
     def reset(self, _: Any = None) -> None:
@@ -86,7 +90,8 @@ class Explorer(ipywidgets.VBox):
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         """The live explorer, and its picture for where there is no kernel, as in an exported page."""
         source = base64.b64encode(self.picture.value).decode()
-        still = STILL.format(source=source, width=self.picture.layout.width, seen=self.seen.value)
+        layout = self.picture.layout
+        still = STILL.format(source=source, width=layout.width, least=layout.min_width, seen=self.seen.value)
         return {**(super()._repr_mimebundle_(**kwargs) or {}), "text/html": still}
 
     def _redraw(self, _: Any = None) -> None:
@@ -98,8 +103,8 @@ class Explorer(ipywidgets.VBox):
             picture, text = self._shown(**{name: control.value for name, control in self.controls.items()})
             self.seen.value = _line(text)
             self.picture.value = picture
-        except Exception as error:  # a browser shows the error of a callback nowhere else
-            self.seen.value = _line(f"This could not be drawn: {type(error).__name__}: {error}")
+        except BaseException as error:  # a browser shows the error of a callback nowhere else
+            self.seen.value = _line(f"This could not be drawn: {told(error)}")
             raise
         finally:
             if collecting:
@@ -172,11 +177,20 @@ class _Stage:
         self.look = self._look()
 
 
+def told(error: BaseException) -> str:
+    """What went wrong, for the reader of an explorer."""
+    if isinstance(error, KeyboardInterrupt):
+        return "the kernel was interrupted. The next move asks it again."
+    return f"{type(error).__name__}: {error}".rstrip(": ") + "."
+
+
 def _arrange(control: Any, longest: int) -> None:
     control.style.description_width = f"{0.6 * longest + 1:.0f}em"  # one width, so that the sliders line up
     if isinstance(control, ipywidgets.ToggleButtons):
         control.style.button_width = "auto"  # all in one line
     control.layout.width = "min(40em, calc(100% - 4px))"
+    if hasattr(control, "continuous_update"):
+        control.layout.flex_flow, control.layout.height = "row wrap", "auto"  # a narrow page has the name above
 
 
 def _line(text: str) -> str:

@@ -27,6 +27,7 @@ from uqlab.data import Dataset
 from uqlab.heads import separation
 from uqlab.methods import METHODS
 from uqlab.representations import embed
+from uqlab.widgets.explorer import told
 
 STATIC = resources.files("uqlab.widgets") / "static"
 COLORS = {
@@ -75,8 +76,7 @@ class Hand(anywidget.AnyWidget):
         try:
             self.send({"ask": message["ask"], **self.answer(message)})
         except BaseException as error:  # a browser shows the error of a callback nowhere else
-            why = "the kernel was interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
-            self.send({"ask": message["ask"], "error": f"No answer: {why}: {error}".rstrip(": ") + "."})
+            self.send({"ask": message["ask"], "error": f"No answer: {told(error)}"})
             raise
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
@@ -208,7 +208,7 @@ def head_map(
     each set, in the principal plane of all sets.
     `state` has gone (the number of removed heads), layer, head, other and apart, as of `heads.separation`.
     """
-    values = values.double().cpu()
+    values = torch.as_tensor(values).double().cpu()
     colors: Any = plots.head_colors(values).to_rgba(values.numpy())
     pairs = [[(layer, head) for head in range(values.shape[1])] for layer in range(len(values))]
 

@@ -2,6 +2,13 @@
 // known {name, values}, strangers [{name, values, shown, images}]; values are [setting][input], in nats.
 
 const FLOOR = 1e-4, BINS = 36, WIDE = 460, TALL = 78;
+const MISSIONS = what => [
+  [`Slide the ${what} until the alarm misses three in ten of what it caught at first, while the AUROC moves by less than `
+    + "0.05.", "The AUROC sees only the order, and the alarm only the scale.", now => now.failed],
+  [`Leave the ${what} there, and let the alarm catch more again.`,
+    "The order was there all the time: an alarm must be set on the network that it watches.",
+    now => now.failed && now.mute && now.more],
+];
 
 function render({ model, el }) {
   const data = model.get("data"), root = box(el, data), known = data.known;
@@ -28,10 +35,12 @@ function render({ model, el }) {
   for (let power = Math.log10(FLOOR); FLOOR * 10 ** reach >= 10 ** power; power++) {
     const at = x(10 ** power);
     part(chart, "path", { d: `M${at},${2 * TALL}v5`, class: "axis" });
-    part(chart, "text", { x: at, y: 2 * TALL + 18, "text-anchor": "middle", class: "small" },
-      `${power > -4 ? "" : "≤ "}${+(10 ** power).toPrecision(1)}`);
+    if (power % 2) continue;
+    const first = power === Math.log10(FLOOR), name = `${first ? "≤ " : ""}${+(10 ** power).toPrecision(1)}`;
+    part(chart, "text", { x: first ? -24 : at, y: 2 * TALL + 19, "text-anchor": first ? "start" : "middle",
+      class: "small" }, name);
   }
-  part(chart, "text", { x: WIDE / 2, y: 2 * TALL + 36, "text-anchor": "middle", class: "small" },
+  part(chart, "text", { x: WIDE / 2, y: 2 * TALL + 39, "text-anchor": "middle", class: "small" },
     "mutual information (nats)");
   part(chart, "text", { x: 0, y: -6, class: "small" }, `above: ${known.name} (ID)`);
   const below = part(chart, "text", { x: 0, y: 2 * TALL - 4, class: "small" });
@@ -55,6 +64,8 @@ function render({ model, el }) {
   const order = dial("AUROC", 0.5, " (from 0.5)"), caught = dial("caught", 0, " of the OOD set");
 
   const seen = part(root, "p", { "aria-live": "polite", class: "seen" });
+  const look = checklist(root, MISSIONS(data.what));
+  let failed = false; // whether the reader has seen it
   const wall = part(root, "div", { class: "wall", role: "group", "aria-label": "Some inputs of the OOD set" });
 
   const lines = known.values.map(values => quantile(values, data.pass));
@@ -69,8 +80,8 @@ function render({ model, el }) {
   }));
   const peak = Math.max(...shares.flat(2));
 
-  function measured(at = setting.value) {
-    const s = +which.value, threshold = lines[anew.checked ? at : 0];
+  function measured(at = setting.value, own = anew.checked) {
+    const s = +which.value, threshold = lines[own ? at : 0];
     const above = k => 1 - place(sorted[k][at], threshold, true) / sorted[k][at].length;
     return { at, s, threshold, auroc: orders[s][at], caught: above(1 + s), false_alarms: above(0) };
   }
@@ -104,13 +115,17 @@ function render({ model, el }) {
     change(chart, { "aria-label": `Histograms of the mutual information at ${here}; heights: square roots of shares` });
     const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)} %`;
     const first = measured(0), back = value => (now.at ? ` (at ${data.settings[0]}: ${value})` : "");
-    const silent = now.caught < 0.7 * first.caught && Math.abs(now.auroc - first.auroc) < 0.05;
+    const kept = measured(now.at, false), stands = Math.abs(now.auroc - first.auroc) < 0.05;
+    const mute = stands && kept.caught < 0.7 * first.caught; // with the alarm of the first setting
+    failed ||= mute && !anew.checked;
     change(seen, {}, `The alarm is set at ${data.what} ${data.settings[anew.checked ? now.at : 0]}, where `
       + `${percent(data.pass)} of ${known.name} pass. At ${here} it catches ${percent(now.caught)} of ${set.name}`
       + `${back(percent(first.caught))}, with ${percent(now.false_alarms, 1)} false alarms; the AUROC is `
       + `${now.auroc.toFixed(3)}${back(first.auroc.toFixed(3))}. `
-      + (silent ? "The order stays, the scale collapses: OOD inputs still lie above ID inputs, but below the line. " : "")
+      + (mute && !anew.checked ? "The order stays, the scale collapses: OOD inputs still lie above ID inputs, but below "
+      + "the line. " : "")
       + "Framed images are caught, pale ones pass.");
+    look({ mute, failed, more: now.caught > kept.caught });
     model.set("state", now);
     model.save_changes();
   }

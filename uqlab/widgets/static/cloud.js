@@ -1,6 +1,6 @@
 // Members of an ensemble as points of a triangle that the hand moves; data: members [[p_A, p_B, p_C]], groups or null.
 
-const HIGH = Math.sqrt(0.75), SIDE = 280, LEFT = 30, FOOT = 275;
+const HIGH = Math.sqrt(0.75), SIDE = 280, LEFT = 30, FOOT = 275, REACH = 19;
 const xy = p => [LEFT + SIDE * (p[1] + p[2] / 2), FOOT - SIDE * HIGH * p[2]];
 
 // The point of the triangle nearest to a place of the drawing.
@@ -18,9 +18,17 @@ function nearest(x, y) {
 
 const close = (p, q, by) => p.every((x, c) => Math.abs(x - q[c]) <= by);
 
+// The first members, or hardly moved, in groups of two or more.
+const fair = (now, first) => now.sizes.length > 1 && Math.min(...now.sizes) > 1 && now.parts.epistemic > 0.05
+  && now.members.length === first.members.length && now.members.every((p, m) => close(p, first.members[m], 0.1));
+
+const TODO = {
+  alone: "Drag the points: each is what one member says of A, B and C. The diamond is their mean.",
+  groups: "Choose a group, then click its members. A diamond is what a group says together.",
+};
 const MISSIONS = {
   alone: [
-    ["Keep the mean (the ring) and lose the epistemic part, with two members or more.",
+    ["Keep the mean in the ring and lose the epistemic part, with two members or more.",
       "The ensemble predicts the same as before, and nobody disagrees: the mean does not show the split.",
       (now, first) => first.parts.epistemic > 0.05 && now.members.length > 1 && now.parts.epistemic < 0.005
         && close(now.mean, first.mean, 0.02)],
@@ -30,12 +38,13 @@ const MISSIONS = {
         && !now.members.every(p => close(p, now.members[0], 0.05))],
   ],
   groups: [
-    ["Make groups of two or more so that everything hides within: between is less than 5 % of epistemic.",
+    ["Leave the members where they are. Make groups of two or more so that everything hides within: between is less "
+      + "than 5 % of epistemic.",
       "Each group holds all opinions, so the groups agree. Nobody has learned anything.",
-      now => now.fair && now.parts.between < 0.05 * now.parts.epistemic],
-    ["Now so that nothing hides: within is less than 10 % of epistemic, with the same members.",
+      (now, first) => fair(now, first) && now.parts.between < 0.05 * now.parts.epistemic],
+    ["Now so that hardly anything hides: within is less than 15 % of epistemic.",
       "Each group is a camp. Grouping costs everything or nothing, depending on who sits together.",
-      now => now.fair && now.parts.within < 0.1 * now.parts.epistemic],
+      (now, first) => fair(now, first) && now.parts.within < 0.15 * now.parts.epistemic],
   ],
 };
 
@@ -48,10 +57,11 @@ function render({ model, el }) {
   let { members, groups } = start(), chosen = 0, paint = -1, jackknife = false;
   const measured = () =>
     ({ members, mean: middle(members), parts: decompose(members, groups ?? undefined, jackknife) });
-  const first = measured();
+  const first = { ...measured(), members: data.members };
 
   // The triangle --------------------------------------------------------------------------------------------------
-  const triangle = part(top, "svg", { viewBox: "0 0 340 315", class: "stage", role: "group" });
+  const stage = part(top, "div", { class: "stage" });
+  const triangle = part(stage, "svg", { viewBox: "0 0 340 300", role: "group" });
   change(triangle, { "aria-label": "The members in the triangle of three probabilities. Arrow keys move the member "
     + "that has the focus, c copies it, Delete removes it" + (several ? ", 1 to 4 choose its group." : ".") });
   for (let shade = 1; shade < 9; shade++) { // one lies upon the other: darker is more entropy
@@ -76,6 +86,7 @@ function render({ model, el }) {
   const ring = xy(first.mean);
   if (!several) part(triangle, "circle", { cx: ring[0], cy: ring[1], r: 15, class: "ring" });
   const threads = part(triangle, "g"), dots = part(triangle, "g"), voices = part(triangle, "g");
+  part(stage, "p", { class: "todo" }, TODO[several ? "groups" : "alone"]);
 
   // The bars ------------------------------------------------------------------------------------------------------
   const names = ["total", "aleatoric", "epistemic", ...(several ? ["between", "within"] : [])];
@@ -83,13 +94,13 @@ function render({ model, el }) {
   const height = 34 * names.length + 30;
   const chart = part(side, "svg", { viewBox: `0 0 340 ${height}`, class: "bars", role: "img" });
   const limit = 1.3, wide = 190, scale = value => (wide * Math.min(value, limit)) / limit;
+  const most = 80 + scale(Math.log(3));
+  part(chart, "path", { d: `M${most},4V${height - 26}`, class: "guide" });
   const bars = Object.fromEntries(names.map((name, i) => {
     part(chart, "text", { x: 72, y: 34 * i + 23, "text-anchor": "end" }, name);
     const bar = part(chart, "rect", { x: 80, y: 34 * i + 6, height: 24, class: name });
     return [name, { bar, value: part(chart, "text", { y: 34 * i + 23, "data-name": name }) }];
   }));
-  const most = 80 + scale(Math.log(3));
-  part(chart, "path", { d: `M${most},4V${height - 26}`, class: "guide" });
   part(chart, "text", { x: most, y: height - 10, "text-anchor": "middle", class: "small" }, "log 3");
   part(chart, "text", { x: 80, y: height - 10, class: "small" }, "nats");
 
@@ -111,7 +122,8 @@ function render({ model, el }) {
     act(() => (jackknife = corrected.checked)));
   if (several) {
     const chips = part(side, "div", { class: "tools", role: "group", "aria-label": "What a click does" });
-    const options = ["move", ...palette.map((_, k) => `group ${k + 1}`)].map((name, i) => {
+    part(chips, "span", {}, "a click:");
+    const options = ["moves", ...palette.map((_, k) => `group ${k + 1}`)].map((name, i) => {
       const chip = button(chips, name, i ? `a click puts a member into group ${i}` : "a click chooses a member", () => {
         paint = i - 1;
         options.forEach((other, k) => change(other, { "aria-pressed": k === i }));
@@ -122,13 +134,7 @@ function render({ model, el }) {
     });
   }
   const seen = part(side, "p", { "aria-live": "polite", class: "seen" });
-  const list = part(side, "ul", { class: "missions", "aria-label": "Missions" });
-  const missions = MISSIONS[several ? "groups" : "alone"].map(([task, lesson, done]) => {
-    const item = part(list, "li", { "data-done": false });
-    const mark = part(item, "span", { class: "mark" }, "☐ ");
-    part(item, "span", {}, task);
-    return { item, mark, lesson, done };
-  });
+  const look = checklist(side, MISSIONS[several ? "groups" : "alone"]);
 
   function insert(p, k) {
     if (members.length >= 64) return;
@@ -157,7 +163,7 @@ function render({ model, el }) {
     while (dots.childElementCount > members.length) dots.lastChild.remove();
     while (dots.childElementCount < members.length) {
       const dot = part(dots, "g", { tabindex: 0, role: "button", class: "member" });
-      for (const [r, kind] of [[19, "touch"], [10, "dot"]]) part(dot, "circle", { r, class: kind });
+      for (const [r, kind] of [[REACH, "touch"], [10, "dot"]]) part(dot, "circle", { r, class: kind });
       part(dot, "text", { y: 4, "text-anchor": "middle" });
       part(dot, "text", { x: 11, y: -9, class: "count" });
     }
@@ -194,7 +200,7 @@ function render({ model, el }) {
   function settle() {
     const now = draw(), { total, aleatoric, epistemic, between } = now.parts;
     const sizes = groups ? [...new Set(groups)].map(k => groups.filter(g => g === k).length) : [];
-    now.fair = sizes.length > 1 && Math.min(...sizes) > 1 && epistemic > 0.05;
+    now.sizes = sizes;
     const unequal = jackknife && !now.parts.corrected;
     change(chart, { "aria-label": names.map(name => `${name} ${now.parts[name].toFixed(3)}`).join(", ") + " nats" });
     change(seen, {}, `${members.length} members: ${total.toFixed(3)} nats in total = ${aleatoric.toFixed(3)} aleatoric`
@@ -202,24 +208,26 @@ function render({ model, el }) {
       + `${epistemic > 0 ? Math.round((100 * between) / epistemic) : 0} %.` : ".")
       + (unequal ? ` The jackknife needs two ${groups ? "groups or more, all of one size" : "members or more"}: `
         + "these are plug-in values." : ""));
-    for (const { item, mark, lesson, done } of missions) {
-      if (item.dataset.done === "true" || !done(now, first)) continue;
-      change(item, { "data-done": true });
-      change(mark, { "aria-label": "done" }, "☑ ");
-      part(item, "span", { class: "lesson" }, ` ${lesson}`);
-    }
+    look(now, first);
     model.set("state", { members, groups, jackknife, parts: now.parts });
     model.save_changes();
   }
 
   // The hand ------------------------------------------------------------------------------------------------------
   const at = target => [...dots.children].indexOf(target.closest?.(".member"));
-  let held = -1;
+  const under = event => {
+    const place = triangle.getBoundingClientRect(), zoom = 340 / place.width;
+    return [(event.clientX - place.left) * zoom, (event.clientY - place.top) * zoom];
+  };
+  let held = -1, grip; // the member, and where it is held, seen from its middle
   triangle.addEventListener("pointerdown", event => {
-    const m = at(event.target);
-    if (m < 0) return;
+    const [x, y] = under(event), far = members.map(p => Math.hypot(x - xy(p)[0], y - xy(p)[1]));
+    const least = Math.min(...far), near = far.flatMap((each, m) => (each === least ? [m] : [])); // copies are as near
+    const m = near.findLast(each => paint >= 0 && groups[each] !== paint) ?? near.at(-1);
+    if (least > REACH) return;
     event.preventDefault();
     held = chosen = m;
+    grip = xy(members[m]).map((at, i) => [x, y][i] - at);
     if (paint >= 0) groups[m] = paint;
     dots.children[m].focus();
     triangle.setPointerCapture(event.pointerId);
@@ -227,8 +235,7 @@ function render({ model, el }) {
   });
   triangle.addEventListener("pointermove", event => {
     if (held < 0 || paint >= 0) return;
-    const place = triangle.getBoundingClientRect(), zoom = 340 / place.width;
-    members[held] = nearest((event.clientX - place.left) * zoom, (event.clientY - place.top) * zoom);
+    members[held] = nearest(...under(event).map((at, i) => at - grip[i]));
     soon();
   });
   for (const end of ["pointerup", "pointercancel"]) {

@@ -159,7 +159,13 @@ function render({ model, el }) {
     sent = { pixels: pixels.slice(), gesture };
     const mine = ++number;
     const numbers = Array.from(sent.pixels, value => Math.round(255 * value));
-    model.send({ ask: mine, model: data.models[which.value], pixels: numbers });
+    try {
+      model.send({ ask: mine, model: data.models[which.value], pixels: numbers });
+    } catch { // the kernel was shut down, or started again
+      waiting = false;
+      change(seen, {}, LOST);
+      return;
+    }
     setTimeout(() => waiting && number === mine && change(seen, {}, LOST), PATIENCE);
   }
 

@@ -100,13 +100,17 @@ function render({ model, el }) {
       frame.replaceChildren();
       dots.replaceChildren();
       part(frame, "path", { d: `M0,0V${TALL}H${WIDE}`, class: "axis" });
-      for (const tick of x.ticks) {
-        part(frame, "text", { x: across(tick), y: TALL + 18, "text-anchor": "middle", class: "small" }, plain(tick));
+      let free = -99;
+      for (const tick of x.ticks) { // where there is room for it
+        const name = plain(tick), room = 5 * name.length + 4;
+        if (across(tick) - room < free) continue;
+        part(frame, "text", { x: across(tick), y: TALL + 19, "text-anchor": "middle", class: "small" }, name);
+        free = across(tick) + room;
       }
       for (const tick of y.ticks) {
         part(frame, "text", { x: -6, y: down(tick) + 4, "text-anchor": "end", class: "small" }, brief(tick));
       }
-      part(frame, "text", { x: WIDE, y: TALL + 38, "text-anchor": "end" }, words[c]);
+      part(frame, "text", { x: WIDE, y: TALL + 43, "text-anchor": "end" }, words[c]);
       part(frame, "text", { x: -48, y: -4 }, `${words[q]}: ${sign(q) > 0 ? "more" : "less"} is better`);
       at = m => [across(means(c)[m]), down(means(q)[m])];
       const steps = [...front].sort((a, b) => means(c)[a] - means(c)[b]);
@@ -140,7 +144,8 @@ function render({ model, el }) {
       });
     });
     [said.best, chosen === said.best ? -1 : chosen].forEach((m, i) => {
-      const method = board.methods[m], [x, y] = method ? at(m) : [0, 0], left = x > 0.7 * WIDE;
+      const method = board.methods[m], [x, y] = method ? at(m) : [0, 0];
+      const left = method && x + 11 * method.label.length > WIDE; // no room on the right
       change(names[i], { x: x + (left ? -13 : 13), y: y + (i ? 15 : -9), "text-anchor": left ? "end" : "start" },
         method ? method.label : "");
     });

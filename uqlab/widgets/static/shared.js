@@ -134,6 +134,24 @@ function slider(parent, text, names, at, act) {
   return { get value() { return +made.value; }, set value(place) { made.value = place; say(); } };
 }
 
+// Missions, [[task, lesson, whether it is done]], each with a mark; returns what looks for those that are done.
+function checklist(parent, missions) {
+  const list = part(parent, "ul", { class: "missions", "aria-label": "Missions", "aria-live": "polite" });
+  const open = missions.map(([task, lesson, done]) => {
+    const item = part(list, "li", { "data-done": false }), mark = part(item, "span", { class: "mark" }, "☐ ");
+    part(item, "span", {}, task);
+    return { item, mark, lesson, done };
+  });
+  return (...now) => {
+    for (const { item, mark, lesson, done } of open) {
+      if (item.dataset.done === "true" || !done(...now)) continue;
+      change(item, { "data-done": true });
+      change(mark, { "aria-label": "done" }, "☑ ");
+      part(item, "span", { class: "lesson" }, ` ${lesson}`);
+    }
+  };
+}
+
 // Call `draw` in the next frame, once however often it is asked for.
 function paced(draw) {
   let asked = false;

@@ -1,0 +1,308 @@
+"""Explorers that answer the hand, alone in a browser: without a kernel, without a network."""
+
+import math
+import re
+
+import made_up
+import nbformat
+import numpy as np
+import pytest
+import torch
+from by_hand import bars, decomposed, drag, drawn, middle
+
+from uqlab import metrics, scoreboard, widgets
+from uqlab.runs import parameters
+
+
+def test_arithmetic_is_that_of_the_package(alone):
+    page, rng = alone(made_up.cloud(), "{ decompose, auroc, quantile }"), np.random.default_rng(0)
+    for trial in range(24):
+        groups, size = int(rng.integers(2, 6)), int(rng.integers(1, 5))
+        p = rng.dirichlet([[0.05, 1.0, 20.0][trial % 3]] * 3, groups * size)
+        state = {"members": p.tolist(), "groups": np.arange(groups).repeat(size).tolist(), "jackknife": trial % 2 == 1}
+        found = page.evaluate("s => decompose(s.members, s.groups, s.jackknife)", state)
+        assert {name: found[name] for name in decomposed(state)} == pytest.approx(decomposed(state), abs=1e-9)
+    a, b = rng.integers(0, 9, 50).tolist(), rng.integers(3, 12, 70).tolist()  # with ties
+    expected = metrics.ood_detection(torch.tensor(a).double(), torch.tensor(b).double()).auroc
+    assert page.evaluate("([a, b]) => auroc(a, b)", [a, b]) == pytest.approx(expected, abs=1e-9)
+    assert page.evaluate("a => quantile(a, 0.3)", a) == pytest.approx(np.quantile(a, 0.3), abs=1e-9)
+
+
+def test_cloud_follows_the_mouse_and_the_keys_to_its_missions(alone):
+    page = alone(widgets.cloud(2 * torch.eye(3)))  # three members that do not cover each other
+    first, done = bars(page), page.locator("[data-done=true]")
+    ring = [float(page.locator(".ring").get_attribute(f"c{axis}")) for axis in "xy"]
+    drag(page, 0, (340, 315))  # beyond the corner B
+    assert "A 0.00, B 1.00, C 0.00" in page.locator(".member").nth(0).get_attribute("aria-label")
+    assert bars(page) != first
+    assert done.count() == 0
+    for m in range(3):
+        drag(page, m, ring)
+    assert bars(page)["epistemic"] < 0.005
+    assert done.count() == 1
+    page.get_by_role("button", name="reset").click()
+    assert bars(page) == first
+    page.locator(".member").nth(1).focus()
+    page.keyboard.press("ArrowUp")
+    moved = bars(page)
+    assert moved != first
+    for _ in range(9):
+        page.keyboard.press("c")
+    assert page.locator(".member").count() == 12
+    assert done.count() == 2
+    for _ in range(9):
+        page.keyboard.press("Delete")
+    assert bars(page) == pytest.approx(moved)
+
+
+def test_groups_hide_everything_or_nothing(alone):
+    page = alone(widgets.cloud(9 * torch.eye(3)[torch.arange(6) % 3], [0, 0, 1, 1, 2, 2]))
+    assert 0.05 < bars(page)["between"] / bars(page)["epistemic"] < 0.9
+    for m, key in enumerate("111222"):  # one of each camp in either group
+        page.locator(".member").nth(m).focus()
+        page.keyboard.press(key)
+    assert bars(page)["between"] < 1e-9
+    page.get_by_label("jackknife over groups").check()
+    for k in range(3):  # by clicks: each group a camp
+        page.get_by_role("button", name=f"group {k + 1}", exact=True).click()
+        for m in (k, k + 3):
+            page.mouse.click(*middle(page, m))
+    assert bars(page)["within"] < 1e-9
+    assert page.locator("[data-done=true]").count() == 2
+
+
+def test_alarm_counts_what_the_metrics_count(alone):
+    hand = made_up.alarm()
+    page = alone(hand)
+    known = [torch.tensor(row).double() for row in hand.data["known"]["values"]]
+    slider = page.get_by_role("slider")
+    for s, stranger in enumerate(hand.data["strangers"]):
+        page.get_by_role("combobox").select_option(index=s)
+        for at, key in ((0, "Home"), (1, "End")):
+            slider.focus()
+            page.keyboard.press(key)
+            values = torch.tensor(stranger["values"][at]).double()
+            for anew in (False, True):
+                page.get_by_label("anew").set_checked(anew)
+                line = known[at if anew else 0].quantile(0.95)
+                share, auroc = (values > line).double().mean(), metrics.ood_detection(known[at], values).auroc
+                shown = [page.locator(f"[data-name={name}]") for name in ("AUROC", "caught")]
+                drawn(page)
+                found = [float(each.get_attribute("data-value")) for each in shown]
+                assert found == pytest.approx([auroc, share.item()], abs=1e-6)
+                caught = [int(i) for i, v in enumerate(stranger["shown"]) if values[v] > line]
+                framed = [
+                    i for i, image in enumerate(page.locator("img").all()) if image.get_attribute("class") == "caught"
+                ]
+                assert framed == caught
+                silent = at == 1 and not anew  # all values are a sixteenth of those before
+                assert ("The order stays, the scale collapses" in page.locator(".seen").inner_text()) == silent
+    assert page.locator(".uqlab-hand b").count() == 0  # the set "<b>mine</b>" is text
+    assert "<b>mine</b>" in page.locator(".seen").inner_text()
+
+
+def test_missions_of_the_alarm_are_done_by_sliding_and_by_setting_it_anew(alone):
+    page = alone(made_up.alarm())
+    done, slider, anew = page.locator("[data-done=true]"), page.get_by_role("slider"), page.get_by_label("anew")
+    anew.check()
+    slider.press("End")
+    drawn(page)
+    assert done.count() == 0  # who sets it anew has not seen it fail
+    anew.uncheck()
+    drawn(page)
+    assert "only the order" in done.inner_text()
+    anew.check()
+    drawn(page)
+    assert "The order was there" in done.nth(1).inner_text()
+
+
+def test_front_recommends_as_the_scoreboard_does(alone):
+    hand = made_up.front()
+    page, rng = alone(hand, "{ recommend, brief }"), np.random.default_rng(1)
+    for name, board in {"made up": made_up.board(), "other": made_up.board(("single", "deep", "tiles"))}.items():
+        for _ in range(8):
+            quality = str(rng.choice(["nll", "accuracy"]))
+            limits = {column: float(rng.choice(places)) for column, _, places in hand.data["limits"]}
+            limits["stored"] *= float(rng.choice([1e-9, 1, 1], p=[0.1, 0.45, 0.45]))
+            expected = scoreboard.recommend(board, quality, limits, repeats=200)
+            asked = [hand.data["boards"][name], quality, list(map(list, limits.items())), hand.data["less"]]
+            assert page.evaluate("a => recommend(...a).reason", asked) == expected.reason
+    for number in (0.0, 1e-5, 0.00012345, 0.5, 99.96, 999.9, 123456.0, -0.0321):
+        assert page.evaluate("brief", number) == f"{number:.3g}"
+    board = made_up.board()
+    slider = page.get_by_role("slider").first
+    slider.focus()
+    page.keyboard.press("Home")
+    least = {column: places[0 if column == "stored" else -1] for column, _, places in hand.data["limits"]}
+    expected = scoreboard.recommend(board, "nll", least, repeats=200)
+    page.wait_for_function(
+        "said => document.querySelector('.seen').textContent.endsWith(said)", arg=expected.reason[1:]
+    )
+    assert page.locator("[data-state=dear]").count() == len(expected.refused)
+    page.locator(".method").nth(1).focus()
+    page.keyboard.press("Enter")
+    assert "explicit ensemble" in page.locator(".about").inner_text()
+    page.get_by_role("combobox", name="network").select_option("other")
+    assert page.locator(".method").count() == 3
+
+
+def test_head_map_is_picked_by_clicks_and_by_keys(alone):
+    hand = made_up.head_map()
+    page = alone(hand)
+
+    def says(*words: str) -> None:
+        line = "document.querySelector('.seen').textContent"
+        page.wait_for_function(f"words => words.every(word => {line}.includes(word))", arg=words)
+
+    says("2 of 4 heads removed, accuracy 0.700", "layer 1, head 1;", "without it alone: accuracy 0.850")
+    page.get_by_role("button", name="layer 0, head 0").click()
+    seen = hand.data["clouds"][2][0][0]
+    says("layer 0, head 0;", "{:.2f} Euclidean, {:.2f} Mahalanobis".format(*seen["apart"][0]))
+    places = page.locator(".cloud").evaluate_all(
+        "clouds => clouds.map(cloud => cloud.getAttribute('d').split('M').length)"
+    )
+    assert places == [31, 31]
+    page.keyboard.press("ArrowRight")
+    says("layer 0, head 1 (removed too)")
+    page.keyboard.press("ArrowUp")  # the map ends here
+    page.keyboard.press("ArrowDown")
+    assert page.locator(".head[tabindex='0']").get_attribute("aria-label").startswith("layer 1, head 1: ")
+    assert page.evaluate("document.activeElement.getAttribute('aria-pressed')") == "true"
+    page.get_by_role("combobox").select_option(label="near")
+    page.get_by_role("slider").press("Home")
+    says("0 of 4 heads removed, accuracy 0.900", "near (blue)",
+         "{:.2f} Euclidean, {:.2f} Mahalanobis".format(*hand.data["clouds"][0][1][1]["apart"][1]))  # fmt: skip
+    page.get_by_role("button", name="reset").click()
+    says("2 of 4 heads removed", "far (blue)")
+
+
+def test_draw_without_a_kernel_says_so_and_goes_on_drawing(alone):
+    page = alone(made_up.draw())
+    assert "The kernel does not answer" in page.locator(".seen").inner_text()
+    canvas, pixels = page.locator("canvas"), "canvas => canvas.getContext('2d').getImageData(0, 0, 8, 8).data"
+    ink = f"canvas => ({pixels})(canvas).filter(value => value > 99).length"
+    page.get_by_role("button", name="clear").click()
+    drawn(page)
+    assert canvas.evaluate(ink) == 64  # black, and not transparent
+    canvas.focus()
+    page.keyboard.press(" ")
+    drawn(page)
+    assert canvas.evaluate(ink) > 64
+
+
+# What each thing under the focus is called, and which parts can have the focus.
+CALLED = """() => {
+  const each = document.activeElement, names = [each.getAttribute('aria-label'), each.labels?.[0]?.textContent];
+  return [...names, each.textContent, each.title].find(name => name?.trim()) ?? '';
+}"""
+PARTS = """() => [...document.querySelectorAll('button, select, input, canvas, [role=button]')]
+  .filter(each => each.tabIndex >= 0).length"""
+
+
+@pytest.mark.parametrize("make", made_up.HANDS, ids=lambda make: make.__name__)
+def test_tab_reaches_every_part_which_has_a_name_and_is_seen_to_have_the_focus(make, alone):
+    page = alone(make())
+    for part in range(page.evaluate(PARTS)):
+        page.keyboard.press("Tab")
+        assert page.evaluate(CALLED), f"part {part} has no name"
+        assert page.evaluate("(window.visited ??= new Set()).add(document.activeElement).size") == part + 1
+        drawn(page)
+        with_focus = page.screenshot()
+        page.evaluate("window.last = document.activeElement; window.last.blur()")
+        drawn(page)
+        assert page.screenshot() != with_focus, page.evaluate("window.last.outerHTML")
+        page.evaluate("window.last.focus()")
+
+
+def clouds_of_pages() -> dict[str, widgets.Hand]:
+    """The clouds of pages 00 and 02, made by the cells that make them there."""
+    lean = torch.eye(3, dtype=torch.float64)[torch.arange(9) % 3]
+    names = {"torch": torch, "math": math, "widgets": widgets, "lean": lean, "members": 9}
+    found = {}
+    for prefix, mark in (("00", "def cloud("), ("02", "camps = ")):
+        sources = [cell.source for cell in nbformat.read(parameters.find(prefix), as_version=4).cells]
+        (source,) = (each for each in sources if mark in each)
+        exec(source[source.find("opinion = ") :].split("display(")[0] if prefix == "02" else source, names)
+        made = [re.search(r"widgets\.cloud\(.*\)", each) for each in sources]
+        (call,) = (each.group() for each in made if each)
+        found[prefix] = eval(call.rstrip(","), names)
+    return found
+
+
+def test_missions_of_page_00_are_done_by_a_newcomers_mouse(alone):
+    page = alone(clouds_of_pages()["00"])
+    done, ring = page.locator("[data-done=true]"), page.locator(".ring")
+    spot = [float(ring.get_attribute(f"c{axis}")) for axis in "xy"]
+    count = page.locator(".member").count()
+    drag(page, 0, (150, 200))
+    page.get_by_role("button", name="reset").click()
+    assert done.count() == 0
+    for m in range(count):  # into the ring, each a little beside its middle
+        assert done.count() == 0
+        angle = 2 * math.pi * m / count
+        drag(page, m, (spot[0] + 6 * math.cos(angle), spot[1] + 6 * math.sin(angle)))
+    assert "the mean does not show the split" in done.inner_text()
+    page.get_by_role("button", name="reset").click()
+    page.mouse.click(*middle(page, 2))
+    before = bars(page)
+    for copies in range(9):
+        assert done.count() == 1, copies
+        page.get_by_role("button", name="copy").click()
+    assert "outvote" in done.nth(1).inner_text()
+    assert bars(page)["epistemic"] < before["epistemic"]
+    assert page.locator(".member .count").nth(2).text_content() == "×10"
+
+
+def test_missions_of_page_02_are_done_by_sorting_and_not_by_dragging(alone):
+    page = alone(clouds_of_pages()["02"])
+    done = page.locator("[data-done=true]")
+    first = bars(page)
+    assert 0.05 < first["between"] / first["epistemic"] < 0.85
+
+    def seat(groups: list[int]) -> None:
+        for k in sorted({*groups}):
+            page.get_by_role("button", name=f"group {k + 1}", exact=True).click()
+            for m in (m for m, group in enumerate(groups) if group == k):
+                page.mouse.click(*middle(page, m))
+
+    places = page.locator(".member").evaluate_all("all => all.map(each => each.getAttribute('transform'))")
+    seat([0, 0, 0, 1, 1, 1, 2, 2, 2])
+    assert bars(page)["between"] < 0.05 * first["epistemic"]
+    assert "Each group holds all opinions" in done.inner_text()
+    seat([0, 1, 2, 0, 1, 2, 0, 1, 2])
+    assert bars(page)["within"] < 0.15 * first["epistemic"]
+    assert "depending on who sits together" in done.nth(1).inner_text()
+    assert places == page.locator(".member").evaluate_all("all => all.map(each => each.getAttribute('transform'))")
+    assert bars(page)["epistemic"] == pytest.approx(first["epistemic"])  # nobody has learned anything
+
+    page = alone(clouds_of_pages()["02"])  # who drags the groups together has moved the members
+    corners = [(50, 270), (50, 270), (290, 270), (50, 270), (290, 270), (290, 270), (170, 60), (170, 60), (170, 60)]
+    for m, corner in enumerate(corners):
+        drag(page, m, corner)
+    assert bars(page)["within"] < 0.15 * bars(page)["epistemic"]
+    assert page.locator("[data-done=true]").count() == 0
+
+
+def test_a_finger_drags_a_member_and_draws(alone):
+    def swipe(page, start, end) -> None:
+        finger = page.context.new_cdp_session(page)
+        for kind, place in (("touchStart", start), ("touchMove", end), ("touchMove", end), ("touchEnd", None)):
+            points = [{"x": place[0], "y": place[1]}] if place else []
+            finger.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+            page.wait_for_timeout(100)  # a finger that leaves while it moves is a fling, which the next tap only stops
+
+    page = alone(widgets.cloud(2 * torch.eye(3)), has_touch=True)
+    first, dot = bars(page), page.locator(".dot").first.bounding_box()
+    swipe(page, (dot["x"] + 5, dot["y"] + 5), (dot["x"] + 60, dot["y"] - 40))
+    assert bars(page) != first
+    assert page.evaluate("scrollY") == 0
+    page.get_by_role("button", name="copy").tap()
+    page.locator(".member").nth(3).wait_for()
+
+    page = alone(made_up.draw(), has_touch=True)
+    page.get_by_role("button", name="clear").tap()
+    canvas = page.locator("canvas")
+    place = canvas.bounding_box()
+    swipe(page, (place["x"] + 60, place["y"] + 60), (place["x"] + 200, place["y"] + 200))
+    ink = "canvas => canvas.getContext('2d').getImageData(0, 0, 8, 8).data.filter(value => value > 99).length"
+    assert canvas.evaluate(ink) > 64 + 3 * 4

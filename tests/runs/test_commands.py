@@ -1,0 +1,106 @@
+"""The `uqlab` command as its users meet it: a project of one's own, help in groups, completion by the Tab key."""
+
+import os
+import sys
+
+import pytest
+from click.shell_completion import ShellComplete
+from small_runs import call, two_notebooks  # noqa: F401  (a fixture)
+
+from uqlab.runs import cli, doctor, parameters
+
+
+def test_a_project_is_a_copy_to_work_in(tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    for name in ("demo", "empty"):
+        made = call("new", tmp_path / name)
+        assert made.exit_code == 0, made.output
+        assert f"{len(parameters.all_notebooks())} pages" in made.output
+    page = tmp_path / "demo" / "notebooks" / "00_uncertainty_decomposition.ipynb"
+    assert not page.is_symlink()
+    page.write_text("{}")
+    again = call("new", tmp_path / "demo")
+    assert again.exit_code == 2
+    assert "name another" in again.output
+    assert page.read_text() == "{}"
+    assert "no folder that you may write to" in call("new", page / "below").output
+    monkeypatch.chdir(tmp_path / "demo")
+    assert parameters.find("00") == page
+    monkeypatch.chdir(tmp_path)
+    assert parameters.find("00") == parameters.PAGES / page.name  # where there is no project, the package's own
+
+
+def test_jupyterlab_does_not_open_the_packages_own_pages(tmp_path, monkeypatch):
+    monkeypatch.setattr(parameters, "PAGES", parameters.PROJECT.resolve() / "notebooks")  # as in an installed package
+    monkeypatch.chdir(tmp_path)
+    said = call("lab")
+    assert said.exit_code == 2
+    assert "first: uqlab new FOLDER" in said.output
+
+
+def test_help_names_every_command_once():
+    said = call("--help").output
+    listed = [name for lines in cli.Commands.groups.values() for name in lines]
+    assert set(cli.main.commands) <= set(listed)
+    heads = [said.index(f"{title}:\n") for title in cli.Commands.groups]
+    assert heads == sorted(heads)
+    for name in cli.main.commands:
+        assert said.count(f"\n  {name} ") == 1
+    assert max(map(len, said.splitlines())) < 115
+
+
+@pytest.mark.parametrize(
+    ("before", "typed", "offered"),
+    [
+        (["run"], "0", ["00_good", "01_bad"]),
+        (["run", "00_good"], "01", ["01_bad"]),
+        (["sweep"], "00", ["00_good"]),
+        (["run", "--profile"], "t", ["tiny"]),
+        (["dashboards", "--profile"], "", ["quick", "tiny"]),
+        ([], "swe", ["sweep"]),
+    ],
+)
+def test_completion(project, before, typed, offered):
+    complete = ShellComplete(cli.main, {}, "uqlab", "_UQLAB_COMPLETE")
+    assert sorted(item.value for item in complete.get_completions(before, typed)) == offered
+
+
+def test_a_path_is_completed_by_the_shell(project):
+    complete = ShellComplete(cli.main, {}, "uqlab", "_UQLAB_COMPLETE")
+    (item,) = complete.get_completions(["run"], f".{os.sep}mine")
+    assert item.type == "file"
+
+
+def test_the_doctor_finds_data_and_caches(project, monkeypatch, tmp_path):
+    """By a kernel of its own; the folders are those that runs would use."""
+    (tmp_path / "data" / "mnist").mkdir(parents=True)
+    (tmp_path / "data" / "mnist" / "t10k-labels-idx1-ubyte.gz").touch()
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "a").write_bytes(bytes(2_000_000))
+    monkeypatch.setenv("UQLAB_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("UQLAB_CACHE", str(tmp_path / "kept"))
+    monkeypatch.setattr(doctor, "lacking", list)
+    said = call("doctor")
+    assert said.exit_code == 0, said.output
+    assert f"\ndata       {tmp_path / 'data'}: mnist\n" in said.output
+    assert f"\ntrainings  {tmp_path / 'kept'}: 1 files, 2 MB\n" in said.output
+    assert f"\npages      2 in {project / 'notebooks'}\n" in said.output
+    assert sys.executable in said.output
+    assert said.output.endswith("\nall is well\n")
+
+
+def test_the_doctor_says_what_is_wrong(project, monkeypatch):
+    monkeypatch.setattr(doctor, "PROBE", "raise ImportError('libtorch is gone')")
+    monkeypatch.setattr(doctor, "lacking", lambda: ["uqlab needs torch==9, here is 2"])
+    said = call("doctor")
+    assert said.exit_code == 1
+    assert "wrong      uqlab needs torch==9, here is 2: pip install it" in said.output
+    assert "does not answer: ImportError: libtorch is gone; install uqlab anew" in said.output
+    assert "all is well" not in said.output
+
+
+def test_requirements_that_are_not_met():
+    given = ["click>=8", "click<1", "nothing-of-this-name>=2", "nothing-of-this-name; extra == 'dev'"]
+    first, second = doctor.lacking(given)
+    assert first.startswith("uqlab needs click<1, here is 8")
+    assert second == "uqlab needs nothing-of-this-name>=2, here is none"

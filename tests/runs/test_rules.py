@@ -1,0 +1,109 @@
+"""Parameters of pages: each has a rule, every page asks for them before it computes, and wrong ones are refused."""
+
+import json
+import math
+
+import pytest
+
+from uqlab import data, runs
+from uqlab.runs import parameters, rules
+
+PAGES = parameters.all_notebooks()
+pages = pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem[:2])
+
+
+def checking(path) -> str:
+    """The lines of a page that check its parameters: up to where it begins."""
+    cells = ["".join(c["source"]) for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
+    (cell,) = [cell for cell in cells if "runs.begin(" in cell]
+    return cell.partition("plots.use_style()")[0]
+
+
+@pages
+def test_a_page_checks_its_parameters_before_it_begins(path):
+    """As its own lines do it, with the values of every profile; each of its parameters has a rule."""
+    assert parameters.defaults(path).keys() <= rules.RULES.keys()
+    lines = checking(path)
+    assert lines.startswith("runs.check(globals()")
+    assert "dataset" not in parameters.defaults(path) or "check(dataset, " in lines
+    for profile in parameters.profiles(path):
+        legal = parameters.defaults(path) | parameters.overrides(path, profile)
+        exec(lines, legal | {"runs": runs, "data": Anything, "check": Anything.check})
+
+
+class Anything:
+    """Stands in for the data sets, of which some must be fetched."""
+
+    @staticmethod
+    def check(*_, **__):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "words"),
+    [
+        ({"members": 1}, ValueError, "members must be at least 2, got 1"),
+        ({"members": 2.5}, TypeError, "members must be an integer, got 2.5"),
+        ({"epochs": "5"}, TypeError, "epochs must be a number, got '5'"),
+        ({"epochs": True}, TypeError, "epochs must be a number, got True"),
+        ({"epochs": 10**9}, ValueError, "epochs must be at most"),
+        ({"lr": math.nan}, ValueError, r"lr must be in \(0, inf\), got nan"),
+        ({"ood": []}, ValueError, "ood must have 1 different values or more"),
+        ({"seeds": [3]}, ValueError, "seeds must have 2 different values or more"),
+        ({"ood": ["letters", "letters"]}, ValueError, "ood must have no value twice"),
+        ({"ood": "letters"}, TypeError, "ood must be a list, got 'letters'"),
+        ({"ood": ["letters", 3]}, TypeError, r"ood\[1\] must be text, got 3"),
+        ({"sizes": [1, 0]}, ValueError, r"sizes\[1\] must be at least 1"),
+        ({"precision": "float64"}, ValueError, 'precision must be "float32" or "bfloat16"'),
+        ({"augment": 1}, TypeError, "augment must be True or False"),
+    ],
+)
+def test_wrong_parameters_are_refused_by_name(wrong, error, words):
+    with pytest.raises(error, match=words):
+        runs.check(wrong)
+
+
+def test_what_is_no_parameter_is_left_alone():
+    runs.check({"methods": rules, "near": [], "seed": 2**40, "something": object(), "epochs": 3})
+    runs.check({"width": 3, "ood": "letters"}, width=1, ood=str)
+    with pytest.raises(TypeError, match="width must be an integer"):
+        runs.check({"width": 1.5}, width=1)
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """Sentences, images without labels, and images of one class."""
+    import numpy as np
+
+    folder, x = tmp_path_factory.mktemp("own"), np.zeros((30, 8, 8), np.uint8)
+    (folder / "texts.tsv").write_text("\n".join(["sentence\tlabel", *(f"word {i}\t{i % 2}" for i in range(30))]))
+    np.savez(folder / "bare.npz", x=x)
+    np.savez(folder / "one.npz", x=x, y=np.zeros(30, int))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("sets", "kinds", "words"),
+    [
+        (("digits", "leters"), ["images"], "unknown data set 'leters'.*did you mean 'letters'"),
+        (("digits", "letters[40]"), ["images"], "classes are 0"),
+        (("digits[3]",), ["images"], "must have labels of two classes or more"),
+        (("one.npz",), ["images"], "must have labels of two classes or more"),
+        (("bare.npz",), ["images"], "must have labels of two classes or more"),
+        (("texts.tsv",), ["images"], "texts holds texts, and this page takes images"),
+        (("digits", "texts.tsv"), ["images", "texts"], "texts holds texts, and digits does not"),
+        (("texts.tsv", "letters"), ["images", "texts"], "letters holds images, and texts does not"),
+        (("digits[0,1]", "ambiguous-digits"), ["images"], "soft labels of 10 classes, and digits.0,1. has 2"),
+        (("digits",), ["sounds"], "digits holds images, and this page takes sounds"),
+    ],
+)
+def test_sets_that_a_page_cannot_take_are_refused(sets, kinds, words, own):
+    named = [str(own / name) if "." in name else name for name in sets]
+    with pytest.raises(ValueError, match=words):
+        data.check(*named, kinds=kinds)
+
+
+def test_sets_that_a_page_can_take(own):
+    data.check("digits", "letters", "", str(own / "bare.npz"))
+    data.check("sounds[0,1]", "letters")  # their pictures
+    data.check(str(own / "texts.tsv"), kinds=["images", "texts"])
