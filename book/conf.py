@@ -105,15 +105,27 @@ def page(path):
     captions = {
         name: one["caption"] for name, one in json.loads((run.parent / "results.json").read_text())["figures"].items()
     }
-    book["cells"] = [cell for cell in book["cells"] if "injected-parameters" not in cell["metadata"].get("tags", [])]
-    for cell in book["cells"]:
-        names = [name for name in captions if saved(name, book["cells"]) is cell]
-        if cell["cell_type"] == "code" and len(names) == 1:
-            cell["metadata"]["mystnb"] = {"figure": {"caption": captions[names[0]]}}
-        cell["outputs"] = [out for out in cell.get("outputs", []) if out.get("name") != "stderr"]
-        if cell["cell_type"] == "markdown":
-            del cell["outputs"]
+    cells = [cell for cell in book["cells"] if "injected-parameters" not in cell["metadata"].get("tags", [])]
+    book["cells"] = []
+    for cell in cells:
+        book["cells"].append(cell)
+        if cell["cell_type"] == "code":
+            cell["outputs"] = [out for out in cell["outputs"] if out.get("name") != "stderr"]
+            names = [name for name in captions if saved(name, cells) is cell]
+            if len(names) == 1:
+                book["cells"] += captioned(cell, captions[names[0]])
     return book
+
+
+def captioned(cell, caption):
+    """Take the outputs out of a cell: its first picture in a cell with the caption, the others in cells without one."""
+    outputs, cell["outputs"] = cell["outputs"], []
+    for number, output in enumerate(outputs):
+        metadata = {"tags": ["remove-input"]}
+        if caption and "image/png" in output.get("data", {}):
+            metadata["mystnb"], caption = {"figure": {"caption": caption}}, None
+        alone = {"id": f"{cell['id']}-{number}", "source": "# its output", "execution_count": None}
+        yield {**cell, **alone, "outputs": [output], "metadata": metadata}
 
 
 def saved(name, cells):
