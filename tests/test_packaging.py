@@ -12,6 +12,7 @@ import venv
 import zipfile
 
 import nbformat
+import pytest
 import yaml
 from nbformat.v4 import new_code_cell, new_notebook
 
@@ -55,6 +56,19 @@ def test_every_room_but_core_has_a_door():
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     held = {name for contract in contracts for name in contract.get("protected_modules", [])}
     assert held == {f"uqlab.{path.parent.name}.*" for path in (ROOT / "uqlab").glob("*/__init__.py")} - {"uqlab.core.*"}
+
+
+COMPILE = """import pathlib, sys
+for path in pathlib.Path(sys.argv[1]).rglob("*.py"):
+    compile(path.read_bytes(), path, "exec")"""
+
+
+@pytest.mark.parametrize("python", ["python3.12", "python3.13", sys.executable])
+def test_newer_pythons_read_the_package(python):
+    """Every Python that is here compiles every module without a warning; torch is only there for one of them."""
+    versions = pathlib.Path.home().glob(f".pyenv/versions/{python.removeprefix('python')}.*/bin/python")
+    python = next(versions, None) or shutil.which(python) or sys.executable
+    subprocess.run([python, "-I", "-B", "-W", "error", "-c", COMPILE, ROOT / "uqlab"], check=True)
 
 
 WHEEL = """import importlib, pathlib, pkgutil, sys
