@@ -97,6 +97,15 @@ def test_draws_have_the_inverse_as_their_covariance():
     torch.testing.assert_close(drawn.T.cov(), expected, rtol=0.1, atol=0.06)
 
 
+def test_any_number_of_members_needs_one_decomposition_of_a_factor(monkeypatch):
+    (x, _), seen = images(12), []
+    eigh = torch.linalg.eigh
+    monkeypatch.setattr(torch.linalg, "eigh", lambda matrix: seen.append(matrix) or eigh(matrix))
+    trained = ensembles.lora(cnn(), 1, 2, seed=3)
+    ensembles.laplace_lora(trained, x, 3)
+    assert len(seen) == 4 * sum(isinstance(part, (LoRAConv2d, LoRALinear)) for part in trained.modules())
+
+
 @pytest.mark.parametrize("network", [vit, cnn])
 def test_members_are_plain_networks_around_the_trained_one(network, tmp_path):
     (x, y), backbone = images(12), network()

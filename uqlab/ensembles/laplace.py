@@ -1,5 +1,6 @@
 """Laplace: Gaussians around trained weights, of a LoRA network or of the last matrices of CLIP's towers."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,10 +23,14 @@ class Curvature(NamedTuple):
 
     def draw(self, prior_precision: float, generator: torch.Generator) -> Tensor:
         """A weight [out, in] from Normal(0, (outputs (x) inputs + prior_precision I)^-1)."""
+        return self.draws(prior_precision, [generator])[0]
+
+    def draws(self, prior_precision: float, generators: Sequence[torch.Generator]) -> Tensor:
+        """What `draw` gives for each generator [generators, out, in], by one eigendecomposition for all."""
         (large, u), (small, v) = torch.linalg.eigh(self.outputs), torch.linalg.eigh(self.inputs)
         precision = torch.outer(large.clamp(min=0), small.clamp(min=0)) + prior_precision
-        noise = torch.randn(precision.shape, generator=generator, dtype=torch.float64).to(precision.device)
-        return u @ (noise / precision.sqrt()) @ v.mT
+        noise = (torch.randn(precision.shape, generator=g, dtype=torch.float64) for g in generators)
+        return torch.stack([u @ (each.to(u) / precision.sqrt()) @ v.mT for each in noise])
 
 
 def laplace_lora(
@@ -59,10 +64,9 @@ def laplace_lora(
     network = with_layers(trained.network, lambda layer: layer.join([layer] * (len(ids) - 1)))
     for number, (name, (down, up)) in enumerate(found.items()):
         layer: Any = network.get_submodule(name)
-        for row, m in enumerate(ids):
-            generator = torch.Generator().manual_seed(member_seed(seed, m, "laplace", number))
-            for p, curvature in ((layer.down, down), (layer.up, up)):
-                p.data[row] += curvature.draw(1 / prior_variance, generator).to(p).view_as(p[row])
+        generators = [torch.Generator().manual_seed(member_seed(seed, m, "laplace", number)) for m in ids]
+        for p, curvature in ((layer.down, down), (layer.up, up)):
+            p.data += curvature.draws(1 / prior_variance, generators).to(p).view_as(p)
     return trained._with_recipe(FoldedEnsemble(network, ids)).eval()
 
 
