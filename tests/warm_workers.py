@@ -3,6 +3,7 @@
 That process checks the package's shapes as theirs do (pyproject.toml, `addopts`), and so it is none of pytest's own.
 """
 
+import contextlib
 import gc
 import importlib
 import os
@@ -55,7 +56,8 @@ class Forked(Popen2IO):
         self.number = int(self.infile.readline())
 
     def kill(self) -> None:
-        os.kill(self.number, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it may have ended while it was waited for
+            os.kill(self.number, signal.SIGKILL)
 
 
 def fork(pipes: list[tuple[int, int]]) -> None:

@@ -107,3 +107,13 @@ def test_sets_that_a_page_can_take(own):
     data.check("digits", "letters", "", str(own / "bare.npz"))
     data.check("sounds[0,1]", "letters")  # their pictures
     data.check(str(own / "texts.tsv"), kinds=["images", "texts"])
+
+
+@pytest.mark.parametrize(("page", "few"), [("06", 1), ("15", 39)])
+def test_a_page_refuses_too_few_inputs_before_it_begins(page, few):
+    """Half of the test inputs choose a temperature; each fold of sounds needs every kind."""
+    known = parameters.defaults(parameters.find(page))
+    check = checking(parameters.find(page)).splitlines()[0]
+    exec(check, {"runs": runs, **known, "limit": 0})
+    with pytest.raises(ValueError, match="limit must be at least"):
+        exec(check, {"runs": runs, **known, "limit": few})

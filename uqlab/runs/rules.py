@@ -38,7 +38,7 @@ RULES: dict[str, Rule] = {
     "seeds": [0, 0],
     **{name: ["(0, inf)"] for name in ("gains", "grid_widths", "input_std", "other_widths", "prior_variances")},
     "widths": ["(0, inf)"], "input_mean": ["(-inf, inf)"], "weights_swept": ["[0, inf)"],
-    **{name: [str] for name in ("gradients", "methods", "near", "ood", "pretrained", "rivals", "scores", "weights")},
+    **{name: [str] for name in ("gradients", "methods", "ood", "near", "pretrained", "rivals", "scores", "weights")},
 }  # fmt: skip
 MAY_BE_EMPTY = (
     "gradients", "input_mean", "input_std", "methods", "milestones", "near", "rivals", "scores", "tile_sizes",
