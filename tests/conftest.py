@@ -1,15 +1,17 @@
 """What all tests share: pages that run once for all of them, and how the tests are dealt out to several processes."""
 
+import functools
 import gc
 import hashlib
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from jaxtyping import config
+from jaxtyping import _decorator, config
 
 # Neither torch nor the package: what follows must come before the one, the hook that checks shapes before the other.
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")  # this process's name, where pytest-xdist runs several
@@ -21,6 +23,24 @@ if WORKER:  # one thread each, kernels and other children too; those that wait s
 
 sys.modules.setdefault("rfc3987_syntax", None)  # as in uqlab/runs/kernels.py: seconds for every process of the tests
 os.environ["UQLAB_CACHE"] = ""  # every page trains; tests/training/test_cache.py has a cache of its own
+
+
+def once(function: Callable) -> Callable:
+    """Remember what a function returns, unless its arguments cannot be."""
+    remembered = functools.cache(function)
+
+    def call(*arguments, **named):
+        try:
+            return remembered(*arguments, **named)
+        except TypeError:
+            return function(*arguments, **named)
+
+    return call
+
+
+# The package's inner functions are defined anew at every call of the outer ones; what checks their shapes is made once.
+_decorator._make_fn_with_signature = once(_decorator._make_fn_with_signature)
+_decorator._apply_typechecker = once(_decorator._apply_typechecker)
 
 gc.disable()  # until the tests are collected; then garbage collections do not look at what imports have made
 
@@ -59,6 +79,18 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
         warm_workers.serve(len(processes))
         warm_kernels.serve()  # while those import
+    if WORKER:  # it shares that server, and has the variables of a process that is older
+        import warm_kernels
+
+        os.environ[warm_kernels.ADDRESS] = session.config.workerinput["kernels"]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node) -> None:
+    """Say to a process of pytest-xdist, before it starts, where kernels are forked."""
+    import warm_kernels
+
+    node.workerinput["kernels"] = os.environ[warm_kernels.ADDRESS]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

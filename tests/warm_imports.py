@@ -19,9 +19,12 @@ import ipywidgets  # noqa: F401
 import pandas.io.formats.style  # noqa: F401
 import sklearn.linear_model  # noqa: F401
 
-from uqlab import methods, models, plots, published, rivals, runs, scoreboard, scores, widgets  # noqa: F401
+from uqlab import data, methods, models, plots, published, rivals, runs, scoreboard, scores, widgets  # noqa: F401
 
 models.embedded()  # imports what transformers loads at the first network
+for name in ("digits", "ambiguous-digits", "letters", "glyphs", "mnist-mini", "fashion-mini"):
+    for split in ("train", "test"):
+        data.load(name, split)  # made in a second, and kept
 for kind in ("png", "pdf"):  # imports what painters load at the first figure, and reads the fonts
     figure, axes = plots.figure()
     axes.set(xscale="log", title="$x^2$")

@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["warm_imports"])
 SERVER, ADDRESS = forkserver._forkserver, "UQLAB_TESTS_FORK_SERVER"
 LAUNCH = "jupyter_client.provisioning.local_provisioner.launch_kernel"
+SAVE = "papermill.engines.NotebookExecutionManager.save"
 SKETCHED = "UQLAB_TESTS_SKETCHED"  # in a kernel's environment: no test looks at its figures
 
 
@@ -35,6 +37,14 @@ def sketch() -> None:
     Figure.get_layout_engine = lambda self: None
     Figure.get_tightbbox = lambda self, *_, **__: self.bbox_inches
     FigureCanvasPdf.print_pdf = lambda self, path, **_: Path(path).write_bytes(b"%PDF-")
+
+
+def save(manager: Any, **_: Any) -> None:
+    """Write a page when it is done or has failed, instead of twice for each of its cells."""
+    if manager.end_time:
+        from papermill.iorw import write_ipynb  # as late as uqlab/runs/kernels.py
+
+        write_ipynb(manager.nb, manager.output_path)
 
 
 def main(command: list[str], folder: str, environment: dict[str, str]) -> None:
@@ -101,7 +111,8 @@ def warm(sketched: bool = False) -> Iterator[None]:
     elif not SERVER._forkserver_address:  # it is the child of another process
         SERVER._forkserver_address, SERVER._forkserver_alive_fd = os.environ[ADDRESS], os.open(os.devnull, os.O_RDONLY)
         SERVER.ensure_running = lambda: None
-    with mock.patch(LAUNCH, Forked), mock.patch.dict(os.environ, {SKETCHED: "1"} if sketched else {}):
+    variables = {SKETCHED: "1"} if sketched else {}
+    with mock.patch(LAUNCH, Forked), mock.patch(SAVE, save), mock.patch.dict(os.environ, variables):
         yield
 
 

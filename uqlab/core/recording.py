@@ -157,10 +157,13 @@ def watch_imports() -> None:
 
     path, package = begin("", "") / CODE, Path(__file__).parents[1]
     imported: dict[str, str] = {}
+    frozen = False  # noted here: to ask gc how much is frozen takes a twentieth of a second, after every cell
 
     def note(*_: Any) -> None:
-        if "torch" in sys.modules and not gc.get_freeze_count():
+        nonlocal frozen
+        if not frozen and "torch" in sys.modules:
             gc.freeze()  # garbage collections, of which a figure triggers many, need not look at what imports made
+            frozen = True
         modules = [module for name, module in sys.modules.copy().items() if f"{name}.".startswith("uqlab.")]
         files = {getattr(module, "__file__", None) for module in modules}
         names = {Path(file).relative_to(package).as_posix() for file in files if file}
