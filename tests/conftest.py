@@ -48,10 +48,11 @@ gc.disable()  # until the tests are collected; then garbage collections do not l
 LONGEST = [
     "browser/", "notebooks/test_sst2", "notebooks/::07", "notebooks/::12", "notebooks/::09", "notebooks/::",
     "test_scoreboard", "models/test_pretrained",
-    "notebooks/test_pretrained_notebook", "runs/test_faults", "heads/test_fused", "extraction/test_extraction",
+    "notebooks/test_pretrained_notebook", "notebooks/test_b", "notebooks/test_committed_runs",
+    "runs/test_faults", "heads/test_fused", "extraction/test_extraction",
     "ensembles/test_implicit", "data/test_real_data", "models/test_embedded", "runs/test_dashboards",
     "heads/test_circuits", "runs/test_sweeps", "training/test_cache", "runs/test_identity", "test_packaging",
-    "test_methods",
+    "test_methods", "test_guides", "runs/test_commands",
 ]  # fmt: skip
 
 
