@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pandas as pd
+import pytest
 import warm_kernels
 
 import uqlab
@@ -87,3 +88,23 @@ def test_rows_of_hydra(tmp_path):
     expected |= {("deep ensemble", "not", 0), ("LoRA-Ensemble", "page 09", 0)}
     assert {*found[["row", "trained on", "removed"]].itertuples(index=False, name=None)} == expected
     assert len(found) == len(expected)
+
+
+def test_settings_for_one_row_of_a_table(tmp_path):
+    """Each is asked in both ways; a table of rows is drawn without any training."""
+    notebook = Path(uqlab.__file__).parents[1] / "notebooks" / "table_2.ipynb"
+    small = {"settings": ["normalised", "mixtures"], "members": 2, "epochs": 1, "asked": [1], "limit": 40}
+    with warm_kernels.warm(sketched=True):
+        results = read_json(runs.execute(notebook, small, folder=tmp_path / "run") / "results.json")
+        found = pd.DataFrame(**results["tables"]["settings"])
+        found.to_csv(tmp_path / "rows.csv", index=False)
+        drawn = runs.execute(notebook, {"settings": [str(tmp_path / "rows.csv")]}, folder=tmp_path / "drawn")
+    assert found[["setting", "dropout when asked"]].to_numpy().tolist() == [
+        [name, noisy] for name in small["settings"] for noisy in (False, True)
+    ]
+    assert not found.isna().any(axis=None)
+    on, off = (found[found["dropout when asked"] == noisy]["MI, id"].to_numpy() for noisy in (True, False))
+    assert (on > off).all()
+    again = pd.DataFrame(**read_json(drawn / "results.json")["tables"]["settings"])
+    assert again["MI, id"].tolist() == pytest.approx(found["MI, id"].tolist())
+    assert (drawn / "settings.png").is_file()

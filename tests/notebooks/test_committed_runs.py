@@ -56,7 +56,7 @@ def test_a_committed_run_is_its_profiles_and_has_the_pages_claims(folder):
     named = {re.sub(r"\\{.*?\\}", r"\\w+", re.escape(text)) for text in re.findall(r'"([a-z][\w{}.()]+)"', source)}
     made = re.compile("|".join(named))  # "circuit_{kind}" makes circuit_euclidean
     assert [name for name in results["claims"] if not made.fullmatch(name)] == []
-    pictures = {path.stem for path in folder.glob("*.png")}
+    pictures = {path.stem for path in folder.glob("*.png")} - {path.stem for path in folder.glob("*.csv")}  # of a study
     assert pictures <= results["figures"].keys()
     assert sum(path.stat().st_size for path in folder.iterdir()) < 1e6
 
@@ -140,6 +140,21 @@ def test_05_says_what_its_runs_on_cifar10_have_in_common():
     table = pd.read_csv(FIGURES / "real" / "05_tile_extraction" / "table.csv")
     assert f"each of {({3: 'three', 5: 'five'})[len(table)]} seeds draws 2,500" in prose(parameters.find("05"))
     assert table[["claim_errors", "claim_ensemble"]].all(axis=None)
+
+
+def test_03_has_the_settings_of_their_notebook_and_says_what_they_found():
+    folder = FIGURES / "real" / "03_mlp_width_sweep"
+    found = pd.read_csv(folder / "settings.csv").query("passes == 100").set_index(["setting", "dropout when asked"])
+    source, text = parameters.find("03").with_name("table_2.ipynb").read_text(), prose(parameters.find("03"))
+    assert all(f'\\"{setting}\\": (' in source for setting, _ in found.index)
+    assert len(found) == 16
+    both, off = "AUROC, MI, both known", found.xs(False, level=1)
+    quoted = [("Adam", False, "AUROC, MI"), ("Adam", False, "MI, id"), ("as printed", True, "MI, id")]
+    quoted += [(name, True, what) for name in ("as printed", "momentum and weight decay") for what in (both, "MI, ood")]
+    for setting, noisy, what in [*quoted, ("mixtures", True, both), ("momentum and weight decay", True, "MI, id")]:
+        assert f"{found.loc[(setting, noisy), what]:.3f}" in text
+    assert off["AUROC, MI"].drop("Adam").min() >= 0.955
+    assert off["MI, id"].idxmax() == "Adam"
 
 
 def test_06_has_the_ablations_of_their_profile_with_the_same_seeds():
