@@ -47,6 +47,9 @@ class Anything:
         ({"epochs": "5"}, TypeError, "epochs must be a number, got '5'"),
         ({"epochs": True}, TypeError, "epochs must be a number, got True"),
         ({"epochs": 10**9}, ValueError, "epochs must be at most"),
+        ({"limit": 1}, ValueError, "limit must be at least 10, or 0 where a page takes that for all, got 1"),
+        ({"train_limit": 9}, ValueError, "train_limit must be at least 10"),
+        ({"near": ["letters"], "ood": []}, ValueError, "ood must have 1 different values or more"),
         ({"lr": math.nan}, ValueError, r"lr must be in \(0, inf\), got nan"),
         ({"ood": []}, ValueError, "ood must have 1 different values or more"),
         ({"seeds": [3]}, ValueError, "seeds must have 2 different values or more"),
@@ -107,13 +110,3 @@ def test_sets_that_a_page_can_take(own):
     data.check("digits", "letters", "", str(own / "bare.npz"))
     data.check("sounds[0,1]", "letters")  # their pictures
     data.check(str(own / "texts.tsv"), kinds=["images", "texts"])
-
-
-@pytest.mark.parametrize(("page", "few"), [("06", 1), ("15", 39)])
-def test_a_page_refuses_too_few_inputs_before_it_begins(page, few):
-    """Half of the test inputs choose a temperature; each fold of sounds needs every kind."""
-    known = parameters.defaults(parameters.find(page))
-    check = checking(parameters.find(page)).splitlines()[0]
-    exec(check, {"runs": runs, **known, "limit": 0})
-    with pytest.raises(ValueError, match="limit must be at least"):
-        exec(check, {"runs": runs, **known, "limit": few})

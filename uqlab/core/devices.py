@@ -30,10 +30,12 @@ def elements_of_temporary(device: torch.device, tuned: Mapping[str, int] = TEMPO
 
 
 def device(name: str = "auto") -> torch.device:
-    """The torch device of that name; "auto" is the GPU if there is one."""
+    """The torch device of that name; "auto" is the GPU if there is one. Raises ValueError unless it can compute."""
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f'device {name!r} needs a GPU and a CUDA build of torch; here is none: use "auto" or "cpu"')
     try:
+        if name == "meta":  # to torch a device, on which tensors hold no numbers
+            raise RuntimeError
         return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
     except RuntimeError as error:
         raise ValueError(f'device must be "auto", "cpu", "cuda" or one like "cuda:1", got {name!r}') from error

@@ -55,6 +55,8 @@ def record(name: str, value: Any, *, allow_nan: bool = False) -> Any:
     Raises ValueError (not finite) or TypeError (not data), naming the record.
     """
     _check_name(name)
+    if not isinstance(allow_nan, bool):
+        raise TypeError(f"allow_nan must be True or False, got {allow_nan!r}")
     output_dir()
     pandas = sys.modules.get("pandas")
     if pandas and isinstance(value, pandas.DataFrame | pandas.Series):

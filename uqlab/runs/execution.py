@@ -60,10 +60,10 @@ def execute(
 
     notebook: a path, a stem or a unique prefix of one. parameters: on top of those of the profile.
     folder: default figures/<profile>/<notebook>; an earlier result there is replaced only by a success.
-    threads: default all cores. timeout: seconds for the whole notebook. stop: ends the run when it is set.
+    threads: default all cores. timeout: seconds for the whole notebook, over 0. stop: ends the run when it is set.
     on_cell: called every second with the numbers of finished and of all code cells.
-    Raises ValueError before anything runs (notebook, profile, parameters), RunError when the notebook fails or is
-    stopped; what a failed notebook executed is kept in <folder>.failed.
+    Raises ValueError before anything runs (notebook, profile, parameters, timeout), RunError when the notebook
+    fails or is stopped; what a failed notebook executed is kept in <folder>.failed.
     """
     notebook, stop = find(notebook), stop or Event()
     values = overrides(notebook, profile, parameters)
@@ -76,7 +76,7 @@ def execute(
     output = temporary / f"{notebook.stem}.ipynb"
     injected = values | ({"output_dir": str(temporary)} if "output_dir" in known else {})
     started, clock = datetime.now(UTC), time.monotonic()
-    deadline = clock + (timeout or math.inf)
+    deadline = until(timeout)
     environment = kernels.environment(threads, temporary)
     manifest = {
         "notebook": named(notebook),
@@ -132,6 +132,15 @@ def at_a_time(jobs: int | None, count: int) -> int:
     return jobs or (1 if shutil.which("nvidia-smi") else min(cpu_count(), count))
 
 
+def until(timeout: float | int | None) -> float:
+    """When a run ends that begins now, by `time.monotonic`; raises ValueError unless `timeout` is over 0, or None."""
+    if timeout is None:
+        return math.inf
+    if not (isinstance(timeout, int | float) and timeout > 0):  # not a number (nan) is not over 0
+        raise ValueError(f"timeout must be a number of seconds over 0, or None for no limit, got {timeout!r}")
+    return time.monotonic() + timeout
+
+
 def execute_all(
     plan: dict[Path, dict[str, Any]], root: Path, profile: str, jobs: int | None, timeout: float | None, quiet: bool
 ) -> dict[Path, tuple[float, bool]]:
@@ -142,6 +151,7 @@ def execute_all(
     """
     from tqdm import tqdm
 
+    until(timeout)  # refused before anything runs
     jobs = at_a_time(jobs, len(plan))
     shape = {"bar_format": "{desc}  {bar:32}  {elapsed}", "dynamic_ncols": True, "leave": False}
     bar = tqdm(total=len(plan), disable=quiet or None, **shape)  # None: on a terminal

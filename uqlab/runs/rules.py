@@ -44,6 +44,7 @@ MAY_BE_EMPTY = (
     "gradients", "input_mean", "input_std", "methods", "milestones", "near", "rivals", "scores", "tile_sizes",
     "weights",
 )  # fmt: skip
+FEWEST = dict.fromkeys(("limit", "train_limit"), 10)  # inputs, unless 0 asks for all: fewer show nothing
 MAY_REPEAT = ("input_mean", "input_std", "pretrained", "weights", "widths")
 CALLED = {bool: "True or False", dict: "a dictionary", str: "text"}
 
@@ -81,3 +82,5 @@ def _check(name: str, given: Any, rule: Rule) -> None:
         within(name, given, rule)
     elif at_least(name, given, rule) > MOST and not name.startswith("seed"):
         raise ValueError(f"{name} must be at most {MOST:,}, got {given}")
+    elif 0 < given < (fewest := FEWEST.get(name, 0)):
+        raise ValueError(f"{name} must be at least {fewest}, or 0 where a page takes that for all, got {given}")

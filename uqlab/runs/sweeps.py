@@ -120,8 +120,9 @@ def sweep(
     `resources`, such as {"GPU": 1}. progress: a line for every run, else for failures only.
     keep_stale: skip finished runs although their code or data have changed since.
     dry_run: only say which runs would be computed, which are kept, and how long it takes; the report is empty.
-    Raises ValueError before anything runs (notebook, profile, parameters, cluster).
+    Raises ValueError before anything runs (notebook, profile, parameters, timeout, cluster).
     """
+    execution.until(timeout)
     notebook, given = find(notebook), dict(parameters or {})
     folder = Path(root, profile, f"{notebook.stem}.sweep").absolute()
     points = folders_of_grid(folder.parent, notebook, profile, grid, given)
@@ -247,7 +248,7 @@ def _claimed(folder: Path, wait: bool, timeout: float | int | None = None, stop:
     folder.parent.mkdir(parents=True, exist_ok=True)
     path = folder.with_name(f".{folder.name}.lock")
     lock = FileLock(path)
-    deadline = time.monotonic() + (timeout or math.inf if wait else 0)
+    deadline = execution.until(timeout) if wait else 0.0
     while not lock.is_locked:
         try:
             lock.acquire(timeout=0.5 if wait else 0)

@@ -1,0 +1,89 @@
+"""Calls that once ended in a library's words, or in silence: each now says what was given and what is accepted."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from uqlab import data, ensembles, metrics, models, runs, training, uncertainty
+
+X, LABELS = torch.linspace(-1, 1, 48).reshape(6, 8), torch.arange(6) % 4
+LOGITS = torch.linspace(-1, 1, 72).reshape(3, 6, 4)
+ONCE = {"epochs": 1, "lr": 0.1, "progress": False}
+
+
+def net() -> nn.Sequential:
+    return models.mlp(8, (6,), 4)
+
+
+def fit(x=X, **changes):
+    training.fit(ensembles.deep(net, 2), x, LABELS, **(ONCE | changes))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: training.device("nope"), ValueError, """device must be "auto", .* like "cuda:1", got .nope"""),
+        (lambda: training.device("meta"), ValueError, "device must be .* got 'meta'"),
+        (lambda: ensembles.lora(net(), 2, 2, target="("), ValueError, r"target must be a regular expression, got '\('"),
+        (lambda: training.fit(ensembles.deep(net, 2), X.to("meta"), LABELS, **ONCE), TypeError, "inputs must hold its"),
+        (lambda: training.predict(net(), X.to("meta")), TypeError, "inputs must hold its numbers, got .* on meta"),
+        (lambda: training.predict(net().to("meta"), X), ValueError, "must hold its numbers, got weights on meta"),
+        (lambda: metrics.nll(LOGITS.to("meta"), LABELS), TypeError, "logits must hold its numbers, got .* on meta"),
+        (lambda: uncertainty.decompose(LOGITS.to("meta")), TypeError, "logits must hold its numbers, got .* on meta"),
+        (lambda: fit(seed=1.5), TypeError, r"seed must be an integer, got 1\.5"),
+        (lambda: ensembles.deep(net, 2, seed="3"), TypeError, "seed must be an integer, got '3'"),
+        (lambda: ensembles.deep(net, 2, seed=-1), ValueError, "seed must be at least 0, got -1"),
+        (lambda: ensembles.lora(net(), 2, 2, seed=2**70), ValueError, "seed must be an integer of 64 bits"),
+        (lambda: data.load("digits", limit=5, seed=None), TypeError, "seed must be an integer, got None"),
+        (lambda: metrics.ece(LOGITS, LABELS, bins=math.nan), TypeError, "bins must be an integer, got nan"),
+        (lambda: metrics.ece(LOGITS, LABELS, bins=10**9), ValueError, "bins must be at most 10,000,000"),
+        (lambda: fit(clip=math.nan), ValueError, r"clip must be in \(0, inf\], got nan"),
+        (lambda: fit(lr=math.nan), ValueError, r"lr must be in \(0, inf\), got nan"),
+        (lambda: fit(epochs=math.nan), TypeError, "epochs must be an integer, got nan"),
+        (lambda: runs.execute("00", timeout=math.nan), ValueError, "timeout must be .* seconds over 0, .* got nan"),
+        (lambda: runs.execute("00", timeout=-1), ValueError, "timeout must be .* got -1"),
+        (lambda: runs.sweep("00", {"seed": [0]}, timeout="5"), ValueError, "timeout must be .* got '5'"),
+        (lambda: runs.sweep("00", {"seed": [0]}, timeout=math.nan), ValueError, "timeout must be .* got nan"),
+    ],
+)  # fmt: skip
+def test_what_is_no_value_is_named_with_what_is_accepted(call, error, words, unchecked):
+    with pytest.raises(error, match=words):
+        call()
+
+
+@pytest.mark.parametrize("makes", ["one network", "deep", "lora", "from_members", "dropout"])
+def test_a_wrong_feature_count_names_the_layer_and_both_sizes(makes):
+    model = {
+        "one network": net,
+        "deep": lambda: ensembles.deep(net, 2),
+        "lora": lambda: ensembles.lora(net(), 2, 2),
+        "from_members": lambda: ensembles.from_members([net(), net()]),
+        "dropout": lambda: ensembles.dropout(models.mlp(8, (6,), 4, dropout=0.1), 2),
+    }[makes]()
+    calls = [lambda: training.predict(model, torch.ones(6, 9))]
+    calls += [] if makes == "one network" else [lambda: training.fit(model, torch.ones(6, 9), LABELS, **ONCE)]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"in layer '(\w+\.)*1', \w*Linear.*; check their shape") as refused:
+            call()
+        assert {"8", "9"} <= {*re.findall(r"\d+", str(refused.value))}, refused.value
+
+
+def test_arrays_and_lists_are_taken_where_tensors_are_wanted():
+    """Converted once, at the door: the same numbers come out."""
+    arrays, lists = (LOGITS.numpy(), LABELS.numpy()), (LOGITS.tolist(), LABELS.tolist())
+    for given in (arrays, lists):
+        assert metrics.nll(*given) == pytest.approx(metrics.nll(LOGITS, LABELS))
+        assert metrics.ece(*given) == pytest.approx(metrics.ece(LOGITS, LABELS))
+        torch.testing.assert_close(uncertainty.decompose(given[0]).total.float(), uncertainty.decompose(LOGITS).total)
+    weights, half = [0.5, 0.25, 0.25], np.array([0.5, 0.25, 0.25])
+    torch.testing.assert_close(
+        uncertainty.decompose(LOGITS, weights).total, uncertainty.decompose(LOGITS, half).total, check_dtype=False
+    )
+    ours, theirs = ensembles.deep(net, 2), ensembles.deep(net, 2)
+    training.fit(ours, X, LABELS, class_weights=torch.ones(4), **ONCE)
+    training.fit(theirs, X.numpy(), LABELS.tolist(), class_weights=[1.0] * 4, **ONCE)
+    torch.testing.assert_close(training.predict(theirs, X.tolist()), training.predict(ours, X))
