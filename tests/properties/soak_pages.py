@@ -36,8 +36,8 @@ VALUES: dict[str, list] = {
     "settings": [{"epochs": 2}], "quality": ["accuracy"], "cost": ["stored"], "by": ["members"],
     "replicate": ["seed"], "series": ["auroc_mi"], "shown": ["what it is"], "over": ["x"],
     "rivals": [[], ["auroc_entropy", "auroc_mi"]], "page_profile": ["tiny"], "seeds": [[3, 1], [0, 1, 2]],
-    "unknown": ["textures"], "chosen_on": ["textures"], "near": [[]], "gradients": [["exgrad"], ["gradnorm", "exgrad"], []],
-    "sound": ["sounds[4-6]"],
+    "unknown": ["textures"], "chosen_on": ["textures"], "near": [[]],
+    "gradients": [["exgrad"], ["gradnorm", "exgrad"], []], "sound": ["sounds[4-6]"],
 }  # fmt: skip
 
 
