@@ -44,7 +44,7 @@ MAY_BE_EMPTY = (
     "gradients", "input_mean", "input_std", "methods", "milestones", "near", "rivals", "scores", "tile_sizes",
     "weights",
 )  # fmt: skip
-FEWEST: dict[str, int] = dict.fromkeys(("limit", "train_limit"), 10)  # inputs, unless 0 asks for all: fewer show nothing
+FEWEST: dict[str, int] = dict.fromkeys(("limit", "train_limit"), 10)  # unless 0 asks for all: fewer show nothing
 MAY_REPEAT = ("input_mean", "input_std", "pretrained", "weights", "widths")
 CALLED = {bool: "True or False", dict: "a dictionary", str: "text"}
 
