@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from uqlab.core import door
 from uqlab.core.checks import finite
 from uqlab.ensembles import ATTENTION, Ensemble, FoldedEnsemble, MemberLayer
-from uqlab.uncertainty import batch_chunks, check_logits
+from uqlab.uncertainty import check_logits, classes_first
 
 Logits = Float[Tensor, "members batch classes"]
 Pairs = Float[Tensor, "members members"]  # one value for members i and j
@@ -39,9 +39,9 @@ def js_divergence(logits: Logits) -> Pairs:
     check_logits(logits)
     members, batch, _ = logits.shape
     total = torch.zeros(members, members, dtype=torch.float64, device=logits.device)
-    for at in batch_chunks(logits):
-        p = logits[:, at].double().softmax(-1)  # [members, inputs, classes]
-        own = torch.special.entr(p).sum((1, 2))
+    for _, z in classes_first(logits, torch.float64):
+        p = z.softmax(0).unbind(1)  # of each member: [classes, inputs]
+        own = [torch.special.entr(each).sum() for each in p]
         for i, j in itertools.combinations(range(members), 2):
             total[i, j] += torch.special.entr((p[i] + p[j]) / 2).sum() - (own[i] + own[j]) / 2
     return (total + total.T).clamp(min=0) / batch

@@ -6,7 +6,7 @@ class. Everything is computed in float64; losses are in nats.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from uqlab.core import door
 from uqlab.core.checks import at_least, class_labels, finite
-from uqlab.uncertainty import batch_chunks, check_logits
+from uqlab.uncertainty import check_logits, classes_first
 
 Array = Tensor | np.ndarray
 Logits = Float[Tensor, "members samples classes"]
@@ -51,10 +51,7 @@ def log_prediction(logits: Logits, pool: Pool = "probabilities") -> Float[Tensor
     ValueError as `uncertainty.check_logits` does.
     """
     check_logits(logits)
-    pieces = [logits[:, at] for at in batch_chunks(logits)]
-    if pool == "probabilities":
-        return torch.cat([z.double().log_softmax(-1).logsumexp(0) - math.log(len(z)) for z in pieces])
-    return torch.cat([z.mean(0, dtype=torch.float64).log_softmax(-1) for z in pieces])
+    return torch.cat(list(_log_predictions(logits, pool)), 1).T.contiguous()
 
 
 # Prediction quality ---------------------------------------------------------------------------------------------------
@@ -267,10 +264,8 @@ def bootstrap(
         raise ValueError(f"arrays must share a positive number of samples, got {sizes}")
     rng, size = np.random.default_rng(seed), sizes[0]
     if statistic is torch.mean and axes == [0] and arrays[0].ndim == 1:  # as most pages ask: 100 resamples at once
-        x, draws = (
-            torch.as_tensor(arrays[0]).cpu().numpy(),
-            [min(100, repeats - done) for done in range(0, repeats, 100)],
-        )
+        x = torch.as_tensor(arrays[0]).cpu().numpy()
+        draws = [min(100, repeats - done) for done in range(0, repeats, 100)]
         means = np.concatenate([x[rng.integers(size, size=(count, size))].mean(1) for count in draws])
         return tuple(np.quantile(means, _tails(level)))
     values = []
@@ -278,8 +273,7 @@ def bootstrap(
         index = rng.integers(size, size=size)
         value = statistic(*(array[(slice(None),) * axis + (index,)] for array, axis in zip(arrays, axes, strict=True)))
         values.append(value.cpu().numpy() if isinstance(value, Tensor) else np.asarray(value))
-    low, high = np.quantile(np.stack(values), _tails(level), axis=0)
-    return low, high
+    return tuple(np.quantile(np.stack(values), _tails(level), axis=0))
 
 
 def interval(
@@ -302,8 +296,8 @@ def interval(
     }[measure]
     values, others = (torch.stack([by_input(z) for z in each]).mean(0) for each in (runs, than or runs))
     values = values if than is None else values - others
-    low, high = bootstrap(torch.mean, values, repeats=repeats, seed=seed, level=level)
-    return Interval(values.mean().item(), float(low), float(high))
+    ends = bootstrap(torch.mean, values, repeats=repeats, seed=seed, level=level)
+    return Interval(values.mean().item(), *map(float, ends))
 
 
 def _tails(level: float) -> list[float]:
@@ -327,6 +321,15 @@ def _sample_axes(arrays: Sequence[Array]) -> list[int]:
 
 
 # Shared steps ---------------------------------------------------------------------------------------------------------
+def _log_predictions(logits: Tensor, pool: Pool) -> Iterator[Tensor]:
+    """Log-probabilities [C, n] of one chunk of the batch after the other."""
+    for _, z in classes_first(logits, torch.float64):
+        if len(logits) == 1 or pool == "logits":
+            yield z.mean(1).log_softmax(0)
+        else:
+            yield z.log_softmax(0).logsumexp(1) - math.log(len(logits))
+
+
 def _predict(logits: Tensor, labels: Tensor, pool: Pool) -> tuple[Tensor, Tensor]:
     """Checked log-probabilities [N, C] and labels [N] on the same device."""
     log_p = log_prediction(logits, pool)
@@ -335,9 +338,11 @@ def _predict(logits: Tensor, labels: Tensor, pool: Pool) -> tuple[Tensor, Tensor
 
 def _confidence(logits: Tensor, labels: Tensor, pool: Pool) -> tuple[Tensor, Tensor]:
     """Top probability [N] and whether its class is the label, 0 or 1 [N]."""
-    log_p, labels = _predict(logits, labels, pool)
-    top, predicted = log_p.max(1)
-    return top.exp(), (predicted == labels).double()
+    check_logits(logits)
+    labels = class_labels(labels, *logits.shape[1:]).to(logits.device)
+    pairs = zip(*(log_p.max(0) for log_p in _log_predictions(logits, pool)), strict=True)
+    top, predicted = (torch.cat(each) for each in pairs)
+    return top.exp_(), (predicted == labels).double()
 
 
 def _residuals(logits: Tensor, labels: Tensor, pool: Pool) -> tuple[Tensor, Tensor]:
@@ -365,9 +370,9 @@ def _in_order(values: Tensor, scores: Array) -> Tensor:
     ranked = torch.as_tensor(_scores(scores, "scores"), device=values.device)
     if ranked.shape != values.shape:
         raise ValueError(f"scores must be [samples] = {list(values.shape)}, got {list(ranked.shape)}")
-    _, group, count = ranked.unique(return_inverse=True, return_counts=True)
-    means = torch.zeros_like(count, dtype=values.dtype).index_add_(0, group, values) / count
-    return means.repeat_interleave(count)
+    ranked, order = ranked.sort()
+    _, group, count = ranked.unique_consecutive(return_inverse=True, return_counts=True)
+    return (torch.zeros_like(count, dtype=values.dtype).index_add_(0, group, values[order]) / count)[group]
 
 
 def _scores(scores: Array, name: str) -> np.ndarray:

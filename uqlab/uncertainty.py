@@ -212,25 +212,23 @@ def check_logits(logits: Tensor) -> None:
     finite("logits", logits)
 
 
-def batch_chunks(logits: Logits) -> Iterator[slice]:
-    """Slices of the batch; a copy of the logits of each slice has the size that a temporary should have."""
+def classes_first(logits: Logits, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+    """Slices of the batch and copies [classes, members, n] of their logits, each of the size a temporary should have.
+
+    With classes first, reductions over classes and members run along contiguous memory (over a last axis of 10 classes
+    they are several times slower).
+    """
     members, batch, classes = logits.shape
     step = max(1, elements_of_temporary(logits.device) // (members * classes))
-    return (slice(start, min(start + step, batch)) for start in range(0, batch, step))
+    for start in range(0, batch, step):
+        at = slice(start, min(start + step, batch))
+        z = torch.empty(classes, members, at.stop - start, dtype=dtype, device=logits.device)
+        yield at, z.copy_(logits[:, at].permute(2, 0, 1))
 
 
 def _over_batch(measure: Callable[[Tensor, slice], tuple[Tensor, ...]], logits: Tensor) -> tuple[Tensor, ...]:
-    """Run `measure(z [C, M, n], slice of the batch) -> tuple of [n]` over chunks of the batch that stay in cache.
-
-    Classes come first in the working copy, so that reductions over classes and members run along contiguous memory
-    (over a last axis of 10 classes they are several times slower).
-    """
-    members, _, classes = logits.shape
-    parts = []
-    for at in batch_chunks(logits):
-        z = torch.empty(classes, members, at.stop - at.start, dtype=_working_dtype(logits), device=logits.device)
-        z.copy_(logits[:, at].permute(2, 0, 1))
-        parts.append(torch.stack(measure(z, at)))
+    """Run `measure(z [C, M, n], slice of the batch) -> tuple of [n]` over chunks of the batch that stay in cache."""
+    parts = [torch.stack(measure(z, at)) for at, z in classes_first(logits, _working_dtype(logits))]
     results = torch.cat(parts, 1)
     representable("logits", results)
     return tuple(results)

@@ -26,7 +26,7 @@ NO_CALLS = {
     "gradients.ClassWeight": "a type",
     "ensembles.MemberLayer": "abstract", "heads.Circuit": "a result", "training.Workers": "made by fit",
     "training.make_step": "made by fit", "runs.RunError": "an error", "runs.summary": "takes what sweep returns",
-    "uncertainty.mean_divergence": "a step of decompose", "uncertainty.batch_chunks": "a step of decompose",
+    "uncertainty.mean_divergence": "a step of decompose", "uncertainty.classes_first": "a step of decompose",
     "scores.Score": "a dataclass",
     "published.Table": "made of published.yaml", "published.Paper": "made of published.yaml",
     "scoreboard.measure": "hours of calls that are here one by one", "models.TextClassifier": "made by from_pretrained",

@@ -31,8 +31,8 @@ TEXTS = ("06", "07", "08", "09", "10", "11", "13")
 VALUES: dict[str, list] = {
     "batch_size": [9], "limit": [0, 40, 1], "device": ["cpu"], "model": ["small-cnn", "mlp"],
     "prompt": ["{}", "this is a {}"], "ablations": ["", "nowhere.csv"], "board": ["", "nowhere.csv"],
-    "study": ["", "nowhere.csv"], "methods": [[], ["single"], ["deep", "single", "masked"]],
-    "scores": [["entropy"], ["mi", "max_prob", "entropy"]], "own": [{"lora": {"epochs": 2}}],
+    "study": ["", "nowhere.csv"], "methods": [[], ["single"], ["deep", "single", "masksembles"]],
+    "scores": [["entropy"], ["mi", "msp", "entropy"]], "own": [{"lora": {"epochs": 2}}],
     "settings": [{"epochs": 2}], "quality": ["accuracy"], "cost": ["stored"], "by": ["members"],
     "replicate": ["seed"], "series": ["auroc_mi"], "shown": ["what it is"], "over": ["x"],
     "rivals": [[], ["auroc_entropy", "auroc_mi"]], "page_profile": ["tiny"], "seeds": [[3, 1], [0, 1, 2]],

@@ -71,6 +71,9 @@ def test_what_is_no_parameter_is_left_alone():
     runs.check({"width": 3, "ood": "letters"}, width=1, ood=str)
     with pytest.raises(TypeError, match="width must be an integer"):
         runs.check({"width": 1.5}, width=1)
+    runs.check({"methods": []}, methods=[str] * 2)  # empty: all
+    with pytest.raises(ValueError, match="methods must have 2 different values or more"):
+        runs.check({"methods": ["deep"]}, methods=[str] * 2)
 
 
 @pytest.fixture(scope="module")

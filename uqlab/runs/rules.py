@@ -69,7 +69,7 @@ def _check(name: str, given: Any, rule: Rule) -> None:
             _check(f"{name}[{i}]", each, rule[0])
         if len({*given}) < len(given) and name not in MAY_REPEAT:
             raise ValueError(f"{name} must have no value twice, got {given!r}")
-        if len({*given}) < len(rule) and name not in MAY_BE_EMPTY:
+        if len({*given}) < len(rule) and (given or name not in MAY_BE_EMPTY):
             raise ValueError(f"{name} must have {len(rule)} different values or more, got {given!r}")
     elif isinstance(rule, type):
         if not isinstance(given, rule):
