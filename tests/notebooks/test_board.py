@@ -108,3 +108,26 @@ def test_settings_for_one_row_of_a_table(tmp_path):
     again = pd.DataFrame(**read_json(drawn / "results.json")["tables"]["settings"])
     assert again["MI, id"].tolist() == pytest.approx(found["MI, id"].tolist())
     assert (drawn / "settings.png").is_file()
+
+
+def test_groups_of_nine_networks(tmp_path):
+    """Of nine networks trained here; the groups and three of them have as many speakers, and groups show less."""
+    notebook = Path(uqlab.__file__).parents[1] / "notebooks" / "resnets.ipynb"
+    small = {
+        "dataset": "digits",
+        "ood": ["letters"],
+        "epochs": 1,
+        "limit": 200,
+        "shuffles": 3,
+        "repeats": 20,
+        "seed": 4,
+    }
+    with warm_kernels.warm(sketched=True):
+        results = read_json(runs.execute(notebook, small, folder=tmp_path / "run") / "results.json")
+    found = pd.DataFrame(**results["tables"]["resnets"]).set_index("listened to")
+    assert list(found.index) == ["nine of one", "three of three", "three of one"]
+    assert found["seed"].tolist() == [4] * 3
+    assert (found.loc["three of three", ["MI, ID", "MI, OOD"]] < found.loc["three of one", ["MI, ID", "MI, OOD"]]).all()
+    assert found.loc["nine of one", ["change of AUROC", "low", "high"]].tolist() == [0, 0, 0]
+    assert (found["low"] <= found["high"]).all()
+    assert (found["accuracy, all"] >= found["accuracy, single"] - 0.05).all()
