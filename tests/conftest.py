@@ -23,6 +23,7 @@ if WORKER:  # one thread each, kernels and other children too; those that wait s
 
 sys.modules.setdefault("rfc3987_syntax", None)  # as in uqlab/runs/kernels.py: seconds for every process of the tests
 os.environ["UQLAB_CACHE"] = ""  # every page trains; tests/training/test_cache.py has a cache of its own
+os.environ["UQLAB_TUNE"] = "0"  # equal digits at each run; tests/core/test_tuning.py measures
 
 
 def once(function: Callable) -> Callable:

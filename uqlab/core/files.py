@@ -12,6 +12,7 @@ from typing import Any
 
 COMPARED: set[Path] = set()  # files whose checksums this process has compared with known ones
 TRAININGS = "UQLAB_CACHE"  # the variable that names the folder of finished trainings; empty or absent: none is kept
+TUNE = "UQLAB_TUNE"  # the variable that turns choices by measurement off with 0; `uqlab.core.tuning`
 
 
 @contextlib.contextmanager

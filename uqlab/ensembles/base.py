@@ -3,8 +3,10 @@
 import contextlib
 import operator
 import re
+import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from uqlab.core import devices
+from uqlab.core import devices, tuning
 from uqlab.core.modules import Inputs, call, evaluating, first_tensor, hooked, logits_of, map_tensors
 from uqlab.ensembles.layers import MemberDropout, MemberLayer, active_members, with_layers
 
@@ -168,24 +170,40 @@ class FoldedEnsemble(Ensemble):
         """How many members go through the network at once, for inputs like x [members, batch, ...].
 
         On a GPU they are as many as fit into half of the free memory. On a CPU they are all members; of an implicit
-        ensemble only so many that what one layer reads and writes stays in the cache (IMPLICIT_CACHE bytes), because
-        the weights are shared, and more would save nothing. One member is measured for each shape of the inputs.
+        ensemble one, all or so many that what one layer reads and writes stays in the cache (IMPLICIT_CACHE bytes),
+        whichever takes the least time (`uqlab.core.tuning`; with gradients the last). The weights are shared, so that
+        more members at once save little. It is found once for each shape of the inputs.
         """
         first = first_tensor(x)
-        key, on_cpu = tuple(first.shape), first.device.type == "cpu"
+        key, on_cpu = (tuple(first.shape), torch.is_grad_enabled()), first.device.type == "cpu"
         if torch.compiler.is_compiling() or (on_cpu and self.recipe is None and key not in self._per_pass):
             return self.members
         if key not in self._per_pass:
+            started = time.perf_counter()
             one = self._bytes_of_one(x) if on_cpu else self._memory_of_one(x)
             room = devices.IMPLICIT_CACHE if on_cpu else devices.free_memory(first.device) / 2
-            self._per_pass[key] = max(1, min(self.members, int(room / max(1, one))))
+            size = max(1, min(self.members, int(room / max(1, one))))
+            affordable = int(tuning.BUDGET / 2 / (time.perf_counter() - started))
+            self._per_pass[key] = self._fastest(x, size, affordable) if on_cpu else size
         return self._per_pass[key]
+
+    def _fastest(self, x: Inputs, rule: int, most: int) -> int:
+        """How many members in a pass take the least time a member: `rule`, or one or all where no more than `most`."""
+        first, sizes = first_tensor(x), {rule, *(size for size in (1, self.members) if size <= most)}
+        work = {str(size): size for size in sorted(sizes)}
+        ways = {
+            name: partial(self.run, map_tensors(lambda t, n=size: t[:n], x), slice(size)) for name, size in work.items()
+        }
+        shape = (self.members, tuning.octave(first.shape[1]), *first.shape[2:])
+        kind = f"members of {type(self.network).__name__} {tuning.sizes(self.network)} in a pass"
+        with evaluating(self.network):
+            return int(tuning.choose(kind, shape, first, ways, str(rule), work))
 
     def halve(self, x: Inputs) -> bool:
         size = self.chunk or self.members_per_pass(x)
         if size == 1:
             return False
-        self._per_pass[tuple(first_tensor(x).shape)] = half = -(-size // 2)
+        self._per_pass[tuple(first_tensor(x).shape), torch.is_grad_enabled()] = half = -(-size // 2)
         self.chunk = self.chunk and half
         return True
 

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from uqlab.core import tuning
 from uqlab.ensembles.base import FoldedEnsemble
 from uqlab.ensembles.implicit import Classifiers, implicit
 from uqlab.ensembles.layers import MemberLayer
@@ -37,13 +38,19 @@ class SVDLinear(MemberLayer):
     def forward(self, x: Tensor) -> Tensor:
         rows, s = self.unfold(x), self.s[self.active, None].clamp(min=0)
         bias = None if self.bias is None else self.bias[self.active, None]
-        if self.factored(rows.shape[1]):
+
+        def factored() -> Tensor:
             y = F.linear((rows @ self.v) * s, self.u)
-            y = y if bias is None else y + bias
-        else:
+            return y if bias is None else y + bias
+
+        def built() -> Tensor:
             weight = (self.u * s) @ self.v.mT  # [members, out, in]
-            y = rows @ weight.mT if bias is None else torch.baddbmm(bias, rows, weight.mT)
-        return y.view(*x.shape[:-1], -1)
+            return rows @ weight.mT if bias is None else torch.baddbmm(bias, rows, weight.mT)
+
+        ways = {"factored": factored, "built": built}
+        shape = (len(rows), tuning.octave(rows.shape[1]), *self.v.shape, len(self.u))
+        rule = "factored" if self.factored(rows.shape[1]) else "built"
+        return ways[tuning.choose("singular values", shape, x, ways, rule)]().view(*x.shape[:-1], -1)
 
     def factored(self, rows: int) -> bool:
         """Whether two products per row cost less than building every member's weight and one product per row.

@@ -5,49 +5,73 @@ Hydra, section 4.2.
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from uqlab.core import devices
-from uqlab.core.modules import Inputs, first_tensor, map_tensors, trained_like
+from uqlab.core import devices, tuning
+from uqlab.core.modules import Inputs, evaluating, first_tensor, map_tensors, trained_like
 from uqlab.ensembles import Ensemble, FoldedEnsemble, MemberLayerNorm, MemberLinear, own_dropout
 from uqlab.heads.attention import Attention, attentions, linear
 from uqlab.heads.grouped import AppliedProjection, GroupedAttention
 from uqlab.models import ZeroShot
 
+MOST = 64  # inputs in one pass of a fused ensemble, whatever the cache: enough for every core
+
 
 class FusedEnsemble(FoldedEnsemble):
     """Pruned versions of one transformer in one network; on a CPU a batch goes through it in parts.
 
-    `inputs_per_pass` says how many inputs of each member fit into the cache together; `chunk`, if set, also splits the
-    members. It can be trained: the shared parameters follow the members' mean loss. `clip` needs members with equal
-    numbers of heads.
+    Members go through together or one after the other, whichever is faster for such a batch (`uqlab.core.tuning`);
+    `chunk`, if set, is the largest number of them in one pass. It can be trained: the shared parameters follow the
+    members' mean loss. `clip` needs members with equal numbers of heads.
     """
 
     def __init__(self, network: nn.Module, member_ids: range):
         super().__init__(network, member_ids)
         self._bytes_of_input: dict[tuple, float] = {}  # in a layer of one member, by the shape of an input
+        self._parts: dict[tuple, tuple[int, int]] = {}
 
     def forward_members(self, x: Inputs) -> Tensor:
-        batch, through = first_tensor(x).shape[1], super().forward_members
-        count = -(-batch // self.inputs_per_pass(x))
-        if count == 1:
-            return through(x)
-        return torch.cat([through(map_tensors(lambda t, i=i: t.tensor_split(count, 1)[i], x)) for i in range(count)], 1)
+        first = first_tensor(x)
+        if first.device.type != "cpu" or torch.compiler.is_compiling():
+            return super().forward_members(x)
+        return self._in_parts(x, *self.parts(x))
+
+    def parts(self, x: Inputs) -> tuple[int, int]:
+        """How many members, and how many inputs of each, go through a CPU at once, for x [members, batch, ...]."""
+        first = first_tensor(x)
+        key = (first.shape, self.chunk, torch.is_grad_enabled())
+        if key not in self._parts:
+            ways, few = self._ways(x), map_tensors(lambda t: t[:, :MOST], x)
+            shape = (self.members, self.chunk, tuning.octave(min(first.shape[1], MOST)), *first.shape[2:])
+            kind = f"parts of a fused {type(self.network).__name__} {tuning.sizes(self.network)}"
+            with evaluating(self.network):
+                timed = {name: partial(self._in_parts, few, *way) for name, way in ways.items()}
+                self._parts[key] = ways[tuning.choose(kind, shape, first, timed, "cache")]
+        return self._parts[key]
+
+    def _ways(self, x: Inputs) -> dict[str, tuple[int, int]]:
+        most, inputs, batch = self.chunk or self.members, self.inputs_per_pass(x), first_tensor(x).shape[1]
+        ways = {"cache": (most, inputs), "whole": (most, min(batch, MOST)), "one by one": (1, min(batch, MOST))}
+        return {name: way for name, way in ways.items() if name == "cache" or way != ways["cache"]}
+
+    def _in_parts(self, x: Inputs, members: int, inputs: int) -> Tensor:
+        count, every = -(-first_tensor(x).shape[1] // inputs), range(0, self.members, members)
+        rows = [slice(m, m + members) for m in every] if members < self.members else [slice(None)]
+        parts = [map_tensors(lambda t, i=i: t.tensor_split(count, 1)[i], x) for i in range(count)]
+        each = [[self.run(map_tensors(lambda t, r=r: t[r], part), r) for r in rows] for part in parts]
+        return torch.cat([torch.cat(made) for made in each], 1)
 
     def inputs_per_pass(self, x: Inputs) -> int:
-        """How many of the inputs x [members, batch, ...] go through the network at once.
+        """How many inputs of each member [members, batch, ...] keep what a linear layer reads and writes in the cache.
 
-        On a GPU all; on a CPU only so many that what a linear layer reads and writes for all members stays in the cache
-        (FUSED_CACHE bytes).
+        The cache has FUSED_CACHE bytes.
         """
         first = first_tensor(x)
-        batch = first.shape[1]
-        if first.device.type != "cpu" or torch.compiler.is_compiling():
-            return batch
-        key = tuple(first.shape[2:])
+        batch, key = first.shape[1], tuple(first.shape[2:])
         if key not in self._bytes_of_input:
             few = map_tensors(lambda t: t[:, :8], x)
             self._bytes_of_input[key] = self._bytes_of_one(few, nn.Linear) / min(batch, 8)

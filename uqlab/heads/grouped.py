@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from uqlab.core import devices
+from uqlab.core import devices, tuning
 from uqlab.ensembles import MemberLayer, plain_linear
 from uqlab.heads.attention import Attention, linear, with_heads
 
@@ -87,14 +87,27 @@ class GroupedAttention(MemberLayer):
         members = range(self.members)[active]
         causal = attention_mask is None and (self.causal if is_causal is None else is_causal)
         rows = len(hidden_states) // len(members)
-        ragged = len({self.heads[m] for m in members}) > 1
-        if not ragged or hidden_states.device.type != "cpu" or rows * hidden_states.shape[1] < devices.FUSED_ALONE:
-            return self._attend(hidden_states, attention_mask, causal, active), None
-        masks = [attention_mask] * len(members)
-        if attention_mask is not None and len(attention_mask) == len(hidden_states):
-            masks = attention_mask.split(rows)
-        each = zip(hidden_states.split(rows), masks, members, strict=True)
-        return torch.cat([self._attend(x, mask, causal, slice(m, m + 1)) for x, mask, m in each]), None
+
+        def together() -> Tensor:
+            return self._attend(hidden_states, attention_mask, causal, active)
+
+        def alone() -> Tensor:
+            masks = [attention_mask] * len(members)
+            if attention_mask is not None and len(attention_mask) == len(hidden_states):
+                masks = attention_mask.split(rows)
+            each = zip(hidden_states.split(rows), masks, members, strict=True)
+            return torch.cat([self._attend(x, mask, causal, slice(m, m + 1)) for x, mask, m in each])
+
+        counts = [self.heads[m] for m in members]
+        if len(set(counts)) == 1:
+            return together(), None
+        ways, tokens = {"together": together, "alone": alone}, hidden_states.shape[1]
+        small = hidden_states.device.type != "cpu" or rows * tokens < devices.FUSED_ALONE
+        way = "together" if small else "alone"
+        if not self.training:  # dropout draws from torch's generator
+            shape = (*counts, self.attention.size, tuning.octave(rows), tokens, hidden_states.shape[2], causal)
+            way = tuning.choose("uneven heads", shape, hidden_states, ways, way)
+        return ways[way](), None
 
     def _attend(self, hidden: Tensor, mask: Tensor | None, causal: bool, active: slice) -> Tensor:
         """The attention of the active members: hidden [members * batch, tokens, width] -> the same shape."""

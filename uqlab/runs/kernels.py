@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from uqlab.core.files import TRAININGS
+from uqlab.core.files import TRAININGS, TUNE
 from uqlab.core.recording import FOLDER
 from uqlab.runs.parameters import cells
 
@@ -137,14 +137,15 @@ def _free_ports(count: int) -> list[int]:
 def environment(threads: int | None, folder: Path) -> dict[str, str]:
     """Return a kernel's variables: the result folder and, if the user has not set them, threads and kept trainings.
 
-    Threads sleep while they wait: beside a busy neighbour, spinning ones were 10 to 50 times slower.
+    Threads sleep while they wait: beside a busy neighbour, spinning ones were 10 to 50 times slower. Nothing is chosen
+    by its time, so that a run that is repeated gives equal digits.
     """
     from joblib import cpu_count
     from pooch import os_cache
 
     count = str(threads or cpu_count())
     wanted = {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count}
-    wanted[TRAININGS] = str(os_cache("uqlab") / "trainings")
+    wanted |= {TRAININGS: str(os_cache("uqlab") / "trainings"), TUNE: "0"}
     fixed = {"MPLBACKEND": "module://matplotlib_inline.backend_inline", FOLDER: str(folder)}
     return {name: os.environ.get(name, value) for name, value in wanted.items()} | fixed
 

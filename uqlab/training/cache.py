@@ -116,7 +116,8 @@ def _known(code: Any) -> bool:
 
 def _settings(part: nn.Module) -> dict[str, Any]:
     """What a module holds besides tensors and modules, hooks included, written alike in every process."""
-    skipped = {"_parameters", "_buffers", "_modules", "_per_pass", "training", "generators"}  # `fit` seeds those itself
+    # What passes and seeds add is no setting.
+    skipped = {"_parameters", "_buffers", "_modules", "_per_pass", "_parts", "training", "generators"}
 
     def written(value: Any) -> Any:
         if isinstance(value, set):
