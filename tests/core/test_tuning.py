@@ -7,8 +7,9 @@ import time
 import pytest
 import torch
 from small_networks import clip, cnn, images, moved, vit
+from torch import nn
 
-from uqlab import ensembles, heads
+from uqlab import ensembles, gradients, heads
 from uqlab.core import tuning
 
 
@@ -168,3 +169,35 @@ def test_a_choice_leaves_no_trace(name):
     assert torch.equal(torch.get_rng_state(), noise)
     assert not any(part.training for part in ensemble.modules())
     assert tuning._FOUND
+
+
+def small_map():
+    """Convolutions of which unfolding pays, or not, and linear layers on tokens."""
+    torch.manual_seed(0)
+    first, second = nn.Conv2d(1, 6, 3, padding=1), nn.Conv2d(6, 16, 3, stride=2)
+    return nn.Sequential(first, nn.ReLU(), second, nn.Flatten(2), nn.Linear(9, 30), nn.Flatten(), nn.Linear(480, 3))
+
+
+@pytest.mark.parametrize("make", [vit, small_map])
+@pytest.mark.parametrize("classes", ["all", "one"])
+def test_every_way_gives_the_same_gradient_norms(make, classes, monkeypatch):
+    model, (x, _), seen = make().eval(), images(4), {}
+
+    def norms():
+        if classes == "all":
+            return gradients.gradient_norms(model, x)[0]
+        return gradients.regrad(model, x, class_weight="predicted", perturbations=2)
+
+    monkeypatch.setenv("UQLAB_TUNE", "0")
+    expected = norms()
+    monkeypatch.setenv("UQLAB_TUNE", "1")
+    for turn in range(2):
+
+        def forced(kind, shape, like, ways, rule, work=None, turn=turn):
+            seen.setdefault(kind, set()).add(name := list(ways)[turn % len(ways)])
+            return name
+
+        monkeypatch.setattr(tuning, "choose", forced)
+        torch.testing.assert_close(norms(), expected, rtol=1e-4, atol=1e-6)
+    assert seen
+    assert all(len(ways) > 1 for ways in seen.values())

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ BUDGET, ROUNDS = 0.6, 4  # seconds for one choice; how often each way runs, afte
 GAIN = 0.95  # another way than the rule's must take at most this share of its time
 TICK = 5e-4  # seconds: what is shorter runs several times at once
 
+_TORCH: Any = torch._C  # what says whether torch.func transforms
 _FOUND: dict[tuple, str] = {}  # of this process
 _TIMING = threading.RLock()  # of this thread a choice may hold others: those of the layers in a network
 
@@ -49,9 +51,10 @@ def choose(
     if len(ways) < 2 or torch.is_grad_enabled() or torch.compiler.is_compiling() or os.environ.get(TUNE) == "0":
         return rule
     key = (kind, shape, like.dtype, like.device, torch.get_num_threads())
-    if (found := _FOUND.get(key)) in ways:
+    found = _FOUND.get(key, "")
+    if found in ways:
         return found
-    if torch._C._functorch.peek_interpreter_stack() is not None or not _TIMING.acquire(blocking=False):
+    if _TORCH._functorch.peek_interpreter_stack() is not None or not _TIMING.acquire(blocking=False):
         return rule
     try:
         place = torch.cuda.get_device_name(like.device) if like.is_cuda else like.device.type

@@ -8,6 +8,7 @@ are taken last.
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import grad
 
+from uqlab.core import tuning
 from uqlab.core.devices import elements_of_temporary
+
+ROOM = 4  # a Gram matrix of a sample is offered up to so many times the size of its gradient
 
 # The errors [rows, ...] at the outputs of a layer's calls, in their order -> powers of the gradient norms [samples].
 Powers = Callable[[list[Tensor]], Tensor]
@@ -75,18 +79,51 @@ def _outer(a: Tensor, out: int, bias: bool, q: int, passes: int) -> Callable[[Te
     if positions == 1:
         size = power(a, q, 2) + bias  # [n, groups]
         return lambda d: (size * power(d, q, 2)).sum(1)
-    # |sum_s d_s a_s^T|^2 = sum_st (a_s . a_t)(d_s . d_t). Operations per sample, 8 for a pass over the Gram matrix.
-    if q == 2 and positions * (out + 8 + width / passes) < out * width:
-        gram = a.mT @ a + bias
-        return lambda d: (gram * (d.mT @ d)).sum((1, 2, 3)).clamp(min=0)
+    gram: list[Tensor] = []
 
-    def product(d: Tensor) -> Tensor:
+    def by_gram(d: Tensor) -> Tensor:
+        """|sum_s d_s a_s^T|^2 = sum_st (a_s . a_t)(d_s . d_t)."""
+        if not gram or passes == 1:
+            gram[:] = [a.mT @ a + bias]
+        return (gram[0] * (d.mT @ d)).sum((1, 2, 3)).clamp(min=0)
+
+    def direct(d: Tensor) -> Tensor:
         result = power(d.sum(-1), q) if bias else d.new_zeros(n)
         for at in _chunks(n, groups * out * width, d):
             result[at] += power(d[at] @ a[at].mT, q)
         return result
 
-    return product
+    ways, rule = {"direct": direct}, "direct"
+    if _gram_pays(q, positions, out, width, passes):
+        rule = "gram"
+    if rule == "gram" or _gram_fits(q, positions, out, width):
+        ways["gram"] = by_gram
+    return _fastest("gradient norms", (n, groups, out, width, positions, passes == 1), ways, rule)
+
+
+def _gram_pays(q: int, positions: int, out: int, width: int, passes: int) -> bool:
+    """Whether a Gram matrix over positions takes fewer operations a sample than the gradient: 8 for a pass over it."""
+    return q == 2 and positions * (out + 8 + width / passes) < out * width
+
+
+def _gram_fits(q: int, positions: int, out: int, width: int) -> bool:
+    """Whether it is at most so many times as large as the gradient that it may be the faster way."""
+    return q == 2 and positions**2 <= ROOM * out * width
+
+
+def _fastest(kind: str, shape: tuple, ways: dict[str, Callable[[Any], Tensor]], rule: str) -> Callable[[Any], Tensor]:
+    """The fastest of the ways to take the errors, chosen at the first errors; shape [n, ...] of the factors."""
+
+    def powers(errors: Any) -> Tensor:
+        like = errors if isinstance(errors, Tensor) else errors[0]
+        each = {name: partial(way, errors) for name, way in ways.items()}
+        with torch.no_grad():
+            few = shape[0] < 3  # the rows by which the forms are checked
+            return ways[rule if few else tuning.choose(kind, (tuning.octave(shape[0]), *shape[1:]), like, each, rule)](
+                errors
+            )
+
+    return powers
 
 
 def _linear(module: nn.Linear, inputs: list[Tensor], n: int, q: int, passes: int) -> Powers:
@@ -115,8 +152,8 @@ def _conv(module: Any, inputs: list[Tensor], n: int, q: int, passes: int) -> Pow
         return math.prod((size + 2 * pad - wide * (k - 1) - 1) // step + 1 for size, pad, wide, k, step in sizes)
 
     positions = sum(len(x) // n * places(x) for x in inputs)
-    if q == 2 and len(kernel) < 3 and positions * (out // groups + 8 + width / passes) < out // groups * width:
 
+    def unfolded() -> Powers:
         def unfold(x: Tensor) -> Tensor:
             if x.ndim == 4:
                 return F.unfold(x, kernel, module.dilation, padding, module.stride)
@@ -136,14 +173,28 @@ def _conv(module: Any, inputs: list[Tensor], n: int, q: int, passes: int) -> Pow
         shape, settings = (m * out, *module.weight.shape[1:]), (module.stride, padding, module.dilation, m * groups)
         return gradient_of(as_groups(x, at), shape, as_groups(error, at), *settings).view(m, -1)
 
-    def powers_by_gradients(errors: list[Tensor]) -> Tensor:
+    def by_gradients(errors: list[Tensor]) -> Tensor:
         result = errors[0].new_zeros(n)
         for at in _chunks(n, out * width, errors[0]):
             each = [gradients(x, error, at) for x, error in zip(inputs, errors, strict=True)]
             result[at] = power(sum(each[1:], start=each[0]), q)
         return result + power(_total(errors, n, 1), q) if bias else result
 
-    return powers_by_gradients
+    made: list[Powers] = []
+
+    def by_unfolding(errors: list[Tensor]) -> Tensor:
+        if not made or passes == 1:
+            made[:] = [unfolded()]
+        return made[0](errors)
+
+    ways: dict[str, Powers] = {"gradients": by_gradients}
+    rule, sizes = "gradients", (q, positions, out // groups, width)
+    if len(kernel) < 3 and _gram_pays(*sizes, passes):
+        rule = "unfolded"
+    if rule == "unfolded" or (len(kernel) < 3 and _gram_fits(*sizes)):
+        ways["unfolded"] = by_unfolding
+    settings = (n, groups, *sizes, *kernel, *module.stride, passes == 1)
+    return _fastest("gradient norms of a convolution", settings, ways, rule)
 
 
 def _affine(module: Any, inputs: list[Tensor], n: int, q: int, passes: int) -> Powers:
