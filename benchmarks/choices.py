@@ -1,4 +1,4 @@
-"""Choices that are measured (`uqlab.core.tuning`), against every way forced: the chosen one is at most 1.05 of the best.
+"""Choices that are measured (`uqlab.core.tuning`) against every way forced: the chosen one is at most 1.05 of the best.
 
 What is chosen is found anew, in an empty cache folder. A forced way is taken by every layer, or pass, that offers it;
 the others take their rules of thumb. Medians of interleaved rounds, without gradients. Exit status 1 if a choice is
@@ -10,6 +10,7 @@ slower than 1.05 of the best way; it is then measured and chosen once more, and 
 import argparse
 import copy
 import os
+import re
 import statistics
 import sys
 import tempfile
@@ -119,19 +120,26 @@ def offered(call: Callable[[], object]) -> dict[str, list[str]]:
     return found
 
 
+def known(path: Path) -> Any:
+    """The file of choices is this one."""
+    return mock.patch.object(tuning, "choices", return_value=path)
+
+
 def measured(name: str, batch: int) -> tuple[dict[str, float], float]:
-    """Median seconds of the choices and of every way of theirs; and how long the first call, which chooses, took."""
+    """Median seconds of the choices and of every way, starred if it was chosen; seconds of the first call."""
     prepare, _ = CASES[name]
     ways = {f"{kind}: {way}": (kind, way) for kind, each in offered(prepare(batch)).items() for way in each}
     chosen = prepare(batch)
     tuning._FOUND.clear()
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(tuning, "choices", lambda: Path(folder, "c.json")):
+    with tempfile.TemporaryDirectory() as folder, known(Path(folder, "c.json")):
         [first] = interleaved({"first": synchronised(chosen)}, 1, warmup=0)["first"]
         turns = {"chosen": synchronised(chosen)}
         turns |= {label: synchronised(forcing(prepare(batch), *way)) for label, way in ways.items()}
         for call in turns.values():
             call()
         once = statistics.median(interleaved({"chosen": turns["chosen"]}, 3)["chosen"])
+        found = {f"{key[0]}: {way}" for key, way in tuning._FOUND.items()}
+        turns = {f"{label}{'*' * (label in found)}": call for label, call in turns.items()}
         seconds = interleaved(turns, max(OPTIONS.repeats, min(60, int(0.3 / once))))
     return {label: statistics.median(times) for label, times in seconds.items()}, first
 
@@ -139,7 +147,7 @@ def measured(name: str, batch: int) -> tuple[dict[str, float], float]:
 def main() -> int:
     missed = []
     print(f"{torch.get_num_threads()} threads, {DEVICE}, torch {torch.__version__}")
-    print("| work | batch | chosen, ms | first call, ms | chosen / best way | ways, of the chosen's time |")
+    print("| work | batch | chosen, ms | first call, ms | chosen / best way | ways, of the chosen's time; * chosen |")
     print("|---|---:|---:|---:|---:|---|")
     for name, (_, batches) in CASES.items():
         if OPTIONS.case and not any(part in name for part in OPTIONS.case):
@@ -151,7 +159,8 @@ def main() -> int:
                 ratio = chosen / min(medians.values(), default=chosen)
                 if ratio <= LIMIT or not again:
                     break
-            short = ", ".join(f"{label} {seconds / chosen:.2f}" for label, seconds in medians.items())
+            shown = {re.sub(" of .* in a pass", " in a pass", label): s for label, s in medians.items()}
+            short = ", ".join(f"{label} {seconds / chosen:.2f}" for label, seconds in shown.items())
             print(f"| {name} | {batch} | {1e3 * chosen:.2f} | {1e3 * first:.0f} | {ratio:.2f} | {short} |", flush=True)
             missed += [f"{name}, batch {batch}: {ratio:.2f}"] if ratio > LIMIT else []
     if missed:

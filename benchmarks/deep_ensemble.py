@@ -65,7 +65,22 @@ def candidates(width, dropout=0.1):
         with mock.patch("uqlab.training.steps.linear_chain", return_value=None):
             return written_out()
 
+    layers = [part.weight.detach() for part in make(width, 0.0).modules() if isinstance(part, ensembles.MemberLinear)]
+    sizes = [layers[0].shape[2], *(weight.shape[1] for weight in layers)]
+    rows = [torch.rand(MEMBERS, BATCH, size) for size in sizes]
+
+    def products():
+        """The products of the steps and nothing else: no data, dropout, loss, biases or Python around them."""
+        for _ in range(STEPS):
+            for h, weight, out in zip(rows, layers, rows[1:], strict=False):
+                torch.bmm(h, weight.mT, out=out)
+            for i in reversed(range(len(layers))):
+                if i:
+                    torch.bmm(rows[i + 1], layers[i])
+                layers[i].baddbmm_(rows[i + 1].mT, rows[i], beta=1, alpha=-1e-9)
+
     return {
+        "products alone": products,
         "loop float32": lambda: loop(nets[0], optimizers[0]),
         "loop bfloat16": lambda: loop(nets[1], optimizers[1], bfloat16=True),
         "ours float32": ours("float32"),
@@ -100,6 +115,9 @@ def main():
         reached = flops / medians["ours float32"] / 1e9
         own = (own + machine()) / 2
         print(f"GFLOP/s: {reached:.0f} reached, {own:.0f} by this machine's own matmul: {100 * reached / own:.0f} %")
+        bound = flops / medians["products alone"] / 1e9
+        share = f"{100 * bound / own:.0f} % of matmul's; the whole step reaches {reached / bound:.2f} of it"
+        print(f"its products alone: {bound:.0f}, {share}")
         gain = medians["ours by autograd"] / medians["ours float32"]
         line = f"written out: {gain:.2f}x the step by autograd; target 1.3x {'met' if gain >= 1.3 else 'MISSED'}"
         missed += [line] if gain < 1.3 else []

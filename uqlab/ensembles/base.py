@@ -183,7 +183,7 @@ class FoldedEnsemble(Ensemble):
             one = self._bytes_of_one(x) if on_cpu else self._memory_of_one(x)
             room = devices.IMPLICIT_CACHE if on_cpu else devices.free_memory(first.device) / 2
             size = max(1, min(self.members, int(room / max(1, one))))
-            affordable = int(tuning.BUDGET / 2 / (time.perf_counter() - started))
+            affordable = int(tuning.BUDGET / 4 / (time.perf_counter() - started))
             self._per_pass[key] = self._fastest(x, size, affordable) if on_cpu else size
         return self._per_pass[key]
 

@@ -45,18 +45,15 @@ class FusedEnsemble(FoldedEnsemble):
         first = first_tensor(x)
         key = (first.shape, self.chunk, torch.is_grad_enabled())
         if key not in self._parts:
-            ways, few = self._ways(x), map_tensors(lambda t: t[:, :MOST], x)
-            shape = (self.members, self.chunk, tuning.octave(min(first.shape[1], MOST)), *first.shape[2:])
+            few = map_tensors(lambda t: t[:, :MOST], x)
+            most, batch = self.chunk or self.members, min(first.shape[1], MOST)
+            ways = {"together": (most, self.inputs_per_pass(x)), "one by one": (1, batch)}
+            shape = (self.members, self.chunk, tuning.octave(batch), *first.shape[2:])
             kind = f"parts of a fused {type(self.network).__name__} {tuning.sizes(self.network)}"
             with evaluating(self.network):
                 timed = {name: partial(self._in_parts, few, *way) for name, way in ways.items()}
-                self._parts[key] = ways[tuning.choose(kind, shape, first, timed, "cache")]
+                self._parts[key] = ways[tuning.choose(kind, shape, first, timed, "together")]
         return self._parts[key]
-
-    def _ways(self, x: Inputs) -> dict[str, tuple[int, int]]:
-        most, inputs, batch = self.chunk or self.members, self.inputs_per_pass(x), first_tensor(x).shape[1]
-        ways = {"cache": (most, inputs), "whole": (most, min(batch, MOST)), "one by one": (1, min(batch, MOST))}
-        return {name: way for name, way in ways.items() if name == "cache" or way != ways["cache"]}
 
     def _in_parts(self, x: Inputs, members: int, inputs: int) -> Tensor:
         count, every = -(-first_tensor(x).shape[1] // inputs), range(0, self.members, members)
