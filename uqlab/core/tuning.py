@@ -59,13 +59,13 @@ def choose(
     try:
         place = torch.cuda.get_device_name(like.device) if like.is_cuda else like.device.type
         line = f"{kind} {shape} {like.dtype} on {place}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-        known = _known()
-        if known.get(line) not in ways:
-            known[line] = fastest(ways, rule, like.device, work or dict.fromkeys(ways, 1))
+        before = known()
+        if before.get(line) not in ways:
+            before[line] = fastest(ways, rule, like.device, work or dict.fromkeys(ways, 1))
             with suppress(OSError):
-                write(choices(), json.dumps(_known() | {line: known[line]}, indent=0, sort_keys=True))
-        _FOUND[key] = known[line]
-        return known[line]
+                write(choices(), json.dumps(known() | {line: before[line]}, indent=0, sort_keys=True))
+        _FOUND[key] = before[line]
+        return before[line]
     finally:
         _TIMING.release()
 
@@ -109,5 +109,6 @@ def choices() -> Path:
     return Path(os_cache("uqlab")) / "choices.json"
 
 
-def _known() -> dict[str, str]:
+def known() -> dict[str, str]:
+    """What the file holds."""
     return {key: way for key, way in read_json(choices()).items() if isinstance(way, str)}

@@ -18,13 +18,14 @@ from uqlab.runs.parameters import all_notebooks
 # Run in a process of its own, as a kernel is: what is broken in there does not break the report.
 PROBE = """import json, torch
 from uqlab import data, models
-from uqlab.core import devices
+from uqlab.core import devices, tuning
 place = devices.device()
 models.embedded()(data.load("mnist-mini").inputs[:1])
 gpu = f"{torch.cuda.get_device_name()}, {devices.free_memory(place) / 1e9:.0f} GB free" if place.type == "cuda" else ""
 units = "yes" if gpu or torch.cpu.get_capabilities().get("amx_bf16", False) else "no"
 folder, fetched = data.fetched()
-print(json.dumps([gpu or "CPU, no GPU", units, str(folder), fetched]))"""
+choices = f"{tuning.choices()}: {len(tuning.known())} by measurement; UQLAB_TUNE=0 takes rules of thumb"
+print(json.dumps([gpu or "CPU, no GPU", units, str(folder), fetched, choices]))"""
 
 
 def report() -> tuple[dict[str, str], list[str]]:
@@ -46,7 +47,7 @@ def report() -> tuple[dict[str, str], list[str]]:
         reason = (seen.stderr.strip() or "no reason given").splitlines()[-1]
         wrong.append(f"the embedded network does not answer: {reason}; install uqlab anew")
     else:
-        lines["device"], lines["bfloat16"], folder, fetched = json.loads(seen.stdout.splitlines()[-1])
+        lines["device"], lines["bfloat16"], folder, fetched, lines["choices"] = json.loads(seen.stdout.splitlines()[-1])
         lines["embedded"] = "the data and the network answer; a page needs no download"
         lines["data"] = f"{folder}: {', '.join(fetched) or 'nothing fetched'}"
     lines["pages"] = f"{len(pages)} in {pages[0].parent}"
