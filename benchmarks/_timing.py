@@ -1,4 +1,7 @@
-"""Timings that a noisy machine cannot bend: the candidates take turns, and medians are compared."""
+"""Timings that a noisy machine cannot bend: the candidates take turns, and medians are compared.
+
+`--device cuda` on the command line of any benchmark sets DEVICE, where its networks and inputs then are.
+"""
 
 import resource
 import statistics
@@ -6,17 +9,35 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
+import torch
+
+
+def asked_device() -> str:
+    """The device of the command line, which is taken off it."""
+    if "--device" not in sys.argv[1:-1]:
+        return "cpu"
+    at = sys.argv.index("--device")
+    name = sys.argv[at + 1]
+    del sys.argv[at : at + 2]
+    return name
+
+
+DEVICE = asked_device()
+ON_GPU = DEVICE.startswith("cuda")
+
 
 def interleaved(functions: Mapping[str, Callable[[], object]], repeats: int, warmup: int = 1) -> dict[str, list[float]]:
     """Seconds of each function in each of `repeats` rounds; in a round every function runs once, in order.
 
-    A function that launches work on a GPU synchronises before it returns.
+    What runs on a GPU is awaited.
     """
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for turn in range(warmup + repeats):
         for name, function in functions.items():
             start = time.perf_counter()
             function()
+            if ON_GPU:
+                torch.cuda.synchronize()
             elapsed = time.perf_counter() - start
             if turn >= warmup:
                 seconds[name].append(elapsed)
@@ -39,7 +60,9 @@ def report(seconds: Mapping[str, list[float]], baseline: str) -> dict[str, float
 
 
 def peak_memory() -> int:
-    """Peak resident memory of this process so far, in bytes."""
+    """The most memory of this process so far, in bytes: resident, or a GPU's."""
+    if ON_GPU:
+        return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from _timing import interleaved
+from _timing import DEVICE, interleaved
 
 from uqlab import ensembles, gradients, heads, models
 from uqlab.core import tuning
@@ -85,14 +85,6 @@ CASES: dict[str, tuple[Callable[[int], Callable], tuple[int, ...]]] = {
 }
 
 
-def synchronised(call: Callable[[], object]) -> Callable[[], object]:
-    def run() -> None:
-        call()
-        torch.cuda.synchronize()
-
-    return run if DEVICE == "cuda" else call
-
-
 def forcing(call: Callable[[], object], kind: str | None, way: str) -> Callable[[], object]:
     """The call with one way taken wherever that kind of choice offers it, and rules elsewhere; None: the choices."""
 
@@ -132,9 +124,9 @@ def measured(name: str, batch: int) -> tuple[dict[str, float], float]:
     chosen = prepare(batch)
     tuning._FOUND.clear()
     with tempfile.TemporaryDirectory() as folder, known(Path(folder, "c.json")):
-        [first] = interleaved({"first": synchronised(chosen)}, 1, warmup=0)["first"]
-        turns = {"chosen": synchronised(chosen)}
-        turns |= {label: synchronised(forcing(prepare(batch), *way)) for label, way in ways.items()}
+        [first] = interleaved({"first": chosen}, 1, warmup=0)["first"]
+        turns = {"chosen": chosen}
+        turns |= {label: forcing(prepare(batch), *way) for label, way in ways.items()}
         for call in turns.values():
             call()
         once = statistics.median(interleaved({"chosen": turns["chosen"]}, 3)["chosen"])
@@ -172,8 +164,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("case", nargs="*", help="parts of names of cases; none: all")
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--device", default="cpu")
     OPTIONS = parser.parse_args()
-    DEVICE = OPTIONS.device
     os.environ.pop(tuning.TUNE, None)
     sys.exit(main())

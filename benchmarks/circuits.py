@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 import torch
-from _timing import report
+from _timing import DEVICE, report
 
 from uqlab import data, ensembles, heads, metrics, models, training
 
@@ -75,7 +75,7 @@ def compared(order, other):
 
 
 def main():
-    device = training.device()
+    device = training.device(DEVICE)
     model, x, y, ood = trained(device)
     print(
         f"width {WIDTH}, {sum(p.numel() for p in model.parameters()):,} parameters, score {score(model, x, y, ood):.4f}"

@@ -9,7 +9,7 @@ import itertools
 
 import torch
 import torch.nn.functional as F
-from _timing import interleaved, report
+from _timing import DEVICE, interleaved, report
 from torch import nn
 
 from uqlab import ensembles, training
@@ -25,12 +25,12 @@ def network(members: int, channels: int) -> nn.Sequential:
         convolution = nn.Conv2d(before * members, after * members, 3, 1 + (i > 0), padding=1, groups=members)
         layers += [convolution, nn.BatchNorm2d(after * members), nn.ReLU()]
     layers += [nn.AdaptiveAvgPool2d(1), nn.Conv2d(64 * members, 10 * members, 1, groups=members), nn.Flatten()]
-    return nn.Sequential(*layers)
+    return nn.Sequential(*layers).to(DEVICE)
 
 
 def steps(channels: int, side: int):
-    x = torch.randn(MEMBERS, BATCH, channels, side, side)
-    y = torch.randint(0, 10, (MEMBERS, BATCH))
+    x = torch.randn(MEMBERS, BATCH, channels, side, side, device=DEVICE)
+    y = torch.randint(0, 10, (MEMBERS, BATCH), device=DEVICE)
 
     nets = [network(1, channels) for _ in range(MEMBERS)]
     optimizer = torch.optim.SGD([p for net in nets for p in net.parameters()], 0.01, fused=True)

@@ -13,7 +13,7 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from _timing import interleaved, report
+from _timing import DEVICE, interleaved, report
 
 from uqlab import ensembles, models, training
 
@@ -22,12 +22,12 @@ TARGETS = {("float32", 1): 4.0, ("float32", 4): 1.5, ("float32", 16): 1.0, ("bfl
 REPEATS = {1: 25, 4: 15, 16: 9}
 
 generator = torch.Generator().manual_seed(0)
-inputs = torch.rand(BATCH * STEPS, 784, generator=generator)
-labels = torch.randint(0, 10, (BATCH * STEPS,), generator=generator)
+inputs = torch.rand(BATCH * STEPS, 784, generator=generator).to(DEVICE)
+labels = torch.randint(0, 10, (BATCH * STEPS,), generator=generator).to(DEVICE)
 
 
 def make(width, dropout):
-    return ensembles.deep(lambda: models.mlp(784, (64 * width, 32 * width), dropout=dropout), MEMBERS)
+    return ensembles.deep(lambda: models.mlp(784, (64 * width, 32 * width), dropout=dropout), MEMBERS).to(DEVICE)
 
 
 def loop(nets, optimizers, bfloat16=False):
@@ -36,11 +36,11 @@ def loop(nets, optimizers, bfloat16=False):
     orders = []
     for m in range(MEMBERS):
         order = torch.Generator().manual_seed(ensembles.member_seed(0, m, "order", 0))
-        orders.append(torch.randperm(len(inputs), generator=order))
+        orders.append(torch.randperm(len(inputs), generator=order).to(DEVICE))
     for step in range(STEPS):
         for m, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
             rows = orders[m][step * BATCH : (step + 1) * BATCH]
-            with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+            with torch.autocast(inputs.device.type, torch.bfloat16, enabled=bfloat16):
                 loss = F.cross_entropy(net(inputs[rows]), labels[rows])
             optimizer.zero_grad()
             loss.backward()
@@ -67,7 +67,7 @@ def candidates(width, dropout=0.1):
 
     layers = [part.weight.detach() for part in make(width, 0.0).modules() if isinstance(part, ensembles.MemberLinear)]
     sizes = [layers[0].shape[2], *(weight.shape[1] for weight in layers)]
-    rows = [torch.rand(MEMBERS, BATCH, size) for size in sizes]
+    rows = [torch.rand(MEMBERS, BATCH, size, device=DEVICE) for size in sizes]
 
     def products():
         """The products of the steps and nothing else: no data, dropout, loss, biases or Python around them."""
@@ -90,14 +90,14 @@ def candidates(width, dropout=0.1):
 
 
 def machine(size=1536):
-    a, b = torch.randn(size, size), torch.randn(size, size)
+    a, b = torch.randn(size, size, device=DEVICE), torch.randn(size, size, device=DEVICE)
     seconds = statistics.median(interleaved({"matmul": lambda: a @ b}, 7)["matmul"])
     return 2 * size**3 / seconds / 1e9
 
 
 def main():
     warnings.filterwarnings("ignore", "this processor")  # said in the first line instead
-    matrix_units = torch.cpu.get_capabilities().get("amx_bf16", False)
+    matrix_units = DEVICE != "cpu" or torch.cpu.get_capabilities().get("amx_bf16", False)
     print(
         f"{torch.get_num_threads()} threads; bfloat16 matrix units: {'yes' if matrix_units else 'no, float32 products'}"
     )

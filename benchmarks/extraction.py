@@ -9,7 +9,7 @@ Exit status 1 if the target is missed.
 import sys
 
 import torch
-from _timing import interleaved, report
+from _timing import DEVICE, interleaved, report
 
 from uqlab import ensembles, extraction, models, training
 
@@ -21,7 +21,7 @@ def mask_candidates(width, steps, pixels=784):
     generator = torch.Generator().manual_seed(0)
     inputs = torch.rand(BATCH * steps, pixels, generator=generator)
     labels = torch.randint(0, 10, (BATCH * steps,), generator=generator)
-    plain = ensembles.deep(lambda: models.mlp(pixels, (64 * width, 32 * width)), MEMBERS)
+    plain = ensembles.deep(lambda: models.mlp(pixels, (64 * width, 32 * width)), MEMBERS).to(DEVICE)
     masks = {kept: extraction.masks(plain.member(0), MEMBERS, inputs=kept) for kept in (True, False)}
 
     def train():
@@ -34,8 +34,8 @@ def mask_candidates(width, steps, pixels=784):
 
 
 def tile_candidates():
-    network = models.cifar_resnet(20).eval()
-    x = torch.rand(64, 3, 32, 32)
+    network = models.cifar_resnet(20).eval().to(DEVICE)
+    x = torch.rand(64, 3, 32, 32, device=DEVICE)
     tiles = extraction.tiles(network, 8)
     tiles(x[:1])  # the first call checks the model
     some = [tiles.member(m) for m in range(4)]

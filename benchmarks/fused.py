@@ -13,7 +13,7 @@ target is missed.
 import sys
 
 import torch
-from _timing import interleaved, report
+from _timing import DEVICE, interleaved, report
 
 from uqlab import ensembles, heads, models
 
@@ -40,7 +40,9 @@ def main():
     missed = []
     for case, (image, patch, width) in CASES.items():
         torch.manual_seed(0)
-        full = [models.vit(image, patch, width=width, layers=LAYERS, heads=HEADS).eval() for _ in range(MEMBERS)]
+        full = [
+            models.vit(image, patch, width=width, layers=LAYERS, heads=HEADS).eval().to(DEVICE) for _ in range(MEMBERS)
+        ]
         every = [(layer, head) for layer in range(LAYERS) for head in range(HEADS)]
         even = [[(layer, (layer + m + i) % HEADS) for layer in range(LAYERS) for i in (0, 3)] for m in range(MEMBERS)]
         sets = {"fused": even, "fused, uneven": heads.sample_heads(every, len(every) // 3, MEMBERS)}
@@ -48,7 +50,7 @@ def main():
         made = {"deep": ensembles.from_members(full), "single": full[0]}
         made |= {name: heads.fuse(members) for name, members in pruned.items()}
         made |= {"unsplit": unsplit(heads.fuse(pruned["fused"])), "pruned": ensembles.from_members(pruned["fused"])}
-        x = torch.rand(64, 1, image, image)
+        x = torch.rand(64, 1, image, image, device=DEVICE)
         counts = {name: heads.multiply_adds(model, x) / 64e6 for name, model in made.items()}
         sizes = {name: sum(p.numel() for p in model.parameters()) / 1e6 for name, model in made.items()}
         print(f"\n{case}; multiply-adds an input and parameters, millions: ", end="")

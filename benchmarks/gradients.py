@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import torch
-from _timing import interleaved, peak_memory, report
+from _timing import DEVICE, interleaved, peak_memory, report
 
 from uqlab import data, gradients, models
 
@@ -21,7 +21,7 @@ NARROW, WIDE = (64, 32), (1024, 512)
 
 def make(widths):
     torch.manual_seed(0)
-    return models.mlp(64, widths, 10).eval()
+    return models.mlp(64, widths, 10).eval().to(DEVICE)
 
 
 def ours(model, inputs):
@@ -31,7 +31,7 @@ def ours(model, inputs):
 def loop(model, inputs):
     """[layers, samples, classes] by one backward pass per sample and class."""
     parameters = list(model.parameters())  # weight and bias of each layer in turn
-    norms = torch.empty(len(parameters) // 2, len(inputs), 10)
+    norms = torch.empty(len(parameters) // 2, len(inputs), 10, device=DEVICE)
     for i, x in enumerate(inputs):
         for c, value in enumerate(model(x[None]).log_softmax(1)[0]):
             squares = [g.square().sum() for g in torch.autograd.grad(value, parameters, retain_graph=c < 9)]
@@ -82,14 +82,14 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--memory-only", nargs=2, metavar=("METHOD", "INPUTS"), help="print the bytes added, and stop")
     args = parser.parse_args()
-    inputs = data.load("digits", "train").inputs[:1000].flatten(1)
+    inputs = data.load("digits", "train").inputs[:1000].flatten(1).to(DEVICE)
     if args.memory_only:
         method, count = args.memory_only
         print(added_memory(method, inputs[: int(count)]))
         return 0
 
     def memory(method, count):  # before this process grows: a child's peak starts at its parent's
-        command = [sys.executable, __file__, "--memory-only", method, str(count)]
+        command = [sys.executable, __file__, "--device", DEVICE, "--memory-only", method, str(count)]
         return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) / 2**20
 
     added = {name: memory(name, WIDE_INPUTS) for name in METHODS if name != "loop"}

@@ -17,7 +17,7 @@ import sys
 
 import torch
 import torch.nn.functional as F
-from _timing import interleaved, peak_memory, report
+from _timing import DEVICE, interleaved, peak_memory, report
 from torch import nn
 
 from uqlab import ensembles, models
@@ -28,7 +28,7 @@ LIMITS = {(1, False): 1 / 2.5, (64, False): 0.9, (64, True): 0.75}
 
 
 def backbone():
-    return models.vit(28, 4, width=192, layers=6, heads=6)
+    return models.vit(28, 4, width=192, layers=6, heads=6).to(DEVICE)
 
 
 class SeparateLoRA(nn.Module):
@@ -89,7 +89,7 @@ def bytes_of(*modules):
 
 
 def passes(model, x, backward):
-    labels = torch.arange(len(x)) % 10
+    labels = torch.arange(len(x), device=DEVICE) % 10
 
     def forward():
         with torch.no_grad():
@@ -106,7 +106,7 @@ def separate_models(plain):
     """Sixteen models one after the other, each with its own backward pass when there is one."""
 
     def run(x, backward):
-        labels = torch.arange(len(x)) % 10
+        labels = torch.arange(len(x), device=DEVICE) % 10
         for model in plain:
             if backward:
                 F.cross_entropy(model(x), labels).backward()
@@ -119,7 +119,7 @@ def separate_models(plain):
 
 def in_parts(ensemble, x):
     """Forward and backward as a training step takes them: pass by pass."""
-    labels = torch.arange(len(x)) % 10
+    labels = torch.arange(len(x), device=DEVICE) % 10
     many = x.expand(MEMBERS, *x.shape)
     for rows in ensemble.passes(many):
         logits = ensemble.run(many[rows], rows)
@@ -164,9 +164,9 @@ def candidates():
 def memory(name, batch, backward):
     """MB that one pass adds to the peak of this process, whose weights lie in memory already."""
     run, _ = candidates()[name]()
-    run(torch.rand(1, 1, 28, 28), backward)  # libraries, thread pools and gradients
+    run(torch.rand(1, 1, 28, 28, device=DEVICE), backward)  # libraries, thread pools and gradients
     before = peak_memory()
-    run(torch.rand(batch, 1, 28, 28), backward)
+    run(torch.rand(batch, 1, 28, 28, device=DEVICE), backward)
     return (peak_memory() - before) / 1e6
 
 
@@ -174,7 +174,7 @@ def main():
     missed, chosen = [], [name for name in candidates() if name in ("16 separate", *(OPTIONS.name or candidates()))]
     # before this process grows: a child's peak starts at its parent's
     for backward in (False, True):
-        command = [sys.executable, __file__, "--repeats", str(int(backward)), "--memory"]
+        command = [sys.executable, __file__, "--device", DEVICE, "--repeats", str(int(backward)), "--memory"]
         added = {
             name: float(subprocess.run([*command, name], check=True, capture_output=True, text=True).stdout)
             for name in chosen
@@ -188,7 +188,7 @@ def main():
     if "lora" in built:
         [lora] = built["lora"][1]
         stacked, _ = vmapped(lora)
-        x = torch.rand(2, 1, 28, 28)
+        x = torch.rand(2, 1, 28, 28, device=DEVICE)
         assert torch.allclose(stacked(x), lora(x), atol=1e-4)
     print(f"parameters of the backbone {sum(p.numel() for p in backbone().parameters()):,}")
     for name, (_, modules) in built.items():
@@ -197,7 +197,7 @@ def main():
 
     for backward in (False, True):
         for batch in (1, 16, 64):
-            x = torch.rand(batch, 1, 28, 28)
+            x = torch.rand(batch, 1, 28, 28, device=DEVICE)
             what = f"batch {batch}, {'forward and backward' if backward else 'forward'}"
             print(f"\n{what}", flush=True)
             turns = {name: lambda run=run, x=x, b=backward: run(x, b) for name, (run, _) in built.items()}

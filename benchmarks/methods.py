@@ -18,7 +18,7 @@ import sys
 
 import torch
 import torch.nn.functional as F
-from _timing import interleaved, report
+from _timing import DEVICE, interleaved, report
 from torch import nn
 
 from uqlab import ensembles, models
@@ -48,7 +48,7 @@ def forward(model: nn.Module, x: torch.Tensor):
 
 def backward(model: nn.Module, x: torch.Tensor):
     """A training step's products, each member on a batch of its own; MIMO's members go through together."""
-    many, labels = x.expand(MEMBERS, *x.shape), torch.arange(len(x)).repeat(MEMBERS) % 10
+    many, labels = x.expand(MEMBERS, *x.shape), torch.arange(len(x), device=DEVICE).repeat(MEMBERS) % 10
 
     def run():
         model.train()
@@ -61,11 +61,11 @@ def backward(model: nn.Module, x: torch.Tensor):
 
 def main() -> int:
     torch.manual_seed(0)
-    x, wrong = torch.rand(BATCH, 1, 28, 28), []
-    for network, net in {"small-cnn": models.small_cnn(), "embedded": models.embedded()}.items():
+    x, wrong = torch.rand(BATCH, 1, 28, 28, device=DEVICE), []
+    for network, net in {"small-cnn": models.small_cnn().to(DEVICE), "embedded": models.embedded().to(DEVICE)}.items():
         for name, make in METHODS.items():
             try:
-                ensemble = make(net).eval()
+                ensemble = make(net).to(DEVICE).eval()
             except ValueError as error:
                 print(f"-- {network}, {name}: {error}")
                 continue

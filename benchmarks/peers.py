@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from _timing import interleaved
+from _timing import DEVICE, interleaved
 from torch import Tensor, nn
 
 from uqlab import ensembles, metrics, models, training, uncertainty
@@ -50,7 +50,7 @@ def peer(name: str, *parts: str) -> Any:
 
 
 def difference(a: Any, b: Any) -> float:
-    return (torch.as_tensor(a).double() - torch.as_tensor(b).double()).abs().max().item()
+    return (torch.as_tensor(a).cpu().double() - torch.as_tensor(b).cpu().double()).abs().max().item()
 
 
 def compared(ways: dict[str, Callable], at_most: float, of: Callable[[Any], Any] = lambda found: found) -> Callable:
@@ -65,7 +65,7 @@ def compared(ways: dict[str, Callable], at_most: float, of: Callable[[Any], Any]
 
 def log_probabilities(members: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(members, INPUTS, CLASSES, generator=generator).mul_(3).log_softmax(-1)
+    return torch.randn(members, INPUTS, CLASSES, generator=generator).mul_(3).log_softmax(-1).to(DEVICE)
 
 
 def measures() -> Iterator[Row]:
@@ -75,19 +75,19 @@ def measures() -> Iterator[Row]:
     if TU:
         ways["torch-uncertainty"] = lambda: once(TU.metrics.MutualInformation(reduction="none"), p)
     if PROBLY:
-        ways["probly"] = lambda: PROBLY.mutual_information(p.numpy(), base=torch.e)
+        ways["probly"] = lambda: PROBLY.mutual_information(p.cpu().numpy(), base=torch.e)
     note = "torch-uncertainty: negative values become 0; ours also gives the two entropies"
     yield Row("mutual information, 10 x 1,000,000 x 10", ways, compared(ways, 2e-6), note)
     del logits, p
     logits = log_probabilities(1)
-    labels = torch.multinomial(logits[0].exp(), 1, generator=torch.Generator().manual_seed(0))[:, 0]
+    labels = torch.multinomial(logits[0].exp().cpu(), 1, generator=torch.Generator().manual_seed(0))[:, 0].to(DEVICE)
     p, score = logits[0].exp(), -logits[0].amax(-1)
     ways = {"uqlab": lambda: metrics.ece(logits, labels)}
     if TU:
         settings = {"task": "multiclass", "num_bins": 15, "num_classes": CLASSES}
         ways["torch-uncertainty"] = lambda: once(TU.metrics.CalibrationError(**settings), p, labels)
     if PROBLY:
-        ways["probly"] = lambda: PROBLY_ECE(p.numpy(), labels.numpy(), 15)
+        ways["probly"] = lambda: PROBLY_ECE(p.cpu().numpy(), labels.cpu().numpy(), 15)
     note = "torch-uncertainty adds a million float32 numbers up, ours float64; that is its difference"
     yield Row("ECE of 15 bins, 1,000,000 inputs", ways, compared(ways, 2e-5), note)
     ways = {"uqlab": lambda: metrics.aurc(logits, labels, score)}
@@ -105,7 +105,7 @@ def once(metric: Any, *given: Tensor) -> Any:
 
 
 def deep(dropout: float = 0.0) -> Any:
-    return ensembles.deep(lambda: models.mlp(784, (256, 128), dropout=dropout), MEMBERS)
+    return ensembles.deep(lambda: models.mlp(784, (256, 128), dropout=dropout), MEMBERS).to(DEVICE)
 
 
 def with_weights_of(ensemble: Any, members: Any) -> Any:
@@ -118,9 +118,10 @@ def deep_ensembles() -> Iterator[Row]:
     """Each with the batches of ours: a member's order is a function of (seed, member)."""
     generator = torch.Generator().manual_seed(0)
     x, y = torch.rand(BATCH * STEPS, 784, generator=generator), torch.arange(BATCH * STEPS) % CLASSES
+    x, y = x.to(DEVICE), y.to(DEVICE)
 
     def base() -> nn.Module:
-        return models.mlp(784, (256, 128), dropout=0.0)
+        return models.mlp(784, (256, 128), dropout=0.0).to(DEVICE)
 
     def loop(members: Any) -> Callable:
         optimizer = torch.optim.SGD(members.parameters(), 0.01, fused=True)
@@ -128,7 +129,7 @@ def deep_ensembles() -> Iterator[Row]:
         def epoch() -> Tensor:
             seeds = [ensembles.member_seed(0, m, "order", 0) for m in range(MEMBERS)]
             orders = [torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)) for seed in seeds]
-            losses = torch.zeros(MEMBERS)
+            losses = torch.zeros(MEMBERS, device=DEVICE)
             for step in zip(*(order.split(BATCH) for order in orders), strict=True):
                 each = [F.cross_entropy(member(x[rows]), y[rows]) for member, rows in zip(members, step, strict=True)]
                 optimizer.zero_grad()
@@ -176,11 +177,15 @@ def quiet(model: Callable, x: Tensor) -> Callable:
 def mc_dropout() -> Iterator[Row]:
     """Masks are random: mean probabilities must agree as means of samples do, by their own standard errors."""
     torch.manual_seed(0)
-    members, x, network = 256, torch.rand(128, 784), models.mlp(784, (256, 128), dropout=0.2).eval()
+    members, x, network = (
+        256,
+        torch.rand(128, 784, device=DEVICE),
+        models.mlp(784, (256, 128), dropout=0.2).eval().to(DEVICE),
+    )
     ensemble = ensembles.dropout(network, members, 0.2)
     ways: dict[str, Callable] = {"uqlab": quiet(lambda z: ensemble.resample(next(SEEDS))(z), x)}
     if TU:
-        theirs = TU.methods.mc_dropout(models.mlp(784, (256, 128), dropout=0.2), members).eval()
+        theirs = TU.methods.mc_dropout(models.mlp(784, (256, 128), dropout=0.2), members).eval().to(DEVICE)
         theirs.core_model.load_state_dict(network.state_dict())
         ways["torch-uncertainty"] = quiet(lambda z: theirs(z).unflatten(0, (members, -1)), x)
 
@@ -199,24 +204,24 @@ def mc_dropout() -> Iterator[Row]:
 
 def packed() -> Iterator[Row]:
     members, widths = 4, (256, 128)
-    ensemble: Any = ensembles.packed(models.mlp(784, widths, dropout=0.0), members, 2.0).eval()
+    ensemble: Any = ensembles.packed(models.mlp(784, widths, dropout=0.0), members, 2.0).eval().to(DEVICE)
     layers = [part for part in ensemble.modules() if isinstance(part, ensembles.MemberLinear)]
     theirs: Any = None
     if TU:
-        theirs = TU.models.mlp.packed_mlp(784, CLASSES, list(widths), members, alpha=2.0).eval()
+        theirs = TU.models.mlp.packed_mlp(784, CLASSES, list(widths), members, alpha=2.0).eval().to(DEVICE)
         with torch.no_grad():
             for own, layer in zip(layers, [*theirs.layers, theirs.final_layer], strict=True):
                 layer.weight.copy_(own.weight.reshape(layer.weight.shape))
                 layer.bias.copy_(own.bias.flatten())
-    y = torch.arange(128) % CLASSES
+    y = torch.arange(128, device=DEVICE) % CLASSES
     for batch in (1, 128):
-        x = torch.rand(batch, 784)
+        x = torch.rand(batch, 784, device=DEVICE)
         each: dict[str, Callable] = {"uqlab": ensemble}
         if theirs:
             each["torch-uncertainty"] = lambda z: theirs(z).unflatten(0, (members, -1))
         ways = {name: quiet(model, x) for name, model in each.items()}
         yield Row(f"Packed-Ensembles of 4, alpha 2, 784-256-128-10, batch {batch}", ways, compared(ways, 1e-5))
-    x = torch.rand(128, 784)
+    x = torch.rand(128, 784, device=DEVICE)
 
     def both(model: Callable) -> Callable:
         def call() -> Tensor:
@@ -244,9 +249,9 @@ class Adapted(nn.Module):
 
 def laplace() -> Iterator[Row]:
     torch.manual_seed(0)
-    x, y = torch.rand(1000, 784), torch.arange(1000) % CLASSES
+    x, y = torch.rand(1000, 784, device=DEVICE), torch.arange(1000, device=DEVICE) % CLASSES
     backbone = nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, CLASSES))
-    lora: Any = ensembles.lora(backbone, 1, 4, classifiers="shared").eval()
+    lora: Any = ensembles.lora(backbone, 1, 4, classifiers="shared").eval().to(DEVICE)
     for layer in lora.modules():
         if isinstance(layer, ensembles.LoRALinear):
             nn.init.normal_(layer.up, std=0.02)

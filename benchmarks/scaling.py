@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from _timing import peak_memory
+from _timing import DEVICE, ON_GPU, peak_memory
 
 ROOM = 0.2
 INPUTS = (10_000, 100_000, 300_000, 1_000_000)
@@ -146,19 +146,15 @@ def measure(name: str, large: bool) -> None:
     call()  # libraries and threads
     for size in sizes + (LARGE.get(name.split(", ")[1], ()) if large else ()):
         call, seconds = make(size), []
-        before = held()
+        before = peak_memory()
         while len(seconds) < 3 or (sum(seconds) < 0.5 and len(seconds) < 30):
             started = time.perf_counter()
             call()
-            if DEVICE == "cuda":
+            if ON_GPU:
                 torch.cuda.synchronize()
             seconds.append(time.perf_counter() - started)
-        rows.append((size, statistics.median(seconds), held() - before))
+        rows.append((size, statistics.median(seconds), peak_memory() - before))
     print(json.dumps(rows))
-
-
-def held() -> int:
-    return torch.cuda.max_memory_allocated() if DEVICE == "cuda" else peak_memory()
 
 
 def exponent(sizes, values) -> float:
@@ -193,9 +189,7 @@ def main() -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("series", nargs="*", help="parts of names of series; none: all")
-    parser.add_argument("--device", default="cpu")
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     OPTIONS = parser.parse_args()
-    DEVICE = OPTIONS.device
     sys.exit(measure(OPTIONS.one, OPTIONS.large) if OPTIONS.one else main())
