@@ -61,6 +61,9 @@ def test_a_committed_run_is_its_profiles_and_has_the_pages_claims(folder):
     assert sum(path.stat().st_size for path in folder.iterdir()) < 1e6
 
 
+LATER = {"smoothing", "taught"}  # parameters that some notebooks have got since, whose defaults change nothing
+
+
 def study(page, name, swept):
     """The rows that a notebook beside a page made, with the parameters that it has now, and these parameters."""
     folder = FIGURES / "real" / parameters.find(page).stem
@@ -69,7 +72,7 @@ def study(page, name, swept):
     wanted |= parameters.overrides(notebook, "real")
     wanted = {key: [OUT_OF_REACH.get(v, v) for v in value] if isinstance(value, list) else value
               for key, value in wanted.items()}  # fmt: skip
-    assert given.keys() == wanted.keys() - {"output_dir"}
+    assert given.keys() == wanted.keys() - {"output_dir"} - LATER
     assert {key for key, value in given.items() if value != wanted[key]} <= {swept}
     return pd.read_csv(folder / f"{name}.csv"), given
 
@@ -137,16 +140,77 @@ def test_02_quotes_nine_networks_of_others():
     assert ahead["svhn-1083"].abs().max() < 0.005
 
 
+def flat(page):
+    """The page's prose in one line."""
+    return " ".join(prose(parameters.find(page)).split())
+
+
 def test_03_quotes_its_runs_on_mnist():
-    table, text = pd.read_csv(FIGURES / "real" / "03_mlp_width_sweep" / "table.csv"), prose(parameters.find("03"))
+    table = pd.read_csv(FIGURES / "real" / "03_mlp_width_sweep" / "table.csv")
+    text = flat("03")
     mean = table.mean(numeric_only=True)
     paper_1, paper_2 = (getattr(published.kirsch, name).frame("mnist") for name in ("table_1", "table_2"))
-    assert f"it is {mean['mi_ood_1']:.3f} on Fashion-MNIST, where the paper\nhas {paper_2['MI, OOD'][1]:g}" in text
+    assert f"it is {mean['mi_ood_1']:.3f} on Fashion-MNIST, where the paper has {paper_2['MI, OOD'][1]:g}" in text
     assert f"{mean['mi_id_1']:.3f} on MNIST, where the paper has {paper_2['MI, ID'][1]:.3f}" in text
-    assert f"{mean['auroc_mi_1']:.3f} at x1 and {mean['auroc_mi_4']:.3f} at x4" in text
-    assert f"The paper has {paper_1['AUROC, MI'][1]:g}\nand {paper_1['AUROC, MI'][4]:g}" in text
-    assert (table["mi_ood_1"] > table["mi_ood_4"]).all()
+    assert f"At x32 it is {mean['mi_ood_32']:.3f} and {mean['mi_id_32']:.3f}" in text
+    assert f"and {paper_2['MI, OOD'][32]:.3f} and {paper_2['MI, ID'][32]:.3f} in the paper" in text
+    assert f"{mean['auroc_mi_1']:.3f} at x1 and {mean['auroc_mi_32']:.3f} at x32" in text
+    assert f"The paper has {paper_1['AUROC, MI'][1]:g} and {paper_1['AUROC, MI'][32]:g}" in text
+    assert (table["mi_ood_1"] > 1.5 * table["mi_ood_32"]).all()
     assert {3: "three", 5: "five"}[len(table)] + " runs" in text
+
+
+def test_02_says_what_sixty_groupings_change():
+    found = pd.read_csv(FIGURES / "real" / "02_ensembles_of_ensembles" / "groupings.csv")
+    assert (found["shuffles"] == 60).all()
+    assert [found[f"claim_{name}"].sum() for name in ("size_does_not", "number_costs")] == [2, 1]
+    assert "With sixty groupings it holds in two of the three seeds. Then the claim that" in flat("02")
+
+
+def test_03_says_what_dropout_changes_from_x1_to_x32():
+    found = pd.read_csv(FIGURES / "real" / "03_mlp_width_sweep" / "dropout.csv")
+    mean, text = found.groupby(["dropout when asked", "width"]).mean(numeric_only=True), flat("03")
+    on, off = (mean.loc[noisy, 1.0] / mean.loc[noisy, 32.0] for noisy in (True, False))
+    assert f"{on['MI, id']:.1f} times on MNIST and {on['MI, ood']:.1f} times on clothes" in text
+    assert f"with dropout off {off['MI, id']:.1f} and {off['MI, ood']:.1f} times" in text
+    theirs = published.kirsch.table_2.frame("mnist")
+    assert (
+        f"({theirs['MI, ID'][1] / theirs['MI, ID'][32]:.1f} and {theirs['MI, OOD'][1] / theirs['MI, OOD'][32]:.1f}"
+        in text
+    )
+    first, last = (mean.loc[(True, width), "AUROC, MI, both known"] for width in (1.0, 32.0))
+    assert f"it falls from {first:.3f} to {last:.3f}" in text
+
+
+def test_04_quotes_its_runs_after_24_and_after_six_passes():
+    folder, text = FIGURES / "real" / "04_mask_extraction", flat("04")
+    table, six = pd.read_csv(folder / "table.csv"), pd.read_csv(folder / "six_passes.csv")
+    for runs, passes in ((table, 24), (six, 6)):
+        assert (runs["epochs"] == passes).all()
+        assert "{:.2f}, {:.2f} and {:.2f}".format(*runs["share_of_deep.hard"]) in text
+    mean = table.mean(numeric_only=True)
+    assert f"{mean['mi_id_extracted_hard']:.3f} nats and the trained ensemble {mean['mi_id_deep']:.3f}" in text
+    ahead = mean[["auroc_entropy_hard", "auroc_entropy_single_flattened"]] - mean["auroc_entropy_single"]
+    assert "by {:.3f} on average, where the paper's do not. Two thirds of that, {:.3f},".format(*ahead) in text
+
+
+def test_05_says_how_far_tiles_are_behind_at_every_depth():
+    found = pd.read_csv(FIGURES / "real" / "05_tile_extraction" / "depth.csv")
+    behind = (found["auc_accuracy_original"] - found["auc_accuracy_8"]).groupby(found["model"]).mean()
+    assert "by {:.3f} for ResNet-20, and by {:.3f}, {:.3f} and {:.3f} for ResNet-32, 44 and 56".format(*behind) in flat(
+        "05"
+    )
+    assert found.groupby("model").size().eq(3).all()
+
+
+def test_06_says_what_a_backbone_that_knows_digits_changes():
+    folder, lost = FIGURES / "real" / "06_lora_ensemble", []
+    for name in ("taught", "ablations"):
+        loss = pd.read_csv(folder / f"{name}.csv").pivot_table(index="seed", columns="ablation", values="NLL")
+        lost.append((loss["MLPs"] - loss["one classifier"]).mean())
+    assert read_json(folder / "taught.json")["parameters"]["taught"] == 3000
+    assert f"changes the NLL by {lost[0]:+.3f} nats" in flat("06")
+    assert f"not by {lost[1]:.3f}" in flat("06")
 
 
 @pytest.mark.parametrize("text", ["README.md", "book/index.md"])
@@ -155,7 +219,7 @@ def test_the_first_screen_quotes_the_runs_of_03(text):
     quoted = [("accuracy goes from", "accuracy"), ("falls from", "mi_ood"), ("digits goes from", "auroc_mi")]
     said = (FIGURES.parent / text).read_text()
     for words, name in quoted:
-        assert f"{words} {mean[f'{name}_1']:.3f} to {mean[f'{name}_4']:.3f}" in said
+        assert f"{words} {mean[f'{name}_1']:.3f} to {mean[f'{name}_32']:.3f}" in said
 
 
 def test_05_says_what_its_runs_on_cifar10_have_in_common():
