@@ -1,6 +1,7 @@
 """Timings that a noisy machine cannot bend: the candidates take turns, and medians are compared.
 
-`--device cuda` on the command line of any benchmark sets DEVICE, where its networks and inputs then are.
+`--device cuda` on the command line of any benchmark sets DEVICE, where its networks and inputs then are. What is on no
+device, such as the runner, the figures and a browser, is timed all the same.
 """
 
 import resource

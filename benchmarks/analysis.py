@@ -8,7 +8,7 @@ features, and as a stream of batches. Then `ensemble_spectra` of a LoRA-Ensemble
 Targets: batched at most 1.05x the loop's time for small matrices and 0.7x for large; minibatch CKA faster than the Gram
 matrices, with 20x less memory, within 0.01; the analysis under 2 GB beyond the weights. Exit status 1 if one is missed.
 
-    python benchmarks/analysis.py [LAYERS]     12 by default, about two minutes on two cores
+    python benchmarks/analysis.py [LAYERS] [--device cuda]     12 by default, about two minutes on two cores
 """
 
 import functools
@@ -17,7 +17,7 @@ import sys
 import time
 
 import torch
-from _timing import interleaved, report
+from _timing import DEVICE, interleaved, report
 from transformers import ViTConfig, ViTForImageClassification
 
 from uqlab import ensembles, representations, spectra
@@ -38,8 +38,8 @@ def loop(before, after):
 
 def batched(missed):
     for count, width, rounds, target in ((768, 32, 7, 1.05), (4, WIDTH, 3, 0.7)):
-        before = torch.randn(count, width, width) / width**0.5
-        after = before + 0.1 * torch.randn(count, width, width) / width**0.5
+        before, change = torch.randn(2, count, width, width).to(DEVICE) / width**0.5
+        after = before + 0.1 * change
         print(f"\n{count} pairs of {width} x {width} matrices, {K} leading vectors")
         together = spectra.singular_vector_similarity(before, after, K)
         assert torch.allclose(together, loop(before, after), atol=1e-2)
@@ -52,10 +52,10 @@ def batched(missed):
             missed.append(f"batched, {width} x {width}: {ratio:.2f} > {target} of the loop")
 
 
-def features():
+def features(device):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(SAMPLES, FEATURES, generator=generator)
-    return x, x + torch.randn(SAMPLES, FEATURES, generator=generator)
+    return x.to(device), (x + torch.randn(SAMPLES, FEATURES, generator=generator)).to(device)
 
 
 def gram_cka(x, y):
@@ -80,37 +80,39 @@ def minibatches(x, y):
 CKA = {"Gram matrices": gram_cka, "features": representations.cka, "minibatches": minibatches}
 
 
-def analysis():
+def analysis(device):
     """The ensemble, which is the weights, and its spectra."""
     config = ViTConfig(num_hidden_layers=LAYERS, patch_size=32)  # ViT-B/32
-    ensemble = ensembles.lora(ViTForImageClassification(config), MEMBERS, 8)
+    ensemble = ensembles.lora(ViTForImageClassification(config), MEMBERS, 8).to(device)
     for part in ensemble.modules():
         if isinstance(part, ensembles.LoRALinear):
             torch.nn.init.normal_(part.up, std=0.02)
     return lambda: len(spectra.ensemble_spectra(ensemble, k=K))
 
 
-def memory(field):
-    """This process's VmRSS, in bytes, or VmHWM, the most it has been."""
+def memory(field, device):
+    """This process's VmRSS, in bytes, or VmHWM, the most it has been; of a GPU, what its tensors take and took."""
+    if device.startswith("cuda"):
+        return torch.cuda.memory_allocated() if field == "VmRSS" else torch.cuda.max_memory_allocated()
     with open("/proc/self/status") as file:
         return next(1024 * int(line.split()[1]) for line in file if line.startswith(field))
 
 
-def measured(way, answer):
-    """Run `way` and send its result, seconds and the bytes by which it raised this process's memory."""
-    run = analysis() if way == "analysis" else functools.partial(CKA[way], *features())
-    before = memory("VmRSS")
+def measured(way, answer, device):
+    """Run `way` and send its result, seconds and the bytes by which it raised the memory that is taken."""
+    run = analysis(device) if way == "analysis" else functools.partial(CKA[way], *features(device))
+    before = memory("VmRSS", device)
     start = time.perf_counter()
     found = run()
     seconds = time.perf_counter() - start
-    answer.send((found, seconds, memory("VmHWM") - before))
+    answer.send((found, seconds, memory("VmHWM", device) - before))
 
 
 def alone(way):
     """`measured` in a process of its own, printed."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
-    process = context.Process(target=measured, args=(way, there))
+    process = context.Process(target=measured, args=(way, there, DEVICE))
     process.start()
     there.close()
     found, seconds, size = here.recv()
