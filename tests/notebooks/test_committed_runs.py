@@ -319,6 +319,23 @@ def test_09_has_its_study_with_five_seeds_and_quotes_it():
         assert f"{apart.mean():+.1f} points ({apart.mean() - half:+.1f} to {apart.mean() + half:+.1f})" in text, (a, b)
 
 
+def test_09_says_what_labels_without_smoothing_change():
+    folder, text = FIGURES / "real" / "09_hydra_head_pruning", flat("09")
+    index = ["row", "trained on", "removed", "seed"]
+    with_it, without = (
+        pd.read_csv(folder / f"{name}.csv").set_index(index).unstack() for name in ("hydra", "unsmoothed")
+    )
+    assert read_json(folder / "unsmoothed.json")["parameters"]["smoothing"] == 0
+    plain, hydra = "D.2, not smoothed", ("Hydra (Circ)", "page 09", 11)
+    each = 100 * without.loc["Hydra (Circ)", plain, 11]["ECE"]
+    assert len(each) == 5 and f"the ECE is {each.mean():.1f} ± {each.std():.1f}" in text
+    pairs = [(("single", plain, 0), ("single", "D.2", 0), "ECE"), (("Hydra (Circ)", plain, 11), hydra, "AUROC, far")]
+    for a, b, measure in pairs:
+        apart = 100 * (without.loc[a] - with_it.loc[b])[measure]
+        half = stats.t.ppf(0.975, len(apart) - 1) * apart.sem()
+        assert f"{apart.mean():+.1f} points ({apart.mean() - half:+.1f} to {apart.mean() + half:+.1f})" in text
+
+
 def test_10_quotes_its_runs_on_mnist():
     table, text = pd.read_csv(FIGURES / "real" / "10_head_similarity" / "table.csv"), prose(parameters.find("10"))
     both = table["claim_circuit_euclidean"] & table["claim_circuit_mahalanobis"]
