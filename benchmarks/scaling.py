@@ -59,7 +59,7 @@ def of_metrics(inputs):
 def of_cka(inputs):
     from uqlab import representations
 
-    x = torch.randn(2, inputs, 64, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    x = torch.randn(2, inputs, 16, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     return lambda: representations.cka(x[0], x[1])
 
 

@@ -139,13 +139,13 @@ def ood_detection(id_scores: Real[Array, " id"], ood_scores: Real[Array, " ood"]
     positive class it is that of `ood_detection(-ood_scores, -id_scores)`. Raises ValueError for scores that are empty
     or not finite.
     """
-    id_, ood = _scores(id_scores, "id_scores"), _scores(ood_scores, "ood_scores")
-    below, up_to = _ranks(id_, ood)
-    threshold = np.sort(ood)[::-1][-(-95 * len(ood) // 100) - 1]  # the ceil(0.95 n)-th largest
+    id_, ood = np.sort(_scores(id_scores, "id_scores")), np.sort(_scores(ood_scores, "ood_scores"))
+    below, up_to = _ranks(id_, ood)  # searched for in order, each is found near the one before, in the cache
+    threshold = ood[-95 * len(ood) // 100]  # the ceil(0.95 n)-th largest
     return OOD(
         auroc=float((below + up_to).mean() / (2 * len(id_))),
         aupr_out=_average_precision(ood, id_),
-        aupr_in=_average_precision(-id_, -ood),
+        aupr_in=_average_precision(-id_[::-1], -ood[::-1]),
         fpr95=float((id_ >= threshold).mean()),
     )
 
@@ -171,7 +171,7 @@ def auroc_interval(
     if len(ids) + len(oods) > 2:
         raise ValueError(f"than must be scores of the same inputs, got {sorted(ids)} ID and {sorted(oods)} OOD scores")
     (count,), (others,) = ids, oods
-    sorted_once = [(np.argsort(id_), *_ranks(id_, ood)) for id_, ood in scores]
+    sorted_once = [(order := np.argsort(id_), *_ranks(id_[order], ood)) for id_, ood in scores]
     rng = np.random.default_rng(seed)
     values = np.zeros(repeats)
     for i in range(repeats):  # a resample only changes how often each score counts
@@ -384,18 +384,17 @@ def _scores(scores: Array, name: str) -> np.ndarray:
     return array
 
 
-def _ranks(id_scores: np.ndarray, ood_scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _ranks(id_in_order: np.ndarray, ood_scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """For each OOD score: how many ID scores are below it, and how many are not above it."""
-    ordered = np.sort(id_scores)
-    return np.searchsorted(ordered, ood_scores), np.searchsorted(ordered, ood_scores, side="right")
+    return np.searchsorted(id_in_order, ood_scores), np.searchsorted(id_in_order, ood_scores, side="right")
 
 
 def _average_precision(positives: np.ndarray, negatives: np.ndarray) -> float:
-    """Sum over thresholds of precision times the step in recall."""
-    thresholds, steps = np.unique(positives, return_counts=True)  # recall only moves at scores of positives
-    true = steps[::-1].cumsum()[::-1]  # positives at or above each threshold
-    false = len(negatives) - np.searchsorted(np.sort(negatives), thresholds)
-    return float((steps * true / (true + false)).sum() / len(positives))
+    """Sum over thresholds of precision times the step in recall. Both are in increasing order."""
+    first = np.flatnonzero(np.append(True, positives[1:] != positives[:-1]))  # recall only moves at scores of positives
+    true = len(positives) - first  # positives at or above each threshold
+    false = len(negatives) - np.searchsorted(negatives, positives[first])
+    return float((np.diff(first, append=len(positives)) * true / (true + false)).sum() / len(positives))
 
 
 door.room(__name__)

@@ -242,9 +242,9 @@ def _representations(features: FeatureSets, where: str) -> list[Tensor]:
 
 def _centred(x: Tensor) -> tuple[Tensor, bool]:
     """F [n, <= n] in float64 with F F^T = X X^T for the centred X; and whether X varies by more than its rounding."""
-    wide = x.double()
-    root = wide - wide.mean(0)
-    varies = bool(root.norm() > 4 * torch.finfo(x.dtype).eps * wide.norm())
+    root = x.to(torch.float64, copy=True)
+    rounding = 4 * torch.finfo(x.dtype).eps * root.norm()
+    varies = bool(root.sub_(root.mean(0)).norm() > rounding)
     return (torch.linalg.qr(root.mT, mode="r").R.mT if root.shape[1] > len(root) else root), varies
 
 

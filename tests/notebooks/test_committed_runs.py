@@ -328,7 +328,8 @@ def test_09_says_what_labels_without_smoothing_change():
     assert read_json(folder / "unsmoothed.json")["parameters"]["smoothing"] == 0
     plain, hydra = "D.2, not smoothed", ("Hydra (Circ)", "page 09", 11)
     each = 100 * without.loc["Hydra (Circ)", plain, 11]["ECE"]
-    assert len(each) == 5 and f"the ECE is {each.mean():.1f} ± {each.std():.1f}" in text
+    assert len(each) == 5
+    assert f"the ECE is {each.mean():.1f} ± {each.std():.1f}" in text
     pairs = [(("single", plain, 0), ("single", "D.2", 0), "ECE"), (("Hydra (Circ)", plain, 11), hydra, "AUROC, far")]
     for a, b, measure in pairs:
         apart = 100 * (without.loc[a] - with_it.loc[b])[measure]
