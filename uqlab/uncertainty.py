@@ -51,7 +51,12 @@ def entropy(logits: Float[Tensor, "*batch classes"]) -> Float[Tensor, "*batch"]:
     leading, classes = logits.shape[:-1], logits.shape[-1]
     flat = logits.reshape(1, math.prod(leading), classes)
     check_logits(flat)
-    return _over_batch(lambda z, _: (_member_entropy(z.log_softmax(0))[0],), flat)[0].reshape(leading)
+
+    def measure(z: Tensor, _: slice) -> tuple[Tensor]:
+        log_p = z.log_softmax(0)
+        return (_member_entropy(log_p, log_p.exp())[0],)
+
+    return _over_batch(measure, flat)[0].reshape(leading)
 
 
 def decompose(logits: Logits, weights: Weights = None, correct: Correction = None) -> Decomposition:
@@ -93,7 +98,8 @@ def decompose_score(
     def measure(z: Tensor, at: slice) -> tuple[Tensor, Tensor]:
         weight = None if weights is None else weights[:, at]
         log_p = z.log_softmax(0)  # [C, M, n]
-        return _mean(member_entropy(log_p), weight), mean_divergence(log_p.exp(), divergence, weight, correct)
+        p = log_p.exp()
+        return _mean(member_entropy(log_p, p), weight), mean_divergence(p, divergence, weight, correct)
 
     aleatoric, epistemic = _over_batch(measure, logits)
     return Decomposition(aleatoric + epistemic, aleatoric, epistemic)
@@ -132,10 +138,10 @@ def decompose_groups(
 
     def measure(z: Tensor, _: slice) -> tuple[Tensor, Tensor, Tensor]:
         log_p = z.log_softmax(0)
-        p = log_p.exp().unflatten(1, (groups, members))  # [C, K, M, n]
-        within = mean_divergence(p, _kl).mean(0)
-        between = mean_divergence(p.mean(2), _kl, correct=correct)
-        return _member_entropy(log_p).mean(0), within, between
+        p = log_p.exp()
+        aleatoric = _member_entropy(log_p, p).mean(0)
+        p = p.unflatten(1, (groups, members))  # [C, K, M, n]
+        return aleatoric, mean_divergence(p, _kl).mean(0), mean_divergence(p.mean(2), _kl, correct=correct)
 
     aleatoric, within, between = _over_batch(measure, flat)
     return GroupDecomposition(aleatoric + within + between, between, within, aleatoric)
@@ -296,18 +302,18 @@ def _accuracy_gap(p: Tensor, q: Tensor, deviation: Tensor) -> Tensor:
     return p.amax(0) - p.gather(0, q.argmax(0, keepdim=True).expand(1, *p.shape[1:]))[0]
 
 
-def _member_entropy(log_p: Tensor) -> Tensor:
-    return (log_p.exp() * log_p).sum(0).abs()  # no term is positive
+def _member_entropy(log_p: Tensor, p: Tensor) -> Tensor:
+    return (p * log_p).sum(0).abs()  # no term is positive
 
 
-# Each rule's entropy as a function of log p, without cancellation where p is nearly one-hot, and its divergence.
+# Each rule's entropy as a function of log p and p, without cancellation where p is nearly one-hot, and its divergence.
 _RULES = {
     "log": (_member_entropy, _kl),
     "brier": (
-        lambda log_p: (log_p.exp() * log_p.expm1()).sum(0).abs(),
+        lambda log_p, p: (p * log_p.expm1()).sum(0).abs(),
         lambda _p, _q, deviation: deviation.square().sum(0),
     ),
-    "zero-one": (lambda log_p: log_p.amax(0).expm1().abs(), _accuracy_gap),
+    "zero-one": (lambda log_p, _: log_p.amax(0).expm1().abs(), _accuracy_gap),
 }
 
 
