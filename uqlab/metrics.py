@@ -51,13 +51,13 @@ def log_prediction(logits: Logits, pool: Pool = "probabilities") -> Float[Tensor
     ValueError as `uncertainty.check_logits` does.
     """
     check_logits(logits)
-    return torch.cat(list(_log_predictions(logits, pool)), 1).T.contiguous()
+    return torch.cat([z.log_softmax(0) for z in _predictions(logits, pool)], 1).T.contiguous()
 
 
 # Prediction quality ---------------------------------------------------------------------------------------------------
 def accuracy(logits: Logits, labels: Labels, *, pool: Pool = "probabilities") -> float:
     """Fraction of samples whose most probable class is the label."""
-    return _confidence(logits, labels, pool)[1].mean().item()
+    return _confidence(logits, labels, pool, normalise=False)[1].mean().item()
 
 
 def nll(logits: Logits, labels: Labels, *, pool: Pool = "probabilities") -> float:
@@ -141,12 +141,11 @@ def ood_detection(id_scores: Real[Array, " id"], ood_scores: Real[Array, " ood"]
     """
     id_, ood = np.sort(_scores(id_scores, "id_scores")), np.sort(_scores(ood_scores, "ood_scores"))
     below, up_to = _ranks(id_, ood)  # searched for in order, each is found near the one before, in the cache
-    threshold = ood[-95 * len(ood) // 100]  # the ceil(0.95 n)-th largest
     return OOD(
         auroc=float((below + up_to).mean() / (2 * len(id_))),
         aupr_out=_average_precision(ood, id_),
         aupr_in=_average_precision(-id_[::-1], -ood[::-1]),
-        fpr95=float((id_ >= threshold).mean()),
+        fpr95=float((id_ >= ood[-95 * len(ood) // 100]).mean()),  # the ceil(0.95 n)-th largest
     )
 
 
@@ -189,7 +188,7 @@ def risk_coverage(
     logits: Logits, labels: Labels, scores: Scores
 ) -> tuple[Float[Tensor, " samples"], Float[Tensor, " samples"]]:
     """Coverage i / n and the error rate of the i least uncertain samples; equal scores share their mean error."""
-    errors = 1 - _confidence(logits, labels, "probabilities")[1]
+    errors = 1 - _confidence(logits, labels, "probabilities", normalise=False)[1]
     count = torch.arange(1, len(errors) + 1, dtype=torch.float64, device=errors.device)
     return count / len(errors), _in_order(errors, scores).cumsum(0) / count
 
@@ -289,7 +288,7 @@ def interval(
     """
     at_least("the number of runs", len(runs))
     by_input = {
-        "accuracy": lambda z: _confidence(z, labels, "probabilities")[1],
+        "accuracy": lambda z: _confidence(z, labels, "probabilities", normalise=False)[1],
         "nll": lambda z: -log_prediction(z).gather(1, class_labels(labels, *z.shape[1:])[:, None])[:, 0],
         "brier": lambda z: _residuals(z, labels, "probabilities")[1].square().sum(1),
         "disagreement": _disagreement,
@@ -321,13 +320,10 @@ def _sample_axes(arrays: Sequence[Array]) -> list[int]:
 
 
 # Shared steps ---------------------------------------------------------------------------------------------------------
-def _log_predictions(logits: Tensor, pool: Pool) -> Iterator[Tensor]:
-    """Log-probabilities [C, n] of one chunk of the batch after the other."""
+def _predictions(logits: Tensor, pool: Pool) -> Iterator[Tensor]:
+    """Logits [C, n] of the ensemble's prediction, which a softmax normalises, of one chunk after another."""
     for _, z in classes_first(logits, torch.float64):
-        if len(logits) == 1 or pool == "logits":
-            yield z.mean(1).log_softmax(0)
-        else:
-            yield z.log_softmax(0).logsumexp(1) - math.log(len(logits))
+        yield z.mean(1) if len(logits) == 1 or pool == "logits" else z.log_softmax(0).logsumexp(1)
 
 
 def _predict(logits: Tensor, labels: Tensor, pool: Pool) -> tuple[Tensor, Tensor]:
@@ -336,13 +332,15 @@ def _predict(logits: Tensor, labels: Tensor, pool: Pool) -> tuple[Tensor, Tensor
     return log_p, class_labels(labels, *log_p.shape).to(log_p.device)
 
 
-def _confidence(logits: Tensor, labels: Tensor, pool: Pool) -> tuple[Tensor, Tensor]:
-    """Top probability [N] and whether its class is the label, 0 or 1 [N]."""
+def _confidence(logits: Tensor, labels: Tensor, pool: Pool, normalise: bool = True) -> tuple[Tensor, Tensor]:
+    """Probability of the most probable class [N], or its logit, and whether that class is the label, 0 or 1 [N]."""
     check_logits(logits)
-    labels = class_labels(labels, *logits.shape[1:]).to(logits.device)
-    pairs = zip(*(log_p.max(0) for log_p in _log_predictions(logits, pool)), strict=True)
-    top, predicted = (torch.cat(each) for each in pairs)
-    return top.exp_(), (predicted == labels).double()
+    parts = []
+    for z in _predictions(logits, pool):
+        top, predicted = z.max(0)
+        parts.append((z.sub_(top).exp_().sum(0).reciprocal_() if normalise else top, predicted))
+    top, predicted = (torch.cat(each) for each in zip(*parts, strict=True))
+    return top, (predicted == class_labels(labels, *logits.shape[1:]).to(logits.device)).double()
 
 
 def _residuals(logits: Tensor, labels: Tensor, pool: Pool) -> tuple[Tensor, Tensor]:
@@ -371,6 +369,8 @@ def _in_order(values: Tensor, scores: Array) -> Tensor:
     if ranked.shape != values.shape:
         raise ValueError(f"scores must be [samples] = {list(values.shape)}, got {list(ranked.shape)}")
     ranked, order = ranked.sort()
+    if not (ranked[1:] == ranked[:-1]).any():
+        return values[order]
     _, group, count = ranked.unique_consecutive(return_inverse=True, return_counts=True)
     return (torch.zeros_like(count, dtype=values.dtype).index_add_(0, group, values[order]) / count)[group]
 
