@@ -1,13 +1,15 @@
 """Networks: those of the notebooks, and pretrained ones."""
 
 from uqlab.core import door
+from uqlab.models.attention import ATTENTION, FUSED, PROJECTIONS, classifier
 from uqlab.models.networks import LogMel, Standardize, cifar_resnet, embedded, mlp, small_cnn, vit, wide_resnet
 from uqlab.models.pretrained import TextClassifier, from_pretrained, load_weights, minilm
 from uqlab.models.zero_shot import CAPTIONS_CLIP, PROMPT, ZeroShot, clip_zero_shot
 
 __all__ = [
-    "CAPTIONS_CLIP", "PROMPT", "LogMel", "Standardize", "TextClassifier", "ZeroShot", "cifar_resnet", "clip_zero_shot",
-    "embedded", "from_pretrained", "load_weights", "minilm", "mlp", "small_cnn", "vit", "wide_resnet",
+    "ATTENTION", "CAPTIONS_CLIP", "FUSED", "PROJECTIONS", "PROMPT", "LogMel", "Standardize", "TextClassifier",
+    "ZeroShot", "cifar_resnet", "classifier", "clip_zero_shot", "embedded", "from_pretrained", "load_weights",
+    "minilm", "mlp", "small_cnn", "vit", "wide_resnet",
 ]  # fmt: skip
 
 door.room(__name__)
