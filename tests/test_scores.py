@@ -99,6 +99,15 @@ def nearest(h, y, x):
     return np.min([shared.mahalanobis(x - h[y == c].mean(0)) for c in range(y.max() + 1)], 0)
 
 
+def relative(h, y, x):
+    """Minus the distance to the mean of all, where class means add their covariance."""
+    shared = LedoitWolf(assume_centered=True).fit(apart(h, y)).covariance_
+    centred = np.stack([h[y == c].mean(0) for c in y]) - h.mean(0)
+    total = shared + centred.T @ centred / len(h)
+    away = x - h.mean(0)
+    return nearest(h, y, x) - (away @ np.linalg.inv(total) * away).sum(1)
+
+
 def density(h, y, x):
     each = [stats.multivariate_normal(h[y == c].mean(0), LedoitWolf().fit(h[y == c]).covariance_) for c in range(4)]
     return np.log(sum(np.mean(y == c) * gaussian.pdf(x) for c, gaussian in enumerate(each)))
@@ -111,7 +120,7 @@ def tenth(h, y, x):
 
 OF_FEATURES = {
     "mahalanobis": nearest,
-    "relative_mahalanobis": lambda h, y, x: nearest(h, y, x) - LedoitWolf().fit(h).mahalanobis(x),
+    "relative_mahalanobis": relative,
     "knn": tenth,
     "ddu": lambda h, y, x: -density(h, y, x),
 }
@@ -123,6 +132,41 @@ def test_scores_of_features_are_their_definitions(name, case):
     each = [OF_FEATURES[name](features_of(net, train), y.numpy(), features_of(net, x)) for net in nets]
     np.testing.assert_allclose(found(name, case, nets[1]), each[1], rtol=1e-5)
     np.testing.assert_allclose(found(name, case), np.mean(each, 0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("separation", [0.3, 1.0, 3.0])
+@pytest.mark.parametrize("decay", [0.5, 1.0])
+def test_relative_distance_keeps_its_sign_in_many_dimensions(separation, decay):
+    """384 decaying features of 600 inputs of 4 classes, and strangers twice as far."""
+    width, count = 384, 600
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(rows):
+        deviations = torch.arange(1, width + 1, dtype=torch.float64) ** -decay
+        return deviations * torch.randn(rows, width, generator=generator).double()
+
+    centres, y = separation * draw(4), torch.arange(count) % 4
+    train, test = centres[y] + draw(count), centres[y] + draw(count)
+    strangers = 2 * (centres[y] + draw(count))
+    aurocs = {}
+    for name in ("mahalanobis", "relative_mahalanobis"):
+        score = SCORES[name]
+        learned = score.learn(train, y)
+        rated = [score.rate(x, learned).numpy() for x in (test, strangers)]
+        aurocs[name] = metrics.ood_detection(*rated).auroc
+    assert aurocs["mahalanobis"] > 0.99
+    assert aurocs["relative_mahalanobis"] > aurocs["mahalanobis"] - 0.15
+
+
+def test_a_weak_separation_leaves_the_relative_distance_little_to_see():
+    """It sees the directions between the class means alone."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(600) % 4
+    train, test = torch.randn(2, 600, 384, generator=generator).double()
+    learned = SCORES["relative_mahalanobis"].learn(train, y)
+    rate = SCORES["relative_mahalanobis"].rate
+    rated = [rate(x, learned).numpy() for x in (test, 2 * test)]
+    assert metrics.ood_detection(*rated).auroc > 0.5
 
 
 def test_shares_of_classes_weigh_their_densities(case):

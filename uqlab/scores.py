@@ -167,7 +167,18 @@ def _mahalanobis(x: Tensor, known: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _background(x: Tensor, y: Tensor) -> tuple:
-    return _shared(x, y), _shared(x, torch.zeros_like(y))
+    """The classes, and all of them as one Gaussian.
+
+    The total covariance is that within classes plus that of the class means. Were it
+    shrunk apart, the difference of the two distances would say which was shrunk more,
+    and could change its sign.
+    """
+    means, root = _shared(x, y)
+    middle = x.mean(0)
+    shares = y.unique(return_counts=True)[1] / len(y)
+    between = (means - middle).mT @ (shares[:, None] * (means - middle))
+    total = torch.linalg.cholesky(root @ root.mT + between)
+    return (means, root), (middle[None], total)
 
 
 def _relative(x: Tensor, known: tuple) -> Tensor:
