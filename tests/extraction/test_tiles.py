@@ -296,18 +296,28 @@ def test_named_modules():
     assert torch.equal(tiles(inside, 2, head="head")(x), tiles(inside, 2)(x))
 
 
-def test_a_head_that_is_not_linear_is_asked_tile_by_tile_if_it_is_named():
-    """As MaxViT's: LayerNorm, linear, tanh, linear."""
+def test_a_head_that_is_not_linear_is_asked_at_every_position_if_it_is_named():
+    """As MaxViT's: LayerNorm, linear, tanh, linear. Logits are averaged, not features."""
     classifier = nn.Sequential(nn.Flatten(), nn.LayerNorm(6), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 5))
     model, x = nn.Sequential(body(), nn.AdaptiveAvgPool2d(1), classifier).eval(), images()
     with pytest.raises(ValueError, match=r"'2\.1' \(LayerNorm\) comes after the pool '1' and is not linear"):
         tiles(model, 2)
     ensemble = tiles(model, 2, head="2")
-    quarters = model[0](x).unfold(2, 4, 4).unfold(3, 4, 4).mean((4, 5)).flatten(2)  # [batch, channels, tiles]
-    torch.testing.assert_close(ensemble(x), torch.stack([classifier(q) for q in quarters.unbind(2)]))
+    grid = model[0](x)  # [batch, channels, 8, 8]
+    each = [[classifier(grid[:, :, i, j]) for j in range(8)] for i in range(8)]
+    every = torch.stack([torch.stack(row) for row in each])  # [8, 8, batch, classes]
+    for size in (1, 2, 3, 8):
+        windows = [(i * 8 // size, -(-(i + 1) * 8 // size)) for i in range(size)]
+        found = iter(tiles(model, size, head="2")(x))
+        for top, bottom in windows:
+            for left, right in windows:
+                expected = every[top:bottom, left:right].mean((0, 1))
+                torch.testing.assert_close(next(found), expected)
+    torch.testing.assert_close(ensemble(x).mean(0), every.mean((0, 1)))
     assert (ensemble(x).mean(0) - model(x)).abs().max() > 1e-3
-    torch.testing.assert_close(tiles(model, 1, head="2")(x)[0], model(x))
     torch.testing.assert_close(ensemble.member(3)(x), ensemble(x)[3])
+    torch.testing.assert_close(ensemble.shard(slice(1, 3))(x), ensemble(x)[1:3])
+    assert ensemble(x[:0]).shape == (4, 0, 5)
     reads_more = Own(nn.AdaptiveAvgPool2d(1), lambda p, x: p.flatten(1) + x[:, 0, 0, :1])
     reads_more.head = nn.Sequential(nn.Tanh(), nn.Linear(6, 5))
     with pytest.raises(ValueError, match="nothing but the pool"):

@@ -2,6 +2,7 @@
 
 A linear classifier of an average equals the average of the classifier's outputs: the network's logits are the mean of
 the logits at the positions of the map. Without that average, the positions are members, or size x size tiles of them.
+A tile's logits are the mean of those at its positions, whatever the classifier.
 """
 
 import copy
@@ -41,7 +42,8 @@ def tiles(model: nn.Module, size: int, *, pool: str | None = None, head: str | N
     pool: the name of the module that averages the map, or of the final nn.LayerNorm of a transformer. None takes the
         last module whose class is named an average pool (AvgPool), else the `layernorm` of a model of transformers.
     head: the name of the module that holds the classifier; None for everything that is registered after the pool. A
-        head that is not linear must be named: it is asked tile by tile, and the mean of its answers is not the model's.
+        head that is not linear must be named: it is asked at every position of the map, and its logits are averaged
+        within each tile, as in the paper. Their mean over all positions is not the model's prediction.
 
     Raises TypeError unless `model` is one network; ValueError for a size below 1 or larger than the map, an unknown
     name, and a model whose logits are not linear in an average over a map, unless its head is named. What only data
@@ -120,12 +122,13 @@ class TiledEnsemble(Ensemble):
         if not expected.isfinite().all():
             return  # such inputs show nothing
         largest = _TOLERANCE * every.abs().max()
+        one_tile = self._with(tiles.changed(1, range(1), linear=True))  # of mean features
         if tiles.grid is not None:
             with tiles.pool.register_forward_hook(lambda module, inputs, output: output[:, :1]):
                 reads_class_token = (model(x) - expected).abs().max() <= largest
             if reads_class_token:
-                expected = self._with(tiles.changed(1, range(1)))(x)
-        found = every.mean(0) if tiles.linear else self._with(tiles.changed(1, range(1)))(x)
+                expected = one_tile(x)
+        found = every.mean(0) if tiles.linear else one_tile(x)
         if not (found - expected).abs().max() <= largest:  # True for NaN too
             raise ValueError(
                 f"the mean of the tiles' logits is not the logits of the mean over the map at {tiles.name!r}: what "
@@ -136,14 +139,18 @@ class TiledEnsemble(Ensemble):
 
 
 class _Logits(nn.Module):
-    """A model that returns logits alone."""
+    """A model that returns logits alone: those of its tiles, where it has any."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
         self.model = model
 
     def forward(self, x: Tensor) -> Tensor:
-        return logits_of(self.model(x))
+        logits = logits_of(self.model(x))
+        for part in self.modules():
+            if isinstance(part, _Tiles):
+                return part.of_positions(logits)
+        return logits
 
 
 class _Tiles(nn.Module):
@@ -151,7 +158,7 @@ class _Tiles(nn.Module):
 
     The map has size x size tiles; size None makes every position a tile. For the final layer norm of a transformer
     `grid` is the number of rows and columns of its patches: each tile is then a sequence of one token. linear: whether
-    all modules of the head are.
+    all modules of the head are. If not, every position goes to the head, and `of_positions` averages the logits.
     """
 
     def __init__(
@@ -160,17 +167,31 @@ class _Tiles(nn.Module):
         super().__init__()
         self.pool = sharing_copy(pool)
         self.name, self.size, self.chosen, self.grid, self.linear = name, size, chosen, grid, linear
+        self.sides = (1, 1)  # of the map in the last pass
         if grid is not None:
             self._check_size(*grid)
 
     def forward(self, x: Tensor) -> Tensor:
         pooled = self.pool(x)
         means = self._map(x, pooled)
-        if self.size:
-            means = adaptive_avg_pool2d(means, self.size).flatten(2)[:, :, list(self.chosen)]
+        self.sides = means.shape[2:]
+        if self.size and self.linear:
+            means = self._averages(means)
         form = (1, pooled.shape[-1]) if self.grid else pooled.shape[1:]
         tiles = means.flatten(2).permute(2, 0, 1).flatten(0, 1)  # [tiles * batch, channels]
         return tiles.unflatten(1, form)
+
+    def of_positions(self, logits: Tensor) -> Tensor:
+        """The tiles' logits [tiles * batch, classes] from what the head says, which is theirs if it is linear."""
+        if self.linear or not self.size:
+            return logits
+        rows = len(logits) // math.prod(self.sides)
+        each = logits.unflatten(0, (*self.sides, rows))  # [height, width, batch, classes]
+        return self._averages(each.permute(2, 3, 0, 1)).permute(2, 0, 1).flatten(0, 1)
+
+    def _averages(self, grid: Tensor) -> Tensor:
+        """The means of the chosen tiles of a map, [batch, channels, tiles]."""
+        return adaptive_avg_pool2d(grid, self.size or 1).flatten(2)[:, :, list(self.chosen)]
 
     def _map(self, x: Tensor, pooled: Tensor) -> Tensor:
         """What the pool averages, [batch, channels, height, width]."""
@@ -215,9 +236,10 @@ class _Tiles(nn.Module):
                 )
         return grid[0, 0].numel()
 
-    def changed(self, size: int | None, chosen: range) -> "_Tiles":
+    def changed(self, size: int | None, chosen: range, linear: bool | None = None) -> "_Tiles":
         tiles = sharing_copy(self)
         tiles.size, tiles.chosen = size, chosen
+        tiles.linear = self.linear if linear is None else linear
         return tiles
 
 
