@@ -188,6 +188,28 @@ def test_a_board_and_a_method_of_ones_own_by_one_entry(sets, backbone, monkeypat
     assert scoreboard.by_score(table, "letters")["mi"]["deep"] == deep["auroc_mi_letters"]
 
 
+def test_singular_vectors_are_held_but_not_stored(sets):
+    """A singular value ensemble stores W and the values; the vectors follow from W."""
+    net = models.mlp(64, (16, 8), classes=10, dropout=0.0)
+    ensemble = ensembles.singular_value(net, 3, seed=1)
+    weights, values, biases = 64 * 16 + 16 * 8, 16 + 8, 16 + 8
+    classifiers = 8 * 10 + 10
+    vectors = (64 + 16) * 16 + (16 + 8) * 8
+    row = scoreboard.cost(ensemble, net, sets[1].inputs, repeats=1)
+    assert row["trained"] == 3 * (values + biases + classifiers)
+    assert row["stored"] == weights + row["trained"]
+    held = sum(t.numel() for t in scoreboard.held_tensors(ensemble))
+    assert held == row["stored"] + vectors
+    assert row["peak_memory"] > 4 * held
+
+
+def test_masks_are_stored(sets):
+    """They are drawn and not derived: 16 + 8 numbers of each of three members."""
+    net = models.mlp(64, (16, 8), classes=10, dropout=0.0)
+    row = scoreboard.cost(ensembles.masksembles(net, 3), net, sets[1].inputs, repeats=1)
+    assert row["stored"] == row["trained"] + 3 * (16 + 8)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_has_every_score(name, sets):
     few = (sets[0][:40], sets[1][:20], {"letters": sets[2]["letters"][:5]})

@@ -54,8 +54,9 @@ def measure(
     auroc_<score>_<ood>, fpr95_<score>_<ood>; accuracy_, nll_ and ece_<shifted>; temperature, nll_scaled, ece_scaled;
     correlation, the rank correlation of the aleatoric and the epistemic part on the test set; where that, or a shifted
     set, has soft labels soft_kl, the mean KL from them to the prediction, and soft_correlation, that of their entropy
-    and the aleatoric part. Costs: trained and stored numbers, peak_memory (bytes: what is stored, and what 64 inputs
-    take at once), train_seconds, and latency_1 and latency_64, for as many inputs, relative to the single network.
+    and the aleatoric part. Costs: trained numbers; stored numbers, without what follows from them, such as singular
+    vectors; peak_memory (bytes: what is held always, and what 64 inputs take at once); train_seconds; and latency_1
+    and latency_64, for as many inputs, relative to the single network.
     """
     rows, seeds, scores, few = [], list(seeds), list(scores), few or {}
     names = list(recipes.METHODS if methods is None else methods)
@@ -147,9 +148,8 @@ def detection(
 # Costs ----------------------------------------------------------------------------------------------------------------
 def cost(ensemble: ensembles.Ensemble, single: nn.Module, inputs: Tensor, repeats: int = 10) -> dict[str, float | int]:
     """What `measure` says of the costs of a trained ensemble, beside those of the single network."""
-    tensors = [*ensemble.parameters(), *ensemble.buffers()]
-    stored = {t.data_ptr(): t for t in tensors if t.numel()}.values()
-    row: dict[str, float | int] = {"trained": recipes.numbers(ensemble), "stored": sum(t.numel() for t in stored)}
+    stored = sum(t.numel() for t in held_tensors(ensemble, derived=False))
+    row: dict[str, float | int] = {"trained": recipes.numbers(ensemble), "stored": stored}
     models = {"ensemble": ensemble, "single": ensembles.from_members([single])}
     with torch.no_grad(), evaluating(ensemble), evaluating(single):
         for size in (1, 64):
@@ -163,7 +163,28 @@ def cost(ensemble: ensembles.Ensemble, single: nn.Module, inputs: Tensor, repeat
             row[f"latency_{size}"] = float(np.median(seconds["ensemble"]) / np.median(seconds["single"]))
         with Held() as held:
             ensemble(x)
-    return row | {"peak_memory": held.most + sum(t.nbytes for t in stored)}
+    return row | {"peak_memory": held.most + sum(t.nbytes for t in held_tensors(ensemble))}
+
+
+def held_tensors(ensemble: ensembles.Ensemble, derived: bool = True) -> list[Tensor]:
+    """Return the tensors of an ensemble, those that share memory once.
+
+    Parameters
+    ----------
+    ensemble : Ensemble
+    derived : bool
+        Whether to count the buffers that members share and that follow from the shared
+        weight, such as its singular vectors: they are held in memory, but not stored.
+    """
+    left_out = set()
+    for part in ensemble.modules():
+        if isinstance(part, ensembles.MemberParameter) and not derived:
+            for name, buffer in part.named_buffers(recurse=False):
+                if name not in part.member_buffers:
+                    left_out.add(id(buffer))
+    tensors = [*ensemble.parameters(), *ensemble.buffers()]
+    kept = [t for t in tensors if t.numel() and id(t) not in left_out]
+    return list({t.data_ptr(): t for t in kept}.values())
 
 
 # Comparisons ----------------------------------------------------------------------------------------------------------
