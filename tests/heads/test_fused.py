@@ -11,8 +11,8 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from uqlab import ensembles, heads, models, training
 from uqlab.core import devices
-from uqlab.heads.attention import attentions
 from uqlab.heads.grouped import GroupedAttention
+from uqlab.models import attentions
 
 EVEN = [[(layer, (m + layer) % HEADS) for layer in range(LAYERS)] for m in range(3)]  # one of each layer
 RAGGED = [SETS["several"], SETS["a whole layer"], SETS["but one"]]
@@ -31,7 +31,7 @@ def tuned(members, mlps=False):
     generator = torch.Generator().manual_seed(3)
     for model in members:
         found = attentions(model)
-        projections = {name for attention in found for name in (*attention.inputs, attention.output)}
+        projections = {each.module for attention in found for each in attention[2:6]}
         norms = {name for name, part in model.named_modules() if isinstance(part, nn.LayerNorm)}
         outside = {
             name
@@ -63,7 +63,7 @@ def test_fused_is_separate_where_the_mlps_are_equal(name, sets):
 def test_keys_without_bias():
     model, x = make(), inputs()
     for attention in attentions(model):
-        model.get_submodule(attention.inputs[1]).bias = None
+        model.get_submodule(attention.key.module).bias = None
     members = [heads.prune(model, pairs) for pairs in EVEN]
     torch.testing.assert_close(heads.fuse(members)(x), apart(members, x), rtol=1e-9, atol=1e-9)
 
@@ -168,8 +168,8 @@ def test_member_weights_are_those_of_the_member(name, sets):
     for m in range(3):
         plain = fused.member(m)
         for layer, attention in zip(grouped, attentions(plain), strict=True):
-            inputs_ = [plain.get_submodule(part).weight for part in attention.inputs]
-            expected = torch.cat([*inputs_, plain.get_submodule(attention.output).weight.mT])
+            inputs_ = [plain.get_parameter(part.parameter) for part in attention[2:5]]
+            expected = torch.cat([*inputs_, plain.get_submodule(attention.output.module).weight.mT])
             assert expected.shape == (4 * attention.heads * 4, 16)
             assert torch.equal(layer.member_weight(m), expected.detach())
             assert not layer.member_weight(m).requires_grad

@@ -7,10 +7,9 @@ import pytest
 import torch
 from head_networks import CLASSES, EVERY, HEADS, LAYERS, SETS, call, inputs, labels, make
 from torch import nn
-from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from uqlab import ensembles, heads, models, training
-from uqlab.heads.attention import attentions
+from uqlab.models import attentions
 
 OUTPUTS = {"vit": "vit.layers.{}.attention.o_proj", "bert": "bert.encoder.layer.{}.attention.output.dense"}
 
@@ -221,7 +220,7 @@ def test_features_make_the_attention(name):
     for attention, features in zip(attentions(model), heads.head_features(model, x, batch_size=2), strict=True):
         assert features.shape == (5, HEADS, 4)
         found = []
-        projection = model.get_submodule(attention.output)
+        projection = model.get_submodule(attention.output.module)
         hook = projection.register_forward_hook(lambda _, args, output, found=found: found.append(output[:, 0]))
         call(model, x)
         hook.remove()
@@ -279,11 +278,18 @@ def two_encoders():
     return nn.Sequential(make(), make())
 
 
-def shared_keys():
-    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
-    return LlamaForSequenceClassification(
-        LlamaConfig(vocab_size=9, hidden_size=16, intermediate_size=16, num_hidden_layers=1, **sizes)
-    )
+def decoder():
+    return nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2), 1)
+
+
+class Uneven(nn.Module):
+    """Heads of 4 features, of which there are three for queries and two for keys."""
+
+    def __init__(self):
+        super().__init__()
+        self.head_dim = 4
+        self.q_proj, self.k_proj, self.v_proj = nn.Linear(8, 12), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.o_proj = nn.Linear(12, 8)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -291,13 +297,13 @@ def shared_keys():
     ("model", "error", "message"),
     [
         (lambda: models.mlp(4), ValueError, "Sequential has no attention whose heads can be told apart"),
-        (lambda: nn.TransformerEncoderLayer(8, 2), ValueError, "TransformerEncoderLayer has no attention"),
+        (decoder, ValueError, "TransformerDecoder has layers with several attentions; give an encoder"),
         (
             two_encoders,
             ValueError,
             "Sequential holds 2 stacks of layers .*0.vit.layers, 1.*two towers",
         ),
-        (shared_keys, ValueError, r"heads of model.layers.0.self_attn cannot be taken apart.*\[16, 8, 8, 16\]"),
+        (lambda: nn.Sequential(Uneven()), ValueError, r"heads of 0 cannot be taken apart.*\[12, 8, 8, 12\]"),
         (lambda: ensembles.from_members([make()]), TypeError, "one torch module.*ensemble.member"),
         (lambda: "vit", TypeError, "one torch module, got 'vit'"),
     ],

@@ -22,9 +22,10 @@ from uqlab.core.checks import count_samples
 from uqlab.core.devices import arithmetic
 from uqlab.core.files import fingerprint, writing
 from uqlab.core.modules import Inputs
-from uqlab.heads.attention import Head, Place, addresses, attentions, check_labels, take
+from uqlab.heads.attention import Head, Place, addresses, check_labels, take
 from uqlab.heads.leave_one_out import Search, TowerSearch, search_of
 from uqlab.metrics import ood_detection
+from uqlab.models import attentions
 
 WRITE_EVERY = 60.0  # seconds within a step
 

@@ -8,35 +8,63 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from uqlab.core.checks import count_samples, finite, representable
-from uqlab.core.modules import Inputs, call, evaluating, hooked
-from uqlab.heads.attention import Attention, attentions, linear, take
+from uqlab.core.modules import Inputs, call, evaluating, hooked, sharing_copy
+from uqlab.heads.attention import take
+from uqlab.heads.cutting import opened
+from uqlab.models import Attention, attentions
 
 
 @torch.no_grad()
 def head_features(model: nn.Module, inputs: Inputs, *, batch_size: int = 128) -> list[Tensor]:
-    """What the heads give the first token, the class token, before the output projection (Hydra, B.2).
+    """Compute what each head gives the first token, the class token (Hydra, B.2).
 
-    For each layer [samples, heads, size], all of one pass, in evaluation mode and in the model's precision, on the CPU.
-    Layers of a text tower are left out: they have no class token.
+    Parameters
+    ----------
+    model : nn.Module
+        A network that `shape` accepts; it is used in evaluation mode.
+    inputs
+        A tensor [samples, ...], or tensors by name.
+    batch_size : int
+        Samples in one pass.
+
+    Returns
+    -------
+    list of Tensor
+        For each layer [samples, heads, size], before the output projection, in the
+        model's precision, on the CPU. Layers of a text tower are left out: they have no
+        class token.
+
+    Raises
+    ------
+    ValueError
+        If the attention looks at windows, which have no class token.
     """
-    found = [attention for attention in attentions(model) if attention.tower != "text"]
+    network = opened(sharing_copy(model))
+    found = [each for each in attentions(network) if each.tower != "text"]
     features: list[list[Tensor]] = [[] for _ in found]
+    count = count_samples(inputs)
 
-    def keep(attention: Attention, into: list[Tensor]) -> Callable[[nn.Module, tuple], None]:
-        return lambda _, args: into.append(args[0][:, 0].unflatten(-1, (attention.heads, attention.size)).cpu())
+    def keep(attention: Attention, into: list[Tensor]) -> Callable[..., None]:
+        def hook(_: nn.Module, args: tuple) -> None:
+            first = args[0][:, 0]  # [batch, heads * size]
+            into.append(first.unflatten(-1, (attention.heads, attention.size)).cpu())
 
-    hooks = (
-        linear(model, attention.output).register_forward_pre_hook(keep(attention, into))
-        for attention, into in zip(found, features, strict=True)
-    )
-    starts = range(0, count_samples(inputs), batch_size)
-    with evaluating(model), hooked(hooks):
-        for low in starts:
-            call(model, take(model, inputs, slice(low, low + batch_size)))
-    found = [torch.cat(parts) for parts in features]
-    for each in found:
+        return hook
+
+    handles = []
+    for attention, into in zip(found, features, strict=True):
+        projection = network.get_submodule(attention.output.module)
+        handles.append(projection.register_forward_pre_hook(keep(attention, into)))
+    with evaluating(network), hooked(handles):
+        for low in range(0, count, batch_size):
+            call(network, take(network, inputs, slice(low, low + batch_size)))
+    joined = [torch.cat(parts) for parts in features]
+    for each in joined:
+        if len(each) != count:
+            kind = type(model).__name__
+            raise ValueError(f"{kind} attends to windows, which have no class token")
         representable("features", each)
-    return found
+    return joined
 
 
 class Separation(NamedTuple):

@@ -4,6 +4,7 @@ Hydra, section 4.2.
 """
 
 import copy
+import itertools
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
@@ -14,9 +15,8 @@ from torch import Tensor, nn
 from uqlab.core import devices, tuning
 from uqlab.core.modules import Inputs, evaluating, first_tensor, map_tensors, trained_like
 from uqlab.ensembles import Ensemble, FoldedEnsemble, MemberLayerNorm, MemberLinear, own_dropout
-from uqlab.heads.attention import Attention, attentions, linear
 from uqlab.heads.grouped import AppliedProjection, GroupedAttention
-from uqlab.models import ZeroShot
+from uqlab.models import Attention, ZeroShot, attentions
 
 MOST = 64  # inputs in one pass of a fused ensemble, whatever the cache: enough for every core
 
@@ -124,6 +124,10 @@ def fuse(
     if all(isinstance(model, ZeroShot) for model in members):
         return _fuse_towers(members, norms)
     found = [attentions(model) for model in members]
+    for attention in itertools.chain.from_iterable(found):
+        if attention.fused or attention.heads != attention.groups:
+            kind = type(members[0]).__name__
+            raise ValueError(f"{kind} has no separate query, key and value projection for each head: it cannot be fused")
     _check_alike(members, found)
     network = copy.deepcopy(members[0])
     with torch.no_grad():
@@ -142,7 +146,7 @@ def fuse(
         grouped = GroupedAttention(members, [each[i] for each in found])
         network.set_submodule(attention.name, grouped)
         if not attention.inside:
-            network.set_submodule(attention.output, AppliedProjection(grouped))
+            network.set_submodule(attention.output.module, AppliedProjection(grouped))
     own_dropout(network, len(members))
     return FusedEnsemble(network, range(len(members))).train(members[0].training)
 
@@ -160,11 +164,13 @@ def _check_alike(models: Sequence[nn.Module], found: Sequence[list[Attention]]) 
     """Raise ValueError unless the members differ only in their heads."""
 
     def described(model: nn.Module, own: list[Attention]) -> dict[str, Any]:
-        pruned = {name for attention in own for name in (*attention.inputs, attention.output)}
-        width = linear(model, own[0].output).out_features
-        sizes = {"number of layers": len(own), "width": width, "size of a head": own[0].size}
-        named = model.named_parameters()
-        return sizes | {name: list(p.shape) for name, p in named if name.rpartition(".")[0] not in pruned}
+        units = tuple(f"{attention.unit}." for attention in own)
+        width = model.get_parameter(own[0].output.parameter).shape[0]
+        sizes: dict[str, Any] = {"number of layers": len(own), "width": width, "size of a head": own[0].size}
+        for name, p in model.named_parameters():
+            if not name.startswith(units):
+                sizes[name] = list(p.shape)
+        return sizes
 
     first, *others = (described(model, own) for model, own in zip(models, found, strict=True))
     for m, other in enumerate(others, start=1):

@@ -11,7 +11,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from uqlab.core import devices, tuning
 from uqlab.ensembles import MemberLayer, plain_linear
-from uqlab.heads.attention import Attention, linear, with_heads
+from uqlab.heads.cutting import with_heads
+from uqlab.models import Attention
 
 
 class GroupedAttention(MemberLayer):
@@ -35,15 +36,22 @@ class GroupedAttention(MemberLayer):
         super().__init__()
         self.attention, self.heads, self.members = found[0], [each.heads for each in found], len(found)
         self.even = len(set(self.heads)) == 1
+        first = found[0]
+        own = [first.query, first.key, first.value, *([first.output] if first.inside else [])]
+        self.names = [projection.module.rpartition(".")[2] for projection in own]  # in the attention
         most = self.heads.index(max(self.heads))
         core: Any = copy.deepcopy(models[most].get_submodule(found[most].name))
-        for name in (*found[most].inputs, *([found[most].output] if found[most].inside else [])):
-            setattr(core, name.rpartition(".")[2], nn.Identity())
+        for name in self.names:
+            setattr(core, name, nn.Identity())
         self.core = (core,)  # a member's attention without its weights; the tuple hides it from torch
         rate: Any = getattr(core, "attention_dropout", getattr(core, "dropout", 0.0))
         self.dropout, self.causal = float(getattr(rate, "p", rate)), bool(getattr(core, "is_causal", False))
-        inputs = [[linear(model, name) for name in each.inputs] for model, each in zip(models, found, strict=True)]
-        outputs = [linear(model, each.output) for model, each in zip(models, found, strict=True)]
+        inputs: Any = []
+        outputs: Any = []
+        for model, each in zip(models, found, strict=True):
+            three = (each.query, each.key, each.value)
+            inputs.append([model.get_submodule(projection.module) for projection in three])
+            outputs.append(model.get_submodule(each.output.module))
         join = torch.stack if self.even else torch.cat
 
         def rows(tensors: Sequence[Tensor]) -> Tensor:  # of query, key and value, head by head
@@ -141,18 +149,31 @@ class GroupedAttention(MemberLayer):
         rows = self._split(p.detach(), 3)[index].unflatten(0, (-1, 3, self.attention.size))
         return rows.transpose(0, 1).flatten(1, 2).clone()
 
-    def member_weight(self, index: int) -> Tensor:
+    def own(self) -> dict[str, Any]:
+        return {"weight": self}
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size([4 * max(self.heads) * self.attention.size, self.in_weight.shape[-1]])
+
+    def member_weight(self, m: int) -> Tensor:
         """The rows of query, key and value, then the output projection transposed [4 * heads * size, width]."""
-        return torch.cat([*self._own(self.in_weight, index), self._split(self.out_weight.detach(), 1)[index]])
+        return torch.cat([*self._own(self.in_weight, m), self._split(self.out_weight.detach(), 1)[m]])
+
+    def start(self) -> None:
+        """The members were pruned from weights that are not kept."""
+
+    def update(self, m: int) -> None:
+        """What changed is not known."""
 
     def member(self, index: int) -> nn.Module:
         core = copy.deepcopy(self.core[0]).train(self.training)
         biases = [None] * 3 if self.in_bias is None else self._own(self.in_bias, index)
-        for name, weight, bias in zip(self.attention.inputs, self._own(self.in_weight, index), biases, strict=True):
+        for name, weight, bias in zip(self.names[:3], self._own(self.in_weight, index), biases, strict=True):
             part = plain_linear(weight, bias).requires_grad_(self.in_weight.requires_grad)
-            setattr(core, name.rpartition(".")[2], part)
+            setattr(core, name, part)
         if self.attention.inside:
-            setattr(core, self.attention.output.rpartition(".")[2], self.projection(index))
+            setattr(core, self.names[3], self.projection(index))
         return with_heads(core, self.attention, self.heads[index])
 
     def projection(self, index: int) -> nn.Linear:

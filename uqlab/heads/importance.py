@@ -12,18 +12,40 @@ from torch import Tensor, nn
 from uqlab.core.checks import at_least, count_samples
 from uqlab.core.modules import Inputs, frozen
 from uqlab.ensembles import member_seed
-from uqlab.heads.attention import Head, Place, addresses, attentions, check_labels, linear, run, take
+from uqlab.heads.attention import Head, Place, addresses, check_labels, run, take
 from uqlab.heads.pruning import ablate
+from uqlab.models import attentions
 
 
 def taylor_scores(
     model: nn.Module, inputs: Inputs, labels: Int[Tensor, " samples"], *, batch_size: int = 128
 ) -> Float[Tensor, "layers heads"]:
-    """The importance of every head: the mean of |W * dL/dW| over its rows of the query, key and value weights.
+    """Compute the importance of every head by a first-order Taylor expansion.
 
-    L is the mean cross-entropy in evaluation mode (nats). Biases and the output projection do not count. NaN where a
-    layer has fewer heads than another. Float64, on the CPU. Raises the errors of `shape`, and those of unusable inputs
-    and labels. Hydra, D.1.1 (Molchanov et al. 2019).
+    It is the mean of |W * dL/dW| over the head's rows of the query, key and value
+    weights, where L is the mean cross-entropy in evaluation mode (nats). Biases and the
+    output projection do not count. Where heads share a key and value, each counts their
+    rows.
+
+    Parameters
+    ----------
+    model : nn.Module
+        A network that `shape` accepts and that returns logits [batch, classes].
+    inputs
+        A tensor [samples, ...], or tensors by name.
+    labels : Tensor
+        Classes [samples].
+    batch_size : int
+        Samples in one pass.
+
+    Returns
+    -------
+    Tensor
+        Float64 [layers, heads], on the CPU; NaN where a layer has fewer heads.
+
+    References
+    ----------
+    Gabetni et al. 2025, D.1.1; Molchanov et al. 2019.
     """
     return _taylor(model, inputs, labels, range(len(attentions(model))), batch_size)
 
@@ -74,19 +96,29 @@ def _taylor(model: nn.Module, inputs: Inputs, labels: Tensor, layers: Sequence[i
     found, samples = attentions(model), count_samples(inputs)
     network = frozen(model).eval()
     labels = check_labels(network, inputs, labels)
-    weights = [linear(network, name).weight.requires_grad_() for layer in layers for name in found[layer].inputs]
+    weights = {}
+    for layer in layers:
+        for projection in (found[layer].query, found[layer].key, found[layer].value):
+            weight = network.get_parameter(projection.parameter)
+            weights[projection.parameter] = weight.requires_grad_()
     with torch.enable_grad():
         for low in range(0, samples, batch_size):
             rows = slice(low, low + batch_size)
-            loss = F.cross_entropy(run(network, take(network, inputs, rows)), labels[rows], reduction="sum") / samples
+            logits = run(network, take(network, inputs, rows))
+            loss = F.cross_entropy(logits, labels[rows], reduction="sum") / samples
             loss.backward()
-    scores = torch.full((len(found), max(attention.heads for attention in found)), torch.nan, dtype=torch.float64)
-    slopes = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]
-    products = [(weight.detach() * slope).abs().double() for weight, slope in zip(weights, slopes, strict=True)]
-    for i, layer in enumerate(layers):
-        own = torch.stack(products[3 * i : 3 * i + 3])  # [3, rows, width]
-        each = own.unflatten(1, (found[layer].heads, found[layer].size)).mean((0, 2, 3))
-        scores[layer, : found[layer].heads] = each.cpu()
+    products = {}
+    for name, weight in weights.items():
+        slope = torch.zeros_like(weight) if weight.grad is None else weight.grad
+        products[name] = (weight.detach() * slope).abs().double().cpu()
+    most = max(attention.heads for attention in found)
+    scores = torch.full((len(found), most), torch.nan, dtype=torch.float64)
+    for layer in layers:
+        for head in range(found[layer].heads):
+            each = []
+            for projection, number in found[layer].inputs(head):
+                each.append(projection.part(products[projection.parameter], number))
+            scores[layer, head] = torch.stack(each).mean()
     return scores
 
 

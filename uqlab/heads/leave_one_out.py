@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from uqlab.core import devices
 from uqlab.core.checks import count_samples
 from uqlab.core.modules import Inputs, frozen, hooked, sharing_copy
-from uqlab.heads.attention import Place, attentions, linear, run
+from uqlab.heads.attention import Place, run
+from uqlab.heads.cutting import opened
 from uqlab.heads.pruning import ablate
-from uqlab.models import ZeroShot
+from uqlab.models import ZeroShot, attentions
 
 
 class _Given:
@@ -57,11 +58,12 @@ class Search:
     """
 
     def __init__(self, model: nn.Module, example: Inputs):
-        self.found = attentions(model)
-        self.network = frozen(model).eval()
+        self.network: Any = opened(frozen(model).eval())
+        self.found = attentions(self.network)
         for attention in self.found:
-            projection = linear(self.network, attention.output)
-            projection.weight = nn.Parameter(projection.weight.clone(), requires_grad=False)
+            projection: Any = self.network.get_submodule(attention.output.module)
+            weight = projection.weight.clone()
+            projection.weight = nn.Parameter(weight, requires_grad=False)
         self.layers = [self.network.get_submodule(attention.layer) for attention in self.found]
         self.embedding = _embedding(self.network, self.found[0].layer)
         self.norm: nn.Module | None = None  # of the last layer, before its attention
@@ -78,8 +80,8 @@ class Search:
         self._weight(layer, head).zero_()
 
     def _weight(self, layer: int, head: int) -> Tensor:
-        attention = self.found[layer]
-        return linear(self.network, attention.output).weight[:, attention.columns(head)]
+        """A head's part of the output projection [size, width]."""
+        return self.found[layer].output.of(self.network, head)
 
     @torch.no_grad()
     def logits(self, inputs: Inputs, heads: Sequence[Place]) -> Iterator[tuple[int, Tensor]]:
@@ -104,9 +106,9 @@ class Search:
         hidden, rest, heads, attended, embedded = [], [], [], [], []
 
         def enters(_: nn.Module, args: tuple, kwargs: dict) -> None:
-            named = dict(kwargs)
+            named = {name: _uncached(value) for name, value in kwargs.items()}
             hidden.append(args[0] if args else named.pop("hidden_states"))
-            rest.append((args[1:], named))
+            rest.append((tuple(_uncached(value) for value in args[1:]), named))
 
         def projected(_: nn.Module, args: tuple, output: Tensor) -> None:
             heads.append(args[0])
@@ -114,7 +116,8 @@ class Search:
 
         handles = [layer.register_forward_pre_hook(enters, with_kwargs=True) for layer in self.layers]
         for attention in self.found:
-            handles.append(linear(self.network, attention.output).register_forward_hook(projected))
+            projection = self.network.get_submodule(attention.output.module)
+            handles.append(projection.register_forward_hook(projected))
         if self.embedding is not None:
             part = self.network.get_submodule(self.embedding)
             handles.append(part.register_forward_hook(lambda _, args, output: embedded.append(output)))
@@ -136,9 +139,9 @@ class Search:
         hidden = trace.hidden[layer][:, tokens].repeat(copies, 1, 1)
         without = whole.new_empty(copies, whole.shape[0] * whole.shape[1], whole.shape[2])
         for one, head in zip(without, heads, strict=True):
-            own = z[..., attention.columns(head)].flatten(0, 1)  # [batch * tokens, size]
+            own = z[..., attention.output.rows(head)].flatten(0, 1)  # [batch * tokens, size]
             weight = self._weight(layer, head).to(own.dtype)  # autocast does not convert where `out` is given
-            torch.addmm(whole.flatten(0, 1), own, weight.mT, alpha=-1, out=one)
+            torch.addmm(whole.flatten(0, 1), own, weight, alpha=-1, out=one)
         hidden = self._given(layer, hidden, without.view(hidden.shape), _repeated(trace.rest[layer], copies))
         for later in range(layer + 1, last + 1):
             args, kwargs = _repeated(trace.rest[later], copies)
@@ -160,11 +163,13 @@ class Search:
         """What the last layer's attention gives for the first token [batch, 1, width]."""
         attention = self.found[-1]
         hidden = hidden if self.norm is None else self.norm(hidden)
-        q, k, v = (linear(self.network, name) for name in attention.inputs)
+        inputs = (attention.query, attention.key, attention.value)
+        q, k, v = (self.network.get_submodule(each.module) for each in inputs)
         each = [p.unflatten(-1, (-1, attention.size)).transpose(1, 2) for p in (q(hidden[:, :1]), k(hidden), v(hidden))]
         masks = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.ndim == 4]
         z = F.scaled_dot_product_attention(*each, attn_mask=masks[0][:, :, :1] if masks else None)
-        return linear(self.network, attention.output)(z.transpose(1, 2).flatten(2))
+        projection = self.network.get_submodule(attention.output.module)
+        return projection(z.transpose(1, 2).flatten(2))
 
     def _classify(self, trace: _Trace, hidden: Tensor) -> Tensor:
         """The logits from the last layer's output."""
@@ -199,25 +204,31 @@ class Search:
 
         parted, self.tail = sharing_copy(network), sharing_copy(network)
         self.after = [parted.get_submodule(attention.layer) for attention in self.found]
-        self.attended = [[given(parted, name) for name in (each.output, each.name)] for each in self.found]
+        self.attended = [[given(parted, name) for name in (each.output.module, each.name)] for each in self.found]
         self.states = [given(self.tail, attention.layer) for attention in self.found]
         self.embedded = None if self.embedding is None else _Given(self.tail.get_submodule(self.embedding), None)
         poisoned = trace.hidden[-1].clone()
         poisoned[:, 1:] = math.nan  # NaN spreads to whatever is computed from these tokens
+        separate = not self.found[-1].fused and self.found[-1].heads == self.found[-1].groups
+        plain = plain and separate
         self.first_only = plain and bool(self._classify(trace, poisoned).isfinite().all())
         firsts = [(layer, 0) for layer, attention in enumerate(self.found) if attention.heads]
         if not self._agrees(example, firsts):
             self.first_only = False
             if not self._agrees(example, firsts):
                 raise ValueError(
-                    f"{type(self.network).__name__} does more than run its layers one after the other, each of them "
-                    "attention and what follows: its heads cannot be searched"
+                    f"{type(self.network).__name__} does more than run its layers one after the other on hidden states "
+                    "[batch, tokens, width], each of them attention and what follows: its heads cannot be searched"
                 )
 
     def _agrees(self, example: Inputs, heads: list[Place]) -> bool:
         """Whether the shortcuts give the logits that the whole network gives without a head."""
-        for i, logits in itertools.islice(self.logits(example, heads), 1, None):
-            with ablate(self.network, [heads[i]]):
+        try:
+            found = [logits for _, logits in self.logits(example, heads)]
+        except (RuntimeError, TypeError, LookupError, AttributeError):
+            return False  # a layer does not take what the one before it gives
+        for head, logits in zip(heads, found[1:], strict=True):
+            with ablate(self.network, [head]):
                 expected = run(self.network, example)
             scale = max(1.0, expected.abs().max().item())
             if not (logits - expected).abs().max().item() <= torch.finfo(logits.dtype).eps ** 0.5 * scale:
@@ -289,11 +300,23 @@ def _embedding(network: nn.Module, layer: str) -> str | None:
 
 
 def _repeated(rest: tuple[tuple, dict], copies: int) -> tuple[tuple, dict]:
-    """A layer's other arguments for a repeated batch: masks are repeated too, unless one mask serves all samples."""
+    """A layer's other arguments for a batch that is repeated this often.
 
-    def each(value: Any) -> Any:
-        if not isinstance(value, Tensor) or value.ndim < 2 or copies == 1 or value.shape[0] == 1:
-            return value
-        return value.repeat(copies, *[1] * (value.ndim - 1))
+    Masks are repeated too, unless one mask serves all samples.
+    """
+    args, named = rest
+    each = tuple(_again(value, copies) for value in args)
+    return each, {name: _again(value, copies) for name, value in named.items()}
 
-    return tuple(each(value) for value in rest[0]), {name: each(value) for name, value in rest[1].items()}
+
+def _again(value: Any, copies: int) -> Any:
+    if isinstance(value, tuple):  # the cosines and sines of rotated positions
+        return tuple(_again(part, copies) for part in value)
+    if not isinstance(value, Tensor) or value.ndim < 2 or value.shape[0] == 1:
+        return value
+    return value if copies == 1 else value.repeat(copies, *[1] * (value.ndim - 1))
+
+
+def _uncached(value: Any) -> Any:
+    """None for transformers' cache of keys and values: a layer must not fill it again."""
+    return None if hasattr(value, "get_seq_length") else value

@@ -1,4 +1,4 @@
-"""Networks without some of their heads, for a while (ablate) or for good (prune), and what networks cost."""
+"""Networks without some of their heads, for a while or for good, and their cost."""
 
 import contextlib
 import copy
@@ -9,94 +9,159 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from uqlab.core.modules import Inputs, call, evaluating, like_parameters, trained_like
-from uqlab.ensembles import plain_linear
-from uqlab.heads.attention import Head, attentions, check_heads, linear, with_heads
+from uqlab.core.modules import Inputs, call, evaluating, like_parameters
+from uqlab.heads.attention import Head, check_heads
+from uqlab.heads.cutting import without
+from uqlab.models import attentions, classifier
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
 @contextlib.contextmanager
 def ablate(model: Model, heads: Iterable[Head]) -> Iterator[Model]:
-    """The model without these heads inside the block: their columns of the output projections are 0 (Hydra, D.1.2).
+    """Remove heads inside a `with` block, by zeros in the output projections.
 
-    Afterwards these columns are what they were, bit for bit, whatever training made of them. Raises the errors of
-    `shape`, and ValueError for heads that the model does not have or that are given twice.
+    Afterwards these columns are what they were, bit for bit, whatever training made of
+    them (Hydra, D.1.2).
+
+    Parameters
+    ----------
+    model : nn.Module
+        A network that `shape` accepts; it is changed in place.
+    heads : iterable
+        Pairs (layer, head), counted from 0; of two towers (tower, layer, head).
+
+    Yields
+    ------
+    nn.Module
+        The model.
+
+    Raises
+    ------
+    ValueError
+        For heads that the model does not have or that are given twice, and where
+        `shape` raises one.
     """
     found = attentions(model)
-    pairs = check_heads(found, heads)
-    columns = [linear(model, found[at].output).weight.detach()[:, found[at].columns(head)] for at, head in pairs]
-    kept = [part.clone() for part in columns]
+    places = check_heads(found, heads)
+    parts = [found[layer].output.of(model, head) for layer, head in places]
+    kept = [part.clone() for part in parts]
     try:
-        for part in columns:
+        for part in parts:
             part.zero_()
         yield model
     finally:
-        for part, values in zip(columns, kept, strict=True):
+        for part, values in zip(parts, kept, strict=True):
             part.copy_(values)
 
 
 def prune(model: Model, heads: Iterable[Head]) -> Model:
-    """A smaller copy without these heads: it returns what the ablated model returns.
+    """Return a smaller copy without these heads; it returns what `ablate` returns.
 
-    The heads' rows of the query, key and value projections and their columns of the output projection are cut out. The
-    remaining heads of a layer are numbered from 0 again. A layer may lose all its heads: its attention then gives only
-    the output projection's bias, and the residual connection carries the layer's input past it. Raises the errors of
-    `ablate`.
+    The heads' parts of the query, key, value and output projections are cut out, and
+    the other heads of a layer are numbered from 0 again. A layer may lose all its
+    heads: its attention then gives only the output projection's bias.
+
+    Where heads share the key and value of a group, a group is cut out when all its
+    heads go; other heads become zeros in the output projection and still count. The
+    same happens in a layer whose attention cannot work with fewer heads, such as one
+    that reshapes to the width of its input: whether it can is found by running the cut
+    attention and the ablated one on random numbers.
+
+    Parameters
+    ----------
+    model : nn.Module
+        A network that `shape` accepts; it is not changed.
+    heads : iterable
+        Pairs (layer, head), counted from 0; of two towers (tower, layer, head).
+
+    Returns
+    -------
+    nn.Module
+        The copy. An nn.MultiheadAttention that is cut becomes four linear layers.
+
+    Raises
+    ------
+    ValueError
+        For heads that the model does not have or that are given twice, and where
+        `shape` raises one.
     """
     found = attentions(model)
-    pairs = check_heads(found, heads)
-    small = copy.deepcopy(model)
+    places = check_heads(found, heads)
+    small: Any = copy.deepcopy(model)
     for layer, attention in enumerate(found):
-        gone = {head for at, head in pairs if at == layer}
-        if not gone:
-            continue
-        left = torch.tensor([head not in gone for head in range(attention.heads)])
-        kept = left.repeat_interleave(attention.size).to(linear(small, attention.output).weight.device)
-        for name in attention.inputs:
-            _cut(small, name, rows=kept)
-        _cut(small, attention.output, columns=kept)
-        core = small.get_submodule(attention.name)
-        small.set_submodule(attention.name, with_heads(core, attention, attention.heads - len(gone)))
+        gone = [head for at, head in places if at == layer]
+        for head in gone:
+            attention.output.of(small, head).zero_()
+        if gone:
+            small = without(small, attention, set(gone))
     return small
 
 
-def _cut(model: nn.Module, name: str, rows: Any = slice(None), columns: Any = slice(None)) -> None:
-    """Keep only these rows and columns of a linear layer."""
-    layer = linear(model, name)
-    bias = None if layer.bias is None else layer.bias.detach()[rows]
-    model.set_submodule(name, trained_like(plain_linear(layer.weight.detach()[rows, columns], bias), layer))
-
-
 def only_last(model: Model, layers: int) -> Model:
-    """The model itself, in which from now on only the last layers and the classifier learn, from a classifier of zeros.
+    """Let only the last layers and the classifier learn, from a classifier of zeros.
 
-    So Hydra (D.2) trains a pruned network on for CIFAR-100: the last five of twelve layers; of 0 the classifier alone,
-    as it also says there. Raises the errors of `shape`, and ValueError for more layers than there are.
+    So Hydra (D.2) trains a pruned network on for CIFAR-100: the last five of twelve
+    layers, or the classifier alone.
+
+    Parameters
+    ----------
+    model : nn.Module
+        A network that `shape` accepts; it is changed in place.
+    layers : int
+        How many of the last layers learn; 0 for the classifier alone.
+
+    Returns
+    -------
+    nn.Module
+        The model.
+
+    Raises
+    ------
+    ValueError
+        For more layers than there are, and where `shape` raises one.
     """
     names = [attention.layer for attention in attentions(model)]
     if not 0 <= layers <= len(names):
-        raise ValueError(f"layers must be 0 to {len(names)}, the number of layers, got {layers}")
-    *_, classifier = (part for part in model.modules() if isinstance(part, nn.Linear))
-    for part in (model, *(model.get_submodule(name) for name in names[len(names) - layers :]), classifier):
-        part.requires_grad_(part is not model)
-    for p in classifier.parameters():
+        raise ValueError(
+            f"layers must be 0 to {len(names)}, the number of layers, got {layers}"
+        )
+    model.requires_grad_(False)
+    last = model.get_submodule(classifier(model))
+    last.requires_grad_()
+    for name in names[len(names) - layers :]:
+        model.get_submodule(name).requires_grad_()
+    for p in last.parameters():
         nn.init.zeros_(p)
     return model
 
 
 @torch.no_grad()
 def multiply_adds(model: nn.Module, inputs: Inputs) -> int:
-    """The multiply-adds of one pass over inputs [batch, ...], for a network or for all members of an ensemble.
+    """Count the multiply-adds of one pass.
 
-    Matrix products, convolutions and attention count; biases, normalisation and activations do not.
+    Matrix products, convolutions and attention count; biases, normalisation and
+    activations do not.
+
+    Parameters
+    ----------
+    model : nn.Module
+        A network, or an ensemble, whose members are counted together.
+    inputs
+        A tensor [batch, ...], or tensors by name.
+
+    Returns
+    -------
+    int
+        The multiply-adds of the whole batch.
     """
-    on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # torch does not count it
-    attention = {on_cpu: lambda query, key, value, *_, **__: sdpa_flop_count(query, key, value)}
+    # Torch does not count its attention on a CPU.
+    on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    attention = {on_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v)}
     here = like_parameters(model, inputs)
     counter = FlopCounterMode(display=False, custom_mapping=attention)
     with evaluating(model):
-        call(model, here)  # an ensemble measures once how to split such inputs, which must not count
+        call(model, here)  # an ensemble measures once how to split such inputs
         with counter:
             call(model, here)
     return counter.get_total_flops() // 2

@@ -1,15 +1,41 @@
 """Networks: those of the notebooks, and pretrained ones."""
 
 from uqlab.core import door
-from uqlab.models.attention import ATTENTION, FUSED, PROJECTIONS, classifier
-from uqlab.models.networks import LogMel, Standardize, cifar_resnet, embedded, mlp, small_cnn, vit, wide_resnet
-from uqlab.models.pretrained import TextClassifier, from_pretrained, load_weights, minilm
+from uqlab.models.attention import (
+    ATTENTION,
+    COUNTS,
+    FORMS,
+    FUSED,
+    PROJECTIONS,
+    Attention,
+    Projection,
+    attentions,
+    classifier,
+)
+from uqlab.models.networks import (
+    LogMel,
+    Standardize,
+    cifar_resnet,
+    embedded,
+    mlp,
+    small_cnn,
+    vit,
+    wide_resnet,
+)
+from uqlab.models.pretrained import (
+    TextClassifier,
+    from_pretrained,
+    load_weights,
+    minilm,
+)
 from uqlab.models.zero_shot import CAPTIONS_CLIP, PROMPT, ZeroShot, clip_zero_shot
 
 __all__ = [
-    "ATTENTION", "CAPTIONS_CLIP", "FUSED", "PROJECTIONS", "PROMPT", "LogMel", "Standardize", "TextClassifier",
-    "ZeroShot", "cifar_resnet", "classifier", "clip_zero_shot", "embedded", "from_pretrained", "load_weights",
-    "minilm", "mlp", "small_cnn", "vit", "wide_resnet",
+    "ATTENTION", "CAPTIONS_CLIP", "COUNTS", "FORMS", "FUSED", "PROJECTIONS", "PROMPT",
+    "Attention", "LogMel", "Projection", "Standardize", "TextClassifier", "ZeroShot",
+    "attentions", "cifar_resnet", "classifier", "clip_zero_shot", "embedded",
+    "from_pretrained", "load_weights", "minilm", "mlp", "small_cnn", "vit",
+    "wide_resnet",
 ]  # fmt: skip
 
 door.room(__name__)

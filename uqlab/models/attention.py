@@ -1,11 +1,16 @@
-"""One description of attention: the names of its projections, and the classifier.
+"""One description of attention: where its heads lie in a network, and the classifier.
 
-A new family of networks is one entry in `FORMS`.
+A new family of networks is one entry in `FORMS`. The rows of a matrix that holds query,
+key and value are ordered [3, heads, size], or [heads + 2 groups, size] where several
+query heads share the heads of key and value.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
+
+from uqlab.core.checks import one_network
 
 
 class Form(NamedTuple):
@@ -18,14 +23,21 @@ class Form(NamedTuple):
     key: str
     value: str
     output: str
+    beside: bool = False  # whether the output projection lies beside the attention
+
+    @property
+    def fused(self) -> bool:
+        return self.query == self.key
 
 
 FORMS = (
     Form("q_proj", "k_proj", "v_proj", "o_proj"),  # ViT, DeiT, Swin, AST, Llama
     Form("q_proj", "k_proj", "v_proj", "out_proj"),  # CLIP, Whisper
-    Form("query", "key", "value", "output.dense"),  # BERT and its kin
+    Form("query", "key", "value", "output.dense", beside=True),  # BERT and its kin
+    Form(
+        "query_proj", "key_proj", "value_proj", "output.dense", beside=True
+    ),  # DeBERTa
     Form("query", "key", "value", "dense"),  # ALBERT
-    Form("query_proj", "key_proj", "value_proj", "output.dense"),  # DeBERTa
     Form("q_lin", "k_lin", "v_lin", "out_lin"),  # DistilBERT
     Form("qkv", "qkv", "qkv", "proj"),  # timm
     Form("Wqkv", "Wqkv", "Wqkv", "Wo"),  # ModernBERT
@@ -36,6 +48,15 @@ FUSED = "query, key, value"  # the kind of a matrix that holds all three
 # Names that other layers have too: they count only inside a module of such a name.
 _COMMON = ("output.dense", "dense", "qkv", "proj", "Wqkv", "Wo", "c_attn", "c_proj")
 _HOLDERS = r"(attention|attn|self_attn)\."
+# Attributes of an attention that say how large a head is, and how many there are.
+SIZES = ("head_dim", "attention_head_size")
+COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
+_TOWERS = {
+    "text": "text",
+    "text_model": "text",
+    "vision": "vision",
+    "vision_model": "vision",
+}
 
 
 def _names() -> dict[str, str]:
@@ -43,9 +64,13 @@ def _names() -> dict[str, str]:
     kinds: dict[str, list[str]] = {"query": [], "key": [], "value": [], "output": []}
     kinds[FUSED] = []
     for form in FORMS:
-        for kind, name in form._asdict().items():
-            fused = form.query == form.key and kind != "output"
-            kinds[FUSED if fused else kind].append(name)
+        kinds["output"].append(form.output)
+        if form.fused:
+            kinds[FUSED].append(form.query)
+            continue
+        kinds["query"].append(form.query)
+        kinds["key"].append(form.key)
+        kinds["value"].append(form.value)
     patterns = {}
     for kind, names in kinds.items():
         each = []
@@ -60,6 +85,278 @@ def _names() -> dict[str, str]:
 # of such projections, of modules and, in nn.MultiheadAttention, of parameters.
 PROJECTIONS = _names()
 ATTENTION = "|".join(PROJECTIONS.values())
+
+
+class Projection(NamedTuple):
+    """Where the heads of a query, key, value or output projection lie."""
+
+    parameter: str  # the name of its matrix in the network
+    axis: int  # the axis of the matrix along which the heads lie
+    start: int  # where the first head begins
+    size: int  # features of a head
+    heads: int
+
+    @property
+    def module(self) -> str:
+        """The name of the module that holds the matrix."""
+        return self.parameter.rpartition(".")[0]
+
+    def rows(self, head: int) -> slice:
+        """Where a head lies along the axis, and in the bias of an input projection."""
+        first = self.start + head * self.size
+        return slice(first, first + self.size)
+
+    def part(self, matrix: Tensor, head: int) -> Tensor:
+        """The part of the matrix that belongs to a head, a view [size, other]."""
+        turned = matrix if self.axis == 0 else matrix.mT
+        return turned[self.rows(head)]
+
+    def of(self, network: nn.Module, head: int) -> Tensor:
+        """The weights of a head in a network, a detached view [size, other]."""
+        return self.part(network.get_parameter(self.parameter).detach(), head)
+
+
+class Attention(NamedTuple):
+    """The attention of one layer; all names are names in the network."""
+
+    layer: str  # one layer of the stack
+    name: str  # the module that holds the query, key and value projections
+    query: Projection
+    key: Projection
+    value: Projection
+    output: Projection
+    tower: str = ""  # "text" or "vision" in a network that has both
+
+    @property
+    def heads(self) -> int:
+        """The number of query heads."""
+        return self.query.heads
+
+    @property
+    def groups(self) -> int:
+        """The number of key and value heads; each serves `heads / groups` queries."""
+        return self.key.heads
+
+    @property
+    def size(self) -> int:
+        """Features of a head."""
+        return self.query.size
+
+    @property
+    def fused(self) -> bool:
+        """Whether query, key and value are rows of one matrix."""
+        return self.query.parameter == self.key.parameter
+
+    @property
+    def inside(self) -> bool:
+        """Whether the module `name` applies the output projection itself."""
+        return not self.name or self.output.parameter.startswith(f"{self.name}.")
+
+    @property
+    def unit(self) -> str:
+        """The smallest module that holds the attention with its output projection."""
+        return self.name if self.inside else self.name.rpartition(".")[0]
+
+    def inputs(self, head: int) -> list[tuple[Projection, int]]:
+        """The query, key and value projection, each with the number of the head there.
+
+        A query head shares the key and value of its group.
+        """
+        group = head * self.groups // self.heads
+        return [(self.query, head), (self.key, group), (self.value, group)]
+
+
+def attentions(model: nn.Module) -> list[Attention]:
+    """Find the attention of every layer of a network.
+
+    Parameters
+    ----------
+    model : nn.Module
+        A network with one stack of layers, in stages or not, or with CLIP's two towers.
+
+    Returns
+    -------
+    list of Attention
+        From the first layer to the last, text before vision.
+
+    Raises
+    ------
+    TypeError
+        If `model` is not one network.
+    ValueError
+        If there is no attention whose heads can be told apart, if one layer serves
+        several depths, or if there is more than one stack of layers.
+    """
+    one_network(model, "uqlab.heads")
+    modules = dict(model.named_modules())
+    found = []
+    for name in modules:
+        attention = _attention(name, modules)
+        if attention is not None:
+            found.append(attention)
+    kind = type(model).__name__
+    if not found:
+        raise ValueError(
+            f"{kind} has no attention whose heads can be told apart: its projections "
+            "must be linear layers named as in one of uqlab.models.FORMS"
+        )
+    for attention in found:
+        if _is_shared(attention, modules):
+            raise ValueError(
+                f"{kind} uses the layer {attention.layer} at several depths, so the "
+                "heads of one depth cannot be told from those of another"
+            )
+    found = _with_towers(found, kind)
+    if len({attention.layer for attention in found}) < len(found):
+        raise ValueError(f"{kind} has layers with several attentions; give an encoder")
+    return found
+
+
+class _Matrix(NamedTuple):
+    """The matrix of a linear layer."""
+
+    parameter: str
+    axis: int  # of the outputs
+    outputs: int
+    inputs: int
+
+
+def _attention(name: str, modules: Mapping[str, nn.Module]) -> Attention | None:
+    """Describe the attention in a module; None if it holds none."""
+    prefix = f"{name}." if name else ""
+    parent = name.rpartition(".")[0]
+    above = f"{parent}." if parent else ""
+    for form in FORMS:
+        matrices = []
+        for own in (form.query, form.key, form.value):
+            matrices.append(_matrix(prefix + own, modules))
+        output = _matrix((above if form.beside else prefix) + form.output, modules)
+        if output is None or None in matrices:
+            continue
+        size = _head_size(modules[name], output.inputs)
+        if not size:
+            return None
+        query, key, value = _divided(matrices, output.inputs // size, size)
+        last = Projection(output.parameter, 1 - output.axis, 0, size, query.heads)
+        _check(name, matrices, output, [query, key, value])
+        layer = _layer(parent if form.beside else name, modules)
+        return Attention(layer, name, query, key, value, last)
+    return None
+
+
+def _matrix(name: str, modules: Mapping[str, nn.Module]) -> Any:
+    """Describe the matrix of a linear layer or of torch's attention; None for others."""
+    holder, _, own = name.rpartition(".")
+    core: Any = modules.get(holder)
+    if own == "in_proj_weight" and isinstance(core, nn.MultiheadAttention):
+        weight = core.in_proj_weight
+        return None if weight is None else _Matrix(name, 0, *weight.shape)
+    part: Any = modules.get(name)
+    weight = getattr(part, "weight", None)
+    if not isinstance(weight, nn.Parameter):  # perhaps computed, by a parametrization
+        return None
+    if isinstance(part, nn.Linear):
+        return _Matrix(f"{name}.weight", 0, *weight.shape)
+    if type(part).__name__ == "Conv1D" and weight.ndim == 2:  # of transformers
+        return _Matrix(f"{name}.weight", 1, *weight.shape[::-1])
+    return None
+
+
+def _head_size(core: nn.Module, features: int) -> int:
+    """The features of a head, of this many in all; 0 if they cannot be found."""
+    size = _number(core, SIZES)
+    heads = _number(core, COUNTS)
+    return size if size or not heads else features // heads
+
+
+def _divided(matrices: list[_Matrix], heads: int, size: int) -> list[Projection]:
+    """Divide the matrices of query, key and value into heads."""
+    query, key, _ = matrices
+    if query.parameter == key.parameter:
+        groups = (query.outputs // size - heads) // 2
+        starts = [0, heads * size, (heads + groups) * size]
+    else:
+        groups = key.outputs // size
+        starts = [0, 0, 0]
+    counts = [heads, groups, groups]
+    return [
+        Projection(matrix.parameter, matrix.axis, start, size, count)
+        for matrix, start, count in zip(matrices, starts, counts, strict=True)
+    ]
+
+
+def _check(
+    name: str, matrices: list[_Matrix], output: _Matrix, parts: list[Projection]
+) -> None:
+    """Raise ValueError unless the heads fill the matrices, in groups of one size."""
+    query, key, _ = parts
+    fits = output.inputs == query.heads * query.size
+    ends: dict[str, int] = {}
+    for part in parts:
+        ends[part.parameter] = part.start + part.heads * part.size
+    for matrix in matrices:
+        fits = fits and ends[matrix.parameter] == matrix.outputs
+    if query.heads:  # otherwise all of them were pruned
+        fits = fits and key.heads > 0 and query.heads % key.heads == 0
+    if not fits:
+        features = [*(matrix.outputs for matrix in matrices), output.inputs]
+        raise ValueError(
+            f"the heads of {name} cannot be taken apart: query, key, value and output "
+            f"projection have {features} features, and a head has {query.size}"
+        )
+
+
+def _number(core: nn.Module, names: tuple[str, ...]) -> int:
+    """The first of these attributes that is an integer above 0; 0 without one."""
+    for name in names:
+        value = getattr(core, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return 0
+
+
+def _layer(name: str, modules: Mapping[str, nn.Module]) -> str:
+    """The layer that holds a module: a member of the nearest list, or the module."""
+    layer = name
+    while layer:
+        above = layer.rpartition(".")[0]
+        if isinstance(modules.get(above), nn.ModuleList | nn.Sequential):
+            return layer
+        layer = above
+    return name
+
+
+def _is_shared(attention: Attention, modules: Mapping[str, nn.Module]) -> bool:
+    """Whether a layer stands at several depths, as all layers of ALBERT do."""
+    above = modules[attention.layer.rpartition(".")[0]]
+    if "albert_layer_groups" in attention.layer:
+        return True
+    if not isinstance(above, nn.ModuleList | nn.Sequential):
+        return False
+    return list(above).count(modules[attention.layer]) > 1
+
+
+def _with_towers(found: list[Attention], kind: str) -> list[Attention]:
+    """Name the tower of each attention, and sort them, where there are two stacks."""
+    stacks = {}
+    for attention in found:
+        stack = _stack(attention.layer)
+        named = [_TOWERS[part] for part in stack.split(".") if part in _TOWERS]
+        stacks[stack] = named[0] if named else ""
+    if len(stacks) == 1:
+        return found
+    if sorted(stacks.values()) != ["text", "vision"]:
+        raise ValueError(
+            f"{kind} holds {len(stacks)} stacks of layers ({', '.join(stacks)}); give one, or CLIP's two towers"
+        )
+    towers = [each._replace(tower=stacks[_stack(each.layer)]) for each in found]
+    return sorted(towers, key=lambda attention: attention.tower)
+
+
+def _stack(layer: str) -> str:
+    """The stack that a layer belongs to; the stages of Swin are one stack."""
+    first, *others = layer.split(".")[:-1] or [""]
+    return ".".join([first, *("*" if part.isdigit() else part for part in others)])
 
 
 def classifier(network: nn.Module) -> str:

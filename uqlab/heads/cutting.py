@@ -1,0 +1,374 @@
+"""The attention of one layer with fewer heads, whatever form it has."""
+
+import copy
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from uqlab.ensembles import plain_linear
+from uqlab.models import COUNTS, Attention, Projection, attentions
+
+# Numbers of an attention that count the features of all its heads.
+WIDTHS = ("all_head_size", "split_size", "attn_dim")
+# Its parameters beside the projections that have a column for each head.
+TABLES = ("relative_position_bias_table",)
+
+
+class Headless(nn.Module):
+    """An attention without heads: the bias of its output projection, if it holds that.
+
+    Parameters
+    ----------
+    core : nn.Module
+        The attention, whose projections have already been cut to no heads.
+    attention : Attention
+        Where the projections of `core` are.
+    others : int or None
+        How many outputs `core` returns after the first; None if it returns a tensor.
+    """
+
+    def __init__(self, core: nn.Module, attention: Attention, others: int | None = 1):
+        super().__init__()
+        self.head_dim = attention.size
+        self.others = others
+        for name, part in core.named_children():
+            self.add_module(name, part)
+        self.last = ""
+        if attention.inside:
+            self.last = attention.output.module.rpartition(".")[2]
+        last: Any = getattr(self, self.last, None)
+        if last is not None and not isinstance(last, nn.Linear):
+            # Transformers' Conv1D cannot take an input without features.
+            last = plain_linear(last.weight.detach().mT, last.bias.detach())
+            self.add_module(self.last, last)
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        z = hidden_states.new_empty(*hidden_states.shape[:-1], 0)
+        if self.last:
+            z = self.get_submodule(self.last)(z)
+        return z if self.others is None else (z, *[None] * self.others)
+
+
+class OpenAttention(nn.Module):
+    """Softmax attention with four linear layers, which may have any number of heads.
+
+    The output projection shares the memory of the original's; where the original is an
+    nn.MultiheadAttention, so do the other three.
+    """
+
+    def __init__(self, core: nn.Module, attention: Attention):
+        super().__init__()
+        self.num_heads = attention.heads
+        self.head_dim = attention.size
+        names = ("q_proj", "k_proj", "v_proj")
+        parts = (attention.query, attention.key, attention.value)
+        for name, projection in zip(names, parts, strict=True):
+            self.add_module(name, _linear(core, projection))
+        self.out_proj: Any = core.get_submodule(attention.output.module)
+        self.train(core.training)
+
+    def attend(self, inputs: list[Tensor], rate: float, **mask: Any) -> Tensor:
+        """Attend from queries to keys and values, each [..., tokens, width]."""
+        layers: list[Any] = [self.q_proj, self.k_proj, self.v_proj]
+        size = (self.num_heads, self.head_dim)
+        each = []
+        for layer, x in zip(layers, inputs, strict=True):
+            each.append(layer(x).unflatten(-1, size).transpose(-3, -2))
+        rate = rate if self.training else 0.0
+        z = F.scaled_dot_product_attention(*each, dropout_p=rate, **mask)
+        return self.out_proj(z.transpose(-3, -2).flatten(-2))
+
+
+class TorchAttention(OpenAttention):
+    """An nn.MultiheadAttention that returns no attention weights."""
+
+    def __init__(self, core: nn.MultiheadAttention, attention: Attention):
+        super().__init__(core, attention)
+        self.batch_first = core.batch_first
+        self.dropout = core.dropout
+        # What torch's encoder asks before it takes a shortcut past this module.
+        self.in_proj_bias = None
+        self._qkv_same_embed_dim = False
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = False,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, None]:
+        turned = query.ndim == 3 and not self.batch_first
+        inputs = [x.transpose(0, 1) if turned else x for x in (query, key, value)]
+        mask = None if attn_mask is None else _added(attn_mask, query)
+        if key_padding_mask is not None:
+            padding = _added(key_padding_mask, query)[..., None, None, :]
+            mask = padding if mask is None else mask + padding
+        y = self.attend(inputs, self.dropout, attn_mask=mask)
+        return (y.transpose(0, 1) if turned else y), None
+
+
+class PlainAttention(OpenAttention):
+    """An attention that takes tokens, and perhaps a mask, and returns tokens (timm)."""
+
+    def __init__(self, core: nn.Module, attention: Attention):
+        super().__init__(core, attention)
+        drops = [part for part in core.children() if isinstance(part, nn.Dropout)]
+        self.attn_drop, self.proj_drop = drops
+
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        inputs = [x, x, x]
+        rate = self.attn_drop.p
+        y = self.attend(inputs, rate, attn_mask=attn_mask, is_causal=is_causal)
+        return self.proj_drop(y)
+
+
+def opened(network: nn.Module) -> nn.Module:
+    """The network, in which each nn.MultiheadAttention has four linear layers.
+
+    Hooks then see what the heads give, and what the output projection makes of it.
+    """
+    for attention in attentions(network):
+        core = network.get_submodule(attention.name)
+        if isinstance(core, nn.MultiheadAttention):
+            (own,) = attentions(core)
+            network = put(network, attention.name, TorchAttention(core, own))
+    return network
+
+
+def put(network: nn.Module, name: str, part: nn.Module) -> Any:
+    """Put `part` into this place; returns the network, or `part` if that is all."""
+    if not name:
+        return part
+    for each in network.modules():
+        if isinstance(part, TorchAttention) and isinstance(each, nn.TransformerEncoder):
+            each.use_nested_tensor = False  # only torch's own attention can read them
+    network.set_submodule(name, part)
+    return network
+
+
+def without(network: nn.Module, attention: Attention, gone: set[int]) -> Any:
+    """Cut out heads whose columns are zeros already, if the output stays the same.
+
+    Returns the network, which is changed in place, or what replaces it.
+    """
+    each = attention.heads // attention.groups  # queries that share a key and value
+    lost = []
+    for group in range(attention.groups):
+        if gone.issuperset(range(group * each, (group + 1) * each)):
+            lost.append(group)
+    unit = network.get_submodule(attention.unit)
+    expected = _output(unit) if lost else None
+    if expected is None:
+        return network
+    others = len(expected) - 1 if isinstance(expected, tuple) else None
+    for form, widths in _forms(unit):
+        cut = _cut(form, lost, widths, others)
+        if _same(_output(cut), expected):
+            return put(network, attention.unit, cut)
+    return network
+
+
+def with_heads(
+    core: Any, attention: Attention, heads: int, others: int | None = 1
+) -> nn.Module:
+    """The attention `core`, whose projections have already been cut to `heads`."""
+    if not heads and not isinstance(core, OpenAttention):
+        return Headless(core, attention, others)
+    for name in COUNTS:
+        if isinstance(getattr(core, name, None), int):
+            setattr(core, name, heads)
+    return core
+
+
+def _forms(unit: nn.Module) -> Iterator[tuple[nn.Module, tuple[str, ...]]]:
+    """Copies of an attention that may work with fewer heads, the likeliest first.
+
+    Each comes with the names of the numbers that are to follow the number of heads.
+    """
+    (attention,) = attentions(unit)
+    if isinstance(unit, nn.MultiheadAttention):
+        yield TorchAttention(unit, attention), ()
+        return
+    yield _sharing(unit), WIDTHS
+    core = unit.get_submodule(attention.name)
+    features = attention.heads * attention.size
+    yield _sharing(unit), tuple(n for n, v in vars(core).items() if v == features)
+    if _is_plain(unit, attention):
+        yield PlainAttention(unit, attention), ()
+
+
+def _is_plain(unit: nn.Module, attention: Attention) -> bool:
+    """Whether a module can be nothing else than what `PlainAttention` is."""
+    own = {attention.query.module, attention.output.module}
+    rest = [part for name, part in unit.named_children() if name not in own]
+    drops = [part for part in rest if isinstance(part, nn.Dropout)]
+    idle = all(isinstance(part, nn.Dropout | nn.Identity) for part in rest)
+    taken = list(inspect.signature(unit.forward).parameters)[1:]
+    masks = set(taken) <= {"attn_mask", "is_causal"}
+    return attention.fused and idle and masks and len(drops) == 2
+
+
+def _cut(
+    unit: nn.Module, lost: list[int], widths: tuple[str, ...], others: int | None
+) -> Any:
+    """Cut groups of heads out of an attention, in place; its weights are new ones.
+
+    Parameters
+    ----------
+    unit : nn.Module
+        An attention with its output projection.
+    lost : list of int
+        The groups: key and value heads, with all their query heads.
+    widths : tuple of str
+        Its attributes that hold the number of features of all heads.
+    others : int or None
+        How many outputs it returns after the first; None if it returns a tensor.
+    """
+    (attention,) = attentions(unit)
+    each = attention.heads // attention.groups
+    queries = [group * each + i for group in lost for i in range(each)]
+    inputs = (attention.query, attention.key, attention.value)
+    stay: dict[str, Tensor] = {}  # by the name of a matrix
+    for projection in (*inputs, attention.output):
+        matrix = unit.get_parameter(projection.parameter)
+        every = torch.ones(matrix.shape[projection.axis], dtype=torch.bool)
+        kept = stay.setdefault(projection.parameter, every)
+        shared = projection is attention.key or projection is attention.value
+        for head in lost if shared else queries:
+            kept[projection.rows(head)] = False
+    for projection in {each.parameter: each for each in inputs}.values():
+        layer = unit.get_submodule(projection.module)
+        _keep(layer, "weight", projection.axis, stay[projection.parameter])
+        _keep(layer, "bias", 0, stay[projection.parameter])
+    last = attention.output
+    _keep(unit.get_submodule(last.module), "weight", last.axis, stay[last.parameter])
+    _cut_tables(unit, attention.heads, queries)
+
+    core: Any = unit.get_submodule(attention.name)
+    left = attention.heads - len(queries)
+    for name in widths:
+        if hasattr(core, name):
+            setattr(core, name, left * attention.size)
+    if hasattr(core, "num_key_value_heads"):
+        core.num_key_value_heads = attention.groups - len(lost)
+    return put(unit, attention.name, with_heads(core, attention, left, others))
+
+
+def _cut_tables(unit: nn.Module, heads: int, gone: list[int]) -> None:
+    """Cut the heads' columns out of tables of position biases."""
+    stay = torch.ones(heads, dtype=torch.bool)
+    stay[gone] = False
+    for part in unit.modules():
+        for name in TABLES:
+            table = getattr(part, name, None)
+            if table is not None and table.shape[1] == heads:
+                _keep(part, name, 1, stay)
+
+
+def _keep(layer: Any, name: str, axis: int, stay: Tensor) -> None:
+    """Keep some rows (axis 0) or columns (axis 1) of a parameter, if there is one."""
+    old = getattr(layer, name, None)
+    if old is None:
+        return
+    stay = stay.to(old.device)
+    new = old.detach()[stay] if axis == 0 else old.detach()[:, stay]
+    setattr(layer, name, nn.Parameter(new, old.requires_grad))
+    if name == "weight" and isinstance(layer, nn.Linear):
+        layer.out_features, layer.in_features = new.shape
+    elif name == "weight":  # transformers' Conv1D
+        layer.nx, layer.nf = new.shape
+
+
+def _sharing(unit: nn.Module) -> Any:
+    """A copy that shares parameters, buffers and configurations."""
+    shared: list[Any] = [*unit.parameters(), *unit.buffers()]
+    for part in unit.modules():
+        shared.append(getattr(part, "config", None))
+    return copy.deepcopy(unit, {id(each): each for each in shared})
+
+
+def _linear(core: nn.Module, projection: Projection) -> nn.Linear:
+    """The query, key or value projection as a layer of its own."""
+    matrix = core.get_parameter(projection.parameter)
+    rows = slice(
+        projection.start, projection.start + projection.heads * projection.size
+    )
+    weight = matrix.detach() if projection.axis == 0 else matrix.detach().mT
+    bias: Any = getattr(core, "in_proj_bias", None)
+    if projection.module:
+        bias = core.get_submodule(projection.module).bias
+    bias = None if bias is None else bias.detach()[rows]
+    return plain_linear(weight[rows], bias).requires_grad_(matrix.requires_grad)
+
+
+def _added(mask: Tensor, like: Tensor) -> Tensor:
+    """A mask that is added to logits: torch's boolean masks say what is left out."""
+    if mask.dtype != torch.bool:
+        return mask.to(like.dtype)
+    return like.new_zeros(mask.shape).masked_fill(mask, -torch.inf)
+
+
+@torch.no_grad()
+def _output(unit: nn.Module) -> Any:
+    """What an attention gives for random numbers in float64; None if it cannot run.
+
+    Its other arguments are guessed from their names. What it raises is no error here:
+    a network of an unknown kind has then zeros instead of smaller matrices.
+    """
+    probe: Any = copy.deepcopy(unit).cpu().double().eval()
+    (attention,) = attentions(probe)
+    core = probe.get_submodule(attention.name)
+    width = probe.get_parameter(attention.query.parameter).shape[
+        1 - attention.query.axis
+    ]
+    areas = [
+        part.window_area for part in probe.modules() if hasattr(part, "window_area")
+    ]
+    tokens = areas[0] if areas else 4
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    x = random(2, tokens, width)
+    angles = random(1, tokens, attention.size)
+    known = {
+        "key": x,
+        "value": x,
+        "position_embeddings": (angles.cos(), angles.sin()),
+        "rel_embeddings": random(2 * getattr(core, "pos_ebd_size", 1), width),
+    }
+    needed = {"attention_mask": x.new_ones(1, 1, tokens, tokens)}
+    given = {}
+    for name, parameter in list(inspect.signature(probe.forward).parameters.items())[
+        1:
+    ]:
+        if name in known:
+            given[name] = known[name]
+        elif (
+            parameter.kind == parameter.POSITIONAL_OR_KEYWORD
+            and parameter.default is parameter.empty
+        ):
+            given[name] = needed.get(name)
+    try:
+        return probe(x, **given)
+    except Exception:
+        return None
+
+
+def _same(found: Any, expected: Any) -> bool:
+    """Whether two attentions gave the same first output, in the same form."""
+    if found is None or isinstance(found, tuple) != isinstance(expected, tuple):
+        return False
+    a, b = (each[0] if isinstance(each, tuple) else each for each in (found, expected))
+    return torch.allclose(a, b, rtol=0, atol=1e-6 * (1e-3 + b.abs().max().item()))
