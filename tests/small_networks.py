@@ -22,7 +22,7 @@ MAKERS = {
 EVERY = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 # Those whose members train the backbone together.
 TRAINED = {
-    "masksembles": lambda backbone, members=3, **kw: ensembles.masksembles(backbone, members, **kw),
+    "masksembles": lambda backbone, members=3, **kw: ensembles.masksembles(backbone, members, **({"of": 5} | kw)),
     "film": lambda backbone, members=3, **kw: ensembles.film(backbone, members, **kw),
 }
 FOLDED = pytest.mark.parametrize("make", (MAKERS | TRAINED).values(), ids=MAKERS | TRAINED)
@@ -78,6 +78,16 @@ def moved(ensemble):
             if p.requires_grad:
                 p += 0.1 * torch.randn(p.shape, generator=generator)
     return ensemble.eval()
+
+
+def owned(ensemble, kind):
+    """The layers whose weight is of this kind of member parameter, by name."""
+    units = {name: part for name, part in ensemble.network.named_modules() if isinstance(part, ensembles.MemberModule)}
+    return {name: unit for name, unit in units.items() if isinstance(unit.own().get("weight"), kind)}
+
+
+def generators(count):
+    return [torch.Generator().manual_seed(m) for m in range(count)]
 
 
 def logits(model, x):

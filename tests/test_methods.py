@@ -138,7 +138,7 @@ def test_what_is_found_in_a_trained_network():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("film", "film needs BatchNorm or LayerNorm layers; this network has none"),
+        ("film", "film needs layers that normalise"),
         ("dropkey", "no attention of transformers"),
         ("hydra", "attention"),
         ("tiles", "no module that averages a map"),

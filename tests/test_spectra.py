@@ -11,7 +11,6 @@ from small_networks import MAKERS, bert, clip, moved, vit
 from torch import nn
 
 from uqlab import ensembles, extraction, models, spectra
-from uqlab.ensembles import MemberLayer
 
 
 def iid(*shape, seed=0, dtype=torch.float32):
@@ -233,7 +232,7 @@ def test_members_tell_who_makes_intruders():
     backbone = models.vit(8, 4, width=64, layers=1, heads=2)
     lora, sve = ensembles.lora(backbone, 3, 2), ensembles.singular_value(backbone, 3, init_std=0.3)
     for layer in lora.modules():
-        if isinstance(layer, MemberLayer) and hasattr(layer, "up"):
+        if isinstance(layer, ensembles.LowRank):
             nn.init.normal_(layer.up, generator=torch.Generator().manual_seed(1))
     for ensemble, count in ((lora, 2), (sve, 0)):
         found = spectra.ensemble_spectra(ensemble, k=10, before=backbone, progress=False)
@@ -249,19 +248,26 @@ def test_members_tell_who_makes_intruders():
 
 def test_updates_are_what_was_added():
     ensemble = moved(ensembles.lora(vit(), 3, 4))
-    name, layer = next((n, part) for n, part in ensemble.network.named_modules() if hasattr(part, "up"))
+    name, layer = next((n, p) for n, p in ensemble.network.named_modules() if isinstance(p, ensembles.LowRank))
+    name = name.removesuffix(".weight")
     found = spectra.ensemble_spectra(ensemble, f"^{name}$", 4, update=True, progress=False)[name]
     products = (layer.up @ layer.down).detach()
     assert np.allclose(found.values, torch.linalg.svdvals(products)[:, :4], atol=1e-5)
     assert np.allclose(found.between[0, 1], plain_similarity(products[1], products[0], 4, "left"), atol=1e-3)
-    assert np.allclose(found.initial[2], plain_similarity(layer.weight.detach(), products[2], 4, "left"), atol=1e-3)
+    assert np.allclose(found.initial[2], plain_similarity(layer.w.detach(), products[2], 4, "left"), atol=1e-3)
     merged = ensembles.from_members([ensemble.member(m) for m in range(3)])  # the same as a plain difference
     plain = spectra.ensemble_spectra(merged, f"^{name}$", 4, update=True, before=vit(), progress=False)[name]
     torch.testing.assert_close(plain.between, found.between, rtol=1e-3, atol=1e-3)
-    additive = moved(ensembles.batch(vit(), 2, additive=True))
+    additive = moved(ensembles.lora(vit(), 2, 1, std=0.5))
     found = spectra.ensemble_spectra(additive, f"^{name}$", 1, update=True, progress=False)[name]
-    layer = additive.network.get_submodule(name)
-    torch.testing.assert_close(found.values[:, 0], (layer.left.norm(dim=1) * layer.right.norm(dim=1)).detach())
+    layer = additive.network.get_submodule(name).weight
+    sizes = layer.up.norm(dim=(1, 2)) * layer.down.norm(dim=(1, 2))
+    torch.testing.assert_close(found.values[:, 0], sizes.detach())
+    trained = moved(ensembles.batch(vit(), 2, additive=True))  # the shared matrix moves too
+    found = spectra.ensemble_spectra(trained, f"^{name}$", 2, update=True, before=vit(), progress=False)[name]
+    before = vit().get_submodule(name).weight.detach()
+    after = trained.network.get_submodule(name).weight.weight(1).detach()
+    torch.testing.assert_close(found.values[1], torch.linalg.svdvals(after - before)[:2], rtol=1e-3, atol=1e-4)
 
 
 def test_vectors_beyond_the_rank_are_nan_and_counted():
@@ -286,12 +292,12 @@ def test_masked_members_and_their_hard_masks():
         for name, layer in found.items():
             masked = ensemble.layers()[name]
             rows, columns = masked.masks()
-            after = masked.weight * rows[0][:, None] * columns[0]
-            assert np.allclose(layer.max_cosine[0], plain_max_cosine(masked.weight, after.detach(), 2), atol=1e-4)
+            after = masked.w * rows[0][:, None] * columns[0]
+            assert np.allclose(layer.max_cosine[0], plain_max_cosine(masked.w, after.detach(), 2), atol=1e-4)
 
 
 def test_what_is_not_known_before_is_none():
-    for ensemble in (ensembles.singular_value(vit(), 2), ensembles.deep(lambda: models.mlp(20, (16, 12), 3), 2)):
+    for ensemble in (ensembles.batch(vit(), 2), ensembles.deep(lambda: models.mlp(20, (16, 12), 3), 2)):
         for layer in spectra.ensemble_spectra(ensemble, k=3, progress=False).values():
             known = (layer.initial, layer.before_values, layer.max_cosine, layer.off_diagonal)
             assert known == (None,) * 4
@@ -303,7 +309,7 @@ def test_what_is_not_known_before_is_none():
 def test_one_layer_at_a_time(monkeypatch):
     """Only the weights of one layer's members are alive at any moment."""
     ensemble, alive, most = moved(ensembles.lora(vit(), 4, 2)), [], 0
-    weight_of = ensembles.LoRALinear.member_weight
+    weight_of = ensembles.LowRank.weight
 
     def watched(self, index):
         nonlocal most
@@ -312,7 +318,7 @@ def test_one_layer_at_a_time(monkeypatch):
         most = max(most, sum(ref() is not None for ref in alive))
         return weight
 
-    monkeypatch.setattr(ensembles.LoRALinear, "member_weight", watched)
+    monkeypatch.setattr(ensembles.LowRank, "weight", watched)
     spectra.ensemble_spectra(ensemble, k=3, progress=False)
     assert len(alive) >= 8 * 4
     assert most == 4

@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from uqlab.core import door
 from uqlab.core.checks import finite
-from uqlab.ensembles import ATTENTION, Ensemble, FoldedEnsemble, MemberLayer
+from uqlab.ensembles import ATTENTION, Ensemble, FoldedEnsemble, weights_of
 from uqlab.uncertainty import check_logits, classes_first
 
 Logits = Float[Tensor, "members batch classes"]
@@ -95,8 +96,8 @@ def layer_names(ensemble: Ensemble, target: str | None = None, default: str = PR
 
     Raises ValueError for a target that matches no linear layer; TypeError unless it is an ensemble.
     """
-    network = ensemble.network if isinstance(ensemble, FoldedEnsemble) else ensemble.member(0)
-    names = [name for name, part in network.named_modules() if _weight(part, 0) is not None]
+    found = weights(ensemble)
+    names = [name for name, seen in found.items() if len(seen.shape) == 2 or target is not None]
     chosen = [name for name in names if re.search(default if target is None else target, name)]
     if not chosen and target is None:
         chosen = names[:-1] or names
@@ -113,17 +114,16 @@ def member_weights(
     members: whose weights; None for all. Raises ValueError where the shapes differ; TypeError unless it is an ensemble.
     """
     members = range(ensemble.members) if members is None else members
-    parts = dict((ensemble.network if isinstance(ensemble, FoldedEnsemble) else ensemble.member(0)).named_modules())
-    if name not in parts or not all(0 <= m < ensemble.members for m in members):
-        raise ValueError(f"there are layers {', '.join(parts)} and {ensemble.members} members, got {name!r}, {members}")
-    if isinstance(ensemble, FoldedEnsemble):
-        layer = ensemble.network.get_submodule(name)
-        weights = [_weight(layer, m) for m in (members if isinstance(layer, MemberLayer) else members[:1])]
+    known = weights(ensemble)
+    if name not in known or not all(0 <= m < ensemble.members for m in members):
+        raise ValueError(f"there are layers {', '.join(known)} and {ensemble.members} members, got {name!r}, {members}")
+    if not isinstance(ensemble, FoldedEnsemble):
+        found = [weights(ensemble, m)[name] for m in members]
+    elif isinstance(seen := known[name], Tensor):
+        found = [seen]  # all members share it
     else:
-        weights = [_weight(ensemble.member(m).get_submodule(name), 0) for m in members]
-    found = [w for w in weights if w is not None]
-    if not found:
-        raise ValueError(f"{name} has no weight matrix; see diversity.layer_names(ensemble)")
+        found = [seen.weight(m) for m in members]
+    found = [w.detach().flatten(1) for w in found]
     shapes = sorted({tuple(w.shape) for w in found})
     if len(shapes) > 1:
         raise ValueError(
@@ -133,11 +133,14 @@ def member_weights(
     return torch.stack(found) if len(found) > 1 else found[0].expand(len(members), -1, -1)
 
 
-def _weight(layer: nn.Module, index: int) -> Tensor | None:
-    """The weight [out, in] that member `index` sees in a layer; None for layers without a weight matrix."""
-    if isinstance(layer, MemberLayer):
-        return layer.member_weight(index)
-    return layer.weight.detach() if isinstance(layer, nn.Linear) else None
+def weights(ensemble: Ensemble, member: int = 0) -> dict[str, Any]:
+    """The weights of linear layers, convolutions, attention and recurrent layers, in the network's order.
+
+    Of a folded ensemble what all members share is a tensor, and what they own says what each sees by `weight(m)`; of
+    others it is the tensor of one member.
+    """
+    network = ensemble.network if isinstance(ensemble, FoldedEnsemble) else ensemble.member(member)
+    return weights_of(network)
 
 
 door.room(__name__)

@@ -18,8 +18,8 @@ from tqdm.auto import tqdm
 
 from uqlab.core import door
 from uqlab.core.checks import finite, floating, one_network, within
-from uqlab.diversity import layer_names, member_weights
-from uqlab.ensembles import Ensemble, FoldedEnsemble, MemberLayer
+from uqlab.diversity import layer_names, member_weights, weights
+from uqlab.ensembles import Ensemble
 
 Matrices = Float[Tensor, "*#batch out in"]
 Side = Literal["left", "right"]
@@ -209,23 +209,20 @@ def _start(ensemble: Ensemble, name: str, before: nn.Module | None) -> Tensor | 
             linear = [n for n, part in before.named_modules() if isinstance(part, nn.Linear)]
             raise ValueError(f"before has no linear layer {name}; it has {', '.join(linear) or 'none'}")
         return weight.detach()
-    layer = _member_layer(ensemble, name)
-    return None if layer is None else layer.start_weight()
+    seen = weights(ensemble)[name]
+    start = None if isinstance(seen, Tensor) else seen.start()
+    return None if start is None else start.flatten(1)
 
 
 def _update(ensemble: Ensemble, name: str, start: Tensor) -> Tensor:
     """W_m - W of every member [members, out, in]. If the layer knows it, no digits are lost by rounding W_m."""
-    if layer := _member_layer(ensemble, name):
-        updates = [layer.member_update(m) for m in range(ensemble.members)]
-        if known := [update for update in updates if update is not None]:
+    seen = weights(ensemble)[name]
+    if not isinstance(seen, Tensor):
+        updates = [seen.update(m) for m in range(ensemble.members)]
+        if known := [update.flatten(1) for update in updates if update is not None]:
             return torch.stack(known)
-    weights = member_weights(ensemble, name)
-    return weights - start.to(weights)
-
-
-def _member_layer(ensemble: Ensemble, name: str) -> MemberLayer | None:
-    layer = ensemble.network.get_submodule(name) if isinstance(ensemble, FoldedEnsemble) else None
-    return layer if isinstance(layer, MemberLayer) else None
+    after = member_weights(ensemble, name)
+    return after - start.to(after)
 
 
 def _leading(w: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -6,13 +6,37 @@ import re
 
 import pytest
 import torch
-from small_networks import ALL, EVERY, FOLDED, MAKERS, TRAINED, bert, clip, count, images, logits, moved, vit
+from small_networks import (
+    ALL,
+    EVERY,
+    FOLDED,
+    MAKERS,
+    TRAINED,
+    bert,
+    clip,
+    count,
+    generators,
+    images,
+    logits,
+    moved,
+    owned,
+    vit,
+)
 from torch import nn
 from transformers import ViTConfig, ViTForImageClassification
 
 from uqlab import ensembles, models, training
 from uqlab.core import devices
-from uqlab.ensembles import ATTENTION, BatchLinear, LoRALinear, MemberDropout, MemberLayer, MemberLinear, SVDLinear
+from uqlab.ensembles import (
+    ATTENTION,
+    LowRank,
+    MemberDropout,
+    MemberLayer,
+    MemberModule,
+    Own,
+    Scaled,
+    SingularValues,
+)
 
 
 def mlp():
@@ -94,7 +118,7 @@ def test_lora_starts_as_the_backbone():
     backbone, (x, _) = vit(), images()
     shared = ensembles.lora(backbone, 3, 2, classifiers="shared")
     torch.testing.assert_close(shared(x), backbone(x).logits.expand(3, -1, -1))
-    layer = next(part for part in shared.modules() if isinstance(part, LoRALinear))
+    layer = next(part for part in shared.modules() if isinstance(part, LowRank))
     assert not layer.up.any()
     bound = 10 * math.sqrt(6 / (16 + 2))  # xavier-uniform with gain 10
     assert 0.8 * bound < layer.down.abs().max() <= bound
@@ -103,11 +127,12 @@ def test_lora_starts_as_the_backbone():
 @pytest.mark.parametrize("scale", [1.0, -2.5])
 def test_lora_is_a_low_rank_update(scale, tmp_path):
     ensemble, (x, _) = moved(ensembles.lora(vit(), 2, 3, scale=scale)), images()
-    layer = next(part for part in ensemble.modules() if isinstance(part, LoRALinear))
+    unit = next(iter(owned(ensemble, LowRank).values()))
+    layer = unit.weight
     for m in range(2):
-        update = layer.member(m).weight - layer.weight
+        update = unit.member(m).weight - layer.w
         torch.testing.assert_close(update, scale * layer.up[m] @ layer.down[m])
-        torch.testing.assert_close(layer.member_update(m), update, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(layer.update(m), update, rtol=1e-4, atol=1e-6)
         assert torch.linalg.matrix_rank(update, rtol=1e-4) == 3
         torch.testing.assert_close(ensemble(x)[m], ensemble.member(m)(x).logits, rtol=1e-4, atol=1e-5)
     ensembles.save(ensemble, tmp_path / "scaled")
@@ -126,43 +151,28 @@ def test_singular_values_start_as_the_backbone():
 def test_singular_value_layers(shape, bias):
     torch.manual_seed(0)
     linear = nn.Linear(shape[1], shape[0], bias).double()
-    generators = [torch.Generator().manual_seed(m) for m in range(3)]
-    layer = SVDLinear(linear, 0.3, generators)
+    layer = SingularValues(linear.weight, 0.3, generators(3))
     for m in range(3):
-        weight = layer.member(m).weight
+        weight = layer.weight(m)
         core = layer.u.mT @ weight @ layer.v  # U^T W_m V
         torch.testing.assert_close(core, torch.diag(layer.s[m].clamp(min=0)), rtol=1e-5, atol=1e-5)
         moved_by = torch.linalg.norm(weight - linear.weight)
         original = torch.linalg.svdvals(linear.weight)
         torch.testing.assert_close(moved_by, torch.linalg.norm(layer.s[m] - original), rtol=1e-5, atol=1e-5)
     assert not layer.u.requires_grad
-    assert (layer.bias is None) == (not bias)
-
-
-def test_the_two_ways_to_multiply_by_singular_values_agree(monkeypatch):
-    torch.manual_seed(0)
-    layer, x = (
-        SVDLinear(nn.Linear(7, 5), 0.3, [torch.Generator().manual_seed(m) for m in range(2)]),
-        torch.rand(6, 3, 7),
-    )
-    found = []
-    for factored in (True, False):
-        monkeypatch.setattr(SVDLinear, "factored", lambda self, rows, answer=factored: answer)
-        layer.zero_grad()
-        y = layer(x)
-        y.square().sum().backward()
-        found.append((y.detach(), layer.s.grad.clone(), layer.bias.grad.clone()))
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    made = ensembles.singular_value(nn.Sequential(linear, nn.Linear(shape[0], 2)), 3)
+    assert set(made.network[0].own()) == ({"weight", "bias"} if bias else {"weight"})
 
 
 def test_a_singular_value_below_zero_stays_dead():
-    layer = SVDLinear(nn.Linear(4, 4), 0.0, [torch.Generator()])
+    linear = nn.Linear(4, 4)
+    layer = SingularValues(linear.weight, 0.0, generators(1))
+    unit = MemberModule(linear, {"weight": layer})
     layer.s.data[0, 1] = -0.1
-    layer(torch.rand(3, 4)).square().sum().backward()
+    unit(torch.rand(3, 4)).square().sum().backward()
     assert layer.s.grad[0, 1] == 0
     assert layer.s.grad[0, 0] != 0
-    assert torch.linalg.svdvals(layer.member(0).weight)[-1] < 1e-6
+    assert torch.linalg.svdvals(unit.member(0).weight)[-1] < 1e-6
 
 
 def test_batch_ensemble_with_ones_is_the_backbone():
@@ -175,19 +185,39 @@ def test_batch_ensemble_with_ones_is_the_backbone():
 def test_batch_ensemble_multiplies_and_adds_a_rank_one_matrix():
     torch.manual_seed(0)
     linear = nn.Linear(6, 4)
-    for additive in (True, False):
-        layer = BatchLinear(linear, 0.5, additive, [torch.Generator().manual_seed(1)])
-        outer = torch.outer(layer.left[0], layer.right[0])
-        expected = linear.weight + outer if additive else linear.weight * outer
-        torch.testing.assert_close(layer.member(0).weight, expected)
+    net = nn.Sequential(linear, nn.ReLU(), nn.Linear(4, 3))
+    times, plus = (ensembles.batch(net, 2, std=0.5, additive=additive).network[0].weight for additive in (False, True))
+    assert isinstance(times, Scaled)
+    assert isinstance(plus, LowRank)
+    for m in range(2):
+        torch.testing.assert_close(times.weight(m), linear.weight * torch.outer(times.left[m], times.right[m]))
+        outer = torch.outer(plus.up[m, :, 0], plus.down[m, 0])
+        torch.testing.assert_close(plus.weight(m), linear.weight + outer)
+        torch.testing.assert_close(times.left[m] - 1, plus.up[m, :, 0])
 
 
-def test_adding_an_outer_product_is_lora_of_rank_one():
-    linear, x = nn.Linear(6, 4), torch.rand(3 * 5, 6)
-    generators = [torch.Generator().manual_seed(m) for m in range(3)]
-    added, low = BatchLinear(linear, 0.5, True, generators), LoRALinear(linear, 1, 1.0, generators)
-    low.down.data, low.up.data = added.right.data.unsqueeze(1), added.left.data.unsqueeze(2)
+@pytest.mark.parametrize("additive", [True, False])
+def test_batch_ensembles_train_the_shared_matrix_with_the_members_mean_gradient(additive):
+    """The paper's BatchEnsemble++ trains W, as BatchEnsemble does (Muhlematter et al. 2024, I.2)."""
+    backbone, (x, y) = vit(), images(12)
+    ensemble = ensembles.batch(backbone, 3, additive=additive)
+    weights = [layer.weight.w for layer in owned(ensemble, (LowRank, Scaled)).values()]
+    assert set(weights) <= set(ensemble.shared_parameters())
+    before = [w.clone() for w in weights]
+    training.fit(ensemble, x, y, epochs=1, lr=0.1, batch_size=12, progress=False)
+    assert not any(torch.equal(a, b) for a, b in zip(before, weights, strict=True))
+
+
+def test_a_normal_start_of_rank_one_is_the_additive_form_with_a_frozen_matrix():
+    net = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+    added = ensembles.batch(net, 3, std=0.5, additive=True, seed=2).network[0]
+    low = ensembles.lora(net, 3, 1, std=0.5, seed=2).network[0]
+    torch.testing.assert_close(added.weight.up, low.weight.up)
+    torch.testing.assert_close(added.weight.down, low.weight.down)
+    x = torch.rand(3 * 5, 6)
     torch.testing.assert_close(added(x), low(x))
+    assert added.weight.w.requires_grad
+    assert not low.weight.w.requires_grad
 
 
 # What is trained ------------------------------------------------------------------------------------------------------
@@ -273,7 +303,8 @@ def test_what_is_shared_is_known():
     assert ensembles.lora(vit(), 2).can_shard()
     assert list(ensembles.lora(vit(), 2, classifiers="shared").shared_parameters().values()) == [2, 2]
     assert len(ensembles.lora(vit(), 2, heads="shared").shared_parameters()) == 2  # the older name
-    assert len(ensembles.batch(vit(), 2).shared_parameters()) == 2 * 4
+    for additive in (True, False):
+        assert len(ensembles.batch(vit(), 2, additive=additive).shared_parameters()) == 2 * 4
     assert not ensembles.batch(vit(), 2).can_shard()
     assert not ensembles.lora(bert(), 2).can_shard()  # its attention drops weights by torch's global generator
 
@@ -309,22 +340,22 @@ def test_classifiers_start_as_published():
     sve = ensembles.singular_value(vit(), 50).network.classifier
     lora.requires_grad_(False)
     sve.requires_grad_(False)
-    assert isinstance(lora, MemberLinear)
-    assert lora.weight.abs().max() <= 1 / 4  # torch's default for 16 features
-    assert lora.weight.std() == pytest.approx(0.25 / math.sqrt(3), rel=0.05)
-    assert sve.weight.std() == pytest.approx(0.01, rel=0.05)
-    assert not sve.bias.any()
+    assert isinstance(lora.weight, Own)
+    assert lora.weight.value.abs().max() <= 1 / 4  # torch's default for 16 features
+    assert lora.weight.value.std() == pytest.approx(0.25 / math.sqrt(3), rel=0.05)
+    assert sve.weight.value.std() == pytest.approx(0.01, rel=0.05)
+    assert not sve.bias.value.any()
 
 
 # Where it applies -----------------------------------------------------------------------------------------------------
 def replaced(ensemble, kind):
-    return [name for name, part in ensemble.network.named_modules() if isinstance(part, kind)]
+    return list(owned(ensemble, kind))
 
 
 def test_default_targets():
-    assert len(replaced(ensembles.lora(vit(), 2), LoRALinear)) == 2 * 4
-    assert len(replaced(ensembles.lora(clip(), 2), LoRALinear)) == 2 * 4
-    names = replaced(ensembles.lora(bert(), 2), LoRALinear)
+    assert len(replaced(ensembles.lora(vit(), 2), LowRank)) == 2 * 4
+    assert len(replaced(ensembles.lora(clip(), 2), LowRank)) == 2 * 4
+    names = replaced(ensembles.lora(bert(), 2), LowRank)
     assert [name.split("attention.")[1] for name in names[:4]] == [
         "self.query",
         "self.key",
@@ -332,8 +363,8 @@ def test_default_targets():
         "output.dense",
     ]
     assert len(names) == 2 * 4
-    assert replaced(ensembles.lora(models.mlp(8, (12, 6), 3), 2, 2), LoRALinear) == ["1", "4"]
-    assert len(replaced(ensembles.singular_value(vit(), 2), SVDLinear)) == 2 * 6
+    assert replaced(ensembles.lora(models.mlp(8, (12, 6), 3), 2, 2), LowRank) == ["1", "4"]
+    assert len(replaced(ensembles.singular_value(vit(), 2), SingularValues)) == 2 * 6
 
 
 @pytest.mark.parametrize(
@@ -351,7 +382,7 @@ def test_the_attention_has_many_names(names, others):
 
 
 def test_targets_by_expression():
-    assert replaced(ensembles.lora(vit(), 2, target=r"layers\.1.*(q|v)_proj$"), LoRALinear) == [
+    assert replaced(ensembles.lora(vit(), 2, target=r"layers\.1.*(q|v)_proj$"), LowRank) == [
         "vit.layers.1.attention.q_proj",
         "vit.layers.1.attention.v_proj",
     ]

@@ -6,8 +6,8 @@ from small_networks import images, logits, moved, vit
 from torch import nn
 
 from uqlab import ensembles, models, training
+from uqlab.ensembles import LowRank
 from uqlab.ensembles.laplace import Curvature, _patches, curvatures, projection_curvature
-from uqlab.ensembles.lora import LoRAConv2d, LoRALinear
 
 
 def small(scale=1.0):
@@ -24,7 +24,7 @@ def cnn():
 
 def full(ensemble, inputs, name):
     """The whole generalised Gauss-Newton matrix of the summed cross-entropy by A or B, from Jacobians."""
-    layer = next(part for part in ensemble.modules() if isinstance(part, LoRALinear | LoRAConv2d))
+    layer = next(part for part in ensemble.modules() if isinstance(part, LowRank))
     p = layer.get_parameter(name)
     total = torch.zeros(p.numel(), p.numel(), dtype=torch.float64)
     for x in inputs:
@@ -55,10 +55,10 @@ def test_a_convolution_is_a_linear_layer_on_its_patches(how):
         if not how:
             torch.testing.assert_close(torch.kron(curvature.outputs, curvature.inputs), full(ensemble, x, name))
     layer = ensemble.network[0]
-    patches = _patches(layer, x)
+    patches, low = _patches(layer.inner, x), layer.weight
     torch.testing.assert_close(
-        patches @ layer.weight.flatten(1).T,
-        layer.member(0)(x).flatten(2).mT - (patches @ (layer.up[0] @ layer.down[0].flatten(1)).T + layer.bias),
+        patches @ low.matrix().T,
+        layer.member(0)(x).flatten(2).mT - (patches @ (low.up[0] @ low.down[0]).T + layer.bias),
     )
 
 
@@ -66,8 +66,8 @@ def test_where_all_inputs_are_answered_alike_the_product_is_the_full_matrix():
     """With a classifier of almost zeros the curvature by the outputs is one for all."""
     torch.manual_seed(0)
     ensemble = moved(ensembles.lora(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3)).double(), 1, 2, target="0"))
-    ensemble.network[1].weight.data *= 1e-6
-    ensemble.network[1].bias.data.zero_()
+    ensemble.network[1].weight.value.data *= 1e-6
+    ensemble.network[1].bias.value.data.zero_()
     x = torch.rand(5, 4, dtype=torch.float64)
     for name, curvature in zip(("down", "up"), curvatures(ensemble, x)["0"], strict=True):
         expected = full(ensemble, x, name)
@@ -76,7 +76,7 @@ def test_where_all_inputs_are_answered_alike_the_product_is_the_full_matrix():
 
 def test_for_several_inputs_it_is_the_sum_by_outputs_and_the_mean_by_inputs():
     ensemble, x = small(), torch.rand(6, 4, dtype=torch.float64)
-    layer, member = next(part for part in ensemble.modules() if isinstance(part, LoRALinear)), ensemble.member(0)
+    layer, member = next(part for part in ensemble.modules() if isinstance(part, LowRank)), ensemble.member(0)
     outputs = torch.zeros(3, 3, dtype=torch.float64)
     for y in member[0](x).detach():
         slopes, p = torch.autograd.functional.jacobian(member[1:], y), member[1:](y).softmax(-1).detach()
@@ -103,7 +103,7 @@ def test_any_number_of_members_needs_one_decomposition_of_a_factor(monkeypatch):
     monkeypatch.setattr(torch.linalg, "eigh", lambda matrix: seen.append(matrix) or eigh(matrix))
     trained = ensembles.lora(cnn(), 1, 2, seed=3)
     ensembles.laplace_lora(trained, x, 3)
-    assert len(seen) == 4 * sum(isinstance(part, (LoRAConv2d, LoRALinear)) for part in trained.modules())
+    assert len(seen) == 4 * sum(isinstance(part, LowRank) for part in trained.modules())
 
 
 @pytest.mark.parametrize("network", [vit, cnn])

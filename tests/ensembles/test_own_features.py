@@ -1,14 +1,13 @@
 """Members that see features of their own: masks that are fixed (Masksembles), and norms of their own (FiLM)."""
 
-import math
-
 import pytest
 import torch
-from small_networks import bert, cnn, images, mlp, moved, resnet, vit
+from small_networks import bert, cnn, images, mlp, moved, owned, resnet, vit
 from torch import nn
 
 from uqlab import ensembles, models, training
-from uqlab.ensembles import MaskedInputs, MemberBatchNorm
+from uqlab.ensembles import MaskedInputs
+from uqlab.ensembles.masksembles import masks
 
 
 def settled(network):
@@ -20,8 +19,8 @@ def settled(network):
     return network
 
 
-def layers(ensemble, kind):
-    return {name: part for name, part in ensemble.network.named_modules() if isinstance(part, kind)}
+def masks_of(ensemble):
+    return {name: unit.weight for name, unit in owned(ensemble, MaskedInputs).items()}
 
 
 NETWORKS = pytest.mark.parametrize("network", [mlp, cnn, resnet, vit, bert], ids=lambda make: make.__name__)
@@ -36,20 +35,39 @@ def test_with_scale_1_masksembles_are_the_network(network):
     torch.testing.assert_close(ensembles.masksembles(net, 3, 1.0).eval()(x), expected.expand(3, -1, -1))
 
 
-@pytest.mark.parametrize(("members", "scale"), [(4, 4.0), (4, 2.0), (3, 1.5), (5, 3.0)])
+@pytest.mark.parametrize(("members", "scale"), [(4, 4.0), (4, 2.0), (3, 1.5), (5, 3.0), (3, 2.0), (2, 8.0)])
 def test_masks_keep_their_share_and_leave_no_feature_out(members, scale):
-    masks = [layer.mask for layer in layers(ensembles.masksembles(cnn(), members, scale), MaskedInputs).values()]
-    assert [mask.shape[1] for mask in masks] == [
-        8,
-        16,
-        16,
-    ]  # the inputs of the convolutions but the first, and the head's
-    for mask in masks:
-        assert (mask.sum(1) == math.ceil(mask.shape[1] / scale)).all()
-        assert mask.amax(0).all()
-        if members == scale:
-            assert (mask.sum(0) == 1).all()  # disjoint
-    assert not torch.equal(masks[1], masks[2])
+    """Durasov et al.: each keeps 1 / (S (1 - (1 - 1 / S)^M)) of the features, and every feature is used."""
+    drawn = [layer.mask for layer in masks_of(ensembles.masksembles(cnn(), members, scale)).values()]
+    assert [mask.shape[1] for mask in drawn] == [8, 16, 16]  # of the convolutions but the first, and of the head
+    assert not torch.equal(drawn[1], drawn[2])
+    mask = masks(512, scale, members)
+    share = 1 / (scale * (1 - (1 - 1 / scale) ** members))
+    for each in (*drawn, mask):
+        assert (each.sum(1) == each.sum(1)[0]).all()
+        assert each.amax(0).all()
+    assert mask.sum(1)[0] / 512 == pytest.approx(share, abs=0.02)
+
+
+@pytest.mark.parametrize(("members", "scale"), [(4, 2.0), (3, 2.0), (5, 3.0)])
+def test_any_two_masks_share_one_in_scale_of_their_features(members, scale):
+    """No pair is apart and no pair alike: with three masks and S = 2 turns in one order would share 0, 35 and 29."""
+    shared = []
+    for layer in range(20):
+        mask = masks(64, scale, members, number=layer)
+        overlap = mask @ mask.T / mask.sum(1)[0]
+        shared.append(overlap[torch.triu(torch.ones(members, members), 1).bool()])
+    pairs = torch.stack(shared).mean(0)  # of each pair of members
+    assert (pairs - 1 / scale).abs().max() < 0.07
+    assert torch.stack(shared).min() > 0.3 / scale
+
+
+def test_a_shard_has_the_masks_of_the_whole():
+    whole, last = ensembles.masksembles(cnn(), 3), ensembles.masksembles(cnn(), "1:3", of=3)
+    for name, layer in masks_of(whole).items():
+        assert torch.equal(layer.mask[1:], masks_of(last)[name].mask)
+    with pytest.raises(ValueError, match="above 2, got 2"):
+        ensembles.masksembles(cnn(), 3, of=2)
 
 
 @pytest.mark.parametrize("network", [mlp, cnn, resnet])
@@ -57,7 +75,7 @@ def test_a_member_is_the_network_without_what_its_mask_leaves_out(network):
     net, x = settled(network()), images()[0]
     ensemble = ensembles.masksembles(net, 3, 2.0, seed=5).eval()
     for m in range(3):
-        for name, layer in layers(ensemble, MaskedInputs).items():
+        for name, layer in masks_of(ensemble).items():
             weight = net.get_submodule(name).weight
             expected = weight * layer.mask[m].view(1, -1, *[1] * (weight.ndim - 2))
             torch.testing.assert_close(ensemble.member(m).get_submodule(name).weight, expected)
@@ -65,7 +83,7 @@ def test_a_member_is_the_network_without_what_its_mask_leaves_out(network):
             net.get_submodule(name).register_forward_pre_hook(
                 lambda _, args, mask=layer.mask[m]: (args[0] * mask.view(1, -1, *[1] * (args[0].ndim - 2)),)
             )
-            for name, layer in layers(ensemble, MaskedInputs).items()
+            for name, layer in masks_of(ensemble).items()
         ]
         torch.testing.assert_close(net(x), ensemble(x)[m], rtol=1e-4, atol=1e-5)
         for hook in hooks:
@@ -80,7 +98,7 @@ def test_a_network_learns_for_its_masks_and_not_for_others():
     ensemble = ensembles.masksembles(models.mlp(8, (24, 24), 3, dropout=0.0), 4, 2.0)
     training.fit(ensemble, x, y, epochs=30, lr=0.02, batch_size=20, optimizer="adam", progress=False)
     logits = ensemble(x).flatten(0, 1)
-    for layer in layers(ensemble, MaskedInputs).values():
+    for layer in masks_of(ensemble).values():
         layer.mask = layer.mask[:, torch.randperm(layer.mask.shape[1], generator=torch.Generator().manual_seed(1))]
     own, other = (nn.functional.cross_entropy(z, y.repeat(4)) for z in (logits, ensemble(x).flatten(0, 1)))
     assert own < 0.1
@@ -88,10 +106,10 @@ def test_a_network_learns_for_its_masks_and_not_for_others():
 
 
 def test_in_a_transformer_what_follows_the_activation_is_masked():
-    names = layers(ensembles.masksembles(vit(), 2), MaskedInputs)
+    names = masks_of(ensembles.masksembles(vit(), 2))
     assert list(names) == ["vit.layers.0.mlp.fc2", "vit.layers.1.mlp.fc2"]
-    assert len(layers(ensembles.masksembles(bert(), 2), MaskedInputs)) == 2
-    assert list(layers(ensembles.masksembles(vit(), 2, target="fc1"), MaskedInputs)) == [
+    assert len(masks_of(ensembles.masksembles(bert(), 2))) == 2
+    assert list(masks_of(ensembles.masksembles(vit(), 2, target="fc1"))) == [
         "vit.layers.0.mlp.fc1",
         "vit.layers.1.mlp.fc1",
     ]
@@ -131,7 +149,9 @@ def test_batch_statistics_are_those_of_the_member_s_own_batches(method, network)
             if "running" in name:
                 torch.testing.assert_close(buffer, net.get_buffer(name), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(ensemble.eval()(x[0])[1], plain[1].eval()(x[0]), rtol=1e-3, atol=1e-4)
-    assert len(layers(ensemble, MemberBatchNorm)) == sum("BatchNorm" in type(p).__name__ for p in plain[0].modules())
+    units = [part for part in ensemble.modules() if isinstance(part, ensembles.MemberModule)]
+    norms = [unit for unit in units if "running_mean" in unit.own()]
+    assert len(norms) == sum("BatchNorm" in type(p).__name__ for p in plain[0].modules())
 
 
 def test_film_of_a_frozen_backbone_is_joined_from_shards():
@@ -155,13 +175,13 @@ def test_batch_statistics_are_saved(method, tmp_path):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: ensembles.film(mlp(), 2), "film needs BatchNorm or LayerNorm layers; this network has none"),
+        (lambda: ensembles.film(mlp(), 2), "film needs layers that normalise"),
         (lambda: ensembles.film(cnn(), 2, std=-1.0), "std must be"),
-        (lambda: ensembles.film(vit(), 2, target="nowhere"), "matches no BatchNorm or LayerNorm"),
+        (lambda: ensembles.film(vit(), 2, target="nowhere"), "matches no normalisation"),
         (lambda: ensembles.film("vit", 2), "one torch module, got 'vit'"),
         (lambda: ensembles.masksembles(mlp(), 2, 0.5), r"scale must be in \[1, inf\)"),
-        (lambda: ensembles.masksembles(nn.Sequential(nn.Linear(3, 2)), 2), "of 0 none follows an activation"),
-        (lambda: ensembles.masksembles(mlp(), 2, target="conv"), "none matches target 'conv'"),
+        (lambda: ensembles.masksembles(nn.Sequential(nn.Linear(3, 2)), 2), "after an activation"),
+        (lambda: ensembles.masksembles(mlp(), 2, target="conv"), "target 'conv' matches no layer"),
         (lambda: ensembles.masksembles(ensembles.deep(mlp, 2), 2), "one torch module"),
     ],
 )

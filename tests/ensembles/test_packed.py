@@ -7,7 +7,7 @@ from torch import nn
 from transformers import ViTConfig, ViTForImageClassification
 
 from uqlab import ensembles, models, training
-from uqlab.ensembles import FoldedEnsemble, GroupedLinear, MemberConv2d, SeparateEnsemble
+from uqlab.ensembles import FoldedEnsemble, GroupedLinear, SeparateEnsemble
 
 PIXELS = {"image_size": 8, "patch_size": 4, "num_channels": 1, "num_labels": 3}
 
@@ -88,7 +88,7 @@ def test_groups_inside_a_member_are_apart():
     inner = [type(part) for part in ensemble.member(0) if hasattr(part, "weight")]
     assert inner == [nn.Linear, GroupedLinear, GroupedLinear, nn.Linear]
     convolutions = ensembles.packed(models.small_cnn(3, width=8), 2, 2.0, gamma=2)
-    assert [part.settings["groups"] for part in convolutions.modules() if isinstance(part, MemberConv2d)] == [1, 2, 2]
+    assert [part.groups for part in convolutions.modules() if isinstance(part, nn.Conv2d)] == [1, 2, 2]
 
 
 def test_networks_inside_others_and_texts_become_narrow():

@@ -54,7 +54,7 @@ def test_shards_are_the_members_of_the_whole(name):
     assert getattr(joined, "recipe", None) == getattr(whole, "recipe", None)
 
 
-@pytest.mark.parametrize("name", ["folded", "separate", "lora", "singular_value", "batch++", "packed"])
+@pytest.mark.parametrize("name", ["folded", "separate", "lora", "singular_value", "packed"])
 def test_shards_train_as_the_whole_does(name):
     make = (PLAIN | IMPLICIT)[name]
     x, y = (INPUTS, LABELS) if name in PLAIN else images(12)
@@ -84,7 +84,7 @@ def test_what_the_whole_owns_is_a_copy():
     assert torch.equal(shards[0](INPUTS[:1]), before)
 
 
-@pytest.mark.parametrize("name", ["batch", "lora", *TRAINED])
+@pytest.mark.parametrize("name", ["batch", "batch++", "lora", *TRAINED])
 def test_weights_that_all_members_train_cannot_be_joined(name):
     make = IMPLICIT[name]
     options = {"classifiers": "shared"} if name == "lora" else {}

@@ -122,11 +122,11 @@ def test_the_network_is_copied_and_frozen():
     before = copy.deepcopy(net.state_dict())
     ensemble = extraction.masks(net, 3)
     extraction.fit_masks(ensemble, x, y, steps=5, progress=False)
-    after, layer = net.state_dict(), ensemble.layers()["4"]
+    after, layer = net.state_dict(), ensemble.network[4]
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert all(p.requires_grad for p in net.parameters())
-    assert torch.equal(layer.weight, net[4].weight)
-    assert not layer.weight.requires_grad
+    assert torch.equal(layer.weight.w, net[4].weight)
+    assert not layer.weight.w.requires_grad
     assert not layer.bias.requires_grad
 
 
@@ -313,5 +313,6 @@ def test_a_loss_that_is_not_finite_is_reported():
 
 def test_a_mask_layer_describes_itself():
     layer = extraction.masks(network(), 2).layers()["7"]
-    assert isinstance(layer, extraction.MaskedLinear)
-    assert "members=2, weight=[3, 6], bias=[3], column_logits=[2, 6]" in repr(layer)
+    assert isinstance(layer, extraction.Masked)
+    assert "members=2" in repr(layer)
+    assert "column_logits=[2, 6]" in repr(layer)

@@ -24,7 +24,7 @@ ROOMS = [m.name for m in pkgutil.iter_modules(uqlab.__path__) if m.name != "core
 # Names that are no calls, or that nobody calls with values of their own, and why.
 NO_CALLS = {
     "gradients.ClassWeight": "a type",
-    "ensembles.MemberLayer": "abstract", "heads.Circuit": "a result", "training.Workers": "made by fit",
+    "ensembles.MemberLayer": "abstract", "ensembles.MemberParameter": "abstract", "heads.Circuit": "a result", "training.Workers": "made by fit",
     "training.make_step": "made by fit", "runs.RunError": "an error", "runs.summary": "takes what sweep returns",
     "uncertainty.mean_divergence": "a step of decompose", "uncertainty.classes_first": "a step of decompose",
     "scores.Score": "a dataclass",
@@ -78,6 +78,10 @@ def kinds() -> dict[str, Any]:
 
 def linear() -> nn.Linear:
     return nn.Linear(8, 4)
+
+
+def matrix() -> nn.Parameter:
+    return linear().weight
 
 
 def mean(x: Any) -> torch.Tensor:
@@ -148,18 +152,15 @@ OWN: dict[str, dict[str, Any]] = {
     "models.mlp": {"in_features": lambda: 8}, "models.small_cnn": {"width": lambda: 4},
     "models.vit": {"image_size": lambda: 8, "patch_size": lambda: 4, "width": lambda: 8, "layers": lambda: 1,
                    "heads": lambda: 2},
-    "ensembles.Ensemble": {}, "ensembles.MaskedInputs": {"mask": lambda: torch.ones(2, 8)},
-    "ensembles.BatchConv2d": {"layer": lambda: nn.Conv2d(2, 3, 3), "std": lambda: 0.1, "additive": lambda: False},
-    "ensembles.BatchLinear": {"std": lambda: 0.1, "additive": lambda: False},
-    "ensembles.LoRALinear": {"rank": lambda: 2, "gain": lambda: 1.0},
-    "ensembles.LoRAConv2d": {"layer": lambda: nn.Conv2d(2, 3, 3), "rank": lambda: 2, "gain": lambda: 1.0},
-    "ensembles.SVDLinear": {"std": lambda: 0.1},
+    "ensembles.Ensemble": {}, "ensembles.MaskedInputs": {"w": matrix, "mask": lambda: torch.ones(2, 8)},
+    "ensembles.LowRank": {"w": matrix, "down": lambda: draw(2, 1, 8), "up": lambda: draw(2, 4, 1)},
+    "ensembles.MemberModule": {"inner": linear, "own": lambda: {"weight": ensembles.Own(nn.Parameter(draw(2, 4, 8)))}},
+    "ensembles.Own": {"value": lambda: nn.Parameter(draw(2, 4, 8))},
+    "ensembles.Scaled": {"w": matrix, "left": lambda: nn.Parameter(draw(2, 4)), "right": lambda: nn.Parameter(draw(2, 8))},
+    "ensembles.SingularValues": {"w": matrix, "std": lambda: 0.1},
+    "ensembles.stack_layers": {"layers": lambda: [linear(), linear()]},
     "ensembles.GroupedLinear": {"in_features": lambda: 4, "out_features": lambda: 6, "groups": lambda: 2},
     "ensembles.MIMOEnsemble": {"first": lambda: "1", "head": lambda: "3", "rho": lambda: 0.5, "repeats": lambda: 1},
-    "ensembles.MemberBatchNorm": {"norms": lambda: [nn.BatchNorm1d(4), nn.BatchNorm1d(4)]},
-    "ensembles.MemberConv2d": {"layers": lambda: [nn.Conv2d(2, 3, 3), nn.Conv2d(2, 3, 3)]},
-    "ensembles.MemberLayerNorm": {"norms": lambda: [nn.LayerNorm(4), nn.LayerNorm(4)]},
-    "ensembles.MemberLinear": {"weight": lambda: draw(2, 4, 8), "bias": lambda: draw(2, 4)},
     "ensembles.SeparateEnsemble": {"models": lambda: [network(), network()]},
     "ensembles.concatenate": {"shards": lambda: [ensembles.deep(network, "0:1"), ensembles.deep(network, "1:2")]},
     "ensembles.from_members": {"models": lambda: [network(), network()]},
@@ -174,7 +175,7 @@ OWN: dict[str, dict[str, Any]] = {
     "ensembles.with_layers": {"make": lambda: lambda layer: layer},
     "ensembles.snapshot": {"train": lambda: lambda ensemble, epoch: None},
     "extraction.MaskEnsemble": {}, "extraction.mask_diversity": {"ensemble": lambda: extraction.masks(mlp(), 3)},
-    "extraction.MaskedLinear": {"row_logits": lambda: draw(2, 4), "column_logits": lambda: draw(2, 8)},
+    "extraction.Masked": {"w": matrix, "row_logits": lambda: draw(2, 4), "column_logits": lambda: draw(2, 8)},
     "extraction.fit_masks": {"ensemble": lambda: extraction.masks(mlp(), 2), "inputs": lambda: positive(6, 64),
                              "labels": lambda: torch.arange(6) % 3, "steps": lambda: 2},
     "extraction.masks": {"model": mlp},
@@ -252,7 +253,7 @@ OWN: dict[str, dict[str, Any]] = {
 # Parameters that a call may change, because that is its purpose; networks draw their weights from torch's generator.
 CHANGED = {
     "training.fit": {"ensemble"}, "extraction.fit_masks": {"ensemble"}, "scores.fit": {"model"},
-    "ensembles.replace_layers": {"model"}, "ensembles.own_dropout": {"network"}, "heads.only_last": {"model"},
+    "ensembles.replace_layers": {"model"}, "ensembles.own_dropout": {"network"}, "ensembles.MemberModule": {"inner"}, "heads.only_last": {"model"},
     "methods.train": {"backbone", "histories"}, "training.crop_flip": {"generators"},
 }  # fmt: skip
 DRAWS = ("models.", "bring.model", "ensembles.GroupedLinear", "methods.backbone", "methods.fresh")

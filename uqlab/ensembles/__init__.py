@@ -1,41 +1,34 @@
 """Ensembles: callables `inputs -> logits [members, batch, classes]`, however their members came to be.
 
-One method, one file: its layer and its function.
+One method, one file: what a member's parameter is, and the function that makes the ensemble.
 """
 
 from uqlab.core import door
 from uqlab.ensembles.base import Ensemble, FoldedEnsemble, SeparateEnsemble, member_seed
-from uqlab.ensembles.batch_ensemble import BatchConv2d, BatchLinear, batch, batch_ensemble
+from uqlab.ensembles.batch_ensemble import Scaled, batch, batch_ensemble
 from uqlab.ensembles.deep import ELEMENTWISE, deep, from_members
 from uqlab.ensembles.dropout import DropoutEnsemble, dropout, place_dropout
 from uqlab.ensembles.film import film
-from uqlab.ensembles.implicit import ATTENTION
+from uqlab.ensembles.implicit import weights_of
 from uqlab.ensembles.laplace import laplace_lora, projection_curvature
-from uqlab.ensembles.layers import (
-    MemberDropout,
-    MemberLayer,
-    MemberLinear,
-    own_dropout,
-    plain_linear,
-    replace_layers,
-    with_layers,
-)
-from uqlab.ensembles.lora import LoRAConv2d, LoRALinear, lora
+from uqlab.ensembles.layers import MemberDropout, MemberLayer, own_dropout, plain_linear, replace_layers, with_layers
+from uqlab.ensembles.lora import LowRank, lora
 from uqlab.ensembles.masksembles import MaskedInputs, masksembles
+from uqlab.ensembles.members import MemberModule, MemberParameter, Own, stack_layers
 from uqlab.ensembles.mimo import MIMOEnsemble, mimo
-from uqlab.ensembles.norms import MemberBatchNorm, MemberLayerNorm
-from uqlab.ensembles.packed import GroupedLinear, MemberConv2d, packed
-from uqlab.ensembles.singular_value import SVDLinear, singular_value
+from uqlab.ensembles.packed import GroupedLinear, packed
+from uqlab.ensembles.singular_value import SingularValues, singular_value
 from uqlab.ensembles.snapshot import snapshot
 from uqlab.ensembles.storage import concatenate, load, save
+from uqlab.models.attention import ATTENTION
 
 __all__ = [
-    "ATTENTION", "ELEMENTWISE", "BatchConv2d", "BatchLinear", "DropoutEnsemble", "Ensemble", "FoldedEnsemble",
-    "GroupedLinear", "LoRAConv2d", "LoRALinear", "MIMOEnsemble", "MaskedInputs", "MemberBatchNorm", "MemberConv2d",
-    "MemberDropout", "MemberLayer", "MemberLayerNorm", "MemberLinear", "SVDLinear", "SeparateEnsemble", "batch",
-    "batch_ensemble", "concatenate", "deep", "dropout", "film", "from_members", "laplace_lora", "load", "lora",
-    "masksembles", "member_seed", "mimo", "own_dropout", "packed", "place_dropout", "plain_linear",
-    "projection_curvature", "replace_layers", "save", "singular_value", "snapshot", "with_layers",
+    "ATTENTION", "ELEMENTWISE", "DropoutEnsemble", "Ensemble", "FoldedEnsemble", "GroupedLinear", "LowRank",
+    "MIMOEnsemble", "MaskedInputs", "MemberDropout", "MemberLayer", "MemberModule", "MemberParameter", "Own", "Scaled",
+    "SeparateEnsemble", "SingularValues", "batch", "batch_ensemble", "concatenate", "deep", "dropout", "film",
+    "from_members", "laplace_lora", "load", "lora", "masksembles", "member_seed", "mimo", "own_dropout", "packed",
+    "place_dropout", "plain_linear", "projection_curvature", "replace_layers", "save", "singular_value", "snapshot",
+    "stack_layers", "weights_of", "with_layers",
 ]  # fmt: skip
 
 door.room(__name__)

@@ -3,10 +3,8 @@
 import contextlib
 import operator
 import re
-import time
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from html import escape
 from typing import Any
 
@@ -14,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from uqlab.core import devices, tuning
+from uqlab.core import devices
 from uqlab.core.modules import Inputs, call, evaluating, first_tensor, hooked, logits_of, map_tensors
 from uqlab.ensembles.layers import MemberDropout, MemberLayer, active_members, with_layers
+from uqlab.ensembles.members import MemberModule
 
 # Modules that draw from torch's global generator, whose order threads would scramble.
 _GLOBAL_NOISE = (
@@ -157,6 +156,16 @@ class FoldedEnsemble(Ensemble):
         self.network = network
         self.chunk: int | None = None
         self._per_pass: dict[tuple, int] = {}
+        self._folds: bool | None = None  # not known yet
+        _walk_in_python(network)
+
+    def about(self) -> dict[str, Any]:
+        """As of any ensemble, with the number of layers that the members see in a way of their own."""
+        units = [part for part in self.network.modules() if isinstance(part, MemberModule)]
+        ways = Counter(unit.way() for unit in units)
+        more = {"layers of members": ", ".join(f"{n} {way}" for way, n in sorted(ways.items()))} if ways else {}
+        more |= {"members in a pass": "one: its layers do not see the batch first"} if self._folds is False else {}
+        return super().about() | more
 
     def train(self, mode: bool = True) -> Any:
         """Batch statistics of the network stay as they are: all members share them, so they are frozen."""
@@ -170,34 +179,57 @@ class FoldedEnsemble(Ensemble):
         """How many members go through the network at once, for inputs like x [members, batch, ...].
 
         On a GPU they are as many as fit into half of the free memory. On a CPU they are all members; of an implicit
-        ensemble one, all or so many that what one layer reads and writes stays in the cache (IMPLICIT_CACHE bytes),
-        whichever takes the least time (`uqlab.core.tuning`; with gradients the last). The weights are shared, so that
-        more members at once save little. It is found once for each shape of the inputs.
+        ensemble so many that what one layer reads and writes stays in the cache (IMPLICIT_CACHE bytes): the weights are
+        shared, so that more members at once save little. It is found once for each shape of the inputs.
         """
         first = first_tensor(x)
         key, on_cpu = (tuple(first.shape), torch.is_grad_enabled()), first.device.type == "cpu"
         if torch.compiler.is_compiling() or (on_cpu and self.recipe is None and key not in self._per_pass):
             return self.members
         if key not in self._per_pass:
-            started = time.perf_counter()
             one = self._bytes_of_one(x) if on_cpu else self._memory_of_one(x)
             room = devices.IMPLICIT_CACHE if on_cpu else devices.free_memory(first.device) / 2
-            size = max(1, min(self.members, int(room / max(1, one))))
-            affordable = int(tuning.BUDGET / 4 / (time.perf_counter() - started))
-            self._per_pass[key] = self._fastest(x, size, affordable) if on_cpu else size
+            self._per_pass[key] = max(1, min(self.members, int(room / max(1, one))))
         return self._per_pass[key]
 
-    def _fastest(self, x: Inputs, rule: int, most: int) -> int:
-        """How many members in a pass take the least time a member: `rule`, or one or all where no more than `most`."""
-        first, sizes = first_tensor(x), {rule, *(size for size in (1, self.members) if size <= most)}
-        work = {str(size): size for size in sorted(sizes)}
-        ways = {
-            name: partial(self.run, map_tensors(lambda t, n=size: t[:n], x), slice(size)) for name, size in work.items()
-        }
-        shape = (self.members, tuning.octave(first.shape[1]), *first.shape[2:])
-        kind = f"members of {type(self.network).__name__} {tuning.sizes(self.network)} in a pass"
-        with evaluating(self.network):
-            return int(tuning.choose(kind, shape, first, ways, str(rule), work))
+    def folds(self, x: Inputs) -> bool:
+        """Whether several members may share a pass; it is found on the first call, from two inputs.
+
+        They may where every member layer is given the batch along its first axis, the rows of one member after those of
+        another. A network that turns its axes round inside, or counts on the size of its batch, fails this, and its
+        members go through one by one: then every layer has one member at a time, which is right wherever the batch is.
+        """
+        if self._folds is None:
+            if torch.compiler.is_compiling():
+                return True
+            self._folds = self._compare(x)
+        return self._folds
+
+    @torch.no_grad()
+    def _compare(self, x: Inputs) -> bool:
+        """Whether two members in one pass are given, layer by layer, what each is given alone."""
+        last = first_tensor(x).shape[1] - 1
+        pair = [map_tensors(lambda t, i=i: t[None, i, min(i, last), None], x) for i in range(2)]
+        both = torch.cat(pair) if isinstance(x, Tensor) else {name: torch.cat([p[name] for p in pair]) for name in x}
+        layers = [part for part in self.network.modules() if isinstance(part, MemberLayer)]
+        seen: list[Tensor] = []
+
+        def note(_, args: tuple, kwargs: dict) -> None:
+            seen.extend([t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)][:1])
+
+        def noted(inputs: Inputs, rows: slice) -> list[Tensor]:
+            seen.clear()
+            logits = self.run(inputs, rows)
+            return [*seen, logits.flatten(0, 1)]
+
+        hooks = (layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers)
+        try:
+            with evaluating(self.network), hooked(hooks):
+                apart = [noted(pair[m], slice(m, m + 1)) for m in range(2)]
+                together = noted(both, slice(0, 2))
+        except Exception:  # whatever the network makes of such a batch: the pass that follows tells it
+            return False
+        return len(together) == len(apart[0]) and all(map(_alike, together, *apart))
 
     def halve(self, x: Inputs) -> bool:
         size = self.chunk or self.members_per_pass(x)
@@ -230,8 +262,10 @@ class FoldedEnsemble(Ensemble):
         return torch.cuda.max_memory_allocated(device) - before
 
     def passes(self, x: Inputs) -> list[slice]:
-        size = self.chunk or self.members_per_pass(x)
-        if size >= self.members or torch.compiler.is_compiling():
+        if self.members == 1 or torch.compiler.is_compiling():
+            return [slice(None)]
+        size = (self.chunk or self.members_per_pass(x)) if self.folds(x) else 1
+        if size >= self.members:
             return [slice(None)]
         return [slice(low, min(low + size, self.members)) for low in range(0, self.members, size)]
 
@@ -255,7 +289,7 @@ class FoldedEnsemble(Ensemble):
 
     def shard(self, rows: slice) -> "FoldedEnsemble":
         shard = type(self)(with_layers(self.network, lambda layer: layer.shard(rows)), self.member_ids[rows])
-        shard.chunk = self.chunk
+        shard.chunk, shard._folds = self.chunk, self._folds
         return self._with_recipe(shard)
 
     def can_shard(self) -> bool:
@@ -335,10 +369,31 @@ def member_seed(seed: int, member: int, stream: str, *more: int) -> int:
 
 
 def _drops_globally(model: nn.Module) -> bool:
-    """Whether a network of transformers has dropout, which its attention draws from torch's global generator."""
+    """Whether there is dropout inside modules, which draws from torch's global generator, as in transformers."""
     configs = [vars(part.config) for part in model.modules() if hasattr(getattr(part, "config", None), "model_type")]
-    return any("drop" in name and isinstance(p, float) and p > 0 for config in configs for name, p in config.items())
+    inside = [part.dropout for part in model.modules() if isinstance(part, nn.MultiheadAttention | nn.RNNBase)]
+    named = [p for config in configs for name, p in config.items() if "drop" in name and isinstance(p, float)]
+    return any(p > 0 for p in (*inside, *named))
 
 
 def _dropouts(model: nn.Module) -> list[MemberDropout]:
     return [layer for layer in model.modules() if isinstance(layer, MemberDropout)]
+
+
+def _alike(together: Tensor, *apart: Tensor) -> bool:
+    """Whether a tensor of two members is one of theirs after the other, up to rounding."""
+    if any(t.shape != apart[0].shape for t in apart) or not apart[0].ndim:
+        return False
+    expected = torch.cat(apart)
+    if together.shape != expected.shape or not expected.is_floating_point():
+        return torch.equal(together, expected)
+    return torch.allclose(together, expected, rtol=0, atol=0.02 * float(expected.abs().amax()), equal_nan=True)
+
+
+def _walk_in_python(network: nn.Module) -> None:
+    """Keep torch from evaluating its encoder layers in one fused call, which reads weights past the members' layers."""
+    for part in network.modules():
+        if isinstance(part, nn.TransformerEncoderLayer):
+            part.activation_relu_or_gelu = 0
+        if isinstance(part, nn.TransformerEncoder):
+            part.use_nested_tensor = False

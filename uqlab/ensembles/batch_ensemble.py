@@ -1,87 +1,48 @@
 """BatchEnsemble: one weight times, or plus, an outer product of every member's own (Wen et al. 2020)."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from uqlab.ensembles.base import FoldedEnsemble
-from uqlab.ensembles.implicit import Classifiers, implicit, is_product
-from uqlab.ensembles.layers import MemberLayer, conv_settings, plain_conv
+from uqlab.ensembles.forms import Product
+from uqlab.ensembles.implicit import Classifiers, Site, implicit
+from uqlab.ensembles.lora import LowRank
+from uqlab.ensembles.members import MemberParameter, Own
 
 
-class BatchLinear(MemberLayer):
-    """y = x (W * r_m s_m^T)^T + b_m, or with `additive` y = x (W + r_m s_m^T)^T + b_m and W frozen.
+class Scaled(MemberParameter):
+    """W * (r_m s_m^T): outputs of a weight times r_m, its inputs times s_m.
 
-    left r [members, out], right s [members, in], bias [members, out]. BatchEnsemble: Wen et al. 2020, eq. 5; the
-    additive form: Muhlematter et al. 2024, eq. 12.
+    left r [members, out] and right s [members, in]; None for no factor. A kernel's inputs are its channels.
     """
 
-    def __init__(self, layer: nn.Linear | nn.Conv2d, std: float, additive: bool, generators: Sequence[torch.Generator]):
-        super().__init__()
-        self.members, self.additive, self.weight = len(generators), additive, layer.weight
+    def __init__(self, w: nn.Parameter, members: int, left: Tensor | None, right: Tensor | None, groups: int = 1):
+        super().__init__(w, members)
+        self.left, self.right, self.groups = left, right, groups
+        self.frozen_work = w.numel()
 
-        def noise(features: int) -> Tensor:
-            each = [torch.randn(features, generator=g) for g in generators]
-            return (0.0 if additive else 1.0) + std * torch.stack(each).to(layer.weight)
+    def factors(self, rows: slice) -> tuple[Tensor | None, Tensor | None]:
+        """The factors of some members, [members, out] and [members, in]."""
+        left, right = self.left, self.right
+        return left if left is None else left[rows], right if right is None else right[rows]
 
-        out_features, in_features = layer.weight.shape[:2]
-        self.left, self.right = nn.Parameter(noise(out_features)), nn.Parameter(noise(in_features))
-        self.bias = None
-        if layer.bias is not None:
-            self.bias = nn.Parameter(layer.bias.detach().repeat(self.members, 1))
+    def weight(self, m: int) -> Tensor:
+        left, right = self.factors(slice(m, m + 1))
+        places = [1] * (self.w.ndim - 2)
+        weight = self.w if left is None else self.w * left.view(-1, 1, *places)
+        if right is None:
+            return weight
+        inputs = right.view(self.groups, 1, -1, *places)  # each group of outputs sees inputs of its own
+        return (weight.unflatten(0, (self.groups, -1)) * inputs).flatten(0, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        rows, left, right = self.unfold(x), self.left[self.active, None], self.right[self.active, None]
-        if self.additive:
-            y = torch.addcmul(F.linear(rows, self.weight), (rows * right).sum(-1, keepdim=True), left)
-        else:
-            y = F.linear(rows * right, self.weight) * left
-        y = y if self.bias is None else y + self.bias[self.active, None]
-        return y.view(*x.shape[:-1], -1)
-
-    def own_parameters(self) -> list[nn.Parameter]:
-        return [p for p in (self.left, self.right, self.bias) if p is not None]
-
-    def start_weight(self) -> Tensor | None:
-        return self.weight.detach() if self.additive else None
-
-    def member_update(self, index: int) -> Tensor | None:
-        return torch.outer(self.left.detach()[index], self.right.detach()[index]) if self.additive else None
-
-    def member_weight(self, index: int) -> Tensor | None:
-        outer = torch.outer(self.left.detach()[index], self.right.detach()[index])
-        return self.weight.detach() + outer if self.additive else self.weight.detach() * outer
-
-
-class BatchConv2d(BatchLinear):
-    """y = r_m (W * (s_m x)) + b_m: the kernel W times r_m s_m^T, which is alike at all places (Wen et al. 2020).
-
-    left r [members, out], right s [members, in], bias [members, out].
-    """
-
-    def __init__(self, layer: nn.Conv2d, std: float, generators: Sequence[torch.Generator]):
-        super().__init__(layer, std, False, generators)
-        self.settings = conv_settings(layer)
-
-    def forward(self, x: Tensor) -> Tensor:
-        left, right = (p[self.active, None, :, None, None] for p in (self.left, self.right))
-        ready = (x.unflatten(0, (len(right), -1)) * right).flatten(0, 1)
-        y = F.conv2d(ready, self.weight, **self.settings).unflatten(0, (len(left), -1)) * left
-        y = y if self.bias is None else y + self.bias[self.active, None, :, None, None]
-        return y.flatten(0, 1)
-
-    def member_weight(self, index: int) -> None:
-        return None
-
-    def member(self, index: int) -> nn.Conv2d:
-        outer = torch.outer(self.left.detach()[index], self.right.detach()[index])
-        bias = self.member_bias(index)
-        weight = self.weight.detach() * outer[..., None, None]
-        return plain_conv(weight, None if bias is None else bias.clone(), self.settings)
+    def product(self, x: Tensor, form: Product, rows: slice) -> Tensor:
+        left, right = self.factors(rows)
+        x = x if right is None else form.scaled(x, right)
+        if left is None:
+            return form.shared(x, self.w, biased=True)
+        return form.scaled(form.shared(x, self.w), left)
 
 
 def batch(
@@ -95,27 +56,55 @@ def batch(
     seed: int = 0,
     heads: Classifiers | None = None,
 ) -> FoldedEnsemble:
-    """BatchEnsemble: W * (r_m s_m^T) in every target layer; all members also train W together (Wen et al. 2020).
+    """Make a BatchEnsemble: W * (r_m s_m^T) for every target weight; all members also train W together.
 
-    In a convolution r_m scales the output channels and s_m the input channels.
+    Parameters
+    ----------
+    backbone, members, target, classifiers, seed, heads
+        As in `lora`. The target weights are trained, so they are copied.
+    std : float
+        Deviation of r and s, which are Normal around 1 (Muhlematter et al. 2024, I.1).
+    additive : bool
+        BatchEnsemble++: W + r_m s_m^T, with r and s Normal around 0 (I.2, eq. 12). With W frozen this is LoRA of
+        rank 1 that starts from Normal numbers, `lora(backbone, members, 1, std=std)`.
 
-    std: of r and s, which are Normal around 1 (Muhlematter et al. 2024, I.1).
-    additive: W + r_m s_m^T instead, with W frozen and r and s Normal around 0: BatchEnsemble++ (I.2, eq. 12), which is
-        for linear layers alone.
+    Returns
+    -------
+    FoldedEnsemble
 
-    W is trained, so it is copied. `batch_ensemble` is another name of this function. The rest is as in `lora`.
+    Raises
+    ------
+    ValueError, TypeError
+        As `lora`.
+
+    Notes
+    -----
+    In a convolution r scales the output channels and s the input channels; with `additive` s is a patch. The members'
+    biases are their own. `batch_ensemble` is another name of this function.
+
+    References
+    ----------
+    Wen, Tran, Ba, "BatchEnsemble", 2020. Muhlematter et al., "LoRA-Ensemble", 2024, appendix I.
     """
 
-    def make(_: str, layer: Any, generators: list[torch.Generator]) -> BatchLinear:
-        if not additive:
-            layer.weight = nn.Parameter(layer.weight.detach().clone())
-        if isinstance(layer, nn.Conv2d):
-            return BatchConv2d(layer, std, generators)
-        return BatchLinear(layer, std, additive, generators)
+    def make(site: Site, generators: list[torch.Generator]) -> dict[str, MemberParameter]:
+        w = nn.Parameter(site.weight.detach().clone())
+        groups = getattr(site.module, "groups", 1)
+        inputs = w[0].numel() if additive else w.shape[1] * groups
+        left = torch.stack([torch.randn(len(w), generator=g) for g in generators]).to(w)
+        right = torch.stack([torch.randn(inputs, generator=g) for g in generators]).to(w)
+        if additive:
+            weight = LowRank(w, (std * right)[:, None], (std * left)[:, :, None])
+        else:
+            factors = nn.Parameter(1 + std * left), nn.Parameter(1 + std * right)
+            weight = Scaled(w, len(generators), *factors, groups)
+        own: dict[str, MemberParameter] = {site.parameter: weight}
+        if site.bias is not None:
+            own[site.bias_name] = Own(nn.Parameter(torch.stack([site.bias.detach()] * len(generators))))
+        return own
 
     recipe = {"method": "batch", "std": std, "additive": additive}
-    fits: dict[str, Any] = {} if additive else {"fits": is_product, "called": "linear layer or convolution"}
-    return implicit(backbone, members, target, heads or classifiers, seed, make, recipe, **fits)
+    return implicit(backbone, members, target, heads or classifiers, seed, make, recipe)
 
 
 batch_ensemble = batch

@@ -2,13 +2,13 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import nn
 
 from uqlab.ensembles.base import Ensemble, FoldedEnsemble, SeparateEnsemble, member_range, member_seed
-from uqlab.ensembles.layers import MemberLinear, own_dropout, replace_layers
+from uqlab.ensembles.layers import own_dropout, replace_layers
+from uqlab.ensembles.members import stack_layers
 
 ELEMENTWISE = {
     nn.Identity, nn.Dropout, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh,
@@ -41,11 +41,12 @@ def deep(
             models.append(make_model())
     if len({id(model) for model in models}) < len(models):
         raise ValueError("make_model returned the same network twice; it must build a new one in every call")
-    if fold is None:
-        fold = _stackable(models) and all(type(part) in _ROW_BY_ROW for part in models[0].modules())
-        fold = fold and not any(part.start_dim != 1 for part in models[0].modules() if isinstance(part, nn.Flatten))
-    if fold:
-        return FoldedEnsemble(_stack(models), members)
+    by_rows = all(type(part) in _ROW_BY_ROW for part in models[0].modules())
+    by_rows = by_rows and not any(part.start_dim != 1 for part in models[0].modules() if isinstance(part, nn.Flatten))
+    if fold or (fold is None and by_rows and _stackable(models)):
+        ensemble = FoldedEnsemble(_stack(models), members)
+        ensemble._folds = True if by_rows else None
+        return ensemble
     for model in models:
         own_dropout(model, 1)
     return SeparateEnsemble(models, members)
@@ -81,16 +82,15 @@ def _stack(models: Sequence[nn.Module]) -> nn.Module:
             "fold=True needs networks whose parameters all belong to nn.Linear layers of equal shapes; "
             "use fold=False, which runs the members one after the other"
         )
-    network = stacked(models, {nn.Linear: MemberLinear.stack})
+    network = stacked(models, (nn.Linear,))
     own_dropout(network, len(models))
     return network
 
 
-def stacked(models: Sequence[nn.Module], kinds: dict[type[nn.Module], Callable[[list[Any]], nn.Module]]) -> nn.Module:
+def stacked(models: Sequence[nn.Module], kinds: tuple[type[nn.Module], ...]) -> nn.Module:
     """One network whose layers of these kinds hold the weights of all `models`."""
+    if isinstance(models[0], kinds):  # the model is one layer, as in logistic regression
+        return nn.Sequential(stack_layers(list(models)))
     network = copy.deepcopy(models[0])
-    if stack := kinds.get(type(network)):  # the model is one layer, as in logistic regression
-        return nn.Sequential(stack(list(models)))
-    make = lambda name, part: kinds[type(part)]([model.get_submodule(name) for model in models])  # noqa: E731
-    replace_layers(network, tuple(kinds), make)
+    replace_layers(network, kinds, lambda name, _: stack_layers([model.get_submodule(name) for model in models]))
     return network

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from uqlab.core.checks import within
 from uqlab.core.files import fingerprint
-from uqlab.core.modules import frozen
 from uqlab.ensembles.base import FoldedEnsemble, member_seed, member_text
-from uqlab.ensembles.implicit import check_backbone, exactly
+from uqlab.ensembles.implicit import check_backbone, plain
 from uqlab.ensembles.layers import MemberDropout, MemberLayer, replace_layers
+from uqlab.models.attention import classifier
 
 Kind = Literal["features", "attention"]
 Network = TypeVar("Network", bound=nn.Module)
@@ -78,7 +78,7 @@ def dropout(
     Raises ValueError for members < 1, p outside [0, 1) and a network without a place for it.
     """
     ids = check_backbone(model, members)
-    network = place_dropout(frozen(model), lambda: FixedDropout(ids, p), kind)
+    network = place_dropout(plain(model), lambda: FixedDropout(ids, p), kind)
     ensemble, weights = DropoutEnsemble(network, ids), fingerprint(dict(model.named_parameters()))
     ensemble.recipe = {"method": "dropout", "backbone": weights, "members": member_text(ids), "p": p, "kind": kind}
     return ensemble.resample(seed).eval()
@@ -87,11 +87,12 @@ def dropout(
 def place_dropout(network: Network, make: Callable[[], nn.Module], kind: Kind = "features") -> Network:
     """Put modules of dropout into a network, in place, and return it.
 
-    kind: "features", instead of every nn.Dropout or, in a network without, before every linear layer but the first;
+    kind: "features", instead of every nn.Dropout or, in a network without, before every linear layer but the first, or
+        before the classifier where that is the only one;
         "attention", on the attention logits of a network of transformers (DropKey, Li et al. 2023): a logit that the
         module sets to 0 is left out of the softmax.
 
-    Raises ValueError for a network without dropout and two linear layers, or without such attention.
+    Raises ValueError for a network without dropout and without a linear layer, or without such attention.
     """
     name, kinds = type(network).__name__, (nn.Dropout, MemberDropout)  # members of a deep ensemble may hold the latter
     if kind == "attention":
@@ -104,10 +105,12 @@ def place_dropout(network: Network, make: Callable[[], nn.Module], kind: Kind = 
     elif any(isinstance(part, kinds) for part in network.modules()):
         replace_layers(network, kinds, lambda *_: make())
     else:
-        names = [name for name, part in network.named_modules() if type(part) is nn.Linear][1:]
-        if not names:
-            raise ValueError(f"{name} has neither nn.Dropout nor a second nn.Linear to put it before")
-        replace_layers(network, exactly(names), lambda _, layer: nn.Sequential(make(), layer))
+        head = classifier(network)
+        if not head:
+            raise ValueError(f"{name} is one linear layer: there is no place for dropout before it")
+        names = [name for name, part in network.named_modules() if type(part) is nn.Linear]
+        for name in names[1:] or [head]:
+            network.set_submodule(name, nn.Sequential(make(), network.get_submodule(name)))
     return network
 
 

@@ -1,15 +1,25 @@
 """FiLM-Ensemble: every member scales and shifts the normalised features in its own way (Turkoglu et al. 2022)."""
 
-import copy
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from uqlab.core.checks import one_network
 from uqlab.ensembles.base import FoldedEnsemble
-from uqlab.ensembles.implicit import Classifiers, implicit
-from uqlab.ensembles.norms import MemberBatchNorm, MemberLayerNorm, has_statistics
+from uqlab.ensembles.implicit import Classifiers, Site, has_statistics, implicit, repeated_statistics
+from uqlab.ensembles.members import MemberParameter, Own
+
+
+class Shifted(nn.Module):
+    """A normalisation without a bias, such as RMSNorm, and a shift."""
+
+    def __init__(self, norm: Any):
+        super().__init__()
+        self.norm, self.bias = norm, nn.Parameter(torch.zeros_like(norm.weight))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x) + self.bias
 
 
 def film(
@@ -22,41 +32,78 @@ def film(
     classifiers: Classifiers = "shared",
     seed: int = 0,
 ) -> FoldedEnsemble:
-    """FiLM-Ensemble: gamma_m * norm(x) + beta_m after every normalisation, the rest is shared (Turkoglu et al. 2022).
+    """Make a FiLM-Ensemble: gamma_m * norm(x) + beta_m at every normalisation, the rest is shared.
 
-    std: gamma and beta start as the backbone's plus std * Normal noise. The paper draws them uniformly, with a gain
+    Parameters
+    ----------
+    backbone, members, seed
+        As in `lora`.
+    target : str, optional
+        A regular expression on the names of norms; None for all that scale what they normalise: torch's, and others
+        with a weight for each feature, such as RMSNorm.
+    std : float
+        gamma and beta start as the backbone's plus std * Normal noise. The paper draws them uniformly, with a gain
         that it tunes.
-    train_backbone: whether the shared weights, which are then copied, are trained by all members too, as in the paper.
-    classifiers: "shared" as in the paper, or "independent" as in `lora`.
-    target: a regular expression on the names of BatchNorm and LayerNorm layers; None for all of them.
+    train_backbone : bool
+        Whether the shared weights, which are then copied, are trained by all members too, as in the paper.
+    classifiers : {"shared", "independent"}
+        "shared" as in the paper, or "independent" as in `lora`.
 
+    Returns
+    -------
+    FoldedEnsemble
+
+    Raises
+    ------
+    ValueError, TypeError
+        For a network without such norms, a negative std, and as `lora`.
+
+    Notes
+    -----
     A BatchNorm has running statistics of the member's own, in training the statistics of the member's own batch. On
-    transformers, whose norms are LayerNorms, the authors found the method weak (Muhlematter et al. 2024, appendix V).
-    Raises ValueError for a network without such layers and std < 0, and as `lora`.
+    transformers the authors found the method weak (Muhlematter et al. 2024, appendix V).
+
+    References
+    ----------
+    Turkoglu et al., "FiLM-Ensemble: Probabilistic deep learning via feature-wise linear modulation", 2022.
     """
     one_network(backbone, "film")
-    if not any(_is_norm(part) for part in backbone.modules()):
-        raise ValueError(f"film needs BatchNorm or LayerNorm layers; this network has none: {type(backbone).__name__}")
+    if not any(is_norm(part) for part in backbone.modules()):
+        kind = type(backbone).__name__
+        raise ValueError(f"film needs layers that normalise, such as BatchNorm or LayerNorm; {kind} has none")
 
-    def make(_: str, norm: Any, generators: list[torch.Generator]) -> MemberBatchNorm | MemberLayerNorm:
-        each = [_changed(norm, std, generator) for generator in generators]
-        return MemberBatchNorm(each) if has_statistics(norm) else MemberLayerNorm(each)
+    def norms(network: nn.Module) -> list[Site]:
+        found = []
+        for name, part in list(network.named_modules()):
+            if name and is_norm(part):
+                if getattr(part, "bias", None) is None:
+                    network.set_submodule(name, part := Shifted(part).train(part.training))
+                weight = "norm.weight" if isinstance(part, Shifted) else "weight"
+                found.append(Site(name, weight, part))
+        return found
 
+    def make(site: Site, generators: list[torch.Generator]) -> dict[str, MemberParameter]:
+        norm = site.module.norm if isinstance(site.module, Shifted) else site.module
+        starts = {site.parameter: site.weight, "bias": site.module.bias}
+        changed: dict[str, list[Tensor]] = {name: [] for name in starts}
+        for generator in generators:
+            for name, p in starts.items():
+                changed[name].append(p.detach() + std * torch.randn(p.shape, generator=generator).to(p))
+        own: dict[str, MemberParameter] = {name: Own(nn.Parameter(torch.stack(each))) for name, each in changed.items()}
+        statistics = repeated_statistics(norm, len(generators)) if has_statistics(norm) else {}
+        before = site.parameter.removesuffix("weight")
+        return own | {f"{before}{name}": value for name, value in statistics.items()}
+
+    recipe = {"method": "film", "std": std, "train_backbone": train_backbone}
     return implicit(
-        backbone, members, target, classifiers, seed, make,
-        {"method": "film", "std": std, "train_backbone": train_backbone}, everywhere=True, fits=_is_norm,
-        called="BatchNorm or LayerNorm", train_backbone=train_backbone,
+        backbone, members, target, classifiers, seed, make, recipe,
+        find=norms, called="normalisation", train_backbone=train_backbone,
     )  # fmt: skip
 
 
-def _is_norm(part: nn.Module) -> bool:
-    """Whether the layer scales and shifts what it has normalised."""
-    return getattr(part, "weight", None) is not None and (has_statistics(part) or isinstance(part, nn.LayerNorm))
-
-
-def _changed(norm: Any, std: float, generator: torch.Generator) -> Any:
-    """A copy of the norm whose weight and bias are a little different, and trained."""
-    own = copy.deepcopy(norm).requires_grad_()
-    for p in own.parameters():
-        p.data += std * torch.randn(p.shape, generator=generator).to(p)
-    return own
+def is_norm(part: Any) -> bool:
+    """Whether a module scales what it has normalised: it has a weight for each feature, and something like an eps."""
+    weight = getattr(part, "weight", None)
+    if not isinstance(weight, nn.Parameter) or weight.ndim != 1 or list(part.children()):
+        return isinstance(part, nn.LayerNorm) and isinstance(weight, nn.Parameter)
+    return any(hasattr(part, name) for name in ("eps", "variance_epsilon"))

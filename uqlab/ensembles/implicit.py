@@ -3,37 +3,117 @@
     method                    the weight that member m sees     of member m's own
     LoRA-Ensemble             W + B_m A_m                       A_m [rank, in], B_m [out, rank]
     singular value ensemble   U diag(max(s_m, 0)) V^T           s_m [k], bias [out]
-    BatchEnsemble             W * (r_m s_m^T)                   r_m [out], s_m [in], bias [out]
-    BatchEnsemble++           W + r_m s_m^T                     the same
+    BatchEnsemble             W * (r_m s_m^T), W trained        r_m [out], s_m [in], bias [out]
+    BatchEnsemble++           W + r_m s_m^T, W trained          the same
     mask extraction           W * (row_m col_m^T)               masks row_m [out], col_m [in]
     Masksembles               W diag(z_m), z_m fixed            nothing that is trained
     FiLM-Ensemble             W, after norms of its own         gamma_m, beta_m [features], batch statistics
 
-W is the backbone's own tensor, never copied, unless it is trained. Of convolutions the same is said with kernels.
+W is the backbone's own tensor, never copied, unless it is trained. A kernel is the matrix of its patches.
 """
 
 import copy
 import math
 import re
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from uqlab.core.checks import one_network
 from uqlab.core.files import fingerprint
 from uqlab.core.modules import frozen
 from uqlab.ensembles.base import FoldedEnsemble, member_range, member_seed, member_text
-from uqlab.ensembles.layers import MemberLinear, own_dropout, replace_layers
-from uqlab.ensembles.norms import own_statistics
+from uqlab.ensembles.layers import MemberLayer, own_dropout, plain_linear
+from uqlab.ensembles.members import MemberModule, MemberParameter, Own, weight_name
+from uqlab.models.attention import ATTENTION, classifier
 
 Classifiers = Literal["independent", "shared"]
-# The attention's projections in transformers (ViT, CLIP, BERT and its kin, DistilBERT, DeBERTa, ModernBERT) and timm.
-ATTENTION = (
-    r"(^|\.)([qkvo]_proj|out_proj|query|key|value|(query|key|value)_proj|[qkv]_lin|out_lin|attention\.output\.dense"
-    r"|attn\.(qkv|proj|Wqkv|Wo))$"
-)
+Make = Callable[["Site", list[torch.Generator]], Mapping[str, MemberParameter]]
+# Modules that multiply by weights of their own, or of modules inside them, in a way of their own.
+UNITS = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+class Site(NamedTuple):
+    """A weight of a network that may be the members' own."""
+
+    holder: str  # the name of the module that it is computed by
+    parameter: str  # the weight's name in that module
+    module: Any
+
+    @property
+    def name(self) -> str:
+        """The weight's name, as targets see it: that of its module, or of the parameter in a module with several."""
+        return weight_name(self.holder, self.parameter)
+
+    @property
+    def weight(self) -> nn.Parameter:
+        return self.module.get_parameter(self.parameter)
+
+    @property
+    def bias_name(self) -> str:
+        """The name of the bias that belongs to the weight."""
+        before, _, last = self.parameter.rpartition("weight")
+        return f"{before}bias{last}"
+
+    @property
+    def bias(self) -> nn.Parameter | None:
+        return dict(self.module.named_parameters()).get(self.bias_name)
+
+
+def sites(network: nn.Module) -> list[Site]:
+    """Find the weights of a network that multiply its features, in the order of its modules.
+
+    Weights of linear layers, convolutions, attention and recurrent layers; of any other module but embeddings that
+    holds a matrix `weight`; and matrices of other names, which `named` tells apart.
+    """
+    found: list[Site] = []
+    inside = ""
+    for name, part in network.named_modules():
+        if inside and name.startswith(inside):
+            continue
+        if isinstance(part, UNITS):
+            inside = f"{name}." if name else ""
+            named = [n for n, p in part.named_parameters() if p.ndim == 2 and "weight" in n]
+        elif isinstance(part, nn.Embedding | nn.EmbeddingBag):
+            continue
+        else:
+            own = part.named_parameters(recurse=False)
+            named = [n for n, p in own if p.ndim == 2 or (p.ndim > 2 and n == "weight")]
+        found += [Site(name, parameter, part) for parameter in named]
+    return found
+
+
+def weights_of(network: nn.Module) -> dict[str, Any]:
+    """Return the weights of a network by the names that targets have, in its order.
+
+    What members share is a tensor; what depends on the member says what each sees by `weight(m)`.
+    """
+    shared: dict[str, list[Site]] = {}
+    for site in sites(network):
+        if is_usual(site):
+            shared.setdefault(site.holder, []).append(site)
+    found: dict[str, Any] = {}
+    for holder, part in network.named_modules():
+        own = part.own() if isinstance(part, MemberLayer) else {}
+        seen = {name: p for name, p in own.items() if len(p.shape) > 1}
+        seen |= {site.parameter: site.weight.detach() for site in shared.get(holder, [])}
+        for name, weight in seen.items():
+            found[weight_name(holder.removesuffix("inner").rstrip("."), name)] = weight
+    return found
+
+
+def is_usual(site: Site) -> bool:
+    """Whether a weight is taken without being named: a module's `weight`, or that of a unit of torch."""
+    return site.parameter == "weight" or isinstance(site.module, UNITS)
+
+
+def is_matrix(site: Site) -> bool:
+    """Whether the weight is one matrix, not a kernel."""
+    return site.weight.ndim == 2
 
 
 def check_backbone(backbone: nn.Module, members: int | str | range) -> range:
@@ -46,18 +126,63 @@ def check_backbone(backbone: nn.Module, members: int | str | range) -> range:
     return ids
 
 
-def exactly(names: list[str]) -> str:
-    """A regular expression that matches these module names alone."""
-    return "|".join(f"^{re.escape(name)}$" for name in names)
+def plain(backbone: nn.Module, trained: bool = False) -> nn.Module:
+    """Copy a network so that each of its weights is one parameter of one module.
+
+    Parametrized weights, such as those of weight_norm, become what they are now; transformers' Conv1D, a linear layer
+    whose weight is transposed, becomes that linear layer. Frozen weights share the backbone's memory.
+
+    Parameters
+    ----------
+    backbone : nn.Module
+    trained : bool
+        Whether the copy has weights of its own, which are trained.
+    """
+    built = [part for part in backbone.modules() if parametrize.is_parametrized(part)]
+    network: Any = copy.deepcopy(backbone) if built or trained else backbone
+    for part in network.modules():
+        if parametrize.is_parametrized(part):
+            _build(part)
+    network = network.requires_grad_() if trained else frozen(network)
+    for name, part in list(network.named_modules()):
+        if type(part).__name__ == "Conv1D" and hasattr(part, "nf"):
+            made = plain_linear(part.weight.detach().T, part.bias.detach()).requires_grad_(trained)
+            network.set_submodule(name, made.train(part.training))
+    return network
 
 
-def is_linear(part: nn.Module) -> bool:
-    return type(part) is nn.Linear
+def _build(part: Any) -> None:
+    """Make plain parameters of a module's parametrized tensors, in place."""
+    for name in list(part.parametrizations):
+        value = getattr(part, name).detach().clone()
+        parametrize.remove_parametrizations(part, name, leave_parametrized=True)
+        delattr(part, name)  # a parameter or, of what was frozen, a buffer
+        part.register_parameter(name, nn.Parameter(value))
 
 
-def is_product(part: nn.Module) -> bool:
-    """A linear layer, or a convolution that is one on every patch."""
-    return is_linear(part) or (type(part) is nn.Conv2d and part.groups == 1 and part.padding_mode == "zeros")
+def place(network: Any, own: Mapping[str, Mapping[str, MemberParameter]]) -> None:
+    """Give the modules of these names, in place, members' parameters by their names in the module."""
+    modules = dict(network.named_modules())
+    for holder in reversed(own):  # modules inside others first
+        if own[holder]:
+            network.set_submodule(holder, MemberModule(modules[holder], own[holder]))
+
+
+def chosen(found: Sequence[Site], target: str | None, default: Callable[[Site], bool], called: str) -> list[Site]:
+    """Return the sites that a target names, or without a target those of `default`.
+
+    Raises
+    ------
+    ValueError
+        If there are none.
+    """
+    if target is None:
+        return [site for site in found if is_usual(site) and default(site)]
+    named = [site for site in found if re.search(target, site.name)]
+    if not named:
+        names = ", ".join(site.name for site in found) or "none"
+        raise ValueError(f"target {target!r} matches no {called} before the classifier; there are {names}")
+    return named
 
 
 def implicit(
@@ -66,54 +191,54 @@ def implicit(
     target: str | None,
     classifiers: str,
     seed: int,
-    make: Callable[[str, Any, list[torch.Generator]], nn.Module],
+    make: Make,
     recipe: dict[str, Any],
+    *,
+    find: Callable[[nn.Module], list[Site]] = sites,
     everywhere: bool = False,
+    called: str = "linear layer or convolution",
     classifier_std: float | None = None,
-    fits: Callable[[nn.Module], bool] = is_linear,
-    called: str = "linear layer",
     train_backbone: bool = False,
 ) -> FoldedEnsemble:
-    """The frozen backbone with `make(name, layer, the members' generators)` for each target layer, and classifiers.
+    """Build the backbone with what `make(site, the members' generators)` gives for each target, and classifiers.
 
-    Without a target: every layer that `fits`, or, unless `everywhere`, those of the attention if there are any. The
-    backbone's copy is trained by all members together if `train_backbone`; its batch statistics are then the members'
-    own.
+    Without a target: every site, or, unless `everywhere`, those of the attention if there are any; in networks with
+    attention no kernels. The backbone's copy is trained by all members together if `train_backbone`; its batch
+    statistics are then the members' own.
     """
     ids = check_backbone(backbone, members)
-    network = copy.deepcopy(backbone).requires_grad_() if train_backbone else frozen(backbone)
-    linear = [name for name, part in network.named_modules() if is_linear(part) and name]
-    if not linear:
-        raise ValueError(f"{type(backbone).__name__} has no nn.Linear layer inside; implicit ensembles change those")
-    head = linear[-1]
-    inner = [name for name, part in network.named_modules() if name and name != head and fits(part)]
-    wanted = target if target is not None or everywhere else ATTENTION
-    chosen = [name for name in inner if wanted is None or re.search(wanted, name)]
-    if not chosen and target is None:
-        chosen = inner
-    if not chosen:
+    network = plain(backbone, train_backbone)
+    head = classifier(network)
+    found = [site for site in find(network) if site.holder != head]
+    attention = {site.name for site in found if re.search(ATTENTION, site.name)}
+
+    def usual(site: Site) -> bool:
+        return site.name in attention or not attention or (everywhere and is_matrix(site))
+
+    where = chosen(found, target, usual if find is sites else lambda _: True, called)
+    if not where or not head:
         raise ValueError(
-            f"target {target!r} matches no {called} before the classifier {head!r}; there are "
-            f"{', '.join(inner) or 'none'}"
+            f"{type(backbone).__name__} has no {called} before its classifier {head!r}, which is the last linear layer"
         )
     weights = {name: p for name, p in network.named_parameters() if not (name.startswith(f"{head}.") or p.is_meta)}
     of_backbone = "" if train_backbone else fingerprint(weights)  # the classifier is fresh wherever one is loaded
     generators = [torch.Generator().manual_seed(member_seed(seed, m, "adapter")) for m in ids]
-    replace_layers(network, exactly(chosen), lambda name, layer: make(name, layer, generators))
-    classifier = network.get_submodule(head)
-    assert isinstance(classifier, nn.Linear)
+    own: dict[str, dict[str, MemberParameter]] = {}
+    for site in where:
+        own.setdefault(site.holder, {}).update(make(site, generators))
+    last: Any = network.get_submodule(head)
     if classifiers == "shared":
-        for name, p in list(classifier.named_parameters()):
-            setattr(classifier, name, nn.Parameter(p.detach().clone()))
+        for name, p in list(last.named_parameters()):
+            setattr(last, name, nn.Parameter(p.detach().clone()))
     else:
-        layer = fresh_classifiers(classifier, classifier_std, generators)
-        replace_layers(network, exactly([head]), lambda *_: layer)
+        own[head] = fresh_classifiers(last, classifier_std, generators)
+    place(network, own)
+    settings = {"target": target, "classifiers": classifiers, "seed": seed}
     if train_backbone:
-        own_statistics(network, len(ids))
+        return trained_together(network, ids, recipe | settings)
     own_dropout(network, len(ids))
     ensemble = FoldedEnsemble(network, ids)
-    settings = {"members": member_text(ids), "target": target, "classifiers": classifiers, "seed": seed}
-    ensemble.recipe = {"backbone": of_backbone, **recipe, **settings}
+    ensemble.recipe = {"backbone": of_backbone, **recipe, **settings, "members": member_text(ids)}
     return ensemble
 
 
@@ -126,11 +251,29 @@ def trained_together(network: nn.Module, ids: range, recipe: dict[str, Any]) -> 
     return ensemble
 
 
-def fresh_classifiers(head: nn.Linear, std: float | None, generators: list[torch.Generator]) -> MemberLinear:
+def has_statistics(part: nn.Module) -> bool:
+    """Whether this is a norm with running statistics, of one network."""
+    return not isinstance(part, MemberModule) and isinstance(getattr(part, "running_mean", None), Tensor)
+
+
+def repeated_statistics(norm: nn.Module, members: int) -> dict[str, MemberParameter]:
+    """A norm's running statistics, once for every member."""
+    buffers = dict(norm.named_buffers(recurse=False))
+    return {name: Own(torch.stack([buffers[name]] * members)) for name in STATISTICS if name in buffers}
+
+
+def own_statistics(network: nn.Module, members: int) -> None:
+    """Give every member, in place, batch statistics of its own; weights and biases stay shared."""
+    inside = [part.inner for part in network.modules() if isinstance(part, MemberModule)]
+    norms = {name: part for name, part in network.named_modules() if has_statistics(part) and part not in inside}
+    place(network, {name: repeated_statistics(norm, members) for name, norm in norms.items()})
+
+
+def fresh_classifiers(head: nn.Linear, std: float | None, generators: list[torch.Generator]) -> dict[str, Own]:
     """A fresh classifier for every member: Normal weights and no bias, or torch's uniform default if `std` is None."""
     out_features, in_features = head.weight.shape
-    weight = head.weight.new_zeros(len(generators), out_features, in_features)
-    bias = None if head.bias is None else head.bias.new_zeros(len(generators), out_features)
+    weight = head.weight.detach().new_zeros(len(generators), out_features, in_features)
+    bias = None if head.bias is None else head.bias.detach().new_zeros(len(generators), out_features)
     bound = 1 / math.sqrt(in_features)
     for m, generator in enumerate(generators):
         if std is not None:
@@ -139,4 +282,5 @@ def fresh_classifiers(head: nn.Linear, std: float | None, generators: list[torch
         weight[m] = torch.empty(out_features, in_features).uniform_(-bound, bound, generator=generator)
         if bias is not None:
             bias[m] = torch.empty(out_features).uniform_(-bound, bound, generator=generator)
-    return MemberLinear(weight, bias)
+    made = {"weight": Own(nn.Parameter(weight))}
+    return made if bias is None else made | {"bias": Own(nn.Parameter(bias))}

@@ -12,7 +12,8 @@ from uqlab.core.checks import count_samples, representable
 from uqlab.core.modules import Inputs, evaluating, hooked, like_parameters, map_tensors
 from uqlab.ensembles.base import Ensemble, FoldedEnsemble, member_range, member_seed
 from uqlab.ensembles.layers import with_layers
-from uqlab.ensembles.lora import LoRAConv2d, LoRALinear
+from uqlab.ensembles.lora import LowRank
+from uqlab.ensembles.members import MemberModule
 
 
 class Curvature(NamedTuple):
@@ -65,15 +66,22 @@ def laplace_lora(
     for number, (name, (down, up)) in enumerate(found.items()):
         layer: Any = network.get_submodule(name)
         generators = [torch.Generator().manual_seed(member_seed(seed, m, "laplace", number)) for m in ids]
-        for p, curvature in ((layer.down, down), (layer.up, up)):
+        for p, curvature in ((layer.weight.down, down), (layer.weight.up, up)):
             p.data += curvature.draws(1 / prior_variance, generators).to(p).view_as(p)
     return trained._with_recipe(FoldedEnsemble(network, ids)).eval()
 
 
 def curvatures(trained: FoldedEnsemble, inputs: Inputs, batch_size: int = 64) -> dict[str, tuple[Curvature, Curvature]]:
     """Of every layer with LoRA, by name: the curvatures of A and of B, at the first member, in float64."""
-    kinds = (LoRALinear, LoRAConv2d)
-    layers = {name: part for name, part in trained.network.named_modules() if isinstance(part, kinds)}
+    units = {name: part for name, part in trained.network.named_modules() if isinstance(part, MemberModule)}
+    layers = {name: unit for name, unit in units.items() if isinstance(unit.own().get("weight"), LowRank)}
+    others = [name for name, unit in units.items() if any(isinstance(p, LowRank) for p in unit.own().values())]
+    if missed := [name for name in others if name not in layers or not _shows(layers[name].inner)]:
+        kind = type(units[missed[0]].inner).__name__
+        raise ValueError(
+            f"laplace_lora needs layers whose inputs and outputs can be seen, which {kind} {missed[0]!r} "
+            "does not show; make the LoRA network with a target of linear layers and plain convolutions"
+        )
     samples, sums, rows = count_samples(inputs), {name: [] for name in layers}, dict.fromkeys(layers, 0)
     kept: dict[str, tuple[Tensor, Tensor]] = {}
 
@@ -81,17 +89,18 @@ def curvatures(trained: FoldedEnsemble, inputs: Inputs, batch_size: int = 64) ->
         return lambda _, args, y: kept.update({name: (args[0].detach(), y)})
 
     with evaluating(trained), torch.enable_grad():
-        for low in range(0, samples, batch_size):
-            x = like_parameters(trained, map_tensors(lambda t, low=low: t[low : low + batch_size], inputs))
+        for begin in range(0, samples, batch_size):
+            x = like_parameters(trained, map_tensors(lambda t, i=begin: t[i : i + batch_size], inputs))
             with hooked(layer.register_forward_hook(keep(name)) for name, layer in layers.items()):
                 logits = trained(x)[0]
             slopes = _square_root(logits)
             outputs = [kept[name][1] for name in layers]
             each = [torch.autograd.grad(logits, outputs, slope, retain_graph=True) for slope in slopes]
             for i, (name, layer) in enumerate(layers.items()):
-                a, b = (layer.scale * p.detach()[0].flatten(1).double() for p in (layer.down, layer.up))
-                seen = _patches(layer, kept[name][0]).flatten(0, -2).double()  # [rows, in]
-                last = 1 if isinstance(layer, LoRAConv2d) else -1
+                low: Any = layer.weight
+                a, b = (low.scale * p.detach()[0].double() for p in (low.down, low.up))
+                seen = _patches(layer.inner, kept[name][0]).flatten(0, -2).double()  # [rows, in]
+                last = 1 if isinstance(layer.inner, nn.Conv2d) else -1
                 back = torch.cat([slope[i].movedim(last, -1).flatten(0, -2) for slope in each]).double()  # [..., out]
                 new = [back @ b, seen, back, seen @ a.mT]  # A's output and input, B's output and input
                 moments = [t.mT @ t for t in new]
@@ -122,17 +131,23 @@ def projection_curvature(
     return Curvature(roots.T @ roots, h.T.double() @ h.double() / len(h))
 
 
+def _shows(layer: Any) -> bool:
+    """Whether what a layer multiplies can be read from its inputs."""
+    return type(layer) is nn.Linear or (
+        type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros"
+    )
+
+
 def _patches(layer: nn.Module, x: Tensor) -> Tensor:
     """What each place of the output is made from, in the last axis: x itself, or the patches of a convolution."""
-    if not isinstance(layer, LoRAConv2d):
+    if not isinstance(layer, nn.Conv2d):
         return x
-    size, how = layer.weight.shape[2:], layer.settings
-    padding = how["padding"]
+    size, padding = layer.kernel_size, layer.padding
     if padding == "same":  # as torch pads: the odd row and column at the end
-        total = [each * (length - 1) for each, length in zip(how["dilation"], size, strict=True)]
+        total = [each * (length - 1) for each, length in zip(layer.dilation, size, strict=True)]
         x = F.pad(x, [total[1] // 2, total[1] - total[1] // 2, total[0] // 2, total[0] - total[0] // 2])
     padding = 0 if isinstance(padding, str) else padding
-    return F.unfold(x, tuple(size), how["dilation"], padding, how["stride"]).mT
+    return F.unfold(x, size, layer.dilation, padding, layer.stride).mT
 
 
 def _square_root(logits: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from uqlab.core.checks import within
-from uqlab.core.modules import sharing_copy, trained_like
+from uqlab.core.modules import sharing_copy
 
 # Which members are in the pass that runs now. It belongs to the call, not to the layers: threads may share an ensemble.
 _ACTIVE: contextvars.ContextVar[slice] = contextvars.ContextVar("active members", default=slice(None))
@@ -32,8 +32,8 @@ def active_members(rows: slice) -> Iterator[None]:
         _ACTIVE.reset(token)
 
 
-class MemberLayer(nn.Module):
-    """A layer with one set of weights, or one noise stream, per member. The layer itself says what its members are."""
+class PerMember(nn.Module):
+    """Tensors of which every member has its own: what can be taken apart by members, and joined."""
 
     members: int
     member_buffers: tuple[str, ...] = ()  # the names of buffers whose first axis is the members
@@ -43,52 +43,16 @@ class MemberLayer(nn.Module):
         """The members that are folded into the batch at present: all of them, or a chunk."""
         return slice(None) if torch.compiler.is_compiling() else _ACTIVE.get()
 
-    def unfold(self, x: Tensor) -> Tensor:
-        """[members * batch, ..., features] -> [members, rows, features]."""
-        count = len(range(self.members)[self.active])
-        if x.shape[0] % count:
-            raise ValueError(
-                f"{type(self).__name__} holds {count} members and needs a batch that is a multiple of it, "
-                f"got {tuple(x.shape)}; call the ensemble, which folds the members into the batch, not its network"
-            )
-        return x.reshape(count, -1, x.shape[-1])
-
     def own_parameters(self) -> list[nn.Parameter]:
         """The parameters whose first axis is the members."""
         return list(self.parameters())
 
-    def member_weight(self, index: int) -> Tensor | None:
-        """The weight [out, in] that member `index` sees, without gradient; None for a layer without such a weight."""
-        return None
-
-    def member_bias(self, index: int) -> Tensor | None:
-        """The bias [out] that member `index` sees, without gradient, or None."""
-        bias: Any = getattr(self, "bias", None)
-        if bias is None or bias.ndim == 1:  # one bias of all members
-            return None if bias is None else bias.detach()
-        return bias.detach()[index]
-
-    def start_weight(self) -> Tensor | None:
-        """The weight [out, in] before training, where the layer still holds it unchanged; else None."""
-        return None
-
-    def member_update(self, index: int) -> Tensor | None:
-        """What training added to the weight for member `index`, [out, in]; None where the start is not known."""
-        weight, start = self.member_weight(index), self.start_weight()
-        return None if weight is None or start is None else weight - start
-
-    def member(self, index: int) -> nn.Module:
-        """A plain layer that computes what member `index` computes."""
-        weight, bias = self.member_weight(index), self.member_bias(index)
-        assert weight is not None, f"{type(self).__name__} must say what its members are"
-        return plain_linear(weight.clone(), None if bias is None else bias.clone())
-
     def shard(self, rows: slice) -> Any:
-        """The layer of some of the members, sharing their weights' memory."""
+        """The same for some of the members, sharing their tensors' memory."""
         return self._changed(len(range(self.members)[rows]), lambda name, p: p.data[rows])
 
     def join(self, others: Sequence[Any]) -> Any:
-        """The layer of all members, first its own, then those of the others; what the members own is copied."""
+        """The same for all members, first its own, then those of the others; what the members own is copied."""
         layers = (self, *others)
         joined = self._changed(
             sum(layer.members for layer in layers),
@@ -112,65 +76,36 @@ class MemberLayer(nn.Module):
 
     def extra_repr(self) -> str:
         sizes = [f"{name}={list(p.shape)}" for name, p in self.named_parameters(recurse=False)]
-        settings = [f"{name}={value}" for name, value in vars(self).items() if name in ("p", "additive", "threshold")]
+        settings = [f"{name}={value}" for name, value in vars(self).items() if name in ("p", "scale", "threshold")]
         return ", ".join([f"members={self.members}", *sizes, *settings])
 
 
-class MemberLinear(MemberLayer):
-    """y = x W_m^T + b_m: a linear layer of its own for every member, all of them one batched product.
+class MemberLayer(PerMember):
+    """A layer with one set of weights, or one noise stream, per member. The layer itself says what its members are."""
 
-    weight [members, out, in], bias [members, out].
-    """
+    def count(self, x: Tensor) -> int:
+        """How many members are folded into x, whose first axis must be a multiple of it."""
+        count = len(range(self.members)[self.active])
+        if x.shape[0] % count:
+            raise ValueError(
+                f"{type(self).__name__} holds {count} members and needs a batch that is a multiple of it, "
+                f"got {tuple(x.shape)}; call the ensemble, which folds the members into the batch, not its network"
+            )
+        return count
 
-    def __init__(self, weight: Float[Tensor, "members out in"], bias: Float[Tensor, "members out"] | None):
-        super().__init__()
-        self.members = weight.shape[0]
-        self.weight = nn.Parameter(weight)
-        self.bias = None if bias is None else nn.Parameter(bias)
-
-    @classmethod
-    def stack(cls, layers: Sequence[nn.Linear]) -> "MemberLinear":
-        """Member m is `layers[m]`; the weights are copied."""
-        biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
-        return cls(torch.stack([layer.weight.detach() for layer in layers]), torch.stack(biases) if biases else None)
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows, weight = self.unfold(x), self.weight[self.active]  # [members, rows, in]
-        if self.bias is None:
-            y = torch.bmm(rows, weight.mT)
-        else:
-            y = torch.baddbmm(self.bias[self.active].unsqueeze(1), rows, weight.mT)
-        return y.view(*x.shape[:-1], -1)
-
-    def member_weight(self, index: int) -> Tensor:
-        return self.weight.detach()[index]
+    def own(self) -> dict[str, Any]:
+        """What the members see of their own, by name: `MemberParameter`s."""
+        return {}
 
     def member(self, index: int) -> nn.Module:
-        return trained_like(super().member(index), self)
+        """A plain layer that computes what member `index` computes."""
+        raise NotImplementedError
 
 
 def plain_linear(weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None) -> nn.Linear:
     """The nn.Linear that holds these tensors."""
     layer = nn.Linear(1, 1, bias is not None, device="meta")  # nothing to initialise, nor to warn of without features
     layer.out_features, layer.in_features = weight.shape
-    layer.weight = nn.Parameter(weight)
-    if bias is not None:
-        layer.bias = nn.Parameter(bias)
-    return layer
-
-
-def conv_settings(layer: nn.Conv2d) -> dict[str, Any]:
-    """How a convolution moves over the map, as `F.conv2d` and `plain_conv` take it."""
-    return {"stride": layer.stride, "padding": layer.padding, "dilation": layer.dilation, "groups": layer.groups}
-
-
-def plain_conv(
-    weight: Float[Tensor, "out in height width"], bias: Float[Tensor, " out"] | None, settings: dict[str, Any]
-) -> nn.Conv2d:
-    """The nn.Conv2d that holds these tensors; `settings` as `conv_settings` gives them."""
-    out_channels, channels, height, width = weight.shape
-    sizes = channels * settings["groups"], out_channels, (height, width)
-    layer = nn.Conv2d(*sizes, bias=bias is not None, device="meta", **settings)
     layer.weight = nn.Parameter(weight)
     if bias is not None:
         layer.bias = nn.Parameter(bias)

@@ -1,108 +1,136 @@
 """Masksembles: every member sees its own fixed part of the features (Durasov et al. 2021)."""
 
-import copy
-import math
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from uqlab.core.checks import within
 from uqlab.ensembles.base import FoldedEnsemble, member_seed
-from uqlab.ensembles.implicit import ATTENTION, check_backbone, exactly, is_product, trained_together
-from uqlab.ensembles.layers import MemberLayer, conv_settings, plain_conv, plain_linear, replace_layers
+from uqlab.ensembles.batch_ensemble import Scaled
+from uqlab.ensembles.implicit import Site, check_backbone, chosen, is_usual, place, plain, sites, trained_together
+from uqlab.models.attention import ATTENTION
 
 
-class MaskedInputs(MemberLayer):
-    """W diag(z_m): a linear layer or a convolution that sees the features of a member's mask alone.
+class MaskedInputs(Scaled):
+    """W diag(z_m): a weight that sees the features of a member's mask alone.
 
-    mask [members, features] is 1 or 0 and never changes; W and the bias are all members'.
+    mask [members, features] is 1 or 0 and never changes; W is all members'.
     """
 
     mask: Tensor
     member_buffers = ("mask",)
 
-    def __init__(self, layer: Any, mask: Tensor):
-        super().__init__()
-        self.members, self.weight, self.bias = len(mask), layer.weight, layer.bias
-        self.conv = conv_settings(layer) if isinstance(layer, nn.Conv2d) else None
-        self.register_buffer("mask", mask.to(layer.weight))
+    def __init__(self, w: nn.Parameter, mask: Tensor, groups: int = 1):
+        super().__init__(w, len(mask), None, None, groups)
+        self.register_buffer("mask", mask.to(w))
 
-    def forward(self, x: Tensor) -> Tensor:
-        mask = self.mask[self.active]
-        each = x.unflatten(0, (len(mask), -1))
-        if self.conv is None:
-            seen = each * mask.view(len(mask), *[1] * (each.ndim - 2), -1)
-            return F.linear(seen.flatten(0, 1), self.weight, self.bias)
-        return F.conv2d((each * mask[:, None, :, None, None]).flatten(0, 1), self.weight, self.bias, **self.conv)
+    def factors(self, rows: slice) -> tuple[None, Tensor]:
+        return None, self.mask[rows]
 
-    def own_parameters(self) -> list[nn.Parameter]:
-        return []
-
-    def member_weight(self, index: int) -> Tensor | None:
-        return None if self.conv else self.weight.detach() * self.mask[index]
-
-    def member(self, index: int) -> nn.Module:
-        bias = None if self.bias is None else self.bias.detach().clone()
-        if self.conv is None:
-            return plain_linear(self.weight.detach() * self.mask[index], bias)
-        return plain_conv(self.weight.detach() * self.mask[index, :, None, None], bias, self.conv)
+    def start(self) -> None:
+        """No member starts from the whole weight."""
+        return None
 
 
 def masksembles(
-    backbone: nn.Module, members: int | str | range, scale: float = 2.0, *, target: str | None = None, seed: int = 0
+    backbone: nn.Module,
+    members: int | str | range,
+    scale: float = 2.0,
+    *,
+    target: str | None = None,
+    of: int | None = None,
+    seed: int = 0,
 ) -> FoldedEnsemble:
-    """Masksembles: member m sees a fixed 1 / scale of the features after each activation (Durasov et al. 2021).
+    """Make Masksembles: member m sees a fixed part of the features after each activation (Durasov et al. 2021).
 
-    scale: S, at least 1. Each member keeps 1 / S of the features. S = 1 is one network; with S = members the masks are
-        disjoint, where S divides the features.
-    target: a regular expression on the names of linear layers and convolutions, whose inputs are masked; None for all
-        but the first or, in a transformer, for the second layer of each MLP, because only those follow an activation.
+    Parameters
+    ----------
+    backbone : nn.Module
+        Any network. All weights, the classifier's too, are trained by all members, so they are copied; batch
+        statistics are the members' own.
+    members : int, str or range
+        As in `lora`.
+    scale : float
+        S, at least 1. Any two members share 1 / S of their features on average. Each of M members keeps a share
+        1 / (S (1 - (1 - 1 / S)^M)) of all features: S = 1 is one network, and for a large S the masks are disjoint.
+    target : str, optional
+        A regular expression on the names of layers whose inputs are masked. None for all but the first or, in a
+        transformer, for the layers of the MLPs that narrow their inputs, because only those follow an activation.
+    of : int, optional
+        M, the members of the whole ensemble, which shards must give; None for as many as `members` counts.
+    seed : int
+        The mask of member m depends on (seed, m, of) alone.
 
-    All weights, the classifier's too, are trained by all members, so they are copied; batch statistics are the members'
-    own. The paper draws the masks anew until every feature is in one of them. Here ceil(S) members take turns in one
-    random order of the features, so every feature is in a mask of theirs, and the mask of member m depends on (seed, m)
-    alone.
+    Returns
+    -------
+    FoldedEnsemble
 
-    Raises ValueError for a scale below 1 and a network without such layers, and as `lora`.
+    Raises
+    ------
+    ValueError
+        For a scale below 1, a network without such layers, fewer members in all than there are, and as `lora`.
+    TypeError
+        For what is no network.
+
+    References
+    ----------
+    Durasov, Bagautdinov, Baque, Fua, "Masksembles for uncertainty estimation", 2021.
     """
     ids = check_backbone(backbone, members)
     within("scale", scale, "[1, inf)")
-    network = copy.deepcopy(backbone).requires_grad_()
-    products = [name for name, part in network.named_modules() if name and is_product(part)]
-    names = _after_activations(network, products) if target is None else [n for n in products if re.search(target, n)]
-    if not names:
-        raise ValueError(
-            f"masksembles masks the inputs of linear layers and convolutions; of {', '.join(products) or 'none'} "
-            + ("none follows an activation" if target is None else f"none matches target {target!r}")
-        )
-
-    def make(name: str, layer: Any) -> MaskedInputs:
-        return MaskedInputs(layer, _masks(layer.weight.shape[1], scale, ids, seed, names.index(name)))
-
-    replace_layers(network, exactly(names), make)
-    recipe = {"method": "masksembles", "scale": scale, "target": target, "seed": seed}
+    whole = max(ids) + 1 if of is None else of
+    if max(ids) >= whole:
+        raise ValueError(f"of counts the members of the whole ensemble, so it must be above {max(ids)}, got {of}")
+    network = plain(backbone, trained=True)
+    found = [site for site in sites(network) if is_usual(site)]
+    products = [site for site in found if site.parameter == "weight" and site.holder]
+    where = _after_activations(found) if target is None else chosen(products, target, is_usual, "layer")
+    if not where:
+        names = ", ".join(site.name for site in products) or "none"
+        raise ValueError(f"masksembles masks what layers see after an activation; of the layers {names} none does")
+    own = {}
+    for number, site in enumerate(where):
+        groups = getattr(site.module, "groups", 1)
+        drawn = masks(site.weight.shape[1] * groups, scale, whole, seed, number)
+        own[site.holder] = {site.parameter: MaskedInputs(site.weight, drawn[list(ids)], groups)}
+    place(network, own)
+    recipe = {"method": "masksembles", "scale": scale, "target": target, "of": whole, "seed": seed}
     return trained_together(network, ids, recipe)
 
 
-def _after_activations(network: nn.Module, products: list[str]) -> list[str]:
+def _after_activations(found: Sequence[Site]) -> list[Site]:
     """The layers whose inputs are masked: all but the first; in a transformer those that narrow the MLP's features."""
-    if not any(re.search(ATTENTION, name) for name in products):
-        return products[1:]
-    weights: Any = {name: network.get_submodule(name).weight for name in products[:-1]}
-    narrow = [name for name, weight in weights.items() if weight.ndim == 2 and weight.shape[1] > weight.shape[0]]
-    return [name for name in narrow if not re.search(ATTENTION, name)]
+    later = [site for site in found if site.holder and site.holder != found[0].holder and site.parameter == "weight"]
+    if not any(re.search(ATTENTION, site.name) for site in found):
+        return later
+    inside = [site for site in later[:-1] if site.weight.ndim == 2 and not re.search(ATTENTION, site.name)]
+    return [site for site in inside if site.weight.shape[1] > site.weight.shape[0]] or inside
 
 
-def _masks(features: int, scale: float, ids: Sequence[int], seed: int, number: int) -> Tensor:
-    """The masks [members, features] of one layer: ceil(scale) members take turns in one order of the features."""
-    kept, turns = math.ceil(features / scale - 1e-9), math.ceil(scale)
-    masks = torch.zeros(len(ids), features)
-    for mask, m in zip(masks, ids, strict=True):
-        order = torch.Generator().manual_seed(member_seed(seed, m // turns, "masks", number))
-        start = (m % turns) * features // turns
-        mask[torch.randperm(features, generator=order).roll(-start)[:kept]] = 1
-    return masks
+def masks(features: int, scale: float, members: int, seed: int = 0, number: int = 0) -> Tensor:
+    """Draw the masks [members, features] of one layer, as Durasov et al. do.
+
+    Each member chooses the same number of `scale` times as many places, and places that nobody chose are left out. It
+    is drawn anew until `features` places remain.
+
+    Examples
+    --------
+    >>> drawn = masks(64, 2.0, 3)
+    >>> int(drawn[0].sum()), bool((drawn.sum(0) > 0).all())
+    (37, True)
+    """
+    share = 1 / (scale * (1 - (1 - 1 / scale) ** members)) if scale > 1 else 1.0
+    wanted = max(1, round(features * share))
+    for attempt in range(1000):
+        kept = min(features, wanted + attempt // 100)  # few features may allow no exact share
+        places = max(kept, round(kept * scale)) if kept < features else features
+        drawn = torch.zeros(members, places)
+        for m, mask in enumerate(drawn):
+            generator = torch.Generator().manual_seed(member_seed(seed, m, "masks", number, attempt))
+            mask[torch.randperm(places, generator=generator)[:kept]] = 1
+        used = drawn[:, drawn.any(0)]
+        if used.shape[1] == features:
+            return used
+    return torch.ones(members, features)

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from uqlab.core.modules import call, logits_of, trained_like
 from uqlab.ensembles.base import Ensemble, member_seed, member_text
-from uqlab.ensembles.implicit import check_backbone, fresh_classifiers, is_linear, is_product
-from uqlab.ensembles.layers import MemberDropout, conv_settings, own_dropout, plain_conv, plain_linear, with_layers
+from uqlab.ensembles.implicit import check_backbone, fresh_classifiers, plain
+from uqlab.ensembles.layers import MemberDropout, own_dropout, plain_linear, with_layers
 from uqlab.models import Standardize
+from uqlab.models.attention import classifier
 
 
 class MIMOEnsemble(Ensemble):
@@ -79,36 +80,38 @@ def mimo(
     ids = check_backbone(backbone, members)
     if ids != range(len(ids)):
         raise ValueError(f"the members of MIMO go through one network together; give their number, not {members!r}")
-    network = copy.deepcopy(backbone).requires_grad_()
-    leaves = {name: part for name, part in network.named_modules() if not list(part.children())}
-    trained = [name for name, part in leaves.items() if any(True for _ in part.parameters())]
-    linear = [name for name in trained if is_linear(leaves[name])]
-    if not linear or linear[-1] == trained[0] or not is_product(leaves[trained[0]]):
-        found = type(leaves[trained[0]]).__name__ if trained else "nothing"
+    network = plain(backbone, trained=True)
+    head = classifier(network)
+    modules = dict(network.named_modules())
+    leaves = {name: part for name, part in modules.items() if not list(part.children())}
+    begin = next(name for name, part in leaves.items() if any(True for _ in part.parameters()))
+    first: Any = modules[begin]
+    last: Any = modules[head]
+    whole = isinstance(first, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) and getattr(first, "groups", 1) == 1
+    if head == begin or not whole:
         raise ValueError(
             "mimo needs a network that begins with a linear layer or a convolution and ends with another linear layer; "
-            f"{type(backbone).__name__} begins with {found}"
+            f"{type(backbone).__name__} begins with {type(first).__name__}"
         )
-    first: Any = leaves[trained[0]]
-    head: Any = leaves[linear[-1]]
     spread = [1, len(ids), *[1] * (first.weight.ndim - 2)]
-    network.set_submodule(trained[0], _like(first, first.weight.detach().repeat(spread) / len(ids)))
+    network.set_submodule(begin, _like(first, first.weight.detach().repeat(spread) / len(ids)))
     generators = [torch.Generator().manual_seed(member_seed(seed, m, "adapter")) for m in ids]
-    fresh = fresh_classifiers(head, None, generators)
-    bias = None if fresh.bias is None else fresh.bias.detach().flatten()
-    network.set_submodule(linear[-1], plain_linear(fresh.weight.detach().flatten(0, 1), bias))
+    fresh = {name: own.value.detach().flatten(0, 1) for name, own in fresh_classifiers(last, None, generators).items()}
+    network.set_submodule(head, plain_linear(fresh["weight"], fresh.get("bias")))
     _count_channels(network, len(ids), 1)
     own_dropout(network, 1)
-    ensemble = MIMOEnsemble(network, ids, trained[0], linear[-1], rho, repeats)
+    ensemble = MIMOEnsemble(network, ids, begin, head, rho, repeats)
     settings = {"rho": rho, "repeats": repeats, "seed": seed}
     ensemble.recipe = {"method": "mimo", "backbone": "", **settings, "members": member_text(ids)}
     return ensemble.train(backbone.training)
 
 
 def _like(layer: Any, weight: Tensor) -> nn.Module:
-    """The same kind of layer with this weight."""
-    bias = None if layer.bias is None else layer.bias.detach().clone()
-    return plain_linear(weight, bias) if is_linear(layer) else plain_conv(weight, bias, conv_settings(layer))
+    """The same layer with this weight, for as many features as it has inputs."""
+    made = copy.deepcopy(layer)
+    made.weight = nn.Parameter(weight)
+    setattr(made, "in_features" if isinstance(layer, nn.Linear) else "in_channels", weight.shape[1])
+    return made
 
 
 def _count_channels(network: nn.Module, now: int, before: int) -> None:

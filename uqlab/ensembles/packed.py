@@ -2,47 +2,16 @@
 
 import copy
 import math
-from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from uqlab.core.modules import trained_like
 from uqlab.ensembles.base import Ensemble, FoldedEnsemble, SeparateEnsemble, member_text
 from uqlab.ensembles.deep import deep, stacked
-from uqlab.ensembles.implicit import check_backbone, is_linear, is_product
-from uqlab.ensembles.layers import MemberDropout, MemberLayer, MemberLinear, conv_settings, plain_conv
-from uqlab.ensembles.norms import MemberBatchNorm, MemberLayerNorm, has_statistics
-
-
-class MemberConv2d(MemberLayer):
-    """A convolution of every member's own, all of them one grouped convolution: member m is `layers[m]`.
-
-    weight [members, out, in, height, width], bias [members, out].
-    """
-
-    def __init__(self, layers: Sequence[nn.Conv2d]):
-        super().__init__()
-        self.members, self.settings = len(layers), conv_settings(layers[0])
-        self.weight = nn.Parameter(torch.stack([layer.weight.detach() for layer in layers]))
-        biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
-        self.bias = nn.Parameter(torch.stack(biases)) if biases else None
-        trained_like(self, layers[0])
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight[self.active]
-        bias = None if self.bias is None else self.bias[self.active].flatten()
-        side_by_side = x.unflatten(0, (len(weight), -1)).transpose(0, 1).flatten(1, 2)  # [batch, members * in, ...]
-        settings = self.settings | {"groups": len(weight) * self.settings["groups"]}
-        y = F.conv2d(side_by_side, weight.flatten(0, 1), bias, **settings)
-        return y.unflatten(1, (len(weight), -1)).transpose(0, 1).flatten(0, 1)
-
-    def member(self, index: int) -> nn.Conv2d:
-        bias = self.member_bias(index)
-        made = plain_conv(self.weight.detach()[index].clone(), None if bias is None else bias.clone(), self.settings)
-        return trained_like(made, self)
+from uqlab.ensembles.implicit import check_backbone, has_statistics
+from uqlab.ensembles.layers import MemberDropout, replace_layers
+from uqlab.models.attention import classifier
 
 
 class GroupedLinear(nn.Module):
@@ -85,21 +54,18 @@ def packed(
     ensemble = deep(lambda: _Narrow(backbone, alpha / whole, gamma).network, ids, seed, fold=False)
     models = list(cast(SeparateEnsemble, ensemble).models)
     if all(type(part) in _STACKED for part in models[0].modules() if any(True for _ in part.parameters(recurse=False))):
-        ensemble = FoldedEnsemble(stacked(models, _STACKED), ids)
+        network = stacked(models, _STACKED)
+        if any(isinstance(part, MemberDropout) for part in network.modules()):
+            replace_layers(network, MemberDropout, lambda _, layer: MemberDropout(len(ids), layer.p))
+        ensemble = FoldedEnsemble(network, ids)
     settings = {"alpha": alpha, "gamma": gamma, "of": whole, "seed": seed}
     ensemble.recipe = {"method": "packed", "backbone": "", **settings, "members": member_text(ids)}
     like = next(backbone.parameters(), torch.empty(0))
     return ensemble.to(like.device, like.dtype).train(backbone.training)
 
 
-_STACKED: dict[type, Any] = {
-    nn.Linear: lambda parts: trained_like(MemberLinear.stack(parts), parts[0]),
-    nn.Conv2d: MemberConv2d,
-    nn.LayerNorm: MemberLayerNorm,
-    nn.BatchNorm1d: MemberBatchNorm,
-    nn.BatchNorm2d: MemberBatchNorm,
-    MemberDropout: lambda parts: MemberDropout(len(parts), parts[0].p),
-}
+_CONVOLUTIONS = nn.Conv1d | nn.Conv2d | nn.Conv3d
+_STACKED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.LayerNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class _Narrow:
@@ -115,13 +81,14 @@ class _Narrow:
         if inside and gamma > 1:
             raise ValueError(f"gamma must be 1 in a network of transformers, got {gamma}")
         rest = {n: p for n, p in found.items() if not any(f"{n}.".startswith(f"{above}.") for above in inside)}
-        products = [name for name, part in rest.items() if is_product(part)]
+        products = [name for name, part in rest.items() if isinstance(part, nn.Linear | _CONVOLUTIONS)]
+        last = classifier(self.network)
         for name, part in found.items():
             if name in inside:
                 self.network.set_submodule(name, self.transformer(part))
             elif name in products:
                 first = name == products[0] and not inside
-                self.network.set_submodule(name, self.product(part, first, name == products[-1]))
+                self.network.set_submodule(name, self.product(part, first, name == last))
             elif name in rest and (own := list(part.named_parameters(recurse=False))):
                 self.network.set_submodule(name, self.norm(part, [p for _, p in own]))
         self.network = self.network[0].train(backbone.training)
@@ -139,27 +106,42 @@ class _Narrow:
         return self.widths[maps[0]] * (width // maps[0]) if maps else width
 
     def product(self, part: Any, first: bool, last: bool) -> nn.Module:
-        groups = 1 if first or last else self.gamma
         out, width = part.weight.shape[:2]
+        convolves = isinstance(part, _CONVOLUTIONS)
+        if convolves and part.groups > 1:
+            return self.depthwise(part)
+        groups = 1 if first or last else self.gamma
         width = width if first else self.before(width)
         out = out if last else self.scaled(out)
-        if is_linear(part):
-            made = nn.Linear if groups == 1 else GroupedLinear
-            extra = () if groups == 1 else (groups,)
-            return made(width, out, *extra, bias=part.bias is not None)
-        settings: dict[str, Any] = conv_settings(part) | {"groups": groups}
-        return nn.Conv2d(width, out, part.kernel_size, bias=part.bias is not None, **settings)
+        if not convolves and groups > 1:
+            return GroupedLinear(width, out, groups, bias=part.bias is not None)
+        return _resized(part, width, out, groups)
+
+    def depthwise(self, part: Any) -> nn.Module:
+        """A convolution that keeps its channels apart, for fewer channels."""
+        if part.groups != part.in_channels:
+            raise ValueError(f"packed narrows convolutions of one group or of single channels, got {part}")
+        width = self.before(part.in_channels)
+        out = width * (part.out_channels // part.in_channels)
+        self.widths[part.out_channels] = out
+        return _resized(part, width, out, width)
 
     def norm(self, part: Any, own: list[Tensor]) -> nn.Module:
         width = self.scaled(len(own[0])) if self.widths else len(own[0])  # a norm of the inputs keeps them
-        if isinstance(part, nn.LayerNorm) and len(part.normalized_shape) == 1:
+        if type(part) is nn.LayerNorm and len(part.normalized_shape) == 1:
             return nn.LayerNorm(width, part.eps)
         if has_statistics(part):
-            made: Any = type(part)
-            return made(width, part.eps, part.momentum)
+            made = copy.deepcopy(part)
+            made.num_features = width
+            for name, tensor in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)):
+                if tensor.ndim:
+                    new = tensor.detach().new_ones(width)
+                    setattr(made, name, nn.Parameter(new) if isinstance(tensor, nn.Parameter) else new)
+            made.reset_parameters()
+            return made
         raise ValueError(
-            "packed narrows linear layers, convolutions without groups, BatchNorm, LayerNorm and networks of "
-            f"transformers; this network has {type(part).__name__}"
+            "packed narrows linear layers, convolutions, BatchNorm, LayerNorm and networks of transformers; "
+            f"this network has {type(part).__name__}"
         )
 
     def transformer(self, model: Any) -> nn.Module:
@@ -172,7 +154,9 @@ class _Narrow:
             each.num_attention_heads = math.ceil(each.num_attention_heads * self.share - 1e-9)
             self.widths[each.hidden_size] = size * each.num_attention_heads
             each.hidden_size = size * each.num_attention_heads
-            each.intermediate_size = math.ceil(each.intermediate_size * self.share - 1e-9)
+            for name in ("intermediate_size", "hidden_dim", "n_inner", "encoder_ffn_dim", "decoder_ffn_dim"):
+                if isinstance(getattr(each, name, None), int):
+                    setattr(each, name, math.ceil(getattr(each, name) * self.share - 1e-9))
         if not self.widths:
             raise ValueError(f"packed finds no width in the configuration of {type(model).__name__}")
         made = type(model)(config)
@@ -182,4 +166,19 @@ class _Narrow:
 
 
 def _is_transformer(part: nn.Module) -> bool:
-    return hasattr(getattr(part, "config", None), "model_type")
+    config = getattr(part, "config", None)
+    parts = (config, getattr(config, "vision_config", None), getattr(config, "text_config", None))
+    return hasattr(config, "model_type") and any(hasattr(each, "num_attention_heads") for each in parts)
+
+
+def _resized(part: Any, width: int, out: int, groups: int) -> nn.Module:
+    """A fresh layer of the same class and settings for other numbers of features."""
+    made = copy.deepcopy(part)
+    if isinstance(part, nn.Linear):
+        made.in_features, made.out_features = width, out
+    else:
+        made.in_channels, made.out_channels, made.groups = width, out, groups
+    made.weight = nn.Parameter(part.weight.detach().new_empty(out, width // groups, *part.weight.shape[2:]))
+    made.bias = None if part.bias is None else nn.Parameter(part.bias.detach().new_empty(out))
+    made.reset_parameters()
+    return made

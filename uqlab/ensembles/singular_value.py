@@ -1,70 +1,44 @@
 """Singular value ensemble: singular values of every member's own, frozen directions (Turkoglu et al. 2026)."""
 
-from collections.abc import Sequence
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from uqlab.core import tuning
 from uqlab.ensembles.base import FoldedEnsemble
-from uqlab.ensembles.implicit import Classifiers, implicit
-from uqlab.ensembles.layers import MemberLayer
+from uqlab.ensembles.forms import Product
+from uqlab.ensembles.implicit import Classifiers, Site, implicit
+from uqlab.ensembles.members import MemberParameter, Own
 
 
-class SVDLinear(MemberLayer):
-    """y = x (U diag(max(s_m, 0)) V^T)^T + b_m, with U and V frozen (Turkoglu et al. 2026).
+class SingularValues(MemberParameter):
+    """U diag(max(s_m, 0)) V^T, with U and V frozen.
 
-    u [out, k] and v [in, k] are the singular vectors of the layer's weight. At the start the singular values are
-    s_m = S (1 + std * noise), at least 0, [members, k], and the biases b_m = b + std * noise [members, out].
+    u [out, k] and v [width, k] are the singular vectors of the weight W as a matrix, s [members, k].
     """
 
+    low_rank = True
     u: Tensor
     v: Tensor
 
-    def __init__(self, layer: nn.Linear, std: float, generators: Sequence[torch.Generator]):
-        super().__init__()
-        self.members, weight = len(generators), layer.weight.detach()
-        u, s, vh = torch.linalg.svd(weight.float(), full_matrices=False)
-        self.register_buffer("u", u.to(weight))
-        self.register_buffer("v", vh.mT.contiguous().to(weight))
+    def __init__(self, w: nn.Parameter, std: float, generators: list[torch.Generator]):
+        super().__init__(w, len(generators))
+        u, s, vh = torch.linalg.svd(self.matrix().detach().float(), full_matrices=False)
+        self.register_buffer("u", u.to(w))
+        self.register_buffer("v", vh.mT.contiguous().to(w))
         values = [(s * (1 + std * torch.randn(len(s), generator=g).to(s))).clamp(min=0) for g in generators]
-        self.s = nn.Parameter(torch.stack(values).to(weight))
-        self.bias = None
-        if layer.bias is not None:
-            noise = [torch.randn(len(layer.bias), generator=g) for g in generators]
-            self.bias = nn.Parameter(layer.bias.detach() + std * torch.stack(noise).to(weight))
+        self.s = nn.Parameter(torch.stack(values).to(w))
+        self.depth = len(s)
+        self.frozen_work = self.depth * (len(u) + len(self.v))
 
-    def forward(self, x: Tensor) -> Tensor:
-        rows, s = self.unfold(x), self.s[self.active, None].clamp(min=0)
-        bias = None if self.bias is None else self.bias[self.active, None]
+    def weight(self, m: int) -> Tensor:
+        return ((self.u * self.s[m].clamp(min=0)) @ self.v.mT).view(self.w.shape)
 
-        def factored() -> Tensor:
-            y = F.linear((rows @ self.v) * s, self.u)
-            return y if bias is None else y + bias
+    def weights(self, rows: slice = slice(None)) -> Tensor:
+        s = self.s[rows, None].clamp(min=0)
+        return ((self.u * s) @ self.v.mT).view(len(s), *self.w.shape)
 
-        def built() -> Tensor:
-            weight = (self.u * s) @ self.v.mT  # [members, out, in]
-            return rows @ weight.mT if bias is None else torch.baddbmm(bias, rows, weight.mT)
-
-        ways = {"factored": factored, "built": built}
-        shape = (len(rows), tuning.octave(rows.shape[1]), *self.v.shape, len(self.u))
-        rule = "factored" if self.factored(rows.shape[1]) else "built"
-        return ways[tuning.choose("singular values", shape, x, ways, rule)]().view(*x.shape[:-1], -1)
-
-    def factored(self, rows: int) -> bool:
-        """Whether two products per row cost less than building every member's weight and one product per row.
-
-        A backward pass costs the former as much again, because it has no weight gradient, and the latter twice as much.
-        Building, which writes the weights too, was measured at 1.5 times its arithmetic.
-        """
-        (out_features, k), in_features = self.u.shape, self.v.shape[0]
-        factors, weights = (2, 3) if torch.is_grad_enabled() and self.s.requires_grad else (1, 1)
-        product = out_features * in_features
-        return factors * rows * k * (in_features + out_features) <= weights * product * (1.5 * k + rows)
-
-    def member_weight(self, index: int) -> Tensor:
-        return (self.u * self.s.detach()[index].clamp(min=0)) @ self.v.mT
+    def product(self, x: Tensor, form: Product, rows: slice) -> Tensor:
+        seen = form.shared(x, self.v.mT)  # once for all members
+        return form.mixed(form.scaled(seen, self.s[rows].clamp(min=0)), self.u[None])
 
 
 def singular_value(
@@ -77,15 +51,41 @@ def singular_value(
     seed: int = 0,
     heads: Classifiers | None = None,
 ) -> FoldedEnsemble:
-    """Singular value ensemble: U diag(s_m) V^T in every target layer, U and V frozen (Turkoglu et al. 2026).
+    """Make a singular value ensemble: U diag(s_m) V^T for every target weight, U and V frozen.
 
-    init_std: the members start from s_m = S (1 + init_std * noise) and biases b + init_std * noise. Their own
-        classifiers start from Normal weights of standard deviation 0.01 and zero biases.
-    target: a regular expression on module names; None for every linear layer but the classifier.
+    Parameters
+    ----------
+    backbone, members, classifiers, seed, heads
+        As in `lora`.
+    target : str, optional
+        A regular expression as in `lora`. None for every matrix before the classifier and, in a network without
+        attention, the convolutions too, whose kernels are matrices of patches.
+    init_std : float
+        The members start from s_m = max(S (1 + init_std * noise), 0) and biases b + init_std * noise. Their own
+        classifiers start from Normal weights of deviation 0.01 and zero biases.
 
-    The rest is as in `lora`. Raises ValueError for init_std < 0, and the errors of `lora`.
+    Returns
+    -------
+    FoldedEnsemble
+
+    Raises
+    ------
+    ValueError, TypeError
+        For a negative init_std, and as `lora`.
+
+    References
+    ----------
+    Turkoglu et al., "Making foundation models probabilistic via singular value ensembles", 2026.
     """
-    make = lambda _, layer, generators: SVDLinear(layer, init_std, generators)  # noqa: E731
+
+    def make(site: Site, generators: list[torch.Generator]) -> dict[str, MemberParameter]:
+        own: dict[str, MemberParameter] = {site.parameter: SingularValues(site.weight, init_std, generators)}
+        if site.bias is not None:
+            bias = site.bias.detach()
+            noise = torch.stack([torch.randn(len(bias), generator=g) for g in generators]).to(bias)
+            own[site.bias_name] = Own(nn.Parameter(bias + init_std * noise))
+        return own
+
     recipe = {"method": "singular_value", "init_std": init_std}
-    classifiers = heads or classifiers
-    return implicit(backbone, members, target, classifiers, seed, make, recipe, everywhere=True, classifier_std=0.01)
+    kind = heads or classifiers
+    return implicit(backbone, members, target, kind, seed, make, recipe, everywhere=True, classifier_std=0.01)

@@ -20,11 +20,12 @@ from uqlab.ensembles.base import Ensemble, FoldedEnsemble, SeparateEnsemble, mem
 from uqlab.ensembles.batch_ensemble import batch
 from uqlab.ensembles.dropout import FixedDropout, dropout
 from uqlab.ensembles.film import film
-from uqlab.ensembles.layers import MemberLayer, with_layers
+from uqlab.ensembles.implicit import STATISTICS, has_statistics
+from uqlab.ensembles.layers import PerMember
 from uqlab.ensembles.lora import lora
 from uqlab.ensembles.masksembles import masksembles
+from uqlab.ensembles.members import Own, joined
 from uqlab.ensembles.mimo import mimo
-from uqlab.ensembles.norms import MemberBatchNorm, has_statistics
 from uqlab.ensembles.packed import packed
 from uqlab.ensembles.singular_value import singular_value
 
@@ -94,8 +95,9 @@ def _learned(ensemble: Ensemble) -> dict[str, Tensor]:
     """What tells an ensemble from its backbone: trainable parameters, batch statistics that move, seeds of dropout."""
     learned: dict[str, Tensor] = {name: p for name, p in ensemble.named_parameters() if p.requires_grad}
     for name, part in ensemble.named_modules():
-        if isinstance(part, MemberBatchNorm) or (has_statistics(part) and not isinstance(ensemble, FoldedEnsemble)):
-            learned |= {f"{name}.{buffer}": getattr(part, buffer) for buffer in MemberBatchNorm.member_buffers}
+        apart = has_statistics(part) and not isinstance(ensemble, FoldedEnsemble)
+        buffers = part.member_buffers if isinstance(part, Own) else STATISTICS if apart else ()
+        learned |= {f"{name}.{buffer}": getattr(part, buffer) for buffer in buffers}
         if isinstance(part, FixedDropout):
             learned[f"{name}.seeds"] = torch.tensor(part.seeds)
     return learned
@@ -132,8 +134,7 @@ def concatenate(shards: Sequence[Ensemble]) -> Ensemble:
         return first._with_recipe(SeparateEnsemble(copy.deepcopy(models), members))
     folded = [cast(FoldedEnsemble, shard) for shard in shards]
     networks = [shard.network for shard in folded]
-    names = {id(part): name for name, part in networks[0].named_modules() if isinstance(part, MemberLayer)}
-    layers = [layer for layer in networks[0].modules() if isinstance(layer, MemberLayer)]
+    layers = [layer for layer in networks[0].modules() if isinstance(layer, PerMember)]
     own = {id(p) for layer in layers for p in layer.own_parameters()}
     own |= {id(getattr(layer, name)) for layer in layers for name in layer.member_buffers}
     state, *others = ({**dict(n.named_parameters()), **dict(n.named_buffers())} for n in networks)
@@ -142,9 +143,6 @@ def concatenate(shards: Sequence[Ensemble]) -> Ensemble:
             if state[name] is not other[name] and not torch.equal(state[name], other[name].to(state[name])):
                 raise ValueError(f"shards differ in {name}, which all members share: train the ensemble as a whole")
 
-    def join(layer: MemberLayer) -> MemberLayer:
-        return layer.join([network.get_submodule(names[id(layer)]) for network in networks[1:]])
-
-    whole = type(folded[0])(with_layers(networks[0], join), members).train(first.training)
+    whole = type(folded[0])(joined(networks[0], networks[1:]), members).train(first.training)
     whole.chunk = folded[0].chunk
     return first._with_recipe(whole)

@@ -2,11 +2,11 @@
 
 from uqlab.core import door
 from uqlab.extraction.fit import MaskHistory, fit_masks
-from uqlab.extraction.masks import MaskedLinear, MaskEnsemble, Masks, mask_diversity, masks
+from uqlab.extraction.masks import Masked, MaskEnsemble, Masks, mask_diversity, masks
 from uqlab.extraction.tiles import tiles
 
 __all__ = [
-    "MaskEnsemble", "MaskHistory", "MaskedLinear", "Masks", "fit_masks", "mask_diversity", "masks", "tiles",
+    "MaskEnsemble", "MaskHistory", "Masked", "Masks", "fit_masks", "mask_diversity", "masks", "tiles",
 ]  # fmt: skip
 
 door.room(__name__)

@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 from uqlab.core.checks import all_finite, at_least, class_labels, count_samples
 from uqlab.core.modules import like_parameters
 from uqlab.ensembles import member_seed
-from uqlab.extraction.masks import MaskedLinear, MaskEnsemble, coin_entropy
+from uqlab.extraction.masks import Masked, MaskEnsemble, coin_entropy
 from uqlab.training import Workers, cross_entropy
 
 
@@ -67,7 +67,7 @@ def fit_masks(
     optimizer = torch.optim.Adam([logits], lr, fused=True)
     gradient = logits.grad = torch.zeros_like(logits)
     losses, diversities = (torch.zeros(steps, *size, device=x.device) for size in ((ensemble.members,), ()))
-    products = batch_size * ensemble.members * sum(layer.weight.numel() for layer in ensemble.layers().values())
+    products = batch_size * ensemble.members * sum(layer.w.numel() for layer in ensemble.layers().values())
     workers = Workers(ensemble, products, _mask_logits)
     with workers, tqdm(total=steps, desc="fit masks", disable=not progress, leave=False) as bar:
         for step, rows in enumerate(itertools.islice(_batches(samples, batch_size, seed, x.device), steps)):
@@ -99,7 +99,7 @@ def fit_masks(
 
 def _mask_logits(ensemble: nn.Module) -> list[nn.Parameter]:
     """What is trained: the mask logits of all layers, each [members, features]."""
-    return [p for part in ensemble.modules() if isinstance(part, MaskedLinear) for p in part.own_parameters()]
+    return [p for part in ensemble.modules() if isinstance(part, Masked) for p in part.own_parameters()]
 
 
 def _batches(samples: int, batch_size: int, seed: int, device: torch.device) -> Iterator[Int[Tensor, " batch"]]:

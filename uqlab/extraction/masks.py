@@ -5,15 +5,22 @@ Nothing of the network is trained again: all members use its frozen weights.
 
 import copy
 import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from uqlab.core.checks import at_least, one_network, within
-from uqlab.ensembles import ELEMENTWISE, FoldedEnsemble, MemberLayer, member_seed, plain_linear, replace_layers
+from uqlab.ensembles import (
+    ELEMENTWISE,
+    FoldedEnsemble,
+    MemberModule,
+    Scaled,
+    member_seed,
+    plain_linear,
+    replace_layers,
+)
 
 
 class Masks(NamedTuple):
@@ -23,18 +30,16 @@ class Masks(NamedTuple):
     columns: Float[Tensor, "members in"] | None
 
 
-class MaskedLinear(MemberLayer):
-    """y = x (W * row_m col_m^T)^T + b: one frozen linear layer, of which every member keeps its own rows and columns.
+class Masked(Scaled):
+    """W * row_m col_m^T: one frozen weight, of which every member keeps its own rows and columns.
 
     row_logits [members, out] and column_logits [members, in] are trained; None masks nothing. A mask is the sigmoid of
     its logits or, with a `threshold`, 1 where the sigmoid exceeds the threshold and 0 elsewhere.
     """
 
-    def __init__(self, layer: nn.Linear, members: int, row_logits: Tensor | None, column_logits: Tensor | None):
-        super().__init__()
-        self.members = members
+    def __init__(self, w: nn.Parameter, members: int, row_logits: Tensor | None, column_logits: Tensor | None):
+        super().__init__(w, members, None, None)
         self.threshold: float | None = None
-        self.weight, self.bias = layer.weight, layer.bias
         self.row_logits = None if row_logits is None else nn.Parameter(row_logits)
         self.column_logits = None if column_logits is None else nn.Parameter(column_logits)
 
@@ -42,30 +47,17 @@ class MaskedLinear(MemberLayer):
         """The mask logits: of the columns first, then of the rows."""
         return [p for p in (self.column_logits, self.row_logits) if p is not None]
 
-    def masks(self) -> Masks:
-        return Masks(self._mask(self.row_logits), self._mask(self.column_logits))
+    def factors(self, rows: slice) -> tuple[Tensor | None, Tensor | None]:
+        return self._mask(self.row_logits, rows), self._mask(self.column_logits, rows)
 
-    def _mask(self, logits: Tensor | None) -> Tensor | None:
+    def masks(self) -> Masks:
+        return Masks(*self.factors(slice(None)))
+
+    def _mask(self, logits: Tensor | None, rows: slice) -> Tensor | None:
         if logits is None:
             return None
-        p = logits.sigmoid()
+        p = logits[rows].sigmoid()
         return p if self.threshold is None else (p > self.threshold).to(p.dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows, columns = (None if mask is None else mask[self.active, None] for mask in self.masks())
-        h = self.unfold(x)  # [members, rows, in]
-        h = h if columns is None else h * columns
-        y = F.linear(h, self.weight)  # the frozen weight is multiplied once for all members
-        y = y if rows is None else y * rows
-        return (y if self.bias is None else y + self.bias).view(*x.shape[:-1], -1)
-
-    def start_weight(self) -> Float[Tensor, "out in"]:
-        return self.weight.detach()
-
-    def member_weight(self, index: int) -> Float[Tensor, "out in"]:
-        rows, columns = (None if mask is None else mask[index].detach() for mask in self.masks())
-        weight = self.weight.detach() if rows is None else self.weight.detach() * rows[:, None]
-        return weight if columns is None else weight * columns
 
 
 class MaskEnsemble(FoldedEnsemble):
@@ -77,9 +69,9 @@ class MaskEnsemble(FoldedEnsemble):
         self.network.eval()
         return self
 
-    def layers(self) -> dict[str, MaskedLinear]:
-        """The masked layers by name."""
-        return {name: part for name, part in self.network.named_modules() if isinstance(part, MaskedLinear)}
+    def layers(self) -> dict[str, Masked]:
+        """The masked weights by the names of their layers."""
+        return {name.removesuffix(".weight"): p for name, p in self.network.named_modules() if isinstance(p, Masked)}
 
     @torch.no_grad()
     def masks(self) -> dict[str, Masks]:
@@ -132,10 +124,10 @@ def masks(model: nn.Module, members: int = 10, *, inputs: bool = True, std: floa
     def logits(features: int, like: Tensor) -> Tensor:
         return torch.stack([torch.randn(features, generator=g) * std for g in generators]).to(like)
 
-    def make(name: str, layer: nn.Linear) -> MaskedLinear:
+    def make(name: str, layer: nn.Linear) -> MemberModule:
         rows = logits(layer.out_features, layer.weight) if name != names[-1] else None
         columns = logits(layer.in_features, layer.weight) if inputs or name != names[0] else None
-        return MaskedLinear(layer, members, rows, columns)
+        return MemberModule(layer, {"weight": Masked(layer.weight, members, rows, columns)})
 
     replace_layers(network, "|".join(f"^{name}$".replace(".", r"\.") for name in names), make)
     return MaskEnsemble(network, range(members)).eval()
@@ -165,9 +157,10 @@ def _sequence(network: nn.Module) -> list[nn.Module] | None:
     return [leaf for part in network for leaf in _sequence(part) or [part]]
 
 
-def _bias(layer: MaskedLinear) -> Float[Tensor, " out"]:
+def _bias(layer: MemberModule) -> Float[Tensor, " out"]:
     """The bias of a layer, 0 where it has none."""
-    return layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias.detach()
+    bias, weight = layer.inner.get_parameter("bias") if layer.inner.bias is not None else None, layer.weight.w
+    return weight.new_zeros(len(weight)) if bias is None else bias.detach()
 
 
 class _SelectFeatures(nn.Module):
@@ -190,11 +183,12 @@ def _small_member(parts: list[nn.Module], index: int) -> nn.Sequential:
     layer keeps its row and the second its column. If only the column is kept, the unit's value is constant, namely what
     the elementwise modules make of its bias, and this constant is added to the second layer's bias.
     """
-    linear = {i: part for i, part in enumerate(parts) if isinstance(part, MaskedLinear)}
+    linear = {i: part for i, part in enumerate(parts) if isinstance(part, MemberModule)}
     rows, columns = {}, {}  # which features layer i keeps: [out], [in]
     for i, layer in linear.items():
-        ones = [layer.weight.new_ones(features) for features in layer.weight.shape]
-        kept = [one if mask is None else mask[index] for mask, one in zip(layer.masks(), ones, strict=True)]
+        masked: Any = layer.weight
+        ones = [masked.w.new_ones(features) for features in masked.shape]
+        kept = [one if mask is None else mask[index] for mask, one in zip(masked.masks(), ones, strict=True)]
         rows[i], columns[i] = (mask.bool() for mask in kept)
     after = {a: b for a, b in itertools.pairwise(linear) if all(type(p) in ELEMENTWISE for p in parts[a + 1 : b])}
     before = {b: a for a, b in after.items()}
@@ -203,7 +197,7 @@ def _small_member(parts: list[nn.Module], index: int) -> nn.Sequential:
         if i not in linear:
             small.append(copy.deepcopy(part))
             continue
-        weight = linear[i].weight.detach() * rows[i][:, None]
+        weight = linear[i].weight.w.detach() * rows[i][:, None]
         bias = _bias(linear[i]).clone()
         inside = columns[i]
         if i in before:
@@ -216,5 +210,5 @@ def _small_member(parts: list[nn.Module], index: int) -> nn.Sequential:
             small.append(_SelectFeatures(inside.nonzero().flatten()))
         needed = rows[i] & columns[after[i]] if i in after else slice(None)
         weight, bias = weight[needed][:, inside], bias[needed]
-        small.append(plain_linear(weight, bias if linear[i].bias is not None or bias.any() else None))
+        small.append(plain_linear(weight, bias if linear[i].inner.bias is not None or bias.any() else None))
     return nn.Sequential(*small).eval()

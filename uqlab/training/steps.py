@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Collection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from uqlab.core.checks import within
-from uqlab.ensembles import Ensemble, FoldedEnsemble, MemberDropout, MemberLinear
+from uqlab.ensembles import Ensemble, FoldedEnsemble, MemberDropout, MemberModule, Own
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs [members, batch, ...], labels [members, batch, ...] -> [members]
 
@@ -46,7 +46,8 @@ def make_step(
 class Block(NamedTuple):
     """A linear layer and what follows it before the next linear layer."""
 
-    linear: MemberLinear
+    weight: nn.Parameter  # [members, out, in]
+    bias: nn.Parameter | None  # [members, out]
     relu: bool
     dropout: MemberDropout | None
 
@@ -65,8 +66,9 @@ def linear_chain(ensemble: Ensemble, flat: bool) -> list[Block] | None:
         match part:
             case nn.Flatten(start_dim=1, end_dim=-1) if i == 0:
                 continue
-            case MemberLinear():
-                blocks.append(Block(part, False, None))
+            case MemberModule() if type(part.inner) is nn.Linear and isinstance(part.own().get("weight"), Own):
+                stacked: Any = {name: p.value for name, p in part.own().items()}
+                blocks.append(Block(stacked["weight"], stacked.get("bias"), False, None))
             case nn.ReLU() if type(part) is nn.ReLU and blocks and not blocks[-1].relu:
                 blocks[-1] = blocks[-1]._replace(relu=True)
             case MemberDropout() if blocks and blocks[-1].relu and not blocks[-1].dropout:
@@ -87,8 +89,8 @@ class ChainStep:
 
     def __init__(self, blocks: list[Block], loss: str, optimizer: Optimizer):
         self.blocks, self.loss, self.optimizer = blocks, loss, optimizer
-        self.weights = [block.linear.weight for block in blocks]
-        self.biases = [block.linear.bias for block in blocks]
+        self.weights = [block.weight for block in blocks]
+        self.biases = [block.bias for block in blocks]
         parameters = [p for p in self.weights + self.biases if p is not None]
         self.velocity: dict[Tensor, Tensor] = {}
         self.adam: torch.optim.Optimizer | None = None
@@ -105,13 +107,13 @@ class ChainStep:
         members, batch = x.shape[:2]
         h, scale = x.flatten(2), 1.0  # the true activation is scale * h
         inputs = []
-        for i, (linear, relu, dropout) in enumerate(self.blocks):
+        for i, (weight, bias, relu, dropout) in enumerate(self.blocks):
             inputs.append((h, scale))
-            z = self._buffer(i, members, batch, linear.weight)
-            if linear.bias is None:
-                h = torch.baddbmm(z, h, linear.weight.mT, beta=0, alpha=scale, out=z)
+            z = self._buffer(i, members, batch, weight)
+            if bias is None:
+                h = torch.baddbmm(z, h, weight.mT, beta=0, alpha=scale, out=z)
             else:
-                h = torch.baddbmm(linear.bias.unsqueeze(1), h, linear.weight.mT, alpha=scale, out=z)
+                h = torch.baddbmm(bias.unsqueeze(1), h, weight.mT, alpha=scale, out=z)
             scale = 1.0
             if relu:
                 h.relu_()
