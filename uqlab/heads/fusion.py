@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from uqlab.core import devices, tuning
 from uqlab.core.modules import Inputs, evaluating, first_tensor, map_tensors, trained_like
-from uqlab.ensembles import Ensemble, FoldedEnsemble, MemberLayerNorm, MemberLinear, own_dropout
+from uqlab.ensembles import Ensemble, FoldedEnsemble, own_dropout, stack_layers
 from uqlab.heads.grouped import AppliedProjection, GroupedAttention
 from uqlab.models import Attention, ZeroShot, attentions
 
@@ -139,9 +139,9 @@ def fuse(
     for name, part in list(network.named_modules()):
         each: list[Any] = [model.get_submodule(name) for model in members]
         if isinstance(part, nn.LayerNorm) and part.elementwise_affine and norms == "independent":
-            network.set_submodule(name, MemberLayerNorm(each))
+            network.set_submodule(name, stack_layers(each))
         elif type(part) is nn.Linear and not any(name.startswith(f"{layer}.") for layer in layers):
-            network.set_submodule(name, trained_like(MemberLinear.stack(each), part))
+            network.set_submodule(name, stack_layers(each))
     for i, attention in enumerate(found[0]):
         grouped = GroupedAttention(members, [each[i] for each in found])
         network.set_submodule(attention.name, grouped)

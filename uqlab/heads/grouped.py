@@ -156,7 +156,7 @@ class GroupedAttention(MemberLayer):
     def shape(self) -> torch.Size:
         return torch.Size([4 * max(self.heads) * self.attention.size, self.in_weight.shape[-1]])
 
-    def member_weight(self, m: int) -> Tensor:
+    def weight(self, m: int) -> Tensor:
         """The rows of query, key and value, then the output projection transposed [4 * heads * size, width]."""
         return torch.cat([*self._own(self.in_weight, m), self._split(self.out_weight.detach(), 1)[m]])
 

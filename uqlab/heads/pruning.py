@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from uqlab.core.modules import Inputs, call, evaluating, like_parameters
 from uqlab.heads.attention import Head, check_heads
-from uqlab.heads.cutting import without
+from uqlab.heads.cutting import TABLES, without
 from uqlab.models import attentions, classifier
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -89,11 +89,17 @@ def prune(model: Model, heads: Iterable[Head]) -> Model:
     found = attentions(model)
     places = check_heads(found, heads)
     small: Any = copy.deepcopy(model)
+    units = tuple(f"{attention.unit}." for attention in found)
+    # BEiT's layers hand their attention a bias for each head.
+    biased = any(
+        name.endswith(TABLES) and not name.startswith(units)
+        for name, _ in model.named_parameters()
+    )
     for layer, attention in enumerate(found):
         gone = [head for at, head in places if at == layer]
         for head in gone:
             attention.output.of(small, head).zero_()
-        if gone:
+        if gone and not biased:
             small = without(small, attention, set(gone))
     return small
 

@@ -173,6 +173,7 @@ def attentions(model: nn.Module) -> list[Attention]:
     ----------
     model : nn.Module
         A network with one stack of layers, in stages or not, or with CLIP's two towers.
+        Attention outside of the stack, such as one that pools tokens, is left out.
 
     Returns
     -------
@@ -200,6 +201,7 @@ def attentions(model: nn.Module) -> list[Attention]:
             f"{kind} has no attention whose heads can be told apart: its projections "
             "must be linear layers named as in one of uqlab.models.FORMS"
         )
+    found = [each for each in found if _listed(each.layer, modules)] or found
     for attention in found:
         if _is_shared(attention, modules):
             raise ValueError(
@@ -318,21 +320,24 @@ def _number(core: nn.Module, names: tuple[str, ...]) -> int:
 def _layer(name: str, modules: Mapping[str, nn.Module]) -> str:
     """The layer that holds a module: a member of the nearest list, or the module."""
     layer = name
-    while layer:
-        above = layer.rpartition(".")[0]
-        if isinstance(modules.get(above), nn.ModuleList | nn.Sequential):
-            return layer
-        layer = above
-    return name
+    while layer and not _listed(layer, modules):
+        layer = layer.rpartition(".")[0]
+    return layer or name
+
+
+def _listed(layer: str, modules: Mapping[str, nn.Module]) -> bool:
+    """Whether a module is a member of a list."""
+    above = modules[layer.rpartition(".")[0]]
+    return bool(layer) and isinstance(above, nn.ModuleList | nn.Sequential)
 
 
 def _is_shared(attention: Attention, modules: Mapping[str, nn.Module]) -> bool:
     """Whether a layer stands at several depths, as all layers of ALBERT do."""
-    above = modules[attention.layer.rpartition(".")[0]]
     if "albert_layer_groups" in attention.layer:
         return True
-    if not isinstance(above, nn.ModuleList | nn.Sequential):
+    if not _listed(attention.layer, modules):
         return False
+    above: Any = modules[attention.layer.rpartition(".")[0]]
     return list(above).count(modules[attention.layer]) > 1
 
 
