@@ -45,6 +45,11 @@ def test_constraints_pin_every_dependency():
     assert pins["torch"] == "2.13.0"
 
 
+def test_who_develops_has_the_pretrained_weights_too():
+    extras = PROJECT["optional-dependencies"]
+    assert set(extras["backbones"]) <= set(extras["dev"])
+
+
 def test_the_citation_is_of_this_version_and_names_the_papers():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert (cited["version"], cited["license"]) == (uqlab.__version__, PROJECT["license"])
