@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from uqlab.core import door
 from uqlab.core.checks import finite
-from uqlab.ensembles import ATTENTION, Ensemble, FoldedEnsemble, weights_of
+from uqlab.ensembles import Ensemble, FoldedEnsemble, weights_of
+from uqlab.models import ATTENTION, FUSED
+from uqlab.models import PROJECTIONS as KINDS
 from uqlab.uncertainty import check_logits, classes_first
 
 Logits = Float[Tensor, "members batch classes"]
@@ -20,8 +22,8 @@ Pairs = Float[Tensor, "members members"]  # one value for members i and j
 # `heads.fuse` keeps query, key, value and output of all members in one layer, which stands where the attention stood.
 _FUSED = r"(^|\.)(attention|attention\.self|self_attn|attn)$"
 PROJECTIONS = f"{ATTENTION}|{_FUSED}"
-# The value projections of the attention in transformers; timm keeps query, key and value in one matrix [3 d, d].
-VALUES = rf"(^|\.)(v_proj|value|attn\.qkv)$|{_FUSED}"
+# The value projections; some networks keep query, key and value in one matrix [3 d, d].
+VALUES = "|".join([KINDS["value"], KINDS[FUSED], _FUSED])
 
 
 def disagreement(logits: Logits) -> Pairs:

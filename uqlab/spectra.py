@@ -20,17 +20,10 @@ from uqlab.core import door
 from uqlab.core.checks import finite, floating, one_network, within
 from uqlab.diversity import layer_names, member_weights, weights
 from uqlab.ensembles import Ensemble
+from uqlab.models import PROJECTIONS
 
 Matrices = Float[Tensor, "*#batch out in"]
 Side = Literal["left", "right"]
-
-PROJECTIONS = {
-    "query": r"(^|\.)(q_proj|query|query_proj|q_lin)$",
-    "key": r"(^|\.)(k_proj|key|key_proj|k_lin)$",
-    "value": r"(^|\.)(v_proj|value|value_proj|v_lin)$",
-    "output": r"(^|\.)(o_proj|out_proj|out_lin|attention\.output\.dense|attn\.proj|attn\.Wo)$",
-    "query, key, value": r"(^|\.)attn\.(qkv|Wqkv)$",  # one matrix [3 d, d] in timm and ModernBERT
-}
 
 
 class Intruders(NamedTuple):
@@ -128,8 +121,23 @@ def off_diagonal(before: Matrices, after: Matrices) -> Float[Tensor, "*batch"]:
 
 
 def projection(name: str) -> str | None:
-    """Which matrix of the attention a layer of this name is: a key of PROJECTIONS, or None for any other layer."""
-    return next((kind for kind, pattern in PROJECTIONS.items() if re.search(pattern, name)), None)
+    """Tell which matrix of the attention a layer is, by its name.
+
+    Parameters
+    ----------
+    name : str
+        The name of a layer.
+
+    Returns
+    -------
+    str or None
+        "query", "key", "value", "output", "query, key, value" for a matrix that holds
+        all three, or None for any other layer.
+    """
+    for kind, pattern in PROJECTIONS.items():
+        if re.search(pattern, name):
+            return kind
+    return None
 
 
 def ensemble_spectra(

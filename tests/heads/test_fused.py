@@ -171,8 +171,8 @@ def test_member_weights_are_those_of_the_member(name, sets):
             inputs_ = [plain.get_parameter(part.parameter) for part in attention[2:5]]
             expected = torch.cat([*inputs_, plain.get_submodule(attention.output.module).weight.mT])
             assert expected.shape == (4 * attention.heads * 4, 16)
-            assert torch.equal(layer.member_weight(m), expected.detach())
-            assert not layer.member_weight(m).requires_grad
+            assert torch.equal(layer.weight(m), expected.detach())
+            assert not layer.weight(m).requires_grad
 
 
 # Parameters -----------------------------------------------------------------------------------------------------------
