@@ -36,7 +36,6 @@ def half_elsewhere():
         (lambda: ensembles.lora("vit", 2), "one torch module, got 'vit'"),
         (lambda: ensembles.dropout(vit(), 2, 1.0), "dropout probability"),
         (lambda: ensembles.dropout(vit(), 0), "at least one member"),
-        (lambda: ensembles.dropout(nn.Linear(3, 2), 2), "is one linear layer"),
         (lambda: ensembles.snapshot(vit, 0, print), "members must be at least 1"),
         (lambda: ensembles.lora(half_elsewhere(), 2), "the backbone lies on cpu and meta: move it to one"),
         (lambda: ensembles.dropout(half_elsewhere(), 2), "the backbone lies on cpu and meta"),

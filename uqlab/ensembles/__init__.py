@@ -9,7 +9,7 @@ from uqlab.ensembles.batch_ensemble import Scaled, batch, batch_ensemble
 from uqlab.ensembles.deep import ELEMENTWISE, deep, from_members
 from uqlab.ensembles.dropout import DropoutEnsemble, dropout, place_dropout
 from uqlab.ensembles.film import film
-from uqlab.ensembles.implicit import weights_of
+from uqlab.ensembles.implicit import plain, weights_of
 from uqlab.ensembles.laplace import laplace_lora, projection_curvature
 from uqlab.ensembles.layers import MemberDropout, MemberLayer, own_dropout, plain_linear, replace_layers, with_layers
 from uqlab.ensembles.lora import LowRank, lora
@@ -27,7 +27,7 @@ __all__ = [
     "MIMOEnsemble", "MaskedInputs", "MemberDropout", "MemberLayer", "MemberModule", "MemberParameter", "Own", "Scaled",
     "SeparateEnsemble", "SingularValues", "batch", "batch_ensemble", "concatenate", "deep", "dropout", "film",
     "from_members", "laplace_lora", "load", "lora", "masksembles", "member_seed", "mimo", "own_dropout", "packed",
-    "place_dropout", "plain_linear", "projection_curvature", "replace_layers", "save", "singular_value", "snapshot",
+    "place_dropout", "plain", "plain_linear", "projection_curvature", "replace_layers", "save", "singular_value", "snapshot",
     "stack_layers", "weights_of", "with_layers",
 ]  # fmt: skip
 

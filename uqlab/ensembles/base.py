@@ -244,8 +244,9 @@ class FoldedEnsemble(Ensemble):
         """The most bytes that a layer of this kind reads and writes for one member."""
         found = [0]
 
-        def note(_, args: tuple, output: Tensor) -> None:
-            found.append(args[0].nbytes + output.nbytes)
+        def note(_, args: tuple, output: Any) -> None:
+            tensors = [*args, *(output if isinstance(output, tuple) else (output,))]
+            found.append(sum(t.nbytes for t in tensors if isinstance(t, Tensor)))
 
         layers = [part for part in self.network.modules() if isinstance(part, kind)]
         with evaluating(self.network), hooked(layer.register_forward_hook(note) for layer in layers):  # no noise

@@ -85,7 +85,7 @@ def dropout(
 
 
 def place_dropout(network: Network, make: Callable[[], nn.Module], kind: Kind = "features") -> Network:
-    """Put modules of dropout into a network, in place, and return it.
+    """Put modules of dropout into a network, in place, and return it; before a lone linear layer, in a new one.
 
     kind: "features", instead of every nn.Dropout or, in a network without, before every linear layer but the first, or
         before the classifier where that is the only one;
@@ -107,7 +107,7 @@ def place_dropout(network: Network, make: Callable[[], nn.Module], kind: Kind = 
     else:
         head = classifier(network)
         if not head:
-            raise ValueError(f"{name} is one linear layer: there is no place for dropout before it")
+            return nn.Sequential(make(), network)  # type: ignore[return-value]
         names = [name for name, part in network.named_modules() if type(part) is nn.Linear]
         for name in names[1:] or [head]:
             network.set_submodule(name, nn.Sequential(make(), network.get_submodule(name)))
@@ -129,6 +129,8 @@ def _drop_keys(
 ) -> tuple[Tensor, Tensor]:
     """Attention without the logits that are dropped; a row that loses all of them attends to all keys alike."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if (copies := query.shape[1] // key.shape[1]) > 1:  # heads that share keys and values
+        key, value = (t.repeat_interleave(copies, 1) for t in (key, value))
     logits = query @ key.mT * scale  # [batch, heads, tokens, tokens]
     logits = logits if mask is None else logits + mask
     dropped = module.key_dropout(torch.ones_like(logits)) == 0

@@ -104,6 +104,5 @@ def film(
 def is_norm(part: Any) -> bool:
     """Whether a module scales what it has normalised: it has a weight for each feature, and something like an eps."""
     weight = getattr(part, "weight", None)
-    if not isinstance(weight, nn.Parameter) or weight.ndim != 1 or list(part.children()):
-        return isinstance(part, nn.LayerNorm) and isinstance(weight, nn.Parameter)
-    return any(hasattr(part, name) for name in ("eps", "variance_epsilon"))
+    scales = isinstance(weight, nn.Parameter) and (weight.ndim == 1 or isinstance(part, nn.LayerNorm))
+    return scales and any(hasattr(part, name) for name in ("eps", "variance_epsilon"))

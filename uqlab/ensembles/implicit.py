@@ -152,11 +152,14 @@ def plain(backbone: nn.Module, trained: bool = False) -> nn.Module:
 
 
 def _build(part: Any) -> None:
-    """Make plain parameters of a module's parametrized tensors, in place."""
-    for name in list(part.parametrizations):
-        value = getattr(part, name).detach().clone()
-        parametrize.remove_parametrizations(part, name, leave_parametrized=True)
-        delattr(part, name)  # a parameter or, of what was frozen, a buffer
+    """Make plain parameters of a module's parametrized tensors, in place.
+
+    torch's own remove_parametrizations changes the class, which the module that this one was copied from has too.
+    """
+    values = {name: getattr(part, name).detach().clone() for name in part.parametrizations}
+    del part.parametrizations
+    part.__class__ = type(part).__base__
+    for name, value in values.items():
         part.register_parameter(name, nn.Parameter(value))
 
 
@@ -177,7 +180,7 @@ def chosen(found: Sequence[Site], target: str | None, default: Callable[[Site], 
         If there are none.
     """
     if target is None:
-        return [site for site in found if is_usual(site) and default(site)]
+        return [site for site in found if default(site)]
     named = [site for site in found if re.search(target, site.name)]
     if not named:
         names = ", ".join(site.name for site in found) or "none"
@@ -213,7 +216,7 @@ def implicit(
     attention = {site.name for site in found if re.search(ATTENTION, site.name)}
 
     def usual(site: Site) -> bool:
-        return site.name in attention or not attention or (everywhere and is_matrix(site))
+        return is_usual(site) and (site.name in attention or not attention or (everywhere and is_matrix(site)))
 
     where = chosen(found, target, usual if find is sites else lambda _: True, called)
     if not where or not head:

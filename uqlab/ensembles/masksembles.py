@@ -88,8 +88,8 @@ def masksembles(
     products = [site for site in found if site.parameter == "weight" and site.holder]
     where = _after_activations(found) if target is None else chosen(products, target, is_usual, "layer")
     if not where:
-        names = ", ".join(site.name for site in products) or "none"
-        raise ValueError(f"masksembles masks what layers see after an activation; of the layers {names} none does")
+        kind = type(backbone).__name__
+        raise ValueError(f"masksembles masks what layers see after an activation, and {kind} has no such layer")
     own = {}
     for number, site in enumerate(where):
         groups = getattr(site.module, "groups", 1)
@@ -106,7 +106,7 @@ def _after_activations(found: Sequence[Site]) -> list[Site]:
     if not any(re.search(ATTENTION, site.name) for site in found):
         return later
     inside = [site for site in later[:-1] if site.weight.ndim == 2 and not re.search(ATTENTION, site.name)]
-    return [site for site in inside if site.weight.shape[1] > site.weight.shape[0]] or inside
+    return [site for site in inside if site.weight.shape[1] > site.weight.shape[0]] or inside or later
 
 
 def masks(features: int, scale: float, members: int, seed: int = 0, number: int = 0) -> Tensor:

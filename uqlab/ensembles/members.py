@@ -81,6 +81,27 @@ class MemberParameter(PerMember):
     def device(self) -> torch.device:
         return self.w.device
 
+    def alone(self) -> Tensor:
+        """Return what the one member that is in the pass sees.
+
+        A module that reads a weight of another layer itself, past `MemberModule`, is given this. With several members
+        in the pass it cannot be right, and is refused.
+        """
+        members = range(self.members)[self.active]
+        if len(members) > 1:
+            raise TypeError("a module reads a weight of another layer, where every member has its own")
+        return self.weight(members[0])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.alone(), name) if hasattr(Tensor, name) else super().__getattr__(name)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, _: Any, args: tuple = (), kwargs: Mapping | None = None) -> Any:
+        def seen(given: Any) -> Any:
+            return given.alone() if isinstance(given, MemberParameter) else given
+
+        return function(*map(seen, args), **{name: seen(given) for name, given in (kwargs or {}).items()})
+
     @property
     def shape(self) -> torch.Size:
         return self.w.shape
@@ -182,7 +203,11 @@ class MemberModule(MemberLayer):
 
     def _one(self, m: int, args: tuple, kwargs: dict) -> Any:
         seen = {name: parameter.weight(m) for name, parameter in self.own().items()}
-        return functional_call(self.inner, seen, args, kwargs)
+        output = functional_call(self.inner, seen, args, kwargs)
+        if isinstance(self.inner, nn.RNNBase):  # it keeps a list of what it has seen
+            for name in self.names:
+                setattr(self.inner, name, None)
+        return output
 
     def member(self, index: int) -> nn.Module:
         plain = with_layers(self.inner, lambda layer: layer.member(index))

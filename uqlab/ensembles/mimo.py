@@ -27,7 +27,10 @@ class MIMOEnsemble(Ensemble):
         self.network, self.first, self.head, self.rho, self.repeats = network, first, head, rho, repeats
 
     def run(self, x: Any, rows: slice) -> Tensor:
-        side_by_side = x.transpose(0, 1).flatten(1, 2)  # [batch, members * channels, ...]
+        first: Any = self.network.get_submodule(self.first)
+        own = first.weight.shape[1] // self.members
+        features = isinstance(first, nn.Linear) and x.shape[-1] == own  # else channels, [batch, members * channels, ...]
+        side_by_side = x.movedim(0, -2).flatten(-2) if features else x.transpose(0, 1).flatten(1, 2)
         return logits_of(call(self.network, side_by_side)).unflatten(1, (self.members, -1)).transpose(0, 1)
 
     def mixed(self, rows: Tensor, generators: Sequence[torch.Generator]) -> Tensor:

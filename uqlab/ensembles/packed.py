@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from uqlab.ensembles.base import Ensemble, FoldedEnsemble, SeparateEnsemble, member_text
 from uqlab.ensembles.deep import deep, stacked
-from uqlab.ensembles.implicit import check_backbone, has_statistics
+from uqlab.ensembles.implicit import check_backbone, has_statistics, plain
 from uqlab.ensembles.layers import MemberDropout, replace_layers
 from uqlab.models.attention import classifier
 
@@ -74,7 +74,7 @@ class _Narrow:
     def __init__(self, backbone: nn.Module, share: float, gamma: int):
         self.share, self.gamma = share, gamma
         self.widths: dict[int, int] = {}  # those before the layer that is looked at: old -> new
-        self.network: Any = nn.Sequential(copy.deepcopy(backbone))
+        self.network: Any = nn.Sequential(plain(backbone, trained=True))
         found: dict[str, Any] = dict(self.network.named_modules())
         inside = [name for name, part in found.items() if _is_transformer(part)]
         inside = [name for name in inside if not any(name.startswith(f"{other}.") for other in inside)]
@@ -148,10 +148,15 @@ class _Narrow:
         config = copy.deepcopy(model.config)
         parts = [getattr(config, name, None) for name in ("vision_config", "text_config")]
         for each in (*filter(None, parts), config):
-            if not hasattr(each, "num_attention_heads") or not hasattr(each, "hidden_size"):
+            if not all(isinstance(getattr(each, n, None), int) for n in ("num_attention_heads", "hidden_size")):
                 continue
-            size = each.hidden_size // each.num_attention_heads
-            each.num_attention_heads = math.ceil(each.num_attention_heads * self.share - 1e-9)
+            heads = each.num_attention_heads
+            groups = getattr(each, "num_key_value_heads", None) or heads  # heads that share keys and values stay together
+            kept = math.ceil(groups * self.share - 1e-9)
+            if groups < heads:
+                each.num_key_value_heads = kept
+            size = each.hidden_size // heads
+            each.num_attention_heads = kept * (heads // groups)
             self.widths[each.hidden_size] = size * each.num_attention_heads
             each.hidden_size = size * each.num_attention_heads
             for name in ("intermediate_size", "hidden_dim", "n_inner", "encoder_ffn_dim", "decoder_ffn_dim"):

@@ -18,6 +18,7 @@ from uqlab.ensembles import (
     MemberModule,
     Scaled,
     member_seed,
+    plain,
     plain_linear,
     replace_layers,
 )
@@ -112,8 +113,8 @@ def masks(model: nn.Module, members: int = 10, *, inputs: bool = True, std: floa
     one_network(model, "masks")
     at_least("members", members)
     within("std", std, "(0, inf)")
-    network = nn.Sequential(copy.deepcopy(model)) if isinstance(model, nn.Linear) else copy.deepcopy(model)
-    network.requires_grad_(False)
+    network = plain(copy.deepcopy(model))
+    network = nn.Sequential(network) if isinstance(network, nn.Linear) else network
     names = [name for name, part in network.named_modules() if type(part) is nn.Linear]
     if not names:
         raise ValueError(
