@@ -93,7 +93,8 @@ class MemberParameter(PerMember):
         return self.weight(members[0])
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.alone(), name) if hasattr(Tensor, name) else super().__getattr__(name)
+        of_tensors = not name.startswith("_") and hasattr(Tensor, name)
+        return getattr(self.alone(), name) if of_tensors else super().__getattr__(name)
 
     @classmethod
     def __torch_function__(cls, function: Any, _: Any, args: tuple = (), kwargs: Mapping | None = None) -> Any:

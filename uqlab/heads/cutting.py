@@ -56,8 +56,7 @@ class Headless(nn.Module):
 class OpenAttention(nn.Module):
     """Softmax attention with four linear layers, which may have any number of heads.
 
-    The output projection shares the memory of the original's; where the original is an
-    nn.MultiheadAttention, so do the other three.
+    They share the memory of the original's weights.
     """
 
     def __init__(self, core: nn.Module, attention: Attention):
@@ -68,7 +67,7 @@ class OpenAttention(nn.Module):
         parts = (attention.query, attention.key, attention.value)
         for name, projection in zip(names, parts, strict=True):
             self.add_module(name, _linear(core, projection))
-        self.out_proj: Any = core.get_submodule(attention.output.module)
+        self.out_proj: Any = _sharing(core.get_submodule(attention.output.module))
         self.train(core.training)
 
     def attend(self, inputs: list[Tensor], rate: float, **mask: Any) -> Tensor:
@@ -200,9 +199,10 @@ def _forms(unit: nn.Module) -> Iterator[tuple[nn.Module, tuple[str, ...]]]:
         yield TorchAttention(unit, attention), ()
         return
     yield _sharing(unit), WIDTHS
-    core = unit.get_submodule(attention.name)
     features = attention.heads * attention.size
-    yield _sharing(unit), tuple(n for n, v in vars(core).items() if v == features)
+    numbers = vars(unit.get_submodule(attention.name)).items()
+    equal = [name for name, n in numbers if type(n) is int and n == features]
+    yield _sharing(unit), (*WIDTHS, *equal)
     if _is_plain(unit, attention):
         yield PlainAttention(unit, attention), ()
 
@@ -237,23 +237,12 @@ def _cut(
     (attention,) = attentions(unit)
     each = attention.heads // attention.groups
     queries = [group * each + i for group in lost for i in range(each)]
-    inputs = (attention.query, attention.key, attention.value)
-    stay: dict[str, Tensor] = {}  # by the name of a matrix
-    for projection in (*inputs, attention.output):
-        matrix = unit.get_parameter(projection.parameter)
-        every = torch.ones(matrix.shape[projection.axis], dtype=torch.bool)
-        kept = stay.setdefault(projection.parameter, every)
-        shared = projection is attention.key or projection is attention.value
-        for head in lost if shared else queries:
-            kept[projection.rows(head)] = False
-    for projection in {each.parameter: each for each in inputs}.values():
-        layer = unit.get_submodule(projection.module)
-        _keep(layer, "weight", projection.axis, stay[projection.parameter])
-        _keep(layer, "bias", 0, stay[projection.parameter])
-    last = attention.output
-    _keep(unit.get_submodule(last.module), "weight", last.axis, stay[last.parameter])
+    # From the last rows to the first, so that those of a fused matrix keep their place.
+    _remove(unit, attention.value, lost)
+    _remove(unit, attention.key, lost)
+    _remove(unit, attention.query, queries)
+    _remove(unit, attention.output, queries, bias=False)
     _cut_tables(unit, attention.heads, queries)
-
     core: Any = unit.get_submodule(attention.name)
     left = attention.heads - len(queries)
     for name in widths:
@@ -262,6 +251,20 @@ def _cut(
     if hasattr(core, "num_key_value_heads"):
         core.num_key_value_heads = attention.groups - len(lost)
     return put(unit, attention.name, with_heads(core, attention, left, others))
+
+
+def _remove(
+    unit: nn.Module, projection: Projection, heads: list[int], bias: bool = True
+) -> None:
+    """Cut heads out of a projection and, if its outputs are meant, out of its bias."""
+    layer = unit.get_submodule(projection.module)
+    length = unit.get_parameter(projection.parameter).shape[projection.axis]
+    stay = torch.ones(length, dtype=torch.bool)
+    for head in heads:
+        stay[projection.rows(head)] = False
+    _keep(layer, "weight", projection.axis, stay)
+    if bias:
+        _keep(layer, "bias", 0, stay)
 
 
 def _cut_tables(unit: nn.Module, heads: int, gone: list[int]) -> None:
@@ -322,19 +325,26 @@ def _added(mask: Tensor, like: Tensor) -> Tensor:
 def _output(unit: nn.Module) -> Any:
     """What an attention gives for random numbers in float64; None if it cannot run.
 
-    Its other arguments are guessed from their names. What it raises is no error here:
-    a network of an unknown kind has then zeros instead of smaller matrices.
+    What it raises is no error here: of a kind of attention whose arguments cannot be
+    guessed, heads become zeros instead of smaller matrices.
     """
-    probe: Any = copy.deepcopy(unit).cpu().double().eval()
-    (attention,) = attentions(probe)
-    core = probe.get_submodule(attention.name)
-    width = probe.get_parameter(attention.query.parameter).shape[
-        1 - attention.query.axis
-    ]
-    areas = [
-        part.window_area for part in probe.modules() if hasattr(part, "window_area")
-    ]
-    tokens = areas[0] if areas else 4
+    try:
+        probe = copy.deepcopy(unit).cpu().double().eval()
+        x, given = _arguments(probe)
+        return probe(x, **given)
+    except Exception:
+        return None
+
+
+def _arguments(unit: nn.Module) -> tuple[Tensor, dict[str, Any]]:
+    """Random hidden states, and the other arguments, guessed from their names."""
+    (attention,) = attentions(unit)
+    query = attention.query
+    width = unit.get_parameter(query.parameter).shape[1 - query.axis]
+    tokens, positions = 4, 1
+    for part in unit.modules():
+        tokens = getattr(part, "window_area", tokens)  # of Swin
+        positions = getattr(part, "pos_ebd_size", positions)  # of DeBERTa
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> Tensor:
@@ -342,28 +352,21 @@ def _output(unit: nn.Module) -> Any:
 
     x = random(2, tokens, width)
     angles = random(1, tokens, attention.size)
+    mask = x.new_ones(1, 1, tokens, tokens)
     known = {
         "key": x,
         "value": x,
         "position_embeddings": (angles.cos(), angles.sin()),
-        "rel_embeddings": random(2 * getattr(core, "pos_ebd_size", 1), width),
+        "rel_embeddings": random(2 * positions, width),
     }
-    needed = {"attention_mask": x.new_ones(1, 1, tokens, tokens)}
+    _, *others = inspect.signature(unit.forward).parameters.values()
     given = {}
-    for name, parameter in list(inspect.signature(probe.forward).parameters.items())[
-        1:
-    ]:
-        if name in known:
-            given[name] = known[name]
-        elif (
-            parameter.kind == parameter.POSITIONAL_OR_KEYWORD
-            and parameter.default is parameter.empty
-        ):
-            given[name] = needed.get(name)
-    try:
-        return probe(x, **given)
-    except Exception:
-        return None
+    for each in others:
+        if each.name in known:
+            given[each.name] = known[each.name]
+        elif each.kind == each.POSITIONAL_OR_KEYWORD and each.default is each.empty:
+            given[each.name] = mask if each.name == "attention_mask" else None
+    return x, given
 
 
 def _same(found: Any, expected: Any) -> bool:

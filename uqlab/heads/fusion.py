@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from uqlab.core import devices, tuning
-from uqlab.core.modules import Inputs, evaluating, first_tensor, map_tensors, trained_like
+from uqlab.core.modules import Inputs, evaluating, first_tensor, map_tensors
 from uqlab.ensembles import Ensemble, FoldedEnsemble, own_dropout, stack_layers
 from uqlab.heads.grouped import AppliedProjection, GroupedAttention
 from uqlab.models import Attention, ZeroShot, attentions
@@ -127,7 +127,10 @@ def fuse(
     for attention in itertools.chain.from_iterable(found):
         if attention.fused or attention.heads != attention.groups:
             kind = type(members[0]).__name__
-            raise ValueError(f"{kind} has no separate query, key and value projection for each head: it cannot be fused")
+            raise ValueError(
+                f"{kind} has no separate query, key and value projections with a head "
+                "for each other: it cannot be fused"
+            )
     _check_alike(members, found)
     network = copy.deepcopy(members[0])
     with torch.no_grad():
@@ -137,10 +140,12 @@ def fuse(
                 p.copy_(torch.stack([one.double() for one in each]).mean(0))
     layers = [attention.layer for attention in found[0]]
     for name, part in list(network.named_modules()):
-        each: list[Any] = [model.get_submodule(name) for model in members]
-        if isinstance(part, nn.LayerNorm) and part.elementwise_affine and norms == "independent":
-            network.set_submodule(name, stack_layers(each))
-        elif type(part) is nn.Linear and not any(name.startswith(f"{layer}.") for layer in layers):
+        outside = not name.startswith(tuple(f"{layer}." for layer in layers))
+        own = type(part) is nn.Linear and outside
+        if isinstance(part, nn.LayerNorm) and norms == "independent":
+            own = part.elementwise_affine
+        if own:
+            each = [model.get_submodule(name) for model in members]
             network.set_submodule(name, stack_layers(each))
     for i, attention in enumerate(found[0]):
         grouped = GroupedAttention(members, [each[i] for each in found])
