@@ -250,6 +250,17 @@ def test_an_attention_alone(batch_first):
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("extra", ["add_zero_attn", "add_bias_kv"])
+def test_torch_attention_with_more_than_heads_keeps_its_size(extra):
+    torch.manual_seed(0)
+    core = nn.MultiheadAttention(8, 4, batch_first=True, **{extra: True}).double()
+    x = torch.randn(3, 5, 8).double()
+    small = heads.prune(core.eval(), [(0, 1)])
+    assert sizes(small) == sizes(core)
+    with heads.ablate(core, [(0, 1)]):
+        torch.testing.assert_close(small(x, x, x)[0], core(x, x, x)[0])
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensors_stay_with_torch():
     """A pruned torch encoder gives the same where its tokens are not padding."""
