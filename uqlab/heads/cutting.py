@@ -345,19 +345,14 @@ def _arguments(unit: nn.Module) -> tuple[Tensor, dict[str, Any]]:
     for part in unit.modules():
         tokens = getattr(part, "window_area", tokens)  # of Swin
         positions = getattr(part, "pos_ebd_size", positions)  # of DeBERTa
-    generator = torch.Generator().manual_seed(0)
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    x = random(2, tokens, width)
-    angles = random(1, tokens, attention.size)
+    x = _random(2, tokens, width)
+    angles = _random(1, tokens, attention.size)
     mask = x.new_ones(1, 1, tokens, tokens)
     known = {
         "key": x,
         "value": x,
         "position_embeddings": (angles.cos(), angles.sin()),
-        "rel_embeddings": random(2 * positions, width),
+        "rel_embeddings": _random(2 * positions, width),
     }
     _, *others = inspect.signature(unit.forward).parameters.values()
     given = {}
@@ -367,6 +362,11 @@ def _arguments(unit: nn.Module) -> tuple[Tensor, dict[str, Any]]:
         elif each.kind == each.POSITIONAL_OR_KEYWORD and each.default is each.empty:
             given[each.name] = mask if each.name == "attention_mask" else None
     return x, given
+
+
+def _random(*shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def _same(found: Any, expected: Any) -> bool:
