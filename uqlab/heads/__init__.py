@@ -1,8 +1,9 @@
 """The attention heads of a transformer: how important they are, circuits, pruning and fusion.
 
-After Hydra Ensembles (Gabetni et al. 2025). Heads are pairs (layer, head), counted from 0. The models are transformers'
-ViT, CLIP's image or text encoder, BERT and its kin and DistilBERT, alone or inside a network that returns logits
-[batch, classes]. Of CLIP as a whole, such as `models.ZeroShot`, heads are ("text" or "vision", layer, head).
+After Hydra Ensembles (Gabetni et al. 2025). Heads are pairs (layer, head), counted from 0.
+The models are networks with a stack of attention layers whose projections are named as in
+one of `models.FORMS`, alone or inside a network that returns logits [batch, classes]. Of
+CLIP as a whole, such as `models.ZeroShot`, heads are ("text" or "vision", layer, head).
 """
 
 from uqlab.core import door
