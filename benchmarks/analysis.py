@@ -85,7 +85,7 @@ def analysis(device):
     config = ViTConfig(num_hidden_layers=LAYERS, patch_size=32)  # ViT-B/32
     ensemble = ensembles.lora(ViTForImageClassification(config), MEMBERS, 8).to(device)
     for part in ensemble.modules():
-        if isinstance(part, ensembles.LoRALinear):
+        if isinstance(part, ensembles.LowRank):
             torch.nn.init.normal_(part.up, std=0.02)
     return lambda: len(spectra.ensemble_spectra(ensemble, k=K))
 

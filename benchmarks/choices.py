@@ -22,7 +22,7 @@ from unittest import mock
 import torch
 from _timing import DEVICE, interleaved
 
-from uqlab import ensembles, gradients, heads, models
+from uqlab import gradients, heads, models
 from uqlab.core import tuning
 
 LIMIT = 1.05
@@ -70,13 +70,6 @@ def small_cnn() -> Any:
 
 BATCHES = (1, 16, 64)
 CASES: dict[str, tuple[Callable[[int], Callable], tuple[int, ...]]] = {
-    "LoRA-Ensemble of 16, ViT of width 192": (of_ensemble(lambda: ensembles.lora(transformer(), 16, 8)), BATCHES),
-    "LoRA-Ensemble of 4, ViT of width 96": (of_ensemble(lambda: ensembles.lora(transformer(96), 4, 4)), BATCHES),
-    "LoRA-Ensemble of 16, small CNN": (of_ensemble(lambda: ensembles.lora(small_cnn(), 16, 4)), BATCHES),
-    "singular values of 16, ViT of width 192": (
-        of_ensemble(lambda: ensembles.singular_value(transformer(), 16)),
-        BATCHES,
-    ),
     "three fused ViTs of width 96": (of_ensemble(lambda: fused("even")), BATCHES),
     "three fused ViTs of width 96, uneven": (of_ensemble(lambda: fused("uneven")), BATCHES),
     "gradient norms, ViT of width 96": (of_gradients(lambda: transformer(96), "sqrt_p"), (16,)),

@@ -65,7 +65,8 @@ def candidates(width, dropout=0.1):
         with mock.patch("uqlab.training.steps.linear_chain", return_value=None):
             return written_out()
 
-    layers = [part.weight.detach() for part in make(width, 0.0).modules() if isinstance(part, ensembles.MemberLinear)]
+    own = [part.value.detach() for part in make(width, 0.0).modules() if isinstance(part, ensembles.Own)]
+    layers = [value for value in own if value.ndim == 3]
     sizes = [layers[0].shape[2], *(weight.shape[1] for weight in layers)]
     rows = [torch.rand(MEMBERS, BATCH, size, device=DEVICE) for size in sizes]
 

@@ -4,7 +4,7 @@ LoRA-Ensemble (rank 8), singular value ensemble and BatchEnsemble against 16 sep
 less arithmetic; LoRA against torch.func.vmap over stacked LoRA modules that each hold the frozen weight, as in the
 published implementation. Targets for LoRA: forward at least 2.5x faster than separate models at batch 1 and at most 0.9
 of their time at batch 64, 0.75 with backward; at most half of the time of vmap, and a quarter of its peak of memory.
-Exit status 1 if one is missed. Which way a layer multiplies is choices.py's.
+Exit status 1 if one is missed.
 
     python benchmarks/implicit_ensembles.py [NAME ...] [--repeats R]        NAME: of candidates besides 16 separate
 """
@@ -34,20 +34,19 @@ def backbone():
 class SeparateLoRA(nn.Module):
     """The published way: LoRA modules of the members, stacked, called through vmap; each holds the frozen weight."""
 
-    def __init__(self, layer: ensembles.LoRALinear):
+    def __init__(self, layer: ensembles.MemberModule):
         super().__init__()
-        copies = [layer.shard(slice(m, m + 1)).requires_grad_(True) for m in range(layer.members)]
-        self.members = layer.members
+        self.members, low = layer.members, layer.weight
         plain = [
             nn.ParameterDict(
                 {
-                    "w": c.weight.detach().clone(),
-                    "b": c.bias.detach().clone(),
-                    "down": c.down[0].detach().clone(),
-                    "up": c.up[0].detach().clone(),
+                    "w": low.w.detach().clone(),
+                    "b": layer.bias.detach().clone(),
+                    "down": low.down[m].detach().clone(),
+                    "up": low.up[m].detach().clone(),
                 }
             )
-            for c in copies
+            for m in range(self.members)
         ]
         stacked = {name: torch.stack([p[name].detach() for p in plain]) for name in plain[0]}
         self.stacked = nn.ParameterDict(stacked)
@@ -67,7 +66,7 @@ def vmapped(lora):
     """The same ensemble with vmapped modules in place of ours; returns a function x -> logits."""
     network = copy.deepcopy(lora.network)
     for name, part in list(network.named_modules()):
-        if isinstance(part, ensembles.LoRALinear):
+        if isinstance(getattr(part, "weight", None), ensembles.LowRank):
             parent, _, child = name.rpartition(".")
             setattr(network.get_submodule(parent), child, SeparateLoRA(part))
     network.eval()
@@ -134,7 +133,7 @@ def candidates():
             ensemble = make().eval()
             with torch.no_grad():  # away from B = 0, so that agreement says something
                 for part in ensemble.modules():
-                    if isinstance(part, ensembles.LoRALinear):
+                    if isinstance(part, ensembles.LowRank):
                         part.up.normal_(0, 0.02)
 
             def run(x, backward):

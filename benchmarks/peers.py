@@ -205,14 +205,14 @@ def mc_dropout() -> Iterator[Row]:
 def packed() -> Iterator[Row]:
     members, widths = 4, (256, 128)
     ensemble: Any = ensembles.packed(models.mlp(784, widths, dropout=0.0), members, 2.0).eval().to(DEVICE)
-    layers = [part for part in ensemble.modules() if isinstance(part, ensembles.MemberLinear)]
+    layers = [part for part in ensemble.modules() if isinstance(part, ensembles.MemberModule)]
     theirs: Any = None
     if TU:
         theirs = TU.models.mlp.packed_mlp(784, CLASSES, list(widths), members, alpha=2.0).eval().to(DEVICE)
         with torch.no_grad():
             for own, layer in zip(layers, [*theirs.layers, theirs.final_layer], strict=True):
-                layer.weight.copy_(own.weight.reshape(layer.weight.shape))
-                layer.bias.copy_(own.bias.flatten())
+                layer.weight.copy_(own.weight.value.reshape(layer.weight.shape))
+                layer.bias.copy_(own.bias.value.flatten())
     y = torch.arange(128, device=DEVICE) % CLASSES
     for batch in (1, 128):
         x = torch.rand(batch, 784, device=DEVICE)
@@ -238,10 +238,11 @@ def packed() -> Iterator[Row]:
 class Adapted(nn.Module):
     """The plain form of a LoRA layer with one member, for laplace-torch."""
 
-    def __init__(self, layer: ensembles.LoRALinear):
+    def __init__(self, layer: ensembles.MemberModule):
         super().__init__()
-        self.layer = ensembles.plain_linear(layer.weight, layer.bias).requires_grad_(False)
-        self.down, self.up = (ensembles.plain_linear(p.data[0].clone(), None) for p in (layer.down, layer.up))
+        low = layer.weight
+        self.layer = ensembles.plain_linear(low.w, layer.bias).requires_grad_(False)
+        self.down, self.up = (ensembles.plain_linear(p.data[0].clone(), None) for p in (low.down, low.up))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x) + self.up(self.down(x))
@@ -253,11 +254,12 @@ def laplace() -> Iterator[Row]:
     backbone = nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, CLASSES))
     lora: Any = ensembles.lora(backbone, 1, 4, classifiers="shared").eval().to(DEVICE)
     for layer in lora.modules():
-        if isinstance(layer, ensembles.LoRALinear):
+        if isinstance(layer, ensembles.LowRank):
             nn.init.normal_(layer.up, std=0.02)
     ways: dict[str, Callable] = {"uqlab": lambda: ensembles.laplace_lora(lora, x, MEMBERS, prior_variance=1e-3)}
     if LAPLACE:
-        plain = nn.Sequential(*[Adapted(p) if isinstance(p, ensembles.LoRALinear) else p for p in lora.network])
+        adapts = [isinstance(getattr(part, "weight", None), ensembles.LowRank) for part in lora.network]
+        plain = nn.Sequential(*[Adapted(p) if own else p for p, own in zip(lora.network, adapts, strict=True)])
         plain[-1].requires_grad_(False)
         loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), 64)
 

@@ -87,12 +87,8 @@ def labels(count=4):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_step_of_training_and_the_separate_members(name, method, request):
+def test_a_step_of_training_and_the_separate_members(name, method):
     network, inputs = NETWORKS[name]()
-    if (name, method) == ("lite0", "mimo"):
-        reason = "mimo looks for the first layer among modules without children"
-        refused = pytest.mark.xfail(raises=ValueError, strict=True, reason=reason)
-        request.node.add_marker(refused)
     before = {key: value.clone() for key, value in network.state_dict().items()}
     if (name, method) == ("minilm", "mimo"):  # token ids have no channels
         with pytest.raises(ValueError, match="begins with Embedding"):

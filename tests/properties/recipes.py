@@ -24,7 +24,8 @@ ROOMS = [m.name for m in pkgutil.iter_modules(uqlab.__path__) if m.name != "core
 # Names that are no calls, or that nobody calls with values of their own, and why.
 NO_CALLS = {
     "gradients.ClassWeight": "a type",
-    "ensembles.MemberLayer": "abstract", "ensembles.MemberParameter": "abstract", "heads.Circuit": "a result", "training.Workers": "made by fit",
+    "ensembles.MemberLayer": "abstract", "ensembles.MemberParameter": "abstract",
+    "heads.Circuit": "a result", "training.Workers": "made by fit",
     "training.make_step": "made by fit", "runs.RunError": "an error", "runs.summary": "takes what sweep returns",
     "uncertainty.mean_divergence": "a step of decompose", "uncertainty.classes_first": "a step of decompose",
     "scores.Score": "a dataclass",
@@ -156,7 +157,7 @@ OWN: dict[str, dict[str, Any]] = {
     "ensembles.LowRank": {"w": matrix, "down": lambda: draw(2, 1, 8), "up": lambda: draw(2, 4, 1)},
     "ensembles.MemberModule": {"inner": linear, "own": lambda: {"weight": ensembles.Own(nn.Parameter(draw(2, 4, 8)))}},
     "ensembles.Own": {"value": lambda: nn.Parameter(draw(2, 4, 8))},
-    "ensembles.Scaled": {"w": matrix, "left": lambda: nn.Parameter(draw(2, 4)), "right": lambda: nn.Parameter(draw(2, 8))},
+    "ensembles.Scaled": {"w": matrix, "left": lambda: None, "right": lambda: nn.Parameter(draw(2, 8))},
     "ensembles.SingularValues": {"w": matrix, "std": lambda: 0.1},
     "ensembles.stack_layers": {"layers": lambda: [linear(), linear()]},
     "ensembles.GroupedLinear": {"in_features": lambda: 4, "out_features": lambda: 6, "groups": lambda: 2},
@@ -253,7 +254,8 @@ OWN: dict[str, dict[str, Any]] = {
 # Parameters that a call may change, because that is its purpose; networks draw their weights from torch's generator.
 CHANGED = {
     "training.fit": {"ensemble"}, "extraction.fit_masks": {"ensemble"}, "scores.fit": {"model"},
-    "ensembles.replace_layers": {"model"}, "ensembles.own_dropout": {"network"}, "ensembles.MemberModule": {"inner"}, "heads.only_last": {"model"},
+    "ensembles.replace_layers": {"model"}, "ensembles.own_dropout": {"network"}, "ensembles.MemberModule": {"inner"},
+    "heads.only_last": {"model"},
     "methods.train": {"backbone", "histories"}, "training.crop_flip": {"generators"},
 }  # fmt: skip
 DRAWS = ("models.", "bring.model", "ensembles.GroupedLinear", "methods.backbone", "methods.fresh")

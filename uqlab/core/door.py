@@ -39,7 +39,7 @@ INTERVALS = {
     "diversity": "[0, inf)", "temperature": "(0, inf)",
 }  # fmt: skip
 FLOATING = ("float16", "bfloat16", "float32", "float64")
-HOLLOW = ("weight", "bias", "down", "up", "value", "w")  # a network is described on the device "meta", which holds no numbers
+HOLLOW = ("weight", "bias", "down", "up", "value", "w")  # a network may lie on the device "meta", without numbers
 PLAIN = {bool: "True or False", int: "an integer", float: "a number", str: "text"}
 TODO = {"Module": "one torch module", "Ensemble": "an ensemble; wrap models by ensembles.from_members",
         "MaskEnsemble": "the ensemble that extraction.masks(model) returns"}  # fmt: skip

@@ -20,15 +20,15 @@ from uqlab.ensembles.packed import GroupedLinear, packed
 from uqlab.ensembles.singular_value import SingularValues, singular_value
 from uqlab.ensembles.snapshot import snapshot
 from uqlab.ensembles.storage import concatenate, load, save
-from uqlab.models.attention import ATTENTION
+from uqlab.models import ATTENTION
 
 __all__ = [
     "ATTENTION", "ELEMENTWISE", "DropoutEnsemble", "Ensemble", "FoldedEnsemble", "GroupedLinear", "LowRank",
     "MIMOEnsemble", "MaskedInputs", "MemberDropout", "MemberLayer", "MemberModule", "MemberParameter", "Own", "Scaled",
     "SeparateEnsemble", "SingularValues", "batch", "batch_ensemble", "concatenate", "deep", "dropout", "film",
     "from_members", "laplace_lora", "load", "lora", "masksembles", "member_seed", "mimo", "own_dropout", "packed",
-    "place_dropout", "plain", "plain_linear", "projection_curvature", "replace_layers", "save", "singular_value", "snapshot",
-    "stack_layers", "weights_of", "with_layers",
+    "place_dropout", "plain", "plain_linear", "projection_curvature", "replace_layers", "save", "singular_value",
+    "snapshot", "stack_layers", "weights_of", "with_layers",
 ]  # fmt: skip
 
 door.room(__name__)

@@ -11,7 +11,7 @@ from uqlab.core.files import fingerprint
 from uqlab.ensembles.base import FoldedEnsemble, member_seed, member_text
 from uqlab.ensembles.implicit import check_backbone, plain
 from uqlab.ensembles.layers import MemberDropout, MemberLayer, replace_layers
-from uqlab.models.attention import classifier
+from uqlab.models import classifier
 
 Kind = Literal["features", "attention"]
 Network = TypeVar("Network", bound=nn.Module)

@@ -28,7 +28,7 @@ from uqlab.core.modules import frozen
 from uqlab.ensembles.base import FoldedEnsemble, member_range, member_seed, member_text
 from uqlab.ensembles.layers import MemberLayer, own_dropout, plain_linear
 from uqlab.ensembles.members import MemberModule, MemberParameter, Own, weight_name
-from uqlab.models.attention import ATTENTION, classifier
+from uqlab.models import ATTENTION, classifier
 
 Classifiers = Literal["independent", "shared"]
 Make = Callable[["Site", list[torch.Generator]], Mapping[str, MemberParameter]]
@@ -166,7 +166,7 @@ def _build(part: Any) -> None:
 def place(network: Any, own: Mapping[str, Mapping[str, MemberParameter]]) -> None:
     """Give the modules of these names, in place, members' parameters by their names in the module."""
     modules = dict(network.named_modules())
-    for holder in reversed(own):  # modules inside others first
+    for holder in reversed(list(own)):  # modules inside others first
         if own[holder]:
             network.set_submodule(holder, MemberModule(modules[holder], own[holder]))
 
@@ -226,7 +226,7 @@ def implicit(
     weights = {name: p for name, p in network.named_parameters() if not (name.startswith(f"{head}.") or p.is_meta)}
     of_backbone = "" if train_backbone else fingerprint(weights)  # the classifier is fresh wherever one is loaded
     generators = [torch.Generator().manual_seed(member_seed(seed, m, "adapter")) for m in ids]
-    own: dict[str, dict[str, MemberParameter]] = {}
+    own: dict[str, Any] = {}
     for site in where:
         own.setdefault(site.holder, {}).update(make(site, generators))
     last: Any = network.get_submodule(head)

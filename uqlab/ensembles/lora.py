@@ -147,5 +147,6 @@ def lora(
     ensemble = implicit(backbone, members, target, kind, seed, make, recipe, train_backbone=train_backbone)
     if cut:
         ranks = ", ".join(f"{name} {most}" for name, most in cut.items())
-        warnings.warn(f"rank {rank} is more than some weights allow, and cut to the largest possible: {ranks}", stacklevel=2)
+        what = f"rank {rank} is more than some weights allow, and cut to the largest possible: {ranks}"
+        warnings.warn(what, stacklevel=2)
     return ensemble

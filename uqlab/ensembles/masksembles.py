@@ -10,7 +10,7 @@ from uqlab.core.checks import within
 from uqlab.ensembles.base import FoldedEnsemble, member_seed
 from uqlab.ensembles.batch_ensemble import Scaled
 from uqlab.ensembles.implicit import Site, check_backbone, chosen, is_usual, place, plain, sites, trained_together
-from uqlab.models.attention import ATTENTION
+from uqlab.models import ATTENTION
 
 
 class MaskedInputs(Scaled):

@@ -11,8 +11,7 @@ from uqlab.core.modules import call, logits_of, trained_like
 from uqlab.ensembles.base import Ensemble, member_seed, member_text
 from uqlab.ensembles.implicit import check_backbone, fresh_classifiers, plain
 from uqlab.ensembles.layers import MemberDropout, own_dropout, plain_linear, with_layers
-from uqlab.models import Standardize
-from uqlab.models.attention import classifier
+from uqlab.models import Standardize, classifier
 
 
 class MIMOEnsemble(Ensemble):
@@ -29,7 +28,7 @@ class MIMOEnsemble(Ensemble):
     def run(self, x: Any, rows: slice) -> Tensor:
         first: Any = self.network.get_submodule(self.first)
         own = first.weight.shape[1] // self.members
-        features = isinstance(first, nn.Linear) and x.shape[-1] == own  # else channels, [batch, members * channels, ...]
+        features = isinstance(first, nn.Linear) and x.shape[-1] == own  # else [batch, members * channels, ...]
         side_by_side = x.movedim(0, -2).flatten(-2) if features else x.transpose(0, 1).flatten(1, 2)
         return logits_of(call(self.network, side_by_side)).unflatten(1, (self.members, -1)).transpose(0, 1)
 
@@ -86,11 +85,12 @@ def mimo(
     network = plain(backbone, trained=True)
     head = classifier(network)
     modules = dict(network.named_modules())
-    leaves = {name: part for name, part in modules.items() if not list(part.children())}
-    begin = next(name for name, part in leaves.items() if any(True for _ in part.parameters()))
+    products = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
+    layers = {name: part for name, part in modules.items() if isinstance(part, products) or not list(part.children())}
+    begin = next(name for name, part in layers.items() if any(True for _ in part.parameters()))
     first: Any = modules[begin]
     last: Any = modules[head]
-    whole = isinstance(first, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) and getattr(first, "groups", 1) == 1
+    whole = isinstance(first, products) and getattr(first, "groups", 1) == 1
     if head == begin or not whole:
         raise ValueError(
             "mimo needs a network that begins with a linear layer or a convolution and ends with another linear layer; "

@@ -11,7 +11,7 @@ from uqlab.ensembles.base import Ensemble, FoldedEnsemble, SeparateEnsemble, mem
 from uqlab.ensembles.deep import deep, stacked
 from uqlab.ensembles.implicit import check_backbone, has_statistics, plain
 from uqlab.ensembles.layers import MemberDropout, replace_layers
-from uqlab.models.attention import classifier
+from uqlab.models import classifier
 
 
 class GroupedLinear(nn.Module):
@@ -131,7 +131,7 @@ class _Narrow:
         if type(part) is nn.LayerNorm and len(part.normalized_shape) == 1:
             return nn.LayerNorm(width, part.eps)
         if has_statistics(part):
-            made = copy.deepcopy(part)
+            made: Any = copy.deepcopy(part)
             made.num_features = width
             for name, tensor in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)):
                 if tensor.ndim:
@@ -151,7 +151,7 @@ class _Narrow:
             if not all(isinstance(getattr(each, n, None), int) for n in ("num_attention_heads", "hidden_size")):
                 continue
             heads = each.num_attention_heads
-            groups = getattr(each, "num_key_value_heads", None) or heads  # heads that share keys and values stay together
+            groups = getattr(each, "num_key_value_heads", None) or heads  # heads that share keys stay together
             kept = math.ceil(groups * self.share - 1e-9)
             if groups < heads:
                 each.num_key_value_heads = kept

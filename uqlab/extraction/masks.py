@@ -128,7 +128,7 @@ def masks(model: nn.Module, members: int = 10, *, inputs: bool = True, std: floa
     def make(name: str, layer: nn.Linear) -> MemberModule:
         rows = logits(layer.out_features, layer.weight) if name != names[-1] else None
         columns = logits(layer.in_features, layer.weight) if inputs or name != names[0] else None
-        return MemberModule(layer, {"weight": Masked(layer.weight, members, rows, columns)})
+        return MemberModule(layer, {"weight": Masked(layer.get_parameter("weight"), members, rows, columns)})
 
     replace_layers(network, "|".join(f"^{name}$".replace(".", r"\.") for name in names), make)
     return MaskEnsemble(network, range(members)).eval()
