@@ -98,10 +98,18 @@ def place_dropout(network: Network, make: Callable[[], nn.Module], kind: Kind = 
     if kind == "attention":
         modules: list[Any] = list(network.modules())
         found = [part for part in modules if hasattr(part, "is_causal") and hasattr(part, "config")]
-        if not found:
-            raise ValueError(f'{name} has no attention of transformers; kind="features" drops features in any network')
+        of_torch = [part for part in modules if isinstance(part, nn.MultiheadAttention)]
+        if not found and not of_torch:
+            raise ValueError(
+                f"{name} has no attention whose logits can be dropped: of transformers or torch's own; "
+                'kind="features" drops features in any network'
+            )
         for part in found:
             part.key_dropout, part.config._attn_implementation = make(), _drop_keys_by_name()
+        for part in of_torch:
+            if not hasattr(part, "key_dropout"):  # else it only gets new ones
+                part.register_forward_pre_hook(_mask_keys, with_kwargs=True)
+            part.key_dropout = make()
     elif any(isinstance(part, kinds) for part in network.modules()):
         replace_layers(network, kinds, lambda *_: make())
     else:
@@ -122,6 +130,24 @@ def _drop_keys_by_name() -> str:
     AttentionInterface.register("uqlab_drop_keys", _drop_keys)
     AttentionMaskInterface.register("uqlab_drop_keys", eager_mask)
     return "uqlab_drop_keys"
+
+
+def _mask_keys(part: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """Arguments of torch's attention with a mask of the logits that are dropped, in training and evaluation."""
+    names = ("query", "key", "value", "key_padding_mask", "need_weights", "attn_mask")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    query, key = given["query"], given["key"]
+    batch, sequence = (0, 1) if part.batch_first else (1, 0)
+    logits = query.new_ones(query.shape[batch], part.num_heads, query.shape[sequence], key.shape[sequence])
+    lowest = torch.finfo(query.dtype).min
+    dropped = torch.zeros_like(logits).masked_fill(part.key_dropout(logits) == 0, lowest).flatten(0, 1)
+    for name in ("attn_mask", "key_padding_mask"):
+        mask = given.get(name)
+        if mask is not None and mask.dtype == torch.bool:
+            given[name] = torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask, lowest)
+    mask = given.get("attn_mask")
+    given["attn_mask"] = dropped if mask is None else (dropped + mask).clamp(min=lowest)
+    return (), given | {"is_causal": False}
 
 
 def _drop_keys(

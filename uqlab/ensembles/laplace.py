@@ -93,6 +93,8 @@ def curvatures(trained: FoldedEnsemble, inputs: Inputs, batch_size: int = 64) ->
             x = like_parameters(trained, map_tensors(lambda t, i=begin: t[i : i + batch_size], inputs))
             with hooked(layer.register_forward_hook(keep(name)) for name, layer in layers.items()):
                 logits = trained(x)[0]
+            if unused := [name for name in layers if name not in kept]:
+                raise ValueError(f"laplace_lora sees no call of {unused[0]!r}: the network reads its weight elsewhere")
             slopes = _square_root(logits)
             outputs = [kept[name][1] for name in layers]
             each = [torch.autograd.grad(logits, outputs, slope, retain_graph=True) for slope in slopes]

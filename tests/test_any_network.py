@@ -1,0 +1,107 @@
+"""Every method on networks that nobody here wrote: it equals its separate members, or is refused in one sentence.
+
+The table of the book (`book/guides/any_network.md`) says which; `tools/what_works.py` writes it.
+"""
+
+import pytest
+import torch
+from every_method import METHODS, check, outcome, table_of_the_book
+from networks import NETWORKS, logits
+from torch import nn
+
+from uqlab import diversity, ensembles, models, spectra, training
+
+WORKS = table_of_the_book()
+
+
+def test_the_table_has_every_network_and_method():
+    assert set(WORKS) == {(network, method) for network in NETWORKS for method in METHODS}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_method_is_its_separate_members_or_refused(network, method, tmp_path):
+    if WORKS[network, method]:
+        check(NETWORKS[network], method, tmp_path)
+    else:
+        assert outcome(NETWORKS[network], method, tmp_path)
+
+
+@pytest.mark.parametrize("network", [n for n in NETWORKS if WORKS[n, "dropkey"]])
+def test_nothing_dropped_from_the_attention_is_the_network(network):
+    net, x = NETWORKS[network].make(), NETWORKS[network].inputs(4)
+    ensemble = ensembles.dropout(net, 2, 0.0, kind="attention")
+    torch.testing.assert_close(ensemble(x)[1], logits(net, x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["lora", "masksembles", "dropout"])
+@pytest.mark.parametrize("network", ["torch encoder", "torch encoder, tokens first", "torch attention"])
+def test_after_training_all_ways_to_ask_agree(network, method):
+    """torch evaluates its encoder in one fused call, which would read weights past the members' layers."""
+    x, y = NETWORKS[network].inputs(8), torch.arange(8) % 3
+    ensemble = METHODS[method].make(NETWORKS[network].make(), x, 3)
+    if method != "dropout":
+        training.fit(ensemble, x, y, epochs=2, lr=0.02, batch_size=4, optimizer="adam", progress=False)
+    asked = training.predict(ensemble, x)
+    with torch.enable_grad():
+        passed = ensemble(x).detach()
+    apart = torch.stack([training.predict(ensemble.member(m), x)[0] for m in range(3)])
+    torch.testing.assert_close(asked, apart, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(passed, apart, rtol=1e-4, atol=1e-4)
+    assert (asked[0] - asked[1]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("network", ["torch encoder", "gpt2", "gru", "padded convolutions", "depthwise"])
+def test_spectra_and_diversity_ask_any_layer(network):
+    """What a layer says of its members is what the members' own layers hold, by the same names."""
+    net, x = NETWORKS[network].make(), NETWORKS[network].inputs(4)
+    ensemble = METHODS["lora"].make(net, x, 3)
+    for p in ensemble.parameters():
+        if p.requires_grad:
+            nn.init.normal_(p, std=0.3)
+    names = diversity.layer_names(ensemble, ".")
+    apart = ensembles.from_members([ensemble.member(m) for m in range(3)])
+    assert names == diversity.layer_names(apart, ".")
+    for name in names:
+        torch.testing.assert_close(diversity.member_weights(ensemble, name), diversity.member_weights(apart, name))
+    own = [name for name, seen in ensembles.weights_of(ensemble.network).items() if hasattr(seen, "down")]
+    found = spectra.ensemble_spectra(ensemble, f"^{own[0]}$", 1, update=True, progress=False)[own[0]]
+    before = ensembles.weights_of(ensembles.plain(net))[own[0]].flatten(1)  # of GPT-2 the linear layers
+    update = diversity.member_weights(ensemble, own[0])[1] - before
+    torch.testing.assert_close(found.values[1], torch.linalg.svdvals(update)[:1], rtol=1e-3, atol=1e-4)
+
+
+def test_a_layer_says_how_it_runs():
+    assert "in turn" in repr(METHODS["lora"].make(NETWORKS["gru"].make(), None, 2))
+    ensemble = ensembles.lora(NETWORKS["lstm"].make(), 2, 2)  # which turns time to the front
+    ensemble(NETWORKS["lstm"].inputs(3))
+    assert ensemble.about()["members in a pass"].startswith("one")
+    assert "members in a pass" not in ensembles.lora(models.mlp(4), 2, 2).about()
+
+
+def test_a_parametrized_backbone_keeps_its_class():
+    net, x = NETWORKS["weight norm"].make(), NETWORKS["weight norm"].inputs(4)
+    before = net(x)
+    for method in ("lora", "film", "packed", "dropout"):
+        if WORKS["weight norm", method]:
+            METHODS[method].make(net, x, 3)
+    assert torch.equal(net(x), before)
+    assert any(torch.nn.utils.parametrize.is_parametrized(part) for part in net.modules())
+
+
+def test_a_batch_that_is_counted_on_goes_member_by_member():
+    """A network that normalises by its batch's first input would mix members that share a pass."""
+
+    class First(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.outer = nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, x):
+            h = self.inner(x)
+            return self.outer(torch.tanh(h - h[:1]))
+
+    torch.manual_seed(0)
+    ensemble, x = ensembles.lora(First(), 3, 2), torch.rand(5, 4)
+    apart = torch.stack([ensemble.member(m)(x) for m in range(3)])
+    torch.testing.assert_close(ensemble(x), apart)
