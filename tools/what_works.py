@@ -1,6 +1,6 @@
 """Write the table "What works on my network?" of the book: every method on every network of tests/networks.py.
 
-    python tools/what_works.py
+python tools/what_works.py
 """
 
 import re

@@ -6,10 +6,10 @@ import time
 
 import pytest
 import torch
-from small_networks import clip, cnn, images, moved, vit
+from small_networks import images, moved, vit
 from torch import nn
 
-from uqlab import ensembles, gradients, heads
+from uqlab import gradients, heads
 from uqlab.core import tuning
 
 
@@ -127,10 +127,6 @@ def pruned():
 
 
 MADE = {
-    "lora": lambda: ensembles.lora(vit(), 4, 2),
-    "lora, text": lambda: ensembles.lora(clip(), 3, 2),
-    "lora, convolutions": lambda: ensembles.lora(cnn(), 3, 2),
-    "singular values": lambda: ensembles.singular_value(vit(), 4),
     "fused": lambda: heads.fuse(pruned()),
 }
 
@@ -153,7 +149,6 @@ def test_every_way_gives_the_same(name, batch, monkeypatch):
                 return name
 
             monkeypatch.setattr(tuning, "choose", forced)
-            ensemble.__dict__.get("_per_pass", {}).clear()
             ensemble.__dict__.get("_parts", {}).clear()
             torch.testing.assert_close(ensemble(x), expected, rtol=1e-5, atol=1e-5)
     assert seen

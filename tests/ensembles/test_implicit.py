@@ -14,12 +14,14 @@ from small_networks import (
     TRAINED,
     bert,
     clip,
+    cnn,
     count,
     generators,
     images,
     logits,
     moved,
     owned,
+    resnet,
     vit,
 )
 from torch import nn
@@ -36,6 +38,7 @@ from uqlab.ensembles import (
     Own,
     Scaled,
     SingularValues,
+    forms,
 )
 
 
@@ -218,6 +221,27 @@ def test_a_normal_start_of_rank_one_is_the_additive_form_with_a_frozen_matrix():
     torch.testing.assert_close(added(x), low(x))
     assert added.weight.w.requires_grad
     assert not low.weight.w.requires_grad
+
+
+@pytest.mark.parametrize("network", [vit, clip, cnn, resnet])
+@pytest.mark.parametrize("make", (MAKERS | TRAINED).values(), ids=MAKERS | TRAINED)
+def test_in_turn_built_and_factored_are_equal_up_to_rounding(make, network, monkeypatch):
+    ensemble, (x, _) = moved(make(network())), images(6)
+    trained = [p for p in ensemble.parameters() if p.requires_grad]
+    found = []
+    for way in ("by the rule", "factored", "built", "in turn"):
+        if way in ("factored", "built"):
+            answer = way == "factored"
+            monkeypatch.setattr(forms, "saves", lambda p, *_, answer=answer: answer and p.product is not None)
+        if way == "in turn":
+            monkeypatch.setattr(mechanism, "FORMS", {})
+        logits = ensemble(x)
+        found.append((logits.detach(), torch.autograd.grad(logits.square().mean(), trained, allow_unused=True)))
+    for logits, gradients in found[1:]:
+        torch.testing.assert_close(logits, found[0][0], rtol=1e-4, atol=1e-4)
+        for a, b in zip(gradients, found[0][1], strict=True):
+            if b is not None:
+                torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3 * float(b.abs().max()) + 1e-6)
 
 
 # What is trained ------------------------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def linear() -> nn.Linear:
 
 
 def matrix() -> nn.Parameter:
-    return linear().weight
+    return nn.Parameter(draw(4, 8), requires_grad=False)
 
 
 def mean(x: Any) -> torch.Tensor:
@@ -156,8 +156,8 @@ OWN: dict[str, dict[str, Any]] = {
     "ensembles.Ensemble": {}, "ensembles.MaskedInputs": {"w": matrix, "mask": lambda: torch.ones(2, 8)},
     "ensembles.LowRank": {"w": matrix, "down": lambda: draw(2, 1, 8), "up": lambda: draw(2, 4, 1)},
     "ensembles.MemberModule": {"inner": linear, "own": lambda: {"weight": ensembles.Own(nn.Parameter(draw(2, 4, 8)))}},
-    "ensembles.Own": {"value": lambda: nn.Parameter(draw(2, 4, 8))},
-    "ensembles.Scaled": {"w": matrix, "left": lambda: None, "right": lambda: nn.Parameter(draw(2, 8))},
+    "ensembles.Own": {"value": lambda: draw(2, 4, 8)},
+    "ensembles.Scaled": {"w": matrix, "left": lambda: None, "right": lambda: draw(2, 8)},
     "ensembles.SingularValues": {"w": matrix, "std": lambda: 0.1},
     "ensembles.stack_layers": {"layers": lambda: [linear(), linear()]},
     "ensembles.GroupedLinear": {"in_features": lambda: 4, "out_features": lambda: 6, "groups": lambda: 2},

@@ -41,10 +41,11 @@ def _where(model: nn.Module, error: Exception) -> str:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     names = {part: name for name, part in model.named_modules()}
     parts = [frame.f_locals["self"] for frame in frames if isinstance(frame.f_locals.get("self"), nn.Module)]
-    layer = next((part for part in reversed(parts) if part in names), None)
+    layers = [part for part in parts if part in names and type(part).forward is not nn.Module.forward]
+    layer = layers[-1] if layers else None
     if layer is None or is_ours(error) or isinstance(error, torch.OutOfMemoryError):
         return ""
-    what = repr(layer) if not list(layer.children()) else type(layer).__name__
+    what = repr(layer) if not list(layer.children()) else layer._get_name()
     said = str(error).strip().split("\n")[0]
     where = f"layer {names[layer]!r}, {what}" if names[layer] else what
     return f"the network cannot take these inputs: in {where}: {said}; check their shape, type and device"

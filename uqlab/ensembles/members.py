@@ -234,6 +234,10 @@ class MemberModule(MemberLayer):
         own = {name: p.join([other[name] for other in each]) for name, p in self.own().items()}
         return MemberModule(joined(self.inner, [other.inner for other in others]), own)
 
+    def _get_name(self) -> str:
+        """The name that torch prints."""
+        return f"Member{type(self.inner).__name__}"
+
     def extra_repr(self) -> str:
         return f"members={self.members}, {self.way()}"
 
