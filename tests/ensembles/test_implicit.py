@@ -40,6 +40,9 @@ from uqlab.ensembles import (
     SingularValues,
     forms,
 )
+from uqlab.ensembles import (
+    members as mechanism,
+)
 
 
 def mlp():
