@@ -4,7 +4,7 @@ EfficientNet-Lite0, pretrained on ImageNet (the wheels of the extra `backbones`)
 classifier for ten classes, on 500 CIFAR-10 photographs of 96 x 96 pixels; where
 $UQLAB_DATA does not hold them, on random images. LoRA changes the 32 pointwise
 convolutions. Timed are six training steps of 16 images by `training.fit`, and the
-prediction of 128 images by `training.predict`: 16 at a time, and all at once as is its
+prediction of 256 images by `training.predict`: 16 at a time, and all at once as is its
 default, where the maps of a layer no longer fit the caches and every network takes about
 three times as long. Targets for LoRA-Ensemble: at most 0.85 of the explicit ensemble's
 time in training, and 1.05 in both evaluations. Exit status 1 if one is missed.
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from uqlab import data, ensembles, models, training
 from uqlab.ensembles import Ensemble
 
-MEMBERS, RANK, BATCH, STEPS, SHOWN, PIXELS = 4, 8, 16, 6, 128, 96
+MEMBERS, RANK, BATCH, STEPS, SHOWN, PIXELS = 4, 8, 16, 6, 256, 96
 POINTWISE = r"\._(expand_conv|project_conv|conv_head)$"
 TRAINING, EVALUATION = 0.85, 1.05  # at most so much of the explicit ensemble's time
 WEIGHTS = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"

@@ -14,7 +14,7 @@ from uqlab.ensembles.laplace import laplace_lora, projection_curvature
 from uqlab.ensembles.layers import MemberDropout, MemberLayer, own_dropout, plain_linear, replace_layers, with_layers
 from uqlab.ensembles.lora import LowRank, lora
 from uqlab.ensembles.masksembles import MaskedInputs, masksembles
-from uqlab.ensembles.members import MemberModule, MemberParameter, Own, stack_layers
+from uqlab.ensembles.members import MemberModule, MemberParameter, Own, built_once, stack_layers
 from uqlab.ensembles.mimo import MIMOEnsemble, mimo
 from uqlab.ensembles.packed import GroupedLinear, packed
 from uqlab.ensembles.singular_value import SingularValues, singular_value
@@ -25,9 +25,9 @@ from uqlab.models import ATTENTION
 __all__ = [
     "ATTENTION", "ELEMENTWISE", "DropoutEnsemble", "Ensemble", "FoldedEnsemble", "GroupedLinear", "LowRank",
     "MIMOEnsemble", "MaskedInputs", "MemberDropout", "MemberLayer", "MemberModule", "MemberParameter", "Own", "Scaled",
-    "SeparateEnsemble", "SingularValues", "batch", "batch_ensemble", "concatenate", "deep", "dropout", "film",
-    "from_members", "laplace_lora", "load", "lora", "masksembles", "member_seed", "mimo", "own_dropout", "packed",
-    "place_dropout", "plain", "plain_linear", "projection_curvature", "replace_layers", "save", "singular_value",
+    "SeparateEnsemble", "SingularValues", "batch", "batch_ensemble", "built_once", "concatenate", "deep", "dropout",
+    "film", "from_members", "laplace_lora", "load", "lora", "masksembles", "member_seed", "mimo", "own_dropout",
+    "packed", "place_dropout", "plain", "plain_linear", "projection_curvature", "replace_layers", "save", "singular_value",
     "snapshot", "stack_layers", "weights_of", "with_layers",
 ]  # fmt: skip
 

@@ -115,7 +115,7 @@ class Product(Form):
         elif (self.mixes or not parameter.low_rank) and saves(parameter, parameter.shape, self.rows(x)):
             y = parameter.product(x, self, self.unit.active)
         else:
-            return self.built(x, parameter.weights(self.unit.active))
+            return self.built(x, parameter.built(self.unit.active))
         return y if self.bias is None else self.shifted(y, self.bias)
 
     def shifted(self, y: Tensor, bias: Tensor) -> Tensor:

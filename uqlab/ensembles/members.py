@@ -10,17 +10,33 @@ any module and such parameters. It runs in one of three ways, which are equal up
 The last two need a form, `uqlab.ensembles.forms`, which says how members lie in the inputs of such a module.
 """
 
+import contextlib
+import contextvars
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from uqlab.core import devices
 from uqlab.ensembles.forms import FORMS, Form
 from uqlab.ensembles.layers import MemberLayer, PerMember, active_members, with_layers
+
+# The weights that were built in the block of `built_once`, by parameter and members.
+_BUILT: contextvars.ContextVar[dict | None] = contextvars.ContextVar("built weights", default=None)
+
+
+@contextlib.contextmanager
+def built_once() -> Iterator[None]:
+    """Inside the block no parameter changes: weights of members are built once and kept, up to KEPT bytes of them."""
+    token = _BUILT.set({})
+    try:
+        yield
+    finally:
+        _BUILT.reset(token)
 
 
 class MemberParameter(PerMember):
@@ -53,6 +69,16 @@ class MemberParameter(PerMember):
     def weights(self, rows: slice = slice(None)) -> Tensor:
         """Return what some of the members see [members, ...]."""
         return torch.stack([self.weight(m) for m in range(self.members)[rows]])
+
+    def built(self, rows: slice) -> Tensor:
+        """Return `weights`, kept from before inside a block of `built_once`."""
+        kept, key = _BUILT.get(), (self, rows.start, rows.stop)
+        if kept is not None and key in kept:
+            return kept[key]
+        weights = self.weights(rows)
+        if kept is not None and sum(each.nbytes for each in kept.values()) + weights.nbytes <= devices.KEPT:
+            kept[key] = weights
+        return weights
 
     product: Any = None  # (x, form, the members in the pass) -> their outputs
 
@@ -203,7 +229,7 @@ class MemberModule(MemberLayer):
         return _joined(self.inner, outputs)
 
     def _one(self, m: int, args: tuple, kwargs: dict) -> Any:
-        seen = {name: parameter.weight(m) for name, parameter in self.own().items()}
+        seen = {name: parameter.built(slice(m, m + 1))[0] for name, parameter in self.own().items()}
         output = functional_call(self.inner, seen, args, kwargs)
         if isinstance(self.inner, nn.RNNBase):  # it keeps a list of what it has seen
             for name in self.names:

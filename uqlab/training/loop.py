@@ -20,7 +20,7 @@ from uqlab.core import devices
 from uqlab.core.checks import all_finite, class_labels, count_samples
 from uqlab.core.devices import arithmetic
 from uqlab.core.modules import evaluating, like_parameters, logits_of
-from uqlab.ensembles import Ensemble, FoldedEnsemble, member_seed
+from uqlab.ensembles import Ensemble, FoldedEnsemble, built_once, member_seed
 from uqlab.training.cache import Training
 from uqlab.training.checkpoints import Checkpoint, described
 from uqlab.training.steps import AutogradStep, ChainStep, Loss, Optimizer, lr_factor, make_step
@@ -223,14 +223,15 @@ def predict(
 ) -> Float[Tensor, "members samples *outputs"]:
     """The logits of every member on every input, [members, samples, classes], float32 on the CPU, in evaluation mode.
 
-    A plain module, whose outputs are [samples, classes], counts as an ensemble of one. Where the memory of a GPU does
+    A plain module, whose outputs are [samples, classes], counts as an ensemble of one. Weights of members that must be
+    built are built once for all batches. Where the memory of a GPU does
     not suffice, fewer members and then fewer inputs go through at once.
     """
     count_samples(inputs)
     where = next(ensemble.parameters(), torch.empty(0)).device
     chunks, start = [], 0
     bar = tqdm(total=len(inputs), desc="predict", unit="input", disable=not progress, leave=False)
-    with bar, evaluating(ensemble), arithmetic(precision, where):
+    with bar, evaluating(ensemble), arithmetic(precision, where), built_once():
         while start < len(inputs):
             some = inputs[start : start + batch_size]
             try:
