@@ -3,6 +3,8 @@
 The table of the book (`book/guides/any_network.md`) says which; `tools/what_works.py` writes it.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from every_method import METHODS, check, outcome, table_of_the_book
@@ -87,6 +89,25 @@ def test_a_parametrized_backbone_keeps_its_class():
             METHODS[method].make(net, x, 3)
     assert torch.equal(net(x), before)
     assert any(torch.nn.utils.parametrize.is_parametrized(part) for part in net.modules())
+
+
+def test_two_threads_may_use_one_ensemble_whose_layers_run_in_turn():
+    ensemble = METHODS["lora"].make(NETWORKS["gru"].make(), None, 3)
+    for p in ensemble.parameters():
+        if p.requires_grad:
+            nn.init.normal_(p, std=0.5)
+    inputs = [NETWORKS["gru"].inputs(16, seed) for seed in range(8)]
+    with torch.no_grad():
+        expected = [ensemble(x) for x in inputs]
+
+        def asked(x):
+            with torch.no_grad():
+                return ensemble(x)
+
+        with ThreadPoolExecutor(4) as pool:
+            for _ in range(5):
+                for found, wanted in zip(pool.map(asked, inputs), expected, strict=True):
+                    torch.testing.assert_close(found, wanted)
 
 
 def test_a_batch_that_is_counted_on_goes_member_by_member():

@@ -90,7 +90,7 @@ def test_dropped_attention_keeps_the_mask_of_padding_and_needs_attention():
     ensemble = ensembles.dropout(model, 2, 0.0, kind="attention")
     expected = model(input_ids=ids, attention_mask=mask).logits
     torch.testing.assert_close(ensemble(input_ids=ids, attention_mask=mask)[1], expected)
-    with pytest.raises(ValueError, match="no attention of transformers"):
+    with pytest.raises(ValueError, match="no attention whose logits"):
         ensembles.dropout(perceptron(), 2, kind="attention")
 
 

@@ -81,6 +81,11 @@ def linear() -> nn.Linear:
     return nn.Linear(8, 4)
 
 
+def own_weights(site: Any, generators: list[torch.Generator]) -> dict[str, Any]:
+    copies = site.weight.detach().repeat(len(generators), 1, 1)
+    return {site.parameter: ensembles.Own(nn.Parameter(copies))}
+
+
 def matrix() -> nn.Parameter:
     return nn.Parameter(draw(4, 8), requires_grad=False)
 
@@ -166,13 +171,14 @@ OWN: dict[str, dict[str, Any]] = {
     "ensembles.concatenate": {"shards": lambda: [ensembles.deep(network, "0:1"), ensembles.deep(network, "1:2")]},
     "ensembles.from_members": {"models": lambda: [network(), network()]},
     "ensembles.laplace_lora": {},
+    "ensembles.implicit": {"make": lambda: own_weights},
     "ensembles.dropout": {"model": vit}, "ensembles.lora": {"rank": lambda: 2}, "ensembles.mimo": {},
     "ensembles.load": {"path": lambda: "nowhere.safetensors"},
     "ensembles.save": {"ensemble": lambda: ensembles.lora(network(), 2, 2), "path": lambda: "/dev/null/e.safetensors"},
     "ensembles.member_seed": {"seed": lambda: 0, "member": lambda: 1, "stream": lambda: "order"},
     "ensembles.place_dropout": {"make": lambda: lambda: nn.Dropout(0.1)},
     "ensembles.plain_linear": {"weight": lambda: draw(4, 8), "bias": lambda: draw(4)},
-    "ensembles.replace_layers": {"target": lambda: "1", "make": lambda: lambda name, part: part},
+    "ensembles.replace_layers": {"kinds": lambda: nn.Linear, "make": lambda: lambda name, part: part},
     "ensembles.with_layers": {"make": lambda: lambda layer: layer},
     "ensembles.snapshot": {"train": lambda: lambda ensemble, epoch: None},
     "extraction.MaskEnsemble": {}, "extraction.mask_diversity": {"ensemble": lambda: extraction.masks(mlp(), 3)},

@@ -9,7 +9,7 @@ from uqlab.ensembles.batch_ensemble import Scaled, batch, batch_ensemble
 from uqlab.ensembles.deep import ELEMENTWISE, deep, from_members
 from uqlab.ensembles.dropout import DropoutEnsemble, dropout, place_dropout
 from uqlab.ensembles.film import film
-from uqlab.ensembles.implicit import plain, weights_of
+from uqlab.ensembles.implicit import implicit, plain, weights_of
 from uqlab.ensembles.laplace import laplace_lora, projection_curvature
 from uqlab.ensembles.layers import MemberDropout, MemberLayer, own_dropout, plain_linear, replace_layers, with_layers
 from uqlab.ensembles.lora import LowRank, lora
@@ -24,11 +24,11 @@ from uqlab.models import ATTENTION
 
 __all__ = [
     "ATTENTION", "ELEMENTWISE", "DropoutEnsemble", "Ensemble", "FoldedEnsemble", "GroupedLinear", "LowRank",
-    "MIMOEnsemble", "MaskedInputs", "MemberDropout", "MemberLayer", "MemberModule", "MemberParameter", "Own", "Scaled",
-    "SeparateEnsemble", "SingularValues", "batch", "batch_ensemble", "built_once", "concatenate", "deep", "dropout",
-    "film", "from_members", "laplace_lora", "load", "lora", "masksembles", "member_seed", "mimo", "own_dropout",
-    "packed", "place_dropout", "plain", "plain_linear", "projection_curvature", "replace_layers", "save", "singular_value",
-    "snapshot", "stack_layers", "weights_of", "with_layers",
+    "MIMOEnsemble", "MaskedInputs", "MemberDropout", "MemberLayer", "MemberModule", "MemberParameter", "Own",
+    "Scaled", "SeparateEnsemble", "SingularValues", "batch", "batch_ensemble", "built_once", "concatenate", "deep",
+    "dropout", "film", "from_members", "implicit", "laplace_lora", "load", "lora", "masksembles", "member_seed",
+    "mimo", "own_dropout", "packed", "place_dropout", "plain", "plain_linear", "projection_curvature",
+    "replace_layers", "save", "singular_value", "snapshot", "stack_layers", "weights_of", "with_layers",
 ]  # fmt: skip
 
 door.room(__name__)

@@ -104,7 +104,8 @@ def batch(
         return own
 
     recipe = {"method": "batch", "std": std, "additive": additive}
-    return implicit(backbone, members, target, heads or classifiers, seed, make, recipe)
+    kind = heads or classifiers
+    return implicit(backbone, members, make, target=target, classifiers=kind, seed=seed, recipe=recipe)
 
 
 batch_ensemble = batch

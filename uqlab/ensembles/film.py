@@ -95,10 +95,9 @@ def film(
         return own | {f"{before}{name}": value for name, value in statistics.items()}
 
     recipe = {"method": "film", "std": std, "train_backbone": train_backbone}
-    return implicit(
-        backbone, members, target, classifiers, seed, make, recipe,
-        find=norms, called="normalisation", train_backbone=train_backbone,
-    )  # fmt: skip
+    how = {"target": target, "classifiers": classifiers, "seed": seed, "recipe": recipe}
+    more = {"find": norms, "called": "normalisation", "train_backbone": train_backbone}
+    return implicit(backbone, members, make, **how, **more)
 
 
 def is_norm(part: Any) -> bool:

@@ -191,23 +191,60 @@ def chosen(found: Sequence[Site], target: str | None, default: Callable[[Site], 
 def implicit(
     backbone: nn.Module,
     members: int | str | range,
-    target: str | None,
-    classifiers: str,
-    seed: int,
     make: Make,
-    recipe: dict[str, Any],
     *,
+    target: str | None = None,
+    classifiers: str = "independent",
+    seed: int = 0,
+    recipe: Mapping[str, Any] | None = None,
     find: Callable[[nn.Module], list[Site]] = sites,
     everywhere: bool = False,
     called: str = "linear layer or convolution",
     classifier_std: float | None = None,
     train_backbone: bool = False,
 ) -> FoldedEnsemble:
-    """Build the backbone with what `make(site, the members' generators)` gives for each target, and classifiers.
+    """Make an implicit ensemble of any network from what its members see in place of a weight.
 
-    Without a target: every site, or, unless `everywhere`, those of the attention if there are any; in networks with
-    attention no kernels. The backbone's copy is trained by all members together if `train_backbone`; its batch
-    statistics are then the members' own.
+    Parameters
+    ----------
+    backbone, members, target, classifiers, seed, train_backbone
+        As in `lora`.
+    make : callable
+        (site, generators) -> what the members see, by the names of parameters in `site.module`: of the weight
+        `site.weight` as a `MemberParameter` under `site.parameter`, perhaps of its bias under `site.bias_name`. There
+        is a generator for each member.
+    recipe : mapping, optional
+        What the ensemble says of how it was made; only methods of `uqlab` can be saved.
+    find : callable
+        network -> the sites among which the target chooses.
+    everywhere : bool
+        Whether, without a target, all matrices are taken and not those of the attention alone.
+    called : str
+        What is changed, in messages.
+    classifier_std : float, optional
+        Deviation of fresh classifiers; None for torch's uniform numbers.
+
+    Returns
+    -------
+    FoldedEnsemble
+
+    Raises
+    ------
+    ValueError, TypeError
+        As `lora`.
+
+    Examples
+    --------
+    >>> class Scale(MemberParameter):
+    ...     def __init__(self, w, generators):
+    ...         super().__init__(w, len(generators))
+    ...         self.factor = nn.Parameter(torch.stack([torch.rand((), generator=g) for g in generators]))
+    ...     def weight(self, m):
+    ...         return self.w * self.factor[m]
+    >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> made = implicit(network, 5, lambda site, generators: {site.parameter: Scale(site.weight, generators)})
+    >>> made(torch.rand(7, 4)).shape
+    torch.Size([5, 7, 3])
     """
     ids = check_backbone(backbone, members)
     network = plain(backbone, train_backbone)
@@ -236,12 +273,12 @@ def implicit(
     else:
         own[head] = fresh_classifiers(last, classifier_std, generators)
     place(network, own)
-    settings = {"target": target, "classifiers": classifiers, "seed": seed}
+    settings = {**(recipe or {"method": "own"}), "target": target, "classifiers": classifiers, "seed": seed}
     if train_backbone:
-        return trained_together(network, ids, recipe | settings)
+        return trained_together(network, ids, settings)
     own_dropout(network, len(ids))
     ensemble = FoldedEnsemble(network, ids)
-    ensemble.recipe = {"backbone": of_backbone, **recipe, **settings, "members": member_text(ids)}
+    ensemble.recipe = {"backbone": of_backbone, **settings, "members": member_text(ids)}
     return ensemble
 
 
@@ -275,15 +312,16 @@ def own_statistics(network: nn.Module, members: int) -> None:
 def fresh_classifiers(head: nn.Linear, std: float | None, generators: list[torch.Generator]) -> dict[str, Own]:
     """A fresh classifier for every member: Normal weights and no bias, or torch's uniform default if `std` is None."""
     out_features, in_features = head.weight.shape
-    weight = head.weight.detach().new_zeros(len(generators), out_features, in_features)
-    bias = None if head.bias is None else head.bias.detach().new_zeros(len(generators), out_features)
     bound = 1 / math.sqrt(in_features)
-    for m, generator in enumerate(generators):
-        if std is not None:
-            weight[m] = std * torch.randn(out_features, in_features, generator=generator)
-            continue
-        weight[m] = torch.empty(out_features, in_features).uniform_(-bound, bound, generator=generator)
-        if bias is not None:
-            bias[m] = torch.empty(out_features).uniform_(-bound, bound, generator=generator)
-    made = {"weight": Own(nn.Parameter(weight))}
-    return made if bias is None else made | {"bias": Own(nn.Parameter(bias))}
+
+    def drawn(*shape: int) -> Own:
+        if std is None:
+            each = [torch.empty(shape).uniform_(-bound, bound, generator=g) for g in generators]
+        elif len(shape) > 1:
+            each = [std * torch.randn(shape, generator=g) for g in generators]
+        else:
+            each = [torch.zeros(shape)] * len(generators)
+        return Own(nn.Parameter(torch.stack(each).to(head.weight)))
+
+    made = {"weight": drawn(out_features, in_features)}
+    return made if head.bias is None else made | {"bias": drawn(out_features)}

@@ -7,7 +7,6 @@ Members are folded into the batch, member-major: an input `[members * batch, ...
 import contextlib
 import contextvars
 import copy
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -163,38 +162,27 @@ class MemberDropout(MemberLayer):
 
 
 def replace_layers(
-    model: nn.Module, target: str | type[nn.Module] | tuple[type[nn.Module], ...], make: Callable[[str, Any], nn.Module]
+    model: nn.Module, kinds: type[nn.Module] | tuple[type[nn.Module], ...], make: Callable[[str, Any], nn.Module]
 ) -> list[str]:
-    """Replace, in place, every submodule that `target` names by `make(name, module)`; return their names.
+    """Replace, in place, every submodule of these types by `make(name, module)`; return their names.
 
-    `target` is a regular expression searched in the module names, or the module types to replace. Raises ValueError if
-    nothing matches.
+    A layer that is used twice is replaced by one layer used twice.
     """
-    modules = {name: module for name, module in model.named_modules(remove_duplicate=False) if name}
-    if isinstance(target, str):
-        chosen = {name: module for name, module in modules.items() if re.search(target, name)}
-    else:
-        chosen = {name: module for name, module in modules.items() if isinstance(module, target)}
-    if not chosen:
-        linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
-        raise ValueError(f"target {target!r} matches no layer; the linear layers are {', '.join(linear) or 'none'}")
-    made: dict[nn.Module, nn.Module] = {}  # a layer used twice is replaced by one layer used twice
+    made: dict[nn.Module, nn.Module] = {}
     replaced: list[str] = []
-    for name, module in chosen.items():
-        if any(name.startswith(f"{above}.") for above in replaced):
-            continue  # it went with the layer that held it
-        if module not in made:
-            made[module] = make(name, module)
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, made[module])
-        replaced.append(name)
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        inside = any(name.startswith(f"{above}.") for above in replaced)  # it went with the layer that held it
+        if name and isinstance(module, kinds) and not inside:
+            if module not in made:
+                made[module] = make(name, module)
+            model.set_submodule(name, made[module])
+            replaced.append(name)
     return replaced
 
 
 def own_dropout(network: nn.Module, members: int) -> None:
     """Replace, in place, every nn.Dropout by one whose noise is the members' own."""
-    if any(isinstance(part, nn.Dropout) for part in network.modules()):
-        replace_layers(network, nn.Dropout, lambda _, layer: MemberDropout(members, layer.p))
+    replace_layers(network, nn.Dropout, lambda _, layer: MemberDropout(members, layer.p))
 
 
 def with_layers(network: nn.Module, make: Callable[[MemberLayer], nn.Module]) -> nn.Module:

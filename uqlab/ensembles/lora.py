@@ -144,7 +144,8 @@ def lora(
     recipe |= {"scale": scale} if scale != 1 else {}
     recipe |= {"std": std} if std is not None else {}
     kind = heads or classifiers
-    ensemble = implicit(backbone, members, target, kind, seed, make, recipe, train_backbone=train_backbone)
+    how = {"target": target, "classifiers": kind, "seed": seed, "recipe": recipe}
+    ensemble = implicit(backbone, members, make, **how, train_backbone=train_backbone)
     if cut:
         ranks = ", ".join(f"{name} {most}" for name, most in cut.items())
         what = f"rank {rank} is more than some weights allow, and cut to the largest possible: {ranks}"

@@ -14,6 +14,8 @@ import contextlib
 import contextvars
 import copy
 import inspect
+import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +29,9 @@ from uqlab.ensembles.layers import MemberLayer, PerMember, active_members, with_
 
 # The weights that were built in the block of `built_once`, by parameter and members.
 _BUILT: contextvars.ContextVar[dict | None] = contextvars.ContextVar("built weights", default=None)
+
+
+_IN_TURN: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()  # threads may share an ensemble
 
 
 @contextlib.contextmanager
@@ -230,10 +235,11 @@ class MemberModule(MemberLayer):
 
     def _one(self, m: int, args: tuple, kwargs: dict) -> Any:
         seen = {name: parameter.built(slice(m, m + 1))[0] for name, parameter in self.own().items()}
-        output = functional_call(self.inner, seen, args, kwargs)
-        if isinstance(self.inner, nn.RNNBase):  # it keeps a list of what it has seen
-            for name in self.names:
-                setattr(self.inner, name, None)
+        with _IN_TURN.setdefault(self.inner, threading.RLock()):  # the module holds these weights while it runs
+            output = functional_call(self.inner, seen, args, kwargs)
+            if isinstance(self.inner, nn.RNNBase):  # it keeps a list of what it has seen
+                for name in self.names:
+                    setattr(self.inner, name, None)
         return output
 
     def member(self, index: int) -> nn.Module:

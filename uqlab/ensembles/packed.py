@@ -55,8 +55,7 @@ def packed(
     models = list(cast(SeparateEnsemble, ensemble).models)
     if all(type(part) in _STACKED for part in models[0].modules() if any(True for _ in part.parameters(recurse=False))):
         network = stacked(models, _STACKED)
-        if any(isinstance(part, MemberDropout) for part in network.modules()):
-            replace_layers(network, MemberDropout, lambda _, layer: MemberDropout(len(ids), layer.p))
+        replace_layers(network, MemberDropout, lambda _, layer: MemberDropout(len(ids), layer.p))
         ensemble = FoldedEnsemble(network, ids)
     settings = {"alpha": alpha, "gamma": gamma, "of": whole, "seed": seed}
     ensemble.recipe = {"method": "packed", "backbone": "", **settings, "members": member_text(ids)}

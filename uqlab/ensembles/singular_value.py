@@ -87,5 +87,5 @@ def singular_value(
         return own
 
     recipe = {"method": "singular_value", "init_std": init_std}
-    kind = heads or classifiers
-    return implicit(backbone, members, target, kind, seed, make, recipe, everywhere=True, classifier_std=0.01)
+    how = {"target": target, "classifiers": heads or classifiers, "seed": seed, "recipe": recipe}
+    return implicit(backbone, members, make, **how, everywhere=True, classifier_std=0.01)

@@ -45,7 +45,7 @@ def save(ensemble: Ensemble, path: str | os.PathLike, *, backbone: str = "") -> 
     `mimo`, `dropout`.
     """
     recipe = getattr(ensemble, "recipe", None)
-    if recipe is None or member_range(recipe["members"]) != ensemble.member_ids:
+    if recipe is None or recipe["method"] not in _METHODS or member_range(recipe["members"]) != ensemble.member_ids:
         kind = type(ensemble).__name__
         raise TypeError(f"save takes what {', '.join(_METHODS)} made, whole, got {kind}; else use torch.save")
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _learned(ensemble).items()}

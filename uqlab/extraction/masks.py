@@ -5,7 +5,7 @@ Nothing of the network is trained again: all members use its frozen weights.
 
 import copy
 import itertools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -20,7 +20,6 @@ from uqlab.ensembles import (
     member_seed,
     plain,
     plain_linear,
-    replace_layers,
 )
 
 
@@ -130,7 +129,8 @@ def masks(model: nn.Module, members: int = 10, *, inputs: bool = True, std: floa
         columns = logits(layer.in_features, layer.weight) if inputs or name != names[0] else None
         return MemberModule(layer, {"weight": Masked(layer.get_parameter("weight"), members, rows, columns)})
 
-    replace_layers(network, "|".join(f"^{name}$".replace(".", r"\.") for name in names), make)
+    for name in names:
+        network.set_submodule(name, make(name, cast(nn.Linear, network.get_submodule(name))))
     return MaskEnsemble(network, range(members)).eval()
 
 

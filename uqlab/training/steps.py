@@ -263,7 +263,7 @@ def _clip_members(ensemble: Ensemble, shared: Collection[nn.Parameter], limit: f
         for index in range(ensemble.members):
             nn.utils.clip_grad_norm_([p for p in ensemble.member(index).parameters() if p not in shared], limit)
         return
-    norms = torch.stack([g.flatten(1).square().sum(1) for g in grads]).sum(0).sqrt()  # [members]
+    norms = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in grads]).sum(0).sqrt()  # [members]
     scale = (limit / (norms + 1e-6)).clamp(max=1)
     for g in grads:
         g.mul_(scale.view(-1, *[1] * (g.ndim - 1)))
