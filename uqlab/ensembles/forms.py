@@ -6,7 +6,7 @@ of other classes, and subclasses that may do more, have no form and run in turn.
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -186,8 +186,7 @@ class Convolution(Product):
     def own(self, x: Tensor, weight: Tensor) -> Tensor:
         if self.pointwise:
             return self.mixed(x, weight)
-        pairs = zip(x, weight, strict=True)
-        return torch.stack([self.convolve(rows, self._kernel(w), None, *self.settings) for rows, w in pairs])
+        return self._each(x, [self._kernel(w) for w in weight], [None] * self.count)
 
     def mixed(self, x: Tensor, weight: Tensor, onto: Tensor | None = None, scale: float = 1.0) -> Tensor:
         y = weight[:, None] @ x.flatten(3)  # [members, batch, out, places]
@@ -199,8 +198,13 @@ class Convolution(Product):
 
     def built(self, x: Tensor, weight: Tensor) -> Tensor:
         biases = [None] * self.count if self.bias is None else self.bias.expand(self.count, -1)
-        each = zip(x, weight, biases, strict=True)
-        return torch.stack([self.convolve(rows, w, b, *self.settings) for rows, w, b in each])
+        return self._each(x, weight, biases)
+
+    def _each(self, x: Tensor, kernels: Iterable[Tensor], biases: Iterable[Tensor | None]) -> Tensor:
+        """Convolve every member's maps with its own kernel; one member alone is not copied."""
+        each = zip(x, kernels, biases, strict=True)
+        maps = [self.convolve(rows, w, b, *self.settings) for rows, w, b in each]
+        return maps[0][None] if self.count == 1 else torch.stack(maps)
 
     def _kernel(self, weight: Tensor) -> Tensor:
         """Return a matrix of patches [out, width] as a kernel."""
