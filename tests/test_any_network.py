@@ -53,7 +53,7 @@ def test_after_training_all_ways_to_ask_agree(network, method):
     assert (asked[0] - asked[1]).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("network", ["torch encoder", "gpt2", "gru", "padded convolutions", "depthwise"])
+@pytest.mark.parametrize("network", [n for n in NETWORKS if WORKS[n, "lora"]])
 def test_spectra_and_diversity_ask_any_layer(network):
     """What a layer says of its members is what the members' own layers hold, by the same names."""
     net, x = NETWORKS[network].make(), NETWORKS[network].inputs(4)
@@ -71,6 +71,28 @@ def test_spectra_and_diversity_ask_any_layer(network):
     before = ensembles.weights_of(ensembles.plain(net))[own[0]].flatten(1)  # of GPT-2 the linear layers
     update = diversity.member_weights(ensemble, own[0])[1] - before
     torch.testing.assert_close(found.values[1], torch.linalg.svdvals(update)[:1], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("network", ["batch norm act", "own resnet", "resnet"])
+def test_statistics_of_any_batch_norm_are_the_member_s_own(network):
+    """In training mode a member is a plain network on its own rows, whatever its norm's class adds."""
+    ensemble, x = METHODS["film"].make(NETWORKS[network].make(), None, 2), NETWORKS[network].inputs(6)
+    plain = [ensemble.member(m).train() for m in range(2)]
+    rows = torch.stack([x, 2 * x])
+    together = ensemble.train().forward_members(rows)
+    torch.testing.assert_close(together, torch.stack([net(r) for net, r in zip(plain, rows, strict=True)]))
+    for m, net in enumerate(plain):
+        for name, buffer in ensemble.member(m).named_buffers():
+            torch.testing.assert_close(buffer, net.get_buffer(name))
+
+
+def test_a_film_of_some_norms_trains_nothing_else():
+    net = NETWORKS["own rms norm"].make()
+    names = [name for name, part in net.named_modules() if "RMSNorm" in type(part).__name__]
+    ensemble = ensembles.film(net, 2, target=f"^{names[0]}$", train_backbone=False, classifiers="independent")
+    trained = {name for name, p in ensemble.named_parameters() if p.requires_grad}
+    head = models.classifier(net)
+    assert all(name.startswith((f"network.{names[0]}.", f"network.{head}.")) for name in trained)
 
 
 def test_a_layer_says_how_it_runs():

@@ -11,12 +11,21 @@ from uqlab.ensembles.implicit import Classifiers, Site, has_statistics, implicit
 from uqlab.ensembles.members import MemberParameter, Own
 
 
+class NormSite(Site):
+    """A norm whose scale and shift may be the members' own; targets know it by its own name."""
+
+    @property
+    def name(self) -> str:
+        return self.holder
+
+
 class Shifted(nn.Module):
     """A normalisation without a bias, such as RMSNorm, and a shift."""
 
     def __init__(self, norm: Any):
         super().__init__()
-        self.norm, self.bias = norm, nn.Parameter(torch.zeros_like(norm.weight))
+        self.norm = norm
+        self.bias = nn.Parameter(torch.zeros_like(norm.weight), norm.weight.requires_grad)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(x) + self.bias
@@ -79,7 +88,7 @@ def film(
                 if getattr(part, "bias", None) is None:
                     network.set_submodule(name, part := Shifted(part).train(part.training))
                 weight = "norm.weight" if isinstance(part, Shifted) else "weight"
-                found.append(Site(name, weight, part))
+                found.append(NormSite(name, weight, part))
         return found
 
     def make(site: Site, generators: list[torch.Generator]) -> dict[str, MemberParameter]:
