@@ -80,7 +80,7 @@ def test_statistics_of_any_batch_norm_are_the_member_s_own(network):
     plain = [ensemble.member(m).train() for m in range(2)]
     rows = torch.stack([x, 2 * x])
     together = ensemble.train().forward_members(rows)
-    torch.testing.assert_close(together, torch.stack([net(r) for net, r in zip(plain, rows, strict=True)]))
+    torch.testing.assert_close(together, torch.stack([logits(net, r) for net, r in zip(plain, rows, strict=True)]))
     for m, net in enumerate(plain):
         for name, buffer in ensemble.member(m).named_buffers():
             torch.testing.assert_close(buffer, net.get_buffer(name))
