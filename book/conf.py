@@ -24,7 +24,7 @@ project = "uqlab"
 author = "the uqlab authors"
 release = version = version_of("uqlab")
 html_title = "uqlab"
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "sphinx_design"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_design"]
 html_theme = "pydata_sphinx_theme"
 html_theme_options = {
     "show_toc_level": 2,

@@ -135,6 +135,7 @@ def plain(backbone: nn.Module, trained: bool = False) -> nn.Module:
     Parameters
     ----------
     backbone : nn.Module
+        Any network.
     trained : bool
         Whether the copy has weights of its own, which are trained.
     """

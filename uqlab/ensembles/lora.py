@@ -99,6 +99,7 @@ def lora(
         A classifier of its own for each member, freshly initialised, or the backbone's, trained by all members.
         `heads` is an older name of this argument.
     seed : int
+        Of what the members start from.
     train_backbone : bool
         Whether all members together train the rest too, which is then copied, as in the convolutional network of
         appendix H; batch statistics are then each member's own.
