@@ -74,8 +74,8 @@ class Task(NamedTuple):
 
 def fresh(backbone: nn.Module) -> nn.Module:
     """A copy of the backbone whose classifier, its last linear layer, is drawn from torch's global seed."""
-    model = copy.deepcopy(backbone)
-    [part for part in model.modules() if isinstance(part, nn.Linear)][-1].reset_parameters()
+    model: Any = copy.deepcopy(backbone)
+    model.get_submodule(models.classifier(model)).reset_parameters()
     return model
 
 

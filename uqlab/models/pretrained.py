@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from uqlab.core import files
 from uqlab.core.checks import at_least
+from uqlab.models.attention import classifier
 
 Model = TypeVar("Model", bound=nn.Module)
 # transformers is imported where it is used: that takes a second, which every other network would wait for.
@@ -219,7 +220,7 @@ def loaded(kind: Any, source: str, local: bool, **settings: Any) -> tuple[Any, l
 def _load(kind: Any, source: str, classes: int, local: bool) -> tuple[Any, list[str]]:
     """The model of a checkpoint, and the names of weights outside the classifier that the checkpoint lacks."""
     model, new = loaded(kind, source, local, num_labels=classes)
-    head = [name for name, part in model.named_modules() if isinstance(part, nn.Linear)][-1]
+    head = classifier(model)
     return model, [key for key in new if not key.startswith(f"{head}.")]
 
 
