@@ -139,7 +139,7 @@ def test_what_is_found_in_a_trained_network():
     ("name", "message"),
     [
         ("film", "film needs layers that normalise"),
-        ("dropkey", "no attention of transformers"),
+        ("dropkey", "no attention whose logits"),
         ("hydra", "attention"),
         ("tiles", "no module that averages a map"),
     ],
