@@ -27,7 +27,9 @@ DEVICE = asked_device()
 ON_GPU = DEVICE.startswith("cuda")
 
 
-def interleaved(functions: Mapping[str, Callable[[], object]], repeats: int, warmup: int = 1) -> dict[str, list[float]]:
+def interleaved(
+    functions: Mapping[str, Callable[[], object]], repeats: int, warmup: int = 1
+) -> dict[str, list[float]]:
     """Seconds of each function in each of `repeats` rounds; in a round every function runs once, in order.
 
     What runs on a GPU is awaited.
@@ -48,13 +50,17 @@ def interleaved(functions: Mapping[str, Callable[[], object]], repeats: int, war
 def report(seconds: Mapping[str, list[float]], baseline: str) -> dict[str, float]:
     """Print medians with quartiles, and their ratios to the baseline with quartiles over rounds; return the ratios."""
     reference = statistics.median(seconds[baseline])
-    ratios = {name: statistics.median(times) / reference for name, times in seconds.items()}
+    ratios = {
+        name: statistics.median(times) / reference for name, times in seconds.items()
+    }
     width = max(map(len, seconds))
     for name, times in seconds.items():
         low, middle, high = _quartiles(times)
         line = f"{name:<{width}}  {1e3 * middle:9.2f} ms [{1e3 * low:.2f}, {1e3 * high:.2f}]"
         if name != baseline:
-            low, _, high = _quartiles([a / b for a, b in zip(times, seconds[baseline], strict=True)])
+            low, _, high = _quartiles(
+                [a / b for a, b in zip(times, seconds[baseline], strict=True)]
+            )
             line += f"  ratio to {baseline} {ratios[name]:.2f} [{low:.2f}, {high:.2f}]"
         print(line)
     return ratios
@@ -64,8 +70,14 @@ def peak_memory() -> int:
     """The most memory of this process so far, in bytes: resident, or a GPU's."""
     if ON_GPU:
         return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
 
 
 def _quartiles(values: list[float]) -> list[float]:
-    return statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    return (
+        statistics.quantiles(values, n=4, method="inclusive")
+        if len(values) > 1
+        else values * 3
+    )

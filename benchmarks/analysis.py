@@ -45,17 +45,23 @@ def batched(missed):
         assert torch.allclose(together, loop(before, after), atol=1e-2)
         candidates = {
             "loop": lambda b=before, a=after: loop(b, a),
-            "batched": lambda b=before, a=after: spectra.singular_vector_similarity(b, a, K),
+            "batched": lambda b=before, a=after: spectra.singular_vector_similarity(
+                b, a, K
+            ),
         }
         ratio = report(interleaved(candidates, rounds), "loop")["batched"]
         if ratio > target:
-            missed.append(f"batched, {width} x {width}: {ratio:.2f} > {target} of the loop")
+            missed.append(
+                f"batched, {width} x {width}: {ratio:.2f} > {target} of the loop"
+            )
 
 
 def features(device):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(SAMPLES, FEATURES, generator=generator)
-    return x.to(device), (x + torch.randn(SAMPLES, FEATURES, generator=generator)).to(device)
+    return x.to(device), (x + torch.randn(SAMPLES, FEATURES, generator=generator)).to(
+        device
+    )
 
 
 def gram_cka(x, y):
@@ -66,7 +72,11 @@ def gram_cka(x, y):
 
     def hsic(k, l):  # noqa: E741
         rows, columns = k.sum(1), l.sum(1)
-        parts = torch.dot(k.view(-1), l.view(-1)), rows.sum() * columns.sum() / ((n - 1) * (n - 2)), rows @ columns
+        parts = (
+            torch.dot(k.view(-1), l.view(-1)),
+            rows.sum() * columns.sum() / ((n - 1) * (n - 2)),
+            rows @ columns,
+        )
         return (parts[0] + parts[1] - 2 / (n - 2) * parts[2]) / (n * (n - 3))
 
     k, l = grams  # noqa: E741
@@ -74,10 +84,16 @@ def gram_cka(x, y):
 
 
 def minibatches(x, y):
-    return representations.minibatch_cka(zip(x.split(BATCH), y.split(BATCH), strict=True))
+    return representations.minibatch_cka(
+        zip(x.split(BATCH), y.split(BATCH), strict=True)
+    )
 
 
-CKA = {"Gram matrices": gram_cka, "features": representations.cka, "minibatches": minibatches}
+CKA = {
+    "Gram matrices": gram_cka,
+    "features": representations.cka,
+    "minibatches": minibatches,
+}
 
 
 def analysis(device):
@@ -93,14 +109,24 @@ def analysis(device):
 def memory(field, device):
     """This process's VmRSS, in bytes, or VmHWM, the most it has been; of a GPU, what its tensors take and took."""
     if device.startswith("cuda"):
-        return torch.cuda.memory_allocated() if field == "VmRSS" else torch.cuda.max_memory_allocated()
+        return (
+            torch.cuda.memory_allocated()
+            if field == "VmRSS"
+            else torch.cuda.max_memory_allocated()
+        )
     with open("/proc/self/status") as file:
-        return next(1024 * int(line.split()[1]) for line in file if line.startswith(field))
+        return next(
+            1024 * int(line.split()[1]) for line in file if line.startswith(field)
+        )
 
 
 def measured(way, answer, device):
     """Run `way` and send its result, seconds and the bytes by which it raised the memory that is taken."""
-    run = analysis(device) if way == "analysis" else functools.partial(CKA[way], *features(device))
+    run = (
+        analysis(device)
+        if way == "analysis"
+        else functools.partial(CKA[way], *features(device))
+    )
     before = memory("VmRSS", device)
     start = time.perf_counter()
     found = run()
@@ -124,7 +150,9 @@ def alone(way):
 def main():
     missed = []
     batched(missed)
-    print(f"\nunbiased linear CKA, {SAMPLES} samples, {FEATURES} features, batches of {BATCH}")
+    print(
+        f"\nunbiased linear CKA, {SAMPLES} samples, {FEATURES} features, batches of {BATCH}"
+    )
     gram, ours, stream = map(alone, CKA)
     if abs(gram[0] - ours[0]) > 1e-6 or abs(gram[0] - stream[0]) > 0.01:
         missed.append(

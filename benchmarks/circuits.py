@@ -32,20 +32,35 @@ MIN_SPEED, MIN_SPEED_BFLOAT16 = 2.0, 4.0
 def trained(device):
     """A ViT trained on some of the digits, the others, and letters."""
     parts = [data.load("digits", split) for split in ("train", "test")]
-    x, y = (torch.cat([getattr(part, name) for part in parts]) for name in ("inputs", "labels"))
-    letters = torch.cat([data.load("letters", split).inputs for split in ("train", "test")])
+    x, y = (
+        torch.cat([getattr(part, name) for part in parts])
+        for name in ("inputs", "labels")
+    )
+    letters = torch.cat(
+        [data.load("letters", split).inputs for split in ("train", "test")]
+    )
     torch.manual_seed(0)
     model = models.vit(8, 2, width=WIDTH, layers=LAYERS, heads=HEADS).to(device)
     one = ensembles.from_members([model])
     settings = {"lr": 1e-3, "optimizer": "adamw", "schedule": "cosine", "warmup": 20}
     training.fit(one, x[1000:], y[1000:], epochs=30, progress=False, **settings)
-    order = torch.randperm(len(letters), generator=torch.Generator().manual_seed(0))[:1000]
-    return model.eval().requires_grad_(False), x[:1000].to(device), y[:1000].to(device), letters[order].to(device)
+    order = torch.randperm(len(letters), generator=torch.Generator().manual_seed(0))[
+        :1000
+    ]
+    return (
+        model.eval().requires_grad_(False),
+        x[:1000].to(device),
+        y[:1000].to(device),
+        letters[order].to(device),
+    )
 
 
 @torch.no_grad()
 def score(model, x, y, ood):
-    logits = [torch.cat([model(part) for part in inputs.split(BATCH)]).cpu() for inputs in (x, ood)]
+    logits = [
+        torch.cat([model(part) for part in inputs.split(BATCH)]).cpu()
+        for inputs in (x, ood)
+    ]
     uncertainty = [-part.double().log_softmax(1).amax(1) for part in logits]
     accuracy = (logits[0].argmax(1) == y.cpu()).double().mean().item()
     return (accuracy + metrics.ood_detection(*uncertainty).auroc) / 2
@@ -57,7 +72,9 @@ def plain_step(model, x, y, ood, removed):
     for layer, head in itertools.product(range(LAYERS), range(HEADS)):
         if (layer, head) in removed:
             continue
-        columns = model.vit.layers[layer].attention.o_proj.weight[:, head * size : (head + 1) * size]
+        columns = model.vit.layers[layer].attention.o_proj.weight[
+            :, head * size : (head + 1) * size
+        ]
         kept = columns.clone()
         columns.zero_()
         value = score(model, x, y, ood)
@@ -65,12 +82,17 @@ def plain_step(model, x, y, ood, removed):
         if value > best:
             best, chosen = value, (layer, head)
     layer, head = chosen
-    model.vit.layers[layer].attention.o_proj.weight[:, head * size : (head + 1) * size].zero_()
+    model.vit.layers[layer].attention.o_proj.weight[
+        :, head * size : (head + 1) * size
+    ].zero_()
     return chosen
 
 
 def compared(order, other):
-    same = next((i for i, (a, b) in enumerate(zip(order, other, strict=True)) if a != b), len(order))
+    same = next(
+        (i for i, (a, b) in enumerate(zip(order, other, strict=True)) if a != b),
+        len(order),
+    )
     return f"the first {same} of {len(order)} heads are the same, {len(set(order) & set(other))} in any order"
 
 
@@ -81,30 +103,58 @@ def main():
         f"width {WIDTH}, {sum(p.numel() for p in model.parameters()):,} parameters, score {score(model, x, y, ood):.4f}"
     )
     units = device.type == "cuda" or torch.cpu.get_capabilities().get("amx_bf16", False)
-    low = (model, {"precision": "bfloat16"}) if units else (copy.deepcopy(model).bfloat16(), {})
-    pruned, orders, seconds = copy.deepcopy(model), {"as written": []}, {"as written": [], "ours": [], "bfloat16": []}
+    low = (
+        (model, {"precision": "bfloat16"})
+        if units
+        else (copy.deepcopy(model).bfloat16(), {})
+    )
+    pruned, orders, seconds = (
+        copy.deepcopy(model),
+        {"as written": []},
+        {"as written": [], "ours": [], "bfloat16": []},
+    )
     with tempfile.TemporaryDirectory() as folder:
-        for step in range(BUDGET):  # a search continues from its checkpoint: each call is one step
+        for step in range(
+            BUDGET
+        ):  # a search continues from its checkpoint: each call is one step
             start = time.perf_counter()
-            orders["as written"].append(plain_step(pruned, x, y, ood, orders["as written"]))
+            orders["as written"].append(
+                plain_step(pruned, x, y, ood, orders["as written"])
+            )
             seconds["as written"].append(time.perf_counter() - start)
             for name, (network, how) in {"ours": (model, {}), "bfloat16": low}.items():
                 start = time.perf_counter()
-                path, options = Path(folder) / name, {"budget": step + 1, "progress": False, **how}
-                orders[name] = heads.greedy_circuit(network, x, y, ood, checkpoint=path, **options)
+                path, options = (
+                    Path(folder) / name,
+                    {"budget": step + 1, "progress": False, **how},
+                )
+                orders[name] = heads.greedy_circuit(
+                    network, x, y, ood, checkpoint=path, **options
+                )
                 seconds[name].append(time.perf_counter() - start)
     print("order", *orders["ours"])
     ratios = report(seconds, "as written")
-    total = {name: statistics.fmean(times) / statistics.fmean(seconds["as written"]) for name, times in seconds.items()}
-    print(f"all steps: ours {1 / total['ours']:.2f}x faster, bfloat16 {1 / total['bfloat16']:.2f}x")
+    total = {
+        name: statistics.fmean(times) / statistics.fmean(seconds["as written"])
+        for name, times in seconds.items()
+    }
+    print(
+        f"all steps: ours {1 / total['ours']:.2f}x faster, bfloat16 {1 / total['bfloat16']:.2f}x"
+    )
     print(f"bfloat16: {compared(orders['ours'], orders['bfloat16'])}")
     for name in ("ours", "bfloat16"):
         with heads.ablate(model, orders[name]):
-            print(f"score in float32 without the heads of {name}: {score(model, x, y, ood):.4f}")
-    print(f"largest memory of the process {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB")
+            print(
+                f"score in float32 without the heads of {name}: {score(model, x, y, ood):.4f}"
+            )
+    print(
+        f"largest memory of the process {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB"
+    )
     missed = []
     if orders["ours"] != orders["as written"]:
-        missed.append(f"another order: {compared(orders['as written'], orders['ours'])}")
+        missed.append(
+            f"another order: {compared(orders['as written'], orders['ours'])}"
+        )
     if 1 / ratios["ours"] < MIN_SPEED:
         missed.append(f"{1 / ratios['ours']:.2f}x < {MIN_SPEED}x")
     if not units:

@@ -22,9 +22,15 @@ def network(members: int, channels: int) -> nn.Sequential:
     sizes = [channels, 16, 32, 64]
     layers: list[nn.Module] = []
     for i, (before, after) in enumerate(itertools.pairwise(sizes)):
-        convolution = nn.Conv2d(before * members, after * members, 3, 1 + (i > 0), padding=1, groups=members)
+        convolution = nn.Conv2d(
+            before * members, after * members, 3, 1 + (i > 0), padding=1, groups=members
+        )
         layers += [convolution, nn.BatchNorm2d(after * members), nn.ReLU()]
-    layers += [nn.AdaptiveAvgPool2d(1), nn.Conv2d(64 * members, 10 * members, 1, groups=members), nn.Flatten()]
+    layers += [
+        nn.AdaptiveAvgPool2d(1),
+        nn.Conv2d(64 * members, 10 * members, 1, groups=members),
+        nn.Flatten(),
+    ]
     return nn.Sequential(*layers).to(DEVICE)
 
 
@@ -33,7 +39,9 @@ def steps(channels: int, side: int):
     y = torch.randint(0, 10, (MEMBERS, BATCH), device=DEVICE)
 
     nets = [network(1, channels) for _ in range(MEMBERS)]
-    optimizer = torch.optim.SGD([p for net in nets for p in net.parameters()], 0.01, fused=True)
+    optimizer = torch.optim.SGD(
+        [p for net in nets for p in net.parameters()], 0.01, fused=True
+    )
 
     def loop():
         optimizer.zero_grad()
@@ -43,7 +51,9 @@ def steps(channels: int, side: int):
 
     wide = network(MEMBERS, channels)
     wide_optimizer = torch.optim.SGD(wide.parameters(), 0.01, fused=True)
-    side_by_side = x.transpose(0, 1).flatten(1, 2).contiguous()  # [batch, members * channels, side, side]
+    side_by_side = (
+        x.transpose(0, 1).flatten(1, 2).contiguous()
+    )  # [batch, members * channels, side, side]
 
     def grouped():
         wide_optimizer.zero_grad()
@@ -55,13 +65,19 @@ def steps(channels: int, side: int):
     for copy in copies:  # vmap cannot update running statistics in place
         for layer in copy.modules():
             if isinstance(layer, nn.BatchNorm2d):
-                layer.track_running_stats, layer.running_mean, layer.running_var = False, None, None
+                layer.track_running_stats, layer.running_mean, layer.running_var = (
+                    False,
+                    None,
+                    None,
+                )
                 layer.num_batches_tracked = None
     weights, buffers = torch.func.stack_module_state(copies)
     stacked_optimizer = torch.optim.SGD(list(weights.values()), 0.01, fused=True)
 
     def loss(weight, buffer, inputs, labels):
-        return F.cross_entropy(torch.func.functional_call(copies[0], (weight, buffer), (inputs,)), labels)
+        return F.cross_entropy(
+            torch.func.functional_call(copies[0], (weight, buffer), (inputs,)), labels
+        )
 
     def vmapped():
         stacked_optimizer.zero_grad()
@@ -79,5 +95,7 @@ def steps(channels: int, side: int):
 
 if __name__ == "__main__":
     for channels, side in ((1, 8), (3, 32)):
-        print(f"\n{MEMBERS} members, batch {BATCH}, inputs {channels} x {side} x {side}")
+        print(
+            f"\n{MEMBERS} members, batch {BATCH}, inputs {channels} x {side} x {side}"
+        )
         report(interleaved(steps(channels, side), repeats=9), "loop")

@@ -18,7 +18,13 @@ MAX_TIME, MAX_MEMORY, MAX_ERROR = 3.0, 2.0, 2e-6
 
 
 def make_logits(inputs: int) -> torch.Tensor:
-    return torch.randn(MEMBERS, inputs, CLASSES, generator=torch.Generator().manual_seed(0)).mul_(3).to(DEVICE)
+    return (
+        torch.randn(
+            MEMBERS, inputs, CLASSES, generator=torch.Generator().manual_seed(0)
+        )
+        .mul_(3)
+        .to(DEVICE)
+    )
 
 
 def memory_ratio(inputs: int) -> float:
@@ -39,35 +45,60 @@ def reference(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--inputs", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--memory-only", action="store_true", help="print the memory ratio (used in a fresh process)")
+    parser.add_argument(
+        "--memory-only",
+        action="store_true",
+        help="print the memory ratio (used in a fresh process)",
+    )
     args = parser.parse_args()
     if args.memory_only:
         print(memory_ratio(args.inputs))
         return 0
 
-    command = [sys.executable, __file__, "--device", DEVICE, "--memory-only", "--inputs", str(args.inputs)]
-    memory = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    command = [
+        sys.executable,
+        __file__,
+        "--device",
+        DEVICE,
+        "--memory-only",
+        "--inputs",
+        str(args.inputs),
+    ]
+    memory = float(
+        subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    )
     logits = make_logits(args.inputs)
-    print(f"logits {list(logits.shape)} float32, {logits.nbytes / 1e6:.0f} MB, {torch.get_num_threads()} threads")
+    print(
+        f"logits {list(logits.shape)} float32, {logits.nbytes / 1e6:.0f} MB, {torch.get_num_threads()} threads"
+    )
     functions = {
         "log_softmax": lambda: torch.log_softmax(logits, -1),
         "decompose": lambda: decompose(logits),
         "decompose, jackknife": lambda: decompose(logits, correct="jackknife"),
     }
-    time = report(interleaved(functions, args.repeats), baseline="log_softmax")["decompose"]
+    time = report(interleaved(functions, args.repeats), baseline="log_softmax")[
+        "decompose"
+    ]
 
     part = logits[:, :100_000]
-    errors = [(a - b).abs().max().item() for a, b in zip(decompose(part), reference(part), strict=True)]
+    errors = [
+        (a - b).abs().max().item()
+        for a, b in zip(decompose(part), reference(part), strict=True)
+    ]
     checks = {
         "time / log_softmax": (time, MAX_TIME),
         "peak memory / input": (memory, MAX_MEMORY),
         "largest error (nats)": (max(errors), MAX_ERROR),
     }
     for name, (value, limit) in checks.items():
-        print(f"{name:<21} {value:10.3g}   at most {limit:g}   {'ok' if value <= limit else 'MISSED'}")
+        print(
+            f"{name:<21} {value:10.3g}   at most {limit:g}   {'ok' if value <= limit else 'MISSED'}"
+        )
     return int(any(value > limit for value, limit in checks.values()))
 
 

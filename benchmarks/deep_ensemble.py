@@ -18,7 +18,13 @@ from _timing import DEVICE, interleaved, report
 from uqlab import ensembles, models, training
 
 MEMBERS, BATCH, STEPS = 10, 128, 20
-TARGETS = {("float32", 1): 4.0, ("float32", 4): 1.5, ("float32", 16): 1.0, ("bfloat16", 4): 2.5, ("bfloat16", 16): 1.8}
+TARGETS = {
+    ("float32", 1): 4.0,
+    ("float32", 4): 1.5,
+    ("float32", 16): 1.0,
+    ("bfloat16", 4): 2.5,
+    ("bfloat16", 16): 1.8,
+}
 REPEATS = {1: 25, 4: 15, 16: 9}
 
 generator = torch.Generator().manual_seed(0)
@@ -27,7 +33,9 @@ labels = torch.randint(0, 10, (BATCH * STEPS,), generator=generator).to(DEVICE)
 
 
 def make(width, dropout):
-    return ensembles.deep(lambda: models.mlp(784, (64 * width, 32 * width), dropout=dropout), MEMBERS).to(DEVICE)
+    return ensembles.deep(
+        lambda: models.mlp(784, (64 * width, 32 * width), dropout=dropout), MEMBERS
+    ).to(DEVICE)
 
 
 def loop(nets, optimizers, bfloat16=False):
@@ -52,11 +60,20 @@ def loop(nets, optimizers, bfloat16=False):
 def candidates(width, dropout=0.1):
     whole = make(width, dropout)
     nets = [[whole.member(m).train() for m in range(MEMBERS)] for _ in range(2)]
-    optimizers = [[torch.optim.SGD(net.parameters(), 0.01, fused=True) for net in group] for group in nets]
+    optimizers = [
+        [torch.optim.SGD(net.parameters(), 0.01, fused=True) for net in group]
+        for group in nets
+    ]
 
     def ours(precision):
         ensemble = make(width, dropout)
-        settings = {"epochs": 1, "lr": 0.01, "batch_size": BATCH, "precision": precision, "progress": False}
+        settings = {
+            "epochs": 1,
+            "lr": 0.01,
+            "batch_size": BATCH,
+            "precision": precision,
+            "progress": False,
+        }
         return lambda: training.fit(ensemble, inputs, labels, **settings).loss[0]
 
     written_out = ours("float32")
@@ -65,7 +82,11 @@ def candidates(width, dropout=0.1):
         with mock.patch("uqlab.training.steps.linear_chain", return_value=None):
             return written_out()
 
-    own = [part.value.detach() for part in make(width, 0.0).modules() if isinstance(part, ensembles.Own)]
+    own = [
+        part.value.detach()
+        for part in make(width, 0.0).modules()
+        if isinstance(part, ensembles.Own)
+    ]
     layers = [value for value in own if value.ndim == 3]
     sizes = [layers[0].shape[2], *(weight.shape[1] for weight in layers)]
     rows = [torch.rand(MEMBERS, BATCH, size, device=DEVICE) for size in sizes]
@@ -91,31 +112,48 @@ def candidates(width, dropout=0.1):
 
 
 def machine(size=1536):
-    a, b = torch.randn(size, size, device=DEVICE), torch.randn(size, size, device=DEVICE)
+    a, b = (
+        torch.randn(size, size, device=DEVICE),
+        torch.randn(size, size, device=DEVICE),
+    )
     seconds = statistics.median(interleaved({"matmul": lambda: a @ b}, 7)["matmul"])
     return 2 * size**3 / seconds / 1e9
 
 
 def main():
-    warnings.filterwarnings("ignore", "this processor")  # said in the first line instead
-    matrix_units = DEVICE != "cpu" or torch.cpu.get_capabilities().get("amx_bf16", False)
+    warnings.filterwarnings(
+        "ignore", "this processor"
+    )  # said in the first line instead
+    matrix_units = DEVICE != "cpu" or torch.cpu.get_capabilities().get(
+        "amx_bf16", False
+    )
     print(
         f"{torch.get_num_threads()} threads; bfloat16 matrix units: {'yes' if matrix_units else 'no, float32 products'}"
     )
     missed = []
     for width in (1, 4, 16):
         plain = candidates(width, dropout=0.0)
-        torch.testing.assert_close(plain["ours float32"](), plain["loop float32"](), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            plain["ours float32"](), plain["loop float32"](), rtol=1e-4, atol=1e-5
+        )
         own = machine()
         print(f"\nwidth x{width}, {STEPS} steps a round; the same losses to 1e-4")
         seconds = interleaved(candidates(width), REPEATS[width])
         report(seconds, "loop float32")
         medians = {name: statistics.median(times) for name, times in seconds.items()}
         # Two products forward and backward for the first layer, three for the others: no gradient of the input.
-        flops = 2 * MEMBERS * BATCH * STEPS * (2 * 784 * 64 * width + 3 * 64 * 32 * width**2 + 3 * 320 * width)
+        flops = (
+            2
+            * MEMBERS
+            * BATCH
+            * STEPS
+            * (2 * 784 * 64 * width + 3 * 64 * 32 * width**2 + 3 * 320 * width)
+        )
         reached = flops / medians["ours float32"] / 1e9
         own = (own + machine()) / 2
-        print(f"GFLOP/s: {reached:.0f} reached, {own:.0f} by this machine's own matmul: {100 * reached / own:.0f} %")
+        print(
+            f"GFLOP/s: {reached:.0f} reached, {own:.0f} by this machine's own matmul: {100 * reached / own:.0f} %"
+        )
         bound = flops / medians["products alone"] / 1e9
         share = f"{100 * bound / own:.0f} % of matmul's; the whole step reaches {reached / bound:.2f} of it"
         print(f"its products alone: {bound:.0f}, {share}")

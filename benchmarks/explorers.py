@@ -35,7 +35,9 @@ from uqlab.methods import METHODS
 from uqlab.runs import dashboards, parameters
 from uqlab.widgets.explorer import SOON
 
-sys.path.extend(str(Path(__file__).parents[1] / "tests" / room) for room in ("", "browser"))
+sys.path.extend(
+    str(Path(__file__).parents[1] / "tests" / room) for room in ("", "browser")
+)
 import lab
 import made_up
 
@@ -72,12 +74,17 @@ def pages(notebooks: list[Path]) -> None:
     folder = Path(tempfile.mkdtemp())
     with lab.server(folder, root=folder) as address, lab.browser(path) as browser:
         for notebook in notebooks:
-            page = lab.Lab(browser.new_page(viewport={"width": 1280, "height": 900}), address)
+            page = lab.Lab(
+                browser.new_page(viewport={"width": 1280, "height": 900}), address
+            )
             page.open(lab.small_copy(notebook, folder))
             page.start()
             if errors := page.finish():
                 raise RuntimeError(f"{notebook.stem}: {errors}")
-            if page.page.evaluate(lab.SHOW, lab.EXPLORERS) >= 0 and page.page.locator(".uqlab-picture").count():
+            if (
+                page.page.evaluate(lab.SHOW, lab.EXPLORERS) >= 0
+                and page.page.locator(".uqlab-picture").count()
+            ):
                 page.show_explorer()
                 told(notebook.stem, moves(page), TARGET)
             canvas = page.page.locator(".uqlab-hand:has(canvas)")
@@ -89,9 +96,16 @@ def pages(notebooks: list[Path]) -> None:
 
 
 def told(name: str, times: list[float], target: float) -> None:
-    low, middle, high = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
+    low, middle, high = (
+        statistics.quantiles(times, n=4, method="inclusive")
+        if len(times) > 1
+        else times * 3
+    )
     verdict = "" if middle <= target else f"  MISSES {target} ms"
-    print(f"{name:40} {len(times):3} moves  {middle:4.0f} ms [{low:.0f}, {high:.0f}]{verdict}", flush=True)
+    print(
+        f"{name:40} {len(times):3} moves  {middle:4.0f} ms [{low:.0f}, {high:.0f}]{verdict}",
+        flush=True,
+    )
 
 
 def answers(explorer: Any) -> list[float]:
@@ -102,33 +116,61 @@ def answers(explorer: Any) -> list[float]:
     for key in ["ArrowRight"] * 10 + ["ArrowLeft"] * 10:
         explorer.get_by_label("blend").press(key)
         time.sleep(0.25)
-        times.append(float(explorer.locator(".seen").get_attribute("data-milliseconds")))
+        times.append(
+            float(explorer.locator(".seen").get_attribute("data-milliseconds"))
+        )
     return times
 
 
 def hands() -> dict[str, tuple[widgets.Hand, str, str]]:
     """Name -> an explorer as large as a page's at `quick`, what is pressed, and what moves ("" presses nothing)."""
     random = torch.Generator().manual_seed(0)
-    triangle, knob, images = ".stage svg", "input[type=range]", torch.rand(40, 1, 28, 28, generator=random)
+    triangle, knob, images = (
+        ".stage svg",
+        "input[type=range]",
+        torch.rand(40, 1, 28, 28, generator=random),
+    )
     found = {}
     for count in (9, 64):
         logits = 2 * torch.randn(count, 3, generator=random)
         cloud = widgets.cloud(logits, [m % 3 for m in range(count)])
-        found[f"cloud of {count} members"] = cloud, f".member:nth-child({count}) .dot", triangle
+        found[f"cloud of {count} members"] = (
+            cloud,
+            f".member:nth-child({count}) .dot",
+            triangle,
+        )
     kinds = ("id", "clothes", "letters")
-    values = {w: {kind: torch.randn(2000, generator=random).exp() / w for kind in kinds} for w in (1, 2, 4, 8, 16)}
-    found["alarm, sets of 2,000"] = widgets.alarm(values, dict.fromkeys(kinds[1:], images)), "", knob
+    values = {
+        w: {kind: torch.randn(2000, generator=random).exp() / w for kind in kinds}
+        for w in (1, 2, 4, 8, 16)
+    }
+    found["alarm, sets of 2,000"] = (
+        widgets.alarm(values, dict.fromkeys(kinds[1:], images)),
+        "",
+        knob,
+    )
     board = made_up.board(tuple(METHODS), seeds=5)
     asked = ["nll", "accuracy"], ["stored", "latency_64"]
-    found[f"front of {len(METHODS)} methods"] = widgets.front({"quick": board}, "nll", *asked), "", knob
-    features = {name: torch.randn(4, 8, 13, 200, 16, generator=random) for name in ("id", "far", "near")}
+    found[f"front of {len(METHODS)} methods"] = (
+        widgets.front({"quick": board}, "nll", *asked),
+        "",
+        knob,
+    )
+    features = {
+        name: torch.randn(4, 8, 13, 200, 16, generator=random)
+        for name in ("id", "far", "near")
+    }
     found["map of 4 x 8 heads"] = widgets.head_map(
         torch.rand(4, 8, generator=random), [(i // 8, i % 8) for i in range(12)],
         lambda gone, layer, head, name: features[name][layer, head, gone], known="id", others=["far", "near"],
         removed=range(13), path={"accuracy": torch.rand(13, generator=random).tolist()},
     ), "", knob  # fmt: skip
     train = data.load("mnist-mini", "train")
-    found["drawing, the brush alone"] = widgets.draw({}, train, {"first": train.inputs[0]}), CANVAS, CANVAS
+    found["drawing, the brush alone"] = (
+        widgets.draw({}, train, {"first": train.inputs[0]}),
+        CANVAS,
+        CANVAS,
+    )
     return found
 
 
@@ -148,14 +190,22 @@ def drag(name: str, page: Any, pressed: str, moved: str) -> None:
     """Press, let it move for seconds, and print how many frames there were."""
     if pressed:
         place = page.locator(pressed).first.bounding_box()
-        page.mouse.move(place["x"] + place["width"] / 2, place["y"] + place["height"] / 2)
+        page.mouse.move(
+            place["x"] + place["width"] / 2, place["y"] + place["height"] / 2
+        )
         page.mouse.down()
     times, sights = page.evaluate(DRAG, [moved, 4])
     page.mouse.up()
     assert sights > 1, f"{name}: nothing moved"
-    rate, longest = (len(times) - 1) / (times[-1] - times[0]) * 1000, max(b - a for a, b in itertools.pairwise(times))
+    rate, longest = (
+        (len(times) - 1) / (times[-1] - times[0]) * 1000,
+        max(b - a for a, b in itertools.pairwise(times)),
+    )
     verdict = "" if rate >= FRAMES else f"  MISSES {FRAMES}"
-    print(f"{name:40} {rate:3.0f} frames/s, longest wait {longest:.0f} ms{verdict}", flush=True)
+    print(
+        f"{name:40} {rate:3.0f} frames/s, longest wait {longest:.0f} ms{verdict}",
+        flush=True,
+    )
 
 
 def moves(page: lab.Lab) -> list[float]:
@@ -164,9 +214,19 @@ def moves(page: lab.Lab) -> list[float]:
     handles = page.page.locator(".uqlab-explorer .noUi-handle").all()
     selects = page.page.locator(".uqlab-explorer select").all()
     for handle in handles:
-        low, now, high = (float(handle.get_attribute(f"aria-value{end}")) for end in ("min", "now", "max"))
-        up, many = high - now >= now - low, high - low > 20  # of many places neighbours may show the same input
-        key = f"Page{'Up' if up else 'Down'}" if many else f"Arrow{'Right' if up else 'Left'}"
+        low, now, high = (
+            float(handle.get_attribute(f"aria-value{end}"))
+            for end in ("min", "now", "max")
+        )
+        up, many = (
+            high - now >= now - low,
+            high - low > 20,
+        )  # of many places neighbours may show the same input
+        key = (
+            f"Page{'Up' if up else 'Down'}"
+            if many
+            else f"Arrow{'Right' if up else 'Left'}"
+        )
         end = high if up else low
         handle.focus()
         for _ in range(max(1, MOVES // len(handles))):
@@ -178,7 +238,11 @@ def moves(page: lab.Lab) -> list[float]:
         count = select.locator("option").count()
         at = select.evaluate("e => e.selectedIndex")
         for i in range(1, min(count, 4)):
-            times.append(page.move(lambda s=select, to=(at + i) % count: s.select_option(index=to)))
+            times.append(
+                page.move(
+                    lambda s=select, to=(at + i) % count: s.select_option(index=to)
+                )
+            )
             time.sleep(0.2)
     return times
 
@@ -189,7 +253,10 @@ def drawings() -> None:
     def wide() -> nn.Module:
         return models.mlp(784, (512, 256), 10)
 
-    asked = {"ten networks": ensembles.deep(wide, 10, seed=0), "ten sub-models": extraction.masks(wide(), 10, seed=0)}
+    asked = {
+        "ten networks": ensembles.deep(wide, 10, seed=0),
+        "ten sub-models": extraction.masks(wide(), 10, seed=0),
+    }
     hand = widgets.draw(asked, train, {"first": train.inputs[0]})
     for name in asked:
         times = []
@@ -206,8 +273,13 @@ def explorers() -> list[widgets.Explorer]:
 
 def redraws(notebook: Path) -> None:
     """Run the page to its last explorer; move each control of each, until all was drawn or for a while."""
-    cells = [cell for cell in nbformat.read(notebook, 4).cells if cell.cell_type == "code"]
-    last = max((i for i, cell in enumerate(cells) if dashboards.EXPLORER.search(cell.source)), default=-1)
+    cells = [
+        cell for cell in nbformat.read(notebook, 4).cells if cell.cell_type == "code"
+    ]
+    last = max(
+        (i for i, cell in enumerate(cells) if dashboards.EXPLORER.search(cell.source)),
+        default=-1,
+    )
     names: dict[str, Any] = {"__name__": notebook.stem}
     earlier = explorers()
     with (
@@ -224,20 +296,37 @@ def redraws(notebook: Path) -> None:
         times = []
         for control in explorer.controls.values():
             options = getattr(control, "_options_values", None)
-            options = options or np.arange(control.min, control.max + control.step / 2, control.step).tolist()
-            for value in [option for option in options if option != control.value][:MOVES]:
+            options = (
+                options
+                or np.arange(
+                    control.min, control.max + control.step / 2, control.step
+                ).tolist()
+            )
+            for value in [option for option in options if option != control.value][
+                :MOVES
+            ]:
                 start = time.perf_counter()
                 control.value = value
                 times.append(1000 * (time.perf_counter() - start))
             explorer.reset()
-        sliders = [each for each in explorer.controls.values() if hasattr(each, "continuous_update")]
+        sliders = [
+            each
+            for each in explorer.controls.values()
+            if hasattr(each, "continuous_update")
+        ]
         told(f"{notebook.stem}: redraw", times, 1000 * SOON)
         if sliders:
-            print(f"{'':40} its sliders {'follow the hand' if sliders[0].continuous_update else 'wait'}", flush=True)
+            print(
+                f"{'':40} its sliders {'follow the hand' if sliders[0].continuous_update else 'wait'}",
+                flush=True,
+            )
 
 
 def once_or_whole() -> None:
-    x, single = torch.linspace(-4, 4, 200), torch.randn(32, 200, generator=torch.Generator().manual_seed(0)).cumsum(1)
+    x, single = (
+        torch.linspace(-4, 4, 200),
+        torch.randn(32, 200, generator=torch.Generator().manual_seed(0)).cumsum(1),
+    )
     sizes = (1, 2, 4, 8)
     means = {size: single.unflatten(0, (-1, size)).mean(1) for size in sizes}
     explorer, turn = widgets.collapse(x, means), itertools.count()
@@ -259,12 +348,20 @@ def once_or_whole() -> None:
         plt.close(figure)
         return memory.getvalue()
 
-    report(interleaved({"ticks painted once": painted, "figure drawn anew": anew}, repeats=15), "figure drawn anew")
+    report(
+        interleaved(
+            {"ticks painted once": painted, "figure drawn anew": anew}, repeats=15
+        ),
+        "figure drawn anew",
+    )
 
 
 if __name__ == "__main__":
     plots.use_style()
-    options, chosen = [[name for name in sys.argv[1:] if (name == "--redraws") == option] for option in (True, False)]
+    options, chosen = [
+        [name for name in sys.argv[1:] if (name == "--redraws") == option]
+        for option in (True, False)
+    ]
     notebooks = [parameters.find(name) for name in chosen] or parameters.all_notebooks()
     if options:
         for notebook in notebooks:

@@ -14,21 +14,47 @@ from _timing import DEVICE, interleaved, report
 from uqlab import ensembles, extraction, models, training
 
 MEMBERS, BATCH, TARGET = 10, 128, 1.5
-SETTINGS = {1: (60, 9), 4: (20, 9), 16: (10, 5), 64: (2, 3)}  # width of a network on 784 pixels: steps, rounds
+SETTINGS = {
+    1: (60, 9),
+    4: (20, 9),
+    16: (10, 5),
+    64: (2, 3),
+}  # width of a network on 784 pixels: steps, rounds
 
 
 def mask_candidates(width, steps, pixels=784):
     generator = torch.Generator().manual_seed(0)
     inputs = torch.rand(BATCH * steps, pixels, generator=generator)
     labels = torch.randint(0, 10, (BATCH * steps,), generator=generator)
-    plain = ensembles.deep(lambda: models.mlp(pixels, (64 * width, 32 * width)), MEMBERS).to(DEVICE)
-    masks = {kept: extraction.masks(plain.member(0), MEMBERS, inputs=kept) for kept in (True, False)}
+    plain = ensembles.deep(
+        lambda: models.mlp(pixels, (64 * width, 32 * width)), MEMBERS
+    ).to(DEVICE)
+    masks = {
+        kept: extraction.masks(plain.member(0), MEMBERS, inputs=kept)
+        for kept in (True, False)
+    }
 
     def train():
-        training.fit(plain, inputs, labels, epochs=1, lr=0.01, momentum=0.9, batch_size=BATCH, progress=False)
+        training.fit(
+            plain,
+            inputs,
+            labels,
+            epochs=1,
+            lr=0.01,
+            momentum=0.9,
+            batch_size=BATCH,
+            progress=False,
+        )
 
     def extract(inputs_masked=True):
-        extraction.fit_masks(masks[inputs_masked], inputs, labels, steps=steps, batch_size=BATCH, progress=False)
+        extraction.fit_masks(
+            masks[inputs_masked],
+            inputs,
+            labels,
+            steps=steps,
+            batch_size=BATCH,
+            progress=False,
+        )
 
     return {"plain": train, "masks": extract, "no input masks": lambda: extract(False)}
 
@@ -54,7 +80,9 @@ def tile_candidates():
 if __name__ == "__main__":
     missed = []
     for width, (steps, rounds) in SETTINGS.items():
-        print(f"\n{MEMBERS} members, MLP 784-{64 * width}-{32 * width}-10, {steps} steps of {BATCH}")
+        print(
+            f"\n{MEMBERS} members, MLP 784-{64 * width}-{32 * width}-10, {steps} steps of {BATCH}"
+        )
         ratios = report(interleaved(mask_candidates(width, steps), rounds), "plain")
         if ratios["masks"] > TARGET:
             missed.append(f"masks at width x{width}: {ratios['masks']:.2f} > {TARGET}")

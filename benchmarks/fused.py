@@ -20,7 +20,10 @@ from uqlab import ensembles, heads, models
 MEMBERS, LAYERS, HEADS = 3, 6, 6
 REPEATS = int(sys.argv[1]) if len(sys.argv) > 1 else 9
 LIMITS = {1: 1 / 1.7, 4: 1 / 1.7, 64: 1.0}
-CASES = {"8 x 8 images, width 96": (8, 2, 96), "28 x 28 images, width 192": (28, 4, 192)}
+CASES = {
+    "8 x 8 images, width 96": (8, 2, 96),
+    "28 x 28 images, width 192": (28, 4, 192),
+}
 
 
 def unsplit(ensemble):
@@ -41,30 +44,74 @@ def main():
     for case, (image, patch, width) in CASES.items():
         torch.manual_seed(0)
         full = [
-            models.vit(image, patch, width=width, layers=LAYERS, heads=HEADS).eval().to(DEVICE) for _ in range(MEMBERS)
+            models.vit(image, patch, width=width, layers=LAYERS, heads=HEADS)
+            .eval()
+            .to(DEVICE)
+            for _ in range(MEMBERS)
         ]
         every = [(layer, head) for layer in range(LAYERS) for head in range(HEADS)]
-        even = [[(layer, (layer + m + i) % HEADS) for layer in range(LAYERS) for i in (0, 3)] for m in range(MEMBERS)]
-        sets = {"fused": even, "fused, uneven": heads.sample_heads(every, len(every) // 3, MEMBERS)}
-        pruned = {name: [heads.prune(full[0], pairs) for pairs in each] for name, each in sets.items()}
+        even = [
+            [
+                (layer, (layer + m + i) % HEADS)
+                for layer in range(LAYERS)
+                for i in (0, 3)
+            ]
+            for m in range(MEMBERS)
+        ]
+        sets = {
+            "fused": even,
+            "fused, uneven": heads.sample_heads(every, len(every) // 3, MEMBERS),
+        }
+        pruned = {
+            name: [heads.prune(full[0], pairs) for pairs in each]
+            for name, each in sets.items()
+        }
         made = {"deep": ensembles.from_members(full), "single": full[0]}
         made |= {name: heads.fuse(members) for name, members in pruned.items()}
-        made |= {"unsplit": unsplit(heads.fuse(pruned["fused"])), "pruned": ensembles.from_members(pruned["fused"])}
+        made |= {
+            "unsplit": unsplit(heads.fuse(pruned["fused"])),
+            "pruned": ensembles.from_members(pruned["fused"]),
+        }
         x = torch.rand(64, 1, image, image, device=DEVICE)
-        counts = {name: heads.multiply_adds(model, x) / 64e6 for name, model in made.items()}
-        sizes = {name: sum(p.numel() for p in model.parameters()) / 1e6 for name, model in made.items()}
+        counts = {
+            name: heads.multiply_adds(model, x) / 64e6 for name, model in made.items()
+        }
+        sizes = {
+            name: sum(p.numel() for p in model.parameters()) / 1e6
+            for name, model in made.items()
+        }
         print(f"\n{case}; multiply-adds an input and parameters, millions: ", end="")
-        print(", ".join(f"{name} {counts[name]:.1f} and {sizes[name]:.2f}" for name in made))
-        print("heads of the uneven members", [heads.count_heads(member) for member in pruned["fused, uneven"]])
+        print(
+            ", ".join(
+                f"{name} {counts[name]:.1f} and {sizes[name]:.2f}" for name in made
+            )
+        )
+        print(
+            "heads of the uneven members",
+            [heads.count_heads(member) for member in pruned["fused, uneven"]],
+        )
         for batch, limit in LIMITS.items():
             some = x[:batch]
-            print(f"\nbatch {batch}; {made['fused'].inputs_per_pass(some.expand(MEMBERS, *some.shape))} inputs a pass")
+            print(
+                f"\nbatch {batch}; {made['fused'].inputs_per_pass(some.expand(MEMBERS, *some.shape))} inputs a pass"
+            )
             repeats = REPEATS if batch > 4 else 6 * REPEATS
-            seconds = interleaved({name: passes(model, some) for name, model in made.items()}, repeats, warmup=3)
+            seconds = interleaved(
+                {name: passes(model, some) for name, model in made.items()},
+                repeats,
+                warmup=3,
+            )
             ratios = report(seconds, "deep")
-            print("ratio to single: " + ", ".join(f"{name} {ratios[name] / ratios['single']:.2f}" for name in sets))
+            print(
+                "ratio to single: "
+                + ", ".join(
+                    f"{name} {ratios[name] / ratios['single']:.2f}" for name in sets
+                )
+            )
             if width == 96 and ratios["fused"] > limit:
-                missed.append(f"batch {batch}: {ratios['fused']:.2f} > {limit:.2f} of the deep ensemble")
+                missed.append(
+                    f"batch {batch}: {ratios['fused']:.2f} > {limit:.2f} of the deep ensemble"
+                )
     if missed:
         sys.exit("targets missed: " + "; ".join(missed))
 

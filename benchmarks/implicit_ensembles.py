@@ -48,7 +48,9 @@ class SeparateLoRA(nn.Module):
             )
             for m in range(self.members)
         ]
-        stacked = {name: torch.stack([p[name].detach() for p in plain]) for name in plain[0]}
+        stacked = {
+            name: torch.stack([p[name].detach() for p in plain]) for name in plain[0]
+        }
         self.stacked = nn.ParameterDict(stacked)
         for name in ("w", "b"):
             self.stacked[name].requires_grad_(False)
@@ -58,7 +60,9 @@ class SeparateLoRA(nn.Module):
             return F.linear(rows, w, b) + F.linear(F.linear(rows, down), up)
 
         p = self.stacked
-        y = torch.func.vmap(one)(p["w"], p["b"], p["down"], p["up"], x.unflatten(0, (self.members, -1)))
+        y = torch.func.vmap(one)(
+            p["w"], p["b"], p["down"], p["up"], x.unflatten(0, (self.members, -1))
+        )
         return y.flatten(0, 1)
 
 
@@ -137,7 +141,9 @@ def candidates():
                         part.up.normal_(0, 0.02)
 
             def run(x, backward):
-                return in_parts(ensemble, x) if backward else passes(ensemble, x, False)()
+                return (
+                    in_parts(ensemble, x) if backward else passes(ensemble, x, False)()
+                )
 
             return run, [ensemble]
 
@@ -163,24 +169,50 @@ def candidates():
 def memory(name, batch, backward):
     """MB that one pass adds to the peak of this process, whose weights lie in memory already."""
     run, _ = candidates()[name]()
-    run(torch.rand(1, 1, 28, 28, device=DEVICE), backward)  # libraries, thread pools and gradients
+    run(
+        torch.rand(1, 1, 28, 28, device=DEVICE), backward
+    )  # libraries, thread pools and gradients
     before = peak_memory()
     run(torch.rand(batch, 1, 28, 28, device=DEVICE), backward)
     return (peak_memory() - before) / 1e6
 
 
 def main():
-    missed, chosen = [], [name for name in candidates() if name in ("16 separate", *(OPTIONS.name or candidates()))]
+    missed, chosen = (
+        [],
+        [
+            name
+            for name in candidates()
+            if name in ("16 separate", *(OPTIONS.name or candidates()))
+        ],
+    )
     # before this process grows: a child's peak starts at its parent's
     for backward in (False, True):
-        command = [sys.executable, __file__, "--device", DEVICE, "--repeats", str(int(backward)), "--memory"]
+        command = [
+            sys.executable,
+            __file__,
+            "--device",
+            DEVICE,
+            "--repeats",
+            str(int(backward)),
+            "--memory",
+        ]
         added = {
-            name: float(subprocess.run([*command, name], check=True, capture_output=True, text=True).stdout)
+            name: float(
+                subprocess.run(
+                    [*command, name], check=True, capture_output=True, text=True
+                ).stdout
+            )
             for name in chosen
         }
         what = "forward and backward" if backward else "forward"
-        print(f"added to the peak by a batch of 64, {what}, MB:", ", ".join(f"{n} {mb:.0f}" for n, mb in added.items()))
-        if {"lora", "vmap"} <= added.keys() and (share := added["lora"] / added["vmap"]) > 0.25:
+        print(
+            f"added to the peak by a batch of 64, {what}, MB:",
+            ", ".join(f"{n} {mb:.0f}" for n, mb in added.items()),
+        )
+        if {"lora", "vmap"} <= added.keys() and (
+            share := added["lora"] / added["vmap"]
+        ) > 0.25:
             missed.append(f"{what}: {share:.2f} of the memory of vmap")
     torch.manual_seed(0)
     built = {name: build() for name, build in candidates().items() if name in chosen}
@@ -189,33 +221,57 @@ def main():
         stacked, _ = vmapped(lora)
         x = torch.rand(2, 1, 28, 28, device=DEVICE)
         assert torch.allclose(stacked(x), lora(x), atol=1e-4)
-    print(f"parameters of the backbone {sum(p.numel() for p in backbone().parameters()):,}")
+    print(
+        f"parameters of the backbone {sum(p.numel() for p in backbone().parameters()):,}"
+    )
     for name, (_, modules) in built.items():
-        own = sum(p.numel() for module in modules for p in module.parameters() if p.requires_grad)
-        print(f"{name}: {own:,} parameters to train, weights in memory {bytes_of(*modules) / 1e6:.1f} MB")
+        own = sum(
+            p.numel()
+            for module in modules
+            for p in module.parameters()
+            if p.requires_grad
+        )
+        print(
+            f"{name}: {own:,} parameters to train, weights in memory {bytes_of(*modules) / 1e6:.1f} MB"
+        )
 
     for backward in (False, True):
         for batch in (1, 16, 64):
             x = torch.rand(batch, 1, 28, 28, device=DEVICE)
             what = f"batch {batch}, {'forward and backward' if backward else 'forward'}"
             print(f"\n{what}", flush=True)
-            turns = {name: lambda run=run, x=x, b=backward: run(x, b) for name, (run, _) in built.items()}
+            turns = {
+                name: lambda run=run, x=x, b=backward: run(x, b)
+                for name, (run, _) in built.items()
+            }
             for turn in turns.values():
                 turn()  # what is chosen by measurement is chosen here
             seconds = interleaved(turns, OPTIONS.repeats * (3 if batch == 1 else 1))
             ratios = report(seconds, "16 separate")
-            if "lora" in ratios and ratios["lora"] > (limit := LIMITS.get((batch, backward), 1.0)):
-                missed.append(f"{what}: LoRA {ratios['lora']:.2f} > {limit:.2f} of separate models")
+            if "lora" in ratios and ratios["lora"] > (
+                limit := LIMITS.get((batch, backward), 1.0)
+            ):
+                missed.append(
+                    f"{what}: LoRA {ratios['lora']:.2f} > {limit:.2f} of separate models"
+                )
             if {"lora", "vmap"} <= seconds.keys():
-                against = statistics.median(seconds["lora"]) / statistics.median(seconds["vmap"])
+                against = statistics.median(seconds["lora"]) / statistics.median(
+                    seconds["vmap"]
+                )
                 print(f"LoRA {against:.2f} of vmap")
-                missed += [f"{what}: LoRA {against:.2f} > 0.50 of vmap"] if against > 0.5 else []
+                missed += (
+                    [f"{what}: LoRA {against:.2f} > 0.50 of vmap"]
+                    if against > 0.5
+                    else []
+                )
     if missed:
         sys.exit("targets missed: " + "; ".join(missed))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("name", nargs="*")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--memory", help=argparse.SUPPRESS)

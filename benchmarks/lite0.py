@@ -114,7 +114,9 @@ def main() -> int:
     missed = 0
     for what, (act, limit) in tasks.items():
         print(f"\n{what}")
-        acts = {name: lambda each=each, act=act: act(each) for name, each in made.items()}
+        acts = {
+            name: lambda each=each, act=act: act(each) for name, each in made.items()
+        }
         seconds = interleaved(acts, arguments.repeats)
         ratios = report(seconds, names[0])
         for name, times in seconds.items():

@@ -48,13 +48,18 @@ def forward(model: nn.Module, x: torch.Tensor):
 
 def backward(model: nn.Module, x: torch.Tensor):
     """A training step's products, each member on a batch of its own; MIMO's members go through together."""
-    many, labels = x.expand(MEMBERS, *x.shape), torch.arange(len(x), device=DEVICE).repeat(MEMBERS) % 10
+    many, labels = (
+        x.expand(MEMBERS, *x.shape),
+        torch.arange(len(x), device=DEVICE).repeat(MEMBERS) % 10,
+    )
 
     def run():
         model.train()
         for rows in model.passes(many):
             logits = model.run(many[rows], rows)
-            F.cross_entropy(logits.flatten(0, 1), labels[: len(logits) * len(x)]).backward()
+            F.cross_entropy(
+                logits.flatten(0, 1), labels[: len(logits) * len(x)]
+            ).backward()
 
     return run
 
@@ -62,20 +67,31 @@ def backward(model: nn.Module, x: torch.Tensor):
 def main() -> int:
     torch.manual_seed(0)
     x, wrong = torch.rand(BATCH, 1, 28, 28, device=DEVICE), []
-    for network, net in {"small-cnn": models.small_cnn().to(DEVICE), "embedded": models.embedded().to(DEVICE)}.items():
+    for network, net in {
+        "small-cnn": models.small_cnn().to(DEVICE),
+        "embedded": models.embedded().to(DEVICE),
+    }.items():
         for name, make in METHODS.items():
             try:
                 ensemble = make(net).to(DEVICE).eval()
             except ValueError as error:
                 print(f"-- {network}, {name}: {error}")
                 continue
-            loop = ensembles.from_members([ensemble.member(m) for m in range(MEMBERS)]).eval()
+            loop = ensembles.from_members(
+                [ensemble.member(m) for m in range(MEMBERS)]
+            ).eval()
             with torch.no_grad():
                 if not torch.allclose(ensemble(x), loop(x), rtol=1e-3, atol=1e-3):
                     wrong.append(f"{name} on {network}")
-            for kind, passed in (("forward", forward), ("forward and backward", backward)):
+            for kind, passed in (
+                ("forward", forward),
+                ("forward and backward", backward),
+            ):
                 print(f"-- {network}, {name}, {kind}")
-                each = {"its members one by one": passed(loop, x), "the ensemble": passed(ensemble, x)}
+                each = {
+                    "its members one by one": passed(loop, x),
+                    "the ensemble": passed(ensemble, x),
+                }
                 report(interleaved(each, REPEATS), "its members one by one")
     for case in wrong:
         print(f"the members of {case} are not what the ensemble answers")

@@ -33,7 +33,9 @@ class Row(NamedTuple):
 
     work: str
     ways: dict[str, Callable[[], Any]]  # "uqlab" and the peers
-    agreement: Callable[[], dict[str, tuple[float, float]]]  # a peer's name: (difference, at most)
+    agreement: Callable[
+        [], dict[str, tuple[float, float]]
+    ]  # a peer's name: (difference, at most)
     note: str = ""
 
 
@@ -44,48 +46,84 @@ def peer(name: str, *parts: str) -> Any:
             warnings.simplefilter("ignore")
             modules = [importlib.import_module(part) for part in parts]
     except Exception as error:
-        print(f"skipped: {name}, which cannot be imported here ({type(error).__name__}: {error})")
+        print(
+            f"skipped: {name}, which cannot be imported here ({type(error).__name__}: {error})"
+        )
         return None
     return modules if len(modules) > 1 else modules[0]
 
 
 def difference(a: Any, b: Any) -> float:
-    return (torch.as_tensor(a).cpu().double() - torch.as_tensor(b).cpu().double()).abs().max().item()
+    return (
+        (torch.as_tensor(a).cpu().double() - torch.as_tensor(b).cpu().double())
+        .abs()
+        .max()
+        .item()
+    )
 
 
-def compared(ways: dict[str, Callable], at_most: float, of: Callable[[Any], Any] = lambda found: found) -> Callable:
+def compared(
+    ways: dict[str, Callable],
+    at_most: float,
+    of: Callable[[Any], Any] = lambda found: found,
+) -> Callable:
     """Every peer's result against ours."""
 
     def call() -> dict[str, tuple[float, float]]:
         ours = of(ways["uqlab"]())
-        return {name: (difference(ours, of(way())), at_most) for name, way in ways.items() if name != "uqlab"}
+        return {
+            name: (difference(ours, of(way())), at_most)
+            for name, way in ways.items()
+            if name != "uqlab"
+        }
 
     return call
 
 
 def log_probabilities(members: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(members, INPUTS, CLASSES, generator=generator).mul_(3).log_softmax(-1).to(DEVICE)
+    return (
+        torch.randn(members, INPUTS, CLASSES, generator=generator)
+        .mul_(3)
+        .log_softmax(-1)
+        .to(DEVICE)
+    )
 
 
 def measures() -> Iterator[Row]:
     logits = log_probabilities(MEMBERS)
-    p = logits.exp().transpose(0, 1).contiguous()  # both peers: [inputs, members, classes]
-    ways: dict[str, Callable] = {"uqlab": lambda: uncertainty.decompose(logits).epistemic}
+    p = (
+        logits.exp().transpose(0, 1).contiguous()
+    )  # both peers: [inputs, members, classes]
+    ways: dict[str, Callable] = {
+        "uqlab": lambda: uncertainty.decompose(logits).epistemic
+    }
     if TU:
-        ways["torch-uncertainty"] = lambda: once(TU.metrics.MutualInformation(reduction="none"), p)
+        ways["torch-uncertainty"] = lambda: once(
+            TU.metrics.MutualInformation(reduction="none"), p
+        )
     if PROBLY:
-        ways["probly"] = lambda: PROBLY.mutual_information(p.cpu().numpy(), base=torch.e)
-    note = "torch-uncertainty: negative values become 0; ours also gives the two entropies"
-    yield Row("mutual information, 10 x 1,000,000 x 10", ways, compared(ways, 2e-6), note)
+        ways["probly"] = lambda: PROBLY.mutual_information(
+            p.cpu().numpy(), base=torch.e
+        )
+    note = (
+        "torch-uncertainty: negative values become 0; ours also gives the two entropies"
+    )
+    yield Row(
+        "mutual information, 10 x 1,000,000 x 10", ways, compared(ways, 2e-6), note
+    )
     del logits, p
     logits = log_probabilities(1)
-    labels = torch.multinomial(logits[0].exp().cpu(), 1, generator=torch.Generator().manual_seed(0))[:, 0].to(DEVICE)
+    labels = torch.multinomial(
+        logits[0].exp().cpu(), 1, generator=torch.Generator().manual_seed(0)
+    )[:, 0].to(DEVICE)
     p, score = logits[0].exp(), -logits[0].amax(-1)
     ways = {"uqlab": lambda: metrics.ece(logits, labels)}
     if TU:
         settings = {"task": "multiclass", "num_bins": 15, "num_classes": CLASSES}
-        ways["torch-uncertainty"] = lambda: once(TU.metrics.CalibrationError(**settings), p, labels)
+        ways["torch-uncertainty"] = lambda: once(
+            TU.metrics.CalibrationError(**settings), p, labels
+        )
     if PROBLY:
         ways["probly"] = lambda: PROBLY_ECE(p.cpu().numpy(), labels.cpu().numpy(), 15)
     note = "torch-uncertainty adds a million float32 numbers up, ours float64; that is its difference"
@@ -93,9 +131,7 @@ def measures() -> Iterator[Row]:
     ways = {"uqlab": lambda: metrics.aurc(logits, labels, score)}
     if TU:
         ways["torch-uncertainty"] = lambda: once(TU.metrics.AURC(), p, labels)
-    note = (
-        "torch-uncertainty: trapezoids from coverage 1/n on, over 1 - 1/n; ours the mean over coverages (Geifman 2019)"
-    )
+    note = "torch-uncertainty: trapezoids from coverage 1/n on, over 1 - 1/n; ours the mean over coverages (Geifman 2019)"
     yield Row("AURC, 1,000,000 inputs", ways, compared(ways, 1e-5), note)
 
 
@@ -105,7 +141,9 @@ def once(metric: Any, *given: Tensor) -> Any:
 
 
 def deep(dropout: float = 0.0) -> Any:
-    return ensembles.deep(lambda: models.mlp(784, (256, 128), dropout=dropout), MEMBERS).to(DEVICE)
+    return ensembles.deep(
+        lambda: models.mlp(784, (256, 128), dropout=dropout), MEMBERS
+    ).to(DEVICE)
 
 
 def with_weights_of(ensemble: Any, members: Any) -> Any:
@@ -117,7 +155,10 @@ def with_weights_of(ensemble: Any, members: Any) -> Any:
 def deep_ensembles() -> Iterator[Row]:
     """Each with the batches of ours: a member's order is a function of (seed, member)."""
     generator = torch.Generator().manual_seed(0)
-    x, y = torch.rand(BATCH * STEPS, 784, generator=generator), torch.arange(BATCH * STEPS) % CLASSES
+    x, y = (
+        torch.rand(BATCH * STEPS, 784, generator=generator),
+        torch.arange(BATCH * STEPS) % CLASSES,
+    )
     x, y = x.to(DEVICE), y.to(DEVICE)
 
     def base() -> nn.Module:
@@ -128,10 +169,16 @@ def deep_ensembles() -> Iterator[Row]:
 
         def epoch() -> Tensor:
             seeds = [ensembles.member_seed(0, m, "order", 0) for m in range(MEMBERS)]
-            orders = [torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+            orders = [
+                torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+                for seed in seeds
+            ]
             losses = torch.zeros(MEMBERS, device=DEVICE)
             for step in zip(*(order.split(BATCH) for order in orders), strict=True):
-                each = [F.cross_entropy(member(x[rows]), y[rows]) for member, rows in zip(members, step, strict=True)]
+                each = [
+                    F.cross_entropy(member(x[rows]), y[rows])
+                    for member, rows in zip(members, step, strict=True)
+                ]
                 optimizer.zero_grad()
                 torch.stack(each).sum().backward()
                 optimizer.step()
@@ -141,8 +188,13 @@ def deep_ensembles() -> Iterator[Row]:
         return epoch
 
     def made() -> dict[str, Callable]:
-        ours, how = deep(), {"epochs": 1, "lr": 0.01, "batch_size": BATCH, "progress": False}
-        ways: dict[str, Callable] = {"uqlab": lambda: training.fit(ours, x, y, **how).loss[0]}
+        ours, how = (
+            deep(),
+            {"epochs": 1, "lr": 0.01, "batch_size": BATCH, "progress": False},
+        )
+        ways: dict[str, Callable] = {
+            "uqlab": lambda: training.fit(ours, x, y, **how).loss[0]
+        }
         if TU:
             theirs = TU.methods.deep_ensembles([ours.member(m) for m in range(MEMBERS)])
             ways["torch-uncertainty"] = loop(theirs.core_models.train())
@@ -152,17 +204,31 @@ def deep_ensembles() -> Iterator[Row]:
         return ways
 
     note = "peers have no loop of their own that takes an order per member: all their members under one optimizer"
-    yield Row("training ten MLPs 784-256-128-10, 20 steps of 128", made(), compared(made(), 1e-4), note)
+    yield Row(
+        "training ten MLPs 784-256-128-10, 20 steps of 128",
+        made(),
+        compared(made(), 1e-4),
+        note,
+    )
     for batch in (1, 128):
         ours, some = deep().eval(), x[:batch]
         ways: dict[str, Callable] = {"uqlab": quiet(ours, some)}
         if TU:
-            theirs = TU.methods.deep_ensembles([ours.member(m) for m in range(MEMBERS)]).eval()
-            ways["torch-uncertainty"] = quiet(lambda z, m=theirs: m(z).unflatten(0, (MEMBERS, -1)), some)
+            theirs = TU.methods.deep_ensembles(
+                [ours.member(m) for m in range(MEMBERS)]
+            ).eval()
+            ways["torch-uncertainty"] = quiet(
+                lambda z, m=theirs: m(z).unflatten(0, (MEMBERS, -1)), some
+            )
         if PROBLY:
             theirs = PROBLY_ENSEMBLE(base(), MEMBERS).eval()
             with_weights_of(ours, theirs.models)
-            ways["probly"] = quiet(lambda z, m=theirs: m.predict_representation(z, logits=True).transpose(0, 1), some)
+            ways["probly"] = quiet(
+                lambda z, m=theirs: m.predict_representation(z, logits=True).transpose(
+                    0, 1
+                ),
+                some,
+            )
         yield Row(f"the ten MLPs asked, batch {batch}", ways, compared(ways, 1e-5))
 
 
@@ -183,11 +249,19 @@ def mc_dropout() -> Iterator[Row]:
         models.mlp(784, (256, 128), dropout=0.2).eval().to(DEVICE),
     )
     ensemble = ensembles.dropout(network, members, 0.2)
-    ways: dict[str, Callable] = {"uqlab": quiet(lambda z: ensemble.resample(next(SEEDS))(z), x)}
+    ways: dict[str, Callable] = {
+        "uqlab": quiet(lambda z: ensemble.resample(next(SEEDS))(z), x)
+    }
     if TU:
-        theirs = TU.methods.mc_dropout(models.mlp(784, (256, 128), dropout=0.2), members).eval().to(DEVICE)
+        theirs = (
+            TU.methods.mc_dropout(models.mlp(784, (256, 128), dropout=0.2), members)
+            .eval()
+            .to(DEVICE)
+        )
         theirs.core_model.load_state_dict(network.state_dict())
-        ways["torch-uncertainty"] = quiet(lambda z: theirs(z).unflatten(0, (members, -1)), x)
+        ways["torch-uncertainty"] = quiet(
+            lambda z: theirs(z).unflatten(0, (members, -1)), x
+        )
 
     def agreement() -> dict[str, tuple[float, float]]:
         found = {name: way().softmax(-1) for name, way in ways.items()}
@@ -195,7 +269,10 @@ def mc_dropout() -> Iterator[Row]:
         apart = {}
         for name, p in found.items():
             error = ((ours.var(0) + p.var(0)) / members).sqrt()
-            apart[name] = (((ours.mean(0) - p.mean(0)) / error).square().mean().sqrt().item(), 1.5)
+            apart[name] = (
+                ((ours.mean(0) - p.mean(0)) / error).square().mean().sqrt().item(),
+                1.5,
+            )
         return apart
 
     note = "a member of ours drops the same units for all inputs, one of the peer others; difference in standard errors"
@@ -204,13 +281,25 @@ def mc_dropout() -> Iterator[Row]:
 
 def packed() -> Iterator[Row]:
     members, widths = 4, (256, 128)
-    ensemble: Any = ensembles.packed(models.mlp(784, widths, dropout=0.0), members, 2.0).eval().to(DEVICE)
-    layers = [part for part in ensemble.modules() if isinstance(part, ensembles.MemberModule)]
+    ensemble: Any = (
+        ensembles.packed(models.mlp(784, widths, dropout=0.0), members, 2.0)
+        .eval()
+        .to(DEVICE)
+    )
+    layers = [
+        part for part in ensemble.modules() if isinstance(part, ensembles.MemberModule)
+    ]
     theirs: Any = None
     if TU:
-        theirs = TU.models.mlp.packed_mlp(784, CLASSES, list(widths), members, alpha=2.0).eval().to(DEVICE)
+        theirs = (
+            TU.models.mlp.packed_mlp(784, CLASSES, list(widths), members, alpha=2.0)
+            .eval()
+            .to(DEVICE)
+        )
         with torch.no_grad():
-            for own, layer in zip(layers, [*theirs.layers, theirs.final_layer], strict=True):
+            for own, layer in zip(
+                layers, [*theirs.layers, theirs.final_layer], strict=True
+            ):
                 layer.weight.copy_(own.weight.value.reshape(layer.weight.shape))
                 layer.bias.copy_(own.bias.value.flatten())
     y = torch.arange(128, device=DEVICE) % CLASSES
@@ -220,7 +309,11 @@ def packed() -> Iterator[Row]:
         if theirs:
             each["torch-uncertainty"] = lambda z: theirs(z).unflatten(0, (members, -1))
         ways = {name: quiet(model, x) for name, model in each.items()}
-        yield Row(f"Packed-Ensembles of 4, alpha 2, 784-256-128-10, batch {batch}", ways, compared(ways, 1e-5))
+        yield Row(
+            f"Packed-Ensembles of 4, alpha 2, 784-256-128-10, batch {batch}",
+            ways,
+            compared(ways, 1e-5),
+        )
     x = torch.rand(128, 784, device=DEVICE)
 
     def both(model: Callable) -> Callable:
@@ -242,7 +335,9 @@ class Adapted(nn.Module):
         super().__init__()
         low = layer.weight
         self.layer = ensembles.plain_linear(low.w, layer.bias).requires_grad_(False)
-        self.down, self.up = (ensembles.plain_linear(p.data[0].clone(), None) for p in (low.down, low.up))
+        self.down, self.up = (
+            ensembles.plain_linear(p.data[0].clone(), None) for p in (low.down, low.up)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x) + self.up(self.down(x))
@@ -250,21 +345,44 @@ class Adapted(nn.Module):
 
 def laplace() -> Iterator[Row]:
     torch.manual_seed(0)
-    x, y = torch.rand(1000, 784, device=DEVICE), torch.arange(1000, device=DEVICE) % CLASSES
-    backbone = nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, CLASSES))
+    x, y = (
+        torch.rand(1000, 784, device=DEVICE),
+        torch.arange(1000, device=DEVICE) % CLASSES,
+    )
+    backbone = nn.Sequential(
+        nn.Linear(784, 128),
+        nn.ReLU(),
+        nn.Linear(128, 128),
+        nn.ReLU(),
+        nn.Linear(128, CLASSES),
+    )
     lora: Any = ensembles.lora(backbone, 1, 4, classifiers="shared").eval().to(DEVICE)
     for layer in lora.modules():
         if isinstance(layer, ensembles.LowRank):
             nn.init.normal_(layer.up, std=0.02)
-    ways: dict[str, Callable] = {"uqlab": lambda: ensembles.laplace_lora(lora, x, MEMBERS, prior_variance=1e-3)}
+    ways: dict[str, Callable] = {
+        "uqlab": lambda: ensembles.laplace_lora(lora, x, MEMBERS, prior_variance=1e-3)
+    }
     if LAPLACE:
-        adapts = [isinstance(getattr(part, "weight", None), ensembles.LowRank) for part in lora.network]
-        plain = nn.Sequential(*[Adapted(p) if own else p for p, own in zip(lora.network, adapts, strict=True)])
+        adapts = [
+            isinstance(getattr(part, "weight", None), ensembles.LowRank)
+            for part in lora.network
+        ]
+        plain = nn.Sequential(
+            *[
+                Adapted(p) if own else p
+                for p, own in zip(lora.network, adapts, strict=True)
+            ]
+        )
         plain[-1].requires_grad_(False)
         loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), 64)
 
         def theirs() -> Any:
-            how = {"subset_of_weights": "all", "hessian_structure": "kron", "prior_precision": 1e3}
+            how = {
+                "subset_of_weights": "all",
+                "hessian_structure": "kron",
+                "prior_precision": 1e3,
+            }
             made = LAPLACE.Laplace(plain, "classification", **how)
             made.fit(loader)
             made.sample(MEMBERS)
@@ -291,20 +409,33 @@ def main() -> int:
     print(
         f"medians of {OPTIONS.repeats} interleaved rounds, {torch.get_num_threads()} threads, torch {torch.__version__}"
     )
-    print("| work | uqlab, ms | peer | its time, ms | uqlab / peer | largest difference of numbers |")
+    print(
+        "| work | uqlab, ms | peer | its time, ms | uqlab / peer | largest difference of numbers |"
+    )
     print("|---|---:|---|---:|---:|---:|")
     notes = []
-    for row in (row for make in (measures, deep_ensembles, mc_dropout, packed, laplace) for row in make()):
+    for row in (
+        row
+        for make in (measures, deep_ensembles, mc_dropout, packed, laplace)
+        for row in make()
+    ):
         if OPTIONS.work and not any(part in row.work for part in OPTIONS.work):
             continue
         apart = row.agreement()
-        medians = {name: statistics.median(times) for name, times in interleaved(row.ways, OPTIONS.repeats).items()}
+        medians = {
+            name: statistics.median(times)
+            for name, times in interleaved(row.ways, OPTIONS.repeats).items()
+        }
         for name in apart:
             ours, theirs, (found, most) = medians["uqlab"], medians[name], apart[name]
             print(
                 f"| {row.work} | {1e3 * ours:.2f} | {name} | {1e3 * theirs:.2f} | {ours / theirs:.2f} | {found:.1e} |"
             )
-            missed += [f"{row.work}: {name} is {found:.2g} apart, at most {most:g}"] if not found <= most else []
+            missed += (
+                [f"{row.work}: {name} is {found:.2g} apart, at most {most:g}"]
+                if not found <= most
+                else []
+            )
         notes += [f"- {row.work}: {row.note}."] * bool(row.note)
         sys.stdout.flush()
     print("\n" + "\n".join(notes))
@@ -314,7 +445,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("work", nargs="*")
     parser.add_argument("--repeats", type=int, default=9)
     OPTIONS = parser.parse_args()

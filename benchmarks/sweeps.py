@@ -30,7 +30,9 @@ started, total = time.perf_counter(), 0
 for i in range(steps):
     total += i
 runs.record("own_seconds", time.perf_counter() - started)"""
-PARAMETERS = f"seed = 0  # which run\nsteps = {STEPS}  # work\noutput_dir = ''  # folder"
+PARAMETERS = (
+    f"seed = 0  # which run\nsteps = {STEPS}  # work\noutput_dir = ''  # folder"
+)
 
 
 def write_notebook(path: Path) -> None:
@@ -39,17 +41,23 @@ def write_notebook(path: Path) -> None:
         return {"cell_type": "code", "source": source, "metadata": metadata} | about
 
     cells = [cell(PARAMETERS, tags=["parameters"]), cell(SOURCE)]
-    path.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
+    path.write_text(
+        json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+    )
 
 
 def pretend(notebook: Path, runs: int, size: int) -> None:
     """Write finished runs: `size` bytes of figures, and as many numbers and packages as a real run has."""
-    folders = sweeps.folders_of_grid(Path("figures", "quick"), notebook, "quick", {"seed": range(runs)}, {})
+    folders = sweeps.folders_of_grid(
+        Path("figures", "quick"), notebook, "quick", {"seed": range(runs)}, {}
+    )
     source = parameters.source_sha256(notebook)
     for folder, point in folders.items():
         folder.mkdir(parents=True)
         numbers = {f"number_{i}": point["seed"] + i / 7 for i in range(40)}
-        (folder / "results.json").write_text(json.dumps({"numbers": numbers, "tables": {}, "figures": {}}, indent=1))
+        (folder / "results.json").write_text(
+            json.dumps({"numbers": numbers, "tables": {}, "figures": {}}, indent=1)
+        )
         (folder / "figure.png").write_bytes(os.urandom(size))
         manifest = {
             "parameters": point | {"steps": STEPS},
@@ -67,13 +75,19 @@ def pretend(notebook: Path, runs: int, size: int) -> None:
 def bare(jobs: int) -> None:
     """The notebooks' loops without notebooks."""
     code = f"total = 0\nfor i in range({STEPS * RUNS // jobs}):\n    total += i"
-    for process in [subprocess.Popen([sys.executable, "-c", code]) for _ in range(jobs)]:
+    for process in [
+        subprocess.Popen([sys.executable, "-c", code]) for _ in range(jobs)
+    ]:
         process.wait()
 
 
 def seconds_of(*arguments: str) -> float:
     started = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "uqlab.runs", *arguments], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-m", "uqlab.runs", *arguments],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     return time.perf_counter() - started
 
 
@@ -88,14 +102,26 @@ if __name__ == "__main__":
         turn = iter(range(10**6))
 
         def sweep(**options):
-            done = sweeps.sweep(notebook, {"seed": range(RUNS)}, root=f"{next(turn)}", progress=False, **options)
+            done = sweeps.sweep(
+                notebook,
+                {"seed": range(RUNS)},
+                root=f"{next(turn)}",
+                progress=False,
+                **options,
+            )
             assert not done.failed, done.failed
             for outcome in done.outcomes:
-                took = json.loads((outcome.folder / "manifest.json").read_text())["seconds"]
-                own = json.loads((outcome.folder / "results.json").read_text())["numbers"]["own_seconds"]
+                took = json.loads((outcome.folder / "manifest.json").read_text())[
+                    "seconds"
+                ]
+                own = json.loads((outcome.folder / "results.json").read_text())[
+                    "numbers"
+                ]["own_seconds"]
                 overheads.append(took - own)
 
-        with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+        with LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None
+        ) as cluster:
             ways = {
                 "1 job": lambda: sweep(jobs=1),
                 "2 jobs": lambda: sweep(jobs=2),
@@ -106,23 +132,36 @@ if __name__ == "__main__":
             print(f"{RUNS} runs of a notebook that computes in one thread")
             seconds = interleaved(ways, rounds)
         report(seconds, "2 jobs")
-        one, two, workers, alone, both = (statistics.median(times) for times in seconds.values())
+        one, two, workers, alone, both = (
+            statistics.median(times) for times in seconds.values()
+        )
         overhead = statistics.median(overheads)
-        print(f"overhead of a run: median {overhead:.2f} s, worst {max(overheads):.2f} s of {len(overheads)}")
-        print(f"2 jobs are {one / two:.2f}x one (2 bare processes {alone / both:.2f}x one)")
+        print(
+            f"overhead of a run: median {overhead:.2f} s, worst {max(overheads):.2f} s of {len(overheads)}"
+        )
+        print(
+            f"2 jobs are {one / two:.2f}x one (2 bare processes {alone / both:.2f}x one)"
+        )
         print(f"2 workers take {workers / two:.2f} of the time of 2 jobs")
         pretend(notebook, 200, 1_000_000)
-        again = statistics.median(seconds_of("sweep", "work.ipynb", "-g", "seed", "0:200") for _ in range(rounds))
+        again = statistics.median(
+            seconds_of("sweep", "work.ipynb", "-g", "seed", "0:200")
+            for _ in range(rounds)
+        )
         print(f"uqlab sweep on 200 finished runs of 1 MB: {again:.2f} s")
         other = Path("many.ipynb").absolute()
         write_notebook(other)
         pretend(other, 2000, 1000)
-        collect = statistics.median(seconds_of("collect", "many.ipynb") for _ in range(rounds))
+        collect = statistics.median(
+            seconds_of("collect", "many.ipynb") for _ in range(rounds)
+        )
         print(f"uqlab collect of 2,000 runs: {collect:.2f} s")
         targets = {
             f"overhead {overhead:.2f} s, not below 3": overhead < 3,
             f"2 jobs {one / two:.2f}x one, not 1.6x": one / two >= 1.6,
-            f"2 workers {workers / two:.2f} of the time of 2 jobs, more than 1.1": workers / two <= 1.1,
+            f"2 workers {workers / two:.2f} of the time of 2 jobs, more than 1.1": workers
+            / two
+            <= 1.1,
             f"rerun {again:.2f} s, not below 2": again < 2,
             f"collect {collect:.2f} s, not below 5": collect < 5,
         }

@@ -18,13 +18,26 @@ from latex2mathml.converter import convert
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "figures" / "quick"
 # Every room but `core`, which is for the other rooms.
-ROOMS = sorted({path.stem for path in ROOT.glob("uqlab/[a-z]*") if path.suffix == ".py" or path.is_dir()} - {"core"})
+ROOMS = sorted(
+    {
+        path.stem
+        for path in ROOT.glob("uqlab/[a-z]*")
+        if path.suffix == ".py" or path.is_dir()
+    }
+    - {"core"}
+)
 
 project = "uqlab"
 author = "the uqlab authors"
 release = version = version_of("uqlab")
 html_title = "uqlab"
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_design"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_design",
+]
 html_theme = "pydata_sphinx_theme"
 html_theme_options = {
     "show_toc_level": 2,
@@ -53,31 +66,62 @@ default_role = "code"
 templates_path, exclude_patterns = [], []
 
 
-ALIVE = re.compile(r"```python\n(?P<code>[^`]+)```\n\n<!-- alive in the book: (?P<name>\w+) -->")
+ALIVE = re.compile(
+    r"```python\n(?P<code>[^`]+)```\n\n<!-- alive in the book: (?P<name>\w+) -->"
+)
 
 
 def gather(app, config):
     """Lay the repository's texts, pages and pictures out as they lie there, so that their links hold."""
     source = Path(app.srcdir)
-    kept = ["*.md", "LICENSE", "CITATION.cff", "data/*.md", "notebooks/*.md", "notebooks/profiles.yaml", "figures/*.md"]
-    kept += ["uqlab/*/assets/README.md", "benchmarks/results/*.md", "figures/gallery/*.png", "figures/real/*/*.png"]
+    kept = [
+        "*.md",
+        "LICENSE",
+        "CITATION.cff",
+        "data/*.md",
+        "notebooks/*.md",
+        "notebooks/profiles.yaml",
+        "figures/*.md",
+    ]
+    kept += [
+        "uqlab/*/assets/README.md",
+        "benchmarks/results/*.md",
+        "figures/gallery/*.png",
+        "figures/real/*/*.png",
+    ]
     for path in itertools.chain.from_iterable(map(ROOT.glob, kept)):
         copy(path, source / path.relative_to(ROOT))
     for path in Path(__file__).parent.rglob("*.md"):
         copy(path, source / path.relative_to(Path(__file__).parent))
     (source / "README.md").unlink()  # index.md stands in its place
-    for path in [*source.glob("*.md"), *source.glob("notebooks/*.md"), *source.glob("guides/*.md")]:
-        moved = path.read_text().replace("](../README.md", "](../guides/start.md").replace("](../../", "](../")
+    for path in [
+        *source.glob("*.md"),
+        *source.glob("notebooks/*.md"),
+        *source.glob("guides/*.md"),
+    ]:
+        moved = (
+            path.read_text()
+            .replace("](../README.md", "](../guides/start.md")
+            .replace("](../../", "](../")
+        )
         path.write_text(ALIVE.sub(alive, moved.replace("](book/guides/", "](guides/")))
     pages = sorted(path.stem for path in ROOT.glob("notebooks/[0-9][0-9]_*.ipynb"))
     with (source / "notebooks/README.md").open("a") as guide:
-        guide.write("\n".join(["\n```{toctree}\n:hidden:\n", *pages, "papers", "```\n"]))
+        guide.write(
+            "\n".join(["\n```{toctree}\n:hidden:\n", *pages, "papers", "```\n"])
+        )
     for name in ROOMS:
-        more = "   :imported-members:\n" if (ROOT / "uqlab" / name).is_dir() else ""  # a room's own, by its __all__
-        automodule = f"# {name}\n\n```{{eval-rst}}\n.. automodule:: uqlab.{name}\n{more}```\n"
+        more = (
+            "   :imported-members:\n" if (ROOT / "uqlab" / name).is_dir() else ""
+        )  # a room's own, by its __all__
+        automodule = (
+            f"# {name}\n\n```{{eval-rst}}\n.. automodule:: uqlab.{name}\n{more}```\n"
+        )
         (source / "reference" / f"{name}.md").write_text(automodule)
     for name in pages:
-        (source / "notebooks" / f"{name}.ipynb").write_text(json.dumps(page(ROOT / "notebooks" / f"{name}.ipynb")))
+        (source / "notebooks" / f"{name}.ipynb").write_text(
+            json.dumps(page(ROOT / "notebooks" / f"{name}.ipynb"))
+        )
 
 
 def alive(match):
@@ -85,7 +129,9 @@ def alive(match):
     names = {}
     exec(match["code"], names)
     frame = names[match["name"]]._repr_mimebundle_()[0]["text/html"]
-    return match[0] + "\n\n" + frame.replace("\n", "&#10;") + "\n"  # for Markdown HTML ends with an empty line
+    return (
+        match[0] + "\n\n" + frame.replace("\n", "&#10;") + "\n"
+    )  # for Markdown HTML ends with an empty line
 
 
 def copy(path, to):
@@ -99,18 +145,30 @@ def page(path):
     if not run.exists():
         book = json.loads(path.read_text())
         note = f"*This page has not been run here: `uqlab run {path.name[:2]}` puts its results into the book.*"
-        book["cells"].insert(1, {"cell_type": "markdown", "id": "not-run", "metadata": {}, "source": note})
+        book["cells"].insert(
+            1,
+            {"cell_type": "markdown", "id": "not-run", "metadata": {}, "source": note},
+        )
         return book
     book = json.loads(run.read_text())
     captions = {
-        name: one["caption"] for name, one in json.loads((run.parent / "results.json").read_text())["figures"].items()
+        name: one["caption"]
+        for name, one in json.loads((run.parent / "results.json").read_text())[
+            "figures"
+        ].items()
     }
-    cells = [cell for cell in book["cells"] if "injected-parameters" not in cell["metadata"].get("tags", [])]
+    cells = [
+        cell
+        for cell in book["cells"]
+        if "injected-parameters" not in cell["metadata"].get("tags", [])
+    ]
     book["cells"] = []
     for cell in cells:
         book["cells"].append(cell)
         if cell["cell_type"] == "code":
-            cell["outputs"] = [out for out in cell["outputs"] if out.get("name") != "stderr"]
+            cell["outputs"] = [
+                out for out in cell["outputs"] if out.get("name") != "stderr"
+            ]
             names = [name for name in captions if saved(name, cells) is cell]
             if len(names) == 1:
                 book["cells"] += captioned(cell, captions[names[0]])
@@ -124,17 +182,30 @@ def captioned(cell, caption):
         metadata = {"tags": ["remove-input"]}
         if caption and "image/png" in output.get("data", {}):
             metadata["mystnb"], caption = {"figure": {"caption": caption}}, None
-        alone = {"id": f"{cell['id']}-{number}", "source": "# its output", "execution_count": None}
+        alone = {
+            "id": f"{cell['id']}-{number}",
+            "source": "# its output",
+            "execution_count": None,
+        }
         yield {**cell, **alone, "outputs": [output], "metadata": metadata}
 
 
 def saved(name, cells):
     """The cell that saves the figure of this name; of several that name it, the first that saves one."""
-    named = [cell for cell in cells if cell["cell_type"] == "code" and f'"{name}"' in "".join(cell["source"])]
-    return next((cell for cell in named if "plots.save(" in "".join(cell["source"])), named[0] if named else None)
+    named = [
+        cell
+        for cell in cells
+        if cell["cell_type"] == "code" and f'"{name}"' in "".join(cell["source"])
+    ]
+    return next(
+        (cell for cell in named if "plots.save(" in "".join(cell["source"])),
+        named[0] if named else None,
+    )
 
 
-PARAMETER = re.compile(r"^(\*{0,2}\w+(?: \[[^]]*\])?(?:, \*{0,2}\w+(?: \[[^]]*\])?)*): (.*)")
+PARAMETER = re.compile(
+    r"^(\*{0,2}\w+(?: \[[^]]*\])?(?:, \*{0,2}\w+(?: \[[^]]*\])?)*): (.*)"
+)
 
 
 def restructured(app, what, name, thing, options, lines):
@@ -142,11 +213,20 @@ def restructured(app, what, name, thing, options, lines):
     found, inside, taken = [], False, parameters(thing)
     for line in lines:
         match = PARAMETER.match(line)
-        match = match if match and set(re.findall(r"\w+", re.sub(r" \[[^]]*\]", "", match[1]))) <= taken else None
+        match = (
+            match
+            if match
+            and set(re.findall(r"\w+", re.sub(r" \[[^]]*\]", "", match[1]))) <= taken
+            else None
+        )
         if inside != bool(match or (inside and line.startswith("    "))):
             found.append("")
             inside = not inside
-        text = f"- **{escaped(match[1])}**: {escaped(match[2])}" if match else escaped(line)
+        text = (
+            f"- **{escaped(match[1])}**: {escaped(match[2])}"
+            if match
+            else escaped(line)
+        )
         found.append(f"  {text.lstrip()}" if inside and not match else text)
     lines[:] = [*found, ""]
 
@@ -154,7 +234,9 @@ def restructured(app, what, name, thing, options, lines):
 def parameters(thing):
     """The names that a docstring may explain in its items."""
     try:
-        return set(inspect.signature(thing).parameters) | set(getattr(thing, "__annotations__", {}))
+        return set(inspect.signature(thing).parameters) | set(
+            getattr(thing, "__annotations__", {})
+        )
     except (TypeError, ValueError):
         return set()
 
@@ -163,18 +245,27 @@ def escaped(line):
     """Text between backticks as code, all else as it stands."""
     parts = re.split(r"(`[^`]+`)", line)
     special = re.compile(r"([*|_`\\])")
-    return "".join(f"{part}\\ " if part[:1] == "`" != part else special.sub(r"\\\1", part) for part in parts)
+    return "".join(
+        f"{part}\\ " if part[:1] == "`" != part else special.sub(r"\\\1", part)
+        for part in parts
+    )
 
 
 def of_tuples(app, what, name, thing, skip, options):
     """A named tuple says what its fields are in the text above them."""
-    return True if (getattr(thing, "__doc__", "") or "").startswith("Alias for field number") else None
+    return (
+        True
+        if (getattr(thing, "__doc__", "") or "").startswith("Alias for field number")
+        else None
+    )
 
 
 def mathml(formula, display="inline"):
     """MathML, which browsers draw by themselves, with a space after the name of a function."""
     return re.sub(
-        "<mi>(log|max|min|exp)</mi>", r'<mi>\1</mi><mspace width="0.17em"/>', convert(formula, display=display)
+        "<mi>(log|max|min|exp)</mi>",
+        r'<mi>\1</mi><mspace width="0.17em"/>',
+        convert(formula, display=display),
     )
 
 

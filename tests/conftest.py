@@ -14,16 +14,24 @@ from filelock import FileLock
 from jaxtyping import _decorator, config
 
 # Neither torch nor the package: what follows must come before the one, the hook that checks shapes before the other.
-WORKER = os.environ.get("PYTEST_XDIST_WORKER")  # this process's name, where pytest-xdist runs several
+WORKER = os.environ.get(
+    "PYTEST_XDIST_WORKER"
+)  # this process's name, where pytest-xdist runs several
 if WORKER:  # one thread each, kernels and other children too; those that wait sleep, instead of taking the other's core
     import warm_workers
 
     os.environ |= warm_workers.ONE_THREAD
     sys.modules |= warm_workers.PACKAGE
 
-sys.modules.setdefault("rfc3987_syntax", None)  # as in uqlab/runs/kernels.py: seconds for every process of the tests
-os.environ["UQLAB_CACHE"] = ""  # every page trains; tests/training/test_cache.py has a cache of its own
-os.environ["UQLAB_TUNE"] = "0"  # equal digits at each run; tests/core/test_tuning.py measures
+sys.modules.setdefault(
+    "rfc3987_syntax", None
+)  # as in uqlab/runs/kernels.py: seconds for every process of the tests
+os.environ["UQLAB_CACHE"] = (
+    ""  # every page trains; tests/training/test_cache.py has a cache of its own
+)
+os.environ["UQLAB_TUNE"] = (
+    "0"  # equal digits at each run; tests/core/test_tuning.py measures
+)
 
 
 def once(function: Callable) -> Callable:
@@ -57,7 +65,11 @@ LONGEST = [
 ]  # fmt: skip
 
 
-PAGES = ("notebooks/test_notebooks.py", "notebooks/test_findings.py", "notebooks/test_texts.py")
+PAGES = (
+    "notebooks/test_notebooks.py",
+    "notebooks/test_findings.py",
+    "notebooks/test_texts.py",
+)
 
 
 def group_of(test: str) -> str:
@@ -81,7 +93,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
         warm_workers.serve(len(processes))
         warm_kernels.serve()  # while those import
-    if WORKER:  # it shares that server, and has the variables of a process that is older
+    if (
+        WORKER
+    ):  # it shares that server, and has the variables of a process that is older
         import warm_kernels
 
         os.environ[warm_kernels.ADDRESS] = session.config.workerinput["kernels"]
@@ -101,7 +115,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     torch.set_num_threads(1 if WORKER else min(2, torch.get_num_threads()))
     if WORKER:
         starts = [*LONGEST, ""]
-        items.sort(key=lambda item: next(i for i, s in enumerate(starts) if group_of(item.nodeid).startswith(s)))
+        items.sort(
+            key=lambda item: next(
+                i for i, s in enumerate(starts) if group_of(item.nodeid).startswith(s)
+            )
+        )
 
 
 def pytest_collection_finish() -> None:
@@ -145,14 +163,20 @@ def pages(shared):
         notebooks = copies(shared / "notebooks")
 
     def run(name: str, **changes) -> Path:
-        changed = hashlib.sha256(repr(sorted(changes.items())).encode()).hexdigest()[:8] if changes else "tiny"
+        changed = (
+            hashlib.sha256(repr(sorted(changes.items())).encode()).hexdigest()[:8]
+            if changes
+            else "tiny"
+        )
         folder = shared / "pages" / changed / name
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):
             if not folder.exists():
                 path = parameters.find(name) if changes else notebooks / f"{name}.ipynb"
                 with warm_kernels.warm(sketched=bool(changes)):
-                    runs.execute(path, changes, profile="tiny", folder=folder, threads=1)
+                    runs.execute(
+                        path, changes, profile="tiny", folder=folder, threads=1
+                    )
         return folder
 
     return run

@@ -23,7 +23,9 @@ class Method:
     make: Callable[[nn.Module, Any, int], ensembles.Ensemble]
     saved: bool = True  # by ensembles.save
     alone: bool = True  # member m depends on (seed, m), whatever the number of members
-    trained: bool = True  # its members have weights that are moved here, as training would
+    trained: bool = (
+        True  # its members have weights that are moved here, as training would
+    )
 
 
 def _laplace(network: nn.Module, inputs: Any, members: int) -> ensembles.Ensemble:
@@ -33,29 +35,70 @@ def _laplace(network: nn.Module, inputs: Any, members: int) -> ensembles.Ensembl
 
 def _hydra(network: nn.Module, inputs: Any, members: int) -> ensembles.Ensemble:
     layers, count = heads.shape(network)
-    pruned = [heads.prune(network, [(m % layers, m // layers % count)]) for m in range(members)]
+    pruned = [
+        heads.prune(network, [(m % layers, m // layers % count)])
+        for m in range(members)
+    ]
     return heads.fuse(pruned).eval()
 
 
 METHODS = {
-    "lora": Method("LoRA-Ensemble", lambda net, x, m: ensembles.lora(net, m, 2, seed=SEED)),
-    "laplace_lora": Method("Laplace-LoRA", _laplace, trained=False),
-    "singular_value": Method("singular value ensemble", lambda net, x, m: ensembles.singular_value(net, m, seed=SEED)),
-    "batch": Method("BatchEnsemble", lambda net, x, m: ensembles.batch(net, m, seed=SEED)),
-    "batch_additive": Method("BatchEnsemble++", lambda net, x, m: ensembles.batch(net, m, additive=True, seed=SEED)),
-    "masksembles": Method("Masksembles", lambda net, x, m: ensembles.masksembles(net, m, of=MEMBERS, seed=SEED)),
-    "film": Method("FiLM-Ensemble", lambda net, x, m: ensembles.film(net, m, seed=SEED)),
-    "dropout": Method("MC dropout", lambda net, x, m: ensembles.dropout(net, m, 0.3, seed=SEED), trained=False),
-    "dropkey": Method(
-        "DropKey", lambda net, x, m: ensembles.dropout(net, m, 0.3, kind="attention", seed=SEED), trained=False
+    "lora": Method(
+        "LoRA-Ensemble", lambda net, x, m: ensembles.lora(net, m, 2, seed=SEED)
     ),
-    "masks": Method("mask extraction", lambda net, x, m: extraction.masks(net, m, seed=SEED).harden(), saved=False),
-    "tiles": Method("tiles", lambda net, x, m: extraction.tiles(net, 1), saved=False, alone=False, trained=False),
-    "mimo": Method("MIMO", lambda net, x, m: ensembles.mimo(net, m, seed=SEED), alone=False),
-    "packed": Method("Packed-Ensembles", lambda net, x, m: ensembles.packed(net, m, of=MEMBERS, seed=SEED)),
+    "laplace_lora": Method("Laplace-LoRA", _laplace, trained=False),
+    "singular_value": Method(
+        "singular value ensemble",
+        lambda net, x, m: ensembles.singular_value(net, m, seed=SEED),
+    ),
+    "batch": Method(
+        "BatchEnsemble", lambda net, x, m: ensembles.batch(net, m, seed=SEED)
+    ),
+    "batch_additive": Method(
+        "BatchEnsemble++",
+        lambda net, x, m: ensembles.batch(net, m, additive=True, seed=SEED),
+    ),
+    "masksembles": Method(
+        "Masksembles",
+        lambda net, x, m: ensembles.masksembles(net, m, of=MEMBERS, seed=SEED),
+    ),
+    "film": Method(
+        "FiLM-Ensemble", lambda net, x, m: ensembles.film(net, m, seed=SEED)
+    ),
+    "dropout": Method(
+        "MC dropout",
+        lambda net, x, m: ensembles.dropout(net, m, 0.3, seed=SEED),
+        trained=False,
+    ),
+    "dropkey": Method(
+        "DropKey",
+        lambda net, x, m: ensembles.dropout(net, m, 0.3, kind="attention", seed=SEED),
+        trained=False,
+    ),
+    "masks": Method(
+        "mask extraction",
+        lambda net, x, m: extraction.masks(net, m, seed=SEED).harden(),
+        saved=False,
+    ),
+    "tiles": Method(
+        "tiles",
+        lambda net, x, m: extraction.tiles(net, 1),
+        saved=False,
+        alone=False,
+        trained=False,
+    ),
+    "mimo": Method(
+        "MIMO", lambda net, x, m: ensembles.mimo(net, m, seed=SEED), alone=False
+    ),
+    "packed": Method(
+        "Packed-Ensembles",
+        lambda net, x, m: ensembles.packed(net, m, of=MEMBERS, seed=SEED),
+    ),
     "hydra": Method("Hydra", _hydra, saved=False, alone=False),
     "deep": Method(
-        "explicit ensemble", lambda net, x, m: ensembles.deep(lambda: methods.fresh(net), m, SEED), saved=False
+        "explicit ensemble",
+        lambda net, x, m: ensembles.deep(lambda: methods.fresh(net), m, SEED),
+        saved=False,
     ),
 }
 
@@ -86,29 +129,50 @@ def check(network: Network, name: str, folder: Path) -> None:
     start = method.make(backbone, inputs, MEMBERS)
     ensemble = moved(start) if method.trained else start.eval()
     together = asked(ensemble, inputs)
-    apart = torch.stack([logits(ensemble.member(m).eval(), inputs).detach() for m in range(ensemble.members)])
+    apart = torch.stack(
+        [
+            logits(ensemble.member(m).eval(), inputs).detach()
+            for m in range(ensemble.members)
+        ]
+    )
     size = max(1.0, float(apart.abs().max()))
-    assert (together - apart).abs().max() < TOLERANCE * size, "predict is not the separate members"
+    assert (together - apart).abs().max() < TOLERANCE * size, (
+        "predict is not the separate members"
+    )
     with torch.enable_grad():
         passed = ensemble(inputs)
-    assert (passed.detach() - apart).abs().max() < TOLERANCE * size, "a pass with gradients is not"
+    assert (passed.detach() - apart).abs().max() < TOLERANCE * size, (
+        "a pass with gradients is not"
+    )
     if passed.requires_grad:
         passed.square().mean().backward()
     if ensemble.members > 1:
         pairs = [(apart[0] - apart[m]).abs().max() for m in range(1, ensemble.members)]
         assert min(pairs) > 1e-5 * size, "members are equal"
-    assert all(torch.equal(value, before[key]) for key, value in backbone.state_dict().items()), "weights changed"
-    assert torch.equal(logits(backbone, inputs).detach(), said), "the backbone answers otherwise"
+    assert all(
+        torch.equal(value, before[key]) for key, value in backbone.state_dict().items()
+    ), "weights changed"
+    assert torch.equal(logits(backbone, inputs).detach(), said), (
+        "the backbone answers otherwise"
+    )
     if method.alone:
         fewer = method.make(network.make(), inputs, MEMBERS - 1).eval()
         fresh = method.make(network.make(), inputs, MEMBERS).eval()
-        some = torch.stack([logits(fewer.member(m), inputs).detach() for m in range(MEMBERS - 1)])
-        same = torch.stack([logits(fresh.member(m), inputs).detach() for m in range(MEMBERS - 1)])
-        assert (some - same).abs().max() < TOLERANCE * size, "a member depends on how many there are"
+        some = torch.stack(
+            [logits(fewer.member(m), inputs).detach() for m in range(MEMBERS - 1)]
+        )
+        same = torch.stack(
+            [logits(fresh.member(m), inputs).detach() for m in range(MEMBERS - 1)]
+        )
+        assert (some - same).abs().max() < TOLERANCE * size, (
+            "a member depends on how many there are"
+        )
     if method.saved:
         ensembles.save(ensemble, folder / "e.safetensors")
         again = ensembles.load(folder / "e.safetensors", network.make())
-        assert (asked(again, inputs) - together).abs().max() < TOLERANCE * size, "loaded it answers otherwise"
+        assert (asked(again, inputs) - together).abs().max() < TOLERANCE * size, (
+            "loaded it answers otherwise"
+        )
 
 
 def outcome(network: Network, name: str, folder: Path) -> str:
@@ -125,8 +189,16 @@ BOOK = Path(__file__).parent.parent / "book" / "guides" / "any_network.md"
 
 def table_of_the_book() -> dict[tuple[str, str], bool]:
     """Read which method works on which network from the table in the book."""
-    rows = [line for line in BOOK.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    rows = [
+        line
+        for line in BOOK.read_text(encoding="utf-8").splitlines()
+        if line.startswith("| ")
+    ]
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
     labels = {method.label: name for name, method in METHODS.items()}
     columns = [labels[label] for label in cells[0][1:]]
-    return {(row[0], name): cell == "yes" for row in cells[1:] for name, cell in zip(columns, row[1:], strict=True)}
+    return {
+        (row[0], name): cell == "yes"
+        for row in cells[1:]
+        for name, cell in zip(columns, row[1:], strict=True)
+    }

@@ -22,7 +22,12 @@ from uqlab import models
 from uqlab.models.pretrained import plain_logits
 
 LAYERS, HEADS, CLASSES = 3, 4, 3
-SIZES = {"hidden_size": 16, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": 24}
+SIZES = {
+    "hidden_size": 16,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "intermediate_size": 24,
+}
 DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
@@ -31,7 +36,11 @@ class ClipText(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.text = CLIPTextModel(CLIPTextConfig(vocab_size=50, **SIZES, max_position_embeddings=12, eos_token_id=49))
+        self.text = CLIPTextModel(
+            CLIPTextConfig(
+                vocab_size=50, **SIZES, max_position_embeddings=12, eos_token_id=49
+            )
+        )
         self.classifier = nn.Linear(16, CLASSES)
 
     def forward(self, ids):
@@ -40,7 +49,9 @@ class ClipText(nn.Module):
 
 def text_classifier(pooling="mean"):
     tokenizer = types.SimpleNamespace(pad_token_id=0, model_max_length=12)
-    encoder = BertModel(BertConfig(vocab_size=50, **SIZES, **DROPOUT), add_pooling_layer=False)
+    encoder = BertModel(
+        BertConfig(vocab_size=50, **SIZES, **DROPOUT), add_pooling_layer=False
+    )
     return models.TextClassifier(encoder, tokenizer, nn.Linear(16, CLASSES), pooling)
 
 
@@ -70,14 +81,32 @@ EVERY = pytest.mark.parametrize("name", MAKERS)
 
 def clip_model():
     """CLIP with three layers for texts and two for images."""
-    text = {**SIZES, "vocab_size": 50, "max_position_embeddings": 12, "eos_token_id": 49}
-    vision = {**SIZES, "num_hidden_layers": 2, "image_size": 8, "patch_size": 4, "num_channels": 1}
-    return strong(CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)))
+    text = {
+        **SIZES,
+        "vocab_size": 50,
+        "max_position_embeddings": 12,
+        "eos_token_id": 49,
+    }
+    vision = {
+        **SIZES,
+        "num_hidden_layers": 2,
+        "image_size": 8,
+        "patch_size": 4,
+        "num_channels": 1,
+    }
+    return strong(
+        CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=8))
+    )
 
 
 def two_towers():
     """It, with four prompts of several lengths."""
-    prompts = [[1, 7, 3, 49, 0, 0], [1, 9, 9, 4, 2, 49], [1, 30, 49, 0, 0, 0], [1, 5, 6, 7, 49, 0]]
+    prompts = [
+        [1, 7, 3, 49, 0, 0],
+        [1, 9, 9, 4, 2, 49],
+        [1, 30, 49, 0, 0, 0],
+        [1, 5, 6, 7, 49, 0],
+    ]
     return models.clip_zero_shot(clip_model(), torch.tensor(prompts))
 
 
@@ -112,11 +141,17 @@ def inputs(name="vit", count=5, seed=1):
     if name == "clip text":
         return ids.where(used, 49)  # the first token 49 ends the text
     ids = ids * used
-    return ids if name.startswith("text") else {"input_ids": ids, "attention_mask": used.long()}
+    return (
+        ids
+        if name.startswith("text")
+        else {"input_ids": ids, "attention_mask": used.long()}
+    )
 
 
 def labels(count=5, seed=2):
-    return torch.randint(CLASSES, (count,), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        CLASSES, (count,), generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def call(model, x):

@@ -11,7 +11,9 @@ plots.use_style()
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 def decomposed(members: int, scale: float, seed: int) -> uncertainty.Decomposition:
@@ -21,15 +23,24 @@ def decomposed(members: int, scale: float, seed: int) -> uncertainty.Decompositi
 def collapse() -> widgets.Explorer:
     single = normal(8, 40).cumsum(1)
     return widgets.collapse(
-        torch.linspace(-1, 1, 40), {size: single.unflatten(0, (-1, size)).mean(1) for size in (1, 2, 4)}
+        torch.linspace(-1, 1, 40),
+        {size: single.unflatten(0, (-1, size)).mean(1) for size in (1, 2, 4)},
     )
 
 
 def masks() -> widgets.Explorer:
-    found = {w: {f"layer {k}": normal(5, 12, seed=k + int(w)).sigmoid().float() for k in (1, 2)} for w in (0.0, 2.0)}
+    found = {
+        w: {
+            f"layer {k}": normal(5, 12, seed=k + int(w)).sigmoid().float()
+            for k in (1, 2)
+        }
+        for w in (0.0, 2.0)
+    }
     views = [(w, cut) for w in found for cut in (None, 0.5)]
     parts = {
-        view: {kind: decomposed(5, 1 + i, i + k) for k, kind in enumerate(("id", "ood"))}
+        view: {
+            kind: decomposed(5, 1 + i, i + k) for k, kind in enumerate(("id", "ood"))
+        }
         for i, view in enumerate(views)
     }
     trained = {kind: decomposed(5, 2, 9) for kind in ("id", "ood")}
@@ -48,8 +59,14 @@ def spectra() -> widgets.Explorer:
 
 def gradients() -> widgets.Explorer:
     torch.manual_seed(0)
-    net, x = models.mlp(6, (8,), classes=3).eval(), torch.cat([3 * normal(40, 6), 0.3 * normal(40, 6, seed=1)]).float()
-    norms = {sigma: gradient_norms(net, x, perturbations=2, sigma=sigma)[::2] for sigma in (0.0, 0.5)}
+    net, x = (
+        models.mlp(6, (8,), classes=3).eval(),
+        torch.cat([3 * normal(40, 6), 0.3 * normal(40, 6, seed=1)]).float(),
+    )
+    norms = {
+        sigma: gradient_norms(net, x, perturbations=2, sigma=sigma)[::2]
+        for sigma in (0.0, 0.5)
+    }
     return widgets.gradients(norms, 40, uncertainty.entropy(norms[0.0][1]), depth=1.0)
 
 
@@ -58,14 +75,18 @@ def explore() -> widgets.Explorer:
     ax.set(xlim=(0, 1), ylim=(0, 5))
     controls = {
         "size": ipywidgets.IntSlider(value=2, min=1, max=4, description="size"),
-        "dashed": ipywidgets.ToggleButtons(options=[("solid", False), ("dashed", True)], description="line"),
+        "dashed": ipywidgets.ToggleButtons(
+            options=[("solid", False), ("dashed", True)], description="line"
+        ),
         "color": ipywidgets.Dropdown(options=["black", "red"], description="colour"),
     }
 
     def draw(size: int, dashed: bool, color: str) -> None:
         ax.plot([0, 1], [0, size], "--" if dashed else "-", color=color)
 
-    return widgets.explore(draw, controls, lambda size, **_: f"A made-up line that ends at {size}.", figure)
+    return widgets.explore(
+        draw, controls, lambda size, **_: f"A made-up line that ends at {size}.", figure
+    )
 
 
 def cloud(count: int = 5, groups: list[int] | None = None) -> widgets.Hand:
@@ -74,26 +95,50 @@ def cloud(count: int = 5, groups: list[int] | None = None) -> widgets.Hand:
 
 def alarm() -> widgets.Hand:
     kinds = ("id", "letters", "<b>mine</b>")
-    values = {w: {k: (normal(30, seed=i) + i).exp() / w for i, k in enumerate(kinds)} for w in (0.5, 8.0)}
-    return widgets.alarm(values, {kind: normal(30, 1, 8, 8).sigmoid() for kind in kinds[1:]}, {"id": "digits"})
+    values = {
+        w: {k: (normal(30, seed=i) + i).exp() / w for i, k in enumerate(kinds)}
+        for w in (0.5, 8.0)
+    }
+    return widgets.alarm(
+        values,
+        {kind: normal(30, 1, 8, 8).sigmoid() for kind in kinds[1:]},
+        {"id": "digits"},
+    )
 
 
-def board(methods: tuple[str, ...] = ("single", "deep", "lora", "batch", "mine"), seeds: int = 4) -> pd.DataFrame:
-    rows = [{"method": method, "seed": seed} for method in methods for seed in range(seeds)]
+def board(
+    methods: tuple[str, ...] = ("single", "deep", "lora", "batch", "mine"),
+    seeds: int = 4,
+) -> pd.DataFrame:
+    rows = [
+        {"method": method, "seed": seed} for method in methods for seed in range(seeds)
+    ]
     numbers = normal(3, len(rows)).exp().numpy()
     return pd.DataFrame(rows).assign(
-        nll=numbers[0], accuracy=numbers[1], stored=1e4 * numbers[2], latency_64=numbers[0]
+        nll=numbers[0],
+        accuracy=numbers[1],
+        stored=1e4 * numbers[2],
+        latency_64=numbers[0],
     )
 
 
 def front() -> widgets.Hand:
     boards = {"made up": board(), "other": board(("single", "deep", "tiles"))}
-    return widgets.front(boards, "nll", ["nll", "accuracy"], ["stored", "latency_64"], {"stored": "stored numbers"})
+    return widgets.front(
+        boards,
+        "nll",
+        ["nll", "accuracy"],
+        ["stored", "latency_64"],
+        {"stored": "stored numbers"},
+    )
 
 
 def head_map() -> widgets.Hand:
     order = [(1, 0), (0, 1), (0, 0), (1, 1)]
-    clouds = {name: normal(2, 2, 3, 30, 5, seed=i) + i for i, name in enumerate(("test", "far", "near"))}
+    clouds = {
+        name: normal(2, 2, 3, 30, 5, seed=i) + i
+        for i, name in enumerate(("test", "far", "near"))
+    }
     return widgets.head_map(
         normal(2, 2), order, lambda gone, layer, head, name: clouds[name][layer, head, gone], known="test",
         others=["far", "near"], removed=range(3), path={"accuracy": [0.9, 0.8, 0.7], "AUROC": [0.6, 0.5, 0.4]},
@@ -110,7 +155,9 @@ def networks() -> tuple[dict[str, torch.nn.Module], data.Dataset]:
 
 def draw() -> widgets.Hand:
     made, train = networks()
-    return widgets.draw(made, train, {f"digit {i}": train.inputs[i] for i in range(3)}, what="width")
+    return widgets.draw(
+        made, train, {f"digit {i}": train.inputs[i] for i in range(3)}, what="width"
+    )
 
 
 EXPLORERS = (collapse, masks, spectra, gradients, explore)

@@ -17,7 +17,9 @@ def cifar100(source, target):
     """Rows of the official binary version: coarse label (0, not known), fine label, planes of pixels."""
     with np.load(source) as arrays:
         x, y = arrays["x"].transpose(0, 3, 1, 2), arrays["y"]
-    rows = np.concatenate([np.zeros((len(y), 1)), y[:, None], x.reshape(len(y), -1)], axis=1)
+    rows = np.concatenate(
+        [np.zeros((len(y), 1)), y[:, None], x.reshape(len(y), -1)], axis=1
+    )
     rows.astype(np.uint8).tofile(target)
 
 
@@ -36,7 +38,11 @@ def tables(*sources_and_target):
     """One table of several with the same header."""
     *sources, target = sources_and_target
     texts = [gzip.decompress(source.read_bytes()).decode() for source in sources]
-    target.write_text(texts[0] + "".join(text.partition("\n")[2] for text in texts[1:]), encoding="utf-8", newline="")
+    target.write_text(
+        texts[0] + "".join(text.partition("\n")[2] for text in texts[1:]),
+        encoding="utf-8",
+        newline="",
+    )
 
 
 def questions(source, target):

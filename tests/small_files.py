@@ -13,7 +13,10 @@ def same(a, b):
 
 
 def idx(array):
-    return gzip.compress(struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes())
+    return gzip.compress(
+        struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+        + array.tobytes()
+    )
 
 
 def digest(content):
@@ -22,8 +25,15 @@ def digest(content):
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 28, 28), np.uint8)
 LABELS = np.array([3, 1, 4, 1, 5], np.uint8)
-MNIST = {"mnist/t10k-images-idx3-ubyte.gz": idx(IMAGES), "mnist/t10k-labels-idx1-ubyte.gz": idx(LABELS)}
+MNIST = {
+    "mnist/t10k-images-idx3-ubyte.gz": idx(IMAGES),
+    "mnist/t10k-labels-idx1-ubyte.gz": idx(LABELS),
+}
 
 
 def below(folder):
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }

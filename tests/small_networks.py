@@ -14,30 +14,51 @@ from transformers import (
 from uqlab import ensembles, models
 
 MAKERS = {
-    "lora": lambda backbone, members=3, **kw: ensembles.lora(backbone, members, kw.pop("rank", 2), **kw),
-    "singular_value": lambda backbone, members=3, **kw: ensembles.singular_value(backbone, members, **kw),
+    "lora": lambda backbone, members=3, **kw: ensembles.lora(
+        backbone, members, kw.pop("rank", 2), **kw
+    ),
+    "singular_value": lambda backbone, members=3, **kw: ensembles.singular_value(
+        backbone, members, **kw
+    ),
     "batch": lambda backbone, members=3, **kw: ensembles.batch(backbone, members, **kw),
-    "batch++": lambda backbone, members=3, **kw: ensembles.batch(backbone, members, additive=True, **kw),
+    "batch++": lambda backbone, members=3, **kw: ensembles.batch(
+        backbone, members, additive=True, **kw
+    ),
 }
 EVERY = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 # Those whose members train the backbone together.
 TRAINED = {
-    "masksembles": lambda backbone, members=3, **kw: ensembles.masksembles(backbone, members, **({"of": 5} | kw)),
+    "masksembles": lambda backbone, members=3, **kw: ensembles.masksembles(
+        backbone, members, **({"of": 5} | kw)
+    ),
     "film": lambda backbone, members=3, **kw: ensembles.film(backbone, members, **kw),
 }
-FOLDED = pytest.mark.parametrize("make", (MAKERS | TRAINED).values(), ids=MAKERS | TRAINED)
+FOLDED = pytest.mark.parametrize(
+    "make", (MAKERS | TRAINED).values(), ids=MAKERS | TRAINED
+)
 # Members of one width, as if there were five.
 APART = {
-    "packed": lambda backbone, members=3, **kw: ensembles.packed(backbone, members, **({"alpha": 2.5, "of": 5} | kw)),
+    "packed": lambda backbone, members=3, **kw: ensembles.packed(
+        backbone, members, **({"alpha": 2.5, "of": 5} | kw)
+    ),
 }
-ALL = pytest.mark.parametrize("make", (MAKERS | TRAINED | APART).values(), ids=MAKERS | TRAINED | APART)
-SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+ALL = pytest.mark.parametrize(
+    "make", (MAKERS | TRAINED | APART).values(), ids=MAKERS | TRAINED | APART
+)
+SMALL = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+}
 PIXELS = {"image_size": 8, "patch_size": 4, "num_channels": 1}
 
 
 def vit(layers=2):
     torch.manual_seed(0)
-    return ViTForImageClassification(ViTConfig(**SMALL | {"num_hidden_layers": layers}, **PIXELS, num_labels=3)).eval()
+    return ViTForImageClassification(
+        ViTConfig(**SMALL | {"num_hidden_layers": layers}, **PIXELS, num_labels=3)
+    ).eval()
 
 
 def bert():
@@ -47,7 +68,9 @@ def bert():
 
 def clip():
     torch.manual_seed(0)
-    return CLIPForImageClassification(CLIPConfig(vision_config={**SMALL, **PIXELS}, num_labels=3)).eval()
+    return CLIPForImageClassification(
+        CLIPConfig(vision_config={**SMALL, **PIXELS}, num_labels=3)
+    ).eval()
 
 
 def cnn():
@@ -82,8 +105,16 @@ def moved(ensemble):
 
 def owned(ensemble, kind):
     """The layers whose weight is of this kind of member parameter, by name."""
-    units = {name: part for name, part in ensemble.network.named_modules() if isinstance(part, ensembles.MemberModule)}
-    return {name: unit for name, unit in units.items() if isinstance(unit.own().get("weight"), kind)}
+    units = {
+        name: part
+        for name, part in ensemble.network.named_modules()
+        if isinstance(part, ensembles.MemberModule)
+    }
+    return {
+        name: unit
+        for name, unit in units.items()
+        if isinstance(unit.own().get("weight"), kind)
+    }
 
 
 def generators(count):

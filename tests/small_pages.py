@@ -67,9 +67,15 @@ for number, source in enumerate({sources!r}, 1):
 def solutions(path: Path) -> list[str]:
     """The ```python blocks in the folded solutions of a page's exercises."""
     found = json.loads(path.read_text())["cells"]
-    text = "\n".join("".join(cell["source"]) for cell in found if cell["cell_type"] == "markdown")
-    folded = re.findall(r"<details>(.+?)</details>", text.partition("## Exercises\n")[2], re.DOTALL)
-    blocks = re.findall(r"^ *```python\n(.+?)^ *```", "\n".join(folded), re.DOTALL | re.MULTILINE)
+    text = "\n".join(
+        "".join(cell["source"]) for cell in found if cell["cell_type"] == "markdown"
+    )
+    folded = re.findall(
+        r"<details>(.+?)</details>", text.partition("## Exercises\n")[2], re.DOTALL
+    )
+    blocks = re.findall(
+        r"^ *```python\n(.+?)^ *```", "\n".join(folded), re.DOTALL | re.MULTILINE
+    )
     return [textwrap.dedent(block) for block in blocks]
 
 
@@ -80,7 +86,11 @@ def copies(folder: Path) -> Path:
         for path in parameters.all_notebooks():
             page = nbformat.read(path, 4)
             page.cells.append(nbformat.v4.new_code_cell(MOVE, id="moves"))
-            page.cells.append(nbformat.v4.new_code_cell(SOLVE.format(sources=solutions(path)), id="solves"))
+            page.cells.append(
+                nbformat.v4.new_code_cell(
+                    SOLVE.format(sources=solutions(path)), id="solves"
+                )
+            )
             nbformat.write(page, folder / path.name)
         shutil.copy(path.parent / "profiles.yaml", folder)
     return folder

@@ -44,7 +44,9 @@ def notebook(path: Path, *sources: str, parameters: str = PARAMETERS) -> Path:
         new_code_cell(parameters, metadata={"tags": ["parameters"]}),
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
-    nbformat.write(new_notebook(cells=cells + [new_code_cell(source) for source in sources]), path)
+    nbformat.write(
+        new_notebook(cells=cells + [new_code_cell(source) for source in sources]), path
+    )
     return path
 
 
@@ -61,7 +63,15 @@ def heed_interrupts():
 def two_notebooks(tmp_path, monkeypatch) -> Path:
     """A checkout with two notebooks and a profile, as the current folder."""
     notebook(tmp_path / "notebooks" / "00_good.ipynb", GOOD, FIGURE)
-    notebook(tmp_path / "notebooks" / "01_bad.ipynb", "before = 1", BAD, "after = 1", parameters="output_dir = ''")
-    (tmp_path / "notebooks" / "profiles.yaml").write_text("tiny: {00_good: {seed: 5, lr: 1}}\n")
+    notebook(
+        tmp_path / "notebooks" / "01_bad.ipynb",
+        "before = 1",
+        BAD,
+        "after = 1",
+        parameters="output_dir = ''",
+    )
+    (tmp_path / "notebooks" / "profiles.yaml").write_text(
+        "tiny: {00_good: {seed: 5, lr: 1}}\n"
+    )
     monkeypatch.chdir(tmp_path)
     return tmp_path

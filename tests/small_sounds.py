@@ -24,9 +24,30 @@ def esc50(folder):
         for k in range(6):
             target = k % 3
             tone = np.sin(2 * np.pi * 500 * 2**target * np.arange(4 * 44_100) / 44_100)
-            rows.append((f"{fold}-{k}-A-{target}.wav", fold, target, names[target], False, k, "A"))
-            write(folder / "audio" / rows[-1][0], (20_000 * tone + 300 * rng.standard_normal(len(tone))).astype("<i2"))
+            rows.append(
+                (
+                    f"{fold}-{k}-A-{target}.wav",
+                    fold,
+                    target,
+                    names[target],
+                    False,
+                    k,
+                    "A",
+                )
+            )
+            write(
+                folder / "audio" / rows[-1][0],
+                (20_000 * tone + 300 * rng.standard_normal(len(tone))).astype("<i2"),
+            )
     with (folder / "meta" / "esc50.csv").open("w", newline="") as file:
-        columns = ("filename", "fold", "target", "category", "esc10", "src_file", "take")
+        columns = (
+            "filename",
+            "fold",
+            "target",
+            "category",
+            "esc10",
+            "src_file",
+            "take",
+        )
         csv.writer(file).writerows([columns, *rows])
     return folder.parent

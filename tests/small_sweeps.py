@@ -21,7 +21,9 @@ output_dir = ""  # folder"""
 def checkout(tmp_path, monkeypatch) -> Path:
     """A checkout with one notebook, as the current folder."""
     notebook(tmp_path / "notebooks" / "00_some.ipynb", "1 + 1", parameters=PARAMETERS)
-    (tmp_path / "notebooks" / "profiles.yaml").write_text("tiny: {00_some: {width: 0.5}}\n")
+    (tmp_path / "notebooks" / "profiles.yaml").write_text(
+        "tiny: {00_some: {width: 0.5}}\n"
+    )
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -35,15 +37,35 @@ def stand_in(monkeypatch) -> list[dict]:
         values = parameters.defaults(path) | parameters.overrides(path, profile, given)
         done.append(given)
         folder.mkdir(parents=True, exist_ok=True)
-        numbers = {"square": values["seed"] ** 2, "fall": {"id": values["width"], "ood": [1, 2]}, "device": "here"}
+        numbers = {
+            "square": values["seed"] ** 2,
+            "fall": {"id": values["width"], "ood": [1, 2]},
+            "device": "here",
+        }
         paper = {"holds": True, "text": "Table <2>"}
-        even = {"sentence": "It is <even>.", "holds": values["seed"] % 2 == 0, "margin": 0.5, "paper": paper}
-        results = {"numbers": numbers, "tables": {}, "figures": {}, "claims": {"even": even}}
+        even = {
+            "sentence": "It is <even>.",
+            "holds": values["seed"] % 2 == 0,
+            "margin": 0.5,
+            "paper": paper,
+        }
+        results = {
+            "numbers": numbers,
+            "tables": {},
+            "figures": {},
+            "claims": {"even": even},
+        }
         write(folder / "results.json", json.dumps(results))
         write(folder / f"{path.stem}.ipynb", path.read_text())
-        files = {file.name: sha256(file) for file in folder.iterdir() if file.name != "manifest.json"}
+        files = {
+            file.name: sha256(file)
+            for file in folder.iterdir()
+            if file.name != "manifest.json"
+        }
         manifest = {
-            "parameters": {name: value for name, value in values.items() if name != "output_dir"},
+            "parameters": {
+                name: value for name, value in values.items() if name != "output_dir"
+            },
             "source_sha256": parameters.source_sha256(path),
             "code": {"__init__.py": sha256(identity.PACKAGE / "__init__.py")},
             "data": identity.Present().data(values, path.parent),

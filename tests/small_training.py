@@ -14,9 +14,18 @@ def small_mlp(dropout=0.2):
 
 def trained(members, fold=None, dropout=0.2, **settings):
     ensemble = ensembles.deep(lambda: small_mlp(dropout), members, seed=5, fold=fold)
-    settings = {"epochs": 3, "lr": 0.1, "batch_size": 64, "seed": 5, "progress": False} | settings
+    settings = {
+        "epochs": 3,
+        "lr": 0.1,
+        "batch_size": 64,
+        "seed": 5,
+        "progress": False,
+    } | settings
     return ensemble, training.fit(ensemble, INPUTS, LABELS, **settings)
 
 
 def weights(ensemble):
-    return [torch.cat([p.flatten() for p in ensemble.member(m).parameters()]) for m in range(ensemble.members)]
+    return [
+        torch.cat([p.flatten() for p in ensemble.member(m).parameters()])
+        for m in range(ensemble.members)
+    ]

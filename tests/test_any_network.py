@@ -17,7 +17,9 @@ WORKS = table_of_the_book()
 
 
 def test_the_table_has_every_network_and_method():
-    assert set(WORKS) == {(network, method) for network in NETWORKS for method in METHODS}
+    assert set(WORKS) == {
+        (network, method) for network in NETWORKS for method in METHODS
+    }
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -37,13 +39,24 @@ def test_nothing_dropped_from_the_attention_is_the_network(network):
 
 
 @pytest.mark.parametrize("method", ["lora", "masksembles", "dropout"])
-@pytest.mark.parametrize("network", ["torch encoder", "torch encoder, tokens first", "torch attention"])
+@pytest.mark.parametrize(
+    "network", ["torch encoder", "torch encoder, tokens first", "torch attention"]
+)
 def test_after_training_all_ways_to_ask_agree(network, method):
     """torch evaluates its encoder in one fused call, which would read weights past the members' layers."""
     x, y = NETWORKS[network].inputs(8), torch.arange(8) % 3
     ensemble = METHODS[method].make(NETWORKS[network].make(), x, 3)
     if method != "dropout":
-        training.fit(ensemble, x, y, epochs=2, lr=0.02, batch_size=4, optimizer="adam", progress=False)
+        training.fit(
+            ensemble,
+            x,
+            y,
+            epochs=2,
+            lr=0.02,
+            batch_size=4,
+            optimizer="adam",
+            progress=False,
+        )
     asked = training.predict(ensemble, x)
     with torch.enable_grad():
         passed = ensemble(x).detach()
@@ -65,22 +78,41 @@ def test_spectra_and_diversity_ask_any_layer(network):
     apart = ensembles.from_members([ensemble.member(m) for m in range(3)])
     assert names == diversity.layer_names(apart, ".")
     for name in names:
-        torch.testing.assert_close(diversity.member_weights(ensemble, name), diversity.member_weights(apart, name))
-    own = [name for name, seen in ensembles.weights_of(ensemble.network).items() if hasattr(seen, "down")]
-    found = spectra.ensemble_spectra(ensemble, f"^{own[0]}$", 1, update=True, progress=False)[own[0]]
-    before = ensembles.weights_of(ensembles.plain(net))[own[0]].flatten(1)  # of GPT-2 the linear layers
+        torch.testing.assert_close(
+            diversity.member_weights(ensemble, name),
+            diversity.member_weights(apart, name),
+        )
+    own = [
+        name
+        for name, seen in ensembles.weights_of(ensemble.network).items()
+        if hasattr(seen, "down")
+    ]
+    found = spectra.ensemble_spectra(
+        ensemble, f"^{own[0]}$", 1, update=True, progress=False
+    )[own[0]]
+    before = ensembles.weights_of(ensembles.plain(net))[own[0]].flatten(
+        1
+    )  # of GPT-2 the linear layers
     update = diversity.member_weights(ensemble, own[0])[1] - before
-    torch.testing.assert_close(found.values[1], torch.linalg.svdvals(update)[:1], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        found.values[1], torch.linalg.svdvals(update)[:1], rtol=1e-3, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("network", ["batch norm act", "own resnet", "resnet"])
 def test_statistics_of_any_batch_norm_are_the_member_s_own(network):
     """In training mode a member is a plain network on its own rows, whatever its norm's class adds."""
-    ensemble, x = METHODS["film"].make(NETWORKS[network].make(), None, 2), NETWORKS[network].inputs(6)
+    ensemble, x = (
+        METHODS["film"].make(NETWORKS[network].make(), None, 2),
+        NETWORKS[network].inputs(6),
+    )
     plain = [ensemble.member(m).train() for m in range(2)]
     rows = torch.stack([x, 2 * x])
     together = ensemble.train().forward_members(rows)
-    torch.testing.assert_close(together, torch.stack([logits(net, r) for net, r in zip(plain, rows, strict=True)]))
+    torch.testing.assert_close(
+        together,
+        torch.stack([logits(net, r) for net, r in zip(plain, rows, strict=True)]),
+    )
     for m, net in enumerate(plain):
         for name, buffer in ensemble.member(m).named_buffers():
             torch.testing.assert_close(buffer, net.get_buffer(name))
@@ -88,16 +120,25 @@ def test_statistics_of_any_batch_norm_are_the_member_s_own(network):
 
 def test_a_film_of_some_norms_trains_nothing_else():
     net = NETWORKS["own rms norm"].make()
-    names = [name for name, part in net.named_modules() if "RMSNorm" in type(part).__name__]
-    ensemble = ensembles.film(net, 2, target=f"^{names[0]}$", train_backbone=False, classifiers="independent")
+    names = [
+        name for name, part in net.named_modules() if "RMSNorm" in type(part).__name__
+    ]
+    ensemble = ensembles.film(
+        net, 2, target=f"^{names[0]}$", train_backbone=False, classifiers="independent"
+    )
     trained = {name for name, p in ensemble.named_parameters() if p.requires_grad}
     head = models.classifier(net)
-    assert all(name.startswith((f"network.{names[0]}.", f"network.{head}.")) for name in trained)
+    assert all(
+        name.startswith((f"network.{names[0]}.", f"network.{head}."))
+        for name in trained
+    )
 
 
 def test_a_layer_says_how_it_runs():
     assert "in turn" in repr(METHODS["lora"].make(NETWORKS["gru"].make(), None, 2))
-    ensemble = ensembles.lora(NETWORKS["lstm"].make(), 2, 2)  # which turns time to the front
+    ensemble = ensembles.lora(
+        NETWORKS["lstm"].make(), 2, 2
+    )  # which turns time to the front
     ensemble(NETWORKS["lstm"].inputs(3))
     assert ensemble.about()["members in a pass"].startswith("one")
     assert "members in a pass" not in ensembles.lora(models.mlp(4), 2, 2).about()
@@ -110,7 +151,9 @@ def test_a_parametrized_backbone_keeps_its_class():
         if WORKS["weight norm", method]:
             METHODS[method].make(net, x, 3)
     assert torch.equal(net(x), before)
-    assert any(torch.nn.utils.parametrize.is_parametrized(part) for part in net.modules())
+    assert any(
+        torch.nn.utils.parametrize.is_parametrized(part) for part in net.modules()
+    )
 
 
 def test_two_threads_may_use_one_ensemble_whose_layers_run_in_turn():
@@ -128,7 +171,9 @@ def test_two_threads_may_use_one_ensemble_whose_layers_run_in_turn():
 
         with ThreadPoolExecutor(4) as pool:
             for _ in range(5):
-                for found, wanted in zip(pool.map(asked, inputs), expected, strict=True):
+                for found, wanted in zip(
+                    pool.map(asked, inputs), expected, strict=True
+                ):
                     torch.testing.assert_close(found, wanted)
 
 

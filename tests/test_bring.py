@@ -55,12 +55,19 @@ def test_a_function_of_a_file_or_of_a_module(mine, task):
     assert two.members == 2
     small = bring.model("uqlab.models:small_cnn", task, settings={"width": 4}).model
     bring.check(small, task.inputs, task)
-    assert bring.model("mine.py:make", data.load("digits[0-3]", "train", limit=9)).model[1].out_features == 4
+    assert (
+        bring.model("mine.py:make", data.load("digits[0-3]", "train", limit=9))
+        .model[1]
+        .out_features
+        == 4
+    )
 
 
 def test_the_number_of_classes_is_given_where_it_is_asked_for(mine, task):
     three = bring.model("mine.py:make", task, settings={"classes": 3}).model
-    with pytest.raises(ValueError, match="returns 3 outputs, and digits has labels of 10 classes"):
+    with pytest.raises(
+        ValueError, match="returns 3 outputs, and digits has labels of 10 classes"
+    ):
         bring.check(three, task.inputs, task)
 
 
@@ -77,9 +84,17 @@ def test_weights_of_one_file_and_of_a_folder(mine, task):
     assert list(one.files) == ["one.pt"]
     assert len(one.files["one.pt"]) == 16
     for place in ("both", ["both/*.pt*"], ["both/0.pt", "both/1.pth"]):
-        same(bring.model("mine.py:make", task, weights=place), ensembles.from_members(networks), task.inputs)
+        same(
+            bring.model("mine.py:make", task, weights=place),
+            ensembles.from_members(networks),
+            task.inputs,
+        )
     scaled = bring.model("mine.py:make", task, weights="one.pt", mean=[0.5], std=[0.2])
-    same(scaled, nn.Sequential(models.Standardize([0.5], [0.2]), networks[0]), task.inputs)
+    same(
+        scaled,
+        nn.Sequential(models.Standardize([0.5], [0.2]), networks[0]),
+        task.inputs,
+    )
 
 
 def test_a_pickle_is_not_read(mine, task):
@@ -90,7 +105,9 @@ def test_a_pickle_is_not_read(mine, task):
     torch.save(linear(), mine / "network.pt")
     torch.save({"state_dict": Danger()}, mine / "danger.pt")
     for file in ("network.pt", "danger.pt"):
-        with pytest.raises(ValueError, match="holds Python objects, which would run code"):
+        with pytest.raises(
+            ValueError, match="holds Python objects, which would run code"
+        ):
             bring.model("mine.py:make", task, weights=file)
     assert not (mine / "it_ran").exists()
 
@@ -100,29 +117,45 @@ def test_an_ensemble_that_was_saved(tmp_path):
     two = ensembles.lora(models.embedded(10), 2, 2, seed=1)
     ensembles.save(two, tmp_path / "two.safetensors")
     for source in ("uqlab.models:embedded", ""):
-        same(bring.model(source, task, weights=tmp_path / "two.safetensors"), two, task.inputs)
+        same(
+            bring.model(source, task, weights=tmp_path / "two.safetensors"),
+            two,
+            task.inputs,
+        )
     with pytest.raises(ValueError, match="cannot stand before a saved ensemble"):
-        bring.model("", task, weights=tmp_path / "two.safetensors", mean=[0.5], std=[0.5])
+        bring.model(
+            "", task, weights=tmp_path / "two.safetensors", mean=[0.5], std=[0.5]
+        )
 
 
 def test_a_folder_of_transformers(tmp_path, task):
     network = models.vit(8, 4, width=8, layers=1, heads=2)
     network.save_pretrained(tmp_path / "vit")
     same(bring.model(tmp_path / "vit", task), network, task.inputs)
-    (tmp_path / "vit" / "preprocessor_config.json").write_text('{"image_mean": [0.5], "image_std": [0.5]}')
+    (tmp_path / "vit" / "preprocessor_config.json").write_text(
+        '{"image_mean": [0.5], "image_std": [0.5]}'
+    )
     same(bring.model(tmp_path / "vit", task), lambda x: network(2 * x - 1), task.inputs)
     larger = task.resize(16)
     bring.check(bring.model(tmp_path / "vit", larger).model, larger.inputs, larger)
     four = data.load("digits[0-3]", "train", limit=9)
     with pytest.raises(ValueError, match=r"classifies 10 classes, digits\[0-3\] has 4"):
         bring.model(tmp_path / "vit", four)
-    bring.check(bring.model(tmp_path / "vit", four, new_classifier=True).model, four.inputs, four)
+    bring.check(
+        bring.model(tmp_path / "vit", four, new_classifier=True).model,
+        four.inputs,
+        four,
+    )
 
 
 def test_a_folder_of_texts(tmp_path):
-    (tmp_path / "films.tsv").write_text("sentence\tlabel\n" + "a good film\t1\na dull film\t0\n" * 20)
+    (tmp_path / "films.tsv").write_text(
+        "sentence\tlabel\n" + "a good film\t1\na dull film\t0\n" * 20
+    )
     films = data.load(tmp_path / "films.tsv", "train")
-    with pytest.raises(ValueError, match=r"\(BertModel\) classifies 0 classes, films has 2"):
+    with pytest.raises(
+        ValueError, match=r"\(BertModel\) classifies 0 classes, films has 2"
+    ):
         bring.model(models.minilm(), films)
     reader = bring.model(models.minilm(), films, new_classifier=True).model
     bring.check(reader, methods.encode(reader, films)[0], films)
@@ -136,18 +169,43 @@ WRONG = {
         ValueError,
         "has no function 'mine'; it has make, several, number, features",
     ),
-    "no module": ("no.such:make", {}, ValueError, r"no module no.such; for a file write no/such.py:function"),
+    "no module": (
+        "no.such:make",
+        {},
+        ValueError,
+        r"no module no.such; for a file write no/such.py:function",
+    ),
     "no function at all": ("mine", {}, ValueError, "there is no folder 'mine'"),
-    "no network": ("mine.py:number", {}, TypeError, "must return a torch module, or a list of them, got int"),
-    "settings": ("mine.py:make", {"settings": {"depth": 3}}, ValueError, "cannot be called with the settings .*depth"),
+    "no network": (
+        "mine.py:number",
+        {},
+        TypeError,
+        "must return a torch module, or a list of them, got int",
+    ),
+    "settings": (
+        "mine.py:make",
+        {"settings": {"depth": 3}},
+        ValueError,
+        "cannot be called with the settings .*depth",
+    ),
     "no std": (
         "mine.py:make",
         {"mean": [0.5]},
         ValueError,
         "mean and std must have one number for each channel, got 1 and 0",
     ),
-    "no weights": ("mine.py:make", {"weights": "none.pt"}, FileNotFoundError, "no weights at none.pt"),
-    "other weights": ("mine.py:make", {"weights": "other.pt"}, ValueError, "other.pt does not fit"),
+    "no weights": (
+        "mine.py:make",
+        {"weights": "none.pt"},
+        FileNotFoundError,
+        "no weights at none.pt",
+    ),
+    "other weights": (
+        "mine.py:make",
+        {"weights": "other.pt"},
+        ValueError,
+        "other.pt does not fit",
+    ),
     "an empty folder": (".", {}, ValueError, "has no config.json"),
 }
 
@@ -162,10 +220,16 @@ def test_what_is_wrong_is_said(mine, task, name):
 
 def test_outputs_and_inputs_that_do_not_fit_are_both_named(mine, task):
     flat = bring.model("mine.py:features", task).model
-    with pytest.raises(ValueError, match=r"must return logits \[batch, classes\] for inputs \[1, 8, 8\], got \[128\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"must return logits \[batch, classes\] for inputs \[1, 8, 8\], got \[128\]",
+    ):
         bring.check(flat, task.inputs, task)
     larger = task.resize(12)
-    with pytest.raises(ValueError, match=r"cannot take these inputs: in layer '1', Linear\(in_features=64.*2x144"):
+    with pytest.raises(
+        ValueError,
+        match=r"cannot take these inputs: in layer '1', Linear\(in_features=64.*2x144",
+    ):
         bring.check(bring.model("mine.py:make", task).model, larger.inputs, larger)
     broken = linear()
     nn.init.constant_(broken[1].bias, float("nan"))
@@ -174,7 +238,14 @@ def test_outputs_and_inputs_that_do_not_fit_are_both_named(mine, task):
 
 
 def test_only_square_images_are_resized(task):
-    wide = data.Dataset(torch.rand(3, 1, 8, 12), torch.arange(3), "wide", "test", tuple("abc"))
-    assert [items.name for items in methods.suited("mine", wide, wide)] == ["wide", "wide"]
-    with pytest.raises(ValueError, match=r"digits has images \[1, 8, 8\] and wide \[1, 8, 12\]"):
+    wide = data.Dataset(
+        torch.rand(3, 1, 8, 12), torch.arange(3), "wide", "test", tuple("abc")
+    )
+    assert [items.name for items in methods.suited("mine", wide, wide)] == [
+        "wide",
+        "wide",
+    ]
+    with pytest.raises(
+        ValueError, match=r"digits has images \[1, 8, 8\] and wide \[1, 8, 12\]"
+    ):
         methods.suited("mine", wide, task)

@@ -14,7 +14,9 @@ from uqlab import diversity, ensembles, heads, metrics, models
 
 
 def make_logits(members=5, batch=40, classes=4, seed=0):
-    return 2 * torch.randn(members, batch, classes, generator=torch.Generator().manual_seed(seed))
+    return 2 * torch.randn(
+        members, batch, classes, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def off_diagonal(pairs):
@@ -31,7 +33,9 @@ def test_distances_between_members(measure):
     assert torch.equal(pairs, pairs.T)
     assert (pairs.diagonal() == 0).all()
     assert (off_diagonal(pairs) > 0).all()
-    assert torch.allclose(measure(z + 3 * torch.randn(5, 40, 1)), pairs)  # a constant changes no softmax
+    assert torch.allclose(
+        measure(z + 3 * torch.randn(5, 40, 1)), pairs
+    )  # a constant changes no softmax
     order = torch.randperm(5)
     assert torch.allclose(measure(z[order]), pairs[order][:, order])
     assert (measure(z[:1].expand(3, -1, -1)) == 0).all()
@@ -40,52 +44,79 @@ def test_distances_between_members(measure):
 def test_disagreement_equals_a_loop():
     z = make_logits()
     votes = z.argmax(-1).numpy()
-    plain = np.array([[np.mean(votes[i] != votes[j]) for j in range(5)] for i in range(5)])
+    plain = np.array(
+        [[np.mean(votes[i] != votes[j]) for j in range(5)] for i in range(5)]
+    )
     assert np.allclose(diversity.disagreement(z), plain)
     mean = np.mean([plain[i, j] for i in range(5) for j in range(5) if i != j])
     assert diversity.mean_pair(diversity.disagreement(z)) == pytest.approx(mean)
-    assert metrics.interval([z], torch.zeros(40, dtype=torch.long), "disagreement", repeats=9).mean == pytest.approx(
-        mean
-    )
-    assert metrics.interval([z[:1]], torch.zeros(40, dtype=torch.long), "disagreement", repeats=9) == (0, 0, 0)
+    assert metrics.interval(
+        [z], torch.zeros(40, dtype=torch.long), "disagreement", repeats=9
+    ).mean == pytest.approx(mean)
+    assert metrics.interval(
+        [z[:1]], torch.zeros(40, dtype=torch.long), "disagreement", repeats=9
+    ) == (0, 0, 0)
 
 
 def test_js_divergence_equals_scipy_and_its_bounds():
     z = make_logits()
     p = z.double().softmax(-1).numpy()
-    plain = [[np.mean(jensenshannon(p[i], p[j], axis=-1) ** 2) for j in range(5)] for i in range(5)]
+    plain = [
+        [np.mean(jensenshannon(p[i], p[j], axis=-1) ** 2) for j in range(5)]
+        for i in range(5)
+    ]
     assert np.allclose(diversity.js_divergence(z), plain)
     opposite = 1e3 * torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])
     assert diversity.js_divergence(opposite)[0, 1].item() == pytest.approx(math.log(2))
-    together = torch.from_numpy(p).mean(1, keepdim=True).log()  # the paper's variant: of mean predictions
-    assert (off_diagonal(diversity.js_divergence(together)) <= off_diagonal(diversity.js_divergence(z))).all()
+    together = (
+        torch.from_numpy(p).mean(1, keepdim=True).log()
+    )  # the paper's variant: of mean predictions
+    assert (
+        off_diagonal(diversity.js_divergence(together))
+        <= off_diagonal(diversity.js_divergence(z))
+    ).all()
 
 
 def test_js_divergence_of_many_inputs_is_the_mean_of_its_parts():
     z = make_logits(members=2, batch=2**19 + 7)  # more than one pass
-    halves = [diversity.js_divergence(part) * part.shape[1] for part in z.split(2**18, dim=1)]
+    halves = [
+        diversity.js_divergence(part) * part.shape[1] for part in z.split(2**18, dim=1)
+    ]
     assert torch.allclose(diversity.js_divergence(z), sum(halves) / z.shape[1])
 
 
 def test_variation_ratio():
-    z = nn.functional.one_hot(torch.tensor([[0, 1], [0, 2], [0, 1], [0, 0]]), 3).float()  # four members, two inputs
+    z = nn.functional.one_hot(
+        torch.tensor([[0, 1], [0, 2], [0, 1], [0, 0]]), 3
+    ).float()  # four members, two inputs
     assert diversity.variation_ratio(z).tolist() == [0, 0.5]
     two = make_logits(members=2)  # of two members one half, where they disagree
-    assert diversity.variation_ratio(two).mean().item() == pytest.approx(diversity.disagreement(two)[0, 1].item() / 2)
+    assert diversity.variation_ratio(two).mean().item() == pytest.approx(
+        diversity.disagreement(two)[0, 1].item() / 2
+    )
 
 
-@pytest.mark.parametrize("measure", [diversity.disagreement, diversity.js_divergence, diversity.variation_ratio])
+@pytest.mark.parametrize(
+    "measure",
+    [diversity.disagreement, diversity.js_divergence, diversity.variation_ratio],
+)
 def test_refuses_what_are_no_logits(measure, unchecked):
     with pytest.raises(ValueError, match=r"logits must be \[members, batch, classes\]"):
         measure(torch.zeros(3, 4))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("measure", [diversity.disagreement, diversity.js_divergence, diversity.variation_ratio])
+@pytest.mark.parametrize(
+    "measure",
+    [diversity.disagreement, diversity.js_divergence, diversity.variation_ratio],
+)
 def test_refuses_logits_that_are_not_finite(measure, value):
     z = make_logits()
     z[1, 2, 3] = value
-    with pytest.raises(ValueError, match=r"logits must be finite, got NaN or an infinite value at \[1, 2, 3\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"logits must be finite, got NaN or an infinite value at \[1, 2, 3\]",
+    ):
         measure(z)
 
 
@@ -98,21 +129,32 @@ def vit():
 
 
 def flat(ensemble, names):
-    return [[ensemble.member(m).get_submodule(n).weight.detach().flatten() for n in names] for m in range(3)]
+    return [
+        [ensemble.member(m).get_submodule(n).weight.detach().flatten() for n in names]
+        for m in range(3)
+    ]
 
 
 def moved_lora():
     ensemble = ensembles.lora(vit(), 3, rank=2)
     for p in ensemble.parameters():
         if p.requires_grad:
-            nn.init.normal_(p, std=0.3, generator=torch.Generator().manual_seed(p.numel()))
+            nn.init.normal_(
+                p, std=0.3, generator=torch.Generator().manual_seed(p.numel())
+            )
     return ensemble
 
 
 def test_members_that_start_from_one_backbone_are_parallel():
     backbone = vit()
-    for ensemble in (ensembles.lora(backbone, 3), ensembles.dropout(backbone, 3), ensembles.from_members([vit()] * 3)):
-        assert torch.allclose(diversity.weight_cosine(ensemble), torch.ones(3, 3, dtype=torch.float64))
+    for ensemble in (
+        ensembles.lora(backbone, 3),
+        ensembles.dropout(backbone, 3),
+        ensembles.from_members([vit()] * 3),
+    ):
+        assert torch.allclose(
+            diversity.weight_cosine(ensemble), torch.ones(3, 3, dtype=torch.float64)
+        )
         assert diversity.diversity_score(ensemble) == pytest.approx(0, abs=1e-6)
 
 
@@ -126,8 +168,16 @@ def test_independent_members_are_orthogonal_and_diverse():
 
 def test_weights_of_lora_equal_plain_references():
     ensemble = moved_lora()
-    names = [n for n, part in ensemble.member(0).named_modules() if isinstance(part, nn.Linear)]
-    projections = [n for n in names if n.endswith(("_proj", "query", "key", "value", "attention.output.dense"))]
+    names = [
+        n
+        for n, part in ensemble.member(0).named_modules()
+        if isinstance(part, nn.Linear)
+    ]
+    projections = [
+        n
+        for n in names
+        if n.endswith(("_proj", "query", "key", "value", "attention.output.dense"))
+    ]
     assert len(projections) == 8, names
     vectors = torch.stack([torch.cat(layers) for layers in flat(ensemble, projections)])
     plain = nn.functional.cosine_similarity(vectors[:, None], vectors, dim=-1)
@@ -138,10 +188,16 @@ def test_weights_of_lora_equal_plain_references():
         np.corrcoef(np.stack(layer))[np.triu_indices(3, 1)].mean()
         for layer in zip(*flat(ensemble, values), strict=True)
     ]
-    assert diversity.diversity_score(ensemble) == pytest.approx(1 - np.mean(correlations), abs=1e-6)
+    assert diversity.diversity_score(ensemble) == pytest.approx(
+        1 - np.mean(correlations), abs=1e-6
+    )
     one = diversity.weight_cosine(ensemble, target=values[0].replace(".", r"\."))
     first = torch.stack([layers[0] for layers in flat(ensemble, values)])
-    assert torch.allclose(one.float(), nn.functional.cosine_similarity(first[:, None], first, dim=-1), atol=1e-6)
+    assert torch.allclose(
+        one.float(),
+        nn.functional.cosine_similarity(first[:, None], first, dim=-1),
+        atol=1e-6,
+    )
 
 
 def pruned(*removed):
@@ -159,20 +215,31 @@ def test_fused_members_are_compared_by_their_own_heads(make):
     found = diversity.weight_cosine(fused)
     vectors = []
     for m in range(3):
-        plain = [part for name, part in fused.member(m).named_modules() if re.search(ensembles.ATTENTION, name)]
+        plain = [
+            part
+            for name, part in fused.member(m).named_modules()
+            if re.search(ensembles.ATTENTION, name)
+        ]
         vectors.append(torch.cat([layer.weight.detach().flatten() for layer in plain]))
     assert len(plain) == 4 * head_networks.LAYERS
-    expected = nn.functional.cosine_similarity(torch.stack(vectors)[:, None], torch.stack(vectors), dim=-1)
+    expected = nn.functional.cosine_similarity(
+        torch.stack(vectors)[:, None], torch.stack(vectors), dim=-1
+    )
     torch.testing.assert_close(found, expected)
     assert (off_diagonal(found) < 0.99).all()
-    torch.testing.assert_close(diversity.weight_cosine(ensembles.from_members(members)), found)
+    torch.testing.assert_close(
+        diversity.weight_cosine(ensembles.from_members(members)), found
+    )
     assert 0 < diversity.diversity_score(fused) < 1
 
 
 def test_members_of_different_shapes_are_refused():
     fused = heads.fuse(pruned([(0, 0), (1, 0)], [(0, 1), (0, 2), (1, 1)]))
     for measure in (diversity.weight_cosine, diversity.diversity_score):
-        with pytest.raises(ValueError, match=r"one shape .* they are \[\(32, 16\), \(48, 16\)\].*js_divergence"):
+        with pytest.raises(
+            ValueError,
+            match=r"one shape .* they are \[\(32, 16\), \(48, 16\)\].*js_divergence",
+        ):
             measure(fused)
 
 
@@ -182,7 +249,10 @@ def test_diversity_needs_members_to_compare():
 
 
 def test_weights_refuse(unchecked):
-    with pytest.raises(ValueError, match=r"target 'mlp_9' matches no linear layer; there are .*classifier"):
+    with pytest.raises(
+        ValueError,
+        match=r"target 'mlp_9' matches no linear layer; there are .*classifier",
+    ):
         diversity.weight_cosine(ensembles.lora(vit(), 2), target="mlp_9")
     for measure in (diversity.weight_cosine, diversity.diversity_score):
         with pytest.raises(TypeError, match="from_members"):

@@ -27,7 +27,9 @@ def blocks(path):
 def run(monkeypatch, tmp_path):
     """Runs all code of a file, one block after the other, in a folder of its own; gives the names it made."""
     load, names = data.load, {}
-    monkeypatch.setattr(data, "load", lambda name, split="test", limit=0: load(name, split, limit=40))
+    monkeypatch.setattr(
+        data, "load", lambda name, split="test", limit=0: load(name, split, limit=40)
+    )
     monkeypatch.setattr(methods, "METHODS", dict(methods.METHODS))
     monkeypatch.setattr(scores, "SCORES", dict(scores.SCORES))
     monkeypatch.setattr(scoreboard, "SCORES", scores.SCORES, raising=False)
@@ -53,7 +55,9 @@ def test_a_method_and_a_score_of_ones_own_join_by_one_entry(run):
     assert len([line for line in own.partition("\n\n\n")[2].splitlines() if line]) <= 10
     names = run(ROOT / "README.md")
     lora, mine = (rows for _, rows in names["table"].groupby("method"))
-    assert mine["trained"].tolist() == [2 * (128 * 10 + 10)] * 2 < lora["trained"].tolist()
+    assert (
+        mine["trained"].tolist() == [2 * (128 * 10 + 10)] * 2 < lora["trained"].tolist()
+    )
     assert set(scoreboard.ranks(names["table"], "nll").index) == {"lora", "mine"}
     advice = scoreboard.recommend(names["table"], "trained", {})
     assert advice.reason.startswith("classifiers alone has the best trained of the 2")

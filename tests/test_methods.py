@@ -41,11 +41,24 @@ PLAIN = {
 OPTIONS = {"lora": {"rank": 8}, "lora_single": {"rank": 4}}
 
 
-NEEDS = {"linear layers", "pretraining", "attention", "normalisation", "a map or patches"}
+NEEDS = {
+    "linear layers",
+    "pretraining",
+    "attention",
+    "normalisation",
+    "a map or patches",
+}
 
 
 def train(name, net, members=3, **changes):
-    return methods.train(name, net, *images(), members=members, seed=7, **(OPTIONS.get(name, {}) | SETTINGS | changes))
+    return methods.train(
+        name,
+        net,
+        *images(),
+        members=members,
+        seed=7,
+        **(OPTIONS.get(name, {}) | SETTINGS | changes),
+    )
 
 
 @pytest.mark.parametrize("name", methods.METHODS)
@@ -54,11 +67,19 @@ def test_every_method_trains_on_a_backbone_and_leaves_it_as_it_was(name):
     members = 4 if name == "tiles" else 3  # they lie in a square
     before = {key: value.clone() for key, value in net.state_dict().items()}
     ensemble = train(name, net, members)
-    assert training.predict(ensemble, x).shape == (1 if "single" in name else members, 4, 3)
-    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+    assert training.predict(ensemble, x).shape == (
+        1 if "single" in name else members,
+        4,
+        3,
+    )
+    assert all(
+        torch.equal(value, before[key]) for key, value in net.state_dict().items()
+    )
     torch.testing.assert_close(train(name, net, members)(x), ensemble(x))
     for m in range(ensemble.members):  # plain modules, for people who leave
-        torch.testing.assert_close(training.predict(ensemble.member(m), x)[0], training.predict(ensemble, x)[m])
+        torch.testing.assert_close(
+            training.predict(ensemble.member(m), x)[0], training.predict(ensemble, x)[m]
+        )
     about = ensemble.about()
     assert about["members"] == ensemble.members
     assert str(ensemble) == repr(ensemble)
@@ -89,8 +110,12 @@ def test_snapshots_begin_with_the_single_network_and_mc_dropout_drops_in_trainin
 
 def test_settings_reach_the_part_that_knows_them():
     net = vit()
-    assert methods.numbers(train("lora", net, rank=2)) < methods.numbers(train("lora", net))
-    assert methods.numbers(train("dropout", net)) == methods.numbers(train("single", net))
+    assert methods.numbers(train("lora", net, rank=2)) < methods.numbers(
+        train("lora", net)
+    )
+    assert methods.numbers(train("dropout", net)) == methods.numbers(
+        train("single", net)
+    )
     assert methods.numbers(train("lora", net, rank=4)) == pytest.approx(
         methods.numbers(train("lora_single", net)), rel=0.2
     )
@@ -107,27 +132,51 @@ def test_without_training_nothing_of_the_backbone_is_left():
     assert len(weights) > 5
     for name, p in weights.items():
         assert torch.equal(first.get_parameter(name), again.get_parameter(name))
-        assert "layernorm" in name or "bias" in name or not torch.equal(first.get_parameter(name), p)
+        assert (
+            "layernorm" in name
+            or "bias" in name
+            or not torch.equal(first.get_parameter(name), p)
+        )
     assert not torch.equal(first(images()[0]), other(images()[0]))
 
 
 def test_what_is_found_in_a_trained_network():
     """Masks, tiles, heads and a posterior: of the single network, or of one LoRA network, and what their parts are."""
     net, (x, _) = vit(), images()
-    single, one = train("single", net).member(0), train("laplace_lora", net, 1, prior_variance=1e-12)
-    torch.testing.assert_close(train("tiles", net, 4)(x), extraction.tiles(single, 2)(x))
+    single, one = (
+        train("single", net).member(0),
+        train("laplace_lora", net, 1, prior_variance=1e-12),
+    )
+    torch.testing.assert_close(
+        train("tiles", net, 4)(x), extraction.tiles(single, 2)(x)
+    )
     torch.testing.assert_close(one(x), train("lora", net, 1)(x), rtol=1e-3, atol=1e-4)
-    assert not torch.allclose(train("laplace_lora", net, 1, prior_variance=1.0)(x), one(x), atol=1e-2)
+    assert not torch.allclose(
+        train("laplace_lora", net, 1, prior_variance=1.0)(x), one(x), atol=1e-2
+    )
     hydra = train("hydra", net, share=0.5)
     assert hydra.members == 3
     assert all(sum(heads.count_heads(hydra.member(m))) == 2 for m in range(3))
-    as_printed, begun = train("hydra", net, share=0.5, last=1), train("single", net).member(0)
+    as_printed, begun = (
+        train("hydra", net, share=0.5, last=1),
+        train("single", net).member(0),
+    )
     for name, p in begun.named_parameters():
-        if "mlp" in name:  # one for all members; only that of the last layer has learned
-            assert torch.equal(as_printed.network.get_parameter(name), p) == (".0." in name)
+        if (
+            "mlp" in name
+        ):  # one for all members; only that of the last layer has learned
+            assert torch.equal(as_printed.network.get_parameter(name), p) == (
+                ".0." in name
+            )
     masked = train("masks", net, steps=5)
-    assert all(mask.rows is None or ((mask.rows == 0) | (mask.rows == 1)).all() for mask in masked.masks().values())
-    torch.testing.assert_close(train("dropkey", net, p=0.3)(x), train("dropout", net, p=0.3, kind="attention")(x))
+    assert all(
+        mask.rows is None or ((mask.rows == 0) | (mask.rows == 1)).all()
+        for mask in masked.masks().values()
+    )
+    torch.testing.assert_close(
+        train("dropkey", net, p=0.3)(x),
+        train("dropout", net, p=0.3, kind="attention")(x),
+    )
     with pytest.raises(ValueError, match="tiles lie in a square"):
         train("tiles", net, 3)
     for name in ("single", "masks", "hydra", "laplace_lora"):
@@ -144,13 +193,22 @@ def test_what_is_found_in_a_trained_network():
         ("tiles", "no module that averages a map"),
     ],
 )
-def test_a_network_that_lacks_what_a_method_needs_is_refused_before_training(name, message, monkeypatch):
-    monkeypatch.setattr(training, "fit", functools.wraps(training.fit)(lambda *_, **__: pytest.fail("trained")))
+def test_a_network_that_lacks_what_a_method_needs_is_refused_before_training(
+    name, message, monkeypatch
+):
+    monkeypatch.setattr(
+        training,
+        "fit",
+        functools.wraps(training.fit)(lambda *_, **__: pytest.fail("trained")),
+    )
     with pytest.raises(ValueError, match=message):
         train(name, models.mlp(64, (12, 6), 3), 4)
 
 
-@pytest.mark.parametrize(("name", "message"), [("mimo", "begins with Embedding"), ("tiles", "no module that averages")])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("mimo", "begins with Embedding"), ("tiles", "no module that averages")],
+)
 def test_a_network_that_reads_is_refused_by_methods_for_images(name, message):
     with pytest.raises(ValueError, match=message):
         methods.METHODS[name].make(bert(), 4, 0)
@@ -163,16 +221,27 @@ def test_the_list_is_long_enough_to_choose_from():
 
 def test_colours_and_markers_tell_methods_apart():
     for field in ("label", "color"):
-        assert len({getattr(method, field) for method in methods.METHODS.values()}) == len(methods.METHODS)
+        assert len(
+            {getattr(method, field) for method in methods.METHODS.values()}
+        ) == len(methods.METHODS)
 
 
 def test_sets_are_suited_to_a_backbone():
-    digits, letters, textures = (data.load(name, limit=3) for name in ("digits", "letters", "textures"))
-    assert [tuple(items.inputs.shape) for items in methods.suited("", digits, textures)] == [(3, 1, 28, 28)] * 2
+    digits, letters, textures = (
+        data.load(name, limit=3) for name in ("digits", "letters", "textures")
+    )
+    assert [
+        tuple(items.inputs.shape) for items in methods.suited("", digits, textures)
+    ] == [(3, 1, 28, 28)] * 2
     own, other = methods.suited("any/checkpoint", digits, letters.resize(28))
     assert tuple(other.inputs.shape) == tuple(own.inputs.shape) == (3, 1, 8, 8)
-    assert all(a is b.inputs for a, b in zip(methods.encode(vit(), own, other), (own, other), strict=True))
-    texts = data.Dataset(["a"] * 3, torch.zeros(3).long(), "films", "test", ("bad", "good"))
+    assert all(
+        a is b.inputs
+        for a, b in zip(methods.encode(vit(), own, other), (own, other), strict=True)
+    )
+    texts = data.Dataset(
+        ["a"] * 3, torch.zeros(3).long(), "films", "test", ("bad", "good")
+    )
     assert methods.suited("", texts, texts) == [texts, texts]
     with pytest.raises(TypeError, match="films holds text, but digits images"):
         methods.suited("", texts, digits)

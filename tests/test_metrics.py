@@ -11,7 +11,12 @@ from small_tasks import binary, from_probabilities, make_task
 from uqlab import metrics
 from uqlab.core import devices
 
-CALIBRATION = [metrics.ece, metrics.adaptive_ece, metrics.classwise_ece, metrics.calibration_gap]
+CALIBRATION = [
+    metrics.ece,
+    metrics.adaptive_ece,
+    metrics.classwise_ece,
+    metrics.calibration_gap,
+]
 QUALITY = [metrics.accuracy, metrics.nll, metrics.brier, metrics.macro_f1]
 
 
@@ -19,12 +24,21 @@ QUALITY = [metrics.accuracy, metrics.nll, metrics.brier, metrics.macro_f1]
 @pytest.mark.parametrize("pool", ["probabilities", "logits"])
 def test_quality_agrees_with_scikit_learn(pool):
     logits, labels = make_task()
-    p = logits.softmax(-1).mean(0) if pool == "probabilities" else logits.mean(0).softmax(-1)
+    p = (
+        logits.softmax(-1).mean(0)
+        if pool == "probabilities"
+        else logits.mean(0).softmax(-1)
+    )
     predicted, one_hot = p.argmax(1), torch.nn.functional.one_hot(labels)
-    assert metrics.accuracy(logits, labels, pool=pool) == sklearn_metrics.accuracy_score(labels, predicted)
-    assert metrics.nll(logits, labels, pool=pool) == pytest.approx(sklearn_metrics.log_loss(labels, p), rel=1e-12)
+    assert metrics.accuracy(
+        logits, labels, pool=pool
+    ) == sklearn_metrics.accuracy_score(labels, predicted)
+    assert metrics.nll(logits, labels, pool=pool) == pytest.approx(
+        sklearn_metrics.log_loss(labels, p), rel=1e-12
+    )
     assert metrics.brier(logits, labels, pool=pool) == pytest.approx(
-        sum(sklearn_metrics.brier_score_loss(one_hot[:, c], p[:, c]) for c in range(5)), rel=1e-12
+        sum(sklearn_metrics.brier_score_loss(one_hot[:, c], p[:, c]) for c in range(5)),
+        rel=1e-12,
     )
     f1 = sklearn_metrics.f1_score(labels, predicted, average="macro")
     assert metrics.macro_f1(logits, labels, pool=pool) == pytest.approx(f1, rel=1e-12)
@@ -40,18 +54,28 @@ def test_macro_f1_counts_the_classes_that_occur():
 def test_loss_of_the_mean_plus_divergence_is_the_mean_loss_for_both_pools():
     logits, labels = make_task()
     member_loss = np.mean([metrics.nll(member[None], labels) for member in logits])
-    dual = metrics.log_prediction(logits, "logits")  # the Bregman dual mean of the members
+    dual = metrics.log_prediction(
+        logits, "logits"
+    )  # the Bregman dual mean of the members
     divergence = (dual.exp() * (dual - logits.log_softmax(-1))).sum(-1).mean().item()
-    assert metrics.nll(logits, labels, pool="logits") + divergence == pytest.approx(member_loss, rel=1e-12)
+    assert metrics.nll(logits, labels, pool="logits") + divergence == pytest.approx(
+        member_loss, rel=1e-12
+    )
     member_brier = np.mean([metrics.brier(member[None], labels) for member in logits])
     variance = logits.softmax(-1).var(0, correction=0).sum(-1).mean().item()
-    assert metrics.brier(logits, labels) + variance == pytest.approx(member_brier, rel=1e-12)
+    assert metrics.brier(logits, labels) + variance == pytest.approx(
+        member_brier, rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_scores_respect_their_bounds(seed):
     logits, labels = make_task(seed=seed)
-    wrong, brier, classes = 1 - metrics.accuracy(logits, labels), metrics.brier(logits, labels), logits.shape[-1]
+    wrong, brier, classes = (
+        1 - metrics.accuracy(logits, labels),
+        metrics.brier(logits, labels),
+        logits.shape[-1],
+    )
     assert brier >= 0.5 * wrong
     assert brier <= (1 - wrong) * (1 - 1 / classes) + 2 * wrong
     assert metrics.nll(logits, labels) >= math.log(2) * wrong
@@ -78,7 +102,9 @@ def test_no_temporary_grows_with_the_number_of_classes(monkeypatch, pool):
             found = metrics.log_prediction(logits, pool)
         torch.testing.assert_close(found, reference, rtol=1e-14, atol=1e-14)
         chunks = -(-700 // (6000 // (4 * classes)))
-        assert len(sizes) == (2 * chunks if pool == "probabilities" else chunks)  # of the members, and of their mean
+        assert len(sizes) == (
+            2 * chunks if pool == "probabilities" else chunks
+        )  # of the members, and of their mean
         assert max(sizes) <= 6000
         sizes.clear()
 
@@ -87,15 +113,21 @@ def test_predictions_are_computed_in_float64_whatever_comes_in():
     logits, labels = make_task()
     exact = metrics.nll(logits.float().double(), labels)
     assert metrics.nll(logits.float(), labels.to(torch.uint8)) == exact
-    assert metrics.nll(torch.tensor([[[1000.0, 0.0]]]), torch.tensor([1])) == 1000  # p underflows, log p does not
+    assert (
+        metrics.nll(torch.tensor([[[1000.0, 0.0]]]), torch.tensor([1])) == 1000
+    )  # p underflows, log p does not
 
 
 # Calibration ----------------------------------------------------------------------------------------------------------
 def test_calibration_by_hand():
     logits, labels = binary([0.6, 0.7, 0.75, 0.9], [1, 0, 1, 1])
     # Ten bins of width .1: .6 | .7 | .75 | .9 alone each; two of equal count: {.6, .7} and {.75, .9}.
-    assert metrics.ece(logits, labels, 10) == pytest.approx((0.4 + 0.7 + 0.25 + 0.1) / 4)
-    assert metrics.adaptive_ece(logits, labels, 2) == pytest.approx((abs(1.3 - 1) + abs(1.65 - 2)) / 4)
+    assert metrics.ece(logits, labels, 10) == pytest.approx(
+        (0.4 + 0.7 + 0.25 + 0.1) / 4
+    )
+    assert metrics.adaptive_ece(logits, labels, 2) == pytest.approx(
+        (abs(1.3 - 1) + abs(1.65 - 2)) / 4
+    )
     assert metrics.calibration_gap(logits, labels) == pytest.approx(abs(2.95 - 3) / 4)
     # One bin per class: both classes miss by the same amount.
     assert metrics.classwise_ece(logits, labels, 1) == pytest.approx(0.05 / 4)
@@ -135,7 +167,10 @@ def test_binned_errors_agree_with_plain_loops(bins):
     expected = np.mean([binned(p[:, c], one_hot[:, c]) for c in range(5)])
     assert metrics.classwise_ece(logits, labels, bins) == pytest.approx(expected)
     order = p.max(1).argsort(kind="stable")
-    expected = sum(abs((p.max(1) - hit)[part].sum()) for part in np.array_split(order, bins)) / 200
+    expected = (
+        sum(abs((p.max(1) - hit)[part].sum()) for part in np.array_split(order, bins))
+        / 200
+    )
     assert metrics.adaptive_ece(logits, labels, bins) == pytest.approx(expected)
 
 
@@ -153,12 +188,17 @@ def test_calibrated_predictions_have_little_error_and_overconfident_ones_much(me
 def test_temperature_is_recovered_and_optimal(pool, temperature):
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(1, 20_000, 4, generator=generator, dtype=torch.float64) * 2
-    labels = torch.multinomial((logits[0] / temperature).softmax(-1), 1, generator=generator)[:, 0]
+    labels = torch.multinomial(
+        (logits[0] / temperature).softmax(-1), 1, generator=generator
+    )[:, 0]
     fitted = metrics.fit_temperature(logits, labels, pool)
     assert fitted == pytest.approx(temperature, rel=0.05)
     log_p = metrics.log_prediction(logits, pool)[None]
     best = metrics.nll(log_p / fitted, labels)
-    assert all(best <= metrics.nll(log_p / (fitted * factor), labels) for factor in (0.98, 1.02))
+    assert all(
+        best <= metrics.nll(log_p / (fitted * factor), labels)
+        for factor in (0.98, 1.02)
+    )
 
 
 def test_temperature_calibrates_after_pooling():
@@ -167,7 +207,9 @@ def test_temperature_calibrates_after_pooling():
     calibrated = (log_p / metrics.fit_temperature(logits, labels))[None]
     assert metrics.nll(calibrated, labels) < metrics.nll(logits, labels)
     assert metrics.fit_temperature(calibrated, labels) == pytest.approx(1, abs=1e-6)
-    assert metrics.fit_temperature(*binary([0.9, 0.8], [1, 1])) == pytest.approx(0.01)  # nothing wrong: no bound
+    assert metrics.fit_temperature(*binary([0.9, 0.8], [1, 1])) == pytest.approx(
+        0.01
+    )  # nothing wrong: no bound
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------
@@ -176,12 +218,32 @@ def test_temperature_calibrates_after_pooling():
     ("change", "error", "message"),
     [
         (lambda z, y: (z[0], y), ValueError, r"for a single model use logits\[None\]"),
-        (lambda z, y: (z, y[:-1]), ValueError, r"\[samples\] = \[500\] like the inputs, got \[499\]"),
-        (lambda z, y: (z, y + 1), ValueError, r"labels must be 0 to 4, one for each of 5 outputs, got 1 to 5"),
-        (lambda z, y: (z, y - 1), ValueError, "got -1 to 3; -1 stands for a missing label"),
-        (lambda z, y: (z, y.float()), TypeError, r"integers, got torch\.float32; use labels\.long\(\)"),
+        (
+            lambda z, y: (z, y[:-1]),
+            ValueError,
+            r"\[samples\] = \[500\] like the inputs, got \[499\]",
+        ),
+        (
+            lambda z, y: (z, y + 1),
+            ValueError,
+            r"labels must be 0 to 4, one for each of 5 outputs, got 1 to 5",
+        ),
+        (
+            lambda z, y: (z, y - 1),
+            ValueError,
+            "got -1 to 3; -1 stands for a missing label",
+        ),
+        (
+            lambda z, y: (z, y.float()),
+            TypeError,
+            r"integers, got torch\.float32; use labels\.long\(\)",
+        ),
         (lambda z, y: (z[:, :0], y[:0]), ValueError, "must not be empty"),
-        (lambda z, y: (z / 0, y), ValueError, r"logits must be finite, .* at \[0, 0, 0\]"),
+        (
+            lambda z, y: (z / 0, y),
+            ValueError,
+            r"logits must be finite, .* at \[0, 0, 0\]",
+        ),
         (lambda z, y: (z[..., :1], 0 * y), ValueError, "two classes or more"),
     ],
 )
@@ -193,7 +255,10 @@ def test_bad_predictions_are_refused(unchecked, metric, change, error, message):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda z, y: metrics.accuracy(z, y, pool="median"), 'pool must be "probabilities" or "logits", got .median'),
+        (
+            lambda z, y: metrics.accuracy(z, y, pool="median"),
+            'pool must be "probabilities" or "logits", got .median',
+        ),
         (lambda z, y: metrics.ece(z, y, 0), "bins must be at least 1, got 0"),
         (lambda z, y: metrics.adaptive_ece(z, y, -1), "bins must be at least 1"),
     ],
@@ -208,8 +273,12 @@ def test_quality_is_the_mean_over_runs():
     runs, labels = [torch.randn(2, 30, 4), torch.randn(3, 30, 4)], torch.arange(30) % 4
     found = metrics.quality(runs, labels)
     assert list(found) == ["accuracy", "F1", "ECE", "NLL", "Brier"]
-    assert found["NLL"] == pytest.approx((metrics.nll(runs[0], labels) + metrics.nll(runs[1], labels)) / 2)
-    assert found["F1"] == pytest.approx((metrics.macro_f1(runs[0], labels) + metrics.macro_f1(runs[1], labels)) / 2)
+    assert found["NLL"] == pytest.approx(
+        (metrics.nll(runs[0], labels) + metrics.nll(runs[1], labels)) / 2
+    )
+    assert found["F1"] == pytest.approx(
+        (metrics.macro_f1(runs[0], labels) + metrics.macro_f1(runs[1], labels)) / 2
+    )
 
 
 @pytest.mark.parametrize("measure", ["accuracy", "nll", "brier"])
@@ -217,13 +286,18 @@ def test_interval_of_a_measure_and_of_a_paired_difference(measure):
     labels = torch.arange(400) % 4
     runs = [torch.randn(2, 400, 4) for _ in range(2)]
     others = [z + 0.3 * torch.nn.functional.one_hot(labels) for z in runs]
-    value, better = (sum(getattr(metrics, measure)(z, labels) for z in each) / 2 for each in (runs, others))
+    value, better = (
+        sum(getattr(metrics, measure)(z, labels) for z in each) / 2
+        for each in (runs, others)
+    )
     found = metrics.interval(runs, labels, measure, repeats=200)
     assert found.mean == pytest.approx(value)
     assert found.low < value < found.high
     apart = metrics.interval(others, labels, measure, than=runs, repeats=200)
     assert apart.mean == pytest.approx(better - value)
-    assert apart.high - apart.low < found.high - found.low  # the inputs' own differences cancel
+    assert (
+        apart.high - apart.low < found.high - found.low
+    )  # the inputs' own differences cancel
     assert metrics.interval(runs, labels, measure, than=runs, repeats=20) == (0, 0, 0)
     with pytest.raises(ValueError, match='measure must be "accuracy"'):
         metrics.interval(runs, labels, "ece")

@@ -11,7 +11,12 @@ from small_tasks import binary, make_task
 from uqlab import metrics
 from uqlab.uncertainty import decompose, entropy
 
-SELECTIVE = [metrics.aurc, metrics.augrc, metrics.risk_at_coverage, metrics.coverage_at_risk]
+SELECTIVE = [
+    metrics.aurc,
+    metrics.augrc,
+    metrics.risk_at_coverage,
+    metrics.coverage_at_risk,
+]
 
 
 # Out-of-distribution detection ----------------------------------------------------------------------------------------
@@ -21,61 +26,109 @@ def test_detection_agrees_with_scikit_learn(ties):
     id_scores, ood_scores = rng.normal(0, 1, 300), rng.normal(1, 1, 200)
     if ties:
         id_scores, ood_scores = id_scores.round(), ood_scores.round()
-    truth, scores = np.repeat([0, 1], [300, 200]), np.concatenate([id_scores, ood_scores])
+    truth, scores = (
+        np.repeat([0, 1], [300, 200]),
+        np.concatenate([id_scores, ood_scores]),
+    )
     result = metrics.ood_detection(torch.from_numpy(id_scores), ood_scores)
-    assert result.auroc == pytest.approx(sklearn_metrics.roc_auc_score(truth, scores), abs=1e-14)
-    assert result.aupr_out == pytest.approx(sklearn_metrics.average_precision_score(truth, scores), abs=1e-14)
-    assert result.aupr_in == pytest.approx(sklearn_metrics.average_precision_score(1 - truth, -scores), abs=1e-14)
+    assert result.auroc == pytest.approx(
+        sklearn_metrics.roc_auc_score(truth, scores), abs=1e-14
+    )
+    assert result.aupr_out == pytest.approx(
+        sklearn_metrics.average_precision_score(truth, scores), abs=1e-14
+    )
+    assert result.aupr_in == pytest.approx(
+        sklearn_metrics.average_precision_score(1 - truth, -scores), abs=1e-14
+    )
     fpr, tpr, _ = sklearn_metrics.roc_curve(truth, scores, drop_intermediate=False)
     assert result.fpr95 == fpr[(tpr >= 0.95).argmax()]
 
 
 def test_detection_by_hand():
-    result = metrics.ood_detection(torch.tensor([1.0, 2.0, 4.0, 5.0]), torch.tensor([3.0, 6.0]))
-    assert result == pytest.approx((6 / 8, (1 + 2 / 4) / 2, (1 + 1 + 3 / 4 + 4 / 5) / 4, 2 / 4))
+    result = metrics.ood_detection(
+        torch.tensor([1.0, 2.0, 4.0, 5.0]), torch.tensor([3.0, 6.0])
+    )
+    assert result == pytest.approx(
+        (6 / 8, (1 + 2 / 4) / 2, (1 + 1 + 3 / 4 + 4 / 5) / 4, 2 / 4)
+    )
 
 
 def test_detection_does_not_depend_on_which_side_is_positive():
     rng = np.random.default_rng(0)
-    id_scores, ood_scores = rng.normal(0, 1, 100).round(1), rng.normal(1, 1, 50).round(1)
-    result, swapped = metrics.ood_detection(id_scores, ood_scores), metrics.ood_detection(-ood_scores, -id_scores)
+    id_scores, ood_scores = (
+        rng.normal(0, 1, 100).round(1),
+        rng.normal(1, 1, 50).round(1),
+    )
+    result, swapped = (
+        metrics.ood_detection(id_scores, ood_scores),
+        metrics.ood_detection(-ood_scores, -id_scores),
+    )
     assert swapped.auroc == pytest.approx(result.auroc, abs=1e-15)
-    assert (swapped.aupr_out, swapped.aupr_in) == pytest.approx((result.aupr_in, result.aupr_out), abs=1e-15)
-    assert metrics.ood_detection(-id_scores, -ood_scores).auroc == pytest.approx(1 - result.auroc, abs=1e-15)
+    assert (swapped.aupr_out, swapped.aupr_in) == pytest.approx(
+        (result.aupr_in, result.aupr_out), abs=1e-15
+    )
+    assert metrics.ood_detection(-id_scores, -ood_scores).auroc == pytest.approx(
+        1 - result.auroc, abs=1e-15
+    )
 
 
 def test_a_constant_score_knows_nothing_and_a_perfect_one_everything():
     constant = metrics.ood_detection(np.zeros(30), np.zeros(10))
     assert constant == pytest.approx((0.5, 0.25, 0.75, 1.0))
-    assert metrics.ood_detection(np.arange(30), np.arange(30, 40)) == (1.0, 1.0, 1.0, 0.0)
+    assert metrics.ood_detection(np.arange(30), np.arange(30, 40)) == (
+        1.0,
+        1.0,
+        1.0,
+        0.0,
+    )
 
 
 def test_auroc_interval_is_the_bootstrap_of_the_auroc():
     rng = np.random.default_rng(0)
-    id_scores, ood_scores = rng.normal(0, 1, 400).round(1), rng.normal(1, 1, 300).round(1)
+    id_scores, ood_scores = (
+        rng.normal(0, 1, 400).round(1),
+        rng.normal(1, 1, 300).round(1),
+    )
     low, high = metrics.auroc_interval(id_scores, ood_scores, repeats=1000)
     auroc = metrics.ood_detection(id_scores, ood_scores).auroc
     resampled = [
-        metrics.ood_detection(rng.choice(id_scores, 400), rng.choice(ood_scores, 300)).auroc for _ in range(1000)
+        metrics.ood_detection(
+            rng.choice(id_scores, 400), rng.choice(ood_scores, 300)
+        ).auroc
+        for _ in range(1000)
     ]
     assert low < auroc < high
-    assert (low, high) == pytest.approx(np.quantile(resampled, [0.025, 0.975]), abs=0.004)
-    assert (low, high) == metrics.auroc_interval(torch.from_numpy(id_scores), ood_scores, repeats=1000)
-    assert (low, high) != metrics.auroc_interval(id_scores, ood_scores, repeats=1000, seed=1)
+    assert (low, high) == pytest.approx(
+        np.quantile(resampled, [0.025, 0.975]), abs=0.004
+    )
+    assert (low, high) == metrics.auroc_interval(
+        torch.from_numpy(id_scores), ood_scores, repeats=1000
+    )
+    assert (low, high) != metrics.auroc_interval(
+        id_scores, ood_scores, repeats=1000, seed=1
+    )
 
 
 def test_auroc_interval_of_a_difference_is_paired():
     rng = np.random.default_rng(0)
     noise = [rng.normal(0, 1, 400), rng.normal(0, 1, 300)]
     first = noise[0], noise[1] + 1
-    other = [values + rng.normal(0, 0.1, len(values)) for values in (noise[0], noise[1] + 0.8)]
+    other = [
+        values + rng.normal(0, 0.1, len(values))
+        for values in (noise[0], noise[1] + 0.8)
+    ]
     low, high = metrics.auroc_interval(*first, repeats=1000, than=tuple(other))
     resampled = []
     for _ in range(1000):
         rows, others = rng.integers(400, size=400), rng.integers(300, size=300)
-        both = [metrics.ood_detection(inside[rows], outside[others]).auroc for inside, outside in (first, other)]
+        both = [
+            metrics.ood_detection(inside[rows], outside[others]).auroc
+            for inside, outside in (first, other)
+        ]
         resampled.append(both[0] - both[1])
-    assert (low, high) == pytest.approx(np.quantile(resampled, [0.025, 0.975]), abs=0.004)
+    assert (low, high) == pytest.approx(
+        np.quantile(resampled, [0.025, 0.975]), abs=0.004
+    )
     alone = metrics.auroc_interval(*first, repeats=1000)
     assert 0 < high - low < (alone[1] - alone[0]) / 2
     assert metrics.auroc_interval(*first, repeats=20, than=first) == (0, 0)
@@ -88,12 +141,22 @@ def test_selective_prediction_by_hand():
     coverage, risk = metrics.risk_coverage(logits, labels, scores)
     assert coverage.tolist() == [0.25, 0.5, 0.75, 1.0]
     assert risk.tolist() == pytest.approx([0, 1 / 2, 1 / 3, 1 / 2])
-    assert metrics.aurc(logits, labels, scores) == pytest.approx((1 / 2 + 1 / 3 + 1 / 2) / 4)
-    assert metrics.augrc(logits, labels, scores) == pytest.approx(((0 + 1) / 2 + 1 + (1 + 2) / 2) / 4 / 4)
-    assert metrics.risk_at_coverage(logits, labels, scores, 0.75) == pytest.approx(1 / 3)
-    assert metrics.risk_at_coverage(logits, labels, scores, 0.6) == pytest.approx(1 / 3)  # at least 60 %
+    assert metrics.aurc(logits, labels, scores) == pytest.approx(
+        (1 / 2 + 1 / 3 + 1 / 2) / 4
+    )
+    assert metrics.augrc(logits, labels, scores) == pytest.approx(
+        ((0 + 1) / 2 + 1 + (1 + 2) / 2) / 4 / 4
+    )
+    assert metrics.risk_at_coverage(logits, labels, scores, 0.75) == pytest.approx(
+        1 / 3
+    )
+    assert metrics.risk_at_coverage(logits, labels, scores, 0.6) == pytest.approx(
+        1 / 3
+    )  # at least 60 %
     hundred = binary([0.9] * 100, [1] * 7 + [0] + [1] * 92)
-    assert metrics.risk_at_coverage(*hundred, torch.arange(100), 0.07) == 0  # 7 samples, though 0.07 * 100 > 7
+    assert (
+        metrics.risk_at_coverage(*hundred, torch.arange(100), 0.07) == 0
+    )  # 7 samples, though 0.07 * 100 > 7
     assert metrics.coverage_at_risk(logits, labels, scores, 0.34) == 0.75
     assert metrics.coverage_at_risk(logits, labels, scores, 0.5) == 1.0
     assert metrics.coverage_at_risk(logits, labels, -scores, 0.1) == 0.0
@@ -118,7 +181,9 @@ def test_uninformed_order_has_the_error_rate_as_its_risk():
     assert metrics.augrc(logits, labels, random) == pytest.approx(wrong / 2, abs=0.01)
     constant = torch.zeros(5000)  # ties share their error: exact
     assert metrics.aurc(logits, labels, constant) == pytest.approx(wrong, abs=1e-12)
-    assert metrics.augrc(logits, labels, constant) == pytest.approx(wrong / 2, abs=1e-12)
+    assert metrics.augrc(logits, labels, constant) == pytest.approx(
+        wrong / 2, abs=1e-12
+    )
     assert metrics.aurc(logits, labels, decompose(logits).total) < 0.7 * wrong
 
 
@@ -128,26 +193,46 @@ def test_order_of_the_samples_does_not_matter():
     shuffled = torch.randperm(500, generator=torch.Generator().manual_seed(0))
     for metric in SELECTIVE:
         expected = metric(logits, labels, scores)
-        assert metric(logits[:, shuffled], labels[shuffled], scores[shuffled].numpy()) == pytest.approx(expected)
+        assert metric(
+            logits[:, shuffled], labels[shuffled], scores[shuffled].numpy()
+        ) == pytest.approx(expected)
 
 
 def test_quantiles_of_a_score_by_hand():
-    values, scores = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([0.4, 0.1, 0.2, 0.3])  # in order: 2, 3, 4, 1
+    values, scores = (
+        torch.tensor([1.0, 2.0, 3.0, 4.0]),
+        torch.tensor([0.4, 0.1, 0.2, 0.3]),
+    )  # in order: 2, 3, 4, 1
     halves = (0.5, 1.0)
     assert metrics.by_quantile(values, scores, halves).tolist() == [2.5, 2.5]
-    assert metrics.by_quantile(values, scores, (0.25, 0.75, 1.0)).tolist() == [2.0, 3.5, 1.0]
-    assert metrics.by_quantile(values, scores, (0.25, 0.75, 1.0), "acceptance").tolist() == [2.0, 3.0, 2.5]
+    assert metrics.by_quantile(values, scores, (0.25, 0.75, 1.0)).tolist() == [
+        2.0,
+        3.5,
+        1.0,
+    ]
+    assert metrics.by_quantile(
+        values, scores, (0.25, 0.75, 1.0), "acceptance"
+    ).tolist() == [2.0, 3.0, 2.5]
     hits = np.array([True, False, False, True])
-    assert metrics.by_quantile(hits, scores.numpy(), np.array(halves)).tolist() == [0.0, 1.0]
+    assert metrics.by_quantile(hits, scores.numpy(), np.array(halves)).tolist() == [
+        0.0,
+        1.0,
+    ]
 
 
 def test_acceptance_of_errors_is_the_risk_at_that_coverage():
     logits, labels = make_task()
     scores = decompose(logits).epistemic
     errors = logits.softmax(-1).mean(0).argmax(1) != labels
-    accepted = metrics.by_quantile(errors, scores, (0.2, 0.8, 1.0), "acceptance").tolist()
-    assert accepted == pytest.approx([metrics.risk_at_coverage(logits, labels, scores, q) for q in (0.2, 0.8, 1.0)])
-    assert metrics.by_quantile(errors, scores).mean().item() == pytest.approx(errors.double().mean().item())
+    accepted = metrics.by_quantile(
+        errors, scores, (0.2, 0.8, 1.0), "acceptance"
+    ).tolist()
+    assert accepted == pytest.approx(
+        [metrics.risk_at_coverage(logits, labels, scores, q) for q in (0.2, 0.8, 1.0)]
+    )
+    assert metrics.by_quantile(errors, scores).mean().item() == pytest.approx(
+        errors.double().mean().item()
+    )
 
 
 # Intervals ------------------------------------------------------------------------------------------------------------
@@ -159,8 +244,12 @@ def test_bootstrap_of_a_mean_is_its_standard_error():
     assert (low, high) == metrics.bootstrap(np.mean, values, repeats=2000)
     at_once = metrics.bootstrap(torch.mean, torch.from_numpy(values), repeats=2000)
     assert at_once == pytest.approx((low, high), rel=1e-12)  # the same resamples
-    some = metrics.bootstrap(torch.mean, values, repeats=130)  # no multiple of those that are drawn at once
-    assert some == pytest.approx(metrics.bootstrap(np.mean, values, repeats=130), rel=1e-12)
+    some = metrics.bootstrap(
+        torch.mean, values, repeats=130
+    )  # no multiple of those that are drawn at once
+    assert some == pytest.approx(
+        metrics.bootstrap(np.mean, values, repeats=130), rel=1e-12
+    )
 
 
 def test_bootstrap_keeps_samples_paired_and_gives_bands():
@@ -168,7 +257,9 @@ def test_bootstrap_keeps_samples_paired_and_gives_bands():
     low, high = metrics.bootstrap(metrics.accuracy, logits, labels, repeats=100)
     assert low < metrics.accuracy(logits, labels) < high
     x = torch.randn(50)
-    assert metrics.bootstrap(lambda a, b: (a - torch.from_numpy(b)).abs().max(), x, x.numpy(), repeats=10) == (0, 0)
+    assert metrics.bootstrap(
+        lambda a, b: (a - torch.from_numpy(b)).abs().max(), x, x.numpy(), repeats=10
+    ) == (0, 0)
     low, high = metrics.bootstrap(lambda v: v.mean(0), torch.randn(50, 7), repeats=50)
     assert low.shape == high.shape == (7,)
     assert (low < high).all()
@@ -176,19 +267,33 @@ def test_bootstrap_keeps_samples_paired_and_gives_bands():
 
 def test_bootstrap_resamples_the_axis_that_holds_the_samples():
     labels = torch.arange(50.0)
-    rows = labels[:, None, None].expand(50, 7, 3)  # [samples, 7, 3], one number a sample
+    rows = labels[:, None, None].expand(
+        50, 7, 3
+    )  # [samples, 7, 3], one number a sample
     plain = metrics.bootstrap(np.mean, labels.numpy(), repeats=40)
     for x in (rows[..., 0], rows, rows.transpose(0, 1)):
-        assert metrics.bootstrap(lambda a, _: a.mean(), x, labels, repeats=40) == pytest.approx(plain)
+        assert metrics.bootstrap(
+            lambda a, _: a.mean(), x, labels, repeats=40
+        ) == pytest.approx(plain)
     columns = rows.transpose(0, 1)
-    numbers = metrics.bootstrap(lambda i: columns[:, i].mean(), torch.arange(50), repeats=40)
+    numbers = metrics.bootstrap(
+        lambda i: columns[:, i].mean(), torch.arange(50), repeats=40
+    )
     assert numbers == pytest.approx(plain)
 
 
 def test_bootstrap_never_guesses_an_axis():
     x, square = torch.rand(50, 7, 3), torch.rand(4, 9, 9)
-    for arrays in ((x,), (square, torch.rand(9)), (x, torch.rand(20)), (torch.rand(()), torch.rand(9))):
-        with pytest.raises(ValueError, match=r"samples' axis of an array .* is not clear.*resample numbers instead"):
+    for arrays in (
+        (x,),
+        (square, torch.rand(9)),
+        (x, torch.rand(20)),
+        (torch.rand(()), torch.rand(9)),
+    ):
+        with pytest.raises(
+            ValueError,
+            match=r"samples' axis of an array .* is not clear.*resample numbers instead",
+        ):
             metrics.bootstrap(lambda *given: given[0].mean(), *arrays, repeats=2)
 
 
@@ -202,10 +307,15 @@ def test_confident_predictions_that_tie_in_float32_are_ranked():
 
 
 def test_intervals_have_the_level_asked_for():
-    scores = torch.rand(200, generator=torch.Generator().manual_seed(0)), torch.rand(200) + 0.2
+    scores = (
+        torch.rand(200, generator=torch.Generator().manual_seed(0)),
+        torch.rand(200) + 0.2,
+    )
     for interval in (
         lambda level: metrics.auroc_interval(*scores, repeats=200, level=level),
-        lambda level: metrics.bootstrap(lambda x: x.mean(), scores[0], repeats=200, level=level),
+        lambda level: metrics.bootstrap(
+            lambda x: x.mean(), scores[0], repeats=200, level=level
+        ),
     ):
         (low, high), (lower, higher) = interval(0.5), interval(0.99)
         assert lower < low < high < higher
@@ -232,21 +342,63 @@ def test_bad_scores_are_refused(unchecked, metric, scores, message):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda z, y: metrics.ood_detection(z[0, :0, 0], z[0, :, 0]), "id_scores must be .* not empty"),
-        (lambda z, y: metrics.ood_detection(z[0, :, 0], z[0, :, 0] / 0), "ood_scores must be finite"),
-        (lambda z, y: metrics.auroc_interval(z[0, :, 0], z[0, :, 0], repeats=0), "repeats must be at least 1"),
-        (lambda z, y: metrics.auroc_interval(y, y, than=(y, y[1:])), "than must be scores of the same inputs"),
-        (lambda z, y: metrics.risk_at_coverage(z, y, y, 0.0), r"coverage must be in \(0, 1\], got 0"),
-        (lambda z, y: metrics.coverage_at_risk(z, y, y, 5), r"risk must be in \[0, 1\], got 5"),
-        (lambda z, y: metrics.by_quantile(y, y, (0.5, 0.2)), r"must increase in \(0, 1\]"),
-        (lambda z, y: metrics.by_quantile(y, y, (0.5, 1.2)), r"must increase in \(0, 1\]"),
+        (
+            lambda z, y: metrics.ood_detection(z[0, :0, 0], z[0, :, 0]),
+            "id_scores must be .* not empty",
+        ),
+        (
+            lambda z, y: metrics.ood_detection(z[0, :, 0], z[0, :, 0] / 0),
+            "ood_scores must be finite",
+        ),
+        (
+            lambda z, y: metrics.auroc_interval(z[0, :, 0], z[0, :, 0], repeats=0),
+            "repeats must be at least 1",
+        ),
+        (
+            lambda z, y: metrics.auroc_interval(y, y, than=(y, y[1:])),
+            "than must be scores of the same inputs",
+        ),
+        (
+            lambda z, y: metrics.risk_at_coverage(z, y, y, 0.0),
+            r"coverage must be in \(0, 1\], got 0",
+        ),
+        (
+            lambda z, y: metrics.coverage_at_risk(z, y, y, 5),
+            r"risk must be in \[0, 1\], got 5",
+        ),
+        (
+            lambda z, y: metrics.by_quantile(y, y, (0.5, 0.2)),
+            r"must increase in \(0, 1\]",
+        ),
+        (
+            lambda z, y: metrics.by_quantile(y, y, (0.5, 1.2)),
+            r"must increase in \(0, 1\]",
+        ),
         (lambda z, y: metrics.by_quantile(y, y, ()), r"must increase in \(0, 1\]"),
-        (lambda z, y: metrics.by_quantile(y[:4], y[:4]), "a sample in every bucket, .* for 4 samples"),
-        (lambda z, y: metrics.by_quantile(y, y, mode="curve"), 'mode must be "bucket" or "acceptance", got .curve'),
-        (lambda z, y: metrics.by_quantile(y, y[:-1]), r"scores must be \[samples\] = \[500\], got \[499\]"),
-        (lambda z, y: metrics.bootstrap(np.mean, y, y[:-1]), r"share .* samples, got \[500, 499\]"),
-        (lambda z, y: metrics.bootstrap(np.mean, y[:0]), r"positive number of samples, got \[0\]"),
-        (lambda z, y: metrics.bootstrap(np.mean, y, repeats=0), "repeats must be at least 1"),
+        (
+            lambda z, y: metrics.by_quantile(y[:4], y[:4]),
+            "a sample in every bucket, .* for 4 samples",
+        ),
+        (
+            lambda z, y: metrics.by_quantile(y, y, mode="curve"),
+            'mode must be "bucket" or "acceptance", got .curve',
+        ),
+        (
+            lambda z, y: metrics.by_quantile(y, y[:-1]),
+            r"scores must be \[samples\] = \[500\], got \[499\]",
+        ),
+        (
+            lambda z, y: metrics.bootstrap(np.mean, y, y[:-1]),
+            r"share .* samples, got \[500, 499\]",
+        ),
+        (
+            lambda z, y: metrics.bootstrap(np.mean, y[:0]),
+            r"positive number of samples, got \[0\]",
+        ),
+        (
+            lambda z, y: metrics.bootstrap(np.mean, y, repeats=0),
+            "repeats must be at least 1",
+        ),
     ],
 )
 def test_bad_arguments_are_refused(unchecked, call, message):

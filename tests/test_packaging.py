@@ -24,19 +24,29 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 def test_conda_and_pip_install_the_same_set():
     lines = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
-    conda = {line.replace("pytorch=", "torch==") for line in lines if isinstance(line, str)} - {"pip"}
+    conda = {
+        line.replace("pytorch=", "torch==") for line in lines if isinstance(line, str)
+    } - {"pip"}
     assert conda == {*PROJECT["dependencies"], "python" + PROJECT["requires-python"]}
 
 
 def test_every_dependency_says_what_it_is_for():
     lines = (ROOT / "environment.yml").read_text().splitlines()
-    listed = [line for line in lines if re.match(r"  - \w.*\d", line) and "python>=" not in line]
+    listed = [
+        line
+        for line in lines
+        if re.match(r"  - \w.*\d", line) and "python>=" not in line
+    ]
     assert len(listed) == len(PROJECT["dependencies"])
     assert [line for line in listed if "  # " not in line] == []
 
 
 def test_constraints_pin_every_dependency():
-    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    pins = dict(
+        line.split("==")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    )
     wanted = {
         re.split(r"[=>\[]", line)[0].lower()
         for line in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"]
@@ -52,15 +62,24 @@ def test_who_develops_has_the_pretrained_weights_too():
 
 def test_the_citation_is_of_this_version_and_names_the_papers():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert (cited["version"], cited["license"]) == (uqlab.__version__, PROJECT["license"])
+    assert (cited["version"], cited["license"]) == (
+        uqlab.__version__,
+        PROJECT["license"],
+    )
     papers = yaml.safe_load((ROOT / "uqlab" / "published.yaml").read_text())
     assert len(cited["references"]) == len(papers) == 5
 
 
 def test_every_room_but_core_has_a_door():
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    held = {name for contract in contracts for name in contract.get("protected_modules", [])}
-    assert held == {f"uqlab.{path.parent.name}.*" for path in (ROOT / "uqlab").glob("*/__init__.py")} - {"uqlab.core.*"}
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"][
+        "importlinter"
+    ]["contracts"]
+    held = {
+        name for contract in contracts for name in contract.get("protected_modules", [])
+    }
+    assert held == {
+        f"uqlab.{path.parent.name}.*" for path in (ROOT / "uqlab").glob("*/__init__.py")
+    } - {"uqlab.core.*"}
 
 
 COMPILE = """import pathlib, sys
@@ -71,9 +90,13 @@ for path in pathlib.Path(sys.argv[1]).rglob("*.py"):
 @pytest.mark.parametrize("python", ["python3.12", "python3.13", sys.executable])
 def test_newer_pythons_read_the_package(python):
     """Every Python that is here compiles every module without a warning; torch is only there for one of them."""
-    versions = pathlib.Path.home().glob(f".pyenv/versions/{python.removeprefix('python')}.*/bin/python")
+    versions = pathlib.Path.home().glob(
+        f".pyenv/versions/{python.removeprefix('python')}.*/bin/python"
+    )
     python = next(versions, None) or shutil.which(python) or sys.executable
-    subprocess.run([python, "-I", "-B", "-W", "error", "-c", COMPILE, ROOT / "uqlab"], check=True)
+    subprocess.run(
+        [python, "-I", "-B", "-W", "error", "-c", COMPILE, ROOT / "uqlab"], check=True
+    )
 
 
 WHEEL = """import importlib, pathlib, pkgutil, sys
@@ -102,36 +125,76 @@ def test_the_wheel_is_whole(tmp_path):
     """
     source, made = tmp_path / "source", tmp_path / "venv"
     shutil.copytree(
-        ROOT / "uqlab", source / "uqlab", ignore=shutil.ignore_patterns("__pycache__", ".ipynb*", "*.sweep")
+        ROOT / "uqlab",
+        source / "uqlab",
+        ignore=shutil.ignore_patterns("__pycache__", ".ipynb*", "*.sweep"),
     )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "-q"]
-    files = {path.relative_to(source).as_posix() for path in source.rglob("uqlab/**/*") if path.is_file()}
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "--no-input",
+        "-q",
+    ]
+    files = {
+        path.relative_to(source).as_posix()
+        for path in source.rglob("uqlab/**/*")
+        if path.is_file()
+    }
     subprocess.run(
-        [*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", tmp_path, source], check=True
+        [
+            *pip,
+            "wheel",
+            "--no-deps",
+            "--no-build-isolation",
+            "--no-index",
+            "-w",
+            tmp_path,
+            source,
+        ],
+        check=True,
     )
     (wheel,) = tmp_path.glob("*.whl")
     packed = zipfile.ZipFile(wheel).namelist()
     assert files <= set(packed)
-    assert [name for name in packed if "/licenses/" in name and name.endswith("LICENSE")]
+    assert [
+        name for name in packed if "/licenses/" in name and name.endswith("LICENSE")
+    ]
 
     venv.create(made, symlinks=True)
     python = made / "bin" / "python"
-    subprocess.run([*pip, f"--python={python}", "install", "--no-deps", "--no-index", wheel], check=True)
+    subprocess.run(
+        [*pip, f"--python={python}", "install", "--no-deps", "--no-index", wheel],
+        check=True,
+    )
     (own,) = made.glob("lib/python*/site-packages")
     shared = [path for path in sys.path if path.endswith("site-packages")]
-    (own / "shared.pth").write_text("\n".join(shared))  # all but uqlab: .pth files in there are not followed
+    (own / "shared.pth").write_text(
+        "\n".join(shared)
+    )  # all but uqlab: .pth files in there are not followed
     run = tmp_path / "figures" / "00_some"
     run.mkdir(parents=True)
     (run / "results.json").write_text('{"numbers": {"width": 0.25}}')
-    done = subprocess.run([python, "-I", "-c", WHEEL], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [python, "-I", "-c", WHEEL],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert "<dt>width</dt>" in done.stdout
 
     def tool(*arguments: str, cwd: pathlib.Path = tmp_path) -> str:
         done = subprocess.run(
-            [made / "bin" / "uqlab", *arguments], cwd=cwd, capture_output=True, text=True, check=False
+            [made / "bin" / "uqlab", *arguments],
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -139,14 +202,38 @@ def test_the_wheel_is_whole(tmp_path):
     assert tool("--version") == f"uqlab, version {uqlab.__version__}\n"
     assert "cd demo" in tool("new", "demo")
     demo = tmp_path / "demo"
-    pages = {path.name: path.read_bytes() for path in ROOT.glob("notebooks/*") if path.is_file()}
+    pages = {
+        path.name: path.read_bytes()
+        for path in ROOT.glob("notebooks/*")
+        if path.is_file()
+    }
     assert pages == {path.name: path.read_bytes() for path in demo.glob("notebooks/*")}
     assert (demo / "figures" / "real" / "13_scoreboard" / "board.csv").is_file()
-    assert LINKS.findall((demo / "README.md").read_text()) == ["notebooks/README.md", "data/README.md"]
-    assert [link for link in LINKS.findall((demo / "README.md").read_text()) if not (demo / link).is_file()] == []
+    assert LINKS.findall((demo / "README.md").read_text()) == [
+        "notebooks/README.md",
+        "data/README.md",
+    ]
+    assert [
+        link
+        for link in LINKS.findall((demo / "README.md").read_text())
+        if not (demo / link).is_file()
+    ] == []
 
-    nbformat.write(new_notebook(cells=[new_code_cell(OUTSIDE)]), tmp_path / "mine.ipynb")
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "UQLAB_DATA")}
-    subprocess.run([made / "bin" / "uqlab", "run", "../mine.ipynb"], cwd=demo, env=environment, check=True)
-    found = json.loads((demo / "figures" / "quick" / "mine" / "results.json").read_text())["numbers"]
+    nbformat.write(
+        new_notebook(cells=[new_code_cell(OUTSIDE)]), tmp_path / "mine.ipynb"
+    )
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "UQLAB_DATA")
+    }
+    subprocess.run(
+        [made / "bin" / "uqlab", "run", "../mine.ipynb"],
+        cwd=demo,
+        env=environment,
+        check=True,
+    )
+    found = json.loads(
+        (demo / "figures" / "quick" / "mine" / "results.json").read_text()
+    )["numbers"]
     assert found == {"digits": 2000, "logits": [1, 10], "installed": True}

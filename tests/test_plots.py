@@ -28,7 +28,11 @@ def ax():
 
 def points(ax) -> list[np.ndarray]:
     """The positions of all scatter plots."""
-    return [np.asarray(c.get_offsets()) for c in ax.collections if isinstance(c, PathCollection)]
+    return [
+        np.asarray(c.get_offsets())
+        for c in ax.collections
+        if isinstance(c, PathCollection)
+    ]
 
 
 def texts(ax) -> list[str]:
@@ -80,11 +84,17 @@ def test_reliability_shows_the_gaps_of_the_ece_in_its_bins(ax):
     right, gap = (patch.get_data() for patch in ax.patches)
     confidence = metrics.log_prediction(logits).exp().amax(1)
     count = np.histogram(-confidence, -right.edges[::-1])[0][::-1]  # bins (lo, hi]
-    assert (count * abs(gap.values - right.values)).sum() / 200 == pytest.approx(metrics.ece(logits, labels))
+    assert (count * abs(gap.values - right.values)).sum() / 200 == pytest.approx(
+        metrics.ece(logits, labels)
+    )
 
 
 def test_dots_are_rows_from_top_to_bottom(ax):
-    plots.dots({"a": (0.2, 0.1, 0.3), "b": (0.5, 0.5, 0.6)}, [("red", "o"), ("blue", "s")], ax=ax)
+    plots.dots(
+        {"a": (0.2, 0.1, 0.3), "b": (0.5, 0.5, 0.6)},
+        [("red", "o"), ("blue", "s")],
+        ax=ax,
+    )
     assert [label.get_text() for label in ax.get_yticklabels()] == ["a", "b"]
     assert ax.yaxis_inverted()
     assert [line.get_xdata()[0] for line in ax.lines] == [0.1, 0.2, 0.5, 0.5]
@@ -112,22 +122,36 @@ def test_reference_lies_at_its_value_and_is_labelled(ax, axis, data):
     assert texts(ax) == ["chance"]
 
 
-def test_label_lines_writes_each_label_at_the_end_of_its_line_and_apart_from_the_others(ax):
+def test_label_lines_writes_each_label_at_the_end_of_its_line_and_apart_from_the_others(
+    ax,
+):
     for label, end in {"low": 1.0, "high": 1.001, "far": 3.0}.items():
         ax.plot([0, 1], [0, end], label=label)
     ax.plot([0, 1], [0, 2])  # has no label, gets none
     plots.label_lines(ax)
     ax.figure.draw_without_rendering()
     assert texts(ax) == ["low", "high", "far"]
-    assert [text.get_color() for text in ax.texts] == [line.get_color() for line in ax.lines[:3]]
-    at = [text.get_window_extent().get_points()[:, 1].mean() * 72 / ax.figure.dpi for text in ax.texts]
-    ends = [ax.transData.transform((1, y))[1] * 72 / ax.figure.dpi for y in (1.0, 1.001, 3.0)]
+    assert [text.get_color() for text in ax.texts] == [
+        line.get_color() for line in ax.lines[:3]
+    ]
+    at = [
+        text.get_window_extent().get_points()[:, 1].mean() * 72 / ax.figure.dpi
+        for text in ax.texts
+    ]
+    ends = [
+        ax.transData.transform((1, y))[1] * 72 / ax.figure.dpi
+        for y in (1.0, 1.001, 3.0)
+    ]
     assert at[1] - at[0] >= 8.5  # 9 points between their anchors
     assert at[0] < ends[0] < ends[1] < at[1]  # moved apart, in both directions
     assert at[2] == pytest.approx(ends[2], abs=1)  # had room, stays
     strokes = [text.arrow_patch for text in ax.texts]
-    assert all(stroke.get_linewidth() > 0 for stroke in strokes)  # from the lines to labels that stand elsewhere
-    assert [stroke.get_edgecolor() for stroke in strokes] == [to_rgba(line.get_color()) for line in ax.lines[:3]]
+    assert all(
+        stroke.get_linewidth() > 0 for stroke in strokes
+    )  # from the lines to labels that stand elsewhere
+    assert [stroke.get_edgecolor() for stroke in strokes] == [
+        to_rgba(line.get_color()) for line in ax.lines[:3]
+    ]
 
 
 def test_simplex_puts_certain_members_in_the_corners_and_the_mean_between_them(ax):
@@ -158,8 +182,12 @@ def test_barycentric_is_linear_in_the_probabilities():
 
 
 def test_decomposition_bars_add_up_to_the_total(ax):
-    plots.decomposition_bars({"agree": (0.7, 0.1), "disagree": (0.1, 0.9)}, limit=1.5, ax=ax)
-    aleatoric, epistemic, total = ([bar.get_width() for bar in bars] for bars in ax.containers)
+    plots.decomposition_bars(
+        {"agree": (0.7, 0.1), "disagree": (0.1, 0.9)}, limit=1.5, ax=ax
+    )
+    aleatoric, epistemic, total = (
+        [bar.get_width() for bar in bars] for bars in ax.containers
+    )
     np.testing.assert_allclose([aleatoric, epistemic], [[0.7, 0.1], [0.1, 0.9]])
     np.testing.assert_allclose(total, np.add(aleatoric, epistemic))
     assert [bar.get_x() for bar in ax.containers[1]] == aleatoric  # stacked
@@ -199,22 +227,37 @@ def test_ecdf_is_the_fraction_at_most_x_and_reaches_one(ax):
     x, y = ax.lines[0].get_xdata(), ax.lines[0].get_ydata()
     assert y[-1] == 1
     for at in (0.1, 0.2, 0.4):
-        assert y[np.searchsorted(x, np.float32(at), side="right") - 1] == (scores <= at).float().mean()
+        assert (
+            y[np.searchsorted(x, np.float32(at), side="right") - 1]
+            == (scores <= at).float().mean()
+        )
 
 
 def test_roc_label_is_the_auroc_and_the_curve_encloses_it(ax):
     generator = np.random.default_rng(0)
-    inside, outside = generator.normal(0, 1, 50).round(1), generator.normal(1, 1, 60).round(1)  # rounded: with ties
+    inside, outside = (
+        generator.normal(0, 1, 50).round(1),
+        generator.normal(1, 1, 60).round(1),
+    )  # rounded: with ties
     plots.roc(inside, outside, label="MI", ax=ax)
     auroc = metrics.ood_detection(inside, outside).auroc
     curve = ax.lines[0]
     assert curve.get_label() == f"MI {auroc:.3f}"
-    assert np.trapezoid(curve.get_ydata(), curve.get_xdata()) == pytest.approx(auroc, abs=1e-12)
+    assert np.trapezoid(curve.get_ydata(), curve.get_xdata()) == pytest.approx(
+        auroc, abs=1e-12
+    )
     np.testing.assert_allclose(curve.get_xydata()[[0, -1]], [[0, 0], [1, 1]])
 
 
 def test_heatmap_writes_its_numbers_and_names(ax):
-    plots.heatmap(torch.tensor([[0.1, 0.25], [0.5, 1.0]]), ["r0", "r1"], ["c0", "c1"], digits=2, label="nats", ax=ax)
+    plots.heatmap(
+        torch.tensor([[0.1, 0.25], [0.5, 1.0]]),
+        ["r0", "r1"],
+        ["c0", "c1"],
+        digits=2,
+        label="nats",
+        ax=ax,
+    )
     assert texts(ax) == ["0.10", "0.25", "0.50", "1.00"]
     assert [label.get_text() for label in ax.get_xticklabels()] == ["c0", "c1"]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["r0", "r1"]
@@ -227,7 +270,9 @@ def test_images_fill_the_axes_in_order(channels):
     _, axes = plots.figure(3)
     plots.images(inputs, count=3, title="digits", axes=axes)
     for ax, image in zip(axes, inputs, strict=False):
-        np.testing.assert_array_equal(ax.images[0].get_array(), image.movedim(0, -1).squeeze(-1))
+        np.testing.assert_array_equal(
+            ax.images[0].get_array(), image.movedim(0, -1).squeeze(-1)
+        )
     assert texts(axes[0]) == ["digits"]
 
 
@@ -253,17 +298,42 @@ def test_votes_name_the_class_of_each_tile_and_mark_those_against_the_mean(ax):
     p = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]])
     plots.votes(torch.rand(1, 8, 8), p.log(), ("left", "right hand"), ax=ax)
     assert texts(ax) == ["left\n0.90", "left\n0.80", "right\n0.70", "left\n0.60"]
-    assert [text.get_position() for text in ax.texts] == [(0.5, 0.5), (1.5, 0.5), (0.5, 1.5), (1.5, 1.5)]
+    assert [text.get_position() for text in ax.texts] == [
+        (0.5, 0.5),
+        (1.5, 0.5),
+        (0.5, 1.5),
+        (1.5, 1.5),
+    ]
     colours = [tile.get_facecolor() for tile in ax.patches]
-    assert [colour[:3] == to_rgba(plots.EPISTEMIC)[:3] for colour in colours] == [False, False, True, False]
-    assert np.argsort([colour[3] for colour in colours]).tolist() == [3, 2, 1, 0]  # surer covers more
-    with pytest.raises(ValueError, match=r"s x s tiles, \[s \* s, classes\], got \[3, 2\]"):
+    assert [colour[:3] == to_rgba(plots.EPISTEMIC)[:3] for colour in colours] == [
+        False,
+        False,
+        True,
+        False,
+    ]
+    assert np.argsort([colour[3] for colour in colours]).tolist() == [
+        3,
+        2,
+        1,
+        0,
+    ]  # surer covers more
+    with pytest.raises(
+        ValueError, match=r"s x s tiles, \[s \* s, classes\], got \[3, 2\]"
+    ):
         plots.votes(torch.rand(1, 8, 8), p[:3].log(), ax=ax)
 
 
 def test_table_marks_the_best_and_the_second_and_greys_the_paper():
-    frame = pd.DataFrame({"auroc": [0.9, 0.7, 0.8], "ece": [0.3, 0.2, 0.1], "paper": [0.91, 0.72, np.nan]})
-    html = plots.table(frame, best={"auroc": "max", "ece": "min"}, paper=["paper"], digits=2).to_html()
+    frame = pd.DataFrame(
+        {
+            "auroc": [0.9, 0.7, 0.8],
+            "ece": [0.3, 0.2, 0.1],
+            "paper": [0.91, 0.72, np.nan],
+        }
+    )
+    html = plots.table(
+        frame, best={"auroc": "max", "ece": "min"}, paper=["paper"], digits=2
+    ).to_html()
     styles = {
         cell.strip(): rule
         for block in html.split("</style>")[0].split("}")
@@ -271,7 +341,10 @@ def test_table_marks_the_best_and_the_second_and_greys_the_paper():
         for cells, rule in [block.split("{")]
         for cell in cells.replace('<style type="text/css">', "").split(",")
     }
-    found = {cell.split("_", 2)[2]: rule.split(":")[1].strip(" ;\n") for cell, rule in styles.items()}
+    found = {
+        cell.split("_", 2)[2]: rule.split(":")[1].strip(" ;\n")
+        for cell, rule in styles.items()
+    }
     assert found["row0_col0"] == found["row2_col1"] == "bold"
     assert found["row2_col0"] == found["row1_col1"] == "underline"
     assert {found[f"row{i}_col2"] for i in range(3)} == {plots.PAPER}
@@ -285,11 +358,19 @@ def test_save_writes_png_and_pdf_and_describes_the_figure(tmp_path, ax):
     runs.begin(tmp_path, "00_test")
     ax.plot([0, 1])
     plots.save(ax.figure, "line", "A line rises.", paper="Kirsch 2024, Fig. 1")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["line.pdf", "line.png", "results.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "line.pdf",
+        "line.png",
+        "results.json",
+    ]
     assert (tmp_path / "line.png").read_bytes()[:4] == PNG
     assert (tmp_path / "line.pdf").read_bytes()[:4] == PDF
     assert read_json(tmp_path / "results.json")["figures"] == {
-        "line": {"caption": "A line rises.", "paper": "Kirsch 2024, Fig. 1", "files": ["line.pdf", "line.png"]}
+        "line": {
+            "caption": "A line rises.",
+            "paper": "Kirsch 2024, Fig. 1",
+            "files": ["line.pdf", "line.png"],
+        }
     }
 
 
@@ -309,7 +390,9 @@ def test_save_shows_in_a_notebook_what_it_saved(tmp_path, monkeypatch):
     fig, _ = plots.figure(width=4.0, height=2.0)
     plots.save(fig, "elsewhere")
     assert plt.fignum_exists(fig.number)
-    monkeypatch.setattr(plots.mpl, "get_backend", lambda: "module://matplotlib_inline.backend_inline")
+    monkeypatch.setattr(
+        plots.mpl, "get_backend", lambda: "module://matplotlib_inline.backend_inline"
+    )
     plots.save(fig, "figure")
     assert not plt.fignum_exists(fig.number)  # or the notebook would show it again
     (picture,) = shown
@@ -319,9 +402,13 @@ def test_save_shows_in_a_notebook_what_it_saved(tmp_path, monkeypatch):
 
 def test_simplex_and_bars_agree_with_the_package(ax):
     """The recipe of notebook 00: a cloud, its mean and its split, drawn from the same logits."""
-    logits = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    logits = torch.randn(
+        5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     part = uncertainty.decompose(logits[:, None])
     plots.simplex(logits, ax=ax)
     np.testing.assert_allclose(points(ax)[-1], points(ax)[0].mean(0, keepdims=True))
-    bars = plots.decomposition_bars({"": (part.aleatoric.item(), part.epistemic.item())}, ax=plt.subplots()[1])
+    bars = plots.decomposition_bars(
+        {"": (part.aleatoric.item(), part.epistemic.item())}, ax=plt.subplots()[1]
+    )
     assert bars.containers[2][0].get_width() == pytest.approx(part.total.item())

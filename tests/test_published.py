@@ -10,7 +10,9 @@ from uqlab import published
 from uqlab.runs import parameters
 
 ROOT = Path(__file__).parents[1]
-SHARED = ROOT.parent / "shared" if (ROOT.parent / "shared" / "papers").is_dir() else None
+SHARED = (
+    ROOT.parent / "shared" if (ROOT.parent / "shared" / "papers").is_dir() else None
+)
 PAPERS = ["kirsch", "lora", "sve", "hydra", "regrad"]
 ENTRIES = [(paper, name) for paper in PAPERS for name in dir(getattr(published, paper))]
 NUMBER = re.compile(r"-?\d*\.?\d+(?:e-?\d+)?")
@@ -20,16 +22,26 @@ def lines(paper, name):
     """The paper's text about an entry; the digest's where the paper's own tables were not available."""
     if name.startswith(("digest", "study")):
         return (SHARED / "design" / "METHODS.md").read_text().splitlines()
-    text = (SHARED / "papers" / getattr(published, paper).entry["text"]).read_text().splitlines()
+    text = (
+        (SHARED / "papers" / getattr(published, paper).entry["text"])
+        .read_text()
+        .splitlines()
+    )
     if not name.startswith("table"):
         return text
     number = name.partition("_")[2]
-    place = next(i for i, line in enumerate(text) if re.match(rf"[\d\s*]*Table {number}:", line))
-    return text[max(0, place - 12) : place + 40]  # a caption stands above its table, or below
+    place = next(
+        i for i, line in enumerate(text) if re.match(rf"[\d\s*]*Table {number}:", line)
+    )
+    return text[
+        max(0, place - 12) : place + 40
+    ]  # a caption stands above its table, or below
 
 
 def numbers(line):
-    return [float(each) for each in NUMBER.findall(re.sub(r"(?<=\d)'(?=\d)|[−–]", "", line))]
+    return [
+        float(each) for each in NUMBER.findall(re.sub(r"(?<=\d)'(?=\d)|[−–]", "", line))
+    ]
 
 
 @pytest.mark.skipif(SHARED is None, reason="the papers' text is not here")
@@ -40,8 +52,14 @@ def test_every_number_and_every_quote_is_in_the_text(paper, name):
     for dataset in table.datasets:
         for row, values in table.frame(dataset).iterrows():
             wanted = values.dropna().tolist()
-            assert any(all(line.count(v) >= wanted.count(v) for v in wanted) for line in found), (dataset, row)
-    words = " ".join((SHARED / "papers" / getattr(published, paper).entry["text"]).read_text().split())
+            assert any(
+                all(line.count(v) >= wanted.count(v) for v in wanted) for line in found
+            ), (dataset, row)
+    words = " ".join(
+        (SHARED / "papers" / getattr(published, paper).entry["text"])
+        .read_text()
+        .split()
+    )
     for dataset, stated in table.entry.get("states", {}).items():
         for each in stated.values():
             assert each["quote"] in words, (dataset, each["quote"])
@@ -63,7 +81,11 @@ def test_numbers_by_data_set():
     table = published.kirsch.table_2
     assert table.title == "Kirsch 2024, Table 2"
     assert published.kirsch.fig_4.title == "Kirsch 2024, Fig. 4"
-    assert table.value("mnist", 128, "MI, OOD") == table.value("mnist-mini", 128, "MI, OOD") == 0.11
+    assert (
+        table.value("mnist", 128, "MI, OOD")
+        == table.value("mnist-mini", 128, "MI, OOD")
+        == 0.11
+    )
     assert isinstance(table.frame("digits"), pd.DataFrame)
     assert table.frame("digits").empty
     with pytest.raises(KeyError):
@@ -76,21 +98,30 @@ def test_a_paper_says_yes_or_no_of_its_own_data_sets_alone():
     def wins(frame):
         return frame.accuracy["lora"] > frame.accuracy["explicit"]
 
-    assert table.says("cifar100", wins, ("lora", "accuracy"), ("explicit", "accuracy")) == (
+    assert table.says(
+        "cifar100", wins, ("lora", "accuracy"), ("explicit", "accuracy")
+    ) == (
         True,
         "Mühlematter et al. 2024, Table 1: 82.5, 79.8",
     )
     assert sst2.says("sst2", wins) == (False, "Mühlematter et al. 2024, Table 8")
     assert table.says("digits", wins) is table.says("sst2", wins) is None
     missing = published.sve.digest_2
-    assert missing.says("cifar100", lambda frame: frame.FPR95["sve"] < frame.FPR95["explicit"]) is None
+    assert (
+        missing.says(
+            "cifar100", lambda frame: frame.FPR95["sve"] < frame.FPR95["explicit"]
+        )
+        is None
+    )
     with pytest.raises(KeyError):
         table.says("cifar100", lambda frame: frame.accuracy["no such method"] > 0)
 
 
 def test_what_a_paper_states_in_words():
     assert published.kirsch.fig_4.states("cifar10", "AUROC falls").holds
-    assert not published.kirsch.fig_5.states("mnist-mini", "matches the single network by entropy").holds
+    assert not published.kirsch.fig_5.states(
+        "mnist-mini", "matches the single network by entropy"
+    ).holds
     assert published.kirsch.fig_4.states("digits", "AUROC falls") is None
     with pytest.raises(KeyError, match=r"Fig\. 4 states nothing named 'AUROC rises'"):
         published.kirsch.fig_4.states("cifar10", "AUROC rises")
@@ -98,9 +129,17 @@ def test_what_a_paper_states_in_words():
 
 def test_a_run_is_the_papers_only_in_all_its_settings():
     theirs = published.kirsch.table_2.settings
-    ours = {**theirs, "widths": [1.0, 2.0, 4.0, 8.0, 32.0, 64.0, 128.0], "seed": 3, "ood": ["fashion-mnist", "letters"]}
+    ours = {
+        **theirs,
+        "widths": [1.0, 2.0, 4.0, 8.0, 32.0, 64.0, 128.0],
+        "seed": 3,
+        "ood": ["fashion-mnist", "letters"],
+    }
     assert published.differs(theirs, ours) == []
-    assert published.differs(theirs, {**ours, "lr": 0.05, "widths": [1, 2]}) == ["widths", "lr"]
+    assert published.differs(theirs, {**ours, "lr": 0.05, "widths": [1, 2]}) == [
+        "widths",
+        "lr",
+    ]
     assert published.differs(theirs, {**ours, "dataset": "mnist-mini"}) == ["dataset"]
     assert published.differs({"members": 4}, {}) == ["members"]
 
@@ -114,19 +153,36 @@ def test_a_run_is_the_papers_only_in_all_its_settings():
             ("03", "kirsch", "table_2"),
             ("04", "kirsch", "fig_5"),
         ],
-        *[("06", "lora", "table_1"), ("06", "lora", "table_4"), ("08", "sve", "digest_1")],
+        *[
+            ("06", "lora", "table_1"),
+            ("06", "lora", "table_4"),
+            ("08", "sve", "digest_1"),
+        ],
         *[("09", "hydra", "table_1"), ("10", "hydra", "table_5")],
     ],
 )
-def test_a_page_has_the_papers_settings_in_its_paper_profile_and_not_at_quick(page, paper, name):
-    notebook, settings = parameters.find(page), getattr(getattr(published, paper), name).settings
+def test_a_page_has_the_papers_settings_in_its_paper_profile_and_not_at_quick(
+    page, paper, name
+):
+    notebook, settings = (
+        parameters.find(page),
+        getattr(getattr(published, paper), name).settings,
+    )
     values = parameters.defaults(notebook)
-    assert published.differs(settings, values | parameters.overrides(notebook, "paper")) == []
-    assert published.differs(settings, values | parameters.overrides(notebook, "tiny")) != []
+    assert (
+        published.differs(settings, values | parameters.overrides(notebook, "paper"))
+        == []
+    )
+    assert (
+        published.differs(settings, values | parameters.overrides(notebook, "tiny"))
+        != []
+    )
 
 
 def test_unknown_papers_and_tables():
     with pytest.raises(AttributeError, match="no_such_paper"):
         published.no_such_paper  # noqa: B018
-    with pytest.raises(AttributeError, match="Kirsch 2024: no table_9; there are fig_1"):
+    with pytest.raises(
+        AttributeError, match="Kirsch 2024: no table_9; there are fig_1"
+    ):
         published.kirsch.table_9  # noqa: B018

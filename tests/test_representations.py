@@ -15,21 +15,33 @@ from small_networks import bert, images, vit
 from torch import nn
 
 from uqlab import ensembles, models, representations
-from uqlab.representations import cka, cka_matrix, embed, layer_features, match, minibatch_cka
+from uqlab.representations import (
+    cka,
+    cka_matrix,
+    embed,
+    layer_features,
+    match,
+    minibatch_cka,
+)
 
 EVERY = pytest.mark.parametrize(
-    ("kernel", "unbiased"), [("linear", True), ("linear", False), ("rbf", True), ("rbf", False)]
+    ("kernel", "unbiased"),
+    [("linear", True), ("linear", False), ("rbf", True), ("rbf", False)],
 )
 
 
 def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 def related(samples, p=12, q=9, noise=1.0, seed=0):
     """Two representations that share a part."""
     x = normal(samples, p, seed=seed)
-    return x, x @ normal(p, q, seed=100) + noise * p**0.5 * normal(samples, q, seed=seed + 1)
+    return x, x @ normal(p, q, seed=100) + noise * p**0.5 * normal(
+        samples, q, seed=seed + 1
+    )
 
 
 def kernel_matrix(x, kernel):
@@ -45,7 +57,10 @@ def hsic(k, l, unbiased):  # noqa: E741
         centre = np.eye(n) - 1 / n
         return np.trace(k @ centre @ l @ centre) / (n - 1) ** 2
     k, l, one = k - np.diag(np.diag(k)), l - np.diag(np.diag(l)), np.ones(n)  # noqa: E741
-    first, second = np.trace(k @ l), (one @ k @ one) * (one @ l @ one) / ((n - 1) * (n - 2))
+    first, second = (
+        np.trace(k @ l),
+        (one @ k @ one) * (one @ l @ one) / ((n - 1) * (n - 2)),
+    )
     return (first + second - 2 / (n - 2) * (one @ k @ l @ one)) / (n * (n - 3))
 
 
@@ -60,12 +75,19 @@ def ratio(sums):
 
 # CKA -----------------------------------------------------------------------------------------------------------------
 @EVERY
-@pytest.mark.parametrize(("samples", "p", "q"), [(40, 12, 9), (20, 50, 7), (20, 50, 60), (4, 3, 2), (31, 1, 1)])
+@pytest.mark.parametrize(
+    ("samples", "p", "q"),
+    [(40, 12, 9), (20, 50, 7), (20, 50, 60), (4, 3, 2), (31, 1, 1)],
+)
 def test_cka_equals_numpy(kernel, unbiased, samples, p, q):
     x, y = related(samples, p, q)
     x = x + 5
-    assert cka(x, y, kernel, unbiased) == pytest.approx(ratio(plain_sums(x, y, kernel, unbiased)), rel=1e-9)
-    assert cka(x.float(), y.float(), kernel, unbiased) == pytest.approx(cka(x, y, kernel, unbiased), abs=1e-5)
+    assert cka(x, y, kernel, unbiased) == pytest.approx(
+        ratio(plain_sums(x, y, kernel, unbiased)), rel=1e-9
+    )
+    assert cka(x.float(), y.float(), kernel, unbiased) == pytest.approx(
+        cka(x, y, kernel, unbiased), abs=1e-5
+    )
 
 
 @EVERY
@@ -74,17 +96,27 @@ def test_cka_sees_neither_rotation_nor_scale_nor_shift(kernel, unbiased):
     assert cka(x, x, kernel, unbiased) == pytest.approx(1)
     turned = 7 * x @ torch.linalg.qr(normal(12, 12, seed=5)).Q + normal(12)
     assert cka(x, turned, kernel, unbiased) == pytest.approx(1)
-    assert cka(turned, y, kernel, unbiased) == pytest.approx(cka(x, y, kernel, unbiased))
+    assert cka(turned, y, kernel, unbiased) == pytest.approx(
+        cka(x, y, kernel, unbiased)
+    )
     assert cka(x, y, kernel, unbiased) == pytest.approx(cka(y, x, kernel, unbiased))
     order = torch.randperm(30)
-    assert cka(x[order], y[order], kernel, unbiased) == pytest.approx(cka(x, y, kernel, unbiased))
+    assert cka(x[order], y[order], kernel, unbiased) == pytest.approx(
+        cka(x, y, kernel, unbiased)
+    )
     assert cka(x, y[order], kernel, unbiased) < cka(x, y, kernel, unbiased)
-    assert cka(x, x @ normal(12, 12, seed=5), kernel, unbiased) < 0.97  # but it sees other linear maps
+    assert (
+        cka(x, x @ normal(12, 12, seed=5), kernel, unbiased) < 0.97
+    )  # but it sees other linear maps
 
 
 def test_independent_features_are_alike_only_to_the_biased_estimate():
-    seeds = [(normal(64, 100, seed=s), normal(64, 100, seed=1000 + s)) for s in range(20)]
-    biased, unbiased = ([cka(x, y, unbiased=u) for x, y in seeds] for u in (False, True))
+    seeds = [
+        (normal(64, 100, seed=s), normal(64, 100, seed=1000 + s)) for s in range(20)
+    ]
+    biased, unbiased = (
+        [cka(x, y, unbiased=u) for x, y in seeds] for u in (False, True)
+    )
     assert min(biased) > 0.55
     assert abs(np.mean(unbiased)) < 0.01
     assert min(unbiased) < 0 < max(unbiased) < 0.1
@@ -93,14 +125,18 @@ def test_independent_features_are_alike_only_to_the_biased_estimate():
 def test_biased_linear_cka_is_a_ratio_of_norms():
     x, y = (z - z.mean(0) for z in related(50))
     norms = [torch.linalg.norm(a.mT @ b) for a, b in ((x, y), (x, x), (y, y))]
-    assert cka(x, y, unbiased=False) == pytest.approx((norms[0] ** 2 / (norms[1] * norms[2])).item())
+    assert cka(x, y, unbiased=False) == pytest.approx(
+        (norms[0] ** 2 / (norms[1] * norms[2])).item()
+    )
 
 
 # streams -------------------------------------------------------------------------------------------------------------
 @EVERY
 def test_minibatch_cka_is_the_ratio_of_sums(kernel, unbiased):
     x, y = related(60)
-    assert minibatch_cka([(x, y)], kernel, unbiased) == pytest.approx(cka(x, y, kernel, unbiased))
+    assert minibatch_cka([(x, y)], kernel, unbiased) == pytest.approx(
+        cka(x, y, kernel, unbiased)
+    )
     pairs = list(zip(x.split(20), y.split(20), strict=True))
     sums = [plain_sums(*pair, kernel, unbiased) for pair in pairs]
     found = minibatch_cka(iter(pairs), kernel, unbiased)
@@ -113,7 +149,10 @@ def test_the_batch_size_matters_to_the_biased_estimate_alone():
     whole = cka(x, y)
     sizes = (16, 64, 256)
     unbiased, biased = (
-        [minibatch_cka(zip(x.split(size), y.split(size), strict=True), unbiased=u) for size in sizes]
+        [
+            minibatch_cka(zip(x.split(size), y.split(size), strict=True), unbiased=u)
+            for size in sizes
+        ]
         for u in (True, False)
     )
     assert np.allclose(unbiased, whole, atol=0.015)
@@ -155,16 +194,26 @@ def test_what_does_not_vary_is_nan_and_counted(kernel, unbiased):
     constant, noisy = torch.full((20, 5), 0.1), 1 + 1e-7 * normal(20, 5).float()
     varied = [normal(20, 5, seed=s).float() for s in range(3)]
     with pytest.warns(UserWarning, match=r"2 of 5 representations do not vary"):
-        found = cka_matrix([varied[0], constant, varied[1], noisy, varied[2]], kernel=kernel, unbiased=unbiased)
+        found = cka_matrix(
+            [varied[0], constant, varied[1], noisy, varied[2]],
+            kernel=kernel,
+            unbiased=unbiased,
+        )
     expected = torch.zeros(5, 5, dtype=torch.bool)
     expected[[1, 3]], expected[:, [1, 3]] = True, True
     assert torch.equal(found.isnan(), expected)
     with pytest.warns(UserWarning, match=r"1 of 2 representations"):
         assert math.isnan(cka(varied[0], constant, kernel, unbiased))
-    batches = [(varied[0], varied[1]), (varied[1], constant), (varied[2], varied[0])]  # constant in one batch only
+    batches = [
+        (varied[0], varied[1]),
+        (varied[1], constant),
+        (varied[2], varied[0]),
+    ]  # constant in one batch only
     assert math.isfinite(minibatch_cka(batches, kernel, unbiased))
     with pytest.warns(UserWarning, match=r"1 of 2 representations"):
-        assert math.isnan(minibatch_cka([(x, constant) for x in varied], kernel, unbiased))
+        assert math.isnan(
+            minibatch_cka([(x, constant) for x in varied], kernel, unbiased)
+        )
 
 
 def test_one_sample_apart_is_no_similarity():
@@ -258,7 +307,10 @@ def test_blocks_of_a_transformer():
     for features, states in zip(found.values(), hidden[1:], strict=True):
         assert not features.requires_grad
         torch.testing.assert_close(features, states[:, 0].detach())
-    mean, every = (layer_features(model, x, tokens=tokens)["vit.layers.0"] for tokens in ("mean", "all"))
+    mean, every = (
+        layer_features(model, x, tokens=tokens)["vit.layers.0"]
+        for tokens in ("mean", "all")
+    )
     torch.testing.assert_close(mean, hidden[1].mean(1).detach())
     torch.testing.assert_close(every, hidden[1].flatten(1).detach())
     matrix = cka_matrix(list(found.values()))
@@ -272,7 +324,9 @@ def test_layers_of_other_networks():
     assert {name: f.shape[1] for name, f in found.items()} == {"1": 6, "4": 4, "7": 3}
     torch.testing.assert_close(found["7"], mlp(x).detach())
     cnn, x = models.small_cnn(3, width=4), torch.rand(5, 1, 6, 6)
-    whole, means = (layer_features(cnn, x, r"^0$", tokens=tokens)["0"] for tokens in ("all", "mean"))
+    whole, means = (
+        layer_features(cnn, x, r"^0$", tokens=tokens)["0"] for tokens in ("all", "mean")
+    )
     torch.testing.assert_close(whole.unflatten(1, (4, 36)).mean(2), means)
 
 
@@ -292,13 +346,25 @@ class Twice(nn.Module):
     [
         (lambda: cka(normal(9, 2), normal(8, 2)), "same samples.*got 8 and 9 samples"),
         (lambda: cka(normal(3, 2), normal(3, 2)), "4 or more of them, got 3 samples"),
-        (lambda: cka(normal(1, 2), normal(1, 2), unbiased=False), "2 or more of them, got 1 samples"),
+        (
+            lambda: cka(normal(1, 2), normal(1, 2), unbiased=False),
+            "2 or more of them, got 1 samples",
+        ),
         (lambda: cka(normal(9), normal(9)), r"\[samples, _\], got \[9\]"),
         (lambda: cka(normal(9, 0), normal(9, 2)), r"got \[9, 0\]"),
         (lambda: cka(normal(9, 2) / 0, normal(9, 2)), "NaN or an infinite"),
-        (lambda: cka(np.eye(9) > 2, "nine"), "Y must be a tensor, an array or a list of numbers"),
-        (lambda: cka(torch.eye(9).long(), normal(9, 2)), "floating tensor, got torch.int64"),
-        (lambda: cka(normal(9, 2), normal(9, 2), "cosine"), 'kernel must be "linear" or "rbf"'),
+        (
+            lambda: cka(np.eye(9) > 2, "nine"),
+            "Y must be a tensor, an array or a list of numbers",
+        ),
+        (
+            lambda: cka(torch.eye(9).long(), normal(9, 2)),
+            "floating tensor, got torch.int64",
+        ),
+        (
+            lambda: cka(normal(9, 2), normal(9, 2), "cosine"),
+            'kernel must be "linear" or "rbf"',
+        ),
         (lambda: minibatch_cka([]), "empty stream"),
         (lambda: minibatch_cka([related(8), related(3)]), "batch 1: .*got 3 samples"),
         (lambda: cka_matrix([]), "at least one representation"),
@@ -310,12 +376,21 @@ class Twice(nn.Module):
         (lambda: embed(normal(9, 2), "lda"), "method must be"),
         (lambda: embed(normal(9, 2), components=3), "components must be 1 to 2"),
         (lambda: embed(torch.ones(9, 2)), "all samples are alike"),
-        (lambda: layer_features(ensembles.lora(vit(), 2), images()[0]), r"ensemble.member\(0\)"),
+        (
+            lambda: layer_features(ensembles.lora(vit(), 2), images()[0]),
+            r"ensemble.member\(0\)",
+        ),
         (lambda: layer_features(vit(), images()[0], "mlp_9"), "matches no module"),
         (lambda: layer_features(vit(), images()[0][:0]), "at least one"),
         (lambda: layer_features(vit(), images()[0], tokens="last"), "tokens must be"),
-        (lambda: layer_features(vit(), images()[0], "^vit$"), "returns BaseModelOutput"),
-        (lambda: layer_features(Twice(), torch.rand(4, 3)), "layer must give one output"),
+        (
+            lambda: layer_features(vit(), images()[0], "^vit$"),
+            "returns BaseModelOutput",
+        ),
+        (
+            lambda: layer_features(Twice(), torch.rand(4, 3)),
+            "layer must give one output",
+        ),
     ],
 )
 def test_bad_input(call, message):
@@ -331,4 +406,6 @@ def test_a_refused_batch_size_leaves_no_hooks(batch_size, unchecked):
     for look in (representations.layer_features, representations.penultimate):
         with pytest.raises((TypeError, ValueError), match="batch_size must be"):
             look(network, torch.rand(5, 4), batch_size=batch_size)
-    assert not any(part._forward_hooks or part._forward_pre_hooks for part in network.modules())
+    assert not any(
+        part._forward_hooks or part._forward_pre_hooks for part in network.modules()
+    )

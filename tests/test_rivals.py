@@ -13,23 +13,44 @@ def test_accuracies_of_digits():
     train, test = (data.load("digits", split) for split in ("train", "test"))
     found = rivals.accuracies(train.inputs, train.labels, test.inputs, test.labels)
     assert list(found) == ["logistic regression", "nearest neighbour"]
-    nearest = NearestNeighbors(n_neighbors=1).fit(train.inputs.flatten(1)).kneighbors(test.inputs.flatten(1))[1][:, 0]
-    assert found["nearest neighbour"] == np.mean(train.labels.numpy()[nearest] == test.labels.numpy())
+    nearest = (
+        NearestNeighbors(n_neighbors=1)
+        .fit(train.inputs.flatten(1))
+        .kneighbors(test.inputs.flatten(1))[1][:, 0]
+    )
+    assert found["nearest neighbour"] == np.mean(
+        train.labels.numpy()[nearest] == test.labels.numpy()
+    )
     assert 0.93 < found["logistic regression"] < 1
 
 
 def test_distance_is_mahalanobis_with_the_shrunk_covariance():
     train, test = torch.randn(50, 1, 3, 4), torch.randn(20, 1, 3, 4) + 1
     scores = rivals.ood_scores(train, test)
-    expected = LedoitWolf().fit(train.flatten(1).double().numpy()).mahalanobis(test.flatten(1).double().numpy())
+    expected = (
+        LedoitWolf()
+        .fit(train.flatten(1).double().numpy())
+        .mahalanobis(test.flatten(1).double().numpy())
+    )
     np.testing.assert_allclose(scores["Mahalanobis distance of pixels"], expected)
 
 
 def test_aurocs_of_several_sets():
-    train, test, far = torch.randn(50, 1, 3, 4), torch.randn(40, 1, 3, 4), torch.randn(30, 1, 3, 4) + 3
+    train, test, far = (
+        torch.randn(50, 1, 3, 4),
+        torch.randn(40, 1, 3, 4),
+        torch.randn(30, 1, 3, 4) + 3,
+    )
     found = rivals.aurocs(train, test, {"near": torch.randn(30, 1, 3, 4), "far": far})
-    pixels = (rivals.ood_scores(train, x)["Mahalanobis distance of pixels"] for x in (test, far))
-    assert found["far"]["Mahalanobis distance of pixels"] == metrics.ood_detection(*pixels).auroc > 0.99
+    pixels = (
+        rivals.ood_scores(train, x)["Mahalanobis distance of pixels"]
+        for x in (test, far)
+    )
+    assert (
+        found["far"]["Mahalanobis distance of pixels"]
+        == metrics.ood_detection(*pixels).auroc
+        > 0.99
+    )
     assert 0.3 < found["near"]["Mahalanobis distance of pixels"] < 0.7
     assert found["near"]["random order"] == found["far"]["random order"] != 0.5
 
@@ -39,21 +60,39 @@ def test_pixels_that_never_vary_are_no_obstacle_and_chance_repeats():
     train[:, 0, 0, 0], test[4, 0, 0, 0] = torch.randn(30), 9.0
     scores = rivals.ood_scores(train, test, seed=1)
     assert scores["Mahalanobis distance of pixels"].argmax() == 4
-    assert (scores["random order"] == rivals.ood_scores(train, test, seed=1)["random order"]).all()
+    assert (
+        scores["random order"] == rivals.ood_scores(train, test, seed=1)["random order"]
+    ).all()
     assert len(set(scores["random order"])) == 9
 
 
 def test_words_alone():
-    good, bad = ["a good film", "so good , so fine", "fine work"], ["a bad film", "so bad , so dull", "dull work"]
+    good, bad = (
+        ["a good film", "so good , so fine", "fine work"],
+        ["a bad film", "so bad , so dull", "dull work"],
+    )
     found = rivals.accuracies(
-        good + bad, torch.tensor([0] * 3 + [1] * 3), ["good work", "dull , bad"], torch.tensor([0, 1])
+        good + bad,
+        torch.tensor([0] * 3 + [1] * 3),
+        ["good work", "dull , bad"],
+        torch.tensor([0, 1]),
     )
     assert found == {"logistic regression": 1.0, "nearest neighbour": 1.0}
-    rare = rivals.ood_scores(good + bad, ["so good", "so strange", "", "SO  good"])["rarity of words"]
-    every = 20 + 9 + 1  # words, different ones, and one for all that never came; four are "so", two "good"
-    assert rare[0] == np.mean([np.log(every / (4 + 1)), np.log(every / (2 + 1))]) == rare[3]
+    rare = rivals.ood_scores(good + bad, ["so good", "so strange", "", "SO  good"])[
+        "rarity of words"
+    ]
+    every = (
+        20 + 9 + 1
+    )  # words, different ones, and one for all that never came; four are "so", two "good"
+    assert (
+        rare[0]
+        == np.mean([np.log(every / (4 + 1)), np.log(every / (2 + 1))])
+        == rare[3]
+    )
     assert rare[0] < rare[1] < rare[2] == np.log(every)
     near, away = good + bad, ["shares fell on Tuesday", "Who invented it ?"]
-    assert rivals.aurocs(good + bad, near, {"news": away})["news"]["rarity of words"] == 1
+    assert (
+        rivals.aurocs(good + bad, near, {"news": away})["news"]["rarity of words"] == 1
+    )
     with pytest.raises(ValueError, match=r"one shape, got \[3\] for training texts"):
         rivals.ood_scores(good, torch.zeros(2, 3))

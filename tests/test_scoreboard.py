@@ -6,7 +6,17 @@ import torch
 from scipy import stats
 from torch import nn
 
-from uqlab import data, ensembles, methods, metrics, models, scoreboard, scores, training, uncertainty
+from uqlab import (
+    data,
+    ensembles,
+    methods,
+    metrics,
+    models,
+    scoreboard,
+    scores,
+    training,
+    uncertainty,
+)
 from uqlab.core.devices import Held
 from uqlab.methods import METHODS, Method
 
@@ -17,7 +27,9 @@ def board(**columns):
     for column, values in columns.items():
         for method, each in values.items():
             for seed, value in enumerate(each):
-                rows.setdefault((method, seed), {"method": method, "seed": seed})[column] = value
+                rows.setdefault((method, seed), {"method": method, "seed": seed})[
+                    column
+                ] = value
     return pd.DataFrame(rows.values())
 
 
@@ -33,26 +45,57 @@ def test_a_rank_says_how_often_it_holds():
     # Of the resamples 00, 01, 10 and 11, a is ahead of c in the last alone.
     assert found["ahead"].tolist()[:2] == pytest.approx([1, 0.75], abs=0.03)
     assert found["ahead"].isna().tolist() == [False, False, True]
-    assert found[["rank_low", "rank_high"]].to_numpy().tolist() == [[1, 1], [2, 3], [2, 3]]
+    assert found[["rank_low", "rank_high"]].to_numpy().tolist() == [
+        [1, 1],
+        [2, 3],
+        [2, 3],
+    ]
 
 
 def test_less_is_better_where_it_is():
-    table = board(nll={"a": [0.5, 0.7], "b": [0.9, 0.9]}, auroc_msp_x={"a": [0.5, 0.7], "b": [0.9, 0.9]})
+    table = board(
+        nll={"a": [0.5, 0.7], "b": [0.9, 0.9]},
+        auroc_msp_x={"a": [0.5, 0.7], "b": [0.9, 0.9]},
+    )
     assert list(scoreboard.ranks(table, "nll").index) == ["a", "b"]
     assert list(scoreboard.ranks(table, "auroc_msp_x").index) == ["b", "a"]
     assert scoreboard.differences(table, "nll", "a")["ahead"].item() == 0
     assert scoreboard.differences(table, "auroc_msp_x", "a")["ahead"].item() == 1
-    more = ["accuracy", "accuracy_blurred", "auroc_knn_letters", "correlation", "soft_correlation"]
-    less = ["aurc", "aurc_msp", "fpr95_msp_x", "nll_scaled", "ece_blurred", "soft_kl", "latency_64", "peak_memory"]
+    more = [
+        "accuracy",
+        "accuracy_blurred",
+        "auroc_knn_letters",
+        "correlation",
+        "soft_correlation",
+    ]
+    less = [
+        "aurc",
+        "aurc_msp",
+        "fpr95_msp_x",
+        "nll_scaled",
+        "ece_blurred",
+        "soft_kl",
+        "latency_64",
+        "peak_memory",
+    ]
     assert [scoreboard.sign(column) for column in more + less] == [1] * 5 + [-1] * 8
 
 
 def test_differences_are_paired_and_ties_count_one_half():
     seeds = [0.1, 0.5, 0.9]  # which differ far more than the methods
-    table = board(accuracy={"a": seeds, "b": [value + 0.01 for value in seeds], "c": seeds})
+    table = board(
+        accuracy={"a": seeds, "b": [value + 0.01 for value in seeds], "c": seeds}
+    )
     found = scoreboard.differences(table, "accuracy", "a")
-    assert found.loc["b", ["difference", "low", "high", "ahead"]].tolist() == pytest.approx([0.01, 0.01, 0.01, 1])
-    assert found.loc["c", ["difference", "low", "high", "ahead"]].tolist() == [0, 0, 0, 0.5]
+    assert found.loc[
+        "b", ["difference", "low", "high", "ahead"]
+    ].tolist() == pytest.approx([0.01, 0.01, 0.01, 1])
+    assert found.loc["c", ["difference", "low", "high", "ahead"]].tolist() == [
+        0,
+        0,
+        0,
+        0.5,
+    ]
     order = scoreboard.ranks(table, "accuracy")
     assert order["high"]["b"] - order["low"]["b"] > 0.5
     assert order["ahead"].tolist()[:2] == [1, 0.5]
@@ -60,8 +103,20 @@ def test_differences_are_paired_and_ties_count_one_half():
 
 
 def test_the_front_holds_what_nothing_dominates():
-    quality = {"cheap": [1.0, 1.0], "worse": [0.9, 0.9], "dear": [3.0, 3.0], "twin": [1.0, 1.0], "unsure": [0.8, 1.4]}
-    cost = {"cheap": [1, 1], "worse": [2, 2], "dear": [9, 9], "twin": [1, 1], "unsure": [2, 2]}
+    quality = {
+        "cheap": [1.0, 1.0],
+        "worse": [0.9, 0.9],
+        "dear": [3.0, 3.0],
+        "twin": [1.0, 1.0],
+        "unsure": [0.8, 1.4],
+    }
+    cost = {
+        "cheap": [1, 1],
+        "worse": [2, 2],
+        "dear": [9, 9],
+        "twin": [1, 1],
+        "unsure": [2, 2],
+    }
     table = board(accuracy=quality, trained=cost)
     found = scoreboard.pareto(table, "accuracy", "trained", repeats=4000)
     assert list(found.index) == ["cheap", "twin", "unsure", "dear"]
@@ -73,49 +128,81 @@ def test_the_front_holds_what_nothing_dominates():
 
 
 def test_no_ranking_without_a_band_or_a_pair():
-    table = board(accuracy={"a": [0.5, 0.7], "b": [0.9, 0.9]}, mi={"a": [float("nan")] * 2, "b": [1.0, 2.0]})
+    table = board(
+        accuracy={"a": [0.5, 0.7], "b": [0.9, 0.9]},
+        mi={"a": [float("nan")] * 2, "b": [1.0, 2.0]},
+    )
     assert list(scoreboard.ranks(table, "mi").index) == ["b"]
     with pytest.raises(ValueError, match="needs its band: measure two seeds"):
         scoreboard.ranks(table[table.seed == 0], "accuracy")
     with pytest.raises(ValueError, match="every method needs every seed"):
         scoreboard.differences(table[:3], "accuracy", "a")
-    with pytest.raises(ValueError, match="no column 'acuracy'; it has method, seed, accuracy, mi"):
+    with pytest.raises(
+        ValueError, match="no column 'acuracy'; it has method, seed, accuracy, mi"
+    ):
         scoreboard.ranks(table, "acuracy")
     with pytest.raises(ValueError, match="than must be one of a, b, got 'single'"):
         scoreboard.differences(table, "accuracy")
 
 
 def test_a_recommendation_by_hand():
-    nll = {"single": [0.5, 0.5], "lora": [0.2, 0.4], "deep": [0.25, 0.25], "mine": [0.9, 0.9]}
+    nll = {
+        "single": [0.5, 0.5],
+        "lora": [0.2, 0.4],
+        "deep": [0.25, 0.25],
+        "mine": [0.9, 0.9],
+    }
     stored = {"single": [10, 10], "lora": [12, 12], "deep": [40, 40], "mine": [5, 5]}
-    table = board(nll=nll, stored=stored, accuracy={name: [1 - v for v in values] for name, values in nll.items()})
-    thirds = board(nll={"a": [1.0] * 3}, latency={"a": [0.1, 0.2, 0.3]})  # their mean is a little more than a fifth
+    table = board(
+        nll=nll,
+        stored=stored,
+        accuracy={name: [1 - v for v in values] for name, values in nll.items()},
+    )
+    thirds = board(
+        nll={"a": [1.0] * 3}, latency={"a": [0.1, 0.2, 0.3]}
+    )  # their mean is a little more than a fifth
     assert scoreboard.recommend(thirds, "nll", {"latency": 0.2})[0] == "a"
     all_in = scoreboard.recommend(table, "nll", {"stored": 40}, repeats=4000)
     assert all_in[:2] == ("deep", "lora")
-    assert (all_in.value, all_in.margin, all_in.low, all_in.high) == pytest.approx((0.25, 0.05, -0.05, 0.15))
-    assert all_in.ahead == pytest.approx(0.75, abs=0.03)  # of the seeds 00, 01, 10 and 11 the first alone says lora
+    assert (all_in.value, all_in.margin, all_in.low, all_in.high) == pytest.approx(
+        (0.25, 0.05, -0.05, 0.15)
+    )
+    assert all_in.ahead == pytest.approx(
+        0.75, abs=0.03
+    )  # of the seeds 00, 01, 10 and 11 the first alone says lora
     assert all_in.refused == {}
     assert all_in.reason.startswith(
         "explicit ensemble has the best nll of the 4 methods that you can afford, but these"
     )
-    assert "cannot tell it from LoRA-Ensemble (by 0.05, 95 %: -0.05 to 0.15)" in all_in.reason
+    assert (
+        "cannot tell it from LoRA-Ensemble (by 0.05, 95 %: -0.05 to 0.15)"
+        in all_in.reason
+    )
     cheaper = scoreboard.recommend(table, "accuracy", {"stored": 39})  # more is better
     assert cheaper[:2] == ("lora", "single")
-    assert (cheaper.value, cheaper.margin, cheaper.low, cheaper.high) == pytest.approx((0.7, 0.2, 0.1, 0.3))
+    assert (cheaper.value, cheaper.margin, cheaper.low, cheaper.high) == pytest.approx(
+        (0.7, 0.2, 0.1, 0.3)
+    )
     assert (cheaper.ahead, cheaper.refused) == (1, {"deep": "stored"})
     assert "ahead of single network" in cheaper.reason
     assert cheaper.reason.endswith("; better but too dear: explicit ensemble (stored).")
-    least = scoreboard.recommend(table, "stored", {"accuracy": 0.6, "nll": 0.45})  # a limit from below, and two limits
+    least = scoreboard.recommend(
+        table, "stored", {"accuracy": 0.6, "nll": 0.45}
+    )  # a limit from below, and two limits
     assert least[:2] == ("lora", "deep")
     assert least.refused == {"single": "accuracy", "mine": "accuracy"}
 
 
 def test_a_recommendation_where_one_or_none_is_left():
-    table = board(nll={"a": [0.5, 0.7], "b": [0.9, 0.9]}, stored={"a": [5, 5], "b": [2, 2]})
+    table = board(
+        nll={"a": [0.5, 0.7], "b": [0.9, 0.9]}, stored={"a": [5, 5], "b": [2, 2]}
+    )
     alone = scoreboard.recommend(table, "nll", {"stored": 3})
     assert (alone.best, alone.runner_up, alone.value) == ("b", "", 0.9)
-    assert alone.reason == "b is the only method that you can afford; better but too dear: a (stored)."
+    assert (
+        alone.reason
+        == "b is the only method that you can afford; better but too dear: a (stored)."
+    )
     none = scoreboard.recommend(table, "nll", {"stored": 1, "nll": 2})
     assert (none.best, none.refused) == ("", {"a": "stored", "b": "stored"})
     assert none.reason == "no method keeps stored and nll within the limits."
@@ -139,7 +226,14 @@ def backbone():
 
 
 def measured(backbone, sets, **more):
-    fixed = {"scores": SCORED, "members": 3, "seeds": [4], "repeats": 2, "epochs": 2, "lr": 0.01}
+    fixed = {
+        "scores": SCORED,
+        "members": 3,
+        "seeds": [4],
+        "repeats": 2,
+        "epochs": 2,
+        "lr": 0.01,
+    }
     return scoreboard.measure(backbone, *sets, **(fixed | more))
 
 
@@ -147,10 +241,18 @@ def test_a_board_and_a_method_of_ones_own_by_one_entry(sets, backbone, monkeypat
     def pair(net, members, seed):
         return ensembles.deep(lambda: methods.fresh(net), 2, seed)
 
-    monkeypatch.setitem(METHODS, "mine", Method("two networks", "#123456", "*", pair, frozenset()))
+    monkeypatch.setitem(
+        METHODS, "mine", Method("two networks", "#123456", "*", pair, frozenset())
+    )
     train, test, ood = sets
     trained = {}
-    table = measured(backbone, sets, methods=["single", "deep", "mine"], own={"mine": {"epochs": 1}}, kept=trained)
+    table = measured(
+        backbone,
+        sets,
+        methods=["single", "deep", "mine"],
+        own={"mine": {"epochs": 1}},
+        kept=trained,
+    )
     assert table[["method", "seed", "members"]].to_numpy().tolist() == [
         ["single", 4, 1],
         ["deep", 4, 3],
@@ -158,19 +260,40 @@ def test_a_board_and_a_method_of_ones_own_by_one_entry(sets, backbone, monkeypat
     ]
     single, deep, mine = (row for _, row in table.iterrows())
 
-    model = methods.train("deep", backbone, train.inputs, train.labels, members=3, seed=4, epochs=2, lr=0.01)
+    model = methods.train(
+        "deep",
+        backbone,
+        train.inputs,
+        train.labels,
+        members=3,
+        seed=4,
+        epochs=2,
+        lr=0.01,
+    )
     z = training.predict(model, test.inputs)
     assert [*trained] == [("single", 4), ("deep", 4), ("mine", 4)]
     torch.testing.assert_close(training.predict(trained["deep", 4], test.inputs), z)
     for name in ("accuracy", "nll", "ece", "adaptive_ece", "brier"):
-        assert deep[name] == pytest.approx(getattr(metrics, name)(z, test.labels), abs=1e-5)
+        assert deep[name] == pytest.approx(
+            getattr(metrics, name)(z, test.labels), abs=1e-5
+        )
     mi = [scores.SCORES["mi"](model, each.inputs) for each in (test, ood["letters"])]
-    assert deep["auroc_mi_letters"] == pytest.approx(metrics.ood_detection(*mi).auroc, abs=1e-3)
-    assert deep["fpr95_mi_letters"] == pytest.approx(metrics.ood_detection(*mi).fpr95, abs=0.02)
-    assert deep["aurc_mi"] == pytest.approx(metrics.aurc(z, test.labels, mi[0]), abs=1e-4)
-    assert deep["aurc"] == pytest.approx(metrics.aurc(z, test.labels, -metrics.log_prediction(z).amax(1)), abs=1e-4)
+    assert deep["auroc_mi_letters"] == pytest.approx(
+        metrics.ood_detection(*mi).auroc, abs=1e-3
+    )
+    assert deep["fpr95_mi_letters"] == pytest.approx(
+        metrics.ood_detection(*mi).fpr95, abs=0.02
+    )
+    assert deep["aurc_mi"] == pytest.approx(
+        metrics.aurc(z, test.labels, mi[0]), abs=1e-4
+    )
+    assert deep["aurc"] == pytest.approx(
+        metrics.aurc(z, test.labels, -metrics.log_prediction(z).amax(1)), abs=1e-4
+    )
     parts = uncertainty.decompose(z)
-    assert deep["correlation"] == pytest.approx(stats.spearmanr(parts.aleatoric, parts.epistemic).statistic, abs=1e-3)
+    assert deep["correlation"] == pytest.approx(
+        stats.spearmanr(parts.aleatoric, parts.epistemic).statistic, abs=1e-3
+    )
 
     assert table.columns[table.isna().any()].tolist() == [
         "correlation",
@@ -181,11 +304,21 @@ def test_a_board_and_a_method_of_ones_own_by_one_entry(sets, backbone, monkeypat
     assert single[["correlation", "aurc_mi"]].isna().all()
     assert not torch.tensor(mine["nll"]).isnan()
     size = sum(p.numel() for p in backbone.parameters())
-    assert table["trained"].tolist() == table["stored"].tolist() == [size, 3 * size, 2 * size]
+    assert (
+        table["trained"].tolist()
+        == table["stored"].tolist()
+        == [size, 3 * size, 2 * size]
+    )
     assert (table["peak_memory"] > 4 * table["stored"]).all()
     assert (table[["train_seconds", "latency_1", "latency_64"]] > 0).all(axis=None)
-    assert list(scoreboard.by_score(table, "letters").columns) == ["entropy", "mi", "knn"]
-    assert scoreboard.by_score(table, "letters")["mi"]["deep"] == deep["auroc_mi_letters"]
+    assert list(scoreboard.by_score(table, "letters").columns) == [
+        "entropy",
+        "mi",
+        "knn",
+    ]
+    assert (
+        scoreboard.by_score(table, "letters")["mi"]["deep"] == deep["auroc_mi_letters"]
+    )
 
 
 def test_singular_vectors_are_held_but_not_stored(sets):
@@ -215,29 +348,50 @@ def test_every_method_has_every_score(name, sets):
     few = (sets[0][:40], sets[1][:20], {"letters": sets[2]["letters"][:5]})
     net = models.vit(8, 4, width=8, layers=2, heads=2)
     members = 4 if name == "tiles" else 2  # tiles lie in a square
-    small = {"members": members, "epochs": 1, "repeats": 1, "own": {"lora_single": {"rank": 2}}}
+    small = {
+        "members": members,
+        "epochs": 1,
+        "repeats": 1,
+        "own": {"lora_single": {"rank": 2}},
+    }
     table = measured(net, few, methods=[name], scores=scores.SCORES, **small)
-    missing = set() if table["members"].item() > 1 else {n for n, score in scores.SCORES.items() if score.compares}
+    missing = (
+        set()
+        if table["members"].item() > 1
+        else {n for n, score in scores.SCORES.items() if score.compares}
+    )
     assert set(scoreboard.by_score(table, "letters")) == set(scores.SCORES) - missing
-    assert set(table.columns[table.isna().any()]) <= {"correlation"}  # of members that agree everywhere
+    assert set(table.columns[table.isna().any()]) <= {
+        "correlation"
+    }  # of members that agree everywhere
 
 
-def test_what_a_backbone_cannot_carry_is_left_out_or_an_error(sets, backbone, monkeypatch):
+def test_what_a_backbone_cannot_carry_is_left_out_or_an_error(
+    sets, backbone, monkeypatch
+):
     def fails(net, members, seed):
         raise ValueError("needs attention; this network has none")
 
-    kept = {"single": METHODS["single"], "mine": Method("mine", "#123456", "*", fails, frozenset({"attention"}))}
+    kept = {
+        "single": METHODS["single"],
+        "mine": Method("mine", "#123456", "*", fails, frozenset({"attention"})),
+    }
     monkeypatch.setattr(methods, "METHODS", kept)
     with pytest.warns(UserWarning, match="mine is left out: needs attention"):
         assert measured(backbone, sets)["method"].tolist() == ["single"]
     with pytest.raises(ValueError, match="this network has none"):
         measured(backbone, sets, methods=["mine"])
     del kept["single"]
-    with pytest.warns(UserWarning, match="left out"), pytest.raises(ValueError, match="no method could be trained"):
+    with (
+        pytest.warns(UserWarning, match="left out"),
+        pytest.raises(ValueError, match="no method could be trained"),
+    ):
         measured(backbone, sets)
 
 
-def test_training_read_from_the_cache_counts_as_long_as_it_took(sets, backbone, monkeypatch):
+def test_training_read_from_the_cache_counts_as_long_as_it_took(
+    sets, backbone, monkeypatch
+):
     def cached(name, net, inputs, labels, *, histories, **_):
         histories += [training.History(torch.zeros(1, 1), 1, 400.0)] * 2
         return ensembles.from_members([net])
@@ -248,44 +402,79 @@ def test_training_read_from_the_cache_counts_as_long_as_it_took(sets, backbone, 
 
 def test_every_fit_is_told(sets, backbone):
     told = []
-    methods.train("snapshot", backbone, *(getattr(sets[0], k) for k in ("inputs", "labels")), members=3, histories=told)
+    methods.train(
+        "snapshot",
+        backbone,
+        *(getattr(sets[0], k) for k in ("inputs", "labels")),
+        members=3,
+        histories=told,
+    )
     assert [len(history.loss) for history in told] == [6, 2, 2]
 
 
 def test_soft_labels_temperature_and_shifts(sets, backbone):
     soft = data.load("ambiguous-digits", limit=50)
-    model = ensembles.from_members([backbone, nn.Sequential(nn.Flatten(), nn.Linear(64, 10))])
+    model = ensembles.from_members(
+        [backbone, nn.Sequential(nn.Flatten(), nn.Linear(64, 10))]
+    )
     found = scoreboard.quality(model, soft, sets[0], {"clean": sets[1]})
     z = training.predict(model, soft.inputs)
     q, aleatoric = metrics.log_prediction(z).exp(), uncertainty.decompose(z).aleatoric
-    assert found["soft_kl"] == pytest.approx(stats.entropy(soft.label_probs, q, axis=1).mean(), rel=1e-5)
+    assert found["soft_kl"] == pytest.approx(
+        stats.entropy(soft.label_probs, q, axis=1).mean(), rel=1e-5
+    )
     ambiguity = stats.entropy(soft.label_probs, axis=1)
-    assert found["soft_correlation"] == pytest.approx(stats.spearmanr(ambiguity, aleatoric).statistic, abs=1e-3)
+    assert found["soft_correlation"] == pytest.approx(
+        stats.spearmanr(ambiguity, aleatoric).statistic, abs=1e-3
+    )
     t = metrics.fit_temperature(training.predict(model, sets[0].inputs), sets[0].labels)
     assert found["temperature"] == t
-    assert found["nll_scaled"] == pytest.approx(metrics.nll(q.log()[None] / t, soft.labels))
-    assert found["nll_clean"] == metrics.nll(training.predict(model, sets[1].inputs), sets[1].labels)
+    assert found["nll_scaled"] == pytest.approx(
+        metrics.nll(q.log()[None] / t, soft.labels)
+    )
+    assert found["nll_clean"] == metrics.nll(
+        training.predict(model, sets[1].inputs), sets[1].labels
+    )
     assert "soft_kl" not in scoreboard.quality(model, sets[1])
     shifted = scoreboard.quality(model, sets[1], shifted={"soft": soft})
-    assert [shifted[f"{name}_soft"] for name in ("soft_kl", "soft_correlation", "nll")] == pytest.approx(
-        [found[name] for name in ("soft_kl", "soft_correlation", "nll")]
-    )
+    assert [
+        shifted[f"{name}_soft"] for name in ("soft_kl", "soft_correlation", "nll")
+    ] == pytest.approx([found[name] for name in ("soft_kl", "soft_correlation", "nll")])
 
 
 def test_dear_scores_see_few_inputs(sets, backbone):
-    row = measured(backbone, sets, methods=["deep"], few={"regrad": 10, "msp": 10}).iloc[0]
+    row = measured(
+        backbone, sets, methods=["deep"], few={"regrad": 10, "msp": 10}
+    ).iloc[0]
     train, test, ood = sets
-    model = methods.train("deep", backbone, train.inputs, train.labels, members=3, seed=4, epochs=2, lr=0.01)
-    seen = scoreboard.detection(model, train, test[:10], {"letters": ood["letters"][:10]}, ["regrad", "msp"])
+    model = methods.train(
+        "deep",
+        backbone,
+        train.inputs,
+        train.labels,
+        members=3,
+        seed=4,
+        epochs=2,
+        lr=0.01,
+    )
+    seen = scoreboard.detection(
+        model, train, test[:10], {"letters": ood["letters"][:10]}, ["regrad", "msp"]
+    )
     for column in ("auroc_regrad_letters", "auroc_msp_letters", "aurc_msp"):
         assert row[column] == pytest.approx(seen[column], abs=1e-4)
-    assert row["aurc"] == pytest.approx(scoreboard.detection(model, train, test, {}, [])["aurc"], abs=1e-4)
+    assert row["aurc"] == pytest.approx(
+        scoreboard.detection(model, train, test, {}, [])["aurc"], abs=1e-4
+    )
 
 
 def test_errors_come_before_the_work(sets, backbone, monkeypatch):
     monkeypatch.setattr(methods, "train", lambda *_, **__: pytest.fail("trained"))
-    texts = data.Dataset(["a"] * 3, torch.zeros(3).long(), "sst2", "test", ("bad", "good"))
-    with pytest.raises(TypeError, match="sst2 holds texts: give a Dataset with the tokenizer's tensor"):
+    texts = data.Dataset(
+        ["a"] * 3, torch.zeros(3).long(), "sst2", "test", ("bad", "good")
+    )
+    with pytest.raises(
+        TypeError, match="sst2 holds texts: give a Dataset with the tokenizer's tensor"
+    ):
         measured(backbone, (*sets[:2], {"texts": texts}))
     with pytest.raises(ValueError, match='method must be "single"'):
         measured(backbone, sets, methods=["single", "deeep"])
@@ -296,7 +485,9 @@ def test_errors_come_before_the_work(sets, backbone, monkeypatch):
 
 
 def test_held_counts_what_lives_at_once():
-    net = nn.Sequential(nn.Linear(100, 100), nn.ReLU(), nn.Flatten(), nn.Linear(100, 100))
+    net = nn.Sequential(
+        nn.Linear(100, 100), nn.ReLU(), nn.Flatten(), nn.Linear(100, 100)
+    )
     x = torch.rand(10, 100)
     with torch.no_grad(), Held() as held:
         y = net(x)

@@ -12,7 +12,16 @@ from sklearn.covariance import LedoitWolf
 from small_networks import MAKERS, images, moved, vit
 from torch import nn
 
-from uqlab import data, ensembles, gradients, metrics, models, representations, scores, training
+from uqlab import (
+    data,
+    ensembles,
+    gradients,
+    metrics,
+    models,
+    representations,
+    scores,
+    training,
+)
 from uqlab.scores import SCORES, Score
 
 MEMBERS, CLASSES, WIDTH = 3, 4, 5
@@ -20,16 +29,30 @@ MEMBERS, CLASSES, WIDTH = 3, 4, 5
 
 def network(seed=0):
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Flatten(), nn.Linear(6, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES)).double().eval()
+    return (
+        nn.Sequential(
+            nn.Flatten(), nn.Linear(6, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES)
+        )
+        .double()
+        .eval()
+    )
 
 
 @pytest.fixture(scope="module")
 def case():
     """An ensemble and its networks, training inputs and labels, other inputs."""
     generator = torch.Generator().manual_seed(0)
-    train, inputs = (torch.randn(n, 6, generator=generator, dtype=torch.float64) for n in (40, 9))
+    train, inputs = (
+        torch.randn(n, 6, generator=generator, dtype=torch.float64) for n in (40, 9)
+    )
     nets = [network(seed) for seed in range(MEMBERS)]
-    return ensembles.from_members(nets), nets, train, torch.arange(40) % CLASSES, 2 * inputs
+    return (
+        ensembles.from_members(nets),
+        nets,
+        train,
+        torch.arange(40) % CLASSES,
+        2 * inputs,
+    )
 
 
 def found(name, case, model=None, **more):
@@ -52,10 +75,14 @@ def features_of(net, x):
 OF_LOGITS = {
     "entropy": lambda p, z: stats.entropy(p.mean(0)),
     "msp": lambda p, z: -math.log(p.mean(0).max()),
-    "mi": lambda p, z: stats.entropy(p.mean(0)) - np.mean([stats.entropy(row) for row in p]),
+    "mi": lambda p, z: (
+        stats.entropy(p.mean(0)) - np.mean([stats.entropy(row) for row in p])
+    ),
     "max_logit": lambda p, z: np.mean([-max(row) for row in z]),
     "energy": lambda p, z: np.mean([-special.logsumexp(row) for row in z]),
-    "pairwise_kl": lambda p, z: np.mean([stats.entropy(a, b) for a, b in itertools.permutations(p, 2)]),
+    "pairwise_kl": lambda p, z: np.mean(
+        [stats.entropy(a, b) for a, b in itertools.permutations(p, 2)]
+    ),
     "reverse_mi": lambda p, z: np.mean([stats.entropy(p.mean(0), row) for row in p]),
     "variation_ratio": lambda p, z: 1 - max(np.bincount(p.argmax(1))) / len(p),
 }
@@ -66,8 +93,12 @@ OF_LOGITS = {
 def test_scores_of_logits_are_their_definitions(name, temperature, case):
     z = z_of(case) / temperature
     scale = temperature if name in ("energy", "max_logit") else 1.0
-    expected = [scale * OF_LOGITS[name](special.softmax(z[:, i], 1), z[:, i]) for i in range(9)]
-    np.testing.assert_allclose(found(name, case, temperature=temperature), expected, rtol=2e-5, atol=1e-6)
+    expected = [
+        scale * OF_LOGITS[name](special.softmax(z[:, i], 1), z[:, i]) for i in range(9)
+    ]
+    np.testing.assert_allclose(
+        found(name, case, temperature=temperature), expected, rtol=2e-5, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("name", OF_LOGITS)
@@ -85,7 +116,9 @@ def test_confident_inputs_do_not_tie():
         net.bias.zero_()
     x = torch.tensor([[18.0], [20.0], [25.0]])
     assert len(net(x).softmax(-1)[:, 0].unique()) < 3
-    np.testing.assert_allclose(SCORES["msp"](net, x), (-x[:, 0].double()).exp().log1p(), rtol=1e-3)
+    np.testing.assert_allclose(
+        SCORES["msp"](net, x), (-x[:, 0].double()).exp().log1p(), rtol=1e-3
+    )
 
 
 # Features -------------------------------------------------------------------------------------------------------------
@@ -96,7 +129,9 @@ def apart(h, y):
 def nearest(h, y, x):
     """Squared Mahalanobis distance to the nearest class mean, by scikit-learn's shared covariance."""
     shared = LedoitWolf(assume_centered=True).fit(apart(h, y))
-    return np.min([shared.mahalanobis(x - h[y == c].mean(0)) for c in range(y.max() + 1)], 0)
+    return np.min(
+        [shared.mahalanobis(x - h[y == c].mean(0)) for c in range(y.max() + 1)], 0
+    )
 
 
 def relative(h, y, x):
@@ -109,8 +144,15 @@ def relative(h, y, x):
 
 
 def density(h, y, x):
-    each = [stats.multivariate_normal(h[y == c].mean(0), LedoitWolf().fit(h[y == c]).covariance_) for c in range(4)]
-    return np.log(sum(np.mean(y == c) * gaussian.pdf(x) for c, gaussian in enumerate(each)))
+    each = [
+        stats.multivariate_normal(
+            h[y == c].mean(0), LedoitWolf().fit(h[y == c]).covariance_
+        )
+        for c in range(4)
+    ]
+    return np.log(
+        sum(np.mean(y == c) * gaussian.pdf(x) for c, gaussian in enumerate(each))
+    )
 
 
 def tenth(h, y, x):
@@ -129,7 +171,10 @@ OF_FEATURES = {
 @pytest.mark.parametrize("name", OF_FEATURES)
 def test_scores_of_features_are_their_definitions(name, case):
     _, nets, train, y, x = case
-    each = [OF_FEATURES[name](features_of(net, train), y.numpy(), features_of(net, x)) for net in nets]
+    each = [
+        OF_FEATURES[name](features_of(net, train), y.numpy(), features_of(net, x))
+        for net in nets
+    ]
     np.testing.assert_allclose(found(name, case, nets[1]), each[1], rtol=1e-5)
     np.testing.assert_allclose(found(name, case), np.mean(each, 0), rtol=1e-5)
 
@@ -170,7 +215,13 @@ def test_a_weak_separation_leaves_the_relative_distance_little_to_see():
 
 
 def test_shares_of_classes_weigh_their_densities(case):
-    few = (case[0], case[1], case[2][:25], torch.tensor([0] * 10 + [1] * 7 + [2] * 5 + [3] * 3), case[4])
+    few = (
+        case[0],
+        case[1],
+        case[2][:25],
+        torch.tensor([0] * 10 + [1] * 7 + [2] * 5 + [3] * 3),
+        case[4],
+    )
     _, nets, train, y, x = few
     expected = -density(features_of(nets[0], train), y.numpy(), features_of(nets[0], x))
     np.testing.assert_allclose(found("ddu", few, nets[0]), expected, rtol=1e-5)
@@ -182,8 +233,14 @@ def test_a_class_of_two_takes_the_covariance_of_all(case):
     h, at, labels = features_of(net, train), features_of(net, x), y.numpy()
     own = [LedoitWolf().fit(h[labels == c]).covariance_ for c in (0, 1)]
     own.append(LedoitWolf(assume_centered=True).fit(apart(h, labels)).covariance_)
-    pdf = sum(np.mean(y.numpy() == c) * stats.multivariate_normal(h[y == c].mean(0), own[c]).pdf(at) for c in range(3))
-    np.testing.assert_allclose(SCORES["ddu"].fit(net, train, y)(net, x), -np.log(pdf), rtol=1e-5)
+    pdf = sum(
+        np.mean(y.numpy() == c)
+        * stats.multivariate_normal(h[y == c].mean(0), own[c]).pdf(at)
+        for c in range(3)
+    )
+    np.testing.assert_allclose(
+        SCORES["ddu"].fit(net, train, y)(net, x), -np.log(pdf), rtol=1e-5
+    )
 
 
 def test_statistics_belong_to_a_model_and_go_with_it(case):
@@ -194,7 +251,9 @@ def test_statistics_belong_to_a_model_and_go_with_it(case):
     assert torch.equal(score(one, x), before)
     assert not torch.equal(score(other, x), before)
     third = network(9)
-    with pytest.raises(ValueError, match=r"neighbours needs the training set first: call \.fit"):
+    with pytest.raises(
+        ValueError, match=r"neighbours needs the training set first: call \.fit"
+    ):
         score(third, x)
     score.fit(third, train, y)
     gc.collect()  # of what other tests have left
@@ -210,7 +269,9 @@ def test_features_come_before_the_last_linear_layer_of_any_network():
     hidden = net(x, output_hidden_states=True).hidden_states[-1]
     expected = net.vit.layernorm(hidden)[:, 0].detach()
     torch.testing.assert_close(representations.penultimate(net, x), expected)
-    torch.testing.assert_close(net.classifier(representations.penultimate(net, x)), net(x).logits)
+    torch.testing.assert_close(
+        net.classifier(representations.penultimate(net, x)), net(x).logits
+    )
     with pytest.raises(ValueError, match="calls no linear layer; take layer_features"):
         representations.penultimate(nn.Sequential(nn.Conv2d(1, 3, 8), nn.Flatten()), x)
     with pytest.raises(TypeError, match=r"ensemble\.member\(0\)"):
@@ -232,8 +293,13 @@ OF_GRADIENTS = {
 
 @pytest.mark.parametrize("name", OF_GRADIENTS)
 def test_scores_of_gradients_have_their_closed_forms(name, case):
-    h, p = [features_of(net, case[4]) for net in case[1]], special.softmax(z_of(case), -1)
-    each = [[OF_GRADIENTS[name](h[m][i], p[m, i]) for i in range(9)] for m in range(MEMBERS)]
+    h, p = (
+        [features_of(net, case[4]) for net in case[1]],
+        special.softmax(z_of(case), -1),
+    )
+    each = [
+        [OF_GRADIENTS[name](h[m][i], p[m, i]) for i in range(9)] for m in range(MEMBERS)
+    ]
     np.testing.assert_allclose(found(name, case), np.mean(each, 0), rtol=1e-5)
 
 
@@ -258,34 +324,64 @@ def test_every_score_takes_implicit_ensembles_and_transformers(make):
     for name, score in SCORES.items():
         assert torch.equal(score(model, x[:5]), together[name])
         assert together[name].isfinite().all()
-        assert len(together[name].unique()) > 1 or name == "variation_ratio" or (score.compares and make is None)
+        assert (
+            len(together[name].unique()) > 1
+            or name == "variation_ratio"
+            or (score.compares and make is None)
+        )
 
 
 def test_higher_is_more_uncertain_on_letters_for_a_network_of_digits():
     train, test = (data.load("digits", split, limit=400) for split in ("train", "test"))
     letters = data.load("letters", limit=200)
     ensemble = ensembles.deep(lambda: models.mlp(64, (64,)), 3)
-    training.fit(ensemble, train.inputs, train.labels, epochs=12, lr=0.01, optimizer="adam", progress=False)
+    training.fit(
+        ensemble,
+        train.inputs,
+        train.labels,
+        epochs=12,
+        lr=0.01,
+        optimizer="adam",
+        progress=False,
+    )
     scores.fit(SCORES, ensemble, train.inputs, train.labels)
-    known, strange = (scores.values(SCORES, ensemble, each.inputs) for each in (test, letters))
-    assert {n for n in SCORES if metrics.ood_detection(known[n], strange[n]).auroc < 0.75} <= {"variation_ratio"}
-    assert metrics.ood_detection(known["variation_ratio"], strange["variation_ratio"]).auroc > 0.6  # four values
+    known, strange = (
+        scores.values(SCORES, ensemble, each.inputs) for each in (test, letters)
+    )
+    assert {
+        n for n in SCORES if metrics.ood_detection(known[n], strange[n]).auroc < 0.75
+    } <= {"variation_ratio"}
+    assert (
+        metrics.ood_detection(
+            known["variation_ratio"], strange["variation_ratio"]
+        ).auroc
+        > 0.6
+    )  # four values
 
 
 def test_one_entry_is_a_score(monkeypatch, case):
     own = Score("smallest logit", scores.logits, lambda z, t: -z.amin(-1).mean(0))
     monkeypatch.setitem(SCORES, "mine", own)
-    np.testing.assert_allclose(found("mine", case), -z_of(case).min(-1).mean(0), rtol=1e-6)
-    assert torch.equal(scores.values(["mine"], case[0], case[4])["mine"], own(case[0], case[4]))
+    np.testing.assert_allclose(
+        found("mine", case), -z_of(case).min(-1).mean(0), rtol=1e-6
+    )
+    assert torch.equal(
+        scores.values(["mine"], case[0], case[4])["mine"], own(case[0], case[4])
+    )
 
 
 def test_errors_say_what_to_do(case):
     ensemble, _, train, y, x = case
     with pytest.raises(ValueError, match='score must be "entropy", "mi", '):
         scores.values(["margin"], ensemble, x)
-    with pytest.raises(ValueError, match=r"temperature is for scores of logits; GradNorm does not see them, got 2"):
+    with pytest.raises(
+        ValueError,
+        match=r"temperature is for scores of logits; GradNorm does not see them, got 2",
+    ):
         SCORES["gradnorm"](ensemble, x, temperature=2.0)
-    with pytest.raises(ValueError, match="do not vary enough for a covariance; give more"):
+    with pytest.raises(
+        ValueError, match="do not vary enough for a covariance; give more"
+    ):
         SCORES["ddu"].fit(ensemble, train, torch.arange(40))
     with pytest.raises(ValueError, match=r"labels must be \[samples\] = \[40\]"):
         SCORES["knn"].fit(ensemble, train, y[:9])

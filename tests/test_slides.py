@@ -12,11 +12,17 @@ from nbformat.v4 import new_code_cell, new_markdown_cell
 
 ROOT = Path(__file__).parents[1]
 CELLS = [
-    new_markdown_cell("# 09 · A page\n\n**Question.** Why\nnot?\n\n**Takes** a minute."),
+    new_markdown_cell(
+        "# 09 · A page\n\n**Question.** Why\nnot?\n\n**Takes** a minute."
+    ),
     new_code_cell('x = "curve"'),
-    new_markdown_cell("Before.\n\n## A section\n\nProse.\n\n$$a = b$$\n\n**Guess first.** which is\nlarger?\n\nMore."),
+    new_markdown_cell(
+        "Before.\n\n## A section\n\nProse.\n\n$$a = b$$\n\n**Guess first.** which is\nlarger?\n\nMore."
+    ),
     new_code_cell('plots.save(fig, "curve", "A curve.")'),
-    new_markdown_cell("**Nothing of it was ever lost.**\n\n## Paper and this run\n\nNot shown."),
+    new_markdown_cell(
+        "**Nothing of it was ever lost.**\n\n## Paper and this run\n\nNot shown."
+    ),
     new_code_cell('plots.save(fig, "late", "Late.")'),
 ]
 
@@ -24,15 +30,22 @@ CELLS = [
 @pytest.fixture
 def made(monkeypatch, tmp_path):
     """The module that makes slides, with the results of one run."""
-    spec = importlib.util.spec_from_file_location("slides_conf", ROOT / "book" / "slides" / "conf.py")
+    spec = importlib.util.spec_from_file_location(
+        "slides_conf", ROOT / "book" / "slides" / "conf.py"
+    )
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setattr(sys, "path", [*sys.path])
     spec.loader.exec_module(module)
     figures = {name: {"caption": f"Of {name}."} for name in ("curve", "late")}
-    claims = {"a": {"sentence": "It holds (margin: a ratio)", "holds": True}, "b": {"sentence": "So", "holds": False}}
+    claims = {
+        "a": {"sentence": "It holds (margin: a ratio)", "holds": True},
+        "b": {"sentence": "So", "holds": False},
+    }
     run = tmp_path / "run" / "09_page"
     run.mkdir(parents=True)
-    (run / "results.json").write_text(json.dumps({"figures": figures, "claims": claims}))
+    (run / "results.json").write_text(
+        json.dumps({"figures": figures, "claims": claims})
+    )
     (run / "curve.png").write_bytes(b"a picture")
     monkeypatch.setattr(module, "RESULTS", tmp_path / "run")
     return module
@@ -70,6 +83,12 @@ def test_slides_open_without_a_network(tmp_path):
     pages = [path.stem for path in ROOT.glob("notebooks/0[0-4]_*.ipynb")]
     assert {path.stem for path in tmp_path.glob("html/*.html")} >= {"index", *pages}
     for path in tmp_path.glob("html/*.html"):
-        loaded = re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=\"([^\"]+)\"", path.read_text())
+        loaded = re.findall(
+            r"<(?:script|link|img)[^>]+(?:src|href)=\"([^\"]+)\"", path.read_text()
+        )
         assert loaded
-        assert [link for link in loaded if "//" in link or not (path.parent / link.split("?")[0]).exists()] == []
+        assert [
+            link
+            for link in loaded
+            if "//" in link or not (path.parent / link.split("?")[0]).exists()
+        ] == []

@@ -25,13 +25,23 @@ RULES = {
 }
 
 
-def make_logits(*shape: int, scale: float = 3.0, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    return scale * torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+def make_logits(
+    *shape: int, scale: float = 3.0, seed: int = 0, dtype: torch.dtype = torch.float64
+) -> torch.Tensor:
+    return scale * torch.randn(
+        *shape, dtype=dtype, generator=torch.Generator().manual_seed(seed)
+    )
 
 
-def plug_in(p: torch.Tensor, rule: str = "log", weights: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
+def plug_in(
+    p: torch.Tensor, rule: str = "log", weights: torch.Tensor | None = None
+) -> tuple[torch.Tensor, ...]:
     """Total, aleatoric and epistemic from probabilities [M, N, C], as the definitions read."""
-    weights = torch.full(p.shape[:1], 1 / len(p), dtype=p.dtype) if weights is None else weights
+    weights = (
+        torch.full(p.shape[:1], 1 / len(p), dtype=p.dtype)
+        if weights is None
+        else weights
+    )
     weights = (weights if weights.ndim == 2 else weights[:, None]).expand(p.shape[:2])
     total = RULES[rule]((weights[..., None] * p).sum(0))
     aleatoric = (weights * RULES[rule](p)).sum(0)
@@ -40,7 +50,9 @@ def plug_in(p: torch.Tensor, rule: str = "log", weights: torch.Tensor | None = N
 
 def dirichlet_logits(members: int, inputs: int, alpha: float) -> torch.Tensor:
     """Members drawn from a symmetric Dirichlet over ten classes; the log of a gamma variable serves as a logit."""
-    return torch.from_numpy(np.log(np.random.default_rng(0).standard_gamma(alpha, (members, inputs, 10))))
+    return torch.from_numpy(
+        np.log(np.random.default_rng(0).standard_gamma(alpha, (members, inputs, 10)))
+    )
 
 
 # Identities and known numbers -----------------------------------------------------------------------------------------
@@ -48,7 +60,9 @@ def dirichlet_logits(members: int, inputs: int, alpha: float) -> torch.Tensor:
 def test_total_is_aleatoric_plus_epistemic_and_the_entropy_of_the_mean(dtype):
     logits = make_logits(7, 50, 4, dtype=dtype)
     result = decompose(logits)
-    torch.testing.assert_close(tuple(result), plug_in(logits.softmax(-1)), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        tuple(result), plug_in(logits.softmax(-1)), atol=1e-6, rtol=0
+    )
     assert torch.equal(result.total, result.aleatoric + result.epistemic)
     assert result.epistemic.min() >= 0
     assert result.aleatoric.min() >= 0
@@ -56,7 +70,12 @@ def test_total_is_aleatoric_plus_epistemic_and_the_entropy_of_the_mean(dtype):
 
 def test_one_uniform_member_has_log_4_of_aleatoric_uncertainty():
     total, aleatoric, epistemic = decompose(torch.zeros(1, 3, 4, dtype=torch.float64))
-    torch.testing.assert_close(aleatoric, torch.full((3,), math.log(4), dtype=torch.float64), atol=1e-15, rtol=0)
+    torch.testing.assert_close(
+        aleatoric,
+        torch.full((3,), math.log(4), dtype=torch.float64),
+        atol=1e-15,
+        rtol=0,
+    )
     assert torch.equal(total, aleatoric)
     assert not epistemic.any()
 
@@ -70,7 +89,9 @@ def test_uniform_second_order_law_on_two_classes():
 
 
 def test_mixture_of_two_vertices_is_all_epistemic():
-    _, aleatoric, epistemic = decompose(torch.tensor([[[900.0, -900.0]], [[-900.0, 900.0]]]))
+    _, aleatoric, epistemic = decompose(
+        torch.tensor([[[900.0, -900.0]], [[-900.0, 900.0]]])
+    )
     assert aleatoric.item() == 0
     assert epistemic.item() == pytest.approx(math.log(2), abs=1e-7)
 
@@ -88,7 +109,9 @@ def test_small_disagreement_keeps_its_digits_in_float32():
     exact = plug_in(logits.softmax(-1))[2]
     assert exact.max() < 1e-6
     # Rounding the logits themselves costs 1e-7 / 1e-3; a difference of entropies would be off by 100 %.
-    torch.testing.assert_close(decompose(logits.float()).epistemic.double(), exact, rtol=2e-3, atol=0)
+    torch.testing.assert_close(
+        decompose(logits.float()).epistemic.double(), exact, rtol=2e-3, atol=0
+    )
 
 
 def test_log_probabilities_and_shifted_logits_give_the_same():
@@ -109,8 +132,13 @@ def test_entropy_of_any_leading_shape(shape):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("shape", [None, (4,), (4, 30)])
 def test_scoring_rules_and_weights_agree_with_the_definition(rule, shape):
-    logits, weights = make_logits(4, 30, 3), None if shape is None else torch.rand(shape, dtype=torch.float64) + 0.1
-    expected = plug_in(logits.softmax(-1), rule, None if weights is None else weights / weights.sum(0))
+    logits, weights = (
+        make_logits(4, 30, 3),
+        None if shape is None else torch.rand(shape, dtype=torch.float64) + 0.1,
+    )
+    expected = plug_in(
+        logits.softmax(-1), rule, None if weights is None else weights / weights.sum(0)
+    )
     torch.testing.assert_close(tuple(decompose_score(logits, rule, weights)), expected)
     assert decompose_score(logits.float(), rule, weights).epistemic.min() >= 0
 
@@ -118,12 +146,19 @@ def test_scoring_rules_and_weights_agree_with_the_definition(rule, shape):
 def test_weights_count_members():
     logits = make_logits(3, 30, 4)
     repeated = logits[[0, 0, 0, 2]]
-    torch.testing.assert_close(decompose(logits, torch.tensor([3.0, 0.0, 1.0])), decompose(repeated))
+    torch.testing.assert_close(
+        decompose(logits, torch.tensor([3.0, 0.0, 1.0])), decompose(repeated)
+    )
 
 
 def test_large_weights_are_weights():
-    logits, weights = make_logits(3, 30, 4, dtype=torch.float32), torch.tensor([1.0, 1.5, 0.5])
-    torch.testing.assert_close(decompose(logits, weights * 2e38), decompose(logits, weights))
+    logits, weights = (
+        make_logits(3, 30, 4, dtype=torch.float32),
+        torch.tensor([1.0, 1.5, 0.5]),
+    )
+    torch.testing.assert_close(
+        decompose(logits, weights * 2e38), decompose(logits, weights)
+    )
 
 
 def test_a_member_without_weight_does_not_matter_even_where_it_alone_believes():
@@ -136,7 +171,9 @@ def test_logit_sum_weights_follow_the_formula():
     logits = make_logits(5, 40, 3, scale=1.0)
     sums = logits.sum(-1).exp().sum(1)
     torch.testing.assert_close(logit_sum_weights(logits), sums / sums.sum())
-    huge = logit_sum_weights(logits.float() * 1e4)  # exp of the sums overflows; the weights do not
+    huge = logit_sum_weights(
+        logits.float() * 1e4
+    )  # exp of the sums overflows; the weights do not
     assert huge.sum().item() == pytest.approx(1)
 
 
@@ -145,8 +182,13 @@ def test_logit_sum_weights_follow_the_formula():
 @pytest.mark.parametrize("members", [2, 3, 6])
 def test_jackknife_is_the_leave_one_out_formula(rule, members):
     p = make_logits(members, 40, 4).softmax(-1)
-    left_out = [plug_in(p[[j for j in range(members) if j != i]], rule)[2] for i in range(members)]
-    expected = members * plug_in(p, rule)[2] - (members - 1) * torch.stack(left_out).mean(0)
+    left_out = [
+        plug_in(p[[j for j in range(members) if j != i]], rule)[2]
+        for i in range(members)
+    ]
+    expected = members * plug_in(p, rule)[2] - (members - 1) * torch.stack(
+        left_out
+    ).mean(0)
     result = decompose_score(p.log(), rule, correct="jackknife")
     torch.testing.assert_close(result.epistemic, expected)
     torch.testing.assert_close(result.aleatoric, plug_in(p, rule)[1])
@@ -156,7 +198,9 @@ def test_jackknife_is_the_leave_one_out_formula(rule, members):
 def test_jackknife_of_the_brier_rule_is_the_unbiased_variance():
     logits = make_logits(5, 40, 4)
     unbiased = logits.softmax(-1).var(0, correction=1).sum(-1)
-    torch.testing.assert_close(decompose_score(logits, "brier", correct="jackknife").epistemic, unbiased)
+    torch.testing.assert_close(
+        decompose_score(logits, "brier", correct="jackknife").epistemic, unbiased
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,8 +213,13 @@ def test_jackknife_of_the_brier_rule_is_the_unbiased_variance():
 def test_jackknife_removes_the_bias_of_few_members(correct, alpha, ratios):
     logits = dirichlet_logits(24, 20_000, alpha)
     at = torch.tensor([10 * alpha + 1, alpha + 1], dtype=torch.float64).digamma()
-    truth = math.log(10) - (at[0] - at[1]).item()  # infinitely many members: log C - E[H]
-    found = {m: decompose(logits[:m], None, correct).epistemic.mean().item() / truth for m in ratios}
+    truth = (
+        math.log(10) - (at[0] - at[1]).item()
+    )  # infinitely many members: log C - E[H]
+    found = {
+        m: decompose(logits[:m], None, correct).epistemic.mean().item() / truth
+        for m in ratios
+    }
     assert found == pytest.approx(ratios, abs=0.008)
 
 
@@ -179,33 +228,54 @@ def test_jackknife_removes_the_bias_of_few_members(correct, alpha, ratios):
 def test_chain_rule_holds_for_every_grouping(size):
     logits = make_logits(12, 30, 5)
     whole, grouped = decompose(logits), decompose_groups(group_members(logits, size))
-    assert torch.equal(group_members(logits, size)[0], logits[:size])  # consecutive members
-    torch.testing.assert_close(grouped.between + grouped.within, whole.epistemic, atol=1e-14, rtol=0)
+    assert torch.equal(
+        group_members(logits, size)[0], logits[:size]
+    )  # consecutive members
+    torch.testing.assert_close(
+        grouped.between + grouped.within, whole.epistemic, atol=1e-14, rtol=0
+    )
     assert torch.equal(grouped.epistemic, grouped.between + grouped.within)
     torch.testing.assert_close(grouped.total, whole.total, atol=1e-14, rtol=0)
     torch.testing.assert_close(grouped.aleatoric, whole.aleatoric, atol=1e-14, rtol=0)
     assert min(grouped.between.min(), grouped.within.min()) >= 0
-    assert not (grouped.within if size == 1 else grouped.between if size == 12 else torch.zeros(1)).any()
+    assert not (
+        grouped.within
+        if size == 1
+        else grouped.between
+        if size == 12
+        else torch.zeros(1)
+    ).any()
 
 
 @pytest.mark.parametrize("correct", [None, "jackknife"])
 def test_between_is_the_information_of_the_group_means(correct):
     grouped = group_members(make_logits(12, 30, 5), 3)
     means = grouped.softmax(-1).mean(1).log()
-    torch.testing.assert_close(decompose_groups(grouped, correct).between, decompose(means, None, correct).epistemic)
+    torch.testing.assert_close(
+        decompose_groups(grouped, correct).between,
+        decompose(means, None, correct).epistemic,
+    )
 
 
 def test_information_between_groups_collapses_with_their_size_and_their_number():
     logits = dirichlet_logits(24, 4_000, 3.0)
 
     def between(groups: int, size: int, correct: str | None = None) -> float:
-        return decompose_groups(group_members(logits[: groups * size], size), correct).between.mean().item()
+        return (
+            decompose_groups(group_members(logits[: groups * size], size), correct)
+            .between.mean()
+            .item()
+        )
 
     # METHODS: I[Y; K] is proportional to (1 - 1/K) / M, here with K x M = 24.
     scaled = [m * between(24 // m, m) / (1 - m / 24) for m in (2, 4, 8, 12)]
     assert scaled == pytest.approx([scaled[-1]] * 4, rel=0.1)
-    assert between(2, 2) / between(12, 2) == pytest.approx((1 / 2) / (11 / 12), rel=0.05)
-    assert between(2, 2, "jackknife") == pytest.approx(between(12, 2, "jackknife"), rel=0.05)
+    assert between(2, 2) / between(12, 2) == pytest.approx(
+        (1 / 2) / (11 / 12), rel=0.05
+    )
+    assert between(2, 2, "jackknife") == pytest.approx(
+        between(12, 2, "jackknife"), rel=0.05
+    )
 
 
 # Other measures -------------------------------------------------------------------------------------------------------
@@ -213,11 +283,18 @@ def test_expected_pairwise_kl_is_the_mean_over_pairs_and_the_sum_of_both_informa
     logits = make_logits(5, 30, 4)
     log_p = logits.log_softmax(-1)
     p, q = log_p.exp(), log_p.exp().mean(0)
-    pairs = [(p[i] * (log_p[i] - log_p[j])).sum(-1) for i in range(5) for j in range(5) if i != j]
+    pairs = [
+        (p[i] * (log_p[i] - log_p[j])).sum(-1)
+        for i in range(5)
+        for j in range(5)
+        if i != j
+    ]
     result = expected_pairwise_kl(logits)
     torch.testing.assert_close(result, torch.stack(pairs).mean(0))
     reverse = (q * (q.log() - log_p)).sum(-1).mean(0)
-    torch.testing.assert_close(result, 5 / 4 * (decompose(logits).epistemic + reverse))  # Schweighofer et al., C3
+    torch.testing.assert_close(
+        result, 5 / 4 * (decompose(logits).epistemic + reverse)
+    )  # Schweighofer et al., C3
 
 
 def test_expected_pairwise_kl_grows_like_the_logit_gap_where_a_probability_vanishes():
@@ -227,11 +304,18 @@ def test_expected_pairwise_kl_grows_like_the_logit_gap_where_a_probability_vanis
 
 def test_gaussian_members_follow_the_law_of_total_variance():
     means, variances = make_logits(6, 20), make_logits(6, 20, seed=1).square()
-    plain, corrected = decompose_gaussian(means, variances), decompose_gaussian(means, variances, "jackknife")
-    torch.testing.assert_close(plain.total, (variances + means.square()).mean(0) - means.mean(0).square())
+    plain, corrected = (
+        decompose_gaussian(means, variances),
+        decompose_gaussian(means, variances, "jackknife"),
+    )
+    torch.testing.assert_close(
+        plain.total, (variances + means.square()).mean(0) - means.mean(0).square()
+    )
     torch.testing.assert_close(plain.aleatoric, variances.mean(0))
     torch.testing.assert_close(corrected.epistemic, plain.epistemic * 6 / 5)
-    torch.testing.assert_close(corrected.total, corrected.aleatoric + corrected.epistemic)
+    torch.testing.assert_close(
+        corrected.total, corrected.aleatoric + corrected.epistemic
+    )
 
 
 def test_members_that_predict_means_alone_have_the_variance_of_the_lora_paper():
@@ -248,10 +332,18 @@ def test_members_that_predict_means_alone_have_the_variance_of_the_lora_paper():
 @pytest.mark.parametrize("correct", [None, "jackknife"])
 def test_chunks_do_not_show(monkeypatch, correct):
     logits, weights = make_logits(4, 101, 3), torch.rand(4, 101)
-    whole = decompose(logits, correct=correct), decompose_groups(logits.view(2, 2, 101, 3), correct)
+    whole = (
+        decompose(logits, correct=correct),
+        decompose_groups(logits.view(2, 2, 101, 3), correct),
+    )
     weighted = decompose(logits, weights)
-    monkeypatch.setitem(devices.TEMPORARY, "cpu", 4 * 3 * 10)  # ten inputs at a time, and one left
-    chunked = decompose(logits, correct=correct), decompose_groups(logits.view(2, 2, 101, 3), correct)
+    monkeypatch.setitem(
+        devices.TEMPORARY, "cpu", 4 * 3 * 10
+    )  # ten inputs at a time, and one left
+    chunked = (
+        decompose(logits, correct=correct),
+        decompose_groups(logits.view(2, 2, 101, 3), correct),
+    )
     torch.testing.assert_close(chunked, whole, atol=1e-15, rtol=0)
     torch.testing.assert_close(decompose(logits, weights), weighted, atol=1e-15, rtol=0)
 
@@ -259,13 +351,19 @@ def test_chunks_do_not_show(monkeypatch, correct):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_computed_in_float32(dtype):
     logits = make_logits(4, 20, 3, dtype=dtype)
-    torch.testing.assert_close(decompose(logits), decompose(logits.float()), atol=0, rtol=0)
+    torch.testing.assert_close(
+        decompose(logits), decompose(logits.float()), atol=0, rtol=0
+    )
     assert decompose(logits).total.dtype == torch.float32
 
 
 def test_any_memory_layout_is_read_and_never_written():
     logits = make_logits(3, 4, 5)
-    for layout in ((0, 1, 2), (2, 0, 1), (2, 1, 0)):  # the second is the working layout itself
+    for layout in (
+        (0, 1, 2),
+        (2, 0, 1),
+        (2, 1, 0),
+    ):  # the second is the working layout itself
         back = sorted(range(3), key=lambda axis, layout=layout: layout[axis])
         view = logits.permute(layout).contiguous().permute(back)
         before = view.clone()
@@ -284,15 +382,22 @@ def test_results_stay_on_the_device():
     logits = make_logits(4, 100, 3)
     result = decompose(logits.cuda(), torch.rand(4))
     assert result.total.device.type == "cuda"
-    torch.testing.assert_close(decompose(logits.cuda()).epistemic.cpu(), decompose(logits).epistemic)
+    torch.testing.assert_close(
+        decompose(logits.cuda()).epistemic.cpu(), decompose(logits).epistemic
+    )
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("measure", [decompose, expected_pairwise_kl, logit_sum_weights, decompose_score])
+@pytest.mark.parametrize(
+    "measure", [decompose, expected_pairwise_kl, logit_sum_weights, decompose_score]
+)
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ((128, 10), r"must be \[members, batch, classes\], got \[128, 10\]; for a single model use logits\[None\]"),
+        (
+            (128, 10),
+            r"must be \[members, batch, classes\], got \[128, 10\]; for a single model use logits\[None\]",
+        ),
         ((2, 3, 4, 5), "use decompose_groups"),
         ((2, 0, 3), "must not be empty"),
         ((0, 2, 3), "must not be empty"),
@@ -322,7 +427,9 @@ def test_infinite_and_nan_logits_are_located(measure, value, monkeypatch):
     monkeypatch.setitem(devices.TEMPORARY, "cpu", 4 * 3 * 2)
     logits = make_logits(4, 5, 3, dtype=torch.float32)
     logits[2, 3, 1] = value
-    where = r"\[0, 13, 1\]" if measure is entropy else r"\[2, 3, 1\]"  # entropy knows no members
+    where = (
+        r"\[0, 13, 1\]" if measure is entropy else r"\[2, 3, 1\]"
+    )  # entropy knows no members
     with pytest.raises(ValueError, match=f"logits must be finite, .* at {where}"):
         measure(logits)
 
@@ -333,26 +440,49 @@ def test_logits_beyond_float32_are_an_error_not_a_nan():
 
 
 def test_integers_are_refused(unchecked):
-    with pytest.raises(TypeError, match=r"must be a floating tensor, got .*\.float\(\)"):
+    with pytest.raises(
+        TypeError, match=r"must be a floating tensor, got .*\.float\(\)"
+    ):
         decompose(torch.zeros(2, 3, 4, dtype=torch.int64))
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda z: decompose(z, torch.ones(3)), r"\[members\] = \[6\] or \[members, batch\] = \[6, 4\], got \[3\]"),
+        (
+            lambda z: decompose(z, torch.ones(3)),
+            r"\[members\] = \[6\] or \[members, batch\] = \[6, 4\], got \[3\]",
+        ),
         (lambda z: decompose(z, torch.ones(4, 6)), r"got \[4, 6\]"),
         (lambda z: decompose(z, torch.tensor([1.0, 1, 1, 1, 1, -1])), "not negative"),
         (lambda z: decompose(z, torch.tensor([1.0, 1, 1, 1, 1, math.nan])), "finite"),
-        (lambda z: decompose(z, torch.tensor([1.0, 1, 1, 0]).expand(6, 4)), "positive sum over the members of every"),
-        (lambda z: decompose(z, correct="bootstrap"), 'correct must be None or "jackknife", got .bootstrap'),
+        (
+            lambda z: decompose(z, torch.tensor([1.0, 1, 1, 0]).expand(6, 4)),
+            "positive sum over the members of every",
+        ),
+        (
+            lambda z: decompose(z, correct="bootstrap"),
+            'correct must be None or "jackknife", got .bootstrap',
+        ),
         (lambda z: decompose(z[:1], correct="jackknife"), "at least 2 members, got 1"),
-        (lambda z: decompose(z, torch.ones(6), "jackknife"), "weights or correct, not both"),
-        (lambda z: decompose_score(z, "accuracy"), 'rule must be "log", "brier" or "zero-one", got .accuracy'),
+        (
+            lambda z: decompose(z, torch.ones(6), "jackknife"),
+            "weights or correct, not both",
+        ),
+        (
+            lambda z: decompose_score(z, "accuracy"),
+            'rule must be "log", "brier" or "zero-one", got .accuracy',
+        ),
         (lambda z: expected_pairwise_kl(z[:1]), "at least 2 members, got 1"),
-        (lambda z: group_members(z, 4), "groups of 4 do not divide 6 members; sizes that do: 1, 2, 3, 6"),
+        (
+            lambda z: group_members(z, 4),
+            "groups of 4 do not divide 6 members; sizes that do: 1, 2, 3, 6",
+        ),
         (lambda z: group_members(z, 0), "size must be at least 1, got 0"),
-        (decompose_groups, r"\[groups, members, batch, classes\], got \[6, 4, 3\].*group_members"),
+        (
+            decompose_groups,
+            r"\[groups, members, batch, classes\], got \[6, 4, 3\].*group_members",
+        ),
         (lambda z: decompose_groups(z[None], "jackknife"), "at least 2 groups, got 1"),
         (lambda z: decompose_gaussian(z[0], z[0, :2]), r"got \[4, 3\] and \[2, 3\]"),
         (lambda z: decompose_gaussian(z[0], -z[0].abs()), "variances not negative"),

@@ -20,7 +20,9 @@ FORKS.set_forkserver_preload(["warm_imports"])
 SERVER, ADDRESS = forkserver._forkserver, "UQLAB_TESTS_FORK_SERVER"
 LAUNCH = "jupyter_client.provisioning.local_provisioner.launch_kernel"
 SAVE = "papermill.engines.NotebookExecutionManager.save"
-SKETCHED = "UQLAB_TESTS_SKETCHED"  # in a kernel's environment: no test looks at its figures
+SKETCHED = (
+    "UQLAB_TESTS_SKETCHED"  # in a kernel's environment: no test looks at its figures
+)
 
 
 def follow() -> None:
@@ -56,7 +58,9 @@ def main(command: list[str], folder: str, environment: dict[str, str]) -> None:
     os.environ.clear()
     if environment.get(SKETCHED):
         sketch()
-    os.environ.update(environment | {SKETCHED: "1"})  # and so for the runs of a sweep on a page
+    os.environ.update(
+        environment | {SKETCHED: "1"}
+    )  # and so for the runs of a sweep on a page
     sys.path[:0] = environment.get("PYTHONPATH", "").split(os.pathsep)
     # What this kernel starts, as page 12 does, is forked too, by the server that forked it and is not its child.
     SERVER.ensure_running = lambda: None
@@ -69,11 +73,17 @@ class Forked:
 
     stdin = stdout = stderr = None
 
-    def __init__(self, command: list[str], *, env: dict[str, str], cwd: str | None = None, **_):
-        self.process = FORKS.Process(target=main, args=(command, cwd or os.getcwd(), env))
+    def __init__(
+        self, command: list[str], *, env: dict[str, str], cwd: str | None = None, **_
+    ):
+        self.process = FORKS.Process(
+            target=main, args=(command, cwd or os.getcwd(), env)
+        )
         self.process.start()
         self.pid = self.process.pid
-        while os.getpgid(self.pid) != self.pid:  # signals go to the whole group, which must be the kernel's own
+        while (
+            os.getpgid(self.pid) != self.pid
+        ):  # signals go to the whole group, which must be the kernel's own
             time.sleep(0.001)
 
     def poll(self) -> int | None:
@@ -89,7 +99,9 @@ class Forked:
 
 def serve() -> None:
     """Start the process that forks kernels; the processes of this test run that start later share it."""
-    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):  # where warm_imports lies
+    with mock.patch.dict(
+        os.environ, PYTHONPATH=os.pathsep.join(sys.path)
+    ):  # where warm_imports lies
         forkserver.ensure_running()
     os.environ[ADDRESS] = os.fsdecode(SERVER._forkserver_address)
 
@@ -99,7 +111,9 @@ def kernelspec(folder: Path) -> Path:
     place = folder / "kernels" / "python3" / "kernel.json"
     place.parent.mkdir(parents=True)
     argv = [sys.executable, __file__, "--log-level=CRITICAL", "-f", "{connection_file}"]
-    place.write_text(json.dumps({"argv": argv, "display_name": "Python 3", "language": "python"}))
+    place.write_text(
+        json.dumps({"argv": argv, "display_name": "Python 3", "language": "python"})
+    )
     return folder
 
 
@@ -109,10 +123,17 @@ def warm(sketched: bool = False) -> Iterator[None]:
     if ADDRESS not in os.environ:
         serve()
     elif not SERVER._forkserver_address:  # it is the child of another process
-        SERVER._forkserver_address, SERVER._forkserver_alive_fd = os.environ[ADDRESS], os.open(os.devnull, os.O_RDONLY)
+        SERVER._forkserver_address, SERVER._forkserver_alive_fd = (
+            os.environ[ADDRESS],
+            os.open(os.devnull, os.O_RDONLY),
+        )
         SERVER.ensure_running = lambda: None
     variables = {SKETCHED: "1"} if sketched else {}
-    with mock.patch(LAUNCH, Forked), mock.patch(SAVE, save), mock.patch.dict(os.environ, variables):
+    with (
+        mock.patch(LAUNCH, Forked),
+        mock.patch(SAVE, save),
+        mock.patch.dict(os.environ, variables),
+    ):
         yield
 
 
@@ -121,6 +142,11 @@ if __name__ == "__main__":
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with warm_kernels.warm():
-        kernel = warm_kernels.Forked(["python", "-m", "ipykernel_launcher", *sys.argv[1:]], env=dict(os.environ))
-    signal.signal(signal.SIGINT, lambda number, _: kernel.poll() is None and kernel.send_signal(number))
+        kernel = warm_kernels.Forked(
+            ["python", "-m", "ipykernel_launcher", *sys.argv[1:]], env=dict(os.environ)
+        )
+    signal.signal(
+        signal.SIGINT,
+        lambda number, _: kernel.poll() is None and kernel.send_signal(number),
+    )
     sys.exit(kernel.wait())

@@ -17,11 +17,35 @@ from execnet import gateway_io
 from execnet.gateway_base import Popen2IO
 from jaxtyping import install_import_hook
 
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
-ROOMS = ["methods", "models", "plots", "published", "rivals", "runs", "scoreboard", "scores", "widgets"]
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "passive",
+}
+ROOMS = [
+    "methods",
+    "models",
+    "plots",
+    "published",
+    "rivals",
+    "runs",
+    "scoreboard",
+    "scores",
+    "widgets",
+]
 NETWORKS = ["bert.modeling_bert", "vit.modeling_vit", "clip.modeling_clip"]
-OTHERS = ["hypothesis", "nbconvert", "papermill.execute", "playwright.sync_api", "pytest"]
-MODULES = [*(f"uqlab.{room}" for room in ROOMS), *(f"transformers.models.{name}" for name in NETWORKS), *OTHERS]
+OTHERS = [
+    "hypothesis",
+    "nbconvert",
+    "papermill.execute",
+    "playwright.sync_api",
+    "pytest",
+]
+MODULES = [
+    *(f"uqlab.{room}" for room in ROOMS),
+    *(f"transformers.models.{name}" for name in NETWORKS),
+    *OTHERS,
+]
 
 # In a forked process, the package itself: tests/conftest.py shows it when jaxtyping's plugin, which refuses to start
 # where the package is imported already, has started.
@@ -30,19 +54,28 @@ PACKAGE: dict = {}
 
 def serve(count: int) -> None:
     """Let the next processes that pytest-xdist starts, so many, be forked."""
-    ours, theirs = [], []  # ends of pipes: to write to a process and to read from it; what it reads, where it writes
+    ours, theirs = (
+        [],
+        [],
+    )  # ends of pipes: to write to a process and to read from it; what it reads, where it writes
     for _ in range(count):
         (reads, writes), (answers, says) = os.pipe(), os.pipe()
         ours.append((writes, answers))
         theirs.append((reads, says))
     command = f"import sys; sys.path[:] = {sys.path}; import warm_workers; warm_workers.fork({theirs})"
     ends = [end for pair in theirs for end in pair]
-    server = subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.DEVNULL, pass_fds=ends)
+    server = subprocess.Popen(
+        [sys.executable, "-c", command], stdin=subprocess.DEVNULL, pass_fds=ends
+    )
     close(theirs)
     start = gateway_io.create_io
 
-    def create_io(spec, execmodel):  # one that takes the place of a process that died starts as usual
-        return Forked(server, *ours.pop(0), execmodel) if ours else start(spec, execmodel)
+    def create_io(
+        spec, execmodel
+    ):  # one that takes the place of a process that died starts as usual
+        return (
+            Forked(server, *ours.pop(0), execmodel) if ours else start(spec, execmodel)
+        )
 
     mock.patch.object(gateway_io, "create_io", create_io).start()
 
@@ -56,7 +89,9 @@ class Forked(Popen2IO):
         self.number = int(self.infile.readline())
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it may have ended while it was waited for
+        with contextlib.suppress(
+            ProcessLookupError
+        ):  # it may have ended while it was waited for
             os.kill(self.number, signal.SIGKILL)
 
 
@@ -65,7 +100,10 @@ def fork(pipes: list[tuple[int, int]]) -> None:
     gc.disable()
     os.environ |= ONE_THREAD
     sys.modules.setdefault("rfc3987_syntax", None)  # as in tests/conftest.py
-    with install_import_hook(["uqlab"], "beartype.beartype"), warnings.catch_warnings(action="error"):
+    with (
+        install_import_hook(["uqlab"], "beartype.beartype"),
+        warnings.catch_warnings(action="error"),
+    ):
         for name in MODULES:
             importlib.import_module(name)
     gc.freeze()
@@ -92,6 +130,8 @@ def become(reads: int, says: int, pipes: list[tuple[int, int]]) -> None:
     print(os.getpid(), flush=True)
     PACKAGE["uqlab"] = sys.modules.pop("uqlab")
     # Modules of plugins, which pytest would load in its own way and does not miss.
-    mock.patch("_pytest.assertion.rewrite.AssertionRewritingHook._warn_already_imported").start()
+    mock.patch(
+        "_pytest.assertion.rewrite.AssertionRewritingHook._warn_already_imported"
+    ).start()
     exec(eval(sys.stdin.readline()), {"__name__": "__main__"})
     sys.exit()

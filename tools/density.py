@@ -31,7 +31,10 @@ def lines_of_code(source: str, tree: ast.AST) -> int:
     """Return the lines that are neither blank nor comment nor docstring."""
     skipped: set[int] = set()
     for scope in ast.walk(tree):
-        if isinstance(scope, SCOPES) and ast.get_docstring(scope, clean=False) is not None:
+        if (
+            isinstance(scope, SCOPES)
+            and ast.get_docstring(scope, clean=False) is not None
+        ):
             first = scope.body[0]
             skipped.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
     count = 0
@@ -48,7 +51,9 @@ def functions(path: Path, tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield nodes(node), f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
 
 
-def measure(folder: Path) -> tuple[dict[str, float], dict[str, int], list[tuple[int, str]]]:
+def measure(
+    folder: Path,
+) -> tuple[dict[str, float], dict[str, int], list[tuple[int, str]]]:
     """Return the package's figures, the nodes of its rooms and its functions, largest first."""
     rooms: dict[str, int] = {}
     found: list[tuple[int, str]] = []
@@ -62,7 +67,11 @@ def measure(folder: Path) -> tuple[dict[str, float], dict[str, int], list[tuple[
         found += functions(path, tree)
     total = sum(rooms.values())
     large = sum(size > LARGE for size, _ in found)
-    figures = {"nodes": total, "nodes a line": round(total / code, 2), "large functions": large}
+    figures = {
+        "nodes": total,
+        "nodes a line": round(total / code, 2),
+        "large functions": large,
+    }
     return figures, rooms, sorted(found, reverse=True)
 
 
@@ -86,7 +95,9 @@ def main() -> int:
     print(", ".join(f"{name} {value:,}" for name, value in figures.items()))
     risen = [name for name, value in figures.items() if value > before[name]]
     for name in risen if options.hold else []:
-        print(f"{name} rose from {before[name]:,} to {figures[name]:,}: take something away")
+        print(
+            f"{name} rose from {before[name]:,} to {figures[name]:,}: take something away"
+        )
     return int(options.hold and bool(risen))
 
 

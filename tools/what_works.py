@@ -47,13 +47,19 @@ def main() -> None:
         lines.append("| " + " | ".join(cells) + " |")
     notes = [f"{number}. {why}" for why, number in reasons.items()]
     text = INTRODUCTION.format(count=len(NETWORKS))
-    BOOK.write_text("\n".join([text, *lines, "", "## Why not", "", *notes, ""]), encoding="utf-8")
+    BOOK.write_text(
+        "\n".join([text, *lines, "", "## Why not", "", *notes, ""]), encoding="utf-8"
+    )
 
 
 def reason(said: str, network: str) -> str:
     """A refusal without the names of one network's class and layers."""
     kind = type(NETWORKS[network].make()).__name__
-    said = re.sub(rf"\b{kind}\b(?= (has|uses|begins|finds|needs))|(?<=configuration of ){kind}", "the network", said)
+    said = re.sub(
+        rf"\b{kind}\b(?= (has|uses|begins|finds|needs))|(?<=configuration of ){kind}",
+        "the network",
+        said,
+    )
     return re.sub(r" ?'[\w.]*\d[\w.]*'", "", said).replace("\n", " ").replace("|", "or")
 
 

@@ -46,7 +46,9 @@ def js_divergence(logits: Logits) -> Pairs:
         p = z.softmax(0).unbind(1)  # of each member: [classes, inputs]
         own = [torch.special.entr(each).sum() for each in p]
         for i, j in itertools.combinations(range(members), 2):
-            total[i, j] += torch.special.entr((p[i] + p[j]) / 2).sum() - (own[i] + own[j]) / 2
+            total[i, j] += (
+                torch.special.entr((p[i] + p[j]) / 2).sum() - (own[i] + own[j]) / 2
+            )
     return (total + total.T).clamp(min=0) / batch
 
 
@@ -54,14 +56,18 @@ def mean_pair(pairs: Pairs) -> float:
     """The mean over pairs of different members."""
     finite("pairs", pairs)
     if pairs.shape[0] != pairs.shape[1] or len(pairs) < 2:
-        raise ValueError(f"pairs must be [members, members] of two members or more, got {list(pairs.shape)}")
+        raise ValueError(
+            f"pairs must be [members, members] of two members or more, got {list(pairs.shape)}"
+        )
     return ((pairs.sum() - pairs.trace()) / (pairs.numel() - len(pairs))).item()
 
 
 def variation_ratio(logits: Logits) -> Float[Tensor, " batch"]:
     """For each input, the share of members that do not predict the most frequent class (Freeman 1965)."""
     check_logits(logits)
-    votes = nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).sum(0)  # [batch, classes]
+    votes = nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).sum(
+        0
+    )  # [batch, classes]
     return 1 - votes.amax(-1).double() / len(logits)
 
 
@@ -70,7 +76,10 @@ def weight_cosine(ensemble: Ensemble, target: str | None = None) -> Pairs:
 
     Where members share their weights, as with MC dropout, it is 1. Errors as in `layer_names` and `member_weights`.
     """
-    weights = (member_weights(ensemble, name).flatten(1).double() for name in layer_names(ensemble, target))
+    weights = (
+        member_weights(ensemble, name).flatten(1).double()
+        for name in layer_names(ensemble, target)
+    )
     products = torch.stack([w @ w.T for w in weights]).sum(0)
     norms = products.diagonal().sqrt()
     return products / torch.outer(norms, norms)
@@ -86,11 +95,18 @@ def diversity_score(ensemble: Ensemble) -> float:
     names = layer_names(ensemble, default=VALUES)
     if ensemble.members < 2:
         raise ValueError("diversity needs at least two members, got 1")
-    pairs = torch.stack([member_weights(ensemble, name).flatten(1).double().corrcoef() for name in names]).mean(0)
+    pairs = torch.stack(
+        [
+            member_weights(ensemble, name).flatten(1).double().corrcoef()
+            for name in names
+        ]
+    ).mean(0)
     return 1 - mean_pair(pairs)
 
 
-def layer_names(ensemble: Ensemble, target: str | None = None, default: str = PROJECTIONS) -> list[str]:
+def layer_names(
+    ensemble: Ensemble, target: str | None = None, default: str = PROJECTIONS
+) -> list[str]:
     """The names of the layers with a weight matrix that `target` finds, in the network's order.
 
     target: a regular expression on the names of a folded ensemble's layers, else of member 0's layers. None stands for
@@ -99,12 +115,20 @@ def layer_names(ensemble: Ensemble, target: str | None = None, default: str = PR
     Raises ValueError for a target that matches no linear layer; TypeError unless it is an ensemble.
     """
     found = weights(ensemble)
-    names = [name for name, seen in found.items() if len(seen.shape) == 2 or target is not None]
-    chosen = [name for name in names if re.search(default if target is None else target, name)]
+    names = [
+        name
+        for name, seen in found.items()
+        if len(seen.shape) == 2 or target is not None
+    ]
+    chosen = [
+        name for name in names if re.search(default if target is None else target, name)
+    ]
     if not chosen and target is None:
         chosen = names[:-1] or names
     if not chosen:
-        raise ValueError(f"target {target!r} matches no linear layer; there are {', '.join(names) or 'none'}")
+        raise ValueError(
+            f"target {target!r} matches no linear layer; there are {', '.join(names) or 'none'}"
+        )
     return chosen
 
 
@@ -118,7 +142,9 @@ def member_weights(
     members = range(ensemble.members) if members is None else members
     known = weights(ensemble)
     if name not in known or not all(0 <= m < ensemble.members for m in members):
-        raise ValueError(f"there are layers {', '.join(known)} and {ensemble.members} members, got {name!r}, {members}")
+        raise ValueError(
+            f"there are layers {', '.join(known)} and {ensemble.members} members, got {name!r}, {members}"
+        )
     if not isinstance(ensemble, FoldedEnsemble):
         found = [weights(ensemble, m)[name] for m in members]
     elif isinstance(seen := known[name], Tensor):
@@ -132,7 +158,9 @@ def member_weights(
             f"the members' weights must have one shape to be compared, but in {name} they are {shapes}: choose other "
             "layers by target, or compare predictions by diversity.disagreement or diversity.js_divergence"
         )
-    return torch.stack(found) if len(found) > 1 else found[0].expand(len(members), -1, -1)
+    return (
+        torch.stack(found) if len(found) > 1 else found[0].expand(len(members), -1, -1)
+    )
 
 
 def weights(ensemble: Ensemble, member: int = 0) -> dict[str, Any]:
@@ -141,7 +169,11 @@ def weights(ensemble: Ensemble, member: int = 0) -> dict[str, Any]:
     Of a folded ensemble what all members share is a tensor, and what they own says what each sees by `weight(m)`; of
     others it is the tensor of one member.
     """
-    network = ensemble.network if isinstance(ensemble, FoldedEnsemble) else ensemble.member(member)
+    network = (
+        ensemble.network
+        if isinstance(ensemble, FoldedEnsemble)
+        else ensemble.member(member)
+    )
     return weights_of(network)
 
 

@@ -48,17 +48,33 @@ def train(
     """
     one_of("method", name, METHODS)
     method, known = METHODS[name], inspect.signature(training.fit).parameters
-    fitted: dict[str, Any] = {**FIT, **method.fit, **{key: value for key, value in settings.items() if key in known}}
+    fitted: dict[str, Any] = {
+        **FIT,
+        **method.fit,
+        **{key: value for key, value in settings.items() if key in known},
+    }
     options = {key: value for key, value in settings.items() if key not in known}
 
     def fit(ensemble: Ensemble, cycle: int = 0, **other: Any) -> Ensemble:
-        later: dict[str, Any] = {"epochs": max(1, fitted["epochs"] // members), "warmup": 0} if cycle else {}
-        history = training.fit(ensemble, inputs, labels, seed=seed + 1000 * cycle, **(fitted | later | other))
+        later: dict[str, Any] = (
+            {"epochs": max(1, fitted["epochs"] // members), "warmup": 0}
+            if cycle
+            else {}
+        )
+        history = training.fit(
+            ensemble,
+            inputs,
+            labels,
+            seed=seed + 1000 * cycle,
+            **(fitted | later | other),
+        )
         if histories is not None:
             histories.append(history)
         return ensemble
 
-    made = method.make(backbone, members, seed, **options).to(next(backbone.parameters()).device)
+    made = method.make(backbone, members, seed, **options).to(
+        next(backbone.parameters()).device
+    )
     return method.finish(fit(made), Task(inputs, labels, members, seed, fit), **options)
 
 
@@ -69,7 +85,9 @@ class Task(NamedTuple):
     labels: Tensor
     members: int
     seed: int
-    fit: Callable[..., Ensemble]  # trains on; from cycle 1 on it is shorter; further settings replace those of the run
+    fit: Callable[
+        ..., Ensemble
+    ]  # trains on; from cycle 1 on it is shorter; further settings replace those of the run
 
 
 def fresh(backbone: nn.Module) -> nn.Module:
@@ -88,7 +106,9 @@ def untrained(backbone: nn.Module, seed: int = 0) -> nn.Module:
             if hasattr(part, "reset_parameters"):
                 part.reset_parameters()  # type: ignore[operator]
                 drawn.update(part.parameters())
-        for p in (p for p in model.parameters() if p not in drawn):  # class token and positions
+        for p in (
+            p for p in model.parameters() if p not in drawn
+        ):  # class token and positions
             nn.init.normal_(p, std=0.02)
     return model
 
@@ -106,11 +126,15 @@ def backbone(name: str, task: data.Dataset) -> nn.Module:
         return models.embedded(classes)
     if "waves" in task.about:
         network = models.from_pretrained(name, classes, task="sound")
-        return nn.Sequential(models.LogMel(network.config.max_length, data.LOG_MEL), network)  # type: ignore
+        return nn.Sequential(
+            models.LogMel(network.config.max_length, data.LOG_MEL), network
+        )  # type: ignore
     network, half = models.from_pretrained(name, classes), [0.5] * task.inputs.shape[1]
     config: Any = network.config
     size = config.image_size  # checkpoints of ViT scale images to -1 ... 1
-    return nn.Sequential(nn.Upsample(size=size, mode="bilinear"), models.Standardize(half, half), network)
+    return nn.Sequential(
+        nn.Upsample(size=size, mode="bilinear"), models.Standardize(half, half), network
+    )
 
 
 def suited(name: str, *sets: data.Dataset) -> list[data.Dataset]:
@@ -121,8 +145,12 @@ def suited(name: str, *sets: data.Dataset) -> list[data.Dataset]:
     """
     x = sets[0].inputs
     if isinstance(x, list):
-        if images := [items.name for items in sets if not isinstance(items.inputs, list)]:
-            raise TypeError(f"{sets[0].name} holds text, but {', '.join(images)} images; take sets of one kind")
+        if images := [
+            items.name for items in sets if not isinstance(items.inputs, list)
+        ]:
+            raise TypeError(
+                f"{sets[0].name} holds text, but {', '.join(images)} images; take sets of one kind"
+            )
         return list(sets)
     channels, height, width = x.shape[1:] if name else (1, 28, 28)
     if height == width:
@@ -140,7 +168,9 @@ def encode(network: Any, *sets: data.Dataset, longest: int = 64) -> list[Tensor]
     """What the network is given: images as they are, of texts the ids of the first `longest` tokens, all as wide."""
     if not isinstance(sets[0].inputs, list):
         return [items.inputs for items in sets if isinstance(items.inputs, Tensor)]
-    ids = network.encode([text for items in sets for text in items.inputs], min(longest, network.longest))
+    ids = network.encode(
+        [text for items in sets for text in items.inputs], min(longest, network.longest)
+    )
     return list(ids.split([len(items) for items in sets]))
 
 
@@ -150,7 +180,9 @@ def reader(name: str, task: data.Dataset) -> Callable[[data.Dataset], data.Datas
         return lambda items: items
     encoder: Any = backbone(name, task)
     encoder.classifier = nn.Identity()
-    return lambda items: replace(items, inputs=training.predict(encoder, encode(encoder, items)[0])[0])
+    return lambda items: replace(
+        items, inputs=training.predict(encoder, encode(encoder, items)[0])[0]
+    )
 
 
 def numbers(ensemble: Ensemble) -> int:
@@ -167,10 +199,14 @@ def _single(backbone: nn.Module, members: int, seed: int) -> Ensemble:
     return _deep(backbone, 1, seed)
 
 
-def _one(check: Callable[[nn.Module, int], object] = lambda *_: None) -> Callable[..., Ensemble]:
+def _one(
+    check: Callable[[nn.Module, int], object] = lambda *_: None,
+) -> Callable[..., Ensemble]:
     """One network to be trained; `check` raises at once for a backbone that `finish` could not take."""
 
-    def make(backbone: nn.Module, members: int, seed: int, **of_finish: Any) -> Ensemble:
+    def make(
+        backbone: nn.Module, members: int, seed: int, **of_finish: Any
+    ) -> Ensemble:
         check(backbone, members)
         return _deep(backbone, 1, seed)
 
@@ -178,7 +214,9 @@ def _one(check: Callable[[nn.Module, int], object] = lambda *_: None) -> Callabl
 
 
 def _implicit(make: Callable[..., Ensemble], **default: Any) -> Callable[..., Ensemble]:
-    return lambda backbone, members, seed, **options: make(backbone, members, seed=seed, **(default | options))
+    return lambda backbone, members, seed, **options: make(
+        backbone, members, seed=seed, **(default | options)
+    )
 
 
 def _trained(make: Callable[..., Ensemble], **default: Any) -> Callable[..., Ensemble]:
@@ -192,23 +230,41 @@ def _trained(make: Callable[..., Ensemble], **default: Any) -> Callable[..., Ens
     return made
 
 
-def _lora_single(backbone: nn.Module, members: int, seed: int, rank: int = 8, gain: float = 4.0) -> Ensemble:
+def _lora_single(
+    backbone: nn.Module, members: int, seed: int, rank: int = 8, gain: float = 4.0
+) -> Ensemble:
     return ensembles.lora(backbone, 1, rank * members, gain=gain, seed=seed)
 
 
 Kind = Literal["features", "attention"]
 
 
-def _dropping(backbone: nn.Module, members: int, seed: int, p: float = 0.2, kind: Kind = "features") -> Ensemble:
+def _dropping(
+    backbone: nn.Module,
+    members: int,
+    seed: int,
+    p: float = 0.2,
+    kind: Kind = "features",
+) -> Ensemble:
     """One network that drops in training what its members will drop."""
-    return ensembles.deep(lambda: ensembles.place_dropout(fresh(backbone), lambda: nn.Dropout(p), kind), 1, seed)
+    return ensembles.deep(
+        lambda: ensembles.place_dropout(fresh(backbone), lambda: nn.Dropout(p), kind),
+        1,
+        seed,
+    )
 
 
-def _dropped(trained: Ensemble, task: Task, p: float = 0.2, kind: Kind = "features") -> Ensemble:
-    return ensembles.dropout(trained.member(0), task.members, p, kind=kind, seed=task.seed)
+def _dropped(
+    trained: Ensemble, task: Task, p: float = 0.2, kind: Kind = "features"
+) -> Ensemble:
+    return ensembles.dropout(
+        trained.member(0), task.members, p, kind=kind, seed=task.seed
+    )
 
 
-_dropping_keys, _dropped_keys = (functools.partial(part, kind="attention") for part in (_dropping, _dropped))
+_dropping_keys, _dropped_keys = (
+    functools.partial(part, kind="attention") for part in (_dropping, _dropped)
+)
 
 
 def _snapshots(trained: Ensemble, task: Task) -> Ensemble:
@@ -218,20 +274,38 @@ def _snapshots(trained: Ensemble, task: Task) -> Ensemble:
 
 
 def _one_lora(
-    backbone: nn.Module, members: int, seed: int, rank: int = 8, gain: float = 4.0, prior_variance: float = 0.0
+    backbone: nn.Module,
+    members: int,
+    seed: int,
+    rank: int = 8,
+    gain: float = 4.0,
+    prior_variance: float = 0.0,
 ) -> Ensemble:
     return ensembles.lora(backbone, 1, rank, gain=gain, seed=seed)
 
 
-def _laplace(trained: Ensemble, task: Task, prior_variance: float = 1e-3, **of_make: Any) -> Ensemble:
+def _laplace(
+    trained: Ensemble, task: Task, prior_variance: float = 1e-3, **of_make: Any
+) -> Ensemble:
     settings: dict[str, Any] = {"prior_variance": prior_variance, "seed": task.seed}
     return ensembles.laplace_lora(trained, task.inputs, task.members, **settings)
 
 
-def _masks(trained: Ensemble, task: Task, steps: int = 120, diversity: float = 2.0, std: float = 0.5) -> Ensemble:
+def _masks(
+    trained: Ensemble,
+    task: Task,
+    steps: int = 120,
+    diversity: float = 2.0,
+    std: float = 0.5,
+) -> Ensemble:
     """Members within the trained network, by masks that are found on the same data and hardened."""
     found = extraction.masks(trained.member(0), task.members, std=std, seed=task.seed)
-    how: dict[str, Any] = {"steps": steps, "diversity": diversity, "batch_size": 16, "seed": task.seed}
+    how: dict[str, Any] = {
+        "steps": steps,
+        "diversity": diversity,
+        "batch_size": 16,
+        "seed": task.seed,
+    }
     extraction.fit_masks(found, task.inputs, task.labels, progress=False, **how)
     return found.harden()
 
@@ -242,11 +316,15 @@ def _tiles(trained: Ensemble, task: Task) -> Ensemble:
 
 def _tiled(network: nn.Module, members: int) -> Ensemble:
     if (size := math.isqrt(members)) ** 2 != members:
-        raise ValueError(f"tiles lie in a square: members must be 1, 4, 9, ..., got {members}")
+        raise ValueError(
+            f"tiles lie in a square: members must be 1, 4, 9, ..., got {members}"
+        )
     return extraction.tiles(network, size)
 
 
-def _hydra(trained: Ensemble, task: Task, share: float = 1 / 3, last: int | None = None) -> Ensemble:
+def _hydra(
+    trained: Ensemble, task: Task, share: float = 1 / 3, last: int | None = None
+) -> Ensemble:
     """A `share` of the heads removed, drawn for each member from the lower 70 % by Taylor scores; trained on and fused.
 
     Members of one ranking are the paper's pruning seeds (B.5), which removes 48 heads of 144 among the first 100.
@@ -254,9 +332,16 @@ def _hydra(trained: Ensemble, task: Task, share: float = 1 / 3, last: int | None
     """
     network = trained.member(0)
     total = sum(heads.count_heads(network))
-    ranking = heads.taylor_heads(network, task.inputs, task.labels, round(0.7 * total), scope="model")
-    drawn = heads.sample_heads(ranking, round(share * total), task.members, seed=task.seed)
-    pruned, how = [heads.prune(network, gone) for gone in drawn], {} if last is None else HYDRA_D2
+    ranking = heads.taylor_heads(
+        network, task.inputs, task.labels, round(0.7 * total), scope="model"
+    )
+    drawn = heads.sample_heads(
+        ranking, round(share * total), task.members, seed=task.seed
+    )
+    pruned, how = (
+        [heads.prune(network, gone) for gone in drawn],
+        {} if last is None else HYDRA_D2,
+    )
     members = pruned if last is None else [heads.only_last(net, last) for net in pruned]
     return heads.fuse(task.fit(ensembles.from_members(members), 1, **how)).eval()
 
@@ -282,31 +367,90 @@ class Method(NamedTuple):
         return {"label": self.label, "color": self.color, "marker": self.marker}
 
 
-_ANY, _LINEAR, _LEARNED = frozenset(), frozenset({"linear layers"}), frozenset({"linear layers", "pretraining"})
-_LORA, _PLUS = _implicit(ensembles.lora, gain=4.0), _implicit(ensembles.batch, additive=True)
+_ANY, _LINEAR, _LEARNED = (
+    frozenset(),
+    frozenset({"linear layers"}),
+    frozenset({"linear layers", "pretraining"}),
+)
+_LORA, _PLUS = (
+    _implicit(ensembles.lora, gain=4.0),
+    _implicit(ensembles.batch, additive=True),
+)
 _ATTENTION = frozenset({"attention"})
 _LONG = {"epochs": 30}  # its members begin at random
 _SVE = _implicit(ensembles.singular_value)
 METHODS: dict[str, Method] = {
     "single": Method("single network", "#444444", "o", _single, _ANY),
-    "lora_single": Method("one LoRA network of the same size", "#56B4E9", "^", _lora_single, _LEARNED, {"lr": 0.002}),
+    "lora_single": Method(
+        "one LoRA network of the same size",
+        "#56B4E9",
+        "^",
+        _lora_single,
+        _LEARNED,
+        {"lr": 0.002},
+    ),
     "dropout": Method("MC dropout", "#CA9161", "v", _dropping, _LINEAR, {}, _dropped),
-    "dropkey": Method("DropKey", "#8C564B", "v", _dropping_keys, _ATTENTION, {}, _dropped_keys),
-    "snapshot": Method("snapshot ensemble", "#949494", "D", _one(), _ANY, {}, _snapshots),
-    "batch": Method("BatchEnsemble", "#CC78BC", "P", _implicit(ensembles.batch), _LINEAR, {"lr": 0.002}),
-    "batch_additive": Method("BatchEnsemble++", "#FBAFE4", "p", _PLUS, _LEARNED, {"lr": 0.016}),
-    "masksembles": Method("Masksembles", "#ECE133", "d", _trained(ensembles.masksembles), _LINEAR),
-    "film": Method("FiLM-Ensemble", "#DE8F05", "H", _trained(ensembles.film), frozenset({"normalisation"})),
-    "mimo": Method("MIMO", "#F0A3FF", "*", _implicit(ensembles.mimo), _LINEAR, {"lr": 0.002}),
-    "packed": Method("Packed-Ensemble", "#7B3294", "<", _implicit(ensembles.packed), _LINEAR, _LONG),
+    "dropkey": Method(
+        "DropKey", "#8C564B", "v", _dropping_keys, _ATTENTION, {}, _dropped_keys
+    ),
+    "snapshot": Method(
+        "snapshot ensemble", "#949494", "D", _one(), _ANY, {}, _snapshots
+    ),
+    "batch": Method(
+        "BatchEnsemble",
+        "#CC78BC",
+        "P",
+        _implicit(ensembles.batch),
+        _LINEAR,
+        {"lr": 0.002},
+    ),
+    "batch_additive": Method(
+        "BatchEnsemble++", "#FBAFE4", "p", _PLUS, _LEARNED, {"lr": 0.016}
+    ),
+    "masksembles": Method(
+        "Masksembles", "#ECE133", "d", _trained(ensembles.masksembles), _LINEAR
+    ),
+    "film": Method(
+        "FiLM-Ensemble",
+        "#DE8F05",
+        "H",
+        _trained(ensembles.film),
+        frozenset({"normalisation"}),
+    ),
+    "mimo": Method(
+        "MIMO", "#F0A3FF", "*", _implicit(ensembles.mimo), _LINEAR, {"lr": 0.002}
+    ),
+    "packed": Method(
+        "Packed-Ensemble", "#7B3294", "<", _implicit(ensembles.packed), _LINEAR, _LONG
+    ),
     "deep": Method("explicit ensemble", "#D55E00", "s", _deep, _ANY),
     "lora": Method("LoRA-Ensemble", "#029E73", "X", _LORA, _LEARNED, {"lr": 0.004}),
-    "laplace_lora": Method("Laplace-LoRA", "#66C2A5", "X", _one_lora, _LEARNED, {"lr": 0.004}, _laplace),
-    "singular_value": Method("singular value ensemble", "#0173B2", "h", _SVE, _LEARNED, {"lr": 0.03}),
-    "masks": Method("mask extraction", "#B2DF8A", ">", _one(extraction.masks), _LINEAR, {}, _masks),
-    "tiles": Method("tiles", "#A6761D", "8", _one(_tiled), frozenset({"a map or patches"}), {}, _tiles),
+    "laplace_lora": Method(
+        "Laplace-LoRA", "#66C2A5", "X", _one_lora, _LEARNED, {"lr": 0.004}, _laplace
+    ),
+    "singular_value": Method(
+        "singular value ensemble", "#0173B2", "h", _SVE, _LEARNED, {"lr": 0.03}
+    ),
+    "masks": Method(
+        "mask extraction", "#B2DF8A", ">", _one(extraction.masks), _LINEAR, {}, _masks
+    ),
+    "tiles": Method(
+        "tiles",
+        "#A6761D",
+        "8",
+        _one(_tiled),
+        frozenset({"a map or patches"}),
+        {},
+        _tiles,
+    ),
     "hydra": Method(
-        "Hydra (Taylor)", "#E7298A", "h", _one(lambda net, _: heads.count_heads(net)), _ATTENTION, {}, _hydra
+        "Hydra (Taylor)",
+        "#E7298A",
+        "h",
+        _one(lambda net, _: heads.count_heads(net)),
+        _ATTENTION,
+        {},
+        _hydra,
     ),
 }
 

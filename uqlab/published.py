@@ -41,13 +41,17 @@ class Table:
 
         rows = self.entry.get("data", {}).get(dataset.removesuffix("-mini"), {})
         listed = any(isinstance(values, list) for values in rows.values())
-        return pandas.DataFrame.from_dict(rows, "index", columns=self.entry["columns"] if listed else None)
+        return pandas.DataFrame.from_dict(
+            rows, "index", columns=self.entry["columns"] if listed else None
+        )
 
     def value(self, dataset: str, row: Any, column: str) -> float:
         """One number; KeyError where the paper has none."""
         return float(self.frame(dataset).loc[row, column])
 
-    def says(self, dataset: str, rule: Callable[["DataFrame"], Any], *cells: tuple[Any, str]) -> Says | None:
+    def says(
+        self, dataset: str, rule: Callable[["DataFrame"], Any], *cells: tuple[Any, str]
+    ) -> Says | None:
         """Whether a rule holds for the paper's numbers of this data set; None if one of them is missing.
 
         cells: (row, column) of the numbers to show beside the answer.
@@ -55,9 +59,15 @@ class Table:
         frame = self.frame(dataset)
         if frame.empty:
             return None
-        low, high = (bool(rule(frame.fillna(value))) for value in (float("-inf"), float("inf")))
+        low, high = (
+            bool(rule(frame.fillna(value))) for value in (float("-inf"), float("inf"))
+        )
         numbers = ", ".join(f"{frame.loc[row, column]:g}" for row, column in cells)
-        return Says(low, self.title + (f": {numbers}" if numbers else "")) if low == high else None
+        return (
+            Says(low, self.title + (f": {numbers}" if numbers else ""))
+            if low == high
+            else None
+        )
 
     def states(self, dataset: str, name: str) -> Says | None:
         """What the paper says in words of this data set, under one of the names in published.yaml; None if nothing."""
@@ -77,9 +87,14 @@ class Paper:
 
     def __getattr__(self, name: str) -> Table:
         if name not in self.entry or "_" not in name:
-            raise AttributeError(f"{self.source}: no {name}; there are {', '.join(dir(self))}")
+            raise AttributeError(
+                f"{self.source}: no {name}; there are {', '.join(dir(self))}"
+            )
         kind, _, number = name.partition("_")
-        return Table(f"{self.source}, {kind.capitalize()} {number}".replace(" Fig ", " Fig. "), self.entry[name])
+        return Table(
+            f"{self.source}, {kind.capitalize()} {number}".replace(" Fig ", " Fig. "),
+            self.entry[name],
+        )
 
     def __dir__(self) -> Iterable[str]:
         return [name for name in self.entry if "_" in name]
@@ -93,15 +108,27 @@ def differs(settings: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[
 
     def same(theirs: Any, ours: Any) -> bool:
         if isinstance(theirs, list):
-            return isinstance(ours, list | tuple) and all(value in ours for value in theirs)
+            return isinstance(ours, list | tuple) and all(
+                value in ours for value in theirs
+            )
         return theirs == ours
 
-    return [name for name, theirs in settings.items() if name not in parameters or not same(theirs, parameters[name])]
+    return [
+        name
+        for name, theirs in settings.items()
+        if name not in parameters or not same(theirs, parameters[name])
+    ]
 
 
-_FAST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # where PyYAML was built with it: a tenth of the time
-_PAPERS = yaml.load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"), _FAST)
-kirsch, lora, sve, hydra, regrad = (Paper(_PAPERS[name]) for name in ("kirsch", "lora", "sve", "hydra", "regrad"))
+_FAST = getattr(
+    yaml, "CSafeLoader", yaml.SafeLoader
+)  # where PyYAML was built with it: a tenth of the time
+_PAPERS = yaml.load(
+    Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"), _FAST
+)
+kirsch, lora, sve, hydra, regrad = (
+    Paper(_PAPERS[name]) for name in ("kirsch", "lora", "sve", "hydra", "regrad")
+)
 
 
 door.room(__name__)

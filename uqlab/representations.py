@@ -47,7 +47,9 @@ class _Kernel(NamedTuple):
     diagonal: Tensor
 
 
-def cka(X: Features, Y: Features, kernel: Kernel = "linear", unbiased: bool = True) -> float:
+def cka(
+    X: Features, Y: Features, kernel: Kernel = "linear", unbiased: bool = True
+) -> float:
     """Centred kernel alignment of two representations of the same samples: 1 if they differ by rotation and scale.
 
     X [samples, p], Y [samples, q].
@@ -63,7 +65,9 @@ def cka(X: Features, Y: Features, kernel: Kernel = "linear", unbiased: bool = Tr
 
 
 def minibatch_cka(
-    batches_of_pairs: Iterable[tuple[Tensor, Tensor]], kernel: Kernel = "linear", unbiased: bool = True
+    batches_of_pairs: Iterable[tuple[Tensor, Tensor]],
+    kernel: Kernel = "linear",
+    unbiased: bool = True,
 ) -> float:
     """CKA of a stream of batches (X [batch, p], Y [batch, q]) of samples in random order; one batch is held at a time.
 
@@ -75,7 +79,10 @@ def minibatch_cka(
 
 
 def cka_matrix(
-    features_a: FeatureSets, features_b: FeatureSets | None = None, kernel: Kernel = "linear", unbiased: bool = True
+    features_a: FeatureSets,
+    features_b: FeatureSets | None = None,
+    kernel: Kernel = "linear",
+    unbiased: bool = True,
 ) -> Float[Tensor, "a b"]:
     """CKA of every representation in `features_a` with every one in `features_b`, None for the same: float64.
 
@@ -93,17 +100,30 @@ def match(similarity: Float[Tensor, "a b"]) -> Matching:
     unless `similarity` is a matrix, and for infinite values.
     """
     if similarity.numel() == 0 or similarity.isinf().any():
-        raise ValueError(f"similarity must be a matrix [A, B] of finite values or NaN, got {list(similarity.shape)}")
+        raise ValueError(
+            f"similarity must be a matrix [A, B] of finite values or NaN, got {list(similarity.shape)}"
+        )
     known = similarity.detach().cpu().double()
-    lowest = known.nan_to_num(math.inf).min().clamp(max=0) - 2 * len(known) - known.nan_to_num(0).abs().sum()
-    found = linear_sum_assignment(known.where(~known.isnan(), lowest).numpy(), maximize=True)
+    lowest = (
+        known.nan_to_num(math.inf).min().clamp(max=0)
+        - 2 * len(known)
+        - known.nan_to_num(0).abs().sum()
+    )
+    found = linear_sum_assignment(
+        known.where(~known.isnan(), lowest).numpy(), maximize=True
+    )
     rows, columns = (torch.as_tensor(each, device=similarity.device) for each in found)
     return Matching(rows, columns, similarity[rows, columns])
 
 
 @torch.no_grad()
 def layer_features(
-    model: nn.Module, inputs: Inputs, target: str | None = None, *, tokens: Tokens = "first", batch_size: int = 256
+    model: nn.Module,
+    inputs: Inputs,
+    target: str | None = None,
+    *,
+    tokens: Tokens = "first",
+    batch_size: int = 256,
 ) -> dict[str, Features]:
     """The outputs of the layers of one network in evaluation mode, by the layer's name: float32 on the CPU.
 
@@ -120,16 +140,23 @@ def layer_features(
     outputs: dict[str, list[Tensor]] = {name: [] for name in _layers(model, target)}
 
     def keep(name: str):
-        return lambda _, args, output: outputs[name].append(_reduced(name, output, tokens))
+        return lambda _, args, output: outputs[name].append(
+            _reduced(name, output, tokens)
+        )
 
-    hooks = (model.get_submodule(name).register_forward_hook(keep(name)) for name in outputs)
+    hooks = (
+        model.get_submodule(name).register_forward_hook(keep(name)) for name in outputs
+    )
     starts = range(0, len(inputs), batch_size)
     with evaluating(model), hooked(hooks):
         for start in starts:
             model(like_parameters(model, inputs[start : start + batch_size]))
     for name, parts in outputs.items():
         shapes = [list(part.shape) for part in parts]
-        if sum(map(len, parts)) != len(inputs) or len({width for _, width in shapes}) > 1:
+        if (
+            sum(map(len, parts)) != len(inputs)
+            or len({width for _, width in shapes}) > 1
+        ):
             raise ValueError(
                 f"{name} must give one output [batch, ...] of one width in every pass, got {shapes[:3] or 'nothing'} "
                 f"in {len(starts)} passes of {len(inputs)} inputs; choose another target or tokens"
@@ -149,17 +176,28 @@ def penultimate(model: nn.Module, inputs: Inputs, *, batch_size: int = 256) -> F
     last: dict[str, Tensor] = {}
     linear = [part for part in model.modules() if isinstance(part, nn.Linear)]
     parts = []
-    with evaluating(model), hooked(p.register_forward_pre_hook(lambda _, x: last.update(x=x[0])) for p in linear):
+    with (
+        evaluating(model),
+        hooked(
+            p.register_forward_pre_hook(lambda _, x: last.update(x=x[0]))
+            for p in linear
+        ),
+    ):
         for some in inputs.split(batch_size):
             model(like_parameters(model, some))
             if "x" not in last:
-                raise ValueError(f"{type(model).__name__} calls no linear layer; take layer_features(model, inputs)")
+                raise ValueError(
+                    f"{type(model).__name__} calls no linear layer; take layer_features(model, inputs)"
+                )
             parts.append(_reduced("the last linear layer", last.pop("x"), "first"))
     return torch.cat(parts)
 
 
 def embed(
-    X: Features, method: Literal["pca", "umap", "tsne"] = "pca", components: int = 2, seed: int = 0
+    X: Features,
+    method: Literal["pca", "umap", "tsne"] = "pca",
+    components: int = 2,
+    seed: int = 0,
 ) -> Float[Tensor, "samples components"]:
     """Samples as points in few dimensions; embed sets that you compare (ID and OOD, members) together.
 
@@ -185,25 +223,44 @@ def embed(
         from sklearn.manifold import TSNE
 
         style = "barnes_hut" if components < 4 else "exact"
-        tsne = TSNE(components, perplexity=min(30.0, (samples - 1) / 3), random_state=seed, method=style)
+        tsne = TSNE(
+            components,
+            perplexity=min(30.0, (samples - 1) / 3),
+            random_state=seed,
+            method=style,
+        )
         found = torch.from_numpy(tsne.fit_transform(root.cpu().numpy()))
     else:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ImportWarning)  # umap misses TensorFlow
             from umap import UMAP  # here, because the import takes seconds
 
-        umap = UMAP(n_neighbors=min(15, samples - 1), n_components=components, random_state=seed, n_jobs=1, init="pca")
+        umap = UMAP(
+            n_neighbors=min(15, samples - 1),
+            n_components=components,
+            random_state=seed,
+            n_jobs=1,
+            init="pca",
+        )
         found = torch.from_numpy(umap.fit_transform(root.cpu().numpy()))
     return found.to(X.device, torch.promote_types(X.dtype, torch.float32))
 
 
-def _cka(batches: Iterable[tuple[FeatureSets, FeatureSets | None]], kernel: str, unbiased: bool) -> Tensor:
+def _cka(
+    batches: Iterable[tuple[FeatureSets, FeatureSets | None]],
+    kernel: str,
+    unbiased: bool,
+) -> Tensor:
     """The ratio of sums over batches: [A, B]."""
     fewest = 4 if unbiased else 2
     totals: list[Tensor] = []
     for number, (features_a, features_b) in enumerate(batches):
         where = f"batch {number}: " if number else ""
-        sets = [_representations(each, where) for each in (features_a, features_b) if each is not None]
+        sets = [
+            _representations(each, where)
+            for each in (features_a, features_b)
+            if each is not None
+        ]
         samples = {len(x) for each in sets for x in each}
         if len(samples) > 1 or min(samples) < fewest:
             raise ValueError(
@@ -213,7 +270,9 @@ def _cka(batches: Iterable[tuple[FeatureSets, FeatureSets | None]], kernel: str,
         prepared = [[_prepare(x, kernel) for x in each] for each in sets]
         found = [_hsic(prepared[0], prepared[-1], kernel, unbiased)]
         found += [part for each in prepared for part in _own(each, kernel, unbiased)]
-        totals = [t + f for t, f in zip(totals, found, strict=True)] if totals else found
+        totals = (
+            [t + f for t, f in zip(totals, found, strict=True)] if totals else found
+        )
     if not totals:
         raise ValueError("minibatch CKA needs at least one batch, got an empty stream")
     cross, *owns = totals
@@ -224,7 +283,10 @@ def _cka(batches: Iterable[tuple[FeatureSets, FeatureSets | None]], kernel: str,
             "their CKA is 0/0, NaN",
             stacklevel=4,
         )
-    norms = [own.where(~none, math.nan).sqrt() for own, none in zip(owns[::2], undefined, strict=True)]
+    norms = [
+        own.where(~none, math.nan).sqrt()
+        for own, none in zip(owns[::2], undefined, strict=True)
+    ]
     return cross / torch.outer(norms[0], norms[-1])
 
 
@@ -233,7 +295,9 @@ def _representations(features: FeatureSets, where: str) -> list[Tensor]:
     for x in found:
         floating(f"{where}a representation", x)
         if x.ndim != 2 or 0 in x.shape:
-            raise ValueError(f"{where}a representation must be [samples, features], got {list(x.shape)}")
+            raise ValueError(
+                f"{where}a representation must be [samples, features], got {list(x.shape)}"
+            )
         finite(f"{where}a representation", x)
     if not found:
         raise ValueError(f"{where}needs at least one representation, got an empty list")
@@ -245,7 +309,9 @@ def _centred(x: Tensor) -> tuple[Tensor, bool]:
     root = x.to(torch.float64, copy=True)
     rounding = 4 * torch.finfo(x.dtype).eps * root.norm()
     varies = bool(root.sub_(root.mean(0)).norm() > rounding)
-    return (torch.linalg.qr(root.mT, mode="r").R.mT if root.shape[1] > len(root) else root), varies
+    return (
+        torch.linalg.qr(root.mT, mode="r").R.mT if root.shape[1] > len(root) else root
+    ), varies
 
 
 def _prepare(x: Tensor, kernel: str) -> _Kernel:
@@ -256,8 +322,16 @@ def _prepare(x: Tensor, kernel: str) -> _Kernel:
         return _Kernel(root, root.square().sum(1))
     gram = root @ root.mT
     lengths = gram.diagonal().clone()
-    squares = gram.mul_(-2).add_(lengths).add_(lengths[:, None]).clamp_(min=0).fill_diagonal_(0)  # D^2
-    median = (squares.median() - (-squares).median()) / 2  # the mean of the middle two of an even number
+    squares = (
+        gram.mul_(-2)
+        .add_(lengths)
+        .add_(lengths[:, None])
+        .clamp_(min=0)
+        .fill_diagonal_(0)
+    )  # D^2
+    median = (
+        squares.median() - (-squares).median()
+    ) / 2  # the mean of the middle two of an even number
     if not median:  # most samples are equal: there is no length scale
         return _Kernel(squares.zero_(), squares.diagonal())
     gram = squares.div_(-2 * median).exp_()
@@ -269,7 +343,9 @@ def _prepare(x: Tensor, kernel: str) -> _Kernel:
 def _inner(a: list[_Kernel], b: list[_Kernel], kernel: str) -> Tensor:
     """<K, L> for all pairs: [A, B]."""
     if kernel == "rbf":
-        return torch.stack([torch.stack([(x.root * y.root).sum() for y in b]) for x in a])
+        return torch.stack(
+            [torch.stack([(x.root * y.root).sum() for y in b]) for x in a]
+        )
     joined, widths = torch.cat([y.root for y in b], 1), [y.root.shape[1] for y in b]
     rows = [(x.root.mT @ joined).square_().sum(0).split(widths) for x in a]
     return torch.stack([torch.stack([part.sum() for part in row]) for row in rows])
@@ -278,7 +354,9 @@ def _inner(a: list[_Kernel], b: list[_Kernel], kernel: str) -> Tensor:
 def _hsic(a: list[_Kernel], b: list[_Kernel], kernel: str, unbiased: bool) -> Tensor:
     """HSIC1 or HSIC0 of all pairs: [A, B]."""
     inner = _inner(a, b, kernel)
-    k, l = (torch.stack([x.diagonal for x in each]) for each in (a, b))  # [A, n], [B, n]  # noqa: E741
+    k, l = (
+        torch.stack([x.diagonal for x in each]) for each in (a, b)
+    )  # [A, n], [B, n]
     n = k.shape[1]
     if not unbiased:
         return inner / (n - 1) ** 2
@@ -295,16 +373,26 @@ def _own(a: list[_Kernel], kernel: str, unbiased: bool) -> tuple[Tensor, Tensor]
 def _layers(model: nn.Module, target: str | None) -> list[str]:
     """The names of the modules that `target` finds, or of the default ones."""
     modules = {name: part for name, part in model.named_modules() if name}
-    lists = [name for name, part in modules.items() if isinstance(part, nn.ModuleList) and len(part)]
+    lists = [
+        name
+        for name, part in modules.items()
+        if isinstance(part, nn.ModuleList) and len(part)
+    ]
     if target is not None:
         chosen = [name for name in modules if re.search(target, name)]
     elif lists:
         longest = max(lists, key=lambda name: len(list(modules[name].children())))
         chosen = [name for name in modules if name.rpartition(".")[0] == longest]
     else:
-        chosen = [name for name, part in modules.items() if isinstance(part, nn.Linear | nn.Conv2d)]
+        chosen = [
+            name
+            for name, part in modules.items()
+            if isinstance(part, nn.Linear | nn.Conv2d)
+        ]
     if not chosen:
-        raise ValueError(f"target {target!r} matches no module; there are {', '.join(modules) or 'none'}")
+        raise ValueError(
+            f"target {target!r} matches no module; there are {', '.join(modules) or 'none'}"
+        )
     return chosen
 
 
@@ -312,7 +400,9 @@ def _reduced(name: str, output: Any, tokens: str) -> Tensor:
     """One layer's output as [batch, features]."""
     x = output[0] if isinstance(output, tuple | list) else output
     if not isinstance(x, Tensor) or x.ndim < 2:
-        raise ValueError(f"{name} returns {type(x).__name__}, not a tensor [batch, ...]; choose another target")
+        raise ValueError(
+            f"{name} returns {type(x).__name__}, not a tensor [batch, ...]; choose another target"
+        )
     if x.ndim == 3 and tokens != "all":
         x = x[:, 0] if tokens == "first" else x.mean(1)
     elif x.ndim == 4 and tokens == "mean":

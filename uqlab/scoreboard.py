@@ -25,7 +25,9 @@ from uqlab.core.modules import evaluating, like_parameters
 from uqlab.data import Dataset
 
 Sets = Mapping[str, Dataset]
-CHEAP = tuple(name for name in rating.SCORES if name != "regrad")  # which takes hundreds of times as long
+CHEAP = tuple(
+    name for name in rating.SCORES if name != "regrad"
+)  # which takes hundreds of times as long
 LESS_IS_BETTER = (
     "nll", "ece", "adaptive_ece", "brier", "aurc", "fpr95", "soft_kl",
     "trained", "stored", "peak_memory", "train_seconds", "latency",
@@ -60,7 +62,10 @@ def measure(
     """
     rows, seeds, scores, few = [], list(seeds), list(scores), few or {}
     names = list(recipes.METHODS if methods is None else methods)
-    for kind, wanted, known in (("method", names, recipes.METHODS), ("score", [*scores, *few], rating.SCORES)):
+    for kind, wanted, known in (
+        ("method", names, recipes.METHODS),
+        ("score", [*scores, *few], rating.SCORES),
+    ):
         for name in wanted:
             one_of(kind, name, known)
     for data in (train, test, *ood.values(), *(shifted or {}).values()):
@@ -68,28 +73,48 @@ def measure(
     for name in names:
         for seed in seeds:
             histories: list[training.History] = []
-            how = {**settings, **(own or {}).get(name, {}), "members": members, "seed": seed, "histories": histories}
+            how = {
+                **settings,
+                **(own or {}).get(name, {}),
+                "members": members,
+                "seed": seed,
+                "histories": histories,
+            }
             started = time.perf_counter()
             try:
-                ensemble = recipes.train(name, backbone, _tensor(train), train.labels, **how)
+                ensemble = recipes.train(
+                    name, backbone, _tensor(train), train.labels, **how
+                )
             except (ValueError, TypeError) as error:
                 if methods is not None:
                     raise
                 warnings.warn(f"{name} is left out: {error}", stacklevel=2)
                 break
             # A training that was read from the cache knows how long it took.
-            seconds = max(time.perf_counter() - started, sum(history.seconds for history in histories))
+            seconds = max(
+                time.perf_counter() - started,
+                sum(history.seconds for history in histories),
+            )
             if kept is not None:
                 kept[name, seed] = ensemble
-            row = {"method": name, "seed": seed, "members": ensemble.members, "train_seconds": seconds}
+            row = {
+                "method": name,
+                "seed": seed,
+                "members": ensemble.members,
+                "train_seconds": seconds,
+            }
             z = training.predict(ensemble, _tensor(test))
             for score, count in few.items():
                 some = {where: strangers[:count] for where, strangers in ood.items()}
                 row |= detection(ensemble, train, test[:count], some, [score])
-            row |= quality(ensemble, test, validation, shifted, z) | detection(ensemble, train, test, ood, scores, z)
+            row |= quality(ensemble, test, validation, shifted, z) | detection(
+                ensemble, train, test, ood, scores, z
+            )
             rows.append(row | cost(ensemble, backbone, _tensor(test), repeats))
     if not rows:
-        raise ValueError("no method could be trained on this backbone: the warnings say why")
+        raise ValueError(
+            "no method could be trained on this backbone: the warnings say why"
+        )
     return pd.DataFrame(rows)
 
 
@@ -101,16 +126,23 @@ def quality(
     basic = {"accuracy": metrics.accuracy, "nll": metrics.nll, "ece": metrics.ece}
     more = {"adaptive_ece": metrics.adaptive_ece, "brier": metrics.brier}
     z = training.predict(model, _tensor(test)) if z is None else z
-    row = {key: value(z, test.labels) for key, value in (basic | more).items()} | _soft(z, test)
+    row = {key: value(z, test.labels) for key, value in (basic | more).items()} | _soft(
+        z, test
+    )
     for name, other in (shifted or {}).items():
         there = training.predict(model, _tensor(other))
-        found = {key: value(there, other.labels) for key, value in basic.items()} | _soft(there, other)
+        found = {
+            key: value(there, other.labels) for key, value in basic.items()
+        } | _soft(there, other)
         row |= {f"{key}_{name}": value for key, value in found.items()}
     log_q, parts = metrics.log_prediction(z), uncertainty.decompose(z.double())
     if validation is not None:
-        t = metrics.fit_temperature(training.predict(model, _tensor(validation)), validation.labels)
+        t = metrics.fit_temperature(
+            training.predict(model, _tensor(validation)), validation.labels
+        )
         row |= {"temperature": t} | {
-            f"{key}_scaled": basic[key](log_q[None] / t, test.labels) for key in ("nll", "ece")
+            f"{key}_scaled": basic[key](log_q[None] / t, test.labels)
+            for key in ("nll", "ece")
         }
     if len(z) > 1:
         row["correlation"] = _rank_correlation(parts.aleatoric, parts.epistemic)
@@ -125,11 +157,19 @@ def _soft(z: Tensor, data: Dataset) -> dict[str, float]:
     ambiguity = torch.special.entr(truth).sum(1)
     apart = (-(truth * metrics.log_prediction(z)).sum(1) - ambiguity).mean().item()
     aleatoric = uncertainty.decompose(z.double()).aleatoric
-    return {"soft_kl": apart, "soft_correlation": _rank_correlation(ambiguity, aleatoric)}
+    return {
+        "soft_kl": apart,
+        "soft_correlation": _rank_correlation(ambiguity, aleatoric),
+    }
 
 
 def detection(
-    model: nn.Module, train: Dataset, test: Dataset, ood: Sets, scores: Iterable[str] = CHEAP, z: Tensor | None = None
+    model: nn.Module,
+    train: Dataset,
+    test: Dataset,
+    ood: Sets,
+    scores: Iterable[str] = CHEAP,
+    z: Tensor | None = None,
 ) -> dict[str, float | int]:
     """What `measure` says of each score: of its order of the test set, and against each OOD set; z: as in `quality`."""
     z = training.predict(model, _tensor(test)) if z is None else z
@@ -141,15 +181,23 @@ def detection(
     for where, strangers in ood.items():
         for name, value in rating.values(names, model, _tensor(strangers)).items():
             found = metrics.ood_detection(known[name], value)
-            row |= {f"auroc_{name}_{where}": found.auroc, f"fpr95_{name}_{where}": found.fpr95}
+            row |= {
+                f"auroc_{name}_{where}": found.auroc,
+                f"fpr95_{name}_{where}": found.fpr95,
+            }
     return row
 
 
 # Costs ----------------------------------------------------------------------------------------------------------------
-def cost(ensemble: ensembles.Ensemble, single: nn.Module, inputs: Tensor, repeats: int = 10) -> dict[str, float | int]:
+def cost(
+    ensemble: ensembles.Ensemble, single: nn.Module, inputs: Tensor, repeats: int = 10
+) -> dict[str, float | int]:
     """What `measure` says of the costs of a trained ensemble, beside those of the single network."""
     stored = sum(t.numel() for t in held_tensors(ensemble, derived=False))
-    row: dict[str, float | int] = {"trained": recipes.numbers(ensemble), "stored": stored}
+    row: dict[str, float | int] = {
+        "trained": recipes.numbers(ensemble),
+        "stored": stored,
+    }
     models = {"ensemble": ensemble, "single": ensembles.from_members([single])}
     with torch.no_grad(), evaluating(ensemble), evaluating(single):
         for size in (1, 64):
@@ -160,10 +208,14 @@ def cost(ensemble: ensembles.Ensemble, single: nn.Module, inputs: Tensor, repeat
                     started = time.perf_counter()
                     model(x).sum().item()  # waits for a GPU
                     seconds[name] += [time.perf_counter() - started] if turn else []
-            row[f"latency_{size}"] = float(np.median(seconds["ensemble"]) / np.median(seconds["single"]))
+            row[f"latency_{size}"] = float(
+                np.median(seconds["ensemble"]) / np.median(seconds["single"])
+            )
         with Held() as held:
             ensemble(x)
-    return row | {"peak_memory": held.most + sum(t.nbytes for t in held_tensors(ensemble))}
+    return row | {
+        "peak_memory": held.most + sum(t.nbytes for t in held_tensors(ensemble))
+    }
 
 
 def held_tensors(ensemble: ensembles.Ensemble, derived: bool = True) -> list[Tensor]:
@@ -190,10 +242,23 @@ def held_tensors(ensemble: ensembles.Ensemble, derived: bool = True) -> list[Ten
 # Comparisons ----------------------------------------------------------------------------------------------------------
 def sign(column: str) -> int:
     """1 where more is better, -1 where less is."""
-    return -1 if any(column == each or column.startswith(f"{each}_") for each in LESS_IS_BETTER) else 1
+    return (
+        -1
+        if any(
+            column == each or column.startswith(f"{each}_") for each in LESS_IS_BETTER
+        )
+        else 1
+    )
 
 
-def ranks(table: pd.DataFrame, column: str, *, repeats: int = 1000, seed: int = 0, level: float = 0.95) -> pd.DataFrame:
+def ranks(
+    table: pd.DataFrame,
+    column: str,
+    *,
+    repeats: int = 1000,
+    seed: int = 0,
+    level: float = 0.95,
+) -> pd.DataFrame:
     """The methods from the best to the worst by their mean over seeds, with what resampled seeds make of it.
 
     mean, low, high; rank, rank_low, rank_high; ahead: the share of resamples in which the order holds between a method
@@ -205,15 +270,31 @@ def ranks(table: pd.DataFrame, column: str, *, repeats: int = 1000, seed: int = 
     values = drawn[column][order].to_numpy() * sign(column)
     places = pd.DataFrame(-values).rank(axis=1).to_numpy()
     tails = [(1 - level) / 2, (1 + level) / 2]
-    (low, high), (first, last) = np.quantile(values * sign(column), tails, 0), np.quantile(places, tails, 0)
+    (low, high), (first, last) = (
+        np.quantile(values * sign(column), tails, 0),
+        np.quantile(places, tails, 0),
+    )
     rank = pd.Series(-sign(column) * means[column][order]).rank()
     ahead = [*_ahead(values[:, :-1], values[:, 1:]), np.nan]
-    found = {"mean": means[column][order], "low": low, "high": high, "rank": rank, "rank_low": first, "rank_high": last}
+    found = {
+        "mean": means[column][order],
+        "low": low,
+        "high": high,
+        "rank": rank,
+        "rank_low": first,
+        "rank_high": last,
+    }
     return pd.DataFrame(found | {"ahead": ahead}, index=order)
 
 
 def differences(
-    table: pd.DataFrame, column: str, than: str = "single", *, repeats: int = 1000, seed: int = 0, level: float = 0.95
+    table: pd.DataFrame,
+    column: str,
+    than: str = "single",
+    *,
+    repeats: int = 1000,
+    seed: int = 0,
+    level: float = 0.95,
 ) -> pd.DataFrame:
     """Each method minus another, paired over seeds: difference, low, high; ahead: share of resamples where it wins."""
     means, drawn = _resampled(table, [column], repeats, seed)
@@ -226,7 +307,9 @@ def differences(
     return pd.DataFrame({"difference": mean, "low": low, "high": high, "ahead": ahead})
 
 
-def pareto(table: pd.DataFrame, quality: str, cost: str, *, repeats: int = 1000, seed: int = 0) -> pd.DataFrame:
+def pareto(
+    table: pd.DataFrame, quality: str, cost: str, *, repeats: int = 1000, seed: int = 0
+) -> pd.DataFrame:
     """The front: methods that no other equals or beats in both means and beats in one, from the cheapest.
 
     Columns: quality, cost and share, the share of resamples in which the method is on the front (NaN for one seed).
@@ -234,8 +317,14 @@ def pareto(table: pd.DataFrame, quality: str, cost: str, *, repeats: int = 1000,
     several = len(set(table["seed"])) > 1
     means, drawn = _resampled(table, [quality, cost], repeats if several else 0, seed)
     sides = [(column, sign(column)) for column in (quality, cost)]
-    here = _on_front(*(side * means[[column]].to_numpy().T for column, side in sides))[0]
-    share = _on_front(*(side * drawn[column].to_numpy() for column, side in sides)).mean(0) if several else np.nan
+    here = _on_front(*(side * means[[column]].to_numpy().T for column, side in sides))[
+        0
+    ]
+    share = (
+        _on_front(*(side * drawn[column].to_numpy() for column, side in sides)).mean(0)
+        if several
+        else np.nan
+    )
     return means.assign(share=share)[here].sort_values(cost, ascending=sign(cost) < 0)
 
 
@@ -254,68 +343,123 @@ class Advice(NamedTuple):
 
 
 def recommend(
-    table: pd.DataFrame, quality: str, limits: Mapping[str, int | float], *, repeats: int = 1000, seed: int = 0
+    table: pd.DataFrame,
+    quality: str,
+    limits: Mapping[str, int | float],
+    *,
+    repeats: int = 1000,
+    seed: int = 0,
 ) -> Advice:
     """The method with the best mean quality among those that you can afford, and why.
 
     limits: column -> the most that its mean over seeds may be; the least, where more is better.
     """
-    means, _ = _resampled(table, [quality, *(column for column in limits if column != quality)], 0, seed)
-    least = {column: sign(column) * limit - 1e-9 * abs(limit) for column, limit in limits.items()}
+    means, _ = _resampled(
+        table, [quality, *(column for column in limits if column != quality)], 0, seed
+    )
+    least = {
+        column: sign(column) * limit - 1e-9 * abs(limit)
+        for column, limit in limits.items()
+    }
     refused = {  # a limit that is a method's own mean admits it, although sums in another order may differ
         str(method): column
         for column in reversed(list(limits))
         for method in means.index[sign(column) * means[column] < least[column]]
     }
     left: Any = means[quality].drop(list(refused)) * sign(quality)
-    first, *others = [str(name) for name in left.sort_values(ascending=False, kind="stable").index] or [""]
+    first, *others = [
+        str(name) for name in left.sort_values(ascending=False, kind="stable").index
+    ] or [""]
     margin = low = high = ahead = float("nan")
-    named = {name: getattr(recipes.METHODS.get(name), "label", name) for name in means.index}
+    named = {
+        name: getattr(recipes.METHODS.get(name), "label", name) for name in means.index
+    }
     if others:
         kept: Any = table[table["method"].isin([first, others[0]])]
-        side = differences(kept, quality, others[0], repeats=repeats, seed=seed).loc[first]
+        side = differences(kept, quality, others[0], repeats=repeats, seed=seed).loc[
+            first
+        ]
         margin, ahead = sign(quality) * float(side["difference"]), float(side["ahead"])
         low, high = sorted(sign(quality) * float(side[end]) for end in ("low", "high"))
-    better = means.index[sign(quality) * means[quality] > left.max()] if len(left) else []
+    better = (
+        means.index[sign(quality) * means[quality] > left.max()] if len(left) else []
+    )
     words = f"no method keeps {' and '.join(limits)} within the limits"
     if first:
         words = f"{named[first]} has the best {quality} of the {len(left)} methods that you can afford"
-        words = words if others else f"{named[first]} is the only method that you can afford"
+        words = (
+            words
+            if others
+            else f"{named[first]} is the only method that you can afford"
+        )
     if others:
         sure = "ahead of" if low > 0 else "but these seeds cannot tell it from"
         words += f", {sure} {named[others[0]]} (by {margin:.3g}, 95 %: {low:.3g} to {high:.3g})"
     if len(better):
-        words += "; better but too dear: " + ", ".join(f"{named[each]} ({refused[each]})" for each in better)
+        words += "; better but too dear: " + ", ".join(
+            f"{named[each]} ({refused[each]})" for each in better
+        )
     value = float(means[quality][first]) if first else float("nan")
-    return Advice(first, (others or [""])[0], value, margin, low, high, ahead, refused, words + ".")
+    return Advice(
+        first,
+        (others or [""])[0],
+        value,
+        margin,
+        low,
+        high,
+        ahead,
+        refused,
+        words + ".",
+    )
 
 
 def by_score(table: pd.DataFrame, ood: str, kind: str = "auroc") -> pd.DataFrame:
     """Means over seeds of one kind of column, "auroc" or "fpr95", against one OOD set: [methods, scores]."""
-    columns = {f"{kind}_{name}_{ood}": name for name in rating.SCORES if f"{kind}_{name}_{ood}" in table}
+    columns = {
+        f"{kind}_{name}_{ood}": name
+        for name in rating.SCORES
+        if f"{kind}_{name}_{ood}" in table
+    }
     means: Any = table.groupby("method", sort=False)[list(columns)].mean()
     return means.rename(columns=columns)
 
 
-def _resampled(table: pd.DataFrame, columns: list[str], repeats: int, seed: int) -> tuple[Any, dict[str, Any]]:
+def _resampled(
+    table: pd.DataFrame, columns: list[str], repeats: int, seed: int
+) -> tuple[Any, dict[str, Any]]:
     """Means [methods, columns], and for every column those of resampled seeds [repeats, methods], alike for all."""
     if missing := [column for column in columns if column not in table]:
-        raise ValueError(f"the table has no column {missing[0]!r}; it has {', '.join(table.columns)}")
+        raise ValueError(
+            f"the table has no column {missing[0]!r}; it has {', '.join(table.columns)}"
+        )
     wide: Any = table.pivot(index="seed", columns="method", values=columns)
-    named = [m for m in table["method"].unique() if not any(wide[column][m].isna().all() for column in columns)]
+    named = [
+        m
+        for m in table["method"].unique()
+        if not any(wide[column][m].isna().all() for column in columns)
+    ]
     each = {column: wide[column][named] for column in columns}
     if any(values.isna().to_numpy().any() for values in each.values()):
         raise ValueError("every method needs every seed: seeds are compared in pairs")
     if repeats and len(wide) < 2:
-        raise ValueError("a comparison needs its band: measure two seeds or more, better five")
+        raise ValueError(
+            "a comparison needs its band: measure two seeds or more, better five"
+        )
     picks = np.random.default_rng(seed).integers(len(wide), size=(repeats, len(wide)))
-    drawn = {column: pd.DataFrame(v.to_numpy()[picks].mean(1), columns=named) for column, v in each.items()}
-    return pd.DataFrame({column: values.mean() for column, values in each.items()}), drawn
+    drawn = {
+        column: pd.DataFrame(v.to_numpy()[picks].mean(1), columns=named)
+        for column, v in each.items()
+    }
+    return pd.DataFrame(
+        {column: values.mean() for column, values in each.items()}
+    ), drawn
 
 
 def _tensor(data: Dataset) -> Tensor:
     if not isinstance(data.inputs, Tensor):
-        raise TypeError(f"{data.name} holds texts: give a Dataset with the tokenizer's tensor as its inputs")
+        raise TypeError(
+            f"{data.name} holds texts: give a Dataset with the tokenizer's tensor as its inputs"
+        )
     return data.inputs
 
 
@@ -333,7 +477,11 @@ def _on_front(quality: np.ndarray, cost: np.ndarray) -> Any:
 def _rank_correlation(a: Tensor, b: Tensor) -> float:
     """Spearman's; NaN where one of them is constant."""
     constant = len(a.unique()) == 1 or len(b.unique()) == 1
-    return float("nan") if constant else float(np.asarray(spearmanr(a.numpy(), b.numpy()))[0])
+    return (
+        float("nan")
+        if constant
+        else float(np.asarray(spearmanr(a.numpy(), b.numpy()))[0])
+    )
 
 
 door.room(__name__)

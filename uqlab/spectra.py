@@ -30,8 +30,12 @@ class Intruders(NamedTuple):
     """How many of the k leading singular vectors after training are intruders."""
 
     count: Int[Tensor, "*batch"]  # type: ignore[override]  # a tuple has a method of this name
-    max_cosine: Float[Tensor, "*batch k"]  # of each vector with the vector before that is most like it
-    energy: Float[Tensor, "*batch"]  # the intruders' share of the k squared singular values, in [0, 1]
+    max_cosine: Float[
+        Tensor, "*batch k"
+    ]  # of each vector with the vector before that is most like it
+    energy: Float[
+        Tensor, "*batch"
+    ]  # the intruders' share of the k squared singular values, in [0, 1]
 
 
 class LayerSpectra(NamedTuple):
@@ -41,18 +45,30 @@ class LayerSpectra(NamedTuple):
     """
 
     values: Float[Tensor, "members k"]
-    between: Float[Tensor, "members members k k"]  # |cos| of the first member's vectors (rows) and the second's
-    before_values: Float[Tensor, " k"] | None  # from here on None if the weights before training are unknown
-    initial: Float[Tensor, "members k k"] | None  # |cos| of a member's vectors (rows) and those before (columns)
-    max_cosine: Float[Tensor, "members k"] | None  # with the vector before that is most like it
+    between: Float[
+        Tensor, "members members k k"
+    ]  # |cos| of the first member's vectors (rows) and the second's
+    before_values: (
+        Float[Tensor, " k"] | None
+    )  # from here on None if the weights before training are unknown
+    initial: (
+        Float[Tensor, "members k k"] | None
+    )  # |cos| of a member's vectors (rows) and those before (columns)
+    max_cosine: (
+        Float[Tensor, "members k"] | None
+    )  # with the vector before that is most like it
     off_diagonal: Float[Tensor, " members"] | None  # see the function
 
     def intruders(self, k: int = 10, threshold: float = 0.5) -> Intruders:
         """Every member's intruders among its k leading vectors; raises ValueError if the weights before are unknown."""
         if self.max_cosine is None:
-            raise ValueError("intruders are found by the weights before training: give ensemble_spectra(before=...)")
+            raise ValueError(
+                "intruders are found by the weights before training: give ensemble_spectra(before=...)"
+            )
         if not 1 <= k <= self.values.shape[1]:
-            raise ValueError(f"k must be 1 to {self.values.shape[1]}, the k of ensemble_spectra, got {k}")
+            raise ValueError(
+                f"k must be 1 to {self.values.shape[1]}, the k of ensemble_spectra, got {k}"
+            )
         return _intruders(self.values[:, :k], self.max_cosine[:, :k], threshold)
 
     def mean_between(self) -> Float[Tensor, "k k"]:
@@ -80,7 +96,11 @@ def singular_vector_similarity(
 
 
 def intruder_dimensions(
-    before: Matrices, after: Matrices, k: int = 10, threshold: float = 0.5, side: Side = "left"
+    before: Matrices,
+    after: Matrices,
+    k: int = 10,
+    threshold: float = 0.5,
+    side: Side = "left",
 ) -> Intruders:
     """The intruders among the k leading singular vectors of `after`: they are unlike all singular vectors of `before`.
 
@@ -92,7 +112,9 @@ def intruder_dimensions(
     u0, s0, _ = torch.linalg.svd(before, full_matrices=False)
     values, u1 = _leading(after, k)
     _check_rank("after", values, after.shape)
-    u0 = u0 * _alive(s0, before.shape)[..., None, :]  # no direction belongs to a singular value of 0
+    u0 = (
+        u0 * _alive(s0, before.shape)[..., None, :]
+    )  # no direction belongs to a singular value of 0
     return _intruders(values, _cosines(u1, u0).amax(-1), threshold)
 
 
@@ -103,10 +125,16 @@ def random_level(dimension: int, vectors: int | None = None) -> float:
     """
     vectors = dimension if vectors is None else vectors
     if vectors > dimension:
-        raise ValueError(f"vectors must be 1 to the dimension {dimension}, got {vectors}")
+        raise ValueError(
+            f"vectors must be 1 to the dimension {dimension}, got {vectors}"
+        )
     x = torch.linspace(0, 12, 24001, dtype=torch.float64)
-    largest = torch.trapezoid(1 - torch.erf(x / math.sqrt(2)) ** vectors, x).item()  # E max of half-normals
-    length = math.sqrt(2) * math.exp(math.lgamma((dimension + 1) / 2) - math.lgamma(dimension / 2))
+    largest = torch.trapezoid(
+        1 - torch.erf(x / math.sqrt(2)) ** vectors, x
+    ).item()  # E max of half-normals
+    length = math.sqrt(2) * math.exp(
+        math.lgamma((dimension + 1) / 2) - math.lgamma(dimension / 2)
+    )
     return largest / length
 
 
@@ -164,17 +192,27 @@ def ensemble_spectra(
     """
     if before is not None:
         one_network(before, "ensemble_spectra(before=...)")
-    starts = {name: _start(ensemble, name, before) for name in layer_names(ensemble, target)}
+    starts = {
+        name: _start(ensemble, name, before) for name in layer_names(ensemble, target)
+    }
     for name, start in starts.items():
         shape = member_weights(ensemble, name, [0]).shape[1:]
         if not 1 <= k <= min(shape):
-            raise ValueError(f"k must be 1 to {min(shape)} for {name} {list(shape)}, got {k}; choose k or target")
+            raise ValueError(
+                f"k must be 1 to {min(shape)} for {name} {list(shape)}, got {k}; choose k or target"
+            )
         if start is None and update:
-            raise ValueError(f"the update of {name} needs the weights before training: give before=the backbone")
+            raise ValueError(
+                f"the update of {name} needs the weights before training: give before=the backbone"
+            )
         if start is not None and start.shape != shape:
-            raise ValueError(f"{name} is {list(shape)} in the ensemble, but {list(start.shape)} before")
+            raise ValueError(
+                f"{name} is {list(shape)} in the ensemble, but {list(start.shape)} before"
+            )
     found, missing, vectors = {}, 0, ensemble.members * k * len(starts)
-    for name in tqdm(starts, desc="spectra", unit="layer", disable=not progress, leave=False):
+    for name in tqdm(
+        starts, desc="spectra", unit="layer", disable=not progress, leave=False
+    ):
         found[name], dead = _layer(ensemble, name, starts[name], k, update, side)
         missing += dead
     if missing:
@@ -188,25 +226,50 @@ def ensemble_spectra(
 
 @torch.no_grad()
 def _layer(
-    ensemble: Ensemble, name: str, start: Tensor | None, k: int, update: bool, side: Side
+    ensemble: Ensemble,
+    name: str,
+    start: Tensor | None,
+    k: int,
+    update: bool,
+    side: Side,
 ) -> tuple[LayerSpectra, int]:
     """One layer's spectra, on the CPU, and how many of its members' vectors are NaN."""
-    after = member_weights(ensemble, name) if not update or start is None else _update(ensemble, name, start)
-    base, after = _checked(after[0] if start is None else start.to(after.device), after, k)
+    after = (
+        member_weights(ensemble, name)
+        if not update or start is None
+        else _update(ensemble, name, start)
+    )
+    base, after = _checked(
+        after[0] if start is None else start.to(after.device), after, k
+    )
     left = side == "left"
-    values, vectors = _leading(after if left else after.mT, k)  # [members, k], [members, out or in, k]
+    values, vectors = _leading(
+        after if left else after.mT, k
+    )  # [members, k], [members, out or in, k]
     alive = _alive(values, after.shape)
     vectors = vectors.where(alive[:, None], math.nan)
     flat = vectors.mT.flatten(0, 1)  # [members * k, out or in]
-    between = _cosines(flat.mT, flat.mT).unflatten(0, (-1, k)).unflatten(2, (-1, k)).transpose(1, 2)
+    between = (
+        _cosines(flat.mT, flat.mT)
+        .unflatten(0, (-1, k))
+        .unflatten(2, (-1, k))
+        .transpose(1, 2)
+    )
     known: list = [None] * 4
     if start is not None:
         u, s, vh = torch.linalg.svd(base, full_matrices=False)
         old, kept = u if left else vh.mT, _alive(s, base.shape)
         cosines = _cosines(vectors, old * kept)  # [members, k, all vectors before]
         initial = cosines[..., :k].where(kept[:k], math.nan)
-        known = [s[:k].cpu(), initial.cpu(), cosines.amax(-1).cpu(), _off_diagonal(u, vh, after).cpu()]
-    return LayerSpectra(values.cpu(), between.contiguous().cpu(), *known), int((~alive).sum())
+        known = [
+            s[:k].cpu(),
+            initial.cpu(),
+            cosines.amax(-1).cpu(),
+            _off_diagonal(u, vh, after).cpu(),
+        ]
+    return LayerSpectra(values.cpu(), between.contiguous().cpu(), *known), int(
+        (~alive).sum()
+    )
 
 
 def _start(ensemble: Ensemble, name: str, before: nn.Module | None) -> Tensor | None:
@@ -214,8 +277,12 @@ def _start(ensemble: Ensemble, name: str, before: nn.Module | None) -> Tensor | 
     if before is not None:
         weight = getattr(dict(before.named_modules()).get(name), "weight", None)
         if not isinstance(weight, Tensor):
-            linear = [n for n, part in before.named_modules() if isinstance(part, nn.Linear)]
-            raise ValueError(f"before has no linear layer {name}; it has {', '.join(linear) or 'none'}")
+            linear = [
+                n for n, part in before.named_modules() if isinstance(part, nn.Linear)
+            ]
+            raise ValueError(
+                f"before has no linear layer {name}; it has {', '.join(linear) or 'none'}"
+            )
         return weight.detach()
     seen = weights(ensemble)[name]
     start = None if isinstance(seen, Tensor) else seen.start()
@@ -245,7 +312,9 @@ def _leading(w: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if 8 * k > min(rows, columns):
         u, s, _ = torch.linalg.svd(w, full_matrices=False)
         return s[..., :k], u[..., :k]
-    with threadpoolctl.threadpool_limits(1, "blas"):  # more threads gain nothing, and wait for each other
+    with threadpoolctl.threadpool_limits(
+        1, "blas"
+    ):  # more threads gain nothing, and wait for each other
         found = [_leading_by_gram(matrix, k) for matrix in w.reshape(-1, rows, columns)]
     values, vectors = (torch.stack(part) for part in zip(*found, strict=True))
     return values.view(*w.shape[:-2], k), vectors.view(*w.shape[:-2], rows, k)
@@ -256,7 +325,9 @@ def _leading_by_gram(w: Tensor, k: int) -> tuple[Tensor, Tensor]:
     wide = w.double()
     small = wide if len(w) <= w.shape[1] else wide.mT
     gram, last = (small @ small.mT).cpu().numpy(), len(small) - 1
-    solved = scipy.linalg.eigh(gram, subset_by_index=(last - k + 1, last), check_finite=False)
+    solved = scipy.linalg.eigh(
+        gram, subset_by_index=(last - k + 1, last), check_finite=False
+    )
     squares, vectors = (torch.from_numpy(part).to(w.device).flip(-1) for part in solved)
     values = squares.clamp(min=0).sqrt()
     if values[-1] <= 1e-3 * values[0]:
@@ -278,16 +349,22 @@ def _alive(values: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _off_diagonal(u: Tensor, vh: Tensor, w: Tensor) -> Tensor:
-    w = w / w.abs().amax((-2, -1), keepdim=True)  # the squares of very large or small weights are no numbers
+    w = w / w.abs().amax(
+        (-2, -1), keepdim=True
+    )  # the squares of very large or small weights are no numbers
     diagonal = ((u.mT @ w) * vh).sum(-1)  # u_i^T W v_i
     share = 1 - diagonal.square().sum(-1) / w.square().sum((-2, -1))
-    return share.nan_to_num(0).clamp(min=0)  # of a W that is 0 nothing lies off the diagonal
+    return share.nan_to_num(0).clamp(
+        min=0
+    )  # of a W that is 0 nothing lies off the diagonal
 
 
 def _intruders(values: Tensor, max_cosine: Tensor, threshold: float) -> Intruders:
     within("threshold", threshold, "(0, 1]")
     strange, squares = max_cosine < threshold, (values / values[..., :1]).square()
-    return Intruders(strange.sum(-1), max_cosine, (squares * strange).sum(-1) / squares.sum(-1))
+    return Intruders(
+        strange.sum(-1), max_cosine, (squares * strange).sum(-1) / squares.sum(-1)
+    )
 
 
 def _check_rank(name: str, values: Tensor, shape: torch.Size) -> None:
@@ -299,7 +376,9 @@ def _check_rank(name: str, values: Tensor, shape: torch.Size) -> None:
         )
 
 
-def _checked(before: Tensor, after: Tensor, k: int, side: Side = "left") -> tuple[Tensor, Tensor]:
+def _checked(
+    before: Tensor, after: Tensor, k: int, side: Side = "left"
+) -> tuple[Tensor, Tensor]:
     """Both matrices in the working precision, and transposed for side "right"."""
     for name, w in (("before", before), ("after", after)):
         floating(name, w)
@@ -310,8 +389,12 @@ def _checked(before: Tensor, after: Tensor, k: int, side: Side = "left") -> tupl
             f"{list(after.shape)}"
         )
     if not 1 <= k <= min(after.shape[-2:]):
-        raise ValueError(f"k must be 1 to {min(after.shape[-2:])} for matrices {list(after.shape)}, got {k}")
-    given = torch.promote_types(torch.promote_types(before.dtype, after.dtype), torch.float32)
+        raise ValueError(
+            f"k must be 1 to {min(after.shape[-2:])} for matrices {list(after.shape)}, got {k}"
+        )
+    given = torch.promote_types(
+        torch.promote_types(before.dtype, after.dtype), torch.float32
+    )
     before, after = before.detach().to(given), after.detach().to(given)
     return (before, after) if side == "left" else (before.mT, after.mT)
 

@@ -59,7 +59,9 @@ def entropy(logits: Float[Tensor, "*batch classes"]) -> Float[Tensor, "*batch"]:
     return _over_batch(measure, flat)[0].reshape(leading)
 
 
-def decompose(logits: Logits, weights: Weights = None, correct: Correction = None) -> Decomposition:
+def decompose(
+    logits: Logits, weights: Weights = None, correct: Correction = None
+) -> Decomposition:
     """Split the entropy of the mean prediction into the mean member entropy and the mutual information I[Y; member].
 
     logits: half precision is computed in float32.
@@ -92,26 +94,34 @@ def decompose_score(
     check_logits(logits)
     members = logits.shape[0]
     if _jackknife(correct, members, "members") and weights is not None:
-        raise ValueError("the jackknife is defined for equally weighted members: give weights or correct, not both")
+        raise ValueError(
+            "the jackknife is defined for equally weighted members: give weights or correct, not both"
+        )
     weights = None if weights is None else _normalise(weights, logits)
 
     def measure(z: Tensor, at: slice) -> tuple[Tensor, Tensor]:
         weight = None if weights is None else weights[:, at]
         log_p = z.log_softmax(0)  # [C, M, n]
         p = log_p.exp()
-        return _mean(member_entropy(log_p, p), weight), mean_divergence(p, divergence, weight, correct)
+        return _mean(member_entropy(log_p, p), weight), mean_divergence(
+            p, divergence, weight, correct
+        )
 
     aleatoric, epistemic = _over_batch(measure, logits)
     return Decomposition(aleatoric + epistemic, aleatoric, epistemic)
 
 
-def group_members(logits: Logits, size: int) -> Float[Tensor, "groups {size} batch classes"]:
+def group_members(
+    logits: Logits, size: int
+) -> Float[Tensor, "groups {size} batch classes"]:
     """View an ensemble as groups of `size` consecutive members; raises ValueError if `size` does not divide them."""
     check_logits(logits)
     members = logits.shape[0]
     if members % size:
         divisors = ", ".join(str(d) for d in range(1, members + 1) if members % d == 0)
-        raise ValueError(f"groups of {size} do not divide {members} members; sizes that do: {divisors}")
+        raise ValueError(
+            f"groups of {size} do not divide {members} members; sizes that do: {divisors}"
+        )
     return logits.unflatten(0, (members // size, size))
 
 
@@ -141,7 +151,11 @@ def decompose_groups(
         p = log_p.exp()
         aleatoric = _member_entropy(log_p, p).mean(0)
         p = p.unflatten(1, (groups, members))  # [C, K, M, n]
-        return aleatoric, mean_divergence(p, _kl).mean(0), mean_divergence(p.mean(2), _kl, correct=correct)
+        return (
+            aleatoric,
+            mean_divergence(p, _kl).mean(0),
+            mean_divergence(p.mean(2), _kl, correct=correct),
+        )
 
     aleatoric, within, between = _over_batch(measure, flat)
     return GroupDecomposition(aleatoric + within + between, between, within, aleatoric)
@@ -172,14 +186,18 @@ def expected_pairwise_kl(logits: Logits) -> Float[Tensor, " batch"]:
     def measure(z: Tensor, _: slice) -> tuple[Tensor]:
         log_p = z.log_softmax(0)
         p = log_p.exp()
-        covariance = (p - p.mean(1, keepdim=True)) * (log_p - log_p.mean(1, keepdim=True))
+        covariance = (p - p.mean(1, keepdim=True)) * (
+            log_p - log_p.mean(1, keepdim=True)
+        )
         return (covariance.sum((0, 1)).div(members - 1).clamp(min=0),)
 
     return _over_batch(measure, logits)[0]
 
 
 def decompose_gaussian(
-    means: Float[Tensor, "members batch"], variances: Float[Tensor, "members batch"], correct: Correction = None
+    means: Float[Tensor, "members batch"],
+    variances: Float[Tensor, "members batch"],
+    correct: Correction = None,
 ) -> Decomposition:
     """Law of total variance over Gaussian members: total = mean of the variances + variance of the means.
 
@@ -194,10 +212,16 @@ def decompose_gaussian(
         )
     pair = torch.stack([means, variances])
     means, variances = pair.to(_working_dtype(pair))
-    if not (means.isfinite().all() and variances.isfinite().all() and (variances >= 0).all()):
-        raise ValueError("means and variances must be finite and variances not negative")
+    if not (
+        means.isfinite().all() and variances.isfinite().all() and (variances >= 0).all()
+    ):
+        raise ValueError(
+            "means and variances must be finite and variances not negative"
+        )
     aleatoric = variances.mean(0)
-    epistemic = means.var(0, correction=int(_jackknife(correct, means.shape[0], "members")))
+    epistemic = means.var(
+        0, correction=int(_jackknife(correct, means.shape[0], "members"))
+    )
     total = aleatoric + epistemic
     representable("means or variances", total)
     return Decomposition(total, aleatoric, epistemic)
@@ -207,10 +231,17 @@ def check_logits(logits: Tensor) -> None:
     """Raise unless logits are floating and finite [members, batch, classes], not empty, of two classes or more."""
     floating("logits", logits)
     if logits.ndim != 3:
-        hint = {2: "; for a single model use logits[None]", 4: "; for groups use decompose_groups"}.get(logits.ndim, "")
-        raise ValueError(f"logits must be [members, batch, classes], got {list(logits.shape)}{hint}")
+        hint = {
+            2: "; for a single model use logits[None]",
+            4: "; for groups use decompose_groups",
+        }.get(logits.ndim, "")
+        raise ValueError(
+            f"logits must be [members, batch, classes], got {list(logits.shape)}{hint}"
+        )
     if 0 in logits.shape:
-        raise ValueError(f"logits must not be empty, got {list(logits.shape)} [members, batch, classes]")
+        raise ValueError(
+            f"logits must not be empty, got {list(logits.shape)} [members, batch, classes]"
+        )
     if logits.shape[-1] < 2:
         raise ValueError(
             f"logits need two classes or more, got {list(logits.shape)}; from a sigmoid's z use cat([0 * z, z], -1)"
@@ -228,13 +259,20 @@ def classes_first(logits: Logits, dtype: torch.dtype) -> Iterator[tuple[slice, T
     step = max(1, elements_of_temporary(logits.device) // (members * classes))
     for start in range(0, batch, step):
         at = slice(start, min(start + step, batch))
-        z = torch.empty(classes, members, at.stop - start, dtype=dtype, device=logits.device)
+        z = torch.empty(
+            classes, members, at.stop - start, dtype=dtype, device=logits.device
+        )
         yield at, z.copy_(logits[:, at].permute(2, 0, 1))
 
 
-def _over_batch(measure: Callable[[Tensor, slice], tuple[Tensor, ...]], logits: Tensor) -> tuple[Tensor, ...]:
+def _over_batch(
+    measure: Callable[[Tensor, slice], tuple[Tensor, ...]], logits: Tensor
+) -> tuple[Tensor, ...]:
     """Run `measure(z [C, M, n], slice of the batch) -> tuple of [n]` over chunks of the batch that stay in cache."""
-    parts = [torch.stack(measure(z, at)) for at, z in classes_first(logits, _working_dtype(logits))]
+    parts = [
+        torch.stack(measure(z, at))
+        for at, z in classes_first(logits, _working_dtype(logits))
+    ]
     results = torch.cat(parts, 1)
     representable("logits", results)
     return tuple(results)
@@ -246,7 +284,9 @@ def _working_dtype(values: Tensor) -> torch.dtype:
 
 def _jackknife(correct: Correction, count: int, axis: str) -> bool:
     if correct and count < 2:
-        raise ValueError(f"the jackknife leaves one out, so it needs at least 2 {axis}, got {count}")
+        raise ValueError(
+            f"the jackknife leaves one out, so it needs at least 2 {axis}, got {count}"
+        )
     return correct is not None
 
 
@@ -261,7 +301,9 @@ def _normalise(weights: Tensor, logits: Tensor) -> Tensor:
     weights = weights.to(logits.device, _working_dtype(logits)).reshape(members, -1)
     largest = weights.amax(0)
     if not (weights.isfinite().all() and (weights >= 0).all() and (largest > 0).all()):
-        raise ValueError("weights must be finite, not negative and have a positive sum over the members of every input")
+        raise ValueError(
+            "weights must be finite, not negative and have a positive sum over the members of every input"
+        )
     weights = weights / largest  # their sum is finite
     return (weights / weights.sum(0)).expand(members, batch)
 
@@ -272,7 +314,10 @@ def _mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
 
 
 def mean_divergence(
-    p: Tensor, divergence: Callable, weights: Tensor | None = None, correct: Correction = None
+    p: Tensor,
+    divergence: Callable,
+    weights: Tensor | None = None,
+    correct: Correction = None,
 ) -> Tensor:
     """Mean divergence of the members p [C, ..., M, n] from their mean q, which equals G(q) - mean_m G(p_m).
 
@@ -293,7 +338,9 @@ def mean_divergence(
 def _kl(p: Tensor, q: Tensor, deviation: Tensor) -> Tensor:
     """KL(p || q) over axis 0, as the sum of p log(p/q) - p + q, whose terms vanish quadratically as p -> q."""
     limits = torch.finfo(p.dtype)
-    ratio = (deviation / q.clamp(min=limits.tiny)).clamp_(min=limits.eps / 2 - 1)  # p = 0: a finite logarithm
+    ratio = (deviation / q.clamp(min=limits.tiny)).clamp_(
+        min=limits.eps / 2 - 1
+    )  # p = 0: a finite logarithm
     return ratio.log1p_().mul_(p).sub_(deviation).sum(0)
 
 

@@ -10,7 +10,14 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from conf import RESULTS, author, copy, display, inline, page, project, release, saved, version  # noqa: F401  (the book's)
+from conf import (
+    RESULTS,
+    copy,
+    display,
+    inline,
+    page,
+    saved,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(ROOT.glob("notebooks/0[0-4]_*.ipynb"))
@@ -21,7 +28,13 @@ html_title = "uqlab"
 revealjs_static_path = ["slides.css"]
 revealjs_css_files = ["slides.css"]
 revealjs_style_theme = "white"
-revealjs_script_conf = {"hash": True, "width": 1280, "height": 720, "transition": "none", "slideNumber": True}
+revealjs_script_conf = {
+    "hash": True,
+    "width": 1280,
+    "height": 720,
+    "transition": "none",
+    "slideNumber": True,
+}
 
 
 def gather(app, config):
@@ -30,15 +43,23 @@ def gather(app, config):
     named = {path.stem: slides(page(path), path.stem, source) for path in PAGES}
     for stem, text in named.items():
         (source / f"{stem}.md").write_text(text)
-    listed = "\n".join(f"- [{text.splitlines()[0][2:]}]({stem}.md)" for stem, text in named.items())
+    listed = "\n".join(
+        f"- [{text.splitlines()[0][2:]}]({stem}.md)" for stem, text in named.items()
+    )
     head = "# uqlab: uncertainty, page by page\n\n## Choose a page\n\n"
-    (source / "index.md").write_text(f"{head}{listed}\n\n```{{toctree}}\n:hidden:\n\n" + "\n".join(named) + "\n```\n")
+    (source / "index.md").write_text(
+        f"{head}{listed}\n\n```{{toctree}}\n:hidden:\n\n" + "\n".join(named) + "\n```\n"
+    )
 
 
 def slides(notebook, stem, source):
     """The slides of a page as Markdown: a heading of the second level begins a column, one of the third a slide."""
     folder = RESULTS / stem
-    results = json.loads((folder / "results.json").read_text()) if (folder / "results.json").exists() else {}
+    results = (
+        json.loads((folder / "results.json").read_text())
+        if (folder / "results.json").exists()
+        else {}
+    )
     figures, shown = results.get("figures", {}), []
     first, *cells = notebook["cells"]
     text = "".join(first["source"])
@@ -46,7 +67,11 @@ def slides(notebook, stem, source):
     shown += [text.splitlines()[0], "## The question", question, notes(text)]
     heading = ""
     for cell in cells:
-        text, *rest = re.split(r"^## (?:Try it|Paper and this run)", "".join(cell["source"]), flags=re.MULTILINE)
+        text, *rest = re.split(
+            r"^## (?:Try it|Paper and this run)",
+            "".join(cell["source"]),
+            flags=re.MULTILINE,
+        )
         if cell["cell_type"] == "markdown":
             for part in re.split(r"^(?=#{2,3} )", text, flags=re.MULTILINE):
                 found = re.match(r"#{2,3} (.+)", part)
@@ -60,17 +85,31 @@ def slides(notebook, stem, source):
                 copy(folder / f"{name}.png", source / stem / f"{name}.png")
                 shown += [f"### {heading}", f"![{caption}]({stem}/{name}.png)", caption]
     claims = results.get("claims", {}).values()
-    said = [f"- {'✓' if one['holds'] else '✗'} {re.sub(r' *[(]margin.*[)]', '', one['sentence'])}" for one in claims]
+    said = [
+        f"- {'✓' if one['holds'] else '✗'} {re.sub(r' *[(]margin.*[)]', '', one['sentence'])}"
+        for one in claims
+    ]
     if said:
         shown += ["## What held in this run (✓), and what did not (✗)", "\n".join(said)]
-    text = "\n\n".join(one for one in shown if one) + "\n"  # a heading alone takes the slide after it
-    return re.sub(r"^## ([^\n]+)\n\n(:::.+?\n:::\n\n|)### \1\n\n", r"## \1\n\n\2", text, flags=re.MULTILINE | re.DOTALL)
+    text = (
+        "\n\n".join(one for one in shown if one) + "\n"
+    )  # a heading alone takes the slide after it
+    return re.sub(
+        r"^## ([^\n]+)\n\n(:::.+?\n:::\n\n|)### \1\n\n",
+        r"## \1\n\n\2",
+        text,
+        flags=re.MULTILINE | re.DOTALL,
+    )
 
 
 def of_prose(text, heading, level):
     """Slides of one piece of prose: its formulas and bold sentences, then its guess, with all of it as notes."""
     shown = re.findall(r"\$\$.+?\$\$", text, re.DOTALL)
-    shown += [f"**{bold}**" for bold in re.findall(r"\*\*([^*]+)\*\*", text, re.DOTALL) if len(bold.split()) > 4]
+    shown += [
+        f"**{bold}**"
+        for bold in re.findall(r"\*\*([^*]+)\*\*", text, re.DOTALL)
+        if len(bold.split()) > 4
+    ]
     shown = [f"{level} {heading}", *shown, notes(text)] if shown else []
     guess = re.search(r"\*\*Guess first[.:]*\*\*:? *(.+?)(?=\n\n|\Z)", text, re.DOTALL)
     if guess:
@@ -81,7 +120,12 @@ def of_prose(text, heading, level):
 
 def notes(text):
     """The prose itself, for the speaker."""
-    plain = re.sub(r"^#+ [^\n]+|<details>.*?</details>|```.*?```|\$\$.*?\$\$", "", text, flags=re.DOTALL | re.MULTILINE)
+    plain = re.sub(
+        r"^#+ [^\n]+|<details>.*?</details>|```.*?```|\$\$.*?\$\$",
+        "",
+        text,
+        flags=re.DOTALL | re.MULTILINE,
+    )
     return f":::{{revealjs-notes}}\n{plain.strip()}\n:::" if plain.strip() else ""
 
 

@@ -7,7 +7,9 @@ from uqlab import uncertainty
 
 def drawn(place) -> None:
     """Wait until a page, or the page of a part of it, has drawn two frames: what is done is seen after the next one."""
-    place.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    place.evaluate(
+        "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    )
 
 
 def bars(page) -> dict[str, float]:
@@ -40,5 +42,10 @@ def decomposed(state: dict) -> dict[str, float]:
     order = torch.tensor(state["groups"] or range(len(p))).argsort(stable=True)
     groups = len({*(state["groups"] or range(len(p)))})
     logits = p[order].clamp_min(1e-300).log().view(groups, -1, 1, 3)
-    part = uncertainty.decompose_groups(logits, "jackknife" if state["jackknife"] else None)
-    return {name: getattr(part, name).item() for name in ("total", "aleatoric", "epistemic", "between", "within")}
+    part = uncertainty.decompose_groups(
+        logits, "jackknife" if state["jackknife"] else None
+    )
+    return {
+        name: getattr(part, name).item()
+        for name in ("total", "aleatoric", "epistemic", "between", "within")
+    }

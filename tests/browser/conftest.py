@@ -15,7 +15,9 @@ OURS = "\nObject.assign(window, {functions});"  # makes functions of a module re
 def chromium():
     path = lab.chromium()
     if not path:
-        reason = "no Chromium: `apt-get install chromium`, or `playwright install chromium`"
+        reason = (
+            "no Chromium: `apt-get install chromium`, or `playwright install chromium`"
+        )
         if os.environ.get("CI"):
             pytest.fail(f"{reason}; under CI a missing browser is an error")
         pytest.skip(reason)
@@ -44,7 +46,9 @@ def opened(browser, address):
     """Open a notebook by its path from the server's folder and run all of it."""
 
     def run(path: str) -> lab.Lab:
-        page = lab.Lab(browser.new_page(viewport={"width": 1280, "height": 900}), address)
+        page = lab.Lab(
+            browser.new_page(viewport={"width": 1280, "height": 900}), address
+        )
         page.open(path)
         page.start()
         assert page.finish() == []
@@ -59,12 +63,24 @@ def small_page(folder):
     import made_up  # not before the hook that checks shapes
 
     def write(name: str, makers) -> str:
-        cells = [f"import sys\nsys.path.insert(0, {str(Path(made_up.__file__).parent)!r})\nimport made_up"]
-        cells += [f"{make.__name__} = made_up.{make.__name__}()\n{make.__name__}" for make in makers]
+        cells = [
+            f"import sys\nsys.path.insert(0, {str(Path(made_up.__file__).parent)!r})\nimport made_up"
+        ]
+        cells += [
+            f"{make.__name__} = made_up.{make.__name__}()\n{make.__name__}"
+            for make in makers
+        ]
         path = folder / "notebooks" / f"{name}.ipynb"
         path.parent.mkdir(exist_ok=True)
-        kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}  # or JupyterLab asks which
-        made = new_notebook(cells=[new_code_cell(source) for source in cells], metadata={"kernelspec": kernel})
+        kernel = {
+            "name": "python3",
+            "display_name": "Python 3",
+            "language": "python",
+        }  # or JupyterLab asks which
+        made = new_notebook(
+            cells=[new_code_cell(source) for source in cells],
+            metadata={"kernelspec": kernel},
+        )
         nbformat.write(made, path)
         return f"notebooks/{name}.ipynb"
 
@@ -86,9 +102,15 @@ def alone(browser):
 
     def open_(hand, functions: str = "{}", **how):
         page = browser.new_page(viewport={"width": 900, "height": 800}, **how)
-        page.route("**/*", lambda route: (wanted.append(route.request.url), route.abort()))
+        page.route(
+            "**/*", lambda route: (wanted.append(route.request.url), route.abort())
+        )
         page.on("pageerror", lambda error: errors.append(str(error)))
-        page.set_content(hand.html().replace("\nrender({", OURS.format(functions=functions) + "\nrender({"))
+        page.set_content(
+            hand.html().replace(
+                "\nrender({", OURS.format(functions=functions) + "\nrender({"
+            )
+        )
         page.locator(".uqlab-hand .seen").first.wait_for(state="attached")
         pages.append(page)
         return page

@@ -22,7 +22,12 @@ from playwright.sync_api import Locator, Page, sync_playwright
 from uqlab.runs import parameters
 
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
-QUIET = ["--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+QUIET = [
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 EXPLORERS = r"(^|[^\w.])widgets\.\w+\("  # the source of a cell that makes one
 
@@ -102,7 +107,10 @@ def small_copy(notebook: Path, folder: Path, **changes: Any) -> str:
     results = folder / "results" / notebook.stem
     results.mkdir(parents=True, exist_ok=True)
     nb = papermill.iorw.load_notebook_node(str(notebook))
-    nb = parameterize_notebook(nb, parameters.overrides(notebook, "tiny", changes) | {"output_dir": str(results)})
+    nb = parameterize_notebook(
+        nb,
+        parameters.overrides(notebook, "tiny", changes) | {"output_dir": str(results)},
+    )
     (folder / "notebooks").mkdir(exist_ok=True)
     papermill.iorw.write_ipynb(nb, str(folder / "notebooks" / notebook.name))
     return f"notebooks/{notebook.name}"
@@ -117,34 +125,66 @@ def server(folder: Path, root: Path | None = None) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    token, home = secrets.token_hex(16), folder / ".jupyter"  # hidden from the page's file browser
+    token, home = (
+        secrets.token_hex(16),
+        folder / ".jupyter",
+    )  # hidden from the page's file browser
     settings = home / "settings" / "@jupyterlab" / "apputils-extension"
     settings.mkdir(parents=True)
     quiet = {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True}
     (settings / "notification.jupyterlab-settings").write_text(json.dumps(quiet))
     places = {"CONFIG_DIR": "config", "DATA_DIR": "data", "RUNTIME_DIR": "runtime"}
-    environment = os.environ | {f"JUPYTER_{name}": str(home / place) for name, place in places.items()}
-    environment |= {"JUPYTERLAB_SETTINGS_DIR": str(home / "settings"), "OMP_WAIT_POLICY": "passive"}
+    environment = os.environ | {
+        f"JUPYTER_{name}": str(home / place) for name, place in places.items()
+    }
+    environment |= {
+        "JUPYTERLAB_SETTINGS_DIR": str(home / "settings"),
+        "OMP_WAIT_POLICY": "passive",
+    }
     environment |= {"OMP_NUM_THREADS": "1"}  # two kernels at a time
     if warm_kernels.ADDRESS in os.environ:
         environment["JUPYTER_PATH"] = str(warm_kernels.kernelspec(home / "warm"))
-    environment |= {"JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"), "IPYTHONDIR": str(home / "ipython")}
-    start = ["jupyterlab", f"--ServerApp.root_dir={root}"] if root else ["uqlab.runs", "lab"]
-    command = [sys.executable, "-m", *start, "--no-browser", "--allow-root", "--expose-app-in-browser"]
-    command += ["--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]
+    environment |= {
+        "JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"),
+        "IPYTHONDIR": str(home / "ipython"),
+    }
+    start = (
+        ["jupyterlab", f"--ServerApp.root_dir={root}"]
+        if root
+        else ["uqlab.runs", "lab"]
+    )
+    command = [
+        sys.executable,
+        "-m",
+        *start,
+        "--no-browser",
+        "--allow-root",
+        "--expose-app-in-browser",
+    ]
+    command += [
+        "--ServerApp.ip=127.0.0.1",
+        f"--ServerApp.port={port}",
+        "--ServerApp.port_retries=0",
+    ]
     command += [f"--IdentityProvider.token={token}"]
     with (home / "server.log").open("wb") as log:
-        process = subprocess.Popen(command, env=environment, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, env=environment, cwd=folder, stdout=log, stderr=subprocess.STDOUT
+        )
     address = f"http://127.0.0.1:{port}"
     try:
         deadline = time.monotonic() + 120
         while True:
             try:
-                urllib.request.urlopen(f"{address}/api/status?token={token}", timeout=5).close()
+                urllib.request.urlopen(
+                    f"{address}/api/status?token={token}", timeout=5
+                ).close()
                 break
             except OSError as error:
                 if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"JupyterLab did not start:\n{(home / 'server.log').read_text()}") from error
+                    raise RuntimeError(
+                        f"JupyterLab did not start:\n{(home / 'server.log').read_text()}"
+                    ) from error
                 time.sleep(0.2)
         yield f"{address}/{{path}}?reset&token={token}"
     finally:
@@ -160,7 +200,9 @@ def server(folder: Path, root: Path | None = None) -> Iterator[str]:
 def browser(path: str) -> Iterator[Any]:
     """A headless Chromium, its program at `path`."""
     with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", *QUIET])
+        found = playwright.chromium.launch(
+            executable_path=path, args=["--no-sandbox", *QUIET]
+        )
         try:
             yield found
         finally:
@@ -175,15 +217,27 @@ class Lab:
         self.errors: list[str] = []
         page.set_default_timeout(180_000)
         page.on("pageerror", lambda error: self.errors.append(f"{error}"))
-        page.on("console", lambda message: message.type == "error" and self.errors.append(message.text))
+        page.on(
+            "console",
+            lambda message: (
+                message.type == "error" and self.errors.append(message.text)
+            ),
+        )
 
     def open(self, path: str) -> None:
         self.page.goto(self.address.format(path=f"lab/tree/{path}"))
-        self.page.wait_for_function("window.jupyterapp?.shell?.currentWidget?.content?.widgets?.length")
+        self.page.wait_for_function(
+            "window.jupyterapp?.shell?.currentWidget?.content?.widgets?.length"
+        )
 
     def theme(self, name: str) -> None:
-        self.page.evaluate("theme => jupyterapp.commands.execute('apputils:change-theme', {theme})", THEMES[name])
-        self.page.wait_for_selector(f"body[data-jp-theme-name='{THEMES[name]}']", state="attached")
+        self.page.evaluate(
+            "theme => jupyterapp.commands.execute('apputils:change-theme', {theme})",
+            THEMES[name],
+        )
+        self.page.wait_for_selector(
+            f"body[data-jp-theme-name='{THEMES[name]}']", state="attached"
+        )
 
     def start(self) -> None:
         """Begin to run every cell."""
@@ -215,7 +269,9 @@ class Lab:
 
     def move(self, press: Any, explorer: Locator | None = None) -> float:
         """Do `press()`, which moves a control; returns the milliseconds until the new picture was on the screen."""
-        (explorer or self.page.locator(".uqlab-explorer")).locator(".uqlab-picture").evaluate(WATCH)
+        (explorer or self.page.locator(".uqlab-explorer")).locator(
+            ".uqlab-picture"
+        ).evaluate(WATCH)
         press()
         return self.page.evaluate("window.moved")
 
@@ -227,7 +283,9 @@ class Lab:
         left = x - track["x"] > track["width"] / 2
         self.page.mouse.move(x, y)
         self.page.mouse.down()
-        self.page.mouse.move(track["x"] - 5 if left else track["x"] + track["width"] + 5, y, steps=4)
+        self.page.mouse.move(
+            track["x"] - 5 if left else track["x"] + track["width"] + 5, y, steps=4
+        )
         self.page.mouse.up()
 
     def jumped(self) -> int:

@@ -15,25 +15,47 @@ from uqlab.runs import parameters
 
 
 def test_arithmetic_is_that_of_the_package(alone):
-    page, rng = alone(made_up.cloud(), "{ decompose, auroc, quantile }"), np.random.default_rng(0)
+    page, rng = (
+        alone(made_up.cloud(), "{ decompose, auroc, quantile }"),
+        np.random.default_rng(0),
+    )
     for trial in range(24):
         groups, size = int(rng.integers(2, 6)), int(rng.integers(1, 5))
         p = rng.dirichlet([[0.05, 1.0, 20.0][trial % 3]] * 3, groups * size)
-        state = {"members": p.tolist(), "groups": np.arange(groups).repeat(size).tolist(), "jackknife": trial % 2 == 1}
+        state = {
+            "members": p.tolist(),
+            "groups": np.arange(groups).repeat(size).tolist(),
+            "jackknife": trial % 2 == 1,
+        }
         found = page.evaluate("s => decompose(s.members, s.groups, s.jackknife)", state)
-        assert {name: found[name] for name in decomposed(state)} == pytest.approx(decomposed(state), abs=1e-9)
-    a, b = rng.integers(0, 9, 50).tolist(), rng.integers(3, 12, 70).tolist()  # with ties
-    expected = metrics.ood_detection(torch.tensor(a).double(), torch.tensor(b).double()).auroc
-    assert page.evaluate("([a, b]) => auroc(a, b)", [a, b]) == pytest.approx(expected, abs=1e-9)
-    assert page.evaluate("a => quantile(a, 0.3)", a) == pytest.approx(np.quantile(a, 0.3), abs=1e-9)
+        assert {name: found[name] for name in decomposed(state)} == pytest.approx(
+            decomposed(state), abs=1e-9
+        )
+    a, b = (
+        rng.integers(0, 9, 50).tolist(),
+        rng.integers(3, 12, 70).tolist(),
+    )  # with ties
+    expected = metrics.ood_detection(
+        torch.tensor(a).double(), torch.tensor(b).double()
+    ).auroc
+    assert page.evaluate("([a, b]) => auroc(a, b)", [a, b]) == pytest.approx(
+        expected, abs=1e-9
+    )
+    assert page.evaluate("a => quantile(a, 0.3)", a) == pytest.approx(
+        np.quantile(a, 0.3), abs=1e-9
+    )
 
 
 def test_cloud_follows_the_mouse_and_the_keys_to_its_missions(alone):
-    page = alone(widgets.cloud(2 * torch.eye(3)))  # three members that do not cover each other
+    page = alone(
+        widgets.cloud(2 * torch.eye(3))
+    )  # three members that do not cover each other
     first, done = bars(page), page.locator("[data-done=true]")
     ring = [float(page.locator(".ring").get_attribute(f"c{axis}")) for axis in "xy"]
     drag(page, 0, (340, 315))  # beyond the corner B
-    assert "A 0.00, B 1.00, C 0.00" in page.locator(".member").nth(0).get_attribute("aria-label")
+    assert "A 0.00, B 1.00, C 0.00" in page.locator(".member").nth(0).get_attribute(
+        "aria-label"
+    )
     assert bars(page) != first
     assert done.count() == 0
     for m in range(3):
@@ -56,7 +78,9 @@ def test_cloud_follows_the_mouse_and_the_keys_to_its_missions(alone):
 
 
 def test_groups_hide_everything_or_nothing(alone):
-    page = alone(widgets.cloud(9 * torch.eye(3)[torch.arange(6) % 3], [0, 0, 1, 1, 2, 2]))
+    page = alone(
+        widgets.cloud(9 * torch.eye(3)[torch.arange(6) % 3], [0, 0, 1, 1, 2, 2])
+    )
     assert 0.05 < bars(page)["between"] / bars(page)["epistemic"] < 0.9
     for m, key in enumerate("111222"):  # one of each camp in either group
         page.locator(".member").nth(m).focus()
@@ -85,25 +109,43 @@ def test_alarm_counts_what_the_metrics_count(alone):
             for anew in (False, True):
                 page.get_by_label("anew").set_checked(anew)
                 line = known[at if anew else 0].quantile(0.95)
-                share, auroc = (values > line).double().mean(), metrics.ood_detection(known[at], values).auroc
-                shown = [page.locator(f"[data-name={name}]") for name in ("AUROC", "caught")]
+                share, auroc = (
+                    (values > line).double().mean(),
+                    metrics.ood_detection(known[at], values).auroc,
+                )
+                shown = [
+                    page.locator(f"[data-name={name}]") for name in ("AUROC", "caught")
+                ]
                 drawn(page)
                 found = [float(each.get_attribute("data-value")) for each in shown]
                 assert found == pytest.approx([auroc, share.item()], abs=1e-6)
-                caught = [int(i) for i, v in enumerate(stranger["shown"]) if values[v] > line]
+                caught = [
+                    int(i) for i, v in enumerate(stranger["shown"]) if values[v] > line
+                ]
                 framed = [
-                    i for i, image in enumerate(page.locator("img").all()) if image.get_attribute("class") == "caught"
+                    i
+                    for i, image in enumerate(page.locator("img").all())
+                    if image.get_attribute("class") == "caught"
                 ]
                 assert framed == caught
-                silent = at == 1 and not anew  # all values are a sixteenth of those before
-                assert ("The order stays, the scale collapses" in page.locator(".seen").inner_text()) == silent
+                silent = (
+                    at == 1 and not anew
+                )  # all values are a sixteenth of those before
+                assert (
+                    "The order stays, the scale collapses"
+                    in page.locator(".seen").inner_text()
+                ) == silent
     assert page.locator(".uqlab-hand b").count() == 0  # the set "<b>mine</b>" is text
     assert "<b>mine</b>" in page.locator(".seen").inner_text()
 
 
 def test_missions_of_the_alarm_are_done_by_sliding_and_by_setting_it_anew(alone):
     page = alone(made_up.alarm())
-    done, slider, anew = page.locator("[data-done=true]"), page.get_by_role("slider"), page.get_by_label("anew")
+    done, slider, anew = (
+        page.locator("[data-done=true]"),
+        page.get_by_role("slider"),
+        page.get_by_label("anew"),
+    )
     anew.check()
     slider.press("End")
     drawn(page)
@@ -119,24 +161,41 @@ def test_missions_of_the_alarm_are_done_by_sliding_and_by_setting_it_anew(alone)
 def test_front_recommends_as_the_scoreboard_does(alone):
     hand = made_up.front()
     page, rng = alone(hand, "{ recommend, brief }"), np.random.default_rng(1)
-    for name, board in {"made up": made_up.board(), "other": made_up.board(("single", "deep", "tiles"))}.items():
+    for name, board in {
+        "made up": made_up.board(),
+        "other": made_up.board(("single", "deep", "tiles")),
+    }.items():
         for _ in range(8):
             quality = str(rng.choice(["nll", "accuracy"]))
-            limits = {column: float(rng.choice(places)) for column, _, places in hand.data["limits"]}
+            limits = {
+                column: float(rng.choice(places))
+                for column, _, places in hand.data["limits"]
+            }
             limits["stored"] *= float(rng.choice([1e-9, 1, 1], p=[0.1, 0.45, 0.45]))
             expected = scoreboard.recommend(board, quality, limits, repeats=200)
-            asked = [hand.data["boards"][name], quality, list(map(list, limits.items())), hand.data["less"]]
-            assert page.evaluate("a => recommend(...a).reason", asked) == expected.reason
+            asked = [
+                hand.data["boards"][name],
+                quality,
+                list(map(list, limits.items())),
+                hand.data["less"],
+            ]
+            assert (
+                page.evaluate("a => recommend(...a).reason", asked) == expected.reason
+            )
     for number in (0.0, 1e-5, 0.00012345, 0.5, 99.96, 999.9, 123456.0, -0.0321):
         assert page.evaluate("brief", number) == f"{number:.3g}"
     board = made_up.board()
     slider = page.get_by_role("slider").first
     slider.focus()
     page.keyboard.press("Home")
-    least = {column: places[0 if column == "stored" else -1] for column, _, places in hand.data["limits"]}
+    least = {
+        column: places[0 if column == "stored" else -1]
+        for column, _, places in hand.data["limits"]
+    }
     expected = scoreboard.recommend(board, "nll", least, repeats=200)
     page.wait_for_function(
-        "said => document.querySelector('.seen').textContent.endsWith(said)", arg=expected.reason[1:]
+        "said => document.querySelector('.seen').textContent.endsWith(said)",
+        arg=expected.reason[1:],
     )
     assert page.locator("[data-state=dear]").count() == len(expected.refused)
     page.locator(".method").nth(1).focus()
@@ -152,12 +211,21 @@ def test_head_map_is_picked_by_clicks_and_by_keys(alone):
 
     def says(*words: str) -> None:
         line = "document.querySelector('.seen').textContent"
-        page.wait_for_function(f"words => words.every(word => {line}.includes(word))", arg=words)
+        page.wait_for_function(
+            f"words => words.every(word => {line}.includes(word))", arg=words
+        )
 
-    says("2 of 4 heads removed, accuracy 0.700", "layer 1, head 1;", "without it alone: accuracy 0.850")
+    says(
+        "2 of 4 heads removed, accuracy 0.700",
+        "layer 1, head 1;",
+        "without it alone: accuracy 0.850",
+    )
     page.get_by_role("button", name="layer 0, head 0").click()
     seen = hand.data["clouds"][2][0][0]
-    says("layer 0, head 0;", "{:.2f} Euclidean, {:.2f} Mahalanobis".format(*seen["apart"][0]))
+    says(
+        "layer 0, head 0;",
+        "{:.2f} Euclidean, {:.2f} Mahalanobis".format(*seen["apart"][0]),
+    )
     places = page.locator(".cloud").evaluate_all(
         "clouds => clouds.map(cloud => cloud.getAttribute('d').split('M').length)"
     )
@@ -166,8 +234,14 @@ def test_head_map_is_picked_by_clicks_and_by_keys(alone):
     says("layer 0, head 1 (removed too)")
     page.keyboard.press("ArrowUp")  # the map ends here
     page.keyboard.press("ArrowDown")
-    assert page.locator(".head[tabindex='0']").get_attribute("aria-label").startswith("layer 1, head 1: ")
-    assert page.evaluate("document.activeElement.getAttribute('aria-pressed')") == "true"
+    assert (
+        page.locator(".head[tabindex='0']")
+        .get_attribute("aria-label")
+        .startswith("layer 1, head 1: ")
+    )
+    assert (
+        page.evaluate("document.activeElement.getAttribute('aria-pressed')") == "true"
+    )
     page.get_by_role("combobox").select_option(label="near")
     page.get_by_role("slider").press("Home")
     says("0 of 4 heads removed, accuracy 0.900", "near (blue)",
@@ -179,7 +253,10 @@ def test_head_map_is_picked_by_clicks_and_by_keys(alone):
 def test_draw_without_a_kernel_says_so_and_goes_on_drawing(alone):
     page = alone(made_up.draw())
     assert "The kernel does not answer" in page.locator(".seen").inner_text()
-    canvas, pixels = page.locator("canvas"), "canvas => canvas.getContext('2d').getImageData(0, 0, 8, 8).data"
+    canvas, pixels = (
+        page.locator("canvas"),
+        "canvas => canvas.getContext('2d').getImageData(0, 0, 8, 8).data",
+    )
     ink = f"canvas => ({pixels})(canvas).filter(value => value > 99).length"
     page.get_by_role("button", name="clear").click()
     drawn(page)
@@ -200,12 +277,19 @@ PARTS = """() => [...document.querySelectorAll('button, select, input, canvas, [
 
 
 @pytest.mark.parametrize("make", made_up.HANDS, ids=lambda make: make.__name__)
-def test_tab_reaches_every_part_which_has_a_name_and_is_seen_to_have_the_focus(make, alone):
+def test_tab_reaches_every_part_which_has_a_name_and_is_seen_to_have_the_focus(
+    make, alone
+):
     page = alone(make())
     for part in range(page.evaluate(PARTS)):
         page.keyboard.press("Tab")
         assert page.evaluate(CALLED), f"part {part} has no name"
-        assert page.evaluate("(window.visited ??= new Set()).add(document.activeElement).size") == part + 1
+        assert (
+            page.evaluate(
+                "(window.visited ??= new Set()).add(document.activeElement).size"
+            )
+            == part + 1
+        )
         drawn(page)
         with_focus = page.screenshot()
         page.evaluate("window.last = document.activeElement; window.last.blur()")
@@ -217,12 +301,26 @@ def test_tab_reaches_every_part_which_has_a_name_and_is_seen_to_have_the_focus(m
 def clouds_of_pages() -> dict[str, widgets.Hand]:
     """The clouds of pages 00 and 02, made by the cells that make them there."""
     lean = torch.eye(3, dtype=torch.float64)[torch.arange(9) % 3]
-    names = {"torch": torch, "math": math, "widgets": widgets, "lean": lean, "members": 9}
+    names = {
+        "torch": torch,
+        "math": math,
+        "widgets": widgets,
+        "lean": lean,
+        "members": 9,
+    }
     found = {}
     for prefix, mark in (("00", "def cloud("), ("02", "camps = ")):
-        sources = [cell.source for cell in nbformat.read(parameters.find(prefix), as_version=4).cells]
+        sources = [
+            cell.source
+            for cell in nbformat.read(parameters.find(prefix), as_version=4).cells
+        ]
         (source,) = (each for each in sources if mark in each)
-        exec(source[source.find("opinion = ") :].split("display(")[0] if prefix == "02" else source, names)
+        exec(
+            source[source.find("opinion = ") :].split("display(")[0]
+            if prefix == "02"
+            else source,
+            names,
+        )
         made = [re.search(r"widgets\.cloud\(.*\)", each) for each in sources]
         (call,) = (each.group() for each in made if each)
         found[prefix] = eval(call.rstrip(","), names)
@@ -265,18 +363,36 @@ def test_missions_of_page_02_are_done_by_sorting_and_not_by_dragging(alone):
             for m in (m for m, group in enumerate(groups) if group == k):
                 page.mouse.click(*middle(page, m))
 
-    places = page.locator(".member").evaluate_all("all => all.map(each => each.getAttribute('transform'))")
+    places = page.locator(".member").evaluate_all(
+        "all => all.map(each => each.getAttribute('transform'))"
+    )
     seat([0, 0, 0, 1, 1, 1, 2, 2, 2])
     assert bars(page)["between"] < 0.05 * first["epistemic"]
     assert "Each group holds all opinions" in done.inner_text()
     seat([0, 1, 2, 0, 1, 2, 0, 1, 2])
     assert bars(page)["within"] < 0.15 * first["epistemic"]
     assert "depending on who sits together" in done.nth(1).inner_text()
-    assert places == page.locator(".member").evaluate_all("all => all.map(each => each.getAttribute('transform'))")
-    assert bars(page)["epistemic"] == pytest.approx(first["epistemic"])  # nobody has learned anything
+    assert places == page.locator(".member").evaluate_all(
+        "all => all.map(each => each.getAttribute('transform'))"
+    )
+    assert bars(page)["epistemic"] == pytest.approx(
+        first["epistemic"]
+    )  # nobody has learned anything
 
-    page = alone(clouds_of_pages()["02"])  # who drags the groups together has moved the members
-    corners = [(50, 270), (50, 270), (290, 270), (50, 270), (290, 270), (290, 270), (170, 60), (170, 60), (170, 60)]
+    page = alone(
+        clouds_of_pages()["02"]
+    )  # who drags the groups together has moved the members
+    corners = [
+        (50, 270),
+        (50, 270),
+        (290, 270),
+        (50, 270),
+        (290, 270),
+        (290, 270),
+        (170, 60),
+        (170, 60),
+        (170, 60),
+    ]
     for m, corner in enumerate(corners):
         drag(page, m, corner)
     assert bars(page)["within"] < 0.15 * bars(page)["epistemic"]
@@ -286,10 +402,19 @@ def test_missions_of_page_02_are_done_by_sorting_and_not_by_dragging(alone):
 def test_a_finger_drags_a_member_and_draws(alone):
     def swipe(page, start, end) -> None:
         finger = page.context.new_cdp_session(page)
-        for kind, place in (("touchStart", start), ("touchMove", end), ("touchMove", end), ("touchEnd", None)):
+        for kind, place in (
+            ("touchStart", start),
+            ("touchMove", end),
+            ("touchMove", end),
+            ("touchEnd", None),
+        ):
             points = [{"x": place[0], "y": place[1]}] if place else []
-            finger.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
-            page.wait_for_timeout(100)  # a finger that leaves while it moves is a fling, which the next tap only stops
+            finger.send(
+                "Input.dispatchTouchEvent", {"type": kind, "touchPoints": points}
+            )
+            page.wait_for_timeout(
+                100
+            )  # a finger that leaves while it moves is a fling, which the next tap only stops
 
     page = alone(widgets.cloud(2 * torch.eye(3)), has_touch=True)
     first, dot = bars(page), page.locator(".dot").first.bounding_box()
@@ -303,6 +428,8 @@ def test_a_finger_drags_a_member_and_draws(alone):
     page.get_by_role("button", name="clear").tap()
     canvas = page.locator("canvas")
     place = canvas.bounding_box()
-    swipe(page, (place["x"] + 60, place["y"] + 60), (place["x"] + 200, place["y"] + 200))
+    swipe(
+        page, (place["x"] + 60, place["y"] + 60), (place["x"] + 200, place["y"] + 200)
+    )
     ink = "canvas => canvas.getContext('2d').getImageData(0, 0, 8, 8).data.filter(value => value > 99).length"
     assert canvas.evaluate(ink) > 64 + 3 * 4

@@ -26,7 +26,9 @@ def test_a_dragged_cloud_is_in_the_kernel(made_up_page):
     state = json.loads(made_up_page.ask("import json; print(json.dumps(cloud.state))"))
     assert state["jackknife"]
     shown = bars(hand)
-    assert shown == pytest.approx({name: decomposed(state)[name] for name in shown}, abs=1e-6)
+    assert shown == pytest.approx(
+        {name: decomposed(state)[name] for name in shown}, abs=1e-6
+    )
     hand.locator(".member").first.focus()
     page.keyboard.press("ArrowUp")  # JupyterLab's own keys sleep
     assert bars(hand) != shown
@@ -35,10 +37,16 @@ def test_a_dragged_cloud_is_in_the_kernel(made_up_page):
     assert made_up_page.errors == []
 
 
-def test_a_drawing_is_answered_as_the_package_predicts_soon_or_with_patience(made_up_page):
+def test_a_drawing_is_answered_as_the_package_predicts_soon_or_with_patience(
+    made_up_page,
+):
     hand = made_up_page.show(r"made_up.draw", ".uqlab-hand")
     hand.locator(".cell").first.wait_for()
-    page, canvas, seen = made_up_page.page, hand.locator("canvas"), hand.locator(".seen")
+    page, canvas, seen = (
+        made_up_page.page,
+        hand.locator("canvas"),
+        hand.locator(".seen"),
+    )
     wait = "kept, late, soon = [], [], draw.answer\nimport time\n"  # `late`: seconds that answers take, each once
     wait += "draw.answer = lambda m: kept.append(m) or (late and time.sleep(late.pop())) or soon(m)"
     assert made_up_page.ask(wait) == ""
@@ -53,7 +61,9 @@ print(json.dumps([kept[-1]["pixels"], torch.cat([p.mean(0, keepdim=True), p]).fl
         for _ in range(20):  # a busy machine answers late
             page.wait_for_timeout(400)
             asked, expected = json.loads(made_up_page.ask(code))
-            shown = hand.locator(".cell").evaluate_all("cells => cells.map(cell => +cell.dataset.value)")
+            shown = hand.locator(".cell").evaluate_all(
+                "cells => cells.map(cell => +cell.dataset.value)"
+            )
             if shown == pytest.approx(expected, abs=1e-6):
                 break
         assert shown == pytest.approx(expected, abs=1e-6)
@@ -64,9 +74,13 @@ print(json.dumps([kept[-1]["pixels"], torch.cat([p.mean(0, keepdim=True), p]).fl
     blended = answered()
     hand.get_by_role("button", name="clear").click()
     place = canvas.bounding_box()
-    page.mouse.move(place["x"] + 0.3 * place["width"], place["y"] + 0.2 * place["height"])
+    page.mouse.move(
+        place["x"] + 0.3 * place["width"], place["y"] + 0.2 * place["height"]
+    )
     page.mouse.down()
-    page.mouse.move(place["x"] + 0.6 * place["width"], place["y"] + 0.8 * place["height"], steps=6)
+    page.mouse.move(
+        place["x"] + 0.6 * place["width"], place["y"] + 0.8 * place["height"], steps=6
+    )
     page.mouse.up()
     drawn = answered()
     red = "canvas => [...canvas.getContext('2d').getImageData(0, 0, 8, 8).data].filter((_, i) => i % 4 === 0)"
@@ -75,7 +89,13 @@ print(json.dumps([kept[-1]["pixels"], torch.cat([p.mean(0, keepdim=True), p]).fl
     hand.get_by_label("width").select_option("wide")
     assert answered() == drawn
     canvas.focus()
-    for key in ("Delete", "ArrowUp", " ", "ArrowRight", " "):  # the canvas' keys, not JupyterLab's
+    for key in (
+        "Delete",
+        "ArrowUp",
+        " ",
+        "ArrowRight",
+        " ",
+    ):  # the canvas' keys, not JupyterLab's
         page.keyboard.press(key)
     keyed = answered()
     assert 0 < sum(value > 99 for value in keyed) < sum(value > 99 for value in drawn)
@@ -97,9 +117,7 @@ print(json.dumps([kept[-1]["pixels"], torch.cat([p.mean(0, keepdim=True), p]).fl
 
 
 KERNEL = "jupyterapp.shell.currentWidget.sessionContext.session.kernel"
-SLEEPS = (
-    "import time\nquick, late = draw.answer, []\ndraw.answer = lambda m: (late and time.sleep(late.pop())) or quick(m)"
-)
+SLEEPS = "import time\nquick, late = draw.answer, []\ndraw.answer = lambda m: (late and time.sleep(late.pop())) or quick(m)"
 
 
 def interrupt(page) -> None:
@@ -113,25 +131,38 @@ def test_the_interrupt_button_stops_the_cell_and_no_explorer(made_up_page):
     seen = hand.locator(".seen")
     hand.locator(".cell").first.wait_for()
     assert made_up_page.ask(f"{SLEEPS}\nlate.append(6)") == ""
-    page.evaluate(f"() => {{ window.slept = {KERNEL}.requestExecute({{code: 'time.sleep(90)'}}).done; }}")
+    page.evaluate(
+        f"() => {{ window.slept = {KERNEL}.requestExecute({{code: 'time.sleep(90)'}}).done; }}"
+    )
     hand.get_by_role("button", name="clear").click()
     seen.filter(has_text="does not answer: it is busy").wait_for()
     cloud = made_up_page.show(r"made_up.cloud", ".uqlab-hand")
     before = bars(cloud)
     cloud.locator(".member").first.press("ArrowLeft")
     assert bars(cloud) != before
-    page.locator("[data-command='notebook:interrupt-kernel']").locator("visible=true").first.click()
-    assert page.evaluate("window.slept.then(reply => reply.content.ename)") == "KeyboardInterrupt"
+    page.locator("[data-command='notebook:interrupt-kernel']").locator(
+        "visible=true"
+    ).first.click()
+    assert (
+        page.evaluate("window.slept.then(reply => reply.content.ename)")
+        == "KeyboardInterrupt"
+    )
     made_up_page.show(r"made_up.draw", ".uqlab-hand")
     seen.filter(has_text="Answered").wait_for()  # late, but it comes
     hand.get_by_label("blend").press("End")
-    page.wait_for_function("seen => +seen.dataset.milliseconds < 3000", arg=seen.element_handle())
+    page.wait_for_function(
+        "seen => +seen.dataset.milliseconds < 3000", arg=seen.element_handle()
+    )
     assert made_up_page.errors == []
 
 
-def test_an_interrupted_kernel_says_so_and_what_needs_no_kernel_goes_on(browser, address, small_page):
+def test_an_interrupted_kernel_says_so_and_what_needs_no_kernel_goes_on(
+    browser, address, small_page
+):
     """Where messages go to the kernel's main thread: in an older JupyterLab, in VS Code or Colab."""
-    lab_page = lab.Lab(browser.new_page(viewport={"width": 1280, "height": 900}), address)
+    lab_page = lab.Lab(
+        browser.new_page(viewport={"width": 1280, "height": 900}), address
+    )
     page = lab_page.page
     lab_page.open(small_page("interrupted", [made_up.draw, made_up.cloud]))
     page.evaluate(f"""async () => {{
@@ -145,14 +176,18 @@ def test_an_interrupted_kernel_says_so_and_what_needs_no_kernel_goes_on(browser,
     hand.locator(".cell").first.wait_for()
     assert lab_page.ask(f"{SLEEPS}\nlate.append(90)") == ""
     clear.click()
-    seen.filter(has_text="does not answer: it is busy, interrupted or absent. You can go on drawing").wait_for()
+    seen.filter(
+        has_text="does not answer: it is busy, interrupted or absent. You can go on drawing"
+    ).wait_for()
     cloud = lab_page.show(r"made_up.cloud", ".uqlab-hand")
     before = bars(cloud)
     drag(cloud, 1, (150, 180))
     assert bars(cloud) != before
     interrupt(page)
     lab_page.show(r"made_up.draw", ".uqlab-hand")
-    seen.filter(has_text="No answer: the kernel was interrupted. The next move asks it again.").wait_for()
+    seen.filter(
+        has_text="No answer: the kernel was interrupted. The next move asks it again."
+    ).wait_for()
     hand.get_by_label("blend").press("ArrowRight")
     seen.filter(has_text="Answered").wait_for()
 
@@ -170,11 +205,20 @@ def test_an_exported_page_has_explorers_that_answer(browser, tmp_path):
     notebook = new_notebook()
     for name, each in made.items():
         bundle = each._repr_mimebundle_()
-        shown = new_output("display_data", bundle[0] if isinstance(bundle, tuple) else bundle)
+        shown = new_output(
+            "display_data", bundle[0] if isinstance(bundle, tuple) else bundle
+        )
         notebook.cells.append(new_code_cell(name, outputs=[shown]))
     (tmp_path / "page.html").write_text(HTMLExporter().from_notebook_node(notebook)[0])
     page, errors = browser.new_page(viewport={"width": 900, "height": 800}), []
-    page.route("**/*", lambda route: route.continue_() if route.request.url.startswith("file:") else route.abort())
+    page.route(
+        "**/*",
+        lambda route: (
+            route.continue_()
+            if route.request.url.startswith("file:")
+            else route.abort()
+        ),
+    )
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto((tmp_path / "page.html").as_uri())
     assert page.locator("iframe").count() == len(made_up.HANDS)
@@ -182,15 +226,26 @@ def test_an_exported_page_has_explorers_that_answer(browser, tmp_path):
         inner = page.frame_locator(f"iframe[title='{made[name].name}']")
         inner.locator(".seen").first.wait_for(state="attached")
         needed = inner.locator("body").evaluate("body => body.offsetHeight")
-        assert page.locator(f"iframe[title='{made[name].name}']").bounding_box()["height"] >= needed > 200, name
+        assert (
+            page.locator(f"iframe[title='{made[name].name}']").bounding_box()["height"]
+            >= needed
+            > 200
+        ), name
     inner = page.frame_locator("iframe[title='cloud']")
     before = inner.locator(".seen").inner_text()
     inner.locator(".member").first.press("ArrowUp")
     assert inner.locator(".seen").inner_text() != before
     assert page.get_by_text("its controls need a running kernel").count() == 1
-    assert page.locator("img[alt='What the line above says.']").evaluate("picture => picture.naturalWidth") > 300
+    assert (
+        page.locator("img[alt='What the line above says.']").evaluate(
+            "picture => picture.naturalWidth"
+        )
+        > 300
+    )
     page.close()
-    assert [error for error in errors if "require" not in error and "MathJax" not in error] == []
+    assert [
+        error for error in errors if "require" not in error and "MathJax" not in error
+    ] == []
 
 
 def test_the_guide_in_the_book_has_one_that_lives(browser, tmp_path, monkeypatch):
@@ -198,7 +253,10 @@ def test_the_guide_in_the_book_has_one_that_lives(browser, tmp_path, monkeypatch
     for name in ("docutils", "latex2mathml", "latex2mathml.converter"):
         monkeypatch.setitem(sys.modules, name, MagicMock())
     book = Path(__file__).parents[2] / "book"
-    conf, guide = runpy.run_path(str(book / "conf.py")), (book / "guides" / "explorers.md").read_text()
+    conf, guide = (
+        runpy.run_path(str(book / "conf.py")),
+        (book / "guides" / "explorers.md").read_text(),
+    )
     text, count = conf["ALIVE"].subn(conf["alive"], guide)
     assert count == 1
     (tmp_path / "guide.html").write_text(f"<!doctype html>{markdown2html(text)}")
@@ -213,6 +271,10 @@ def test_the_guide_in_the_book_has_one_that_lives(browser, tmp_path, monkeypatch
     after = bars(hand)
     assert abs(after["aleatoric"] - before["aleatoric"]) > 0.01
     assert after["between"] != before["between"]
-    assert page.locator("iframe").bounding_box()["height"] >= hand.bounding_box()["height"] > 200
+    assert (
+        page.locator("iframe").bounding_box()["height"]
+        >= hand.bounding_box()["height"]
+        > 200
+    )
     page.close()
     assert [url for url in wanted if not url.startswith("file:")] == []

@@ -20,7 +20,9 @@ PAGES = {  # prefix of a page -> changes of its `tiny` parameters: here nobody r
 
 
 def test_the_made_up_page_has_every_kind():
-    assert {*KINDS, *(make.__name__ for make in made_up.HANDS)} == {*widgets.__all__} - {"Explorer", "Hand"}
+    assert {*KINDS, *(make.__name__ for make in made_up.HANDS)} == {
+        *widgets.__all__
+    } - {"Explorer", "Hand"}
 
 
 def moves_and_resets(page: lab.Lab, explorer) -> None:
@@ -34,8 +36,16 @@ def moves_and_resets(page: lab.Lab, explorer) -> None:
     for control in explorer.locator(":scope > :not(.uqlab-frame)").all():
         if (handle := control.locator(".noUi-handle")).count():
             handle.focus()
-            value, high = (float(handle.get_attribute(f"aria-value{end}")) for end in ("now", "max"))
-            page.move(lambda up=value < high: page.page.keyboard.press("ArrowRight" if up else "ArrowLeft"), explorer)
+            value, high = (
+                float(handle.get_attribute(f"aria-value{end}"))
+                for end in ("now", "max")
+            )
+            page.move(
+                lambda up=value < high: page.page.keyboard.press(
+                    "ArrowRight" if up else "ArrowLeft"
+                ),
+                explorer,
+            )
         elif (select := control.locator("select")).count():
             options = select.locator("option").count()
             if options == 1:
@@ -43,8 +53,13 @@ def moves_and_resets(page: lab.Lab, explorer) -> None:
             at = (select.evaluate("e => e.selectedIndex") + 1) % options
             page.move(lambda s=select, at=at: s.select_option(index=at), explorer)
         elif (buttons := control.locator(".widget-toggle-button")).count():
-            active = control.locator(".widget-toggle-button.mod-active").first.inner_text()
-            page.move(lambda b=buttons, a=active: b.filter(has_not_text=a).first.click(), explorer)
+            active = control.locator(
+                ".widget-toggle-button.mod-active"
+            ).first.inner_text()
+            page.move(
+                lambda b=buttons, a=active: b.filter(has_not_text=a).first.click(),
+                explorer,
+            )
         else:
             continue
         moved += 1
@@ -54,7 +69,9 @@ def moves_and_resets(page: lab.Lab, explorer) -> None:
 
     if (handle := explorer.locator(".noUi-handle").first).count():
         page.move(lambda: page.drag_to_an_end(handle), explorer)
-        page.page.wait_for_timeout(500)  # the slider follows the hand: the last picture comes after the first
+        page.page.wait_for_timeout(
+            500
+        )  # the slider follows the hand: the last picture comes after the first
     button = explorer.get_by_role("button", name="reset")
     if page.picture(explorer) != first:  # a control with two places may be back already
         page.move(button.click, explorer)
@@ -76,10 +93,16 @@ def fits(page: lab.Lab, patterns: dict[str, str], screenshots: Path | None) -> N
             for name, pattern in patterns.items():
                 explorer = page.show(pattern, ":is(.uqlab-explorer, .uqlab-hand)").first
                 explorer.scroll_into_view_if_needed()
-                right = max(explorer.evaluate(ends, ".uqlab-frame, svg, canvas, button, select, input, p"))
+                right = max(
+                    explorer.evaluate(
+                        ends, ".uqlab-frame, svg, canvas, button, select, input, p"
+                    )
+                )
                 assert right <= width, f"{name} is cut off"
                 if screenshots:
-                    page.page.screenshot(path=screenshots / f"{name}_{theme}_{width}.png")
+                    page.page.screenshot(
+                        path=screenshots / f"{name}_{theme}_{width}.png"
+                    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -90,7 +113,11 @@ def test_explorer_answers_keys_mouse_and_reset(kind, made_up_page):
 
 def test_explorers_fit_in_both_themes_and_widths(made_up_page, screenshots):
     hands = [make.__name__ for make in made_up.HANDS]
-    fits(made_up_page, {kind: f"made_up.{kind}" for kind in (*KINDS, *hands)}, screenshots)
+    fits(
+        made_up_page,
+        {kind: f"made_up.{kind}" for kind in (*KINDS, *hands)},
+        screenshots,
+    )
     assert made_up_page.errors == []
 
 
@@ -107,11 +134,15 @@ def test_pages_in_the_browser(prefix, opened, folder, screenshots):
 
 def test_lab_opens_the_index_and_its_links_open_notebooks(browser, tmp_path):
     with lab.server(tmp_path) as address:
-        page = lab.Lab(browser.new_page(viewport={"width": 1280, "height": 900}), address)
+        page = lab.Lab(
+            browser.new_page(viewport={"width": 1280, "height": 900}), address
+        )
         page.page.goto(address.format(path=""))
         index = page.page.locator(".jp-RenderedMarkdown")
         index.locator("h1").wait_for()
         assert index.locator("table").count() >= 3
-        index.get_by_role("link", name="00 What is it that we do not know?").first.click()
+        index.get_by_role(
+            "link", name="00 What is it that we do not know?"
+        ).first.click()
         page.page.locator(".jp-NotebookPanel .jp-RenderedMarkdown h1").first.wait_for()
         page.close()

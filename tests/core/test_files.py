@@ -22,7 +22,9 @@ def test_writing_replaces_at_the_end_of_the_block(tmp_path):
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
-def test_writing_that_fails_keeps_the_earlier_file_and_leaves_nothing_behind(tmp_path, error):
+def test_writing_that_fails_keeps_the_earlier_file_and_leaves_nothing_behind(
+    tmp_path, error
+):
     path = tmp_path / "some.txt"
     write(path, "first")
 
@@ -39,7 +41,13 @@ def test_writing_that_fails_keeps_the_earlier_file_and_leaves_nothing_behind(tmp
 
 @pytest.mark.parametrize(
     ("content", "value"),
-    [(b'{"a": [1]}', {"a": [1]}), (b"[1]", {}), (b'{"a": ', {}), (b"\xff", {}), (None, {})],
+    [
+        (b'{"a": [1]}', {"a": [1]}),
+        (b"[1]", {}),
+        (b'{"a": ', {}),
+        (b"\xff", {}),
+        (None, {}),
+    ],
 )
 def test_read_json_of_a_broken_or_absent_file_is_empty(tmp_path, content, value):
     path = tmp_path / "some.json"
@@ -86,15 +94,33 @@ def test_fingerprints_differ(first, second):
 
 def test_fingerprints_agree_on_equal_things():
     assert fingerprint(x, [1, "a"]) == fingerprint(x.clone(), [1, "a"])
-    assert fingerprint(x.view(64, 64).T) == fingerprint(x.view(64, 64).T.contiguous())  # values, not their layout
-    for tensor in (torch.zeros(0, 3), torch.tensor(True), x.bfloat16(), x.to(torch.complex64), x.requires_grad_()):
+    assert fingerprint(x.view(64, 64).T) == fingerprint(
+        x.view(64, 64).T.contiguous()
+    )  # values, not their layout
+    for tensor in (
+        torch.zeros(0, 3),
+        torch.tensor(True),
+        x.bfloat16(),
+        x.to(torch.complex64),
+        x.requires_grad_(),
+    ):
         assert fingerprint(tensor) == fingerprint(tensor.detach().clone())
 
 
 def test_a_class_is_fingerprinted_by_its_name():
     """Settings of a layer may hold the class that it stands for, whose `state_dict` is no state."""
-    assert fingerprint({"kind": nn.BatchNorm2d}) == fingerprint({"kind": nn.BatchNorm2d})
-    assert len({fingerprint(kind) for kind in (nn.BatchNorm2d, nn.LayerNorm, torch.Tensor, np.ndarray)}) == 4
+    assert fingerprint({"kind": nn.BatchNorm2d}) == fingerprint(
+        {"kind": nn.BatchNorm2d}
+    )
+    assert (
+        len(
+            {
+                fingerprint(kind)
+                for kind in (nn.BatchNorm2d, nn.LayerNorm, torch.Tensor, np.ndarray)
+            }
+        )
+        == 4
+    )
 
 
 def test_a_module_s_fingerprint_is_of_its_state():

@@ -54,9 +54,17 @@ def test_record_stores_plain_data_and_returns_the_value(recorded, value, stored)
 
 def test_record_table(recorded):
     columns = pd.MultiIndex.from_tuples([("MI", "paper"), ("MI", "run")])
-    frame = pd.DataFrame([[0.5, 1], [float("nan"), 2]], index=pd.Index([1, 2], name="width"), columns=columns)
+    frame = pd.DataFrame(
+        [[0.5, 1], [float("nan"), 2]],
+        index=pd.Index([1, 2], name="width"),
+        columns=columns,
+    )
     assert runs.record("t", frame) is frame
-    table = {"columns": [["MI", "paper"], ["MI", "run"]], "index": [1, 2], "data": [[0.5, 1], [None, 2]]}
+    table = {
+        "columns": [["MI", "paper"], ["MI", "run"]],
+        "index": [1, 2],
+        "data": [[0.5, 1], [None, 2]],
+    }
     assert recorded()["tables"] == {"t": table | {"index_names": ["width"]}}
     runs.record("t", 1)  # a cell run again, changed
     assert (recorded()["tables"], recorded()["numbers"]) == ({}, {"t": 1})
@@ -64,7 +72,11 @@ def test_record_table(recorded):
 
 def test_record_refuses_what_json_cannot_hold(recorded):
     runs.record("kept", 1)
-    for value in (float("nan"), torch.tensor([1.0, float("inf")]), pd.DataFrame({"a": [float("inf")]})):
+    for value in (
+        float("nan"),
+        torch.tensor([1.0, float("inf")]),
+        pd.DataFrame({"a": [float("inf")]}),
+    ):
         with pytest.raises(ValueError, match=r"^mi.*allow_nan"):
             runs.record("mi", value)
     with pytest.raises(TypeError, match=r"mi\.a is a set"):
@@ -75,16 +87,44 @@ def test_record_refuses_what_json_cannot_hold(recorded):
 
 
 def test_claims_are_recorded_with_margin_and_paper(recorded):
-    paper = published.kirsch.table_2.says("mnist", lambda frame: frame["MI, OOD"][1] > 3 * frame["MI, OOD"][128])
-    assert (
-        runs.claim("fall", "It falls at least three times.", np.float64(3.5) > 3, margin=3.5 / 3, paper=paper) is True
+    paper = published.kirsch.table_2.says(
+        "mnist", lambda frame: frame["MI, OOD"][1] > 3 * frame["MI, OOD"][128]
     )
-    assert runs.claim("none", "No image is missed.", torch.tensor(False), margin=np.float32(0.5)) is False
-    assert runs.claim("fall", "It falls at least three times.", torch.tensor(2.0) > 3, margin=0, paper=paper) is False
+    assert (
+        runs.claim(
+            "fall",
+            "It falls at least three times.",
+            np.float64(3.5) > 3,
+            margin=3.5 / 3,
+            paper=paper,
+        )
+        is True
+    )
+    assert (
+        runs.claim(
+            "none", "No image is missed.", torch.tensor(False), margin=np.float32(0.5)
+        )
+        is False
+    )
+    assert (
+        runs.claim(
+            "fall",
+            "It falls at least three times.",
+            torch.tensor(2.0) > 3,
+            margin=0,
+            paper=paper,
+        )
+        is False
+    )
     kept = {"sentence": "It falls at least three times.", "holds": False, "margin": 0}
-    assert recorded()["claims"]["fall"] == kept | {"paper": {"holds": False, "text": "Kirsch 2024, Table 2"}}
+    assert recorded()["claims"]["fall"] == kept | {
+        "paper": {"holds": False, "text": "Kirsch 2024, Table 2"}
+    }
     table = runs.claims()
-    assert list(table.index) == ["It falls at least three times.", "No image is missed."]
+    assert list(table.index) == [
+        "It falls at least three times.",
+        "No image is missed.",
+    ]
     assert table["this run"].tolist() == ["no", "no"]
     assert table["paper"].tolist() == ["no (Kirsch 2024, Table 2)", "–"]
     runs.begin(runs.output_dir(), "x")
@@ -92,18 +132,26 @@ def test_claims_are_recorded_with_margin_and_paper(recorded):
     assert runs.claims().empty
 
 
-def test_the_table_of_claims_shows_in_how_many_seeds_of_the_long_runs_a_claim_holds(tmp_path, monkeypatch):
+def test_the_table_of_claims_shows_in_how_many_seeds_of_the_long_runs_a_claim_holds(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     runs.begin(tmp_path / "out", "x")
     runs.claim("a", "first", True)
     runs.claim("b", "second", False)
     assert list(runs.claims()) == ["this run", "margin", "paper"]
     (folder := tmp_path / "figures" / "real" / "x").mkdir(parents=True)
-    (folder / "results.json").write_text(json.dumps({"claims": {"a": {"holds": False}}}))
-    assert list(runs.claims()["`real` run"]) == ["no", "–"]
-    pd.DataFrame({"seed": [0, 1, 2], "claim_a": [True, False, True], "claim_b": [None, True, True]}).to_csv(
-        folder / "table.csv", index=False
+    (folder / "results.json").write_text(
+        json.dumps({"claims": {"a": {"holds": False}}})
     )
+    assert list(runs.claims()["`real` run"]) == ["no", "–"]
+    pd.DataFrame(
+        {
+            "seed": [0, 1, 2],
+            "claim_a": [True, False, True],
+            "claim_b": [None, True, True],
+        }
+    ).to_csv(folder / "table.csv", index=False)
     assert list(runs.claims()["`real` run"]) == ["2 of 3 seeds", "2 of 2 seeds"]
 
 
@@ -112,7 +160,9 @@ def test_a_number_of_the_long_runs_is_their_mean_and_spread(tmp_path, monkeypatc
     runs.begin(tmp_path / "out", "x")
     assert runs.committed("mi_1") == "–"
     (folder := tmp_path / "figures" / "real" / "x").mkdir(parents=True)
-    table = pd.DataFrame({"seed": [0, 1, 2], "mi_1": [1.0, 2.0, 3.0], "mi_2": [None, None, 0.5]})
+    table = pd.DataFrame(
+        {"seed": [0, 1, 2], "mi_1": [1.0, 2.0, 3.0], "mi_2": [None, None, 0.5]}
+    )
     table.to_csv(folder / "table.csv", index=False)
     assert runs.committed("mi_1") == "2.000 ± 1.000"
     assert runs.committed("mi_2", ".1f") == "0.5"
@@ -141,7 +191,9 @@ def test_claims_that_claim_nothing_are_refused(recorded):
 
 def test_results_appear_whole(recorded, monkeypatch):
     runs.record("first", 1)
-    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr(
+        os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full"))
+    )
     with pytest.raises(OSError, match="disk full"):
         runs.record("second", 2)
     assert recorded()["numbers"] == {"first": 1}
@@ -152,13 +204,21 @@ def test_begin_by_hand_writes_beside_the_notebooks_folder(tmp_path, monkeypatch)
     monkeypatch.setattr(recording, "_folder", None)
     (tmp_path / "notebooks").mkdir()
     monkeypatch.chdir(tmp_path / "notebooks")
-    assert runs.begin("", "03_x") == runs.output_dir() == tmp_path / "figures" / "interactive" / "03_x"
+    assert (
+        runs.begin("", "03_x")
+        == runs.output_dir()
+        == tmp_path / "figures" / "interactive" / "03_x"
+    )
 
 
-def test_a_kernel_notes_what_it_imports_and_collects_no_garbage_of_it(recorded, monkeypatch):
+def test_a_kernel_notes_what_it_imports_and_collects_no_garbage_of_it(
+    recorded, monkeypatch
+):
     events = {}
     shell = SimpleNamespace(events=SimpleNamespace(register=events.__setitem__))
-    monkeypatch.setattr("IPython.core.interactiveshell.InteractiveShell.instance", lambda: shell)
+    monkeypatch.setattr(
+        "IPython.core.interactiveshell.InteractiveShell.instance", lambda: shell
+    )
     monkeypatch.setenv(recording.FOLDER, str(recording.output_dir()))
     gc.unfreeze()  # what conftest.py has frozen
     recording.watch_imports()
@@ -166,7 +226,9 @@ def test_a_kernel_notes_what_it_imports_and_collects_no_garbage_of_it(recorded, 
     assert gc.get_freeze_count() > 10_000
     gc.unfreeze()
     with monkeypatch.context() as without:
-        without.delattr(gc, "get_freeze_count")  # which counts one by one, longer than most cells take
+        without.delattr(
+            gc, "get_freeze_count"
+        )  # which counts one by one, longer than most cells take
         events["post_run_cell"]()
     assert gc.get_freeze_count() == 0  # once is enough
     noted = json.loads((recording.output_dir() / recording.CODE).read_text())

@@ -44,13 +44,17 @@ def test_the_fastest_way_is_chosen(rule):
 def test_a_small_gain_leaves_the_rule():
     with torch.no_grad():
         ways = {"first": slow(0.004), "second": slow(0.00395)}
-        assert [tuning.choose("sleep", rule, X, ways, rule) for rule in ways] == list(ways)
+        assert [tuning.choose("sleep", rule, X, ways, rule) for rule in ways] == list(
+            ways
+        )
 
 
 def test_times_are_compared_for_equal_work():
     ways = {"one": slow(0.002), "four": slow(0.004)}
     with torch.no_grad():
-        assert tuning.choose("sleep", 1, X, ways, "one", {"one": 1, "four": 4}) == "four"
+        assert (
+            tuning.choose("sleep", 1, X, ways, "one", {"one": 1, "four": 4}) == "four"
+        )
         assert tuning.choose("sleep", 2, X, ways, "four") == "one"
 
 
@@ -95,7 +99,9 @@ def test_when_nothing_is_timed(monkeypatch):
     assert tuning.choose("sleep", 1, X, ways, "slow") == "slow"  # with gradients
     with torch.no_grad():
         assert tuning.choose("sleep", 1, X, {"slow": pytest.fail}, "slow") == "slow"
-        found = torch.func.vmap(lambda row: row + len(tuning.choose("sleep", 1, row, ways, "slow")))(X)
+        found = torch.func.vmap(
+            lambda row: row + len(tuning.choose("sleep", 1, row, ways, "slow"))
+        )(X)
         assert (found == 4).all()
         monkeypatch.setenv("UQLAB_TUNE", "0")
         assert tuning.choose("sleep", 1, X, ways, "slow") == "slow"
@@ -123,7 +129,9 @@ def test_a_second_thread_takes_the_rule():
 # The ways -------------------------------------------------------------------------------------------------------------
 def pruned():
     """Members with other numbers of heads in a layer."""
-    return [heads.prune(vit(), pairs) for pairs in ([(0, 0)], [(0, 1), (1, 0)], [(1, 1)])]
+    return [
+        heads.prune(vit(), pairs) for pairs in ([(0, 0)], [(0, 1), (1, 0)], [(1, 1)])
+    ]
 
 
 MADE = {
@@ -143,7 +151,9 @@ def test_every_way_gives_the_same(name, batch, monkeypatch):
         for turn in range(6):
 
             def forced(kind, shape, like, ways, rule, work=None, turn=turn):
-                of_passes = kind.startswith(("members", "parts"))  # changes first, the layers' own ways after it
+                of_passes = kind.startswith(
+                    ("members", "parts")
+                )  # changes first, the layers' own ways after it
                 name = list(ways)[(turn if of_passes else turn // 3) % len(ways)]
                 seen.setdefault(kind.partition(" of ")[0], set()).add(name)
                 return name
@@ -172,7 +182,15 @@ def small_map():
     """Convolutions of which unfolding pays, or not, and linear layers on tokens."""
     torch.manual_seed(0)
     first, second = nn.Conv2d(1, 6, 3, padding=1), nn.Conv2d(6, 16, 3, stride=2)
-    return nn.Sequential(first, nn.ReLU(), second, nn.Flatten(2), nn.Linear(9, 30), nn.Flatten(), nn.Linear(480, 3))
+    return nn.Sequential(
+        first,
+        nn.ReLU(),
+        second,
+        nn.Flatten(2),
+        nn.Linear(9, 30),
+        nn.Flatten(),
+        nn.Linear(480, 3),
+    )
 
 
 @pytest.mark.parametrize("make", [vit, small_map])

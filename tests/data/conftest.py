@@ -7,13 +7,18 @@ from small_files import digest
 @pytest.fixture
 def register(monkeypatch):
     """Let the registry expect these contents, from these mirrors."""
-    from uqlab.data.downloads import FILES, Remote  # not before the hook that checks shapes
+    from uqlab.data.downloads import (
+        FILES,
+        Remote,
+    )  # not before the hook that checks shapes
 
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
     def register(files, *mirrors):
         for file, content in files.items():
             urls = tuple(f"{mirror}/{file}" for mirror in mirrors)
-            monkeypatch.setitem(FILES, file, Remote(digest(content), urls, FILES[file].also))
+            monkeypatch.setitem(
+                FILES, file, Remote(digest(content), urls, FILES[file].also)
+            )
 
     return register

@@ -25,8 +25,13 @@ def test_a_fifth_of_the_pairs_of_colour_and_shape_is_held_out():
 
 
 def test_no_caption_names_a_new_shape():
-    known = {each[SHAPE] for split in ("train", "test") for each in words("captions", split)}
-    searched, tested = ({each[SHAPE] for each in words("new-shapes", split)} for split in ("train", "test"))
+    known = {
+        each[SHAPE] for split in ("train", "test") for each in words("captions", split)
+    }
+    searched, tested = (
+        {each[SHAPE] for each in words("new-shapes", split)}
+        for split in ("train", "test")
+    )
     assert len(known) == 12
     assert not known & searched
     assert not known & tested
@@ -48,8 +53,12 @@ def shown(caption, count=40, **more):
 
 
 def test_pictures_follow_from_their_seed():
-    assert torch.equal(shown("small hollow pink moon", seed=3), shown("small hollow pink moon", seed=3))
-    assert not torch.equal(shown("small hollow pink moon", seed=3), shown("small hollow pink moon", seed=4))
+    assert torch.equal(
+        shown("small hollow pink moon", seed=3), shown("small hollow pink moon", seed=3)
+    )
+    assert not torch.equal(
+        shown("small hollow pink moon", seed=3), shown("small hollow pink moon", seed=4)
+    )
 
 
 def ink(size, fill, shape):
@@ -62,11 +71,18 @@ def test_a_picture_shows_its_caption():
     filled, striped, hollow = (ink("large", fill, "square") for fill in captions.FILLS)
     assert (filled > striped).all()
     assert (filled > 1.3 * hollow).all()
-    assert (ink("large", "filled", "circle") > 1.5 * ink("small", "filled", "circle")).all()
+    assert (
+        ink("large", "filled", "circle") > 1.5 * ink("small", "filled", "circle")
+    ).all()
     for colour in captions.COLOURS:
         d = shown(f"large filled {colour} square", 200)
         middle = d[:, :, 14:18, 14:18].mean((0, 2, 3))
-        nearest = min(captions.COLOURS, key=lambda name: (middle - torch.tensor(captions.COLOURS[name])).norm().item())
+        nearest = min(
+            captions.COLOURS,
+            key=lambda name: (
+                (middle - torch.tensor(captions.COLOURS[name])).norm().item()
+            ),
+        )
         assert nearest == colour
 
 
@@ -82,9 +98,12 @@ def test_stencils_fit_their_frame_and_differ():
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("caption", ["red square", "large filled red banana", "filled large red square"])
+@pytest.mark.parametrize(
+    "caption", ["red square", "large filled red banana", "filled large red square"]
+)
 def test_words_that_are_not_there(caption):
     with pytest.raises(
-        ValueError, match="is no caption: give a size, a filling, a colour and a shape, of large, small"
+        ValueError,
+        match="is no caption: give a size, a filling, a colour and a shape, of large, small",
     ):
         data.pictures(["large filled red square", caption])

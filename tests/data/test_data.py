@@ -34,14 +34,18 @@ def test_embedded_sets_keep_the_contract(name):
         assert 0 <= d.inputs.min() < 0.1
         assert 0.9 < d.inputs.max() <= 1
         assert d.labels.dtype == torch.int64
-        assert d.labels.unique().tolist() == list(range(len(d.classes)))  # every class, nothing else
+        assert d.labels.unique().tolist() == list(
+            range(len(d.classes))
+        )  # every class, nothing else
         assert (d.name, d.split) == (name, split)
         assert same(d, data.load(name, split, seed=1))  # the seed moves `limit` only
 
 
 @pytest.mark.parametrize("name", EMBEDDED)
 def test_splits_share_no_image(name):
-    train, test = (data.load(name, split).inputs.flatten(1) for split in ("train", "test"))
+    train, test = (
+        data.load(name, split).inputs.flatten(1) for split in ("train", "test")
+    )
     assert torch.cdist(test, train).min() > 0.05
 
 
@@ -77,14 +81,18 @@ def test_soft_labels_are_what_labels_are_sampled_from(split):
     images = d.inputs.reshape(-1, 5, 64)  # five copies each
     assert (images == images[:, :1]).all()
     assert len(images[:, 0].unique(dim=0)) == len(images)
-    assert (d.labels.reshape(-1, 5).min(1).values < d.labels.reshape(-1, 5).max(1).values).float().mean() > 0.8
+    assert (
+        d.labels.reshape(-1, 5).min(1).values < d.labels.reshape(-1, 5).max(1).values
+    ).float().mean() > 0.8
 
 
 @pytest.fixture(scope="module")
 def reader():
     """Predicted probabilities of an MLP trained on digits: another kind of model than the one that set soft labels."""
     train = data.load("digits", "train")
-    net = MLPClassifier((64, 32), max_iter=400, tol=1e-3, learning_rate_init=3e-3, random_state=0)
+    net = MLPClassifier(
+        (64, 32), max_iter=400, tol=1e-3, learning_rate_init=3e-3, random_state=0
+    )
     net.fit(train.inputs.flatten(1).numpy(), train.labels.numpy())
     return lambda d: torch.from_numpy(net.predict_proba(d.inputs.flatten(1).numpy()))
 
@@ -96,7 +104,9 @@ def test_ambiguous_digits_make_a_trained_classifier_unsure_between_the_two(reade
     entropy = [torch.special.entr(p).sum(1).mean() for p in (reader(clean), probs)]
     assert entropy[0] < 0.15
     assert entropy[1] > 0.35
-    first, second = d.label_probs.topk(2).indices.sort().values.T  # by class, whichever is likelier
+    first, second = (
+        d.label_probs.topk(2).indices.sort().values.T
+    )  # by class, whichever is likelier
     mass = probs.gather(1, first[:, None]) + probs.gather(1, second[:, None])
     assert mass.mean() > 0.95
     q, p = (t.gather(1, first[:, None])[:, 0] for t in (d.label_probs, probs))
@@ -105,7 +115,9 @@ def test_ambiguous_digits_make_a_trained_classifier_unsure_between_the_two(reade
     assert abs(p[(q > 0.4) & (q < 0.6)].mean() - 0.5) < 0.1
 
 
-@pytest.mark.parametrize(("name", "least"), [("letters", 0.8), ("textures", 0.65)])  # one net; ensembles reach 0.9
+@pytest.mark.parametrize(
+    ("name", "least"), [("letters", 0.8), ("textures", 0.65)]
+)  # one net; ensembles reach 0.9
 def test_letters_and_textures_are_out_of_distribution(name, least, reader):
     scores = [torch.special.entr(reader(data.load(n))).sum(1) for n in ("digits", name)]
     truth = torch.cat([torch.full_like(s, k) for k, s in enumerate(scores)])
@@ -121,7 +133,9 @@ def test_glyphs_are_letters_distorted_more_and_no_digits():
     def spread(d, letter):  # variance between the images of one letter
         return d.inputs[d.labels == d.classes.index(letter)].var(0).sum()
 
-    assert all(spread(glyphs, letter) > 1.05 * spread(letters, letter) for letter in "EHTaefhn")
+    assert all(
+        spread(glyphs, letter) > 1.05 * spread(letters, letter) for letter in "EHTaefhn"
+    )
 
 
 @pytest.mark.parametrize(("name", "highest"), [("letters", 20), ("glyphs", 20)])
@@ -139,18 +153,31 @@ def test_rendered_sets_are_drawn_anew_beside_larger_ones(name, highest):
         assert (mass - 13.5).abs().max() < 3
         assert (mass - 13.5).abs().median() < 0.5
     assert large.resize(14).inputs.shape[-1] == 14
-    assert torch.equal(data.load(name, limit=200)[::2].resize(28, channels=3).inputs[:, :1], large.inputs)
+    assert torch.equal(
+        data.load(name, limit=200)[::2].resize(28, channels=3).inputs[:, :1],
+        large.inputs,
+    )
 
 
 # mini sets -------------------------------------------------------------------------------------------------------
 
-MINIS = {"mnist-mini": (6000, 2000), "fashion-mini": (4000, 2000), "kmnist-mini": (0, 1000)}
+MINIS = {
+    "mnist-mini": (6000, 2000),
+    "fashion-mini": (4000, 2000),
+    "kmnist-mini": (0, 1000),
+}
 
 
 def test_assets_are_those_listed_and_small():
-    listed = dict(re.findall(r"`(\S+\.xz)` \| `([0-9a-f]{64})`", (ASSETS / "README.md").read_text()))
+    listed = dict(
+        re.findall(
+            r"`(\S+\.xz)` \| `([0-9a-f]{64})`", (ASSETS / "README.md").read_text()
+        )
+    )
     files = {path.name: path.read_bytes() for path in ASSETS.glob("*.xz")}
-    assert {name: hashlib.sha256(content).hexdigest() for name, content in files.items()} == listed
+    assert {
+        name: hashlib.sha256(content).hexdigest() for name, content in files.items()
+    } == listed
     assert sum(len(content) for content in files.values()) < 4_000_000
 
 
@@ -169,7 +196,9 @@ def test_minis_are_balanced_and_no_image_is_there_twice(name):
         assert len(d.classes) == 10
         assert d.labels[:100].unique().numel() == 10  # not sorted by class
         images.append((d.inputs.flatten(1) * 255).round().byte().numpy())
-    assert len({image.tobytes() for image in np.concatenate(images)}) == sum(MINIS[name])  # also across the splits
+    assert len({image.tobytes() for image in np.concatenate(images)}) == sum(
+        MINIS[name]
+    )  # also across the splits
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -184,9 +213,13 @@ def test_ambiguous_minis_lie_between_two_images(split):
     assert abs(chance.mean() - (d.label_probs**2).sum(1).mean()) < 0.02
     images = d.inputs[::5].flatten(1)
     assert torch.equal(d.inputs, d.inputs[::5].repeat_interleave(5, 0))
-    near = torch.cdist(images[:50], base.inputs.flatten(1)).topk(2, largest=False).indices
+    near = (
+        torch.cdist(images[:50], base.inputs.flatten(1)).topk(2, largest=False).indices
+    )
     classes = d.label_probs[::5][:50].topk(2).indices.sort().values
-    found = base.labels[near].sort().values  # the two images that it was made from are mostly its nearest
+    found = (
+        base.labels[near].sort().values
+    )  # the two images that it was made from are mostly its nearest
     assert (found == classes).all(1).float().mean() > 0.5
 
 
@@ -196,7 +229,9 @@ def test_a_set_out_of_reach_names_its_stand_in(tmp_path, monkeypatch):
 
     monkeypatch.setattr(grey_images, "fetch", no_network)
     for name, near in datasets.STAND_INS.items():
-        with pytest.raises(FileNotFoundError, match=f"is missing.*'{near}' is embedded"):
+        with pytest.raises(
+            FileNotFoundError, match=f"is missing.*'{near}' is embedded"
+        ):
             data.load(name, root=tmp_path)
         assert near in MINIS or near == "ambiguous-mnist-mini"
 
@@ -206,7 +241,10 @@ def test_a_set_out_of_reach_names_its_stand_in(tmp_path, monkeypatch):
 
 def test_classes_are_selected_and_relabelled_in_order():
     d, part = data.load("digits"), data.load("digits[7-9]")
-    assert same(part, data.Dataset(d.inputs[d.labels > 6], d.labels[d.labels > 6] - 7, "", "", ()))
+    assert same(
+        part,
+        data.Dataset(d.inputs[d.labels > 6], d.labels[d.labels > 6] - 7, "", "", ()),
+    )
     assert part.classes == ("7", "8", "9")
     mixed = data.load("digits[9,0,2-3]")
     assert mixed.classes == ("9", "0", "2", "3")
@@ -225,11 +263,15 @@ def test_selected_soft_labels_lie_wholly_inside():
 
 def test_limit_is_a_reproducible_prefix():
     d = data.load("ambiguous-digits")
-    small, large, every = (data.load("ambiguous-digits", limit=n) for n in (10, 300, 10**6))
+    small, large, every = (
+        data.load("ambiguous-digits", limit=n) for n in (10, 300, 10**6)
+    )
     assert same(small, large[:10])
     assert same(large, every[:300])
     assert torch.equal(small.label_probs, every.label_probs[:10])
-    assert torch.equal(every.inputs.sum((1, 2, 3)).sort().values, d.inputs.sum((1, 2, 3)).sort().values)
+    assert torch.equal(
+        every.inputs.sum((1, 2, 3)).sort().values, d.inputs.sum((1, 2, 3)).sort().values
+    )
     assert same(data.load("ambiguous-digits", limit=0), d)
     assert not same(small, data.load("ambiguous-digits", limit=10, seed=1))
     assert len(data.load("digits[3]", limit=7)) == 7
@@ -244,7 +286,13 @@ def test_indexing():
     assert torch.equal(d[-1][0], d.inputs[-1])
     mask = d.labels == 4
     index = mask.nonzero()[:, 0]
-    for selected in (d[mask], d[index], d[mask.numpy()], d[index.tolist()], d[mask.tolist()]):
+    for selected in (
+        d[mask],
+        d[index],
+        d[mask.numpy()],
+        d[index.tolist()],
+        d[mask.tolist()],
+    ):
         assert torch.equal(selected.inputs, d.inputs[mask])
         assert torch.equal(selected.label_probs, d.label_probs[mask])
         assert selected.labels.unique().tolist() == [4]
@@ -272,7 +320,9 @@ def test_resize():
     assert large.inputs.shape == (5, 3, 28, 28)
     assert (large.inputs == large.inputs[:, :1]).all()
     assert 0 <= large.inputs.min() <= large.inputs.max() <= 1
-    red = data.Dataset(torch.tensor([1.0, 0, 0]).reshape(1, 3, 1, 1), torch.tensor([0]), "", "", ())
+    red = data.Dataset(
+        torch.tensor([1.0, 0, 0]).reshape(1, 3, 1, 1), torch.tensor([0]), "", "", ()
+    )
     assert red.resize(1, channels=1).inputs.item() == pytest.approx(0.299)
 
 
@@ -281,7 +331,9 @@ def test_resize_refuses(unchecked):
     for size, channels in ((0, None), (8, 2)):
         with pytest.raises(ValueError, match="size must be"):
             d.resize(size, channels)
-    two = data.Dataset(torch.zeros(1, 2, 4, 4), torch.zeros(1, dtype=torch.int64), "", "", ())
+    two = data.Dataset(
+        torch.zeros(1, 2, 4, 4), torch.zeros(1, dtype=torch.int64), "", "", ()
+    )
     with pytest.raises(ValueError, match="2 channels"):
         two.resize(4, channels=1)
 
@@ -314,7 +366,9 @@ def test_load_refuses_a_negative_limit():
 def test_a_registered_file_by_its_name(tmp_path, monkeypatch):
     name, content = "resnet_cifar10/resnet20-12fca82f.th", b"weights"
     assert FILES[name].checksum.startswith("sha256:12fca82f")
-    monkeypatch.setitem(FILES, name, Remote(f"sha256:{hashlib.sha256(content).hexdigest()}", ()))  # no mirror
+    monkeypatch.setitem(
+        FILES, name, Remote(f"sha256:{hashlib.sha256(content).hexdigest()}", ())
+    )  # no mirror
     monkeypatch.setenv("UQLAB_DATA", str(tmp_path))
     with pytest.raises(FileNotFoundError, match=f"{name} is missing"):
         data.file(name)
@@ -324,5 +378,8 @@ def test_a_registered_file_by_its_name(tmp_path, monkeypatch):
     (tmp_path / name).write_bytes(b"damaged")
     with pytest.raises(ValueError, match="corrupted"):
         data.file(name)
-    with pytest.raises(ValueError, match=r"unknown file 'resnet20\.th'.*known: .*mnist/.*ensemble_resnet20_5\.th"):
+    with pytest.raises(
+        ValueError,
+        match=r"unknown file 'resnet20\.th'.*known: .*mnist/.*ensemble_resnet20_5\.th",
+    ):
         data.file("resnet20.th")

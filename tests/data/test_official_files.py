@@ -18,11 +18,17 @@ REAL = Path(os.environ.get("UQLAB_DATA") or "/nonexistent")
 
 def real(*files):
     missing = [file for file in files if not (REAL / file).exists()]
-    return pytest.mark.skipif(bool(missing), reason=f"UQLAB_DATA names no folder with {missing}")
+    return pytest.mark.skipif(
+        bool(missing), reason=f"UQLAB_DATA names no folder with {missing}"
+    )
 
 
 def idx_names(name, *parts):
-    return [f"{name}/{p}-{k}-ubyte.gz" for p in parts for k in ("images-idx3", "labels-idx1")]
+    return [
+        f"{name}/{p}-{k}-ubyte.gz"
+        for p in parts
+        for k in ("images-idx3", "labels-idx1")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -30,13 +36,62 @@ def idx_names(name, *parts):
     [
         pytest.param(*case, marks=real(*files))
         for *case, files in [
-            ("mnist", "train", 60000, 0.1307, [5, 0, 4, 1, 9], idx_names("mnist", "train")),
-            ("mnist", "test", 10000, 0.1325, [7, 2, 1, 0, 4], idx_names("mnist", "t10k")),
-            ("fashion-mnist", "train", 60000, 0.2860, [9, 0, 0, 3, 0], idx_names("fashion-mnist", "train")),
-            ("fashion-mnist", "test", 10000, 0.2868, [9, 2, 1, 1, 6], idx_names("fashion-mnist", "t10k")),
-            ("kmnist", "test", 10000, 0.1846, [2, 9, 3, 8, 3], ["kmnist/kmnist-test-imgs.npz"]),
-            ("notmnist", "test", 10000, 0.4266, [3, 5, 9, 2, 7], idx_names("notmnist", "t10k")),
-            (REAL / "emnist/letters.npz", "test", 10400, 0.1714, [0] * 5, ["emnist/letters.npz"]),
+            (
+                "mnist",
+                "train",
+                60000,
+                0.1307,
+                [5, 0, 4, 1, 9],
+                idx_names("mnist", "train"),
+            ),
+            (
+                "mnist",
+                "test",
+                10000,
+                0.1325,
+                [7, 2, 1, 0, 4],
+                idx_names("mnist", "t10k"),
+            ),
+            (
+                "fashion-mnist",
+                "train",
+                60000,
+                0.2860,
+                [9, 0, 0, 3, 0],
+                idx_names("fashion-mnist", "train"),
+            ),
+            (
+                "fashion-mnist",
+                "test",
+                10000,
+                0.2868,
+                [9, 2, 1, 1, 6],
+                idx_names("fashion-mnist", "t10k"),
+            ),
+            (
+                "kmnist",
+                "test",
+                10000,
+                0.1846,
+                [2, 9, 3, 8, 3],
+                ["kmnist/kmnist-test-imgs.npz"],
+            ),
+            (
+                "notmnist",
+                "test",
+                10000,
+                0.4266,
+                [3, 5, 9, 2, 7],
+                idx_names("notmnist", "t10k"),
+            ),
+            (
+                REAL / "emnist/letters.npz",
+                "test",
+                10400,
+                0.1714,
+                [0] * 5,
+                ["emnist/letters.npz"],
+            ),
         ]
     ],
 )
@@ -49,7 +104,11 @@ def test_real_grey_images(name, split, size, mean, labels):
     assert name == "mnist" or (counts == size // len(d.classes)).all()
 
 
-@real("mnist/train-images-idx3-ubyte.gz", "fashion-mnist/train-images-idx3-ubyte.gz", "kmnist/kmnist-test-imgs.npz")
+@real(
+    "mnist/train-images-idx3-ubyte.gz",
+    "fashion-mnist/train-images-idx3-ubyte.gz",
+    "kmnist/kmnist-test-imgs.npz",
+)
 def test_minis_are_made_again_alike():
     for name in ("mnist-mini", "fashion-mini", "kmnist-mini"):
         arrays, kept = make_embedded.mini(name, REAL), asset(name)
@@ -61,24 +120,39 @@ def test_minis_are_made_again_alike():
 def test_real_cifar10():
     d = data.load("cifar10")
     assert d.inputs.shape == (10000, 3, 32, 32)
-    assert torch.allclose(d.inputs.mean((0, 2, 3)), torch.tensor([0.4942, 0.4851, 0.4504]), atol=1e-4)
-    assert [d.classes[label] for label in d.labels[:4]] == ["cat", "ship", "ship", "airplane"]
+    assert torch.allclose(
+        d.inputs.mean((0, 2, 3)), torch.tensor([0.4942, 0.4851, 0.4504]), atol=1e-4
+    )
+    assert [d.classes[label] for label in d.labels[:4]] == [
+        "cat",
+        "ship",
+        "ship",
+        "airplane",
+    ]
     assert torch.allclose(d.label_probs.sum(1), torch.ones(10000))
-    assert (d.label_probs.argmax(1) == d.labels).float().mean().item() == pytest.approx(0.9921, abs=2e-3)
-    assert data.load("cifar10[0,1,8,9]").inputs.shape[0] < 4000  # people were not always sure
+    assert (d.label_probs.argmax(1) == d.labels).float().mean().item() == pytest.approx(
+        0.9921, abs=2e-3
+    )
+    assert (
+        data.load("cifar10[0,1,8,9]").inputs.shape[0] < 4000
+    )  # people were not always sure
 
 
 @real("cifar-10-batches-bin/data_batch_5.bin")
 def test_real_cifar10_train():
     d = data.load("cifar10", "train", limit=5000)
-    assert torch.allclose(d.inputs.mean((0, 2, 3)), torch.tensor([0.4914, 0.4822, 0.4465]), atol=0.01)
+    assert torch.allclose(
+        d.inputs.mean((0, 2, 3)), torch.tensor([0.4914, 0.4822, 0.4465]), atol=0.01
+    )
     assert d.labels.bincount().min() > 400
 
 
 @real("cifar-100-binary/test.bin")
 def test_real_cifar100():
     d = data.load("cifar100")
-    assert torch.allclose(d.inputs.mean((0, 2, 3)), torch.tensor([0.5088, 0.4874, 0.4419]), atol=1e-4)
+    assert torch.allclose(
+        d.inputs.mean((0, 2, 3)), torch.tensor([0.5088, 0.4874, 0.4419]), atol=1e-4
+    )
     assert (d.labels.bincount() == 100).all()
     assert len(d.classes) == 100
 
@@ -87,7 +161,9 @@ def test_real_cifar100():
 def test_real_svhn():
     d = data.load(REAL / "svhn-1083.npz")  # a user's own images without labels
     assert d.inputs.shape == (1083, 3, 32, 32)
-    assert torch.allclose(d.inputs.mean((0, 2, 3)), torch.tensor([0.4524, 0.4564, 0.4817]), atol=1e-4)
+    assert torch.allclose(
+        d.inputs.mean((0, 2, 3)), torch.tensor([0.4524, 0.4564, 0.4817]), atol=1e-4
+    )
     assert d.labels.unique().tolist() == [-1]
 
 
@@ -100,11 +176,24 @@ def test_real_sst2():
     assert dev[0] == ("it 's a charming and often affecting journey .", 1)
 
 
-@real("trec/TREC_10.label", *(f"text/{name}.tsv.gz" for name in ("agnews_test", "subj", "imdb_1k", "rte_all")))
+@real(
+    "trec/TREC_10.label",
+    *(f"text/{name}.tsv.gz" for name in ("agnews_test", "subj", "imdb_1k", "rte_all")),
+)
 def test_real_texts():
     parts = [data.load("agnews", split) for split in ("train", "test")]
-    assert [part.labels.bincount().tolist() for part in parts] == [[1330] * 4, [570] * 4]
-    assert data.load("trec").labels.bincount().tolist() == [9, 138, 94, 65, 81, 113]  # ABBR, DESC, ENTY, HUM, LOC, NUM
+    assert [part.labels.bincount().tolist() for part in parts] == [
+        [1330] * 4,
+        [570] * 4,
+    ]
+    assert data.load("trec").labels.bincount().tolist() == [
+        9,
+        138,
+        94,
+        65,
+        81,
+        113,
+    ]  # ABBR, DESC, ENTY, HUM, LOC, NUM
     for name, least in (("subj", 2999), ("imdb", 299), ("rte", 829)):
         found = data.load(name)
         assert len(found) >= least

@@ -26,11 +26,16 @@ def test_own_arrays(tmp_path):
         assert d.inputs.dtype == torch.float32
         assert d.labels.tolist() == y.tolist()
         parts = [data.load(str(path), split) for split in splits]
-        assert torch.allclose(torch.cat([part.inputs for part in parts]).sum(0), d.inputs.sum(0))
+        assert torch.allclose(
+            torch.cat([part.inputs for part in parts]).sum(0), d.inputs.sum(0)
+        )
         assert d.classes == parts[0].classes == parts[1].classes == ("0", "1", "2")
     chosen = torch.cat([data.load(f"{path}[1-2]", split).labels for split in splits])
     assert chosen.bincount().tolist() == [2, 2]
-    assert [data.load(f"{path}{part}").name for part in ("", "[1-2]")] == ["own", "own[1-2]"]  # as pages show it
+    assert [data.load(f"{path}{part}").name for part in ("", "[1-2]")] == [
+        "own",
+        "own[1-2]",
+    ]  # as pages show it
     np.savez(path, x=x[:, 0])
     for split in splits:  # grey, no labels
         d = data.load(path, split)
@@ -43,22 +48,42 @@ def test_own_arrays(tmp_path):
 def test_own_arrays_are_split_by_class_into_disjoint_parts(tmp_path):
     sizes = torch.tensor([200, 100, 33, 10, 4, 2])
     y = torch.arange(6).repeat_interleave(sizes)[torch.randperm(349)].numpy()
-    x = np.arange(2 * 349, dtype=np.uint16).view(np.uint8).reshape(349, 1, 4)  # every image differs
+    x = (
+        np.arange(2 * 349, dtype=np.uint16).view(np.uint8).reshape(349, 1, 4)
+    )  # every image differs
     np.savez(tmp_path / "own.npz", x=x, y=y)
-    train, test = (data.load(tmp_path / "own.npz", split, seed=seed) for seed, split in enumerate(("train", "test")))
-    found = [tuple(image.flatten().tolist()) for image in torch.cat([train.inputs, test.inputs])]
+    train, test = (
+        data.load(tmp_path / "own.npz", split, seed=seed)
+        for seed, split in enumerate(("train", "test"))
+    )
+    found = [
+        tuple(image.flatten().tolist())
+        for image in torch.cat([train.inputs, test.inputs])
+    ]
     assert len(set(found)) == len(found) == 349
     assert (test.labels.bincount(minlength=6) - 0.3 * sizes).abs().max() < 1
     assert train.labels.bincount().min() >= 1
-    label_of = {tuple((image / np.float32(255)).flatten().tolist()): label for image, label in zip(x, y, strict=True)}
-    assert [label_of[image] for image in found] == [*train.labels.tolist(), *test.labels.tolist()]
+    label_of = {
+        tuple((image / np.float32(255)).flatten().tolist()): label
+        for image, label in zip(x, y, strict=True)
+    }
+    assert [label_of[image] for image in found] == [
+        *train.labels.tolist(),
+        *test.labels.tolist(),
+    ]
     again = data.load(tmp_path / "own.npz", "train", seed=7)
     assert torch.equal(again.inputs, train.inputs)
 
 
 def test_own_splits(tmp_path, monkeypatch):
     x = np.arange(4 * 4, dtype=np.uint8).reshape(4, 2, 2)
-    np.savez(tmp_path / "own.npz", x_train=x[:3], y_train=np.array([0, 1, 2]), x_test=x[3:], y_test=np.array([0]))
+    np.savez(
+        tmp_path / "own.npz",
+        x_train=x[:3],
+        y_train=np.array([0, 1, 2]),
+        x_test=x[3:],
+        y_test=np.array([0]),
+    )
     monkeypatch.chdir(tmp_path)
     train, test = data.load("own.npz", "train"), data.load("own.npz", "test")
     assert [len(train), len(test)] == [3, 1]
@@ -78,10 +103,19 @@ def test_own_splits(tmp_path, monkeypatch):
         ({"x": np.zeros((2, 3, 3), np.int64)}, "got int64"),
         ({"x": np.zeros((2, 9))}, "not empty, got"),
         ({"x": np.zeros((0, 3, 3))}, "not empty, got"),
-        ({"x": np.zeros((2, 3, 3)), "y": np.zeros(3, np.int64)}, "y must be 2 integers"),
+        (
+            {"x": np.zeros((2, 3, 3)), "y": np.zeros(3, np.int64)},
+            "y must be 2 integers",
+        ),
         ({"x": np.zeros((2, 3, 3)), "y": np.zeros(2)}, "y must be 2 integers"),
-        ({"x": np.zeros((2, 3, 3)), "y": np.array([0, -1])}, "class numbers 0, 1, 2, .*got -1 to 0"),
-        ({"x": np.zeros((2, 3, 3)), "y": np.array([0, 10**9])}, "class numbers 0, 1, 2, .*got 0 to 1000000000"),
+        (
+            {"x": np.zeros((2, 3, 3)), "y": np.array([0, -1])},
+            "class numbers 0, 1, 2, .*got -1 to 0",
+        ),
+        (
+            {"x": np.zeros((2, 3, 3)), "y": np.array([0, 10**9])},
+            "class numbers 0, 1, 2, .*got 0 to 1000000000",
+        ),
         ({"images": np.zeros((2, 3, 3))}, "neither x nor x_test"),
         ({"x": np.array([None, {}])}, "cannot be read"),
     ],
@@ -97,7 +131,13 @@ def test_an_npz_that_is_none_is_refused(tmp_path):
     whole = (tmp_path / "own.npz").read_bytes()
     buffer = io.BytesIO()
     np.save(buffer, np.zeros(3))
-    for content in (b"", b"text", whole[:-30], whole[:200] + b"\xff" * 8 + whole[208:], buffer.getvalue()):
+    for content in (
+        b"",
+        b"text",
+        whole[:-30],
+        whole[:200] + b"\xff" * 8 + whole[208:],
+        buffer.getvalue(),
+    ):
         (tmp_path / "own.npz").write_bytes(content)
         with pytest.raises(ValueError, match=r"own\.npz cannot be read"):
             data.load(tmp_path / "own.npz")
@@ -106,16 +146,27 @@ def test_an_npz_that_is_none_is_refused(tmp_path):
 # texts -----------------------------------------------------------------------------------------------------------
 
 
-TABLE = "label\tsentence\n" + "".join(f"{('good', 'bad', 'dull')[i % 3]}\ttext {i}\n" for i in range(30))
+TABLE = "label\tsentence\n" + "".join(
+    f"{('good', 'bad', 'dull')[i % 3]}\ttext {i}\n" for i in range(30)
+)
 
 
 @pytest.mark.parametrize("name", ["own.tsv", "own.tsv.gz", "own.csv", "own.csv.gz"])
 def test_own_texts(name, tmp_path):
-    content = (TABLE if ".tsv" in name else TABLE.replace("\t", ",").replace("sentence", "Text")).encode()
-    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    content = (
+        TABLE
+        if ".tsv" in name
+        else TABLE.replace("\t", ",").replace("sentence", "Text")
+    ).encode()
+    (tmp_path / name).write_bytes(
+        gzip.compress(content) if name.endswith(".gz") else content
+    )
     train, test = (data.load(tmp_path / name, split) for split in ("train", "test"))
     assert train.classes == test.classes == ("bad", "dull", "good")
-    assert [part.labels.bincount().tolist() for part in (train, test)] == [[7] * 3, [3] * 3]
+    assert [part.labels.bincount().tolist() for part in (train, test)] == [
+        [7] * 3,
+        [3] * 3,
+    ]
     assert sorted(train.inputs + test.inputs) == sorted(f"text {i}" for i in range(30))
     for text, label in zip(test.inputs, test.labels, strict=True):
         assert ("good", "bad", "dull")[int(text.split()[1]) % 3] == test.classes[label]
@@ -124,31 +175,59 @@ def test_own_texts(name, tmp_path):
 
 
 def test_own_texts_are_read_as_their_format_says(tmp_path):
-    (tmp_path / "own.csv").write_bytes(b'\xef\xbb\xbftext,label\r\n"one, ""two""\nthree",10\r\nfour,9\r\n')
+    (tmp_path / "own.csv").write_bytes(
+        b'\xef\xbb\xbftext,label\r\n"one, ""two""\nthree",10\r\nfour,9\r\n'
+    )
     parts = [data.load(tmp_path / "own.csv", split) for split in ("train", "test")]
     assert sorted(parts[0].inputs + parts[1].inputs) == ["four", 'one, "two"\nthree']
     assert parts[0].classes == ("9", "10")  # numbers in their order
-    (tmp_path / "own.tsv").write_text('sentence\tother\n a "quoted" one\tx\nnext\x85line\ty\n')
+    (tmp_path / "own.tsv").write_text(
+        'sentence\tother\n a "quoted" one\tx\nnext\x85line\ty\n'
+    )
     for split in ("train", "test"):  # no labels
         d = data.load(tmp_path / "own.tsv", split)
         assert d.inputs == ['a "quoted" one', "next\x85line"]
         assert d.labels.tolist() == [-1, -1]
-    (tmp_path / "own.tsv").write_text("text\tlabel\tsplit\none\ta\ttrain\ntwo\tb\ttest\nthree\tc\ttrain\n")
-    train, test = (data.load(tmp_path / "own.tsv", split) for split in ("train", "test"))
+    (tmp_path / "own.tsv").write_text(
+        "text\tlabel\tsplit\none\ta\ttrain\ntwo\tb\ttest\nthree\tc\ttrain\n"
+    )
+    train, test = (
+        data.load(tmp_path / "own.tsv", split) for split in ("train", "test")
+    )
     assert (train.inputs, train.labels.tolist()) == (["one", "three"], [0, 2])
-    assert (test.inputs, test.labels.tolist(), test.classes) == (["two"], [1], ("a", "b", "c"))
+    assert (test.inputs, test.labels.tolist(), test.classes) == (
+        ["two"],
+        [1],
+        ("a", "b", "c"),
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("own.tsv", b"", r"must hold a column sentence or text, and rows; got \[\], 0 rows"),
+        (
+            "own.tsv",
+            b"",
+            r"must hold a column sentence or text, and rows; got \[\], 0 rows",
+        ),
         ("own.tsv", b"sentence\tlabel\n", "must hold a column .* 0 rows"),
-        ("own.tsv", b"sentence1\tlabel\none\t1\n", r"must hold a column sentence or text.*\['sentence1', 'label'\]"),
-        ("own.csv", b"text,label\none,1\ntwo, too,0\n", "row 2 must have 2 fields like the header, got 3"),
+        (
+            "own.tsv",
+            b"sentence1\tlabel\none\t1\n",
+            r"must hold a column sentence or text.*\['sentence1', 'label'\]",
+        ),
+        (
+            "own.csv",
+            b"text,label\none,1\ntwo, too,0\n",
+            "row 2 must have 2 fields like the header, got 3",
+        ),
         ("own.csv", b"text,label\n\xff,1\n", r"own\.csv cannot be read"),
         ("own.csv.gz", b"text,label\none,1\n", r"own\.csv\.gz cannot be read"),
-        ("own.tsv.gz", gzip.compress(TABLE.encode())[:-9], r"own\.tsv\.gz cannot be read"),
+        (
+            "own.tsv.gz",
+            gzip.compress(TABLE.encode())[:-9],
+            r"own\.tsv\.gz cannot be read",
+        ),
     ],
 )
 def test_own_texts_are_refused(name, content, message, tmp_path):

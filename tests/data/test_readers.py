@@ -79,7 +79,9 @@ def test_kmnist_and_notmnist_and_emnist(place):
             ),
             "emnist/gzip.zip": packed(
                 {
-                    "gzip/emnist-letters-test-images-idx3-ubyte.gz": idx(IMAGES.transpose(0, 2, 1)),
+                    "gzip/emnist-letters-test-images-idx3-ubyte.gz": idx(
+                        IMAGES.transpose(0, 2, 1)
+                    ),
                     "gzip/emnist-letters-test-labels-idx1-ubyte.gz": idx(LABELS + 1),
                 },
                 "zip",
@@ -102,16 +104,30 @@ def test_kmnist_and_notmnist_and_emnist(place):
 
 
 def test_ambiguous_and_dirty_mnist(place):
-    samples, labels = torch.rand(4, 1, 28, 28), torch.tensor([[1, 1, 7], [2, 2, 2], [3, 4, 3], [9, 9, 4]])
+    samples, labels = (
+        torch.rand(4, 1, 28, 28),
+        torch.tensor([[1, 1, 7], [2, 2, 2], [3, 4, 3], [9, 9, 4]]),
+    )
     contents = []
     for tensor in (samples, labels):
         buffer = io.BytesIO()
         torch.save(tensor, buffer)
         contents.append(buffer.getvalue())
     root = place(
-        dict(zip(["ambiguous-mnist/amnist_samples.pt", "ambiguous-mnist/amnist_labels.pt"], contents, strict=True))
+        dict(
+            zip(
+                [
+                    "ambiguous-mnist/amnist_samples.pt",
+                    "ambiguous-mnist/amnist_labels.pt",
+                ],
+                contents,
+                strict=True,
+            )
+        )
     )
-    d = data.load("ambiguous-mnist", root=root)  # the second half; every label is an item
+    d = data.load(
+        "ambiguous-mnist", root=root
+    )  # the second half; every label is an item
     assert torch.equal(d.inputs, samples[[2, 2, 2, 3, 3, 3]])
     assert d.labels.tolist() == [3, 4, 3, 9, 9, 4]
     assert torch.allclose(d.label_probs[0], torch.eye(10)[[3, 4, 3]].mean(0))
@@ -125,9 +141,18 @@ def test_ambiguous_and_dirty_mnist(place):
 def test_cifar(place, monkeypatch):
     monkeypatch.setattr(colour_images, "CIFAR_IMAGES", {"train": 5, "test": 2})
     rows = np.concatenate([LABELS[:, None], COLOUR.reshape(5, -1)], axis=1)
-    batches = {f"cifar-10-batches-bin/data_batch_{k + 1}.bin": row.tobytes() for k, row in enumerate(rows)}
+    batches = {
+        f"cifar-10-batches-bin/data_batch_{k + 1}.bin": row.tobytes()
+        for k, row in enumerate(rows)
+    }
     batches["cifar-10-batches-bin/test_batch.bin"] = rows[3:].tobytes()
-    root = place({"cifar-10-binary.tar.gz": packed({"cifar-10-batches-bin/readme.html": b"", **batches}, "tar")})
+    root = place(
+        {
+            "cifar-10-binary.tar.gz": packed(
+                {"cifar-10-batches-bin/readme.html": b"", **batches}, "tar"
+            )
+        }
+    )
     expected = torch.from_numpy(COLOUR).float() / 255
 
     def check():
@@ -141,20 +166,34 @@ def test_cifar(place, monkeypatch):
     (root / "cifar-10-binary.tar.gz").unlink()
     place(batches)
     check()
-    counts = np.eye(10, dtype=np.uint8)[[1, 5]] * 50 + np.eye(10, dtype=np.uint8)[[2, 5]] * 50
+    counts = (
+        np.eye(10, dtype=np.uint8)[[1, 5]] * 50
+        + np.eye(10, dtype=np.uint8)[[2, 5]] * 50
+    )
     buffer = io.BytesIO()
     np.save(buffer, counts.astype(float))
     place({"cifar10h-counts.npy": buffer.getvalue()})
-    assert data.load("cifar10", root=root).label_probs[0].tolist() == [0, 0.5, 0.5] + [0] * 7
+    assert (
+        data.load("cifar10", root=root).label_probs[0].tolist()
+        == [0, 0.5, 0.5] + [0] * 7
+    )
     assert data.load("cifar10[1-2]", root=root).labels.tolist() == [0]
     place({"cifar10h-counts.npy": buffer.getvalue()[:-9]})
     with pytest.raises(ValueError, match=r"cifar10h-counts\.npy cannot be read"):
         data.load("cifar10", root=root)
     (root / "cifar10h-counts.npy").unlink()
     place({"cifar-10-batches-bin/test_batch.bin": rows.tobytes()})
-    with pytest.raises(ValueError, match="cifar-10-batches-bin: test must hold 2 images"):
+    with pytest.raises(
+        ValueError, match="cifar-10-batches-bin: test must hold 2 images"
+    ):
         data.load("cifar10", root=root)
-    place({"cifar-10-batches-bin/test_batch.bin": (rows[:2] + np.eye(1, 3073, dtype=np.uint8) * 9).tobytes()})
+    place(
+        {
+            "cifar-10-batches-bin/test_batch.bin": (
+                rows[:2] + np.eye(1, 3073, dtype=np.uint8) * 9
+            ).tobytes()
+        }
+    )
     with pytest.raises(ValueError, match=r"labels must lie in 0\.\.9, got 10\.\.12"):
         data.load("cifar10", root=root)
 
@@ -162,11 +201,19 @@ def test_cifar(place, monkeypatch):
 def test_cifar100(place, monkeypatch):
     monkeypatch.setattr(colour_images, "CIFAR_IMAGES", {"train": 5, "test": 5})
     fine = np.array([0, 99, 40, 7, 7], np.uint8)
-    rows = np.concatenate([LABELS[:, None], fine[:, None], COLOUR.reshape(5, -1)], axis=1).tobytes()
-    root = place({"cifar-100-binary.tar.gz": packed({"cifar-100-binary/train.bin": rows}, "tar")})
+    rows = np.concatenate(
+        [LABELS[:, None], fine[:, None], COLOUR.reshape(5, -1)], axis=1
+    ).tobytes()
+    root = place(
+        {"cifar-100-binary.tar.gz": packed({"cifar-100-binary/train.bin": rows}, "tar")}
+    )
     train = data.load("cifar100", "train", root=root)
     assert torch.equal(train.inputs, torch.from_numpy(COLOUR).float() / 255)
-    assert [train.classes[label] for label in train.labels[:3]] == ["apple", "worm", "lamp"]
+    assert [train.classes[label] for label in train.labels[:3]] == [
+        "apple",
+        "worm",
+        "lamp",
+    ]
     (root / "cifar-100-binary.tar.gz").unlink()
     place({"cifar-100-binary/test.bin": rows})
     assert same(data.load("cifar100", root=root), train)
@@ -174,7 +221,13 @@ def test_cifar100(place, monkeypatch):
 
 def test_svhn(place):
     buffer = io.BytesIO()
-    savemat(buffer, {"X": COLOUR.transpose(2, 3, 1, 0), "y": np.array([[10], [1], [2], [9], [10]], np.uint8)})
+    savemat(
+        buffer,
+        {
+            "X": COLOUR.transpose(2, 3, 1, 0),
+            "y": np.array([[10], [1], [2], [9], [10]], np.uint8),
+        },
+    )
     root = place({"svhn/test_32x32.mat": buffer.getvalue()})
     d = data.load("svhn", root=root)
     assert torch.equal(d.inputs, torch.from_numpy(COLOUR).float() / 255)
@@ -185,7 +238,9 @@ def test_texts(place):
     table = 'sentence\tlabel\n a "fine" film \t1\nnext\x85line\t0\n'
     root = place(
         {
-            "sst2/SST-2.zip": packed({"SST-2/dev.tsv": table, "SST-2/train.tsv": table}, "zip"),
+            "sst2/SST-2.zip": packed(
+                {"SST-2/dev.tsv": table, "SST-2/train.tsv": table}, "zip"
+            ),
             "agnews/test.csv": b'"3","Oil, up","It ""rose""."\n"4","Chips","New."\n',
         }
     )
@@ -203,7 +258,13 @@ def test_texts(place):
     place({"SST-2/train.tsv": b"sentence\tlabel\none\tSports\n"})
     with pytest.raises(ValueError, match="SST-2 cannot be read"):
         data.load("sst2", "train", root=root)
-    questions = place({"trec/TREC_10.label": "NUM:dist How far is it ?\nHUM:ind Who was Galilée ?\n".encode("latin-1")})
+    questions = place(
+        {
+            "trec/TREC_10.label": "NUM:dist How far is it ?\nHUM:ind Who was Galilée ?\n".encode(
+                "latin-1"
+            )
+        }
+    )
     asked = data.load("trec", root=questions)
     assert asked.inputs == ["How far is it ?", "Who was Galilée ?"]
     assert [asked.classes[label] for label in asked.labels] == ["NUM", "HUM"]
@@ -211,12 +272,22 @@ def test_texts(place):
 
 def test_samples_of_texts(place):
     pairs = "".join(f"one {i}\ttwo\t{'ny'[i % 2]}\n" for i in range(10)).encode()
-    news = "".join(f"about {i}\t{('Sports', 'Business', 'World', 'Sci/Tech')[i % 4]}\n" for i in range(40)).encode()
-    tables = {"rte_all": b"sentence1\tsentence2\tlabel\n" + pairs, "agnews_test": b"sentence\tlabel\n" + news}
-    root = place({f"text/{name}.tsv.gz": gzip.compress(table) for name, table in tables.items()})
+    news = "".join(
+        f"about {i}\t{('Sports', 'Business', 'World', 'Sci/Tech')[i % 4]}\n"
+        for i in range(40)
+    ).encode()
+    tables = {
+        "rte_all": b"sentence1\tsentence2\tlabel\n" + pairs,
+        "agnews_test": b"sentence\tlabel\n" + news,
+    }
+    root = place(
+        {f"text/{name}.tsv.gz": gzip.compress(table) for name, table in tables.items()}
+    )
     parts = [data.load("rte", split, root=root) for split in ("train", "test")]
     assert [part.labels.bincount().tolist() for part in parts] == [[3, 4], [2, 1]]
-    assert sorted(parts[0].inputs + parts[1].inputs) == [f"one {i} two" for i in range(10)]
+    assert sorted(parts[0].inputs + parts[1].inputs) == [
+        f"one {i} two" for i in range(10)
+    ]
     found = data.load("agnews", root=root)  # the official files are not there
     assert found.classes == ("World", "Sports", "Business", "Sci/Tech")
     assert found.labels.bincount().tolist() == [3] * 4
@@ -228,8 +299,20 @@ def test_samples_of_texts(place):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"no gzip", gzip.compress(b"no IDX"), idx(IMAGES)[:-9], gzip.compress(gzip.decompress(idx(IMAGES))[:-1])],
-    ids=["empty", "no gzip", "no IDX", "cut off", "a byte short"],  # not of the contents: gzip writes the time
+    [
+        b"",
+        b"no gzip",
+        gzip.compress(b"no IDX"),
+        idx(IMAGES)[:-9],
+        gzip.compress(gzip.decompress(idx(IMAGES))[:-1]),
+    ],
+    ids=[
+        "empty",
+        "no gzip",
+        "no IDX",
+        "cut off",
+        "a byte short",
+    ],  # not of the contents: gzip writes the time
 )
 def test_broken_files_without_a_checksum_are_refused(content, place):
     images, labels = (f"notmnist/{Path(file).name}" for file in MNIST)
@@ -240,7 +323,10 @@ def test_broken_files_without_a_checksum_are_refused(content, place):
 
 def test_images_and_labels_that_do_not_fit_are_refused(place):
     images, labels = (f"notmnist/{Path(file).name}" for file in MNIST)
-    for x, y, message in ((IMAGES, LABELS[:4], "do not go with"), (IMAGES[:, :9], LABELS, "must be uint8 of shape")):
+    for x, y, message in (
+        (IMAGES, LABELS[:4], "do not go with"),
+        (IMAGES[:, :9], LABELS, "must be uint8 of shape"),
+    ):
         root = place({images: idx(x), labels: idx(y)})
         with pytest.raises(ValueError, match=message):
             data.load("notmnist", root=root)

@@ -12,19 +12,39 @@ FOLDER = pathlib.Path(os.environ.get("UQLAB_DATA") or "nowhere")
 
 def needs(*files):
     missing = [file for file in files if not (FOLDER / file).exists()]
-    return pytest.mark.skipif(bool(missing), reason=f"$UQLAB_DATA does not hold {', '.join(missing)}")
+    return pytest.mark.skipif(
+        bool(missing), reason=f"$UQLAB_DATA does not hold {', '.join(missing)}"
+    )
 
 
 @needs("mnist", "fashion-mnist")
 def test_mutual_information_falls_with_width_on_mnist():
-    train, test = data.load("mnist", "train", limit=5000), data.load("mnist", "test", limit=2000)
+    train, test = (
+        data.load("mnist", "train", limit=5000),
+        data.load("mnist", "test", limit=2000),
+    )
     fashion = data.load("fashion-mnist", "test", limit=2000)
     found = {}
     for width in (1, 8):
-        ensemble = ensembles.deep(lambda w=width: models.mlp(784, (64 * w, 32 * w)), members=5)
-        training.fit(ensemble, train.inputs, train.labels, epochs=10, lr=0.05, momentum=0.9, progress=False)
-        inside, outside = (training.predict(ensemble, items.inputs) for items in (test, fashion))
-        known, unknown = uncertainty.decompose(inside).epistemic, uncertainty.decompose(outside).epistemic
+        ensemble = ensembles.deep(
+            lambda w=width: models.mlp(784, (64 * w, 32 * w)), members=5
+        )
+        training.fit(
+            ensemble,
+            train.inputs,
+            train.labels,
+            epochs=10,
+            lr=0.05,
+            momentum=0.9,
+            progress=False,
+        )
+        inside, outside = (
+            training.predict(ensemble, items.inputs) for items in (test, fashion)
+        )
+        known, unknown = (
+            uncertainty.decompose(inside).epistemic,
+            uncertainty.decompose(outside).epistemic,
+        )
         found[width] = known.mean().item(), unknown.mean().item()
         assert metrics.accuracy(inside, test.labels) > 0.92
         assert metrics.ood_detection(known, unknown).auroc > 0.8
@@ -34,7 +54,10 @@ def test_mutual_information_falls_with_width_on_mnist():
 
 @needs("cifar-10-batches-bin")
 def test_residual_networks_learn_on_cifar10():
-    train, test = data.load("cifar10", "train", limit=1000), data.load("cifar10", "test", limit=300)
+    train, test = (
+        data.load("cifar10", "train", limit=1000),
+        data.load("cifar10", "test", limit=300),
+    )
     ensemble = ensembles.deep(lambda: models.wide_resnet(10, 1), members=2)
     history = training.fit(
         ensemble, train.inputs, train.labels, epochs=3, lr=0.1, momentum=0.9, weight_decay=5e-4, batch_size=64,

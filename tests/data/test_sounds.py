@@ -32,7 +32,9 @@ def test_what_is_known_of_a_clip_goes_with_it():
     assert part.classes == ("siren", "harmonic tone")
     assert part.inputs.shape == (20, 1, 28, 28)
     for chosen in (part, part[torch.arange(5)], part[3:4]):
-        for clip, label, fold in zip(chosen.about["waves"], chosen.labels, chosen.about["fold"], strict=True):
+        for clip, label, fold in zip(
+            chosen.about["waves"], chosen.labels, chosen.about["fold"], strict=True
+        ):
             (row,) = (every.about["waves"] == clip).all(1).nonzero()
             assert every.classes[every.labels[row]] == part.classes[label]
             assert every.about["fold"][row] == fold
@@ -51,7 +53,11 @@ def test_pitch_is_high_above_and_time_runs_to_the_right():
 def test_spectrograms_are_those_of_transformers(length):
     d = data.load("sounds")[::12]
     theirs = ASTFeatureExtractor(max_length=length)
-    expected = theirs(list(d.about["waves"].numpy() / 2**15), sampling_rate=data.RATE, return_tensors="pt")
+    expected = theirs(
+        list(d.about["waves"].numpy() / 2**15),
+        sampling_rate=data.RATE,
+        return_tensors="pt",
+    )
     found = models.LogMel(length, data.LOG_MEL)(d.inputs)
     assert torch.allclose(found, expected["input_values"], atol=1e-4)
 
@@ -74,7 +80,9 @@ def test_esc50_from_a_local_folder(esc50):
     assert waves.shape == (6, 5 * data.RATE)  # four seconds, filled with silence
     assert not waves[:, -data.RATE + 100 :].any()
     assert test.inputs[..., -90:].max() == 0
-    spectrum = torch.fft.rfft(waves[:, : data.RATE].float()).abs().argmax(1)  # of a second: Hz
+    spectrum = (
+        torch.fft.rfft(waves[:, : data.RATE].float()).abs().argmax(1)
+    )  # of a second: Hz
     assert torch.equal(spectrum, 500 * 2**test.labels)
     assert waves.abs().max() == pytest.approx(20_000, rel=0.1)
     assert len(data.load("esc50[0,2]", "train", root=esc50 / "ESC-50-master")) == 16
@@ -82,7 +90,9 @@ def test_esc50_from_a_local_folder(esc50):
 
 def test_stereo_at_another_rate_becomes_one_channel(esc50):
     pair = np.stack([np.full(8000, 1000), np.full(8000, 3000)], axis=1).astype("<i2")
-    write(esc50 / "ESC-50-master" / "audio" / "5-0-A-0.wav", pair, rate=8000, channels=2)
+    write(
+        esc50 / "ESC-50-master" / "audio" / "5-0-A-0.wav", pair, rate=8000, channels=2
+    )
     clip = data.load("esc50", root=esc50).about["waves"][0]
     assert (clip[100:15_000] - 2000).abs().max() < 100
     assert not clip[16_100:].any()
@@ -95,18 +105,41 @@ def spoil_table(text):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda folder: (folder / "audio" / "5-0-A-0.wav").write_bytes(b"RIFF"), "5-0-A-0.wav cannot be read"),
-        (lambda folder: (folder / "audio" / "5-0-A-0.wav").write_bytes(b"no sound"), "5-0-A-0.wav cannot be read"),
-        (lambda folder: (folder / "audio" / "5-0-A-0.wav").unlink(), "5-0-A-0.wav cannot be read: .*No such file"),
         (
-            lambda folder: write(folder / "audio" / "5-0-A-0.wav", np.zeros(9, "u1"), width=1),
+            lambda folder: (folder / "audio" / "5-0-A-0.wav").write_bytes(b"RIFF"),
+            "5-0-A-0.wav cannot be read",
+        ),
+        (
+            lambda folder: (folder / "audio" / "5-0-A-0.wav").write_bytes(b"no sound"),
+            "5-0-A-0.wav cannot be read",
+        ),
+        (
+            lambda folder: (folder / "audio" / "5-0-A-0.wav").unlink(),
+            "5-0-A-0.wav cannot be read: .*No such file",
+        ),
+        (
+            lambda folder: write(
+                folder / "audio" / "5-0-A-0.wav", np.zeros(9, "u1"), width=1
+            ),
             "samples must have 16 bits, got 8",
         ),
-        (lambda folder: write(folder / "audio" / "5-0-A-0.wav", np.zeros(0, "<i2")), "holds no samples"),
+        (
+            lambda folder: write(folder / "audio" / "5-0-A-0.wav", np.zeros(0, "<i2")),
+            "holds no samples",
+        ),
         (spoil_table("filename,fold\n1.wav,5\n"), "esc50.csv cannot be read: 'target'"),
-        (spoil_table("filename,fold,target,category\n1.wav,5,7,dog\n"), r"targets must be 0, 1, 2, ..., got \[7\]"),
-        (spoil_table("filename,fold,target,category\n1.wav,1,0,dog\n"), "test has 0 clips"),
-        (spoil_table("filename,fold,target,category\n1.wav,five,0,dog\n"), "esc50.csv cannot be read: invalid literal"),
+        (
+            spoil_table("filename,fold,target,category\n1.wav,5,7,dog\n"),
+            r"targets must be 0, 1, 2, ..., got \[7\]",
+        ),
+        (
+            spoil_table("filename,fold,target,category\n1.wav,1,0,dog\n"),
+            "test has 0 clips",
+        ),
+        (
+            spoil_table("filename,fold,target,category\n1.wav,five,0,dog\n"),
+            "esc50.csv cannot be read: invalid literal",
+        ),
     ],
 )
 def test_a_damaged_folder_is_refused(esc50, spoil, message):
@@ -116,5 +149,8 @@ def test_a_damaged_folder_is_refused(esc50, spoil, message):
 
 
 def test_no_folder_says_what_to_do(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no checksum .* is published.*unpack github.com/karolpiczak/ESC-50"):
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"no checksum .* is published.*unpack github.com/karolpiczak/ESC-50",
+    ):
         data.load("esc50", root=tmp_path)

@@ -33,7 +33,11 @@ def mirror():
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.files, server.asked, server.url = {}, [], f"http://127.0.0.1:{server.server_port}"
+    server.files, server.asked, server.url = (
+        {},
+        [],
+        f"http://127.0.0.1:{server.server_port}",
+    )
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         server.nowhere = f"http://127.0.0.1:{unused.getsockname()[1]}"
@@ -53,12 +57,17 @@ def test_registry_names_one_checksum_per_file_and_two_mirrors_for_mnist():
         if file.startswith(("mnist/", "fashion-mnist/")):
             assert len({url.split("/")[2] for url in remote.urls}) >= 2
     assert len({remote.checksum for remote in FILES.values()}) == len(FILES)
-    assert {"mnist", "cifar10", "dirty-mnist", "svhn", "sst2", "digits"} <= set(data.names())
+    assert {"mnist", "cifar10", "dirty-mnist", "svhn", "sst2", "digits"} <= set(
+        data.names()
+    )
 
 
 def test_places_are_below_the_folder():
     for file, remote in FILES.items():
-        assert all(".." not in place and not place.startswith("/") for place in (file, *remote.also))
+        assert all(
+            ".." not in place and not place.startswith("/")
+            for place in (file, *remote.also)
+        )
     assert places("mnist/train-images-idx3-ubyte.gz", Path("/nonexistent")) == []
 
 
@@ -69,16 +78,24 @@ def test_fetched_once_from_the_first_mirror_that_answers(tmp_path, mirror, regis
     assert torch.equal(d.inputs, torch.from_numpy(IMAGES)[:, None].float() / 255)
     assert d.labels.tolist() == LABELS.tolist()
     assert below(tmp_path) == MNIST
-    assert len(mirror.asked) == 4  # each file: refused, not found at one mirror, delivered by another
+    assert (
+        len(mirror.asked) == 4
+    )  # each file: refused, not found at one mirror, delivered by another
     assert same(d, data.load("mnist", root=tmp_path))
     assert len(mirror.asked) == 4
 
 
 def test_a_corrupted_download_is_refused_and_leaves_nothing(tmp_path, mirror, register):
     images, labels = MNIST
-    mirror.files = {"/bad/" + images: MNIST[images][:-1], "/" + images: MNIST[images], "/" + labels: MNIST[labels]}
+    mirror.files = {
+        "/bad/" + images: MNIST[images][:-1],
+        "/" + images: MNIST[images],
+        "/" + labels: MNIST[labels],
+    }
     register(MNIST, mirror.url + "/bad")
-    with pytest.raises(FileNotFoundError, match=f"(?s){images}.*expected {digest(MNIST[images])}"):
+    with pytest.raises(
+        FileNotFoundError, match=f"(?s){images}.*expected {digest(MNIST[images])}"
+    ):
         data.load("mnist", root=tmp_path)
     assert below(tmp_path) == {}
     register(MNIST, mirror.url + "/bad", mirror.url)
@@ -87,7 +104,9 @@ def test_a_corrupted_download_is_refused_and_leaves_nothing(tmp_path, mirror, re
 
 
 @pytest.mark.parametrize("place", ["mnist", "MNIST/raw"])
-def test_a_corrupted_file_is_fetched_again_or_refused(place, tmp_path, mirror, register):
+def test_a_corrupted_file_is_fetched_again_or_refused(
+    place, tmp_path, mirror, register
+):
     images = next(iter(MNIST))
     for file, content in MNIST.items():
         (tmp_path / place).mkdir(parents=True, exist_ok=True)
@@ -97,7 +116,10 @@ def test_a_corrupted_file_is_fetched_again_or_refused(place, tmp_path, mirror, r
     bad = tmp_path / place / Path(images).name
     bad.write_bytes(MNIST[images][:-1])
     found = hashlib.sha256(bad.read_bytes()).hexdigest()
-    with pytest.raises(ValueError, match=f"(?s)corrupted.*{digest(MNIST[images])[7:]}.*{bad}.*{found}.*by hand"):
+    with pytest.raises(
+        ValueError,
+        match=f"(?s)corrupted.*{digest(MNIST[images])[7:]}.*{bad}.*{found}.*by hand",
+    ):
         data.load("mnist", root=tmp_path)
     register(MNIST, mirror.url)
     mirror.files = {"/" + images: MNIST[images]}
@@ -106,7 +128,9 @@ def test_a_corrupted_file_is_fetched_again_or_refused(place, tmp_path, mirror, r
     assert mirror.asked == ["/" + images]
 
 
-def test_no_network_and_no_cache_says_what_to_do(tmp_path, mirror, register, monkeypatch):
+def test_no_network_and_no_cache_says_what_to_do(
+    tmp_path, mirror, register, monkeypatch
+):
     register(MNIST, mirror.nowhere)
     monkeypatch.setenv("UQLAB_DATA", str(tmp_path))
     file = next(iter(MNIST))

@@ -15,7 +15,14 @@ from uqlab.ensembles.layers import MemberDropout, active_members
 
 def normalised():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 6), nn.ReLU(), nn.Linear(6, 3))
+    return nn.Sequential(
+        nn.Linear(8, 12),
+        nn.BatchNorm1d(12),
+        nn.ReLU(),
+        nn.Linear(12, 6),
+        nn.ReLU(),
+        nn.Linear(6, 3),
+    )
 
 
 # Frozen ---------------------------------------------------------------------------------------------------------------
@@ -32,14 +39,24 @@ def test_batch_statistics_of_the_backbone_are_frozen_too(make, monkeypatch):
         ensemble = make(backbone)
         training.fit(ensemble, x, y, epochs=2, lr=0.05, batch_size=10, progress=False)
         for owner in (backbone, ensemble.network):
-            assert all(torch.equal(dict(owner.named_buffers())[name], value) for name, value in before.items())
+            assert all(
+                torch.equal(dict(owner.named_buffers())[name], value)
+                for name, value in before.items()
+            )
         found.append(ensemble(x).detach())
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
 def test_a_member_of_its_own_keeps_statistics_of_its_own():
     ensemble = ensembles.deep(normalised, 2)
-    training.fit(ensemble, 3 + torch.randn(30, 8), torch.arange(30) % 3, epochs=1, lr=0.1, progress=False)
+    training.fit(
+        ensemble,
+        3 + torch.randn(30, 8),
+        torch.arange(30) % 3,
+        epochs=1,
+        lr=0.1,
+        progress=False,
+    )
     assert all(ensemble.member(m)[1].running_mean.abs().max() > 0 for m in range(2))
 
 
@@ -53,11 +70,20 @@ def test_members_that_share_a_network_follow_their_mean_loss():
     assert not ensemble.can_shard()
     expected = []
     for each in (net, other):
-        gradients = torch.autograd.grad(F.cross_entropy(each(x), y), list(each.parameters()))
-        expected.append([p.detach() - 0.1 * g for p, g in zip(each.parameters(), gradients, strict=True)])
+        gradients = torch.autograd.grad(
+            F.cross_entropy(each(x), y), list(each.parameters())
+        )
+        expected.append(
+            [
+                p.detach() - 0.1 * g
+                for p, g in zip(each.parameters(), gradients, strict=True)
+            ]
+        )
     training.fit(ensemble, x, y, epochs=1, lr=0.1, batch_size=10, progress=False)
     for each, after in zip((net, other), expected, strict=True):
-        torch.testing.assert_close(list(each.parameters()), [nn.Parameter(p) for p in after])
+        torch.testing.assert_close(
+            list(each.parameters()), [nn.Parameter(p) for p in after]
+        )
 
 
 def test_a_clipped_step_of_shared_parameters_is_one_step():
@@ -65,26 +91,38 @@ def test_a_clipped_step_of_shared_parameters_is_one_step():
     x, y = 100 * torch.randn(10, 4), torch.arange(10) % 3
     start = torch.cat([p.detach().flatten() for p in net.parameters()])
     ensemble = ensembles.from_members([net, net])
-    training.fit(ensemble, x, y, epochs=1, lr=1.0, batch_size=10, clip=0.01, progress=False)
-    assert (torch.cat([p.detach().flatten() for p in net.parameters()]) - start).norm() == pytest.approx(0.01, rel=1e-3)
+    training.fit(
+        ensemble, x, y, epochs=1, lr=1.0, batch_size=10, clip=0.01, progress=False
+    )
+    assert (
+        torch.cat([p.detach().flatten() for p in net.parameters()]) - start
+    ).norm() == pytest.approx(0.01, rel=1e-3)
 
 
 # One contract for networks of transformers and tensors by name --------------------------------------------------------
-@pytest.mark.parametrize("make", [lambda: ensembles.deep(vit, 2), lambda: ensembles.from_members([vit(), vit()])])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: ensembles.deep(vit, 2), lambda: ensembles.from_members([vit(), vit()])],
+)
 def test_networks_of_transformers_need_no_wrapping(make):
     ensemble, (x, y) = make().eval(), images()
     logits = ensemble(x)
     assert logits.shape == (2, 4, 3)
     torch.testing.assert_close(logits[1], ensemble.member(1)(x).logits)
     torch.testing.assert_close(training.predict(ensemble, x), logits.detach())
-    torch.testing.assert_close(training.predict(ensemble.member(1), x)[0], logits[1].detach())
+    torch.testing.assert_close(
+        training.predict(ensemble.member(1), x)[0], logits[1].detach()
+    )
     training.fit(ensemble, x, y, epochs=1, lr=0.1, progress=False)
     assert not torch.equal(ensemble(x)[0], logits[0])
 
 
 def test_separate_members_take_tensors_by_name():
     ensemble = ensembles.from_members([bert(), bert()]).eval()
-    tokens = {"input_ids": torch.randint(50, (3, 7)), "attention_mask": torch.ones(3, 7, dtype=torch.int64)}
+    tokens = {
+        "input_ids": torch.randint(50, (3, 7)),
+        "attention_mask": torch.ones(3, 7, dtype=torch.int64),
+    }
     torch.testing.assert_close(ensemble(tokens)[1], ensemble.member(1)(**tokens).logits)
     torch.testing.assert_close(ensemble(**tokens), ensemble(tokens))
 
@@ -99,11 +137,16 @@ def test_two_threads_may_use_one_ensemble():
     inside, resumed, found = threading.Event(), threading.Event(), []
 
     def wait(*_):
-        if threading.current_thread() is not threading.main_thread() and not inside.is_set():
+        if (
+            threading.current_thread() is not threading.main_thread()
+            and not inside.is_set()
+        ):
             inside.set()
             assert resumed.wait(30)
 
-    hook = ensemble.network[1].register_forward_pre_hook(wait)  # before the first member layer
+    hook = ensemble.network[1].register_forward_pre_hook(
+        wait
+    )  # before the first member layer
     other = threading.Thread(target=lambda: found.append(ensemble(x).detach()))
     other.start()
     assert inside.wait(30)
@@ -160,7 +203,10 @@ class Memory(nn.Module):
 
 def test_fewer_members_go_through_where_memory_runs_out():
     x, y = torch.randn(6, 4), torch.arange(6) % 3
-    roomy, tight = (ensembles.deep(lambda rows=rows: Memory(rows), 8, fold=True) for rows in (100, 13))
+    roomy, tight = (
+        ensembles.deep(lambda rows=rows: Memory(rows), 8, fold=True)
+        for rows in (100, 13)
+    )
     expected = training.predict(roomy, x)
     torch.testing.assert_close(training.predict(tight, x), expected)
     assert max(tight.network.seen) == 12  # two members of six inputs
@@ -172,7 +218,10 @@ def test_fewer_members_go_through_where_memory_runs_out():
 
 def test_fewer_inputs_go_through_where_one_member_is_too_much():
     x = torch.randn(50, 4)
-    roomy, tight = (ensembles.deep(lambda rows=rows: Memory(rows), 4, fold=True) for rows in (1000, 7))
+    roomy, tight = (
+        ensembles.deep(lambda rows=rows: Memory(rows), 4, fold=True)
+        for rows in (1000, 7)
+    )
     torch.testing.assert_close(training.predict(tight, x), training.predict(roomy, x))
     none = ensembles.deep(lambda: Memory(0), 2, fold=True)
     with pytest.raises(torch.OutOfMemoryError):

@@ -15,7 +15,9 @@ def perceptron(dropout=0.1):
     return models.mlp(64, (40, 30), 3, dropout).eval()
 
 
-@pytest.mark.parametrize("backbone", [perceptron, vit, bert], ids=["mlp", "vit", "bert"])
+@pytest.mark.parametrize(
+    "backbone", [perceptron, vit, bert], ids=["mlp", "vit", "bert"]
+)
 def test_dropout_members_keep_their_masks(backbone):
     x = images()[0] if backbone is not bert else torch.randint(50, (4, 7))
     model = backbone()
@@ -24,13 +26,21 @@ def test_dropout_members_keep_their_masks(backbone):
     assert torch.equal(together, ensemble.train()(x)) or backbone is bert
     ensemble.eval()
     assert (together[0] - together[1]).abs().max() > 1e-4
-    torch.testing.assert_close(ensemble(x[1:2])[:, 0], together[:, 1], rtol=1e-4, atol=1e-5)  # whatever the batch
+    torch.testing.assert_close(
+        ensemble(x[1:2])[:, 0], together[:, 1], rtol=1e-4, atol=1e-5
+    )  # whatever the batch
     for m in range(3):
-        torch.testing.assert_close(logits(ensemble.member(m), x), together[m], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(ensembles.dropout(model, 2, 0.4, seed=5)(x), together[:2], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            logits(ensemble.member(m), x), together[m], rtol=1e-4, atol=1e-5
+        )
+    torch.testing.assert_close(
+        ensembles.dropout(model, 2, 0.4, seed=5)(x), together[:2], rtol=1e-4, atol=1e-5
+    )
     ensemble.chunk = 2
     torch.testing.assert_close(ensemble(x), together, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(ensemble.shard(slice(1, 3))(x), together[1:], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        ensemble.shard(slice(1, 3))(x), together[1:], rtol=1e-4, atol=1e-5
+    )
     assert not torch.equal(ensemble.resample(6)(x), together)
     torch.testing.assert_close(ensemble.resample(5)(x), together, rtol=1e-4, atol=1e-5)
 
@@ -40,7 +50,9 @@ def test_dropout_is_the_weight_times_a_diagonal():
     ensemble = ensembles.dropout(net, 4000, 0.25)
     ensemble.chunk = 4000  # all in one pass
     masks = []
-    hook = ensemble.network[3].register_forward_hook(lambda _, args, out: masks.append((out / args[0]).nan_to_num()))
+    hook = ensemble.network[3].register_forward_hook(
+        lambda _, args, out: masks.append((out / args[0]).nan_to_num())
+    )
     ensemble(x)
     hook.remove()
     z = masks[-1].view(4000, 5, 40)
@@ -48,21 +60,35 @@ def test_dropout_is_the_weight_times_a_diagonal():
     alive = net[2](net[1](x.flatten(1))) > 0
     assert (z[:, 0][:, alive[0]] == 0).float().mean() == pytest.approx(0.25, abs=0.01)
     both = alive[0] & alive[1]
-    assert torch.equal(z[:, 0][:, both] == 0, z[:, 1][:, both] == 0)  # one mask a member, for all inputs
+    assert torch.equal(
+        z[:, 0][:, both] == 0, z[:, 1][:, both] == 0
+    )  # one mask a member, for all inputs
 
 
 def test_dropout_of_a_member_trained_apart():
-    deep, x = ensembles.deep(lambda: models.mlp(64, (40, 30), 3), 2, fold=False), torch.rand(4, 64)
+    deep, x = (
+        ensembles.deep(lambda: models.mlp(64, (40, 30), 3), 2, fold=False),
+        torch.rand(4, 64),
+    )
     ensemble = ensembles.dropout(deep.member(0), 2, 0.4)
-    masked = [name for name, part in ensemble.network.named_modules() if isinstance(part, FixedDropout)]
+    masked = [
+        name
+        for name, part in ensemble.network.named_modules()
+        if isinstance(part, FixedDropout)
+    ]
     assert masked == ["3", "6"]
     assert (ensemble(x)[0] - ensemble(x)[1]).abs().max() > 1e-4
 
 
 def test_without_dropout_modules_linear_layers_are_preceded_by_it():
     torch.manual_seed(0)
-    net, x = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), torch.rand(4, 6)
-    torch.testing.assert_close(ensembles.dropout(net, 2, 0.0)(x), net(x).expand(2, -1, -1))
+    net, x = (
+        nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)),
+        torch.rand(4, 6),
+    )
+    torch.testing.assert_close(
+        ensembles.dropout(net, 2, 0.0)(x), net(x).expand(2, -1, -1)
+    )
     assert (ensembles.dropout(net, 2, 0.5)(x)[0] - net(x)).abs().max() > 1e-4
 
 
@@ -75,12 +101,18 @@ def test_attention_logits_are_dropped_and_the_rest_sums_to_one(backbone):
     ensemble = ensembles.dropout(model, 3, 0.4, kind="attention", seed=5)
     together = ensemble(x)
     assert (together[0] - together[1]).abs().max() > 1e-5
-    torch.testing.assert_close(ensemble(x[1:2])[:, 0], together[:, 1])  # the same logits for all inputs of a member
-    rows = ensemble.member(0)(x, output_attentions=True).attentions[0]  # [inputs, heads, tokens, tokens]
+    torch.testing.assert_close(
+        ensemble(x[1:2])[:, 0], together[:, 1]
+    )  # the same logits for all inputs of a member
+    rows = ensemble.member(0)(x, output_attentions=True).attentions[
+        0
+    ]  # [inputs, heads, tokens, tokens]
     torch.testing.assert_close(rows.sum(-1), torch.ones(rows.shape[:-1]))
     assert 0.2 < (rows == 0).float().mean() < 0.6
     assert torch.equal(rows[0] == 0, rows[1] == 0)
-    again = ensembles.dropout(ensemble.member(0), 2, 0.4, kind="attention", seed=5)  # replaces, does not add
+    again = ensembles.dropout(
+        ensemble.member(0), 2, 0.4, kind="attention", seed=5
+    )  # replaces, does not add
     torch.testing.assert_close(again(x), together[:2])
 
 
@@ -89,7 +121,9 @@ def test_dropped_attention_keeps_the_mask_of_padding_and_needs_attention():
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 0, 0, 0]])
     ensemble = ensembles.dropout(model, 2, 0.0, kind="attention")
     expected = model(input_ids=ids, attention_mask=mask).logits
-    torch.testing.assert_close(ensemble(input_ids=ids, attention_mask=mask)[1], expected)
+    torch.testing.assert_close(
+        ensemble(input_ids=ids, attention_mask=mask)[1], expected
+    )
     with pytest.raises(ValueError, match="no attention whose logits"):
         ensembles.dropout(perceptron(), 2, kind="attention")
 
@@ -100,7 +134,9 @@ def test_snapshots_are_one_network_over_time():
     seen = []
 
     def train(one, cycle):
-        training.fit(one, x, y, epochs=2, lr=0.1, schedule="cosine", seed=cycle, progress=False)
+        training.fit(
+            one, x, y, epochs=2, lr=0.1, schedule="cosine", seed=cycle, progress=False
+        )
         seen.append(one(x)[0].detach().clone())
 
     ensemble = ensembles.snapshot(lambda: models.mlp(8, (12, 6), 3), 3, train, seed=4)

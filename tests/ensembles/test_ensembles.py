@@ -19,22 +19,33 @@ def test_folded_equals_its_members():
     assert logits.shape == (5, 7, 4)
     for m in range(5):
         member = ensemble.member(m)
-        assert not any(isinstance(part, layers.MemberLayer) for part in member.modules())
+        assert not any(
+            isinstance(part, layers.MemberLayer) for part in member.modules()
+        )
         torch.testing.assert_close(logits[m], member(x))
-    assert not any(torch.allclose(logits[i], logits[j], atol=1e-2) for i in range(5) for j in range(i))
+    assert not any(
+        torch.allclose(logits[i], logits[j], atol=1e-2)
+        for i in range(5)
+        for j in range(i)
+    )
     assert ensemble.double().member(1)(x.double()).dtype == torch.float64
 
 
 def test_a_single_linear_layer_is_an_ensemble_too():
     ensemble = ensembles.deep(lambda: nn.Linear(4, 3), 2, fold=True)
     x = torch.randn(5, 4)
-    torch.testing.assert_close(ensemble(x)[1], ensembles.deep(lambda: nn.Linear(4, 3), range(1, 2))(x)[0])
+    torch.testing.assert_close(
+        ensemble(x)[1], ensembles.deep(lambda: nn.Linear(4, 3), range(1, 2))(x)[0]
+    )
 
 
 def test_layers_that_mix_the_batch_are_not_folded():
     norm = {"affine": False, "track_running_stats": False}
     for mixing in (lambda: nn.BatchNorm1d(8, **norm), lambda: nn.Softmax(dim=0)):
-        ensemble = ensembles.deep(lambda mix=mixing: nn.Sequential(nn.Linear(16, 8), mix(), nn.Linear(8, 3)), 2)
+        ensemble = ensembles.deep(
+            lambda mix=mixing: nn.Sequential(nn.Linear(16, 8), mix(), nn.Linear(8, 3)),
+            2,
+        )
         x = torch.randn(6, 16)
         torch.testing.assert_close(ensemble(x)[1], ensemble.member(1)(x))
 
@@ -54,7 +65,10 @@ def test_token_inputs_fold_too():
 
 
 def test_member_depends_on_seed_and_number_alone():
-    whole, rest = ensembles.deep(small_mlp, 10, seed=1), ensembles.deep(small_mlp, range(4, 10), seed=1)
+    whole, rest = (
+        ensembles.deep(small_mlp, 10, seed=1),
+        ensembles.deep(small_mlp, range(4, 10), seed=1),
+    )
     x = torch.randn(3, 16)
     torch.manual_seed(99)  # the global generator plays no part, and is left alone
     before = torch.get_rng_state()
@@ -62,7 +76,9 @@ def test_member_depends_on_seed_and_number_alone():
     assert torch.equal(before, torch.get_rng_state())
     torch.testing.assert_close(whole.eval()(x)[4:], rest.eval()(x))
     torch.testing.assert_close(whole(x)[9:], again.eval()(x))
-    assert not torch.allclose(whole(x)[0], ensembles.deep(small_mlp, 1, seed=2).eval()(x)[0])
+    assert not torch.allclose(
+        whole(x)[0], ensembles.deep(small_mlp, 1, seed=2).eval()(x)[0]
+    )
 
 
 def test_convolutions_run_separately():
@@ -108,7 +124,9 @@ def test_dropout_streams_belong_to_members():
     torch.testing.assert_close(layer(x), y)  # same seeds, same masks
     alone = layers.MemberDropout(1, p=0.25)
     alone.reseed([6])
-    torch.testing.assert_close(alone(x[4:8]), y[4:8])  # member 1 alone draws what it drew among three
+    torch.testing.assert_close(
+        alone(x[4:8]), y[4:8]
+    )  # member 1 alone draws what it drew among three
     assert not torch.equal(y[:4], y[4:8])
     torch.testing.assert_close(y.unique(), torch.tensor([0, 4 / 3]))
     assert (y == 0).float().mean().item() == pytest.approx(0.25, abs=0.02)
@@ -125,7 +143,9 @@ def test_dropout_gradient_is_its_mask():
 
 def test_replace_layers_by_type():
     network = small_mlp()
-    names = layers.replace_layers(network, nn.Linear, lambda name, module: nn.Linear(1, 1))
+    names = layers.replace_layers(
+        network, nn.Linear, lambda name, module: nn.Linear(1, 1)
+    )
     assert len(names) == 3
     assert all(network.get_submodule(name).in_features == 1 for name in names)
 
@@ -144,7 +164,9 @@ def test_bad_input():
         ensembles.from_members([lambda x: x])
     with pytest.raises(IndexError, match="choose 0 to 1"):
         ensembles.deep(small_mlp, 2).member(2)
-    assert layers.replace_layers(small_mlp(), nn.Conv2d, lambda name, module: module) == []
+    assert (
+        layers.replace_layers(small_mlp(), nn.Conv2d, lambda name, module: module) == []
+    )
     with pytest.raises(ValueError, match="multiple"):
         ensembles.deep(small_mlp, 3).network(torch.randn(4, 16))
     with pytest.raises(ValueError, match="6 n"):

@@ -47,7 +47,14 @@ from uqlab.ensembles import (
 
 def mlp():
     torch.manual_seed(0)
-    layers = nn.Linear(64, 12), nn.LayerNorm(12), nn.ReLU(), nn.Linear(12, 6), nn.ReLU(), nn.Linear(6, 3)
+    layers = (
+        nn.Linear(64, 12),
+        nn.LayerNorm(12),
+        nn.ReLU(),
+        nn.Linear(12, 6),
+        nn.ReLU(),
+        nn.Linear(6, 3),
+    )
     return nn.Sequential(nn.Flatten(), *layers)
 
 
@@ -61,7 +68,11 @@ def test_folded_members_are_separate_plain_networks(make, backbone):
     assert (together[0] - together[1]).abs().max() > 1e-3
     for m in range(3):
         member = ensemble.member(m)
-        assert all(isinstance(part, MemberDropout) for part in member.modules() if isinstance(part, MemberLayer))
+        assert all(
+            isinstance(part, MemberDropout)
+            for part in member.modules()
+            if isinstance(part, MemberLayer)
+        )
         torch.testing.assert_close(logits(member, x), together[m], rtol=1e-5, atol=1e-5)
 
 
@@ -69,7 +80,10 @@ def test_folded_members_are_separate_plain_networks(make, backbone):
 def test_shards_and_chunks_are_the_whole(make):
     ensemble, (x, _) = moved(make(vit())), images()
     together = ensemble(x)
-    torch.testing.assert_close(torch.cat([ensemble.shard(slice(1))(x), ensemble.shard(slice(1, 3))(x)]), together)
+    torch.testing.assert_close(
+        torch.cat([ensemble.shard(slice(1))(x), ensemble.shard(slice(1, 3))(x)]),
+        together,
+    )
     for size in (1, 2):
         ensemble.chunk = size
         torch.testing.assert_close(ensemble(x), together)
@@ -87,7 +101,12 @@ def test_members_per_pass_follow_the_working_set():
     together = ensemble(many)
     ensemble.chunk = 16
     torch.testing.assert_close(ensemble(many), together)
-    assert ensembles.deep(lambda: models.mlp(64), 16).members_per_pass(many.expand(16, *many.shape)) == 16
+    assert (
+        ensembles.deep(lambda: models.mlp(64), 16).members_per_pass(
+            many.expand(16, *many.shape)
+        )
+        == 16
+    )
 
 
 @ALL
@@ -95,26 +114,40 @@ def test_members_with_batches_of_their_own(make):
     ensemble, (x, _) = moved(make(vit())), images(6)
     apart = ensemble.forward_members(x.view(3, 2, 1, 8, 8))
     for m in range(3):
-        torch.testing.assert_close(apart[m], ensemble(x[2 * m : 2 * m + 2])[m], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            apart[m], ensemble(x[2 * m : 2 * m + 2])[m], rtol=1e-5, atol=1e-5
+        )
 
 
 @ALL
 def test_token_inputs_and_attention_masks_are_repeated(make):
     ensemble = moved(make(bert()))
-    tokens = {"input_ids": torch.randint(50, (2, 7)), "attention_mask": torch.ones(2, 7, dtype=torch.int64)}
+    tokens = {
+        "input_ids": torch.randint(50, (2, 7)),
+        "attention_mask": torch.ones(2, 7, dtype=torch.int64),
+    }
     tokens["attention_mask"][1, 4:] = 0
     together = ensemble(**tokens)
     torch.testing.assert_close(ensemble(tokens), together)
     for m in range(3):
-        torch.testing.assert_close(ensemble.member(m)(**tokens).logits, together[m], rtol=1e-5, atol=1e-5)
-    shorter = {name: tensor[1:, :4] for name, tensor in tokens.items()}  # what is masked plays no part
-    torch.testing.assert_close(ensemble(shorter)[:, 0], together[:, 1], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            ensemble.member(m)(**tokens).logits, together[m], rtol=1e-5, atol=1e-5
+        )
+    shorter = {
+        name: tensor[1:, :4] for name, tensor in tokens.items()
+    }  # what is masked plays no part
+    torch.testing.assert_close(
+        ensemble(shorter)[:, 0], together[:, 1], rtol=1e-5, atol=1e-5
+    )
 
 
 @ALL
 def test_a_member_depends_on_the_seed_and_its_number_alone(make):
     x, _ = images()
-    two, three, other = (make(vit(), members, seed=seed).eval()(x) for members, seed in ((2, 0), (3, 0), (3, 1)))
+    two, three, other = (
+        make(vit(), members, seed=seed).eval()(x)
+        for members, seed in ((2, 0), (3, 0), (3, 1))
+    )
     torch.testing.assert_close(two, three[:2])
     assert (three - other).abs().max() > 1e-3
 
@@ -140,16 +173,29 @@ def test_lora_is_a_low_rank_update(scale, tmp_path):
         torch.testing.assert_close(update, scale * layer.up[m] @ layer.down[m])
         torch.testing.assert_close(layer.update(m), update, rtol=1e-4, atol=1e-6)
         assert torch.linalg.matrix_rank(update, rtol=1e-4) == 3
-        torch.testing.assert_close(ensemble(x)[m], ensemble.member(m)(x).logits, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            ensemble(x)[m], ensemble.member(m)(x).logits, rtol=1e-4, atol=1e-5
+        )
     ensembles.save(ensemble, tmp_path / "scaled")
-    torch.testing.assert_close(ensembles.load(tmp_path / "scaled", vit())(x), ensemble(x))
+    torch.testing.assert_close(
+        ensembles.load(tmp_path / "scaled", vit())(x), ensemble(x)
+    )
 
 
 def test_singular_values_start_as_the_backbone():
     backbone, (x, _) = vit(), images()
-    equal = ensembles.singular_value(backbone, 3, init_std=0.0, classifiers="shared").eval()
-    torch.testing.assert_close(equal(x), backbone(x).logits.expand(3, -1, -1), rtol=1e-5, atol=1e-5)
-    assert (ensembles.singular_value(backbone, 3, init_std=0.1, classifiers="shared")(x).std(0) > 1e-4).any()
+    equal = ensembles.singular_value(
+        backbone, 3, init_std=0.0, classifiers="shared"
+    ).eval()
+    torch.testing.assert_close(
+        equal(x), backbone(x).logits.expand(3, -1, -1), rtol=1e-5, atol=1e-5
+    )
+    assert (
+        ensembles.singular_value(backbone, 3, init_std=0.1, classifiers="shared")(
+            x
+        ).std(0)
+        > 1e-4
+    ).any()
 
 
 @pytest.mark.parametrize("shape", [(6, 10), (10, 6), (8, 8)])
@@ -161,10 +207,14 @@ def test_singular_value_layers(shape, bias):
     for m in range(3):
         weight = layer.weight(m)
         core = layer.u.mT @ weight @ layer.v  # U^T W_m V
-        torch.testing.assert_close(core, torch.diag(layer.s[m].clamp(min=0)), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            core, torch.diag(layer.s[m].clamp(min=0)), rtol=1e-5, atol=1e-5
+        )
         moved_by = torch.linalg.norm(weight - linear.weight)
         original = torch.linalg.svdvals(linear.weight)
-        torch.testing.assert_close(moved_by, torch.linalg.norm(layer.s[m] - original), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            moved_by, torch.linalg.norm(layer.s[m] - original), rtol=1e-5, atol=1e-5
+        )
     assert not layer.u.requires_grad
     made = ensembles.singular_value(nn.Sequential(linear, nn.Linear(shape[0], 2)), 3)
     assert set(made.network[0].own()) == ({"weight", "bias"} if bias else {"weight"})
@@ -184,26 +234,37 @@ def test_a_singular_value_below_zero_stays_dead():
 def test_batch_ensemble_with_ones_is_the_backbone():
     backbone, (x, _) = vit(), images()
     for additive in (True, False):
-        equal = ensembles.batch(backbone, 3, std=0.0, additive=additive, classifiers="shared")
-        torch.testing.assert_close(equal(x), backbone(x).logits.expand(3, -1, -1), rtol=1e-5, atol=1e-5)
+        equal = ensembles.batch(
+            backbone, 3, std=0.0, additive=additive, classifiers="shared"
+        )
+        torch.testing.assert_close(
+            equal(x), backbone(x).logits.expand(3, -1, -1), rtol=1e-5, atol=1e-5
+        )
 
 
 def test_batch_ensemble_multiplies_and_adds_a_rank_one_matrix():
     torch.manual_seed(0)
     linear = nn.Linear(6, 4)
     net = nn.Sequential(linear, nn.ReLU(), nn.Linear(4, 3))
-    times, plus = (ensembles.batch(net, 2, std=0.5, additive=additive).network[0].weight for additive in (False, True))
+    times, plus = (
+        ensembles.batch(net, 2, std=0.5, additive=additive).network[0].weight
+        for additive in (False, True)
+    )
     assert isinstance(times, Scaled)
     assert isinstance(plus, LowRank)
     for m in range(2):
-        torch.testing.assert_close(times.weight(m), linear.weight * torch.outer(times.left[m], times.right[m]))
+        torch.testing.assert_close(
+            times.weight(m), linear.weight * torch.outer(times.left[m], times.right[m])
+        )
         outer = torch.outer(plus.up[m, :, 0], plus.down[m, 0])
         torch.testing.assert_close(plus.weight(m), linear.weight + outer)
         torch.testing.assert_close(times.left[m] - 1, plus.up[m, :, 0])
 
 
 @pytest.mark.parametrize("additive", [True, False])
-def test_batch_ensembles_train_the_shared_matrix_with_the_members_mean_gradient(additive):
+def test_batch_ensembles_train_the_shared_matrix_with_the_members_mean_gradient(
+    additive,
+):
     """The paper's BatchEnsemble++ trains W, as BatchEnsemble does (Muhlematter et al. 2024, I.2)."""
     backbone, (x, y) = vit(), images(12)
     ensemble = ensembles.batch(backbone, 3, additive=additive)
@@ -228,30 +289,45 @@ def test_a_normal_start_of_rank_one_is_the_additive_form_with_a_frozen_matrix():
 
 @pytest.mark.parametrize("network", [vit, clip, cnn, resnet])
 @pytest.mark.parametrize("make", (MAKERS | TRAINED).values(), ids=MAKERS | TRAINED)
-def test_in_turn_built_and_factored_are_equal_up_to_rounding(make, network, monkeypatch):
+def test_in_turn_built_and_factored_are_equal_up_to_rounding(
+    make, network, monkeypatch
+):
     ensemble, (x, _) = moved(make(network())), images(6)
     trained = [p for p in ensemble.parameters() if p.requires_grad]
     found = []
     for way in ("by the rule", "factored", "built", "in turn"):
         if way in ("factored", "built"):
             answer = way == "factored"
-            monkeypatch.setattr(forms, "saves", lambda p, *_, answer=answer: answer and p.product is not None)
+            monkeypatch.setattr(
+                forms,
+                "saves",
+                lambda p, *_, answer=answer: answer and p.product is not None,
+            )
         if way == "in turn":
             monkeypatch.setattr(mechanism, "FORMS", {})
         logits = ensemble(x)
-        found.append((logits.detach(), torch.autograd.grad(logits.square().mean(), trained, allow_unused=True)))
+        found.append(
+            (
+                logits.detach(),
+                torch.autograd.grad(logits.square().mean(), trained, allow_unused=True),
+            )
+        )
     for logits, gradients in found[1:]:
         torch.testing.assert_close(logits, found[0][0], rtol=1e-4, atol=1e-4)
         for a, b in zip(gradients, found[0][1], strict=True):
             if b is not None:
-                torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3 * float(b.abs().max()) + 1e-6)
+                torch.testing.assert_close(
+                    a, b, rtol=1e-3, atol=1e-3 * float(b.abs().max()) + 1e-6
+                )
 
 
 # What is trained ------------------------------------------------------------------------------------------------------
 
 
 def vit_base(labels):
-    config = ViTConfig(num_labels=labels, patch_size=32)  # ViT-B/32: 12 layers of width 768
+    config = ViTConfig(
+        num_labels=labels, patch_size=32
+    )  # ViT-B/32: 12 layers of width 768
     with torch.device("meta"):
         return ViTForImageClassification(config)
 
@@ -267,7 +343,10 @@ def vit_base(labels):
     ],
 )
 def test_parameters_of_the_lora_paper(members, rank, labels, classifiers, expected):
-    assert count(ensembles.lora(vit_base(labels), members, rank, classifiers=classifiers)) == expected
+    assert (
+        count(ensembles.lora(vit_base(labels), members, rank, classifiers=classifiers))
+        == expected
+    )
 
 
 def test_parameters_of_singular_value_ensembles():
@@ -285,11 +364,24 @@ def test_frozen_means_frozen(make, classifiers):
     ensemble = make(backbone, classifiers=classifiers)
     start = {name: p.clone() for name, p in ensemble.named_parameters()}
     buffers = {name: b.clone() for name, b in ensemble.named_buffers()}
-    training.fit(ensemble, x, y, epochs=2, lr=0.05, optimizer="adamw", batch_size=4, clip=1.0, progress=False)
+    training.fit(
+        ensemble,
+        x,
+        y,
+        epochs=2,
+        lr=0.05,
+        optimizer="adamw",
+        batch_size=4,
+        clip=1.0,
+        progress=False,
+    )
     for name, p in ensemble.named_parameters():
         assert torch.equal(start[name], p) == (not p.requires_grad), name
     assert all(torch.equal(buffers[name], b) for name, b in ensemble.named_buffers())
-    assert all(torch.equal(before[name], weight) for name, weight in backbone.state_dict().items())
+    assert all(
+        torch.equal(before[name], weight)
+        for name, weight in backbone.state_dict().items()
+    )
     assert all(p.requires_grad for p in backbone.parameters())
 
 
@@ -298,13 +390,21 @@ def test_the_backbone_lies_in_memory_once(make):
     backbone = vit()
     ensemble = make(backbone)
     mine = {p.data_ptr() for p in backbone.parameters()}
-    copied = [p for p in ensemble.shard(slice(2)).parameters() if not p.requires_grad and p.data_ptr() not in mine]
+    copied = [
+        p
+        for p in ensemble.shard(slice(2)).parameters()
+        if not p.requires_grad and p.data_ptr() not in mine
+    ]
     assert copied == []
 
 
 @pytest.mark.parametrize(
     ("make", "options"),
-    [(make, {"classifiers": kind}) for make in MAKERS.values() for kind in ("independent", "shared")]
+    [
+        (make, {"classifiers": kind})
+        for make in MAKERS.values()
+        for kind in ("independent", "shared")
+    ]
     + [(make, {}) for make in TRAINED.values()],
 )
 @pytest.mark.parametrize("chunk", [None, 1])
@@ -322,18 +422,29 @@ def test_gradients_are_those_of_separate_members(make, options, chunk):
     after = [p for p in ensemble.parameters() if p.requires_grad]
     for p, old, gradient in zip(after, start, expected, strict=True):
         scale = 1 / 3 if p in shared else 1
-        torch.testing.assert_close(p.detach(), old - 0.1 * scale * gradient, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            p.detach(), old - 0.1 * scale * gradient, rtol=1e-4, atol=1e-5
+        )
 
 
 def test_what_is_shared_is_known():
     assert not ensembles.lora(vit(), 2).shared_parameters()
     assert ensembles.lora(vit(), 2).can_shard()
-    assert list(ensembles.lora(vit(), 2, classifiers="shared").shared_parameters().values()) == [2, 2]
-    assert len(ensembles.lora(vit(), 2, heads="shared").shared_parameters()) == 2  # the older name
+    assert list(
+        ensembles.lora(vit(), 2, classifiers="shared").shared_parameters().values()
+    ) == [2, 2]
+    assert (
+        len(ensembles.lora(vit(), 2, heads="shared").shared_parameters()) == 2
+    )  # the older name
     for additive in (True, False):
-        assert len(ensembles.batch(vit(), 2, additive=additive).shared_parameters()) == 2 * 4
+        assert (
+            len(ensembles.batch(vit(), 2, additive=additive).shared_parameters())
+            == 2 * 4
+        )
     assert not ensembles.batch(vit(), 2).can_shard()
-    assert not ensembles.lora(bert(), 2).can_shard()  # its attention drops weights by torch's global generator
+    assert not ensembles.lora(
+        bert(), 2
+    ).can_shard()  # its attention drops weights by torch's global generator
 
 
 def test_threads_train_the_same_members(monkeypatch):
@@ -342,7 +453,16 @@ def test_threads_train_the_same_members(monkeypatch):
         monkeypatch.setattr(devices, "ONE_THREAD", small)
         monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
         ensemble, (x, y) = ensembles.lora(vit(), 3, 2), images(12)
-        training.fit(ensemble, x, y, epochs=2, lr=0.05, batch_size=4, optimizer="adamw", progress=False)
+        training.fit(
+            ensemble,
+            x,
+            y,
+            epochs=2,
+            lr=0.05,
+            batch_size=4,
+            optimizer="adamw",
+            progress=False,
+        )
         found.append(ensemble.eval()(x).detach())
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
@@ -390,7 +510,10 @@ def test_default_targets():
         "output.dense",
     ]
     assert len(names) == 2 * 4
-    assert replaced(ensembles.lora(models.mlp(8, (12, 6), 3), 2, 2), LowRank) == ["1", "4"]
+    assert replaced(ensembles.lora(models.mlp(8, (12, 6), 3), 2, 2), LowRank) == [
+        "1",
+        "4",
+    ]
     assert len(replaced(ensembles.singular_value(vit(), 2), SingularValues)) == 2 * 6
 
 
@@ -399,7 +522,10 @@ def test_default_targets():
     [
         (["q_lin", "k_lin", "v_lin", "out_lin"], ["ffn.lin1"]),  # DistilBERT
         (["attn.Wqkv", "attn.Wo"], ["mlp.Wo"]),  # ModernBERT
-        (["attention.self.query_proj", "attention.output.dense"], ["output.dense"]),  # DeBERTa
+        (
+            ["attention.self.query_proj", "attention.output.dense"],
+            ["output.dense"],
+        ),  # DeBERTa
         (["attn.qkv", "attn.proj"], ["patch_embed.proj", "mlp.fc1"]),  # timm
     ],
 )
@@ -409,7 +535,9 @@ def test_the_attention_has_many_names(names, others):
 
 
 def test_targets_by_expression():
-    assert replaced(ensembles.lora(vit(), 2, target=r"layers\.1.*(q|v)_proj$"), LowRank) == [
+    assert replaced(
+        ensembles.lora(vit(), 2, target=r"layers\.1.*(q|v)_proj$"), LowRank
+    ) == [
         "vit.layers.1.attention.q_proj",
         "vit.layers.1.attention.v_proj",
     ]
@@ -419,7 +547,12 @@ def test_targets_by_expression():
 def test_compiles(make, unchecked):  # what checks shapes cannot be traced
     ensemble, (x, _) = moved(make(vit(layers=1))), images()
     with torch.no_grad():
-        torch.testing.assert_close(torch.compile(ensemble, backend="aot_eager")(x), ensemble(x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            torch.compile(ensemble, backend="aot_eager")(x),
+            ensemble(x),
+            rtol=1e-4,
+            atol=1e-5,
+        )
 
 
 @ALL

@@ -31,14 +31,23 @@ def half_elsewhere():
         (lambda: ensembles.singular_value(vit(), 2, init_std=-1.0), "init_std"),
         (lambda: ensembles.batch(vit(), 2, std=math.nan), "std must be"),
         (lambda: ensembles.lora(nn.Conv2d(1, 2, 3), 2), "no linear layer"),
-        (lambda: ensembles.lora(nn.Sequential(nn.Linear(3, 2)), 2), "before its classifier"),
+        (
+            lambda: ensembles.lora(nn.Sequential(nn.Linear(3, 2)), 2),
+            "before its classifier",
+        ),
         (lambda: ensembles.lora(ensembles.deep(vit, 2), 2), "one torch module"),
         (lambda: ensembles.lora("vit", 2), "one torch module, got 'vit'"),
         (lambda: ensembles.dropout(vit(), 2, 1.0), "dropout probability"),
         (lambda: ensembles.dropout(vit(), 0), "at least one member"),
         (lambda: ensembles.snapshot(vit, 0, print), "members must be at least 1"),
-        (lambda: ensembles.lora(half_elsewhere(), 2), "the backbone lies on cpu and meta: move it to one"),
-        (lambda: ensembles.dropout(half_elsewhere(), 2), "the backbone lies on cpu and meta"),
+        (
+            lambda: ensembles.lora(half_elsewhere(), 2),
+            "the backbone lies on cpu and meta: move it to one",
+        ),
+        (
+            lambda: ensembles.dropout(half_elsewhere(), 2),
+            "the backbone lies on cpu and meta",
+        ),
         (
             lambda: ensembles.lora(vit(), 2)(torch.empty(3, 1, 8, 8, device="meta")),
             "the ensemble is on cpu, its inputs on meta",
@@ -59,5 +68,7 @@ def test_a_network_that_reshapes_the_batch_away_is_named():
         def forward(self, x):
             return self.outer(self.inner(x).view(-1, 8))
 
-    with pytest.raises(ValueError, match=r"Greedy returned .* members are folded into the batch"):
+    with pytest.raises(
+        ValueError, match=r"Greedy returned .* members are folded into the batch"
+    ):
         ensembles.lora(Greedy(), 2, 2)(torch.rand(4, 4))

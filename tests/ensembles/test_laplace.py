@@ -7,7 +7,12 @@ from torch import nn
 
 from uqlab import ensembles, models, training
 from uqlab.ensembles import LowRank
-from uqlab.ensembles.laplace import Curvature, _patches, curvatures, projection_curvature
+from uqlab.ensembles.laplace import (
+    Curvature,
+    _patches,
+    curvatures,
+    projection_curvature,
+)
 
 
 def small(scale=1.0):
@@ -29,9 +34,15 @@ def full(ensemble, inputs, name):
     total = torch.zeros(p.numel(), p.numel(), dtype=torch.float64)
     for x in inputs:
         logits = ensemble(x[None])[0, 0]
-        slopes = torch.stack([torch.autograd.grad(z, p, retain_graph=True)[0].flatten() for z in logits])
+        slopes = torch.stack(
+            [torch.autograd.grad(z, p, retain_graph=True)[0].flatten() for z in logits]
+        )
         probabilities = logits.softmax(-1).detach()
-        total += slopes.T @ (torch.diag(probabilities) - torch.outer(probabilities, probabilities)) @ slopes
+        total += (
+            slopes.T
+            @ (torch.diag(probabilities) - torch.outer(probabilities, probabilities))
+            @ slopes
+        )
     return total
 
 
@@ -39,47 +50,77 @@ def full(ensemble, inputs, name):
 def test_for_one_input_the_product_is_the_full_matrix(copies, scale):
     ensemble, x = small(scale), torch.rand(1, 4, dtype=torch.float64).expand(copies, -1)
     down, up = curvatures(ensemble, x, batch_size=2)["0"]
-    torch.testing.assert_close(torch.kron(down.outputs, down.inputs), full(ensemble, x, "down"))
-    torch.testing.assert_close(torch.kron(up.outputs, up.inputs), full(ensemble, x, "up"))
+    torch.testing.assert_close(
+        torch.kron(down.outputs, down.inputs), full(ensemble, x, "down")
+    )
+    torch.testing.assert_close(
+        torch.kron(up.outputs, up.inputs), full(ensemble, x, "up")
+    )
 
 
-@pytest.mark.parametrize("how", [{}, {"stride": 2, "padding": 1}, {"padding": "same", "dilation": 2}])
+@pytest.mark.parametrize(
+    "how", [{}, {"stride": 2, "padding": 1}, {"padding": "same", "dilation": 2}]
+)
 def test_a_convolution_is_a_linear_layer_on_its_patches(how):
     """Where the kernel covers the map there is one patch, and the product is the full matrix; else its sums are."""
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(2, 3, 2, **how), nn.Tanh(), nn.Flatten(), nn.LazyLinear(3)).double()
+    net = nn.Sequential(
+        nn.Conv2d(2, 3, 2, **how), nn.Tanh(), nn.Flatten(), nn.LazyLinear(3)
+    ).double()
     x = torch.rand(1, 2, 2, 2, dtype=torch.float64)
     net(x)
     ensemble = moved(ensembles.lora(net, 1, 2))
-    for name, curvature in zip(("down", "up"), curvatures(ensemble, x)["0"], strict=True):
+    for name, curvature in zip(
+        ("down", "up"), curvatures(ensemble, x)["0"], strict=True
+    ):
         if not how:
-            torch.testing.assert_close(torch.kron(curvature.outputs, curvature.inputs), full(ensemble, x, name))
+            torch.testing.assert_close(
+                torch.kron(curvature.outputs, curvature.inputs), full(ensemble, x, name)
+            )
     layer = ensemble.network[0]
     patches, low = _patches(layer.inner, x), layer.weight
     torch.testing.assert_close(
         patches @ low.matrix().T,
-        layer.member(0)(x).flatten(2).mT - (patches @ (low.up[0] @ low.down[0]).T + layer.bias),
+        layer.member(0)(x).flatten(2).mT
+        - (patches @ (low.up[0] @ low.down[0]).T + layer.bias),
     )
 
 
 def test_where_all_inputs_are_answered_alike_the_product_is_the_full_matrix():
     """With a classifier of almost zeros the curvature by the outputs is one for all."""
     torch.manual_seed(0)
-    ensemble = moved(ensembles.lora(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3)).double(), 1, 2, target="0"))
+    ensemble = moved(
+        ensembles.lora(
+            nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3)).double(), 1, 2, target="0"
+        )
+    )
     ensemble.network[1].weight.value.data *= 1e-6
     ensemble.network[1].bias.value.data.zero_()
     x = torch.rand(5, 4, dtype=torch.float64)
-    for name, curvature in zip(("down", "up"), curvatures(ensemble, x)["0"], strict=True):
+    for name, curvature in zip(
+        ("down", "up"), curvatures(ensemble, x)["0"], strict=True
+    ):
         expected = full(ensemble, x, name)
-        torch.testing.assert_close(torch.kron(curvature.outputs, curvature.inputs), expected, rtol=1e-4, atol=1e-18)
+        torch.testing.assert_close(
+            torch.kron(curvature.outputs, curvature.inputs),
+            expected,
+            rtol=1e-4,
+            atol=1e-18,
+        )
 
 
 def test_for_several_inputs_it_is_the_sum_by_outputs_and_the_mean_by_inputs():
     ensemble, x = small(), torch.rand(6, 4, dtype=torch.float64)
-    layer, member = next(part for part in ensemble.modules() if isinstance(part, LowRank)), ensemble.member(0)
+    layer, member = (
+        next(part for part in ensemble.modules() if isinstance(part, LowRank)),
+        ensemble.member(0),
+    )
     outputs = torch.zeros(3, 3, dtype=torch.float64)
     for y in member[0](x).detach():
-        slopes, p = torch.autograd.functional.jacobian(member[1:], y), member[1:](y).softmax(-1).detach()
+        slopes, p = (
+            torch.autograd.functional.jacobian(member[1:], y),
+            member[1:](y).softmax(-1).detach(),
+        )
         outputs += slopes.T @ (torch.diag(p) - torch.outer(p, p)) @ slopes
     low, up = x @ layer.down[0].detach().T, layer.up[0].detach()
     for size in (6, 4):  # batches
@@ -90,17 +131,26 @@ def test_for_several_inputs_it_is_the_sum_by_outputs_and_the_mean_by_inputs():
 
 def test_draws_have_the_inverse_as_their_covariance():
     torch.manual_seed(0)
-    a, b = torch.randn(3, 2, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64)
+    a, b = (
+        torch.randn(3, 2, dtype=torch.float64),
+        torch.randn(4, 3, dtype=torch.float64),
+    )
     curvature, generator = Curvature(a @ a.T, b @ b.T), torch.Generator().manual_seed(0)
-    drawn = torch.stack([curvature.draw(0.5, generator).flatten() for _ in range(20_000)])
-    expected = torch.linalg.inv(torch.kron(a @ a.T, b @ b.T) + 0.5 * torch.eye(12, dtype=torch.float64))
+    drawn = torch.stack(
+        [curvature.draw(0.5, generator).flatten() for _ in range(20_000)]
+    )
+    expected = torch.linalg.inv(
+        torch.kron(a @ a.T, b @ b.T) + 0.5 * torch.eye(12, dtype=torch.float64)
+    )
     torch.testing.assert_close(drawn.T.cov(), expected, rtol=0.1, atol=0.06)
 
 
 def test_any_number_of_members_needs_one_decomposition_of_a_factor(monkeypatch):
     (x, _), seen = images(12), []
     eigh = torch.linalg.eigh
-    monkeypatch.setattr(torch.linalg, "eigh", lambda matrix: seen.append(matrix) or eigh(matrix))
+    monkeypatch.setattr(
+        torch.linalg, "eigh", lambda matrix: seen.append(matrix) or eigh(matrix)
+    )
     trained = ensembles.lora(cnn(), 1, 2, seed=3)
     ensembles.laplace_lora(trained, x, 3)
     assert len(seen) == 4 * sum(isinstance(part, LowRank) for part in trained.modules())
@@ -110,29 +160,54 @@ def test_any_number_of_members_needs_one_decomposition_of_a_factor(monkeypatch):
 def test_members_are_plain_networks_around_the_trained_one(network, tmp_path):
     (x, y), backbone = images(12), network()
     trained = ensembles.lora(backbone, 1, 2, seed=3)
-    training.fit(trained, x, y, epochs=2, lr=0.02, optimizer="adamw", batch_size=4, progress=False)
+    training.fit(
+        trained,
+        x,
+        y,
+        epochs=2,
+        lr=0.02,
+        optimizer="adamw",
+        batch_size=4,
+        progress=False,
+    )
     before = trained(x).detach()
     ensemble = ensembles.laplace_lora(trained, x, 3, seed=1)
     together = ensemble(x)
     assert (together[0] - together[1]).abs().max() > 1e-4
     for m in range(3):
-        torch.testing.assert_close(logits(ensemble.member(m), x), together[m], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            logits(ensemble.member(m), x), together[m], rtol=1e-4, atol=1e-5
+        )
     torch.testing.assert_close(trained(x), before)
     near = ensembles.laplace_lora(trained, x, 3, prior_variance=1e-14)
     torch.testing.assert_close(near(x), before.expand(3, -1, -1), rtol=1e-3, atol=1e-4)
-    shards = [ensembles.laplace_lora(trained, x, part, seed=1) for part in ("0:1", "1:3")]
-    torch.testing.assert_close(ensembles.concatenate(shards)(x), together, rtol=1e-5, atol=1e-6)
+    shards = [
+        ensembles.laplace_lora(trained, x, part, seed=1) for part in ("0:1", "1:3")
+    ]
+    torch.testing.assert_close(
+        ensembles.concatenate(shards)(x), together, rtol=1e-5, atol=1e-6
+    )
     ensembles.save(ensemble, tmp_path / "e.safetensors")
-    torch.testing.assert_close(ensembles.load(tmp_path / "e.safetensors", network())(x), together)
+    torch.testing.assert_close(
+        ensembles.load(tmp_path / "e.safetensors", network())(x), together
+    )
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda x: ensembles.laplace_lora(ensembles.deep(vit, 1), x, 2), "made, got SeparateEnsemble"),
-        (lambda x: ensembles.laplace_lora(ensembles.lora(vit(), 2), x, 2), "one trained network.*got 2 members"),
         (
-            lambda x: ensembles.laplace_lora(ensembles.lora(vit(), 1), x, 2, prior_variance=0.0),
+            lambda x: ensembles.laplace_lora(ensembles.deep(vit, 1), x, 2),
+            "made, got SeparateEnsemble",
+        ),
+        (
+            lambda x: ensembles.laplace_lora(ensembles.lora(vit(), 2), x, 2),
+            "one trained network.*got 2 members",
+        ),
+        (
+            lambda x: ensembles.laplace_lora(
+                ensembles.lora(vit(), 1), x, 2, prior_variance=0.0
+            ),
             r"prior_variance must be in \(0, inf\)",
         ),
     ],
@@ -145,7 +220,9 @@ def test_bad_input(call, message, unchecked):
 def test_a_projection_has_the_gauss_newton_matrix_of_its_own_logits():
     """Against J^T (diag p - p p^T) J with the Jacobian by autograd, summed over the samples."""
     torch.manual_seed(0)
-    h, weight, others = (torch.randn(*size, dtype=torch.double) for size in ((5, 4), (3, 4), (6, 3)))
+    h, weight, others = (
+        torch.randn(*size, dtype=torch.double) for size in ((5, 4), (3, 4), (6, 3))
+    )
 
     def logits(z):
         return 7 * torch.nn.functional.normalize(z, dim=0) @ others.T
@@ -157,4 +234,6 @@ def test_a_projection_has_the_gauss_newton_matrix_of_its_own_logits():
     found = projection_curvature(h, weight, others, 7.0)
     torch.testing.assert_close(found, Curvature(expected, h.T @ h / 5))
     longer = projection_curvature(h, 2 * weight, others, 7.0)
-    torch.testing.assert_close(4 * longer.outputs, found.outputs)  # only the direction matters
+    torch.testing.assert_close(
+        4 * longer.outputs, found.outputs
+    )  # only the direction matters

@@ -11,7 +11,9 @@ from uqlab import ensembles, training
 from uqlab.ensembles import LowRank, MemberLayer, MemberModule, Scaled
 from uqlab.ensembles.lora import start_of_lora
 
-SETTINGS = pytest.mark.parametrize("settings", [{}, {"stride": 2, "padding": 1}, {"dilation": 2, "padding": "same"}])
+SETTINGS = pytest.mark.parametrize(
+    "settings", [{}, {"stride": 2, "padding": 1}, {"dilation": 2, "padding": "same"}]
+)
 
 
 @SETTINGS
@@ -19,16 +21,22 @@ SETTINGS = pytest.mark.parametrize("settings", [{}, {"stride": 2, "padding": 1},
 def test_it_is_a_convolution_with_another_kernel(size, scale, settings):
     torch.manual_seed(0)
     plain, x = nn.Conv2d(2, 5, size, **settings), torch.rand(3 * 4, 2, 9, 9)
-    low = LowRank(plain.weight, *start_of_lora(plain.weight, 2, 10.0, generators(3)), scale)
+    low = LowRank(
+        plain.weight, *start_of_lora(plain.weight, 2, 10.0, generators(3)), scale
+    )
     layer = MemberModule(copy.deepcopy(plain), {"weight": low})
     torch.testing.assert_close(layer(x), plain(x))
     low.up.data.normal_()
     for m, rows in enumerate(x.split(4)):
         member = layer.member(m)
         update = (member.weight - plain.weight).flatten(1)
-        torch.testing.assert_close(update, scale * low.up[m] @ low.down[m], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            update, scale * low.up[m] @ low.down[m], rtol=1e-4, atol=1e-5
+        )
         assert torch.linalg.matrix_rank(update, rtol=1e-4) == 2 or size == 1
-        torch.testing.assert_close(layer(x).split(4)[m], member(rows), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            layer(x).split(4)[m], member(rows), rtol=1e-4, atol=1e-4
+        )
 
 
 @SETTINGS
@@ -45,7 +53,9 @@ def test_batch_ensemble_scales_the_channels_of_one_kernel(settings):
         member = layer.member(m)
         update = scaled.left[m][:, None, None, None] * scaled.right[m][:, None, None]
         torch.testing.assert_close(member.weight, plain.weight * update)
-        torch.testing.assert_close(layer(x).split(4)[m], member(rows), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            layer(x).split(4)[m], member(rows), rtol=1e-4, atol=1e-5
+        )
 
 
 KINDS = {
@@ -64,27 +74,44 @@ def test_members_are_plain_networks(network, kind, tmp_path):
     before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
     make = lambda members: made(backbone, members)  # noqa: E731
     ensemble = make(3)
-    assert len(owned(ensemble, layer)) == sum(isinstance(part, nn.Conv2d) for part in backbone.modules())
+    assert len(owned(ensemble, layer)) == sum(
+        isinstance(part, nn.Conv2d) for part in backbone.modules()
+    )
     together = moved(ensemble)(x)
     assert (together[0] - together[1]).abs().max() > 1e-3
     for m in range(3):
-        assert not any(isinstance(part, MemberLayer) for part in ensemble.member(m).modules())
-        torch.testing.assert_close(ensemble.member(m)(x), together[m], rtol=1e-3, atol=1e-4)
+        assert not any(
+            isinstance(part, MemberLayer) for part in ensemble.member(m).modules()
+        )
+        torch.testing.assert_close(
+            ensemble.member(m)(x), together[m], rtol=1e-3, atol=1e-4
+        )
     ensemble.chunk = 2
     torch.testing.assert_close(ensemble(x), together, rtol=1e-4, atol=1e-5)
     training.fit(ensemble, x, y, epochs=1, lr=0.02, batch_size=4, progress=False)
     ensembles.save(ensemble, tmp_path / "e.safetensors")
-    torch.testing.assert_close(ensembles.load(tmp_path / "e.safetensors", network())(x), ensemble(x))
+    torch.testing.assert_close(
+        ensembles.load(tmp_path / "e.safetensors", network())(x), ensemble(x)
+    )
     shards = [make("0:1"), make("1:3")]
-    torch.testing.assert_close(ensembles.concatenate(shards).eval()(x), make(3).eval()(x), rtol=1e-4, atol=1e-5)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in backbone.state_dict().items())
+    torch.testing.assert_close(
+        ensembles.concatenate(shards).eval()(x), make(3).eval()(x), rtol=1e-4, atol=1e-5
+    )
+    assert all(
+        torch.equal(tensor, before[name])
+        for name, tensor in backbone.state_dict().items()
+    )
     assert ensemble.can_shard() == (kind == "lora")
 
 
 def test_what_is_trained_and_what_may_be_asked():
-    kernels = (1 * 9 + 8) + (8 * 9 + 16) + (16 * 9 + 16)  # A and B of rank 1, for 1 -> 8 -> 16 -> 16 channels
+    kernels = (
+        (1 * 9 + 8) + (8 * 9 + 16) + (16 * 9 + 16)
+    )  # A and B of rank 1, for 1 -> 8 -> 16 -> 16 channels
     assert count(ensembles.lora(cnn(), 2, 1)) == 2 * (kernels + 17 * 3)
-    assert count(ensembles.lora(cnn(), 2, 2, target=r"^3$")) == 2 * (2 * (8 * 9 + 16) + 17 * 3)
+    assert count(ensembles.lora(cnn(), 2, 2, target=r"^3$")) == 2 * (
+        2 * (8 * 9 + 16) + 17 * 3
+    )
     with pytest.warns(UserWarning, match="largest possible: 0 8"):
         assert ensembles.lora(cnn(), 2, 9).network[0].weight.depth == 8
     with pytest.raises(ValueError, match="rank must be at least 1, got 0"):

@@ -11,10 +11,14 @@ from uqlab.ensembles import MemberLayer
 
 def standardized():
     torch.manual_seed(0)
-    return nn.Sequential(models.Standardize([0.4], [0.2]), models.vit(8, 4, width=16, heads=2, classes=3)).eval()
+    return nn.Sequential(
+        models.Standardize([0.4], [0.2]), models.vit(8, 4, width=16, heads=2, classes=3)
+    ).eval()
 
 
-NETWORKS = pytest.mark.parametrize("network", [mlp, cnn, resnet, vit, clip, standardized])
+NETWORKS = pytest.mark.parametrize(
+    "network", [mlp, cnn, resnet, vit, clip, standardized]
+)
 
 
 @NETWORKS
@@ -26,11 +30,18 @@ def test_a_member_is_a_plain_network(network):
         member, same = ensemble.member(m), ensemble.member(m)
         assert not any(isinstance(part, MemberLayer) for part in member.modules())
         torch.testing.assert_close(logits(member, x), together[m], rtol=1e-4, atol=1e-5)
-        same.load_state_dict(net.state_dict() | {k: v for k, v in member.state_dict().items() if v.shape[:1] == (3,)})
-        torch.testing.assert_close(logits(same, x), together[m], rtol=1e-4, atol=1e-5)  # the backbone's features
+        same.load_state_dict(
+            net.state_dict()
+            | {k: v for k, v in member.state_dict().items() if v.shape[:1] == (3,)}
+        )
+        torch.testing.assert_close(
+            logits(same, x), together[m], rtol=1e-4, atol=1e-5
+        )  # the backbone's features
     assert (together[0] - together[1]).abs().max() > 1e-3
     after = moved(ensemble)(x)
-    torch.testing.assert_close(logits(ensemble.member(2), x), after[2], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        logits(ensemble.member(2), x), after[2], rtol=1e-4, atol=1e-5
+    )
 
 
 @NETWORKS
@@ -39,16 +50,24 @@ def test_each_member_answers_for_its_own_input(network):
     ensemble, x = moved(ensembles.mimo(network(), 3)), torch.rand(3, 4, 1, 8, 8)
     before, order = ensemble.forward_members(x).detach(), torch.tensor([2, 0, 1])
     assert not torch.allclose(ensemble.forward_members(x[order])[0], before[order][0])
-    first, head = (ensemble.network.get_submodule(name) for name in (ensemble.first, ensemble.head))
+    first, head = (
+        ensemble.network.get_submodule(name) for name in (ensemble.first, ensemble.head)
+    )
     first.weight.data = first.weight.data.unflatten(1, (3, -1))[:, order].flatten(1, 2)
     for p in head.parameters():
         p.data = p.data.unflatten(0, (3, -1))[order].flatten(0, 1)
-    torch.testing.assert_close(ensemble.forward_members(x[order]), before[order], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        ensemble.forward_members(x[order]), before[order], rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.25, 1.0])
 def test_inputs_are_shared_as_often_as_rho_says_and_targets_go_with_them(rho):
-    ensemble, seen, targets = ensembles.mimo(models.mlp(1, (4,), 40), 3, rho, repeats=5), [], []
+    ensemble, seen, targets = (
+        ensembles.mimo(models.mlp(1, (4,), 40), 3, rho, repeats=5),
+        [],
+        [],
+    )
 
     def look(x, _):
         seen.append(x.clone())
@@ -78,8 +97,14 @@ def test_with_rho_1_it_is_one_network_with_several_classifiers():
     for rho in (1.0, 0.0):
         ensemble = ensembles.mimo(cnn(), 3, rho)
         training.fit(ensemble, x, y, epochs=3, lr=0.1, batch_size=4, progress=False)
-        first, second, third = ensemble.network.get_submodule(ensemble.first).weight.unflatten(1, (3, -1)).unbind(1)
-        apart = max((first - second).abs().max().item(), (first - third).abs().max().item())
+        first, second, third = (
+            ensemble.network.get_submodule(ensemble.first)
+            .weight.unflatten(1, (3, -1))
+            .unbind(1)
+        )
+        apart = max(
+            (first - second).abs().max().item(), (first - third).abs().max().item()
+        )
         assert apart < 1e-5 if rho == 1 else apart > 1e-3
 
 
@@ -90,12 +115,19 @@ def test_trained_saved_and_loaded(network, tmp_path):
     found = []
     for _ in range(2):
         ensemble = ensembles.mimo(backbone, 2, seed=3)
-        training.fit(ensemble, x, y, epochs=2, lr=0.05, batch_size=4, clip=1.0, progress=False)
+        training.fit(
+            ensemble, x, y, epochs=2, lr=0.05, batch_size=4, clip=1.0, progress=False
+        )
         found.append(ensemble(x))
     torch.testing.assert_close(*found)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in backbone.state_dict().items())
+    assert all(
+        torch.equal(tensor, before[name])
+        for name, tensor in backbone.state_dict().items()
+    )
     ensembles.save(ensemble, tmp_path / "e.safetensors")
-    torch.testing.assert_close(ensembles.load(tmp_path / "e.safetensors", network())(x), found[0])
+    torch.testing.assert_close(
+        ensembles.load(tmp_path / "e.safetensors", network())(x), found[0]
+    )
     assert (found[0] - ensembles.mimo(backbone, 2, seed=4)(x)).abs().max() > 1e-3
 
 
@@ -105,8 +137,14 @@ def test_trained_saved_and_loaded(network, tmp_path):
         (lambda: ensembles.mimo(mlp(), 2, 1.5), r"rho must be in \[0, 1\]"),
         (lambda: ensembles.mimo(mlp(), 2, repeats=0), "repeats must be at least 1"),
         (lambda: ensembles.mimo(mlp(), "1:3"), "give their number, not '1:3'"),
-        (lambda: ensembles.mimo(bert(), 2), "BertForSequenceClassification begins with Embedding"),
-        (lambda: ensembles.mimo(nn.Sequential(nn.Linear(3, 2)), 2), "ends with another linear layer"),
+        (
+            lambda: ensembles.mimo(bert(), 2),
+            "BertForSequenceClassification begins with Embedding",
+        ),
+        (
+            lambda: ensembles.mimo(nn.Sequential(nn.Linear(3, 2)), 2),
+            "ends with another linear layer",
+        ),
         (lambda: ensembles.mimo("vit", 2), "one torch module, got 'vit'"),
         (lambda: ensembles.mimo(mlp(), 2).shard(slice(1)), "cannot be taken apart"),
         (lambda: ensembles.concatenate([ensembles.mimo(mlp(), 2)]), "got MIMOEnsemble"),

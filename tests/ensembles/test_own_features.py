@@ -23,7 +23,9 @@ def masks_of(ensemble):
     return {name: unit.weight for name, unit in owned(ensemble, MaskedInputs).items()}
 
 
-NETWORKS = pytest.mark.parametrize("network", [mlp, cnn, resnet, vit, bert], ids=lambda make: make.__name__)
+NETWORKS = pytest.mark.parametrize(
+    "network", [mlp, cnn, resnet, vit, bert], ids=lambda make: make.__name__
+)
 METHODS = pytest.mark.parametrize("method", [ensembles.masksembles, ensembles.film])
 
 
@@ -32,14 +34,25 @@ METHODS = pytest.mark.parametrize("method", [ensembles.masksembles, ensembles.fi
 def test_with_scale_1_masksembles_are_the_network(network):
     net, x = network(), torch.randint(1, 50, (4, 7)) if network is bert else images()[0]
     expected = getattr(net(x), "logits", net(x))
-    torch.testing.assert_close(ensembles.masksembles(net, 3, 1.0).eval()(x), expected.expand(3, -1, -1))
+    torch.testing.assert_close(
+        ensembles.masksembles(net, 3, 1.0).eval()(x), expected.expand(3, -1, -1)
+    )
 
 
-@pytest.mark.parametrize(("members", "scale"), [(4, 4.0), (4, 2.0), (3, 1.5), (5, 3.0), (3, 2.0), (2, 8.0)])
+@pytest.mark.parametrize(
+    ("members", "scale"), [(4, 4.0), (4, 2.0), (3, 1.5), (5, 3.0), (3, 2.0), (2, 8.0)]
+)
 def test_masks_keep_their_share_and_leave_no_feature_out(members, scale):
     """Durasov et al.: each keeps 1 / (S (1 - (1 - 1 / S)^M)) of the features, and every feature is used."""
-    drawn = [layer.mask for layer in masks_of(ensembles.masksembles(cnn(), members, scale)).values()]
-    assert [mask.shape[1] for mask in drawn] == [8, 16, 16]  # of the convolutions but the first, and of the head
+    drawn = [
+        layer.mask
+        for layer in masks_of(ensembles.masksembles(cnn(), members, scale)).values()
+    ]
+    assert [mask.shape[1] for mask in drawn] == [
+        8,
+        16,
+        16,
+    ]  # of the convolutions but the first, and of the head
     assert not torch.equal(drawn[1], drawn[2])
     mask = masks(512, scale, members)
     share = 1 / (scale * (1 - (1 - 1 / scale) ** members))
@@ -63,7 +76,10 @@ def test_any_two_masks_share_one_in_scale_of_their_features(members, scale):
 
 
 def test_a_shard_has_the_masks_of_the_whole():
-    whole, last = ensembles.masksembles(cnn(), 3), ensembles.masksembles(cnn(), "1:3", of=3)
+    whole, last = (
+        ensembles.masksembles(cnn(), 3),
+        ensembles.masksembles(cnn(), "1:3", of=3),
+    )
     for name, layer in masks_of(whole).items():
         assert torch.equal(layer.mask[1:], masks_of(last)[name].mask)
     with pytest.raises(ValueError, match="above 2, got 2"):
@@ -78,10 +94,14 @@ def test_a_member_is_the_network_without_what_its_mask_leaves_out(network):
         for name, layer in masks_of(ensemble).items():
             weight = net.get_submodule(name).weight
             expected = weight * layer.mask[m].view(1, -1, *[1] * (weight.ndim - 2))
-            torch.testing.assert_close(ensemble.member(m).get_submodule(name).weight, expected)
+            torch.testing.assert_close(
+                ensemble.member(m).get_submodule(name).weight, expected
+            )
         hooks = [
             net.get_submodule(name).register_forward_pre_hook(
-                lambda _, args, mask=layer.mask[m]: (args[0] * mask.view(1, -1, *[1] * (args[0].ndim - 2)),)
+                lambda _, args, mask=layer.mask[m]: (
+                    args[0] * mask.view(1, -1, *[1] * (args[0].ndim - 2)),
+                )
             )
             for name, layer in masks_of(ensemble).items()
         ]
@@ -92,15 +112,35 @@ def test_a_member_is_the_network_without_what_its_mask_leaves_out(network):
 
 def test_a_network_learns_for_its_masks_and_not_for_others():
     """The control: the same trained weights under masks whose features are shuffled."""
-    x, y = torch.rand(60, 8, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 3
+    x, y = (
+        torch.rand(60, 8, generator=torch.Generator().manual_seed(0)),
+        torch.arange(60) % 3,
+    )
     x[torch.arange(60), y] += 1
     torch.manual_seed(0)
     ensemble = ensembles.masksembles(models.mlp(8, (24, 24), 3, dropout=0.0), 4, 2.0)
-    training.fit(ensemble, x, y, epochs=30, lr=0.02, batch_size=20, optimizer="adam", progress=False)
+    training.fit(
+        ensemble,
+        x,
+        y,
+        epochs=30,
+        lr=0.02,
+        batch_size=20,
+        optimizer="adam",
+        progress=False,
+    )
     logits = ensemble(x).flatten(0, 1)
     for layer in masks_of(ensemble).values():
-        layer.mask = layer.mask[:, torch.randperm(layer.mask.shape[1], generator=torch.Generator().manual_seed(1))]
-    own, other = (nn.functional.cross_entropy(z, y.repeat(4)) for z in (logits, ensemble(x).flatten(0, 1)))
+        layer.mask = layer.mask[
+            :,
+            torch.randperm(
+                layer.mask.shape[1], generator=torch.Generator().manual_seed(1)
+            ),
+        ]
+    own, other = (
+        nn.functional.cross_entropy(z, y.repeat(4))
+        for z in (logits, ensemble(x).flatten(0, 1))
+    )
     assert own < 0.1
     assert other > 2 * own
 
@@ -116,20 +156,34 @@ def test_in_a_transformer_what_follows_the_activation_is_masked():
 
 
 # FiLM -----------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("network", [cnn, resnet, vit, bert], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "network", [cnn, resnet, vit, bert], ids=lambda make: make.__name__
+)
 @pytest.mark.parametrize("train_backbone", [True, False])
 def test_film_members_differ_in_their_norms_alone(network, train_backbone):
     net, x = network(), torch.randint(1, 50, (4, 7)) if network is bert else images()[0]
     expected = getattr(net(x), "logits", net(x))
     equal = ensembles.film(net, 3, std=0.0, train_backbone=train_backbone).eval()
-    torch.testing.assert_close(equal(x), expected.expand(3, -1, -1), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        equal(x), expected.expand(3, -1, -1), rtol=1e-4, atol=1e-5
+    )
     ensemble = ensembles.film(net, 3, std=0.3, train_backbone=train_backbone)
     if network is not bert:
-        training.fit(ensemble, *images(9), epochs=2, lr=0.05, batch_size=3, progress=False)
+        training.fit(
+            ensemble, *images(9), epochs=2, lr=0.05, batch_size=3, progress=False
+        )
     first, second = (ensemble.member(m).state_dict() for m in range(2))
     different = {name for name in first if not torch.equal(first[name], second[name])}
-    norms = [name for name, part in net.named_modules() if isinstance(part, nn.BatchNorm2d | nn.LayerNorm)]
-    assert different <= {f"{name}.{p}" for name in norms for p in ("weight", "bias", "running_mean", "running_var")}
+    norms = [
+        name
+        for name, part in net.named_modules()
+        if isinstance(part, nn.BatchNorm2d | nn.LayerNorm)
+    ]
+    assert different <= {
+        f"{name}.{p}"
+        for name in norms
+        for p in ("weight", "bias", "running_mean", "running_var")
+    }
     assert {f"{name}.weight" for name in norms} <= different
 
 
@@ -138,29 +192,43 @@ def test_film_members_differ_in_their_norms_alone(network, train_backbone):
 def test_batch_statistics_are_those_of_the_member_s_own_batches(method, network):
     """In training a member is normalised by its own rows: as a plain network on its own batch."""
     ensemble = moved(method(network(), 3)).train()
-    x = torch.rand(3, 6, 1, 8, 8, generator=torch.Generator().manual_seed(4)) * torch.tensor([1, 2, 3]).view(
-        3, 1, 1, 1, 1
-    )
+    x = torch.rand(
+        3, 6, 1, 8, 8, generator=torch.Generator().manual_seed(4)
+    ) * torch.tensor([1, 2, 3]).view(3, 1, 1, 1, 1)
     plain = [ensemble.member(m).train() for m in range(3)]
     expected = torch.stack([net(rows) for net, rows in zip(plain, x, strict=True)])
-    torch.testing.assert_close(ensemble.forward_members(x), expected, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        ensemble.forward_members(x), expected, rtol=1e-3, atol=1e-4
+    )
     for m, net in enumerate(plain):
         for name, buffer in ensemble.member(m).named_buffers():
             if "running" in name:
-                torch.testing.assert_close(buffer, net.get_buffer(name), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(ensemble.eval()(x[0])[1], plain[1].eval()(x[0]), rtol=1e-3, atol=1e-4)
-    units = [part for part in ensemble.modules() if isinstance(part, ensembles.MemberModule)]
+                torch.testing.assert_close(
+                    buffer, net.get_buffer(name), rtol=1e-4, atol=1e-5
+                )
+    torch.testing.assert_close(
+        ensemble.eval()(x[0])[1], plain[1].eval()(x[0]), rtol=1e-3, atol=1e-4
+    )
+    units = [
+        part for part in ensemble.modules() if isinstance(part, ensembles.MemberModule)
+    ]
     norms = [unit for unit in units if "running_mean" in unit.own()]
-    assert len(norms) == sum("BatchNorm" in type(p).__name__ for p in plain[0].modules())
+    assert len(norms) == sum(
+        "BatchNorm" in type(p).__name__ for p in plain[0].modules()
+    )
 
 
 def test_film_of_a_frozen_backbone_is_joined_from_shards():
     x, y = images(12)
-    make = lambda members: ensembles.film(cnn(), members, train_backbone=False, classifiers="independent", seed=2)  # noqa: E731
+    make = lambda members: ensembles.film(
+        cnn(), members, train_backbone=False, classifiers="independent", seed=2
+    )
     whole, shards = make(3), [make("0:1"), make("1:3")]
     for ensemble in (whole, *shards):
         training.fit(ensemble, x, y, epochs=2, lr=0.05, batch_size=4, progress=False)
-    torch.testing.assert_close(ensembles.concatenate(shards)(x), whole(x), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        ensembles.concatenate(shards)(x), whole(x), rtol=1e-3, atol=1e-4
+    )
 
 
 # Both -----------------------------------------------------------------------------------------------------------------
@@ -169,7 +237,9 @@ def test_batch_statistics_are_saved(method, tmp_path):
     ensemble, (x, y) = method(cnn(), 2), images(12)
     training.fit(ensemble, x, y, epochs=2, lr=0.05, batch_size=4, progress=False)
     ensembles.save(ensemble, tmp_path / "e.safetensors")
-    torch.testing.assert_close(ensembles.load(tmp_path / "e.safetensors", cnn())(x), ensemble(x))
+    torch.testing.assert_close(
+        ensembles.load(tmp_path / "e.safetensors", cnn())(x), ensemble(x)
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,11 +247,20 @@ def test_batch_statistics_are_saved(method, tmp_path):
     [
         (lambda: ensembles.film(mlp(), 2), "film needs layers that normalise"),
         (lambda: ensembles.film(cnn(), 2, std=-1.0), "std must be"),
-        (lambda: ensembles.film(vit(), 2, target="nowhere"), "matches no normalisation"),
+        (
+            lambda: ensembles.film(vit(), 2, target="nowhere"),
+            "matches no normalisation",
+        ),
         (lambda: ensembles.film("vit", 2), "one torch module, got 'vit'"),
         (lambda: ensembles.masksembles(mlp(), 2, 0.5), r"scale must be in \[1, inf\)"),
-        (lambda: ensembles.masksembles(nn.Sequential(nn.Linear(3, 2)), 2), "after an activation"),
-        (lambda: ensembles.masksembles(mlp(), 2, target="conv"), "target 'conv' matches no layer"),
+        (
+            lambda: ensembles.masksembles(nn.Sequential(nn.Linear(3, 2)), 2),
+            "after an activation",
+        ),
+        (
+            lambda: ensembles.masksembles(mlp(), 2, target="conv"),
+            "target 'conv' matches no layer",
+        ),
         (lambda: ensembles.masksembles(ensembles.deep(mlp, 2), 2), "one torch module"),
     ],
 )

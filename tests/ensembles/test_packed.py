@@ -14,7 +14,13 @@ PIXELS = {"image_size": 8, "patch_size": 4, "num_channels": 1, "num_labels": 3}
 
 def narrow_vit():
     return ViTForImageClassification(
-        ViTConfig(hidden_size=8, num_hidden_layers=2, num_attention_heads=1, intermediate_size=16, **PIXELS)
+        ViTConfig(
+            hidden_size=8,
+            num_hidden_layers=2,
+            num_attention_heads=1,
+            intermediate_size=16,
+            **PIXELS,
+        )
     )
 
 
@@ -28,27 +34,45 @@ NETWORKS = {  # twice as wide, and as wide as a member is
 @pytest.mark.parametrize("name", NETWORKS)
 def test_packed_is_an_ensemble_of_networks_of_that_width(name):
     wide, narrow = NETWORKS[name]
-    together, apart = ensembles.packed(wide(), 3, 1.5, seed=5), ensembles.deep(narrow, 3, seed=5, fold=False)
+    together, apart = (
+        ensembles.packed(wide(), 3, 1.5, seed=5),
+        ensembles.deep(narrow, 3, seed=5, fold=False),
+    )
     assert type(together) is (SeparateEnsemble if name == "vit" else FoldedEnsemble)
     x, y = images(12)
-    torch.testing.assert_close(together.eval()(x), apart.eval()(x), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        together.eval()(x), apart.eval()(x), rtol=1e-5, atol=1e-6
+    )
     for ensemble in (together, apart):
         training.fit(ensemble, x, y, epochs=2, lr=0.05, batch_size=4, progress=False)
     torch.testing.assert_close(together(x), apart(x), rtol=1e-3, atol=1e-4)
     for m in range(3):
-        torch.testing.assert_close(together.member(m)(x), apart.member(m)(x), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(
+            together.member(m)(x), apart.member(m)(x), rtol=1e-3, atol=1e-4
+        )
 
 
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("gamma", [1, 2])
-@pytest.mark.parametrize("make", [lambda: models.small_cnn(3, width=8), lambda: models.wide_resnet(10, 1, 3, 1), vit])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: models.small_cnn(3, width=8),
+        lambda: models.wide_resnet(10, 1, 3, 1),
+        vit,
+    ],
+)
 def test_members_see_nothing_of_each_other(make, gamma, train):
     if make is vit and gamma > 1:
-        with pytest.raises(ValueError, match="gamma must be 1 in a network of transformers"):
+        with pytest.raises(
+            ValueError, match="gamma must be 1 in a network of transformers"
+        ):
             ensembles.packed(vit(), 3, gamma=2)
         return
     ensemble = ensembles.packed(make(), 3, 2.0, gamma).train(train)
-    x = torch.rand(3, 4, 1, 8, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    x = torch.rand(
+        3, 4, 1, 8, 8, generator=torch.Generator().manual_seed(0)
+    ).requires_grad_()
     for m in range(3):
         (slope,) = torch.autograd.grad(ensemble.forward_members(x)[m].square().sum(), x)
         assert slope[m].abs().max() > 0
@@ -57,7 +81,10 @@ def test_members_see_nothing_of_each_other(make, gamma, train):
 
 def test_shortcuts_without_weights_follow_the_widths():
     """He et al.'s option A fills with zeros as many channels as are missing, also an odd number of them."""
-    ensemble, x = ensembles.packed(models.cifar_resnet(8, 3), 3, 1.7).eval(), torch.rand(2, 3, 8, 8)
+    ensemble, x = (
+        ensembles.packed(models.cifar_resnet(8, 3), 3, 1.7).eval(),
+        torch.rand(2, 3, 8, 8),
+    )
     member = ensemble.member(1)
     assert [member.layer3[0].conv1.weight.shape[axis] for axis in (1, 0)] == [19, 37]
     torch.testing.assert_close(ensemble(x)[1], member(x), rtol=1e-4, atol=1e-5)
@@ -88,12 +115,18 @@ def test_groups_inside_a_member_are_apart():
     inner = [type(part) for part in ensemble.member(0) if hasattr(part, "weight")]
     assert inner == [nn.Linear, GroupedLinear, GroupedLinear, nn.Linear]
     convolutions = ensembles.packed(models.small_cnn(3, width=8), 2, 2.0, gamma=2)
-    assert [part.groups for part in convolutions.modules() if isinstance(part, nn.Conv2d)] == [1, 2, 2]
+    assert [
+        part.groups for part in convolutions.modules() if isinstance(part, nn.Conv2d)
+    ] == [1, 2, 2]
 
 
 def test_networks_inside_others_and_texts_become_narrow():
     x = images()[0]
-    inside = nn.Sequential(nn.Upsample(size=8), models.Standardize([0.5], [0.5]), models.vit(8, 4, width=16, heads=2))
+    inside = nn.Sequential(
+        nn.Upsample(size=8),
+        models.Standardize([0.5], [0.5]),
+        models.vit(8, 4, width=16, heads=2),
+    )
     assert ensembles.packed(inside, 2, 1.0).eval()(x).shape == (2, 4, 10)
     tokens = torch.randint(1, 50, (4, 7))
     assert ensembles.packed(bert(), 2, 1.0).eval()(tokens).shape == (2, 4, 2)
@@ -102,9 +135,20 @@ def test_networks_inside_others_and_texts_become_narrow():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: ensembles.packed(models.mlp(4), 2, 0.0), r"alpha must be in \(0, inf\)"),
-        (lambda: ensembles.packed(models.mlp(4), 2, gamma=0), "gamma must be at least 1"),
-        (lambda: ensembles.packed(nn.Sequential(nn.Linear(4, 4), nn.GroupNorm(2, 4), nn.Linear(4, 2)), 2), "GroupNorm"),
+        (
+            lambda: ensembles.packed(models.mlp(4), 2, 0.0),
+            r"alpha must be in \(0, inf\)",
+        ),
+        (
+            lambda: ensembles.packed(models.mlp(4), 2, gamma=0),
+            "gamma must be at least 1",
+        ),
+        (
+            lambda: ensembles.packed(
+                nn.Sequential(nn.Linear(4, 4), nn.GroupNorm(2, 4), nn.Linear(4, 2)), 2
+            ),
+            "GroupNorm",
+        ),
         (lambda: ensembles.packed("vit", 2), "one torch module, got 'vit'"),
     ],
 )

@@ -89,9 +89,18 @@ def test_a_changed_file_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        ({"method": "frozen"}, 'damaged or none of ours: its method must be "lora".* got .frozen'),
-        ({"order": 1}, "damaged or none of ours: .*unexpected keyword argument 'order'"),
-        ({"members": "0:1000000000"}, "names 1000000000 members and holds fewer numbers"),
+        (
+            {"method": "frozen"},
+            'damaged or none of ours: its method must be "lora".* got .frozen',
+        ),
+        (
+            {"order": 1},
+            "damaged or none of ours: .*unexpected keyword argument 'order'",
+        ),
+        (
+            {"members": "0:1000000000"},
+            "names 1000000000 members and holds fewer numbers",
+        ),
         ({"members": None}, "damaged or none of ours"),
         ({"members": 3}, "belongs to another backbone"),
     ],

@@ -17,7 +17,12 @@ def perceptron():
 
 def conv():
     return nn.Sequential(
-        nn.Unflatten(1, (1, 3, 4)), nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Dropout(0.1), nn.Linear(8, 3)
+        nn.Unflatten(1, (1, 3, 4)),
+        nn.Conv2d(1, 4, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Dropout(0.1),
+        nn.Linear(8, 3),
     )
 
 
@@ -44,21 +49,34 @@ def same(a, b):
 def test_shards_are_the_members_of_the_whole(name):
     torch.manual_seed(0)
     model = perceptron()
-    make = {"dropout": lambda members: ensembles.dropout(model, members, seed=3)}.get(name, (PLAIN | IMPLICIT)[name])
+    make = {"dropout": lambda members: ensembles.dropout(model, members, seed=3)}.get(
+        name, (PLAIN | IMPLICIT)[name]
+    )
     whole, x = make(5), INPUTS[:4] if name in PLAIN else images()[0]
     joined = ensembles.concatenate([make("2:5"), make(range(2))])
     same(whole, joined)
     torch.testing.assert_close(joined.eval()(x), whole.eval()(x), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(make("2:5").eval()(x), whole(x)[2:], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        make("2:5").eval()(x), whole(x)[2:], rtol=1e-5, atol=1e-6
+    )
     assert type(joined) is type(whole)
     assert getattr(joined, "recipe", None) == getattr(whole, "recipe", None)
 
 
-@pytest.mark.parametrize("name", ["folded", "separate", "lora", "singular_value", "packed"])
+@pytest.mark.parametrize(
+    "name", ["folded", "separate", "lora", "singular_value", "packed"]
+)
 def test_shards_train_as_the_whole_does(name):
     make = (PLAIN | IMPLICIT)[name]
     x, y = (INPUTS, LABELS) if name in PLAIN else images(12)
-    settings = {"epochs": 2, "lr": 0.05, "batch_size": 8, "seed": 4, "momentum": 0.9, "progress": False}
+    settings = {
+        "epochs": 2,
+        "lr": 0.05,
+        "batch_size": 8,
+        "seed": 4,
+        "momentum": 0.9,
+        "progress": False,
+    }
     whole, shards = make(5), [make("0:2"), make("2:5")]
     before = whole(x[:1]).detach()
     for ensemble in (whole, *shards):
@@ -73,7 +91,12 @@ def test_shards_are_saved_and_joined_later(tmp_path):
     shards = [ensembles.lora(vit(), part, 2, seed=3) for part in ("0:1", "1:3")]
     for number, shard in enumerate(shards):
         ensembles.save(shard, tmp_path / f"{number}.safetensors", backbone="some/vit")
-    same(ensembles.concatenate([ensembles.load(tmp_path / f"{n}.safetensors", vit()) for n in (0, 1)]), whole)
+    same(
+        ensembles.concatenate(
+            [ensembles.load(tmp_path / f"{n}.safetensors", vit()) for n in (0, 1)]
+        ),
+        whole,
+    )
 
 
 def test_what_the_whole_owns_is_a_copy():
@@ -92,7 +115,9 @@ def test_weights_that_all_members_train_cannot_be_joined(name):
     same(ensembles.concatenate(shards), make(4, **options))
     for shard in shards:
         training.fit(shard, *images(6), epochs=3, lr=0.1, progress=False)
-    with pytest.raises(ValueError, match="which all members share: train the ensemble as a whole"):
+    with pytest.raises(
+        ValueError, match="which all members share: train the ensemble as a whole"
+    ):
         ensembles.concatenate(shards)
 
 
@@ -100,17 +125,35 @@ def test_weights_that_all_members_train_cannot_be_joined(name):
     ("shards", "error", "message"),
     [
         (lambda: [], ValueError, "at least one shard"),
-        (lambda: [PLAIN["folded"](2), PLAIN["folded"]("3:5")], ValueError, r"gap or overlap, got members \[0, 1, 3, 4"),
-        (lambda: [PLAIN["folded"](2), PLAIN["folded"]("1:5")], ValueError, "gap or overlap"),
-        (lambda: [PLAIN["folded"](2), PLAIN["separate"]("2:5")], TypeError, "FoldedEnsemble, SeparateEnsemble"),
+        (
+            lambda: [PLAIN["folded"](2), PLAIN["folded"]("3:5")],
+            ValueError,
+            r"gap or overlap, got members \[0, 1, 3, 4",
+        ),
+        (
+            lambda: [PLAIN["folded"](2), PLAIN["folded"]("1:5")],
+            ValueError,
+            "gap or overlap",
+        ),
+        (
+            lambda: [PLAIN["folded"](2), PLAIN["separate"]("2:5")],
+            TypeError,
+            "FoldedEnsemble, SeparateEnsemble",
+        ),
         (lambda: [nn.Linear(2, 2)], TypeError, "got Linear"),
         (
-            lambda: [PLAIN["folded"](2), ensembles.deep(lambda: models.mlp(12, (9,), 3), "2:4")],
+            lambda: [
+                PLAIN["folded"](2),
+                ensembles.deep(lambda: models.mlp(12, (9,), 3), "2:4"),
+            ],
             ValueError,
             "equal architecture",
         ),
         (
-            lambda: [IMPLICIT["lora"](2), ensembles.lora(vit(), "2:4", 2, gain=1.0, seed=3)],
+            lambda: [
+                IMPLICIT["lora"](2),
+                ensembles.lora(vit(), "2:4", 2, gain=1.0, seed=3),
+            ],
             ValueError,
             "method, settings and seed",
         ),
@@ -121,8 +164,12 @@ def test_what_does_not_fit_is_refused(unchecked, shards, error, message):
         ensembles.concatenate(shards())
 
 
-@pytest.mark.parametrize("members", ["", "3", "0:", "0:-2", "a:b", "0:2:0", "5:5", "0:3 ", range(0), 0, -1])
-@pytest.mark.parametrize("make", [PLAIN["folded"], IMPLICIT["lora"]], ids=["deep", "lora"])
+@pytest.mark.parametrize(
+    "members", ["", "3", "0:", "0:-2", "a:b", "0:2:0", "5:5", "0:3 ", range(0), 0, -1]
+)
+@pytest.mark.parametrize(
+    "make", [PLAIN["folded"], IMPLICIT["lora"]], ids=["deep", "lora"]
+)
 def test_bad_numbers(unchecked, make, members):
     with pytest.raises(ValueError, match=r'its text such as "0:8"|at least one member'):
         make(members)

@@ -47,44 +47,72 @@ def test_members_see_the_outer_product_of_their_masks():
         plain = copy.deepcopy(net).eval()
         for name, (rows, columns) in ensemble.masks().items():
             layer = plain.get_submodule(name)
-            layer.weight.data *= torch.outer(torch.ones(3).double() if rows is None else rows[m], columns[m])
+            layer.weight.data *= torch.outer(
+                torch.ones(3).double() if rows is None else rows[m], columns[m]
+            )
         torch.testing.assert_close(ensemble(x)[m], plain(x))
         torch.testing.assert_close(ensemble.member(m)(x), plain(x))
-        assert [type(part) for part in ensemble.member(m)] == [type(part) for part in net]
+        assert [type(part) for part in ensemble.member(m)] == [
+            type(part) for part in net
+        ]
 
 
 def test_a_mask_for_every_row_and_column_but_those_of_the_classes():
     ensemble = extraction.masks(network(), 4)
-    shapes = {name: [None if p is None else tuple(p.shape) for p in masks] for name, masks in ensemble.masks().items()}
-    assert shapes == {"1": [(4, 12), (4, 8)], "4": [(4, 6), (4, 12)], "7": [None, (4, 6)]}
+    shapes = {
+        name: [None if p is None else tuple(p.shape) for p in masks]
+        for name, masks in ensemble.masks().items()
+    }
+    assert shapes == {
+        "1": [(4, 12), (4, 8)],
+        "4": [(4, 6), (4, 12)],
+        "7": [None, (4, 6)],
+    }
     without = extraction.masks(network(), 4, inputs=False)
     assert without.masks()["1"].columns is None
     assert without.masks()["4"].columns is not None
 
 
 @pytest.mark.parametrize("inputs", [True, False])
-@pytest.mark.parametrize("activation", [nn.ReLU, nn.Sigmoid])  # sigmoid: a masked unit without bias shows 1/2
+@pytest.mark.parametrize(
+    "activation", [nn.ReLU, nn.Sigmoid]
+)  # sigmoid: a masked unit without bias shows 1/2
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_hard_member_is_a_small_dense_network(inputs, activation, bias):
     torch.manual_seed(0)
-    inner = nn.Sequential(nn.Linear(12, 6, bias), activation(), nn.Dropout(0.5), nn.Linear(6, 3, bias))
-    net = nn.Sequential(nn.Flatten(), nn.Linear(8, 12, bias), activation(), inner).double()
+    inner = nn.Sequential(
+        nn.Linear(12, 6, bias), activation(), nn.Dropout(0.5), nn.Linear(6, 3, bias)
+    )
+    net = nn.Sequential(
+        nn.Flatten(), nn.Linear(8, 12, bias), activation(), inner
+    ).double()
     ensemble, (x, _) = extraction.masks(net, 5, inputs=inputs).harden(), batch()
     whole = sum(p.numel() for p in net.parameters())
     for m in range(5):
         small = ensemble.member(m)
         torch.testing.assert_close(small(x), ensemble(x)[m])
         masks = ensemble.masks()
-        units = [masks["1"].rows[m] * masks["3.0"].columns[m], masks["3.0"].rows[m] * masks["3.3"].columns[m]]
+        units = [
+            masks["1"].rows[m] * masks["3.0"].columns[m],
+            masks["3.0"].rows[m] * masks["3.3"].columns[m],
+        ]
         linear = [part for part in small.modules() if isinstance(part, nn.Linear)]
-        assert [layer.out_features for layer in linear] == [*(int(kept.sum()) for kept in units), 3]
-        assert linear[0].in_features == (int(masks["1"].columns[m].sum()) if inputs else 8)
+        assert [layer.out_features for layer in linear] == [
+            *(int(kept.sum()) for kept in units),
+            3,
+        ]
+        assert linear[0].in_features == (
+            int(masks["1"].columns[m].sum()) if inputs else 8
+        )
         assert sum(p.numel() for p in small.parameters()) < whole
 
 
 def test_a_hard_member_of_a_convolutional_network():
     torch.manual_seed(0)
-    net, x = models.wide_resnet(10, 1, classes=4).double().eval(), torch.rand(3, 3, 16, 16).double()
+    net, x = (
+        models.wide_resnet(10, 1, classes=4).double().eval(),
+        torch.rand(3, 3, 16, 16).double(),
+    )
     ensemble = extraction.masks(net, 2).harden()
     assert list(ensemble.masks()) == ["8"]
     assert ensemble.member(1)[-1].out_features == 4
@@ -94,7 +122,10 @@ def test_a_hard_member_of_a_convolutional_network():
 def test_a_layer_between_which_something_mixes_units_is_not_shrunk():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 6), nn.Softmax(-1), nn.Linear(6, 3)).double()
-    ensemble, x = extraction.masks(net, 2, inputs=False).harden(), torch.rand(5, 8).double()
+    ensemble, x = (
+        extraction.masks(net, 2, inputs=False).harden(),
+        torch.rand(5, 8).double(),
+    )
     small = ensemble.member(0)
     assert small[0].out_features == 6
     torch.testing.assert_close(small(x), ensemble(x)[0])
@@ -103,14 +134,19 @@ def test_a_layer_between_which_something_mixes_units_is_not_shrunk():
 def test_a_member_that_keeps_nothing_still_answers():
     net, (x, _) = network(), batch()
     ensemble = set_logits(extraction.masks(net, 1), lambda m, p: -1.0).harden()
-    torch.testing.assert_close(ensemble.member(0)(x), net[7].bias.expand(20, 3).detach())
+    torch.testing.assert_close(
+        ensemble.member(0)(x), net[7].bias.expand(20, 3).detach()
+    )
     torch.testing.assert_close(ensemble(x)[0], net[7].bias.expand(20, 3).detach())
 
 
 def test_hardening_can_be_undone_and_moved():
     ensemble, (x, _) = extraction.masks(network(), 3), batch()
     soft = ensemble(x)
-    kept = [ensemble.harden(threshold).masks()["1"].rows.mean().item() for threshold in (0.3, 0.5, 0.7)]
+    kept = [
+        ensemble.harden(threshold).masks()["1"].rows.mean().item()
+        for threshold in (0.3, 0.5, 0.7)
+    ]
     assert kept == sorted(kept, reverse=True)
     assert kept[0] > kept[2]
     assert set(ensemble.masks()["1"].rows.unique().tolist()) == {0.0, 1.0}
@@ -145,7 +181,10 @@ def test_shards_share_the_logits():
 
 
 def test_a_member_depends_on_the_seed_and_its_number_alone():
-    three, five, other = (extraction.masks(network(), m, seed=s).masks()["4"] for m, s in ((3, 0), (5, 0), (3, 1)))
+    three, five, other = (
+        extraction.masks(network(), m, seed=s).masks()["4"]
+        for m, s in ((3, 0), (5, 0), (3, 1))
+    )
     assert torch.equal(three.rows, five.rows[:3])
     assert torch.equal(three.columns, five.columns[:3])
     assert not torch.equal(three.rows, other.rows)
@@ -155,11 +194,17 @@ def test_a_member_depends_on_the_seed_and_its_number_alone():
 # Diversity ------------------------------------------------------------------------------------------------------------
 def test_diversity_of_known_masks():
     ensemble = extraction.masks(network(), 2)
-    assert extraction.mask_diversity(set_logits(ensemble, lambda m, p: 0.7)) == pytest.approx(0, abs=1e-12)
+    assert extraction.mask_diversity(
+        set_logits(ensemble, lambda m, p: 0.7)
+    ) == pytest.approx(0, abs=1e-12)
     opposite = set_logits(ensemble, lambda m, p: 40.0 if m else -40.0)
     assert extraction.mask_diversity(opposite) == pytest.approx(math.log(2), rel=1e-9)
-    assert extraction.mask_diversity(opposite.harden()) == pytest.approx(math.log(2), rel=1e-9)
-    one_in_four = set_logits(extraction.masks(network(), 4), lambda m, p: 40.0 if m == 1 else -40.0)
+    assert extraction.mask_diversity(opposite.harden()) == pytest.approx(
+        math.log(2), rel=1e-9
+    )
+    one_in_four = set_logits(
+        extraction.masks(network(), 4), lambda m, p: 40.0 if m == 1 else -40.0
+    )
     expected = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
     assert extraction.mask_diversity(one_in_four) == pytest.approx(expected, rel=1e-9)
 
@@ -167,10 +212,21 @@ def test_diversity_of_known_masks():
 def test_diversity_is_the_mutual_information_of_each_element():
     """I[b; m] of one mask element b, a coin of member m, is the BALD score of a two-class ensemble."""
     ensemble = extraction.masks(network(), 5, std=2.0)
-    logits = torch.cat([p.detach() for layer in ensemble.layers().values() for p in layer.own_parameters()], 1)
-    coins = torch.stack([logits, torch.zeros_like(logits)], -1)  # [members, elements, 2]
+    logits = torch.cat(
+        [
+            p.detach()
+            for layer in ensemble.layers().values()
+            for p in layer.own_parameters()
+        ],
+        1,
+    )
+    coins = torch.stack(
+        [logits, torch.zeros_like(logits)], -1
+    )  # [members, elements, 2]
     expected = uncertainty.decompose(coins).epistemic.mean()
-    assert extraction.mask_diversity(ensemble) == pytest.approx(expected.item(), rel=1e-9)
+    assert extraction.mask_diversity(ensemble) == pytest.approx(
+        expected.item(), rel=1e-9
+    )
 
 
 # Training -------------------------------------------------------------------------------------------------------------
@@ -179,12 +235,20 @@ def test_training_follows_the_objective(diversity):
     """Against a plain loop: torch.optim.Adam on mean cross-entropy - diversity * mask_diversity, by autograd."""
     x, y = batch(32)
     ensemble, reference = extraction.masks(network(), 3), extraction.masks(network(), 3)
-    settings = {"diversity": diversity, "steps": 6, "lr": 0.1, "batch_size": 32, "progress": False}
+    settings = {
+        "diversity": diversity,
+        "steps": 6,
+        "lr": 0.1,
+        "batch_size": 32,
+        "progress": False,
+    }
     history = extraction.fit_masks(ensemble, x, y, **settings)
     assert history.loss.shape == (6, 3)
     assert history.steps == 6
 
-    parameters = [p for layer in reference.layers().values() for p in layer.own_parameters()]
+    parameters = [
+        p for layer in reference.layers().values() for p in layer.own_parameters()
+    ]
     optimizer = torch.optim.Adam(parameters, 0.1)
     for step in range(6):
         p = torch.cat([logits.sigmoid() for logits in parameters], 1)
@@ -192,14 +256,20 @@ def test_training_follows_the_objective(diversity):
         information = (coin(p.mean(0)) - coin(p).mean(0)).mean()
         losses = torch.stack([nn.functional.cross_entropy(z, y) for z in reference(x)])
         assert history.diversity[step] == pytest.approx(information.item(), rel=1e-5)
-        torch.testing.assert_close(history.loss[step].double(), losses.detach(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            history.loss[step].double(), losses.detach(), rtol=1e-5, atol=1e-6
+        )
         optimizer.zero_grad()
         (losses.mean() - diversity * information).backward()
         optimizer.step()
     for name, (rows, columns) in reference.masks().items():
-        torch.testing.assert_close(ensemble.masks()[name].columns, columns, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            ensemble.masks()[name].columns, columns, rtol=1e-4, atol=1e-5
+        )
         if rows is not None:
-            torch.testing.assert_close(ensemble.masks()[name].rows, rows, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                ensemble.masks()[name].rows, rows, rtol=1e-4, atol=1e-5
+            )
 
 
 def test_shards_in_threads_train_the_same_masks(monkeypatch):
@@ -242,7 +312,9 @@ def test_a_network_with_convolutions_and_float32_trains():
     statistics = net[1].running_mean.clone()
     x, y = batch()
     ensemble = extraction.masks(net, 3)
-    history = extraction.fit_masks(ensemble, x, y, steps=60, diversity=0.0, progress=False)
+    history = extraction.fit_masks(
+        ensemble, x, y, steps=60, diversity=0.0, progress=False
+    )
     assert history.loss[-1].mean() < history.loss[0].mean()
     assert torch.equal(ensemble.network[1].running_mean, statistics)
 
@@ -252,7 +324,9 @@ def test_a_network_with_convolutions_and_float32_trains():
 def test_masks_refuses_what_it_cannot_mask():
     with pytest.raises(ValueError, match="has no nn"):
         extraction.masks(nn.Conv2d(1, 2, 3))
-    with pytest.raises(TypeError, match=r"take one of its networks: ensemble.member\(0\)"):
+    with pytest.raises(
+        TypeError, match=r"take one of its networks: ensemble.member\(0\)"
+    ):
         extraction.masks(ensembles.deep(network, 2))
     with pytest.raises(TypeError, match="one torch module, got 'resnet'"):
         extraction.masks("resnet")
@@ -298,7 +372,9 @@ def test_fit_masks_refuses(change, message):
 def test_other_ensembles_are_refused():
     x, y = batch()
     for call in (lambda e: extraction.fit_masks(e, x, y), extraction.mask_diversity):
-        with pytest.raises(TypeError, match=r"extraction.masks\(model\) returns, got FoldedEnsemble"):
+        with pytest.raises(
+            TypeError, match=r"extraction.masks\(model\) returns, got FoldedEnsemble"
+        ):
             call(ensembles.deep(network, 2))
 
 
@@ -306,9 +382,20 @@ def test_a_loss_that_is_not_finite_is_reported():
     net, (x, y) = network(), batch()
     net[7].weight.data[:] = 1e308
     with pytest.raises(FloatingPointError, match="step 0"):
-        extraction.fit_masks(extraction.masks(net, 2), x * 1e10, y, steps=2, progress=False)
-    with pytest.raises(FloatingPointError, match="a mask is not finite; lower lr"):  # after the only step
-        extraction.fit_masks(extraction.masks(network().float(), 2), x, y, steps=2, lr=1e39, progress=False)
+        extraction.fit_masks(
+            extraction.masks(net, 2), x * 1e10, y, steps=2, progress=False
+        )
+    with pytest.raises(
+        FloatingPointError, match="a mask is not finite; lower lr"
+    ):  # after the only step
+        extraction.fit_masks(
+            extraction.masks(network().float(), 2),
+            x,
+            y,
+            steps=2,
+            lr=1e39,
+            progress=False,
+        )
 
 
 def test_a_mask_layer_describes_itself():

@@ -14,12 +14,20 @@ torch.manual_seed(0)
 
 
 def body(width=6, stride=1):
-    return nn.Sequential(nn.Conv2d(3, width, 3, stride, 1), nn.BatchNorm2d(width), nn.ReLU())
+    return nn.Sequential(
+        nn.Conv2d(3, width, 3, stride, 1), nn.BatchNorm2d(width), nn.ReLU()
+    )
 
 
 def plain(pool=None, tail=(), width=6):
     """A map as large as the image, a pool and a head."""
-    return nn.Sequential(body(width), pool or nn.AdaptiveAvgPool2d(1), nn.Flatten(), *tail, nn.Linear(width, 5)).eval()
+    return nn.Sequential(
+        body(width),
+        pool or nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        *tail,
+        nn.Linear(width, 5),
+    ).eval()
 
 
 class Torchvision(nn.Module):
@@ -58,7 +66,11 @@ class SelectAdaptivePool2d(nn.Module):
         if pool_type == "fast":
             self.pool, self.flatten = FastAdaptiveAvgPool(flatten, dim), nn.Identity()
         else:
-            self.pool = nn.AdaptiveAvgPool2d(1) if pool_type == "avg" else nn.AdaptiveMaxPool2d(1)
+            self.pool = (
+                nn.AdaptiveAvgPool2d(1)
+                if pool_type == "avg"
+                else nn.AdaptiveMaxPool2d(1)
+            )
             self.flatten = nn.Flatten(1) if flatten else nn.Identity()
 
     def forward(self, x):
@@ -84,30 +96,50 @@ class TimmHead(nn.Module):
     def __init__(self, last):
         super().__init__()
         self.last, self.stages, self.head = last, body(), nn.Module()
-        self.head.global_pool = SelectAdaptivePool2d("fast", last, (1, 2) if last else (2, 3))
+        self.head.global_pool = SelectAdaptivePool2d(
+            "fast", last, (1, 2) if last else (2, 3)
+        )
         self.head.drop = nn.Dropout(0.5)
         self.head.fc = nn.Linear(6, 5) if last else nn.Conv2d(6, 5, 1)
         self.head.flatten = nn.Identity() if last else nn.Flatten(1)
 
     def forward(self, x):
         x = self.stages(x)
-        x = self.head.drop(self.head.global_pool(x.permute(0, 2, 3, 1) if self.last else x))
+        x = self.head.drop(
+            self.head.global_pool(x.permute(0, 2, 3, 1) if self.last else x)
+        )
         return self.head.flatten(self.head.fc(x))
 
 
 def huggingface_resnet():
-    config = transformers.ResNetConfig(embedding_size=4, hidden_sizes=[6], depths=[1], layer_type="basic", num_labels=5)
-    return transformers.ResNetForImageClassification(config)  # a map a fourth of the image
+    config = transformers.ResNetConfig(
+        embedding_size=4, hidden_sizes=[6], depths=[1], layer_type="basic", num_labels=5
+    )
+    return transformers.ResNetForImageClassification(
+        config
+    )  # a map a fourth of the image
 
 
 def swin():
     config = transformers.SwinConfig(
-        image_size=16, patch_size=2, embed_dim=8, depths=[1], num_heads=[2], window_size=2, num_labels=5
+        image_size=16,
+        patch_size=2,
+        embed_dim=8,
+        depths=[1],
+        num_heads=[2],
+        window_size=2,
+        num_labels=5,
     )
     return transformers.SwinForImageClassification(config)
 
 
-VIT = {"image_size": 16, "patch_size": 2, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+VIT = {
+    "image_size": 16,
+    "patch_size": 2,
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
 VIT |= {"intermediate_size": 16, "num_labels": 5}
 LAYOUTS = {
     "sequential": plain,
@@ -124,12 +156,20 @@ LAYOUTS = {
     "timm channels last": lambda: TimmHead(True),
     "transformers resnet": huggingface_resnet,
     "transformers swin": swin,
-    "transformers ijepa": lambda: transformers.IJepaForImageClassification(transformers.IJepaConfig(**VIT)),
+    "transformers ijepa": lambda: transformers.IJepaForImageClassification(
+        transformers.IJepaConfig(**VIT)
+    ),
 }
 
 
 def images(name="", count=3):
-    side = 32 if name in ("wide_resnet", "cifar_resnet", "transformers resnet") else 16 if "transf" in name else 8
+    side = (
+        32
+        if name in ("wide_resnet", "cifar_resnet", "transformers resnet")
+        else 16
+        if "transf" in name
+        else 8
+    )
     return torch.randn(count, 3, side, side)
 
 
@@ -167,11 +207,15 @@ def test_a_tile_is_the_head_on_its_window_row_by_row(size):
     x = torch.randn(4, 3, 8, 10)
     grid, head = model[0](x), model[-1]
     found = tiles(model, size)(x)
-    edges = [[(i * n // size, -(-(i + 1) * n // size)) for i in range(size)] for n in (8, 10)]  # torch's windows
+    edges = [
+        [(i * n // size, -(-(i + 1) * n // size)) for i in range(size)] for n in (8, 10)
+    ]  # torch's windows
     for i, (top, bottom) in enumerate(edges[0]):
         for j, (left, right) in enumerate(edges[1]):
             expected = head(grid[:, :, top:bottom, left:right].mean((2, 3)))
-            torch.testing.assert_close(found[i * size + j], expected, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(
+                found[i * size + j], expected, atol=1e-5, rtol=1e-5
+            )
 
 
 def test_patches_of_a_vision_transformer():
@@ -181,11 +225,19 @@ def test_patches_of_a_vision_transformer():
     patches = model.vit(x).last_hidden_state[:, 1:]  # [batch, patches, features]
     expected = model.classifier(patches).permute(1, 0, 2)
     torch.testing.assert_close(tiles(model, 8)(x), expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(tiles(nn.Sequential(model), 1)(x)[0], expected.mean(0), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        tiles(nn.Sequential(model), 1)(x)[0], expected.mean(0), atol=1e-5, rtol=1e-5
+    )
     first = expected.unflatten(0, (8, 8))[:4, :4].mean((0, 1))
-    torch.testing.assert_close(tiles(model, 2, pool="vit.layernorm")(x)[0], first, atol=1e-5, rtol=1e-5)
-    assert (tiles(model, 1)(x)[0] - model(x).logits).abs().max() > 0.1  # the class token says something else
-    with pytest.raises(ValueError, match=r"larger than the map at 'vit\.layernorm', 8 x 8"):
+    torch.testing.assert_close(
+        tiles(model, 2, pool="vit.layernorm")(x)[0], first, atol=1e-5, rtol=1e-5
+    )
+    assert (
+        tiles(model, 1)(x)[0] - model(x).logits
+    ).abs().max() > 0.1  # the class token says something else
+    with pytest.raises(
+        ValueError, match=r"larger than the map at 'vit\.layernorm', 8 x 8"
+    ):
         tiles(model, 9)
 
 
@@ -193,26 +245,35 @@ def test_one_pass_of_the_backbone():
     model, calls = plain(), []
     ensemble = tiles(model, 4)
     ensemble(images())
-    next(m for m in ensemble.modules() if isinstance(m, nn.Conv2d)).register_forward_hook(lambda *_: calls.append(1))
+    next(
+        m for m in ensemble.modules() if isinstance(m, nn.Conv2d)
+    ).register_forward_hook(lambda *_: calls.append(1))
     ensemble(images())
     assert len(calls) == 1
 
 
 def test_the_model_never_changes_and_shares_its_weights():
     model = random_statistics(Torchvision()).train()
-    before, modes = copy.deepcopy(model.state_dict()), [module.training for module in model.modules()]
+    before, modes = (
+        copy.deepcopy(model.state_dict()),
+        [module.training for module in model.modules()],
+    )
     ensemble = tiles(model, 2)
     x = images()
     ensemble(x)
     assert not any(module.training for module in ensemble.modules())
     assert [module.training for module in model.modules()] == modes
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(
+        torch.equal(value, before[name]) for name, value in model.state_dict().items()
+    )
     assert {id(p) for p in ensemble.parameters()} == {id(p) for p in model.parameters()}
     assert {id(b) for b in ensemble.buffers()} == {id(b) for b in model.buffers()}
     wide = ensemble.double()(x.double())  # casting copies
     assert wide.dtype == torch.float64
     assert model.fc.weight.dtype == torch.float32
-    torch.testing.assert_close(wide.mean(0).float(), model.eval()(x), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        wide.mean(0).float(), model.eval()(x), atol=1e-4, rtol=1e-4
+    )
 
 
 def test_an_ensemble_like_others():
@@ -220,27 +281,45 @@ def test_an_ensemble_like_others():
     ensemble, x = tiles(model, 3), images(count=7)
     found = ensemble(x)
     assert isinstance(ensemble, ensembles.Ensemble)
-    assert (ensemble.members, ensemble.can_shard(), ensemble.noise_layers()) == (9, False, [])
+    assert (ensemble.members, ensemble.can_shard(), ensemble.noise_layers()) == (
+        9,
+        False,
+        [],
+    )
     torch.testing.assert_close(training.predict(ensemble, x, batch_size=4), found)
     torch.testing.assert_close(ensemble.shard(slice(2, 5))(x), found[2:5])
-    torch.testing.assert_close(ensemble.shard(slice(2, 8)).shard(slice(1, 2))(x), found[3:4])
+    torch.testing.assert_close(
+        ensemble.shard(slice(2, 8)).shard(slice(1, 2))(x), found[3:4]
+    )
     torch.testing.assert_close(ensemble.shard(slice(2, 5)).member(1)(x), found[3])
     mine = torch.randn(9, 2, 3, 8, 8)
     expected = torch.stack([ensemble.member(m)(mine[m]) for m in range(9)])
-    torch.testing.assert_close(ensemble.forward_members(mine), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        ensemble.forward_members(mine), expected, atol=1e-5, rtol=1e-5
+    )
     (rows,) = ensemble.passes(mine)
-    torch.testing.assert_close(ensemble.run(mine[rows], rows), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        ensemble.run(mine[rows], rows), expected, atol=1e-5, rtol=1e-5
+    )
     with pytest.raises(IndexError, match="choose 0 to 8"):
         ensemble.member(9)
 
 
 def test_training_follows_the_members_mean_loss():
-    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5))
+    model = nn.Sequential(
+        nn.Conv2d(3, 6, 3),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(6, 5),
+    )
     ensemble, x, y = tiles(model, 2), images(count=7), torch.arange(7) % 5
     losses = torch.stack([nn.functional.cross_entropy(z, y) for z in ensemble(x)])
     before = [p.detach().clone() for p in model.parameters()]
     gradients = torch.autograd.grad(losses.mean(), list(model.parameters()))
-    training.fit(ensemble, x, y, epochs=1, lr=0.3, batch_size=7, progress=False)  # one step
+    training.fit(
+        ensemble, x, y, epochs=1, lr=0.3, batch_size=7, progress=False
+    )  # one step
     for p, old, gradient in zip(model.parameters(), before, gradients, strict=True):
         torch.testing.assert_close(p.detach(), old - 0.3 * gradient)
     assert set(ensemble.shard(slice(1, 3)).shared_parameters().values()) == {2}
@@ -248,15 +327,29 @@ def test_training_follows_the_members_mean_loss():
 
 def test_shared_gradients_are_clipped_once(monkeypatch):
     """A step of SGD moves the weights by at most lr * clip, and no member is built for it."""
-    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5))
+    model = nn.Sequential(
+        nn.Conv2d(3, 6, 3),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(6, 5),
+    )
     ensemble, x, y = tiles(model, 2), images(count=7), torch.arange(7) % 5
     loss = torch.stack([nn.functional.cross_entropy(z, y) for z in ensemble(x)]).mean()
-    direction = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+    direction = torch.cat(
+        [g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]
+    )
     before = nn.utils.parameters_to_vector(model.parameters()).detach()
-    monkeypatch.setattr(type(ensemble), "member", lambda self, index: pytest.fail("a member was built"))
-    training.fit(ensemble, x, y, epochs=1, lr=0.3, clip=0.01, batch_size=7, progress=False)  # one step
+    monkeypatch.setattr(
+        type(ensemble), "member", lambda self, index: pytest.fail("a member was built")
+    )
+    training.fit(
+        ensemble, x, y, epochs=1, lr=0.3, clip=0.01, batch_size=7, progress=False
+    )  # one step
     moved = nn.utils.parameters_to_vector(model.parameters()).detach() - before
-    torch.testing.assert_close(moved, -0.3 * 0.01 * direction / direction.norm(), atol=1e-6, rtol=1e-3)
+    torch.testing.assert_close(
+        moved, -0.3 * 0.01 * direction / direction.norm(), atol=1e-6, rtol=1e-3
+    )
 
 
 class Own(nn.Module):
@@ -264,7 +357,12 @@ class Own(nn.Module):
 
     def __init__(self, average, after=lambda x, _: x.flatten(1)):
         super().__init__()
-        self.body, self.average, self.head, self.after = body(), average, nn.Linear(6, 5), after
+        self.body, self.average, self.head, self.after = (
+            body(),
+            average,
+            nn.Linear(6, 5),
+            after,
+        )
 
     def forward(self, x):
         return self.head(self.after(self.average(self.body(x)), x))
@@ -298,9 +396,17 @@ def test_named_modules():
 
 def test_a_head_that_is_not_linear_is_asked_at_every_position_if_it_is_named():
     """As MaxViT's: LayerNorm, linear, tanh, linear. Logits are averaged, not features."""
-    classifier = nn.Sequential(nn.Flatten(), nn.LayerNorm(6), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 5))
-    model, x = nn.Sequential(body(), nn.AdaptiveAvgPool2d(1), classifier).eval(), images()
-    with pytest.raises(ValueError, match=r"'2\.1' \(LayerNorm\) comes after the pool '1' and is not linear"):
+    classifier = nn.Sequential(
+        nn.Flatten(), nn.LayerNorm(6), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 5)
+    )
+    model, x = (
+        nn.Sequential(body(), nn.AdaptiveAvgPool2d(1), classifier).eval(),
+        images(),
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"'2\.1' \(LayerNorm\) comes after the pool '1' and is not linear",
+    ):
         tiles(model, 2)
     ensemble = tiles(model, 2, head="2")
     grid = model[0](x)  # [batch, channels, 8, 8]
@@ -318,7 +424,9 @@ def test_a_head_that_is_not_linear_is_asked_at_every_position_if_it_is_named():
     torch.testing.assert_close(ensemble.member(3)(x), ensemble(x)[3])
     torch.testing.assert_close(ensemble.shard(slice(1, 3))(x), ensemble(x)[1:3])
     assert ensemble(x[:0]).shape == (4, 0, 5)
-    reads_more = Own(nn.AdaptiveAvgPool2d(1), lambda p, x: p.flatten(1) + x[:, 0, 0, :1])
+    reads_more = Own(
+        nn.AdaptiveAvgPool2d(1), lambda p, x: p.flatten(1) + x[:, 0, 0, :1]
+    )
     reads_more.head = nn.Sequential(nn.Tanh(), nn.Linear(6, 5))
     with pytest.raises(ValueError, match="nothing but the pool"):
         tiles(reads_more, 2, head="head")(x)

@@ -28,24 +28,45 @@ def by_function():
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: plain(tail=[nn.Linear(6, 6), nn.ReLU()]), "'4' \\(ReLU\\) comes after the pool '1' and is not linear"),
+        (
+            lambda: plain(tail=[nn.Linear(6, 6), nn.ReLU()]),
+            "'4' \\(ReLU\\) comes after the pool '1' and is not linear",
+        ),
         (lambda: plain(tail=[nn.LayerNorm(6)]), "LayerNorm.*not linear"),
         (lambda: plain(nn.AdaptiveMaxPool2d(1)), r"pools: 1 \(AdaptiveMaxPool2d\)"),
-        (lambda: plain(nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.MaxPool2d(4))), "no module that averages"),
+        (
+            lambda: plain(nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.MaxPool2d(4))),
+            "no module that averages",
+        ),
         (lambda: Timm("max"), r"pools: global_pool \(SelectAdaptivePool2d\)"),
-        (lambda: models.mlp(192), r"no module that averages a map to 1 x 1 \(pools: none\)"),
-        (by_function, r"a function call does, make it a module, nn\.AdaptiveAvgPool2d\(1\)"),
-        (lambda: nn.Sequential(body(), nn.AdaptiveAvgPool2d(1), nn.Flatten()), "no linear layer after the pool '1'"),
+        (
+            lambda: models.mlp(192),
+            r"no module that averages a map to 1 x 1 \(pools: none\)",
+        ),
+        (
+            by_function,
+            r"a function call does, make it a module, nn\.AdaptiveAvgPool2d\(1\)",
+        ),
+        (
+            lambda: nn.Sequential(body(), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+            "no linear layer after the pool '1'",
+        ),
         (
             lambda: transformers.ConvNextForImageClassification(
-                transformers.ConvNextConfig(num_stages=1, hidden_sizes=[6], depths=[1], num_labels=5)
+                transformers.ConvNextConfig(
+                    num_stages=1, hidden_sizes=[6], depths=[1], num_labels=5
+                )
             ),
             "ConvNextForImageClassification has no module",
         ),
         (
             lambda: transformers.Dinov2ForImageClassification(
                 transformers.Dinov2Config(
-                    image_size=16, patch_size=2, hidden_size=8, num_hidden_layers=1, num_attention_heads=2
+                    image_size=16,
+                    patch_size=2,
+                    hidden_size=8,
+                    num_hidden_layers=1,
+                    num_attention_heads=2,
                 )
             ),
             "Dinov2ForImageClassification has no module",
@@ -65,29 +86,61 @@ def twice():
 @pytest.mark.parametrize(
     ("make", "pool", "reason"),
     [
-        (lambda: plain(nn.AdaptiveMaxPool2d(1)), "1", "'1' does not average over its whole map, 8 x 8"),
-        (lambda: Own(Pool(lambda x: (x**3).mean((2, 3)).pow(1 / 3))), "average", "generalized mean"),
+        (
+            lambda: plain(nn.AdaptiveMaxPool2d(1)),
+            "1",
+            "'1' does not average over its whole map, 8 x 8",
+        ),
+        (
+            lambda: Own(Pool(lambda x: (x**3).mean((2, 3)).pow(1 / 3))),
+            "average",
+            "generalized mean",
+        ),
         (lambda: Timm("max"), "global_pool", "does not average"),
-        (lambda: plain(nn.AvgPool2d(4), [nn.Linear(24, 6)]), None, r"output \[2, 6, 2, 2\] is not the mean"),
-        (lambda: Own(nn.AdaptiveAvgPool2d(1), lambda p, x: p.flatten(1).sin()), None, "is not linear, or it sees more"),
+        (
+            lambda: plain(nn.AvgPool2d(4), [nn.Linear(24, 6)]),
+            None,
+            r"output \[2, 6, 2, 2\] is not the mean",
+        ),
+        (
+            lambda: Own(nn.AdaptiveAvgPool2d(1), lambda p, x: p.flatten(1).sin()),
+            None,
+            "is not linear, or it sees more",
+        ),
         (
             lambda: Own(nn.AdaptiveAvgPool2d(1), lambda p, x: 9 * p.flatten(1) ** 2),
             None,
             "is not linear, or it sees more",
         ),
-        (lambda: Own(nn.AdaptiveAvgPool2d(1), lambda p, x: p.view(len(x), -1)), None, r"flatten with x\.flatten\(1\)"),
         (
-            lambda: Own(nn.AdaptiveAvgPool2d(1), lambda p, x: p.flatten(1) + x[:, 0, 0, :1]),
+            lambda: Own(nn.AdaptiveAvgPool2d(1), lambda p, x: p.view(len(x), -1)),
+            None,
+            r"flatten with x\.flatten\(1\)",
+        ),
+        (
+            lambda: Own(
+                nn.AdaptiveAvgPool2d(1), lambda p, x: p.flatten(1) + x[:, 0, 0, :1]
+            ),
             None,
             "nothing but the pool",
         ),
-        (lambda: Own(nn.AdaptiveAvgPool2d(1), lambda p, x: x[:, :1, 0, :6].flatten(1)), None, "nothing but the pool"),
+        (
+            lambda: Own(
+                nn.AdaptiveAvgPool2d(1), lambda p, x: x[:, :1, 0, :6].flatten(1)
+            ),
+            None,
+            "nothing but the pool",
+        ),
         (
             lambda: nn.Sequential(nn.Flatten(), Pool(torch.relu), nn.Linear(192, 5)),
             "1",
             r"no map at '1': .* \[2, 192\]",
         ),
-        (lambda: nn.Sequential(plain(), nn.Unflatten(1, (5, 1))), None, r"logits \[batch, classes\], got \[2, 5, 1\]"),
+        (
+            lambda: nn.Sequential(plain(), nn.Unflatten(1, (5, 1))),
+            None,
+            r"logits \[batch, classes\], got \[2, 5, 1\]",
+        ),
         (twice, None, "must run once in a forward pass, it ran 2 times"),
     ],
 )
@@ -113,7 +166,9 @@ def test_bad_input(unchecked):
     for size in (2.0, "2", None):
         with pytest.raises(TypeError, match="integer"):
             tiles(model, size)
-    with pytest.raises(ValueError, match="size 9 is larger than the map at '1', 8 x 8; choose 1 to 8"):
+    with pytest.raises(
+        ValueError, match="size 9 is larger than the map at '1', 8 x 8; choose 1 to 8"
+    ):
         tiles(model, 9)(images())
     with pytest.raises(ValueError, match="no module 'gap'; the last ones are"):
         tiles(model, 2, pool="gap")

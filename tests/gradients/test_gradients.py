@@ -6,7 +6,12 @@ import itertools
 import pytest
 import torch
 from torch import nn
-from transformers import BertConfig, BertForSequenceClassification, ViTConfig, ViTForImageClassification
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    ViTConfig,
+    ViTForImageClassification,
+)
 
 from uqlab import ensembles, gradients, metrics, models, training
 from uqlab.gradients.per_sample import SampleGradients
@@ -62,20 +67,30 @@ def conv_net():
 
 
 def conv1d_net():
-    return nn.Sequential(nn.Conv1d(2, 24, 5, 2, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(96, 4))
+    return nn.Sequential(
+        nn.Conv1d(2, 24, 5, 2, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(96, 4)
+    )
 
 
 def encoder():
     layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
-    return nn.Sequential(nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), nn.Flatten(), nn.Linear(32, 3))
+    return nn.Sequential(
+        nn.TransformerEncoder(layer, 1, enable_nested_tensor=False),
+        nn.Flatten(),
+        nn.Linear(32, 3),
+    )
 
 
 def vit():
-    return ViTForImageClassification(ViTConfig(**SMALL, image_size=8, patch_size=4, num_channels=1))
+    return ViTForImageClassification(
+        ViTConfig(**SMALL, image_size=8, patch_size=4, num_channels=1)
+    )
 
 
 def bert():
-    return BertForSequenceClassification(BertConfig(**SMALL, vocab_size=12, max_position_embeddings=10))
+    return BertForSequenceClassification(
+        BertConfig(**SMALL, vocab_size=12, max_position_embeddings=10)
+    )
 
 
 # name -> (model, shape of an input, layers that have no closed form)
@@ -86,7 +101,11 @@ CASES = {
     "vit": (vit, (1, 8, 8), set()),
     "unusual": (Unusual, (4, 6), set()),
     "tied": (Tied, (6,), {"a", "b"}),
-    "attention": (encoder, (4, 8), {"0.layers.0.self_attn", "0.layers.0.self_attn.out_proj"}),
+    "attention": (
+        encoder,
+        (4, 8),
+        {"0.layers.0.self_attn", "0.layers.0.self_attn.out_proj"},
+    ),
 }
 
 
@@ -95,7 +114,9 @@ def make(name, samples=4):
     build, shape, slow = CASES[name]
     model = build().double().eval()
     for p in model.parameters():
-        p.data.add_(0.2 * torch.randn_like(p))  # embeddings and norms start at zeros and ones
+        p.data.add_(
+            0.2 * torch.randn_like(p)
+        )  # embeddings and norms start at zeros and ones
     for norm in model.modules():
         if isinstance(norm, nn.BatchNorm2d):
             norm.running_mean.normal_()
@@ -113,22 +134,33 @@ def loop(model, inputs, norm, noise=None):
         log_p = getattr(output, "logits", output).log_softmax(1).mean(0)
         for value in log_p:
             for own in layers.values():
-                found = torch.autograd.grad(value, own, retain_graph=True, allow_unused=True)
-                flat = [g.flatten() for g in found if g is not None] or [torch.zeros(1, dtype=log_p.dtype)]
+                found = torch.autograd.grad(
+                    value, own, retain_graph=True, allow_unused=True
+                )
+                flat = [g.flatten() for g in found if g is not None] or [
+                    torch.zeros(1, dtype=log_p.dtype)
+                ]
                 rows.append(torch.cat(flat).norm(norm))
     stacked = torch.stack(rows).unflatten(0, (len(inputs), -1, len(layers)))
     return dict(zip(layers, stacked.movedim(2, 0), strict=True))
 
 
 def perturbed(inputs, count, sigma, seed=0):
-    noise = torch.randn(count, *inputs.shape[1:], generator=torch.Generator().manual_seed(seed), dtype=inputs.dtype)
+    noise = torch.randn(
+        count,
+        *inputs.shape[1:],
+        generator=torch.Generator().manual_seed(seed),
+        dtype=inputs.dtype,
+    )
     return torch.cat([torch.zeros_like(noise[:1]), sigma * noise])
 
 
 def head_norms(model, inputs, q):
     """(||[h; 1]||_q, p) of a Sequential that ends in a linear layer."""
     h = model[:-1](inputs).detach()
-    return torch.cat([h, torch.ones_like(h[:, :1])], 1).norm(q, 1), model(inputs).detach().softmax(1)
+    return torch.cat([h, torch.ones_like(h[:, :1])], 1).norm(q, 1), model(
+        inputs
+    ).detach().softmax(1)
 
 
 @pytest.mark.parametrize("norm", [1, 2])
@@ -137,13 +169,24 @@ def test_norms_are_those_of_a_loop_over_samples_and_classes(name, norm):
     model, inputs, slow = make(name)
     for count in (0, 2):
         noise = perturbed(inputs, count, 0.3) if count else None
-        found, names, log_p = gradients.gradient_norms(model, inputs, norm=norm, perturbations=count, sigma=0.3)
+        found, names, log_p = gradients.gradient_norms(
+            model, inputs, norm=norm, perturbations=count, sigma=0.3
+        )
         expected = loop(model, inputs, norm, noise)
         for layer, mine in zip(names, found, strict=True):
-            torch.testing.assert_close(mine, expected[layer], rtol=1e-7, atol=1e-9 * expected[layer].max().item())
-        assert all(expected[layer].abs().max() == 0 for layer in set(expected) - set(names))  # not on the path
+            torch.testing.assert_close(
+                mine,
+                expected[layer],
+                rtol=1e-7,
+                atol=1e-9 * expected[layer].max().item(),
+            )
+        assert all(
+            expected[layer].abs().max() == 0 for layer in set(expected) - set(names)
+        )  # not on the path
         logits = model(inputs)
-        torch.testing.assert_close(log_p, getattr(logits, "logits", logits).detach().log_softmax(1))
+        torch.testing.assert_close(
+            log_p, getattr(logits, "logits", logits).detach().log_softmax(1)
+        )
     parts = SampleGradients(model, inputs[:2], "all", norm)
     assert set(parts.names) - parts.fast == slow
 
@@ -151,13 +194,18 @@ def test_norms_are_those_of_a_loop_over_samples_and_classes(name, norm):
 def test_text_models():
     torch.manual_seed(0)
     tokens = torch.tensor([[3, 5, 3, 0, 0], [1, 2, 7, 7, 7], [4, 9, 1, 4, 4]])
-    for model, norm in itertools.product((TiedText().double(), bert().double().eval()), (1, 2)):
+    for model, norm in itertools.product(
+        (TiedText().double(), bert().double().eval()), (1, 2)
+    ):
         found, names, _ = gradients.gradient_norms(model, tokens, norm=norm)
         expected = loop(model, tokens, norm)
         assert set(names) == set(expected)
         for layer, mine in zip(names, found, strict=True):
             torch.testing.assert_close(mine, expected[layer], rtol=1e-7, atol=1e-9)
-    assert names[:3] == [f"bert.embeddings.{part}_embeddings" for part in ("word", "token_type", "position")]
+    assert names[:3] == [
+        f"bert.embeddings.{part}_embeddings"
+        for part in ("word", "token_type", "position")
+    ]
     assert names[-2:] == ["bert.pooler.dense", "classifier"]
     parts = SampleGradients(model, tokens[:2], "all", 2)
     assert parts.fast == set(parts.names)
@@ -167,32 +215,54 @@ def test_text_models():
 
 def test_float32_and_large_maps():
     torch.manual_seed(0)
-    model, inputs = models.wide_resnet(10, 1, classes=3, channels=1).eval(), torch.rand(2, 1, 16, 16)
+    model, inputs = (
+        models.wide_resnet(10, 1, classes=3, channels=1).eval(),
+        torch.rand(2, 1, 16, 16),
+    )
     for norm in (1, 2):
         found, names, _ = gradients.gradient_norms(model, inputs, norm=norm)
         expected = loop(model, inputs, norm)
         for layer, mine in zip(names, found, strict=True):
-            torch.testing.assert_close(mine, expected[layer], rtol=1e-4, atol=1e-5 * expected[layer].max().item())
+            torch.testing.assert_close(
+                mine,
+                expected[layer],
+                rtol=1e-4,
+                atol=1e-5 * expected[layer].max().item(),
+            )
 
 
 def test_closed_forms_of_the_last_layer():
     model, inputs, _ = make("mlp", 9)
     for q in (1, 2):
         size, p = head_norms(model, inputs, q)
-        expected = 2 * (1 - p) if q == 1 else (1 - 2 * p + p.square().sum(1, keepdim=True)).sqrt()
-        norms, names, log_p = gradients.gradient_norms(model, inputs, norm=q, layers="last")
+        expected = (
+            2 * (1 - p)
+            if q == 1
+            else (1 - 2 * p + p.square().sum(1, keepdim=True)).sqrt()
+        )
+        norms, names, log_p = gradients.gradient_norms(
+            model, inputs, norm=q, layers="last"
+        )
         assert names == ["7"]
         torch.testing.assert_close(norms[0], size[:, None] * expected)
     one, two = head_norms(model, inputs, 1)[0], head_norms(model, inputs, 2)[0]
-    torch.testing.assert_close(gradients.exgrad(model, inputs), 2 * one * (p * (1 - p)).sum(1))
-    fisher = gradients.regrad(model, inputs, reduction="B", layers="last", perturbations=0).square()
+    torch.testing.assert_close(
+        gradients.exgrad(model, inputs), 2 * one * (p * (1 - p)).sum(1)
+    )
+    fisher = gradients.regrad(
+        model, inputs, reduction="B", layers="last", perturbations=0
+    ).square()
     torch.testing.assert_close(fisher, two.square() * (1 - p.square().sum(1)))
     weightless = one - 1
-    torch.testing.assert_close(gradients.gradnorm(model, inputs), -weightless * (p - 1 / 4).abs().sum(1))
+    torch.testing.assert_close(
+        gradients.gradnorm(model, inputs), -weightless * (p - 1 / 4).abs().sum(1)
+    )
     rows = torch.autograd.functional.jacobian(
         lambda w: torch.log_softmax(model[:-1](inputs) @ w.T, 1), model[-1].weight
     )
-    uniform = rows.mean(1).abs().sum((1, 2))  # of KL(u || p) = -mean_c log p_c + constant, here without bias
+    uniform = (
+        rows.mean(1).abs().sum((1, 2))
+    )  # of KL(u || p) = -mean_c log p_c + constant, here without bias
     q = torch.softmax(model[:-1](inputs) @ model[-1].weight.T, 1)
     torch.testing.assert_close(uniform, weightless * (q - 1 / 4).abs().sum(1))
     assert log_p.shape == (9, 4)
@@ -202,8 +272,12 @@ def test_expected_gradient_is_zero():
     model, inputs, _ = make("conv", 1)
     log_p = model(inputs).log_softmax(1)[0]
     for p in model.parameters():
-        grads = torch.stack([torch.autograd.grad(value, p, retain_graph=True)[0] for value in log_p])
-        torch.testing.assert_close(torch.tensordot(log_p.exp(), grads, 1), torch.zeros_like(p))
+        grads = torch.stack(
+            [torch.autograd.grad(value, p, retain_graph=True)[0] for value in log_p]
+        )
+        torch.testing.assert_close(
+            torch.tensordot(log_p.exp(), grads, 1), torch.zeros_like(p)
+        )
     shares = gradients.layer_shares(*gradients.gradient_norms(model, inputs)[::2])
     torch.testing.assert_close(shares.sum(0), torch.ones_like(shares[0]))
 
@@ -212,7 +286,12 @@ def test_expected_gradient_is_zero():
 def test_scores_are_their_definitions(norm):
     model, inputs, _ = make("conv1d", 3)
     noise = perturbed(inputs, 2, 0.1, seed=5)
-    norms = torch.stack([loop(model, inputs, norm, noise)[n] for n in gradients.gradient_norms(model, inputs)[1]])
+    norms = torch.stack(
+        [
+            loop(model, inputs, norm, noise)[n]
+            for n in gradients.gradient_norms(model, inputs)[1]
+        ]
+    )
     log_p = model(inputs).detach().log_softmax(1)
     p, layers = log_p.exp(), len(norms)
     settings = {"norm": norm, "perturbations": 2, "sigma": 0.1, "seed": 5}
@@ -225,29 +304,43 @@ def test_scores_are_their_definitions(norm):
             "uniform": torch.full_like(p, 1 / 4),
             "predicted": p == p.amax(1)[:, None],
         }
-        expected = {("A", name): (weight * n).sum(1) for name, weight in weights.items()}
+        expected = {
+            ("A", name): (weight * n).sum(1) for name, weight in weights.items()
+        }
         expected["B", "sqrt_p"] = (p * n.square()).sum(1).sqrt()
         expected["C", "sqrt_p"] = (p * n.sqrt()).sum(1)
         for (reduction, weight), value in expected.items():
             switches = {"reduction": reduction, "class_weight": weight, "depth": depth}
-            torch.testing.assert_close(gradients.regrad(model, inputs, **settings, **switches), value)
-            torch.testing.assert_close(gradients.reduce_norms(norms, log_p, **switches), value)
+            torch.testing.assert_close(
+                gradients.regrad(model, inputs, **settings, **switches), value
+            )
+            torch.testing.assert_close(
+                gradients.reduce_norms(norms, log_p, **switches), value
+            )
     plain, _, log_p = gradients.gradient_norms(model, inputs, norm=norm)
     expected = gradients.reduce_norms(plain, log_p, class_weight="p", depth=0.0)
-    torch.testing.assert_close(gradients.exgrad(model, inputs, layers="all", norm=norm), expected)
+    torch.testing.assert_close(
+        gradients.exgrad(model, inputs, layers="all", norm=norm), expected
+    )
 
 
 @pytest.mark.parametrize("name", ["mlp", "vit"])
 def test_no_perturbation_batches_and_order(name):
     model, inputs, _ = make(name, 7)
     plain = gradients.regrad(model, inputs, perturbations=0)
-    torch.testing.assert_close(gradients.regrad(model, inputs, sigma=0.0), plain, rtol=0, atol=0)
+    torch.testing.assert_close(
+        gradients.regrad(model, inputs, sigma=0.0), plain, rtol=0, atol=0
+    )
     assert not torch.allclose(gradients.regrad(model, inputs), plain, rtol=1e-6)
     whole = gradients.regrad(model, inputs, seed=2)
     for batch_size in (1, 3):
-        torch.testing.assert_close(gradients.regrad(model, inputs, seed=2, batch_size=batch_size), whole)
+        torch.testing.assert_close(
+            gradients.regrad(model, inputs, seed=2, batch_size=batch_size), whole
+        )
     # A score depends on its input and the seed alone.
-    torch.testing.assert_close(gradients.regrad(model, inputs[[4, 2]], seed=2), whole[[4, 2]])
+    torch.testing.assert_close(
+        gradients.regrad(model, inputs[[4, 2]], seed=2), whole[[4, 2]]
+    )
     assert not torch.allclose(gradients.regrad(model, inputs, seed=3), whole, rtol=1e-6)
 
 
@@ -275,9 +368,13 @@ def test_digits_kept_near_certainty():
         head = nn.Linear(3, 3).double()
         head.weight.data.zero_()
         head.bias.data = torch.tensor([gap, 0.0, -1.0], dtype=torch.float64)
-        norms, _, log_p = gradients.gradient_norms(head, torch.ones(1, 3, dtype=torch.float64), norm=1)
+        norms, _, log_p = gradients.gradient_norms(
+            head, torch.ones(1, 3, dtype=torch.float64), norm=1
+        )
         rest = log_p[0, 1:].exp().sum()
-        torch.testing.assert_close(norms[0, 0, 0], 4 * 2 * rest, rtol=1e-13, atol=0)  # ||[h; 1]||_1 = 4
+        torch.testing.assert_close(
+            norms[0, 0, 0], 4 * 2 * rest, rtol=1e-13, atol=0
+        )  # ||[h; 1]||_1 = 4
 
 
 def test_sign():
@@ -286,18 +383,28 @@ def test_sign():
     centres = 3 * torch.eye(4)
     labels = torch.arange(400) % 4
     inputs = centres[labels] + 0.4 * torch.randn(400, 4)
-    outside = 0.75 * torch.ones(200, 4) + 0.4 * torch.randn(200, 4)  # between all classes
+    outside = 0.75 * torch.ones(200, 4) + 0.4 * torch.randn(
+        200, 4
+    )  # between all classes
     ensemble = ensembles.deep(lambda: models.mlp(4, (32,), 4, dropout=0.0), 1)
     training.fit(ensemble, inputs, labels, epochs=30, lr=0.1, progress=False)
     model = ensemble.member(0).eval()
     scores = {
         "exgrad": gradients.exgrad,
         "gradnorm": gradients.gradnorm,
-        **{r: lambda m, x, r=r: gradients.regrad(m, x, reduction=r, sigma=0.1) for r in "ABC"},
+        **{
+            r: lambda m, x, r=r: gradients.regrad(m, x, reduction=r, sigma=0.1)
+            for r in "ABC"
+        },
     }
     for name, score in scores.items():
-        assert metrics.ood_detection(score(model, inputs), score(model, outside)).auroc > 0.8, name
-    uniform = lambda x: gradients.regrad(model, x, class_weight="uniform", layers="last")  # noqa: E731
+        assert (
+            metrics.ood_detection(score(model, inputs), score(model, outside)).auroc
+            > 0.8
+        ), name
+    uniform = lambda x: gradients.regrad(
+        model, x, class_weight="uniform", layers="last"
+    )
     assert metrics.ood_detection(uniform(inputs), uniform(outside)).auroc < 0.2
 
 
@@ -306,7 +413,9 @@ def test_a_thousand_classes_by_the_closed_form():
     model, inputs = models.mlp(8, (16,), 1000), torch.randn(64, 8)
     model.eval()
     size, p = head_norms(model, inputs, 1)
-    torch.testing.assert_close(gradients.exgrad(model, inputs), 2 * size * (p * (1 - p)).sum(1))
+    torch.testing.assert_close(
+        gradients.exgrad(model, inputs), 2 * size * (p * (1 - p)).sum(1)
+    )
     norms = gradients.gradient_norms(model, inputs, layers="last", perturbations=2)[0]
     every = gradients.gradient_norms(model, inputs[:2], perturbations=2)[0]
     torch.testing.assert_close(norms[:, :2], every[-1:])
@@ -315,7 +424,12 @@ def test_a_thousand_classes_by_the_closed_form():
 def test_layers_are_chosen_by_name():
     model, inputs, _ = make("mlp")
     every, names, _ = gradients.gradient_norms(model, inputs)
-    for layers, chosen in (("all", names), ("last", names[-1:]), (r"^[14]$", ["1", "4"]), (["7", "1"], ["1", "7"])):
+    for layers, chosen in (
+        ("all", names),
+        ("last", names[-1:]),
+        (r"^[14]$", ["1", "4"]),
+        (["7", "1"], ["1", "7"]),
+    ):
         norms, found, _ = gradients.gradient_norms(model, inputs, layers=layers)
         assert found == chosen
         torch.testing.assert_close(norms, every[[names.index(name) for name in chosen]])

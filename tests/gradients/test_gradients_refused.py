@@ -20,26 +20,46 @@ def test_the_model_is_left_as_it_was(unchecked):
     rng = torch.get_rng_state()
 
     def unchanged():
-        assert [part.training for part in model.modules()] == [part.training for part in before.modules()]
-        for (name, p), q in zip(model.named_parameters(), before.parameters(), strict=True):
+        assert [part.training for part in model.modules()] == [
+            part.training for part in before.modules()
+        ]
+        for (name, p), q in zip(
+            model.named_parameters(), before.parameters(), strict=True
+        ):
             assert torch.equal(p, q), name
             assert p.requires_grad == q.requires_grad
-            assert torch.equal(p.grad, torch.ones_like(p)) if name == "5.weight" else p.grad is None
+            assert (
+                torch.equal(p.grad, torch.ones_like(p))
+                if name == "5.weight"
+                else p.grad is None
+            )
         for a, b in zip(model.buffers(), before.buffers(), strict=True):
             assert torch.equal(a, b)
-        assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+        assert not any(
+            part._forward_hooks or part._forward_pre_hooks for part in model.modules()
+        )
         assert torch.equal(rng, torch.get_rng_state())
 
-    with pytest.warns(UserWarning, match="training mode and has BatchNorm2d"), torch.no_grad():
+    with (
+        pytest.warns(UserWarning, match="training mode and has BatchNorm2d"),
+        torch.no_grad(),
+    ):
         switched = gradients.regrad(model, inputs)
     unchanged()
-    torch.testing.assert_close(gradients.regrad(copy.deepcopy(model).eval(), inputs), switched)
-    with pytest.warns(UserWarning, match="mode"), pytest.raises(ValueError, match="in layer '0', Conv2d"):
+    torch.testing.assert_close(
+        gradients.regrad(copy.deepcopy(model).eval(), inputs), switched
+    )
+    with (
+        pytest.warns(UserWarning, match="mode"),
+        pytest.raises(ValueError, match="in layer '0', Conv2d"),
+    ):
         gradients.regrad(model, inputs[:, :1])  # one channel of two
     unchanged()
     with pytest.warns(UserWarning, match="Dropout"):
         gradients.exgrad(models.mlp(16, (8,), 3), torch.rand(2, 16))
-    gradients.exgrad(models.mlp(16, (8,), 3, dropout=0.0), torch.rand(2, 16))  # nothing that training mode changes
+    gradients.exgrad(
+        models.mlp(16, (8,), 3, dropout=0.0), torch.rand(2, 16)
+    )  # nothing that training mode changes
 
 
 class Returns(nn.Module):
@@ -65,7 +85,12 @@ class Returns(nn.Module):
     ],
 )
 def test_models_that_are_refused(unchecked, change, error, match):
-    for score in (gradients.exgrad, gradients.gradnorm, gradients.regrad, gradients.gradient_norms):
+    for score in (
+        gradients.exgrad,
+        gradients.gradnorm,
+        gradients.regrad,
+        gradients.gradient_norms,
+    ):
         with pytest.raises(error, match=match):
             score(Returns(change), torch.rand(5, 4))
 
@@ -74,7 +99,9 @@ def test_bad_input(unchecked):
     model, inputs = nn.Linear(4, 3), torch.rand(5, 4)
     with pytest.raises(TypeError, match="torch module"):
         gradients.exgrad(lambda x: x, inputs)
-    torch.testing.assert_close(gradients.exgrad(model, inputs.tolist()), gradients.exgrad(model, inputs))
+    torch.testing.assert_close(
+        gradients.exgrad(model, inputs.tolist()), gradients.exgrad(model, inputs)
+    )
     with pytest.raises(ValueError, match="at least one"):
         gradients.exgrad(model, inputs[:0])
     with pytest.raises(ValueError, match="must be finite"):
@@ -83,7 +110,10 @@ def test_bad_input(unchecked):
         gradients.exgrad(nn.Flatten(), inputs)
     with pytest.raises(ValueError, match=r"straight from an nn\.Linear"):
         gradients.gradnorm(Returns(lambda y: 2 * y), inputs)
-    with pytest.raises(ValueError, match=r"inputs or perturbations are too large for torch\.float32; use float64"):
+    with pytest.raises(
+        ValueError,
+        match=r"inputs or perturbations are too large for torch\.float32; use float64",
+    ):
         gradients.regrad(model, inputs, sigma=1e30)
     for settings, match in [
         ({"norm": 3}, "norm must be"),

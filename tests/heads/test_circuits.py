@@ -99,7 +99,9 @@ def test_only_the_first_token_where_the_classifier_reads_no_other(name, short):
 def test_the_order_of_algorithm_1(name, score):
     model, (x, y, ood) = make(name), data(name)
     expected, scores = algorithm_1(model, x, y, ood, score, 4)
-    circuit = heads.greedy_circuit(model, x, y, ood, score=score, budget=4, progress=False)
+    circuit = heads.greedy_circuit(
+        model, x, y, ood, score=score, budget=4, progress=False
+    )
     assert circuit == expected
     assert circuit.start == pytest.approx(score_of(model, x, y, ood, score))
     assert circuit.scores.shape == (4, LAYERS, HEADS)
@@ -115,7 +117,12 @@ def test_batches_and_larger_budgets_change_no_order():
     whole = heads.greedy_circuit(model, x, y, ood, budget=len(ALL), progress=False)
     assert sorted(whole) == ALL
     for batch_size in (4, 100):
-        assert heads.greedy_circuit(model, x, y, ood, budget=3, batch_size=batch_size, progress=False) == whole[:3]
+        assert (
+            heads.greedy_circuit(
+                model, x, y, ood, budget=3, batch_size=batch_size, progress=False
+            )
+            == whole[:3]
+        )
 
 
 def test_ties_go_to_the_lowest_layer_and_head():
@@ -124,7 +131,9 @@ def test_ties_go_to_the_lowest_layer_and_head():
     with torch.no_grad():
         model.classifier.weight.zero_()
     y = torch.zeros(len(x), dtype=torch.int64)
-    circuit = heads.greedy_circuit(model, x, y, None, score="acc", budget=6, progress=False)
+    circuit = heads.greedy_circuit(
+        model, x, y, None, score="acc", budget=6, progress=False
+    )
     assert circuit == ALL[:6]
     assert circuit.start == (model.classifier.bias.argmax() == 0)
 
@@ -147,11 +156,15 @@ def test_circuits_without_heads_in_the_last_layer(name):
 @pytest.mark.parametrize("threads", [1, 3])
 def test_threads_change_no_order(threads):
     model, (x, y, ood) = make(), data("vit")
-    expected = heads.greedy_circuit(model, x, y, ood, budget=3, batch_size=10, progress=False)
+    expected = heads.greedy_circuit(
+        model, x, y, ood, budget=3, batch_size=10, progress=False
+    )
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
-        found = heads.greedy_circuit(model, x, y, ood, budget=3, batch_size=10, progress=False)
+        found = heads.greedy_circuit(
+            model, x, y, ood, budget=3, batch_size=10, progress=False
+        )
         assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
@@ -164,7 +177,9 @@ def test_the_model_is_left_alone():
     model.train()
     before = copy.deepcopy(model.state_dict())
     heads.greedy_circuit(model, x, y, ood, budget=2, progress=False)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(
+        torch.equal(value, before[name]) for name, value in model.state_dict().items()
+    )
     assert all(part.training for part in model.modules())
     assert all(p.requires_grad for p in model.parameters())
 
@@ -173,7 +188,15 @@ def test_bfloat16_is_offered():
     model, (x, y, ood) = make().float(), data("vit")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "this CPU has no bfloat16 matrix units")
-        circuit = heads.greedy_circuit(model, x.float(), y, ood.float(), budget=2, precision="bfloat16", progress=False)
+        circuit = heads.greedy_circuit(
+            model,
+            x.float(),
+            y,
+            ood.float(),
+            budget=2,
+            precision="bfloat16",
+            progress=False,
+        )
     assert len(set(circuit)) == 2
 
 
@@ -222,9 +245,13 @@ def test_a_finished_search_goes_on_to_a_larger_budget(tmp_path):
     model, (x, y, ood) = make(), data("vit")
     path = tmp_path / "circuit"
     heads.greedy_circuit(model, x, y, ood, budget=3, checkpoint=path, progress=False)
-    longer = heads.greedy_circuit(model, x, y, ood, budget=6, checkpoint=path, progress=False)
+    longer = heads.greedy_circuit(
+        model, x, y, ood, budget=6, checkpoint=path, progress=False
+    )
     assert longer == heads.greedy_circuit(model, x, y, ood, budget=6, progress=False)
-    shorter = heads.greedy_circuit(model, x, y, ood, budget=2, checkpoint=path, progress=False)
+    shorter = heads.greedy_circuit(
+        model, x, y, ood, budget=2, checkpoint=path, progress=False
+    )
     assert shorter == longer[:2]
     assert shorter.scores.shape[0] == 2
 
@@ -234,18 +261,31 @@ def test_a_finished_search_goes_on_to_a_larger_budget(tmp_path):
     [
         lambda m, x, y, ood, s: (make(seed=1), x, y, ood, s),
         lambda m, x, y, ood, s: (m, x + 0.01, y, ood, s),
-        lambda m, x, y, ood, s: (m, torch.cat([x[:20], x[20:].flip(0)]), y, ood, s),  # the same sum and first values
+        lambda m, x, y, ood, s: (
+            m,
+            torch.cat([x[:20], x[20:].flip(0)]),
+            y,
+            ood,
+            s,
+        ),  # the same sum and first values
         lambda m, x, y, ood, s: (m, x, y.flip(0), ood, s),
         lambda m, x, y, ood, s: (m, x, y, ood[1:], s),
         lambda m, x, y, ood, s: (m, x, y, ood, s | {"score": "ood"}),
     ],
 )
 def test_checkpoints_of_other_searches(other, tmp_path):
-    settings = {"score": "avg", "budget": 1, "checkpoint": tmp_path / "circuit", "progress": False}
+    settings = {
+        "score": "avg",
+        "budget": 1,
+        "checkpoint": tmp_path / "circuit",
+        "progress": False,
+    }
     given = (make(), *data("vit"), settings)
     heads.greedy_circuit(*given[:4], **settings)
     *changed, settings = other(*given)
-    with pytest.raises(ValueError, match="is of another search; delete the file or name another"):
+    with pytest.raises(
+        ValueError, match="is of another search; delete the file or name another"
+    ):
         heads.greedy_circuit(*changed, **settings)
 
 
@@ -265,10 +305,14 @@ def flipped(data, at):
 )
 def test_damaged_checkpoints(spoil, tmp_path):
     path = tmp_path / "circuit"
-    heads.greedy_circuit(make(), *data("vit"), budget=1, checkpoint=path, progress=False)
+    heads.greedy_circuit(
+        make(), *data("vit"), budget=1, checkpoint=path, progress=False
+    )
     path.write_bytes(spoil(path.read_bytes()))
     with pytest.raises(ValueError, match="damaged or of another kind"):
-        heads.greedy_circuit(make(), *data("vit"), budget=1, checkpoint=path, progress=False)
+        heads.greedy_circuit(
+            make(), *data("vit"), budget=1, checkpoint=path, progress=False
+        )
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------
@@ -281,7 +325,9 @@ class Skipping(nn.Module):
 
     def forward(self, x):
         found = []
-        hook = self.inner.vit.layers[0].register_forward_hook(lambda _, args, output: found.append(output))
+        hook = self.inner.vit.layers[0].register_forward_hook(
+            lambda _, args, output: found.append(output)
+        )
         logits = self.inner(x)
         hook.remove()
         return logits + found[0][:, 0, :CLASSES]
@@ -300,26 +346,61 @@ class Twice(nn.Module):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"budget": 13}, ValueError, "budget must be 1 to 12, the number of heads, got 13"),
+        (
+            {"budget": 13},
+            ValueError,
+            "budget must be 1 to 12, the number of heads, got 13",
+        ),
         ({"budget": 0}, ValueError, "budget must be 1 to 12"),
         ({"score": "nll"}, ValueError, 'score must be "acc", "ood" or "avg"'),
         ({"batch_size": 0}, ValueError, "batch_size must be at least 1"),
-        ({"precision": "float16"}, ValueError, 'precision must be "float32" or "bfloat16"'),
+        (
+            {"precision": "float16"},
+            ValueError,
+            'precision must be "float32" or "bfloat16"',
+        ),
         ({"ood": None}, ValueError, 'score="avg" needs ood_inputs'),
         ({"y": None}, ValueError, 'score="avg" needs id_labels'),
         ({"y": labels(30) + 1}, ValueError, "labels must be 0 to 2"),
         ({"y": labels(29)}, ValueError, r"labels must be \[samples\] = \[30\]"),
-        ({"x": torch.full((30, 1, 8, 8), torch.nan)}, ValueError, "inputs must be finite"),
+        (
+            {"x": torch.full((30, 1, 8, 8), torch.nan)},
+            ValueError,
+            "inputs must be finite",
+        ),
         ({"ood": inputs(count=1)[:0]}, ValueError, "at least one, got"),
-        ({"ood": [1, 2]}, ValueError, "greedy_circuit cannot take .*ood_inputs=2 of torch.int64"),
-        ({"model": models.mlp(64)}, ValueError, "has no attention whose heads can be told apart"),
-        ({"model": Skipping()}, ValueError, "Skipping does more than run its layers one after the other"),
-        ({"model": Twice()}, ValueError, "Twice must use each of its 3 layers once in a pass"),
+        (
+            {"ood": [1, 2]},
+            ValueError,
+            "greedy_circuit cannot take .*ood_inputs=2 of torch.int64",
+        ),
+        (
+            {"model": models.mlp(64)},
+            ValueError,
+            "has no attention whose heads can be told apart",
+        ),
+        (
+            {"model": Skipping()},
+            ValueError,
+            "Skipping does more than run its layers one after the other",
+        ),
+        (
+            {"model": Twice()},
+            ValueError,
+            "Twice must use each of its 3 layers once in a pass",
+        ),
     ],
 )
 def test_bad_input(change, error, message):
     x, y, ood = data("vit")
-    given = {"model": make(), "x": x, "y": y, "ood": ood, "budget": 1, "progress": False} | change
+    given = {
+        "model": make(),
+        "x": x,
+        "y": y,
+        "ood": ood,
+        "budget": 1,
+        "progress": False,
+    } | change
     model, x, y, ood = (given.pop(name) for name in ("model", "x", "y", "ood"))
     with pytest.raises(error, match=message):
         heads.greedy_circuit(model, x, y, ood, **given)

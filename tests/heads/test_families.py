@@ -40,7 +40,9 @@ RELATIVE = {
 
 
 def deberta(share: bool) -> nn.Module:
-    config = transformers.DebertaV2Config(**FOUR, **TEXT, **RELATIVE, share_att_key=share)
+    config = transformers.DebertaV2Config(
+        **FOUR, **TEXT, **RELATIVE, share_att_key=share
+    )
     return transformers.DebertaV2ForSequenceClassification(config)
 
 
@@ -76,8 +78,12 @@ class Own(nn.Module):
     def forward(self, x):
         counts = [self.num_heads, self.num_key_value_heads, self.num_key_value_heads]
         parts = self.qkv(x).split([count * self.head_dim for count in counts], -1)
-        q, k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts)
-        z = F.scaled_dot_product_attention(self.norm(q), self.norm(k), v, enable_gqa=True)
+        q, k, v = (
+            part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts
+        )
+        z = F.scaled_dot_product_attention(
+            self.norm(q), self.norm(k), v, enable_gqa=True
+        )
         width = self.inner if self.fixed else x.shape[-1]
         return self.proj(z.transpose(1, 2).reshape(*x.shape[:2], width))
 
@@ -117,7 +123,11 @@ MORE = {
     "own, normed": Network(lambda: Stack(fixed=False, normed=True), SEQUENCE),
 }
 REFUSED = ("albert", "torch decoder", "own matrices")
-FAMILIES = MORE | {name: network for name, network in NETWORKS.items() if network.attention and name not in REFUSED}
+FAMILIES = MORE | {
+    name: network
+    for name, network in NETWORKS.items()
+    if network.attention and name not in REFUSED
+}
 # Those whose attention cannot have fewer heads: a head that goes leaves zeros.
 WHOLE = ("deberta, own positions", "beit", "own, as wide as its input", "own, normed")
 EVERY = pytest.mark.parametrize("name", FAMILIES)
@@ -279,7 +289,11 @@ def stacked(part, attribute):
             matrix = attribute(getattr(matrix, "weight", matrix))
             matrix = matrix.T if own == "c_attn" else matrix
             size = part.head_dim
-            queries = part.num_heads * size if hasattr(part, "num_heads") else len(matrix) // 3
+            queries = (
+                part.num_heads * size
+                if hasattr(part, "num_heads")
+                else len(matrix) // 3
+            )
             shared = (len(matrix) - queries) // 2
             return matrix.split([queries, shared, shared])
     for own in separate:
@@ -330,7 +344,9 @@ def test_features_make_the_attention(name):
     torch.testing.assert_close(after[0], features[0])  # before the output projection
 
 
-SEARCHED = [name for name in FAMILIES if name not in ("swin", "torch encoder, tokens first")]
+SEARCHED = [
+    name for name in FAMILIES if name not in ("swin", "torch encoder, tokens first")
+]
 
 
 def score(model, x, y, ood):
@@ -349,7 +365,8 @@ def test_circuits_by_brute_force(name):
     removed = []
     left = list(
         itertools.chain.from_iterable(
-            [(layer, head) for head in range(count)] for layer, count in enumerate(heads.count_heads(model))
+            [(layer, head) for head in range(count)]
+            for layer, count in enumerate(heads.count_heads(model))
         )
     )
     for _ in range(2):
@@ -365,7 +382,9 @@ def test_circuits_by_brute_force(name):
 @pytest.mark.parametrize("name", ["swin", "torch encoder, tokens first"])
 def test_layers_that_do_not_follow_each_other_are_not_searched(name):
     x, y = inputs(name), torch.arange(6) % CLASSES
-    with pytest.raises(ValueError, match="does more than run its layers one after the other"):
+    with pytest.raises(
+        ValueError, match="does more than run its layers one after the other"
+    ):
         heads.greedy_circuit(make(name), x, y, x, budget=1, progress=False)
 
 
@@ -390,23 +409,31 @@ def test_refused_in_one_sentence(name, message):
 
 def test_a_layer_at_several_depths_is_refused():
     layer = Layer()
-    with pytest.raises(ValueError, match="Sequential uses the layer 0 at several depths"):
+    with pytest.raises(
+        ValueError, match="Sequential uses the layer 0 at several depths"
+    ):
         heads.shape(nn.Sequential(layer, layer))
 
 
 def test_windows_have_no_class_token():
-    with pytest.raises(ValueError, match="attends to windows, which have no class token"):
+    with pytest.raises(
+        ValueError, match="attends to windows, which have no class token"
+    ):
         heads.head_features(make("swin"), inputs("swin"))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "modernbert", "torch encoder", "timm vit"])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "llama", "modernbert", "torch encoder", "timm vit"]
+)
 def test_fused_projections_do_not_fuse_members(name):
     model = make(name)
     with pytest.raises(ValueError, match=r"no separate query.*it cannot be fused"):
         heads.fuse([model, heads.prune(model, [(0, 0)])])
 
 
-@pytest.mark.parametrize("name", ["deit", "whisper", "ast", "vit", "bert", "distilbert"])
+@pytest.mark.parametrize(
+    "name", ["deit", "whisper", "ast", "vit", "bert", "distilbert"]
+)
 def test_members_of_these_families_fuse(name):
     model, x = make(name), inputs(name)
     members = [heads.prune(model, [(0, 0)]), heads.prune(model, [(0, 1), (1, 0)])]
@@ -418,7 +445,9 @@ def test_members_of_these_families_fuse(name):
 
 
 def test_a_pooling_attention_is_no_layer():
-    model = nn.ModuleDict({"encoder": Encoder(True), "pool": nn.MultiheadAttention(8, 4)})
+    model = nn.ModuleDict(
+        {"encoder": Encoder(True), "pool": nn.MultiheadAttention(8, 4)}
+    )
     assert [each.layer for each in attentions(model)] == [
         "encoder.encoder.layers.0",
         "encoder.encoder.layers.1",

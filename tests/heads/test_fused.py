@@ -5,7 +5,17 @@ import itertools
 
 import pytest
 import torch
-from head_networks import CLASSES, EVERY, HEADS, LAYERS, SETS, call, inputs, labels, make
+from head_networks import (
+    CLASSES,
+    EVERY,
+    HEADS,
+    LAYERS,
+    SETS,
+    call,
+    inputs,
+    labels,
+    make,
+)
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
@@ -14,10 +24,14 @@ from uqlab.core import devices
 from uqlab.heads.grouped import GroupedAttention
 from uqlab.models import attentions
 
-EVEN = [[(layer, (m + layer) % HEADS) for layer in range(LAYERS)] for m in range(3)]  # one of each layer
+EVEN = [
+    [(layer, (m + layer) % HEADS) for layer in range(LAYERS)] for m in range(3)
+]  # one of each layer
 RAGGED = [SETS["several"], SETS["a whole layer"], SETS["but one"]]
 SETS_OF_THREE = pytest.mark.parametrize(
-    "sets", [EVEN, RAGGED, [SETS["several"], [], SETS["all"]]], ids=["even", "ragged", "all"]
+    "sets",
+    [EVEN, RAGGED, [SETS["several"], [], SETS["all"]]],
+    ids=["even", "ragged", "all"],
 )
 
 
@@ -32,11 +46,16 @@ def tuned(members, mlps=False):
     for model in members:
         found = attentions(model)
         projections = {each.module for attention in found for each in attention[2:6]}
-        norms = {name for name, part in model.named_modules() if isinstance(part, nn.LayerNorm)}
+        norms = {
+            name
+            for name, part in model.named_modules()
+            if isinstance(part, nn.LayerNorm)
+        }
         outside = {
             name
             for name, part in model.named_modules()
-            if isinstance(part, nn.Linear) and not any(name.startswith(f"{each.layer}.") for each in found)
+            if isinstance(part, nn.Linear)
+            and not any(name.startswith(f"{each.layer}.") for each in found)
         }
         for name, p in model.named_parameters():
             if (name.rpartition(".")[0] in projections | norms | outside) != mlps:
@@ -65,7 +84,9 @@ def test_keys_without_bias():
     for attention in attentions(model):
         model.get_submodule(attention.key.module).bias = None
     members = [heads.prune(model, pairs) for pairs in EVEN]
-    torch.testing.assert_close(heads.fuse(members)(x), apart(members, x), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        heads.fuse(members)(x), apart(members, x), rtol=1e-9, atol=1e-9
+    )
 
 
 @EVERY
@@ -73,7 +94,9 @@ def test_keys_without_bias():
 def test_large_batches_take_the_members_one_by_one(name, sets, monkeypatch):
     members, x = tuned(pruned(name, sets)), inputs(name)
     monkeypatch.setattr(devices, "FUSED_ALONE", 1)
-    torch.testing.assert_close(heads.fuse(members)(x), apart(members, x), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        heads.fuse(members)(x), apart(members, x), rtol=1e-9, atol=1e-9
+    )
 
 
 @SETS_OF_THREE
@@ -81,7 +104,11 @@ def test_mlps_and_embeddings_are_means(sets):
     """The paper's merge: MLPs and embeddings are the members' mean, everything else stays the member's own."""
     members, x = tuned(tuned(pruned("vit", sets)), mlps=True), inputs()
     merged = copy.deepcopy(members)
-    shared = [key for key, _ in members[0].named_parameters() if "mlp" in key or "embeddings" in key]
+    shared = [
+        key
+        for key, _ in members[0].named_parameters()
+        if "mlp" in key or "embeddings" in key
+    ]
     assert len(shared) == LAYERS * 4 + 4
     for key in shared:
         mean = sum(model.get_parameter(key).detach() for model in members) / 3
@@ -98,11 +125,15 @@ def test_members_never_touch(name, sets):
     """The Jacobian of member i's logits with respect to member j's input is exactly 0."""
     fused = heads.fuse(tuned(pruned(name, sets)))
     shape = (3, 2, 1, 8, 8) if name == "vit" else (3, 2, 5, 16)
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    x = torch.randn(
+        shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    ).requires_grad_()
     logits = fused.forward_members(x if name == "vit" else {"inputs_embeds": x})
     for i in range(3):
         for c in range(CLASSES):
-            (jacobian,) = torch.autograd.grad(logits[i, :, c].sum(), x, retain_graph=True)
+            (jacobian,) = torch.autograd.grad(
+                logits[i, :, c].sum(), x, retain_graph=True
+            )
             assert jacobian[i].abs().max() > 1e-3
             assert all((jacobian[j] == 0).all() for j in range(3) if j != i)
 
@@ -121,7 +152,11 @@ def test_texts_of_their_own_length(name):
     """The padding of each member's texts is masked for that member."""
     members = tuned(pruned(name, RAGGED))
     texts = [inputs(name, seed=seed) for seed in range(3)]
-    x = torch.stack(texts) if name == "text" else {key: torch.stack([t[key] for t in texts]) for key in texts[0]}
+    x = (
+        torch.stack(texts)
+        if name == "text"
+        else {key: torch.stack([t[key] for t in texts]) for key in texts[0]}
+    )
     found = heads.fuse(members).forward_members(x)
     for model, mine, logits in zip(members, texts, found, strict=True):
         torch.testing.assert_close(logits, call(model, mine), rtol=1e-9, atol=1e-9)
@@ -132,13 +167,17 @@ def test_permuted_members_give_permuted_logits(sets):
     members, x = tuned(pruned("vit", sets)), inputs()
     logits = heads.fuse(members)(x)
     for order in itertools.permutations(range(3)):
-        torch.testing.assert_close(heads.fuse([members[m] for m in order])(x), logits[list(order)])
+        torch.testing.assert_close(
+            heads.fuse([members[m] for m in order])(x), logits[list(order)]
+        )
 
 
 @EVERY
 def test_one_member_is_the_pruned_network(name):
     (member,), x = pruned(name, [SETS["several"]]), inputs(name)
-    torch.testing.assert_close(heads.fuse([member])(x)[0], call(member, x), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        heads.fuse([member])(x)[0], call(member, x), rtol=1e-9, atol=1e-9
+    )
 
 
 @EVERY
@@ -148,7 +187,9 @@ def test_a_member_is_a_plain_network(name, sets):
     fused = heads.fuse(members)
     for m, model in enumerate(members):
         plain = fused.member(m)
-        assert not [part for part in plain.modules() if isinstance(part, ensembles.MemberLayer)]
+        assert not [
+            part for part in plain.modules() if isinstance(part, ensembles.MemberLayer)
+        ]
         assert {key: p.shape for key, p in plain.named_parameters()} == {
             k: p.shape for k, p in model.named_parameters()
         }
@@ -163,13 +204,19 @@ def test_a_member_is_a_plain_network(name, sets):
 def test_member_weights_are_those_of_the_member(name, sets):
     """The rows of query, key and value, and the output projection."""
     fused = heads.fuse(tuned(pruned(name, sets)))
-    grouped = [layer for layer in fused.network.modules() if isinstance(layer, GroupedAttention)]
+    grouped = [
+        layer
+        for layer in fused.network.modules()
+        if isinstance(layer, GroupedAttention)
+    ]
     assert len(grouped) == LAYERS
     for m in range(3):
         plain = fused.member(m)
         for layer, attention in zip(grouped, attentions(plain), strict=True):
             inputs_ = [plain.get_parameter(part.parameter) for part in attention[2:5]]
-            expected = torch.cat([*inputs_, plain.get_submodule(attention.output.module).weight.mT])
+            expected = torch.cat(
+                [*inputs_, plain.get_submodule(attention.output.module).weight.mT]
+            )
             assert expected.shape == (4 * attention.heads * 4, 16)
             assert torch.equal(layer.weight(m), expected.detach())
             assert not layer.weight(m).requires_grad
@@ -181,7 +228,9 @@ def test_parameters_of_a_layer(sets):
     """4 M H_l / H d^2 + 8 d^2 weights (Hydra, B.4), and biases and LayerNorms."""
     members = pruned("vit", sets)
     layers = heads.fuse(members).network.vit.layers
-    kept = torch.tensor([heads.count_heads(model) for model in members]).T.tolist()  # [layers, members]
+    kept = torch.tensor(
+        [heads.count_heads(model) for model in members]
+    ).T.tolist()  # [layers, members]
     for layer, counts in zip(layers, kept, strict=True):
         weights = 4 * sum(counts) * 16**2 // HEADS + 8 * 16**2
         biases = sum(3 * count * 4 + 16 for count in counts) + 4 * 16 + 16 + 3 * 4 * 16
@@ -190,10 +239,18 @@ def test_parameters_of_a_layer(sets):
 
 def test_merged_norms_are_one_for_all():
     members, x = pruned("vit"), inputs()
-    torch.testing.assert_close(heads.fuse(members, norms="merged")(x), apart(members, x))
-    own, merged = (heads.fuse(tuned(members), norms=norms) for norms in ("independent", "merged"))
-    saved = sum(p.numel() for p in own.parameters()) - sum(p.numel() for p in merged.parameters())
-    assert saved == 2 * (2 * LAYERS + 1) * 2 * 16  # two of three members, weights and biases of 16
+    torch.testing.assert_close(
+        heads.fuse(members, norms="merged")(x), apart(members, x)
+    )
+    own, merged = (
+        heads.fuse(tuned(members), norms=norms) for norms in ("independent", "merged")
+    )
+    saved = sum(p.numel() for p in own.parameters()) - sum(
+        p.numel() for p in merged.parameters()
+    )
+    assert (
+        saved == 2 * (2 * LAYERS + 1) * 2 * 16
+    )  # two of three members, weights and biases of 16
     assert (own(x) - merged(x)).abs().max() > 0.01
 
 
@@ -205,12 +262,17 @@ def test_fusing_copies():
         for p in fused.parameters():
             p += 1
     for model, state in zip(members, before, strict=True):
-        assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+        assert all(
+            torch.equal(value, state[name])
+            for name, value in model.state_dict().items()
+        )
 
 
 def test_multiply_adds_are_those_of_the_members():
     members, x = pruned(), inputs(count=2)
-    assert heads.multiply_adds(heads.fuse(members), x) == sum(heads.multiply_adds(model, x) for model in members)
+    assert heads.multiply_adds(heads.fuse(members), x) == sum(
+        heads.multiply_adds(model, x) for model in members
+    )
 
 
 # Passes ---------------------------------------------------------------------------------------------------------------
@@ -219,7 +281,11 @@ def test_multiply_adds_are_those_of_the_members():
 def test_batches_in_parts(name, sets, monkeypatch):
     fused, x = heads.fuse(tuned(pruned(name, sets))), inputs(name, 7)
     expected, seen = fused(x), []
-    base = next(part for key, part in fused.network.named_modules() if key.endswith(("layers.0", "layer.0")))
+    base = next(
+        part
+        for key, part in fused.network.named_modules()
+        if key.endswith(("layers.0", "layer.0"))
+    )
     base.register_forward_pre_hook(lambda _, args: seen.append(len(args[0]) // 3))
     monkeypatch.setattr(fused, "parts", lambda x: (fused.chunk or 3, 3))
     torch.testing.assert_close(fused(x), expected, rtol=1e-9, atol=1e-9)
@@ -230,7 +296,9 @@ def test_batches_in_parts(name, sets, monkeypatch):
 
 def test_as_many_inputs_as_the_cache_holds(monkeypatch):
     fused, x = heads.fuse(pruned()).train(), inputs(count=4).expand(3, 4, 1, 8, 8)
-    each = 3 * 5 * (16 + 64) * 8  # three members of 5 tokens, in and out of the MLP's first layer, float64
+    each = (
+        3 * 5 * (16 + 64) * 8
+    )  # three members of 5 tokens, in and out of the MLP's first layer, float64
     for cache, expected in ((2 * each, 2), (3.9 * each, 3), (1, 1), (1e9, 4)):
         monkeypatch.setattr(devices, "FUSED_CACHE", cache)
         assert fused.inputs_per_pass(x) == expected
@@ -245,17 +313,29 @@ def test_fused_ensembles_train_and_predict(name, sets):
     fused = heads.fuse([model.float() for model in pruned(name, sets)])
     x = x.float() if x.is_floating_point() else x
     before = [model.state_dict() for model in (fused.member(0), fused.member(1))]
-    history = training.fit(fused, x, y, epochs=20, lr=0.01, optimizer="adam", batch_size=4, progress=False)
+    history = training.fit(
+        fused, x, y, epochs=20, lr=0.01, optimizer="adam", batch_size=4, progress=False
+    )
     assert (history.loss[-1] < 0.8 * history.loss[0]).all()
     assert training.predict(fused, x, batch_size=5).shape == (3, 12, CLASSES)
-    torch.testing.assert_close(training.predict(fused, x)[1], call(fused.member(1), x).detach(), rtol=1e-4, atol=1e-4)
-    assert not torch.equal(next(iter(fused.member(0).state_dict().values())), next(iter(before[0].values())))
+    torch.testing.assert_close(
+        training.predict(fused, x)[1],
+        call(fused.member(1), x).detach(),
+        rtol=1e-4,
+        atol=1e-4,
+    )
+    assert not torch.equal(
+        next(iter(fused.member(0).state_dict().values())),
+        next(iter(before[0].values())),
+    )
 
 
 def test_fine_tuned_apart_then_fused():
     """The paper fine-tunes the members first; a trained ensemble can be fused directly."""
     x, y = inputs(count=12).float(), labels(12)
-    ensemble = ensembles.from_members([model.float() for model in pruned("vit", RAGGED)])
+    ensemble = ensembles.from_members(
+        [model.float() for model in pruned("vit", RAGGED)]
+    )
     training.fit(ensemble, x, y, epochs=3, lr=0.01, optimizer="adam", progress=False)
     fused, alike = heads.fuse(ensemble), heads.fuse(list(ensemble.models))
     assert torch.equal(fused(x), alike(x))
@@ -275,9 +355,9 @@ def test_shards_share_memory(sets):
     for rows in (slice(0, 1), slice(1, 3), slice(0, 2)):
         shard = fused.shard(rows)
         torch.testing.assert_close(shard(x), logits[rows], rtol=1e-9, atol=1e-9)
-        assert {name for name, p in shard.network.named_parameters() if p.requires_grad} == {
-            name for name, p in fused.network.named_parameters() if p.requires_grad
-        }
+        assert {
+            name for name, p in shard.network.named_parameters() if p.requires_grad
+        } == {name for name, p in fused.network.named_parameters() if p.requires_grad}
     with torch.no_grad():
         for p in fused.shard(slice(1, 3)).parameters():
             if p.requires_grad:
@@ -288,13 +368,23 @@ def test_shards_share_memory(sets):
 
 def test_dropout_is_the_members_own():
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 24,
+    }
     model = BertForSequenceClassification(BertConfig(vocab_size=50, **sizes)).eval()
     fused = heads.fuse([heads.prune(model, [(0, 0)]), heads.prune(model, [(1, 0)])])
     ids = {"input_ids": inputs("text")}
     assert not fused.training
     torch.testing.assert_close(fused(ids), fused(ids))
-    assert [count for layer, _, members in fused.noise_layers() for count in [len(members)] if layer.p] == [2] * 6
+    assert [
+        count
+        for layer, _, members in fused.noise_layers()
+        for count in [len(members)]
+        if layer.p
+    ] == [2] * 6
     training_ = [fused.train()(ids) for _ in range(2)]
     assert not torch.equal(*training_)
 
@@ -305,7 +395,12 @@ class Scaled(nn.Module):
 
     def __init__(self, core):
         super().__init__()
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = core.q_proj, core.k_proj, core.v_proj, core.o_proj
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
+            core.q_proj,
+            core.k_proj,
+            core.v_proj,
+            core.o_proj,
+        )
         self.core, self.head_dim = (core,), core.head_dim
 
     def forward(self, hidden_states, *args, **kwargs):
@@ -320,8 +415,15 @@ def unusual():
 
 
 def other(**changes):
-    sizes = {"width": 16, "layers": LAYERS, "heads": HEADS, "classes": CLASSES} | changes
-    return models.vit(8, changes.pop("patch", 4), **{k: v for k, v in sizes.items() if k != "patch"}).double()
+    sizes = {
+        "width": 16,
+        "layers": LAYERS,
+        "heads": HEADS,
+        "classes": CLASSES,
+    } | changes
+    return models.vit(
+        8, changes.pop("patch", 4), **{k: v for k, v in sizes.items() if k != "patch"}
+    ).double()
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -334,12 +436,32 @@ def other(**changes):
             ValueError,
             "number of layers is 2 in member 1 and 3 in member 0",
         ),
-        (lambda: [make(), other(width=32)], ValueError, "width is 32 in member 1 and 16 in member 0"),
-        (lambda: [make(), other(heads=2)], ValueError, "size of a head is 8 in member 1 and 4 in member 0"),
-        (lambda: [make(), other(classes=5)], ValueError, r"classifier.weight is \[5, 16\] in member 1 and \[3, 16\]"),
-        (lambda: [make(), other(patch=2)], ValueError, r"position_embeddings is \[1, 17, 16\] in member 1"),
+        (
+            lambda: [make(), other(width=32)],
+            ValueError,
+            "width is 32 in member 1 and 16 in member 0",
+        ),
+        (
+            lambda: [make(), other(heads=2)],
+            ValueError,
+            "size of a head is 8 in member 1 and 4 in member 0",
+        ),
+        (
+            lambda: [make(), other(classes=5)],
+            ValueError,
+            r"classifier.weight is \[5, 16\] in member 1 and \[3, 16\]",
+        ),
+        (
+            lambda: [make(), other(patch=2)],
+            ValueError,
+            r"position_embeddings is \[1, 17, 16\] in member 1",
+        ),
         (lambda: [make(), make("clip")], ValueError, "absent in member 1"),
-        (lambda: [unusual(), unusual()], ValueError, r"Scaled is more than softmax\(Q K\^T / sqrt\(size\)\) V"),
+        (
+            lambda: [unusual(), unusual()],
+            ValueError,
+            r"Scaled is more than softmax\(Q K\^T / sqrt\(size\)\) V",
+        ),
         (lambda: [models.mlp(4)], ValueError, "Sequential has no attention"),
         (lambda: [make(), "vit"], TypeError, "one torch module, got 'vit'"),
     ],

@@ -5,13 +5,26 @@ import copy
 import numpy as np
 import pytest
 import torch
-from head_networks import CLASSES, EVERY, HEADS, LAYERS, SETS, call, inputs, labels, make
+from head_networks import (
+    CLASSES,
+    EVERY,
+    HEADS,
+    LAYERS,
+    SETS,
+    call,
+    inputs,
+    labels,
+    make,
+)
 from torch import nn
 
 from uqlab import ensembles, heads, models, training
 from uqlab.models import attentions
 
-OUTPUTS = {"vit": "vit.layers.{}.attention.o_proj", "bert": "bert.encoder.layer.{}.attention.output.dense"}
+OUTPUTS = {
+    "vit": "vit.layers.{}.attention.o_proj",
+    "bert": "bert.encoder.layer.{}.attention.output.dense",
+}
 
 
 def without(model, name, pairs):
@@ -19,7 +32,9 @@ def without(model, name, pairs):
     model = copy.deepcopy(model)
     size = 16 // HEADS
     for layer, head in pairs:
-        model.get_submodule(OUTPUTS[name].format(layer)).weight.data[:, head * size : (head + 1) * size] = 0
+        model.get_submodule(OUTPUTS[name].format(layer)).weight.data[
+            :, head * size : (head + 1) * size
+        ] = 0
     return model
 
 
@@ -31,16 +46,23 @@ def test_only_last_layers_learn_from_a_classifier_of_zeros(name, layers):
     assert not call(model, x).any()
     learn = {name for name, p in model.named_parameters() if p.requires_grad}
     stack = [attention.layer for attention in attentions(model)]
-    inside = {name for name in learn if name.startswith(tuple(f"{layer}." for layer in stack))}
+    inside = {
+        name for name in learn if name.startswith(tuple(f"{layer}." for layer in stack))
+    }
     last = tuple(f"{layer}." for layer in stack[LAYERS - layers :])
-    assert inside == {name for name, _ in model.named_parameters() if name.startswith(last)}
+    assert inside == {
+        name for name, _ in model.named_parameters() if name.startswith(last)
+    }
     assert {name.rpartition(".")[2] for name in learn - inside} == {"weight", "bias"}
     assert len(learn - inside) == 2
 
 
 @pytest.mark.parametrize("layers", [-1, LAYERS + 1])
 def test_no_more_layers_learn_than_there_are(layers):
-    with pytest.raises(ValueError, match=f"layers must be 0 to {LAYERS}, the number of layers, got {layers}"):
+    with pytest.raises(
+        ValueError,
+        match=f"layers must be 0 to {LAYERS}, the number of layers, got {layers}",
+    ):
         heads.only_last(make(), layers)
 
 
@@ -57,7 +79,9 @@ def test_ablation_is_zero_columns(name, pairs):
     with heads.ablate(model, pairs) as ablated:
         assert ablated is model
         found = call(model, x)
-    torch.testing.assert_close(found, call(without(model, name, pairs), x), rtol=0, atol=0)
+    torch.testing.assert_close(
+        found, call(without(model, name, pairs), x), rtol=0, atol=0
+    )
     assert (found - call(model, x)).abs().max() > 0.01
 
 
@@ -68,7 +92,9 @@ def test_ablation_leaves_no_trace():
         pass
     with pytest.raises(KeyError), heads.ablate(model, SETS["all"]):
         raise KeyError
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(
+        torch.equal(value, before[name]) for name, value in model.state_dict().items()
+    )
 
 
 def test_an_ablated_model_can_be_trained():
@@ -99,14 +125,18 @@ def test_pruned_is_ablated(name, pairs):
 def test_pruned_in_float32():
     model, x = make().float(), inputs().float()
     with heads.ablate(model, SETS["several"]):
-        torch.testing.assert_close(heads.prune(model, SETS["several"])(x), model(x), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            heads.prune(model, SETS["several"])(x), model(x), rtol=1e-5, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("name", ["vit", "bert"])
 def test_pruned_twice(name):
     """The remaining heads are numbered from 0 again."""
     model, x = make(name), inputs(name)
-    twice = heads.prune(heads.prune(model, [(0, 1), (2, 0)]), [(0, 1), (2, 0), (2, 1), (2, 2)])
+    twice = heads.prune(
+        heads.prune(model, [(0, 1), (2, 0)]), [(0, 1), (2, 0), (2, 1), (2, 2)]
+    )
     once = heads.prune(model, [(0, 1), (0, 2), (2, 0), (2, 1), (2, 2), (2, 3)])
     torch.testing.assert_close(call(twice, x), call(once, x))
     assert heads.count_heads(twice) == heads.count_heads(once) == [2, 4, 0]
@@ -120,7 +150,9 @@ def test_pruning_copies():
     with torch.no_grad():
         for p in small.parameters():
             p += 1
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(
+        torch.equal(value, before[name]) for name, value in model.state_dict().items()
+    )
     frozen = [name for name, p in small.named_parameters() if not p.requires_grad]
     assert frozen == ["vit.layers.0.attention.q_proj.weight"]
     assert not small.training
@@ -131,8 +163,22 @@ def test_pruned_models_train_and_predict(name):
     x, y = inputs(name, 12), labels(12)
     model = make(name).float()
     x = x.float() if x.is_floating_point() else x
-    ensemble = ensembles.from_members([heads.prune(model, pairs) for pairs in (SETS["several"], SETS["a whole layer"])])
-    history = training.fit(ensemble, x, y, epochs=15, lr=0.01, optimizer="adam", batch_size=4, progress=False)
+    ensemble = ensembles.from_members(
+        [
+            heads.prune(model, pairs)
+            for pairs in (SETS["several"], SETS["a whole layer"])
+        ]
+    )
+    history = training.fit(
+        ensemble,
+        x,
+        y,
+        epochs=15,
+        lr=0.01,
+        optimizer="adam",
+        batch_size=4,
+        progress=False,
+    )
     assert (history.loss[-1] < 0.7 * history.loss[0]).all()
     assert training.predict(ensemble, x).shape == (2, 12, CLASSES)
     assert heads.count_heads(ensemble.member(1)) == [4, 0, 4]
@@ -143,14 +189,19 @@ def test_pruned_models_train_and_predict(name):
 def test_taylor_scores_by_the_formula(name):
     model, x, y = make(name), inputs(name), labels()
     nn.functional.cross_entropy(call(model, x), y).backward()
-    names = {"vit": "vit.layers.{}.attention.{}_proj", "bert": "bert.encoder.layer.{}.attention.self.{}"}[name]
+    names = {
+        "vit": "vit.layers.{}.attention.{}_proj",
+        "bert": "bert.encoder.layer.{}.attention.self.{}",
+    }[name]
     expected = np.zeros((LAYERS, HEADS))
     for layer in range(LAYERS):
         for head in range(HEADS):
             for part in {"vit": "qkv", "bert": ("query", "key", "value")}[name]:
                 weight = model.get_submodule(names.format(layer, part)).weight
                 rows = slice(4 * head, 4 * head + 4)
-                expected[layer, head] += (weight * weight.grad)[rows].abs().sum().item() / (4 * 16) / 3
+                expected[layer, head] += (
+                    (weight * weight.grad)[rows].abs().sum().item() / (4 * 16) / 3
+                )
     model.zero_grad()
     for batch_size in (128, 2):
         scores = heads.taylor_scores(model, x, y, batch_size=batch_size)
@@ -187,7 +238,11 @@ def test_taylor_pruning_layer_by_layer():
         expected += [(layer, head) for head in order]
         small = heads.prune(small, [(layer, head) for head in order])
     assert heads.taylor_heads(model, x, y, 2) == expected
-    assert [layer for layer, _ in heads.taylor_heads(model, x, y, [2, 0, 1])] == [0, 0, 2]
+    assert [layer for layer, _ in heads.taylor_heads(model, x, y, [2, 0, 1])] == [
+        0,
+        0,
+        2,
+    ]
     assert heads.taylor_heads(model, x, y, 0) == []
 
 
@@ -195,7 +250,9 @@ def test_taylor_pruning_over_all_layers():
     model, x, y = make(), inputs(), labels()
     scores = heads.taylor_scores(model, x, y)
     found = heads.taylor_heads(model, x, y, 5, scope="model")
-    assert [layer * HEADS + head for layer, head in found] == scores.flatten().argsort()[:5].tolist()
+    assert [
+        layer * HEADS + head for layer, head in found
+    ] == scores.flatten().argsort()[:5].tolist()
 
 
 # Pruning seeds --------------------------------------------------------------------------------------------------------
@@ -209,7 +266,9 @@ def test_members_drawn_from_one_ranking():
     assert heads.sample_heads(ranking, 10, 1, seed=2)[0] != drawn[0]
     assert heads.sample_heads(ranking, 48, 1) == [ranking]
     often = heads.sample_heads([(0, head) for head in range(10)], 5, 2000)
-    assert np.bincount([head for one in often for _, head in one]) == pytest.approx(1000, abs=100)
+    assert np.bincount([head for one in often for _, head in one]) == pytest.approx(
+        1000, abs=100
+    )
 
 
 # Features -------------------------------------------------------------------------------------------------------------
@@ -217,16 +276,27 @@ def test_members_drawn_from_one_ranking():
 def test_features_make_the_attention(name):
     """The heads' features of the first token, times the output projection, are the attention's output for it."""
     model, x = make(name), inputs(name)
-    for attention, features in zip(attentions(model), heads.head_features(model, x, batch_size=2), strict=True):
+    for attention, features in zip(
+        attentions(model), heads.head_features(model, x, batch_size=2), strict=True
+    ):
         assert features.shape == (5, HEADS, 4)
         found = []
         projection = model.get_submodule(attention.output.module)
-        hook = projection.register_forward_hook(lambda _, args, output, found=found: found.append(output[:, 0]))
+        hook = projection.register_forward_hook(
+            lambda _, args, output, found=found: found.append(output[:, 0])
+        )
         call(model, x)
         hook.remove()
-        torch.testing.assert_close(features.flatten(1) @ projection.weight.mT + projection.bias, found[0])
-    left = heads.head_features(heads.prune(model, [(0, head) for head in range(HEADS)]), x)
-    assert [features.shape[:2] for features in left] == [(5, 0), *[(5, HEADS)] * (len(left) - 1)]
+        torch.testing.assert_close(
+            features.flatten(1) @ projection.weight.mT + projection.bias, found[0]
+        )
+    left = heads.head_features(
+        heads.prune(model, [(0, head) for head in range(HEADS)]), x
+    )
+    assert [features.shape[:2] for features in left] == [
+        (5, 0),
+        *[(5, HEADS)] * (len(left) - 1),
+    ]
 
 
 def test_separation_by_the_definition():
@@ -237,7 +307,9 @@ def test_separation_by_the_definition():
         difference = a[:, head].mean(0) - b[:, head].mean(0)
         inverse = np.linalg.inv(np.cov(a[:, head].T))
         assert found.euclidean[head].item() == pytest.approx(np.linalg.norm(difference))
-        assert found.mahalanobis[head].item() == pytest.approx(np.sqrt(difference @ inverse @ difference))
+        assert found.mahalanobis[head].item() == pytest.approx(
+            np.sqrt(difference @ inverse @ difference)
+        )
 
 
 def test_separation_of_equal_and_of_flat_features():
@@ -249,28 +321,42 @@ def test_separation_of_equal_and_of_flat_features():
     found = heads.separation(wide, torch.cat([shifted, torch.ones(30, 2, 3)], 2))
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
-    scale = torch.diag(torch.tensor([3.0, 0.1, 1, 20])).double()  # Mahalanobis distance does not depend on the units
-    torch.testing.assert_close(heads.separation(a @ scale, shifted @ scale).mahalanobis, expected.mahalanobis)
+    scale = torch.diag(
+        torch.tensor([3.0, 0.1, 1, 20])
+    ).double()  # Mahalanobis distance does not depend on the units
+    torch.testing.assert_close(
+        heads.separation(a @ scale, shifted @ scale).mahalanobis, expected.mahalanobis
+    )
 
 
 # Cost -----------------------------------------------------------------------------------------------------------------
 def multiply_adds(batch, tokens, width, layers, size, hidden, counts, classes, patch):
     """Counted by hand: patches; in each layer q, k, v, o, attention and MLP; the classifier."""
-    each = sum(4 * tokens * width * h * size + 2 * tokens * tokens * h * size for h in counts)
+    each = sum(
+        4 * tokens * width * h * size + 2 * tokens * tokens * h * size for h in counts
+    )
     mlp = layers * 2 * tokens * width * hidden
     return batch * ((tokens - 1) * patch * width + each + mlp + width * classes)
 
 
 def test_multiply_adds_by_hand():
     model, x = make(), inputs(count=2)
-    rest = {"tokens": 5, "width": 16, "layers": 3, "size": 4, "hidden": 64, "classes": 3, "patch": 16}
+    rest = {
+        "tokens": 5,
+        "width": 16,
+        "layers": 3,
+        "size": 4,
+        "hidden": 64,
+        "classes": 3,
+        "patch": 16,
+    }
     assert heads.multiply_adds(model, x) == multiply_adds(2, counts=[4, 4, 4], **rest)
     small = heads.prune(model, SETS["several"])
     assert heads.multiply_adds(small, x) == multiply_adds(2, counts=[3, 2, 3], **rest)
     ensemble = ensembles.from_members([model, small])
-    assert heads.multiply_adds(ensemble, x) == multiply_adds(2, counts=[7, 6, 7], **rest | {"layers": 6}) + 2 * (
-        4 * 16 * 16 + 16 * 3
-    )
+    assert heads.multiply_adds(ensemble, x) == multiply_adds(
+        2, counts=[7, 6, 7], **rest | {"layers": 6}
+    ) + 2 * (4 * 16 * 16 + 16 * 3)
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------
@@ -288,7 +374,11 @@ class Uneven(nn.Module):
     def __init__(self):
         super().__init__()
         self.head_dim = 4
-        self.q_proj, self.k_proj, self.v_proj = nn.Linear(8, 12), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.q_proj, self.k_proj, self.v_proj = (
+            nn.Linear(8, 12),
+            nn.Linear(8, 8),
+            nn.Linear(8, 8),
+        )
         self.o_proj = nn.Linear(12, 8)
 
 
@@ -296,15 +386,31 @@ class Uneven(nn.Module):
 @pytest.mark.parametrize(
     ("model", "error", "message"),
     [
-        (lambda: models.mlp(4), ValueError, "Sequential has no attention whose heads can be told apart"),
-        (decoder, ValueError, "TransformerDecoder has layers with several attentions; give an encoder"),
+        (
+            lambda: models.mlp(4),
+            ValueError,
+            "Sequential has no attention whose heads can be told apart",
+        ),
+        (
+            decoder,
+            ValueError,
+            "TransformerDecoder has layers with several attentions; give an encoder",
+        ),
         (
             two_encoders,
             ValueError,
             "Sequential holds 2 stacks of layers .*0.vit.layers, 1.*two towers",
         ),
-        (lambda: nn.Sequential(Uneven()), ValueError, r"heads of 0 cannot be taken apart.*\[12, 8, 8, 12\]"),
-        (lambda: ensembles.from_members([make()]), TypeError, "one torch module.*ensemble.member"),
+        (
+            lambda: nn.Sequential(Uneven()),
+            ValueError,
+            r"heads of 0 cannot be taken apart.*\[12, 8, 8, 12\]",
+        ),
+        (
+            lambda: ensembles.from_members([make()]),
+            TypeError,
+            "one torch module.*ensemble.member",
+        ),
         (lambda: "vit", TypeError, "one torch module, got 'vit'"),
     ],
 )
@@ -314,14 +420,21 @@ def test_models_without_separable_heads(model, error, message):
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("function", [heads.prune, lambda model, pairs: heads.ablate(model, pairs).__enter__()])
+@pytest.mark.parametrize(
+    "function",
+    [heads.prune, lambda model, pairs: heads.ablate(model, pairs).__enter__()],
+)
 @pytest.mark.parametrize(
     ("pairs", "error", "message"),
     [
         ([(3, 0)], ValueError, r"head \(3, 0\): there are layers 0 to 2"),
         ([(0, 4)], ValueError, r"head \(0, 4\): layer 0 has 4 heads"),
         ([(0, -1)], ValueError, r"head \(0, -1\)"),
-        ([(0, 1), (1, 1), (0, 1)], ValueError, r"head \(0, 1\) is given more than once"),
+        (
+            [(0, 1), (1, 1), (0, 1)],
+            ValueError,
+            r"head \(0, 1\) is given more than once",
+        ),
         ([1, 2], TypeError, r"pairs of integers \(layer, head\)"),
         ((0, 1), TypeError, r"pairs of integers \(layer, head\)"),
         (3, TypeError, "heads must be a list, got 3"),
@@ -342,26 +455,100 @@ def test_heads_that_are_not_there(function, pairs, error, message):
             ValueError,
             r"labels must be \[samples\] = \[5\].*got \[3\]",
         ),
-        (lambda m, x, y: heads.taylor_scores(m, x, y + 3), ValueError, "labels must be 0 to 2"),
-        (lambda m, x, y: heads.taylor_scores(m, x, y.double()), TypeError, "tensor of integers, got torch.float64"),
-        (lambda m, x, y: heads.taylor_scores(m, x[:0], y[:0]), ValueError, "at least one"),
-        (lambda m, x, y: heads.taylor_scores(m, x / 0, y), ValueError, "inputs must be finite"),
-        (lambda m, x, y: heads.taylor_scores(m, "x", y), TypeError, "inputs must be a tensor, an array"),
-        (lambda m, x, y: heads.taylor_scores(m, x, y, batch_size=0), ValueError, "batch_size must be at least 1"),
-        (lambda m, x, y: heads.taylor_scores(m.vit, x, y), ValueError, "ViTModel must return logits"),
-        (lambda m, x, y: heads.taylor_heads(m, x, y, 5), ValueError, "remove must be one number or 3"),
-        (lambda m, x, y: heads.taylor_heads(m, x, y, [1, 1]), ValueError, "remove must be one number or 3"),
-        (lambda m, x, y: heads.taylor_heads(m, x, y, 13, scope="model"), ValueError, "0 to 12, the number of heads"),
-        (lambda m, x, y: heads.taylor_heads(m, x, y, [1], scope="model"), TypeError, "takes one number"),
-        (lambda m, x, y: heads.taylor_heads(m, x, y, 1, scope="all"), ValueError, 'scope must be "layer" or "model"'),
-        (lambda m, x, y: heads.head_features(m, x, batch_size=0), ValueError, "batch_size must be at least 1"),
-        (lambda m, x, y: heads.sample_heads([(0, 0)], 2, 1), ValueError, "remove must be 0 to 1"),
-        (lambda m, x, y: heads.sample_heads([(0, 0)], 1, 0), ValueError, "members must be at least 1"),
-        (lambda m, x, y: heads.sample_heads([float("nan")], 1, 2), TypeError, "must be .layer, head. or .*, got nan"),
-        (lambda m, x, y: heads.separation(torch.ones(3, 2, 4), torch.ones(3, 2, 5)), ValueError, "same heads"),
-        (lambda m, x, y: heads.separation(torch.ones(1, 2, 4), torch.ones(3, 2, 4)), ValueError, "at least 2 ID"),
         (
-            lambda m, x, y: heads.separation(torch.ones(3, 2, 4) / 0, torch.ones(3, 2, 4)),
+            lambda m, x, y: heads.taylor_scores(m, x, y + 3),
+            ValueError,
+            "labels must be 0 to 2",
+        ),
+        (
+            lambda m, x, y: heads.taylor_scores(m, x, y.double()),
+            TypeError,
+            "tensor of integers, got torch.float64",
+        ),
+        (
+            lambda m, x, y: heads.taylor_scores(m, x[:0], y[:0]),
+            ValueError,
+            "at least one",
+        ),
+        (
+            lambda m, x, y: heads.taylor_scores(m, x / 0, y),
+            ValueError,
+            "inputs must be finite",
+        ),
+        (
+            lambda m, x, y: heads.taylor_scores(m, "x", y),
+            TypeError,
+            "inputs must be a tensor, an array",
+        ),
+        (
+            lambda m, x, y: heads.taylor_scores(m, x, y, batch_size=0),
+            ValueError,
+            "batch_size must be at least 1",
+        ),
+        (
+            lambda m, x, y: heads.taylor_scores(m.vit, x, y),
+            ValueError,
+            "ViTModel must return logits",
+        ),
+        (
+            lambda m, x, y: heads.taylor_heads(m, x, y, 5),
+            ValueError,
+            "remove must be one number or 3",
+        ),
+        (
+            lambda m, x, y: heads.taylor_heads(m, x, y, [1, 1]),
+            ValueError,
+            "remove must be one number or 3",
+        ),
+        (
+            lambda m, x, y: heads.taylor_heads(m, x, y, 13, scope="model"),
+            ValueError,
+            "0 to 12, the number of heads",
+        ),
+        (
+            lambda m, x, y: heads.taylor_heads(m, x, y, [1], scope="model"),
+            TypeError,
+            "takes one number",
+        ),
+        (
+            lambda m, x, y: heads.taylor_heads(m, x, y, 1, scope="all"),
+            ValueError,
+            'scope must be "layer" or "model"',
+        ),
+        (
+            lambda m, x, y: heads.head_features(m, x, batch_size=0),
+            ValueError,
+            "batch_size must be at least 1",
+        ),
+        (
+            lambda m, x, y: heads.sample_heads([(0, 0)], 2, 1),
+            ValueError,
+            "remove must be 0 to 1",
+        ),
+        (
+            lambda m, x, y: heads.sample_heads([(0, 0)], 1, 0),
+            ValueError,
+            "members must be at least 1",
+        ),
+        (
+            lambda m, x, y: heads.sample_heads([float("nan")], 1, 2),
+            TypeError,
+            "must be .layer, head. or .*, got nan",
+        ),
+        (
+            lambda m, x, y: heads.separation(torch.ones(3, 2, 4), torch.ones(3, 2, 5)),
+            ValueError,
+            "same heads",
+        ),
+        (
+            lambda m, x, y: heads.separation(torch.ones(1, 2, 4), torch.ones(3, 2, 4)),
+            ValueError,
+            "at least 2 ID",
+        ),
+        (
+            lambda m, x, y: heads.separation(
+                torch.ones(3, 2, 4) / 0, torch.ones(3, 2, 4)
+            ),
             ValueError,
             "must be finite",
         ),

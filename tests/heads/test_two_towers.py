@@ -17,7 +17,9 @@ SETS = {
     "text": [("text", 0, 3), ("text", 2, 1)],
     "vision": [("vision", 1, 0), ("vision", 0, 2)],
     "both": [("vision", 0, 1), ("text", 1, 1), ("vision", 1, 3), ("text", 0, 0)],
-    "a whole layer of each": [(tower, 1, h) for tower in ("text", "vision") for h in range(HEADS)],
+    "a whole layer of each": [
+        (tower, 1, h) for tower in ("text", "vision") for h in range(HEADS)
+    ],
 }
 EACH = pytest.mark.parametrize("gone", SETS.values(), ids=SETS)
 
@@ -35,7 +37,11 @@ def logits(model, x):
 
 def task(count=30):
     x, ood = inputs(count=count, seed=5), inputs(count=count // 2, seed=6)
-    return x, torch.randint(4, (count,), generator=torch.Generator().manual_seed(2)), ood
+    return (
+        x,
+        torch.randint(4, (count,), generator=torch.Generator().manual_seed(2)),
+        ood,
+    )
 
 
 # Addresses ------------------------------------------------------------------------------------------------------------
@@ -53,10 +59,18 @@ def test_the_text_tower_comes_first(network):
     ("gone", "error", "message"),
     [
         ([(0, 1)], TypeError, r"heads must be \(tower, layer, head\)"),
-        ([("image", 0, 1)], ValueError, r"head \('image', 0, 1\): the towers are text and vision"),
+        (
+            [("image", 0, 1)],
+            ValueError,
+            r"head \('image', 0, 1\): the towers are text and vision",
+        ),
         ([("vision", 2, 1)], ValueError, "there are layers 0 to 1"),
         ([("text", 2, 4)], ValueError, "layer 2 has 4 heads"),
-        ([("text", 1, 1), ("vision", 1, 1), ("text", 1, 1)], ValueError, r"\('text', 1, 1\) is given more than once"),
+        (
+            [("text", 1, 1), ("vision", 1, 1), ("text", 1, 1)],
+            ValueError,
+            r"\('text', 1, 1\) is given more than once",
+        ),
     ],
 )
 def test_heads_that_are_not_there(network, gone, error, message):
@@ -72,7 +86,9 @@ def test_pruned_is_ablated(network, gone):
     with heads.ablate(network, gone):
         torch.testing.assert_close(pruned, logits(network, x), rtol=1e-9, atol=1e-9)
     assert (pruned - whole).abs().max() > 0.001
-    assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
+    assert all(
+        torch.equal(before[name], value) for name, value in network.state_dict().items()
+    )
 
 
 def test_the_whole_model_of_transformers_is_pruned_alike(network):
@@ -80,13 +96,22 @@ def test_the_whole_model_of_transformers_is_pruned_alike(network):
     x, clip = inputs(), clip_model()
     assert heads.towers(clip) == heads.towers(network)
     named = {"input_ids": network.prompts, "pixel_values": x}
-    torch.testing.assert_close(logits(network, x), clip(**named).logits_per_image.detach(), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        logits(network, x),
+        clip(**named).logits_per_image.detach(),
+        rtol=1e-9,
+        atol=1e-9,
+    )
     small = heads.prune(clip, SETS["both"])(**named).logits_per_image.detach()
-    torch.testing.assert_close(logits(heads.prune(network, SETS["both"]), x), small, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        logits(heads.prune(network, SETS["both"]), x), small, rtol=1e-9, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("removed", [[], SETS["both"]], ids=["none", "both"])
-def test_encoding_the_prompts_alone_is_encoding_everything(network, removed, monkeypatch):
+def test_encoding_the_prompts_alone_is_encoding_everything(
+    network, removed, monkeypatch
+):
     x = inputs(count=6)
     search, images = TowerSearch(network, x), []
     text = len(search.text.found)
@@ -95,7 +120,11 @@ def test_encoding_the_prompts_alone_is_encoding_everything(network, removed, mon
         search.remove(*place[head])
     rest = [head for head in EVERY if head not in removed]
     whole = search.vision.trace
-    monkeypatch.setattr(search.vision, "trace", lambda batch: (images.append(len(batch)), whole(batch))[1])
+    monkeypatch.setattr(
+        search.vision,
+        "trace",
+        lambda batch: (images.append(len(batch)), whole(batch))[1],
+    )
     for i, found in search.logits(x, [place[head] for head in rest]):
         with heads.ablate(network, [*removed, *([rest[i]] if i >= 0 else [])]):
             torch.testing.assert_close(found, logits(network, x), rtol=1e-9, atol=1e-9)
@@ -106,7 +135,9 @@ def test_encoding_the_prompts_alone_is_encoding_everything(network, removed, mon
 def test_the_order_of_algorithm_1(network, score):
     x, y, ood = task()
     expected, _ = algorithm_1(network, x, y, ood, score, 4, EVERY)
-    circuit = heads.greedy_circuit(network, x, y, ood, score=score, budget=4, progress=False)
+    circuit = heads.greedy_circuit(
+        network, x, y, ood, score=score, budget=4, progress=False
+    )
     assert circuit == expected
     assert circuit.scores.shape == (4, 5, HEADS)
 
@@ -117,9 +148,25 @@ def test_threads_and_checkpoints_change_no_order(network, tmp_path):
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
-        heads.greedy_circuit(network, x, y, ood, budget=2, progress=False, batch_size=4, checkpoint=tmp_path / "half")
+        heads.greedy_circuit(
+            network,
+            x,
+            y,
+            ood,
+            budget=2,
+            progress=False,
+            batch_size=4,
+            checkpoint=tmp_path / "half",
+        )
         second = heads.greedy_circuit(
-            network, x, y, ood, budget=5, progress=False, batch_size=4, checkpoint=tmp_path / "half"
+            network,
+            x,
+            y,
+            ood,
+            budget=5,
+            progress=False,
+            batch_size=4,
+            checkpoint=tmp_path / "half",
         )
     finally:
         torch.set_num_threads(threads)
@@ -142,7 +189,9 @@ def test_taylor_scores_of_both_towers(network):
     assert set(every) == set(EVERY)
 
 
-@pytest.mark.parametrize("sets", [[SETS["text"], SETS["vision"]], [SETS["both"], []]], ids=["even", "ragged"])
+@pytest.mark.parametrize(
+    "sets", [[SETS["text"], SETS["vision"]], [SETS["both"], []]], ids=["even", "ragged"]
+)
 def test_fused_is_separate(network, sets):
     members, x = [heads.prune(network, gone) for gone in sets], inputs()
     members[1].scale.data += 0.5
@@ -150,10 +199,16 @@ def test_fused_is_separate(network, sets):
     assert isinstance(fused, ensembles.Ensemble)
     apart = torch.stack([logits(member, x) for member in members])
     torch.testing.assert_close(logits(fused, x), apart, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(training.predict(fused.float(), x.float(), batch_size=2), apart.float())
+    torch.testing.assert_close(
+        training.predict(fused.float(), x.float(), batch_size=2), apart.float()
+    )
     fused.double()
-    torch.testing.assert_close(logits(fused.shard(slice(1, 2)), x), apart[1:], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(logits(fused.member(1), x), apart[1], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        logits(fused.shard(slice(1, 2)), x), apart[1:], rtol=1e-5, atol=1e-5
+    )
+    torch.testing.assert_close(
+        logits(fused.member(1), x), apart[1], rtol=1e-5, atol=1e-5
+    )
     assert isinstance(fused.member(0), models.ZeroShot)
 
 
@@ -164,4 +219,6 @@ def test_members_with_other_prompts_do_not_fuse(network):
 
 def test_a_text_tower_has_no_class_token(network):
     features = heads.head_features(network, inputs())
-    assert [each.shape for each in features] == [(5, HEADS, 4)] * len(heads.towers(network)["vision"])
+    assert [each.shape for each in features] == [(5, HEADS, 4)] * len(
+        heads.towers(network)["vision"]
+    )

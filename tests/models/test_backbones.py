@@ -29,9 +29,27 @@ from transformers import (
 from uqlab import ensembles, models, training
 from uqlab.ensembles import MemberDropout
 
-SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+SMALL = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+}
 PIXELS = {"image_size": 8, "patch_size": 4, "num_channels": 1}
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "good", "bad", "film", "very", "##ly", "."]
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "a",
+    "good",
+    "bad",
+    "film",
+    "very",
+    "##ly",
+    ".",
+]
 TEXTS = ["a good film .", "very very bad", "badly", "a film"]
 IMPLICIT = {
     "lora": lambda backbone: ensembles.lora(backbone, 3, 2),
@@ -47,7 +65,10 @@ def vit(**kwargs):
 
 def images(count=6):
     """The brighter, the higher the class."""
-    noise, y = torch.rand(count, 1, 8, 8, generator=torch.Generator().manual_seed(1)), torch.arange(count) % 3
+    noise, y = (
+        torch.rand(count, 1, 8, 8, generator=torch.Generator().manual_seed(1)),
+        torch.arange(count) % 3,
+    )
     return noise + y.view(-1, 1, 1, 1), y
 
 
@@ -56,16 +77,22 @@ def save(folder, network, tokenizer=True, pooling=None):
     network.save_pretrained(folder)
     if tokenizer:
         (folder / "vocab.txt").write_text("\n".join(WORDS))
-        BertTokenizer(str(folder / "vocab.txt"), model_max_length=32).save_pretrained(folder)
+        BertTokenizer(str(folder / "vocab.txt"), model_max_length=32).save_pretrained(
+            folder
+        )
     if pooling:
         (folder / "1_Pooling").mkdir()
-        (folder / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{pooling}": True}))
+        (folder / "1_Pooling" / "config.json").write_text(
+            json.dumps({f"pooling_mode_{pooling}": True})
+        )
     return folder
 
 
 def bert(kind=BertForSequenceClassification, **kwargs):
     torch.manual_seed(0)
-    return kind(BertConfig(vocab_size=len(WORDS), max_position_embeddings=32, **SMALL), **kwargs).eval()
+    return kind(
+        BertConfig(vocab_size=len(WORDS), max_position_embeddings=32, **SMALL), **kwargs
+    ).eval()
 
 
 # Images ---------------------------------------------------------------------------------------------------------------
@@ -73,7 +100,9 @@ def test_vit_is_that_of_transformers():
     torch.manual_seed(0)
     model, (x, _) = vit(), images()
     torch.manual_seed(0)
-    plain = ViTForImageClassification(ViTConfig(**SMALL | {"intermediate_size": 64}, **PIXELS, num_labels=3))
+    plain = ViTForImageClassification(
+        ViTConfig(**SMALL | {"intermediate_size": 64}, **PIXELS, num_labels=3)
+    )
     assert model(x).shape == (6, 3)
     assert torch.equal(model(x), plain(x).logits)
     assert torch.equal(model.train()(x), model.eval()(x))  # no dropout
@@ -84,7 +113,9 @@ def test_a_deep_ensemble_of_vits_trains():
     x, y = images()
     ensemble = ensembles.deep(vit, 2)
     before = ensemble.eval()(x).detach()
-    history = training.fit(ensemble, x, y, epochs=20, lr=0.01, optimizer="adam", progress=False)
+    history = training.fit(
+        ensemble, x, y, epochs=20, lr=0.01, optimizer="adam", progress=False
+    )
     assert (history.loss[-1] < 0.7 * history.loss[0]).all()
     assert training.predict(ensemble, x).shape == before.shape == (2, 6, 3)
     torch.testing.assert_close(ensembles.deep(vit, range(1, 2))(x)[0], before[1])
@@ -96,15 +127,22 @@ def test_implicit_ensembles_of_a_vit(make):
     ensemble = moved(make(vit()))
     together = ensemble(x)
     for m in range(3):
-        torch.testing.assert_close(ensemble.member(m)(x), together[m], rtol=1e-5, atol=1e-5)
-    history = training.fit(ensemble, x, y, epochs=20, lr=0.01, optimizer="adam", progress=False)
+        torch.testing.assert_close(
+            ensemble.member(m)(x), together[m], rtol=1e-5, atol=1e-5
+        )
+    history = training.fit(
+        ensemble, x, y, epochs=20, lr=0.01, optimizer="adam", progress=False
+    )
     assert (history.loss[-1] < history.loss[0]).all()
 
 
 def test_images_from_a_folder(tmp_path):
     torch.manual_seed(0)
     encoder = ViTModel(ViTConfig(**SMALL, **PIXELS), add_pooling_layer=False)
-    model, (x, _) = models.from_pretrained(save(tmp_path, encoder, tokenizer=False), 3), images()
+    model, (x, _) = (
+        models.from_pretrained(save(tmp_path, encoder, tokenizer=False), 3),
+        images(),
+    )
     features = encoder.eval()(x).last_hidden_state[:, 0]
     torch.testing.assert_close(model(x), model.classifier(features))
     assert model.name == str(tmp_path)
@@ -113,7 +151,9 @@ def test_images_from_a_folder(tmp_path):
 
 def test_a_classifier_that_fits_is_kept(tmp_path):
     torch.manual_seed(0)
-    trained = ViTForImageClassification(ViTConfig(**SMALL, **PIXELS, num_labels=3)).eval()
+    trained = ViTForImageClassification(
+        ViTConfig(**SMALL, **PIXELS, num_labels=3)
+    ).eval()
     folder, (x, _) = save(tmp_path, trained, tokenizer=False), images()
     assert torch.equal(models.from_pretrained(folder, 3)(x), trained(x).logits)
     assert models.from_pretrained(folder, 5)(x).shape == (6, 5)
@@ -121,8 +161,15 @@ def test_a_classifier_that_fits_is_kept(tmp_path):
 
 def test_clip_without_its_text_half_or_dropout(tmp_path):
     torch.manual_seed(0)
-    config = CLIPConfig(vision_config={**SMALL, **PIXELS, "attention_dropout": 0.5}, text_config=SMALL, num_labels=3)
-    folder, (x, _) = save(tmp_path, CLIPForImageClassification(config), tokenizer=False), images()
+    config = CLIPConfig(
+        vision_config={**SMALL, **PIXELS, "attention_dropout": 0.5},
+        text_config=SMALL,
+        num_labels=3,
+    )
+    folder, (x, _) = (
+        save(tmp_path, CLIPForImageClassification(config), tokenizer=False),
+        images(),
+    )
     model = models.from_pretrained(folder, 4)
     assert model(x).shape == (6, 4)
     assert torch.equal(model.train()(x), model.eval()(x))
@@ -132,8 +179,13 @@ def test_fine_tuned_copies_of_one_backbone(tmp_path):
     """An explicit ensemble of a pretrained backbone: one encoder, classifiers of their own."""
     save(tmp_path, ViTModel(ViTConfig(**SMALL, **PIXELS)), tokenizer=False)
     ensemble = ensembles.deep(lambda: models.from_pretrained(tmp_path, 3), 2)
-    (a, b), (x, y) = (dict(model.named_parameters()) for model in ensemble.models), images()
-    assert [name for name in a if not torch.equal(a[name], b[name])] == ["classifier.weight"]  # biases start at 0
+    (a, b), (x, y) = (
+        (dict(model.named_parameters()) for model in ensemble.models),
+        images(),
+    )
+    assert [name for name in a if not torch.equal(a[name], b[name])] == [
+        "classifier.weight"
+    ]  # biases start at 0
     training.fit(ensemble, x, y, epochs=1, lr=0.1, progress=False)
     assert not torch.equal(a["vit.embeddings.cls_token"], b["vit.embeddings.cls_token"])
 
@@ -148,7 +200,9 @@ def test_texts_become_padded_token_ids(tmp_path):
     ]
     assert model.encode(TEXTS, max_length=4).shape == (4, 4)
     assert model.longest == 32
-    assert copy.deepcopy(model).tokenizer is model.tokenizer  # of 30,000 words or more, and never changed
+    assert (
+        copy.deepcopy(model).tokenizer is model.tokenizer
+    )  # of 30,000 words or more, and never changed
 
 
 def test_a_trained_head_is_that_of_transformers(tmp_path):
@@ -156,8 +210,13 @@ def test_a_trained_head_is_that_of_transformers(tmp_path):
     model = models.from_pretrained(save(tmp_path, own), 2, "text")
     tokens = model.tokenizer(TEXTS, padding=True, return_tensors="pt")
     torch.testing.assert_close(model(model.encode(TEXTS)), own(**tokens).logits)
-    assert models.from_pretrained(tmp_path, 5, "text")(model.encode(TEXTS)).shape == (4, 5)
-    assert torch.equal(model.train()(model.encode(TEXTS)), model.eval()(model.encode(TEXTS)))  # no dropout
+    assert models.from_pretrained(tmp_path, 5, "text")(model.encode(TEXTS)).shape == (
+        4,
+        5,
+    )
+    assert torch.equal(
+        model.train()(model.encode(TEXTS)), model.eval()(model.encode(TEXTS))
+    )  # no dropout
 
 
 def test_a_trained_pooler_is_used(tmp_path):
@@ -170,7 +229,12 @@ def test_a_trained_pooler_is_used(tmp_path):
 
 def mean_of_tokens(encoder, tokens):
     states = encoder(**tokens).last_hidden_state
-    return torch.stack([h[mask.bool()].mean(0) for h, mask in zip(states, tokens["attention_mask"], strict=True)])
+    return torch.stack(
+        [
+            h[mask.bool()].mean(0)
+            for h, mask in zip(states, tokens["attention_mask"], strict=True)
+        ]
+    )
 
 
 @pytest.mark.parametrize("pooling", [None, "mean_tokens", "cls_token"])
@@ -179,7 +243,9 @@ def test_a_pooler_that_was_not_trained_is_left_out(tmp_path, pooling):
     model = models.from_pretrained(save(tmp_path, encoder, pooling=pooling), 2, "text")
     tokens = model.tokenizer(TEXTS, padding=True, return_tensors="pt")
     first = encoder(**tokens).last_hidden_state[:, 0]
-    expected = model.classifier(first if pooling == "cls_token" else mean_of_tokens(encoder, tokens))
+    expected = model.classifier(
+        first if pooling == "cls_token" else mean_of_tokens(encoder, tokens)
+    )
     torch.testing.assert_close(model(model.encode(TEXTS)), expected)
     assert not any("pooler" in name for name, _ in model.named_parameters())
 
@@ -187,8 +253,16 @@ def test_a_pooler_that_was_not_trained_is_left_out(tmp_path, pooling):
 @pytest.mark.parametrize(
     "encoder",
     [
-        lambda: RobertaModel(RobertaConfig(vocab_size=12, max_position_embeddings=34, pad_token_id=0, **SMALL)),
-        lambda: DistilBertModel(DistilBertConfig(vocab_size=12, dim=16, n_layers=2, n_heads=2, hidden_dim=32)),
+        lambda: RobertaModel(
+            RobertaConfig(
+                vocab_size=12, max_position_embeddings=34, pad_token_id=0, **SMALL
+            )
+        ),
+        lambda: DistilBertModel(
+            DistilBertConfig(
+                vocab_size=12, dim=16, n_layers=2, n_heads=2, hidden_dim=32
+            )
+        ),
     ],
     ids=["roberta", "distilbert"],
 )
@@ -197,26 +271,37 @@ def test_heads_with_new_layers_inside_are_left_out(tmp_path, encoder):
     torch.manual_seed(0)
     encoder = encoder().eval()
     model = models.from_pretrained(save(tmp_path, encoder), 2, "text")
-    tokens = model.tokenizer(TEXTS, padding=True, return_tensors="pt", return_token_type_ids=False)
-    torch.testing.assert_close(model(model.encode(TEXTS)), model.classifier(mean_of_tokens(encoder, tokens)))
+    tokens = model.tokenizer(
+        TEXTS, padding=True, return_tensors="pt", return_token_type_ids=False
+    )
+    torch.testing.assert_close(
+        model(model.encode(TEXTS)), model.classifier(mean_of_tokens(encoder, tokens))
+    )
 
 
 @pytest.mark.parametrize("pooling", [None, "mean_tokens"])
 def test_padding_changes_no_logit(tmp_path, pooling):
-    model = models.from_pretrained(save(tmp_path, bert(BertModel), pooling=pooling), 2, "text")
+    model = models.from_pretrained(
+        save(tmp_path, bert(BertModel), pooling=pooling), 2, "text"
+    )
     ids = model.encode(TEXTS)
     together = model(ids)
     assert together.std(0).min() > 1e-6
     torch.testing.assert_close(model(nn.functional.pad(ids, (0, 7))), together)
     for i, text in enumerate(TEXTS):
-        torch.testing.assert_close(model(model.encode([text]))[0], together[i], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            model(model.encode([text]))[0], together[i], rtol=1e-5, atol=1e-6
+        )
 
 
 def test_columns_of_padding_are_never_computed(tmp_path):
     model = models.from_pretrained(save(tmp_path, bert()), 2, "text")
     seen = []
     model.network.bert.register_forward_pre_hook(
-        lambda _, args, kwargs: seen.append(kwargs.get("input_ids", args[0] if args else None).shape), with_kwargs=True
+        lambda _, args, kwargs: seen.append(
+            kwargs.get("input_ids", args[0] if args else None).shape
+        ),
+        with_kwargs=True,
     )
     ids = nn.functional.pad(model.encode(TEXTS), (0, 7))
     model(ids)
@@ -228,19 +313,29 @@ def test_columns_of_padding_are_never_computed(tmp_path):
 @EVERY
 @pytest.mark.parametrize("pooling", [None, "mean_tokens"])
 def test_implicit_ensembles_of_texts(tmp_path, make, pooling):
-    backbone = models.from_pretrained(save(tmp_path, bert(BertModel), pooling=pooling), 2, "text")
+    backbone = models.from_pretrained(
+        save(tmp_path, bert(BertModel), pooling=pooling), 2, "text"
+    )
     ids, ensemble = backbone.encode(TEXTS), moved(make(backbone))
     together = ensemble(ids)
     assert together.shape == (3, 4, 2)
     for m in range(3):
-        torch.testing.assert_close(ensemble.member(m)(ids), together[m], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            ensemble.member(m)(ids), together[m], rtol=1e-5, atol=1e-5
+        )
     apart = ensemble.forward_members(torch.stack([ids, ids.flip(0), ids.roll(1, 0)]))
     torch.testing.assert_close(apart[1].flip(0), together[1], rtol=1e-5, atol=1e-5)
     history = training.fit(ensemble, ids, torch.tensor([1, 0, 0, 1]), epochs=30, lr=0.01, optimizer="adam",
                            batch_size=2, progress=False)  # fmt: skip
     assert (history.loss[-1] < history.loss[0]).all()
-    torch.testing.assert_close(training.predict(ensemble, ids, batch_size=3), ensemble(ids).detach())
-    assert not [layer for layer in ensemble.modules() if isinstance(layer, MemberDropout) and layer.p]
+    torch.testing.assert_close(
+        training.predict(ensemble, ids, batch_size=3), ensemble(ids).detach()
+    )
+    assert not [
+        layer
+        for layer in ensemble.modules()
+        if isinstance(layer, MemberDropout) and layer.p
+    ]
 
 
 # A real one -----------------------------------------------------------------------------------------------------------
@@ -248,7 +343,11 @@ def test_minilm():
     model = models.from_pretrained(models.minilm(), 2, "text")
     assert model.pooling == "mean"
     assert model.longest == 512
-    texts = ["A film of rare charm.", "The plot is an insult, and long at that; nobody should sit through it.", "Meh"]
+    texts = [
+        "A film of rare charm.",
+        "The plot is an insult, and long at that; nobody should sit through it.",
+        "Meh",
+    ]
     ids = model.encode(texts)
     plain = AutoModelForSequenceClassification.from_pretrained(
         models.minilm(), num_labels=2, use_safetensors=True
@@ -258,7 +357,12 @@ def test_minilm():
     with torch.no_grad():
         expected = model.classifier(mean_of_tokens(plain.bert, tokens))
         torch.testing.assert_close(model(ids), expected, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(model(nn.functional.pad(ids[2:], (0, 20)))[0], expected[2], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            model(nn.functional.pad(ids[2:], (0, 20)))[0],
+            expected[2],
+            rtol=1e-4,
+            atol=1e-5,
+        )
         embedding = nn.functional.normalize(mean_of_tokens(plain.bert, model.tokenizer(
             ["a wonderful movie", "what a great film", "tax law of Norway"], padding=True, return_tensors="pt"
         )))  # fmt: skip
@@ -274,12 +378,16 @@ def test_minilm():
 def test_lora_members_of_minilm():
     backbone = models.from_pretrained(models.minilm(), 2, "text")
     ensemble = moved(ensembles.lora(backbone, 2))
-    assert sum(p.numel() for p in ensemble.parameters() if p.requires_grad) == 2 * (6 * 4 * 2 * 384 * 8 + 2 * 385)
+    assert sum(p.numel() for p in ensemble.parameters() if p.requires_grad) == 2 * (
+        6 * 4 * 2 * 384 * 8 + 2 * 385
+    )
     ids = backbone.encode(["A film of rare charm.", "Nobody should sit through it."])
     with torch.no_grad():
         together = ensemble(ids)
         for m in range(2):
-            torch.testing.assert_close(ensemble.member(m)(ids), together[m], rtol=1e-3, atol=1e-3)
+            torch.testing.assert_close(
+                ensemble.member(m)(ids), together[m], rtol=1e-3, atol=1e-3
+            )
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------
@@ -296,9 +404,24 @@ def test_loading_is_silent(tmp_path, capfd):
     [
         (lambda folder: None, 1, "text", "classes must be at least 2, got 1"),
         (lambda folder: None, 2, "texts", 'task must be "image", "sound" or "text"'),
-        (lambda folder: None, 2, "image", "no checkpoint for AutoModelForImageClassification"),
-        (lambda folder: (folder / "config.json").unlink(), 2, "text", "no checkpoint .* its config.json"),
-        (lambda folder: (folder / "config.json").write_text("{"), 2, "text", "not a valid JSON"),
+        (
+            lambda folder: None,
+            2,
+            "image",
+            "no checkpoint for AutoModelForImageClassification",
+        ),
+        (
+            lambda folder: (folder / "config.json").unlink(),
+            2,
+            "text",
+            "no checkpoint .* its config.json",
+        ),
+        (
+            lambda folder: (folder / "config.json").write_text("{"),
+            2,
+            "text",
+            "not a valid JSON",
+        ),
         (
             lambda folder: (folder / "model.safetensors").unlink(),
             2,
@@ -306,37 +429,49 @@ def test_loading_is_silent(tmp_path, capfd):
             "cannot be read: .*no file named model.safetensors.*; give a folder",
         ),
         (
-            lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+            lambda folder: (folder / "model.safetensors").rename(
+                folder / "pytorch_model.bin"
+            ),
             2,
             "text",
             "no file named model.safetensors.*pickled weights could run code",
         ),
         (
-            lambda folder: (folder / "model.safetensors").write_text("version https://git-lfs"),
+            lambda folder: (folder / "model.safetensors").write_text(
+                "version https://git-lfs"
+            ),
             2,
             "text",
             "cannot be read: Error while deserializing",
         ),
         (
-            lambda folder: [(folder / name).unlink() for name in ("tokenizer.json", "vocab.txt")],
+            lambda folder: [
+                (folder / name).unlink() for name in ("tokenizer.json", "vocab.txt")
+            ],
             2,
             "text",
             "holds no tokenizer",
         ),
         (
-            lambda folder: BertModel(BertConfig(vocab_size=9, **SMALL)).save_pretrained(folder),
+            lambda folder: BertModel(BertConfig(vocab_size=9, **SMALL)).save_pretrained(
+                folder
+            ),
             2,
             "text",
             "at most 9 tokens",
         ),
         (
-            lambda folder: BertConfig(vocab_size=12, **SMALL | {"num_hidden_layers": 3}).save_pretrained(folder),
+            lambda folder: BertConfig(
+                vocab_size=12, **SMALL | {"num_hidden_layers": 3}
+            ).save_pretrained(folder),
             2,
             "text",
             r"lacks weights of BertForSequenceClassification.*layer\.2",
         ),
         (
-            lambda folder: BertConfig(vocab_size=12, **SMALL | {"hidden_size": 32}).save_pretrained(folder),
+            lambda folder: BertConfig(
+                vocab_size=12, **SMALL | {"hidden_size": 32}
+            ).save_pretrained(folder),
             2,
             "text",
             "in another shape: bert.embeddings",
@@ -363,7 +498,10 @@ def test_no_such_folder_and_no_network(tmp_path, monkeypatch):
     for name in (tmp_path / "nowhere", "./nowhere", "a/b/c"):
         with pytest.raises(OSError, match=f"'{name}' is no folder here"):
             models.from_pretrained(name, 2)
-    with pytest.raises(OSError, match=r"'nobody/nothing' is no folder here.*check the name and the network"):
+    with pytest.raises(
+        OSError,
+        match=r"'nobody/nothing' is no folder here.*check the name and the network",
+    ):
         models.from_pretrained("nobody/nothing", 2)
 
 

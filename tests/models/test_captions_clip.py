@@ -15,12 +15,16 @@ WEIGHTS = models.CAPTIONS_CLIP / "model.safetensors"
 
 
 def zero_shot(classes):
-    return models.clip_zero_shot(models.CAPTIONS_CLIP, [models.PROMPT.format(label) for label in classes])
+    return models.clip_zero_shot(
+        models.CAPTIONS_CLIP, [models.PROMPT.format(label) for label in classes]
+    )
 
 
 def test_the_folder_is_small_and_says_what_it_has_seen():
     assert sha256(WEIGHTS) == SHA256
-    assert sum(file.stat().st_size for file in models.CAPTIONS_CLIP.iterdir()) < 3_000_000
+    assert (
+        sum(file.stat().st_size for file in models.CAPTIONS_CLIP.iterdir()) < 3_000_000
+    )
     with safe_open(WEIGHTS, "pt") as file:
         about = json.loads(file.metadata()["provenance"])
     assert about["pictures"] == make_clip.STEPS * 231
@@ -39,8 +43,16 @@ def test_it_names_pairs_of_colour_and_shape_that_it_has_never_seen():
 
 def test_prompts_may_be_any_texts():
     """Words alone, too: not one of its captions leaves a word out."""
-    shown = data.pictures([f"large filled {colour} circle" for colour in ("red", "green", "blue") for _ in range(50)])
-    logits = training.predict(zero_shot(["red circle", "green circle", "blue circle"]), shown)
+    shown = data.pictures(
+        [
+            f"large filled {colour} circle"
+            for colour in ("red", "green", "blue")
+            for _ in range(50)
+        ]
+    )
+    logits = training.predict(
+        zero_shot(["red circle", "green circle", "blue circle"]), shown
+    )
     assert metrics.accuracy(logits, torch.arange(3).repeat_interleave(50)) > 0.9
 
 
@@ -51,7 +63,11 @@ def test_prompts_may_be_any_texts():
 def drawn(monkeypatch):
     """Every caption that the script draws a picture of."""
     captions, draw = [], data.pictures
-    monkeypatch.setattr(data, "pictures", lambda given, **how: (captions.extend(given), draw(given, **how))[1])
+    monkeypatch.setattr(
+        data,
+        "pictures",
+        lambda given, **how: (captions.extend(given), draw(given, **how))[1],
+    )
     monkeypatch.setattr(make_clip, "EVERY", 1)
     return captions
 
@@ -78,7 +94,11 @@ def test_a_stopped_training_goes_on(drawn, tmp_path):
             network = make_clip.network(33)
             with pytest.MonkeyPatch.context() as patch:
                 real = make_clip.batch
-                patch.setattr(make_clip, "batch", lambda *a, stop=stop, real=real: real(*a) if a[2] < stop else 1 / 0)
+                patch.setattr(
+                    make_clip,
+                    "batch",
+                    lambda *a, stop=stop, real=real: real(*a) if a[2] < stop else 1 / 0,
+                )
                 try:
                     make_clip.train(network, ids, labels, tmp_path / path, steps=3)
                 except ZeroDivisionError:

@@ -38,7 +38,9 @@ def test_the_classifier_of_letters_is_kept_and_any_other_is_new():
     letters = data.load("letters").resize(28)  # fonts that were not in `glyphs`
     known = models.embedded(26)
     right = training.predict(known, letters.inputs)[0].argmax(1)
-    names = torch.tensor([make_backbone.LETTERS.index(name.upper()) for name in letters.classes])
+    names = torch.tensor(
+        [make_backbone.LETTERS.index(name.upper()) for name in letters.classes]
+    )
     assert (right == names[letters.labels]).float().mean() > 0.85
     first, second = models.embedded(10), models.embedded(10)
     assert first.classifier.weight.shape == (10, 128)
@@ -51,14 +53,19 @@ def test_the_classifier_of_letters_is_kept_and_any_other_is_new():
 
 @pytest.fixture(scope="module")
 def digits():
-    return data.load("mnist-mini", "train", limit=1000), data.load("mnist-mini", limit=400)
+    return data.load("mnist-mini", "train", limit=1000), data.load(
+        "mnist-mini", limit=400
+    )
 
 
 def test_its_features_tell_digits_apart(digits):
     train, test = digits
     found = []
     for network in (models.embedded(), random_network()):
-        x, y = (F.pad(features(network, part.inputs), (0, 1), value=1.0).double() for part in digits)
+        x, y = (
+            F.pad(features(network, part.inputs), (0, 1), value=1.0).double()
+            for part in digits
+        )
         ridge = x.mT @ x + 1.0 * torch.eye(x.shape[1])
         probe = torch.linalg.solve(ridge, x.mT @ F.one_hot(train.labels).double())
         found.append(((y @ probe).argmax(1) == test.labels).double().mean())
@@ -75,7 +82,9 @@ def test_a_small_lora_ensemble_needs_the_pretraining(digits):
             ensemble, train.inputs[:150], train.labels[:150], epochs=8, lr=0.003, batch_size=32, optimizer="adamw",
             schedule="cosine", warmup=10, clip=1.0, progress=False,
         )  # fmt: skip
-        found.append(metrics.accuracy(training.predict(ensemble, test.inputs), test.labels))
+        found.append(
+            metrics.accuracy(training.predict(ensemble, test.inputs), test.labels)
+        )
     assert found[0] > 0.85
     assert found[0] > found[1] + 0.3
 
@@ -85,13 +94,22 @@ def test_a_small_lora_ensemble_needs_the_pretraining(digits):
 
 def few(classes, size, name):
     x = torch.rand(size, 1, 28, 28, generator=torch.Generator().manual_seed(size))
-    return data.Dataset(x, torch.arange(size) % classes, name, "test", tuple(make_backbone.LETTERS[:classes]))
+    return data.Dataset(
+        x,
+        torch.arange(size) % classes,
+        name,
+        "test",
+        tuple(make_backbone.LETTERS[:classes]),
+    )
 
 
 @pytest.fixture
 def loaded(monkeypatch):
     """The names of all sets that the script loads; small ones stand in for what is no part of the package."""
-    names, sizes = [], {"emnist-letters": (26, 52), "notmnist": (10, 20), "glyphs": (26, 26)}
+    names, sizes = (
+        [],
+        {"emnist-letters": (26, 52), "notmnist": (10, 20), "glyphs": (26, 26)},
+    )
 
     def noted(name, split="test", **options):
         names.append(name)
@@ -108,11 +126,17 @@ def test_it_is_made_from_letters_alone(loaded, tmp_path, monkeypatch, capsys):
     assert set(loaded) == {"emnist-letters", "notmnist", "glyphs"}
     held_out, trained = sets.pop("held out"), sets["EMNIST letters"]
     assert held_out.labels.tolist() == trained.labels.tolist() == list(range(26))
-    assert not {x.numpy().tobytes() for x in held_out.inputs} & {x.numpy().tobytes() for x in trained.inputs}
-    assert all(0 <= part.labels.min() <= part.labels.max() < 26 for part in sets.values())
+    assert not {x.numpy().tobytes() for x in held_out.inputs} & {
+        x.numpy().tobytes() for x in trained.inputs
+    }
+    assert all(
+        0 <= part.labels.min() <= part.labels.max() < 26 for part in sets.values()
+    )
 
     monkeypatch.setattr(make_backbone, "EPOCHS", 1)
-    make_backbone.main(str(tmp_path), str(tmp_path / "run"), tmp_path / "made.safetensors")
+    make_backbone.main(
+        str(tmp_path), str(tmp_path / "run"), tmp_path / "made.safetensors"
+    )
     about = json.loads(capsys.readouterr().out)
     assert about["seen"]["EMNIST letters"].startswith("26 images")
     monkeypatch.setattr(models.networks, "EMBEDDED", tmp_path / "made.safetensors")

@@ -2,17 +2,29 @@
 
 import pytest
 import torch
-from transformers import ASTConfig, ASTForAudioClassification, Wav2Vec2Config, Wav2Vec2ForSequenceClassification
+from transformers import (
+    ASTConfig,
+    ASTForAudioClassification,
+    Wav2Vec2Config,
+    Wav2Vec2ForSequenceClassification,
+)
 
 from uqlab import data, ensembles, methods, models, training
 
-SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+SMALL = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+}
 
 
 @pytest.fixture
 def folder(tmp_path):
     torch.manual_seed(0)
-    ASTForAudioClassification(ASTConfig(max_length=64, num_labels=7, **SMALL)).save_pretrained(tmp_path)
+    ASTForAudioClassification(
+        ASTConfig(max_length=64, num_labels=7, **SMALL)
+    ).save_pretrained(tmp_path)
     return tmp_path
 
 
@@ -21,25 +33,51 @@ def test_lora_members_of_an_audio_transformer(folder):
     backbone = methods.backbone(str(folder), task)
     ensemble = ensembles.lora(backbone, 2, rank=2)
     own = ensembles.weights_of(ensemble.network)
-    adapted = [name for name, weight in own.items() if isinstance(weight, ensembles.LowRank)]
+    adapted = [
+        name for name, weight in own.items() if isinstance(weight, ensembles.LowRank)
+    ]
     assert len(adapted) == 8  # queries, keys, values and output of two blocks
-    assert sum(name.endswith(("query", "key", "value", "q_proj", "k_proj", "v_proj")) for name in adapted) == 6
+    assert (
+        sum(
+            name.endswith(("query", "key", "value", "q_proj", "k_proj", "v_proj"))
+            for name in adapted
+        )
+        == 6
+    )
 
     own = ASTForAudioClassification.from_pretrained(folder).eval()
     x = models.LogMel(64, data.LOG_MEL)(task.inputs)
     with torch.no_grad():  # before training members differ in their classifiers alone
         state = ensemble.member(1).state_dict()
-        dense = {name: w for name, w in state.items() if name.endswith(("dense.weight", "dense.bias"))}
-        head = {name.rpartition(".")[2]: w for name, w in dense.items() if ".classifier." in name}
-        pooled = own.classifier.layernorm(own.audio_spectrogram_transformer(x).pooler_output)
-        assert torch.allclose(ensemble(task.inputs)[1], pooled @ head["weight"].T + head["bias"], atol=1e-5)
+        dense = {
+            name: w
+            for name, w in state.items()
+            if name.endswith(("dense.weight", "dense.bias"))
+        }
+        head = {
+            name.rpartition(".")[2]: w
+            for name, w in dense.items()
+            if ".classifier." in name
+        }
+        pooled = own.classifier.layernorm(
+            own.audio_spectrogram_transformer(x).pooler_output
+        )
+        assert torch.allclose(
+            ensemble(task.inputs)[1],
+            pooled @ head["weight"].T + head["bias"],
+            atol=1e-5,
+        )
 
     settings = {"epochs": 2, "lr": 0.01, "rank": 2, "warmup": 0}
-    trained = methods.train("lora", backbone, task.inputs, task.labels, members=2, **settings)
+    trained = methods.train(
+        "lora", backbone, task.inputs, task.labels, members=2, **settings
+    )
     logits = training.predict(trained, task.inputs)
     assert logits.shape == (2, 12, 4)
     for m in range(2):
-        alone = training.predict(ensembles.from_members([trained.member(m)]), task.inputs)
+        alone = training.predict(
+            ensembles.from_members([trained.member(m)]), task.inputs
+        )
         assert torch.allclose(alone[0], logits[m], atol=1e-5)
 
 
@@ -49,5 +87,8 @@ def test_a_network_on_waves_is_refused(tmp_path):
         num_conv_pos_embedding_groups=2, classifier_proj_size=8, **SMALL,
     )  # fmt: skip
     Wav2Vec2ForSequenceClassification(config).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="takes waves; for sounds give an audio spectrogram transformer"):
+    with pytest.raises(
+        ValueError,
+        match="takes waves; for sounds give an audio spectrogram transformer",
+    ):
         models.from_pretrained(tmp_path, 3, "sound")

@@ -5,13 +5,25 @@ import copy
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import BertConfig, BertModel, CLIPConfig, CLIPModel, CLIPVisionModel, PreTrainedTokenizerFast
+from transformers import (
+    BertConfig,
+    BertModel,
+    CLIPConfig,
+    CLIPModel,
+    CLIPVisionModel,
+    PreTrainedTokenizerFast,
+)
 
 from uqlab import ensembles, training
 from uqlab.models import clip_zero_shot
 
 WORDS = ["<pad>", "<start>", "<unknown>", "<end>", "a", "red", "blue", "star"]
-SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+SIZES = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+}
 TEXTS = ["a red star", "a blue star", "star"]
 
 
@@ -25,15 +37,23 @@ def clip():
         "attention_dropout": 0.5,
     }
     vision = {**SIZES, "image_size": 8, "patch_size": 4, "num_channels": 1}
-    return CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=6)).eval()
+    return CLIPModel(
+        CLIPConfig(text_config=text, vision_config=vision, projection_dim=6)
+    ).eval()
 
 
 def tokenizer():
-    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, "<unknown>"))
+    made = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(WORDS)}, "<unknown>")
+    )
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     ends = [("<start>", 1), ("<end>", 3)]
-    made.post_processor = processors.TemplateProcessing(single="<start> $A <end>", special_tokens=ends)
-    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", bos_token="<start>", eos_token="<end>")
+    made.post_processor = processors.TemplateProcessing(
+        single="<start> $A <end>", special_tokens=ends
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="<pad>", bos_token="<start>", eos_token="<end>"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +72,11 @@ def theirs(texts=TEXTS, x=None):
     given = tokenizer()(texts, padding=True, return_tensors="pt")
     ids, mask = given["input_ids"], given["attention_mask"]
     with torch.no_grad():
-        found = clip()(input_ids=ids, attention_mask=mask, pixel_values=images() if x is None else x)
+        found = clip()(
+            input_ids=ids,
+            attention_mask=mask,
+            pixel_values=images() if x is None else x,
+        )
     return found.logits_per_image
 
 
@@ -83,7 +107,9 @@ def test_other_prompts_share_the_towers(folder):
     others = network.prompted(["a star", "red"])
     assert others.text is network.text
     torch.testing.assert_close(others(images()), theirs(["a star", "red"]))
-    torch.testing.assert_close(network.prompted(others.prompts)(images()), others(images()))
+    torch.testing.assert_close(
+        network.prompted(others.prompts)(images()), others(images())
+    )
     assert network.prompts.shape[0] == 3
 
 
@@ -94,8 +120,14 @@ def test_an_ensemble_of_them_trains_and_predicts(folder):
     ensemble = ensembles.from_members([network, copy.deepcopy(network)])
     labels = torch.tensor([0, 1, 2, 0, 1])
     before = {name: p.clone() for name, p in network.named_parameters()}
-    training.fit(ensemble, images(), labels, epochs=2, lr=0.01, optimizer="adamw", progress=False)
-    moved = {name.split(".")[0] for name, p in network.named_parameters() if not torch.equal(p, before[name])}
+    training.fit(
+        ensemble, images(), labels, epochs=2, lr=0.01, optimizer="adamw", progress=False
+    )
+    moved = {
+        name.split(".")[0]
+        for name, p in network.named_parameters()
+        if not torch.equal(p, before[name])
+    }
     assert moved == {"text", "scale"}
     assert training.predict(ensemble, images(), batch_size=2).shape == (2, 5, 3)
 
@@ -108,8 +140,16 @@ def test_an_ensemble_of_them_trains_and_predicts(folder):
         ([], TypeError, "list of at least one text"),
         (["star", 3], TypeError, r"prompts\[1\] must be text, got 3"),
         (["star " * 7], ValueError, "longest prompt has 9 tokens.*at most 8"),
-        (torch.ones(2, 9, dtype=torch.int64), ValueError, "longest prompt has 9 tokens"),
-        (torch.ones(2, 3), TypeError, "prompts must be a tensor of integers, got torch.float32"),
+        (
+            torch.ones(2, 9, dtype=torch.int64),
+            ValueError,
+            "longest prompt has 9 tokens",
+        ),
+        (
+            torch.ones(2, 3),
+            TypeError,
+            "prompts must be a tensor of integers, got torch.float32",
+        ),
         (torch.ones(0, 3, dtype=torch.int64), ValueError, "token ids"),
     ],
 )

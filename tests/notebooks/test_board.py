@@ -21,12 +21,24 @@ def test_rows_of_the_board_and_what_a_backbone_cannot_carry(tmp_path):
     notebook = Path(uqlab.__file__).parents[1] / "notebooks" / "board.ipynb"
     parameters = SMALL | {"methods": ["batch", "batch_additive", "dropkey"]}
     with warm_kernels.warm(sketched=True):
-        results = read_json(runs.execute(notebook, parameters, folder=tmp_path / "run") / "results.json")
+        results = read_json(
+            runs.execute(notebook, parameters, folder=tmp_path / "run") / "results.json"
+        )
     found = results["tables"]["board"]
     table = pd.DataFrame(found["data"], columns=found["columns"])
-    rows = [["convolutional", method, seed] for method in ("batch", "batch_additive") for seed in (3, 4)]
+    rows = [
+        ["convolutional", method, seed]
+        for method in ("batch", "batch_additive")
+        for seed in (3, 4)
+    ]
     assert sorted(table[["backbone", "method", "seed"]].to_numpy().tolist()) == rows
-    expected = {"nll_blurred", "soft_kl_ambiguous", "ece_scaled", "auroc_exgrad_letters", "fpr95_mi_kmnist-mini"}
+    expected = {
+        "nll_blurred",
+        "soft_kl_ambiguous",
+        "ece_scaled",
+        "auroc_exgrad_letters",
+        "fpr95_mi_kmnist-mini",
+    }
     assert expected <= set(table.columns)
     assert not table.isna().any(axis=None)
     left_out = results["numbers"]["left_out"]["convolutional"]
@@ -34,10 +46,16 @@ def test_rows_of_the_board_and_what_a_backbone_cannot_carry(tmp_path):
     assert "no attention" in left_out["dropkey"]
 
 
-def test_the_committed_boards_first_row_comes_back_within_the_spread_of_its_seeds(tmp_path):
+def test_the_committed_boards_first_row_comes_back_within_the_spread_of_its_seeds(
+    tmp_path,
+):
     notebook = Path(uqlab.__file__).parents[1] / "notebooks" / "board.ipynb"
-    board = pd.read_csv(notebook.parents[1] / "figures" / "real" / "13_scoreboard" / "board.csv")
-    kept = board.query("backbone == 'transformer' and method == 'single'").set_index("seed")
+    board = pd.read_csv(
+        notebook.parents[1] / "figures" / "real" / "13_scoreboard" / "board.csv"
+    )
+    kept = board.query("backbone == 'transformer' and method == 'single'").set_index(
+        "seed"
+    )
     cheap = {
         "methods": ["single"],
         "scores": ["entropy"],
@@ -45,9 +63,19 @@ def test_the_committed_boards_first_row_comes_back_within_the_spread_of_its_seed
         "repeats": 1,
     }  # what it measures, not how it trains
     with warm_kernels.warm(sketched=True):
-        results = read_json(runs.execute(notebook, cheap, profile="real", folder=tmp_path / "run") / "results.json")
+        results = read_json(
+            runs.execute(notebook, cheap, profile="real", folder=tmp_path / "run")
+            / "results.json"
+        )
     again = pd.DataFrame(**results["tables"]["board"]).set_index("seed").loc[0]
-    for name in ("accuracy", "nll", "ece", "brier", "auroc_entropy_fashion-mini", "nll_blurred"):
+    for name in (
+        "accuracy",
+        "nll",
+        "ece",
+        "brier",
+        "auroc_entropy_fashion-mini",
+        "nll_blurred",
+    ):
         assert len(kept) == 5
         assert abs(again[name] - kept.loc[0, name]) < kept[name].std(), name
 
@@ -62,49 +90,102 @@ def test_rows_of_the_ablations(tmp_path):
         "normal start 0.5",
         "on a trained network",
     ]
-    small = {"ablations": rows, "seeds": [3], "members": 2, "rates": [0.004], "stds": [0.5], "epochs": 1}
+    small = {
+        "ablations": rows,
+        "seeds": [3],
+        "members": 2,
+        "rates": [0.004],
+        "stds": [0.5],
+        "epochs": 1,
+    }
     small |= {"train_limit": 20, "held_out": 20, "limit": 20}
     with warm_kernels.warm(sketched=True):
-        results = read_json(runs.execute(notebook, small, folder=tmp_path / "run") / "results.json")
+        results = read_json(
+            runs.execute(notebook, small, folder=tmp_path / "run") / "results.json"
+        )
     found = pd.DataFrame(**results["tables"]["ablations"]).set_index("ablation")
     assert found.index.tolist() == rows
     assert not found.isna().any(axis=None)
     numbers = found["numbers"]
     assert numbers["embeddings"] < numbers["MLPs"] < numbers["backbone trained"]
-    assert numbers["the same batches for all"] == numbers["normal start 0.5"] > numbers["on a trained network"]
+    assert (
+        numbers["the same batches for all"]
+        == numbers["normal start 0.5"]
+        > numbers["on a trained network"]
+    )
 
 
 def test_rows_of_hydra(tmp_path):
     notebook = Path(uqlab.__file__).parents[1] / "notebooks" / "hydra.ipynb"
-    small = {"seed": 3, "train_limit": 16, "held_out": 10, "limit": 12, "limit_ood": 6, "shifted": 4, "members": 2}
-    small |= {"removed": [2, 3], "as_printed": [3], "epochs": 1, "epochs_tuned": 1, "rates": [0.01]}
+    small = {
+        "seed": 3,
+        "train_limit": 16,
+        "held_out": 10,
+        "limit": 12,
+        "limit_ood": 6,
+        "shifted": 4,
+        "members": 2,
+    }
+    small |= {
+        "removed": [2, 3],
+        "as_printed": [3],
+        "epochs": 1,
+        "epochs_tuned": 1,
+        "rates": [0.01],
+    }
     with warm_kernels.warm(sketched=True):
-        results = read_json(runs.execute(notebook, small, folder=tmp_path / "run") / "results.json")
+        results = read_json(
+            runs.execute(notebook, small, folder=tmp_path / "run") / "results.json"
+        )
     found = pd.DataFrame(**results["tables"]["hydra"])
     assert not found.isna().any(axis=None)
     prunings = ["CircAvg", "Taylor", "Hydra (Circ)"]
     recipes = {2: ["not", "page 09"], 3: ["not", "page 09", "D.2", "D.2, classifier"]}
-    expected = {(name, recipe, gone) for gone, each in recipes.items() for recipe in each for name in prunings}
-    expected |= {("single", recipe, 0) for recipe in ("not", "page 09", "D.2")} | {("OBA", "page 09", 3)}
+    expected = {
+        (name, recipe, gone)
+        for gone, each in recipes.items()
+        for recipe in each
+        for name in prunings
+    }
+    expected |= {("single", recipe, 0) for recipe in ("not", "page 09", "D.2")} | {
+        ("OBA", "page 09", 3)
+    }
     expected |= {("deep ensemble", "not", 0), ("LoRA-Ensemble", "page 09", 0)}
-    assert {*found[["row", "trained on", "removed"]].itertuples(index=False, name=None)} == expected
+    assert {
+        *found[["row", "trained on", "removed"]].itertuples(index=False, name=None)
+    } == expected
     assert len(found) == len(expected)
 
 
 def test_settings_for_one_row_of_a_table(tmp_path):
     """Each is asked in both ways; a table of rows is drawn without any training."""
     notebook = Path(uqlab.__file__).parents[1] / "notebooks" / "table_2.ipynb"
-    small = {"settings": ["normalised", "mixtures"], "members": 2, "epochs": 1, "asked": [1], "limit": 40}
+    small = {
+        "settings": ["normalised", "mixtures"],
+        "members": 2,
+        "epochs": 1,
+        "asked": [1],
+        "limit": 40,
+    }
     with warm_kernels.warm(sketched=True):
-        results = read_json(runs.execute(notebook, small, folder=tmp_path / "run") / "results.json")
+        results = read_json(
+            runs.execute(notebook, small, folder=tmp_path / "run") / "results.json"
+        )
         found = pd.DataFrame(**results["tables"]["settings"])
         found.to_csv(tmp_path / "rows.csv", index=False)
-        drawn = runs.execute(notebook, {"settings": [str(tmp_path / "rows.csv")]}, folder=tmp_path / "drawn")
+        drawn = runs.execute(
+            notebook,
+            {"settings": [str(tmp_path / "rows.csv")]},
+            folder=tmp_path / "drawn",
+        )
     assert found[["setting", "dropout when asked"]].to_numpy().tolist() == [
         [name, noisy] for name in small["settings"] for noisy in (False, True)
     ]
     assert not found.isna().any(axis=None)
-    on, off = (found[found["dropout when asked"] == noisy]["MI, id"].to_numpy() for noisy in (True, False))
+    on, off = (
+        found[found["dropout when asked"] == noisy]["MI, id"].to_numpy()
+        for noisy in (True, False)
+    )
     assert (on > off).all()
     again = pd.DataFrame(**read_json(drawn / "results.json")["tables"]["settings"])
     assert again["MI, id"].tolist() == pytest.approx(found["MI, id"].tolist())
@@ -124,11 +205,20 @@ def test_groups_of_nine_networks(tmp_path):
         "seed": 4,
     }
     with warm_kernels.warm(sketched=True):
-        results = read_json(runs.execute(notebook, small, folder=tmp_path / "run") / "results.json")
+        results = read_json(
+            runs.execute(notebook, small, folder=tmp_path / "run") / "results.json"
+        )
     found = pd.DataFrame(**results["tables"]["resnets"]).set_index("listened to")
     assert list(found.index) == ["nine of one", "three of three", "three of one"]
     assert found["seed"].tolist() == [4] * 3
-    assert (found.loc["three of three", ["MI, ID", "MI, OOD"]] < found.loc["three of one", ["MI, ID", "MI, OOD"]]).all()
-    assert found.loc["nine of one", ["change of AUROC", "low", "high"]].tolist() == [0, 0, 0]
+    assert (
+        found.loc["three of three", ["MI, ID", "MI, OOD"]]
+        < found.loc["three of one", ["MI, ID", "MI, OOD"]]
+    ).all()
+    assert found.loc["nine of one", ["change of AUROC", "low", "high"]].tolist() == [
+        0,
+        0,
+        0,
+    ]
     assert (found["low"] <= found["high"]).all()
     assert (found["accuracy, all"] >= found["accuracy, single"] - 0.05).all()

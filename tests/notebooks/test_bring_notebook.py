@@ -35,14 +35,28 @@ def mine(tmp_path, monkeypatch):
     for m in range(3):
         torch.save(trained.member(m).state_dict(), tmp_path / "three" / f"{m}.pt")
     arrays = {f"x_{split}": items.inputs.numpy() for split, items in sets.items()}
-    np.savez(tmp_path / "mine.npz", **arrays, **{f"y_{split}": items.labels.numpy() for split, items in sets.items()})
+    np.savez(
+        tmp_path / "mine.npz",
+        **arrays,
+        **{f"y_{split}": items.labels.numpy() for split, items in sets.items()},
+    )
     (tmp_path / "mine.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def test_a_report_on_an_ensemble_of_checkpoints(mine):
-    options = ["--data", "mine.npz", "--ood", "letters", "--ood", "textures", "--profile", "tiny", "--quiet"]
+    options = [
+        "--data",
+        "mine.npz",
+        "--ood",
+        "letters",
+        "--ood",
+        "textures",
+        "--profile",
+        "tiny",
+        "--quiet",
+    ]
     with warm_kernels.warm():
         result = call("report", "mine.py:make", "--weights", "three", *options)
     assert result.exit_code == 0, result.output
@@ -50,7 +64,13 @@ def test_a_report_on_an_ensemble_of_checkpoints(mine):
     said = recorded["numbers"]["model"]
     assert said["what"] == "an ensemble of 3"
     assert list(said["weights"]) == ["0.pt", "1.pt", "2.pt"]
-    rows = dict(zip(recorded["tables"]["report"]["index"], recorded["tables"]["report"]["data"], strict=True))
+    rows = dict(
+        zip(
+            recorded["tables"]["report"]["index"],
+            recorded["tables"]["report"]["data"],
+            strict=True,
+        )
+    )
     assert float(rows["accuracy"][0]) > 0.9
     low, high = map(float, rows["accuracy"][1].split(" to "))
     assert low <= float(rows["accuracy"][0]) <= high
@@ -70,22 +90,45 @@ def test_a_report_on_an_ensemble_of_checkpoints(mine):
 def test_a_saved_ensemble_on_the_network_of_the_package(results, tmp_path):
     saved = ensembles.lora(models.embedded(10), 2, 2, seed=0)
     ensembles.save(saved, tmp_path / "two.safetensors")
-    changes = {"model": "uqlab.models:embedded", "weights": [str(tmp_path / "two.safetensors")], "gradients": []}
-    sets = {"dataset": "mnist-mini", "ood": ["letters"], "train_limit": 60, "limit": 60, "limit_ood": 20, "repeats": 10}
+    changes = {
+        "model": "uqlab.models:embedded",
+        "weights": [str(tmp_path / "two.safetensors")],
+        "gradients": [],
+    }
+    sets = {
+        "dataset": "mnist-mini",
+        "ood": ["letters"],
+        "train_limit": 60,
+        "limit": 60,
+        "limit_ood": 20,
+        "repeats": 10,
+    }
     recorded, _ = results(PAGE, **changes, **sets, mask_steps=5, tile_sizes=[2])
     assert recorded["numbers"]["model"]["what"] == "an ensemble of 2"
     assert {"members", "tiles", "masks"} <= recorded["claims"].keys()
-    assert recorded["numbers"]["accuracy"] < 0.5, "its classifiers are as they were drawn"
+    assert recorded["numbers"]["accuracy"] < 0.5, (
+        "its classifiers are as they were drawn"
+    )
 
 
 def test_texts(results, tmp_path):
     words = {"good": 1, "great": 1, "bad": 0, "dull": 0}
-    films = [f"a {word} film number {i}\t{label}" for i in range(40) for word, label in words.items()]
+    films = [
+        f"a {word} film number {i}\t{label}"
+        for i in range(40)
+        for word, label in words.items()
+    ]
     (tmp_path / "films.tsv").write_text("\n".join(["sentence\tlabel", *films]))
     news = [f"the market fell by {i} points\t0" for i in range(60)]
     (tmp_path / "news.tsv").write_text("\n".join(["sentence\tlabel", *news]))
     sets = {"dataset": str(tmp_path / "films.tsv"), "ood": [str(tmp_path / "news.tsv")]}
-    brought = {"model": str(models.minilm()), "epochs": 2, "batch_size": 16, "gradients": [], "repeats": 20}
+    brought = {
+        "model": str(models.minilm()),
+        "epochs": 2,
+        "batch_size": 16,
+        "gradients": [],
+        "repeats": 20,
+    }
     recorded, _ = results(PAGE, **sets, **brought, mask_steps=5)
     assert recorded["numbers"]["accuracy"] > 0.9
     assert "tiles" not in recorded["claims"]
@@ -96,7 +139,10 @@ def test_texts(results, tmp_path):
     ("arguments", "words"),
     [
         (["nowhere.py:make"], "no file .*nowhere.py; a model is FILE.py:FUNCTION"),
-        (["mine.py:make", "-p", "modle", "x"], "unknown parameter 'modle'; did you mean 'model'"),
+        (
+            ["mine.py:make", "-p", "modle", "x"],
+            "unknown parameter 'modle'; did you mean 'model'",
+        ),
         (["mine.py:make", "--profile", "none"], "unknown profile 'none'"),
     ],
 )

@@ -17,10 +17,17 @@ def test_01_as_html_has_every_figure(results):
     recorded, folder = results("01_toy_regression_collapse")
     page, _ = HTMLExporter().from_filename(folder / "01_toy_regression_collapse.ipynb")
     shown = nbformat.read(folder / "01_toy_regression_collapse.ipynb", 4).cells
-    pictures = [output for cell in shown for output in cell.get("outputs", ()) if "image/png" in output.get("data", ())]
+    pictures = [
+        output
+        for cell in shown
+        for output in cell.get("outputs", ())
+        if "image/png" in output.get("data", ())
+    ]
     assert len(pictures) >= len(recorded["figures"]) > 2
     assert page.count('src="data:image/png;base64,') >= len(pictures)
-    assert "its controls need a running kernel" in page  # the explorer, as it is without one
+    assert (
+        "its controls need a running kernel" in page
+    )  # the explorer, as it is without one
     assert "Traceback" not in page
 
 
@@ -32,7 +39,13 @@ def test_00_same_mean_opposite_splits_and_the_bias_of_few_members(results):
 
 
 def test_00_needs_no_ambiguous_inputs(results):
-    numbers = results("00_uncertainty_decomposition", ambiguous="", stages=[1, 2], members=3, repeats=50)[0]["numbers"]
+    numbers = results(
+        "00_uncertainty_decomposition",
+        ambiguous="",
+        stages=[1, 2],
+        members=3,
+        repeats=50,
+    )[0]["numbers"]
     assert numbers["epistemic_share"].keys() == {"1", "2"}  # then of the unknown inputs
 
 
@@ -64,7 +77,14 @@ def test_02_grouping_moves_information_and_loses_none(results):
 
 
 def test_02_trains_convolutional_networks_by_parameters_alone(results):
-    changes = {"model": "wide-resnet-28", "members": 4, "sizes": [1, 2], "epochs": 1, "limit": 24, "augment": True}
+    changes = {
+        "model": "wide-resnet-28",
+        "members": 4,
+        "sizes": [1, 2],
+        "epochs": 1,
+        "limit": 24,
+        "augment": True,
+    }
     numbers = results("02_ensembles_of_ensembles", **changes)[0]["numbers"]
     assert numbers["between_1"] > numbers["between_2"] > 0
 
@@ -78,8 +98,16 @@ def test_03_wider_networks_disagree_less_at_the_same_accuracy(results):
 
 
 def test_03_measures_and_shows_every_ood_set_and_needs_no_ambiguous_one(results):
-    fast = {"epochs": 10, "repeats": 5, "grid_samples": [100], "grid_steps": 5, "ambiguous": ""}
-    numbers = results("03_mlp_width_sweep", ood=["textures", "letters"], **fast)[0]["numbers"]
+    fast = {
+        "epochs": 10,
+        "repeats": 5,
+        "grid_samples": [100],
+        "grid_steps": 5,
+        "ambiguous": "",
+    }
+    numbers = results("03_mlp_width_sweep", ood=["textures", "letters"], **fast)[0][
+        "numbers"
+    ]
     assert not [name for name in numbers if "ambiguous" in name]
     for key in ("ood", "letters"):
         assert numbers[f"mi_{key}_0.5"] > numbers["mi_id_0.5"]
@@ -94,37 +122,60 @@ def test_04_masks_find_an_ensemble_in_one_network_when_asked_to_differ(results):
         assert abs(numbers[kind] - numbers["accuracy_single"]) <= 0.01
     assert 0.7 < numbers["mi_ood_extracted_hard"] / numbers["mi_ood_deep"] < 3
     assert max(numbers["mi_ood_weight_0"], numbers["mi_ood_soft_weight_0"]) < 1e-3
-    assert numbers["mi_ood_weight_0"] < numbers["mi_ood_weight_2"] < numbers["mi_ood_weight_10"]
+    assert (
+        numbers["mi_ood_weight_0"]
+        < numbers["mi_ood_weight_2"]
+        < numbers["mi_ood_weight_10"]
+    )
     assert 0.2 < numbers["mask_diversity"] < math.log(2)
-    assert numbers["member_accuracy_shuffled"] < numbers["member_accuracy_weight_2"] - 0.05
-    assert max(numbers[f"parameters_{m}"] for m in range(10)) < 0.6 * numbers["parameters_single"]
+    assert (
+        numbers["member_accuracy_shuffled"] < numbers["member_accuracy_weight_2"] - 0.05
+    )
+    assert (
+        max(numbers[f"parameters_{m}"] for m in range(10))
+        < 0.6 * numbers["parameters_single"]
+    )
 
 
 def test_05_tiles_average_to_the_network_and_know_less_than_an_ensemble(results):
     found = results("05_tile_extraction")[0]
     numbers = found["numbers"]
     assert numbers["tile_mean_error"] < 1e-4
-    steep, deep = (pd.DataFrame(**found["tables"][name]) for name in ("paper_and_this_run", "deep_head_covariances"))
+    steep, deep = (
+        pd.DataFrame(**found["tables"][name])
+        for name in ("paper_and_this_run", "deep_head_covariances")
+    )
     assert list(deep.index) == list(steep.index)
     assert deep["paper, maxvit: acceptance, NLL"]["weighted MI, 8 x 8"] == -0.238
     assert np.isfinite(deep.filter(like="by ").to_numpy()).all()
     for s in (2, 4, 8):
         assert abs(numbers[f"accuracy_{s}"] - numbers["accuracy_original"]) < 0.1
         assert numbers[f"nll_{s}"] > numbers["nll_original"] > numbers["nll_ensemble"]
-        assert numbers[f"auc_accuracy_{s}"] > numbers[f"accuracy_{s}"] + 0.01  # a random order gives the accuracy
-        assert steep["by score: acceptance, NLL"][f"MI, {s} x {s}"] < 0  # errors grow with uncertainty
+        assert (
+            numbers[f"auc_accuracy_{s}"] > numbers[f"accuracy_{s}"] + 0.01
+        )  # a random order gives the accuracy
+        assert (
+            steep["by score: acceptance, NLL"][f"MI, {s} x {s}"] < 0
+        )  # errors grow with uncertainty
         assert numbers["auroc_mi_ensemble"] > numbers[f"auroc_mi_{s}"] > 0.55
-        assert numbers[f"spearman_human_total_{s}"] < numbers["spearman_human_total_original"]
+        assert (
+            numbers[f"spearman_human_total_{s}"]
+            < numbers["spearman_human_total_original"]
+        )
     assert numbers["spearman_human_total_ensemble"] > 0.3
 
 
-def test_05_takes_a_network_apart_that_a_function_of_the_users_returns(results, monkeypatch, tmp_path):
+def test_05_takes_a_network_apart_that_a_function_of_the_users_returns(
+    results, monkeypatch, tmp_path
+):
     (tmp_path / "my_networks.py").write_text(
         "import torch\nfrom uqlab import models\n\n"
         "def trained():\n    torch.manual_seed(0)\n    return models.small_cnn(10, 1, 4)\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    numbers = results("05_tile_extraction", model="my_networks:trained", ood=["letters"], repeats=5)[0]["numbers"]
+    numbers = results(
+        "05_tile_extraction", model="my_networks:trained", ood=["letters"], repeats=5
+    )[0]["numbers"]
     assert numbers["tile_mean_error"] < 1e-4
     assert "accuracy_ensemble" not in numbers
 
@@ -132,7 +183,14 @@ def test_05_takes_a_network_apart_that_a_function_of_the_users_returns(results, 
 def test_11_gradients_rank_about_as_well_as_entropy_and_the_sign_matters(results):
     numbers = results("11_gradient_uncertainty")[0]["numbers"]
     assert numbers["error_naive"] < 1e-4
-    for score in ("exgrad", "reading_a", "reading_b", "reading_c", "root_of_fisher_trace", "regrad_style"):
+    for score in (
+        "exgrad",
+        "reading_a",
+        "reading_b",
+        "reading_c",
+        "root_of_fisher_trace",
+        "regrad_style",
+    ):
         assert abs(numbers[f"auroc_{score}"] - numbers["auroc_entropy"]) < 0.05
     assert numbers["auroc_uniform_weights"] < 0.5 < numbers["auroc_gradnorm"]
     assert abs(numbers["auroc_random_order"] - 0.5) < 0.15
@@ -146,17 +204,27 @@ def test_11_gradients_rank_about_as_well_as_entropy_and_the_sign_matters(results
 
 def test_11_asks_convolutional_networks_by_parameters_alone(results):
     small = {"width": 0.25, "members": 2, "epochs": 2, "evaluated": 40}
-    numbers = results("11_gradient_uncertainty", model="small-cnn", **small)[0]["numbers"]
+    numbers = results("11_gradient_uncertainty", model="small-cnn", **small)[0][
+        "numbers"
+    ]
     assert numbers["error_naive"] < 1e-4
     assert 0 < numbers["share_last_layer"] < 1
 
 
 def test_06_low_rank_members_make_an_ensemble_for_a_fraction_of_the_weights(results):
     numbers = results("06_lora_ensemble")[0]["numbers"]
-    assert numbers["params_one_lora"] == 4 * 4 * 2 * 8 * 128 + 128 * 10 + 10  # blocks, matrices, A and B; classifier
+    assert (
+        numbers["params_one_lora"] == 4 * 4 * 2 * 8 * 128 + 128 * 10 + 10
+    )  # blocks, matrices, A and B; classifier
     assert numbers["params_lora"] == 2 * numbers["params_one_lora"]
-    assert numbers["params_lora"] - numbers["params_lora_single"] == 128 * 10 + 10  # the same ranks, one classifier
-    assert numbers["params_deep"] == 2 * numbers["params_single"] > 10 * numbers["params_lora"]
+    assert (
+        numbers["params_lora"] - numbers["params_lora_single"] == 128 * 10 + 10
+    )  # the same ranks, one classifier
+    assert (
+        numbers["params_deep"]
+        == 2 * numbers["params_single"]
+        > 10 * numbers["params_lora"]
+    )
     assert numbers["impossible_rows"] == ["snapshot"]
 
 
@@ -170,9 +238,18 @@ def test_07_low_rank_members_leave_the_old_directions_and_knobs_cannot(results):
 
 
 def test_07_loads_trained_ensembles_from_a_folder(results, tmp_path):
-    small = {"trained": str(tmp_path), "epochs": 1, "train_limit": 48, "limit": 40, "ranks": [8], "gains": [4.0]}
+    small = {
+        "trained": str(tmp_path),
+        "epochs": 1,
+        "train_limit": 48,
+        "limit": 40,
+        "ranks": [8],
+        "gains": [4.0],
+    }
     first = results("07_intruder_dimensions", **small)[0]["numbers"]
-    assert len(written := {path: path.stat().st_mtime for path in tmp_path.iterdir()}) == 4
+    assert (
+        len(written := {path: path.stat().st_mtime for path in tmp_path.iterdir()}) == 4
+    )
     again = results("07_intruder_dimensions", **small, k=10)[0]["numbers"]
     assert again["intruders_lora"] == first["intruders_lora"]
     assert {path: path.stat().st_mtime for path in tmp_path.iterdir()} == written
@@ -180,12 +257,24 @@ def test_07_loads_trained_ensembles_from_a_folder(results, tmp_path):
 
 def test_08_knobs_keep_the_directions_and_need_good_ones(results):
     numbers = results("08_singular_value_ensemble")[0]["numbers"]
-    assert numbers["params_singular_value"] < 0.5 * numbers["params_lora"] < numbers["params_deep"] / 4
+    assert (
+        numbers["params_singular_value"]
+        < 0.5 * numbers["params_lora"]
+        < numbers["params_deep"] / 4
+    )
     assert numbers["intruders_singular_value"] == 0
     assert numbers["max_cosine_singular_value"] > 0.99 > numbers["max_cosine_lora"]
     assert numbers["mi_ood_gentle"] < numbers["mi_ood_singular_value"]
-    assert numbers["moved_0.attention.q_proj_singular_value"] > numbers["moved_0.attention.q_proj_gentle"] > 0
-    assert numbers["weight_apart_gentle"] < numbers["weight_apart_singular_value"] < numbers["weight_apart_lora"]
+    assert (
+        numbers["moved_0.attention.q_proj_singular_value"]
+        > numbers["moved_0.attention.q_proj_gentle"]
+        > 0
+    )
+    assert (
+        numbers["weight_apart_gentle"]
+        < numbers["weight_apart_singular_value"]
+        < numbers["weight_apart_lora"]
+    )
 
 
 def test_12_the_fall_of_page_03_holds_in_every_run(results):
@@ -206,9 +295,13 @@ def test_10_copies_keep_their_heads_and_the_class_is_part_of_what_heads_share(re
     tables = {name: pd.DataFrame(**table) for name, table in recorded["tables"].items()}
     shared = tables["similarity"]
     copies, lora, own, dealt = shared.index
-    assert shared.loc[[copies, lora], "same number"].min() > shared.loc[own, "same number"]
+    assert (
+        shared.loc[[copies, lora], "same number"].min() > shared.loc[own, "same number"]
+    )
     assert (shared["without the class"] < shared["matched CKA"])[:3].all()
-    assert shared.loc[dealt, "matched CKA"] < 0.5 * shared["matched CKA"][:3].min()  # the best of many pairs: not 0
+    assert (
+        shared.loc[dealt, "matched CKA"] < 0.5 * shared["matched CKA"][:3].min()
+    )  # the best of many pairs: not 0
     said = tables["function_space"]
     assert (said["JSD aggregated"] > 0).all()
     assert (said["JSD aggregated"] < said["JSD by input"]).all()
@@ -220,13 +313,26 @@ def test_10_copies_keep_their_heads_and_the_class_is_part_of_what_heads_share(re
 
 def test_09_prunings_fuse_and_save_parameters_but_no_arithmetic(results):
     recorded = results("09_hydra_head_pruning")[0]
-    tables = {name: pd.DataFrame(**recorded["tables"][name]) for name in ("overlap", "cost", "diversity")}
-    assert 0 <= recorded["numbers"]["overlap_taylor_circuit"] == tables["overlap"].loc["Taylor, all layers", "CircAvg"]
-    assert ((tables["overlap"] == tables["overlap"].T) & (tables["overlap"] <= 1)).all(axis=None)
-    deep, hydra = (tables["cost"].loc[f"{name}, M = 2"] for name in ("deep ensemble", "Hydra"))
+    tables = {
+        name: pd.DataFrame(**recorded["tables"][name])
+        for name in ("overlap", "cost", "diversity")
+    }
+    assert (
+        0
+        <= recorded["numbers"]["overlap_taylor_circuit"]
+        == tables["overlap"].loc["Taylor, all layers", "CircAvg"]
+    )
+    assert ((tables["overlap"] == tables["overlap"].T) & (tables["overlap"] <= 1)).all(
+        axis=None
+    )
+    deep, hydra = (
+        tables["cost"].loc[f"{name}, M = 2"] for name in ("deep ensemble", "Hydra")
+    )
     assert deep["parameters"] == pytest.approx(2) == deep["multiply-adds"]
     assert hydra["parameters"] < 1.3
-    assert 1.8 < hydra["multiply-adds"] < 2  # two networks without an eighth of their heads, and one MLP for both
+    assert (
+        1.8 < hydra["multiply-adds"] < 2
+    )  # two networks without an eighth of their heads, and one MLP for both
     assert tables["diversity"].loc["Hydra (Taylor), separate", "MI, OOD"] > 0
     assert ((tables["diversity"] >= 0) & (tables["diversity"] <= 1)).all(axis=None)
 
@@ -237,28 +343,59 @@ def test_13_the_best_is_on_every_front_and_costs_are_measured(results):
     assert 0.5 <= numbers["order_holds_fraction"] <= 1
     losses = {name: numbers[f"nll_{name}"] for name in ("single", "lora", "deep")}
     best = min(losses, key=losses.get)
-    assert set(numbers["fronts"]) == {"trained", "stored", "peak_memory", "latency_64", "train_seconds"}
+    assert set(numbers["fronts"]) == {
+        "trained",
+        "stored",
+        "peak_memory",
+        "latency_64",
+        "train_seconds",
+    }
     assert all(best in names.split(", ") for names in numbers["fronts"].values())
     assert order["index"][0] == METHODS[best].label
-    assert numbers["trained_lora"] < numbers["trained_single"] < numbers["trained_deep"] == numbers["stored_deep"]
-    assert numbers["stored_single"] < numbers["stored_lora"] < 1.2 * numbers["stored_single"]
+    assert (
+        numbers["trained_lora"]
+        < numbers["trained_single"]
+        < numbers["trained_deep"]
+        == numbers["stored_deep"]
+    )
+    assert (
+        numbers["stored_single"]
+        < numbers["stored_lora"]
+        < 1.2 * numbers["stored_single"]
+    )
 
 
 def test_13_takes_images_of_your_own_and_shows_a_larger_board(results, shared):
-    rng, board = np.random.default_rng(0), results("13_scoreboard")[0]["tables"]["board"]
+    rng, board = (
+        np.random.default_rng(0),
+        results("13_scoreboard")[0]["tables"]["board"],
+    )
     file, table = shared / "your.npz", shared / "board.csv"
     labels = np.arange(90) % 3
     images = rng.integers(0, 100, (90, 12, 12, 3)) + 70 * labels[:, None, None, None]
     np.savez(file, x=images.astype(np.uint8), y=labels)
-    rows = pd.DataFrame(board["data"], columns=board["columns"]).assign(backbone="transformer")
+    rows = pd.DataFrame(board["data"], columns=board["columns"]).assign(
+        backbone="transformer"
+    )
     other = rows.assign(backbone="convolutional", nll=-rows["nll"])
     pd.concat([rows, other]).to_csv(table, index=False)
-    own = {"dataset": str(file), "board": str(table), "ood": ["textures"], "methods": ["single", "lora"]}
-    recorded = results("13_scoreboard", **own, limit=20, held_out=6, settings={"epochs": 1})[0]
+    own = {
+        "dataset": str(file),
+        "board": str(table),
+        "ood": ["textures"],
+        "methods": ["single", "lora"],
+    }
+    recorded = results(
+        "13_scoreboard", **own, limit=20, held_out=6, settings={"epochs": 1}
+    )[0]
     assert recorded["numbers"]["nll_lora"] > 0
-    assert "pixels" not in recorded["claims"]  # no method is better than the simple rivals
+    assert (
+        "pixels" not in recorded["claims"]
+    )  # no method is better than the simple rivals
     assert len(recorded["claims"]) == 9
-    assert set(recorded["tables"]["order"]["index"]) == {METHODS[name].label for name in ("single", "lora", "deep")}
+    assert set(recorded["tables"]["order"]["index"]) == {
+        METHODS[name].label for name in ("single", "lora", "deep")
+    }
     assert "backbones" in recorded["figures"]
     (found,) = recorded["tables"]["backbones"]["data"]
     assert found[0] == pytest.approx(-1)
@@ -266,7 +403,14 @@ def test_13_takes_images_of_your_own_and_shows_a_larger_board(results, shared):
 
 
 def test_a_file_of_your_own_is_shown_by_its_name_alone(results, tmp_path):
-    np.savez(tmp_path / "mine.npz", x=np.random.default_rng(0).integers(0, 256, (40, 8, 8), np.uint8))
-    recorded, _ = results("02_ensembles_of_ensembles", ood=[str(tmp_path / "mine.npz")], epochs=1)
+    np.savez(
+        tmp_path / "mine.npz",
+        x=np.random.default_rng(0).integers(0, 256, (40, 8, 8), np.uint8),
+    )
+    recorded, _ = results(
+        "02_ensembles_of_ensembles", ood=[str(tmp_path / "mine.npz")], epochs=1
+    )
     assert "mine" in recorded["tables"]["detection"]["columns"]
-    assert str(tmp_path) not in json.dumps([recorded[part] for part in ("tables", "figures", "claims")])
+    assert str(tmp_path) not in json.dumps(
+        [recorded[part] for part in ("tables", "figures", "claims")]
+    )

@@ -10,13 +10,19 @@ from small_pages import UNCONVERTED, solutions
 
 from uqlab.runs import parameters
 
-NOTEBOOKS = [path for path in parameters.all_notebooks() if path.stem[:2] not in UNCONVERTED]
+NOTEBOOKS = [
+    path for path in parameters.all_notebooks() if path.stem[:2] not in UNCONVERTED
+]
 pages = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem[:2])
 
 
 @functools.cache
 def cells(path, kind=None):
-    return [cell for cell in json.loads(path.read_text())["cells"] if kind in (None, cell["cell_type"])]
+    return [
+        cell
+        for cell in json.loads(path.read_text())["cells"]
+        if kind in (None, cell["cell_type"])
+    ]
 
 
 def source(cell):
@@ -36,7 +42,9 @@ def is_drawing(cell):
 
 
 def is_setup(cell):
-    return "parameters" in tags(cell) or source(cell).lstrip().startswith(("import ", "from ", "# %pip"))
+    return "parameters" in tags(cell) or source(cell).lstrip().startswith(
+        ("import ", "from ", "# %pip")
+    )
 
 
 def lines(cell):
@@ -52,14 +60,21 @@ def test_cells_are_few_and_short(path):
     assert sum(len(lines(cell)) for cell in code) <= 300
     assert [source(cell) for cell in ideas if len(lines(cell)) > 12] == []
     assert [source(cell) for cell in cells(path, "code") if len(lines(cell)) > 25] == []
-    kinds = ["text" if c["cell_type"] == "markdown" else "idea" if c in ideas else "" for c in cells(path)]
-    assert "idea idea idea" not in " ".join(kind for kind in kinds if kind), "three idea cells without a sentence"
+    kinds = [
+        "text" if c["cell_type"] == "markdown" else "idea" if c in ideas else ""
+        for c in cells(path)
+    ]
+    assert "idea idea idea" not in " ".join(kind for kind in kinds if kind), (
+        "three idea cells without a sentence"
+    )
 
 
 @pages
 def test_drawing_cells_are_folded_and_nothing_is_stored(path):
     for cell in cells(path, "code"):
-        assert cell["metadata"].get("jupyter", {}).get("source_hidden", False) == is_drawing(cell), source(cell)
+        assert cell["metadata"].get("jupyter", {}).get(
+            "source_hidden", False
+        ) == is_drawing(cell), source(cell)
         assert not cell["outputs"]
         assert cell["execution_count"] is None
 
@@ -79,7 +94,9 @@ def test_a_page_opens_with_its_question_and_what_it_takes(path):
     assert first.startswith(f"# {path.stem[:2]} · ")
     assert re.search(r"\*\*Takes\*\* .+ on two\s+cores", first)
     assert "?" in first
-    assert "<details>" in text(path).split("## Exercises")[0], "the finding is folded, behind the reader's guess"
+    assert "<details>" in text(path).split("## Exercises")[0], (
+        "the finding is folded, behind the reader's guess"
+    )
 
 
 @pages
@@ -90,7 +107,12 @@ def test_a_page_ends_with_the_paper_the_claims_and_three_exercises(path):
     code = "\n".join(map(source, cells(path, "code")))
     assert "runs.claim(" in code
     assert "runs.claims()" in code
-    asked = re.sub(r"<details>.+?</details>", "", text(path).split("## Exercises\n")[1], flags=re.DOTALL)
+    asked = re.sub(
+        r"<details>.+?</details>",
+        "",
+        text(path).split("## Exercises\n")[1],
+        flags=re.DOTALL,
+    )
     assert re.findall(r"^(?:\*\*)?(\d)\. ", asked, re.MULTILINE) == ["1", "2", "3"]
     assert len(solutions(path)) >= 3, "each solution has a block of ```python"
 
@@ -98,4 +120,8 @@ def test_a_page_ends_with_the_paper_the_claims_and_three_exercises(path):
 @pages
 def test_links_of_a_page_lead_to_files(path):
     targets = re.findall(r"\]\((?!https?:|attachment:|#)([^)\s]+)\)", text(path))
-    assert [target for target in targets if not (path.parent / target.split("#")[0]).exists()] == []
+    assert [
+        target
+        for target in targets
+        if not (path.parent / target.split("#")[0]).exists()
+    ] == []

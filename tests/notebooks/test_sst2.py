@@ -16,7 +16,9 @@ BAR = 0.79  # chance is .51; measured on these 344 sentences: heads .820, singul
 
 def needs(*files):
     missing = [file for file in files if not (FOLDER / file).exists()]
-    return pytest.mark.skipif(bool(missing), reason=f"$UQLAB_DATA does not hold {', '.join(missing)}")
+    return pytest.mark.skipif(
+        bool(missing), reason=f"$UQLAB_DATA does not hold {', '.join(missing)}"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +47,20 @@ def heads(backbone, test):
     encoder = copy.deepcopy(backbone)
     encoder.classifier = nn.Identity()
     ids, labels = sentences(backbone, "train", 3000, longest=16)
-    inputs, known = (training.predict(encoder, x, batch_size=64)[0] for x in (ids, test[0]))
+    inputs, known = (
+        training.predict(encoder, x, batch_size=64)[0] for x in (ids, test[0])
+    )
     ensemble = ensembles.deep(lambda: nn.Linear(384, 2), MEMBERS)
-    training.fit(ensemble, inputs, labels, epochs=30, lr=3e-3, optimizer="adamw", schedule="cosine", progress=False)
+    training.fit(
+        ensemble,
+        inputs,
+        labels,
+        epochs=30,
+        lr=3e-3,
+        optimizer="adamw",
+        schedule="cosine",
+        progress=False,
+    )
     return training.predict(ensemble, known)
 
 
@@ -76,7 +89,11 @@ def test_implicit_ensembles_learn_sentiment(backbone, test, heads, make, lr):
     logits = training.predict(ensemble, test[0], batch_size=32)
     assert metrics.accuracy(logits, test[1]) > BAR
     chosen = logits.argmax(-1)
-    assert all((chosen[a] != chosen[b]).float().mean() > 0.03 for a in range(MEMBERS) for b in range(a))
+    assert all(
+        (chosen[a] != chosen[b]).float().mean() > 0.03
+        for a in range(MEMBERS)
+        for b in range(a)
+    )
     own, of_heads = (uncertainty.decompose(z).epistemic.mean() for z in (logits, heads))
     assert own > 0.005
     assert own > 2 * of_heads  # which are one convex problem, solved four times

@@ -16,7 +16,9 @@ ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 GUIDE = ROOT / "notebooks" / "README.md"
 TEXT = GUIDE.read_text()
-after_the_pages = pytest.mark.skipif(bool(UNCONVERTED), reason="the guide is rewritten when all pages are")
+after_the_pages = pytest.mark.skipif(
+    bool(UNCONVERTED), reason="the guide is rewritten when all pages are"
+)
 LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
 
 
@@ -46,22 +48,36 @@ def rows(name):
     """The table of a section: a dict a row, by the names of the columns."""
     lines = [line for line in section(name).splitlines() if line.startswith("|")]
     table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert {len(row) for row in table} == {len(table[0])}, f"{name}: rows of different length"
+    assert {len(row) for row in table} == {len(table[0])}, (
+        f"{name}: rows of different length"
+    )
     assert set("".join(table[1])) == {"-"}, f"{name}: no line below the header"
     return [dict(zip(table[0], row, strict=True)) for row in table[2:]]
 
 
 def saved(path):
     """The names of the figures that a page saves."""
-    code = "\n".join(re.sub(r"^\s*[%!].*", "", cell, flags=re.MULTILINE) + "\n" for cell in cells(path, "code"))
-    calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call) and len(node.args) > 1]
+    code = "\n".join(
+        re.sub(r"^\s*[%!].*", "", cell, flags=re.MULTILINE) + "\n"
+        for cell in cells(path, "code")
+    )
+    calls = [
+        node
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.Call) and len(node.args) > 1
+    ]
     calls = [node for node in calls if ast.unparse(node.func) == "plots.save"]
-    return {node.args[1].value for node in calls if isinstance(node.args[1], ast.Constant)}
+    return {
+        node.args[1].value for node in calls if isinstance(node.args[1], ast.Constant)
+    }
 
 
 @after_the_pages
 def test_the_index_links_every_page_once_by_its_title():
-    titles = [re.sub(r"^# (\d\d)\W+", r"\1 ", cells(path, "markdown")[0].splitlines()[0]) for path in NOTEBOOKS]
+    titles = [
+        re.sub(r"^# (\d\d)\W+", r"\1 ", cells(path, "markdown")[0].splitlines()[0])
+        for path in NOTEBOOKS
+    ]
     links = [LINK.fullmatch(row["page"]) for row in rows("The pages")]
     assert [(link[1], link[2]) for link in links if link] == [
         (title, path.name) for title, path in zip(titles, NOTEBOOKS, strict=True)
@@ -72,11 +88,15 @@ def test_the_index_links_every_page_once_by_its_title():
 @pytest.mark.parametrize("row", rows("The pages"), ids=lambda row: row["page"][1:3])
 def test_the_index_tells_of_each_page_what_it_tells_itself(row):
     path = page(row["page"][1:3])
-    stated = re.search(r"\*\*Takes\*\* (.+?) on two\s+cores", cells(path, "markdown")[0])
+    stated = re.search(
+        r"\*\*Takes\*\* (.+?) on two\s+cores", cells(path, "markdown")[0]
+    )
     assert row["takes"]
     if stated:
         assert row["takes"] == " ".join(stated[1].split())
-    assert bool(row["the explorer is for"]) == ("widgets." in "".join(cells(path, "code")).replace("ipywidgets.", ""))
+    assert bool(row["the explorer is for"]) == (
+        "widgets." in "".join(cells(path, "code")).replace("ipywidgets.", "")
+    )
     for number in re.findall(r"\d\d", row["read first"]):
         page(number)
 
@@ -92,10 +112,16 @@ def test_links_lead_to_files():
 def test_figures_and_sections_exist():
     figures = re.findall(r"`(\d\d)/(\w+)`", TEXT)
     assert len(figures) > 60
-    assert [f"{number}/{name}" for number, name in figures if name not in saved(page(number))] == []
+    assert [
+        f"{number}/{name}"
+        for number, name in figures
+        if name not in saved(page(number))
+    ] == []
     for number, heading in re.findall(r"\b(\d\d), \*([^*]+)\*", TEXT):
         known = headings("\n".join(cells(page(number), "markdown")))
-        assert heading in [re.sub(r"^\d\. ", "", one) for one in known], f"{number}, {heading}"
+        assert heading in [re.sub(r"^\d\. ", "", one) for one in known], (
+            f"{number}, {heading}"
+        )
 
 
 def course(name):
@@ -105,9 +131,18 @@ def course(name):
         link = LINK.fullmatch(row["page"])
         assert link
         assert link[2] == page(link[1]).name
-        assert {number for number, _ in re.findall(r"`(\d\d)/(\w+)`", row["you show"])} <= {link[1]}
-        known = [re.sub(r"^\d\. ", "", one) for one in headings("\n".join(cells(page(link[1]), "markdown")))]
-        assert [one for one in re.findall(r"(?<!\w)\*([A-Z][^*]+)\*", row["you show"]) if one not in known] == []
+        assert {
+            number for number, _ in re.findall(r"`(\d\d)/(\w+)`", row["you show"])
+        } <= {link[1]}
+        known = [
+            re.sub(r"^\d\. ", "", one)
+            for one in headings("\n".join(cells(page(link[1]), "markdown")))
+        ]
+        assert [
+            one
+            for one in re.findall(r"(?<!\w)\*([A-Z][^*]+)\*", row["you show"])
+            if one not in known
+        ] == []
         assert all(row.values())
     return table
 
@@ -116,30 +151,56 @@ def course(name):
 def test_90_minutes_are_90():
     table = course("A course of 90 minutes")
     assert sum(int(row["min"]) for row in table) == 90
-    assert {row["page"][1:3] for row in table} <= {"00", "01", "02", "03", "04"}  # fast ones
+    assert {row["page"][1:3] for row in table} <= {
+        "00",
+        "01",
+        "02",
+        "03",
+        "04",
+    }  # fast ones
 
 
 @after_the_pages
 def test_a_week_has_ten_blocks_and_all_pages():
     table = course("A course of one week")
     blocks = [row["block"] for row in table]
-    assert list(dict.fromkeys(blocks)) == [f"{day}{half}" for day in range(1, 6) for half in "ab"]
+    assert list(dict.fromkeys(blocks)) == [
+        f"{day}{half}" for day in range(1, 6) for half in "ab"
+    ]
     assert {row["page"][1:3] for row in table} == {path.stem[:2] for path in NOTEBOOKS}
-    homework = {row["page"][1:3]: row["homework"] for row in table if row["homework"] != "–"}
+    homework = {
+        row["page"][1:3]: row["homework"] for row in table if row["homework"] != "–"
+    }
     assert len(homework) == len(NOTEBOOKS)
-    assert {name for name in homework.values() if not re.fullmatch(r"exercise [123]", name)} == set()
+    assert {
+        name for name in homework.values() if not re.fullmatch(r"exercise [123]", name)
+    } == set()
 
 
 def test_commands_are_understood():
-    lines = [shlex.split(line) for line in TEXT.replace("\\\n", "").splitlines() if line.startswith("    uqlab ")]
+    lines = [
+        shlex.split(line)
+        for line in TEXT.replace("\\\n", "").splitlines()
+        if line.startswith("    uqlab ")
+    ]
     lines += [shlex.split(line) for line in re.findall(r"`(uqlab [^`]+)`", TEXT)]
     assert len(lines) > 5
     for _, command, *words in lines:
-        context = cli.main.commands[command].make_context(command, list(words))  # knows the options, runs nothing
-        notebooks = context.params.get("notebooks") or [context.params.get("notebook") or "00"]
-        names = [name for option in ("given", "grid") for name, _ in context.params.get(option) or ()]
+        context = cli.main.commands[command].make_context(
+            command, list(words)
+        )  # knows the options, runs nothing
+        notebooks = context.params.get("notebooks") or [
+            context.params.get("notebook") or "00"
+        ]
+        names = [
+            name
+            for option in ("given", "grid")
+            for name, _ in context.params.get(option) or ()
+        ]
         for notebook in notebooks:
-            assert set(names) <= set(parameters.defaults(parameters.find(notebook))), words
+            assert set(names) <= set(parameters.defaults(parameters.find(notebook))), (
+                words
+            )
 
 
 @after_the_pages
@@ -157,11 +218,11 @@ def test_the_glossary_is_sorted_and_has_the_terms_of_the_decomposition():
     assert len(terms) == section("Glossary").count("\n- ")
     assert terms == sorted(set(terms))
     wanted = "total uncertainty, aleatoric uncertainty, epistemic uncertainty, entropy, nat, mutual information, "
-    wanted += (
-        "ensemble member, group, between groups, within groups, chain rule, plug-in estimate, jackknife, simplex, "
-    )
+    wanted += "ensemble member, group, between groups, within groups, chain rule, plug-in estimate, jackknife, simplex, "
     wanted += "ood, id, auroc, calibration, ece, collapse, extraction, diversity, intruder dimension, circuit"
-    assert [term for term in re.split(r", (?!within)", wanted) if term not in terms] == []
+    assert [
+        term for term in re.split(r", (?!within)", wanted) if term not in terms
+    ] == []
 
 
 GREEK = (
@@ -173,7 +234,10 @@ GREEK = (
 def formulas(text):
     """What stands between dollars, outside of code."""
     text = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
-    return [first or second for first, second in re.findall(r"\$\$(.+?)\$\$|\$([^$]+)\$", text, re.DOTALL)]
+    return [
+        first or second
+        for first, second in re.findall(r"\$\$(.+?)\$\$|\$([^$]+)\$", text, re.DOTALL)
+    ]
 
 
 def symbols(formula):
@@ -200,11 +264,16 @@ def test_a_letter_means_one_thing_on_the_pages_that_the_guide_names():
             assert symbol not in meant, f"{symbol} stands in two rows"
             meant[symbol] = row["pages"]
     used = {
-        path.stem[:2]: set().union(*map(symbols, formulas("\n".join(cells(path, "markdown"))))) for path in NOTEBOOKS
+        path.stem[:2]: set().union(
+            *map(symbols, formulas("\n".join(cells(path, "markdown"))))
+        )
+        for path in NOTEBOOKS
     }
     unknown = {
         number: sorted(
-            symbol for symbol in found if meant.get(symbol, "") != "all" and number not in meant.get(symbol, "")
+            symbol
+            for symbol in found
+            if meant.get(symbol, "") != "all" and number not in meant.get(symbol, "")
         )
         for number, found in used.items()
     }
@@ -221,4 +290,6 @@ def test_mathematics_survives_markdown():
     """A bar would end a table's cell, and Markdown takes the backslash from before punctuation."""
     formulas = re.findall(r"\$([^$\n]+)\$", TEXT)
     assert TEXT.count("$") == 2 * len(formulas)
-    assert [formula for formula in formulas if re.search(r"\||\\[^A-Za-z]|[<*]", formula)] == []
+    assert [
+        formula for formula in formulas if re.search(r"\||\\[^A-Za-z]|[<*]", formula)
+    ] == []

@@ -14,9 +14,15 @@ from uqlab import models, runs
 from uqlab.runs import parameters
 
 FOLDER = pathlib.Path(os.environ.get("UQLAB_DATA") or "nowhere")
-TEXTS = ["SST-2/train.tsv", "trec/TREC_10.label", "text/agnews_test.tsv.gz", "text/rte_all.tsv.gz"]
+TEXTS = [
+    "SST-2/train.tsv",
+    "trec/TREC_10.label",
+    "text/agnews_test.tsv.gz",
+    "text/rte_all.tsv.gz",
+]
 needs_texts = pytest.mark.skipif(
-    any(not (FOLDER / file).exists() for file in TEXTS), reason=f"$UQLAB_DATA does not hold {TEXTS}"
+    any(not (FOLDER / file).exists() for file in TEXTS),
+    reason=f"$UQLAB_DATA does not hold {TEXTS}",
 )
 LAYERS, NEURONS, WORDS = 2, 192, 5000
 FEW = {
@@ -52,37 +58,70 @@ def backbone(shared):
             small = models.from_pretrained(models.minilm(), 2, "text")
             small.network.encoder.layer = small.network.encoder.layer[:LAYERS]
             for layer in small.network.encoder.layer:
-                for weight in (layer.intermediate.dense.weight, layer.intermediate.dense.bias):
+                for weight in (
+                    layer.intermediate.dense.weight,
+                    layer.intermediate.dense.bias,
+                ):
                     weight.data = weight[:NEURONS].data.clone()
-                layer.output.dense.weight.data = layer.output.dense.weight[:, :NEURONS].data.clone()
-            small.network.config.update({"num_hidden_layers": LAYERS, "intermediate_size": NEURONS})
+                layer.output.dense.weight.data = layer.output.dense.weight[
+                    :, :NEURONS
+                ].data.clone()
+            small.network.config.update(
+                {"num_hidden_layers": LAYERS, "intermediate_size": NEURONS}
+            )
             small.network.resize_token_embeddings(WORDS)
             small.network.save_pretrained(part)
             small.tokenizer.save_pretrained(part)
             known = json.loads((part / "tokenizer.json").read_text())
-            known["model"]["vocab"] = {word: i for word, i in known["model"]["vocab"].items() if i < WORDS}
+            known["model"]["vocab"] = {
+                word: i for word, i in known["model"]["vocab"].items() if i < WORDS
+            }
             (part / "tokenizer.json").write_text(json.dumps(known))
             part.rename(folder)
     return folder
 
 
 def test_a_page_at_tiny_runs_on_sentences_of_ones_own(backbone, tmp_path):
-    own, some = tmp_path / "own.tsv", [f"{word} film number {i}" for i in range(40) for word in ("good", "bad")]
-    lines = ["\t".join((line, line.split()[0], "test" if i % 4 < 2 else "train")) for i, line in enumerate(some)]
+    own, some = (
+        tmp_path / "own.tsv",
+        [f"{word} film number {i}" for i in range(40) for word in ("good", "bad")],
+    )
+    lines = [
+        "\t".join((line, line.split()[0], "test" if i % 4 < 2 else "train"))
+        for i, line in enumerate(some)
+    ]
     own.write_text("\n".join(["text\tlabel\tsplit", *lines]))
-    given = FEW | {"rank": 2, "k": 8, "top": 4, "dataset": str(own), "backbone": str(backbone)}
+    given = FEW | {
+        "rank": 2,
+        "k": 8,
+        "top": 4,
+        "dataset": str(own),
+        "backbone": str(backbone),
+    }
     with warm_kernels.warm(sketched=True):
-        folder = runs.execute("07_intruder_dimensions", given, profile="tiny", folder=tmp_path / "run", threads=1)
+        folder = runs.execute(
+            "07_intruder_dimensions",
+            given,
+            profile="tiny",
+            folder=tmp_path / "run",
+            threads=1,
+        )
     assert json.loads((folder / "results.json").read_text())["claims"]
 
 
 @needs_texts
 @pytest.mark.parametrize("page", SMALL)
 def test_a_page_runs_on_texts(page, backbone, tmp_path):
-    where = {"weights": [str(backbone)]} if page.startswith("11") else {"backbone": str(backbone)}
+    where = (
+        {"weights": [str(backbone)]}
+        if page.startswith("11")
+        else {"backbone": str(backbone)}
+    )
     changes = SMALL[page] | where
     with warm_kernels.warm(sketched=True):
-        folder = runs.execute(page, changes, profile="text", folder=tmp_path / "run", threads=1)
+        folder = runs.execute(
+            page, changes, profile="text", folder=tmp_path / "run", threads=1
+        )
     found = json.loads((folder / "results.json").read_text())
     assert found["claims"]
     assert "rarity of words" in str(found["tables"])
@@ -91,15 +130,21 @@ def test_a_page_runs_on_texts(page, backbone, tmp_path):
 @needs_texts
 def test_the_recipe_of_page_06_runs_as_written(backbone, tmp_path):
     """Page 06, but for its size and the place of the backbone."""
-    page = "\n".join("".join(cell["source"]) for cell in parameters.cells(parameters.find("06"))).replace("\\\n", " ")
+    page = "\n".join(
+        "".join(cell["source"]) for cell in parameters.cells(parameters.find("06"))
+    ).replace("\\\n", " ")
     words = shlex.split(re.search(r"^ +uqlab run 06 (.+)$", page, re.MULTILINE)[1])
     given = dict(zip(words[1::3], words[2::3], strict=True))
     assert set(words[::3]) == {"-p"}
     assert (given["dataset"], given["ood"]) == ("sst2", '["agnews"]')
     small = FEW | {"backbone": str(backbone), "rank": 4, "shifted": 6}
     with warm_kernels.warm(sketched=True):
-        folder = runs.execute("06_lora_ensemble", given | small, folder=tmp_path / "run", threads=1)
+        folder = runs.execute(
+            "06_lora_ensemble", given | small, folder=tmp_path / "run", threads=1
+        )
     found = json.loads((folder / "results.json").read_text())
     assert "rarity of words" in found["tables"]["ood"]["index"]
     assert found["claims"]["beats_single"]["paper"]["holds"] is True
-    assert found["claims"]["beats_explicit"]["paper"]["holds"] is False  # Table 8: 92.7 against 93.2
+    assert (
+        found["claims"]["beats_explicit"]["paper"]["holds"] is False
+    )  # Table 8: 92.7 against 93.2

@@ -23,14 +23,33 @@ def test_all_methods_stand_beside_the_papers_numbers(pages):
     assert rows["temperature"][0] == rows["single"][0] == numbers["acc_single"]
     assert rows["Hydra"][columns.index("paper: OpenCLIP, ECE")] == pytest.approx(0.0349)
     assert rows["error head"][0] is None
-    assert {"Laplace", "Taylor", "CircAcc", "CircOOD", "CircAvg", "vision tower only", "single, LiT"} <= rows.keys()
+    assert {
+        "Laplace",
+        "Taylor",
+        "CircAcc",
+        "CircOOD",
+        "CircAvg",
+        "vision tower only",
+        "single, LiT",
+    } <= rows.keys()
 
 
 def test_a_clip_in_a_folder(pages, tmp_path):
     """Its pictures are standardised, as those of CLIP's checkpoints are; its captions may share a word, here "red"."""
     shutil.copytree(CAPTIONS_CLIP, tmp_path / "clip")
-    small = {"dataset": "captions[0-11]", "held_out": 8, "limit": 24, "ranked": 4, "ood": ["letters"], "near": []}
-    recorded = read(pages(PAGE, checkpoint=str(tmp_path / "clip"), prompt="{}", **small))
+    small = {
+        "dataset": "captions[0-11]",
+        "held_out": 8,
+        "limit": 24,
+        "ranked": 4,
+        "ood": ["letters"],
+        "near": [],
+    }
+    recorded = read(
+        pages(PAGE, checkpoint=str(tmp_path / "clip"), prompt="{}", **small)
+    )
     assert "AUROC, far" in recorded["tables"]["board"]["columns"]
     assert "AUROC, near" not in recorded["tables"]["board"]["columns"]
-    assert recorded["numbers"]["acc_single"] < read(pages(PAGE))["numbers"]["acc_single"]
+    assert (
+        recorded["numbers"]["acc_single"] < read(pages(PAGE))["numbers"]["acc_single"]
+    )

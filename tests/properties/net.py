@@ -47,7 +47,13 @@ def spoiled(value: Any) -> list[Any]:
     """What comes near a valid value, or is as good."""
     if isinstance(value, nn.Module):
         meta = uqlab.models.mlp(8, (6,), 4, dropout=0.0).to("meta")
-        return [nn.Linear(3, 2), nn.Identity(), nn.Sequential(), meta, uqlab.models.mlp(8, (6,), 4).half()]
+        return [
+            nn.Linear(3, 2),
+            nn.Identity(),
+            nn.Sequential(),
+            meta,
+            uqlab.models.mlp(8, (6,), 4).half(),
+        ]
     if isinstance(value, torch.Tensor):
         x, n = value, value.numpy()
         more = [
@@ -61,9 +67,28 @@ def spoiled(value: Any) -> list[Any]:
             n.astype(object),
             x.to("meta"),
         ]
-        more += [x.to(t) for t in (torch.float16, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool)]
-        more += [x.to(torch.complex64), x.to_sparse(), x * math.nan, x.double() * 1e30, -x, torch.zeros_like(x)]
-        return more + ([x[0], x[..., :1], x.mT if x.ndim > 1 else x.flip(0)] if x.ndim else [])
+        more += [
+            x.to(t)
+            for t in (
+                torch.float16,
+                torch.float64,
+                torch.bfloat16,
+                torch.int64,
+                torch.uint8,
+                torch.bool,
+            )
+        ]
+        more += [
+            x.to(torch.complex64),
+            x.to_sparse(),
+            x * math.nan,
+            x.double() * 1e30,
+            -x,
+            torch.zeros_like(x),
+        ]
+        return more + (
+            [x[0], x[..., :1], x.mT if x.ndim > 1 else x.flip(0)] if x.ndim else []
+        )
     if isinstance(value, bool | str) or value is None:
         return []
     if isinstance(value, int | float):
@@ -92,10 +117,16 @@ def state() -> dict[str, Any]:
 def content(thing: Any) -> Any:
     """A fingerprint of an argument: values, modes and hooks."""
     if isinstance(thing, nn.Module):
-        hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks) for m in thing.modules()]
+        hooks = [
+            len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks)
+            for m in thing.modules()
+        ]
         modes = [m.training for m in thing.modules()]
         grads = [(p.requires_grad, p.grad is None) for p in thing.parameters()]
-        held = [(n, None if p.is_meta else fingerprint(p)) for n, p in thing.state_dict().items()]
+        held = [
+            (n, None if p.is_meta else fingerprint(p))
+            for n, p in thing.state_dict().items()
+        ]
         return hooks, modes, grads, held
     if isinstance(thing, torch.Tensor):
         dense = not thing.is_meta and thing.layout is torch.strided
@@ -112,12 +143,27 @@ def content(thing: Any) -> Any:
 def called(thing: Any, given: dict[str, Any]) -> Any:
     """Call a function with arguments by name; of one that takes any number by position, `given` names the tuple."""
     kinds = {name: p.kind for name, p in inspect.signature(thing).parameters.items()}
-    several = next((name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_POSITIONAL), None)
+    several = next(
+        (
+            name
+            for name, kind in kinds.items()
+            if kind is inspect.Parameter.VAR_POSITIONAL
+        ),
+        None,
+    )
     args = []
     if several:
-        args = [given[n] for n in kinds if n in given and kinds[n] is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+        args = [
+            given[n]
+            for n in kinds
+            if n in given and kinds[n] is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        ]
         args += [given[several]] if several in given else []
-        given = {n: v for n, v in given.items() if kinds.get(n) is inspect.Parameter.KEYWORD_ONLY}
+        given = {
+            n: v
+            for n, v in given.items()
+            if kinds.get(n) is inspect.Parameter.KEYWORD_ONLY
+        }
     result = thing(*args, **given)
     if isinstance(result, contextlib.AbstractContextManager):
         with result:
@@ -125,7 +171,9 @@ def called(thing: Any, given: dict[str, Any]) -> Any:
     return result
 
 
-def faults(name: str, thing: Any, change: dict[str, Any], outcome: list[str] | None = None) -> list[str]:
+def faults(
+    name: str, thing: Any, change: dict[str, Any], outcome: list[str] | None = None
+) -> list[str]:
     """What is wrong with a call of `name` with some arguments changed: an empty list if nothing is.
 
     outcome: gets "worked", "refused" or, where the door tells what a library said, "told".
@@ -133,26 +181,46 @@ def faults(name: str, thing: Any, change: dict[str, Any], outcome: list[str] | N
     given = valid(name, thing) | change
     before = {parameter: content(value) for parameter, value in given.items()}
     around, found, error = state(), [], None
-    with warnings.catch_warnings(record=True) as warned, contextlib.redirect_stdout(None), inside():
+    with (
+        warnings.catch_warnings(record=True) as warned,
+        contextlib.redirect_stdout(None),
+        inside(),
+    ):
         warnings.simplefilter("always")
         here = os.getcwd()
         around["folder"] = here
         try:
             result = called(thing, given)
-            said = any("NaN" in str(warning.message) for warning in warned)  # as ensemble_spectra says of rank
+            said = any(
+                "NaN" in str(warning.message) for warning in warned
+            )  # as ensemble_spectra says of rank
             if not said and not name.startswith(MAY_BE_NAN) and has_nan(result):
                 found.append("a result is NaN")
         except Exception as raised:
             error = raised
         drawn = "torch's generator" if name.startswith(DRAWS) else ""
-        found += [f"{what} is changed" for what, v in state().items() if v != around[what] and what != drawn]
+        found += [
+            f"{what} is changed"
+            for what, v in state().items()
+            if v != around[what] and what != drawn
+        ]
     plt.close("all")
     if outcome is not None:
-        outcome.append("worked" if error is None else "told" if " cannot take " in str(error) else "refused")
+        outcome.append(
+            "worked"
+            if error is None
+            else "told"
+            if " cannot take " in str(error)
+            else "refused"
+        )
     if error is not None:
         found += foreign(error)
     changed = CHANGED.get(name, set())
-    found += [f"the argument {p} is changed" for p in given if p not in changed and content(given[p]) != before[p]]
+    found += [
+        f"the argument {p} is changed"
+        for p in given
+        if p not in changed and content(given[p]) != before[p]
+    ]
     return found
 
 
@@ -173,7 +241,11 @@ def inside():
 
 def foreign(error: Exception) -> list[str]:
     """What is not of the house's form in an error: its type, who raised it, or that it says too little."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "jaxtyping" not in frame.filename]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "jaxtyping" not in frame.filename
+    ]
     last, text = frames[-1], str(error)
     where = f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}: {text[:150]}"
     if not isinstance(error, ALLOWED):
@@ -184,7 +256,11 @@ def foreign(error: Exception) -> list[str]:
 
 
 def has_nan(result: Any) -> bool:
-    if isinstance(result, torch.Tensor) and result.is_floating_point() and not result.is_meta:
+    if (
+        isinstance(result, torch.Tensor)
+        and result.is_floating_point()
+        and not result.is_meta
+    ):
         return bool(result.isnan().any())
     if isinstance(result, float):
         return math.isnan(result)

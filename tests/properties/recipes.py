@@ -61,7 +61,11 @@ def dataset() -> data.Dataset:
 
 
 def board() -> pd.DataFrame:
-    rows = [(m, s, 0.9 + 0.01 * s + k, 1.0 + k) for k, m in enumerate(("single", "deep", "lora")) for s in range(3)]
+    rows = [
+        (m, s, 0.9 + 0.01 * s + k, 1.0 + k)
+        for k, m in enumerate(("single", "deep", "lora"))
+        for s in range(3)
+    ]
     return pd.DataFrame(rows, columns=["method", "seed", "accuracy", "forward passes"])
 
 
@@ -109,8 +113,17 @@ COMMON: dict[str, Any] = {
 }  # fmt: skip
 LINE = {"x": lambda: [1.0, 2.0], "y": lambda: [3.0, 4.0]}
 IMAGES = {"model": vit, "inputs": lambda: images()[0], "labels": lambda: images()[1]}
-PAIR = {"id_inputs": lambda: images()[0], "id_labels": lambda: images()[1], "ood_inputs": lambda: images(3)[0]}
-SETS = {"test": dataset, "train": dataset, "model": lambda: models.mlp(64, (6,), 10), "ood": lambda: {"far": dataset()}}
+PAIR = {
+    "id_inputs": lambda: images()[0],
+    "id_labels": lambda: images()[1],
+    "ood_inputs": lambda: images(3)[0],
+}
+SETS = {
+    "test": dataset,
+    "train": dataset,
+    "model": lambda: models.mlp(64, (6,), 10),
+    "ood": lambda: {"far": dataset()},
+}
 
 # What a function is given besides, by "room.name"; it may be called with `None` for what it does not take.
 OWN: dict[str, dict[str, Any]] = {
@@ -264,7 +277,13 @@ CHANGED = {
     "heads.only_last": {"model"},
     "methods.train": {"backbone", "histories"}, "training.crop_flip": {"generators"},
 }  # fmt: skip
-DRAWS = ("models.", "bring.model", "ensembles.GroupedLinear", "methods.backbone", "methods.fresh")
+DRAWS = (
+    "models.",
+    "bring.model",
+    "ensembles.GroupedLinear",
+    "methods.backbone",
+    "methods.fresh",
+)
 
 
 def public() -> dict[str, Any]:
@@ -272,10 +291,16 @@ def public() -> dict[str, Any]:
     found = {}
     for room in ROOMS:
         module = importlib.import_module(f"uqlab.{room}")
-        own = [n for n, v in vars(module).items() if n[0] != "_" and getattr(v, "__module__", "") == module.__name__]
+        own = [
+            n
+            for n, v in vars(module).items()
+            if n[0] != "_" and getattr(v, "__module__", "") == module.__name__
+        ]
         for name in getattr(module, "__all__", own):
             thing = getattr(module, name)
-            result = inspect.isclass(thing) and (issubclass(thing, tuple) or name.endswith("History"))
+            result = inspect.isclass(thing) and (
+                issubclass(thing, tuple) or name.endswith("History")
+            )
             if callable(thing) and not result:
                 found[f"{room}.{name}"] = thing
     return found
@@ -288,8 +313,13 @@ def valid(name: str, thing: Any) -> dict[str, Any]:
     named = {
         p: makers[p]()
         for p in wanted
-        if p in makers and (wanted[p].default is inspect._empty or p in OWN.get(name, {}))
+        if p in makers
+        and (wanted[p].default is inspect._empty or p in OWN.get(name, {}))
     }
-    lacking = [n for n, p in wanted.items() if p.default is inspect._empty and p.kind < 2 and n not in named]
+    lacking = [
+        n
+        for n, p in wanted.items()
+        if p.default is inspect._empty and p.kind < 2 and n not in named
+    ]
     assert not lacking, f"{name} needs {lacking}: give them in OWN"
     return named | ({"progress": False} if "progress" in wanted else {})

@@ -39,13 +39,20 @@ Counts = collections.Counter
 def calls(number: int, rng: random.Random) -> Iterator[str]:
     """Calls of all public names with one or two arguments that are bad or nearly good: "worked" or "refused"."""
     public = {
-        n: t for n, t in recipes.public().items() if n not in recipes.NO_CALLS and inspect.signature(t).parameters
+        n: t
+        for n, t in recipes.public().items()
+        if n not in recipes.NO_CALLS and inspect.signature(t).parameters
     }
     proper = {name: recipes.valid(name, thing) for name, thing in public.items()}
     for _ in range(number):
         name = rng.choice(sorted(public))
-        chosen = rng.choices(list(inspect.signature(public[name]).parameters), k=rng.choice((1, 1, 2)))
-        given = {p: rng.choice([*net.BAD, *3 * net.spoiled(proper[name].get(p))]) for p in chosen}
+        chosen = rng.choices(
+            list(inspect.signature(public[name]).parameters), k=rng.choice((1, 1, 2))
+        )
+        given = {
+            p: rng.choice([*net.BAD, *3 * net.spoiled(proper[name].get(p))])
+            for p in chosen
+        }
         outcome: list[str] = []
         found = net.faults(name, public[name], given, outcome)
         yield from (f"FAULT {name}: {fault} {str(given)[:200]}" for fault in found)
@@ -56,7 +63,11 @@ def calls(number: int, rng: random.Random) -> Iterator[str]:
 def kinds(folder: Path) -> dict[str, tuple[Path, Callable[[], Any]]]:
     """Files that uqlab writes or reads: a path, and what reads it; what is read must be what it was, or an error."""
     x, y = images(6)
-    net_, ensemble, saved = vit(), ensembles.lora(vit(), 2, 2), folder / "ensemble.safetensors"
+    net_, ensemble, saved = (
+        vit(),
+        ensembles.lora(vit(), 2, 2),
+        folder / "ensemble.safetensors",
+    )
     training.fit(ensemble, x, y, epochs=1, lr=0.1, progress=False)
     ensembles.save(ensemble, saved)
     circuit = {"budget": 2, "checkpoint": folder / "circuit", "progress": False}
@@ -64,7 +75,15 @@ def kinds(folder: Path) -> dict[str, tuple[Path, Callable[[], Any]]]:
 
     def train() -> Any:
         member = ensembles.lora(vit(), 2, 2)
-        training.fit(member, x, y, epochs=2, lr=0.1, progress=False, checkpoint=folder / "checkpoint")
+        training.fit(
+            member,
+            x,
+            y,
+            epochs=2,
+            lr=0.1,
+            progress=False,
+            checkpoint=folder / "checkpoint",
+        )
         return member.state_dict()
 
     train()
@@ -72,7 +91,11 @@ def kinds(folder: Path) -> dict[str, tuple[Path, Callable[[], Any]]]:
     run = folder / "run"
     (run / "inner").mkdir(parents=True)
     write(run / "results.json", json.dumps({"numbers": {"a": 1}}))
-    manifest = {"files": {"results.json": sha256(run / "results.json")}, "parameters": {"seed": 0}, "seconds": 1.5}
+    manifest = {
+        "files": {"results.json": sha256(run / "results.json")},
+        "parameters": {"seed": 0},
+        "seconds": 1.5,
+    }
     write(run / "manifest.json", json.dumps(sealed(manifest), indent=1))
 
     def manifest_read() -> Any:
@@ -119,7 +142,11 @@ def files(number: int, rng: random.Random) -> Iterator[str]:
             path.write_bytes(damaged(whole[kind], rng))
             try:
                 same = net.content(read()) == first[kind]
-                yield f"{kind} read as it was" if same else f"FAULT {kind}: read as something else"
+                yield (
+                    f"{kind} read as it was"
+                    if same
+                    else f"FAULT {kind}: read as something else"
+                )
             except Exception as error:
                 found = [] if "computed anew" in str(error) else net.foreign(error)
                 yield f"FAULT {kind}: {found[0]}" if found else f"{kind} refused"
@@ -131,7 +158,9 @@ def fake_cells(notebook: Path, output: Path, given: dict, *_: Any) -> None:
     """Stands in for the kernel: writes what a page leaves, slowly enough to be killed."""
     write(output, notebook.read_text())
     time.sleep(0.01)
-    write(output.parent / "results.json", json.dumps({"numbers": {"seed": given["seed"]}}))
+    write(
+        output.parent / "results.json", json.dumps({"numbers": {"seed": given["seed"]}})
+    )
 
 
 SWEEP = Path("figures/quick/0.sweep")
@@ -140,14 +169,18 @@ SWEEP = Path("figures/quick/0.sweep")
 @contextmanager
 def page(seeds: int = 12) -> Iterator[Callable[[], sweeps.Report]]:
     """A folder with a page of one parameter, and the sweep over it."""
-    cell = nbformat.v4.new_code_cell("seed = 0  # a seed", metadata={"tags": ["parameters"]})
+    cell = nbformat.v4.new_code_cell(
+        "seed = 0  # a seed", metadata={"tags": ["parameters"]}
+    )
     before = os.getcwd(), kernels.run_cells, execution.packages
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         nbformat.write(nbformat.v4.new_notebook(cells=[cell]), "0.ipynb")
         kernels.run_cells, execution.packages = fake_cells, dict
         try:
-            yield lambda: sweeps.sweep("0.ipynb", {"seed": range(seeds)}, progress=False, keep_stale=True)
+            yield lambda: sweeps.sweep(
+                "0.ipynb", {"seed": range(seeds)}, progress=False, keep_stale=True
+            )
         finally:
             os.chdir(before[0])
             kernels.run_cells, execution.packages = before[1:]
@@ -155,7 +188,11 @@ def page(seeds: int = 12) -> Iterator[Callable[[], sweeps.Report]]:
 
 def done(sweep: Path = SWEEP) -> set[Path]:
     runs = sweep.glob("[!.]*")
-    return {path.absolute() for path in runs if path.suffix != ".failed" and sweeps.finished(path)}
+    return {
+        path.absolute()
+        for path in runs
+        if path.suffix != ".failed" and sweeps.finished(path)
+    }
 
 
 def child(work: Callable[[], Any]) -> int:
@@ -176,13 +213,18 @@ def seed(run: Path) -> int:
 def whole(run: Callable[[], sweeps.Report], seeds: int) -> Iterator[str]:
     """After all a sweep finishes, and nothing of the dead is left."""
     report = run()
-    left = [path.name for path in report.folder.iterdir() if path.name[0] == "." or path.suffix == ".failed"]
+    left = [
+        path.name
+        for path in report.folder.iterdir()
+        if path.name[0] == "." or path.suffix == ".failed"
+    ]
     if len(done(report.folder)) != seeds or left:
         yield f"FAULT sweep: {len(done(report.folder))} of {seeds} runs at the end, left {left[:3]}"
     bad = [
         p
         for p in done(report.folder)
-        if json.loads((p / "results.json").read_text())["numbers"].get("seed", seed(p)) != seed(p)
+        if json.loads((p / "results.json").read_text())["numbers"].get("seed", seed(p))
+        != seed(p)
     ]
     if bad:
         yield f"FAULT sweep: {len(bad)} runs hold another's numbers"
@@ -198,7 +240,11 @@ def kills(number: int, rng: random.Random) -> Iterator[str]:
                 time.sleep(rng.uniform(0, 0.4))
                 os.kill(process, signal.SIGKILL)
                 os.waitpid(process, 0)
-                yield "FAULT kill: a finished run is lost" if before - done() else "kill survived"
+                yield (
+                    "FAULT kill: a finished run is lost"
+                    if before - done()
+                    else "kill survived"
+                )
             yield from whole(run, 12)
 
 
@@ -217,14 +263,25 @@ def real(number: int, rng: random.Random) -> Iterator[str]:
         sweep = Path(folder, "tiny", "01_toy_regression_collapse.sweep")
 
         def run() -> sweeps.Report:
-            return sweeps.sweep("01", {"seed": range(4)}, profile="tiny", root=folder, progress=False, keep_stale=True)
+            return sweeps.sweep(
+                "01",
+                {"seed": range(4)},
+                profile="tiny",
+                root=folder,
+                progress=False,
+                keep_stale=True,
+            )
 
         for _ in range(number):
             before, process = done(sweep), child(run)
             time.sleep(rng.uniform(0, 15))
             os.kill(process, signal.SIGKILL)
             os.waitpid(process, 0)
-            yield "FAULT real page: a finished run is lost" if before - done(sweep) else "kill survived"
+            yield (
+                "FAULT real page: a finished run is lost"
+                if before - done(sweep)
+                else "kill survived"
+            )
             until = time.monotonic() + 30
             while (left := kernels_of(folder)) and time.monotonic() < until:
                 time.sleep(0.2)
@@ -261,8 +318,18 @@ def readonly(number: int, rng: random.Random) -> Iterator[str]:
             os.close(theirs)
             with open(ours) as pipe:
                 said = pipe.read()
-            fit = said if said.startswith("FAULT") else "read-only folder told" if "ermission" in said else ""
-            yield fit or ("all was finished" if len(before) == 12 else f"FAULT read-only: {said[:200]!r}")
+            fit = (
+                said
+                if said.startswith("FAULT")
+                else "read-only folder told"
+                if "ermission" in said
+                else ""
+            )
+            yield fit or (
+                "all was finished"
+                if len(before) == 12
+                else f"FAULT read-only: {said[:200]!r}"
+            )
             for path in (path for path in every if path.is_dir()):
                 path.chmod(0o755)
             if before - done():
@@ -277,7 +344,11 @@ def twice(number: int, rng: random.Random) -> Iterator[str]:
             both = [child(run), child(run)]
             for process in both:
                 os.waitpid(process, 0)
-            yield "two at once finished" if len(done()) == 12 else f"FAULT two at once: {len(done())} of 12"
+            yield (
+                "two at once finished"
+                if len(done()) == 12
+                else f"FAULT two at once: {len(done())} of 12"
+            )
             yield from whole(run, 12)
 
 
@@ -289,7 +360,11 @@ def clock(number: int, rng: random.Random) -> Iterator[str]:
             time.time = lambda: real() + rng.uniform(-3e8, 3e8)
             try:
                 ended = {outcome.status for outcome in run().outcomes}
-                yield "clock jump survived" if ended == {"ok"} else f"FAULT clock: {ended}"
+                yield (
+                    "clock jump survived"
+                    if ended == {"ok"}
+                    else f"FAULT clock: {ended}"
+                )
             finally:
                 time.time = real
             yield from whole(run, 12)
@@ -302,12 +377,22 @@ def disk(number: int, rng: random.Random) -> Iterator[str]:
             SWEEP.mkdir(parents=True)
             size = rng.randrange(16, 400)
             mount = ["mount", "-t", "tmpfs", "-o", f"size={size}k", "none", str(SWEEP)]
-            if i % 2 and subprocess.run(mount, capture_output=True, check=False).returncode == 0:
+            if (
+                i % 2
+                and subprocess.run(mount, capture_output=True, check=False).returncode
+                == 0
+            ):
                 os.waitpid(child(run), 0)
                 before = done()
                 os.waitpid(child(run), 0)
-                yield "FAULT disk: a finished run is lost" if before - done() else "full tmpfs survived"
-                subprocess.run(["mount", "-o", "remount,size=64m", str(SWEEP)], check=True)
+                yield (
+                    "FAULT disk: a finished run is lost"
+                    if before - done()
+                    else "full tmpfs survived"
+                )
+                subprocess.run(
+                    ["mount", "-o", "remount,size=64m", str(SWEEP)], check=True
+                )
                 yield from whole(run, 12)
                 subprocess.run(["umount", str(SWEEP)], check=True)
                 continue
@@ -316,11 +401,17 @@ def disk(number: int, rng: random.Random) -> Iterator[str]:
 
             def full(limit: int = limit, run: Callable = run) -> None:
                 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+                resource.setrlimit(
+                    resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY)
+                )
                 run()
 
             os.waitpid(child(full), 0)
-            yield "FAULT disk: a finished run is lost" if before - done() else "failing write survived"
+            yield (
+                "FAULT disk: a finished run is lost"
+                if before - done()
+                else "failing write survived"
+            )
             yield from whole(run, 12)
 
 
@@ -335,11 +426,23 @@ def main(wanted: dict[str, int]) -> int:
             if outcome.startswith("FAULT") and counts[outcome] == 1:
                 print(outcome, flush=True)
         faults += Counts({o: n for o, n in counts.items() if o.startswith("FAULT")})
-        good = ", ".join(f"{n} {o}" for o, n in sorted(counts.items()) if not o.startswith("FAULT"))
+        good = ", ".join(
+            f"{n} {o}" for o, n in sorted(counts.items()) if not o.startswith("FAULT")
+        )
         bad = sum(n for o, n in counts.items() if o.startswith("FAULT"))
-        print(f"| {name} | {number} | {good} | {bad} | {time.monotonic() - started:.0f} s |", flush=True)
+        print(
+            f"| {name} | {number} | {good} | {bad} | {time.monotonic() - started:.0f} s |",
+            flush=True,
+        )
     return int(bool(faults))
 
 
 if __name__ == "__main__":
-    sys.exit(main({name: int(number) for name, number in (each.split("=") for each in sys.argv[1:])}))
+    sys.exit(
+        main(
+            {
+                name: int(number)
+                for name, number in (each.split("=") for each in sys.argv[1:])
+            }
+        )
+    )

@@ -25,7 +25,18 @@ SECONDS, AT_ONCE = 20, 16  # for a refusal; changes in one run
 Change = tuple[str, Any]
 
 # What cannot be changed here: needs files that are fetched, is set by the runner, or is the page's own runner.
-LEFT = ("output_dir", "backbone", "checkpoint", "input_mean", "input_std", "weights", "root", "sweep", "page", "grid")
+LEFT = (
+    "output_dir",
+    "backbone",
+    "checkpoint",
+    "input_mean",
+    "input_std",
+    "weights",
+    "root",
+    "sweep",
+    "page",
+    "grid",
+)
 # Pages that take texts too, and what a parameter of text may be besides data sets; what is told apart by page.
 TEXTS = ("06", "07", "08", "09", "10", "11", "13")
 VALUES: dict[str, list] = {
@@ -46,7 +57,9 @@ def other(value: Any, rule: Any, comment: str) -> list:
     if rule is bool:
         return [not value]
     if isinstance(rule, tuple):
-        return [each for each in rule if each != value and each != "umap"]  # umap is not installed with uqlab
+        return [
+            each for each in rule if each != value and each != "umap"
+        ]  # umap is not installed with uqlab
     if isinstance(rule, int):
         whole = [0] if "0 = all" in comment or "0: all" in comment else [rule]
         return [each for each in dict.fromkeys([*whole, value + 1]) if each != value]
@@ -61,29 +74,50 @@ def values(name: str, default: Any, page: str, comment: str, files: Path) -> lis
     if page == "15" and name in ("dataset", "ood"):
         return VALUES["sound"]
     if name == "dataset":
-        return ["digits[0,1]", "fashion-mini[3,6]", own, f"{files}/own.tsv", ""] if page != "14" else ["captions[0-11]"]
+        return (
+            ["digits[0,1]", "fashion-mini[3,6]", own, f"{files}/own.tsv", ""]
+            if page != "14"
+            else ["captions[0-11]"]
+        )
     if name == "ambiguous":
         return ["", own]
     if name == "pretrained":
         return [["digits", "letters", "glyphs"], default[::-1]]
     if name == "ood":
-        return [["kmnist-mini"], ["glyphs", own, "letters[0-4]"], default[::-1], ["textures", "textures"], []]
+        return [
+            ["kmnist-mini"],
+            ["glyphs", own, "letters[0-4]"],
+            default[::-1],
+            ["textures", "textures"],
+            [],
+        ]
     if name == "trained":
         return [f"{files}/trained"]
     if name in VALUES:
         return VALUES[name]
     if isinstance(rule, list):
-        items = [*default, *(x for each in default for x in other(each, rule[0], comment))]
+        items = [
+            *default,
+            *(x for each in default for x in other(each, rule[0], comment)),
+        ]
         items = list(dict.fromkeys(items)) or [3]
         empty = [[]] if name in MAY_BE_EMPTY else []
-        return [default[:1] or items[:1], sorted(items)[:3], sorted(items, reverse=True)[:3], default[::-1], *empty]
+        return [
+            default[:1] or items[:1],
+            sorted(items)[:3],
+            sorted(items, reverse=True)[:3],
+            default[::-1],
+            *empty,
+        ]
     return other(default, rule, comment)
 
 
 def changes(path: Path, files: Path) -> list[Change]:
     """All changes of a page, in the order in which its parameters stand."""
     source = "".join(
-        "".join(c["source"]) for c in parameters.cells(path) if "parameters" in c["metadata"].get("tags", [])
+        "".join(c["source"])
+        for c in parameters.cells(path)
+        if "parameters" in c["metadata"].get("tags", [])
     )
     comments = dict(re.findall(r"^(\w+) = .*?  # (.+)$", source, re.MULTILINE))
     known = parameters.defaults(path) | parameters.overrides(path, "tiny")
@@ -100,20 +134,29 @@ def own_files(folder: Path) -> None:
     """A user's own images, of three classes, and own sentences."""
     some = data.load("digits[0-2]", "train", limit=150)
     np.savez(folder / "own.npz", x=some.inputs.numpy(), y=some.labels.numpy())
-    rows = [f"a {w} film, number {i}\t{i % 2}" for i, w in enumerate(["dull", "fine"] * 60)]
+    rows = [
+        f"a {w} film, number {i}\t{i % 2}" for i, w in enumerate(["dull", "fine"] * 60)
+    ]
     (folder / "own.tsv").write_text("\n".join(["sentence\tlabel", *rows]))
 
 
 def refusal(failed: Path) -> str:
     """How a page died: "" where it, or the package, refused in words; else what was raised, and where."""
     cells = json.loads(next(failed.glob("*.ipynb")).read_text())["cells"]
-    error = next(o for c in cells for o in c.get("outputs", []) if o["output_type"] == "error")
+    error = next(
+        o for c in cells for o in c.get("outputs", []) if o["output_type"] == "error"
+    )
     trace = re.sub(r"\x1b\[[\d;]*m", "", "\n".join(error["traceback"]))
     said = f"{error['ename']}: {error['evalue'][:150]}"
     places = re.findall(r"^(?:File |Cell )\S.*$", trace, re.MULTILINE)
     raised = re.findall(r"^-+> *\d+ (.*)$", trace, re.MULTILINE)
-    ours = "/uqlab/" in places[-1] or (places[-1].startswith("Cell") and raised[-1].lstrip().startswith("raise "))
-    in_words = error["ename"] in ("ValueError", "TypeError", "FileNotFoundError") and len(error["evalue"].split()) > 3
+    ours = "/uqlab/" in places[-1] or (
+        places[-1].startswith("Cell") and raised[-1].lstrip().startswith("raise ")
+    )
+    in_words = (
+        error["ename"] in ("ValueError", "TypeError", "FileNotFoundError")
+        and len(error["evalue"].split()) > 3
+    )
     return "" if ours and in_words else f"{said} at {places[-1]} {raised[-1].strip()}"
 
 
@@ -133,7 +176,9 @@ def tried(path: Path, group: list[Change], folder: Path) -> Iterator[str]:
             return
         name, value = group[0]
         what = f"{path.stem[:2]} {name}={str(value)[:60]}"
-        said = refusal(Path(f"{place}.failed")) if isinstance(error, runs.RunError) else ""
+        said = (
+            refusal(Path(f"{place}.failed")) if isinstance(error, runs.RunError) else ""
+        )
         late = f"refused after {seconds:.0f} s" if seconds > SECONDS else ""
         yield f"FAULT {what}: {said or late}" if said or late else "page refused"
         reason = getattr(error, "reason", str(error))
@@ -151,13 +196,23 @@ def groups(path: Path, files: Path) -> list[list[Change]]:
         if name in ("dataset", "limit", "ood") and value in ("", [], 1, texts):
             bold.append([(name, value)])
             continue
-        place = next((g for g in made if len(g) < AT_ONCE and name not in dict(g)), None)
+        place = next(
+            (g for g in made if len(g) < AT_ONCE and name not in dict(g)), None
+        )
         made.append(place := []) if place is None else None
         place.append((name, value))
     if path.stem[:2] in TEXTS:
-        kinds = {"dataset": texts, "ood": [texts], "near": [texts], "unknown": texts, "chosen_on": texts}
+        kinds = {
+            "dataset": texts,
+            "ood": [texts],
+            "near": [texts],
+            "unknown": texts,
+            "chosen_on": texts,
+        }
         kinds["pretrained"] = [texts] * 3
-        made.append([(name, value) for name, value in kinds.items() if name in dict(found)])
+        made.append(
+            [(name, value) for name, value in kinds.items() if name in dict(found)]
+        )
     return [*made, *bold]
 
 

@@ -41,7 +41,9 @@ def test_total_is_the_sum_of_parts_that_are_not_negative(task, rule):
 @given(tasks())
 def test_groups_share_the_information_of_their_members(task):
     logits = torch.cat([task[0], task[0].flip(1)])
-    groups = uncertainty.decompose_groups(uncertainty.group_members(logits, len(task[0])))
+    groups = uncertainty.decompose_groups(
+        uncertainty.group_members(logits, len(task[0]))
+    )
     whole = uncertainty.decompose(logits)
     close(groups.total, groups.aleatoric + groups.within + groups.between)
     close(groups.epistemic, whole.epistemic)
@@ -51,17 +53,30 @@ def test_groups_share_the_information_of_their_members(task):
 @given(tasks(), st.randoms(use_true_random=False))
 def test_orders_do_not_matter(task, random):
     logits, labels = task
-    members, inputs, classes = (torch.tensor(random.sample(range(n), n)) for n in logits.shape)
+    members, inputs, classes = (
+        torch.tensor(random.sample(range(n), n)) for n in logits.shape
+    )
     renamed = classes.argsort()[labels]
     d = uncertainty.decompose(logits)
-    for part, same in zip(d, uncertainty.decompose(logits[members][:, :, classes]), strict=True):
+    for part, same in zip(
+        d, uncertainty.decompose(logits[members][:, :, classes]), strict=True
+    ):
         close(part, same)
     for part, same in zip(d, uncertainty.decompose(logits[:, inputs]), strict=True):
         close(part[inputs], same)
     for measure in (metrics.nll, metrics.brier, metrics.fit_temperature):
-        assert np.isclose(measure(logits, labels), measure(logits[members][:, inputs], labels[inputs]), rtol=1e-7)
-        assert np.isclose(measure(logits, labels), measure(logits[:, :, classes], renamed), rtol=1e-7)
-    close(diversity.js_divergence(logits)[members][:, members], diversity.js_divergence(logits[members]))
+        assert np.isclose(
+            measure(logits, labels),
+            measure(logits[members][:, inputs], labels[inputs]),
+            rtol=1e-7,
+        )
+        assert np.isclose(
+            measure(logits, labels), measure(logits[:, :, classes], renamed), rtol=1e-7
+        )
+    close(
+        diversity.js_divergence(logits)[members][:, members],
+        diversity.js_divergence(logits[members]),
+    )
 
 
 @FEW
@@ -83,9 +98,16 @@ def test_arrays_and_lists_are_as_good_as_tensors(task):
     logits, labels = task
     for measure in (metrics.accuracy, metrics.nll, metrics.ece, metrics.macro_f1):
         known = measure(logits, labels)
-        assert measure(logits.numpy(), labels.numpy()) == measure(logits.tolist(), labels.tolist()) == known
+        assert (
+            measure(logits.numpy(), labels.numpy())
+            == measure(logits.tolist(), labels.tolist())
+            == known
+        )
     found = uncertainty.decompose(logits.numpy(), weights=[1] * len(logits))
-    close(found.epistemic, uncertainty.decompose(logits, torch.ones(len(logits))).epistemic)
+    close(
+        found.epistemic,
+        uncertainty.decompose(logits, torch.ones(len(logits))).epistemic,
+    )
 
 
 @settings(parent=FEW, max_examples=4)
@@ -94,6 +116,15 @@ def test_shards_are_parts_of_the_whole(members, cut, seed):
     cut = min(cut, members - 1)
     x = torch.randn(5, 8, generator=torch.Generator().manual_seed(seed))
     whole = ensembles.deep(network, members, seed)
-    parts = [ensembles.deep(network, f"{low}:{high}", seed) for low, high in ((0, cut), (cut, members))]
-    close(training.predict(whole, x), torch.cat([training.predict(part, x.numpy()) for part in parts]))
-    close(training.predict(ensembles.concatenate(parts), x.tolist(), batch_size=2), training.predict(whole, x))
+    parts = [
+        ensembles.deep(network, f"{low}:{high}", seed)
+        for low, high in ((0, cut), (cut, members))
+    ]
+    close(
+        training.predict(whole, x),
+        torch.cat([training.predict(part, x.numpy()) for part in parts]),
+    )
+    close(
+        training.predict(ensembles.concatenate(parts), x.tolist(), batch_size=2),
+        training.predict(whole, x),
+    )

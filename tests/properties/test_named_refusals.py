@@ -55,7 +55,9 @@ def test_what_is_no_value_is_named_with_what_is_accepted(call, error, words, unc
         call()
 
 
-@pytest.mark.parametrize("makes", ["one network", "deep", "lora", "from_members", "dropout"])
+@pytest.mark.parametrize(
+    "makes", ["one network", "deep", "lora", "from_members", "dropout"]
+)
 def test_a_wrong_feature_count_names_the_layer_and_both_sizes(makes):
     model = {
         "one network": net,
@@ -65,9 +67,15 @@ def test_a_wrong_feature_count_names_the_layer_and_both_sizes(makes):
         "dropout": lambda: ensembles.dropout(models.mlp(8, (6,), 4, dropout=0.1), 2),
     }[makes]()
     calls = [lambda: training.predict(model, torch.ones(6, 9))]
-    calls += [] if makes == "one network" else [lambda: training.fit(model, torch.ones(6, 9), LABELS, **ONCE)]
+    calls += (
+        []
+        if makes == "one network"
+        else [lambda: training.fit(model, torch.ones(6, 9), LABELS, **ONCE)]
+    )
     for call in calls:
-        with pytest.raises(ValueError, match=r"in layer '(\w+\.)*1', \w*Linear.*; check their shape") as refused:
+        with pytest.raises(
+            ValueError, match=r"in layer '(\w+\.)*1', \w*Linear.*; check their shape"
+        ) as refused:
             call()
         assert {"8", "9"} <= {*re.findall(r"\d+", str(refused.value))}, refused.value
 
@@ -78,12 +86,19 @@ def test_arrays_and_lists_are_taken_where_tensors_are_wanted():
     for given in (arrays, lists):
         assert metrics.nll(*given) == pytest.approx(metrics.nll(LOGITS, LABELS))
         assert metrics.ece(*given) == pytest.approx(metrics.ece(LOGITS, LABELS))
-        torch.testing.assert_close(uncertainty.decompose(given[0]).total.float(), uncertainty.decompose(LOGITS).total)
+        torch.testing.assert_close(
+            uncertainty.decompose(given[0]).total.float(),
+            uncertainty.decompose(LOGITS).total,
+        )
     weights, half = [0.5, 0.25, 0.25], np.array([0.5, 0.25, 0.25])
     torch.testing.assert_close(
-        uncertainty.decompose(LOGITS, weights).total, uncertainty.decompose(LOGITS, half).total, check_dtype=False
+        uncertainty.decompose(LOGITS, weights).total,
+        uncertainty.decompose(LOGITS, half).total,
+        check_dtype=False,
     )
     ours, theirs = ensembles.deep(net, 2), ensembles.deep(net, 2)
     training.fit(ours, X, LABELS, class_weights=torch.ones(4), **ONCE)
     training.fit(theirs, X.numpy(), LABELS.tolist(), class_weights=[1.0] * 4, **ONCE)
-    torch.testing.assert_close(training.predict(theirs, X.tolist()), training.predict(ours, X))
+    torch.testing.assert_close(
+        training.predict(theirs, X.tolist()), training.predict(ours, X)
+    )

@@ -18,7 +18,11 @@ from uqlab.core import door
 PUBLIC = recipes.public()
 CALLED = sorted(PUBLIC.keys() - recipes.NO_CALLS.keys())
 SMALL = settings(
-    max_examples=3, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=3,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
 )
 
 
@@ -32,9 +36,17 @@ def test_no_name_is_forgotten():
 
 def test_every_function_stands_behind_the_door():
     rooms = {name.partition(".")[0] for name in PUBLIC}
-    assert rooms == {module.name for module in pkgutil.iter_modules(uqlab.__path__)} - {"core"}
-    functions = [name for name in PUBLIC if inspect.isfunction(PUBLIC[name]) and not name.startswith("runs.")]
-    assert [name for name in functions if not hasattr(PUBLIC[name], "readers")] == []  # runs start without torch
+    assert rooms == {module.name for module in pkgutil.iter_modules(uqlab.__path__)} - {
+        "core"
+    }
+    functions = [
+        name
+        for name in PUBLIC
+        if inspect.isfunction(PUBLIC[name]) and not name.startswith("runs.")
+    ]
+    assert [
+        name for name in functions if not hasattr(PUBLIC[name], "readers")
+    ] == []  # runs start without torch
 
 
 @pytest.mark.parametrize("name", CALLED)
@@ -59,7 +71,13 @@ def test_bad_arguments(name, unchecked):
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("scores.logits", {"model": recipes.network().half(), "inputs": 1e30 * recipes.draw(6, 8).double()}),
+        (
+            "scores.logits",
+            {
+                "model": recipes.network().half(),
+                "inputs": 1e30 * recipes.draw(6, 8).double(),
+            },
+        ),
         ("ensembles.save", {"path": ""}),
     ],
 )
@@ -96,7 +114,14 @@ def test_a_check_that_is_taken_away_is_missed(check, monkeypatch, unchecked):
     if check == "finite":
         monkeypatch.setattr(uncertainty, "check_logits", lambda logits: None)
         monkeypatch.setattr(uncertainty, "representable", lambda name, result: None)
-        assert faults("uncertainty.decompose", uncertainty.decompose, {"logits": logits * torch.nan}) != []
+        assert (
+            faults(
+                "uncertainty.decompose",
+                uncertainty.decompose,
+                {"logits": logits * torch.nan},
+            )
+            != []
+        )
     else:
         given = {"id_features": recipes.draw(6, 2, 3).tolist()}
         assert faults("heads.separation", heads.separation.__wrapped__, given) != []
@@ -110,6 +135,8 @@ def test_an_error_that_says_nothing_is_foreign():
         except kind as raised:
             return foreign(raised)
 
-    assert "foreign message" in error(ValueError, "math domain error")[0]  # not raised by the package
+    assert (
+        "foreign message" in error(ValueError, "math domain error")[0]
+    )  # not raised by the package
     assert "foreign type" in error(KeyError, "a")[0]
     assert door.shown("a" * 99).endswith("...'")

@@ -27,11 +27,15 @@ def test_a_project_is_a_copy_to_work_in(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "demo")
     assert parameters.find("00") == page
     monkeypatch.chdir(tmp_path)
-    assert parameters.find("00") == parameters.PAGES / page.name  # where there is no project, the package's own
+    assert (
+        parameters.find("00") == parameters.PAGES / page.name
+    )  # where there is no project, the package's own
 
 
 def test_jupyterlab_does_not_open_the_packages_own_pages(tmp_path, monkeypatch):
-    monkeypatch.setattr(parameters, "PAGES", parameters.PROJECT.resolve() / "notebooks")  # as in an installed package
+    monkeypatch.setattr(
+        parameters, "PAGES", parameters.PROJECT.resolve() / "notebooks"
+    )  # as in an installed package
     monkeypatch.chdir(tmp_path)
     said = call("lab")
     assert said.exit_code == 2
@@ -62,7 +66,10 @@ def test_help_names_every_command_once():
 )
 def test_completion(project, before, typed, offered):
     complete = ShellComplete(cli.main, {}, "uqlab", "_UQLAB_COMPLETE")
-    assert sorted(item.value for item in complete.get_completions(before, typed)) == offered
+    assert (
+        sorted(item.value for item in complete.get_completions(before, typed))
+        == offered
+    )
 
 
 def test_a_path_is_completed_by_the_shell(project):
@@ -95,12 +102,20 @@ def test_the_doctor_says_what_is_wrong(project, monkeypatch):
     said = call("doctor")
     assert said.exit_code == 1
     assert "wrong      uqlab needs torch==9, here is 2: pip install it" in said.output
-    assert "does not answer: ImportError: libtorch is gone; install uqlab anew" in said.output
+    assert (
+        "does not answer: ImportError: libtorch is gone; install uqlab anew"
+        in said.output
+    )
     assert "all is well" not in said.output
 
 
 def test_requirements_that_are_not_met():
-    given = ["click>=8", "click<1", "nothing-of-this-name>=2", "nothing-of-this-name; extra == 'dev'"]
+    given = [
+        "click>=8",
+        "click<1",
+        "nothing-of-this-name>=2",
+        "nothing-of-this-name; extra == 'dev'",
+    ]
     first, second = doctor.lacking(given)
     assert first.startswith("uqlab needs click<1, here is 8")
     assert second == "uqlab needs nothing-of-this-name>=2, here is none"

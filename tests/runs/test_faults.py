@@ -39,13 +39,21 @@ def starts(project: Path) -> list[tuple[int, int]]:
     """(seed, process) of every start so far."""
     path = project / "starts"
     lines = path.read_text().splitlines() if path.exists() else []
-    return [(int(seed), int(process)) for seed, process in (line.split() for line in lines)]
+    return [
+        (int(seed), int(process)) for seed, process in (line.split() for line in lines)
+    ]
 
 
 def sweep_command(*arguments: str, before=heed_interrupts) -> subprocess.Popen:
     """A sweep in a process of its own; `before` is called in that process before it starts."""
     command = [sys.executable, "-m", "uqlab.runs", "sweep", "0.ipynb", *arguments]
-    return subprocess.Popen(command, preexec_fn=before, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        command,
+        preexec_fn=before,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def wait_for(condition, seconds: float = 240) -> None:
@@ -61,11 +69,17 @@ def lives(process: int) -> bool:
     except ProcessLookupError:
         return False
     state = Path(f"/proc/{process}/stat")
-    return not (state.exists() and state.read_text().rpartition(")")[2].split()[0] == "Z")
+    return not (
+        state.exists() and state.read_text().rpartition(")")[2].split()[0] == "Z"
+    )
 
 
 def finished(project: Path) -> int:
-    folders = [path for path in project.glob("figures/quick/0.sweep/*") if path.is_dir() and path.suffix != ".failed"]
+    folders = [
+        path
+        for path in project.glob("figures/quick/0.sweep/*")
+        if path.is_dir() and path.suffix != ".failed"
+    ]
     return sum(map(sweeps.finished, folders))
 
 
@@ -88,10 +102,16 @@ if seed == 4:
     def limit():  # what a full disk does: a write fails half-way
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
 
-    process = sweep_command("-g", "seed", "0:5", "--jobs", "5", "--timeout", "20", "--quiet", before=limit)
+    process = sweep_command(
+        "-g", "seed", "0:5", "--jobs", "5", "--timeout", "20", "--quiet", before=limit
+    )
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 1, output
-    reasons = dict(line.split(maxsplit=1) for line in output.partition("because\n")[2].splitlines() if "seed=" in line)
+    reasons = dict(
+        line.split(maxsplit=1)
+        for line in output.partition("because\n")[2].splitlines()
+        if "seed=" in line
+    )
     assert reasons.keys() == {"seed=1", "seed=2", "seed=3", "seed=4"}, output
     assert "In [4] ValueError: the reason" in reasons["seed=1"]
     assert "In [4] it took more than 20 s (timeout)" in reasons["seed=2"]
@@ -103,15 +123,24 @@ if seed == 4:
 
     (project / "mended").touch()
     report = sweeps.sweep("0.ipynb", {"seed": "0:5"}, jobs=4, progress=False)
-    assert [outcome.status for outcome in report.outcomes] == ["done before"] + ["ok"] * 4
+    assert [outcome.status for outcome in report.outcomes] == ["done before"] + [
+        "ok"
+    ] * 4
     assert sorted(seed for seed, _ in starts(project)) == [0, 1, 1, 2, 2, 3, 3, 4, 4]
     assert finished(project) == 5
 
 
-@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
+@pytest.mark.parametrize(
+    "kill", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"]
+)
 def test_a_sweep_that_is_stopped_goes_on_where_it_was(project, kill):
     """Stopped with a run done and two in progress; then a sweep, or two at once, do what is missing, each run once."""
-    notebook(project / "0.ipynb", START, "while seed and not mended:\n    time.sleep(0.1)", parameters=PARAMETERS)
+    notebook(
+        project / "0.ipynb",
+        START,
+        "while seed and not mended:\n    time.sleep(0.1)",
+        parameters=PARAMETERS,
+    )
     process = sweep_command("-g", "seed", "0:3", "--jobs", "2")
     wait_for(lambda: finished(project) == 1 and len(starts(project)) == 3)
     process.send_signal(kill)
@@ -120,13 +149,19 @@ def test_a_sweep_that_is_stopped_goes_on_where_it_was(project, kill):
     wait_for(lambda: not any(lives(kernel) for _, kernel in starts(project)))
     assert finished(project) == 1
     if kill == signal.SIGINT:
-        assert output.endswith("stopped; 1 of 3 runs are done, the same again does the rest\n")
+        assert output.endswith(
+            "stopped; 1 of 3 runs are done, the same again does the rest\n"
+        )
         assert half_done(project) == []
     else:
         assert len(half_done(project)) == 2
 
     (project / "mended").touch()
-    other = sweep_command("-g", "seed", "0:3", "--quiet") if kill == signal.SIGKILL else None
+    other = (
+        sweep_command("-g", "seed", "0:3", "--quiet")
+        if kill == signal.SIGKILL
+        else None
+    )
     report = sweeps.sweep("0.ipynb", {"seed": "0:3"}, progress=False)
     if other:
         output, _ = other.communicate(timeout=240)
@@ -148,10 +183,21 @@ if seed == 2 or (seed == 1 and not Path("killed").exists()):
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(600)"""
     notebook(project / "0.ipynb", START, murder, parameters=PARAMETERS)
-    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}
+    options = {
+        "n_workers": 2,
+        "threads_per_worker": 1,
+        "dashboard_address": None,
+        "silence_logs": 50,
+    }
     with distributed.LocalCluster(resources={"GPU": 1}, **options) as cluster:
         address = cluster.scheduler_address
-        report = sweeps.sweep("0.ipynb", {"seed": "0:3"}, cluster=address, resources={"GPU": 1}, progress=False)
+        report = sweeps.sweep(
+            "0.ipynb",
+            {"seed": "0:3"},
+            cluster=address,
+            resources={"GPU": 1},
+            progress=False,
+        )
     assert [outcome.status for outcome in report.outcomes] == ["ok", "ok", "failed"]
     assert "killed twice" in report.failed[0].reason
     assert sum(seed == 2 for seed, _ in starts(project)) == 2
@@ -163,7 +209,9 @@ if seed == 2 or (seed == 1 and not Path("killed").exists()):
 def test_a_cluster_without_a_fit_worker_is_waited_for(project, capsys):
     distributed = pytest.importorskip("distributed")
     notebook(project / "0.ipynb", parameters=PARAMETERS)
-    with distributed.LocalCluster(n_workers=0, dashboard_address=None, silence_logs=50) as cluster:
+    with distributed.LocalCluster(
+        n_workers=0, dashboard_address=None, silence_logs=50
+    ) as cluster:
         threading.Timer(2, cluster.scale, (1,)).start()
         report = sweeps.sweep("0.ipynb", {}, cluster=cluster.scheduler_address)
     assert [outcome.status for outcome in report.outcomes] == ["ok"]
@@ -204,7 +252,11 @@ def test_training_that_is_killed_resumes_bit_identically(project):
     seen = set()
 
     def two_epochs():
-        seen.add((project / "run.pt").stat().st_mtime_ns if (project / "run.pt").exists() else None)
+        seen.add(
+            (project / "run.pt").stat().st_mtime_ns
+            if (project / "run.pt").exists()
+            else None
+        )
         return len(seen - {None}) >= 2
 
     wait_for(two_epochs)
@@ -216,9 +268,26 @@ def test_training_that_is_killed_resumes_bit_identically(project):
 
     def trained(checkpoint: str | None) -> tuple[str, int]:
         ensemble = ensembles.deep(lambda: models.mlp(12, (16, 8), classes=3), 4, seed=3)
-        settings = {"epochs": 8, "lr": 0.1, "momentum": 0.9, "batch_size": 16, "seed": 5, "progress": False}
-        history = training.fit(ensemble, x, torch.arange(80) % 3, augment=slowly, checkpoint=checkpoint, **settings)
-        state = b"".join(p.detach().numpy().tobytes() for p in ensemble.parameters()) + history.loss.numpy().tobytes()
+        settings = {
+            "epochs": 8,
+            "lr": 0.1,
+            "momentum": 0.9,
+            "batch_size": 16,
+            "seed": 5,
+            "progress": False,
+        }
+        history = training.fit(
+            ensemble,
+            x,
+            torch.arange(80) % 3,
+            augment=slowly,
+            checkpoint=checkpoint,
+            **settings,
+        )
+        state = (
+            b"".join(p.detach().numpy().tobytes() for p in ensemble.parameters())
+            + history.loss.numpy().tobytes()
+        )
         return hashlib.sha256(state).hexdigest(), history.steps
 
     resumed, steps = trained("run.pt")

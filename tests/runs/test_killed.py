@@ -20,7 +20,9 @@ def result(folder, value, whole=True):
         (folder / "manifest.json").write_text(json.dumps({"files": {}}))
 
 
-@pytest.mark.parametrize(("new", "value"), [("whole", "new"), ("half-done", "old"), ("none", "old")])
+@pytest.mark.parametrize(
+    ("new", "value"), [("whole", "new"), ("half-done", "old"), ("none", "old")]
+)
 def test_a_kill_between_the_two_renames(tmp_path, new, value):
     """Both results are hidden then: the new one takes its place if it is whole, else the old one comes back."""
     result(tmp_path / ".03.old-1", "old")
@@ -48,7 +50,9 @@ def test_half_done_folders_of_the_dead_go_and_those_of_the_living_stay(tmp_path)
     hold = "import sys; from uqlab.runs import execution; from pathlib import Path; execution._hold(Path(sys.argv[1]))"
     wait = f"{hold}; print(flush=True); input()"
     command = [sys.executable, "-c", wait, str(tmp_path / ".03.tmp-living")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout.readline()
         execution.clear(tmp_path / "03")
         assert [path.name for path in tmp_path.iterdir()] == [".03.tmp-living"]
@@ -66,12 +70,18 @@ def test_a_sweep_restores_what_a_kill_has_hidden(project, computed):
     (hidden.with_name(f".{hidden.name}.lock")).touch()
     again = sweeps.sweep("00", {"seed": "0:2"}, progress=False)
     assert [outcome.status for outcome in again.outcomes] == ["done before"] * 2
-    assert {path.name for path in report.folder.iterdir()} == {outcome.folder.name for outcome in report.outcomes}
+    assert {path.name for path in report.folder.iterdir()} == {
+        outcome.folder.name for outcome in report.outcomes
+    }
 
 
 def test_a_lock_that_its_holder_removed_is_taken_anew(tmp_path):
     path = tmp_path / "run"
-    with sweeps._claimed(path, wait=False), pytest.raises(sweeps.Busy), sweeps._claimed(path, wait=False):
+    with (
+        sweeps._claimed(path, wait=False),
+        pytest.raises(sweeps.Busy),
+        sweeps._claimed(path, wait=False),
+    ):
         pass
     with sweeps._claimed(path, wait=False):
         assert os.listdir(tmp_path) == [".run.lock"]

@@ -32,15 +32,28 @@ def test_a_dry_run_says_what_would_run_and_how_long(two, monkeypatch, tmp_path):
     assert said.exit_code == 0, said.output
     assert re.search(r"^00_some +0:01:10  width=0.5 seed=7$", said.output, re.MULTILINE)
     assert re.search(r"^01_other +-  seed=7$", said.output, re.MULTILINE)
-    assert "would run 2 notebooks, 1 at a time, into figures/tiny, replacing 1 earlier results" in said.output
+    assert (
+        "would run 2 notebooks, 1 at a time, into figures/tiny, replacing 1 earlier results"
+        in said.output
+    )
     assert "how long is not known" in said.output
     assert f"1 in {tmp_path / 'kept'}, 3 MB" in said.output
     took(two / "figures" / "tiny" / "01_other", 20)
-    assert ": about 0:01:30\n" in call("run", "--profile", "tiny", "--dry-run", "--jobs", 1).output
-    assert ": about 0:01:10\n" in call("run", "--profile", "tiny", "--dry-run", "--jobs", 2).output
-    assert "every network is trained anew" in call("run", "--dry-run", "--no-cache").output
+    assert (
+        ": about 0:01:30\n"
+        in call("run", "--profile", "tiny", "--dry-run", "--jobs", 1).output
+    )
+    assert (
+        ": about 0:01:10\n"
+        in call("run", "--profile", "tiny", "--dry-run", "--jobs", 2).output
+    )
+    assert (
+        "every network is trained anew" in call("run", "--dry-run", "--no-cache").output
+    )
     assert call("run", "--dry-run", "-p", "sead", 1).exit_code == 2
-    assert sorted(path.name for path in two.glob("figures/*/*/*")) == ["manifest.json"] * 2
+    assert (
+        sorted(path.name for path in two.glob("figures/*/*/*")) == ["manifest.json"] * 2
+    )
 
 
 def test_a_dry_sweep_says_what_is_kept_and_computes_nothing(project, computed):
@@ -48,27 +61,46 @@ def test_a_dry_sweep_says_what_is_kept_and_computes_nothing(project, computed):
     computed.clear()
     said = call("sweep", "00", "-g", "seed", "0:5", "--jobs", 2, "--dry-run")
     assert said.exit_code == 0, said.output
-    assert [line for line in said.output.splitlines() if line.startswith("done before, kept: ")] == [
-        f"done before, kept: seed={seed}  last time 0:00:02" for seed in (0, 1)
-    ]
-    assert [line for line in said.output.splitlines() if line.startswith("would run: ")] == [
-        f"would run: seed={seed}" for seed in (2, 3, 4)
-    ]
-    assert "00_some: 5 runs, 2 done before, would run 3, 2 at a time: about 0:00:02\n" in said.output
+    assert [
+        line
+        for line in said.output.splitlines()
+        if line.startswith("done before, kept: ")
+    ] == [f"done before, kept: seed={seed}  last time 0:00:02" for seed in (0, 1)]
+    assert [
+        line for line in said.output.splitlines() if line.startswith("would run: ")
+    ] == [f"would run: seed={seed}" for seed in (2, 3, 4)]
+    assert (
+        "00_some: 5 runs, 2 done before, would run 3, 2 at a time: about 0:00:02\n"
+        in said.output
+    )
     for manifest in project.glob("figures/quick/00_some.sweep/*/manifest.json"):
         about = json.loads(manifest.read_text())
-        manifest.write_text(json.dumps(identity.sealed(about | {"code": {"__init__.py": "other"}})))
+        manifest.write_text(
+            json.dumps(identity.sealed(about | {"code": {"__init__.py": "other"}}))
+        )
     stale = call("sweep", "00", "-g", "seed", "0:2", "--dry-run").output
-    assert "would run: seed=0  last time 0:00:02  stale: __init__.py changed since\n" in stale
+    assert (
+        "would run: seed=0  last time 0:00:02  stale: __init__.py changed since\n"
+        in stale
+    )
     assert "would run 2" in stale
-    assert "would run 0" in call("sweep", "00", "-g", "seed", "0:2", "--dry-run", "--keep-stale").output
-    assert "would run: 30 more" in call("sweep", "00", "-g", "seed", "10:60", "--dry-run").output
+    assert (
+        "would run 0"
+        in call("sweep", "00", "-g", "seed", "0:2", "--dry-run", "--keep-stale").output
+    )
+    assert (
+        "would run: 30 more"
+        in call("sweep", "00", "-g", "seed", "10:60", "--dry-run").output
+    )
     assert computed == []
 
 
 def test_a_sweep_says_first_how_long_it_takes(project, computed):
     assert "2 to do\n" in call("sweep", "00", "-g", "seed", "0:2").output
-    assert "4 runs, 2 done before, 2 to do, about 0:00:03\n" in call("sweep", "00", "-g", "seed", "0:4").output
+    assert (
+        "4 runs, 2 done before, 2 to do, about 0:00:03\n"
+        in call("sweep", "00", "-g", "seed", "0:4").output
+    )
 
 
 def test_the_time_left_follows_the_pace(two, monkeypatch, capsys):
@@ -77,7 +109,16 @@ def test_the_time_left_follows_the_pace(two, monkeypatch, capsys):
         took(two / "out" / name, seconds)
     clock = [0.0]
     monkeypatch.setattr(execution.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(execution, "execute", lambda *_, **__: clock.__setitem__(0, clock[0] + 40))
-    execution.execute_all(parameters.per_notebook((), "tiny", {}), two / "out", "tiny", 1, None, quiet=False)
+    monkeypatch.setattr(
+        execution, "execute", lambda *_, **__: clock.__setitem__(0, clock[0] + 40)
+    )
+    execution.execute_all(
+        parameters.per_notebook((), "tiny", {}),
+        two / "out",
+        "tiny",
+        1,
+        None,
+        quiet=False,
+    )
     lines = [line for line in capsys.readouterr().out.splitlines() if line]
     assert [line.partition(";")[2] for line in lines] == [" about 0:00:20 left", ""]

@@ -14,7 +14,11 @@ pages = pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem[:2])
 
 def checking(path) -> str:
     """The lines of a page that check its parameters: up to where it begins."""
-    cells = ["".join(c["source"]) for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
+    cells = [
+        "".join(c["source"])
+        for c in json.loads(path.read_text())["cells"]
+        if c["cell_type"] == "code"
+    ]
     (cell,) = [cell for cell in cells if "runs.begin(" in cell]
     return cell.partition("plots.use_style()")[0]
 
@@ -47,9 +51,17 @@ class Anything:
         ({"epochs": "5"}, TypeError, "epochs must be a number, got '5'"),
         ({"epochs": True}, TypeError, "epochs must be a number, got True"),
         ({"epochs": 10**9}, ValueError, "epochs must be at most"),
-        ({"limit": 1}, ValueError, "limit must be at least 10, or 0 where a page takes that for all, got 1"),
+        (
+            {"limit": 1},
+            ValueError,
+            "limit must be at least 10, or 0 where a page takes that for all, got 1",
+        ),
         ({"train_limit": 9}, ValueError, "train_limit must be at least 10"),
-        ({"near": ["letters"], "ood": []}, ValueError, "ood must have 1 different values or more"),
+        (
+            {"near": ["letters"], "ood": []},
+            ValueError,
+            "ood must have 1 different values or more",
+        ),
         ({"lr": math.nan}, ValueError, r"lr must be in \(0, inf\), got nan"),
         ({"ood": []}, ValueError, "ood must have 1 different values or more"),
         ({"seeds": [3]}, ValueError, "seeds must have 2 different values or more"),
@@ -57,7 +69,11 @@ class Anything:
         ({"ood": "letters"}, TypeError, "ood must be a list, got 'letters'"),
         ({"ood": ["letters", 3]}, TypeError, r"ood\[1\] must be text, got 3"),
         ({"sizes": [1, 0]}, ValueError, r"sizes\[1\] must be at least 1"),
-        ({"precision": "float64"}, ValueError, 'precision must be "float32" or "bfloat16"'),
+        (
+            {"precision": "float64"},
+            ValueError,
+            'precision must be "float32" or "bfloat16"',
+        ),
         ({"augment": 1}, TypeError, "augment must be True or False"),
     ],
 )
@@ -67,12 +83,22 @@ def test_wrong_parameters_are_refused_by_name(wrong, error, words):
 
 
 def test_what_is_no_parameter_is_left_alone():
-    runs.check({"methods": rules, "near": [], "seed": 2**40, "something": object(), "epochs": 3})
+    runs.check(
+        {
+            "methods": rules,
+            "near": [],
+            "seed": 2**40,
+            "something": object(),
+            "epochs": 3,
+        }
+    )
     runs.check({"width": 3, "ood": "letters"}, width=1, ood=str)
     with pytest.raises(TypeError, match="width must be an integer"):
         runs.check({"width": 1.5}, width=1)
     runs.check({"methods": []}, methods=[str] * 2)  # empty: all
-    with pytest.raises(ValueError, match="methods must have 2 different values or more"):
+    with pytest.raises(
+        ValueError, match="methods must have 2 different values or more"
+    ):
         runs.check({"methods": ["deep"]}, methods=[str] * 2)
 
 
@@ -82,7 +108,9 @@ def own(tmp_path_factory):
     import numpy as np
 
     folder, x = tmp_path_factory.mktemp("own"), np.zeros((30, 8, 8), np.uint8)
-    (folder / "texts.tsv").write_text("\n".join(["sentence\tlabel", *(f"word {i}\t{i % 2}" for i in range(30))]))
+    (folder / "texts.tsv").write_text(
+        "\n".join(["sentence\tlabel", *(f"word {i}\t{i % 2}" for i in range(30))])
+    )
     np.savez(folder / "bare.npz", x=x)
     np.savez(folder / "one.npz", x=x, y=np.zeros(30, int))
     return folder
@@ -91,15 +119,31 @@ def own(tmp_path_factory):
 @pytest.mark.parametrize(
     ("sets", "kinds", "words"),
     [
-        (("digits", "leters"), ["images"], "unknown data set 'leters'.*did you mean 'letters'"),
+        (
+            ("digits", "leters"),
+            ["images"],
+            "unknown data set 'leters'.*did you mean 'letters'",
+        ),
         (("digits", "letters[40]"), ["images"], "classes are 0"),
         (("digits[3]",), ["images"], "must have labels of two classes or more"),
         (("one.npz",), ["images"], "must have labels of two classes or more"),
         (("bare.npz",), ["images"], "must have labels of two classes or more"),
         (("texts.tsv",), ["images"], "texts holds texts, and this page takes images"),
-        (("digits", "texts.tsv"), ["images", "texts"], "texts holds texts, and digits does not"),
-        (("texts.tsv", "letters"), ["images", "texts"], "letters holds images, and texts does not"),
-        (("digits[0,1]", "ambiguous-digits"), ["images"], "soft labels of 10 classes, and digits.0,1. has 2"),
+        (
+            ("digits", "texts.tsv"),
+            ["images", "texts"],
+            "texts holds texts, and digits does not",
+        ),
+        (
+            ("texts.tsv", "letters"),
+            ["images", "texts"],
+            "letters holds images, and texts does not",
+        ),
+        (
+            ("digits[0,1]", "ambiguous-digits"),
+            ["images"],
+            "soft labels of 10 classes, and digits.0,1. has 2",
+        ),
         (("digits",), ["sounds"], "digits holds images, and this page takes sounds"),
     ],
 )

@@ -31,7 +31,10 @@ from uqlab.runs import parameters
     ],
 )
 def test_values_are_data_of_the_default_s_type(tmp_path, name, text, value):
-    path = notebook(tmp_path / "0.ipynb", parameters=PARAMETERS + "\nflag: bool = False\nnothing = None")
+    path = notebook(
+        tmp_path / "0.ipynb",
+        parameters=PARAMETERS + "\nflag: bool = False\nnothing = None",
+    )
     found = parameters.overrides(path, given={name: text})
     assert found == {name: value}
     assert type(found[name]) is type(value)
@@ -40,8 +43,14 @@ def test_values_are_data_of_the_default_s_type(tmp_path, name, text, value):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-p", "sead", "1"], "unknown parameter 'sead'; did you mean 'seed'.*seed, lr, widths, name"),
-        (["-p", "seed", "abc"], r"00_good: parameter seed must be int, like its default 0; got 'abc' \(str\)"),
+        (
+            ["-p", "sead", "1"],
+            "unknown parameter 'sead'; did you mean 'seed'.*seed, lr, widths, name",
+        ),
+        (
+            ["-p", "seed", "abc"],
+            r"00_good: parameter seed must be int, like its default 0; got 'abc' \(str\)",
+        ),
         (["-p", "seed", "1.5"], "must be int"),
         (["-p", "seed", "True"], "must be int"),
         (["-p", "widths", "3"], "must be list"),
@@ -58,7 +67,9 @@ def test_bad_input_is_an_error_before_anything_runs(project, arguments, message)
     assert not (project / "figures").exists()
 
 
-@pytest.mark.parametrize("line", ["lr = 1 / 3", "a, b = 1, 2", "%matplotlib inline", "import os"])
+@pytest.mark.parametrize(
+    "line", ["lr = 1 / 3", "a, b = 1, 2", "%matplotlib inline", "import os"]
+)
 def test_a_parameters_cell_that_computes_is_refused(tmp_path, line):
     path = notebook(tmp_path / "0.ipynb", parameters=f"seed = 0\n{line}")
     with pytest.raises(ValueError, match="next cell"):
@@ -67,7 +78,10 @@ def test_a_parameters_cell_that_computes_is_refused(tmp_path, line):
 
 def test_parameters_are_read_by_many_threads_at_once(tmp_path):
     """Python 3.11's parser fails where one thread's garbage collection lets another parse."""
-    path = notebook(tmp_path / "0.ipynb", parameters="\n".join(f"x{i} = [[{i}], [1]]" for i in range(60)))
+    path = notebook(
+        tmp_path / "0.ipynb",
+        parameters="\n".join(f"x{i} = [[{i}], [1]]" for i in range(60)),
+    )
     pause = lambda phase, info: time.sleep(3e-4)  # noqa: E731
     before = gc.get_threshold()
     gc.callbacks.append(pause)

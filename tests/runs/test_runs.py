@@ -26,9 +26,13 @@ from uqlab.runs import execution, gallery, kernels, parameters, plans
 
 def test_run(project, monkeypatch):
     """One good and one failing notebook: contents, hashes, parameters, environment, error, earlier results, gallery."""
-    wrong = project / "kernels" / "python3"  # a kernel of that name installed elsewhere must not be used
+    wrong = (
+        project / "kernels" / "python3"
+    )  # a kernel of that name installed elsewhere must not be used
     wrong.mkdir(parents=True)
-    (wrong / "kernel.json").write_text('{"argv": ["/bin/false"], "display_name": "", "language": "python"}')
+    (wrong / "kernel.json").write_text(
+        '{"argv": ["/bin/false"], "display_name": "", "language": "python"}'
+    )
     monkeypatch.setenv("JUPYTER_PATH", str(project))
     monkeypatch.setenv("MKL_NUM_THREADS", "7")
     monkeypatch.setenv("UQLAB_CACHE", "")  # so that what --no-cache sets is undone
@@ -39,23 +43,54 @@ def test_run(project, monkeypatch):
     earlier.write_text('{"numbers": {"earlier": 1}}')
     sources = {path: path.read_bytes() for path in (project / "notebooks").iterdir()}
     text = 'q"uo\\te {x} $HOME'
-    options = ["--profile", "tiny", "--output-dir", "out", "--jobs", 2, "-p", "seed", 3, "-p", "name", text]
+    options = [
+        "--profile",
+        "tiny",
+        "--output-dir",
+        "out",
+        "--jobs",
+        2,
+        "-p",
+        "seed",
+        3,
+        "-p",
+        "name",
+        text,
+    ]
     result = call("run", *options)
 
     assert result.exit_code == 1
-    assert {path: path.read_bytes() for path in (project / "notebooks").iterdir()} == sources
+    assert {
+        path: path.read_bytes() for path in (project / "notebooks").iterdir()
+    } == sources
     assert "no parameter 'seed' in 01_bad" in result.output
     assert "'tiny' has no entry for 01_bad" in result.output
-    assert re.search(r"00_good +ok +[\d.]+ +4 +1  1 of 2\n01_bad +FAILED", result.output)
+    assert re.search(
+        r"00_good +ok +[\d.]+ +4 +1  1 of 2\n01_bad +FAILED", result.output
+    )
     assert result.output.endswith("\n1 of 2 claims hold\n")
 
     folder = project / "out" / "tiny" / "00_good"
     manifest = json.loads((folder / "manifest.json").read_text())
-    assert set(manifest["files"]) == {"00_good.ipynb", "results.json", "mi_ecdf.png", "mi_ecdf.pdf"}
+    assert set(manifest["files"]) == {
+        "00_good.ipynb",
+        "results.json",
+        "mi_ecdf.png",
+        "mi_ecdf.pdf",
+    }
     for name, digest in manifest["files"].items():
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
-    assert manifest["parameters"] == {"seed": 3, "lr": 1.0, "widths": [1, 2], "name": text}
-    assert (manifest["seed"], manifest["profile"], manifest["uqlab"]) == (3, "tiny", uqlab.__version__)
+    assert manifest["parameters"] == {
+        "seed": 3,
+        "lr": 1.0,
+        "widths": [1, 2],
+        "name": text,
+    }
+    assert (manifest["seed"], manifest["profile"], manifest["uqlab"]) == (
+        3,
+        "tiny",
+        uqlab.__version__,
+    )
     assert manifest["packages"]["numpy"] == np.__version__
     assert 0 < manifest["seconds"] < 60
     assert manifest["device"]
@@ -67,20 +102,29 @@ def test_run(project, monkeypatch):
     assert numbers["cwd"] == str(project / "notebooks")
     environment = numbers["environment"]
     assert environment["OMP_WAIT_POLICY"] == "passive"
-    assert (environment["MKL_NUM_THREADS"], environment["UQLAB_CACHE"]) == ("7", "")  # the user's
+    assert (environment["MKL_NUM_THREADS"], environment["UQLAB_CACHE"]) == (
+        "7",
+        "",
+    )  # the user's
     assert environment["OMP_NUM_THREADS"] == str(max(1, joblib.cpu_count() // 2))
     assert manifest["threads"] == int(environment["OMP_NUM_THREADS"])
     assert results["figures"]["mi_ecdf"]["files"] == ["mi_ecdf.pdf", "mi_ecdf.png"]
     executed = (folder / "00_good.ipynb").read_text()
     assert ".tmp-" not in executed
-    assert str(folder) in executed  # what the notebook printed of its folder is where it lies now
+    assert (
+        str(folder) in executed
+    )  # what the notebook printed of its folder is where it lies now
 
     assert "01_bad failed in cell In [4]:\n    def deep():" in result.output
     assert "ValueError: the reason <b>" in result.output
     assert "\x1b" not in result.output
     kept = project / "out" / "tiny" / "01_bad.failed" / "01_bad.ipynb"
     assert str(kept.relative_to(project)) in result.output
-    ran = [cell.execution_count for cell in nbformat.read(kept, 4).cells if cell.cell_type == "code"]
+    ran = [
+        cell.execution_count
+        for cell in nbformat.read(kept, 4).cells
+        if cell.cell_type == "code"
+    ]
     assert ran == [1, 2, 3, 4, None]
     assert earlier.read_text() == '{"numbers": {"earlier": 1}}'
     assert not list((project / "out" / "tiny").glob(".*"))
@@ -88,7 +132,12 @@ def test_run(project, monkeypatch):
     check_page(project / "out" / "tiny" / "index.html")
 
     notebook(project / "notebooks" / "01_bad.ipynb", "mended = 1")
-    assert call("run", "01", "--profile", "tiny", "--output-dir", "out", "--quiet").exit_code == 0
+    assert (
+        call(
+            "run", "01", "--profile", "tiny", "--output-dir", "out", "--quiet"
+        ).exit_code
+        == 0
+    )
     assert not kept.exists()
     device = json.loads((earlier.parent / "manifest.json").read_text())["device"]
     assert json.loads(earlier.read_text()) == {
@@ -115,8 +164,16 @@ def check_page(page: Path):
         ("00_good/mi_ecdf.png", "MI < 1 & <script>alert(1)</script>")
     ]
     assert (images[0]["width"], images[0]["height"]) == ("330", "200")
-    links = [attributes["href"] for tag, attributes in elements if tag == "a" and attributes["href"][0] != "#"]
-    assert {"00_good/00_good.ipynb", "00_good/mi_ecdf.pdf", "01_bad.failed/01_bad.ipynb"} <= set(links)
+    links = [
+        attributes["href"]
+        for tag, attributes in elements
+        if tag == "a" and attributes["href"][0] != "#"
+    ]
+    assert {
+        "00_good/00_good.ipynb",
+        "00_good/mi_ecdf.pdf",
+        "01_bad.failed/01_bad.ipynb",
+    } <= set(links)
     for link in [*links, images[0]["src"]]:
         assert (page.parent / link).is_file()
     assert [tag for tag, _ in elements].count("script") == 1
@@ -134,7 +191,11 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def stand_in(project, monkeypatch):
     """Three more notebooks, of which one says how long it takes and one took long before; what was executed, how."""
-    for name, about in (("02", "**Takes** a minute and a half."), ("03", "**Takes** about 20 seconds."), ("04", "")):
+    for name, about in (
+        ("02", "**Takes** a minute and a half."),
+        ("03", "**Takes** about 20 seconds."),
+        ("04", ""),
+    ):
         path = notebook(project / "notebooks" / f"{name}_some.ipynb")
         path.write_text(path.read_text().replace("Text.", about))
     earlier = project / "figures" / "quick" / "00_good" / "manifest.json"
@@ -154,7 +215,9 @@ def stand_in(project, monkeypatch):
     return done
 
 
-def test_several_notebooks_run_on_all_cores_the_longest_first(project, stand_in, monkeypatch):
+def test_several_notebooks_run_on_all_cores_the_longest_first(
+    project, stand_in, monkeypatch
+):
     result = call("run")
     assert result.exit_code == 1
     assert "[5/5] " in result.output
@@ -183,8 +246,13 @@ def test_progress_is_one_line_for_all_notebooks(project, stand_in, monkeypatch):
 
 
 def test_pages_say_how_long_they_take(tmp_path):
-    said = {path.stem[:2]: plans.expected_seconds(path, tmp_path) for path in parameters.all_notebooks()}
-    assert {name for name, seconds in said.items() if seconds > 300} <= {"12"}  # which is then the first to start
+    said = {
+        path.stem[:2]: plans.expected_seconds(path, tmp_path)
+        for path in parameters.all_notebooks()
+    }
+    assert {name for name, seconds in said.items() if seconds > 300} <= {
+        "12"
+    }  # which is then the first to start
 
 
 @pytest.mark.parametrize(("option", "kept"), [([], True), (["--no-cache"], False)])
@@ -192,9 +260,15 @@ def test_kernels_are_told_where_trainings_are_kept(project, monkeypatch, option,
     monkeypatch.setenv("UQLAB_CACHE", "")
     monkeypatch.delenv("UQLAB_CACHE")
     found = []
-    monkeypatch.setattr(execution, "execute", lambda *_, **__: found.append(kernels.environment(1, project)))
+    monkeypatch.setattr(
+        execution,
+        "execute",
+        lambda *_, **__: found.append(kernels.environment(1, project)),
+    )
     call("run", "00", *option)
-    assert [Path(each["UQLAB_CACHE"]).name for each in found] == (["trainings"] if kept else [""])
+    assert [Path(each["UQLAB_CACHE"]).name for each in found] == (
+        ["trainings"] if kept else [""]
+    )
 
 
 def test_gallery_shows_broken_runs_as_incomplete(tmp_path):
@@ -226,12 +300,17 @@ def test_kernel_start_is_tried_twice_but_never_a_cell(project, monkeypatch):
     def fail(source, output, **_):
         starts.append(source)
         if len(starts) > 2:  # from the third start on, a cell has run
-            cell = new_code_cell("1", metadata={"papermill": {"start_time": "2026-01-01"}})
+            cell = new_code_cell(
+                "1", metadata={"papermill": {"start_time": "2026-01-01"}}
+            )
             nbformat.write(new_notebook(cells=[cell]), output)
         raise RuntimeError("kernel died")
 
     monkeypatch.setattr("papermill.execute_notebook", fail)
-    with pytest.raises(runs.RunError, match="00_good failed before its first cell: RuntimeError: kernel died"):
+    with pytest.raises(
+        runs.RunError,
+        match="00_good failed before its first cell: RuntimeError: kernel died",
+    ):
         runs.execute("00")
     assert len(starts) == 2
     with pytest.raises(runs.RunError, match=r"00_good failed in cell In \[1\]"):
@@ -247,7 +326,9 @@ def test_own_result_folder_is_no_source(project):
 
 
 def test_timeout(project):
-    notebook(project / "{slow}.ipynb", "import time\ntime.sleep(600)")  # braces: papermill formats its paths
+    notebook(
+        project / "{slow}.ipynb", "import time\ntime.sleep(600)"
+    )  # braces: papermill formats its paths
     result = call("run", "{slow}.ipynb", "--timeout", 1, "--quiet")
     assert result.exit_code == 1
     assert "it took more than 1 s (timeout)" in result.output
@@ -255,12 +336,12 @@ def test_timeout(project):
 
 
 def test_interrupt_stops_the_kernel_and_leaves_nothing(project):
-    sleep = (
-        "import os, time\nopen('pid.tmp', 'w').write(str(os.getpid()))\nos.rename('pid.tmp', 'pid')\ntime.sleep(600)"
-    )
+    sleep = "import os, time\nopen('pid.tmp', 'w').write(str(os.getpid()))\nos.rename('pid.tmp', 'pid')\ntime.sleep(600)"
     notebook(project / "02_slow.ipynb", sleep)
     command = [sys.executable, "-m", "uqlab.runs", "run", "02_slow.ipynb"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, preexec_fn=heed_interrupts)
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, preexec_fn=heed_interrupts
+    )
     deadline = time.monotonic() + 240
     while not (project / "pid").exists() and time.monotonic() < deadline:
         time.sleep(0.05)

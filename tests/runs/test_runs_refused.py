@@ -17,14 +17,19 @@ def refused(*arguments) -> str:
     return " ".join(result.output.split())
 
 
-@pytest.mark.parametrize("command", [["run", "00"], ["sweep", "00", "-g", "seed", "0:2"], ["collect"], ["gallery"]])
+@pytest.mark.parametrize(
+    "command",
+    [["run", "00"], ["sweep", "00", "-g", "seed", "0:2"], ["collect"], ["gallery"]],
+)
 def test_folders_that_cannot_hold_results(command, tmp_path):
     file = tmp_path / "file"
     file.touch()
     for folder in (file, file / "below"):
         said = refused(*command, "--profile", "tiny", "--output-dir", folder)
         assert f"{file} is no folder that you may write to" in said
-    assert "name too long" in refused(*command, "--profile", "tiny", "--output-dir", tmp_path / ("a" * 300))
+    assert "name too long" in refused(
+        *command, "--profile", "tiny", "--output-dir", tmp_path / ("a" * 300)
+    )
     assert list(tmp_path.iterdir()) == [file]
 
 
@@ -35,13 +40,21 @@ def test_a_gallery_stays_in_its_folder(tmp_path):
     assert list(tmp_path.iterdir()) == [inner]
 
 
-@pytest.mark.parametrize("grid", [["seed", "0:99999999999999999999"], ["seed", "0:5000", "-g", "members", "1:5000"]])
+@pytest.mark.parametrize(
+    "grid",
+    [["seed", "0:99999999999999999999"], ["seed", "0:5000", "-g", "members", "1:5000"]],
+)
 def test_a_grid_is_counted_before_it_is_built(grid, tmp_path):
-    said = refused("sweep", "00", "-g", *grid, "--profile", "tiny", "--output-dir", tmp_path)
+    said = refused(
+        "sweep", "00", "-g", *grid, "--profile", "tiny", "--output-dir", tmp_path
+    )
     assert "more than the 100,000 runs that a sweep may have" in said
 
 
-@pytest.mark.parametrize("text", ["tiny: &a {00_some: *a}", "tiny: &a {00_some: {sizes: [*a]}}", "&a {tiny: *a}"])
+@pytest.mark.parametrize(
+    "text",
+    ["tiny: &a {00_some: *a}", "tiny: &a {00_some: {sizes: [*a]}}", "&a {tiny: *a}"],
+)
 def test_profiles_that_hold_themselves(project, text):
     (project / "notebooks" / "profiles.yaml").write_text(text)
     with pytest.raises(ValueError, match="must map profile -> notebook"):
@@ -54,7 +67,10 @@ def test_a_cell_that_lacks_something(project, lacking):
     page = json.loads(path.read_text())
     del page["cells"][0][lacking]
     path.write_text(json.dumps(page))
-    with pytest.raises(ValueError, match=r"not a notebook of format 4, whose cells have cell_type, metadata, source"):
+    with pytest.raises(
+        ValueError,
+        match=r"not a notebook of format 4, whose cells have cell_type, metadata, source",
+    ):
         parameters.overrides(path)
 
 
@@ -72,7 +88,12 @@ def test_a_cell_that_lacks_something(project, lacking):
 def test_the_gallery_shows_the_others(project, computed, results):
     """A result that is no result of ours does not hide those that are."""
     for name in ("00_some", "01_other"):
-        execution.execute(parameters.find("00"), {}, profile="tiny", folder=project / "figures" / "quick" / name)
+        execution.execute(
+            parameters.find("00"),
+            {},
+            profile="tiny",
+            folder=project / "figures" / "quick" / name,
+        )
     (project / "figures" / "quick" / "01_other" / "results.json").write_text(results)
     text = gallery.build(project / "figures" / "quick").read_text(encoding="utf-8")
     assert "It is &lt;even&gt;." in text

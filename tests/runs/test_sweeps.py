@@ -57,7 +57,10 @@ def test_an_empty_axis_is_refused(text):
 
 def test_the_grid_is_a_product_of_checked_values(project, computed):
     report = sweeps.sweep(
-        "00", {"seed": "0:2", "width": [1, "2"], "sizes": "[3],[1, 2]"}, {"name": "x"}, progress=False
+        "00",
+        {"seed": "0:2", "width": [1, "2"], "sizes": "[3],[1, 2]"},
+        {"name": "x"},
+        progress=False,
     )
     assert [outcome.parameters for outcome in report.outcomes] == [
         {"seed": seed, "width": width, "sizes": sizes}
@@ -65,9 +68,13 @@ def test_the_grid_is_a_product_of_checked_values(project, computed):
         for width in (1.0, 2.0)
         for sizes in ([3], [1, 2])
     ]
-    assert computed == [{"name": "x"} | outcome.parameters for outcome in report.outcomes]
+    assert computed == [
+        {"name": "x"} | outcome.parameters for outcome in report.outcomes
+    ]
     assert report.outcomes[0].label == "seed=0 width=1.0 sizes=[3]"
-    assert statuses(sweeps.sweep("00", {"seed": [7, 7]}, progress=False)) == ["ok"]  # one point
+    assert statuses(sweeps.sweep("00", {"seed": [7, 7]}, progress=False)) == [
+        "ok"
+    ]  # one point
     assert statuses(sweeps.sweep("00", {}, progress=False)) == ["ok"]
 
 
@@ -75,21 +82,35 @@ def test_the_grid_is_a_product_of_checked_values(project, computed):
     ("arguments", "message"),
     [
         (["-g", "sead", "0:2"], "unknown parameter 'sead'; did you mean 'seed'"),
-        (["-g", "seed", "0,one"], r"00_some: parameter seed must be int, like its default 0; got 'one' \(str\)"),
+        (
+            ["-g", "seed", "0,one"],
+            r"00_some: parameter seed must be int, like its default 0; got 'one' \(str\)",
+        ),
         (["-g", "seed", "__import__('os').getcwd()"], "parameter seed must be int"),
         (["-g", "seed", "0.5"], "must be int"),
         (["-g", "seed", "5:5"], "'5:5' has an empty range or item"),
-        (["-g", "seed", "0:2", "-g", "seed", "5"], "each parameter has one -g: seed, seed"),
-        (["-g", "seed", "0:2", "-p", "seed", "1"], "seed: in the grid and given as one value"),
+        (
+            ["-g", "seed", "0:2", "-g", "seed", "5"],
+            "each parameter has one -g: seed, seed",
+        ),
+        (
+            ["-g", "seed", "0:2", "-p", "seed", "1"],
+            "seed: in the grid and given as one value",
+        ),
         (["-g", "output_dir", "a,b"], "use --output-dir"),
         (["-p", "sead", "1"], "unknown parameter 'sead'"),
         (["--profile", "papr"], "unknown profile 'papr'"),
         (["--resources", "GPU"], "resources are NAME=NUMBER, like GPU=1; got GPU"),
         (["--jobs", "0"], "0 is not in the range"),
-        (["--jobs", "2", "--cluster", "localhost:1"], "jobs are for this machine alone"),
+        (
+            ["--jobs", "2", "--cluster", "localhost:1"],
+            "jobs are for this machine alone",
+        ),
     ],
 )
-def test_bad_input_is_an_error_before_anything_runs(project, computed, arguments, message):
+def test_bad_input_is_an_error_before_anything_runs(
+    project, computed, arguments, message
+):
     result = call("sweep", "00", *arguments)
     assert result.exit_code == 2
     assert re.search(message, result.output), result.output
@@ -109,15 +130,22 @@ def test_finished_runs_are_skipped_and_the_rest_computed(project, computed):
     assert sweeps.run_one("00", {"seed": 3}) == again.outcomes[3].folder
     assert len(computed) == 4
     assert again.folder == project / "figures" / "quick" / "00_some.sweep"
-    assert {path.parent for path in again.folder.glob("*/manifest.json")} == {o.folder for o in again.outcomes}
+    assert {path.parent for path in again.folder.glob("*/manifest.json")} == {
+        o.folder for o in again.outcomes
+    }
 
 
 def test_a_run_s_folder_depends_on_source_and_parameters_alone(project, computed):
     path = project / "notebooks" / "00_some.ipynb"
     first = sweeps.run_one(path)
-    assert sweeps.run_one("00", {"seed": "0", "width": 1, "name": "digits"}) == first  # the defaults
+    assert (
+        sweeps.run_one("00", {"seed": "0", "width": 1, "name": "digits"}) == first
+    )  # the defaults
     text = json.loads(path.read_text())
-    text["cells"][-1] |= {"outputs": [new_output("stream", text="2")], "execution_count": 7}
+    text["cells"][-1] |= {
+        "outputs": [new_output("stream", text="2")],
+        "execution_count": 7,
+    }
     path.write_text(json.dumps(text))  # run in JupyterLab
     assert sweeps.run_one("00") == first
     assert len(computed) == 1
@@ -130,7 +158,9 @@ def test_a_run_s_folder_depends_on_source_and_parameters_alone(project, computed
 
 @pytest.mark.parametrize("name", ["manifest.json", "results.json", "00_some.ipynb"])
 @pytest.mark.parametrize("damage", ["missing", "empty", "half", "flipped", "other"])
-def test_a_damaged_run_is_computed_anew_and_the_others_kept(project, computed, name, damage):
+def test_a_damaged_run_is_computed_anew_and_the_others_kept(
+    project, computed, name, damage
+):
     report = sweeps.sweep("00", {"seed": "0:3"}, progress=False)
     path = report.outcomes[1].folder / name
     data = path.read_bytes()
@@ -149,7 +179,9 @@ def test_a_damaged_run_is_computed_anew_and_the_others_kept(project, computed, n
     assert not sweeps.finished(report.outcomes[1].folder)
     if name != "00_some.ipynb":
         assert [row["seed"] for row in tables.read(report.folder).rows] == [0, 2]
-        with pytest.warns(UserWarning, match=r"1 runs of .* left out: \w{16}: unfinished or damaged"):
+        with pytest.warns(
+            UserWarning, match=r"1 runs of .* left out: \w{16}: unfinished or damaged"
+        ):
             assert len(runs.load(report.folder)) == 2
     again = sweeps.sweep("00", {"seed": "0:3"}, progress=False)
     assert statuses(again) == ["done before", "ok", "done before"]
@@ -167,7 +199,9 @@ def test_a_run_that_another_process_computes_is_left_to_it(project, computed):
         with sweeps._claimed(folder, wait=True):
             held.set()
             release.wait(30)
-            execution.execute(parameters.find("00"), {"seed": 0}, profile="quick", folder=folder)
+            execution.execute(
+                parameters.find("00"), {"seed": 0}, profile="quick", folder=folder
+            )
 
     thread = threading.Thread(target=other)
     thread.start()
@@ -176,7 +210,9 @@ def test_a_run_that_another_process_computes_is_left_to_it(project, computed):
         sweeps.run_one("00", {"seed": 0}, wait=False)
     with pytest.raises(sweeps.Busy, match=r"computing \w{16} for 0\.2 s"):
         sweeps.run_one("00", {"seed": 0}, timeout=0.2)
-    threading.Thread(target=lambda: (len(computed) >= 2 or time.sleep(1), release.set())).start()
+    threading.Thread(
+        target=lambda: (len(computed) >= 2 or time.sleep(1), release.set())
+    ).start()
     report = sweeps.sweep("00", {"seed": "0:3"}, progress=False)
     thread.join()
     assert statuses(report) == ["ok"] * 3
@@ -185,7 +221,9 @@ def test_a_run_that_another_process_computes_is_left_to_it(project, computed):
 
 def test_two_sweeps_of_one_grid_at_once_compute_every_run_once(project, computed):
     reports = []
-    sweep = lambda: reports.append(sweeps.sweep("00", {"seed": "0:40"}, jobs=4, progress=False))  # noqa: E731
+    sweep = lambda: reports.append(
+        sweeps.sweep("00", {"seed": "0:40"}, jobs=4, progress=False)
+    )
     threads = [threading.Thread(target=sweep) for _ in range(3)]
     for thread in threads:
         thread.start()
@@ -213,7 +251,10 @@ def test_runs_go_on_after_an_interrupted_sweep(project, computed, monkeypatch):
 
     monkeypatch.setattr("papermill.execute_notebook", fail)
     for run in (runs.run_one, runs.execute):
-        with pytest.raises(runs.RunError, match="failed before its first cell: RuntimeError: the reason"):
+        with pytest.raises(
+            runs.RunError,
+            match="failed before its first cell: RuntimeError: the reason",
+        ):
             run("00", {"seed": 7})
 
 
@@ -221,7 +262,9 @@ def test_a_stop_ends_the_runs_of_its_own_call(project, tmp_path):
     notebook(project / "0.ipynb", "import time\ntime.sleep(600)", parameters="x = 1")
     stop, other = threading.Event(), threading.Event()
     with futures.ThreadPoolExecutor() as pool:
-        run = pool.submit(runs.execute, project / "0.ipynb", folder=tmp_path / "out", stop=stop)
+        run = pool.submit(
+            runs.execute, project / "0.ipynb", folder=tmp_path / "out", stop=stop
+        )
         while not list(tmp_path.glob(".out.tmp-*")):
             time.sleep(0.05)
         stop.set()
@@ -230,12 +273,18 @@ def test_a_stop_ends_the_runs_of_its_own_call(project, tmp_path):
     assert not list(tmp_path.glob("*out*"))
     assert not other.is_set()
     with pytest.raises(runs.RunError, match="stopped"):
-        runs.execute(project / "0.ipynb", folder=tmp_path / "out", stop=stop)  # it starts no kernel
+        runs.execute(
+            project / "0.ipynb", folder=tmp_path / "out", stop=stop
+        )  # it starts no kernel
     with pytest.raises(runs.RunError, match="took more than"):
-        runs.execute(project / "0.ipynb", folder=tmp_path / "out", stop=other, timeout=1)
+        runs.execute(
+            project / "0.ipynb", folder=tmp_path / "out", stop=other, timeout=1
+        )
 
 
-def test_a_run_that_is_lost_with_its_worker_is_made_again_and_the_one_to_blame_named(project, computed, monkeypatch):
+def test_a_run_that_is_lost_with_its_worker_is_made_again_and_the_one_to_blame_named(
+    project, computed, monkeypatch
+):
     """Dask gives up innocent runs too, which waited at the workers that another run killed."""
     started = []
 
@@ -255,7 +304,9 @@ def test_a_run_that_is_lost_with_its_worker_is_made_again_and_the_one_to_blame_n
     assert started == [0, 1, 2, 3, 4, 2, 3]
 
 
-def test_a_scheduler_that_goes_away_is_an_error_in_one_line(project, computed, monkeypatch):
+def test_a_scheduler_that_goes_away_is_an_error_in_one_line(
+    project, computed, monkeypatch
+):
     """Dask cancels what is not done; a client without its scheduler leaves further calls pending for ever."""
 
     class Gone(futures.Executor):
@@ -268,10 +319,14 @@ def test_a_scheduler_that_goes_away_is_an_error_in_one_line(project, computed, m
     monkeypatch.setattr(workers, "connected", lambda *_: nullcontext((1, Gone())))
     result = call("sweep", "00", "-g", "seed", "0:2")
     assert result.exit_code == 1
-    assert result.output.endswith("Error: the Dask scheduler is gone; the same again does what is missing\n")
+    assert result.output.endswith(
+        "Error: the Dask scheduler is gone; the same again does what is missing\n"
+    )
 
 
-def test_a_notebook_that_changes_meanwhile_is_not_mixed_in(project, computed, monkeypatch):
+def test_a_notebook_that_changes_meanwhile_is_not_mixed_in(
+    project, computed, monkeypatch
+):
     execute = execution.execute
 
     def change(path, *arguments, **options):
@@ -291,7 +346,10 @@ def test_an_unwritable_folder_fails_by_name_run_by_run(project, computed):
     sweep.write_text("a file where the folder should be")
     report = sweeps.sweep("00", {"seed": "0:2"}, progress=False)
     assert statuses(report) == ["failed"] * 2
-    assert "FileExistsError" in report.failed[0].reason or "NotADirectoryError" in report.failed[0].reason
+    assert (
+        "FileExistsError" in report.failed[0].reason
+        or "NotADirectoryError" in report.failed[0].reason
+    )
 
 
 # --- A real sweep ----------------------------------------------------------------------------------------------------
@@ -310,16 +368,29 @@ runs.record("ports", [port for name, port in connection.items() if name.endswith
 with open("starts", "a") as file:
     print(seed, file=file)
 assert seed < 2 or Path("mended").exists(), "two\\nlines\""""
-    path = notebook(project.parent / f"{project.name} outside" / "x.ipynb", source, parameters=PARAMETERS)
+    path = notebook(
+        project.parent / f"{project.name} outside" / "x.ipynb",
+        source,
+        parameters=PARAMETERS,
+    )
     arguments = ["sweep", path, "-g", "seed", "0:3", "--jobs", 2]
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     result = call(*arguments)
     assert result.exit_code == 1
     assert f"note: {path} is not of this repository" in result.output
     assert "x: 3 runs, 0 done before, 3 to do" in result.output
-    assert re.search(r"^\[1/3\] seed=\d  ok  [\d.]+ s  .+ left$", result.output, re.MULTILINE)
-    assert re.search(r"^\[\d/3\] seed=2  FAILED  In \[\d\] AssertionError: two$", result.output, re.MULTILINE)
-    assert re.search(r"ok +2\nfailed +1\n\nfailed +because\nseed=2 .*AssertionError: two \(.*\.failed\)", result.output)
+    assert re.search(
+        r"^\[1/3\] seed=\d  ok  [\d.]+ s  .+ left$", result.output, re.MULTILINE
+    )
+    assert re.search(
+        r"^\[\d/3\] seed=2  FAILED  In \[\d\] AssertionError: two$",
+        result.output,
+        re.MULTILINE,
+    )
+    assert re.search(
+        r"ok +2\nfailed +1\n\nfailed +because\nseed=2 .*AssertionError: two \(.*\.failed\)",
+        result.output,
+    )
     sweep = project / "figures" / "quick" / "x.sweep"
     table = pd.read_csv(sweep / "table.csv")
     assert list(table.square) == [0, 1]
@@ -335,7 +406,9 @@ assert seed < 2 or Path("mended").exists(), "two\\nlines\""""
     (path.parent / "mended").touch()
     result = call(*arguments, "--quiet")
     assert result.exit_code == 0
-    assert re.match(r"(note: .*\n)?status +runs\ndone before +2\nok +1\n\ntable: ", result.output)
+    assert re.match(
+        r"(note: .*\n)?status +runs\ndone before +2\nok +1\n\ntable: ", result.output
+    )
     assert sorted((path.parent / "starts").read_text().split()) == ["0", "1", "2", "2"]
     assert not list(sweep.glob("*.failed"))
     assert not list(sweep.glob(".*.tmp-*"))

@@ -17,7 +17,9 @@ from uqlab.runs import execution, gallery, identity, parameters, sweeps, tables
 
 
 def test_table(project, computed):
-    report = sweeps.sweep("00", {"seed": [10, 9], "sizes": ["[2]", "[1, 2]"]}, progress=False)
+    report = sweeps.sweep(
+        "00", {"seed": [10, 9], "sizes": ["[2]", "[1, 2]"]}, progress=False
+    )
     frame = runs.load(report.folder)
     assert list(frame.columns) == [
         *("run", "seed", "width", "name", "sizes", "device"),
@@ -39,7 +41,9 @@ def test_table(project, computed):
     assert re.match(r"4 runs, 20 columns: .*table\.parquet and \.csv\n$", result.output)
     pd.testing.assert_frame_equal(runs.load(report.folder / "table.parquet"), frame)
     csv = runs.load(report.folder / "table.csv").dropna(axis="columns", how="all")
-    pd.testing.assert_frame_equal(csv, frame.dropna(axis="columns", how="all"), check_dtype=False)
+    pd.testing.assert_frame_equal(
+        csv, frame.dropna(axis="columns", how="all"), check_dtype=False
+    )
     pd.testing.assert_frame_equal(runs.load("00"), frame)
     assert not list(report.folder.glob("*.tmp*"))
 
@@ -47,13 +51,25 @@ def test_table(project, computed):
 def test_tables_of_all_runs_are_joined(project, computed):
     report = sweeps.sweep("00", {"seed": "0:3"}, progress=False)
     for outcome in report.outcomes[1:]:  # the first has recorded none
-        seed, manifest = outcome.parameters["seed"], read_json(outcome.folder / "manifest.json")
-        table = {"index": [0, 1], "columns": ["row", "value"], "data": [["a", seed / 3], ["b", None]]}
-        found = read_json(outcome.folder / "results.json") | {"tables": {"board": table}}
+        seed, manifest = (
+            outcome.parameters["seed"],
+            read_json(outcome.folder / "manifest.json"),
+        )
+        table = {
+            "index": [0, 1],
+            "columns": ["row", "value"],
+            "data": [["a", seed / 3], ["b", None]],
+        }
+        found = read_json(outcome.folder / "results.json") | {
+            "tables": {"board": table}
+        }
         write(outcome.folder / "results.json", json.dumps(found))
         manifest["files"]["results.json"] = sha256(outcome.folder / "results.json")
         more = {"packages": {"torch": "2"}, "seconds": 1800}
-        write(outcome.folder / "manifest.json", json.dumps(identity.sealed(manifest | more)))
+        write(
+            outcome.folder / "manifest.json",
+            json.dumps(identity.sealed(manifest | more)),
+        )
     result = call("collect", "00", "--table", "board")
     assert result.exit_code == 0, result.output
     frame = pd.read_csv(report.folder / "board.csv")
@@ -61,19 +77,32 @@ def test_tables_of_all_runs_are_joined(project, computed):
     assert frame.value[[0, 2]].tolist() == [0.33333, 0.66667]
     assert frame.value[[1, 3]].isna().all()
     about = read_json(report.folder / "board.json")
-    assert (about["runs"], about["hours"], about["packages"]) == (2, 1.0, {"torch": "2"})
+    assert (about["runs"], about["hours"], about["packages"]) == (
+        2,
+        1.0,
+        {"torch": "2"},
+    )
     assert about["parameters"]["seed"] == [1, 2]
     assert about["parameters"]["width"] == 1.0
     assert about["recorded"]["square"] == [1, 4]
-    with pytest.raises(ValueError, match=r"no finished run in .* has recorded a table 'bord'"):
+    with pytest.raises(
+        ValueError, match=r"no finished run in .* has recorded a table 'bord'"
+    ):
         tables.joined(report.folder, "bord")
 
 
 def test_table_in_a_notebook_is_found_beside_its_folder(project, computed, monkeypatch):
     sweeps.sweep("00", {"seed": "0:2"}, progress=False)
     monkeypatch.chdir(project / "notebooks")
-    assert len(runs.load("figures/quick/00_some.sweep")) == len(runs.load("00_some.ipynb")) == 2
-    with pytest.raises(ValueError, match=r"no sweep in .*tiny.*first: uqlab sweep 00_some\.ipynb --profile tiny"):
+    assert (
+        len(runs.load("figures/quick/00_some.sweep"))
+        == len(runs.load("00_some.ipynb"))
+        == 2
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"no sweep in .*tiny.*first: uqlab sweep 00_some\.ipynb --profile tiny",
+    ):
         runs.load("00_some.ipynb", profile="tiny")
 
 
@@ -81,7 +110,9 @@ def test_table_holds_runs_of_the_latest_version_alone(project, computed):
     sweeps.sweep("00", {"seed": "0:3"}, progress=False)
     notebook(project / "notebooks" / "00_some.ipynb", "1 + 2", parameters=PARAMETERS)
     report = sweeps.sweep("00", {"seed": "0:2"}, progress=False)
-    with pytest.warns(UserWarning, match="3 runs .* left out: .* of another version of the notebook"):
+    with pytest.warns(
+        UserWarning, match="3 runs .* left out: .* of another version of the notebook"
+    ):
         frame = runs.load(report.folder)
     assert set(frame.run) == {outcome.folder.name for outcome in report.outcomes}
     result = call("collect")
@@ -92,7 +123,10 @@ def test_table_holds_runs_of_the_latest_version_alone(project, computed):
 def test_columns_that_no_file_could_hold_are_text(project, computed, monkeypatch):
     report = sweeps.sweep("00", {"seed": "0:3"}, progress=False)
     for outcome, value in zip(report.outcomes, (10**30, "text", None), strict=True):
-        write(outcome.folder / "results.json", json.dumps({"numbers": {"mixed": value, "big": 10**30}}))
+        write(
+            outcome.folder / "results.json",
+            json.dumps({"numbers": {"mixed": value, "big": 10**30}}),
+        )
         manifest = read_json(outcome.folder / "manifest.json")
         manifest["files"]["results.json"] = sha256(outcome.folder / "results.json")
         write(outcome.folder / "manifest.json", json.dumps(identity.sealed(manifest)))
@@ -120,10 +154,21 @@ def test_gallery_of_all_profiles(project, computed):
     failed = report.folder / "0123456789abcdef.failed"
     failed.mkdir()
     (failed / "error.txt").write_text("the reason <i>")
-    executed = {"cells": [], "metadata": {"papermill": {"parameters": {"seed": 9, "output_dir": "x"}}}}
+    executed = {
+        "cells": [],
+        "metadata": {"papermill": {"parameters": {"seed": 9, "output_dir": "x"}}},
+    }
     (failed / "00_some.ipynb").write_text(json.dumps(executed))
-    tiny = execution.execute(parameters.find("00"), {}, profile="tiny", folder=project / "figures" / "tiny" / "00_some")
-    drawn = {name: {"columns": ["c"], "index": [0], "data": [[1]]} for name in ("a", gallery.PAPER)}
+    tiny = execution.execute(
+        parameters.find("00"),
+        {},
+        profile="tiny",
+        folder=project / "figures" / "tiny" / "00_some",
+    )
+    drawn = {
+        name: {"columns": ["c"], "index": [0], "data": [[1]]}
+        for name in ("a", gallery.PAPER)
+    }
     claimed = json.loads((tiny / "results.json").read_text())["claims"]
     (tiny / "results.json").write_text(json.dumps({"tables": drawn, "claims": claimed}))
     (project / "figures" / "gallery").mkdir()
@@ -137,31 +182,50 @@ def test_gallery_of_all_profiles(project, computed):
         def handle_starttag(self, tag, attrs):
             attributes = dict(attrs)
             if tag == "section":
-                sections.append((attributes["id"], attributes["data-notebook"], attributes["data-profile"]))
+                sections.append(
+                    (
+                        attributes["id"],
+                        attributes["data-notebook"],
+                        attributes["data-profile"],
+                    )
+                )
             if tag == "a" and attributes["href"][0] != "#":
                 links.append(attributes["href"])
 
     Parser().feed(text)
-    assert sections == [("quick/00_some.sweep", "00_some", "quick"), ("tiny/00_some", "00_some", "tiny")]
+    assert sections == [
+        ("quick/00_some.sweep", "00_some", "quick"),
+        ("tiny/00_some", "00_some", "tiny"),
+    ]
     assert links
     for link in links:
         assert (page.parent / link).is_file(), link
-    assert {f"quick/00_some.sweep/{outcome.folder.name}/00_some.ipynb" for outcome in report.outcomes} <= set(links)
+    assert {
+        f"quick/00_some.sweep/{outcome.folder.name}/00_some.ipynb"
+        for outcome in report.outcomes
+    } <= set(links)
     assert "A title &amp; &lt;i&gt;: 2 runs" in text
     assert text.count("<details><summary>seed = ") == 2
     assert "<summary>failed: seed = 9</summary>" in text
     assert "the reason &lt;i&gt;" in text
     assert "<b>" not in text
-    assert text.count("<caption>Claims: 1 of 1 hold") == 2  # of the sweep's run with seed 0, and of the one run
+    assert (
+        text.count("<caption>Claims: 1 of 1 hold") == 2
+    )  # of the sweep's run with seed 0, and of the one run
     assert text.count("<caption>Claims: 0 of 1 hold") == 1
     assert "It is &lt;even&gt;." in text
     assert "yes (Table &lt;2&gt;)" in text
-    assert "2 figures · tiny: 1 of 1 claims hold" in text.replace("0 figures", "2 figures")
+    assert "2 figures · tiny: 1 of 1 claims hold" in text.replace(
+        "0 figures", "2 figures"
+    )
     assert text.index("<caption>paper and this run") < text.index("<caption>a<")
     assert "1.5" in text
 
     assert call("gallery", "--profile", "tiny").output == "figures/tiny/index.html\n"
-    assert 'href="00_some/00_some.ipynb"' in (project / "figures" / "tiny" / "index.html").read_text()
+    assert (
+        'href="00_some/00_some.ipynb"'
+        in (project / "figures" / "tiny" / "index.html").read_text()
+    )
 
 
 def test_gallery_without_runs_says_what_to_run_first(project):

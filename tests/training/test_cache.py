@@ -15,7 +15,9 @@ X = torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(40) % 3
 SETTINGS = {"epochs": 2, "lr": 0.1, "batch_size": 16, "progress": False}
 MAKE = {
-    "perceptrons": lambda: ensembles.deep(lambda: models.mlp(64, (16, 8), classes=3), 3),
+    "perceptrons": lambda: ensembles.deep(
+        lambda: models.mlp(64, (16, 8), classes=3), 3
+    ),
     "batch statistics": lambda: ensembles.deep(lambda: models.small_cnn(3, width=4), 2),
     "low rank": lambda: ensembles.lora(backbone(), 2, rank=2),
     "singular values": lambda: ensembles.singular_value(backbone(), 2),
@@ -48,7 +50,9 @@ def trained(monkeypatch):
     """How many trainings there were so far."""
     count = []
     started = loop.Workers.__init__
-    monkeypatch.setattr(loop.Workers, "__init__", lambda *a, **k: (count.append(1), started(*a, **k))[1])
+    monkeypatch.setattr(
+        loop.Workers, "__init__", lambda *a, **k: (count.append(1), started(*a, **k))[1]
+    )
     return count
 
 
@@ -58,8 +62,13 @@ def test_the_second_of_two_equal_trainings_is_read_bit_for_bit(folder, trained, 
     before = state(first)
     made, read = fit(first), fit(second)
     assert len(trained) == len(list(folder.iterdir())) == 1
-    assert any(not tensor.equal(before[name]) for name, tensor in first.state_dict().items())
-    assert all(tensor.equal(second.state_dict()[name]) for name, tensor in first.state_dict().items())
+    assert any(
+        not tensor.equal(before[name]) for name, tensor in first.state_dict().items()
+    )
+    assert all(
+        tensor.equal(second.state_dict()[name])
+        for name, tensor in first.state_dict().items()
+    )
     assert made.loss.equal(read.loss)
     assert (made.steps, made.seconds) == (read.steps, read.seconds)
     assert not second.training
@@ -68,7 +77,9 @@ def test_the_second_of_two_equal_trainings_is_read_bit_for_bit(folder, trained, 
     assert len(trained) == 2
 
 
-def test_a_training_that_was_stopped_goes_on_and_ends_bit_for_bit_as_if_it_had_not_been(folder, monkeypatch):
+def test_a_training_that_was_stopped_goes_on_and_ends_bit_for_bit_as_if_it_had_not_been(
+    folder, monkeypatch
+):
     monkeypatch.setattr(cache, "EVERY", 0.0)
     whole, stopped, other = (MAKE["low rank"]() for _ in range(3))
     made = fit(whole, epochs=4)
@@ -76,18 +87,27 @@ def test_a_training_that_was_stopped_goes_on_and_ends_bit_for_bit_as_if_it_had_n
     file.unlink()
     checks = []
     check = loop._check_finite
-    monkeypatch.setattr(loop, "_check_finite", lambda *a: (checks.append(1), 1 / (len(checks) - 3), check(*a))[2])
+    monkeypatch.setattr(
+        loop,
+        "_check_finite",
+        lambda *a: (checks.append(1), 1 / (len(checks) - 3), check(*a))[2],
+    )
     with pytest.raises(ZeroDivisionError):  # in the third epoch
         fit(stopped, epochs=4)
     assert [path.suffix for path in folder.iterdir()] == [".checkpoint"]
     read = fit(other, epochs=4)
     assert (made.steps, read.steps) == (12, 6)
     assert made.loss.equal(read.loss)
-    assert all(tensor.equal(other.state_dict()[name]) for name, tensor in whole.state_dict().items())
+    assert all(
+        tensor.equal(other.state_dict()[name])
+        for name, tensor in whole.state_dict().items()
+    )
     assert [path.suffix for path in folder.iterdir()] == [".safetensors"]
 
 
-def test_the_state_of_a_stopped_training_may_be_damaged_or_unwritable(folder, trained, monkeypatch):
+def test_the_state_of_a_stopped_training_may_be_damaged_or_unwritable(
+    folder, trained, monkeypatch
+):
     monkeypatch.setattr(cache, "EVERY", 0.0)
     fit()
     (file,) = folder.iterdir()
@@ -153,7 +173,10 @@ def test_other_code_is_trained_anew(folder, trained, monkeypatch):
     assert len(trained) == 2
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[:-9], lambda b: b[:-9] + bytes(9), lambda b: b"{}", lambda b: b""])
+@pytest.mark.parametrize(
+    "damage",
+    [lambda b: b[:-9], lambda b: b[:-9] + bytes(9), lambda b: b"{}", lambda b: b""],
+)
 def test_a_damaged_file_is_trained_anew(folder, trained, damage):
     made = fit()
     (path,) = folder.iterdir()
@@ -176,7 +199,9 @@ def hooked():
 
 
 def with_dropout():
-    return ensembles.from_members([nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 3))])
+    return ensembles.from_members(
+        [nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 3))]
+    )
 
 
 def noisy(x, generators):
@@ -196,7 +221,11 @@ elsewhere.__module__ = "uqlab.widgets.made_up"
 @pytest.mark.parametrize(
     "changes",
     [
-        {"ensemble": lambda: ensembles.deep(lambda: nn.Sequential(nn.Flatten(), Own(64, 3)), 2)},
+        {
+            "ensemble": lambda: ensembles.deep(
+                lambda: nn.Sequential(nn.Flatten(), Own(64, 3)), 2
+            )
+        },
         {"ensemble": hooked},
         {"augment": lambda x, generators: x},
         {"augment": noisy},  # draws from the global generator
@@ -228,7 +257,9 @@ def test_nothing_is_kept_unless_asked(tmp_path, trained, monkeypatch, value):
     assert not list(tmp_path.iterdir())
 
 
-def test_short_watched_and_checkpointed_trainings_are_not_kept(folder, trained, monkeypatch, tmp_path):
+def test_short_watched_and_checkpointed_trainings_are_not_kept(
+    folder, trained, monkeypatch, tmp_path
+):
     fit(checkpoint=tmp_path / "run.pt")
     fit(watch=print)
     monkeypatch.setattr(cache, "WORTH", 60.0)
@@ -256,7 +287,9 @@ def test_the_least_recently_used_make_room(folder, trained, monkeypatch):
     monkeypatch.setattr(cache, "ROOM", 4.5 * first.stat().st_size)
     for seed in range(1, 4):
         fit(seed=seed)
-    for age, path in enumerate(sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)):
+    for age, path in enumerate(
+        sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+    ):
         os.utime(path, (1e9 - age, 1e9 - age))
     fit()  # the oldest, which is used again
     fit(seed=4)
@@ -281,6 +314,8 @@ def test_another_process_reads_it(folder):
         fit(make())
     code = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r}); import test_cache as t; t.cache.WORTH = 0"
     code += f"; t.torch.set_num_threads({torch.get_num_threads()}); [t.fit(make()) for make in t.MAKE.values()]"
-    environment = os.environ | {"PYTHONHASHSEED": str(1 + int(os.environ.get("PYTHONHASHSEED") or 0))}
+    environment = os.environ | {
+        "PYTHONHASHSEED": str(1 + int(os.environ.get("PYTHONHASHSEED") or 0))
+    }
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
     assert len(list(folder.iterdir())) == len(MAKE)

@@ -27,18 +27,33 @@ def test_an_interrupted_run_resumes_bit_identically(tmp_path, momentum):
         return x
 
     seen: list[int] = []
-    settings = {"epochs": 4, "lr": 0.1, "batch_size": 64, "seed": 5, "progress": False, "momentum": momentum}
-    settings |= {"checkpoint": tmp_path / "run.pt", "augment": stop_once_in_the_third_epoch}
+    settings = {
+        "epochs": 4,
+        "lr": 0.1,
+        "batch_size": 64,
+        "seed": 5,
+        "progress": False,
+        "momentum": momentum,
+    }
+    settings |= {
+        "checkpoint": tmp_path / "run.pt",
+        "augment": stop_once_in_the_third_epoch,
+    }
     with pytest.raises(Stop):
         training.fit(interrupted, INPUTS, LABELS, **settings)
     resumed = ensembles.deep(small_mlp, 3, seed=5)
     history = training.fit(resumed, INPUTS, LABELS, **settings)
     assert history.steps == 2 * 5  # two of the four epochs were left
-    assert all(torch.equal(a, b) for a, b in zip(weights(whole), weights(resumed), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(weights(whole), weights(resumed), strict=True)
+    )
     assert [p.name for p in tmp_path.iterdir()] == ["run.pt"]
 
 
-@pytest.mark.parametrize("change", [{"lr": 0.2}, {"seed": 6}, {"optimizer": "adam"}, {"momentum": 0.9}, {"epochs": 4}])
+@pytest.mark.parametrize(
+    "change",
+    [{"lr": 0.2}, {"seed": 6}, {"optimizer": "adam"}, {"momentum": 0.9}, {"epochs": 4}],
+)
 def test_checkpoint_of_another_run_is_refused(tmp_path, change):
     trained(2, checkpoint=tmp_path / "run.pt")
     with pytest.raises(ValueError, match="another run"):
@@ -58,7 +73,10 @@ def other_data(x, generators):
         ({"class_weights": torch.tensor([1.0, 1.0, 1.0, 2.0])}, "class_weights"),
         ({"augment": other_data}, "augment"),
         ({"augment": functools.partial(training.crop_flip, padding=2)}, "augment"),
-        ({"loss": lambda outputs, labels: training.cross_entropy(outputs, labels)}, "loss"),
+        (
+            {"loss": lambda outputs, labels: training.cross_entropy(outputs, labels)},
+            "loss",
+        ),
     ],
 )
 def test_checkpoint_of_another_loss_or_precision_is_refused(tmp_path, change, what):
@@ -70,7 +88,12 @@ def test_checkpoint_of_another_loss_or_precision_is_refused(tmp_path, change, wh
 @pytest.mark.parametrize("what", ["inputs", "labels"])
 def test_checkpoint_of_other_data_is_refused(tmp_path, what):
     """Data of the same shape that differ in one value."""
-    settings = {"epochs": 1, "lr": 0.1, "progress": False, "checkpoint": tmp_path / "run.pt"}
+    settings = {
+        "epochs": 1,
+        "lr": 0.1,
+        "progress": False,
+        "checkpoint": tmp_path / "run.pt",
+    }
     training.fit(ensembles.deep(small_mlp, 2), INPUTS, LABELS, **settings)
     data = {"inputs": INPUTS.clone(), "labels": LABELS.clone()}
     data[what][-1] = 1 - data[what][-1].clamp(max=1)
@@ -106,13 +129,23 @@ def test_a_checkpoint_of_another_hand_is_refused(tmp_path, change):
     """Its checksum is right, and it holds something else."""
     path, memory = tmp_path / "run.pt", io.BytesIO()
     trained(2, checkpoint=path)
-    torch.save(change(torch.load(io.BytesIO(path.read_bytes()[32:]), weights_only=True)), memory)
+    torch.save(
+        change(torch.load(io.BytesIO(path.read_bytes()[32:]), weights_only=True)),
+        memory,
+    )
     path.write_bytes(hashlib.sha256(memory.getvalue()).digest() + memory.getvalue())
-    with pytest.raises(ValueError, match=r"checkpoint .*run\.pt (is damaged or none of ours|does not fit its own run)"):
+    with pytest.raises(
+        ValueError,
+        match=r"checkpoint .*run\.pt (is damaged or none of ours|does not fit its own run)",
+    ):
         trained(2, checkpoint=path)
 
 
-@pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam", "lr": 0.01}], ids=["sgd", "adam"])
+@pytest.mark.parametrize(
+    "settings",
+    [{"momentum": 0.9}, {"optimizer": "adam", "lr": 0.01}],
+    ids=["sgd", "adam"],
+)
 def test_resumes_on_another_number_of_threads(monkeypatch, tmp_path, settings):
     monkeypatch.setattr(devices, "ONE_THREAD", 0)
     whole, _ = trained(5, **settings)

@@ -29,23 +29,35 @@ def test_ten_members_equal_four_and_six_and_ones(settings):
     first, first_history = trained(range(4), **settings)
     rest, _ = trained(range(4, 10), **settings)
     alone, _ = trained(range(7, 8), **settings)
-    torch.testing.assert_close(weights(whole), weights(first) + weights(rest), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(weights(whole)[7], weights(alone)[0], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(history.loss[:, :4], first_history.loss, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        weights(whole), weights(first) + weights(rest), rtol=1e-4, atol=1e-5
+    )
+    torch.testing.assert_close(
+        weights(whole)[7], weights(alone)[0], rtol=1e-4, atol=1e-5
+    )
+    torch.testing.assert_close(
+        history.loss[:, :4], first_history.loss, rtol=1e-4, atol=1e-5
+    )
     assert (history.loss[-1] < history.loss[0]).all()  # it learns
 
 
 def test_a_training_is_watched_epoch_by_epoch():
     ensemble, seen = ensembles.deep(small_mlp, 2), {}
     note = lambda epoch: seen.update({epoch: weights(ensemble)[0].clone()})  # noqa: E731
-    history = training.fit(ensemble, INPUTS, LABELS, epochs=3, lr=0.1, progress=False, watch=note)
+    history = training.fit(
+        ensemble, INPUTS, LABELS, epochs=3, lr=0.1, progress=False, watch=note
+    )
     assert list(seen) == [1, 2, 3]
     assert not torch.equal(seen[1], seen[2])
     assert torch.equal(seen[3], weights(ensemble)[0])
     assert len(history.loss) == 3
 
 
-@pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam", "lr": 0.01}], ids=["sgd", "adam"])
+@pytest.mark.parametrize(
+    "settings",
+    [{"momentum": 0.9}, {"optimizer": "adam", "lr": 0.01}],
+    ids=["sgd", "adam"],
+)
 def test_shards_side_by_side_equal_one_program(monkeypatch, tmp_path, settings):
     one, history = trained(5, **settings)
     monkeypatch.setattr(devices, "ONE_THREAD", 0)
@@ -57,10 +69,17 @@ def test_shards_side_by_side_equal_one_program(monkeypatch, tmp_path, settings):
     resumed, rest = trained(5, checkpoint=tmp_path / "run.pt", **settings)
     torch.set_num_threads(threads)
     assert rest.steps == 0
-    assert all(torch.equal(a, b) for a, b in zip(weights(several), weights(resumed), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(weights(several), weights(resumed), strict=True)
+    )
 
 
-@pytest.mark.parametrize("settings", [{}, {"optimizer": "adamw", "lr": 0.01, "clip": 1.0}], ids=["sgd", "adamw"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"optimizer": "adamw", "lr": 0.01, "clip": 1.0}],
+    ids=["sgd", "adamw"],
+)
 def test_folded_equals_separate(settings):
     folded, _ = trained(3, fold=True, **settings)
     separate, _ = trained(3, fold=False, **settings)
@@ -89,7 +108,11 @@ VARIANTS = {
 def test_equals_a_plain_loop_with_torch_optim(variant, bias):
     def make():
         return nn.Sequential(
-            nn.Linear(16, 11, bias), nn.ReLU(), nn.Linear(11, 7, bias), nn.ReLU(), nn.Linear(7, 4, bias)
+            nn.Linear(16, 11, bias),
+            nn.ReLU(),
+            nn.Linear(11, 7, bias),
+            nn.ReLU(),
+            nn.Linear(7, 4, bias),
         )
 
     settings = {"epochs": 2, "lr": 0.1, "batch_size": 64, "seed": 5} | variant
@@ -98,26 +121,42 @@ def test_equals_a_plain_loop_with_torch_optim(variant, bias):
     ensemble = ensembles.deep(make, 2, seed=5)
     plain = [ensemble.member(m).train() for m in range(2)]
     history = training.fit(ensemble, INPUTS, labels, progress=False, **settings)
-    kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    kinds = {
+        "sgd": torch.optim.SGD,
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+    }
     options = {"weight_decay": settings.get("weight_decay", 0.0)}
     if "momentum" in settings:
         options["momentum"] = settings["momentum"]
     for m, net in enumerate(plain):
-        optimizer = kinds[settings.get("optimizer", "sgd")](net.parameters(), settings["lr"], **options)
+        optimizer = kinds[settings.get("optimizer", "sgd")](
+            net.parameters(), settings["lr"], **options
+        )
         step, total = 0, 0.0
         for epoch in range(2):
             total = 0.0
-            generator = torch.Generator().manual_seed(ensembles.member_seed(5, m, "order", epoch))
+            generator = torch.Generator().manual_seed(
+                ensembles.member_seed(5, m, "order", epoch)
+            )
             for rows in torch.randperm(300, generator=generator).split(64):
                 factor = 1.0
                 if settings.get("schedule") == "step":
                     factor = 1.0 if epoch < 1 else 0.1
                 elif settings.get("schedule") == "cosine":
-                    factor = (step + 1) / 3 if step < 3 else (1 + math.cos(math.pi * (step - 3) / 7)) / 2
+                    factor = (
+                        (step + 1) / 3
+                        if step < 3
+                        else (1 + math.cos(math.pi * (step - 3) / 7)) / 2
+                    )
                 optimizer.param_groups[0]["lr"] = factor * settings["lr"]
                 outputs = net(INPUTS[rows])
                 weight = settings.get("class_weights")
-                loss = F.mse_loss(outputs, labels[rows]) if mse else F.cross_entropy(outputs, labels[rows], weight)
+                loss = (
+                    F.mse_loss(outputs, labels[rows])
+                    if mse
+                    else F.cross_entropy(outputs, labels[rows], weight)
+                )
                 optimizer.zero_grad()
                 loss.backward()
                 if "clip" in settings:
@@ -125,19 +164,34 @@ def test_equals_a_plain_loop_with_torch_optim(variant, bias):
                 optimizer.step()
                 step, total = step + 1, total + loss.item() * len(rows) / 300
         reference = torch.cat([p.flatten() for p in net.parameters()])
-        torch.testing.assert_close(weights(ensemble)[m], reference, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            weights(ensemble)[m], reference, rtol=1e-4, atol=1e-5
+        )
         assert history.loss[-1, m].item() == pytest.approx(total, rel=1e-4)
 
 
-@pytest.mark.parametrize("settings", [{}, {"clip": 1.0}], ids=["written out", "autograd"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"clip": 1.0}], ids=["written out", "autograd"]
+)
 def test_odd_widths_and_batches_with_dropout(settings):
     """Words of random bits serve four elements; what is left over must not shift or break anything."""
     make = lambda: models.mlp(16, (51, 13), classes=4, dropout=0.3)  # noqa: E731
     whole = ensembles.deep(make, 3)
     alone = ensembles.deep(make, range(2, 3))
     for ensemble in (whole, alone):
-        training.fit(ensemble, INPUTS[:101], LABELS[:101], epochs=2, lr=0.1, batch_size=37, progress=False, **settings)
-    torch.testing.assert_close(weights(whole)[2], weights(alone)[0], rtol=1e-4, atol=1e-5)
+        training.fit(
+            ensemble,
+            INPUTS[:101],
+            LABELS[:101],
+            epochs=2,
+            lr=0.1,
+            batch_size=37,
+            progress=False,
+            **settings,
+        )
+    torch.testing.assert_close(
+        weights(whole)[2], weights(alone)[0], rtol=1e-4, atol=1e-5
+    )
 
 
 def test_frozen_layers_stay_as_they_are():
@@ -145,7 +199,11 @@ def test_frozen_layers_stay_as_they_are():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(devices, "ONE_THREAD", threshold)
             ensemble = ensembles.deep(small_mlp, 2, fold=fold)
-            frozen = [p for name, p in ensemble.named_parameters() if name.endswith("1.weight")]
+            frozen = [
+                p
+                for name, p in ensemble.named_parameters()
+                if name.endswith("1.weight")
+            ]
             for p in frozen:
                 p.requires_grad_(False)
             before = [p.clone() for p in frozen]
@@ -154,16 +212,29 @@ def test_frozen_layers_stay_as_they_are():
 
 
 def test_tokens_and_subclasses_take_the_general_route():
-    tokens = ensembles.deep(lambda: nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 3)), 2)
+    tokens = ensembles.deep(
+        lambda: nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 3)), 2
+    )
     x = torch.randn(40, 5, 4)
-    history = training.fit(tokens, x, x[..., :3], epochs=20, lr=0.3, batch_size=8, loss="mse", progress=False)
+    history = training.fit(
+        tokens,
+        x,
+        x[..., :3],
+        epochs=20,
+        lr=0.3,
+        batch_size=8,
+        loss="mse",
+        progress=False,
+    )
     assert (history.loss[-1] < 0.7 * history.loss[0]).all()
 
     class Negated(nn.Sequential):
         def forward(self, x):
             return -super().forward(x)
 
-    ensemble = ensembles.deep(lambda: Negated(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)), 2, fold=True)
+    ensemble = ensembles.deep(
+        lambda: Negated(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)), 2, fold=True
+    )
     history = training.fit(ensemble, INPUTS, LABELS, epochs=30, lr=0.3, progress=False)
     with torch.no_grad():
         final = training.cross_entropy(ensemble(INPUTS), LABELS.expand(2, -1))
@@ -176,7 +247,9 @@ def test_tokens_and_subclasses_take_the_general_route():
      (lambda: nn.Sequential(nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 4, 4), nn.Flatten()), 1000, 3)],
     ids=["small", "large", "matrix", "kernels"],
 )  # fmt: skip
-def test_one_small_network_is_trained_in_one_thread_and_a_larger_one_in_all(make, limit, expected, monkeypatch):
+def test_one_small_network_is_trained_in_one_thread_and_a_larger_one_in_all(
+    make, limit, expected, monkeypatch
+):
     seen = set()
 
     class Spy(nn.Module):
@@ -190,7 +263,9 @@ def test_one_small_network_is_trained_in_one_thread_and_a_larger_one_in_all(make
     torch.set_num_threads(3)
     try:
         one = ensembles.deep(lambda: nn.Sequential(Spy(), make()), 1, fold=False)
-        training.fit(one, INPUTS[:8], LABELS[:8], epochs=1, lr=0.1, batch_size=8, progress=False)
+        training.fit(
+            one, INPUTS[:8], LABELS[:8], epochs=1, lr=0.1, batch_size=8, progress=False
+        )
     finally:
         torch.set_num_threads(threads)
     assert seen == {expected}
@@ -208,11 +283,15 @@ def test_threads_and_denormals_are_left_as_they_were():
 def test_cross_entropy_and_its_gradient_equal_torch():
     logits = torch.randn(3, 20, 5, requires_grad=True)
     labels = torch.randint(0, 5, (3, 20))
-    for class_weights, smoothing in itertools.product((None, torch.rand(5)), (0.0, 0.1)):
+    for class_weights, smoothing in itertools.product(
+        (None, torch.rand(5)), (0.0, 0.1)
+    ):
         mine = training.cross_entropy(logits, labels, class_weights, smoothing)
         (gradient,) = torch.autograd.grad(mine.sum(), logits)
         how = {"weight": class_weights, "label_smoothing": smoothing}
-        theirs = torch.stack([F.cross_entropy(z, y, **how) for z, y in zip(logits, labels, strict=True)])
+        theirs = torch.stack(
+            [F.cross_entropy(z, y, **how) for z, y in zip(logits, labels, strict=True)]
+        )
         (expected,) = torch.autograd.grad(theirs.sum(), logits)
         torch.testing.assert_close(mine, theirs)
         torch.testing.assert_close(gradient, expected)
@@ -222,7 +301,15 @@ def test_full_batch_regression():
     x = torch.linspace(-1, 1, 50)[:, None]
     ensemble = ensembles.deep(lambda: models.mlp(1, (20,), classes=1, dropout=0.0), 4)
     history = training.fit(
-        ensemble, x, x.square(), epochs=200, lr=0.01, batch_size=50, optimizer="adam", loss="mse", progress=False
+        ensemble,
+        x,
+        x.square(),
+        epochs=200,
+        lr=0.01,
+        batch_size=50,
+        optimizer="adam",
+        loss="mse",
+        progress=False,
     )
     assert history.loss[-1].max() < 0.02
     errors = (training.predict(ensemble, x) - x.square()).square().flatten(1).mean(1)
@@ -233,9 +320,19 @@ def test_convolutional_members_with_batchnorm():
     x, y = torch.randn(48, 1, 8, 8), torch.randint(0, 3, (48,))
 
     def run(members):
-        ensemble = ensembles.deep(lambda: models.wide_resnet(10, 1, classes=3, channels=1), members)
+        ensemble = ensembles.deep(
+            lambda: models.wide_resnet(10, 1, classes=3, channels=1), members
+        )
         training.fit(
-            ensemble, x, y, epochs=2, lr=0.05, batch_size=16, momentum=0.9, augment=training.crop_flip, progress=False
+            ensemble,
+            x,
+            y,
+            epochs=2,
+            lr=0.05,
+            batch_size=16,
+            momentum=0.9,
+            augment=training.crop_flip,
+            progress=False,
         )
         return training.predict(ensemble, x)
 
@@ -247,15 +344,24 @@ def test_convolutional_members_with_batchnorm():
 @pytest.mark.parametrize("mirrored", [True, False])
 def test_crop_flip_moves_whole_images(mirrored):
     x = torch.arange(2 * 3 * 2 * 6 * 5, dtype=torch.float32).view(2, 3, 2, 6, 5) + 1
-    out = training.crop_flip(x, [torch.Generator().manual_seed(m) for m in range(2)], padding=2, flip=mirrored)
+    out = training.crop_flip(
+        x,
+        [torch.Generator().manual_seed(m) for m in range(2)],
+        padding=2,
+        flip=mirrored,
+    )
     assert out.shape == x.shape
     for m in range(2):
         generator = torch.Generator().manual_seed(m)
         down, right = torch.randint(5, (2, 3), generator=generator)
         flip = torch.rand(3, generator=generator) < 0.5
         for b in range(3):
-            crop = F.pad(x[m, b], (2, 2, 2, 2))[:, down[b] : down[b] + 6, right[b] : right[b] + 5]
-            torch.testing.assert_close(out[m, b], crop.flip(-1) if flip[b] and mirrored else crop)
+            crop = F.pad(x[m, b], (2, 2, 2, 2))[
+                :, down[b] : down[b] + 6, right[b] : right[b] + 5
+            ]
+            torch.testing.assert_close(
+                out[m, b], crop.flip(-1) if flip[b] and mirrored else crop
+            )
 
 
 def test_predict_in_evaluation_mode():
@@ -264,13 +370,19 @@ def test_predict_in_evaluation_mode():
     logits = training.predict(ensemble, INPUTS, batch_size=70)
     assert ensemble.training
     torch.testing.assert_close(logits, ensemble.eval()(INPUTS))
-    torch.testing.assert_close(training.predict(ensemble.member(2), INPUTS)[0], logits[2])
+    torch.testing.assert_close(
+        training.predict(ensemble.member(2), INPUTS)[0], logits[2]
+    )
 
 
 def test_bfloat16_keeps_float32_weights_and_says_where_it_is_no_use():
     _, history = trained(2)
     matrix_units = torch.cpu.get_capabilities().get("amx_bf16", False)
-    with contextlib.nullcontext() if matrix_units else pytest.warns(UserWarning, match="stay float32"):
+    with (
+        contextlib.nullcontext()
+        if matrix_units
+        else pytest.warns(UserWarning, match="stay float32")
+    ):
         rounded, rounded_history = trained(2, precision="bfloat16")
     assert all(p.dtype == torch.float32 for p in rounded.parameters())
     torch.testing.assert_close(rounded_history.loss, history.loss, rtol=0.05, atol=0.02)
@@ -293,14 +405,29 @@ def test_bad_input(unchecked):
     with pytest.raises(ValueError, match="equally many"):
         training.fit(ensemble, INPUTS, LABELS[:10], **good)
     with pytest.raises(ValueError, match=r"0 to 3.*got 0 to 4"):
-        training.fit(ensemble, INPUTS, LABELS.clone().fill_(0).index_fill_(0, torch.tensor([1]), 4), **good)
+        training.fit(
+            ensemble,
+            INPUTS,
+            LABELS.clone().fill_(0).index_fill_(0, torch.tensor([1]), 4),
+            **good,
+        )
     with pytest.raises(ValueError, match="NaN"):
-        training.fit(ensemble, INPUTS.clone().index_fill_(0, torch.tensor([1]), float("nan")), LABELS, **good)
+        training.fit(
+            ensemble,
+            INPUTS.clone().index_fill_(0, torch.tensor([1]), float("nan")),
+            LABELS,
+            **good,
+        )
     with pytest.raises(FloatingPointError, match="lower lr"):
-        training.fit(ensemble, INPUTS * 1e3, LABELS, **(good | {"lr": 1e30, "epochs": 3}))
+        training.fit(
+            ensemble, INPUTS * 1e3, LABELS, **(good | {"lr": 1e30, "epochs": 3})
+        )
     for wrong, message in (
         ({"optimizer": "lion"}, '^optimizer must be "sgd", "adam" or "adamw", got'),
-        ({"schedule": "linear"}, '^schedule must be "constant", "cosine" or "step", got'),
+        (
+            {"schedule": "linear"},
+            '^schedule must be "constant", "cosine" or "step", got',
+        ),
         ({"loss": "hinge"}, "^loss must be .* got 'hinge'"),
         ({"precision": "float64"}, "^precision must be"),
         ({"lr": -1.0}, r"lr must be in \(0, inf\), got -1"),
@@ -309,21 +436,41 @@ def test_bad_input(unchecked):
         ({"momentum": 1.0}, r"momentum must be in \[0, 1\)"),
         ({"clip": math.nan}, r"clip must be in \(0, inf\]"),
         ({"warmup": -1}, "warmup must be at least 0, got -1"),
-        ({"schedule": "step", "milestones": [3, -1]}, r"milestone must be in \[0, inf\), got -1"),
+        (
+            {"schedule": "step", "milestones": [3, -1]},
+            r"milestone must be in \[0, inf\), got -1",
+        ),
         ({"schedule": "step"}, "needs milestones"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
-        ({"loss": lambda z, y: z.sum((1, 2)), "class_weights": torch.ones(4)}, "^class_weights weigh the loss"),
+        (
+            {"loss": lambda z, y: z.sum((1, 2)), "class_weights": torch.ones(4)},
+            "^class_weights weigh the loss",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             training.fit(ensemble, INPUTS, LABELS, **(good | wrong))
     with pytest.raises(ValueError, match=r"^class_weights weigh the loss"):
-        training.fit(ensemble, INPUTS, torch.randn(300, 4), loss="mse", class_weights=torch.ones(4), **good)
-    for labels, error in ((LABELS.float(), TypeError), (LABELS > 1, TypeError), (LABELS[:, None], ValueError)):
+        training.fit(
+            ensemble,
+            INPUTS,
+            torch.randn(300, 4),
+            loss="mse",
+            class_weights=torch.ones(4),
+            **good,
+        )
+    for labels, error in (
+        (LABELS.float(), TypeError),
+        (LABELS > 1, TypeError),
+        (LABELS[:, None], ValueError),
+    ):
         with pytest.raises(error, match="labels must be"):
             training.fit(ensemble, INPUTS, labels, **good)
     with pytest.raises(ValueError, match="inputs are uint8"):
         training.fit(ensemble, (INPUTS * 9).byte(), LABELS, **good)
-    with pytest.raises(ValueError, match=r"the network cannot take these inputs: in .*; check their shape"):
+    with pytest.raises(
+        ValueError,
+        match=r"the network cannot take these inputs: in .*; check their shape",
+    ):
         training.fit(ensemble, INPUTS[:, :12], LABELS, **good)
     for class_weights in (torch.ones(3), torch.ones(5), -torch.ones(4), torch.zeros(4)):
         with pytest.raises(ValueError, match="class_weights"):
@@ -342,7 +489,14 @@ def test_numpy_precision_and_small_integers_are_welcome():
     exact, _ = trained(2)
     other = ensembles.deep(small_mlp, 2, seed=5)
     training.fit(
-        other, INPUTS.double(), LABELS.to(torch.uint8), epochs=3, lr=0.1, batch_size=64, seed=5, progress=False
+        other,
+        INPUTS.double(),
+        LABELS.to(torch.uint8),
+        epochs=3,
+        lr=0.1,
+        batch_size=64,
+        seed=5,
+        progress=False,
     )
     torch.testing.assert_close(weights(exact), weights(other))
     logits = training.predict(other, INPUTS.double())
@@ -364,4 +518,6 @@ def test_a_layer_used_twice_is_not_stepped_in_the_backward_pass():
     with torch.no_grad():
         for p in plain.parameters():
             p -= 0.1 * p.grad
-    torch.testing.assert_close(weights(ensemble)[0], torch.cat([p.flatten() for p in plain.parameters()]))
+    torch.testing.assert_close(
+        weights(ensemble)[0], torch.cat([p.flatten() for p in plain.parameters()])
+    )

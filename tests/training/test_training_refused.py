@@ -10,8 +10,18 @@ from uqlab import ensembles, training
 def test_the_last_update_is_checked_too():
     """One step from a finite loss to infinite weights: no later loss shows it."""
     ensemble = ensembles.deep(small_mlp, 2)
-    with pytest.raises(FloatingPointError, match="a weight is not finite in epoch 1; lower lr"):
-        training.fit(ensemble, INPUTS * 1e8, LABELS, epochs=1, lr=1e38, batch_size=300, progress=False)
+    with pytest.raises(
+        FloatingPointError, match="a weight is not finite in epoch 1; lower lr"
+    ):
+        training.fit(
+            ensemble,
+            INPUTS * 1e8,
+            LABELS,
+            epochs=1,
+            lr=1e38,
+            batch_size=300,
+            progress=False,
+        )
 
 
 @pytest.mark.parametrize("mode", [True, False])
@@ -25,7 +35,9 @@ def test_an_error_leaves_the_modes_as_they_were(mode):
         raise RuntimeError("augment")
 
     with pytest.raises(RuntimeError, match="augment"):
-        training.fit(ensemble, INPUTS, LABELS, epochs=1, lr=0.1, augment=fails, progress=False)
+        training.fit(
+            ensemble, INPUTS, LABELS, epochs=1, lr=0.1, augment=fails, progress=False
+        )
     assert [part.training for part in ensemble.modules()] == modes
     with pytest.raises(ValueError, match="labels must be 0 to 3"):
         training.fit(ensemble, INPUTS, LABELS + 1, epochs=1, lr=0.1, progress=False)

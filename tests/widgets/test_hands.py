@@ -10,19 +10,28 @@ import torch
 
 from uqlab import heads, plots, training, widgets
 
-STATIC = [path for path in (resources.files("uqlab.widgets") / "static").iterdir() if path.is_file()]
+STATIC = [
+    path
+    for path in (resources.files("uqlab.widgets") / "static").iterdir()
+    if path.is_file()
+]
 
 
 @pytest.mark.parametrize("path", STATIC, ids=lambda path: path.name)
 def test_nothing_is_loaded_and_no_text_becomes_code(path):
-    text = path.read_text().replace('"http://www.w3.org/2000/svg"', "")  # the name that SVG has, never asked for
+    text = path.read_text().replace(
+        '"http://www.w3.org/2000/svg"', ""
+    )  # the name that SVG has, never asked for
     assert re.findall(r"\w+:\s?//|url\(|@import|\bimport\b|\bfetch\b|eval|Function\(|(?:inner|outer)HTML|"
                       r"insertAdjacent|document\.write|XMLHttp|WebSocket", text) == []  # fmt: skip
 
 
 def test_colours_are_those_of_the_plots():
     colors = made_up.cloud().data["colors"]
-    assert (colors["aleatoric"], colors["epistemic"]) == (plots.ALEATORIC, plots.EPISTEMIC)
+    assert (colors["aleatoric"], colors["epistemic"]) == (
+        plots.ALEATORIC,
+        plots.EPISTEMIC,
+    )
     assert (colors["neutral"], colors["mark"]) == (plots.NEUTRAL, plots.MARK)
 
 
@@ -33,7 +42,9 @@ def test_a_page_alone_holds_data_as_json_and_no_tag_of_them():
     page = hand.html()
     assert evil not in page
     assert "default-src 'none'" in page
-    (text,) = re.findall(r'<script type="application/json" id="data">(.+?)</script>', page)
+    (text,) = re.findall(
+        r'<script type="application/json" id="data">(.+?)</script>', page
+    )
     assert json.loads(text) == hand.data
     assert hand.data["strangers"][0]["name"] == evil
 
@@ -41,9 +52,13 @@ def test_a_page_alone_holds_data_as_json_and_no_tag_of_them():
 def test_cloud_has_the_members_and_refuses_other_groups():
     logits = torch.randn(4, 3, dtype=torch.float64)
     hand = widgets.cloud(logits, [0, 1, 0, 3])
-    torch.testing.assert_close(torch.tensor(hand.data["members"], dtype=torch.float64), logits.softmax(-1))
+    torch.testing.assert_close(
+        torch.tensor(hand.data["members"], dtype=torch.float64), logits.softmax(-1)
+    )
     for groups in ([0, 1], [0, 1, 2, 4]):
-        with pytest.raises(ValueError, match="groups must be 0 to 3, one for each of the 4 members"):
+        with pytest.raises(
+            ValueError, match="groups must be 0 to 3, one for each of the 4 members"
+        ):
             widgets.cloud(logits, groups)
 
 
@@ -53,11 +68,16 @@ def test_alarm_shows_the_images_whose_values_it_has():
     for stranger in hand.data["strangers"]:
         assert len(stranger["shown"]) == len(stranger["images"])
         assert {len(row) for row in stranger["values"]} == {30}
-        assert all(source.startswith("data:image/png;base64,") for source in stranger["images"])
+        assert all(
+            source.startswith("data:image/png;base64,") for source in stranger["images"]
+        )
 
 
 def test_head_map_has_the_separations_of_the_package_and_points_of_all_sets():
-    clouds = {name: torch.randn(2, 2, 3, 30, 5) + shift for shift, name in enumerate(("test", "far"))}
+    clouds = {
+        name: torch.randn(2, 2, 3, 30, 5) + shift
+        for shift, name in enumerate(("test", "far"))
+    }
     values = torch.tensor([[0.5, -0.2], [0.0, 1.0]])
     hand = widgets.head_map(
         values, [(1, 0), (0, 1)], lambda gone, layer, head, name: clouds[name][layer, head, gone], known="test",
@@ -66,7 +86,10 @@ def test_head_map_has_the_separations_of_the_package_and_points_of_all_sets():
     found = hand.data["clouds"][1][0][1]
     expected = heads.separation(*(cloud[0, 1, 2][:, None] for cloud in clouds.values()))
     assert found["apart"] == [pytest.approx([distance.item() for distance in expected])]
-    assert [len(points) for points in found["points"]] == [40, 40]  # of each point both places
+    assert [len(points) for points in found["points"]] == [
+        40,
+        40,
+    ]  # of each point both places
     assert max(abs(place) for points in found["points"] for place in points) <= 99
     cells = hand.data["cells"]
     assert [[cell["value"] for cell in row] for row in cells] == values.tolist()
@@ -80,7 +103,9 @@ def test_draw_answers_what_the_members_predict_and_the_nearest_images():
     x = (train.inputs[:1] * 255).round() / 255
     said = hand.answer({"model": "narrow", "pixels": hand.data["examples"][0]})
     expected = training.predict(models["narrow"], x)[:, 0].double().softmax(-1)
-    torch.testing.assert_close(torch.tensor(said["members"], dtype=torch.float64), expected)
+    torch.testing.assert_close(
+        torch.tensor(said["members"], dtype=torch.float64), expected
+    )
     assert len(said["near"]) == 4
     assert said["near"][0][0] == train.classes[int(train.labels[0])]  # itself
 
@@ -90,7 +115,9 @@ def test_draw_says_and_raises_what_went_wrong(monkeypatch):
     hand, sent = widgets.draw(models, train, {"first": train.inputs[0]}), []
     monkeypatch.setattr(hand, "send", sent.append)
     with pytest.raises(KeyError):
-        hand._reply(hand, {"ask": 7, "model": "no such", "pixels": hand.data["examples"][0]}, [])
+        hand._reply(
+            hand, {"ask": 7, "model": "no such", "pixels": hand.data["examples"][0]}, []
+        )
     assert sent == [{"ask": 7, "error": "No answer: KeyError: 'no such'."}]
 
 
@@ -105,7 +132,12 @@ def test_draw_says_that_it_was_interrupted(monkeypatch):
     hand.answer = interrupted
     with pytest.raises(KeyboardInterrupt):
         hand._reply(hand, {"ask": 8}, [])
-    assert sent == [{"ask": 8, "error": "No answer: the kernel was interrupted. The next move asks it again."}]
+    assert sent == [
+        {
+            "ask": 8,
+            "error": "No answer: the kernel was interrupted. The next move asks it again.",
+        }
+    ]
 
 
 def test_front_needs_numbers():

@@ -55,9 +55,13 @@ def explorer():
 
     controls = {
         "size": ipywidgets.IntSlider(value=2, min=1, max=4, description="size"),
-        "shift": ipywidgets.IntSlider(value=0, min=0, max=3, description="a much longer description"),
+        "shift": ipywidgets.IntSlider(
+            value=0, min=0, max=3, description="a much longer description"
+        ),
     }
-    return widgets.explore(draw, controls, lambda size, shift: f"size {size}, shift {shift}", figure), drawn
+    return widgets.explore(
+        draw, controls, lambda size, shift: f"size {size}, shift {shift}", figure
+    ), drawn
 
 
 def test_explore_shows_controls_reset_line_and_picture(explorer):
@@ -122,7 +126,10 @@ def test_an_interrupted_redraw_says_so_and_the_next_move_draws(explorer, monkeyp
     monkeypatch.setattr(box, "_shown", interrupted)
     with pytest.raises(KeyboardInterrupt):
         box.controls["size"].value = 3
-    assert "could not be drawn: the kernel was interrupted. The next move asks it again." in line(box)
+    assert (
+        "could not be drawn: the kernel was interrupted. The next move asks it again."
+        in line(box)
+    )
     monkeypatch.setattr(box, "_shown", shown)
     assert "size 4" in moves(box, "size", 4)[1]
 
@@ -179,7 +186,9 @@ def test_changed_limits_are_painted_and_axes_stay_where_they_were():
     assert left.get_position().bounds == place
     free = staged(high=10**7)[1]
     assert free.get_position().bounds != place
-    np.testing.assert_array_equal(pixels(explorer)[:, -200:], pixels(staged()[0])[:, -200:])
+    np.testing.assert_array_equal(
+        pixels(explorer)[:, -200:], pixels(staged()[0])[:, -200:]
+    )
 
 
 @pytest.fixture
@@ -207,11 +216,19 @@ def test_collapse_shows_the_variance_between_sub_ensembles():
 
 
 def test_masks_are_rounded_and_compared_with_the_trained_ensemble():
-    found = {w: {"layer 1, rows": normal(5, 12, seed=int(w)).sigmoid()} for w in (0.0, 2.0)}
+    found = {
+        w: {"layer 1, rows": normal(5, 12, seed=int(w)).sigmoid()} for w in (0.0, 2.0)
+    }
     views = [(w, cut) for w in found for cut in (None, 0.5)]
-    trained = {kind: uncertainty.decompose(normal(5, 30, 4, seed=9).double()) for kind in ("id", "ood")}
+    trained = {
+        kind: uncertainty.decompose(normal(5, 30, 4, seed=9).double())
+        for kind in ("id", "ood")
+    }
     parts = {
-        view: {kind: uncertainty.decompose((1 + i) * normal(5, 30, 4, seed=i).double()) for kind in trained}
+        view: {
+            kind: uncertainty.decompose((1 + i) * normal(5, 30, 4, seed=i).double())
+            for kind in trained
+        }
         for i, view in enumerate(views)
     }
     accuracy = {view: 0.9 + i / 100 for i, view in enumerate(views)}
@@ -234,7 +251,9 @@ def test_spectra_count_intruders_as_the_package_does():
     same = {name: w.expand(2, -1, -1) for name, w in before.items()}
     after = {"LoRA": lambda name: before[name] + update, "copies": same.__getitem__}
     explorer = widgets.spectra(before, after, k=4, threshold=0.9, layer="v")
-    count, _, energy = spectra.intruder_dimensions(before["v"].double(), after["LoRA"]("v")[0].double(), 4, 0.9)
+    count, _, energy = spectra.intruder_dimensions(
+        before["v"].double(), after["LoRA"]("v")[0].double(), 4, 0.9
+    )
     assert count > 0
     said = f"{count} of 4 leading directions are intruders (red), with {100 * energy:.0f} % of the energy"
     assert said in line(explorer)
@@ -251,18 +270,38 @@ def test_gradients_compare_with_the_entropy_and_tell_the_wrong_sign():
     torch.manual_seed(0)
     net = models.mlp(6, (8,), classes=3).eval()
     x = torch.cat([3 * normal(40, 6), 0.3 * normal(40, 6, seed=1)])
-    norms = {sigma: gradients.gradient_norms(net, x, perturbations=2, sigma=sigma)[::2] for sigma in (0.0, 0.5)}
+    norms = {
+        sigma: gradients.gradient_norms(net, x, perturbations=2, sigma=sigma)[::2]
+        for sigma in (0.0, 0.5)
+    }
     entropy = uncertainty.entropy(norms[0.0][1])
     explorer = widgets.gradients(norms, 40, entropy, depth=1.0)
     score = gradients.reduce_norms(*norms[0.0], depth=1.0)
-    shares = gradients.layer_shares(*norms[0.0])  # depth 1 weighs the last of two layers e times the first
+    shares = gradients.layer_shares(
+        *norms[0.0]
+    )  # depth 1 weighs the last of two layers e times the first
     last = (shares[1] * torch.e / (shares[0] + shares[1] * torch.e)).mean()
-    assert f"The last of 2 layers gives {100 * last:.0f} % of the score" in line(explorer)
-    by_gradients, by_entropy = (100 * metrics.ood_detection(s[:40], s[40:]).auroc for s in (score, entropy))
-    assert f"in {by_gradients:.1f} % of all pairs by its gradients, in {by_entropy:.1f} %" in line(explorer)
+    assert f"The last of 2 layers gives {100 * last:.0f} % of the score" in line(
+        explorer
+    )
+    by_gradients, by_entropy = (
+        100 * metrics.ood_detection(s[:40], s[40:]).auroc for s in (score, entropy)
+    )
+    assert (
+        f"in {by_gradients:.1f} % of all pairs by its gradients, in {by_entropy:.1f} %"
+        in line(explorer)
+    )
     moves(explorer, "depth", 4.0)
     moves(explorer, "sigma", 0.5)
-    flipped = widgets.gradients({0.0: tuple(part.flip(-2) for part in norms[0.0])}, 40, entropy.flip(0), depth=1.0)
-    wrong = {"sign is wrong" in line(each) for each in (widgets.gradients(norms, 40, entropy, depth=1.0), flipped)}
+    flipped = widgets.gradients(
+        {0.0: tuple(part.flip(-2) for part in norms[0.0])},
+        40,
+        entropy.flip(0),
+        depth=1.0,
+    )
+    wrong = {
+        "sign is wrong" in line(each)
+        for each in (widgets.gradients(norms, 40, entropy, depth=1.0), flipped)
+    }
     assert wrong == {True, False}  # the roles of ID and OOD are exchanged
     assert f"in {100 - by_gradients:.1f} %" in line(flipped)

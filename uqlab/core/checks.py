@@ -1,13 +1,235 @@
-"""Checks of what users give: each error says what was given, what is accepted and what to do."""
+"""Checks of what users give: each error says what was given, what is accepted and what to do.
+
+The public functions that take a user's arrays begin with the `as_...` functions, which accept tensors,
+NumPy arrays and lists alike. Whatever else fits no signature raises what Python or torch raise.
+"""
 
 import operator
 import traceback
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+ArrayLike = Tensor | np.ndarray | Sequence[Any]  # what `as_tensor` reads
+LOGITS = "members batch classes"
+HINTS = {  # what may have been meant by logits of so many axes
+    2: "; for a single model use logits[None]",
+    4: "; for groups use decompose_groups",
+}
+
+
+def as_tensor(
+    name: str, value: Any, axes: str = "...", *, floating: bool = True, hint: str = ""
+) -> Tensor:
+    """Return real numbers as a tensor.
+
+    Parameters
+    ----------
+    name
+        What the parameter is called, for the message.
+    value
+        A tensor, returned as it is; an array or nested lists of numbers, copied. Integers of arrays
+        and lists become float64 where floating numbers are wanted.
+    axes
+        The names of the axes, separated by spaces; "..." takes any number of them.
+    floating
+        Whether the numbers must be floating ones.
+    hint
+        What to do where the number of axes is wrong.
+
+    Raises
+    ------
+    TypeError
+        For what holds no real numbers: text, objects, complex or sparse tensors, the device "meta".
+    ValueError
+        For rows of different lengths, and for another number of axes.
+    """
+    wanted = f"[{', '.join(axes.split())}]"
+    if not isinstance(value, Tensor):
+        todo = f"{name} must be a tensor, an array or lists of numbers {wanted}"
+        try:
+            array = np.asarray(value)
+        except ValueError as error:
+            raise ValueError(f"{todo}, got rows of different lengths") from error
+        if array.dtype.kind not in "fiub":
+            raise TypeError(f"{todo}, got {type(value).__name__} of {array.dtype}")
+        to = np.float64 if floating and array.dtype.kind != "f" else None
+        native = to or array.dtype.newbyteorder("=")
+        value = torch.tensor(array.astype(native))
+    if value.layout is not torch.strided or value.is_meta:
+        raise TypeError(
+            f"{name} must hold its numbers, got a {value.layout} tensor on {value.device}"
+        )
+    if value.is_complex() or (floating and not value.is_floating_point()):
+        raise TypeError(
+            f"{name} must be a floating tensor, got {value.dtype}; use {name}.float()"
+        )
+    if axes != "..." and value.ndim != len(axes.split()):
+        raise ValueError(f"{name} must be {wanted}, got {list(value.shape)}{hint}")
+    return value
+
+
+def as_logits(logits: Any, axes: str = LOGITS) -> Tensor:
+    """Return finite logits [members, batch, classes], not empty, of two classes or more.
+
+    Raises what `as_tensor` raises, and ValueError for logits that are empty, of one class, or not finite.
+    """
+    hint = HINTS.get(np.ndim(logits), "") if axes == LOGITS else ""
+    logits = as_tensor("logits", logits, axes, hint=hint)
+    if 0 in logits.shape:
+        raise ValueError(f"logits must not be empty, got {list(logits.shape)}")
+    if logits.ndim == 0 or logits.shape[-1] < 2:
+        raise ValueError(
+            f"logits need two classes or more, got {list(logits.shape)}; "
+            "from a sigmoid's z use cat([0 * z, z], -1)"
+        )
+    finite("logits", logits)
+    return logits
+
+
+def as_labels(labels: Any, samples: int, classes: int | None = None) -> Tensor:
+    """Return labels [samples] as int64.
+
+    Raises TypeError for what is no integer; ValueError for another shape and for labels outside 0 to
+    classes - 1.
+    """
+    labels = as_tensor("labels", labels, floating=False)
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise TypeError(
+            f"labels must be integers, got {labels.dtype}; use labels.long()"
+        )
+    if labels.shape != (samples,):
+        raise ValueError(
+            f"labels must be [samples] = [{samples}] like the inputs, got {list(labels.shape)}"
+        )
+    if classes is not None and len(labels):
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= classes:
+            missing = "; -1 stands for a missing label" if low == -1 else ""
+            raise ValueError(
+                f"labels must be 0 to {classes - 1}, one for each of {classes} outputs, "
+                f"got {low} to {high}{missing}"
+            )
+    return labels.to(torch.int64)
+
+
+def as_scores(scores: Any, samples: int | None = None, name: str = "scores") -> Tensor:
+    """Return finite scores [samples], at least one.
+
+    Raises what `as_tensor` raises, and ValueError for another number of scores, for none, and for NaN
+    or infinite ones.
+    """
+    scores = as_tensor(name, scores, "samples", floating=False)
+    if len(scores) == 0 or len(scores) != (samples or len(scores)):
+        raise ValueError(
+            f"{name} must be [samples] = [{samples or 'one or more'}], got {list(scores.shape)}"
+        )
+    finite(name, scores)
+    return scores
+
+
+def as_inputs(inputs: Any) -> Any:
+    """Return a network's inputs: a tensor [samples, ...], or tensors by name as tokenizers give.
+
+    Raises what `as_tensor` raises, and ValueError unless they are finite and every tensor holds the
+    same number of samples, at least one.
+    """
+    if isinstance(inputs, Mapping):
+        inputs = {k: as_tensor(k, t, floating=False) for k, t in inputs.items()}
+        tensors = list(inputs.values())
+    else:
+        inputs = as_tensor("inputs", inputs, floating=False)
+        tensors = [inputs]
+    counts = {len(t) if t.ndim else 0 for t in tensors}
+    if len(counts) != 1 or 0 in counts:
+        raise ValueError(
+            "inputs must have the same number of samples, at least one, "
+            f"got {sorted(counts)} samples"
+        )
+    for t in tensors:
+        finite("inputs", t)
+    return inputs
+
+
+def count(inputs: Tensor | Mapping[str, Tensor]) -> int:
+    """Return the number of samples of inputs that `as_inputs` returned."""
+    return len(inputs if isinstance(inputs, Tensor) else next(iter(inputs.values())))
+
+
+def one_network(model: Any, user: str) -> None:
+    """Raise TypeError unless `model` is one torch module and no ensemble; `user` wants it."""
+    ensemble = hasattr(model, "member_ids")
+    if ensemble or not isinstance(model, nn.Module):
+        todo = "; take one of its networks: ensemble.member(0)" if ensemble else ""
+        raise TypeError(
+            f"{user} takes one torch module, got {type(model).__name__}{todo}"
+        )
+
+
+def one_of(name: str, value: Any, accepted: Collection[Any]) -> None:
+    """Raise ValueError unless `value` is among the accepted ones."""
+    if not any(type(value) is type(other) and value == other for other in accepted):
+        *others, last = (f'"{a}"' if isinstance(a, str) else str(a) for a in accepted)
+        raise ValueError(
+            f"{name} must be {', '.join(others)}{' or ' if others else ''}{last}, got {value!r}"
+        )
+
+
+def at_least(name: str, value: Any, least: int = 1) -> int:
+    """Return `value` as an int; TypeError for what is no integer, ValueError for less than `least`."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    return number
+
+
+def within(name: str, value: Any, interval: str) -> None:
+    """Raise unless a number lies in an interval like "(0, 1]" or "[0, inf)"; NaN lies in none."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise TypeError(f"{name} must be a number in {interval}, got {value!r}")
+    low, high = map(float, interval[1:-1].split(","))
+    above = value > low or (value == low and interval[0] == "[")
+    below = value < high or (value == high and interval[-1] == "]")
+    if not (above and below):
+        raise ValueError(f"{name} must be in {interval}, got {value}")
+
+
+def positive(name: str, value: Any) -> None:
+    """Raise unless a number is above zero and finite."""
+    within(name, value, "(0, inf)")
+
+
+def all_finite(tensor: Tensor) -> bool:
+    """Whether a tensor holds neither NaN nor an infinite value."""
+    if not tensor.is_floating_point() or tensor.detach().sum().isfinite():
+        return True  # one pass, and no memory
+    return bool(tensor.isfinite().all())  # a sum may also be too large
+
+
+def finite(name: str, tensor: Tensor) -> None:
+    """Raise ValueError, with the place of the first one, for NaN or an infinite value."""
+    if not all_finite(tensor):
+        first = (~tensor.isfinite()).nonzero()[0].tolist()
+        raise ValueError(
+            f"{name} must be finite, got NaN or an infinite value at {first}; clean them first"
+        )
+
+
+def representable(name: str, result: Tensor) -> None:
+    """Raise ValueError for results of finite values that were too large for their precision."""
+    if not all_finite(result):
+        raise ValueError(
+            f"some {name} are too large for {result.dtype}; use float64 or scale them"
+        )
+
+
+# Until the last room is converted -------------------------------------------------------------------------------------
 LIBRARIES = (
     "uqlab", "torch", "numpy", "scipy", "sklearn", "pandas", "matplotlib", "seaborn", "ipywidgets", "traitlets",
     "transformers", "safetensors", "html", "json", "re", "textwrap",
@@ -24,68 +246,22 @@ def is_ours(error: Exception) -> bool:
 def of_a_library(error: Exception) -> bool:
     """Whether a library under this package refused what it was given: no file, no memory, and no code of a user."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    other = isinstance(error, OSError | MemoryError | torch.OutOfMemoryError | FloatingPointError | Warning)
-    return not other and frame.f_globals.get("__name__", "").partition(".")[0] in LIBRARIES
-
-
-def one_network(model: Any, user: str) -> None:
-    """Raise TypeError unless `model` is one torch module and no ensemble; `user` is the function that wants it."""
-    ensemble = hasattr(model, "member_ids")
-    if ensemble or not isinstance(model, nn.Module):
-        todo = "; take one of its networks: ensemble.member(0)" if ensemble else ""
-        raise TypeError(f"{user} takes one torch module, got {type(model).__name__}{todo}")
-
-
-def one_of(name: str, value: Any, accepted: Collection[Any]) -> None:
-    """Raise ValueError unless `value` is among the accepted ones."""
-    if value not in accepted:
-        *others, last = (f'"{each}"' if isinstance(each, str) else str(each) for each in accepted)
-        raise ValueError(f"{name} must be {', '.join(others)}{' or ' if others else ''}{last}, got {value!r}")
-
-
-def at_least(name: str, value: Any, least: int = 1) -> int:
-    """`value` as an int; raises TypeError for what is no integer, ValueError for less than `least`."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, got {value!r}") from None
-    if number < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-    return number
-
-
-def within(name: str, value: Any, interval: str) -> None:
-    """Raise ValueError unless a number lies in an interval, written as "(0, 1]" or "[0, inf)"; NaN lies in none."""
-    low, high = map(float, interval[1:-1].split(","))
-    if not (low < value < high or (value == low and interval[0] == "[") or (value == high and interval[-1] == "]")):
-        raise ValueError(f"{name} must be in {interval}, got {value}")
+    other = isinstance(
+        error,
+        OSError | MemoryError | torch.OutOfMemoryError | FloatingPointError | Warning,
+    )
+    return (
+        not other and frame.f_globals.get("__name__", "").partition(".")[0] in LIBRARIES
+    )
 
 
 def floating(name: str, value: Any) -> None:
     """Raise TypeError unless `value` is a floating tensor."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"{name} must be a floating tensor, got {kind}; use torch.as_tensor(...).float()")
-
-
-def all_finite(tensor: Tensor) -> bool:
-    """Whether a tensor holds neither NaN nor an infinite value."""
-    if not tensor.is_floating_point() or tensor.detach().sum().isfinite():  # one pass, and no memory
-        return True
-    return bool(tensor.isfinite().all())  # a sum may also be too large
-
-
-def finite(name: str, tensor: Tensor) -> None:
-    """Raise ValueError, which names the place of the first one, if a tensor holds NaN or an infinite value."""
-    if not all_finite(tensor):
-        first = (~tensor.isfinite()).nonzero()[0].tolist()
-        raise ValueError(f"{name} must be finite, got NaN or an infinite value at {first}; clean them first")
-
-
-def representable(name: str, result: Tensor) -> None:
-    """Raise ValueError if a result of finite values is not finite: they were too large for its precision."""
-    if not all_finite(result):
-        raise ValueError(f"some {name} are too large for {result.dtype}; use float64 or scale them")
+        raise TypeError(
+            f"{name} must be a floating tensor, got {kind}; use torch.as_tensor(...).float()"
+        )
 
 
 def count_samples(inputs: Any) -> int:
@@ -102,7 +278,9 @@ def count_samples(inputs: Any) -> int:
         )
     counts = {len(t) for t in tensors}
     if len(counts) > 1 or 0 in counts:
-        raise ValueError(f"inputs must have the same number of samples, at least one, got {sorted(counts)} samples")
+        raise ValueError(
+            f"inputs must have the same number of samples, at least one, got {sorted(counts)} samples"
+        )
     for t in tensors:
         finite("inputs", t)
     return counts.pop()
@@ -114,11 +292,19 @@ def class_labels(labels: Any, samples: int, classes: int | None = None) -> Tenso
     Raises TypeError for what is no tensor of integers; ValueError for another shape and for labels outside 0 to
     classes - 1.
     """
-    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dtype == torch.bool:
+    if (
+        not isinstance(labels, Tensor)
+        or labels.is_floating_point()
+        or labels.dtype == torch.bool
+    ):
         kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
-        raise TypeError(f"labels must be a tensor of integers, got {kind}; use labels.long()")
+        raise TypeError(
+            f"labels must be a tensor of integers, got {kind}; use labels.long()"
+        )
     if labels.shape != (samples,):
-        raise ValueError(f"labels must be [samples] = [{samples}] like the inputs, got {list(labels.shape)}")
+        raise ValueError(
+            f"labels must be [samples] = [{samples}] like the inputs, got {list(labels.shape)}"
+        )
     if classes is not None and len(labels):
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= classes:

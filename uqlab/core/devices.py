@@ -16,16 +16,28 @@ from uqlab.core.checks import one_of
 # Bytes that one layer reads and writes and that should stay in a CPU's cache; measured for transformers of width 64 to
 # 384 on a Xeon of two cores: half and twice as much both lose.
 IMPLICIT_CACHE = 1e7  # members of an implicit ensemble in one pass
-KEPT = 2**28  # bytes of members' weights that are kept from batch to batch of a prediction
+KEPT = (
+    2**28
+)  # bytes of members' weights that are kept from batch to batch of a prediction
 FUSED_CACHE = 4.7e6  # inputs of a fused ensemble in one pass
 CIRCUIT_CACHE = 3e6  # inputs of a circuit search, in each thread
 FUSED_ALONE = 256  # tokens of a member from which its own products, with no head filled up, are faster on a CPU
-ONE_THREAD = 1e8  # multiply-adds of a training step below which one thread beats several
-TEMPORARY = {"cpu": 2**19, "cuda": 2**25}  # elements: 2 MiB of float32 stay in a core's cache; a GPU pays for launches
-ACTIVATIONS = {"cpu": 2**22, "cuda": 2**27}  # elements that a pass of gradient scores keeps: more does not pay on a CPU
+ONE_THREAD = (
+    1e8  # multiply-adds of a training step below which one thread beats several
+)
+TEMPORARY = {
+    "cpu": 2**19,
+    "cuda": 2**25,
+}  # elements: 2 MiB of float32 stay in a core's cache; a GPU pays for launches
+ACTIVATIONS = {
+    "cpu": 2**22,
+    "cuda": 2**27,
+}  # elements that a pass of gradient scores keeps: more does not pay on a CPU
 
 
-def elements_of_temporary(device: torch.device, tuned: Mapping[str, int] = TEMPORARY) -> int:
+def elements_of_temporary(
+    device: torch.device, tuned: Mapping[str, int] = TEMPORARY
+) -> int:
     """The number of elements that a temporary tensor, or whatever `tuned` is for, should have on a device."""
     return tuned.get(device.type, tuned["cuda"])
 
@@ -33,13 +45,19 @@ def elements_of_temporary(device: torch.device, tuned: Mapping[str, int] = TEMPO
 def device(name: str = "auto") -> torch.device:
     """The torch device of that name; "auto" is the GPU if there is one. Raises ValueError unless it can compute."""
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f'device {name!r} needs a GPU and a CUDA build of torch; here is none: use "auto" or "cpu"')
+        raise ValueError(
+            f'device {name!r} needs a GPU and a CUDA build of torch; here is none: use "auto" or "cpu"'
+        )
     try:
         if name == "meta":  # to torch a device, on which tensors hold no numbers
             raise RuntimeError
-        return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+        return torch.device(
+            ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+        )
     except RuntimeError as error:
-        raise ValueError(f'device must be "auto", "cpu", "cuda" or one like "cuda:1", got {name!r}') from error
+        raise ValueError(
+            f'device must be "auto", "cpu", "cuda" or one like "cuda:1", got {name!r}'
+        ) from error
 
 
 @contextlib.contextmanager
@@ -64,14 +82,19 @@ def arithmetic(precision: str, where: torch.device) -> Iterator[None]:
         finally:
             backend.matmul.fp32_precision, backend.conv.fp32_precision = before
     else:
-        warnings.warn("this CPU has no bfloat16 matrix units: products stay float32, which is faster", stacklevel=5)
+        warnings.warn(
+            "this CPU has no bfloat16 matrix units: products stay float32, which is faster",
+            stacklevel=5,
+        )
         yield
 
 
 def free_memory(device: torch.device) -> int:
     """Bytes that are free on a GPU, with those that torch holds without using them."""
     free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return (
+        free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    )
 
 
 class Held(TorchDispatchMode):
@@ -82,10 +105,18 @@ class Held(TorchDispatchMode):
         self.now = self.most = 0
         self.live: set[int] = set()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        given = {
+            t.untyped_storage()._cdata
+            for t in tree_leaves((args, kwargs))
+            if isinstance(t, Tensor)
+        }
         result = func(*args, **(kwargs or {}))
-        for storage in (t.untyped_storage() for t in tree_leaves(result) if isinstance(t, Tensor)):
+        for storage in (
+            t.untyped_storage() for t in tree_leaves(result) if isinstance(t, Tensor)
+        ):
             if storage._cdata not in given | self.live:
                 self.live.add(storage._cdata)
                 self.now += storage.nbytes()

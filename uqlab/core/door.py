@@ -24,7 +24,9 @@ import torch
 
 from uqlab.core.checks import at_least, is_ours, of_a_library, one_of, within
 
-Reader = Callable[[str, Any], Any]  # (a parameter's name, what was given) -> what the function gets
+Reader = Callable[
+    [str, Any], Any
+]  # (a parameter's name, what was given) -> what the function gets
 
 # What a parameter of that name must be, wherever it stands: counts, their least, and numbers in an interval.
 COUNTS = dict.fromkeys(
@@ -39,7 +41,14 @@ INTERVALS = {
     "diversity": "[0, inf)", "temperature": "(0, inf)",
 }  # fmt: skip
 FLOATING = ("float16", "bfloat16", "float32", "float64")
-HOLLOW = ("weight", "bias", "down", "up", "value", "w")  # a network may lie on the device "meta", without numbers
+HOLLOW = (
+    "weight",
+    "bias",
+    "down",
+    "up",
+    "value",
+    "w",
+)  # a network may lie on the device "meta", without numbers
 PLAIN = {bool: "True or False", int: "an integer", float: "a number", str: "text"}
 TODO = {"Module": "one torch module", "Ensemble": "an ensemble; wrap models by ensembles.from_members",
         "MaskEnsemble": "the ensemble that extraction.masks(model) returns"}  # fmt: skip
@@ -58,10 +67,18 @@ def room(name: str, reads: bool = True) -> None:
     module = sys.modules[name]
     listed = getattr(module, "__all__", None)
     for public, thing in list(vars(module).items()):
-        own = public in listed if listed else public[0] != "_" and getattr(thing, "__module__", "") == name
+        own = (
+            public in listed
+            if listed
+            else public[0] != "_" and getattr(thing, "__module__", "") == name
+        )
         if own and inspect.isfunction(thing):
             setattr(module, public, guarded(thing, reads))
-        elif own and inspect.isclass(thing) and inspect.isfunction(make := vars(thing).get("__init__")):
+        elif (
+            own
+            and inspect.isclass(thing)
+            and inspect.isfunction(make := vars(thing).get("__init__"))
+        ):
             thing.__init__ = guarded(make, reads)
 
 
@@ -70,14 +87,19 @@ def guarded(function: Any, reads: bool = True) -> Any:
     if hasattr(function, "readers"):
         return function
     signature = inspect.signature(function)
-    readers = {name: _of_parameter(name, p) if reads else None for name, p in signature.parameters.items()}
+    readers = {
+        name: _of_parameter(name, p) if reads else None
+        for name, p in signature.parameters.items()
+    }
 
     @functools.wraps(function)
     def door(*args: Any, **kwargs: Any) -> Any:
         try:
             given = signature.bind(*args, **kwargs)
         except TypeError:
-            return function(*args, **kwargs)  # Python itself says what is missing or unknown
+            return function(
+                *args, **kwargs
+            )  # Python itself says what is missing or unknown
         for name, value in given.arguments.items():
             if (read := readers[name]) is not None:
                 given.arguments[name] = read(name, value)
@@ -86,9 +108,15 @@ def guarded(function: Any, reads: bool = True) -> Any:
         except Exception as error:
             if is_ours(error) or not of_a_library(error):
                 raise
-            what = ", ".join(f"{name}={shown(value)}" for name, value in given.arguments.items() if name != "self")
+            what = ", ".join(
+                f"{name}={shown(value)}"
+                for name, value in given.arguments.items()
+                if name != "self"
+            )
             called = function.__qualname__.removesuffix(".__init__")
-            raise ValueError(f"{called} cannot take {what}: {type(error).__name__}: {error}") from error
+            raise ValueError(
+                f"{called} cannot take {what}: {type(error).__name__}: {error}"
+            ) from error
 
     door.readers = readers  # type: ignore[attr-defined]
     return door
@@ -100,7 +128,11 @@ def shown(value: Any) -> str:
         return f"{'x'.join(map(str, value.shape)) or 'a scalar'} of {value.dtype}"
     if value is None or isinstance(value, bool | int | float | complex | str):
         text = repr(value)
-        return text if len(text) < 60 else f"{text[:56]}...{text[0] if isinstance(value, str) else ''}"
+        return (
+            text
+            if len(text) < 60
+            else f"{text[:56]}...{text[0] if isinstance(value, str) else ''}"
+        )
     return type(value).__name__
 
 
@@ -109,9 +141,13 @@ def _of_parameter(name: str, parameter: inspect.Parameter) -> Reader | None:
     if read is None:
         return None
     if parameter.kind is parameter.VAR_POSITIONAL:
-        return lambda name, values: tuple(read(f"{name}[{i}]", value) for i, value in enumerate(values))
+        return lambda name, values: tuple(
+            read(f"{name}[{i}]", value) for i, value in enumerate(values)
+        )
     if parameter.kind is parameter.VAR_KEYWORD:
-        return lambda _, values: {name: read(name, value) for name, value in values.items()}
+        return lambda _, values: {
+            name: read(name, value) for name, value in values.items()
+        }
 
     def checked(name: str, value: Any) -> Any:
         if value is default:
@@ -125,7 +161,9 @@ def _of_parameter(name: str, parameter: inspect.Parameter) -> Reader | None:
             try:
                 re.compile(value)
             except re.error as error:
-                raise ValueError(f"{name} must be a regular expression, got {shown(value)}: {error}") from error
+                raise ValueError(
+                    f"{name} must be a regular expression, got {shown(value)}: {error}"
+                ) from error
         elif isinstance(value, int | float) and name in INTERVALS:
             within(name, value, INTERVALS[name])
         return value
@@ -152,10 +190,23 @@ def _reader(kind: Any) -> Reader | None:
         return functools.partial(_tensor, None)
     if kind is collections.abc.Callable or origin is collections.abc.Callable:
         return functools.partial(_instance, collections.abc.Callable, "a function")
-    if origin in (collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection, list):
+    if origin in (
+        collections.abc.Sequence,
+        collections.abc.Iterable,
+        collections.abc.Collection,
+        list,
+    ):
         read = functools.partial(_items, _reader(parts[0]) if parts else None)
         names = origin in (collections.abc.Iterable, collections.abc.Collection)
-        return (lambda name, given: read(name, list(given) if isinstance(given, Mapping) else given)) if names else read
+        return (
+            (
+                lambda name, given: read(
+                    name, list(given) if isinstance(given, Mapping) else given
+                )
+            )
+            if names
+            else read
+        )
     if origin is tuple and parts and parts[-1] is not Ellipsis:
         return functools.partial(_tuple, [_reader(part) for part in parts])
     if origin is tuple:
@@ -164,8 +215,14 @@ def _reader(kind: Any) -> Reader | None:
         return functools.partial(_mapping, _reader(parts[1]))
     if origin is type:
         return functools.partial(_instance, type, "a class")
-    if inspect.isclass(kind) and kind not in (object, Any, inspect.Parameter.empty) and origin is None:
-        return functools.partial(_instance, kind, TODO.get(kind.__name__, f"of type {kind.__name__}"))
+    if (
+        inspect.isclass(kind)
+        and kind not in (object, Any, inspect.Parameter.empty)
+        and origin is None
+    ):
+        return functools.partial(
+            _instance, kind, TODO.get(kind.__name__, f"of type {kind.__name__}")
+        )
     return None  # Any, forward references
 
 
@@ -176,25 +233,38 @@ def _none(name: str, value: Any) -> None:
 
 def _plain(kind: type, name: str, value: Any) -> Any:
     read: Any
-    if getattr(value, "ndim", None) == 0 and hasattr(value, "item") and kind is not str and not _meta(value):
+    if (
+        getattr(value, "ndim", None) == 0
+        and hasattr(value, "item")
+        and kind is not str
+        and not _meta(value)
+    ):
         value = value.item()  # a scalar of NumPy or torch
     if type(value) is kind:
         read = value
     elif kind is int and hasattr(value, "__index__") and not hasattr(value, "shape"):
         read = operator.index(value)
-    elif (kind is float and isinstance(value, numbers.Real)) or (isinstance(value, kind) and kind is str):
+    elif (kind is float and isinstance(value, numbers.Real)) or (
+        isinstance(value, kind) and kind is str
+    ):
         read = value
     else:
         raise TypeError(f"{name} must be {PLAIN[kind]}, got {shown(value)}")
     if kind is int and abs(read) >= 2**63:
         raise ValueError(f"{name} must be an integer of 64 bits, got {shown(read)}")
-    if kind is float and read != read and name not in INTERVALS and name[-1] != "]":  # in lists nan is a gap
+    if (
+        kind is float and read != read and name not in INTERVALS and name[-1] != "]"
+    ):  # in lists nan is a gap
         raise ValueError(f"{name} must be a number, got nan")
     return read
 
 
 def _literal(accepted: tuple, name: str, value: Any) -> Any:
-    one_of(name, value if isinstance(value, str | int | float | None) else shown(value), accepted)
+    one_of(
+        name,
+        value if isinstance(value, str | int | float | None) else shown(value),
+        accepted,
+    )
     return value
 
 
@@ -206,16 +276,26 @@ def _instance(kind: Any, what: str, name: str, value: Any) -> Any:
 
 def _union(parts: tuple) -> Reader | None:
     readers: list[Any] = [_reader(part) for part in parts]
-    if None in readers or {typing.get_origin(part) for part in parts} == {tuple}:  # what takes tuples tells them apart
+    if None in readers or {typing.get_origin(part) for part in parts} == {
+        tuple
+    }:  # what takes tuples tells them apart
         return None
 
-    if set(map(typing.get_origin, parts)) == {None, typing.Literal} and types.NoneType in parts:
-        return functools.partial(_literal, (None, *(value for part in parts for value in typing.get_args(part))))
+    if (
+        set(map(typing.get_origin, parts)) == {None, typing.Literal}
+        and types.NoneType in parts
+    ):
+        return functools.partial(
+            _literal,
+            (None, *(value for part in parts for value in typing.get_args(part))),
+        )
 
     def read(name: str, value: Any) -> Any:
         errors = []
         same = [type(value) is getattr(part, "array_type", part) for part in parts]
-        for each in [each for each, at_once in zip(readers, same, strict=True) if at_once]:
+        for each in [
+            each for each, at_once in zip(readers, same, strict=True) if at_once
+        ]:
             with suppress(TypeError, ValueError):
                 return each(name, value)
         for each in readers:
@@ -223,20 +303,36 @@ def _union(parts: tuple) -> Reader | None:
                 return each(name, value)
             except (TypeError, ValueError) as error:
                 errors.append(error)
-        told = [e for part, e in zip(parts, errors, strict=True) if part is not types.NoneType]
+        told = [
+            e
+            for part, e in zip(parts, errors, strict=True)
+            if part is not types.NoneType
+        ]
         if isinstance(value, torch.Tensor):  # it was not meant as a list
-            told = [e for part, e in zip(parts, errors, strict=True) if hasattr(part, "dim_str")] or told
-        values = [e for e in told if isinstance(e, ValueError) or str(e).startswith(f"{name}[")]
+            told = [
+                e
+                for part, e in zip(parts, errors, strict=True)
+                if hasattr(part, "dim_str")
+            ] or told
+        values = [
+            e
+            for e in told
+            if isinstance(e, ValueError) or str(e).startswith(f"{name}[")
+        ]
         if len(told) == 1 or values:
             raise (values or told)[0] from None
         said = [str(e).partition(" must be ")[2].rpartition(", got ")[0] for e in told]
-        raise TypeError(f"{name} must be {' or '.join(dict.fromkeys(said))}, got {shown(value)}") from None
+        raise TypeError(
+            f"{name} must be {' or '.join(dict.fromkeys(said))}, got {shown(value)}"
+        ) from None
 
     return read
 
 
 def _items(read: Reader | None, name: str, values: Any) -> Any:
-    if isinstance(values, str | bytes | Mapping) or not isinstance(values, collections.abc.Iterable):
+    if isinstance(values, str | bytes | Mapping) or not isinstance(
+        values, collections.abc.Iterable
+    ):
         raise TypeError(f"{name} must be a list, got {shown(values)}")
     if getattr(values, "ndim", 1) == 0:
         raise TypeError(f"{name} must be a list, got a scalar")
@@ -245,16 +341,23 @@ def _items(read: Reader | None, name: str, values: Any) -> Any:
     if isinstance(values, collections.abc.Iterator):  # a stream is not held
         return (read(f"{name}[{i}]", value) for i, value in enumerate(values))
     items = [read(f"{name}[{i}]", value) for i, value in enumerate(values)]
-    kept = isinstance(values, list | tuple) and all(a is b for a, b in zip(items, values, strict=True))
+    kept = isinstance(values, list | tuple) and all(
+        a is b for a, b in zip(items, values, strict=True)
+    )
     return values if kept else items
 
 
 def _tuple(readers: list[Reader | None], name: str, values: Any) -> Any:
     if not isinstance(values, list | tuple) or len(values) != len(readers):
         count = f" of length {len(values)}" if isinstance(values, list | tuple) else ""
-        raise TypeError(f"{name} must be a tuple of {len(readers)} values, got {shown(values)}{count}")
+        raise TypeError(
+            f"{name} must be a tuple of {len(readers)} values, got {shown(values)}{count}"
+        )
     pairs = enumerate(zip(readers, values, strict=True))
-    return tuple(value if read is None else read(f"{name}[{i}]", value) for i, (read, value) in pairs)
+    return tuple(
+        value if read is None else read(f"{name}[{i}]", value)
+        for i, (read, value) in pairs
+    )
 
 
 def _mapping(read: Reader | None, name: str, values: Any) -> Any:
@@ -273,24 +376,41 @@ def _meta(value: Any) -> bool:
 def _tensor(kind: Any, name: str, value: Any) -> Any:
     """A tensor of a jaxtyping kind (None: any), made of arrays, lists and numbers."""
     wanted = getattr(kind, "dtypes", None)
-    wanted = None if not isinstance(wanted, list | tuple) or not all(isinstance(d, str) for d in wanted) else wanted
+    wanted = (
+        None
+        if not isinstance(wanted, list | tuple)
+        or not all(isinstance(d, str) for d in wanted)
+        else wanted
+    )
     floats = wanted is not None and all("float" in dtype for dtype in wanted)
     axes = kind.dim_str.split() if kind else ["..."]
     given = value
     if not isinstance(value, torch.Tensor):
         value = _from_array(name, value, floats, axes)
-    if (value.device.type == "meta" and name not in HOLLOW) or value.layout is not torch.strided:
-        raise TypeError(f"{name} must hold its numbers, got a {value.layout} tensor on {value.device}; make it dense")
+    if (
+        value.device.type == "meta" and name not in HOLLOW
+    ) or value.layout is not torch.strided:
+        raise TypeError(
+            f"{name} must hold its numbers, got a {value.layout} tensor on {value.device}; make it dense"
+        )
     dtype = str(value.dtype).removeprefix("torch.")
     if floats and dtype not in FLOATING:
-        raise TypeError(f"{name} must be a floating tensor, got {value.dtype}; use torch.as_tensor(...).float()")
-    if dtype.startswith("complex") or (wanted is not None and not floats and dtype not in wanted):
+        raise TypeError(
+            f"{name} must be a floating tensor, got {value.dtype}; use torch.as_tensor(...).float()"
+        )
+    if dtype.startswith("complex") or (
+        wanted is not None and not floats and dtype not in wanted
+    ):
         whole = wanted is not None and not any("float" in each for each in wanted)
         kinds, todo = ("integers", "long") if whole else ("real numbers", "float")
-        raise TypeError(f"{name} must be a tensor of {kinds}, got {value.dtype}; use {name}.{todo}()")
+        raise TypeError(
+            f"{name} must be a tensor of {kinds}, got {value.dtype}; use {name}.{todo}()"
+        )
     if value.ndim != len(axes) and not any(axis[0] in "*." for axis in axes):
         hint = RANKS.get((axes[0], value.ndim), "")
-        raise ValueError(f"{name} must be [{', '.join(axes)}], got {list(value.shape)}{hint}")
+        raise ValueError(
+            f"{name} must be [{', '.join(axes)}], got {list(value.shape)}{hint}"
+        )
     return given if kind and kind.array_type is np.ndarray else value
 
 
@@ -298,7 +418,11 @@ def _from_array(name: str, value: Any, floats: bool, axes: list[str]) -> Any:
     todo = f"{name} must be a tensor, an array or a list of numbers [{', '.join(axes)}], got {shown(value)}"
     if value is None or isinstance(value, str | bytes | Mapping) or callable(value):
         raise TypeError(todo)
-    if isinstance(value, list | tuple) and value and all(isinstance(each, torch.Tensor) for each in value):
+    if (
+        isinstance(value, list | tuple)
+        and value
+        and all(isinstance(each, torch.Tensor) for each in value)
+    ):
         if len({each.shape for each in value}) > 1:
             raise ValueError(f"{name} must be of one shape, got tensors of several")
         return torch.stack(list(value))
@@ -312,5 +436,7 @@ def _from_array(name: str, value: Any, floats: bool, axes: list[str]) -> Any:
         array = array.astype(np.int64)
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         array = array.astype(np.float64)
-    tensor = torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("=")))  # a copy: it may be read-only
+    tensor = torch.from_numpy(
+        np.array(array, dtype=array.dtype.newbyteorder("="))
+    )  # a copy: it may be read-only
     return tensor.double() if floats and array.dtype.kind != "f" else tensor

@@ -10,7 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-COMPARED: set[Path] = set()  # files whose checksums this process has compared with known ones
+COMPARED: set[Path] = (
+    set()
+)  # files whose checksums this process has compared with known ones
 TRAININGS = "UQLAB_CACHE"  # the variable that names the folder of finished trainings; empty or absent: none is kept
 TUNE = "UQLAB_TUNE"  # the variable that turns choices by measurement off with 0; `uqlab.core.tuning`
 
@@ -41,7 +43,9 @@ def read_json(path: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError, RecursionError):
         text = path.read_text(encoding="utf-8")
         read = json.loads(text)
-        if r"\ud" in text.lower():  # half a surrogate pair is no text that could be written again
+        if (
+            r"\ud" in text.lower()
+        ):  # half a surrogate pair is no text that could be written again
             json.dumps(read, ensure_ascii=False).encode()
         return read if isinstance(read, dict) else {}
     return {}
@@ -64,7 +68,9 @@ def fingerprint(*things: Any) -> str:
         digest.update(f"{text}\0".encode())  # an end to each: 1, 23 is not 12, 3
 
     def add(thing: Any) -> None:
-        if isinstance(thing, type):  # a class has the methods of its objects, but nothing to read
+        if isinstance(
+            thing, type
+        ):  # a class has the methods of its objects, but nothing to read
             return say(f"{thing.__module__}.{thing.__qualname__}")
         if hasattr(thing, "state_dict"):
             thing = dict(thing.state_dict())

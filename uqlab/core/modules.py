@@ -10,26 +10,32 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from uqlab.core.checks import is_ours, representable
+from uqlab.core.checks import representable
 
-Inputs = Tensor | Mapping[str, Tensor]  # one tensor, or several by name, as tokenizers make them
+Inputs = (
+    Tensor | Mapping[str, Tensor]
+)  # one tensor, or several by name, as tokenizers make them
 
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """The model is in evaluation mode inside the block; afterwards every module has its former mode.
 
-    An error of torch in one of its layers becomes a ValueError that names the layer.
+    An error in one of its layers gets a note that names the layer; its type stays.
     """
     modes = {module: module.training for module in model.modules()}
     if any(p.is_meta for p in model.parameters()):
-        raise ValueError(f"{type(model).__name__} must hold its numbers, got weights on meta; load them first")
+        raise ValueError(
+            f"{type(model).__name__} must hold its numbers, got weights on meta; load them first"
+        )
     try:
         model.eval()
         yield
     except Exception as error:
-        if said := _where(model, error):
-            raise ValueError(said) from error
+        if where := _where(model, error):
+            error.add_note(
+                f"in layer {where}: check the inputs' shape, type and device"
+            )
         raise
     finally:
         for module, mode in modes.items():
@@ -37,18 +43,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _where(model: nn.Module, error: Exception) -> str:
-    """In which layer of the model an error was raised, and what it says; empty for our own and for lack of memory."""
+    """The innermost layer of the model in which an error was raised; empty if outside of it."""
+    names = {layer: name for name, layer in model.named_modules()}
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    names = {part: name for name, part in model.named_modules()}
-    parts = [frame.f_locals["self"] for frame in frames if isinstance(frame.f_locals.get("self"), nn.Module)]
-    layers = [part for part in parts if part in names and type(part).forward is not nn.Module.forward]
-    layer = layers[-1] if layers else None
-    if layer is None or is_ours(error) or isinstance(error, torch.OutOfMemoryError):
-        return ""
-    what = repr(layer) if not list(layer.children()) else layer._get_name()
-    said = str(error).strip().split("\n")[0]
-    where = f"layer {names[layer]!r}, {what}" if names[layer] else what
-    return f"the network cannot take these inputs: in {where}: {said}; check their shape, type and device"
+    owners = [frame.f_locals.get("self") for frame in frames]
+    layers = [m for m in owners if isinstance(m, nn.Module) and m in names]
+    return f"{names[layers[-1]]!r}, {type(layers[-1]).__name__}" if layers else ""
 
 
 @contextlib.contextmanager
@@ -62,7 +62,9 @@ def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
 
 def sharing_copy(model: Any, replaced: Mapping[nn.Module, Any] | None = None) -> Any:
     """A copy that shares all parameters and buffers, in which `replaced[part]` stands in the place of each `part`."""
-    memo: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    memo: dict[int, Any] = {
+        id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())
+    }
     memo |= {id(old): new for old, new in (replaced or {}).items()}
     return copy.deepcopy(model, memo)  # deepcopy takes what `memo` already holds
 
@@ -72,7 +74,9 @@ def frozen(model: Any) -> Any:
 
     Nothing that happens to the copy changes the model, not even training in training mode.
     """
-    memo: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
+    memo: dict[int, Any] = {
+        id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()
+    }
     return copy.deepcopy(model, memo)
 
 
@@ -83,7 +87,11 @@ def logits_of(output: Any) -> Any:
 
 def map_tensors(change: Callable[[Tensor], Tensor], inputs: Inputs) -> Any:
     """`inputs` with every tensor changed."""
-    return change(inputs) if isinstance(inputs, Tensor) else {name: change(t) for name, t in inputs.items()}
+    return (
+        change(inputs)
+        if isinstance(inputs, Tensor)
+        else {name: change(t) for name, t in inputs.items()}
+    )
 
 
 def first_tensor(inputs: Inputs) -> Tensor:

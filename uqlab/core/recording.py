@@ -22,8 +22,15 @@ if TYPE_CHECKING:
 FOLDER = "UQLAB_OUTPUT_DIR"  # tells a kernel its result folder, also where the notebook has no parameter output_dir
 CODE = ".code.json"  # in that folder: the files of uqlab that the kernel has imported, with their checksums
 _folder: Path | None = None
-_real = Path()  # the folder of the committed long run of the same notebook, if there is one
-_results: dict[str, dict[str, Any]] = {"numbers": {}, "tables": {}, "figures": {}, "claims": {}}
+_real = (
+    Path()
+)  # the folder of the committed long run of the same notebook, if there is one
+_results: dict[str, dict[str, Any]] = {
+    "numbers": {},
+    "tables": {},
+    "figures": {},
+    "claims": {},
+}
 
 
 def begin(output_dir: str | os.PathLike, notebook: str) -> Path:
@@ -34,7 +41,9 @@ def begin(output_dir: str | os.PathLike, notebook: str) -> Path:
     global _folder, _real
     here = Path.cwd()
     figures = (here.parent if here.name == "notebooks" else here) / "figures"
-    _folder = Path(output_dir or os.environ.get(FOLDER) or figures / "interactive" / notebook).absolute()
+    _folder = Path(
+        output_dir or os.environ.get(FOLDER) or figures / "interactive" / notebook
+    ).absolute()
     _real = figures / "real" / notebook
     _folder.mkdir(parents=True, exist_ok=True)
     _results.update(numbers={}, tables={}, figures={}, claims={})
@@ -63,7 +72,12 @@ def record(name: str, value: Any, *, allow_nan: bool = False) -> Any:
         frame = pandas.DataFrame(value)
         split = frame.astype(object).where(frame.notna(), None).to_dict("split")
         names = [str(name or "") for name in frame.index.names]
-        kind, data = "tables", plain(name, split | ({"index_names": names} if any(names) else {}), allow_nan)
+        kind, data = (
+            "tables",
+            plain(
+                name, split | ({"index_names": names} if any(names) else {}), allow_nan
+            ),
+        )
     else:
         kind, data = "numbers", plain(name, value, allow_nan)
     for each in ("numbers", "tables"):
@@ -73,7 +87,9 @@ def record(name: str, value: Any, *, allow_nan: bool = False) -> Any:
     return value
 
 
-def claim(name: str, sentence: str, holds: Any, *, margin: Any = None, paper: Any = None) -> bool:
+def claim(
+    name: str, sentence: str, holds: Any, *, margin: Any = None, paper: Any = None
+) -> bool:
     """Record under a name a sentence that a reader could dispute, and return whether it holds in this run.
 
     margin: how far the finding is from its bound, a number; the sentence or the page says how it is measured.
@@ -90,11 +106,20 @@ def claim(name: str, sentence: str, holds: Any, *, margin: Any = None, paper: An
     if not isinstance(margin, int | float | None) or isinstance(margin, bool):
         raise TypeError(f"claim {name}: the margin is {margin!r}, not a number")
     if paper is not None and not hasattr(paper, "_asdict"):
-        raise TypeError(f"claim {name}: paper is {paper!r}; look it up, published.kirsch.table_2.says(dataset, rule)")
+        raise TypeError(
+            f"claim {name}: paper is {paper!r}; look it up, published.kirsch.table_2.says(dataset, rule)"
+        )
     output_dir()
     if _results["claims"].get(name, {}).get("sentence", sentence) != sentence:
-        raise ValueError(f"this run has claimed {name} with another sentence; take another name, or begin anew")
-    _results["claims"][name] = {"sentence": sentence, "holds": holds, "margin": margin, "paper": plain(name, paper)}
+        raise ValueError(
+            f"this run has claimed {name} with another sentence; take another name, or begin anew"
+        )
+    _results["claims"][name] = {
+        "sentence": sentence,
+        "holds": holds,
+        "margin": margin,
+        "paper": plain(name, paper),
+    }
     _write_results()
     return holds
 
@@ -107,7 +132,10 @@ def claims() -> "DataFrame":
     import pandas
 
     found, says = _results["claims"].values(), {True: "yes", False: "no"}
-    theirs = [f"{says[c['paper']['holds']]} ({c['paper']['text']})" if c["paper"] else "–" for c in found]
+    theirs = [
+        f"{says[c['paper']['holds']]} ({c['paper']['text']})" if c["paper"] else "–"
+        for c in found
+    ]
     margins = ["–" if c["margin"] is None else float(c["margin"]) for c in found]
     columns = {"this run": [says[c["holds"]] for c in found], "margin": margins}
     if long := _of_real_runs():
@@ -135,8 +163,13 @@ def _of_real_runs() -> dict[str, str]:
     """What the committed long runs of this page say of its claims: yes, no, or in how many of several seeds."""
     if rows := _real_table():
         names = [name for name in rows[0] if name.startswith("claim_")]
-        held = {name: [row[name] == "True" for row in rows if row[name]] for name in names}
-        return {name.removeprefix("claim_"): f"{sum(all_)} of {len(all_)} seeds" for name, all_ in held.items()}
+        held = {
+            name: [row[name] == "True" for row in rows if row[name]] for name in names
+        }
+        return {
+            name.removeprefix("claim_"): f"{sum(all_)} of {len(all_)} seeds"
+            for name, all_ in held.items()
+        }
     found = read_json(_real / "results.json").get("claims", {})
     return {name: "yes" if claim["holds"] else "no" for name, claim in found.items()}
 
@@ -166,7 +199,11 @@ def watch_imports() -> None:
         if not frozen and "torch" in sys.modules:
             gc.freeze()  # garbage collections, of which a figure triggers many, need not look at what imports made
             frozen = True
-        modules = [module for name, module in sys.modules.copy().items() if f"{name}.".startswith("uqlab.")]
+        modules = [
+            module
+            for name, module in sys.modules.copy().items()
+            if f"{name}.".startswith("uqlab.")
+        ]
         files = {getattr(module, "__file__", None) for module in modules}
         names = {Path(file).relative_to(package).as_posix() for file in files if file}
         if new := sorted(names - imported.keys()):
@@ -178,39 +215,59 @@ def watch_imports() -> None:
 
 def plain(name: str, value: Any, allow_nan: bool = False) -> Any:
     """Return a value as JSON holds it: null, bool, int, float, str, list or dict."""
-    if hasattr(value, "_asdict"):  # named tuples, the results of uqlab.metrics and uqlab.uncertainty
+    if hasattr(
+        value, "_asdict"
+    ):  # named tuples, the results of uqlab.metrics and uqlab.uncertainty
         value = value._asdict()
     elif hasattr(value, "tolist"):  # NumPy and torch, scalars and arrays
         value = value.tolist()
     if isinstance(value, dict):
-        return {str(key): plain(f"{name}.{key}", item, allow_nan) for key, item in value.items()}
+        return {
+            str(key): plain(f"{name}.{key}", item, allow_nan)
+            for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
         return [plain(f"{name}[{i}]", item, allow_nan) for i, item in enumerate(value)]
     if isinstance(value, float) and not math.isfinite(value):
         if allow_nan:
             return None
-        raise ValueError(f"{name} is {value}, which JSON cannot hold; record(..., allow_nan=True) stores it as null")
+        raise ValueError(
+            f"{name} is {value}, which JSON cannot hold; record(..., allow_nan=True) stores it as null"
+        )
     if value is None or isinstance(value, bool | int | float | str):
         return value
     kind = type(value).__name__
-    raise TypeError(f"{name} is a {kind}; use numbers, text, lists, dicts, arrays, tensors or DataFrames")
+    raise TypeError(
+        f"{name} is a {kind}; use numbers, text, lists, dicts, arrays, tensors or DataFrames"
+    )
 
 
 def _check_name(name: str) -> None:
     if not isinstance(name, str):
-        raise TypeError(f"what a record is called must be text, got {name!r} ({type(name).__name__})")
+        raise TypeError(
+            f"what a record is called must be text, got {name!r} ({type(name).__name__})"
+        )
 
 
 def _write_results() -> None:
     torch = sys.modules.get("torch")
-    device = torch.cuda.get_device_name() if torch and torch.cuda.is_initialized() else _processor()
-    write(output_dir() / "results.json", json.dumps({**_results, "device": device}, indent=1, allow_nan=False))
+    device = (
+        torch.cuda.get_device_name()
+        if torch and torch.cuda.is_initialized()
+        else _processor()
+    )
+    write(
+        output_dir() / "results.json",
+        json.dumps({**_results, "device": device}, indent=1, allow_nan=False),
+    )
 
 
 @functools.cache
 def _processor() -> str:
     with suppress(OSError):
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        found = re.search(
+            r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE
+        )
         if found:
             return found[1]
     return platform.processor() or platform.machine()

@@ -19,13 +19,18 @@ from torch import Tensor, nn
 
 from uqlab.core.files import TUNE, fingerprint, read_json, write
 
-BUDGET, ROUNDS = 0.9, 6  # seconds for one choice, unless two turns of each way take longer; most turns after the first
+BUDGET, ROUNDS = (
+    0.9,
+    6,
+)  # seconds for one choice, unless two turns of each way take longer; most turns after the first
 GAIN = 0.95  # another way than the rule's must take at most this share of its time
 TICK = 5e-4  # seconds: what is shorter runs several times at once
 
 _TORCH: Any = torch._C  # what says whether torch.func transforms
 _FOUND: dict[tuple, str] = {}  # of this process
-_TIMING = threading.RLock()  # of this thread a choice may hold others: those of the layers in a network
+_TIMING = (
+    threading.RLock()
+)  # of this thread a choice may hold others: those of the layers in a network
 
 
 def octave(number: int) -> int:
@@ -48,33 +53,60 @@ def choose(
     name comes back where nothing can be timed: with gradients, so that a training that is repeated gives equal bits,
     under torch.compile or a transform of torch.func, in a second thread, and with UQLAB_TUNE=0.
     """
-    if len(ways) < 2 or torch.is_grad_enabled() or torch.compiler.is_compiling() or os.environ.get(TUNE) == "0":
+    if (
+        len(ways) < 2
+        or torch.is_grad_enabled()
+        or torch.compiler.is_compiling()
+        or os.environ.get(TUNE) == "0"
+    ):
         return rule
     key = (kind, shape, like.dtype, like.device, torch.get_num_threads())
     found = _FOUND.get(key, "")
     if found in ways:
         return found
-    if _TORCH._functorch.peek_interpreter_stack() is not None or not _TIMING.acquire(blocking=False):
+    if _TORCH._functorch.peek_interpreter_stack() is not None or not _TIMING.acquire(
+        blocking=False
+    ):
         return rule
     try:
-        place = torch.cuda.get_device_name(like.device) if like.is_cuda else like.device.type
+        place = (
+            torch.cuda.get_device_name(like.device)
+            if like.is_cuda
+            else like.device.type
+        )
         line = f"{kind} {shape} {like.dtype} on {place}, {torch.get_num_threads()} threads, torch {torch.__version__}"
         before = known()
         if before.get(line) not in ways:
-            before[line] = fastest(ways, rule, like.device, work or dict.fromkeys(ways, 1))
+            before[line] = fastest(
+                ways, rule, like.device, work or dict.fromkeys(ways, 1)
+            )
             with suppress(OSError):
-                write(choices(), json.dumps(known() | {line: before[line]}, indent=0, sort_keys=True))
+                write(
+                    choices(),
+                    json.dumps(
+                        known() | {line: before[line]}, indent=0, sort_keys=True
+                    ),
+                )
         _FOUND[key] = before[line]
         return before[line]
     finally:
         _TIMING.release()
 
 
-def fastest(ways: Mapping[str, Callable[[], object]], rule: str, device: torch.device, work: Mapping[str, int]) -> str:
+def fastest(
+    ways: Mapping[str, Callable[[], object]],
+    rule: str,
+    device: torch.device,
+    work: Mapping[str, int],
+) -> str:
     """The way with the shortest time of some interleaved rounds; the rule's unless another is clearly shorter."""
     started = time.perf_counter()
-    best = {name: timed(way, 1, device) / work[name] for name, way in ways.items()}  # libraries, memory, inner choices
-    tried = {name: way for name, way in ways.items() if best[name] < 3 * best[rule]}  # the others are hopeless
+    best = {
+        name: timed(way, 1, device) / work[name] for name, way in ways.items()
+    }  # libraries, memory, inner choices
+    tried = {
+        name: way for name, way in ways.items() if best[name] < 3 * best[rule]
+    }  # the others are hopeless
     for _ in range(ROUNDS):
         before = time.perf_counter()
         for name, way in tried.items():
@@ -111,4 +143,6 @@ def choices() -> Path:
 
 def known() -> dict[str, str]:
     """What the file holds."""
-    return {key: way for key, way in read_json(choices()).items() if isinstance(way, str)}
+    return {
+        key: way for key, way in read_json(choices()).items() if isinstance(way, str)
+    }

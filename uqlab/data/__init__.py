@@ -8,6 +8,16 @@ from uqlab.data.captions import pictures
 from uqlab.data.datasets import Dataset, check, fetched, file, load, names
 from uqlab.data.sounds import LOG_MEL, RATE
 
-__all__ = ["LOG_MEL", "RATE", "Dataset", "check", "fetched", "file", "load", "names", "pictures"]
+__all__ = [
+    "LOG_MEL",
+    "RATE",
+    "Dataset",
+    "check",
+    "fetched",
+    "file",
+    "load",
+    "names",
+    "pictures",
+]
 
 door.room(__name__)

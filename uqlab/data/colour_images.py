@@ -6,7 +6,18 @@ from scipy.io import loadmat
 from uqlab.data.downloads import FILES, fetch, remotes
 from uqlab.data.readers import DIGITS, checked, reading, source, unpacked
 
-CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR10 = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
 NAMES = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
 caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant
@@ -32,23 +43,35 @@ def cifar(archive, members, label, classes, split, root):
     path, batches = unpacked(archive, members, root)
     data, images, width = b"".join(batches), CIFAR_IMAGES[split], label + 1 + 3072
     if len(data) != images * width:
-        raise ValueError(f"{path}: {split} must hold {images} images, {images * width} bytes, got {len(data)}")
+        raise ValueError(
+            f"{path}: {split} must hold {images} images, {images * width} bytes, got {len(data)}"
+        )
     rows = np.frombuffer(data, np.uint8).reshape(images, width)
-    return checked(path, rows[:, label + 1 :].reshape(-1, *SHAPE), rows[:, label], SHAPE, classes)
+    return checked(
+        path, rows[:, label + 1 :].reshape(-1, *SHAPE), rows[:, label], SHAPE, classes
+    )
 
 
 @source("cifar10")
 def cifar10(split, root):
     """The test split has soft labels where the judgements of people, CIFAR-10H (Peterson et al. 2019), are there."""
-    names = [f"data_batch_{k}" for k in range(1, 6)] if split == "train" else ["test_batch"]
+    names = (
+        [f"data_batch_{k}" for k in range(1, 6)] if split == "train" else ["test_batch"]
+    )
     members = [f"cifar-10-batches-bin/{name}.bin" for name in names]
     x, y, classes, _ = cifar("cifar-10-binary.tar.gz", members, 0, CIFAR10, split, root)
-    human = root / "cifar10h-counts.npy"  # judgements of each test image and class, as the authors publish them
+    human = (
+        root / "cifar10h-counts.npy"
+    )  # judgements of each test image and class, as the authors publish them
     if split == "train" or not human.is_file():
         return x, y, classes, None
     with reading(human):
         counts = np.load(human, allow_pickle=False)
-    if counts.shape != (len(x), 10) or (counts < 0).any() or not (counts.sum(1) > 0).all():
+    if (
+        counts.shape != (len(x), 10)
+        or (counts < 0).any()
+        or not (counts.sum(1) > 0).all()
+    ):
         rule = f"counts must have shape {(len(x), 10)}, no empty row and none below 0"
         raise ValueError(f"{human}: {rule}, got {counts.shape}")
     return x, y, classes, (counts / counts.sum(1, keepdims=True)).astype(np.float32)
@@ -57,7 +80,14 @@ def cifar10(split, root):
 @source("cifar100")
 def cifar100(split, root):
     """The labels are the fine ones; the byte before each is the coarse one."""
-    return cifar("cifar-100-binary.tar.gz", [f"cifar-100-binary/{split}.bin"], 1, CIFAR100, split, root)
+    return cifar(
+        "cifar-100-binary.tar.gz",
+        [f"cifar-100-binary/{split}.bin"],
+        1,
+        CIFAR100,
+        split,
+        root,
+    )
 
 
 @source(  # tensorflow-datasets url_checksums/svhn_cropped.txt
@@ -73,5 +103,8 @@ def svhn(split, root):
     path = fetch(f"svhn/{split}_32x32.mat", root)
     with reading(path):
         arrays = loadmat(path)
-        x, y = arrays["X"].transpose(3, 2, 0, 1), arrays["y"].reshape(-1) % 10  # label 10 stands for the digit 0
+        x, y = (
+            arrays["X"].transpose(3, 2, 0, 1),
+            arrays["y"].reshape(-1) % 10,
+        )  # label 10 stands for the digit 0
     return checked(path, x, y, SHAPE, DIGITS)

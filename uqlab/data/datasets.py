@@ -40,19 +40,31 @@ class Dataset:
     name: str  # as it was loaded; of your own file the name without folder and suffix
     split: str
     classes: tuple[str, ...]  # the name of each label
-    label_probs: Float[Tensor, "samples classes"] | None = None  # soft ground truth, of which labels may be samples
-    rendered: Int[Tensor, " samples"] | None = None  # rows of a set that `resize` can render in 28 x 28
-    about: Mapping[str, Tensor] = field(default_factory=dict)  # of sounds: "waves" [N, T] at RATE, and "fold" [N]
+    label_probs: Float[Tensor, "samples classes"] | None = (
+        None  # soft ground truth, of which labels may be samples
+    )
+    rendered: Int[Tensor, " samples"] | None = (
+        None  # rows of a set that `resize` can render in 28 x 28
+    )
+    about: Mapping[str, Tensor] = field(
+        default_factory=dict
+    )  # of sounds: "waves" [N, T] at RATE, and "fold" [N]
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __repr__(self) -> str:
-        kind = "texts" if isinstance(self.inputs, list) else f"x {list(self.inputs.shape[1:])}"
+        kind = (
+            "texts"
+            if isinstance(self.inputs, list)
+            else f"x {list(self.inputs.shape[1:])}"
+        )
         return f"Dataset({self.name}, {self.split}: {len(self)} {kind}, {len(self.classes)} classes)"
 
     def __getitem__(self, index: Any) -> Any:
-        if hasattr(index, "__index__") and not (isinstance(index, Tensor | np.ndarray) and index.ndim):
+        if hasattr(index, "__index__") and not (
+            isinstance(index, Tensor | np.ndarray) and index.ndim
+        ):
             row = operator.index(index)
             return self.inputs[row], int(self.labels[row])
         inputs = self.inputs
@@ -63,7 +75,14 @@ class Dataset:
         probs = None if self.label_probs is None else self.label_probs[index]
         rows = None if self.rendered is None else self.rendered[index]
         about = {key: values[index] for key, values in self.about.items()}
-        return replace(self, inputs=inputs, labels=self.labels[index], label_probs=probs, rendered=rows, about=about)
+        return replace(
+            self,
+            inputs=inputs,
+            labels=self.labels[index],
+            label_probs=probs,
+            rendered=rows,
+            about=about,
+        )
 
     def resize(self, size: int, channels: int | None = None) -> "Dataset":
         """The set with images of size x size pixels, shrunk by area averages or enlarged bilinearly.
@@ -74,7 +93,9 @@ class Dataset:
         if isinstance(self.inputs, list):
             raise TypeError(f"{self.name} holds text; only images can be resized")
         if size < 1 or channels not in (None, 1, 3):
-            raise ValueError(f"size must be at least 1 and channels 1, 3 or None, got {size} and {channels}")
+            raise ValueError(
+                f"size must be at least 1 and channels 1, 3 or None, got {size} and {channels}"
+            )
         x = self.inputs
         if self.rendered is not None and size > x.shape[-1]:
             x = _images(FINE[_parse(self.name)[0]](self.split), self.rendered.numpy())
@@ -82,11 +103,17 @@ class Dataset:
         if channels == 3 and have == 1:
             x = x.expand(-1, 3, -1, -1)
         elif channels == 1 and have == 3:
-            x = (x * x.new_tensor([0.299, 0.587, 0.114])[:, None, None]).sum(1, keepdim=True)
+            x = (x * x.new_tensor([0.299, 0.587, 0.114])[:, None, None]).sum(
+                1, keepdim=True
+            )
         elif channels not in (None, have):
-            raise ValueError(f"{self.name} has {have} channels; only 1 and 3 are converted into each other")
+            raise ValueError(
+                f"{self.name} has {have} channels; only 1 and 3 are converted into each other"
+            )
         if x.shape[2:] != (size, size):
-            x = interpolate(x, (size, size), mode="area" if size < max(x.shape[2:]) else "bilinear")
+            x = interpolate(
+                x, (size, size), mode="area" if size < max(x.shape[2:]) else "bilinear"
+            )
         return replace(self, inputs=x.contiguous(), rendered=None)
 
 
@@ -123,7 +150,9 @@ def load(
     base, wanted = _parse(full_name)
     if limit is not None and limit < 0:
         raise ValueError(f"limit must be 0 (all), None (all) or positive, got {limit}")
-    found: tuple[Any, ...]  # inputs, labels, classes, soft labels or None; of sounds also what is known about each
+    found: tuple[
+        Any, ...
+    ]  # inputs, labels, classes, soft labels or None; of sounds also what is known about each
     shown = full_name
     if base.endswith(SUFFIXES):
         found = own(Path(base).expanduser(), split)
@@ -135,10 +164,16 @@ def load(
         try:
             found = SOURCES[base](split, _folder(root))
         except FileNotFoundError as error:
-            near = f" {STAND_INS[base]!r} is embedded and needs no download." if base in STAND_INS else ""
+            near = (
+                f" {STAND_INS[base]!r} is embedded and needs no download."
+                if base in STAND_INS
+                else ""
+            )
             raise FileNotFoundError(f"{error}{near}") from error
     else:
-        raise ValueError(f"{_unknown('data set', base, names())}, or the path of a file ({', '.join(SUFFIXES)})")
+        raise ValueError(
+            f"{_unknown('data set', base, names())}, or the path of a file ({', '.join(SUFFIXES)})"
+        )
 
     inputs, labels, classes, probs, *more = found
     rows = np.arange(len(labels))
@@ -154,14 +189,19 @@ def load(
     if len(rows) == 0:
         raise ValueError(f"{full_name} has no items in its {split} split")
     return Dataset(
-        [inputs[row] for row in rows] if isinstance(inputs, list) else _images(inputs, rows),
+        [inputs[row] for row in rows]
+        if isinstance(inputs, list)
+        else _images(inputs, rows),
         torch.from_numpy(labels[rows]),
         shown,
         split,
         classes,
         None if probs is None else torch.from_numpy(probs[rows]),
         torch.from_numpy(rows) if base in FINE else None,
-        {key: torch.from_numpy(values[rows]) for key, values in (more[0] if more else {}).items()},
+        {
+            key: torch.from_numpy(values[rows])
+            for key, values in (more[0] if more else {}).items()
+        },
     )
 
 
@@ -178,16 +218,32 @@ def check(
     train, test = (load(task, split, root=root) for split in ("train", "test"))
     for part in (train, test):
         if len(found := part.labels.unique()) < 2 or -1 in found:
-            raise ValueError(f"{task} must have labels of two classes or more to learn, got {found.tolist()} in {part}")
+            raise ValueError(
+                f"{task} must have labels of two classes or more to learn, got {found.tolist()} in {part}"
+            )
     for items in (train, *(load(name, limit=1, root=root) for name in others if name)):
-        kind = "texts" if isinstance(items.inputs, list) else "sounds" if "waves" in items.about else "images"
-        if kind not in kinds and not (kind == "sounds" and "images" in kinds):  # a picture of it is what is learned
-            raise ValueError(f"{items.name} holds {kind}, and this page takes {' or '.join(kinds)}")
+        kind = (
+            "texts"
+            if isinstance(items.inputs, list)
+            else "sounds"
+            if "waves" in items.about
+            else "images"
+        )
+        if kind not in kinds and not (
+            kind == "sounds" and "images" in kinds
+        ):  # a picture of it is what is learned
+            raise ValueError(
+                f"{items.name} holds {kind}, and this page takes {' or '.join(kinds)}"
+            )
         if isinstance(items.inputs, list) != isinstance(train.inputs, list):
-            raise ValueError(f"{items.name} holds {kind}, and {train.name} does not; take sets of one kind")
+            raise ValueError(
+                f"{items.name} holds {kind}, and {train.name} does not; take sets of one kind"
+            )
         if items.label_probs is not None and len(items.classes) != len(train.classes):
             have = f"{len(items.classes)} classes, and {train.name} has {len(train.classes)}"
-            raise ValueError(f"{items.name} has soft labels of {have}; take the same classes of both")
+            raise ValueError(
+                f"{items.name} has soft labels of {have}; take the same classes of both"
+            )
 
 
 def file(name: str, *, root: Name | None = None) -> Path:
@@ -202,7 +258,9 @@ def file(name: str, *, root: Name | None = None) -> Path:
 def fetched(root: Name | None = None) -> tuple[Path, list[str]]:
     """The folder that `load` reads, and its folders and files that hold registered files; root: as in `load`."""
     folder = _folder(root)
-    return folder, sorted({Path(name).parts[0] for name in FILES if places(name, folder)})
+    return folder, sorted(
+        {Path(name).parts[0] for name in FILES if places(name, folder)}
+    )
 
 
 def _unknown(what, name, known):
@@ -220,7 +278,9 @@ def _parse(name):
     for part in spec[:-1].split(","):
         match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
         if match is None or not int(match[1]) <= int(match[2] or match[1]) < 10**6:
-            raise ValueError(f"{name!r}: classes must be like [0-6] or [0,2,5-7], got {part!r}")
+            raise ValueError(
+                f"{name!r}: classes must be like [0-6] or [0,2,5-7], got {part!r}"
+            )
         wanted += range(int(match[1]), int(match[2] or match[1]) + 1)
     if len(set(wanted)) < len(wanted):
         raise ValueError(f"{name!r} names a class twice")
@@ -232,14 +292,22 @@ def _of_classes(name, labels, classes, probs, wanted):
     if labels.max() < 0:
         raise ValueError(f"{name} has no labels, so classes cannot be selected")
     if max(wanted) >= len(classes):
-        raise ValueError(f"{name}: classes are 0..{len(classes) - 1}, got {max(wanted)}")
+        raise ValueError(
+            f"{name}: classes are 0..{len(classes) - 1}, got {max(wanted)}"
+        )
     inside = np.isin(labels, wanted)
     return inside if probs is None else inside & (probs[:, wanted].sum(1) > 1 - 1e-5)
 
 
 def _images(inputs, rows):
-    chosen = inputs if len(rows) == len(inputs) and (rows[1:] > rows[:-1]).all() else inputs[rows]
-    x = torch.tensor(chosen)  # a copy, so that what the user writes to it changes no cache
+    chosen = (
+        inputs
+        if len(rows) == len(inputs) and (rows[1:] > rows[:-1]).all()
+        else inputs[rows]
+    )
+    x = torch.tensor(
+        chosen
+    )  # a copy, so that what the user writes to it changes no cache
     return x.float().div_(255) if x.dtype == torch.uint8 else x.float()
 
 

@@ -16,11 +16,16 @@ class Remote:
     also: tuple[str, ...] = ()  # other places below root where the file may lie
 
 
-FILES: dict[str, Remote] = {}  # path below root -> its source; filled by `readers.source` and `weights`
+FILES: dict[
+    str, Remote
+] = {}  # path below root -> its source; filled by `readers.source` and `weights`
 
 
 def remotes(
-    folder: str, mirrors: Sequence[str], checksums: Mapping[str, str], also: Sequence[str] = ()
+    folder: str,
+    mirrors: Sequence[str],
+    checksums: Mapping[str, str],
+    also: Sequence[str] = (),
 ) -> dict[str, Remote]:
     """The entries of a folder's files. mirrors: addresses up to the file's name. also: folders of other loaders."""
     return {
@@ -35,7 +40,9 @@ def remotes(
 
 def places(file: str, root: Path) -> list[Path]:
     """Where below root a registered file lies."""
-    return [path for place in (file, *FILES[file].also) if (path := root / place).is_file()]
+    return [
+        path for place in (file, *FILES[file].also) if (path := root / place).is_file()
+    ]
 
 
 def fetch(file: str, root: Path) -> Path:
@@ -50,7 +57,11 @@ def fetch(file: str, root: Path) -> Path:
     for url in remote.urls:
         try:  # pooch downloads to a temporary name, checks, then renames
             target = root / file
-            return Path(pooch.retrieve(url, remote.checksum, target.name, target.parent, progressbar=True))
+            return Path(
+                pooch.retrieve(
+                    url, remote.checksum, target.name, target.parent, progressbar=True
+                )
+            )
         except (OSError, ValueError) as error:
             failures += f"\n  {url}: {error}"
     todo = f"Put the right file there by hand ({method} {expected}) or name a folder that has it (root or $UQLAB_DATA)."
@@ -59,4 +70,6 @@ def fetch(file: str, root: Path) -> Path:
             f"corrupted file, not used; expected {method} {expected}, found{wrong}\n"
             f"Fetching it again as {root / file} failed:{failures}\n{todo}"
         )
-    raise FileNotFoundError(f"{root / file} is missing and no mirror delivered it:{failures}\n{todo}")
+    raise FileNotFoundError(
+        f"{root / file} is missing and no mirror delivered it:{failures}\n{todo}"
+    )

@@ -14,7 +14,18 @@ from PIL import Image, UnidentifiedImageError
 from uqlab.data.downloads import fetch, places
 from uqlab.data.readers import DIGITS, checked, npz, reading, source, unpacked
 
-FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+FASHION = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
 KUZUSHIJI = ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")
 LETTERS = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 SHAPE = (1, 28, 28)
@@ -95,8 +106,12 @@ source(
 )
 def kmnist(split, root):
     """The four IDX files, or the authors' .npz files where these are not there."""
-    paths = [root / "kmnist" / f"kmnist-{split}-{kind}.npz" for kind in ("imgs", "labels")]
-    if not places(idx_names("kmnist", split)[0], root) and all(path.is_file() for path in paths):
+    paths = [
+        root / "kmnist" / f"kmnist-{split}-{kind}.npz" for kind in ("imgs", "labels")
+    ]
+    if not places(idx_names("kmnist", split)[0], root) and all(
+        path.is_file() for path in paths
+    ):
         x, y = (npz(path, "arr_0")["arr_0"] for path in paths)
         return checked(paths[0], x[:, None], y, SHAPE, KUZUSHIJI)
     return like_mnist("kmnist", KUZUSHIJI, split, root)
@@ -123,9 +138,19 @@ def notmnist(split, root):
     with reading(path), zipfile.ZipFile(path) as archive:
         for member in sorted(archive.namelist()):  # notMNIST_small/<letter>/<name>.png
             folder, _, file = member.rpartition("/")
-            if file.endswith(".png") and not file.startswith(".") and folder[-1:] in LETTERS[:10]:
-                with suppress(UnidentifiedImageError):  # the original set holds two files that are not images
-                    x.append(np.asarray(Image.open(io.BytesIO(archive.read(member))).convert("L")))
+            if (
+                file.endswith(".png")
+                and not file.startswith(".")
+                and folder[-1:] in LETTERS[:10]
+            ):
+                with suppress(
+                    UnidentifiedImageError
+                ):  # the original set holds two files that are not images
+                    x.append(
+                        np.asarray(
+                            Image.open(io.BytesIO(archive.read(member))).convert("L")
+                        )
+                    )
                     y.append(LETTERS.index(folder[-1]))
         images = np.stack(x)[:, None]
     return checked(path, images, np.array(y), SHAPE, LETTERS[:10])
@@ -133,13 +158,21 @@ def notmnist(split, root):
 
 @source(  # tensorflow-datasets url_checksums/emnist.txt; the addresses of torchvision (now, formerly)
     "emnist-letters",
-    ["https://biometrics.nist.gov/cs_links/EMNIST/", "https://www.itl.nist.gov/iaui/vip/cs_links/EMNIST/"],
-    {"gzip.zip": "sha256:fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e"},
+    [
+        "https://biometrics.nist.gov/cs_links/EMNIST/",
+        "https://www.itl.nist.gov/iaui/vip/cs_links/EMNIST/",
+    ],
+    {
+        "gzip.zip": "sha256:fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e"
+    },
     also=["EMNIST/raw"],
     folder="emnist",
 )
 def emnist_letters(split, root):
-    names = [f"gzip/emnist-letters-{split}-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1")]
+    names = [
+        f"gzip/emnist-letters-{split}-{kind}-ubyte.gz"
+        for kind in ("images-idx3", "labels-idx1")
+    ]
     path, contents = unpacked("emnist/gzip.zip", names, root)
     with reading(path):
         x, y = (idx(content) for content in contents)
@@ -158,12 +191,23 @@ def emnist_letters(split, root):
 )
 def ambiguous_mnist(split, root):
     """In each split 6,000 images with 10 sampled labels each, every label an item (Mukhoti et al. 2023)."""
-    samples, targets = (fetch(f"ambiguous-mnist/amnist_{kind}.pt", root) for kind in ("samples", "labels"))
-    x, y = (torch.load(path, map_location="cpu", weights_only=True) for path in (samples, targets))
-    x, y = x.numpy().reshape(-1, *SHAPE), y.numpy().astype(np.int64)  # [12000, 1, 28, 28], [12000, 10]
+    samples, targets = (
+        fetch(f"ambiguous-mnist/amnist_{kind}.pt", root)
+        for kind in ("samples", "labels")
+    )
+    x, y = (
+        torch.load(path, map_location="cpu", weights_only=True)
+        for path in (samples, targets)
+    )
+    x, y = (
+        x.numpy().reshape(-1, *SHAPE),
+        y.numpy().astype(np.int64),
+    )  # [12000, 1, 28, 28], [12000, 10]
     half = slice(len(x) // 2) if split == "train" else slice(len(x) // 2, None)
     x, y = x[half].astype(np.float32).clip(0, 1), y[half]
-    probs = np.stack([(y == label).mean(1) for label in range(10)], axis=1).astype(np.float32)  # label frequencies
+    probs = np.stack([(y == label).mean(1) for label in range(10)], axis=1).astype(
+        np.float32
+    )  # label frequencies
     copies = y.shape[1]
     return x.repeat(copies, axis=0), y.reshape(-1), DIGITS, probs.repeat(copies, axis=0)
 
@@ -174,4 +218,9 @@ def dirty_mnist(split, root):
     x, y, classes, _ = mnist(split, root)
     ambiguous, sampled, _, probs = ambiguous_mnist(split, root)
     x = np.concatenate([x.astype(np.float32) / 255, ambiguous])
-    return x, np.concatenate([y, sampled]), classes, np.concatenate([np.eye(10, dtype=np.float32)[y], probs])
+    return (
+        x,
+        np.concatenate([y, sampled]),
+        classes,
+        np.concatenate([np.eye(10, dtype=np.float32)[y], probs]),
+    )

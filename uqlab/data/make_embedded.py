@@ -18,7 +18,9 @@ from uqlab.data.datasets import load
 from uqlab.data.embedded import ASSETS, between
 
 SEED = 0
-MINIS: dict[str, tuple[str, dict[Literal["train", "test"], int]]] = {  # name -> official set, images of each split
+MINIS: dict[
+    str, tuple[str, dict[Literal["train", "test"], int]]
+] = {  # name -> official set, images of each split
     "mnist-mini": ("mnist", {"train": 6000, "test": 2000}),
     "fashion-mini": ("fashion-mnist", {"train": 4000, "test": 2000}),
     "kmnist-mini": ("kmnist", {"test": 1000}),
@@ -34,7 +36,14 @@ def balanced(labels: np.ndarray, count: int, rng: np.random.Generator) -> np.nda
     """`count` rows in rising order, drawn without replacement, as many of each class."""
     classes = range(labels.max() + 1)
     share = count // len(classes)
-    return np.sort(np.concatenate([rng.permutation(np.flatnonzero(labels == label))[:share] for label in classes]))
+    return np.sort(
+        np.concatenate(
+            [
+                rng.permutation(np.flatnonzero(labels == label))[:share]
+                for label in classes
+            ]
+        )
+    )
 
 
 def mini(name: str, root: Path) -> dict[str, np.ndarray]:
@@ -44,18 +53,34 @@ def mini(name: str, root: Path) -> dict[str, np.ndarray]:
         d = load(official, split, root=root)
         images = (np.asarray(d.inputs)[:, 0] * 255).round().astype(np.uint8)
         rows = balanced(d.labels.numpy(), count, rng)
-        arrays |= {f"x_{split}": images[rows], f"y_{split}": d.labels.numpy()[rows].astype(np.uint8)}
+        arrays |= {
+            f"x_{split}": images[rows],
+            f"y_{split}": d.labels.numpy()[rows].astype(np.uint8),
+        }
     return arrays
 
 
 def ambiguous(base: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Which images of mnist-mini are mixed, and how; the reference is fitted to its training images."""
     x = {split: base[f"x_{split}"] / np.float32(255) for split in MIXED}
-    reference = LogisticRegression(C=0.1, max_iter=1000).fit(x["train"].reshape(len(x["train"]), -1), base["y_train"])
+    reference = LogisticRegression(C=0.1, max_iter=1000).fit(
+        x["train"].reshape(len(x["train"]), -1), base["y_train"]
+    )
     arrays = {}
     for seed, (split, count) in enumerate(MIXED.items()):
-        found = between(x[split], base[f"y_{split}"], reference, count, np.random.default_rng(SEED + seed))
-        kinds = {"pairs": np.int16, "weights": np.float32, "probs": np.float32, "sampled": np.uint8}
+        found = between(
+            x[split],
+            base[f"y_{split}"],
+            reference,
+            count,
+            np.random.default_rng(SEED + seed),
+        )
+        kinds = {
+            "pairs": np.int16,
+            "weights": np.float32,
+            "probs": np.float32,
+            "sampled": np.uint8,
+        }
         for (kind, dtype), values in zip(kinds.items(), found, strict=True):
             arrays[f"{kind}_{split}"] = values.astype(dtype)
     return arrays
@@ -66,7 +91,9 @@ def made(folder: Path) -> dict[str, dict[str, np.ndarray]]:
     for name, checksum in KMNIST.items():
         path = folder / "kmnist" / name
         if path.is_file() and sha256(path) != checksum:
-            raise ValueError(f"{path} is not the authors' file: its SHA-256 must be {checksum}")
+            raise ValueError(
+                f"{path} is not the authors' file: its SHA-256 must be {checksum}"
+            )
     minis = {name: mini(name, folder) for name in MINIS}
     return minis | {"ambiguous-mnist-mini": ambiguous(minis["mnist-mini"])}
 

@@ -30,19 +30,35 @@ def table(path, split):
     pair = ("sentence1", "sentence2") if {"sentence1", "sentence2"} <= {*header} else ()
     found = pair or [name for name in ("sentence", "text") if name in header][:1]
     if not found or not rows:
-        raise ValueError(f"{path} must hold a column sentence or text, and rows; got {header}, {len(rows)} rows")
+        raise ValueError(
+            f"{path} must hold a column sentence or text, and rows; got {header}, {len(rows)} rows"
+        )
     for number, row in enumerate(rows, start=1):
         if len(row) != len(header):
-            raise ValueError(f"{path}: row {number} must have {len(header)} fields like the header, got {len(row)}")
-    columns = {name: [field.strip() for field in fields] for name, *fields in zip(header, *rows, strict=True)}
-    texts = [" ".join(parts) for parts in zip(*(columns[name] for name in found), strict=True)]
+            raise ValueError(
+                f"{path}: row {number} must have {len(header)} fields like the header, got {len(row)}"
+            )
+    columns = {
+        name: [field.strip() for field in fields]
+        for name, *fields in zip(header, *rows, strict=True)
+    }
+    texts = [
+        " ".join(parts)
+        for parts in zip(*(columns[name] for name in found), strict=True)
+    ]
     if "label" not in columns:
         return texts, np.full(len(texts), -1), (), None
     names = columns["label"]
-    classes = sorted(set(names), key=int if all(name.isdecimal() for name in names) else None)
+    classes = sorted(
+        set(names), key=int if all(name.isdecimal() for name in names) else None
+    )
     y = np.array([classes.index(name) for name in names], np.int64)
     own = columns.get("split")
-    rows = part(y, split) if own is None else [row for row, its in enumerate(own) if its == split]
+    rows = (
+        part(y, split)
+        if own is None
+        else [row for row, its in enumerate(own) if its == split]
+    )
     return [texts[row] for row in rows], y[rows], tuple(classes), None
 
 
@@ -50,7 +66,9 @@ def sample(split, root, file):
     """One part of a table text/<file>.tsv.gz."""
     path = root / "text" / f"{file}.tsv.gz"
     if not path.is_file():
-        raise FileNotFoundError(f"no file {path}: it is not fetched; put a table with a header there")
+        raise FileNotFoundError(
+            f"no file {path}: it is not fetched; put a table with a header there"
+        )
     return table(path, split)
 
 
@@ -61,14 +79,19 @@ for _name, _file in SAMPLES.items():
 def labelled(path, rows, values, classes):
     """Texts and labels from rows of (text, label), where class k is written as values[k]."""
     with reading(path):
-        texts, labels = zip(*((text.strip(), values.index(label.strip())) for text, label in rows), strict=True)
+        texts, labels = zip(
+            *((text.strip(), values.index(label.strip())) for text, label in rows),
+            strict=True,
+        )
     return list(texts), np.array(labels, np.int64), classes, None
 
 
 @source(  # tensorflow-datasets url_checksums/glue.txt, huggingface/datasets sst2/dataset_infos.json, torchtext
     "sst2",
     ["https://dl.fbaipublicfiles.com/glue/data/"],
-    {"SST-2.zip": "sha256:d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa"},
+    {
+        "SST-2.zip": "sha256:d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa"
+    },
     also=["."],
 )
 def sst2(split, root):
@@ -76,13 +99,19 @@ def sst2(split, root):
     member = "SST-2/train.tsv" if split == "train" else "SST-2/dev.tsv"
     path, (content,) = unpacked("sst2/SST-2.zip", [member], root)
     with reading(path):
-        _, *rows = [row for row in csv.reader(io.StringIO(content.decode()), **TAB_SEPARATED) if row]
+        _, *rows = [
+            row
+            for row in csv.reader(io.StringIO(content.decode()), **TAB_SEPARATED)
+            if row
+        ]
     return labelled(path, rows, ("0", "1"), ("negative", "positive"))
 
 
 @source(  # huggingface/datasets ag_news/dataset_infos.json; the address of torchtext
     "agnews",
-    ["https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"],
+    [
+        "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
+    ],
     {
         "train.csv": "sha256:76a0a2d2f92b286371fe4d4044640910a04a803fdd2538e0f3f29a5c6f6b672e",
         "test.csv": "sha256:521465c2428ed7f02f8d6db6ffdd4b5447c1c701962353eb2c40d548c3c85699",
@@ -90,7 +119,10 @@ def sst2(split, root):
 )
 def agnews(split, root):
     """Titles and descriptions; where the files are not there, parts of a sample of the descriptions, if that is."""
-    if not places(f"agnews/{split}.csv", root) and (root / "text" / "agnews_test.tsv.gz").is_file():
+    if (
+        not places(f"agnews/{split}.csv", root)
+        and (root / "text" / "agnews_test.tsv.gz").is_file()
+    ):
         texts, y, classes, _ = sample(split, root, "agnews_test")
         return texts, np.array([NEWS.index(name) for name in classes])[y], NEWS, None
     path = fetch(f"agnews/{split}.csv", root)
@@ -111,5 +143,12 @@ def trec(split, root):
     """Questions by what they ask for: the six coarse classes."""
     path = fetch(f"trec/{'train_5500' if split == 'train' else 'TREC_10'}.label", root)
     with reading(path):
-        rows = [line.partition(" ")[::2] for line in path.read_text("latin-1").splitlines()]
-        return labelled(path, [(text, label.partition(":")[0]) for label, text in rows], QUESTIONS, QUESTIONS)
+        rows = [
+            line.partition(" ")[::2] for line in path.read_text("latin-1").splitlines()
+        ]
+        return labelled(
+            path,
+            [(text, label.partition(":")[0]) for label, text in rows],
+            QUESTIONS,
+            QUESTIONS,
+        )

@@ -32,4 +32,6 @@ CHECKSUMS = (
 )
 for number, checksum in enumerate(CHECKSUMS, start=1):
     name = f"ensemble_resnet20_{number}.th"
-    FILES[f"resnet_cifar10/{name}"] = Remote(f"sha256:{checksum}", (RUNS.format(number),), (name,))
+    FILES[f"resnet_cifar10/{name}"] = Remote(
+        f"sha256:{checksum}", (RUNS.format(number),), (name,)
+    )

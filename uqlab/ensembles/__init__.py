@@ -11,10 +11,23 @@ from uqlab.ensembles.dropout import DropoutEnsemble, dropout, place_dropout
 from uqlab.ensembles.film import film
 from uqlab.ensembles.implicit import implicit, plain, weights_of
 from uqlab.ensembles.laplace import laplace_lora, projection_curvature
-from uqlab.ensembles.layers import MemberDropout, MemberLayer, own_dropout, plain_linear, replace_layers, with_layers
+from uqlab.ensembles.layers import (
+    MemberDropout,
+    MemberLayer,
+    own_dropout,
+    plain_linear,
+    replace_layers,
+    with_layers,
+)
 from uqlab.ensembles.lora import LowRank, lora
 from uqlab.ensembles.masksembles import MaskedInputs, masksembles
-from uqlab.ensembles.members import MemberModule, MemberParameter, Own, built_once, stack_layers
+from uqlab.ensembles.members import (
+    MemberModule,
+    MemberParameter,
+    Own,
+    built_once,
+    stack_layers,
+)
 from uqlab.ensembles.mimo import MIMOEnsemble, mimo
 from uqlab.ensembles.packed import GroupedLinear, packed
 from uqlab.ensembles.singular_value import SingularValues, singular_value

@@ -18,7 +18,14 @@ class Scaled(MemberParameter):
     left r [members, out] and right s [members, in]; None for no factor. A kernel's inputs are its channels.
     """
 
-    def __init__(self, w: nn.Parameter, members: int, left: Tensor | None, right: Tensor | None, groups: int = 1):
+    def __init__(
+        self,
+        w: nn.Parameter,
+        members: int,
+        left: Tensor | None,
+        right: Tensor | None,
+        groups: int = 1,
+    ):
         super().__init__(w, members)
         self.left, self.right, self.groups = left, right, groups
         self.frozen_work = w.numel()
@@ -26,7 +33,9 @@ class Scaled(MemberParameter):
     def factors(self, rows: slice) -> tuple[Tensor | None, Tensor | None]:
         """The factors of some members, [members, out] and [members, in]."""
         left, right = self.left, self.right
-        return left if left is None else left[rows], right if right is None else right[rows]
+        return left if left is None else left[rows], right if right is None else right[
+            rows
+        ]
 
     def weight(self, m: int) -> Tensor:
         left, right = self.factors(slice(m, m + 1))
@@ -34,7 +43,9 @@ class Scaled(MemberParameter):
         weight = self.w if left is None else self.w * left.view(-1, 1, *places)
         if right is None:
             return weight
-        inputs = right.view(self.groups, 1, -1, *places)  # each group of outputs sees inputs of its own
+        inputs = right.view(
+            self.groups, 1, -1, *places
+        )  # each group of outputs sees inputs of its own
         return (weight.unflatten(0, (self.groups, -1)) * inputs).flatten(0, 1)
 
     def product(self, x: Tensor, form: Product, rows: slice) -> Tensor:
@@ -87,12 +98,16 @@ def batch(
     Wen, Tran, Ba, "BatchEnsemble", 2020. Muhlematter et al., "LoRA-Ensemble", 2024, appendix I.
     """
 
-    def make(site: Site, generators: list[torch.Generator]) -> dict[str, MemberParameter]:
+    def make(
+        site: Site, generators: list[torch.Generator]
+    ) -> dict[str, MemberParameter]:
         w = nn.Parameter(site.weight.detach().clone())
         groups = getattr(site.module, "groups", 1)
         inputs = w[0].numel() if additive else w.shape[1] * groups
         left = torch.stack([torch.randn(len(w), generator=g) for g in generators]).to(w)
-        right = torch.stack([torch.randn(inputs, generator=g) for g in generators]).to(w)
+        right = torch.stack([torch.randn(inputs, generator=g) for g in generators]).to(
+            w
+        )
         if additive:
             weight = LowRank(w, (std * right)[:, None], (std * left)[:, :, None])
         else:
@@ -100,12 +115,22 @@ def batch(
             weight = Scaled(w, len(generators), *factors, groups)
         own: dict[str, MemberParameter] = {site.parameter: weight}
         if site.bias is not None:
-            own[site.bias_name] = Own(nn.Parameter(torch.stack([site.bias.detach()] * len(generators))))
+            own[site.bias_name] = Own(
+                nn.Parameter(torch.stack([site.bias.detach()] * len(generators)))
+            )
         return own
 
     recipe = {"method": "batch", "std": std, "additive": additive}
     kind = heads or classifiers
-    return implicit(backbone, members, make, target=target, classifiers=kind, seed=seed, recipe=recipe)
+    return implicit(
+        backbone,
+        members,
+        make,
+        target=target,
+        classifiers=kind,
+        seed=seed,
+        recipe=recipe,
+    )
 
 
 batch_ensemble = batch

@@ -6,7 +6,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from uqlab.ensembles.base import Ensemble, FoldedEnsemble, SeparateEnsemble, member_range, member_seed
+from uqlab.ensembles.base import (
+    Ensemble,
+    FoldedEnsemble,
+    SeparateEnsemble,
+    member_range,
+    member_seed,
+)
 from uqlab.ensembles.layers import own_dropout, replace_layers
 from uqlab.ensembles.members import stack_layers
 
@@ -19,7 +25,11 @@ _ROW_BY_ROW = ELEMENTWISE | {nn.Sequential, nn.Linear, nn.Flatten}
 
 
 def deep(
-    make_model: Callable[[], nn.Module], members: int | str | range, seed: int = 0, *, fold: bool | None = None
+    make_model: Callable[[], nn.Module],
+    members: int | str | range,
+    seed: int = 0,
+    *,
+    fold: bool | None = None,
 ) -> Ensemble:
     """A deep ensemble: networks of one architecture from independent initialisations (Lakshminarayanan et al. 2017).
 
@@ -33,16 +43,24 @@ def deep(
     ValueError for members < 1, a `make_model` that returns one network twice, and fold=True where it cannot be.
     """
     members = member_range(members)
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    devices = (
+        list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    )
     models = []
     for m in members:
         with torch.random.fork_rng(devices):
             torch.manual_seed(member_seed(seed, m, "weights"))
             models.append(make_model())
     if len({id(model) for model in models}) < len(models):
-        raise ValueError("make_model returned the same network twice; it must build a new one in every call")
+        raise ValueError(
+            "make_model returned the same network twice; it must build a new one in every call"
+        )
     by_rows = all(type(part) in _ROW_BY_ROW for part in models[0].modules())
-    by_rows = by_rows and not any(part.start_dim != 1 for part in models[0].modules() if isinstance(part, nn.Flatten))
+    by_rows = by_rows and not any(
+        part.start_dim != 1
+        for part in models[0].modules()
+        if isinstance(part, nn.Flatten)
+    )
     if fold or (fold is None and by_rows and _stackable(models)):
         ensemble = FoldedEnsemble(_stack(models), members)
         ensemble._folds = True if by_rows else None
@@ -62,7 +80,9 @@ def from_members(models: Sequence[nn.Module]) -> Ensemble:
         raise ValueError("from_members needs at least one model, got an empty list")
     for model in models:
         if not isinstance(model, nn.Module):
-            raise TypeError(f"from_members takes torch modules, got {type(model).__name__}")
+            raise TypeError(
+                f"from_members takes torch modules, got {type(model).__name__}"
+            )
     return SeparateEnsemble(models, range(len(models)))
 
 
@@ -70,9 +90,18 @@ def _stackable(models: Sequence[nn.Module]) -> bool:
     """All parameters belong to linear layers, equal in name and shape over the members, and nothing else has state."""
     if list(models[0].buffers()):
         return False
-    owners = [part for part in models[0].modules() if list(part.parameters(recurse=False))]
-    shapes = [[(name, weight.shape) for name, weight in model.named_parameters()] for model in models]
-    return bool(owners) and all(type(part) is nn.Linear for part in owners) and all(s == shapes[0] for s in shapes)
+    owners = [
+        part for part in models[0].modules() if list(part.parameters(recurse=False))
+    ]
+    shapes = [
+        [(name, weight.shape) for name, weight in model.named_parameters()]
+        for model in models
+    ]
+    return (
+        bool(owners)
+        and all(type(part) is nn.Linear for part in owners)
+        and all(s == shapes[0] for s in shapes)
+    )
 
 
 def _stack(models: Sequence[nn.Module]) -> nn.Module:
@@ -87,10 +116,18 @@ def _stack(models: Sequence[nn.Module]) -> nn.Module:
     return network
 
 
-def stacked(models: Sequence[nn.Module], kinds: tuple[type[nn.Module], ...]) -> nn.Module:
+def stacked(
+    models: Sequence[nn.Module], kinds: tuple[type[nn.Module], ...]
+) -> nn.Module:
     """One network whose layers of these kinds hold the weights of all `models`."""
-    if isinstance(models[0], kinds):  # the model is one layer, as in logistic regression
+    if isinstance(
+        models[0], kinds
+    ):  # the model is one layer, as in logistic regression
         return nn.Sequential(stack_layers(list(models)))
     network = copy.deepcopy(models[0])
-    replace_layers(network, kinds, lambda name, _: stack_layers([model.get_submodule(name) for model in models]))
+    replace_layers(
+        network,
+        kinds,
+        lambda name, _: stack_layers([model.get_submodule(name) for model in models]),
+    )
     return network

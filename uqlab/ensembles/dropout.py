@@ -37,11 +37,18 @@ class FixedDropout(MemberLayer):
     def forward(self, x: Tensor) -> Tensor:
         shape = x.shape[-1:] if x.ndim == 3 else x.shape[1:]
         if self.mask.shape[1:] != shape or self.mask.device != x.device:
-            kept = [torch.rand(shape, generator=torch.Generator().manual_seed(seed)) >= self.p for seed in self.seeds]
+            kept = [
+                torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+                >= self.p
+                for seed in self.seeds
+            ]
             self.mask = torch.stack(kept).to(x.device)
         factor = self.mask[self.active].to(x.dtype) / (1 - self.p)
         folded = x.unflatten(0, (len(factor), -1))
-        return (folded * factor.view(len(factor), *[1] * (folded.ndim - factor.ndim), *shape)).flatten(0, 1)
+        return (
+            folded
+            * factor.view(len(factor), *[1] * (folded.ndim - factor.ndim), *shape)
+        ).flatten(0, 1)
 
     def member(self, index: int) -> "FixedDropout":
         return self.shard(slice(index, index + 1))
@@ -50,7 +57,9 @@ class FixedDropout(MemberLayer):
         return FixedDropout(self.seeds[rows], self.p)
 
     def join(self, others: Sequence["FixedDropout"]) -> "FixedDropout":
-        return FixedDropout([seed for layer in (self, *others) for seed in layer.seeds], self.p)
+        return FixedDropout(
+            [seed for layer in (self, *others) for seed in layer.seeds], self.p
+        )
 
 
 class DropoutEnsemble(FoldedEnsemble):
@@ -58,15 +67,24 @@ class DropoutEnsemble(FoldedEnsemble):
 
     def resample(self, seed: int) -> "DropoutEnsemble":
         """New units for every member, a function of (seed, member) alone. Returns the ensemble."""
-        layers = [part for part in self.network.modules() if isinstance(part, FixedDropout)]
+        layers = [
+            part for part in self.network.modules() if isinstance(part, FixedDropout)
+        ]
         for number, layer in enumerate(layers):
-            layer.reseed([member_seed(seed, m, "mc dropout", number) for m in self.member_ids])
+            layer.reseed(
+                [member_seed(seed, m, "mc dropout", number) for m in self.member_ids]
+            )
         self.recipe = self.recipe and self.recipe | {"seed": seed}
         return self
 
 
 def dropout(
-    model: nn.Module, members: int | str | range, p: float = 0.2, *, kind: Kind = "features", seed: int = 0
+    model: nn.Module,
+    members: int | str | range,
+    p: float = 0.2,
+    *,
+    kind: Kind = "features",
+    seed: int = 0,
 ) -> DropoutEnsemble:
     """MC dropout as an ensemble: member m keeps a fixed part of the units, W diag(z_m) (Gal & Ghahramani 2016).
 
@@ -79,12 +97,23 @@ def dropout(
     """
     ids = check_backbone(model, members)
     network = place_dropout(plain(model), lambda: FixedDropout(ids, p), kind)
-    ensemble, weights = DropoutEnsemble(network, ids), fingerprint(dict(model.named_parameters()))
-    ensemble.recipe = {"method": "dropout", "backbone": weights, "members": member_text(ids), "p": p, "kind": kind}
+    ensemble, weights = (
+        DropoutEnsemble(network, ids),
+        fingerprint(dict(model.named_parameters())),
+    )
+    ensemble.recipe = {
+        "method": "dropout",
+        "backbone": weights,
+        "members": member_text(ids),
+        "p": p,
+        "kind": kind,
+    }
     return ensemble.resample(seed).eval()
 
 
-def place_dropout(network: Network, make: Callable[[], nn.Module], kind: Kind = "features") -> Network:
+def place_dropout(
+    network: Network, make: Callable[[], nn.Module], kind: Kind = "features"
+) -> Network:
     """Put modules of dropout into a network, in place, and return it; before a lone linear layer, in a new one.
 
     kind: "features", instead of every nn.Dropout or, in a network without, before every linear layer but the first, or
@@ -94,10 +123,17 @@ def place_dropout(network: Network, make: Callable[[], nn.Module], kind: Kind = 
 
     Raises ValueError for a network without dropout and without a linear layer, or without such attention.
     """
-    name, kinds = type(network).__name__, (nn.Dropout, MemberDropout)  # members of a deep ensemble may hold the latter
+    name, kinds = (
+        type(network).__name__,
+        (nn.Dropout, MemberDropout),
+    )  # members of a deep ensemble may hold the latter
     if kind == "attention":
         modules: list[Any] = list(network.modules())
-        found = [part for part in modules if hasattr(part, "is_causal") and hasattr(part, "config")]
+        found = [
+            part
+            for part in modules
+            if hasattr(part, "is_causal") and hasattr(part, "config")
+        ]
         of_torch = [part for part in modules if isinstance(part, nn.MultiheadAttention)]
         if not found and not of_torch:
             raise ValueError(
@@ -105,7 +141,10 @@ def place_dropout(network: Network, make: Callable[[], nn.Module], kind: Kind = 
                 'kind="features" drops features in any network'
             )
         for part in found:
-            part.key_dropout, part.config._attn_implementation = make(), _drop_keys_by_name()
+            part.key_dropout, part.config._attn_implementation = (
+                make(),
+                _drop_keys_by_name(),
+            )
         for part in of_torch:
             if not hasattr(part, "key_dropout"):  # else it only gets new ones
                 part.register_forward_pre_hook(_mask_keys, with_kwargs=True)
@@ -116,9 +155,13 @@ def place_dropout(network: Network, make: Callable[[], nn.Module], kind: Kind = 
         head = classifier(network)
         if not head:
             return nn.Sequential(make(), network)  # type: ignore[return-value]
-        names = [name for name, part in network.named_modules() if type(part) is nn.Linear]
+        names = [
+            name for name, part in network.named_modules() if type(part) is nn.Linear
+        ]
         for name in names[1:] or [head]:
-            network.set_submodule(name, nn.Sequential(make(), network.get_submodule(name)))
+            network.set_submodule(
+                name, nn.Sequential(make(), network.get_submodule(name))
+            )
     return network
 
 
@@ -138,24 +181,40 @@ def _mask_keys(part: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     given = dict(zip(names, args, strict=False)) | kwargs
     query, key = given["query"], given["key"]
     batch, sequence = (0, 1) if part.batch_first else (1, 0)
-    logits = query.new_ones(query.shape[batch], part.num_heads, query.shape[sequence], key.shape[sequence])
+    logits = query.new_ones(
+        query.shape[batch], part.num_heads, query.shape[sequence], key.shape[sequence]
+    )
     lowest = torch.finfo(query.dtype).min
-    dropped = torch.zeros_like(logits).masked_fill(part.key_dropout(logits) == 0, lowest).flatten(0, 1)
+    dropped = (
+        torch.zeros_like(logits)
+        .masked_fill(part.key_dropout(logits) == 0, lowest)
+        .flatten(0, 1)
+    )
     for name in ("attn_mask", "key_padding_mask"):
         mask = given.get(name)
         if mask is not None and mask.dtype == torch.bool:
-            given[name] = torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask, lowest)
+            given[name] = torch.zeros_like(mask, dtype=query.dtype).masked_fill(
+                mask, lowest
+            )
     mask = given.get("attn_mask")
     given["attn_mask"] = dropped if mask is None else (dropped + mask).clamp(min=lowest)
     return (), given | {"is_causal": False}
 
 
 def _drop_keys(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None = None, **_: Any
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None = None,
+    **_: Any,
 ) -> tuple[Tensor, Tensor]:
     """Attention without the logits that are dropped; a row that loses all of them attends to all keys alike."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if (copies := query.shape[1] // key.shape[1]) > 1:  # heads that share keys and values
+    if (
+        copies := query.shape[1] // key.shape[1]
+    ) > 1:  # heads that share keys and values
         key, value = (t.repeat_interleave(copies, 1) for t in (key, value))
     logits = query @ key.mT * scale  # [batch, heads, tokens, tokens]
     logits = logits if mask is None else logits + mask

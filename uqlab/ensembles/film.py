@@ -7,7 +7,13 @@ from torch import Tensor, nn
 
 from uqlab.core.checks import one_network
 from uqlab.ensembles.base import FoldedEnsemble
-from uqlab.ensembles.implicit import Classifiers, Site, has_statistics, implicit, repeated_statistics
+from uqlab.ensembles.implicit import (
+    Classifiers,
+    Site,
+    has_statistics,
+    implicit,
+    repeated_statistics,
+)
 from uqlab.ensembles.members import MemberParameter, Own
 
 
@@ -25,7 +31,9 @@ class Shifted(nn.Module):
     def __init__(self, norm: Any):
         super().__init__()
         self.norm = norm
-        self.bias = nn.Parameter(torch.zeros_like(norm.weight), norm.weight.requires_grad)
+        self.bias = nn.Parameter(
+            torch.zeros_like(norm.weight), norm.weight.requires_grad
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(x) + self.bias
@@ -79,27 +87,39 @@ def film(
     one_network(backbone, "film")
     if not any(is_norm(part) for part in backbone.modules()):
         kind = type(backbone).__name__
-        raise ValueError(f"film needs layers that normalise, such as BatchNorm or LayerNorm; {kind} has none")
+        raise ValueError(
+            f"film needs layers that normalise, such as BatchNorm or LayerNorm; {kind} has none"
+        )
 
     def norms(network: nn.Module) -> list[Site]:
         found = []
         for name, part in list(network.named_modules()):
             if name and is_norm(part):
                 if getattr(part, "bias", None) is None:
-                    network.set_submodule(name, part := Shifted(part).train(part.training))
+                    network.set_submodule(
+                        name, part := Shifted(part).train(part.training)
+                    )
                 weight = "norm.weight" if isinstance(part, Shifted) else "weight"
                 found.append(NormSite(name, weight, part))
         return found
 
-    def make(site: Site, generators: list[torch.Generator]) -> dict[str, MemberParameter]:
+    def make(
+        site: Site, generators: list[torch.Generator]
+    ) -> dict[str, MemberParameter]:
         norm = site.module.norm if isinstance(site.module, Shifted) else site.module
         starts = {site.parameter: site.weight, "bias": site.module.bias}
         changed: dict[str, list[Tensor]] = {name: [] for name in starts}
         for generator in generators:
             for name, p in starts.items():
-                changed[name].append(p.detach() + std * torch.randn(p.shape, generator=generator).to(p))
-        own: dict[str, MemberParameter] = {name: Own(nn.Parameter(torch.stack(each))) for name, each in changed.items()}
-        statistics = repeated_statistics(norm, len(generators)) if has_statistics(norm) else {}
+                changed[name].append(
+                    p.detach() + std * torch.randn(p.shape, generator=generator).to(p)
+                )
+        own: dict[str, MemberParameter] = {
+            name: Own(nn.Parameter(torch.stack(each))) for name, each in changed.items()
+        }
+        statistics = (
+            repeated_statistics(norm, len(generators)) if has_statistics(norm) else {}
+        )
         before = site.parameter.removesuffix("weight")
         return own | {f"{before}{name}": value for name, value in statistics.items()}
 
@@ -112,5 +132,7 @@ def film(
 def is_norm(part: Any) -> bool:
     """Whether a module scales what it has normalised: it has a weight for each feature, and something like an eps."""
     weight = getattr(part, "weight", None)
-    scales = isinstance(weight, nn.Parameter) and (weight.ndim == 1 or isinstance(part, nn.LayerNorm))
+    scales = isinstance(weight, nn.Parameter) and (
+        weight.ndim == 1 or isinstance(part, nn.LayerNorm)
+    )
     return scales and any(hasattr(part, name) for name in ("eps", "variance_epsilon"))

@@ -99,7 +99,9 @@ class Product(Form):
         """Multiply by a weight of each member's own [members, features, width]."""
         raise NotImplementedError
 
-    def mixed(self, x: Tensor, weight: Tensor, onto: Tensor | None = None, scale: float = 1.0) -> Tensor:
+    def mixed(
+        self, x: Tensor, weight: Tensor, onto: Tensor | None = None, scale: float = 1.0
+    ) -> Tensor:
         """Multiply each row or place by `weight` [members or 1, out, features], times `scale`, and add it to `onto`."""
         raise NotImplementedError
 
@@ -112,7 +114,9 @@ class Product(Form):
         parameter = self.unit.own().get("weight")
         if parameter is None:
             y = self.shared(x, self.inner.weight)
-        elif (self.mixes or not parameter.low_rank) and saves(parameter, parameter.shape, self.rows(x)):
+        elif (self.mixes or not parameter.low_rank) and saves(
+            parameter, parameter.shape, self.rows(x)
+        ):
             y = parameter.product(x, self, self.unit.active)
         else:
             return self.built(x, parameter.built(self.unit.active))
@@ -141,16 +145,24 @@ class Linear(Product):
     def own(self, x: Tensor, weight: Tensor) -> Tensor:
         return torch.bmm(x, weight.mT)
 
-    def mixed(self, x: Tensor, weight: Tensor, onto: Tensor | None = None, scale: float = 1.0) -> Tensor:
+    def mixed(
+        self, x: Tensor, weight: Tensor, onto: Tensor | None = None, scale: float = 1.0
+    ) -> Tensor:
         if onto is not None:  # of products in a lower precision the weight takes theirs
-            return onto.baddbmm_(x.to(onto.dtype), weight.mT.to(onto.dtype), alpha=scale)
+            return onto.baddbmm_(
+                x.to(onto.dtype), weight.mT.to(onto.dtype), alpha=scale
+            )
         return F.linear(x, weight[0]) if len(weight) == 1 else torch.bmm(x, weight.mT)
 
     def shifted(self, y: Tensor, bias: Tensor) -> Tensor:
         return y + bias[:, None]
 
     def built(self, x: Tensor, weight: Tensor) -> Tensor:
-        return torch.bmm(x, weight.mT) if self.bias is None else torch.baddbmm(self.bias[:, None], x, weight.mT)
+        return (
+            torch.bmm(x, weight.mT)
+            if self.bias is None
+            else torch.baddbmm(self.bias[:, None], x, weight.mT)
+        )
 
 
 class Convolution(Product):
@@ -164,7 +176,11 @@ class Convolution(Product):
         self.places = len(layer.kernel_size)
         self.convolve = (F.conv1d, F.conv2d, F.conv3d)[self.places - 1]
         plain = {*layer.kernel_size, *layer.stride} == {1}
-        self.pointwise = plain and self.mixes and layer.padding in ("same", "valid", (0,) * self.places)
+        self.pointwise = (
+            plain
+            and self.mixes
+            and layer.padding in ("same", "valid", (0,) * self.places)
+        )
 
     @classmethod
     def takes(cls, inner: Any, names: Collection[str]) -> bool:
@@ -188,7 +204,9 @@ class Convolution(Product):
             return self.mixed(x, weight)
         return self._each(x, [self._kernel(w) for w in weight], [None] * self.count)
 
-    def mixed(self, x: Tensor, weight: Tensor, onto: Tensor | None = None, scale: float = 1.0) -> Tensor:
+    def mixed(
+        self, x: Tensor, weight: Tensor, onto: Tensor | None = None, scale: float = 1.0
+    ) -> Tensor:
         y = weight[:, None] @ x.flatten(3)  # [members, batch, out, places]
         y = y.unflatten(3, x.shape[3:])
         return y if onto is None else torch.add(onto, y, alpha=scale)
@@ -197,10 +215,16 @@ class Convolution(Product):
         return y + bias.view(len(bias), 1, -1, *[1] * self.places)
 
     def built(self, x: Tensor, weight: Tensor) -> Tensor:
-        biases = [None] * self.count if self.bias is None else self.bias.expand(self.count, -1)
+        biases = (
+            [None] * self.count
+            if self.bias is None
+            else self.bias.expand(self.count, -1)
+        )
         return self._each(x, weight, biases)
 
-    def _each(self, x: Tensor, kernels: Iterable[Tensor], biases: Iterable[Tensor | None]) -> Tensor:
+    def _each(
+        self, x: Tensor, kernels: Iterable[Tensor], biases: Iterable[Tensor | None]
+    ) -> Tensor:
         """Convolve every member's maps with its own kernel; one member alone is not copied."""
         each = zip(x, kernels, biases, strict=True)
         maps = [self.convolve(rows, w, b, *self.settings) for rows, w, b in each]
@@ -225,7 +249,11 @@ class LayerNorm(Form):
         normalised = F.layer_norm(x, shape, eps=self.inner.eps)
         rows = normalised.view(self.count, -1, math.prod(shape))
         weight = weight.view(len(weight), 1, -1)
-        y = rows * weight if bias is None else torch.addcmul(bias.view(len(bias), 1, -1), rows, weight)
+        y = (
+            rows * weight
+            if bias is None
+            else torch.addcmul(bias.view(len(bias), 1, -1), rows, weight)
+        )
         return y.view(x.shape)
 
 
@@ -237,7 +265,9 @@ class BatchNorm(Form):
 
     @classmethod
     def takes(cls, inner: Any, names: Collection[str]) -> bool:
-        return {"running_mean", "running_var"} <= set(names) and inner.momentum is not None
+        return {"running_mean", "running_var"} <= set(
+            names
+        ) and inner.momentum is not None
 
     def output(self, x: Tensor) -> Tensor:
         mean, var = self.seen("running_mean"), self.seen("running_var")
@@ -250,11 +280,18 @@ class BatchNorm(Form):
             scale = (var + self.inner.eps).rsqrt()
             scale = scale if weight is None else scale * weight
             shift = -mean * scale if bias is None else bias - mean * scale
-            return torch.addcmul(shift.view(shape), each, scale.view(shape)).flatten(0, 1)
+            return torch.addcmul(shift.view(shape), each, scale.view(shape)).flatten(
+                0, 1
+            )
         if "num_batches_tracked" in self.unit.names:
             self.unit.num_batches_tracked.value[self.unit.active] += 1
-        side_by_side = each.transpose(0, 1).flatten(1, 2)  # [batch, members * features, ...]
-        weight, bias = (None if p is None else p.expand(self.count, -1).flatten() for p in (weight, bias))
+        side_by_side = each.transpose(0, 1).flatten(
+            1, 2
+        )  # [batch, members * features, ...]
+        weight, bias = (
+            None if p is None else p.expand(self.count, -1).flatten()
+            for p in (weight, bias)
+        )
         settings = (weight, bias, True, self.inner.momentum, self.inner.eps)
         y = F.batch_norm(side_by_side, mean.view(-1), var.view(-1), *settings)
         return y.unflatten(1, (self.count, -1)).transpose(0, 1).flatten(0, 1)

@@ -77,7 +77,9 @@ def sites(network: nn.Module) -> list[Site]:
             continue
         if isinstance(part, UNITS):
             inside = f"{name}." if name else ""
-            named = [n for n, p in part.named_parameters() if p.ndim == 2 and "weight" in n]
+            named = [
+                n for n, p in part.named_parameters() if p.ndim == 2 and "weight" in n
+            ]
         elif isinstance(part, nn.Embedding | nn.EmbeddingBag):
             continue
         else:
@@ -100,7 +102,9 @@ def weights_of(network: nn.Module) -> dict[str, Any]:
     for holder, part in network.named_modules():
         own = part.own() if isinstance(part, MemberLayer) else {}
         seen = {name: p for name, p in own.items() if len(p.shape) > 1}
-        seen |= {site.parameter: site.weight.detach() for site in shared.get(holder, [])}
+        seen |= {
+            site.parameter: site.weight.detach() for site in shared.get(holder, [])
+        }
         for name, weight in seen.items():
             found[weight_name(holder.removesuffix("inner").rstrip("."), name)] = weight
     return found
@@ -120,9 +124,13 @@ def check_backbone(backbone: nn.Module, members: int | str | range) -> range:
     """The members' numbers; raises TypeError, ValueError for what is no backbone."""
     one_network(backbone, "an implicit ensemble")
     ids = member_range(members)
-    where = sorted({str(tensor.device) for tensor in (*backbone.parameters(), *backbone.buffers())})
+    where = sorted(
+        {str(tensor.device) for tensor in (*backbone.parameters(), *backbone.buffers())}
+    )
     if len(where) > 1:
-        raise ValueError(f"the backbone lies on {' and '.join(where)}: move it to one, backbone.to(device)")
+        raise ValueError(
+            f"the backbone lies on {' and '.join(where)}: move it to one, backbone.to(device)"
+        )
     return ids
 
 
@@ -147,7 +155,9 @@ def plain(backbone: nn.Module, trained: bool = False) -> nn.Module:
     network = network.requires_grad_() if trained else frozen(network)
     for name, part in list(network.named_modules()):
         if type(part).__name__ == "Conv1D" and hasattr(part, "nf"):
-            made = plain_linear(part.weight.detach().T, part.bias.detach()).requires_grad_(trained)
+            made = plain_linear(
+                part.weight.detach().T, part.bias.detach()
+            ).requires_grad_(trained)
             network.set_submodule(name, made.train(part.training))
     return network
 
@@ -157,7 +167,9 @@ def _build(part: Any) -> None:
 
     torch's own remove_parametrizations changes the class, which the module that this one was copied from has too.
     """
-    values = {name: getattr(part, name).detach().clone() for name in part.parametrizations}
+    values = {
+        name: getattr(part, name).detach().clone() for name in part.parametrizations
+    }
     del part.parametrizations
     part.__class__ = type(part).__base__
     for name, value in values.items():
@@ -172,7 +184,12 @@ def place(network: Any, own: Mapping[str, Mapping[str, MemberParameter]]) -> Non
             network.set_submodule(holder, MemberModule(modules[holder], own[holder]))
 
 
-def chosen(found: Sequence[Site], target: str | None, default: Callable[[Site], bool], called: str) -> list[Site]:
+def chosen(
+    found: Sequence[Site],
+    target: str | None,
+    default: Callable[[Site], bool],
+    called: str,
+) -> list[Site]:
     """Return the sites that a target names, or without a target those of `default`.
 
     Raises
@@ -185,7 +202,9 @@ def chosen(found: Sequence[Site], target: str | None, default: Callable[[Site], 
     named = [site for site in found if re.search(target, site.name)]
     if not named:
         names = ", ".join(site.name for site in found) or "none"
-        raise ValueError(f"target {target!r} matches no {called} before the classifier; there are {names}")
+        raise ValueError(
+            f"target {target!r} matches no {called} before the classifier; there are {names}"
+        )
     return named
 
 
@@ -254,16 +273,26 @@ def implicit(
     attention = {site.name for site in found if re.search(ATTENTION, site.name)}
 
     def usual(site: Site) -> bool:
-        return is_usual(site) and (site.name in attention or not attention or (everywhere and is_matrix(site)))
+        return is_usual(site) and (
+            site.name in attention or not attention or (everywhere and is_matrix(site))
+        )
 
     where = chosen(found, target, usual if find is sites else lambda _: True, called)
     if not where or not head:
         raise ValueError(
             f"{type(backbone).__name__} has no {called} before its classifier {head!r}, which is the last linear layer"
         )
-    weights = {name: p for name, p in network.named_parameters() if not (name.startswith(f"{head}.") or p.is_meta)}
-    of_backbone = "" if train_backbone else fingerprint(weights)  # the classifier is fresh wherever one is loaded
-    generators = [torch.Generator().manual_seed(member_seed(seed, m, "adapter")) for m in ids]
+    weights = {
+        name: p
+        for name, p in network.named_parameters()
+        if not (name.startswith(f"{head}.") or p.is_meta)
+    }
+    of_backbone = (
+        "" if train_backbone else fingerprint(weights)
+    )  # the classifier is fresh wherever one is loaded
+    generators = [
+        torch.Generator().manual_seed(member_seed(seed, m, "adapter")) for m in ids
+    ]
     own: dict[str, Any] = {}
     for site in where:
         own.setdefault(site.holder, {}).update(make(site, generators))
@@ -274,7 +303,12 @@ def implicit(
     else:
         own[head] = fresh_classifiers(last, classifier_std, generators)
     place(network, own)
-    settings = {**(recipe or {"method": "own"}), "target": target, "classifiers": classifiers, "seed": seed}
+    settings = {
+        **(recipe or {"method": "own"}),
+        "target": target,
+        "classifiers": classifiers,
+        "seed": seed,
+    }
     if train_backbone:
         return trained_together(network, ids, settings)
     own_dropout(network, len(ids))
@@ -283,7 +317,9 @@ def implicit(
     return ensemble
 
 
-def trained_together(network: nn.Module, ids: range, recipe: dict[str, Any]) -> FoldedEnsemble:
+def trained_together(
+    network: nn.Module, ids: range, recipe: dict[str, Any]
+) -> FoldedEnsemble:
     """The ensemble of a network all of whose weights the members train; batch statistics and dropout are their own."""
     own_statistics(network, len(ids))
     own_dropout(network, len(ids))
@@ -294,30 +330,50 @@ def trained_together(network: nn.Module, ids: range, recipe: dict[str, Any]) -> 
 
 def has_statistics(part: nn.Module) -> bool:
     """Whether this is a norm with running statistics, of one network."""
-    return not isinstance(part, MemberModule) and isinstance(getattr(part, "running_mean", None), Tensor)
+    return not isinstance(part, MemberModule) and isinstance(
+        getattr(part, "running_mean", None), Tensor
+    )
 
 
 def repeated_statistics(norm: nn.Module, members: int) -> dict[str, MemberParameter]:
     """A norm's running statistics, once for every member."""
     buffers = dict(norm.named_buffers(recurse=False))
-    return {name: Own(torch.stack([buffers[name]] * members)) for name in STATISTICS if name in buffers}
+    return {
+        name: Own(torch.stack([buffers[name]] * members))
+        for name in STATISTICS
+        if name in buffers
+    }
 
 
 def own_statistics(network: nn.Module, members: int) -> None:
     """Give every member, in place, batch statistics of its own; weights and biases stay shared."""
-    inside = [part.inner for part in network.modules() if isinstance(part, MemberModule)]
-    norms = {name: part for name, part in network.named_modules() if has_statistics(part) and part not in inside}
-    place(network, {name: repeated_statistics(norm, members) for name, norm in norms.items()})
+    inside = [
+        part.inner for part in network.modules() if isinstance(part, MemberModule)
+    ]
+    norms = {
+        name: part
+        for name, part in network.named_modules()
+        if has_statistics(part) and part not in inside
+    }
+    place(
+        network,
+        {name: repeated_statistics(norm, members) for name, norm in norms.items()},
+    )
 
 
-def fresh_classifiers(head: nn.Linear, std: float | None, generators: list[torch.Generator]) -> dict[str, Own]:
+def fresh_classifiers(
+    head: nn.Linear, std: float | None, generators: list[torch.Generator]
+) -> dict[str, Own]:
     """A fresh classifier for every member: Normal weights and no bias, or torch's uniform default if `std` is None."""
     out_features, in_features = head.weight.shape
     bound = 1 / math.sqrt(in_features)
 
     def drawn(*shape: int) -> Own:
         if std is None:
-            each = [torch.empty(shape).uniform_(-bound, bound, generator=g) for g in generators]
+            each = [
+                torch.empty(shape).uniform_(-bound, bound, generator=g)
+                for g in generators
+            ]
         elif len(shape) > 1:
             each = [std * torch.randn(shape, generator=g) for g in generators]
         else:

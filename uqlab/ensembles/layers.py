@@ -18,7 +18,9 @@ from uqlab.core.checks import within
 from uqlab.core.modules import sharing_copy
 
 # Which members are in the pass that runs now. It belongs to the call, not to the layers: threads may share an ensemble.
-_ACTIVE: contextvars.ContextVar[slice] = contextvars.ContextVar("active members", default=slice(None))
+_ACTIVE: contextvars.ContextVar[slice] = contextvars.ContextVar(
+    "active members", default=slice(None)
+)
 
 
 @contextlib.contextmanager
@@ -35,7 +37,9 @@ class PerMember(nn.Module):
     """Tensors of which every member has its own: what can be taken apart by members, and joined."""
 
     members: int
-    member_buffers: tuple[str, ...] = ()  # the names of buffers whose first axis is the members
+    member_buffers: tuple[
+        str, ...
+    ] = ()  # the names of buffers whose first axis is the members
 
     @property
     def active(self) -> slice:
@@ -48,7 +52,9 @@ class PerMember(nn.Module):
 
     def shard(self, rows: slice) -> Any:
         """The same for some of the members, sharing their tensors' memory."""
-        return self._changed(len(range(self.members)[rows]), lambda name, p: p.data[rows])
+        return self._changed(
+            len(range(self.members)[rows]), lambda name, p: p.data[rows]
+        )
 
     def join(self, others: Sequence[Any]) -> Any:
         """The same for all members, first its own, then those of the others; what the members own is copied."""
@@ -58,7 +64,9 @@ class PerMember(nn.Module):
             lambda name, _: torch.cat([getattr(layer, name).data for layer in layers]),
         )
         for name, p in list(joined.named_parameters(recurse=False)):
-            if p is getattr(self, name) and p.requires_grad:  # trained by all members: copied too
+            if (
+                p is getattr(self, name) and p.requires_grad
+            ):  # trained by all members: copied too
                 setattr(joined, name, nn.Parameter(p.data.clone()))
         return joined
 
@@ -68,14 +76,25 @@ class PerMember(nn.Module):
         layer.members = members
         for name, p in self.named_parameters(recurse=False):
             if p in own:
-                setattr(layer, name, nn.Parameter(change(name, p), requires_grad=p.requires_grad))
+                setattr(
+                    layer,
+                    name,
+                    nn.Parameter(change(name, p), requires_grad=p.requires_grad),
+                )
         for name in self.member_buffers:
             setattr(layer, name, change(name, getattr(self, name)))
         return layer
 
     def extra_repr(self) -> str:
-        sizes = [f"{name}={list(p.shape)}" for name, p in self.named_parameters(recurse=False)]
-        settings = [f"{name}={value}" for name, value in vars(self).items() if name in ("p", "scale", "threshold")]
+        sizes = [
+            f"{name}={list(p.shape)}"
+            for name, p in self.named_parameters(recurse=False)
+        ]
+        settings = [
+            f"{name}={value}"
+            for name, value in vars(self).items()
+            if name in ("p", "scale", "threshold")
+        ]
         return ", ".join([f"members={self.members}", *sizes, *settings])
 
 
@@ -101,9 +120,13 @@ class MemberLayer(PerMember):
         raise NotImplementedError
 
 
-def plain_linear(weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None) -> nn.Linear:
+def plain_linear(
+    weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None
+) -> nn.Linear:
     """The nn.Linear that holds these tensors."""
-    layer = nn.Linear(1, 1, bias is not None, device="meta")  # nothing to initialise, nor to warn of without features
+    layer = nn.Linear(
+        1, 1, bias is not None, device="meta"
+    )  # nothing to initialise, nor to warn of without features
     layer.out_features, layer.in_features = weight.shape
     layer.weight = nn.Parameter(weight)
     if bias is not None:
@@ -128,7 +151,11 @@ class MemberDropout(MemberLayer):
         self.generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.keep_mask(x).mul_(1 / (1 - self.p)) if self.training and self.p else x
+        return (
+            x * self.keep_mask(x).mul_(1 / (1 - self.p))
+            if self.training and self.p
+            else x
+        )
 
     def keep_mask(self, x: Tensor) -> Tensor:
         """0 where dropped and 1 where kept, shaped and typed like x.
@@ -137,11 +164,17 @@ class MemberDropout(MemberLayer):
         written as float 4 times as fast as a boolean mask.
         """
         if self.generators[0].device != x.device:
-            self.reseed([generator.initial_seed() for generator in self.generators], x.device)
+            self.reseed(
+                [generator.initial_seed() for generator in self.generators], x.device
+            )
         members = range(self.members)[self.active]
         count = x.numel() // len(members)
-        words = torch.empty(len(members), -(-count // 4), dtype=torch.int64, device=x.device)
-        for row, m in zip(words, members, strict=True):  # every member goes on in its own stream
+        words = torch.empty(
+            len(members), -(-count // 4), dtype=torch.int64, device=x.device
+        )
+        for row, m in zip(
+            words, members, strict=True
+        ):  # every member goes on in its own stream
             row.random_(-(2**63), None, generator=self.generators[m])
         bits = words.view(torch.int16)[:, :count].reshape(x.shape)
         return torch.ge(bits, round(self.p * 65536) - 32768, out=torch.empty_like(x))
@@ -153,16 +186,25 @@ class MemberDropout(MemberLayer):
         return MemberDropout(len(range(self.members)[rows]), self.p)
 
     def join(self, others: Sequence["MemberDropout"]) -> "MemberDropout":
-        return MemberDropout(self.members + sum(other.members for other in others), self.p)
+        return MemberDropout(
+            self.members + sum(other.members for other in others), self.p
+        )
 
-    def __deepcopy__(self, memo):  # generators cannot be copied: the copy's noise starts anew from the same seeds
+    def __deepcopy__(
+        self, memo
+    ):  # generators cannot be copied: the copy's noise starts anew from the same seeds
         layer = MemberDropout(self.members, self.p).train(self.training)
-        layer.reseed([generator.initial_seed() for generator in self.generators], self.generators[0].device)
+        layer.reseed(
+            [generator.initial_seed() for generator in self.generators],
+            self.generators[0].device,
+        )
         return layer
 
 
 def replace_layers(
-    model: nn.Module, kinds: type[nn.Module] | tuple[type[nn.Module], ...], make: Callable[[str, Any], nn.Module]
+    model: nn.Module,
+    kinds: type[nn.Module] | tuple[type[nn.Module], ...],
+    make: Callable[[str, Any], nn.Module],
 ) -> list[str]:
     """Replace, in place, every submodule of these types by `make(name, module)`; return their names.
 
@@ -171,7 +213,9 @@ def replace_layers(
     made: dict[nn.Module, nn.Module] = {}
     replaced: list[str] = []
     for name, module in list(model.named_modules(remove_duplicate=False)):
-        inside = any(name.startswith(f"{above}.") for above in replaced)  # it went with the layer that held it
+        inside = any(
+            name.startswith(f"{above}.") for above in replaced
+        )  # it went with the layer that held it
         if name and isinstance(module, kinds) and not inside:
             if module not in made:
                 made[module] = make(name, module)
@@ -182,14 +226,20 @@ def replace_layers(
 
 def own_dropout(network: nn.Module, members: int) -> None:
     """Replace, in place, every nn.Dropout by one whose noise is the members' own."""
-    replace_layers(network, nn.Dropout, lambda _, layer: MemberDropout(members, layer.p))
+    replace_layers(
+        network, nn.Dropout, lambda _, layer: MemberDropout(members, layer.p)
+    )
 
 
-def with_layers(network: nn.Module, make: Callable[[MemberLayer], nn.Module]) -> nn.Module:
+def with_layers(
+    network: nn.Module, make: Callable[[MemberLayer], nn.Module]
+) -> nn.Module:
     """A copy of `network` in which `make` has replaced every member layer; frozen weights are shared, others copied."""
     # deepcopy takes what `memo` already holds, so the stacked weights of all members are never copied.
     frozen = (p for p in network.parameters() if not p.requires_grad)
-    memo: dict[int, Any] = {id(p): nn.Parameter(p.data, requires_grad=False) for p in frozen}
+    memo: dict[int, Any] = {
+        id(p): nn.Parameter(p.data, requires_grad=False) for p in frozen
+    }
     for layer in [part for part in network.modules() if isinstance(part, MemberLayer)]:
         memo[id(layer)] = make(layer).train(layer.training)
     return copy.deepcopy(network, memo)

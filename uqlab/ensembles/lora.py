@@ -30,31 +30,48 @@ class LowRank(MemberParameter):
         self.own_work = self.depth * sum(self.matrix().shape)
 
     def weight(self, m: int) -> Tensor:
-        return torch.addmm(self.matrix(), self.up[m], self.down[m], alpha=self.scale).view(self.w.shape)
+        return torch.addmm(
+            self.matrix(), self.up[m], self.down[m], alpha=self.scale
+        ).view(self.w.shape)
 
     def weights(self, rows: slice = slice(None)) -> Tensor:
         up, down = self.up[rows], self.down[rows]
         matrix = self.matrix().expand(len(up), -1, -1)
-        return torch.baddbmm(matrix, up, down, alpha=self.scale).view(len(up), *self.w.shape)
+        return torch.baddbmm(matrix, up, down, alpha=self.scale).view(
+            len(up), *self.w.shape
+        )
 
     def product(self, x: Tensor, form: Product, rows: slice) -> Tensor:
         y = form.shared(x, self.w, biased=True)  # once for all members
-        return form.mixed(form.own(x, self.down[rows]), self.up[rows], onto=y, scale=self.scale)
+        return form.mixed(
+            form.own(x, self.down[rows]), self.up[rows], onto=y, scale=self.scale
+        )
 
     def update(self, m: int) -> Tensor | None:
         """Return what was added [out, ...] to a frozen W; no digits are lost by rounding W + B A."""
         if self.w.requires_grad:
             return None
-        return (self.scale * self.up.detach()[m] @ self.down.detach()[m]).view(self.w.shape)
+        return (self.scale * self.up.detach()[m] @ self.down.detach()[m]).view(
+            self.w.shape
+        )
 
 
-def start_of_lora(w: Tensor, rank: int, gain: float, generators: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:
+def start_of_lora(
+    w: Tensor, rank: int, gain: float, generators: Sequence[torch.Generator]
+) -> tuple[Tensor, Tensor]:
     """A and B at the start: A xavier-uniform with `gain`, B zero, so that every member begins as the frozen layer."""
-    kernels = [nn.init.xavier_uniform_(torch.empty(rank, *w.shape[1:]), gain, g) for g in generators]
-    return torch.stack(kernels).flatten(2).to(w), w.new_zeros(len(kernels), len(w), rank)
+    kernels = [
+        nn.init.xavier_uniform_(torch.empty(rank, *w.shape[1:]), gain, g)
+        for g in generators
+    ]
+    return torch.stack(kernels).flatten(2).to(w), w.new_zeros(
+        len(kernels), len(w), rank
+    )
 
 
-def start_normal(w: Tensor, rank: int, std: float, generators: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:
+def start_normal(
+    w: Tensor, rank: int, std: float, generators: Sequence[torch.Generator]
+) -> tuple[Tensor, Tensor]:
     """A and B at the start, both Normal with deviation `std`."""
     width = w[0].numel()
     up = torch.stack([torch.randn(len(w), rank, generator=g) for g in generators])
@@ -132,16 +149,24 @@ def lora(
         raise ValueError(f"rank must be at least 1, got {rank}")
     cut: dict[str, int] = {}
 
-    def make(site: Site, generators: list[torch.Generator]) -> dict[str, MemberParameter]:
+    def make(
+        site: Site, generators: list[torch.Generator]
+    ) -> dict[str, MemberParameter]:
         w = site.weight
         most = min(w.flatten(1).shape)
         if rank > most:
             cut[site.name] = most
         size = min(rank, most)
-        down, up = start_of_lora(w, size, gain, generators) if std is None else start_normal(w, size, std, generators)
+        down, up = (
+            start_of_lora(w, size, gain, generators)
+            if std is None
+            else start_normal(w, size, std, generators)
+        )
         return {site.parameter: LowRank(w, down, up, scale)}
 
-    recipe = {"method": "lora", "rank": rank, "gain": gain} | ({"train_backbone": True} if train_backbone else {})
+    recipe = {"method": "lora", "rank": rank, "gain": gain} | (
+        {"train_backbone": True} if train_backbone else {}
+    )
     recipe |= {"scale": scale} if scale != 1 else {}
     recipe |= {"std": std} if std is not None else {}
     kind = heads or classifiers

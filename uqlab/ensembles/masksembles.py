@@ -9,7 +9,16 @@ from torch import Tensor, nn
 from uqlab.core.checks import within
 from uqlab.ensembles.base import FoldedEnsemble, member_seed
 from uqlab.ensembles.batch_ensemble import Scaled
-from uqlab.ensembles.implicit import Site, check_backbone, chosen, is_usual, place, plain, sites, trained_together
+from uqlab.ensembles.implicit import (
+    Site,
+    check_backbone,
+    chosen,
+    is_usual,
+    place,
+    plain,
+    sites,
+    trained_together,
+)
 from uqlab.models import ATTENTION
 
 
@@ -82,34 +91,64 @@ def masksembles(
     within("scale", scale, "[1, inf)")
     whole = max(ids) + 1 if of is None else of
     if max(ids) >= whole:
-        raise ValueError(f"of counts the members of the whole ensemble, so it must be above {max(ids)}, got {of}")
+        raise ValueError(
+            f"of counts the members of the whole ensemble, so it must be above {max(ids)}, got {of}"
+        )
     network = plain(backbone, trained=True)
     found = [site for site in sites(network) if is_usual(site)]
     products = [site for site in found if site.parameter == "weight" and site.holder]
-    where = _after_activations(found) if target is None else chosen(products, target, is_usual, "layer")
+    where = (
+        _after_activations(found)
+        if target is None
+        else chosen(products, target, is_usual, "layer")
+    )
     if not where:
         kind = type(backbone).__name__
-        raise ValueError(f"masksembles masks what layers see after an activation, and {kind} has no such layer")
+        raise ValueError(
+            f"masksembles masks what layers see after an activation, and {kind} has no such layer"
+        )
     own = {}
     for number, site in enumerate(where):
         groups = getattr(site.module, "groups", 1)
         drawn = masks(site.weight.shape[1] * groups, scale, whole, seed, number)
-        own[site.holder] = {site.parameter: MaskedInputs(site.weight, drawn[list(ids)], groups)}
+        own[site.holder] = {
+            site.parameter: MaskedInputs(site.weight, drawn[list(ids)], groups)
+        }
     place(network, own)
-    recipe = {"method": "masksembles", "scale": scale, "target": target, "of": whole, "seed": seed}
+    recipe = {
+        "method": "masksembles",
+        "scale": scale,
+        "target": target,
+        "of": whole,
+        "seed": seed,
+    }
     return trained_together(network, ids, recipe)
 
 
 def _after_activations(found: Sequence[Site]) -> list[Site]:
     """The layers whose inputs are masked: all but the first; in a transformer those that narrow the MLP's features."""
-    later = [site for site in found if site.holder and site.holder != found[0].holder and site.parameter == "weight"]
+    later = [
+        site
+        for site in found
+        if site.holder and site.holder != found[0].holder and site.parameter == "weight"
+    ]
     if not any(re.search(ATTENTION, site.name) for site in found):
         return later
-    inside = [site for site in later[:-1] if site.weight.ndim == 2 and not re.search(ATTENTION, site.name)]
-    return [site for site in inside if site.weight.shape[1] > site.weight.shape[0]] or inside or later
+    inside = [
+        site
+        for site in later[:-1]
+        if site.weight.ndim == 2 and not re.search(ATTENTION, site.name)
+    ]
+    return (
+        [site for site in inside if site.weight.shape[1] > site.weight.shape[0]]
+        or inside
+        or later
+    )
 
 
-def masks(features: int, scale: float, members: int, seed: int = 0, number: int = 0) -> Tensor:
+def masks(
+    features: int, scale: float, members: int, seed: int = 0, number: int = 0
+) -> Tensor:
     """Draw the masks [members, features] of one layer, as Durasov et al. do.
 
     Each member chooses the same number of `scale` times as many places, and places that nobody chose are left out. It
@@ -124,11 +163,15 @@ def masks(features: int, scale: float, members: int, seed: int = 0, number: int 
     share = 1 / (scale * (1 - (1 - 1 / scale) ** members)) if scale > 1 else 1.0
     wanted = max(1, round(features * share))
     for attempt in range(1000):
-        kept = min(features, wanted + attempt // 100)  # few features may allow no exact share
+        kept = min(
+            features, wanted + attempt // 100
+        )  # few features may allow no exact share
         places = max(kept, round(kept * scale)) if kept < features else features
         drawn = torch.zeros(members, places)
         for m, mask in enumerate(drawn):
-            generator = torch.Generator().manual_seed(member_seed(seed, m, "masks", number, attempt))
+            generator = torch.Generator().manual_seed(
+                member_seed(seed, m, "masks", number, attempt)
+            )
             mask[torch.randperm(places, generator=generator)[:kept]] = 1
         used = drawn[:, drawn.any(0)]
         if used.shape[1] == features:

@@ -28,10 +28,14 @@ from uqlab.ensembles.forms import FORMS, Form
 from uqlab.ensembles.layers import MemberLayer, PerMember, active_members, with_layers
 
 # The weights that were built in the block of `built_once`, by parameter and members.
-_BUILT: contextvars.ContextVar[dict | None] = contextvars.ContextVar("built weights", default=None)
+_BUILT: contextvars.ContextVar[dict | None] = contextvars.ContextVar(
+    "built weights", default=None
+)
 
 
-_IN_TURN: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()  # threads may share an ensemble
+_IN_TURN: weakref.WeakKeyDictionary[nn.Module, Any] = (
+    weakref.WeakKeyDictionary()
+)  # threads may share an ensemble
 
 
 @contextlib.contextmanager
@@ -81,7 +85,11 @@ class MemberParameter(PerMember):
         if kept is not None and key in kept:
             return kept[key]
         weights = self.weights(rows)
-        if kept is not None and sum(each.nbytes for each in kept.values()) + weights.nbytes <= devices.KEPT:
+        if (
+            kept is not None
+            and sum(each.nbytes for each in kept.values()) + weights.nbytes
+            <= devices.KEPT
+        ):
             kept[key] = weights
         return weights
 
@@ -120,7 +128,9 @@ class MemberParameter(PerMember):
         """
         members = range(self.members)[self.active]
         if len(members) > 1:
-            raise TypeError("a module reads a weight of another layer, where every member has its own")
+            raise TypeError(
+                "a module reads a weight of another layer, where every member has its own"
+            )
         return self.weight(members[0])
 
     def __getattr__(self, name: str) -> Any:
@@ -128,11 +138,16 @@ class MemberParameter(PerMember):
         return getattr(self.alone(), name) if of_tensors else super().__getattr__(name)
 
     @classmethod
-    def __torch_function__(cls, function: Any, _: Any, args: tuple = (), kwargs: Mapping | None = None) -> Any:
+    def __torch_function__(
+        cls, function: Any, _: Any, args: tuple = (), kwargs: Mapping | None = None
+    ) -> Any:
         def seen(given: Any) -> Any:
             return given.alone() if isinstance(given, MemberParameter) else given
 
-        return function(*map(seen, args), **{name: seen(given) for name, given in (kwargs or {}).items()})
+        return function(
+            *map(seen, args),
+            **{name: seen(given) for name, given in (kwargs or {}).items()},
+        )
 
     @property
     def shape(self) -> torch.Size:
@@ -187,7 +202,9 @@ class MemberModule(MemberLayer):
         for name, parameter in own.items():
             holder, _, last = name.rpartition(".")
             setattr(inner.get_submodule(holder), last, None)
-            setattr(self, self.names[name], parameter)  # add_module would find the inner one
+            setattr(
+                self, self.names[name], parameter
+            )  # add_module would find the inner one
         self.train(inner.training)
 
     def __getattr__(self, name: str) -> Any:
@@ -199,7 +216,9 @@ class MemberModule(MemberLayer):
 
     def own(self) -> dict[str, MemberParameter]:
         """The members' parameters by their names in the inner module."""
-        return {name: getattr(self, attribute) for name, attribute in self.names.items()}
+        return {
+            name: getattr(self, attribute) for name, attribute in self.names.items()
+        }
 
     @property
     def form(self) -> type[Form] | None:
@@ -227,17 +246,27 @@ class MemberModule(MemberLayer):
         count, batch = self.count(first), len(first)
         outputs = []
         for place, m in enumerate(members):
-            own = {name: _part(self.inner, name, t, batch, place, count) for name, t in given.items()}
+            own = {
+                name: _part(self.inner, name, t, batch, place, count)
+                for name, t in given.items()
+            }
             positional, named = tuple(own.pop("args", ())), own.pop("kwargs", {})
             with active_members(slice(m, m + 1)):  # for member layers inside
                 outputs.append(self._one(m, positional, own | named))
         return _joined(self.inner, outputs)
 
     def _one(self, m: int, args: tuple, kwargs: dict) -> Any:
-        seen = {name: parameter.built(slice(m, m + 1))[0] for name, parameter in self.own().items()}
-        with _IN_TURN.setdefault(self.inner, threading.RLock()):  # the module holds these weights while it runs
+        seen = {
+            name: parameter.built(slice(m, m + 1))[0]
+            for name, parameter in self.own().items()
+        }
+        with _IN_TURN.setdefault(
+            self.inner, threading.RLock()
+        ):  # the module holds these weights while it runs
             output = functional_call(self.inner, seen, args, kwargs)
-            if isinstance(self.inner, nn.RNNBase):  # it keeps a list of what it has seen
+            if isinstance(
+                self.inner, nn.RNNBase
+            ):  # it keeps a list of what it has seen
                 for name in self.names:
                     setattr(self.inner, name, None)
         return output
@@ -251,19 +280,32 @@ class MemberModule(MemberLayer):
             if "value" in parameter.member_buffers:
                 module.register_buffer(last, value)
             else:
-                setattr(module, last, nn.Parameter(value, any(p.requires_grad for p in parameter.parameters())))
+                setattr(
+                    module,
+                    last,
+                    nn.Parameter(
+                        value, any(p.requires_grad for p in parameter.parameters())
+                    ),
+                )
         return plain.train(self.training)
 
     def own_parameters(self) -> list[nn.Parameter]:
-        return [p for parameter in self.own().values() for p in parameter.own_parameters()]
+        return [
+            p for parameter in self.own().values() for p in parameter.own_parameters()
+        ]
 
     def shard(self, rows: slice) -> "MemberModule":
         own = {name: p.shard(rows) for name, p in self.own().items()}
-        return MemberModule(with_layers(self.inner, lambda layer: layer.shard(rows)), own)
+        return MemberModule(
+            with_layers(self.inner, lambda layer: layer.shard(rows)), own
+        )
 
     def join(self, others: Sequence["MemberModule"]) -> "MemberModule":
         each = [other.own() for other in others]
-        own = {name: p.join([other[name] for other in each]) for name, p in self.own().items()}
+        own = {
+            name: p.join([other[name] for other in each])
+            for name, p in self.own().items()
+        }
         return MemberModule(joined(self.inner, [other.inner for other in others]), own)
 
     def _get_name(self) -> str:
@@ -294,12 +336,19 @@ def stack_layers(layers: Sequence[nn.Module]) -> MemberModule:
     return MemberModule(inner, own)
 
 
-def _part(inner: nn.Module, name: str, given: Any, batch: int, place: int, count: int) -> Any:
+def _part(
+    inner: nn.Module, name: str, given: Any, batch: int, place: int, count: int
+) -> Any:
     """One member's part of an argument whose batch axis holds the members."""
     if isinstance(given, tuple | list):
-        return type(given)(_part(inner, name, each, batch, place, count) for each in given)
+        return type(given)(
+            _part(inner, name, each, batch, place, count) for each in given
+        )
     if isinstance(given, dict):
-        return {key: _part(inner, key, each, batch, place, count) for key, each in given.items()}
+        return {
+            key: _part(inner, key, each, batch, place, count)
+            for key, each in given.items()
+        }
     axis = _batch_axis(inner, name, given, batch) if isinstance(given, Tensor) else None
     return given if axis is None else given.chunk(count, axis)[place]
 
@@ -309,7 +358,9 @@ def _batch_axis(inner: nn.Module, name: str, given: Tensor, batch: int) -> int |
     if isinstance(inner, nn.RNNBase) and name == "hx":
         return 1  # [layers, batch, features]
     if isinstance(inner, nn.MultiheadAttention) and name == "attn_mask":
-        return 0 if given.ndim == 3 else None  # [batch * heads, targets, sources], or one for all
+        return (
+            0 if given.ndim == 3 else None
+        )  # [batch * heads, targets, sources], or one for all
     return 0 if given.ndim and len(given) == batch else None
 
 
@@ -320,14 +371,25 @@ def _joined(inner: nn.Module, outputs: Sequence[Any], axis: int = 0) -> Any:
         return torch.cat(list(outputs), axis)
     if not isinstance(first, tuple | list):
         return first
-    states = 1 if isinstance(inner, nn.RNNBase) else 0  # of what follows the first output of a recurrent layer
-    axes = [axis if i == 0 and axis == 0 else max(axis, states) for i in range(len(first))]
-    return tuple(_joined(inner, parts, a) for parts, a in zip(zip(*outputs, strict=True), axes, strict=True))
+    states = (
+        1 if isinstance(inner, nn.RNNBase) else 0
+    )  # of what follows the first output of a recurrent layer
+    axes = [
+        axis if i == 0 and axis == 0 else max(axis, states) for i in range(len(first))
+    ]
+    return tuple(
+        _joined(inner, parts, a)
+        for parts, a in zip(zip(*outputs, strict=True), axes, strict=True)
+    )
 
 
 def joined(network: nn.Module, others: Sequence[nn.Module]) -> nn.Module:
     """Return a network like these whose member layers hold the members of all."""
-    names = {id(part): name for name, part in network.named_modules() if isinstance(part, MemberLayer)}
+    names = {
+        id(part): name
+        for name, part in network.named_modules()
+        if isinstance(part, MemberLayer)
+    }
 
     def join(layer: MemberLayer) -> MemberLayer:
         return layer.join([other.get_submodule(names[id(layer)]) for other in others])

@@ -17,14 +17,27 @@ from uqlab.models import classifier
 class GroupedLinear(nn.Module):
     """A linear layer whose features are apart in groups: weight [groups, out / groups, in / groups], bias [out]."""
 
-    def __init__(self, in_features: int, out_features: int, groups: int, bias: bool = True):
+    def __init__(
+        self, in_features: int, out_features: int, groups: int, bias: bool = True
+    ):
         super().__init__()
-        parts = [nn.Linear(in_features // groups, out_features // groups, bias) for _ in range(groups)]
-        self.weight = nn.Parameter(torch.stack([part.weight.detach() for part in parts]))
-        self.bias = nn.Parameter(torch.cat([part.bias.detach() for part in parts])) if bias else None
+        parts = [
+            nn.Linear(in_features // groups, out_features // groups, bias)
+            for _ in range(groups)
+        ]
+        self.weight = nn.Parameter(
+            torch.stack([part.weight.detach() for part in parts])
+        )
+        self.bias = (
+            nn.Parameter(torch.cat([part.bias.detach() for part in parts]))
+            if bias
+            else None
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        y = torch.einsum("...gi,goi->...go", x.unflatten(-1, (len(self.weight), -1)), self.weight).flatten(-2)
+        y = torch.einsum(
+            "...gi,goi->...go", x.unflatten(-1, (len(self.weight), -1)), self.weight
+        ).flatten(-2)
         return y if self.bias is None else y + self.bias
 
 
@@ -51,20 +64,42 @@ def packed(
     """
     ids = check_backbone(backbone, members)
     whole = ids[-1] + 1 if of is None else of
-    ensemble = deep(lambda: _Narrow(backbone, alpha / whole, gamma).network, ids, seed, fold=False)
+    ensemble = deep(
+        lambda: _Narrow(backbone, alpha / whole, gamma).network, ids, seed, fold=False
+    )
     models = list(cast(SeparateEnsemble, ensemble).models)
-    if all(type(part) in _STACKED for part in models[0].modules() if any(True for _ in part.parameters(recurse=False))):
+    if all(
+        type(part) in _STACKED
+        for part in models[0].modules()
+        if any(True for _ in part.parameters(recurse=False))
+    ):
         network = stacked(models, _STACKED)
-        replace_layers(network, MemberDropout, lambda _, layer: MemberDropout(len(ids), layer.p))
+        replace_layers(
+            network, MemberDropout, lambda _, layer: MemberDropout(len(ids), layer.p)
+        )
         ensemble = FoldedEnsemble(network, ids)
     settings = {"alpha": alpha, "gamma": gamma, "of": whole, "seed": seed}
-    ensemble.recipe = {"method": "packed", "backbone": "", **settings, "members": member_text(ids)}
+    ensemble.recipe = {
+        "method": "packed",
+        "backbone": "",
+        **settings,
+        "members": member_text(ids),
+    }
     like = next(backbone.parameters(), torch.empty(0))
     return ensemble.to(like.device, like.dtype).train(backbone.training)
 
 
 _CONVOLUTIONS = nn.Conv1d | nn.Conv2d | nn.Conv3d
-_STACKED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.LayerNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_STACKED = (
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.LayerNorm,
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+)
 
 
 class _Narrow:
@@ -72,29 +107,49 @@ class _Narrow:
 
     def __init__(self, backbone: nn.Module, share: float, gamma: int):
         self.share, self.gamma = share, gamma
-        self.widths: dict[int, int] = {}  # those before the layer that is looked at: old -> new
+        self.widths: dict[
+            int, int
+        ] = {}  # those before the layer that is looked at: old -> new
         self.network: Any = nn.Sequential(plain(backbone, trained=True))
         found: dict[str, Any] = dict(self.network.named_modules())
         inside = [name for name, part in found.items() if _is_transformer(part)]
-        inside = [name for name in inside if not any(name.startswith(f"{other}.") for other in inside)]
+        inside = [
+            name
+            for name in inside
+            if not any(name.startswith(f"{other}.") for other in inside)
+        ]
         if inside and gamma > 1:
-            raise ValueError(f"gamma must be 1 in a network of transformers, got {gamma}")
-        rest = {n: p for n, p in found.items() if not any(f"{n}.".startswith(f"{above}.") for above in inside)}
-        products = [name for name, part in rest.items() if isinstance(part, nn.Linear | _CONVOLUTIONS)]
+            raise ValueError(
+                f"gamma must be 1 in a network of transformers, got {gamma}"
+            )
+        rest = {
+            n: p
+            for n, p in found.items()
+            if not any(f"{n}.".startswith(f"{above}.") for above in inside)
+        }
+        products = [
+            name
+            for name, part in rest.items()
+            if isinstance(part, nn.Linear | _CONVOLUTIONS)
+        ]
         last = classifier(self.network)
         for name, part in found.items():
             if name in inside:
                 self.network.set_submodule(name, self.transformer(part))
             elif name in products:
                 first = name == products[0] and not inside
-                self.network.set_submodule(name, self.product(part, first, name == last))
+                self.network.set_submodule(
+                    name, self.product(part, first, name == last)
+                )
             elif name in rest and (own := list(part.named_parameters(recurse=False))):
                 self.network.set_submodule(name, self.norm(part, [p for _, p in own]))
         self.network = self.network[0].train(backbone.training)
 
     def scaled(self, width: int) -> int:
         if width not in self.widths:
-            self.widths[width] = math.ceil(width * self.share / self.gamma - 1e-9) * self.gamma
+            self.widths[width] = (
+                math.ceil(width * self.share / self.gamma - 1e-9) * self.gamma
+            )
         return self.widths[width]
 
     def before(self, width: int) -> int:
@@ -119,23 +174,34 @@ class _Narrow:
     def depthwise(self, part: Any) -> nn.Module:
         """A convolution that keeps its channels apart, for fewer channels."""
         if part.groups != part.in_channels:
-            raise ValueError(f"packed narrows convolutions of one group or of single channels, got {part}")
+            raise ValueError(
+                f"packed narrows convolutions of one group or of single channels, got {part}"
+            )
         width = self.before(part.in_channels)
         out = width * (part.out_channels // part.in_channels)
         self.widths[part.out_channels] = out
         return _resized(part, width, out, width)
 
     def norm(self, part: Any, own: list[Tensor]) -> nn.Module:
-        width = self.scaled(len(own[0])) if self.widths else len(own[0])  # a norm of the inputs keeps them
+        width = (
+            self.scaled(len(own[0])) if self.widths else len(own[0])
+        )  # a norm of the inputs keeps them
         if type(part) is nn.LayerNorm and len(part.normalized_shape) == 1:
             return nn.LayerNorm(width, part.eps)
         if has_statistics(part):
             made: Any = copy.deepcopy(part)
             made.num_features = width
-            for name, tensor in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)):
+            for name, tensor in (
+                *part.named_parameters(recurse=False),
+                *part.named_buffers(recurse=False),
+            ):
                 if tensor.ndim:
                     new = tensor.detach().new_ones(width)
-                    setattr(made, name, nn.Parameter(new) if isinstance(tensor, nn.Parameter) else new)
+                    setattr(
+                        made,
+                        name,
+                        nn.Parameter(new) if isinstance(tensor, nn.Parameter) else new,
+                    )
             made.reset_parameters()
             return made
         raise ValueError(
@@ -145,12 +211,19 @@ class _Narrow:
 
     def transformer(self, model: Any) -> nn.Module:
         config = copy.deepcopy(model.config)
-        parts = [getattr(config, name, None) for name in ("vision_config", "text_config")]
+        parts = [
+            getattr(config, name, None) for name in ("vision_config", "text_config")
+        ]
         for each in (*filter(None, parts), config):
-            if not all(isinstance(getattr(each, n, None), int) for n in ("num_attention_heads", "hidden_size")):
+            if not all(
+                isinstance(getattr(each, n, None), int)
+                for n in ("num_attention_heads", "hidden_size")
+            ):
                 continue
             heads = each.num_attention_heads
-            groups = getattr(each, "num_key_value_heads", None) or heads  # heads that share keys stay together
+            groups = (
+                getattr(each, "num_key_value_heads", None) or heads
+            )  # heads that share keys stay together
             kept = math.ceil(groups * self.share - 1e-9)
             if groups < heads:
                 each.num_key_value_heads = kept
@@ -158,11 +231,21 @@ class _Narrow:
             each.num_attention_heads = kept * (heads // groups)
             self.widths[each.hidden_size] = size * each.num_attention_heads
             each.hidden_size = size * each.num_attention_heads
-            for name in ("intermediate_size", "hidden_dim", "n_inner", "encoder_ffn_dim", "decoder_ffn_dim"):
+            for name in (
+                "intermediate_size",
+                "hidden_dim",
+                "n_inner",
+                "encoder_ffn_dim",
+                "decoder_ffn_dim",
+            ):
                 if isinstance(getattr(each, name, None), int):
-                    setattr(each, name, math.ceil(getattr(each, name) * self.share - 1e-9))
+                    setattr(
+                        each, name, math.ceil(getattr(each, name) * self.share - 1e-9)
+                    )
         if not self.widths:
-            raise ValueError(f"packed finds no width in the configuration of {type(model).__name__}")
+            raise ValueError(
+                f"packed finds no width in the configuration of {type(model).__name__}"
+            )
         made = type(model)(config)
         for hook in model._forward_hooks.values():
             made.register_forward_hook(hook)
@@ -171,8 +254,14 @@ class _Narrow:
 
 def _is_transformer(part: nn.Module) -> bool:
     config = getattr(part, "config", None)
-    parts = (config, getattr(config, "vision_config", None), getattr(config, "text_config", None))
-    return hasattr(config, "model_type") and any(hasattr(each, "num_attention_heads") for each in parts)
+    parts = (
+        config,
+        getattr(config, "vision_config", None),
+        getattr(config, "text_config", None),
+    )
+    return hasattr(config, "model_type") and any(
+        hasattr(each, "num_attention_heads") for each in parts
+    )
 
 
 def _resized(part: Any, width: int, out: int, groups: int) -> nn.Module:
@@ -182,7 +271,11 @@ def _resized(part: Any, width: int, out: int, groups: int) -> nn.Module:
         made.in_features, made.out_features = width, out
     else:
         made.in_channels, made.out_channels, made.groups = width, out, groups
-    made.weight = nn.Parameter(part.weight.detach().new_empty(out, width // groups, *part.weight.shape[2:]))
-    made.bias = None if part.bias is None else nn.Parameter(part.bias.detach().new_empty(out))
+    made.weight = nn.Parameter(
+        part.weight.detach().new_empty(out, width // groups, *part.weight.shape[2:])
+    )
+    made.bias = (
+        None if part.bias is None else nn.Parameter(part.bias.detach().new_empty(out))
+    )
     made.reset_parameters()
     return made

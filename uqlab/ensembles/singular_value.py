@@ -24,7 +24,10 @@ class SingularValues(MemberParameter):
         u, s, vh = torch.linalg.svd(self.matrix().detach().float(), full_matrices=False)
         self.register_buffer("u", u.to(w))
         self.register_buffer("v", vh.mT.contiguous().to(w))
-        values = [(s * (1 + std * torch.randn(len(s), generator=g).to(s))).clamp(min=0) for g in generators]
+        values = [
+            (s * (1 + std * torch.randn(len(s), generator=g).to(s))).clamp(min=0)
+            for g in generators
+        ]
         self.s = nn.Parameter(torch.stack(values).to(w))
         self.depth = len(s)
         self.frozen_work = self.depth * (len(u) + len(self.v))
@@ -78,14 +81,27 @@ def singular_value(
     Turkoglu et al., "Making foundation models probabilistic via singular value ensembles", 2026.
     """
 
-    def make(site: Site, generators: list[torch.Generator]) -> dict[str, MemberParameter]:
-        own: dict[str, MemberParameter] = {site.parameter: SingularValues(site.weight, init_std, generators)}
+    def make(
+        site: Site, generators: list[torch.Generator]
+    ) -> dict[str, MemberParameter]:
+        own: dict[str, MemberParameter] = {
+            site.parameter: SingularValues(site.weight, init_std, generators)
+        }
         if site.bias is not None:
             bias = site.bias.detach()
-            noise = torch.stack([torch.randn(len(bias), generator=g) for g in generators]).to(bias)
+            noise = torch.stack(
+                [torch.randn(len(bias), generator=g) for g in generators]
+            ).to(bias)
             own[site.bias_name] = Own(nn.Parameter(bias + init_std * noise))
         return own
 
     recipe = {"method": "singular_value", "init_std": init_std}
-    how = {"target": target, "classifiers": heads or classifiers, "seed": seed, "recipe": recipe}
-    return implicit(backbone, members, make, **how, everywhere=True, classifier_std=0.01)
+    how = {
+        "target": target,
+        "classifiers": heads or classifiers,
+        "seed": seed,
+        "recipe": recipe,
+    }
+    return implicit(
+        backbone, members, make, **how, everywhere=True, classifier_std=0.01
+    )

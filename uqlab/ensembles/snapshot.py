@@ -11,7 +11,10 @@ from uqlab.ensembles.deep import deep
 
 
 def snapshot(
-    make_model: Callable[[], nn.Module], members: int, train: Callable[[Ensemble, int], object], seed: int = 0
+    make_model: Callable[[], nn.Module],
+    members: int,
+    train: Callable[[Ensemble, int], object],
+    seed: int = 0,
 ) -> SeparateEnsemble:
     """A snapshot ensemble: one network trained in cycles, a member at the end of each (Huang et al. 2017).
 

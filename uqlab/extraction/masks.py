@@ -37,11 +37,19 @@ class Masked(Scaled):
     its logits or, with a `threshold`, 1 where the sigmoid exceeds the threshold and 0 elsewhere.
     """
 
-    def __init__(self, w: nn.Parameter, members: int, row_logits: Tensor | None, column_logits: Tensor | None):
+    def __init__(
+        self,
+        w: nn.Parameter,
+        members: int,
+        row_logits: Tensor | None,
+        column_logits: Tensor | None,
+    ):
         super().__init__(w, members, None, None)
         self.threshold: float | None = None
         self.row_logits = None if row_logits is None else nn.Parameter(row_logits)
-        self.column_logits = None if column_logits is None else nn.Parameter(column_logits)
+        self.column_logits = (
+            None if column_logits is None else nn.Parameter(column_logits)
+        )
 
     def own_parameters(self) -> list[nn.Parameter]:
         """The mask logits: of the columns first, then of the rows."""
@@ -71,7 +79,11 @@ class MaskEnsemble(FoldedEnsemble):
 
     def layers(self) -> dict[str, Masked]:
         """The masked weights by the names of their layers."""
-        return {name.removesuffix(".weight"): p for name, p in self.network.named_modules() if isinstance(p, Masked)}
+        return {
+            name.removesuffix(".weight"): p
+            for name, p in self.network.named_modules()
+            if isinstance(p, Masked)
+        }
 
     @torch.no_grad()
     def masks(self) -> dict[str, Masks]:
@@ -95,10 +107,21 @@ class MaskEnsemble(FoldedEnsemble):
         self._check_index(index)
         hard = all(layer.threshold is not None for layer in self.layers().values())
         parts = _sequence(self.network)
-        return _small_member(parts, index) if hard and parts is not None else super().member(index)
+        return (
+            _small_member(parts, index)
+            if hard and parts is not None
+            else super().member(index)
+        )
 
 
-def masks(model: nn.Module, members: int = 10, *, inputs: bool = True, std: float = 0.5, seed: int = 0) -> MaskEnsemble:
+def masks(
+    model: nn.Module,
+    members: int = 10,
+    *,
+    inputs: bool = True,
+    std: float = 0.5,
+    seed: int = 0,
+) -> MaskEnsemble:
     """An ensemble of sub-models of one network: row and column masks on every `nn.Linear`, all weights frozen.
 
     model: the trained network. It is copied, and the copy is always in evaluation mode. Its last linear layer gives the
@@ -119,18 +142,32 @@ def masks(model: nn.Module, members: int = 10, *, inputs: bool = True, std: floa
         raise ValueError(
             f"{type(model).__name__} has no nn.Linear layer to mask; masks need one, tiles take convolutional networks"
         )
-    generators = [torch.Generator().manual_seed(member_seed(seed, m, "masks")) for m in range(members)]
+    generators = [
+        torch.Generator().manual_seed(member_seed(seed, m, "masks"))
+        for m in range(members)
+    ]
 
     def logits(features: int, like: Tensor) -> Tensor:
-        return torch.stack([torch.randn(features, generator=g) * std for g in generators]).to(like)
+        return torch.stack(
+            [torch.randn(features, generator=g) * std for g in generators]
+        ).to(like)
 
     def make(name: str, layer: nn.Linear) -> MemberModule:
         rows = logits(layer.out_features, layer.weight) if name != names[-1] else None
-        columns = logits(layer.in_features, layer.weight) if inputs or name != names[0] else None
-        return MemberModule(layer, {"weight": Masked(layer.get_parameter("weight"), members, rows, columns)})
+        columns = (
+            logits(layer.in_features, layer.weight)
+            if inputs or name != names[0]
+            else None
+        )
+        return MemberModule(
+            layer,
+            {"weight": Masked(layer.get_parameter("weight"), members, rows, columns)},
+        )
 
     for name in names:
-        network.set_submodule(name, make(name, cast(nn.Linear, network.get_submodule(name))))
+        network.set_submodule(
+            name, make(name, cast(nn.Linear, network.get_submodule(name)))
+        )
     return MaskEnsemble(network, range(members)).eval()
 
 
@@ -141,7 +178,12 @@ def mask_diversity(ensemble: MaskEnsemble) -> Float[Tensor, ""]:
     over members of p) - mean over members of H(p). Kirsch 2024, section D.4, sums over the elements; our mean makes the
     term independent of the width. Raises TypeError for another kind of ensemble.
     """
-    found = [mask for layer in ensemble.masks().values() for mask in layer if mask is not None]
+    found = [
+        mask
+        for layer in ensemble.masks().values()
+        for mask in layer
+        if mask is not None
+    ]
     p = torch.cat(found, 1)  # [members, elements]
     return (coin_entropy(p.mean(0)) - coin_entropy(p).mean(0)).mean().clamp(min=0)
 
@@ -160,7 +202,10 @@ def _sequence(network: nn.Module) -> list[nn.Module] | None:
 
 def _bias(layer: MemberModule) -> Float[Tensor, " out"]:
     """The bias of a layer, 0 where it has none."""
-    bias, weight = layer.inner.get_parameter("bias") if layer.inner.bias is not None else None, layer.weight.w
+    bias, weight = (
+        layer.inner.get_parameter("bias") if layer.inner.bias is not None else None,
+        layer.weight.w,
+    )
     return weight.new_zeros(len(weight)) if bias is None else bias.detach()
 
 
@@ -189,9 +234,16 @@ def _small_member(parts: list[nn.Module], index: int) -> nn.Sequential:
     for i, layer in linear.items():
         masked: Any = layer.weight
         ones = [masked.w.new_ones(features) for features in masked.shape]
-        kept = [one if mask is None else mask[index] for mask, one in zip(masked.masks(), ones, strict=True)]
+        kept = [
+            one if mask is None else mask[index]
+            for mask, one in zip(masked.masks(), ones, strict=True)
+        ]
         rows[i], columns[i] = (mask.bool() for mask in kept)
-    after = {a: b for a, b in itertools.pairwise(linear) if all(type(p) in ELEMENTWISE for p in parts[a + 1 : b])}
+    after = {
+        a: b
+        for a, b in itertools.pairwise(linear)
+        if all(type(p) in ELEMENTWISE for p in parts[a + 1 : b])
+    }
     before = {b: a for a, b in after.items()}
     small: list[nn.Module] = []
     for i, part in enumerate(parts):
@@ -211,5 +263,9 @@ def _small_member(parts: list[nn.Module], index: int) -> nn.Sequential:
             small.append(_SelectFeatures(inside.nonzero().flatten()))
         needed = rows[i] & columns[after[i]] if i in after else slice(None)
         weight, bias = weight[needed][:, inside], bias[needed]
-        small.append(plain_linear(weight, bias if linear[i].inner.bias is not None or bias.any() else None))
+        small.append(
+            plain_linear(
+                weight, bias if linear[i].inner.bias is not None or bias.any() else None
+            )
+        )
     return nn.Sequential(*small).eval()

@@ -28,7 +28,9 @@ _OTHERWISE = (
 _TOLERANCE = 1e-2  # of the largest tile logit: above the error of bfloat16 products, below that of a nonlinear head
 
 
-def tiles(model: nn.Module, size: int, *, pool: str | None = None, head: str | None = None) -> Ensemble:
+def tiles(
+    model: nn.Module, size: int, *, pool: str | None = None, head: str | None = None
+) -> Ensemble:
     """The ensemble of the size x size tiles of the map that `model` averages before its linear classifier.
 
     Member i * size + j sees only the tile in row i and column j. Where size divides the map, the mean of the members'
@@ -53,11 +55,22 @@ def tiles(model: nn.Module, size: int, *, pool: str | None = None, head: str | N
     modules = dict(model.named_modules())
     for name in (pool, head):
         if name is not None and name not in modules:
-            raise ValueError(f"no module {name!r}; the last ones are {', '.join(list(modules)[-8:])}")
+            raise ValueError(
+                f"no module {name!r}; the last ones are {', '.join(list(modules)[-8:])}"
+            )
     name = _find_pool(model, modules) if pool is None else pool
     grid = _token_grid(model, name) if isinstance(modules[name], nn.LayerNorm) else None
-    stand_in = _Tiles(modules[name], name, size, range(size * size), grid, _check_head(modules, name, head))
-    return TiledEnsemble(sharing_copy(_Logits(model), {modules[name]: stand_in}), range(size * size))
+    stand_in = _Tiles(
+        modules[name],
+        name,
+        size,
+        range(size * size),
+        grid,
+        _check_head(modules, name, head),
+    )
+    return TiledEnsemble(
+        sharing_copy(_Logits(model), {modules[name]: stand_in}), range(size * size)
+    )
 
 
 class TiledEnsemble(Ensemble):
@@ -75,7 +88,9 @@ class TiledEnsemble(Ensemble):
         return self.network(x).unflatten(0, (self.members, len(x)))
 
     def run(self, x: Tensor, rows: slice) -> Tensor:
-        logits = self(x.flatten(0, 1)).unflatten(1, x.shape[:2])  # [members, members, batch, classes]
+        logits = self(x.flatten(0, 1)).unflatten(
+            1, x.shape[:2]
+        )  # [members, members, batch, classes]
         return logits.diagonal().movedim(-1, 0)
 
     def member(self, index: int) -> nn.Module:
@@ -84,7 +99,10 @@ class TiledEnsemble(Ensemble):
 
     def shard(self, rows: slice) -> "TiledEnsemble":
         tiles = self._tiles()
-        return TiledEnsemble(self._with(tiles.changed(tiles.size, tiles.chosen[rows])), self.member_ids[rows])
+        return TiledEnsemble(
+            self._with(tiles.changed(tiles.size, tiles.chosen[rows])),
+            self.member_ids[rows],
+        )
 
     def _apply(self, fn, recurse=True):
         # To move shared weights would move the model's parameters, and leave its buffers where they are.
@@ -92,7 +110,9 @@ class TiledEnsemble(Ensemble):
         return super()._apply(fn, recurse)
 
     def _tiles(self) -> "_Tiles":
-        return next(module for module in self.network.modules() if isinstance(module, _Tiles))
+        return next(
+            module for module in self.network.modules() if isinstance(module, _Tiles)
+        )
 
     def _with(self, instead: nn.Module) -> nn.Module:
         return sharing_copy(self.network, {self._tiles(): instead}).eval()
@@ -104,16 +124,28 @@ class TiledEnsemble(Ensemble):
         """
         tiles, maps = self._tiles(), []
         model = self._with(tiles.pool)
-        with tiles.pool.register_forward_pre_hook(lambda _, inputs: maps.append(inputs[0])):
+        with tiles.pool.register_forward_pre_hook(
+            lambda _, inputs: maps.append(inputs[0])
+        ):
             expected = model(x)
         if not isinstance(expected, Tensor) or expected.ndim != 2:
-            kind = list(expected.shape) if isinstance(expected, Tensor) else type(expected).__name__
-            raise ValueError(f"tiles needs a classifier with logits [batch, classes], got {kind}")
+            kind = (
+                list(expected.shape)
+                if isinstance(expected, Tensor)
+                else type(expected).__name__
+            )
+            raise ValueError(
+                f"tiles needs a classifier with logits [batch, classes], got {kind}"
+            )
         if len(maps) != 1:
-            raise ValueError(f"the pool {tiles.name!r} must run once in a forward pass, it ran {len(maps)} times")
+            raise ValueError(
+                f"the pool {tiles.name!r} must run once in a forward pass, it ran {len(maps)} times"
+            )
         positions = tiles.check_average(maps[0])
         try:
-            every = self._with(tiles.changed(None, range(0)))(x).unflatten(0, (positions, len(x)))
+            every = self._with(tiles.changed(None, range(0)))(x).unflatten(
+                0, (positions, len(x))
+            )
         except RuntimeError as error:
             raise ValueError(
                 f"after the pool {tiles.name!r} this model expects the batch that it was given, but tiles are more: "
@@ -122,9 +154,13 @@ class TiledEnsemble(Ensemble):
         if not expected.isfinite().all():
             return  # such inputs show nothing
         largest = _TOLERANCE * every.abs().max()
-        one_tile = self._with(tiles.changed(1, range(1), linear=True))  # of mean features
+        one_tile = self._with(
+            tiles.changed(1, range(1), linear=True)
+        )  # of mean features
         if tiles.grid is not None:
-            with tiles.pool.register_forward_hook(lambda module, inputs, output: output[:, :1]):
+            with tiles.pool.register_forward_hook(
+                lambda module, inputs, output: output[:, :1]
+            ):
                 reads_class_token = (model(x) - expected).abs().max() <= largest
             if reads_class_token:
                 expected = one_tile(x)
@@ -162,11 +198,23 @@ class _Tiles(nn.Module):
     """
 
     def __init__(
-        self, pool: nn.Module, name: str, size: int | None, chosen: range, grid: tuple[int, int] | None, linear: bool
+        self,
+        pool: nn.Module,
+        name: str,
+        size: int | None,
+        chosen: range,
+        grid: tuple[int, int] | None,
+        linear: bool,
     ):
         super().__init__()
         self.pool = sharing_copy(pool)
-        self.name, self.size, self.chosen, self.grid, self.linear = name, size, chosen, grid, linear
+        self.name, self.size, self.chosen, self.grid, self.linear = (
+            name,
+            size,
+            chosen,
+            grid,
+            linear,
+        )
         self.sides = (1, 1)  # of the map in the last pass
         if grid is not None:
             self._check_size(*grid)
@@ -178,7 +226,9 @@ class _Tiles(nn.Module):
         if self.size and self.linear:
             means = self._averages(means)
         form = (1, pooled.shape[-1]) if self.grid else pooled.shape[1:]
-        tiles = means.flatten(2).permute(2, 0, 1).flatten(0, 1)  # [tiles * batch, channels]
+        tiles = (
+            means.flatten(2).permute(2, 0, 1).flatten(0, 1)
+        )  # [tiles * batch, channels]
         return tiles.unflatten(1, form)
 
     def of_positions(self, logits: Tensor) -> Tensor:
@@ -186,12 +236,16 @@ class _Tiles(nn.Module):
         if self.linear or not self.size:
             return logits
         rows = len(logits) // math.prod(self.sides)
-        each = logits.unflatten(0, (*self.sides, rows))  # [height, width, batch, classes]
+        each = logits.unflatten(
+            0, (*self.sides, rows)
+        )  # [height, width, batch, classes]
         return self._averages(each.permute(2, 3, 0, 1)).permute(2, 0, 1).flatten(0, 1)
 
     def _averages(self, grid: Tensor) -> Tensor:
         """The means of the chosen tiles of a map, [batch, channels, tiles]."""
-        return adaptive_avg_pool2d(grid, self.size or 1).flatten(2)[:, :, list(self.chosen)]
+        return adaptive_avg_pool2d(grid, self.size or 1).flatten(2)[
+            :, :, list(self.chosen)
+        ]
 
     def _map(self, x: Tensor, pooled: Tensor) -> Tensor:
         """What the pool averages, [batch, channels, height, width]."""
@@ -201,7 +255,9 @@ class _Tiles(nn.Module):
                 raise ValueError(
                     f"{self.name!r} takes {list(x.shape)}, not [batch, tokens, features] with {patches} patches"
                 )
-            return pooled[:, -patches:].mT.unflatten(2, self.grid)  # class tokens come first
+            return pooled[:, -patches:].mT.unflatten(
+                2, self.grid
+            )  # class tokens come first
         channels_last = x.shape[1] != pooled.shape[1:].numel() == x.shape[-1]
         grid = x.movedim(-1, 1) if channels_last else x
         side = math.isqrt(grid.shape[-1])
@@ -229,14 +285,19 @@ class _Tiles(nn.Module):
         if self.grid is None:
             mean = grid.mean((2, 3)).flatten()
             near = pooled.numel() == mean.numel()
-            if not near or (pooled.flatten() - mean).abs().max() > _TOLERANCE * grid.abs().max():
+            if (
+                not near
+                or (pooled.flatten() - mean).abs().max() > _TOLERANCE * grid.abs().max()
+            ):
                 raise ValueError(
                     f"{self.name!r} does not average over its whole map, {grid.shape[2]} x {grid.shape[3]}: its output "
                     f"{list(pooled.shape)} is not the mean of the tiles, as for a maximum or a generalized mean"
                 )
         return grid[0, 0].numel()
 
-    def changed(self, size: int | None, chosen: range, linear: bool | None = None) -> "_Tiles":
+    def changed(
+        self, size: int | None, chosen: range, linear: bool | None = None
+    ) -> "_Tiles":
         tiles = sharing_copy(self)
         tiles.size, tiles.chosen = size, chosen
         tiles.linear = self.linear if linear is None else linear
@@ -245,13 +306,31 @@ class _Tiles(nn.Module):
 
 def _find_pool(model: nn.Module, modules: dict[str, nn.Module]) -> str:
     """The name of the last average over a map, else of the final layer norm of a vision transformer."""
-    pools = {name: type(part).__name__ for name, part in modules.items() if "Pool" in type(part).__name__}
-    to_one = [name for name in pools if getattr(modules[name], "output_size", 1) in (1, (1,), (1, 1))]
-    if averages := [name for name in to_one if "AvgPool" in pools[name] and not list(modules[name].children())]:
+    pools = {
+        name: type(part).__name__
+        for name, part in modules.items()
+        if "Pool" in type(part).__name__
+    }
+    to_one = [
+        name
+        for name in pools
+        if getattr(modules[name], "output_size", 1) in (1, (1,), (1, 1))
+    ]
+    if averages := [
+        name
+        for name in to_one
+        if "AvgPool" in pools[name] and not list(modules[name].children())
+    ]:
         return averages[-1]
     for module in modules.values():  # ViT, DeiT, IJEPA, ... of transformers
-        base, classifier = getattr(module, "base_model", None), getattr(module, "classifier", None)
-        norm, embeddings = getattr(base, "layernorm", None), getattr(base, "embeddings", None)
+        base, classifier = (
+            getattr(module, "base_model", None),
+            getattr(module, "classifier", None),
+        )
+        norm, embeddings = (
+            getattr(base, "layernorm", None),
+            getattr(base, "embeddings", None),
+        )
         if (
             isinstance(norm, nn.LayerNorm)
             and isinstance(classifier, nn.Linear)
@@ -286,7 +365,9 @@ def _check_head(modules: dict[str, nn.Module], pool: str, head: str | None) -> b
             f"predictions. If it does not run there, or if you want them all the same, name pool and head. {_OTHERWISE}"
         )
     if not any(isinstance(modules[name], nn.Linear | nn.Conv2d) for name in leaves):
-        raise ValueError(f"there is no linear layer after the pool {pool!r}; name the head: tiles(..., head='...')")
+        raise ValueError(
+            f"there is no linear layer after the pool {pool!r}; name the head: tiles(..., head='...')"
+        )
     return not others
 
 
@@ -294,9 +375,14 @@ def _token_grid(model: nn.Module, name: str) -> tuple[int, int]:
     """How many rows and columns of patches a vision transformer has, by its configuration or its attributes."""
     for module in model.modules():
         for place in (module, getattr(module, "config", None)):
-            image, patch = getattr(place, "image_size", None), getattr(place, "patch_size", None)
+            image, patch = (
+                getattr(place, "image_size", None),
+                getattr(place, "patch_size", None),
+            )
             if image is not None and patch is not None:
-                height, width = torch.tensor(image).expand(2) // torch.tensor(patch)  # one number, or one a side
+                height, width = torch.tensor(image).expand(2) // torch.tensor(
+                    patch
+                )  # one number, or one a side
                 return int(height), int(width)
     raise ValueError(
         f"the pool {name!r} is a layer norm, after which the tokens of a transformer are taken, but nothing in "

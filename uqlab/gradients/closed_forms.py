@@ -66,11 +66,16 @@ def head_powers(h: Tensor, p: Tensor, rest: Tensor, bias: bool, q: int) -> Tenso
     else:
         own, other = torch.empty_like(p[:, 0]), torch.empty_like(p[:, 0])
         for at in _chunks(n, classes * h.shape[-1], h):
-            own[at], other[at] = power(rest[at].mT @ h[at], q, 2), power(p[at].mT @ h[at], q, 2)
+            own[at], other[at] = (
+                power(rest[at].mT @ h[at], q, 2),
+                power(p[at].mT @ h[at], q, 2),
+            )
     return own + sum_of_rest(other)
 
 
-def _outer(a: Tensor, out: int, bias: bool, q: int, passes: int) -> Callable[[Tensor], Tensor]:
+def _outer(
+    a: Tensor, out: int, bias: bool, q: int, passes: int
+) -> Callable[[Tensor], Tensor]:
     """Powers of sum_s d_s a_s^T and, with a bias, of sum_s d_s, from the errors d [n, groups, out, S].
 
     The inputs a [n, groups, in, S] are used for `passes` classes.
@@ -98,7 +103,9 @@ def _outer(a: Tensor, out: int, bias: bool, q: int, passes: int) -> Callable[[Te
         rule = "gram"
     if rule == "gram" or _gram_fits(q, positions, out, width):
         ways["gram"] = by_gram
-    return _fastest("gradient norms", (n, groups, out, width, positions, passes == 1), ways, rule)
+    return _fastest(
+        "gradient norms", (n, groups, out, width, positions, passes == 1), ways, rule
+    )
 
 
 def _gram_pays(q: int, positions: int, out: int, width: int, passes: int) -> bool:
@@ -111,7 +118,9 @@ def _gram_fits(q: int, positions: int, out: int, width: int) -> bool:
     return q == 2 and positions**2 <= ROOM * out * width
 
 
-def _fastest(kind: str, shape: tuple, ways: dict[str, Callable[[Any], Tensor]], rule: str) -> Callable[[Any], Tensor]:
+def _fastest(
+    kind: str, shape: tuple, ways: dict[str, Callable[[Any], Tensor]], rule: str
+) -> Callable[[Any], Tensor]:
     """The fastest of the ways to take the errors, chosen at the first errors; shape [n, ...] of the factors."""
 
     def powers(errors: Any) -> Tensor:
@@ -119,15 +128,23 @@ def _fastest(kind: str, shape: tuple, ways: dict[str, Callable[[Any], Tensor]], 
         each = {name: partial(way, errors) for name, way in ways.items()}
         with torch.no_grad():
             few = shape[0] < 3  # the rows by which the forms are checked
-            return ways[rule if few else tuning.choose(kind, (tuning.octave(shape[0]), *shape[1:]), like, each, rule)](
-                errors
-            )
+            return ways[
+                rule
+                if few
+                else tuning.choose(
+                    kind, (tuning.octave(shape[0]), *shape[1:]), like, each, rule
+                )
+            ](errors)
 
     return powers
 
 
-def _linear(module: nn.Linear, inputs: list[Tensor], n: int, q: int, passes: int) -> Powers:
-    powers = _outer(_columns(inputs, n), module.out_features, module.bias is not None, q, passes)
+def _linear(
+    module: nn.Linear, inputs: list[Tensor], n: int, q: int, passes: int
+) -> Powers:
+    powers = _outer(
+        _columns(inputs, n), module.out_features, module.bias is not None, q, passes
+    )
     return lambda errors: powers(_columns(errors, n))
 
 
@@ -142,14 +159,21 @@ def _conv(module: Any, inputs: list[Tensor], n: int, q: int, passes: int) -> Pow
     padding = module.padding
     if isinstance(padding, str) or module.padding_mode != "zeros":
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-        inputs = [F.pad(x, module._reversed_padding_repeated_twice, mode) for x in inputs]
+        inputs = [
+            F.pad(x, module._reversed_padding_repeated_twice, mode) for x in inputs
+        ]
         padding = (0,) * len(kernel)
     bias = module.bias is not None
     width = module.in_channels // groups * math.prod(kernel)
 
     def places(x: Tensor) -> int:
-        sizes = zip(x.shape[2:], padding, module.dilation, kernel, module.stride, strict=True)
-        return math.prod((size + 2 * pad - wide * (k - 1) - 1) // step + 1 for size, pad, wide, k, step in sizes)
+        sizes = zip(
+            x.shape[2:], padding, module.dilation, kernel, module.stride, strict=True
+        )
+        return math.prod(
+            (size + 2 * pad - wide * (k - 1) - 1) // step + 1
+            for size, pad, wide, k, step in sizes
+        )
 
     positions = sum(len(x) // n * places(x) for x in inputs)
 
@@ -157,26 +181,46 @@ def _conv(module: Any, inputs: list[Tensor], n: int, q: int, passes: int) -> Pow
         def unfold(x: Tensor) -> Tensor:
             if x.ndim == 4:
                 return F.unfold(x, kernel, module.dilation, padding, module.stride)
-            settings = ((1, *kernel), (1, *module.dilation), (0, *padding), (1, *module.stride))
+            settings = (
+                (1, *kernel),
+                (1, *module.dilation),
+                (0, *padding),
+                (1, *module.stride),
+            )
             return F.unfold(x.unsqueeze(2), *settings)
 
-        powers = _outer(_columns([unfold(x) for x in inputs], n, 1, groups), out // groups, bias, q, passes)
+        powers = _outer(
+            _columns([unfold(x) for x in inputs], n, 1, groups),
+            out // groups,
+            bias,
+            q,
+            passes,
+        )
         return lambda errors: powers(_columns(errors, n, 1, groups))
 
-    def as_groups(x: Tensor, at: slice) -> Tensor:  # [rows, channels, ...] -> [K, samples * channels, ...]
+    def as_groups(
+        x: Tensor, at: slice
+    ) -> Tensor:  # [rows, channels, ...] -> [K, samples * channels, ...]
         return x.unflatten(0, (n, -1))[at].transpose(0, 1).flatten(1, 2)
 
     gradient_of = getattr(grad, f"conv{len(kernel)}d_weight")
 
     def gradients(x: Tensor, error: Tensor, at: slice) -> Tensor:
         m = len(range(n)[at])
-        shape, settings = (m * out, *module.weight.shape[1:]), (module.stride, padding, module.dilation, m * groups)
-        return gradient_of(as_groups(x, at), shape, as_groups(error, at), *settings).view(m, -1)
+        shape, settings = (
+            (m * out, *module.weight.shape[1:]),
+            (module.stride, padding, module.dilation, m * groups),
+        )
+        return gradient_of(
+            as_groups(x, at), shape, as_groups(error, at), *settings
+        ).view(m, -1)
 
     def by_gradients(errors: list[Tensor]) -> Tensor:
         result = errors[0].new_zeros(n)
         for at in _chunks(n, out * width, errors[0]):
-            each = [gradients(x, error, at) for x, error in zip(inputs, errors, strict=True)]
+            each = [
+                gradients(x, error, at) for x, error in zip(inputs, errors, strict=True)
+            ]
             result[at] = power(sum(each[1:], start=each[0]), q)
         return result + power(_total(errors, n, 1), q) if bias else result
 
@@ -201,24 +245,35 @@ def _affine(module: Any, inputs: list[Tensor], n: int, q: int, passes: int) -> P
     """Scale and shift after a normalisation: the gradient is an elementwise product, summed over places."""
     last = isinstance(module, nn.LayerNorm | nn.RMSNorm)
     if last:
-        normalise: Any = F.layer_norm if isinstance(module, nn.LayerNorm) else F.rms_norm
+        normalise: Any = (
+            F.layer_norm if isinstance(module, nn.LayerNorm) else F.rms_norm
+        )
         normal = [normalise(x, module.normalized_shape, eps=module.eps) for x in inputs]
     elif isinstance(module, nn.GroupNorm):
         normal = [F.group_norm(x, module.num_groups, eps=module.eps) for x in inputs]
     else:
-        normal = [F.batch_norm(x, module.running_mean, module.running_var, eps=module.eps) for x in inputs]
+        normal = [
+            F.batch_norm(x, module.running_mean, module.running_var, eps=module.eps)
+            for x in inputs
+        ]
 
     dims, axis = module.weight.ndim, -1 if last else 1
 
     def powers(errors: list[Tensor]) -> Tensor:
         products = [error * x for error, x in zip(errors, normal, strict=True)]
         result = power(_total(products, n, axis, dims), q)
-        return result if getattr(module, "bias", None) is None else result + power(_total(errors, n, axis, dims), q)
+        return (
+            result
+            if getattr(module, "bias", None) is None
+            else result + power(_total(errors, n, axis, dims), q)
+        )
 
     return powers
 
 
-def _embedding(module: nn.Embedding, inputs: list[Tensor], n: int, q: int, passes: int) -> Powers:
+def _embedding(
+    module: nn.Embedding, inputs: list[Tensor], n: int, q: int, passes: int
+) -> Powers:
     """The errors of equal indices are added at the first of them: a sample has at most as many rows as tokens."""
     indices = torch.cat([index.reshape(n, 1, -1) for index in inputs], 2)  # [n, 1, S]
     first = (indices == indices.mT).int().argmax(1, keepdim=True)
@@ -242,7 +297,9 @@ def _columns(parts: list[Tensor], n: int, axis: int = -1, groups: int = 1) -> Te
 
 def _total(parts: list[Tensor], n: int, axis: int, dims: int = 1) -> Tensor:
     """The sum [n, features] over places, copies and calls; with `dims`, features are the last axes together."""
-    moved = [part.flatten(-dims).movedim(axis, 1).unflatten(0, (n, -1)) for part in parts]
+    moved = [
+        part.flatten(-dims).movedim(axis, 1).unflatten(0, (n, -1)) for part in parts
+    ]
     return torch.stack([part.sum((1, *range(3, part.ndim))) for part in moved]).sum(0)
 
 
@@ -269,6 +326,10 @@ FORMS: dict[type[nn.Module], Callable[..., Powers]] = {
 }
 
 
-def rows_form(module: nn.Module, inputs: list[Tensor], n: int, q: int, passes: int) -> Powers:
+def rows_form(
+    module: nn.Module, inputs: list[Tensor], n: int, q: int, passes: int
+) -> Powers:
     """For parameters of which every row got its own copy: the error at the copy is the gradient of the row."""
-    return lambda errors: power(torch.cat([e.reshape(n, -1, e[0].numel()).sum(1) for e in errors], 1), q)
+    return lambda errors: power(
+        torch.cat([e.reshape(n, -1, e[0].numel()).sum(1) for e in errors], 1), q
+    )

@@ -13,7 +13,15 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from uqlab.core.checks import finite
 from uqlab.core.modules import hooked, logits_of
-from uqlab.gradients.closed_forms import FORMS, Powers, cotangents, head_powers, power, rows_form, sum_of_rest
+from uqlab.gradients.closed_forms import (
+    FORMS,
+    Powers,
+    cotangents,
+    head_powers,
+    power,
+    rows_form,
+    sum_of_rest,
+)
 
 
 class _Call(NamedTuple):
@@ -35,11 +43,17 @@ class SampleGradients:
     q: the norm, 1 or 2.
     """
 
-    def __init__(self, model: nn.Module, rows: Tensor, layers: str | Sequence[str], q: int):
+    def __init__(
+        self, model: nn.Module, rows: Tensor, layers: str | Sequence[str], q: int
+    ):
         self.model, self.q = model, q
         self.modules = dict(model.named_modules())
         # New leaves: the model's parameters keep their gradients and flags, and frozen parameters count too.
-        weights = {name: p.detach() for name, p in model.named_parameters() if p.is_floating_point()}
+        weights = {
+            name: p.detach()
+            for name, p in model.named_parameters()
+            if p.is_floating_point()
+        }
         self.parameters = {name: p.requires_grad_() for name, p in weights.items()}
         self.owned: dict[str, list[str]] = {}
         for name in self.parameters:
@@ -53,17 +67,35 @@ class SampleGradients:
         order: list[str] = []
         with torch.no_grad():
             logits, calls = self._run(rows, self.owned, order)
-        sizes = [call.input.numel() + call.shape.numel() for part in calls.values() for call in part]
+        sizes = [
+            call.input.numel() + call.shape.numel()
+            for part in calls.values()
+            for call in part
+        ]
         self.footprint = (sum(sizes) + logits.numel()) // 2  # activations per row
         target, truth = self._reference(rows, logits)
-        self.names = _select(sorted(truth, key=lambda name: _place(name, order)), layers)
+        self.names = _select(
+            sorted(truth, key=lambda name: _place(name, order)), layers
+        )
 
-        formed = {name: calls[name] for name in self.names if type(self.modules[name]) in FORMS}
+        formed = {
+            name: calls[name]
+            for name in self.names
+            if type(self.modules[name]) in FORMS
+        }
         for name, part in formed.items():
-            flat = type(self.modules[name]) is nn.Linear and len(part) == 1 and part[0].input.ndim == 2
+            flat = (
+                type(self.modules[name]) is nn.Linear
+                and len(part) == 1
+                and part[0].input.ndim == 2
+            )
             if flat and part[0].output() is logits:
                 self.head = name
-        self.fast = {name for name, part in formed.items() if part and all(call.shape[0] == 2 for call in part)}
+        self.fast = {
+            name
+            for name, part in formed.items()
+            if part and all(call.shape[0] == 2 for call in part)
+        }
         self.fast = self._agreeing(sorted(self.fast), rows, target, truth)
         self.head = self.head if self.head in self.fast else None
         for name in [name for name in self.names if name not in self.fast]:
@@ -73,16 +105,26 @@ class SampleGradients:
             for inner in ways:
                 self.expanded[name] = inner
                 self.fast.add(name)
-                with contextlib.suppress(Exception):  # a model may fail with a parameter of another shape
+                with contextlib.suppress(
+                    Exception
+                ):  # a model may fail with a parameter of another shape
                     if self._agreeing([name], rows, target, truth):
                         break
                 del self.expanded[name]
                 self.fast.remove(name)
-        copied = (self.parameters[own] for name in self.expanded if name not in formed for own in self.owned[name])
+        copied = (
+            self.parameters[own]
+            for name in self.expanded
+            if name not in formed
+            for own in self.owned[name]
+        )
         self.footprint += sum(p.numel() for p in copied)
 
     def norms(
-        self, x: Tensor, classes: Tensor | None = None, names: Sequence[str] | None = None
+        self,
+        x: Tensor,
+        classes: Tensor | None = None,
+        names: Sequence[str] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Norms [layers, n, J] of the gradients of log p_c, averaged over the copies of a sample, and log p [n, C].
 
@@ -96,7 +138,11 @@ class SampleGradients:
         log_p = logits.detach().log_softmax(1)
         clean, p = log_p[::copies], log_p.exp()
         rest = sum_of_rest(p)
-        classes = torch.arange(log_p.shape[1], device=log_p.device).expand_as(clean) if classes is None else classes
+        classes = (
+            torch.arange(log_p.shape[1], device=log_p.device).expand_as(clean)
+            if classes is None
+            else classes
+        )
         powers = log_p.new_zeros(len(names), n, classes.shape[1])
 
         ready: list[tuple[int, Powers, list[_Call]]] = []
@@ -107,20 +153,48 @@ class SampleGradients:
                 slow.append(i)
             elif name == self.head:
                 h = part[0].input.unflatten(0, (n, copies))
-                p_head, rest_head = p.unflatten(0, (n, copies)), rest.unflatten(0, (n, copies))
-                powers[i] = head_powers(h, p_head, rest_head, module.bias is not None, self.q).gather(1, classes)
+                p_head, rest_head = (
+                    p.unflatten(0, (n, copies)),
+                    rest.unflatten(0, (n, copies)),
+                )
+                powers[i] = head_powers(
+                    h, p_head, rest_head, module.bias is not None, self.q
+                ).gather(1, classes)
             else:
                 form = FORMS.get(type(module), rows_form)
-                ready.append((i, form(module, [call.input for call in part], n, self.q, classes.shape[1]), part))
-        edges: Any = [call.edge for _, _, part in ready for call in part if call.edge is not None]
+                ready.append(
+                    (
+                        i,
+                        form(
+                            module,
+                            [call.input for call in part],
+                            n,
+                            self.q,
+                            classes.shape[1],
+                        ),
+                        part,
+                    )
+                )
+        edges: Any = [
+            call.edge for _, _, part in ready for call in part if call.edge is not None
+        ]
         for j in range(classes.shape[1] if edges else 0):
             seed = cotangents(p, rest, classes[:, j].repeat_interleave(copies)) / copies
             last = j + 1 == classes.shape[1]
-            found = iter(torch.autograd.grad(logits, edges, seed, retain_graph=not last, allow_unused=True))
+            found = iter(
+                torch.autograd.grad(
+                    logits, edges, seed, retain_graph=not last, allow_unused=True
+                )
+            )
             for i, form, part in ready:
                 errors = [None if call.edge is None else next(found) for call in part]
                 pairs = zip(errors, part, strict=True)
-                powers[i, :, j] = form([log_p.new_zeros(call.shape) if e is None else e for e, call in pairs])
+                powers[i, :, j] = form(
+                    [
+                        log_p.new_zeros(call.shape) if e is None else e
+                        for e, call in pairs
+                    ]
+                )
         if slow:
             self._sample_by_sample(x, classes, {names[i]: powers[i] for i in slow})
         return powers.pow(1 / self.q), clean
@@ -144,45 +218,79 @@ class SampleGradients:
         calls: dict[str, list[_Call]] = {name: [] for name in record}
         for name, part in calls.items():
             if type(self.modules[name]) in FORMS:
-                hook = functools.partial(_record, part, len(x) if name in self.expanded else None)
+                hook = functools.partial(
+                    _record, part, len(x) if name in self.expanded else None
+                )
                 # The first of its hooks, before hooks that change the output.
-                handles.append(self.modules[name].register_forward_hook(hook, prepend=True, with_kwargs=True))
+                handles.append(
+                    self.modules[name].register_forward_hook(
+                        hook, prepend=True, with_kwargs=True
+                    )
+                )
             elif name in self.expanded:
                 for own in self.owned[name]:
                     p, inner = self.parameters[own].detach(), self.expanded[name]
                     shape = p.shape[1:] if inner < 0 else (1,) * inner + p.shape
-                    copy = p.reshape(1, *shape).expand(len(x), *shape).requires_grad_(torch.is_grad_enabled())
+                    copy = (
+                        p.reshape(1, *shape)
+                        .expand(len(x), *shape)
+                        .requires_grad_(torch.is_grad_enabled())
+                    )
                     parameters[own] = copy
                     part.append(_Call(p, copy.shape, copy, weakref.ref(copy)))
         if order is not None:
             for name, module in self.modules.items():
-                handles.append(module.register_forward_pre_hook(lambda *_, name=name: order.append(name)))
+                handles.append(
+                    module.register_forward_pre_hook(
+                        lambda *_, name=name: order.append(name)
+                    )
+                )
         with hooked(handles):
-            return _logits(torch.func.functional_call(self.model, parameters, (x,)), len(x)), calls
+            return _logits(
+                torch.func.functional_call(self.model, parameters, (x,)), len(x)
+            ), calls
 
-    def _reference(self, rows: Tensor, logits: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def _reference(
+        self, rows: Tensor, logits: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """A class [1] of the last row and, by plain autograd, the gradient norm of every layer on the path to it."""
         with torch.enable_grad():
             single, _ = self._run(rows[1:], ())
         log_p = single.detach().log_softmax(1)
         if not torch.allclose(logits[1:].log_softmax(1), log_p, rtol=0.01, atol=0.01):
-            raise ValueError("the model's output for a sample changes with the rest of its batch, or at random")
+            raise ValueError(
+                "the model's output for a sample changes with the rest of its batch, or at random"
+            )
         target = log_p.argmin(1)  # far from certain, so that its gradient is large
         seed = cotangents(log_p.exp(), sum_of_rest(log_p.exp()), target)
         truth = self._by_layer(single, seed, self.owned) if single.requires_grad else {}
-        truth = {name: size.pow(1 / self.q) for name, size in truth.items() if size is not None}
+        truth = {
+            name: size.pow(1 / self.q)
+            for name, size in truth.items()
+            if size is not None
+        }
         if not truth:
-            raise ValueError("the model's output has no gradient path to any of its parameters: was it detached?")
+            raise ValueError(
+                "the model's output has no gradient path to any of its parameters: was it detached?"
+            )
         return target, truth
 
-    def _agreeing(self, names: Sequence[str], rows: Tensor, target: Tensor, truth: dict[str, Tensor]) -> set[str]:
+    def _agreeing(
+        self,
+        names: Sequence[str],
+        rows: Tensor,
+        target: Tensor,
+        truth: dict[str, Tensor],
+    ) -> set[str]:
         """The layers whose fast norms for the last row equal the true norms."""
         if not names:
             return set()
         found = self.norms(rows.unsqueeze(1), target.expand(2, 1), names)[0][:, 1, 0]
         expected = torch.stack([truth[name] for name in names])
         tolerance = 4 * torch.finfo(expected.dtype).eps ** 0.5
-        close = (found - expected).abs() <= tolerance * (expected + expected.max() / 100)
+        close = (found - expected).abs() <= tolerance * (
+            expected + expected.max() / 100
+        )
         return {name for name, good in zip(names, close.tolist(), strict=True) if good}
 
     def _by_layer(
@@ -191,13 +299,29 @@ class SampleGradients:
         """The power of each layer's gradient of (seed * logits).sum(); None where there is no path."""
         flat = [own for name in names for own in self.owned[name]]
         leaves = [self.parameters[own] for own in flat]
-        found = dict(zip(flat, torch.autograd.grad(logits, leaves, seed, retain, allow_unused=True), strict=True))
+        found = dict(
+            zip(
+                flat,
+                torch.autograd.grad(logits, leaves, seed, retain, allow_unused=True),
+                strict=True,
+            )
+        )
         powers = {
-            name: [power(found[own], self.q, 0) for own in self.owned[name] if found[own] is not None] for name in names
+            name: [
+                power(found[own], self.q, 0)
+                for own in self.owned[name]
+                if found[own] is not None
+            ]
+            for name in names
         }
-        return {name: torch.stack(parts).sum() if parts else None for name, parts in powers.items()}
+        return {
+            name: torch.stack(parts).sum() if parts else None
+            for name, parts in powers.items()
+        }
 
-    def _sample_by_sample(self, x: Tensor, classes: Tensor, powers: dict[str, Tensor]) -> None:
+    def _sample_by_sample(
+        self, x: Tensor, classes: Tensor, powers: dict[str, Tensor]
+    ) -> None:
         """Fill the powers [n, J] of layers without a closed form, by plain autograd."""
         for i, sample in enumerate(x):
             with torch.enable_grad():
@@ -206,12 +330,19 @@ class SampleGradients:
             rest = sum_of_rest(p)
             for j, c in enumerate(classes[i]):
                 seed = cotangents(p, rest, c.expand(len(sample))) / len(sample)
-                for name, size in self._by_layer(logits, seed, powers, retain=True).items():
+                for name, size in self._by_layer(
+                    logits, seed, powers, retain=True
+                ).items():
                     powers[name][i, j] = 0 if size is None else size
 
 
 def _record(
-    calls: list[_Call], expand_to: int | None, module: nn.Module, args: tuple, kwargs: dict, y: Tensor
+    calls: list[_Call],
+    expand_to: int | None,
+    module: nn.Module,
+    args: tuple,
+    kwargs: dict,
+    y: Tensor,
 ) -> Tensor:
     """Forward hook: append the call, and expand its output to `expand_to` rows, one for each sample."""
     x = (args[0] if args else next(iter(kwargs.values()))).detach()
@@ -231,8 +362,15 @@ def _record(
 def _logits(output: Any, rows: int) -> Tensor:
     logits = logits_of(output)
     if not isinstance(logits, Tensor):
-        raise TypeError(f"the model must return logits or an output with .logits, got {type(output).__name__}")
-    if logits.ndim != 2 or logits.shape[0] != rows or logits.shape[1] < 2 or not logits.is_floating_point():
+        raise TypeError(
+            f"the model must return logits or an output with .logits, got {type(output).__name__}"
+        )
+    if (
+        logits.ndim != 2
+        or logits.shape[0] != rows
+        or logits.shape[1] < 2
+        or not logits.is_floating_point()
+    ):
         hint = "; take one member, ensemble.member(m)" if logits.ndim == 3 else ""
         raise ValueError(
             f"the model must return floating logits [samples, C] with C >= 2, got {logits.dtype} {list(logits.shape)} "
@@ -258,7 +396,13 @@ def _select(names: list[str], layers: str | Sequence[str]) -> list[str]:
         case str():
             chosen = [name for name in names if re.search(layers, name)]
         case _:
-            chosen = [name for name in names if name in layers] if set(layers) <= set(names) else []
+            chosen = (
+                [name for name in names if name in layers]
+                if set(layers) <= set(names)
+                else []
+            )
     if not chosen:
-        raise ValueError(f"layers must be 'all', 'last', a pattern or names among {', '.join(names)}; got {layers!r}")
+        raise ValueError(
+            f"layers must be 'all', 'last', a pattern or names among {', '.join(names)}; got {layers!r}"
+        )
     return chosen

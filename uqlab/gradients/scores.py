@@ -32,13 +32,27 @@ Reduction = Literal["A", "B", "C"]
 Layers = str | Sequence[str]
 
 
-def exgrad(model: nn.Module, inputs: Inputs, *, norm: Literal[1, 2] = 1, layers: Layers = "last") -> Scores:
+def exgrad(
+    model: nn.Module,
+    inputs: Inputs,
+    *,
+    norm: Literal[1, 2] = 1,
+    layers: Layers = "last",
+) -> Scores:
     """ExGrad, the expected gradient norm sum_c p_c ||g_c||: higher = more uncertain.
 
     The paper takes the last layer and the 1-norm. Over several layers this is the mean of the layers' norms. The
     arguments and the errors are those of `regrad`. Igoe et al. 2022, arXiv 2205.10439.
     """
-    return regrad(model, inputs, class_weight="p", norm=norm, depth=0.0, perturbations=0, layers=layers)
+    return regrad(
+        model,
+        inputs,
+        class_weight="p",
+        norm=norm,
+        depth=0.0,
+        perturbations=0,
+        layers=layers,
+    )
 
 
 def regrad(
@@ -78,9 +92,16 @@ def regrad(
     _check_switches(class_weight, reduction, depth)
 
     def score(gradients: SampleGradients, x: Tensor) -> Tensor:
-        return reduce_norms(*gradients.norms(x), class_weight=class_weight, reduction=reduction, depth=depth)
+        return reduce_norms(
+            *gradients.norms(x),
+            class_weight=class_weight,
+            reduction=reduction,
+            depth=depth,
+        )
 
-    parts = _by_batch(score, model, inputs, layers, norm, batch_size, perturbations, sigma, seed)
+    parts = _by_batch(
+        score, model, inputs, layers, norm, batch_size, perturbations, sigma, seed
+    )
     return torch.cat(parts).to(inputs.device)
 
 
@@ -109,19 +130,29 @@ def gradient_norms(
     sigma: float = 0.02,
     seed: int = 0,
     batch_size: int | None = None,
-) -> tuple[Float[Tensor, "layers samples classes"], list[str], Float[Tensor, "samples classes"]]:
+) -> tuple[
+    Float[Tensor, "layers samples classes"], list[str], Float[Tensor, "samples classes"]
+]:
     """Norms of the gradients of log p_c by each layer, the layers' names, and log p.
 
     The arguments and the errors are those of `regrad`. `reduce_norms` turns the result into scores, `layer_shares` into
     the share of each layer.
     """
 
-    def measure(gradients: SampleGradients, x: Tensor) -> tuple[Tensor, Tensor, list[str]]:
+    def measure(
+        gradients: SampleGradients, x: Tensor
+    ) -> tuple[Tensor, Tensor, list[str]]:
         return *gradients.norms(x), gradients.names
 
-    parts = _by_batch(measure, model, inputs, layers, norm, batch_size, perturbations, sigma, seed)
+    parts = _by_batch(
+        measure, model, inputs, layers, norm, batch_size, perturbations, sigma, seed
+    )
     norms, log_p, names = zip(*parts, strict=True)
-    return torch.cat(norms, 1).to(inputs.device), names[0], torch.cat(log_p).to(inputs.device)
+    return (
+        torch.cat(norms, 1).to(inputs.device),
+        names[0],
+        torch.cat(log_p).to(inputs.device),
+    )
 
 
 def reduce_norms(
@@ -154,11 +185,15 @@ def layer_shares(
     return parts / parts.sum(0).clamp(min=torch.finfo(parts.dtype).tiny)
 
 
-_WEIGHTS: dict[str, Callable[[Tensor], Tensor]] = {  # of the classes, from log p [samples, classes]
+_WEIGHTS: dict[
+    str, Callable[[Tensor], Tensor]
+] = {  # of the classes, from log p [samples, classes]
     "p": torch.exp,
     "sqrt_p": lambda log_p: (log_p / 2).exp(),
     "uniform": lambda log_p: torch.full_like(log_p, 1 / log_p.shape[1]),
-    "predicted": lambda log_p: torch.zeros_like(log_p).scatter_(1, log_p.argmax(1, keepdim=True), 1.0),
+    "predicted": lambda log_p: torch.zeros_like(log_p).scatter_(
+        1, log_p.argmax(1, keepdim=True), 1.0
+    ),
 }
 
 
@@ -174,7 +209,9 @@ def _check_shapes(norms: Tensor, log_p: Tensor) -> None:
 
 def _check_switches(class_weight: str, reduction: str, depth: float) -> None:
     if reduction != "A" and class_weight != "sqrt_p":
-        raise ValueError(f"readings B and C weigh classes by p: leave class_weight out, got {class_weight!r}")
+        raise ValueError(
+            f"readings B and C weigh classes by p: leave class_weight out, got {class_weight!r}"
+        )
 
 
 def _by_batch(
@@ -192,25 +229,46 @@ def _by_batch(
     one_network(model, "uqlab.gradients")
     count_samples(inputs)
     if perturbations and sigma and not inputs.is_floating_point():
-        raise ValueError(f"{inputs.dtype} inputs cannot be perturbed: set perturbations=0, or embed them first")
+        raise ValueError(
+            f"{inputs.dtype} inputs cannot be perturbed: set perturbations=0, or embed them first"
+        )
     parameter = next(model.parameters(), None)
     if parameter is None:
-        raise ValueError("the model has no parameters, so there are no gradients to measure")
-    like = {"device": parameter.device, "dtype": parameter.dtype if inputs.is_floating_point() else inputs.dtype}
+        raise ValueError(
+            "the model has no parameters, so there are no gradients to measure"
+        )
+    like = {
+        "device": parameter.device,
+        "dtype": parameter.dtype if inputs.is_floating_point() else inputs.dtype,
+    }
     noise = torch.zeros(1, *[1] * (inputs.ndim - 1), **like)  # [1 + perturbations, ...]
     if perturbations and sigma:
         generator = torch.Generator().manual_seed(seed)
-        drawn = torch.randn(perturbations, *inputs.shape[1:], generator=generator, dtype=like["dtype"])
-        noise = torch.cat([torch.zeros_like(drawn[:1]), drawn.mul_(sigma)]).to(parameter.device)
+        drawn = torch.randn(
+            perturbations, *inputs.shape[1:], generator=generator, dtype=like["dtype"]
+        )
+        noise = torch.cat([torch.zeros_like(drawn[:1]), drawn.mul_(sigma)]).to(
+            parameter.device
+        )
     _warn_of_training(model)
     with evaluating(model):
         other = inputs[-1:] if len(inputs) > 1 else torch.zeros_like(inputs)
-        gradients = SampleGradients(model, torch.cat([other, inputs[:1]]).to(**like), layers, norm)
-        fitting = max(1, elements_of_temporary(parameter.device, ACTIVATIONS) // (gradients.footprint * len(noise)))
+        gradients = SampleGradients(
+            model, torch.cat([other, inputs[:1]]).to(**like), layers, norm
+        )
+        fitting = max(
+            1,
+            elements_of_temporary(parameter.device, ACTIVATIONS)
+            // (gradients.footprint * len(noise)),
+        )
         parts = inputs.split(batch_size or fitting)
-        results = [compute(gradients, part.to(**like).unsqueeze(1) + noise) for part in parts]
+        results = [
+            compute(gradients, part.to(**like).unsqueeze(1) + noise) for part in parts
+        ]
     for each in results:
-        representable("inputs or perturbations", each if isinstance(each, Tensor) else each[0])
+        representable(
+            "inputs or perturbations", each if isinstance(each, Tensor) else each[0]
+        )
     return results
 
 
@@ -219,8 +277,12 @@ def _warn_of_training(model: nn.Module) -> None:
     different = set()
     for part in model.modules():
         name = type(part).__name__
-        rate = getattr(part, "p" if "Dropout" in name else "dropout", 0)  # attention and recurrent layers: .dropout
-        if part.training and ("BatchNorm" in name or (isinstance(rate, int | float) and rate > 0)):
+        rate = getattr(
+            part, "p" if "Dropout" in name else "dropout", 0
+        )  # attention and recurrent layers: .dropout
+        if part.training and (
+            "BatchNorm" in name or (isinstance(rate, int | float) and rate > 0)
+        ):
             different.add(name)
     if different:
         warnings.warn(

@@ -13,7 +13,9 @@ from uqlab.core.checks import class_labels, count_samples
 from uqlab.core.modules import Inputs, call, like_parameters, logits_of, map_tensors
 from uqlab.models import Attention, attentions
 
-Head = tuple[int, int] | tuple[str, int, int]  # layer, head; of two towers: tower, layer, head
+Head = (
+    tuple[int, int] | tuple[str, int, int]
+)  # layer, head; of two towers: tower, layer, head
 Place = tuple[int, int]  # the number of an attention among all of a network, head
 
 
@@ -40,7 +42,10 @@ def towers(model: nn.Module) -> dict[str, range]:
 def _rows(found: list[Attention]) -> dict[str, range]:
     counts = Counter(attention.tower for attention in found)
     ends = itertools.accumulate(counts.values())
-    return {tower: range(end - count, end) for (tower, count), end in zip(counts.items(), ends, strict=True)}
+    return {
+        tower: range(end - count, end)
+        for (tower, count), end in zip(counts.items(), ends, strict=True)
+    }
 
 
 def check_heads(found: list[Attention], heads: Iterable[Head]) -> list[Place]:
@@ -52,7 +57,10 @@ def check_heads(found: list[Attention], heads: Iterable[Head]) -> list[Place]:
     try:
         given: list[Any] = [tuple(head) for head in heads]
         split = [head if len(rows) > 1 else ("", *head) for head in given]
-        addresses = [(tower, operator.index(layer), operator.index(head)) for tower, layer, head in split]
+        addresses = [
+            (tower, operator.index(layer), operator.index(head))
+            for tower, layer, head in split
+        ]
     except (TypeError, ValueError) as error:
         raise TypeError(f"heads must be {what}") from error
     places = []
@@ -60,12 +68,18 @@ def check_heads(found: list[Attention], heads: Iterable[Head]) -> list[Place]:
         if tower not in rows:
             raise ValueError(f"head {own}: the towers are {' and '.join(rows)}")
         if not 0 <= layer < len(rows[tower]):
-            raise ValueError(f"head {own}: there are layers 0 to {len(rows[tower]) - 1}")
+            raise ValueError(
+                f"head {own}: there are layers 0 to {len(rows[tower]) - 1}"
+            )
         count = found[rows[tower][layer]].heads
         if not 0 <= head < count:
-            raise ValueError(f"head {own}: layer {layer} has {count} heads, counted from 0")
+            raise ValueError(
+                f"head {own}: layer {layer} has {count} heads, counted from 0"
+            )
         places.append((rows[tower][layer], head))
-    if twice := [own for own, place in zip(given, places, strict=True) if places.count(place) > 1]:
+    if twice := [
+        own for own, place in zip(given, places, strict=True) if places.count(place) > 1
+    ]:
         raise ValueError(f"head {twice[0]} is given more than once")
     return places
 
@@ -75,7 +89,10 @@ def addresses(found: list[Attention], places: Iterable[Place]) -> list[Head]:
     rows = _rows(found)
     if len(rows) == 1:
         return [*places]
-    return [(found[row].tower, row - rows[found[row].tower].start, head) for row, head in places]
+    return [
+        (found[row].tower, row - rows[found[row].tower].start, head)
+        for row, head in places
+    ]
 
 
 def take(model: nn.Module, inputs: Inputs, rows: slice) -> Inputs:
@@ -87,8 +104,14 @@ def run(model: nn.Module, inputs: Inputs) -> Tensor:
     """The logits [batch, classes]."""
     logits = logits_of(call(model, inputs))
     if not isinstance(logits, Tensor) or logits.ndim != 2:
-        found = f"a tensor {list(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
-        raise ValueError(f"{type(model).__name__} must return logits [batch, classes], got {found}")
+        found = (
+            f"a tensor {list(logits.shape)}"
+            if isinstance(logits, Tensor)
+            else type(logits).__name__
+        )
+        raise ValueError(
+            f"{type(model).__name__} must return logits [batch, classes], got {found}"
+        )
     return logits
 
 
@@ -96,4 +119,6 @@ def check_labels(model: nn.Module, inputs: Inputs, labels: Tensor) -> Tensor:
     """The labels as int64 on the model's device, one for each input."""
     with torch.no_grad():
         classes = run(model, take(model, inputs, slice(1))).shape[1]
-    return class_labels(labels, count_samples(inputs), classes).to(next(model.parameters()).device)
+    return class_labels(labels, count_samples(inputs), classes).to(
+        next(model.parameters()).device
+    )

@@ -37,7 +37,12 @@ class Circuit(list[Head]):
     without this one; NaN for heads that were not tried. The head with the highest score is removed.
     """
 
-    def __init__(self, heads: Iterable[Head], start: float, scores: Float[Tensor, "steps layers heads"]):
+    def __init__(
+        self,
+        heads: Iterable[Head],
+        start: float,
+        scores: Float[Tensor, "steps layers heads"],
+    ):
         super().__init__(heads)
         self.start, self.scores = start, scores
 
@@ -77,17 +82,36 @@ def greedy_circuit(
     belongs to another search; TypeError for inputs and labels that are not tensors.
     """
     found = attentions(model)
-    every = [(layer, head) for layer, attention in enumerate(found) for head in range(attention.heads)]
+    every = [
+        (layer, head)
+        for layer, attention in enumerate(found)
+        for head in range(attention.heads)
+    ]
     if not 1 <= budget <= len(every):
-        raise ValueError(f"budget must be 1 to {len(every)}, the number of heads, got {budget}")
-    if (score != "ood" and id_labels is None) or (score != "acc" and ood_inputs is None):
-        raise ValueError(f'score="{score}" needs {"id_labels" if id_labels is None else "ood_inputs"}, got None')
-    sets = [id_inputs] if score == "acc" or ood_inputs is None else [id_inputs, ood_inputs]
+        raise ValueError(
+            f"budget must be 1 to {len(every)}, the number of heads, got {budget}"
+        )
+    if (score != "ood" and id_labels is None) or (
+        score != "acc" and ood_inputs is None
+    ):
+        raise ValueError(
+            f'score="{score}" needs {"id_labels" if id_labels is None else "ood_inputs"}, got None'
+        )
+    sets = (
+        [id_inputs] if score == "acc" or ood_inputs is None else [id_inputs, ood_inputs]
+    )
     counts = [count_samples(inputs) for inputs in sets]
     search = search_of(model, take(model, id_inputs, slice(2)))
-    labels = None if score == "ood" or id_labels is None else check_labels(search.network, id_inputs, id_labels)
+    labels = (
+        None
+        if score == "ood" or id_labels is None
+        else check_labels(search.network, id_inputs, id_labels)
+    )
 
-    state = _State(checkpoint, checkpoint and [score, precision, fingerprint(search.network, *sets, labels)])
+    state = _State(
+        checkpoint,
+        checkpoint and [score, precision, fingerprint(search.network, *sets, labels)],
+    )
     for head in state.order():
         search.remove(*head)
     trials = [sum(counts) * (len(every) - step) for step in range(budget)]
@@ -99,9 +123,13 @@ def greedy_circuit(
     threads = torch.get_num_threads() if where.type == "cpu" else 1
     size = batch_size or min(search.rows, -(-sum(counts) // threads))
 
-    def tried(heads: list[Place], inputs: Inputs, rows: slice, view: Search | TowerSearch) -> tuple[Tensor, Tensor]:
+    def tried(
+        heads: list[Place], inputs: Inputs, rows: slice, view: Search | TowerSearch
+    ) -> tuple[Tensor, Tensor]:
         """For the network and without each head: uncertainty [1 + heads, batch], correct answers [1 + heads]."""
-        uncertainty = torch.empty(1 + len(heads), rows.stop - rows.start, dtype=torch.float64)
+        uncertainty = torch.empty(
+            1 + len(heads), rows.stop - rows.start, dtype=torch.float64
+        )
         hits = torch.zeros(1 + len(heads), dtype=torch.int64)
         for i, logits in view.logits(take(search.network, inputs, rows), heads):
             uncertainty[i + 1] = -logits.double().log_softmax(1).amax(1)
@@ -116,19 +144,34 @@ def greedy_circuit(
             bar.update(len(heads) * state.done)
             state.begin(len(heads) + 1, sum(counts))
             batches = list(_batches(sets, counts, state.done, size))
-            jobs = [functools.partial(tried, heads, inputs, rows) for inputs, rows, _ in batches]
-            for (_, _, columns), (uncertainty, hits) in zip(batches, in_order(jobs), strict=True):
+            jobs = [
+                functools.partial(tried, heads, inputs, rows)
+                for inputs, rows, _ in batches
+            ]
+            for (_, _, columns), (uncertainty, hits) in zip(
+                batches, in_order(jobs), strict=True
+            ):
                 state.uncertainty[:, columns] = uncertainty
                 state.hits += hits
                 state.advance(columns.stop)
                 bar.update(len(heads) * (columns.stop - columns.start))
-            whole, *without = (_score(score, state, row, counts[0]) for row in range(len(heads) + 1))
-            grid = torch.full((len(found), max(attention.heads for attention in found)), math.nan, dtype=torch.float64)
+            whole, *without = (
+                _score(score, state, row, counts[0]) for row in range(len(heads) + 1)
+            )
+            grid = torch.full(
+                (len(found), max(attention.heads for attention in found)),
+                math.nan,
+                dtype=torch.float64,
+            )
             for head, value in zip(heads, without, strict=True):
                 grid[head] = value
             state.end(whole, grid)
             search.remove(*state.order()[-1])
-    return Circuit(addresses(found, state.order()[:budget]), state.start, torch.stack(state.scores[:budget]))
+    return Circuit(
+        addresses(found, state.order()[:budget]),
+        state.start,
+        torch.stack(state.scores[:budget]),
+    )
 
 
 @contextlib.contextmanager
@@ -161,11 +204,15 @@ def _score(score: str, state: "_State", row: int, count: int) -> float:
     accuracy = int(state.hits[row]) / count
     if score == "acc":
         return accuracy
-    auroc = ood_detection(state.uncertainty[row, :count], state.uncertainty[row, count:]).auroc
+    auroc = ood_detection(
+        state.uncertainty[row, :count], state.uncertainty[row, count:]
+    ).auroc
     return auroc if score == "ood" else (accuracy + auroc) / 2
 
 
-def _batches(sets: list[Inputs], counts: list[int], done: int, size: int) -> Iterator[tuple[Inputs, slice, slice]]:
+def _batches(
+    sets: list[Inputs], counts: list[int], done: int, size: int
+) -> Iterator[tuple[Inputs, slice, slice]]:
     """The batches that are not done yet: (inputs, the batch's rows in them, its columns among all inputs)."""
     before = 0
     for inputs, count in zip(sets, counts, strict=True):
@@ -185,13 +232,19 @@ class _State:
         self.path, self.run, self.written = path, run, time.monotonic()
         self.scores: list[Tensor] = []  # of each step [layers, heads]
         self.start, self.done = math.nan, 0
-        self.uncertainty, self.hits = torch.empty(0, 0), torch.empty(0, dtype=torch.int64)
+        self.uncertainty, self.hits = (
+            torch.empty(0, 0),
+            torch.empty(0, dtype=torch.int64),
+        )
         if path is not None and os.path.exists(path):
             self._read(path)
 
     def order(self) -> list[Place]:
         """The heads that the finished steps removed: in each step the highest score, of equal scores the first."""
-        return [divmod(int(step.nan_to_num(-math.inf).argmax()), step.shape[1]) for step in self.scores]
+        return [
+            divmod(int(step.nan_to_num(-math.inf).argmax()), step.shape[1])
+            for step in self.scores
+        ]
 
     def begin(self, rows: int, columns: int) -> None:
         """Begin a step, unless the checkpoint was written in the middle of it."""
@@ -214,15 +267,28 @@ class _State:
         try:
             with safe_open(path, framework="pt") as file:
                 about = json.loads((file.metadata() or {})["uqlab"])
-                tensors = {name: file.get_tensor(name) for name in ("scores", "uncertainty", "hits")}
-            if about.pop("sha256") != fingerprint(tensors, json.dumps(about, sort_keys=True)):
+                tensors = {
+                    name: file.get_tensor(name)
+                    for name in ("scores", "uncertainty", "hits")
+                }
+            if about.pop("sha256") != fingerprint(
+                tensors, json.dumps(about, sort_keys=True)
+            ):
                 raise ValueError("its checksum is wrong")
             self.start, self.done = float(about["start"]), int(about["done"])
-            self.scores, self.uncertainty, self.hits = list(tensors["scores"]), tensors["uncertainty"], tensors["hits"]
+            self.scores, self.uncertainty, self.hits = (
+                list(tensors["scores"]),
+                tensors["uncertainty"],
+                tensors["hits"],
+            )
         except (SafetensorError, LookupError, TypeError, ValueError) as error:
-            raise ValueError(f"checkpoint {path} is damaged or of another kind; delete the file: {error}") from error
+            raise ValueError(
+                f"checkpoint {path} is damaged or of another kind; delete the file: {error}"
+            ) from error
         if about["run"] != self.run:
-            raise ValueError(f"checkpoint {path} is of another search; delete the file or name another")
+            raise ValueError(
+                f"checkpoint {path} is of another search; delete the file or name another"
+            )
 
     def _write(self) -> None:
         if self.path is None:

@@ -122,7 +122,9 @@ class PlainAttention(OpenAttention):
         drops = [part for part in core.children() if isinstance(part, nn.Dropout)]
         self.attn_drop, self.proj_drop = drops
 
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
         inputs = [x, x, x]
         rate = self.attn_drop.p
         y = self.attend(inputs, rate, attn_mask=attn_mask, is_causal=is_causal)
@@ -175,7 +177,9 @@ def without(network: nn.Module, attention: Attention, gone: set[int]) -> Any:
     return network
 
 
-def with_heads(core: Any, attention: Attention, heads: int, others: int | None = 1) -> nn.Module:
+def with_heads(
+    core: Any, attention: Attention, heads: int, others: int | None = 1
+) -> nn.Module:
     """The attention `core`, whose projections have already been cut to `heads`."""
     if not heads and not isinstance(core, OpenAttention):
         return Headless(core, attention, others)
@@ -214,7 +218,9 @@ def _is_plain(unit: nn.Module, attention: Attention) -> bool:
     return attention.fused and idle and masks and len(drops) == 2
 
 
-def _cut(unit: nn.Module, lost: list[int], widths: tuple[str, ...], others: int | None) -> Any:
+def _cut(
+    unit: nn.Module, lost: list[int], widths: tuple[str, ...], others: int | None
+) -> Any:
     """Cut groups of heads out of an attention, in place; its weights are new ones.
 
     Parameters
@@ -247,7 +253,9 @@ def _cut(unit: nn.Module, lost: list[int], widths: tuple[str, ...], others: int 
     return put(unit, attention.name, with_heads(core, attention, left, others))
 
 
-def _remove(unit: nn.Module, projection: Projection, heads: list[int], bias: bool = True) -> None:
+def _remove(
+    unit: nn.Module, projection: Projection, heads: list[int], bias: bool = True
+) -> None:
     """Cut heads out of a projection and, if its outputs are meant, out of its bias."""
     layer = unit.get_submodule(projection.module)
     length = unit.get_parameter(projection.parameter).shape[projection.axis]
@@ -295,7 +303,9 @@ def _sharing(unit: nn.Module) -> Any:
 def _linear(core: nn.Module, projection: Projection) -> nn.Linear:
     """The query, key or value projection as a layer of its own."""
     matrix = core.get_parameter(projection.parameter)
-    rows = slice(projection.start, projection.start + projection.heads * projection.size)
+    rows = slice(
+        projection.start, projection.start + projection.heads * projection.size
+    )
     weight = matrix.detach() if projection.axis == 0 else matrix.detach().mT
     bias: Any = getattr(core, "in_proj_bias", None)
     if projection.module:

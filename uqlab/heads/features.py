@@ -15,7 +15,9 @@ from uqlab.models import Attention, attentions
 
 
 @torch.no_grad()
-def head_features(model: nn.Module, inputs: Inputs, *, batch_size: int = 128) -> list[Tensor]:
+def head_features(
+    model: nn.Module, inputs: Inputs, *, batch_size: int = 128
+) -> list[Tensor]:
     """Compute what each head gives the first token, the class token (Hydra, B.2).
 
     Parameters
@@ -75,7 +77,8 @@ class Separation(NamedTuple):
 
 
 def separation(
-    id_features: Float[Tensor, "id heads size"], ood_features: Float[Tensor, "ood heads size"]
+    id_features: Float[Tensor, "id heads size"],
+    ood_features: Float[Tensor, "ood heads size"],
 ) -> Separation:
     """How far each head separates ID from OOD inputs: the distance between their means (Hydra, B.2). Float64.
 
@@ -85,12 +88,20 @@ def separation(
     a, b = id_features.double(), ood_features.double()
     if a.ndim != 3 or b.ndim != 3 or a.shape[1:] != b.shape[1:]:
         given = f"{list(a.shape)} and {list(b.shape)}"
-        raise ValueError(f"features must be [samples, heads, size] of the same heads, got {given}")
+        raise ValueError(
+            f"features must be [samples, heads, size] of the same heads, got {given}"
+        )
     if len(a) < 2 or not len(b):
-        raise ValueError(f"needs at least 2 ID inputs and 1 OOD input, got {len(a)} and {len(b)}")
+        raise ValueError(
+            f"needs at least 2 ID inputs and 1 OOD input, got {len(a)} and {len(b)}"
+        )
     finite("id_features", a)
     finite("ood_features", b)
-    covariance = torch.stack([torch.atleast_2d(own.mT.cov()) for own in a.unbind(1)])  # [heads, size, size]
+    covariance = torch.stack(
+        [torch.atleast_2d(own.mT.cov()) for own in a.unbind(1)]
+    )  # [heads, size, size]
     difference = (a.mean(0) - b.mean(0)).unsqueeze(1)  # [heads, 1, size]
     squared = difference @ torch.linalg.pinv(covariance, hermitian=True) @ difference.mT
-    return Separation(difference.norm(dim=(1, 2)), squared.flatten().clamp(min=0).sqrt())
+    return Separation(
+        difference.norm(dim=(1, 2)), squared.flatten().clamp(min=0).sqrt()
+    )

@@ -31,7 +31,9 @@ class FusedEnsemble(FoldedEnsemble):
 
     def __init__(self, network: nn.Module, member_ids: range):
         super().__init__(network, member_ids)
-        self._bytes_of_input: dict[tuple, float] = {}  # in a layer of one member, by the shape of an input
+        self._bytes_of_input: dict[
+            tuple, float
+        ] = {}  # in a layer of one member, by the shape of an input
         self._parts: dict[tuple, tuple[int, int]] = {}
 
     def forward_members(self, x: Inputs) -> Tensor:
@@ -47,19 +49,40 @@ class FusedEnsemble(FoldedEnsemble):
         if key not in self._parts:
             few = map_tensors(lambda t: t[:, :MOST], x)
             most, batch = self.chunk or self.members, min(first.shape[1], MOST)
-            ways = {"together": (most, self.inputs_per_pass(x)), "one by one": (1, batch)}
+            ways = {
+                "together": (most, self.inputs_per_pass(x)),
+                "one by one": (1, batch),
+            }
             shape = (self.members, self.chunk, tuning.octave(batch), *first.shape[2:])
             kind = f"parts of a fused {type(self.network).__name__} {tuning.sizes(self.network)}"
             with evaluating(self.network):
-                timed = {name: partial(self._in_parts, few, *way) for name, way in ways.items()}
-                self._parts[key] = ways[tuning.choose(kind, shape, first, timed, "together")]
+                timed = {
+                    name: partial(self._in_parts, few, *way)
+                    for name, way in ways.items()
+                }
+                self._parts[key] = ways[
+                    tuning.choose(kind, shape, first, timed, "together")
+                ]
         return self._parts[key]
 
     def _in_parts(self, x: Inputs, members: int, inputs: int) -> Tensor:
-        count, every = -(-first_tensor(x).shape[1] // inputs), range(0, self.members, members)
-        rows = [slice(m, m + members) for m in every] if members < self.members else [slice(None)]
-        parts = [map_tensors(lambda t, i=i: t.tensor_split(count, 1)[i], x) for i in range(count)]
-        each = [[self.run(map_tensors(lambda t, r=r: t[r], part), r) for r in rows] for part in parts]
+        count, every = (
+            -(-first_tensor(x).shape[1] // inputs),
+            range(0, self.members, members),
+        )
+        rows = (
+            [slice(m, m + members) for m in every]
+            if members < self.members
+            else [slice(None)]
+        )
+        parts = [
+            map_tensors(lambda t, i=i: t.tensor_split(count, 1)[i], x)
+            for i in range(count)
+        ]
+        each = [
+            [self.run(map_tensors(lambda t, r=r: t[r], part), r) for r in rows]
+            for part in parts
+        ]
         return torch.cat([torch.cat(made) for made in each], 1)
 
     def inputs_per_pass(self, x: Inputs) -> int:
@@ -71,37 +94,65 @@ class FusedEnsemble(FoldedEnsemble):
         batch, key = first.shape[1], tuple(first.shape[2:])
         if key not in self._bytes_of_input:
             few = map_tensors(lambda t: t[:, :8], x)
-            self._bytes_of_input[key] = self._bytes_of_one(few, nn.Linear) / min(batch, 8)
-        return max(1, min(batch, int(devices.FUSED_CACHE / max(1, self.members * self._bytes_of_input[key]))))
+            self._bytes_of_input[key] = self._bytes_of_one(few, nn.Linear) / min(
+                batch, 8
+            )
+        return max(
+            1,
+            min(
+                batch,
+                int(
+                    devices.FUSED_CACHE
+                    / max(1, self.members * self._bytes_of_input[key])
+                ),
+            ),
+        )
 
 
 class FusedTowers(Ensemble):
     """Pruned versions of one `ZeroShot`: their text towers are fused, and their vision towers."""
 
-    def __init__(self, text: FoldedEnsemble, vision: FoldedEnsemble, scale: Tensor, prompts: Tensor, source: str):
+    def __init__(
+        self,
+        text: FoldedEnsemble,
+        vision: FoldedEnsemble,
+        scale: Tensor,
+        prompts: Tensor,
+        source: str,
+    ):
         super().__init__(text.member_ids)
         self.text, self.vision, self.name = text, vision, source
         self.scale = nn.Parameter(scale.detach())  # [members, 1, 1]
         self.register_buffer("prompts", prompts)
 
     def forward_members(self, x: Inputs) -> Tensor:
-        return self.scale.exp() * self.vision.forward_members(x) @ self.text(self.prompts).mT
+        return (
+            self.scale.exp()
+            * self.vision.forward_members(x)
+            @ self.text(self.prompts).mT
+        )
 
     def member(self, index: int) -> ZeroShot:
         towers = self.text.member(index), self.vision.member(index)
         scale = nn.Parameter(self.scale.detach()[index, 0, 0].clone())
-        return ZeroShot(*towers, scale, self.get_buffer("prompts"), self.name).train(self.training)
+        return ZeroShot(*towers, scale, self.get_buffer("prompts"), self.name).train(
+            self.training
+        )
 
     def shard(self, rows: slice) -> "FusedTowers":
         towers = self.text.shard(rows), self.vision.shard(rows)
-        return FusedTowers(*towers, self.scale[rows], self.get_buffer("prompts"), self.name).train(self.training)
+        return FusedTowers(
+            *towers, self.scale[rows], self.get_buffer("prompts"), self.name
+        ).train(self.training)
 
     def shared_parameters(self) -> dict[nn.Parameter, int]:
         return self.text.shared_parameters() | self.vision.shared_parameters()
 
 
 def fuse(
-    models: Sequence[nn.Module] | Ensemble, *, norms: Literal["independent", "merged"] = "independent"
+    models: Sequence[nn.Module] | Ensemble,
+    *,
+    norms: Literal["independent", "merged"] = "independent",
 ) -> FusedEnsemble | FusedTowers:
     """An ensemble of pruned versions of one transformer that predicts in one pass (Hydra, 4.2, eqs. 4-7).
 
@@ -118,7 +169,11 @@ def fuse(
     Raises ValueError for no members, for members of different depth, width, head size or classes, and for attention
     that is more than softmax(Q K^T / sqrt(size)) V; TypeError for members that are not networks.
     """
-    members = [models.member(m) for m in range(models.members)] if isinstance(models, Ensemble) else list(models)
+    members = (
+        [models.member(m) for m in range(models.members)]
+        if isinstance(models, Ensemble)
+        else list(models)
+    )
     if not members:
         raise ValueError("fuse needs at least one model, got an empty list")
     if all(isinstance(model, ZeroShot) for model in members):
@@ -136,7 +191,9 @@ def fuse(
     with torch.no_grad():
         for name, p in network.named_parameters():
             each = [model.get_parameter(name) for model in members]
-            if all(one.shape == p.shape for one in each):  # float64: the mean of equal values is that value
+            if all(
+                one.shape == p.shape for one in each
+            ):  # float64: the mean of equal values is that value
                 p.copy_(torch.stack([one.double() for one in each]).mean(0))
     layers = [attention.layer for attention in found[0]]
     for name, part in list(network.named_modules()):
@@ -156,13 +213,22 @@ def fuse(
     return FusedEnsemble(network, range(len(members))).train(members[0].training)
 
 
-def _fuse_towers(members: Sequence[Any], norms: Literal["independent", "merged"]) -> FusedTowers:
+def _fuse_towers(
+    members: Sequence[Any], norms: Literal["independent", "merged"]
+) -> FusedTowers:
     first = members[0]
     if not all(torch.equal(first.prompts, each.prompts) for each in members):
-        raise ValueError("the members have different prompts; only pruned versions of one model fuse")
-    text, vision = (fuse([getattr(each, tower) for each in members], norms=norms) for tower in ("text", "vision"))
+        raise ValueError(
+            "the members have different prompts; only pruned versions of one model fuse"
+        )
+    text, vision = (
+        fuse([getattr(each, tower) for each in members], norms=norms)
+        for tower in ("text", "vision")
+    )
     scale = torch.stack([each.scale for each in members])[:, None, None]
-    return FusedTowers(text, vision, scale, first.prompts, first.name).train(first.training)  # type: ignore[arg-type]
+    return FusedTowers(text, vision, scale, first.prompts, first.name).train(
+        first.training
+    )  # type: ignore[arg-type]
 
 
 def _check_alike(models: Sequence[nn.Module], found: Sequence[list[Attention]]) -> None:
@@ -171,15 +237,23 @@ def _check_alike(models: Sequence[nn.Module], found: Sequence[list[Attention]]) 
     def described(model: nn.Module, own: list[Attention]) -> dict[str, Any]:
         units = tuple(f"{attention.unit}." for attention in own)
         width = model.get_parameter(own[0].output.parameter).shape[0]
-        sizes: dict[str, Any] = {"number of layers": len(own), "width": width, "size of a head": own[0].size}
+        sizes: dict[str, Any] = {
+            "number of layers": len(own),
+            "width": width,
+            "size of a head": own[0].size,
+        }
         for name, p in model.named_parameters():
             if not name.startswith(units):
                 sizes[name] = list(p.shape)
         return sizes
 
-    first, *others = (described(model, own) for model, own in zip(models, found, strict=True))
+    first, *others = (
+        described(model, own) for model, own in zip(models, found, strict=True)
+    )
     for m, other in enumerate(others, start=1):
         for name in {**first, **other}:
             if other.get(name) != first.get(name):
                 given = f"{other.get(name, 'absent')} in member {m} and {first.get(name, 'absent')} in member 0"
-                raise ValueError(f"{name} is {given}; only pruned versions of one model fuse")
+                raise ValueError(
+                    f"{name} is {given}; only pruned versions of one model fuse"
+                )

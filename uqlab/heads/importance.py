@@ -18,7 +18,11 @@ from uqlab.models import attentions
 
 
 def taylor_scores(
-    model: nn.Module, inputs: Inputs, labels: Int[Tensor, " samples"], *, batch_size: int = 128
+    model: nn.Module,
+    inputs: Inputs,
+    labels: Int[Tensor, " samples"],
+    *,
+    batch_size: int = 128,
 ) -> Float[Tensor, "layers heads"]:
     """Compute the importance of every head by a first-order Taylor expansion.
 
@@ -73,26 +77,53 @@ def taylor_heads(
     counts = [attention.heads for attention in found]
     if scope == "model":
         if isinstance(remove, Sequence):
-            raise TypeError(f'scope="model" takes one number of heads to remove, got {list(remove)}')
+            raise TypeError(
+                f'scope="model" takes one number of heads to remove, got {list(remove)}'
+            )
         total = operator.index(remove)
         if not 0 <= total <= sum(counts):
-            raise ValueError(f"remove must be 0 to {sum(counts)}, the number of heads, got {total}")
+            raise ValueError(
+                f"remove must be 0 to {sum(counts)}, the number of heads, got {total}"
+            )
         scores = taylor_scores(model, inputs, labels, batch_size=batch_size)
-        every = [(layer, head) for layer, count in enumerate(counts) for head in range(count)]
-        return addresses(found, sorted(every, key=lambda pair: scores[pair].item())[:total])
-    wanted = list(remove) if isinstance(remove, Sequence) else [operator.index(remove)] * len(counts)
-    if len(wanted) != len(counts) or not all(0 <= w <= count for w, count in zip(wanted, counts, strict=True)):
-        raise ValueError(f"remove must be one number or {len(counts)}, each from 0 to {counts}, got {wanted}")
+        every = [
+            (layer, head) for layer, count in enumerate(counts) for head in range(count)
+        ]
+        return addresses(
+            found, sorted(every, key=lambda pair: scores[pair].item())[:total]
+        )
+    wanted = (
+        list(remove)
+        if isinstance(remove, Sequence)
+        else [operator.index(remove)] * len(counts)
+    )
+    if len(wanted) != len(counts) or not all(
+        0 <= w <= count for w, count in zip(wanted, counts, strict=True)
+    ):
+        raise ValueError(
+            f"remove must be one number or {len(counts)}, each from 0 to {counts}, got {wanted}"
+        )
     removed: list[Place] = []
     for layer, (count, less) in enumerate(zip(counts, wanted, strict=True)):
         if less:
             with ablate(model, addresses(found, removed)):
                 scores = _taylor(model, inputs, labels, [layer], batch_size)[layer]
-            removed += [(layer, head) for head in sorted(range(count), key=lambda head: scores[head].item())[:less]]
+            removed += [
+                (layer, head)
+                for head in sorted(range(count), key=lambda head: scores[head].item())[
+                    :less
+                ]
+            ]
     return addresses(found, removed)
 
 
-def _taylor(model: nn.Module, inputs: Inputs, labels: Tensor, layers: Sequence[int], batch_size: int) -> Tensor:
+def _taylor(
+    model: nn.Module,
+    inputs: Inputs,
+    labels: Tensor,
+    layers: Sequence[int],
+    batch_size: int,
+) -> Tensor:
     found, samples = attentions(model), count_samples(inputs)
     network = frozen(model).eval()
     labels = check_labels(network, inputs, labels)
@@ -122,20 +153,32 @@ def _taylor(model: nn.Module, inputs: Inputs, labels: Tensor, layers: Sequence[i
     return scores
 
 
-def sample_heads(ranking: Sequence[Head], remove: int, members: int, *, seed: int = 0) -> list[list[Head]]:
+def sample_heads(
+    ranking: Sequence[Head], remove: int, members: int, *, seed: int = 0
+) -> list[list[Head]]:
     """For each member `remove` heads, drawn from one ranking: its pruning seed (Hydra, B.5: 48 of the first 100).
 
     A draw keeps the order of the ranking; the draw of member m depends on (seed, m) alone. Raises ValueError for more
     heads than the ranking holds, TypeError for what is no head.
     """
     for head in ranking:
-        if not isinstance(head, tuple | list) or not all(isinstance(part, int) for part in head[-2:]) or len(head) < 2:
-            raise TypeError(f"a head of the ranking must be (layer, head) or (tower, layer, head), got {head!r}")
+        if (
+            not isinstance(head, tuple | list)
+            or not all(isinstance(part, int) for part in head[-2:])
+            or len(head) < 2
+        ):
+            raise TypeError(
+                f"a head of the ranking must be (layer, head) or (tower, layer, head), got {head!r}"
+            )
     if not 0 <= operator.index(remove) <= len(ranking):
-        raise ValueError(f"remove must be 0 to {len(ranking)}, the length of the ranking, got {remove}")
+        raise ValueError(
+            f"remove must be 0 to {len(ranking)}, the length of the ranking, got {remove}"
+        )
     drawn = []
     for m in range(at_least("members", members)):
         generator = torch.Generator().manual_seed(member_seed(seed, m, "pruned heads"))
-        chosen = torch.randperm(len(ranking), generator=generator)[:remove].sort().values
+        chosen = (
+            torch.randperm(len(ranking), generator=generator)[:remove].sort().values
+        )
         drawn.append([ranking[i] for i in chosen.tolist()])
     return drawn

@@ -64,7 +64,9 @@ class Search:
             projection: Any = self.network.get_submodule(attention.output.module)
             weight = projection.weight.clone()
             projection.weight = nn.Parameter(weight, requires_grad=False)
-        self.layers = [self.network.get_submodule(attention.layer) for attention in self.found]
+        self.layers = [
+            self.network.get_submodule(attention.layer) for attention in self.found
+        ]
         self.embedding = _embedding(self.network, self.found[0].layer)
         self.norm: nn.Module | None = None  # of the last layer, before its attention
         self.first_only = False  # whether the first token is enough in the last layer
@@ -73,7 +75,10 @@ class Search:
 
     def twin(self) -> "Search":
         """Another search on the same weights, for another thread; a head removed from one is removed from both."""
-        return copy.deepcopy(self, {id(t): t for t in (*self.network.parameters(), *self.network.buffers())})
+        return copy.deepcopy(
+            self,
+            {id(t): t for t in (*self.network.parameters(), *self.network.buffers())},
+        )
 
     def remove(self, layer: int, head: int) -> None:
         """Remove a head for good: its columns of the output projection become 0."""
@@ -84,7 +89,9 @@ class Search:
         return self.found[layer].output.of(self.network, head)
 
     @torch.no_grad()
-    def logits(self, inputs: Inputs, heads: Sequence[Place]) -> Iterator[tuple[int, Tensor]]:
+    def logits(
+        self, inputs: Inputs, heads: Sequence[Place]
+    ) -> Iterator[tuple[int, Tensor]]:
         """The logits [batch, classes] of a batch: (-1, the network's), then (i, those without heads[i]) for every i."""
         trace = self.trace(inputs)
         yield -1, trace.logits
@@ -114,21 +121,40 @@ class Search:
             heads.append(args[0])
             attended.append(output)
 
-        handles = [layer.register_forward_pre_hook(enters, with_kwargs=True) for layer in self.layers]
+        handles = [
+            layer.register_forward_pre_hook(enters, with_kwargs=True)
+            for layer in self.layers
+        ]
         for attention in self.found:
             projection = self.network.get_submodule(attention.output.module)
             handles.append(projection.register_forward_hook(projected))
         if self.embedding is not None:
             part = self.network.get_submodule(self.embedding)
-            handles.append(part.register_forward_hook(lambda _, args, output: embedded.append(output)))
+            handles.append(
+                part.register_forward_hook(
+                    lambda _, args, output: embedded.append(output)
+                )
+            )
         with hooked(handles):
             logits = run(self.network, inputs)
         if not len(hidden) == len(attended) == len(self.layers):
             kind, count = type(self.network).__name__, len(self.layers)
-            raise ValueError(f"{kind} must use each of its {count} layers once in a pass; it made {len(hidden)} calls")
-        return _Trace(inputs, embedded[0] if embedded else None, hidden, rest, heads, attended, logits)
+            raise ValueError(
+                f"{kind} must use each of its {count} layers once in a pass; it made {len(hidden)} calls"
+            )
+        return _Trace(
+            inputs,
+            embedded[0] if embedded else None,
+            hidden,
+            rest,
+            heads,
+            attended,
+            logits,
+        )
 
-    def _through(self, trace: _Trace, layer: int, heads: list[int], short: bool) -> Tensor:
+    def _through(
+        self, trace: _Trace, layer: int, heads: list[int], short: bool
+    ) -> Tensor:
         """The last layer's output [heads * batch, tokens, width] without each of these heads of one layer.
 
         short: the layer is the last one, and only its first token is computed: [heads * batch, 1, width].
@@ -137,22 +163,40 @@ class Search:
         tokens = slice(1) if short else slice(None)
         z, whole = trace.heads[layer][:, tokens], trace.attended[layer][:, tokens]
         hidden = trace.hidden[layer][:, tokens].repeat(copies, 1, 1)
-        without = whole.new_empty(copies, whole.shape[0] * whole.shape[1], whole.shape[2])
+        without = whole.new_empty(
+            copies, whole.shape[0] * whole.shape[1], whole.shape[2]
+        )
         for one, head in zip(without, heads, strict=True):
-            own = z[..., attention.output.rows(head)].flatten(0, 1)  # [batch * tokens, size]
-            weight = self._weight(layer, head).to(own.dtype)  # autocast does not convert where `out` is given
+            own = z[..., attention.output.rows(head)].flatten(
+                0, 1
+            )  # [batch * tokens, size]
+            weight = self._weight(layer, head).to(
+                own.dtype
+            )  # autocast does not convert where `out` is given
             torch.addmm(whole.flatten(0, 1), own, weight, alpha=-1, out=one)
-        hidden = self._given(layer, hidden, without.view(hidden.shape), _repeated(trace.rest[layer], copies))
+        hidden = self._given(
+            layer,
+            hidden,
+            without.view(hidden.shape),
+            _repeated(trace.rest[layer], copies),
+        )
         for later in range(layer + 1, last + 1):
             args, kwargs = _repeated(trace.rest[later], copies)
             if later == last and self.first_only:
-                hidden = self._given(last, hidden[:, :1], self._first(hidden, args, kwargs), (args, kwargs))
+                hidden = self._given(
+                    last,
+                    hidden[:, :1],
+                    self._first(hidden, args, kwargs),
+                    (args, kwargs),
+                )
             else:
                 output = self.layers[later](hidden, *args, **kwargs)
                 hidden = output[0] if isinstance(output, tuple) else output
         return hidden
 
-    def _given(self, layer: int, hidden: Tensor, attended: Tensor, rest: tuple[tuple, dict]) -> Tensor:
+    def _given(
+        self, layer: int, hidden: Tensor, attended: Tensor, rest: tuple[tuple, dict]
+    ) -> Tensor:
         """The output of a layer if its attention, with its output projection, gives `attended`."""
         for part in self.attended[layer]:
             part.value = attended
@@ -165,9 +209,18 @@ class Search:
         hidden = hidden if self.norm is None else self.norm(hidden)
         inputs = (attention.query, attention.key, attention.value)
         q, k, v = (self.network.get_submodule(each.module) for each in inputs)
-        each = [p.unflatten(-1, (-1, attention.size)).transpose(1, 2) for p in (q(hidden[:, :1]), k(hidden), v(hidden))]
-        masks = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.ndim == 4]
-        z = F.scaled_dot_product_attention(*each, attn_mask=masks[0][:, :, :1] if masks else None)
+        each = [
+            p.unflatten(-1, (-1, attention.size)).transpose(1, 2)
+            for p in (q(hidden[:, :1]), k(hidden), v(hidden))
+        ]
+        masks = [
+            value
+            for value in (*args, *kwargs.values())
+            if isinstance(value, Tensor) and value.ndim == 4
+        ]
+        z = F.scaled_dot_product_attention(
+            *each, attn_mask=masks[0][:, :, :1] if masks else None
+        )
         projection = self.network.get_submodule(attention.output.module)
         return projection(z.transpose(1, 2).flatten(2))
 
@@ -187,32 +240,67 @@ class Search:
         def note(part: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
             calls[part] = args[0] if args else kwargs.get("hidden_states"), output
 
-        with hooked([part.register_forward_hook(note, with_kwargs=True) for part in network.modules()]):
+        with hooked(
+            [
+                part.register_forward_hook(note, with_kwargs=True)
+                for part in network.modules()
+            ]
+        ):
             trace = self.trace(example)
         entered, _ = calls[network.get_submodule(self.found[-1].name)]
-        norms = [part for part in self.layers[-1].modules() if isinstance(part, nn.LayerNorm) and part in calls]
+        norms = [
+            part
+            for part in self.layers[-1].modules()
+            if isinstance(part, nn.LayerNorm) and part in calls
+        ]
         self.norm = next((part for part in norms if calls[part][1] is entered), None)
         plain = self.norm is not None or entered is trace.hidden[-1]
-        linears = [each for part, call in calls.items() if isinstance(part, nn.Linear) for each in call]
+        linears = [
+            each
+            for part, call in calls.items()
+            if isinstance(part, nn.Linear)
+            for each in call
+        ]
         widest = max(each.nbytes for each in linears)
         on_cpu = trace.logits.device.type == "cpu"
-        self.rows = max(8, int(devices.CIRCUIT_CACHE * count_samples(example) / widest)) if on_cpu else 256
+        self.rows = (
+            max(8, int(devices.CIRCUIT_CACHE * count_samples(example) / widest))
+            if on_cpu
+            else 256
+        )
 
         # Two views of the network: in one the attention's output is given, in the other the layers' output is.
         def given(view: nn.Module, name: str) -> _Given:
-            return _Given(view.get_submodule(name), calls[network.get_submodule(name)][1])
+            return _Given(
+                view.get_submodule(name), calls[network.get_submodule(name)][1]
+            )
 
         parted, self.tail = sharing_copy(network), sharing_copy(network)
         self.after = [parted.get_submodule(attention.layer) for attention in self.found]
-        self.attended = [[given(parted, name) for name in (each.output.module, each.name)] for each in self.found]
+        self.attended = [
+            [given(parted, name) for name in (each.output.module, each.name)]
+            for each in self.found
+        ]
         self.states = [given(self.tail, attention.layer) for attention in self.found]
-        self.embedded = None if self.embedding is None else _Given(self.tail.get_submodule(self.embedding), None)
+        self.embedded = (
+            None
+            if self.embedding is None
+            else _Given(self.tail.get_submodule(self.embedding), None)
+        )
         poisoned = trace.hidden[-1].clone()
-        poisoned[:, 1:] = math.nan  # NaN spreads to whatever is computed from these tokens
-        separate = not self.found[-1].fused and self.found[-1].heads == self.found[-1].groups
+        poisoned[:, 1:] = (
+            math.nan
+        )  # NaN spreads to whatever is computed from these tokens
+        separate = (
+            not self.found[-1].fused and self.found[-1].heads == self.found[-1].groups
+        )
         plain = plain and separate
-        self.first_only = plain and bool(self._classify(trace, poisoned).isfinite().all())
-        firsts = [(layer, 0) for layer, attention in enumerate(self.found) if attention.heads]
+        self.first_only = plain and bool(
+            self._classify(trace, poisoned).isfinite().all()
+        )
+        firsts = [
+            (layer, 0) for layer, attention in enumerate(self.found) if attention.heads
+        ]
         if not self._agrees(example, firsts):
             self.first_only = False
             if not self._agrees(example, firsts):
@@ -231,7 +319,10 @@ class Search:
             with ablate(self.network, [head]):
                 expected = run(self.network, example)
             scale = max(1.0, expected.abs().max().item())
-            if not (logits - expected).abs().max().item() <= torch.finfo(logits.dtype).eps ** 0.5 * scale:
+            if (
+                not (logits - expected).abs().max().item()
+                <= torch.finfo(logits.dtype).eps ** 0.5 * scale
+            ):
                 return False
         return True
 
@@ -244,10 +335,15 @@ class TowerSearch:
 
     def __init__(self, model: ZeroShot, example: Inputs):
         self.network = frozen(model).eval()
-        self.text, self.vision = Search(self.network.text, self.network.prompts), Search(self.network.vision, example)
+        self.text, self.vision = (
+            Search(self.network.text, self.network.prompts),
+            Search(self.network.vision, example),
+        )
         self.network.text, self.network.vision = self.text.network, self.vision.network
         self.rows = self.vision.rows
-        self.encoded: dict[Place | None, Tensor] = {}  # prompts without a head, or with all
+        self.encoded: dict[
+            Place | None, Tensor
+        ] = {}  # prompts without a head, or with all
         self.lock = threading.Lock()
 
     def twin(self) -> "TowerSearch":
@@ -259,18 +355,24 @@ class TowerSearch:
     def remove(self, layer: int, head: int) -> None:
         """Remove a head for good; the layers of the text tower are the first."""
         text = len(self.text.found)
-        search, layer = (self.text, layer) if layer < text else (self.vision, layer - text)
+        search, layer = (
+            (self.text, layer) if layer < text else (self.vision, layer - text)
+        )
         search.remove(layer, head)
         self.encoded.clear()
 
     @torch.no_grad()
-    def logits(self, inputs: Inputs, heads: Sequence[Place]) -> Iterator[tuple[int, Tensor]]:
+    def logits(
+        self, inputs: Inputs, heads: Sequence[Place]
+    ) -> Iterator[tuple[int, Tensor]]:
         """As `Search.logits`."""
         text = len(self.text.found)
         own = [i for i, (layer, _) in enumerate(heads) if layer >= text]
         prompts = self._prompts([place for place in heads if place[0] < text])
         whole = torch.empty(0)
-        for i, images in self.vision.logits(inputs, [(heads[k][0] - text, heads[k][1]) for k in own]):
+        for i, images in self.vision.logits(
+            inputs, [(heads[k][0] - text, heads[k][1]) for k in own]
+        ):
             whole = images if i < 0 else whole
             yield -1 if i < 0 else own[i], self.network.compare(images, prompts[None])
         for i, place in enumerate(heads):
@@ -280,7 +382,10 @@ class TowerSearch:
     def _prompts(self, heads: list[Place]) -> dict[Place | None, Tensor]:
         with self.lock:
             if not {None, *heads} <= self.encoded.keys():
-                parts = [dict(self.text.logits(ids, heads)) for ids in self.network.prompts.split(self.text.rows)]
+                parts = [
+                    dict(self.text.logits(ids, heads))
+                    for ids in self.network.prompts.split(self.text.rows)
+                ]
                 self.encoded[None] = torch.cat([part[-1] for part in parts])
                 for i, place in enumerate(heads):
                     self.encoded[place] = torch.cat([part[i] for part in parts])
@@ -289,7 +394,11 @@ class TowerSearch:
 
 def search_of(model: nn.Module, example: Inputs) -> Search | TowerSearch:
     """The search in one network, or in both towers of one."""
-    return TowerSearch(model, example) if isinstance(model, ZeroShot) else Search(model, example)
+    return (
+        TowerSearch(model, example)
+        if isinstance(model, ZeroShot)
+        else Search(model, example)
+    )
 
 
 def _embedding(network: nn.Module, layer: str) -> str | None:

@@ -91,7 +91,10 @@ def prune(model: Model, heads: Iterable[Head]) -> Model:
     small: Any = copy.deepcopy(model)
     units = tuple(f"{attention.unit}." for attention in found)
     # BEiT's layers hand their attention a bias for each head.
-    biased = any(name.endswith(TABLES) and not name.startswith(units) for name, _ in model.named_parameters())
+    biased = any(
+        name.endswith(TABLES) and not name.startswith(units)
+        for name, _ in model.named_parameters()
+    )
     for layer, attention in enumerate(found):
         gone = [head for at, head in places if at == layer]
         for head in gone:
@@ -126,7 +129,9 @@ def only_last(model: Model, layers: int) -> Model:
     """
     names = [attention.layer for attention in attentions(model)]
     if not 0 <= layers <= len(names):
-        raise ValueError(f"layers must be 0 to {len(names)}, the number of layers, got {layers}")
+        raise ValueError(
+            f"layers must be 0 to {len(names)}, the number of layers, got {layers}"
+        )
     model.requires_grad_(False)
     last = model.get_submodule(classifier(model))
     last.requires_grad_()

@@ -34,7 +34,9 @@ FORMS = (
     Form("q_proj", "k_proj", "v_proj", "o_proj"),  # ViT, DeiT, Swin, AST, Llama
     Form("q_proj", "k_proj", "v_proj", "out_proj"),  # CLIP, Whisper
     Form("query", "key", "value", "output.dense", beside=True),  # BERT and its kin
-    Form("query_proj", "key_proj", "value_proj", "output.dense", beside=True),  # DeBERTa
+    Form(
+        "query_proj", "key_proj", "value_proj", "output.dense", beside=True
+    ),  # DeBERTa
     Form("query", "key", "value", "dense"),  # ALBERT
     Form("q_lin", "k_lin", "v_lin", "out_lin"),  # DistilBERT
     Form("qkv", "qkv", "qkv", "proj"),  # timm
@@ -285,7 +287,9 @@ def _divided(matrices: list[_Matrix], heads: int, size: int) -> list[Projection]
     ]
 
 
-def _check(name: str, matrices: list[_Matrix], output: _Matrix, parts: list[Projection]) -> None:
+def _check(
+    name: str, matrices: list[_Matrix], output: _Matrix, parts: list[Projection]
+) -> None:
     """Raise ValueError unless the heads fill the matrices, in groups of one size."""
     query, key, _ = parts
     fits = output.inputs == query.heads * query.size

@@ -17,7 +17,12 @@ from uqlab.models.pretrained import plain_logits
 EMBEDDED = Path(__file__).parent / "assets" / "letters-vit.safetensors"
 
 
-def mlp(in_features: int, widths: Sequence[int] = (64, 32), classes: int = 10, dropout: float = 0.1) -> nn.Sequential:
+def mlp(
+    in_features: int,
+    widths: Sequence[int] = (64, 32),
+    classes: int = 10,
+    dropout: float = 0.1,
+) -> nn.Sequential:
     """Flatten, ReLU layers of the given widths, each followed by dropout, and a linear layer (Kirsch 2024, D.1)."""
     sizes = [in_features, *widths]
     layers: list[nn.Module] = [nn.Flatten()]
@@ -26,7 +31,9 @@ def mlp(in_features: int, widths: Sequence[int] = (64, 32), classes: int = 10, d
     return nn.Sequential(*layers, nn.Linear(sizes[-1], classes))
 
 
-def small_cnn(classes: int = 10, channels: int = 1, width: int = 32, patch: int = 1) -> nn.Sequential:
+def small_cnn(
+    classes: int = 10, channels: int = 1, width: int = 32, patch: int = 1
+) -> nn.Sequential:
     """Three convolutions, an average over the map and a linear layer, for small images.
 
     The first has the stride `patch`, so that a position of the map stands for patch x patch pixels.
@@ -34,8 +41,14 @@ def small_cnn(classes: int = 10, channels: int = 1, width: int = 32, patch: int 
     sizes, layers = [channels, width, 2 * width, 2 * width], []
     for before, after, step in zip(sizes, sizes[1:], (patch, 1, 1), strict=False):
         reach = max(1, step - 1)
-        layers += [nn.Conv2d(before, after, 2 * reach + 1, step, reach, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * width, classes))
+        layers += [
+            nn.Conv2d(before, after, 2 * reach + 1, step, reach, bias=False),
+            nn.BatchNorm2d(after),
+            nn.ReLU(),
+        ]
+    return nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * width, classes)
+    )
 
 
 class Standardize(nn.Module):
@@ -46,7 +59,9 @@ class Standardize(nn.Module):
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]):
         super().__init__()
-        self.register_buffer("mean", torch.tensor(mean)[:, None, None], persistent=False)
+        self.register_buffer(
+            "mean", torch.tensor(mean)[:, None, None], persistent=False
+        )
         self.register_buffer("std", torch.tensor(std)[:, None, None], persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -66,14 +81,22 @@ class LogMel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         low, high = self.scale
-        x = x[:, 0].flip(1).mT[:, : self.length] * (high - low) + low  # [batch, frames, mels]
-        return (F.pad(x, (0, 0, 0, self.length - x.shape[1])) + 4.2677393) / (2 * 4.5689974)
+        x = (
+            x[:, 0].flip(1).mT[:, : self.length] * (high - low) + low
+        )  # [batch, frames, mels]
+        return (F.pad(x, (0, 0, 0, self.length - x.shape[1])) + 4.2677393) / (
+            2 * 4.5689974
+        )
 
 
-def wide_resnet(depth: int = 28, width: int = 1, classes: int = 10, channels: int = 3) -> nn.Sequential:
+def wide_resnet(
+    depth: int = 28, width: int = 1, classes: int = 10, channels: int = 3
+) -> nn.Sequential:
     """Wide-ResNet, depth 6 n + 4, without dropout for [batch, channels, 32, 32] (Zagoruyko & Komodakis 2016)."""
     if depth < 10 or (depth - 4) % 6 or width < 1:
-        raise ValueError(f"a Wide-ResNet has depth 6 n + 4 (10, 16, ...) and width >= 1, got {depth} and {width}")
+        raise ValueError(
+            f"a Wide-ResNet has depth 6 n + 4 (10, 16, ...) and width >= 1, got {depth} and {width}"
+        )
     sizes = [16, 16 * width, 32 * width, 64 * width]
     blocks = []
     for before, after in itertools.pairwise(sizes):
@@ -106,7 +129,11 @@ class _WideBlock(nn.Module):
         self.norm1, self.norm2 = nn.BatchNorm2d(before), nn.BatchNorm2d(after)
         self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
         self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
-        self.shortcut = nn.Conv2d(before, after, 1, stride, bias=False) if before != after or stride != 1 else None
+        self.shortcut = (
+            nn.Conv2d(before, after, 1, stride, bias=False)
+            if before != after or stride != 1
+            else None
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         ready = F.relu(self.norm1(x))
@@ -120,11 +147,15 @@ def cifar_resnet(depth: int = 20, classes: int = 10) -> nn.Sequential:
     Its modules have the names of github.com/akamaster/pytorch_resnet_cifar10, so that the weights trained there fit.
     """
     if depth < 8 or (depth - 2) % 6:
-        raise ValueError(f"a CIFAR ResNet has depth 6 n + 2 (8, 14, 20, 32, 44, 56, 110, ...), got {depth}")
+        raise ValueError(
+            f"a CIFAR ResNet has depth 6 n + 2 (8, 14, 20, 32, 44, 56, 110, ...), got {depth}"
+        )
     n = (depth - 2) // 6
 
     def group(before: int, after: int) -> nn.Sequential:
-        return nn.Sequential(*(_Block(before if i == 0 else after, after) for i in range(n)))
+        return nn.Sequential(
+            *(_Block(before if i == 0 else after, after) for i in range(n))
+        )
 
     return _he_initialised(
         OrderedDict(
@@ -147,13 +178,24 @@ class _Block(nn.Module):
     def __init__(self, before: int, after: int):
         super().__init__()
         self.stride = after // before
-        self.conv1, self.bn1 = nn.Conv2d(before, after, 3, self.stride, 1, bias=False), nn.BatchNorm2d(after)
-        self.conv2, self.bn2 = nn.Conv2d(after, after, 3, 1, 1, bias=False), nn.BatchNorm2d(after)
+        self.conv1, self.bn1 = (
+            nn.Conv2d(before, after, 3, self.stride, 1, bias=False),
+            nn.BatchNorm2d(after),
+        )
+        self.conv2, self.bn2 = (
+            nn.Conv2d(after, after, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(after),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
-        if new := y.shape[1] - x.shape[1]:  # every other pixel, and channels of zeros on both sides
-            x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, new // 2, new - new // 2))
+        if (
+            new := y.shape[1] - x.shape[1]
+        ):  # every other pixel, and channels of zeros on both sides
+            x = F.pad(
+                x[:, :, :: self.stride, :: self.stride],
+                (0, 0, 0, 0, new // 2, new - new // 2),
+            )
         return F.relu(y + x)
 
 
@@ -194,7 +236,11 @@ def embedded(classes: int = 10) -> nn.Module:
         state = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
         network.provenance = json.loads(file.metadata()["provenance"])
     if classes != len(state["classifier.bias"]):
-        state |= {name: w for name, w in network.state_dict().items() if name.startswith("classifier.")}
+        state |= {
+            name: w
+            for name, w in network.state_dict().items()
+            if name.startswith("classifier.")
+        }
     network.load_state_dict(state)
     network.name = "uqlab.models.embedded"  # type: ignore[assignment]
     return network.eval()

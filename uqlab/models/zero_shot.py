@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from uqlab.models.pretrained import check_tokenizer, loaded, reading
 
-CAPTIONS_CLIP = Path(__file__).parent / "assets" / "captions-clip"  # a folder like any other checkpoint of CLIP
+CAPTIONS_CLIP = (
+    Path(__file__).parent / "assets" / "captions-clip"
+)  # a folder like any other checkpoint of CLIP
 PROMPT = "A photo of a {}."  # Radford et al. 2021
 
 
@@ -35,7 +37,14 @@ class ZeroShot(nn.Module):
 
     prompts: Tensor
 
-    def __init__(self, text: nn.Module, vision: nn.Module, scale: nn.Parameter, prompts: Tensor, source: str = ""):
+    def __init__(
+        self,
+        text: nn.Module,
+        vision: nn.Module,
+        scale: nn.Parameter,
+        prompts: Tensor,
+        source: str = "",
+    ):
         super().__init__()
         self.text, self.vision, self.scale, self.name = text, vision, scale, source
         self.register_buffer("prompts", prompts)
@@ -47,14 +56,21 @@ class ZeroShot(nn.Module):
         """The logits [..., batch, prompts] of features [..., batch, features] and [..., prompts, features]."""
         return self.scale.exp() * images @ prompts.mT
 
-    def prompted(self, prompts: Sequence[str] | Int[Tensor, "prompts tokens"]) -> "ZeroShot":
+    def prompted(
+        self, prompts: Sequence[str] | Int[Tensor, "prompts tokens"]
+    ) -> "ZeroShot":
         """The same towers, with their weights, for other prompts."""
-        ids = _tokens(self.name, prompts, cast(Any, self.text).encoder.config).to(self.prompts.device)
-        return ZeroShot(self.text, self.vision, self.scale, ids, self.name).train(self.training)
+        ids = _tokens(self.name, prompts, cast(Any, self.text).encoder.config).to(
+            self.prompts.device
+        )
+        return ZeroShot(self.text, self.vision, self.scale, ids, self.name).train(
+            self.training
+        )
 
 
 def clip_zero_shot(
-    folder_or_model: str | os.PathLike | nn.Module, prompts: Sequence[str] | Int[Tensor, "prompts tokens"]
+    folder_or_model: str | os.PathLike | nn.Module,
+    prompts: Sequence[str] | Int[Tensor, "prompts tokens"],
 ) -> ZeroShot:
     """A CLIP whose classes are prompts, such as "A photo of a red star.": what it answers are scaled cosines.
 
@@ -72,14 +88,23 @@ def clip_zero_shot(
         with reading(model) as (source, local):
             model, missing = loaded(CLIPModel, source, local)
         if missing:
-            raise ValueError(f"{source} is no whole CLIP: it lacks {', '.join(missing[:3])}")
+            raise ValueError(
+                f"{source} is no whole CLIP: it lacks {', '.join(missing[:3])}"
+            )
         model.name_or_path = source
     if not isinstance(model, CLIPModel):
-        raise TypeError(f"clip_zero_shot takes a CLIPModel or its folder, got {type(model).__name__}")
+        raise TypeError(
+            f"clip_zero_shot takes a CLIPModel or its folder, got {type(model).__name__}"
+        )
     name = str(model.name_or_path)
     ids = _tokens(name, prompts, model.config.text_config)
-    towers = Tower(model.text_model, model.text_projection), Tower(model.vision_model, model.visual_projection)
-    return ZeroShot(*towers, model.logit_scale, ids.to(model.device), name).train(model.training)
+    towers = (
+        Tower(model.text_model, model.text_projection),
+        Tower(model.vision_model, model.visual_projection),
+    )
+    return ZeroShot(*towers, model.logit_scale, ids.to(model.device), name).train(
+        model.training
+    )
 
 
 def _tokens(source: str, prompts: Sequence[str] | Tensor, config: Any) -> Tensor:
@@ -87,19 +112,35 @@ def _tokens(source: str, prompts: Sequence[str] | Tensor, config: Any) -> Tensor
     if isinstance(prompts, Tensor):
         ids = prompts
         if ids.ndim != 2 or ids.is_floating_point() or not len(ids):
-            raise ValueError(f"prompts must be texts or token ids [prompts, tokens], got {list(ids.shape)} {ids.dtype}")
+            raise ValueError(
+                f"prompts must be texts or token ids [prompts, tokens], got {list(ids.shape)} {ids.dtype}"
+            )
     else:
-        if isinstance(prompts, str) or not prompts or not all(isinstance(text, str) for text in prompts):
-            raise TypeError(f"prompts must be a list of at least one text, got {prompts!r}")
+        if (
+            isinstance(prompts, str)
+            or not prompts
+            or not all(isinstance(text, str) for text in prompts)
+        ):
+            raise TypeError(
+                f"prompts must be a list of at least one text, got {prompts!r}"
+            )
         if not source:
-            raise ValueError("this model came from no folder, so there is no tokenizer: give token ids as prompts")
+            raise ValueError(
+                "this model came from no folder, so there is no tokenizer: give token ids as prompts"
+            )
         from transformers import AutoTokenizer
 
         with reading(source) as (where, local):
-            tokenizer = AutoTokenizer.from_pretrained(where, local_files_only=local, trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(
+                where, local_files_only=local, trust_remote_code=False
+            )
             check_tokenizer(where, tokenizer, config.vocab_size)
-        ids = tokenizer(list(prompts), padding=True, padding_side="right", return_tensors="pt")["input_ids"]
+        ids = tokenizer(
+            list(prompts), padding=True, padding_side="right", return_tensors="pt"
+        )["input_ids"]
     if ids.shape[1] > config.max_position_embeddings:
         longest = config.max_position_embeddings
-        raise ValueError(f"the longest prompt has {ids.shape[1]} tokens, and this CLIP reads at most {longest}")
+        raise ValueError(
+            f"the longest prompt has {ids.shape[1]} tokens, and this CLIP reads at most {longest}"
+        )
     return ids

@@ -8,7 +8,15 @@ and `run_one` for runs computed once.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from uqlab.core.recording import begin, claim, claims, committed, describe_figure, output_dir, record
+from uqlab.core.recording import (
+    begin,
+    claim,
+    claims,
+    committed,
+    describe_figure,
+    output_dir,
+    record,
+)
 
 if TYPE_CHECKING:
     from uqlab.runs.execution import RunError, execute

@@ -13,7 +13,16 @@ from click.shell_completion import CompletionItem
 from uqlab import __version__
 from uqlab.core.files import TRAININGS, read_json, write
 from uqlab.runs import execution, plans, sweeps, tables
-from uqlab.runs.parameters import PAGES, PROJECT, all_notebooks, find, from_here, new_project, per_notebook, profiles
+from uqlab.runs.parameters import (
+    PAGES,
+    PROJECT,
+    all_notebooks,
+    find,
+    from_here,
+    new_project,
+    per_notebook,
+    profiles,
+)
 
 
 class Command(click.Command):
@@ -53,10 +62,14 @@ class Commands(click.Group):
         },
     }
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(
+        self, ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
         for title, lines in self.groups.items():
             with formatter.section(title):
-                formatter.write_dl([line for line in lines.items() if line[0] in self.commands])
+                formatter.write_dl(
+                    [line for line in lines.items() if line[0] in self.commands]
+                )
 
 
 EXAMPLES = """\b
@@ -73,20 +86,32 @@ Completion by the Tab key, in bash, zsh or fish (name yours in place of bash, in
 """
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXAMPLES)
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=EXAMPLES,
+)
 @click.version_option(__version__)
 def main() -> None:
     """Run the notebooks headless and look at what they found."""
 
 
-def _pages(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def _pages(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
     """Complete a notebook: the pages by name, else paths."""
     stems = [path.stem for path in all_notebooks() if path.stem.startswith(incomplete)]
-    return [CompletionItem(stem) for stem in stems] or [CompletionItem(incomplete, type="file")]
+    return [CompletionItem(stem) for stem in stems] or [
+        CompletionItem(incomplete, type="file")
+    ]
 
 
-def _profiles(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    return [name for name in profiles(all_notebooks()[0]) if name.startswith(incomplete)]
+def _profiles(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[str]:
+    return [
+        name for name in profiles(all_notebooks()[0]) if name.startswith(incomplete)
+    ]
 
 
 def _folder(context: click.Context, parameter: click.Parameter, path: Path) -> Path:
@@ -96,7 +121,9 @@ def _folder(context: click.Context, parameter: click.Parameter, path: Path) -> P
     except OSError as error:  # a name that is too long
         raise click.BadParameter(f"{path.name}: {error.strerror}") from error
     if not there.is_dir() or not os.access(there, os.W_OK):
-        raise click.BadParameter(f"{there} is no folder that you may write to; name another")
+        raise click.BadParameter(
+            f"{there} is no folder that you may write to; name another"
+        )
     return path
 
 
@@ -108,7 +135,11 @@ of_profile = click.option(
     shell_complete=_profiles,
 )
 into_folder = click.option(
-    "--output-dir", default="figures", show_default=True, type=click.Path(path_type=Path), callback=_folder
+    "--output-dir",
+    default="figures",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    callback=_folder,
 )
 
 
@@ -120,21 +151,53 @@ def new(folder) -> None:
     FOLDER is new or empty. What is changed there changes no other folder.
     """
     new_project(folder)
-    click.echo(f"{folder}: {len(list(folder.glob('notebooks/[0-9]*.ipynb')))} pages; README.md says what is where")
-    click.echo(f"next:\n  cd {shlex.quote(str(folder))}\n  uqlab run 00 --profile tiny\n  uqlab lab")
+    click.echo(
+        f"{folder}: {len(list(folder.glob('notebooks/[0-9]*.ipynb')))} pages; README.md says what is where"
+    )
+    click.echo(
+        f"next:\n  cd {shlex.quote(str(folder))}\n  uqlab run 00 --profile tiny\n  uqlab lab"
+    )
 
 
 @main.command()
 @click.argument("notebooks", nargs=-1, metavar="[NOTEBOOK]...", shell_complete=_pages)
 @of_profile
-@click.option("-p", "--parameter", "given", type=(str, str), multiple=True, metavar="NAME VALUE", help="Repeatable.")
+@click.option(
+    "-p",
+    "--parameter",
+    "given",
+    type=(str, str),
+    multiple=True,
+    metavar="NAME VALUE",
+    help="Repeatable.",
+)
 @into_folder
-@click.option("--jobs", type=click.IntRange(1), help="Notebooks at a time; default all cores, or 1 beside a GPU.")
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds for each notebook.")
-@click.option("--no-cache", is_flag=True, help="Train everything anew, and keep no training for other runs.")
-@click.option("--quiet", is_flag=True, help="No progress: failures and the summary only.")
-@click.option("--dry-run", is_flag=True, help="Only say what would run, what is reused, how long it took last time.")
-def run(notebooks, profile, given, output_dir, jobs, timeout, no_cache, quiet, dry_run) -> None:
+@click.option(
+    "--jobs",
+    type=click.IntRange(1),
+    help="Notebooks at a time; default all cores, or 1 beside a GPU.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    help="Seconds for each notebook.",
+)
+@click.option(
+    "--no-cache",
+    is_flag=True,
+    help="Train everything anew, and keep no training for other runs.",
+)
+@click.option(
+    "--quiet", is_flag=True, help="No progress: failures and the summary only."
+)
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Only say what would run, what is reused, how long it took last time.",
+)
+def run(
+    notebooks, profile, given, output_dir, jobs, timeout, no_cache, quiet, dry_run
+) -> None:
     """Execute notebooks into OUTPUT_DIR/PROFILE/NOTEBOOK and build the gallery.
 
     NOTEBOOK is a path, a name or the start of one (03); default all. Exit code 1 if any fails; a claim that does not
@@ -146,15 +209,27 @@ def run(notebooks, profile, given, output_dir, jobs, timeout, no_cache, quiet, d
         os.environ[TRAININGS] = ""
     root, plan = output_dir / profile, per_notebook(notebooks, profile, dict(given))
     if dry_run:
-        return click.echo("\n".join(plans.of_run(plan, root, profile, execution.at_a_time(jobs, len(plan)))))
+        return click.echo(
+            "\n".join(
+                plans.of_run(plan, root, profile, execution.at_a_time(jobs, len(plan)))
+            )
+        )
     outcomes = execution.execute_all(plan, root, profile, jobs, timeout, quiet)
     width = max(len(path.stem) for path in plan)
     click.echo(f"\n{'notebook':{width}}  status  seconds  numbers  figures  claims")
     held: list[bool] = []
     for path, (seconds, succeeded) in outcomes.items():
-        status = click.style("ok    ", fg="green") if succeeded else click.style("FAILED", fg="red")
+        status = (
+            click.style("ok    ", fg="green")
+            if succeeded
+            else click.style("FAILED", fg="red")
+        )
         found = read_json(root / path.stem / "results.json") if succeeded else {}
-        counts = f"{len(found.get('numbers', {})):7}  {len(found.get('figures', {})):7}" if succeeded else ""
+        counts = (
+            f"{len(found.get('numbers', {})):7}  {len(found.get('figures', {})):7}"
+            if succeeded
+            else ""
+        )
         if claimed := [claim["holds"] for claim in found.get("claims", {}).values()]:
             held += claimed
             counts += f"  {tables.counted(claimed, '')}"
@@ -168,16 +243,51 @@ def run(notebooks, profile, given, output_dir, jobs, timeout, no_cache, quiet, d
 
 @main.command()
 @click.argument("model", default="")
-@click.option("--data", "dataset", help="What the model is for: a name, or your own .npz or table; default mnist-mini.")
-@click.option("--ood", multiple=True, help="Inputs that it should not know: a name or a file. Repeatable.")
-@click.option("--weights", multiple=True, help="A file, a folder or a pattern; several are an ensemble. Repeatable.")
-@click.option("-s", "--setting", "settings", type=(str, str), multiple=True, help="Of the function. Repeatable.")
-@click.option("-p", "--parameter", "given", type=(str, str), multiple=True, metavar="NAME VALUE", help="Of page 16.")
+@click.option(
+    "--data",
+    "dataset",
+    help="What the model is for: a name, or your own .npz or table; default mnist-mini.",
+)
+@click.option(
+    "--ood",
+    multiple=True,
+    help="Inputs that it should not know: a name or a file. Repeatable.",
+)
+@click.option(
+    "--weights",
+    multiple=True,
+    help="A file, a folder or a pattern; several are an ensemble. Repeatable.",
+)
+@click.option(
+    "-s",
+    "--setting",
+    "settings",
+    type=(str, str),
+    multiple=True,
+    help="Of the function. Repeatable.",
+)
+@click.option(
+    "-p",
+    "--parameter",
+    "given",
+    type=(str, str),
+    multiple=True,
+    metavar="NAME VALUE",
+    help="Of page 16.",
+)
 @of_profile
-@click.option("--output-dir", default="report", show_default=True, type=click.Path(path_type=Path), callback=_folder)
+@click.option(
+    "--output-dir",
+    default="report",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    callback=_folder,
+)
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds.")
 @click.option("--quiet", is_flag=True, help="No progress: the report only.")
-def report(model, dataset, ood, weights, settings, given, profile, output_dir, timeout, quiet) -> None:
+def report(
+    model, dataset, ood, weights, settings, given, profile, output_dir, timeout, quiet
+) -> None:
     """Ask a trained MODEL what it knows about itself: page 16, headless, and its report on one screen.
 
     MODEL is FILE.py:FUNCTION or MODULE:FUNCTION, whose function returns a network and is run, or a folder that
@@ -192,10 +302,18 @@ def report(model, dataset, ood, weights, settings, given, profile, output_dir, t
     from uqlab.runs import report
 
     lists = {"ood": list(ood), "weights": report.weights(weights)}
-    named = {"model": report.source(model), "settings": repr(dict(settings)) if settings else "", "dataset": dataset}
-    values = {name: value for name, value in named.items() if value} | {n: repr(v) for n, v in lists.items() if v}
+    named = {
+        "model": report.source(model),
+        "settings": repr(dict(settings)) if settings else "",
+        "dataset": dataset,
+    }
+    values = {name: value for name, value in named.items() if value} | {
+        n: repr(v) for n, v in lists.items() if v
+    }
     plan = per_notebook([report.PAGE], profile, values | dict(given))
-    ((path, (_, succeeded)),) = execution.execute_all(plan, output_dir, profile, 1, timeout, quiet).items()
+    ((path, (_, succeeded)),) = execution.execute_all(
+        plan, output_dir, profile, 1, timeout, quiet
+    ).items()
     if not succeeded:
         raise SystemExit(1)
     folder = output_dir / path.stem
@@ -205,19 +323,72 @@ def report(model, dataset, ood, weights, settings, given, profile, output_dir, t
 
 @main.command()
 @click.argument("notebook", shell_complete=_pages)
-@click.option("-g", "--grid", type=(str, str), multiple=True, metavar="NAME VALUES", help="0:5 or 1,2,4. Repeatable.")
-@click.option("-p", "--parameter", "given", type=(str, str), multiple=True, metavar="NAME VALUE", help="Repeatable.")
+@click.option(
+    "-g",
+    "--grid",
+    type=(str, str),
+    multiple=True,
+    metavar="NAME VALUES",
+    help="0:5 or 1,2,4. Repeatable.",
+)
+@click.option(
+    "-p",
+    "--parameter",
+    "given",
+    type=(str, str),
+    multiple=True,
+    metavar="NAME VALUE",
+    help="Repeatable.",
+)
 @of_profile
 @into_folder
-@click.option("--jobs", default=1, show_default=True, type=click.IntRange(1), help="Runs at a time on this machine.")
-@click.option("--cluster", metavar="ADDRESS", help="A running Dask scheduler, whose workers compute the runs.")
-@click.option("--resources", multiple=True, metavar="NAME=NUMBER", help="Of a worker, for each run: GPU=1.")
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds for each run.")
-@click.option("--quiet", is_flag=True, help="No progress: failures and the summary only.")
-@click.option("--keep-stale", is_flag=True, help="Take runs for done although code or data have changed since.")
-@click.option("--dry-run", is_flag=True, help="Only say what would run, what is kept, and how long it takes.")
+@click.option(
+    "--jobs",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Runs at a time on this machine.",
+)
+@click.option(
+    "--cluster",
+    metavar="ADDRESS",
+    help="A running Dask scheduler, whose workers compute the runs.",
+)
+@click.option(
+    "--resources",
+    multiple=True,
+    metavar="NAME=NUMBER",
+    help="Of a worker, for each run: GPU=1.",
+)
+@click.option(
+    "--timeout", type=click.FloatRange(0, min_open=True), help="Seconds for each run."
+)
+@click.option(
+    "--quiet", is_flag=True, help="No progress: failures and the summary only."
+)
+@click.option(
+    "--keep-stale",
+    is_flag=True,
+    help="Take runs for done although code or data have changed since.",
+)
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Only say what would run, what is kept, and how long it takes.",
+)
 def sweep(
-    notebook, grid, given, profile, output_dir, jobs, cluster, resources, timeout, quiet, keep_stale, dry_run
+    notebook,
+    grid,
+    given,
+    profile,
+    output_dir,
+    jobs,
+    cluster,
+    resources,
+    timeout,
+    quiet,
+    keep_stale,
+    dry_run,
 ) -> None:
     """Run NOTEBOOK on every point of a grid into OUTPUT_DIR/PROFILE/NOTEBOOK.sweep, then collect and build the gallery.
 
@@ -230,7 +401,9 @@ def sweep(
     if not set(path.parents) & {Path.cwd(), PAGES.parent}:
         click.echo(f"note: {path} is not of this repository", err=True)
     if len(dict(grid)) < len(grid):
-        raise ValueError(f"each parameter has one -g: {', '.join(name for name, _ in grid)}")
+        raise ValueError(
+            f"each parameter has one -g: {', '.join(name for name, _ in grid)}"
+        )
     report = sweeps.sweep(
         path,
         {name: from_here(values) for name, values in grid},
@@ -248,9 +421,14 @@ def sweep(
         if ran:
             gallery.build(output_dir / profile)
     except OSError as error:  # a full disk; the runs that are done are safe
-        click.echo(f"neither table nor page: {error}; when that is mended: uqlab collect, uqlab gallery", err=True)
+        click.echo(
+            f"neither table nor page: {error}; when that is mended: uqlab collect, uqlab gallery",
+            err=True,
+        )
         raise SystemExit(1) from error
-    click.echo(f"\ntable: {execution.named(report.folder)}/table.csv\nlook at: {output_dir / profile / 'index.html'}")
+    click.echo(
+        f"\ntable: {execution.named(report.folder)}/table.csv\nlook at: {output_dir / profile / 'index.html'}"
+    )
     if report.failed:
         raise SystemExit(1)
 
@@ -258,23 +436,33 @@ def sweep(
 def _save(folder: Path) -> tuple[int, int]:
     """Write the table of a sweep, say what its reader must know, and return its numbers of rows and columns."""
     found = tables.read(folder)
-    for remark in [*(f"left out {line}" for line in found.left_out), *([found.mixed] if found.mixed else [])]:
+    for remark in [
+        *(f"left out {line}" for line in found.left_out),
+        *([found.mixed] if found.mixed else []),
+    ]:
         click.echo(remark, err=True)
     return tables.save(found, folder).shape
 
 
 def _resources(given: tuple[str, ...]) -> dict[str, float]:
     try:
-        return {name: float(number) for name, number in (each.split("=") for each in given)}
+        return {
+            name: float(number) for name, number in (each.split("=") for each in given)
+        }
     except ValueError:
-        raise ValueError(f"resources are NAME=NUMBER, like GPU=1; got {' '.join(given)}") from None
+        raise ValueError(
+            f"resources are NAME=NUMBER, like GPU=1; got {' '.join(given)}"
+        ) from None
 
 
 @main.command()
 @click.argument("sweep", nargs=-1, metavar="[SWEEP]...")
 @of_profile
 @into_folder
-@click.option("--table", help="Join the tables that the runs recorded under this name too, into NAME.csv.")
+@click.option(
+    "--table",
+    help="Join the tables that the runs recorded under this name too, into NAME.csv.",
+)
 def collect(sweep, profile, output_dir, table) -> None:
     """Write table.parquet and table.csv into each SWEEP: its folder or its notebook; default all of the profile.
 
@@ -284,13 +472,19 @@ def collect(sweep, profile, output_dir, table) -> None:
     folders = [tables.locate(each, profile, output_dir) for each in sweep]
     folders = folders or sorted((output_dir / profile).glob("*.sweep"))
     if not folders:
-        raise ValueError(f"no sweep in {output_dir / profile}; first: uqlab sweep NOTEBOOK -g NAME VALUES")
+        raise ValueError(
+            f"no sweep in {output_dir / profile}; first: uqlab sweep NOTEBOOK -g NAME VALUES"
+        )
     for folder in folders:
         rows, columns = _save(folder)
-        click.echo(f"{rows} runs, {columns} columns: {folder / 'table.parquet'} and .csv")
+        click.echo(
+            f"{rows} runs, {columns} columns: {folder / 'table.parquet'} and .csv"
+        )
         if table:
             frame, about = tables.joined(folder, table)
-            write(folder / f"{table}.csv", frame.to_csv(index=False, float_format="%.5g"))
+            write(
+                folder / f"{table}.csv", frame.to_csv(index=False, float_format="%.5g")
+            )
             write(folder / f"{table}.json", json.dumps(about, indent=1))
             click.echo(f"{len(frame)} rows of {table}: {folder / table}.csv and .json")
 
@@ -298,8 +492,18 @@ def collect(sweep, profile, output_dir, table) -> None:
 @main.command()
 @click.argument("notebooks", nargs=-1, metavar="[NOTEBOOK]...", shell_complete=_pages)
 @into_folder
-@click.option("--jobs", default=1, show_default=True, type=click.IntRange(1), help="Runs at a time.")
-@click.option("--summary", is_flag=True, help="Run nothing: only write the README of what is kept.")
+@click.option(
+    "--jobs",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Runs at a time.",
+)
+@click.option(
+    "--summary",
+    is_flag=True,
+    help="Run nothing: only write the README of what is kept.",
+)
 def evidence(notebooks, output_dir, jobs, summary) -> None:
     """Sweep NOTEBOOKs with the profile real over seeds, and keep what they found in OUTPUT_DIR/real/NOTEBOOK.
 
@@ -310,12 +514,19 @@ def evidence(notebooks, output_dir, jobs, summary) -> None:
 
     root = output_dir / "real"
     entries, failed = evidence.plan(root), False
-    chosen = [find(name).stem for name in notebooks] or [name for name, entry in entries.items() if "seeds" in entry]
+    chosen = [find(name).stem for name in notebooks] or [
+        name for name, entry in entries.items() if "seeds" in entry
+    ]
     if without := [name for name in chosen if "seeds" not in entries.get(name, {})]:
         raise ValueError(f"{', '.join(without)}: no seeds in {root / 'evidence.yaml'}")
     for name in () if summary else chosen:
         report = sweeps.sweep(
-            name, {"seed": entries[name]["seeds"]}, profile="real", root=output_dir, jobs=jobs, keep_stale=True
+            name,
+            {"seed": entries[name]["seeds"]},
+            profile="real",
+            root=output_dir,
+            jobs=jobs,
+            keep_stale=True,
         )
         failed |= bool(report.failed)
         if len(report.failed) < len(report.outcomes):
@@ -329,7 +540,10 @@ def evidence(notebooks, output_dir, jobs, summary) -> None:
 
 @main.command("gallery")
 @into_folder
-@click.option("--profile", help="Of this profile alone, into its folder; default all, into OUTPUT_DIR.")
+@click.option(
+    "--profile",
+    help="Of this profile alone, into its folder; default all, into OUTPUT_DIR.",
+)
 def show(output_dir: Path, profile: str | None) -> None:
     """Write OUTPUT_DIR[/PROFILE]/index.html: every figure beside its parameters, its numbers and the paper's."""
     from uqlab.runs import gallery
@@ -337,7 +551,9 @@ def show(output_dir: Path, profile: str | None) -> None:
     folder = output_dir / (profile or "")
     found = [] if profile else gallery.found(output_dir)
     if not (found or (profile and folder in output_dir.glob("*") and folder.is_dir())):
-        raise ValueError(f"no runs in {folder}; first: uqlab run --profile {profile or 'quick'}")
+        raise ValueError(
+            f"no runs in {folder}; first: uqlab run --profile {profile or 'quick'}"
+        )
     click.echo(gallery.build(folder, found))
 
 
@@ -366,21 +582,50 @@ def lab(args) -> None:
     from jupyterlab.labapp import LabApp
 
     root = all_notebooks()[0].parents[1]
-    if root == PROJECT.resolve():  # the package's own copy, which belongs to all projects
-        raise ValueError("no notebooks/[0-9]*.ipynb in this folder; first: uqlab new FOLDER, then cd FOLDER")
-    rendered = {"@jupyterlab/docmanager-extension:plugin": {"defaultViewers": {"markdown": "Markdown Preview"}}}
+    if (
+        root == PROJECT.resolve()
+    ):  # the package's own copy, which belongs to all projects
+        raise ValueError(
+            "no notebooks/[0-9]*.ipynb in this folder; first: uqlab new FOLDER, then cd FOLDER"
+        )
+    rendered = {
+        "@jupyterlab/docmanager-extension:plugin": {
+            "defaultViewers": {"markdown": "Markdown Preview"}
+        }
+    }
     with tempfile.TemporaryDirectory(prefix="uqlab-") as settings:
         Path(settings, "overrides.json").write_text(json.dumps(rendered))
-        options = [f"--ServerApp.root_dir={root}", f"--LabApp.app_settings_dir={settings}"]
-        LabApp.launch_instance([*options, "--LabApp.default_url=/lab/tree/notebooks/README.md", *args])
+        options = [
+            f"--ServerApp.root_dir={root}",
+            f"--LabApp.app_settings_dir={settings}",
+        ]
+        LabApp.launch_instance(
+            [*options, "--LabApp.default_url=/lab/tree/notebooks/README.md", *args]
+        )
 
 
 @main.command("dashboards")
 @click.argument("notebooks", nargs=-1, metavar="[NOTEBOOK]...", shell_complete=_pages)
 @of_profile
-@click.option("-p", "--parameter", "given", type=(str, str), multiple=True, metavar="NAME VALUE", help="Repeatable.")
-@click.option("--port", default=8866, show_default=True, type=click.IntRange(1, 65535), help="Or the next free one.")
-@click.option("--theme", default="light", show_default=True, type=click.Choice(["light", "dark"]))
+@click.option(
+    "-p",
+    "--parameter",
+    "given",
+    type=(str, str),
+    multiple=True,
+    metavar="NAME VALUE",
+    help="Repeatable.",
+)
+@click.option(
+    "--port",
+    default=8866,
+    show_default=True,
+    type=click.IntRange(1, 65535),
+    help="Or the next free one.",
+)
+@click.option(
+    "--theme", default="light", show_default=True, type=click.Choice(["light", "dark"])
+)
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
 def project(notebooks, profile, given, port, theme, no_browser) -> None:
     """Serve the explorers of notebooks alone, in large type for a projector, with Voila.
@@ -395,4 +640,6 @@ def project(notebooks, profile, given, port, theme, no_browser) -> None:
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("voila"):
             raise
-        raise click.ClickException("Voila is missing: pip install -c constraints.txt -e '.[dashboards]'") from error
+        raise click.ClickException(
+            "Voila is missing: pip install -c constraints.txt -e '.[dashboards]'"
+        ) from error

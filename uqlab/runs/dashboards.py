@@ -17,7 +17,11 @@ from uqlab.runs.parameters import cells, defaults
 
 EXPLORER = re.compile(r"(?<![\w.])widgets\.\w+\(")  # not ipywidgets.
 WIDGET = "application/vnd.jupyter.widget-view+json"
-KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}  # Voila asks for name and language
+KERNEL = {
+    "name": "python3",
+    "display_name": "Python 3",
+    "language": "python",
+}  # Voila asks for name and language
 STYLE = Path(__file__).with_name("dashboards.css")
 
 
@@ -29,14 +33,26 @@ def reduced(notebook: Path, parameters: Mapping[str, Any], results: Path) -> Any
     """
     from nbformat import v4
 
-    given: list[dict[str, Any]] = [cell | {"source": "".join(cell["source"])} for cell in cells(notebook)]
-    shown = [i for i, cell in enumerate(given) if cell["cell_type"] == "code" and EXPLORER.search(cell["source"])]
+    given: list[dict[str, Any]] = [
+        cell | {"source": "".join(cell["source"])} for cell in cells(notebook)
+    ]
+    shown = [
+        i
+        for i, cell in enumerate(given)
+        if cell["cell_type"] == "code" and EXPLORER.search(cell["source"])
+    ]
     if not shown:
-        raise ValueError(f"{notebook.stem} has no explorer, a cell that calls a function of `widgets`; choose another")
-    values = dict(parameters) | ({"output_dir": ""} if "output_dir" in defaults(notebook) else {})
+        raise ValueError(
+            f"{notebook.stem} has no explorer, a cell that calls a function of `widgets`; choose another"
+        )
+    values = dict(parameters) | (
+        {"output_dir": ""} if "output_dir" in defaults(notebook) else {}
+    )
     enter = f"import uqlab.runs.dashboards\nuqlab.runs.dashboards.enter({str(notebook.parent)!r}, {str(results)!r})"
     new = [
-        v4.new_markdown_cell(f"<style>\n{STYLE.read_text()}</style>\n\n{_opening(given[0]['source'])}"),
+        v4.new_markdown_cell(
+            f"<style>\n{STYLE.read_text()}</style>\n\n{_opening(given[0]['source'])}"
+        ),
         v4.new_code_cell(enter),
     ]
     text = ""
@@ -44,19 +60,31 @@ def reduced(notebook: Path, parameters: Mapping[str, Any], results: Path) -> Any
         if cell["cell_type"] == "markdown":
             text = _invitation(cell["source"])
         elif i in shown:
-            new += [v4.new_markdown_cell(text), v4.new_code_cell(_unseen(cell["source"], widgets=True))]
+            new += [
+                v4.new_markdown_cell(text),
+                v4.new_code_cell(_unseen(cell["source"], widgets=True)),
+            ]
             text = ""
         elif cell["cell_type"] == "code":
             new.append(v4.new_code_cell(_unseen(cell["source"])))
             if "parameters" in cell["metadata"].get("tags", []):
-                new.append(v4.new_code_cell("\n".join(f"{name} = {value!r}" for name, value in values.items())))
+                new.append(
+                    v4.new_code_cell(
+                        "\n".join(
+                            f"{name} = {value!r}" for name, value in values.items()
+                        )
+                    )
+                )
     return v4.new_notebook(cells=new, metadata={"kernelspec": KERNEL})
 
 
 def _opening(text: str) -> str:
     """Return the title of a notebook and its question, or the paragraph in its place."""
     title, *paragraphs = text.strip().split("\n\n")
-    question = next((each for each in paragraphs if each.startswith("**Question.**")), "".join(paragraphs[:1]))
+    question = next(
+        (each for each in paragraphs if each.startswith("**Question.**")),
+        "".join(paragraphs[:1]),
+    )
     return f"{title}\n\n{question.removeprefix('**Question.**').strip()}"
 
 
@@ -91,7 +119,11 @@ def unseen(source: str, widgets: bool = False) -> None:
 
 
 def serve(
-    plan: Mapping[Path, Mapping[str, Any]], *, port: int = 8866, browser: bool = True, theme: str = "light"
+    plan: Mapping[Path, Mapping[str, Any]],
+    *,
+    port: int = 8866,
+    browser: bool = True,
+    theme: str = "light",
 ) -> None:
     """Serve the explorers of notebooks on this machine until interrupted, and leave nothing behind.
 
@@ -106,7 +138,9 @@ def serve(
     class Guarded(Voila):
         def init_settings(self) -> dict:
             settings: Any = super().init_settings()
-            return settings | {"allow_remote_access": False}  # the name in "Host" must be this machine's
+            return settings | {
+                "allow_remote_access": False
+            }  # the name in "Host" must be this machine's
 
         def launch_browser(self) -> None:
             webbrowser.open(self.display_url)  # with the token
@@ -119,6 +153,13 @@ def serve(
             nbformat.write(reduced(path, parameters, results), pages / path.name)
         os.environ |= environment(max(1, cpu_count() // len(plan)), results)
         served = pages if len(plan) > 1 else next(pages.iterdir())
-        options = ["--VoilaConfiguration.preheat_kernel=True", "--VoilaConfiguration.classic_tree=True"]
-        options += [f"--VoilaConfiguration.theme={theme}", f"--port={port}", *([] if browser else ["--no-browser"])]
+        options = [
+            "--VoilaConfiguration.preheat_kernel=True",
+            "--VoilaConfiguration.classic_tree=True",
+        ]
+        options += [
+            f"--VoilaConfiguration.theme={theme}",
+            f"--port={port}",
+            *([] if browser else ["--no-browser"]),
+        ]
         Guarded.launch_instance([str(served), "--Voila.auto_token=True", *options])

@@ -53,11 +53,16 @@ def keep(sweep: Path, folder: Path, figures: Iterable[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in kept:
         shutil.copyfile(first / name, folder / name)
-    manifest["data"] = {named(Path(path).resolve()): digest for path, digest in manifest["data"].items()}
+    manifest["data"] = {
+        named(Path(path).resolve()): digest for path, digest in manifest["data"].items()
+    }
     manifest["files"] = {name: manifest["files"][name] for name in kept}
     write(folder / "manifest.json", json.dumps(sealed(manifest), indent=1))
     write(folder / "table.csv", frame.to_csv(index=False, float_format="%.6g"))
-    write(folder / "table.json", json.dumps(tables.circumstances(runs, sweep, runs.rows), indent=1))
+    write(
+        folder / "table.json",
+        json.dumps(tables.circumstances(runs, sweep, runs.rows), indent=1),
+    )
 
 
 def readme(root: Path) -> str:
@@ -65,19 +70,38 @@ def readme(root: Path) -> str:
 
     Raises ValueError where most of the runs contradict a paper and no reason is given.
     """
-    entries = {name: entry for name, entry in sorted(plan(root).items()) if (root / name).is_dir()}
-    rows = "".join(f"| {' | '.join(_row(root / name, entry))} |\n" for name, entry in entries.items())
-    apart = "".join(f"- **{name[:2]}.** {' '.join(_apart(root / name, entry))}\n" for name, entry in entries.items())
+    entries = {
+        name: entry
+        for name, entry in sorted(plan(root).items())
+        if (root / name).is_dir()
+    }
+    rows = "".join(
+        f"| {' | '.join(_row(root / name, entry))} |\n"
+        for name, entry in entries.items()
+    )
+    apart = "".join(
+        f"- **{name[:2]}.** {' '.join(_apart(root / name, entry))}\n"
+        for name, entry in entries.items()
+    )
     return HEAD + rows + APART + apart
 
 
 def _row(folder: Path, entry: dict[str, Any]) -> list[str]:
     """The cells of a page's row."""
-    manifest, held = read_json(folder / "manifest.json"), [all(each) for each in _held(folder).values()]
-    every = [about for path in sorted(folder.glob("*.json")) if "hours" in (about := read_json(path))]
+    manifest, held = (
+        read_json(folder / "manifest.json"),
+        [all(each) for each in _held(folder).values()],
+    )
+    every = [
+        about
+        for path in sorted(folder.glob("*.json"))
+        if "hours" in (about := read_json(path))
+    ]
     every = every or [manifest | {"runs": 1, "hours": manifest["seconds"] / 3600}]
     given = manifest.get("parameters") or every[0]["parameters"]
-    machines = dict.fromkeys(f"{about['device']}, {about['threads']}" for about in every)
+    machines = dict.fromkeys(
+        f"{about['device']}, {about['threads']}" for about in every
+    )
     claims = tables.counted(held, "in every run") if held else "–"
     return [
         f"[{folder.name.replace('_', ' ')}]({folder.name})",
@@ -93,10 +117,15 @@ def _row(folder: Path, entry: dict[str, Any]) -> list[str]:
 def _apart(folder: Path, entry: dict[str, Any]) -> Iterator[str]:
     """What is smaller, the number that differs most, the claims that the paper answers otherwise, and why."""
     yield from (entry[key] for key in ("smaller", "found") if key in entry)
-    reasons, table = entry.get("reasons", {}), tables.load(folder / "table.csv") if entry.get("compared") else None
+    reasons, table = (
+        entry.get("reasons", {}),
+        tables.load(folder / "table.csv") if entry.get("compared") else None,
+    )
     if table is not None:
         each = [(table[line["number"]], line) for line in entry["compared"]]
-        values, most = max(each, key=lambda pair: abs(pair[0].mean() / pair[1]["paper"] - 1))
+        values, most = max(
+            each, key=lambda pair: abs(pair[0].mean() / pair[1]["paper"] - 1)
+        )
         found = f"{values.mean():.4f} ± {statistics.stdev(values):.4f}"
         yield f"Of {len(each)} numbers the largest deviation: {most['what']} is {found}, in the paper {most['paper']}."
         yield reasons["numbers"]
@@ -105,8 +134,13 @@ def _apart(folder: Path, entry: dict[str, Any]) -> Iterator[str]:
         paper = said.get(name, {}).get("paper")
         if paper and paper["holds"] != (2 * sum(held) > len(held)):
             if name not in reasons:
-                raise ValueError(f"{folder.name}: most runs contradict {paper['text']} in the claim {name}: why?")
-            here, there = tables.counted(held, "runs"), "so" if paper["holds"] else "not so"
+                raise ValueError(
+                    f"{folder.name}: most runs contradict {paper['text']} in the claim {name}: why?"
+                )
+            here, there = (
+                tables.counted(held, "runs"),
+                "so" if paper["holds"] else "not so",
+            )
             yield f"“{said[name]['sentence']}”: in {here}, in the paper {there} ({paper['text']}). {reasons[name]}"
 
 
@@ -115,5 +149,8 @@ def _held(folder: Path) -> dict[str, list[bool]]:
     if (folder / "table.csv").is_file():
         table = tables.load(folder / "table.csv")
         names = [name for name in table if name.startswith("claim_")]
-        return {name.removeprefix("claim_"): [bool(held) for held in table[name].dropna()] for name in names}
+        return {
+            name.removeprefix("claim_"): [bool(held) for held in table[name].dropna()]
+            for name in names
+        }
     return {name: [claim["holds"]] for name, claim in tables.claims(folder).items()}

@@ -28,7 +28,11 @@ def key(source: str, parameters: dict[str, Any]) -> str:
 def code(manifest: dict[str, Any]) -> str | None:
     """Return a short digest of the files of uqlab that a run imported; None where they are not on record."""
     files = manifest.get("code")
-    return fingerprint(json.dumps(files, sort_keys=True))[:8] if isinstance(files, dict) else None
+    return (
+        fingerprint(json.dumps(files, sort_keys=True))[:8]
+        if isinstance(files, dict)
+        else None
+    )
 
 
 def sealed(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -45,8 +49,12 @@ def undamaged(folder: Path, manifest: dict[str, Any], *names: str) -> bool:
     files = manifest.get("files")
     if not isinstance(files, dict) or "results.json" not in files:
         return False
-    last = [*manifest.values()][-1]  # the checksum, also where a byte of its name is damaged
-    if ("sha256" in manifest or (isinstance(last, str) and len(last) == 64)) and sealed(manifest) != manifest:
+    last = [*manifest.values()][
+        -1
+    ]  # the checksum, also where a byte of its name is damaged
+    if ("sha256" in manifest or (isinstance(last, str) and len(last) == 64)) and sealed(
+        manifest
+    ) != manifest:
         return False
     with suppress(OSError):
         return all(sha256(folder / name) == files.get(name) for name in names or files)
@@ -61,7 +69,9 @@ def data_files(value: Any, folder: Path) -> Iterator[Path]:
     if isinstance(value, dict | list | tuple):
         for item in value.values() if isinstance(value, dict) else value:
             yield from data_files(item, folder)
-    elif isinstance(value, str) and (named := re.fullmatch(rf"(.+{DATA_FILE})\s*(\[.*\])?", value.strip())):
+    elif isinstance(value, str) and (
+        named := re.fullmatch(rf"(.+{DATA_FILE})\s*(\[.*\])?", value.strip())
+    ):
         yield folder / Path(named[1]).expanduser()
 
 
@@ -85,7 +95,15 @@ class Present:
         files, data = manifest.get("code"), manifest.get("data")
         if not isinstance(files, dict) or not isinstance(data, dict):
             return "no record of its code"
-        changed = [name for name, digest in files.items() if self.digest(PACKAGE / name) != digest]
-        changed += [Path(path).name for path, digest in data.items() if self.digest(Path(path)) != digest]
+        changed = [
+            name
+            for name, digest in files.items()
+            if self.digest(PACKAGE / name) != digest
+        ]
+        changed += [
+            Path(path).name
+            for path, digest in data.items()
+            if self.digest(Path(path)) != digest
+        ]
         more = f" and {len(changed) - 2} more" if len(changed) > 2 else ""
         return f"{', '.join(changed[:2])}{more} changed since" if changed else ""

@@ -48,19 +48,31 @@ def run_cells(
         for attempt in (1, 2):
             try:
                 execute_notebook(
-                    *(str(path).replace("{", "{{").replace("}", "}}") for path in (notebook, output)),  # formats
+                    *(
+                        str(path).replace("{", "{{").replace("}", "}}")
+                        for path in (notebook, output)
+                    ),  # formats
                     parameters=parameters,
                     kernel_name="python3",
                     language="python",
                     progress_bar=False,
-                    kernel_manager_class=_kernel_manager(output.parent, environment, deadline, stop, report),
-                    resources={"metadata": {"path": str(notebook.parent)}},  # papermill's cwd is that of the process
+                    kernel_manager_class=_kernel_manager(
+                        output.parent, environment, deadline, stop, report
+                    ),
+                    resources={
+                        "metadata": {"path": str(notebook.parent)}
+                    },  # papermill's cwd is that of the process
                     on_cell_executed=lambda **_: report(1),
                     store_widget_state=False,  # it needs a kernel or a CDN; explorers have HTML of their own
                 )
                 return
             except Exception as error:  # about one parallel kernel start in 270 fails: again, if no cell has run
-                if attempt == 2 or isinstance(error, OSError) or started_cells(output) or stop.is_set():
+                if (
+                    attempt == 2
+                    or isinstance(error, OSError)
+                    or started_cells(output)
+                    or stop.is_set()
+                ):
                     raise  # a full disk leaves no readable notebook that would tell which cells have run
 
     with futures.ThreadPoolExecutor(1) as pool:
@@ -85,7 +97,11 @@ def _papermill() -> Callable[..., Any]:
 
 
 def _kernel_manager(
-    folder: Path, environment: dict[str, str], deadline: float, stop: Event, tick: Callable[[], None]
+    folder: Path,
+    environment: dict[str, str],
+    deadline: float,
+    stop: Event,
+    tick: Callable[[], None],
 ) -> type:
     """Make the class of managers that start this very interpreter, whatever kernels are installed.
 
@@ -96,15 +112,30 @@ def _kernel_manager(
     from jupyter_client.manager import AsyncKernelManager
 
     # --log-level: the kernel says nothing about loopback TCP and about being shut down
-    own = get_kernel_dict(["--log-level=CRITICAL", f"--IPKernelApp.exec_lines={WATCH}"])  # argv: sys.executable
-    escaped = {name: value.replace("$", "$$") for name, value in environment.items()}  # values are templates
-    spec = KernelSpec(argv=own["argv"], metadata=own["metadata"], language="python", env=escaped)
+    own = get_kernel_dict(
+        ["--log-level=CRITICAL", f"--IPKernelApp.exec_lines={WATCH}"]
+    )  # argv: sys.executable
+    escaped = {
+        name: value.replace("$", "$$") for name, value in environment.items()
+    }  # values are templates
+    spec = KernelSpec(
+        argv=own["argv"], metadata=own["metadata"], language="python", env=escaped
+    )
 
     class Manager(AsyncKernelManager):
         def __init__(self, **options: Any):
-            super().__init__(cache_ports=False, **options | {"connection_file": str(folder / ".kernel.json")})
+            super().__init__(
+                cache_ports=False,
+                **options | {"connection_file": str(folder / ".kernel.json")},
+            )
             ports = _free_ports(5)
-            self.shell_port, self.iopub_port, self.stdin_port, self.hb_port, self.control_port = ports
+            (
+                self.shell_port,
+                self.iopub_port,
+                self.stdin_port,
+                self.hb_port,
+                self.control_port,
+            ) = ports
 
         @property
         def kernel_spec(self) -> KernelSpec:
@@ -144,9 +175,16 @@ def environment(threads: int | None, folder: Path) -> dict[str, str]:
     from pooch import os_cache
 
     count = str(threads or cpu_count())
-    wanted = {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count}
+    wanted = {
+        "OMP_WAIT_POLICY": "passive",
+        "OMP_NUM_THREADS": count,
+        "MKL_NUM_THREADS": count,
+    }
     wanted |= {TRAININGS: str(os_cache("uqlab") / "trainings"), TUNE: "0"}
-    fixed = {"MPLBACKEND": "module://matplotlib_inline.backend_inline", FOLDER: str(folder)}
+    fixed = {
+        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+        FOLDER: str(folder),
+    }
     return {name: os.environ.get(name, value) for name, value in wanted.items()} | fixed
 
 
@@ -158,5 +196,9 @@ def is_code(cell: dict[str, Any]) -> bool:
 def started_cells(output: Path) -> list[dict[str, Any]]:
     """Return the code cells of a partly executed notebook that were started; the last is where it stopped."""
     with suppress(OSError, ValueError):
-        return [c for c in cells(output) if is_code(c) and c["metadata"].get("papermill", {}).get("start_time")]
+        return [
+            c
+            for c in cells(output)
+            if is_code(c) and c["metadata"].get("papermill", {}).get("start_time")
+        ]
     return []

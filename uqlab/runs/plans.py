@@ -27,12 +27,20 @@ def expected_seconds(notebook: Path, folder: Path) -> float:
     numbers = {"a": 1.0, "one": 1.0, "two": 2.0, "three": 3.0, "four": 4.0, "five": 5.0}
     text = "".join(cells(notebook)[0]["source"]).partition("**Takes**")[2]
     found = re.search(rf"\b(\d+|{'|'.join(numbers)})\s+(s\b|sec|min)", text)
-    return (numbers.get(found[1]) or float(found[1])) * (60 if found[2] == "min" else 1) if found else math.inf
+    return (
+        (numbers.get(found[1]) or float(found[1])) * (60 if found[2] == "min" else 1)
+        if found
+        else math.inf
+    )
 
 
 def likely_seconds(notebook: Path, folder: Path, profile: str) -> float:
     """Return `expected_seconds`, but infinity for a first run with other values than those that the page speaks of."""
-    return expected_seconds(notebook, folder) if profile == "quick" else seconds_before(folder)
+    return (
+        expected_seconds(notebook, folder)
+        if profile == "quick"
+        else seconds_before(folder)
+    )
 
 
 def together(seconds: Collection[float], jobs: int) -> float:
@@ -42,17 +50,26 @@ def together(seconds: Collection[float], jobs: int) -> float:
 
 def text(seconds: float, before: str = "", after: str = "") -> str:
     """Return a time as 0:01:30 between two other texts; nothing where it is not known."""
-    return f"{before}{timedelta(seconds=round(seconds))}{after}" if seconds < math.inf else ""
+    return (
+        f"{before}{timedelta(seconds=round(seconds))}{after}"
+        if seconds < math.inf
+        else ""
+    )
 
 
-def of_run(plan: dict[Path, dict[str, Any]], root: Path, profile: str, jobs: int) -> Iterator[str]:
+def of_run(
+    plan: dict[Path, dict[str, Any]], root: Path, profile: str, jobs: int
+) -> Iterator[str]:
     """Yield the lines that say what `uqlab run` would do with a plan, notebook -> its parameters."""
     likely = {path: likely_seconds(path, root / path.stem, profile) for path in plan}
     width = max(len(path.stem) for path in plan)
     yield f"{'notebook':{width}}  last time  parameters that are not the page's own"
     for path, given in plan.items():
         took = text(seconds_before(root / path.stem)) or "-"
-        values = " ".join(f"{name}={value!r}" for name, value in overrides(path, profile, given).items())
+        values = " ".join(
+            f"{name}={value!r}"
+            for name, value in overrides(path, profile, given).items()
+        )
         yield f"{path.stem:{width}}  {took:>9}  {values}".rstrip()
     there = sum((root / path.stem).is_dir() for path in plan)
     replaced = f", replacing {there} earlier results" if there else ""
@@ -62,14 +79,22 @@ def of_run(plan: dict[Path, dict[str, Any]], root: Path, profile: str, jobs: int
 
 
 def of_sweep(
-    name: str, labels: dict[Path, str], kept: Collection[Path], stale: dict[Path, str], jobs: int, likely: float
+    name: str,
+    labels: dict[Path, str],
+    kept: Collection[Path],
+    stale: dict[Path, str],
+    jobs: int,
+    likely: float,
 ) -> Iterator[str]:
     """Yield the lines that say what `uqlab sweep` would do: kept runs, those computed anew, and those never done.
 
     labels: of every run. stale: why a run is. likely: seconds of a run where none of this sweep is done.
     """
     todo = [path for path in labels if path not in kept]
-    for title, paths in {"done before, kept": [path for path in labels if path in kept], "would run": todo}.items():
+    for title, paths in {
+        "done before, kept": [path for path in labels if path in kept],
+        "would run": todo,
+    }.items():
         for path in paths[:SHOWN]:
             took = text(seconds_before(path), "  last time ")
             yield f"{title}: {labels[path]}{took}{f'  stale: {stale[path]}' if path in stale else ''}"
@@ -83,12 +108,17 @@ def of_sweep(
 
 def typical(folders: Iterable[Path], likely: float = math.inf) -> float:
     """Return the median time of the runs of a sweep that are done; `likely` where none is."""
-    known = [seconds for path in folders if (seconds := seconds_before(path)) < math.inf]
+    known = [
+        seconds for path in folders if (seconds := seconds_before(path)) < math.inf
+    ]
     return statistics.median(known) if known else likely
 
 
 def _estimate(seconds: float) -> str:
-    return text(seconds, ": about ") or ": how long is not known, as some never ran with this profile"
+    return (
+        text(seconds, ": about ")
+        or ": how long is not known, as some never ran with this profile"
+    )
 
 
 def _trainings() -> str:
@@ -102,5 +132,9 @@ def _trainings() -> str:
 
 def kept(folder: Path) -> tuple[int, int]:
     """Return the number of files in a folder, and their bytes."""
-    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
+    sizes = (
+        [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+        if folder.is_dir()
+        else []
+    )
     return len(sizes), sum(sizes)

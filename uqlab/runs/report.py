@@ -24,12 +24,22 @@ def source(model: str) -> str:
     model: "file.py:function", a folder, or "module:function", which may be a file of the current folder.
     """
     place, colon, function = model.rpartition(":")
-    near = Path(f"{place.replace('.', '/')}.py") if not place.endswith(".py") else Path(place).expanduser()
+    near = (
+        Path(f"{place.replace('.', '/')}.py")
+        if not place.endswith(".py")
+        else Path(place).expanduser()
+    )
     if colon and near.is_file():
         return f"{near.absolute()}:{function}"
     if place.endswith(".py"):
-        raise ValueError(f"no file {near.absolute()}; a model is FILE.py:FUNCTION, MODULE:FUNCTION or a folder")
-    return str(Path(model).expanduser().absolute()) if Path(model).expanduser().is_dir() else model
+        raise ValueError(
+            f"no file {near.absolute()}; a model is FILE.py:FUNCTION, MODULE:FUNCTION or a folder"
+        )
+    return (
+        str(Path(model).expanduser().absolute())
+        if Path(model).expanduser().is_dir()
+        else model
+    )
 
 
 def weights(places: Iterable[str]) -> list[str]:
@@ -42,11 +52,38 @@ def screen(folder: Path) -> str:
     """Return what a finished run of page 16 says, as text."""
     recorded = read_json(folder / "results.json")
     table = recorded["tables"]["report"]
-    rows = [("", *table["columns"]), *((name, *row) for name, row in zip(table["index"], table["data"], strict=True))]
-    lines = ["".join(f"{cell:<{width}}" for cell, width in zip(row, COLUMNS, strict=True)).rstrip() for row in rows]
-    claims = [f"[{'x' if claim['holds'] else ' '}] {claim['sentence']}" for claim in recorded["claims"].values()]
-    todo = [f"{number}. {line}" for number, line in enumerate(recorded["numbers"]["next"], 1)]
-    return "\n".join([*lines, "", "It claims:", *claims, "", "What to do next (in brackets: the page)", *todo])
+    rows = [
+        ("", *table["columns"]),
+        *(
+            (name, *row)
+            for name, row in zip(table["index"], table["data"], strict=True)
+        ),
+    ]
+    lines = [
+        "".join(
+            f"{cell:<{width}}" for cell, width in zip(row, COLUMNS, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
+    claims = [
+        f"[{'x' if claim['holds'] else ' '}] {claim['sentence']}"
+        for claim in recorded["claims"].values()
+    ]
+    todo = [
+        f"{number}. {line}"
+        for number, line in enumerate(recorded["numbers"]["next"], 1)
+    ]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "It claims:",
+            *claims,
+            "",
+            "What to do next (in brackets: the page)",
+            *todo,
+        ]
+    )
 
 
 def html(folder: Path, target: Path) -> Path:
@@ -55,9 +92,19 @@ def html(folder: Path, target: Path) -> Path:
     from traitlets.config import Config
 
     settings: Any = Config()
-    settings.TagRemovePreprocessor.remove_input_tags = {"hide-input", "injected-parameters"}
-    exporter = HTMLExporter(config=settings, mathjax_url="", require_js_url="", jquery_url="")
-    exporter.register_preprocessor("nbconvert.preprocessors.TagRemovePreprocessor", enabled=True)
+    settings.TagRemovePreprocessor.remove_input_tags = {
+        "hide-input",
+        "injected-parameters",
+    }
+    exporter = HTMLExporter(
+        config=settings, mathjax_url="", require_js_url="", jquery_url=""
+    )
+    exporter.register_preprocessor(
+        "nbconvert.preprocessors.TagRemovePreprocessor", enabled=True
+    )
     text, _ = exporter.from_filename(str(folder / f"{PAGE}.ipynb"))
-    write(target, re.sub(r'href="(?=\d\d_\w+\.ipynb")', f'href="{page().parent.as_uri()}/', text))
+    write(
+        target,
+        re.sub(r'href="(?=\d\d_\w+\.ipynb")', f'href="{page().parent.as_uri()}/', text),
+    )
     return target

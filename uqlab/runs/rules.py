@@ -44,7 +44,9 @@ MAY_BE_EMPTY = (
     "gradients", "input_mean", "input_std", "methods", "milestones", "near", "rivals", "scores", "tile_sizes",
     "weights",
 )  # fmt: skip
-FEWEST: dict[str, int] = dict.fromkeys(("limit", "train_limit"), 10)  # unless 0 asks for all: fewer show nothing
+FEWEST: dict[str, int] = dict.fromkeys(
+    ("limit", "train_limit"), 10
+)  # unless 0 asks for all: fewer show nothing
 MAY_REPEAT = ("input_mean", "input_std", "pretrained", "weights", "widths")
 CALLED = {bool: "True or False", dict: "a dictionary", str: "text"}
 
@@ -55,9 +57,13 @@ def check(parameters: Mapping[str, Any], **rules: Rule) -> None:
     parameters: the page's `globals()`; names without a rule are none. rules: what holds on this page alone.
     """
     if not isinstance(parameters, Mapping):
-        raise TypeError(f"parameters must be the page's globals(), got {type(parameters).__name__}")
+        raise TypeError(
+            f"parameters must be the page's globals(), got {type(parameters).__name__}"
+        )
     for name, rule in (RULES | rules).items():
-        if name in parameters and not isinstance(given := parameters[name], ModuleType):  # `methods` is also a room
+        if name in parameters and not isinstance(
+            given := parameters[name], ModuleType
+        ):  # `methods` is also a room
             _check(name, given, rule)
 
 
@@ -70,7 +76,9 @@ def _check(name: str, given: Any, rule: Rule) -> None:
         if len({*given}) < len(given) and name not in MAY_REPEAT:
             raise ValueError(f"{name} must have no value twice, got {given!r}")
         if len({*given}) < len(rule) and (given or name not in MAY_BE_EMPTY):
-            raise ValueError(f"{name} must have {len(rule)} different values or more, got {given!r}")
+            raise ValueError(
+                f"{name} must have {len(rule)} different values or more, got {given!r}"
+            )
     elif isinstance(rule, type):
         if not isinstance(given, rule):
             raise TypeError(f"{name} must be {CALLED[rule]}, got {given!r}")
@@ -83,4 +91,6 @@ def _check(name: str, given: Any, rule: Rule) -> None:
     elif at_least(name, given, rule) > MOST and not name.startswith("seed"):
         raise ValueError(f"{name} must be at most {MOST:,}, got {given}")
     elif 0 < given < (fewest := FEWEST.get(name, 0)):
-        raise ValueError(f"{name} must be at least {fewest}, or 0 where a page takes that for all, got {given}")
+        raise ValueError(
+            f"{name} must be at least {fewest}, or 0 where a page takes that for all, got {given}"
+        )

@@ -45,7 +45,10 @@ class Outcome(NamedTuple):
 
     @property
     def label(self) -> str:
-        return " ".join(f"{name}={value}" for name, value in self.parameters.items()) or "the only run"
+        return (
+            " ".join(f"{name}={value}" for name, value in self.parameters.items())
+            or "the only run"
+        )
 
 
 class Report(NamedTuple):
@@ -79,10 +82,17 @@ def run_one(
     """
     notebook, stop = find(notebook), stop or Event()
     values = overrides(notebook, profile, parameters)
-    folder = _folder(Path(root, profile), notebook.stem, source_sha256(notebook), defaults(notebook) | values)
+    folder = _folder(
+        Path(root, profile),
+        notebook.stem,
+        source_sha256(notebook),
+        defaults(notebook) | values,
+    )
 
     def done() -> bool:
-        return finished(folder) and (keep_stale or not _stale(folder, identity.Present()))
+        return finished(folder) and (
+            keep_stale or not _stale(folder, identity.Present())
+        )
 
     if done():
         return folder
@@ -91,7 +101,13 @@ def run_one(
         if done():
             return folder
         try:
-            options = {"profile": profile, "folder": folder, "threads": threads, "timeout": timeout, "stop": stop}
+            options = {
+                "profile": profile,
+                "folder": folder,
+                "threads": threads,
+                "timeout": timeout,
+                "stop": stop,
+            }
             return execution.execute(notebook, parameters, **options)
         finally:  # not reached if this process is killed
             execution.clear(folder)
@@ -128,9 +144,13 @@ def sweep(
     points = folders_of_grid(folder.parent, notebook, profile, grid, given)
     if dry_run:
         kept, stale = _done(points, keep_stale)
-        labels = {path: Outcome(point, path, "").label for path, point in points.items()}
+        labels = {
+            path: Outcome(point, path, "").label for path, point in points.items()
+        }
         likely = plans.likely_seconds(notebook, Path(), profile)
-        click.echo("\n".join(plans.of_sweep(notebook.stem, labels, kept, stale, jobs, likely)))
+        click.echo(
+            "\n".join(plans.of_sweep(notebook.stem, labels, kept, stale, jobs, likely))
+        )
         return Report(folder, [])
     killed = {path.name.split(".")[1] for path in folder.glob(".*.*")}
     for path in points:
@@ -139,40 +159,77 @@ def sweep(
                 execution.restore(path)
                 execution.clear(path)
     (kept, stale), stop = _done(points, keep_stale), Event()
-    outcomes = {path: Outcome(points[path], path, "done before", reason=stale.get(path, "")) for path in kept}
+    outcomes = {
+        path: Outcome(points[path], path, "done before", reason=stale.get(path, ""))
+        for path in kept
+    }
     todo = [path for path in points if path not in outcomes]
     if progress:
         seconds = plans.typical(points, plans.likely_seconds(notebook, Path(), profile))
-        likely = plans.text(plans.together([seconds] * len(todo), jobs), ", about ") if todo and not cluster else ""
-        click.echo(f"{notebook.stem}: {len(points)} runs, {len(outcomes)} done before, {len(todo)} to do{likely}")
+        likely = (
+            plans.text(plans.together([seconds] * len(todo), jobs), ", about ")
+            if todo and not cluster
+            else ""
+        )
+        click.echo(
+            f"{notebook.stem}: {len(points)} runs, {len(outcomes)} done before, {len(todo)} to do{likely}"
+        )
     if stale:
         reason = next(iter(stale.values()))
         then = "kept" if keep_stale else "computed anew (--keep-stale keeps them)"
-        click.echo(f"{len(stale)} of {len({*kept, *stale})} finished runs are stale: {reason}; {then}", err=True)
+        click.echo(
+            f"{len(stale)} of {len({*kept, *stale})} finished runs are stale: {reason}; {then}",
+            err=True,
+        )
     if not todo:
         return Report(folder, list(outcomes.values()))
     started, before = time.monotonic(), len(outcomes)
     try:
         with workers.connected(jobs, cluster, resources, stop) as (threads, executor):
-            common = {"profile": profile, "root": Path(root).absolute(), "threads": threads, "timeout": timeout}
+            common = {
+                "profile": profile,
+                "root": Path(root).absolute(),
+                "threads": threads,
+                "timeout": timeout,
+            }
             common |= {"keep_stale": keep_stale, "stop": None if cluster else stop}
-            calls = {path: (notebook, given | points[path], path, common) for path in todo}
-            for path, (status, seconds, reason) in workers.results(executor, _attempt, calls):
-                outcomes[path] = outcome = Outcome(points[path], path, status, seconds, reason)
+            calls = {
+                path: (notebook, given | points[path], path, common) for path in todo
+            }
+            for path, (status, seconds, reason) in workers.results(
+                executor, _attempt, calls
+            ):
+                outcomes[path] = outcome = Outcome(
+                    points[path], path, status, seconds, reason
+                )
                 if progress or status == "failed":
-                    count, pace = len(outcomes), (time.monotonic() - started) / (len(outcomes) - before)
-                    click.echo(_line(outcome, count, len(points), pace * (len(points) - count)))
+                    count, pace = (
+                        len(outcomes),
+                        (time.monotonic() - started) / (len(outcomes) - before),
+                    )
+                    click.echo(
+                        _line(outcome, count, len(points), pace * (len(points) - count))
+                    )
     except KeyboardInterrupt:
-        click.echo(f"stopped; {len(outcomes)} of {len(points)} runs are done, the same again does the rest", err=True)
+        click.echo(
+            f"stopped; {len(outcomes)} of {len(points)} runs are done, the same again does the rest",
+            err=True,
+        )
         raise
     return Report(folder, [outcomes[path] for path in points])
 
 
-def _done(points: Iterable[Path], keep_stale: bool) -> tuple[list[Path], dict[Path, str]]:
+def _done(
+    points: Iterable[Path], keep_stale: bool
+) -> tuple[list[Path], dict[Path, str]]:
     """Return the finished runs that need not be computed anew, and why those that are stale are."""
     points, present = list(points), identity.Present()
     with futures.ThreadPoolExecutor() as pool:
-        done = [path for path, whole in zip(points, pool.map(finished, points), strict=True) if whole]
+        done = [
+            path
+            for path, whole in zip(points, pool.map(finished, points), strict=True)
+            if whole
+        ]
     stale = {path: reason for path in done if (reason := _stale(path, present))}
     return done if keep_stale else [path for path in done if path not in stale], stale
 
@@ -195,7 +252,9 @@ def axis(text: str, default: Any = None) -> list[Any]:
     if bounds and not isinstance(default, str):
         numbers = range(int(bounds[1]), int(bounds[2]), int(bounds[3] or 1))
         if numbers[POINTS:]:
-            raise ValueError(f"{text} is more than the {POINTS:,} runs that a sweep may have")
+            raise ValueError(
+                f"{text} is more than the {POINTS:,} runs that a sweep may have"
+            )
         values = list(numbers)
     else:
         values = []
@@ -206,34 +265,55 @@ def axis(text: str, default: Any = None) -> list[Any]:
                 values.append(part)
         values = [value.strip() for value in values]
     if not values or "" in values:
-        raise ValueError(f"{text!r} has an empty range or item; give 0:5 (0 to 4), 0:10:2 or 1,2,4")
+        raise ValueError(
+            f"{text!r} has an empty range or item; give 0:5 (0 to 4), 0:10:2 or 1,2,4"
+        )
     return values
 
 
 def _is_open(text: str) -> bool:
     """Whether a bracket or a quote of a text is not closed."""
     bare = re.sub(r"""'[^']*'|"[^"]*\"""", "", text)
-    return "'" in bare or '"' in bare or sum(map(bare.count, "[{(")) > sum(map(bare.count, "]})"))
+    return (
+        "'" in bare
+        or '"' in bare
+        or sum(map(bare.count, "[{(")) > sum(map(bare.count, "]})"))
+    )
 
 
 def folders_of_grid(
-    root: Path, notebook: Path, profile: str, grid: Mapping[str, Iterable[Any] | str], given: dict[str, Any]
+    root: Path,
+    notebook: Path,
+    profile: str,
+    grid: Mapping[str, Iterable[Any] | str],
+    given: dict[str, Any],
 ) -> dict[Path, dict[str, Any]]:
     """Return the folder of every point of the grid, all parameters checked; a point given twice is one."""
     if twice := sorted(grid.keys() & given.keys()):
-        raise ValueError(f"{', '.join(twice)}: in the grid and given as one value; choose")
+        raise ValueError(
+            f"{', '.join(twice)}: in the grid and given as one value; choose"
+        )
     known, source = defaults(notebook), source_sha256(notebook)
     same = known | overrides(notebook, profile, given)
     axes = []
     for name, values in grid.items():
-        listed = axis(values, known.get(name)) if isinstance(values, str) else list(values)
+        listed = (
+            axis(values, known.get(name)) if isinstance(values, str) else list(values)
+        )
         if not listed:
             raise ValueError(f"the grid has no value for {name}")
         axes.append([checked({name: value}, known, notebook.stem) for value in listed])
     if (count := math.prod(map(len, axes))) > POINTS:
-        raise ValueError(f"the grid has {count:,} points, more than the {POINTS:,} runs that a sweep may have")
-    points = [{name: value for part in parts for name, value in part.items()} for parts in itertools.product(*axes)]
-    return {_folder(root, notebook.stem, source, same | point): point for point in points}
+        raise ValueError(
+            f"the grid has {count:,} points, more than the {POINTS:,} runs that a sweep may have"
+        )
+    points = [
+        {name: value for part in parts for name, value in part.items()}
+        for parts in itertools.product(*axes)
+    ]
+    return {
+        _folder(root, notebook.stem, source, same | point): point for point in points
+    }
 
 
 def _folder(root: Path, stem: str, source: str, values: dict[str, Any]) -> Path:
@@ -241,7 +321,12 @@ def _folder(root: Path, stem: str, source: str, values: dict[str, Any]) -> Path:
 
 
 @contextmanager
-def _claimed(folder: Path, wait: bool, timeout: float | int | None = None, stop: Event | None = None) -> Iterator[None]:
+def _claimed(
+    folder: Path,
+    wait: bool,
+    timeout: float | int | None = None,
+    stop: Event | None = None,
+) -> Iterator[None]:
     """Hold the lock of a run's folder; Busy if another process has it, or has it for longer than the timeout."""
     from filelock import FileLock, Timeout
 
@@ -252,11 +337,15 @@ def _claimed(folder: Path, wait: bool, timeout: float | int | None = None, stop:
     while not lock.is_locked:
         try:
             lock.acquire(timeout=0.5 if wait else 0)
-            if not path.exists():  # its last holder removed it while this process waited
+            if (
+                not path.exists()
+            ):  # its last holder removed it while this process waited
                 lock.release()
         except Timeout:
             if time.monotonic() >= deadline or (stop and stop.is_set()):
-                raise Busy(f"another process has been computing {folder.name} for {timeout or 0:g} s") from None
+                raise Busy(
+                    f"another process has been computing {folder.name} for {timeout or 0:g} s"
+                ) from None
     try:
         yield
     finally:
@@ -265,13 +354,21 @@ def _claimed(folder: Path, wait: bool, timeout: float | int | None = None, stop:
 
 
 def _attempt(
-    notebook: Path, parameters: dict[str, Any], folder: Path, options: dict[str, Any], wait: bool
+    notebook: Path,
+    parameters: dict[str, Any],
+    folder: Path,
+    options: dict[str, Any],
+    wait: bool,
 ) -> workers.Result:
     """Compute a run in the process that the scheduler chose; return (status, seconds, reason), never raise."""
     started, status, reason = time.monotonic(), "failed", ""
     if len(execution.leftovers(folder)) >= KILLS:
         execution.clear(folder)
-        return status, 0.0, "the process that computed it was killed twice; out of memory?"
+        return (
+            status,
+            0.0,
+            "the process that computed it was killed twice; out of memory?",
+        )
     try:
         if run_one(notebook, parameters, wait=wait, **options) == folder:
             status = "ok"
@@ -294,9 +391,16 @@ def _line(outcome: Outcome, count: int, total: int, left: float) -> str:
 
 def summary(report: Report) -> str:
     """Return a table of how many runs ended how, in how many each claim holds, and why and where runs failed."""
-    ended = ["stale, kept" if o.status == "done before" and o.reason else o.status for o in report.outcomes]
+    ended = [
+        "stale, kept" if o.status == "done before" and o.reason else o.status
+        for o in report.outcomes
+    ]
     lines = [f"{'status':<12}  runs"]
-    lines += [f"{s:<12}  {ended.count(s):4}" for s in ("done before", "stale, kept", "ok", "failed") if s in ended]
+    lines += [
+        f"{s:<12}  {ended.count(s):4}"
+        for s in ("done before", "stale, kept", "ok", "failed")
+        if s in ended
+    ]
     held: dict[str, list[bool]] = {}
     for outcome in report.outcomes:
         if outcome.status != "failed":
@@ -305,7 +409,10 @@ def summary(report: Report) -> str:
     if held:
         width = max(5, *map(len, held))
         lines += ["", f"{'claim':<{width}}  holds in"]
-        lines += [f"{name:<{width}}  {tables.counted(each, 'runs')}" for name, each in held.items()]
+        lines += [
+            f"{name:<{width}}  {tables.counted(each, 'runs')}"
+            for name, each in held.items()
+        ]
     if report.failed:
         width = max(len(outcome.label) for outcome in report.failed)
         lines += ["", f"{'failed':<{width}}  because"]

@@ -13,7 +13,10 @@ Result = tuple[str, float, str]  # status, seconds, reason
 
 @contextmanager
 def connected(
-    jobs: int, cluster: str | None, resources: Mapping[str, float | int] | None, stop: Event
+    jobs: int,
+    cluster: str | None,
+    resources: Mapping[str, float | int] | None,
+    stop: Event,
 ) -> Iterator[tuple[int | None, futures.Executor]]:
     """Yield the number of threads for each run's kernel, and the executor that computes the runs, here or on a cluster.
 
@@ -30,20 +33,32 @@ def connected(
             pool.shutdown(cancel_futures=True)
         return
     if jobs > 1:
-        raise ValueError("jobs are for this machine alone; on a cluster its workers say how many runs go at a time")
+        raise ValueError(
+            "jobs are for this machine alone; on a cluster its workers say how many runs go at a time"
+        )
     try:
         from distributed import Client
     except ImportError as error:
-        raise ValueError("a cluster needs dask.distributed: pip install 'uqlab[cluster]'") from error
+        raise ValueError(
+            "a cluster needs dask.distributed: pip install 'uqlab[cluster]'"
+        ) from error
     try:
         client = Client(cluster, timeout=30, set_as_default=False)
     except (OSError, ValueError) as error:
         raise ValueError(f"no Dask scheduler at {cluster}: {error}") from error
     with client:
         wanted = resources or {}
-        offers = [worker.get("resources") or {} for worker in client.scheduler_info(-1)["workers"].values()]
-        if not any(all(each.get(name, 0) >= n for name, n in wanted.items()) for each in offers):
-            click.echo(f"waiting for a worker{f' that offers {wanted}' if wanted else ''}; now there is none", err=True)
+        offers = [
+            worker.get("resources") or {}
+            for worker in client.scheduler_info(-1)["workers"].values()
+        ]
+        if not any(
+            all(each.get(name, 0) >= n for name, n in wanted.items()) for each in offers
+        ):
+            click.echo(
+                f"waiting for a worker{f' that offers {wanted}' if wanted else ''}; now there is none",
+                err=True,
+            )
         yield None, client.get_executor(pure=False, resources=resources)
 
 
@@ -63,15 +78,23 @@ def results(
     """
     later: dict[str, list[Path]] = {"busy": [], "died": []}
 
-    def made(paths: Iterable[Path], wait: bool, lost: str = "died") -> Iterator[tuple[Path, Result]]:
+    def made(
+        paths: Iterable[Path], wait: bool, lost: str = "died"
+    ) -> Iterator[tuple[Path, Result]]:
         pending = {executor.submit(work, *calls[path], wait): path for path in paths}
         for future in futures.as_completed(pending):
             try:
                 result = future.result()
             except futures.CancelledError as error:
-                raise ConnectionError("the Dask scheduler is gone; the same again does what is missing") from error
+                raise ConnectionError(
+                    "the Dask scheduler is gone; the same again does what is missing"
+                ) from error
             except Exception as error:
-                result = lost, 0.0, first_line(f"its worker died: {type(error).__name__}: {error}")
+                result = (
+                    lost,
+                    0.0,
+                    first_line(f"its worker died: {type(error).__name__}: {error}"),
+                )
             if result[0] in later:
                 later[result[0]].append(pending[future])
             else:

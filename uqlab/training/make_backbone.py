@@ -23,17 +23,28 @@ from uqlab.training.loop import History, fit, predict
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 EPOCHS, BATCH, LR, SMOOTHING = 32, 128, 1.5e-3, 0.1
 TARGET = Path(models.__file__).parent / "assets" / "letters-vit.safetensors"
-EMNIST, HELD_OUT = 400, 40  # images of each class that are used, and of those the last, which are never trained on
+EMNIST, HELD_OUT = (
+    400,
+    40,
+)  # images of each class that are used, and of those the last, which are never trained on
 
 
 def sources(folder: Path) -> dict[str, data.Dataset]:
     """The images to train on and, under "held out", those to test on; labels are numbers of `LETTERS`, case ignored."""
-    archive = folder / "emnist" / "letters.npz"  # the first 400 test images of each letter, upright
-    emnist = data.load(archive if archive.is_file() else "emnist-letters", "test", root=folder)
-    rank = F.one_hot(emnist.labels).cumsum(0).gather(1, emnist.labels[:, None])[:, 0]  # 1, 2, ... in each class
+    archive = (
+        folder / "emnist" / "letters.npz"
+    )  # the first 400 test images of each letter, upright
+    emnist = data.load(
+        archive if archive.is_file() else "emnist-letters", "test", root=folder
+    )
+    rank = (
+        F.one_hot(emnist.labels).cumsum(0).gather(1, emnist.labels[:, None])[:, 0]
+    )  # 1, 2, ... in each class
     last = (rank > EMNIST - HELD_OUT) & (rank <= EMNIST)
     glyphs = data.load("glyphs", "train").resize(28)
-    glyphs.labels[:] = torch.tensor([LETTERS.index(glyphs.classes[label].upper()) for label in glyphs.labels])
+    glyphs.labels[:] = torch.tensor(
+        [LETTERS.index(glyphs.classes[label].upper()) for label in glyphs.labels]
+    )
     return {
         "EMNIST letters": emnist[rank <= EMNIST - HELD_OUT],
         "notMNIST": data.load("notmnist", "test", root=folder),
@@ -45,7 +56,9 @@ def sources(folder: Path) -> dict[str, data.Dataset]:
 def joined(sets: dict[str, data.Dataset]) -> tuple[Tensor, Tensor]:
     """All images and their labels, handwriting twice."""
     parts = [*sets.values(), sets["EMNIST letters"]]
-    return torch.cat([torch.as_tensor(part.inputs) for part in parts]), torch.cat([part.labels for part in parts])
+    return torch.cat([torch.as_tensor(part.inputs) for part in parts]), torch.cat(
+        [part.labels for part in parts]
+    )
 
 
 def warp(x: Tensor, generators: list[torch.Generator]) -> Tensor:
@@ -58,19 +71,32 @@ def warp(x: Tensor, generators: list[torch.Generator]) -> Tensor:
     angle, shear, shift = 0.25 * draw(), 0.25 * draw(), 0.12 * draw(2)
     scale = 1 + 0.2 * draw(2)
     cos, sin = angle.cos(), angle.sin()
-    rows = [torch.stack([cos, shear - sin], 1) * scale, torch.stack([sin, cos], 1) * scale]
-    grid = F.affine_grid(torch.cat([torch.stack(rows, 1), shift[:, :, None]], 2), list(x.shape), align_corners=False)
+    rows = [
+        torch.stack([cos, shear - sin], 1) * scale,
+        torch.stack([sin, cos], 1) * scale,
+    ]
+    grid = F.affine_grid(
+        torch.cat([torch.stack(rows, 1), shift[:, :, None]], 2),
+        list(x.shape),
+        align_corners=False,
+    )
     bend = F.interpolate(0.07 * draw(2, 4, 4), x.shape[2:], mode="bicubic")
     x = F.grid_sample(x, grid + bend.permute(0, 2, 3, 1), align_corners=False)
     bold, thin = F.max_pool2d(x, 3, 1, 1), -F.max_pool2d(-x, 3, 1, 1)
     width = draw(1, 1, 1)
-    return (x + 0.6 * (width.clamp(min=0) * (bold - x) + width.clamp(max=0).abs() * (thin - x)))[None]
+    return (
+        x
+        + 0.6
+        * (width.clamp(min=0) * (bold - x) + width.clamp(max=0).abs() * (thin - x))
+    )[None]
 
 
 def smooth_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy of each member with labels smoothed by `SMOOTHING`."""
     members = zip(logits, labels, strict=True)
-    return torch.stack([F.cross_entropy(z, y, label_smoothing=SMOOTHING) for z, y in members])
+    return torch.stack(
+        [F.cross_entropy(z, y, label_smoothing=SMOOTHING) for z, y in members]
+    )
 
 
 def train(
@@ -91,7 +117,12 @@ def train(
 
 def made_by() -> dict[str, str]:
     """The commit and the machine."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+    )
     machine = f"{torch.get_num_threads()} threads, {platform.machine()}"
     return {"machine": machine, "commit": commit.stdout.strip()}
 
@@ -101,10 +132,18 @@ def main(folder: str, checkpoint: str, target: str | Path = TARGET) -> None:
     sets = sources(Path(folder))
     held_out = sets.pop("held out")
     network, history = train(sets, Path(checkpoint))
-    right = predict(network, torch.as_tensor(held_out.inputs))[0].argmax(1) == held_out.labels
-    done = EPOCHS * math.ceil(len(joined(sets)[1]) / BATCH) / max(history.steps, 1)  # 1 if not resumed
+    right = (
+        predict(network, torch.as_tensor(held_out.inputs))[0].argmax(1)
+        == held_out.labels
+    )
+    done = (
+        EPOCHS * math.ceil(len(joined(sets)[1]) / BATCH) / max(history.steps, 1)
+    )  # 1 if not resumed
     about = {
-        "seen": {name: f"{len(part)} images of its {part.split} split" for name, part in sets.items()},
+        "seen": {
+            name: f"{len(part)} images of its {part.split} split"
+            for name, part in sets.items()
+        },
         "never seen": "MNIST, Fashion-MNIST, KMNIST, any digit",
         "classes": LETTERS,
         "epochs": EPOCHS,

@@ -23,19 +23,32 @@ from uqlab.models import CAPTIONS_CLIP, PROMPT, clip_zero_shot
 from uqlab.training.loop import predict
 from uqlab.training.make_backbone import made_by
 
-STEPS, LR, WARMUP, SHARE = 1800, 1e-3, 200, 2  # a step sees one picture of every second caption
+STEPS, LR, WARMUP, SHARE = (
+    1800,
+    1e-3,
+    200,
+    2,
+)  # a step sees one picture of every second caption
 EVERY = 100  # steps between two checkpoints
 SPECIAL = ["<padding>", "<start>", "<unknown>", "<end>"]
 
 
 def tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     """Words are tokens: those of `texts`, in lower case."""
-    words = sorted({word for text in texts for word in text.lower().replace(".", " .").split()})
-    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(SPECIAL + words)}, "<unknown>"))
+    words = sorted(
+        {word for text in texts for word in text.lower().replace(".", " .").split()}
+    )
+    made = Tokenizer(
+        models.WordLevel(
+            {word: i for i, word in enumerate(SPECIAL + words)}, "<unknown>"
+        )
+    )
     made.normalizer = normalizers.Lowercase()
     made.pre_tokenizer = pre_tokenizers.Split(Regex(r"\w+|\."), "removed", invert=True)
     ends = [("<start>", SPECIAL.index("<start>")), ("<end>", SPECIAL.index("<end>"))]
-    made.post_processor = processors.TemplateProcessing(single="<start> $A <end>", special_tokens=ends)
+    made.post_processor = processors.TemplateProcessing(
+        single="<start> $A <end>", special_tokens=ends
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=made, model_max_length=16, pad_token="<padding>", bos_token="<start>", eos_token="<end>",
         unk_token="<unknown>",
@@ -54,21 +67,32 @@ def network(words: int) -> CLIPModel:
         "image_size": 32, "patch_size": 8, "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4,
         "num_attention_heads": 8, "projection_dim": 64,
     }  # fmt: skip
-    return CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=64))
+    return CLIPModel(
+        CLIPConfig(text_config=text, vision_config=vision, projection_dim=64)
+    )
 
 
 def batch(ids: Tensor, labels: tuple[str, ...], step: int) -> dict[str, Tensor]:
     """Captions, of which no two are the same, and a picture of each."""
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(step))[: len(labels) // SHARE]
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(step))[
+        : len(labels) // SHARE
+    ]
     shown = data.pictures([labels[i] for i in order.tolist()], seed=step)
     return {"input_ids": ids[order], "pixel_values": shown}
 
 
-def train(clip: CLIPModel, ids: Tensor, labels: tuple[str, ...], checkpoint: Path, steps: int) -> float:
+def train(
+    clip: CLIPModel, ids: Tensor, labels: tuple[str, ...], checkpoint: Path, steps: int
+) -> float:
     """Minimise the symmetric cross-entropy (InfoNCE) in place; returns the seconds that it took in all."""
     optimizer = torch.optim.AdamW(clip.parameters(), LR, (0.9, 0.98), weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda k: min(1.0, (k + 1) / WARMUP) * (1 + math.cos(math.pi * min(1.0, k / steps))) / 2
+        optimizer,
+        lambda k: (
+            min(1.0, (k + 1) / WARMUP)
+            * (1 + math.cos(math.pi * min(1.0, k / steps)))
+            / 2
+        ),
     )
     done, seconds = 0, 0.0
     if checkpoint.exists():
@@ -93,11 +117,17 @@ def train(clip: CLIPModel, ids: Tensor, labels: tuple[str, ...], checkpoint: Pat
             state = {name: part.state_dict() for name, part in parts.items()}
             with writing(checkpoint) as temporary:
                 torch.save(state | {"done": step + 1, "seconds": seconds}, temporary)
-            print(f"step {step + 1} of {steps}: loss {loss.item():.3f}, {seconds:.0f} s", file=sys.stderr, flush=True)
+            print(
+                f"step {step + 1} of {steps}: loss {loss.item():.3f}, {seconds:.0f} s",
+                file=sys.stderr,
+                flush=True,
+            )
     return seconds
 
 
-def main(checkpoint: str, target: str | Path = CAPTIONS_CLIP, *, steps: int = STEPS) -> None:
+def main(
+    checkpoint: str, target: str | Path = CAPTIONS_CLIP, *, steps: int = STEPS
+) -> None:
     """Train, test on captions that were held out, and write a folder of transformers in half precision."""
     seen, unseen = (data.load("captions", split) for split in ("train", "test"))
     texts = [PROMPT.format(label) for label in seen.classes]
@@ -111,7 +141,9 @@ def main(checkpoint: str, target: str | Path = CAPTIONS_CLIP, *, steps: int = ST
     right = {}
     for name, part in (("seen", seen), ("unseen", unseen)):
         prompts = [PROMPT.format(label) for label in part.classes]
-        logits = predict(clip_zero_shot(target, prompts), torch.as_tensor(part.inputs))[0]
+        logits = predict(clip_zero_shot(target, prompts), torch.as_tensor(part.inputs))[
+            0
+        ]
         right[name] = (logits.argmax(1) == part.labels).double().mean().item()
     about = {
         "seen": f"pictures of {len(seen.classes)} captions, drawn anew for each of {steps} steps",

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from uqlab.core.checks import within
 from uqlab.ensembles import Ensemble, FoldedEnsemble, MemberDropout, MemberModule, Own
 
-Loss = Callable[[Tensor, Tensor], Tensor]  # outputs [members, batch, ...], labels [members, batch, ...] -> [members]
+Loss = Callable[
+    [Tensor, Tensor], Tensor
+]  # outputs [members, batch, ...], labels [members, batch, ...] -> [members]
 
 
 class Optimizer(NamedTuple):
@@ -35,8 +37,12 @@ def make_step(
 ) -> "ChainStep | AutogradStep":
     """The fastest exact step for this ensemble, loss and optimiser; `flat`: the inputs are [samples, features]."""
     clip = optimizer.clip
-    autocast = precision != "float32" and next(ensemble.parameters()).device.type == "cuda"
-    plain = not callable(loss) and class_weights is None and clip is None and not autocast
+    autocast = (
+        precision != "float32" and next(ensemble.parameters()).device.type == "cuda"
+    )
+    plain = (
+        not callable(loss) and class_weights is None and clip is None and not autocast
+    )
     blocks = linear_chain(ensemble, flat) if plain else None
     if blocks is None:
         return AutogradStep(ensemble, loss, class_weights, optimizer)
@@ -57,21 +63,32 @@ def linear_chain(ensemble: Ensemble, flat: bool) -> list[Block] | None:
     network = ensemble.network if isinstance(ensemble, FoldedEnsemble) else None
     if type(network) is not nn.Sequential or len(set(network)) < len(network):
         return None
-    if not all(p.requires_grad for p in network.parameters()) or not (flat or isinstance(network[0], nn.Flatten)):
+    if not all(p.requires_grad for p in network.parameters()) or not (
+        flat or isinstance(network[0], nn.Flatten)
+    ):
         return None
-    if any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in network.modules()):
+    if any(
+        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks
+        for m in network.modules()
+    ):
         return None
     blocks: list[Block] = []
     for i, part in enumerate(network):
         match part:
             case nn.Flatten(start_dim=1, end_dim=-1) if i == 0:
                 continue
-            case MemberModule() if type(part.inner) is nn.Linear and isinstance(part.own().get("weight"), Own):
+            case MemberModule() if type(part.inner) is nn.Linear and isinstance(
+                part.own().get("weight"), Own
+            ):
                 stacked: Any = {name: p.value for name, p in part.own().items()}
-                blocks.append(Block(stacked["weight"], stacked.get("bias"), False, None))
+                blocks.append(
+                    Block(stacked["weight"], stacked.get("bias"), False, None)
+                )
             case nn.ReLU() if type(part) is nn.ReLU and blocks and not blocks[-1].relu:
                 blocks[-1] = blocks[-1]._replace(relu=True)
-            case MemberDropout() if blocks and blocks[-1].relu and not blocks[-1].dropout:
+            case MemberDropout() if (
+                blocks and blocks[-1].relu and not blocks[-1].dropout
+            ):
                 blocks[-1] = blocks[-1]._replace(dropout=part)
             case _:
                 return None
@@ -103,7 +120,9 @@ class ChainStep:
         self.memory: dict[tuple[int, int], Tensor] = {}
 
     @torch.no_grad()
-    def __call__(self, x: Tensor, labels: Tensor, lr: float) -> Float[Tensor, " members"]:
+    def __call__(
+        self, x: Tensor, labels: Tensor, lr: float
+    ) -> Float[Tensor, " members"]:
         members, batch = x.shape[:2]
         h, scale = x.flatten(2), 1.0  # the true activation is scale * h
         inputs = []
@@ -120,16 +139,22 @@ class ChainStep:
             if dropout is not None and dropout.p:
                 h.mul_(dropout.keep_mask(h))
                 scale = 1 / (1 - dropout.p)
-        values, g, factor = self._output_gradient(h, labels)  # the true gradient is factor * g
+        values, g, factor = self._output_gradient(
+            h, labels
+        )  # the true gradient is factor * g
         for i in reversed(range(len(self.blocks))):
             h, scale = inputs[i]
-            before = torch.bmm(g, self.weights[i]) if i else None  # before the weights move
+            before = (
+                torch.bmm(g, self.weights[i]) if i else None
+            )  # before the weights move
             self._update(self.weights[i], g.mT, h, factor * scale, lr)
             if (bias := self.biases[i]) is not None:
                 self._update(bias, g.mT, None, factor, lr)
             if before is not None:
                 g = before
-                if self.blocks[i - 1].relu:  # h = ReLU(z) * mask is positive where the unit was active and kept
+                if (
+                    self.blocks[i - 1].relu
+                ):  # h = ReLU(z) * mask is positive where the unit was active and kept
                     torch.ops.aten.threshold_backward.grad_input(g, h, 0, grad_input=g)
                 factor *= scale
         if self.adam is not None:
@@ -137,7 +162,9 @@ class ChainStep:
             self.adam.step()
         return values
 
-    def _update(self, parameter: Tensor, g: Tensor, h: Tensor | None, factor: float, lr: float) -> None:
+    def _update(
+        self, parameter: Tensor, g: Tensor, h: Tensor | None, factor: float, lr: float
+    ) -> None:
         """One step on a weight from g [members, out, batch] and h [members, batch, in], or on a bias (h is None).
 
         For Adam only the gradient is written; torch.optim takes the step.
@@ -161,28 +188,48 @@ class ChainStep:
                 target.add_(parameter, alpha=decay)
             parameter.add_(target, alpha=-lr)
 
-    def _output_gradient(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, float]:
+    def _output_gradient(
+        self, outputs: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor, float]:
         """Loss of each member [members], and its gradient as (tensor like outputs, factor)."""
         batch = outputs.shape[1]
-        if self.loss == "cross_entropy":  # classes in front: a softmax over ten of them is four times as fast there
+        if (
+            self.loss == "cross_entropy"
+        ):  # classes in front: a softmax over ten of them is four times as fast there
             p = outputs.permute(2, 0, 1).contiguous()
             p -= p.amax(0)
             chosen = p.gather(0, labels[None])[0]
             total = p.exp_().sum(0)
             p /= total
-            p.scatter_add_(0, labels[None], p.new_full((1, 1, 1), -1.0).expand(1, *labels.shape))
-            return total.log_().sub_(chosen).mean(1), p.permute(1, 2, 0).contiguous(), 1 / batch
+            p.scatter_add_(
+                0, labels[None], p.new_full((1, 1, 1), -1.0).expand(1, *labels.shape)
+            )
+            return (
+                total.log_().sub_(chosen).mean(1),
+                p.permute(1, 2, 0).contiguous(),
+                1 / batch,
+            )
         error = outputs - labels.reshape(outputs.shape)
-        return error.square().flatten(1).mean(1), error, 2 / math.prod(outputs.shape[1:])
+        return (
+            error.square().flatten(1).mean(1),
+            error,
+            2 / math.prod(outputs.shape[1:]),
+        )
 
     def _buffer(self, layer: int, members: int, batch: int, weight: Tensor) -> Tensor:
         """Fresh memory in every step would cost as much as writing to it: the pages have to be mapped again."""
         if (layer, batch) not in self.memory:
-            self.memory[layer, batch] = weight.new_empty(members, batch, weight.shape[1])
+            self.memory[layer, batch] = weight.new_empty(
+                members, batch, weight.shape[1]
+            )
         return self.memory[layer, batch]
 
     def state(self) -> dict:
-        return {"velocity": list(self.velocity.values())} if self.adam is None else self.adam.state_dict()
+        return (
+            {"velocity": list(self.velocity.values())}
+            if self.adam is None
+            else self.adam.state_dict()
+        )
 
     def load(self, state: dict) -> None:
         if self.adam is not None:
@@ -195,14 +242,29 @@ class ChainStep:
 class AutogradStep:
     """Any network, loss and optimiser: gradients by autograd, torch.optim, gradient norms clipped member by member."""
 
-    def __init__(self, ensemble: Ensemble, loss: str | Loss, class_weights: Tensor | None, optimizer: Optimizer):
-        self.optimizer = _torch_optimizer(optimizer, [p for p in ensemble.parameters() if p.requires_grad])
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        loss: str | Loss,
+        class_weights: Tensor | None,
+        optimizer: Optimizer,
+    ):
+        self.optimizer = _torch_optimizer(
+            optimizer, [p for p in ensemble.parameters() if p.requires_grad]
+        )
         self.ensemble, self.clip = ensemble, optimizer.clip
         self.shared = ensemble.shared_parameters()
-        known = {"mse": mean_square, "cross_entropy": functools.partial(cross_entropy, class_weights=class_weights)}
+        known = {
+            "mse": mean_square,
+            "cross_entropy": functools.partial(
+                cross_entropy, class_weights=class_weights
+            ),
+        }
         self.loss = loss if callable(loss) else known[loss]
 
-    def __call__(self, x: Tensor, labels: Tensor, lr: float) -> Float[Tensor, " members"]:
+    def __call__(
+        self, x: Tensor, labels: Tensor, lr: float
+    ) -> Float[Tensor, " members"]:
         _set_lr(self.optimizer, lr)
         self.optimizer.zero_grad()
         while True:
@@ -213,7 +275,12 @@ class AutogradStep:
                 if not self.ensemble.halve(x):
                     raise
                 self.optimizer.zero_grad()
-        for p, members in self.shared.items():  # these parameters receive the gradient of the members' mean loss
+        for (
+            p,
+            members,
+        ) in (
+            self.shared.items()
+        ):  # these parameters receive the gradient of the members' mean loss
             p.grad = None if p.grad is None else p.grad.div_(members)
         if self.clip is not None:
             _clip_members(self.ensemble, self.shared, self.clip)
@@ -224,7 +291,9 @@ class AutogradStep:
         """The members' losses; a parameter of a member's own receives the gradient of that member's loss."""
         values = []
         for rows in self.ensemble.passes(x):
-            value = self.loss(self.ensemble.run(x[rows], rows), labels[rows])  # [members of this pass]
+            value = self.loss(
+                self.ensemble.run(x[rows], rows), labels[rows]
+            )  # [members of this pass]
             value.sum().backward()
             values.append(value.detach())
         return torch.cat(values)
@@ -236,10 +305,14 @@ class AutogradStep:
         self.optimizer.load_state_dict(state)
 
 
-def _torch_optimizer(optimizer: Optimizer, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def _torch_optimizer(
+    optimizer: Optimizer, parameters: list[nn.Parameter]
+) -> torch.optim.Optimizer:
     decay = optimizer.weight_decay
     if optimizer.name == "sgd":
-        return torch.optim.SGD(parameters, 1.0, optimizer.momentum, weight_decay=decay, fused=True)
+        return torch.optim.SGD(
+            parameters, 1.0, optimizer.momentum, weight_decay=decay, fused=True
+        )
     kind = torch.optim.Adam if optimizer.name == "adam" else torch.optim.AdamW
     return kind(parameters, 1.0, weight_decay=decay, fused=True)
 
@@ -249,21 +322,32 @@ def _set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
-def _clip_members(ensemble: Ensemble, shared: Collection[nn.Parameter], limit: float) -> None:
+def _clip_members(
+    ensemble: Ensemble, shared: Collection[nn.Parameter], limit: float
+) -> None:
     """Scale every member's gradient to at most `limit` in norm: one member's step never depends on another's.
 
     The gradient of parameters that members share is a group of its own.
     """
     if shared:
         nn.utils.clip_grad_norm_(shared, limit)
-    grads = [p.grad for p in ensemble.parameters() if p.grad is not None and p not in shared]  # folded: members first
+    grads = [
+        p.grad for p in ensemble.parameters() if p.grad is not None and p not in shared
+    ]  # folded: members first
     if not grads:
         return
     if not isinstance(ensemble, FoldedEnsemble):
         for index in range(ensemble.members):
-            nn.utils.clip_grad_norm_([p for p in ensemble.member(index).parameters() if p not in shared], limit)
+            nn.utils.clip_grad_norm_(
+                [p for p in ensemble.member(index).parameters() if p not in shared],
+                limit,
+            )
         return
-    norms = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in grads]).sum(0).sqrt()  # [members]
+    norms = (
+        torch.stack([g.reshape(len(g), -1).square().sum(1) for g in grads])
+        .sum(0)
+        .sqrt()
+    )  # [members]
     scale = (limit / (norms + 1e-6)).clamp(max=1)
     for g in grads:
         g.mul_(scale.view(-1, *[1] * (g.ndim - 1)))
@@ -279,9 +363,15 @@ def cross_entropy(
 
     smoothing: the share of every label that is spread over all classes alike.
     """
-    weight = None if class_weights is None else class_weights.to(logits.device, torch.float32)
+    weight = (
+        None
+        if class_weights is None
+        else class_weights.to(logits.device, torch.float32)
+    )
     how = {"weight": weight, "reduction": "none", "label_smoothing": smoothing}
-    each = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), **how).view(labels.shape)
+    each = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), **how).view(
+        labels.shape
+    )
     return each.mean(1) if weight is None else each.sum(1) / weight[labels].sum(1)
 
 
@@ -290,12 +380,18 @@ def mean_square(outputs: Tensor, targets: Tensor) -> Float[Tensor, " members"]:
 
 
 def lr_factor(
-    schedule: str, epochs: int, steps_per_epoch: int, milestones: tuple[int, ...] | list[int], warmup: int
+    schedule: str,
+    epochs: int,
+    steps_per_epoch: int,
+    milestones: tuple[int, ...] | list[int],
+    warmup: int,
 ) -> Callable[[int], float]:
     """step -> factor of the learning rate: linear over `warmup` steps, then the schedule."""
     total = epochs * steps_per_epoch
     if schedule == "step" and not milestones:
-        raise ValueError('schedule="step" needs milestones, the epochs at which the learning rate falls to a tenth')
+        raise ValueError(
+            'schedule="step" needs milestones, the epochs at which the learning rate falls to a tenth'
+        )
     for epoch in milestones:
         within("a milestone", epoch, "[0, inf)")
 
@@ -303,7 +399,9 @@ def lr_factor(
         if step < warmup:
             return (step + 1) / warmup
         if schedule == "cosine":
-            return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+            return 0.5 * (
+                1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup))
+            )
         if schedule == "step":
             return 0.1 ** sum(step >= epoch * steps_per_epoch for epoch in milestones)
         return 1.0

@@ -46,7 +46,9 @@ class Explorer(ipywidgets.VBox):
         figure: Figure,
     ):
         self.controls = dict(controls)
-        width, least = (f"{scale * figure.get_figwidth():.0f}px" for scale in (SCALE, LEAST))
+        width, least = (
+            f"{scale * figure.get_figwidth():.0f}px" for scale in (SCALE, LEAST)
+        )
         layout = ipywidgets.Layout(max_width="100%", width=width, min_width=least)
         self.picture = ipywidgets.Image(format="png", layout=layout)
         self.picture.add_class("uqlab-picture")
@@ -57,9 +59,16 @@ class Explorer(ipywidgets.VBox):
         @functools.lru_cache(REMEMBERED)
         def shown(**values: Any) -> tuple[bytes, str]:
             started, first = time.perf_counter(), stage.background is None
-            found = stage.paint(draw, values), seen(**values) if callable(seen) else seen
+            found = (
+                stage.paint(draw, values),
+                seen(**values) if callable(seen) else seen,
+            )
             if not first and time.perf_counter() - started > SOON:
-                sliders: Any = [each for each in self.controls.values() if hasattr(each, "continuous_update")]
+                sliders: Any = [
+                    each
+                    for each in self.controls.values()
+                    if hasattr(each, "continuous_update")
+                ]
                 for slider in sliders:
                     slider.continuous_update = False
             return found
@@ -68,13 +77,22 @@ class Explorer(ipywidgets.VBox):
         self._first = {name: control.value for name, control in self.controls.items()}
         self._paused = False
         for control in self.controls.values():
-            _arrange(control, max(len(getattr(c, "description", "")) for c in self.controls.values()))
+            _arrange(
+                control,
+                max(len(getattr(c, "description", "")) for c in self.controls.values()),
+            )
             control.observe(self._redraw, "value")
-        button = ipywidgets.Button(description="reset", tooltip="back to the first values", icon="undo")
+        button = ipywidgets.Button(
+            description="reset", tooltip="back to the first values", icon="undo"
+        )
         button.on_click(self.reset)
         self._redraw()
-        frame = ipywidgets.Box([self.picture], layout=ipywidgets.Layout(overflow="auto hidden"))
-        super().__init__([*self.controls.values(), button, self.seen, frame.add_class("uqlab-frame")])
+        frame = ipywidgets.Box(
+            [self.picture], layout=ipywidgets.Layout(overflow="auto hidden")
+        )
+        super().__init__(
+            [*self.controls.values(), button, self.seen, frame.add_class("uqlab-frame")]
+        )
         self.add_class("uqlab-explorer")
 
     def reset(self, _: Any = None) -> None:
@@ -91,7 +109,12 @@ class Explorer(ipywidgets.VBox):
         """The live explorer, and its picture for where there is no kernel, as in an exported page."""
         source = base64.b64encode(self.picture.value).decode()
         layout = self.picture.layout
-        still = STILL.format(source=source, width=layout.width, least=layout.min_width, seen=self.seen.value)
+        still = STILL.format(
+            source=source,
+            width=layout.width,
+            least=layout.min_width,
+            seen=self.seen.value,
+        )
         return {**(super()._repr_mimebundle_(**kwargs) or {}), "text/html": still}
 
     def _redraw(self, _: Any = None) -> None:
@@ -100,10 +123,14 @@ class Explorer(ipywidgets.VBox):
         collecting = gc.isenabled()
         gc.disable()  # a figure has so many objects that it triggers a collection: 100 ms in a process with torch
         try:
-            picture, text = self._shown(**{name: control.value for name, control in self.controls.items()})
+            picture, text = self._shown(
+                **{name: control.value for name, control in self.controls.items()}
+            )
             self.seen.value = _line(text)
             self.picture.value = picture
-        except BaseException as error:  # a browser shows the error of a callback nowhere else
+        except (
+            BaseException
+        ) as error:  # a browser shows the error of a callback nowhere else
             self.seen.value = _line(f"This could not be drawn: {told(error)}")
             raise
         finally:
@@ -120,13 +147,19 @@ class _Stage:
         figure.set_dpi(SCALE * SHARPNESS)
         for ax in figure.axes:
             for axis in (ax.xaxis, ax.yaxis):
-                if isinstance(axis.get_major_formatter(), LogFormatter):  # short, and 10^-2 is slow to typeset
+                if isinstance(
+                    axis.get_major_formatter(), LogFormatter
+                ):  # short, and 10^-2 is slow to typeset
                     axis.set_major_formatter("{x:g}")
                     axis.set_minor_locator(NullLocator())
         self.kept = {ax: {*ax.get_children()} for ax in figure.axes}
         self.bars = {ax: len(ax.containers) for ax in figure.axes}
         everything = [(ax, artist) for ax, kept in self.kept.items() for artist in kept]
-        self.titles = [text for ax, text in everything if isinstance(text, Text) and text not in ax.texts]
+        self.titles = [
+            text
+            for ax, text in everything
+            if isinstance(text, Text) and text not in ax.texts
+        ]
         self.look: Any = None
         self.background: Any = None
         self.places: list[tuple[float, float]] = []
@@ -137,18 +170,28 @@ class _Stage:
         for ax, count in self.bars.items():
             del ax.containers[count:]
         draw(**values)
-        added = [*sorted(self._added(), key=lambda artist: artist.get_zorder()), *self.titles]
+        added = [
+            *sorted(self._added(), key=lambda artist: artist.get_zorder()),
+            *self.titles,
+        ]
         if self.look != self._look():
             self._paint_background(added)
         self.canvas.restore_region(self.background)
         for artist in added:
             self.figure.draw_artist(artist)
         memory = io.BytesIO()
-        Image.fromarray(np.asarray(self.canvas.buffer_rgba())[..., :3]).save(memory, "png", compress_level=1)
+        Image.fromarray(np.asarray(self.canvas.buffer_rgba())[..., :3]).save(
+            memory, "png", compress_level=1
+        )
         return memory.getvalue()
 
     def _added(self) -> list[Artist]:
-        return [artist for ax, kept in self.kept.items() for artist in ax.get_children() if artist not in kept]
+        return [
+            artist
+            for ax, kept in self.kept.items()
+            for artist in ax.get_children()
+            if artist not in kept
+        ]
 
     def _look(self) -> list[tuple]:
         return [
@@ -159,7 +202,9 @@ class _Stage:
         ]  # fmt: skip
 
     def _paint_background(self, added: list[Artist]) -> None:
-        if self.background is None:  # laid out for the first picture; from then on the axes stay
+        if (
+            self.background is None
+        ):  # laid out for the first picture; from then on the axes stay
             for _ in range(3):  # until the layout changes no more
                 self.figure.draw_without_rendering()
             self.figure.set_layout_engine("none")
@@ -171,7 +216,9 @@ class _Stage:
         self.canvas.draw()
         for artist in added:
             artist.set_visible(True)
-        for title, place in zip(self.titles, self.places, strict=True):  # drawn invisible, a title moves
+        for title, place in zip(
+            self.titles, self.places, strict=True
+        ):  # drawn invisible, a title moves
             title.set_position(place)
         self.background = self.canvas.copy_from_bbox(self.figure.bbox)
         self.look = self._look()
@@ -185,12 +232,17 @@ def told(error: BaseException) -> str:
 
 
 def _arrange(control: Any, longest: int) -> None:
-    control.style.description_width = f"{0.6 * longest + 1:.0f}em"  # one width, so that the sliders line up
+    control.style.description_width = (
+        f"{0.6 * longest + 1:.0f}em"  # one width, so that the sliders line up
+    )
     if isinstance(control, ipywidgets.ToggleButtons):
         control.style.button_width = "auto"  # all in one line
     control.layout.width = "min(40em, calc(100% - 4px))"
     if hasattr(control, "continuous_update"):
-        control.layout.flex_flow, control.layout.height = "row wrap", "auto"  # a narrow page has the name above
+        control.layout.flex_flow, control.layout.height = (
+            "row wrap",
+            "auto",
+        )  # a narrow page has the name above
 
 
 def _line(text: str) -> str:

@@ -49,7 +49,9 @@ const fit = () => window.frameElement?.style.setProperty("height", `${{document.
 new ResizeObserver(fit).observe(document.body);
 </script></body></html>
 """
-FRAME = '<iframe title="{name}" srcdoc="{page}" style="width: 100%; border: 0"></iframe>'
+FRAME = (
+    '<iframe title="{name}" srcdoc="{page}" style="width: 100%; border: 0"></iframe>'
+)
 
 
 class Hand(anywidget.AnyWidget):
@@ -63,11 +65,18 @@ class Hand(anywidget.AnyWidget):
     _css = (STATIC / "hands.css").read_text()
 
     def __init__(
-        self, name: str, data: Mapping[str, Any], answer: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+        self,
+        name: str,
+        data: Mapping[str, Any],
+        answer: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     ):
         self.name, self.answer = name, answer
-        self._esm = "\n".join((STATIC / f"{each}.js").read_text() for each in ("shared", name))
-        super().__init__(data=json.loads(json.dumps({"colors": COLORS, **data}, allow_nan=False)))
+        self._esm = "\n".join(
+            (STATIC / f"{each}.js").read_text() for each in ("shared", name)
+        )
+        super().__init__(
+            data=json.loads(json.dumps({"colors": COLORS, **data}, allow_nan=False))
+        )
         self.on_msg(self._reply)
 
     def _reply(self, _: Any, message: dict[str, Any], __: Any) -> None:
@@ -75,7 +84,9 @@ class Hand(anywidget.AnyWidget):
             return
         try:
             self.send({"ask": message["ask"], **self.answer(message)})
-        except BaseException as error:  # a browser shows the error of a callback nowhere else
+        except (
+            BaseException
+        ) as error:  # a browser shows the error of a callback nowhere else
             self.send({"ask": message["ask"], "error": f"No answer: {told(error)}"})
             raise
 
@@ -88,7 +99,13 @@ class Hand(anywidget.AnyWidget):
     def html(self) -> str:
         """A page of this explorer alone: it needs no kernel, and its policy forbids it to load anything."""
         data = json.dumps(self.data).replace("<", "\\u003c")  # no tag can begin
-        return ALONE.format(calm=CALM, name=html.escape(self.name), style=self._css, data=data, module=self._esm)
+        return ALONE.format(
+            calm=CALM,
+            name=html.escape(self.name),
+            style=self._css,
+            data=data,
+            module=self._esm,
+        )
 
 
 def cloud(logits: Float[Tensor, "members 3"], groups: list[int] | None = None) -> Hand:
@@ -97,9 +114,16 @@ def cloud(logits: Float[Tensor, "members 3"], groups: list[int] | None = None) -
     groups: the group of each member, 0 to 3. With them the bars show what lies between and within the groups.
     `state` has members (probabilities), groups, jackknife and parts, as in `uncertainty.decompose_groups`.
     """
-    if groups is not None and (len(groups) != len(logits) or not {*groups} <= {*range(4)}):
-        raise ValueError(f"groups must be 0 to 3, one for each of the {len(logits)} members, got {groups}")
-    return Hand("cloud", {"members": logits.detach().double().softmax(-1).tolist(), "groups": groups})
+    if groups is not None and (
+        len(groups) != len(logits) or not {*groups} <= {*range(4)}
+    ):
+        raise ValueError(
+            f"groups must be 0 to 3, one for each of the {len(logits)} members, got {groups}"
+        )
+    return Hand(
+        "cloud",
+        {"members": logits.detach().double().softmax(-1).tolist(), "groups": groups},
+    )
 
 
 def alarm(
@@ -122,20 +146,46 @@ def alarm(
 
     def listed(key: str) -> dict[str, Any]:
         rows = [by[key].detach().double().cpu().tolist() for by in values.values()]
-        return {"name": names[key], "values": [[float(f"{value:.7g}") for value in row] for row in rows]}
+        return {
+            "name": names[key],
+            "values": [[float(f"{value:.7g}") for value in row] for row in rows],
+        }
 
     strangers = []
     for key, inputs in images.items():
-        some = [int(i) for i in np.linspace(0, len(inputs) - 1, min(shown, len(inputs)))]
-        strangers.append({**listed(key), "shown": some, "images": [_picture(inputs[i]) for i in some]})
-    settings = [f"{each:g}" if isinstance(each, float) else str(each) for each in values]
-    data = {"what": what, "settings": settings, "pass": passing, "known": listed("id"), "strangers": strangers}
+        some = [
+            int(i) for i in np.linspace(0, len(inputs) - 1, min(shown, len(inputs)))
+        ]
+        strangers.append(
+            {
+                **listed(key),
+                "shown": some,
+                "images": [_picture(inputs[i]) for i in some],
+            }
+        )
+    settings = [
+        f"{each:g}" if isinstance(each, float) else str(each) for each in values
+    ]
+    data = {
+        "what": what,
+        "settings": settings,
+        "pass": passing,
+        "known": listed("id"),
+        "strangers": strangers,
+    }
     return Hand("alarm", data)
 
 
 def _picture(image: Float[Tensor, "c h w"]) -> str:
     """An image as the address of a PNG that holds it."""
-    pixels = (255 * image.detach().cpu().float().clamp(0, 1)).round().byte().movedim(0, -1).squeeze(-1).numpy()
+    pixels = (
+        (255 * image.detach().cpu().float().clamp(0, 1))
+        .round()
+        .byte()
+        .movedim(0, -1)
+        .squeeze(-1)
+        .numpy()
+    )
     memory = io.BytesIO()
     Image.fromarray(pixels).save(memory, "png")
     return f"data:image/png;base64,{base64.b64encode(memory.getvalue()).decode()}"
@@ -157,13 +207,19 @@ def front(
     pay with. words: column -> what it is, where its name does not say. repeats, seed: as of `scoreboard.recommend`.
     `state` has quality, kind, limits, best, runner_up and reason.
     """
-    columns, paid, words = list(dict.fromkeys([quality, *cared])), list(limits), words or {}
+    columns, paid, words = (
+        list(dict.fromkeys([quality, *cared])),
+        list(limits),
+        words or {},
+    )
     asked = [*columns, *(column for column in paid if column not in columns)]
 
     def one(board: pd.DataFrame) -> dict[str, Any]:
         wide: Any = board.pivot(index="seed", columns="method", values=asked)
         names = list(board["method"].unique())
-        picks = np.random.default_rng(seed).integers(len(wide), size=(repeats, len(wide)))
+        picks = np.random.default_rng(seed).integers(
+            len(wide), size=(repeats, len(wide))
+        )
         looks = [METHODS.get(name) for name in names]
         methods = [
             {"name": name, "label": getattr(look, "label", name), "color": getattr(look, "color", plots.NEUTRAL),
@@ -174,15 +230,24 @@ def front(
         return {"methods": methods, "picks": picks.tolist(), "columns": values}
 
     def places(column: str) -> list[float]:
-        means: Any = [board.groupby("method")[column].mean() for board in boards.values()]
+        means: Any = [
+            board.groupby("method")[column].mean() for board in boards.values()
+        ]
         return sorted(
-            {float(value) for value in pd.concat(means).quantile(np.linspace(0, 1, 9), interpolation="nearest")}
+            {
+                float(value)
+                for value in pd.concat(means).quantile(
+                    np.linspace(0, 1, 9), interpolation="nearest"
+                )
+            }
         )
 
     data = {
         "boards": {kind: one(board) for kind, board in boards.items()},
         "cared": [[column, words.get(column, column)] for column in columns],
-        "limits": [[column, words.get(column, column), places(column)] for column in paid],
+        "limits": [
+            [column, words.get(column, column), places(column)] for column in paid
+        ],
         "less": [column for column in asked if scoreboard.sign(column) < 0],
     }
     return Hand("front", data)
@@ -210,15 +275,29 @@ def head_map(
     """
     values = torch.as_tensor(values).double().cpu()
     colors: Any = plots.head_colors(values).to_rgba(values.numpy())
-    pairs = [[(layer, head) for head in range(values.shape[1])] for layer in range(len(values))]
+    pairs = [
+        [(layer, head) for head in range(values.shape[1])]
+        for layer in range(len(values))
+    ]
 
     def one(gone: int, layer: int, head: int) -> dict[str, Any]:
         sets = [features(gone, layer, head, name).cpu() for name in (known, *others)]
-        found = [[float(part) for part in separation(sets[0][:, None], each[:, None])] for each in sets[1:]]
+        found = [
+            [float(part) for part in separation(sets[0][:, None], each[:, None])]
+            for each in sets[1:]
+        ]
         xy = embed(torch.cat(sets), "pca")
-        parts = (99 * xy / xy.abs().max()).round().int().split([len(each) for each in sets])
-        some = [np.linspace(0, len(part) - 1, min(shown, len(part))).astype(int) for part in parts]
-        points = [part[rows].flatten().tolist() for part, rows in zip(parts, some, strict=True)]
+        parts = (
+            (99 * xy / xy.abs().max()).round().int().split([len(each) for each in sets])
+        )
+        some = [
+            np.linspace(0, len(part) - 1, min(shown, len(part))).astype(int)
+            for part in parts
+        ]
+        points = [
+            part[rows].flatten().tolist()
+            for part, rows in zip(parts, some, strict=True)
+        ]
         return {"points": points, "apart": found}
 
     data = {
@@ -249,10 +328,23 @@ def draw(
     flat = inputs.cpu().float().mean(1).flatten(1)
 
     def answer(message: dict[str, Any]) -> dict[str, Any]:
-        x = torch.tensor(message["pixels"], dtype=torch.float32).div(255).view(1, 1, side, side)
-        logits = training.predict(models[message["model"]], x.expand(-1, channels, -1, -1))
-        rows = torch.cdist(x.flatten(1), flat)[0].topk(min(nearest, len(flat)), largest=False).indices.tolist()
-        near = [[train.classes[int(train.labels[row])], _picture(inputs[row])] for row in rows]
+        x = (
+            torch.tensor(message["pixels"], dtype=torch.float32)
+            .div(255)
+            .view(1, 1, side, side)
+        )
+        logits = training.predict(
+            models[message["model"]], x.expand(-1, channels, -1, -1)
+        )
+        rows = (
+            torch.cdist(x.flatten(1), flat)[0]
+            .topk(min(nearest, len(flat)), largest=False)
+            .indices.tolist()
+        )
+        near = [
+            [train.classes[int(train.labels[row])], _picture(inputs[row])]
+            for row in rows
+        ]
         return {"members": logits[:, 0].double().softmax(-1).tolist(), "near": near}
 
     pictures = [image.cpu().float().mean(0).clamp(0, 1).mul(255).round().int().flatten().tolist()

@@ -38,7 +38,14 @@ def masks(
     figure, (left, right) = plots.figure(2, height=2.6)
     left.set_xlabel("unit, sorted")
     right.set_xscale("symlog", linthresh=1e-3)
-    right.set_xlim(0, max(d.epistemic.max().item() for by in (trained, *parts.values()) for d in by.values()))
+    right.set_xlim(
+        0,
+        max(
+            d.epistemic.max().item()
+            for by in (trained, *parts.values())
+            for d in by.values()
+        ),
+    )
 
     def kept(weight: float, threshold: float | None, mask: str) -> Tensor:
         values = found[weight][mask]
@@ -47,7 +54,12 @@ def masks(
     def draw(weight: float, threshold: float | None, mask: str) -> None:
         plots.mask_map(kept(weight, threshold, mask), ax=left).set_title(mask)
         for kind, d in parts[weight, threshold].items():
-            plots.ecdf(trained[kind].epistemic, color=plots.NEUTRAL, linestyle=plots.LINES[kind], ax=right)
+            plots.ecdf(
+                trained[kind].epistemic,
+                color=plots.NEUTRAL,
+                linestyle=plots.LINES[kind],
+                ax=right,
+            )
             plots.ecdf(d.epistemic, linestyle=plots.LINES[kind], ax=right)
 
     def seen(weight: float, threshold: float | None, mask: str) -> str:
@@ -64,11 +76,18 @@ def masks(
 
     first = next(iter(found)) if weight is None else weight
     weights = [(f"{w:g}", w) for w in found]
-    cuts = {"soft" if threshold is None else f"{threshold:g}": threshold for _, threshold in parts}
+    cuts = {
+        "soft" if threshold is None else f"{threshold:g}": threshold
+        for _, threshold in parts
+    }
     cut = cuts.get("0.5", next(iter(cuts.values())))
     controls = {
-        "weight": ipywidgets.SelectionSlider(options=weights, value=first, description="diversity weight"),
-        "threshold": ipywidgets.ToggleButtons(options=list(cuts.items()), value=cut, description="masks rounded at"),
+        "weight": ipywidgets.SelectionSlider(
+            options=weights, value=first, description="diversity weight"
+        ),
+        "threshold": ipywidgets.ToggleButtons(
+            options=list(cuts.items()), value=cut, description="masks rounded at"
+        ),
         "mask": ipywidgets.Dropdown(options=list(found[first]), description="mask"),
     }
     return Explorer(draw, controls, seen, figure)
@@ -93,14 +112,20 @@ def spectra(
 
     @functools.cache
     def old(name: str) -> tuple[Tensor, Tensor]:
-        u, s, _ = torch.linalg.svd(before[name].detach().cpu().double(), full_matrices=False)
+        u, s, _ = torch.linalg.svd(
+            before[name].detach().cpu().double(), full_matrices=False
+        )
         return u, s
 
     trained = functools.lru_cache(4)(lambda method, name: after[method](name))
 
     @functools.lru_cache(64)
-    def compared(method: str, name: str, member: int) -> tuple[Tensor, Tensor]:  # |cos| [after, before], values
-        u, s, _ = torch.linalg.svd(trained(method, name)[member].detach().cpu().double(), full_matrices=False)
+    def compared(
+        method: str, name: str, member: int
+    ) -> tuple[Tensor, Tensor]:  # |cos| [after, before], values
+        u, s, _ = torch.linalg.svd(
+            trained(method, name)[member].detach().cpu().double(), full_matrices=False
+        )
         return (u.T @ old(name)[0]).abs(), s
 
     def strange(values: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
@@ -112,7 +137,9 @@ def spectra(
     shades = ScalarMappable(Normalize(0, 1), "viridis_r")
     bar = figure.colorbar(shades, ax=left, label="|cos|", pad=0.02)
     left.set(xlabel="rank of the direction before", ylim=(1, 0), yticks=[])
-    left.set_ylabel("rank after training", labelpad=18)  # leaves room for the marks of intruders
+    left.set_ylabel(
+        "rank after training", labelpad=18
+    )  # leaves room for the marks of intruders
     right.set(xlabel="singular value", ylim=(1, 0), yticks=[])
     right.plot([], [], color=plots.TOTAL, linestyle="--", label="before")
     right.plot([], [], color=plots.EPISTEMIC, label="after")
@@ -121,14 +148,31 @@ def spectra(
     def draw(**values: Any) -> None:
         cosines, s, intruder = strange(values)
         count, base = len(cosines), old(values["name"])[1]
-        y = (np.arange(count) + 0.5) / count  # not the ranks: then the axis stays the same for every k
+        y = (
+            np.arange(count) + 0.5
+        ) / count  # not the ranks: then the axis stays the same for every k
         left.imshow(cosines.numpy(), aspect="auto", cmap="viridis_r", vmin=0, vmax=1, interpolation="nearest",
                     extent=(0.5, len(base) + 0.5, 1, 0))  # fmt: skip
         outside = {"clip_on": False, "transform": left.get_yaxis_transform()}
-        left.plot([-0.015] * int(intruder.sum()), y[intruder.numpy()], ">", color="#D62728", markersize=4, **outside)
+        left.plot(
+            [-0.015] * int(intruder.sum()),
+            y[intruder.numpy()],
+            ">",
+            color="#D62728",
+            markersize=4,
+            **outside,
+        )
         bar.ax.axhline(values["threshold"], color="#D62728", linewidth=2)
         for rank in {1, count}:
-            left.text(-0.03, y[rank - 1], str(rank), ha="right", va="center", fontsize=8, **outside)
+            left.text(
+                -0.03,
+                y[rank - 1],
+                str(rank),
+                ha="right",
+                va="center",
+                fontsize=8,
+                **outside,
+            )
         right.plot(base[:count].numpy(), y, color=plots.TOTAL, linestyle="--")
         right.plot(s[:count].numpy(), y, color=plots.EPISTEMIC)
         right.set_xlim(0, math.ceil(1.05 * max(base[0], s[0]).item()))
@@ -145,16 +189,25 @@ def spectra(
 
     controls = {
         "method": ipywidgets.Dropdown(options=list(after), description="method"),
-        "name": ipywidgets.Dropdown(options=list(before), value=first, description="layer"),
+        "name": ipywidgets.Dropdown(
+            options=list(before), value=first, description="layer"
+        ),
         "member": ipywidgets.IntSlider(0, 0, members - 1, description="member"),
         "k": ipywidgets.IntSlider(k, 1, smallest, description="directions k"),
-        "threshold": ipywidgets.FloatSlider(threshold, min=0.05, max=1, step=0.05, description="threshold |cos|"),
+        "threshold": ipywidgets.FloatSlider(
+            threshold, min=0.05, max=1, step=0.05, description="threshold |cos|"
+        ),
     }
     return Explorer(draw, controls, seen, figure)
 
 
 def gradients(
-    norms: Mapping[float, tuple[Float[Tensor, "layers samples classes"], Float[Tensor, "samples classes"]]],
+    norms: Mapping[
+        float,
+        tuple[
+            Float[Tensor, "layers samples classes"], Float[Tensor, "samples classes"]
+        ],
+    ],
     inside: int,
     reference: Float[Tensor, " samples"],
     *,
@@ -173,12 +226,21 @@ def gradients(
     plain = reference[:inside].cpu(), reference[inside:].cpu()
     level = metrics.ood_detection(*plain).auroc
 
-    def shares(depth: float, weight: ClassWeight, sigma: float) -> Tensor:  # of the layers, in the score of an input
+    def shares(
+        depth: float, weight: ClassWeight, sigma: float
+    ) -> Tensor:  # of the layers, in the score of an input
         layers = layer_shares(*norms[sigma], class_weight=weight).cpu()
-        parts = layers * (depth * torch.linspace(0, 1, len(layers), dtype=layers.dtype)).softmax(0)[:, None]
+        parts = (
+            layers
+            * (depth * torch.linspace(0, 1, len(layers), dtype=layers.dtype)).softmax(
+                0
+            )[:, None]
+        )
         return (parts / parts.sum(0).clamp(min=1e-300)).mean(1)
 
-    figure, (left, right, third) = plots.figure(3, height=2.7, width=7.6, width_ratios=[1.1, 1, 0.7])
+    figure, (left, right, third) = plots.figure(
+        3, height=2.7, width=7.6, width_ratios=[1.1, 1, 0.7]
+    )
     count = len(next(iter(norms.values()))[0])
     third.set(
         title="where it comes from",
@@ -189,18 +251,32 @@ def gradients(
     )
     third.set_xlim(0.4, count + 0.6)
     for kind, name in (("id", "ID"), ("ood", "OOD")):
-        left.plot([], [], color=plots.EPISTEMIC, linestyle=plots.LINES[kind], linewidth=1.2, label=name)
+        left.plot(
+            [],
+            [],
+            color=plots.EPISTEMIC,
+            linestyle=plots.LINES[kind],
+            linewidth=1.2,
+            label=name,
+        )
     left.legend(loc="upper left")
     left.set(xscale="log", xlim=(1e-2, 1e2))
     plots.roc(*plain, color=plots.TOTAL, ax=right)
-    handles = [*right.plot([], [], color=plots.TOTAL), *right.plot([], [], color=plots.EPISTEMIC)]
+    handles = [
+        *right.plot([], [], color=plots.TOTAL),
+        *right.plot([], [], color=plots.EPISTEMIC),
+    ]
     right.legend(handles, ["entropy", "gradients"], loc="lower right")
 
     def draw(**values: Any) -> None:
         both = score(**values)
-        middle = torch.cat(both).median()  # scores of any scale can be compared in units of their median
+        middle = torch.cat(
+            both
+        ).median()  # scores of any scale can be compared in units of their median
         for part, kind in zip(both, ("id", "ood"), strict=True):
-            plots.ecdf(part / middle, linestyle=plots.LINES[kind], ax=left).set_xlabel("score / its median")
+            plots.ecdf(part / middle, linestyle=plots.LINES[kind], ax=left).set_xlabel(
+                "score / its median"
+            )
         plots.roc(*both, ax=right)
         third.bar(range(1, count + 1), shares(**values).numpy(), color=plots.EPISTEMIC)
 
@@ -213,10 +289,21 @@ def gradients(
             f"{100 * level:.1f} % by its entropy.{upside} The last of {count} layers gives {last:.0f} % of the score."
         )
 
-    names = {"square root of p": "sqrt_p", "p": "p", "uniform": "uniform", "the predicted class": "predicted"}
+    names = {
+        "square root of p": "sqrt_p",
+        "p": "p",
+        "uniform": "uniform",
+        "the predicted class": "predicted",
+    }
     controls = {
-        "depth": ipywidgets.FloatSlider(value=depth, min=0, max=5, step=0.5, description="depth weight"),
-        "weight": ipywidgets.Dropdown(options=list(names.items()), description="class weight"),
-        "sigma": ipywidgets.SelectionSlider(options=list(norms), description="noise (input units)"),
+        "depth": ipywidgets.FloatSlider(
+            value=depth, min=0, max=5, step=0.5, description="depth weight"
+        ),
+        "weight": ipywidgets.Dropdown(
+            options=list(names.items()), description="class weight"
+        ),
+        "sigma": ipywidgets.SelectionSlider(
+            options=list(norms), description="noise (input units)"
+        ),
     }
     return Explorer(draw, controls, seen, figure)

@@ -24,19 +24,33 @@ def collapse(
     """
     sizes = list(predictions)
     colors = dict(zip(sizes, plots.sequential(len(sizes)), strict=True))
-    variance = {size: values.var(0, correction=1) for size, values in predictions.items()}
+    variance = {
+        size: values.var(0, correction=1) for size, values in predictions.items()
+    }
     start = variance[sizes[0]].mean()
-    low, high = (f(torch.stack(list(variance.values())).clamp_min(1e-12)).item() for f in (torch.min, torch.max))
+    low, high = (
+        f(torch.stack(list(variance.values())).clamp_min(1e-12)).item()
+        for f in (torch.min, torch.max)
+    )
 
     reach = 1.1 * max(values.abs().max().item() for values in predictions.values())
     figure, (left, right) = plots.figure(2, height=2.6)
-    left.set(xlabel="$x$", ylabel="prediction", xlim=(x.min().item(), x.max().item()), ylim=(-reach, reach))
+    left.set(
+        xlabel="$x$",
+        ylabel="prediction",
+        xlim=(x.min().item(), x.max().item()),
+        ylim=(-reach, reach),
+    )
     if background:
         background(left)
     for size in sizes:
         right.plot(x, variance[size], color=colors[size], alpha=0.2, linewidth=1.1)
-    right.set(yscale="log", ylim=(low / 2, 2 * high), xlim=(x.min().item(), x.max().item()))
-    right.set(xlabel="$x$", ylabel="variance between them", title="epistemic uncertainty")
+    right.set(
+        yscale="log", ylim=(low / 2, 2 * high), xlim=(x.min().item(), x.max().item())
+    )
+    right.set(
+        xlabel="$x$", ylabel="variance between them", title="epistemic uncertainty"
+    )
 
     def draw(size: int) -> None:
         left.plot(x, predictions[size].T, color=colors[size], linewidth=0.9, alpha=0.9)
@@ -50,5 +64,7 @@ def collapse(
             f"{100 * mean / start:.0f} % of that between sub-ensembles of {sizes[0]} (pale lines: other sizes)."
         )
 
-    slider = ipywidgets.SelectionSlider(options=sizes, value=sizes[0], description="networks each")
+    slider = ipywidgets.SelectionSlider(
+        options=sizes, value=sizes[0], description="networks each"
+    )
     return Explorer(draw, {"size": slider}, seen, figure)
