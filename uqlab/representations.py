@@ -354,14 +354,14 @@ def _inner(a: list[_Kernel], b: list[_Kernel], kernel: str) -> Tensor:
 def _hsic(a: list[_Kernel], b: list[_Kernel], kernel: str, unbiased: bool) -> Tensor:
     """HSIC1 or HSIC0 of all pairs: [A, B]."""
     inner = _inner(a, b, kernel)
-    k, l = (
+    k, m = (
         torch.stack([x.diagonal for x in each]) for each in (a, b)
     )  # [A, n], [B, n]
     n = k.shape[1]
     if not unbiased:
         return inner / (n - 1) ** 2
-    sums = torch.outer(k.sum(1), l.sum(1)) / ((n - 1) * (n - 2))
-    return (inner - n / (n - 2) * (k @ l.mT) + sums) / (n * (n - 3))
+    sums = torch.outer(k.sum(1), m.sum(1)) / ((n - 1) * (n - 2))
+    return (inner - n / (n - 2) * (k @ m.mT) + sums) / (n * (n - 3))
 
 
 def _own(a: list[_Kernel], kernel: str, unbiased: bool) -> tuple[Tensor, Tensor]:

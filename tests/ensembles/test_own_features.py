@@ -220,9 +220,12 @@ def test_batch_statistics_are_those_of_the_member_s_own_batches(method, network)
 
 def test_film_of_a_frozen_backbone_is_joined_from_shards():
     x, y = images(12)
-    make = lambda members: ensembles.film(
-        cnn(), members, train_backbone=False, classifiers="independent", seed=2
-    )
+
+    def make(members):
+        return ensembles.film(
+            cnn(), members, train_backbone=False, classifiers="independent", seed=2
+        )
+
     whole, shards = make(3), [make("0:1"), make("1:3")]
     for ensemble in (whole, *shards):
         training.fit(ensemble, x, y, epochs=2, lr=0.05, batch_size=4, progress=False)

@@ -221,9 +221,12 @@ def test_a_run_that_another_process_computes_is_left_to_it(project, computed):
 
 def test_two_sweeps_of_one_grid_at_once_compute_every_run_once(project, computed):
     reports = []
-    sweep = lambda: reports.append(
-        sweeps.sweep("00", {"seed": "0:40"}, jobs=4, progress=False)
-    )
+
+    def sweep():
+        return reports.append(
+            sweeps.sweep("00", {"seed": "0:40"}, jobs=4, progress=False)
+        )
+
     threads = [threading.Thread(target=sweep) for _ in range(3)]
     for thread in threads:
         thread.start()
