@@ -12,16 +12,8 @@ from sklearn.covariance import LedoitWolf
 from small_networks import MAKERS, images, moved, vit
 from torch import nn
 
-from uqlab import (
-    data,
-    ensembles,
-    gradients,
-    metrics,
-    models,
-    representations,
-    scores,
-    training,
-)
+from uqlab import data, ensembles, gradients, metrics, models, scores, training
+from uqlab.analysis import representations
 from uqlab.scores import SCORES, Score
 
 MEMBERS, CLASSES, WIDTH = 3, 4, 5

@@ -16,7 +16,8 @@ from jaxtyping import Float
 from sklearn.neighbors import NearestNeighbors
 from torch import Tensor, nn
 
-from uqlab import diversity, gradients, representations, training, uncertainty
+from uqlab import gradients, training, uncertainty
+from uqlab.analysis import diversity, representations
 from uqlab.core import door
 from uqlab.core.checks import class_labels, one_of
 from uqlab.core.modules import evaluating

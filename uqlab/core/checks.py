@@ -168,6 +168,15 @@ def one_network(model: Any, user: str) -> None:
         )
 
 
+def one_ensemble(ensemble: Any, user: str) -> None:
+    """Raise TypeError unless `ensemble` is one; `user` wants it."""
+    if not hasattr(ensemble, "member_ids"):
+        raise TypeError(
+            f"{user} takes an ensemble, got {type(ensemble).__name__}; "
+            "wrap models by ensembles.from_members"
+        )
+
+
 def one_of(name: str, value: Any, accepted: Collection[Any]) -> None:
     """Raise ValueError unless `value` is among the accepted ones."""
     if not any(type(value) is type(other) and value == other for other in accepted):

@@ -13,8 +13,9 @@ from torch.utils._pytree import tree_leaves
 
 from uqlab.core.checks import one_of
 
-# Bytes that one layer reads and writes and that should stay in a CPU's cache; measured for transformers of width 64 to
-# 384 on a Xeon of two cores: half and twice as much both lose.
+# Bytes that one layer reads and writes and that should stay in a CPU's cache; measured
+# for transformers of width 64 to 384 on a Xeon of two cores: half and twice as much
+# both lose.
 IMPLICIT_CACHE = 1e7  # members of an implicit ensemble in one pass
 KEPT = (
     2**28
@@ -64,8 +65,9 @@ def device(name: str = "auto") -> torch.device:
 def arithmetic(precision: str, where: torch.device) -> Iterator[None]:
     """Inside the block products are computed in "float32" or "bfloat16"; weights, sums and optimiser stay float32.
 
-    On CUDA bfloat16 is autocast. A CPU with matrix units for it (AMX) rounds the factors of a product to bfloat16.
-    On other CPUs bfloat16 was measured to be up to twice as slow: they use float32, with a warning.
+    On CUDA bfloat16 is autocast. A CPU with matrix units for it (AMX) rounds the
+    factors of a product to bfloat16. On other CPUs bfloat16 was measured to be up to
+    twice as slow: they use float32, with a warning.
     """
     one_of("precision", precision, ("float32", "bfloat16"))
     if precision == "float32":

@@ -59,8 +59,8 @@ def sha256(path: str | os.PathLike) -> str:
 
 def fingerprint(*things: Any) -> str:
     """The SHA-256 of tensors and arrays (shape, type and every value), of modules (their state), of classes (their
-    name), and of what `repr` tells apart. The items of lists, tuples and mappings are fingerprinted in their order; a
-    list equals a tuple.
+    name), and of what `repr` tells apart. The items of lists, tuples and mappings are
+    fingerprinted in their order; a list equals a tuple.
     """
     digest = hashlib.sha256()
 

@@ -72,7 +72,8 @@ def sharing_copy(model: Any, replaced: Mapping[nn.Module, Any] | None = None) ->
 def frozen(model: Any) -> Any:
     """A copy with buffers of its own, whose frozen parameters share the model's memory.
 
-    Nothing that happens to the copy changes the model, not even training in training mode.
+    Nothing that happens to the copy changes the model, not even training in training
+    mode.
     """
     memo: dict[int, Any] = {
         id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()

@@ -36,7 +36,8 @@ _results: dict[str, dict[str, Any]] = {
 def begin(output_dir: str | os.PathLike, notebook: str) -> Path:
     """Make the folder that takes this notebook's figures and numbers, forget earlier records, and return the folder.
 
-    output_dir: the notebook's parameter of that name; empty: the runner's folder, else figures/interactive/<notebook>.
+    output_dir: the notebook's parameter of that name; empty: the runner's folder, else
+    figures/interactive/<notebook>.
     """
     global _folder, _real
     here = Path.cwd()
@@ -59,9 +60,10 @@ def output_dir() -> Path:
 def record(name: str, value: Any, *, allow_nan: bool = False) -> Any:
     """Record a number, text, list, dict or DataFrame under a name in results.json, and return it for display.
 
-    NumPy, torch and pandas values become plain JSON. Missing cells of a table are null; any other NaN or infinity is
-    refused, because a finding that is not a number is a mistake, unless `allow_nan` stores it as null.
-    Raises ValueError (not finite) or TypeError (not data), naming the record.
+    NumPy, torch and pandas values become plain JSON. Missing cells of a table are null;
+    any other NaN or infinity is refused, because a finding that is not a number is a
+    mistake, unless `allow_nan` stores it as null. Raises ValueError (not finite) or
+    TypeError (not data), naming the record.
     """
     _check_name(name)
     if not isinstance(allow_nan, bool):
@@ -92,9 +94,10 @@ def claim(
 ) -> bool:
     """Record under a name a sentence that a reader could dispute, and return whether it holds in this run.
 
-    margin: how far the finding is from its bound, a number; the sentence or the page says how it is measured.
-    paper: whether the sentence holds in the paper, from `uqlab.published`, or None where it says nothing.
-    Raises TypeError or ValueError: no sentence, `holds` neither true nor false, a margin that is not finite, or a name
+    margin: how far the finding is from its bound, a number; the sentence or the page
+    says how it is measured. paper: whether the sentence holds in the paper, from
+    `uqlab.published`, or None where it says nothing. Raises TypeError or ValueError: no
+    sentence, `holds` neither true nor false, a margin that is not finite, or a name
     that this run has claimed with another sentence.
     """
     _check_name(name)
@@ -127,7 +130,8 @@ def claim(
 def claims() -> "DataFrame":
     """The claims of this run in their order, a row for each sentence, for the page's closing table.
 
-    Where figures/real holds a long run of the page, a column says whether the claim holds there, or in how many seeds.
+    Where figures/real holds a long run of the page, a column says whether the claim
+    holds there, or in how many seeds.
     """
     import pandas
 
@@ -186,7 +190,8 @@ def describe_figure(name: str, caption: str = "", paper: str = "") -> None:
 def watch_imports() -> None:
     """Start to record, and note in CODE after every cell of this kernel which files of uqlab it has imported.
 
-    The runner moves them to the manifest, which says by them whether the code of a run has changed since.
+    The runner moves them to the manifest, which says by them whether the code of a run
+    has changed since.
     """
     from IPython.core.interactiveshell import InteractiveShell
 

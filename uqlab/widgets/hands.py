@@ -23,10 +23,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from uqlab import plots, scoreboard, training
+from uqlab.analysis.representations import embed
 from uqlab.data import Dataset
 from uqlab.heads import separation
 from uqlab.methods import METHODS
-from uqlab.representations import embed
 from uqlab.widgets.explorer import told
 
 STATIC = resources.files("uqlab.widgets") / "static"

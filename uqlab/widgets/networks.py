@@ -14,8 +14,8 @@ from matplotlib.colors import Normalize
 from torch import Tensor
 
 from uqlab import metrics, plots
+from uqlab.analysis.spectra import random_level
 from uqlab.gradients import ClassWeight, layer_shares, reduce_norms
-from uqlab.spectra import random_level
 from uqlab.uncertainty import Decomposition
 from uqlab.widgets.explorer import Explorer
 
