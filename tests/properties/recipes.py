@@ -19,7 +19,18 @@ from transformers import CLIPConfig, CLIPModel
 import uqlab
 from uqlab import data, ensembles, extraction, models, uncertainty
 
-ROOMS = [m.name for m in pkgutil.iter_modules(uqlab.__path__) if m.name != "core"]
+FILES = ("analysis", "study")  # rooms whose files are imported by name
+ROOMS = [
+    *("data", "models", "uncertainty", "metrics", "ensembles", "training"),
+    *("extraction", "heads", "gradients", "plots", "widgets", "runs"),
+    *(
+        f"{room}.{module.name}"
+        for room in FILES
+        for module in pkgutil.iter_modules(
+            importlib.import_module(f"uqlab.{room}").__path__
+        )
+    ),
+]
 
 # Names that are no calls, or that nobody calls with values of their own, and why.
 NO_CALLS = {
@@ -138,6 +149,8 @@ OWN: dict[str, dict[str, Any]] = {
     "metrics.by_quantile": {"values": lambda: positive(6), "quantiles": lambda: (0.5, 1.0)},
     "metrics.bootstrap": {"statistic": lambda: mean, "arrays": lambda: positive(6), "repeats": lambda: 5},
     "metrics.interval": {"runs": lambda: [draw(3, 6, 4)], "repeats": lambda: 5},
+    "metrics.paired_t": {"differences": lambda: draw(5)}, "metrics.holm": {"p_values": lambda: positive(4)},
+    "metrics.proportion": {"hits": lambda: 3, "n": lambda: 7},
     "diversity.mean_pair": {"pairs": lambda: positive(3, 3)},
     "diversity.member_weights": {"name": lambda: "1"},
     "spectra.singular_vector_similarity": {"k": lambda: 2},
@@ -302,7 +315,7 @@ def public() -> dict[str, Any]:
                 issubclass(thing, tuple) or name.endswith("History")
             )
             if callable(thing) and not result:
-                found[f"{room}.{name}"] = thing
+                found[f"{room.rpartition('.')[2]}.{name}"] = thing
     return found
 
 

@@ -84,7 +84,7 @@ def arithmetic(precision: str, where: torch.device) -> Iterator[None]:
             backend.matmul.fp32_precision, backend.conv.fp32_precision = before
     else:
         warnings.warn(
-            "this CPU has no bfloat16 matrix units: products stay float32, as is faster",
+            "this CPU has no bfloat16 matrix units: products stay float32 (faster)",
             stacklevel=5,
         )
         yield

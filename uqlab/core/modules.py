@@ -42,7 +42,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _where(model: nn.Module, error: Exception) -> str:
-    """The innermost layer of the model in which an error was raised; empty if outside of it."""
+    """Return the innermost layer in which an error was raised, or nothing."""
     names = {layer: name for name, layer in model.named_modules()}
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     owners = [frame.f_locals.get("self") for frame in frames]
