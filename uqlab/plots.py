@@ -237,7 +237,8 @@ def simplex(
 
 
 def _simplex_frame(ax: Axes) -> None:
-    grid = np.array([(a, b, 60 - a - b) for a in range(61) for b in range(61 - a)]) / 60
+    steps = range(61)
+    grid = np.array([(a, b, 60 - a - b) for a in steps for b in steps[: 61 - a]]) / 60
     heights = uncertainty.entropy(np.log(grid.clip(1e-12))).numpy()
     levels = np.linspace(0, np.log(3) + 1e-6, 9)
     x, y = barycentric(grid).T
