@@ -22,8 +22,9 @@ from PIL import Image
 REMEMBERED = 100  # pictures, some 40 kB each
 SOON = 0.1  # seconds: sliders whose redraw is slower wait until they are let go
 STILL = """{seen}<div style="overflow-x: auto"><img alt="What the line above says."
-src="data:image/png;base64,{source}" style="width: {width}; min-width: {least}; max-width: 100%"></div>
-<p><em>The first picture of this explorer: its controls need a running kernel.</em></p>"""
+src="data:image/png;base64,{source}"
+style="width: {width}; min-width: {least}; max-width: 100%"></div>
+<p><em>The first picture of this explorer: its controls need a kernel.</em></p>"""
 SCALE, SHARPNESS = 110, 1.25  # CSS pixels an inch; pixels a CSS pixel
 LEAST = 70  # CSS pixels an inch: letters can be read, a narrow page scrolls
 

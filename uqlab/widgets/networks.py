@@ -71,8 +71,8 @@ def masks(
         ]
         return (
             f"Left: a member keeps {share:.0f} % of these units. Right, solid ID, "
-            "dashed OOD: mutual information of the extracted ensemble (blue) and the trained "
-            f"one (grey, in brackets), on average {' and '.join(means)} inputs, nats. "
+            "dashed OOD: mutual information of the extracted ensemble (blue) and the "
+            f"trained one (grey, in brackets), on average {' and '.join(means)} inputs, nats. "
             f"Accuracy of the extracted {100 * accuracy[weight, threshold]:.1f} %."
         )
 
@@ -176,8 +176,8 @@ def spectra(
         return (
             f"{int(intruder.sum())} of {len(cosines)} leading directions are intruders "
             f"(red), with {100 * (squared * intruder).sum() / squared.sum():.0f} % of "
-            "the energy: no old direction is like them. A random direction would have a "
-            f"largest |cos| of {level:.2f} on average."
+            "the energy: no old direction is like them. A random direction would have "
+            f"a largest |cos| of {level:.2f} on average."
         )
 
     controls = {
