@@ -24,7 +24,7 @@ SOON = 0.1  # seconds: sliders whose redraw is slower wait until they are let go
 STILL = """{seen}<div style="overflow-x: auto"><img alt="What the line above says."
 src="data:image/png;base64,{source}"
 style="width: {width}; min-width: {least}; max-width: 100%"></div>
-<p><em>The first picture of this explorer: its controls need a kernel.</em></p>"""
+<p><em>The first picture: its controls need a running kernel.</em></p>"""
 SCALE, SHARPNESS = 110, 1.25  # CSS pixels an inch; pixels a CSS pixel
 LEAST = 70  # CSS pixels an inch: letters can be read, a narrow page scrolls
 

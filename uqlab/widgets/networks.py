@@ -72,7 +72,8 @@ def masks(
         return (
             f"Left: a member keeps {share:.0f} % of these units. Right, solid ID, "
             "dashed OOD: mutual information of the extracted ensemble (blue) and the "
-            f"trained one (grey, in brackets), on average {' and '.join(means)} inputs, nats. "
+            f"trained one (grey, in brackets), on average {' and '.join(means)} "
+            "inputs, nats. "
             f"Accuracy of the extracted {100 * accuracy[weight, threshold]:.1f} %."
         )
 
