@@ -20,7 +20,7 @@ from uqlab.core.recording import (
 
 if TYPE_CHECKING:
     from uqlab.runs.execution import RunError, execute
-    from uqlab.runs.rules import check
+    from uqlab.runs.parameters import check
     from uqlab.runs.sweeps import run_one, summary, sweep
     from uqlab.runs.tables import load
 
@@ -30,7 +30,7 @@ __all__ = [
 ]  # fmt: skip
 _LATER = {
     "execution": ("RunError", "execute"),
-    "rules": ("check",),
+    "parameters": ("check",),
     "sweeps": ("run_one", "summary", "sweep"),
     "tables": ("load",),
 }
