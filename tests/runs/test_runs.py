@@ -66,7 +66,7 @@ def test_run(project, monkeypatch):
     assert "no parameter 'seed' in 01_bad" in result.output
     assert "'tiny' has no entry for 01_bad" in result.output
     assert re.search(
-        r"00_good +ok +[\d.]+ +4 +1  1 of 2\n01_bad +FAILED", result.output
+        r"00_good +ok +[\d.]+ s\n01_bad +FAILED", result.output
     )
     assert result.output.endswith("\n1 of 2 claims hold\n")
 

@@ -346,7 +346,7 @@ def per_notebook(
     for path, values in known.items():
         plan[path] = {n: from_here(text) for n, text in given.items() if n in values}
         overrides(path, profile, plan[path])
-        for name in given.keys() - plan[path]:
+        for name in sorted(given.keys() - plan[path]):
             click.echo(f"note: no parameter {name!r} in {path.stem}", err=True)
         if profile != "quick" and path.stem not in profiles(path)[profile]:
             note = f"profile {profile!r} has no entry for {path.stem}: its defaults"
