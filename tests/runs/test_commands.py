@@ -95,24 +95,12 @@ def test_the_doctor_finds_data_and_caches(project, monkeypatch, tmp_path):
 
 def test_the_doctor_says_what_is_wrong(project, monkeypatch):
     monkeypatch.setattr(doctor, "PROBE", "raise ImportError('libtorch is gone')")
-    monkeypatch.setattr(doctor, "lacking", lambda: ["uqlab needs torch==9, here is 2"])
+    monkeypatch.setattr(doctor, "lacking", lambda: ["uqlab requires x."])
     said = call("doctor")
     assert said.exit_code == 1
-    assert "wrong      uqlab needs torch==9, here is 2: pip install it" in said.output
+    assert "wrong      uqlab requires x. pip install it" in said.output
     assert (
         "does not answer: ImportError: libtorch is gone; install uqlab anew"
         in said.output
     )
     assert "all is well" not in said.output
-
-
-def test_requirements_that_are_not_met():
-    given = [
-        "click>=8",
-        "click<1",
-        "nothing-of-this-name>=2",
-        "nothing-of-this-name; extra == 'dev'",
-    ]
-    first, second = doctor.lacking(given)
-    assert first.startswith("uqlab needs click<1, here is 8")
-    assert second == "uqlab needs nothing-of-this-name>=2, here is none"

@@ -30,7 +30,9 @@ def test_a_dry_run_says_what_would_run_and_how_long_it_took(two, monkeypatch, tm
     took(two / "figures" / "tiny" / "00_some", 70.2)
     said = call("run", "--profile", "tiny", "--dry-run", "--jobs", 1, "-p", "seed", 7)
     assert said.exit_code == 0, said.output
-    assert re.search(r"^00_some +seed=7 width=0.5  last time 0:01:10$", said.output, re.MULTILINE)
+    assert re.search(
+        r"^00_some +seed=7 width=0.5  last time 0:01:10$", said.output, re.MULTILINE
+    )
     assert re.search(r"^01_other +seed=7$", said.output, re.MULTILINE)
     assert "would run 2 notebooks, 1 at a time, into figures/tiny\n" in said.output
     assert f"{tmp_path / 'kept'}: 1 files, 3 MB" in said.output
@@ -38,9 +40,7 @@ def test_a_dry_run_says_what_would_run_and_how_long_it_took(two, monkeypatch, tm
         "every network is trained anew" in call("run", "--dry-run", "--no-cache").output
     )
     assert call("run", "--dry-run", "-p", "sead", 1).exit_code == 2
-    assert (
-        [path.name for path in two.glob("figures/*/*/*")] == ["manifest.json"]
-    )
+    assert [path.name for path in two.glob("figures/*/*/*")] == ["manifest.json"]
 
 
 def test_a_dry_sweep_says_what_is_kept_and_computes_nothing(project, computed):
@@ -56,10 +56,7 @@ def test_a_dry_sweep_says_what_is_kept_and_computes_nothing(project, computed):
     assert [
         line for line in said.output.splitlines() if line.startswith("would run: ")
     ] == [f"would run: seed={seed}" for seed in (2, 3, 4)]
-    assert (
-        "00_some: 5 runs, 2 done before, would run 3, 2 at a time\n"
-        in said.output
-    )
+    assert "00_some: 5 runs, 2 done before, would run 3, 2 at a time\n" in said.output
     for manifest in project.glob("figures/quick/00_some.sweep/*/manifest.json"):
         about = json.loads(manifest.read_text())
         manifest.write_text(

@@ -84,14 +84,14 @@ def test_the_grid_is_a_product_of_checked_values(project, computed):
         (["-g", "sead", "0:2"], "unknown parameter 'sead'; did you mean 'seed'"),
         (
             ["-g", "seed", "0,one"],
-            r"00_some: parameter seed must be int, like its default 0; got 'one' \(str\)",
+            "00_some: parameter seed must be a valid integer, got 'one'",
         ),
-        (["-g", "seed", "__import__('os').getcwd()"], "parameter seed must be int"),
-        (["-g", "seed", "0.5"], "must be int"),
+        (["-g", "seed", "__import__('os').getcwd()"], "seed must be a valid integer"),
+        (["-g", "seed", "0.5"], "must be a valid integer"),
         (["-g", "seed", "5:5"], "'5:5' has an empty range or item"),
         (
             ["-g", "seed", "0:2", "-g", "seed", "5"],
-            "each parameter has one -g: seed, seed",
+            "each parameter has one -g",
         ),
         (
             ["-g", "seed", "0:2", "-p", "seed", "1"],

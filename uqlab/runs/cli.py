@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from uqlab import __version__
-from uqlab.core.files import TRAININGS, read_json, write
+from uqlab.core.files import TRAININGS, write
 from uqlab.runs import execution, plans, sweeps, tables
 from uqlab.runs.parameters import (
     PROJECT,
@@ -235,18 +235,11 @@ def run(
         at_a_time = execution.at_a_time(jobs, len(plan))
         return click.echo("\n".join(plans.of_run(plan, root, profile, at_a_time)))
     outcomes = execution.execute_all(plan, root, profile, jobs, timeout, quiet)
-    click.echo()
-    claims = []
-    for path, (seconds, succeeded) in outcomes.items():
-        status = "ok" if succeeded else "FAILED"
-        click.echo(f"{path.stem:32}  {status:6}  {seconds:7.1f} s")
-        if succeeded:
-            results = read_json(root / path.stem / "results.json")
-            claims += results.get("claims", {}).values()
     click.echo(f"\nresults: {root}\nlook at: {gallery.build(root)}")
-    if claims:
-        click.echo(tables.counted([claim["holds"] for claim in claims]))
-    if not all(succeeded for _, succeeded in outcomes.values()):
+    ended = [root / path.stem for path, (_, well) in outcomes.items() if well]
+    claims = [claim for path in ended for claim in tables.claims(path).values()]
+    click.echo(tables.counted([claim["holds"] for claim in claims]))
+    if len(ended) < len(plan):
         raise SystemExit(1)
 
 
@@ -286,7 +279,7 @@ def sweep(
     from uqlab.runs import gallery
 
     if len(dict(grid)) < len(grid):
-        raise ValueError("each parameter of the grid has one -g")
+        raise ValueError("each parameter has one -g")
     report = sweeps.sweep(
         notebook,
         {name: from_here(values) for name, values in grid},
@@ -300,13 +293,10 @@ def sweep(
     if options["dry_run"]:
         return
     click.echo(("" if quiet else "\n") + sweeps.summary(report))
-    ended = {outcome.status for outcome in report.outcomes}
-    if "ok" in ended:
+    if len(report.failed) < len(report.outcomes):
         _save(report.folder)
-    if ended - {"done before"}:
-        gallery.build(output_dir / profile)
     click.echo(f"\ntable: {execution.named(report.folder)}/table.csv")
-    click.echo(f"look at: {output_dir / profile / 'index.html'}")
+    click.echo(f"look at: {gallery.build(output_dir / profile)}")
     if report.failed:
         raise SystemExit(1)
 
@@ -337,21 +327,29 @@ def evidence(notebooks, output_dir, jobs, summary) -> None:
     from uqlab.runs import evidence
 
     root = output_dir / "real"
-    entries = {n: entry for n, entry in evidence.plan(root).items() if "seeds" in entry}
-    chosen, failed = [find(name).stem for name in notebooks] or list(entries), False
-    if not set(chosen) <= entries.keys():
-        raise ValueError(f"{root / 'evidence.yaml'} has no seeds of {chosen}")
+    entries, failed = _with_seeds(root, notebooks), []
     options = {"profile": "real", "root": output_dir, "jobs": jobs, "keep_stale": True}
-    for name in () if summary else chosen:
-        report = sweeps.sweep(name, {"seed": entries[name]["seeds"]}, **options)
-        failed = failed or bool(report.failed)
+    for name, entry in () if summary else entries.items():
+        report = sweeps.sweep(name, {"seed": entry["seeds"]}, **options)
+        failed += report.failed
         if len(report.failed) < len(report.outcomes):
-            evidence.keep(report.folder, root / name, entries[name]["figures"])
+            evidence.keep(report.folder, root / name, entry["figures"])
         click.echo(f"\n{sweeps.summary(report)}\n")
     write(root / "README.md", evidence.readme(root))
     click.echo(f"summary: {root / 'README.md'}")
     if failed:
         raise SystemExit(1)
+
+
+def _with_seeds(root: Path, notebooks: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """Return the entries of evidence.yaml for notebooks, by default all with seeds."""
+    from uqlab.runs import evidence
+
+    entries = {n: entry for n, entry in evidence.plan(root).items() if "seeds" in entry}
+    chosen = [find(name).stem for name in notebooks] or list(entries)
+    if not set(chosen) <= entries.keys():
+        raise ValueError(f"{chosen}: no seeds in {root / 'evidence.yaml'}")
+    return {name: entries[name] for name in chosen}
 
 
 @main.command()

@@ -7,8 +7,6 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from packaging.requirements import Requirement  # matplotlib needs it too
-
 import uqlab
 from uqlab.runs import plans
 from uqlab.runs.parameters import all_notebooks
@@ -49,7 +47,7 @@ def report() -> tuple[dict[str, str], list[str]]:
         "trainings": plans.trainings() or "none is kept",
     }
     todo = "pip install it, in a checkout with -c constraints.txt"
-    wrong = [f"{missing}: {todo}" for missing in lacking()]
+    wrong = [f"{sentence} {todo}" for sentence in lacking()]
     probe = subprocess.run(
         [sys.executable, "-c", PROBE], capture_output=True, text=True, check=False
     )
@@ -65,15 +63,8 @@ def version(name: str) -> str | None:
     return next((d.version for d in metadata.distributions(name=name)), None)
 
 
-def lacking(requirements: list[str] | None = None) -> list[str]:
-    """Return which requirements, by default the package's own, are not met."""
-    if requirements is None:
-        requirements = metadata.requires("uqlab") or []
-    unmet = []
-    for wanted in map(Requirement, requirements):
-        needed = wanted.marker is None or wanted.marker.evaluate({"extra": ""})
-        here = version(wanted.name)
-        if needed and not (here and wanted.specifier.contains(here, prereleases=True)):
-            said = f"{wanted.name}{wanted.specifier}, here is {here or 'none'}"
-            unmet.append(f"uqlab needs {said}")
-    return unmet
+def lacking() -> list[str]:
+    """Return which requirements of the package are not met, as pip says it."""
+    command = [sys.executable, "-m", "pip", "check"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return [line for line in said.splitlines() if line.startswith("uqlab ")]

@@ -340,18 +340,23 @@ def per_notebook(
     if len({path.stem for path in known}) < len(known):
         same = ", ".join(map(str, known))
         raise ValueError(f"two notebooks of one name would share a folder: {same}")
-    anywhere = [name for values in known.values() for name in values]
-    refuse_unknown(given, dict.fromkeys(anywhere), " and ".join(p.stem for p in known))
+    anywhere = dict.fromkeys(name for values in known.values() for name in values)
+    refuse_unknown(given, anywhere, " and ".join(path.stem for path in known))
     plan = {}
     for path, values in known.items():
         plan[path] = {n: from_here(text) for n, text in given.items() if n in values}
         overrides(path, profile, plan[path])
-        for name in sorted(given.keys() - plan[path]):
-            click.echo(f"note: no parameter {name!r} in {path.stem}", err=True)
-        if profile != "quick" and path.stem not in profiles(path)[profile]:
-            note = f"profile {profile!r} has no entry for {path.stem}: its defaults"
-            click.echo(f"note: {note}", err=True)
+        _note(path, profile, sorted(given.keys() - values))
     return plan
+
+
+def _note(path: Path, profile: str, lacking: list[str]) -> None:
+    """Say which given parameters a notebook lacks, and where its profile is empty."""
+    for name in lacking:
+        click.echo(f"note: no parameter {name!r} in {path.stem}", err=True)
+    if profile != "quick" and path.stem not in profiles(path)[profile]:
+        lack = f"profile {profile!r} has no entry for {path.stem}"
+        click.echo(f"note: {lack}: its defaults", err=True)
 
 
 def from_here(text: str) -> str:
