@@ -147,9 +147,10 @@ dry_run = click.option(
 @main.command()
 @click.argument("folder", type=FOLDER)
 def new(folder) -> None:
-    """Make a folder to work in: the pages, their profiles and a place for results.
+    """Make a folder to work in.
 
-    FOLDER is new or empty. What is changed there changes no other folder.
+    FOLDER is new or empty, and gets the pages, their profiles and a place for results.
+    What is changed there changes no other folder.
     """
     new_project(folder)
     count = len(list(folder.glob("notebooks/[0-9]*.ipynb")))
@@ -189,7 +190,7 @@ def lab(args) -> None:
 
 @main.command("doctor")
 def examine() -> None:
-    """Say what is installed, what is found, and where things are kept.
+    """Say what is installed, and where things are.
 
     Exit code 1 if something is wrong: then the last lines say what, and what to do.
     """
@@ -220,7 +221,7 @@ def examine() -> None:
 def run(
     notebooks, profile, given, output_dir, jobs, timeout, no_cache, quiet, dry_run
 ) -> None:
-    """Run notebooks headless, with other parameters if you like.
+    """Run notebooks headless, with other values.
 
     The results go into OUTPUT_DIR/PROFILE/NOTEBOOK, and the gallery is built. NOTEBOOK
     is a path, a name or the start of one (03); default all. Exit code 1 if any fails; a
@@ -269,9 +270,10 @@ def run(
 def sweep(
     notebook, grid, given, profile, output_dir, resources, quiet, **options
 ) -> None:
-    """Run one notebook on every point of a grid, here or on a cluster.
+    """Run a notebook on every point of a grid.
 
-    The results go into OUTPUT_DIR/PROFILE/NOTEBOOK.sweep, with a table and the gallery.
+    The results, computed here or on a cluster, go into
+    OUTPUT_DIR/PROFILE/NOTEBOOK.sweep, with a table and the gallery.
     Finished runs are skipped, and the same command again does what is missing. Runs
     that are stale, because the package's code or a data file has changed since, are
     computed anew. Exit code 1 if any run fails.
@@ -317,7 +319,7 @@ def _save(folder: Path) -> tuple[int, int]:
 @_jobs(1, "Runs at a time.")
 @click.option("--summary", is_flag=True, help="Run nothing: only write the README.")
 def evidence(notebooks, output_dir, jobs, summary) -> None:
-    """Compute the long runs that are kept beside the pages, and their summary.
+    """Compute the runs kept beside the pages.
 
     NOTEBOOKs are swept with the profile real over seeds into OUTPUT_DIR/real/NOTEBOOK.
     Which seeds and figures, OUTPUT_DIR/real/evidence.yaml says; default all that have
@@ -370,7 +372,7 @@ def _with_seeds(root: Path, notebooks: tuple[str, ...]) -> dict[str, dict[str, A
 @timeout
 @quiet
 def report(given, profile, output_dir, timeout, quiet, **brought) -> None:
-    r"""Report what a trained network of yours knows about itself.
+    r"""Report what a network of yours knows.
 
     MODEL is FILE.py:FUNCTION or MODULE:FUNCTION, whose function returns a network and
     is run, or a folder that transformers wrote; without it an example is trained and
@@ -401,9 +403,10 @@ def report(given, profile, output_dir, timeout, quiet, **brought) -> None:
 @_into("figures")
 @click.option("--profile", help="Of this profile alone, into its folder; default all.")
 def show(output_dir: Path, profile: str | None) -> None:
-    """Write one page of all figures, beside parameters, numbers and claims.
+    """Write one page of all figures and claims.
 
-    It is OUTPUT_DIR/index.html, or that of OUTPUT_DIR/PROFILE.
+    OUTPUT_DIR/index.html, or that of OUTPUT_DIR/PROFILE, shows every figure beside its
+    parameters, its numbers and the paper's.
     """
     from uqlab.runs import gallery
 
@@ -463,9 +466,9 @@ def collect(sweep, profile, output_dir, table) -> None:
 )
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
 def project(notebooks, profile, given, port, theme, no_browser) -> None:
-    """Serve the explorers alone, in large type for a projector, with Voila.
+    """Serve the explorers alone, for a projector.
 
-    NOTEBOOK is a path, a name or the start of one (03); default 00 01 02 03. Nothing is
+    Voila shows them in large type. NOTEBOOK is a path, a name or the start of one (03); default 00 01 02 03. Nothing is
     kept; Ctrl-C ends it.
     """
     from uqlab.runs import dashboards
