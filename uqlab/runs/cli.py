@@ -468,8 +468,8 @@ def collect(sweep, profile, output_dir, table) -> None:
 def project(notebooks, profile, given, port, theme, no_browser) -> None:
     """Serve the explorers alone, for a projector.
 
-    Voila shows them in large type. NOTEBOOK is a path, a name or the start of one (03); default 00 01 02 03. Nothing is
-    kept; Ctrl-C ends it.
+    Voila shows them in large type. NOTEBOOK is a path, a name or the start of one (03);
+    default 00 01 02 03. Nothing is kept; Ctrl-C ends it.
     """
     from uqlab.runs import dashboards
 

@@ -48,14 +48,20 @@ def report() -> tuple[dict[str, str], list[str]]:
     }
     todo = "pip install it, in a checkout with -c constraints.txt"
     wrong = [f"{sentence} {todo}" for sentence in lacking()]
-    probe = subprocess.run(
-        [sys.executable, "-c", PROBE], capture_output=True, text=True, check=False
-    )
-    if probe.returncode == 0:
-        return lines | json.loads(probe.stdout.splitlines()[-1]), wrong
-    reason = probe.stderr.strip().rpartition("\n")[2]
-    wrong.append(f"the embedded network does not answer: {reason}; install uqlab anew")
-    return lines, wrong
+    try:
+        return lines | _asked(), wrong
+    except RuntimeError as error:
+        reason = f"the embedded network does not answer: {error}; install uqlab anew"
+        return lines, [*wrong, reason]
+
+
+def _asked() -> dict[str, str]:
+    """Return what PROBE prints; raises RuntimeError with the last line of its error."""
+    command = [sys.executable, "-c", PROBE]
+    probe = subprocess.run(command, capture_output=True, text=True, check=False)
+    if probe.returncode:
+        raise RuntimeError(probe.stderr.strip().rpartition("\n")[2])
+    return json.loads(probe.stdout.splitlines()[-1])
 
 
 def version(name: str) -> str | None:
