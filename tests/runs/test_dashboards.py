@@ -184,7 +184,7 @@ def test_page_00_shows_its_explorer(tmp_path):
             ["00", "-p", "member", "3"],
             "unknown parameter 'member'; did you mean 'members'?",
         ),
-        (["00", "-p", "members", "many"], "must be int"),
+        (["00", "-p", "members", "many"], "must be a valid integer"),
         (["00", "-p", "output_dir", "x"], "output_dir is set by the runner"),
         (["00", "--profile", "tinny"], "unknown profile 'tinny'"),
         (["99"], "'99' is no notebook of"),
