@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from uqlab import bring, data, ensembles, methods, models
+from uqlab import data, ensembles, models
+from uqlab.study import bring, methods
 
 MINE = """
 from torch import nn

@@ -7,7 +7,8 @@ import pytest
 import torch
 from small_networks import bert, images, vit
 
-from uqlab import data, ensembles, extraction, heads, methods, models, training
+from uqlab import data, ensembles, extraction, heads, models, training
+from uqlab.study import methods
 
 SETTINGS = {
     "epochs": 2,

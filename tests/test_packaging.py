@@ -66,7 +66,7 @@ def test_the_citation_is_of_this_version_and_names_the_papers():
         uqlab.__version__,
         PROJECT["license"],
     )
-    papers = yaml.safe_load((ROOT / "uqlab" / "published.yaml").read_text())
+    papers = yaml.safe_load((ROOT / "uqlab" / "study" / "published.yaml").read_text())
     assert len(cited["references"]) == len(papers) == 5
 
 

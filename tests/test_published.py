@@ -6,8 +6,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from uqlab import published
 from uqlab.runs import parameters
+from uqlab.study import published
 
 ROOT = Path(__file__).parents[1]
 SHARED = (

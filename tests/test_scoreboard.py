@@ -6,19 +6,10 @@ import torch
 from scipy import stats
 from torch import nn
 
-from uqlab import (
-    data,
-    ensembles,
-    methods,
-    metrics,
-    models,
-    scoreboard,
-    scores,
-    training,
-    uncertainty,
-)
+from uqlab import data, ensembles, metrics, models, training, uncertainty
 from uqlab.core.devices import Held
-from uqlab.methods import METHODS, Method
+from uqlab.study import methods, scoreboard, scores
+from uqlab.study.methods import METHODS, Method
 
 
 def board(**columns):

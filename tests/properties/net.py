@@ -29,8 +29,8 @@ PACKAGE = str(Path(uqlab.__file__).parent)
 ALLOWED = (ValueError, TypeError, OSError, FloatingPointError, IndexError)
 MAY_BE_NAN = (  # of weights that are NaN (`fit` says so), of features that do not vary, of what is only handed on
     "metrics.by_quantile", "training.cross_entropy", "training.crop_flip", "representations.cka",
-    "representations.match", "representations.minibatch_cka", "representations.cka_matrix", "scores.networks",
-    "scoreboard.", "gradients.reduce_norms",
+    "representations.match", "representations.minibatch_cka", "representations.cka_matrix", "study.scores.networks",
+    "study.scoreboard.", "gradients.reduce_norms",
 )  # fmt: skip
 
 # What may stand in the place of any argument.

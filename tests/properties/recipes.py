@@ -17,9 +17,16 @@ from torch import nn
 from transformers import CLIPConfig, CLIPModel
 
 import uqlab
-from uqlab import data, ensembles, extraction, models, uncertainty
+from uqlab import data, ensembles, extraction, models, study, uncertainty
 
-ROOMS = [m.name for m in pkgutil.iter_modules(uqlab.__path__) if m.name != "core"]
+OLD = {"methods", "scores", "scoreboard", "bring", "rivals", "published"}  # they warn
+STUDY = [f"study.{m.name}" for m in pkgutil.iter_modules(study.__path__)]
+ROOMS = [
+    *sorted(
+        {m.name for m in pkgutil.iter_modules(uqlab.__path__)} - OLD - {"core", "study"}
+    ),
+    *STUDY,
+]
 
 # Names that are no calls, or that nobody calls with values of their own, and why.
 NO_CALLS = {
@@ -28,9 +35,9 @@ NO_CALLS = {
     "heads.Circuit": "a result", "training.Workers": "made by fit",
     "training.make_step": "made by fit", "runs.RunError": "an error", "runs.summary": "takes what sweep returns",
     "uncertainty.mean_divergence": "a step of decompose", "uncertainty.classes_first": "a step of decompose",
-    "scores.Score": "a dataclass",
-    "published.Table": "made of published.yaml", "published.Paper": "made of published.yaml",
-    "scoreboard.measure": "hours of calls that are here one by one", "models.TextClassifier": "made by from_pretrained",
+    "study.scores.Score": "a dataclass",
+    "study.published.Table": "made of published.yaml", "study.published.Paper": "made of published.yaml",
+    "study.scoreboard.measure": "hours of calls that are here one by one", "models.TextClassifier": "made by from_pretrained",
     "models.ZeroShot": "made by clip_zero_shot",
     "models.from_pretrained": "needs a checkpoint; tests/models",
     "runs.execute": "tests/runs",
@@ -149,14 +156,14 @@ OWN: dict[str, dict[str, Any]] = {
     "representations.minibatch_cka": {"batches_of_pairs": lambda: [(draw(6, 3), draw(6, 3, seed=1))]},
     "representations.cka_matrix": {"features_a": lambda: [draw(6, 3)], "features_b": lambda: [draw(6, 2)]},
     "representations.match": {"similarity": lambda: positive(3, 3)},
-    "rivals.accuracies": {"train": lambda: draw(12, 3), "labels": lambda: torch.arange(12) % 2,
+    "study.baselines.accuracies": {"train": lambda: draw(12, 3), "labels": lambda: torch.arange(12) % 2,
                           "test": lambda: draw(4, 3), "test_labels": lambda: torch.arange(4) % 2},
-    "rivals.ood_scores": {"train": lambda: draw(12, 3), "inputs": lambda: draw(4, 3)},
-    "rivals.aurocs": {"train": lambda: draw(12, 3), "test": lambda: draw(4, 3), "others": lambda: {"a": draw(4, 3)}},
-    "rivals.shrunk_root": {"values": lambda: draw(6, 3)},
-    "rivals.whitened": {"values": lambda: draw(6, 3), "root": lambda: torch.eye(3)},
-    "bring.model": {"source": lambda: "uqlab.models:small_cnn", "task": dataset, "settings": lambda: {"width": 4}},
-    "bring.check": {"network": lambda: models.small_cnn(10, width=4), "inputs": lambda: dataset().inputs,
+    "study.baselines.ood_scores": {"train": lambda: draw(12, 3), "inputs": lambda: draw(4, 3)},
+    "study.baselines.aurocs": {"train": lambda: draw(12, 3), "test": lambda: draw(4, 3), "others": lambda: {"a": draw(4, 3)}},
+    "study.baselines.shrunk_root": {"values": lambda: draw(6, 3)},
+    "study.baselines.whitened": {"values": lambda: draw(6, 3), "root": lambda: torch.eye(3)},
+    "study.bring.model": {"source": lambda: "uqlab.models:small_cnn", "task": dataset, "settings": lambda: {"width": 4}},
+    "study.bring.check": {"network": lambda: models.small_cnn(10, width=4), "inputs": lambda: dataset().inputs,
                     "task": dataset},
     "data.Dataset": {"inputs": lambda: positive(6, 1, 4, 4), "split": lambda: "test", "classes": lambda: tuple("0123")},
     "data.file": {"name": lambda: "mnist/nothing"},
@@ -211,23 +218,23 @@ OWN: dict[str, dict[str, Any]] = {
     "heads.sample_heads": {"ranking": lambda: [(0, 0), (0, 1), (1, 0)], "remove": lambda: 1},
     "heads.separation": {"id_features": lambda: draw(6, 2, 3), "ood_features": lambda: draw(6, 2, 3, seed=1)},
     "heads.taylor_heads": IMAGES | {"remove": lambda: 1}, "heads.taylor_scores": IMAGES,
-    "methods.train": {"name": lambda: "single", "epochs": lambda: 1, "lr": lambda: 0.1},
+    "study.methods.train": {"name": lambda: "single", "epochs": lambda: 1, "lr": lambda: 0.1},
     "ensembles.projection_curvature": {"h": lambda: draw(6, 8), "weight": lambda: draw(4, 8),
                                        "others": lambda: draw(6, 4), "scale": lambda: 1.0},
-    "methods.reader": {"task": dataset},
-    "methods.backbone": {"name": lambda: "", "task": dataset},
-    "published.differs": {"settings": lambda: {"members": 5}, "parameters": lambda: {"members": 4}},
-    "scoreboard.quality": SETS, "scoreboard.detection": SETS | {"scores": lambda: ["entropy"]},
-    "scoreboard.cost": {"single": network, "repeats": lambda: 1}, "scoreboard.sign": {"column": lambda: "accuracy"},
-    "scoreboard.ranks": {"column": lambda: "accuracy", "repeats": lambda: 5},
-    "scoreboard.differences": {"column": lambda: "accuracy", "repeats": lambda: 5},
-    "scoreboard.pareto": {"quality": lambda: "accuracy", "cost": lambda: "forward passes", "repeats": lambda: 5},
-    "scoreboard.recommend": {"quality": lambda: "accuracy", "limits": lambda: {"forward passes": 3},
+    "study.methods.reader": {"task": dataset},
+    "study.methods.backbone": {"name": lambda: "", "task": dataset},
+    "study.published.differs": {"settings": lambda: {"members": 5}, "parameters": lambda: {"members": 4}},
+    "study.scoreboard.quality": SETS, "study.scoreboard.detection": SETS | {"scores": lambda: ["entropy"]},
+    "study.scoreboard.cost": {"single": network, "repeats": lambda: 1}, "study.scoreboard.sign": {"column": lambda: "accuracy"},
+    "study.scoreboard.ranks": {"column": lambda: "accuracy", "repeats": lambda: 5},
+    "study.scoreboard.differences": {"column": lambda: "accuracy", "repeats": lambda: 5},
+    "study.scoreboard.pareto": {"quality": lambda: "accuracy", "cost": lambda: "forward passes", "repeats": lambda: 5},
+    "study.scoreboard.recommend": {"quality": lambda: "accuracy", "limits": lambda: {"forward passes": 3},
                              "repeats": lambda: 5},
-    "scoreboard.by_score": {"ood": lambda: "far"},
-    "scores.fit": {"names": lambda: ["entropy"], "labels": labels},
-    "scores.refused": {"names": lambda: ["entropy", "mi"], "labels": labels},
-    "scores.values": {"names": lambda: ["entropy", "msp"]},
+    "study.scoreboard.by_score": {"ood": lambda: "far"},
+    "study.scores.fit": {"names": lambda: ["entropy"], "labels": labels},
+    "study.scores.refused": {"names": lambda: ["entropy", "mi"], "labels": labels},
+    "study.scores.values": {"names": lambda: ["entropy", "msp"]},
     "training.arithmetic": {"precision": lambda: "float32", "where": lambda: torch.device("cpu")},
     "training.crop_flip": {"x": lambda: positive(2, 3, 1, 8, 8)},
     "training.cross_entropy": {"logits": lambda: draw(2, 6, 4), "labels": lambda: torch.zeros(2, 6).long()},
@@ -272,17 +279,17 @@ OWN: dict[str, dict[str, Any]] = {
 
 # Parameters that a call may change, because that is its purpose; networks draw their weights from torch's generator.
 CHANGED = {
-    "training.fit": {"ensemble"}, "extraction.fit_masks": {"ensemble"}, "scores.fit": {"model"},
+    "training.fit": {"ensemble"}, "extraction.fit_masks": {"ensemble"}, "study.scores.fit": {"model"},
     "ensembles.replace_layers": {"model"}, "ensembles.own_dropout": {"network"}, "ensembles.MemberModule": {"inner"},
     "heads.only_last": {"model"},
-    "methods.train": {"backbone", "histories"}, "training.crop_flip": {"generators"},
+    "study.methods.train": {"backbone", "histories"}, "training.crop_flip": {"generators"},
 }  # fmt: skip
 DRAWS = (
     "models.",
-    "bring.model",
+    "study.bring.model",
     "ensembles.GroupedLinear",
-    "methods.backbone",
-    "methods.fresh",
+    "study.methods.backbone",
+    "study.methods.fresh",
 )
 
 
