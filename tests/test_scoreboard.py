@@ -380,29 +380,6 @@ def test_what_a_backbone_cannot_carry_is_left_out_or_an_error(
         measured(backbone, sets)
 
 
-def test_training_read_from_the_cache_counts_as_long_as_it_took(
-    sets, backbone, monkeypatch
-):
-    def cached(name, net, inputs, labels, *, histories, **_):
-        histories += [training.History(torch.zeros(1, 1), 1, 400.0)] * 2
-        return ensembles.from_members([net])
-
-    monkeypatch.setattr(methods, "train", cached)
-    assert measured(backbone, sets, methods=["single"])["train_seconds"].item() == 800
-
-
-def test_every_fit_is_told(sets, backbone):
-    told = []
-    methods.train(
-        "snapshot",
-        backbone,
-        *(getattr(sets[0], k) for k in ("inputs", "labels")),
-        members=3,
-        histories=told,
-    )
-    assert [len(history.loss) for history in told] == [6, 2, 2]
-
-
 def test_soft_labels_temperature_and_shifts(sets, backbone):
     soft = data.load("ambiguous-digits", limit=50)
     model = ensembles.from_members(
