@@ -1,11 +1,12 @@
-"""Simple rivals: what pixels or words alone can do, without any network. Every page shows them beside its methods."""
+"""What pixels or words alone can do, without any network."""
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Integer
+from jaxtyping import Float
 from sklearn.covariance import ledoit_wolf
 from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
@@ -13,103 +14,78 @@ from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
 from uqlab import metrics
-from uqlab.core import door
-from uqlab.core.checks import at_least, class_labels, count_samples, finite
+from uqlab.core.checks import ArrayLike, as_inputs, as_labels
 
 WORD = r"\S+"
 
-Inputs = Float[Tensor, "samples ..."] | list[str]
-Others = Float[Tensor, "others ..."] | list[str]
+Inputs = ArrayLike | list[str]
 
 
 def accuracies(
-    train: Inputs,
-    labels: Integer[Tensor, " samples"],
-    test: Others,
-    test_labels: Integer[Tensor, " others"],
+    train: Inputs, labels: ArrayLike, test: Inputs, test_labels: ArrayLike
 ) -> dict[str, float]:
-    """Accuracy of a logistic regression on the pixels, and of the nearest training image's label.
+    """Return the accuracy of a logistic regression and of the nearest neighbour.
 
-    Of texts: on the counts of their words, where a word weighs less the more texts hold it (tf-idf).
+    Of images both see the pixels; of texts the counts of their words, where a word
+    weighs less the more texts hold it (tf-idf).
     """
-    strength = 10.0 if isinstance(train, list) else 0.1  # rows of tf-idf have length 1
-    rivals = {
+    x, at = _alike(train, test)
+    labels, test_labels = as_labels(labels, len(x)), as_labels(test_labels, len(at))
+    strength = 0.1
+    if isinstance(x, list):
+        strength = 10.0  # rows of tf-idf have length 1
+        counts = TfidfVectorizer(token_pattern=WORD)
+        x, at = counts.fit_transform(x), counts.transform(at)
+    baselines = {
         "logistic regression": LogisticRegression(C=strength, tol=1e-3, max_iter=1000),
         "nearest neighbour": KNeighborsClassifier(1),
     }
-    labels, test_labels = (
-        class_labels(labels, _count(train)),
-        class_labels(test_labels, _count(test)),
-    )
-    if _shape(train) != _shape(test) or labels.unique().numel() < 2:
-        raise ValueError(
-            "train and test must be inputs of one shape, and train of two classes, got "
-            f"{_shape(train)}, {_shape(test)} and labels {labels.unique().tolist()[:5]}"
-        )
-    if isinstance(train, list) or isinstance(test, list):
-        counts = TfidfVectorizer(token_pattern=WORD)
-        x, at = counts.fit_transform(train), counts.transform(test)
-    else:
-        x, at = train.flatten(1).numpy(), test.flatten(1).numpy()
     return {
-        name: float(rival.fit(x, labels).score(at, test_labels))
-        for name, rival in rivals.items()
+        name: float(baseline.fit(x, labels).score(at, test_labels))
+        for name, baseline in baselines.items()
     }
 
 
-def ood_scores(train: Inputs, inputs: Others, seed: int = 0) -> dict[str, np.ndarray]:
-    """Two scores that know no class, higher = more unusual: distance of the pixels, and chance.
+def ood_scores(
+    train: Inputs, inputs: Inputs, seed: int = 0, *, measured: str = ""
+) -> dict[str, np.ndarray]:
+    """Return two scores that know no class, higher = more unusual.
 
-    The squared Mahalanobis distance is that to the mean of the training images with their Ledoit-Wolf covariance, which
-    shrinks the many pixels that hardly vary. Of texts it is the rarity of the words: minus the mean logarithm of how
-    frequent they are in the training texts, each counted once more. The random order is the floor of every table: its
-    AUROC is near 1/2.
+    The first is the squared Mahalanobis distance to the mean of the training images
+    with their Ledoit-Wolf covariance, which shrinks the many pixels that hardly vary.
+    Of texts it is the rarity of the words: minus the mean logarithm of how frequent
+    they are in the training texts, each counted once more. The second is a random
+    order, the floor of every table: its AUROC is near 1/2.
+
+    Parameters
+    ----------
+    measured
+        What the numbers of an input are, in the score's name; by default "pixels" of
+        images and "inputs" of what has one axis.
     """
-    if _shape(inputs) != _shape(train):
-        raise ValueError(
-            f"inputs must be of one shape, got {_shape(inputs)} for training {_shape(train)}"
-        )
-    if isinstance(train, list) or isinstance(inputs, list):
-        name, unusual = "rarity of words", _rarity(train, inputs)
+    x, at = _alike(train, inputs)
+    if isinstance(x, list):
+        name, unusual = "rarity of words", _rarity(x, at)
     else:
-        known = train.flatten(1).double()
-        apart = whitened(inputs.flatten(1) - known.mean(0), shrunk_root(known))
-        what = "pixels" if train.ndim > 2 else "features"
-        name, unusual = f"Mahalanobis distance of {what}", apart.square().sum(1).numpy()
-    return {
-        name: unusual,
-        "random order": np.random.default_rng(seed).random(len(inputs)),
-    }
-
-
-def _rarity(train, texts):
-    words = CountVectorizer(token_pattern=WORD).build_analyzer()
-    known = Counter(word for text in train for word in words(text))
-    every = known.total() + len(known) + 1
-    return np.array(
-        [
-            np.mean([np.log(every / (known[word] + 1)) for word in words(text) or [""]])
-            for text in texts
-        ]
-    )
-
-
-def _count(inputs):
-    return (
-        at_least("the number of texts", len(inputs))
-        if isinstance(inputs, list)
-        else count_samples(inputs)
-    )
-
-
-def _shape(inputs):
-    return "texts" if isinstance(inputs, list) else list(inputs.shape[1:])
+        axes = np.ndim(train)
+        measured = measured or ("pixels" if axes > 2 else "inputs")
+        name = f"Mahalanobis distance of {measured}"
+        x, at = torch.from_numpy(x).double(), torch.from_numpy(at)
+        unusual = whitened(at - x.mean(0), shrunk_root(x)).square().sum(1).numpy()
+    order = np.random.default_rng(seed).random(len(at))
+    return {name: unusual, "random order": order}
 
 
 def aurocs(
-    train: Inputs, test: Others, others: Mapping[str, Tensor | list[str]], seed: int = 0
+    train: Inputs, test: Inputs, others: Mapping[str, Inputs], seed: int = 0
 ) -> dict[str, dict[str, float]]:
-    """How well these scores tell each of the other sets from the test set: name of the set -> name of the score."""
+    """Return how well these scores tell each of the other sets from the test set.
+
+    Returns
+    -------
+    dict
+        Name of the set -> name of the score -> AUROC.
+    """
     inside, found = ood_scores(train, test, seed), {}
     for name, inputs in others.items():
         outside = ood_scores(train, inputs, seed + 1)
@@ -120,38 +96,58 @@ def aurocs(
     return found
 
 
-def shrunk_root(values: Float[Tensor, "samples width"]) -> Float[Tensor, "width width"]:
-    """L of the Ledoit-Wolf covariance L L^T of float64 values: few samples do not make it singular."""
-    at_least("the number of values", len(values))
-    finite("values", values)
-    values = values.double()
-    root, failed = torch.linalg.cholesky_ex(
-        torch.from_numpy(ledoit_wolf(values.numpy())[0])
+def _alike(train: Inputs, inputs: Inputs) -> tuple[Any, Any]:
+    """Return both as lists of texts, or both as arrays [inputs, numbers]."""
+    x, at = (
+        value if isinstance(value, list) and _texts(value) else as_inputs(value)
+        for value in (train, inputs)
     )
+    shapes = ["texts" if isinstance(v, list) else list(v.shape[1:]) for v in (x, at)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(
+            f"inputs must be of one shape, got {shapes[1]} for training {shapes[0]}"
+        )
+    if isinstance(x, list):
+        return x, at
+    return x.flatten(1).numpy(), at.flatten(1).numpy()
+
+
+def _texts(values: list) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def _rarity(train: list[str], texts: list[str]) -> np.ndarray:
+    words = CountVectorizer(token_pattern=WORD).build_analyzer()
+    known = Counter(word for text in train for word in words(text))
+    every = known.total() + len(known) + 1
+    rare = [[every / (known[word] + 1) for word in words(t) or [""]] for t in texts]
+    return np.array([np.log(ratios).mean() for ratios in rare])
+
+
+def shrunk_root(values: Float[Tensor, "samples width"]) -> Float[Tensor, "width width"]:
+    """Return L of the Ledoit-Wolf covariance L L^T, float64.
+
+    Few samples do not make it singular.
+    """
+    covariance, _ = ledoit_wolf(values.double().numpy())
+    root, failed = torch.linalg.cholesky_ex(torch.from_numpy(covariance))
     if failed:
         raise ValueError(
-            f"{len(values)} values do not vary enough for a covariance; give more, three of a class at least"
+            f"{len(values)} values do not vary enough for a covariance; give more, "
+            "three of a class at least"
         )
     return root
 
 
 def whitened(
     values: Float[Tensor, "samples width"], root: Float[Tensor, "width width"]
-) -> Tensor:
-    """Values whose squared length is their squared Mahalanobis length under the covariance L L^T."""
-    finite("values", values)
-    finite("root", root)
-    if not root.diagonal().all():
-        raise ValueError(
-            "root must have no zero on its diagonal, as shrunk_root makes it; add values that vary"
-        )
-    if root.shape != (values.shape[1],) * 2:
-        raise ValueError(
-            f"root must be [width, width] for values {list(values.shape)}, got {list(root.shape)}"
-        )
-    return torch.linalg.solve_triangular(
-        root.double(), values.double().mT, upper=False
-    ).mT
+) -> Float[Tensor, "samples width"]:
+    """Return values whose length is their Mahalanobis length under L L^T.
 
-
-door.room(__name__)
+    Parameters
+    ----------
+    root
+        L, as `shrunk_root` returns it.
+    """
+    columns = values.double().mT
+    return torch.linalg.solve_triangular(root, columns, upper=False).mT

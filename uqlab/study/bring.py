@@ -1,12 +1,15 @@
-"""A model of one's own from where it lies: a function, weights, an ensemble, a folder of transformers.
+"""A model of one's own from where it lies: a function, weights, an ensemble, a folder.
 
-    found = model("mymodel.py:make", data.load("mine.npz"), weights="best.safetensors")
+    task = data.load("mine.npz")
+    brought = model("mymodel.py:make", task, weights="best.safetensors")
 
-The function is run, as code that you trust. Weights are safetensors, or checkpoints that torch reads with
-`weights_only=True`: nothing is unpickled, and no code of a checkpoint is run.
+The function is run, as code that you trust. Weights are safetensors, or checkpoints
+that torch reads with `weights_only=True`: nothing is unpickled, and no code of a
+checkpoint is run.
 """
 
 import contextlib
+import copy
 import glob
 import importlib
 import importlib.util
@@ -16,16 +19,15 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Shaped
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from uqlab import data, ensembles, models
-from uqlab.core import door, files
+from uqlab.core import files
+from uqlab.core.checks import ArrayLike, as_inputs
 from uqlab.core.modules import evaluating, like_parameters, logits_of
 from uqlab.study import methods
 
@@ -41,152 +43,164 @@ class Brought(NamedTuple):
 
 
 def model(
-    source: Place, task: data.Dataset, *, weights: Place | Sequence[Place] = (),
-    settings: Mapping[str, Any] | None = None, mean: Sequence[float] = (), std: Sequence[float] = (),
+    source: Place,
+    task: data.Dataset,
+    *,
+    weights: Place | Sequence[Place] = (),
+    settings: Mapping[str, Any] | None = None,
+    mean: Sequence[float] = (),
+    std: Sequence[float] = (),
     new_classifier: bool = False,
-) -> Brought:  # fmt: skip
-    """The network or the ensemble that a source means, for the inputs and the classes of `task`.
+) -> Brought:
+    """Load the network or the ensemble that a source means, for the inputs of a set.
 
-    source: "file.py:function" or "module:function", which returns a network, several, or an ensemble; a folder that
-        transformers wrote; empty: the pretrained network of `methods.backbone`.
-    weights: files, folders of files, patterns, or names that `data.file` knows. Several are the members of an ensemble,
-        each on a network of its own; a file of `ensembles.save` is an ensemble on the network that the source means.
-    settings: arguments of the function; where it has a parameter `classes` it is given their number.
-    mean, std: per channel, what a network expects subtracted and divided by; empty: nothing, or what a folder says.
-    new_classifier: whether a folder may lack a classifier of these classes, because you train one.
+    Parameters
+    ----------
+    source
+        "file.py:function" or "module:function", which returns a network, several, or an
+        ensemble; a folder that transformers wrote; empty: the pretrained network of
+        `methods.backbone`.
+    task
+        A set with the inputs and the classes.
+    weights
+        Files, folders of files, patterns, or names that `data.file` knows. Several are
+        the members of an ensemble, each on a network of its own; a file of
+        `ensembles.save` is an ensemble on the network that the source means.
+    settings
+        Arguments of the function; where it has a parameter `classes` it is given their
+        number.
+    mean, std
+        Per channel, what a network expects subtracted and divided by; empty: nothing,
+        or what a folder says.
+    new_classifier
+        Whether a folder may lack a classifier of these classes, because you train one.
 
-    Raises FileNotFoundError; TypeError for a function that returns no network; ValueError for a source that is none of
-    these, a function that is not there or refuses its settings, and weights that do not fit or hold Python objects.
+    Raises
+    ------
+    FileNotFoundError
+        For files that are not there.
+    TypeError
+        For a function that returns no network, or refuses its settings.
+    ValueError
+        For a source that is none of these, a function that is not there, and weights
+        that do not fit or hold Python objects.
     """
-    source, found = os.fspath(source), _weight_files(weights)
+    source, paths = os.fspath(source), _weight_files(weights)
     if len(mean) != len(std):
         raise ValueError(
-            f"mean and std must have one number for each channel, got {len(mean)} and {len(std)}"
+            "mean and std must have one number for each channel, got "
+            f"{len(mean)} and {len(std)}"
         )
-    make = _maker(source, task, settings or {}, new_classifier, bool(mean or std))
-    if len(found) == 1 and _saved(found[0]):
-        if mean or std:
+    scaled = len(mean) > 0
+    networks = _networks(source, task, settings or {}, new_classifier, scaled)
+    if len(paths) == 1 and _saved(paths[0]):
+        if scaled:
             raise ValueError(
-                "mean and std cannot stand before a saved ensemble: put Standardize into its function"
+                "mean and std cannot stand before a saved ensemble: put Standardize "
+                "into its function"
             )
-        made = [ensembles.load(found[0], make()[0])]
-    else:
-        with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "the format of .* holds no checksum"
-            )  # `files` tells it
-            made = [models.load_weights(make()[0], path) for path in found] or make()
-        made = (
-            [nn.Sequential(models.Standardize(mean, std), net) for net in made]
-            if mean or std
-            else made
-        )
-    whole = made[0] if len(made) == 1 else ensembles.from_members(made)
-    return Brought(whole.eval(), {path.name: files.sha256(path)[:16] for path in found})
+        networks = [ensembles.load(paths[0], networks[0])]
+    elif paths:
+        copies = [copy.deepcopy(networks[0]) for _ in paths]
+        with warnings.catch_warnings():  # `files` tells the checksums
+            warnings.filterwarnings("ignore", "the format of .* holds no checksum")
+            networks = list(map(models.load_weights, copies, paths))
+    if scaled:
+        scale = models.Standardize(mean, std)
+        networks = [nn.Sequential(scale, network) for network in networks]
+    whole = networks[0] if len(networks) == 1 else ensembles.from_members(networks)
+    return Brought(whole.eval(), {path.name: files.sha256(path)[:16] for path in paths})
 
 
-def check(
-    network: nn.Module, inputs: Shaped[Tensor, "samples ..."], task: data.Dataset
-) -> None:
-    """Raise ValueError unless the network returns finite logits, one for each class of the task, for such inputs."""
+def check(network: nn.Module, inputs: ArrayLike, task: data.Dataset) -> None:
+    """Raise ValueError unless a network returns finite logits [batch, classes].
+
+    Parameters
+    ----------
+    inputs
+        As the network takes them; two are tried.
+    task
+        The set that they come from: there must be one output for each of its classes.
+    """
+    inputs = as_inputs(inputs)[:2]
     with torch.no_grad(), evaluating(network):
-        logits = logits_of(network(like_parameters(network, inputs[:2])))
+        logits = logits_of(network(like_parameters(network, inputs)))
     kind, shape = type(network).__name__, list(inputs.shape[1:])
     if not isinstance(logits, Tensor) or logits.ndim < 2:
-        what = (
-            list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        )
+        what: Any = list(getattr(logits, "shape", ())) or type(logits).__name__
         raise ValueError(
             f"{kind} must return logits [batch, classes] for inputs {shape}, got {what}"
         )
     if logits.shape[-1] != len(task.classes):
         raise ValueError(
-            f"{kind} returns {logits.shape[-1]} outputs, and {task.name} has labels of {len(task.classes)} classes: "
-            "there must be one output for each class; take other labels, or another classifier"
+            f"{kind} returns {logits.shape[-1]} outputs, and {task.name} has labels of "
+            f"{len(task.classes)} classes: there must be one output for each class; "
+            "take other labels, or another classifier"
         )
     if not logits.isfinite().all():
         raise ValueError(
-            f"{kind} returns logits that are not finite for inputs {shape} of {task.name}"
+            f"{kind} returns logits that are not finite for inputs {shape} of "
+            f"{task.name}"
         )
 
 
-# Where a model lies ---------------------------------------------------------------------------------------------------
-def _maker(
+# Where a model lies
+def _networks(
     source: str,
     task: data.Dataset,
     settings: Mapping[str, Any],
     new: bool,
     scaled: bool,
-) -> Callable[[], list[nn.Module]]:
+) -> list[nn.Module]:
+    folder = Path(source).expanduser()
     if not source:
-        return lambda: [methods.backbone("", task)]
-    if Path(source).expanduser().is_dir():
-        return lambda: [_of_transformers(Path(source).expanduser(), task, new, scaled)]
+        return [methods.backbone("", task)]
+    if folder.is_dir():
+        return [_of_transformers(folder, task, new, scaled)]
     function = _function(source)
-    parameters = inspect.signature(function).parameters
-    given = (
-        {"classes": len(task.classes), **settings}
-        if "classes" in parameters
-        else dict(settings)
-    )
-    try:
-        inspect.signature(function).bind(**given)
-    except TypeError as error:
-        raise ValueError(
-            f"{source} cannot be called with the settings {given}: {error}"
-        ) from error
-
-    def make() -> list[nn.Module]:
-        made = function(**given)
-        made = list(made) if isinstance(made, list | tuple) else [made]
-        if not made or not all(isinstance(each, nn.Module) for each in made):
-            kinds = (
-                ", ".join(type(each).__name__ for each in made[:3]) or "an empty list"
-            )
-            raise TypeError(
-                f"{source} must return a torch module, or a list of them, got {kinds}"
-            )
-        return made
-
-    return make
+    if "classes" in inspect.signature(function).parameters:
+        settings = {"classes": len(task.classes), **settings}
+    made = function(**settings)
+    networks = list(made) if isinstance(made, list | tuple) else [made]
+    if not networks or not all(isinstance(net, nn.Module) for net in networks):
+        raise TypeError(
+            f"{source} must return a torch module, or a list of them, got "
+            f"{type(made).__name__} of {[type(net).__name__ for net in networks[:3]]}"
+        )
+    return networks
 
 
 def _function(source: str) -> Callable[..., Any]:
     place, _, name = source.rpartition(":")
     if not place or not name:
         raise ValueError(
-            f'there is no folder {source!r}; or give "file.py:function" or "module:function"'
+            f'there is no folder {source!r}; or give "file.py:function" or '
+            '"module:function"'
         )
-    module = (
-        _run(Path(place).expanduser()) if place.endswith(".py") else _imported(place)
-    )
-    if not callable(function := getattr(module, name, None)):
-        own = [
-            key
-            for key, thing in vars(module).items()
-            if key[0] != "_" and inspect.isfunction(thing)
-        ]
+    run = _run if place.endswith(".py") else _imported
+    module = vars(run(place))
+    if not callable(module.get(name)):
+        others = [key for key, value in module.items() if inspect.isfunction(value)]
         raise ValueError(
-            f"{place} has no function {name!r}; it has {', '.join(own) or 'none'}"
+            f"{place} has no function {name!r}; it has {', '.join(others) or 'none'}"
         )
-    return function
+    return module[name]
 
 
-def _run(path: Path) -> ModuleType:
+def _run(place: str) -> Any:
+    path = Path(place).expanduser().absolute()
     if not path.is_file():
         raise FileNotFoundError(
-            f"no file {path.absolute()}; relative paths start at the working folder"
+            f"no file {path}; relative paths start at the working folder"
         )
     spec: Any = importlib.util.spec_from_file_location(path.stem, path)
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    sys.path.append(
-        str(path.parent.absolute())
-    )  # it finds its neighbours, and hides no package
+    sys.path.append(str(path.parent))  # it finds its neighbours, and hides no package
     spec.loader.exec_module(module)
     return module
 
 
-def _imported(place: str) -> ModuleType:
+def _imported(place: str) -> Any:
     try:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
@@ -195,37 +209,35 @@ def _imported(place: str) -> ModuleType:
         ):  # an import of the module's own
             raise
         raise ValueError(
-            f"there is no module {place}; for a file write {place.replace('.', '/')}.py:function"
+            f"there is no module {place}; for a file write "
+            f"{place.replace('.', '/')}.py:function"
         ) from error
 
 
 def _weight_files(weights: Place | Sequence[Place]) -> list[Path]:
     found: list[Path] = []
-    for each in [weights] if isinstance(weights, str | os.PathLike) else weights:
-        place = os.path.expanduser(os.fspath(each))
-        inside = [
-            path for path in sorted(Path(place).glob("*")) if path.suffix in WEIGHTS
-        ]
-        there = (
-            inside
-            if os.path.isdir(place)
-            else [Path(place)]
-            if os.path.isfile(place)
-            else []
-        )
-        there = there or [Path(path) for path in sorted(glob.glob(place))]
-        with contextlib.suppress(ValueError):  # a name that is registered nowhere
-            there = there or [data.file(place)]
+    for place in [weights] if isinstance(weights, str | os.PathLike) else weights:
+        path = Path(place).expanduser()
+        if path.is_dir():
+            there = [p for p in sorted(path.iterdir()) if p.suffix in WEIGHTS]
+        elif path.is_file():
+            there = [path]
+        else:
+            there = [Path(name) for name in sorted(glob.glob(str(path)))]
+        if not there:
+            with contextlib.suppress(ValueError):  # a name that is registered nowhere
+                there = [data.file(str(place))]
         if not there:
             raise FileNotFoundError(
-                f"no weights at {place}: give a file, a pattern, or a folder of {', '.join(WEIGHTS)}"
+                f"no weights at {path}: give a file, a pattern, or a folder of "
+                f"{', '.join(WEIGHTS)}"
             )
         found += there
     return found
 
 
 def _saved(path: Path) -> bool:
-    """Whether `ensembles.save` wrote a file."""
+    """Tell whether `ensembles.save` wrote a file."""
     with contextlib.suppress(OSError, SafetensorError), safe_open(path, "pt") as file:
         return "uqlab" in (file.metadata() or {})
     return False
@@ -237,29 +249,26 @@ def _of_transformers(
     config = files.read_json(folder / "config.json")
     if not config:
         raise ValueError(
-            f"{folder} has no config.json: transformers did not write it; weights alone need a function"
+            f"{folder} has no config.json: transformers did not write it; weights "
+            "alone need a function"
         )
-    classes, kind = len(task.classes), (config.get("architectures") or ["unnamed"])[0]
-    own = (
-        len(config.get("id2label") or "01") if kind.endswith("Classification") else 0
-    )  # two are left out there
+    classes = len(task.classes)
+    kind = (config.get("architectures") or ["unnamed"])[0]
+    own = len(config.get("id2label", "01"))  # two are left out there
+    own = own if kind.endswith("Classification") else 0
     if not new and own != classes:
         raise ValueError(
-            f"{folder} ({kind}) classifies {own} classes, {task.name} has {classes}; train it on them first"
+            f"{folder} ({kind}) classifies {own} classes, {task.name} has {classes}; "
+            "train it on them first"
         )
     if isinstance(task.inputs, list):
         return models.from_pretrained(folder, classes, task="text")
     network: Any = models.from_pretrained(folder, classes)
-    side, seen, parts = (
-        task.inputs.shape[-1],
-        files.read_json(folder / "preprocessor_config.json"),
-        [],
-    )
-    if network.config.image_size != side:
-        parts.append(nn.Upsample(size=network.config.image_size, mode="bilinear"))
+    seen = files.read_json(folder / "preprocessor_config.json")
+    steps: list[nn.Module] = []
+    size = getattr(network.config, "image_size", task.inputs.shape[-1])
+    if size != task.inputs.shape[-1]:
+        steps.append(nn.Upsample(size=size, mode="bilinear"))
     if not scaled and "image_mean" in seen and "image_std" in seen:
-        parts.append(models.Standardize(seen["image_mean"], seen["image_std"]))
-    return nn.Sequential(*parts, network) if parts else network
-
-
-door.room(__name__)
+        steps.append(models.Standardize(seen["image_mean"], seen["image_std"]))
+    return nn.Sequential(*steps, network) if steps else network

@@ -1,13 +1,16 @@
-"""How uncertain one network or an ensemble is about each input: one list of scores, higher = more uncertain.
+"""How uncertain a network or an ensemble is about each input; higher = more uncertain.
 
-    knn = SCORES["knn"].fit(model, train.inputs, train.labels)  # statistics, kept as long as the model lives
+    knn = SCORES["knn"].fit(model, train.inputs, train.labels)
     uncertain = knn(model, test.inputs)  # [samples], float64 on the CPU
 
-What a score is of an ensemble: "entropy" and "msp" are of the mean prediction, "mi", "reverse_mi", "pairwise_kl" and
-"variation_ratio" compare the members (of one network they are 0), and all others are averaged over the members.
+What a score is of an ensemble: "entropy" and "msp" are of the mean prediction, "mi",
+"reverse_mi", "pairwise_kl" and "variation_ratio" compare the members (of one network
+they are 0), and all others are averaged over the members.
 """
 
+import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,10 +18,10 @@ import torch
 from jaxtyping import Float
 from sklearn.neighbors import NearestNeighbors
 from torch import Tensor, nn
+from torch.distributions import MultivariateNormal
 
 from uqlab import diversity, gradients, representations, training, uncertainty
-from uqlab.core import door
-from uqlab.core.checks import class_labels, one_of
+from uqlab.core.checks import ArrayLike, as_inputs, as_labels, count, one_of
 from uqlab.core.modules import evaluating
 from uqlab.ensembles import Ensemble
 from uqlab.metrics import log_prediction
@@ -27,152 +30,169 @@ from uqlab.study.baselines import shrunk_root, whitened
 Logits = Float[Tensor, "members samples classes"]
 
 
-# What scores see of a model and its inputs ----------------------------------------------------------------------------
+# What scores see of a model and its inputs
 def members(model: nn.Module) -> list[nn.Module]:
-    """The networks of an ensemble, or the one network."""
-    return (
-        [model.member(m) for m in range(model.members)]
-        if isinstance(model, Ensemble)
-        else [model]
-    )
+    """Return the networks of an ensemble, or the one network."""
+    if isinstance(model, Ensemble):
+        return [model.member(m) for m in range(model.members)]
+    return [model]
 
 
 def logits(model: nn.Module, inputs: Tensor) -> Logits:
+    """Return what every member says."""
     return training.predict(model, inputs)
 
 
 def features(model: nn.Module, inputs: Tensor) -> list[Tensor]:
-    """Each member's features before its last linear layer, [samples, width], float64."""
-    return [
-        representations.penultimate(network, inputs).double()
-        for network in members(model)
-    ]
+    """Return each member's features [samples, width] before its last linear layer."""
+    penultimate = representations.penultimate
+    return [penultimate(network, inputs).double() for network in members(model)]
 
 
 def networks(model: nn.Module, inputs: Tensor) -> list[tuple[nn.Module, Tensor]]:
+    """Return each member with the inputs."""
     return [(network, inputs) for network in members(model)]
 
 
+@dataclass(eq=False)
 class Score:
     """One score.
 
-    read: (model, inputs) -> what it sees: `logits`, `features` or `networks` of this file, or your own.
-    rate: for `logits` (logits, temperature) -> [samples]; else (what one member shows) -> [samples], or with `learn`
-        (what it shows, what was learned).
-    learn: (what one member shows on the training set, labels) -> what is learned.
-    compares: whether it needs two members or more to say anything.
+    Parameters
+    ----------
+    label
+        In tables and legends.
+    read
+        (model, inputs) -> what it sees: `logits`, `features` or `networks` of this
+        file, or a function of your own that returns a list with an entry a member.
+    rate
+        For `logits` (logits, temperature) -> [samples]; else (what one member shows) ->
+        [samples], or with `learn` (what it shows, what was learned).
+    learn
+        (what one member shows on the training set, labels) -> what is learned.
+    compares
+        Whether it needs two members or more to say anything.
     """
 
-    def __init__(
-        self,
-        label: str,
-        read: Callable,
-        rate: Callable,
-        learn: Callable | None = None,
-        *,
-        compares: bool = False,
-    ):
-        self.label, self.read, self.rate, self.learn, self.compares = (
-            label,
-            read,
-            rate,
-            learn,
-            compares,
-        )
-        self.known: WeakKeyDictionary[nn.Module, list] = WeakKeyDictionary()
+    label: str
+    read: Callable
+    rate: Callable
+    learn: Callable | None = None
+    compares: bool = False
+    # What was learned, as long as the model lives.
+    known: WeakKeyDictionary = field(default_factory=WeakKeyDictionary, init=False)
 
-    def fit(self, model: nn.Module, inputs: Tensor, labels: Tensor) -> "Score":
-        """Learn the statistics of this model on its training set; after further training, do it again."""
-        return (
-            self.learned(model, self.read(model, inputs), labels)
-            if self.learn
-            else self
-        )
+    def fit(self, model: nn.Module, inputs: ArrayLike, labels: ArrayLike) -> "Score":
+        """Learn the statistics of a model on its training set.
 
-    def __call__(
-        self, model: nn.Module, inputs: Tensor, temperature: float = 1.0
-    ) -> Float[Tensor, " samples"]:
-        """temperature: divides the members' logits, for scores of logits alone."""
-        return self.seen(model, self.read(model, inputs), temperature)
-
-    def learned(self, model: nn.Module, shown: Any, labels: Tensor) -> "Score":
-        """`fit` for what was already read."""
-        if self.learn:
-            self.known[model] = [
-                self.learn(each, class_labels(labels.cpu(), len(each)))
-                for each in shown
-            ]
+        After further training, do it again.
+        """
+        _fit([self], model, inputs, labels)
         return self
 
-    def seen(
-        self, model: nn.Module, shown: Any, temperature: float = 1.0
+    def __call__(
+        self, model: nn.Module, inputs: ArrayLike, temperature: float = 1.0
     ) -> Float[Tensor, " samples"]:
-        """The score from what was already read."""
+        """Return the score of each input.
+
+        Parameters
+        ----------
+        temperature
+            Divides the members' logits, for scores of logits alone.
+        """
+        if temperature != 1 and self.read is not logits:
+            raise ValueError(
+                f"temperature is for scores of logits; {self.label} does not see them, "
+                f"got {temperature}"
+            )
+        return self._of(model, self.read(model, as_inputs(inputs)), temperature)
+
+    def _of(self, model: nn.Module, shown: Any, temperature: float = 1.0) -> Tensor:
+        """Return the score of what was already read."""
         if self.read is logits:
             return self.rate(shown, temperature).double()
-        if temperature != 1:
+        if self.learn is None:
+            rated = [self.rate(each) for each in shown]
+        elif model in self.known:
+            rated = list(map(self.rate, shown, self.known[model]))
+        else:
             raise ValueError(
-                f"temperature is for scores of logits; {self.label} does not see them, got {temperature}"
+                f"{self.label} needs the training set first: call "
+                ".fit(model, inputs, labels)"
             )
-        if self.learn and model not in self.known:
-            raise ValueError(
-                f"{self.label} needs the training set first: call .fit(model, inputs, labels)"
-            )
-        more = (
-            [(each,) for each in self.known[model]] if self.learn else [()] * len(shown)
-        )
-        parts = [
-            self.rate(each, *known) for each, known in zip(shown, more, strict=True)
-        ]
-        return torch.stack(parts).mean(0).double().cpu()
+        return torch.stack(rated).mean(0).double().cpu()
 
 
-def fit(names: Iterable[str], model: nn.Module, inputs: Tensor, labels: Tensor) -> None:
+def fit(
+    names: Iterable[str], model: nn.Module, inputs: ArrayLike, labels: ArrayLike
+) -> None:
     """Fit several of SCORES; the model is asked once for what they share."""
-    wanted = [score for score in map(_named, names) if score.learn]
-    shown = {read: read(model, inputs) for read in {score.read for score in wanted}}
-    for score in wanted:
-        score.learned(model, shown[score.read], labels)
+    _fit(list(map(_named, names)), model, inputs, labels)
+
+
+def _fit(
+    scores: list[Score], model: nn.Module, inputs: ArrayLike, labels: ArrayLike
+) -> None:
+    scores = [score for score in scores if score.learn]
+    inputs = as_inputs(inputs)
+    labels = as_labels(labels, count(inputs)).cpu()
+    for read in {score.read for score in scores}:
+        shown = read(model, inputs)
+        for score in scores:
+            if score.learn and score.read is read:
+                score.known[model] = [score.learn(each, labels) for each in shown]
 
 
 def values(
     names: Iterable[str],
     model: nn.Module,
-    inputs: Tensor,
+    inputs: ArrayLike,
     temperature: float = 1.0,
     z: Logits | None = None,
 ) -> dict[str, Tensor]:
-    """Several of SCORES by name, each [samples]; the model is asked once for what they share.
+    """Return several of SCORES by name, each [samples].
 
-    z: the model's logits of these inputs, where it was asked for them before.
+    The model is asked once for what they share.
+
+    Parameters
+    ----------
+    temperature
+        Divides the members' logits, for scores of logits alone.
+    z
+        The model's logits of these inputs, where it was asked for them before.
     """
-    wanted = {name: _named(name) for name in names}
-    shown: dict[Callable, Any] = {} if z is None else {logits: z}
-    shown |= {
-        read: read(model, inputs)
-        for read in {score.read for score in wanted.values()} - shown.keys()
-    }
-    return {
-        name: score.seen(
-            model, shown[score.read], temperature if score.read is logits else 1.0
-        )
-        for name, score in wanted.items()
-    }
+    inputs, shown = as_inputs(inputs), {} if z is None else {logits: z}
+    rated = {}
+    for name in names:
+        score = _named(name)
+        if score.read not in shown:
+            shown[score.read] = score.read(model, inputs)
+        rated[name] = score._of(model, shown[score.read], temperature)
+    return rated
 
 
 def refused(
-    names: Iterable[str], model: nn.Module, inputs: Tensor, labels: Tensor
+    names: Iterable[str], model: nn.Module, inputs: ArrayLike, labels: ArrayLike
 ) -> dict[str, str]:
-    """Which of SCORES a model cannot give, and why; inputs, labels: some of its training set."""
-    found, several = {}, isinstance(model, Ensemble) and model.members > 1
+    """Return which of SCORES a model cannot give, and why.
+
+    Parameters
+    ----------
+    inputs, labels
+        Some of its training set.
+    """
+    reasons, several = {}, len(members(model)) > 1
+    inputs = as_inputs(inputs)
     for name in names:
+        score = _named(name)
+        if score.compares and not several:
+            reasons[name] = "one network has no members to compare"
+            continue
         try:
-            if _named(name).compares and not several:
-                raise ValueError("one network has no members to compare")
-            SCORES[name].fit(model, inputs, labels)(model, inputs[:2])
-        except (ValueError, TypeError) as error:
-            found[name] = str(error)
-    return found
+            score.fit(model, inputs, labels)(model, inputs[:2])
+        except (ValueError, TypeError, RuntimeError) as error:
+            reasons[name] = str(error)
+    return reasons
 
 
 def _named(name: str) -> Score:
@@ -180,49 +200,44 @@ def _named(name: str) -> Score:
     return SCORES[name]
 
 
-# Scores of logits -----------------------------------------------------------------------------------------------------
+# Scores of logits
 def _energy(z: Logits, t: float) -> Tensor:
-    """Liu et al. 2020, arXiv 2010.03759."""
+    """Return the energy (Liu et al. 2020, arXiv 2010.03759)."""
     return -t * (z.double() / t).logsumexp(-1).mean(0)
 
 
 def _reverse_mi(z: Logits, t: float) -> Tensor:
-    """Mean KL(q || p_m) from the mean prediction q to the members (Malinin and Gales 2021, arXiv 2002.07650)."""
+    """Return the mean KL(q || p_m) from the mean prediction q to the members.
+
+    Malinin and Gales 2021, arXiv 2002.07650.
+    """
     log_q, log_p = log_prediction(z / t), (z.double() / t).log_softmax(-1)
     return (log_q.exp() * (log_q - log_p.mean(0))).sum(-1).clamp(min=0)
 
 
 def _pairwise_kl(z: Logits, t: float) -> Tensor:
-    return (
-        uncertainty.expected_pairwise_kl(z / t)
-        if len(z) > 1
-        else torch.zeros(z.shape[1])
-    )
+    if len(z) == 1:
+        return torch.zeros(z.shape[1])
+    return uncertainty.expected_pairwise_kl(z / t)
 
 
-# Scores of features: x [samples, width] and labels [samples] ----------------------------------------------------------
-def _class_means(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean of each class that occurs, and every sample's distance vector from its own."""
+# Scores of features: x [samples, width] and labels y [samples]
+def _shared(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean of each class that occurs, and the root of their covariance."""
     classes, own = y.unique(return_inverse=True)
     means = torch.stack([x[y == c].mean(0) for c in classes])
-    return means, x - means[own]
-
-
-def _shared(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    means, apart = _class_means(x, y)
-    return means, shrunk_root(apart)
+    return means, shrunk_root(x - means[own])
 
 
 def _mahalanobis(x: Tensor, known: tuple[Tensor, Tensor]) -> Tensor:
-    """The squared distance to the nearest class mean (Lee et al. 2018, arXiv 1807.03888)."""
+    """Return the squared distance to the nearest mean (Lee et al. 2018, 1807.03888)."""
     means, root = known
-    return torch.stack(
-        [whitened(x - mean, root).square().sum(1) for mean in means]
-    ).amin(0)
+    squares = [whitened(x - mean, root).square().sum(1) for mean in means]
+    return torch.stack(squares).amin(0)
 
 
 def _background(x: Tensor, y: Tensor) -> tuple:
-    """The classes, and all of them as one Gaussian.
+    """Return the classes, and all of them as one Gaussian.
 
     The total covariance is that within classes plus that of the class means. Were it
     shrunk apart, the difference of the two distances would say which was shrunk more,
@@ -230,73 +245,73 @@ def _background(x: Tensor, y: Tensor) -> tuple:
     """
     means, root = _shared(x, y)
     middle = x.mean(0)
+    apart = means - middle
     shares = y.unique(return_counts=True)[1] / len(y)
-    between = (means - middle).mT @ (shares[:, None] * (means - middle))
-    total = torch.linalg.cholesky(root @ root.mT + between)
-    return (means, root), (middle[None], total)
+    total = root @ root.mT + apart.mT @ (shares[:, None] * apart)
+    return (means, root), (middle[None], torch.linalg.cholesky(total))
 
 
 def _relative(x: Tensor, known: tuple) -> Tensor:
-    """The same, minus the squared distance to all classes as one Gaussian (Ren et al. 2021, arXiv 2106.09022)."""
+    """Return the same, minus the squared distance to all classes as one Gaussian.
+
+    Ren et al. 2021, arXiv 2106.09022.
+    """
     classes, everything = known
     return _mahalanobis(x, classes) - _mahalanobis(x, everything)
 
 
-def _nearest(x: Tensor, y: Tensor, k: int = 10) -> NearestNeighbors:
-    return NearestNeighbors(n_neighbors=min(k, len(x))).fit(
-        nn.functional.normalize(x).numpy()
-    )
+def _neighbours(x: Tensor, y: Tensor) -> NearestNeighbors:
+    return NearestNeighbors(n_neighbors=min(10, len(x))).fit(_of_length_one(x))
 
 
 def _distance(x: Tensor, known: NearestNeighbors) -> Tensor:
-    """To the k-th nearest of the training features, all of length 1 (Sun et al. 2022, arXiv 2204.06507)."""
-    return torch.from_numpy(
-        known.kneighbors(nn.functional.normalize(x).numpy())[0][:, -1]
-    )
+    """Return the distance to the tenth nearest of the training features.
 
-
-def _gaussians(
-    x: Tensor, y: Tensor
-) -> list[tuple[Tensor, torch.distributions.MultivariateNormal]]:
-    """For each class the log of its share, and the Gaussian of its features.
-
-    A class of one or two inputs has no covariance of its own: it takes the one that all classes share.
+    All have length 1 (Sun et al. 2022, arXiv 2204.06507).
     """
-    parts = [x[y == c] for c in y.unique()]
-    shares = [torch.tensor(len(part) / len(x)).double().log() for part in parts]
-    normal = torch.distributions.MultivariateNormal
-    roots = [shrunk_root(part) if len(part) > 2 else _shared(x, y)[1] for part in parts]
-    return [
-        (s, normal(p.mean(0), scale_tril=root))
-        for s, p, root in zip(shares, parts, roots, strict=True)
-    ]
+    distances, _ = known.kneighbors(_of_length_one(x))
+    return torch.from_numpy(distances[:, -1])
+
+
+def _of_length_one(x: Tensor) -> Any:
+    return nn.functional.normalize(x).numpy()
+
+
+def _gaussians(x: Tensor, y: Tensor) -> list[tuple[float, MultivariateNormal]]:
+    """Return for each class the log of its share, and the Gaussian of its features.
+
+    A class of one or two inputs has no covariance of its own: it takes the one that all
+    classes share.
+    """
+    gaussians = []
+    for c in y.unique():
+        own = x[y == c]
+        root = shrunk_root(own) if len(own) > 2 else _shared(x, y)[1]
+        normal = MultivariateNormal(own.mean(0), scale_tril=root)
+        gaussians.append((math.log(len(own) / len(x)), normal))
+    return gaussians
 
 
 def _no_density(x: Tensor, known: list) -> Tensor:
-    """Minus the log density of the mixture (Mukhoti et al. 2023, arXiv 2102.11582)."""
-    return -torch.stack(
-        [share + gaussian.log_prob(x) for share, gaussian in known]
-    ).logsumexp(0)
+    """Return minus the mixture's log density (Mukhoti et al. 2023, 2102.11582)."""
+    logs = [share + gaussian.log_prob(x) for share, gaussian in known]
+    return -torch.stack(logs).logsumexp(0)
 
 
-# Scores of gradients --------------------------------------------------------------------------------------------------
-def _gradient(score: Callable, **fixed: Any) -> Callable:
+# Scores of gradients
+def _gradient(score: Callable) -> Callable:
     def rate(shown: tuple[nn.Module, Tensor]) -> Tensor:
         network, inputs = shown
         with evaluating(network):
-            return score(network, inputs, **fixed)
+            return score(network, inputs)
 
     return rate
 
 
 def _regrad(network: nn.Module, inputs: Tensor) -> Tensor:
-    """Tokens cannot be perturbed."""
-    return gradients.regrad(
-        network, inputs, perturbations=10 if inputs.is_floating_point() else 0
-    )
+    perturbations = 10 if inputs.is_floating_point() else 0  # of tokens there are none
+    return gradients.regrad(network, inputs, perturbations=perturbations)
 
-
-door.room(__name__)  # before SCORES, which read by the functions that stand behind it
 
 SCORES: dict[str, Score] = {
     "entropy": Score(
@@ -321,7 +336,7 @@ SCORES: dict[str, Score] = {
     "relative_mahalanobis": Score(
         "relative Mahalanobis distance", features, _relative, _background
     ),
-    "knn": Score("distance of neighbours", features, _distance, _nearest),
+    "knn": Score("distance of neighbours", features, _distance, _neighbours),
     "ddu": Score("density of features (DDU)", features, _no_density, _gaussians),
     "exgrad": Score("ExGrad", networks, _gradient(gradients.exgrad)),
     "gradnorm": Score("GradNorm", networks, _gradient(gradients.gradnorm)),
