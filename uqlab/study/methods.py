@@ -6,8 +6,9 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -172,26 +173,26 @@ def suited(name: str, *sets: data.Dataset) -> list[data.Dataset]:
     ValueError
         For images of another shape where the first ones are not square.
     """
-    texts = [items.name for items in sets if isinstance(items.inputs, list)]
-    images = [items for items in sets if isinstance(items.inputs, Tensor)]
-    if texts and images:
-        others = ", ".join(items.name for items in images)
-        raise TypeError(
-            f"{', '.join(texts)} holds text, but {others} images; take sets of one kind"
-        )
-    if texts:
-        return list(sets)
-    shapes: list[Any] = [list(items.inputs.shape[1:]) for items in images]
-    channels, height, width = shapes[0] if name else (1, 28, 28)
-    if height == width:
-        return [items.resize(width, channels) for items in images]
-    for items, shape in zip(images, shapes, strict=True):
-        if shape != shapes[0]:
-            raise ValueError(
-                f"{items.name} has images {shape} and {images[0].name} {shapes[0]}: "
-                "only square ones are resized"
+    x: Any = sets[0].inputs
+    if isinstance(x, list):
+        images = [items.name for items in sets if isinstance(items.inputs, Tensor)]
+        if images:
+            raise TypeError(
+                f"{sets[0].name} holds text, but {', '.join(images)} images; take sets "
+                "of one kind"
             )
-    return images
+        return list(sets)
+    channels, height, width = x.shape[1:] if name else (1, 28, 28)
+    if height == width:
+        return [items.resize(width, channels) for items in sets]
+    for items in sets:
+        shape, first = np.shape(items.inputs)[1:], tuple(x.shape[1:])
+        if shape != first:
+            raise ValueError(
+                f"{items.name} has images {list(shape)} and {sets[0].name} "
+                f"{list(first)}: only square ones are resized"
+            )
+    return list(sets)
 
 
 def encode(network: Any, *sets: data.Dataset, longest: int = 64) -> list[Tensor]:
@@ -231,73 +232,53 @@ def numbers(ensemble: Ensemble) -> int:
     return trained or sum(p.numel() for p in ensemble.parameters())
 
 
-# How methods are made
-def _deep(backbone: nn.Module, members: int, seed: int) -> Ensemble:
+# How methods are made: (backbone, members, seed, **options) -> an untrained ensemble
+def _deep(backbone, members, seed):
     return ensembles.deep(lambda: fresh(backbone), members, seed)
 
 
-def _single(backbone: nn.Module, members: int, seed: int) -> Ensemble:
+def _single(backbone, members, seed):
     return _deep(backbone, 1, seed)
 
 
-def _one(
-    check: Callable[[nn.Module, int], object] = lambda *_: None,
-) -> Callable[..., Ensemble]:
+def _one(check=lambda *_: None):
     """Make one network; `check` raises for a backbone that `finish` could not take."""
 
-    def make(backbone: nn.Module, members: int, seed: int, **finish: Any) -> Ensemble:
+    def make(backbone, members, seed, **of_finish):
         check(backbone, members)
         return _deep(backbone, 1, seed)
 
     return make
 
 
-def _whole(make: Callable[..., Ensemble]) -> Callable[..., Ensemble]:
+def _whole(make):
     """Make what trains the whole network, which begins as the single network does."""
 
-    def whole(backbone: nn.Module, members: int, seed: int, **options: Any) -> Ensemble:
+    def whole(backbone, members, seed, **options):
         network = _deep(backbone, 1, seed).member(0)
         return make(network, members, seed=seed, **options)
 
     return whole
 
 
-def _lora_single(
-    backbone: nn.Module, members: int, seed: int, rank: int = 8, gain: float = 4.0
-) -> Ensemble:
+def _lora_single(backbone, members, seed, rank=8, gain=4.0):
     return ensembles.lora(backbone, 1, rank * members, gain=gain, seed=seed)
 
 
-def _one_lora(
-    backbone: nn.Module,
-    members: int,
-    seed: int,
-    rank: int = 8,
-    gain: float = 4.0,
-    prior_variance: float = 0.0,
-) -> Ensemble:
+def _one_lora(backbone, members, seed, rank=8, gain=4.0, prior_variance=0.0):
     return ensembles.lora(backbone, 1, rank, gain=gain, seed=seed)
 
 
-Kind = Literal["features", "attention"]
-
-
-def _dropping(
-    backbone: nn.Module,
-    members: int,
-    seed: int,
-    p: float = 0.2,
-    kind: Kind = "features",
-) -> Ensemble:
+def _dropping(backbone, members, seed, p=0.2, kind="features"):
     """Make one network that drops in training what its members will drop."""
 
-    def make() -> nn.Module:
+    def make():
         return ensembles.place_dropout(fresh(backbone), lambda: nn.Dropout(p), kind)
 
     return ensembles.deep(make, 1, seed)
 
 
-def _tiled(network: nn.Module, members: int) -> Ensemble:
+def _tiled(network, members):
     size = math.isqrt(members)
     if size**2 != members:
         raise ValueError(
@@ -306,32 +287,28 @@ def _tiled(network: nn.Module, members: int) -> Ensemble:
     return extraction.tiles(network, size)
 
 
-# How trained ones are finished
-def _as_is(trained: Ensemble, task: Task, **of_make: Any) -> Ensemble:
+# How they are finished: (trained ensemble, task, **options) -> the ensemble
+def _as_is(trained, task, **of_make):
     return trained
 
 
-def _dropped(
-    trained: Ensemble, task: Task, p: float = 0.2, kind: Kind = "features"
-) -> Ensemble:
+def _dropped(trained, task, p=0.2, kind="features"):
     return ensembles.dropout(
         trained.member(0), task.members, p, kind=kind, seed=task.seed
     )
 
 
-def _snapshots(trained: Ensemble, task: Task) -> Ensemble:
+def _snapshots(trained, task):
     """Take the trained network, and its states after further, shorter cycles."""
 
-    def cycle(one: Ensemble, number: int) -> None:
+    def cycle(one, number):
         if number:
             task.fit(one, number)
 
     return ensembles.snapshot(lambda: trained.member(0), task.members, cycle, task.seed)
 
 
-def _laplace(
-    trained: Any, task: Task, prior_variance: float = 1e-3, **of_make: Any
-) -> Ensemble:
+def _laplace(trained, task, prior_variance=1e-3, **of_make):
     return ensembles.laplace_lora(
         trained,
         task.inputs,
@@ -341,13 +318,7 @@ def _laplace(
     )
 
 
-def _masks(
-    trained: Ensemble,
-    task: Task,
-    steps: int = 120,
-    diversity: float = 2.0,
-    std: float = 0.5,
-) -> Ensemble:
+def _masks(trained, task, steps=120, diversity=2.0, std=0.5):
     """Find members within the trained network, by masks fitted on the same data."""
     masked = extraction.masks(trained.member(0), task.members, std=std, seed=task.seed)
     extraction.fit_masks(
@@ -363,11 +334,11 @@ def _masks(
     return masked.harden()
 
 
-def _tiles(trained: Ensemble, task: Task) -> Ensemble:
+def _tiles(trained, task):
     return _tiled(trained.member(0), task.members)
 
 
-def _hydra(trained: Ensemble, task: Task, share: float = 1 / 3) -> Ensemble:
+def _hydra(trained, task, share=1 / 3):
     """Remove a share of the heads, train on and fuse.
 
     Each member's are drawn from the lower 70 % by Taylor scores. Members of one ranking

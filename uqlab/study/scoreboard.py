@@ -100,14 +100,8 @@ def measure(
     for row, ensemble in _trained(
         how, backbone, train, members, seeds, methods is None
     ):
-        for score, count in few.items():
-            some = {where: strangers[:count] for where, strangers in ood.items()}
-            row |= detection(ensemble, train, test[:count], some, [score])
-        z = training.predict(ensemble, test.inputs)
-        row |= quality(ensemble, test, validation, shifted, z)
-        row |= detection(ensemble, train, test, ood, scores, z)
-        row |= cost(ensemble, backbone, test.inputs, repeats)
-        rows.append(row)
+        row |= _row(ensemble, train, test, ood, validation, shifted, scores, few)
+        rows.append(row | cost(ensemble, backbone, test.inputs, repeats))
         if kept is not None:
             kept[row["method"], row["seed"]] = ensemble
     if not rows:
@@ -117,7 +111,7 @@ def measure(
     return pd.DataFrame(rows)
 
 
-def _check(methods: list[str], scores: list[str], sets: list[Dataset]) -> None:
+def _check(methods, scores, sets):
     """Refuse what would only be refused after hours of training."""
     for name in methods:
         one_of("method", name, recipes.METHODS)
@@ -131,14 +125,7 @@ def _check(methods: list[str], scores: list[str], sets: list[Dataset]) -> None:
             )
 
 
-def _trained(
-    how: Mapping[str, Row],
-    backbone: nn.Module,
-    train: Dataset,
-    members: int,
-    seeds: Iterable[int],
-    leave_out: bool,
-) -> Iterator[tuple[Row, ensembles.Ensemble]]:
+def _trained(how, backbone, train, members, seeds, leave_out):
     """Yield the ensembles, with what is known of each; warn of methods left out."""
     seeds = list(seeds)
     for name, settings in how.items():
@@ -159,8 +146,18 @@ def _trained(
                     raise
                 warnings.warn(f"{name} is left out: {error}", stacklevel=3)
                 break
-            row: Row = {"method": name, "seed": seed, "members": ensemble.members}
+            row = {"method": name, "seed": seed, "members": ensemble.members}
             yield row | {"train_seconds": time.perf_counter() - started}, ensemble
+
+
+def _row(ensemble, train, test, ood, validation, shifted, scores, few):
+    """Return what is said of an ensemble but its costs."""
+    row = {}
+    for score, count in few.items():
+        some = {where: strangers[:count] for where, strangers in ood.items()}
+        row |= detection(ensemble, train, test[:count], some, [score])
+    row |= quality(ensemble, test, validation, shifted)
+    return row | detection(ensemble, train, test, ood, scores)
 
 
 def quality(
@@ -168,14 +165,8 @@ def quality(
     test: Dataset,
     validation: Dataset | None = None,
     shifted: Sets | None = None,
-    z: Tensor | None = None,
 ) -> Row:
     """Return what `measure` says of the predictions of an ensemble or network.
-
-    Parameters
-    ----------
-    z
-        The model's logits of `test`, where they are known.
 
     Returns
     -------
@@ -186,7 +177,7 @@ def quality(
         a set has soft labels soft_kl, the mean KL from them to the prediction, and
         soft_correlation, that of their entropy and the aleatoric part.
     """
-    z = training.predict(model, test.inputs) if z is None else z
+    z = training.predict(model, test.inputs)
     row = _basic(z, test)
     row["adaptive_ece"] = metrics.adaptive_ece(z, test.labels)
     row["brier"] = metrics.brier(z, test.labels)
@@ -201,9 +192,7 @@ def quality(
     return row
 
 
-def _scaled(
-    model: nn.Module, z: Tensor, test: Dataset, validation: Dataset
-) -> dict[str, float]:
+def _scaled(model, z, test, validation):
     """Return the temperature, and what it makes of logits of the test set."""
     held_out = training.predict(model, validation.inputs)
     temperature = metrics.fit_temperature(held_out, validation.labels)
@@ -215,9 +204,9 @@ def _scaled(
     }
 
 
-def _basic(z: Tensor, data: Dataset) -> Row:
+def _basic(z, data):
     """Return what is said of every set, and the agreement with its soft labels."""
-    row: Row = {
+    row = {
         "accuracy": metrics.accuracy(z, data.labels),
         "nll": metrics.nll(z, data.labels),
         "ece": metrics.ece(z, data.labels),
@@ -232,7 +221,7 @@ def _basic(z: Tensor, data: Dataset) -> Row:
     return row
 
 
-def _rank_correlation(a: Tensor, b: Tensor) -> float:
+def _rank_correlation(a, b):
     """Return Spearman's; NaN where one of them is constant."""
     pair = pd.DataFrame({"a": a.numpy(), "b": b.numpy()})
     return float(pair.corr("spearman").loc["a", "b"])
@@ -244,21 +233,15 @@ def detection(
     test: Dataset,
     ood: Sets,
     scores: Iterable[str] = CHEAP,
-    z: Tensor | None = None,
 ) -> Row:
     """Return how each score orders the test set, and how it tells strangers from it.
-
-    Parameters
-    ----------
-    z
-        The model's logits of `test`, where they are known.
 
     Returns
     -------
     dict
         aurc (by "msp"), aurc_<score>, auroc_<score>_<ood>, fpr95_<score>_<ood>.
     """
-    z = training.predict(model, test.inputs) if z is None else z
+    z = training.predict(model, test.inputs)
     names = [name for name in scores if len(z) > 1 or not rating.SCORES[name].compares]
     rating.fit(names, model, train.inputs, train.labels)
     known = rating.values(names, model, test.inputs, z=z)
@@ -311,7 +294,7 @@ def cost(
     return row | {"peak_memory": held.most + always}
 
 
-def _seconds(model: nn.Module, x: Tensor) -> float:
+def _seconds(model, x):
     started = time.perf_counter()
     model(x).sum().item()  # waits for a GPU
     return time.perf_counter() - started
@@ -437,7 +420,7 @@ def pareto(
     return front.sort_values(cost, ascending=sign(cost) < 0, kind="stable")
 
 
-def _on_front(points: np.ndarray) -> np.ndarray:
+def _on_front(points):
     """Tell which of the points [..., methods, 2] none dominates; more is better."""
     others, own = points[..., None, :, :], points[..., :, None, :]
     dominated = (others >= own).all(-1) & (others > own).any(-1)
@@ -493,20 +476,19 @@ def recommend(
     return advice._replace(reason=reason)
 
 
-def _refused(means: pd.DataFrame, limits: Mapping[str, int | float]) -> dict[str, str]:
+def _refused(means, limits):
     """Return the first limit that a method breaks, by method."""
-    refused: dict[str, str] = {}
+    refused = {}
     for column, limit in limits.items():
         # A limit that is a method's own mean admits it, however the mean was rounded.
-        spare: Any = sign(column) * (means[column] - limit)
+        spare = sign(column) * (means[column] - limit)
         for method in means.index[spare < -1e-9 * abs(limit)]:
             refused.setdefault(method, column)
     return refused
 
 
-def _reason(
-    advice: Advice, quality: str, left: int, dear: list[str], limits: list[str]
-) -> str:
+def _reason(advice, quality, left, dear, limits):
+    """Say in a sentence what came of it."""
     if not advice.best:
         return f"no method keeps {' and '.join(limits)} within the limits."
     words = f"{_label(advice.best)} is the only method that you can afford"
@@ -524,7 +506,7 @@ def _reason(
     return f"{words}."
 
 
-def _label(method: str) -> str:
+def _label(method):
     known = recipes.METHODS.get(method)
     return known.label if known else method
 
@@ -543,17 +525,17 @@ def by_score(table: pd.DataFrame, ood: str, kind: str = "auroc") -> pd.DataFrame
 
 
 # Seeds
-def _by_seed(table: pd.DataFrame, columns: list[str]) -> dict[str, Any]:
+def _by_seed(table, columns):
     """Return each column's values [seeds, methods], of the methods that have them."""
     for column in ("method", "seed", *columns):
         if column not in table:
             has = ", ".join(table.columns)
             raise ValueError(f"the table has no column {column!r}; it has {has}")
-    means: Any = table.groupby("method", sort=False)[columns].mean()
+    means = table.groupby("method", sort=False)[columns].mean()
     names = means.dropna().index
-    values: dict[str, Any] = {}
+    values = {}
     for column in columns:
-        wide: Any = table.pivot(index="seed", columns="method", values=column)
+        wide = table.pivot(index="seed", columns="method", values=column)
         values[column] = wide[names]
         if values[column].isna().any(axis=None):
             raise ValueError(
@@ -562,11 +544,11 @@ def _by_seed(table: pd.DataFrame, columns: list[str]) -> dict[str, Any]:
     return values
 
 
-def _means(values: Mapping[str, Any]) -> pd.DataFrame:
+def _means(values):
     return pd.DataFrame({column: wide.mean() for column, wide in values.items()})
 
 
-def _resampled(values: Any, repeats: int, seed: int) -> np.ndarray:
+def _resampled(values, repeats, seed):
     """Return means [repeats, methods] of resampled seeds, alike for all columns."""
     if len(values) < 2:
         raise ValueError(
@@ -577,10 +559,10 @@ def _resampled(values: Any, repeats: int, seed: int) -> np.ndarray:
     return values.to_numpy()[picks].mean(1)
 
 
-def _band(drawn: np.ndarray, level: float) -> np.ndarray:
+def _band(drawn, level):
     return np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0)
 
 
-def _ahead(gaps: np.ndarray) -> np.ndarray:
+def _ahead(gaps):
     """Return the share of resamples with a positive gap, ties counting one half."""
     return np.heaviside(gaps, 0.5).mean(0)

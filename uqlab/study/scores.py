@@ -200,13 +200,13 @@ def _named(name: str) -> Score:
     return SCORES[name]
 
 
-# Scores of logits
-def _energy(z: Logits, t: float) -> Tensor:
+# Scores of logits: z [members, samples, classes] and the temperature t
+def _energy(z, t):
     """Return the energy (Liu et al. 2020, arXiv 2010.03759)."""
     return -t * (z.double() / t).logsumexp(-1).mean(0)
 
 
-def _reverse_mi(z: Logits, t: float) -> Tensor:
+def _reverse_mi(z, t):
     """Return the mean KL(q || p_m) from the mean prediction q to the members.
 
     Malinin and Gales 2021, arXiv 2002.07650.
@@ -215,28 +215,28 @@ def _reverse_mi(z: Logits, t: float) -> Tensor:
     return (log_q.exp() * (log_q - log_p.mean(0))).sum(-1).clamp(min=0)
 
 
-def _pairwise_kl(z: Logits, t: float) -> Tensor:
+def _pairwise_kl(z, t):
     if len(z) == 1:
         return torch.zeros(z.shape[1])
     return uncertainty.expected_pairwise_kl(z / t)
 
 
 # Scores of features: x [samples, width] and labels y [samples]
-def _shared(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _shared(x, y):
     """Return the mean of each class that occurs, and the root of their covariance."""
     classes, own = y.unique(return_inverse=True)
     means = torch.stack([x[y == c].mean(0) for c in classes])
     return means, shrunk_root(x - means[own])
 
 
-def _mahalanobis(x: Tensor, known: tuple[Tensor, Tensor]) -> Tensor:
+def _mahalanobis(x, known):
     """Return the squared distance to the nearest mean (Lee et al. 2018, 1807.03888)."""
     means, root = known
     squares = [whitened(x - mean, root).square().sum(1) for mean in means]
     return torch.stack(squares).amin(0)
 
 
-def _background(x: Tensor, y: Tensor) -> tuple:
+def _background(x, y):
     """Return the classes, and all of them as one Gaussian.
 
     The total covariance is that within classes plus that of the class means. Were it
@@ -251,7 +251,7 @@ def _background(x: Tensor, y: Tensor) -> tuple:
     return (means, root), (middle[None], torch.linalg.cholesky(total))
 
 
-def _relative(x: Tensor, known: tuple) -> Tensor:
+def _relative(x, known):
     """Return the same, minus the squared distance to all classes as one Gaussian.
 
     Ren et al. 2021, arXiv 2106.09022.
@@ -260,11 +260,11 @@ def _relative(x: Tensor, known: tuple) -> Tensor:
     return _mahalanobis(x, classes) - _mahalanobis(x, everything)
 
 
-def _neighbours(x: Tensor, y: Tensor) -> NearestNeighbors:
+def _neighbours(x, y):
     return NearestNeighbors(n_neighbors=min(10, len(x))).fit(_of_length_one(x))
 
 
-def _distance(x: Tensor, known: NearestNeighbors) -> Tensor:
+def _distance(x, known):
     """Return the distance to the tenth nearest of the training features.
 
     All have length 1 (Sun et al. 2022, arXiv 2204.06507).
@@ -273,11 +273,11 @@ def _distance(x: Tensor, known: NearestNeighbors) -> Tensor:
     return torch.from_numpy(distances[:, -1])
 
 
-def _of_length_one(x: Tensor) -> Any:
+def _of_length_one(x):
     return nn.functional.normalize(x).numpy()
 
 
-def _gaussians(x: Tensor, y: Tensor) -> list[tuple[float, MultivariateNormal]]:
+def _gaussians(x, y):
     """Return for each class the log of its share, and the Gaussian of its features.
 
     A class of one or two inputs has no covariance of its own: it takes the one that all
@@ -292,15 +292,15 @@ def _gaussians(x: Tensor, y: Tensor) -> list[tuple[float, MultivariateNormal]]:
     return gaussians
 
 
-def _no_density(x: Tensor, known: list) -> Tensor:
+def _no_density(x, known):
     """Return minus the mixture's log density (Mukhoti et al. 2023, 2102.11582)."""
     logs = [share + gaussian.log_prob(x) for share, gaussian in known]
     return -torch.stack(logs).logsumexp(0)
 
 
 # Scores of gradients
-def _gradient(score: Callable) -> Callable:
-    def rate(shown: tuple[nn.Module, Tensor]) -> Tensor:
+def _gradient(score):
+    def rate(shown):
         network, inputs = shown
         with evaluating(network):
             return score(network, inputs)
@@ -308,7 +308,7 @@ def _gradient(score: Callable) -> Callable:
     return rate
 
 
-def _regrad(network: nn.Module, inputs: Tensor) -> Tensor:
+def _regrad(network, inputs):
     perturbations = 10 if inputs.is_floating_point() else 0  # of tokens there are none
     return gradients.regrad(network, inputs, perturbations=perturbations)
 
