@@ -437,13 +437,6 @@ def test_dear_scores_see_few_inputs(sets, backbone):
 
 def test_errors_come_before_the_work(sets, backbone, monkeypatch):
     monkeypatch.setattr(methods, "train", lambda *_, **__: pytest.fail("trained"))
-    texts = data.Dataset(
-        ["a"] * 3, torch.zeros(3).long(), "sst2", "test", ("bad", "good")
-    )
-    with pytest.raises(
-        TypeError, match="sst2 holds texts: give a Dataset with the tokenizer's tensor"
-    ):
-        measured(backbone, (*sets[:2], {"texts": texts}))
     with pytest.raises(ValueError, match='method must be "single"'):
         measured(backbone, sets, methods=["single", "deeep"])
     with pytest.raises(ValueError, match='score must be "entropy"'):

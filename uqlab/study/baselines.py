@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -67,8 +66,7 @@ def ood_scores(
     if isinstance(x, list):
         name, unusual = "rarity of words", _rarity(x, at)
     else:
-        axes = np.ndim(train)
-        measured = measured or ("pixels" if axes > 2 else "inputs")
+        measured = measured or ("pixels" if np.ndim(train) > 2 else "inputs")
         name = f"Mahalanobis distance of {measured}"
         x, at = torch.from_numpy(x).double(), torch.from_numpy(at)
         unusual = whitened(at - x.mean(0), shrunk_root(x)).square().sum(1).numpy()
@@ -96,11 +94,10 @@ def aurocs(
     return found
 
 
-def _alike(train: Inputs, inputs: Inputs) -> tuple[Any, Any]:
+def _alike(train, inputs):
     """Return both as lists of texts, or both as arrays [inputs, numbers]."""
     x, at = (
-        value if isinstance(value, list) and _texts(value) else as_inputs(value)
-        for value in (train, inputs)
+        value if _is_texts(value) else as_inputs(value) for value in (train, inputs)
     )
     shapes = ["texts" if isinstance(v, list) else list(v.shape[1:]) for v in (x, at)]
     if shapes[0] != shapes[1]:
@@ -112,11 +109,11 @@ def _alike(train: Inputs, inputs: Inputs) -> tuple[Any, Any]:
     return x.flatten(1).numpy(), at.flatten(1).numpy()
 
 
-def _texts(values: list) -> bool:
-    return all(isinstance(value, str) for value in values)
+def _is_texts(inputs):
+    return isinstance(inputs, list) and all(isinstance(text, str) for text in inputs)
 
 
-def _rarity(train: list[str], texts: list[str]) -> np.ndarray:
+def _rarity(train, texts):
     words = CountVectorizer(token_pattern=WORD).build_analyzer()
     known = Counter(word for text in train for word in words(text))
     every = known.total() + len(known) + 1

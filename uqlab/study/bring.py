@@ -17,7 +17,7 @@ import inspect
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -122,36 +122,26 @@ def check(network: nn.Module, inputs: ArrayLike, task: data.Dataset) -> None:
     task
         The set that they come from: there must be one output for each of its classes.
     """
-    inputs = as_inputs(inputs)[:2]
+    two: Any = as_inputs(inputs)[:2]
     with torch.no_grad(), evaluating(network):
-        logits = logits_of(network(like_parameters(network, inputs)))
-    kind, shape = type(network).__name__, list(inputs.shape[1:])
-    if not isinstance(logits, Tensor) or logits.ndim < 2:
-        what: Any = list(getattr(logits, "shape", ())) or type(logits).__name__
+        logits = logits_of(network(like_parameters(network, two)))
+    shape, classes = list(two.shape[1:]), len(task.classes)
+    said = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    if not isinstance(said, list) or len(said) < 2 or said[-1] != classes:
         raise ValueError(
-            f"{kind} must return logits [batch, classes] for inputs {shape}, got {what}"
-        )
-    if logits.shape[-1] != len(task.classes):
-        raise ValueError(
-            f"{kind} returns {logits.shape[-1]} outputs, and {task.name} has labels of "
-            f"{len(task.classes)} classes: there must be one output for each class; "
-            "take other labels, or another classifier"
+            f"{type(network).__name__} must return logits [batch, {classes}] for "
+            f"inputs {shape}, one for each class of {task.name}, got {said}; take "
+            "other labels, or another classifier"
         )
     if not logits.isfinite().all():
         raise ValueError(
-            f"{kind} returns logits that are not finite for inputs {shape} of "
-            f"{task.name}"
+            f"{type(network).__name__} returns logits that are not finite for inputs "
+            f"{shape} of {task.name}"
         )
 
 
 # Where a model lies
-def _networks(
-    source: str,
-    task: data.Dataset,
-    settings: Mapping[str, Any],
-    new: bool,
-    scaled: bool,
-) -> list[nn.Module]:
+def _networks(source, task, settings, new, scaled):
     folder = Path(source).expanduser()
     if not source:
         return [methods.backbone("", task)]
@@ -170,7 +160,7 @@ def _networks(
     return networks
 
 
-def _function(source: str) -> Callable[..., Any]:
+def _function(source):
     place, _, name = source.rpartition(":")
     if not place or not name:
         raise ValueError(
@@ -187,7 +177,7 @@ def _function(source: str) -> Callable[..., Any]:
     return module[name]
 
 
-def _run(place: str) -> Any:
+def _run(place):
     path = Path(place).expanduser().absolute()
     if not path.is_file():
         raise FileNotFoundError(
@@ -200,7 +190,7 @@ def _run(place: str) -> Any:
     return module
 
 
-def _imported(place: str) -> Any:
+def _imported(place):
     try:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
@@ -214,8 +204,8 @@ def _imported(place: str) -> Any:
         ) from error
 
 
-def _weight_files(weights: Place | Sequence[Place]) -> list[Path]:
-    found: list[Path] = []
+def _weight_files(weights):
+    found = []
     for place in [weights] if isinstance(weights, str | os.PathLike) else weights:
         path = Path(place).expanduser()
         if path.is_dir():
@@ -236,16 +226,14 @@ def _weight_files(weights: Place | Sequence[Place]) -> list[Path]:
     return found
 
 
-def _saved(path: Path) -> bool:
+def _saved(path):
     """Tell whether `ensembles.save` wrote a file."""
     with contextlib.suppress(OSError, SafetensorError), safe_open(path, "pt") as file:
         return "uqlab" in (file.metadata() or {})
     return False
 
 
-def _of_transformers(
-    folder: Path, task: data.Dataset, new: bool, scaled: bool
-) -> nn.Module:
+def _of_transformers(folder, task, new, scaled):
     config = files.read_json(folder / "config.json")
     if not config:
         raise ValueError(
@@ -263,12 +251,17 @@ def _of_transformers(
         )
     if isinstance(task.inputs, list):
         return models.from_pretrained(folder, classes, task="text")
-    network: Any = models.from_pretrained(folder, classes)
+    return _of_images(folder, task, scaled)
+
+
+def _of_images(folder, task, scaled):
+    """Load a network for images, and put before it what it expects of them."""
+    network: Any = models.from_pretrained(folder, len(task.classes))
     seen = files.read_json(folder / "preprocessor_config.json")
-    steps: list[nn.Module] = []
-    size = getattr(network.config, "image_size", task.inputs.shape[-1])
-    if size != task.inputs.shape[-1]:
-        steps.append(nn.Upsample(size=size, mode="bilinear"))
+    size, steps = task.inputs.shape[-1], []
+    expected = getattr(network.config, "image_size", size)
+    if expected != size:
+        steps.append(nn.Upsample(size=expected, mode="bilinear"))
     if not scaled and "image_mean" in seen and "image_std" in seen:
         steps.append(models.Standardize(seen["image_mean"], seen["image_std"]))
     return nn.Sequential(*steps, network) if steps else network

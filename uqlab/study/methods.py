@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -269,7 +269,10 @@ def _one_lora(backbone, members, seed, rank=8, gain=4.0, prior_variance=0.0):
     return ensembles.lora(backbone, 1, rank, gain=gain, seed=seed)
 
 
-def _dropping(backbone, members, seed, p=0.2, kind="features"):
+Kind = Literal["features", "attention"]
+
+
+def _dropping(backbone, members, seed, p=0.2, kind: Kind = "features"):
     """Make one network that drops in training what its members will drop."""
 
     def make():
@@ -292,7 +295,7 @@ def _as_is(trained, task, **of_make):
     return trained
 
 
-def _dropped(trained, task, p=0.2, kind="features"):
+def _dropped(trained, task, p=0.2, kind: Kind = "features"):
     return ensembles.dropout(
         trained.member(0), task.members, p, kind=kind, seed=task.seed
     )

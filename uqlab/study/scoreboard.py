@@ -57,6 +57,8 @@ def measure(
 
     Parameters
     ----------
+    train, test
+        Of texts with the tokenizer's tensor as their inputs.
     ood, shifted
         Sets by name: strangers, and known classes that look different.
     methods
@@ -89,18 +91,19 @@ def measure(
     ------
     ValueError
         For unknown names, and where no method could be trained.
-    TypeError
-        For sets of texts: give the tokenizer's tensors.
     """
-    names = list(recipes.METHODS if methods is None else methods)
-    scores, few, shifted = list(scores), few or {}, shifted or {}
-    _check(names, [*scores, *few], [train, test, *ood.values(), *shifted.values()])
+    names, scores = list(methods or recipes.METHODS), list(scores)
+    for name in names:
+        one_of("method", name, recipes.METHODS)
+    for name in [*scores, *(few or {})]:
+        one_of("score", name, rating.SCORES)
     how = {name: settings | dict((own or {}).get(name, {})) for name in names}
     rows = []
-    for row, ensemble in _trained(
-        how, backbone, train, members, seeds, methods is None
-    ):
-        row |= _row(ensemble, train, test, ood, validation, shifted, scores, few)
+    leave_out = methods is None
+    for row, ensemble in _trained(how, backbone, train, members, seeds, leave_out):
+        row |= _few(ensemble, train, test, ood, few or {})
+        row |= quality(ensemble, test, validation, shifted)
+        row |= detection(ensemble, train, test, ood, scores)
         rows.append(row | cost(ensemble, backbone, test.inputs, repeats))
         if kept is not None:
             kept[row["method"], row["seed"]] = ensemble
@@ -111,21 +114,9 @@ def measure(
     return pd.DataFrame(rows)
 
 
-def _check(methods, scores, sets):
-    """Refuse what would only be refused after hours of training."""
-    for name in methods:
-        one_of("method", name, recipes.METHODS)
-    for name in scores:
-        one_of("score", name, rating.SCORES)
-    for data in sets:
-        if isinstance(data.inputs, list):
-            raise TypeError(
-                f"{data.name} holds texts: give a Dataset with the tokenizer's tensor "
-                "as its inputs"
-            )
-
-
-def _trained(how, backbone, train, members, seeds, leave_out):
+def _trained(
+    how, backbone, train, members, seeds, leave_out
+) -> Iterator[tuple[Row, ensembles.Ensemble]]:
     """Yield the ensembles, with what is known of each; warn of methods left out."""
     seeds = list(seeds)
     for name, settings in how.items():
@@ -150,14 +141,13 @@ def _trained(how, backbone, train, members, seeds, leave_out):
             yield row | {"train_seconds": time.perf_counter() - started}, ensemble
 
 
-def _row(ensemble, train, test, ood, validation, shifted, scores, few):
-    """Return what is said of an ensemble but its costs."""
+def _few(model, train, test, ood, few):
+    """Return what dear scores say of the first inputs of each set."""
     row = {}
     for score, count in few.items():
         some = {where: strangers[:count] for where, strangers in ood.items()}
-        row |= detection(ensemble, train, test[:count], some, [score])
-    row |= quality(ensemble, test, validation, shifted)
-    return row | detection(ensemble, train, test, ood, scores)
+        row |= detection(model, train, test[:count], some, [score])
+    return row
 
 
 def quality(
@@ -273,7 +263,7 @@ def cost(
         take at once); latency_1 and latency_64, for as many inputs, relative to the
         single network.
     """
-    inputs = as_inputs(inputs)
+    some: Any = as_inputs(inputs)
     stored = held_tensors(ensemble, derived=False)
     row: Row = {
         "trained": recipes.numbers(ensemble),
@@ -282,7 +272,7 @@ def cost(
     alone = ensembles.from_members([single])
     with torch.no_grad(), evaluating(ensemble), evaluating(single):
         for size in (1, 64):
-            x = like_parameters(ensemble, inputs[torch.arange(size) % len(inputs)])
+            x = like_parameters(ensemble, some[torch.arange(size) % len(some)])
             rounds = [
                 (_seconds(ensemble, x), _seconds(alone, x)) for _ in range(1 + repeats)
             ]
@@ -416,7 +406,7 @@ def pareto(
         ]
         share = _on_front(np.stack(drawn, -1) * signs).mean(0)
     here = _on_front(means[[quality, cost]].to_numpy() * signs)
-    front = means.assign(share=share)[here]
+    front: Any = means.assign(share=share)[here]
     return front.sort_values(cost, ascending=sign(cost) < 0, kind="stable")
 
 
@@ -457,23 +447,21 @@ def recommend(
         Column -> the most that its mean over seeds may be; the least, where more is
         better.
     """
-    means = _means(_by_seed(table, [quality, *limits]))
+    means: Any = _means(_by_seed(table, [quality, *limits]))
     refused = _refused(means, limits)
-    better: Any = sign(quality) * means[quality]
+    better = sign(quality) * means[quality]
     left = better.drop(list(refused)).sort_values(ascending=False, kind="stable")
     best, runner_up, *_ = [*left.index, "", ""]
-    value, comparison = math.nan, [math.nan] * 4
-    if best:
-        value = float(means[quality][best])
+    value = float(means[quality].get(best, math.nan))
+    margin, low, high, ahead = [math.nan] * 4
     if runner_up:
         gaps = differences(table, quality, runner_up, repeats=repeats, seed=seed)
         difference, *band, ahead = gaps.loc[best].tolist()
         low, high = sorted(sign(quality) * end for end in band)
-        comparison = [sign(quality) * difference, low, high, ahead]
-    advice = Advice(best, runner_up, value, *comparison, refused, "")
-    dear = list(means.index[better > left.max()])
-    reason = _reason(advice, quality, len(left), dear, list(limits))
-    return advice._replace(reason=reason)
+        margin = sign(quality) * difference
+    advice = Advice(best, runner_up, value, margin, low, high, ahead, refused, "")
+    dear = means.index[better > left.max()]
+    return advice._replace(reason=_reason(advice, quality, limits, len(left), dear))
 
 
 def _refused(means, limits):
@@ -487,7 +475,7 @@ def _refused(means, limits):
     return refused
 
 
-def _reason(advice, quality, left, dear, limits):
+def _reason(advice, quality, limits, left, dear):
     """Say in a sentence what came of it."""
     if not advice.best:
         return f"no method keeps {' and '.join(limits)} within the limits."
@@ -500,7 +488,7 @@ def _reason(advice, quality, left, dear, limits):
             f"you can afford, {verdict} {_label(advice.runner_up)} (by "
             f"{advice.margin:.3g}, 95 %: {advice.low:.3g} to {advice.high:.3g})"
         )
-    if dear:
+    if len(dear):
         each = [f"{_label(name)} ({advice.refused[name]})" for name in dear]
         words += f"; better but too dear: {', '.join(each)}"
     return f"{words}."

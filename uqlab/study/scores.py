@@ -134,13 +134,13 @@ def _fit(
     scores: list[Score], model: nn.Module, inputs: ArrayLike, labels: ArrayLike
 ) -> None:
     scores = [score for score in scores if score.learn]
-    inputs = as_inputs(inputs)
-    labels = as_labels(labels, count(inputs)).cpu()
+    x = as_inputs(inputs)
+    y = as_labels(labels, count(x)).cpu()
     for read in {score.read for score in scores}:
-        shown = read(model, inputs)
+        shown = read(model, x)
         for score in scores:
             if score.learn and score.read is read:
-                score.known[model] = [score.learn(each, labels) for each in shown]
+                score.known[model] = [score.learn(each, y) for each in shown]
 
 
 def values(
