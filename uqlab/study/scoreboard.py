@@ -92,7 +92,8 @@ def measure(
     ValueError
         For unknown names, and where no method could be trained.
     """
-    names, scores = list(methods or recipes.METHODS), list(scores)
+    names = list(recipes.METHODS if methods is None else methods)
+    scores = list(scores)
     for name in names:
         one_of("method", name, recipes.METHODS)
     for name in [*scores, *(few or {})]:
