@@ -36,6 +36,14 @@ def test_distance_is_mahalanobis_with_the_shrunk_covariance():
     np.testing.assert_allclose(scores["Mahalanobis distance of pixels"], expected)
 
 
+def test_a_distance_is_named_by_what_was_measured():
+    """Numbers in one row an input may be pixels or features: the caller knows."""
+    rows = torch.randn(50, 3)
+    assert "Mahalanobis distance of inputs" in baselines.ood_scores(rows, rows)
+    named = baselines.ood_scores(rows.numpy(), rows.tolist(), measured="pixels")
+    assert "Mahalanobis distance of pixels" in named
+
+
 def test_aurocs_of_several_sets():
     train, test, far = (
         torch.randn(50, 1, 3, 4),

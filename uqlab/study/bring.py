@@ -93,23 +93,27 @@ def model(
         )
     scaled = len(mean) > 0
     networks = _networks(source, task, settings or {}, new_classifier, scaled)
+    networks = _with_weights(networks, paths, scaled)
+    if scaled:
+        scale = models.Standardize(mean, std)
+        networks = [nn.Sequential(scale, network) for network in networks]
+    whole = networks[0] if len(networks) == 1 else ensembles.from_members(networks)
+    return Brought(whole.eval(), {path.name: files.sha256(path)[:16] for path in paths})
+
+
+def _with_weights(networks, paths, scaled):
+    """Return a network for each file of weights, or the ensemble that was saved."""
     if len(paths) == 1 and _saved(paths[0]):
         if scaled:
             raise ValueError(
                 "mean and std cannot stand before a saved ensemble: put Standardize "
                 "into its function"
             )
-        networks = [ensembles.load(paths[0], networks[0])]
-    elif paths:
-        copies = [copy.deepcopy(networks[0]) for _ in paths]
-        with warnings.catch_warnings():  # `files` tells the checksums
-            warnings.filterwarnings("ignore", "the format of .* holds no checksum")
-            networks = list(map(models.load_weights, copies, paths))
-    if scaled:
-        scale = models.Standardize(mean, std)
-        networks = [nn.Sequential(scale, network) for network in networks]
-    whole = networks[0] if len(networks) == 1 else ensembles.from_members(networks)
-    return Brought(whole.eval(), {path.name: files.sha256(path)[:16] for path in paths})
+        return [ensembles.load(paths[0], networks[0])]
+    copies = [copy.deepcopy(networks[0]) for _ in paths]
+    with warnings.catch_warnings():  # `files` tells the checksums
+        warnings.filterwarnings("ignore", "the format of .* holds no checksum")
+        return list(map(models.load_weights, copies, paths)) or networks
 
 
 def check(network: nn.Module, inputs: ArrayLike, task: data.Dataset) -> None:

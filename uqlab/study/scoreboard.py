@@ -92,20 +92,14 @@ def measure(
     ValueError
         For unknown names, and where no method could be trained.
     """
-    names = list(recipes.METHODS if methods is None else methods)
-    scores = list(scores)
-    for name in names:
-        one_of("method", name, recipes.METHODS)
-    for name in [*scores, *(few or {})]:
-        one_of("score", name, rating.SCORES)
-    how = {name: settings | dict((own or {}).get(name, {})) for name in names}
+    scores, few = list(scores), few or {}
+    how = _settings(methods, settings, own or {})
+    _check_names(how, [*scores, *few])
     rows = []
-    leave_out = methods is None
-    for row, ensemble in _trained(how, backbone, train, members, seeds, leave_out):
-        row |= _few(ensemble, train, test, ood, few or {})
-        row |= quality(ensemble, test, validation, shifted)
-        row |= detection(ensemble, train, test, ood, scores)
-        rows.append(row | cost(ensemble, backbone, test.inputs, repeats))
+    for row, ensemble in _trained(how, backbone, train, members, seeds, methods):
+        rows.append(row)
+        row |= _row(ensemble, train, test, ood, validation, shifted, scores, few)
+        row |= cost(ensemble, backbone, test.inputs, repeats)
         if kept is not None:
             kept[row["method"], row["seed"]] = ensemble
     if not rows:
@@ -115,8 +109,21 @@ def measure(
     return pd.DataFrame(rows)
 
 
+def _settings(methods, settings, own):
+    """Return the settings of each method."""
+    names = recipes.METHODS if methods is None else methods
+    return {name: settings | dict(own.get(name, {})) for name in names}
+
+
+def _check_names(methods, scores):
+    for name in methods:
+        one_of("method", name, recipes.METHODS)
+    for name in scores:
+        one_of("score", name, rating.SCORES)
+
+
 def _trained(
-    how, backbone, train, members, seeds, leave_out
+    how, backbone, train, members, seeds, methods
 ) -> Iterator[tuple[Row, ensembles.Ensemble]]:
     """Yield the ensembles, with what is known of each; warn of methods left out."""
     seeds = list(seeds)
@@ -134,7 +141,7 @@ def _trained(
                     **settings,
                 )
             except (ValueError, TypeError) as error:
-                if not leave_out:
+                if methods is not None:
                     raise
                 warnings.warn(f"{name} is left out: {error}", stacklevel=3)
                 break
@@ -142,13 +149,14 @@ def _trained(
             yield row | {"train_seconds": time.perf_counter() - started}, ensemble
 
 
-def _few(model, train, test, ood, few):
-    """Return what dear scores say of the first inputs of each set."""
+def _row(ensemble, train, test, ood, validation, shifted, scores, few):
+    """Return all columns of an ensemble but its costs."""
     row = {}
     for score, count in few.items():
         some = {where: strangers[:count] for where, strangers in ood.items()}
-        row |= detection(model, train, test[:count], some, [score])
-    return row
+        row |= detection(ensemble, train, test[:count], some, [score])
+    row |= quality(ensemble, test, validation, shifted)
+    return row | detection(ensemble, train, test, ood, scores)
 
 
 def quality(
@@ -461,8 +469,8 @@ def recommend(
         low, high = sorted(sign(quality) * end for end in band)
         margin = sign(quality) * difference
     advice = Advice(best, runner_up, value, margin, low, high, ahead, refused, "")
-    dear = means.index[better > left.max()]
-    return advice._replace(reason=_reason(advice, quality, limits, len(left), dear))
+    reason = _reason(advice, quality, limits, left, better)
+    return advice._replace(reason=reason)
 
 
 def _refused(means, limits):
@@ -476,19 +484,21 @@ def _refused(means, limits):
     return refused
 
 
-def _reason(advice, quality, limits, left, dear):
+def _reason(advice, quality, limits, left, better):
     """Say in a sentence what came of it."""
     if not advice.best:
         return f"no method keeps {' and '.join(limits)} within the limits."
-    words = f"{_label(advice.best)} is the only method that you can afford"
+    best = _label(advice.best)
+    words = f"{best} is the only method that you can afford"
     if advice.runner_up:
         sure = advice.low > 0
         verdict = "ahead of" if sure else "but these seeds cannot tell it from"
         words = (
-            f"{_label(advice.best)} has the best {quality} of the {left} methods that "
-            f"you can afford, {verdict} {_label(advice.runner_up)} (by "
-            f"{advice.margin:.3g}, 95 %: {advice.low:.3g} to {advice.high:.3g})"
+            f"{best} has the best {quality} of the {len(left)} methods that you can "
+            f"afford, {verdict} {_label(advice.runner_up)} (by {advice.margin:.3g}, "
+            f"95 %: {advice.low:.3g} to {advice.high:.3g})"
         )
+    dear = better.index[better > left.max()]
     if len(dear):
         each = [f"{_label(name)} ({advice.refused[name]})" for name in dear]
         words += f"; better but too dear: {', '.join(each)}"
