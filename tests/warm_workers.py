@@ -23,14 +23,10 @@ ONE_THREAD = {
     "OMP_WAIT_POLICY": "passive",
 }
 ROOMS = [
-    "methods",
     "models",
     "plots",
-    "published",
-    "rivals",
     "runs",
-    "scoreboard",
-    "scores",
+    "study",
     "widgets",
 ]
 NETWORKS = ["bert.modeling_bert", "vit.modeling_vit", "clip.modeling_clip"]

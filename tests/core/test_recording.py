@@ -13,9 +13,10 @@ import pandas as pd
 import pytest
 import torch
 
-from uqlab import published, runs
+from uqlab import runs
 from uqlab.core import recording
 from uqlab.core.files import sha256
+from uqlab.study import published
 
 
 class Pair(NamedTuple):

@@ -8,11 +8,12 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from uqlab import data, models, published, scoreboard
+from uqlab import data, models
 from uqlab.core.files import read_json
-from uqlab.methods import METHODS
 from uqlab.runs import evidence, identity, parameters
 from uqlab.runs.sweeps import axis
+from uqlab.study import published, scoreboard
+from uqlab.study.methods import METHODS
 
 FIGURES = Path(__file__).parents[2] / "figures"
 BOARD = FIGURES / "real" / "13_scoreboard"

@@ -16,7 +16,6 @@ from small_networks import PIXELS, SMALL, images, mlp, vit
 from torch import nn
 from transformers import CLIPConfig, CLIPModel
 
-import uqlab
 from uqlab import data, ensembles, extraction, models, uncertainty
 
 FILES = ("analysis", "study")  # rooms whose files are imported by name
@@ -162,12 +161,12 @@ OWN: dict[str, dict[str, Any]] = {
     "representations.minibatch_cka": {"batches_of_pairs": lambda: [(draw(6, 3), draw(6, 3, seed=1))]},
     "representations.cka_matrix": {"features_a": lambda: [draw(6, 3)], "features_b": lambda: [draw(6, 2)]},
     "representations.match": {"similarity": lambda: positive(3, 3)},
-    "rivals.accuracies": {"train": lambda: draw(12, 3), "labels": lambda: torch.arange(12) % 2,
+    "baselines.accuracies": {"train": lambda: draw(12, 3), "labels": lambda: torch.arange(12) % 2,
                           "test": lambda: draw(4, 3), "test_labels": lambda: torch.arange(4) % 2},
-    "rivals.ood_scores": {"train": lambda: draw(12, 3), "inputs": lambda: draw(4, 3)},
-    "rivals.aurocs": {"train": lambda: draw(12, 3), "test": lambda: draw(4, 3), "others": lambda: {"a": draw(4, 3)}},
-    "rivals.shrunk_root": {"values": lambda: draw(6, 3)},
-    "rivals.whitened": {"values": lambda: draw(6, 3), "root": lambda: torch.eye(3)},
+    "baselines.ood_scores": {"train": lambda: draw(12, 3), "inputs": lambda: draw(4, 3)},
+    "baselines.aurocs": {"train": lambda: draw(12, 3), "test": lambda: draw(4, 3), "others": lambda: {"a": draw(4, 3)}},
+    "baselines.shrunk_root": {"values": lambda: draw(6, 3)},
+    "baselines.whitened": {"values": lambda: draw(6, 3), "root": lambda: torch.eye(3)},
     "bring.model": {"source": lambda: "uqlab.models:small_cnn", "task": dataset, "settings": lambda: {"width": 4}},
     "bring.check": {"network": lambda: models.small_cnn(10, width=4), "inputs": lambda: dataset().inputs,
                     "task": dataset},

@@ -94,10 +94,9 @@ def claim(
 ) -> bool:
     """Record under a name a sentence that a reader could dispute, and return whether it holds in this run.
 
-    margin: how far the finding is from its bound, a number; the sentence or the page
-    says how it is measured. paper: whether the sentence holds in the paper, from
-    `uqlab.published`, or None where it says nothing. Raises TypeError or ValueError: no
-    sentence, `holds` neither true nor false, a margin that is not finite, or a name
+    margin: how far the finding is from its bound, a number; the sentence or the page says how it is measured.
+    paper: whether the sentence holds in the paper, from `uqlab.study.published`, or None where it says nothing.
+    Raises TypeError or ValueError: no sentence, `holds` neither true nor false, a margin that is not finite, or a name
     that this run has claimed with another sentence.
     """
     _check_name(name)

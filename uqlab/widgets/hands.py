@@ -24,11 +24,12 @@ from matplotlib.colors import to_hex
 from PIL import Image
 from torch import Tensor, nn
 
-from uqlab import plots, scoreboard, training
+from uqlab import plots, training
 from uqlab.analysis.representations import embed
 from uqlab.data import Dataset
 from uqlab.heads import separation
-from uqlab.methods import METHODS
+from uqlab.study import scoreboard
+from uqlab.study.methods import METHODS
 from uqlab.widgets.explorer import told
 
 STATIC = resources.files("uqlab.widgets") / "static"
