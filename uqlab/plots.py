@@ -14,6 +14,7 @@ from typing import Any
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import seaborn as sns
 import torch
 from matplotlib.axes import Axes
@@ -613,7 +614,7 @@ def head_map(
 
 
 def table(
-    frame: Any,
+    frame: pd.DataFrame,
     *,
     best: Mapping[Any, str] | None = None,
     paper: Sequence[Any] = (),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from uqlab import data, ensembles, extraction, heads, models, training
-from uqlab.core.checks import ArrayLike, as_inputs, as_tensor, one_of
+from uqlab.core.checks import ArrayLike, as_inputs, as_tensor, at_least, one_of
 from uqlab.ensembles import Ensemble
 
 # Settings of training.fit for 300 images of MNIST and `models.embedded()`; the learning
@@ -173,6 +173,7 @@ def suited(name: str, *sets: data.Dataset) -> list[data.Dataset]:
     ValueError
         For images of another shape where the first ones are not square.
     """
+    at_least("the number of sets", len(sets))
     x: Any = sets[0].inputs
     if isinstance(x, list):
         images = [items.name for items in sets if isinstance(items.inputs, Tensor)]
@@ -201,6 +202,7 @@ def encode(network: Any, *sets: data.Dataset, longest: int = 64) -> list[Tensor]
     Images are given as they are; of texts the ids of the first `longest` tokens, all as
     wide.
     """
+    at_least("the number of sets", len(sets))
     inputs: list[Any] = [items.inputs for items in sets]
     if isinstance(inputs[0], Tensor):
         return inputs
