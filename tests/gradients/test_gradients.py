@@ -14,7 +14,6 @@ from transformers import (
 )
 
 from uqlab import ensembles, gradients, metrics, models, training
-from uqlab.gradients.per_sample import SampleGradients
 
 SMALL = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48, "num_labels": 3,
@@ -187,8 +186,6 @@ def test_norms_are_those_of_a_loop_over_samples_and_classes(name, norm):
         torch.testing.assert_close(
             log_p, getattr(logits, "logits", logits).detach().log_softmax(1)
         )
-    parts = SampleGradients(model, inputs[:2], "all", norm)
-    assert set(parts.names) - parts.fast == slow
 
 
 def test_text_models():
@@ -207,8 +204,6 @@ def test_text_models():
         for part in ("word", "token_type", "position")
     ]
     assert names[-2:] == ["bert.pooler.dense", "classifier"]
-    parts = SampleGradients(model, tokens[:2], "all", 2)
-    assert parts.fast == set(parts.names)
     with pytest.raises(ValueError, match="cannot be perturbed"):
         gradients.regrad(model, tokens)
 
