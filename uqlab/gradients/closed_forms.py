@@ -19,7 +19,9 @@ from torch.utils._pytree import TreeSpec, tree_unflatten
 from uqlab.core.devices import elements_of_temporary
 from uqlab.core.modules import logits_of
 
-PASS = 8  # multiply-adds that one pass over a Gram matrix costs, for each of its numbers
+PASS = (
+    8  # multiply-adds that one pass over a Gram matrix costs, for each of its numbers
+)
 
 
 class Call(NamedTuple):
@@ -126,7 +128,7 @@ FORMS: dict[type[nn.Module], Callable[..., Powers | None]] = {
 
 def by_copies(
     module: nn.Module,
-    owned: Mapping[str, Sequence[str]],
+    owned: Sequence[Sequence[str]],
     calls: Sequence[Call],
     n: int,
     q: int,
@@ -141,27 +143,23 @@ def by_copies(
     module
         The module whose calls these are.
     owned
-        The parameters of each layer by their names in the module.
+        The names in the module of each layer's parameters.
     """
+    names = [name for layer in owned for name in layer]
+    parameters = [module.get_parameter(name).detach() for name in names]
     copies = {
-        name: p.detach().expand(n, *p.shape).requires_grad_()
-        for names in owned.values()
-        for name, p in zip(names, map(module.get_parameter, names), strict=True)
+        name: p.expand(n, *p.shape).requires_grad_()
+        for name, p in zip(names, parameters, strict=True)
     }
     with torch.enable_grad():
         outputs = [_each_sample(call, module, copies, n) for call in calls]
 
     def powers(errors: Sequence[Tensor]) -> Tensor:
         seeds = [e.view_as(y) for e, y in zip(errors, outputs, strict=True)]
-        gradients = torch.autograd.grad(
-            outputs, list(copies.values()), seeds, retain_graph=True, allow_unused=True
-        )
-        size = {
-            name: torch.zeros(n).to(seeds[0]) if g is None else power(g, q)
-            for name, g in zip(copies, gradients, strict=True)
-        }
-        layers = [sum(size[name] for name in names) for names in owned.values()]
-        return torch.stack(layers)
+        how = {"retain_graph": True, "materialize_grads": True}
+        found = torch.autograd.grad(outputs, list(copies.values()), seeds, **how)
+        size = {name: power(g, q) for name, g in zip(names, found, strict=True)}
+        return torch.stack([sum(size[name] for name in layer) for layer in owned])
 
     return powers
 

@@ -24,17 +24,17 @@ from uqlab.gradients.closed_forms import (
     power,
 )
 
-Calls = dict[str, list[Call | None]]  # None: a call that does not take and give rows
+Calls = dict[str, list[Call]]  # of modules, by their names
 
 
 class SampleGradients:
     """The layers of a model and, for each, an exact way to its per-sample norms.
 
-    A layer is a module with parameters of its own. Its norms come from what it takes and
-    the errors at its output, by a closed form or with a copy of its parameters for each
-    sample. That fails where a weight is used elsewhere too, or where the layer does not
-    see the samples in rows. It is compared with plain autograd on one sample; where it is
-    not right, copies of the parameters go through the next module around, and at last
+    A layer is a module with parameters of its own. Its norms come from what it takes
+    and the errors at its output, by a closed form or with a copy of its parameters for
+    each sample. That fails where a weight is used elsewhere too, or where the layer
+    does not see the samples in rows. So it is compared with plain autograd on one
+    sample; where it is not right, copies go through the next module around, and at last
     through the whole model, which is always right.
 
     Parameters
@@ -54,59 +54,50 @@ class SampleGradients:
     ):
         self.model, self.q = model, q
         self.modules = dict(model.named_modules())
-        self.owned: dict[str, list[str]] = {}  # frozen parameters count too
-        for name, p in model.named_parameters():
-            if p.is_floating_point():
-                self.owned.setdefault(name.rpartition(".")[0], []).append(name)
-        order: list[str] = []
-        sizes: list[int] = []
-
-        def note(name: str, args: tuple) -> None:
-            order.append(name)
-            sizes.extend(t.numel() for t in args if isinstance(t, Tensor))
-
-        with torch.no_grad(), hooked(
-            module.register_forward_pre_hook(lambda _, args, name=name: note(name, args))
-            for name, module in self.modules.items()
-        ):
-            logits = _logits(model(rows), 2)
-        target, truth = self._by_autograd(rows, logits)
-        names = sorted(truth, key=lambda name: _place(name, order))
-        self.names = _select(names, layers)
-        self.units = self._units(rows, target, truth)
-        copied = [
-            name
-            for name, unit in self.units.items()
-            if unit != name or type(self.modules[name]) not in FORMS
-        ]
-        numbers = [p.numel() for name in copied for p in self._parameters(name)]
-        self.footprint = sum(sizes) // 2 + sum(numbers)  # elements a sample
+        # Detached: no graph reaches below the first layer of interest, and frozen
+        # parameters count too.
+        self.parameters = {
+            name: p.detach()
+            for name, p in model.named_parameters()
+            if p.is_floating_point()
+        }
+        self.owned: dict[str, list[str]] = {}
+        for name in self.parameters:
+            self.owned.setdefault(name.rpartition(".")[0], []).append(name)
+        self.footprint = 0  # numbers that are held for a sample
+        log_p, truth = self._by_autograd(rows[1:])
+        self.names = _select(list(truth), layers)
+        # The modules in which gradients are found, and the layers that each has.
+        self.units = self._right_units(rows, log_p, truth)
+        for unit, names in self.units.items():
+            if names != [unit] or type(self.modules[unit]) not in FORMS:
+                copied = [p for layer in names for p in self.owned[layer]]
+                self.footprint += sum(self.parameters[p].numel() for p in copied)
 
     def norms(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return norms [layers, n, C] of the gradients of log p_c, and log p [n, C].
+        """Return norms [n, layers, C] of the gradients of log p_c, and log p [n, C].
 
         The gradients are averaged over the copies of a sample, x [n, copies, ...]. The
         first copy is the sample itself, and log p is its own.
         """
         n, copies = x.shape[:2]
-        with torch.enable_grad():
-            logits, calls = self._run(x.flatten(0, 1), self.units.values())
-        if failed := [unit for unit, made in calls.items() if not _usable(made)]:
-            # A module that was not called, or not with all samples, as in a mixture.
-            for name, unit in self.units.items():
-                self.units[name] = "" if unit in failed else unit
+        logits, calls = self._run(x.flatten(0, 1), self.units)
+        if missing := self.units.keys() - calls.keys():
+            # Not called with all samples, as in a mixture: the whole model always is.
+            moved = [name for unit in missing for name in self.units.pop(unit)]
+            self.units[""] = self.units.get("", []) + moved
             return self.norms(x)
         log_p = logits.detach().log_softmax(1)
         p = log_p.exp()
-        layers = self._layers(self.units)
-        ready = {unit: self._way(unit, layers[unit], calls[unit], n) for unit in calls}
+        ways = {u: self._way(u, names, calls[u], n) for u, names in self.units.items()}
         powers = {name: torch.empty_like(log_p[::copies]) for name in self.names}
         for c in range(p.shape[1]):
             errors = _errors(logits, cotangent(p, c) / copies, calls)
-            for unit, way in ready.items():
-                for name, values in zip(layers[unit], way(errors[unit]), strict=True):
-                    powers[name][:, c] = values
-        norms = torch.stack(list(powers.values())).pow(1 / self.q)
+            for unit, names in self.units.items():
+                sizes = ways[unit](errors[unit])
+                for name, size in zip(names, sizes, strict=True):
+                    powers[name][:, c] = size
+        norms = torch.stack(list(powers.values()), 1).pow(1 / self.q)
         return norms, log_p[::copies]
 
     def head_inputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,9 +106,8 @@ class SampleGradients:
         Raises ValueError unless this layer gives the logits.
         """
         name = self.names[-1]
-        with torch.enable_grad():
-            logits, calls = self._run(x, [name])
-        call = calls[name][0] if self.units[name] == name else None
+        logits, calls = self._run(x, self.units)
+        call = calls[name][0] if name in calls else None
         is_linear = type(self.modules[name]) is nn.Linear
         if not is_linear or call is None or call.output is not logits:
             raise ValueError(
@@ -127,130 +117,115 @@ class SampleGradients:
             )
         return call.x, logits.detach().log_softmax(1)
 
+    def _by_autograd(self, row: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return log p of a row, and each layer's gradient norm of the smallest log p_c.
+
+        The layers are those on the path to the output, in the order of their calls.
+        """
+        parameters = {
+            k: p.detach().requires_grad_() for k, p in self.parameters.items()
+        }
+        order: list[str] = []
+
+        def note(name: str, args: tuple) -> None:
+            order.append(name)
+            self.footprint += sum(t.numel() for t in args if isinstance(t, Tensor))
+
+        handles = [
+            module.register_forward_pre_hook(
+                lambda _, args, name=name: note(name, args)
+            )
+            for name, module in self.modules.items()
+        ]
+        with torch.enable_grad(), hooked(handles):
+            logits = _logits(functional_call(self.model, parameters, (row,)), 1)
+        if not logits.requires_grad:
+            raise ValueError(
+                "the model's output has no gradient path to any of its parameters: "
+                "was it detached?"
+            )
+        log_p = logits.detach().log_softmax(1)
+        seed = cotangent(log_p.exp(), int(log_p.argmin()))
+        leaves = list(parameters.values())
+        gradients = torch.autograd.grad(logits, leaves, seed, allow_unused=True)
+        powers: dict[str, Tensor] = {}
+        for name, gradient in zip(parameters, gradients, strict=True):
+            if gradient is not None:
+                layer = name.rpartition(".")[0]
+                powers[layer] = powers.get(layer, 0) + power(gradient[None], self.q)[0]
+        called = sorted(powers, key=lambda layer: _place(layer, order))
+        return log_p, {layer: powers[layer].pow(1 / self.q) for layer in called}
+
+    def _right_units(
+        self, rows: Tensor, log_p: Tensor, truth: dict[str, Tensor]
+    ) -> dict[str, list[str]]:
+        """Return the innermost modules that give the norms of autograd, and the layers.
+
+        The norms are compared for the last row. Raises ValueError for a model whose
+        output for it is another one beside a first row.
+        """
+        target = int(log_p.argmin())  # far from certain: its gradient is large
+        largest = max(truth.values())
+        slack = 4 * torch.finfo(largest.dtype).eps ** 0.5
+        right: dict[str, list[str]] = {}
+        tried = {name: [name] for name in self.names}
+        while tried:
+            logits, calls = self._run(rows, tried)
+            both = logits.detach().log_softmax(1)
+            if not torch.allclose(both[1:], log_p, rtol=0.01, atol=0.01):
+                raise ValueError(
+                    "the model's output for a sample changes with the rest of its "
+                    "batch, or at random"
+                )
+            seed = cotangent(both.exp(), target)
+            errors = _errors(logits, seed, calls)
+            outside: dict[str, list[str]] = {}
+            for unit, names in tried.items():
+                norms = largest.new_full((len(names),), torch.nan)
+                # A module may fail with other parameters, or on its own.
+                with contextlib.suppress(Exception):
+                    powers = self._way(unit, names, calls[unit], 2)(errors[unit])
+                    norms = powers[:, 1].pow(1 / self.q)
+                for name, norm in zip(names, norms, strict=True):
+                    room = slack * (truth[name] + largest / 100)
+                    if not unit or (norm - truth[name]).abs() <= room:
+                        right.setdefault(unit, []).append(name)
+                    else:
+                        around = unit.rpartition(".")[0]
+                        outside.setdefault(around, []).append(name)
+            tried = outside
+        return right
+
     def _run(self, x: Tensor, units: Iterable[str]) -> tuple[Tensor, Calls]:
-        """Logits [rows, C] and the calls of some modules."""
-        calls: Calls = {unit: [] for unit in units}
+        """Return logits [rows, C] and, of modules that see all rows, the calls."""
+        calls: dict[str, list] = {unit: [] for unit in units}
         handles = [
             self.modules[unit].register_forward_hook(
                 _recorder(made, len(x)), prepend=True, with_kwargs=True
             )
             for unit, made in calls.items()
         ]
-        with hooked(handles):
-            return _logits(self.model(x), len(x)), calls
+        with torch.enable_grad(), hooked(handles):
+            logits = _logits(functional_call(self.model, self.parameters, (x,)), len(x))
+        return logits, {u: made for u, made in calls.items() if made and all(made)}
 
-    def _way(self, unit: str, layers: Sequence[str], calls: Any, n: int) -> Powers:
-        """The way from the errors at a module's outputs to powers [layers, n]."""
+    def _way(self, unit: str, layers: list[str], calls: list[Call], n: int) -> Powers:
+        """Return the way from errors at a module's outputs to powers [layers, n]."""
         module = self.modules[unit]
         form = FORMS.get(type(module)) if layers == [unit] else None
         powers = form(module, calls, n, self.q) if form else None
         if powers:
             return lambda errors: powers(errors).unsqueeze(0)
         inside = f"{unit}." if unit else ""
-        owned = {
-            name: [own.removeprefix(inside) for own in self.owned[name]]
-            for name in layers
-        }
+        owned = [[p.removeprefix(inside) for p in self.owned[name]] for name in layers]
         return by_copies(module, owned, calls, n, self.q)
-
-    def _by_autograd(
-        self, rows: Tensor, logits: Tensor
-    ) -> tuple[int, dict[str, Tensor]]:
-        """A class and, for the last row, the power of each layer's gradient of log p_c.
-
-        Raises ValueError for a model whose output depends on the rest of the batch, and
-        for one without a path to any parameter.
-        """
-        flat = [own for names in self.owned.values() for own in names]
-        leaves = {name: self.model.get_parameter(name).detach() for name in flat}
-        with torch.enable_grad():
-            for leaf in leaves.values():
-                leaf.requires_grad_()
-            single = _logits(functional_call(self.model, leaves, (rows[1:],)), 1)
-        log_p = single.detach().log_softmax(1)
-        if not torch.allclose(logits[1:].log_softmax(1), log_p, rtol=0.01, atol=0.01):
-            raise ValueError(
-                "the model's output for a sample changes with the rest of its batch, "
-                "or at random"
-            )
-        target = int(log_p.argmin())  # far from certain: its gradient is large
-        found = [None] * len(flat)
-        if single.requires_grad:
-            seed = cotangent(log_p.exp(), target)
-            tensors = list(leaves.values())
-            found = torch.autograd.grad(single, tensors, seed, allow_unused=True)
-        size = {
-            name: power(g[None], self.q)
-            for name, g in zip(flat, found, strict=True)
-            if g is not None
-        }
-        on_path = {
-            layer: [size[own] for own in names if own in size]
-            for layer, names in self.owned.items()
-        }
-        truth = {layer: sum(s) for layer, s in on_path.items() if s}
-        if not truth:
-            raise ValueError(
-                "the model's output has no gradient path to any of its parameters: "
-                "was it detached?"
-            )
-        return target, truth
-
-    def _units(
-        self, rows: Tensor, target: int, truth: dict[str, Tensor]
-    ) -> dict[str, str]:
-        """For each layer the module in which its gradient can be found.
-
-        It is the innermost one that gives the norm which autograd gives for the last row.
-        """
-        units: dict[str, str] = {}
-        tried = {name: name for name in self.names}
-        while tried:
-            with torch.enable_grad():
-                logits, calls = self._run(rows, tried.values())
-            seed = cotangent(logits.detach().softmax(1), target)
-            errors = _errors(logits, seed, calls)
-            found = {}
-            for unit, layers in self._layers(tried).items():
-                # A module may fail with other parameters, or on its own.
-                with contextlib.suppress(Exception):
-                    powers = self._way(unit, layers, calls[unit], 2)(errors[unit])
-                    found |= dict(zip(layers, powers[:, 1], strict=True))
-            agreed = self._agreeing(found, truth)
-            units |= {n: u for n, u in tried.items() if n in agreed or not u}
-            tried = {
-                name: unit.rpartition(".")[0]
-                for name, unit in tried.items()
-                if name not in units
-            }
-        return {name: units[name] for name in self.names}
-
-    def _agreeing(
-        self, found: dict[str, Tensor], truth: dict[str, Tensor]
-    ) -> set[str]:
-        """The layers whose powers for one row are those of plain autograd."""
-        largest = max(truth.values()).pow(1 / self.q)
-        agreed = set()
-        for name, value in found.items():
-            norm, expected = value.pow(1 / self.q), truth[name].pow(1 / self.q)
-            tolerance = 4 * torch.finfo(norm.dtype).eps ** 0.5
-            if (norm - expected).abs() <= tolerance * (expected + largest / 100):
-                agreed.add(name)
-        return agreed
-
-    def _layers(self, units: dict[str, str]) -> dict[str, list[str]]:
-        """The layers that are found in each module."""
-        layers: dict[str, list[str]] = {}
-        for name, unit in units.items():
-            layers.setdefault(unit, []).append(name)
-        return layers
-
-    def _parameters(self, layer: str) -> list[nn.Parameter]:
-        return [self.model.get_parameter(name) for name in self.owned[layer]]
 
 
 def _recorder(calls: list[Call | None], rows: int) -> Any:
-    """A forward hook that appends calls, and adds a probe to the output."""
+    """Return a forward hook that appends calls, and adds a probe to the output.
+
+    A call is None unless the module takes and gives a row for each sample.
+    """
 
     def is_rows(value: Any) -> bool:
         return isinstance(value, Tensor) and value.shape[:1] == (rows,)
@@ -271,30 +246,18 @@ def _recorder(calls: list[Call | None], rows: int) -> Any:
     return record
 
 
-def _usable(calls: list[Call | None]) -> bool:
-    return bool(calls) and None not in calls
-
-
-def _errors(
-    logits: Tensor, seed: Tensor, calls: Calls
-) -> dict[str, list[Tensor]]:
-    """The errors at the outputs of all calls, for a seed [rows, C] at the logits."""
-    probes = [c.probe for made in calls.values() for c in made if c is not None]
-    if not probes:
+def _errors(logits: Tensor, seed: Tensor, calls: Calls) -> dict[str, list[Tensor]]:
+    """Return the errors at the outputs of all calls, for a seed [rows, C]."""
+    if not calls:
         return {}
-    found = iter(
-        torch.autograd.grad(
-            logits, probes, seed, retain_graph=True, materialize_grads=True
-        )
-    )
-    return {
-        unit: [next(found) for _ in made]
-        for unit, made in calls.items()
-        if _usable(made)
-    }
+    probes = [call.probe for made in calls.values() for call in made]
+    how = {"retain_graph": True, "materialize_grads": True}
+    errors = iter(torch.autograd.grad(logits, probes, seed, **how))
+    return {unit: [next(errors) for _ in made] for unit, made in calls.items()}
 
 
 def _logits(output: Any, rows: int) -> Tensor:
+    """Return a model's logits [rows, C], which are checked."""
     logits = logits_of(output)
     if not isinstance(logits, Tensor):
         raise TypeError(
@@ -313,13 +276,14 @@ def _logits(output: Any, rows: int) -> Tensor:
 
 
 def _place(name: str, order: list[str]) -> int:
-    """The first call of a module, or of the closest one around it that is called."""
+    """Return when a module, or the closest one around it that is called, is called."""
     while name not in order:
         name = name.rpartition(".")[0]
     return order.index(name)
 
 
 def _select(names: list[str], layers: str | Sequence[str]) -> list[str]:
+    """Return the names that are asked for, in their order."""
     match layers:
         case "all":
             chosen = names
