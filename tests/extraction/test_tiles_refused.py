@@ -89,7 +89,7 @@ def twice():
         (
             lambda: plain(nn.AdaptiveMaxPool2d(1)),
             "1",
-            "'1' does not average over its whole map, 8 x 8",
+            "'1' does not average over its whole map",
         ),
         (
             lambda: Own(Pool(lambda x: (x**3).mean((2, 3)).pow(1 / 3))),
@@ -100,7 +100,7 @@ def twice():
         (
             lambda: plain(nn.AvgPool2d(4), [nn.Linear(24, 6)]),
             None,
-            r"output \[2, 6, 2, 2\] is not the mean",
+            "output is not the mean",
         ),
         (
             lambda: Own(nn.AdaptiveAvgPool2d(1), lambda p, x: p.flatten(1).sin()),
@@ -113,23 +113,11 @@ def twice():
             "is not linear, or it sees more",
         ),
         (
-            lambda: Own(nn.AdaptiveAvgPool2d(1), lambda p, x: p.view(len(x), -1)),
-            None,
-            r"flatten with x\.flatten\(1\)",
-        ),
-        (
-            lambda: Own(
-                nn.AdaptiveAvgPool2d(1), lambda p, x: p.flatten(1) + x[:, 0, 0, :1]
-            ),
-            None,
-            "nothing but the pool",
-        ),
-        (
             lambda: Own(
                 nn.AdaptiveAvgPool2d(1), lambda p, x: x[:, :1, 0, :6].flatten(1)
             ),
             None,
-            "nothing but the pool",
+            "by the pool 'average' alone",
         ),
         (
             lambda: nn.Sequential(nn.Flatten(), Pool(torch.relu), nn.Linear(192, 5)),
@@ -139,15 +127,29 @@ def twice():
         (
             lambda: nn.Sequential(plain(), nn.Unflatten(1, (5, 1))),
             None,
-            r"logits \[batch, classes\], got \[2, 5, 1\]",
+            r"logits \[batch, classes\], .* got \[128, 5, 1\]",
         ),
-        (twice, None, "must run once in a forward pass, it ran 2 times"),
+        (twice, None, "which runs once"),
     ],
 )
 def test_what_only_data_show_is_refused_on_the_first_call(make, pool, reason):
     ensemble = tiles(random_statistics(make()), 2, pool=pool)
     with pytest.raises(ValueError, match=reason):
         ensemble(images())
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        lambda p, x: p.view(len(x), -1),
+        lambda p, x: p.flatten(1) + x[:, 0, 0, :1],
+    ],
+)
+def test_errors_of_a_head_that_expects_the_batch_get_a_note(after):
+    ensemble = tiles(random_statistics(Own(nn.AdaptiveAvgPool2d(1), after)), 2)
+    with pytest.raises(RuntimeError) as error:
+        ensemble(images())
+    assert "flatten with x.flatten(1)" in error.value.__notes__[0]
 
 
 def test_inputs_that_tell_nothing_leave_the_check_open():
