@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from jaxtyping import Int
@@ -83,16 +84,9 @@ def fit_masks(
     within("diversity", diversity, "[0, inf)")
     ensemble.soften().eval()
     x = like_parameters(ensemble, as_inputs(inputs))
-    with torch.no_grad():
-        classes = ensemble(x[:1]).shape[-1]
-    y = as_labels(labels, len(x), classes).to(x.device)
-    if (y == y[0]).all():
-        raise ValueError(
-            f"all labels are {int(y[0])}: with one class any mask will do; "
-            "masks need two or more"
-        )
-    logits = _trained(ensemble)
-    optimizer = torch.optim.Adam(logits, lr, fused=True)
+    y = _labels(ensemble, x, labels)
+    masks = _trained(ensemble)
+    optimizer = torch.optim.Adam(masks, lr, fused=True)
     losses = torch.zeros(steps, ensemble.members, device=x.device)
     diversities = torch.zeros(steps, device=x.device)
     weights = sum(layer.w.numel() for layer in ensemble.layers().values())
@@ -106,26 +100,55 @@ def fit_masks(
                 outputs = shard(x[rows])
                 values = cross_entropy(outputs, y[rows].expand(outputs.shape[:2]))
                 losses[step, members] = values.detach()
-                gradients = torch.autograd.grad(values.sum(), own)
-                for whole, gradient in zip(logits, gradients, strict=True):
-                    whole.grad[members].add_(gradient, alpha=1 / ensemble.members)
+                found = torch.autograd.grad(values.sum(), own)
+                for mask, gradient in zip(masks, found, strict=True):
+                    cast(Tensor, mask.grad)[members] += gradient / ensemble.members
 
-            p = torch.cat(logits, 1).sigmoid().clamp(_EPS, 1 - _EPS)
-            gain = information(p)
-            diversities[step] = gain.detach()
-            optimizer.zero_grad()
-            (-diversity * gain).backward()
+            diversities[step] = _start_gradients(masks, diversity)
             workers.run(add_gradients)
             optimizer.step()
+    _check_finite(losses, masks)
+    seconds = time.perf_counter() - started
+    return MaskHistory(losses.cpu(), diversities.cpu(), steps, seconds)
+
+
+def _labels(ensemble: MaskEnsemble, x: Tensor, labels: ArrayLike) -> Tensor:
+    """Return labels of two classes or more, on the inputs' device."""
+    with torch.no_grad():
+        classes = ensemble(x[:1]).shape[-1]
+    y = as_labels(labels, len(x), classes).to(x.device)
+    if (y == y[0]).all():
+        raise ValueError(
+            f"all labels are {int(y[0])}: with one class any mask will do; "
+            "masks need two or more"
+        )
+    return y
+
+
+def _start_gradients(masks: list[nn.Parameter], weight: float) -> Tensor:
+    """Set the gradients of - weight * diversity, and return the diversity.
+
+    By autograd this takes three times as long. The slope of a coin's entropy H(p) is
+    -logit(p), and the logit is what is trained.
+    """
+    z = torch.cat([mask.detach() for mask in masks], 1)
+    p = z.sigmoid()
+    slope = (p.mean(0).logit(_EPS) - z) * p * (1 - p) * (weight / z.numel())
+    sizes = [mask.shape[1] for mask in masks]
+    for mask, gradient in zip(masks, slope.split(sizes, 1), strict=True):
+        mask.grad = gradient.contiguous()
+    return information(p)
+
+
+def _check_finite(losses: Tensor, masks: list[nn.Parameter]) -> None:
+    """Raise FloatingPointError for losses or masks that are not finite."""
     for step, loss in enumerate(losses):
         if not all_finite(loss):
             raise FloatingPointError(
                 f"the loss is not finite from step {step} on; lower lr"
             )
-    if not all(map(all_finite, logits)):
+    if not all(map(all_finite, masks)):
         raise FloatingPointError("a mask is not finite; lower lr")
-    seconds = time.perf_counter() - started
-    return MaskHistory(losses.cpu(), diversities.cpu(), steps, seconds)
 
 
 def _trained(ensemble: nn.Module) -> list[nn.Parameter]:
@@ -136,7 +159,7 @@ def _trained(ensemble: nn.Module) -> list[nn.Parameter]:
 def _batches(
     samples: int, batch_size: int, seed: int, device: torch.device
 ) -> Iterator[Int[Tensor, " batch"]]:
-    """Yield row numbers without end, in a new order at every epoch, equal everywhere."""
+    """Yield row numbers without end, every epoch in a new order drawn on the CPU."""
     generator = torch.Generator().manual_seed(member_seed(seed, 0, "mask batches"))
     while True:
         order = torch.randperm(samples, generator=generator).to(device)

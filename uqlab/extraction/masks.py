@@ -171,19 +171,19 @@ def masks(
         )
     seeds = [member_seed(seed, m, "masks") for m in range(members)]
     generators = [torch.Generator().manual_seed(s) for s in seeds]
-
-    def logits(features: int, like: Tensor) -> Tensor:
-        drawn = [torch.randn(features, generator=g) * std for g in generators]
-        return torch.stack(drawn).to(like)
-
-    first, last = list(linear)[0], list(linear)[-1]
+    names = list(linear)
     for name, layer in linear.items():
-        w = layer.weight
-        rows = None if name == last else logits(layer.out_features, w)
-        unmasked = name == first and not inputs
-        columns = None if unmasked else logits(layer.in_features, w)
-        masked = MemberModule(layer, {"weight": Masked(w, members, rows, columns)})
-        network.set_submodule(name, masked)
+        w = layer.get_parameter("weight")
+
+        def drawn(features: int, like: Tensor = w) -> Tensor:
+            normal = [torch.randn(features, generator=g) for g in generators]
+            return (torch.stack(normal) * std).to(like)
+
+        rows = None if name == names[-1] else drawn(layer.out_features)
+        masked = inputs or name != names[0]
+        columns = drawn(layer.in_features) if masked else None
+        own = {"weight": Masked(w, members, rows, columns)}
+        network.set_submodule(name, MemberModule(layer, own))
     return MaskEnsemble(network, range(members)).eval()
 
 
@@ -236,7 +236,7 @@ def _sequence(network: nn.Module) -> list[nn.Module]:
 
 @torch.no_grad()
 def _dense(modules: list[nn.Module]) -> nn.Sequential:
-    """Return a network without the units and inputs that its linear layers do not use."""
+    """Return a network without the units that its linear layers do not use."""
     dense: list[nn.Module] = []
     before = None  # the linear layer after which all modules were elementwise
     for module in modules:
@@ -276,5 +276,5 @@ def _join(first: nn.Linear, between: list[nn.Module], second: nn.Linear) -> None
 
 def _set(layer: nn.Linear, weight: Tensor, bias: Tensor | None) -> None:
     layer.weight = nn.Parameter(weight)
-    layer.bias = None if bias is None else nn.Parameter(bias)
+    layer.register_parameter("bias", None if bias is None else nn.Parameter(bias))
     layer.out_features, layer.in_features = weight.shape

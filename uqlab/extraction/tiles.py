@@ -39,7 +39,7 @@ _TOLERANCE = 1e-2
 def tiles(
     model: nn.Module, size: int, *, pool: str | None = None, head: str | None = None
 ) -> Ensemble:
-    """Make the ensemble of the tiles of the map that a network averages before its head.
+    """Make the ensemble of the tiles of the map that a network averages.
 
     Member i * size + j sees only the tile in row i and column j. Where size divides the
     map, the mean of the members' logits is the model's own; elsewhere tiles are the
@@ -141,14 +141,14 @@ class TiledEnsemble(Ensemble):
         return next(m for m in self.network.modules() if isinstance(m, _Positions))
 
     def _at_positions(self, x: Tensor) -> Tensor:
-        """Return the head's logits at all positions, [batch, classes, height, width]."""
+        """Return logits at all positions, [batch, classes, height, width]."""
         logits = logits_of(self.network(x))
         name, (height, width) = self._positions().name, self._positions().sides
         rows = height * width * len(x)
         if not isinstance(logits, Tensor) or logits.shape[:-1] != (rows,):
             raise ValueError(
-                "tiles need a classifier with logits [batch, classes], whose head is fed "
-                f"by the pool {name!r} alone, which runs once: {rows} positions, "
+                "tiles need a classifier with logits [batch, classes], whose head is "
+                f"fed by the pool {name!r} alone, which runs once: {rows} rows, "
                 f"got {list(getattr(logits, 'shape', [])) or type(logits).__name__}"
             )
         if self.size > min(height, width):
@@ -160,7 +160,7 @@ class TiledEnsemble(Ensemble):
 
     @torch.no_grad()
     def _check(self, x: Tensor) -> None:
-        """Raise ValueError unless the pool is an average, and the head linear if said so.
+        """Raise ValueError unless the pool is an average and the head as linear as said.
 
         The model's logits are then those of the mean over the map.
         """
@@ -281,7 +281,7 @@ def _find_pool(model: nn.Module, modules: dict[str, nn.Module]) -> str:
 
 
 def _reads_tokens(module: Any, norm: nn.LayerNorm) -> bool:
-    """Return whether a classifier of transformers reads tokens that come from a norm."""
+    """Return whether a classifier of transformers reads the tokens of a norm."""
     width = getattr(getattr(module, "classifier", None), "in_features", None)
     embeddings = getattr(module.base_model, "embeddings", None)
     positions = getattr(embeddings, "position_embeddings", None)

@@ -55,8 +55,8 @@ class Call(NamedTuple):
         return logits_of(call(module, dict(parameters), args, kwargs))
 
 
-# The errors [rows, ...] at the outputs of a module's calls -> powers [samples]; rows are
-# sample-major, `samples` times the copies of a sample.
+# The errors [rows, ...] at the outputs of a module's calls -> powers [samples]; rows
+# are sample-major, each sample with all its copies.
 Powers = Callable[[Sequence[Tensor]], Tensor]
 
 
@@ -105,7 +105,7 @@ def convolution(
 
 
 def embedding(module: nn.Embedding, calls: Sequence[Call], n: int, q: int) -> Powers:
-    """Return the powers of an embedding: errors of equal tokens are added at the first."""
+    """Return the powers of an embedding: errors of equal tokens are added up."""
     tokens = torch.cat([call.x.reshape(n, -1) for call in calls], 1)[:, :, None]
     first = (tokens == tokens.mT).int().argmax(1)  # [samples, tokens]
     live = tokens != (-1 if module.padding_idx is None else module.padding_idx)
@@ -159,7 +159,8 @@ def by_copies(
         how = {"retain_graph": True, "materialize_grads": True}
         found = torch.autograd.grad(outputs, list(copies.values()), seeds, **how)
         size = {name: power(g, q) for name, g in zip(names, found, strict=True)}
-        return torch.stack([sum(size[name] for name in layer) for layer in owned])
+        layers = [torch.stack([size[name] for name in layer]) for layer in owned]
+        return torch.stack([sizes.sum(0) for sizes in layers])
 
     return powers
 
@@ -209,5 +210,5 @@ def _gram_pays(positions: int, out: int, width: int) -> bool:
 
 
 def _tokens(tensors: Sequence[Tensor], n: int) -> Tensor:
-    """What calls took or gave, [rows, ..., features], as [samples, S, features]."""
+    """Return what calls took or gave, [rows, ..., F], as [samples, S, F]."""
     return torch.cat([t.reshape(n, -1, t.shape[-1]) for t in tensors], 1)

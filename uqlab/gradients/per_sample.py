@@ -25,6 +25,8 @@ from uqlab.gradients.closed_forms import (
 )
 
 Calls = dict[str, list[Call]]  # of modules, by their names
+Norms = dict[str, Tensor]  # by the names of layers, or parameters by theirs
+Units = dict[str, list[str]]  # modules in which gradients are found, and the layers
 
 
 class SampleGradients:
@@ -61,13 +63,12 @@ class SampleGradients:
             for name, p in model.named_parameters()
             if p.is_floating_point()
         }
-        self.owned: dict[str, list[str]] = {}
+        self.owned: Units = {}  # parameters of layers
         for name in self.parameters:
             self.owned.setdefault(name.rpartition(".")[0], []).append(name)
         self.footprint = 0  # numbers that are held for a sample
         log_p, truth = self._by_autograd(rows[1:])
         self.names = _select(list(truth), layers)
-        # The modules in which gradients are found, and the layers that each has.
         self.units = self._right_units(rows, log_p, truth)
         for unit, names in self.units.items():
             if names != [unit] or type(self.modules[unit]) not in FORMS:
@@ -89,16 +90,14 @@ class SampleGradients:
             return self.norms(x)
         log_p = logits.detach().log_softmax(1)
         p = log_p.exp()
+        powers = log_p.new_empty(n, len(self.names), p.shape[1])
         ways = {u: self._way(u, names, calls[u], n) for u, names in self.units.items()}
-        powers = {name: torch.empty_like(log_p[::copies]) for name in self.names}
         for c in range(p.shape[1]):
             errors = _errors(logits, cotangent(p, c) / copies, calls)
             for unit, names in self.units.items():
-                sizes = ways[unit](errors[unit])
-                for name, size in zip(names, sizes, strict=True):
-                    powers[name][:, c] = size
-        norms = torch.stack(list(powers.values()), 1).pow(1 / self.q)
-        return norms, log_p[::copies]
+                places = [self.names.index(name) for name in names]
+                powers[:, places, c] = ways[unit](errors[unit]).mT
+        return powers.pow(1 / self.q), log_p[::copies]
 
     def head_inputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs [rows, features] of the last linear layer, and log p [rows, C].
@@ -117,84 +116,93 @@ class SampleGradients:
             )
         return call.x, logits.detach().log_softmax(1)
 
-    def _by_autograd(self, row: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return log p of a row, and each layer's gradient norm of the smallest log p_c.
+    def _by_autograd(self, row: Tensor) -> tuple[Tensor, Norms]:
+        """Return log p of a row, and each layer's gradient norm of the least log p_c.
 
         The layers are those on the path to the output, in the order of their calls.
         """
-        parameters = {
-            k: p.detach().requires_grad_() for k, p in self.parameters.items()
-        }
-        order: list[str] = []
-
-        def note(name: str, args: tuple) -> None:
-            order.append(name)
-            self.footprint += sum(t.numel() for t in args if isinstance(t, Tensor))
-
-        handles = [
-            module.register_forward_pre_hook(
-                lambda _, args, name=name: note(name, args)
-            )
-            for name, module in self.modules.items()
-        ]
-        with torch.enable_grad(), hooked(handles):
-            logits = _logits(functional_call(self.model, parameters, (row,)), 1)
-        if not logits.requires_grad:
+        leaves = {k: p.detach().requires_grad_() for k, p in self.parameters.items()}
+        logits, order = self._watched(leaves, row)
+        log_p = logits.detach().log_softmax(1)
+        seed = cotangent(log_p.exp(), int(log_p.argmin()))
+        found = [None] * len(leaves)
+        if logits.requires_grad:
+            tensors = list(leaves.values())
+            found = torch.autograd.grad(logits, tensors, seed, allow_unused=True)
+        powers: Norms = {}
+        for name, gradient in zip(leaves, found, strict=True):
+            if gradient is not None:
+                layer = name.rpartition(".")[0]
+                powers[layer] = powers.get(layer, 0) + power(gradient[None], self.q)[0]
+        if not powers:
             raise ValueError(
                 "the model's output has no gradient path to any of its parameters: "
                 "was it detached?"
             )
-        log_p = logits.detach().log_softmax(1)
-        seed = cotangent(log_p.exp(), int(log_p.argmin()))
-        leaves = list(parameters.values())
-        gradients = torch.autograd.grad(logits, leaves, seed, allow_unused=True)
-        powers: dict[str, Tensor] = {}
-        for name, gradient in zip(parameters, gradients, strict=True):
-            if gradient is not None:
-                layer = name.rpartition(".")[0]
-                powers[layer] = powers.get(layer, 0) + power(gradient[None], self.q)[0]
         called = sorted(powers, key=lambda layer: _place(layer, order))
         return log_p, {layer: powers[layer].pow(1 / self.q) for layer in called}
 
-    def _right_units(
-        self, rows: Tensor, log_p: Tensor, truth: dict[str, Tensor]
-    ) -> dict[str, list[str]]:
+    def _watched(self, parameters: Norms, row: Tensor) -> tuple[Tensor, list[str]]:
+        """Return the logits of a row, and the modules in the order of their calls."""
+        order: list[str] = []
+
+        def watch(name: str) -> Any:
+            def note(module: nn.Module, args: tuple) -> None:
+                order.append(name)
+                self.footprint += sum(t.numel() for t in args if isinstance(t, Tensor))
+
+            return note
+
+        modules = self.modules.items()
+        handles = [m.register_forward_pre_hook(watch(name)) for name, m in modules]
+        with torch.enable_grad(), hooked(handles):
+            return _logits(functional_call(self.model, parameters, (row,)), 1), order
+
+    def _right_units(self, rows: Tensor, log_p: Tensor, truth: Norms) -> Units:
         """Return the innermost modules that give the norms of autograd, and the layers.
 
-        The norms are compared for the last row. Raises ValueError for a model whose
-        output for it is another one beside a first row.
+        The norms are compared for the last row.
         """
-        target = int(log_p.argmin())  # far from certain: its gradient is large
         largest = max(truth.values())
         slack = 4 * torch.finfo(largest.dtype).eps ** 0.5
-        right: dict[str, list[str]] = {}
-        tried = {name: [name] for name in self.names}
+        right: Units = {}
+        tried: Units = {name: [name] for name in self.names}
         while tried:
-            logits, calls = self._run(rows, tried)
-            both = logits.detach().log_softmax(1)
-            if not torch.allclose(both[1:], log_p, rtol=0.01, atol=0.01):
-                raise ValueError(
-                    "the model's output for a sample changes with the rest of its "
-                    "batch, or at random"
-                )
-            seed = cotangent(both.exp(), target)
-            errors = _errors(logits, seed, calls)
-            outside: dict[str, list[str]] = {}
+            found = self._norms_of_last(rows, log_p, tried)
+            outside: Units = {}
             for unit, names in tried.items():
-                norms = largest.new_full((len(names),), torch.nan)
-                # A module may fail with other parameters, or on its own.
-                with contextlib.suppress(Exception):
-                    powers = self._way(unit, names, calls[unit], 2)(errors[unit])
-                    norms = powers[:, 1].pow(1 / self.q)
-                for name, norm in zip(names, norms, strict=True):
-                    room = slack * (truth[name] + largest / 100)
-                    if not unit or (norm - truth[name]).abs() <= room:
+                for name in names:
+                    difference = (found.get(name, torch.inf) - truth[name]).abs()
+                    if not unit or difference <= slack * (truth[name] + largest / 100):
                         right.setdefault(unit, []).append(name)
                     else:
                         around = unit.rpartition(".")[0]
                         outside.setdefault(around, []).append(name)
             tried = outside
         return right
+
+    def _norms_of_last(self, rows: Tensor, log_p: Tensor, units: Units) -> Norms:
+        """Return the norms that modules give for the least log p_c of the last row.
+
+        Raises ValueError unless log p is that of the row alone.
+        """
+        logits, calls = self._run(rows, units)
+        beside = logits.detach().log_softmax(1)
+        if not torch.allclose(beside[1:], log_p, rtol=0.01, atol=0.01):
+            raise ValueError(
+                "the model's output for a sample changes with the rest of its batch, "
+                "or at random"
+            )
+        # Far from certain: the gradient is large.
+        errors = _errors(logits, cotangent(beside.exp(), int(log_p.argmin())), calls)
+        norms: Norms = {}
+        for unit, made in calls.items():
+            # A module may fail with other parameters, or on its own.
+            with contextlib.suppress(Exception):
+                powers = self._way(unit, units[unit], made, 2)(errors[unit])
+                last = powers[:, 1].pow(1 / self.q)
+                norms |= dict(zip(units[unit], last, strict=True))
+        return norms
 
     def _run(self, x: Tensor, units: Iterable[str]) -> tuple[Tensor, Calls]:
         """Return logits [rows, C] and, of modules that see all rows, the calls."""

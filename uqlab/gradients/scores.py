@@ -300,16 +300,11 @@ def _by_batch(
     x = as_inputs(inputs)
     if not isinstance(x, Tensor):
         raise TypeError("inputs must be one tensor [samples, ...], got tensors by name")
-    parameter = next(model.parameters(), None)
-    if parameter is None:
-        raise ValueError(
-            "the model has no parameters, so there are no gradients to measure"
-        )
     device, x = x.device, like_parameters(model, x)
     with evaluating(model):
         other = x[-1:] if len(x) > 1 else torch.zeros_like(x)
         gradients = SampleGradients(model, torch.cat([other, x[:1]]), layers, norm)
-        room = elements_of_temporary(parameter.device, ACTIVATIONS)
+        room = elements_of_temporary(x.device, ACTIVATIONS)
         fitting = max(1, room // (gradients.footprint * copies))
         batches = x.split(fitting if batch_size is None else batch_size)
         results = [compute(gradients, batch) for batch in batches]
