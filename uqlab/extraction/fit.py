@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import torch
@@ -92,22 +93,27 @@ def fit_masks(
     weights = sum(layer.w.numel() for layer in ensemble.layers().values())
     workers = Workers(ensemble, batch_size * ensemble.members * weights, _trained)
     batches = _batches(len(x), batch_size, seed, x.device)
+
+    def add_gradients(step: int, rows: Tensor, members: slice, shard, own) -> None:
+        outputs = shard(x[rows])
+        values = cross_entropy(outputs, y[rows].expand(outputs.shape[:2]))
+        losses[step, members] = values.detach()
+        found = torch.autograd.grad(values.sum(), own)
+        for mask, gradient in zip(masks, found, strict=True):
+            cast(Tensor, mask.grad)[members] += gradient / ensemble.members
+
     with workers:
         for step in tqdm(range(steps), "fit masks", disable=not progress, leave=False):
-            rows = next(batches)
-
-            def add_gradients(members: slice, shard, own, step=step, rows=rows) -> None:
-                outputs = shard(x[rows])
-                values = cross_entropy(outputs, y[rows].expand(outputs.shape[:2]))
-                losses[step, members] = values.detach()
-                found = torch.autograd.grad(values.sum(), own)
-                for mask, gradient in zip(masks, found, strict=True):
-                    cast(Tensor, mask.grad)[members] += gradient / ensemble.members
-
             diversities[step] = _start_gradients(masks, diversity)
-            workers.run(add_gradients)
+            workers.run(partial(add_gradients, step, next(batches)))
             optimizer.step()
-    _check_finite(losses, masks)
+    finite = losses.isfinite().all(1)
+    if not finite.all():
+        raise FloatingPointError(
+            f"the loss is not finite from step {int(finite.int().argmin())} on; lower lr"
+        )
+    if not all(map(all_finite, masks)):
+        raise FloatingPointError("a mask is not finite; lower lr")
     seconds = time.perf_counter() - started
     return MaskHistory(losses.cpu(), diversities.cpu(), steps, seconds)
 
@@ -138,17 +144,6 @@ def _start_gradients(masks: list[nn.Parameter], weight: float) -> Tensor:
     for mask, gradient in zip(masks, slope.split(sizes, 1), strict=True):
         mask.grad = gradient.contiguous()
     return information(p)
-
-
-def _check_finite(losses: Tensor, masks: list[nn.Parameter]) -> None:
-    """Raise FloatingPointError for losses or masks that are not finite."""
-    for step, loss in enumerate(losses):
-        if not all_finite(loss):
-            raise FloatingPointError(
-                f"the loss is not finite from step {step} on; lower lr"
-            )
-    if not all(map(all_finite, masks)):
-        raise FloatingPointError("a mask is not finite; lower lr")
 
 
 def _trained(ensemble: nn.Module) -> list[nn.Parameter]:

@@ -18,11 +18,6 @@ from uqlab.core.checks import at_least, one_network
 from uqlab.core.modules import hooked, logits_of, sharing_copy
 from uqlab.ensembles import Ensemble
 
-# What may follow the pool: affine on a map of one position in evaluation mode.
-_AFFINE = (
-    nn.Linear, nn.Conv2d, nn.Flatten, nn.Unflatten, nn.Identity, nn.BatchNorm1d,
-    nn.BatchNorm2d, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout,
-)  # fmt: skip
 _OTHERWISE = (
     "If another module averages the map, name it: tiles(model, size, pool='...', "
     "head='...'); if a function call does, make it a module, nn.AdaptiveAvgPool2d(1)."
@@ -62,19 +57,18 @@ def tiles(
         transformer. None takes the last module whose class is named an average pool
         (AvgPool), else the `layernorm` of a model of transformers.
     head
-        The name of the module that holds the classifier; None for everything that is
-        registered after the pool. A head that is not linear must be named: the mean of
-        its logits over all positions is not the model's prediction.
+        The name of the module that holds a classifier which is not linear; None where
+        what follows the pool is. The mean of a named head's logits over all positions
+        need not be the model's prediction.
 
     Raises
     ------
     TypeError
         Unless `model` is one network.
     ValueError
-        For a size below 1 or larger than the map, an unknown name, and a model whose
-        logits are not linear in an average over a map, unless its head is named. What
-        only data show (how large the map is, which functions follow the pool) is
-        checked on the first call, with two inputs.
+        For a size below 1, an unknown name, and a model without an average pool. On the
+        first call, with two inputs, for a size larger than the map, a pool that is no
+        average, and a model whose logits are not linear in it, unless a head is named.
     """
     one_network(model, "tiles")
     at_least("size", size)
@@ -84,11 +78,10 @@ def tiles(
             last = ", ".join(list(modules)[-8:])
             raise ValueError(f"no module {name!r}; the last ones are {last}")
     name = _find_pool(model, modules) if pool is None else pool
-    linear = _is_linear(modules, name, head)
     grid = _token_grid(model, name) if isinstance(modules[name], nn.LayerNorm) else None
     positions = _Positions(modules[name], name, grid)
     network = sharing_copy(model, {modules[name]: positions})
-    return TiledEnsemble(network, size, linear, range(size * size))
+    return TiledEnsemble(network, size, head is None, range(size * size))
 
 
 class TiledEnsemble(Ensemble):
@@ -101,7 +94,7 @@ class TiledEnsemble(Ensemble):
     size
         Tiles a side.
     linear
-        Whether all modules of the head are.
+        Whether the head must be linear: the mean of members is then the model.
     member_ids
         The numbers of the tiles, row by row.
     """
@@ -168,12 +161,11 @@ class TiledEnsemble(Ensemble):
         try:
             every = self._at_positions(x)
         except RuntimeError as error:
-            error.add_note(
+            raise ValueError(
                 f"after the pool {positions.name!r} every position is an input of its "
                 "own: flatten with x.flatten(1), and feed nothing but the pool to the "
-                "head"
-            )
-            raise
+                f"head ({error})"
+            ) from error
         if not every.isfinite().all():
             return  # such inputs show nothing
         with hooked([positions.register_forward_hook(_averaged)]):
@@ -183,8 +175,9 @@ class TiledEnsemble(Ensemble):
             raise ValueError(
                 "the mean of the tiles' logits is not the logits of the mean over the "
                 f"map at {positions.name!r}: what follows the pool is not linear, or it "
-                "sees more than the pool's output. Tiles of this model are no ensemble "
-                "of its predictions"
+                "sees more than the pool's output, so tiles are no ensemble of the "
+                "model's predictions. If you want them all the same, name the head: "
+                "tiles(..., head='...')"
             )
         self.checked = True
 
@@ -286,42 +279,6 @@ def _reads_tokens(module: Any, norm: nn.LayerNorm) -> bool:
     embeddings = getattr(module.base_model, "embeddings", None)
     positions = getattr(embeddings, "position_embeddings", None)
     return norm.normalized_shape == (width,) and positions is not None
-
-
-def _is_linear(modules: dict[str, nn.Module], pool: str, head: str | None) -> bool:
-    """Return whether all modules after the pool are affine.
-
-    Raises ValueError if none is a linear layer, and if one is not affine though the
-    head is not named.
-    """
-
-    def inside(name: str, whole: str | None) -> bool:
-        return whole is None or f"{name}.".startswith(f"{whole}.")
-
-    names = list(modules)
-    if inside(pool, head):
-        names = names[names.index(pool) + 1 :]
-    after = [
-        name
-        for name in names
-        if inside(name, head) and not inside(name, pool)
-        if not list(modules[name].children())
-    ]
-    others = [name for name in after if not isinstance(modules[name], _AFFINE)]
-    if others and head is None:
-        raise ValueError(
-            f"{others[0]!r} ({type(modules[others[0]]).__name__}) comes after the pool "
-            f"{pool!r} and is not linear: the logits of an average are then not the "
-            "average of logits, so tiles of this model are no ensemble of its "
-            "predictions. If it does not run there, or if you want them all the same, "
-            f"name pool and head. {_OTHERWISE}"
-        )
-    if not any(isinstance(modules[name], nn.Linear | nn.Conv2d) for name in after):
-        raise ValueError(
-            f"there is no linear layer after the pool {pool!r}; name the head: "
-            "tiles(..., head='...')"
-        )
-    return not others
 
 
 def _token_grid(model: nn.Module, name: str) -> tuple[int, int]:
