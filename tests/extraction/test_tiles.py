@@ -423,5 +423,5 @@ def test_a_head_that_is_not_linear_is_asked_at_every_position_if_it_is_named():
         nn.AdaptiveAvgPool2d(1), lambda p, x: p.flatten(1) + x[:, 0, 0, :1]
     )
     reads_more.head = nn.Sequential(nn.Tanh(), nn.Linear(6, 5))
-    with pytest.raises(RuntimeError, match="must match the size"):
+    with pytest.raises(ValueError, match="nothing but the pool"):
         tiles(reads_more, 2, head="head")(x)
