@@ -88,10 +88,10 @@ def fit_masks(
     y = _labels(ensemble, x, labels)
     masks = _trained(ensemble)
     optimizer = torch.optim.Adam(masks, lr, fused=True)
-    losses = torch.zeros(steps, ensemble.members, device=x.device)
-    diversities = torch.zeros(steps, device=x.device)
+    losses = x.new_zeros(steps, ensemble.members, dtype=torch.float32)
+    diversities = losses.new_zeros(steps)
     weights = sum(layer.w.numel() for layer in ensemble.layers().values())
-    workers = Workers(ensemble, batch_size * ensemble.members * weights, _trained)
+    multiply_adds = batch_size * ensemble.members * weights
     batches = _batches(len(x), batch_size, seed, x.device)
 
     def add_gradients(step: int, rows: Tensor, members: slice, shard, own) -> None:
@@ -102,18 +102,12 @@ def fit_masks(
         for mask, gradient in zip(masks, found, strict=True):
             cast(Tensor, mask.grad)[members] += gradient / ensemble.members
 
-    with workers:
+    with Workers(ensemble, multiply_adds, _trained) as workers:
         for step in tqdm(range(steps), "fit masks", disable=not progress, leave=False):
             diversities[step] = _start_gradients(masks, diversity)
             workers.run(partial(add_gradients, step, next(batches)))
             optimizer.step()
-    finite = losses.isfinite().all(1)
-    if not finite.all():
-        raise FloatingPointError(
-            f"the loss is not finite from step {int(finite.int().argmin())} on; lower lr"
-        )
-    if not all(map(all_finite, masks)):
-        raise FloatingPointError("a mask is not finite; lower lr")
+    _check_finite(losses, masks)
     seconds = time.perf_counter() - started
     return MaskHistory(losses.cpu(), diversities.cpu(), steps, seconds)
 
@@ -144,6 +138,17 @@ def _start_gradients(masks: list[nn.Parameter], weight: float) -> Tensor:
     for mask, gradient in zip(masks, slope.split(sizes, 1), strict=True):
         mask.grad = gradient.contiguous()
     return information(p)
+
+
+def _check_finite(losses: Tensor, masks: list[nn.Parameter]) -> None:
+    """Raise FloatingPointError for losses and masks that are not finite."""
+    finite = losses.isfinite().all(1)
+    if not finite.all():
+        raise FloatingPointError(
+            f"the loss is not finite from step {int(finite.int().argmin())} on; lower lr"
+        )
+    if not all(map(all_finite, masks)):
+        raise FloatingPointError("a mask is not finite; lower lr")
 
 
 def _trained(ensemble: nn.Module) -> list[nn.Parameter]:

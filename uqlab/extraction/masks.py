@@ -171,20 +171,21 @@ def masks(
         )
     seeds = [member_seed(seed, m, "masks") for m in range(members)]
     generators = [torch.Generator().manual_seed(s) for s in seeds]
-    names = list(linear)
+    first, last = next(iter(linear)), next(reversed(linear))
     for name, layer in linear.items():
         w = layer.get_parameter("weight")
-
-        def drawn(features: int, like: Tensor = w) -> Tensor:
-            normal = [torch.randn(features, generator=g) for g in generators]
-            return (torch.stack(normal) * std).to(like)
-
-        rows = None if name == names[-1] else drawn(layer.out_features)
-        masked = inputs or name != names[0]
-        columns = drawn(layer.in_features) if masked else None
+        out, width = w.shape
+        rows = None if name == last else _draw(generators, out, std).to(w)
+        unmasked = name == first and not inputs
+        columns = None if unmasked else _draw(generators, width, std).to(w)
         own = {"weight": Masked(w, members, rows, columns)}
         network.set_submodule(name, MemberModule(layer, own))
     return MaskEnsemble(network, range(members)).eval()
+
+
+def _draw(generators: list[torch.Generator], features: int, std: float) -> Tensor:
+    """Return mask logits [members, features]."""
+    return std * torch.stack([torch.randn(features, generator=g) for g in generators])
 
 
 def mask_diversity(ensemble: MaskEnsemble) -> Float[Tensor, ""]:

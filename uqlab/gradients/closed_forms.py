@@ -170,16 +170,17 @@ def _each_sample(
 ) -> Tensor:
     """Return the outputs [samples, copies, ...] for parameters [samples, ...]."""
     x = [call.leaves[i].unflatten(0, (n, -1)) for i in call.batched]
+
+    def run(own: Mapping[str, Tensor], *sample: Tensor) -> Tensor:
+        return call.again(module, own, *sample)
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # an operation that vmap takes one by one
-            run = torch.func.vmap(lambda own, *t: call.again(module, own, *t))
-            return run(copies, *x)
+            return torch.func.vmap(run)(copies, *x)
     except Exception:  # each library has errors of its own for what vmap cannot do
-        samples = zip(*x, strict=True)
         own = [{name: p[i] for name, p in copies.items()} for i in range(n)]
-        outputs = [call.again(module, p, *t) for p, t in zip(own, samples, strict=True)]
-        return torch.stack(outputs)
+        return torch.stack([run(*sample) for sample in zip(own, *x, strict=True)])
 
 
 def _outer(a: Tensor, out: int, bias: bool, q: int) -> Callable[[Tensor], Tensor]:

@@ -82,12 +82,7 @@ class SampleGradients:
         first copy is the sample itself, and log p is its own.
         """
         n, copies = x.shape[:2]
-        logits, calls = self._run(x.flatten(0, 1), self.units)
-        if missing := self.units.keys() - calls.keys():
-            # Not called with all samples, as in a mixture: the whole model always is.
-            moved = [name for unit in missing for name in self.units.pop(unit)]
-            self.units[""] = self.units.get("", []) + moved
-            return self.norms(x)
+        logits, calls = self._all_calls(x.flatten(0, 1))
         log_p = logits.detach().log_softmax(1)
         p = log_p.exp()
         powers = log_p.new_empty(n, len(self.names), p.shape[1])
@@ -203,6 +198,20 @@ class SampleGradients:
                 last = powers[:, 1].pow(1 / self.q)
                 norms |= dict(zip(units[unit], last, strict=True))
         return norms
+
+    def _all_calls(self, x: Tensor) -> tuple[Tensor, Calls]:
+        """Return logits and the calls of all modules in which gradients are found.
+
+        One that does not see all rows now, as in a mixture, gives its layers to the
+        whole model, which always does.
+        """
+        logits, calls = self._run(x, self.units)
+        missing = self.units.keys() - calls.keys()
+        if not missing:
+            return logits, calls
+        moved = [name for unit in missing for name in self.units.pop(unit)]
+        self.units[""] = self.units.get("", []) + moved
+        return self._run(x, self.units)
 
     def _run(self, x: Tensor, units: Iterable[str]) -> tuple[Tensor, Calls]:
         """Return logits [rows, C] and, of modules that see all rows, the calls."""
