@@ -33,7 +33,7 @@ def set_logits(ensemble, value):
     return ensemble
 
 
-# What a member is -----------------------------------------------------------------------------------------------------
+# --- What a member is ---
 def test_open_masks_give_the_network():
     net, (x, _) = network(), batch()
     ensemble = set_logits(extraction.masks(net, 3), lambda m, p: 40.0)
@@ -189,7 +189,7 @@ def test_a_member_depends_on_the_seed_and_its_number_alone():
     assert not torch.equal(three.rows[0], three.rows[1])
 
 
-# Diversity ------------------------------------------------------------------------------------------------------------
+# --- Diversity ---
 def test_diversity_of_known_masks():
     ensemble = extraction.masks(network(), 2)
     assert extraction.mask_diversity(
@@ -227,7 +227,7 @@ def test_diversity_is_the_mutual_information_of_each_element():
     )
 
 
-# Training -------------------------------------------------------------------------------------------------------------
+# --- Training ---
 @pytest.mark.parametrize("diversity", [0.0, 2.0])
 def test_training_follows_the_objective(diversity):
     """Against a plain loop: torch.optim.Adam on mean cross-entropy - diversity * mask_diversity, by autograd."""
@@ -317,7 +317,7 @@ def test_a_network_with_convolutions_and_float32_trains():
     assert torch.equal(ensemble.network[1].running_mean, statistics)
 
 
-# Bad input ------------------------------------------------------------------------------------------------------------
+# --- Bad input ---
 @pytest.mark.usefixtures("unchecked")
 def test_masks_refuses_what_it_cannot_mask():
     with pytest.raises(ValueError, match="has no nn"):

@@ -184,6 +184,39 @@ def test_norms_are_those_of_a_loop_over_samples_and_classes(name, norm):
         )
 
 
+class Mixture(nn.Module):
+    """Each input goes to one of two experts, so no expert sees the whole batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Linear(6, 5), nn.Linear(6, 5)])
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x):
+        first = x[:, 0] > 0
+        h = torch.empty_like(x[:, :5])
+        for chosen, expert in zip((first, ~first), self.experts, strict=True):
+            h[chosen] = expert(x[chosen]).tanh()
+        return self.head(h)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("build", [Mixture, encoder])
+def test_whatever_a_layer_sees_and_whether_it_is_frozen(build, frozen):
+    torch.manual_seed(0)
+    model = build().double().eval()
+    shape = (6,) if build is Mixture else (4, 8)
+    inputs = torch.randn(6, *shape).double()
+    inputs[[0, -1]] = inputs[[0, -1]].abs()  # those that are compared: one expert
+    expected = loop(model, inputs, 2)
+    model.requires_grad_(not frozen)
+    found, names, _ = gradients.gradient_norms(model, inputs)
+    for layer, norms in zip(names, found, strict=True):
+        torch.testing.assert_close(norms, expected[layer])
+    on_path = {layer for layer, norms in expected.items() if norms[-1].any()}
+    assert on_path <= set(names)
+
+
 def test_text_models():
     torch.manual_seed(0)
     tokens = torch.tensor([[3, 5, 3, 0, 0], [1, 2, 7, 7, 7], [4, 9, 1, 4, 4]])

@@ -84,36 +84,34 @@ def fit_masks(
     positive("lr", lr)
     within("diversity", diversity, "[0, inf)")
     ensemble.soften().eval()
-    x = like_parameters(ensemble, as_inputs(inputs))
-    y = _labels(ensemble, x, labels)
+    x, y = _data(ensemble, inputs, labels)
     masks = _trained(ensemble)
     optimizer = torch.optim.Adam(masks, lr, fused=True)
-    losses = x.new_zeros(steps, ensemble.members, dtype=torch.float32)
-    diversities = losses.new_zeros(steps)
-    weights = sum(layer.w.numel() for layer in ensemble.layers().values())
-    multiply_adds = batch_size * ensemble.members * weights
+    losses = torch.zeros(steps, ensemble.members, device=x.device)
+    diversities = torch.zeros(steps, device=x.device)
     batches = _batches(len(x), batch_size, seed, x.device)
-
-    def add_gradients(step: int, rows: Tensor, members: slice, shard, own) -> None:
-        outputs = shard(x[rows])
-        values = cross_entropy(outputs, y[rows].expand(outputs.shape[:2]))
-        losses[step, members] = values.detach()
-        found = torch.autograd.grad(values.sum(), own)
-        for mask, gradient in zip(masks, found, strict=True):
-            cast(Tensor, mask.grad)[members] += gradient / ensemble.members
-
-    with Workers(ensemble, multiply_adds, _trained) as workers:
+    with _workers(ensemble, batch_size) as workers:
         for step in tqdm(range(steps), "fit masks", disable=not progress, leave=False):
+            rows = next(batches)
             diversities[step] = _start_gradients(masks, diversity)
-            workers.run(partial(add_gradients, step, next(batches)))
+            workers.run(partial(_add_gradients, masks, x[rows], y[rows], losses[step]))
             optimizer.step()
     _check_finite(losses, masks)
     seconds = time.perf_counter() - started
     return MaskHistory(losses.cpu(), diversities.cpu(), steps, seconds)
 
 
-def _labels(ensemble: MaskEnsemble, x: Tensor, labels: ArrayLike) -> Tensor:
-    """Return labels of two classes or more, on the inputs' device."""
+def _workers(ensemble: MaskEnsemble, batch_size: int) -> Workers:
+    """Return shards of the members, one a thread."""
+    weights = sum(layer.w.numel() for layer in ensemble.layers().values())
+    return Workers(ensemble, batch_size * ensemble.members * weights, _trained)
+
+
+def _data(
+    ensemble: MaskEnsemble, inputs: ArrayLike, labels: ArrayLike
+) -> tuple[Tensor, Tensor]:
+    """Return inputs, and labels of two classes or more, on the ensemble's device."""
+    x = like_parameters(ensemble, as_inputs(inputs))
     with torch.no_grad():
         classes = ensemble(x[:1]).shape[-1]
     y = as_labels(labels, len(x), classes).to(x.device)
@@ -122,7 +120,7 @@ def _labels(ensemble: MaskEnsemble, x: Tensor, labels: ArrayLike) -> Tensor:
             f"all labels are {int(y[0])}: with one class any mask will do; "
             "masks need two or more"
         )
-    return y
+    return x, y
 
 
 def _start_gradients(masks: list[nn.Parameter], weight: float) -> Tensor:
@@ -140,12 +138,31 @@ def _start_gradients(masks: list[nn.Parameter], weight: float) -> Tensor:
     return information(p)
 
 
+def _add_gradients(
+    masks: list[nn.Parameter],
+    x: Tensor,
+    y: Tensor,
+    losses: Tensor,
+    members: slice,
+    shard: nn.Module,
+    own: list[nn.Parameter],
+) -> None:
+    """Add the gradients of some members' cross-entropy, which is noted in losses."""
+    logits = shard(x)
+    values = cross_entropy(logits, y.expand(logits.shape[:2]))
+    losses[members] = values.detach()
+    gradients = torch.autograd.grad(values.sum(), own)
+    for mask, gradient in zip(masks, gradients, strict=True):
+        cast(Tensor, mask.grad)[members] += gradient / len(losses)
+
+
 def _check_finite(losses: Tensor, masks: list[nn.Parameter]) -> None:
     """Raise FloatingPointError for losses and masks that are not finite."""
     finite = losses.isfinite().all(1)
     if not finite.all():
+        step = int(finite.int().argmin())
         raise FloatingPointError(
-            f"the loss is not finite from step {int(finite.int().argmin())} on; lower lr"
+            f"the loss is not finite from step {step} on; lower lr"
         )
     if not all(map(all_finite, masks)):
         raise FloatingPointError("a mask is not finite; lower lr")

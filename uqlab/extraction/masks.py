@@ -171,21 +171,31 @@ def masks(
         )
     seeds = [member_seed(seed, m, "masks") for m in range(members)]
     generators = [torch.Generator().manual_seed(s) for s in seeds]
-    first, last = next(iter(linear)), next(reversed(linear))
+    last = next(reversed(linear))
     for name, layer in linear.items():
-        w = layer.get_parameter("weight")
-        out, width = w.shape
-        rows = None if name == last else _draw(generators, out, std).to(w)
-        unmasked = name == first and not inputs
-        columns = None if unmasked else _draw(generators, width, std).to(w)
-        own = {"weight": Masked(w, members, rows, columns)}
-        network.set_submodule(name, MemberModule(layer, own))
+        columns = inputs or name != next(iter(linear))
+        own = _masked(layer, generators, std, name != last, columns)
+        network.set_submodule(name, MemberModule(layer, {"weight": own}))
     return MaskEnsemble(network, range(members)).eval()
 
 
-def _draw(generators: list[torch.Generator], features: int, std: float) -> Tensor:
-    """Return mask logits [members, features]."""
-    return std * torch.stack([torch.randn(features, generator=g) for g in generators])
+def _masked(
+    layer: nn.Linear,
+    generators: list[torch.Generator],
+    std: float,
+    rows: bool,
+    columns: bool,
+) -> Masked:
+    """Return the weight of a layer with new masks of its rows, and of its columns."""
+    w = layer.get_parameter("weight")
+
+    def drawn(features: int) -> Tensor:
+        normal = [torch.randn(features, generator=g) for g in generators]
+        return (std * torch.stack(normal)).to(w)
+
+    row_logits = drawn(layer.out_features) if rows else None
+    column_logits = drawn(layer.in_features) if columns else None
+    return Masked(w, len(generators), row_logits, column_logits)
 
 
 def mask_diversity(ensemble: MaskEnsemble) -> Float[Tensor, ""]:

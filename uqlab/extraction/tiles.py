@@ -153,7 +153,7 @@ class TiledEnsemble(Ensemble):
 
     @torch.no_grad()
     def _check(self, x: Tensor) -> None:
-        """Raise ValueError unless the pool is an average and the head as linear as said.
+        """Raise ValueError unless the pool is an average, the head linear if so said.
 
         The model's logits are then those of the mean over the map.
         """
@@ -174,8 +174,8 @@ class TiledEnsemble(Ensemble):
         if self.linear and not difference <= _TOLERANCE * every.abs().max():
             raise ValueError(
                 "the mean of the tiles' logits is not the logits of the mean over the "
-                f"map at {positions.name!r}: what follows the pool is not linear, or it "
-                "sees more than the pool's output, so tiles are no ensemble of the "
+                f"map at {positions.name!r}: what follows the pool is not linear, or "
+                "it sees more than the pool's output, so tiles are no ensemble of the "
                 "model's predictions. If you want them all the same, name the head: "
                 "tiles(..., head='...')"
             )

@@ -65,9 +65,10 @@ class SampleGradients:
         }
         self.owned: Units = {}  # parameters of layers
         for name in self.parameters:
-            self.owned.setdefault(name.rpartition(".")[0], []).append(name)
+            self.owned.setdefault(_around(name), []).append(name)
         self.footprint = 0  # numbers that are held for a sample
         log_p, truth = self._by_autograd(rows[1:])
+        self.classes = log_p.shape[1]
         self.names = _select(list(truth), layers)
         self.units = self._right_units(rows, log_p, truth)
         for unit, names in self.units.items():
@@ -81,18 +82,13 @@ class SampleGradients:
         The gradients are averaged over the copies of a sample, x [n, copies, ...]. The
         first copy is the sample itself, and log p is its own.
         """
-        n, copies = x.shape[:2]
-        logits, calls = self._all_calls(x.flatten(0, 1))
-        log_p = logits.detach().log_softmax(1)
-        p = log_p.exp()
-        powers = log_p.new_empty(n, len(self.names), p.shape[1])
-        ways = {u: self._way(u, names, calls[u], n) for u, names in self.units.items()}
-        for c in range(p.shape[1]):
-            errors = _errors(logits, cotangent(p, c) / copies, calls)
-            for unit, names in self.units.items():
-                places = [self.names.index(name) for name in names]
-                powers[:, places, c] = ways[unit](errors[unit]).mT
-        return powers.pow(1 / self.q), log_p[::copies]
+        log_p, powers = self._powers(x, self.units, range(self.classes))
+        if len(powers) < len(self.names):
+            # A module did not see all samples now, as in a mixture of experts.
+            self.units = {"": self.names}
+            return self.norms(x)
+        norms = torch.stack([powers[name] for name in self.names], 1).pow(1 / self.q)
+        return norms, log_p[:: x.shape[1]]
 
     def head_inputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs [rows, features] of the last linear layer, and log p [rows, C].
@@ -127,7 +123,7 @@ class SampleGradients:
         powers: Norms = {}
         for name, gradient in zip(leaves, found, strict=True):
             if gradient is not None:
-                layer = name.rpartition(".")[0]
+                layer = _around(name)
                 powers[layer] = powers.get(layer, 0) + power(gradient[None], self.q)[0]
         if not powers:
             raise ValueError(
@@ -156,62 +152,67 @@ class SampleGradients:
     def _right_units(self, rows: Tensor, log_p: Tensor, truth: Norms) -> Units:
         """Return the innermost modules that give the norms of autograd, and the layers.
 
-        The norms are compared for the last row.
+        The norms are compared for the last row. Raises ValueError unless log p of the
+        row alone is that beside another.
         """
+        target = int(log_p.argmin())  # far from certain: its gradient is large
         largest = max(truth.values())
         slack = 4 * torch.finfo(largest.dtype).eps ** 0.5
+
+        def agrees(name: str, power: Tensor) -> Tensor:
+            difference = (power ** (1 / self.q) - truth[name]).abs()
+            return difference <= slack * (truth[name] + largest / 100)
+
         right: Units = {}
         tried: Units = {name: [name] for name in self.names}
         while tried:
-            found = self._norms_of_last(rows, log_p, tried)
+            # A module may fail with other parameters, or on its own.
+            both, powers = self._powers(rows[:, None], tried, [target], (Exception,))
+            if not torch.allclose(both[1:], log_p, rtol=0.01, atol=0.01):
+                raise ValueError(
+                    "the model's output for a sample changes with the rest of its "
+                    "batch, or at random"
+                )
             outside: Units = {}
             for unit, names in tried.items():
                 for name in names:
-                    difference = (found.get(name, torch.inf) - truth[name]).abs()
-                    if not unit or difference <= slack * (truth[name] + largest / 100):
+                    found = name in powers and agrees(name, powers[name][1, 0])
+                    if found or not unit:
                         right.setdefault(unit, []).append(name)
                     else:
-                        around = unit.rpartition(".")[0]
-                        outside.setdefault(around, []).append(name)
+                        outside.setdefault(_around(unit), []).append(name)
             tried = outside
         return right
 
-    def _norms_of_last(self, rows: Tensor, log_p: Tensor, units: Units) -> Norms:
-        """Return the norms that modules give for the least log p_c of the last row.
+    def _powers(
+        self,
+        x: Tensor,
+        units: Units,
+        classes: Sequence[int],
+        forgiven: tuple[type[Exception], ...] = (),
+    ) -> tuple[Tensor, Norms]:
+        """Return log p [rows, C] and, by layer, powers [n, classes] for x [n, copies].
 
-        Raises ValueError unless log p is that of the row alone.
+        Layers are left out whose module does not see all rows, or fails as is forgiven.
         """
-        logits, calls = self._run(rows, units)
-        beside = logits.detach().log_softmax(1)
-        if not torch.allclose(beside[1:], log_p, rtol=0.01, atol=0.01):
-            raise ValueError(
-                "the model's output for a sample changes with the rest of its batch, "
-                "or at random"
-            )
-        # Far from certain: the gradient is large.
-        errors = _errors(logits, cotangent(beside.exp(), int(log_p.argmin())), calls)
-        norms: Norms = {}
-        for unit, made in calls.items():
-            # A module may fail with other parameters, or on its own.
-            with contextlib.suppress(Exception):
-                powers = self._way(unit, units[unit], made, 2)(errors[unit])
-                last = powers[:, 1].pow(1 / self.q)
-                norms |= dict(zip(units[unit], last, strict=True))
-        return norms
-
-    def _all_calls(self, x: Tensor) -> tuple[Tensor, Calls]:
-        """Return logits and the calls of all modules in which gradients are found.
-
-        One that does not see all rows now, as in a mixture, gives its layers to the
-        whole model, which always does.
-        """
-        logits, calls = self._run(x, self.units)
-        missing = self.units.keys() - calls.keys()
-        if not missing:
-            return logits, calls
-        moved = [name for unit in missing for name in self.units.pop(unit)]
-        self.units[""] = self.units.get("", []) + moved
-        return self._run(x, self.units)
+        n, copies = x.shape[:2]
+        logits, calls = self._run(x.flatten(0, 1), units)
+        log_p = logits.detach().log_softmax(1)
+        ways: dict[str, Powers] = {}
+        sizes: dict[str, list[Tensor]] = {unit: [] for unit in calls}
+        for c in classes:
+            errors = _errors(logits, cotangent(log_p.exp(), c) / copies, calls)
+            for unit, made in calls.items():
+                with contextlib.suppress(*forgiven):
+                    if unit not in ways:
+                        ways[unit] = self._way(unit, units[unit], made, n)
+                    sizes[unit].append(ways[unit](errors[unit]))
+        powers: Norms = {}
+        for unit, found in sizes.items():
+            if found:
+                by_layer = torch.stack(found, 2)
+                powers |= dict(zip(units[unit], by_layer, strict=True))
+        return log_p, powers
 
     def _run(self, x: Tensor, units: Iterable[str]) -> tuple[Tensor, Calls]:
         """Return logits [rows, C] and, of modules that see all rows, the calls."""
@@ -283,19 +284,24 @@ def _logits(output: Any, rows: int) -> Tensor:
         )
     right = logits.ndim == 2 and len(logits) == rows and logits.shape[1] >= 2
     if not right or not logits.is_floating_point():
-        hint = "; take one member, ensemble.member(m)" if logits.ndim == 3 else ""
         raise ValueError(
-            "the model must return floating logits [samples, C] with C >= 2, "
-            f"got {logits.dtype} {list(logits.shape)} for {rows} inputs{hint}"
+            "the model must return floating logits [samples, C] with C >= 2, got "
+            f"{logits.dtype} {list(logits.shape)} for {rows} inputs; of an ensemble "
+            "take one member, ensemble.member(m)"
         )
     finite("the model's logits", logits)
     return logits
 
 
+def _around(name: str) -> str:
+    """Return the name of the module around a module or a parameter."""
+    return name.rpartition(".")[0]
+
+
 def _place(name: str, order: list[str]) -> int:
     """Return when a module, or the closest one around it that is called, is called."""
     while name not in order:
-        name = name.rpartition(".")[0]
+        name = _around(name)
     return order.index(name)
 
 

@@ -1,16 +1,16 @@
 """Epistemic uncertainty of one pretrained classifier, from gradients by its weights.
 
-Let g_c be the gradient of log p_c(x) by the weights of a layer, frozen or not. A score is
-a weighted sum of the norms ||g_c|| over classes and layers: it is high where the weights
-would have to change much to change the prediction.
+Let g_c be the gradient of log p_c(x) by the weights of a layer, frozen or not. A score
+is a weighted sum of the norms ||g_c|| over classes and layers: it is high where the
+weights would have to change much to change the prediction.
 
 The equations of REGrad (Wang and Ji, CVPR 2024, arXiv 2404.10124) were not available to
-us, only descriptions: an expected gradient norm normalised by a square root, layer weights
-that grow exponentially with depth, and gradients averaged over perturbed inputs. Readings
-A, B and C of the first are ours: call results "REGrad-style".
+us, only descriptions: an expected gradient norm normalised by a square root, layer
+weights that grow exponentially with depth, and gradients averaged over perturbed
+inputs. Readings A, B and C of the first are ours: call results "REGrad-style".
 
-A model in training mode is switched to evaluation mode for the computation; afterwards it
-is as before: same modes, no gradients, no hooks.
+A model in training mode is switched to evaluation mode for the computation; afterwards
+it is as before: same modes, no gradients, no hooks.
 """
 
 from collections.abc import Callable, Sequence
@@ -57,10 +57,10 @@ def exgrad(
     norm: Literal[1, 2] = 1,
     layers: Layers = "last",
 ) -> Scores:
-    """Return ExGrad, the expected gradient norm sum_c p_c ||g_c||: higher = more uncertain.
+    """Return ExGrad, the mean gradient norm sum_c p_c ||g_c||: higher = more uncertain.
 
-    The paper takes the last layer and the 1-norm. Over several layers this is the mean of
-    the layers' norms. Parameters and errors are those of `gradient_norms`.
+    The paper takes the last layer and the 1-norm. Over several layers this is the mean
+    of the layers' norms. Parameters and errors are those of `gradient_norms`.
 
     References
     ----------
@@ -115,9 +115,9 @@ def regrad(
 def gradnorm(model: nn.Module, inputs: ArrayLike) -> Scores:
     """Return GradNorm, minus ||h||_1 sum_c |p_c - 1/C|: higher = more uncertain.
 
-    The score of Huang et al. is the 1-norm of the gradient of KL(uniform || p) by the last
-    layer's weights, without bias; h are this layer's inputs. Large norms mean confidence,
-    hence the sign.
+    The score of Huang et al. is the 1-norm of the gradient of KL(uniform || p) by the
+    last layer's weights, without bias; h are this layer's inputs. Large norms mean
+    confidence, hence the sign.
 
     Raises
     ------
@@ -151,7 +151,7 @@ def gradient_norms(
 ) -> tuple[
     Float[Tensor, "layers samples classes"], list[str], Float[Tensor, "samples classes"]
 ]:
-    """Return norms of the gradients of log p_c by each layer, the layers' names, and log p.
+    """Return norms of the gradients of log p_c by layer, the layers' names, and log p.
 
     Parameters
     ----------
@@ -168,9 +168,9 @@ def gradient_norms(
         forward pass reaches it.
     perturbations
         How many inputs x + eps_i, eps_i ~ N(0, sigma^2), there are. Their gradients and
-        the gradient at x are averaged before the norm is taken; p_c is the probability at
-        x. All samples share the draws, so that a score depends only on its input and the
-        seed.
+        the gradient at x are averaged before the norm is taken; p_c is the probability
+        at x. All samples share the draws, so that a score depends only on its input and
+        the seed.
     sigma
         Deviation of the perturbations, in units of the inputs.
     batch_size
@@ -181,10 +181,10 @@ def gradient_norms(
     TypeError
         Unless the model is one network, and its inputs and outputs are tensors.
     ValueError
-        For unknown layers; for inputs or logits that are empty or not finite; for outputs
-        that are not [samples, C] with C >= 2; for a model without parameters, with an
-        output detached from them, or that mixes the samples of a batch; for perturbed
-        integer inputs.
+        For unknown layers; for inputs or logits that are empty or not finite; for
+        outputs that are not [samples, C] with C >= 2; for a model without parameters,
+        with an output detached from them, or that mixes the samples of a batch; for
+        perturbed integer inputs.
 
     Example
     -------
@@ -221,10 +221,10 @@ def reduce_norms(
 ) -> Scores:
     """Return the score of `regrad` from what `gradient_norms` returns.
 
-    With n_c = sum_l w_l ||g_c^(l)||, the score is, by reduction, "A": sum_c w_c n_c; "B":
-    sqrt(sum_c p_c n_c^2), for one layer and norm 2 the root of the trace of the Fisher
-    information; "C": sum_c p_c sqrt(n_c). "A" with class weight "p" and depth 0 is
-    `exgrad`.
+    With n_c = sum_l w_l ||g_c^(l)||, the score is, by reduction, "A": sum_c w_c n_c;
+    "B": sqrt(sum_c p_c n_c^2), for one layer and norm 2 the root of the trace of the
+    Fisher information; "C": sum_c p_c sqrt(n_c). "A" with class weight "p" and depth 0
+    is `exgrad`.
 
     Parameters
     ----------
@@ -233,9 +233,9 @@ def reduce_norms(
     log_p
         [samples, classes].
     class_weight
-        w_c of "A": "p", "sqrt_p" = sqrt(p_c), "uniform" = 1/C, "predicted" = 1 for the top
-        class. A score whose weights ignore the probabilities ("uniform") ranks inversely:
-        confident predictions are high.
+        w_c of "A": "p", "sqrt_p" = sqrt(p_c), "uniform" = 1/C, "predicted" = 1 for the
+        top class. A score whose weights ignore the probabilities ("uniform") ranks
+        inversely: confident predictions are high.
     depth
         w_l = exp(depth l/(L-1)) / sum over the L layers from input (l = 0) to output; 0
         weighs them equally.
