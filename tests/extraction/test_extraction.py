@@ -33,7 +33,7 @@ def set_logits(ensemble, value):
     return ensemble
 
 
-# What a member is -----------------------------------------------------------------------------------------------------
+# --- What a member is ---
 def test_open_masks_give_the_network():
     net, (x, _) = network(), batch()
     ensemble = set_logits(extraction.masks(net, 3), lambda m, p: 40.0)
@@ -96,14 +96,12 @@ def test_a_hard_member_is_a_small_dense_network(inputs, activation, bias):
             masks["1"].rows[m] * masks["3.0"].columns[m],
             masks["3.0"].rows[m] * masks["3.3"].columns[m],
         ]
-        linear = [part for part in small.modules() if isinstance(part, nn.Linear)]
-        assert [layer.out_features for layer in linear] == [
-            *(int(kept.sum()) for kept in units),
-            3,
-        ]
-        assert linear[0].in_features == (
-            int(masks["1"].columns[m].sum()) if inputs else 8
-        )
+        first, second, last = (p for p in small.modules() if isinstance(p, nn.Linear))
+        # Smaller still, where all inputs of a unit are gone.
+        assert first.out_features <= units[0].sum()
+        assert second.out_features <= units[1].sum()
+        assert last.out_features == 3
+        assert first.in_features == (int(masks["1"].columns[m].sum()) if inputs else 8)
         assert sum(p.numel() for p in small.parameters()) < whole
 
 
@@ -191,7 +189,7 @@ def test_a_member_depends_on_the_seed_and_its_number_alone():
     assert not torch.equal(three.rows[0], three.rows[1])
 
 
-# Diversity ------------------------------------------------------------------------------------------------------------
+# --- Diversity ---
 def test_diversity_of_known_masks():
     ensemble = extraction.masks(network(), 2)
     assert extraction.mask_diversity(
@@ -229,7 +227,7 @@ def test_diversity_is_the_mutual_information_of_each_element():
     )
 
 
-# Training -------------------------------------------------------------------------------------------------------------
+# --- Training ---
 @pytest.mark.parametrize("diversity", [0.0, 2.0])
 def test_training_follows_the_objective(diversity):
     """Against a plain loop: torch.optim.Adam on mean cross-entropy - diversity * mask_diversity, by autograd."""
@@ -319,7 +317,7 @@ def test_a_network_with_convolutions_and_float32_trains():
     assert torch.equal(ensemble.network[1].running_mean, statistics)
 
 
-# Bad input ------------------------------------------------------------------------------------------------------------
+# --- Bad input ---
 @pytest.mark.usefixtures("unchecked")
 def test_masks_refuses_what_it_cannot_mask():
     with pytest.raises(ValueError, match="has no nn"):
@@ -328,7 +326,7 @@ def test_masks_refuses_what_it_cannot_mask():
         TypeError, match=r"take one of its networks: ensemble.member\(0\)"
     ):
         extraction.masks(ensembles.deep(network, 2))
-    with pytest.raises(TypeError, match="one torch module, got 'resnet'"):
+    with pytest.raises(TypeError, match="one torch module, got str"):
         extraction.masks("resnet")
     with pytest.raises(ValueError, match="members must be at least 1, got 0"):
         extraction.masks(network(), 0)
@@ -346,7 +344,7 @@ def test_masks_refuses_what_it_cannot_mask():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"labels": None}, "a list of numbers .*, got None"),
+        ({"labels": None}, "lists of numbers .*, got NoneType"),
         ({"labels": np.zeros(20, int)}, "all labels are 0"),
         ({"labels": torch.full((20,), -1)}, "missing label"),
         ({"labels": torch.full((20,), 3)}, "labels must be 0 to 2"),
@@ -355,7 +353,7 @@ def test_masks_refuses_what_it_cannot_mask():
         ({"labels": torch.zeros(20)}, "integers"),
         ({"inputs": torch.empty(0, 8)}, "at least one"),
         ({"inputs": torch.full((20, 8), math.nan)}, "NaN"),
-        ({"inputs": "text"}, "inputs must be a tensor, an array .*, got 'text'"),
+        ({"inputs": "text"}, "inputs must be a tensor, an array .*, got str"),
         ({"steps": 0}, "steps"),
         ({"lr": 0.0}, r"lr must be in \(0, inf\)"),
         ({"diversity": -1.0}, r"diversity must be in \[0, inf\)"),
@@ -366,16 +364,6 @@ def test_fit_masks_refuses(change, message):
     given = {"inputs": x, "labels": y, **change}
     with pytest.raises((TypeError, ValueError), match=message):
         extraction.fit_masks(extraction.masks(network(), 2), progress=False, **given)
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_other_ensembles_are_refused():
-    x, y = batch()
-    for call in (lambda e: extraction.fit_masks(e, x, y), extraction.mask_diversity):
-        with pytest.raises(
-            TypeError, match=r"extraction.masks\(model\) returns, got FoldedEnsemble"
-        ):
-            call(ensembles.deep(network, 2))
 
 
 def test_a_loss_that_is_not_finite_is_reported():

@@ -238,7 +238,7 @@ def test_patches_of_a_vision_transformer():
     with pytest.raises(
         ValueError, match=r"larger than the map at 'vit\.layernorm', 8 x 8"
     ):
-        tiles(model, 9)
+        tiles(model, 9)(x)
 
 
 def test_one_pass_of_the_backbone():
@@ -387,9 +387,7 @@ def test_named_modules():
     assert torch.equal(named(x), tiles(model, 2)(x))
     odd = Torchvision()
     odd.late = nn.ReLU()  # registered after the pool, used nowhere
-    with pytest.raises(ValueError, match="name pool and head"):
-        tiles(odd, 2)
-    assert tiles(odd, 2, head="fc")(x).shape == (4, 3, 5)
+    assert tiles(odd, 2)(x).shape == (4, 3, 5)
     inside = random_statistics(TimmHead(False))
     assert torch.equal(tiles(inside, 2, head="head")(x), tiles(inside, 2)(x))
 
@@ -403,11 +401,8 @@ def test_a_head_that_is_not_linear_is_asked_at_every_position_if_it_is_named():
         nn.Sequential(body(), nn.AdaptiveAvgPool2d(1), classifier).eval(),
         images(),
     )
-    with pytest.raises(
-        ValueError,
-        match=r"'2\.1' \(LayerNorm\) comes after the pool '1' and is not linear",
-    ):
-        tiles(model, 2)
+    with pytest.raises(ValueError, match="what follows the pool is not linear"):
+        tiles(model, 2)(x)
     ensemble = tiles(model, 2, head="2")
     grid = model[0](x)  # [batch, channels, 8, 8]
     each = [[classifier(grid[:, :, i, j]) for j in range(8)] for i in range(8)]

@@ -30,9 +30,9 @@ def by_function():
     [
         (
             lambda: plain(tail=[nn.Linear(6, 6), nn.ReLU()]),
-            "'4' \\(ReLU\\) comes after the pool '1' and is not linear",
+            "what follows the pool is not linear",
         ),
-        (lambda: plain(tail=[nn.LayerNorm(6)]), "LayerNorm.*not linear"),
+        (lambda: plain(tail=[nn.LayerNorm(6)]), "name the head"),
         (lambda: plain(nn.AdaptiveMaxPool2d(1)), r"pools: 1 \(AdaptiveMaxPool2d\)"),
         (
             lambda: plain(nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.MaxPool2d(4))),
@@ -46,10 +46,6 @@ def by_function():
         (
             by_function,
             r"a function call does, make it a module, nn\.AdaptiveAvgPool2d\(1\)",
-        ),
-        (
-            lambda: nn.Sequential(body(), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
-            "no linear layer after the pool '1'",
         ),
         (
             lambda: transformers.ConvNextForImageClassification(
@@ -75,7 +71,7 @@ def by_function():
 )
 def test_models_without_valid_tiles_are_refused(make, reason):
     with pytest.raises(ValueError, match=reason):
-        tiles(make(), 2)
+        tiles(random_statistics(make()), 2)(images())
 
 
 def twice():
@@ -89,7 +85,7 @@ def twice():
         (
             lambda: plain(nn.AdaptiveMaxPool2d(1)),
             "1",
-            "'1' does not average over its whole map, 8 x 8",
+            "'1' does not average over its whole map",
         ),
         (
             lambda: Own(Pool(lambda x: (x**3).mean((2, 3)).pow(1 / 3))),
@@ -100,7 +96,7 @@ def twice():
         (
             lambda: plain(nn.AvgPool2d(4), [nn.Linear(24, 6)]),
             None,
-            r"output \[2, 6, 2, 2\] is not the mean",
+            "output is not the mean",
         ),
         (
             lambda: Own(nn.AdaptiveAvgPool2d(1), lambda p, x: p.flatten(1).sin()),
@@ -119,17 +115,10 @@ def twice():
         ),
         (
             lambda: Own(
-                nn.AdaptiveAvgPool2d(1), lambda p, x: p.flatten(1) + x[:, 0, 0, :1]
-            ),
-            None,
-            "nothing but the pool",
-        ),
-        (
-            lambda: Own(
                 nn.AdaptiveAvgPool2d(1), lambda p, x: x[:, :1, 0, :6].flatten(1)
             ),
             None,
-            "nothing but the pool",
+            "by the pool 'average' alone",
         ),
         (
             lambda: nn.Sequential(nn.Flatten(), Pool(torch.relu), nn.Linear(192, 5)),
@@ -139,9 +128,9 @@ def twice():
         (
             lambda: nn.Sequential(plain(), nn.Unflatten(1, (5, 1))),
             None,
-            r"logits \[batch, classes\], got \[2, 5, 1\]",
+            r"logits \[batch, classes\], .* got \[128, 5, 1\]",
         ),
-        (twice, None, "must run once in a forward pass, it ran 2 times"),
+        (twice, None, "which runs once"),
     ],
 )
 def test_what_only_data_show_is_refused_on_the_first_call(make, pool, reason):

@@ -14,7 +14,6 @@ from transformers import (
 )
 
 from uqlab import ensembles, gradients, metrics, models, training
-from uqlab.gradients.per_sample import SampleGradients
 
 SMALL = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48, "num_labels": 3,
@@ -93,25 +92,21 @@ def bert():
     )
 
 
-# name -> (model, shape of an input, layers that have no closed form)
+# name -> (model, shape of an input)
 CASES = {
-    "mlp": (lambda: models.mlp(16, (12, 8), 4), (1, 4, 4), set()),
-    "conv": (conv_net, (2, 8, 8), set()),
-    "conv1d": (conv1d_net, (2, 9), set()),
-    "vit": (vit, (1, 8, 8), set()),
-    "unusual": (Unusual, (4, 6), set()),
-    "tied": (Tied, (6,), {"a", "b"}),
-    "attention": (
-        encoder,
-        (4, 8),
-        {"0.layers.0.self_attn", "0.layers.0.self_attn.out_proj"},
-    ),
+    "mlp": (lambda: models.mlp(16, (12, 8), 4), (1, 4, 4)),
+    "conv": (conv_net, (2, 8, 8)),
+    "conv1d": (conv1d_net, (2, 9)),
+    "vit": (vit, (1, 8, 8)),
+    "unusual": (Unusual, (4, 6)),
+    "tied": (Tied, (6,)),
+    "attention": (encoder, (4, 8)),
 }
 
 
 def make(name, samples=4):
     torch.manual_seed(0)
-    build, shape, slow = CASES[name]
+    build, shape = CASES[name]
     model = build().double().eval()
     for p in model.parameters():
         p.data.add_(
@@ -120,7 +115,7 @@ def make(name, samples=4):
     for norm in model.modules():
         if isinstance(norm, nn.BatchNorm2d):
             norm.running_mean.normal_()
-    return model, torch.randn(samples, *shape, dtype=torch.float64), slow
+    return model, torch.randn(samples, *shape, dtype=torch.float64)
 
 
 def loop(model, inputs, norm, noise=None):
@@ -166,7 +161,7 @@ def head_norms(model, inputs, q):
 @pytest.mark.parametrize("norm", [1, 2])
 @pytest.mark.parametrize("name", CASES)
 def test_norms_are_those_of_a_loop_over_samples_and_classes(name, norm):
-    model, inputs, slow = make(name)
+    model, inputs = make(name)
     for count in (0, 2):
         noise = perturbed(inputs, count, 0.3) if count else None
         found, names, log_p = gradients.gradient_norms(
@@ -187,8 +182,39 @@ def test_norms_are_those_of_a_loop_over_samples_and_classes(name, norm):
         torch.testing.assert_close(
             log_p, getattr(logits, "logits", logits).detach().log_softmax(1)
         )
-    parts = SampleGradients(model, inputs[:2], "all", norm)
-    assert set(parts.names) - parts.fast == slow
+
+
+class Mixture(nn.Module):
+    """Each input goes to one of two experts, so no expert sees the whole batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Linear(6, 5), nn.Linear(6, 5)])
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x):
+        first = x[:, 0] > 0
+        h = torch.empty_like(x[:, :5])
+        for chosen, expert in zip((first, ~first), self.experts, strict=True):
+            h[chosen] = expert(x[chosen]).tanh()
+        return self.head(h)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("build", [Mixture, encoder])
+def test_whatever_a_layer_sees_and_whether_it_is_frozen(build, frozen):
+    torch.manual_seed(0)
+    model = build().double().eval()
+    shape = (6,) if build is Mixture else (4, 8)
+    inputs = torch.randn(6, *shape).double()
+    inputs[[0, -1]] = inputs[[0, -1]].abs()  # those that are compared: one expert
+    expected = loop(model, inputs, 2)
+    model.requires_grad_(not frozen)
+    found, names, _ = gradients.gradient_norms(model, inputs)
+    for layer, norms in zip(names, found, strict=True):
+        torch.testing.assert_close(norms, expected[layer])
+    on_path = {layer for layer, norms in expected.items() if norms[-1].any()}
+    assert on_path <= set(names)
 
 
 def test_text_models():
@@ -207,8 +233,6 @@ def test_text_models():
         for part in ("word", "token_type", "position")
     ]
     assert names[-2:] == ["bert.pooler.dense", "classifier"]
-    parts = SampleGradients(model, tokens[:2], "all", 2)
-    assert parts.fast == set(parts.names)
     with pytest.raises(ValueError, match="cannot be perturbed"):
         gradients.regrad(model, tokens)
 
@@ -232,7 +256,7 @@ def test_float32_and_large_maps():
 
 
 def test_closed_forms_of_the_last_layer():
-    model, inputs, _ = make("mlp", 9)
+    model, inputs = make("mlp", 9)
     for q in (1, 2):
         size, p = head_norms(model, inputs, q)
         expected = (
@@ -269,7 +293,7 @@ def test_closed_forms_of_the_last_layer():
 
 
 def test_expected_gradient_is_zero():
-    model, inputs, _ = make("conv", 1)
+    model, inputs = make("conv", 1)
     log_p = model(inputs).log_softmax(1)[0]
     for p in model.parameters():
         grads = torch.stack(
@@ -284,7 +308,7 @@ def test_expected_gradient_is_zero():
 
 @pytest.mark.parametrize("norm", [1, 2])
 def test_scores_are_their_definitions(norm):
-    model, inputs, _ = make("conv1d", 3)
+    model, inputs = make("conv1d", 3)
     noise = perturbed(inputs, 2, 0.1, seed=5)
     norms = torch.stack(
         [
@@ -326,7 +350,7 @@ def test_scores_are_their_definitions(norm):
 
 @pytest.mark.parametrize("name", ["mlp", "vit"])
 def test_no_perturbation_batches_and_order(name):
-    model, inputs, _ = make(name, 7)
+    model, inputs = make(name, 7)
     plain = gradients.regrad(model, inputs, perturbations=0)
     torch.testing.assert_close(
         gradients.regrad(model, inputs, sigma=0.0), plain, rtol=0, atol=0
@@ -345,7 +369,7 @@ def test_no_perturbation_batches_and_order(name):
 
 
 def test_limits():
-    model, inputs, _ = make("mlp", 6)
+    model, inputs = make("mlp", 6)
     scores = {
         "exgrad": lambda m: gradients.exgrad(m, inputs, layers="all"),
         **{r: lambda m, r=r: gradients.regrad(m, inputs, reduction=r) for r in "ABC"},
@@ -423,7 +447,7 @@ def test_a_thousand_classes_by_the_closed_form():
 
 
 def test_layers_are_chosen_by_name():
-    model, inputs, _ = make("mlp")
+    model, inputs = make("mlp")
     every, names, _ = gradients.gradient_norms(model, inputs)
     for layers, chosen in (
         ("all", names),

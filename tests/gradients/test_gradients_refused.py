@@ -7,11 +7,11 @@ import torch
 from test_gradients import make
 from torch import nn
 
-from uqlab import gradients, models
+from uqlab import gradients
 
 
 def test_the_model_is_left_as_it_was(unchecked):
-    model, inputs, _ = make("conv")
+    model, inputs = make("conv")
     model.train()
     model[0].eval()
     model[0].weight.requires_grad_(False)
@@ -40,26 +40,16 @@ def test_the_model_is_left_as_it_was(unchecked):
         )
         assert torch.equal(rng, torch.get_rng_state())
 
-    with (
-        pytest.warns(UserWarning, match="training mode and has BatchNorm2d"),
-        torch.no_grad(),
-    ):
+    with torch.no_grad():
         switched = gradients.regrad(model, inputs)
     unchanged()
     torch.testing.assert_close(
         gradients.regrad(copy.deepcopy(model).eval(), inputs), switched
     )
-    with (
-        pytest.warns(UserWarning, match="mode"),
-        pytest.raises(ValueError, match="in layer '0', Conv2d"),
-    ):
+    with pytest.raises(RuntimeError, match="to have 2 channels") as error:
         gradients.regrad(model, inputs[:, :1])  # one channel of two
+    assert "in layer '0', Conv2d" in error.value.__notes__[0]
     unchanged()
-    with pytest.warns(UserWarning, match="Dropout"):
-        gradients.exgrad(models.mlp(16, (8,), 3), torch.rand(2, 16))
-    gradients.exgrad(
-        models.mlp(16, (8,), 3, dropout=0.0), torch.rand(2, 16)
-    )  # nothing that training mode changes
 
 
 class Returns(nn.Module):
@@ -106,7 +96,7 @@ def test_bad_input(unchecked):
         gradients.exgrad(model, inputs[:0])
     with pytest.raises(ValueError, match="must be finite"):
         gradients.exgrad(model, torch.where(inputs > 0.5, torch.nan, inputs))
-    with pytest.raises(ValueError, match="no parameters"):
+    with pytest.raises(ValueError, match="no gradient path"):
         gradients.exgrad(nn.Flatten(), inputs)
     with pytest.raises(ValueError, match=r"straight from an nn\.Linear"):
         gradients.gradnorm(Returns(lambda y: 2 * y), inputs)
@@ -125,7 +115,6 @@ def test_bad_input(unchecked):
         ({"perturbations": -1}, "perturbations must be at least 0"),
         ({"sigma": float("nan")}, r"sigma must be in \[0, inf\), got nan"),
         ({"depth": float("inf")}, r"depth must be in \(-inf, inf\), got inf"),
-        ({"batch_size": 0}, "batch_size"),
     ]:
         with pytest.raises(ValueError, match=match):
             gradients.regrad(model, inputs, **settings)

@@ -1,12 +1,16 @@
 """Ensembles extracted from one network: by masks, or by tiles of its feature map."""
 
-from uqlab.core import door
 from uqlab.extraction.fit import MaskHistory, fit_masks
 from uqlab.extraction.masks import Masked, MaskEnsemble, Masks, mask_diversity, masks
 from uqlab.extraction.tiles import tiles
 
 __all__ = [
-    "MaskEnsemble", "MaskHistory", "Masked", "Masks", "fit_masks", "mask_diversity", "masks", "tiles",
-]  # fmt: skip
-
-door.room(__name__)
+    "MaskEnsemble",
+    "MaskHistory",
+    "Masked",
+    "Masks",
+    "fit_masks",
+    "mask_diversity",
+    "masks",
+    "tiles",
+]

@@ -1,17 +1,17 @@
-"""Sub-models that are hidden in one trained network, found by masks on its weights (Kirsch 2024).
+"""Sub-models that are hidden in one trained network, found by masks on its weights.
 
-Nothing of the network is trained again: all members use its frozen weights.
+Nothing of the network is trained again: all members use its frozen weights (Kirsch
+2024).
 """
 
 import copy
-import itertools
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from uqlab.core.checks import at_least, one_network, within
+from uqlab.core.checks import at_least, one_network, positive, within
 from uqlab.ensembles import (
     ELEMENTWISE,
     FoldedEnsemble,
@@ -19,7 +19,6 @@ from uqlab.ensembles import (
     Scaled,
     member_seed,
     plain,
-    plain_linear,
 )
 
 
@@ -31,10 +30,19 @@ class Masks(NamedTuple):
 
 
 class Masked(Scaled):
-    """W * row_m col_m^T: one frozen weight, of which every member keeps its own rows and columns.
+    """W * row_m col_m^T: one frozen weight, of which members keep rows and columns.
 
-    row_logits [members, out] and column_logits [members, in] are trained; None masks nothing. A mask is the sigmoid of
-    its logits or, with a `threshold`, 1 where the sigmoid exceeds the threshold and 0 elsewhere.
+    A mask is the sigmoid of its logits or, with a `threshold`, 1 where the sigmoid
+    exceeds the threshold and 0 elsewhere.
+
+    Parameters
+    ----------
+    w
+        The weight [out, in].
+    members
+        How many members there are.
+    row_logits, column_logits
+        [members, out] and [members, in], which are trained; None masks nothing.
     """
 
     def __init__(
@@ -47,19 +55,15 @@ class Masked(Scaled):
         super().__init__(w, members, None, None)
         self.threshold: float | None = None
         self.row_logits = None if row_logits is None else nn.Parameter(row_logits)
-        self.column_logits = (
-            None if column_logits is None else nn.Parameter(column_logits)
+        self.column_logits = None
+        if column_logits is not None:
+            self.column_logits = nn.Parameter(column_logits)
+
+    def factors(self, rows: slice) -> Masks:
+        """Return the masks of some members."""
+        return Masks(
+            self._mask(self.row_logits, rows), self._mask(self.column_logits, rows)
         )
-
-    def own_parameters(self) -> list[nn.Parameter]:
-        """The mask logits: of the columns first, then of the rows."""
-        return [p for p in (self.column_logits, self.row_logits) if p is not None]
-
-    def factors(self, rows: slice) -> tuple[Tensor | None, Tensor | None]:
-        return self._mask(self.row_logits, rows), self._mask(self.column_logits, rows)
-
-    def masks(self) -> Masks:
-        return Masks(*self.factors(slice(None)))
 
     def _mask(self, logits: Tensor | None, rows: slice) -> Tensor | None:
         if logits is None:
@@ -69,29 +73,33 @@ class Masked(Scaled):
 
 
 class MaskEnsemble(FoldedEnsemble):
-    """Members that keep some rows and columns of one network's linear layers; the masks are soft until `harden`."""
+    """Members that keep some rows and columns of one network's linear layers.
+
+    The masks are soft until `harden`.
+    """
 
     def train(self, mode: bool = True) -> "MaskEnsemble":
-        """The frozen network stays in evaluation mode: no dropout, and no new batch statistics."""
+        """Keep the frozen network in evaluation mode: no dropout, no new statistics."""
         super().train(mode)
         self.network.eval()
         return self
 
     def layers(self) -> dict[str, Masked]:
-        """The masked weights by the names of their layers."""
-        return {
-            name.removesuffix(".weight"): p
-            for name, p in self.network.named_modules()
-            if isinstance(p, Masked)
-        }
+        """Return the masked weights by the names of their layers."""
+        modules = self.network.named_modules()
+        masked = {name: m for name, m in modules if isinstance(m, Masked)}
+        return {name.removesuffix(".weight"): m for name, m in masked.items()}
 
     @torch.no_grad()
     def masks(self) -> dict[str, Masks]:
-        """The masks of every layer, by its name in the network."""
-        return {name: layer.masks() for name, layer in self.layers().items()}
+        """Return the masks of every layer, by its name in the network."""
+        return {name: m.factors(slice(None)) for name, m in self.layers().items()}
 
     def harden(self, threshold: float | None = 0.5) -> "MaskEnsemble":
-        """Masks become 1 where they exceed `threshold` and 0 elsewhere, until `soften`. Returns the ensemble."""
+        """Make masks 1 where they exceed `threshold` and 0 elsewhere, until `soften`.
+
+        Returns the ensemble itself.
+        """
         if threshold is not None:
             within("threshold", threshold, "[0, 1)")
         for layer in self.layers().values():
@@ -99,19 +107,20 @@ class MaskEnsemble(FoldedEnsemble):
         return self
 
     def soften(self) -> "MaskEnsemble":
-        """Masks are the sigmoids of their logits again. Returns the ensemble."""
+        """Make masks the sigmoids of their logits again; return the ensemble itself."""
         return self.harden(None)
 
     def member(self, index: int) -> nn.Module:
-        """Member `index` as a plain network; with hard masks in an nn.Sequential without the units that it masks."""
-        self._check_index(index)
-        hard = all(layer.threshold is not None for layer in self.layers().values())
-        parts = _sequence(self.network)
-        return (
-            _small_member(parts, index)
-            if hard and parts is not None
-            else super().member(index)
-        )
+        """Return a member as a plain network.
+
+        With hard masks in an nn.Sequential it is a smaller one, without the units that
+        its masks leave out.
+        """
+        network = super().member(index).eval()
+        if any(layer.threshold is None for layer in self.layers().values()):
+            return network
+        small = type(network) is nn.Sequential
+        return _dense(_sequence(network)).eval() if small else network
 
 
 def masks(
@@ -122,91 +131,98 @@ def masks(
     std: float = 0.5,
     seed: int = 0,
 ) -> MaskEnsemble:
-    """An ensemble of sub-models of one network: row and column masks on every `nn.Linear`, all weights frozen.
+    """Make an ensemble of sub-models of one network, whose weights are frozen.
 
-    model: the trained network. It is copied, and the copy is always in evaluation mode. Its last linear layer gives the
-        classes, so the rows of that layer are never masked.
-    inputs: whether the columns of the first linear layer, its input features, are masked too.
-    std: of the initial mask logits, which for member m depend on (seed, m) alone.
+    Every `nn.Linear` gets row and column masks; train them with `fit_masks`.
 
-    Train the masks with `fit_masks`. Raises TypeError unless `model` is one network; ValueError for a model without
-    linear layers, members < 1 and std <= 0. Kirsch 2024, section D.4.
+    Parameters
+    ----------
+    model
+        The trained network. It is copied, and the copy is always in evaluation mode.
+        Its last linear layer gives the classes, so its rows are never masked.
+    members
+        How many sub-models.
+    inputs
+        Whether the columns of the first linear layer, its input features, are masked.
+    std
+        Of the initial mask logits, which for member m depend on (seed, m) alone.
+
+    Raises
+    ------
+    TypeError
+        Unless `model` is one network.
+    ValueError
+        For a model without linear layers, members < 1 and std <= 0.
+
+    References
+    ----------
+    Kirsch 2024, section D.4.
     """
     one_network(model, "masks")
     at_least("members", members)
-    within("std", std, "(0, inf)")
+    positive("std", std)
     network = plain(copy.deepcopy(model))
     network = nn.Sequential(network) if isinstance(network, nn.Linear) else network
-    names = [name for name, part in network.named_modules() if type(part) is nn.Linear]
-    if not names:
+    linear = {k: m for k, m in network.named_modules() if type(m) is nn.Linear}
+    if not linear:
         raise ValueError(
-            f"{type(model).__name__} has no nn.Linear layer to mask; masks need one, tiles take convolutional networks"
+            f"{type(model).__name__} has no nn.Linear layer to mask; masks need one, "
+            "tiles take convolutional networks"
         )
-    generators = [
-        torch.Generator().manual_seed(member_seed(seed, m, "masks"))
-        for m in range(members)
-    ]
-
-    def logits(features: int, like: Tensor) -> Tensor:
-        return torch.stack(
-            [torch.randn(features, generator=g) * std for g in generators]
-        ).to(like)
-
-    def make(name: str, layer: nn.Linear) -> MemberModule:
-        rows = logits(layer.out_features, layer.weight) if name != names[-1] else None
-        columns = (
-            logits(layer.in_features, layer.weight)
-            if inputs or name != names[0]
-            else None
-        )
-        return MemberModule(
-            layer,
-            {"weight": Masked(layer.get_parameter("weight"), members, rows, columns)},
-        )
-
-    for name in names:
-        network.set_submodule(
-            name, make(name, cast(nn.Linear, network.get_submodule(name)))
-        )
+    seeds = [member_seed(seed, m, "masks") for m in range(members)]
+    generators = [torch.Generator().manual_seed(s) for s in seeds]
+    last = next(reversed(linear))
+    for name, layer in linear.items():
+        columns = inputs or name != next(iter(linear))
+        own = _masked(layer, generators, std, name != last, columns)
+        network.set_submodule(name, MemberModule(layer, {"weight": own}))
     return MaskEnsemble(network, range(members)).eval()
 
 
+def _masked(
+    layer: nn.Linear,
+    generators: list[torch.Generator],
+    std: float,
+    rows: bool,
+    columns: bool,
+) -> Masked:
+    """Return the weight of a layer with new masks of its rows, and of its columns."""
+    w = layer.get_parameter("weight")
+
+    def drawn(features: int) -> Tensor:
+        normal = [torch.randn(features, generator=g) for g in generators]
+        return (std * torch.stack(normal)).to(w)
+
+    row_logits = drawn(layer.out_features) if rows else None
+    column_logits = drawn(layer.in_features) if columns else None
+    return Masked(w, len(generators), row_logits, column_logits)
+
+
 def mask_diversity(ensemble: MaskEnsemble) -> Float[Tensor, ""]:
-    """I[mask; member] of each mask element, averaged over the elements of all layers: nats, in [0, log 2].
+    """Return I[mask; member] of each mask element, averaged over all elements.
 
-    A mask element p is read as a coin that shows 1 with probability p, with entropy H(p): the information is H(mean
-    over members of p) - mean over members of H(p). Kirsch 2024, section D.4, sums over the elements; our mean makes the
-    term independent of the width. Raises TypeError for another kind of ensemble.
+    A mask element p is read as a coin that shows 1 with probability p, with entropy
+    H(p): the information is H(mean over members of p) - mean over members of H(p).
+    Kirsch 2024, section D.4, does not say whether the elements are summed or averaged;
+    our mean makes the term independent of the width.
+
+    Returns
+    -------
+    Tensor
+        Nats, in [0, log 2].
     """
-    found = [
-        mask
-        for layer in ensemble.masks().values()
-        for mask in layer
-        if mask is not None
-    ]
-    p = torch.cat(found, 1)  # [members, elements]
-    return (coin_entropy(p.mean(0)) - coin_entropy(p).mean(0)).mean().clamp(min=0)
+    layers = ensemble.masks().values()
+    masks = [mask for layer in layers for mask in layer if mask is not None]
+    return information(torch.cat(masks, 1)).clamp(min=0)
 
 
-def coin_entropy(p: Tensor) -> Tensor:
-    """The entropy of a coin that shows 1 with probability p, in nats."""
+def information(p: Float[Tensor, "members elements"]) -> Float[Tensor, ""]:
+    """Return the mean over elements of I[coin; member], in nats."""
+    return (_coin_entropy(p.mean(0)) - _coin_entropy(p).mean(0)).mean()
+
+
+def _coin_entropy(p: Tensor) -> Tensor:
     return torch.special.entr(p) + torch.special.entr(1 - p)
-
-
-def _sequence(network: nn.Module) -> list[nn.Module] | None:
-    """The modules of a (nested) Sequential in the order of their calls, else None."""
-    if type(network) is not nn.Sequential:
-        return None
-    return [leaf for part in network for leaf in _sequence(part) or [part]]
-
-
-def _bias(layer: MemberModule) -> Float[Tensor, " out"]:
-    """The bias of a layer, 0 where it has none."""
-    bias, weight = (
-        layer.inner.get_parameter("bias") if layer.inner.bias is not None else None,
-        layer.weight.w,
-    )
-    return weight.new_zeros(len(weight)) if bias is None else bias.detach()
 
 
 class _SelectFeatures(nn.Module):
@@ -222,50 +238,54 @@ class _SelectFeatures(nn.Module):
         return x.index_select(-1, self.index)
 
 
-def _small_member(parts: list[nn.Module], index: int) -> nn.Sequential:
-    """The hard member `index` of a sequence of modules, without the units that it does not use.
+def _sequence(network: nn.Module) -> list[nn.Module]:
+    """Return the modules of nested Sequentials in the order of their calls."""
+    if type(network) is not nn.Sequential:
+        return [network]
+    return [leaf for module in network for leaf in _sequence(module)]
 
-    Take a unit between two linear layers that have only elementwise modules between them. It is needed if the first
-    layer keeps its row and the second its column. If only the column is kept, the unit's value is constant, namely what
-    the elementwise modules make of its bias, and this constant is added to the second layer's bias.
+
+@torch.no_grad()
+def _dense(modules: list[nn.Module]) -> nn.Sequential:
+    """Return a network without the units that its linear layers do not use."""
+    dense: list[nn.Module] = []
+    before = None  # the linear layer after which all modules were elementwise
+    for module in modules:
+        if type(module) is nn.Linear:
+            if before is None:
+                used = module.weight.any(0)
+                if not used.all():
+                    dense.append(_SelectFeatures(used.nonzero().flatten()))
+                _set(module, module.weight[:, used], module.bias)
+            else:
+                _join(before, dense[dense.index(before) + 1 :], module)
+            before = module
+        elif type(module) not in ELEMENTWISE:
+            before = None
+        dense.append(module)
+    return nn.Sequential(*dense)
+
+
+def _join(first: nn.Linear, between: list[nn.Module], second: nn.Linear) -> None:
+    """Take out the units between two linear layers that do not depend on the input.
+
+    A unit without weights into it is constant, namely what the elementwise modules make
+    of its bias: the second layer's bias takes that over. One without weights from it
+    adds nothing.
     """
-    linear = {i: part for i, part in enumerate(parts) if isinstance(part, MemberModule)}
-    rows, columns = {}, {}  # which features layer i keeps: [out], [in]
-    for i, layer in linear.items():
-        masked: Any = layer.weight
-        ones = [masked.w.new_ones(features) for features in masked.shape]
-        kept = [
-            one if mask is None else mask[index]
-            for mask, one in zip(masked.masks(), ones, strict=True)
-        ]
-        rows[i], columns[i] = (mask.bool() for mask in kept)
-    after = {
-        a: b
-        for a, b in itertools.pairwise(linear)
-        if all(type(p) in ELEMENTWISE for p in parts[a + 1 : b])
-    }
-    before = {b: a for a, b in after.items()}
-    small: list[nn.Module] = []
-    for i, part in enumerate(parts):
-        if i not in linear:
-            small.append(copy.deepcopy(part))
-            continue
-        weight = linear[i].weight.w.detach() * rows[i][:, None]
-        bias = _bias(linear[i]).clone()
-        inside = columns[i]
-        if i in before:
-            constant = _bias(linear[before[i]])
-            for between in parts[before[i] + 1 : i]:
-                constant = between(constant)
-            bias += weight @ (constant * (columns[i] & ~rows[before[i]]))
-            inside = columns[i] & rows[before[i]]
-        elif not inside.all():
-            small.append(_SelectFeatures(inside.nonzero().flatten()))
-        needed = rows[i] & columns[after[i]] if i in after else slice(None)
-        weight, bias = weight[needed][:, inside], bias[needed]
-        small.append(
-            plain_linear(
-                weight, bias if linear[i].inner.bias is not None or bias.any() else None
-            )
-        )
-    return nn.Sequential(*small).eval()
+    live, bias = first.weight.any(1), second.bias
+    constant = first.weight.new_zeros(len(live)) if first.bias is None else first.bias
+    for elementwise in between:
+        constant = elementwise(constant)
+    added = second.weight @ (constant * ~live)
+    if bias is not None or added.any():
+        bias = added if bias is None else bias + added
+    kept = live & second.weight.any(0)
+    _set(first, first.weight[kept], None if first.bias is None else first.bias[kept])
+    _set(second, second.weight[:, kept], bias)
+
+
+def _set(layer: nn.Linear, weight: Tensor, bias: Tensor | None) -> None:
+    layer.weight = nn.Parameter(weight)
+    layer.register_parameter("bias", None if bias is None else nn.Parameter(bias))
+    layer.out_features, layer.in_features = weight.shape

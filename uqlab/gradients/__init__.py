@@ -1,6 +1,5 @@
-"""Uncertainty of one pretrained network from the gradients of its output by its weights."""
+"""Uncertainty of one pretrained network from the gradients of its output."""
 
-from uqlab.core import door
 from uqlab.gradients.scores import (
     ClassWeight,
     exgrad,
@@ -12,7 +11,11 @@ from uqlab.gradients.scores import (
 )
 
 __all__ = [
-    "ClassWeight", "exgrad", "gradient_norms", "gradnorm", "layer_shares", "reduce_norms", "regrad",
-]  # fmt: skip
-
-door.room(__name__)
+    "ClassWeight",
+    "exgrad",
+    "gradient_norms",
+    "gradnorm",
+    "layer_shares",
+    "reduce_norms",
+    "regrad",
+]
