@@ -10,13 +10,6 @@ from torch import nn
 from uqlab import ensembles
 
 
-def half_elsewhere():
-    """No second device is needed to have weights on two: "meta" is one, without numbers."""
-    model = vit()
-    model.classifier.to("meta")
-    return model
-
-
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("call", "message"),
@@ -40,14 +33,6 @@ def half_elsewhere():
         (lambda: ensembles.dropout(vit(), 2, 1.0), "dropout probability"),
         (lambda: ensembles.dropout(vit(), 0), "at least one member"),
         (lambda: ensembles.snapshot(vit, 0, print), "members must be at least 1"),
-        (
-            lambda: ensembles.lora(half_elsewhere(), 2),
-            "the backbone lies on cpu and meta: move it to one",
-        ),
-        (
-            lambda: ensembles.dropout(half_elsewhere(), 2),
-            "the backbone lies on cpu and meta",
-        ),
     ],
 )
 def test_bad_input(call, message):

@@ -3,7 +3,7 @@
 import operator
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -30,6 +30,7 @@ from uqlab.ensembles.layers import (
 )
 from uqlab.ensembles.members import MemberModule
 
+Members = int | str | range  # what `member_range` reads
 # Modules that draw from torch's global generator.
 _GLOBAL_NOISE = (
     nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout,
@@ -71,7 +72,7 @@ class Ensemble(nn.Module):
             "numbers frozen": _numbers(tensors) - _numbers(trained),
         }
 
-    def _lines(self) -> dict[str, str]:
+    def _lines(self):
         """Return `about` as texts."""
         about = self.about().items()
         return {k: f"{v:,}" if type(v) is int else str(v) for k, v in about}
@@ -80,7 +81,7 @@ class Ensemble(nn.Module):
         kind, *lines = (f"{name}: {text}" for name, text in self._lines().items())
         return f"{kind.removeprefix('kind: ')}({', '.join(lines)})"
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self):
         rows = [
             f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>"
             for name, text in self._lines().items()
@@ -245,7 +246,7 @@ class FoldedEnsemble(Ensemble):
         return self._folds
 
     @torch.no_grad()
-    def _is_given_members_in_order(self, x: Inputs) -> bool:
+    def _is_given_members_in_order(self, x):
         """Compare what layers are given for two members together, and for each."""
         both = map_tensors(lambda t: torch.stack([t[0, :1], t[1, -1:]]), x)
         seen = []
@@ -260,9 +261,7 @@ class FoldedEnsemble(Ensemble):
         return len(together) == len(apart[0]) and all(map(_alike, together, *apart))
 
     @torch.no_grad()
-    def _tensors_of_layers(
-        self, x: Inputs, rows: slice, kind: type[nn.Module]
-    ) -> list[list[Tensor]]:
+    def _tensors_of_layers(self, x, rows, kind):
         """Return what layers of a kind read and write in a pass; last the logits."""
         seen: list[list[Tensor]] = []
 
@@ -332,8 +331,7 @@ class FoldedEnsemble(Ensemble):
 
     def noise_layers(self):
         """Return dropout layers, their number in a member, and whom they serve."""
-        layers = enumerate(_dropouts(self.network))
-        return [(layer, number, self.member_ids) for number, layer in layers]
+        return numbered_dropouts(self.network, self.member_ids)
 
 
 class SeparateEnsemble(Ensemble):
@@ -381,11 +379,11 @@ class SeparateEnsemble(Ensemble):
         """Return dropout layers, their number in a member, and whom they serve."""
         layers = []
         for m, model in zip(self.member_ids, self.models, strict=True):
-            layers += [(x, number, [m]) for number, x in enumerate(_dropouts(model))]
+            layers += numbered_dropouts(model, [m])
         return layers
 
 
-def member_range(members: int | str | range) -> range:
+def member_range(members: Members) -> range:
     """Return the members' numbers.
 
     10 means 0 to 9; range(8, 16) or its text "8:16" is a shard of a larger ensemble.
@@ -417,11 +415,11 @@ def member_seed(seed: int, member: int, stream: str, *more: int) -> int:
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def _numbers(tensors: Iterable[Tensor]) -> int:
+def _numbers(tensors):
     return sum(t.numel() for t in tensors)
 
 
-def _draws_globally(ensemble: nn.Module) -> bool:
+def _draws_globally(ensemble):
     """Return whether noise comes from torch's global generator.
 
     Threads would scramble its order. Besides modules of noise there is dropout inside
@@ -436,11 +434,13 @@ def _draws_globally(ensemble: nn.Module) -> bool:
     return False
 
 
-def _dropouts(model: nn.Module) -> list[MemberDropout]:
-    return [layer for layer in model.modules() if isinstance(layer, MemberDropout)]
+def numbered_dropouts(network: nn.Module, ids: Sequence[int]) -> list:
+    """Return the layers of dropout, their number in a member, and whom they serve."""
+    layers = [m for m in network.modules() if isinstance(m, MemberDropout)]
+    return [(layer, number, ids) for number, layer in enumerate(layers)]
 
 
-def _alike(together: Tensor, *apart: Tensor) -> bool:
+def _alike(together, *apart):
     """Return whether a tensor of two members is one of theirs after the other."""
     if apart[0].shape != apart[1].shape or not apart[0].ndim:
         return False

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from uqlab.core.checks import within
-from uqlab.ensembles.base import FoldedEnsemble
-from uqlab.ensembles.implicit import Classifiers, Site, implicit, normal
+from uqlab.ensembles.base import FoldedEnsemble, Members
+from uqlab.ensembles.implicit import Classifiers, implicit, normal
 from uqlab.ensembles.lora import LowRank, start_normal
 from uqlab.ensembles.members import MemberParameter, Own
 
@@ -58,7 +58,7 @@ class Scaled(MemberParameter):
 
 def batch(
     backbone: nn.Module,
-    members: int | str | range,
+    members: Members,
     *,
     target: str | None = None,
     std: float = math.sqrt(0.02),

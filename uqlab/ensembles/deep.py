@@ -13,6 +13,7 @@ from uqlab.core.checks import one_network
 from uqlab.ensembles.base import (
     Ensemble,
     FoldedEnsemble,
+    Members,
     SeparateEnsemble,
     member_range,
     member_seed,
@@ -28,7 +29,7 @@ ELEMENTWISE = {
 
 def deep(
     make_model: Callable[[], nn.Module],
-    members: int | str | range,
+    members: Members,
     seed: int = 0,
     *,
     fold: bool | None = None,
@@ -119,14 +120,14 @@ def from_members(models: Sequence[nn.Module]) -> Ensemble:
     return SeparateEnsemble(models, range(len(models)))
 
 
-def _treats_rows_alike(part: nn.Module) -> bool:
+def _treats_rows_alike(part):
     """Return whether members can be folded into the batch of a module."""
     if isinstance(part, nn.Flatten):
         return part.start_dim == 1
     return type(part) in ELEMENTWISE | {nn.Sequential, nn.Linear}
 
 
-def _stackable(models: Sequence[nn.Module]) -> bool:
+def _stackable(models):
     """Return whether all that networks hold is linear layers of equal shapes."""
     state = models[0].state_dict()
     layers = {type(models[0].get_submodule(n.rpartition(".")[0])) for n in state}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from uqlab.core.checks import one_of, within
-from uqlab.ensembles.base import FoldedEnsemble, member_seed
+from uqlab.ensembles.base import FoldedEnsemble, Members, member_seed
 from uqlab.ensembles.implicit import check_backbone, plain
 from uqlab.ensembles.layers import MemberDropout, MemberLayer, replace_layers
 from uqlab.models import classifier
@@ -73,7 +73,7 @@ class DropoutEnsemble(FoldedEnsemble):
 
 def dropout(
     model: nn.Module,
-    members: int | str | range,
+    members: Members,
     p: float = 0.2,
     *,
     kind: Kind = "features",
@@ -159,7 +159,7 @@ def place_dropout(
     return network
 
 
-def _drop_attention(network: nn.Module, make: Callable[[], nn.Module]) -> None:
+def _drop_attention(network, make):
     """Give every attention of a network a module that drops its logits, in place."""
     found = False
     for part in list(network.modules()):
@@ -181,7 +181,7 @@ def _drop_attention(network: nn.Module, make: Callable[[], nn.Module]) -> None:
         )
 
 
-def _drop_keys_by_name() -> str:
+def _drop_keys_by_name():
     """Return the name by which transformers finds `_drop_keys`, with additive masks."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import eager_mask

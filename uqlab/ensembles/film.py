@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from uqlab.core.checks import one_network, within
-from uqlab.ensembles.base import FoldedEnsemble
+from uqlab.ensembles.base import FoldedEnsemble, Members
 from uqlab.ensembles.implicit import (
     Classifiers,
     Site,
@@ -42,7 +42,7 @@ class Shifted(nn.Module):
 
 def film(
     backbone: nn.Module,
-    members: int | str | range,
+    members: Members,
     *,
     target: str | None = None,
     std: float = 0.1,

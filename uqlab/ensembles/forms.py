@@ -7,7 +7,7 @@ classes, and subclasses that may do more, have no form and run in turn.
 """
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -201,13 +201,13 @@ class Convolution(Linear):
         biases = none if self.bias is None else self.bias.expand(self.count, -1)
         return self._each(x, weight, biases)
 
-    def _each(self, x: Tensor, kernels: Iterable, biases: Iterable) -> Tensor:
+    def _each(self, x, kernels, biases):
         """Convolve every member's maps in turn; one member alone is not copied."""
         members = zip(x, kernels, biases, strict=True)
         maps = [self.convolve(rows, w, b, *self.settings) for rows, w, b in members]
         return maps[0][None] if self.count == 1 else torch.stack(maps)
 
-    def _kernel(self, weight: Tensor) -> Tensor:
+    def _kernel(self, weight):
         """Return a matrix of patches [out, width] as a kernel."""
         return weight.view(len(weight), -1, *self.inner.kernel_size)
 
@@ -260,7 +260,7 @@ class BatchNorm(Form):
         return y.unflatten(1, (self.count, -1)).transpose(0, 1).flatten(0, 1)
 
 
-def _affine(rows: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
+def _affine(rows, scale, shift):
     """Scale and shift the features of rows [members, batch, features, ...]."""
     shape = -1, 1, rows.shape[2], *[1] * (rows.ndim - 3)
     if shift is None:

@@ -25,7 +25,7 @@ from torch.nn.utils import parametrize
 
 from uqlab.core.checks import one_network, one_of
 from uqlab.core.modules import frozen
-from uqlab.ensembles.base import FoldedEnsemble, member_range, member_seed
+from uqlab.ensembles.base import FoldedEnsemble, Members, member_range, member_seed
 from uqlab.ensembles.layers import MemberLayer, own_dropout, plain_linear
 from uqlab.ensembles.members import MemberModule, MemberParameter, Own, weight_name
 from uqlab.models import ATTENTION, classifier
@@ -112,16 +112,9 @@ def weights_of(network: nn.Module) -> dict[str, Any]:
     return found
 
 
-def check_backbone(backbone: nn.Module, members: int | str | range) -> range:
+def check_backbone(backbone: nn.Module, members: Members) -> range:
     """Return the members' numbers; raise for what is no backbone."""
     one_network(backbone, "an implicit ensemble")
-    tensors = (*backbone.parameters(), *backbone.buffers())
-    where = sorted({str(tensor.device) for tensor in tensors})
-    if len(where) > 1:
-        raise ValueError(
-            f"the backbone lies on {' and '.join(where)}: move it to one, "
-            "backbone.to(device)"
-        )
     return member_range(members)
 
 
@@ -153,7 +146,7 @@ def plain(backbone: nn.Module, trained: bool = False) -> nn.Module:
     return network
 
 
-def _build(part: Any) -> None:
+def _build(part: Any):
     """Make plain parameters of a module's parametrized tensors, in place.
 
     torch's own remove_parametrizations changes the class, which the module that this
@@ -189,7 +182,7 @@ def named(found: Sequence[Site], target: str, called: str) -> list[Site]:
 
 def implicit(
     backbone: nn.Module,
-    members: int | str | range,
+    members: Members,
     make: Make,
     *,
     target: str | None = None,
@@ -281,7 +274,7 @@ def implicit(
     return folded(network, ids, (recipe or {"method": "own"}) | how)
 
 
-def _usual(found: Sequence[Site], everywhere: bool) -> list[Site]:
+def _usual(found, everywhere: bool):
     """Return the weights that are taken without a target: the attention's, or all."""
     attention = {site.name for site in found if re.search(ATTENTION, site.name)}
     usual = [site for site in found if site.usual]

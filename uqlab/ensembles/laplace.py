@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from uqlab.core.checks import (
@@ -17,7 +16,13 @@ from uqlab.core.checks import (
     representable,
 )
 from uqlab.core.modules import Inputs, evaluating, hooked, like_parameters, map_tensors
-from uqlab.ensembles.base import Ensemble, FoldedEnsemble, member_range, member_seed
+from uqlab.ensembles.base import (
+    Ensemble,
+    FoldedEnsemble,
+    Members,
+    member_range,
+    member_seed,
+)
 from uqlab.ensembles.layers import with_layers
 from uqlab.ensembles.lora import LowRank
 from uqlab.ensembles.members import MemberModule
@@ -57,7 +62,7 @@ class Curvature(NamedTuple):
 def laplace_lora(
     trained: Ensemble,
     inputs: Inputs | ArrayLike,
-    members: int | str | range,
+    members: Members,
     *,
     prior_variance: float = 1e-3,
     batch_size: int = 64,
@@ -150,7 +155,7 @@ def curvatures(
     return found
 
 
-def _layers_with_lora(trained: FoldedEnsemble) -> dict[str, MemberModule]:
+def _layers_with_lora(trained):
     """Return the layers with LoRA; ValueError if one does not show its inputs."""
     layers = {}
     for name, unit in trained.network.named_modules():
@@ -170,9 +175,7 @@ def _layers_with_lora(trained: FoldedEnsemble) -> dict[str, MemberModule]:
     return layers
 
 
-def _seen_and_back(
-    trained: FoldedEnsemble, layers: dict[str, MemberModule], x: Inputs
-) -> dict[str, tuple[Tensor, Tensor]]:
+def _seen_and_back(trained, layers, x):
     """Return what enters each layer, and the slopes at its outputs, by row or place."""
     kept: dict[str, tuple[Tensor, Tensor]] = {}
 
@@ -237,7 +240,7 @@ def projection_curvature(
     return Curvature(roots.T @ roots, h.T.double() @ h.double() / len(h))
 
 
-def _patches(layer: Any, x: Tensor) -> Tensor:
+def _patches(layer: Any, x):
     """Return what each place of the output is made from, in the last axis."""
     if not isinstance(layer, nn.Conv2d):
         return x
@@ -245,7 +248,7 @@ def _patches(layer: Any, x: Tensor) -> Tensor:
     return F.unfold(padded, layer.kernel_size, layer.dilation, 0, layer.stride).mT
 
 
-def _square_root(logits: Tensor) -> Float[Tensor, "classes batch classes"]:
+def _square_root(logits):
     """Return columns s_c with sum_c s_c s_c^T = diag(p) - p p^T."""
     p = logits.detach().softmax(-1)
     return (torch.eye(p.shape[-1]).to(p)[:, None] - p) * p.T.sqrt()[..., None]

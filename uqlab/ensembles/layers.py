@@ -67,7 +67,7 @@ class PerMember(nn.Module):
                 setattr(joined, name, nn.Parameter(p.data.clone()))
         return joined
 
-    def _changed(self, members: int, change: Callable[[str, Any], Tensor]) -> Any:
+    def _changed(self, members: int, change):
         """Copy all but what the members own, which `change(name, tensor)` gives."""
         own, layer = set(self.own_parameters()), sharing_copy(self)
         layer.members = members
@@ -134,7 +134,7 @@ class MemberDropout(MemberLayer):
         """Start the noise of member m anew from `seeds[m]`."""
         self.generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
 
-    def _seeds(self) -> list[int]:
+    def _seeds(self):
         return [generator.initial_seed() for generator in self.generators]
 
     def forward(self, x: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from uqlab.core.checks import at_least, within
-from uqlab.ensembles.base import FoldedEnsemble
-from uqlab.ensembles.implicit import Classifiers, Site, implicit, normal
+from uqlab.ensembles.base import FoldedEnsemble, Members
+from uqlab.ensembles.implicit import Classifiers, implicit, normal
 from uqlab.ensembles.members import MemberParameter
 
 
@@ -76,7 +76,7 @@ def start_normal(
 
 def lora(
     backbone: nn.Module,
-    members: int | str | range,
+    members: Members,
     rank: int = 8,
     *,
     target: str | None = None,
@@ -130,9 +130,8 @@ def lora(
     Raises
     ------
     ValueError
-        For a target that matches no weight, members or rank below 1, a backbone on
-        several devices, and a network without a linear layer for its classes or without
-        a weight before it.
+        For a target that matches no weight, members or rank below 1, and a network
+        without a linear layer for its classes or without a weight before it.
     TypeError
         For what is no network.
 

@@ -1,16 +1,14 @@
 """Masksembles: every member sees its own fixed part of the features."""
 
 import re
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from uqlab.core.checks import within
-from uqlab.ensembles.base import FoldedEnsemble, member_seed
+from uqlab.ensembles.base import FoldedEnsemble, Members, member_seed
 from uqlab.ensembles.batch_ensemble import Scaled
 from uqlab.ensembles.implicit import (
-    Site,
     check_backbone,
     folded,
     named,
@@ -45,7 +43,7 @@ class MaskedInputs(Scaled):
 
 def masksembles(
     backbone: nn.Module,
-    members: int | str | range,
+    members: Members,
     scale: float = 2.0,
     *,
     target: str | None = None,
@@ -123,7 +121,7 @@ def masksembles(
     return folded(network, ids, {"method": "masksembles"} | how)
 
 
-def _after_activations(usual: Sequence[Site], products: Sequence[Site]) -> list[Site]:
+def _after_activations(usual, products):
     """Return the layers whose inputs are masked, without a target."""
     later = [site for site in products if site.holder != usual[0].holder]
     if not any(re.search(ATTENTION, site.name) for site in usual):

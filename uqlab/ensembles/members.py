@@ -230,7 +230,7 @@ class MemberModule(MemberLayer):
         x = args[0] if args else next(iter(kwargs.values()))
         return form(self, x).output(x)
 
-    def _in_turn(self, args: tuple, kwargs: dict) -> Any:
+    def _in_turn(self, args, kwargs):
         members = range(self.members)[self.active]
         if len(members) == 1:
             return self._one(members[0], args, kwargs)
@@ -244,7 +244,7 @@ class MemberModule(MemberLayer):
                 outputs.append(self._one(m, positional, own | named))
         return _joined(self.inner, outputs)
 
-    def _one(self, m: int, args: tuple, kwargs: dict) -> Any:
+    def _one(self, m: int, args, kwargs):
         """Run the inner module with the weights of one member."""
         rows = slice(m, m + 1)
         seen = {name: p.built(rows)[0] for name, p in self.own().items()}
@@ -323,13 +323,13 @@ def joined(network: nn.Module, others: Sequence[nn.Module]) -> nn.Module:
     return with_layers(network, join)
 
 
-def _holder(module: nn.Module, name: str) -> tuple[Any, str]:
+def _holder(module, name: str):
     """Return the module that holds a parameter, and the parameter's name there."""
     holder, _, last = name.rpartition(".")
     return module.get_submodule(holder), last
 
 
-def _of_one_member(inner: nn.Module, arguments: Any, place: int, count: int) -> Any:
+def _of_one_member(inner, arguments: Any, place: int, count: int):
     """Return one member's part of arguments whose batch axis holds `count` members."""
     batch = len(next(iter(arguments.values())))
 
@@ -351,7 +351,7 @@ def _of_one_member(inner: nn.Module, arguments: Any, place: int, count: int) -> 
     return of("", dict(arguments))
 
 
-def _joined(inner: nn.Module, outputs: Sequence[Any]) -> Any:
+def _joined(inner, outputs):
     """Return the members' outputs along the batch axis again."""
     flat = [tree_flatten(output) for output in outputs]
     leaves = []

@@ -1,22 +1,21 @@
 """MIMO: one network that takes an input for each member, and answers for each."""
 
 import copy
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from uqlab.core.checks import at_least, within
 from uqlab.core.modules import call, logits_of, trained_like
-from uqlab.ensembles.base import Ensemble
+from uqlab.ensembles.base import Ensemble, Members, numbered_dropouts
 from uqlab.ensembles.implicit import (
     check_backbone,
     fresh_classifiers,
     member_generators,
     plain,
 )
-from uqlab.ensembles.layers import MemberDropout, own_dropout, plain_linear, with_layers
+from uqlab.ensembles.layers import own_dropout, plain_linear, with_layers
 from uqlab.models import Standardize, classifier
 
 PRODUCTS = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -77,10 +76,11 @@ class MIMOEnsemble(Ensemble):
         summed = first.weight.detach().unflatten(1, (self.members, -1)).sum(1)
         network.set_submodule(self.first, trained_like(_like(first, summed), first))
         head: Any = network.get_submodule(self.head)
-        chunks = (p.detach().chunk(self.members) for p in head.parameters())
-        weight, *bias = (own[index] for own in chunks)
-        own = plain_linear(weight, *(bias or [None]))
-        network.set_submodule(self.head, trained_like(own, head))
+        own = {}
+        for name, p in head.named_parameters():
+            own[name] = p.detach().chunk(self.members)[index]
+        last = plain_linear(own["weight"], own.get("bias"))
+        network.set_submodule(self.head, trained_like(last, head))
         return network
 
     def shard(self, rows):
@@ -92,13 +92,12 @@ class MIMOEnsemble(Ensemble):
 
     def noise_layers(self):
         """Return dropout layers, their number, and member 0, for whom noise is drawn."""
-        layers = [m for m in self.network.modules() if isinstance(m, MemberDropout)]
-        return [(layer, number, [0]) for number, layer in enumerate(layers)]
+        return numbered_dropouts(self.network, [0])
 
 
 def mimo(
     backbone: nn.Module,
-    members: int | str | range,
+    members: Members,
     rho: float = 0.5,
     *,
     repeats: int = 4,
@@ -168,8 +167,8 @@ def mimo(
     network.set_submodule(begin, _like(first, wide))
     last: Any = network.get_submodule(head)
     own = fresh_classifiers(last, None, member_generators(seed, ids))
-    weight, *bias = (p.value.detach().flatten(0, 1) for p in own.values())
-    network.set_submodule(head, plain_linear(weight, bias[0] if bias else None))
+    fresh = {name: p.value.detach().flatten(0, 1) for name, p in own.items()}
+    network.set_submodule(head, plain_linear(fresh["weight"], fresh.get("bias")))
     _count_channels(network, len(ids), 1)
     own_dropout(network, 1)
     ensemble = MIMOEnsemble(network, ids, begin, head, rho, repeats)
@@ -177,7 +176,7 @@ def mimo(
     return ensemble.train(backbone.training).with_recipe(how)
 
 
-def _first_layer(network: nn.Module) -> str:
+def _first_layer(network):
     """Return the name of the first layer with parameters."""
     for name, part in network.named_modules():
         layer = isinstance(part, PRODUCTS) or not list(part.children())
@@ -186,7 +185,7 @@ def _first_layer(network: nn.Module) -> str:
     return ""
 
 
-def _like(layer: Any, weight: Tensor) -> nn.Module:
+def _like(layer: Any, weight):
     """Return the same layer with this weight, for as many features as it has inputs."""
     made = copy.deepcopy(layer)
     made.weight = nn.Parameter(weight)
@@ -195,7 +194,7 @@ def _like(layer: Any, weight: Tensor) -> nn.Module:
     return made
 
 
-def _count_channels(network: nn.Module, now: int, before: int) -> None:
+def _count_channels(network, now: int, before: int):
     """Change what a network knows of the channels of its images."""
     for part in network.modules():
         counted: Any = part

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from uqlab.core.checks import at_least, positive
-from uqlab.ensembles.base import Ensemble, FoldedEnsemble
+from uqlab.ensembles.base import Ensemble, FoldedEnsemble, Members
 from uqlab.ensembles.deep import deep, stacked
 from uqlab.ensembles.forms import FORMS
 from uqlab.ensembles.implicit import check_backbone, has_statistics, plain
@@ -40,7 +40,7 @@ class GroupedLinear(nn.Conv1d):
 
 def packed(
     backbone: nn.Module,
-    members: int | str | range,
+    members: Members,
     alpha: float = 2.0,
     gamma: int = 1,
     *,
@@ -190,7 +190,8 @@ class _Narrow:
             )
         config = copy.deepcopy(model.config)
         for part in _parts(config):
-            if isinstance(getattr(part, "hidden_size", None), int):
+            sizes = part.num_attention_heads, getattr(part, "hidden_size", None)
+            if all(isinstance(size, int) for size in sizes):  # else one for each stage
                 self.fewer_heads(part)
         if not self.widths:
             raise ValueError(
@@ -217,18 +218,18 @@ class _Narrow:
                 setattr(config, name, self.scaled(getattr(config, name)))
 
 
-def _parts(config: Any) -> list[Any]:
+def _parts(config: Any):
     """Return those configurations, of CLIP's towers or the whole, that have heads."""
     towers = [getattr(config, name, None) for name in ("vision_config", "text_config")]
     return [part for part in (*towers, config) if hasattr(part, "num_attention_heads")]
 
 
-def _is_transformer(part: nn.Module) -> bool:
+def _is_transformer(part):
     config = getattr(part, "config", None)
     return hasattr(config, "model_type") and bool(_parts(config))
 
 
-def _resized(part: Any, weight: tuple[int, ...], sizes: dict[str, Any]) -> nn.Module:
+def _resized(part: Any, weight, sizes):
     """Return a fresh layer of the same class and settings, of other sizes."""
     made = copy.deepcopy(part)
     vars(made).update(sizes)

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from uqlab.core.checks import within
-from uqlab.ensembles.base import FoldedEnsemble
-from uqlab.ensembles.implicit import Classifiers, Site, implicit, normal
+from uqlab.ensembles.base import FoldedEnsemble, Members
+from uqlab.ensembles.implicit import Classifiers, implicit, normal
 from uqlab.ensembles.members import MemberParameter, Own
 
 
@@ -47,7 +47,7 @@ class SingularValues(MemberParameter):
 
 def singular_value(
     backbone: nn.Module,
-    members: int | str | range,
+    members: Members,
     *,
     target: str | None = None,
     init_std: float = 0.01,

@@ -108,7 +108,7 @@ def load(path: str | os.PathLike, backbone: nn.Module) -> Ensemble:
     return ensemble.eval()
 
 
-def _learned(ensemble: Ensemble) -> dict[str, Tensor]:
+def _learned(ensemble):
     """Return what training changes: trained parameters, and statistics that move."""
     learned: dict[str, Tensor] = {}
     for name, p in ensemble.named_parameters():
@@ -122,7 +122,7 @@ def _learned(ensemble: Ensemble) -> dict[str, Tensor]:
     return learned
 
 
-def _frozen(ensemble: Ensemble) -> str:
+def _frozen(ensemble):
     """Return a fingerprint of the frozen weights."""
     parameters = ensemble.named_parameters()
     return fingerprint({name: p for name, p in parameters if not p.requires_grad})
@@ -185,13 +185,13 @@ def concatenate(shards: Sequence[Ensemble]) -> Any:
     return whole.with_recipe(first.recipe).train(first.training)
 
 
-def _described(shard: Ensemble) -> tuple:
+def _described(shard):
     """Return what is equal for all shards of an ensemble."""
     recipe = {**(shard.recipe or {}), "members": None}
     return recipe, {n: p.shape for n, p in shard.member(0).named_parameters()}
 
 
-def _check_shared(networks: Sequence[nn.Module]) -> None:
+def _check_shared(networks):
     """Raise ValueError unless what all members share is equal in all networks."""
     own: set[int] = set()
     for layer in networks[0].modules():
