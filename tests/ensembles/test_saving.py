@@ -50,7 +50,7 @@ def test_what_cannot_be_loaded(tmp_path, unchecked):
     with pytest.raises(ValueError, match="none of ours: it has no 'uqlab'"):
         ensembles.load(path, vit())
     save_tensors(path, {"a": torch.ones(2)}, {"recipe": {"method": "lora"}})
-    with pytest.raises(ValueError, match="none of ours.*'members'"):
+    with pytest.raises(ValueError, match=r"none of ours.*'members'"):
         ensembles.load(path, vit())
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match="damaged or none of ours"):

@@ -33,8 +33,9 @@ class Scaled(MemberParameter):
 
     def factors(self, rows: slice) -> tuple[Tensor | None, Tensor | None]:
         """Return the factors of some members, [members, out] and [members, in]."""
-        factors = self.left, self.right
-        return tuple(None if f is None else f[rows] for f in factors)  # type: ignore[return-value]
+        left = None if self.left is None else self.left[rows]
+        right = None if self.right is None else self.right[rows]
+        return left, right
 
     def weight(self, m):
         """Return the scaled weight, shaped as the parameter."""
@@ -108,9 +109,9 @@ def batch(
         if additive:
             own[site.parameter] = LowRank(w, *start_normal(w, 1, std, generators))
         else:
-            sizes = (len(w),), (w.shape[1] * groups,)
-            noise = [std * normal(size, generators).to(w) for size in sizes]
-            factors = [nn.Parameter(1 + z) for z in noise]
+            left = 1 + std * normal((len(w),), generators).to(w)
+            right = 1 + std * normal((w.shape[1] * groups,), generators).to(w)
+            factors = nn.Parameter(left), nn.Parameter(right)
             own[site.parameter] = Scaled(w, count, *factors, groups)
         if site.bias is not None:
             biases = torch.stack([site.bias.detach()] * count)

@@ -175,8 +175,8 @@ def _drop_attention(network, make):
         found = True
     if not found:
         raise ValueError(
-            f"{type(network).__name__} has no attention whose logits can be dropped: of "
-            "transformers or torch's own; "
+            f"{type(network).__name__} has no attention whose logits can be dropped: "
+            "of transformers or torch's own; "
             'kind="features" drops features in any network'
         )
 
@@ -200,13 +200,13 @@ def _mask_keys(part: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     sizes = query.shape[batch], part.num_heads, query.shape[places], key.shape[places]
     lowest = torch.finfo(query.dtype).min
 
-    def added(mask):
+    def added(mask) -> Any:
         """Return a mask that is added to the logits."""
         if mask is None or mask.dtype != torch.bool:
             return mask
         return torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask, lowest)
 
-    dropped = added(part.key_dropout(query.new_ones(sizes)) == 0).flatten(0, 1)
+    dropped: Any = added(part.key_dropout(query.new_ones(sizes)) == 0).flatten(0, 1)
     for name in ("attn_mask", "key_padding_mask"):
         inputs[name] = added(inputs.get(name))
     if inputs["attn_mask"] is not None:

@@ -14,7 +14,7 @@ from uqlab.ensembles.implicit import (
     normal,
     repeated_statistics,
 )
-from uqlab.ensembles.members import Own
+from uqlab.ensembles.members import MemberParameter, Own
 
 
 class NormSite(Site):
@@ -97,7 +97,7 @@ def film(
         )
 
     def make(site, generators):
-        own: dict[str, Own] = {}
+        own: dict[str, MemberParameter] = {}
         for name in (site.parameter, "bias"):
             p = site.module.get_parameter(name).detach()
             noise = std * normal(p.shape, generators).to(p)

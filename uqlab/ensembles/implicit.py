@@ -271,7 +271,7 @@ def implicit(
     if train_backbone:
         own_statistics(network, len(ids))
     how = {"target": target, "classifiers": classifiers, "seed": seed}
-    return folded(network, ids, (recipe or {"method": "own"}) | how)
+    return folded(network, ids, {"method": "own", **(recipe or {}), **how})
 
 
 def _usual(found, everywhere: bool):

@@ -134,14 +134,14 @@ def curvatures(
     trained: FoldedEnsemble, inputs: Inputs | ArrayLike, batch_size: int = 64
 ) -> dict[str, tuple[Curvature, Curvature]]:
     """Return the curvatures of A and of B, in float64, of every layer by name."""
-    inputs, layers = as_inputs(inputs), _layers_with_lora(trained)
-    samples, rows = count(inputs), dict.fromkeys(layers, 0)
+    x, layers = as_inputs(inputs), _layers_with_lora(trained)
+    rows = dict.fromkeys(layers, 0)
     sums: dict[str, list[Any]] = {name: [0, 0, 0, 0] for name in layers}
     with evaluating(trained), torch.enable_grad():
-        for begin in range(0, samples, batch_size):
-            some = map_tensors(lambda t, i=begin: t[i : i + batch_size], inputs)
-            x = like_parameters(trained, some)
-            for name, (seen, back) in _seen_and_back(trained, layers, x).items():
+        for begin in range(0, count(x), batch_size):
+            some = map_tensors(lambda t, i=begin: t[i : i + batch_size], x)
+            some = like_parameters(trained, some)
+            for name, (seen, back) in _seen_and_back(trained, layers, some).items():
                 low: Any = layers[name].weight
                 down, up = low.down.detach()[0].double(), low.up.detach()[0].double()
                 factors = back @ up * low.scale, seen, back, seen @ down.mT * low.scale

@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from uqlab.core.checks import at_least, within
 from uqlab.core.modules import call, logits_of, trained_like
@@ -41,7 +41,7 @@ class MIMOEnsemble(Ensemble):
         self.network, self.first, self.head = network, first, head
         self.rho, self.repeats = rho, repeats
 
-    def run(self, x, rows):
+    def run(self, x: Any, rows: slice) -> Tensor:
         """Return logits of all members on x [members, batch, ...]."""
         first: Any = self.network.get_submodule(self.first)
         own = first.weight.shape[1] // self.members
@@ -91,7 +91,7 @@ class MIMOEnsemble(Ensemble):
         )
 
     def noise_layers(self):
-        """Return dropout layers, their number, and member 0, for whom noise is drawn."""
+        """Return dropout layers, their number, and member 0, who draws."""
         return numbered_dropouts(self.network, [0])
 
 

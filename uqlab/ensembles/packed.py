@@ -218,9 +218,11 @@ class _Narrow:
                 setattr(config, name, self.scaled(getattr(config, name)))
 
 
-def _parts(config: Any):
+def _parts(config: Any) -> list[Any]:
     """Return those configurations, of CLIP's towers or the whole, that have heads."""
-    towers = [getattr(config, name, None) for name in ("vision_config", "text_config")]
+    towers: list[Any] = [
+        getattr(config, n, None) for n in ("vision_config", "text_config")
+    ]
     return [part for part in (*towers, config) if hasattr(part, "num_attention_heads")]
 
 

@@ -156,19 +156,20 @@ def concatenate(shards: Sequence[Ensemble]) -> Any:
     if not shards:
         raise ValueError("concatenate needs at least one shard, got an empty list")
     kinds = {type(shard) for shard in shards}
-    if len(kinds) > 1 or not issubclass(*kinds, FoldedEnsemble | SeparateEnsemble):
+    first: Any = shards[0]
+    if len(kinds) > 1 or not isinstance(first, FoldedEnsemble | SeparateEnsemble):
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise TypeError(
             f"concatenate takes shards of one folded or separate ensemble, got {names}"
         )
     shards = sorted(shards, key=lambda shard: shard.member_ids.start)
+    first = shards[0]
     ids = [m for shard in shards for m in shard.member_ids]
     members = range(ids[0], ids[-1] + 1)
     if ids != list(members):
         raise ValueError(
             f"shards must follow each other without gap or overlap, got members {ids}"
         )
-    first: Any = shards[0]
     if any(_described(shard) != _described(first) for shard in shards):
         raise ValueError(
             "shards must be of one ensemble: equal architecture, method, settings and "
