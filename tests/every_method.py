@@ -123,7 +123,8 @@ def asked(ensemble: ensembles.Ensemble, inputs: Any) -> Tensor:
 
 
 def check(network: Network, name: str, folder: Path) -> None:
-    """Hold one method on one network; an AssertionError says what does not hold, a ValueError why it is refused."""
+    """Hold one method on one network; an AssertionError says what does not hold, a ValueError or
+    torch's RuntimeError why it is refused."""
     method, inputs, backbone = METHODS[name], network.inputs(4), network.make()
     before = copy.deepcopy(backbone.state_dict())
     said = logits(backbone, inputs).detach()
@@ -180,8 +181,8 @@ def outcome(network: Network, name: str, folder: Path) -> str:
     """Return why a method is refused, in one sentence; empty if it works."""
     try:
         check(network, name, folder)
-    except ValueError as error:
-        return str(error)
+    except (ValueError, RuntimeError) as error:
+        return " ".join([str(error), *getattr(error, "__notes__", [])])
     return ""
 
 

@@ -150,7 +150,7 @@ def test_replace_layers_by_type():
     assert all(network.get_submodule(name).in_features == 1 for name in names)
 
 
-def test_bad_input():
+def test_bad_input(unchecked):
     with pytest.raises(ValueError, match="at least one member"):
         ensembles.deep(small_mlp, 0)
     one = small_mlp()

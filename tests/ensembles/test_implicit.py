@@ -433,9 +433,6 @@ def test_what_is_shared_is_known():
     assert list(
         ensembles.lora(vit(), 2, classifiers="shared").shared_parameters().values()
     ) == [2, 2]
-    assert (
-        len(ensembles.lora(vit(), 2, heads="shared").shared_parameters()) == 2
-    )  # the older name
     for additive in (True, False):
         assert (
             len(ensembles.batch(vit(), 2, additive=additive).shared_parameters())

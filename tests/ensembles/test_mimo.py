@@ -145,7 +145,7 @@ def test_trained_saved_and_loaded(network, tmp_path):
             lambda: ensembles.mimo(nn.Sequential(nn.Linear(3, 2)), 2),
             "ends with another linear layer",
         ),
-        (lambda: ensembles.mimo("vit", 2), "one torch module, got 'vit'"),
+        (lambda: ensembles.mimo("vit", 2), "one torch module, got str"),
         (lambda: ensembles.mimo(mlp(), 2).shard(slice(1)), "cannot be taken apart"),
         (lambda: ensembles.concatenate([ensembles.mimo(mlp(), 2)]), "got MIMOEnsemble"),
     ],

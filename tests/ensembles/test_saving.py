@@ -1,16 +1,13 @@
 """Implicit ensembles on disk: the members own numbers, and no backbone."""
 
-import json
-
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from small_networks import ALL, count, images, moved, vit
 from torch import nn
 
 from uqlab import ensembles
-from uqlab.ensembles import storage
+from uqlab.core.tensors import load_tensors, save_tensors
 
 
 @ALL
@@ -52,10 +49,8 @@ def test_what_cannot_be_loaded(tmp_path, unchecked):
     save_file({"a": torch.ones(2)}, path)
     with pytest.raises(ValueError, match="none of ours: it has no 'uqlab'"):
         ensembles.load(path, vit())
-    about = {"recipe": {"method": "lora"}, "backbone": ""}
-    about["sha256"] = storage._checksum({"a": torch.ones(2)}, about)
-    save_file({"a": torch.ones(2)}, path, {"uqlab": json.dumps(about)})
-    with pytest.raises(ValueError, match="none of ours: it has no 'members'"):
+    save_tensors(path, {"a": torch.ones(2)}, {"recipe": {"method": "lora"}})
+    with pytest.raises(ValueError, match=r"none of ours.*'members'"):
         ensembles.load(path, vit())
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match="damaged or none of ours"):
@@ -66,13 +61,9 @@ def test_what_cannot_be_loaded(tmp_path, unchecked):
 
 def rewritten(path, **recipe):
     """A file that `save` might have written, of another recipe: its checksum is right."""
-    with safe_open(path, framework="pt") as file:
-        about = json.loads(file.metadata()["uqlab"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    del about["sha256"]
-    about["recipe"] |= recipe
-    about["sha256"] = storage._checksum(tensors, about)
-    save_file(tensors, path, {"uqlab": json.dumps(about)})
+    tensors, header = load_tensors(path)
+    header["recipe"] |= recipe
+    save_tensors(path, tensors, header)
 
 
 def test_a_changed_file_is_refused(tmp_path):
@@ -91,15 +82,11 @@ def test_a_changed_file_is_refused(tmp_path):
     [
         (
             {"method": "frozen"},
-            'damaged or none of ours: its method must be "lora".* got .frozen',
+            'damaged or none of ours.*its method must be "lora".* got .frozen',
         ),
         (
             {"order": 1},
-            "damaged or none of ours: .*unexpected keyword argument 'order'",
-        ),
-        (
-            {"members": "0:1000000000"},
-            "names 1000000000 members and holds fewer numbers",
+            "damaged or none of ours.*unexpected keyword argument 'order'",
         ),
         ({"members": None}, "damaged or none of ours"),
         ({"members": 3}, "belongs to another backbone"),

@@ -1,9 +1,9 @@
-"""Ensembles: callables `inputs -> logits [members, batch, classes]`, however their members came to be.
+"""Ensembles: callables `inputs -> logits [members, batch, classes]`.
 
-One method, one file: what a member's parameter is, and the function that makes the ensemble.
+One method, one file: what a member's parameter is, and the function that makes the
+ensemble.
 """
 
-from uqlab.core import door
 from uqlab.ensembles.base import Ensemble, FoldedEnsemble, SeparateEnsemble, member_seed
 from uqlab.ensembles.batch_ensemble import Scaled, batch, batch_ensemble
 from uqlab.ensembles.deep import ELEMENTWISE, deep, from_members
@@ -36,12 +36,13 @@ from uqlab.ensembles.storage import concatenate, load, save
 from uqlab.models import ATTENTION
 
 __all__ = [
-    "ATTENTION", "ELEMENTWISE", "DropoutEnsemble", "Ensemble", "FoldedEnsemble", "GroupedLinear", "LowRank",
-    "MIMOEnsemble", "MaskedInputs", "MemberDropout", "MemberLayer", "MemberModule", "MemberParameter", "Own",
-    "Scaled", "SeparateEnsemble", "SingularValues", "batch", "batch_ensemble", "built_once", "concatenate", "deep",
-    "dropout", "film", "from_members", "implicit", "laplace_lora", "load", "lora", "masksembles", "member_seed",
-    "mimo", "own_dropout", "packed", "place_dropout", "plain", "plain_linear", "projection_curvature",
-    "replace_layers", "save", "singular_value", "snapshot", "stack_layers", "weights_of", "with_layers",
+    "ATTENTION", "ELEMENTWISE", "DropoutEnsemble", "Ensemble", "FoldedEnsemble",
+    "GroupedLinear", "LowRank", "MIMOEnsemble", "MaskedInputs", "MemberDropout",
+    "MemberLayer", "MemberModule", "MemberParameter", "Own", "Scaled",
+    "SeparateEnsemble", "SingularValues", "batch", "batch_ensemble", "built_once",
+    "concatenate", "deep", "dropout", "film", "from_members", "implicit",
+    "laplace_lora", "load", "lora", "masksembles", "member_seed", "mimo", "own_dropout",
+    "packed", "place_dropout", "plain", "plain_linear", "projection_curvature",
+    "replace_layers", "save", "singular_value", "snapshot", "stack_layers",
+    "weights_of", "with_layers",
 ]  # fmt: skip
-
-door.room(__name__)

@@ -1,4 +1,7 @@
-"""Deep ensembles: networks of one architecture, trained apart, folded into one batched program where they can be."""
+"""Deep ensembles: networks of one architecture, trained apart.
+
+They are folded into one batched program where they can be.
+"""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -6,9 +9,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
+from uqlab.core.checks import one_network
 from uqlab.ensembles.base import (
     Ensemble,
     FoldedEnsemble,
+    Members,
     SeparateEnsemble,
     member_range,
     member_seed,
@@ -17,113 +22,126 @@ from uqlab.ensembles.layers import own_dropout, replace_layers
 from uqlab.ensembles.members import stack_layers
 
 ELEMENTWISE = {
-    nn.Identity, nn.Dropout, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh,
-    nn.Sigmoid, nn.Softplus, nn.Hardtanh, nn.Hardswish,
+    nn.Identity, nn.Dropout, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU,
+    nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Hardtanh, nn.Hardswish,
 }  # fmt: skip
-# Modules that treat every row of a batch alike, so that members can be folded into the batch.
-_ROW_BY_ROW = ELEMENTWISE | {nn.Sequential, nn.Linear, nn.Flatten}
 
 
 def deep(
     make_model: Callable[[], nn.Module],
-    members: int | str | range,
+    members: Members,
     seed: int = 0,
     *,
     fold: bool | None = None,
 ) -> Ensemble:
-    """A deep ensemble: networks of one architecture from independent initialisations (Lakshminarayanan et al. 2017).
+    """Make a deep ensemble: networks of one architecture from independent starts.
 
-    make_model: returns a new network at every call.
-    members: how many, or the numbers of a shard, "4:10"; see `concatenate`. The weights of member m depend on (seed, m)
-        alone.
-    fold: True trains all members as one batched program, which needs parameters in linear layers alone; False runs one
-        member after the other; None folds linear and elementwise layers of torch.nn, which treat every row alike.
+    Parameters
+    ----------
+    make_model : callable
+        Returns a new network at every call.
+    members : int, str or range
+        How many, or the numbers of a shard, "4:10"; see `concatenate`.
+    seed : int
+        The weights of member m depend on (seed, m) alone.
+    fold : bool, optional
+        True trains all members as one batched program, which needs parameters in linear
+        layers alone; False runs one member after the other; None folds linear and
+        elementwise layers of torch.nn, which treat every row alike.
 
-    `nn.Dropout` becomes noise of a member's own; other random layers draw from torch's global generator. Raises
-    ValueError for members < 1, a `make_model` that returns one network twice, and fold=True where it cannot be.
+    Returns
+    -------
+    Ensemble
+
+    Raises
+    ------
+    ValueError
+        For members below 1, a `make_model` that returns one network twice, and
+        fold=True where it cannot be.
+
+    Notes
+    -----
+    `nn.Dropout` becomes noise of a member's own; other random layers draw from torch's
+    global generator.
+
+    References
+    ----------
+    Lakshminarayanan, Pritzel, Blundell, "Simple and scalable predictive uncertainty
+    estimation using deep ensembles", 2017.
     """
-    members = member_range(members)
-    devices = (
-        list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    )
+    ids = member_range(members)
+    started = torch.cuda.is_initialized()
+    devices = list(range(torch.cuda.device_count())) if started else []
     models = []
-    for m in members:
+    for m in ids:
         with torch.random.fork_rng(devices):
             torch.manual_seed(member_seed(seed, m, "weights"))
             models.append(make_model())
-    if len({id(model) for model in models}) < len(models):
+    if len(set(map(id, models))) < len(models):
         raise ValueError(
-            "make_model returned the same network twice; it must build a new one in every call"
+            "make_model returned the same network twice; "
+            "it must build a new one in every call"
         )
-    by_rows = all(type(part) in _ROW_BY_ROW for part in models[0].modules())
-    by_rows = by_rows and not any(
-        part.start_dim != 1
-        for part in models[0].modules()
-        if isinstance(part, nn.Flatten)
-    )
+    by_rows = all(map(_treats_rows_alike, models[0].modules()))
     if fold or (fold is None and by_rows and _stackable(models)):
-        ensemble = FoldedEnsemble(_stack(models), members)
-        ensemble._folds = True if by_rows else None
+        if not _stackable(models):
+            raise ValueError(
+                "fold=True needs networks whose parameters all belong to nn.Linear "
+                "layers of equal shapes; use fold=False, which runs the members one "
+                "after the other"
+            )
+        network = stacked(models, (nn.Linear,))
+        own_dropout(network, len(models))
+        ensemble = FoldedEnsemble(network, ids)
+        ensemble._folds = by_rows or None
         return ensemble
     for model in models:
         own_dropout(model, 1)
-    return SeparateEnsemble(models, members)
+    return SeparateEnsemble(models, ids)
 
 
 def from_members(models: Sequence[nn.Module]) -> Ensemble:
-    """The ensemble of networks trained elsewhere; `ensemble(x)[m]` equals `models[m](x)`.
+    """Make the ensemble of networks trained elsewhere.
 
-    The modules are used as they are, not copied; dropout of theirs draws from torch's global generator. Raises
-    ValueError for an empty list, TypeError for what is no module.
+    `ensemble(x)[m]` equals `models[m](x)`. The modules are used as they are, not
+    copied; their dropout draws from torch's global generator.
+
+    Raises
+    ------
+    ValueError
+        For an empty list.
+    TypeError
+        For what is no module.
     """
     if not models:
         raise ValueError("from_members needs at least one model, got an empty list")
     for model in models:
-        if not isinstance(model, nn.Module):
-            raise TypeError(
-                f"from_members takes torch modules, got {type(model).__name__}"
-            )
+        one_network(model, "from_members")
     return SeparateEnsemble(models, range(len(models)))
 
 
-def _stackable(models: Sequence[nn.Module]) -> bool:
-    """All parameters belong to linear layers, equal in name and shape over the members, and nothing else has state."""
-    if list(models[0].buffers()):
-        return False
-    owners = [
-        part for part in models[0].modules() if list(part.parameters(recurse=False))
-    ]
-    shapes = [
-        [(name, weight.shape) for name, weight in model.named_parameters()]
-        for model in models
-    ]
-    return (
-        bool(owners)
-        and all(type(part) is nn.Linear for part in owners)
-        and all(s == shapes[0] for s in shapes)
-    )
+def _treats_rows_alike(part):
+    """Return whether members can be folded into the batch of a module."""
+    if isinstance(part, nn.Flatten):
+        return part.start_dim == 1
+    return type(part) in ELEMENTWISE | {nn.Sequential, nn.Linear}
 
 
-def _stack(models: Sequence[nn.Module]) -> nn.Module:
-    """One network whose linear layers hold the weights of all `models`."""
-    if not _stackable(models):
-        raise ValueError(
-            "fold=True needs networks whose parameters all belong to nn.Linear layers of equal shapes; "
-            "use fold=False, which runs the members one after the other"
-        )
-    network = stacked(models, (nn.Linear,))
-    own_dropout(network, len(models))
-    return network
+def _stackable(models):
+    """Return whether all that networks hold is linear layers of equal shapes."""
+    state = models[0].state_dict()
+    layers = {type(models[0].get_submodule(n.rpartition(".")[0])) for n in state}
+    shapes = [{n: t.shape for n, t in model.state_dict().items()} for model in models]
+    alike = layers == {nn.Linear} and all(shape == shapes[0] for shape in shapes)
+    return alike and not list(models[0].buffers())
 
 
 def stacked(
     models: Sequence[nn.Module], kinds: tuple[type[nn.Module], ...]
 ) -> nn.Module:
-    """One network whose layers of these kinds hold the weights of all `models`."""
-    if isinstance(
-        models[0], kinds
-    ):  # the model is one layer, as in logistic regression
-        return nn.Sequential(stack_layers(list(models)))
+    """Return one network whose layers of these kinds hold the weights of all models."""
+    if isinstance(models[0], kinds):  # one layer, as in logistic regression
+        return nn.Sequential(stack_layers(models))
     network = copy.deepcopy(models[0])
     replace_layers(
         network,

@@ -1,27 +1,28 @@
-"""FiLM-Ensemble: every member scales and shifts the normalised features in its own way (Turkoglu et al. 2022)."""
+"""FiLM-Ensemble: every member scales and shifts normalised features in its own way."""
 
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from uqlab.core.checks import one_network
-from uqlab.ensembles.base import FoldedEnsemble
+from uqlab.core.checks import one_network, within
+from uqlab.ensembles.base import FoldedEnsemble, Members
 from uqlab.ensembles.implicit import (
     Classifiers,
     Site,
-    has_statistics,
     implicit,
+    normal,
     repeated_statistics,
 )
 from uqlab.ensembles.members import MemberParameter, Own
 
 
 class NormSite(Site):
-    """A norm whose scale and shift may be the members' own; targets know it by its own name."""
+    """A norm whose scale and shift may be the members' own."""
 
     @property
-    def name(self) -> str:
+    def name(self):
+        """The norm's own name, by which targets know it."""
         return self.holder
 
 
@@ -31,17 +32,17 @@ class Shifted(nn.Module):
     def __init__(self, norm: Any):
         super().__init__()
         self.norm = norm
-        self.bias = nn.Parameter(
-            torch.zeros_like(norm.weight), norm.weight.requires_grad
-        )
+        zeros = torch.zeros_like(norm.weight)
+        self.bias = nn.Parameter(zeros, norm.weight.requires_grad)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
+        """Normalise and shift."""
         return self.norm(x) + self.bias
 
 
 def film(
     backbone: nn.Module,
-    members: int | str | range,
+    members: Members,
     *,
     target: str | None = None,
     std: float = 0.1,
@@ -49,20 +50,21 @@ def film(
     classifiers: Classifiers = "shared",
     seed: int = 0,
 ) -> FoldedEnsemble:
-    """Make a FiLM-Ensemble: gamma_m * norm(x) + beta_m at every normalisation, the rest is shared.
+    """Make a FiLM-Ensemble: gamma_m * norm(x) + beta_m at every norm, the rest shared.
 
     Parameters
     ----------
     backbone, members, seed
         As in `lora`.
     target : str, optional
-        A regular expression on the names of norms; None for all that scale what they normalise: torch's, and others
-        with a weight for each feature, such as RMSNorm.
+        A regular expression on the names of norms; None for all that scale what they
+        normalise: torch's, and others with a weight for each feature, such as RMSNorm.
     std : float
-        gamma and beta start as the backbone's plus std * Normal noise. The paper draws them uniformly, with a gain
-        that it tunes.
+        gamma and beta start as the backbone's plus std * Normal noise. The paper draws
+        them uniformly, with a gain that it tunes.
     train_backbone : bool
-        Whether the shared weights, which are then copied, are trained by all members too, as in the paper.
+        Whether the shared weights, which are then copied, are trained by all members
+        too, as in the paper.
     classifiers : {"shared", "independent"}
         "shared" as in the paper, or "independent" as in `lora`.
 
@@ -77,62 +79,68 @@ def film(
 
     Notes
     -----
-    A BatchNorm has running statistics of the member's own, in training the statistics of the member's own batch. On
-    transformers the authors found the method weak (Muhlematter et al. 2024, appendix V).
+    A BatchNorm has running statistics of the member's own, in training the statistics
+    of the member's own batch. On transformers the authors found the method weak
+    (Muhlematter et al. 2024, appendix V).
 
     References
     ----------
-    Turkoglu et al., "FiLM-Ensemble: Probabilistic deep learning via feature-wise linear modulation", 2022.
+    Turkoglu et al., "FiLM-Ensemble: Probabilistic deep learning via feature-wise linear
+    modulation", 2022.
     """
     one_network(backbone, "film")
+    within("std", std, "[0, inf)")
     if not any(is_norm(part) for part in backbone.modules()):
-        kind = type(backbone).__name__
         raise ValueError(
-            f"film needs layers that normalise, such as BatchNorm or LayerNorm; {kind} has none"
+            "film needs layers that normalise, such as BatchNorm or LayerNorm; "
+            f"{type(backbone).__name__} has none"
         )
 
-    def norms(network: nn.Module) -> list[Site]:
-        found = []
-        for name, part in list(network.named_modules()):
-            if name and is_norm(part):
-                if getattr(part, "bias", None) is None:
-                    network.set_submodule(
-                        name, part := Shifted(part).train(part.training)
-                    )
-                weight = "norm.weight" if isinstance(part, Shifted) else "weight"
-                found.append(NormSite(name, weight, part))
-        return found
-
-    def make(
-        site: Site, generators: list[torch.Generator]
-    ) -> dict[str, MemberParameter]:
-        norm = site.module.norm if isinstance(site.module, Shifted) else site.module
-        starts = {site.parameter: site.weight, "bias": site.module.bias}
-        changed: dict[str, list[Tensor]] = {name: [] for name in starts}
-        for generator in generators:
-            for name, p in starts.items():
-                changed[name].append(
-                    p.detach() + std * torch.randn(p.shape, generator=generator).to(p)
-                )
-        own: dict[str, MemberParameter] = {
-            name: Own(nn.Parameter(torch.stack(each))) for name, each in changed.items()
-        }
-        statistics = (
-            repeated_statistics(norm, len(generators)) if has_statistics(norm) else {}
-        )
+    def make(site, generators):
+        own: dict[str, MemberParameter] = {}
+        for name in (site.parameter, "bias"):
+            p = site.module.get_parameter(name).detach()
+            noise = std * normal(p.shape, generators).to(p)
+            own[name] = Own(nn.Parameter(p + noise))
         before = site.parameter.removesuffix("weight")
-        return own | {f"{before}{name}": value for name, value in statistics.items()}
+        norm = site.module.get_submodule(before.rstrip("."))
+        for name, value in repeated_statistics(norm, len(generators)).items():
+            own[before + name] = value
+        return own
 
-    recipe = {"method": "film", "std": std, "train_backbone": train_backbone}
-    how = {"target": target, "classifiers": classifiers, "seed": seed, "recipe": recipe}
-    more = {"find": norms, "called": "normalisation", "train_backbone": train_backbone}
-    return implicit(backbone, members, make, **how, **more)
+    return implicit(
+        backbone,
+        members,
+        make,
+        target=target,
+        classifiers=classifiers,
+        seed=seed,
+        recipe={"method": "film", "std": std, "train_backbone": train_backbone},
+        find=norms,
+        called="normalisation",
+        train_backbone=train_backbone,
+    )
+
+
+def norms(network: nn.Module) -> list[Site]:
+    """Find a network's norms; one without a bias is given one, in place."""
+    found = []
+    for name, part in list(network.named_modules()):
+        if not name or not is_norm(part):
+            continue
+        if getattr(part, "bias", None) is None:
+            shifted = Shifted(part).train(part.training)
+            network.set_submodule(name, shifted)
+            found.append(NormSite(name, "norm.weight", shifted))
+        else:
+            found.append(NormSite(name, "weight", part))
+    return found
 
 
 def is_norm(part: Any) -> bool:
-    """Whether a module scales what it has normalised: it has a weight for each feature, and something like an eps."""
+    """Return whether a module scales each feature, and has something like an eps."""
     weight = getattr(part, "weight", None)
-    scales = isinstance(weight, nn.Parameter) and (
-        weight.ndim == 1 or isinstance(part, nn.LayerNorm)
-    )
-    return scales and any(hasattr(part, name) for name in ("eps", "variance_epsilon"))
+    if not isinstance(weight, nn.Parameter):
+        return False
+    scales = weight.ndim == 1 or isinstance(part, nn.LayerNorm)
+    return scales and (hasattr(part, "eps") or hasattr(part, "variance_epsilon"))

@@ -1,30 +1,33 @@
-"""How members are folded into the inputs of torch's own modules, and when which way to compute is taken.
+"""How members are folded into the inputs of torch's own modules, and what is built.
 
-A form is made for one call. It unfolds inputs [members * batch, ...] into [members, batch, ...] and says what a linear
-map, a scale and a shift are there, so that a `MemberParameter` serves linear layers and convolutions alike. Modules
-of other classes, and subclasses that may do more, have no form and run in turn.
+A form is made for one call. It unfolds inputs [members * batch, ...] into
+[members, batch, ...] and says what a linear map, a scale and a shift are there, so that
+a `MemberParameter` serves linear layers and convolutions alike. Modules of other
+classes, and subclasses that may do more, have no form and run in turn.
 """
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Building a weight costs so much of the multiply-adds that it takes, because it is also written and read: from .6 to 2
-# were measured at widths 64 to 768 on two kinds of CPU.
+# Building a weight costs so much of the multiply-adds that it takes, because it is also
+# written and read: from .6 to 2 were measured at widths 64 to 768 on two kinds of CPU.
 BUILDING = 1.4
 
 
 def saves(parameter: Any, weight: torch.Size, rows: int) -> bool:
-    """Whether `product` takes less arithmetic than to build every member's weight.
+    """Return whether `product` takes less arithmetic than to build every weight.
 
-    A backward pass needs a gradient by the inputs, and another by what is trained: by the members' own tensors in a
-    product, by the whole weight if it is built. Four members of rank 8, sixteen images, forward and backward, two
-    cores, product and built in ms: 16 -> 96 channels at 48 x 48: 140, 47; 96 -> 24 at 24 x 24: 22, 13; 144 -> 40 at
-    12 x 12: 5.4, 6.0; 240 -> 80 at 6 x 6: 3.0, 4.5; 672 -> 192 at 3 x 3: 3.6, 7.2. The rule agrees with all of them.
+    A backward pass needs a gradient by the inputs, and another by what is trained: by
+    the members' own tensors in a product, by the whole weight if it is built. Four
+    members of rank 8, sixteen images, forward and backward, two cores, product and
+    built in ms: 16 -> 96 channels at 48 x 48: 140, 47; 96 -> 24 at 24 x 24: 22, 13;
+    144 -> 40 at 12 x 12: 5.4, 6.0; 240 -> 80 at 6 x 6: 3.0, 4.5; 672 -> 192 at 3 x 3:
+    3.6, 7.2. The rule agrees with all of them.
 
     Parameters
     ----------
@@ -52,11 +55,11 @@ class Form:
 
     @classmethod
     def takes(cls, inner: Any, names: Collection[str]) -> bool:
-        """Whether it can be computed if these parameters are the members' own."""
+        """Return whether these parameters may be the members' own."""
         return True
 
-    def seen(self, name: str) -> Tensor | None:
-        """Return what the members in the pass see [members, ...], or [1, ...] if all see the same."""
+    def seen(self, name: str) -> Any:
+        """Return what the members in the pass see [members or 1, ...], or None."""
         parameter = self.unit.own().get(name)
         if parameter is not None:
             return parameter.weights(self.unit.active)
@@ -68,49 +71,27 @@ class Form:
         raise NotImplementedError
 
 
-class Product(Form):
-    """A module that multiplies by a weight and adds a bias; x is [members, batch, ...] from here on."""
+class Linear(Form):
+    """nn.Linear on [members * batch, ..., features]: a weight and a bias.
+
+    Inside, x is [members, batch, ...], with the features in the last axis of a linear
+    layer and in the third of a convolution.
+    """
 
     mixes = True  # every input reaches every output: a weight is one matrix
+    places = 0  # axes after the features
 
     def __init__(self, unit: Any, x: Tensor):
         super().__init__(unit, x)
         self.bias = self.seen("bias")
 
-    def rows(self, x: Tensor) -> int:
-        """Return how many rows each member has."""
-        raise NotImplementedError
-
-    def scaled(self, x: Tensor, factor: Tensor) -> Tensor:
-        """Return x with features times `factor` [members, features]."""
-        raise NotImplementedError
-
-    def shared(self, x: Tensor, weight: Tensor, biased: bool = False) -> Tensor:
-        """Multiply by a weight that all members share; with `biased` add the bias here if they share it too."""
-        bias = None
-        if biased and self.bias is not None and "bias" not in self.unit.names:
-            bias, self.bias = self.bias[0], None
-        return self.multiplied(x, weight, bias)
-
-    def multiplied(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        raise NotImplementedError
-
-    def own(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Multiply by a weight of each member's own [members, features, width]."""
-        raise NotImplementedError
-
-    def mixed(
-        self, x: Tensor, weight: Tensor, onto: Tensor | None = None, scale: float = 1.0
-    ) -> Tensor:
-        """Multiply each row or place by `weight` [members or 1, out, features], times `scale`, and add it to `onto`."""
-        raise NotImplementedError
-
-    def built(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Multiply by every member's weight [members, ...] and add the bias."""
-        raise NotImplementedError
+    def output(self, x):
+        """Return the module's output; all rows of a member are one matrix."""
+        y = self.product(x.reshape(self.count, -1, x.shape[-1]))
+        return y.view(*x.shape[:-1], -1)
 
     def product(self, x: Tensor) -> Tensor:
-        """Return the output for x [members, batch, ...] in the way that takes less arithmetic."""
+        """Return the output for x in the way that takes less arithmetic."""
         parameter = self.unit.own().get("weight")
         if parameter is None:
             y = self.shared(x, self.inner.weight)
@@ -120,53 +101,59 @@ class Product(Form):
             y = parameter.product(x, self, self.unit.active)
         else:
             return self.built(x, parameter.built(self.unit.active))
-        return y if self.bias is None else self.shifted(y, self.bias)
-
-    def shifted(self, y: Tensor, bias: Tensor) -> Tensor:
-        raise NotImplementedError
-
-
-class Linear(Product):
-    """nn.Linear on [members * batch, ..., features]."""
-
-    def output(self, x: Tensor) -> Tensor:
-        y = self.product(x.reshape(self.count, -1, x.shape[-1]))
-        return y.view(*x.shape[:-1], -1)
+        return y if self.bias is None else y + self.along(self.bias)
 
     def rows(self, x: Tensor) -> int:
+        """Return how many rows, or places of maps, each member has."""
         return x.shape[1]
 
+    def along(self, factor: Tensor) -> Tensor:
+        """Return a factor [members, features] shaped as inputs and outputs are."""
+        return factor.view(len(factor), 1, -1, *[1] * self.places)
+
     def scaled(self, x: Tensor, factor: Tensor) -> Tensor:
-        return x * factor[:, None]
+        """Return x with features times `factor` [members, features]."""
+        return x * self.along(factor)
+
+    def shared(self, x: Tensor, weight: Tensor, biased: bool = False) -> Tensor:
+        """Multiply by a weight that all members share.
+
+        With `biased` the bias is added here, if they share it too.
+        """
+        bias = None
+        if biased and self.bias is not None and "bias" not in self.unit.names:
+            bias, self.bias = self.bias[0], None
+        return self.multiplied(x, weight, bias)
 
     def multiplied(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Multiply by one weight and add one bias."""
         return F.linear(x, weight, bias)
 
     def own(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Multiply by a weight of each member's own [members, features, width]."""
         return torch.bmm(x, weight.mT)
 
     def mixed(
         self, x: Tensor, weight: Tensor, onto: Tensor | None = None, scale: float = 1.0
     ) -> Tensor:
-        if onto is not None:  # of products in a lower precision the weight takes theirs
-            return onto.baddbmm_(
-                x.to(onto.dtype), weight.mT.to(onto.dtype), alpha=scale
-            )
+        """Multiply each row or place by `weight` [members or 1, out, features].
+
+        With `onto` the product, times `scale`, is added to it.
+        """
+        if onto is not None:  # in a lower precision the weight takes that of the sum
+            factors = x.to(onto.dtype), weight.mT.to(onto.dtype)
+            return onto.baddbmm_(*factors, alpha=scale)
         return F.linear(x, weight[0]) if len(weight) == 1 else torch.bmm(x, weight.mT)
 
-    def shifted(self, y: Tensor, bias: Tensor) -> Tensor:
-        return y + bias[:, None]
-
     def built(self, x: Tensor, weight: Tensor) -> Tensor:
-        return (
-            torch.bmm(x, weight.mT)
-            if self.bias is None
-            else torch.baddbmm(self.bias[:, None], x, weight.mT)
-        )
+        """Multiply by every member's weight [members, ...] and add the bias."""
+        if self.bias is None:
+            return torch.bmm(x, weight.mT)
+        return torch.baddbmm(self.bias[:, None], x, weight.mT)
 
 
-class Convolution(Product):
-    """nn.Conv1d, Conv2d and Conv3d with zeros around the map, on [members * batch, channels, ...]."""
+class Convolution(Linear):
+    """nn.Conv1d, 2d and 3d, padded with zeros, on [members * batch, channels, ...]."""
 
     def __init__(self, unit: Any, x: Tensor):
         super().__init__(unit, x)
@@ -176,125 +163,109 @@ class Convolution(Product):
         self.places = len(layer.kernel_size)
         self.convolve = (F.conv1d, F.conv2d, F.conv3d)[self.places - 1]
         plain = {*layer.kernel_size, *layer.stride} == {1}
-        self.pointwise = (
-            plain
-            and self.mixes
-            and layer.padding in ("same", "valid", (0,) * self.places)
-        )
+        unpadded = layer.padding in ("same", "valid", (0,) * self.places)
+        self.pointwise = plain and self.mixes and unpadded
 
     @classmethod
-    def takes(cls, inner: Any, names: Collection[str]) -> bool:
+    def takes(cls, inner, names):
+        """Return whether the map is padded with zeros."""
         return inner.padding_mode == "zeros"
 
-    def output(self, x: Tensor) -> Tensor:
+    def output(self, x):
+        """Return the module's output for maps."""
         return self.product(x.unflatten(0, (self.count, -1))).flatten(0, 1)
 
-    def rows(self, x: Tensor) -> int:
+    def rows(self, x):
+        """Return how many places of maps each member has."""
         return x[:, :, 0].numel() // (self.count * math.prod(self.inner.stride))
 
-    def scaled(self, x: Tensor, factor: Tensor) -> Tensor:
-        return x * factor.view(len(factor), 1, -1, *[1] * self.places)
-
-    def multiplied(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def multiplied(self, x, weight, bias):
+        """Convolve the maps of all members with one kernel."""
         y = self.convolve(x.flatten(0, 1), self._kernel(weight), bias, *self.settings)
         return y.unflatten(0, (self.count, -1))
 
-    def own(self, x: Tensor, weight: Tensor) -> Tensor:
+    def own(self, x, weight):
+        """Convolve every member's maps with a matrix of patches of its own."""
         if self.pointwise:
             return self.mixed(x, weight)
-        return self._each(x, [self._kernel(w) for w in weight], [None] * self.count)
+        return self._each(x, map(self._kernel, weight), [None] * self.count)
 
-    def mixed(
-        self, x: Tensor, weight: Tensor, onto: Tensor | None = None, scale: float = 1.0
-    ) -> Tensor:
-        y = weight[:, None] @ x.flatten(3)  # [members, batch, out, places]
-        y = y.unflatten(3, x.shape[3:])
+    def mixed(self, x, weight, onto=None, scale=1.0):
+        """Multiply each place by a weight of each member's own or of all."""
+        y = (weight[:, None] @ x.flatten(3)).unflatten(3, x.shape[3:])
         return y if onto is None else torch.add(onto, y, alpha=scale)
 
-    def shifted(self, y: Tensor, bias: Tensor) -> Tensor:
-        return y + bias.view(len(bias), 1, -1, *[1] * self.places)
-
-    def built(self, x: Tensor, weight: Tensor) -> Tensor:
-        biases = (
-            [None] * self.count
-            if self.bias is None
-            else self.bias.expand(self.count, -1)
-        )
+    def built(self, x, weight):
+        """Convolve every member's maps with its kernel and add the bias."""
+        none = [None] * self.count
+        biases = none if self.bias is None else self.bias.expand(self.count, -1)
         return self._each(x, weight, biases)
 
-    def _each(
-        self, x: Tensor, kernels: Iterable[Tensor], biases: Iterable[Tensor | None]
-    ) -> Tensor:
-        """Convolve every member's maps with its own kernel; one member alone is not copied."""
-        each = zip(x, kernels, biases, strict=True)
-        maps = [self.convolve(rows, w, b, *self.settings) for rows, w, b in each]
+    def _each(self, x, kernels, biases):
+        """Convolve every member's maps in turn; one member alone is not copied."""
+        members = zip(x, kernels, biases, strict=True)
+        maps = [self.convolve(rows, w, b, *self.settings) for rows, w, b in members]
         return maps[0][None] if self.count == 1 else torch.stack(maps)
 
-    def _kernel(self, weight: Tensor) -> Tensor:
+    def _kernel(self, weight):
         """Return a matrix of patches [out, width] as a kernel."""
         return weight.view(len(weight), -1, *self.inner.kernel_size)
 
 
 class LayerNorm(Form):
-    """nn.LayerNorm: one normalisation of all rows, then a scale and a shift of each member's own."""
+    """nn.LayerNorm: all rows are normalised at once, then scaled and shifted."""
 
     @classmethod
-    def takes(cls, inner: Any, names: Collection[str]) -> bool:
+    def takes(cls, inner, names):
+        """Return whether there is a scale."""
         return inner.weight is not None or "weight" in names
 
-    def output(self, x: Tensor) -> Tensor:
+    def output(self, x):
+        """Return the module's output."""
         shape = self.inner.normalized_shape
-        weight, bias = self.seen("weight"), self.seen("bias")
-        assert weight is not None
         normalised = F.layer_norm(x, shape, eps=self.inner.eps)
         rows = normalised.view(self.count, -1, math.prod(shape))
-        weight = weight.view(len(weight), 1, -1)
-        y = (
-            rows * weight
-            if bias is None
-            else torch.addcmul(bias.view(len(bias), 1, -1), rows, weight)
-        )
-        return y.view(x.shape)
+        return _affine(rows, self.seen("weight"), self.seen("bias")).view(x.shape)
 
 
 class BatchNorm(Form):
     """nn.BatchNorm1d, 2d and 3d with statistics of each member's own.
 
-    In training mode a member is normalised by its own rows of the batch, so no member depends on another.
+    In training mode a member is normalised by its own rows of the batch, so no member
+    depends on another.
     """
 
     @classmethod
-    def takes(cls, inner: Any, names: Collection[str]) -> bool:
-        return {"running_mean", "running_var"} <= set(
-            names
-        ) and inner.momentum is not None
+    def takes(cls, inner, names):
+        """Return whether the statistics are the members' own."""
+        own = {"running_mean", "running_var"} <= set(names)
+        return own and inner.momentum is not None
 
-    def output(self, x: Tensor) -> Tensor:
+    def output(self, x):
+        """Return the module's output."""
         mean, var = self.seen("running_mean"), self.seen("running_var")
         weight, bias = self.seen("weight"), self.seen("bias")
-        assert mean is not None
-        assert var is not None
-        each = x.unflatten(0, (self.count, -1))  # [members, batch, features, ...]
+        rows = x.unflatten(0, (self.count, -1))  # [members, batch, features, ...]
         if not self.unit.training:
-            shape = (self.count, 1, -1, *[1] * (x.ndim - 2))
-            scale = (var + self.inner.eps).rsqrt()
-            scale = scale if weight is None else scale * weight
-            shift = -mean * scale if bias is None else bias - mean * scale
-            return torch.addcmul(shift.view(shape), each, scale.view(shape)).flatten(
-                0, 1
-            )
+            scale = (var + self.inner.eps).rsqrt() * (1 if weight is None else weight)
+            shift = (0 if bias is None else bias) - mean * scale
+            return _affine(rows, scale, shift).flatten(0, 1)
         if "num_batches_tracked" in self.unit.names:
             self.unit.num_batches_tracked.value[self.unit.active] += 1
-        side_by_side = each.transpose(0, 1).flatten(
-            1, 2
-        )  # [batch, members * features, ...]
-        weight, bias = (
-            None if p is None else p.expand(self.count, -1).flatten()
-            for p in (weight, bias)
-        )
+        if weight is not None:
+            weight, bias = (p.expand(self.count, -1).flatten() for p in (weight, bias))
+        side_by_side = rows.transpose(0, 1).flatten(1, 2)  # [batch, members * features]
         settings = (weight, bias, True, self.inner.momentum, self.inner.eps)
         y = F.batch_norm(side_by_side, mean.view(-1), var.view(-1), *settings)
         return y.unflatten(1, (self.count, -1)).transpose(0, 1).flatten(0, 1)
+
+
+def _affine(rows, scale, shift):
+    """Scale and shift the features of rows [members, batch, features, ...]."""
+    shape = -1, 1, rows.shape[2], *[1] * (rows.ndim - 3)
+    if shift is None:
+        return rows * scale.view(shape)
+    return torch.addcmul(shift.view(shape), rows, scale.view(shape))
 
 
 FORMS: dict[type[nn.Module], type[Form]] = {

@@ -1,243 +1,254 @@
-"""Laplace: Gaussians around trained weights, of a LoRA network or of the last matrices of CLIP's towers."""
+"""Laplace: Gaussians around trained weights, of a LoRA network or of CLIP's towers."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor, nn
 
-from uqlab.core.checks import count_samples, representable
+from uqlab.core.checks import (
+    ArrayLike,
+    as_inputs,
+    as_tensor,
+    count,
+    positive,
+    representable,
+)
 from uqlab.core.modules import Inputs, evaluating, hooked, like_parameters, map_tensors
-from uqlab.ensembles.base import Ensemble, FoldedEnsemble, member_range, member_seed
+from uqlab.ensembles.base import (
+    Ensemble,
+    FoldedEnsemble,
+    Members,
+    member_range,
+    member_seed,
+)
 from uqlab.ensembles.layers import with_layers
 from uqlab.ensembles.lora import LowRank
 from uqlab.ensembles.members import MemberModule
 
 
 class Curvature(NamedTuple):
-    """The generalised Gauss-Newton matrix of the summed loss by one weight [out, in]: outputs (x) inputs."""
+    """The generalised Gauss-Newton matrix of the summed loss by one weight [out, in].
 
-    outputs: Tensor  # [out, out]: sum over inputs, places and classes of the outer products of what reaches the output
-    inputs: Tensor  # [in, in]: mean over inputs and places of the outer products of what enters
+    It is outputs (x) inputs: `outputs` [out, out] sums over inputs, places and classes
+    the outer products of what reaches the output, `inputs` [in, in] is the mean over
+    inputs and places of those of what enters.
+    """
+
+    outputs: Tensor
+    inputs: Tensor
 
     def draw(self, prior_precision: float, generator: torch.Generator) -> Tensor:
-        """A weight [out, in] from Normal(0, (outputs (x) inputs + prior_precision I)^-1)."""
+        """Draw a weight [out, in]: `draws` with one generator."""
         return self.draws(prior_precision, [generator])[0]
 
     def draws(
         self, prior_precision: float, generators: Sequence[torch.Generator]
     ) -> Tensor:
-        """What `draw` gives for each generator [generators, out, in], by one eigendecomposition for all."""
-        (large, u), (small, v) = (
-            torch.linalg.eigh(self.outputs),
-            torch.linalg.eigh(self.inputs),
-        )
-        precision = (
-            torch.outer(large.clamp(min=0), small.clamp(min=0)) + prior_precision
-        )
-        noise = (
-            torch.randn(precision.shape, generator=g, dtype=torch.float64)
-            for g in generators
-        )
-        return torch.stack(
-            [u @ (each.to(u) / precision.sqrt()) @ v.mT for each in noise]
-        )
+        """Draw weights [generators, out, in] around zero.
+
+        They are Normal(0, (outputs (x) inputs + prior_precision I)^-1).
+        """
+        large, u = torch.linalg.eigh(self.outputs)
+        small, v = torch.linalg.eigh(self.inputs)
+        precision = torch.outer(large.clamp(min=0), small.clamp(min=0))
+        deviation = (precision + prior_precision).rsqrt()
+        shape, kind = precision.shape, torch.float64
+        noise = [torch.randn(shape, generator=g, dtype=kind) for g in generators]
+        return u @ (torch.stack(noise).to(u) * deviation) @ v.mT
 
 
 def laplace_lora(
     trained: Ensemble,
-    inputs: Inputs,
-    members: int | str | range,
+    inputs: Inputs | ArrayLike,
+    members: Members,
     *,
     prior_variance: float = 1e-3,
     batch_size: int = 64,
     seed: int = 0,
 ) -> FoldedEnsemble:
-    """Laplace-LoRA: members drawn around one trained LoRA network, A and B by a Kronecker posterior (Yang et al. 2024).
+    """Draw members around one trained LoRA network, A and B by a Kronecker posterior.
 
-    trained: `lora(backbone, 1, ...)` after training; its classifier stays as it is.
-    inputs: those that it was trained on, [samples, ...]; a generalised Gauss-Newton matrix needs no labels.
-    prior_variance: of each number in A and B; Muhlematter et al. 2024 (appendix W) take 0.001.
+    Parameters
+    ----------
+    trained : Ensemble
+        `lora(backbone, 1, ...)` after training; its classifier stays as it is.
+    inputs : tensor, array or tensors by name
+        Those that it was trained on, [samples, ...]; a generalised Gauss-Newton matrix
+        needs no labels.
+    members : int, str or range
+        As in `lora`. Member m depends on (seed, m) and `trained` alone.
+    prior_variance : float
+        Of each number in A and B; Muhlematter et al. 2024 (appendix W) take 0.001.
+    batch_size : int
+        Inputs in a pass.
 
-    The precision of A, and that of B, is G (x) S + I / prior_variance, with the curvature G of the layer's outputs and
-    the second moment S of its inputs, for a convolution those of its patches. Yang et al. approximate the larger factor
-    by a low rank; here both are whole. Member m depends on (seed, m) and `trained` alone. `save` writes the members'
-    weights as those of `lora`.
+    Returns
+    -------
+    FoldedEnsemble
+        `save` writes the members' weights as those of `lora`.
 
-    Raises TypeError unless `trained` is a LoRA-Ensemble, ValueError for more than one member of it, a prior variance
-    that is not positive and inputs that are not finite.
+    Raises
+    ------
+    TypeError
+        Unless `trained` is a LoRA-Ensemble.
+    ValueError
+        For more than one member of it, a prior variance that is not positive, and
+        inputs that are not finite.
+
+    Notes
+    -----
+    The precision of A, and that of B, is G (x) S + I / prior_variance, with the
+    curvature G of the layer's outputs and the second moment S of its inputs, for a
+    convolution those of its patches. Yang et al. approximate the larger factor by a low
+    rank; here both are whole.
+
+    References
+    ----------
+    Yang et al., "Bayesian low-rank adaptation for large language models", 2024.
     """
-    if (
-        not isinstance(trained, FoldedEnsemble)
-        or (trained.recipe or {}).get("method") != "lora"
-    ):
-        raise TypeError(
-            f"laplace_lora takes a network that `lora` made, got {type(trained).__name__}"
-        )
+    method = (getattr(trained, "recipe", None) or {}).get("method")
+    if not isinstance(trained, FoldedEnsemble) or method != "lora":
+        kind = type(trained).__name__
+        raise TypeError(f"laplace_lora takes a network that `lora` made, got {kind}")
     if trained.members != 1:
         raise ValueError(
-            f"laplace_lora takes one trained network, lora(backbone, 1), got {trained.members} members"
+            "laplace_lora takes one trained network, lora(backbone, 1), got "
+            f"{trained.members} members"
         )
+    positive("prior_variance", prior_variance)
     ids, found = member_range(members), curvatures(trained, inputs, batch_size)
-    network = with_layers(
-        trained.network, lambda layer: layer.join([layer] * (len(ids) - 1))
-    )
-    for number, (name, (down, up)) in enumerate(found.items()):
-        layer: Any = network.get_submodule(name)
-        generators = [
-            torch.Generator().manual_seed(member_seed(seed, m, "laplace", number))
-            for m in ids
-        ]
-        for p, curvature in ((layer.weight.down, down), (layer.weight.up, up)):
-            p.data += curvature.draws(1 / prior_variance, generators).to(p).view_as(p)
-    return trained._with_recipe(FoldedEnsemble(network, ids)).eval()
+    copies = len(ids) - 1
+    network = with_layers(trained.network, lambda layer: layer.join([layer] * copies))
+    for number, (name, curvatures_of) in enumerate(found.items()):
+        seeds = [member_seed(seed, m, "laplace", number) for m in ids]
+        generators = [torch.Generator().manual_seed(s) for s in seeds]
+        low: Any = network.get_submodule(name).weight
+        for p, curvature in zip((low.down, low.up), curvatures_of, strict=True):
+            p.data += curvature.draws(1 / prior_variance, generators).to(p)
+    return FoldedEnsemble(network, ids).with_recipe(trained.recipe).eval()
 
 
 def curvatures(
-    trained: FoldedEnsemble, inputs: Inputs, batch_size: int = 64
+    trained: FoldedEnsemble, inputs: Inputs | ArrayLike, batch_size: int = 64
 ) -> dict[str, tuple[Curvature, Curvature]]:
-    """Of every layer with LoRA, by name: the curvatures of A and of B, at the first member, in float64."""
-    units = {
-        name: part
-        for name, part in trained.network.named_modules()
-        if isinstance(part, MemberModule)
-    }
-    layers = {
-        name: unit
-        for name, unit in units.items()
-        if isinstance(unit.own().get("weight"), LowRank)
-    }
-    others = [
-        name
-        for name, unit in units.items()
-        if any(isinstance(p, LowRank) for p in unit.own().values())
-    ]
-    if missed := [
-        name for name in others if name not in layers or not _shows(layers[name].inner)
-    ]:
-        kind = type(units[missed[0]].inner).__name__
-        raise ValueError(
-            f"laplace_lora needs layers whose inputs and outputs can be seen, which {kind} {missed[0]!r} "
-            "does not show; make the LoRA network with a target of linear layers and plain convolutions"
-        )
-    samples, sums, rows = (
-        count_samples(inputs),
-        {name: [] for name in layers},
-        dict.fromkeys(layers, 0),
-    )
+    """Return the curvatures of A and of B, in float64, of every layer by name."""
+    x, layers = as_inputs(inputs), _layers_with_lora(trained)
+    rows = dict.fromkeys(layers, 0)
+    sums: dict[str, list[Any]] = {name: [0, 0, 0, 0] for name in layers}
+    with evaluating(trained), torch.enable_grad():
+        for begin in range(0, count(x), batch_size):
+            some = map_tensors(lambda t, i=begin: t[i : i + batch_size], x)
+            some = like_parameters(trained, some)
+            for name, (seen, back) in _seen_and_back(trained, layers, some).items():
+                low: Any = layers[name].weight
+                down, up = low.down.detach()[0].double(), low.up.detach()[0].double()
+                factors = back @ up * low.scale, seen, back, seen @ down.mT * low.scale
+                for i, factor in enumerate(factors):
+                    sums[name][i] += factor.mT @ factor
+                rows[name] += len(seen)
+    found = {}
+    for name, (back_a, seen_a, back_b, seen_b) in sums.items():
+        of_a = Curvature(back_a, seen_a / rows[name])
+        found[name] = of_a, Curvature(back_b, seen_b / rows[name])
+    return found
+
+
+def _layers_with_lora(trained):
+    """Return the layers with LoRA; ValueError if one does not show its inputs."""
+    layers = {}
+    for name, unit in trained.network.named_modules():
+        own = unit.own() if isinstance(unit, MemberModule) else {}
+        if not any(isinstance(p, LowRank) for p in own.values()):
+            continue
+        inner: Any = unit.inner
+        plain = type(inner) is nn.Conv2d and inner.groups == 1
+        shows = type(inner) is nn.Linear or (plain and inner.padding_mode == "zeros")
+        if not shows:
+            raise ValueError(
+                "laplace_lora needs layers whose inputs and outputs can be seen, which "
+                f"{type(inner).__name__} {name!r} does not show; make the LoRA network "
+                "with a target of linear layers and plain convolutions"
+            )
+        layers[name] = unit
+    return layers
+
+
+def _seen_and_back(trained, layers, x):
+    """Return what enters each layer, and the slopes at its outputs, by row or place."""
     kept: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def keep(name: str) -> Any:
+    def keep(name):
         return lambda _, args, y: kept.update({name: (args[0].detach(), y)})
 
-    with evaluating(trained), torch.enable_grad():
-        for begin in range(0, samples, batch_size):
-            x = like_parameters(
-                trained, map_tensors(lambda t, i=begin: t[i : i + batch_size], inputs)
-            )
-            with hooked(
-                layer.register_forward_hook(keep(name))
-                for name, layer in layers.items()
-            ):
-                logits = trained(x)[0]
-            if unused := [name for name in layers if name not in kept]:
-                raise ValueError(
-                    f"laplace_lora sees no call of {unused[0]!r}: the network reads its weight elsewhere"
-                )
-            slopes = _square_root(logits)
-            outputs = [kept[name][1] for name in layers]
-            each = [
-                torch.autograd.grad(logits, outputs, slope, retain_graph=True)
-                for slope in slopes
-            ]
-            for i, (name, layer) in enumerate(layers.items()):
-                low: Any = layer.weight
-                a, b = (low.scale * p.detach()[0].double() for p in (low.down, low.up))
-                seen = (
-                    _patches(layer.inner, kept[name][0]).flatten(0, -2).double()
-                )  # [rows, in]
-                last = 1 if isinstance(layer.inner, nn.Conv2d) else -1
-                back = torch.cat(
-                    [slope[i].movedim(last, -1).flatten(0, -2) for slope in each]
-                ).double()  # [..., out]
-                new = [
-                    back @ b,
-                    seen,
-                    back,
-                    seen @ a.mT,
-                ]  # A's output and input, B's output and input
-                moments = [t.mT @ t for t in new]
-                sums[name] = (
-                    [s + t for s, t in zip(sums[name], moments, strict=True)]
-                    if sums[name]
-                    else moments
-                )
-                rows[name] += len(seen)
-    return {
-        name: (
-            Curvature(each[0], each[1] / rows[name]),
-            Curvature(each[2], each[3] / rows[name]),
+    with hooked(layers[name].register_forward_hook(keep(name)) for name in layers):
+        logits = trained(x)[0]
+    if unused := layers.keys() - kept.keys():
+        raise ValueError(
+            f"laplace_lora sees no call of {min(unused)!r}: the network reads its "
+            "weight elsewhere"
         )
-        for name, each in sums.items()
-    }
+    outputs = [kept[name][1] for name in layers]
+    slopes = [
+        torch.autograd.grad(logits, outputs, root, retain_graph=True)
+        for root in _square_root(logits)
+    ]
+    found = {}
+    for name, *of_classes in zip(layers, *slopes, strict=True):
+        layer: Any = layers[name].inner
+        last = 1 if isinstance(layer, nn.Conv2d) else -1
+        back = [slope.movedim(last, -1).flatten(0, -2) for slope in of_classes]
+        seen = _patches(layer, kept[name][0]).flatten(0, -2)
+        found[name] = seen.double(), torch.cat(back).double()
+    return found
 
 
 @torch.no_grad()
 def projection_curvature(
-    h: Float[Tensor, "samples width"], weight: Float[Tensor, "features width"],
-    others: Float[Tensor, "classes features"], scale: float | Tensor,
-) -> Curvature:  # fmt: skip
-    """The curvature of the last matrix of one of CLIP's towers, for the other tower's unit vectors `others`.
+    h: ArrayLike, weight: ArrayLike, others: ArrayLike, scale: float | Tensor
+) -> Curvature:
+    """Return the curvature of the last matrix of one of CLIP's towers.
 
-    The logits are scale * u . others^T with the unit vector u of h weight^T. The other tower counts as fixed, and the
-    loss as that of samples against all of `others` (BayesVLM, Baumann et al. 2024).
+    Parameters
+    ----------
+    h : [samples, width]
+        What the matrix is given.
+    weight : [features, width]
+        The matrix.
+    others : [classes, features]
+        The other tower's unit vectors, which count as fixed.
+    scale : float
+        The logits are scale * u . others^T with the unit vector u of h weight^T, the
+        loss that of samples against all of `others`.
+
+    References
+    ----------
+    Baumann et al., "Post-hoc probabilistic vision-language models" (BayesVLM), 2024.
     """
+    h = as_tensor("h", h, "samples width")
+    weight = as_tensor("weight", weight, "features width")
+    others = as_tensor("others", others, "classes features")
     z = h @ weight.T
     u, length = F.normalize(z), z.norm(dim=1)[:, None, None]
     p = (scale * u @ others.T).softmax(1)[..., None]
-    slopes = (
-        scale * (others - (u @ others.T)[..., None] * u[:, None]) / length
-    )  # d logits / d z
-    roots = (
-        ((slopes - (p * slopes).sum(1, keepdim=True)) * p.sqrt()).flatten(0, 1).double()
-    )
+    along = (u @ others.T)[..., None] * u[:, None]
+    slopes = scale * (others - along) / length  # d logits / d z
+    roots = (slopes - (p * slopes).sum(1, keepdim=True)) * p.sqrt()
+    roots = roots.flatten(0, 1).double()
     representable("curvatures", roots)
     return Curvature(roots.T @ roots, h.T.double() @ h.double() / len(h))
 
 
-def _shows(layer: Any) -> bool:
-    """Whether what a layer multiplies can be read from its inputs."""
-    return type(layer) is nn.Linear or (
-        type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros"
-    )
-
-
-def _patches(layer: nn.Module, x: Tensor) -> Tensor:
-    """What each place of the output is made from, in the last axis: x itself, or the patches of a convolution."""
+def _patches(layer: Any, x):
+    """Return what each place of the output is made from, in the last axis."""
     if not isinstance(layer, nn.Conv2d):
         return x
-    size, padding = layer.kernel_size, layer.padding
-    if padding == "same":  # as torch pads: the odd row and column at the end
-        total = [
-            each * (length - 1)
-            for each, length in zip(layer.dilation, size, strict=True)
-        ]
-        x = F.pad(
-            x,
-            [
-                total[1] // 2,
-                total[1] - total[1] // 2,
-                total[0] // 2,
-                total[0] - total[0] // 2,
-            ],
-        )
-    padding = 0 if isinstance(padding, str) else padding
-    return F.unfold(x, size, layer.dilation, padding, layer.stride).mT
+    padded = F.pad(x, layer._reversed_padding_repeated_twice)
+    return F.unfold(padded, layer.kernel_size, layer.dilation, 0, layer.stride).mT
 
 
-def _square_root(logits: Tensor) -> Tensor:
-    """Columns s_c [classes, batch, classes] with sum_c s_c s_c^T = diag(p) - p p^T, the loss's curvature by logits."""
+def _square_root(logits):
+    """Return columns s_c with sum_c s_c s_c^T = diag(p) - p p^T."""
     p = logits.detach().softmax(-1)
     return (torch.eye(p.shape[-1]).to(p)[:, None] - p) * p.T.sqrt()[..., None]

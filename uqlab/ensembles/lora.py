@@ -1,4 +1,4 @@
-"""LoRA-Ensemble: every member adds a matrix of low rank to frozen weights (Muhlematter et al. 2024)."""
+"""LoRA-Ensemble: every member adds a matrix of low rank to frozen weights."""
 
 import warnings
 from collections.abc import Sequence
@@ -6,18 +6,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from uqlab.core.checks import within
-from uqlab.ensembles.base import FoldedEnsemble
-from uqlab.ensembles.forms import Product
-from uqlab.ensembles.implicit import Classifiers, Site, implicit
+from uqlab.core.checks import at_least, within
+from uqlab.ensembles.base import FoldedEnsemble, Members
+from uqlab.ensembles.implicit import Classifiers, implicit, normal
 from uqlab.ensembles.members import MemberParameter
 
 
 class LowRank(MemberParameter):
     """W + scale B_m A_m, with W frozen (Muhlematter et al. 2024, whose scale is 1).
 
-    down A [members, rank, width]; up B [members, out, rank]. A kernel is the matrix of its patches, so that A_m is a
-    convolution of the same size to `rank` channels and B_m one of 1 x 1 (appendix H).
+    down A [members, rank, width]; up B [members, out, rank]. A kernel is the matrix of
+    its patches, so that A_m is a convolution of the same size to `rank` channels and
+    B_m one of 1 x 1 (appendix H).
     """
 
     low_rank = True
@@ -29,59 +29,54 @@ class LowRank(MemberParameter):
         self.frozen_work = w.numel()
         self.own_work = self.depth * sum(self.matrix().shape)
 
-    def weight(self, m: int) -> Tensor:
-        return torch.addmm(
-            self.matrix(), self.up[m], self.down[m], alpha=self.scale
-        ).view(self.w.shape)
+    def weight(self, m):
+        """Return the sum, shaped as the parameter."""
+        return self.weights(slice(m, m + 1))[0]
 
-    def weights(self, rows: slice = slice(None)) -> Tensor:
+    def weights(self, rows=slice(None)):
+        """Return the sums of some members [members, ...]."""
         up, down = self.up[rows], self.down[rows]
         matrix = self.matrix().expand(len(up), -1, -1)
-        return torch.baddbmm(matrix, up, down, alpha=self.scale).view(
-            len(up), *self.w.shape
-        )
+        sums = torch.baddbmm(matrix, up, down, alpha=self.scale)
+        return sums.view(len(up), *self.w.shape)
 
-    def product(self, x: Tensor, form: Product, rows: slice) -> Tensor:
-        y = form.shared(x, self.w, biased=True)  # once for all members
-        return form.mixed(
-            form.own(x, self.down[rows]), self.up[rows], onto=y, scale=self.scale
-        )
+    def product(self, x, form, rows):
+        """Multiply by W once for all members, then by A_m and B_m."""
+        y = form.shared(x, self.w, biased=True)
+        low = form.own(x, self.down[rows])
+        return form.mixed(low, self.up[rows], onto=y, scale=self.scale)
 
-    def update(self, m: int) -> Tensor | None:
-        """Return what was added [out, ...] to a frozen W; no digits are lost by rounding W + B A."""
+    def update(self, m):
+        """Return what was added to a frozen W, without the rounding of the sum."""
         if self.w.requires_grad:
             return None
-        return (self.scale * self.up.detach()[m] @ self.down.detach()[m]).view(
-            self.w.shape
-        )
+        update = self.scale * self.up.detach()[m] @ self.down.detach()[m]
+        return update.view(self.w.shape)
 
 
 def start_of_lora(
     w: Tensor, rank: int, gain: float, generators: Sequence[torch.Generator]
 ) -> tuple[Tensor, Tensor]:
-    """A and B at the start: A xavier-uniform with `gain`, B zero, so that every member begins as the frozen layer."""
-    kernels = [
-        nn.init.xavier_uniform_(torch.empty(rank, *w.shape[1:]), gain, g)
-        for g in generators
-    ]
-    return torch.stack(kernels).flatten(2).to(w), w.new_zeros(
-        len(kernels), len(w), rank
-    )
+    """Return A, xavier-uniform, and B, zero: members begin as the frozen layer."""
+    empty = [torch.empty(rank, *w.shape[1:]) for _ in generators]
+    for kernel, generator in zip(empty, generators, strict=True):
+        nn.init.xavier_uniform_(kernel, gain, generator)
+    down = torch.stack(empty).flatten(2).to(w)
+    return down, w.new_zeros(len(down), len(w), rank)
 
 
 def start_normal(
-    w: Tensor, rank: int, std: float, generators: Sequence[torch.Generator]
+    w: Tensor, rank: int, std: float, generators: list[torch.Generator]
 ) -> tuple[Tensor, Tensor]:
-    """A and B at the start, both Normal with deviation `std`."""
-    width = w[0].numel()
-    up = torch.stack([torch.randn(len(w), rank, generator=g) for g in generators])
-    down = torch.stack([torch.randn(rank, width, generator=g) for g in generators])
+    """Return A and B, both Normal with deviation `std`."""
+    up = normal((len(w), rank), generators)
+    down = normal((rank, w[0].numel()), generators)
     return std * down.to(w), std * up.to(w)
 
 
 def lora(
     backbone: nn.Module,
-    members: int | str | range,
+    members: Members,
     rank: int = 8,
     *,
     target: str | None = None,
@@ -90,7 +85,6 @@ def lora(
     std: float | None = None,
     classifiers: Classifiers = "independent",
     seed: int = 0,
-    heads: Classifiers | None = None,
     train_backbone: bool = False,
 ) -> FoldedEnsemble:
     """Make a LoRA-Ensemble: W + scale B_m A_m for every target weight, W frozen.
@@ -98,28 +92,35 @@ def lora(
     Parameters
     ----------
     backbone : nn.Module
-        The pretrained network: any module whose last linear layer gives the classes. Its weights are shared, not
-        copied, and never change; batch statistics are frozen too.
+        The pretrained network: any module whose last linear layer gives the classes.
+        Its weights are shared, not copied, and never change; batch statistics are
+        frozen too.
     members : int, str or range
-        How many, or the numbers of a shard, "8:16"; see `concatenate`. Member m depends on (seed, m) alone.
+        How many, or the numbers of a shard, "8:16"; see `concatenate`. Member m depends
+        on (seed, m) alone.
     rank : int
-        Of the added matrices. A weight that allows less gets what it allows, with a warning.
+        Of the added matrices. A weight that allows less gets what it allows, with a
+        warning.
     target : str, optional
-        A regular expression on the names of modules, or of parameters where a module holds several weights
-        (`self_attn.in_proj_weight`, `rnn.weight_hh_l0`). None for the attention's projections, or in a network without
-        attention every convolution and every linear or recurrent layer before the classifier.
+        A regular expression on the names of modules, or of parameters where a module
+        holds several weights (`self_attn.in_proj_weight`, `rnn.weight_hh_l0`). None for
+        the attention's projections, or in a network without attention every layer that
+        is linear, a convolution or recurrent before the classifier.
     gain, scale : float
-        A starts xavier-uniform with `gain` and B at zero; other papers write the scale as alpha / rank.
+        A starts xavier-uniform with `gain` and B at zero; other papers write the scale
+        as alpha / rank.
     std : float, optional
-        Start A and B from Normal numbers of this deviation instead, so that members differ from the beginning.
+        Start A and B from Normal numbers of this deviation instead, so that members
+        differ from the beginning.
     classifiers : {"independent", "shared"}
-        A classifier of its own for each member, freshly initialised, or the backbone's, trained by all members.
-        `heads` is an older name of this argument.
+        A classifier of its own for each member, freshly initialised, or the backbone's,
+        trained by all members.
     seed : int
         Of what the members start from.
     train_backbone : bool
-        Whether all members together train the rest too, which is then copied, as in the convolutional network of
-        appendix H; batch statistics are then each member's own.
+        Whether all members together train the rest too, which is then copied, as in
+        the convolutional network of appendix H; batch statistics are then each member's
+        own.
 
     Returns
     -------
@@ -129,14 +130,15 @@ def lora(
     Raises
     ------
     ValueError
-        For a target that matches no weight, members or rank below 1, a backbone on several devices, and a network
+        For a target that matches no weight, members or rank below 1, and a network
         without a linear layer for its classes or without a weight before it.
     TypeError
         For what is no network.
 
     References
     ----------
-    Muhlematter et al., "LoRA-Ensemble: Efficient uncertainty modelling for self-attention networks", 2024.
+    Muhlematter et al., "LoRA-Ensemble: Efficient uncertainty modelling for
+    self-attention networks", 2024.
 
     Examples
     --------
@@ -144,36 +146,37 @@ def lora(
     >>> lora(network, 5, rank=2)(torch.rand(7, 4)).shape
     torch.Size([5, 7, 3])
     """
+    at_least("rank", rank)
     within("scale", scale, "(-inf, inf)")
-    if rank < 1:
-        raise ValueError(f"rank must be at least 1, got {rank}")
-    cut: dict[str, int] = {}
+    cut: list[str] = []
 
-    def make(
-        site: Site, generators: list[torch.Generator]
-    ) -> dict[str, MemberParameter]:
+    def make(site, generators):
         w = site.weight
         most = min(w.flatten(1).shape)
         if rank > most:
-            cut[site.name] = most
+            cut.append(f"{site.name} {most}")
         size = min(rank, most)
-        down, up = (
-            start_of_lora(w, size, gain, generators)
-            if std is None
-            else start_normal(w, size, std, generators)
-        )
-        return {site.parameter: LowRank(w, down, up, scale)}
+        if std is None:
+            start = start_of_lora(w, size, gain, generators)
+        else:
+            start = start_normal(w, size, std, generators)
+        return {site.parameter: LowRank(w, *start, scale)}
 
-    recipe = {"method": "lora", "rank": rank, "gain": gain} | (
-        {"train_backbone": True} if train_backbone else {}
+    recipe = {"method": "lora", "rank": rank, "gain": gain, "scale": scale, "std": std}
+    ensemble = implicit(
+        backbone,
+        members,
+        make,
+        target=target,
+        classifiers=classifiers,
+        seed=seed,
+        recipe=recipe | {"train_backbone": train_backbone},
+        train_backbone=train_backbone,
     )
-    recipe |= {"scale": scale} if scale != 1 else {}
-    recipe |= {"std": std} if std is not None else {}
-    kind = heads or classifiers
-    how = {"target": target, "classifiers": kind, "seed": seed, "recipe": recipe}
-    ensemble = implicit(backbone, members, make, **how, train_backbone=train_backbone)
     if cut:
-        ranks = ", ".join(f"{name} {most}" for name, most in cut.items())
-        what = f"rank {rank} is more than some weights allow, and cut to the largest possible: {ranks}"
-        warnings.warn(what, stacklevel=2)
+        warnings.warn(
+            f"rank {rank} is more than some weights allow, and cut to the largest "
+            f"possible: {', '.join(cut)}",
+            stacklevel=2,
+        )
     return ensemble

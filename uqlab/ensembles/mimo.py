@@ -1,24 +1,31 @@
-"""MIMO: one network that takes an input for each member, and answers for each (Havasi et al. 2021)."""
+"""MIMO: one network that takes an input for each member, and answers for each."""
 
 import copy
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from uqlab.core.checks import at_least, within
 from uqlab.core.modules import call, logits_of, trained_like
-from uqlab.ensembles.base import Ensemble, member_seed, member_text
-from uqlab.ensembles.implicit import check_backbone, fresh_classifiers, plain
-from uqlab.ensembles.layers import MemberDropout, own_dropout, plain_linear, with_layers
+from uqlab.ensembles.base import Ensemble, Members, numbered_dropouts
+from uqlab.ensembles.implicit import (
+    check_backbone,
+    fresh_classifiers,
+    member_generators,
+    plain,
+)
+from uqlab.ensembles.layers import own_dropout, plain_linear, with_layers
 from uqlab.models import Standardize, classifier
+
+PRODUCTS = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
 class MIMOEnsemble(Ensemble):
-    """A network whose channels are those of all members' inputs, and whose outputs are the classes of all members.
+    """A network for the channels of all members' inputs and the classes of all members.
 
-    first, head: the names of its first and of its last layer. The members have nothing else of their own, and go
-    through the network together.
+    first, head: the names of its first and of its last layer. The members have nothing
+    else of their own, and go through the network together.
     """
 
     def __init__(
@@ -31,168 +38,169 @@ class MIMOEnsemble(Ensemble):
         repeats: int,
     ):
         super().__init__(member_ids)
-        self.network, self.first, self.head, self.rho, self.repeats = (
-            network,
-            first,
-            head,
-            rho,
-            repeats,
-        )
+        self.network, self.first, self.head = network, first, head
+        self.rho, self.repeats = rho, repeats
 
     def run(self, x: Any, rows: slice) -> Tensor:
+        """Return logits of all members on x [members, batch, ...]."""
         first: Any = self.network.get_submodule(self.first)
         own = first.weight.shape[1] // self.members
-        features = (
-            isinstance(first, nn.Linear) and x.shape[-1] == own
-        )  # else [batch, members * channels, ...]
-        side_by_side = (
-            x.movedim(0, -2).flatten(-2)
-            if features
-            else x.transpose(0, 1).flatten(1, 2)
-        )
-        return (
-            logits_of(call(self.network, side_by_side))
-            .unflatten(1, (self.members, -1))
-            .transpose(0, 1)
-        )
+        if isinstance(first, nn.Linear) and x.shape[-1] == own:
+            side_by_side = x.movedim(0, -2).flatten(-2)  # [..., members * features]
+        else:
+            side_by_side = x.transpose(0, 1).flatten(1, 2)  # along the channels
+        logits = logits_of(call(self.network, side_by_side))
+        return logits.unflatten(1, (self.members, -1)).transpose(0, 1)
 
-    def mixed(self, rows: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-        """The batch of member 0 `repeats` times, of which each member shuffles all but a share `rho` for itself."""
+    def mixed(self, rows, generators):
+        """Return which inputs members see: those of member 0, `repeats` times.
+
+        Each member shuffles all but a share `rho` for itself.
+        """
         again = rows[0].repeat(self.repeats)
-        again = again[
-            torch.randperm(len(again), generator=generators[0]).to(rows.device)
-        ]
+        shuffled = torch.randperm(len(again), generator=generators[0])
+        again = again[shuffled.to(rows.device)]
         own = round((1 - self.rho) * len(again))
-        orders = [
-            torch.randperm(own, generator=generator).to(rows.device)
-            for generator in generators
-        ]
-        return torch.stack(
-            [torch.cat([again[:own][order], again[own:]]) for order in orders]
-        )
+        orders = [torch.randperm(own, generator=g).to(rows.device) for g in generators]
+        return torch.stack([torch.cat([again[o], again[own:]]) for o in orders])
 
-    def member(self, index: int) -> nn.Module:
-        """Member `index` for one input, which stands in every member's place: the first layer's weights add up."""
+    def member(self, index):
+        """Return a plain network, whose input stands in every member's place.
+
+        The first layer's weights add up.
+        """
         self._check_index(index)
         network = with_layers(self.network, lambda layer: layer.member(0))
         _count_channels(network, 1, self.members)
         first: Any = network.get_submodule(self.first)
-        head: Any = network.get_submodule(self.head)
         summed = first.weight.detach().unflatten(1, (self.members, -1)).sum(1)
-        own: dict[str, Any] = {
-            name: p.detach().unflatten(0, (self.members, -1))
-            for name, p in head.named_parameters()
-        }
-        bias = own["bias"][index] if "bias" in own else None
         network.set_submodule(self.first, trained_like(_like(first, summed), first))
-        network.set_submodule(
-            self.head, trained_like(plain_linear(own["weight"][index], bias), head)
-        )
+        head: Any = network.get_submodule(self.head)
+        own = {}
+        for name, p in head.named_parameters():
+            own[name] = p.detach().chunk(self.members)[index]
+        last = plain_linear(own["weight"], own.get("bias"))
+        network.set_submodule(self.head, trained_like(last, head))
         return network
 
-    def shard(self, rows: slice) -> Ensemble:
+    def shard(self, rows):
+        """Refuse: the members cannot be taken apart."""
         raise ValueError(
-            "the members of MIMO go through one network together; they cannot be taken apart"
+            "the members of MIMO go through one network together; they cannot be taken "
+            "apart"
         )
 
-    def noise_layers(self) -> list[tuple[MemberDropout, int, Sequence[int]]]:
-        layers = [
-            part for part in self.network.modules() if isinstance(part, MemberDropout)
-        ]
-        return [(layer, number, [0]) for number, layer in enumerate(layers)]
+    def noise_layers(self):
+        """Return dropout layers, their number, and member 0, who draws."""
+        return numbered_dropouts(self.network, [0])
 
 
 def mimo(
     backbone: nn.Module,
-    members: int | str | range,
+    members: Members,
     rho: float = 0.5,
     *,
     repeats: int = 4,
     seed: int = 0,
 ) -> MIMOEnsemble:
-    """MIMO: one network takes an input for each member on its channels, and has a classifier for each (Havasi 2021).
+    """Make a MIMO network: it takes an input for each member, and answers for each.
 
-    rho: in training the members see the same input with this probability, and independent ones otherwise.
-    repeats: how often each input stands in its batch in training. In prediction all members see the same input.
+    Parameters
+    ----------
+    backbone : nn.Module
+        A network that begins with a linear layer or a convolution.
+    members : int
+        How many; they cannot be taken apart.
+    rho : float
+        In training the members see the same input with this probability, and
+        independent ones otherwise.
+    repeats : int
+        How often each input stands in its batch in training. In prediction all members
+        see the same input.
+    seed : int
+        The classifier of member m depends on (seed, m) alone.
 
-    Everything is trained and, but for the classifiers and the first layer, shared. The first layer starts with the
-    backbone's weights over the number of members, so at the start each member has the backbone's features; only the
-    classifier of member m depends on (seed, m) alone. Like BatchEnsemble's shared weights, all parameters follow the
-    members' mean loss.
+    Returns
+    -------
+    MIMOEnsemble
 
-    Raises ValueError for rho outside [0, 1], repeats < 1, members that are not counted from 0, and a network that does
-    not begin with a linear layer or a convolution, such as one of token ids, or has no other layer; TypeError for what
-    is no network.
+    Raises
+    ------
+    ValueError
+        For rho outside [0, 1], repeats below 1, members that are not counted from 0,
+        and a network that does not begin with a linear layer or a convolution, such as
+        one of token ids, or has no other layer.
+    TypeError
+        For what is no network.
+
+    Notes
+    -----
+    Everything is trained and, but for the classifiers and the first layer, shared. The
+    first layer starts with the backbone's weights over the number of members, so at the
+    start each member has the backbone's features. Like BatchEnsemble's shared weights,
+    all parameters follow the members' mean loss.
+
+    References
+    ----------
+    Havasi et al., "Training independent subnetworks for robust prediction", 2021.
     """
     ids = check_backbone(backbone, members)
+    within("rho", rho, "[0, 1]")
+    at_least("repeats", repeats)
     if ids != range(len(ids)):
         raise ValueError(
-            f"the members of MIMO go through one network together; give their number, not {members!r}"
+            "the members of MIMO go through one network together; give their number, "
+            f"not {members!r}"
         )
     network = plain(backbone, trained=True)
-    head = classifier(network)
-    modules = dict(network.named_modules())
-    products = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
-    layers = {
-        name: part
-        for name, part in modules.items()
-        if isinstance(part, products) or not list(part.children())
-    }
-    begin = next(
-        name for name, part in layers.items() if any(True for _ in part.parameters())
-    )
-    first: Any = modules[begin]
-    last: Any = modules[head]
-    whole = isinstance(first, products) and getattr(first, "groups", 1) == 1
+    head, begin = classifier(network), _first_layer(network)
+    first: Any = network.get_submodule(begin)
+    whole = isinstance(first, PRODUCTS) and getattr(first, "groups", 1) == 1
     if head == begin or not whole:
         raise ValueError(
-            "mimo needs a network that begins with a linear layer or a convolution and ends with another linear layer; "
-            f"{type(backbone).__name__} begins with {type(first).__name__}"
+            "mimo needs a network that begins with a linear layer or a convolution and "
+            f"ends with another linear layer; {type(backbone).__name__} begins with "
+            f"{type(first).__name__}"
         )
-    spread = [1, len(ids), *[1] * (first.weight.ndim - 2)]
-    network.set_submodule(
-        begin, _like(first, first.weight.detach().repeat(spread) / len(ids))
-    )
-    generators = [
-        torch.Generator().manual_seed(member_seed(seed, m, "adapter")) for m in ids
-    ]
-    fresh = {
-        name: own.value.detach().flatten(0, 1)
-        for name, own in fresh_classifiers(last, None, generators).items()
-    }
+    places = [1] * (first.weight.ndim - 2)
+    wide = first.weight.detach().repeat(1, len(ids), *places) / len(ids)
+    network.set_submodule(begin, _like(first, wide))
+    last: Any = network.get_submodule(head)
+    own = fresh_classifiers(last, None, member_generators(seed, ids))
+    fresh = {name: p.value.detach().flatten(0, 1) for name, p in own.items()}
     network.set_submodule(head, plain_linear(fresh["weight"], fresh.get("bias")))
     _count_channels(network, len(ids), 1)
     own_dropout(network, 1)
     ensemble = MIMOEnsemble(network, ids, begin, head, rho, repeats)
-    settings = {"rho": rho, "repeats": repeats, "seed": seed}
-    ensemble.recipe = {
-        "method": "mimo",
-        "backbone": "",
-        **settings,
-        "members": member_text(ids),
-    }
-    return ensemble.train(backbone.training)
+    how = {"method": "mimo", "rho": rho, "repeats": repeats, "seed": seed}
+    return ensemble.train(backbone.training).with_recipe(how)
 
 
-def _like(layer: Any, weight: Tensor) -> nn.Module:
-    """The same layer with this weight, for as many features as it has inputs."""
+def _first_layer(network):
+    """Return the name of the first layer with parameters."""
+    for name, part in network.named_modules():
+        layer = isinstance(part, PRODUCTS) or not list(part.children())
+        if layer and list(part.parameters()):
+            return name
+    return ""
+
+
+def _like(layer: Any, weight):
+    """Return the same layer with this weight, for as many features as it has inputs."""
     made = copy.deepcopy(layer)
     made.weight = nn.Parameter(weight)
-    setattr(
-        made,
-        "in_features" if isinstance(layer, nn.Linear) else "in_channels",
-        weight.shape[1],
-    )
+    features = "in_features" if isinstance(layer, nn.Linear) else "in_channels"
+    setattr(made, features, weight.shape[1])
     return made
 
 
-def _count_channels(network: nn.Module, now: int, before: int) -> None:
-    """Change, in place, what a network for the channels of `before` images knows of them, to that for `now` images."""
+def _count_channels(network, now: int, before: int):
+    """Change what a network knows of the channels of its images."""
     for part in network.modules():
         counted: Any = part
         if isinstance(getattr(part, "num_channels", None), int):
             counted.num_channels = counted.num_channels // before * now
         if isinstance(part, Standardize):
             for name in ("mean", "std"):
-                each = getattr(part, name)
-                setattr(part, name, each[: len(each) // before].repeat(now, 1, 1))
+                one = getattr(part, name).chunk(before)[0]
+                setattr(part, name, one.repeat(now, 1, 1))

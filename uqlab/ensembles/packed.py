@@ -1,247 +1,198 @@
-"""Packed-Ensembles: narrow networks side by side, as the groups of one wide network (Laurent et al. 2023)."""
+"""Packed-Ensembles: narrow networks side by side, as the groups of one wide network."""
 
 import copy
 import math
-from typing import Any, cast
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from uqlab.ensembles.base import Ensemble, FoldedEnsemble, SeparateEnsemble, member_text
+from uqlab.core.checks import at_least, positive
+from uqlab.ensembles.base import Ensemble, FoldedEnsemble, Members
 from uqlab.ensembles.deep import deep, stacked
+from uqlab.ensembles.forms import FORMS
 from uqlab.ensembles.implicit import check_backbone, has_statistics, plain
 from uqlab.ensembles.layers import MemberDropout, replace_layers
 from uqlab.models import classifier
 
+CONVOLUTIONS = nn.Conv1d | nn.Conv2d | nn.Conv3d
+MLPS = (
+    "intermediate_size",
+    "hidden_dim",
+    "n_inner",
+    "encoder_ffn_dim",
+    "decoder_ffn_dim",
+)
 
-class GroupedLinear(nn.Module):
-    """A linear layer whose features are apart in groups: weight [groups, out / groups, in / groups], bias [out]."""
+
+class GroupedLinear(nn.Conv1d):
+    """A linear layer whose features are apart in groups, on [..., features]."""
 
     def __init__(
         self, in_features: int, out_features: int, groups: int, bias: bool = True
     ):
-        super().__init__()
-        parts = [
-            nn.Linear(in_features // groups, out_features // groups, bias)
-            for _ in range(groups)
-        ]
-        self.weight = nn.Parameter(
-            torch.stack([part.weight.detach() for part in parts])
-        )
-        self.bias = (
-            nn.Parameter(torch.cat([part.bias.detach() for part in parts]))
-            if bias
-            else None
-        )
+        super().__init__(in_features, out_features, 1, groups=groups, bias=bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = torch.einsum(
-            "...gi,goi->...go", x.unflatten(-1, (len(self.weight), -1)), self.weight
-        ).flatten(-2)
-        return y if self.bias is None else y + self.bias
+    def forward(self, x):
+        """Multiply each group's features by its own weight."""
+        rows = x.reshape(-1, self.in_channels, 1)
+        return super().forward(rows).view(*x.shape[:-1], -1)
 
 
 def packed(
     backbone: nn.Module,
-    members: int | str | range,
+    members: Members,
     alpha: float = 2.0,
     gamma: int = 1,
     *,
     of: int | None = None,
     seed: int = 0,
 ) -> Ensemble:
-    """Packed-Ensembles: M networks alpha / M times as wide, side by side as groups of one (Laurent et al. 2023).
+    """Make a Packed-Ensemble: M networks alpha / M times as wide, side by side.
 
-    backbone: the architecture; its weights play no part. Inputs and classes stay, every other width becomes alpha / M
-        of it, rounded up. A network of transformers keeps the size of its heads and has fewer of them.
-    gamma: each member's own layers, but the first and the last, have so many groups again.
-    of: M, the members of the whole ensemble, which shards must give; None for as many as `members` counts.
+    Parameters
+    ----------
+    backbone : nn.Module
+        The architecture; its weights play no part. Inputs and classes stay. A network
+        of transformers keeps the size of its heads and has fewer of them.
+    members : int, str or range
+        As in `lora`.
+    alpha : float
+        Every width but those of inputs and classes becomes alpha / M of it, rounded up.
+    gamma : int
+        Each member's own layers, but the first and the last, have so many groups again.
+    of : int, optional
+        M, the members of the whole ensemble, which shards must give; None for as many
+        as `members` counts.
+    seed : int
+        Given its width, member m depends on (seed, m) alone: with gamma = 1 the
+        ensemble equals `deep` of networks of that width.
 
-    Given its width, member m depends on (seed, m) alone: with gamma = 1 the ensemble equals `deep` of networks of that
-    width. Linear layers, convolutions and their norms are computed for all members at once, other networks one after
-    the other. Raises ValueError for alpha that is not positive, gamma < 1 or more than 1 in a network of transformers,
-    and a network of other layers; TypeError for what is no network.
+    Returns
+    -------
+    Ensemble
+        Linear layers, convolutions and their norms are computed for all members at
+        once, other networks one after the other.
+
+    Raises
+    ------
+    ValueError
+        For alpha that is not positive, gamma below 1 or more than 1 in a network of
+        transformers, and a network of other layers.
+    TypeError
+        For what is no network.
+
+    References
+    ----------
+    Laurent et al., "Packed-Ensembles for efficient uncertainty estimation", 2023.
     """
     ids = check_backbone(backbone, members)
+    positive("alpha", alpha)
+    at_least("gamma", gamma)
     whole = ids[-1] + 1 if of is None else of
-    ensemble = deep(
-        lambda: _Narrow(backbone, alpha / whole, gamma).network, ids, seed, fold=False
+    ensemble: Any = deep(
+        lambda: _Narrow(alpha / whole, gamma).network(backbone), ids, seed, fold=False
     )
-    models = list(cast(SeparateEnsemble, ensemble).models)
-    if all(
-        type(part) in _STACKED
-        for part in models[0].modules()
-        if any(True for _ in part.parameters(recurse=False))
-    ):
-        network = stacked(models, _STACKED)
+    models = list(ensemble.models)
+    layers = [m for m in models[0].modules() if list(m.parameters(recurse=False))]
+    if all(type(layer) in FORMS for layer in layers):
+        network = stacked(models, tuple(FORMS))
         replace_layers(
             network, MemberDropout, lambda _, layer: MemberDropout(len(ids), layer.p)
         )
         ensemble = FoldedEnsemble(network, ids)
     settings = {"alpha": alpha, "gamma": gamma, "of": whole, "seed": seed}
-    ensemble.recipe = {
-        "method": "packed",
-        "backbone": "",
-        **settings,
-        "members": member_text(ids),
-    }
-    like = next(backbone.parameters(), torch.empty(0))
-    return ensemble.to(like.device, like.dtype).train(backbone.training)
-
-
-_CONVOLUTIONS = nn.Conv1d | nn.Conv2d | nn.Conv3d
-_STACKED = (
-    nn.Linear,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.LayerNorm,
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-)
+    like = next(backbone.parameters())
+    ensemble.to(like.device, like.dtype).train(backbone.training)
+    return ensemble.with_recipe({"method": "packed"} | settings)
 
 
 class _Narrow:
-    """A fresh network of the same architecture, `share` times as wide but for its inputs and classes."""
+    """The widths of a fresh network, `share` times as wide inside."""
 
-    def __init__(self, backbone: nn.Module, share: float, gamma: int):
+    def __init__(self, share: float, gamma: int):
         self.share, self.gamma = share, gamma
-        self.widths: dict[
-            int, int
-        ] = {}  # those before the layer that is looked at: old -> new
-        self.network: Any = nn.Sequential(plain(backbone, trained=True))
-        found: dict[str, Any] = dict(self.network.named_modules())
-        inside = [name for name, part in found.items() if _is_transformer(part)]
-        inside = [
-            name
-            for name in inside
-            if not any(name.startswith(f"{other}.") for other in inside)
-        ]
-        if inside and gamma > 1:
-            raise ValueError(
-                f"gamma must be 1 in a network of transformers, got {gamma}"
-            )
-        rest = {
-            n: p
-            for n, p in found.items()
-            if not any(f"{n}.".startswith(f"{above}.") for above in inside)
-        }
-        products = [
-            name
-            for name, part in rest.items()
-            if isinstance(part, nn.Linear | _CONVOLUTIONS)
-        ]
-        last = classifier(self.network)
-        for name, part in found.items():
-            if name in inside:
-                self.network.set_submodule(name, self.transformer(part))
-            elif name in products:
-                first = name == products[0] and not inside
-                self.network.set_submodule(
-                    name, self.product(part, first, name == last)
-                )
-            elif name in rest and (own := list(part.named_parameters(recurse=False))):
-                self.network.set_submodule(name, self.norm(part, [p for _, p in own]))
-        self.network = self.network[0].train(backbone.training)
+        # of the layers before the one that is looked at: old -> new
+        self.widths: dict[int, int] = {}
 
-    def scaled(self, width: int) -> int:
-        if width not in self.widths:
-            self.widths[width] = (
-                math.ceil(width * self.share / self.gamma - 1e-9) * self.gamma
-            )
-        return self.widths[width]
+    def network(self, backbone: nn.Module) -> nn.Module:
+        """Return a fresh narrow network of the same architecture."""
+        network: Any = nn.Sequential(plain(backbone, trained=True))
+        last = classifier(network)
+        inside = ()  # prefixes of names inside networks of transformers
+        for name, part in list(network.named_modules()):
+            if not name or name.startswith(inside):
+                continue
+            if _is_transformer(part):
+                network.set_submodule(name, self.transformer(part))
+                inside += (f"{name}.",)
+            elif isinstance(part, nn.Linear | CONVOLUTIONS):
+                network.set_submodule(name, self.product(part, name == last))
+            elif next(part.parameters(recurse=False), None) is not None:
+                network.set_submodule(name, self.norm(part))
+        return network[0].train(backbone.training)
+
+    def scaled(self, width: int, groups: int = 1) -> int:
+        """Return a width's share, rounded up to a multiple of groups."""
+        return math.ceil(width * self.share / groups - 1e-9) * groups
+
+    def after(self, width: int) -> int:
+        """Return the new width of a layer's outputs."""
+        return self.widths.setdefault(width, self.scaled(width, self.gamma))
 
     def before(self, width: int) -> int:
-        """The new width of what a layer takes: a layer's, or that of a map that is flattened."""
+        """Return the new width of a layer's inputs, perhaps of a flattened map."""
         if width in self.widths:
             return self.widths[width]
         maps = [old for old in reversed(self.widths) if not width % old]
         return self.widths[maps[0]] * (width // maps[0]) if maps else width
 
-    def product(self, part: Any, first: bool, last: bool) -> nn.Module:
-        out, width = part.weight.shape[:2]
-        convolves = isinstance(part, _CONVOLUTIONS)
-        if convolves and part.groups > 1:
-            return self.depthwise(part)
-        groups = 1 if first or last else self.gamma
-        width = width if first else self.before(width)
-        out = out if last else self.scaled(out)
-        if not convolves and groups > 1:
+    def product(self, part: Any, last: bool) -> nn.Module:
+        """Return a narrow linear layer or convolution."""
+        out, width, *kernel = part.weight.shape
+        groups = 1 if last or not self.widths else self.gamma
+        if getattr(part, "groups", 1) > 1:  # each channel alone
+            if part.groups != part.in_channels:
+                raise ValueError(
+                    "packed narrows convolutions of one group or of single channels, "
+                    f"got {part}"
+                )
+            groups = width = self.before(part.in_channels)
+            self.widths[out] = out = width * (out // part.in_channels)
+        else:
+            width = self.before(width)
+            out = out if last else self.after(out)
+        if isinstance(part, CONVOLUTIONS):
+            sizes = {"in_channels": width, "out_channels": out, "groups": groups}
+        elif groups > 1:
             return GroupedLinear(width, out, groups, bias=part.bias is not None)
-        return _resized(part, width, out, groups)
+        else:
+            sizes = {"in_features": width, "out_features": out}
+        return _resized(part, (out, width // groups, *kernel), sizes)
 
-    def depthwise(self, part: Any) -> nn.Module:
-        """A convolution that keeps its channels apart, for fewer channels."""
-        if part.groups != part.in_channels:
-            raise ValueError(
-                f"packed narrows convolutions of one group or of single channels, got {part}"
-            )
-        width = self.before(part.in_channels)
-        out = width * (part.out_channels // part.in_channels)
-        self.widths[part.out_channels] = out
-        return _resized(part, width, out, width)
-
-    def norm(self, part: Any, own: list[Tensor]) -> nn.Module:
-        width = (
-            self.scaled(len(own[0])) if self.widths else len(own[0])
-        )  # a norm of the inputs keeps them
+    def norm(self, part: Any) -> nn.Module:
+        """Return a narrow norm; one of the network's inputs keeps its width."""
+        width = len(next(part.parameters(recurse=False)))
+        width = self.after(width) if self.widths else width
         if type(part) is nn.LayerNorm and len(part.normalized_shape) == 1:
-            return nn.LayerNorm(width, part.eps)
+            return _resized(part, (width,), {"normalized_shape": (width,)})
         if has_statistics(part):
-            made: Any = copy.deepcopy(part)
-            made.num_features = width
-            for name, tensor in (
-                *part.named_parameters(recurse=False),
-                *part.named_buffers(recurse=False),
-            ):
-                if tensor.ndim:
-                    new = tensor.detach().new_ones(width)
-                    setattr(
-                        made,
-                        name,
-                        nn.Parameter(new) if isinstance(tensor, nn.Parameter) else new,
-                    )
-            made.reset_parameters()
-            return made
+            return _resized(part, (width,), {"num_features": width})
         raise ValueError(
-            "packed narrows linear layers, convolutions, BatchNorm, LayerNorm and networks of transformers; "
-            f"this network has {type(part).__name__}"
+            "packed narrows linear layers, convolutions, BatchNorm, LayerNorm and "
+            f"networks of transformers; this network has {type(part).__name__}"
         )
 
     def transformer(self, model: Any) -> nn.Module:
+        """Return a fresh network of transformers with fewer heads of the same size."""
+        if self.gamma > 1:
+            raise ValueError(
+                f"gamma must be 1 in a network of transformers, got {self.gamma}"
+            )
         config = copy.deepcopy(model.config)
-        parts = [
-            getattr(config, name, None) for name in ("vision_config", "text_config")
-        ]
-        for each in (*filter(None, parts), config):
-            if not all(
-                isinstance(getattr(each, n, None), int)
-                for n in ("num_attention_heads", "hidden_size")
-            ):
-                continue
-            heads = each.num_attention_heads
-            groups = (
-                getattr(each, "num_key_value_heads", None) or heads
-            )  # heads that share keys stay together
-            kept = math.ceil(groups * self.share - 1e-9)
-            if groups < heads:
-                each.num_key_value_heads = kept
-            size = each.hidden_size // heads
-            each.num_attention_heads = kept * (heads // groups)
-            self.widths[each.hidden_size] = size * each.num_attention_heads
-            each.hidden_size = size * each.num_attention_heads
-            for name in (
-                "intermediate_size",
-                "hidden_dim",
-                "n_inner",
-                "encoder_ffn_dim",
-                "decoder_ffn_dim",
-            ):
-                if isinstance(getattr(each, name, None), int):
-                    setattr(
-                        each, name, math.ceil(getattr(each, name) * self.share - 1e-9)
-                    )
+        for part in _parts(config):
+            sizes = part.num_attention_heads, getattr(part, "hidden_size", None)
+            if all(isinstance(size, int) for size in sizes):  # else one for each stage
+                self.fewer_heads(part)
         if not self.widths:
             raise ValueError(
                 f"packed finds no width in the configuration of {type(model).__name__}"
@@ -251,31 +202,44 @@ class _Narrow:
             made.register_forward_hook(hook)
         return made
 
+    def fewer_heads(self, config: Any) -> None:
+        """Change, in place, the widths in a configuration."""
+        heads = config.num_attention_heads
+        # heads that share keys stay together
+        groups = getattr(config, "num_key_value_heads", None) or heads
+        if groups < heads:
+            config.num_key_value_heads = self.scaled(groups)
+        size = config.hidden_size // heads
+        config.num_attention_heads = self.scaled(groups) * (heads // groups)
+        width = size * config.num_attention_heads
+        self.widths[config.hidden_size] = config.hidden_size = width
+        for name in MLPS:
+            if isinstance(getattr(config, name, None), int):
+                setattr(config, name, self.scaled(getattr(config, name)))
 
-def _is_transformer(part: nn.Module) -> bool:
+
+def _parts(config: Any) -> list[Any]:
+    """Return those configurations, of CLIP's towers or the whole, that have heads."""
+    towers: list[Any] = [
+        getattr(config, n, None) for n in ("vision_config", "text_config")
+    ]
+    return [part for part in (*towers, config) if hasattr(part, "num_attention_heads")]
+
+
+def _is_transformer(part):
     config = getattr(part, "config", None)
-    parts = (
-        config,
-        getattr(config, "vision_config", None),
-        getattr(config, "text_config", None),
-    )
-    return hasattr(config, "model_type") and any(
-        hasattr(each, "num_attention_heads") for each in parts
-    )
+    return hasattr(config, "model_type") and bool(_parts(config))
 
 
-def _resized(part: Any, width: int, out: int, groups: int) -> nn.Module:
-    """A fresh layer of the same class and settings for other numbers of features."""
+def _resized(part: Any, weight, sizes):
+    """Return a fresh layer of the same class and settings, of other sizes."""
     made = copy.deepcopy(part)
-    if isinstance(part, nn.Linear):
-        made.in_features, made.out_features = width, out
-    else:
-        made.in_channels, made.out_channels, made.groups = width, out, groups
-    made.weight = nn.Parameter(
-        part.weight.detach().new_empty(out, width // groups, *part.weight.shape[2:])
-    )
-    made.bias = (
-        None if part.bias is None else nn.Parameter(part.bias.detach().new_empty(out))
-    )
+    vars(made).update(sizes)
+    own = (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
+    for name, tensor in own:
+        if tensor.ndim:
+            new = tensor.detach().new_empty(weight if name == "weight" else weight[:1])
+            trained = isinstance(tensor, nn.Parameter)
+            setattr(made, name, nn.Parameter(new) if trained else new)
     made.reset_parameters()
     return made

@@ -1,4 +1,4 @@
-"""Snapshot ensemble: members collected along the training of one network (Huang et al. 2017)."""
+"""Snapshot ensemble: members collected along the training of one network."""
 
 import copy
 from collections.abc import Callable
@@ -16,13 +16,29 @@ def snapshot(
     train: Callable[[Ensemble, int], object],
     seed: int = 0,
 ) -> SeparateEnsemble:
-    """A snapshot ensemble: one network trained in cycles, a member at the end of each (Huang et al. 2017).
+    """Make a snapshot ensemble: one network trained in cycles, a member at each end.
 
-    train: trains an ensemble of one through cycle 0, 1, ..., each with a learning rate that falls to zero; a longer
-        first cycle is the burn-in of Muhlematter et al. 2024, U:
+    Parameters
+    ----------
+    make_model : callable
+        Returns the network.
+    members : int
+        How many cycles.
+    train : callable
+        Trains an ensemble of one through cycle 0, 1, ..., each with a learning rate
+        that falls to zero; a longer first cycle is the burn-in of Muhlematter et al.
+        2024, U:
 
-        cycle = {"epochs": 5, "lr": 0.1, "schedule": "cosine"}
-        ensembles.snapshot(make_model, 4, lambda one, number: training.fit(one, x, y, seed=number, **cycle))
+            cycle = {"epochs": 5, "lr": 0.1, "schedule": "cosine"}
+            def train(one, number):
+                training.fit(one, x, y, seed=number, **cycle)
+            ensembles.snapshot(make_model, 4, train)
+    seed : int
+        Of the network's start.
+
+    References
+    ----------
+    Huang et al., "Snapshot ensembles: train 1, get M for free", 2017.
     """
     at_least("members", members)
     one = deep(make_model, 1, seed)
