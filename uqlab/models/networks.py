@@ -227,7 +227,7 @@ def embedded(classes: int = 10) -> nn.Module:
     """A small pretrained `vit` for grey images [batch, 1, 28, 28] in [0, 1], with no download.
 
     Patches of 7 x 7, width 128, 4 blocks of 8 heads. It has seen letters, handwritten (EMNIST) and printed (notMNIST,
-    `glyphs`); never MNIST, Fashion-MNIST or KMNIST, nor any digit. `uqlab/training/make_backbone.py` made it, and its
+    `glyphs`); never MNIST, Fashion-MNIST or KMNIST, nor any digit. `tools/make_backbone.py` made it, and its
     `provenance` says how. The classifier of the letters A to Z is kept for classes=26; else a new one is drawn from
     torch's global seed.
     """

@@ -1,0 +1,104 @@
+"""Losses of all members at once: outputs and labels [members, batch] -> [members]."""
+
+import functools
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from uqlab.core.checks import ArrayLike, as_labels, as_tensor, finite, one_of
+
+# (outputs [members, batch, ...], labels [members, batch, ...]) -> losses [members]
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def cross_entropy(
+    logits: Float[Tensor, "members batch classes"],
+    labels: Int[Tensor, "members batch"],
+    class_weights: Float[Tensor, " classes"] | None = None,
+    smoothing: float = 0.0,
+) -> Float[Tensor, " members"]:
+    """Return every member's mean cross-entropy on its own labels, in nats.
+
+    Parameters
+    ----------
+    logits
+        [members, batch, classes].
+    labels
+        [members, batch], 0 to classes - 1.
+    class_weights
+        [classes]; with them it is the weighted mean, as in torch.
+    smoothing
+        The share of every label that is spread over all classes alike.
+    """
+    if class_weights is not None:
+        class_weights = class_weights.to(logits.device, torch.float32)
+    values = F.cross_entropy(
+        logits.flatten(0, 1).float(),
+        labels.flatten(),
+        class_weights,
+        reduction="none",
+        label_smoothing=smoothing,
+    ).view(labels.shape)
+    if class_weights is None:
+        return values.mean(1)
+    return values.sum(1) / class_weights[labels].sum(1)
+
+
+def mean_square(outputs: Tensor, targets: Tensor) -> Float[Tensor, " members"]:
+    """Return every member's mean squared error."""
+    return (outputs - targets.reshape(outputs.shape)).square().flatten(1).mean(1)
+
+
+def targets(
+    labels: ArrayLike,
+    samples: int,
+    outputs: Tensor,
+    loss: str | Loss,
+    class_weights: ArrayLike | None = None,
+) -> tuple[Tensor, Loss]:
+    """Return labels, checked against a network's outputs, and the loss as a function.
+
+    Parameters
+    ----------
+    labels
+        As `fit` takes them.
+    samples
+        How many there must be.
+    outputs
+        Of one network for one sample [1, ...].
+    loss, class_weights
+        As `fit` takes them.
+    """
+    if class_weights is not None and loss != "cross_entropy":
+        raise ValueError(f'class_weights need loss="cross_entropy", got loss={loss!r}')
+    labels = as_tensor("labels", labels, floating=False).detach().to(outputs.device)
+    if loss != "cross_entropy" and labels.shape[:1] != (samples,):
+        raise ValueError(
+            f"labels must be as many as the inputs, {samples}, got {list(labels.shape)}"
+        )
+    if callable(loss):
+        return labels, loss
+    one_of("loss", loss, ("cross_entropy", "mse"))
+    if loss == "mse":
+        if not labels.is_floating_point() or labels[0].numel() != outputs.numel():
+            raise ValueError(
+                f'loss="mse" needs floating targets of {outputs.numel()} values a '
+                f"sample, like the outputs; got {list(labels.shape)} {labels.dtype}"
+            )
+        finite("labels", labels)
+        return labels.to(outputs.dtype), mean_square
+    classes = outputs.shape[-1]
+    labels = as_labels(labels, samples, classes)
+    if class_weights is None:
+        return labels, cross_entropy
+    class_weights = as_tensor("class_weights", class_weights, "classes").to(outputs)
+    bad = len(class_weights) != classes or bool((class_weights < 0).any())
+    if bad or not class_weights.sum() > 0:
+        raise ValueError(
+            f"class_weights must be [{classes}], not negative and not all zero, "
+            f"got {class_weights.tolist()}"
+        )
+    return labels, functools.partial(cross_entropy, class_weights=class_weights)
