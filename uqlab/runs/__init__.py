@@ -19,16 +19,18 @@ from uqlab.core.recording import (
 )
 
 if TYPE_CHECKING:
+    from uqlab.runs.caching import cached
     from uqlab.runs.execution import RunError, execute
     from uqlab.runs.rules import check
     from uqlab.runs.sweeps import run_one, summary, sweep
     from uqlab.runs.tables import load
 
 __all__ = [
-    "RunError", "begin", "check", "claim", "claims", "committed", "describe_figure", "execute", "load",
+    "RunError", "begin", "cached", "check", "claim", "claims", "committed", "describe_figure", "execute", "load",
     "output_dir", "record", "run_one", "summary", "sweep",
 ]  # fmt: skip
 _LATER = {
+    "caching": ("cached",),
     "execution": ("RunError", "execute"),
     "rules": ("check",),
     "sweeps": ("run_one", "summary", "sweep"),
