@@ -114,7 +114,7 @@ def test_damaged_checkpoint_is_refused(tmp_path):
 def test_another_file_of_tensors_is_refused(tmp_path):
     path = tmp_path / "run.pt"
     tensors.save_tensors(path, {"losses": torch.zeros(7)}, {"epoch": 9})
-    with pytest.raises(ValueError, match="is of another run, with other members"):
+    with pytest.raises(ValueError, match="is of another run, with other inputs"):
         trained(2, checkpoint=path)
 
 

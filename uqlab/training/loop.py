@@ -128,70 +128,94 @@ def fit(
     settings = Optimisation(
         lr, optimizer, weight_decay, momentum, schedule, milestones, warmup, clip
     )
-    inputs = _inputs(ensemble, inputs)
-    with torch.no_grad(), evaluating(ensemble):
-        outputs = ensemble(inputs[:1])[0]
-    labels, loss_of = targets(labels, len(inputs), outputs, loss, class_weights)
-    steps_per_epoch = math.ceil(len(inputs) / batch_size)
-
-    saved = Checkpoint(
-        checkpoint,
-        {
-            "members": list(ensemble.member_ids),
-            "seed": seed,
-            "epochs": epochs,
-            "batch_size": batch_size,
-            "optimisation": settings,
-            "precision": precision,
-            "loss": described(loss),
-            "augment": described(augment),
-        },
-        {
-            "inputs": inputs,
-            "labels": labels,
-            "class_weights": class_weights,
-            "initial weights": ensemble,
-        },
-    )
-    autocast = precision != "float32" and inputs.is_cuda
-    make = functools.partial(
-        make_step, loss=loss_of, settings=settings, autocast=autocast,
-        flat=inputs.ndim == 2,
-    )  # fmt: skip
-    work = _multiply_adds(ensemble, min(batch_size, len(inputs)))
-    workers = Workers(ensemble, work, make, saved.header.get("bounds"))
-    optimizers = [step.optimizer for step in workers.steps]
-    losses = torch.zeros(epochs, ensemble.members, device=inputs.device)
-    first = saved.restore(ensemble, optimizers, losses)
-
-    def run_epoch(
-        epoch: int, rows: slice, shard: Ensemble, take_step: ChainStep | AutogradStep
-    ) -> None:
-        shard.train().reseed(seed, epoch)
-        batches = _batches(inputs, labels, batch_size, augment, seed, epoch, shard)
-        for number, (x, y) in enumerate(batches, epoch * steps_per_epoch):
-            values = take_step(x, y, settings.lr_at(number, steps_per_epoch, epochs))
-            share = x.shape[1] / (shard.repeats * len(inputs))
-            losses[epoch, rows].add_(values, alpha=share)
-
+    x = _inputs(ensemble, inputs)
+    y, loss_of = targets(ensemble, x, labels, loss, class_weights)
+    task = Task(x, y, epochs, batch_size, augment, seed, settings)
+    depends_on = vars(task) | vars(settings) | {
+        "members": list(ensemble.member_ids), "initial weights": ensemble,
+        "loss": described(loss), "class_weights": class_weights,
+        "augment": described(augment), "precision": precision,
+    }  # fmt: skip
+    saved = Checkpoint(checkpoint, depends_on)
+    workers = _workers(ensemble, task, loss_of, precision, saved.bounds)
+    losses = torch.zeros(epochs, ensemble.members, device=x.device)
+    first = saved.restore(ensemble, workers, losses)
     bar = tqdm(
-        total=epochs, initial=first, desc="fit", unit="epoch", disable=not progress,
-        leave=False,
-    )  # fmt: skip
-    with evaluating(ensemble), bar, workers, arithmetic(precision, inputs.device):
-        for epoch in range(first, epochs):
-            workers.run(functools.partial(run_epoch, epoch))
+        range(first, epochs), "fit", epochs, False, disable=not progress, initial=first
+    )
+    with evaluating(ensemble), bar, workers, arithmetic(precision, x.device):
+        for epoch in bar:
+            workers.run(functools.partial(task.run, losses[epoch], epoch))
             _check_finite(ensemble, losses[epoch], epoch)
-            saved.write(epoch + 1, losses, workers.bounds, ensemble, optimizers)
+            saved.write(epoch + 1, ensemble, workers, losses)
             if watch:
                 watch(epoch + 1)
-            bar.update()
-            if progress:
-                mean = losses[epoch].mean().item()
-                bar.set_postfix_str(f"loss {mean:.3f}", refresh=False)
+            bar.set_postfix_str(f"loss {losses[epoch].mean():.3f}", refresh=False)
     ensemble.eval().zero_grad()
-    steps = (epochs - first) * steps_per_epoch
+    steps = (epochs - first) * task.steps_per_epoch
     return History(losses.cpu(), steps, time.perf_counter() - started)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learned, and in which order: all that an epoch of some members needs."""
+
+    inputs: Tensor
+    labels: Tensor
+    epochs: int
+    batch_size: int
+    augment: Augment | None
+    seed: int
+    settings: Optimisation
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """How many batches there are."""
+        return math.ceil(len(self.inputs) / self.batch_size)
+
+    def run(
+        self,
+        losses: Tensor,
+        epoch: int,
+        rows: slice,
+        shard: Ensemble,
+        take_step: ChainStep | AutogradStep,
+    ) -> None:
+        """Train a shard, the members `rows`, for an epoch; add its losses [members]."""
+        shard.train().reseed(self.seed, epoch)
+        first = epoch * self.steps_per_epoch
+        for number, (x, y) in enumerate(self.batches(epoch, shard), first):
+            lr = self.settings.lr_at(number, self.steps_per_epoch, self.epochs)
+            share = x.shape[1] / (shard.repeats * len(self.inputs))
+            losses[rows].add_(take_step(x, y, lr), alpha=share)
+
+    def batches(
+        self, epoch: int, ensemble: Ensemble
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield an epoch's batches, x and y [members, batch, ...], each in its order.
+
+        A full batch needs no order and no copy. x lies in the same memory in every
+        step: fresh memory would cost as much as filling it. Orders are drawn on the
+        CPU, so they are the same on every device.
+        """
+        x, y, ids = self.inputs, self.labels, ensemble.member_ids
+        if self.batch_size >= len(x) and not self.augment and ensemble.repeats == 1:
+            yield x.expand(len(ids), *x.shape), y.expand(len(ids), *y.shape)
+            return
+        seeds = [member_seed(self.seed, m, "order", epoch) for m in ids]
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        orders = [torch.randperm(len(x), generator=g) for g in generators]
+        memory = None
+        for order in torch.stack(orders).to(x.device).split(self.batch_size, dim=1):
+            rows = ensemble.mixed(order, generators)  # [members, batch]
+            if memory is None:  # the first batch is the largest
+                memory = x.new_empty(rows.numel(), *x.shape[1:])
+            out = memory[: rows.numel()]
+            images = torch.index_select(x, 0, rows.flatten(), out=out)
+            images = images.unflatten(0, rows.shape)
+            if self.augment:
+                images = self.augment(images, generators)
+            yield images, y.index_select(0, rows.flatten()).unflatten(0, rows.shape)
 
 
 def _inputs(ensemble: Ensemble, inputs: ArrayLike) -> Tensor:
@@ -201,58 +225,33 @@ def _inputs(ensemble: Ensemble, inputs: ArrayLike) -> Tensor:
             f"fit takes an ensemble, got {type(ensemble).__name__}; "
             "use ensembles.from_members([model])"
         )
-    inputs = as_inputs(inputs)
-    if inputs.dtype == torch.uint8:
+    x: Tensor = as_inputs(inputs)
+    if x.dtype == torch.uint8:
         raise ValueError(
             "inputs are uint8; give images as floating point in [0, 1]: "
             "inputs.float() / 255"
         )
-    return like_parameters(ensemble, inputs.detach())
+    return like_parameters(ensemble, x.detach())
 
 
-def _multiply_adds(ensemble: Ensemble, rows: int) -> int:
-    """Return about how many multiply-adds a step of `rows` samples a member takes.
+def _workers(
+    ensemble: Ensemble, task: Task, loss: Loss, precision: str, bounds: list[int] | None
+) -> Workers:
+    """Return shards of the ensemble, each with its step.
 
     An activation, of which each bias makes one an input, costs about as much as a
-    hundred of them. Of one network, which has no biases of members, the kernels are
-    what counts as often: once a pixel.
+    hundred multiply-adds. Of one network, which has no biases of members, the kernels
+    are what counts as often: once a pixel.
     """
     dear = 4 if ensemble.members == 1 else 2  # axes
     sizes = [p.numel() * (100 if p.ndim == dear else 1) for p in ensemble.parameters()]
-    return rows * sum(sizes)
-
-
-def _batches(
-    inputs: Tensor,
-    labels: Tensor,
-    batch_size: int,
-    augment: Augment | None,
-    seed: int,
-    epoch: int,
-    ensemble: Ensemble,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield one epoch's batches, x and y [members, batch, ...], each in its own order.
-
-    A full batch needs no order and no copy. x lies in the same memory in every step:
-    fresh memory would cost as much as filling it. Orders are drawn on the CPU, so they
-    are the same on every device.
-    """
-    ids, samples = ensemble.member_ids, len(inputs)
-    if batch_size >= samples and augment is None and ensemble.repeats == 1:
-        yield tuple(t.expand(len(ids), *t.shape) for t in (inputs, labels))
-        return
-    seeds = [member_seed(seed, m, "order", epoch) for m in ids]
-    generators = [torch.Generator().manual_seed(one) for one in seeds]
-    orders = [torch.randperm(samples, generator=g) for g in generators]
-    size = len(ids) * ensemble.repeats * min(batch_size, samples)
-    memory = inputs.new_empty(size, *inputs.shape[1:])
-    for order in torch.stack(orders).to(inputs.device).split(batch_size, dim=1):
-        rows = ensemble.mixed(order, generators)  # [members, batch]
-        flat = rows.flatten()
-        x = torch.index_select(inputs, 0, flat, out=memory[: len(flat)])
-        x = x.unflatten(0, rows.shape)
-        y = labels.index_select(0, flat).unflatten(0, rows.shape)
-        yield (x if augment is None else augment(x, generators)), y
+    rows = min(task.batch_size, len(task.inputs))
+    autocast = precision != "float32" and task.inputs.is_cuda
+    flat = task.inputs.ndim == 2
+    make = functools.partial(
+        make_step, loss=loss, settings=task.settings, autocast=autocast, flat=flat
+    )
+    return Workers(ensemble, rows * sum(sizes), make, bounds)
 
 
 def _check_finite(ensemble: Ensemble, losses: Tensor, epoch: int) -> None:

@@ -9,6 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from uqlab.core.checks import ArrayLike, as_labels, as_tensor, finite, one_of
+from uqlab.core.modules import evaluating
+from uqlab.ensembles import Ensemble
 
 # (outputs [members, batch, ...], labels [members, batch, ...]) -> losses [members]
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -53,52 +55,46 @@ def mean_square(outputs: Tensor, targets: Tensor) -> Float[Tensor, " members"]:
 
 
 def targets(
+    ensemble: Ensemble,
+    inputs: Tensor,
     labels: ArrayLike,
-    samples: int,
-    outputs: Tensor,
     loss: str | Loss,
     class_weights: ArrayLike | None = None,
 ) -> tuple[Tensor, Loss]:
-    """Return labels, checked against a network's outputs, and the loss as a function.
+    """Return labels, checked against the outputs for an input, and the loss's function.
 
-    Parameters
-    ----------
-    labels
-        As `fit` takes them.
-    samples
-        How many there must be.
-    outputs
-        Of one network for one sample [1, ...].
-    loss, class_weights
-        As `fit` takes them.
+    The parameters and errors are those of `fit`.
     """
     if class_weights is not None and loss != "cross_entropy":
         raise ValueError(f'class_weights need loss="cross_entropy", got loss={loss!r}')
-    labels = as_tensor("labels", labels, floating=False).detach().to(outputs.device)
-    if loss != "cross_entropy" and labels.shape[:1] != (samples,):
+    y = as_tensor("labels", labels, floating=False).detach().to(inputs.device)
+    samples = len(inputs)
+    if loss != "cross_entropy" and y.shape[:1] != (samples,):
         raise ValueError(
-            f"labels must be as many as the inputs, {samples}, got {list(labels.shape)}"
+            f"labels must be as many as the inputs, {samples}, got {list(y.shape)}"
         )
     if callable(loss):
-        return labels, loss
+        return y, loss
     one_of("loss", loss, ("cross_entropy", "mse"))
+    with torch.no_grad(), evaluating(ensemble):
+        outputs = ensemble(inputs[:1])[0]  # of one network for one sample
     if loss == "mse":
-        if not labels.is_floating_point() or labels[0].numel() != outputs.numel():
+        if not y.is_floating_point() or y[0].numel() != outputs.numel():
             raise ValueError(
                 f'loss="mse" needs floating targets of {outputs.numel()} values a '
-                f"sample, like the outputs; got {list(labels.shape)} {labels.dtype}"
+                f"sample, like the outputs; got {list(y.shape)} {y.dtype}"
             )
-        finite("labels", labels)
-        return labels.to(outputs.dtype), mean_square
+        finite("labels", y)
+        return y.to(outputs.dtype), mean_square
     classes = outputs.shape[-1]
-    labels = as_labels(labels, samples, classes)
+    y = as_labels(y, samples, classes)
     if class_weights is None:
-        return labels, cross_entropy
-    class_weights = as_tensor("class_weights", class_weights, "classes").to(outputs)
-    bad = len(class_weights) != classes or bool((class_weights < 0).any())
-    if bad or not class_weights.sum() > 0:
+        return y, cross_entropy
+    weights = as_tensor("class_weights", class_weights, "classes").to(outputs)
+    bad = len(weights) != classes or bool((weights < 0).any())
+    if bad or not weights.sum() > 0:
         raise ValueError(
             f"class_weights must be [{classes}], not negative and not all zero, "
-            f"got {class_weights.tolist()}"
+            f"got {weights.tolist()}"
         )
-    return labels, functools.partial(cross_entropy, class_weights=class_weights)
+    return y, functools.partial(cross_entropy, class_weights=weights)

@@ -41,25 +41,25 @@ def predict(
     Tensor
         Logits [members, samples, classes], float32 on the CPU.
     """
-    inputs = as_inputs(inputs)
+    x: Tensor = as_inputs(inputs)
     at_least("batch_size", batch_size)
     where = next(ensemble.parameters(), torch.empty(0)).device
     logits, start = [], 0
     bar = tqdm(
-        total=len(inputs), desc="predict", unit="input", disable=not progress,
+        total=len(x), desc="predict", unit="input", disable=not progress,
         leave=False,
     )  # fmt: skip
     with bar, evaluating(ensemble), arithmetic(precision, where), built_once():
-        while start < len(inputs):
-            x = like_parameters(ensemble, inputs[start : start + batch_size])
+        while start < len(x):
+            batch = like_parameters(ensemble, x[start : start + batch_size])
             try:
-                z = logits_of(ensemble(x)).float()
+                z = logits_of(ensemble(batch)).float()
             except torch.OutOfMemoryError:
                 if batch_size == 1:
                     raise
                 batch_size //= 2
                 continue
             logits.append((z if isinstance(ensemble, Ensemble) else z[None]).cpu())
-            start += len(x)
-            bar.update(len(x))
+            start += len(batch)
+            bar.update(len(batch))
     return torch.cat(logits, dim=1)

@@ -196,6 +196,7 @@ class ChainStep:
         """Follow the gradient, factor * g @ h of a weight and factor * g of a bias."""
         momentum, decay = self.settings.momentum, self.settings.weight_decay
         moving = momentum and not self.adam
+        target: Any
         if self.adam:
             target, keep = p.grad, 0.0
         elif moving:
