@@ -21,23 +21,15 @@ def crop_flip(
     flip
         Whether images are mirrored, each with probability one half.
     """
-    if x.ndim != 5 or len(generators) != len(x) or padding < 0:
-        raise ValueError(
-            "crop_flip takes x [members, batch, channels, height, width], a generator "
-            "for each member and a padding of 0 or more, got "
-            f"{list(x.shape)}, {len(generators)} generators and {padding}"
-        )
     members, batch, _, height, width = x.shape
-    size = (2, batch)
-    corners = torch.stack(
-        [torch.randint(2 * padding + 1, size, generator=g) for g in generators]
-    ).to(x.device)
-    mirrored = torch.stack(
-        [torch.rand(batch, generator=g) < 0.5 * flip for g in generators]
-    ).to(x.device)
+    places, size = 2 * padding + 1, (2, batch)
+    corners = [torch.randint(places, size, generator=g) for g in generators]
+    down, right = torch.stack(corners, dim=1).to(x.device)  # [members, batch] each
+    draws = [torch.rand(batch, generator=g) for g in generators]
+    mirrored = torch.stack(draws).to(x.device) < 0.5 * flip
     # All crops of all images, as a view: [members, batch, channels, down, right, ...].
     crops = F.pad(x, (padding,) * 4).unfold(3, height, 1).unfold(4, width, 1)
     m = torch.arange(members, device=x.device)[:, None]
     b = torch.arange(batch, device=x.device)
-    crops = crops[m, b, :, corners[:, 0], corners[:, 1]]
-    return torch.where(mirrored[:, :, None, None, None], crops.flip(-1), crops)
+    crops = crops[m, b, :, down, right]
+    return torch.where(mirrored.view(members, batch, 1, 1, 1), crops.flip(-1), crops)

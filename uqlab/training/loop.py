@@ -205,17 +205,17 @@ class Task:
         seeds = [member_seed(self.seed, m, "order", epoch) for m in ids]
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         orders = [torch.randperm(len(x), generator=g) for g in generators]
-        memory = None
+        memory = x.new_empty(0)  # grows to the first batch, which is the largest
         for order in torch.stack(orders).to(x.device).split(self.batch_size, dim=1):
             rows = ensemble.mixed(order, generators)  # [members, batch]
-            if memory is None:  # the first batch is the largest
-                memory = x.new_empty(rows.numel(), *x.shape[1:])
-            out = memory[: rows.numel()]
-            images = torch.index_select(x, 0, rows.flatten(), out=out)
-            images = images.unflatten(0, rows.shape)
+            flat, shape = rows.flatten(), rows.shape
+            if len(memory) < len(flat):
+                memory = x.new_empty(len(flat), *x.shape[1:])
+            drawn = torch.index_select(x, 0, flat, out=memory[: len(flat)])
+            drawn = drawn.unflatten(0, shape)
             if self.augment:
-                images = self.augment(images, generators)
-            yield images, y.index_select(0, rows.flatten()).unflatten(0, rows.shape)
+                drawn = self.augment(drawn, generators)
+            yield drawn, y.index_select(0, flat).unflatten(0, shape)
 
 
 def _inputs(ensemble: Ensemble, inputs: ArrayLike) -> Tensor:

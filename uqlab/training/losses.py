@@ -79,22 +79,33 @@ def targets(
     with torch.no_grad(), evaluating(ensemble):
         outputs = ensemble(inputs[:1])[0]  # of one network for one sample
     if loss == "mse":
-        if not y.is_floating_point() or y[0].numel() != outputs.numel():
-            raise ValueError(
-                f'loss="mse" needs floating targets of {outputs.numel()} values a '
-                f"sample, like the outputs; got {list(y.shape)} {y.dtype}"
-            )
-        finite("labels", y)
-        return y.to(outputs.dtype), mean_square
+        return _values(y, outputs), mean_square
     classes = outputs.shape[-1]
     y = as_labels(y, samples, classes)
     if class_weights is None:
         return y, cross_entropy
-    weights = as_tensor("class_weights", class_weights, "classes").to(outputs)
+    weights = _weights(class_weights, classes).to(outputs)
+    return y, functools.partial(cross_entropy, class_weights=weights)
+
+
+def _values(y: Tensor, outputs: Tensor) -> Tensor:
+    """Return targets of a regression, checked."""
+    if not y.is_floating_point() or y[0].numel() != outputs.numel():
+        raise ValueError(
+            f'loss="mse" needs floating targets of {outputs.numel()} values a sample, '
+            f"like the outputs; got {list(y.shape)} {y.dtype}"
+        )
+    finite("labels", y)
+    return y.to(outputs.dtype)
+
+
+def _weights(class_weights: ArrayLike, classes: int) -> Tensor:
+    """Return the classes' weights, checked."""
+    weights = as_tensor("class_weights", class_weights, "classes")
     bad = len(weights) != classes or bool((weights < 0).any())
     if bad or not weights.sum() > 0:
         raise ValueError(
             f"class_weights must be [{classes}], not negative and not all zero, "
             f"got {weights.tolist()}"
         )
-    return y, functools.partial(cross_entropy, class_weights=weights)
+    return weights

@@ -82,13 +82,7 @@ def linear_chain(ensemble: Ensemble, flat: bool) -> list[Layer]:
     The list is empty for any other network, and where a weight is frozen.
     """
     network = ensemble.network if isinstance(ensemble, FoldedEnsemble) else None
-    if type(network) is not nn.Sequential or len(set(network)) < len(network):
-        return []
-    hooks = [
-        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks
-        for m in network.modules()
-    ]
-    if any(hooks) or not all(p.requires_grad for p in network.parameters()):
+    if type(network) is not nn.Sequential or not _plain(network):
         return []
     modules = list(network)
     match modules[0]:
@@ -112,6 +106,18 @@ def linear_chain(ensemble: Ensemble, flat: bool) -> list[Layer]:
             case _:
                 return []
     return [] if not layers or layers[-1].relu else layers
+
+
+def _plain(network: nn.Sequential) -> bool:
+    """Whether every layer is there once, trained, and without hooks."""
+    hooks = [
+        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks
+        for m in network.modules()
+    ]
+    once = len(set(network)) == len(network)
+    return (
+        once and not any(hooks) and all(p.requires_grad for p in network.parameters())
+    )
 
 
 class ChainStep:
@@ -139,8 +145,17 @@ class ChainStep:
         self, x: Tensor, labels: Tensor, lr: float
     ) -> Float[Tensor, " members"]:
         """Take one step on x [members, batch, ...]; return the members' losses."""
-        h, scale = x.flatten(2), 1.0  # a layer's input is scale * h
-        inputs = []
+        h, inputs = self._forward(x.flatten(2))
+        values, g = self._output_gradient(h, labels)
+        self._backward(g, inputs, lr)
+        if self.adam:
+            set_lr(self.optimizer, lr)
+            self.optimizer.step()
+        return values
+
+    def _forward(self, h: Tensor) -> tuple[Tensor, list[tuple[Tensor, float]]]:
+        """Return the outputs, and every layer's input as (h, scale): scale * h."""
+        scale, inputs = 1.0, []
         for weight, bias, relu, dropout in self.layers:
             inputs.append((h, scale))
             if bias is None:
@@ -153,7 +168,12 @@ class ChainStep:
             if dropout is not None and dropout.p:
                 h.mul_(dropout.keep_mask(h))
                 scale = 1 / (1 - dropout.p)
-        values, g = self._output_gradient(h, labels)
+        return h, inputs
+
+    def _backward(
+        self, g: Tensor, inputs: list[tuple[Tensor, float]], lr: float
+    ) -> None:
+        """Update all layers, from the gradient of the outputs on down."""
         factor = 1.0  # the gradient is factor * g
         for number in reversed(range(len(self.layers))):
             weight, bias, *_ = self.layers[number]
@@ -166,10 +186,6 @@ class ChainStep:
             if number and self.layers[number - 1].relu:
                 # h > 0 where the unit was active, and not dropped.
                 torch.ops.aten.threshold_backward.grad_input(g, h, 0, grad_input=g)
-        if self.adam:
-            set_lr(self.optimizer, lr)
-            self.optimizer.step()
-        return values
 
     def _output_gradient(
         self, outputs: Tensor, labels: Tensor
