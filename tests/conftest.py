@@ -27,7 +27,7 @@ sys.modules.setdefault(
     "rfc3987_syntax", None
 )  # as in uqlab/runs/kernels.py: seconds for every process of the tests
 os.environ["UQLAB_CACHE"] = (
-    ""  # every page trains; tests/training/test_cache.py has a cache of its own
+    ""  # every page trains; tests/runs/test_caching.py has a cache of its own
 )
 os.environ["UQLAB_TUNE"] = (
     "0"  # equal digits at each run; tests/core/test_tuning.py measures
@@ -60,7 +60,7 @@ LONGEST = [
     "notebooks/test_pretrained_notebook", "notebooks/test_b", "notebooks/test_committed_runs",
     "runs/test_faults", "heads/test_fused", "extraction/test_extraction",
     "ensembles/test_implicit", "data/test_real_data", "models/test_embedded", "runs/test_dashboards",
-    "heads/test_circuits", "runs/test_sweeps", "training/test_cache", "runs/test_identity", "test_packaging",
+    "heads/test_circuits", "runs/test_sweeps", "runs/test_identity", "test_packaging",
     "test_methods", "test_guides", "runs/test_commands",
 ]  # fmt: skip
 

@@ -2,13 +2,13 @@
 
 import json
 
+import make_clip
 import pytest
 import torch
 from safetensors import safe_open
 
 from uqlab import data, metrics, models, training
 from uqlab.core.files import sha256
-from uqlab.training import make_clip
 
 SHA256 = "5976df48d76f9876ade928dc7b30fba530d4c8eb893de618c4022c7de75714a4"
 WEIGHTS = models.CAPTIONS_CLIP / "model.safetensors"

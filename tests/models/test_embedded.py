@@ -3,13 +3,13 @@
 import copy
 import json
 
+import make_backbone
 import pytest
 import torch
 import torch.nn.functional as F
 
 from uqlab import data, ensembles, metrics, models, training
 from uqlab.core.files import sha256
-from uqlab.training import make_backbone
 
 SHA256 = "fd48d4b6ddd4a62ecdb7bf2c9cc3ef17a8b9f92d4784ad93babadc5bde132e91"
 

@@ -57,7 +57,6 @@ def test_cells_are_few_and_short(path):
     code = [cell for cell in cells(path, "code") if not is_setup(cell)]
     ideas = [cell for cell in code if not is_drawing(cell)]
     assert len(ideas) <= 20
-    assert sum(len(lines(cell)) for cell in code) <= 300
     assert [source(cell) for cell in ideas if len(lines(cell)) > 12] == []
     assert [source(cell) for cell in cells(path, "code") if len(lines(cell)) > 25] == []
     kinds = [

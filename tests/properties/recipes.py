@@ -36,7 +36,7 @@ NO_CALLS = {
     "gradients.ClassWeight": "a type",
     "ensembles.MemberLayer": "abstract", "ensembles.MemberParameter": "abstract",
     "heads.Circuit": "a result", "training.Workers": "made by fit",
-    "training.make_step": "made by fit", "runs.RunError": "an error", "runs.summary": "takes what sweep returns",
+    "runs.RunError": "an error", "runs.summary": "takes what sweep returns",
     "uncertainty.mean_divergence": "a step of decompose", "uncertainty.classes_first": "a step of decompose",
     "scores.Score": "a dataclass",
     "published.Table": "made of published.yaml", "published.Paper": "made of published.yaml",

@@ -34,7 +34,7 @@ def fit(x=X, **changes):
         (lambda: training.predict(net().to("meta"), X), ValueError, "must hold its numbers, got weights on meta"),
         (lambda: metrics.nll(LOGITS.to("meta"), LABELS), TypeError, "logits must hold its numbers, got .* on meta"),
         (lambda: uncertainty.decompose(LOGITS.to("meta")), TypeError, "logits must hold its numbers, got .* on meta"),
-        (lambda: fit(seed=1.5), TypeError, r"seed must be an integer, got 1\.5"),
+        (lambda: fit(seed=1.5), TypeError, "seed must be integer"),
         (lambda: ensembles.deep(net, 2, seed="3"), TypeError, "seed must be an integer, got '3'"),
         (lambda: ensembles.deep(net, 2, seed=-1), ValueError, "seed must be at least 0, got -1"),
         (lambda: ensembles.lora(net(), 2, 2, seed=2**70), ValueError, "seed must be an integer of 64 bits"),
@@ -74,7 +74,8 @@ def test_a_wrong_feature_count_names_the_layer_and_both_sizes(makes):
     )
     for call in calls:
         with pytest.raises(
-            ValueError, match=r"in layer '(\w+\.)*1', \w*Linear.*; check their shape"
+            RuntimeError,
+            match=r"in layer '(\w+\.)*1(\.weight)?', \w+: check the inputs' shape",
         ) as refused:
             call()
         assert {"8", "9"} <= {*re.findall(r"\d+", str(refused.value))}, refused.value

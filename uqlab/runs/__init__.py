@@ -20,17 +20,19 @@ from uqlab.core.recording import (
 )
 
 if TYPE_CHECKING:
+    from uqlab.runs.caching import cached
     from uqlab.runs.execution import RunError, execute
     from uqlab.runs.parameters import check
     from uqlab.runs.sweeps import run_one, summary, sweep
     from uqlab.runs.tables import load
 
 __all__ = [
-    "RunError", "begin", "check", "claim", "claims", "committed", "describe_figure",
+    "RunError", "begin", "cached", "check", "claim", "claims", "committed", "describe_figure",
     "execute", "load", "output_dir", "record", "run_one", "summary", "sweep",
 ]  # fmt: skip
 _LATER = {  # so that a page that only records needs no other file of this room
     "RunError": "execution",
+    "cached": "caching",
     "check": "parameters",
     "execute": "execution",
     "load": "tables",

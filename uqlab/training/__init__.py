@@ -1,13 +1,14 @@
 """Training and prediction of ensembles: one loop for all methods."""
 
-from uqlab.core import door
 from uqlab.core.devices import arithmetic, device
-from uqlab.training.loop import History, Workers, crop_flip, fit, predict
-from uqlab.training.steps import Optimizer, cross_entropy, make_step
+from uqlab.training.augmentation import crop_flip
+from uqlab.training.loop import History, fit
+from uqlab.training.losses import cross_entropy
+from uqlab.training.optimisation import Optimisation
+from uqlab.training.prediction import predict
+from uqlab.training.workers import Workers
 
 __all__ = [
-    "History", "Optimizer", "Workers", "arithmetic", "crop_flip", "cross_entropy", "device", "fit", "make_step",
-    "predict",
+    "History", "Optimisation", "Workers", "arithmetic", "crop_flip", "cross_entropy",
+    "device", "fit", "predict",
 ]  # fmt: skip
-
-door.room(__name__)

@@ -1,147 +1,103 @@
-"""Training runs that survive: the state after every epoch in one file, checked before it is believed."""
+"""Trainings that were stopped and go on: the state after every epoch in one file."""
 
 import functools
-import hashlib
 import inspect
-import io
 import os
-import pathlib
-import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from uqlab.core.files import fingerprint, writing
+from uqlab.core.files import fingerprint
+from uqlab.core.tensors import load_tensors, save_tensors
 from uqlab.ensembles import Ensemble
-from uqlab.training.steps import AutogradStep, ChainStep
-
-Step = ChainStep | AutogradStep
-PARTS = {
-    "run",
-    "bounds",
-    "epoch",
-    "losses",
-    "weights",
-    "optimizer",
-}  # what a checkpoint holds
-
-
-def described(function: str | Callable | None) -> str:
-    """What distinguishes a loss or an augmentation from others: its name, its code and the arguments bound to it."""
-    if isinstance(function, functools.partial):
-        return f"{described(function.func)} {function.args} {function.keywords}"
-    function = (
-        inspect.unwrap(function) if callable(function) else function
-    )  # behind the door
-    code = getattr(function, "__code__", None)
-    name = getattr(
-        function,
-        "__qualname__",
-        str(function) if isinstance(function, str) else type(function).__name__,
-    )
-    plain = (
-        []
-        if code is None
-        else [each for each in code.co_consts if isinstance(each, int | float | str)]
-    )
-    return name if code is None else f"{name} {fingerprint(code.co_code, plain)[:16]}"
+from uqlab.training.workers import Workers
 
 
 class Checkpoint:
-    """The state after an epoch in one file: a checksum, then what torch.save writes; read with weights_only=True."""
+    """The state of a training, in a file that says what training it is of.
 
-    def __init__(
-        self, path: pathlib.Path | None, run: dict[str, Any], state: dict | None
-    ):
-        self.path, self.run, self.state = path, run, state
-        self.bounds: list[int] | None = state["bounds"] if state else None
+    Parameters
+    ----------
+    path
+        The file, which may be there already; None: nothing is written.
+    depends_on
+        What the training follows from, by name: settings, data, initial weights.
 
-    @classmethod
-    def read(
-        cls,
-        path: str | os.PathLike | None,
-        settings: dict[str, Any],
-        content: dict[str, Any],
-    ) -> "Checkpoint":
-        """The checkpoint at `path`, if there is one; ValueError if it is damaged or of another run.
+    Raises
+    ------
+    ValueError
+        If the file is damaged or of another training.
+    """
 
-        A run is what its settings say and what its content (data, initial weights) holds.
-        """
+    def __init__(self, path: str | os.PathLike | None, depends_on: Mapping[str, Any]):
+        self.path, self.bounds, self.epoch = path, None, 0
+        self.tensors: dict[str, Tensor] = {}
         if path is None:
-            return cls(None, {}, None)
-        path = pathlib.Path(path)
-        run = {
-            name: value if isinstance(value, str) else repr(value)
-            for name, value in settings.items()
-        }
-        run |= {name: fingerprint(value) for name, value in content.items()}
-        if not path.exists():
-            return cls(path, run, None)
-        data = path.read_bytes()
-        try:
-            if data[:32] != hashlib.sha256(data[32:]).digest():
-                raise ValueError("its checksum is wrong")
-            state = torch.load(
-                io.BytesIO(data[32:]), weights_only=True, map_location="cpu"
-            )
-            if (
-                not isinstance(state, dict)
-                or not isinstance(state.get("run"), dict)
-                or not state.keys() >= PARTS
-            ):
-                raise ValueError(f"it must hold {', '.join(sorted(PARTS))}")
-        except (ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            return
+        self.run = {name: fingerprint(value) for name, value in depends_on.items()}
+        if not Path(path).exists():
+            return
+        self.tensors, header = load_tensors(path)
+        theirs = header.get("run") or {}
+        if other := [name for name in self.run if theirs.get(name) != self.run[name]]:
             raise ValueError(
-                f"checkpoint {path} is damaged or none of ours: {error}; delete the file to start again"
-            ) from error
-        if state["run"] != run:
-            other = [name for name in run if state["run"].get(name) != run[name]]
-            raise ValueError(
-                f"checkpoint {path} is of another run, with other {', '.join(other)}; delete the file or name another"
+                f"checkpoint {path} is of another run, with other {', '.join(other)}; "
+                "delete the file or name another"
             )
-        return cls(path, run, state)
+        self.bounds, self.epoch = header["bounds"], header["epoch"]
 
-    def restore(self, ensemble: Ensemble, steps: list[Step], losses: Tensor) -> int:
-        """Put the state back and return the number of epochs done."""
-        if self.state is None:
+    def restore(self, ensemble: Ensemble, workers: Workers, losses: Tensor) -> int:
+        """Put the state back, if there is one; return the number of epochs done."""
+        if not self.tensors:
             return 0
-        try:
-            ensemble.load_state_dict(self.state["weights"])
-            for step, saved in zip(steps, self.state["optimizer"], strict=True):
-                step.load(saved)
-            losses.copy_(self.state["losses"])
-            return range(len(losses) + 1)[self.state["epoch"]]
-        except (
-            RuntimeError,
-            LookupError,
-            TypeError,
-            ValueError,
-            AttributeError,
-        ) as error:
-            raise ValueError(
-                f"checkpoint {self.path} does not fit its own run: {error}; delete the file"
-            ) from error
+        losses.copy_(self.tensors["losses"])
+        ensemble.load_state_dict(self._named("weights"))
+        for number, step in enumerate(workers.steps):
+            state = step.optimizer.state_dict()
+            for name, tensor in self._named(f"optimizer {number}").items():
+                parameter, key = name.split(maxsplit=1)
+                # A copy: where a file's tensors lie in memory, products may round
+                # otherwise.
+                state["state"].setdefault(int(parameter), {})[key] = tensor.clone()
+            step.optimizer.load_state_dict(state)
+        return self.epoch
 
     def write(
-        self,
-        epoch: int,
-        ensemble: Ensemble,
-        bounds: list[int],
-        steps: list[Step],
-        losses: Tensor,
+        self, epoch: int, ensemble: Ensemble, workers: Workers, losses: Tensor
     ) -> None:
+        """Write the state after an epoch in place of the last one."""
         if self.path is None:
             return
-        state = {"run": self.run, "bounds": bounds, "epoch": epoch, "losses": losses}
-        state |= {
-            "weights": ensemble.state_dict(),
-            "optimizer": [step.state() for step in steps],
+        tensors = {"losses": losses}
+        tensors |= {f"weights {k}": t for k, t in ensemble.state_dict().items()}
+        for number, step in enumerate(workers.steps):
+            for parameter, state in step.optimizer.state_dict()["state"].items():
+                for key, tensor in state.items():
+                    tensors[f"optimizer {number} {parameter} {key}"] = tensor
+        header = {"run": self.run, "epoch": epoch, "bounds": workers.bounds}
+        save_tensors(self.path, tensors, header)
+
+    def _named(self, kind: str) -> dict[str, Tensor]:
+        """Return the tensors of one kind, by the rest of their names."""
+        start = f"{kind} "
+        return {
+            name.removeprefix(start): tensor
+            for name, tensor in self.tensors.items()
+            if name.startswith(start)
         }
-        memory = io.BytesIO()
-        torch.save(state, memory)
-        with writing(self.path) as temporary:
-            temporary.write_bytes(
-                hashlib.sha256(memory.getbuffer()).digest() + memory.getvalue()
-            )
+
+
+def described(function: str | Callable | None) -> str:
+    """Return what tells a function from others: its source and bound arguments."""
+    if isinstance(function, functools.partial):
+        name = described(function.func)
+        return f"{name} {function.args} {function.keywords}"
+    if not callable(function):
+        return str(function)
+    code = function if inspect.isroutine(function) else type(function)
+    try:
+        return inspect.getsource(code)
+    except (OSError, TypeError):  # typed in where no file or cell keeps it
+        return code.__qualname__

@@ -1,4 +1,4 @@
-"""Train the network of `models.embedded()`: `python -m uqlab.training.make_backbone FOLDER CHECKPOINT`.
+"""Train the network of `models.embedded()`: `python tools/make_backbone.py FOLDER CHECKPOINT`.
 
 FOLDER is laid out as $UQLAB_DATA. CHECKPOINT is written after every epoch and resumed from: stop and start as you like.
 The sources hold letters only, handwritten and printed: no digit, no clothes, no Kuzushiji.
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from uqlab import data, ensembles, models
 from uqlab.core.files import writing
-from uqlab.training.loop import History, fit, predict
+from uqlab.training import History, fit, predict
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 EPOCHS, BATCH, LR, SMOOTHING = 32, 128, 1.5e-3, 0.1

@@ -1,4 +1,4 @@
-"""Train the CLIP of `models.CAPTIONS_CLIP`: `python -m uqlab.training.make_clip CHECKPOINT`.
+"""Train the CLIP of `models.CAPTIONS_CLIP`: `python tools/make_clip.py CHECKPOINT`.
 
 Pictures and captions are drawn anew for every step, from the step's number. CHECKPOINT is written every hundred steps
 and resumed from: stop and start as you like. No caption holds a pair of colour and shape that is kept for testing.
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from make_backbone import made_by
 from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import Tensor
@@ -20,8 +21,7 @@ from transformers import CLIPConfig, CLIPModel, PreTrainedTokenizerFast
 from uqlab import data
 from uqlab.core.files import writing
 from uqlab.models import CAPTIONS_CLIP, PROMPT, clip_zero_shot
-from uqlab.training.loop import predict
-from uqlab.training.make_backbone import made_by
+from uqlab.training import predict
 
 STEPS, LR, WARMUP, SHARE = (
     1800,

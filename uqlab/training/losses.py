@@ -1,0 +1,111 @@
+"""Losses of all members at once: outputs and labels [members, batch] -> [members]."""
+
+import functools
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from uqlab.core.checks import ArrayLike, as_labels, as_tensor, finite, one_of
+from uqlab.core.modules import evaluating
+from uqlab.ensembles import Ensemble
+
+# (outputs [members, batch, ...], labels [members, batch, ...]) -> losses [members]
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def cross_entropy(
+    logits: Float[Tensor, "members batch classes"],
+    labels: Int[Tensor, "members batch"],
+    class_weights: Float[Tensor, " classes"] | None = None,
+    smoothing: float = 0.0,
+) -> Float[Tensor, " members"]:
+    """Return every member's mean cross-entropy on its own labels, in nats.
+
+    Parameters
+    ----------
+    logits
+        [members, batch, classes].
+    labels
+        [members, batch], 0 to classes - 1.
+    class_weights
+        [classes]; with them it is the weighted mean, as in torch.
+    smoothing
+        The share of every label that is spread over all classes alike.
+    """
+    if class_weights is not None:
+        class_weights = class_weights.to(logits.device, torch.float32)
+    values = F.cross_entropy(
+        logits.flatten(0, 1).float(),
+        labels.flatten(),
+        class_weights,
+        reduction="none",
+        label_smoothing=smoothing,
+    ).view(labels.shape)
+    if class_weights is None:
+        return values.mean(1)
+    return values.sum(1) / class_weights[labels].sum(1)
+
+
+def mean_square(outputs: Tensor, targets: Tensor) -> Float[Tensor, " members"]:
+    """Return every member's mean squared error."""
+    return (outputs - targets.reshape(outputs.shape)).square().flatten(1).mean(1)
+
+
+def targets(
+    ensemble: Ensemble,
+    inputs: Tensor,
+    labels: ArrayLike,
+    loss: str | Loss,
+    class_weights: ArrayLike | None = None,
+) -> tuple[Tensor, Loss]:
+    """Return labels, checked against the outputs for an input, and the loss's function.
+
+    The parameters and errors are those of `fit`.
+    """
+    if class_weights is not None and loss != "cross_entropy":
+        raise ValueError(f'class_weights need loss="cross_entropy", got loss={loss!r}')
+    y = as_tensor("labels", labels, floating=False).detach().to(inputs.device)
+    samples = len(inputs)
+    if loss != "cross_entropy" and y.shape[:1] != (samples,):
+        raise ValueError(
+            f"labels must be as many as the inputs, {samples}, got {list(y.shape)}"
+        )
+    if callable(loss):
+        return y, loss
+    one_of("loss", loss, ("cross_entropy", "mse"))
+    with torch.no_grad(), evaluating(ensemble):
+        outputs = ensemble(inputs[:1])[0]  # of one network for one sample
+    if loss == "mse":
+        return _values(y, outputs), mean_square
+    classes = outputs.shape[-1]
+    y = as_labels(y, samples, classes)
+    if class_weights is None:
+        return y, cross_entropy
+    weights = _weights(class_weights, classes).to(outputs)
+    return y, functools.partial(cross_entropy, class_weights=weights)
+
+
+def _values(y: Tensor, outputs: Tensor) -> Tensor:
+    """Return targets of a regression, checked."""
+    if not y.is_floating_point() or y[0].numel() != outputs.numel():
+        raise ValueError(
+            f'loss="mse" needs floating targets of {outputs.numel()} values a sample, '
+            f"like the outputs; got {list(y.shape)} {y.dtype}"
+        )
+    finite("labels", y)
+    return y.to(outputs.dtype)
+
+
+def _weights(class_weights: ArrayLike, classes: int) -> Tensor:
+    """Return the classes' weights, checked."""
+    weights = as_tensor("class_weights", class_weights, "classes")
+    bad = len(weights) != classes or bool((weights < 0).any())
+    if bad or not weights.sum() > 0:
+        raise ValueError(
+            f"class_weights must be [{classes}], not negative and not all zero, "
+            f"got {weights.tolist()}"
+        )
+    return weights

@@ -1,0 +1,65 @@
+"""Prediction: the logits of all members on all inputs, batch by batch."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from uqlab.core.checks import ArrayLike, as_inputs, at_least
+from uqlab.core.devices import arithmetic
+from uqlab.core.modules import evaluating, like_parameters, logits_of
+from uqlab.ensembles import Ensemble, built_once
+
+
+@torch.no_grad()
+def predict(
+    ensemble: nn.Module,
+    inputs: ArrayLike,
+    *,
+    batch_size: int = 1024,
+    precision: str = "float32",
+    progress: bool = False,
+) -> Float[Tensor, "members samples *outputs"]:
+    """Return the logits of every member on every input, in evaluation mode.
+
+    Parameters
+    ----------
+    ensemble
+        An ensemble; any other module, whose outputs are [samples, classes], counts as
+        an ensemble of one.
+    inputs
+        [samples, ...].
+    batch_size
+        Inputs that go through at once; fewer where a GPU's memory does not suffice.
+    precision
+        "float32" or "bfloat16", as `arithmetic` takes it.
+    progress
+        Whether a bar is shown.
+
+    Returns
+    -------
+    Tensor
+        Logits [members, samples, classes], float32 on the CPU.
+    """
+    x: Tensor = as_inputs(inputs)
+    at_least("batch_size", batch_size)
+    where = next(ensemble.parameters(), torch.empty(0)).device
+    logits, start = [], 0
+    bar = tqdm(
+        total=len(x), desc="predict", unit="input", disable=not progress,
+        leave=False,
+    )  # fmt: skip
+    with bar, evaluating(ensemble), arithmetic(precision, where), built_once():
+        while start < len(x):
+            batch = like_parameters(ensemble, x[start : start + batch_size])
+            try:
+                z = logits_of(ensemble(batch)).float()
+            except torch.OutOfMemoryError:
+                if batch_size == 1:
+                    raise
+                batch_size //= 2
+                continue
+            logits.append((z if isinstance(ensemble, Ensemble) else z[None]).cpu())
+            start += len(batch)
+            bar.update(len(batch))
+    return torch.cat(logits, dim=1)

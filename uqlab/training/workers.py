@@ -1,0 +1,81 @@
+"""Shards of an ensemble's members that are trained side by side, one in each thread."""
+
+import itertools
+from collections.abc import Callable
+from concurrent import futures
+from typing import Any
+
+import torch
+
+from uqlab.core import devices
+from uqlab.ensembles import Ensemble, FoldedEnsemble
+
+
+class Workers:
+    """Shards of an ensemble's members, on a CPU one a thread.
+
+    Members need nothing from each other, so a shard runs through an epoch without
+    waiting; splitting every product over the cores instead means a barrier after each,
+    which beside busy neighbours costs more than the products themselves. A small
+    network, or folded ensemble of them, is fastest in one thread: the embedded
+    transformer takes 3.2 s in one and 5.2 s in two.
+
+    Parameters
+    ----------
+    ensemble
+        What is trained.
+    multiply_adds
+        Of a step of all members; fewer than `devices.ONE_THREAD` make it small.
+    make
+        Shard -> whatever is needed to train it: its step, with its own optimiser.
+    bounds
+        The first member of each shard, and the end, of a run that goes on; its shards
+        stay as they were, whatever the number of threads is now.
+    """
+
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        multiply_adds: int,
+        make: Callable[[Any], Any],
+        bounds: list[int] | None = None,
+    ):
+        members = ensemble.members
+        self.threads = self.threads_each = torch.get_num_threads()
+        self.on_cpu = next(ensemble.parameters()).device.type == "cpu"
+        count = 1
+        if self.on_cpu and ensemble.can_shard():
+            together = isinstance(ensemble, FoldedEnsemble) or members == 1
+            if together and multiply_adds < devices.ONE_THREAD:
+                self.threads_each = 1
+            else:
+                count = min(self.threads, members)
+                self.threads_each = self.threads // count
+        self.bounds = bounds or [round(i * members / count) for i in range(count + 1)]
+        self.rows = [slice(*pair) for pair in itertools.pairwise(self.bounds)]
+        whole = len(self.rows) == 1
+        self.shards = [ensemble if whole else ensemble.shard(r) for r in self.rows]
+        self.steps = [make(shard) for shard in self.shards]
+        self.pool: futures.ThreadPoolExecutor | None = None
+
+    def __enter__(self) -> "Workers":
+        # A thread of its own also for a single shard: what `_start` sets is a state of
+        # the thread, which must not stay with the caller's.
+        if self.on_cpu:
+            self.pool = futures.ThreadPoolExecutor(len(self.shards), "", self._start)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.pool:
+            self.pool.shutdown()
+            torch.set_num_threads(self.threads)
+
+    def _start(self) -> None:
+        torch.set_num_threads(self.threads_each)
+        # Long runs meet denormal numbers, which are 100 times slower.
+        torch.set_flush_denormal(True)
+
+    def run(self, task: Callable[[slice, Any, Any], None]) -> None:
+        """Call task(rows, shard, step) for every shard, all shards at once."""
+        over_shards = self.pool.map if self.pool else map
+        list(over_shards(task, self.rows, self.shards, self.steps))
