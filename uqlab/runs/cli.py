@@ -11,7 +11,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from uqlab import __version__
-from uqlab.core.files import TRAININGS, read_json, write
+from uqlab.core.files import TRAININGS, write
+from uqlab.core.recording import Record
 from uqlab.runs import execution, plans, sweeps, tables
 from uqlab.runs.parameters import (
     PAGES,
@@ -52,7 +53,6 @@ class Commands(click.Group):
         "Run": {
             "run": "notebooks headless, with other parameters if you like",
             "sweep": "one notebook on every point of a grid, here or on a cluster; resumable",
-            "evidence": "the long runs that are kept beside the pages, and their summary",
             "report": "what a trained network of yours knows about itself",
         },
         "Look": {
@@ -218,26 +218,25 @@ def run(
     width = max(len(path.stem) for path in plan)
     click.echo(f"\n{'notebook':{width}}  status  seconds  numbers  figures  claims")
     held: list[bool] = []
-    for path, (seconds, succeeded) in outcomes.items():
+    for path, result in outcomes.items():
+        succeeded = result.status == "ok"
         status = (
             click.style("ok    ", fg="green")
             if succeeded
             else click.style("FAILED", fg="red")
         )
-        found = read_json(root / path.stem / "results.json") if succeeded else {}
+        found = Record.read(root / path.stem) if succeeded else Record()
         counts = (
-            f"{len(found.get('numbers', {})):7}  {len(found.get('figures', {})):7}"
-            if succeeded
-            else ""
+            f"{len(found.numbers):7}  {len(found.figures):7}" if succeeded else ""
         )
-        if claimed := [claim["holds"] for claim in found.get("claims", {}).values()]:
+        if claimed := found.claims_held():
             held += claimed
             counts += f"  {tables.counted(claimed, '')}"
-        click.echo(f"{path.stem:{width}}  {status}  {seconds:7.1f}  {counts}".rstrip())
+        click.echo(f"{path.stem:{width}}  {status}  {result.seconds:7.1f}  {counts}".rstrip())
     click.echo(f"\nresults: {root}\nlook at: {gallery.build(root)}")
     if held:
         click.echo(tables.counted(held))
-    if not all(succeeded for _, succeeded in outcomes.values()):
+    if any(result.status != "ok" for result in outcomes.values()):
         raise SystemExit(1)
 
 
@@ -311,10 +310,10 @@ def report(
         n: repr(v) for n, v in lists.items() if v
     }
     plan = per_notebook([report.PAGE], profile, values | dict(given))
-    ((path, (_, succeeded)),) = execution.execute_all(
+    ((path, result),) = execution.execute_all(
         plan, output_dir, profile, 1, timeout, quiet
     ).items()
-    if not succeeded:
+    if result.status != "ok":
         raise SystemExit(1)
     folder = output_dir / path.stem
     click.echo(f"\n{report.screen(folder)}\n\nfigures and numbers: {folder}")
@@ -487,55 +486,6 @@ def collect(sweep, profile, output_dir, table) -> None:
             )
             write(folder / f"{table}.json", json.dumps(about, indent=1))
             click.echo(f"{len(frame)} rows of {table}: {folder / table}.csv and .json")
-
-
-@main.command()
-@click.argument("notebooks", nargs=-1, metavar="[NOTEBOOK]...", shell_complete=_pages)
-@into_folder
-@click.option(
-    "--jobs",
-    default=1,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Runs at a time.",
-)
-@click.option(
-    "--summary",
-    is_flag=True,
-    help="Run nothing: only write the README of what is kept.",
-)
-def evidence(notebooks, output_dir, jobs, summary) -> None:
-    """Sweep NOTEBOOKs with the profile real over seeds, and keep what they found in OUTPUT_DIR/real/NOTEBOOK.
-
-    Which seeds and figures, OUTPUT_DIR/real/evidence.yaml says; default all that have seeds there. Finished runs are
-    skipped, also stale ones. The README there says of every page what was run, and where it differs from the papers.
-    """
-    from uqlab.runs import evidence
-
-    root = output_dir / "real"
-    entries, failed = evidence.plan(root), False
-    chosen = [find(name).stem for name in notebooks] or [
-        name for name, entry in entries.items() if "seeds" in entry
-    ]
-    if without := [name for name in chosen if "seeds" not in entries.get(name, {})]:
-        raise ValueError(f"{', '.join(without)}: no seeds in {root / 'evidence.yaml'}")
-    for name in () if summary else chosen:
-        report = sweeps.sweep(
-            name,
-            {"seed": entries[name]["seeds"]},
-            profile="real",
-            root=output_dir,
-            jobs=jobs,
-            keep_stale=True,
-        )
-        failed |= bool(report.failed)
-        if len(report.failed) < len(report.outcomes):
-            evidence.keep(report.folder, root / name, entries[name]["figures"])
-        click.echo(f"\n{sweeps.summary(report)}\n")
-    write(root / "README.md", evidence.readme(root))
-    click.echo(f"summary: {root / 'README.md'}")
-    if failed:
-        raise SystemExit(1)
 
 
 @main.command("gallery")

@@ -12,7 +12,8 @@ from packaging.requirements import Requirement  # matplotlib needs it too
 
 import uqlab
 from uqlab.core.files import TRAININGS
-from uqlab.runs import kernels, plans
+from uqlab.runs import plans
+from uqlab.runs.execution import environment
 from uqlab.runs.parameters import all_notebooks
 
 # Run in a process of its own, as a kernel is: what is broken in there does not break the report.
@@ -71,7 +72,7 @@ def report() -> tuple[dict[str, str], list[str]]:
         lines["embedded"] = "the data and the network answer; a page needs no download"
         lines["data"] = f"{folder}: {', '.join(fetched) or 'nothing fetched'}"
     lines["pages"] = f"{len(pages)} in {pages[0].parent}"
-    trainings = kernels.environment(None, Path())[TRAININGS]
+    trainings = environment(None, Path())[TRAININGS]
     count, size = plans.kept(Path(trainings)) if trainings else (0, 0)
     lines["trainings"] = (
         f"{trainings}: {count} files, {size / 1e6:.0f} MB"

@@ -8,16 +8,17 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from uqlab.core.files import TRAININGS, read_json
-from uqlab.runs.kernels import environment
+from uqlab.core.files import TRAININGS
+from uqlab.runs.execution import environment
 from uqlab.runs.parameters import cells, overrides
+from uqlab.runs.record import Manifest
 
 SHOWN = 20  # runs of a sweep that are listed, of each kind
 
 
 def seconds_before(folder: Path) -> float:
     """Return what the run in a result folder took; infinity where there is none."""
-    return float(read_json(folder / "manifest.json").get("seconds") or math.inf)
+    return Manifest.read(folder).seconds or math.inf
 
 
 def expected_seconds(notebook: Path, folder: Path) -> float:

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from uqlab.core.files import read_json, write
+from uqlab.core.files import write
+from uqlab.core.recording import Record
 from uqlab.runs.parameters import find
 
 PAGE = "16_bring_your_model"
@@ -50,8 +51,8 @@ def weights(places: Iterable[str]) -> list[str]:
 
 def screen(folder: Path) -> str:
     """Return what a finished run of page 16 says, as text."""
-    recorded = read_json(folder / "results.json")
-    table = recorded["tables"]["report"]
+    recorded = Record.read(folder)
+    table = recorded.tables["report"]
     rows = [
         ("", *table["columns"]),
         *(
@@ -66,12 +67,12 @@ def screen(folder: Path) -> str:
         for row in rows
     ]
     claims = [
-        f"[{'x' if claim['holds'] else ' '}] {claim['sentence']}"
-        for claim in recorded["claims"].values()
+        f"[{'x' if claim.holds else ' '}] {claim.sentence}"
+        for claim in recorded.claims.values()
     ]
     todo = [
         f"{number}. {line}"
-        for number, line in enumerate(recorded["numbers"]["next"], 1)
+        for number, line in enumerate(recorded.numbers["next"], 1)
     ]
     return "\n".join(
         [
