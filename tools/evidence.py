@@ -27,7 +27,7 @@ from uqlab.core.files import read_json, write
 from uqlab.core.recording import Record
 from uqlab.runs import parameters, tables
 from uqlab.runs.execution import named
-from uqlab.runs.record import Manifest
+from uqlab.runs.manifest import Manifest
 
 HEAD = """# Long runs of the pages
 

@@ -18,11 +18,11 @@ import pytest
 from click.testing import CliRunner
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
+from uqlab.runs.kernels import _free_ports
 from warm_kernels import warm
 
 from uqlab import runs
 from uqlab.runs import cli, dashboards, parameters
-from uqlab.runs.kernels import _free_ports
 
 WIDGETS = """import ipywidgets
 import matplotlib.pyplot as plt

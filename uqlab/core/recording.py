@@ -32,7 +32,7 @@ class Claim:
 
     sentence: str = ""
     holds: bool = False
-    margin: float | None = None
+    margin: float | int | None = None
     paper: dict[str, Any] | None = None
 
 
@@ -49,13 +49,14 @@ class Record:
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "Record":
         """Make a record of what results.json holds; what is absent is empty."""
-        values = known(cls, content)
-        claims = values.pop("claims", None) or {}
-        record = cls(**{name: value for name, value in values.items() if value})
-        record.claims = {
-            name: Claim(**known(Claim, claim)) for name, claim in claims.items()
+        content = {
+            name: value
+            for name, value in known(cls, content).items()
+            if isinstance(value, dict) or name == "device"
         }
-        return record
+        claims = content.get("claims", {})
+        content["claims"] = {name: Claim(**known(Claim, claims[name])) for name in claims}
+        return cls(**content)
 
     @classmethod
     def read(cls, folder: str | os.PathLike) -> "Record":

@@ -226,13 +226,13 @@ def run(
             else click.style("FAILED", fg="red")
         )
         found = Record.read(root / path.stem) if succeeded else Record()
-        counts = (
-            f"{len(found.numbers):7}  {len(found.figures):7}" if succeeded else ""
-        )
+        counts = f"{len(found.numbers):7}  {len(found.figures):7}" if succeeded else ""
         if claimed := found.claims_held():
             held += claimed
             counts += f"  {tables.counted(claimed, '')}"
-        click.echo(f"{path.stem:{width}}  {status}  {result.seconds:7.1f}  {counts}".rstrip())
+        click.echo(
+            f"{path.stem:{width}}  {status}  {result.seconds:7.1f}  {counts}".rstrip()
+        )
     click.echo(f"\nresults: {root}\nlook at: {gallery.build(root)}")
     if held:
         click.echo(tables.counted(held))

@@ -30,7 +30,7 @@ from uqlab.core.files import TRAININGS, sha256, write
 from uqlab.core.recording import FOLDER, Record
 from uqlab.runs.page import started
 from uqlab.runs.parameters import defaults, find, overrides, source_sha256
-from uqlab.runs.record import Manifest, Present, finished
+from uqlab.runs.manifest import Manifest, Present, finished
 
 
 class RunError(RuntimeError):
@@ -88,7 +88,7 @@ def execute(
     profile: str = "quick",
     folder: str | os.PathLike | None = None,
     threads: int | None = None,
-    timeout: float | None = None,
+    timeout: float | int | None = None,
     stop: Event | None = None,
 ) -> Path:
     """Execute one notebook; return its result folder, which appears whole or not at all.
@@ -136,7 +136,7 @@ def compute(
     reuse: bool = False,
     keep_stale: bool = False,
     threads: int | None = None,
-    timeout: float | None = None,
+    timeout: float | int | None = None,
     stop: Event | None = None,
 ) -> None:
     """Compute a job while its folder is locked; otherwise as `execute`.
@@ -155,7 +155,9 @@ def compute(
         _execute(job, threads, timeout, stop)
 
 
-def _execute(job: Job, threads: int | None, timeout: float | None, stop: Event) -> None:
+def _execute(
+    job: Job, threads: int | None, timeout: float | int | None, stop: Event
+) -> None:
     """Run a job in a temporary folder, and rename it to the job's, or to .failed."""
     folder, temporary = job.folder, hidden(job.folder, "tmp")
     failed = folder.with_name(f"{folder.name}.failed")
@@ -167,6 +169,9 @@ def _execute(job: Job, threads: int | None, timeout: float | None, stop: Event) 
     try:
         _papermill(job, output, variables, timeout, stop)
         _readdress(output, folder)
+        results = temporary / "results.json"
+        if not results.exists():
+            write(results, "{}")
         manifest.seconds = round(time.monotonic() - begun, 3)
         manifest.device = Record.read(temporary).device
         manifest.files = {
@@ -199,7 +204,7 @@ def _papermill(
     job: Job,
     output: Path,
     variables: dict[str, str],
-    timeout: float | None,
+    timeout: float | int | None,
     stop: Event,
 ) -> None:
     """Execute the notebook in a process of its own, which ends when its input closes.
@@ -293,7 +298,7 @@ def _manifest(job: Job, variables: dict[str, str]) -> Manifest:
         profile=job.profile,
         parameters=values,
         data=present.data(values, job.notebook.parent),
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        started=datetime.now(UTC).isoformat(timespec="milliseconds"),
         threads=int(variables["OMP_NUM_THREADS"].split(",")[0]),
         uqlab=present.uqlab,
         commit=present.commit,
@@ -319,7 +324,9 @@ def named(path: Path) -> str:
 
 
 @contextmanager
-def locked(folder: Path, wait: bool = False, stop: Event | None = None) -> Iterator[None]:
+def locked(
+    folder: Path, wait: bool = False, stop: Event | None = None
+) -> Iterator[None]:
     """Hold the lock of a result folder; Busy if another process has it, or `stop`."""
     from filelock import FileLock, Timeout
 
@@ -435,8 +442,45 @@ def attempt(job: Job, wait: bool, **options: Any) -> Result:
     return Result("ok", time.monotonic() - begun)
 
 
+def run_all(
+    jobs: list[Job],
+    label: Callable[[Job], str],
+    *,
+    at_a_time: int = 1,
+    cluster: str | None = None,
+    resources: Mapping[str, float | int] | None = None,
+    quiet: bool = False,
+    **options: Any,
+) -> dict[Path, Result]:
+    """Compute jobs here or on a cluster; say on the terminal how each ended.
+
+    On a terminal there is a bar with the time that is left. Otherwise as `run_many`.
+    """
+    from tqdm import tqdm
+
+    ended = []
+    pool = _cluster(cluster, resources) if cluster else _here(at_a_time)
+    bar = tqdm(total=len(jobs), disable=quiet or None, leave=False)
+
+    def on_progress(job: Job, result: Result) -> None:
+        ended.append(job)
+        bar.update()
+        if result.status == "failed":
+            bar.write(f"{label(job)}  FAILED  {result.reason}")
+        elif not quiet:
+            bar.write(f"{label(job)}  {result.status}  {result.seconds:.1f} s")
+
+    try:
+        with bar, pool as (executor, more):
+            return run_many(jobs, executor, on_progress, **options, **more)
+    except KeyboardInterrupt:
+        done = f"{len(ended)} of {len(jobs)} runs are done"
+        click.echo(f"stopped; {done}, the same again does the rest", err=True)
+        raise
+
+
 @contextmanager
-def here(jobs: int) -> Iterator[tuple[futures.Executor, dict[str, Any]]]:
+def _here(jobs: int) -> Iterator[tuple[futures.Executor, dict[str, Any]]]:
     """Yield an executor of this machine, and what `compute` must know of it.
 
     Its threads only wait for processes. At the end, also on Ctrl-C, all are stopped.
@@ -452,10 +496,10 @@ def here(jobs: int) -> Iterator[tuple[futures.Executor, dict[str, Any]]]:
 
 
 @contextmanager
-def cluster(
-    address: str, resources: Mapping[str, float] | None
+def _cluster(
+    address: str, resources: Mapping[str, float | int] | None
 ) -> Iterator[tuple[futures.Executor, dict[str, Any]]]:
-    """Yield the executor of a running Dask scheduler, as `here` does."""
+    """Yield the executor of a running Dask scheduler, as `_here` does."""
     from distributed import Client
 
     try:
@@ -466,24 +510,6 @@ def cluster(
         if not client.scheduler_info()["workers"]:
             click.echo("waiting for a worker; now there is none", err=True)
         yield client.get_executor(pure=False, resources=resources), {}
-
-
-@contextmanager
-def progress(total: int, quiet: bool) -> Iterator[Callable[[str, Result], None]]:
-    """Yield what says how each job ended, above a bar with the time that is left."""
-    from tqdm import tqdm
-
-    # disable=None: there is a bar on a terminal only
-    with tqdm(total=total, disable=quiet or None, leave=False) as bar:
-
-        def say(label: str, result: Result) -> None:
-            bar.update()
-            if result.status == "failed":
-                bar.write(f"{label}  FAILED  {result.reason}")
-            elif not quiet:
-                bar.write(f"{label}  {result.status}  {result.seconds:.1f} s")
-
-        yield say
 
 
 def at_a_time(jobs: int | None, count: int) -> int:
@@ -501,28 +527,25 @@ def execute_all(
     root: Path,
     profile: str,
     jobs: int | None,
-    timeout: float | None,
+    timeout: float | int | None,
     quiet: bool,
 ) -> dict[Path, Result]:
     """Execute notebooks, notebook -> its parameters, into folders of `root`.
 
     Those that took longest before start first. Say on the terminal how each ended.
     """
-    todo = [job(path, plan[path], profile, root / path.stem) for path in plan]
-    todo.sort(key=lambda job: -(Manifest.read(job.folder).seconds or float("inf")))
-    try:
-        with (
-            here(at_a_time(jobs, len(plan))) as (pool, options),
-            progress(len(plan), quiet) as say,
-        ):
-
-            def on_progress(job: Job, result: Result) -> None:
-                say(job.notebook.stem, result)
-                if result.report:
-                    click.echo(f"{result.report}\n")
-
-            ended = run_many(todo, pool, on_progress, timeout=timeout, **options)
-    except KeyboardInterrupt:
-        click.echo("stopped; results finished before are kept", err=True)
-        raise
-    return {path: ended[(root / path.stem).absolute()] for path in plan}
+    todo = {path: job(path, plan[path], profile, root / path.stem) for path in plan}
+    before = {path: Manifest.read(todo[path].folder).seconds for path in plan}
+    order = sorted(plan, key=lambda path: -(before[path] or float("inf")))
+    results = run_all(
+        [todo[path] for path in order],
+        lambda job: job.notebook.stem,
+        at_a_time=at_a_time(jobs, len(plan)),
+        timeout=timeout,
+        quiet=quiet,
+    )
+    ended = {path: results[todo[path].folder] for path in plan}
+    for result in ended.values():
+        if result.report:
+            click.echo(f"\n{result.report}")
+    return ended

@@ -16,7 +16,7 @@ from jinja2 import ChainableUndefined, Environment, FileSystemLoader
 from uqlab.core.files import read_json, write
 from uqlab.core.recording import Record
 from uqlab.runs import tables
-from uqlab.runs.record import Manifest, Present
+from uqlab.runs.manifest import Manifest, Present
 
 PAPER = "paper_and_this_run"  # the table that compares; it comes first
 HIDDEN = (".json", ".txt")
@@ -35,9 +35,16 @@ def build(root: Path, profiles: Sequence[str] = ()) -> Path:
     sections, present = [], Present()
     for profile in profiles or [""]:
         folders = (root / profile).glob("[!.]*/")
-        names = {folder.name.removesuffix(".failed") for folder in folders}
-        for name in sorted(names):
-            sections.append(_section(root, profile, name, present))
+        for name in sorted({path.name.removesuffix(".failed") for path in folders}):
+            notebook = name.removesuffix(".sweep")
+            gather = _notebook if name == notebook else _sweep
+            section = {
+                "id": f"{profile}/{name}".lstrip("/"),
+                "notebook": notebook,
+                "profile": profile or root.name,
+                "sweep": name != notebook,
+            }
+            sections.append(section | gather(root, root / profile / name, present))
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -46,20 +53,27 @@ def build(root: Path, profiles: Sequence[str] = ()) -> Path:
         lstrip_blocks=True,
     )
     environment.filters |= {"url": quote, "json": json.dumps}
-    held: dict[str, list[bool]] = {}
-    for section in sections:
-        if not section["sweep"]:
-            claims = section["runs"][0].get("record", Record()).claims_held()
-            held.setdefault(section["profile"] or root.name, []).extend(claims)
     page = environment.get_template("gallery.html.j2").render(
         root=root.name,
         profiles=profiles,
         notebooks=sorted({section["notebook"] for section in sections}),
         sections=sections,
-        claims=[f"{name}: {tables.counted(all_)}" for name, all_ in held.items() if all_],
+        claims=_claims(sections),
     )
     write(root / "index.html", page)
     return root / "index.html"
+
+
+def _claims(sections: list[dict[str, Any]]) -> list[str]:
+    """Say how many claims of single runs hold, profile by profile."""
+    held: dict[str, list[bool]] = {}
+    for section in sections:
+        if not section["sweep"]:
+            claims = section["runs"][0]["record"].claims_held()
+            held.setdefault(section["profile"], []).extend(claims)
+    return [
+        f"{name}: {tables.counted(claims)}" for name, claims in held.items() if claims
+    ]
 
 
 def found(root: Path) -> list[str]:
@@ -67,24 +81,6 @@ def found(root: Path) -> list[str]:
     patterns = ("*/*/manifest.json", "*/*.failed", "*/*.sweep")
     runs = [path for pattern in patterns for path in root.glob(pattern)]
     return sorted({path.relative_to(root).parts[0] for path in runs})
-
-
-def _section(root: Path, profile: str, name: str, present: Present) -> dict[str, Any]:
-    """Return what the page shows of a notebook or a sweep, or why it cannot."""
-    notebook = name.removesuffix(".sweep")
-    section = {
-        "id": f"{profile}/{name}".lstrip("/"),
-        "notebook": notebook,
-        "profile": profile,
-        "sweep": name != notebook,
-    }
-    gather = _notebook if name == notebook else _sweep
-    try:
-        return section | gather(root, root / profile / name, present)
-    except Exception as error:  # the others are shown
-        problem = f"Its files cannot be read: {type(error).__name__}: {error}"
-        run = {"problem": problem, "figures": []}
-        return section | {"title": name, "sweep": False, "runs": [run]}
 
 
 def _notebook(root: Path, folder: Path, present: Present) -> dict[str, Any]:

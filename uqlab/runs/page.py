@@ -53,7 +53,9 @@ def started(output: Path) -> int:
         return 0
     timed = [cell["metadata"].get("papermill", {}).get("start_time") for cell in found]
     code = [cell["cell_type"] == "code" for cell in found]
-    return sum(is_code and bool(time) for is_code, time in zip(code, timed, strict=True))
+    return sum(
+        is_code and bool(time) for is_code, time in zip(code, timed, strict=True)
+    )
 
 
 if __name__ == "__main__":

@@ -71,8 +71,7 @@ def screen(folder: Path) -> str:
         for claim in recorded.claims.values()
     ]
     todo = [
-        f"{number}. {line}"
-        for number, line in enumerate(recorded.numbers["next"], 1)
+        f"{number}. {line}" for number, line in enumerate(recorded.numbers["next"], 1)
     ]
     return "\n".join(
         [

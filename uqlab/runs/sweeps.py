@@ -8,6 +8,7 @@ import itertools
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +21,7 @@ from uqlab.core.recording import Record
 from uqlab.runs import execution, plans, tables
 from uqlab.runs.execution import Job, Result
 from uqlab.runs.parameters import checked, defaults, find, overrides, source_sha256
-from uqlab.runs.record import Manifest, Present, key
+from uqlab.runs.manifest import Manifest, Present, key
 
 POINTS = 100_000  # the most runs of one sweep
 
@@ -68,7 +69,7 @@ def run_one(
     profile: str = "quick",
     root: str | os.PathLike = "figures",
     threads: int | None = None,
-    timeout: float | None = None,
+    timeout: float | int | None = None,
     wait: bool = True,
     keep_stale: bool = False,
     stop: Event | None = None,
@@ -101,9 +102,9 @@ def sweep(
     profile: str = "quick",
     root: str | os.PathLike = "figures",
     jobs: int = 1,
-    timeout: float | None = None,
+    timeout: float | int | None = None,
     cluster: str | None = None,
-    resources: Mapping[str, float] | None = None,
+    resources: Mapping[str, float | int] | None = None,
     progress: bool = True,
     keep_stale: bool = False,
     dry_run: bool = False,
@@ -175,31 +176,24 @@ def sweep(
             f"{next(iter(stale.values()))}; {then}",
             err=True,
         )
-    outcomes = {
-        path: Outcome(points[path], path, "done before", reason=stale.get(path, ""))
-        for path in kept
-    }
-    if not todo:
-        return Report(folder, list(outcomes.values()))
-    pool = execution.cluster(cluster, resources) if cluster else execution.here(jobs)
-    try:
-        with pool as (executor, options), execution.progress(len(todo), not progress) as say:
-
-            def on_progress(job: Job, result: Result) -> None:
-                path = job.folder
-                outcomes[path] = Outcome(points[path], path, *result[:3])
-                say(outcomes[path].label, result)
-
-            options |= {"timeout": timeout, "reuse": True, "keep_stale": keep_stale}
-            execution.run_many(todo, executor, on_progress, **options)
-    except KeyboardInterrupt:
-        click.echo(
-            f"stopped; {len(outcomes)} of {len(points)} runs are done, "
-            "the same again does the rest",
-            err=True,
+    results = {}
+    if todo:
+        results = execution.run_all(
+            todo,
+            lambda job: labelled(points[job.folder]),
+            at_a_time=jobs,
+            cluster=cluster,
+            resources=resources,
+            quiet=not progress,
+            timeout=timeout,
+            reuse=True,
+            keep_stale=keep_stale,
         )
-        raise
-    return Report(folder, [outcomes[path] for path in points])
+    outcomes = []
+    for path, point in points.items():
+        before = Result("done before", reason=stale.get(path, ""))
+        outcomes.append(Outcome(point, path, *results.get(path, before)[:3]))
+    return Report(folder, outcomes)
 
 
 def _tidy(folders: Iterable[Path]) -> None:
@@ -230,32 +224,22 @@ def axis(text: str, default: Any = None) -> list[Any]:
     """Return the values that a text means.
 
     0:5 or 0:10:2 are integers up to but without the end, 1,2,4 is a list. If the
-    parameter's default is text, 0:5 is text too. Commas in brackets and quotes separate
+    parameter's default is text, 0:5 is text too. Commas in brackets separate
     nothing.
     """
     bounds = re.fullmatch(r"(-?\d+):(-?\d+)(?::(-?[1-9]\d*))?", text)
-    values: list[Any] = []
+    values: list[Any]
     if bounds and not isinstance(default, str):
         numbers = range(int(bounds[1]), int(bounds[2]), int(bounds[3] or 1))
         values = list(numbers[: POINTS + 1])
-    else:
-        for item in text.split(","):
-            if values and _is_open(values[-1]):
-                values[-1] += f",{item}"
-            else:
-                values.append(item.strip())
+    else:  # a comma is in brackets if one closes after it before another opens
+        items = re.split(r",(?![^\[({]*[\])}])", text)
+        values = [item.strip() for item in items]
     if not values or "" in values:
         raise ValueError(
             f"{text!r} has an empty range or item; give 0:5 (0 to 4), 0:10:2 or 1,2,4"
         )
     return values
-
-
-def _is_open(text: str) -> bool:
-    """Return whether a bracket or a quote of a text is not closed."""
-    bare = re.sub(r"""'[^']*'|"[^"]*\"""", "", text)
-    brackets = len(re.findall(r"[\[({]", bare)) - len(re.findall(r"[\])}]", bare))
-    return brackets > 0 or "'" in bare or '"' in bare
 
 
 def jobs_of_grid(
@@ -295,15 +279,16 @@ def jobs_of_grid(
 
 def summary(report: Report) -> str:
     """Return a table of how runs ended, in how many each claim holds, what failed."""
-    ended: dict[str, int] = {}
+    ended: Counter[str] = Counter()
     held: dict[str, list[bool]] = {}
+    failed = []
     for outcome in report.outcomes:
+        if outcome.status == "failed":
+            failed.append(f"{outcome.label}  {outcome.reason}")
         stale = outcome.status == "done before" and outcome.reason
-        status = "stale, kept" if stale else outcome.status
-        ended[status] = ended.get(status, 0) + 1
-        if outcome.status != "failed":
-            for name, claim in Record.read(outcome.folder).claims.items():
-                held.setdefault(name, []).append(claim.holds)
+        ended["stale, kept" if stale else outcome.status] += 1
+        for name, claim in Record.read(outcome.folder).claims.items():
+            held.setdefault(name, []).append(claim.holds)
     lines = ["status        runs"]
     lines += [f"{status:<12}  {count:4}" for status, count in sorted(ended.items())]
     if held:
@@ -311,10 +296,12 @@ def summary(report: Report) -> str:
         lines += ["", f"{'claim':<{width}}  holds in"]
         for name, answers in held.items():
             lines.append(f"{name:<{width}}  {tables.counted(answers, 'runs')}")
-    if report.failed:
-        lines += ["", "failed because"]
-    for outcome in report.failed:
-        kept = outcome.folder.with_name(f"{outcome.folder.name}.failed")
-        where = f" ({execution.named(kept)})" if kept.is_dir() else ""
-        lines.append(f"{outcome.label}  {outcome.reason}{where}")
+    if failed:
+        folder = execution.named(report.folder)
+        lines += [
+            "",
+            "failed because",
+            *failed,
+            f"what they executed: {folder}/*.failed",
+        ]
     return "\n".join(lines)

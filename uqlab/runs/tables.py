@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from uqlab.core.files import write, writing
 from uqlab.core.recording import Record
 from uqlab.runs.parameters import find
-from uqlab.runs.record import Manifest, Present
+from uqlab.runs.manifest import Manifest, Present
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -33,7 +33,7 @@ class Manifest:
     parameters: dict[str, Any] = field(default_factory=dict)
     data: dict[str, str | None] = field(default_factory=dict)
     started: str = ""
-    seconds: float | None = None
+    seconds: float | int | None = None
     threads: int | None = None
     device: str | None = None
     uqlab: str = ""
