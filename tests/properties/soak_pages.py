@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import warm_kernels
 
 from uqlab import data, runs
 from uqlab.runs import parameters
@@ -164,8 +163,7 @@ def tried(path: Path, group: list[Change], folder: Path) -> Iterator[str]:
     """Run a page with changes; where it does not run, with fewer."""
     place, started = folder / f"{path.stem}-{time.monotonic_ns()}", time.monotonic()
     try:
-        with warm_kernels.warm():
-            runs.execute(path, dict(group), profile="tiny", folder=place, threads=1)
+        runs.execute(path, dict(group), profile="tiny", folder=place, threads=1)
         yield from ["page ran"] * len(group)
     except (ValueError, runs.RunError) as error:
         seconds = time.monotonic() - started

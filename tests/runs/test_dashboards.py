@@ -19,7 +19,6 @@ from click.testing import CliRunner
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from uqlab.runs.kernels import _free_ports
-from warm_kernels import warm
 
 from uqlab import runs
 from uqlab.runs import cli, dashboards, parameters
@@ -170,8 +169,7 @@ def test_every_page_has_an_explorer_and_words_for_it(path, tmp_path):
 def test_page_00_shows_its_explorer(tmp_path):
     path = parameters.find("00")
     small = parameters.overrides(path, "tiny", {"repeats": 50, "limit": 100})
-    with warm():
-        reduced = executed(path, small, tmp_path / "results")
+    reduced = executed(path, small, tmp_path / "results")
     (shown,) = outputs(reduced)
     assert dashboards.WIDGET in shown["data"]
     assert list((tmp_path / "results").glob("*/simplex.png"))

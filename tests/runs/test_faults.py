@@ -19,7 +19,7 @@ import torch
 from small_runs import heed_interrupts, notebook
 
 from uqlab import ensembles, models, training
-from uqlab.runs import record, sweeps
+from uqlab.runs import manifest, sweeps
 
 START = """import os, signal, time
 from pathlib import Path
@@ -80,7 +80,7 @@ def finished(project: Path) -> int:
         for path in project.glob("figures/quick/0.sweep/*")
         if path.is_dir() and path.suffix != ".failed"
     ]
-    return sum(map(record.finished, folders))
+    return sum(map(manifest.finished, folders))
 
 
 def half_done(project: Path) -> list[Path]:

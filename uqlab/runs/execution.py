@@ -28,9 +28,9 @@ import click
 
 from uqlab.core.files import TRAININGS, sha256, write
 from uqlab.core.recording import FOLDER, Record
+from uqlab.runs.manifest import Manifest, Present, finished
 from uqlab.runs.page import started
 from uqlab.runs.parameters import defaults, find, overrides, source_sha256
-from uqlab.runs.manifest import Manifest, Present, finished
 
 
 class RunError(RuntimeError):
@@ -147,9 +147,9 @@ def compute(
     stop = stop or Event()
     with locked(job.folder, wait, stop):
         tidy(job.folder)
-        if reuse and finished(job.folder):
-            if keep_stale or not Present().stale(Manifest.read(job.folder)):
-                return
+        done = reuse and finished(job.folder)
+        if done and (keep_stale or not Present().stale(Manifest.read(job.folder))):
+            return
         if source_sha256(job.notebook) != job.source:
             raise ValueError("the notebook changed while the sweep ran; sweep again")
         _execute(job, threads, timeout, stop)

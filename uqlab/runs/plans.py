@@ -10,8 +10,8 @@ from typing import Any
 
 from uqlab.core.files import TRAININGS
 from uqlab.runs.execution import environment
-from uqlab.runs.parameters import cells, overrides
 from uqlab.runs.manifest import Manifest
+from uqlab.runs.parameters import cells, overrides
 
 SHOWN = 20  # runs of a sweep that are listed, of each kind
 

@@ -20,8 +20,8 @@ import click
 from uqlab.core.recording import Record
 from uqlab.runs import execution, plans, tables
 from uqlab.runs.execution import Job, Result
-from uqlab.runs.parameters import checked, defaults, find, overrides, source_sha256
 from uqlab.runs.manifest import Manifest, Present, key
+from uqlab.runs.parameters import checked, defaults, find, overrides, source_sha256
 
 POINTS = 100_000  # the most runs of one sweep
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from uqlab.core.files import write, writing
 from uqlab.core.recording import Record
-from uqlab.runs.parameters import find
 from uqlab.runs.manifest import Manifest, Present
+from uqlab.runs.parameters import find
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -234,7 +234,7 @@ def locate(
     """
     here = Path.cwd()
     bases = [here, here.parent] if here.name == "notebooks" else [here]
-    if not Path(sweep).suffix == ".ipynb":
+    if Path(sweep).suffix != ".ipynb":
         for base in bases:
             if (base / sweep).exists():
                 return base / sweep
