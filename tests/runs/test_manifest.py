@@ -71,7 +71,7 @@ def test_runs_of_another_commit_are_stale(project, computed, other, capsys):
     assert statuses(kept) == ["done before"] * 2 + ["ok"]
     assert [outcome.reason for outcome in kept.outcomes] == [WHY] * 2 + [""]
     assert sweeps.summary(kept) == (
-        "status        runs\nok               1\nstale, kept      2\n\nclaim  holds in\neven   2 of 3 runs"
+        "status        runs\nok               1\nstale, kept      2\n\nclaim  holds in\neven  2 of 3 runs"
     )
     assert (
         sweeps.run_one("00", {"seed": 0}, keep_stale=True) == first.outcomes[0].folder
@@ -197,7 +197,7 @@ def test_a_table_never_mixes_in_silence(mixed):
     with pytest.warns(UserWarning, match=rf"2 of 3 runs are stale: {re.escape(WHY)}"):
         frame = runs.load(mixed)
     assert list(frame.run_stale) == [True, True, False]
-    assert list(frame.run_uqlab) == ["0.1.0 (abc)"] * 2 + ["0.1.0 (def)"]
+    assert list(frame.run_code) == ["0.1.0 (abc)"] * 2 + ["0.1.0 (def)"]
     assert f"2 of 3 runs are stale: {WHY}" in call("collect", "00").output
     assert list(runs.load(mixed / "table.csv").run_stale) == list(frame.run_stale)
 

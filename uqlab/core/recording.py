@@ -55,7 +55,9 @@ class Record:
             if isinstance(value, dict) or name == "device"
         }
         claims = content.get("claims", {})
-        content["claims"] = {name: Claim(**known(Claim, claims[name])) for name in claims}
+        content["claims"] = {
+            name: Claim(**known(Claim, claims[name])) for name in claims
+        }
         return cls(**content)
 
     @classmethod

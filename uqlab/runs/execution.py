@@ -159,8 +159,7 @@ def _execute(
     job: Job, threads: int | None, timeout: float | int | None, stop: Event
 ) -> None:
     """Run a job in a temporary folder, and rename it to the job's, or to .failed."""
-    folder, temporary = job.folder, hidden(job.folder, "tmp")
-    failed = folder.with_name(f"{folder.name}.failed")
+    temporary = hidden(job.folder, "tmp")
     output = temporary / f"{job.notebook.stem}.ipynb"
     variables = environment(threads, temporary)
     manifest = _manifest(job, variables)
@@ -168,36 +167,48 @@ def _execute(
     begun = time.monotonic()
     try:
         _papermill(job, output, variables, timeout, stop)
-        _readdress(output, folder)
-        results = temporary / "results.json"
-        if not results.exists():
-            write(results, "{}")
+        _readdress(output, job.folder)
         manifest.seconds = round(time.monotonic() - begun, 3)
-        manifest.device = Record.read(temporary).device
-        manifest.files = {
-            path.relative_to(temporary).as_posix(): sha256(path)
-            for path in sorted(temporary.rglob("*"))
-            if path.is_file()
-        }
-        manifest.save(temporary)
-        _replace(folder)
-        shutil.rmtree(failed, ignore_errors=True)
+        _finish(temporary, manifest)
+        _replace(job.folder)
+        shutil.rmtree(_failed(job.folder), ignore_errors=True)
     except Exception as error:
         if stop.is_set():
             raise RunError("stopped", "stopped") from error
-        count = started(output)
-        place = f"In [{count}]" if count else "before its first cell:"
-        report, _, reason = str(error).rpartition("\n")
-        report = f"{job.notebook.stem} failed {place}\n{report or reason}"
-        with suppress(OSError):
-            write(temporary / "error.txt", report)
-            _readdress(output, failed)
-        shutil.rmtree(failed, ignore_errors=True)
-        temporary.rename(failed)
-        report += f"\nkept: {named(failed / output.name)}"
-        raise RunError(report, f"{place} {reason}"[:160]) from error
+        raise _keep(output, job.folder, str(error)) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _failed(folder: Path) -> Path:
+    """Return where a failed notebook is kept."""
+    return folder.with_name(f"{folder.name}.failed")
+
+
+def _keep(output: Path, folder: Path, said: str) -> RunError:
+    """Keep what a failed notebook executed; return the error that says so."""
+    count, failed = started(output), _failed(folder)
+    place = f"In [{count}]" if count else "before its first cell:"
+    report, _, reason = said.rpartition("\n")
+    report = f"{output.stem} failed {place}\n{report or reason}"
+    with suppress(OSError):
+        write(output.with_name("error.txt"), report)
+        _readdress(output, failed)
+    shutil.rmtree(failed, ignore_errors=True)
+    output.parent.rename(failed)
+    kept = f"\nkept: {named(failed / output.name)}"
+    return RunError(report + kept, f"{place} {reason}"[:160])
+
+
+def _finish(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest of a finished run, with a checksum of every file."""
+    if not (folder / "results.json").exists():  # the notebook recorded nothing
+        write(folder / "results.json", "{}")
+    manifest.device = Record.read(folder).device
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            manifest.files[path.relative_to(folder).as_posix()] = sha256(path)
+    manifest.save(folder)
 
 
 def _papermill(
@@ -211,19 +222,6 @@ def _papermill(
 
     Raises RuntimeError with what the process said.
     """
-    parameters = dict(job.parameters)
-    if "output_dir" in defaults(job.notebook):
-        parameters["output_dir"] = str(output.parent)
-    arguments = {
-        "input_path": _escaped(job.notebook),
-        "output_path": _escaped(output),
-        "parameters": parameters,
-        "cwd": str(job.notebook.parent),
-        "kernel_name": "python3",
-        "language": "python",
-        "progress_bar": False,
-        "store_widget_state": False,  # it needs a CDN; explorers have HTML of their own
-    }
     with (
         tempfile.TemporaryFile() as log,
         subprocess.Popen(
@@ -236,7 +234,7 @@ def _papermill(
         ) as process,
     ):
         assert process.stdin
-        process.stdin.write(f"{json.dumps(arguments)}\n".encode())
+        process.stdin.write(f"{json.dumps(_arguments(job, output))}\n".encode())
         process.stdin.flush()
         end = time.monotonic() + (timeout or float("inf"))
         while process.poll() is None:
@@ -249,6 +247,23 @@ def _papermill(
             said = log.read().decode(errors="replace").strip()
             code = f"its process ended with code {process.returncode}"
             raise RuntimeError(said or code)
+
+
+def _arguments(job: Job, output: Path) -> dict[str, Any]:
+    """Return papermill's arguments."""
+    parameters = dict(job.parameters)
+    if "output_dir" in defaults(job.notebook):
+        parameters["output_dir"] = str(output.parent)
+    return {
+        "input_path": _escaped(job.notebook),
+        "output_path": _escaped(output),
+        "parameters": parameters,
+        "cwd": str(job.notebook.parent),
+        "kernel_name": "python3",
+        "language": "python",
+        "progress_bar": False,
+        "store_widget_state": False,  # it needs a CDN; explorers have HTML of their own
+    }
 
 
 def _escaped(path: Path) -> str:

@@ -32,19 +32,9 @@ def build(root: Path, profiles: Sequence[str] = ()) -> Path:
     profiles
         Folders in `root` to show instead; the page then filters by profile too.
     """
-    sections, present = [], Present()
-    for profile in profiles or [""]:
-        folders = (root / profile).glob("[!.]*/")
-        for name in sorted({path.name.removesuffix(".failed") for path in folders}):
-            notebook = name.removesuffix(".sweep")
-            gather = _notebook if name == notebook else _sweep
-            section = {
-                "id": f"{profile}/{name}".lstrip("/"),
-                "notebook": notebook,
-                "profile": profile or root.name,
-                "sweep": name != notebook,
-            }
-            sections.append(section | gather(root, root / profile / name, present))
+    sections = list(_sections(root, profiles))
+    singles = [section["runs"][0] for section in sections if not section["sweep"]]
+    held = [holds for run in singles for holds in run["record"].claims_held()]
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -58,22 +48,27 @@ def build(root: Path, profiles: Sequence[str] = ()) -> Path:
         profiles=profiles,
         notebooks=sorted({section["notebook"] for section in sections}),
         sections=sections,
-        claims=_claims(sections),
+        claims=tables.counted(held) if held else "",
     )
     write(root / "index.html", page)
     return root / "index.html"
 
 
-def _claims(sections: list[dict[str, Any]]) -> list[str]:
-    """Say how many claims of single runs hold, profile by profile."""
-    held: dict[str, list[bool]] = {}
-    for section in sections:
-        if not section["sweep"]:
-            claims = section["runs"][0]["record"].claims_held()
-            held.setdefault(section["profile"], []).extend(claims)
-    return [
-        f"{name}: {tables.counted(claims)}" for name, claims in held.items() if claims
-    ]
+def _sections(root: Path, profiles: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield what the page shows of each notebook and each sweep."""
+    present = Present()
+    for profile in profiles or [""]:
+        folders = (root / profile).glob("[!.]*/")
+        for name in sorted({path.name.removesuffix(".failed") for path in folders}):
+            notebook = name.removesuffix(".sweep")
+            gather = _notebook if name == notebook else _sweep
+            section = {
+                "id": f"{profile}/{name}".lstrip("/"),
+                "notebook": notebook,
+                "profile": profile or root.name,
+                "sweep": name != notebook,
+            }
+            yield section | gather(root, root / profile / name, present)
 
 
 def found(root: Path) -> list[str]:
@@ -107,18 +102,13 @@ def _notebook(root: Path, folder: Path, present: Present) -> dict[str, Any]:
 def _sweep(root: Path, sweep: Path, present: Present) -> dict[str, Any]:
     """Return a table of all runs of a sweep, then each of them, and those that failed."""
     runs = tables.read(sweep)
-    values = {
-        name: {json.dumps(row.get(name)) for row in runs.rows}
-        for name in runs.parameters
-    }
-    varied = [name for name in runs.parameters if len(values[name]) > 1]
+    varied = [name for name in runs.parameters if _several(runs.rows, name)]
     columns = [*varied, *runs.numbers, "run_seconds"]
     shown = []
     for row in runs.rows:
         run = _run(root, sweep / row["run"], present)
         shown.append(run | {"varied": {name: row[name] for name in varied}})
-    for folder in sorted(sweep.glob("*.failed")):
-        shown.append(_failed(root, folder))
+    failed = [_failed(root, folder) for folder in sorted(sweep.glob("*.failed"))]
     return {
         "title": _title(sweep / runs.rows[0]["run"]) if runs.rows else sweep.name,
         "links": _links(root, sorted(sweep.glob("table.*"))),
@@ -129,8 +119,13 @@ def _sweep(root: Path, sweep: Path, present: Present) -> dict[str, Any]:
             "data": [[row.get(name) for name in columns] for row in runs.rows],
             "index": [row["run"] for row in runs.rows],
         },
-        "runs": shown,
+        "runs": shown + failed,
     }
+
+
+def _several(rows: list[dict[str, Any]], name: str) -> bool:
+    """Return whether a parameter has several values."""
+    return any(row[name] != rows[0][name] for row in rows)
 
 
 def _failed(root: Path, folder: Path) -> dict[str, Any]:
@@ -166,22 +161,19 @@ def _run(root: Path, folder: Path, present: Present) -> dict[str, Any]:
 
 def _figures(root: Path, folder: Path, record: Record) -> Iterator[dict[str, Any]]:
     """Yield a folder's figures, those with a caption first, in their order."""
-    pictures = {path.stem: path for path in sorted(folder.glob("*.svg"))}
-    pictures |= {path.stem: path for path in sorted(folder.glob("*.png"))}
-    for name in [*record.figures, *(pictures.keys() - record.figures.keys())]:
+    files = sorted(path for path in folder.glob("*.*") if path.suffix not in HIDDEN)
+    pictures = {path.stem: path for path in files if path.suffix == ".svg"}
+    pictures |= {path.stem: path for path in files if path.suffix == ".png"}
+    for name in dict.fromkeys([*record.figures, *pictures]):
         if name in pictures:
+            others = [p for p in files if p.stem == name and p != pictures[name]]
             about = record.figures.get(name, {})
-            others = [
-                (link, Path(text).suffix[1:].upper())
-                for link, text in _links(root, sorted(folder.glob("*.*")))
-                if Path(text).stem == name and Path(text).suffix not in HIDDEN
-            ]
             yield {
                 "url": _links(root, [pictures[name]])[0][0],
                 "caption": about.get("caption") or name,
                 "paper": about.get("paper"),
                 "size": _size(pictures[name]),
-                "links": others,
+                "links": _links(root, others),
             }
 
 

@@ -8,7 +8,7 @@ import itertools
 import math
 import os
 import re
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -38,11 +38,6 @@ class Outcome(NamedTuple):
     seconds: float = 0.0
     reason: str = ""
 
-    @property
-    def label(self) -> str:
-        """The parameters as text."""
-        return labelled(self.parameters)
-
 
 class Report(NamedTuple):
     """The outcomes of a sweep in the order of its grid, and the folder of its runs."""
@@ -56,9 +51,9 @@ class Report(NamedTuple):
         return [outcome for outcome in self.outcomes if outcome.status == "failed"]
 
 
-def labelled(point: dict[str, Any]) -> str:
-    """Return a point of a grid as text."""
-    values = " ".join(f"{name}={value}" for name, value in point.items())
+def labelled(job: Job, names: Iterable[str]) -> str:
+    """Return those parameters of a run that its grid varies, as text."""
+    values = " ".join(f"{name}={job.parameters[name]}" for name in names)
     return values or "the only run"
 
 
@@ -149,38 +144,27 @@ def sweep(
     """
     notebook = find(notebook)
     planned = jobs_of_grid(notebook, profile, root, grid, parameters or {})
-    points = {
-        path: {name: job.parameters[name] for name in grid}
-        for path, job in planned.items()
-    }
-    folder = next(iter(points)).parent
+    labels = {path: labelled(job, grid) for path, job in planned.items()}
+    folder = next(iter(planned)).parent
+    if not dry_run:
+        _tidy(planned)
+    kept, stale = _done(planned, keep_stale)
     if dry_run:
-        kept, stale = _done(points, keep_stale)
-        labels = {path: labelled(point) for path, point in points.items()}
         likely = plans.likely_seconds(notebook, Path(), profile)
-        lines = plans.of_sweep(notebook.stem, labels, kept, stale, jobs, likely)
-        click.echo("\n".join(lines))
+        for line in plans.of_sweep(notebook.stem, labels, kept, stale, jobs, likely):
+            click.echo(line)
         return Report(folder, [])
-    _tidy(points)
-    kept, stale = _done(points, keep_stale)
     todo = [job for path, job in planned.items() if path not in kept]
     if progress:
-        click.echo(
-            f"{notebook.stem}: {len(points)} runs, {len(kept)} done before, "
-            f"{len(todo)} to do"
-        )
+        done = f"{len(planned)} runs, {len(kept)} done before"
+        click.echo(f"{notebook.stem}: {done}, {len(todo)} to do")
     if stale:
-        then = "kept" if keep_stale else "computed anew (--keep-stale keeps them)"
-        click.echo(
-            f"{len(stale)} of {len({*kept, *stale})} finished runs are stale: "
-            f"{next(iter(stale.values()))}; {then}",
-            err=True,
-        )
-    results = {}
+        _warn(kept, stale, keep_stale)
+    results = {path: Result("done before", reason=stale.get(path, "")) for path in kept}
     if todo:
-        results = execution.run_all(
+        results |= execution.run_all(
             todo,
-            lambda job: labelled(points[job.folder]),
+            lambda job: labels[job.folder],
             at_a_time=jobs,
             cluster=cluster,
             resources=resources,
@@ -190,10 +174,18 @@ def sweep(
             keep_stale=keep_stale,
         )
     outcomes = []
-    for path, point in points.items():
-        before = Result("done before", reason=stale.get(path, ""))
-        outcomes.append(Outcome(point, path, *results.get(path, before)[:3]))
+    for path, job in planned.items():
+        varied = {name: job.parameters[name] for name in grid}
+        outcomes.append(Outcome(varied, path, *results[path][:3]))
     return Report(folder, outcomes)
+
+
+def _warn(kept: list[Path], stale: dict[Path, str], keep_stale: bool) -> None:
+    """Say how many finished runs are stale, and what is done with them."""
+    then = "kept" if keep_stale else "computed anew (--keep-stale keeps them)"
+    first = next(iter(stale.values()))
+    count = f"{len(stale)} of {len({*kept, *stale})} finished runs are stale"
+    click.echo(f"{count}: {first}; {then}", err=True)
 
 
 def _tidy(folders: Iterable[Path]) -> None:
@@ -251,9 +243,7 @@ def jobs_of_grid(
 ) -> dict[Path, Job]:
     """Return the jobs of a grid by their folders, all parameters checked."""
     if twice := sorted(grid.keys() & given.keys()):
-        raise ValueError(
-            f"{', '.join(twice)}: in the grid and given as one value; choose"
-        )
+        raise ValueError(f"{twice[0]}: in the grid and given as one value; choose")
     known, source = defaults(notebook), source_sha256(notebook)
     same = overrides(notebook, profile, given)
     axes = []
@@ -261,17 +251,12 @@ def jobs_of_grid(
         if isinstance(values, str):
             values = axis(values, known.get(name))
         axes.append([checked({name: value}, known, notebook.stem) for value in values])
-    count = math.prod(map(len, axes))
-    if not 0 < count <= POINTS:
-        raise ValueError(
-            f"the grid has {count:,} points; a sweep has 1 to {POINTS:,} runs"
-        )
+    if not 0 < math.prod(map(len, axes)) <= POINTS:
+        raise ValueError(f"a sweep has 1 to {POINTS:,} runs; the grid has more or none")
     place = Path(root, profile, f"{notebook.stem}.sweep").absolute()
     jobs = {}
     for point in itertools.product(*axes):
-        values = dict(same)
-        for parameter in point:
-            values |= parameter
+        values = dict(ChainMap(*point, same))
         folder = place / key(source, known | values)
         jobs[folder] = Job(notebook, values, folder, profile, source)
     return jobs
@@ -279,29 +264,25 @@ def jobs_of_grid(
 
 def summary(report: Report) -> str:
     """Return a table of how runs ended, in how many each claim holds, what failed."""
-    ended: Counter[str] = Counter()
+    lines = ["status        runs"]
+    statuses = Counter(
+        "stale, kept"
+        if outcome.reason and outcome.status == "done before"
+        else outcome.status
+        for outcome in report.outcomes
+    )
+    for status, count in sorted(statuses.items()):
+        lines.append(f"{status:<12}  {count:4}")
     held: dict[str, list[bool]] = {}
-    failed = []
     for outcome in report.outcomes:
-        if outcome.status == "failed":
-            failed.append(f"{outcome.label}  {outcome.reason}")
-        stale = outcome.status == "done before" and outcome.reason
-        ended["stale, kept" if stale else outcome.status] += 1
         for name, claim in Record.read(outcome.folder).claims.items():
             held.setdefault(name, []).append(claim.holds)
-    lines = ["status        runs"]
-    lines += [f"{status:<12}  {count:4}" for status, count in sorted(ended.items())]
     if held:
-        width = max(5, *map(len, held))
-        lines += ["", f"{'claim':<{width}}  holds in"]
-        for name, answers in held.items():
-            lines.append(f"{name:<{width}}  {tables.counted(answers, 'runs')}")
-    if failed:
-        folder = execution.named(report.folder)
-        lines += [
-            "",
-            "failed because",
-            *failed,
-            f"what they executed: {folder}/*.failed",
-        ]
+        lines += ["", "claim  holds in"]
+    for name, answers in held.items():
+        lines.append(f"{name}  {tables.counted(answers, 'runs')}")
+    if report.failed:
+        lines += ["", "failed because"]
+    for outcome in report.failed:
+        lines.append(f"{outcome.parameters}  {outcome.reason}")
     return "\n".join(lines)

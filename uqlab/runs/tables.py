@@ -4,7 +4,7 @@ import json
 import os
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from uqlab.runs.parameters import find
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-FACTS = ("profile", "seconds", "device", "threads", "started", "notebook")
+FACTS = ("profile", "seconds", "device", "threads", "started", "notebook", "code")
 
 
 @dataclass
@@ -27,11 +27,11 @@ class Runs:
     by name, and what has changed since.
     """
 
-    rows: list[dict[str, Any]]
-    parameters: list[str]
-    numbers: list[str]
-    left_out: list[str]
-    stale: dict[str, str]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    parameters: list[str] = field(default_factory=list)
+    numbers: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    stale: dict[str, str] = field(default_factory=dict)
 
     @property
     def mixed(self) -> str:
@@ -47,31 +47,28 @@ def read(sweep: Path) -> Runs:
 
     Left out are damaged runs and those of an earlier version of the notebook.
     """
-    manifests, left_out = {}, []
+    manifests, runs = {}, Runs()
     for folder in sorted(sweep.glob("[!.]*/")):
         manifest = Manifest.read(folder)
         if manifest.undamaged(folder, ["results.json"]):
             manifests[folder] = manifest
         elif folder.suffix != ".failed":
-            left_out.append(f"{folder.name}: unfinished or damaged")
-    runs = Runs([], [], [], left_out, {})
+            runs.left_out.append(f"{folder.name}: unfinished or damaged")
     latest = max(manifests.values(), key=lambda each: each.started, default=Manifest())
     runs.parameters = list(latest.parameters)
-    numbers: dict[str, None] = {}
     present = Present()
     for folder, manifest in manifests.items():
         if manifest.source_sha256 != latest.source_sha256:
-            left_out.append(f"{folder.name}: of another version of the notebook")
+            reason = "of another version of the notebook"
+            runs.left_out.append(f"{folder.name}: {reason}")
             continue
         if reason := present.stale(manifest):
             runs.stale[folder.name] = reason
         recorded = _recorded(Record.read(folder), manifest.parameters)
-        numbers |= dict.fromkeys(recorded)
-        facts = {f"run_{fact}": getattr(manifest, fact) for fact in FACTS}
-        facts |= {"run_uqlab": manifest.code, "run_stale": bool(reason)}
-        row = {"run": folder.name} | manifest.parameters | recorded | facts
-        runs.rows.append(row)
-    runs.numbers = list(numbers)
+        runs.numbers += [name for name in recorded if name not in runs.numbers]
+        row = {"run": folder.name, "run_stale": bool(reason)}
+        row |= {f"run_{fact}": getattr(manifest, fact) for fact in FACTS}
+        runs.rows.append(row | manifest.parameters | recorded)
     runs.rows.sort(key=lambda row: [_order(row[name]) for name in runs.parameters])
     return runs
 
@@ -167,7 +164,7 @@ def circumstances(
         "hours": round(sum(row["run_seconds"] for row in rows) / 3600, 2),
         "device": seen["run_device"],
         "threads": seen["run_threads"],
-        "uqlab": seen["run_uqlab"],
+        "uqlab": seen["run_code"],
         "packages": _distinct(packages),
         "parameters": {name: seen[name] for name in runs.parameters},
         "recorded": {name: seen.get(name) for name in runs.numbers},
@@ -190,8 +187,8 @@ def load(
     """Return the finished runs of a sweep as a table, sorted by parameters.
 
     Its columns are `run`, the parameters, the recorded numbers, `claim_<name>` whether
-    a claim holds, and circumstances: `run_uqlab` is the version and its commit,
-    `run_stale` whether uqlab or data have changed since. Lists stand as JSON text,
+    a claim holds, and circumstances: `run_code` is uqlab's version and its
+    commit, `run_stale` whether uqlab or data have changed since. Lists stand as JSON text,
     dicts as one column an entry, `fall.id`. Warns of runs that are left out or stale.
 
     Parameters
