@@ -179,8 +179,7 @@ def tried(path: Path, group: list[Change], folder: Path) -> Iterator[str]:
         )
         late = f"refused after {seconds:.0f} s" if seconds > SECONDS else ""
         yield f"FAULT {what}: {said or late}" if said or late else "page refused"
-        reason = getattr(error, "reason", str(error))
-        print(f"  {what}: {seconds:.0f} s: {reason[:160]}", flush=True)
+        print(f"  {what}: {seconds:.0f} s: {str(error)[:160]}", flush=True)
     finally:
         for left in folder.glob(f"{place.name}*"):
             shutil.rmtree(left, ignore_errors=True)

@@ -112,7 +112,7 @@ def test_run(project, monkeypatch):
         str(folder) in executed
     )  # what the notebook printed of its folder is where it lies now
 
-    assert "01_bad failed In [4]\n" in result.output
+    assert "01_bad failed In [4] ValueError: the reason <b>\n" in result.output
     assert "ValueError: the reason <b>" in result.output
     assert "\x1b" not in result.output
     kept = project / "out" / "tiny" / "01_bad.failed" / "01_bad.ipynb"

@@ -376,7 +376,7 @@ assert seed < 2 or Path("mended").exists(), "two\\nlines\""""
     assert "x: 3 runs, 0 done before, 3 to do" in result.output
     assert re.search(r"^seed=\d  ok  [\d.]+ s$", result.output, re.MULTILINE)
     assert re.search(
-        r"^seed=2  FAILED  In \[\d\] AssertionError: two$",
+        r"^seed=2  FAILED  x failed In \[\d\] AssertionError: two$",
         result.output,
         re.MULTILINE,
     )

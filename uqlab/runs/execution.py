@@ -34,14 +34,7 @@ from uqlab.runs.parameters import defaults, find, overrides, source_sha256
 
 
 class RunError(RuntimeError):
-    """A notebook failed: which cell and why; `reason` says it in one line."""
-
-    def __init__(self, message: str, reason: str):
-        super().__init__(message, reason)
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return self.args[0]
+    """A notebook failed: the first line says in which cell and why."""
 
 
 class Busy(RuntimeError):
@@ -62,12 +55,11 @@ class Job(NamedTuple):
 
 
 class Result(NamedTuple):
-    """How a job ended: status "ok" or "failed", and why, in a line and in full."""
+    """How a job ended: status "ok" or "failed", and why, first in one line."""
 
     status: str
     seconds: float = 0.0
     reason: str = ""
-    report: str = ""
 
 
 # One run ------------------------------------------------------------------------------
@@ -91,7 +83,7 @@ def execute(
     timeout: float | int | None = None,
     stop: Event | None = None,
 ) -> Path:
-    """Execute one notebook; return its result folder, which appears whole or not at all.
+    """Execute one notebook; return its result folder, which appears whole or not.
 
     Parameters
     ----------
@@ -174,7 +166,7 @@ def _execute(
         shutil.rmtree(_failed(job.folder), ignore_errors=True)
     except Exception as error:
         if stop.is_set():
-            raise RunError("stopped", "stopped") from error
+            raise RunError("stopped") from error
         raise _keep(output, job.folder, str(error)) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -189,15 +181,14 @@ def _keep(output: Path, folder: Path, said: str) -> RunError:
     """Keep what a failed notebook executed; return the error that says so."""
     count, failed = started(output), _failed(folder)
     place = f"In [{count}]" if count else "before its first cell:"
-    report, _, reason = said.rpartition("\n")
-    report = f"{output.stem} failed {place}\n{report or reason}"
+    trace, _, reason = said.rpartition("\n")
+    report = f"{output.stem} failed {place} {reason[:160]}\n{trace}"
     with suppress(OSError):
         write(output.with_name("error.txt"), report)
         _readdress(output, failed)
     shutil.rmtree(failed, ignore_errors=True)
     output.parent.rename(failed)
-    kept = f"\nkept: {named(failed / output.name)}"
-    return RunError(report + kept, f"{place} {reason}"[:160])
+    return RunError(f"{report}\nkept: {named(failed / output.name)}")
 
 
 def _finish(folder: Path, manifest: Manifest) -> None:
@@ -330,6 +321,11 @@ def packages() -> dict[str, str]:
     return dict(sorted(versions))
 
 
+def first_line(reason: str) -> str:
+    """Return the first line of a reason."""
+    return reason.partition("\n")[0]
+
+
 def named(path: Path) -> str:
     """Return a path as a reader wants it: relative if it lies in the current folder."""
     return os.path.relpath(path) if Path.cwd() in path.parents else str(path)
@@ -450,16 +446,16 @@ def attempt(job: Job, wait: bool, **options: Any) -> Result:
     except Busy:
         return Result("busy")
     except RunError as error:
-        return Result("failed", time.monotonic() - begun, error.reason, str(error))
+        return Result("failed", time.monotonic() - begun, str(error))
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        return Result("failed", time.monotonic() - begun, reason, reason)
+        return Result("failed", time.monotonic() - begun, reason)
     return Result("ok", time.monotonic() - begun)
 
 
 def run_all(
     jobs: list[Job],
-    label: Callable[[Job], str],
+    labels: dict[Path, str],
     *,
     at_a_time: int = 1,
     cluster: str | None = None,
@@ -467,7 +463,7 @@ def run_all(
     quiet: bool = False,
     **options: Any,
 ) -> dict[Path, Result]:
-    """Compute jobs here or on a cluster; say on the terminal how each ended.
+    """Compute jobs here or on a cluster; say by their labels how each ended.
 
     On a terminal there is a bar with the time that is left. Otherwise as `run_many`.
     """
@@ -481,9 +477,9 @@ def run_all(
         ended.append(job)
         bar.update()
         if result.status == "failed":
-            bar.write(f"{label(job)}  FAILED  {result.reason}")
+            bar.write(f"{labels[job.folder]}  FAILED  {first_line(result.reason)}")
         elif not quiet:
-            bar.write(f"{label(job)}  {result.status}  {result.seconds:.1f} s")
+            bar.write(f"{labels[job.folder]}  {result.status}  {result.seconds:.1f} s")
 
     try:
         with bar, pool as (executor, more):
@@ -554,13 +550,13 @@ def execute_all(
     order = sorted(plan, key=lambda path: -(before[path] or float("inf")))
     results = run_all(
         [todo[path] for path in order],
-        lambda job: job.notebook.stem,
+        {todo[path].folder: path.stem for path in plan},
         at_a_time=at_a_time(jobs, len(plan)),
         timeout=timeout,
         quiet=quiet,
     )
     ended = {path: results[todo[path].folder] for path in plan}
     for result in ended.values():
-        if result.report:
-            click.echo(f"\n{result.report}")
+        if result.reason:
+            click.echo(f"\n{result.reason}")
     return ended

@@ -100,7 +100,7 @@ def _notebook(root: Path, folder: Path, present: Present) -> dict[str, Any]:
 
 
 def _sweep(root: Path, sweep: Path, present: Present) -> dict[str, Any]:
-    """Return a table of all runs of a sweep, then each of them, and those that failed."""
+    """Return a table of all runs of a sweep, each of them, and those that failed."""
     runs = tables.read(sweep)
     varied = [name for name in runs.parameters if _several(runs.rows, name)]
     columns = [*varied, *runs.numbers, "run_seconds"]

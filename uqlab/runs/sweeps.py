@@ -29,7 +29,7 @@ POINTS = 100_000  # the most runs of one sweep
 class Outcome(NamedTuple):
     """One run of a sweep: status "ok", "done before" or "failed".
 
-    `parameters` are those that the grid varies; `reason` says why it failed or is stale.
+    `parameters` are those that the grid varies; `reason` is why it failed or is stale.
     """
 
     parameters: dict[str, Any]
@@ -73,8 +73,8 @@ def run_one(
 
     The folder is <root>/<profile>/<notebook>.sweep/<hash>, the hash of the notebook's
     source and all parameters. A run that is damaged or, without `keep_stale`, stale is
-    computed anew. While another process computes it, `wait` waits; without, RuntimeError
-    is raised. Otherwise as `runs.execute`.
+    computed anew. While another process computes it, `wait` waits; without,
+    RuntimeError is raised. Otherwise as `runs.execute`.
     """
     (job,) = jobs_of_grid(find(notebook), profile, root, {}, parameters or {}).values()
     execution.compute(
@@ -131,7 +131,7 @@ def sweep(
     keep_stale
         Skip finished runs although uqlab or their data have changed since.
     dry_run
-        Only say which runs would be computed and how long it takes; the report is empty.
+        Only say what would be computed and how long it takes; the report is empty.
 
     Raises
     ------
@@ -140,44 +140,39 @@ def sweep(
 
     Examples
     --------
-    >>> runs.sweep("03", {"seed": range(5), "members": [5, 10]}, jobs=2)  # doctest: +SKIP
+    >>> runs.sweep("03", {"seed": range(5)}, jobs=2)  # doctest: +SKIP
     """
     notebook = find(notebook)
     planned = jobs_of_grid(notebook, profile, root, grid, parameters or {})
     labels = {path: labelled(job, grid) for path, job in planned.items()}
     folder = next(iter(planned)).parent
-    if not dry_run:
-        _tidy(planned)
-    kept, stale = _done(planned, keep_stale)
     if dry_run:
+        kept, stale = _done(planned, keep_stale)
         likely = plans.likely_seconds(notebook, Path(), profile)
         for line in plans.of_sweep(notebook.stem, labels, kept, stale, jobs, likely):
             click.echo(line)
         return Report(folder, [])
+    _tidy(planned)
+    kept, stale = _done(planned, keep_stale)
     todo = [job for path, job in planned.items() if path not in kept]
     if progress:
         done = f"{len(planned)} runs, {len(kept)} done before"
         click.echo(f"{notebook.stem}: {done}, {len(todo)} to do")
     if stale:
         _warn(kept, stale, keep_stale)
+    options = {"timeout": timeout, "reuse": True, "keep_stale": keep_stale}
+    options |= {"cluster": cluster, "resources": resources, "at_a_time": jobs}
     results = {path: Result("done before", reason=stale.get(path, "")) for path in kept}
     if todo:
-        results |= execution.run_all(
-            todo,
-            lambda job: labels[job.folder],
-            at_a_time=jobs,
-            cluster=cluster,
-            resources=resources,
-            quiet=not progress,
-            timeout=timeout,
-            reuse=True,
-            keep_stale=keep_stale,
-        )
-    outcomes = []
-    for path, job in planned.items():
-        varied = {name: job.parameters[name] for name in grid}
-        outcomes.append(Outcome(varied, path, *results[path][:3]))
-    return Report(folder, outcomes)
+        results |= execution.run_all(todo, labels, quiet=not progress, **options)
+    return Report(
+        folder, [_outcome(planned[path], grid, results[path]) for path in planned]
+    )
+
+
+def _outcome(job: Job, names: Iterable[str], result: Result) -> Outcome:
+    varied = {name: job.parameters[name] for name in names}
+    return Outcome(varied, job.folder, *result)
 
 
 def _warn(kept: list[Path], stale: dict[Path, str], keep_stale: bool) -> None:
@@ -246,11 +241,7 @@ def jobs_of_grid(
         raise ValueError(f"{twice[0]}: in the grid and given as one value; choose")
     known, source = defaults(notebook), source_sha256(notebook)
     same = overrides(notebook, profile, given)
-    axes = []
-    for name, values in grid.items():
-        if isinstance(values, str):
-            values = axis(values, known.get(name))
-        axes.append([checked({name: value}, known, notebook.stem) for value in values])
+    axes = [_points(name, grid[name], known, notebook.stem) for name in grid]
     if not 0 < math.prod(map(len, axes)) <= POINTS:
         raise ValueError(f"a sweep has 1 to {POINTS:,} runs; the grid has more or none")
     place = Path(root, profile, f"{notebook.stem}.sweep").absolute()
@@ -260,6 +251,15 @@ def jobs_of_grid(
         folder = place / key(source, known | values)
         jobs[folder] = Job(notebook, values, folder, profile, source)
     return jobs
+
+
+def _points(
+    name: str, values: Iterable[Any] | str, known: dict[str, Any], stem: str
+) -> list[dict[str, Any]]:
+    """Return the checked values of one parameter of a grid."""
+    if isinstance(values, str):
+        values = axis(values, known.get(name))
+    return [checked({name: value}, known, stem) for value in values]
 
 
 def summary(report: Report) -> str:
@@ -284,5 +284,5 @@ def summary(report: Report) -> str:
     if report.failed:
         lines += ["", "failed because"]
     for outcome in report.failed:
-        lines.append(f"{outcome.parameters}  {outcome.reason}")
+        lines.append(f"{outcome.parameters}  {execution.first_line(outcome.reason)}")
     return "\n".join(lines)

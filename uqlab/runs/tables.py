@@ -62,15 +62,20 @@ def read(sweep: Path) -> Runs:
             reason = "of another version of the notebook"
             runs.left_out.append(f"{folder.name}: {reason}")
             continue
-        if reason := present.stale(manifest):
-            runs.stale[folder.name] = reason
-        recorded = _recorded(Record.read(folder), manifest.parameters)
-        runs.numbers += [name for name in recorded if name not in runs.numbers]
-        row = {"run": folder.name, "run_stale": bool(reason)}
-        row |= {f"run_{fact}": getattr(manifest, fact) for fact in FACTS}
-        runs.rows.append(row | manifest.parameters | recorded)
+        _add(runs, folder, manifest, present.stale(manifest))
     runs.rows.sort(key=lambda row: [_order(row[name]) for name in runs.parameters])
     return runs
+
+
+def _add(runs: Runs, folder: Path, manifest: Manifest, stale: str) -> None:
+    """Add the row of a run."""
+    recorded = _recorded(Record.read(folder), manifest.parameters)
+    runs.numbers += [name for name in recorded if name not in runs.numbers]
+    row = {"run": folder.name, "run_stale": bool(stale)}
+    row |= {f"run_{fact}": getattr(manifest, fact) for fact in FACTS}
+    runs.rows.append(row | manifest.parameters | recorded)
+    if stale:
+        runs.stale[folder.name] = stale
 
 
 def _recorded(record: Record, taken: dict[str, Any]) -> dict[str, Any]:
@@ -187,8 +192,8 @@ def load(
     """Return the finished runs of a sweep as a table, sorted by parameters.
 
     Its columns are `run`, the parameters, the recorded numbers, `claim_<name>` whether
-    a claim holds, and circumstances: `run_code` is uqlab's version and its
-    commit, `run_stale` whether uqlab or data have changed since. Lists stand as JSON text,
+    a claim holds, and circumstances: `run_code` is uqlab's version and its commit,
+    `run_stale` whether uqlab or data have changed since. Lists stand as JSON text,
     dicts as one column an entry, `fall.id`. Warns of runs that are left out or stale.
 
     Parameters
