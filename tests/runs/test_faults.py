@@ -200,7 +200,8 @@ if seed == 2 or (seed == 1 and not Path("killed").exists()):
             progress=False,
         )
     assert [outcome.status for outcome in report.outcomes] == ["ok", "ok", "failed"]
-    assert "its worker died" in report.failed[0].reason
+    assert "killed twice" in report.failed[0].reason
+    assert sum(seed == 2 for seed, _ in starts(project)) == 2
     assert finished(project) == 2
     assert half_done(project) == []
     wait_for(lambda: not any(lives(kernel) for _, kernel in starts(project)))

@@ -138,7 +138,8 @@ def compute(
     """
     stop = stop or Event()
     with locked(job.folder, wait, stop):
-        tidy(job.folder)
+        if tidy(job.folder):
+            _note_death(job.folder)
         done = reuse and finished(job.folder)
         if done and (keep_stale or not Present().stale(Manifest.read(job.folder))):
             return
@@ -170,6 +171,21 @@ def _execute(
         raise _keep(output, job.folder, str(error)) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(hidden(job.folder, "died"), ignore_errors=True)
+
+
+def _note_death(folder: Path) -> None:
+    """Note that a process was killed; at the second time give the run up.
+
+    Otherwise it would kill the workers of a cluster until none is left.
+    """
+    try:
+        hidden(folder, "died").mkdir()
+    except FileExistsError:
+        hidden(folder, "died").rmdir()
+        raise RuntimeError(
+            "the process that computed it was killed twice; out of memory?"
+        ) from None
 
 
 def _failed(folder: Path) -> Path:
@@ -356,12 +372,12 @@ def locked(
 
 
 def hidden(folder: Path, kind: str) -> Path:
-    """Return the hidden place beside a result folder: "tmp", "old" or "lock"."""
+    """Return the hidden "tmp", "old", "lock" or "died" beside a result folder."""
     return folder.with_name(f".{folder.name}.{kind}")
 
 
-def tidy(folder: Path) -> None:
-    """Put right what a killed process left beside a locked result folder.
+def tidy(folder: Path) -> bool:
+    """Put right what a killed process left; return whether that was half done.
 
     Where the kill came between the two renames of `_replace`, the new result takes its
     place if it is whole, which its manifest says, and else the old one.
@@ -372,8 +388,10 @@ def tidy(folder: Path) -> None:
             new.rename(folder)
         elif old.exists():
             old.rename(folder)
+    half_done = new.exists()
     shutil.rmtree(new, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
+    return half_done
 
 
 def _replace(folder: Path) -> None:

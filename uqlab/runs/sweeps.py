@@ -8,6 +8,7 @@ import itertools
 import math
 import os
 import re
+import shutil
 from collections import ChainMap, Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -186,10 +187,11 @@ def _warn(kept: list[Path], stale: dict[Path, str], keep_stale: bool) -> None:
 def _tidy(folders: Iterable[Path]) -> None:
     """Put right what killed sweeps left, unless another process is computing it."""
     for folder in folders:
-        places = [execution.hidden(folder, kind) for kind in ("tmp", "old", "lock")]
-        if any(place.exists() for place in places):
+        kinds = ("tmp", "old", "lock", "died")
+        if any(execution.hidden(folder, kind).exists() for kind in kinds):
             with suppress(execution.Busy), execution.locked(folder):
                 execution.tidy(folder)
+                shutil.rmtree(execution.hidden(folder, "died"), ignore_errors=True)
 
 
 def _done(
