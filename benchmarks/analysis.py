@@ -20,7 +20,8 @@ import torch
 from _timing import DEVICE, interleaved, report
 from transformers import ViTConfig, ViTForImageClassification
 
-from uqlab import ensembles, representations, spectra
+from uqlab import ensembles
+from uqlab.analysis import representations, spectra
 
 MEMBERS, WIDTH, K = 16, 768, 16
 LAYERS = int(sys.argv[1]) if len(sys.argv) > 1 else 12

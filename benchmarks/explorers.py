@@ -31,8 +31,8 @@ from _timing import interleaved, report
 from torch import nn
 
 from uqlab import data, ensembles, extraction, models, plots, widgets
-from uqlab.methods import METHODS
 from uqlab.runs import dashboards, parameters
+from uqlab.study.methods import METHODS
 from uqlab.widgets.explorer import SOON
 
 sys.path.extend(

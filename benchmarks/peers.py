@@ -1,12 +1,16 @@
 """The same work by other packages' public functions and by ours: interleaved medians, and whether the numbers agree.
 
-The peers are the packages of the extra [peers]: torch-uncertainty, probly and laplace-torch. One that cannot be
+The peers are torch-uncertainty, probly and laplace-torch. One that cannot be
 imported is skipped, and the reason is printed. What a peer is given is prepared outside the clock: its axes, NumPy
 arrays, weights equal to ours. Where its numbers deviate by definition, a note below the table says so.
 Exit status 1 if numbers do not agree. There is no target for time: the ratios are printed as they are.
 
-    pip install -e '.[peers]'       in an environment of its own; torchvision comes from where torch came
-    python benchmarks/peers.py [WORK ...] [--repeats R]        WORK: parts of the names of rows
+They need an environment of their own, without constraints.txt:
+
+    python -m venv .peers
+    .peers/bin/pip install torch==2.13.0 torch-uncertainty laplace-torch probly
+    .peers/bin/pip install -e '.[models]'
+    .peers/bin/python benchmarks/peers.py [WORK ...] [--repeats R]        WORK: parts of the names of rows
 """
 
 import argparse

@@ -63,7 +63,7 @@ def of_metrics(inputs):
 
 
 def of_cka(inputs):
-    from uqlab import representations
+    from uqlab.analysis import representations
 
     x = torch.randn(2, inputs, 16, generator=torch.Generator().manual_seed(0)).to(
         DEVICE

@@ -17,15 +17,14 @@ from latex2mathml.converter import convert
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "figures" / "quick"
-# Every room but `core`, which is for the other rooms.
-ROOMS = sorted(
-    {
-        path.stem
-        for path in ROOT.glob("uqlab/[a-z]*")
-        if path.suffix == ".py" or path.is_dir()
-    }
-    - {"core"}
-)
+# Every room but `core`, which is for the other rooms; of two rooms the files are imported by name.
+ROOMS = [
+    *("uncertainty", "metrics", "data", "models", "ensembles", "training"),
+    *("extraction", "heads", "gradients", "plots", "widgets", "runs"),
+]
+for room in ("analysis", "study"):
+    files = ROOT.glob(f"uqlab/{room}/[a-z]*.py")
+    ROOMS += sorted(f"{room}.{path.stem}" for path in files)
 
 project = "uqlab"
 author = "the uqlab authors"
@@ -56,7 +55,9 @@ nb_ipywidgets_js = {}  # their scripts come from the network; the explorers have
 nb_mime_priority_overrides = [("*", "text/html", 5)]
 nitpicky = True
 # What other packages document is out of reach without a network, and what a room keeps to itself has no page.
-nitpick_ignore_regex = [("py:.*", r"(?!uqlab\.).*|uqlab\.\w+\.\w+\.\w+")]
+nitpick_ignore_regex = [
+    ("py:.*", r"(?!uqlab\.).*|uqlab\.(?!analysis|study)\w+\.\w+\.\w+")
+]
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
@@ -111,13 +112,12 @@ def gather(app, config):
             "\n".join(["\n```{toctree}\n:hidden:\n", *pages, "papers", "```\n"])
         )
     for name in ROOMS:
-        more = (
-            "   :imported-members:\n" if (ROOT / "uqlab" / name).is_dir() else ""
-        )  # a room's own, by its __all__
+        own = (ROOT / "uqlab" / name).is_dir()  # a room's own names, by its __all__
+        more = "   :imported-members:\n" if own else ""
         automodule = (
             f"# {name}\n\n```{{eval-rst}}\n.. automodule:: uqlab.{name}\n{more}```\n"
         )
-        (source / "reference" / f"{name}.md").write_text(automodule)
+        (source / "reference" / f"{name.rpartition('.')[2]}.md").write_text(automodule)
     for name in pages:
         (source / "notebooks" / f"{name}.ipynb").write_text(
             json.dumps(page(ROOT / "notebooks" / f"{name}.ipynb"))

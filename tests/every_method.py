@@ -10,7 +10,8 @@ import torch
 from networks import Network, logits
 from torch import Tensor, nn
 
-from uqlab import ensembles, extraction, heads, methods, training
+from uqlab import ensembles, extraction, heads, training
+from uqlab.study import methods
 
 MEMBERS, SEED, TOLERANCE = 3, 5, 1e-4
 

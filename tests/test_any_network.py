@@ -11,7 +11,8 @@ from every_method import METHODS, check, outcome, table_of_the_book
 from networks import NETWORKS, logits
 from torch import nn
 
-from uqlab import diversity, ensembles, models, spectra, training
+from uqlab import ensembles, models, training
+from uqlab.analysis import diversity, spectra
 
 WORKS = table_of_the_book()
 

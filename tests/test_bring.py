@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from uqlab import bring, data, ensembles, methods, models
+from uqlab import data, ensembles, models
+from uqlab.study import bring, methods
 
 MINE = """
 from torch import nn
@@ -66,7 +67,7 @@ def test_a_function_of_a_file_or_of_a_module(mine, task):
 def test_the_number_of_classes_is_given_where_it_is_asked_for(mine, task):
     three = bring.model("mine.py:make", task, settings={"classes": 3}).model
     with pytest.raises(
-        ValueError, match="returns 3 outputs, and digits has labels of 10 classes"
+        ValueError, match=r"\[batch, 10\] .* each class of digits, got \[2, 3\]"
     ):
         bring.check(three, task.inputs, task)
 
@@ -185,8 +186,8 @@ WRONG = {
     "settings": (
         "mine.py:make",
         {"settings": {"depth": 3}},
-        ValueError,
-        "cannot be called with the settings .*depth",
+        TypeError,
+        "unexpected keyword argument 'depth'",
     ),
     "no std": (
         "mine.py:make",
@@ -222,14 +223,11 @@ def test_outputs_and_inputs_that_do_not_fit_are_both_named(mine, task):
     flat = bring.model("mine.py:features", task).model
     with pytest.raises(
         ValueError,
-        match=r"must return logits \[batch, classes\] for inputs \[1, 8, 8\], got \[128\]",
+        match=r"must return logits \[batch, 10\] for inputs \[1, 8, 8\].*got \[128\]",
     ):
         bring.check(flat, task.inputs, task)
     larger = task.resize(12)
-    with pytest.raises(
-        ValueError,
-        match=r"cannot take these inputs: in layer '1', Linear\(in_features=64.*2x144",
-    ):
+    with pytest.raises(RuntimeError, match="2x144"):
         bring.check(bring.model("mine.py:make", task).model, larger.inputs, larger)
     broken = linear()
     nn.init.constant_(broken[1].bias, float("nan"))

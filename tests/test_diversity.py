@@ -10,7 +10,8 @@ import torch
 from scipy.spatial.distance import jensenshannon
 from torch import nn
 
-from uqlab import diversity, ensembles, heads, metrics, models
+from uqlab import ensembles, heads, metrics, models
+from uqlab.analysis import diversity
 
 
 def make_logits(members=5, batch=40, classes=4, seed=0):

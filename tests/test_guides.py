@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from uqlab import data, methods, scoreboard, scores
+from uqlab import data
+from uqlab.study import methods, scoreboard, scores
 
 ROOT = Path(__file__).parents[1]
 SMALL = {

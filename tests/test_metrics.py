@@ -299,5 +299,10 @@ def test_interval_of_a_measure_and_of_a_paired_difference(measure):
         apart.high - apart.low < found.high - found.low
     )  # the inputs' own differences cancel
     assert metrics.interval(runs, labels, measure, than=runs, repeats=20) == (0, 0, 0)
+    with pytest.raises(ValueError, match="number of runs must be at least 1"):
+        metrics.interval(runs, labels, measure, than=[])
+
+
+def test_an_unknown_measure_is_refused(unchecked):
     with pytest.raises(ValueError, match='measure must be "accuracy"'):
-        metrics.interval(runs, labels, "ece")
+        metrics.interval([torch.randn(2, 8, 4)], torch.arange(8) % 4, "ece")

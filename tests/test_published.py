@@ -6,8 +6,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from uqlab import published
 from uqlab.runs import parameters
+from uqlab.study import published
 
 ROOT = Path(__file__).parents[1]
 SHARED = (
@@ -123,7 +123,7 @@ def test_what_a_paper_states_in_words():
         "mnist-mini", "matches the single network by entropy"
     ).holds
     assert published.kirsch.fig_4.states("digits", "AUROC falls") is None
-    with pytest.raises(KeyError, match=r"Fig\. 4 states nothing named 'AUROC rises'"):
+    with pytest.raises(ValueError, match=r"Fig\. 4 states nothing named 'AUROC rises'"):
         published.kirsch.fig_4.states("cifar10", "AUROC rises")
 
 

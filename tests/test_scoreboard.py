@@ -6,19 +6,10 @@ import torch
 from scipy import stats
 from torch import nn
 
-from uqlab import (
-    data,
-    ensembles,
-    methods,
-    metrics,
-    models,
-    scoreboard,
-    scores,
-    training,
-    uncertainty,
-)
+from uqlab import data, ensembles, metrics, models, training, uncertainty
 from uqlab.core.devices import Held
-from uqlab.methods import METHODS, Method
+from uqlab.study import methods, scoreboard, scores
+from uqlab.study.methods import METHODS, Method
 
 
 def board(**columns):
@@ -389,29 +380,6 @@ def test_what_a_backbone_cannot_carry_is_left_out_or_an_error(
         measured(backbone, sets)
 
 
-def test_training_read_from_the_cache_counts_as_long_as_it_took(
-    sets, backbone, monkeypatch
-):
-    def cached(name, net, inputs, labels, *, histories, **_):
-        histories += [training.History(torch.zeros(1, 1), 1, 400.0)] * 2
-        return ensembles.from_members([net])
-
-    monkeypatch.setattr(methods, "train", cached)
-    assert measured(backbone, sets, methods=["single"])["train_seconds"].item() == 800
-
-
-def test_every_fit_is_told(sets, backbone):
-    told = []
-    methods.train(
-        "snapshot",
-        backbone,
-        *(getattr(sets[0], k) for k in ("inputs", "labels")),
-        members=3,
-        histories=told,
-    )
-    assert [len(history.loss) for history in told] == [6, 2, 2]
-
-
 def test_soft_labels_temperature_and_shifts(sets, backbone):
     soft = data.load("ambiguous-digits", limit=50)
     model = ensembles.from_members(
@@ -469,13 +437,6 @@ def test_dear_scores_see_few_inputs(sets, backbone):
 
 def test_errors_come_before_the_work(sets, backbone, monkeypatch):
     monkeypatch.setattr(methods, "train", lambda *_, **__: pytest.fail("trained"))
-    texts = data.Dataset(
-        ["a"] * 3, torch.zeros(3).long(), "sst2", "test", ("bad", "good")
-    )
-    with pytest.raises(
-        TypeError, match="sst2 holds texts: give a Dataset with the tokenizer's tensor"
-    ):
-        measured(backbone, (*sets[:2], {"texts": texts}))
     with pytest.raises(ValueError, match='method must be "single"'):
         measured(backbone, sets, methods=["single", "deeep"])
     with pytest.raises(ValueError, match='score must be "entropy"'):

@@ -12,17 +12,10 @@ from sklearn.covariance import LedoitWolf
 from small_networks import MAKERS, images, moved, vit
 from torch import nn
 
-from uqlab import (
-    data,
-    ensembles,
-    gradients,
-    metrics,
-    models,
-    representations,
-    scores,
-    training,
-)
-from uqlab.scores import SCORES, Score
+from uqlab import data, ensembles, gradients, metrics, models, training
+from uqlab.analysis import representations
+from uqlab.study import scores
+from uqlab.study.scores import SCORES, Score
 
 MEMBERS, CLASSES, WIDTH = 3, 4, 5
 

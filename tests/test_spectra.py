@@ -10,7 +10,8 @@ import torch
 from small_networks import MAKERS, bert, clip, moved, vit
 from torch import nn
 
-from uqlab import ensembles, extraction, models, spectra
+from uqlab import ensembles, extraction, models
+from uqlab.analysis import spectra
 
 
 def iid(*shape, seed=0, dtype=torch.float32):
@@ -549,17 +550,16 @@ def low_rank(rank=3):
         ),
         (
             lambda: spectra.intruder_dimensions(iid(20, 20), "W"),
-            "a tensor, an array or a list.*, got 'W'",
+            "a tensor, an array or lists",
         ),
         (
             lambda: spectra.intruder_dimensions(iid(20, 20), torch.eye(20).long()),
             "got torch.int64",
         ),
         (lambda: spectra.random_level(5, 6), "1 to the dimension 5"),
-        (lambda: spectra.random_level(1.5), "dimension must be an integer, got 1.5"),
         (
             lambda: spectra.ensemble_spectra(vit()),
-            "must be an ensemble.*, got ViTForImageClassification",
+            "takes an ensemble, got ViTForImageClassification",
         ),
         (
             lambda: spectra.ensemble_spectra(ensembles.lora(vit(), 2), "mlp_9"),
@@ -571,7 +571,7 @@ def low_rank(rank=3):
         ),
         (
             lambda: spectra.ensemble_spectra(ensembles.lora(vit(), 2), before=bert()),
-            "no linear layer vit.*it has bert",
+            "before has no linear layer vit",
         ),
         (
             lambda: spectra.ensemble_spectra(

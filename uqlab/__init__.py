@@ -4,4 +4,4 @@ Every ensemble is a callable `inputs -> logits [members, batch, classes]`; every
 All information quantities are in nats.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -1,7 +1,9 @@
-"""One function per kind of figure: data and keyword-only `ax=None` in, the Axes out. One visual language for all.
+"""One function per kind of figure, in one visual language.
 
-total = dark grey, aleatoric = orange, epistemic = blue; in-distribution solid, out-of-distribution dashed, ambiguous
-dotted; ordered quantities (width, group size) run from light (small) to dark (large).
+Every function takes data and a keyword-only `ax=None`, and returns the Axes. Total =
+dark grey, aleatoric = orange, epistemic = blue; in-distribution solid,
+out-of-distribution dashed, ambiguous dotted; ordered quantities (width, group size) run
+from light (small) to dark (large).
 """
 
 import math
@@ -14,7 +16,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import seaborn as sns
 import torch
-from fontTools import subset
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LinearSegmentedColormap, Normalize
@@ -26,7 +27,7 @@ from sklearn.metrics import roc_curve
 from torch import Tensor
 
 from uqlab import metrics, uncertainty
-from uqlab.core import door, recording
+from uqlab.core import recording
 from uqlab.core.files import writing
 
 TOTAL, ALEATORIC, EPISTEMIC = "#444444", "#E08A1E", "#1F77B4"
@@ -38,11 +39,9 @@ PICTURE: dict[str, Any] = {
     "vmax": 1,
     "interpolation": "nearest",
 }
-NARROW, WIDE, SHARP = (
-    3.3,
-    6.8,
-    200,
-)  # inches: one and two columns of a paper; dots an inch of a PNG
+NARROW, WIDE = 3.3, 6.8  # inches: one and two columns of a paper
+SHARP = 200  # dots an inch of a PNG
+HATCHED: dict[str, Any] = {"hatch": "///", "edgecolor": "white"}
 
 Values = Sequence[float | int] | np.ndarray | Tensor
 
@@ -57,15 +56,25 @@ def use_style() -> None:
         "minor.size": 1.8,
     }
     rc = {
-        "figure.dpi": 130, "savefig.dpi": SHARP, "figure.constrained_layout.use": True, "pdf.fonttype": 42,
-        "font.size": 8.5, "axes.labelsize": 8.5, "axes.titlesize": 9, "axes.titlelocation": "left",
-        "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8, "lines.linewidth": 1.5,
-        "legend.fontsize": 8, "legend.title_fontsize": 8, "legend.frameon": False,
-        **{f"{axis}.{name}": value for axis in ("xtick", "ytick") for name, value in ticks.items()},
-    }  # fmt: skip
+        "figure.dpi": 130,
+        "savefig.dpi": SHARP,
+        "figure.constrained_layout.use": True,
+        "pdf.fonttype": 42,
+        "font.size": 8.5,
+        "axes.labelsize": 8.5,
+        "axes.titlesize": 9,
+        "axes.titlelocation": "left",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.linewidth": 0.8,
+        "lines.linewidth": 1.5,
+        "legend.fontsize": 8,
+        "legend.title_fontsize": 8,
+        "legend.frameon": False,
+    }
+    for axis in ("xtick", "ytick"):
+        rc |= {f"{axis}.{name}": value for name, value in ticks.items()}
     sns.set_theme(style="ticks", rc=rc)
-    # Rules for placing glyphs, which matplotlib places itself: to embed them took a fifth of a figure's time.
-    subset.Options._drop_tables_default += ["GDEF", "GPOS", "GSUB", "MATH"]
 
 
 def figure(
@@ -76,142 +85,115 @@ def figure(
     height: float = 2.4,
     **kwargs: Any,
 ):
-    """A figure of `width` inches with rows of `height` inches each; returns (figure, axes) as plt.subplots does."""
+    """Make a figure of `width` inches with rows of `height` inches each.
+
+    Returns (figure, axes) as plt.subplots does, which also gets other arguments.
+    """
     return plt.subplots(rows, columns, figsize=(width, height * rows), **kwargs)
 
 
 def save(fig: Figure, name: str, caption: str = "", paper: str = "") -> None:
-    """Write name.png (200 dpi) and name.pdf to the notebook's output folder, whole or not at all, and show the PNG.
+    """Write a figure as PNG and PDF to the notebook's output folder, and show it.
 
-    caption: one sentence that says what the figure shows. paper: the figure that it reproduces.
+    Parameters
+    ----------
+    fig
+        The figure.
+    name
+        Of the files, which appear whole or not at all.
+    caption
+        One sentence that says what the figure shows.
+    paper
+        The figure of a paper that it reproduces.
     """
-    shown, fig.dpi = (
-        fig.dpi,
-        SHARP,
-    )  # texts are then measured once, for the layout and the PNG
-    if engine := fig.get_layout_engine():
-        engine.execute(fig)  # once for all: that takes as long as painting
-    box = fig.get_tightbbox().padded(mpl.rcParams["savefig.pad_inches"])
-    with mpl.rc_context({"figure.constrained_layout.use": False}):
-        fig.set_layout_engine()  # none
-        for kind in ("png", "pdf"):
-            with writing(recording.output_dir() / f"{name}.{kind}") as temporary:
-                fig.savefig(temporary, format=kind, bbox_inches=box)
+    for kind in ("png", "pdf"):
+        with writing(recording.output_dir() / f"{name}.{kind}") as temporary:
+            fig.savefig(temporary, format=kind, bbox_inches="tight", dpi=SHARP)
     recording.describe_figure(name, caption, paper)
     if "inline" in mpl.get_backend():  # which would paint it once more
         from IPython.display import Image, display
 
-        display(
-            Image(
-                filename=str(recording.output_dir() / f"{name}.png"),
-                width=round(box.width * shown),
-            )
-        )
+        path = recording.output_dir() / f"{name}.png"
+        across = plt.imread(path).shape[1] * fig.dpi / SHARP
+        display(Image(filename=str(path), width=round(across)))
         plt.close(fig)
-    fig.dpi = shown
 
 
 def sequential(count: int) -> list[tuple[float, float, float]]:
-    """Colours for an ordered quantity, from light (small) to dark (large), all dark enough on white."""
+    """Return colours of an ordered quantity, from light (small) to dark (large)."""
     return [mpl.colormaps["viridis"](x)[:3] for x in np.linspace(0.82, 0.02, count)]
 
 
 def curve(
-    x: Values, y: Values, low: Values | None = None, high: Values | None = None, *,
-    label: str = "", color: Any = EPISTEMIC, marker: str = "o", linestyle: Any = "-", ax: Axes | None = None,
-) -> Axes:  # fmt: skip
-    """A line with markers and, given low and high, a band for its uncertainty."""
+    x: Values,
+    y: Values,
+    low: Values | None = None,
+    high: Values | None = None,
+    *,
+    label: str = "",
+    color: Any = EPISTEMIC,
+    marker: str = "o",
+    linestyle: Any = "-",
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw a line with markers and, given low and high, a band for its uncertainty."""
     ax = ax or plt.gca()
-    ax.plot(
-        _array(x),
-        _array(y),
-        marker=marker,
-        markersize=3.5,
-        color=color,
-        linestyle=linestyle,
-        label=label,
-    )
+    style = {"color": color, "marker": marker, "linestyle": linestyle}
+    ax.plot(_array(x), _array(y), markersize=3.5, label=label, **style)
     if low is not None and high is not None:
-        ax.fill_between(
-            _array(x), _array(low), _array(high), color=color, alpha=0.18, linewidth=0
-        )
+        band = {"color": color, "alpha": 0.18, "linewidth": 0}
+        ax.fill_between(_array(x), _array(low), _array(high), **band)
     return ax
 
 
 def reference(
     value: float, text: str, *, axis: str = "y", ax: Axes | None = None
 ) -> Axes:
-    """A thin labelled line at the value of chance, of a bound or of a theory's prediction."""
+    """Draw a thin labelled line at the value of chance, of a bound or of a theory."""
     ax = ax or plt.gca()
     line: dict[str, Any] = {"color": NEUTRAL, "linewidth": 0.8, "zorder": 0}
-    words: dict[str, Any] = {
-        "textcoords": "offset points",
-        "fontsize": 7.5,
-        "color": NEUTRAL,
-    }
+    words: dict[str, Any] = {"fontsize": 7.5, "color": NEUTRAL}
+    words["textcoords"] = "offset points"
     if axis == "y":
         ax.axhline(value, **line)
-        ax.annotate(
-            text,
-            (1, value),
-            (0, 1),
-            xycoords=ax.get_yaxis_transform(),
-            ha="right",
-            va="bottom",
-            **words,
-        )
+        words |= {"xycoords": ax.get_yaxis_transform(), "ha": "right", "va": "bottom"}
+        ax.annotate(text, (1, value), (0, 1), **words)
     else:
         ax.axvline(value, **line)
-        ax.annotate(
-            text,
-            (value, 1),
-            (3, 0),
-            xycoords=ax.get_xaxis_transform(),
-            ha="left",
-            va="top",
-            **words,
-        )
+        words |= {"xycoords": ax.get_xaxis_transform(), "ha": "left", "va": "top"}
+        ax.annotate(text, (value, 1), (3, 0), **words)
     return ax
 
 
 def label_lines(ax: Axes) -> Axes:
-    """Write the label of each line beside its last point, in its colour and at least 9 points from the next label."""
-    lines = [
-        line
-        for line in ax.get_lines()
-        if str(line.get_label())[:1] != "_" and np.size(line.get_xydata())
-    ]
-    figure: Any = ax.get_figure(root=True)
-    figure.draw_without_rendering()  # limits and layout must be final before points are turned into pixels
+    """Write the label of each line beside its last point, in its colour.
+
+    Labels are at least 9 points apart; those that had to move are joined by a stroke.
+    """
+    labelled = [line for line in ax.get_lines() if str(line.get_label())[:1] != "_"]
+    lines = [line for line in labelled if np.size(line.get_xydata())]
+    canvas: Any = ax.get_figure(root=True)
+    canvas.draw_without_rendering()  # limits and layout must be final
     tips = [np.asarray(line.get_xydata())[-1] for line in lines]
-    ends = np.array([ax.transData.transform(tip)[1] * 72 / figure.dpi for tip in tips])
+    ends = np.array([ax.transData.transform(tip)[1] * 72 / canvas.dpi for tip in tips])
     order, steps = np.argsort(ends), 9 * np.arange(len(lines))
     up = (
         isotonic_regression(ends[order] - steps) + steps - ends[order]
     )  # least movement
-    right, width = (
-        (14, 0.4) if (abs(up) > 3).any() else (4, 0)
-    )  # with a stroke to each, where labels had to move
+    right, width = (14, 0.4) if (abs(up) > 3).any() else (4, 0)
     for i, above in zip(order, up, strict=True):
-        how: Any = {
-            "color": lines[i].get_color(),
-            "va": "center",
-            "fontsize": 8,
-            "annotation_clip": False,
-        }
-        how["arrowprops"] = {
-            "arrowstyle": "-",
-            "color": how["color"],
-            "lw": width,
-            "relpos": (0, 0.5),
-            "shrinkB": 0,
-        }
+        color = lines[i].get_color()
+        stroke = {"arrowstyle": "-", "color": color, "lw": width, "shrinkB": 0}
         ax.annotate(
             str(lines[i].get_label()),
             tips[i],
             (right, above),
             textcoords="offset points",
-            **how,
+            color=color,
+            va="center",
+            fontsize=8,
+            annotation_clip=False,
+            arrowprops=stroke | {"relpos": (0, 0.5)},
         )
     return ax
 
@@ -220,140 +202,116 @@ _CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(0.75)]])
 
 
 def barycentric(p: Values) -> np.ndarray:
-    """The coordinates x and y, [..., 2], at which `simplex` draws probabilities [..., 3]."""
+    """Return the coordinates [..., 2] at which `simplex` draws probabilities [..., 3]."""
     return _array(p) @ _CORNERS
 
 
 def simplex(
     logits: Tensor, *, mean: bool = True, frame: bool = True, ax: Axes | None = None
 ) -> Axes:
-    """Members [members, 3] as points of the simplex, their mean as a diamond and, as `frame`, contours of entropy."""
+    """Draw members as points of the simplex.
+
+    Parameters
+    ----------
+    logits
+        [members, 3].
+    mean
+        Draw their mean as a diamond.
+    frame
+        Draw the triangle and the contours of entropy.
+    ax
+        Where; the current axes by default.
+    """
     ax = ax or plt.gca()
     if frame:
         _simplex_frame(ax)
     p = logits.double().softmax(-1)
-    ax.scatter(
-        *barycentric(p).T,
-        s=26,
-        color=EPISTEMIC,
-        edgecolor="white",
-        linewidth=0.7,
-        zorder=3,
-    )
+    member = {"color": EPISTEMIC, "edgecolor": "white", "linewidth": 0.7, "zorder": 3}
+    ax.scatter(*barycentric(p).T, s=26, **member)
     if mean and len(p):
-        at = barycentric(p.mean(0))
-        for color, width in (
-            ("white", 2.6),
-            (TOTAL, 1.3),
-        ):  # hollow, because members may lie below it
-            ax.scatter(
-                *at,
-                s=58,
-                marker="D",
-                facecolor="none",
-                edgecolor=color,
-                linewidth=width,
-                zorder=4,
-            )
+        x, y = barycentric(p.mean(0))
+        hollow = {"marker": "D", "facecolor": "none", "zorder": 4}  # members lie below
+        ax.scatter(x, y, s=58, edgecolor="white", linewidth=2.6, **hollow)
+        ax.scatter(x, y, s=58, edgecolor=TOTAL, linewidth=1.3, **hollow)
     return ax
 
 
 def _simplex_frame(ax: Axes) -> None:
-    grid = np.array([(a, b, 60 - a - b) for a in range(61) for b in range(61 - a)]) / 60
-    heights = uncertainty.entropy(torch.as_tensor(grid).clamp_min(1e-12).log()).numpy()
+    steps = range(61)
+    grid = np.array([(a, b, 60 - a - b) for a in steps for b in steps[: 61 - a]]) / 60
+    heights = uncertainty.entropy(np.log(grid.clip(1e-12))).numpy()
+    levels = np.linspace(0, np.log(3) + 1e-6, 9)
     x, y = barycentric(grid).T
-    ax.tricontourf(
-        x,
-        y,
-        heights,
-        levels=np.linspace(0, np.log(3) + 1e-6, 9),
-        cmap="Greys",
-        alpha=0.45,
-    )
+    ax.tricontourf(x, y, heights, levels=levels, cmap="Greys", alpha=0.45)
     ax.plot(*_CORNERS[[0, 1, 2, 0]].T, color=TOTAL, linewidth=0.9)
-    for corner, name, (dx, dy) in zip(
-        _CORNERS, "ABC", [(-0.04, -0.04), (0.04, -0.04), (0, 0.04)], strict=True
+    for name, (x, y), (dx, dy) in zip(
+        "ABC", _CORNERS, [(-0.04, -0.04), (0.04, -0.04), (0, 0.04)], strict=True
     ):
-        ax.text(
-            corner[0] + dx,
-            corner[1] + dy,
-            name,
-            ha="center",
-            va="bottom" if dy > 0 else "top",
-            fontsize=8,
-        )
+        side = "bottom" if dy > 0 else "top"
+        ax.text(x + dx, y + dy, name, ha="center", va=side, fontsize=8)
     ax.set(aspect="equal", xlim=(-0.1, 1.1), ylim=(-0.14, 1.0))
     ax.axis("off")
 
 
 def decomposition_bars(
-    parts: Mapping[str, tuple[float, float]], *, limit: float | None = None, legend: bool = True,
+    parts: Mapping[str, tuple[float, float]],
+    *,
+    limit: float | None = None,
+    legend: bool = True,
     ax: Axes | None = None,
-) -> Axes:  # fmt: skip
-    """Horizontal bars aleatoric + epistemic = total (nats); parts: name of a bar -> (aleatoric, epistemic)."""
+) -> Axes:
+    """Draw horizontal bars aleatoric + epistemic = total (nats).
+
+    Parameters
+    ----------
+    parts
+        Name of a bar -> (aleatoric, epistemic).
+    limit
+        The end of the axis.
+    legend
+        Draw one.
+    ax
+        Where; the current axes by default.
+    """
     ax = ax or plt.gca()
     aleatoric, epistemic = np.array(list(parts.values()), dtype=float).T
-    y = np.arange(len(parts))
+    total, y = aleatoric + epistemic, np.arange(len(parts))
     ax.barh(y, aleatoric, color=ALEATORIC, height=0.55, label="aleatoric")
-    ax.barh(
-        y,
-        epistemic,
-        left=aleatoric,
-        color=EPISTEMIC,
-        height=0.55,
-        label="epistemic",
-        hatch="///",
-        edgecolor="white",
-    )
-    ax.barh(
-        y,
-        aleatoric + epistemic,
-        facecolor="none",
-        edgecolor=TOTAL,
-        height=0.72,
-        linewidth=1,
-        label="total",
-    )
-    ax.set(
-        yticks=y, yticklabels=list(parts), xlabel="uncertainty (nats)", xlim=(0, limit)
-    )
+    right = {"left": aleatoric, "color": EPISTEMIC, "label": "epistemic"}
+    ax.barh(y, epistemic, height=0.55, **right, **HATCHED)
+    frame = {"facecolor": "none", "edgecolor": TOTAL, "linewidth": 1, "label": "total"}
+    ax.barh(y, total, height=0.72, **frame)
+    ax.set(yticks=y, yticklabels=list(parts), xlim=(0, limit))
+    ax.set(xlabel="uncertainty (nats)")
     ax.yaxis.set_inverted(True)
     ax.tick_params(axis="y", length=0)
     if legend:
-        ax.legend(
-            loc="upper center",
-            bbox_to_anchor=(0.5, 1.16),
-            ncols=3,
-            handlelength=1.2,
-            columnspacing=1.2,
-        )
+        above = {"loc": "upper center", "bbox_to_anchor": (0.5, 1.16), "ncols": 3}
+        ax.legend(**above, handlelength=1.2, columnspacing=1.2)
     return ax
 
 
 def areas(
     x: Values, aleatoric: Values, epistemic: Values, *, ax: Axes | None = None
 ) -> Axes:
-    """Areas aleatoric + epistemic = total (nats) along x, each labelled where it is thickest."""
+    """Draw areas aleatoric + epistemic = total (nats), labelled where they are thick."""
     ax = ax or plt.gca()
     x, low, total = _array(x), _array(aleatoric), _array(aleatoric) + _array(epistemic)
     ax.fill_between(x, low, color=ALEATORIC, linewidth=0)
-    ax.fill_between(
-        x, low, total, facecolor=EPISTEMIC, hatch="///", edgecolor="white", linewidth=0
-    )
+    ax.fill_between(x, low, total, facecolor=EPISTEMIC, linewidth=0, **HATCHED)
     ax.plot(x, total, color=TOTAL)
-    inner = np.linspace(0.3, 0.7, 41) * (
-        len(x) - 1
-    )  # a label near the edge would be clipped
+    inner = np.linspace(0.3, 0.7, 41) * (len(x) - 1)  # no clipping
     places, bottom, top = (
-        np.interp(inner, np.arange(len(x)), values) for values in (x, low, total)
+        np.interp(inner, np.arange(len(x)), v) for v in (x, low, total)
     )
     for name, text, back, start, end in [
         ("aleatoric", "black", ALEATORIC, 0 * bottom, bottom),
         ("epistemic", "white", EPISTEMIC, bottom, top),
     ]:
         i = int(np.argmax(end - start))
-        ax.text(places[i], (start[i] + end[i]) / 2, name, color=text, ha="center", va="center", fontsize=8,
-                bbox={"facecolor": back, "edgecolor": "none", "pad": 1.5})  # fmt: skip
+        box = {"facecolor": back, "edgecolor": "none", "pad": 1.5}
+        words: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8}
+        ax.text(places[i], (start[i] + end[i]) / 2, name, color=text, bbox=box, **words)
     ax.set(xlim=(x[0], x[-1]), ylim=(0, None), ylabel="uncertainty (nats)")
     return ax
 
@@ -361,17 +319,15 @@ def areas(
 def stacked(
     x: Sequence[Any], between: Values, within: Values, *, ax: Axes | None = None
 ) -> Axes:
-    """Vertical bars between + within = total mutual information (nats), one for each x."""
+    """Draw bars between + within = total mutual information (nats), one for each x."""
     ax = ax or plt.gca()
     positions, between, within = np.arange(len(x)), _array(between), _array(within)
-    ax.bar(positions, between, color=EPISTEMIC, width=0.7, label="between groups")
-    ax.bar(positions, within, bottom=between, color=EPISTEMIC, alpha=0.3, width=0.7, hatch="///", edgecolor="white",
-           label="within groups")  # fmt: skip
-    ax.set(
-        xticks=positions,
-        xticklabels=[str(item) for item in x],
-        ylabel="mutual information (nats)",
-    )
+    bar: dict[str, Any] = {"color": EPISTEMIC, "width": 0.7}
+    ax.bar(positions, between, label="between groups", **bar)
+    light = {"bottom": between, "alpha": 0.3, "label": "within groups"}
+    ax.bar(positions, within, **light, **bar, **HATCHED)
+    ax.set(xticks=positions, xticklabels=list(map(str, x)))
+    ax.set(ylabel="mutual information (nats)")
     return ax
 
 
@@ -383,14 +339,12 @@ def ecdf(
     linestyle: Any = "-",
     ax: Axes | None = None,
 ) -> Axes:
-    """The fraction of inputs whose score is at most x."""
+    """Draw the fraction of inputs whose score is at most x."""
     ax = ax or plt.gca()
-    ax.ecdf(
-        _array(scores), label=label, color=color, linestyle=linestyle, linewidth=1.2
-    )
-    ax.set(
-        xlabel="mutual information (nats)", ylabel="fraction of inputs", ylim=(0, 1.02)
-    )
+    style = {"color": color, "linestyle": linestyle, "linewidth": 1.2}
+    ax.ecdf(_array(scores), label=label, **style)
+    ax.set(xlabel="mutual information (nats)", ylabel="fraction of inputs")
+    ax.set(ylim=(0, 1.02))
     return ax
 
 
@@ -402,49 +356,52 @@ def roc(
     color: Any = EPISTEMIC,
     ax: Axes | None = None,
 ) -> Axes:
-    """True positive rate of OOD inputs against false positive rate of ID inputs; the label holds the AUROC."""
+    """Draw the share of OOD inputs found against that of ID inputs flagged.
+
+    The label holds the AUROC.
+    """
     ax = ax or plt.gca()
     inside, outside = _array(id_scores), _array(ood_scores)
     is_ood = np.repeat([False, True], [len(inside), len(outside)])
     false, true, _ = roc_curve(is_ood, np.concatenate([inside, outside]))
     auroc = metrics.ood_detection(inside, outside).auroc
-    ax.plot(
-        false, true, color=color, linewidth=1.2, label=f"{label} {auroc:.3f}".strip()
-    )
+    named = f"{label} {auroc:.3f}".strip()
+    ax.plot(false, true, color=color, linewidth=1.2, label=named)
     ax.plot([0, 1], [0, 1], color=NEUTRAL, linewidth=0.6, zorder=0)
-    ax.set(
-        xlabel="ID flagged (false positives)",
-        ylabel="OOD found (true positives)",
-        xlim=(0, 1),
-        ylim=(0, 1.01),
-    )
+    ax.set(xlabel="ID flagged (false positives)", xlim=(0, 1))
+    ax.set(ylabel="OOD found (true positives)", ylim=(0, 1.01))
     return ax
 
 
 def dots(
-    rows: Mapping[str, tuple[float, float, float]], styles: Sequence[tuple[Any, str]], *, hollow: bool = False,
+    rows: Mapping[str, tuple[float, float, float]],
+    styles: Sequence[tuple[Any, str]],
+    *,
+    hollow: bool = False,
     ax: Axes | None = None,
-) -> Axes:  # fmt: skip
-    """Each row, from top to bottom, shows a mean and its interval; rows: name -> (mean, low, high).
+) -> Axes:
+    """Draw a mean and its interval in each row, from top to bottom.
 
-    styles: the colour and the marker of each row. hollow: draw open markers, for a second value of the same rows.
+    Parameters
+    ----------
+    rows
+        Name -> (mean, low, high).
+    styles
+        The colour and the marker of each row.
+    hollow
+        Draw open markers, for a second value of the same rows.
+    ax
+        Where; the current axes by default.
     """
     ax = ax or plt.gca()
-    for y, ((value, low, high), (color, marker)) in enumerate(
-        zip(rows.values(), styles, strict=True)
-    ):
+    pairs = zip(rows.values(), styles, strict=True)
+    for y, ((value, low, high), (color, marker)) in enumerate(pairs):
         ax.plot([low, high], [y, y], color=color, linewidth=1.2)
-        ax.plot(
-            value,
-            y,
-            marker=marker,
-            color=color,
-            markersize=6,
-            markerfacecolor="white" if hollow else color,
-        )
-    ax.set(
-        yticks=range(len(rows)), yticklabels=list(rows), ylim=(len(rows) - 0.5, -0.5)
-    )
+        face = "white" if hollow else color
+        style = {"marker": marker, "markersize": 6, "markerfacecolor": face}
+        ax.plot(value, y, color=color, **style)
+    ax.set(yticks=range(len(rows)), yticklabels=list(rows))
+    ax.set(ylim=(len(rows) - 0.5, -0.5))
     ax.tick_params(axis="y", length=0)
     return ax
 
@@ -457,36 +414,56 @@ def reliability(
     color: Any = EPISTEMIC,
     ax: Axes | None = None,
 ) -> Axes:
-    """Accuracy in the bins of `metrics.ece`, the gap to the confidence hatched; logits [members, samples, classes]."""
+    """Draw accuracy in the bins of `metrics.ece`, the gap to the confidence hatched.
+
+    Parameters
+    ----------
+    logits, labels
+        [members, samples, classes] and [samples].
+    bins, color
+        Of the diagram.
+    ax
+        Where; the current axes by default.
+    """
     ax = ax or plt.gca()
     confidence, answer = metrics.log_prediction(logits).exp().max(1)
     edges = torch.arange(bins + 1, dtype=torch.float64) / bins
     at = torch.bucketize(confidence, edges[1:-1])
     count = at.bincount(minlength=bins).clamp(min=1)
-    right, sure = (
-        _array(at.bincount(v.double(), bins) / count)
-        for v in (answer == labels, confidence)
-    )
-    ax.stairs(
-        right, _array(edges), fill=True, color=color, alpha=0.75, label="accuracy"
-    )
-    ax.stairs(sure, _array(edges), baseline=right, fill=True, facecolor="none", edgecolor=TOTAL, hatch="////",
-              linewidth=0.5, label="gap to confidence")  # fmt: skip
+    right = _array(at.bincount((answer == labels).double(), bins) / count)
+    sure = _array(at.bincount(confidence, bins) / count)
+    bars: dict[str, Any] = {"edges": _array(edges), "fill": True}
+    ax.stairs(right, color=color, alpha=0.75, label="accuracy", **bars)
+    gap = {"facecolor": "none", "edgecolor": TOTAL, "hatch": "////", "linewidth": 0.5}
+    ax.stairs(sure, baseline=right, label="gap to confidence", **gap, **bars)
     ax.plot([0, 1], [0, 1], color=NEUTRAL, linewidth=0.8)
-    ax.set(
-        xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1), aspect="equal"
-    )
+    ax.set(xlabel="confidence", ylabel="accuracy", aspect="equal")
+    ax.set(xlim=(0, 1), ylim=(0, 1))
     return ax
 
 
 def heatmap(
-    values: Values, rows: Sequence[Any], columns: Sequence[Any], *, label: str = "", digits: int = 3,
+    values: Values,
+    rows: Sequence[Any],
+    columns: Sequence[Any],
+    *,
+    label: str = "",
+    digits: int = 3,
     ax: Axes | None = None,
-) -> Axes:  # fmt: skip
-    """A matrix as colours, with its numbers written in the cells."""
+) -> Axes:
+    """Draw a matrix as colours, with its numbers written in the cells."""
     ax = ax or plt.gca()
-    sns.heatmap(_array(values), ax=ax, cmap="viridis_r", annot=True, fmt=f".{digits}f", annot_kws={"fontsize": 7.5},
-                xticklabels=list(columns), yticklabels=list(rows), cbar_kws={"label": label})  # fmt: skip
+    sns.heatmap(
+        _array(values),
+        ax=ax,
+        cmap="viridis_r",
+        annot=True,
+        fmt=f".{digits}f",
+        annot_kws={"fontsize": 7.5},
+        xticklabels=list(columns),
+        yticklabels=list(rows),
+        cbar_kws={"label": label},
+    )
     ax.tick_params(length=0)
     ax.tick_params(axis="y", labelrotation=0)
     return ax
@@ -499,34 +476,37 @@ def images(
     title: str = "",
     axes: Sequence[Axes] | np.ndarray,
 ) -> list[Axes]:
-    """Draw the first `count` images [samples, channels, height, width] in the given axes, and return these.
+    """Draw the first images in the given axes, and return these.
 
-    Of texts the first three are written over all the axes; where there is one only, the first text, in lines.
+    Parameters
+    ----------
+    inputs
+        [samples, channels, height, width]; or texts, of which the first three are
+        written over all the axes, or, where there is one only, the first text in lines.
+    count
+        How many, at most.
+    title
+        Above the first.
+    axes
+        One for each image.
     """
     panels: list[Axes] = list(np.asarray(axes, dtype=object).ravel())
     if isinstance(inputs, list):
-        some = [textwrap.shorten(each, 130) for each in inputs[: min(3, count)]]
-        lines = (
-            "\n".join(some)
-            if len(panels) > 1
-            else textwrap.fill(inputs[0], 24, max_lines=9)
-        )
-        panels[0].text(
-            0, 0.5, lines, fontsize=7, va="center", parse_math=False, in_layout=False
-        )
+        if len(panels) > 1:
+            shown = [textwrap.shorten(text, 130) for text in inputs[: min(3, count)]]
+            words = "\n".join(shown)
+        else:
+            words = textwrap.fill(inputs[0], 24, max_lines=9)
+        plain: dict[str, Any] = {"parse_math": False, "in_layout": False}
+        panels[0].text(0, 0.5, words, fontsize=7, va="center", **plain)
     else:
         for ax, image in zip(panels[:count], inputs, strict=False):
             ax.imshow(_array(image.movedim(0, -1).squeeze(-1)), **PICTURE)
     for ax in panels:
         ax.axis("off")
-    panels[0].set_title(
-        " "
-    )  # reserves the height of a line; the width of the text must not push the images aside
-    place: dict[str, Any] = {
-        "xycoords": "axes fraction",
-        "textcoords": "offset points",
-        "in_layout": False,
-    }
+    panels[0].set_title(" ")  # the height of a line; the title's width must not push
+    place: dict[str, Any] = {"xycoords": "axes fraction", "in_layout": False}
+    place["textcoords"] = "offset points"
     panels[0].annotate(title, (0, 1), (0, 5), fontsize=9, **place)
     return panels
 
@@ -538,91 +518,97 @@ def votes(
     *,
     ax: Axes | None = None,
 ) -> Axes:
-    """The predicted class and its probability of each of s x s tiles, row by row, written over the image.
+    """Write the predicted class of each of s x s tiles and its probability on an image.
 
-    image: [channels, height, width]. logits: [s * s, classes]. Tiles that agree with the mean prediction are grey, the
-    others blue; the more probable the class, the more opaque the tile.
+    Tiles that agree with the mean prediction are grey, the others blue; the more
+    probable the class, the more opaque the tile.
+
+    Parameters
+    ----------
+    image
+        [channels, height, width].
+    logits
+        [s * s, classes], row by row.
+    classes
+        Their names.
+    ax
+        Where; the current axes by default.
     """
     ax = ax or plt.gca()
     side = math.isqrt(len(logits))
     if side * side != len(logits):
         raise ValueError(
-            f"votes needs the logits of s x s tiles, [s * s, classes], got {list(logits.shape)}"
+            "votes needs the logits of s x s tiles, [s * s, classes], "
+            f"got {list(logits.shape)}"
         )
     p = logits.double().softmax(-1)
     together = int(p.mean(0).argmax())
-    ax.imshow(
-        _array(image.movedim(0, -1).squeeze(-1)), extent=(0, side, side, 0), **PICTURE
-    )
-    for i, (sure, vote) in enumerate(
-        zip(*(values.tolist() for values in p.max(1)), strict=True)
-    ):
+    picture = _array(image.movedim(0, -1).squeeze(-1))
+    ax.imshow(picture, extent=(0, side, side, 0), **PICTURE)
+    words: dict[str, Any] = {"ha": "center", "va": "center", "linespacing": 0.95}
+    words["path_effects"] = [withStroke(linewidth=1.5, foreground="white")]
+    for i, (sure, vote) in enumerate(zip(*p.max(1), strict=True)):
         row, column = divmod(i, side)
         color = NEUTRAL if vote == together else EPISTEMIC
-        tile = Rectangle(
-            (column, row),
-            1,
-            1,
-            facecolor=(color, 0.7 * sure),
-            edgecolor="white",
-            linewidth=0.7,
-        )
-        ax.add_patch(tile)
-        name = str(classes[vote])[:5] if len(classes) else str(vote)
-        ax.text(column + 0.5, row + 0.5, f"{name}\n{sure:.2f}", ha="center", va="center", linespacing=0.95,
-                fontsize=min(8, 30 / side), path_effects=[withStroke(linewidth=1.5, foreground="white")])  # fmt: skip
+        face = (color, 0.7 * float(sure))
+        frame = {"facecolor": face, "edgecolor": "white", "linewidth": 0.7}
+        ax.add_patch(Rectangle((column, row), 1, 1, **frame))
+        name = str(classes[int(vote)])[:5] if len(classes) else str(int(vote))
+        label = f"{name}\n{sure:.2f}"
+        ax.text(column + 0.5, row + 0.5, label, fontsize=min(8, 30 / side), **words)
     ax.set(xticks=[], yticks=[], xlim=(0, side), ylim=(side, 0))
     ax.spines[:].set_visible(False)
     return ax
 
 
 def mask_map(mask: Tensor, *, ax: Axes | None = None) -> Axes:
-    """Masks [members, units] with values in [0, 1] as blue cells; units are sorted by their mean over members."""
+    """Draw masks [members, units] with values in [0, 1] as blue cells.
+
+    Units are sorted by their mean over members.
+    """
     ax = ax or plt.gca()
     order = mask.mean(0).argsort(descending=True, stable=True)
     crisp = "nearest" if mask.shape[1] < 1000 else "antialiased"
     blues = LinearSegmentedColormap.from_list("mask", ["white", EPISTEMIC])
-    ax.imshow(
-        _array(mask[:, order]),
-        cmap=blues,
-        vmin=0,
-        vmax=1,
-        aspect="auto",
-        interpolation=crisp,
-    )
+    look: dict[str, Any] = {"cmap": blues, "vmin": 0, "vmax": 1, "aspect": "auto"}
+    ax.imshow(_array(mask[:, order]), interpolation=crisp, **look)
     ax.set(yticks=[0, len(mask) - 1], ylabel="member", xlim=(-0.5, mask.shape[1] - 0.5))
     return ax
 
 
 def head_colors(values: Tensor) -> ScalarMappable:
-    """Colours of the values of attention heads; negative values are purple, if there are any."""
+    """Return the colours of values of attention heads; negative ones are purple."""
     low, top = values.min().item(), values.abs().max().item()
-    return ScalarMappable(
-        Normalize(-top if low < 0 else 0, top), "PuOr_r" if low < 0 else "viridis_r"
-    )
+    if low < 0:
+        return ScalarMappable(Normalize(-top, top), "PuOr_r")
+    return ScalarMappable(Normalize(0, top), "viridis_r")
 
 
 def head_map(
     values: Tensor, order: Sequence[tuple[int, int]] = (), *, ax: Axes | None = None
 ) -> Axes:
-    """A value of each attention head, [layers, heads], as colour, with the head's place in `order`, from 1."""
+    """Draw a value of each attention head as colour.
+
+    Parameters
+    ----------
+    values
+        [layers, heads].
+    order
+        (layer, head) pairs; each head's place among them is written on it, from 1.
+    ax
+        Where; the current axes by default.
+    """
     ax = ax or plt.gca()
     values = torch.as_tensor(values).double()
     colors: Any = head_colors(values)
     ax.imshow(_array(values), cmap=colors.cmap, norm=colors.norm)
+    strong = 0.6 * values.abs().max()
+    centred: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7}
     for place, (layer, head) in enumerate(order, 1):
-        color = (
-            "white" if values[layer, head].abs() > 0.6 * values.abs().max() else "black"
-        )
-        ax.text(
-            head, layer, str(place), ha="center", va="center", fontsize=7, color=color
-        )
-    ax.set(
-        xlabel="head",
-        ylabel="layer",
-        xticks=range(values.shape[1]),
-        yticks=range(len(values)),
-    )
+        color = "white" if values[layer, head].abs() > strong else "black"
+        ax.text(head, layer, str(place), color=color, **centred)
+    ax.set(xlabel="head", xticks=range(values.shape[1]))
+    ax.set(ylabel="layer", yticks=range(len(values)))
     return ax
 
 
@@ -633,49 +619,42 @@ def table(
     paper: Sequence[Any] = (),
     digits: int = 3,
 ):
-    """A pandas Styler of a DataFrame: in each column of `best` the best value is bold, the second underlined.
+    """Return a pandas Styler of a DataFrame.
 
-    best: column -> "max" or "min". paper: columns with the paper's numbers, in grey, with a dash where it has none.
+    Parameters
+    ----------
+    frame
+        The table.
+    best
+        Column -> "max" or "min": its best value is bold, the second underlined.
+    paper
+        Columns with a paper's numbers: grey, with a dash where it has none.
+    digits
+        After the point.
     """
 
     def number(value: Any) -> str:
         if not isinstance(value, float):
             return str(value)
-        return (
-            f"{value:.1e}"
-            if 0 < abs(value) < 0.5 * 10**-digits
-            else f"{value:.{digits}f}"
-        )
-
-    styler = frame.style.format(number, na_rep="not run")
-    if len(paper):
-        styler = styler.format(number, na_rep="–", subset=list(paper)).set_properties(
-            subset=list(paper), color=PAPER
-        )
+        small = 0 < abs(value) < 0.5 * 10**-digits
+        return f"{value:.1e}" if small else f"{value:.{digits}f}"
 
     def rank(column: Any) -> list[str]:
         ascending = (best or {})[column.name] == "min"
+        marks = {1: "font-weight: bold", 2: "text-decoration: underline"}
         ranks = column.rank(ascending=ascending, method="min")
-        return [
-            "font-weight: bold"
-            if r == 1
-            else "text-decoration: underline"
-            if r == 2
-            else ""
-            for r in ranks
-        ]
+        return [marks.get(r, "") for r in ranks]
 
+    styler = frame.style.format(number, na_rep="not run")
+    if theirs := list(paper):
+        styler = styler.format(number, na_rep="–", subset=theirs)
+        styler = styler.set_properties(subset=theirs, color=PAPER)
     for column in best or {}:
         styler = styler.apply(rank, subset=[column])
     return styler
 
 
 def _array(values: Values) -> np.ndarray:
-    return (
-        values.detach().cpu().numpy()
-        if isinstance(values, Tensor)
-        else np.asarray(values)
-    )
-
-
-door.room(__name__, reads=False)
+    if isinstance(values, Tensor):
+        return values.detach().cpu().numpy()
+    return np.asarray(values)

@@ -1,11 +1,12 @@
-"""The predictive uncertainty of an ensemble: what its members share, and what they disagree about.
+"""The predictive uncertainty of an ensemble: what its members share, and what divides them.
 
-Every function starts from member logits `[members, batch, classes]`; log-probabilities serve as well. Results are per
-input and in nats. Epistemic terms are computed as divergences, sums of non-negative terms, and never as a difference of
-two entropies: a mutual information of 1e-6 keeps its digits in float32, and no result is negative by rounding.
+Every function starts from member logits `[members, batch, classes]`; log-probabilities
+serve as well. Results are per input and in nats. Epistemic terms are computed as
+divergences, sums of non-negative terms, and never as a difference of two entropies: a
+mutual information of 1e-6 keeps its digits in float32, and no result is negative by
+rounding.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
@@ -13,12 +14,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from uqlab.core import door
-from uqlab.core.checks import finite, floating, representable
+from uqlab.core.checks import (
+    ArrayLike,
+    as_logits,
+    as_tensor,
+    at_least,
+    finite,
+    one_of,
+    representable,
+)
 from uqlab.core.devices import elements_of_temporary
 
-Logits = Float[Tensor, "members batch classes"]
-Weights = Float[Tensor, " members"] | Float[Tensor, "members batch"] | None
+GROUPS = "groups members batch classes"
 Correction = Literal["jackknife"] | None
 
 
@@ -31,7 +38,7 @@ class Decomposition(NamedTuple):
 
 
 class GroupDecomposition(NamedTuple):
-    """Total predictive entropy of an ensemble of ensembles, total = aleatoric + within + between."""
+    """The uncertainty of an ensemble of ensembles, total = aleatoric + within + between."""
 
     total: Tensor
     between: Tensor
@@ -44,215 +51,263 @@ class GroupDecomposition(NamedTuple):
         return self.between + self.within
 
 
-def entropy(logits: Float[Tensor, "*batch classes"]) -> Float[Tensor, "*batch"]:
-    """Entropy of softmax(logits) over the last axis, in nats."""
-    if logits.ndim == 0:
-        raise ValueError("logits must be [..., classes], got a scalar")
-    leading, classes = logits.shape[:-1], logits.shape[-1]
-    flat = logits.reshape(1, math.prod(leading), classes)
-    check_logits(flat)
+def entropy(logits: ArrayLike) -> Float[Tensor, "..."]:
+    """Return the entropy of softmax(logits) over the last axis, in nats.
+
+    Parameters
+    ----------
+    logits
+        [..., classes].
+    """
+    logits = as_logits(logits, "...")
+    flat = logits.reshape(1, -1, logits.shape[-1])
 
     def measure(z: Tensor, _: slice) -> tuple[Tensor]:
         log_p = z.log_softmax(0)
         return (_member_entropy(log_p, log_p.exp())[0],)
 
-    return _over_batch(measure, flat)[0].reshape(leading)
+    return _over_batch(measure, flat)[0].reshape(logits.shape[:-1])
 
 
 def decompose(
-    logits: Logits, weights: Weights = None, correct: Correction = None
+    logits: ArrayLike, weights: ArrayLike | None = None, correct: Correction = None
 ) -> Decomposition:
-    """Split the entropy of the mean prediction into the mean member entropy and the mutual information I[Y; member].
+    """Split the entropy of the mean prediction by the mutual information I[Y; member].
 
-    logits: half precision is computed in float32.
-    weights: not negative; they are normalised to sum to one over the members.
-    correct: "jackknife" replaces the plug-in mutual information, whose expectation is about (1 - 1/M) of the true one,
-        by M MI - (M - 1) mean_i MI_-i. Use it to compare ensembles of different sizes. It may exceed log(classes).
+    Total uncertainty is the entropy of the mean prediction, aleatoric the mean entropy
+    of the members, epistemic their difference, the mutual information.
 
-    The results are [batch]. Raises ValueError for a wrong rank, an empty batch, logits that are not finite, and weights
-    of a wrong shape or of sum 0. Houlsby et al. 2011; Kirsch 2024, eqs 2-3.
+    Parameters
+    ----------
+    logits
+        [members, batch, classes]; half precision is computed in float32.
+    weights
+        [members] or [members, batch], not negative; they are normalised to sum to one
+        over the members.
+    correct
+        "jackknife" replaces the plug-in mutual information, whose expectation is about
+        (1 - 1/M) of the true one, by M MI - (M - 1) mean_i MI_-i. Use it to compare
+        ensembles of different sizes. It may exceed log(classes).
+
+    Returns
+    -------
+    Decomposition
+        total, aleatoric and epistemic, [batch] each, in nats.
+
+    Raises
+    ------
+    ValueError
+        For logits of another shape, that are empty or not finite, and for weights of
+        another shape or of sum 0.
+
+    References
+    ----------
+    Houlsby et al. 2011; Kirsch 2024, eqs 2-3.
+
+    Examples
+    --------
+    Two members that are sure of different classes know nothing together:
+
+    >>> total, aleatoric, epistemic = decompose([[[50.0, 0.0]], [[0.0, 50.0]]])
+    >>> round(epistemic.item(), 4)  # log 2
+    0.6931
     """
     return decompose_score(logits, "log", weights, correct)
 
 
 def decompose_score(
-    logits: Logits,
+    logits: ArrayLike,
     rule: Literal["log", "brier", "zero-one"] = "log",
-    weights: Weights = None,
+    weights: ArrayLike | None = None,
     correct: Correction = None,
 ) -> Decomposition:
-    """Split the expected loss of the mean prediction, under a proper scoring rule, into aleatoric and epistemic parts.
+    """Split the expected loss of the mean prediction under a proper scoring rule.
 
-    Let G be the rule's entropy. Then aleatoric = mean_m G(p_m), total = G(mean_m p_m), epistemic = total - aleatoric.
-        "log": G is the entropy, and epistemic the mutual information.
-        "brier": G is 1 - sum p^2, and epistemic the variance of p, summed over classes.
-        "zero-one": G is 1 - max p, and epistemic the expected accuracy that the mean loses against its members.
+    Let G be the rule's entropy. Then aleatoric = mean_m G(p_m), total = G(mean_m p_m),
+    and epistemic = total - aleatoric.
 
-    Other arguments and errors as in `decompose`. Hofman, Sale and Hüllermeier 2024, arXiv 2404.12215.
+    Parameters
+    ----------
+    logits, weights, correct
+        As in `decompose`, with its errors.
+    rule
+        "log": G is the entropy, and epistemic the mutual information. "brier": G is 1 -
+        sum p^2, and epistemic the variance of p, summed over classes. "zero-one": G is
+        1 - max p, and epistemic the expected accuracy that the mean loses against its
+        members.
+
+    References
+    ----------
+    Hofman, Sale and Hüllermeier 2024, arXiv 2404.12215.
     """
+    one_of("rule", rule, tuple(_RULES))
     member_entropy, divergence = _RULES[rule]
-    check_logits(logits)
-    members = logits.shape[0]
-    if _jackknife(correct, members, "members") and weights is not None:
+    logits = as_logits(logits)
+    if _jackknife(correct, len(logits), "members") and weights is not None:
         raise ValueError(
-            "the jackknife is defined for equally weighted members: give weights or correct, not both"
+            "the jackknife is defined for equally weighted members: "
+            "give weights or correct, not both"
         )
-    weights = None if weights is None else _normalise(weights, logits)
+    shares = None if weights is None else _normalise(weights, logits)
 
     def measure(z: Tensor, at: slice) -> tuple[Tensor, Tensor]:
-        weight = None if weights is None else weights[:, at]
-        log_p = z.log_softmax(0)  # [C, M, n]
+        share = None if shares is None else shares[:, at]
+        log_p = z.log_softmax(0)  # [classes, members, n]
         p = log_p.exp()
-        return _mean(member_entropy(log_p, p), weight), mean_divergence(
-            p, divergence, weight, correct
-        )
+        aleatoric = _mean(member_entropy(log_p, p), share)
+        return aleatoric, mean_divergence(p, divergence, share, correct)
 
     aleatoric, epistemic = _over_batch(measure, logits)
     return Decomposition(aleatoric + epistemic, aleatoric, epistemic)
 
 
 def group_members(
-    logits: Logits, size: int
+    logits: ArrayLike, size: int
 ) -> Float[Tensor, "groups {size} batch classes"]:
-    """View an ensemble as groups of `size` consecutive members; raises ValueError if `size` does not divide them."""
-    check_logits(logits)
-    members = logits.shape[0]
-    if members % size:
-        divisors = ", ".join(str(d) for d in range(1, members + 1) if members % d == 0)
+    """View an ensemble as groups of `size` consecutive members.
+
+    Raises ValueError if `size` does not divide the members.
+    """
+    logits = as_logits(logits)
+    members = len(logits)
+    if members % at_least("size", size):
+        divisors = [str(d) for d in range(1, members + 1) if members % d == 0]
         raise ValueError(
-            f"groups of {size} do not divide {members} members; sizes that do: {divisors}"
+            f"groups of {size} do not divide {members} members; "
+            f"sizes that do: {', '.join(divisors)}"
         )
     return logits.unflatten(0, (members // size, size))
 
 
 def decompose_groups(
-    logits: Float[Tensor, "groups members batch classes"], correct: Correction = None
+    logits: ArrayLike, correct: Correction = None
 ) -> GroupDecomposition:
-    """Split the uncertainty of an ensemble of ensembles by the chain rule I[Y; K, M] = I[Y; K] + I[Y; M | K].
+    """Split the uncertainty of an ensemble of ensembles by the chain rule.
 
-    `between` = I[Y; K] is the disagreement of the groups' mean predictions, and `within` = I[Y; M | K] that of the
-    members of one group. Their sum is the mutual information of all members, whatever the grouping. `correct`:
-    "jackknife" corrects `between`, which few groups make too small, by a factor of about (1 - 1/K).
+    I[Y; K, M] = I[Y; K] + I[Y; M | K]: `between` is the disagreement of the groups'
+    mean predictions, and `within` that of the members of one group. Their sum is the
+    mutual information of all members, whatever the grouping.
 
-    The results are [batch]. Errors as in `decompose`. Kirsch 2024, eqs 4-10.
+    Parameters
+    ----------
+    logits
+        [groups, members, batch, classes].
+    correct
+        "jackknife" corrects `between`, which few groups make too small, by a factor of
+        about (1 - 1/K).
+
+    Returns
+    -------
+    GroupDecomposition
+        [batch] each, in nats. Errors as in `decompose`.
+
+    References
+    ----------
+    Kirsch 2024, eqs 4-10.
     """
-    if logits.ndim != 4:
-        raise ValueError(
-            f"logits must be [groups, members, batch, classes], got {list(logits.shape)}; "
-            "from one ensemble use group_members(logits, size)"
-        )
+    logits = as_logits(
+        logits, GROUPS, "; from one ensemble use group_members(logits, size)"
+    )
     groups, members = logits.shape[:2]
     _jackknife(correct, groups, "groups")
-    flat = logits.flatten(0, 1)
-    check_logits(flat)
 
     def measure(z: Tensor, _: slice) -> tuple[Tensor, Tensor, Tensor]:
         log_p = z.log_softmax(0)
         p = log_p.exp()
         aleatoric = _member_entropy(log_p, p).mean(0)
-        p = p.unflatten(1, (groups, members))  # [C, K, M, n]
-        return (
-            aleatoric,
-            mean_divergence(p, _kl).mean(0),
-            mean_divergence(p.mean(2), _kl, correct=correct),
-        )
+        p = p.unflatten(1, (groups, members))  # [classes, groups, members, n]
+        within = mean_divergence(p, _kl).mean(0)
+        return aleatoric, within, mean_divergence(p.mean(2), _kl, correct=correct)
 
-    aleatoric, within, between = _over_batch(measure, flat)
+    aleatoric, within, between = _over_batch(measure, logits.flatten(0, 1))
     return GroupDecomposition(aleatoric + within + between, between, within, aleatoric)
 
 
-def logit_sum_weights(logits: Logits) -> Float[Tensor, " members"]:
-    """Weights of the members by their logit sums over a data set, w_j = sum_i exp(l_ij) / sum_ik exp(l_ik).
+def logit_sum_weights(logits: ArrayLike) -> Float[Tensor, " members"]:
+    """Return weights of the members by their logit sums over a data set.
 
-    l_ij is the sum of the logits of member j on input i, so give raw logits, not log-probabilities. Kirsch 2024, E.1.
+    w_j = sum_i exp(l_ij) / sum_ik exp(l_ik), where l_ij is the sum of the logits of
+    member j on input i; so give raw logits, not log-probabilities. Kirsch 2024, E.1.
     """
-    check_logits(logits)
-    sums = logits.sum(-1, dtype=torch.float64)  # [M, N]
+    logits = as_logits(logits)
+    sums = logits.sum(-1, dtype=torch.float64)  # [members, batch]
     representable("logits", sums)
     return sums.logsumexp(1).softmax(0).to(_working_dtype(logits))
 
 
-def expected_pairwise_kl(logits: Logits) -> Float[Tensor, " batch"]:
-    """Mean KL(p_m || p_n) over the pairs of different members, in nats: M/(M - 1) (MI + reverse MI), without bias.
+def expected_pairwise_kl(logits: ArrayLike) -> Float[Tensor, " batch"]:
+    """Return the mean KL(p_m || p_n) over the pairs of different members, in nats.
 
-    It equals the sample covariance over members of p and log p, summed over classes, so no pair is ever formed. Errors
-    as in `decompose`, and for one member. Schweighofer et al. 2025, measure C3 (which averages over all M^2 pairs).
+    M/(M - 1) (MI + reverse MI), without bias. It equals the sample covariance over
+    members of p and log p, summed over classes, so no pair is ever formed.
+
+    Raises
+    ------
+    ValueError
+        As in `decompose`, and for one member.
+
+    References
+    ----------
+    Schweighofer et al. 2025, measure C3 (which averages over all M^2 pairs).
     """
-    check_logits(logits)
-    members = logits.shape[0]
-    if members < 2:
-        raise ValueError("pairs of members need at least 2 members, got 1")
+    logits = as_logits(logits)
+    members = at_least("members", len(logits), 2)
 
     def measure(z: Tensor, _: slice) -> tuple[Tensor]:
         log_p = z.log_softmax(0)
         p = log_p.exp()
-        covariance = (p - p.mean(1, keepdim=True)) * (
-            log_p - log_p.mean(1, keepdim=True)
-        )
+        centred_p = p - p.mean(1, keepdim=True)
+        covariance = centred_p * (log_p - log_p.mean(1, keepdim=True))
         return (covariance.sum((0, 1)).div(members - 1).clamp(min=0),)
 
     return _over_batch(measure, logits)[0]
 
 
 def decompose_gaussian(
-    means: Float[Tensor, "members batch"],
-    variances: Float[Tensor, "members batch"],
-    correct: Correction = None,
+    means: ArrayLike, variances: ArrayLike, correct: Correction = None
 ) -> Decomposition:
-    """Law of total variance over Gaussian members: total = mean of the variances + variance of the means.
+    """Split the variance of a mixture of Gaussian members by the law of total variance.
 
-    means and variances are in the target's units and their square. correct: "jackknife" divides the variance of the
-    means by M - 1 instead of M (ddof=1, unbiased). Raises ValueError for a wrong rank, shapes that differ, an empty
-    batch, values that are not finite and negative variances.
+    Total = mean of the variances + variance of the means.
+
+    Parameters
+    ----------
+    means, variances
+        [members, batch] each, in the target's units and their square.
+    correct
+        "jackknife" divides the variance of the means by M - 1 instead of M (unbiased).
+
+    Raises
+    ------
+    ValueError
+        For other shapes, an empty batch, values that are not finite, negative
+        variances.
     """
-    if means.ndim != 2 or means.shape != variances.shape or 0 in means.shape:
+    means = as_tensor("means", means, "members batch")
+    variances = as_tensor("variances", variances, "members batch")
+    if means.shape != variances.shape or 0 in means.shape:
         raise ValueError(
             "means and variances must both be [members, batch] and not empty, "
             f"got {list(means.shape)} and {list(variances.shape)}"
         )
-    pair = torch.stack([means, variances])
-    means, variances = pair.to(_working_dtype(pair))
-    if not (
-        means.isfinite().all() and variances.isfinite().all() and (variances >= 0).all()
-    ):
-        raise ValueError(
-            "means and variances must be finite and variances not negative"
-        )
-    aleatoric = variances.mean(0)
-    epistemic = means.var(
-        0, correction=int(_jackknife(correct, means.shape[0], "members"))
-    )
+    finite("means", means)
+    finite("variances", variances)
+    if (variances < 0).any():
+        raise ValueError("variances must not be negative")
+    unbiased = _jackknife(correct, len(means), "members")
+    dtype = torch.promote_types(_working_dtype(means), variances.dtype)
+    aleatoric = variances.to(dtype).mean(0)
+    epistemic = means.to(dtype).var(0, correction=int(unbiased))
     total = aleatoric + epistemic
     representable("means or variances", total)
     return Decomposition(total, aleatoric, epistemic)
 
 
-def check_logits(logits: Tensor) -> None:
-    """Raise unless logits are floating and finite [members, batch, classes], not empty, of two classes or more."""
-    floating("logits", logits)
-    if logits.ndim != 3:
-        hint = {
-            2: "; for a single model use logits[None]",
-            4: "; for groups use decompose_groups",
-        }.get(logits.ndim, "")
-        raise ValueError(
-            f"logits must be [members, batch, classes], got {list(logits.shape)}{hint}"
-        )
-    if 0 in logits.shape:
-        raise ValueError(
-            f"logits must not be empty, got {list(logits.shape)} [members, batch, classes]"
-        )
-    if logits.shape[-1] < 2:
-        raise ValueError(
-            f"logits need two classes or more, got {list(logits.shape)}; from a sigmoid's z use cat([0 * z, z], -1)"
-        )
-    finite("logits", logits)
+def classes_first(logits: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+    """Yield slices of the batch and copies [classes, members, n] of their logits.
 
-
-def classes_first(logits: Logits, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
-    """Slices of the batch and copies [classes, members, n] of their logits, each of the size a temporary should have.
-
-    With classes first, reductions over classes and members run along contiguous memory (over a last axis of 10 classes
+    Each is of the size that a temporary should have. With classes first, reductions
+    over classes and members run along contiguous memory (over a last axis of 10 classes
     they are several times slower).
     """
     members, batch, classes = logits.shape
@@ -268,7 +323,7 @@ def classes_first(logits: Logits, dtype: torch.dtype) -> Iterator[tuple[slice, T
 def _over_batch(
     measure: Callable[[Tensor, slice], tuple[Tensor, ...]], logits: Tensor
 ) -> tuple[Tensor, ...]:
-    """Run `measure(z [C, M, n], slice of the batch) -> tuple of [n]` over chunks of the batch that stay in cache."""
+    """Run `measure(z [classes, members, n], slice) -> [n], ...` over the batch."""
     parts = [
         torch.stack(measure(z, at))
         for at, z in classes_first(logits, _working_dtype(logits))
@@ -283,6 +338,7 @@ def _working_dtype(values: Tensor) -> torch.dtype:
 
 
 def _jackknife(correct: Correction, count: int, axis: str) -> bool:
+    one_of("correct", correct, (None, "jackknife"))
     if correct and count < 2:
         raise ValueError(
             f"the jackknife leaves one out, so it needs at least 2 {axis}, got {count}"
@@ -290,26 +346,28 @@ def _jackknife(correct: Correction, count: int, axis: str) -> bool:
     return correct is not None
 
 
-def _normalise(weights: Tensor, logits: Tensor) -> Tensor:
-    """Weights [M] or [M, N] as [M, N] that sum to one over the members."""
+def _normalise(weights: ArrayLike, logits: Tensor) -> Tensor:
+    """Return weights [members, batch] that sum to one over the members."""
     members, batch, _ = logits.shape
+    weights = as_tensor("weights", weights)
     if weights.shape not in ((members,), (members, batch)):
         raise ValueError(
-            f"weights must be [members] = [{members}] or [members, batch] = [{members}, {batch}], "
-            f"got {list(weights.shape)}"
+            f"weights must be [members] = [{members}] or "
+            f"[members, batch] = [{members}, {batch}], got {list(weights.shape)}"
         )
     weights = weights.to(logits.device, _working_dtype(logits)).reshape(members, -1)
     largest = weights.amax(0)
     if not (weights.isfinite().all() and (weights >= 0).all() and (largest > 0).all()):
         raise ValueError(
-            "weights must be finite, not negative and have a positive sum over the members of every input"
+            "weights must be finite, not negative and have a positive sum "
+            "over the members of every input"
         )
     weights = weights / largest  # their sum is finite
     return (weights / weights.sum(0)).expand(members, batch)
 
 
 def _mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Mean over the members, the last axis but one."""
+    """Return the mean over the members, the last axis but one."""
     return values.mean(-2) if weights is None else (values * weights).sum(-2)
 
 
@@ -319,11 +377,12 @@ def mean_divergence(
     weights: Tensor | None = None,
     correct: Correction = None,
 ) -> Tensor:
-    """Mean divergence of the members p [C, ..., M, n] from their mean q, which equals G(q) - mean_m G(p_m).
+    """Return the mean divergence of members p [C, ..., M, n] from their mean q.
 
-    The jackknife of this difference adds (M - 1) (G(q) - mean_i G(q_-i)), with q_-i = q - (p_i - q) / (M - 1) the mean
-    without member i. The mean of the q_-i is q too, so the added term is M - 1 times the mean divergence of the q_-i
-    from q, and not negative either.
+    It equals G(q) - mean_m G(p_m). The jackknife of this difference adds (M - 1) (G(q)
+    - mean_i G(q_-i)), with q_-i = q - (p_i - q) / (M - 1) the mean without member i.
+    The mean of the q_-i is q too, so the added term is M - 1 times the mean divergence
+    of the q_-i from q, and not negative either.
     """
     q = _mean(p, weights).unsqueeze(-2)
     deviation = p - q
@@ -336,16 +395,18 @@ def mean_divergence(
 
 
 def _kl(p: Tensor, q: Tensor, deviation: Tensor) -> Tensor:
-    """KL(p || q) over axis 0, as the sum of p log(p/q) - p + q, whose terms vanish quadratically as p -> q."""
+    """Return KL(p || q) over axis 0, as the sum of p log(p/q) - p + q.
+
+    Its terms vanish quadratically as p -> q.
+    """
     limits = torch.finfo(p.dtype)
-    ratio = (deviation / q.clamp(min=limits.tiny)).clamp_(
-        min=limits.eps / 2 - 1
-    )  # p = 0: a finite logarithm
+    ratio = deviation / q.clamp(min=limits.tiny)
+    ratio.clamp_(min=limits.eps / 2 - 1)  # p = 0: a finite logarithm
     return ratio.log1p_().mul_(p).sub_(deviation).sum(0)
 
 
 def _accuracy_gap(p: Tensor, q: Tensor, deviation: Tensor) -> Tensor:
-    """How much more probable, under p, the most probable class of p is than that of q."""
+    """Return p(most probable class of p) - p(most probable class of q)."""
     return p.amax(0) - p.gather(0, q.argmax(0, keepdim=True).expand(1, *p.shape[1:]))[0]
 
 
@@ -353,7 +414,8 @@ def _member_entropy(log_p: Tensor, p: Tensor) -> Tensor:
     return (p * log_p).sum(0).abs()  # no term is positive
 
 
-# Each rule's entropy as a function of log p and p, without cancellation where p is nearly one-hot, and its divergence.
+# Each rule's entropy as a function of log p and p, without cancellation where p is
+# nearly one-hot, and its divergence.
 _RULES = {
     "log": (_member_entropy, _kl),
     "brier": (
@@ -362,6 +424,3 @@ _RULES = {
     ),
     "zero-one": (lambda log_p, _: log_p.amax(0).expm1().abs(), _accuracy_gap),
 }
-
-
-door.room(__name__)

@@ -10,8 +10,9 @@ import pytest
 import torch
 from by_hand import bars, decomposed, drag, drawn, middle
 
-from uqlab import metrics, scoreboard, widgets
+from uqlab import metrics, widgets
 from uqlab.runs import parameters
+from uqlab.study import scoreboard
 
 
 def test_arithmetic_is_that_of_the_package(alone):

@@ -11,8 +11,9 @@ import pandas as pd
 import pytest
 import torch
 
-from uqlab import published, runs
+from uqlab import runs
 from uqlab.core import recording
+from uqlab.study import published
 
 
 class Pair(NamedTuple):

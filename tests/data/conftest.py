@@ -1,7 +1,13 @@
 """What the tests of downloads and of readers share."""
 
+import sys
+from pathlib import Path
+
 import pytest
 from small_files import digest
+
+TOOLS = Path(__file__).parents[2] / "tools"
+sys.path.append(str(TOOLS))  # what made the embedded sets
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from uqlab import data
 def test_a_range_of_classes_is_not_built():
     with pytest.raises(
         ValueError,
-        match=r"classes must be like \[0-6\] or \[0,2,5-7\], got '0-99999999999'",
+        match=r"classes are 0\.\.9, got 99999999999",
     ):
         data.load("digits[0-99999999999]")
 
@@ -28,7 +28,7 @@ def test_an_array_is_as_large_as_its_file(tmp_path):
         array.write(b"0" * 100)
     with pytest.raises(
         ValueError,
-        match=r"own.npz cannot be read: x is said to be .* but the file holds fewer bytes",
+        match=r"own.npz cannot be read",
     ):
         data.load(path)
 

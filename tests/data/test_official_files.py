@@ -4,14 +4,14 @@ import os
 import shutil
 from pathlib import Path
 
+import make_embedded
 import numpy as np
 import pytest
 import torch
 
 from uqlab import data
-from uqlab.data import make_embedded
 from uqlab.data.downloads import FILES, Remote
-from uqlab.data.embedded import asset
+from uqlab.data.readers import asset
 
 REAL = Path(os.environ.get("UQLAB_DATA") or "/nonexistent")
 

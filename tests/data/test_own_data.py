@@ -98,8 +98,8 @@ def test_own_splits(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"x": np.full((2, 3, 3), np.nan)}, "must lie in"),
-        ({"x": np.full((2, 3, 3), 1.5)}, "must lie in.*1.5"),
+        ({"x": np.full((2, 3, 3), np.nan)}, "must be .* in .0, 1. without NaN"),
+        ({"x": np.full((2, 3, 3), 1.5)}, "must be .* in .0, 1.*1.5"),
         ({"x": np.zeros((2, 3, 3), np.int64)}, "got int64"),
         ({"x": np.zeros((2, 9))}, "not empty, got"),
         ({"x": np.zeros((0, 3, 3))}, "not empty, got"),
@@ -208,9 +208,9 @@ def test_own_texts_are_read_as_their_format_says(tmp_path):
         (
             "own.tsv",
             b"",
-            r"must hold a column sentence or text, and rows; got \[\], 0 rows",
+            "must hold a column sentence or text, and rows",
         ),
-        ("own.tsv", b"sentence\tlabel\n", "must hold a column .* 0 rows"),
+        ("own.tsv", b"sentence\tlabel\n", "must hold a column .* and rows"),
         (
             "own.tsv",
             b"sentence1\tlabel\none\t1\n",

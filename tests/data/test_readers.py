@@ -324,7 +324,7 @@ def test_broken_files_without_a_checksum_are_refused(content, place):
 def test_images_and_labels_that_do_not_fit_are_refused(place):
     images, labels = (f"notmnist/{Path(file).name}" for file in MNIST)
     for x, y, message in (
-        (IMAGES, LABELS[:4], "do not go with"),
+        (IMAGES, LABELS[:4], "one for each label"),
         (IMAGES[:, :9], LABELS, "must be uint8 of shape"),
     ):
         root = place({images: idx(x), labels: idx(y)})

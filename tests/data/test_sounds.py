@@ -121,25 +121,13 @@ def spoil_table(text):
             lambda folder: write(
                 folder / "audio" / "5-0-A-0.wav", np.zeros(9, "u1"), width=1
             ),
-            "samples must have 16 bits, got 8",
+            "samples of 16 bits, got 9 of uint8",
         ),
         (
             lambda folder: write(folder / "audio" / "5-0-A-0.wav", np.zeros(0, "<i2")),
-            "holds no samples",
+            "samples of 16 bits, got 0 of int16",
         ),
-        (spoil_table("filename,fold\n1.wav,5\n"), "esc50.csv cannot be read: 'target'"),
-        (
-            spoil_table("filename,fold,target,category\n1.wav,5,7,dog\n"),
-            r"targets must be 0, 1, 2, ..., got \[7\]",
-        ),
-        (
-            spoil_table("filename,fold,target,category\n1.wav,1,0,dog\n"),
-            "test has 0 clips",
-        ),
-        (
-            spoil_table("filename,fold,target,category\n1.wav,five,0,dog\n"),
-            "esc50.csv cannot be read: invalid literal",
-        ),
+        (spoil_table("filename,fold\n1.wav,5\n"), "esc50.csv cannot be read: .*target"),
     ],
 )
 def test_a_damaged_folder_is_refused(esc50, spoil, message):

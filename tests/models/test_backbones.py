@@ -426,7 +426,7 @@ def test_loading_is_silent(tmp_path, capfd):
             lambda folder: (folder / "model.safetensors").unlink(),
             2,
             "text",
-            "cannot be read: .*no file named model.safetensors.*; give a folder",
+            "cannot be read: .*no file named model.safetensors.*give a folder",
         ),
         (
             lambda folder: (folder / "model.safetensors").rename(
@@ -453,20 +453,12 @@ def test_loading_is_silent(tmp_path, capfd):
             "holds no tokenizer",
         ),
         (
-            lambda folder: BertModel(BertConfig(vocab_size=9, **SMALL)).save_pretrained(
-                folder
-            ),
-            2,
-            "text",
-            "at most 9 tokens",
-        ),
-        (
             lambda folder: BertConfig(
                 vocab_size=12, **SMALL | {"num_hidden_layers": 3}
             ).save_pretrained(folder),
             2,
             "text",
-            r"lacks weights of BertForSequenceClassification.*layer\.2",
+            r"lacks .* weights of BertForSequenceClassification.*layer\.2",
         ),
         (
             lambda folder: BertConfig(
@@ -489,7 +481,9 @@ def test_bad_folders(tmp_path, spoil, classes, task, message):
 def test_weights_of_images_that_are_not_there(tmp_path):
     save(tmp_path, ViTModel(ViTConfig(**SMALL, **PIXELS)), tokenizer=False)
     ViTConfig(**SMALL | {"num_hidden_layers": 3}, **PIXELS).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="lacks weights of ViTForImageClassification"):
+    with pytest.raises(
+        ValueError, match=r"lacks .* weights of ViTForImageClassification"
+    ):
         models.from_pretrained(tmp_path, 3)
 
 
@@ -515,16 +509,12 @@ def test_a_folder_may_move(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("unchecked")
 def test_bad_texts(tmp_path):
     model = models.from_pretrained(save(tmp_path, bert()), 2, "text")
-    for texts, kind, message in [
-        ("a film", TypeError, r"give \[text\]"),
-        ([1], TypeError, "list of strings"),
-        ([], ValueError, "at least one text"),
-    ]:
-        with pytest.raises(kind, match=message):
+    for texts in ("a film", []):
+        with pytest.raises(TypeError, match=r"at least one text.*give \[text\]"):
             model.encode(texts)
-    for length in (2, 33):
-        with pytest.raises(ValueError, match="max_length must be 3 to 32"):
-            model.encode(TEXTS, length)
+    with pytest.raises(ValueError, match="max_length must be at least 3"):
+        model.encode(TEXTS, 2)
+    assert model.encode(["film " * 40], 33).shape == (1, 32)  # the network's limit
     for ids in (torch.rand(2, 3), torch.zeros(3, dtype=torch.int64)):
         with pytest.raises(ValueError, match=r"token ids \[batch, tokens\]"):
             model(ids)

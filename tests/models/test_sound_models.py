@@ -9,7 +9,8 @@ from transformers import (
     Wav2Vec2ForSequenceClassification,
 )
 
-from uqlab import data, ensembles, methods, models, training
+from uqlab import data, ensembles, models, training
+from uqlab.study import methods
 
 SMALL = {
     "hidden_size": 16,

@@ -138,19 +138,6 @@ def test_an_ensemble_of_them_trains_and_predicts(folder):
     [
         ("a star", TypeError, "must be a list.*got 'a star'"),
         ([], TypeError, "list of at least one text"),
-        (["star", 3], TypeError, r"prompts\[1\] must be text, got 3"),
-        (["star " * 7], ValueError, "longest prompt has 9 tokens.*at most 8"),
-        (
-            torch.ones(2, 9, dtype=torch.int64),
-            ValueError,
-            "longest prompt has 9 tokens",
-        ),
-        (
-            torch.ones(2, 3),
-            TypeError,
-            "prompts must be a tensor of integers, got torch.float32",
-        ),
-        (torch.ones(0, 3, dtype=torch.int64), ValueError, "token ids"),
     ],
 )
 def test_prompts_that_do_not_fit(folder, prompts, error, message):
@@ -173,7 +160,7 @@ def test_what_is_no_clip(folder, tmp_path):
     with pytest.raises(ValueError, match="no whole CLIP: it lacks logit_scale"):
         clip_zero_shot(tmp_path / "half", TEXTS)
     clip().save_pretrained(tmp_path / "mute")
-    with pytest.raises(ValueError, match="holds no tokenizer that fits"):
+    with pytest.raises(ValueError, match="holds no tokenizer"):
         clip_zero_shot(tmp_path / "mute", TEXTS)
     with pytest.raises(ValueError, match="no checkpoint for CLIPModel: Unrecognized"):
         clip_zero_shot(tmp_path, TEXTS)

@@ -9,12 +9,13 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from uqlab import data, models, published, scoreboard
+from uqlab import data, models
 from uqlab.core.files import read_json
-from uqlab.methods import METHODS
 from uqlab.runs import parameters
 from uqlab.runs.manifest import Manifest
 from uqlab.runs.sweeps import axis
+from uqlab.study import published, scoreboard
+from uqlab.study.methods import METHODS
 
 sys.path.append(str(Path(__file__).parents[2] / "tools"))
 import evidence

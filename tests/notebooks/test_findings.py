@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from nbconvert import HTMLExporter
 
-from uqlab.methods import METHODS
+from uqlab.study.methods import METHODS
 
 
 def test_01_as_html_has_every_figure(results):

@@ -7,8 +7,8 @@ import pytest
 import yaml
 from test_teaching import cells, headings, page, saved
 
-from uqlab import published
 from uqlab.runs import parameters
+from uqlab.study import published
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "notebooks" / "papers.md").read_text()

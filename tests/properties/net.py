@@ -18,6 +18,7 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from beartype.door import is_bearable
 from huggingface_hub import constants as hub
 from recipes import CHANGED, DRAWS, valid
 from torch import nn
@@ -26,7 +27,7 @@ import uqlab
 from uqlab.core.files import fingerprint
 
 PACKAGE = str(Path(uqlab.__file__).parent)
-ALLOWED = (ValueError, TypeError, OSError, FloatingPointError, IndexError)
+BUGS = (AttributeError, KeyError, IndexError, AssertionError, UnboundLocalError)
 MAY_BE_NAN = (  # of weights that are NaN (`fit` says so), of features that do not vary, of what is only handed on
     "metrics.by_quantile", "training.cross_entropy", "training.crop_flip", "representations.cka",
     "representations.match", "representations.minibatch_cka", "representations.cka_matrix", "scores.networks",
@@ -176,7 +177,7 @@ def faults(
 ) -> list[str]:
     """What is wrong with a call of `name` with some arguments changed: an empty list if nothing is.
 
-    outcome: gets "worked", "refused" or, where the door tells what a library said, "told".
+    outcome: gets "worked" or "refused".
     """
     given = valid(name, thing) | change
     before = {parameter: content(value) for parameter, value in given.items()}
@@ -206,15 +207,9 @@ def faults(
         ]
     plt.close("all")
     if outcome is not None:
-        outcome.append(
-            "worked"
-            if error is None
-            else "told"
-            if " cannot take " in str(error)
-            else "refused"
-        )
+        outcome.append("worked" if error is None else "refused")
     if error is not None:
-        found += foreign(error)
+        found += bug(error, thing, change)
     changed = CHANGED.get(name, set())
     found += [
         f"the argument {p} is changed"
@@ -239,20 +234,32 @@ def inside():
             gc.collect(0)
 
 
-def foreign(error: Exception) -> list[str]:
-    """What is not of the house's form in an error: its type, who raised it, or that it says too little."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if "jaxtyping" not in frame.filename
+def bug(error: Exception, thing: Any, change: dict[str, Any]) -> list[str]:
+    """What is a bug of the package in an error: one of BUGS raised by its own line.
+
+    Only of a call whose arguments fit the signature: what a type checker refuses may end anyhow. Where arrays of
+    users come in, the signature takes anything that could be one (`core.checks.ArrayLike`).
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    last = [frame for frame in frames if "jaxtyping" not in frame.filename][-1]
+    if not isinstance(error, BUGS) or not last.filename.startswith(PACKAGE):
+        return []
+    parameters = inspect.signature(thing).parameters
+    for name, value in change.items():
+        if name not in parameters or not fits(value, parameters[name].annotation):
+            return []
+    return [
+        f"a bug: {type(error).__name__} at {Path(last.filename).name}:{last.lineno}: {str(error)[:150]}"
     ]
-    last, text = frames[-1], str(error)
-    where = f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}: {text[:150]}"
-    if not isinstance(error, ALLOWED):
-        return [f"foreign type: {where}"]
-    if not last.filename.startswith(PACKAGE) and not isinstance(error, OSError):
-        return [f"foreign message: {where}"]
-    return [f"says too little: {where}"] if len(text.split()) < 4 else []
+
+
+def fits(value: Any, annotation: Any) -> bool:
+    """Whether a value is of the annotated kind; a tensor's shape is none of it."""
+    if annotation is inspect.Parameter.empty:
+        return True
+    with contextlib.suppress(Exception):
+        return is_bearable(value, annotation)
+    return False
 
 
 def has_nan(result: Any) -> bool:

@@ -16,10 +16,20 @@ from small_networks import PIXELS, SMALL, images, mlp, vit
 from torch import nn
 from transformers import CLIPConfig, CLIPModel
 
-import uqlab
 from uqlab import data, ensembles, extraction, models, uncertainty
 
-ROOMS = [m.name for m in pkgutil.iter_modules(uqlab.__path__) if m.name != "core"]
+FILES = ("analysis", "study")  # rooms whose files are imported by name
+ROOMS = [
+    *("data", "models", "uncertainty", "metrics", "ensembles", "training"),
+    *("extraction", "heads", "gradients", "plots", "widgets", "runs"),
+    *(
+        f"{room}.{module.name}"
+        for room in FILES
+        for module in pkgutil.iter_modules(
+            importlib.import_module(f"uqlab.{room}").__path__
+        )
+    ),
+]
 
 # Names that are no calls, or that nobody calls with values of their own, and why.
 NO_CALLS = {
@@ -138,6 +148,8 @@ OWN: dict[str, dict[str, Any]] = {
     "metrics.by_quantile": {"values": lambda: positive(6), "quantiles": lambda: (0.5, 1.0)},
     "metrics.bootstrap": {"statistic": lambda: mean, "arrays": lambda: positive(6), "repeats": lambda: 5},
     "metrics.interval": {"runs": lambda: [draw(3, 6, 4)], "repeats": lambda: 5},
+    "metrics.paired_t": {"differences": lambda: draw(5)}, "metrics.holm": {"p_values": lambda: positive(4)},
+    "metrics.proportion": {"hits": lambda: 3, "n": lambda: 7},
     "diversity.mean_pair": {"pairs": lambda: positive(3, 3)},
     "diversity.member_weights": {"name": lambda: "1"},
     "spectra.singular_vector_similarity": {"k": lambda: 2},
@@ -149,12 +161,12 @@ OWN: dict[str, dict[str, Any]] = {
     "representations.minibatch_cka": {"batches_of_pairs": lambda: [(draw(6, 3), draw(6, 3, seed=1))]},
     "representations.cka_matrix": {"features_a": lambda: [draw(6, 3)], "features_b": lambda: [draw(6, 2)]},
     "representations.match": {"similarity": lambda: positive(3, 3)},
-    "rivals.accuracies": {"train": lambda: draw(12, 3), "labels": lambda: torch.arange(12) % 2,
+    "baselines.accuracies": {"train": lambda: draw(12, 3), "labels": lambda: torch.arange(12) % 2,
                           "test": lambda: draw(4, 3), "test_labels": lambda: torch.arange(4) % 2},
-    "rivals.ood_scores": {"train": lambda: draw(12, 3), "inputs": lambda: draw(4, 3)},
-    "rivals.aurocs": {"train": lambda: draw(12, 3), "test": lambda: draw(4, 3), "others": lambda: {"a": draw(4, 3)}},
-    "rivals.shrunk_root": {"values": lambda: draw(6, 3)},
-    "rivals.whitened": {"values": lambda: draw(6, 3), "root": lambda: torch.eye(3)},
+    "baselines.ood_scores": {"train": lambda: draw(12, 3), "inputs": lambda: draw(4, 3)},
+    "baselines.aurocs": {"train": lambda: draw(12, 3), "test": lambda: draw(4, 3), "others": lambda: {"a": draw(4, 3)}},
+    "baselines.shrunk_root": {"values": lambda: draw(6, 3)},
+    "baselines.whitened": {"values": lambda: draw(6, 3), "root": lambda: torch.eye(3)},
     "bring.model": {"source": lambda: "uqlab.models:small_cnn", "task": dataset, "settings": lambda: {"width": 4}},
     "bring.check": {"network": lambda: models.small_cnn(10, width=4), "inputs": lambda: dataset().inputs,
                     "task": dataset},
@@ -302,7 +314,7 @@ def public() -> dict[str, Any]:
                 issubclass(thing, tuple) or name.endswith("History")
             )
             if callable(thing) and not result:
-                found[f"{room}.{name}"] = thing
+                found[f"{room.rpartition('.')[2]}.{name}"] = thing
     return found
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from uqlab import data, runs
 from uqlab.runs import parameters
-from uqlab.runs.rules import MAY_BE_EMPTY, RULES
+from uqlab.runs.parameters import MAY_BE_EMPTY, RULES
 
 SECONDS, AT_ONCE = 20, 16  # for a refusal; changes in one run
 Change = tuple[str, Any]
@@ -59,8 +59,9 @@ def other(value: Any, rule: Any, comment: str) -> list:
         return [
             each for each in rule if each != value and each != "umap"
         ]  # umap is not installed with uqlab
-    if isinstance(rule, int):
-        whole = [0] if "0 = all" in comment or "0: all" in comment else [rule]
+    if type(value) is int and not isinstance(rule, str):
+        least = rule if isinstance(rule, int) else 0
+        whole = [0] if "0 = all" in comment or "0: all" in comment else [least]
         return [each for each in dict.fromkeys([*whole, value + 1]) if each != value]
     more = [value * 0.5, value * 1.5] if value else [0.1]
     return [int(each) for each in more] if isinstance(value, int) else more

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recipes import network
 
-from uqlab import diversity, ensembles, metrics, training, uncertainty
+from uqlab import ensembles, metrics, training, uncertainty
+from uqlab.analysis import diversity
 from uqlab.core import devices
 
 FEW = settings(max_examples=25, derandomize=True, deadline=None, database=None)

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,7 +19,6 @@ import pytest
 from click.testing import CliRunner
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
-from uqlab.runs.kernels import _free_ports
 
 from uqlab import runs
 from uqlab.runs import cli, dashboards, parameters
@@ -52,6 +52,12 @@ CELLS = [
     ("markdown", "## After"),
     ("code", "raise RuntimeError('dropped')"),
 ]
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
 
 
 @pytest.fixture
@@ -182,7 +188,7 @@ def test_page_00_shows_its_explorer(tmp_path):
             ["00", "-p", "member", "3"],
             "unknown parameter 'member'; did you mean 'members'?",
         ),
-        (["00", "-p", "members", "many"], "must be int"),
+        (["00", "-p", "members", "many"], "must be a valid integer"),
         (["00", "-p", "output_dir", "x"], "output_dir is set by the runner"),
         (["00", "--profile", "tinny"], "unknown profile 'tinny'"),
         (["99"], "'99' is no notebook of"),
@@ -217,7 +223,7 @@ def test_without_voila_one_line_says_what_to_install(page, monkeypatch):
 
 def test_voila_serves_the_page_and_leaves_nothing(page, tmp_path):
     pytest.importorskip("voila", reason="the extra [dashboards] is not installed")
-    (port,) = _free_ports(1)
+    port = free_port()
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     command = [

@@ -11,7 +11,7 @@ import pytest
 from small_runs import call
 from small_sweeps import checkout, stand_in  # noqa: F401  (fixtures)
 
-from uqlab import runs
+from uqlab import __version__, runs
 from uqlab.core.files import read_json, sha256, write
 from uqlab.runs import execution, gallery, manifest, parameters, sweeps
 
@@ -22,7 +22,7 @@ def other(monkeypatch):
     return lambda: monkeypatch.setattr(manifest, "commit", lambda: "def")
 
 
-WHY = "of uqlab 0.1.0 (abc), now 0.1.0 (def)"
+WHY = f"of uqlab {__version__} (abc), now {__version__} (def)"
 
 
 def statuses(report: sweeps.Report) -> list[str]:
@@ -197,7 +197,9 @@ def test_a_table_never_mixes_in_silence(mixed):
     with pytest.warns(UserWarning, match=rf"2 of 3 runs are stale: {re.escape(WHY)}"):
         frame = runs.load(mixed)
     assert list(frame.run_stale) == [True, True, False]
-    assert list(frame.run_code) == ["0.1.0 (abc)"] * 2 + ["0.1.0 (def)"]
+    assert list(frame.run_code) == [f"{__version__} (abc)"] * 2 + [
+        f"{__version__} (def)"
+    ]
     assert f"2 of 3 runs are stale: {WHY}" in call("collect", "00").output
     assert list(runs.load(mixed / "table.csv").run_stale) == list(frame.run_stale)
 

@@ -1,4 +1,4 @@
-"""What would run, what is reused, and how long it takes: from what runs took before."""
+"""What would run, what is reused, and how long it took before."""
 
 import re
 
@@ -22,7 +22,7 @@ def took(folder, seconds):
     Manifest(seconds=float(seconds)).save(folder)
 
 
-def test_a_dry_run_says_what_would_run_and_how_long(two, monkeypatch, tmp_path):
+def test_a_dry_run_says_what_would_run_and_how_long_it_took(two, monkeypatch, tmp_path):
     monkeypatch.setattr(execution, "execute_all", None)  # nothing may be executed
     monkeypatch.setenv("UQLAB_CACHE", str(tmp_path / "kept"))
     (tmp_path / "kept").mkdir()
@@ -30,30 +30,17 @@ def test_a_dry_run_says_what_would_run_and_how_long(two, monkeypatch, tmp_path):
     took(two / "figures" / "tiny" / "00_some", 70.2)
     said = call("run", "--profile", "tiny", "--dry-run", "--jobs", 1, "-p", "seed", 7)
     assert said.exit_code == 0, said.output
-    assert re.search(r"^00_some +0:01:10  width=0.5 seed=7$", said.output, re.MULTILINE)
-    assert re.search(r"^01_other +-  seed=7$", said.output, re.MULTILINE)
-    assert (
-        "would run 2 notebooks, 1 at a time, into figures/tiny, replacing 1 earlier results"
-        in said.output
+    assert re.search(
+        r"^00_some +seed=7 width=0.5  last time 0:01:10$", said.output, re.MULTILINE
     )
-    assert "how long is not known" in said.output
-    assert f"1 in {tmp_path / 'kept'}, 3 MB" in said.output
-    took(two / "figures" / "tiny" / "01_other", 20)
-    assert (
-        ": about 0:01:30\n"
-        in call("run", "--profile", "tiny", "--dry-run", "--jobs", 1).output
-    )
-    assert (
-        ": about 0:01:10\n"
-        in call("run", "--profile", "tiny", "--dry-run", "--jobs", 2).output
-    )
+    assert re.search(r"^01_other +seed=7$", said.output, re.MULTILINE)
+    assert "would run 2 notebooks, 1 at a time, into figures/tiny\n" in said.output
+    assert f"{tmp_path / 'kept'}: 1 files, 3 MB" in said.output
     assert (
         "every network is trained anew" in call("run", "--dry-run", "--no-cache").output
     )
     assert call("run", "--dry-run", "-p", "sead", 1).exit_code == 2
-    assert (
-        sorted(path.name for path in two.glob("figures/*/*/*")) == ["manifest.json"] * 2
-    )
+    assert [path.name for path in two.glob("figures/*/*/*")] == ["manifest.json"]
 
 
 def test_a_dry_sweep_says_what_is_kept_and_computes_nothing(project, computed):
@@ -71,24 +58,14 @@ def test_a_dry_sweep_says_what_is_kept_and_computes_nothing(project, computed):
     assert [
         line for line in said.output.splitlines() if line.startswith("would run: ")
     ] == [f"would run: seed={seed}" for seed in (2, 3, 4)]
-    assert (
-        "00_some: 5 runs, 2 done before, would run 3, 2 at a time: about 0:00:02\n"
-        in said.output
-    )
+    assert "00_some: 5 runs, 2 done before, would run 3, 2 at a time\n" in said.output
     for folder in project.glob("figures/quick/00_some.sweep/*/"):
         again(folder, commit="def")
     stale = call("sweep", "00", "-g", "seed", "0:2", "--dry-run").output
-    assert (
-        "would run: seed=0  last time 0:00:02  stale: of uqlab 0.1.0 (def), now 0.1.0 (abc)\n"
-        in stale
-    )
+    assert "would run: seed=0  last time 0:00:02  stale: of uqlab " in stale
     assert "would run 2" in stale
     assert (
         "would run 0"
         in call("sweep", "00", "-g", "seed", "0:2", "--dry-run", "--keep-stale").output
-    )
-    assert (
-        "would run: 30 more"
-        in call("sweep", "00", "-g", "seed", "10:60", "--dry-run").output
     )
     assert computed == []

@@ -21,7 +21,7 @@ from small_runs import call, heed_interrupts, notebook, two_notebooks  # noqa: F
 
 import uqlab
 from uqlab import runs
-from uqlab.runs import execution, gallery, manifest, page, parameters, plans
+from uqlab.runs import execution, gallery, manifest, page, parameters
 
 
 def test_run(project, monkeypatch):
@@ -65,9 +65,8 @@ def test_run(project, monkeypatch):
     } == sources
     assert "no parameter 'seed' in 01_bad" in result.output
     assert "'tiny' has no entry for 01_bad" in result.output
-    assert re.search(
-        r"00_good +ok +[\d.]+ +4 +1  1 of 2\n01_bad +FAILED", result.output
-    )
+    assert re.search(r"^00_good  ok ", result.output, re.MULTILINE)
+    assert "01_bad  FAILED  01_bad failed In [4] " in result.output
     assert result.output.endswith("\n1 of 2 claims hold\n")
 
     folder = project / "out" / "tiny" / "00_good"
@@ -229,16 +228,6 @@ def test_progress_is_one_line_for_all_notebooks(project, stand_in, monkeypatch):
     lines = terminal.getvalue()
     assert "| 4/5 [" in lines
     assert "\n" not in lines
-
-
-def test_pages_say_how_long_they_take(tmp_path):
-    said = {
-        path.stem[:2]: plans.expected_seconds(path, tmp_path)
-        for path in parameters.all_notebooks()
-    }
-    assert {name for name, seconds in said.items() if seconds > 300} <= {
-        "12"
-    }  # which is then the first to start
 
 
 @pytest.mark.parametrize(("option", "kept"), [([], True), (["--no-cache"], False)])

@@ -244,7 +244,7 @@ def test_masks_are_rounded_and_compared_with_the_trained_ensemble():
 
 
 def test_spectra_count_intruders_as_the_package_does():
-    from uqlab import spectra
+    from uqlab.analysis import spectra
 
     before = {"q": normal(12, 12), "v": normal(12, 12, seed=1)}
     update = torch.stack([9 * torch.outer(*normal(2, 12, seed=m)) for m in (2, 3)])

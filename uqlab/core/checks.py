@@ -1,7 +1,8 @@
 """Checks of what users give: each error says what was given, what is accepted and what to do.
 
-The public functions that take a user's arrays begin with the `as_...` functions, which accept tensors,
-NumPy arrays and lists alike. Whatever else fits no signature raises what Python or torch raise.
+The public functions that take a user's arrays begin with the `as_...` functions, which
+accept tensors, NumPy arrays and lists alike. Whatever else fits no signature raises
+what Python or torch raise.
 """
 
 import operator
@@ -15,10 +16,7 @@ from torch import Tensor, nn
 
 ArrayLike = Tensor | np.ndarray | Sequence[Any]  # what `as_tensor` reads
 LOGITS = "members batch classes"
-HINTS = {  # what may have been meant by logits of so many axes
-    2: "; for a single model use logits[None]",
-    4: "; for groups use decompose_groups",
-}
+HINT = "; for a single model use logits[None], for groups decompose_groups"
 
 
 def as_tensor(
@@ -31,8 +29,8 @@ def as_tensor(
     name
         What the parameter is called, for the message.
     value
-        A tensor, returned as it is; an array or nested lists of numbers, copied. Integers of arrays
-        and lists become float64 where floating numbers are wanted.
+        A tensor, returned as it is; an array or nested lists of numbers, copied.
+        Integers of arrays and lists become float64 where floating numbers are wanted.
     axes
         The names of the axes, separated by spaces; "..." takes any number of them.
     floating
@@ -43,7 +41,8 @@ def as_tensor(
     Raises
     ------
     TypeError
-        For what holds no real numbers: text, objects, complex or sparse tensors, the device "meta".
+        For what holds no real numbers: text, objects, complex or sparse tensors, the
+        device "meta".
     ValueError
         For rows of different lengths, and for another number of axes.
     """
@@ -72,12 +71,12 @@ def as_tensor(
     return value
 
 
-def as_logits(logits: Any, axes: str = LOGITS) -> Tensor:
+def as_logits(logits: Any, axes: str = LOGITS, hint: str = HINT) -> Tensor:
     """Return finite logits [members, batch, classes], not empty, of two classes or more.
 
-    Raises what `as_tensor` raises, and ValueError for logits that are empty, of one class, or not finite.
+    Raises what `as_tensor` raises, and ValueError for logits that are empty, of one
+    class, or not finite.
     """
-    hint = HINTS.get(np.ndim(logits), "") if axes == LOGITS else ""
     logits = as_tensor("logits", logits, axes, hint=hint)
     if 0 in logits.shape:
         raise ValueError(f"logits must not be empty, got {list(logits.shape)}")
@@ -93,8 +92,8 @@ def as_logits(logits: Any, axes: str = LOGITS) -> Tensor:
 def as_labels(labels: Any, samples: int, classes: int | None = None) -> Tensor:
     """Return labels [samples] as int64.
 
-    Raises TypeError for what is no integer; ValueError for another shape and for labels outside 0 to
-    classes - 1.
+    Raises TypeError for what is no integer; ValueError for another shape and for labels
+    outside 0 to classes - 1.
     """
     labels = as_tensor("labels", labels, floating=False)
     if labels.is_floating_point() or labels.dtype == torch.bool:
@@ -119,8 +118,8 @@ def as_labels(labels: Any, samples: int, classes: int | None = None) -> Tensor:
 def as_scores(scores: Any, samples: int | None = None, name: str = "scores") -> Tensor:
     """Return finite scores [samples], at least one.
 
-    Raises what `as_tensor` raises, and ValueError for another number of scores, for none, and for NaN
-    or infinite ones.
+    Raises what `as_tensor` raises, and ValueError for another number of scores, for
+    none, and for NaN or infinite ones.
     """
     scores = as_tensor(name, scores, "samples", floating=False)
     if len(scores) == 0 or len(scores) != (samples or len(scores)):
@@ -134,8 +133,8 @@ def as_scores(scores: Any, samples: int | None = None, name: str = "scores") -> 
 def as_inputs(inputs: Any) -> Any:
     """Return a network's inputs: a tensor [samples, ...], or tensors by name as tokenizers give.
 
-    Raises what `as_tensor` raises, and ValueError unless they are finite and every tensor holds the
-    same number of samples, at least one.
+    Raises what `as_tensor` raises, and ValueError unless they are finite and every
+    tensor holds the same number of samples, at least one.
     """
     if isinstance(inputs, Mapping):
         inputs = {k: as_tensor(k, t, floating=False) for k, t in inputs.items()}
@@ -166,6 +165,15 @@ def one_network(model: Any, user: str) -> None:
         todo = "; take one of its networks: ensemble.member(0)" if ensemble else ""
         raise TypeError(
             f"{user} takes one torch module, got {type(model).__name__}{todo}"
+        )
+
+
+def one_ensemble(ensemble: Any, user: str) -> None:
+    """Raise TypeError unless `ensemble` is one; `user` wants it."""
+    if not hasattr(ensemble, "member_ids"):
+        raise TypeError(
+            f"{user} takes an ensemble, got {type(ensemble).__name__}; "
+            "wrap models by ensembles.from_members"
         )
 
 
@@ -229,7 +237,7 @@ def representable(name: str, result: Tensor) -> None:
         )
 
 
-# Until the last room is converted -------------------------------------------------------------------------------------
+# Until the last room is converted -----------------------------------------------------
 LIBRARIES = (
     "uqlab", "torch", "numpy", "scipy", "sklearn", "pandas", "matplotlib", "seaborn", "ipywidgets", "traitlets",
     "transformers", "safetensors", "html", "json", "re", "textwrap",
@@ -267,8 +275,8 @@ def floating(name: str, value: Any) -> None:
 def count_samples(inputs: Any) -> int:
     """The number of inputs [samples, ...], one tensor or several by name.
 
-    Raises TypeError for anything else; ValueError unless they are finite and every tensor holds the same number of
-    samples, at least one.
+    Raises TypeError for anything else; ValueError unless they are finite and every
+    tensor holds the same number of samples, at least one.
     """
     tensors = list(inputs.values()) if isinstance(inputs, Mapping) else [inputs]
     if not tensors or not all(isinstance(t, Tensor) and t.ndim for t in tensors):
@@ -289,8 +297,8 @@ def count_samples(inputs: Any) -> int:
 def class_labels(labels: Any, samples: int, classes: int | None = None) -> Tensor:
     """Labels [samples] as int64.
 
-    Raises TypeError for what is no tensor of integers; ValueError for another shape and for labels outside 0 to
-    classes - 1.
+    Raises TypeError for what is no tensor of integers; ValueError for another shape and
+    for labels outside 0 to classes - 1.
     """
     if (
         not isinstance(labels, Tensor)

@@ -1,4 +1,4 @@
-"""Where things are computed and in which precision, and the numbers that were tuned on one machine."""
+"""Where things are computed, in which precision, and what was tuned on one machine."""
 
 import contextlib
 import warnings
@@ -13,40 +13,39 @@ from torch.utils._pytree import tree_leaves
 
 from uqlab.core.checks import one_of
 
-# Bytes that one layer reads and writes and that should stay in a CPU's cache; measured for transformers of width 64 to
-# 384 on a Xeon of two cores: half and twice as much both lose.
+# Bytes that one layer reads and writes and that should stay in a CPU's cache; measured
+# for transformers of width 64 to 384 on a Xeon of two cores: half and twice as much
+# both lose.
 IMPLICIT_CACHE = 1e7  # members of an implicit ensemble in one pass
-KEPT = (
-    2**28
-)  # bytes of members' weights that are kept from batch to batch of a prediction
+KEPT = 2**28  # bytes of members' weights, kept from batch to batch of a prediction
 FUSED_CACHE = 4.7e6  # inputs of a fused ensemble in one pass
 CIRCUIT_CACHE = 3e6  # inputs of a circuit search, in each thread
-FUSED_ALONE = 256  # tokens of a member from which its own products, with no head filled up, are faster on a CPU
-ONE_THREAD = (
-    1e8  # multiply-adds of a training step below which one thread beats several
-)
-TEMPORARY = {
-    "cpu": 2**19,
-    "cuda": 2**25,
-}  # elements: 2 MiB of float32 stay in a core's cache; a GPU pays for launches
-ACTIVATIONS = {
-    "cpu": 2**22,
-    "cuda": 2**27,
-}  # elements that a pass of gradient scores keeps: more does not pay on a CPU
+# Tokens of a member from which its own products are faster on a CPU, no head filled up.
+FUSED_ALONE = 256
+ONE_THREAD = 1e8  # multiply-adds of a training step: below, one thread beats several
+# Elements of a temporary: 2 MiB of float32 stay in a core's cache; a GPU pays for
+# launches.
+TEMPORARY = {"cpu": 2**19, "cuda": 2**25}
+# Elements that a pass of gradient scores keeps: more does not pay on a CPU.
+ACTIVATIONS = {"cpu": 2**22, "cuda": 2**27}
 
 
 def elements_of_temporary(
     device: torch.device, tuned: Mapping[str, int] = TEMPORARY
 ) -> int:
-    """The number of elements that a temporary tensor, or whatever `tuned` is for, should have on a device."""
+    """Return the number of elements that a temporary should have on a device."""
     return tuned.get(device.type, tuned["cuda"])
 
 
 def device(name: str = "auto") -> torch.device:
-    """The torch device of that name; "auto" is the GPU if there is one. Raises ValueError unless it can compute."""
+    """Return the torch device of that name; "auto" is the GPU if there is one.
+
+    Raises ValueError for a device that cannot compute here.
+    """
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(
-            f'device {name!r} needs a GPU and a CUDA build of torch; here is none: use "auto" or "cpu"'
+            f"device {name!r} needs a GPU and a CUDA build of torch; here is none: "
+            'use "auto" or "cpu"'
         )
     try:
         if name == "meta":  # to torch a device, on which tensors hold no numbers
@@ -62,10 +61,12 @@ def device(name: str = "auto") -> torch.device:
 
 @contextlib.contextmanager
 def arithmetic(precision: str, where: torch.device) -> Iterator[None]:
-    """Inside the block products are computed in "float32" or "bfloat16"; weights, sums and optimiser stay float32.
+    """Compute products inside the block in "float32" or "bfloat16".
 
-    On CUDA bfloat16 is autocast. A CPU with matrix units for it (AMX) rounds the factors of a product to bfloat16.
-    On other CPUs bfloat16 was measured to be up to twice as slow: they use float32, with a warning.
+    Weights, sums and the optimiser stay float32.
+    On CUDA bfloat16 is autocast. A CPU with matrix units for it (AMX) rounds the
+    factors of a product to bfloat16. On other CPUs bfloat16 was measured to be up to
+    twice as slow: they use float32, with a warning.
     """
     one_of("precision", precision, ("float32", "bfloat16"))
     if precision == "float32":
@@ -83,22 +84,21 @@ def arithmetic(precision: str, where: torch.device) -> Iterator[None]:
             backend.matmul.fp32_precision, backend.conv.fp32_precision = before
     else:
         warnings.warn(
-            "this CPU has no bfloat16 matrix units: products stay float32, which is faster",
+            "this CPU has no bfloat16 matrix units: products stay float32 (faster)",
             stacklevel=5,
         )
         yield
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free on a GPU, with those that torch holds without using them."""
+    """Return the bytes that are free on a GPU, with those that torch holds unused."""
     free, _ = torch.cuda.mem_get_info(device)
-    return (
-        free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    )
+    held = torch.cuda.memory_reserved(device)
+    return free + held - torch.cuda.memory_allocated(device)
 
 
 class Held(TorchDispatchMode):
-    """Inside the block, the most bytes that new tensors took at once."""
+    """The most bytes that new tensors inside the block took at once."""
 
     def __init__(self):
         super().__init__()

@@ -1,8 +1,9 @@
 """The door of a room: what a user gives to a public function is converted, or refused in words, by its annotations.
 
-A signature says what a function takes, so nothing else has to say it again. NumPy arrays and lists become tensors;
-numbers of other kinds become ints and floats. Whatever does not fit is a TypeError or ValueError that says what was
-given, what is accepted and what to do. What fits the signature, and a library underneath refuses (the shapes of a
+A signature says what a function takes, so nothing else has to say it again. NumPy
+arrays and lists become tensors; numbers of other kinds become ints and floats. Whatever
+does not fit is a TypeError or ValueError that says what was given, what is accepted and
+what to do. What fits the signature, and a library underneath refuses (the shapes of a
 product), is a ValueError that says what was given and what the library said.
 """
 
@@ -28,7 +29,8 @@ Reader = Callable[
     [str, Any], Any
 ]  # (a parameter's name, what was given) -> what the function gets
 
-# What a parameter of that name must be, wherever it stands: counts, their least, and numbers in an interval.
+# What a parameter of that name must be, wherever it stands: counts, their least, and
+# numbers in an interval.
 COUNTS = dict.fromkeys(
     ("batch_size", "bins", "channels", "classes", "dimension", "epochs", "gamma", "groups", "in_features", "of",
      "out_features", "repeats", "size", "vectors", "width"), 1,
@@ -62,7 +64,8 @@ RANKS = {  # what a reader of the message may have meant, by the axes that are w
 def room(name: str, reads: bool = True) -> None:
     """Put the door before the public functions and classes of a room: `room(__name__)` at the end of its file.
 
-    reads: False for a room that draws, and hands on what it is given: only what a library refuses is told in words.
+    reads: False for a room that draws, and hands on what it is given: only what a
+    library refuses is told in words.
     """
     module = sys.modules[name]
     listed = getattr(module, "__all__", None)

@@ -164,8 +164,8 @@ def claim(
     margin
         How far the finding is from its bound; sentence or page say how it is measured.
     paper
-        Whether the sentence holds in the paper, from `uqlab.published`, or None where
-        the paper says nothing.
+        Whether the sentence holds in the paper, from `uqlab.study.published`, or None
+        where the paper says nothing.
 
     Raises
     ------

@@ -1,7 +1,8 @@
 """Which of several equal ways is the fastest on this machine: timed once for a kind of work and a shape, then known.
 
-What is found stays in the process and in a small file in the user's cache folder. UQLAB_TUNE=0 takes the rules of thumb
-instead: runs of notebooks and tests do so, because the last digits of a result depend on the way.
+What is found stays in the process and in a small file in the user's cache folder.
+UQLAB_TUNE=0 takes the rules of thumb instead: runs of notebooks and tests do so,
+because the last digits of a result depend on the way.
 """
 
 import json
@@ -50,10 +51,12 @@ def choose(
 ) -> str:
     """The name of the fastest of `ways`, which compute the same up to rounding; `rule` is the rule of thumb's choice.
 
-    kind and shape say what the times depend on, besides type and device of `like` and the number of threads; `work`,
-    how much of the whole each way does in a call. A way is called without gradients and must leave no trace. The rule's
-    name comes back where nothing can be timed: with gradients, so that a training that is repeated gives equal bits,
-    under torch.compile or a transform of torch.func, in a second thread, and with UQLAB_TUNE=0.
+    kind and shape say what the times depend on, besides type and device of `like` and
+    the number of threads; `work`, how much of the whole each way does in a call. A way
+    is called without gradients and must leave no trace. The rule's name comes back
+    where nothing can be timed: with gradients, so that a training that is repeated
+    gives equal bits, under torch.compile or a transform of torch.func, in a second
+    thread, and with UQLAB_TUNE=0.
     """
     if (
         len(ways) < 2

@@ -1,9 +1,11 @@
 """Data sets by name: embedded ones, downloads checked by checksum, and your own files.
 
-test = load("digits[0-6]"); ood = load("digits[7-9]"); far = load("cifar10", limit=1000).resize(8, channels=1)
+>>> test, ood = load("digits[0-6]"), load("digits[7-9]")
+>>> far = load("captions", limit=100).resize(8, channels=1)
+>>> far
+Dataset(captions, test: 100 x [1, 8, 8], 114 classes)
 """
 
-from uqlab.core import door
 from uqlab.data.captions import pictures
 from uqlab.data.datasets import Dataset, check, fetched, file, load, names
 from uqlab.data.sounds import LOG_MEL, RATE
@@ -19,5 +21,3 @@ __all__ = [
     "names",
     "pictures",
 ]
-
-door.room(__name__)

@@ -1,51 +1,79 @@
-"""What all readers of fetched data sets share; the readers themselves stand in files by subject.
+"""What all readers of data sets share; the readers stand in files by subject.
 
-Files without a published checksum (unpacked archives, .npz) are read only where the verified file is not there. Each
-reader takes `(split, root)` and returns `(inputs, labels, classes, label_probs)`: images uint8 (or float32 in [0, 1])
-[N, C, H, W] or a list of texts, labels int64 [N] (-1: none).
+Files without a published checksum (unpacked archives, .npz) are read only where the
+verified file is not there. A reader of a fetched set takes `(split, root)`, that of an
+embedded one the split, and both return `Items`.
 """
 
 import csv
-import math
+import io
+import lzma
+import struct
 import tarfile
-import wave
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from uqlab.data.downloads import FILES, fetch, places, remotes
+from uqlab.data.downloads import fetch, places, register
 
-Reader = Callable[[str, Path], Any]
-SOURCES: dict[str, Reader] = {}  # name of a set -> its reader
+ASSETS = Path(__file__).parent / "assets"
 DIGITS = tuple("0123456789")
 BROKEN = (
-    NotImplementedError, ValueError, TypeError, KeyError, OSError, EOFError, zlib.error, zipfile.BadZipFile, csv.Error,
-    wave.Error,
-)  # fmt: skip
+    NotImplementedError,
+    MemoryError,
+    ValueError,
+    TypeError,
+    KeyError,
+    OSError,
+    EOFError,
+    zlib.error,
+    struct.error,
+    zipfile.BadZipFile,
+    csv.Error,
+)
+
+
+class Items(NamedTuple):
+    """What a reader returns; caches may hold the arrays, so do not write to them."""
+
+    inputs: Any  # [N, C, H, W], uint8 or floating in [0, 1]; or a list of texts
+    labels: np.ndarray  # integers [N]; -1: none
+    classes: tuple[str, ...]
+    label_probs: np.ndarray | None = None  # float32 [N, C]
+    fine: np.ndarray | None = None  # images drawn anew in 28 x 28, for `resize`
+    about: Mapping[str, np.ndarray] = {}  # of sounds: "waves" [N, T] and "fold" [N]
+
+
+Reader = Callable[[str, Path], Items]
+SOURCES: dict[str, Reader] = {}  # name of a set -> its reader
 
 
 def source(
     name: str, *files: Any, folder: str | None = None, also: Sequence[str] = ()
 ) -> Callable[[Reader], Reader]:
-    """Register a reader under the name of its set, and its files, given as to `remotes`; folder: default `name`."""
+    """Register a reader by its set's name, and its files as `register` takes them.
 
-    def register(read: Reader) -> Reader:
-        if files:
-            FILES.update(remotes(name if folder is None else folder, *files, also=also))
+    The files lie in `folder`, by default `name`.
+    """
+    if files:
+        register(name if folder is None else folder, *files, also=also)
+
+    def add(read: Reader) -> Reader:
         SOURCES[name] = read
         return read
 
-    return register
+    return add
 
 
 @contextmanager
-def reading(path: Path):
-    """Turn whatever goes wrong while a file is read into one ValueError that names it."""
+def reading(path: Path) -> Iterator[None]:
+    """Turn whatever goes wrong while a file is read into one ValueError naming it."""
     try:
         yield
     except BROKEN as error:
@@ -54,53 +82,44 @@ def reading(path: Path):
         ) from error
 
 
-def npz(path: Path, *keys: str, optional: bool = False) -> dict[str, np.ndarray]:
-    """The arrays of an .npz by these keys, in this order; all of them must be there unless they are optional."""
-    with (
-        reading(path),
-        path.open("rb") as file,
-        np.load(file, allow_pickle=False) as arrays,
-    ):
-        there = [key for key in keys if not optional or key in arrays]
-        for key in there:
-            with arrays.zip.open(
-                f"{key}.npy"
-            ) as array:  # before there is memory for what its header claims
-                form = np.lib.format
-                read = {
-                    (1, 0): form.read_array_header_1_0,
-                    (2, 0): form.read_array_header_2_0,
-                }[form.read_magic(array)]
-                shape, _, kind = read(array)
-            if (
-                math.prod(shape) * kind.itemsize
-                > arrays.zip.getinfo(f"{key}.npy").file_size
-            ):
-                raise ValueError(
-                    f"{key} is said to be {shape} {kind}, but the file holds fewer bytes"
-                )
-        found = {key: arrays[key] for key in there}
+@cache
+def asset(name: str) -> dict[str, np.ndarray]:
+    """Return the arrays of one file of `assets/`, which scripts in `tools/` write."""
+    packed = lzma.decompress((ASSETS / f"{name}.npz.xz").read_bytes())
+    return dict(np.load(io.BytesIO(packed), allow_pickle=False))
+
+
+def npz(path: Path, *keys: str) -> dict[str, np.ndarray]:
+    """Return those of the arrays of an .npz that are there, in native byte order."""
+    with reading(path), path.open("rb") as file:
+        with np.load(file, allow_pickle=False) as contents:
+            arrays = {key: contents[key] for key in keys if key in contents}
         return {
-            key: array.astype(array.dtype.newbyteorder("="), copy=False)
-            for key, array in found.items()
+            key: array.astype(array.dtype.newbyteorder("="))
+            for key, array in arrays.items()
         }
 
 
 def part(y: np.ndarray, split: str) -> np.ndarray:
-    """Rows of one part of a fixed random split: 70 % and 30 % of every class, to within one item."""
+    """Return the rows of a split of 70 % and 30 % of every class, to within one item.
+
+    The split is random and always the same.
+    """
     shuffled = np.random.default_rng(0).permutation(len(y))
     by_class = shuffled[np.argsort(y[shuffled], kind="stable")]
     at = 3 * np.arange(len(y))
-    test = (at + 8) // 10 > (
-        at + 5
-    ) // 10  # three of every ten in a row; never two neighbours
+    # Three of every ten in a row; never two neighbours.
+    test = (at + 8) // 10 > (at + 5) // 10
     return np.sort(by_class[test == (split == "test")])
 
 
 def unpacked(
     archive: str, members: Sequence[str], root: Path
 ) -> tuple[Path, list[bytes]]:
-    """The path to name in errors, and the members' contents: of the archive, or of files below root if it is absent."""
+    """Return the path to name in errors, and the contents of an archive's members.
+
+    Where the archive is absent, the members are files below `root`.
+    """
     loose = [root / member for member in members]
     if not places(archive, root) and all(path.is_file() for path in loose):
         return loose[0].parent, [path.read_bytes() for path in loose]
@@ -109,27 +128,30 @@ def unpacked(
         if path.suffix == ".zip":
             with zipfile.ZipFile(path) as packed:
                 return path, [packed.read(member) for member in members]
+        contents = {}
         with tarfile.open(path, "r|gz") as tar:  # one pass, nothing is written
-            found = {
-                entry.name: tar.extractfile(entry).read()
-                for entry in tar
-                if entry.name in members
-            }  # type: ignore
-        return path, [found[member] for member in members]
+            for entry in tar:
+                if entry.name in members:
+                    contents[entry.name] = tar.extractfile(entry).read()  # type: ignore
+        return path, [contents[member] for member in members]
 
 
-def checked(path, images, labels, shape, classes):
-    if images.shape[1:] != shape or images.dtype != np.uint8:
+def checked(
+    path: Path,
+    images: np.ndarray,
+    labels: np.ndarray,
+    shape: tuple[int, ...],
+    classes: tuple[str, ...],
+) -> Items:
+    """Return the items of a file; ValueError unless images and labels are as wanted."""
+    if images.shape != labels.shape + shape or images.dtype != np.uint8:
         raise ValueError(
-            f"{path}: images must be uint8 of shape {shape}, got {images.dtype} {images.shape[1:]}"
+            f"{path}: images must be uint8 of shape {labels.shape + shape}, one for "
+            f"each label, got {images.dtype} {images.shape}"
         )
-    if labels.shape != images.shape[:1] or len(images) == 0:
-        raise ValueError(
-            f"{path}: {len(images)} images do not go with labels of shape {labels.shape}"
-        )
-    labels = labels.astype(np.int64)
     if labels.min() < 0 or labels.max() >= len(classes):
         raise ValueError(
-            f"{path}: labels must lie in 0..{len(classes) - 1}, got {labels.min()}..{labels.max()}"
+            f"{path}: labels must lie in 0..{len(classes) - 1}, "
+            f"got {labels.min()}..{labels.max()}"
         )
-    return images, labels, classes, None
+    return Items(images, labels, classes)

@@ -1,27 +1,37 @@
-"""Weights of networks that others trained on CIFAR-10; `models.load_weights` reads them."""
+"""Weights of networks that others trained on CIFAR-10, for `models.load_weights`."""
 
-from uqlab.data.downloads import FILES, Remote, remotes
+from uqlab.data.downloads import FILES, Remote, register
 
 # Networks of Y. Idelbayev; a file's name holds the first eight digits of its checksum.
-FILES |= remotes(
+register(
     "resnet_cifar10",
     [
         "https://raw.githubusercontent.com/akamaster/pytorch_resnet_cifar10/"
         "d5489e8995e81e91ce6b1d69dcc98ad579b0b153/pretrained_models/"
     ],
     {
-        "resnet20-12fca82f.th": "sha256:12fca82f0bebc4135bf1f32f6e3710e61d5108578464b84fd6d7f5c1b04036c8",
-        "resnet32-d509ac18.th": "sha256:d509ac1820d7f25398913559d7e81a13229b1e7adc5648e3bfa5e22dc137f850",
-        "resnet44-014dd654.th": "sha256:014dd6541728a1c700b1642ab640e211dc6eb8ed507d70697458dc8f8a0ae2e4",
-        "resnet56-4bfd9763.th": "sha256:4bfd97631478d6b638d2764fd2baff3edb1d7d82252d54439343b6596b9b5367",
+        "resnet20-12fca82f.th": (
+            "sha256:12fca82f0bebc4135bf1f32f6e3710e61d5108578464b84fd6d7f5c1b04036c8"
+        ),
+        "resnet32-d509ac18.th": (
+            "sha256:d509ac1820d7f25398913559d7e81a13229b1e7adc5648e3bfa5e22dc137f850"
+        ),
+        "resnet44-014dd654.th": (
+            "sha256:014dd6541728a1c700b1642ab640e211dc6eb8ed507d70697458dc8f8a0ae2e4"
+        ),
+        "resnet56-4bfd9763.th": (
+            "sha256:4bfd97631478d6b638d2764fd2baff3edb1d7d82252d54439343b6596b9b5367"
+        ),
     },
     also=["."],
 )
 
-# Five ResNet-20 trained alike; the checksums are those of the files at this commit, none are published.
+# Five ResNet-20 trained alike; the checksums are those of the files at this commit,
+# none are published.
 RUNS = (
     "https://raw.githubusercontent.com/DanSun18/pytorch_resnet_cifar10/"
-    "b3e085b7539af6d46a00868869dfbee55c373c10/experiments/run_8/run_run_8-{}/save_resnet20/checkpoint.th"
+    "b3e085b7539af6d46a00868869dfbee55c373c10/experiments/run_8/"
+    "run_run_8-{}/save_resnet20/checkpoint.th"
 )
 CHECKSUMS = (
     "3f947ad5e274bad92b8977cf625cb75294abbdb6b6fa7ee992640705f9cd48e8",
@@ -32,6 +42,5 @@ CHECKSUMS = (
 )
 for number, checksum in enumerate(CHECKSUMS, start=1):
     name = f"ensemble_resnet20_{number}.th"
-    FILES[f"resnet_cifar10/{name}"] = Remote(
-        f"sha256:{checksum}", (RUNS.format(number),), (name,)
-    )
+    urls = (RUNS.format(number),)
+    FILES[f"resnet_cifar10/{name}"] = Remote(f"sha256:{checksum}", urls, (name,))

@@ -1,6 +1,5 @@
 """Networks: those of the notebooks, and pretrained ones."""
 
-from uqlab.core import door
 from uqlab.models.attention import (
     ATTENTION,
     COUNTS,
@@ -37,5 +36,3 @@ __all__ = [
     "from_pretrained", "load_weights", "minilm", "mlp", "small_cnn", "vit",
     "wide_resnet",
 ]  # fmt: skip
-
-door.room(__name__)

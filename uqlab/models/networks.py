@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from uqlab.models.pretrained import plain_logits
 
 EMBEDDED = Path(__file__).parent / "assets" / "letters-vit.safetensors"
+AUDIOSET = 4.2677393, 2 * 4.5689974  # less the mean, and twice the deviation
 
 
 def mlp(
@@ -23,7 +24,26 @@ def mlp(
     classes: int = 10,
     dropout: float = 0.1,
 ) -> nn.Sequential:
-    """Flatten, ReLU layers of the given widths, each followed by dropout, and a linear layer (Kirsch 2024, D.1)."""
+    """Return a perceptron that flattens its input (Kirsch 2024, D.1).
+
+    Each layer is linear, ReLU and dropout; the last one is linear.
+
+    Parameters
+    ----------
+    in_features
+        Numbers of a flat input.
+    widths
+        Units of the hidden layers.
+    classes
+        Logits.
+    dropout
+        Share of units that training leaves out.
+
+    Examples
+    --------
+    >>> sum(p.numel() for p in mlp(784).parameters())
+    52650
+    """
     sizes = [in_features, *widths]
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in itertools.pairwise(sizes):
@@ -34,45 +54,77 @@ def mlp(
 def small_cnn(
     classes: int = 10, channels: int = 1, width: int = 32, patch: int = 1
 ) -> nn.Sequential:
-    """Three convolutions, an average over the map and a linear layer, for small images.
+    """Return three convolutions, an average over the map and a linear layer.
 
-    The first has the stride `patch`, so that a position of the map stands for patch x patch pixels.
+    It is for small images. The first convolution has the stride `patch`, so that a
+    position of the map stands for patch x patch pixels.
+
+    Parameters
+    ----------
+    classes
+        Logits.
+    channels
+        Of the images.
+    width
+        Channels of the first map; the others have twice as many.
+    patch
+        Pixels of a side.
     """
     sizes, layers = [channels, width, 2 * width, 2 * width], []
-    for before, after, step in zip(sizes, sizes[1:], (patch, 1, 1), strict=False):
+    for (before, after), step in zip(
+        itertools.pairwise(sizes), (patch, 1, 1), strict=True
+    ):
         reach = max(1, step - 1)
         layers += [
             nn.Conv2d(before, after, 2 * reach + 1, step, reach, bias=False),
             nn.BatchNorm2d(after),
             nn.ReLU(),
         ]
-    return nn.Sequential(
-        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * width, classes)
-    )
+    return nn.Sequential(*layers, *_pooled(2 * width, classes))
+
+
+def _pooled(width: int, classes: int) -> list[nn.Module]:
+    """Return the end of a convolutional network: an average and a linear layer."""
+    return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes)]
 
 
 class Standardize(nn.Module):
-    """(x - mean) / std of each channel. Put it before a network, and inputs stay in [0, 1] everywhere else."""
+    """(x - mean) / std of each channel.
+
+    Put it before a network, and inputs stay in [0, 1] everywhere else.
+
+    Parameters
+    ----------
+    mean, std
+        A number for each channel.
+    """
 
     mean: Tensor
     std: Tensor
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]):
         super().__init__()
-        self.register_buffer(
-            "mean", torch.tensor(mean)[:, None, None], persistent=False
-        )
-        self.register_buffer("std", torch.tensor(std)[:, None, None], persistent=False)
+        for name, values in (("mean", mean), ("std", std)):
+            values = torch.tensor(values)[:, None, None]
+            self.register_buffer(name, values, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return (x - self.mean) / self.std
 
 
 class LogMel(nn.Module):
-    """Spectrograms as an audio spectrogram transformer takes them (Gong et al. 2021), `length` frames long.
+    """Spectrograms as an audio spectrogram transformer takes them (Gong et al. 2021).
 
-    [batch, 1, mels, frames] in [0, 1], low tones below -> [batch, length, mels], standardised as for AudioSet; what is
-    missing in the end is filled as `ASTFeatureExtractor` of transformers does. scale: the logarithms that 0 and 1 mean.
+    [batch, 1, mels, frames] in [0, 1], low tones below, become [batch, length, mels],
+    standardised as for AudioSet; what is missing in the end is filled as
+    `ASTFeatureExtractor` of transformers does.
+
+    Parameters
+    ----------
+    length
+        Frames.
+    scale
+        The logarithms that 0 and 1 mean.
     """
 
     def __init__(self, length: int, scale: tuple[float, float]):
@@ -81,24 +133,41 @@ class LogMel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         low, high = self.scale
-        x = (
-            x[:, 0].flip(1).mT[:, : self.length] * (high - low) + low
-        )  # [batch, frames, mels]
-        return (F.pad(x, (0, 0, 0, self.length - x.shape[1])) + 4.2677393) / (
-            2 * 4.5689974
-        )
+        shift, spread = AUDIOSET
+        x = x[:, 0].flip(1).mT[:, : self.length]  # [batch, frames, mels]
+        x = x * (high - low) + low
+        return (F.pad(x, (0, 0, 0, self.length - x.shape[1])) + shift) / spread
 
 
 def wide_resnet(
     depth: int = 28, width: int = 1, classes: int = 10, channels: int = 3
 ) -> nn.Sequential:
-    """Wide-ResNet, depth 6 n + 4, without dropout for [batch, channels, 32, 32] (Zagoruyko & Komodakis 2016)."""
-    if depth < 10 or (depth - 4) % 6 or width < 1:
+    """Return a Wide-ResNet without dropout (Zagoruyko & Komodakis 2016).
+
+    It takes [batch, channels, 32, 32].
+
+    Parameters
+    ----------
+    depth
+        6 n + 4 layers.
+    width
+        How many times 16, 32 and 64 channels.
+    classes
+        Logits.
+    channels
+        Of the images.
+
+    Raises
+    ------
+    ValueError
+        For another depth.
+    """
+    if depth < 10 or (depth - 4) % 6:
         raise ValueError(
-            f"a Wide-ResNet has depth 6 n + 4 (10, 16, ...) and width >= 1, got {depth} and {width}"
+            f"a Wide-ResNet has depth 6 n + 4 (10, 16, 22, 28, ...), got {depth}"
         )
     sizes = [16, 16 * width, 32 * width, 64 * width]
-    blocks = []
+    blocks: list[nn.Module] = []
     for before, after in itertools.pairwise(sizes):
         blocks.append(_WideBlock(before, after, 2 if blocks else 1))
         blocks += [_WideBlock(after, after, 1) for _ in range((depth - 4) // 6 - 1)]
@@ -107,13 +176,12 @@ def wide_resnet(
         *blocks,
         nn.BatchNorm2d(sizes[3]),
         nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(sizes[3], classes),
+        *_pooled(sizes[3], classes),
     )
 
 
 def _he_initialised(*layers: Any) -> nn.Sequential:
+    """Return the layers with convolutions drawn as He et al. 2015 do."""
     network = nn.Sequential(*layers)
     for layer in network.modules():
         if isinstance(layer, nn.Conv2d):
@@ -122,18 +190,19 @@ def _he_initialised(*layers: Any) -> nn.Sequential:
 
 
 class _WideBlock(nn.Module):
-    """BatchNorm, ReLU and convolution, twice; the result is added to the input, projected if shapes differ."""
+    """BatchNorm, ReLU and convolution, twice, added to the input.
+
+    The input is projected where shapes differ.
+    """
 
     def __init__(self, before: int, after: int, stride: int):
         super().__init__()
         self.norm1, self.norm2 = nn.BatchNorm2d(before), nn.BatchNorm2d(after)
         self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
         self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
-        self.shortcut = (
-            nn.Conv2d(before, after, 1, stride, bias=False)
-            if before != after or stride != 1
-            else None
-        )
+        self.shortcut = None
+        if before != after or stride != 1:
+            self.shortcut = nn.Conv2d(before, after, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         ready = F.relu(self.norm1(x))
@@ -142,105 +211,139 @@ class _WideBlock(nn.Module):
 
 
 def cifar_resnet(depth: int = 20, classes: int = 10) -> nn.Sequential:
-    """ResNet, depth 6 n + 2, for [batch, 3, 32, 32], 16-32-64 channels, no weights in shortcuts (He et al. 2016, 4.2).
+    """Return the ResNet for [batch, 3, 32, 32] of He et al. 2016, 4.2.
 
-    Its modules have the names of github.com/akamaster/pytorch_resnet_cifar10, so that the weights trained there fit.
+    It has 16, 32 and 64 channels and no weights in shortcuts. Its modules have the
+    names of github.com/akamaster/pytorch_resnet_cifar10, so that the weights trained
+    there fit.
+
+    Parameters
+    ----------
+    depth
+        6 n + 2 layers.
+    classes
+        Logits.
+
+    Raises
+    ------
+    ValueError
+        For another depth.
     """
     if depth < 8 or (depth - 2) % 6:
         raise ValueError(
-            f"a CIFAR ResNet has depth 6 n + 2 (8, 14, 20, 32, 44, 56, 110, ...), got {depth}"
+            "a CIFAR ResNet has depth 6 n + 2 (8, 14, 20, 32, 44, 56, 110, ...), "
+            f"got {depth}"
         )
-    n = (depth - 2) // 6
-
-    def group(before: int, after: int) -> nn.Sequential:
-        return nn.Sequential(
-            *(_Block(before if i == 0 else after, after) for i in range(n))
-        )
-
-    return _he_initialised(
-        OrderedDict(
-            conv1=nn.Conv2d(3, 16, 3, padding=1, bias=False),
-            bn1=nn.BatchNorm2d(16),
-            relu=nn.ReLU(),
-            layer1=group(16, 16),
-            layer2=group(16, 32),
-            layer3=group(32, 64),
-            pool=nn.AdaptiveAvgPool2d(1),
-            flatten=nn.Flatten(),
-            linear=nn.Linear(64, classes),
-        )
-    )
+    layers: dict[str, nn.Module] = {
+        "conv1": nn.Conv2d(3, 16, 3, padding=1, bias=False),
+        "bn1": nn.BatchNorm2d(16),
+        "relu": nn.ReLU(),
+    }
+    for number, (before, after) in enumerate([(16, 16), (16, 32), (32, 64)], start=1):
+        blocks = [_Block(before, after)]
+        blocks += [_Block(after, after) for _ in range((depth - 2) // 6 - 1)]
+        layers[f"layer{number}"] = nn.Sequential(*blocks)
+    layers |= zip(("pool", "flatten", "linear"), _pooled(64, classes), strict=True)
+    return _he_initialised(OrderedDict(layers))
 
 
 class _Block(nn.Module):
-    """Two convolutions, added to the input; where the channels double, the map is halved (option A)."""
+    """Two convolutions, added to the input.
+
+    Where the channels double, the map is halved (option A).
+    """
 
     def __init__(self, before: int, after: int):
         super().__init__()
         self.stride = after // before
-        self.conv1, self.bn1 = (
-            nn.Conv2d(before, after, 3, self.stride, 1, bias=False),
-            nn.BatchNorm2d(after),
-        )
-        self.conv2, self.bn2 = (
-            nn.Conv2d(after, after, 3, 1, 1, bias=False),
-            nn.BatchNorm2d(after),
-        )
+        self.conv1 = nn.Conv2d(before, after, 3, self.stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(after)
+        self.conv2 = nn.Conv2d(after, after, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(after)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
-        if (
-            new := y.shape[1] - x.shape[1]
-        ):  # every other pixel, and channels of zeros on both sides
-            x = F.pad(
-                x[:, :, :: self.stride, :: self.stride],
-                (0, 0, 0, 0, new // 2, new - new // 2),
-            )
+        if self.stride > 1:
+            # Every other pixel, and channels of zeros on both sides
+            side = (y.shape[1] - x.shape[1]) // 2
+            x = F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, side, side))
         return F.relu(y + x)
 
 
 def vit(
-    image_size: int, patch_size: int, *, width: int = 64, layers: int = 4, heads: int = 4, channels: int = 1,
+    image_size: int,
+    patch_size: int,
+    *,
+    width: int = 64,
+    layers: int = 4,
+    heads: int = 4,
+    channels: int = 1,
     classes: int = 10,
-) -> nn.Module:  # fmt: skip
-    """A vision transformer without dropout for [batch, channels, image_size, image_size] (Dosovitskiy et al., 2021).
+) -> nn.Module:
+    """Return a vision transformer without dropout (Dosovitskiy et al. 2021).
 
-    It is ViTForImageClassification of transformers with an inner width of 4 `width`, and returns the logits alone.
+    It is ViTForImageClassification of transformers with an inner width of 4 `width`,
+    takes [batch, channels, image_size, image_size] and returns the logits alone.
+
+    Parameters
+    ----------
+    image_size, patch_size
+        Pixels of a side.
+    width
+        Numbers of a token; a multiple of `heads`.
+    layers, heads
+        Blocks, and heads of each.
+    channels
+        Of the images.
+    classes
+        Logits.
+
+    Raises
+    ------
+    ValueError
+        For sizes that do not divide each other.
     """
-    smallest = min(image_size, patch_size, width, layers, heads, channels, classes)
-    if smallest < 1 or image_size % patch_size or width % heads:
+    if image_size % patch_size or width % heads:
         raise ValueError(
-            "sizes must be at least 1, patch_size must divide image_size and heads must divide width, got "
-            f"{image_size=}, {patch_size=}, {width=}, {layers=}, {heads=}, {channels=}, {classes=}"
+            "patch_size must divide image_size and heads must divide width, got "
+            f"{image_size=}, {patch_size=}, {width=}, {heads=}"
         )
     from transformers import ViTConfig, ViTForImageClassification  # takes a second
 
     config = ViTConfig(
-        image_size=image_size, patch_size=patch_size, num_channels=channels, hidden_size=width,
-        num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=4 * width,
+        image_size=image_size,
+        patch_size=patch_size,
+        num_channels=channels,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=4 * width,
         num_labels=classes,  # type: ignore[call-arg]
-    )  # fmt: skip
+    )
     return plain_logits(ViTForImageClassification(config))
 
 
 def embedded(classes: int = 10) -> nn.Module:
-    """A small pretrained `vit` for grey images [batch, 1, 28, 28] in [0, 1], with no download.
+    """Return a small pretrained `vit` for grey images, with no download.
 
-    Patches of 7 x 7, width 128, 4 blocks of 8 heads. It has seen letters, handwritten (EMNIST) and printed (notMNIST,
-    `glyphs`); never MNIST, Fashion-MNIST or KMNIST, nor any digit. `uqlab/training/make_backbone.py` made it, and its
-    `provenance` says how. The classifier of the letters A to Z is kept for classes=26; else a new one is drawn from
-    torch's global seed.
+    It takes [batch, 1, 28, 28] in [0, 1] and has patches of 7 x 7, width 128 and 4
+    blocks of 8 heads. It has seen letters, handwritten (EMNIST) and printed (notMNIST,
+    `glyphs`); never MNIST, Fashion-MNIST or KMNIST, nor any digit.
+    `tools/make_backbone.py` made it, and its `provenance` says how.
+
+    Parameters
+    ----------
+    classes
+        Logits. The classifier of the letters A to Z is kept for 26; else a new one is
+        drawn from torch's global seed.
     """
     network = vit(28, 7, width=128, layers=4, heads=8, classes=classes)
     with safe_open(EMBEDDED, "pt") as file:
         state = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
         network.provenance = json.loads(file.metadata()["provenance"])
     if classes != len(state["classifier.bias"]):
-        state |= {
-            name: w
-            for name, w in network.state_dict().items()
-            if name.startswith("classifier.")
-        }
+        for name in ("classifier.weight", "classifier.bias"):
+            state[name] = network.state_dict()[name]
     network.load_state_dict(state)
     network.name = "uqlab.models.embedded"  # type: ignore[assignment]
     return network.eval()

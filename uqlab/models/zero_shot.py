@@ -3,22 +3,21 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from uqlab.models.pretrained import check_tokenizer, loaded, reading
+from uqlab.models.pretrained import loaded, reading, tokenizer_of
 
-CAPTIONS_CLIP = (
-    Path(__file__).parent / "assets" / "captions-clip"
-)  # a folder like any other checkpoint of CLIP
+# A folder like any other checkpoint of CLIP
+CAPTIONS_CLIP = Path(__file__).parent / "assets" / "captions-clip"
 PROMPT = "A photo of a {}."  # Radford et al. 2021
 
 
 class Tower(nn.Module):
-    """One tower of a CLIP: images, or token ids [prompts, tokens] -> unit vectors [batch, features]."""
+    """One tower of a CLIP: images or token ids -> unit vectors [batch, features]."""
 
     def __init__(self, encoder: nn.Module, projection: nn.Module):
         super().__init__()
@@ -29,10 +28,21 @@ class Tower(nn.Module):
 
 
 class ZeroShot(nn.Module):
-    """Two towers as a classifier: images [batch, channels, height, width] -> logits [batch, prompts].
+    """Two towers as a classifier of images [batch, channels, height, width].
 
-    The logits are the cosines of the angles between the images' features and those of `prompts`, token ids
-    [prompts, tokens], times exp(scale). `source` is the checkpoint, whose tokenizer `prompted` reads.
+    The logits [batch, prompts] are the cosines of the angles between the images'
+    features and those of the prompts, times exp(scale).
+
+    Parameters
+    ----------
+    text, vision
+        The towers.
+    scale
+        The logarithm of the factor.
+    prompts
+        Token ids [prompts, tokens].
+    source
+        The checkpoint, whose tokenizer `prompted` reads.
     """
 
     prompts: Tensor
@@ -53,94 +63,85 @@ class ZeroShot(nn.Module):
         return self.compare(self.vision(images), self.text(self.prompts))
 
     def compare(self, images: Tensor, prompts: Tensor) -> Tensor:
-        """The logits [..., batch, prompts] of features [..., batch, features] and [..., prompts, features]."""
+        """Return the logits [..., batch, prompts] of features [..., n, features]."""
         return self.scale.exp() * images @ prompts.mT
 
     def prompted(
         self, prompts: Sequence[str] | Int[Tensor, "prompts tokens"]
     ) -> "ZeroShot":
-        """The same towers, with their weights, for other prompts."""
-        ids = _tokens(self.name, prompts, cast(Any, self.text).encoder.config).to(
-            self.prompts.device
-        )
-        return ZeroShot(self.text, self.vision, self.scale, ids, self.name).train(
-            self.training
-        )
+        """Return the same towers, with their weights, for other prompts."""
+        ids = _tokens(self.name, prompts).to(self.prompts.device)
+        network = ZeroShot(self.text, self.vision, self.scale, ids, self.name)
+        return network.train(self.training)
 
 
 def clip_zero_shot(
     folder_or_model: str | os.PathLike | nn.Module,
     prompts: Sequence[str] | Int[Tensor, "prompts tokens"],
 ) -> ZeroShot:
-    """A CLIP whose classes are prompts, such as "A photo of a red star.": what it answers are scaled cosines.
+    """Return a CLIP whose classes are prompts; its logits are scaled cosines.
 
-    folder_or_model: a folder of safetensors with a tokenizer, a name on the Hugging Face hub, `CAPTIONS_CLIP`, which is
-        in the package, or a CLIPModel, which is shared, not copied.
-    prompts: texts, or their token ids, each text with its end token.
+    Parameters
+    ----------
+    folder_or_model
+        A folder of safetensors with a tokenizer, a name on the Hugging Face hub,
+        `CAPTIONS_CLIP`, which is in the package, or a CLIPModel, which is shared, not
+        copied.
+    prompts
+        Texts such as "A photo of a red star.", or token ids, each text with its end
+        token.
 
-    Images come as the pretraining scaled them (`Standardize`); those of `CAPTIONS_CLIP` are [batch, 3, 32, 32] in
-    [0, 1]. Raises ValueError for what is no CLIP and for prompts that are too long, OSError for a name out of reach.
+    Returns
+    -------
+    ZeroShot
+        For images as the pretraining scaled them (`Standardize`); those of
+        `CAPTIONS_CLIP` are [batch, 3, 32, 32] in [0, 1].
+
+    Raises
+    ------
+    ValueError
+        For what is no CLIP.
+    OSError
+        For a name out of reach.
     """
     from transformers import CLIPModel
 
     model: Any = folder_or_model
     if not isinstance(model, nn.Module):
-        with reading(model) as (source, local):
-            model, missing = loaded(CLIPModel, source, local)
-        if missing:
+        with reading(model) as source:
+            model, lacking = loaded(CLIPModel, source)
+        if lacking:
             raise ValueError(
-                f"{source} is no whole CLIP: it lacks {', '.join(missing[:3])}"
+                f"{source} is no whole CLIP: it lacks {', '.join(lacking[:3])}"
             )
         model.name_or_path = source
     if not isinstance(model, CLIPModel):
         raise TypeError(
-            f"clip_zero_shot takes a CLIPModel or its folder, got {type(model).__name__}"
+            "clip_zero_shot takes a CLIPModel or its folder, "
+            f"got {type(model).__name__}"
         )
     name = str(model.name_or_path)
-    ids = _tokens(name, prompts, model.config.text_config)
-    towers = (
-        Tower(model.text_model, model.text_projection),
-        Tower(model.vision_model, model.visual_projection),
-    )
-    return ZeroShot(*towers, model.logit_scale, ids.to(model.device), name).train(
-        model.training
-    )
+    ids = _tokens(name, prompts).to(model.device)
+    text = Tower(model.text_model, model.text_projection)
+    vision = Tower(model.vision_model, model.visual_projection)
+    network = ZeroShot(text, vision, model.logit_scale, ids, name)
+    return network.train(model.training)
 
 
-def _tokens(source: str, prompts: Sequence[str] | Tensor, config: Any) -> Tensor:
-    """Token ids [prompts, tokens], checked."""
+def _tokens(source: str, prompts: Sequence[str] | Tensor) -> Tensor:
+    """Return token ids [prompts, tokens]."""
     if isinstance(prompts, Tensor):
-        ids = prompts
-        if ids.ndim != 2 or ids.is_floating_point() or not len(ids):
-            raise ValueError(
-                f"prompts must be texts or token ids [prompts, tokens], got {list(ids.shape)} {ids.dtype}"
-            )
-    else:
-        if (
-            isinstance(prompts, str)
-            or not prompts
-            or not all(isinstance(text, str) for text in prompts)
-        ):
-            raise TypeError(
-                f"prompts must be a list of at least one text, got {prompts!r}"
-            )
-        if not source:
-            raise ValueError(
-                "this model came from no folder, so there is no tokenizer: give token ids as prompts"
-            )
-        from transformers import AutoTokenizer
-
-        with reading(source) as (where, local):
-            tokenizer = AutoTokenizer.from_pretrained(
-                where, local_files_only=local, trust_remote_code=False
-            )
-            check_tokenizer(where, tokenizer, config.vocab_size)
-        ids = tokenizer(
-            list(prompts), padding=True, padding_side="right", return_tensors="pt"
-        )["input_ids"]
-    if ids.shape[1] > config.max_position_embeddings:
-        longest = config.max_position_embeddings
+        return prompts
+    if isinstance(prompts, str) or not prompts:
+        raise TypeError(f"prompts must be a list of at least one text, got {prompts!r}")
+    if not source:
         raise ValueError(
-            f"the longest prompt has {ids.shape[1]} tokens, and this CLIP reads at most {longest}"
+            "this model came from no folder, so there is no tokenizer: "
+            "give token ids as prompts"
         )
-    return ids
+    with reading(source) as folder:
+        tokenizer = tokenizer_of(folder)
+    ids = tokenizer(
+        list(prompts), padding=True, padding_side="right", return_tensors="pt"
+    )
+    return ids["input_ids"]

@@ -1,8 +1,9 @@
-"""Notebooks run headless: parameters checked first, numbers recorded, one self-describing folder per run.
+"""Notebooks run headless: parameters checked first, numbers recorded, a folder a run.
 
-In a notebook: `check`, `begin`, `record`, `claim`, `committed`, `load`. On the command line: `uqlab run`, `sweep`,
-`collect`, `gallery`, `lab`, `dashboards`. From code: `execute` for one notebook into any folder, `sweep`
-and `run_one` for runs computed once.
+In a notebook: `check`, `begin`, `record`, `claim`, `committed`, `load`. On the command
+line: `uqlab run`, `sweep`, `collect`, `gallery`, `lab`, `dashboards`. From
+code: `execute` for one notebook into any folder, `sweep` and `run_one` for runs that
+are computed once.
 """
 
 from importlib import import_module
@@ -20,25 +21,27 @@ from uqlab.core.recording import (
 
 if TYPE_CHECKING:
     from uqlab.runs.execution import RunError, execute
-    from uqlab.runs.rules import check
+    from uqlab.runs.parameters import check
     from uqlab.runs.sweeps import run_one, summary, sweep
     from uqlab.runs.tables import load
 
 __all__ = [
-    "RunError", "begin", "check", "claim", "claims", "committed", "describe_figure", "execute", "load",
-    "output_dir", "record", "run_one", "summary", "sweep",
+    "RunError", "begin", "check", "claim", "claims", "committed", "describe_figure",
+    "execute", "load", "output_dir", "record", "run_one", "summary", "sweep",
 ]  # fmt: skip
-_LATER = {
-    "execution": ("RunError", "execute"),
-    "rules": ("check",),
-    "sweeps": ("run_one", "summary", "sweep"),
-    "tables": ("load",),
+_LATER = {  # so that a page that only records needs no other file of this room
+    "RunError": "execution",
+    "check": "parameters",
+    "execute": "execution",
+    "load": "tables",
+    "run_one": "sweeps",
+    "summary": "sweeps",
+    "sweep": "sweeps",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import a file of this room at the first use: a notebook that only records does not depend on the others."""
-    for file, names in _LATER.items():
-        if name in names:
-            return getattr(import_module(f"uqlab.runs.{file}"), name)
-    raise AttributeError(f"module 'uqlab.runs' has no attribute {name!r}")
+    """Import a file of this room at its first use."""
+    if name not in _LATER:
+        raise AttributeError(f"module 'uqlab.runs' has no attribute {name!r}")
+    return getattr(import_module(f"uqlab.runs.{_LATER[name]}"), name)

@@ -1,19 +1,30 @@
-"""Notebooks by name, and their parameters: read without running, checked before anything runs, data and never code."""
+"""Notebooks by name, and their parameters: data and never code, checked by pydantic."""
 
 import ast
 import difflib
-import json
 import os
 import re
 import shutil
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Annotated, Any, Literal
 
 import click
 import yaml
+from pydantic import (
+    AfterValidator,
+    Field,
+    JsonValue,
+    NonNegativeInt,
+    Strict,
+    TypeAdapter,
+    ValidationError,
+    with_config,
+)
+from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
 
 from uqlab.core.files import fingerprint, read_json
 from uqlab.core.recording import plain
@@ -21,87 +32,186 @@ from uqlab.core.recording import plain
 CELL = {"cell_type", "metadata", "source"}  # what every cell of a notebook has
 PROJECT = Path(__file__).absolute().with_name("project")  # what `uqlab new` copies
 PAGES = (PROJECT / "notebooks").resolve()  # in a checkout its notebooks/
-DATA_FILE = r"\.(?:npz|[tc]sv(?:\.gz)?)"  # how the path of a user's own data ends, as a regular expression
-PARSING = (
-    threading.Lock()
-)  # Python 3.11 counts the depth of all threads' syntax trees together, and fails
+DATA_FILE = r"\.(?:npz|[tc]sv(?:\.gz)?)"  # how the path of a user's own data ends
+PARSING = threading.Lock()  # Python 3.11 counts the depth of all threads' trees as one
+PROFILES = TypeAdapter(dict[str, dict[str, dict[str, JsonValue]]])
+
+# What a parameter may be -------------------------------------------------------------
+
+Rule = Any  # the least of a count, an interval, choices, a type, or a list of a rule
+MOST = 10**7  # of a count
+ENOUGH = 10  # inputs: fewer show nothing, unless 0 asks for all
+
+
+def _all_or_enough(value: int) -> int:
+    if 0 < value < ENOUGH:
+        raise ValueError(f"must be at least {ENOUGH}, or 0 where a page takes all")
+    return value
+
+
+# A name means the same on every page, so one table says for all of them what it may be.
+RULES: dict[str, Rule] = {
+    "limit train_limit": Annotated[int, Field(ge=0), AfterValidator(_all_or_enough)],
+    "seed": NonNegativeInt,  # of up to 63 bits
+    "asked evaluated limit_ood shifted warmup": 0,
+    "batch_size blind_draws draws ensemble_size epochs epochs_own epochs_tuned "
+    "example_epochs grid_steps held_out jobs k laplace_members map_side mask_batch "
+    "mask_steps passes patch perturbations quantiles rank ranked remove repeats "
+    "resamples samples shuffles top tuned_steps": 1,
+    "folds groups mask_members members points splits": 2,
+    "gain lr lr_adapters lr_batch lr_sve mask_lr width": "(0, inf)",
+    "decay_sve diversity init_std noise sigma weight_decay": "[0, inf)",
+    "dropout momentum": "[0, 1)",
+    "enough threshold": "(0, 1]",
+    "level": "(0, 1)",
+    "depth": float,
+    "precision": ("float32", "bfloat16"),
+    "schedule": ("constant", "cosine", "step"),
+    "dropout_kind": ("features", "attention"),
+    "embedding": ("pca", "umap", "tsne"),
+    "augment falls mask_inputs tune_mlp": bool,
+    "grid own settings": dict,
+    "ablations ambiguous backbone board by checkpoint chosen_on cost dataset device "
+    "model output_dir over page page_profile prompt quality replicate root series "
+    "shown study sweep trained unknown": str,
+    "grid_samples milestones ranks removed sizes stages tile_sizes": [1],
+    "seeds": [NonNegativeInt] * 2,
+    "gains grid_widths input_std other_widths prior_variances widths": ["(0, inf)"],
+    "input_mean": [float],
+    "weights_swept": ["[0, inf)"],
+    "gradients methods ood near pretrained rivals scores weights": [str],
+}
+RULES = {name: rule for names, rule in RULES.items() for name in names.split()}
+MAY_REPEAT = {"input_mean", "input_std", "pretrained", "weights", "widths"}
+MAY_BE_EMPTY = {
+    "gradients", "input_mean", "input_std", "methods", "milestones", "near", "rivals",
+    "scores", "tile_sizes", "weights",
+}  # fmt: skip
+
+
+def check(parameters: Mapping[str, Any], **rules: Rule) -> None:
+    """Raise ValueError, naming the parameter, unless a page's parameters are legal.
+
+    Parameters
+    ----------
+    parameters
+        The page's `globals()`; names that are no parameters of any page are left alone.
+    **rules
+        What a parameter may be on this page alone: the least of a count, an interval
+        like "(0, 1]", a tuple of choices, a type, or a list. Each item of a list must
+        be what the rule's first one says, and there must be as many different ones as
+        the rule has items.
+    """
+    kinds = {name: _kind(rule) for name, rule in (RULES | rules).items()}
+    values = {
+        name: value
+        for name, value in parameters.items()
+        if name in kinds
+        and not isinstance(value, ModuleType)  # `methods` is also a room
+    }
+    _validated("", kinds, values)
+
+
+def _kind(rule: Rule) -> Any:
+    """Return a rule as a type of pydantic."""
+    match rule:
+        case int():
+            return Annotated[int, Field(ge=rule, le=MOST)]
+        case str():
+            low, high = map(float, rule[1:-1].split(","))
+            above = Field(gt=low) if rule[0] == "(" else Field(ge=low)
+            below = Field(lt=high) if rule[-1] == ")" else Field(le=high)
+            return Annotated[float, above, below]
+        case tuple():
+            return Literal[rule]
+        case list():
+            return _several(_kind(rule[0]), len(rule))
+    return rule
+
+
+def _several(kind: Any, fewest: int) -> Any:
+    """Return the type of lists with so many different values, none of them twice."""
+
+    def check(values: list[Any], info: Any) -> list[Any]:
+        name, different = info.field_name, len(set(values))
+        if different < len(values) and name not in MAY_REPEAT:
+            raise ValueError("must have no value twice")
+        if different < fewest and (values or name not in MAY_BE_EMPTY):
+            raise ValueError(f"must have {fewest} different values or more")
+        return values
+
+    return Annotated[list[kind], Strict(False), AfterValidator(check)]  # or a range
+
+
+def _validated(
+    where: str, kinds: dict[str, Any], values: dict[str, Any]
+) -> dict[str, Any]:
+    """Return values of types by name; raise ValueError for the first that is wrong."""
+    model: Any = TypedDict("Parameters", kinds, total=False)  # pyright: ignore
+    model = with_config(strict=True, allow_inf_nan=False)(model)
+    try:
+        return TypeAdapter(model).validate_python(values)
+    except ValidationError as error:
+        raise ValueError(where + _reason(error)) from None
+
+
+def _reason(error: ValidationError) -> str:
+    """Return in a sentence what is wrong first, and what was given."""
+    wrong = error.errors()[0]
+    name, *index = wrong["loc"] or ("the file",)
+    item = f"{index}" if index else ""
+    rule = wrong["msg"].removeprefix("Value error, ")
+    rule = rule.replace("Input should be", "must be")
+    return f"{name}{item} {rule}, got {wrong['input']!r}"
+
+
+# Notebooks and what stands in them ---------------------------------------------------
 
 
 def find(name: str | os.PathLike) -> Path:
-    """Return the notebook that a path, a stem or a unique prefix of one ("03") in the notebooks folder means."""
+    """Return the notebook that a path, a stem or a unique start of one ("03") means."""
     if Path(name).is_file():
         return Path(name).absolute()
-    notebooks = all_notebooks()
-    found = [path for path in notebooks if path.stem == str(name)]
-    found = found or [path for path in notebooks if path.stem.startswith(str(name))]
-    if len(found) == 1:
-        return found[0]
-    stems = ", ".join(path.stem for path in found or notebooks)
-    raise ValueError(
-        f"{str(name)!r} {f'is the start of several: {stems}' if found else f'is no notebook of: {stems}'}"
-    )
+    stem, pages = str(name), {path.stem: path for path in all_notebooks()}
+    fitting = [stem] if stem in pages else [s for s in pages if s.startswith(stem)]
+    if len(fitting) == 1:
+        return pages[fitting[0]]
+    wrong = "is the start of several" if fitting else "is no notebook of"
+    raise ValueError(f"{stem!r} {wrong}: {', '.join(fitting or pages)}")
 
 
 def all_notebooks() -> list[Path]:
-    """Return [0-9]*.ipynb of notebooks/ in the current folder or, failing that, those that came with the package."""
-    return sorted(Path.cwd().glob("notebooks/[0-9]*.ipynb")) or sorted(
-        PAGES.glob("[0-9]*.ipynb")
-    )
+    """Return the pages in notebooks/ of this folder, else those of the package."""
+    here = sorted(Path.cwd().glob("notebooks/[0-9]*.ipynb"))
+    return here or sorted(PAGES.glob("[0-9]*.ipynb"))
 
 
 def new_project(folder: Path) -> None:
-    """Write the pages, their profiles and the committed runs into a new or empty folder."""
+    """Write the pages, their profiles and the committed runs into an empty folder."""
     if folder.is_dir() and any(folder.iterdir()):
         raise ValueError(
-            f"{folder} holds files, and a project starts in a new or empty folder; name another"
+            f"{folder} holds files, and a project starts in a new or empty folder; "
+            "name another"
         )
     left_out = shutil.ignore_patterns("*.sweep", ".*", "__pycache__")
     shutil.copytree(PROJECT, folder, ignore=left_out, dirs_exist_ok=True)
 
 
-def defaults(notebook: str | os.PathLike) -> dict[str, Any]:
-    """Read the parameters of a notebook and their values from its cell tagged `parameters`, without running it."""
-    tagged = (
-        cell
-        for cell in cells(notebook)
-        if "parameters" in cell["metadata"].get("tags", [])
-    )
-    source = "".join(next(tagged, {"source": ""})["source"])
-    values = {}
-    try:
-        with PARSING:
-            tree = ast.parse(source)
-        for node in tree.body:
-            match node:
-                case (
-                    ast.Assign(targets=[ast.Name(id=name)], value=value)
-                    | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
-                ):
-                    values[name] = ast.literal_eval(value)
-                case _:
-                    raise ValueError
-    except (SyntaxError, ValueError) as error:
-        rule = "holds only lines `name = literal  # meaning`; derived values go into the next cell"
-        raise ValueError(
-            f"{Path(notebook).name}: the parameters cell {rule}; found\n{source}"
-        ) from error
-    return values
-
-
 def cells(notebook: str | os.PathLike) -> list[dict[str, Any]]:
     """Return the cells of a notebook; raises ValueError for any other file."""
-    found = read_json(Path(notebook)).get("cells")
-    if not isinstance(found, list) or not all(
-        isinstance(cell, dict) and cell.keys() >= CELL for cell in found
+    read = read_json(Path(notebook)).get("cells")
+    if not isinstance(read, list) or not all(
+        isinstance(cell, dict) and cell.keys() >= CELL for cell in read
     ):
+        names = ", ".join(sorted(CELL))
         raise ValueError(
-            f"{notebook} is not a notebook of format 4, whose cells have {', '.join(sorted(CELL))}"
+            f"{notebook} is not a notebook of format 4, whose cells have {names}"
         )
-    return found
+    return read
 
 
 def source_sha256(notebook: str | os.PathLike) -> str:
-    """Return the checksum of the sources and tags of a notebook's cells; outputs that an editor left do not count."""
+    """Return the checksum of the sources and tags of a notebook's cells."""
     return fingerprint(
         [
             [c["cell_type"], "".join(c["source"]), c["metadata"].get("tags", [])]
@@ -110,150 +220,152 @@ def source_sha256(notebook: str | os.PathLike) -> str:
     )
 
 
-def profiles(notebook: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    """Read profiles.yaml beside a notebook: profile -> notebook stem -> {parameter: value}; `quick` may be absent."""
-    path = notebook.parent / "profiles.yaml"
+def defaults(notebook: str | os.PathLike) -> dict[str, Any]:
+    """Read a notebook's parameters from its cell tagged so, without running it."""
+    source = "\n".join(
+        "".join(cell["source"])
+        for cell in cells(notebook)
+        if "parameters" in cell["metadata"].get("tags", [])
+    )
     try:
-        read = (
-            yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
-        ) or {}
-        sets = {
-            name: {stem: dict(v or {}) for stem, v in (entries or {}).items()}
-            for name, entries in read.items()
-        }
-        json.dumps(sets, default=str)
-    except (
-        yaml.YAMLError,
-        AttributeError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ) as error:
+        with PARSING:
+            lines = ast.parse(source).body
+        return dict(map(_assigned, lines))
+    except (SyntaxError, ValueError) as error:
         raise ValueError(
-            f"{path} must map profile -> notebook -> {{parameter: value}}: {error}"
+            f"{Path(notebook).name}: the parameters cell holds only lines "
+            "`name = literal  # meaning`; derived values go into the next cell; "
+            f"found\n{source}"
+        ) from error
+
+
+def _assigned(line: ast.stmt) -> tuple[str, Any]:
+    """Return the name and the value of a line `name = literal`."""
+    match line:
+        case (
+            ast.Assign(targets=[ast.Name(id=name)], value=value)
+            | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+        ):
+            return name, ast.literal_eval(value)
+    raise ValueError("no line `name = literal`")
+
+
+def profiles(notebook: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """Read profiles.yaml beside a notebook: profile, notebook, parameter, value."""
+    path, sets = notebook.parent / "profiles.yaml", {}
+    try:
+        if path.is_file():
+            sets = PROFILES.validate_python(yaml.safe_load(path.read_text("utf-8")))
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        reason = _reason(error) if isinstance(error, ValidationError) else error
+        raise ValueError(
+            f"{path} must map profile -> notebook -> {{parameter: value}}: {reason}"
         ) from error
     return {"quick": {}} | sets
+
+
+# Parameters that are given -----------------------------------------------------------
 
 
 def overrides(
     notebook: Path, profile: str = "quick", given: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the parameters that differ from a notebook's defaults: those of the profile, then the given ones.
+    """Return the parameters of a profile, and on top of them the given ones.
 
-    Text is parsed as data of the default's type (a Python literal, YAML's true or [a, b]) and never evaluated.
-    Raises ValueError for an unknown profile or parameter and for a value of another type than the default's.
+    Text is read as data of the default's type (a Python literal, YAML's true or [a, b])
+    and never evaluated.
+
+    Raises
+    ------
+    ValueError
+        For an unknown profile or parameter, and a value of a type not the default's.
     """
-    known = defaults(notebook)
-    sets = profiles(notebook)
+    known, sets = defaults(notebook), profiles(notebook)
     if profile not in sets:
-        raise ValueError(
-            f"unknown profile {profile!r}; {notebook.parent / 'profiles.yaml'} has: {', '.join(sets)}"
-        )
-    return checked(
-        {**sets[profile].get(notebook.stem, {}), **(given or {})}, known, notebook.stem
-    )
+        file = notebook.parent / "profiles.yaml"
+        raise ValueError(f"unknown profile {profile!r}; {file} has: {', '.join(sets)}")
+    values = sets[profile].get(notebook.stem, {}) | (given or {})
+    return checked(values, known, notebook.stem)
 
 
 def checked(given: dict[str, Any], known: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return given parameters as values of the types of the `known` defaults of the notebook named `where`."""
-    values = {}
-    for name, value in given.items():
+    """Return given parameters as values of the types of the `known` defaults."""
+    refuse_unknown(given, known, where)
+    if "output_dir" in given:
+        raise ValueError("output_dir is set by the runner; use --output-dir")
+    json = {tuple: list, type(None): Any}  # has no tuples; None may be anything
+    types = {name: type(value) for name, value in known.items()}
+    return _validated(
+        f"{where}: parameter ",
+        {name: json.get(kind, kind) for name, kind in types.items()},
+        {name: plain(name, _read(text, types[name])) for name, text in given.items()},
+    )
+
+
+def refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> None:
+    """Raise ValueError, with the nearest name and all names, for an unknown one."""
+    for name in given:
         if name not in known:
-            raise ValueError(unknown(name, known, where))
-        if name == "output_dir":
-            raise ValueError("output_dir is set by the runner; use --output-dir")
-        values[name] = _typed(f"{where}: parameter {name}", value, known[name])
-    return values
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else ";"
+            names = ", ".join(known) or "no parameters"
+            raise ValueError(f"unknown parameter {name!r}{hint} {where} has: {names}")
+
+
+def _read(text: Any, kind: type) -> Any:
+    """Return the data that a text means, or the text where text is meant."""
+    if not isinstance(text, str):
+        return text
+    value: Any = text
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        with suppress(yaml.YAMLError, RecursionError):
+            loaded = yaml.safe_load(text)  # its other readings (1:30, 1e-3) surprise
+            if isinstance(loaded, bool | list | dict | None):
+                value = loaded
+    return text if kind is str and not isinstance(value, str) else value
 
 
 def per_notebook(
     names: Iterable[str], profile: str, given: dict[str, str]
 ) -> dict[Path, dict[str, Any]]:
-    """Return the parameters given to each notebook (`names`: none for all), all checked.
+    """Return for each notebook, by default all, which given parameters it has.
 
-    given: their text; each must be a parameter of at least one of the notebooks.
-    Says on the terminal where a notebook lacks a parameter or an entry in the profile.
+    All are checked; each must be a parameter of at least one of the notebooks. Where
+    one lacks a parameter or an entry in the profile, a note on the terminal says so.
     """
-    chosen = list(dict.fromkeys(map(find, names))) or all_notebooks()
-    if len({path.stem for path in chosen}) < len(chosen):
-        raise ValueError(
-            f"two notebooks of one name would share a folder: {', '.join(map(str, chosen))}"
-        )
-    known = {path: defaults(path) for path in chosen}
-    for name in given:
-        lacking = [path.stem for path in chosen if name not in known[path]]
-        if len(lacking) == len(chosen):
-            raise ValueError(
-                unknown(
-                    name,
-                    dict.fromkeys(n for k in known.values() for n in k),
-                    " and ".join(lacking),
-                )
-            )
-        if lacking:
-            click.echo(f"note: no parameter {name!r} in {', '.join(lacking)}", err=True)
-    given = {name: from_here(value) for name, value in given.items()}
-    plan = {
-        path: {name: value for name, value in given.items() if name in known[path]}
-        for path in chosen
-    }
-    for path, values in plan.items():
-        overrides(path, profile, values)
-        if profile != "quick" and path.stem not in profiles(path)[profile]:
-            click.echo(
-                f"note: profile {profile!r} has no entry for {path.stem}: its defaults",
-                err=True,
-            )
+    paths = list(map(find, names)) or all_notebooks()
+    known = {path: defaults(path) for path in paths}
+    if len({path.stem for path in known}) < len(known):
+        same = ", ".join(map(str, known))
+        raise ValueError(f"two notebooks of one name would share a folder: {same}")
+    anywhere = dict.fromkeys(name for values in known.values() for name in values)
+    refuse_unknown(given, anywhere, " and ".join(path.stem for path in known))
+    plan = {}
+    for path, values in known.items():
+        plan[path] = {n: from_here(text) for n, text in given.items() if n in values}
+        overrides(path, profile, plan[path])
+        _note(path, profile, sorted(given.keys() - values))
     return plan
 
 
+def _note(path: Path, profile: str, lacking: list[str]) -> None:
+    """Say which given parameters a notebook lacks, and where its profile is empty."""
+    for name in lacking:
+        click.echo(f"note: no parameter {name!r} in {path.stem}", err=True)
+    if profile != "quick" and path.stem not in profiles(path)[profile]:
+        lack = f"profile {profile!r} has no entry for {path.stem}"
+        click.echo(f"note: {lack}: its defaults", err=True)
+
+
 def from_here(text: str) -> str:
-    """Make the paths of data files that exist in the current folder absolute, since kernels run in another one."""
+    """Make paths of existing data files absolute: kernels run in another folder."""
 
     def absolute(match: re.Match[str]) -> str:
-        return (
-            Path(match[0]).absolute().as_posix()
-            if Path(match[0]).is_file()
-            else match[0]
-        )
+        path = Path(match[0])
+        return path.absolute().as_posix() if path.is_file() else match[0]
 
     return re.sub(
         rf"""[^\s'"\[\],][^'"\[\],]*{DATA_FILE}(?=['"\[\],\s]|$)""", absolute, text
     )
-
-
-def unknown(name: str, known: Iterable[str], where: str) -> str:
-    """Return the message that a parameter is unknown, with the nearest name and all names."""
-    close = difflib.get_close_matches(name, known, 1)
-    hint = f"; did you mean {close[0]!r}?" if close else ";"
-    return f"unknown parameter {name!r}{hint} {where} has: {', '.join(known) or 'no parameters'}"
-
-
-def _typed(name: str, value: Any, default: Any) -> Any:
-    if isinstance(value, str):
-        value = _parse(value, default)
-    value, default = (
-        plain(name, value),
-        list(default) if isinstance(default, tuple) else default,
-    )
-    if isinstance(default, float) and type(value) is int:
-        value = float(value)
-    if default is None or type(value) is type(default):
-        return value
-    kinds = f"must be {type(default).__name__}, like its default {default!r}"
-    raise ValueError(f"{name} {kinds}; got {value!r} ({type(value).__name__})")
-
-
-def _parse(text: str, default: Any) -> Any:
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        value = text
-        with suppress(
-            yaml.YAMLError, RecursionError
-        ):  # for true, null, [a, b]; its other readings (1:30, dates, 1e-3) surprise
-            read = yaml.safe_load(text)
-            value = (
-                read if read is None or isinstance(read, bool | list | dict) else text
-            )
-    return text if isinstance(default, str) and not isinstance(value, str) else value

@@ -1,8 +1,8 @@
-"""The report on a user's model: page 16's parameters from a command line, its numbers on one screen, itself as HTML."""
+"""The report on a user's model: page 16's parameters, its numbers as text, itself."""
 
 import glob
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,100 +11,88 @@ from uqlab.core.recording import Record
 from uqlab.runs.parameters import find
 
 PAGE = "16_bring_your_model"
-COLUMNS = (44, 28, 18, 0)  # of the screen: what, value, interval, beside it
 
 
-def page() -> Path:
-    """Return page 16."""
-    return find(PAGE)
+def parameters(
+    model: str,
+    dataset: str | None,
+    ood: Sequence[str],
+    weights: Sequence[str],
+    settings: Sequence[tuple[str, str]],
+) -> dict[str, str]:
+    """Return what a command line brings as parameters of page 16, in text."""
+    values = {
+        "model": source(model),
+        "dataset": dataset,
+        "ood": ood and str(list(ood)),
+        "weights": weights and str([_absolute(place) for place in weights]),
+        "settings": settings and str(dict(settings)),
+    }
+    return {name: text for name, text in values.items() if text}
 
 
 def source(model: str) -> str:
-    """Return the model as a kernel in another folder finds it; raises ValueError for a file that is not there.
+    """Return the model as a kernel in another folder finds it.
 
-    model: "file.py:function", a folder, or "module:function", which may be a file of the current folder.
+    Parameters
+    ----------
+    model
+        "file.py:function", a folder, or "module:function", which may be a file of the
+        current folder.
+
+    Raises
+    ------
+    ValueError
+        For a file that is not there.
     """
     place, colon, function = model.rpartition(":")
-    near = (
-        Path(f"{place.replace('.', '/')}.py")
-        if not place.endswith(".py")
-        else Path(place).expanduser()
-    )
-    if colon and near.is_file():
-        return f"{near.absolute()}:{function}"
-    if place.endswith(".py"):
+    file = place if place.endswith(".py") else f"{place.replace('.', '/')}.py"
+    path = Path(file).expanduser().absolute()
+    if colon and path.is_file():
+        return f"{path}:{function}"
+    if place == file:
         raise ValueError(
-            f"no file {near.absolute()}; a model is FILE.py:FUNCTION, MODULE:FUNCTION or a folder"
+            f"no file {path}; a model is FILE.py:FUNCTION, MODULE:FUNCTION or a folder"
         )
-    return (
-        str(Path(model).expanduser().absolute())
-        if Path(model).expanduser().is_dir()
-        else model
-    )
+    return model and _absolute(model)
 
 
-def weights(places: Iterable[str]) -> list[str]:
-    """Return files, folders and patterns as a kernel in another folder finds them, and other names as given."""
-    full = {place: str(Path(place).expanduser().absolute()) for place in places}
-    return [path if glob.glob(path) else place for place, path in full.items()]
+def _absolute(place: str) -> str:
+    """Return files, folders and patterns that exist as seen from anywhere."""
+    path = str(Path(place).expanduser().absolute())
+    return path if glob.glob(path) else place
 
 
 def screen(folder: Path) -> str:
     """Return what a finished run of page 16 says, as text."""
-    recorded = Record.read(folder)
-    table = recorded.tables["report"]
-    rows = [
-        ("", *table["columns"]),
-        *(
-            (name, *row)
-            for name, row in zip(table["index"], table["data"], strict=True)
-        ),
-    ]
-    lines = [
-        "".join(
-            f"{cell:<{width}}" for cell, width in zip(row, COLUMNS, strict=True)
-        ).rstrip()
-        for row in rows
-    ]
-    claims = [
-        f"[{'x' if claim.holds else ' '}] {claim.sentence}"
-        for claim in recorded.claims.values()
-    ]
-    todo = [
-        f"{number}. {line}" for number, line in enumerate(recorded.numbers["next"], 1)
-    ]
-    return "\n".join(
-        [
-            *lines,
-            "",
-            "It claims:",
-            *claims,
-            "",
-            "What to do next (in brackets: the page)",
-            *todo,
-        ]
-    )
+    results = Record.read(folder)
+    table = results.tables["report"]
+    rows = [("", *table["columns"])]
+    rows += [(n, *row) for n, row in zip(table["index"], table["data"], strict=True)]
+    lines = ["{:<44}{:<28}{:<18}{}".format(*row).rstrip() for row in rows]
+    lines += ["", "It claims:"]
+    for claim in results.claims.values():
+        lines.append(f"[{'x' if claim.holds else ' '}] {claim.sentence}")
+    lines += ["", "What to do next (in brackets: the page)"]
+    todo = enumerate(results.numbers["next"], 1)
+    return "\n".join([*lines, *(f"{number}. {line}" for number, line in todo)])
 
 
 def html(folder: Path, target: Path) -> Path:
-    """Write the executed page as one HTML file, without its folded code; it loads nothing from a network."""
+    """Write the executed page as one HTML file that loads nothing from a network."""
     from nbconvert import HTMLExporter  # takes a second
     from traitlets.config import Config
 
-    settings: Any = Config()
-    settings.TagRemovePreprocessor.remove_input_tags = {
+    folded: Any = Config()
+    folded.TagRemovePreprocessor.enabled = True
+    folded.TagRemovePreprocessor.remove_input_tags = {
         "hide-input",
         "injected-parameters",
     }
     exporter = HTMLExporter(
-        config=settings, mathjax_url="", require_js_url="", jquery_url=""
-    )
-    exporter.register_preprocessor(
-        "nbconvert.preprocessors.TagRemovePreprocessor", enabled=True
+        config=folded, mathjax_url="", require_js_url="", jquery_url=""
     )
     text, _ = exporter.from_filename(str(folder / f"{PAGE}.ipynb"))
-    write(
-        target,
-        re.sub(r'href="(?=\d\d_\w+\.ipynb")', f'href="{page().parent.as_uri()}/', text),
-    )
+    pages = find(PAGE).parent.as_uri()
+    write(target, re.sub(r'href="(?=\d\d_\w+\.ipynb")', f'href="{pages}/', text))
     return target

@@ -146,42 +146,44 @@ def sweep(
     notebook = find(notebook)
     planned = jobs_of_grid(notebook, profile, root, grid, parameters or {})
     labels = {path: labelled(job, grid) for path, job in planned.items()}
-    folder = next(iter(planned)).parent
-    if dry_run:
-        kept, stale = _done(planned, keep_stale)
-        likely = plans.likely_seconds(notebook, Path(), profile)
-        for line in plans.of_sweep(notebook.stem, labels, kept, stale, jobs, likely):
-            click.echo(line)
-        return Report(folder, [])
-    _tidy(planned)
+    if not dry_run:
+        _tidy(planned)
     kept, stale = _done(planned, keep_stale)
     todo = [job for path, job in planned.items() if path not in kept]
-    if progress:
-        done = f"{len(planned)} runs, {len(kept)} done before"
-        click.echo(f"{notebook.stem}: {done}, {len(todo)} to do")
-    if stale:
-        _warn(kept, stale, keep_stale)
+    results = {path: Result("done before", reason=stale.get(path, "")) for path in kept}
+    if dry_run:
+        for line in plans.of_sweep(notebook.stem, labels, kept, stale, jobs):
+            click.echo(line)
+        return Report(next(iter(planned)).parent, [])
+    _announce(notebook.stem if progress else "", planned, kept, stale)
     options = {"timeout": timeout, "reuse": True, "keep_stale": keep_stale}
     options |= {"cluster": cluster, "resources": resources, "at_a_time": jobs}
-    results = {path: Result("done before", reason=stale.get(path, "")) for path in kept}
     if todo:
         results |= execution.run_all(todo, labels, quiet=not progress, **options)
-    return Report(
-        folder, [_outcome(planned[path], grid, results[path]) for path in planned]
-    )
+    outcomes = [_outcome(job, grid, results[path]) for path, job in planned.items()]
+    return Report(outcomes[0].folder.parent, outcomes)
+
+
+def _announce(
+    name: str, planned: Iterable[Path], kept: list[Path], stale: dict[Path, str]
+) -> None:
+    """Say how much there is to do, and how many finished runs are stale."""
+    count = len(list(planned))
+    if name:
+        todo = f"{len(kept)} done before, {count - len(kept)} to do"
+        click.echo(f"{name}: {count} runs, {todo}")
+    if stale:
+        finished = {*kept, *stale}
+        anew = "computed anew (--keep-stale keeps them)"
+        then = "kept" if len(finished) == len(kept) else anew
+        first = next(iter(stale.values()))
+        many = f"{len(stale)} of {len(finished)} finished runs are stale"
+        click.echo(f"{many}: {first}; {then}", err=True)
 
 
 def _outcome(job: Job, names: Iterable[str], result: Result) -> Outcome:
     varied = {name: job.parameters[name] for name in names}
     return Outcome(varied, job.folder, *result)
-
-
-def _warn(kept: list[Path], stale: dict[Path, str], keep_stale: bool) -> None:
-    """Say how many finished runs are stale, and what is done with them."""
-    then = "kept" if keep_stale else "computed anew (--keep-stale keeps them)"
-    first = next(iter(stale.values()))
-    count = f"{len(stale)} of {len({*kept, *stale})} finished runs are stale"
-    click.echo(f"{count}: {first}; {then}", err=True)
 
 
 def _tidy(folders: Iterable[Path]) -> None:

@@ -1,10 +1,12 @@
-"""Explorers that answer the hand: a JavaScript module each, drawn in the browser, with a kernel or without one.
+"""Explorers that answer the hand: a JavaScript module each, drawn in the browser.
 
-The module of an explorer is `static/<name>.js` behind `static/shared.js`. Its `data` are JSON and become text and
-attributes, never HTML; what the reader has made of them comes back as `state`.
+They work with a kernel or without one. The module of an explorer is `static/<name>.js`
+behind `static/shared.js`. Its `data` are JSON and become text and attributes, never
+HTML; what the reader has made of them comes back as `state`.
 """
 
 import base64
+import functools
 import html
 import io
 import json
@@ -22,30 +24,45 @@ from matplotlib.colors import to_hex
 from PIL import Image
 from torch import Tensor, nn
 
-from uqlab import plots, scoreboard, training
+from uqlab import plots, training
+from uqlab.analysis.representations import embed
 from uqlab.data import Dataset
 from uqlab.heads import separation
-from uqlab.methods import METHODS
-from uqlab.representations import embed
+from uqlab.study import scoreboard
+from uqlab.study.methods import METHODS
 from uqlab.widgets.explorer import told
 
 STATIC = resources.files("uqlab.widgets") / "static"
 COLORS = {
-    "aleatoric": plots.ALEATORIC, "epistemic": plots.EPISTEMIC, "neutral": plots.NEUTRAL, "mark": plots.MARK,
-    "group_3": "#2A8577", "group_4": "#7A5FA8",
-}  # fmt: skip
-CALM = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
+    "aleatoric": plots.ALEATORIC,
+    "epistemic": plots.EPISTEMIC,
+    "neutral": plots.NEUTRAL,
+    "mark": plots.MARK,
+    "group_3": "#2A8577",
+    "group_4": "#7A5FA8",
+}
+CALM = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "img-src data:"
+)
 ALONE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<meta http-equiv="Content-Security-Policy" content="{calm}"><title>{name}</title>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<meta http-equiv="Content-Security-Policy" content="{calm}">
+<title>{name}</title>
 <style>:root {{ color-scheme: light dark; }}
 {style}</style></head><body>
 <script type="application/json" id="data">{data}</script>
 <script type="module">{module}
-const kept = {{ data: JSON.parse(document.getElementById("data").textContent), state: {{}} }};
-const model = {{ get: name => kept[name], set: (name, value) => (kept[name] = value), save_changes() {{}}, on() {{}} }};
+const data = JSON.parse(document.getElementById("data").textContent);
+const kept = {{ data, state: {{}} }};
+const model = {{
+  get: name => kept[name], set: (name, value) => (kept[name] = value),
+  save_changes() {{}}, on() {{}},
+}};
 render({{ model, el: document.body }});
-const fit = () => window.frameElement?.style.setProperty("height", `${{document.body.offsetHeight + 20}}px`);
+const tall = () => `${{document.body.offsetHeight + 20}}px`;
+const fit = () => window.frameElement?.style.setProperty("height", tall());
 new ResizeObserver(fit).observe(document.body);
 </script></body></html>
 """
@@ -55,9 +72,16 @@ FRAME = (
 
 
 class Hand(anywidget.AnyWidget):
-    """The explorer of `static/<name>.js`. `data`: what it shows. `state`: what the reader has made of it.
+    """The explorer of `static/<name>.js`.
 
-    answer: what the kernel answers to a message of the module, where it asks.
+    Parameters
+    ----------
+    name
+        Of the module.
+    data
+        What it shows.
+    answer
+        What the kernel answers to a message of the module, where it asks.
     """
 
     data = traitlets.Dict().tag(sync=True)
@@ -71,12 +95,10 @@ class Hand(anywidget.AnyWidget):
         answer: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     ):
         self.name, self.answer = name, answer
-        self._esm = "\n".join(
-            (STATIC / f"{each}.js").read_text() for each in ("shared", name)
-        )
-        super().__init__(
-            data=json.loads(json.dumps({"colors": COLORS, **data}, allow_nan=False))
-        )
+        modules = [(STATIC / f"{file}.js").read_text() for file in ("shared", name)]
+        self._esm = "\n".join(modules)
+        plain = json.dumps({"colors": COLORS, **data}, allow_nan=False)
+        super().__init__(data=json.loads(plain))
         self.on_msg(self._reply)
 
     def _reply(self, _: Any, message: dict[str, Any], __: Any) -> None:
@@ -84,20 +106,18 @@ class Hand(anywidget.AnyWidget):
             return
         try:
             self.send({"ask": message["ask"], **self.answer(message)})
-        except (
-            BaseException
-        ) as error:  # a browser shows the error of a callback nowhere else
+        except BaseException as error:  # a browser shows it nowhere else
             self.send({"ask": message["ask"], "error": f"No answer: {told(error)}"})
             raise
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        """The live explorer, and itself as HTML for where there is no kernel, as in an exported page."""
+        """Return the live explorer, and its HTML for where there is no kernel."""
         bundle: Any = super()._repr_mimebundle_(**kwargs)
         still = FRAME.format(name=html.escape(self.name), page=html.escape(self.html()))
         return {**bundle[0], "text/html": still}, bundle[1]
 
     def html(self) -> str:
-        """A page of this explorer alone: it needs no kernel, and its policy forbids it to load anything."""
+        """Return a page of this explorer alone, which is forbidden to load anything."""
         data = json.dumps(self.data).replace("<", "\\u003c")  # no tag can begin
         return ALONE.format(
             calm=CALM,
@@ -109,21 +129,28 @@ class Hand(anywidget.AnyWidget):
 
 
 def cloud(logits: Float[Tensor, "members 3"], groups: list[int] | None = None) -> Hand:
-    """Members as points of the simplex that can be dragged, copied, added and removed, and their decomposition.
+    """Show members as points of the simplex that can be dragged, copied and removed.
 
-    groups: the group of each member, 0 to 3. With them the bars show what lies between and within the groups.
-    `state` has members (probabilities), groups, jackknife and parts, as in `uncertainty.decompose_groups`.
+    `state` has members (probabilities), groups, jackknife and parts, as in
+    `uncertainty.decompose_groups`.
+
+    Parameters
+    ----------
+    logits
+        [members, 3].
+    groups
+        The group of each member, 0 to 3. With them the bars show what lies between and
+        within the groups.
     """
     if groups is not None and (
         len(groups) != len(logits) or not {*groups} <= {*range(4)}
     ):
         raise ValueError(
-            f"groups must be 0 to 3, one for each of the {len(logits)} members, got {groups}"
+            f"groups must be 0 to 3, one for each of the {len(logits)} members, "
+            f"got {groups}"
         )
-    return Hand(
-        "cloud",
-        {"members": logits.detach().double().softmax(-1).tolist(), "groups": groups},
-    )
+    members = logits.detach().double().softmax(-1).tolist()
+    return Hand("cloud", {"members": members, "groups": groups})
 
 
 def alarm(
@@ -135,40 +162,45 @@ def alarm(
     passing: float = 0.95,
     shown: int = 40,
 ) -> Hand:
-    """An alarm whose threshold is set at the first setting, and what it catches at the others, beside the AUROC.
+    """Show an alarm whose threshold is set at the first setting, and what it catches.
 
-    values: setting -> set -> mutual information of its inputs; the in-distribution set is "id". images: the inputs of
-    each OOD set, of which some are shown. names: set -> its name, where that is another. what: the settings' name.
-    passing: the share of in-distribution inputs that the threshold lets through.
-    `state` has at (place of the setting), s (of the set), threshold, auroc, caught and false_alarms.
+    `state` has at (place of the setting), s (of the set), threshold, auroc, caught and
+    false_alarms.
+
+    Parameters
+    ----------
+    values
+        Setting -> set -> mutual information of its inputs; the in-distribution set is
+        "id".
+    images
+        The inputs of each OOD set, [samples, channels, height, width].
+    names
+        Set -> its name, where that is another.
+    what
+        The settings' name.
+    passing
+        The share of in-distribution inputs that the threshold lets through.
+    shown
+        How many images of each OOD set are shown.
     """
     names = {**{key: key for key in ("id", *images)}, **(names or {})}
 
     def listed(key: str) -> dict[str, Any]:
-        rows = [by[key].detach().double().cpu().tolist() for by in values.values()]
-        return {
-            "name": names[key],
-            "values": [[float(f"{value:.7g}") for value in row] for row in rows],
-        }
+        rows = [
+            by_set[key].detach().double().cpu().tolist() for by_set in values.values()
+        ]
+        short = [[float(f"{value:.7g}") for value in row] for row in rows]
+        return {"name": names[key], "values": short}
 
     strangers = []
     for key, inputs in images.items():
-        some = [
-            int(i) for i in np.linspace(0, len(inputs) - 1, min(shown, len(inputs)))
-        ]
-        strangers.append(
-            {
-                **listed(key),
-                "shown": some,
-                "images": [_picture(inputs[i]) for i in some],
-            }
-        )
-    settings = [
-        f"{each:g}" if isinstance(each, float) else str(each) for each in values
-    ]
+        places = np.linspace(0, len(inputs) - 1, min(shown, len(inputs)))
+        rows = places.astype(int).tolist()
+        pictures = [_picture(inputs[row]) for row in rows]
+        strangers.append({**listed(key), "shown": rows, "images": pictures})
     data = {
         "what": what,
-        "settings": settings,
+        "settings": [f"{s:g}" if isinstance(s, float) else str(s) for s in values],
         "pass": passing,
         "known": listed("id"),
         "strangers": strangers,
@@ -177,17 +209,10 @@ def alarm(
 
 
 def _picture(image: Float[Tensor, "c h w"]) -> str:
-    """An image as the address of a PNG that holds it."""
-    pixels = (
-        (255 * image.detach().cpu().float().clamp(0, 1))
-        .round()
-        .byte()
-        .movedim(0, -1)
-        .squeeze(-1)
-        .numpy()
-    )
+    """Return an image as the address of a PNG that holds it."""
+    pixels = (255 * image.detach().cpu().float().clamp(0, 1)).round().byte()
     memory = io.BytesIO()
-    Image.fromarray(pixels).save(memory, "png")
+    Image.fromarray(pixels.movedim(0, -1).squeeze(-1).numpy()).save(memory, "png")
     return f"data:image/png;base64,{base64.b64encode(memory.getvalue()).decode()}"
 
 
@@ -201,11 +226,22 @@ def front(
     repeats: int = 200,
     seed: int = 0,
 ) -> Hand:
-    """Quality against cost of the methods of boards, tables as of `scoreboard.measure`, and what `recommend` says.
+    """Show quality against cost of methods, and what `scoreboard.recommend` says.
 
-    boards: kind of network -> board. quality: the column of `cared` that is shown first. limits: columns, what one can
-    pay with. words: column -> what it is, where its name does not say. repeats, seed: as of `scoreboard.recommend`.
     `state` has quality, kind, limits, best, runner_up and reason.
+
+    Parameters
+    ----------
+    boards
+        Kind of network -> board, a table as of `scoreboard.measure`.
+    quality
+        The column of `cared` that is shown first.
+    cared, limits
+        Columns: qualities, and what one can pay with.
+    words
+        Column -> what it is, where its name does not say.
+    repeats, seed
+        As of `scoreboard.recommend`.
     """
     columns, paid, words = (
         list(dict.fromkeys([quality, *cared])),
@@ -214,40 +250,33 @@ def front(
     )
     asked = [*columns, *(column for column in paid if column not in columns)]
 
-    def one(board: pd.DataFrame) -> dict[str, Any]:
+    def look(name: str) -> dict[str, Any]:
+        method = METHODS.get(name)
+        if method is None:
+            return {"name": name, "label": name, "color": plots.NEUTRAL, "marker": "o"}
+        known = {"label": method.label, "color": method.color, "marker": method.marker}
+        return {"name": name, **known}
+
+    def board_data(board: pd.DataFrame) -> dict[str, Any]:
         wide: Any = board.pivot(index="seed", columns="method", values=asked)
         names = list(board["method"].unique())
-        picks = np.random.default_rng(seed).integers(
-            len(wide), size=(repeats, len(wide))
-        )
-        looks = [METHODS.get(name) for name in names]
-        methods = [
-            {"name": name, "label": getattr(look, "label", name), "color": getattr(look, "color", plots.NEUTRAL),
-             "marker": getattr(look, "marker", "o")}
-            for name, look in zip(names, looks, strict=True)
-        ]  # fmt: skip
-        values = {column: wide[column][names].to_numpy().T.tolist() for column in asked}
-        return {"methods": methods, "picks": picks.tolist(), "columns": values}
+        rng, seeds = np.random.default_rng(seed), len(wide)
+        return {
+            "methods": [look(name) for name in names],
+            "picks": rng.integers(seeds, size=(repeats, seeds)).tolist(),
+            "columns": {c: wide[c][names].to_numpy().T.tolist() for c in asked},
+        }
 
     def places(column: str) -> list[float]:
-        means: Any = [
-            board.groupby("method")[column].mean() for board in boards.values()
-        ]
-        return sorted(
-            {
-                float(value)
-                for value in pd.concat(means).quantile(
-                    np.linspace(0, 1, 9), interpolation="nearest"
-                )
-            }
-        )
+        means: Any = [b.groupby("method")[column].mean() for b in boards.values()]
+        ninths = np.linspace(0, 1, 9)
+        marks = pd.concat(means).quantile(ninths, interpolation="nearest")
+        return sorted({float(mark) for mark in marks})
 
     data = {
-        "boards": {kind: one(board) for kind, board in boards.items()},
+        "boards": {kind: board_data(board) for kind, board in boards.items()},
         "cared": [[column, words.get(column, column)] for column in columns],
-        "limits": [
-            [column, words.get(column, column), places(column)] for column in paid
-        ],
+        "limits": [[c, words.get(c, c), places(c)] for c in paid],
         "less": [column for column in asked if scoreboard.sign(column) < 0],
     }
     return Hand("front", data)
@@ -265,48 +294,72 @@ def head_map(
     alone: Mapping[tuple[int, int], Mapping[str, float]] | None = None,
     shown: int = 60,
 ) -> Hand:
-    """A map of attention heads that is clicked, the network without the first of `order`, and one head's features.
+    """Show attention heads, the network without some of them, and a head's features.
 
-    values: shown as colour. features: (number of removed heads, layer, head, set: `known` or one of `others`) -> that
-    head's features of the set. removed: the numbers of removed heads to choose from. path: measure -> its value after
-    the removal of 0, 1, ... heads. alone: head -> measure -> its value when only that head is removed. shown: points of
-    each set, in the principal plane of all sets.
-    `state` has gone (the number of removed heads), layer, head, other and apart, as of `heads.separation`.
+    `state` has gone (the number of removed heads), layer, head, other and apart, as of
+    `heads.separation`.
+
+    Parameters
+    ----------
+    values
+        Shown as colour, [layers, heads].
+    order
+        (layer, head) in the order of removal.
+    features
+        (number of removed heads, layer, head, set: `known` or one of `others`) -> that
+        head's features of the set, [inputs, width].
+    known, others
+        The in-distribution set and the OOD sets.
+    removed
+        The numbers of removed heads to choose from.
+    path
+        Measure -> its value after the removal of 0, 1, ... heads.
+    alone
+        Head -> measure -> its value when only that head is removed.
+    shown
+        Points of each set, in the principal plane of all sets.
     """
     values = torch.as_tensor(values).double().cpu()
+    layers, heads = values.shape
     colors: Any = plots.head_colors(values).to_rgba(values.numpy())
-    pairs = [
-        [(layer, head) for head in range(values.shape[1])]
-        for layer in range(len(values))
-    ]
 
-    def one(gone: int, layer: int, head: int) -> dict[str, Any]:
+    def table(value: Callable[[int, int], Any]) -> list[list[Any]]:
+        return [
+            [value(layer, head) for head in range(heads)] for layer in range(layers)
+        ]
+
+    def cell(layer: int, head: int) -> dict[str, Any]:
+        color = to_hex(colors[layer, head])
+        return {"value": values[layer, head].item(), "color": color}
+
+    def seen(gone: int, layer: int, head: int) -> dict[str, Any]:
         sets = [features(gone, layer, head, name).cpu() for name in (known, *others)]
-        found = [
-            [float(part) for part in separation(sets[0][:, None], each[:, None])]
-            for each in sets[1:]
-        ]
+        apart = [separation(sets[0][:, None], other[:, None]) for other in sets[1:]]
         xy = embed(torch.cat(sets), "pca")
-        parts = (
-            (99 * xy / xy.abs().max()).round().int().split([len(each) for each in sets])
-        )
-        some = [
-            np.linspace(0, len(part) - 1, min(shown, len(part))).astype(int)
-            for part in parts
+        xy = (99 * xy / xy.abs().max()).round().int().split([len(x) for x in sets])
+        rows = [
+            np.linspace(0, len(x) - 1, min(shown, len(x))).astype(int) for x in sets
         ]
-        points = [
-            part[rows].flatten().tolist()
-            for part, rows in zip(parts, some, strict=True)
-        ]
-        return {"points": points, "apart": found}
+        return {
+            "points": [x[i].flatten().tolist() for x, i in zip(xy, rows, strict=True)],
+            "apart": [[float(distance) for distance in pair] for pair in apart],
+        }
 
+    path = {name: [float(v) for v in along] for name, along in (path or {}).items()}
+    single = {}
+    if alone:
+        of_head = {pair: dict(values) for pair, values in alone.items()}
+        single = {n: table(lambda *pair, n=n: of_head[pair][n]) for n in path}
     data = {
-        "cells": [[{"value": values[pair].item(), "color": to_hex(colors[pair])} for pair in row] for row in pairs],
-        "order": [list(pair) for pair in order], "removed": list(removed), "known": known, "others": list(others),
-        "path": {name: [float(value) for value in along] for name, along in (path or {}).items()},
-        "alone": {name: [[alone[pair][name] for pair in row] for row in pairs] for name in path or {}} if alone else {},
-        "clouds": [[[one(gone, *pair) for pair in row] for row in pairs] for gone in removed],
-    }  # fmt: skip
+        "cells": table(cell),
+        "order": [list(pair) for pair in order],
+        "removed": list(removed),
+        "known": known,
+        "others": list(others),
+        "path": path,
+        "alone": single,
+        "clouds": [table(functools.partial(seen, gone)) for gone in removed],
+    }
     return Hand("map", data)
 
 
@@ -318,37 +371,47 @@ def draw(
     what: str = "ensemble",
     nearest: int = 4,
 ) -> Hand:
-    """A canvas, or a blend of two examples; what the members of a model say of it, and how their uncertainty splits.
+    """Show a canvas; what a model's members say of it, and how uncertain they are.
 
-    models: name -> trained ensemble or network; what: what they are. train: whose classes they learned, and where the
-    nearest images are looked up, by the Euclidean distance of their pixels.
+    Parameters
+    ----------
+    models
+        Name -> trained ensemble or network.
+    train
+        Whose classes they learned, and where the nearest images are looked up, by the
+        Euclidean distance of their pixels.
+    examples
+        Name -> image [channels, height, width], of which two can be blended.
+    what
+        What the models are.
+    nearest
+        How many images are looked up.
     """
     inputs: Any = train.inputs
     channels, side = inputs.shape[1], inputs.shape[-1]
     flat = inputs.cpu().float().mean(1).flatten(1)
 
     def answer(message: dict[str, Any]) -> dict[str, Any]:
-        x = (
-            torch.tensor(message["pixels"], dtype=torch.float32)
-            .div(255)
-            .view(1, 1, side, side)
-        )
-        logits = training.predict(
-            models[message["model"]], x.expand(-1, channels, -1, -1)
-        )
-        rows = (
-            torch.cdist(x.flatten(1), flat)[0]
-            .topk(min(nearest, len(flat)), largest=False)
-            .indices.tolist()
-        )
-        near = [
-            [train.classes[int(train.labels[row])], _picture(inputs[row])]
-            for row in rows
-        ]
-        return {"members": logits[:, 0].double().softmax(-1).tolist(), "near": near}
+        pixels = torch.tensor(message["pixels"], dtype=torch.float32) / 255
+        x = pixels.view(1, 1, side, side).expand(-1, channels, -1, -1)
+        logits = training.predict(models[message["model"]], x)
+        distances = (flat - pixels.flatten()).norm(dim=1)
+        rows = distances.topk(min(nearest, len(flat)), largest=False).indices.tolist()
+        labels = [train.classes[int(train.labels[row])] for row in rows]
+        return {
+            "members": logits[:, 0].double().softmax(-1).tolist(),
+            "near": [
+                [c, _picture(inputs[i])] for c, i in zip(labels, rows, strict=True)
+            ],
+        }
 
-    pictures = [image.cpu().float().mean(0).clamp(0, 1).mul(255).round().int().flatten().tolist()
-                for image in examples.values()]  # fmt: skip
-    data = {"side": side, "what": what, "models": list(models), "classes": list(map(str, train.classes)),
-            "examples": pictures, "called": list(examples)}  # fmt: skip
+    grey = [image.cpu().float().mean(0).clamp(0, 1) for image in examples.values()]
+    data = {
+        "side": side,
+        "what": what,
+        "models": list(models),
+        "classes": list(map(str, train.classes)),
+        "examples": [(255 * x).round().int().flatten().tolist() for x in grey],
+        "called": list(examples),
+    }
     return Hand("draw", data, answer)

@@ -18,39 +18,35 @@ def collapse(
     predictions: Mapping[int, Float[Tensor, "groups points"]],
     background: Callable[[Axes], Any] | None = None,
 ) -> Explorer:
-    """Sub-ensembles of a regression with one input: the prediction of each, and the variance between them.
+    """Show sub-ensembles of a regression: their predictions, and the variance between.
 
-    predictions: size of a sub-ensemble -> the mean prediction of each. background: draws the data into the left axes.
+    Parameters
+    ----------
+    x
+        The one input, [points].
+    predictions
+        Size of a sub-ensemble -> the mean prediction of each, [groups, points].
+    background
+        Draws the data into the left axes.
     """
     sizes = list(predictions)
     colors = dict(zip(sizes, plots.sequential(len(sizes)), strict=True))
-    variance = {
-        size: values.var(0, correction=1) for size, values in predictions.items()
-    }
+    variance = {size: values.var(0) for size, values in predictions.items()}
     start = variance[sizes[0]].mean()
-    low, high = (
-        f(torch.stack(list(variance.values())).clamp_min(1e-12)).item()
-        for f in (torch.min, torch.max)
-    )
+    every = torch.stack(list(variance.values())).clamp_min(1e-12)
+    low, high = every.min().item(), every.max().item()
 
     reach = 1.1 * max(values.abs().max().item() for values in predictions.values())
     figure, (left, right) = plots.figure(2, height=2.6)
-    left.set(
-        xlabel="$x$",
-        ylabel="prediction",
-        xlim=(x.min().item(), x.max().item()),
-        ylim=(-reach, reach),
-    )
+    for ax in (left, right):
+        ax.set(xlabel="$x$", xlim=(x.min().item(), x.max().item()))
+    left.set(ylabel="prediction", ylim=(-reach, reach))
     if background:
         background(left)
     for size in sizes:
         right.plot(x, variance[size], color=colors[size], alpha=0.2, linewidth=1.1)
-    right.set(
-        yscale="log", ylim=(low / 2, 2 * high), xlim=(x.min().item(), x.max().item())
-    )
-    right.set(
-        xlabel="$x$", ylabel="variance between them", title="epistemic uncertainty"
-    )
+    right.set(yscale="log", ylim=(low / 2, 2 * high))
+    right.set(ylabel="variance between them", title="epistemic uncertainty")
 
     def draw(size: int) -> None:
         left.plot(x, predictions[size].T, color=colors[size], linewidth=0.9, alpha=0.9)
@@ -60,8 +56,9 @@ def collapse(
     def seen(size: int) -> str:
         mean = variance[size].mean()
         return (
-            f"Left: what each sub-ensemble of {size} predicts. Right: the variance between them, mean {mean:.2g}, "
-            f"{100 * mean / start:.0f} % of that between sub-ensembles of {sizes[0]} (pale lines: other sizes)."
+            f"Left: what each sub-ensemble of {size} predicts. Right: the variance "
+            f"between them, mean {mean:.2g}, {100 * mean / start:.0f} % of that "
+            f"between sub-ensembles of {sizes[0]} (pale lines: other sizes)."
         )
 
     slider = ipywidgets.SelectionSlider(

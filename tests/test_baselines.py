@@ -6,12 +6,13 @@ import torch
 from sklearn.covariance import LedoitWolf
 from sklearn.neighbors import NearestNeighbors
 
-from uqlab import data, metrics, rivals
+from uqlab import data, metrics
+from uqlab.study import baselines
 
 
 def test_accuracies_of_digits():
     train, test = (data.load("digits", split) for split in ("train", "test"))
-    found = rivals.accuracies(train.inputs, train.labels, test.inputs, test.labels)
+    found = baselines.accuracies(train.inputs, train.labels, test.inputs, test.labels)
     assert list(found) == ["logistic regression", "nearest neighbour"]
     nearest = (
         NearestNeighbors(n_neighbors=1)
@@ -26,7 +27,7 @@ def test_accuracies_of_digits():
 
 def test_distance_is_mahalanobis_with_the_shrunk_covariance():
     train, test = torch.randn(50, 1, 3, 4), torch.randn(20, 1, 3, 4) + 1
-    scores = rivals.ood_scores(train, test)
+    scores = baselines.ood_scores(train, test)
     expected = (
         LedoitWolf()
         .fit(train.flatten(1).double().numpy())
@@ -35,15 +36,25 @@ def test_distance_is_mahalanobis_with_the_shrunk_covariance():
     np.testing.assert_allclose(scores["Mahalanobis distance of pixels"], expected)
 
 
+def test_a_distance_is_named_by_what_was_measured():
+    """Numbers in one row an input may be pixels or features: the caller knows."""
+    rows = torch.randn(50, 3)
+    assert "Mahalanobis distance of inputs" in baselines.ood_scores(rows, rows)
+    named = baselines.ood_scores(rows.numpy(), rows.tolist(), measured="pixels")
+    assert "Mahalanobis distance of pixels" in named
+
+
 def test_aurocs_of_several_sets():
     train, test, far = (
         torch.randn(50, 1, 3, 4),
         torch.randn(40, 1, 3, 4),
         torch.randn(30, 1, 3, 4) + 3,
     )
-    found = rivals.aurocs(train, test, {"near": torch.randn(30, 1, 3, 4), "far": far})
+    found = baselines.aurocs(
+        train, test, {"near": torch.randn(30, 1, 3, 4), "far": far}
+    )
     pixels = (
-        rivals.ood_scores(train, x)["Mahalanobis distance of pixels"]
+        baselines.ood_scores(train, x)["Mahalanobis distance of pixels"]
         for x in (test, far)
     )
     assert (
@@ -58,10 +69,11 @@ def test_aurocs_of_several_sets():
 def test_pixels_that_never_vary_are_no_obstacle_and_chance_repeats():
     train, test = torch.zeros(30, 1, 2, 2), torch.zeros(9, 1, 2, 2)
     train[:, 0, 0, 0], test[4, 0, 0, 0] = torch.randn(30), 9.0
-    scores = rivals.ood_scores(train, test, seed=1)
+    scores = baselines.ood_scores(train, test, seed=1)
     assert scores["Mahalanobis distance of pixels"].argmax() == 4
     assert (
-        scores["random order"] == rivals.ood_scores(train, test, seed=1)["random order"]
+        scores["random order"]
+        == baselines.ood_scores(train, test, seed=1)["random order"]
     ).all()
     assert len(set(scores["random order"])) == 9
 
@@ -71,14 +83,14 @@ def test_words_alone():
         ["a good film", "so good , so fine", "fine work"],
         ["a bad film", "so bad , so dull", "dull work"],
     )
-    found = rivals.accuracies(
+    found = baselines.accuracies(
         good + bad,
         torch.tensor([0] * 3 + [1] * 3),
         ["good work", "dull , bad"],
         torch.tensor([0, 1]),
     )
     assert found == {"logistic regression": 1.0, "nearest neighbour": 1.0}
-    rare = rivals.ood_scores(good + bad, ["so good", "so strange", "", "SO  good"])[
+    rare = baselines.ood_scores(good + bad, ["so good", "so strange", "", "SO  good"])[
         "rarity of words"
     ]
     every = (
@@ -92,7 +104,8 @@ def test_words_alone():
     assert rare[0] < rare[1] < rare[2] == np.log(every)
     near, away = good + bad, ["shares fell on Tuesday", "Who invented it ?"]
     assert (
-        rivals.aurocs(good + bad, near, {"news": away})["news"]["rarity of words"] == 1
+        baselines.aurocs(good + bad, near, {"news": away})["news"]["rarity of words"]
+        == 1
     )
     with pytest.raises(ValueError, match=r"one shape, got \[3\] for training texts"):
-        rivals.ood_scores(good, torch.zeros(2, 3))
+        baselines.ood_scores(good, torch.zeros(2, 3))

@@ -1,0 +1,1 @@
+"""What members, layers and heads are like: diversity, spectra, representations."""

@@ -1,0 +1,212 @@
+"""How much the members of an ensemble differ: in what they predict, and in weights."""
+
+import itertools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from uqlab.core.checks import ArrayLike, as_logits, as_tensor, finite, one_ensemble
+from uqlab.ensembles import Ensemble, FoldedEnsemble, weights_of
+from uqlab.models import ATTENTION, FUSED
+from uqlab.models import PROJECTIONS as KINDS
+from uqlab.uncertainty import classes_first
+
+Pairs = Float[Tensor, "members members"]  # one value for members i and j
+
+# `heads.fuse` keeps query, key, value and output of all members in one layer, which
+# stands where the attention stood.
+_FUSED = r"(^|\.)(attention|attention\.self|self_attn|attn)$"
+PROJECTIONS = f"{ATTENTION}|{_FUSED}"
+# The value projections; some networks keep query, key and value in one matrix [3 d, d].
+VALUES = "|".join([KINDS["value"], KINDS[FUSED], _FUSED])
+
+
+def disagreement(logits: ArrayLike) -> Pairs:
+    """Return the fraction of inputs on which members i and j predict different classes.
+
+    Parameters
+    ----------
+    logits
+        [members, batch, classes].
+
+    References
+    ----------
+    Fort et al. 2019.
+    """
+    votes = as_logits(logits).argmax(-1)
+    return torch.stack([(votes != mine).double().mean(1) for mine in votes])
+
+
+def js_divergence(logits: ArrayLike) -> Pairs:
+    """Return the Jensen-Shannon divergence between the predictions of members i and j.
+
+    Averaged over inputs: nats, 0 to log 2. Muhlematter et al. 2024, section 4, average
+    the predictions over inputs first, which never gives more: members that differ on
+    single inputs but predict each class equally often then look equal.
+
+    Parameters
+    ----------
+    logits
+        [members, batch, classes].
+    """
+    logits = as_logits(logits)
+    members, batch, _ = logits.shape
+    total = torch.zeros(members, members, dtype=torch.float64, device=logits.device)
+    for _, z in classes_first(logits, torch.float64):
+        p = z.softmax(0)  # [classes, members, n]
+        entropies = torch.special.entr(p).sum((0, 2))
+        for i, j in itertools.combinations(range(members), 2):
+            mixed = torch.special.entr((p[:, i] + p[:, j]) / 2).sum()
+            total[i, j] += mixed - (entropies[i] + entropies[j]) / 2
+    return (total + total.T).clamp(min=0) / batch
+
+
+def mean_pair(pairs: ArrayLike) -> float:
+    """Return the mean of a matrix [members, members] over different members."""
+    pairs = as_tensor("pairs", pairs, "members members")
+    finite("pairs", pairs)
+    members = len(pairs)
+    if pairs.shape != (members, members) or members < 2:
+        raise ValueError(
+            "pairs must be [members, members] of two members or more, "
+            f"got {list(pairs.shape)}"
+        )
+    return ((pairs.sum() - pairs.trace()) / (members * (members - 1))).item()
+
+
+def variation_ratio(logits: ArrayLike) -> Float[Tensor, " batch"]:
+    """Return the share of members that do not predict an input's most frequent class.
+
+    References
+    ----------
+    Freeman 1965, "Elementary applied statistics".
+    """
+    logits = as_logits(logits)
+    votes = nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).sum(0)
+    return 1 - votes.amax(-1).double() / len(logits)
+
+
+def weight_cosine(ensemble: Ensemble, target: str | None = None) -> Pairs:
+    """Return the cosine between the weights of members i and j.
+
+    Whole matrices (for LoRA W + B_m A_m), flattened and joined. Where members share
+    their weights, as with MC dropout, it is 1. Errors as in `layer_names` and
+    `member_weights`.
+    """
+    names = layer_names(ensemble, target)
+    matrices = [member_weights(ensemble, name).flatten(1).double() for name in names]
+    products = torch.stack([w @ w.T for w in matrices]).sum(0)
+    norms = products.diagonal().sqrt()
+    return products / torch.outer(norms, norms)
+
+
+def diversity_score(ensemble: Ensemble) -> float:
+    """Return 1 - mean correlation of two members' value projections, over layers.
+
+    It is Pearson's correlation of whole matrices, for LoRA-Ensemble W + B_m A_m. Fused
+    layers of `heads.fuse` are compared in all their projections, and networks without
+    attention in every linear layer but the last.
+
+    Raises
+    ------
+    ValueError
+        For fewer than two members, and what `member_weights` raises.
+
+    References
+    ----------
+    Muhlematter et al. 2024, appendix E.
+    """
+    names = layer_names(ensemble, default=VALUES)
+    if ensemble.members < 2:
+        raise ValueError("diversity needs at least two members, got 1")
+    matrices = [member_weights(ensemble, name).flatten(1).double() for name in names]
+    return 1 - mean_pair(torch.stack([w.corrcoef() for w in matrices]).mean(0))
+
+
+def layer_names(
+    ensemble: Ensemble, target: str | None = None, default: str = PROJECTIONS
+) -> list[str]:
+    """Return the names of the layers with a weight matrix, in the network's order.
+
+    Parameters
+    ----------
+    ensemble
+        Whose layers: of a folded ensemble its network's, else member 0's.
+    target
+        A regular expression on names. None stands for `default`; where that finds
+        nothing, for every linear layer but the last.
+    default
+        The attention's projections.
+
+    Raises
+    ------
+    ValueError
+        For a target that matches no linear layer.
+    """
+    known = weights(ensemble)
+    names = [n for n, w in known.items() if target is not None or len(w.shape) == 2]
+    pattern = default if target is None else target
+    chosen = [name for name in names if re.search(pattern, name)]
+    if not chosen and target is None:
+        chosen = names[:-1] or names
+    if not chosen:
+        raise ValueError(
+            f"target {target!r} matches no linear layer; "
+            f"there are {', '.join(names) or 'none'}"
+        )
+    return chosen
+
+
+def member_weights(
+    ensemble: Ensemble, name: str, members: Sequence[int] | None = None
+) -> Float[Tensor, "members out in"]:
+    """Return the members' weights in a layer: for LoRA W + B_m A_m.
+
+    Parameters
+    ----------
+    ensemble, name
+        An ensemble and the name of one of its layers.
+    members
+        Whose weights; None for all.
+
+    Raises
+    ------
+    ValueError
+        For an unknown layer or member, and where the weights' shapes differ.
+    """
+    members = range(ensemble.members) if members is None else members
+    known = weights(ensemble)
+    if name not in known or not all(0 <= m < ensemble.members for m in members):
+        raise ValueError(
+            f"there are layers {', '.join(known)} and {ensemble.members} members, "
+            f"got {name!r}, {members}"
+        )
+    if not isinstance(ensemble, FoldedEnsemble):
+        matrices = [weights(ensemble, m)[name] for m in members]
+    elif isinstance(known[name], Tensor):
+        matrices = [known[name]] * len(members)  # all members share it
+    else:
+        matrices = [known[name].weight(m) for m in members]
+    shapes = {tuple(w.shape) for w in matrices}
+    if len(shapes) > 1:
+        raise ValueError(
+            "the members' weights must have one shape to be compared, but in "
+            f"{name} they are {sorted(shapes)}: choose other layers by target, or "
+            "compare predictions by diversity.disagreement or diversity.js_divergence"
+        )
+    return torch.stack([w.detach().flatten(1) for w in matrices])
+
+
+def weights(ensemble: Ensemble, member: int = 0) -> dict[str, Any]:
+    """Return the weights of all layers that have a matrix, in the network's order.
+
+    Of a folded ensemble what all members share is a tensor, and what is a member's says
+    what each sees by `weight(m)`; of others it is the tensor of one member.
+    """
+    one_ensemble(ensemble, "diversity")
+    folded = isinstance(ensemble, FoldedEnsemble)
+    return weights_of(ensemble.network if folded else ensemble.member(member))

@@ -1,0 +1,114 @@
+"""Whether confidence is what accuracy is: calibration errors, and a temperature."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from uqlab.core.checks import ArrayLike, at_least
+from uqlab.metrics.quality import Pool, predict, residuals
+
+
+def ece(
+    logits: ArrayLike,
+    labels: ArrayLike,
+    bins: int = 15,
+    *,
+    pool: Pool = "probabilities",
+) -> float:
+    """Return the expected calibration error of the most probable class.
+
+    The weighted |confidence - accuracy| over bins (lo, hi] of equal width. It is biased
+    upwards by about sqrt(bins / samples).
+
+    References
+    ----------
+    Guo et al. 2017, "On calibration of modern neural networks".
+    """
+    confidence, hit = _confidence(logits, labels, pool)
+    return _binned_gap(confidence, confidence - hit, bins)
+
+
+def adaptive_ece(
+    logits: ArrayLike,
+    labels: ArrayLike,
+    bins: int = 15,
+    *,
+    pool: Pool = "probabilities",
+) -> float:
+    """Return the calibration error over bins of equal count (Nixon et al. 2019)."""
+    at_least("bins", bins)
+    confidence, hit = _confidence(logits, labels, pool)
+    gaps = (confidence - hit)[confidence.argsort(stable=True)]
+    sums = torch.stack([of_bin.sum() for of_bin in gaps.tensor_split(bins)])
+    return (sums.abs().sum() / len(gaps)).item()
+
+
+def classwise_ece(
+    logits: ArrayLike,
+    labels: ArrayLike,
+    bins: int = 15,
+    *,
+    pool: Pool = "probabilities",
+) -> float:
+    """Return the binned |p_c - frequency of c|, mean over c (Kull et al. 2019)."""
+    p, errors = residuals(logits, labels, pool)
+    classes = p.shape[1]
+    return (
+        sum(_binned_gap(p[:, c], errors[:, c], bins) for c in range(classes)) / classes
+    )
+
+
+def calibration_gap(
+    logits: ArrayLike, labels: ArrayLike, *, pool: Pool = "probabilities"
+) -> float:
+    """Return |mean confidence - accuracy| over the whole set (Kirsch 2024, E.2)."""
+    confidence, hit = _confidence(logits, labels, pool)
+    return (confidence - hit).mean().abs().item()
+
+
+def fit_temperature(
+    logits: ArrayLike, labels: ArrayLike, pool: Pool = "probabilities"
+) -> float:
+    """Return the temperature T that minimises the NLL of softmax(log_prediction / T).
+
+    Members are pooled first, then calibrated. Fit it on validation data and apply it as
+    `log_prediction(logits, pool)[None] / T`.
+
+    Returns
+    -------
+    float
+        Between 0.01 and 100; one of these ends means that the labels set no bound on
+        that side.
+
+    References
+    ----------
+    Guo et al. 2017, "On calibration of modern neural networks".
+    """
+    log_p, labels = predict(logits, labels, pool)
+    of_label = log_p.gather(1, labels[:, None])[:, 0]
+    low, high = math.log(0.01), math.log(100)
+    for _ in range(40):  # the NLL is convex in 1 / T: bisect its slope
+        middle = (low + high) / 2
+        p = (log_p / math.exp(middle)).softmax(1)
+        slope = ((p * log_p).sum(1) - of_label).mean()
+        low, high = (low, middle) if slope <= 0 else (middle, high)
+    return math.exp((low + high) / 2)
+
+
+def _confidence(
+    logits: ArrayLike, labels: ArrayLike, pool: Pool
+) -> tuple[Tensor, Tensor]:
+    """Return the probability of the most probable class, and its hits, 0 or 1."""
+    log_p, labels = predict(logits, labels, pool)
+    top, predicted = log_p.max(1)
+    return top.exp(), (predicted == labels).double()
+
+
+def _binned_gap(confidence: Tensor, gaps: Tensor, bins: int) -> float:
+    """Return the sum over bins (lo, hi] of [0, 1] of |sum of the gaps| / samples."""
+    at_least("bins", bins)
+    edges = torch.arange(1, bins, dtype=torch.float64, device=gaps.device) / bins
+    at = torch.bucketize(confidence.contiguous(), edges)
+    sums = torch.bincount(at, weights=gaps, minlength=bins)
+    return (sums.abs().sum() / len(gaps)).item()

@@ -1,0 +1,147 @@
+"""How good predictions are: accuracy, likelihood, Brier score, F1.
+
+The prediction is the mean of the members' probabilities; `pool="logits"` averages the
+logits instead, for comparison with papers that did so. Everything is computed in
+float64; losses are in nats.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from sklearn.metrics import f1_score
+from torch import Tensor
+
+from uqlab.core.checks import ArrayLike, as_labels, as_logits, at_least, one_of
+from uqlab.uncertainty import classes_first
+
+Pool = Literal["probabilities", "logits"]
+
+
+def log_prediction(
+    logits: ArrayLike, pool: Pool = "probabilities"
+) -> Float[Tensor, "samples classes"]:
+    """Return the logarithm of the ensemble's predicted probabilities.
+
+    Parameters
+    ----------
+    logits
+        Of the members, [members, samples, classes].
+    pool
+        "probabilities": the mean of the members' probabilities; "logits": softmax of
+        the mean logits.
+
+    Returns
+    -------
+    Tensor
+        [samples, classes], float64. `log_prediction(logits)[None] / temperature` are
+        again logits: those of a calibrated ensemble of one.
+
+    Raises
+    ------
+    ValueError
+        For logits of another shape, that are empty or not finite, and for another pool.
+    """
+    logits = as_logits(logits)
+    one_of("pool", pool, ("probabilities", "logits"))
+    chunks = []
+    for _, z in classes_first(logits, torch.float64):  # z [classes, members, n]
+        mean = z.mean(1) if pool == "logits" else z.log_softmax(0).logsumexp(1)
+        chunks.append(mean.log_softmax(0))
+    return torch.cat(chunks, 1).T.contiguous()
+
+
+def accuracy(
+    logits: ArrayLike, labels: ArrayLike, *, pool: Pool = "probabilities"
+) -> float:
+    """Return the fraction of samples whose most probable class is the label."""
+    return hits(logits, labels, pool).mean().item()
+
+
+def nll(logits: ArrayLike, labels: ArrayLike, *, pool: Pool = "probabilities") -> float:
+    """Return the mean negative log-likelihood of the labels, in nats."""
+    return losses(logits, labels, pool).mean().item()
+
+
+def brier(
+    logits: ArrayLike, labels: ArrayLike, *, pool: Pool = "probabilities"
+) -> float:
+    """Return the Brier score in [0, 2], the mean sum of squared errors."""
+    return squared_errors(logits, labels, pool).mean().item()
+
+
+def macro_f1(
+    logits: ArrayLike, labels: ArrayLike, *, pool: Pool = "probabilities"
+) -> float:
+    """Return F1 averaged over the classes among labels or predictions."""
+    log_p, labels = predict(logits, labels, pool)
+    return float(f1_score(labels.cpu(), log_p.argmax(1).cpu(), average="macro"))
+
+
+def quality(runs: Sequence[ArrayLike], labels: ArrayLike) -> dict[str, float]:
+    """Return accuracy, F1, ECE, NLL and Brier score, means over several runs."""
+    from uqlab.metrics.calibration import ece
+
+    at_least("the number of runs", len(runs))
+    measures: dict[str, Callable[..., float]] = {
+        "accuracy": accuracy,
+        "F1": macro_f1,
+        "ECE": ece,
+        "NLL": nll,
+        "Brier": brier,
+    }
+    return {
+        name: sum(measure(logits, labels) for logits in runs) / len(runs)
+        for name, measure in measures.items()
+    }
+
+
+# By sample ----------------------------------------------------------------------------
+def predict(
+    logits: ArrayLike, labels: ArrayLike, pool: Pool = "probabilities"
+) -> tuple[Tensor, Tensor]:
+    """Return log-probabilities [samples, classes] and labels on their device."""
+    log_p = log_prediction(logits, pool)
+    return log_p, as_labels(labels, *log_p.shape).to(log_p.device)
+
+
+def hits(
+    logits: ArrayLike, labels: ArrayLike, pool: Pool = "probabilities"
+) -> Float[Tensor, " samples"]:
+    """Return whether the most probable class is the label, 1 or 0."""
+    log_p, labels = predict(logits, labels, pool)
+    return (log_p.argmax(1) == labels).double()
+
+
+def losses(
+    logits: ArrayLike, labels: ArrayLike, pool: Pool = "probabilities"
+) -> Float[Tensor, " samples"]:
+    """Return the negative log-likelihood of every sample's label, in nats."""
+    log_p, labels = predict(logits, labels, pool)
+    return -log_p.gather(1, labels[:, None])[:, 0]
+
+
+def residuals(
+    logits: ArrayLike, labels: ArrayLike, pool: Pool = "probabilities"
+) -> tuple[Tensor, Tensor]:
+    """Return probabilities [samples, classes], and those minus one-hot labels."""
+    log_p, labels = predict(logits, labels, pool)
+    p = log_p.exp()
+    return p, p - torch.nn.functional.one_hot(labels, p.shape[1])
+
+
+def squared_errors(
+    logits: ArrayLike, labels: ArrayLike, pool: Pool = "probabilities"
+) -> Float[Tensor, " samples"]:
+    """Return the squared errors of the probabilities, summed over classes."""
+    return residuals(logits, labels, pool)[1].square().sum(1)
+
+
+def disagreements(logits: ArrayLike) -> Float[Tensor, " samples"]:
+    """Return the share of pairs of members that predict different classes."""
+    logits = as_logits(logits)
+    members = len(logits)
+    one_hot = torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1])
+    votes = one_hot.sum(0).double()  # [samples, classes]
+    return (votes * (members - votes)).sum(1) / max(1, members * (members - 1))
