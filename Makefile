@@ -15,7 +15,7 @@ figures: .venv
 
 # Hours, from the official files in $UQLAB_DATA; what is done is skipped, so it can be stopped and started at any time.
 evidence: .venv
-	$(BIN)/uqlab evidence
+	$(BIN)/python tools/evidence.py
 
 test: .venv
 	$(BIN)/python -m pytest -n $(WORKERS)

@@ -19,8 +19,10 @@ from pathlib import Path
 from _timing import interleaved, report
 from distributed import LocalCluster
 
+import uqlab
 from uqlab.core.files import sha256
-from uqlab.runs import execution, identity, parameters, sweeps
+from uqlab.runs import execution, sweeps
+from uqlab.runs.manifest import Manifest, commit
 
 RUNS, STEPS = 4, 40_000_000
 SOURCE = """import time
@@ -48,28 +50,27 @@ def write_notebook(path: Path) -> None:
 
 def pretend(notebook: Path, runs: int, size: int) -> None:
     """Write finished runs: `size` bytes of figures, and as many numbers and packages as a real run has."""
-    folders = sweeps.folders_of_grid(
-        Path("figures", "quick"), notebook, "quick", {"seed": range(runs)}, {}
-    )
-    source = parameters.source_sha256(notebook)
-    for folder, point in folders.items():
+    grid, now = {"seed": range(runs)}, commit()
+    jobs = sweeps.jobs_of_grid(notebook, "quick", "figures", grid, {})
+    for folder, job in jobs.items():
         folder.mkdir(parents=True)
-        numbers = {f"number_{i}": point["seed"] + i / 7 for i in range(40)}
+        seed = job.parameters["seed"]
+        numbers = {f"number_{i}": seed + i / 7 for i in range(40)}
         (folder / "results.json").write_text(
             json.dumps({"numbers": numbers, "tables": {}, "figures": {}}, indent=1)
         )
         (folder / "figure.png").write_bytes(os.urandom(size))
-        manifest = {
-            "parameters": point | {"steps": STEPS},
-            "source_sha256": source,
-            "code": {"core/files.py": sha256(identity.PACKAGE / "core" / "files.py")},
-            "data": {},
-            "started": f"2026-01-01T00:00:00+00:00 {point['seed']}",
-            "seconds": 1.0,
-            "packages": execution.packages(),
-            "files": {path.name: sha256(path) for path in folder.iterdir()},
-        }
-        (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
+        manifest = Manifest(
+            parameters={"steps": STEPS} | job.parameters,
+            source_sha256=job.source,
+            started=f"2026-01-01T00:00:00+00:00 {seed}",
+            seconds=1.0,
+            packages=execution.packages(),
+            files={path.name: sha256(path) for path in folder.iterdir()},
+            uqlab=uqlab.__version__,
+            commit=now,
+        )
+        manifest.save(folder)
 
 
 def bare(jobs: int) -> None:

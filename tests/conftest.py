@@ -5,7 +5,6 @@ import gc
 import hashlib
 import os
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,14 +17,12 @@ WORKER = os.environ.get(
     "PYTEST_XDIST_WORKER"
 )  # this process's name, where pytest-xdist runs several
 if WORKER:  # one thread each, kernels and other children too; those that wait sleep, instead of taking the other's core
-    import warm_workers
+    os.environ |= {
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "passive",
+    }
 
-    os.environ |= warm_workers.ONE_THREAD
-    sys.modules |= warm_workers.PACKAGE
-
-sys.modules.setdefault(
-    "rfc3987_syntax", None
-)  # as in uqlab/runs/kernels.py: seconds for every process of the tests
 os.environ["UQLAB_CACHE"] = (
     ""  # every page trains; tests/runs/test_caching.py has a cache of its own
 )
@@ -87,26 +84,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         import repacked
 
         repacked.unpack(folder)
-    if not WORKER and (processes := getattr(session.config.option, "tx", None)):
-        import warm_kernels
-        import warm_workers
-
-        warm_workers.serve(len(processes))
-        warm_kernels.serve()  # while those import
-    if (
-        WORKER
-    ):  # it shares that server, and has the variables of a process that is older
-        import warm_kernels
-
-        os.environ[warm_kernels.ADDRESS] = session.config.workerinput["kernels"]
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node) -> None:
-    """Say to a process of pytest-xdist, before it starts, where kernels are forked."""
-    import warm_kernels
-
-    node.workerinput["kernels"] = os.environ[warm_kernels.ADDRESS]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -151,9 +128,8 @@ def pages(shared):
     """Run a page at `tiny` with the changes given and return its folder: once for all tests, whichever asks first.
 
     Without changes a page is a copy that also moves every control of its explorer and runs its exercises' solutions;
-    moved.json and solved.json say what happened. With changes its figures are sketched: no test looks at them.
+    moved.json and solved.json say what happened.
     """
-    import warm_kernels
     from small_pages import copies
 
     from uqlab import runs
@@ -173,10 +149,7 @@ def pages(shared):
         with FileLock(f"{folder}.lock"):
             if not folder.exists():
                 path = parameters.find(name) if changes else notebooks / f"{name}.ipynb"
-                with warm_kernels.warm(sketched=bool(changes)):
-                    runs.execute(
-                        path, changes, profile="tiny", folder=folder, threads=1
-                    )
+                runs.execute(path, changes, profile="tiny", folder=folder, threads=1)
         return folder
 
     return run

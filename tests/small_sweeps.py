@@ -7,7 +7,7 @@ import pytest
 from small_runs import notebook
 
 from uqlab.core.files import sha256, write
-from uqlab.runs import execution, identity, parameters
+from uqlab.runs import execution, manifest, parameters
 
 PARAMETERS = """seed = 0  # random seed
 width = 1.0  # a factor
@@ -30,51 +30,40 @@ def checkout(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture(name="computed")
 def stand_in(monkeypatch) -> list[dict]:
-    """Replace the execution of a notebook by writing what one leaves; the result lists what was computed."""
+    """Stand in for papermill by writing what a page leaves; the result lists what was computed."""
     done = []
 
-    def execute(path, given, *, profile, folder, **_):
-        values = parameters.defaults(path) | parameters.overrides(path, profile, given)
-        done.append(given)
-        folder.mkdir(parents=True, exist_ok=True)
-        numbers = {
-            "square": values["seed"] ** 2,
-            "fall": {"id": values["width"], "ood": [1, 2]},
-            "device": "here",
-        }
-        paper = {"holds": True, "text": "Table <2>"}
-        even = {
-            "sentence": "It is <even>.",
-            "holds": values["seed"] % 2 == 0,
-            "margin": 0.5,
-            "paper": paper,
-        }
+    def papermill(job, output, *_):
+        values = parameters.defaults(job.notebook) | job.parameters
+        done.append(job.parameters)
         results = {
-            "numbers": numbers,
-            "tables": {},
-            "figures": {},
-            "claims": {"even": even},
-        }
-        write(folder / "results.json", json.dumps(results))
-        write(folder / f"{path.stem}.ipynb", path.read_text())
-        files = {
-            file.name: sha256(file)
-            for file in folder.iterdir()
-            if file.name != "manifest.json"
-        }
-        manifest = {
-            "parameters": {
-                name: value for name, value in values.items() if name != "output_dir"
+            "numbers": {
+                "square": values["seed"] ** 2,
+                "fall": {"id": values["width"], "ood": [1, 2]},
+                "device": "here",
             },
-            "source_sha256": parameters.source_sha256(path),
-            "code": {"__init__.py": sha256(identity.PACKAGE / "__init__.py")},
-            "data": identity.Present().data(values, path.parent),
-            "started": f"2026-01-01T00:00:{len(done):02}",
-            "seconds": 1.5,
-            "files": files,
+            "claims": {
+                "even": {
+                    "sentence": "It is <even>.",
+                    "holds": values["seed"] % 2 == 0,
+                    "margin": 0.5,
+                    "paper": {"holds": True, "text": "Table <2>"},
+                }
+            },
         }
-        write(folder / "manifest.json", json.dumps(identity.sealed(manifest)))
-        return folder
+        write(output.parent / "results.json", json.dumps(results))
+        write(output, job.notebook.read_text())
 
-    monkeypatch.setattr(execution, "execute", execute)
+    monkeypatch.setattr(execution, "_papermill", papermill)
+    monkeypatch.setattr(manifest, "commit", lambda: "abc")
+    monkeypatch.setattr(execution, "packages", lambda: {"torch": "2"})
     return done
+
+
+def again(folder: Path, **changes) -> None:
+    """Change the manifest of a finished run, as if it had been computed so."""
+    changed = manifest.Manifest.read(folder)
+    for name, value in changes.items():
+        setattr(changed, name, value)
+    changed.files["results.json"] = sha256(folder / "results.json")
+    changed.save(folder)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import papermill
-import warm_kernels
 from papermill.parameterize import parameterize_notebook
 from playwright.sync_api import Locator, Page, sync_playwright
 
@@ -142,8 +141,6 @@ def server(folder: Path, root: Path | None = None) -> Iterator[str]:
         "OMP_WAIT_POLICY": "passive",
     }
     environment |= {"OMP_NUM_THREADS": "1"}  # two kernels at a time
-    if warm_kernels.ADDRESS in os.environ:
-        environment["JUPYTER_PATH"] = str(warm_kernels.kernelspec(home / "warm"))
     environment |= {
         "JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"),
         "IPYTHONDIR": str(home / "ipython"),

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import warm_kernels
 
 import uqlab
 from uqlab import runs
@@ -20,10 +19,9 @@ SMALL = {
 def test_rows_of_the_board_and_what_a_backbone_cannot_carry(tmp_path):
     notebook = Path(uqlab.__file__).parents[1] / "notebooks" / "board.ipynb"
     parameters = SMALL | {"methods": ["batch", "batch_additive", "dropkey"]}
-    with warm_kernels.warm(sketched=True):
-        results = read_json(
-            runs.execute(notebook, parameters, folder=tmp_path / "run") / "results.json"
-        )
+    results = read_json(
+        runs.execute(notebook, parameters, folder=tmp_path / "run") / "results.json"
+    )
     found = results["tables"]["board"]
     table = pd.DataFrame(found["data"], columns=found["columns"])
     rows = [
@@ -62,11 +60,10 @@ def test_the_committed_boards_first_row_comes_back_within_the_spread_of_its_seed
         "few": {},
         "repeats": 1,
     }  # what it measures, not how it trains
-    with warm_kernels.warm(sketched=True):
-        results = read_json(
-            runs.execute(notebook, cheap, profile="real", folder=tmp_path / "run")
-            / "results.json"
-        )
+    results = read_json(
+        runs.execute(notebook, cheap, profile="real", folder=tmp_path / "run")
+        / "results.json"
+    )
     again = pd.DataFrame(**results["tables"]["board"]).set_index("seed").loc[0]
     for name in (
         "accuracy",
@@ -99,10 +96,9 @@ def test_rows_of_the_ablations(tmp_path):
         "epochs": 1,
     }
     small |= {"train_limit": 20, "held_out": 20, "limit": 20}
-    with warm_kernels.warm(sketched=True):
-        results = read_json(
-            runs.execute(notebook, small, folder=tmp_path / "run") / "results.json"
-        )
+    results = read_json(
+        runs.execute(notebook, small, folder=tmp_path / "run") / "results.json"
+    )
     found = pd.DataFrame(**results["tables"]["ablations"]).set_index("ablation")
     assert found.index.tolist() == rows
     assert not found.isna().any(axis=None)
@@ -133,10 +129,9 @@ def test_rows_of_hydra(tmp_path):
         "epochs_tuned": 1,
         "rates": [0.01],
     }
-    with warm_kernels.warm(sketched=True):
-        results = read_json(
-            runs.execute(notebook, small, folder=tmp_path / "run") / "results.json"
-        )
+    results = read_json(
+        runs.execute(notebook, small, folder=tmp_path / "run") / "results.json"
+    )
     found = pd.DataFrame(**results["tables"]["hydra"])
     assert not found.isna().any(axis=None)
     prunings = ["CircAvg", "Taylor", "Hydra (Circ)"]
@@ -167,17 +162,16 @@ def test_settings_for_one_row_of_a_table(tmp_path):
         "asked": [1],
         "limit": 40,
     }
-    with warm_kernels.warm(sketched=True):
-        results = read_json(
-            runs.execute(notebook, small, folder=tmp_path / "run") / "results.json"
-        )
-        found = pd.DataFrame(**results["tables"]["settings"])
-        found.to_csv(tmp_path / "rows.csv", index=False)
-        drawn = runs.execute(
-            notebook,
-            {"settings": [str(tmp_path / "rows.csv")]},
-            folder=tmp_path / "drawn",
-        )
+    results = read_json(
+        runs.execute(notebook, small, folder=tmp_path / "run") / "results.json"
+    )
+    found = pd.DataFrame(**results["tables"]["settings"])
+    found.to_csv(tmp_path / "rows.csv", index=False)
+    drawn = runs.execute(
+        notebook,
+        {"settings": [str(tmp_path / "rows.csv")]},
+        folder=tmp_path / "drawn",
+    )
     assert found[["setting", "dropout when asked"]].to_numpy().tolist() == [
         [name, noisy] for name in small["settings"] for noisy in (False, True)
     ]
@@ -204,10 +198,9 @@ def test_groups_of_nine_networks(tmp_path):
         "repeats": 20,
         "seed": 4,
     }
-    with warm_kernels.warm(sketched=True):
-        results = read_json(
-            runs.execute(notebook, small, folder=tmp_path / "run") / "results.json"
-        )
+    results = read_json(
+        runs.execute(notebook, small, folder=tmp_path / "run") / "results.json"
+    )
     found = pd.DataFrame(**results["tables"]["resnets"]).set_index("listened to")
     assert list(found.index) == ["nine of one", "three of three", "three of one"]
     assert found["seed"].tolist() == [4] * 3

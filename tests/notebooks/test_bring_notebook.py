@@ -6,7 +6,6 @@ import re
 import numpy as np
 import pytest
 import torch
-import warm_kernels
 from small_runs import call
 from torch import nn
 
@@ -57,8 +56,7 @@ def test_a_report_on_an_ensemble_of_checkpoints(mine):
         "tiny",
         "--quiet",
     ]
-    with warm_kernels.warm():
-        result = call("report", "mine.py:make", "--weights", "three", *options)
+    result = call("report", "mine.py:make", "--weights", "three", *options)
     assert result.exit_code == 0, result.output
     recorded = json.loads((mine / "report" / PAGE / "results.json").read_text())
     said = recorded["numbers"]["model"]

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -10,10 +11,14 @@ from scipy import stats
 
 from uqlab import data, models
 from uqlab.core.files import read_json
-from uqlab.runs import evidence, identity, parameters
+from uqlab.runs import parameters
+from uqlab.runs.manifest import Manifest
 from uqlab.runs.sweeps import axis
 from uqlab.study import published, scoreboard
 from uqlab.study.methods import METHODS
+
+sys.path.append(str(Path(__file__).parents[2] / "tools"))
+import evidence
 
 FIGURES = Path(__file__).parents[2] / "figures"
 BOARD = FIGURES / "real" / "13_scoreboard"
@@ -81,7 +86,8 @@ def test_a_committed_run_is_its_profiles_and_has_the_pages_claims(folder):
     assert ran == {name: value for name, value in given.items() if name != "output_dir"}
     assert manifest["profile"] == folder.parent.name
     assert not any(Path(path).is_absolute() for path in manifest["data"])
-    assert identity.undamaged(folder, manifest)
+    assert Manifest.read(folder).undamaged(folder)
+    assert Manifest.read(folder).commit
     source = "\n".join("".join(cell["source"]) for cell in parameters.cells(notebook))
     named = {
         re.sub(r"\\{.*?\\}", r"\\w+", re.escape(text))

@@ -7,7 +7,6 @@ import re
 import shlex
 
 import pytest
-import warm_kernels
 from filelock import FileLock
 
 from uqlab import models, runs
@@ -98,14 +97,13 @@ def test_a_page_at_tiny_runs_on_sentences_of_ones_own(backbone, tmp_path):
         "dataset": str(own),
         "backbone": str(backbone),
     }
-    with warm_kernels.warm(sketched=True):
-        folder = runs.execute(
-            "07_intruder_dimensions",
-            given,
-            profile="tiny",
-            folder=tmp_path / "run",
-            threads=1,
-        )
+    folder = runs.execute(
+        "07_intruder_dimensions",
+        given,
+        profile="tiny",
+        folder=tmp_path / "run",
+        threads=1,
+    )
     assert json.loads((folder / "results.json").read_text())["claims"]
 
 
@@ -118,10 +116,9 @@ def test_a_page_runs_on_texts(page, backbone, tmp_path):
         else {"backbone": str(backbone)}
     )
     changes = SMALL[page] | where
-    with warm_kernels.warm(sketched=True):
-        folder = runs.execute(
-            page, changes, profile="text", folder=tmp_path / "run", threads=1
-        )
+    folder = runs.execute(
+        page, changes, profile="text", folder=tmp_path / "run", threads=1
+    )
     found = json.loads((folder / "results.json").read_text())
     assert found["claims"]
     assert "rarity of words" in str(found["tables"])
@@ -138,10 +135,9 @@ def test_the_recipe_of_page_06_runs_as_written(backbone, tmp_path):
     assert set(words[::3]) == {"-p"}
     assert (given["dataset"], given["ood"]) == ("sst2", '["agnews"]')
     small = FEW | {"backbone": str(backbone), "rank": 4, "shifted": 6}
-    with warm_kernels.warm(sketched=True):
-        folder = runs.execute(
-            "06_lora_ensemble", given | small, folder=tmp_path / "run", threads=1
-        )
+    folder = runs.execute(
+        "06_lora_ensemble", given | small, folder=tmp_path / "run", threads=1
+    )
     found = json.loads((folder / "results.json").read_text())
     assert "rarity of words" in found["tables"]["ood"]["index"]
     assert found["claims"]["beats_single"]["paper"]["holds"] is True

@@ -30,8 +30,8 @@ from soak_pages import pages  # noqa: F401  by its name, as the others
 
 from uqlab import data, ensembles, heads, training
 from uqlab.core.files import sha256, write
-from uqlab.runs import execution, kernels, sweeps
-from uqlab.runs.identity import sealed
+from uqlab.runs import execution, sweeps
+from uqlab.runs.manifest import Manifest, finished
 
 Counts = collections.Counter
 
@@ -91,15 +91,11 @@ def kinds(folder: Path) -> dict[str, tuple[Path, Callable[[], Any]]]:
     run = folder / "run"
     (run / "inner").mkdir(parents=True)
     write(run / "results.json", json.dumps({"numbers": {"a": 1}}))
-    manifest = {
-        "files": {"results.json": sha256(run / "results.json")},
-        "parameters": {"seed": 0},
-        "seconds": 1.5,
-    }
-    write(run / "manifest.json", json.dumps(sealed(manifest), indent=1))
+    files = {"results.json": sha256(run / "results.json")}
+    Manifest(files=files, parameters={"seed": 0}, seconds=1.5).save(run)
 
     def manifest_read() -> Any:
-        if not sweeps.finished(run):
+        if not finished(run):
             raise ValueError("the run is damaged and is computed anew")
         return json.loads((run / "manifest.json").read_text())
 
@@ -154,13 +150,12 @@ def files(number: int, rng: random.Random) -> Iterator[str]:
 
 
 # Sweeps ---------------------------------------------------------------------------------------------------------------
-def fake_cells(notebook: Path, output: Path, given: dict, *_: Any) -> None:
-    """Stands in for the kernel: writes what a page leaves, slowly enough to be killed."""
-    write(output, notebook.read_text())
+def fake_papermill(job: execution.Job, output: Path, *_: Any) -> None:
+    """Stands in for papermill: writes what a page leaves, slowly enough to be killed."""
+    write(output, job.notebook.read_text())
     time.sleep(0.01)
-    write(
-        output.parent / "results.json", json.dumps({"numbers": {"seed": given["seed"]}})
-    )
+    numbers = {"seed": job.parameters["seed"]}
+    write(output.parent / "results.json", json.dumps({"numbers": numbers}))
 
 
 SWEEP = Path("figures/quick/0.sweep")
@@ -172,26 +167,24 @@ def page(seeds: int = 12) -> Iterator[Callable[[], sweeps.Report]]:
     cell = nbformat.v4.new_code_cell(
         "seed = 0  # a seed", metadata={"tags": ["parameters"]}
     )
-    before = os.getcwd(), kernels.run_cells, execution.packages
+    before = os.getcwd(), execution._papermill, execution.packages
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         nbformat.write(nbformat.v4.new_notebook(cells=[cell]), "0.ipynb")
-        kernels.run_cells, execution.packages = fake_cells, dict
+        execution._papermill, execution.packages = fake_papermill, dict
         try:
             yield lambda: sweeps.sweep(
                 "0.ipynb", {"seed": range(seeds)}, progress=False, keep_stale=True
             )
         finally:
             os.chdir(before[0])
-            kernels.run_cells, execution.packages = before[1:]
+            execution._papermill, execution.packages = before[1:]
 
 
 def done(sweep: Path = SWEEP) -> set[Path]:
     runs = sweep.glob("[!.]*")
     return {
-        path.absolute()
-        for path in runs
-        if path.suffix != ".failed" and sweeps.finished(path)
+        path.absolute() for path in runs if path.suffix != ".failed" and finished(path)
     }
 
 

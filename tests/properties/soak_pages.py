@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import warm_kernels
 
 from uqlab import data, runs
 from uqlab.runs import parameters
@@ -165,8 +164,7 @@ def tried(path: Path, group: list[Change], folder: Path) -> Iterator[str]:
     """Run a page with changes; where it does not run, with fewer."""
     place, started = folder / f"{path.stem}-{time.monotonic_ns()}", time.monotonic()
     try:
-        with warm_kernels.warm():
-            runs.execute(path, dict(group), profile="tiny", folder=place, threads=1)
+        runs.execute(path, dict(group), profile="tiny", folder=place, threads=1)
         yield from ["page ran"] * len(group)
     except (ValueError, runs.RunError) as error:
         seconds = time.monotonic() - started
@@ -182,8 +180,7 @@ def tried(path: Path, group: list[Change], folder: Path) -> Iterator[str]:
         )
         late = f"refused after {seconds:.0f} s" if seconds > SECONDS else ""
         yield f"FAULT {what}: {said or late}" if said or late else "page refused"
-        reason = getattr(error, "reason", str(error))
-        print(f"  {what}: {seconds:.0f} s: {reason[:160]}", flush=True)
+        print(f"  {what}: {seconds:.0f} s: {str(error)[:160]}", flush=True)
     finally:
         for left in folder.glob(f"{place.name}*"):
             shutil.rmtree(left, ignore_errors=True)

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,11 +19,9 @@ import pytest
 from click.testing import CliRunner
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
-from warm_kernels import warm
 
 from uqlab import runs
 from uqlab.runs import cli, dashboards, parameters
-from uqlab.runs.kernels import _free_ports
 
 WIDGETS = """import ipywidgets
 import matplotlib.pyplot as plt
@@ -53,6 +52,12 @@ CELLS = [
     ("markdown", "## After"),
     ("code", "raise RuntimeError('dropped')"),
 ]
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
 
 
 @pytest.fixture
@@ -170,8 +175,7 @@ def test_every_page_has_an_explorer_and_words_for_it(path, tmp_path):
 def test_page_00_shows_its_explorer(tmp_path):
     path = parameters.find("00")
     small = parameters.overrides(path, "tiny", {"repeats": 50, "limit": 100})
-    with warm():
-        reduced = executed(path, small, tmp_path / "results")
+    reduced = executed(path, small, tmp_path / "results")
     (shown,) = outputs(reduced)
     assert dashboards.WIDGET in shown["data"]
     assert list((tmp_path / "results").glob("*/simplex.png"))
@@ -219,7 +223,7 @@ def test_without_voila_one_line_says_what_to_install(page, monkeypatch):
 
 def test_voila_serves_the_page_and_leaves_nothing(page, tmp_path):
     pytest.importorskip("voila", reason="the extra [dashboards] is not installed")
-    (port,) = _free_ports(1)
+    port = free_port()
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     command = [

@@ -1,12 +1,19 @@
 """What is kept of long runs, and the text that sums them up."""
 
+import sys
+from pathlib import Path
+
 import pandas as pd
+import pytest
 import yaml
-from small_runs import call
 from small_sweeps import checkout, stand_in  # noqa: F401  (fixtures)
 
 from uqlab.core.files import read_json
-from uqlab.runs import evidence, gallery, identity
+from uqlab.runs import gallery, manifest
+from uqlab.runs.manifest import Manifest
+
+sys.path.append(str(Path(__file__).parents[2] / "tools"))
+import evidence
 
 PAGE = "00_some"
 
@@ -25,14 +32,13 @@ def entry(seeds="0:3", **more):
 
 
 def told(project, **entries):
-    """Write evidence.yaml, and return what `uqlab evidence` says and its exit code."""
+    """Write evidence.yaml, and return the exit code of tools/evidence.py."""
     (project / "notebooks" / "profiles.yaml").write_text(
         "real: {00_some: {name: mnist}}\n"
     )
     (folder := project / "figures" / "real").mkdir(parents=True, exist_ok=True)
     (folder / "evidence.yaml").write_text(yaml.safe_dump(entries))
-    said = call("evidence")
-    return said.output, said.exit_code
+    return evidence.main([])
 
 
 def test_long_runs_are_swept_once_and_kept_with_a_text_that_sums_them_up(
@@ -42,17 +48,16 @@ def test_long_runs_are_swept_once_and_kept_with_a_text_that_sums_them_up(
         PAGE: entry(reasons={"numbers": "It counts."}),
         "01_later": {"smaller": "Not run."},
     }
-    output, code = told(project, **entries)
-    assert code == 0, output
+    assert told(project, **entries) == 0
     assert [given["seed"] for given in computed] == [0, 1, 2]
     folder = project / "figures" / "real" / PAGE
     kept = {"manifest.json", "results.json", "table.csv", "table.json"}
     assert {path.name for path in folder.iterdir()} == kept
     assert list(pd.read_csv(folder / "table.csv")["claim_even"]) == [True, False, True]
     assert read_json(folder / "table.json")["parameters"]["seed"] == [0, 1, 2]
-    manifest = read_json(folder / "manifest.json")
-    assert manifest["parameters"]["seed"] == 0
-    assert identity.undamaged(folder, manifest)
+    about = Manifest.read(folder)
+    assert about.parameters["seed"] == 0
+    assert about.undamaged(folder)
     text = (folder.parent / "README.md").read_text()
     assert text == evidence.readme(folder.parent)
     assert f"| [00 some]({PAGE}) | – | – | 3 | 0.00 |" in text
@@ -62,19 +67,17 @@ def test_long_runs_are_swept_once_and_kept_with_a_text_that_sums_them_up(
         in text
     )
     assert "Not run." not in text
-    assert told(project, **entries)[1] == 0
+    assert told(project, **entries) == 0
     assert len(computed) == 3
 
 
 def test_where_most_runs_contradict_a_paper_a_reason_must_be_given(project, computed):
     numbers = {"numbers": "It counts."}
-    output, code = told(project, **{PAGE: entry("1,2,3", reasons=numbers)})
-    assert code == 2
-    assert "most runs contradict Table <2> in the claim even: why?" in output
-    output, code = told(
-        project, **{PAGE: entry("1,2,3", reasons=numbers | {"even": "Odd seeds."})}
-    )
-    assert code == 0, output
+    said = r"most runs contradict Table <2> in the claim even: why\?"
+    with pytest.raises(ValueError, match=said):
+        told(project, **{PAGE: entry("1,2,3", reasons=numbers)})
+    reasons = numbers | {"even": "Odd seeds."}
+    assert told(project, **{PAGE: entry("1,2,3", reasons=reasons)}) == 0
     text = (project / "figures" / "real" / "README.md").read_text()
     assert (
         "“It is <even>.”: in 1 of 3 runs, in the paper so (Table <2>). Odd seeds."
@@ -98,14 +101,12 @@ def test_the_gallery_shows_what_is_kept_and_marks_it_when_the_code_has_changed(
     assert 'href="09_study/rows.csv"' in page
     assert f'href="{PAGE}/table.csv"' in page
     assert "Stale:" not in page
-    monkeypatch.setattr(identity, "PACKAGE", project)
-    assert (
-        "Stale: __init__.py changed since" in gallery.build(folder.parent).read_text()
-    )
+    monkeypatch.setattr(manifest, "commit", lambda: "def")
+    assert "Stale: of uqlab" in gallery.build(folder.parent).read_text()
 
 
-def test_a_page_without_seeds_is_refused(project, computed):
+def test_a_page_without_seeds_is_refused(project, computed, capsys):
     told(project, **{PAGE: {"smaller": "All."}})
-    said = call("evidence", "00")
-    assert said.exit_code == 2
-    assert "no seeds in" in said.output
+    with pytest.raises(SystemExit):
+        evidence.main(["00"])
+    assert "no seeds in" in capsys.readouterr().err

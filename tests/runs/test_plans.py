@@ -1,13 +1,13 @@
 """What would run, what is reused, and how long it took before."""
 
-import json
 import re
 
 import pytest
 from small_runs import call, notebook
-from small_sweeps import checkout, stand_in  # noqa: F401  (fixtures)
+from small_sweeps import again, checkout, stand_in  # noqa: F401  (fixtures)
 
-from uqlab.runs import execution, identity, parameters
+from uqlab.runs import execution
+from uqlab.runs.manifest import Manifest
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def two(project):
 
 def took(folder, seconds):
     folder.mkdir(parents=True)
-    (folder / "manifest.json").write_text(f'{{"seconds": {seconds}}}')
+    Manifest(seconds=float(seconds)).save(folder)
 
 
 def test_a_dry_run_says_what_would_run_and_how_long_it_took(two, monkeypatch, tmp_path):
@@ -45,6 +45,8 @@ def test_a_dry_run_says_what_would_run_and_how_long_it_took(two, monkeypatch, tm
 
 def test_a_dry_sweep_says_what_is_kept_and_computes_nothing(project, computed):
     assert call("sweep", "00", "-g", "seed", "0:2").exit_code == 0
+    for folder in project.glob("figures/quick/00_some.sweep/*/"):
+        again(folder, seconds=1.5)
     computed.clear()
     said = call("sweep", "00", "-g", "seed", "0:5", "--jobs", 2, "--dry-run")
     assert said.exit_code == 0, said.output
@@ -57,48 +59,13 @@ def test_a_dry_sweep_says_what_is_kept_and_computes_nothing(project, computed):
         line for line in said.output.splitlines() if line.startswith("would run: ")
     ] == [f"would run: seed={seed}" for seed in (2, 3, 4)]
     assert "00_some: 5 runs, 2 done before, would run 3, 2 at a time\n" in said.output
-    for manifest in project.glob("figures/quick/00_some.sweep/*/manifest.json"):
-        about = json.loads(manifest.read_text())
-        manifest.write_text(
-            json.dumps(identity.sealed(about | {"code": {"__init__.py": "other"}}))
-        )
+    for folder in project.glob("figures/quick/00_some.sweep/*/"):
+        again(folder, commit="def")
     stale = call("sweep", "00", "-g", "seed", "0:2", "--dry-run").output
-    assert (
-        "would run: seed=0  last time 0:00:02  stale: __init__.py changed since\n"
-        in stale
-    )
+    assert "would run: seed=0  last time 0:00:02  stale: of uqlab " in stale
     assert "would run 2" in stale
     assert (
         "would run 0"
         in call("sweep", "00", "-g", "seed", "0:2", "--dry-run", "--keep-stale").output
     )
     assert computed == []
-
-
-def test_a_sweep_says_first_how_long_it_takes(project, computed):
-    assert "2 to do\n" in call("sweep", "00", "-g", "seed", "0:2").output
-    assert (
-        "4 runs, 2 done before, 2 to do, about 0:00:03\n"
-        in call("sweep", "00", "-g", "seed", "0:4").output
-    )
-
-
-def test_the_time_left_follows_the_pace(two, monkeypatch, capsys):
-    """Pages that took 20 and 10 s before: the first is twice as slow now, so the second will be."""
-    for name, seconds in (("00_some", 20), ("01_other", 10)):
-        took(two / "out" / name, seconds)
-    clock = [0.0]
-    monkeypatch.setattr(execution.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(
-        execution, "execute", lambda *_, **__: clock.__setitem__(0, clock[0] + 40)
-    )
-    execution.execute_all(
-        parameters.per_notebook((), "tiny", {}),
-        two / "out",
-        "tiny",
-        1,
-        None,
-        quiet=False,
-    )
-    lines = [line for line in capsys.readouterr().out.splitlines() if line]
-    assert [line.partition(";")[2] for line in lines] == [" about 0:00:20 left", ""]

@@ -7,11 +7,11 @@ from html.parser import HTMLParser
 import pandas as pd
 import pytest
 from small_runs import call, notebook
-from small_sweeps import PARAMETERS, checkout, stand_in  # noqa: F401  (fixtures)
+from small_sweeps import PARAMETERS, again, checkout, stand_in  # noqa: F401  (fixtures)
 
 from uqlab import runs
-from uqlab.core.files import read_json, sha256, write
-from uqlab.runs import execution, gallery, identity, parameters, sweeps, tables
+from uqlab.core.files import read_json, write
+from uqlab.runs import execution, gallery, parameters, sweeps, tables
 
 # --- The table -------------------------------------------------------------------------------------------------------
 
@@ -24,7 +24,7 @@ def test_table(project, computed):
     assert list(frame.columns) == [
         *("run", "seed", "width", "name", "sizes", "device"),
         *("square", "fall.id", "fall.ood", "device_recorded", "claim_even"),
-        *("code", *(f"run_{fact}" for fact in tables.CIRCUMSTANCES), "run_stale"),
+        *(f"run_{fact}" for fact in ("stale", *tables.FACTS)),
     ]
     assert list(frame.seed) == [9, 9, 10, 10]  # sorted as numbers
     assert list(frame.sizes) == ["[1, 2]", "[2]"] * 2
@@ -32,13 +32,13 @@ def test_table(project, computed):
     assert set(frame["fall.ood"]) == {"[1, 2]"}
     assert list(frame.claim_even) == [False, False, True, True]
     assert set(frame.device) == {"auto"}
-    assert set(frame.run_seconds) == {1.5}
+    assert frame.run_seconds.between(0, 60).all()
     assert frame.seed.dtype.kind == "i"
     assert frame.width.dtype.kind == "f"
 
     result = call("collect", "00")
     assert result.exit_code == 0
-    assert re.match(r"4 runs, 20 columns: .*table\.parquet and \.csv\n$", result.output)
+    assert re.match(r"4 runs, 19 columns: .*table\.parquet and \.csv\n$", result.output)
     pd.testing.assert_frame_equal(runs.load(report.folder / "table.parquet"), frame)
     csv = runs.load(report.folder / "table.csv").dropna(axis="columns", how="all")
     pd.testing.assert_frame_equal(
@@ -51,10 +51,7 @@ def test_table(project, computed):
 def test_tables_of_all_runs_are_joined(project, computed):
     report = sweeps.sweep("00", {"seed": "0:3"}, progress=False)
     for outcome in report.outcomes[1:]:  # the first has recorded none
-        seed, manifest = (
-            outcome.parameters["seed"],
-            read_json(outcome.folder / "manifest.json"),
-        )
+        seed = outcome.parameters["seed"]
         table = {
             "index": [0, 1],
             "columns": ["row", "value"],
@@ -64,12 +61,7 @@ def test_tables_of_all_runs_are_joined(project, computed):
             "tables": {"board": table}
         }
         write(outcome.folder / "results.json", json.dumps(found))
-        manifest["files"]["results.json"] = sha256(outcome.folder / "results.json")
-        more = {"packages": {"torch": "2"}, "seconds": 1800}
-        write(
-            outcome.folder / "manifest.json",
-            json.dumps(identity.sealed(manifest | more)),
-        )
+        again(outcome.folder, seconds=1800)
     result = call("collect", "00", "--table", "board")
     assert result.exit_code == 0, result.output
     frame = pd.read_csv(report.folder / "board.csv")
@@ -122,18 +114,15 @@ def test_table_holds_runs_of_the_latest_version_alone(project, computed):
 
 def test_columns_that_no_file_could_hold_are_text(project, computed, monkeypatch):
     report = sweeps.sweep("00", {"seed": "0:3"}, progress=False)
-    for outcome, value in zip(report.outcomes, (10**30, "text", None), strict=True):
+    for outcome, value in zip(report.outcomes, (1.5, "text", None), strict=True):
         write(
             outcome.folder / "results.json",
-            json.dumps({"numbers": {"mixed": value, "big": 10**30}}),
+            json.dumps({"numbers": {"mixed": value}}),
         )
-        manifest = read_json(outcome.folder / "manifest.json")
-        manifest["files"]["results.json"] = sha256(outcome.folder / "results.json")
-        write(outcome.folder / "manifest.json", json.dumps(identity.sealed(manifest)))
+        again(outcome.folder)
     frame = tables.save(tables.read(report.folder), report.folder)
-    assert list(frame.mixed[:2]) == [str(10**30), '"text"']
+    assert list(frame.mixed[:2]) == ["1.5", '"text"']
     assert frame.mixed.isna()[2]
-    assert set(frame.big) == {1e30}
     pd.testing.assert_frame_equal(runs.load(report.folder / "table.parquet"), frame)
 
 
@@ -215,11 +204,8 @@ def test_gallery_of_all_profiles(project, computed):
     assert text.count("<caption>Claims: 0 of 1 hold") == 1
     assert "It is &lt;even&gt;." in text
     assert "yes (Table &lt;2&gt;)" in text
-    assert "2 figures · tiny: 1 of 1 claims hold" in text.replace(
-        "0 figures", "2 figures"
-    )
+    assert "2 figures · 1 of 1 claims hold" in text.replace("0 figures", "2 figures")
     assert text.index("<caption>paper and this run") < text.index("<caption>a<")
-    assert "1.5" in text
 
     assert call("gallery", "--profile", "tiny").output == "figures/tiny/index.html\n"
     assert (

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and fingerprints of what a result depends on."""
+"""Files that appear whole or not at all, and fingerprints of what a result needs."""
 
 import contextlib
 import hashlib
@@ -10,16 +10,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-COMPARED: set[Path] = (
-    set()
-)  # files whose checksums this process has compared with known ones
-TRAININGS = "UQLAB_CACHE"  # the variable that names the folder of finished trainings; empty or absent: none is kept
-TUNE = "UQLAB_TUNE"  # the variable that turns choices by measurement off with 0; `uqlab.core.tuning`
+# Files whose checksums this process has compared with known ones.
+COMPARED: set[Path] = set()
+# The variable that names the folder of finished trainings; empty: none is kept.
+TRAININGS = "UQLAB_CACHE"
 
 
 @contextlib.contextmanager
 def writing(path: str | os.PathLike) -> Iterator[Path]:
-    """A temporary path beside `path` to write to; renamed to `path` at the end of the block, removed if that fails."""
+    """Yield a temporary path beside `path` that takes its place after the block.
+
+    If the block fails, what `path` held before stays as it is.
+    """
     path = Path(path)
     if not path.name:
         raise ValueError(f"{str(path)!r} is no name of a file; give the path of one")
@@ -42,59 +44,63 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; an absent or broken file is an empty one."""
     with suppress(OSError, ValueError, RecursionError):
         text = path.read_text(encoding="utf-8")
-        read = json.loads(text)
-        if (
-            r"\ud" in text.lower()
-        ):  # half a surrogate pair is no text that could be written again
-            json.dumps(read, ensure_ascii=False).encode()
-        return read if isinstance(read, dict) else {}
+        content = json.loads(text)
+        if r"\ud" in text.lower():  # half a surrogate pair could not be written again
+            json.dumps(content, ensure_ascii=False).encode()
+        if isinstance(content, dict):
+            return content
     return {}
 
 
 def sha256(path: str | os.PathLike) -> str:
-    """The SHA-256 of a file's content."""
+    """Return the SHA-256 of a file's content."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def fingerprint(*things: Any) -> str:
-    """The SHA-256 of tensors and arrays (shape, type and every value), of modules (their state), of classes (their
-    name), and of what `repr` tells apart. The items of lists, tuples and mappings are
-    fingerprinted in their order; a list equals a tuple.
+    """Return one SHA-256 of all things given.
+
+    Tensors and arrays count with shape, type and every value, modules with their
+    state, classes with their name, and other things with their `repr`. The items of
+    lists, tuples and mappings count in their order; a list equals a tuple.
     """
     digest = hashlib.sha256()
-
-    def say(text: str) -> None:
-        digest.update(f"{text}\0".encode())  # an end to each: 1, 23 is not 12, 3
-
-    def add(thing: Any) -> None:
-        if isinstance(
-            thing, type
-        ):  # a class has the methods of its objects, but nothing to read
-            return say(f"{thing.__module__}.{thing.__qualname__}")
-        if hasattr(thing, "state_dict"):
-            thing = dict(thing.state_dict())
-        if hasattr(thing, "detach"):
-            import torch  # where there is a tensor it is loaded; importing this module stays cheap
-
-            value = thing.detach().cpu().contiguous()
-            say(f"{list(value.shape)} {value.dtype}")
-            digest.update(value.flatten().view(torch.uint8).numpy().data)
-        elif hasattr(thing, "tobytes") and hasattr(thing, "dtype"):  # NumPy
-            say(f"{list(thing.shape)} {thing.dtype}")
-            digest.update(thing.tobytes())
-        elif isinstance(thing, Mapping):
-            say(f"{{{len(thing)}}}")
-            for name, each in thing.items():
-                say(repr(name))
-                add(each)
-        elif isinstance(thing, list | tuple):
-            say(f"[{len(thing)}]")
-            for each in thing:
-                add(each)
-        else:
-            say(repr(thing))
-
     for thing in things:
-        add(thing)
+        for part in _parts(thing):
+            digest.update(part)
     return digest.hexdigest()
+
+
+def _parts(thing: Any) -> Iterator[Any]:
+    """Yield the bytes that tell a thing apart from others."""
+    if isinstance(thing, type):
+        yield _said(f"{thing.__module__}.{thing.__qualname__}")
+        return
+    if hasattr(thing, "state_dict"):
+        thing = dict(thing.state_dict())
+    if hasattr(thing, "detach"):
+        import torch  # importing this module stays cheap
+
+        tensor = thing.detach().cpu().contiguous()
+        yield _said(f"{list(tensor.shape)} {tensor.dtype}")
+        yield tensor.flatten().view(torch.uint8).numpy().data
+    elif hasattr(thing, "tobytes") and hasattr(thing, "dtype"):  # NumPy
+        yield _said(f"{list(thing.shape)} {thing.dtype}")
+        yield thing.tobytes()
+    elif isinstance(thing, Mapping):
+        yield _said(f"{{{len(thing)}}}")
+        for name, value in thing.items():
+            yield _said(repr(name))
+            yield from _parts(value)
+    elif isinstance(thing, list | tuple):
+        yield _said(f"[{len(thing)}]")
+        for value in thing:
+            yield from _parts(value)
+    else:
+        yield _said(repr(thing))
+
+
+def _said(text: str) -> bytes:
+    """Return a text with an end: 1, 23 is not 12, 3."""
+    return f"{text}\0".encode()

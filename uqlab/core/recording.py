@@ -1,8 +1,6 @@
-"""What a notebook records: numbers, tables, captions and claims, written to results.json in its folder as they come."""
+"""What a notebook records: numbers, tables, captions and claims, in results.json."""
 
 import csv
-import functools
-import gc
 import json
 import math
 import os
@@ -11,44 +9,100 @@ import re
 import statistics
 import sys
 from contextlib import suppress
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from uqlab.core.files import read_json, sha256, write
+from uqlab.core.files import read_json, write
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-FOLDER = "UQLAB_OUTPUT_DIR"  # tells a kernel its result folder, also where the notebook has no parameter output_dir
-CODE = ".code.json"  # in that folder: the files of uqlab that the kernel has imported, with their checksums
+# Tells a kernel its result folder, also where the notebook has no parameter output_dir.
+FOLDER = "UQLAB_OUTPUT_DIR"
+NOTHING = "–"  # in a table, where there is no value
+
+
+@dataclass
+class Claim:
+    """A sentence that a reader could dispute, and whether it holds in a run.
+
+    `margin` is how far the finding is from its bound; `paper` has `holds` and `text`.
+    """
+
+    sentence: str = ""
+    holds: bool = False
+    margin: float | int | None = None
+    paper: dict[str, Any] | None = None
+
+
+@dataclass
+class Record:
+    """The content of results.json."""
+
+    numbers: dict[str, Any] = field(default_factory=dict)
+    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
+    figures: dict[str, dict[str, Any]] = field(default_factory=dict)
+    claims: dict[str, Claim] = field(default_factory=dict)
+    device: str | None = None
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "Record":
+        """Make a record of what results.json holds; what is absent is empty."""
+        content = {
+            name: value
+            for name, value in known(cls, content).items()
+            if isinstance(value, dict) or name == "device"
+        }
+        claims = content.get("claims", {})
+        content["claims"] = {
+            name: Claim(**known(Claim, claims[name])) for name in claims
+        }
+        return cls(**content)
+
+    @classmethod
+    def read(cls, folder: str | os.PathLike) -> "Record":
+        """Read results.json of a folder; an absent or broken file is empty."""
+        return cls.from_json(read_json(Path(folder, "results.json")))
+
+    def claims_held(self) -> list[bool]:
+        """Return whether each claim holds."""
+        return [claim.holds for claim in self.claims.values()]
+
+
+def known(kind: type, content: dict[str, Any]) -> dict[str, Any]:
+    """Return those entries that are fields of a dataclass, of whatever version."""
+    names = {entry.name for entry in fields(kind)}
+    return {name: value for name, value in content.items() if name in names}
+
+
 _folder: Path | None = None
-_real = (
-    Path()
-)  # the folder of the committed long run of the same notebook, if there is one
-_results: dict[str, dict[str, Any]] = {
-    "numbers": {},
-    "tables": {},
-    "figures": {},
-    "claims": {},
-}
+_real = Path()  # the committed long runs of the same notebook, if there are some
+_record = Record()
 
 
 def begin(output_dir: str | os.PathLike, notebook: str) -> Path:
-    """Make the folder that takes this notebook's figures and numbers, forget earlier records, and return the folder.
+    """Make the folder that takes a notebook's figures and numbers, and return it.
 
-    output_dir: the notebook's parameter of that name; empty: the runner's folder, else
-    figures/interactive/<notebook>.
+    What was recorded before is forgotten.
+
+    Parameters
+    ----------
+    output_dir
+        The notebook's parameter of that name. If it is empty, the runner's folder is
+        taken, or figures/interactive/<notebook>.
+    notebook
+        The notebook's name without .ipynb.
     """
-    global _folder, _real
+    global _folder, _real, _record
     here = Path.cwd()
     figures = (here.parent if here.name == "notebooks" else here) / "figures"
-    _folder = Path(
-        output_dir or os.environ.get(FOLDER) or figures / "interactive" / notebook
-    ).absolute()
+    folder = output_dir or os.environ.get(FOLDER) or figures / "interactive" / notebook
+    _folder = Path(folder).absolute()
     _real = figures / "real" / notebook
     _folder.mkdir(parents=True, exist_ok=True)
-    _results.update(numbers={}, tables={}, figures={}, claims={})
-    _write_results()
+    _record = Record(device=_processor())
+    _save()
     return _folder
 
 
@@ -58,49 +112,68 @@ def output_dir() -> Path:
 
 
 def record(name: str, value: Any, *, allow_nan: bool = False) -> Any:
-    """Record a number, text, list, dict or DataFrame under a name in results.json, and return it for display.
+    """Record a number, text, list, dict or DataFrame, and return it for display.
 
-    NumPy, torch and pandas values become plain JSON. Missing cells of a table are null;
-    any other NaN or infinity is refused, because a finding that is not a number is a
-    mistake, unless `allow_nan` stores it as null. Raises ValueError (not finite) or
-    TypeError (not data), naming the record.
+    NumPy, torch and pandas values become plain JSON. Missing cells of a table are
+    null. Any other NaN or infinity is refused, because a finding that is not a number
+    is a mistake, unless `allow_nan` stores it as null.
+
+    Raises
+    ------
+    ValueError
+        A number is not finite.
+    TypeError
+        The value is not data.
     """
-    _check_name(name)
-    if not isinstance(allow_nan, bool):
-        raise TypeError(f"allow_nan must be True or False, got {allow_nan!r}")
     output_dir()
     pandas = sys.modules.get("pandas")
     if pandas and isinstance(value, pandas.DataFrame | pandas.Series):
-        frame = pandas.DataFrame(value)
-        split = frame.astype(object).where(frame.notna(), None).to_dict("split")
-        names = [str(name or "") for name in frame.index.names]
-        kind, data = (
-            "tables",
-            plain(
-                name, split | ({"index_names": names} if any(names) else {}), allow_nan
-            ),
-        )
+        data, kind = plain(name, _split(pandas.DataFrame(value)), allow_nan), "tables"
     else:
-        kind, data = "numbers", plain(name, value, allow_nan)
-    for each in ("numbers", "tables"):
-        _results[each].pop(name, None)
-    _results[kind][name] = data
-    _write_results()
+        data, kind = plain(name, value, allow_nan), "numbers"
+    _record.numbers.pop(name, None)
+    _record.tables.pop(name, None)
+    getattr(_record, kind)[name] = data
+    _save()
     return value
+
+
+def _split(frame: "DataFrame") -> dict[str, Any]:
+    """Return a table's index, columns and data, and the names of its index."""
+    table: dict[str, Any] = (
+        frame.astype(object).where(frame.notna(), None).to_dict("split")
+    )
+    if any(frame.index.names):
+        table["index_names"] = [str(name or "") for name in frame.index.names]
+    return table
 
 
 def claim(
     name: str, sentence: str, holds: Any, *, margin: Any = None, paper: Any = None
 ) -> bool:
-    """Record under a name a sentence that a reader could dispute, and return whether it holds in this run.
+    """Record a sentence that a reader could dispute; return whether it holds here.
 
-    margin: how far the finding is from its bound, a number; the sentence or the page says how it is measured.
-    paper: whether the sentence holds in the paper, from `uqlab.study.published`, or None where it says nothing.
-    Raises TypeError or ValueError: no sentence, `holds` neither true nor false, a margin that is not finite, or a name
-    that this run has claimed with another sentence.
+    Parameters
+    ----------
+    name
+        The claim's key in results.json.
+    sentence
+        What is claimed.
+    holds
+        Whether it holds in this run: a bool, also of NumPy or torch.
+    margin
+        How far the finding is from its bound; sentence or page say how it is measured.
+    paper
+        Whether the sentence holds in the paper, from `uqlab.study.published`, or None
+        where the paper says nothing.
+
+    Raises
+    ------
+    TypeError, ValueError
+        No sentence, `holds` neither true nor false, a margin that is not finite, or a
+        name that this run has claimed with another sentence.
     """
-    _check_name(name)
-    if not (isinstance(sentence, str) and sentence.strip()):
+    if not sentence.strip():
         raise ValueError(f"claim {name}: the sentence is {sentence!r}")
     holds, margin = plain(name, holds), plain(f"the margin of {name}", margin)
     if not isinstance(holds, bool):
@@ -108,120 +181,100 @@ def claim(
     if not isinstance(margin, int | float | None) or isinstance(margin, bool):
         raise TypeError(f"claim {name}: the margin is {margin!r}, not a number")
     if paper is not None and not hasattr(paper, "_asdict"):
-        raise TypeError(
-            f"claim {name}: paper is {paper!r}; look it up, published.kirsch.table_2.says(dataset, rule)"
-        )
+        example = "published.kirsch.table_2.says(dataset, rule)"
+        raise TypeError(f"claim {name}: paper is {paper!r}; look it up, {example}")
     output_dir()
-    if _results["claims"].get(name, {}).get("sentence", sentence) != sentence:
+    if _record.claims.get(name, Claim(sentence)).sentence != sentence:
         raise ValueError(
-            f"this run has claimed {name} with another sentence; take another name, or begin anew"
+            f"this run has claimed {name} with another sentence; take another name"
         )
-    _results["claims"][name] = {
-        "sentence": sentence,
-        "holds": holds,
-        "margin": margin,
-        "paper": plain(name, paper),
-    }
-    _write_results()
+    _record.claims[name] = Claim(sentence, holds, margin, plain(name, paper))
+    _save()
     return holds
 
 
 def claims() -> "DataFrame":
-    """The claims of this run in their order, a row for each sentence, for the page's closing table.
+    """Return the claims of this run, a row each, for the page's closing table.
 
-    Where figures/real holds a long run of the page, a column says whether the claim
-    holds there, or in how many seeds.
+    Where figures/real holds long runs of the page, a column says whether the claim
+    holds there, or in how many seeds, and on which data set. Where those runs made the
+    claim in other words, because they had other widths or data, it quotes them.
     """
     import pandas
 
-    found, says = _results["claims"].values(), {True: "yes", False: "no"}
-    theirs = [
-        f"{says[c['paper']['holds']]} ({c['paper']['text']})" if c["paper"] else "–"
-        for c in found
-    ]
-    margins = ["–" if c["margin"] is None else float(c["margin"]) for c in found]
-    columns = {"this run": [says[c["holds"]] for c in found], "margin": margins}
-    if long := _of_real_runs():
-        columns["`real` run"] = [long.get(name, "–") for name in _results["claims"]]
-    columns["paper"] = theirs
-    index = pandas.Index([c["sentence"] for c in found], name="claim")
-    return pandas.DataFrame(columns, index)
+    long = _long_runs()
+    rows = []
+    for name, claim in _record.claims.items():
+        margin = NOTHING if claim.margin is None else float(claim.margin)
+        held, sentence = long.get(name, (NOTHING, claim.sentence))
+        if sentence != claim.sentence:
+            held += f": “{sentence}”"
+        paper = NOTHING
+        if claim.paper:
+            paper = f"{_answer(claim.paper['holds'])} ({claim.paper['text']})"
+        rows.append((claim.sentence, _answer(claim.holds), margin, held, paper))
+    names = ["claim", "this run", "margin", "`real` run", "paper"]
+    frame = pandas.DataFrame(rows, columns=names).set_index("claim")
+    return frame if long else frame.drop(columns="`real` run")
+
+
+def _answer(holds: bool) -> str:
+    return "yes" if holds else "no"
 
 
 def committed(name: str, form: str = ".3f") -> str:
-    """What the committed long runs of this page recorded as a number: mean ± standard deviation over seeds, or "–"."""
-    found = [float(row[name]) for row in _real_table() if row.get(name)]
-    spread = f" ± {statistics.stdev(found):{form}}" if len(found) > 1 else ""
-    return f"{statistics.mean(found):{form}}{spread}" if found else "–"
+    """Return mean ± standard deviation of a number over the committed long runs.
+
+    The dash "–" stands for a number that they did not record.
+    """
+    values = [float(row[name]) for row in _long_table() if row.get(name)]
+    if not values:
+        return NOTHING
+    mean = f"{statistics.mean(values):{form}}"
+    if len(values) == 1:
+        return mean
+    return f"{mean} ± {statistics.stdev(values):{form}}"
 
 
-def _real_table() -> list[dict[str, str]]:
-    """The table of the committed long runs of this page, a row a seed; empty where there is none."""
+def _long_table() -> list[dict[str, str]]:
+    """Return the table of the committed long runs of this page, a row a seed."""
     with suppress(OSError), (_real / "table.csv").open(newline="") as file:
         return list(csv.DictReader(file))
     return []
 
 
-def _of_real_runs() -> dict[str, str]:
-    """What the committed long runs of this page say of its claims: yes, no, or in how many of several seeds."""
-    if rows := _real_table():
-        names = [name for name in rows[0] if name.startswith("claim_")]
-        held = {
-            name: [row[name] == "True" for row in rows if row[name]] for name in names
-        }
-        return {
-            name.removeprefix("claim_"): f"{sum(all_)} of {len(all_)} seeds"
-            for name, all_ in held.items()
-        }
-    found = read_json(_real / "results.json").get("claims", {})
-    return {name: "yes" if claim["holds"] else "no" for name, claim in found.items()}
+def _long_runs() -> dict[str, tuple[str, str]]:
+    """Return how each claim of the committed long runs ended, and its sentence."""
+    rows, first = _long_table(), Record.read(_real)
+    parameters = read_json(_real / "manifest.json").get("parameters", {})
+    where = f", {parameters['dataset']}" if parameters.get("dataset") else ""
+    ended = {}
+    for name, claim in first.claims.items():
+        held = [row[f"claim_{name}"] for row in rows if row.get(f"claim_{name}")]
+        seeds = f"{held.count('True')} of {len(held)} seeds"
+        ended[name] = (
+            (seeds if held else _answer(claim.holds)) + where,
+            claim.sentence,
+        )
+    return ended
 
 
 def describe_figure(name: str, caption: str = "", paper: str = "") -> None:
-    """Note what a saved figure shows, and which figure of the paper it reproduces; `plots.save` calls this."""
-    for text in (name, caption, paper):
-        _check_name(text)
-    files = sorted(path.name for path in output_dir().iterdir() if path.stem == name)
-    _results["figures"][name] = {"caption": caption, "paper": paper, "files": files}
-    _write_results()
+    """Note what a saved figure shows, and which figure of the paper it reproduces.
 
-
-def watch_imports() -> None:
-    """Start to record, and note in CODE after every cell of this kernel which files of uqlab it has imported.
-
-    The runner moves them to the manifest, which says by them whether the code of a run
-    has changed since.
+    `plots.save` calls this.
     """
-    from IPython.core.interactiveshell import InteractiveShell
-
-    path, package = begin("", "") / CODE, Path(__file__).parents[1]
-    imported: dict[str, str] = {}
-    frozen = False  # noted here: to ask gc how much is frozen takes a twentieth of a second, after every cell
-
-    def note(*_: Any) -> None:
-        nonlocal frozen
-        if not frozen and "torch" in sys.modules:
-            gc.freeze()  # garbage collections, of which a figure triggers many, need not look at what imports made
-            frozen = True
-        modules = [
-            module
-            for name, module in sys.modules.copy().items()
-            if f"{name}.".startswith("uqlab.")
-        ]
-        files = {getattr(module, "__file__", None) for module in modules}
-        names = {Path(file).relative_to(package).as_posix() for file in files if file}
-        if new := sorted(names - imported.keys()):
-            imported.update((name, sha256(package / name)) for name in new)
-            write(path, json.dumps(imported))
-
-    InteractiveShell.instance().events.register("post_run_cell", note)
+    files = sorted(path.name for path in output_dir().iterdir() if path.stem == name)
+    _record.figures[name] = {"caption": caption, "paper": paper, "files": files}
+    _save()
 
 
 def plain(name: str, value: Any, allow_nan: bool = False) -> Any:
-    """Return a value as JSON holds it: null, bool, int, float, str, list or dict."""
-    if hasattr(
-        value, "_asdict"
-    ):  # named tuples, the results of uqlab.metrics and uqlab.uncertainty
+    """Return a value as JSON holds it: null, bool, int, float, str, list or dict.
+
+    Named tuples, the results of `uqlab.metrics` and `uqlab.uncertainty`, are dicts.
+    """
+    if hasattr(value, "_asdict"):
         value = value._asdict()
     elif hasattr(value, "tolist"):  # NumPy and torch, scalars and arrays
         value = value.tolist()
@@ -236,42 +289,29 @@ def plain(name: str, value: Any, allow_nan: bool = False) -> Any:
         if allow_nan:
             return None
         raise ValueError(
-            f"{name} is {value}, which JSON cannot hold; record(..., allow_nan=True) stores it as null"
+            f"{name} is {value}, which JSON cannot hold; "
+            "record(..., allow_nan=True) stores it as null"
         )
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    kind = type(value).__name__
     raise TypeError(
-        f"{name} is a {kind}; use numbers, text, lists, dicts, arrays, tensors or DataFrames"
+        f"{name} is a {type(value).__name__}; "
+        "use numbers, text, lists, dicts, arrays, tensors or DataFrames"
     )
 
 
-def _check_name(name: str) -> None:
-    if not isinstance(name, str):
-        raise TypeError(
-            f"what a record is called must be text, got {name!r} ({type(name).__name__})"
-        )
-
-
-def _write_results() -> None:
+def _save() -> None:
     torch = sys.modules.get("torch")
-    device = (
-        torch.cuda.get_device_name()
-        if torch and torch.cuda.is_initialized()
-        else _processor()
-    )
-    write(
-        output_dir() / "results.json",
-        json.dumps({**_results, "device": device}, indent=1, allow_nan=False),
-    )
+    if torch and torch.cuda.is_initialized():
+        _record.device = torch.cuda.get_device_name()
+    text = json.dumps(vars(_record), indent=1, allow_nan=False, default=vars)
+    write(output_dir() / "results.json", text)
 
 
-@functools.cache
 def _processor() -> str:
+    """Return the processor's name."""
     with suppress(OSError):
-        found = re.search(
-            r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE
-        )
-        if found:
-            return found[1]
+        text = Path("/proc/cpuinfo").read_text()
+        if model := re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE):
+            return model[1]
     return platform.processor() or platform.machine()

@@ -18,7 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uqlab.core.files import TUNE, fingerprint, read_json, write
+from uqlab.core.files import fingerprint, read_json, write
+
+TUNE = "UQLAB_TUNE"  # 0 turns choices by measurement off
 
 BUDGET, ROUNDS = (
     0.9,

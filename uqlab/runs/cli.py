@@ -12,11 +12,11 @@ from click.shell_completion import CompletionItem
 
 from uqlab import __version__
 from uqlab.core.files import TRAININGS, write
+from uqlab.core.recording import Record
 from uqlab.runs import execution, plans, sweeps, tables
 from uqlab.runs.parameters import (
     PROJECT,
     all_notebooks,
-    find,
     from_here,
     new_project,
     per_notebook,
@@ -237,9 +237,9 @@ def run(
         return click.echo("\n".join(plans.of_run(plan, root, profile, at_a_time)))
     outcomes = execution.execute_all(plan, root, profile, jobs, timeout, quiet)
     click.echo(f"\nresults: {root}\nlook at: {gallery.build(root)}")
-    ended = [root / path.stem for path, (_, well) in outcomes.items() if well]
-    claims = [claim for path in ended for claim in tables.claims(path).values()]
-    click.echo(tables.counted([claim["holds"] for claim in claims]))
+    ended = [root / path.stem for path in plan if outcomes[path].status == "ok"]
+    held = [holds for path in ended for holds in Record.read(path).claims_held()]
+    click.echo(tables.counted(held))
     if len(ended) < len(plan):
         raise SystemExit(1)
 
@@ -314,47 +314,6 @@ def _save(folder: Path) -> tuple[int, int]:
 
 
 @main.command()
-@pages
-@_into("figures")
-@_jobs(1, "Runs at a time.")
-@click.option("--summary", is_flag=True, help="Run nothing: only write the README.")
-def evidence(notebooks, output_dir, jobs, summary) -> None:
-    """Compute the runs kept beside the pages.
-
-    NOTEBOOKs are swept with the profile real over seeds into OUTPUT_DIR/real/NOTEBOOK.
-    Which seeds and figures, OUTPUT_DIR/real/evidence.yaml says; default all that have
-    seeds there. Finished runs are skipped, also stale ones. The README there says of
-    every page what was run, and where it differs from the papers.
-    """
-    from uqlab.runs import evidence
-
-    root = output_dir / "real"
-    entries, failed = _with_seeds(root, notebooks), []
-    options = {"profile": "real", "root": output_dir, "jobs": jobs, "keep_stale": True}
-    for name, entry in () if summary else entries.items():
-        report = sweeps.sweep(name, {"seed": entry["seeds"]}, **options)
-        failed += report.failed
-        if len(report.failed) < len(report.outcomes):
-            evidence.keep(report.folder, root / name, entry["figures"])
-        click.echo(f"\n{sweeps.summary(report)}\n")
-    write(root / "README.md", evidence.readme(root))
-    click.echo(f"summary: {root / 'README.md'}")
-    if failed:
-        raise SystemExit(1)
-
-
-def _with_seeds(root: Path, notebooks: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Return the entries of evidence.yaml for notebooks, by default all with seeds."""
-    from uqlab.runs import evidence
-
-    entries = {n: entry for n, entry in evidence.plan(root).items() if "seeds" in entry}
-    chosen = [find(name).stem for name in notebooks] or list(entries)
-    if not set(chosen) <= entries.keys():
-        raise ValueError(f"{chosen}: no seeds in {root / 'evidence.yaml'}")
-    return {name: entries[name] for name in chosen}
-
-
-@main.command()
 @click.argument("model", default="")
 @click.option("--data", "dataset", help="What it is for: a name or a file of yours.")
 @click.option(
@@ -389,7 +348,7 @@ def report(given, profile, output_dir, timeout, quiet, **brought) -> None:
     values = report.parameters(**brought) | dict(given)
     plan = per_notebook([report.PAGE], profile, values)
     outcomes = execution.execute_all(plan, output_dir, profile, 1, timeout, quiet)
-    if not all(succeeded for _, succeeded in outcomes.values()):
+    if any(result.status != "ok" for result in outcomes.values()):
         raise SystemExit(1)
     folder = output_dir / report.PAGE
     click.echo(f"\n{report.screen(folder)}\n\nfigures and numbers: {folder}")

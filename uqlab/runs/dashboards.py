@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from uqlab.core.recording import FOLDER
-from uqlab.runs.kernels import environment
+from uqlab.runs.execution import environment
 from uqlab.runs.parameters import cells
 
 EXPLORER = re.compile(r"(?<![\w.])widgets\.\w+\(")  # not ipywidgets.

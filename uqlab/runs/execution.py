@@ -1,50 +1,76 @@
-"""Notebooks executed by papermill, each in a kernel of its own, into result folders that appear whole or not at all."""
+"""Notebooks executed into result folders that appear whole or not at all.
 
-import fcntl
+A job is a notebook, its parameters and a folder. `run_many` gives jobs to any executor
+of `concurrent.futures`; each runs in a process of its own. A locked file beside the
+folder keeps two processes apart: the system releases the lock when its holder dies, so
+an interrupted run leaves nothing that could be taken for a result.
+"""
+
 import functools
-import glob
 import json
-import logging
-import math
 import os
 import platform
-import re
 import shutil
 import subprocess
+import sys
+import tempfile
 import time
-import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent import futures
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
-from uqlab import __version__
-from uqlab.core.files import read_json, sha256, write
-from uqlab.core.recording import CODE
-from uqlab.runs import kernels, plans, workers
-from uqlab.runs.identity import Present, sealed
+from uqlab.core.files import TRAININGS, sha256, write
+from uqlab.core.recording import FOLDER, Record
+from uqlab.runs.manifest import Manifest, Present, finished
+from uqlab.runs.page import started
 from uqlab.runs.parameters import defaults, find, overrides, source_sha256
-
-logging.getLogger("papermill").addHandler(
-    logging.NullHandler()
-)  # its messages are in our own report
 
 
 class RunError(RuntimeError):
-    """A notebook failed: the cell, its source, the error and where the executed part is kept; `reason` in one line."""
+    """A notebook failed: the first line says in which cell and why."""
 
-    def __init__(self, message: str, reason: str):
-        super().__init__(message, reason)
-        self.reason = reason
 
-    def __str__(self) -> str:
-        return self.args[0]
+class Busy(RuntimeError):
+    """Another process is computing this run."""
+
+
+class Job(NamedTuple):
+    """One run: its checked parameters, without the notebook's defaults, and its folder.
+
+    `source` is the checksum of the notebook's source that the run is for.
+    """
+
+    notebook: Path
+    parameters: dict[str, Any]
+    folder: Path
+    profile: str
+    source: str
+
+
+class Result(NamedTuple):
+    """How a job ended: status "ok" or "failed", and why, first in one line."""
+
+    status: str
+    seconds: float = 0.0
+    reason: str = ""
+
+
+# One run ------------------------------------------------------------------------------
+
+
+def job(
+    notebook: Path, parameters: dict[str, Any] | None, profile: str, folder: Path
+) -> Job:
+    """Check parameters, which come on top of the profile's, and return the job."""
+    values = overrides(notebook, profile, parameters)
+    return Job(notebook, values, folder.absolute(), profile, source_sha256(notebook))
 
 
 def execute(
@@ -55,227 +81,265 @@ def execute(
     folder: str | os.PathLike | None = None,
     threads: int | None = None,
     timeout: float | int | None = None,
-    on_cell: Callable[[int, int], None] | None = None,
     stop: Event | None = None,
 ) -> Path:
-    """Execute one notebook and return its result folder, which appears whole or not at all.
+    """Execute one notebook; return its result folder, which appears whole or not.
 
-    notebook: a path, a stem or a unique prefix of one. parameters: on top of those of the profile.
-    folder: default figures/<profile>/<notebook>; an earlier result there is replaced only by a success.
-    threads: default all cores. timeout: seconds for the whole notebook, over 0. stop: ends the run when it is set.
-    on_cell: called every second with the numbers of finished and of all code cells.
-    Raises ValueError before anything runs (notebook, profile, parameters, timeout), RunError when the notebook
-    fails or is stopped; what a failed notebook executed is kept in <folder>.failed.
+    Parameters
+    ----------
+    notebook
+        A path, a stem or a unique prefix of one.
+    parameters
+        On top of those of the profile.
+    profile
+        Parameter set of profiles.yaml beside the notebook.
+    folder
+        Default figures/<profile>/<notebook>. An earlier result there is replaced only
+        by a success; what a failed notebook executed is kept in <folder>.failed.
+    threads
+        Of the kernel; default all cores.
+    timeout
+        Seconds for the whole notebook.
+    stop
+        Ends the run when it is set.
+
+    Raises
+    ------
+    ValueError
+        Before anything runs: notebook, profile or parameters.
+    RunError
+        The notebook failed or was stopped.
     """
-    notebook, stop = find(notebook), stop or Event()
-    values = overrides(notebook, profile, parameters)
-    known = defaults(notebook)
+    notebook = find(notebook)
     folder = Path(folder or Path("figures", profile, notebook.stem)).absolute()
     if folder in notebook.parents:
         raise ValueError(
             f"{notebook} lies in its own result folder; choose another output folder"
         )
-    failed = folder.with_name(f"{folder.name}.failed")
-    temporary = folder.with_name(f".{folder.name}.tmp-{uuid.uuid4().hex[:8]}")
-    output = temporary / f"{notebook.stem}.ipynb"
-    injected = values | (
-        {"output_dir": str(temporary)} if "output_dir" in known else {}
-    )
-    started, clock = datetime.now(UTC), time.monotonic()
-    deadline = until(timeout)
-    environment = kernels.environment(threads, temporary)
-    manifest = {
-        "notebook": named(notebook),
-        "notebook_sha256": sha256(notebook),
-        "source_sha256": source_sha256(notebook),
-        "profile": profile,
-        "parameters": {
-            name: value
-            for name, value in (known | values).items()
-            if name != "output_dir"
-        },
-        "data": Present().data(known | values, notebook.parent),
-        "seed": (known | values).get("seed"),
-        "started": started.isoformat(timespec="seconds"),
-        "threads": int(environment["OMP_NUM_THREADS"].split(",")[0]),
-        "uqlab": __version__,
-        "git": _git(notebook.parent),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "packages": packages(),
-    }
-    temporary.mkdir(parents=True)
-    living = _hold(temporary)
-    try:
-        kernels.run_cells(
-            notebook, output, injected, environment, deadline, stop, on_cell
-        )
-        manifest["code"] = read_json(temporary / CODE) or None
-        (temporary / CODE).unlink(missing_ok=True)
-        _readdress(output, temporary, folder)
-        manifest["device"] = read_json(temporary / "results.json").get("device")
-        manifest["seconds"] = round(time.monotonic() - clock, 3)
-        paths = sorted(path for path in temporary.rglob("*") if path.is_file())
-        manifest["files"] = {
-            path.relative_to(temporary).as_posix(): sha256(path) for path in paths
-        }
-        write(temporary / "manifest.json", json.dumps(sealed(manifest), indent=1))
-        _move(temporary, folder)
-        shutil.rmtree(failed, ignore_errors=True)
-    except Exception as error:
-        if stop.is_set():
-            raise RunError("stopped", "stopped") from error
-        late = (
-            f"it took more than {timeout:g} s (timeout)"
-            if time.monotonic() > deadline
-            else None
-        )
-        report, reason = _report(
-            notebook.stem, output, late or f"{type(error).__name__}: {error}"
-        )
-        with suppress(OSError):
-            write(temporary / "error.txt", report)
-            _readdress(output, temporary, failed)
-        _move(temporary, failed)
-        raise RunError(
-            f"{report}\nkept: {named(failed / output.name)}", reason
-        ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if living is not None:
-            os.close(living)
+    todo = job(notebook, parameters, profile, folder)
+    compute(todo, threads=threads, timeout=timeout, stop=stop)
     return folder
 
 
-def at_a_time(jobs: int | None, count: int) -> int:
-    """Return how many of `count` notebooks run at a time: as many as cores, or one beside a GPU, which they share."""
-    from joblib import cpu_count
+def compute(
+    job: Job,
+    *,
+    wait: bool = True,
+    reuse: bool = False,
+    keep_stale: bool = False,
+    threads: int | None = None,
+    timeout: float | int | None = None,
+    stop: Event | None = None,
+) -> None:
+    """Compute a job while its folder is locked; otherwise as `execute`.
 
-    return jobs or (1 if shutil.which("nvidia-smi") else min(cpu_count(), count))
-
-
-def until(timeout: float | int | None) -> float:
-    """When a run ends that begins now, by `time.monotonic`; raises ValueError unless `timeout` is over 0, or None."""
-    if timeout is None:
-        return math.inf
-    if not (
-        isinstance(timeout, int | float) and timeout > 0
-    ):  # not a number (nan) is not over 0
-        raise ValueError(
-            f"timeout must be a number of seconds over 0, or None for no limit, got {timeout!r}"
-        )
-    return time.monotonic() + timeout
-
-
-def execute_all(
-    plan: dict[Path, dict[str, Any]],
-    root: Path,
-    profile: str,
-    jobs: int | None,
-    timeout: float | None,
-    quiet: bool,
-) -> dict[Path, tuple[float, bool]]:
-    """Execute notebooks (`plan`: notebook -> its parameters), `jobs` at a time, the longest first, into `root`.
-
-    jobs: None as `at_a_time` chooses.
-    Say on the terminal how each ended; return the seconds of each and whether it succeeded.
+    With `reuse` a finished run stays as it is, unless it is stale and `keep_stale` is
+    false. Raises Busy where another process computes it and `wait` is false.
     """
-    from tqdm import tqdm
+    stop = stop or Event()
+    with locked(job.folder, wait, stop):
+        if tidy(job.folder):
+            _note_death(job.folder)
+        done = reuse and finished(job.folder)
+        if done and (keep_stale or not Present().stale(Manifest.read(job.folder))):
+            return
+        if source_sha256(job.notebook) != job.source:
+            raise ValueError("the notebook changed while the sweep ran; sweep again")
+        _execute(job, threads, timeout, stop)
 
-    until(timeout)  # refused before anything runs
-    jobs = at_a_time(jobs, len(plan))
-    shape = {
-        "bar_format": "{desc}  {bar:32}  {elapsed}",
-        "dynamic_ncols": True,
-        "leave": False,
-    }
-    bar = tqdm(total=len(plan), disable=quiet or None, **shape)  # None: on a terminal
-    outcomes, running, begun, stop = {}, {}, {}, Event()
-    likely = {
-        path: plans.likely_seconds(path, root / path.stem, profile) for path in plan
-    }
 
-    def left() -> str:
-        """How long the rest takes, if the machine goes on as slowly or fast as before."""
-        done = [
-            path
-            for path, (_, succeeded) in outcomes.copy().items()
-            if succeeded and likely[path] < math.inf
-        ]
-        ended = [(outcomes[path][0], likely[path]) for path in done]
-        pace = (
-            sum(took for took, _ in ended) / sum(said for _, said in ended)
-            if ended
-            else 1.0
-        )
-        rest = {path: pace * likely[path] for path in plan if path not in outcomes}
-        now = time.monotonic()
-        rest |= {
-            path: max(0.0, rest[path] - (now - since))
-            for path, since in begun.copy().items()
-            if path in rest
-        }
-        return (
-            plans.text(plans.together(rest.values(), jobs), "; about ", " left")
-            if rest
-            else ""
-        )
-
-    def attempt(path: Path, **options: Any) -> Exception | None:
-        begun[path] = clock = time.monotonic()
-        name, error = path.stem.partition("_")[0], None
-
-        def on_cell(done: int, total: int) -> None:
-            running[name] = done, total
-            now = dict(running)
-            bar.n = len(outcomes) + sum(done / total for done, total in now.values())
-            where = ", ".join(
-                f"{name} cell {done}/{total}" for name, (done, total) in now.items()
-            )
-            bar.set_description_str(
-                f"{len(outcomes)} of {len(plan)} done; {where}{left()}"
-            )
-
-        try:
-            restore(root / path.stem)
-            clear(root / path.stem)
-            clear(root / f"{path.stem}.failed")
-            execute(
-                path,
-                plan[path],
-                profile=profile,
-                folder=root / path.stem,
-                on_cell=on_cell,
-                **options,
-            )
-        except Exception as failure:  # the others still run
-            error = failure
-        running.pop(name, None)
-        outcomes[path] = time.monotonic() - clock, error is None
-        return error
-
+def _execute(
+    job: Job, threads: int | None, timeout: float | int | None, stop: Event
+) -> None:
+    """Run a job in a temporary folder, and rename it to the job's, or to .failed."""
+    temporary = hidden(job.folder, "tmp")
+    output = temporary / f"{job.notebook.stem}.ipynb"
+    variables = environment(threads, temporary)
+    manifest = _manifest(job, variables)
+    temporary.mkdir()
+    begun = time.monotonic()
     try:
-        with bar, workers.connected(jobs, None, None, stop) as (threads, pool):
-            options = {"threads": threads, "timeout": timeout, "stop": stop}
-            order = sorted(
-                plan, key=lambda path: -plans.expected_seconds(path, root / path.stem)
-            )
-            pending = {pool.submit(attempt, path, **options): path for path in order}
-            for number, future in enumerate(futures.as_completed(pending), 1):
-                path, error = pending[future], future.result()
-                if error or not quiet:
-                    status = (
-                        click.style("FAILED", fg="red")
-                        if error
-                        else click.style("ok", fg="green")
-                    )
-                    line = f"[{number}/{len(plan)}] {path.stem}  {status}  {outcomes[path][0]:.1f} s{left()}"
-                    with tqdm.external_write_mode():
-                        click.echo(line + (f"\n{error}\n" if error else ""))
-    except KeyboardInterrupt:
-        click.echo("stopped; results finished before are kept", err=True)
-        raise
-    return {path: outcomes[path] for path in plan}
+        _papermill(job, output, variables, timeout, stop)
+        _readdress(output, job.folder)
+        manifest.seconds = round(time.monotonic() - begun, 3)
+        _finish(temporary, manifest)
+        _replace(job.folder)
+        shutil.rmtree(_failed(job.folder), ignore_errors=True)
+    except Exception as error:
+        if stop.is_set():
+            raise RunError("stopped") from error
+        raise _keep(output, job.folder, str(error)) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(hidden(job.folder, "died"), ignore_errors=True)
+
+
+def _note_death(folder: Path) -> None:
+    """Note that a process was killed; at the second time give the run up.
+
+    Otherwise it would kill the workers of a cluster until none is left.
+    """
+    try:
+        hidden(folder, "died").mkdir()
+    except FileExistsError:
+        hidden(folder, "died").rmdir()
+        raise RuntimeError(
+            "the process that computed it was killed twice; out of memory?"
+        ) from None
+
+
+def _failed(folder: Path) -> Path:
+    """Return where a failed notebook is kept."""
+    return folder.with_name(f"{folder.name}.failed")
+
+
+def _keep(output: Path, folder: Path, said: str) -> RunError:
+    """Keep what a failed notebook executed; return the error that says so."""
+    count, failed = started(output), _failed(folder)
+    place = f"In [{count}]" if count else "before its first cell:"
+    trace, _, reason = said.rpartition("\n")
+    report = f"{output.stem} failed {place} {reason[:160]}\n{trace}"
+    with suppress(OSError):
+        write(output.with_name("error.txt"), report)
+        _readdress(output, failed)
+    shutil.rmtree(failed, ignore_errors=True)
+    output.parent.rename(failed)
+    return RunError(f"{report}\nkept: {named(failed / output.name)}")
+
+
+def _finish(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest of a finished run, with a checksum of every file."""
+    if not (folder / "results.json").exists():  # the notebook recorded nothing
+        write(folder / "results.json", "{}")
+    manifest.device = Record.read(folder).device
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            manifest.files[path.relative_to(folder).as_posix()] = sha256(path)
+    manifest.save(folder)
+
+
+def _papermill(
+    job: Job,
+    output: Path,
+    variables: dict[str, str],
+    timeout: float | int | None,
+    stop: Event,
+) -> None:
+    """Execute the notebook in a process of its own, which ends when its input closes.
+
+    Raises RuntimeError with what the process said.
+    """
+    with (
+        tempfile.TemporaryFile() as log,
+        subprocess.Popen(
+            [sys.executable, "-m", "uqlab.runs.page"],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env=os.environ | variables,
+            start_new_session=True,  # Ctrl-C comes here alone
+        ) as process,
+    ):
+        assert process.stdin
+        process.stdin.write(f"{json.dumps(_arguments(job, output))}\n".encode())
+        process.stdin.flush()
+        end = time.monotonic() + (timeout or float("inf"))
+        while process.poll() is None:
+            if time.monotonic() > end:
+                raise RuntimeError(f"it took more than {timeout:g} s (timeout)")
+            if stop.wait(0.05):
+                raise RuntimeError("stopped")
+        if process.returncode:
+            log.seek(0)
+            said = log.read().decode(errors="replace").strip()
+            code = f"its process ended with code {process.returncode}"
+            raise RuntimeError(said or code)
+
+
+def _arguments(job: Job, output: Path) -> dict[str, Any]:
+    """Return papermill's arguments."""
+    parameters = dict(job.parameters)
+    if "output_dir" in defaults(job.notebook):
+        parameters["output_dir"] = str(output.parent)
+    return {
+        "input_path": _escaped(job.notebook),
+        "output_path": _escaped(output),
+        "parameters": parameters,
+        "cwd": str(job.notebook.parent),
+        "kernel_name": "python3",
+        "language": "python",
+        "progress_bar": False,
+        "store_widget_state": False,  # it needs a CDN; explorers have HTML of their own
+    }
+
+
+def _escaped(path: Path) -> str:
+    """Return a path as papermill takes it, which fills what stands in braces."""
+    return str(path).replace("{", "{{").replace("}", "}}")
+
+
+def _readdress(output: Path, folder: Path) -> None:
+    """Let an executed notebook name the folder where it will lie."""
+    text = output.read_text(encoding="utf-8")
+    old, new = (json.dumps(str(path))[1:-1] for path in (output.parent, folder))
+    write(output, text.replace(old, new))
+
+
+def environment(threads: int | None, folder: Path) -> dict[str, str]:
+    """Return a kernel's variables; those of threads and trainings may be the user's.
+
+    Threads sleep while they wait: beside a busy neighbour, spinning ones were 10 to 50
+    times slower. The kernel is that of this Python, whatever kernels are installed.
+    """
+    from joblib import cpu_count
+    from pooch import os_cache
+
+    count = str(threads or cpu_count())
+    wanted = {
+        "OMP_WAIT_POLICY": "passive",
+        "OMP_NUM_THREADS": count,
+        "MKL_NUM_THREADS": count,
+        TRAININGS: str(os_cache("uqlab") / "trainings"),
+    }
+    return {name: os.environ.get(name, value) for name, value in wanted.items()} | {
+        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+        "JUPYTER_PATH": "",
+        "JUPYTER_PREFER_ENV_PATH": "1",
+        FOLDER: str(folder),
+    }
+
+
+def _manifest(job: Job, variables: dict[str, str]) -> Manifest:
+    """Return what a run depends on, as it is before it starts."""
+    present = Present()
+    values = defaults(job.notebook) | job.parameters
+    values.pop("output_dir", None)
+    return Manifest(
+        notebook=named(job.notebook),
+        source_sha256=job.source,
+        profile=job.profile,
+        parameters=values,
+        data=present.data(values, job.notebook.parent),
+        started=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        threads=int(variables["OMP_NUM_THREADS"].split(",")[0]),
+        uqlab=present.uqlab,
+        commit=present.commit,
+        python=platform.python_version(),
+        platform=platform.platform(),
+        packages=packages(),
+    )
+
+
+@functools.cache
+def packages() -> dict[str, str]:
+    """Return the installed packages and their versions."""
+    versions = [(str(p.metadata["Name"]), p.version) for p in metadata.distributions()]
+    return dict(sorted(versions))
+
+
+def first_line(reason: str) -> str:
+    """Return the first line of a reason."""
+    return reason.partition("\n")[0]
 
 
 def named(path: Path) -> str:
@@ -283,112 +347,234 @@ def named(path: Path) -> str:
     return os.path.relpath(path) if Path.cwd() in path.parents else str(path)
 
 
-@functools.cache
-def packages() -> dict[str, str]:
-    """Return the installed packages and their versions."""
-    return dict(
-        sorted(
-            (str(package.metadata["Name"]), package.version)
-            for package in metadata.distributions()
-        )
-    )
+# Folders ------------------------------------------------------------------------------
 
 
-def _report(name: str, output: Path, reason: str) -> tuple[str, str]:
-    """Say in plain text, and in a line, which cell failed and why; `reason` where the cell itself raised nothing."""
-    started = kernels.started_cells(output)
-    if not started:
-        return f"{name} failed before its first cell: {reason}", workers.first_line(
-            reason
-        )
-    source = "".join(started[-1]["source"]).replace("\n", "\n    ")
-    raised = [item for item in started[-1]["outputs"] if item["output_type"] == "error"]
-    if raised:
-        reason = f"{raised[-1]['ename']}: {raised[-1]['evalue']}"
-        end = len(reason.splitlines())  # the trace ends with the reason
-        trace = click.unstyle("\n".join(raised[-1]["traceback"])).splitlines()
-        trace = [
-            line
-            for line in trace
-            if not re.match(r"-{9}|.*Traceback \(most recent", line)
-        ]
-        reason += "".join(f"\n    {line}" for line in trace[-12 - end : -end]).rstrip()
-    where = f"{name} failed in cell In [{len(started)}]"
-    return (
-        f"{where}:\n    {source}\n{reason}",
-        f"In [{len(started)}] {workers.first_line(reason)}",
-    )
+@contextmanager
+def locked(
+    folder: Path, wait: bool = False, stop: Event | None = None
+) -> Iterator[None]:
+    """Hold the lock of a result folder; Busy if another process has it, or `stop`."""
+    from filelock import FileLock, Timeout
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(hidden(folder, "lock"))
+    try:
+        lock.acquire(-1 if wait else 0, cancel_check=stop.is_set if stop else None)
+    except Timeout:
+        raise Busy(f"another process is computing {folder.name}") from None
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # Windows removes it with the lock
+            hidden(folder, "lock").unlink()
+        lock.release()
 
 
-def _readdress(notebook: Path, old: Path, new: Path) -> None:
-    """Let an executed notebook name the folder where it will lie instead of the temporary one."""
-    text = notebook.read_text(encoding="utf-8")
-    write(
-        notebook, text.replace(json.dumps(str(old))[1:-1], json.dumps(str(new))[1:-1])
-    )
+def hidden(folder: Path, kind: str) -> Path:
+    """Return the hidden "tmp", "old", "lock" or "died" beside a result folder."""
+    return folder.with_name(f".{folder.name}.{kind}")
 
 
-def _move(folder: Path, target: Path) -> None:
-    """Rename a folder to its final name; what lay there is removed only when the new one can take its place."""
-    old = target.with_name(f".{target.name}.old-{uuid.uuid4().hex[:8]}")
-    with suppress(FileNotFoundError):
-        target.rename(old)
-    folder.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
+def tidy(folder: Path) -> bool:
+    """Put right what a killed process left; return whether that was half done.
 
-
-def restore(folder: Path) -> None:
-    """Undo what a process left that was killed while it moved a result to `folder`: the new one lies there, or the old.
-
-    A manifest is written last, so where there is one the new result is whole.
+    Where the kill came between the two renames of `_replace`, the new result takes its
+    place if it is whole, which its manifest says, and else the old one.
     """
-    old = leftovers(folder, "old")
-    if old and not folder.exists():
-        whole = [
-            path for path in leftovers(folder) if (path / "manifest.json").is_file()
-        ]
-        (whole or old)[0].rename(folder)
-    for path in leftovers(folder, "old") if folder.exists() else ():
-        shutil.rmtree(path, ignore_errors=True)
+    new, old = hidden(folder, "tmp"), hidden(folder, "old")
+    if not folder.exists():
+        if (new / "manifest.json").is_file():
+            new.rename(folder)
+        elif old.exists():
+            old.rename(folder)
+    half_done = new.exists()
+    shutil.rmtree(new, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+    return half_done
 
 
-def leftovers(folder: Path, kind: str = "tmp") -> list[Path]:
-    """Return what lies beside a result folder: half-done ones, also of a process that lives, or old ones."""
-    return list(folder.parent.glob(f".{glob.escape(folder.name)}.{kind}-*"))
+def _replace(folder: Path) -> None:
+    """Rename the temporary folder; the old result goes when it has taken its place."""
+    with suppress(FileNotFoundError):
+        folder.rename(hidden(folder, "old"))
+    hidden(folder, "tmp").rename(folder)
+    shutil.rmtree(hidden(folder, "old"), ignore_errors=True)
 
 
-def clear(folder: Path) -> None:
-    """Remove the half-done folders beside a result folder whose processes are dead, with the files of their kernels."""
-    for path in leftovers(folder):
-        if (living := _hold(path)) is not None:
-            shutil.rmtree(path, ignore_errors=True)
-            os.close(living)
+# Many runs ----------------------------------------------------------------------------
 
 
-def _hold(folder: Path) -> int | None:
-    """Lock a half-done folder until this process closes it or dies; None where another holds it, or nobody can."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def run_many(
+    jobs: Iterable[Job],
+    executor: futures.Executor,
+    on_progress: Callable[[Job, Result], None],
+    **options: Any,
+) -> dict[Path, Result]:
+    """Compute jobs in parallel; return how each ended, by its folder.
+
+    Jobs that another process is computing, and those whose worker died, are tried again
+    at the end; the former are waited for.
+
+    Parameters
+    ----------
+    jobs
+        In the order in which they start.
+    executor
+        Any executor of `concurrent.futures`: threads here, Dask's, MPI's.
+    on_progress
+        Called with every job as soon as it has ended.
+    options
+        Keywords of `compute`.
+
+    Raises
+    ------
+    ConnectionError
+        The executor has given up its jobs.
+    """
+    results: dict[Path, Result] = {}
+    for wait in (False, True):
+        work = functools.partial(attempt, wait=wait, **options)
+        pending = {executor.submit(work, job): job for job in jobs}
+        jobs = []
+        for future in futures.as_completed(pending):
+            job = pending[future]
+            try:
+                result = future.result()
+            except futures.CancelledError as error:
+                raise ConnectionError(
+                    "the Dask scheduler is gone; the same again does what is missing"
+                ) from error
+            except Exception as error:
+                status = "failed" if wait else "lost"
+                result = Result(status, reason=f"its worker died: {error}"[:160])
+            if result.status in ("busy", "lost"):
+                jobs.append(job)
+            else:
+                results[job.folder] = result
+                on_progress(job, result)
+    return results
+
+
+def attempt(job: Job, wait: bool, **options: Any) -> Result:
+    """Compute a job in the process that the executor chose, and never raise."""
+    begun = time.monotonic()
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
+        compute(job, wait=wait, **options)
+    except Busy:
+        return Result("busy")
+    except RunError as error:
+        return Result("failed", time.monotonic() - begun, str(error))
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        return Result("failed", time.monotonic() - begun, reason)
+    return Result("ok", time.monotonic() - begun)
 
 
-def _git(folder: Path) -> dict[str, Any] | None:
-    """Return the commit of the checkout that holds a folder, and whether tracked files differ from it."""
+def run_all(
+    jobs: list[Job],
+    labels: dict[Path, str],
+    *,
+    at_a_time: int = 1,
+    cluster: str | None = None,
+    resources: Mapping[str, float | int] | None = None,
+    quiet: bool = False,
+    **options: Any,
+) -> dict[Path, Result]:
+    """Compute jobs here or on a cluster; say by their labels how each ended.
 
-    def ask(*arguments: str) -> str:
-        command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
-        return subprocess.run(
-            command, capture_output=True, text=True, check=True
-        ).stdout.strip()
+    On a terminal there is a bar with the time that is left. Otherwise as `run_many`.
+    """
+    from tqdm import tqdm
+
+    ended = []
+    pool = _cluster(cluster, resources) if cluster else _here(at_a_time)
+    bar = tqdm(total=len(jobs), disable=quiet or None, leave=False)
+
+    def on_progress(job: Job, result: Result) -> None:
+        ended.append(job)
+        bar.update()
+        if result.status == "failed":
+            bar.write(f"{labels[job.folder]}  FAILED  {first_line(result.reason)}")
+        elif not quiet:
+            bar.write(f"{labels[job.folder]}  {result.status}  {result.seconds:.1f} s")
 
     try:
-        return {
-            "commit": ask("rev-parse", "HEAD"),
-            "dirty": bool(ask("status", "--porcelain", "-uno")),
-        }
-    except (OSError, subprocess.CalledProcessError):
-        return None
+        with bar, pool as (executor, more):
+            return run_many(jobs, executor, on_progress, **options, **more)
+    except KeyboardInterrupt:
+        done = f"{len(ended)} of {len(jobs)} runs are done"
+        click.echo(f"stopped; {done}, the same again does the rest", err=True)
+        raise
+
+
+@contextmanager
+def _here(jobs: int) -> Iterator[tuple[futures.Executor, dict[str, Any]]]:
+    """Yield an executor of this machine, and what `compute` must know of it.
+
+    Its threads only wait for processes. At the end, also on Ctrl-C, all are stopped.
+    """
+    from joblib import cpu_count
+
+    stop, pool = Event(), futures.ThreadPoolExecutor(jobs)
+    try:
+        yield pool, {"threads": max(1, cpu_count() // jobs), "stop": stop}
+    finally:
+        stop.set()
+        pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _cluster(
+    address: str, resources: Mapping[str, float | int] | None
+) -> Iterator[tuple[futures.Executor, dict[str, Any]]]:
+    """Yield the executor of a running Dask scheduler, as `_here` does."""
+    from distributed import Client
+
+    try:
+        client = Client(address, timeout=30, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"no Dask scheduler at {address}: {error}") from error
+    with client:
+        if not client.scheduler_info()["workers"]:
+            click.echo("waiting for a worker; now there is none", err=True)
+        yield client.get_executor(pure=False, resources=resources), {}
+
+
+def at_a_time(jobs: int | None, count: int) -> int:
+    """Return how many of `count` notebooks run at a time by default.
+
+    As many as there are cores, or one beside a GPU, which they would share.
+    """
+    from joblib import cpu_count
+
+    return jobs or (1 if shutil.which("nvidia-smi") else min(cpu_count(), count))
+
+
+def execute_all(
+    plan: dict[Path, dict[str, Any]],
+    root: Path,
+    profile: str,
+    jobs: int | None,
+    timeout: float | int | None,
+    quiet: bool,
+) -> dict[Path, Result]:
+    """Execute notebooks, notebook -> its parameters, into folders of `root`.
+
+    Those that took longest before start first. Say on the terminal how each ended.
+    """
+    todo = {path: job(path, plan[path], profile, root / path.stem) for path in plan}
+    before = {path: Manifest.read(todo[path].folder).seconds for path in plan}
+    order = sorted(plan, key=lambda path: -(before[path] or float("inf")))
+    results = run_all(
+        [todo[path] for path in order],
+        {todo[path].folder: path.stem for path in plan},
+        at_a_time=at_a_time(jobs, len(plan)),
+        timeout=timeout,
+        quiet=quiet,
+    )
+    ended = {path: results[todo[path].folder] for path in plan}
+    for result in ended.values():
+        if result.reason:
+            click.echo(f"\n{result.reason}")
+    return ended

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from uqlab.core.files import read_json, write
+from uqlab.core.files import write
+from uqlab.core.recording import Record
 from uqlab.runs.parameters import find
 
 PAGE = "16_bring_your_model"
@@ -64,16 +65,16 @@ def _absolute(place: str) -> str:
 
 def screen(folder: Path) -> str:
     """Return what a finished run of page 16 says, as text."""
-    results = read_json(folder / "results.json")
-    table = results["tables"]["report"]
+    results = Record.read(folder)
+    table = results.tables["report"]
     rows = [("", *table["columns"])]
     rows += [(n, *row) for n, row in zip(table["index"], table["data"], strict=True)]
     lines = ["{:<44}{:<28}{:<18}{}".format(*row).rstrip() for row in rows]
     lines += ["", "It claims:"]
-    for claim in results["claims"].values():
-        lines.append(f"[{'x' if claim['holds'] else ' '}] {claim['sentence']}")
+    for claim in results.claims.values():
+        lines.append(f"[{'x' if claim.holds else ' '}] {claim.sentence}")
     lines += ["", "What to do next (in brackets: the page)"]
-    todo = enumerate(results["numbers"]["next"], 1)
+    todo = enumerate(results.numbers["next"], 1)
     return "\n".join([*lines, *(f"{number}. {line}" for number, line in todo)])
 
 

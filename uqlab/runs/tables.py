@@ -1,121 +1,137 @@
-"""The finished runs of a sweep as one tidy table: a row a run, its parameters and what it recorded."""
+"""The finished runs of a sweep as one tidy table: a row a run."""
 
 import json
 import os
 import warnings
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from uqlab.core.files import read_json, write, writing
-from uqlab.runs.identity import Present, code, key, undamaged
+from uqlab.core.files import write, writing
+from uqlab.core.recording import Record
+from uqlab.runs.manifest import Manifest, Present
 from uqlab.runs.parameters import find
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-CIRCUMSTANCES = (
-    "profile",
-    "seconds",
-    "device",
-    "threads",
-    "started",
-    "notebook",
-    "uqlab",
-)
+FACTS = ("profile", "seconds", "device", "threads", "started", "notebook", "code")
 
 
-class Runs(NamedTuple):
-    """The runs in a sweep's folder, a row for each, and the names of parameters and numbers.
+@dataclass
+class Runs:
+    """The runs in a sweep's folder.
 
-    left_out: runs that are not among them, and why. stale: runs that are, by name, and what has changed since.
+    `left_out` are runs that are not among the rows, and why; `stale` are runs that are,
+    by name, and what has changed since.
     """
 
-    rows: list[dict[str, Any]]
-    parameters: list[str]
-    numbers: list[str]
-    left_out: list[str]
-    stale: dict[str, str]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    parameters: list[str] = field(default_factory=list)
+    numbers: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    stale: dict[str, str] = field(default_factory=dict)
 
     @property
     def mixed(self) -> str:
         """A warning for the reader if some of the rows are stale; else empty."""
         if not self.stale:
             return ""
-        codes = ", ".join(sorted({str(row["code"]) for row in self.rows}))
-        several, why = (
-            f"{len(self.stale)} of {len(self.rows)} runs",
-            next(iter(self.stale.values())),
-        )
-        return f"{several} are stale: {why} (code: {codes})"
+        why = next(iter(self.stale.values()))
+        return f"{len(self.stale)} of {len(self.rows)} runs are stale: {why}"
 
 
 def read(sweep: Path) -> Runs:
-    """Read the manifests and results in a sweep's folder; nothing but JSON is ever read.
+    """Read the manifests and results in a sweep's folder, which are JSON.
 
-    Left out: damaged runs, those of another version of the notebook than the latest run's, and all but the latest of
-    the same parameters.
+    Left out are damaged runs and those of an earlier version of the notebook.
     """
-    found, left_out = [], []
-    for folder in sorted(
-        path for path in sweep.glob("[!.]*/") if path.suffix != ".failed"
-    ):
-        manifest = read_json(folder / "manifest.json")
-        if isinstance(manifest.get("parameters"), dict) and undamaged(
-            folder, manifest, "results.json"
-        ):
-            found.append((folder.name, manifest, read_json(folder / "results.json")))
-        else:
-            left_out.append(f"{folder.name}: unfinished or damaged")
-    found.sort(key=lambda run: str(run[1].get("started")))
-    latest = {key("", manifest["parameters"]): name for name, manifest, _ in found}
-    rows, parameters, numbers, stale, present = [], {}, {}, {}, Present()
-    for name, manifest, results in found:
-        given = manifest["parameters"]
-        if manifest.get("source_sha256") != found[-1][1].get("source_sha256"):
-            left_out.append(f"{name}: of another version of the notebook")
+    manifests, runs = {}, Runs()
+    for folder in sorted(sweep.glob("[!.]*/")):
+        manifest = Manifest.read(folder)
+        if manifest.undamaged(folder, ["results.json"]):
+            manifests[folder] = manifest
+        elif folder.suffix != ".failed":
+            runs.left_out.append(f"{folder.name}: unfinished or damaged")
+    latest = max(manifests.values(), key=lambda each: each.started, default=Manifest())
+    runs.parameters = list(latest.parameters)
+    present = Present()
+    for folder, manifest in manifests.items():
+        if manifest.source_sha256 != latest.source_sha256:
+            reason = "of another version of the notebook"
+            runs.left_out.append(f"{folder.name}: {reason}")
             continue
-        if latest[key("", given)] != name:
-            left_out.append(f"{name}: there is a later run of the same parameters")
-            continue
-        if reason := present.stale(manifest):
-            stale[name] = reason
-        held = {
-            f"claim_{claim}": each["holds"]
-            for claim, each in claims(sweep / name).items()
-        }
-        flat = {
-            _free(number, given): value
-            for number, value in _flat(results.get("numbers") or {}).items()
-        } | held
-        facts = {f"run_{fact}": manifest.get(fact) for fact in CIRCUMSTANCES} | {
-            "run_stale": bool(reason)
-        }
-        rows.append({"run": name} | given | flat | {"code": code(manifest)} | facts)
-        parameters |= dict.fromkeys(given)
-        numbers |= dict.fromkeys(flat)
-    rows.sort(key=lambda row: [_order(row.get(name)) for name in parameters])
-    return Runs(rows, list(parameters), list(numbers), left_out, stale)
+        _add(runs, folder, manifest, present.stale(manifest))
+    runs.rows.sort(key=lambda row: [_order(row[name]) for name in runs.parameters])
+    return runs
 
 
-def claims(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return what a run has claimed: name -> sentence, holds, margin, paper."""
-    found = read_json(folder / "results.json").get("claims")
-    named = found.items() if isinstance(found, dict) else ()
-    return {
-        name: claim
-        for name, claim in named
-        if isinstance(claim, dict) and "holds" in claim
+def _add(runs: Runs, folder: Path, manifest: Manifest, stale: str) -> None:
+    """Add the row of a run."""
+    recorded = _recorded(Record.read(folder), manifest.parameters)
+    runs.numbers += [name for name in recorded if name not in runs.numbers]
+    row = {"run": folder.name, "run_stale": bool(stale)}
+    row |= {f"run_{fact}": getattr(manifest, fact) for fact in FACTS}
+    runs.rows.append(row | manifest.parameters | recorded)
+    if stale:
+        runs.stale[folder.name] = stale
+
+
+def _recorded(record: Record, taken: dict[str, Any]) -> dict[str, Any]:
+    """Return what a run recorded as columns that have no parameter's name."""
+    columns = {
+        f"{name}_recorded" if name in taken else name: value
+        for name, value in _flat(record.numbers).items()
     }
+    for name, claim in record.claims.items():
+        columns[f"claim_{name}"] = claim.holds
+    return columns
+
+
+def _flat(values: dict[str, Any], before: str = "") -> dict[str, Any]:
+    """Return nested dicts as one: {"fall": {"id": 2}} -> {"fall.id": 2}."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{before}{name}.")
+        else:
+            flat[f"{before}{name}"] = value
+    return flat
+
+
+def _order(value: Any) -> Any:
+    """Return what sorts the values of one parameter, numbers as numbers."""
+    return value if isinstance(value, int | float) else json.dumps(value)
 
 
 def counted(held: list[bool], what: str = "claims hold") -> str:
-    """Say how many of the claims, or of the runs of one claim, hold: 41 of 44 claims hold."""
+    """Say how many claims, or runs of one claim, hold: 41 of 44 claims hold."""
     return f"{sum(held)} of {len(held)} {what}"
 
 
+def as_frame(runs: Runs, where: Path) -> "DataFrame":
+    """Return the runs as a table, a row each; ValueError if there is none."""
+    import pandas
+
+    if not runs.rows:
+        raise ValueError(f"no finished run in {where}")
+    facts = [name for name in runs.rows[0] if name.startswith("run_")]
+    names = ["run", *runs.parameters, *runs.numbers, *facts]
+    columns = {name: _column([row.get(name) for row in runs.rows]) for name in names}
+    return pandas.DataFrame(columns)
+
+
+def _column(values: list[Any]) -> list[Any]:
+    """Return values as a file's column holds them: of one kind, else as JSON text."""
+    kinds = {type(value) for value in values if value is not None}
+    if kinds <= {int, float} or kinds in ({bool}, {str}):
+        return values
+    return [None if value is None else json.dumps(value) for value in values]
+
+
 def save(runs: Runs, sweep: Path) -> "DataFrame":
-    """Write table.parquet and table.csv into the sweep's folder, and return the table."""
+    """Write table.parquet and table.csv into the sweep's folder; return the table."""
     frame = as_frame(runs, sweep)
     with writing(sweep / "table.parquet") as temporary:
         frame.to_parquet(temporary)
@@ -123,77 +139,47 @@ def save(runs: Runs, sweep: Path) -> "DataFrame":
     return frame
 
 
-def as_frame(runs: Runs, where: Path) -> "DataFrame":
-    """The runs as a table, a row each."""
-    import pandas
-
-    if not runs.rows:
-        raise ValueError(f"no finished run in {where}")
-    facts = [*(f"run_{fact}" for fact in CIRCUMSTANCES), "run_stale"]
-    names = dict.fromkeys(["run", *runs.parameters, *runs.numbers, "code", *facts])
-    return pandas.DataFrame(
-        {name: _column([row.get(name) for row in runs.rows]) for name in names}
-    )
-
-
 def joined(sweep: Path, name: str) -> tuple["DataFrame", dict[str, Any]]:
-    """The tables that finished runs recorded under a name, one below the other, and what they depend on.
+    """Return the tables that runs recorded under a name, one below the other.
 
-    That is: the runs' parameters, code, packages and machines, hours, and the other numbers that they recorded.
+    Beside them stands what they depend on, as `circumstances` says.
     """
     import pandas
 
     runs = read(sweep)
-    found = {
-        row["run"]: read_json(sweep / row["run"] / "results.json")["tables"].get(name)
-        for row in runs.rows
-    }
-    parts = [
-        pandas.DataFrame(table["data"], columns=table["columns"])
-        for table in found.values()
-        if table
-    ]
-    if not parts:
+    tables, rows = [], []
+    for row in runs.rows:
+        if table := Record.read(sweep / row["run"]).tables.get(name):
+            tables.append(pandas.DataFrame(table["data"], columns=table["columns"]))
+            rows.append(row)
+    if not tables:
         raise ValueError(f"no finished run in {sweep} has recorded a table {name!r}")
-    about = circumstances(runs, sweep, [row for row in runs.rows if found[row["run"]]])
-    return pandas.concat(parts, ignore_index=True), about
+    about = circumstances(runs, sweep, rows)
+    return pandas.concat(tables, ignore_index=True), about
 
 
 def circumstances(
     runs: Runs, sweep: Path, rows: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """What some of the runs depend on: hours, machines, code, packages, parameters, and the numbers they recorded."""
-    packages = [
-        read_json(sweep / row["run"] / "manifest.json").get("packages") for row in rows
-    ]
-    seen = {
-        column: _distinct(row.get(column) for row in rows)
-        for column in runs.parameters + runs.numbers
-    }
-    about = {
+    """Return what rows depend on: hours, machines, packages, parameters, numbers."""
+    packages = [Manifest.read(sweep / row["run"]).packages for row in rows]
+    seen = {name: _distinct(row.get(name) for row in rows) for name in rows[0]}
+    return {
         "runs": len(rows),
         "hours": round(sum(row["run_seconds"] for row in rows) / 3600, 2),
-    }
-    about |= {
-        fact: _distinct(row[f"run_{fact}"] for row in rows)
-        for fact in ("device", "threads", "uqlab")
-    }
-    about |= {
-        "code": _distinct(row["code"] for row in rows),
+        "device": seen["run_device"],
+        "threads": seen["run_threads"],
+        "uqlab": seen["run_code"],
         "packages": _distinct(packages),
+        "parameters": {name: seen[name] for name in runs.parameters},
+        "recorded": {name: seen.get(name) for name in runs.numbers},
     }
-    about |= {"parameters": {column: seen[column] for column in runs.parameters}}
-    return about | {"recorded": {name: seen[name] for name in runs.numbers}}
 
 
 def _distinct(values: Iterable[Any]) -> Any:
-    """The value that all have, or the list of those that occur."""
-    found = [
-        json.loads(text)
-        for text in dict.fromkeys(
-            json.dumps(value) for value in values if value is not None
-        )
-    ]
+    """Return the value that all have, or the list of those that occur."""
+    texts = dict.fromkeys(json.dumps(value) for value in values if value is not None)
+    found = [json.loads(text) for text in texts]
     return found[0] if len(found) == 1 else found
 
 
@@ -203,29 +189,37 @@ def load(
     profile: str = "quick",
     root: str | os.PathLike = "figures",
 ) -> "DataFrame":
-    """Return the finished runs of a sweep as a DataFrame: `run`, parameters, numbers, `code`, circumstances `run_...`.
+    """Return the finished runs of a sweep as a table, sorted by parameters.
 
-    sweep: its folder, its table.parquet or .csv, or a notebook, whose sweep lies in <root>/<profile>. Lists stand as
-    JSON text, dicts as one column an entry, `fall.id`; `claim_<name>`: whether the run's claim holds; rows are sorted
-    by parameters. `code` is a short digest of the code that a run imported; `run_stale`: code or data have changed.
-    Warns of runs that are left out or stale.
-    Raises ValueError where there is no finished run.
+    Its columns are `run`, the parameters, the recorded numbers, `claim_<name>` whether
+    a claim holds, and circumstances: `run_code` is uqlab's version and its commit,
+    `run_stale` whether uqlab or data have changed since. Lists stand as JSON text,
+    dicts as one column an entry, `fall.id`. Warns of runs that are left out or stale.
+
+    Parameters
+    ----------
+    sweep
+        Its folder, its table.parquet or .csv, or a notebook.
+    profile, root
+        A notebook's sweep lies in <root>/<profile>.
+
+    Raises
+    ------
+    ValueError
+        There is no finished run.
     """
-    path = locate(sweep, profile, root)
-    if path.is_file():
-        import pandas
+    import pandas
 
-        return (
-            pandas.read_parquet(path)
-            if path.suffix == ".parquet"
-            else pandas.read_csv(path)
-        )
+    path = locate(sweep, profile, root)
+    if path.suffix == ".parquet":
+        return pandas.read_parquet(path)
+    if path.is_file():
+        return pandas.read_csv(path)
     runs = read(path)
     if runs.left_out:
         first = "; ".join(runs.left_out[:3])
-        warnings.warn(
-            f"{len(runs.left_out)} runs of {path} left out: {first}", stacklevel=2
-        )
+        text = f"{len(runs.left_out)} runs of {path} left out: {first}"
+        warnings.warn(text, stacklevel=2)
     if runs.mixed:
         warnings.warn(f"{path}: {runs.mixed}", stacklevel=2)
     return as_frame(runs, path)
@@ -236,60 +230,21 @@ def locate(
     profile: str = "quick",
     root: str | os.PathLike = "figures",
 ) -> Path:
-    """Return the folder or file of a sweep from its path or its notebook's name; a notebook looks beside its folder."""
-    if not isinstance(sweep, str | os.PathLike):
-        raise TypeError(
-            f"a sweep is named by its folder or its notebook, got {type(sweep).__name__}"
-        )
+    """Return the folder or file of a sweep from its path or its notebook's name.
+
+    In the notebooks folder the folder above is searched too.
+    """
     here = Path.cwd()
     bases = [here, here.parent] if here.name == "notebooks" else [here]
-    found = [
-        path
-        for base in bases
-        if (path := base / sweep).exists() and path.suffix != ".ipynb"
-    ]
-    if not found:
-        paths = [base / root / profile / f"{find(sweep).stem}.sweep" for base in bases]
-        found = [path for path in paths if path.exists()]
-        if not found:
-            raise ValueError(
-                f"no sweep in {paths[-1]}; first: uqlab sweep {sweep} --profile {profile} -g NAME VALUES"
-            )
-    return found[0]
-
-
-def _column(values: list[Any]) -> list[Any]:
-    """Return values of one kind unchanged, others as JSON text, because a column of a file holds values of one kind."""
-    kinds = {type(value) for value in values if value is not None}
-    if kinds <= {int, float}:
-        return [
-            float(value) if isinstance(value, int) and abs(value) >= 2**63 else value
-            for value in values
-        ]
-    if len(kinds) == 1 and kinds <= {bool, str}:
-        return values
-    return [None if value is None else json.dumps(value) for value in values]
-
-
-def _flat(value: Any, name: str = "") -> dict[str, Any]:
-    """Return nested dicts as one: {"fall": {"id": 2}} -> {"fall.id": 2}."""
-    if not isinstance(value, dict):
-        return {name: value}
-    return {
-        n: v
-        for key, item in value.items()
-        for n, v in _flat(item, f"{name}.{key}" if name else key).items()
-    }
-
-
-def _free(name: str, taken: dict[str, Any]) -> str:
-    return f"{name}_recorded" if name in taken or name in ("run", "code") else name
-
-
-def _order(value: Any) -> tuple[str, Any]:
-    """A key that sorts numbers as numbers and never fails on values of different kinds."""
-    return (
-        ("", value)
-        if isinstance(value, int | float)
-        else (type(value).__name__, json.dumps(value))
+    if Path(sweep).suffix != ".ipynb":
+        for base in bases:
+            if (base / sweep).exists():
+                return base / sweep
+    for base in bases:
+        path = base / root / profile / f"{find(sweep).stem}.sweep"
+        if path.exists():
+            return path
+    raise ValueError(
+        f"no sweep in {path}; "
+        f"first: uqlab sweep {sweep} --profile {profile} -g NAME VALUES"
     )
