@@ -1,76 +1,47 @@
-"""What all tests share: pages that run once for all of them, and how the tests are dealt out to several processes."""
+"""What all tests share: pages that run once for all of them, and how tests are dealt out."""
 
-import functools
 import gc
 import hashlib
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from jaxtyping import _decorator, config
+from jaxtyping import config
 
-# Neither torch nor the package: what follows must come before the one, the hook that checks shapes before the other.
+# Neither torch nor the package may be imported before the hook that checks shapes.
 WORKER = os.environ.get(
     "PYTEST_XDIST_WORKER"
-)  # this process's name, where pytest-xdist runs several
-if WORKER:  # one thread each, kernels and other children too; those that wait sleep, instead of taking the other's core
+)  # this process's name, if there are several
+if WORKER:  # one thread each, kernels and other children too; those that wait sleep
     os.environ |= {
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
         "OMP_WAIT_POLICY": "passive",
     }
+os.environ["UQLAB_CACHE"] = ""  # every page trains
 
-os.environ["UQLAB_CACHE"] = (
-    ""  # every page trains; tests/runs/test_caching.py has a cache of its own
-)
-os.environ["UQLAB_TUNE"] = (
-    "0"  # equal digits at each run; tests/core/test_tuning.py measures
-)
+gc.disable()  # until the tests are collected
 
-
-def once(function: Callable) -> Callable:
-    """Remember what a function returns, unless its arguments cannot be."""
-    remembered = functools.cache(function)
-
-    def call(*arguments, **named):
-        try:
-            return remembered(*arguments, **named)
-        except TypeError:
-            return function(*arguments, **named)
-
-    return call
-
-
-# The package's inner functions are defined anew at every call of the outer ones; what checks their shapes is made once.
-_decorator._make_fn_with_signature = once(_decorator._make_fn_with_signature)
-_decorator._apply_typechecker = once(_decorator._apply_typechecker)
-
-gc.disable()  # until the tests are collected; then garbage collections do not look at what imports have made
-
-# The longest first, so that no process is left with one of them at the end; each starts with the words given.
+# The longest first, so that no process is left with one of them at the end.
 LONGEST = [
     "browser/", "notebooks/test_sst2", "notebooks/::07", "notebooks/::12", "notebooks/::09", "notebooks/::",
-    "test_scoreboard", "models/test_pretrained",
-    "notebooks/test_pretrained_notebook", "notebooks/test_b", "notebooks/test_committed_runs",
-    "runs/test_faults", "heads/test_fused", "extraction/test_extraction",
-    "ensembles/test_implicit", "data/test_real_data", "models/test_embedded", "runs/test_dashboards",
-    "heads/test_circuits", "runs/test_sweeps", "runs/test_identity", "test_packaging",
-    "test_methods", "test_guides", "runs/test_commands",
+    "test_scoreboard", "models/test_pretrained", "notebooks/test_pretrained_notebook", "notebooks/test_b",
+    "runs/test_faults", "heads/test_fused", "extraction/test_extraction", "ensembles/test_implicit",
+    "data/test_real_data", "models/test_embedded", "runs/test_dashboards", "heads/test_circuits",
+    "runs/test_sweeps", "test_packaging", "test_methods", "test_guides", "runs/test_commands",
 ]  # fmt: skip
-
-
 PAGES = (
     "notebooks/test_notebooks.py",
     "notebooks/test_findings.py",
     "notebooks/test_texts.py",
 )
+SLOW = ("runs/test_faults", "runs/test_killed", "test_packaging", "properties/test_net")
 
 
 def group_of(test: str) -> str:
-    """Tests of one group run in one process: those of a file, so that its fixtures are made once, or of one page."""
+    """Tests of one group run in one process: those of a file or of one page."""
     path = test.partition("::")[0].removeprefix("tests/")
     if path.startswith("browser/"):
         return "browser/"
@@ -86,34 +57,34 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         repacked.unpack(folder)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by their folder, and sort them where several processes share them."""
     import torch
 
     torch.set_num_threads(1 if WORKER else min(2, torch.get_num_threads()))
+    for item in items:
+        group = group_of(item.nodeid)
+        item.add_marker(pytest.mark.xdist_group(group))
+        if group.startswith("browser/"):
+            item.add_marker("browser")
+        if group.startswith("notebooks/"):
+            item.add_marker("page")
+        if group.startswith(SLOW):
+            item.add_marker("slow")
     if WORKER:
         starts = [*LONGEST, ""]
-        items.sort(
-            key=lambda item: next(
-                i for i, s in enumerate(starts) if group_of(item.nodeid).startswith(s)
-            )
-        )
+
+        def place(item: pytest.Item) -> int:
+            group = group_of(item.nodeid)
+            return next(i for i, start in enumerate(starts) if group.startswith(start))
+
+        items.sort(key=place)
 
 
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log):
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Groups(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return group_of(nodeid)
-
-    config.option.loadscopereorder = False  # they are in order
-    return Groups(config, log)
 
 
 @pytest.fixture(scope="session")
