@@ -101,16 +101,17 @@ def clip_members(
     The gradient of the parameters that members share is a group of its own.
     """
     nn.utils.clip_grad_norm_(shared, limit)
+    of_members = [p for p in ensemble.parameters() if p not in shared]
+    if not of_members:
+        return
     if not isinstance(ensemble, FoldedEnsemble):
         for index in range(ensemble.members):
             member = ensemble.member(index).parameters()
             nn.utils.clip_grad_norm_([p for p in member if p not in shared], limit)
         return
-    grads = [p.grad for p in ensemble.parameters() if p not in shared]
-    grads = [g for g in grads if g is not None]  # [members, ...] each
-    if grads:
-        squares = [g.reshape(len(g), -1).square().sum(1) for g in grads]
-        norms = torch.stack(squares).sum(0).sqrt()
-        scale = (limit / (norms + 1e-6)).clamp(max=1)
-        for g in grads:
-            g.mul_(scale.view(-1, *[1] * (g.ndim - 1)))
+    grads = [p.grad for p in of_members if p.grad is not None]  # [members, ...] each
+    squares = [g.reshape(len(g), -1).square().sum(1) for g in grads]
+    norms = torch.stack(squares).sum(0).sqrt()
+    scale = (limit / (norms + 1e-6)).clamp(max=1)
+    for g in grads:
+        g.mul_(scale.view(-1, *[1] * (g.ndim - 1)))
