@@ -101,7 +101,8 @@ def clip_members(
     The gradient of the parameters that members share is a group of its own.
     """
     nn.utils.clip_grad_norm_(shared, limit)
-    of_members = [p for p in ensemble.parameters() if p not in shared]
+    trained = (p for p in ensemble.parameters() if p.grad is not None)
+    of_members = [p for p in trained if p not in shared]
     if not of_members:
         return
     if not isinstance(ensemble, FoldedEnsemble):
@@ -109,7 +110,7 @@ def clip_members(
             member = ensemble.member(index).parameters()
             nn.utils.clip_grad_norm_([p for p in member if p not in shared], limit)
         return
-    grads = [p.grad for p in of_members if p.grad is not None]  # [members, ...] each
+    grads: list = [p.grad for p in of_members]  # [members, ...] each
     squares = [g.reshape(len(g), -1).square().sum(1) for g in grads]
     norms = torch.stack(squares).sum(0).sqrt()
     scale = (limit / (norms + 1e-6)).clamp(max=1)
