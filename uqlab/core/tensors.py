@@ -1,0 +1,69 @@
+"""Files of tensors with a header: safetensors with a checksum, which run no code."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from uqlab.core.files import fingerprint, writing
+
+
+def save_tensors(
+    path: str | os.PathLike, tensors: Mapping[str, Tensor], header: Mapping[str, Any]
+) -> None:
+    """Write tensors and a header to a .safetensors file, whole or not at all.
+
+    Parameters
+    ----------
+    path
+        The file; missing folders are made.
+    tensors
+        By name. They may share memory; each is written in full.
+    header
+        What JSON can hold; "sha256" is taken for the checksum.
+    """
+    copies = {k: t.detach().to("cpu", copy=True) for k, t in tensors.items()}
+    copies = {k: t.contiguous() for k, t in copies.items()}
+    text = json.dumps({**header, "sha256": _checksum(copies, header)})
+    with writing(path) as temporary:
+        save_file(copies, temporary, {"uqlab": text})
+
+
+def load_tensors(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read the tensors and the header that `save_tensors` wrote.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        For a file that `save_tensors` did not write, or that was changed since.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"no file {path.absolute()}; relative paths start at the working folder"
+        )
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {})["uqlab"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if header.pop("sha256") != _checksum(tensors, header):
+            raise ValueError("its checksum is wrong")
+    except (SafetensorError, KeyError, AttributeError, TypeError, ValueError) as error:
+        lacks = "it has no " if isinstance(error, KeyError) else ""
+        raise ValueError(
+            f"{path} is damaged or none of ours: {lacks}{error}"
+        ) from error
+    return tensors, header
+
+
+def _checksum(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> str:
+    """Return a fingerprint of what a file holds."""
+    ordered = dict(sorted(tensors.items()))
+    return fingerprint(ordered, json.dumps(header, sort_keys=True))
