@@ -93,7 +93,8 @@ class Search:
     Raises
     ------
     ValueError
-        If the logits differ, because a layer runs more than once in a pass.
+        If the logits differ: a layer runs more than once in a pass, or takes tokens
+        before the batch.
     """
 
     def __init__(self, model: nn.Module, example: Inputs):
@@ -118,8 +119,8 @@ class Search:
             agrees = self.last.first_only or self._agrees(example)
         if not agrees:
             raise ValueError(
-                f"{type(model).__name__} must use each of its {len(self.layers)} "
-                "layers once in a pass: its heads cannot be searched"
+                f"{type(model).__name__} cannot be searched: a layer runs more than once "
+                "in a pass, or takes tokens before the batch"
             )
 
     def twin(self) -> "Search":
