@@ -138,8 +138,9 @@ def greedy_circuit(
     )  # fmt: skip
     where = next(search.network.parameters()).device
     threads = torch.get_num_threads() if where.type == "cpu" else 1
-    size = batch_size or min(search.rows, -(-task.rows // threads))
-    at_least("batch_size", size)
+    size = min(search.rows, -(-task.rows // threads))
+    if batch_size is not None:
+        size = at_least("batch_size", batch_size)
     with bar, arithmetic(precision, where), _in_threads(search, threads) as results:
         while len(scores) < budget:
             heads = [head for head in every if head not in order]
