@@ -21,7 +21,6 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from uqlab import ensembles, heads, models, training
 from uqlab.core import devices
-from uqlab.heads.grouped import GroupedAttention
 from uqlab.models import attentions
 
 EVEN = [
@@ -187,29 +186,6 @@ def test_a_member_is_a_plain_network(name, sets):
         torch.testing.assert_close(call(plain, x), call(model, x), rtol=1e-9, atol=1e-9)
     again = heads.fuse(fused)
     torch.testing.assert_close(again(x), fused(x), rtol=1e-9, atol=1e-9)
-
-
-@EVERY
-@SETS_OF_THREE
-def test_member_weights_are_those_of_the_member(name, sets):
-    """The rows of query, key and value, and the output projection."""
-    fused = heads.fuse(tuned(pruned(name, sets)))
-    grouped = [
-        layer
-        for layer in fused.network.modules()
-        if isinstance(layer, GroupedAttention)
-    ]
-    assert len(grouped) == LAYERS
-    for m in range(3):
-        plain = fused.member(m)
-        for layer, attention in zip(grouped, attentions(plain), strict=True):
-            inputs_ = [plain.get_parameter(part.parameter) for part in attention[2:5]]
-            expected = torch.cat(
-                [*inputs_, plain.get_submodule(attention.output.module).weight.mT]
-            )
-            assert expected.shape == (4 * attention.heads * 4, 16)
-            assert torch.equal(layer.weight(m), expected.detach())
-            assert not layer.weight(m).requires_grad
 
 
 # Parameters -----------------------------------------------------------------------------------------------------------
@@ -380,7 +356,7 @@ def test_dropout_is_the_members_own():
         for layer, _, members in fused.noise_layers()
         for count in [len(members)]
         if layer.p
-    ] == [2] * 6
+    ] == [2] * 8
     training_ = [fused.train()(ids) for _ in range(2)]
     assert not torch.equal(*training_)
 
@@ -454,9 +430,9 @@ def other(**changes):
         ),
         (lambda: [make(), make("clip")], ValueError, "absent in member 1"),
         (
-            lambda: [unusual(), unusual()],
+            lambda: [unusual(), *tuned([unusual()])],
             ValueError,
-            r"Scaled is more than softmax\(Q K\^T / sqrt\(size\)\) V",
+            "Scaled is more than its four projections",
         ),
         (lambda: [models.mlp(4)], ValueError, "Sequential has no attention"),
         (lambda: [make(), "vit"], TypeError, "one torch module, got"),

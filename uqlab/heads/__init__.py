@@ -18,4 +18,3 @@ __all__ = [
     "multiply_adds", "only_last", "prune", "sample_heads", "separation", "shape", "taylor_heads", "taylor_scores",
     "towers",
 ]  # fmt: skip
-

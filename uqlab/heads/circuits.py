@@ -177,9 +177,7 @@ class _Task(NamedTuple):
     labels: Tensor | None
 
     @classmethod
-    def of(
-        cls, score: str, id_inputs: Any, id_labels: Any, ood_inputs: Any
-    ) -> "_Task":
+    def of(cls, score: str, id_inputs: Any, id_labels: Any, ood_inputs: Any) -> "_Task":
         """Check the inputs that a score needs."""
         missing = ""
         if score != "ood" and id_labels is None:

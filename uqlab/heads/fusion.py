@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from uqlab.core import devices
 from uqlab.core.checks import one_of
-from uqlab.core.modules import Inputs, first_tensor, map_tensors
+from uqlab.core.modules import Inputs, evaluating, first_tensor, map_tensors
 from uqlab.ensembles import Ensemble, FoldedEnsemble, own_dropout, stack_layers
-from uqlab.heads.grouped import AppliedProjection, GroupedAttention
+from uqlab.heads.cutting import put, with_heads
+from uqlab.heads.grouped import Ragged, grouped
 from uqlab.models import Attention, ZeroShot, attentions
 
 
@@ -33,6 +34,7 @@ class FusedEnsemble(FoldedEnsemble):
         super().__init__(network, member_ids)
         # In a layer of one member, by the shape of an input.
         self._bytes_of_input: dict[tuple, float] = {}
+        self.found: list[Attention] = []  # in a member
 
     def forward_members(self, x: Inputs) -> Tensor:
         """Each member on a batch of its own [members, batch, ...]."""
@@ -80,8 +82,23 @@ class FusedEnsemble(FoldedEnsemble):
 
     def _even(self) -> bool:
         """Whether the members have the same number of heads in every layer."""
-        layers = self.network.modules()
-        return all(each.even for each in layers if isinstance(each, GroupedAttention))
+        return not any(isinstance(part, Ragged) for part in self.network.modules())
+
+    def member(self, index: int) -> nn.Module:
+        """One member as a plain network."""
+        network = super().member(index)
+        for attention in self.found:
+            core = network.get_submodule(attention.name)
+            rows = network.get_parameter(attention.query.parameter).shape[0]
+            cut = with_heads(core, attention, rows // attention.size)
+            network = put(network, attention.name, cut)
+        return network
+
+    def shard(self, rows: slice) -> "FusedEnsemble":
+        """The ensemble of some of the members, sharing their weights' memory."""
+        shard: Any = super().shard(rows)
+        shard.found = self.found
+        return shard
 
 
 class FusedTowers(Ensemble):
@@ -190,13 +207,55 @@ def fuse(
         if linear or (norm and norms == "independent"):
             each = [model.get_submodule(name) for model in members]
             network.set_submodule(name, stack_layers(each))
-    for i, attention in enumerate(found[0]):
-        grouped = GroupedAttention(members, [each[i] for each in found])
-        network.set_submodule(attention.name, grouped)
-        if not attention.inside:
-            network.set_submodule(attention.output.module, AppliedProjection(grouped))
+    for layer in zip(*found, strict=True):
+        most = max(zip(layer, members, strict=True), key=lambda pair: pair[0].heads)
+        core = copy.deepcopy(most[1].get_submodule(layer[0].name))
+        network.set_submodule(layer[0].name, core)
+        for projections in zip(
+            *(attention.projections for attention in layer), strict=True
+        ):
+            each = [
+                model.get_submodule(p.module)
+                for model, p in zip(members, projections, strict=True)
+            ]
+            network.set_submodule(projections[0].module, grouped(each))
     own_dropout(network, len(members))
-    return FusedEnsemble(network, range(len(members))).train(members[0].training)
+    fused = FusedEnsemble(network, range(len(members))).eval()
+    fused.found = found[0]
+    _check_attention(fused, members)
+    return fused.train(members[0].training)
+
+
+@torch.no_grad()
+def _check_attention(fused: "FusedEnsemble", members: Sequence[nn.Module]) -> None:
+    """Raise ValueError unless the attention gives what the members' own one gives."""
+    for attention in fused.found:
+        width = members[0].get_parameter(attention.output.parameter)
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(len(members), 4, len(width), generator=generator).to(width)
+        try:
+            together = _attended(fused.network, attention, x)
+            alone = [
+                _attended(member, attention, x[m : m + 1])
+                for m, member in enumerate(members)
+            ]
+            tolerance = torch.finfo(x.dtype).eps ** 0.5
+            same = torch.allclose(torch.cat(alone), together, rtol=0, atol=tolerance)
+        except (TypeError, RuntimeError):
+            same = False
+        if not same:
+            kind = type(members[0].get_submodule(attention.name)).__name__
+            raise ValueError(
+                f"{kind} is more than its four projections and their heads: it cannot be fused"
+            )
+
+
+def _attended(network: nn.Module, attention: Attention, x: Tensor) -> Tensor:
+    """What an attention with its output projection gives in evaluation mode."""
+    unit = network.get_submodule(attention.unit)
+    with evaluating(unit):
+        output = unit(x, attention_mask=None)
+    return output[0] if isinstance(output, tuple) else output
 
 
 def _fuse_towers(
