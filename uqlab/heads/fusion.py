@@ -70,6 +70,10 @@ class FusedEnsemble(FoldedEnsemble):
         fits = first.shape[1] <= max(1, self._room(x) / self.members)
         return self.members if fits or self._even() else 1
 
+    def folds(self, x: Inputs) -> bool:
+        """Whether several members may share a pass: attention has the batch first."""
+        return True
+
     def _room(self, x: Inputs) -> float:
         """How many inputs of one member the cache holds, FUSED_CACHE bytes."""
         first = first_tensor(x)

@@ -75,12 +75,12 @@ class GroupedLinear(MemberModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [members * batch, ..., out] for x [members * batch, ..., in]."""
-        own = self.own()
-        weight = own["weight"].weights(self.active).mT
+        active = self.active
+        weight = self.weight.weights(active).mT
         count = x.shape[:-1].numel() // len(weight)
         rows = x.reshape(len(weight), count, x.shape[-1])
-        if "bias" in own:
-            bias = own["bias"].weights(self.active).unsqueeze(1)
+        if "bias" in self.names:
+            bias = self.bias.weights(active).unsqueeze(1)
             y = torch.baddbmm(bias, rows, weight)
         else:
             y = torch.bmm(rows, weight)
