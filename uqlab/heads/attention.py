@@ -1,13 +1,13 @@
 """Heads by number, and what a network is given and returns."""
 
-import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from operator import index
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from uqlab.core.checks import as_labels, count
+from uqlab.core.checks import as_labels, at_least, count
 from uqlab.core.modules import Inputs, call, like_parameters, logits_of, map_tensors
 from uqlab.models import Attention, attentions
 
@@ -81,27 +81,25 @@ def check_heads(found: list[Attention], heads: Iterable[Head]) -> list[Place]:
         what = '(tower, layer, head), such as [("vision", 0, 3), ("text", 2, 1)]'
     places: list[Place] = []
     try:
-        addresses = [("", *head) if len(rows) == 1 else tuple(head) for head in heads]
-        for tower, layer, head in addresses:
-            operator.index(layer), operator.index(head)
+        heads = [tuple(head) for head in heads]
+        split = [head if len(rows) > 1 else ("", *head) for head in heads]
+        numbers = [(tower, index(layer), index(head)) for tower, layer, head in split]
     except (TypeError, ValueError) as error:
         raise TypeError(f"heads must be {what}") from error
-    for tower, layer, head in addresses:
-        name = (tower, layer, head) if len(rows) > 1 else (layer, head)
+    for name, (tower, layer, head) in zip(heads, numbers, strict=True):
         if tower not in rows:
             raise ValueError(f"head {name}: the towers are {' and '.join(rows)}")
         last = len(rows[tower]) - 1
         if not 0 <= layer <= last:
             raise ValueError(f"head {name}: there are layers 0 to {last}")
-        place = (rows[tower][layer], int(head))
-        most = found[place[0]].heads
+        most = found[rows[tower][layer]].heads
         if not 0 <= head < most:
             raise ValueError(
                 f"head {name}: layer {layer} has {most} heads, counted from 0"
             )
-        if place in places:
+        places.append((rows[tower][layer], head))
+        if places.count(places[-1]) > 1:
             raise ValueError(f"head {name} is given more than once")
-        places.append(place)
     return places
 
 
@@ -129,6 +127,16 @@ def score_table(found: list[Attention], scores: Mapping[Place, float]) -> Tensor
 def take(model: nn.Module, inputs: Inputs, rows: slice) -> Any:
     """Some of the inputs, as the model takes them: on its device, in its precision."""
     return like_parameters(model, map_tensors(lambda t: t[rows], inputs))
+
+
+def batches(
+    model: nn.Module, inputs: Inputs, batch_size: int
+) -> Iterator[tuple[slice, Any]]:
+    """The inputs in batches: which rows they are, and what the model is given."""
+    at_least("batch_size", batch_size)
+    for low in range(0, count(inputs), batch_size):
+        rows = slice(low, low + batch_size)
+        yield rows, take(model, inputs, rows)
 
 
 def run(model: nn.Module, inputs: Inputs) -> Tensor:
