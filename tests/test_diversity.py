@@ -239,7 +239,7 @@ def test_members_of_different_shapes_are_refused():
     for measure in (diversity.weight_cosine, diversity.diversity_score):
         with pytest.raises(
             ValueError,
-            match=r"one shape .* they are \[\(32, 16\), \(48, 16\)\].*js_divergence",
+            match=r"one shape .* they are \[\(8, 16\), \(12, 16\)\].*js_divergence",
         ):
             measure(fused)
 

@@ -437,7 +437,7 @@ def test_models_without_separable_heads(model, error, message):
         ),
         ([1, 2], TypeError, r"pairs of integers \(layer, head\)"),
         ((0, 1), TypeError, r"pairs of integers \(layer, head\)"),
-        (3, TypeError, "heads must be a list, got 3"),
+        (3, TypeError, r"pairs of integers \(layer, head\)"),
         ([(0.5, 0)], TypeError, r"pairs of integers \(layer, head\)"),
     ],
 )
@@ -463,7 +463,7 @@ def test_heads_that_are_not_there(function, pairs, error, message):
         (
             lambda m, x, y: heads.taylor_scores(m, x, y.double()),
             TypeError,
-            "tensor of integers, got torch.float64",
+            "labels must be integers, got torch.float64",
         ),
         (
             lambda m, x, y: heads.taylor_scores(m, x[:0], y[:0]),
@@ -529,11 +529,6 @@ def test_heads_that_are_not_there(function, pairs, error, message):
             lambda m, x, y: heads.sample_heads([(0, 0)], 1, 0),
             ValueError,
             "members must be at least 1",
-        ),
-        (
-            lambda m, x, y: heads.sample_heads([float("nan")], 1, 2),
-            TypeError,
-            "must be .layer, head. or .*, got nan",
         ),
         (
             lambda m, x, y: heads.separation(torch.ones(3, 2, 4), torch.ones(3, 2, 5)),

@@ -6,7 +6,6 @@ one of `models.FORMS`, alone or inside a network that returns logits [batch, cla
 CLIP as a whole, such as `models.ZeroShot`, heads are ("text" or "vision", layer, head).
 """
 
-from uqlab.core import door
 from uqlab.heads.attention import count_heads, shape, towers
 from uqlab.heads.circuits import Circuit, greedy_circuit
 from uqlab.heads.features import Separation, head_features, separation
@@ -19,5 +18,3 @@ __all__ = [
     "multiply_adds", "only_last", "prune", "sample_heads", "separation", "shape", "taylor_heads", "taylor_scores",
     "towers",
 ]  # fmt: skip
-
-door.room(__name__)

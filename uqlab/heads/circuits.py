@@ -1,40 +1,47 @@
-"""Circuits: heads are removed one after the other, always the head that is missed least (Hydra, Algorithm 1)."""
+"""Circuits: heads are removed one by one, always the head that is missed least."""
 
 import contextlib
-import functools
-import json
 import math
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from jaxtyping import Float
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from uqlab.core.checks import count_samples
+from uqlab.core.checks import ArrayLike, as_inputs, at_least, count, one_of
 from uqlab.core.devices import arithmetic
-from uqlab.core.files import fingerprint, writing
+from uqlab.core.files import fingerprint
 from uqlab.core.modules import Inputs
-from uqlab.heads.attention import Head, Place, addresses, check_labels, take
-from uqlab.heads.leave_one_out import Search, TowerSearch, search_of
+from uqlab.core.tensors import load_tensors, save_tensors
+from uqlab.heads.attention import (
+    Head,
+    Place,
+    addresses,
+    check_labels,
+    score_table,
+    take,
+)
+from uqlab.heads.search import Search, TowerSearch, search_of
 from uqlab.metrics import ood_detection
 from uqlab.models import attentions
-
-WRITE_EVERY = 60.0  # seconds within a step
 
 
 class Circuit(list[Head]):
     """Heads in the order of their removal, with the scores that led to it.
 
-    start: the score with all heads. scores: in each step, the score without the heads that were removed before and
-    without this one; NaN for heads that were not tried. The head with the highest score is removed.
+    Attributes
+    ----------
+    start : float
+        The score with all heads.
+    scores : Tensor
+        In each step [steps, layers, heads] the score without the heads that were
+        removed before and without this one; NaN for heads that were not tried.
     """
 
     def __init__(
@@ -49,9 +56,9 @@ class Circuit(list[Head]):
 
 def greedy_circuit(
     model: nn.Module,
-    id_inputs: Inputs,
-    id_labels: Int[Tensor, " id"] | None,
-    ood_inputs: Inputs | None,
+    id_inputs: Any,
+    id_labels: ArrayLike | None,
+    ood_inputs: Any,
     *,
     score: Literal["acc", "ood", "avg"] = "avg",
     budget: int,
@@ -60,243 +67,208 @@ def greedy_circuit(
     progress: bool = True,
     checkpoint: str | os.PathLike | None = None,
 ) -> Circuit:
-    """The first `budget` heads that a greedy search removes, the least useful first (Hydra, Algorithm 1).
+    """Find the first heads that a greedy search removes, the least useful first.
 
-    In every step each remaining head is left out in turn, and the head without which the score is highest is removed
-    for good; of equal scores, the head with the lowest (layer, head). The heads that stay are the circuit: CircAcc,
-    CircOOD or CircAvg. All heads of a layer may go: the residual connection carries the layer's input past it. Of a
-    `ZeroShot` both towers are searched together; without a head of the text tower only the prompts are encoded again.
+    In every step each remaining head is left out in turn, and the head without which
+    the score is highest is removed for good; of equal scores, the head with the lowest
+    (layer, head). The heads that stay are the circuit: CircAcc, CircOOD or CircAvg. All
+    heads of a layer may go: the residual connection carries the layer's input past it.
+    Of a `ZeroShot` both towers are searched together.
 
-    model: returns logits [batch, classes]; it is used in evaluation mode and is not changed.
-    id_inputs [id, ...], id_labels, ood_inputs [ood, ...]: validation data in and out of distribution; tensors, or
-        tensors by name. "acc" needs no ood_inputs and "ood" needs no id_labels: give None.
-    score: "acc", accuracy; "ood", AUROC of the maximum softmax probability, ID against OOD; "avg", the mean of both.
-    batch_size: inputs at a time; None for as many as stay in a CPU's cache, 256 on a GPU. It does not change scores.
-    precision: as in `training.fit`.
-    checkpoint: a file that is written after every step, and every minute within a step. A search that finds the file
-        continues from it, also with a larger budget.
+    Parameters
+    ----------
+    model : nn.Module
+        Returns logits [batch, classes]; it is used in evaluation mode and not changed.
+    id_inputs, id_labels, ood_inputs
+        Validation data in and out of distribution: inputs [samples, ...], or tensors by
+        name, and classes [samples]. "acc" needs no OOD inputs and "ood" no labels.
+    score : str
+        "acc", accuracy; "ood", AUROC of the maximum softmax probability, ID against
+        OOD; "avg", the mean of both.
+    budget : int
+        How many heads to remove.
+    batch_size : int, optional
+        Inputs at a time; by default as many as stay in a CPU's cache, 256 on a GPU. It
+        does not change the scores.
+    precision : str
+        As in `training.fit`.
+    progress : bool
+        Whether a bar shows the time left.
+    checkpoint : path, optional
+        A file that is written after every step. A search that finds the file continues
+        from it, also with a larger budget.
 
-    Trying a head costs the layers after its attention. Each thread holds three tensors [batch, tokens, width] for each
-    layer. Raises ValueError for a budget below 1 or above the number of heads, labels out of range, networks whose
-    heads are not separable or whose layers do not run one after the other, and for a checkpoint that is damaged or
-    belongs to another search; TypeError for inputs and labels that are not tensors.
+    Returns
+    -------
+    Circuit
+        Pairs (layer, head); of two towers (tower, layer, head).
+
+    Raises
+    ------
+    ValueError
+        For a budget below 1 or above the number of heads, labels out of range, networks
+        whose heads are not separable or whose layers run more than once, and for a
+        checkpoint that is damaged or of another search.
+
+    References
+    ----------
+    Gabetni et al. 2025, Algorithm 1.
     """
+    one_of("score", score, ("acc", "ood", "avg"))
     found = attentions(model)
-    every = [
-        (layer, head)
-        for layer, attention in enumerate(found)
-        for head in range(attention.heads)
-    ]
+    every = [(i, head) for i, each in enumerate(found) for head in range(each.heads)]
     if not 1 <= budget <= len(every):
         raise ValueError(
             f"budget must be 1 to {len(every)}, the number of heads, got {budget}"
         )
-    if (score != "ood" and id_labels is None) or (
-        score != "acc" and ood_inputs is None
-    ):
-        raise ValueError(
-            f'score="{score}" needs {"id_labels" if id_labels is None else "ood_inputs"}, got None'
-        )
-    sets = (
-        [id_inputs] if score == "acc" or ood_inputs is None else [id_inputs, ood_inputs]
-    )
-    counts = [count_samples(inputs) for inputs in sets]
-    search = search_of(model, take(model, id_inputs, slice(2)))
-    labels = (
-        None
-        if score == "ood" or id_labels is None
-        else check_labels(search.network, id_inputs, id_labels)
-    )
-
-    state = _State(
-        checkpoint,
-        checkpoint and [score, precision, fingerprint(search.network, *sets, labels)],
-    )
-    for head in state.order():
+    task = _Task.of(score, id_inputs, id_labels, ood_inputs)
+    search = search_of(model, take(model, task.sets[0], slice(2)))
+    if score != "ood":
+        labels = check_labels(search.network, task.sets[0], id_labels)
+        task = task._replace(labels=labels)
+    run = [score, precision, fingerprint(search.network, *task.sets, task.labels)]
+    start, scores = _read(checkpoint, run)
+    order = [_best(step) for step in scores]
+    for head in order:
         search.remove(*head)
-    trials = [sum(counts) * (len(every) - step) for step in range(budget)]
+    trials = [task.rows * (len(every) - step) for step in range(budget)]
     bar = tqdm(
-        total=sum(trials), initial=sum(trials[: len(state.scores)]), desc=f"circuit ({score})", unit="input",
-        unit_scale=True, disable=not progress, leave=False,
+        total=sum(trials), initial=sum(trials[: len(scores)]), unit="input",
+        desc=f"circuit ({score})", unit_scale=True, disable=not progress, leave=False,
     )  # fmt: skip
     where = next(search.network.parameters()).device
     threads = torch.get_num_threads() if where.type == "cpu" else 1
-    size = batch_size or min(search.rows, -(-sum(counts) // threads))
+    size = min(search.rows, -(-task.rows // threads))
+    if batch_size is not None:
+        size = at_least("batch_size", batch_size)
+    with bar, arithmetic(precision, where), _in_threads(search, threads) as results:
+        while len(scores) < budget:
+            heads = [head for head in every if head not in order]
+            search.prepare(heads)
+            answers = []
+            for batch in results(partial(task.answers, heads), task.batches(size)):
+                answers.append(batch)
+                bar.update(len(heads) * batch.uncertainty.shape[1])
+            whole, *without = task.scores(answers)
+            start = start if scores else whole
+            scores.append(score_table(found, dict(zip(heads, without, strict=True))))
+            order.append(_best(scores[-1]))
+            search.remove(*order[-1])
+            if checkpoint is not None:
+                header = {"run": run, "start": start}
+                save_tensors(checkpoint, {"scores": torch.stack(scores)}, header)
+    table = torch.stack(scores[:budget])
+    return Circuit(addresses(found, order[:budget]), start, table)
 
-    def tried(
-        heads: list[Place], inputs: Inputs, rows: slice, view: Search | TowerSearch
-    ) -> tuple[Tensor, Tensor]:
-        """For the network and without each head: uncertainty [1 + heads, batch], correct answers [1 + heads]."""
-        uncertainty = torch.empty(
-            1 + len(heads), rows.stop - rows.start, dtype=torch.float64
-        )
-        hits = torch.zeros(1 + len(heads), dtype=torch.int64)
-        for i, logits in view.logits(take(search.network, inputs, rows), heads):
-            uncertainty[i + 1] = -logits.double().log_softmax(1).amax(1)
-            if labels is not None and inputs is id_inputs:
-                hits[i + 1] = (logits.argmax(1) == labels[rows]).sum()
-        return uncertainty, hits
 
-    with bar, arithmetic(precision, where), _in_threads(search, threads) as in_order:
-        while len(state.scores) < budget:
-            removed = state.order()
-            heads = [head for head in every if head not in removed]
-            bar.update(len(heads) * state.done)
-            state.begin(len(heads) + 1, sum(counts))
-            batches = list(_batches(sets, counts, state.done, size))
-            jobs = [
-                functools.partial(tried, heads, inputs, rows)
-                for inputs, rows, _ in batches
-            ]
-            for (_, _, columns), (uncertainty, hits) in zip(
-                batches, in_order(jobs), strict=True
-            ):
-                state.uncertainty[:, columns] = uncertainty
-                state.hits += hits
-                state.advance(columns.stop)
-                bar.update(len(heads) * (columns.stop - columns.start))
-            whole, *without = (
-                _score(score, state, row, counts[0]) for row in range(len(heads) + 1)
-            )
-            grid = torch.full(
-                (len(found), max(attention.heads for attention in found)),
-                math.nan,
-                dtype=torch.float64,
-            )
-            for head, value in zip(heads, without, strict=True):
-                grid[head] = value
-            state.end(whole, grid)
-            search.remove(*state.order()[-1])
-    return Circuit(
-        addresses(found, state.order()[:budget]),
-        state.start,
-        torch.stack(state.scores[:budget]),
-    )
+class _Answers(NamedTuple):
+    """What one batch says of the network, and of it without each of some heads."""
+
+    known: bool  # whether the inputs are in distribution
+    uncertainty: Tensor  # [trials, batch]
+    correct: Tensor  # [trials]
+
+
+class _Task(NamedTuple):
+    """Validation data, and what the answers to it are worth."""
+
+    score: str
+    sets: list[Inputs]  # in distribution, then out of it
+    labels: Tensor | None
+
+    @classmethod
+    def of(cls, score: str, id_inputs: Any, id_labels: Any, ood_inputs: Any) -> "_Task":
+        """Check the inputs that a score needs."""
+        missing = ""
+        if score != "ood" and id_labels is None:
+            missing = "id_labels"
+        if score != "acc" and ood_inputs is None:
+            missing = "ood_inputs"
+        if missing:
+            raise ValueError(f'score="{score}" needs {missing}, got None')
+        sets = [id_inputs] if score == "acc" else [id_inputs, ood_inputs]
+        return cls(score, [as_inputs(inputs) for inputs in sets], None)
+
+    @property
+    def rows(self) -> int:
+        """The number of inputs."""
+        return sum(map(count, self.sets))
+
+    def batches(self, size: int) -> list[tuple[int, slice]]:
+        """The number of a set, and which of its inputs."""
+        batches = []
+        for number, inputs in enumerate(self.sets):
+            for low in range(0, count(inputs), size):
+                batches.append((number, slice(low, low + size)))
+        return batches
+
+    def answers(
+        self,
+        heads: list[Place],
+        search: Search | TowerSearch,
+        batch: tuple[int, slice],
+    ) -> _Answers:
+        """What a batch says of the network, then of it without each of these heads."""
+        number, rows = batch
+        inputs = take(search.network, self.sets[number], rows)
+        logits = torch.stack([*search.logits(inputs, heads)])
+        uncertainty = -logits.double().log_softmax(2).amax(2).cpu()
+        correct = torch.zeros(len(logits), dtype=torch.float64)
+        if number == 0 and self.labels is not None:
+            correct += (logits.argmax(2) == self.labels[rows]).sum(1).cpu()
+        return _Answers(number == 0, uncertainty, correct)
+
+    def scores(self, answers: list[_Answers]) -> list[float]:
+        """The score of the network, then those without each of the heads."""
+        correct = torch.stack([batch.correct for batch in answers]).sum(0)
+        accuracy = (correct / count(self.sets[0])).tolist()
+        if self.score == "acc":
+            return accuracy
+        known = torch.cat([each.uncertainty for each in answers if each.known], 1)
+        other = torch.cat([each.uncertainty for each in answers if not each.known], 1)
+        auroc = [ood_detection(a, b).auroc for a, b in zip(known, other, strict=True)]
+        if self.score == "ood":
+            return auroc
+        return [(a + b) / 2 for a, b in zip(accuracy, auroc, strict=True)]
 
 
 @contextlib.contextmanager
-def _in_threads(
-    search: Search | TowerSearch, threads: int
-) -> Iterator[Callable[[list[Callable[[Any], Any]]], Iterator[Any]]]:
-    """A function that gives the results of jobs in order; every thread has its own view of the search.
+def _in_threads(search: Search | TowerSearch, threads: int) -> Iterator[Callable]:
+    """A function that gives a job's results for each item; a thread has its own search.
 
-    Batches in several threads are faster than products that are split over several cores: those wait for the slowest.
+    Batches in several threads are faster than products that are split over several
+    cores: those wait for the slowest.
     """
     if threads == 1:
-        yield lambda jobs: (job(search) for job in jobs)
+        yield lambda job, items: (job(search, item) for item in items)
         return
-    own = threading.local()
+    local = threading.local()
 
     def start() -> None:
         torch.set_num_threads(1)
-        own.view = search.twin()
+        local.search = search.twin()
 
     pool = futures.ThreadPoolExecutor(threads, initializer=start)
     try:
-        yield lambda jobs: pool.map(lambda job: job(own.view), jobs)
+        yield lambda job, items: pool.map(lambda item: job(local.search, item), items)
     finally:
         pool.shutdown(cancel_futures=True)
         torch.set_num_threads(threads)
 
 
-def _score(score: str, state: "_State", row: int, count: int) -> float:
-    """Accuracy on the first `count` inputs, AUROC of these against the other inputs, or the mean of both."""
-    accuracy = int(state.hits[row]) / count
-    if score == "acc":
-        return accuracy
-    auroc = ood_detection(
-        state.uncertainty[row, :count], state.uncertainty[row, count:]
-    ).auroc
-    return auroc if score == "ood" else (accuracy + auroc) / 2
+def _best(scores: Tensor) -> Place:
+    """The head with the highest score [layers, heads]; of equal ones the first."""
+    first = int(scores.nan_to_num(-math.inf).argmax())
+    return divmod(first, scores.shape[1])
 
 
-def _batches(
-    sets: list[Inputs], counts: list[int], done: int, size: int
-) -> Iterator[tuple[Inputs, slice, slice]]:
-    """The batches that are not done yet: (inputs, the batch's rows in them, its columns among all inputs)."""
-    before = 0
-    for inputs, count in zip(sets, counts, strict=True):
-        for low in range(max(0, done - before), count, size):
-            high = min(low + size, count)
-            yield inputs, slice(low, high), slice(before + low, before + high)
-        before += count
-
-
-class _State:
-    """How far a search is: its finished steps, and what the first `done` inputs gave in the step in progress.
-
-    It is read from the file at `path`, if there is one; `run` tells this search from others.
-    """
-
-    def __init__(self, path: str | os.PathLike | None, run: Any):
-        self.path, self.run, self.written = path, run, time.monotonic()
-        self.scores: list[Tensor] = []  # of each step [layers, heads]
-        self.start, self.done = math.nan, 0
-        self.uncertainty, self.hits = (
-            torch.empty(0, 0),
-            torch.empty(0, dtype=torch.int64),
+def _read(path: str | os.PathLike | None, run: list[Any]) -> tuple[float, list[Tensor]]:
+    """The score with all heads and those of the finished steps, if there are any."""
+    if path is None or not os.path.exists(path):
+        return math.nan, []
+    tensors, header = load_tensors(path)
+    if header.get("run") != run:
+        raise ValueError(
+            f"checkpoint {path} is of another search; delete the file or name another"
         )
-        if path is not None and os.path.exists(path):
-            self._read(path)
-
-    def order(self) -> list[Place]:
-        """The heads that the finished steps removed: in each step the highest score, of equal scores the first."""
-        return [
-            divmod(int(step.nan_to_num(-math.inf).argmax()), step.shape[1])
-            for step in self.scores
-        ]
-
-    def begin(self, rows: int, columns: int) -> None:
-        """Begin a step, unless the checkpoint was written in the middle of it."""
-        if self.done == 0:
-            self.uncertainty = torch.zeros(rows, columns, dtype=torch.float64)
-            self.hits = torch.zeros(rows, dtype=torch.int64)
-
-    def advance(self, done: int) -> None:
-        self.done = done
-        if time.monotonic() - self.written > WRITE_EVERY:
-            self._write()
-
-    def end(self, whole: float, scores: Tensor) -> None:
-        self.start = self.start if self.scores else whole
-        self.scores.append(scores)
-        self.done = 0
-        self._write()
-
-    def _read(self, path: str | os.PathLike) -> None:
-        try:
-            with safe_open(path, framework="pt") as file:
-                about = json.loads((file.metadata() or {})["uqlab"])
-                tensors = {
-                    name: file.get_tensor(name)
-                    for name in ("scores", "uncertainty", "hits")
-                }
-            if about.pop("sha256") != fingerprint(
-                tensors, json.dumps(about, sort_keys=True)
-            ):
-                raise ValueError("its checksum is wrong")
-            self.start, self.done = float(about["start"]), int(about["done"])
-            self.scores, self.uncertainty, self.hits = (
-                list(tensors["scores"]),
-                tensors["uncertainty"],
-                tensors["hits"],
-            )
-        except (SafetensorError, LookupError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"checkpoint {path} is damaged or of another kind; delete the file: {error}"
-            ) from error
-        if about["run"] != self.run:
-            raise ValueError(
-                f"checkpoint {path} is of another search; delete the file or name another"
-            )
-
-    def _write(self) -> None:
-        if self.path is None:
-            return
-        scores = torch.stack(self.scores) if self.scores else torch.empty(0, 0, 0)
-        tensors = {"scores": scores, "uncertainty": self.uncertainty, "hits": self.hits}
-        about = {"run": self.run, "start": self.start, "done": self.done}
-        about["sha256"] = fingerprint(tensors, json.dumps(about, sort_keys=True))
-        with writing(self.path) as temporary:
-            save_file(tensors, temporary, {"uqlab": json.dumps(about)})
-        self.written = time.monotonic()
+    return header["start"], [*tensors["scores"]]

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from uqlab.ensembles import plain_linear
 from uqlab.models import COUNTS, Attention, Projection, attentions
 
-# Numbers of an attention that count the features of all its heads.
-WIDTHS = ("all_head_size", "split_size", "attn_dim")
 # Its parameters beside the projections that have a column for each head.
 TABLES = ("relative_position_bias_table",)
 
@@ -101,16 +99,17 @@ class TorchAttention(OpenAttention):
         key_padding_mask: Tensor | None = None,
         need_weights: bool = False,
         attn_mask: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
+        **_: Any,
     ) -> tuple[Tensor, None]:
+        """Attend as nn.MultiheadAttention does, whose masks say what is left out."""
         turned = query.ndim == 3 and not self.batch_first
         inputs = [x.transpose(0, 1) if turned else x for x in (query, key, value)]
-        mask = None if attn_mask is None else _added(attn_mask, query)
+        mask = query.new_zeros(())
+        if attn_mask is not None:
+            mask = _added(attn_mask, query)
         if key_padding_mask is not None:
-            padding = _added(key_padding_mask, query)[..., None, None, :]
-            mask = padding if mask is None else mask + padding
-        y = self.attend(inputs, self.dropout, attn_mask=mask)
+            mask = mask + _added(key_padding_mask, query)[..., None, None, :]
+        y = self.attend(inputs, self.dropout, attn_mask=mask if mask.ndim else None)
         return (y.transpose(0, 1) if turned else y), None
 
 
@@ -170,8 +169,8 @@ def without(network: nn.Module, attention: Attention, gone: set[int]) -> Any:
     if expected is None:
         return network
     others = len(expected) - 1 if isinstance(expected, tuple) else None
-    for form, widths in _forms(unit):
-        cut = _cut(form, lost, widths, others)
+    for form in _forms(unit):
+        cut = _cut(*form, lost, others)
         if _same(_output(cut), expected):
             return put(network, attention.unit, cut)
     return network
@@ -189,37 +188,28 @@ def with_heads(
     return core
 
 
-def _forms(unit: nn.Module) -> Iterator[tuple[nn.Module, tuple[str, ...]]]:
+def _forms(unit: nn.Module) -> Iterator[tuple[nn.Module, list[str]]]:
     """Copies of an attention that may work with fewer heads, the likeliest first.
 
-    Each comes with the names of the numbers that are to follow the number of heads.
+    Each comes with the names of the numbers that are to follow the features of heads.
     """
     (attention,) = attentions(unit)
     if isinstance(unit, nn.MultiheadAttention):
-        yield TorchAttention(unit, attention), ()
+        yield TorchAttention(unit, attention), []
         return
-    yield _sharing(unit), WIDTHS
     features = attention.heads * attention.size
     numbers = vars(unit.get_submodule(attention.name)).items()
-    equal = [name for name, n in numbers if type(n) is int and n == features]
-    yield _sharing(unit), (*WIDTHS, *equal)
-    if _is_plain(unit, attention):
-        yield PlainAttention(unit, attention), ()
-
-
-def _is_plain(unit: nn.Module, attention: Attention) -> bool:
-    """Whether a module can be nothing else than what `PlainAttention` is."""
-    own = {attention.query.module, attention.output.module}
-    rest = [part for name, part in unit.named_children() if name not in own]
-    drops = [part for part in rest if isinstance(part, nn.Dropout)]
-    idle = all(isinstance(part, nn.Dropout | nn.Identity) for part in rest)
-    taken = list(inspect.signature(unit.forward).parameters)[1:]
-    masks = set(taken) <= {"attn_mask", "is_causal"}
-    return attention.fused and idle and masks and len(drops) == 2
+    yield _sharing(unit), [n for n, i in numbers if type(i) is int and i == features]
+    yield _sharing(unit), []
+    # The form of timm, if it can be nothing else.
+    drops = [part for part in unit.children() if isinstance(part, nn.Dropout)]
+    masks = set(inspect.signature(unit.forward).parameters) - {"x"}
+    if attention.fused and len(drops) == 2 and masks <= {"attn_mask", "is_causal"}:
+        yield PlainAttention(unit, attention), []
 
 
 def _cut(
-    unit: nn.Module, lost: list[int], widths: tuple[str, ...], others: int | None
+    unit: nn.Module, widths: list[str], lost: list[int], others: int | None
 ) -> Any:
     """Cut groups of heads out of an attention, in place; its weights are new ones.
 
@@ -227,10 +217,10 @@ def _cut(
     ----------
     unit : nn.Module
         An attention with its output projection.
+    widths : list of str
+        Its attributes that hold the number of features of all heads.
     lost : list of int
         The groups: key and value heads, with all their query heads.
-    widths : tuple of str
-        Its attributes that hold the number of features of all heads.
     others : int or None
         How many outputs it returns after the first; None if it returns a tensor.
     """
@@ -246,8 +236,7 @@ def _cut(
     core: Any = unit.get_submodule(attention.name)
     left = attention.heads - len(queries)
     for name in widths:
-        if hasattr(core, name):
-            setattr(core, name, left * attention.size)
+        setattr(core, name, left * attention.size)
     if hasattr(core, "num_key_value_heads"):
         core.num_key_value_heads = attention.groups - len(lost)
     return put(unit, attention.name, with_heads(core, attention, left, others))
@@ -303,15 +292,13 @@ def _sharing(unit: nn.Module) -> Any:
 def _linear(core: nn.Module, projection: Projection) -> nn.Linear:
     """The query, key or value projection as a layer of its own."""
     matrix = core.get_parameter(projection.parameter)
-    rows = slice(
-        projection.start, projection.start + projection.heads * projection.size
-    )
-    weight = matrix.detach() if projection.axis == 0 else matrix.detach().mT
-    bias: Any = getattr(core, "in_proj_bias", None)
-    if projection.module:
-        bias = core.get_submodule(projection.module).bias
+    rows = slice(projection.start, projection.rows(projection.heads).start)
+    turned = matrix.mT if projection.axis else matrix
+    bias: Any = core.get_submodule(projection.module)
+    bias = bias.bias if projection.module else bias.in_proj_bias
     bias = None if bias is None else bias.detach()[rows]
-    return plain_linear(weight[rows], bias).requires_grad_(matrix.requires_grad)
+    layer = plain_linear(turned.detach()[rows], bias)
+    return layer.requires_grad_(matrix.requires_grad)
 
 
 def _added(mask: Tensor, like: Tensor) -> Tensor:
@@ -339,28 +326,25 @@ def _output(unit: nn.Module) -> Any:
 def _arguments(unit: nn.Module) -> tuple[Tensor, dict[str, Any]]:
     """Random hidden states, and the other arguments, guessed from their names."""
     (attention,) = attentions(unit)
-    query = attention.query
-    width = unit.get_parameter(query.parameter).shape[1 - query.axis]
-    tokens, positions = 4, 1
+    width = attention.query.of(unit, 0).shape[1]
+    sizes = {"window_area": 4, "pos_ebd_size": 1}  # tokens of Swin; of DeBERTa
     for part in unit.modules():
-        tokens = getattr(part, "window_area", tokens)  # of Swin
-        positions = getattr(part, "pos_ebd_size", positions)  # of DeBERTa
-    x = _random(2, tokens, width)
-    angles = _random(1, tokens, attention.size)
-    mask = x.new_ones(1, 1, tokens, tokens)
+        for name in sizes:
+            sizes[name] = getattr(part, name, sizes[name])
+    tokens = sizes["window_area"]
+    x, angles = _random(2, tokens, width), _random(1, tokens, attention.size)
     known = {
         "key": x,
         "value": x,
         "position_embeddings": (angles.cos(), angles.sin()),
-        "rel_embeddings": _random(2 * positions, width),
+        "rel_embeddings": _random(2 * sizes["pos_ebd_size"], width),
+        "attention_mask": x.new_ones(1, 1, tokens, tokens),
     }
-    _, *others = inspect.signature(unit.forward).parameters.values()
     given = {}
-    for each in others:
-        if each.name in known:
-            given[each.name] = known[each.name]
-        elif each.kind == each.POSITIONAL_OR_KEYWORD and each.default is each.empty:
-            given[each.name] = mask if each.name == "attention_mask" else None
+    for each in [*inspect.signature(unit.forward).parameters.values()][1:]:
+        needed = each.default is each.empty and each.kind == each.POSITIONAL_OR_KEYWORD
+        if needed or (each.name in known and each.name != "attention_mask"):
+            given[each.name] = known.get(each.name)
     return x, given
 
 

@@ -1,22 +1,28 @@
 """What each head gives the class token, and how far it separates inputs in and out of distribution."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from uqlab.core.checks import count_samples, finite, representable
-from uqlab.core.modules import Inputs, call, evaluating, hooked, sharing_copy
-from uqlab.heads.attention import take
+from uqlab.core.checks import (
+    ArrayLike,
+    as_inputs,
+    as_tensor,
+    count,
+    finite,
+    representable,
+)
+from uqlab.core.modules import call, evaluating, hooked, sharing_copy
+from uqlab.heads.attention import batches
 from uqlab.heads.cutting import opened
-from uqlab.models import Attention, attentions
+from uqlab.models import attentions
 
 
 @torch.no_grad()
 def head_features(
-    model: nn.Module, inputs: Inputs, *, batch_size: int = 128
+    model: nn.Module, inputs: Any, *, batch_size: int = 128
 ) -> list[Tensor]:
     """Compute what each head gives the first token, the class token (Hydra, B.2).
 
@@ -41,32 +47,28 @@ def head_features(
     ValueError
         If the attention looks at windows, which have no class token.
     """
+    inputs = as_inputs(inputs)
     network = opened(sharing_copy(model))
     found = [each for each in attentions(network) if each.tower != "text"]
-    features: list[list[Tensor]] = [[] for _ in found]
-    count = count_samples(inputs)
+    first: dict[nn.Module, list[Tensor]] = {}
 
-    def keep(attention: Attention, into: list[Tensor]) -> Callable[..., None]:
-        def hook(_: nn.Module, args: tuple) -> None:
-            first = args[0][:, 0]  # [batch, heads * size]
-            into.append(first.unflatten(-1, (attention.heads, attention.size)).cpu())
+    def note(projection: nn.Module, args: tuple) -> None:
+        first.setdefault(projection, []).append(args[0][:, 0].cpu())
 
-        return hook
-
-    handles = []
-    for attention, into in zip(found, features, strict=True):
-        projection = network.get_submodule(attention.output.module)
-        handles.append(projection.register_forward_pre_hook(keep(attention, into)))
-    with evaluating(network), hooked(handles):
-        for low in range(0, count, batch_size):
-            call(network, take(network, inputs, slice(low, low + batch_size)))
-    joined = [torch.cat(parts) for parts in features]
-    for each in joined:
-        if len(each) != count:
+    projections = [network.get_submodule(each.output.module) for each in found]
+    hooks = (part.register_forward_pre_hook(note) for part in projections)
+    with evaluating(network), hooked(hooks):
+        for _, batch in batches(network, inputs, batch_size):
+            call(network, batch)
+    features = []
+    for attention, projection in zip(found, projections, strict=True):
+        joined = torch.cat(first[projection])  # [samples, heads * size]
+        if len(joined) != count(inputs):
             kind = type(model).__name__
             raise ValueError(f"{kind} attends to windows, which have no class token")
-        representable("features", each)
-    return joined
+        representable("features", joined)
+        features.append(joined.unflatten(-1, (attention.heads, attention.size)))
+    return features
 
 
 class Separation(NamedTuple):
@@ -76,32 +78,49 @@ class Separation(NamedTuple):
     mahalanobis: Float[Tensor, " heads"]
 
 
-def separation(
-    id_features: Float[Tensor, "id heads size"],
-    ood_features: Float[Tensor, "ood heads size"],
-) -> Separation:
-    """How far each head separates ID from OOD inputs: the distance between their means (Hydra, B.2). Float64.
+def separation(id_features: ArrayLike, ood_features: ArrayLike) -> Separation:
+    """Measure how far each head separates inputs in and out of distribution.
 
-    The Mahalanobis distance uses the covariance of the ID features (denominator id - 1). Its pseudo-inverse ignores
-    directions in which the ID features do not vary. Raises ValueError for features of different heads or not finite.
+    It is the distance between the means of their features (Hydra, B.2). The Mahalanobis
+    distance uses the covariance of the ID features (denominator samples - 1), whose
+    pseudo-inverse ignores directions in which they do not vary.
+
+    Parameters
+    ----------
+    id_features, ood_features
+        Features [samples, heads, size] of one layer, such as those of `head_features`.
+
+    Returns
+    -------
+    Separation
+        Two distances [heads], float64.
+
+    Raises
+    ------
+    ValueError
+        For features of different heads, of too few inputs, or not finite.
+
+    Examples
+    --------
+    >>> known = torch.tensor([[[0.0]], [[2.0]]])
+    >>> separation(known, known + 3).euclidean
+    tensor([3.], dtype=torch.float64)
     """
-    a, b = id_features.double(), ood_features.double()
-    if a.ndim != 3 or b.ndim != 3 or a.shape[1:] != b.shape[1:]:
+    axes = "samples heads size"
+    a = as_tensor("id_features", id_features, axes).double()
+    b = as_tensor("ood_features", ood_features, axes).double()
+    if a.shape[1:] != b.shape[1:]:
         given = f"{list(a.shape)} and {list(b.shape)}"
-        raise ValueError(
-            f"features must be [samples, heads, size] of the same heads, got {given}"
-        )
+        raise ValueError(f"features must be of the same heads, got {given}")
     if len(a) < 2 or not len(b):
         raise ValueError(
             f"needs at least 2 ID inputs and 1 OOD input, got {len(a)} and {len(b)}"
         )
     finite("id_features", a)
     finite("ood_features", b)
-    covariance = torch.stack(
-        [torch.atleast_2d(own.mT.cov()) for own in a.unbind(1)]
-    )  # [heads, size, size]
+    centred = a - a.mean(0)
+    covariance = torch.einsum("nhi,nhj->hij", centred, centred) / (len(a) - 1)
     difference = (a.mean(0) - b.mean(0)).unsqueeze(1)  # [heads, 1, size]
-    squared = difference @ torch.linalg.pinv(covariance, hermitian=True) @ difference.mT
-    return Separation(
-        difference.norm(dim=(1, 2)), squared.flatten().clamp(min=0).sqrt()
-    )
+    inverse = torch.linalg.pinv(covariance, hermitian=True)
+    squared = (difference @ inverse @ difference.mT).flatten().clamp(min=0)
+    return Separation(difference.norm(dim=(1, 2)), squared.sqrt())

@@ -157,6 +157,11 @@ class Attention(NamedTuple):
         """The smallest module that holds the attention with its output projection."""
         return self.name if self.inside else self.name.rpartition(".")[0]
 
+    @property
+    def projections(self) -> list[Projection]:
+        """Query, key, value and output."""
+        return [self.query, self.key, self.value, self.output]
+
     def inputs(self, head: int) -> list[tuple[Projection, int]]:
         """The query, key and value projection, each with the number of the head there.
 

@@ -1,0 +1,263 @@
+"""A network's logits without one head, for every head, at the cost of what comes after.
+
+A batch goes through the network once. Without a head it goes through again, but the
+layers before the head's replay what they gave, and the head's attention replays what
+its heads gave, with zeros for this one. If the classifier reads the first token alone,
+the last layer computes after its attention nothing for the others.
+"""
+
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from uqlab.core import devices
+from uqlab.core.checks import count
+from uqlab.core.modules import Inputs, frozen
+from uqlab.heads.attention import Place, run
+from uqlab.heads.cutting import opened
+from uqlab.heads.pruning import ablate
+from uqlab.models import ZeroShot, attentions
+
+
+class _Reached(Exception):
+    """The last attention has run, and the pass ends there."""
+
+
+class _Tape:
+    """The forward of a module: it keeps what went in and out, or replays an output."""
+
+    def __init__(self, module: nn.Module):
+        self.forward = module.forward
+        self.replay: Any = None
+        self.given: Any = None
+        self.output: Any = None
+        self.ends = False
+        module.forward = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.replay is not None:
+            return self.replay
+        self.given = args
+        self.output = self.forward(*args, **kwargs)
+        if self.ends:
+            raise _Reached
+        return self.output
+
+
+class _LastLayer(_Tape):
+    """A layer that can go on after its attention, `core`, with the first token alone."""
+
+    def __init__(self, module: nn.Module, core: _Tape):
+        super().__init__(module)
+        self.core, self.first_only = core, False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.replay is not None or not self.first_only:
+            return super().__call__(*args, **kwargs)
+        core = self.core
+        attended = core.replay
+        if attended is None:
+            core.ends = True
+            with contextlib.suppress(_Reached):
+                self.forward(*args, **kwargs)
+            core.ends = False
+            attended = core.output
+        core.replay = _first_token(attended)
+        if args:
+            args = (args[0][:, :1], *args[1:])
+        else:
+            kwargs["hidden_states"] = kwargs["hidden_states"][:, :1]
+        try:
+            return self.forward(*args, **kwargs)
+        finally:
+            core.replay = None
+
+
+class Search:
+    """The network without the heads removed so far, and its logits without one more.
+
+    The model is not changed: the search has a copy that shares all weights but those of
+    the output projections.
+
+    Parameters
+    ----------
+    model : nn.Module
+        A network that `shape` accepts and that returns logits [batch, classes].
+    example
+        A few inputs, on which the logits are compared with those of ablated networks.
+
+    Raises
+    ------
+    ValueError
+        If the logits differ: a layer runs more than once in a pass, or takes tokens
+        before the batch.
+    """
+
+    def __init__(self, model: nn.Module, example: Inputs):
+        self.network: Any = opened(frozen(model).eval())
+        self.found = attentions(self.network)
+        self.cores, self.projections = [], []
+        for attention in self.found:
+            projection: Any = self.network.get_submodule(attention.output.module)
+            weight = projection.weight.clone()
+            projection.weight = nn.Parameter(weight, requires_grad=False)
+            self.projections.append(_Tape(projection))
+            self.cores.append(_Tape(self.network.get_submodule(attention.name)))
+        *layers, last = (self.network.get_submodule(each.layer) for each in self.found)
+        self.last = _LastLayer(last, self.cores[-1])
+        self.layers = [*map(_Tape, layers), self.last]
+        with torch.no_grad():
+            run(self.network, example)
+            self.rows = self._rows(count(example))
+            self.last.first_only = self._reads_first(example)
+            if self.last.first_only and not self._agrees(example):
+                self.last.first_only = False
+            agrees = self.last.first_only or self._agrees(example)
+        if not agrees:
+            raise ValueError(
+                f"{type(model).__name__} cannot be searched: a layer runs more than once "
+                "in a pass, or takes tokens before the batch"
+            )
+
+    def twin(self) -> "Search":
+        """Another search in the same weights, for another thread."""
+        shared = (*self.network.parameters(), *self.network.buffers())
+        return copy.deepcopy(self, {id(tensor): tensor for tensor in shared})
+
+    def remove(self, layer: int, head: int) -> None:
+        """Remove a head for good: its columns of the output projection become 0."""
+        self.found[layer].output.of(self.network, head).zero_()
+
+    def prepare(self, heads: Sequence[Place]) -> None:
+        """Nothing is the same for all batches."""
+
+    @torch.no_grad()
+    def logits(self, inputs: Inputs, heads: Sequence[Place]) -> Iterator[Tensor]:
+        """Yield the network's logits [batch, classes], then those without each head."""
+        yield run(self.network, inputs)
+        outputs = [layer.output for layer in self.layers]
+        features = [projection.given[0] for projection in self.projections]
+        forms = [core.output for core in self.cores]
+        if self.last.first_only:
+            features[-1] = features[-1][:, :1]
+        for layer, head in heads:
+            attended = features[layer].clone()
+            attended[..., self.found[layer].output.rows(head)] = 0
+            if self.found[layer].inside:
+                attended = self.projections[layer].forward(attended)
+            if isinstance(forms[layer], tuple):
+                attended = (attended, *forms[layer][1:])
+            tapes = [*self.layers[:layer], self.cores[layer]]
+            yield self._replayed(inputs, tapes, [*outputs[:layer], attended])
+
+    def _replayed(
+        self, inputs: Inputs, tapes: Sequence[_Tape], outputs: Sequence[Any]
+    ) -> Tensor:
+        """The logits where these modules give these outputs."""
+        for tape, output in zip(tapes, outputs, strict=True):
+            tape.replay = output
+        try:
+            return run(self.network, inputs)
+        finally:
+            for tape in tapes:
+                tape.replay = None
+
+    def _rows(self, samples: int) -> int:
+        """How many inputs a batch should have, if MLPs are four times as wide."""
+        output = self.projections[-1].output
+        if output.device.type != "cpu":
+            return 256
+        return max(8, int(devices.CIRCUIT_CACHE * samples / (5 * output.nbytes)))
+
+    def _reads_first(self, example: Inputs) -> bool:
+        """Whether the logits depend on the last layer's first token alone."""
+        states = self.last.output
+        states = (states[0] if isinstance(states, tuple) else states).clone()
+        states[:, 1:] = torch.nan  # it spreads to whatever is computed from these
+        if isinstance(self.last.output, tuple):
+            states = (states, *self.last.output[1:])
+        logits = self._replayed(example, [self.last], [states])
+        return bool(logits.isfinite().all())
+
+    def _agrees(self, example: Inputs) -> bool:
+        """Whether the logits are those of the whole network without a head."""
+        heads = [(i, 0) for i, attention in enumerate(self.found) if attention.heads]
+        try:
+            _, *found = self.logits(example, heads)
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError):
+            return False  # such as a layer that does not take the first token alone
+        for head, logits in zip(heads, found, strict=True):
+            with ablate(self.network, [head]):
+                expected = run(self.network, example)
+            largest = max(1.0, expected.abs().max().item())
+            tolerance = torch.finfo(logits.dtype).eps ** 0.5 * largest
+            if not torch.allclose(logits, expected, rtol=0, atol=tolerance):
+                return False
+        return True
+
+
+class TowerSearch:
+    """As `Search` for both towers: without a head of one, the other is not run again.
+
+    Heads of the text tower come first. `prepare` must know the heads that are tried.
+    """
+
+    def __init__(self, model: ZeroShot, example: Inputs):
+        self.text = Search(model.text, model.prompts[:2])
+        self.vision = Search(model.vision, example)
+        self.network = frozen(model).eval()
+        self.rows = self.vision.rows
+        self.prompts: dict[Place | None, Tensor] = {}  # encoded without a head
+
+    def twin(self) -> "TowerSearch":
+        """Another search in the same weights, for another thread."""
+        twin = copy.copy(self)
+        twin.vision = self.vision.twin()
+        return twin
+
+    def remove(self, layer: int, head: int) -> None:
+        """Remove a head for good."""
+        text = len(self.text.found)
+        if layer < text:
+            self.text.remove(layer, head)
+        else:
+            self.vision.remove(layer - text, head)
+
+    def prepare(self, heads: Sequence[Place]) -> None:
+        """Encode the prompts, with all heads and without each of the text tower's."""
+        places = [place for place in heads if place[0] < len(self.text.found)]
+        encoded = []
+        for ids in self.network.prompts.split(self.text.rows):
+            encoded.append(torch.stack([*self.text.logits(ids, places)]))
+        prompts = torch.cat(encoded, 1)
+        self.prompts.update(zip([None, *places], prompts, strict=True))
+
+    @torch.no_grad()
+    def logits(self, images: Tensor, heads: Sequence[Place]) -> Iterator[Tensor]:
+        """Yield the network's logits [batch, prompts], then those without each head."""
+        text = len(self.text.found)
+        of_vision = [(layer - text, head) for layer, head in heads if layer >= text]
+        features = self.vision.logits(images, of_vision)
+        whole = next(features)
+        for place in (None, *heads):
+            if place is None or place[0] < text:
+                yield self.network.compare(whole, self.prompts[place])
+            else:
+                yield self.network.compare(next(features), self.prompts[None])
+
+
+def search_of(model: nn.Module, example: Inputs) -> Search | TowerSearch:
+    """The search in one network, or in both towers of one."""
+    towers = isinstance(model, ZeroShot)
+    return TowerSearch(model, example) if towers else Search(model, example)
+
+
+def _first_token(output: Any) -> Any:
+    """The first token of states [batch, tokens, width], or of a tuple's first ones."""
+    if isinstance(output, tuple):
+        return (output[0][:, :1], *output[1:])
+    return output[:, :1]
