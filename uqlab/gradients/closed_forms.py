@@ -212,4 +212,5 @@ def _gram_pays(positions: int, out: int, width: int) -> bool:
 
 def _tokens(tensors: Sequence[Tensor], n: int) -> Tensor:
     """Return what calls took or gave, [rows, ..., F], as [samples, S, F]."""
-    return torch.cat([t.reshape(n, -1, t.shape[-1]) for t in tensors], 1)
+    joined = [t.reshape(n, -1, t.shape[-1]) for t in tensors]
+    return torch.cat(joined, 1) if len(joined) > 1 else joined[0]

@@ -198,10 +198,11 @@ class SampleGradients:
         n, copies = x.shape[:2]
         logits, calls = self._run(x.flatten(0, 1), units)
         log_p = logits.detach().log_softmax(1)
+        p = log_p.exp()
         ways: dict[str, Powers] = {}
         sizes: dict[str, list[Tensor]] = {unit: [] for unit in calls}
         for c in classes:
-            errors = _errors(logits, cotangent(log_p.exp(), c) / copies, calls)
+            errors = _errors(logits, cotangent(p, c) / copies, calls)
             for unit, made in calls.items():
                 with contextlib.suppress(*forgiven):
                     if unit not in ways:
