@@ -1,31 +1,55 @@
-"""Inputs are counted and checked before work starts."""
+"""What users give is read as tensors, or refused in words."""
 
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 
-from uqlab.core.checks import count_samples, finite, within
+from uqlab.core import checks
+from uqlab.core.checks import finite, within
+
+
+@pytest.mark.parametrize("make", [torch.tensor, np.array, list, tuple])
+def test_arrays_lists_and_tensors_are_the_same_numbers(make):
+    numbers = [[1.0, 2.0], [3.0, 4.0]]
+    found = checks.as_tensor("x", make(numbers), "rows columns")
+    assert torch.equal(found.double(), torch.tensor(numbers).double())
+    assert torch.equal(checks.as_scores(make([1, 2])), torch.tensor([1, 2]))
+    labels = checks.as_labels(make([0, 1]), 2, classes=2)
+    assert labels.dtype == torch.int64
+
+
+def test_a_read_only_array_and_one_of_the_other_byte_order_are_copied():
+    array = np.arange(3.0).astype(">f4")
+    array.flags.writeable = False
+    found = checks.as_tensor("x", array)
+    assert found.tolist() == [0, 1, 2]
+    assert found.dtype == torch.float32
+    assert checks.as_tensor("x", np.arange(3)).dtype == torch.float64
 
 
 def test_samples_are_counted_in_tensors_and_in_tensors_by_name():
     ids = torch.ones(3, 2, dtype=torch.int64)
-    assert (
-        count_samples(ids)
-        == count_samples({"input_ids": ids, "attention_mask": ids})
-        == 3
-    )
+    by_name = {"input_ids": ids, "attention_mask": ids}
+    assert checks.count(checks.as_inputs(ids)) == 3
+    assert checks.count(checks.as_inputs(by_name)) == 3
 
 
 @pytest.mark.parametrize(
     ("inputs", "error", "message"),
     [
-        ([1, 2], TypeError, "inputs must be a tensor .*got list; use torch.as_tensor"),
-        ({}, TypeError, "got dict"),
-        ({"ids": [1, 2]}, TypeError, "tensors by name"),
-        (torch.tensor(1.0), TypeError, r"tensor \[samples, ...\]"),
+        (
+            ["a", "b"],
+            TypeError,
+            "inputs must be a tensor, an array or lists of numbers",
+        ),
+        ([[1], [2, 3]], ValueError, "rows of different lengths"),
+        ({}, ValueError, "at least one"),
+        (torch.tensor(1.0), ValueError, "at least one"),
         (torch.ones(0, 2), ValueError, r"at least one, got \[0\] samples"),
+        (torch.ones(2).to("meta"), TypeError, "must hold its numbers"),
         (
             {"ids": torch.ones(2, 1), "mask": torch.ones(3, 1)},
             ValueError,
@@ -45,7 +69,7 @@ def test_samples_are_counted_in_tensors_and_in_tensors_by_name():
 )
 def test_inputs_that_cannot_be_counted(inputs, error, message):
     with pytest.raises(error, match=message):
-        count_samples(inputs)
+        checks.as_inputs(inputs)
 
 
 def test_large_values_are_finite_though_their_sum_is_not():

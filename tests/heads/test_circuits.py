@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from head_networks import CLASSES, EVERY, HEADS, LAYERS, call, inputs, labels, make
+from head_networks import EVERY, HEADS, LAYERS, call, inputs, labels, make
 from sklearn.metrics import roc_auc_score
 from torch import nn
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -17,7 +17,6 @@ from tqdm.auto import tqdm
 from uqlab.core.checks import ArrayLike, as_inputs, at_least, count, one_of
 from uqlab.core.devices import arithmetic
 from uqlab.core.files import fingerprint
-from uqlab.core.modules import Inputs
 from uqlab.core.tensors import load_tensors, save_tensors
 from uqlab.heads.attention import (
     Head,
@@ -114,41 +113,36 @@ def greedy_circuit(
     ----------
     Gabetni et al. 2025, Algorithm 1.
     """
-    one_of("score", score, ("acc", "ood", "avg"))
     found = attentions(model)
     every = [(i, head) for i, each in enumerate(found) for head in range(each.heads)]
     if not 1 <= budget <= len(every):
         raise ValueError(
             f"budget must be 1 to {len(every)}, the number of heads, got {budget}"
         )
-    task = _Task.of(score, id_inputs, id_labels, ood_inputs)
+    task = _Task(score, id_inputs, id_labels, ood_inputs)
     search = search_of(model, take(model, task.sets[0], slice(2)))
-    if score != "ood":
-        labels = check_labels(search.network, task.sets[0], id_labels)
-        task = task._replace(labels=labels)
+    task.check_labels(search.network)
+    where = next(search.network.parameters()).device
+    threads = torch.get_num_threads() if where.type == "cpu" else 1
+    batches = task.batches(batch_size, search.rows, threads)
     run = [score, precision, fingerprint(search.network, *task.sets, task.labels)]
     start, scores = _read(checkpoint, run)
     order = [_best(step) for step in scores]
     for head in order:
         search.remove(*head)
-    trials = [task.rows * (len(every) - step) for step in range(budget)]
+    total, done = (steps * len(batches) for steps in (budget, len(scores)))
     bar = tqdm(
-        total=sum(trials), initial=sum(trials[: len(scores)]), unit="input",
-        desc=f"circuit ({score})", unit_scale=True, disable=not progress, leave=False,
+        total=total, initial=done, desc=f"circuit ({score})", unit="batch",
+        disable=not progress, leave=False,
     )  # fmt: skip
-    where = next(search.network.parameters()).device
-    threads = torch.get_num_threads() if where.type == "cpu" else 1
-    size = min(search.rows, -(-task.rows // threads))
-    if batch_size is not None:
-        size = at_least("batch_size", batch_size)
     with bar, arithmetic(precision, where), _in_threads(search, threads) as results:
         while len(scores) < budget:
             heads = [head for head in every if head not in order]
             search.prepare(heads)
             answers = []
-            for batch in results(partial(task.answers, heads), task.batches(size)):
-                answers.append(batch)
-                bar.update(len(heads) * batch.uncertainty.shape[1])
+            for answer in results(partial(task.answers, heads), batches):
+                answers.append(answer)
+                bar.update()
             whole, *without = task.scores(answers)
             start = start if scores else whole
             scores.append(score_table(found, dict(zip(heads, without, strict=True))))
@@ -161,41 +155,34 @@ def greedy_circuit(
     return Circuit(addresses(found, order[:budget]), start, table)
 
 
-class _Answers(NamedTuple):
-    """What one batch says of the network, and of it without each of some heads."""
+class _Task:
+    """Validation data in distribution, then out of it, and what answers are worth."""
 
-    known: bool  # whether the inputs are in distribution
-    uncertainty: Tensor  # [trials, batch]
-    correct: Tensor  # [trials]
-
-
-class _Task(NamedTuple):
-    """Validation data, and what the answers to it are worth."""
-
-    score: str
-    sets: list[Inputs]  # in distribution, then out of it
-    labels: Tensor | None
-
-    @classmethod
-    def of(cls, score: str, id_inputs: Any, id_labels: Any, ood_inputs: Any) -> "_Task":
-        """Check the inputs that a score needs."""
-        missing = ""
-        if score != "ood" and id_labels is None:
-            missing = "id_labels"
-        if score != "acc" and ood_inputs is None:
-            missing = "ood_inputs"
-        if missing:
-            raise ValueError(f'score="{score}" needs {missing}, got None')
+    def __init__(self, score: str, id_inputs: Any, id_labels: Any, ood_inputs: Any):
+        one_of("score", score, ("acc", "ood", "avg"))
+        needs = {"id_labels": id_labels} if score != "ood" else {}
+        needs |= {"ood_inputs": ood_inputs} if score != "acc" else {}
+        for name, value in needs.items():
+            if value is None:
+                raise ValueError(f'score="{score}" needs {name}, got None')
         sets = [id_inputs] if score == "acc" else [id_inputs, ood_inputs]
-        return cls(score, [as_inputs(inputs) for inputs in sets], None)
+        self.sets = [as_inputs(inputs) for inputs in sets]
+        self.labels = id_labels if score != "ood" else None
+        self.score = score
 
-    @property
-    def rows(self) -> int:
-        """The number of inputs."""
-        return sum(map(count, self.sets))
+    def check_labels(self, network: nn.Module) -> None:
+        """Check the labels, where the score needs them."""
+        if self.labels is not None:
+            self.labels = check_labels(network, self.sets[0], self.labels)
 
-    def batches(self, size: int) -> list[tuple[int, slice]]:
+    def batches(
+        self, batch_size: int | None, rows: int, threads: int
+    ) -> list[tuple[int, slice]]:
         """The number of a set, and which of its inputs."""
+        total = sum(map(count, self.sets))
+        size = min(rows, -(-total // threads))
+        if batch_size is not None:
+            size = at_least("batch_size", batch_size)
         batches = []
         for number, inputs in enumerate(self.sets):
             for low in range(0, count(inputs), size):
@@ -207,26 +194,28 @@ class _Task(NamedTuple):
         heads: list[Place],
         search: Search | TowerSearch,
         batch: tuple[int, slice],
-    ) -> _Answers:
-        """What a batch says of the network, then of it without each of these heads."""
+    ) -> tuple[Tensor, Tensor]:
+        """The uncertainty of a batch and whether it is answered correctly.
+
+        Both are [1 + heads, batch]: of the network, then without each of these heads.
+        """
         number, rows = batch
         inputs = take(search.network, self.sets[number], rows)
         logits = torch.stack([*search.logits(inputs, heads)])
-        uncertainty = -logits.double().log_softmax(2).amax(2).cpu()
-        correct = torch.zeros(len(logits), dtype=torch.float64)
+        uncertainty = -logits.double().log_softmax(2).amax(2)
+        correct = torch.zeros_like(uncertainty)
         if number == 0 and self.labels is not None:
-            correct += (logits.argmax(2) == self.labels[rows]).sum(1).cpu()
-        return _Answers(number == 0, uncertainty, correct)
+            correct += logits.argmax(2) == self.labels[rows]
+        return uncertainty.cpu(), correct.cpu()
 
-    def scores(self, answers: list[_Answers]) -> list[float]:
+    def scores(self, answers: list[tuple[Tensor, Tensor]]) -> list[float]:
         """The score of the network, then those without each of the heads."""
-        correct = torch.stack([batch.correct for batch in answers]).sum(0)
-        accuracy = (correct / count(self.sets[0])).tolist()
+        known = count(self.sets[0])
+        uncertainty, correct = (torch.cat(t, 1) for t in zip(*answers, strict=True))
+        accuracy = correct[:, :known].mean(1).tolist()
         if self.score == "acc":
             return accuracy
-        known = torch.cat([each.uncertainty for each in answers if each.known], 1)
-        other = torch.cat([each.uncertainty for each in answers if not each.known], 1)
-        auroc = [ood_detection(a, b).auroc for a, b in zip(known, other, strict=True)]
+        auroc = [ood_detection(u[:known], u[known:]).auroc for u in uncertainty]
         if self.score == "ood":
             return auroc
         return [(a + b) / 2 for a, b in zip(accuracy, auroc, strict=True)]

@@ -110,17 +110,25 @@ class Search:
         *layers, last = (self.network.get_submodule(each.layer) for each in self.found)
         self.last = _LastLayer(last, self.cores[-1])
         self.layers = [*map(_Tape, layers), self.last]
-        with torch.no_grad():
-            run(self.network, example)
-            self.rows = self._rows(count(example))
-            self.last.first_only = self._reads_first(example)
-            if self.last.first_only and not self._agrees(example):
-                self.last.first_only = False
-            agrees = self.last.first_only or self._agrees(example)
-        if not agrees:
+        self._learn(example)
+
+    @torch.no_grad()
+    def _learn(self, example: Inputs) -> None:
+        """Find out how much of the last layer the logits need, and compare them."""
+        run(self.network, example)
+        self.rows = 256
+        output = self.projections[-1].output
+        if output.device.type == "cpu":  # MLPs are mostly four times as wide
+            each = 5 * output.nbytes / count(example)
+            self.rows = max(8, int(devices.CIRCUIT_CACHE / each))
+        self.last.first_only = self._reads_first(example)
+        if self._agrees(example):
+            return
+        self.last.first_only = False
+        if not self._agrees(example):
             raise ValueError(
-                f"{type(model).__name__} cannot be searched: a layer runs more than once "
-                "in a pass, or takes tokens before the batch"
+                f"{type(self.network).__name__} cannot be searched: a layer runs more "
+                "than once in a pass, or takes tokens before the batch"
             )
 
     def twin(self) -> "Search":
@@ -149,10 +157,9 @@ class Search:
             attended[..., self.found[layer].output.rows(head)] = 0
             if self.found[layer].inside:
                 attended = self.projections[layer].forward(attended)
-            if isinstance(forms[layer], tuple):
-                attended = (attended, *forms[layer][1:])
             tapes = [*self.layers[:layer], self.cores[layer]]
-            yield self._replayed(inputs, tapes, [*outputs[:layer], attended])
+            given = [*outputs[:layer], _like(forms[layer], attended)]
+            yield self._replayed(inputs, tapes, given)
 
     def _replayed(
         self, inputs: Inputs, tapes: Sequence[_Tape], outputs: Sequence[Any]
@@ -166,21 +173,12 @@ class Search:
             for tape in tapes:
                 tape.replay = None
 
-    def _rows(self, samples: int) -> int:
-        """How many inputs a batch should have, if MLPs are four times as wide."""
-        output = self.projections[-1].output
-        if output.device.type != "cpu":
-            return 256
-        return max(8, int(devices.CIRCUIT_CACHE * samples / (5 * output.nbytes)))
-
     def _reads_first(self, example: Inputs) -> bool:
         """Whether the logits depend on the last layer's first token alone."""
-        states = self.last.output
-        states = (states[0] if isinstance(states, tuple) else states).clone()
+        output = self.last.output
+        states = (output[0] if isinstance(output, tuple) else output).clone()
         states[:, 1:] = torch.nan  # it spreads to whatever is computed from these
-        if isinstance(self.last.output, tuple):
-            states = (states, *self.last.output[1:])
-        logits = self._replayed(example, [self.last], [states])
+        logits = self._replayed(example, [self.last], [_like(output, states)])
         return bool(logits.isfinite().all())
 
     def _agrees(self, example: Inputs) -> bool:
@@ -222,10 +220,10 @@ class TowerSearch:
     def remove(self, layer: int, head: int) -> None:
         """Remove a head for good."""
         text = len(self.text.found)
-        if layer < text:
-            self.text.remove(layer, head)
-        else:
-            self.vision.remove(layer - text, head)
+        tower, layer = (
+            (self.text, layer) if layer < text else (self.vision, layer - text)
+        )
+        tower.remove(layer, head)
 
     def prepare(self, heads: Sequence[Place]) -> None:
         """Encode the prompts, with all heads and without each of the text tower's."""
@@ -256,8 +254,12 @@ def search_of(model: nn.Module, example: Inputs) -> Search | TowerSearch:
     return TowerSearch(model, example) if towers else Search(model, example)
 
 
+def _like(output: Any, states: Tensor) -> Any:
+    """These states, with what else a module returned."""
+    return (states, *output[1:]) if isinstance(output, tuple) else states
+
+
 def _first_token(output: Any) -> Any:
     """The first token of states [batch, tokens, width], or of a tuple's first ones."""
-    if isinstance(output, tuple):
-        return (output[0][:, :1], *output[1:])
-    return output[:, :1]
+    states = output[0] if isinstance(output, tuple) else output
+    return _like(output, states[:, :1])
