@@ -646,7 +646,7 @@ def table(
         ranks = column.rank(ascending=ascending, method="min")
         return [marks.get(r, "") for r in ranks]
 
-    styler = frame.style.format(number, na_rep="not run")
+    styler: Any = frame.style.format(number, na_rep="not run")
     if theirs := list(paper):
         styler = styler.format(number, na_rep="–", subset=theirs)
         styler = styler.set_properties(subset=theirs, color=PAPER)

@@ -411,7 +411,7 @@ class Uneven(nn.Module):
             TypeError,
             "one torch module.*ensemble.member",
         ),
-        (lambda: "vit", TypeError, "one torch module, got 'vit'"),
+        (lambda: "vit", TypeError, "one torch module, got str"),
     ],
 )
 def test_models_without_separable_heads(model, error, message):

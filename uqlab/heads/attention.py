@@ -81,12 +81,12 @@ def check_heads(found: list[Attention], heads: Iterable[Head]) -> list[Place]:
         what = '(tower, layer, head), such as [("vision", 0, 3), ("text", 2, 1)]'
     places: list[Place] = []
     try:
-        heads = [tuple(head) for head in heads]
-        split = [head if len(rows) > 1 else ("", *head) for head in heads]
+        addresses: list[Any] = [tuple(head) for head in heads]
+        split = [head if len(rows) > 1 else ("", *head) for head in addresses]
         numbers = [(tower, index(layer), index(head)) for tower, layer, head in split]
     except (TypeError, ValueError) as error:
         raise TypeError(f"heads must be {what}") from error
-    for name, (tower, layer, head) in zip(heads, numbers, strict=True):
+    for name, (tower, layer, head) in zip(addresses, numbers, strict=True):
         if tower not in rows:
             raise ValueError(f"head {name}: the towers are {' and '.join(rows)}")
         last = len(rows[tower]) - 1

@@ -42,7 +42,8 @@ class Ragged(MemberParameter):
 
     def weights(self, rows: slice = slice(None)) -> Tensor:
         """Return what some of the members see, filled up with zeros to one length."""
-        filled = pad_sequence(self.value.split(self.lengths)[rows], batch_first=True)
+        tensors = list(self.value.split(self.lengths)[rows])
+        filled = pad_sequence(tensors, batch_first=True)
         if not filled.shape[1]:  # an attention needs some heads
             shape = [len(filled), max(self.lengths), *filled.shape[2:]]
             filled = filled.new_zeros(shape)
