@@ -435,7 +435,7 @@ def test_masked_members_and_their_hard_masks():
         assert list(found) == ["1", "4"]
         for name, layer in found.items():
             masked = ensemble.layers()[name]
-            rows, columns = masked.masks()
+            rows, columns = masked.factors(slice(None))
             after = masked.w * rows[0][:, None] * columns[0]
             assert np.allclose(
                 layer.max_cosine[0],

@@ -133,6 +133,21 @@ class TiledEnsemble(Ensemble):
     def _positions(self) -> "_Positions":
         return next(m for m in self.network.modules() if isinstance(m, _Positions))
 
+    def of_mean(self, x: Tensor) -> Tensor:
+        """Return the logits of the mean features of the first member's tile."""
+        if not self.checked and len(x):
+            self._check(x[:2])
+        positions = self._positions()
+
+        def mean(_, args, features):
+            form = features.shape[1:]
+            rows = features.flatten(1).unflatten(0, (*positions.sides, len(x)))
+            tiles = adaptive_avg_pool2d(rows.permute(2, 3, 0, 1), self.size)
+            return tiles.flatten(2)[..., self.member_ids[0]].unflatten(1, form)
+
+        with hooked([positions.register_forward_hook(mean)]):
+            return logits_of(self.network(x))
+
     def _at_positions(self, x: Tensor) -> Tensor:
         """Return logits at all positions, [batch, classes, height, width]."""
         logits = logits_of(self.network(x))
@@ -183,14 +198,19 @@ class TiledEnsemble(Ensemble):
 
 
 class _OneTile(nn.Module):
-    """A member as a plain network: inputs -> logits [batch, classes]."""
+    """A member as a plain network: inputs -> logits [batch, classes].
+
+    A linear head is asked once, for the mean of the tile's positions.
+    """
 
     def __init__(self, tile: TiledEnsemble):
         super().__init__()
         self.tile = tile
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.tile(x)[0]
+        if not self.tile.linear:
+            return self.tile(x)[0]
+        return self.tile.of_mean(x)
 
 
 class _Positions(nn.Module):

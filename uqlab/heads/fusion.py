@@ -227,6 +227,10 @@ def fuse(
     fused = FusedEnsemble(network, range(len(members))).eval()
     fused.found = found[0]
     _check_attention(fused, members)
+    if not fused._even() and not _passes_alone(fused):
+        for part in network.modules():
+            if isinstance(part, Ragged):
+                part.least = max(part.lengths)
     return fused.train(members[0].training)
 
 
@@ -252,6 +256,23 @@ def _check_attention(fused: "FusedEnsemble", members: Sequence[nn.Module]) -> No
             raise ValueError(
                 f"{kind} is more than its four projections and their heads: it cannot be fused"
             )
+
+
+def _passes_alone(fused: "FusedEnsemble") -> bool:
+    """Whether attention takes fewer heads where a member with fewer is alone.
+
+    It does not where its forward pass counts on the number of heads that it was made
+    with, as Whisper's.
+    """
+    for attention in fused.found:
+        width = fused.network.get_submodule(attention.output.module).weight.weight(0)
+        for m in range(fused.members):
+            alone = fused.shard(slice(m, m + 1)).network
+            try:
+                _attended(alone, attention, width.new_zeros(1, 4, len(width)))
+            except RuntimeError:
+                return False
+    return True
 
 
 def _attended(network: nn.Module, attention: Attention, x: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ class Ragged(MemberParameter):
         self.members, self.axis = len(tensors), axis
         turned = [t.mT if axis else t for t in tensors]
         self.lengths = [len(t) for t in turned]
+        self.least = 0  # length to which some attentions need all of them filled up
         self.value = nn.Parameter(torch.cat(turned))
 
     def _turned(self, tensor: Tensor) -> Tensor:
@@ -44,9 +45,11 @@ class Ragged(MemberParameter):
         """Return what some of the members see, filled up with zeros to one length."""
         tensors = list(self.value.split(self.lengths)[rows])
         filled = pad_sequence(tensors, batch_first=True)
-        if not filled.shape[1]:  # an attention needs some heads
-            shape = [len(filled), max(self.lengths), *filled.shape[2:]]
-            filled = filled.new_zeros(shape)
+        least = self.least if filled.shape[1] else max(self.lengths)  # some heads
+        missing = least - filled.shape[1]
+        if missing > 0:
+            rest = filled.new_zeros(len(filled), missing, *filled.shape[2:])
+            filled = torch.cat([filled, rest], 1)
         return self._turned(filled)
 
     def start(self) -> None:

@@ -265,8 +265,9 @@ class _Block(nn.Module):
         y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
         if self.stride > 1:
             # Every other pixel, and channels of zeros on both sides
-            side = (y.shape[1] - x.shape[1]) // 2
-            x = F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, side, side))
+            missing = y.shape[1] - x.shape[1]
+            sides = missing // 2, missing - missing // 2
+            x = F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, *sides))
         return F.relu(y + x)
 
 
