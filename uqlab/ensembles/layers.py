@@ -213,7 +213,7 @@ def own_dropout(network: nn.Module, members: int) -> None:
     )
 
 
-def with_layers(network: Any, make: Callable[[Any], nn.Module]) -> Any:
+def with_layers(network: nn.Module, make: Callable[[Any], nn.Module]) -> Any:
     """Copy a network with `make(layer)` in the place of every member layer.
 
     Frozen weights are shared, others copied.
