@@ -249,7 +249,9 @@ history = training.fit(ensemble, x, torch.arange(80) % 3, epochs=8, lr=0.1, mome
 
 def test_training_that_is_killed_resumes_bit_identically(project):
     """kill -9 as soon as two epochs are on disk; the resumed run equals one that was never stopped in every bit."""
-    process = subprocess.Popen([sys.executable, "-c", TRAINING])
+    script = project / "train.py"  # a file, so that the augmentation has a source
+    script.write_text(TRAINING)
+    process = subprocess.Popen([sys.executable, script])
     seen = set()
 
     def two_epochs():

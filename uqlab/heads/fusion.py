@@ -265,7 +265,8 @@ def _passes_alone(fused: "FusedEnsemble") -> bool:
     with, as Whisper's.
     """
     for attention in fused.found:
-        width = fused.network.get_submodule(attention.output.module).weight.weight(0)
+        output: Any = fused.network.get_submodule(attention.output.module)
+        width = output.weight.weight(0)
         for m in range(fused.members):
             alone = fused.shard(slice(m, m + 1)).network
             try:
