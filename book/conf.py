@@ -105,7 +105,7 @@ def gather(app, config):
             .replace("](../README.md", "](../guides/start.md")
             .replace("](../../", "](../")
         )
-        path.write_text(ALIVE.sub(alive, moved.replace("](book/guides/", "](guides/")))
+        path.write_text(ALIVE.sub(alive, moved.replace("](book/", "](")))
     pages = sorted(path.stem for path in ROOT.glob("notebooks/[0-9][0-9]_*.ipynb"))
     with (source / "notebooks/README.md").open("a") as guide:
         guide.write(

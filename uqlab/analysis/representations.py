@@ -2,7 +2,7 @@
 
 Features are [samples, features]. Two representations are compared on the same samples
 in the same order. Let K and L be the kernel matrices of the centred X and Y, and k and
-l the diagonals of K and L. CKA is computed in float64 from
+l the diagonals of K and L. CKA is computed in float64 from::
 
     biased    HSIC0 = <K, L> / (n - 1)^2
     unbiased  HSIC1 = (<K, L> - n / (n - 2) k.l + sum(k) sum(l) / ((n - 1)(n - 2)))

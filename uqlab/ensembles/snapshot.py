@@ -27,7 +27,7 @@ def snapshot(
     train : callable
         Trains an ensemble of one through cycle 0, 1, ..., each with a learning rate
         that falls to zero; a longer first cycle is the burn-in of Muhlematter et al.
-        2024, U:
+        2024, U::
 
             cycle = {"epochs": 5, "lr": 0.1, "schedule": "cosine"}
             def train(one, number):
