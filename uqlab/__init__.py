@@ -1,7 +1,7 @@
 """uqlab: epistemic uncertainty of deep ensembles, taken apart.
 
-Every ensemble is a callable `inputs -> logits [members, batch, classes]`; every measure starts from that tensor.
-All information quantities are in nats.
+Every ensemble is a callable `inputs -> logits [members, batch, classes]`; every measure
+starts from that tensor. All information quantities are in nats.
 """
 
 __version__ = "0.2.0"

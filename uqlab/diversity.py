@@ -1,4 +1,4 @@
-"""Moved: `uqlab.diversity` is `uqlab.analysis.diversity`; this name goes with version 0.3."""
+"""The old place of `uqlab.analysis.diversity`, for one release."""
 
 import warnings
 

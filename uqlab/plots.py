@@ -203,7 +203,7 @@ _CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(0.75)]])
 
 
 def barycentric(p: Values) -> np.ndarray:
-    """Return the coordinates [..., 2] at which `simplex` draws probabilities [..., 3]."""
+    """Return coordinates [..., 2] at which `simplex` draws probabilities [..., 3]."""
     return _array(p) @ _CORNERS
 
 
@@ -295,7 +295,7 @@ def decomposition_bars(
 def areas(
     x: Values, aleatoric: Values, epistemic: Values, *, ax: Axes | None = None
 ) -> Axes:
-    """Draw areas aleatoric + epistemic = total (nats), labelled where they are thick."""
+    """Draw areas aleatoric + epistemic = total (nats), labelled where thick."""
     ax = ax or plt.gca()
     x, low, total = _array(x), _array(aleatoric), _array(aleatoric) + _array(epistemic)
     ax.fill_between(x, low, color=ALEATORIC, linewidth=0)

@@ -1,4 +1,4 @@
-"""Moved: `uqlab.representations` is `uqlab.analysis.representations`; this name goes with version 0.3."""
+"""The old place of `uqlab.analysis.representations`, for one release."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""Moved: `uqlab.spectra` is `uqlab.analysis.spectra`; this name goes with version 0.3."""
+"""The old place of `uqlab.analysis.spectra`, for one release."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""The predictive uncertainty of an ensemble: what its members share, and what divides them.
+"""The predictive uncertainty of an ensemble: what members share, what divides them.
 
 Every function starts from member logits `[members, batch, classes]`; log-probabilities
 serve as well. Results are per input and in nats. Epistemic terms are computed as
@@ -38,7 +38,7 @@ class Decomposition(NamedTuple):
 
 
 class GroupDecomposition(NamedTuple):
-    """The uncertainty of an ensemble of ensembles, total = aleatoric + within + between."""
+    """Uncertainty of an ensemble of ensembles: total = aleatoric + within + between."""
 
     total: Tensor
     between: Tensor

@@ -1,4 +1,4 @@
-"""Checks of what users give: each error says what was given, what is accepted and what to do.
+"""Checks of what users give: errors say what was given, what to do.
 
 The public functions that take a user's arrays begin with the `as_...` functions, which
 accept tensors, NumPy arrays and lists alike. Whatever else fits no signature raises
@@ -59,7 +59,8 @@ def as_tensor(
         value = torch.tensor(array.astype(native))
     if value.layout is not torch.strided or value.is_meta:
         raise TypeError(
-            f"{name} must hold its numbers, got a {value.layout} tensor on {value.device}"
+            f"{name} must hold its numbers, got a {value.layout} tensor "
+            f"on {value.device}"
         )
     if value.is_complex() or (floating and not value.is_floating_point()):
         raise TypeError(
@@ -71,7 +72,7 @@ def as_tensor(
 
 
 def as_logits(logits: Any, axes: str = LOGITS, hint: str = HINT) -> Tensor:
-    """Return finite logits [members, batch, classes], not empty, of two classes or more.
+    """Return finite logits [members, batch, classes] of two classes or more.
 
     Raises what `as_tensor` raises, and ValueError for logits that are empty, of one
     class, or not finite.
@@ -101,15 +102,16 @@ def as_labels(labels: Any, samples: int, classes: int | None = None) -> Tensor:
         )
     if labels.shape != (samples,):
         raise ValueError(
-            f"labels must be [samples] = [{samples}] like the inputs, got {list(labels.shape)}"
+            f"labels must be [samples] = [{samples}] like the inputs, "
+            f"got {list(labels.shape)}"
         )
     if classes is not None and len(labels):
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= classes:
             missing = "; -1 stands for a missing label" if low == -1 else ""
             raise ValueError(
-                f"labels must be 0 to {classes - 1}, one for each of {classes} outputs, "
-                f"got {low} to {high}{missing}"
+                f"labels must be 0 to {classes - 1}, one for each of {classes} "
+                f"outputs, got {low} to {high}{missing}"
             )
     return labels.to(torch.int64)
 
@@ -123,14 +125,15 @@ def as_scores(scores: Any, samples: int | None = None, name: str = "scores") -> 
     scores = as_tensor(name, scores, "samples", floating=False)
     if len(scores) == 0 or len(scores) != (samples or len(scores)):
         raise ValueError(
-            f"{name} must be [samples] = [{samples or 'one or more'}], got {list(scores.shape)}"
+            f"{name} must be [samples] = [{samples or 'one or more'}], "
+            f"got {list(scores.shape)}"
         )
     finite(name, scores)
     return scores
 
 
 def as_inputs(inputs: Any) -> Any:
-    """Return a network's inputs: a tensor [samples, ...], or tensors by name as tokenizers give.
+    """Return a network's inputs: a tensor [samples, ...], or tensors by name.
 
     Raises what `as_tensor` raises, and ValueError unless they are finite and every
     tensor holds the same number of samples, at least one.
@@ -158,7 +161,7 @@ def count(inputs: Tensor | Mapping[str, Tensor]) -> int:
 
 
 def one_network(model: Any, user: str) -> None:
-    """Raise TypeError unless `model` is one torch module and no ensemble; `user` wants it."""
+    """Raise TypeError unless `model` is one torch module, as `user` wants."""
     ensemble = hasattr(model, "member_ids")
     if ensemble or not isinstance(model, nn.Module):
         todo = "; take one of its networks: ensemble.member(0)" if ensemble else ""
@@ -181,12 +184,13 @@ def one_of(name: str, value: Any, accepted: Collection[Any]) -> None:
     if not any(type(value) is type(other) and value == other for other in accepted):
         *others, last = (f'"{a}"' if isinstance(a, str) else str(a) for a in accepted)
         raise ValueError(
-            f"{name} must be {', '.join(others)}{' or ' if others else ''}{last}, got {value!r}"
+            f"{name} must be {', '.join(others)}{' or ' if others else ''}{last}, "
+            f"got {value!r}"
         )
 
 
 def at_least(name: str, value: Any, least: int = 1) -> int:
-    """Return `value` as an int; TypeError for what is no integer, ValueError for less than `least`."""
+    """Return `value` as an int; raise for no integer and for less than `least`."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -197,7 +201,7 @@ def at_least(name: str, value: Any, least: int = 1) -> int:
 
 
 def within(name: str, value: Any, interval: str) -> None:
-    """Raise unless a number lies in an interval like "(0, 1]" or "[0, inf)"; NaN lies in none."""
+    """Raise unless a number lies in an interval like "(0, 1]" or "[0, inf)"."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
         raise TypeError(f"{name} must be a number in {interval}, got {value!r}")
     low, high = map(float, interval[1:-1].split(","))
@@ -220,16 +224,17 @@ def all_finite(tensor: Tensor) -> bool:
 
 
 def finite(name: str, tensor: Tensor) -> None:
-    """Raise ValueError, with the place of the first one, for NaN or an infinite value."""
+    """Raise ValueError for NaN or an infinite value, with the first one's place."""
     if not all_finite(tensor):
         first = (~tensor.isfinite()).nonzero()[0].tolist()
         raise ValueError(
-            f"{name} must be finite, got NaN or an infinite value at {first}; clean them first"
+            f"{name} must be finite, got NaN or an infinite value at {first}; "
+            "clean them first"
         )
 
 
 def representable(name: str, result: Tensor) -> None:
-    """Raise ValueError for results of finite values that were too large for their precision."""
+    """Raise ValueError for results that are too large for their precision."""
     if not all_finite(result):
         raise ValueError(
             f"some {name} are too large for {result.dtype}; use float64 or scale them"

@@ -1,9 +1,10 @@
-"""The attention heads of a transformer: how important they are, circuits, pruning and fusion.
+"""The attention heads of a transformer: importance, circuits, pruning, fusion.
 
-After Hydra Ensembles (Gabetni et al. 2025). Heads are pairs (layer, head), counted from 0.
-The models are networks with a stack of attention layers whose projections are named as in
-one of `models.FORMS`, alone or inside a network that returns logits [batch, classes]. Of
-CLIP as a whole, such as `models.ZeroShot`, heads are ("text" or "vision", layer, head).
+After Hydra Ensembles (Gabetni et al. 2025). Heads are pairs (layer, head), counted from
+0. The models are networks with a stack of attention layers whose projections are named
+as in one of `models.FORMS`, alone or inside a network that returns logits [batch,
+classes]. Of CLIP as a whole, such as `models.ZeroShot`, heads are ("text" or "vision",
+layer, head).
 """
 
 from uqlab.heads.attention import count_heads, shape, towers
@@ -14,7 +15,21 @@ from uqlab.heads.importance import sample_heads, taylor_heads, taylor_scores
 from uqlab.heads.pruning import ablate, multiply_adds, only_last, prune
 
 __all__ = [
-    "Circuit", "FusedEnsemble", "Separation", "ablate", "count_heads", "fuse", "greedy_circuit", "head_features",
-    "multiply_adds", "only_last", "prune", "sample_heads", "separation", "shape", "taylor_heads", "taylor_scores",
+    "Circuit",
+    "FusedEnsemble",
+    "Separation",
+    "ablate",
+    "count_heads",
+    "fuse",
+    "greedy_circuit",
+    "head_features",
+    "multiply_adds",
+    "only_last",
+    "prune",
+    "sample_heads",
+    "separation",
+    "shape",
+    "taylor_heads",
+    "taylor_scores",
     "towers",
-]  # fmt: skip
+]

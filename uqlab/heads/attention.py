@@ -104,7 +104,7 @@ def check_heads(found: list[Attention], heads: Iterable[Head]) -> list[Place]:
 
 
 def addresses(found: list[Attention], places: Iterable[Place]) -> list[Head]:
-    """The heads at these places: the inverse of `check_heads`."""
+    """Return the heads at these places: the inverse of `check_heads`."""
     rows = _rows(found)
     if len(rows) == 1:
         return [*places]
@@ -125,14 +125,14 @@ def score_table(found: list[Attention], scores: Mapping[Place, float]) -> Tensor
 
 
 def take(model: nn.Module, inputs: Inputs, rows: slice) -> Any:
-    """Some of the inputs, as the model takes them: on its device, in its precision."""
+    """Return some of the inputs on the model's device, in its precision."""
     return like_parameters(model, map_tensors(lambda t: t[rows], inputs))
 
 
 def batches(
     model: nn.Module, inputs: Inputs, batch_size: int
 ) -> Iterator[tuple[slice, Any]]:
-    """The inputs in batches: which rows they are, and what the model is given."""
+    """Return the inputs in batches: their rows, and what the model is given."""
     at_least("batch_size", batch_size)
     for low in range(0, count(inputs), batch_size):
         rows = slice(low, low + batch_size)
@@ -140,7 +140,7 @@ def batches(
 
 
 def run(model: nn.Module, inputs: Inputs) -> Tensor:
-    """The logits [batch, classes]."""
+    """Return the logits [batch, classes]."""
     logits = logits_of(call(model, inputs))
     shape = list(getattr(logits, "shape", ()))
     if len(shape) != 2:
@@ -152,7 +152,7 @@ def run(model: nn.Module, inputs: Inputs) -> Tensor:
 
 
 def check_labels(model: nn.Module, inputs: Inputs, labels: Any) -> Tensor:
-    """The labels as int64 on the model's device, one for each input."""
+    """Return the labels as int64 on the model's device, one for each input."""
     with torch.no_grad():
         classes = run(model, take(model, inputs, slice(1))).shape[1]
     labels = as_labels(labels, count(inputs), classes)

@@ -178,7 +178,7 @@ class _Task:
     def batches(
         self, batch_size: int | None, rows: int, threads: int
     ) -> list[tuple[int, slice]]:
-        """The number of a set, and which of its inputs."""
+        """Return the number of a set, and which of its inputs."""
         total = sum(map(count, self.sets))
         size = min(rows, -(-total // threads))
         if batch_size is not None:
@@ -195,7 +195,7 @@ class _Task:
         search: Search | TowerSearch,
         batch: tuple[int, slice],
     ) -> tuple[Tensor, Tensor]:
-        """The uncertainty of a batch and whether it is answered correctly.
+        """Return the uncertainty of a batch and whether it is answered correctly.
 
         Both are [1 + heads, batch]: of the network, then without each of these heads.
         """
@@ -209,7 +209,7 @@ class _Task:
         return uncertainty.cpu(), correct.cpu()
 
     def scores(self, answers: list[tuple[Tensor, Tensor]]) -> list[float]:
-        """The score of the network, then those without each of the heads."""
+        """Return the score of the network, then those without each of the heads."""
         known = count(self.sets[0])
         uncertainty, correct = (torch.cat(t, 1) for t in zip(*answers, strict=True))
         accuracy = correct[:, :known].mean(1).tolist()
@@ -223,7 +223,7 @@ class _Task:
 
 @contextlib.contextmanager
 def _in_threads(search: Search | TowerSearch, threads: int) -> Iterator[Callable]:
-    """A function that gives a job's results for each item; a thread has its own search.
+    """Return a function that gives a job's results for each item.
 
     Batches in several threads are faster than products that are split over several
     cores: those wait for the slowest.
@@ -246,13 +246,13 @@ def _in_threads(search: Search | TowerSearch, threads: int) -> Iterator[Callable
 
 
 def _best(scores: Tensor) -> Place:
-    """The head with the highest score [layers, heads]; of equal ones the first."""
+    """Return the head with the highest score [layers, heads], the first of equals."""
     first = int(scores.nan_to_num(-math.inf).argmax())
     return divmod(first, scores.shape[1])
 
 
 def _read(path: str | os.PathLike | None, run: list[Any]) -> tuple[float, list[Tensor]]:
-    """The score with all heads and those of the finished steps, if there are any."""
+    """Return the score with all heads and those of the finished steps, if any."""
     if path is None or not os.path.exists(path):
         return math.nan, []
     tensors, header = load_tensors(path)

@@ -131,7 +131,7 @@ class PlainAttention(OpenAttention):
 
 
 def opened(network: nn.Module) -> nn.Module:
-    """The network, in which each nn.MultiheadAttention has four linear layers.
+    """Return the network, in which each nn.MultiheadAttention has four linear layers.
 
     Hooks then see what the heads give, and what the output projection makes of it.
     """
@@ -179,7 +179,7 @@ def without(network: nn.Module, attention: Attention, gone: set[int]) -> Any:
 def with_heads(
     core: Any, attention: Attention, heads: int, others: int | None = 1
 ) -> nn.Module:
-    """The attention `core`, whose projections have already been cut to `heads`."""
+    """Return the attention `core`, whose projections are already cut to `heads`."""
     if not heads and not isinstance(core, OpenAttention):
         return Headless(core, attention, others)
     for name in COUNTS:
@@ -189,7 +189,7 @@ def with_heads(
 
 
 def _forms(unit: nn.Module) -> Iterator[tuple[nn.Module, list[str]]]:
-    """Copies of an attention that may work with fewer heads, the likeliest first.
+    """Yield copies of an attention that may work with fewer heads, likeliest first.
 
     Each comes with the names of the numbers that are to follow the features of heads.
     """
@@ -282,7 +282,7 @@ def _keep(layer: Any, name: str, axis: int, stay: Tensor) -> None:
 
 
 def _sharing(unit: nn.Module) -> Any:
-    """A copy that shares parameters, buffers and configurations."""
+    """Return a copy that shares parameters, buffers and configurations."""
     shared: list[Any] = [*unit.parameters(), *unit.buffers()]
     for part in unit.modules():
         shared.append(getattr(part, "config", None))
@@ -290,7 +290,7 @@ def _sharing(unit: nn.Module) -> Any:
 
 
 def _linear(core: nn.Module, projection: Projection) -> nn.Linear:
-    """The query, key or value projection as a layer of its own."""
+    """Return the query, key or value projection as a layer of its own."""
     matrix = core.get_parameter(projection.parameter)
     rows = slice(projection.start, projection.rows(projection.heads).start)
     turned = matrix.mT if projection.axis else matrix
@@ -302,7 +302,7 @@ def _linear(core: nn.Module, projection: Projection) -> nn.Linear:
 
 
 def _added(mask: Tensor, like: Tensor) -> Tensor:
-    """A mask that is added to logits: torch's boolean masks say what is left out."""
+    """Return a mask to be added to logits; torch's booleans say what is left out."""
     if mask.dtype != torch.bool:
         return mask.to(like.dtype)
     return like.new_zeros(mask.shape).masked_fill(mask, -torch.inf)
@@ -310,7 +310,7 @@ def _added(mask: Tensor, like: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _output(unit: nn.Module) -> Any:
-    """What an attention gives for random numbers in float64; None if it cannot run.
+    """Return what an attention gives for random numbers, or None if it cannot run.
 
     What it raises is no error here: of a kind of attention whose arguments cannot be
     guessed, heads become zeros instead of smaller matrices.

@@ -1,4 +1,4 @@
-"""What each head gives the class token, and how far it separates inputs in and out of distribution."""
+"""What each head gives the class token, and how far it separates ID and OOD inputs."""
 
 from typing import Any, NamedTuple
 

@@ -99,7 +99,7 @@ class FusedEnsemble(FoldedEnsemble):
         return network
 
     def shard(self, rows: slice) -> "FusedEnsemble":
-        """The ensemble of some of the members, sharing their weights' memory."""
+        """Return the ensemble of some of the members, sharing their weights' memory."""
         shard: Any = super().shard(rows)
         shard.found = self.found
         return shard
@@ -134,14 +134,14 @@ class FusedTowers(Ensemble):
         return member.train(self.training)
 
     def shard(self, rows: slice) -> "FusedTowers":
-        """The ensemble of some of the members."""
+        """Return the ensemble of some of the members."""
         towers = self.text.shard(rows), self.vision.shard(rows)
         prompts = self.get_buffer("prompts")
         shard = FusedTowers(*towers, self.scale[rows], prompts, self.name)
         return shard.train(self.training)
 
     def shared_parameters(self) -> dict[nn.Parameter, int]:
-        """The trainable parameters that all members share."""
+        """Return the trainable parameters that all members share."""
         return self.text.shared_parameters() | self.vision.shared_parameters()
 
 
@@ -198,31 +198,11 @@ def fuse(
     found = [attentions(model) for model in members]
     _check_alike(members, found)
     network = copy.deepcopy(members[0])
-    with torch.no_grad():
-        for name, p in network.named_parameters():
-            each = [model.get_parameter(name) for model in members]
-            if all(other.shape == p.shape for other in each):
-                # The float64 mean of equal values is that value.
-                p.copy_(torch.stack([other.double() for other in each]).mean(0))
+    _share_means(network, members)
     layers = tuple(f"{attention.layer}." for attention in found[0])
-    for name, part in list(network.named_modules()):
-        linear = type(part) is nn.Linear and not name.startswith(layers)
-        norm = isinstance(part, nn.LayerNorm) and part.elementwise_affine
-        if linear or (norm and norms == "independent"):
-            each = [model.get_submodule(name) for model in members]
-            network.set_submodule(name, stack_layers(each))
+    _keep_own(network, members, layers, norms == "independent")
     for layer in zip(*found, strict=True):
-        most = max(zip(layer, members, strict=True), key=lambda pair: pair[0].heads)
-        core = copy.deepcopy(most[1].get_submodule(layer[0].name))
-        network.set_submodule(layer[0].name, core)
-        for projections in zip(
-            *(attention.projections for attention in layer), strict=True
-        ):
-            each = [
-                model.get_submodule(p.module)
-                for model, p in zip(members, projections, strict=True)
-            ]
-            network.set_submodule(projections[0].module, grouped(each))
+        _group_heads(network, layer, members)
     own_dropout(network, len(members))
     fused = FusedEnsemble(network, range(len(members))).eval()
     fused.found = found[0]
@@ -232,6 +212,46 @@ def fuse(
             if isinstance(part, Ragged):
                 part.least = max(part.lengths)
     return fused.train(members[0].training)
+
+
+@torch.no_grad()
+def _share_means(network: nn.Module, members: Sequence[nn.Module]) -> None:
+    """Give a network the mean of the members' parameters, where their shapes agree."""
+    for name, p in network.named_parameters():
+        values = [model.get_parameter(name) for model in members]
+        if all(value.shape == p.shape for value in values):
+            # The float64 mean of equal values is that value.
+            p.copy_(torch.stack([value.double() for value in values]).mean(0))
+
+
+def _keep_own(
+    network: nn.Module,
+    members: Sequence[nn.Module],
+    layers: tuple[str, ...],
+    norms: bool,
+) -> None:
+    """Give every member its linear layers outside the stack, and perhaps its norms."""
+    for name, part in list(network.named_modules()):
+        linear = type(part) is nn.Linear and not name.startswith(layers)
+        norm = isinstance(part, nn.LayerNorm) and part.elementwise_affine
+        if linear or (norm and norms):
+            copies = [model.get_submodule(name) for model in members]
+            network.set_submodule(name, stack_layers(copies))
+
+
+def _group_heads(
+    network: nn.Module, layer: Sequence[Attention], members: Sequence[nn.Module]
+) -> None:
+    """Give every member its heads in a layer; `layer` has one attention a member."""
+    most = max(zip(layer, members, strict=True), key=lambda pair: pair[0].heads)
+    core = copy.deepcopy(most[1].get_submodule(layer[0].name))
+    network.set_submodule(layer[0].name, core)
+    for projections in zip(*(a.projections for a in layer), strict=True):
+        modules: list[Any] = [
+            model.get_submodule(projection.module)
+            for model, projection in zip(members, projections, strict=True)
+        ]
+        network.set_submodule(projections[0].module, grouped(modules))
 
 
 @torch.no_grad()
@@ -254,7 +274,8 @@ def _check_attention(fused: "FusedEnsemble", members: Sequence[nn.Module]) -> No
         if not same:
             kind = type(members[0].get_submodule(attention.name)).__name__
             raise ValueError(
-                f"{kind} is more than its four projections and their heads: it cannot be fused"
+                f"{kind} is more than its four projections and their heads: "
+                "it cannot be fused"
             )
 
 
@@ -277,7 +298,7 @@ def _passes_alone(fused: "FusedEnsemble") -> bool:
 
 
 def _attended(network: nn.Module, attention: Attention, x: Tensor) -> Tensor:
-    """What an attention with its output projection gives in evaluation mode."""
+    """Return what an attention with its output projection gives in evaluation mode."""
     unit = network.get_submodule(attention.unit)
     with evaluating(unit):
         output = unit(x, attention_mask=None)
@@ -319,7 +340,7 @@ def _check_alike(models: Sequence[nn.Module], found: Sequence[list[Attention]]) 
 
 
 def _sizes(model: nn.Module, found: list[Attention]) -> dict[str, Any]:
-    """What members must have in common, by name."""
+    """Return what members must have in common, by name."""
     units = tuple(f"{attention.unit}." for attention in found)
     sizes: dict[str, Any] = {
         "number of layers": len(found),

@@ -53,14 +53,14 @@ class Ragged(MemberParameter):
         return self._turned(filled)
 
     def start(self) -> None:
-        """The members were pruned from weights that are not kept."""
+        """Return the members were pruned from weights that are not kept."""
 
     def own_parameters(self) -> list[nn.Parameter]:
         """All of it is the members' own."""
         return [self.value]
 
     def shard(self, rows: slice) -> "Ragged":
-        """The same for some of the members, sharing their memory."""
+        """Return the same for some of the members, sharing their memory."""
         first, lengths = range(self.members)[rows].start, self.lengths[rows]
         before = sum(self.lengths[:first])
         shard = self._changed(
@@ -91,7 +91,7 @@ class GroupedLinear(MemberModule):
         return y.view(*x.shape[:-1], y.shape[-1])
 
     def member(self, index: int) -> nn.Module:
-        """A plain layer that computes what member `index` computes."""
+        """Return a plain layer that computes what member `index` computes."""
         layer: Any = super().member(index)
         layer.out_features, layer.in_features = layer.weight.shape
         return layer

@@ -1,4 +1,4 @@
-"""How important each head is: Taylor scores, the heads that Taylor pruning removes, and draws from a ranking."""
+"""How important each head is: Taylor scores, Taylor pruning, draws from a ranking."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -146,7 +146,7 @@ def _taylor(
     layers: Sequence[int],
     batch_size: int,
 ) -> Tensor:
-    """The Taylor scores of some layers; NaN for the others."""
+    """Return the Taylor scores of some layers; NaN for the others."""
     inputs = as_inputs(inputs)
     found = attentions(model)
     network = frozen(model).eval()

@@ -49,7 +49,7 @@ class _Tape:
 
 
 class _LastLayer(_Tape):
-    """A layer that can go on after its attention, `core`, with the first token alone."""
+    """A layer that can go on after its attention `core` with the first token alone."""
 
     def __init__(self, module: nn.Module, core: _Tape):
         super().__init__(module)
@@ -164,7 +164,7 @@ class Search:
     def _replayed(
         self, inputs: Inputs, tapes: Sequence[_Tape], outputs: Sequence[Any]
     ) -> Tensor:
-        """The logits where these modules give these outputs."""
+        """Return the logits where these modules give these outputs."""
         for tape, output in zip(tapes, outputs, strict=True):
             tape.replay = output
         try:
@@ -249,17 +249,17 @@ class TowerSearch:
 
 
 def search_of(model: nn.Module, example: Inputs) -> Search | TowerSearch:
-    """The search in one network, or in both towers of one."""
+    """Return the search in one network, or in both towers of one."""
     towers = isinstance(model, ZeroShot)
     return TowerSearch(model, example) if towers else Search(model, example)
 
 
 def _like(output: Any, states: Tensor) -> Any:
-    """These states, with what else a module returned."""
+    """Return these states, with what else a module returned."""
     return (states, *output[1:]) if isinstance(output, tuple) else states
 
 
 def _first_token(output: Any) -> Any:
-    """The first token of states [batch, tokens, width], or of a tuple's first ones."""
+    """Return the first token of states [batch, tokens, width], alone or in a tuple."""
     states = output[0] if isinstance(output, tuple) else output
     return _like(output, states[:, :1])

@@ -269,8 +269,8 @@ def _samples_axis(array: Tensor | np.ndarray, arrays: Sequence) -> int:
     if len(axes) != 1:
         raise ValueError(
             f"the samples' axis of an array {list(array.shape)} is not clear: it "
-            f"should be the only one of length {sorted(lengths) or 'unknown'}, that of the "
-            "arrays of one or two axes; resample numbers instead, "
+            f"should be the only one of length {sorted(lengths) or 'unknown'}, that of "
+            "the arrays of one or two axes; resample numbers instead, "
             "bootstrap(lambda rows: statistic(x[:, rows]), torch.arange(samples))"
         )
     return axes[0]

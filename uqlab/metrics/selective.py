@@ -34,7 +34,7 @@ def risk_coverage(
 
 
 def aurc(logits: ArrayLike, labels: ArrayLike, scores: ArrayLike) -> float:
-    """Return the mean selective risk over the coverages 1/n..1 (Geifman et al. 2019)."""
+    """Return the mean selective risk over coverages 1/n..1 (Geifman et al. 2019)."""
     return risk_coverage(logits, labels, scores)[1].mean().item()
 
 

@@ -107,12 +107,12 @@ class Projection(NamedTuple):
         return slice(first, first + self.size)
 
     def part(self, matrix: Tensor, head: int) -> Tensor:
-        """The part of the matrix that belongs to a head, a view [size, other]."""
+        """Return the part of the matrix that is a head's, a view [size, other]."""
         turned = matrix if self.axis == 0 else matrix.mT
         return turned[self.rows(head)]
 
     def of(self, network: nn.Module, head: int) -> Tensor:
-        """The weights of a head in a network, a detached view [size, other]."""
+        """Return the weights of a head in a network, a detached view [size, other]."""
         return self.part(network.get_parameter(self.parameter).detach(), head)
 
 
@@ -163,7 +163,7 @@ class Attention(NamedTuple):
         return [self.query, self.key, self.value, self.output]
 
     def inputs(self, head: int) -> list[tuple[Projection, int]]:
-        """The query, key and value projection, each with the number of the head there.
+        """Return the query, key and value projection, with the head's number there.
 
         A query head shares the key and value of its group.
         """
@@ -252,7 +252,7 @@ def _attention(name: str, modules: Mapping[str, nn.Module]) -> Attention | None:
 
 
 def _matrix(name: str, modules: Mapping[str, nn.Module]) -> Any:
-    """Describe the matrix of a linear layer or of torch's attention; None for others."""
+    """Describe the matrix of a linear layer or of torch's attention, or None."""
     holder, _, own = name.rpartition(".")
     core: Any = modules.get(holder)
     if own == "in_proj_weight" and isinstance(core, nn.MultiheadAttention):
@@ -270,7 +270,7 @@ def _matrix(name: str, modules: Mapping[str, nn.Module]) -> Any:
 
 
 def _head_size(core: nn.Module, features: int) -> int:
-    """The features of a head, of this many in all; 0 if they cannot be found."""
+    """Return the features of a head, of this many in all; 0 if they cannot be found."""
     size = _number(core, SIZES)
     heads = _number(core, COUNTS)
     return size if size or not heads else features // heads
@@ -314,7 +314,7 @@ def _check(
 
 
 def _number(core: nn.Module, names: tuple[str, ...]) -> int:
-    """The first of these attributes that is an integer above 0; 0 without one."""
+    """Return the first of these attributes that is an integer above 0, or 0."""
     for name in names:
         value = getattr(core, name, None)
         if isinstance(value, int) and value > 0:
@@ -323,7 +323,7 @@ def _number(core: nn.Module, names: tuple[str, ...]) -> int:
 
 
 def _layer(name: str, modules: Mapping[str, nn.Module]) -> str:
-    """The layer that holds a module: a member of the nearest list, or the module."""
+    """Return the layer that holds a module: in the nearest list, or the module."""
     layer = name
     while layer and not _listed(layer, modules):
         layer = layer.rpartition(".")[0]
@@ -357,14 +357,15 @@ def _with_towers(found: list[Attention], kind: str) -> list[Attention]:
         return found
     if sorted(stacks.values()) != ["text", "vision"]:
         raise ValueError(
-            f"{kind} holds {len(stacks)} stacks of layers ({', '.join(stacks)}); give one, or CLIP's two towers"
+            f"{kind} holds {len(stacks)} stacks of layers ({', '.join(stacks)}); "
+            "give one, or CLIP's two towers"
         )
     towers = [each._replace(tower=stacks[_stack(each.layer)]) for each in found]
     return sorted(towers, key=lambda attention: attention.tower)
 
 
 def _stack(layer: str) -> str:
-    """The stack that a layer belongs to; the stages of Swin are one stack."""
+    """Return the stack that a layer belongs to; the stages of Swin are one stack."""
     first, *others = layer.split(".")[:-1] or [""]
     return ".".join([first, *("*" if part.isdigit() else part for part in others)])
 

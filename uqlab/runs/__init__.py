@@ -27,9 +27,22 @@ if TYPE_CHECKING:
     from uqlab.runs.tables import load
 
 __all__ = [
-    "RunError", "begin", "cached", "check", "claim", "claims", "committed", "describe_figure",
-    "execute", "load", "output_dir", "record", "run_one", "summary", "sweep",
-]  # fmt: skip
+    "RunError",
+    "begin",
+    "cached",
+    "check",
+    "claim",
+    "claims",
+    "committed",
+    "describe_figure",
+    "execute",
+    "load",
+    "output_dir",
+    "record",
+    "run_one",
+    "summary",
+    "sweep",
+]
 _LATER = {  # so that a page that only records needs no other file of this room
     "RunError": "execution",
     "cached": "caching",
