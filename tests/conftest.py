@@ -87,6 +87,14 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Each test draws the same numbers, alone and among others."""
+    import torch
+
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory) -> Path:
     """A folder that all processes of this test run share."""
