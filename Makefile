@@ -8,10 +8,18 @@ BIN := .venv/bin
 # Threads that wait should sleep: beside a busy neighbour, spinning ones were measured 10 to 50 times slower.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: figures evidence test soak book slides lab dashboards lint benchmarks .venv
+.PHONY: figures studies seeds evidence test soak book slides lab dashboards lint benchmarks .venv
 
 figures: .venv
 	$(BIN)/uqlab run --profile quick
+
+# The evidence behind the lessons, on embedded data.
+studies: .venv
+	$(BIN)/uqlab run --studies --profile quick
+
+# In how many of five other seeds each lesson's claims hold; half an hour for all. PAGES: some of them, "03 04".
+seeds: .venv
+	$(BIN)/python tools/seeds.py $(PAGES)
 
 # Hours, from the official files in $UQLAB_DATA; what is done is skipped, so it can be stopped and started at any time.
 evidence: .venv
@@ -47,6 +55,7 @@ lint: .venv
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 	$(BIN)/python tools/density.py --hold
+	$(BIN)/python tools/pages.py
 
 benchmarks: .venv
 	for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done

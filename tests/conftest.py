@@ -127,7 +127,9 @@ def pages(shared):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):
             if not folder.exists():
-                path = parameters.find(name) if changes else notebooks / f"{name}.ipynb"
+                path = parameters.find(name)
+                if not changes:
+                    path = notebooks / path.relative_to(parameters.PAGES)
                 runs.execute(path, changes, profile="tiny", folder=folder, threads=1)
         return folder
 

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 import textwrap
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import nbformat
 
 from uqlab.runs import parameters
 
-# Pages, by number, that are not yet written anew: with claims, folded drawing and solutions that run.
-UNCONVERTED: set[str] = set()
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+from pages import UNSPLIT  # noqa: F401
+from seeds import code_of  # noqa: F401
 
 MOVE = """
 import gc, json, pathlib
@@ -80,9 +82,9 @@ def solutions(path: Path) -> list[str]:
 
 
 def copies(folder: Path) -> Path:
-    """Copy the notebooks with those cells, and their profiles, into a folder; returns the folder."""
+    """Copy the lessons with those cells, the studies and the profiles into a folder, which is returned."""
     if not folder.exists():
-        folder.mkdir()
+        (folder / "studies").mkdir(parents=True)
         for path in parameters.all_notebooks():
             page = nbformat.read(path, 4)
             page.cells.append(nbformat.v4.new_code_cell(MOVE, id="moves"))
@@ -92,5 +94,7 @@ def copies(folder: Path) -> Path:
                 )
             )
             nbformat.write(page, folder / path.name)
+        for study in parameters.all_notebooks("studies"):
+            shutil.copy(study, folder / "studies")
         shutil.copy(path.parent / "profiles.yaml", folder)
     return folder

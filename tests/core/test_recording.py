@@ -116,14 +116,16 @@ def test_claims_are_recorded_with_margin_and_paper(recorded):
     )
     kept = {"sentence": "It falls at least three times.", "holds": False, "margin": 0}
     assert recorded()["claims"]["fall"] == kept | {
-        "paper": {"holds": False, "text": "Kirsch 2024, Table 2"}
+        "paper": {"holds": False, "text": "Kirsch 2024, Table 2"},
+        "algebra": False,
+        "seeds": None,
     }
     table = runs.claims()
     assert list(table.index) == [
         "It falls at least three times.",
         "No image is missed.",
     ]
-    assert table["this run"].tolist() == ["no", "no"]
+    assert table["this run"].tolist() == ["fails", "fails"]
     assert table["paper"].tolist() == ["no (Kirsch 2024, Table 2)", "–"]
     runs.begin(runs.output_dir(), "x")
     assert recorded()["claims"] == {}
@@ -156,6 +158,34 @@ def test_the_table_of_claims_shows_in_how_many_seeds_of_the_long_runs_a_claim_ho
         "2 of 3 seeds, mnist: “It falls from x1 to x32”",
         "2 of 2 seeds, mnist",
     ]
+
+
+def test_the_table_of_claims_shows_in_how_many_other_seeds_a_claim_holds(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (folder := tmp_path / "figures" / "seeds").mkdir(parents=True)
+    held = {
+        "seed": [1, 2, 3],
+        "always": [True, True, True],
+        "often": [True, False, True],
+        "rarely": [False, False, True],
+    }
+    pd.DataFrame(held).to_csv(folder / "x.csv", index=False)
+    runs.begin(tmp_path / "out", "x")
+    for name, holds in {"always": True, "often": True, "rarely": False}.items():
+        runs.claim(name, f"It {name} holds.", holds)
+    runs.claim("identity", "The parts add up.", True, algebra=True)
+    runs.claim("new", "This was claimed later.", True)
+    table = runs.claims()
+    assert table["this run"].tolist() == [
+        "clear",
+        "narrow",
+        "fails",
+        "algebra",
+        "holds",
+    ]
+    assert table["other seeds"].tolist() == ["3 of 3", "2 of 3", "1 of 3", "–", "–"]
 
 
 def test_a_number_of_the_long_runs_is_their_mean_and_spread(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ SMALL = {
 
 
 def test_rows_of_the_board_and_what_a_backbone_cannot_carry(tmp_path):
-    notebook = Path(uqlab.__file__).parents[1] / "notebooks" / "board.ipynb"
+    notebook = Path(uqlab.__file__).parents[1] / "notebooks" / "studies" / "board.ipynb"
     parameters = SMALL | {"methods": ["batch", "batch_additive", "dropkey"]}
     results = read_json(
         runs.execute(notebook, parameters, folder=tmp_path / "run") / "results.json"
@@ -47,7 +47,7 @@ def test_rows_of_the_board_and_what_a_backbone_cannot_carry(tmp_path):
 def test_the_committed_boards_first_row_comes_back_within_the_spread_of_its_seeds(
     tmp_path,
 ):
-    notebook = Path(uqlab.__file__).parents[1] / "notebooks" / "board.ipynb"
+    notebook = Path(uqlab.__file__).parents[1] / "notebooks" / "studies" / "board.ipynb"
     board = pd.read_csv(
         notebook.parents[1] / "figures" / "real" / "13_scoreboard" / "board.csv"
     )
@@ -78,7 +78,9 @@ def test_the_committed_boards_first_row_comes_back_within_the_spread_of_its_seed
 
 
 def test_rows_of_the_ablations(tmp_path):
-    notebook = Path(uqlab.__file__).parents[1] / "notebooks" / "ablations.ipynb"
+    notebook = (
+        Path(uqlab.__file__).parents[1] / "notebooks" / "studies" / "ablations.ipynb"
+    )
     rows = [
         "embeddings",
         "MLPs",
@@ -112,7 +114,7 @@ def test_rows_of_the_ablations(tmp_path):
 
 
 def test_rows_of_hydra(tmp_path):
-    notebook = Path(uqlab.__file__).parents[1] / "notebooks" / "hydra.ipynb"
+    notebook = Path(uqlab.__file__).parents[1] / "notebooks" / "studies" / "hydra.ipynb"
     small = {
         "seed": 3,
         "train_limit": 16,
@@ -154,7 +156,9 @@ def test_rows_of_hydra(tmp_path):
 
 def test_settings_for_one_row_of_a_table(tmp_path):
     """Each is asked in both ways; a table of rows is drawn without any training."""
-    notebook = Path(uqlab.__file__).parents[1] / "notebooks" / "table_2.ipynb"
+    notebook = (
+        Path(uqlab.__file__).parents[1] / "notebooks" / "studies" / "table_2.ipynb"
+    )
     small = {
         "settings": ["normalised", "mixtures"],
         "members": 2,
@@ -188,7 +192,9 @@ def test_settings_for_one_row_of_a_table(tmp_path):
 
 def test_groups_of_nine_networks(tmp_path):
     """Of nine networks trained here; the groups and three of them have as many speakers, and groups show less."""
-    notebook = Path(uqlab.__file__).parents[1] / "notebooks" / "resnets.ipynb"
+    notebook = (
+        Path(uqlab.__file__).parents[1] / "notebooks" / "studies" / "resnets.ipynb"
+    )
     small = {
         "dataset": "digits",
         "ood": ["letters"],

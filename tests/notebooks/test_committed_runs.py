@@ -67,12 +67,19 @@ def table_rows(text):
     ]
 
 
+def ran_for(page):
+    """The notebook whose long runs are kept under a page's name: its study, if it has one."""
+    studies = {path.stem: path for path in parameters.all_notebooks("studies")}
+    name = parameters.find(page).stem
+    return studies.get(f"{name}_study", parameters.find(name))
+
+
 @pytest.mark.parametrize(
     "folder", FOLDERS, ids=lambda folder: f"{folder.parent.name}/{folder.name}"
 )
 def test_a_committed_run_is_its_profiles_and_has_the_pages_claims(folder):
     results, manifest = read(folder)
-    notebook = parameters.find(folder.name)
+    notebook = ran_for(folder.name)
     wanted = parameters.defaults(notebook) | parameters.overrides(
         notebook, folder.parent.name
     )
@@ -111,7 +118,7 @@ LATER = {
 def study(page, name, swept):
     """The rows that a notebook beside a page made, with the parameters that it has now, and these parameters."""
     folder = FIGURES / "real" / parameters.find(page).stem
-    notebook = parameters.find(page).with_name(f"{name}.ipynb")
+    notebook = parameters.find(f"studies/{name}")
     wanted, given = (
         parameters.defaults(notebook),
         read_json(folder / f"{name}.json")["parameters"],
@@ -385,7 +392,7 @@ def test_03_has_the_settings_of_their_notebook_and_says_what_they_found():
         .set_index(["setting", "dropout when asked"])
     )
     source, text = (
-        parameters.find("03").with_name("table_2.ipynb").read_text(),
+        parameters.find("table_2").read_text(),
         prose(parameters.find("03")),
     )
     assert all(f'\\"{setting}\\": (' in source for setting, _ in found.index)
@@ -430,7 +437,7 @@ def test_06_has_the_ablations_of_their_profile_with_the_same_seeds():
         f"({told['backbone trained']:.3f} nats of mutual information, not {told[own]:.3f})"
         in text
     )
-    source = parameters.find("06").with_name("ablations.ipynb").read_text()
+    source = parameters.find("ablations").read_text()
     assert [
         name
         for name in seeds.index
@@ -635,7 +642,7 @@ def test_11_quotes_its_run_on_pretrained_networks():
 def test_13_has_the_board_of_its_profile_with_every_method_and_the_same_seeds():
     table, about = pd.read_csv(BOARD / "board.csv"), read_json(BOARD / "board.json")
     table = table[table["backbone"] != "text"]
-    notebook = parameters.find("13").with_name("board.ipynb")
+    notebook = parameters.find("board")
     wanted = parameters.defaults(notebook) | parameters.overrides(notebook, "real")
     swept = {
         "output_dir",
@@ -690,9 +697,7 @@ def test_13_has_texts_on_its_board_of_one_size_and_with_the_same_seeds():
         read_json(BOARD / "text.json")["parameters"],
     )
     table = table[table["backbone"] == "text"]
-    wanted = parameters.defaults(parameters.find("13").with_name("board.ipynb")) | {
-        "network": "text"
-    }
+    wanted = parameters.defaults(parameters.find("board")) | {"network": "text"}
     own = {
         "train_limit": 600,
         "limit": 200,

@@ -1,19 +1,29 @@
-"""A page's form: few and short cells of ideas, folded cells of drawing, sections that every page has."""
+"""A page's form: folded cells of drawing, sections that every page has; tools/pages.py has the lessons' limits."""
 
 import ast
+import csv
 import functools
 import json
 import re
 
 import pytest
-from small_pages import UNCONVERTED, solutions
+from small_pages import UNSPLIT, code_of, solutions
 
 from uqlab.runs import parameters
 
-NOTEBOOKS = [
-    path for path in parameters.all_notebooks() if path.stem[:2] not in UNCONVERTED
+LESSONS = parameters.all_notebooks()
+STUDIES = [
+    path for path in parameters.all_notebooks("studies") if path.stem.endswith("_study")
 ]
-pages = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem[:2])
+
+
+def each(paths):
+    return pytest.mark.parametrize("path", paths, ids=lambda path: path.stem)
+
+
+pages = each([*LESSONS, *STUDIES])
+unsplit = each([path for path in LESSONS if path.stem[:2] in UNSPLIT])
+split = each([path for path in LESSONS if path.stem[:2] not in UNSPLIT])
 
 
 @functools.cache
@@ -51,7 +61,7 @@ def lines(cell):
     return [line for line in source(cell).splitlines() if line.strip()]
 
 
-@pages
+@unsplit
 def test_cells_are_few_and_short(path):
     assert 15 <= len(cells(path)) <= 45
     code = [cell for cell in cells(path, "code") if not is_setup(cell)]
@@ -87,7 +97,7 @@ def test_the_parameters_cell_says_what_each_means(path):
         assert re.search(r"  # \w", line), line
 
 
-@pages
+@unsplit
 def test_a_page_opens_with_its_question_and_what_it_takes(path):
     first = source(cells(path)[0])
     assert first.startswith(f"# {path.stem[:2]} · ")
@@ -98,7 +108,7 @@ def test_a_page_opens_with_its_question_and_what_it_takes(path):
     )
 
 
-@pages
+@unsplit
 def test_a_page_ends_with_the_paper_the_claims_and_three_exercises(path):
     found = re.findall(r"^## (?:\d+\. )?(.+)$", text(path), re.MULTILINE)
     assert found[-1] == "Exercises"
@@ -114,6 +124,43 @@ def test_a_page_ends_with_the_paper_the_claims_and_three_exercises(path):
     )
     assert re.findall(r"^(?:\*\*)?(\d)\. ", asked, re.MULTILINE) == ["1", "2", "3"]
     assert len(solutions(path)) >= 3, "each solution has a block of ```python"
+
+
+@split
+def test_a_lesson_opens_with_its_question_and_ends_with_exercises(path):
+    first = source(cells(path)[0])
+    assert first.startswith(f"# {path.stem[:2]} · ")
+    assert "?" in first
+    titles = re.findall(r"^## (?:\d+\. )?(.+)$", text(path), re.MULTILINE)
+    assert titles[-1] == "Exercises"
+    code = "\n".join(map(source, cells(path, "code")))
+    assert "widgets.guess(" in code
+    assert "runs.claims()" in code
+    exercises = text(path).split("## Exercises\n")[1]
+    assert exercises.count("min)") >= 2, "each exercise says how hard and how long"
+    assert len(solutions(path)) >= 2, "each solution has a block of ```python"
+    study = path.parent / "studies" / f"{path.stem}_study.ipynb"
+    assert f"](studies/{study.name})" in text(path)
+    assert study.exists()
+
+
+@each(STUDIES)
+def test_a_study_names_its_lesson_and_its_claims(path):
+    lesson = f"{path.stem.removesuffix('_study')}.ipynb"
+    assert f"](../{lesson})" in text(path)
+    assert "runs.claims()" in "\n".join(map(source, cells(path, "code")))
+
+
+@pytest.mark.parametrize(
+    "table",
+    sorted((LESSONS[0].parents[1] / "figures" / "seeds").glob("*.csv")),
+    ids=lambda table: table.stem,
+)
+def test_the_table_of_other_seeds_belongs_to_the_page(table):
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["seed"] for row in rows] == ["1", "2", "3", "4", "5"]
+    assert {row["code"] for row in rows} == {code_of(parameters.find(table.stem))}
 
 
 @pages

@@ -8,7 +8,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-from small_pages import UNCONVERTED
 
 from uqlab.runs import cli, parameters
 
@@ -16,9 +15,6 @@ ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 GUIDE = ROOT / "notebooks" / "README.md"
 TEXT = GUIDE.read_text()
-after_the_pages = pytest.mark.skipif(
-    bool(UNCONVERTED), reason="the guide is rewritten when all pages are"
-)
 LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
 
 
@@ -72,7 +68,6 @@ def saved(path):
     }
 
 
-@after_the_pages
 def test_the_index_links_every_page_once_by_its_title():
     titles = [
         re.sub(r"^# (\d\d)\W+", r"\1 ", cells(path, "markdown")[0].splitlines()[0])
@@ -84,7 +79,6 @@ def test_the_index_links_every_page_once_by_its_title():
     ]
 
 
-@after_the_pages
 @pytest.mark.parametrize("row", rows("The pages"), ids=lambda row: row["page"][1:3])
 def test_the_index_tells_of_each_page_what_it_tells_itself(row):
     path = page(row["page"][1:3])
@@ -108,7 +102,6 @@ def test_links_lead_to_files():
     assert [target for target in targets if not (GUIDE.parent / target).is_file()] == []
 
 
-@after_the_pages
 def test_figures_and_sections_exist():
     figures = re.findall(r"`(\d\d)/(\w+)`", TEXT)
     assert len(figures) > 60
@@ -147,7 +140,6 @@ def course(name):
     return table
 
 
-@after_the_pages
 def test_90_minutes_are_90():
     table = course("A course of 90 minutes")
     assert sum(int(row["min"]) for row in table) == 90
@@ -160,7 +152,6 @@ def test_90_minutes_are_90():
     }  # fast ones
 
 
-@after_the_pages
 def test_a_week_has_ten_blocks_and_all_pages():
     table = course("A course of one week")
     blocks = [row["block"] for row in table]
@@ -203,7 +194,6 @@ def test_commands_are_understood():
             )
 
 
-@after_the_pages
 def test_misconceptions_are_numbered_and_shown():
     table = rows("Misconceptions")
     assert 8 <= len(table) <= 12
@@ -256,7 +246,6 @@ def test_symbols_of_a_formula():
     }  # fmt: skip
 
 
-@after_the_pages
 def test_a_letter_means_one_thing_on_the_pages_that_the_guide_names():
     meant = {}
     for row in rows("Symbols"):

@@ -15,7 +15,7 @@ def test_a_project_is_a_copy_to_work_in(tmp_path, monkeypatch):
     for name in ("demo", "empty"):
         made = call("new", tmp_path / name)
         assert made.exit_code == 0, made.output
-        assert f"{len(parameters.all_notebooks())} pages" in made.output
+        assert f"{len(parameters.all_notebooks())} lessons" in made.output
     page = tmp_path / "demo" / "notebooks" / "00_uncertainty_decomposition.ipynb"
     assert not page.is_symlink()
     page.write_text("{}")

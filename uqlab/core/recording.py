@@ -28,12 +28,32 @@ class Claim:
     """A sentence that a reader could dispute, and whether it holds in a run.
 
     `margin` is how far the finding is from its bound; `paper` has `holds` and `text`.
+    `algebra` marks what holds by definition, and `seeds` in how many other seeds the
+    sentence holds, and of how many.
     """
 
     sentence: str = ""
     holds: bool = False
     margin: float | int | None = None
     paper: dict[str, Any] | None = None
+    algebra: bool = False
+    seeds: list[int] | None = None
+
+    @property
+    def result(self) -> str:
+        """Say "clear", "narrow" (not in all other seeds), "fails" or "algebra"."""
+        if not self.holds:
+            return "fails"
+        if self.algebra:
+            return "algebra"
+        if self.seeds is None:
+            return "holds"
+        return "clear" if self.seeds[0] == self.seeds[1] else "narrow"
+
+    @property
+    def in_seeds(self) -> str:
+        """Say in how many other seeds the sentence holds."""
+        return f"{self.seeds[0]} of {self.seeds[1]}" if self.seeds else NOTHING
 
 
 @dataclass
@@ -66,8 +86,8 @@ class Record:
         return cls.from_json(read_json(Path(folder, "results.json")))
 
     def claims_held(self) -> list[bool]:
-        """Return whether each claim holds."""
-        return [claim.holds for claim in self.claims.values()]
+        """Return whether each claim that could fail holds."""
+        return [claim.holds for claim in self.claims.values() if not claim.algebra]
 
 
 def known(kind: type, content: dict[str, Any]) -> dict[str, Any]:
@@ -78,6 +98,7 @@ def known(kind: type, content: dict[str, Any]) -> dict[str, Any]:
 
 _folder: Path | None = None
 _real = Path()  # the committed long runs of the same notebook, if there are some
+_seeds = Path()  # the table of its claims with other seeds, by tools/seeds.py
 _record = Record()
 
 
@@ -94,16 +115,23 @@ def begin(output_dir: str | os.PathLike, notebook: str) -> Path:
     notebook
         The notebook's name without .ipynb.
     """
-    global _folder, _real, _record
-    here = Path.cwd()
-    figures = (here.parent if here.name == "notebooks" else here) / "figures"
+    global _folder, _real, _seeds, _record
+    figures = project(Path.cwd()) / "figures"
     folder = output_dir or os.environ.get(FOLDER) or figures / "interactive" / notebook
     _folder = Path(folder).absolute()
     _real = figures / "real" / notebook
+    _seeds = figures / "seeds" / f"{notebook}.csv"
     _folder.mkdir(parents=True, exist_ok=True)
     _record = Record(device=_processor())
     _save()
     return _folder
+
+
+def project(here: Path) -> Path:
+    """Return the folder above notebooks/ and notebooks/studies/, else the same."""
+    if here.name == "studies":
+        here = here.parent
+    return here.parent if here.name == "notebooks" else here
 
 
 def output_dir() -> Path:
@@ -149,7 +177,13 @@ def _split(frame: "DataFrame") -> dict[str, Any]:
 
 
 def claim(
-    name: str, sentence: str, holds: Any, *, margin: Any = None, paper: Any = None
+    name: str,
+    sentence: str,
+    holds: Any,
+    *,
+    margin: Any = None,
+    paper: Any = None,
+    algebra: bool = False,
 ) -> bool:
     """Record a sentence that a reader could dispute; return whether it holds here.
 
@@ -166,6 +200,9 @@ def claim(
     paper
         Whether the sentence holds in the paper, from `uqlab.study.published`, or None
         where the paper says nothing.
+    algebra
+        Whether the sentence holds by definition. It is then shown so, and not counted
+        among the findings.
 
     Raises
     ------
@@ -188,7 +225,14 @@ def claim(
         raise ValueError(
             f"this run has claimed {name} with another sentence; take another name"
         )
-    _record.claims[name] = Claim(sentence, holds, margin, plain(name, paper))
+    _record.claims[name] = Claim(
+        sentence,
+        holds,
+        margin,
+        plain(name, paper),
+        algebra,
+        seeds=_in_other_seeds(name),
+    )
     _save()
     return holds
 
@@ -196,9 +240,12 @@ def claim(
 def claims() -> "DataFrame":
     """Return the claims of this run, a row each, for the page's closing table.
 
-    Where figures/real holds long runs of the page, a column says whether the claim
-    holds there, or in how many seeds, and on which data set. Where those runs made the
-    claim in other words, because they had other widths or data, it quotes them.
+    The result is "clear", "narrow" where the claim does not hold in all of the other
+    seeds in figures/seeds, "fails", or "algebra"; without such seeds "holds" or
+    "fails". Where figures/real holds long runs of the page, a column says whether the
+    claim holds there, or in how many seeds, and on which data set. Where those runs
+    made the claim in other words, because they had other widths or data, it quotes
+    them.
     """
     import pandas
 
@@ -212,10 +259,12 @@ def claims() -> "DataFrame":
         paper = NOTHING
         if claim.paper:
             paper = f"{_answer(claim.paper['holds'])} ({claim.paper['text']})"
-        rows.append((claim.sentence, _answer(claim.holds), margin, held, paper))
-    names = ["claim", "this run", "margin", "`real` run", "paper"]
+        found = (claim.sentence, claim.result, claim.in_seeds)
+        rows.append((*found, margin, held, paper))
+    names = ["claim", "this run", "other seeds", "margin", "`real` run", "paper"]
     frame = pandas.DataFrame(rows, columns=names).set_index("claim")
-    return frame if long else frame.drop(columns="`real` run")
+    absent = {"`real` run": not long, "other seeds": not _table(_seeds)}
+    return frame.drop(columns=[name for name in absent if absent[name]])
 
 
 def _answer(holds: bool) -> str:
@@ -227,7 +276,8 @@ def committed(name: str, form: str = ".3f") -> str:
 
     The dash "–" stands for a number that they did not record.
     """
-    values = [float(row[name]) for row in _long_table() if row.get(name)]
+    rows = _table(_real / "table.csv")
+    values = [float(row[name]) for row in rows if row.get(name)]
     if not values:
         return NOTHING
     mean = f"{statistics.mean(values):{form}}"
@@ -236,16 +286,22 @@ def committed(name: str, form: str = ".3f") -> str:
     return f"{mean} ± {statistics.stdev(values):{form}}"
 
 
-def _long_table() -> list[dict[str, str]]:
-    """Return the table of the committed long runs of this page, a row a seed."""
-    with suppress(OSError), (_real / "table.csv").open(newline="") as file:
+def _table(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a table of runs, one a seed; none where there is no file."""
+    with suppress(OSError), path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
     return []
 
 
+def _in_other_seeds(name: str) -> list[int] | None:
+    """Return in how many of the other seeds a claim holds, and of how many."""
+    held = [row[name] == "True" for row in _table(_seeds) if row.get(name)]
+    return [sum(held), len(held)] if held else None
+
+
 def _long_runs() -> dict[str, tuple[str, str]]:
     """Return how each claim of the committed long runs ended, and its sentence."""
-    rows, first = _long_table(), Record.read(_real)
+    rows, first = _table(_real / "table.csv"), Record.read(_real)
     parameters = read_json(_real / "manifest.json").get("parameters", {})
     where = f", {parameters['dataset']}" if parameters.get("dataset") else ""
     ended = {}

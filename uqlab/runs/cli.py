@@ -85,7 +85,8 @@ def main() -> None:
 
 def _pages(context: Any, parameter: Any, incomplete: str) -> list[CompletionItem]:
     """Complete a notebook: the pages by name, else paths."""
-    stems = [path.stem for path in all_notebooks() if path.stem.startswith(incomplete)]
+    pages = [*all_notebooks(), *all_notebooks("studies")]
+    stems = [path.stem for path in pages if path.stem.startswith(incomplete)]
     path = CompletionItem(incomplete, type="file")
     return [CompletionItem(stem) for stem in stems] or [path]
 
@@ -154,7 +155,10 @@ def new(folder) -> None:
     """
     new_project(folder)
     count = len(list(folder.glob("notebooks/[0-9]*.ipynb")))
-    click.echo(f"{folder}: {count} pages; README.md says what is where")
+    studies = len(list(folder.glob("notebooks/studies/*.ipynb")))
+    click.echo(
+        f"{folder}: {count} lessons, {studies} studies; README.md says what is where"
+    )
     enter = shlex.quote(str(folder))
     click.echo(f"next:\n  cd {enter}\n  uqlab run 00 --profile tiny\n  uqlab lab")
 
@@ -216,22 +220,35 @@ def examine() -> None:
 @_jobs(None, "Notebooks at a time; default all cores, or 1 beside a GPU.")
 @timeout
 @click.option("--no-cache", is_flag=True, help="Train anew, and keep no training.")
+@click.option(
+    "--studies", is_flag=True, help="By default all studies, not all lessons."
+)
 @quiet
 @dry_run
 def run(
-    notebooks, profile, given, output_dir, jobs, timeout, no_cache, quiet, dry_run
+    notebooks,
+    profile,
+    given,
+    output_dir,
+    jobs,
+    timeout,
+    no_cache,
+    studies,
+    quiet,
+    dry_run,
 ) -> None:
     """Run notebooks headless, with other values.
 
     The results go into OUTPUT_DIR/PROFILE/NOTEBOOK, and the gallery is built. NOTEBOOK
-    is a path, a name or the start of one (03); default all. Exit code 1 if any fails; a
-    claim that does not hold is a finding, no failure.
+    is a path, a name or the start of one (03, studies/03); default all lessons. Exit
+    code 1 if any fails; a claim that does not hold is a finding, no failure.
     """
     from uqlab.runs import gallery
 
     if no_cache:
         os.environ[TRAININGS] = ""
-    root, plan = output_dir / profile, per_notebook(notebooks, profile, dict(given))
+    root, kind = output_dir / profile, "studies" if studies else "lessons"
+    plan = per_notebook(notebooks, profile, dict(given), kind)
     if dry_run:
         at_a_time = execution.at_a_time(jobs, len(plan))
         return click.echo("\n".join(plans.of_run(plan, root, profile, at_a_time)))

@@ -169,21 +169,33 @@ def _reason(error: ValidationError) -> str:
 
 
 def find(name: str | os.PathLike) -> Path:
-    """Return the notebook that a path, a stem or a unique start of one ("03") means."""
+    """Return the notebook that a path, a stem or a unique start of one ("03") means.
+
+    A lesson comes before a study of the same number; "studies/03" is the study.
+    """
     if Path(name).is_file():
         return Path(name).absolute()
-    stem, pages = str(name), {path.stem: path for path in all_notebooks()}
-    fitting = [stem] if stem in pages else [s for s in pages if s.startswith(stem)]
-    if len(fitting) == 1:
-        return pages[fitting[0]]
+    stem = str(name).removeprefix("studies/")
+    lessons = {} if stem != str(name) else {path.stem: path for path in all_notebooks()}
+    pages = lessons | {path.stem: path for path in all_notebooks("studies")}
+    for known in (lessons, pages):
+        fitting = [stem] if stem in known else [s for s in known if s.startswith(stem)]
+        if len(fitting) == 1:
+            return known[fitting[0]]
     wrong = "is the start of several" if fitting else "is no notebook of"
     raise ValueError(f"{stem!r} {wrong}: {', '.join(fitting or pages)}")
 
 
-def all_notebooks() -> list[Path]:
-    """Return the pages in notebooks/ of this folder, else those of the package."""
-    here = sorted(Path.cwd().glob("notebooks/[0-9]*.ipynb"))
-    return here or sorted(PAGES.glob("[0-9]*.ipynb"))
+def all_notebooks(kind: Literal["lessons", "studies"] = "lessons") -> list[Path]:
+    """Return the lessons in notebooks/ of this folder, else those of the package.
+
+    Studies, which hold the evidence behind the lessons, are in notebooks/studies/.
+    """
+    here = Path.cwd() / "notebooks"
+    pages = here if any(here.glob("[0-9]*.ipynb")) else PAGES
+    return sorted(
+        pages.glob("[0-9]*.ipynb" if kind == "lessons" else "studies/*.ipynb")
+    )
 
 
 def new_project(folder: Path) -> None:
@@ -250,9 +262,18 @@ def _assigned(line: ast.stmt) -> tuple[str, Any]:
     raise ValueError("no line `name = literal`")
 
 
+def profiles_file(notebook: Path) -> Path:
+    """Return where the parameter sets of a notebook are."""
+    folder = notebook.parent
+    return (folder.parent if folder.name == "studies" else folder) / "profiles.yaml"
+
+
 def profiles(notebook: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    """Read profiles.yaml beside a notebook: profile, notebook, parameter, value."""
-    path, sets = notebook.parent / "profiles.yaml", {}
+    """Read profiles.yaml of a notebook: profile, notebook, parameter, value.
+
+    It lies beside the lessons, and in the folder above the studies.
+    """
+    path, sets = profiles_file(notebook), {}
     try:
         if path.is_file():
             sets = PROFILES.validate_python(yaml.safe_load(path.read_text("utf-8")))
@@ -282,8 +303,8 @@ def overrides(
     """
     known, sets = defaults(notebook), profiles(notebook)
     if profile not in sets:
-        file = notebook.parent / "profiles.yaml"
-        raise ValueError(f"unknown profile {profile!r}; {file} has: {', '.join(sets)}")
+        file, names = profiles_file(notebook), ", ".join(sets)
+        raise ValueError(f"unknown profile {profile!r}; {file} has: {names}")
     values = sets[profile].get(notebook.stem, {}) | (given or {})
     return checked(values, known, notebook.stem)
 
@@ -328,14 +349,17 @@ def _read(text: Any, kind: type) -> Any:
 
 
 def per_notebook(
-    names: Iterable[str], profile: str, given: dict[str, str]
+    names: Iterable[str],
+    profile: str,
+    given: dict[str, str],
+    kind: Literal["lessons", "studies"] = "lessons",
 ) -> dict[Path, dict[str, Any]]:
-    """Return for each notebook, by default all, which given parameters it has.
+    """Return for each notebook, by default all of a kind, its given parameters.
 
     All are checked; each must be a parameter of at least one of the notebooks. Where
     one lacks a parameter or an entry in the profile, a note on the terminal says so.
     """
-    paths = list(map(find, names)) or all_notebooks()
+    paths = list(map(find, names)) or all_notebooks(kind)
     known = {path: defaults(path) for path in paths}
     if len({path.stem for path in known}) < len(known):
         same = ", ".join(map(str, known))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from uqlab.core.files import write, writing
-from uqlab.core.recording import Record
+from uqlab.core.recording import Record, project
 from uqlab.runs.manifest import Manifest, Present
 from uqlab.runs.parameters import find
 
@@ -232,10 +232,10 @@ def locate(
 ) -> Path:
     """Return the folder or file of a sweep from its path or its notebook's name.
 
-    In the notebooks folder the folder above is searched too.
+    In a folder of notebooks the one above is searched too.
     """
     here = Path.cwd()
-    bases = [here, here.parent] if here.name == "notebooks" else [here]
+    bases = [here, project(here)]
     if Path(sweep).suffix != ".ipynb":
         for base in bases:
             if (base / sweep).exists():

@@ -60,7 +60,7 @@ def measure(
     train, test
         Of texts with the tokenizer's tensor as their inputs.
     ood, shifted
-        Sets by name: strangers, and known classes that look different.
+        Sets by name: OOD inputs, and known classes that look different.
     methods
         Names in METHODS; None for all that this backbone can carry, with a warning for
         those that it cannot.
@@ -153,7 +153,7 @@ def _row(ensemble, train, test, ood, validation, shifted, scores, few):
     """Return all columns of an ensemble but its costs."""
     row = {}
     for score, count in few.items():
-        some = {where: strangers[:count] for where, strangers in ood.items()}
+        some = {where: unfamiliar[:count] for where, unfamiliar in ood.items()}
         row |= detection(ensemble, train, test[:count], some, [score])
     row |= quality(ensemble, test, validation, shifted)
     return row | detection(ensemble, train, test, ood, scores)
@@ -233,7 +233,7 @@ def detection(
     ood: Sets,
     scores: Iterable[str] = CHEAP,
 ) -> Row:
-    """Return how each score orders the test set, and how it tells strangers from it.
+    """Return how each score orders the test set, and how it tells OOD inputs from it.
 
     Returns
     -------
@@ -247,8 +247,8 @@ def detection(
     unsure = {"aurc": -metrics.log_prediction(z).amax(1)}
     unsure |= {f"aurc_{name}": score for name, score in known.items()}
     row = {key: metrics.aurc(z, test.labels, score) for key, score in unsure.items()}
-    for where, strangers in ood.items():
-        for name, score in rating.values(names, model, strangers.inputs).items():
+    for where, unfamiliar in ood.items():
+        for name, score in rating.values(names, model, unfamiliar.inputs).items():
             separation = metrics.ood_detection(known[name], score)
             row[f"auroc_{name}_{where}"] = separation.auroc
             row[f"fpr95_{name}_{where}"] = separation.fpr95
