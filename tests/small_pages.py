@@ -12,7 +12,7 @@ import nbformat
 from uqlab.runs import parameters
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
-from pages import UNSPLIT  # noqa: F401
+from pages import is_split  # noqa: F401
 from seeds import code_of  # noqa: F401
 
 MOVE = """

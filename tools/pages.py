@@ -15,11 +15,6 @@ from pathlib import Path
 
 WORDS, CELLS, FIGURES, LINES, COLUMNS = 1500, 30, 5, 10, 76
 CLAIMS = range(3, 6)
-# Lessons that are still the studies of before.
-UNSPLIT: set[str] = {
-    *("00", "01", "02", "03", "04", "05", "06", "07", "08"),
-    *("09", "10", "11", "12", "13", "14", "15", "16"),
-}
 # What is not said -> the field's word. Checked in prose and in code, so in labels and claims too.
 WORDS_INSTEAD = {
     r"strangers?": "OOD inputs",
@@ -111,13 +106,17 @@ def of_lesson(cells: list[dict]) -> Iterator[str]:
             yield f"cell {number}: {what}"
 
 
+def is_split(path: Path) -> bool:
+    """Return whether a page is a lesson, beside which a study holds the evidence."""
+    return (path.parent / "studies" / f"{path.stem}_study.ipynb").exists()
+
+
 def findings(path: Path) -> Iterator[str]:
     """Yield what is wrong with a page."""
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    number = path.stem[:2]
     if path.parent.name == "studies":
         yield from of_all(cells)
-    elif number not in UNSPLIT:
+    elif is_split(path):
         yield from of_all(cells)
         yield from of_lesson(cells)
 

@@ -7,7 +7,7 @@ import json
 import re
 
 import pytest
-from small_pages import UNSPLIT, code_of, solutions
+from small_pages import code_of, is_split, solutions
 
 from uqlab.runs import parameters
 
@@ -22,8 +22,8 @@ def each(paths):
 
 
 pages = each([*LESSONS, *STUDIES])
-unsplit = each([path for path in LESSONS if path.stem[:2] in UNSPLIT])
-split = each([path for path in LESSONS if path.stem[:2] not in UNSPLIT])
+unsplit = each([path for path in LESSONS if not is_split(path)])
+split = each([path for path in LESSONS if is_split(path)])
 
 
 @functools.cache

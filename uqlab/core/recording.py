@@ -113,13 +113,14 @@ def begin(output_dir: str | os.PathLike, notebook: str) -> Path:
         The notebook's parameter of that name. If it is empty, the runner's folder is
         taken, or figures/interactive/<notebook>.
     notebook
-        The notebook's name without .ipynb.
+        The notebook's name without .ipynb. A study "03_name_study" shares the committed
+        long runs of its lesson, figures/real/03_name.
     """
     global _folder, _real, _seeds, _record
     figures = project(Path.cwd()) / "figures"
     folder = output_dir or os.environ.get(FOLDER) or figures / "interactive" / notebook
     _folder = Path(folder).absolute()
-    _real = figures / "real" / notebook
+    _real = figures / "real" / notebook.removesuffix("_study")
     _seeds = figures / "seeds" / f"{notebook}.csv"
     _folder.mkdir(parents=True, exist_ok=True)
     _record = Record(device=_processor())
