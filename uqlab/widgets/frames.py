@@ -67,13 +67,13 @@ def explore(
         If there were more than 300 pictures.
     """
     chosen = {name: _control(name, given) for name, given in controls.items()}
+    stage, found = Stage(figure, draw), {}  # picture -> its place
     count = math.prod(len(each.options) for each in chosen.values())
     if count > MOST:
         raise ValueError(
             f"an explorer has at most {MOST} pictures, these controls ask for {count}: "
             "give them fewer values"
         )
-    stage, found = Stage(figure, draw), {}  # picture -> its place
     shown, lines = [], []
     with _uncollected():
         for values in _combinations(chosen):
@@ -119,7 +119,7 @@ def _described(name: str, control: Control) -> dict[str, Any]:
     }
 
 
-def _thinned(given: Any) -> list[float]:
+def _thinned(given: Any) -> list[Any]:
     """Return some round values of a range, with its ends and its value."""
     ends = {given.min, given.max, given.value}
     count = round((given.max - given.min) / given.step) + 1

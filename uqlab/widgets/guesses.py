@@ -4,17 +4,19 @@ from collections.abc import Sequence
 
 from uqlab.widgets.hand import Hand
 
+Number = int | float
+
 
 def guess(
     question: str,
-    low: float = 0,
-    high: float = 0,
+    low: Number = 0,
+    high: Number = 0,
     unit: str = "",
     *,
     choices: Sequence[str] = (),
-    answer: float | str | None = None,
+    answer: Number | str | None = None,
     then: str = "",
-    step: float | None = None,
+    step: Number | None = None,
 ) -> Hand:
     """Ask for a guess, and open what it hides once the guess was made.
 
