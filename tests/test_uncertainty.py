@@ -508,7 +508,8 @@ def test_at_the_temperature_of_a_total_the_mean_total_is_that():
     logits = 3 * torch.randn(5, 200, 10, generator=generator)
     own = decompose(logits).total.mean().item()
     assert temperature_of_total(logits, own) == pytest.approx(1, abs=1e-4)
-    for total in (0.5, 1.0, 2.0):
+    for total in (1.7, 2.0, 2.2):
         scaled = logits / temperature_of_total(logits, total)
         assert decompose(scaled).total.mean().item() == pytest.approx(total, abs=1e-4)
     assert temperature_of_total(logits, 3.0) == pytest.approx(100)  # above log 10
+    assert temperature_of_total(logits, 0.1) == pytest.approx(0.01)  # members disagree
