@@ -232,38 +232,6 @@ def flat(page):
     return " ".join(prose(parameters.find(page)).split())
 
 
-def test_03_quotes_its_runs_on_mnist():
-    table = pd.read_csv(FIGURES / "real" / "03_mlp_width_sweep" / "table.csv")
-    text = flat("03")
-    mean = table.mean(numeric_only=True)
-    paper_1, paper_2 = (
-        getattr(published.kirsch, name).frame("mnist")
-        for name in ("table_1", "table_2")
-    )
-    assert (
-        f"it is {mean['mi_ood_1']:.3f} on Fashion-MNIST, where the paper has {paper_2['MI, OOD'][1]:g}"
-        in text
-    )
-    assert (
-        f"{mean['mi_id_1']:.3f} on MNIST, where the paper has {paper_2['MI, ID'][1]:.3f}"
-        in text
-    )
-    assert f"At x32 it is {mean['mi_ood_32']:.3f} and {mean['mi_id_32']:.3f}" in text
-    assert (
-        f"and {paper_2['MI, OOD'][32]:.3f} and {paper_2['MI, ID'][32]:.3f} in the paper"
-        in text
-    )
-    assert (
-        f"{mean['auroc_mi_1']:.3f} at x1 and {mean['auroc_mi_32']:.3f} at x32" in text
-    )
-    assert (
-        f"The paper has {paper_1['AUROC, MI'][1]:g} and {paper_1['AUROC, MI'][32]:g}"
-        in text
-    )
-    assert (table["mi_ood_1"] > 1.5 * table["mi_ood_32"]).all()
-    assert {3: "three", 5: "five"}[len(table)] + " runs" in text
-
-
 def test_02_says_what_sixty_groupings_change():
     found = pd.read_csv(
         FIGURES / "real" / "02_ensembles_of_ensembles" / "groupings.csv"
@@ -276,31 +244,6 @@ def test_02_says_what_sixty_groupings_change():
         "With sixty groupings it holds in two of the three seeds. Then the claim that"
         in flat("02")
     )
-
-
-def test_03_says_what_dropout_changes_from_x1_to_x32():
-    found = pd.read_csv(FIGURES / "real" / "03_mlp_width_sweep" / "dropout.csv")
-    mean, text = (
-        found.groupby(["dropout when asked", "width"]).mean(numeric_only=True),
-        flat("03"),
-    )
-    on, off = (mean.loc[noisy, 1.0] / mean.loc[noisy, 32.0] for noisy in (True, False))
-    assert (
-        f"{on['MI, id']:.1f} times on MNIST and {on['MI, ood']:.1f} times on clothes"
-        in text
-    )
-    assert (
-        f"with dropout off {off['MI, id']:.1f} and {off['MI, ood']:.1f} times" in text
-    )
-    theirs = published.kirsch.table_2.frame("mnist")
-    assert (
-        f"({theirs['MI, ID'][1] / theirs['MI, ID'][32]:.1f} and {theirs['MI, OOD'][1] / theirs['MI, OOD'][32]:.1f}"
-        in text
-    )
-    first, last = (
-        mean.loc[(True, width), "AUROC, MI, both known"] for width in (1.0, 32.0)
-    )
-    assert f"it falls from {first:.3f} to {last:.3f}" in text
 
 
 def test_04_quotes_its_runs_after_24_and_after_six_passes():
@@ -381,38 +324,15 @@ def test_05_says_what_its_runs_on_cifar10_have_in_common():
     assert table[["claim_errors", "claim_ensemble"]].all(axis=None)
 
 
-def test_03_has_the_settings_of_their_notebook_and_says_what_they_found():
-    folder = FIGURES / "real" / "03_mlp_width_sweep"
-    found = (
-        pd.read_csv(folder / "settings.csv")
-        .query("passes == 100")
-        .set_index(["setting", "dropout when asked"])
-    )
-    source, text = (
-        parameters.find("table_2").read_text(),
-        prose(parameters.find("03")),
-    )
+def test_03_has_the_settings_of_their_notebook():
+    found = pd.read_csv(FIGURES / "real" / "03_mlp_width_sweep" / "settings.csv")
+    found = found.query("passes == 100").set_index(["setting", "dropout when asked"])
+    source = parameters.find("table_2").read_text()
     assert all(f'\\"{setting}\\": (' in source for setting, _ in found.index)
     assert len(found) == 16
-    both, off = "AUROC, MI, both known", found.xs(False, level=1)
-    quoted = [
-        ("Adam", False, "AUROC, MI"),
-        ("Adam", False, "MI, id"),
-        ("as printed", True, "MI, id"),
-    ]
-    quoted += [
-        (name, True, what)
-        for name in ("as printed", "momentum and weight decay")
-        for what in (both, "MI, ood")
-    ]
-    for setting, noisy, what in [
-        *quoted,
-        ("mixtures", True, both),
-        ("momentum and weight decay", True, "MI, id"),
-    ]:
-        assert f"{found.loc[(setting, noisy), what]:.3f}" in text
-    assert off["AUROC, MI"].drop("Adam").min() >= 0.955
-    assert off["MI, id"].idxmax() == "Adam"
+    without_dropout = found.xs(False, level=1)
+    assert without_dropout["AUROC, MI"].min() > 0.85  # the paper has 0.824
+    assert without_dropout["MI, id"].max() < 0.03  # and 0.040
 
 
 def test_06_has_the_ablations_of_their_profile_with_the_same_seeds():
