@@ -156,8 +156,8 @@ def test_a_committed_table_has_a_row_for_each_seed_of_its_profile(folder):
     table, name = pd.read_csv(folder), folder.parent.name
     entry = evidence.plan(FIGURES / "real")[name]
     assert list(table["seed"]) == axis(entry["seeds"], 0)
-    wanted = parameters.defaults(parameters.find(name)) | parameters.overrides(
-        parameters.find(name), "real"
+    wanted = parameters.defaults(ran_for(name)) | parameters.overrides(
+        ran_for(name), "real"
     )
     given = read_json(folder.with_suffix(".json"))["parameters"]
     wanted["seed"] = list(table["seed"]) if len(table) > 1 else table["seed"].item()
