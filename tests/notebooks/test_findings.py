@@ -321,7 +321,7 @@ def test_10_copies_keep_their_heads_and_the_class_is_part_of_what_heads_share(re
 
 
 def test_09_prunings_fuse_and_save_parameters_but_no_arithmetic(results):
-    recorded = results("09_hydra_head_pruning")[0]
+    recorded = results("09_hydra_head_pruning_study")[0]
     tables = {
         name: pd.DataFrame(**recorded["tables"][name])
         for name in ("overlap", "cost", "diversity")
