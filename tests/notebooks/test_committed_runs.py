@@ -454,37 +454,6 @@ def test_09_has_its_study_with_five_seeds():
     assert sorted(unsmoothed["seed"].unique()) == given["seed"]
 
 
-def test_10_quotes_its_runs_on_mnist():
-    table, text = (
-        pd.read_csv(FIGURES / "real" / "10_head_similarity" / "table.csv"),
-        prose(parameters.find("10")),
-    )
-    both = table["claim_circuit_euclidean"] & table["claim_circuit_mahalanobis"]
-    assert f"is there in {both.sum()} of {len(table)} seeds" in text
-    assert not table["claim_useful"].any()
-
-
-def test_10_says_what_other_searches_change():
-    found, text = (
-        pd.read_csv(FIGURES / "real" / "10_head_similarity" / "searches.csv"),
-        flat("10"),
-    )
-    both = found["claim_circuit_euclidean"] & found["claim_circuit_mahalanobis"]
-    each = both.groupby([found["dataset"], found["unknown"], found["held_out"]]).agg(
-        ["sum", "size"]
-    )
-    assert {key: tuple(row) for key, row in each.iterrows()} == {
-        ("mnist", "glyphs", 600): (0, 3),
-        ("mnist", "fashion-mnist", 600): (0, 3),
-        ("sst2", "mnli", 40): (0, 3),
-    }
-    assert text.count("in 0 of 3") == 3
-    assert (
-        f"in {(~found['claim_useful']).sum()} of these {len(found)} runs more useful heads are not further"
-        in text
-    )
-
-
 def test_11_quotes_its_run_on_pretrained_networks():
     folder = FIGURES / "real" / "11_gradient_uncertainty"
     results, manifest = read(folder)

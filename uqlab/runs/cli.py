@@ -147,13 +147,18 @@ dry_run = click.option(
 
 @main.command()
 @click.argument("folder", type=FOLDER)
-def new(folder) -> None:
+@click.option(
+    "--student",
+    is_flag=True,
+    help='Leave the functions under "Your turn" to be written.',
+)
+def new(folder, student) -> None:
     """Make a folder to work in.
 
     FOLDER is new or empty, and gets the pages, their profiles and a place for results.
     What is changed there changes no other folder.
     """
-    new_project(folder)
+    new_project(folder, student)
     count = len(list(folder.glob("notebooks/[0-9]*.ipynb")))
     studies = len(list(folder.glob("notebooks/studies/*.ipynb")))
     click.echo(

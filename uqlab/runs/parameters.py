@@ -2,6 +2,7 @@
 
 import ast
 import difflib
+import json
 import os
 import re
 import shutil
@@ -26,12 +27,14 @@ from pydantic import (
 )
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
 
-from uqlab.core.files import fingerprint, read_json
+from uqlab.core.files import fingerprint, read_json, write
 from uqlab.core.recording import plain
 
 CELL = {"cell_type", "metadata", "source"}  # what every cell of a notebook has
 PROJECT = Path(__file__).absolute().with_name("project")  # what `uqlab new` copies
 PAGES = (PROJECT / "notebooks").resolve()  # in a checkout its notebooks/
+KEY = re.compile(r"^( *)### BEGIN SOLUTION$.*?### END SOLUTION$", re.S | re.M)
+BLANK = r'\1raise NotImplementedError("your turn")'
 DATA_FILE = r"\.(?:npz|[tc]sv(?:\.gz)?)"  # how the path of a user's own data ends
 PARSING = threading.Lock()  # Python 3.11 counts the depth of all threads' trees as one
 PROFILES = TypeAdapter(dict[str, dict[str, dict[str, JsonValue]]])
@@ -68,7 +71,6 @@ RULES: dict[str, Rule] = {
     "precision": ("float32", "bfloat16"),
     "schedule": ("constant", "cosine", "step"),
     "dropout_kind": ("features", "attention"),
-    "embedding": ("pca", "umap", "tsne"),
     "augment falls mask_inputs tune_mlp": bool,
     "grid own settings": dict,
     "ablations ambiguous backbone board by checkpoint chosen_on cost dataset device "
@@ -198,8 +200,11 @@ def all_notebooks(kind: Literal["lessons", "studies"] = "lessons") -> list[Path]
     )
 
 
-def new_project(folder: Path) -> None:
-    """Write the pages, their profiles and the committed runs into an empty folder."""
+def new_project(folder: Path, student: bool = False) -> None:
+    """Write the pages, their profiles and the committed runs into an empty folder.
+
+    For a student the functions under "Your turn" are left to be written.
+    """
     if folder.is_dir() and any(folder.iterdir()):
         raise ValueError(
             f"{folder} holds files, and a project starts in a new or empty folder; "
@@ -207,6 +212,19 @@ def new_project(folder: Path) -> None:
         )
     left_out = shutil.ignore_patterns("*.sweep", ".*", "__pycache__")
     shutil.copytree(PROJECT, folder, ignore=left_out, dirs_exist_ok=True)
+    if student:
+        for page in folder.glob("notebooks/[0-9]*.ipynb"):
+            leave_blank(page)
+
+
+def leave_blank(page: Path) -> None:
+    """Take the key out of a page's cells tagged `your-turn`, as nbgrader does."""
+    notebook = read_json(page)
+    for cell in notebook["cells"]:
+        if "your-turn" in cell["metadata"].get("tags", []):
+            text = KEY.sub(BLANK, "".join(cell["source"]))
+            cell["source"] = text.splitlines(keepends=True)
+    write(page, json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
 
 
 def cells(notebook: str | os.PathLike) -> list[dict[str, Any]]:
