@@ -158,7 +158,7 @@ def test_a_run_is_the_papers_only_in_all_its_settings():
             ("06", "lora", "table_4"),
             ("08", "sve", "digest_1"),
         ],
-        *[("09", "hydra", "table_1"), ("10", "hydra", "table_5")],
+        *[("studies/09", "hydra", "table_1"), ("10", "hydra", "table_5")],
     ],
 )
 def test_a_page_has_the_papers_settings_in_its_paper_profile_and_not_at_quick(

@@ -90,7 +90,7 @@ def test_02_trains_convolutional_networks_by_parameters_alone(results):
 
 
 def test_03_wider_networks_disagree_less_at_the_same_accuracy(results):
-    numbers = results("03_mlp_width_sweep")[0]["numbers"]
+    numbers = results("03_mlp_width_sweep_study")[0]["numbers"]
     assert min(numbers["accuracy_0.5"], numbers["accuracy_8"]) > 0.95
     for kind in ("id", "ambiguous", "ood"):
         assert numbers[f"mi_{kind}_8"] < 0.5 * numbers[f"mi_{kind}_0.5"]
@@ -105,14 +105,23 @@ def test_03_measures_and_shows_every_ood_set_and_needs_no_ambiguous_one(results)
         "grid_steps": 5,
         "ambiguous": "",
     }
-    numbers = results("03_mlp_width_sweep", ood=["textures", "letters"], **fast)[0][
-        "numbers"
-    ]
+    numbers = results("03_mlp_width_sweep_study", ood=["textures", "letters"], **fast)[
+        0
+    ]["numbers"]
     assert not [name for name in numbers if "ambiguous" in name]
     for key in ("ood", "letters"):
         assert numbers[f"mi_{key}_0.5"] > numbers["mi_id_0.5"]
     assert numbers["auroc_mi_letters_8"] > 0.7
     assert numbers["auroc_mi_letters_8"] != numbers["auroc_mi_8"]
+
+
+def test_03_groups_keep_the_total_and_width_does_not(results):
+    recorded = results("03_mlp_width_sweep")[0]
+    assert recorded["numbers"]["aleatoric_share_lost"] > 0
+    assert recorded["numbers"]["effective_members"] > 1.5
+    assert recorded["numbers"]["fall_at_equal_total"] > 1.5
+    spread = recorded["tables"]["spread"]
+    assert spread["data"][0][spread["columns"].index("T")] == pytest.approx(1)
 
 
 def test_04_masks_find_an_ensemble_in_one_network_when_asked_to_differ(results):
@@ -312,7 +321,7 @@ def test_10_copies_keep_their_heads_and_the_class_is_part_of_what_heads_share(re
 
 
 def test_09_prunings_fuse_and_save_parameters_but_no_arithmetic(results):
-    recorded = results("09_hydra_head_pruning")[0]
+    recorded = results("09_hydra_head_pruning_study")[0]
     tables = {
         name: pd.DataFrame(**recorded["tables"][name])
         for name in ("overlap", "cost", "diversity")
