@@ -417,6 +417,9 @@ def reliability(
 ) -> Axes:
     """Draw accuracy in the bins of `metrics.ece`, the gap to the confidence hatched.
 
+    A bar's width is the root of its bin's count, over that of the fullest bin: bins of
+    a few samples, whose accuracy is chance, are thin.
+
     Parameters
     ----------
     logits, labels
@@ -430,13 +433,15 @@ def reliability(
     confidence, answer = metrics.log_prediction(logits).exp().max(1)
     edges = torch.arange(bins + 1, dtype=torch.float64) / bins
     at = torch.bucketize(confidence, edges[1:-1])
-    count = at.bincount(minlength=bins).clamp(min=1)
-    right = _array(at.bincount((answer == labels).double(), bins) / count)
-    sure = _array(at.bincount(confidence, bins) / count)
-    bars: dict[str, Any] = {"edges": _array(edges), "fill": True}
-    ax.stairs(right, color=color, alpha=0.75, label="accuracy", **bars)
+    count = at.bincount(minlength=bins)
+    filled = count > 0
+    right = _array((at.bincount((answer == labels).double(), bins) / count)[filled])
+    sure = _array((at.bincount(confidence, bins) / count)[filled])
+    middle = _array(edges[:-1][filled] + 0.5 / bins)
+    width = _array((count[filled] / count.max()).sqrt() / bins)
+    ax.bar(middle, right, width, color=color, alpha=0.75, lw=0, label="accuracy")
     gap = {"facecolor": "none", "edgecolor": TOTAL, "hatch": "////", "linewidth": 0.5}
-    ax.stairs(sure, baseline=right, label="gap to confidence", **gap, **bars)
+    ax.bar(middle, sure - right, width, right, label="gap to confidence", **gap)
     ax.plot([0, 1], [0, 1], color=NEUTRAL, linewidth=0.8)
     ax.set(xlabel="confidence", ylabel="accuracy", aspect="equal")
     ax.set(xlim=(0, 1), ylim=(0, 1))
