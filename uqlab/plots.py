@@ -430,15 +430,9 @@ def reliability(
         Where; the current axes by default.
     """
     ax = ax or plt.gca()
-    confidence, answer = metrics.log_prediction(logits).exp().max(1)
-    edges = torch.arange(bins + 1, dtype=torch.float64) / bins
-    at = torch.bucketize(confidence, edges[1:-1])
-    count = at.bincount(minlength=bins)
-    filled = count > 0
-    right = _array((at.bincount((answer == labels).double(), bins) / count)[filled])
-    sure = _array((at.bincount(confidence, bins) / count)[filled])
-    middle = _array(edges[:-1][filled] + 0.5 / bins)
-    width = _array((count[filled] / count.max()).sqrt() / bins)
+    count, right, sure = _by_confidence(logits, labels, bins)
+    middle = (np.arange(bins) + 0.5) / bins
+    width = np.sqrt(count / count.max()) / bins
     ax.bar(middle, right, width, color=color, alpha=0.75, lw=0, label="accuracy")
     gap = {"facecolor": "none", "edgecolor": TOTAL, "hatch": "////", "linewidth": 0.5}
     ax.bar(middle, sure - right, width, right, label="gap to confidence", **gap)
@@ -446,6 +440,18 @@ def reliability(
     ax.set(xlabel="confidence", ylabel="accuracy", aspect="equal")
     ax.set(xlim=(0, 1), ylim=(0, 1))
     return ax
+
+
+def _by_confidence(logits: Tensor, labels: Tensor, bins: int) -> tuple[np.ndarray, ...]:
+    """Return count, accuracy and mean confidence of each bin, 0 where it is empty."""
+    confidence, answer = metrics.log_prediction(logits).exp().max(1)
+    edges = torch.arange(1, bins, dtype=torch.float64) / bins
+    at = torch.bucketize(confidence, edges)
+    hits = (answer == labels).double()
+    sums = [at.bincount(weights, bins) for weights in (None, hits, confidence)]
+    count, right, sure = map(_array, sums)
+    full = count.clip(min=1)
+    return count, right / full, sure / full
 
 
 def heatmap(
