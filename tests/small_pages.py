@@ -75,6 +75,13 @@ def solutions(path: Path) -> list[str]:
     return [textwrap.dedent(block) for block in blocks]
 
 
+def ran_for(page: str) -> Path:
+    """The notebook whose long runs are kept under a page's name: its study, if it has one."""
+    lesson = parameters.find(page)
+    study = lesson.parent / "studies" / f"{lesson.stem}_study.ipynb"
+    return study if study.exists() else lesson
+
+
 def copies(folder: Path) -> Path:
     """Copy the lessons with those cells, the studies and the profiles into a folder, which is returned."""
     if not folder.exists():

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from small_pages import ran_for
 from test_teaching import cells, headings, page, saved
 
 from uqlab.runs import parameters
@@ -118,7 +119,7 @@ def test_a_profile_that_is_named_alone_has_the_papers_settings(paper, row):
         assert not setting.startswith("`") or "`, but" in setting
         return
     given = dict(each.split("=") for each in re.findall(r"`([^`]+)`", profile[2] or ""))
-    notebook = parameters.find(re.search(r"\d\d", here)[0])
+    notebook = ran_for(re.search(r"\d\d", here)[0])
     values = parameters.defaults(notebook) | parameters.overrides(notebook, profile[1])
     values |= {name: yaml.safe_load(value) for name, value in given.items()}
     assert known
