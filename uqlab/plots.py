@@ -417,6 +417,9 @@ def reliability(
 ) -> Axes:
     """Draw accuracy in the bins of `metrics.ece`, the gap to the confidence hatched.
 
+    A bar's width is the root of its bin's count, over that of the fullest bin: bins of
+    a few samples, whose accuracy is chance, are thin.
+
     Parameters
     ----------
     logits, labels
@@ -427,20 +430,28 @@ def reliability(
         Where; the current axes by default.
     """
     ax = ax or plt.gca()
-    confidence, answer = metrics.log_prediction(logits).exp().max(1)
-    edges = torch.arange(bins + 1, dtype=torch.float64) / bins
-    at = torch.bucketize(confidence, edges[1:-1])
-    count = at.bincount(minlength=bins).clamp(min=1)
-    right = _array(at.bincount((answer == labels).double(), bins) / count)
-    sure = _array(at.bincount(confidence, bins) / count)
-    bars: dict[str, Any] = {"edges": _array(edges), "fill": True}
-    ax.stairs(right, color=color, alpha=0.75, label="accuracy", **bars)
+    count, right, sure = _by_confidence(logits, labels, bins)
+    middle = (np.arange(bins) + 0.5) / bins
+    width = np.sqrt(count / count.max()) / bins
+    ax.bar(middle, right, width, color=color, alpha=0.75, lw=0, label="accuracy")
     gap = {"facecolor": "none", "edgecolor": TOTAL, "hatch": "////", "linewidth": 0.5}
-    ax.stairs(sure, baseline=right, label="gap to confidence", **gap, **bars)
+    ax.bar(middle, sure - right, width, right, label="gap to confidence", **gap)
     ax.plot([0, 1], [0, 1], color=NEUTRAL, linewidth=0.8)
     ax.set(xlabel="confidence", ylabel="accuracy", aspect="equal")
     ax.set(xlim=(0, 1), ylim=(0, 1))
     return ax
+
+
+def _by_confidence(logits: Tensor, labels: Tensor, bins: int) -> tuple[np.ndarray, ...]:
+    """Return count, accuracy and mean confidence of each bin, 0 where it is empty."""
+    confidence, answer = metrics.log_prediction(logits).exp().max(1)
+    edges = torch.arange(1, bins, dtype=torch.float64) / bins
+    at = torch.bucketize(confidence, edges)
+    hits = (answer == labels).double()
+    sums = [at.bincount(weights, bins) for weights in (None, hits, confidence)]
+    count, right, sure = map(_array, sums)
+    full = count.clip(min=1)
+    return count, right / full, sure / full
 
 
 def heatmap(
