@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from scipy import stats
 from small_pages import ran_for
 
 from uqlab import data, models
