@@ -3,7 +3,7 @@
 import operator
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -413,6 +413,14 @@ def member_seed(seed: int, member: int, stream: str, *more: int) -> int:
     """Return a 63-bit seed for one stream ("weights", "order") of one member."""
     sequence = np.random.SeedSequence([seed, member, *stream.encode(), *more])
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def member_generators(
+    seed: int, ids: Iterable[int], stream: str, *more: int
+) -> list[torch.Generator]:
+    """Return a generator on the CPU for each member, seeded by `member_seed`."""
+    seeds = [member_seed(seed, m, stream, *more) for m in ids]
+    return [torch.Generator().manual_seed(s) for s in seeds]
 
 
 def _numbers(tensors):

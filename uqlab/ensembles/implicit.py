@@ -25,7 +25,12 @@ from torch.nn.utils import parametrize
 
 from uqlab.core.checks import one_network, one_of
 from uqlab.core.modules import frozen
-from uqlab.ensembles.base import FoldedEnsemble, Members, member_range, member_seed
+from uqlab.ensembles.base import (
+    FoldedEnsemble,
+    Members,
+    member_generators,
+    member_range,
+)
 from uqlab.ensembles.layers import MemberLayer, own_dropout, plain_linear
 from uqlab.ensembles.members import MemberModule, MemberParameter, Own, weight_name
 from uqlab.models import ATTENTION, classifier
@@ -257,7 +262,7 @@ def implicit(
             f"{type(backbone).__name__} has no {called} before its classifier "
             f"{head!r}, which is the last linear layer"
         )
-    generators = member_generators(seed, ids)
+    generators = member_generators(seed, ids, "adapter")
     own: dict[str, Any] = {}
     for site in where:
         own.setdefault(site.holder, {}).update(make(site, generators))
@@ -288,12 +293,6 @@ def folded(network: nn.Module, ids: range, recipe: Mapping) -> FoldedEnsemble:
     """Return the ensemble of a network of members, whose dropout is made their own."""
     own_dropout(network, len(ids))
     return FoldedEnsemble(network, ids).with_recipe(recipe)
-
-
-def member_generators(seed: int, ids: range) -> list[torch.Generator]:
-    """Return the generators of what the members start from."""
-    seeds = [member_seed(seed, m, "adapter") for m in ids]
-    return [torch.Generator().manual_seed(s) for s in seeds]
 
 
 def normal(shape: Sequence[int], generators: list[torch.Generator]) -> Tensor:

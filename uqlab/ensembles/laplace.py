@@ -20,8 +20,8 @@ from uqlab.ensembles.base import (
     Ensemble,
     FoldedEnsemble,
     Members,
+    member_generators,
     member_range,
-    member_seed,
 )
 from uqlab.ensembles.layers import with_layers
 from uqlab.ensembles.lora import LowRank
@@ -122,8 +122,7 @@ def laplace_lora(
     copies = len(ids) - 1
     network = with_layers(trained.network, lambda layer: layer.join([layer] * copies))
     for number, (name, curvatures_of) in enumerate(found.items()):
-        seeds = [member_seed(seed, m, "laplace", number) for m in ids]
-        generators = [torch.Generator().manual_seed(s) for s in seeds]
+        generators = member_generators(seed, ids, "laplace", number)
         low: Any = network.get_submodule(name).weight
         for p, curvature in zip((low.down, low.up), curvatures_of, strict=True):
             p.data += curvature.draws(1 / prior_variance, generators).to(p)

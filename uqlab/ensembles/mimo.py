@@ -8,13 +8,8 @@ from torch import Tensor, nn
 
 from uqlab.core.checks import at_least, within
 from uqlab.core.modules import call, logits_of, trained_like
-from uqlab.ensembles.base import Ensemble, Members, numbered_dropouts
-from uqlab.ensembles.implicit import (
-    check_backbone,
-    fresh_classifiers,
-    member_generators,
-    plain,
-)
+from uqlab.ensembles.base import Ensemble, Members, member_generators, numbered_dropouts
+from uqlab.ensembles.implicit import check_backbone, fresh_classifiers, plain
 from uqlab.ensembles.layers import own_dropout, plain_linear, with_layers
 from uqlab.models import Standardize, classifier
 
@@ -166,7 +161,7 @@ def mimo(
     wide = first.weight.detach().repeat(1, len(ids), *places) / len(ids)
     network.set_submodule(begin, _like(first, wide))
     last: Any = network.get_submodule(head)
-    own = fresh_classifiers(last, None, member_generators(seed, ids))
+    own = fresh_classifiers(last, None, member_generators(seed, ids, "adapter"))
     fresh = {name: p.value.detach().flatten(0, 1) for name, p in own.items()}
     network.set_submodule(head, plain_linear(fresh["weight"], fresh.get("bias")))
     _count_channels(network, len(ids), 1)
