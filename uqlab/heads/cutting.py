@@ -134,6 +134,11 @@ def opened(network: nn.Module) -> nn.Module:
     """Return the network, in which each nn.MultiheadAttention has four linear layers.
 
     Hooks then see what the heads give, and what the output projection makes of it.
+
+    Parameters
+    ----------
+    network : nn.Module
+        A network that `shape` accepts; it is changed in place.
     """
     for attention in attentions(network):
         core = network.get_submodule(attention.name)
@@ -144,12 +149,23 @@ def opened(network: nn.Module) -> nn.Module:
 
 
 def put(network: nn.Module, name: str, part: nn.Module) -> Any:
-    """Put `part` into this place; returns the network, or `part` if that is all."""
+    """Put a module into a network, in place; return the network, or what replaces it.
+
+    Parameters
+    ----------
+    network : nn.Module
+        The network.
+    name : str
+        The place; if it is empty, `part` replaces the whole network.
+    part : nn.Module
+        What comes there.
+    """
     if not name:
         return part
-    for each in network.modules():
-        if isinstance(part, TorchAttention) and isinstance(each, nn.TransformerEncoder):
-            each.use_nested_tensor = False  # only torch's own attention can read them
+    if isinstance(part, TorchAttention):
+        for encoder in network.modules():
+            if isinstance(encoder, nn.TransformerEncoder):
+                encoder.use_nested_tensor = False  # only torch's attention reads them
     network.set_submodule(name, part)
     return network
 
@@ -157,12 +173,24 @@ def put(network: nn.Module, name: str, part: nn.Module) -> Any:
 def without(network: nn.Module, attention: Attention, gone: set[int]) -> Any:
     """Cut out heads whose columns are zeros already, if the output stays the same.
 
-    Returns the network, which is changed in place, or what replaces it.
+    Parameters
+    ----------
+    network : nn.Module
+        The network, which is changed in place.
+    attention : Attention
+        One of its layers of heads.
+    gone : set of int
+        The heads. Of those that share a key and value, all or none are cut out.
+
+    Returns
+    -------
+    nn.Module
+        The network, or what replaces it.
     """
-    each = attention.heads // attention.groups  # queries that share a key and value
+    sharing = attention.heads // attention.groups  # queries of one key and value
     lost = []
     for group in range(attention.groups):
-        if gone.issuperset(range(group * each, (group + 1) * each)):
+        if gone.issuperset(range(group * sharing, (group + 1) * sharing)):
             lost.append(group)
     unit = network.get_submodule(attention.unit)
     expected = _output(unit) if lost else None
@@ -179,7 +207,19 @@ def without(network: nn.Module, attention: Attention, gone: set[int]) -> Any:
 def with_heads(
     core: Any, attention: Attention, heads: int, others: int | None = 1
 ) -> nn.Module:
-    """Return the attention `core`, whose projections are already cut to `heads`."""
+    """Return an attention that works with fewer heads.
+
+    Parameters
+    ----------
+    core : nn.Module
+        The attention, whose projections are already cut; it is changed in place.
+    attention : Attention
+        Where these projections are.
+    heads : int
+        How many heads are left.
+    others : int or None
+        How many outputs it returns after the first; None if it returns a tensor.
+    """
     if not heads and not isinstance(core, OpenAttention):
         return Headless(core, attention, others)
     for name in COUNTS:

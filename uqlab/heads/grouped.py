@@ -100,7 +100,11 @@ class GroupedLinear(MemberModule):
 def grouped(layers: Sequence[nn.Linear]) -> GroupedLinear:
     """Fold the query, key, value or output projections of all members into one layer.
 
-    The tensors are copied; what the first one trains is trained.
+    Parameters
+    ----------
+    layers : sequence of nn.Linear
+        One for each member. Their tensors are copied; what the first one trains is
+        trained.
     """
     own: dict[str, MemberParameter] = {}
     for name, p in layers[0].named_parameters():

@@ -249,7 +249,15 @@ class TowerSearch:
 
 
 def search_of(model: nn.Module, example: Inputs) -> Search | TowerSearch:
-    """Return the search in one network, or in both towers of one."""
+    """Return the search in one network, or in both towers of one.
+
+    Parameters
+    ----------
+    model : nn.Module
+        A network that `shape` accepts and that returns logits [batch, classes].
+    example
+        A few inputs, as `Search` takes them.
+    """
     towers = isinstance(model, ZeroShot)
     return TowerSearch(model, example) if towers else Search(model, example)
 
