@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from uqlab.core.checks import representable
+from uqlab.core.checks import at_least, count, representable
 
 Inputs = Tensor | Mapping[str, Tensor]  # several by name, as tokenizers make them
 
@@ -122,6 +122,41 @@ def like_parameters(model: nn.Module, inputs: Inputs) -> Any:
         return made
 
     return map_tensors(like, inputs)
+
+
+def take(model: nn.Module, inputs: Inputs, rows: slice) -> Any:
+    """Return some of the inputs as a network takes them.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The network, whose device and precision they get.
+    inputs
+        A tensor [samples, ...], or tensors by name.
+    rows : slice
+        Which of the samples.
+    """
+    return like_parameters(model, map_tensors(lambda t: t[rows], inputs))
+
+
+def batches(
+    model: nn.Module, inputs: Inputs, batch_size: int
+) -> Iterator[tuple[slice, Any]]:
+    """Return the inputs in batches: their rows, and what the network is given.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The network, whose device and precision they get.
+    inputs
+        A tensor [samples, ...], or tensors by name.
+    batch_size : int
+        Samples in one batch.
+    """
+    at_least("batch_size", batch_size)
+    for low in range(0, count(inputs), batch_size):
+        rows = slice(low, low + batch_size)
+        yield rows, take(model, inputs, rows)
 
 
 def trained_like(made: Any, part: nn.Module) -> Any:

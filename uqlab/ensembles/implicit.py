@@ -249,34 +249,43 @@ def implicit(
     ids = check_backbone(backbone, members)
     one_of("classifiers", classifiers, ("independent", "shared"))
     network = plain(backbone, train_backbone)
-    head = classifier(network)
-    found = [site for site in find(network) if site.holder != head]
-    if target is not None:
-        where = named(found, target, called)
-    elif find is sites:
-        where = _usual(found, everywhere)
-    else:
-        where = found
-    if not where or not head:
-        raise ValueError(
-            f"{type(backbone).__name__} has no {called} before its classifier "
-            f"{head!r}, which is the last linear layer"
-        )
+    chosen, head = _chosen(network, find, target, everywhere, called)
     generators = member_generators(seed, ids, "adapter")
     own: dict[str, Any] = {}
-    for site in where:
+    for site in chosen:
         own.setdefault(site.holder, {}).update(make(site, generators))
     last: Any = network.get_submodule(head)
     if classifiers == "independent":
         own[head] = fresh_classifiers(last, classifier_std, generators)
     else:
-        for name, p in list(last.named_parameters()):
-            setattr(last, name, nn.Parameter(p.detach().clone()))
+        _train_copy(last)
     place(network, own)
     if train_backbone:
         own_statistics(network, len(ids))
     how = {"target": target, "classifiers": classifiers, "seed": seed}
     return folded(network, ids, {"method": "own", **(recipe or {}), **how})
+
+
+def _chosen(network, find, target, everywhere: bool, called: str):
+    """Return the weights that are to be the members' own, and the classifier's name."""
+    head = classifier(network)
+    found = [site for site in find(network) if site.holder != head]
+    if target is None:
+        chosen = _usual(found, everywhere)
+    else:
+        chosen = named(found, target, called)
+    if not chosen or not head:
+        raise ValueError(
+            f"{type(network).__name__} has no {called} before its classifier "
+            f"{head!r}, which is the last linear layer"
+        )
+    return chosen, head
+
+
+def _train_copy(layer):
+    """Let a layer train a copy of its parameters."""
+    for name, p in list(layer.named_parameters()):
+        setattr(layer, name, nn.Parameter(p.detach().clone()))
 
 
 def _usual(found, everywhere: bool):

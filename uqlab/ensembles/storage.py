@@ -155,26 +155,8 @@ def concatenate(shards: Sequence[Ensemble]) -> Any:
     """
     if not shards:
         raise ValueError("concatenate needs at least one shard, got an empty list")
-    kinds = {type(shard) for shard in shards}
+    shards, members = _in_order(shards)
     first: Any = shards[0]
-    if len(kinds) > 1 or not isinstance(first, FoldedEnsemble | SeparateEnsemble):
-        names = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise TypeError(
-            f"concatenate takes shards of one folded or separate ensemble, got {names}"
-        )
-    shards = sorted(shards, key=lambda shard: shard.member_ids.start)
-    first = shards[0]
-    ids = [m for shard in shards for m in shard.member_ids]
-    members = range(ids[0], ids[-1] + 1)
-    if ids != list(members):
-        raise ValueError(
-            f"shards must follow each other without gap or overlap, got members {ids}"
-        )
-    if any(_described(shard) != _described(first) for shard in shards):
-        raise ValueError(
-            "shards must be of one ensemble: equal architecture, method, settings and "
-            "seed"
-        )
     if isinstance(first, SeparateEnsemble):
         models = [shard.member(i) for shard in shards for i in range(shard.members)]
         whole = SeparateEnsemble(copy.deepcopy(models), members)
@@ -184,6 +166,29 @@ def concatenate(shards: Sequence[Ensemble]) -> Any:
         whole = type(first)(joined(networks[0], networks[1:]), members)
         whole.chunk = first.chunk
     return whole.with_recipe(first.recipe).train(first.training)
+
+
+def _in_order(shards: Sequence[Ensemble]) -> tuple[list[Ensemble], range]:
+    """Return the shards and their members in order; raise if they do not belong."""
+    kinds = {type(shard) for shard in shards}
+    if len(kinds) > 1 or not isinstance(shards[0], FoldedEnsemble | SeparateEnsemble):
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise TypeError(
+            f"concatenate takes shards of one folded or separate ensemble, got {names}"
+        )
+    shards = sorted(shards, key=lambda shard: shard.member_ids.start)
+    ids = [m for shard in shards for m in shard.member_ids]
+    members = range(ids[0], ids[-1] + 1)
+    if ids != list(members):
+        raise ValueError(
+            f"shards must follow each other without gap or overlap, got members {ids}"
+        )
+    if any(_described(shard) != _described(shards[0]) for shard in shards):
+        raise ValueError(
+            "shards must be of one ensemble: equal architecture, method, settings and "
+            "seed"
+        )
+    return shards, members
 
 
 def _described(shard):

@@ -1,14 +1,14 @@
 """Heads by number, and what a network is given and returns."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from operator import index
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from uqlab.core.checks import as_labels, at_least, count
-from uqlab.core.modules import Inputs, call, like_parameters, logits_of, map_tensors
+from uqlab.core.checks import as_labels, count
+from uqlab.core.modules import Inputs, call, logits_of, take
 from uqlab.models import Attention, attentions
 
 # (layer, head), or (tower, layer, head) of a network with two towers.
@@ -163,41 +163,6 @@ def score_table(layers: list[Attention], scores: Mapping[Place, float]) -> Tenso
     return table
 
 
-def take(model: nn.Module, inputs: Inputs, rows: slice) -> Any:
-    """Return some of the inputs as a network takes them.
-
-    Parameters
-    ----------
-    model : nn.Module
-        The network, whose device and precision they get.
-    inputs
-        A tensor [samples, ...], or tensors by name.
-    rows : slice
-        Which of the samples.
-    """
-    return like_parameters(model, map_tensors(lambda t: t[rows], inputs))
-
-
-def batches(
-    model: nn.Module, inputs: Inputs, batch_size: int
-) -> Iterator[tuple[slice, Any]]:
-    """Return the inputs in batches: their rows, and what the network is given.
-
-    Parameters
-    ----------
-    model : nn.Module
-        The network, whose device and precision they get.
-    inputs
-        A tensor [samples, ...], or tensors by name.
-    batch_size : int
-        Samples in one batch.
-    """
-    at_least("batch_size", batch_size)
-    for low in range(0, count(inputs), batch_size):
-        rows = slice(low, low + batch_size)
-        yield rows, take(model, inputs, rows)
-
-
 def run(model: nn.Module, inputs: Inputs) -> Tensor:
     """Return the logits [batch, classes], or raise ValueError for other outputs.
 
@@ -206,7 +171,7 @@ def run(model: nn.Module, inputs: Inputs) -> Tensor:
     model : nn.Module
         A classifier.
     inputs
-        A batch from `take` or `batches`.
+        A batch, on the device and in the precision of the model.
     """
     logits = logits_of(call(model, inputs))
     returned = list(getattr(logits, "shape", ()))

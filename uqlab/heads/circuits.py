@@ -17,15 +17,9 @@ from tqdm.auto import tqdm
 from uqlab.core.checks import ArrayLike, as_inputs, at_least, count, one_of
 from uqlab.core.devices import arithmetic
 from uqlab.core.files import fingerprint
+from uqlab.core.modules import take
 from uqlab.core.tensors import load_tensors, save_tensors
-from uqlab.heads.attention import (
-    Head,
-    Place,
-    addresses,
-    check_labels,
-    score_table,
-    take,
-)
+from uqlab.heads.attention import Head, Place, addresses, check_labels, score_table
 from uqlab.heads.search import Search, TowerSearch, search_of
 from uqlab.metrics import ood_detection
 from uqlab.models import Attention, attentions

@@ -14,8 +14,7 @@ from uqlab.core.checks import (
     finite,
     representable,
 )
-from uqlab.core.modules import call, evaluating, hooked, sharing_copy
-from uqlab.heads.attention import batches
+from uqlab.core.modules import batches, call, evaluating, hooked, sharing_copy
 from uqlab.heads.cutting import opened
 from uqlab.models import attentions
 

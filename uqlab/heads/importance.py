@@ -9,13 +9,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from uqlab.core.checks import ArrayLike, as_inputs, at_least, count, one_of
-from uqlab.core.modules import frozen
+from uqlab.core.modules import batches, frozen
 from uqlab.ensembles import member_generators
 from uqlab.heads.attention import (
     Head,
     Place,
     addresses,
-    batches,
     check_labels,
     run,
     score_table,
