@@ -27,12 +27,19 @@ from uqlab.core.checks import (
     ArrayLike,
     as_inputs,
     as_tensor,
-    count,
     finite,
     one_network,
     one_of,
 )
-from uqlab.core.modules import batches, call, evaluating, hooked
+from uqlab.core.modules import (
+    batches,
+    call,
+    count,
+    evaluating,
+    first_of,
+    hooked,
+    layers_of,
+)
 
 Features = Float[Tensor, "samples _"]
 FeatureSets = Sequence[ArrayLike] | Tensor
@@ -251,9 +258,9 @@ def penultimate(
     """
     one_network(model, "penultimate")
     last: list[Tensor] = []
-    linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
     hooks = (
-        p.register_forward_pre_hook(lambda _, x: last.append(x[0])) for p in linear
+        layer.register_forward_pre_hook(lambda _, x: last.append(x[0]))
+        for layer in layers_of(model, nn.Linear)
     )
     features = []
     with evaluating(model), hooked(hooks):
@@ -494,7 +501,7 @@ def _joined(name: str, outputs: list[Tensor], samples: int) -> Tensor:
 
 def _reduced(name: str, output: Any, tokens: str) -> Tensor:
     """Return one layer's output as [batch, features]."""
-    x = output[0] if isinstance(output, tuple | list) else output
+    x = first_of(output)
     if not isinstance(x, Tensor) or x.ndim < 2:
         raise ValueError(
             f"{name} returns {type(x).__name__}, not a tensor [batch, ...]; "

@@ -160,11 +160,6 @@ def as_inputs(inputs: Any) -> Any:
     return inputs
 
 
-def count(inputs: Tensor | Mapping[str, Tensor]) -> int:
-    """Return the number of samples of inputs that `as_inputs` returned."""
-    return len(inputs if isinstance(inputs, Tensor) else next(iter(inputs.values())))
-
-
 def one_network(model: Any, user: str) -> None:
     """Raise TypeError unless `model` is one torch module, as `user` wants."""
     ensemble = hasattr(model, "member_ids")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from uqlab.core.checks import at_least, count, representable
+from uqlab.core.checks import at_least, representable
 
 Inputs = Tensor | Mapping[str, Tensor]  # several by name, as tokenizers make them
 
@@ -86,6 +86,16 @@ def frozen(model: Any) -> Any:
     return copy.deepcopy(model, memo)
 
 
+def layers_of(network: nn.Module, *kinds: type[nn.Module]) -> list[Any]:
+    """Return the modules of some kinds, in their order in the network."""
+    return [module for module in network.modules() if isinstance(module, kinds)]
+
+
+def first_of(output: Any) -> Any:
+    """Return a module's output, or the first one if it returns several."""
+    return output[0] if isinstance(output, tuple | list) else output
+
+
 def logits_of(output: Any) -> Any:
     """Return the logits of an output; models of transformers return more than these."""
     return getattr(output, "logits", output)
@@ -101,6 +111,11 @@ def map_tensors(change: Callable[[Tensor], Tensor], inputs: Inputs) -> Any:
 def first_tensor(inputs: Inputs) -> Tensor:
     """Return the tensor, or the first of several."""
     return inputs if isinstance(inputs, Tensor) else next(iter(inputs.values()))
+
+
+def count(inputs: Inputs) -> int:
+    """Return the number of samples of inputs that `as_inputs` returned."""
+    return len(first_tensor(inputs))
 
 
 def call(model: nn.Module, inputs: Inputs) -> Any:

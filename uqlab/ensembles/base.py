@@ -19,6 +19,7 @@ from uqlab.core.modules import (
     evaluating,
     first_tensor,
     hooked,
+    layers_of,
     logits_of,
     map_tensors,
 )
@@ -182,17 +183,16 @@ class FoldedEnsemble(Ensemble):
         self.chunk: int | None = None
         self._bytes: dict[Any, int] = {}
         self._folds: bool | None = None  # not known yet
-        for part in network.modules():
-            # torch's fused evaluation reads weights past the members' layers.
-            if isinstance(part, nn.TransformerEncoderLayer):
-                part.activation_relu_or_gelu = 0
-            if isinstance(part, nn.TransformerEncoder):
-                part.use_nested_tensor = False
+        # torch's fused evaluation reads weights past the members' layers.
+        for layer in layers_of(network, nn.TransformerEncoderLayer):
+            layer.activation_relu_or_gelu = 0
+        for encoder in layers_of(network, nn.TransformerEncoder):
+            encoder.use_nested_tensor = False
 
     def about(self):
         """Return that of any ensemble, and how the members' layers run."""
         about = super().about()
-        units = (m for m in self.network.modules() if isinstance(m, MemberModule))
+        units = layers_of(self.network, MemberModule)
         ways = Counter(unit.way() for unit in units)
         if ways:
             texts = [f"{count} {way}" for way, count in sorted(ways.items())]
@@ -269,7 +269,7 @@ class FoldedEnsemble(Ensemble):
             tensors = tree_leaves((args, kwargs, output))
             seen.append([t for t in tensors if isinstance(t, Tensor)])
 
-        layers = [m for m in self.network.modules() if isinstance(m, kind)]
+        layers = layers_of(self.network, kind)
         hooks = (m.register_forward_hook(note, with_kwargs=True) for m in layers)
         with evaluating(self.network), hooked(hooks):
             logits = self.run(x, rows)
@@ -324,7 +324,7 @@ class FoldedEnsemble(Ensemble):
 
     def shared_parameters(self):
         """Return the trained parameters of the network that are no member's own."""
-        layers = [m for m in self.network.modules() if isinstance(m, MemberLayer)]
+        layers = layers_of(self.network, MemberLayer)
         own = {p for layer in layers for p in layer.own_parameters()}
         shared = super().shared_parameters()
         return {p: count for p, count in shared.items() if p not in own}
@@ -444,7 +444,7 @@ def _draws_globally(ensemble):
 
 def numbered_dropouts(network: nn.Module, ids: Sequence[int]) -> list:
     """Return the layers of dropout, their number in a member, and whom they serve."""
-    layers = [m for m in network.modules() if isinstance(m, MemberDropout)]
+    layers = layers_of(network, MemberDropout)
     return [(layer, number, ids) for number, layer in enumerate(layers)]
 
 

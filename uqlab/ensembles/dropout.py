@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from uqlab.core.checks import one_of, within
+from uqlab.core.modules import layers_of
 from uqlab.ensembles.base import FoldedEnsemble, Members, member_seed
 from uqlab.ensembles.implicit import check_backbone, plain
 from uqlab.ensembles.layers import MemberDropout, MemberLayer, replace_layers
@@ -64,8 +65,7 @@ class DropoutEnsemble(FoldedEnsemble):
 
     def resample(self, seed: int) -> "DropoutEnsemble":
         """Choose new units, from (seed, member) alone, and return the ensemble."""
-        layers = [m for m in self.network.modules() if isinstance(m, FixedDropout)]
-        for number, layer in enumerate(layers):
+        for number, layer in enumerate(layers_of(self.network, FixedDropout)):
             stream = "mc dropout", number
             layer.reseed([member_seed(seed, m, *stream) for m in self.member_ids])
         return self.with_recipe({**(self.recipe or {}), "seed": seed})
@@ -146,7 +146,7 @@ def place_dropout(
         _drop_attention(network, make)
         return network
     kinds = (nn.Dropout, MemberDropout)  # a member of a deep ensemble holds the latter
-    if any(isinstance(part, kinds) for part in network.modules()):
+    if layers_of(network, *kinds):
         replace_layers(network, kinds, lambda *_: make())
         return network
     head = classifier(network)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from uqlab.core.checks import one_network, one_of
-from uqlab.core.modules import frozen
+from uqlab.core.modules import frozen, layers_of
 from uqlab.ensembles.base import (
     FoldedEnsemble,
     Members,
@@ -323,7 +323,7 @@ def repeated_statistics(norm: nn.Module, members: int) -> dict[str, MemberParame
 
 def own_statistics(network: nn.Module, members: int) -> None:
     """Give every member, in place, batch statistics of its own."""
-    inside = [m.inner for m in network.modules() if isinstance(m, MemberModule)]
+    inside = [unit.inner for unit in layers_of(network, MemberModule)]
     norms = {}
     for name, part in network.named_modules():
         if has_statistics(part) and part not in inside:

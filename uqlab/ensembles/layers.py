@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from uqlab.core.checks import within
-from uqlab.core.modules import sharing_copy
+from uqlab.core.modules import layers_of, sharing_copy
 
 # Which members are in the pass that runs now. It belongs to the call, not to the
 # layers: threads may share an ensemble.
@@ -223,7 +223,6 @@ def with_layers(network: nn.Module, make: Callable[[Any], nn.Module]) -> Any:
     for p in network.parameters():
         if not p.requires_grad:
             memo[id(p)] = nn.Parameter(p.data, requires_grad=False)
-    for layer in list(network.modules()):
-        if isinstance(layer, MemberLayer):
-            memo[id(layer)] = make(layer).train(layer.training)
+    for layer in layers_of(network, MemberLayer):
+        memo[id(layer)] = make(layer).train(layer.training)
     return copy.deepcopy(network, memo)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from uqlab.core.checks import one_of
 from uqlab.core.files import fingerprint
+from uqlab.core.modules import layers_of
 from uqlab.core.tensors import load_tensors, save_tensors
 from uqlab.ensembles.base import Ensemble, FoldedEnsemble, SeparateEnsemble
 from uqlab.ensembles.batch_ensemble import batch
@@ -200,10 +201,9 @@ def _described(shard):
 def _check_shared(networks):
     """Raise ValueError unless what all members share is equal in all networks."""
     own: set[int] = set()
-    for layer in networks[0].modules():
-        if isinstance(layer, PerMember):
-            buffers = (getattr(layer, name) for name in layer.member_buffers)
-            own |= {id(t) for t in (*layer.own_parameters(), *buffers)}
+    for layer in layers_of(networks[0], PerMember):
+        buffers = (getattr(layer, name) for name in layer.member_buffers)
+        own |= {id(t) for t in (*layer.own_parameters(), *buffers)}
     state, *others = (network.state_dict(keep_vars=True) for network in networks)
     for name, tensor in state.items():
         if id(tensor) in own:

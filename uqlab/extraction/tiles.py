@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d
 
 from uqlab.core.checks import at_least, one_network
-from uqlab.core.modules import hooked, logits_of, sharing_copy
+from uqlab.core.modules import hooked, layers_of, logits_of, sharing_copy
 from uqlab.ensembles import Ensemble
 
 _OTHERWISE = (
@@ -131,7 +131,7 @@ class TiledEnsemble(Ensemble):
         return super()._apply(fn, recurse)
 
     def _positions(self) -> "_Positions":
-        return next(m for m in self.network.modules() if isinstance(m, _Positions))
+        return layers_of(self.network, _Positions)[0]
 
     def of_mean(self, x: Tensor) -> Tensor:
         """Return the logits of the mean features of the first member's tile."""

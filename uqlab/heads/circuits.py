@@ -14,10 +14,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from uqlab.core.checks import ArrayLike, as_inputs, at_least, count, one_of
+from uqlab.core.checks import ArrayLike, as_inputs, at_least, one_of
 from uqlab.core.devices import arithmetic
 from uqlab.core.files import fingerprint
-from uqlab.core.modules import take
+from uqlab.core.modules import count, take
 from uqlab.core.tensors import load_tensors, save_tensors
 from uqlab.heads.attention import Head, Place, addresses, check_labels, score_table
 from uqlab.heads.search import Search, TowerSearch, search_of

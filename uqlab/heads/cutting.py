@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from uqlab.core.modules import first_of, layers_of
 from uqlab.ensembles import plain_linear
 from uqlab.models import COUNTS, Attention, Projection, attentions
 
@@ -163,9 +164,8 @@ def put(network: nn.Module, name: str, part: nn.Module) -> Any:
     if not name:
         return part
     if isinstance(part, TorchAttention):
-        for encoder in network.modules():
-            if isinstance(encoder, nn.TransformerEncoder):
-                encoder.use_nested_tensor = False  # only torch's attention reads them
+        for encoder in layers_of(network, nn.TransformerEncoder):
+            encoder.use_nested_tensor = False  # only torch's attention reads them
     network.set_submodule(name, part)
     return network
 
@@ -397,5 +397,5 @@ def _same(found: Any, expected: Any) -> bool:
     """Whether two attentions gave the same first output, in the same form."""
     if found is None or isinstance(found, tuple) != isinstance(expected, tuple):
         return False
-    a, b = (each[0] if isinstance(each, tuple) else each for each in (found, expected))
+    a, b = first_of(found), first_of(expected)
     return torch.allclose(a, b, rtol=0, atol=1e-6 * (1e-3 + b.abs().max().item()))

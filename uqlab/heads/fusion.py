@@ -13,7 +13,14 @@ from torch import Tensor, nn
 
 from uqlab.core import devices
 from uqlab.core.checks import one_of
-from uqlab.core.modules import Inputs, evaluating, first_tensor, map_tensors
+from uqlab.core.modules import (
+    Inputs,
+    evaluating,
+    first_of,
+    first_tensor,
+    layers_of,
+    map_tensors,
+)
 from uqlab.ensembles import Ensemble, FoldedEnsemble, own_dropout, stack_layers
 from uqlab.heads.cutting import put, with_heads
 from uqlab.heads.grouped import Ragged, grouped
@@ -86,7 +93,7 @@ class FusedEnsemble(FoldedEnsemble):
 
     def _even(self) -> bool:
         """Whether the members have the same number of heads in every layer."""
-        return not any(isinstance(part, Ragged) for part in self.network.modules())
+        return not layers_of(self.network, Ragged)
 
     def member(self, index: int) -> nn.Module:
         """One member as a plain network."""
@@ -282,7 +289,7 @@ def _check_attention(fused: FusedEnsemble, members: Sequence[nn.Module]) -> None
 
 def _fill_up(fused: FusedEnsemble) -> None:
     """Fill members up to equal lengths where attention does not take fewer heads."""
-    ragged = [part for part in fused.network.modules() if isinstance(part, Ragged)]
+    ragged = layers_of(fused.network, Ragged)
     if ragged and not _passes_alone(fused):
         for tensors in ragged:
             tensors.least = max(tensors.lengths)
@@ -311,7 +318,7 @@ def _attended(network: nn.Module, attention: Attention, x: Tensor) -> Tensor:
     unit = network.get_submodule(attention.unit)
     with evaluating(unit):
         output = unit(x, attention_mask=None)
-    return output[0] if isinstance(output, tuple) else output
+    return first_of(output)
 
 
 def _fuse_towers(members: list[ZeroShot], own_norms: bool) -> FusedTowers:
