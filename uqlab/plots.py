@@ -162,8 +162,8 @@ def reference(
 ) -> Axes:
     """Draw a thin labelled line at the value of chance, of a bound or of a theory."""
     ax = ax or plt.gca()
-    line: dict[str, Any] = {"color": NEUTRAL, "linewidth": 0.8, "zorder": 0}
-    words: dict[str, Any] = {"fontsize": 7.5, "color": NEUTRAL}
+    line = {"color": NEUTRAL, "linewidth": 0.8, "zorder": 0}
+    words = {"fontsize": 7.5, "color": NEUTRAL}
     if axis == "y":
         ax.axhline(value, **line)
         words |= {"xycoords": ax.get_yaxis_transform(), "ha": "right", "va": "bottom"}
@@ -492,7 +492,7 @@ def reliability(
     count = at.bincount(minlength=bins).clamp(min=1)
     right = _array(at.bincount((answer == labels).double(), bins) / count)
     sure = _array(at.bincount(confidence, bins) / count)
-    bars: dict[str, Any] = {"edges": _array(edges), "fill": True}
+    bars = {"edges": _array(edges), "fill": True}
     ax.stairs(right, color=color, alpha=0.75, label="accuracy", **bars)
     ax.stairs(
         sure,

@@ -68,7 +68,7 @@ def sharing_copy(model: Any, replaced: Mapping[nn.Module, Any] | None = None) ->
     In it `replaced[module]` stands in the place of each `module`.
     """
     tensors = (*model.parameters(), *model.buffers())
-    memo: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
+    memo = {id(tensor): tensor for tensor in tensors}
     memo |= {id(old): new for old, new in (replaced or {}).items()}
     return copy.deepcopy(model, memo)  # deepcopy takes what `memo` already holds
 
@@ -80,7 +80,7 @@ def frozen(model: Any) -> Any:
     Nothing that happens to the copy changes the model, not even training in training
     mode.
     """
-    memo: dict[int, Any] = {
+    memo = {
         id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()
     }
     return copy.deepcopy(model, memo)

@@ -163,7 +163,7 @@ def _drop_attention(network, make):
     """Give every attention of a network a module that drops its logits, in place."""
     found = False
     for part in list(network.modules()):
-        module: Any = part
+        module = part
         if isinstance(part, nn.MultiheadAttention):
             if not hasattr(part, "key_dropout"):  # else it only gets new ones
                 part.register_forward_pre_hook(_mask_keys, with_kwargs=True)
@@ -206,7 +206,7 @@ def _mask_keys(part: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
             return mask
         return torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask, lowest)
 
-    dropped: Any = added(part.key_dropout(query.new_ones(sizes)) == 0).flatten(0, 1)
+    dropped = added(part.key_dropout(query.new_ones(sizes)) == 0).flatten(0, 1)
     for name in ("attn_mask", "key_padding_mask"):
         inputs[name] = added(inputs.get(name))
     if inputs["attn_mask"] is not None:

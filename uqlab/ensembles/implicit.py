@@ -107,9 +107,9 @@ def weights_of(network: nn.Module) -> dict[str, Any]:
     `weight(m)`.
     """
     usual = [site for site in sites(network) if site.usual]
-    found: dict[str, Any] = {}
+    found = {}
     for holder, part in network.named_modules():
-        seen: dict[str, Any] = part.own() if isinstance(part, MemberLayer) else {}
+        seen = part.own() if isinstance(part, MemberLayer) else {}
         seen = {name: p for name, p in seen.items() if len(p.shape) > 1}
         seen |= {s.parameter: s.weight.detach() for s in usual if s.module is part}
         outer = holder.removesuffix("inner").rstrip(".")
@@ -251,7 +251,7 @@ def implicit(
     network = plain(backbone, train_backbone)
     chosen, head = _chosen(network, find, target, everywhere, called)
     generators = member_generators(seed, ids, "adapter")
-    own: dict[str, Any] = {}
+    own = {}
     for site in chosen:
         own.setdefault(site.holder, {}).update(make(site, generators))
     last: Any = network.get_submodule(head)

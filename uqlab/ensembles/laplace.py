@@ -123,7 +123,7 @@ def laplace_lora(
     network = with_layers(trained.network, lambda layer: layer.join([layer] * copies))
     for number, (name, pair) in enumerate(pairs.items()):
         generators = member_generators(seed, ids, "laplace", number)
-        low: Any = network.get_submodule(name).weight
+        low = network.get_submodule(name).weight
         for p, curvature in zip((low.down, low.up), pair, strict=True):
             p.data += curvature.draws(1 / prior_variance, generators).to(p)
     return FoldedEnsemble(network, ids).with_recipe(trained.recipe).eval()
@@ -162,7 +162,7 @@ def _layers_with_lora(trained):
         own = unit.own() if isinstance(unit, MemberModule) else {}
         if not any(isinstance(p, LowRank) for p in own.values()):
             continue
-        inner: Any = unit.inner
+        inner = unit.inner
         plain = type(inner) is nn.Conv2d and inner.groups == 1
         shows = type(inner) is nn.Linear or (plain and inner.padding_mode == "zeros")
         if not shows:
@@ -185,7 +185,7 @@ def _seen_and_back(trained, layers, x):
     ]
     rows = {}
     for name, *of_classes in zip(layers, *slopes, strict=True):
-        layer: Any = layers[name].inner
+        layer = layers[name].inner
         last = 1 if isinstance(layer, nn.Conv2d) else -1
         back = [slope.movedim(last, -1).flatten(0, -2) for slope in of_classes]
         seen = _patches(layer, calls[name][0]).flatten(0, -2)

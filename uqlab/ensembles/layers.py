@@ -219,7 +219,7 @@ def with_layers(network: nn.Module, make: Callable[[Any], nn.Module]) -> Any:
     Frozen weights are shared, others copied.
     """
     # deepcopy takes what `memo` already holds, so no weight of all members is copied.
-    memo: dict[int, Any] = {}
+    memo = {}
     for p in network.parameters():
         if not p.requires_grad:
             memo[id(p)] = nn.Parameter(p.data, requires_grad=False)

@@ -67,10 +67,10 @@ class MIMOEnsemble(Ensemble):
         self._check_index(index)
         network = with_layers(self.network, lambda layer: layer.member(0))
         _count_channels(network, 1, self.members)
-        first: Any = network.get_submodule(self.first)
+        first = network.get_submodule(self.first)
         summed = first.weight.detach().unflatten(1, (self.members, -1)).sum(1)
         network.set_submodule(self.first, trained_like(_like(first, summed), first))
-        head: Any = network.get_submodule(self.head)
+        head = network.get_submodule(self.head)
         own = {}
         for name, p in head.named_parameters():
             own[name] = p.detach().chunk(self.members)[index]
@@ -180,7 +180,7 @@ def _ends(network):
 
 def _widen(network, begin: str, members: int):
     """Let the first layer take the inputs of all members, with equal weights."""
-    first: Any = network.get_submodule(begin)
+    first = network.get_submodule(begin)
     places = [1] * (first.weight.ndim - 2)
     wide = first.weight.detach().repeat(1, members, *places) / members
     network.set_submodule(begin, _like(first, wide))

@@ -106,8 +106,7 @@ class TiledEnsemble(Ensemble):
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.checked and len(x):
-            self._check(x[:2])
+        self._check(x[:2])
         grid = adaptive_avg_pool2d(self._at_positions(x), self.size)
         return grid.flatten(2)[:, :, list(self.member_ids)].permute(2, 0, 1)
 
@@ -135,8 +134,7 @@ class TiledEnsemble(Ensemble):
 
     def of_mean(self, x: Tensor) -> Tensor:
         """Return the logits of the mean features of the first member's tile."""
-        if not self.checked and len(x):
-            self._check(x[:2])
+        self._check(x[:2])
         positions = self._positions()
 
         def mean(_, args, features):
@@ -170,8 +168,10 @@ class TiledEnsemble(Ensemble):
     def _check(self, x: Tensor) -> None:
         """Raise ValueError unless the pool is an average, the head linear if so said.
 
-        The model's logits are then those of the mean over the map.
+        The model's logits are then those of the mean over the map. It is checked once.
         """
+        if self.checked or not len(x):
+            return
         positions = self._positions()
         try:
             every = self._at_positions(x)

@@ -39,7 +39,7 @@ class Headless(nn.Module):
         self.last = ""
         if attention.inside:
             self.last = attention.output.module.rpartition(".")[2]
-        last: Any = getattr(self, self.last, None)
+        last = getattr(self, self.last, None)
         if last is not None and not isinstance(last, nn.Linear):
             # Transformers' Conv1D cannot take an input without features.
             last = plain_linear(last.weight.detach().mT, last.bias.detach())
@@ -323,7 +323,7 @@ def _keep(layer: Any, name: str, axis: int, stay: Tensor) -> None:
 
 def _sharing(unit: nn.Module) -> Any:
     """Return a copy that shares parameters, buffers and configurations."""
-    shared: list[Any] = [*unit.parameters(), *unit.buffers()]
+    shared = [*unit.parameters(), *unit.buffers()]
     for part in unit.modules():
         shared.append(getattr(part, "config", None))
     return copy.deepcopy(unit, {id(each): each for each in shared})

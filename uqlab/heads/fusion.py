@@ -107,7 +107,7 @@ class FusedEnsemble(FoldedEnsemble):
 
     def shard(self, rows: slice) -> "FusedEnsemble":
         """Return the ensemble of some of the members, sharing their weights' memory."""
-        shard: Any = super().shard(rows)
+        shard = super().shard(rows)
         shard.layers = self.layers
         return shard
 

@@ -101,7 +101,7 @@ class Search:
         self.found = attentions(self.network)
         self.cores, self.projections = [], []
         for attention in self.found:
-            projection: Any = self.network.get_submodule(attention.output.module)
+            projection = self.network.get_submodule(attention.output.module)
             weight = projection.weight.clone()
             projection.weight = nn.Parameter(weight, requires_grad=False)
             self.projections.append(_Tape(projection))
