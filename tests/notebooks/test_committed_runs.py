@@ -58,9 +58,12 @@ def prose(notebook):
     )
 
 
+GONE = {"output_dir", "embedding", "points"}  # the last two drew figures that are gone
+
+
 def from_project(given):
     """Parameters; paths lose their steps up, because a study lies a folder below its lesson."""
-    given = {name: value for name, value in given.items() if name != "output_dir"}
+    given = {name: value for name, value in given.items() if name not in GONE}
     paths = {name: value for name, value in given.items() if str(value)[:3] == "../"}
     return given | {name: path.replace("../", "") for name, path in paths.items()}
 
