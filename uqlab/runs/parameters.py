@@ -2,7 +2,6 @@
 
 import ast
 import difflib
-import os
 import re
 import shutil
 import threading
@@ -26,7 +25,7 @@ from pydantic import (
 )
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
 
-from uqlab.core.files import fingerprint, read_json
+from uqlab.core.files import StrPath, fingerprint, read_json
 from uqlab.core.recording import plain
 
 CELL = {"cell_type", "metadata", "source"}  # what every cell of a notebook has
@@ -168,7 +167,7 @@ def _reason(error: ValidationError) -> str:
 # Notebooks and what stands in them ---------------------------------------------------
 
 
-def find(name: str | os.PathLike) -> Path:
+def find(name: StrPath) -> Path:
     """Return the notebook that a path, a stem or a unique start of one ("03") means."""
     if Path(name).is_file():
         return Path(name).absolute()
@@ -197,7 +196,7 @@ def new_project(folder: Path) -> None:
     shutil.copytree(PROJECT, folder, ignore=left_out, dirs_exist_ok=True)
 
 
-def cells(notebook: str | os.PathLike) -> list[dict[str, Any]]:
+def cells(notebook: StrPath) -> list[dict[str, Any]]:
     """Return the cells of a notebook; raises ValueError for any other file."""
     read = read_json(Path(notebook)).get("cells")
     if not isinstance(read, list) or not all(
@@ -210,7 +209,7 @@ def cells(notebook: str | os.PathLike) -> list[dict[str, Any]]:
     return read
 
 
-def source_sha256(notebook: str | os.PathLike) -> str:
+def source_sha256(notebook: StrPath) -> str:
     """Return the checksum of the sources and tags of a notebook's cells."""
     return fingerprint(
         [
@@ -220,7 +219,7 @@ def source_sha256(notebook: str | os.PathLike) -> str:
     )
 
 
-def defaults(notebook: str | os.PathLike) -> dict[str, Any]:
+def defaults(notebook: StrPath) -> dict[str, Any]:
     """Read a notebook's parameters from its cell tagged so, without running it."""
     source = "\n".join(
         "".join(cell["source"])
