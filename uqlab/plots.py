@@ -187,7 +187,7 @@ def label_lines(ax: Axes) -> Axes:
     canvas.draw_without_rendering()  # limits and layout must be final
     tips = [np.asarray(line.get_xydata())[-1] for line in lines]
     ends = np.array([ax.transData.transform(tip)[1] * 72 / canvas.dpi for tip in tips])
-    up = _apart(ends, 9)
+    up = _apart(ends, 9.0)
     right, width = (14, 0.4) if (abs(up) > 3).any() else (4, 0)
     for line, tip, above in zip(lines, tips, up, strict=True):
         color = line.get_color()

@@ -27,19 +27,12 @@ from uqlab.core.checks import (
     ArrayLike,
     as_inputs,
     as_tensor,
+    count,
     finite,
     one_network,
     one_of,
 )
-from uqlab.core.modules import (
-    batches,
-    call,
-    count,
-    evaluating,
-    first_of,
-    hooked,
-    layers_of,
-)
+from uqlab.core.modules import batches, call, evaluating, first_of, hooked, layers_of
 
 Features = Float[Tensor, "samples _"]
 FeatureSets = Sequence[ArrayLike] | Tensor

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 ArrayLike = Tensor | np.ndarray | Sequence[Any]  # what `as_tensor` reads
+Inputs = Tensor | Mapping[str, Tensor]  # several by name, as tokenizers make them
 LOGITS = "members batch classes"
 HINT = "; for a single model use logits[None], for groups decompose_groups"
 
@@ -158,6 +159,16 @@ def as_inputs(inputs: Any) -> Any:
     for t in tensors:
         finite("inputs", t)
     return inputs
+
+
+def first_tensor(inputs: Inputs) -> Tensor:
+    """Return the tensor, or the first of several."""
+    return inputs if isinstance(inputs, Tensor) else next(iter(inputs.values()))
+
+
+def count(inputs: Inputs) -> int:
+    """Return the number of samples of inputs that `as_inputs` returned."""
+    return len(first_tensor(inputs))
 
 
 def one_network(model: Any, user: str) -> None:

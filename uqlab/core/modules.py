@@ -10,9 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from uqlab.core.checks import at_least, representable
-
-Inputs = Tensor | Mapping[str, Tensor]  # several by name, as tokenizers make them
+from uqlab.core.checks import Inputs, at_least, count, representable
 
 
 @contextlib.contextmanager
@@ -106,16 +104,6 @@ def map_tensors(change: Callable[[Tensor], Tensor], inputs: Inputs) -> Any:
     if isinstance(inputs, Tensor):
         return change(inputs)
     return {name: change(t) for name, t in inputs.items()}
-
-
-def first_tensor(inputs: Inputs) -> Tensor:
-    """Return the tensor, or the first of several."""
-    return inputs if isinstance(inputs, Tensor) else next(iter(inputs.values()))
-
-
-def count(inputs: Inputs) -> int:
-    """Return the number of samples of inputs that `as_inputs` returned."""
-    return len(first_tensor(inputs))
 
 
 def call(model: nn.Module, inputs: Inputs) -> Any:

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from uqlab.core import devices
+from uqlab.core.checks import first_tensor
 from uqlab.core.modules import (
     Inputs,
     call,
     evaluating,
-    first_tensor,
     hooked,
     layers_of,
     logits_of,

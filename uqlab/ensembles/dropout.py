@@ -163,15 +163,14 @@ def _drop_attention(network, make):
     """Give every attention of a network a module that drops its logits, in place."""
     found = False
     for part in list(network.modules()):
-        module = part
         if isinstance(part, nn.MultiheadAttention):
             if not hasattr(part, "key_dropout"):  # else it only gets new ones
                 part.register_forward_pre_hook(_mask_keys, with_kwargs=True)
         elif hasattr(part, "is_causal") and hasattr(part, "config"):
-            module.config._attn_implementation = _drop_keys_by_name()
+            part.config._attn_implementation = _drop_keys_by_name()
         else:
             continue
-        module.key_dropout = make()
+        part.key_dropout = make()
         found = True
     if not found:
         raise ValueError(

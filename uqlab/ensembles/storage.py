@@ -1,7 +1,6 @@
 """Ensembles on disk: what the members own. Shards are put together here too."""
 
 import copy
-import os
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from uqlab.core.checks import one_of
-from uqlab.core.files import fingerprint
+from uqlab.core.files import StrPath, fingerprint
 from uqlab.core.modules import layers_of
 from uqlab.core.tensors import load_tensors, save_tensors
 from uqlab.ensembles.base import Ensemble, FoldedEnsemble, SeparateEnsemble
@@ -39,7 +38,7 @@ _METHODS: dict[str, Callable[..., Ensemble]] = {
 }
 
 
-def save(ensemble: Ensemble, path: str | os.PathLike, *, backbone: str = "") -> None:
+def save(ensemble: Ensemble, path: StrPath, *, backbone: str = "") -> None:
     """Write what an implicit ensemble learned, and how it was made, to a file.
 
     Parameters
@@ -70,7 +69,7 @@ def save(ensemble: Ensemble, path: str | os.PathLike, *, backbone: str = "") -> 
     save_tensors(path, _learned(ensemble), header | {"frozen": _frozen(ensemble)})
 
 
-def load(path: str | os.PathLike, backbone: nn.Module) -> Ensemble:
+def load(path: StrPath, backbone: nn.Module) -> Ensemble:
     """Return the ensemble that `save` wrote, on the backbone that it was made from.
 
     Raises

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uqlab.core.checks import as_labels
-from uqlab.core.modules import Inputs, call, count, logits_of, take
+from uqlab.core.checks import as_labels, count
+from uqlab.core.modules import Inputs, call, logits_of, take
 from uqlab.models import Attention, attentions
 
 # (layer, head), or (tower, layer, head) of a network with two towers.

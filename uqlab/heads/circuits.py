@@ -14,10 +14,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from uqlab.core.checks import ArrayLike, as_inputs, at_least, one_of
+from uqlab.core.checks import ArrayLike, as_inputs, at_least, count, one_of
 from uqlab.core.devices import arithmetic
-from uqlab.core.files import fingerprint
-from uqlab.core.modules import count, take
+from uqlab.core.files import StrPath, fingerprint
+from uqlab.core.modules import take
 from uqlab.core.tensors import load_tensors, save_tensors
 from uqlab.heads.attention import Head, Place, addresses, check_labels, score_table
 from uqlab.heads.search import Search, TowerSearch, search_of
@@ -58,7 +58,7 @@ def greedy_circuit(
     batch_size: int | None = None,
     precision: str = "float32",
     progress: bool = True,
-    checkpoint: str | os.PathLike | None = None,
+    checkpoint: StrPath | None = None,
 ) -> Circuit:
     """Find the first heads that a greedy search removes, the least useful first.
 
@@ -135,7 +135,7 @@ class _Steps:
         self,
         search: Search | TowerSearch,
         layers: list[Attention],
-        path: str | os.PathLike | None,
+        path: StrPath | None,
         run: list[Any],
     ):
         self.search, self.layers, self.path, self.run = search, layers, path, run

@@ -73,11 +73,11 @@ class OpenAttention(nn.Module):
         """Attend from queries to keys and values, each [..., tokens, width]."""
         layers: list[Any] = [self.q_proj, self.k_proj, self.v_proj]
         size = (self.num_heads, self.head_dim)
-        each = []
+        projected = []
         for layer, x in zip(layers, inputs, strict=True):
-            each.append(layer(x).unflatten(-1, size).transpose(-3, -2))
+            projected.append(layer(x).unflatten(-1, size).transpose(-3, -2))
         rate = rate if self.training else 0.0
-        z = F.scaled_dot_product_attention(*each, dropout_p=rate, **mask)
+        z = F.scaled_dot_product_attention(*projected, dropout_p=rate, **mask)
         return self.out_proj(z.transpose(-3, -2).flatten(-2))
 
 
@@ -265,8 +265,8 @@ def _cut(
         How many outputs it returns after the first; None if it returns a tensor.
     """
     (attention,) = attentions(unit)
-    each = attention.heads // attention.groups
-    queries = [group * each + i for group in lost for i in range(each)]
+    sharing = attention.heads // attention.groups  # queries of one key and value
+    queries = [group * sharing + i for group in lost for i in range(sharing)]
     # From the last rows to the first, so that those of a fused matrix keep their place.
     _remove(unit, attention.value, lost)
     _remove(unit, attention.key, lost)
@@ -326,7 +326,7 @@ def _sharing(unit: nn.Module) -> Any:
     shared = [*unit.parameters(), *unit.buffers()]
     for part in unit.modules():
         shared.append(getattr(part, "config", None))
-    return copy.deepcopy(unit, {id(each): each for each in shared})
+    return copy.deepcopy(unit, {id(thing): thing for thing in shared})
 
 
 def _linear(core: nn.Module, projection: Projection) -> nn.Linear:
@@ -381,10 +381,10 @@ def _arguments(unit: nn.Module) -> tuple[Tensor, dict[str, Any]]:
         "attention_mask": x.new_ones(1, 1, tokens, tokens),
     }
     given = {}
-    for each in [*inspect.signature(unit.forward).parameters.values()][1:]:
-        needed = each.default is each.empty and each.kind == each.POSITIONAL_OR_KEYWORD
-        if needed or (each.name in known and each.name != "attention_mask"):
-            given[each.name] = known.get(each.name)
+    for p in [*inspect.signature(unit.forward).parameters.values()][1:]:
+        needed = p.default is p.empty and p.kind == p.POSITIONAL_OR_KEYWORD
+        if needed or (p.name in known and p.name != "attention_mask"):
+            given[p.name] = known.get(p.name)
     return x, given
 
 

@@ -10,10 +10,11 @@ from uqlab.core.checks import (
     ArrayLike,
     as_inputs,
     as_tensor,
+    count,
     finite,
     representable,
 )
-from uqlab.core.modules import batches, call, count, evaluating, hooked, sharing_copy
+from uqlab.core.modules import batches, call, evaluating, hooked, sharing_copy
 from uqlab.heads.cutting import opened
 from uqlab.models import attentions
 

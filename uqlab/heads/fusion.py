@@ -12,15 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from uqlab.core import devices
-from uqlab.core.checks import one_of
-from uqlab.core.modules import (
-    Inputs,
-    evaluating,
-    first_of,
-    first_tensor,
-    layers_of,
-    map_tensors,
-)
+from uqlab.core.checks import first_tensor, one_of
+from uqlab.core.modules import Inputs, evaluating, first_of, layers_of, map_tensors
 from uqlab.ensembles import Ensemble, FoldedEnsemble, own_dropout, stack_layers
 from uqlab.heads.cutting import put, with_heads
 from uqlab.heads.grouped import Ragged, grouped

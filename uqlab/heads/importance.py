@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from uqlab.core.checks import ArrayLike, as_inputs, at_least, one_of
-from uqlab.core.modules import batches, count, frozen
+from uqlab.core.checks import ArrayLike, as_inputs, at_least, count, one_of
+from uqlab.core.modules import batches, frozen
 from uqlab.ensembles import member_generators
 from uqlab.heads.attention import (
     Head,

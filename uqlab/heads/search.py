@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from uqlab.core import devices
-from uqlab.core.modules import Inputs, count, first_of, frozen
+from uqlab.core.checks import count
+from uqlab.core.modules import Inputs, first_of, frozen
 from uqlab.heads.attention import Place, run
 from uqlab.heads.cutting import opened
 from uqlab.heads.pruning import ablate

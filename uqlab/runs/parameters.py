@@ -3,7 +3,6 @@
 import ast
 import difflib
 import json
-import os
 import re
 import shutil
 import threading
@@ -27,7 +26,7 @@ from pydantic import (
 )
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
 
-from uqlab.core.files import fingerprint, read_json, write
+from uqlab.core.files import StrPath, fingerprint, read_json, write
 from uqlab.core.recording import plain
 
 CELL = {"cell_type", "metadata", "source"}  # what every cell of a notebook has
@@ -170,7 +169,7 @@ def _reason(error: ValidationError) -> str:
 # Notebooks and what stands in them ---------------------------------------------------
 
 
-def find(name: str | os.PathLike) -> Path:
+def find(name: StrPath) -> Path:
     """Return the notebook that a path, a stem or a unique start of one ("03") means.
 
     A lesson comes before a study of the same number; "studies/03" is the study.
@@ -227,7 +226,7 @@ def leave_blank(page: Path) -> None:
     write(page, json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
 
 
-def cells(notebook: str | os.PathLike) -> list[dict[str, Any]]:
+def cells(notebook: StrPath) -> list[dict[str, Any]]:
     """Return the cells of a notebook; raises ValueError for any other file."""
     read = read_json(Path(notebook)).get("cells")
     if not isinstance(read, list) or not all(
@@ -240,7 +239,7 @@ def cells(notebook: str | os.PathLike) -> list[dict[str, Any]]:
     return read
 
 
-def source_sha256(notebook: str | os.PathLike) -> str:
+def source_sha256(notebook: StrPath) -> str:
     """Return the checksum of the sources and tags of a notebook's cells."""
     return fingerprint(
         [
@@ -250,7 +249,7 @@ def source_sha256(notebook: str | os.PathLike) -> str:
     )
 
 
-def defaults(notebook: str | os.PathLike) -> dict[str, Any]:
+def defaults(notebook: StrPath) -> dict[str, Any]:
     """Read a notebook's parameters from its cell tagged so, without running it."""
     source = "\n".join(
         "".join(cell["source"])

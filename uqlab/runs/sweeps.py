@@ -6,7 +6,6 @@ work, and after an interruption the same sweep does what is missing.
 
 import itertools
 import math
-import os
 import re
 import shutil
 from collections import ChainMap, Counter
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from uqlab.core.files import StrPath
 from uqlab.core.recording import Record
 from uqlab.runs import execution, plans, tables
 from uqlab.runs.execution import Job, Result
@@ -59,11 +59,11 @@ def labelled(job: Job, names: Iterable[str]) -> str:
 
 
 def run_one(
-    notebook: str | os.PathLike,
+    notebook: StrPath,
     parameters: dict[str, Any] | None = None,
     *,
     profile: str = "quick",
-    root: str | os.PathLike = "figures",
+    root: StrPath = "figures",
     threads: int | None = None,
     timeout: float | int | None = None,
     wait: bool = True,
@@ -91,12 +91,12 @@ def run_one(
 
 
 def sweep(
-    notebook: str | os.PathLike,
+    notebook: StrPath,
     grid: Mapping[str, Iterable[Any] | str],
     parameters: dict[str, Any] | None = None,
     *,
     profile: str = "quick",
-    root: str | os.PathLike = "figures",
+    root: StrPath = "figures",
     jobs: int = 1,
     timeout: float | int | None = None,
     cluster: str | None = None,
@@ -253,7 +253,7 @@ def axis(text: str, default: Any = None) -> list[Any]:
 def jobs_of_grid(
     notebook: Path,
     profile: str,
-    root: str | os.PathLike,
+    root: StrPath,
     grid: Mapping[str, Iterable[Any] | str],
     given: dict[str, Any],
 ) -> dict[Path, Job]:

@@ -28,10 +28,11 @@ from torch import Tensor, nn
 from uqlab import data, ensembles, models
 from uqlab.core import files
 from uqlab.core.checks import ArrayLike, as_inputs
+from uqlab.core.files import StrPath
 from uqlab.core.modules import evaluating, like_parameters, logits_of
 from uqlab.study import methods
 
-Place = str | os.PathLike
+Place = StrPath
 WEIGHTS = (".safetensors", ".pt", ".pth", ".th", ".ckpt", ".bin")
 
 
@@ -210,7 +211,7 @@ def _imported(place):
 
 def _weight_files(weights):
     found = []
-    for place in [weights] if isinstance(weights, str | os.PathLike) else weights:
+    for place in [weights] if isinstance(weights, StrPath) else weights:
         path = Path(place).expanduser()
         if path.is_dir():
             there = [p for p in sorted(path.iterdir()) if p.suffix in WEIGHTS]

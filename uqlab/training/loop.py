@@ -2,7 +2,6 @@
 
 import functools
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from tqdm.auto import tqdm
 
 from uqlab.core.checks import ArrayLike, all_finite, as_inputs, at_least, one_ensemble
 from uqlab.core.devices import arithmetic
+from uqlab.core.files import StrPath
 from uqlab.core.modules import evaluating, like_parameters
 from uqlab.ensembles import Ensemble, member_generators
 from uqlab.training.checkpoints import Checkpoint, described
@@ -66,7 +66,7 @@ def fit(
     precision: str = "float32",
     seed: int = 0,
     progress: bool = True,
-    checkpoint: str | os.PathLike | None = None,
+    checkpoint: StrPath | None = None,
     watch: Callable[[int], object] | None = None,
 ) -> History:
     """Train every member on its own shuffling of the same data.
