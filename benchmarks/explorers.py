@@ -167,7 +167,7 @@ def hands() -> dict[str, tuple[widgets.Hand, str, str]]:
 
 
 def pictured() -> widgets.Hand:
-    """An explorer with as many pictures as pages have."""
+    """An explorer with about as many pictures as those of pages."""
     figure, ax = plots.figure(1, width=6.8, height=2.6)
     ax.set(xlim=(0, 11), ylim=(0, 9))
 

@@ -78,15 +78,18 @@ def test_every_plot_draws_into_the_given_axes_or_else_the_current_ones():
 
 
 # One function each ----------------------------------------------------------------------------------------------------
-def test_reliability_shows_the_gaps_of_the_ece_in_its_bins(ax):
+def test_reliability_shows_the_gaps_of_the_ece_in_bars_as_wide_as_they_are_full(ax):
     logits, labels = 3 * torch.randn(2, 200, 4), torch.arange(200) % 4
     plots.reliability(logits, labels, ax=ax)
-    right, gap = (patch.get_data() for patch in ax.patches)
-    confidence = metrics.log_prediction(logits).exp().amax(1)
-    count = np.histogram(-confidence, -right.edges[::-1])[0][::-1]  # bins (lo, hi]
-    assert (count * abs(gap.values - right.values)).sum() / 200 == pytest.approx(
-        metrics.ece(logits, labels)
-    )
+    _, gaps = ax.containers
+    height = np.array([bar.get_height() for bar in gaps])
+    width = np.array([bar.get_width() for bar in gaps])
+    confidence = metrics.log_prediction(logits).exp().amax(1).numpy()
+    count, _ = np.histogram(-confidence, np.arange(-15, 1) / 15)  # bins (lo, hi]
+    count = count[::-1]
+    expected = metrics.ece(logits, labels)
+    assert (count * abs(height)).sum() / 200 == pytest.approx(expected)
+    np.testing.assert_allclose(width, np.sqrt(count / count.max()) / 15)
 
 
 def test_dots_are_rows_from_top_to_bottom(ax):

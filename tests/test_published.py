@@ -154,8 +154,8 @@ def test_a_run_is_the_papers_only_in_all_its_settings():
             ("04", "kirsch", "fig_5"),
         ],
         *[
-            ("06", "lora", "table_1"),
-            ("06", "lora", "table_4"),
+            ("studies/06", "lora", "table_1"),
+            ("studies/06", "lora", "table_4"),
             ("08", "sve", "digest_1"),
         ],
         *[("studies/09", "hydra", "table_1"), ("10", "hydra", "table_5")],

@@ -221,7 +221,7 @@ def test_11_asks_convolutional_networks_by_parameters_alone(results):
 
 
 def test_06_low_rank_members_make_an_ensemble_for_a_fraction_of_the_weights(results):
-    numbers = results("06_lora_ensemble")[0]["numbers"]
+    numbers = results("06_lora_ensemble_study")[0]["numbers"]
     assert (
         numbers["params_one_lora"] == 4 * 4 * 2 * 8 * 128 + 128 * 10 + 10
     )  # blocks, matrices, A and B; classifier

@@ -124,18 +124,18 @@ def test_a_page_runs_on_texts(page, backbone, tmp_path):
 
 
 @needs_texts
-def test_the_recipe_of_page_06_runs_as_written(backbone, tmp_path):
-    """Page 06, but for its size and the place of the backbone."""
-    page = "\n".join(
-        "".join(cell["source"]) for cell in parameters.cells(parameters.find("06"))
-    ).replace("\\\n", " ")
-    words = shlex.split(re.search(r"^ +uqlab run 06 (.+)$", page, re.MULTILINE)[1])
+def test_the_recipe_of_study_06_runs_as_written(backbone, tmp_path):
+    """Study 06, but for its size and the place of the backbone."""
+    cells = parameters.cells(parameters.find("studies/06"))
+    page = "\n".join("".join(cell["source"]) for cell in cells).replace("\\\n", " ")
+    recipe = re.search(r"^ +uqlab run studies/06 (.+)$", page, re.MULTILINE)
+    words = shlex.split(recipe[1])
     given = dict(zip(words[1::3], words[2::3], strict=True))
     assert set(words[::3]) == {"-p"}
     assert (given["dataset"], given["ood"]) == ("sst2", '["agnews"]')
     small = FEW | {"backbone": str(backbone), "rank": 4, "shifted": 6}
     folder = runs.execute(
-        "06_lora_ensemble", given | small, folder=tmp_path / "run", threads=1
+        "studies/06", given | small, folder=tmp_path / "run", threads=1
     )
     found = json.loads((folder / "results.json").read_text())
     assert "rarity of words" in found["tables"]["ood"]["index"]

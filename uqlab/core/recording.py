@@ -169,9 +169,7 @@ def record(name: str, value: Any, *, allow_nan: bool = False) -> Any:
 
 def _split(frame: "DataFrame") -> dict[str, Any]:
     """Return a table's index, columns and data, and the names of its index."""
-    table: dict[str, Any] = (
-        frame.astype(object).where(frame.notna(), None).to_dict("split")
-    )
+    table = frame.astype(object).where(frame.notna(), None).to_dict("split")
     if any(frame.index.names):
         table["index_names"] = [str(name or "") for name in frame.index.names]
     return table

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -106,7 +105,7 @@ def clip_zero_shot(
     """
     from transformers import CLIPModel
 
-    model: Any = folder_or_model
+    model = folder_or_model
     if not isinstance(model, nn.Module):
         with reading(model) as source:
             model, lacking = loaded(CLIPModel, source)

@@ -355,7 +355,7 @@ def _read(text: Any, kind: type) -> Any:
     """Return the data that a text means, or the text where text is meant."""
     if not isinstance(text, str):
         return text
-    value: Any = text
+    value = text
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):

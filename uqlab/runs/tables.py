@@ -91,7 +91,7 @@ def _recorded(record: Record, taken: dict[str, Any]) -> dict[str, Any]:
 
 def _flat(values: dict[str, Any], before: str = "") -> dict[str, Any]:
     """Return nested dicts as one: {"fall": {"id": 2}} -> {"fall.id": 2}."""
-    flat: dict[str, Any] = {}
+    flat = {}
     for name, value in values.items():
         if isinstance(value, dict):
             flat |= _flat(value, f"{before}{name}.")

@@ -126,7 +126,7 @@ def check(network: nn.Module, inputs: ArrayLike, task: data.Dataset) -> None:
     task
         The set that they come from: there must be one output for each of its classes.
     """
-    two: Any = as_inputs(inputs)[:2]
+    two = as_inputs(inputs)[:2]
     with torch.no_grad(), evaluating(network):
         logits = logits_of(network(like_parameters(network, two)))
     shape, classes = list(two.shape[1:]), len(task.classes)
@@ -260,7 +260,7 @@ def _of_transformers(folder, task, new, scaled):
 
 def _of_images(folder, task, scaled):
     """Load a network for images, and put before it what it expects of them."""
-    network: Any = models.from_pretrained(folder, len(task.classes))
+    network = models.from_pretrained(folder, len(task.classes))
     seen = files.read_json(folder / "preprocessor_config.json")
     size, steps = task.inputs.shape[-1], []
     expected = getattr(network.config, "image_size", size)

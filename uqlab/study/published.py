@@ -62,7 +62,7 @@ class Table:
         Says or None
             None if one of the numbers is missing.
         """
-        frame: Any = self.frame(dataset)
+        frame = self.frame(dataset)
         if frame.empty:
             return None
         low, high = (bool(rule(frame.fillna(v))) for v in (-float("inf"), float("inf")))

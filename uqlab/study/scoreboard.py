@@ -272,7 +272,7 @@ def cost(
         take at once); latency_1 and latency_64, for as many inputs, relative to the
         single network.
     """
-    some: Any = as_inputs(inputs)
+    some = as_inputs(inputs)
     stored = held_tensors(ensemble, derived=False)
     row: Row = {
         "trained": recipes.numbers(ensemble),
@@ -408,7 +408,7 @@ def pareto(
     values = _by_seed(table, [quality, cost])
     means = _means(values)
     signs = [sign(quality), sign(cost)]
-    share: Any = np.nan
+    share = np.nan
     if len(values[quality]) > 1:
         drawn = [
             _resampled(values[column], repeats, seed) for column in (quality, cost)

@@ -22,8 +22,8 @@ from torch.distributions import MultivariateNormal
 
 from uqlab import gradients, training, uncertainty
 from uqlab.analysis import diversity, representations
-from uqlab.core.checks import ArrayLike, as_inputs, as_labels, count, one_of
-from uqlab.core.modules import evaluating
+from uqlab.core.checks import ArrayLike, as_inputs, as_labels, one_of
+from uqlab.core.modules import count, evaluating
 from uqlab.ensembles import Ensemble
 from uqlab.metrics import log_prediction
 from uqlab.study.baselines import shrunk_root, whitened

@@ -14,8 +14,8 @@ from uqlab.widgets.hand import Hand, address
 from uqlab.widgets.stage import Stage
 
 MOST = 300  # pictures, some 15 kB each
-SOME = 150  # pictures, up to which ranges may have more values
-FEW = (16, 8, 4)  # values of a range
+SOME = 80  # pictures, up to which ranges may have more values
+FEW = (16, 8, 5)  # values of a range
 STRIDES = (1, 2, 5, 10, 20, 25, 50, 100, 200, 500, 1000, 2000, 5000)
 
 
