@@ -15,6 +15,7 @@ import contextlib
 import gc
 import io
 import itertools
+import re
 import statistics
 import sys
 import tempfile
@@ -29,7 +30,7 @@ from _timing import interleaved, report
 from torch import nn
 
 from uqlab import data, ensembles, extraction, models, plots, widgets
-from uqlab.runs import dashboards, parameters
+from uqlab.runs import parameters
 from uqlab.study.methods import METHODS
 
 sys.path.extend(
@@ -38,6 +39,7 @@ sys.path.extend(
 import lab
 import made_up
 
+EXPLORER = re.compile(r"(?<![\w.])widgets\.\w+\(")  # not ipywidgets.
 FRAMES = 30  # a second, under the hand
 # The hand moves once a frame, as browsers hand on a mouse's moves: a pointer, or the knob of a slider. Resolves to the
 # times of the frames and the number of different sights, of which one in thirty frames is looked at.
@@ -240,7 +242,7 @@ def pictures(notebook: Path) -> None:
     names: dict[str, Any] = {"__name__": notebook.stem}
     earlier, last = frames_of(()), 0
     for i, cell in enumerate(cells):
-        last = i if dashboards.EXPLORER.search(cell.source) else last
+        last = i if EXPLORER.search(cell.source) else last
     times = []
     with (
         contextlib.redirect_stdout(io.StringIO()),
@@ -250,7 +252,7 @@ def pictures(notebook: Path) -> None:
         for cell in cells[: last + 1]:
             start = time.process_time()  # what other processes do does not count
             exec(compile(cell.source, notebook.stem, "exec"), names)
-            if dashboards.EXPLORER.search(cell.source):
+            if EXPLORER.search(cell.source):
                 times.append(time.process_time() - start)
             if "parameters" in cell.metadata.get("tags", []):
                 names["output_dir"] = folder

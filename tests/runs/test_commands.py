@@ -124,7 +124,6 @@ def test_help_names_every_command_once():
         (["run", "00_good"], "01", ["01_bad"]),
         (["sweep"], "00", ["00_good"]),
         (["run", "--profile"], "t", ["tiny"]),
-        (["dashboards", "--profile"], "", ["quick", "tiny"]),
         ([], "swe", ["sweep"]),
     ],
 )

@@ -429,34 +429,3 @@ def collect(sweep, profile, output_dir, table) -> None:
             write(f"{path}.csv", frame.to_csv(index=False, float_format="%.5g"))
             write(f"{path}.json", json.dumps(about, indent=1))
             click.echo(f"{len(frame)} rows of {table}: {path}.csv and .json")
-
-
-@main.command("dashboards")
-@pages
-@of_profile
-@parameters
-@click.option(
-    "--port",
-    default=8866,
-    show_default=True,
-    type=click.IntRange(1, 65535),
-    help="Or the next free one.",
-)
-@click.option(
-    "--theme", default="light", show_default=True, type=click.Choice(["light", "dark"])
-)
-@click.option("--no-browser", is_flag=True, help="Only print the address.")
-def project(notebooks, profile, given, port, theme, no_browser) -> None:
-    """Serve the explorers alone, for a projector.
-
-    Voila shows them in large type. NOTEBOOK is a path, a name or the start of one (03);
-    default 00 01 02 03. Nothing is kept; Ctrl-C ends it.
-    """
-    from uqlab.runs import dashboards
-
-    plan = per_notebook(notebooks or ("00", "01", "02", "03"), profile, dict(given))
-    try:
-        dashboards.serve(plan, port=port, browser=not no_browser, theme=theme)
-    except ModuleNotFoundError as error:
-        todo = "pip install -c constraints.txt -e '.[dashboards]'"
-        raise click.ClickException(f"Voila is missing: {todo}") from error
