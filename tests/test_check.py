@@ -77,20 +77,28 @@ def sum_over_groups(p):
     return between, len(p) * within
 
 
+def between_classes(z):
+    return z - z.mean(-1, keepdim=True)
+
+
 def logit_variance(z):
-    return z.var(0).mean(-1)
+    return between_classes(z).var(0).mean()
+
+
+def logits_as_they_are(z):
+    return z.var(0).mean()
 
 
 def by_members(z):
-    return z.var(0, correction=0).mean(-1)
+    return between_classes(z).var(0, correction=0).mean()
 
 
 def deviation(z):
-    return z.std(0).mean(-1)
+    return between_classes(z).std(0).mean()
 
 
 def over_classes(z):
-    return z.var(-1).mean(0)
+    return z.var(-1).mean()
 
 
 def centred(gram):
@@ -177,6 +185,7 @@ MISTAKES = [
     (check.page_02, changed_places, "changed places"),
     (check.page_02, everything_between, "all members"),
     (check.page_02, sum_over_groups, "sum over the groups"),
+    (check.page_03, logits_as_they_are, "do not centre"),
     (check.page_03, by_members, "M - 1"),
     (check.page_03, deviation, "standard deviations"),
     (check.page_03, over_classes, "over the members"),

@@ -60,9 +60,10 @@ def page_02(between_within: Callable) -> None:
 
 
 def page_03(logit_variance: Callable) -> None:
-    """Judge `logit_variance(z)`: the members' logits' variance, mean over classes.
+    """Judge `logit_variance(z)`: the variance of logits between members, a number.
 
-    Logits [members, inputs, classes] give variances [inputs], divided by M - 1.
+    Logits [members, inputs, classes] are centred over the classes; the variance divides
+    by M - 1 and is averaged over inputs and classes.
     """
     _judge(logit_variance, CASES["page_03"])
 
