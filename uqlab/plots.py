@@ -519,7 +519,7 @@ def votes(
     *,
     ax: Axes | None = None,
 ) -> Axes:
-    """Write the predicted class of each of s x s tiles and its probability on an image.
+    """Write the predicted class of each of s x s tiles on an image.
 
     Tiles that agree with the mean prediction are grey, the others blue; the more
     probable the class, the more opaque the tile.
@@ -546,17 +546,17 @@ def votes(
     together = int(p.mean(0).argmax())
     picture = _array(image.movedim(0, -1).squeeze(-1))
     ax.imshow(picture, extent=(0, side, side, 0), **PICTURE)
-    words: dict[str, Any] = {"ha": "center", "va": "center", "linespacing": 0.95}
-    words["path_effects"] = [withStroke(linewidth=1.5, foreground="white")]
+    words: dict[str, Any] = {"ha": "center", "va": "center"}
+    words["path_effects"] = [withStroke(linewidth=2, foreground="white")]
     for i, (sure, vote) in enumerate(zip(*p.max(1), strict=True)):
         row, column = divmod(i, side)
         color = NEUTRAL if vote == together else EPISTEMIC
-        face = (color, 0.7 * float(sure))
-        frame = {"facecolor": face, "edgecolor": "white", "linewidth": 0.7}
+        face = (color, 0.75 * float(sure))
+        frame = {"facecolor": face, "edgecolor": "white", "linewidth": 1}
         ax.add_patch(Rectangle((column, row), 1, 1, **frame))
         name = str(classes[int(vote)])[:5] if len(classes) else str(int(vote))
-        label = f"{name}\n{sure:.2f}"
-        ax.text(column + 0.5, row + 0.5, label, fontsize=min(8, 30 / side), **words)
+        size = min(14, 56 / side) * (1 if len(name) < 3 else 0.5)
+        ax.text(column + 0.5, row + 0.5, name, fontsize=size, **words)
     ax.set(xticks=[], yticks=[], xlim=(0, side), ylim=(side, 0))
     ax.spines[:].set_visible(False)
     return ax
