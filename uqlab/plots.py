@@ -606,7 +606,7 @@ def votes(
     *,
     ax: Axes | None = None,
 ) -> Axes:
-    """Write the predicted class of each of s x s tiles and its probability on an image.
+    """Write the predicted class of each of s x s tiles on an image.
 
     Tiles that agree with the mean prediction are grey, the others blue; the more
     probable the class, the more opaque the tile.
@@ -635,10 +635,12 @@ def votes(
     names = classes if len(classes) else range(p.shape[1])
     for i, (sure, vote) in enumerate(zip(*p.max(1), strict=True)):
         color = NEUTRAL if vote == together else EPISTEMIC
-        label = f"{str(names[int(vote)])[:5]}\n{sure:.2f}"
-        face = (color, 0.7 * float(sure))
-        _tile(ax, divmod(i, side), face, label, min(8.0, 30 / side))
-    ax.axis("off")
+        name = str(names[int(vote)])[:5]
+        size = min(14, 56 / side) * (1 if len(name) < 3 else 0.5)
+        face = (color, 0.75 * float(sure))
+        _tile(ax, divmod(i, side), face, name, size)
+    ax.set(xticks=[], yticks=[], xlim=(0, side), ylim=(side, 0))
+    ax.spines[:].set_visible(False)
     return ax
 
 
@@ -648,7 +650,7 @@ def _tile(
     """Draw a square of side 1 at (row, column) with a text in its middle."""
     row, column = place
     square = Rectangle(
-        (column, row), 1, 1, facecolor=face, edgecolor="white", linewidth=0.7
+        (column, row), 1, 1, facecolor=face, edgecolor="white", linewidth=1
     )
     ax.add_patch(square)
     ax.text(
@@ -656,8 +658,7 @@ def _tile(
         row + 0.5,
         label,
         fontsize=fontsize,
-        linespacing=0.95,
-        path_effects=[withStroke(linewidth=1.5, foreground="white")],
+        path_effects=[withStroke(linewidth=2, foreground="white")],
         **CENTRED,
     )
 

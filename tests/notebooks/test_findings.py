@@ -147,7 +147,7 @@ def test_04_masks_find_an_ensemble_in_one_network_when_asked_to_differ(results):
 
 
 def test_05_tiles_average_to_the_network_and_know_less_than_an_ensemble(results):
-    found = results("05_tile_extraction")[0]
+    found = results("05_tile_extraction_study")[0]
     numbers = found["numbers"]
     assert numbers["tile_mean_error"] < 1e-4
     steep, deep = (
@@ -183,7 +183,10 @@ def test_05_takes_a_network_apart_that_a_function_of_the_users_returns(
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     numbers = results(
-        "05_tile_extraction", model="my_networks:trained", ood=["letters"], repeats=5
+        "05_tile_extraction_study",
+        model="my_networks:trained",
+        ood=["letters"],
+        repeats=5,
     )[0]["numbers"]
     assert numbers["tile_mean_error"] < 1e-4
     assert "accuracy_ensemble" not in numbers
