@@ -330,30 +330,6 @@ def test_09_has_its_study_with_five_seeds():
     assert sorted(unsmoothed["seed"].unique()) == given["seed"]
 
 
-def test_11_quotes_its_run_on_pretrained_networks():
-    folder = FIGURES / "real" / "11_gradient_uncertainty"
-    results, manifest = read(folder)
-    table = pd.DataFrame(**results["tables"]["pretrained"])
-    text = prose(parameters.find("11"))
-    rows = [row for row in table_rows(text) if row[0] in table.index and len(row) == 7]
-    quoted = {name: [float(cell) for cell in cells] for name, *cells in rows}
-    assert len(quoted) >= 5
-    columns = [
-        f"{kind} {measure}"
-        for kind in ("near", "far")
-        for measure in ("AUROC ↑", "AUPR ↑", "FPR95 ↓")
-    ]
-    for name, values in quoted.items():
-        assert values == pytest.approx(
-            table.loc[name, columns].tolist(), abs=0.00051
-        ), name
-    assert all(
-        f"../{(folder / f'{name}.png').relative_to(FIGURES.parent)}" in text
-        for name in ("pretrained",)
-    )
-    assert f"{manifest['parameters']['asked']} images" in text
-
-
 def test_13_has_the_board_of_its_profile_with_every_method_and_the_same_seeds():
     table, about = pd.read_csv(BOARD / "board.csv"), read_json(BOARD / "board.json")
     table = table[table["backbone"] != "text"]

@@ -193,7 +193,7 @@ def test_05_takes_a_network_apart_that_a_function_of_the_users_returns(
 
 
 def test_11_gradients_rank_about_as_well_as_entropy_and_the_sign_matters(results):
-    numbers = results("11_gradient_uncertainty")[0]["numbers"]
+    numbers = results("11_gradient_uncertainty_study")[0]["numbers"]
     assert numbers["error_naive"] < 1e-4
     for score in (
         "exgrad",
@@ -216,7 +216,7 @@ def test_11_gradients_rank_about_as_well_as_entropy_and_the_sign_matters(results
 
 def test_11_asks_convolutional_networks_by_parameters_alone(results):
     small = {"width": 0.25, "members": 2, "epochs": 2, "evaluated": 40}
-    numbers = results("11_gradient_uncertainty", model="small-cnn", **small)[0][
+    numbers = results("11_gradient_uncertainty_study", model="small-cnn", **small)[0][
         "numbers"
     ]
     assert numbers["error_naive"] < 1e-4
