@@ -22,6 +22,7 @@ import traitlets
 from jaxtyping import Float
 from matplotlib.colors import to_hex
 from PIL import Image
+from scipy import stats
 from torch import Tensor, nn
 
 from uqlab import plots, training
@@ -222,9 +223,6 @@ def front(
     cared: Iterable[str],
     limits: Iterable[str],
     words: Mapping[str, str] | None = None,
-    *,
-    repeats: int = 200,
-    seed: int = 0,
 ) -> Hand:
     """Show quality against cost of methods, and what `scoreboard.recommend` says.
 
@@ -240,8 +238,6 @@ def front(
         Columns: qualities, and what one can pay with.
     words
         Column -> what it is, where its name does not say.
-    repeats, seed
-        As of `scoreboard.recommend`.
     """
     columns, paid, words = (
         list(dict.fromkeys([quality, *cared])),
@@ -253,17 +249,17 @@ def front(
     def look(name: str) -> dict[str, Any]:
         method = METHODS.get(name)
         if method is None:
-            return {"name": name, "label": name, "color": plots.NEUTRAL, "marker": "o"}
-        known = {"label": method.label, "color": method.color, "marker": method.marker}
-        return {"name": name, **known}
+            known = {"color": plots.NEUTRAL, "marker": "o"}
+        else:
+            known = {"color": method.color, "marker": method.marker}
+        return {"name": name, "label": scoreboard.label(name), **known}
 
     def board_data(board: pd.DataFrame) -> dict[str, Any]:
         wide: Any = board.pivot(index="seed", columns="method", values=asked)
         names = list(board["method"].unique())
-        rng, seeds = np.random.default_rng(seed), len(wide)
         return {
             "methods": [look(name) for name in names],
-            "picks": rng.integers(seeds, size=(repeats, seeds)).tolist(),
+            "t": float(stats.t.ppf(0.975, len(wide) - 1)),
             "columns": {c: wide[c][names].to_numpy().T.tolist() for c in asked},
         }
 
