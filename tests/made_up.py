@@ -20,7 +20,7 @@ def decomposed(members: int, scale: float, seed: int) -> uncertainty.Decompositi
     return uncertainty.decompose(scale * normal(members, 30, 4, seed=seed))
 
 
-def collapse() -> widgets.Explorer:
+def collapse() -> widgets.Hand:
     single = normal(8, 40).cumsum(1)
     return widgets.collapse(
         torch.linspace(-1, 1, 40),
@@ -28,7 +28,7 @@ def collapse() -> widgets.Explorer:
     )
 
 
-def masks() -> widgets.Explorer:
+def masks() -> widgets.Hand:
     found = {
         w: {
             f"layer {k}": normal(5, 12, seed=k + int(w)).sigmoid().float()
@@ -47,7 +47,7 @@ def masks() -> widgets.Explorer:
     return widgets.masks(found, parts, dict.fromkeys(views, 0.9), trained, weight=2.0)
 
 
-def spectra() -> widgets.Explorer:
+def spectra() -> widgets.Hand:
     before = {"q": normal(12, 12), "v": normal(12, 12, seed=1)}
     updates = torch.stack([9 * torch.outer(*normal(2, 12, seed=m)) for m in (2, 3)])
     after = {
@@ -57,7 +57,7 @@ def spectra() -> widgets.Explorer:
     return widgets.spectra(before, after, k=4, threshold=0.9)
 
 
-def gradients() -> widgets.Explorer:
+def gradients() -> widgets.Hand:
     torch.manual_seed(0)
     net, x = (
         models.mlp(6, (8,), classes=3).eval(),
@@ -70,7 +70,7 @@ def gradients() -> widgets.Explorer:
     return widgets.gradients(norms, 40, uncertainty.entropy(norms[0.0][1]), depth=1.0)
 
 
-def explore() -> widgets.Explorer:
+def explore() -> widgets.Hand:
     figure, ax = plots.figure(1, width=4.0, height=2.0)
     ax.set(xlim=(0, 1), ylim=(0, 5))
     controls = {
@@ -160,5 +160,14 @@ def draw() -> widgets.Hand:
     )
 
 
-EXPLORERS = (collapse, masks, spectra, gradients, explore)
-HANDS = (cloud, alarm, front, head_map, draw)
+def guess() -> widgets.Hand:
+    return widgets.guess(
+        "By how much does the *accuracy* change?",
+        *(0, 10, "points"),
+        answer=1.2,
+        then="Hardly. **The order** stays.\n\nThe `scale` <b>falls</b>.",
+    )
+
+
+PICTURES = (collapse, masks, gradients, explore)
+HANDS = (*PICTURES, spectra, cloud, alarm, front, head_map, draw, guess)

@@ -16,27 +16,23 @@ from pages import is_split  # noqa: F401
 from seeds import code_of  # noqa: F401
 
 MOVE = """
-import gc, json, pathlib
-from uqlab.widgets import Explorer, Hand
+import gc, json, math, pathlib
+from uqlab.widgets import Hand
 
-def other_values(control):
-    if (options := getattr(control, "_options_values", None)) is not None:
-        return [value for value in options if value != control.value]
-    return [value for value in (control.min, control.max) if value != control.value]
-
-def size_of(explorer):  # of a PNG: width and height
-    return explorer.picture.value[16:24]
-
-def move(explorer):  # a function, so that the page's own names stay as they are
-    first, said, extent, moved = explorer.picture.value, explorer.seen.value, size_of(explorer), {}
-    for name, control in explorer.controls.items():
-        for value in other_values(control):
-            control.value = value  # an error of the drawing is raised here
-            assert "could not be drawn" not in explorer.seen.value
-            assert size_of(explorer) == extent
-            moved[name] = moved.get(name, False) or explorer.picture.value != first
-        explorer.reset()
-        assert (explorer.picture.value, explorer.seen.value) == (first, said)
+def move(hand):  # which of its controls change the picture from what is shown first
+    controls, shown = hand.data["controls"], hand.data["shown"]
+    sizes = [len(control["names"]) for control in controls]
+    assert len(shown) == len(hand.data["lines"]) == math.prod(sizes)
+    moved, first = {}, [control["first"] for control in controls]
+    def picture(places):
+        at = 0
+        for place, size in zip(places, sizes):
+            at = at * size + place
+        return shown[at]
+    for i, size in enumerate(sizes):
+        others = [picture([*first[:i], place, *first[i + 1:]]) for place in range(size)]
+        if size > 1:
+            moved[controls[i]["name"]] = len({*others}) > 1
     return moved
 
 def touch(hand):  # its page alone, and an answer of each model that it may ask
@@ -46,10 +42,8 @@ def touch(hand):  # its page alone, and an answer of each model that it may ask
 
 moved_controls = {}
 for each in gc.get_objects():
-    if type(each) is Explorer:
-        moved_controls |= move(each)
     if Hand in type(each).__mro__:  # anywidget makes a class of each
-        moved_controls |= touch(each)
+        moved_controls |= touch(each) | (move(each) if each.name == "frames" else {})
 (pathlib.Path(output_dir) / "moved.json").write_text(json.dumps(moved_controls))
 """
 

@@ -28,34 +28,8 @@ QUIET = [
     "--disable-sync",
 ]
 
-EXPLORERS = r"(^|[^\w.])widgets\.\w+\("  # the source of a cell that makes one
+EXPLORERS = r"(^|[^\w.])widgets\.(?!guess)\w+\("  # the source of a cell that makes one
 
-# One move of a control by the keyboard; resolves when the new picture has been decoded and painted.
-WATCH = """picture => {
-  const {clientWidth, clientHeight} = picture;
-  window.jumped = window.jumped || 0;
-  const look = () => {
-    window.jumped += picture.clientWidth !== clientWidth || picture.clientHeight !== clientHeight;
-    window.watching && requestAnimationFrame(look);
-  };
-  window.watching = true;
-  look();
-  window.moved = new Promise((done, fail) => {
-    let start = 0;
-    setTimeout(() => fail(new Error('the picture did not change within 60 s')), 60000);
-    const begin = () => { start = start || performance.now(); };
-    document.addEventListener('keydown', begin, {capture: true, once: true});
-    document.addEventListener('pointerdown', begin, {capture: true, once: true});
-    document.addEventListener('change', begin, {capture: true, once: true});
-    new MutationObserver((_, observer) => {
-      observer.disconnect();
-      picture.decode().then(() => requestAnimationFrame(() => setTimeout(() => {
-        window.watching = false;
-        done(performance.now() - start);
-      })));
-    }).observe(picture, {attributes: true, attributeFilter: ['src']});
-  });
-}"""
 RUN = """() => { window.ran = (async () => {
   const app = window.jupyterapp, panel = app.shell.currentWidget;
   await panel.context.ready;
@@ -69,11 +43,6 @@ RUN = """() => { window.ran = (async () => {
 RAN = """seconds => Promise.race([window.ran, new Promise((_, fail) => {
   setTimeout(() => fail(new Error(`not done after ${seconds} s`)), 1000 * seconds);
 })])"""
-PICTURE = """async picture => {
-  const bytes = await (await fetch(picture.src)).arrayBuffer();
-  const hash = new Uint8Array(await crypto.subtle.digest('SHA-256', bytes));
-  return Array.from(hash, byte => byte.toString(16).padStart(2, '0')).join('');
-}"""
 ASK = """async code => {
   const kernel = jupyterapp.shell.currentWidget.sessionContext.session.kernel, said = [];
   const future = kernel.requestExecute({code});
@@ -244,12 +213,6 @@ class Lab:
         """Wait until every cell has run; returns the errors that cells raised."""
         return self.page.evaluate(RAN, seconds)
 
-    def show_explorer(self, pattern: str = EXPLORERS) -> Locator:
-        """Scroll to the first cell whose source matches; returns the explorer below it."""
-        explorer = self.show(pattern, ".uqlab-explorer")
-        explorer.locator(".uqlab-picture").wait_for()
-        return explorer
-
     def show(self, pattern: str, what: str) -> Locator:
         """Scroll to the first cell whose source matches; returns what of the kind is below it."""
         self.page.bring_to_front()
@@ -259,35 +222,6 @@ class Lab:
     def ask(self, code: str) -> str:
         """What the code prints in the page's kernel."""
         return self.page.evaluate(ASK, code)
-
-    def picture(self, explorer: Locator) -> str:
-        """The checksum of the picture that is shown."""
-        return explorer.locator(".uqlab-picture").evaluate(PICTURE)
-
-    def move(self, press: Any, explorer: Locator | None = None) -> float:
-        """Do `press()`, which moves a control; returns the milliseconds until the new picture was on the screen."""
-        (explorer or self.page.locator(".uqlab-explorer")).locator(
-            ".uqlab-picture"
-        ).evaluate(WATCH)
-        press()
-        return self.page.evaluate("window.moved")
-
-    def drag_to_an_end(self, handle: Locator) -> None:
-        """Drag a slider's handle with the mouse to the end of its track that is farther away."""
-        target = handle.locator("xpath=ancestor::*[contains(@class, 'noUi-target')]")
-        track, knob = target.bounding_box(), handle.bounding_box()
-        x, y = knob["x"] + knob["width"] / 2, knob["y"] + knob["height"] / 2
-        left = x - track["x"] > track["width"] / 2
-        self.page.mouse.move(x, y)
-        self.page.mouse.down()
-        self.page.mouse.move(
-            track["x"] - 5 if left else track["x"] + track["width"] + 5, y, steps=4
-        )
-        self.page.mouse.up()
-
-    def jumped(self) -> int:
-        """In how many frames the picture had another size than before the move."""
-        return self.page.evaluate("window.jumped || 0")
 
     def shut_kernel(self) -> None:
         """Stop the kernel, once it runs: a server that ends while one of its kernels starts waits for a minute."""

@@ -268,13 +268,111 @@ def test_draw_without_a_kernel_says_so_and_goes_on_drawing(alone):
     assert canvas.evaluate(ink) > 64
 
 
+# A guess -----------------------------------------------------------------------------------------------------------------
+def test_a_guess_by_keys_opens_what_it_hides(alone):
+    page = alone(made_up.guess(), "{ kept }")
+    said, slider = page.locator(".seen"), page.get_by_role("slider")
+    assert said.inner_text() == ""
+    assert "The order" not in page.locator("body").inner_text()
+    assert page.locator(".question em").inner_text() == "accuracy"
+    slider.press("Home")
+    for _ in range(4):
+        slider.press("ArrowRight")
+    assert slider.get_attribute("aria-valuetext") == "0.4 points"
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    assert "Your guess: 0.4 points." in said.inner_text()
+    assert (
+        "The answer: 1.2 points. Your guess was 0.8 points too low."
+        in said.inner_text()
+    )
+    assert said.locator("strong").nth(1).inner_text() == "The order"
+    assert said.locator("code").inner_text() == "scale"
+    assert "<b>falls</b>" in said.inner_text()  # text, and no tag
+    assert page.evaluate("kept.state.guess") == 0.4
+    assert page.evaluate("document.activeElement.textContent").startswith("Your guess")
+    assert slider.is_disabled()  # a guess that was made stands
+    drawn(page)
+    you, answer = page.locator(".scale circle"), page.locator(".scale .answer")
+    assert you.bounding_box()["x"] < answer.bounding_box()["x"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "keys", "said"),
+    [
+        ({"high": 10, "answer": 5}, [], "That is it."),
+        ({"high": 10, "answer": 12}, ["End"], "2 too low"),
+        ({"low": -1, "high": 1, "answer": -0.25}, ["Home"], "0.75 too low"),
+        ({"high": 300, "step": 100, "answer": 0}, ["End"], "300 too high"),
+        ({"high": 10}, ["End"], "Your guess: 10."),
+    ],
+)
+def test_how_far_off_a_guess_is(asked, keys, said, alone):
+    page = alone(widgets.guess("How many?", **asked))
+    for key in keys:
+        page.get_by_role("slider").press(key)
+    page.get_by_role("button").click()
+    assert page.locator(".seen").inner_text().strip().endswith(said) or said in (
+        page.locator(".seen p").first.inner_text()
+    )
+
+
+def test_a_choice_must_be_made_before_anything_opens(alone):
+    names = ["narrow", "<i>wide</i>", "none"]
+    page = alone(widgets.guess("Which?", choices=names, answer=names[1], then="So."))
+    said, done = page.locator(".seen"), page.get_by_role("button")
+    done.click()
+    assert said.inner_text() == "Choose one first."
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press(" ")
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowDown")
+    assert page.get_by_role("radio", name="none").is_checked()
+    done.click()
+    assert "Your guess: none. The answer: <i>wide</i>." in said.inner_text()
+    assert "So." in said.inner_text()
+    right = alone(widgets.guess("Which?", choices=names, answer=names[0]))
+    right.get_by_role("radio").first.check()
+    right.get_by_role("button").click()
+    assert "That is it." in right.locator(".seen").inner_text()
+
+
+def test_spectra_count_intruders_at_any_threshold(alone):
+    hand = made_up.spectra()
+    page, said = alone(hand), "document.querySelector('.seen').textContent"
+    for method, layer, member in ((0, 0, 0), (1, 1, 1)):
+        found = hand.data["after"][method][layer][member]
+        page.get_by_label("method").select_option(index=method)
+        page.get_by_label("layer").select_option(index=layer)
+        page.get_by_label("member").fill(str(member))
+        for k, place in ((3, 4), (12, 17)):
+            page.get_by_label("directions k").fill(str(k - 1))
+            page.get_by_label("threshold").fill(str(place))
+            drawn(page)
+            largest, squares = (
+                np.array(found["largest"][:k]),
+                np.square(found["values"][:k]),
+            )
+            strange = largest < (place + 1) / 20
+            energy = 100 * squares[strange].sum() / squares.sum()
+            assert page.evaluate(said).startswith(
+                f"{strange.sum()} of {k} leading directions are intruders (red), with "
+                f"{energy:.0f} % of the energy"
+            )
+            assert (
+                page.locator(".intruders").get_attribute("d").count("M")
+                == strange.sum()
+            )
+    assert f"{hand.data['level'][1]:.2f} on average" in page.evaluate(said)
+
+
 # What each thing under the focus is called, and which parts can have the focus.
 CALLED = """() => {
   const each = document.activeElement, names = [each.getAttribute('aria-label'), each.labels?.[0]?.textContent];
   return [...names, each.textContent, each.title].find(name => name?.trim()) ?? '';
 }"""
 PARTS = """() => [...document.querySelectorAll('button, select, input, canvas, [role=button]')]
-  .filter(each => each.tabIndex >= 0).length"""
+  .filter(each => each.tabIndex >= 0 && (each.type !== 'radio' || each.checked)).length"""
 
 
 @pytest.mark.parametrize("make", made_up.HANDS, ids=lambda make: make.__name__)

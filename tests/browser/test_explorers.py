@@ -1,4 +1,4 @@
-"""Explorers in JupyterLab in a real browser: keys and mouse change the picture, and nothing goes wrong.
+"""Explorers in JupyterLab in a real browser: keys and mouse change what is seen, and nothing goes wrong.
 
 One made-up page has an explorer of every kind; a page of the suite shows that real ones do the same. That every
 control of every page's own explorer can be moved is tested without a browser, in tests/notebooks/test_notebooks.py.
@@ -9,77 +9,69 @@ from pathlib import Path
 import lab
 import made_up
 import pytest
+from by_hand import drawn
 
 from uqlab import widgets
 from uqlab.runs import parameters
 
-KINDS = [make.__name__ for make in made_up.EXPLORERS]
+KINDS = [make.__name__ for make in (*made_up.PICTURES, made_up.spectra)]
 PAGES = {  # prefix of a page -> changes of its `tiny` parameters: here nobody reads its numbers
     "01": {"epochs": 30},
 }
+SIGHT = "hand => [...hand.querySelectorAll('.still, .row')].map(each => each.innerHTML).join()"
+CONTROLS = "select:has(option + option), [type=range]:not([max='0']), .radio"
 
 
 def test_the_made_up_page_has_every_kind():
-    assert {*KINDS, *(make.__name__ for make in made_up.HANDS)} == {
-        *widgets.__all__
-    } - {"Explorer", "Hand"}
+    made = {make.__name__ for make in made_up.HANDS}
+    assert made == {*widgets.__all__} - {"Control", "Hand"}
 
 
-def moves_and_resets(page: lab.Lab, explorer) -> None:
-    """Every control is moved once, by keys, menu or button, a slider by the mouse too; `reset` restores the picture."""
-    assert explorer.count() == 1
-    seen = explorer.locator(".uqlab-seen")
-    first, said = page.picture(explorer), seen.inner_text()
-    assert len(said) > 20
+def sight(explorer) -> str:
+    """What is seen below the controls, once it is drawn."""
+    drawn(explorer)
+    return explorer.evaluate(SIGHT)
 
-    moved = 0
-    for control in explorer.locator(":scope > :not(.uqlab-frame)").all():
-        if (handle := control.locator(".noUi-handle")).count():
-            handle.focus()
-            value, high = (
-                float(handle.get_attribute(f"aria-value{end}"))
-                for end in ("now", "max")
-            )
-            page.move(
-                lambda up=value < high: page.page.keyboard.press(
-                    "ArrowRight" if up else "ArrowLeft"
-                ),
-                explorer,
-            )
-        elif (select := control.locator("select")).count():
-            options = select.locator("option").count()
-            if options == 1:
-                continue
-            at = (select.evaluate("e => e.selectedIndex") + 1) % options
-            page.move(lambda s=select, at=at: s.select_option(index=at), explorer)
-        elif (buttons := control.locator(".widget-toggle-button")).count():
-            active = control.locator(
-                ".widget-toggle-button.mod-active"
-            ).first.inner_text()
-            page.move(
-                lambda b=buttons, a=active: b.filter(has_not_text=a).first.click(),
-                explorer,
-            )
-        else:
-            continue
-        moved += 1
-        assert "could not be drawn" not in seen.inner_text()
-    assert moved
-    assert page.picture(explorer) != first
 
-    if (handle := explorer.locator(".noUi-handle").first).count():
-        page.move(lambda: page.drag_to_an_end(handle), explorer)
-        page.page.wait_for_timeout(
-            500
-        )  # the slider follows the hand: the last picture comes after the first
-    button = explorer.get_by_role("button", name="reset")
-    if page.picture(explorer) != first:  # a control with two places may be back already
-        page.move(button.click, explorer)
+def press(control) -> None:
+    """Choose another value by the keys, of a menu by choosing."""
+    if control.evaluate("each => each.tagName === 'SELECT'"):
+        at = control.evaluate("each => (each.selectedIndex + 1) % each.length")
+        control.select_option(index=at)
+    elif control.evaluate("each => each.type === 'range'"):
+        full = control.evaluate("each => each.value === each.max")
+        control.press("ArrowLeft" if full else "ArrowRight")
     else:
-        button.click()
-    assert page.picture(explorer) == first
+        control.locator(":checked").press("ArrowRight")
+
+
+def moves_and_resets(explorer) -> None:
+    """Every control is moved by keys, a slider by the mouse too; `reset` restores picture and line."""
+    assert explorer.count() == 1
+    seen = explorer.locator(".seen")
+    first, said = sight(explorer), seen.inner_text()
+    size = explorer.locator(":is(.still, .row) > :first-child").bounding_box()
+    assert len(said) > 20
+    assert explorer.locator(CONTROLS).count()
+    for control in explorer.locator(CONTROLS).all():
+        before = sight(explorer)
+        press(control)
+        assert sight(explorer) != before
+    moved = explorer.locator(":is(.still, .row) > :first-child").bounding_box()
+    assert (moved["width"], moved["height"]) == (size["width"], size["height"])
+
+    sliders = explorer.locator("[type=range]:not([max='0'])")
+    if sliders.count():
+        place, before = sliders.first.bounding_box(), sight(explorer)
+        full = sliders.first.evaluate("each => each.value > each.max / 2")
+        at = 0.01 if full else 0.99
+        explorer.page.mouse.click(
+            place["x"] + at * place["width"], place["y"] + place["height"] / 2
+        )
+        assert sight(explorer) != before
+    explorer.get_by_role("button", name="reset").click()
+    assert sight(explorer) == first
     assert seen.inner_text() == said
-    assert page.jumped() == 0
 
 
 def fits(page: lab.Lab, patterns: dict[str, str], screenshots: Path | None) -> None:
@@ -91,11 +83,11 @@ def fits(page: lab.Lab, patterns: dict[str, str], screenshots: Path | None) -> N
         for width in (1400, 400):
             page.page.set_viewport_size({"width": width, "height": 900})
             for name, pattern in patterns.items():
-                explorer = page.show(pattern, ":is(.uqlab-explorer, .uqlab-hand)").first
+                explorer = page.show(pattern, ".uqlab-hand").first
                 explorer.scroll_into_view_if_needed()
                 right = max(
                     explorer.evaluate(
-                        ends, ".uqlab-frame, svg, canvas, button, select, input, p"
+                        ends, ".still, svg, canvas, button, select, input, p"
                     )
                 )
                 assert right <= width, f"{name} is cut off"
@@ -107,17 +99,14 @@ def fits(page: lab.Lab, patterns: dict[str, str], screenshots: Path | None) -> N
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_explorer_answers_keys_mouse_and_reset(kind, made_up_page):
-    moves_and_resets(made_up_page, made_up_page.show_explorer(f"made_up.{kind}"))
+    moves_and_resets(made_up_page.show(rf"made_up\.{kind}\(", ".uqlab-hand"))
     assert made_up_page.errors == []
 
 
 def test_explorers_fit_in_both_themes_and_widths(made_up_page, screenshots):
-    hands = [make.__name__ for make in made_up.HANDS]
-    fits(
-        made_up_page,
-        {kind: f"made_up.{kind}" for kind in (*KINDS, *hands)},
-        screenshots,
-    )
+    kinds = [make.__name__ for make in made_up.HANDS]
+    patterns = {kind: rf"made_up\.{kind}\(" for kind in kinds}
+    fits(made_up_page, patterns, screenshots)
     assert made_up_page.errors == []
 
 
@@ -125,8 +114,7 @@ def test_explorers_fit_in_both_themes_and_widths(made_up_page, screenshots):
 def test_pages_in_the_browser(prefix, opened, folder, screenshots):
     path = parameters.find(prefix)
     page = opened(lab.small_copy(path, folder, **PAGES[prefix]))
-    assert page.page.locator(".uqlab-explorer").count() <= 1
-    moves_and_resets(page, page.show_explorer())
+    moves_and_resets(page.show(lab.EXPLORERS, ".uqlab-hand"))
     fits(page, {path.stem: lab.EXPLORERS}, screenshots)
     assert page.errors == []
     page.close()

@@ -45,7 +45,7 @@ NO_CALLS = {
     "models.from_pretrained": "needs a checkpoint; tests/models",
     "runs.execute": "tests/runs",
     "runs.sweep": "tests/runs", "runs.run_one": "tests/runs", "runs.claims": "takes nothing",
-    "plots.use_style": "takes nothing, and changes the style", "widgets.explore": "Explorer by another name",
+    "plots.use_style": "takes nothing, and changes the style",
     "runs.output_dir": "takes nothing", "runs.begin": "tests/core", "data.names": "takes nothing",
 }  # fmt: skip
 
@@ -266,8 +266,10 @@ OWN: dict[str, dict[str, Any]] = {
     "plots.simplex": {"logits": lambda: draw(5, 3)},
     "plots.stacked": {"x": lambda: [1, 2], "between": lambda: [0.1, 0.2], "within": lambda: [0.1, 0.1]},
     "plots.table": {"frame": board}, "plots.votes": {"image": lambda: positive(1, 4, 4), "logits": lambda: draw(4, 3)},
-    "widgets.Explorer": {"draw": lambda: lambda n: None, "controls": lambda: {"n": IntSlider(1, 0, 3)},
-                         "seen": lambda: "a line", "figure": figure},
+    "widgets.explore": {"draw": lambda: lambda n: None, "controls": lambda: {"n": IntSlider(1, 0, 3)},
+                        "seen": lambda: "a line", "figure": figure},
+    "widgets.Control": {"label": lambda: "size", "options": lambda: [1, 2]},
+    "widgets.guess": {"question": lambda: "How many?", "high": lambda: 10},
     "widgets.Hand": {"name": lambda: "cloud", "data": dict}, "widgets.cloud": {"logits": lambda: draw(5, 3)},
     "widgets.alarm": {"values": lambda: {1: {"id": positive(6), "far": positive(5)}},
                       "images": lambda: {"far": positive(5, 1, 4, 4)}},

@@ -1,16 +1,19 @@
-"""Explorers: what a control's move changes, in the picture, in the line below the controls, and nowhere else."""
+"""Explorers of pictures: what each combination of their controls shows, in the picture and in the line."""
 
+import base64
 import io
+import itertools
+import re
 
 import ipywidgets
+import made_up
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from uqlab import plots, uncertainty, widgets
-
-PNG = b"\x89PNG"
 
 
 @pytest.fixture(autouse=True)
@@ -22,17 +25,36 @@ def no_figure_stays_open():
     assert not left
 
 
-def line(explorer: widgets.Explorer) -> str:
-    return explorer.seen.value
+def place(hand: widgets.Hand, **chosen: str) -> int:
+    """The place of a combination, by names of values; what is not chosen is as at first."""
+    at = 0
+    for control in hand.data["controls"]:
+        names = control["names"]
+        own = chosen.pop(control["name"], names[control["first"]])
+        at = at * len(names) + names.index(own)
+    assert not chosen
+    return at
 
 
-def moves(explorer: widgets.Explorer, name: str, value) -> tuple[bytes, str]:
-    """Move a control; returns the picture and the text that follow. The picture must change."""
-    before = explorer.picture.value
-    explorer.controls[name].value = value
-    assert explorer.picture.value[:4] == PNG
-    assert explorer.picture.value != before, name
-    return explorer.picture.value, line(explorer)
+def line(hand: widgets.Hand, **chosen: str) -> str:
+    return hand.data["lines"][place(hand, **chosen)]
+
+
+def picture(hand: widgets.Hand, **chosen: str) -> bytes:
+    source = hand.data["pictures"][hand.data["shown"][place(hand, **chosen)]]
+    kind, _, data = source.partition(";base64,")
+    assert kind == "data:image/webp"
+    return base64.b64decode(data)
+
+
+def pixels(hand: widgets.Hand, **chosen: str) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(picture(hand, **chosen))).convert("RGB"))
+
+
+def moves(hand: widgets.Hand, name: str, value: str) -> str:
+    """The line after a move of a control, which must change the picture."""
+    assert picture(hand, **{name: value}) != picture(hand), name
+    return line(hand, **{name: value})
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -40,109 +62,122 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 # The explorer itself --------------------------------------------------------------------------------------------------
-@pytest.fixture
-def explorer():
-    """An explorer of two sliders, and the values with which its picture was drawn so far."""
+def drawing(**controls) -> tuple[widgets.Hand, list[dict]]:
+    """An explorer of these controls, and the values with which it drew."""
     drawn = []
     figure, ax = plots.figure(width=1.0, height=1.0)
     ax.set(xlim=(0, 1), ylim=(0, 5))
 
-    def draw(size, shift):
-        if shift == 3:
-            raise ValueError("no such <shift>")
-        drawn.append((size, shift))
-        ax.plot([shift, size], color="black")
+    def draw(size, **others):
+        drawn.append({"size": size, **others})
+        ax.plot([0, size], color="black")
 
-    controls = {
-        "size": ipywidgets.IntSlider(value=2, min=1, max=4, description="size"),
-        "shift": ipywidgets.IntSlider(
-            value=0, min=0, max=3, description="a much longer description"
-        ),
-    }
-    return widgets.explore(
-        draw, controls, lambda size, shift: f"size {size}, shift {shift}", figure
-    ), drawn
+    def seen(**values):
+        return f"This is {values}."
+
+    return widgets.explore(draw, controls, seen, figure), drawn
 
 
-def test_explore_shows_controls_reset_line_and_picture(explorer):
-    box, drawn = explorer
-    size, shift, button, seen, frame = box.children
-    assert [size, shift] == list(box.controls.values())
-    assert (seen, frame.children) == (box.seen, (box.picture,))
-    assert button.description == "reset"
-    assert "size 2, shift 0" in line(box)
-    assert 'aria-live="polite"' in line(box)
-    assert box.picture.value[:4] == PNG
-    assert drawn == [(2, 0)]
-    assert size.style.description_width == shift.style.description_width
+def test_explore_draws_every_combination_and_keeps_equal_pictures_once():
+    hand, drawn = drawing(size=[1, 2, 4], color=["red", "blue"])
+    every = [
+        {"size": s, "color": c}
+        for s, c in itertools.product([1, 2, 4], ["red", "blue"])
+    ]
+    assert drawn[1:] == every
+    assert drawn[0] == every[0]  # by which the figure is laid out
+    assert hand.data["lines"] == [f"This is {values}." for values in every]
+    assert hand.data["shown"] == [0, 0, 1, 1, 2, 2]  # the colour is not drawn
+    assert len(hand.data["pictures"]) == 3
+    assert hand.text == hand.data["lines"][0]
 
 
-def test_explore_draws_a_picture_once_and_shows_it_again(explorer):
-    box, drawn = explorer
-    first = box.picture.value
-    second, text = moves(box, "size", 4)
-    assert "size 4, shift 0" in text
-    assert moves(box, "size", 2)[0] == first
-    assert moves(box, "size", 4)[0] == second
-    assert drawn == [(2, 0), (4, 0)]
-
-
-def test_reset_restores_all_controls_and_draws_no_step_between(explorer):
-    box, drawn = explorer
-    first = box.picture.value
-    moves(box, "size", 4)
-    moves(box, "shift", 1)
-    box.children[2].click()
-    assert [control.value for control in box.controls.values()] == [2, 0]
-    assert box.picture.value == first
-    assert "size 2, shift 0" in line(box)
-    assert drawn == [(2, 0), (4, 0), (4, 1)]  # neither (2, 1) nor (2, 0) again
-
-
-def test_sliders_follow_the_hand_until_a_redraw_is_slow(explorer, monkeypatch):
-    box, _ = explorer
-    moves(box, "size", 4)
-    assert all(control.continuous_update for control in box.controls.values())
-    monkeypatch.setattr("uqlab.widgets.explorer.SOON", 0)
-    moves(box, "size", 3)
-    assert not any(control.continuous_update for control in box.controls.values())
-
-
-def test_an_error_is_shown_and_raised_and_the_next_move_works(explorer):
-    box, _ = explorer
-    with pytest.raises(ValueError, match="no such <shift>"):
-        box.controls["shift"].value = 3
-    assert "could not be drawn: ValueError: no such &lt;shift&gt;" in line(box)
-    assert "size 2, shift 2" in moves(box, "shift", 2)[1]
-
-
-def test_an_interrupted_redraw_says_so_and_the_next_move_draws(explorer, monkeypatch):
-    box, _ = explorer
-    shown = box._shown
-
-    def interrupted(**_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(box, "_shown", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        box.controls["size"].value = 3
-    assert (
-        "could not be drawn: the kernel was interrupted. The next move asks it again."
-        in line(box)
+def test_controls_are_lists_mappings_or_those_of_ipywidgets():
+    some = [("2 x 2", 2), ("3 x 3", 3)]
+    hand, drawn = drawing(
+        size=widgets.Control("tiles", some, first=1),
+        listed=[None, 0.5],
+        slid=ipywidgets.IntSlider(2, 1, 3, description="members"),
+        chosen=ipywidgets.Dropdown(options=some, value=3, description="menu"),
+        pressed=ipywidgets.ToggleButtons(options=["a", "b"], value="b"),
     )
-    monkeypatch.setattr(box, "_shown", shown)
-    assert "size 4" in moves(box, "size", 4)[1]
+    first = {"size": 3, "listed": None, "slid": 2, "chosen": 3, "pressed": "b"}
+    assert drawn[0] == first
+    assert line(hand) == f"This is {first}."
+    found = {each["name"]: each for each in hand.data["controls"]}
+    assert [each["label"] for each in found.values()] == [
+        *("tiles", "listed", "members", "menu", "pressed")
+    ]
+    assert found["size"]["names"] == found["chosen"]["names"] == ["2 x 2", "3 x 3"]
+    assert found["listed"]["names"] == ["None", "0.5"]
+    assert found["slid"]["names"] == ["1", "2", "3"]
+    assert len(hand.data["lines"]) == 2 * 2 * 3 * 2 * 2
 
 
-def pixels(explorer: widgets.Explorer) -> np.ndarray:
-    return plt.imread(io.BytesIO(explorer.picture.value))[..., :3]
+@pytest.mark.parametrize(
+    "slider",
+    [
+        ipywidgets.IntSlider(7, 0, 100),
+        ipywidgets.IntSlider(20, 1, 60),
+        ipywidgets.FloatSlider(0.5, min=0.05, max=1, step=0.05),
+        ipywidgets.FloatSlider(0.123, min=0, max=1, step=0.1),
+    ],
+)
+def test_a_long_range_is_thinned_to_some_round_values(slider):
+    hand, drawn = drawing(size=slider)
+    values = [each["size"] for each in drawn[1:]]
+    assert drawn[0]["size"] == slider.value
+    assert {slider.min, slider.max, slider.value} <= {*values}
+    assert values == sorted({*values})
+    assert 5 <= len(values) <= 10
+    inner = {*values} - {slider.min, slider.max, slider.value}
+    steps = np.diff(sorted(inner))
+    times = steps / steps.min()
+    np.testing.assert_allclose(times, times.round())
+    assert "." not in "".join(hand.data["controls"][0]["names"]) or slider.step < 1
 
 
-def staged(size=1, high=10):
-    """An explorer that draws into a figure: a line, a bar and an image; its limits follow a control."""
+def test_a_short_range_is_whole():
+    _, drawn = drawing(size=ipywidgets.IntSlider(3, 1, 8))
+    assert [each["size"] for each in drawn[1:]] == [*range(1, 9)]
+
+
+def test_too_many_pictures_are_refused_before_one_is_drawn():
+    with pytest.raises(ValueError, match=r"at most 300 pictures.* ask for 308"):
+        drawing(size=range(77), color=["a", "b", "c", "d"])
+
+
+def test_an_error_of_the_drawing_is_raised():
+    figure, _ = plots.figure(width=1.0, height=1.0)
+
+    def draw(shift):
+        if shift == 3:
+            raise ValueError("no such shift")
+
+    with pytest.raises(ValueError, match="no such shift"):
+        widgets.explore(draw, {"shift": [1, 3]}, "a line", figure)
+
+
+def test_what_is_shown_is_whole_in_itself_and_asks_nobody():
+    for make in made_up.PICTURES:
+        page = make().html()
+        assert not re.search(r"https?:(?!//www\.w3\.org/2000/svg)", page)
+        assert not re.search(r"<(script|img|iframe|link)[^>]*\b(src|href)=", page)
+        assert "default-src 'none'" in page
+
+
+def test_a_bundle_has_the_page_and_its_first_line():
+    hand, _ = drawing(size=[1, 2])
+    bundle = hand._repr_mimebundle_()[0]
+    assert bundle["text/plain"] == line(hand)
+    assert hand.data["pictures"][1] in bundle["text/html"]
+
+
+def staged(*sizes, high=(10,)):
+    """An explorer of a line, a bar and an image; its limits follow a control."""
     figure, (left, right) = plots.figure(2, width=4.0, height=2.0, layout="constrained")
     left.axhline(5, color="red")
-    left.set(xlim=(0, 1), ylim=(0, high), ylabel="height")
+    left.set(xlim=(0, 1), ylim=(0, high[0]), ylabel="height")
     left.plot([], [], label="named")
     left.legend(loc="upper left")
 
@@ -152,57 +187,58 @@ def staged(size=1, high=10):
         left.set(ylim=(0, high), title=f"size {size}")
         right.imshow([[0, size]], vmin=0, vmax=4)
 
-    controls = {
-        "size": ipywidgets.IntSlider(value=size, min=1, max=4),
-        "high": ipywidgets.IntSlider(value=high, min=10, max=10**7),
-    }
+    controls = {"size": sizes, "high": high}
     return widgets.explore(draw, controls, "a line and a bar", figure), left
 
 
 def test_drawing_into_a_figure_leaves_nothing_of_the_picture_before():
-    explorer, _ = staged()
-    for size in (4, 2, 3):
-        moves(explorer, "size", size)
-        np.testing.assert_array_equal(pixels(explorer), pixels(staged(size)[0]))
+    hand, _ = staged(1, 4, 2, 3)
+    for size in (1, 4, 2, 3):
+        np.testing.assert_array_equal(
+            pixels(hand, size=str(size)), pixels(staged(size)[0])
+        )
 
 
 def test_what_is_painted_once_is_what_matplotlib_paints():
     """Up to what crosses the frame: added artists lie above ticks and spines."""
-    explorer, left = staged(3)
+    hand, left = staged(3)
     anew = io.BytesIO()
     left.figure.savefig(anew, dpi=left.figure.dpi)
-    anew.seek(0)
-    whole = plt.imread(anew)[..., :3]
-    assert whole.shape == pixels(explorer).shape
-    assert (np.abs(whole - pixels(explorer)).max(-1) > 0.1).mean() < 0.01
-    assert (whole < 0.5).any(-1).mean() > 0.02  # something is there
+    whole = np.asarray(Image.open(anew).convert("RGB")).astype(int)
+    assert whole.shape == pixels(hand).shape
+    assert (np.abs(whole - pixels(hand)).max(-1) > 25).mean() < 0.01
+    assert (whole < 128).any(-1).mean() > 0.02  # something is there
 
 
 def test_changed_limits_are_painted_and_axes_stay_where_they_were():
     """Longer tick labels would push the axes aside: the first picture's places are kept."""
-    explorer, left = staged()
-    place = left.get_position().bounds
-    moves(explorer, "high", 10**7)
+    hand, left = staged(1, high=(10, 10**7))
+    place = staged(1)[1].get_position().bounds
     assert left.get_position().bounds == place
-    free = staged(high=10**7)[1]
-    assert free.get_position().bounds != place
-    np.testing.assert_array_equal(
-        pixels(explorer)[:, -200:], pixels(staged()[0])[:, -200:]
-    )
+    assert staged(1, high=(10**7,))[1].get_position().bounds != place
+    moved = pixels(hand, high=str(10**7))
+    np.testing.assert_array_equal(moved[:, -200:], pixels(hand)[:, -200:])
+    assert (moved[:, :200] != pixels(hand)[:, :200]).any()
 
 
-@pytest.fixture
-def one_remembered(monkeypatch):
-    monkeypatch.setattr("uqlab.widgets.explorer.REMEMBERED", 1)
+# A guess --------------------------------------------------------------------------------------------------------------
+def test_a_guess_shows_its_question_where_nothing_can_be_answered():
+    hand = widgets.guess("accuracy changes by", 0, 10, unit="points", answer=1.5)
+    assert hand._repr_mimebundle_()[0]["text/plain"] == "accuracy changes by"
+    assert hand.data["answer"] == 1.5
 
 
-@pytest.mark.usefixtures("one_remembered")
-def test_pictures_forgotten_are_drawn_again(explorer):
-    box, drawn = explorer
-    first = box.picture.value
-    moves(box, "size", 4)
-    assert moves(box, "size", 2)[0] == first
-    assert drawn == [(2, 0), (4, 0), (2, 0)]
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({}, "needs choices, or a range"),
+        ({"low": 2, "high": 2}, "needs choices, or a range"),
+        ({"choices": ["a", "b"], "answer": "c"}, "none of the choices"),
+    ],
+)
+def test_a_guess_that_nobody_could_make_is_refused(asked, words):
+    with pytest.raises(ValueError, match=words):
+        widgets.guess("How many?", **asked)
 
 
 # The explorers of results ---------------------------------------------------------------------------------------------
@@ -212,7 +248,7 @@ def test_collapse_shows_the_variance_between_sub_ensembles():
     explorer = widgets.collapse(x, predictions, background=lambda ax: ax.axvline(0))
     assert "100 % of that between sub-ensembles of 1" in line(explorer)
     ratio = predictions[2].var(0).mean() / single.var(0).mean()
-    assert f"{100 * ratio:.0f} % of that" in moves(explorer, "size", 2)[1]
+    assert f"{100 * ratio:.0f} % of that" in moves(explorer, "size", "2")
 
 
 def test_masks_are_rounded_and_compared_with_the_trained_ensemble():
@@ -234,13 +270,14 @@ def test_masks_are_rounded_and_compared_with_the_trained_ensemble():
     accuracy = {view: 0.9 + i / 100 for i, view in enumerate(views)}
     explorer = widgets.masks(found, parts, accuracy, trained, weight=2.0)
     mask = found[2.0]["layer 1, rows"]
-    assert explorer.controls["threshold"].value == 0.5
+    assert explorer.data["controls"][1]["names"] == ["soft", "0.5"]
+    assert explorer.data["controls"][1]["first"] == 1
     assert f"keeps {100 * (mask > 0.5).float().mean():.0f} %" in line(explorer)
     assert "Accuracy of the extracted 93.0 %" in line(explorer)
     both = parts[2.0, 0.5]["ood"].epistemic.mean(), trained["ood"].epistemic.mean()
     assert f"{both[0]:.4f} ({both[1]:.4f}) on OOD" in line(explorer)
-    assert f"keeps {100 * mask.mean():.0f} %" in moves(explorer, "threshold", None)[1]
-    moves(explorer, "weight", 0.0)
+    assert f"keeps {100 * mask.mean():.0f} %" in moves(explorer, "threshold", "soft")
+    moves(explorer, "weight", "0")
 
 
 def test_spectra_count_intruders_as_the_package_does():
@@ -250,18 +287,27 @@ def test_spectra_count_intruders_as_the_package_does():
     update = torch.stack([9 * torch.outer(*normal(2, 12, seed=m)) for m in (2, 3)])
     same = {name: w.expand(2, -1, -1) for name, w in before.items()}
     after = {"LoRA": lambda name: before[name] + update, "copies": same.__getitem__}
-    explorer = widgets.spectra(before, after, k=4, threshold=0.9, layer="v")
-    count, _, energy = spectra.intruder_dimensions(
-        before["v"].double(), after["LoRA"]("v")[0].double(), 4, 0.9
-    )
-    assert count > 0
-    said = f"{count} of 4 leading directions are intruders (red), with {100 * energy:.0f} % of the energy"
-    assert said in line(explorer)
-    assert f"{spectra.random_level(12):.2f} on average" in line(explorer)
-    moves(explorer, "member", 1)
-    moves(explorer, "k", 12)
-    assert "0 of 12 leading directions" in moves(explorer, "method", "copies")[1]
-    assert list(explorer.controls["name"].options) == ["q", "v"]
+    hand = widgets.spectra(before, after, k=4, threshold=0.9, layer="v")
+    layer = hand.data["first"]
+    assert hand.data["layers"][layer] == "v"
+    changed, copied = (by_layer[layer] for by_layer in hand.data["after"])
+    for member, found in enumerate(changed):
+        weight = after["LoRA"]("v")[member].double()
+        count, *_ = spectra.intruder_dimensions(before["v"].double(), weight, 4, 0.9)
+        largest, cosines = (
+            np.array(found["largest"]),
+            base64.b64decode(found["cosines"]),
+        )
+        assert (largest[:4] < 0.9).sum() == count > 0
+        rows = np.frombuffer(cosines, np.uint8).reshape(len(largest), 12)
+        np.testing.assert_allclose(rows.max(1) / 255, largest, atol=0.002)
+        values = torch.linalg.svdvals(weight)
+        np.testing.assert_allclose(found["values"], values, rtol=1e-5)
+        old = torch.linalg.svdvals(before["v"].double())
+        np.testing.assert_allclose(found["before"], old, rtol=1e-5)
+    assert changed[0] != changed[1]
+    assert min(copied[0]["largest"]) > 0.999
+    assert hand.data["level"][layer] == pytest.approx(spectra.random_level(12))
 
 
 def test_gradients_compare_with_the_entropy_and_tell_the_wrong_sign():
@@ -291,8 +337,8 @@ def test_gradients_compare_with_the_entropy_and_tell_the_wrong_sign():
         f"in {by_gradients:.1f} % of all pairs by its gradients, in {by_entropy:.1f} %"
         in line(explorer)
     )
-    moves(explorer, "depth", 4.0)
-    moves(explorer, "sigma", 0.5)
+    moves(explorer, "depth", "4")
+    moves(explorer, "sigma", "0.5")
     flipped = widgets.gradients(
         {0.0: tuple(part.flip(-2) for part in norms[0.0])},
         40,

@@ -1,19 +1,20 @@
 """Explorers of what a page has computed. Nothing is trained here.
 
-`cloud`, `alarm`, `front`, `head_map` and `draw` return a `Hand`, a JavaScript module
-that answers while the hand moves. The others return an `Explorer`, controls above a
-picture from the kernel; `explore` makes one of any drawing function.
+Each is a `Hand`, a JavaScript module that answers in the browser, with a kernel or
+without one; only `draw` asks the kernel. `explore` makes one of any drawing function,
+`guess` asks the reader first.
 """
 
-from uqlab.widgets.explorer import Explorer
-from uqlab.widgets.hands import Hand, alarm, cloud, draw, front, head_map
-from uqlab.widgets.networks import gradients, masks, spectra
+from uqlab.widgets.frames import Control, explore
+from uqlab.widgets.guesses import guess
+from uqlab.widgets.hand import Hand
+from uqlab.widgets.hands import alarm, cloud, draw, front
+from uqlab.widgets.networks import gradients, head_map, masks
 from uqlab.widgets.predictions import collapse
-
-explore = Explorer
+from uqlab.widgets.singular import spectra
 
 __all__ = [
-    "Explorer",
+    "Control",
     "Hand",
     "alarm",
     "cloud",
@@ -22,6 +23,7 @@ __all__ = [
     "explore",
     "front",
     "gradients",
+    "guess",
     "head_map",
     "masks",
     "spectra",

@@ -1,34 +1,47 @@
-"""Explorers of the inside of networks: masks, singular vectors, gradients."""
+"""Explorers of the inside of networks: masks, gradients, heads."""
 
 import functools
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import ipywidgets
-import numpy as np
 import torch
 from jaxtyping import Float
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from uqlab import metrics, plots
-from uqlab.analysis.spectra import random_level
+from uqlab.analysis.representations import embed
 from uqlab.gradients import ClassWeight, layer_shares, reduce_norms
+from uqlab.heads import separation
 from uqlab.uncertainty import Decomposition
-from uqlab.widgets.explorer import Explorer
+from uqlab.widgets.frames import Control, explore
+from uqlab.widgets.hand import Hand, spread
 
 Kinds = Mapping[str, Decomposition]  # "id" and "ood"
+Cut = tuple[float, float | None]  # diversity weight, threshold of masks
+Pair = tuple[Tensor, ...]  # of ID and of OOD inputs
+Norms = tuple[Float[Tensor, "layers samples classes"], Float[Tensor, "samples classes"]]
+Head = tuple[int, int]  # its layer, and its place there
+Features = Callable[[int, int, int, str], Float[Tensor, "inputs width"]]
+CLASS_WEIGHTS: list[tuple[str, ClassWeight]] = [
+    ("square root of p", "sqrt_p"),
+    ("p", "p"),
+    ("uniform", "uniform"),
+    ("the predicted class", "predicted"),
+]
+DEPTHS = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+BLUE: dict[str, Any] = {"color": plots.EPISTEMIC}
 
 
 def masks(
     found: Mapping[float, Mapping[str, Float[Tensor, "members units"]]],
-    parts: Mapping[tuple[float, float | None], Kinds],
-    accuracy: Mapping[tuple[float, float | None], float],
+    parts: Mapping[Cut, Kinds],
+    accuracy: Mapping[Cut, float],
     trained: Kinds,
     weight: float | None = None,
-) -> Explorer:
+) -> Hand:
     """Show masks, and the mutual information of the ensemble that they extract.
 
     Parameters
@@ -48,165 +61,77 @@ def masks(
     figure, (left, right) = plots.figure(2, height=2.6)
     left.set_xlabel("unit, sorted")
     right.set_xscale("symlog", linthresh=1e-3)
-    kinds = [d for by_kind in (trained, *parts.values()) for d in by_kind.values()]
-    right.set_xlim(0, max(d.epistemic.max().item() for d in kinds))
+    right.set_xlim(0, max(map(_largest, (trained, *parts.values()))))
 
     def kept(weight: float, threshold: float | None, mask: str) -> Tensor:
         values = found[weight][mask]
         return values if threshold is None else (values > threshold).float()
 
-    def draw(weight: float, threshold: float | None, mask: str) -> None:
-        plots.mask_map(kept(weight, threshold, mask), ax=left).set_title(mask)
-        for kind, d in parts[weight, threshold].items():
-            look: dict[str, Any] = {"linestyle": plots.LINES[kind], "ax": right}
-            plots.ecdf(trained[kind].epistemic, color=plots.NEUTRAL, **look)
-            plots.ecdf(d.epistemic, **look)
+    def draw(mask: str, **view: Any) -> None:
+        plots.mask_map(kept(mask=mask, **view), ax=left).set_title(mask)
+        _draw_kinds(trained, parts[tuple(view.values())], right)
 
-    def seen(weight: float, threshold: float | None, mask: str) -> str:
-        share = 100 * kept(weight, threshold, mask).mean()
-        means = [
-            f"{d.epistemic.mean():.4f} ({trained[kind].epistemic.mean():.4f}) on "
-            f"{kind.upper()}"
-            for kind, d in parts[weight, threshold].items()
-        ]
-        return (
-            f"Left: a member keeps {share:.0f} % of these units. Right, solid ID, "
-            "dashed OOD: mutual information of the extracted ensemble (blue) and the "
-            f"trained one (grey, in brackets), on average {' and '.join(means)} "
-            "inputs, nats. "
-            f"Accuracy of the extracted {100 * accuracy[weight, threshold]:.1f} %."
-        )
+    def seen(mask: str, **view: Any) -> str:
+        at = tuple(view.values())
+        means = _means(trained, parts[at])
+        return _mask_text(kept(mask=mask, **view), means, accuracy[at])
 
-    first = next(iter(found)) if weight is None else weight
-    weights = [(f"{w:g}", w) for w in found]
-    cuts = {
-        "soft" if threshold is None else f"{threshold:g}": threshold
-        for _, threshold in parts
+    return explore(draw, _mask_controls(found, parts, weight), seen, figure)
+
+
+def _mask_controls(
+    found: Mapping[float, Mapping[str, Any]],
+    parts: Iterable[Cut],
+    weight: float | None,
+) -> dict[str, Control]:
+    weights, cuts = (
+        list(found),
+        {"soft" if c is None else f"{c:g}": c for _, c in parts},
+    )
+    at = 0 if weight is None else weights.index(weight)
+    cut = list(cuts).index("0.5") if "0.5" in cuts else 0
+    return {
+        "weight": Control("diversity weight", weights, at),
+        "threshold": Control("masks rounded at", list(cuts.items()), cut),
+        "mask": Control("mask", list(found[weights[at]])),
     }
-    cut = cuts.get("0.5", next(iter(cuts.values())))
-    controls = {
-        "weight": ipywidgets.SelectionSlider(
-            options=weights, value=first, description="diversity weight"
-        ),
-        "threshold": ipywidgets.ToggleButtons(
-            options=list(cuts.items()), value=cut, description="masks rounded at"
-        ),
-        "mask": ipywidgets.Dropdown(options=list(found[first]), description="mask"),
-    }
-    return Explorer(draw, controls, seen, figure)
 
 
-def spectra(
-    before: Mapping[str, Float[Tensor, "out in"]],
-    after: Mapping[str, Callable[[str], Float[Tensor, "members out in"]]],
-    *,
-    k: int = 10,
-    threshold: float = 0.5,
-    layer: str | None = None,
-) -> Explorer:
-    """Show singular vectors of a member against those before; intruders in red.
+def _mask_text(mask: Tensor, means: str, accuracy: float) -> str:
+    return (
+        f"Left: a member keeps {100 * mask.mean():.0f} % of these units. Right, solid "
+        "ID, dashed OOD: mutual information of the extracted ensemble (blue) and the "
+        f"trained one (grey, in brackets), on average {means} inputs, nats. "
+        f"Accuracy of the extracted {100 * accuracy:.1f} %."
+    )
 
-    Parameters
-    ----------
-    before
-        Name of a layer -> its pretrained weight.
-    after
-        Name of a method -> its members' weights of a layer, as by
-        `functools.partial(diversity.member_weights, ensemble)`.
-    k, threshold
-        As in `spectra.intruder_dimensions`.
-    layer
-        Shown first.
-    """
-    first = layer or next(iter(before))
-    members = len(after[next(iter(after))](first))
-    smallest = min(min(w.shape) for w in before.values())
 
-    @functools.cache
-    def old(name: str) -> tuple[Tensor, Tensor]:
-        w = before[name].detach().cpu().double()
-        return torch.linalg.svd(w, full_matrices=False)[:2]
+def _draw_kinds(trained: Kinds, extracted: Kinds, ax: Axes) -> None:
+    for kind, d in extracted.items():
+        look: dict[str, Any] = {"linestyle": plots.LINES[kind], "ax": ax}
+        plots.ecdf(trained[kind].epistemic, color=plots.NEUTRAL, **look)
+        plots.ecdf(d.epistemic, **look)
 
-    trained = functools.lru_cache(4)(lambda method, name: after[method](name))
 
-    @functools.lru_cache(64)
-    def compared(method: str, name: str, member: int) -> tuple[Tensor, Tensor]:
-        w = trained(method, name)[member].detach().cpu().double()
-        u, s, _ = torch.linalg.svd(w, full_matrices=False)
-        return (u.T @ old(name)[0]).abs(), s  # |cos| [after, before], values
+def _largest(kinds: Kinds) -> float:
+    return max(d.epistemic.max().item() for d in kinds.values())
 
-    def strange(values: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-        cosines, s = compared(values["method"], values["name"], values["member"])
-        cosines = cosines[: values["k"]]
-        return cosines, s, cosines.amax(1) < values["threshold"]
 
-    figure, (left, right) = plots.figure(2, height=3.0, width_ratios=[3.2, 1])
-    shades = ScalarMappable(Normalize(0, 1), "viridis_r")
-    bar = figure.colorbar(shades, ax=left, label="|cos|", pad=0.02)
-    left.set(xlabel="rank of the direction before", ylim=(1, 0), yticks=[])
-    left.set_ylabel("rank after training", labelpad=18)  # room for marks of intruders
-    right.set(xlabel="singular value", ylim=(1, 0), yticks=[])
-    right.plot([], [], color=plots.TOTAL, linestyle="--", label="before")
-    right.plot([], [], color=plots.EPISTEMIC, label="after")
-    right.legend(fontsize=7.5, loc="lower left", handlelength=1.2)
-
-    def draw(**values: Any) -> None:
-        cosines, s, intruder = strange(values)
-        count, base = len(cosines), old(values["name"])[1]
-        y = (np.arange(count) + 0.5) / count  # no ranks: the same axis for every k
-        extent = (0.5, len(base) + 0.5, 1, 0)
-        look: dict[str, Any] = {"cmap": "viridis_r", "vmin": 0, "vmax": 1}
-        look |= {"aspect": "auto", "interpolation": "nearest"}
-        left.imshow(cosines.numpy(), extent=extent, **look)
-        outside: dict[str, Any] = {"transform": left.get_yaxis_transform()}
-        outside["clip_on"] = False
-        marks = [-0.015] * int(intruder.sum()), y[intruder.numpy()]
-        left.plot(*marks, ">", color="#D62728", markersize=4, **outside)
-        bar.ax.axhline(values["threshold"], color="#D62728", linewidth=2)
-        outside |= {"ha": "right", "va": "center", "fontsize": 8}
-        for rank in {1, count}:
-            left.text(-0.03, y[rank - 1], str(rank), **outside)
-        right.plot(base[:count].numpy(), y, color=plots.TOTAL, linestyle="--")
-        right.plot(s[:count].numpy(), y, color=plots.EPISTEMIC)
-        right.set_xlim(0, math.ceil(1.05 * max(base[0], s[0]).item()))
-
-    def seen(**values: Any) -> str:
-        cosines, s, intruder = strange(values)
-        squared = s[: len(cosines)].square()
-        level = random_level(len(old(values["name"])[0]), cosines.shape[1])
-        return (
-            f"{int(intruder.sum())} of {len(cosines)} leading directions are intruders "
-            f"(red), with {100 * (squared * intruder).sum() / squared.sum():.0f} % of "
-            "the energy: no old direction is like them. A random direction would have "
-            f"a largest |cos| of {level:.2f} on average."
-        )
-
-    controls = {
-        "method": ipywidgets.Dropdown(options=list(after), description="method"),
-        "name": ipywidgets.Dropdown(
-            options=list(before), value=first, description="layer"
-        ),
-        "member": ipywidgets.IntSlider(0, 0, members - 1, description="member"),
-        "k": ipywidgets.IntSlider(k, 1, smallest, description="directions k"),
-        "threshold": ipywidgets.FloatSlider(
-            threshold, min=0.05, max=1, step=0.05, description="threshold |cos|"
-        ),
-    }
-    return Explorer(draw, controls, seen, figure)
+def _means(trained: Kinds, extracted: Kinds) -> str:
+    means = []
+    for kind, d in extracted.items():
+        before = trained[kind].epistemic.mean()
+        means.append(f"{d.epistemic.mean():.4f} ({before:.4f}) on {kind.upper()}")
+    return " and ".join(means)
 
 
 def gradients(
-    norms: Mapping[
-        float,
-        tuple[
-            Float[Tensor, "layers samples classes"], Float[Tensor, "samples classes"]
-        ],
-    ],
+    norms: Mapping[float, Norms],
     inside: int,
     reference: Float[Tensor, " samples"],
     *,
     depth: float = 3.0,
-) -> Explorer:
+) -> Hand:
     """Show a gradient score of any depth weight, class weight and noise.
 
     Parameters
@@ -221,70 +146,158 @@ def gradients(
     depth
         Shown first.
     """
-
-    def score(depth: float, weight: ClassWeight, sigma: float) -> tuple[Tensor, Tensor]:
-        values = reduce_norms(*norms[sigma], class_weight=weight, depth=depth).cpu()
-        return values[:inside], values[inside:]
-
-    plain = reference[:inside].cpu(), reference[inside:].cpu()
+    layers = len(next(iter(norms.values()))[0])
+    plain = reference.cpu().tensor_split([inside])
     level = metrics.ood_detection(*plain).auroc
+    figure, axes = _score_axes(layers, plain)
 
-    def shares(depth: float, weight: ClassWeight, sigma: float) -> Tensor:
-        layers = layer_shares(*norms[sigma], class_weight=weight).cpu()
-        depths = depth * torch.linspace(0, 1, len(layers), dtype=layers.dtype)
-        parts = layers * depths.softmax(0)[:, None]
-        return (parts / parts.sum(0).clamp(min=1e-300)).mean(1)  # of the layers
-
-    shape: dict[str, Any] = {"width_ratios": [1.1, 1, 0.7]}
-    figure, (left, right, third) = plots.figure(3, height=2.7, width=7.6, **shape)
-    count = len(next(iter(norms.values()))[0])
-    ticks = range(1, count + 1)
-    third.set(xlabel="layer", xticks=ticks, xlim=(0.4, count + 0.6))
-    third.set(ylabel="share of the score", ylim=(0, 1), title="where it comes from")
-    blue: dict[str, Any] = {"color": plots.EPISTEMIC}
-    for kind in ("id", "ood"):
-        look = {"linestyle": plots.LINES[kind], "linewidth": 1.2, **blue}
-        left.plot([], [], label=kind.upper(), **look)
-    left.legend(loc="upper left")
-    left.set(xscale="log", xlim=(1e-2, 1e2))
-    plots.roc(*plain, color=plots.TOTAL, ax=right)
-    handles = [*right.plot([], [], color=plots.TOTAL), *right.plot([], [], **blue)]
-    right.legend(handles, ["entropy", "gradients"], loc="lower right")
+    @functools.lru_cache(1)
+    def found(depth: float, weight: ClassWeight, sigma: float) -> tuple[Pair, Tensor]:
+        scores, shares = _scored(norms[sigma], weight, depth)
+        return scores.tensor_split([inside]), shares
 
     def draw(**values: Any) -> None:
-        both = score(**values)
-        middle = torch.cat(both).median()  # a unit for scores of any scale
-        for scores, kind in zip(both, ("id", "ood"), strict=True):
-            plots.ecdf(scores / middle, linestyle=plots.LINES[kind], ax=left)
-        left.set_xlabel("score / its median")
-        plots.roc(*both, ax=right)
-        third.bar(ticks, shares(**values).numpy(), **blue)
+        _draw_scores(*found(**values), axes)
 
     def seen(**values: Any) -> str:
-        last = 100 * shares(**values)[-1]
-        auroc = metrics.ood_detection(*score(**values)).auroc
-        upside = " Below 0.5: the sign is wrong." if auroc < 0.5 else ""
-        return (
-            f"One network: OOD inputs rank above ID inputs in {100 * auroc:.1f} % of "
-            f"all pairs by its gradients, in {100 * level:.1f} % by its entropy."
-            f"{upside} The last of {count} layers gives {last:.0f} % of the score."
-        )
+        scores, shares = found(**values)
+        return _score_text(metrics.ood_detection(*scores).auroc, level, shares)
 
-    names = {
-        "square root of p": "sqrt_p",
-        "p": "p",
-        "uniform": "uniform",
-        "the predicted class": "predicted",
-    }
+    depths = sorted({*DEPTHS, depth})
     controls = {
-        "depth": ipywidgets.FloatSlider(
-            value=depth, min=0, max=5, step=0.5, description="depth weight"
-        ),
-        "weight": ipywidgets.Dropdown(
-            options=list(names.items()), description="class weight"
-        ),
-        "sigma": ipywidgets.SelectionSlider(
-            options=list(norms), description="noise (input units)"
-        ),
+        "depth": Control("depth weight", depths, depths.index(depth)),
+        "weight": Control("class weight", CLASS_WEIGHTS),
+        "sigma": Control("noise (input units)", list(norms)),
     }
-    return Explorer(draw, controls, seen, figure)
+    return explore(draw, controls, seen, figure)
+
+
+def _score_text(auroc: float, level: float, shares: Tensor) -> str:
+    upside = " Below 0.5: the sign is wrong." if auroc < 0.5 else ""
+    return (
+        f"One network: OOD inputs rank above ID inputs in {100 * auroc:.1f} % of "
+        f"all pairs by its gradients, in {100 * level:.1f} % by its entropy.{upside} "
+        f"The last of {len(shares)} layers gives {100 * shares[-1]:.0f} % of the score."
+    )
+
+
+def _scored(norms: Any, weight: ClassWeight, depth: float) -> tuple[Tensor, Tensor]:
+    """Return the scores, and each layer's share of them on average over samples."""
+    scores = reduce_norms(*norms, class_weight=weight, depth=depth).cpu()
+    layers = layer_shares(*norms, class_weight=weight).cpu()
+    depths = depth * torch.linspace(0, 1, len(layers), dtype=layers.dtype)
+    parts = layers * depths.softmax(0)[:, None]
+    return scores, (parts / parts.sum(0).clamp(min=1e-300)).mean(1)
+
+
+def _draw_scores(both: Pair, shares: Tensor, axes: Sequence[Axes]) -> None:
+    left, right, third = axes
+    middle = torch.cat(both).median()  # a unit for scores of any scale
+    for scores, kind in zip(both, ("id", "ood"), strict=True):
+        plots.ecdf(scores / middle, linestyle=plots.LINES[kind], ax=left)
+    left.set_xlabel("score / its median")
+    plots.roc(*both, ax=right)
+    third.bar(range(1, len(shares) + 1), shares.numpy(), **BLUE)
+
+
+def _score_axes(layers: int, plain: Pair) -> tuple[Figure, Sequence[Axes]]:
+    """Return a figure for scores, ROC and layers, in which the reference's ROC is."""
+    shape: dict[str, Any] = {"width_ratios": [1.1, 1, 0.7]}
+    figure, (left, right, third) = plots.figure(3, height=2.7, width=7.6, **shape)
+    third.set(xlabel="layer", xticks=range(1, layers + 1), xlim=(0.4, layers + 0.6))
+    third.set(ylabel="share of the score", ylim=(0, 1), title="where it comes from")
+    left.set(xscale="log", xlim=(1e-2, 1e2))
+    for kind in ("id", "ood"):
+        left.plot([], [], linestyle=plots.LINES[kind], label=kind.upper(), **BLUE)
+    left.legend(loc="upper left")
+    plots.roc(*plain, color=plots.TOTAL, label="entropy", ax=right)
+    right.plot([], [], label="gradients", **BLUE)
+    right.legend(loc="lower right")
+    return figure, (left, right, third)
+
+
+def head_map(
+    values: Float[Tensor, "layers heads"],
+    order: Sequence[Head],
+    features: Features,
+    *,
+    known: str,
+    others: Sequence[str],
+    removed: Sequence[int] = (0,),
+    path: Mapping[str, Sequence[float]] | None = None,
+    alone: Mapping[Head, Mapping[str, float]] | None = None,
+    shown: int = 60,
+) -> Hand:
+    """Show attention heads, the network without some of them, and a head's features.
+
+    `state` has gone (the number of removed heads), layer, head, other and apart, as of
+    `heads.separation`.
+
+    Parameters
+    ----------
+    values
+        Shown as colour, [layers, heads].
+    order
+        (layer, head) in the order of removal.
+    features
+        (number of removed heads, layer, head, set: `known` or one of `others`) -> that
+        head's features of the set, [inputs, width].
+    known, others
+        The in-distribution set and the OOD sets.
+    removed
+        The numbers of removed heads to choose from.
+    path
+        Measure -> its value after the removal of 0, 1, ... heads.
+    alone
+        Head -> measure -> its value when only that head is removed.
+    shown
+        Points of each set, in the principal plane of all sets.
+    """
+    values = torch.as_tensor(values).double().cpu()
+    path, sets = path or {}, [known, *others]
+    colors: Any = plots.head_colors(values).to_rgba(values.numpy())
+    table = functools.partial(_table, *values.shape)
+    data = {
+        "cells": table(_cell, values, colors),
+        "order": list(order),
+        "removed": list(removed),
+        "known": known,
+        "others": list(others),
+        "path": {name: list(map(float, along)) for name, along in path.items()},
+        "alone": {name: table(_single, alone, name) for name in path if alone},
+        "clouds": [table(_cloud, features, sets, shown, gone) for gone in removed],
+    }
+    return Hand("map", data)
+
+
+def _table(layers: int, heads: int, value: Callable[..., Any], *of: Any) -> list[Any]:
+    """Return the value of each head, [layers][heads]."""
+    rows = []
+    for layer in range(layers):
+        rows.append([value(*of, layer, head) for head in range(heads)])
+    return rows
+
+
+def _cell(values: Tensor, colors: Any, *head: int) -> dict[str, Any]:
+    return {"value": values[head].item(), "color": to_hex(colors[head])}
+
+
+def _single(alone: Mapping[Any, Any], name: str, *head: int) -> float:
+    return alone[head][name]
+
+
+def _cloud(
+    features: Callable[..., Tensor], names: list[str], shown: int, *place: int
+) -> dict[str, list[Any]]:
+    """Return points of all sets in their principal plane, and how far apart they are.
+
+    `place` is (number of removed heads, layer, head).
+    """
+    sets = [features(*place, name).cpu() for name in names]
+    apart = [separation(sets[0][:, None], other[:, None]) for other in sets[1:]]
+    xy = embed(torch.cat(sets), "pca")
+    xy = (99 * xy / xy.abs().max()).round().int().split([len(x) for x in sets])
+    return {
+        "points": [x[spread(len(x), shown)].flatten().tolist() for x in xy],
+        "apart": [[float(distance) for distance in pair] for pair in apart],
+    }

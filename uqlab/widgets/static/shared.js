@@ -118,6 +118,21 @@ function menu(parent, text, options, act) {
   return made;
 }
 
+// Buttons of which one is pressed; `at` undefined: none yet.
+function radio(parent, text, names, at, act) {
+  const group = part(parent, "span", { role: "radiogroup", "aria-label": text, class: "radio" });
+  const apart = `${Math.random()}`; // groups of one name are one group, however far apart
+  part(group, "span", { "aria-hidden": true }, text);
+  const all = names.map((name, i) => {
+    const label = part(group, "label"), made = part(label, "input", { type: "radio", name: apart, value: i });
+    part(label, "span", {}, name);
+    made.checked = i === at;
+    made.addEventListener("change", act);
+    return made;
+  });
+  return { get value() { return all.findIndex(each => each.checked); }, set value(place) { all[place].checked = true; } };
+}
+
 // A slider over named places.
 function slider(parent, text, names, at, act) {
   const label = part(parent, "label", { class: "slider" });

@@ -1,0 +1,154 @@
+"""Explorers of pictures: one for every combination of the controls, drawn at once.
+
+The browser then only shows another one, so that they need no kernel.
+"""
+
+import contextlib
+import gc
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
+
+from uqlab.widgets.hand import Hand, address
+from uqlab.widgets.stage import Stage
+
+MOST = 300  # pictures, some 15 kB each
+FEW = 8  # values of a range
+STRIDES = (1, 2, 5, 10, 20, 25, 50, 100, 200, 500, 1000, 2000, 5000)
+
+
+class Control(NamedTuple):
+    """A control of an explorer: a slider of numbers, else buttons or a menu.
+
+    Parameters
+    ----------
+    label
+        What is chosen, with its unit.
+    options
+        The values, each alone or as (name, value).
+    first
+        The place of the one that is shown first.
+    """
+
+    label: str
+    options: Sequence[Any]
+    first: int = 0
+
+
+def explore(
+    draw: Callable[..., Any],
+    controls: Mapping[str, Any],
+    seen: str | Callable[..., str],
+    figure: Figure,
+) -> Hand:
+    """Show a picture and a line of text for every combination of the controls.
+
+    All are drawn now, equal ones are kept once. A range of many values is thinned to
+    some, its ends and its first value among them.
+
+    Parameters
+    ----------
+    draw
+        Takes the values of the controls by name and adds to the axes of `figure`. What
+        it added is removed before the next call, and the axes keep their places.
+    controls
+        Name -> `Control`, list of values or control of ipywidgets.
+    seen
+        A line that says what is seen, or a function of the same values.
+    figure
+        With its axes, labels and all that stays.
+
+    Raises
+    ------
+    ValueError
+        If there were more than 300 pictures.
+    """
+    chosen = {name: _control(name, given) for name, given in controls.items()}
+    stage, found = Stage(figure, draw), {}  # picture -> its place
+    count = math.prod(len(each.options) for each in chosen.values())
+    if count > MOST:
+        raise ValueError(
+            f"an explorer has at most {MOST} pictures, these controls ask for {count}: "
+            "give them fewer values"
+        )
+    shown, lines = [], []
+    with _uncollected():
+        for values in _combinations(chosen):
+            picture = stage.paint(values)
+            shown.append(found.setdefault(picture, len(found)))
+            lines.append(seen(**values) if callable(seen) else seen)
+    data = {
+        "controls": list(map(_described, chosen, chosen.values())),
+        "pictures": [address(picture, "webp") for picture in found],
+        "shown": shown[1:],
+        "lines": lines[1:],
+        "inches": figure.get_size_inches().tolist(),
+    }
+    return Hand("frames", data, text=lines[0])
+
+
+def _control(name: str, given: Any) -> Control:
+    """Return a control whose options are all (name, value)."""
+    label, options, first = name, given, 0
+    if isinstance(given, Control):
+        label, options, first = given
+    elif hasattr(given, "max"):  # of ipywidgets, as the next
+        label, options = given.description, _thinned(given)
+        first = options.index(given.value)
+    elif hasattr(given, "options"):
+        label, options, first = given.description, given.options, given.index
+    return Control(label or name, [_named(option) for option in options], first)
+
+
+def _named(option: Any) -> tuple[str, Any]:
+    if isinstance(option, tuple) and len(option) == 2:
+        return option
+    return (f"{option:g}" if isinstance(option, float) else str(option)), option
+
+
+def _described(name: str, control: Control) -> dict[str, Any]:
+    names = [option for option, _ in control.options]
+    return {
+        "name": name,
+        "names": names,
+        "label": control.label,
+        "first": control.first,
+    }
+
+
+def _thinned(given: Any) -> list[Any]:
+    """Return some round values of a range, with its ends and its value."""
+    ends = {given.min, given.max, given.value}
+    count = round((given.max - given.min) / given.step) + 1
+    grid = [round(given.min + i * given.step, 10) for i in range(count)]
+    values = every = sorted(ends.union(grid))
+    for stride in STRIDES:
+        if len(values) <= FEW:
+            break
+        round_ones = [v for v in every if round(v / given.step) % stride == 0]
+        values = sorted(ends.union(round_ones))
+    return values
+
+
+def _combinations(controls: Mapping[str, Control]) -> Iterator[dict[str, Any]]:
+    """Yield the first values, by which the figure is laid out, then all in order."""
+    first = [each.options[each.first] for each in controls.values()]
+    every = itertools.product(*(each.options for each in controls.values()))
+    for options in itertools.chain([first], every):
+        pairs = zip(controls, options, strict=True)
+        yield {name: value for name, (_, value) in pairs}
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Wait with garbage: so many new objects trigger collections of 100 ms."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
