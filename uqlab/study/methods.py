@@ -439,6 +439,6 @@ METHODS: dict[str, Method] = {
     ),
     "tiles": Method("tiles", "#A6761D", "8", _WITH_TILES, _MAP, {}, _tiles),
     "hydra": Method(
-        "Hydra (Taylor)", "#E7298A", "h", _WITH_HEADS, _ATTENTION, {}, _hydra
+        "fused Taylor prunings", "#E7298A", "h", _WITH_HEADS, _ATTENTION, {}, _hydra
     ),
 }
