@@ -492,7 +492,8 @@ def recommend(
         Column -> the most that its mean over seeds may be; the least, where more is
         better.
     """
-    means: Any = _means(_by_seed(table, [quality, *limits]))
+    values = _by_seed(table, [quality, *limits])
+    means: Any = _means(values)
     refused = _refused(means, limits)
     better = sign(quality) * means[quality]
     left = better.drop(list(refused)).sort_values(ascending=False, kind="stable")
@@ -500,8 +501,7 @@ def recommend(
     value = float(means[quality].get(best, math.nan))
     margin, low, high = [math.nan] * 3
     if runner_up:
-        gaps = _by_seed(table, [quality])[quality]
-        ahead = sign(quality) * (gaps[best] - gaps[runner_up])
+        ahead = sign(quality) * (values[quality][best] - values[quality][runner_up])
         _check_seeds(ahead)
         margin, low, high = metrics.paired_t(ahead.to_numpy())
     advice = Advice(best, runner_up, value, margin, low, high, refused, "")
