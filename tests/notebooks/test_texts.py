@@ -41,7 +41,7 @@ SMALL = {
     "10_head_similarity_study": FEW | {"ood": ["trec"], "held_out": 8, "epochs_own": 1, "rank": 2, "remove": 2, "draws": 2},
     "11_gradient_uncertainty_study": {"limit": 24, "evaluated": 8, "splits": 4, "members": 2, "epochs": 1,
                                       "perturbations": 1, "asked": 12, "repeats": 50},
-    "13_scoreboard": {"members": 2, "train_limit": 16, "limit": 12, "held_out": 8, "asked": 8, "ood": ["trec"],
+    "13_scoreboard_study": {"members": 2, "train_limit": 16, "limit": 12, "held_out": 8, "asked": 8, "ood": ["trec"],
                       "methods": ["single", "lora"], "settings": {"epochs": 1}, "scores": ["entropy", "mahalanobis"],
                       "repeats": 1, "resamples": 50},
 }  # fmt: skip

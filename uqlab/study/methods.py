@@ -263,8 +263,8 @@ def _whole(make):
     return whole
 
 
-def _lora_single(backbone, members, seed, rank=8, gain=4.0):
-    return ensembles.lora(backbone, 1, rank * members, gain=gain, seed=seed)
+def _lora_single(backbone, members, seed, rank=8, gain=4.0, **options):
+    return ensembles.lora(backbone, 1, rank * members, gain=gain, seed=seed, **options)
 
 
 def _one_lora(backbone, members, seed, rank=8, gain=4.0, prior_variance=0.0):
@@ -439,6 +439,6 @@ METHODS: dict[str, Method] = {
     ),
     "tiles": Method("tiles", "#A6761D", "8", _WITH_TILES, _MAP, {}, _tiles),
     "hydra": Method(
-        "Hydra (Taylor)", "#E7298A", "h", _WITH_HEADS, _ATTENTION, {}, _hydra
+        "fused Taylor prunings", "#E7298A", "h", _WITH_HEADS, _ATTENTION, {}, _hydra
     ),
 }
