@@ -183,7 +183,10 @@ def test_05_takes_a_network_apart_that_a_function_of_the_users_returns(
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     numbers = results(
-        "05_tile_extraction_study", model="my_networks:trained", ood=["letters"], repeats=5
+        "05_tile_extraction_study",
+        model="my_networks:trained",
+        ood=["letters"],
+        repeats=5,
     )[0]["numbers"]
     assert numbers["tile_mean_error"] < 1e-4
     assert "accuracy_ensemble" not in numbers
