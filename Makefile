@@ -8,7 +8,7 @@ BIN := .venv/bin
 # Threads that wait should sleep: beside a busy neighbour, spinning ones were measured 10 to 50 times slower.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: figures studies seeds evidence test soak book slides lab dashboards lint benchmarks .venv
+.PHONY: figures studies seeds evidence test soak book slides lab lint benchmarks .venv
 
 figures: .venv
 	$(BIN)/uqlab run --profile quick
@@ -45,9 +45,6 @@ slides: .venv
 
 lab: .venv
 	$(BIN)/uqlab lab
-
-dashboards: .venv
-	$(BIN)/uqlab dashboards
 
 lint: .venv
 	$(BIN)/ruff check .

@@ -1,21 +1,21 @@
-"""How soon explorers answer in headless Chromium, on two cores: a picture in 150 ms, 30 frames a second under the hand.
+"""How soon explorers answer in headless Chromium, on two cores: 30 frames a second under the hand.
 
-1. What painting ticks and labels once is worth: an explorer's picture against the same figure drawn anew, in turns.
+1. What painting ticks and labels once is worth: an explorer's pictures against the same figures drawn anew, in turns.
 2. What a drawing's answer takes in the kernel with networks of the size that page 03's widest and page 04's have at
    `quick`: ten, and ten sub-models of one. Their weights do not matter here.
 3. Dragging in each explorer that answers the hand, its data of the size that pages have at `quick`: frames a second,
    and the longest wait between two.
-4. Each page's explorers, run at `tiny`: of one with a picture the milliseconds from the key press to the painted
-   picture, median and quartiles over moves to pictures that were not drawn before; of one that asks its members the
-   same to the answer, and frames a second while they are asked. Names of pages as arguments choose some.
-5. With `--redraws`, and nothing else: what a redraw takes in the kernel with the data of `quick`, and whether the
-   sliders follow the hand, as they do where all redraws took less than `widgets.explorer.SOON`. Runs the pages.
+4. Of pages at `tiny` where one can draw: milliseconds from the stroke to the answer, and frames a second meanwhile.
+   Names of pages as arguments choose some.
+5. With `--pictures`, and nothing else: how many pictures each page's explorer has with the data of `quick`, how long
+   they take and how large they are. Runs the pages.
 """
 
 import contextlib
 import gc
 import io
 import itertools
+import re
 import statistics
 import sys
 import tempfile
@@ -25,15 +25,13 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import nbformat
-import numpy as np
 import torch
 from _timing import interleaved, report
 from torch import nn
 
 from uqlab import data, ensembles, extraction, models, plots, widgets
-from uqlab.runs import dashboards, parameters
+from uqlab.runs import parameters
 from uqlab.study.methods import METHODS
-from uqlab.widgets.explorer import SOON
 
 sys.path.extend(
     str(Path(__file__).parents[1] / "tests" / room) for room in ("", "browser")
@@ -41,7 +39,7 @@ sys.path.extend(
 import lab
 import made_up
 
-MOVES, TARGET = 12, 150  # pictures for each page; milliseconds
+EXPLORER = re.compile(r"(?<![\w.])widgets\.\w+\(")  # not ipywidgets.
 FRAMES = 30  # a second, under the hand
 # The hand moves once a frame, as browsers hand on a mouse's moves: a pointer, or the knob of a slider. Resolves to the
 # times of the frames and the number of different sights, of which one in thirty frames is looked at.
@@ -81,12 +79,7 @@ def pages(notebooks: list[Path]) -> None:
             page.start()
             if errors := page.finish():
                 raise RuntimeError(f"{notebook.stem}: {errors}")
-            if (
-                page.page.evaluate(lab.SHOW, lab.EXPLORERS) >= 0
-                and page.page.locator(".uqlab-picture").count()
-            ):
-                page.show_explorer()
-                told(notebook.stem, moves(page), TARGET)
+            page.page.evaluate(lab.SHOW, lab.EXPLORERS)
             canvas = page.page.locator(".uqlab-hand:has(canvas)")
             if canvas.count():
                 told(f"{notebook.stem}: drawing", answers(canvas), 100)
@@ -165,6 +158,7 @@ def hands() -> dict[str, tuple[widgets.Hand, str, str]]:
         lambda gone, layer, head, name: features[name][layer, head, gone], known="id", others=["far", "near"],
         removed=range(13), path={"accuracy": torch.rand(13, generator=random).tolist()},
     ), "", knob  # fmt: skip
+    found["108 pictures"] = pictured(), "", knob
     train = data.load("mnist-mini", "train")
     found["drawing, the brush alone"] = (
         widgets.draw({}, train, {"first": train.inputs[0]}),
@@ -172,6 +166,18 @@ def hands() -> dict[str, tuple[widgets.Hand, str, str]]:
         CANVAS,
     )
     return found
+
+
+def pictured() -> widgets.Hand:
+    """An explorer with about as many pictures as those of pages."""
+    figure, ax = plots.figure(1, width=6.8, height=2.6)
+    ax.set(xlim=(0, 11), ylim=(0, 9))
+
+    def draw(count: int, slope: int) -> None:
+        ax.plot(range(count), [slope] * count)
+
+    controls = {"count": range(12), "slope": range(9)}
+    return widgets.explore(draw, controls, "A line.", figure)
 
 
 def frames() -> None:
@@ -208,45 +214,6 @@ def drag(name: str, page: Any, pressed: str, moved: str) -> None:
     )
 
 
-def moves(page: lab.Lab) -> list[float]:
-    """Milliseconds of moves by the arrow keys, each to values that the explorer has not yet shown."""
-    times: list[float] = []
-    handles = page.page.locator(".uqlab-explorer .noUi-handle").all()
-    selects = page.page.locator(".uqlab-explorer select").all()
-    for handle in handles:
-        low, now, high = (
-            float(handle.get_attribute(f"aria-value{end}"))
-            for end in ("min", "now", "max")
-        )
-        up, many = (
-            high - now >= now - low,
-            high - low > 20,
-        )  # of many places neighbours may show the same input
-        key = (
-            f"Page{'Up' if up else 'Down'}"
-            if many
-            else f"Arrow{'Right' if up else 'Left'}"
-        )
-        end = high if up else low
-        handle.focus()
-        for _ in range(max(1, MOVES // len(handles))):
-            if float(handle.get_attribute("aria-valuenow")) == end:
-                break
-            times.append(page.move(lambda key=key: page.page.keyboard.press(key)))
-            time.sleep(0.2)
-    for select in selects:
-        count = select.locator("option").count()
-        at = select.evaluate("e => e.selectedIndex")
-        for i in range(1, min(count, 4)):
-            times.append(
-                page.move(
-                    lambda s=select, to=(at + i) % count: s.select_option(index=to)
-                )
-            )
-            time.sleep(0.2)
-    return times
-
-
 def drawings() -> None:
     train = data.load("mnist-mini", "train")
 
@@ -267,59 +234,43 @@ def drawings() -> None:
         told(f"a drawing asked of {name}, width x8", times[1:], 100)
 
 
-def explorers() -> list[widgets.Explorer]:
-    return [each for each in gc.get_objects() if type(each) is widgets.Explorer]
-
-
-def redraws(notebook: Path) -> None:
-    """Run the page to its last explorer; move each control of each, until all was drawn or for a while."""
+def pictures(notebook: Path) -> None:
+    """Run the page to its last explorer, and print what the cells with explorers took."""
     cells = [
         cell for cell in nbformat.read(notebook, 4).cells if cell.cell_type == "code"
     ]
-    last = max(
-        (i for i, cell in enumerate(cells) if dashboards.EXPLORER.search(cell.source)),
-        default=-1,
-    )
     names: dict[str, Any] = {"__name__": notebook.stem}
-    earlier = explorers()
+    earlier, last = frames_of(()), 0
+    for i, cell in enumerate(cells):
+        last = i if EXPLORER.search(cell.source) else last
+    times = []
     with (
         contextlib.redirect_stdout(io.StringIO()),
         tempfile.TemporaryDirectory() as folder,
         contextlib.chdir(notebook.parent),
     ):
         for cell in cells[: last + 1]:
+            start = time.process_time()  # what other processes do does not count
             exec(compile(cell.source, notebook.stem, "exec"), names)
+            if EXPLORER.search(cell.source):
+                times.append(time.process_time() - start)
             if "parameters" in cell.metadata.get("tags", []):
                 names["output_dir"] = folder
     plt.close("all")
-    for explorer in [each for each in explorers() if each not in earlier]:
-        times = []
-        for control in explorer.controls.values():
-            options = getattr(control, "_options_values", None)
-            options = (
-                options
-                or np.arange(
-                    control.min, control.max + control.step / 2, control.step
-                ).tolist()
-            )
-            for value in [option for option in options if option != control.value][
-                :MOVES
-            ]:
-                start = time.perf_counter()
-                control.value = value
-                times.append(1000 * (time.perf_counter() - start))
-            explorer.reset()
-        sliders = [
-            each
-            for each in explorer.controls.values()
-            if hasattr(each, "continuous_update")
-        ]
-        told(f"{notebook.stem}: redraw", times, 1000 * SOON)
-        if sliders:
-            print(
-                f"{'':40} its sliders {'follow the hand' if sliders[0].continuous_update else 'wait'}",
-                flush=True,
-            )
+    for hand in frames_of(earlier):
+        shown, different = len(hand.data["shown"]), len(hand.data["pictures"])
+        size = sum(map(len, hand.data["pictures"])) / 1e6
+        print(
+            f"{notebook.stem:30} {shown} combinations, {different} pictures of {size:.1f} MB; "
+            f"its cell {times[-1]:.1f} s",
+            flush=True,
+        )
+
+
+def frames_of(earlier: Any) -> list[widgets.Hand]:
+    """Return the explorers of pictures that are alive now and were not earlier."""
+    alive = [each for each in gc.get_objects() if widgets.Hand in type(each).__mro__]
+    return [each for each in alive if each.name == "frames" and each not in earlier]
 
 
 def once_or_whole() -> None:
@@ -329,43 +280,40 @@ def once_or_whole() -> None:
     )
     sizes = (1, 2, 4, 8)
     means = {size: single.unflatten(0, (-1, size)).mean(1) for size in sizes}
-    explorer, turn = widgets.collapse(x, means), itertools.count()
 
-    def painted() -> None:
-        explorer._shown.cache_clear()
-        explorer.controls["size"].value = sizes[next(turn) % 4]
-
-    def anew() -> bytes:
-        size = sizes[next(turn) % 4]
-        figure, (left, right) = plots.figure(2, height=2.6)
-        left.plot(x, means[size].T, color=plots.EPISTEMIC, linewidth=0.9)
-        for values in means.values():
-            right.plot(x, values.var(0), color=plots.EPISTEMIC, alpha=0.2)
-        right.plot(x, means[size].var(0), color=plots.EPISTEMIC)
-        right.set_yscale("log")
-        memory = io.BytesIO()
-        figure.savefig(memory, format="png", dpi=200, pil_kwargs={"compress_level": 1})
-        plt.close(figure)
-        return memory.getvalue()
+    def anew() -> None:
+        for size in sizes:
+            figure, (left, right) = plots.figure(2, height=2.6)
+            left.plot(x, means[size].T, color=plots.EPISTEMIC, linewidth=0.9)
+            for values in means.values():
+                right.plot(x, values.var(0), color=plots.EPISTEMIC, alpha=0.2)
+            right.plot(x, means[size].var(0), color=plots.EPISTEMIC)
+            right.set_yscale("log")
+            figure.savefig(io.BytesIO(), format="webp", dpi=137.5)
+            plt.close(figure)
 
     report(
         interleaved(
-            {"ticks painted once": painted, "figure drawn anew": anew}, repeats=15
+            {
+                "ticks painted once": lambda: widgets.collapse(x, means),
+                "figures drawn anew": anew,
+            },
+            repeats=15,
         ),
-        "figure drawn anew",
+        "figures drawn anew",
     )
 
 
 if __name__ == "__main__":
     plots.use_style()
     options, chosen = [
-        [name for name in sys.argv[1:] if (name == "--redraws") == option]
+        [name for name in sys.argv[1:] if (name == "--pictures") == option]
         for option in (True, False)
     ]
     notebooks = [parameters.find(name) for name in chosen] or parameters.all_notebooks()
     if options:
         for notebook in notebooks:
-            redraws(notebook)
+            pictures(notebook)
     else:
         once_or_whole()
         drawings()

@@ -29,7 +29,7 @@ LONGEST = [
     "browser/", "notebooks/test_sst2", "notebooks/::07", "notebooks/::12", "notebooks/::09", "notebooks/::",
     "test_scoreboard", "models/test_pretrained", "notebooks/test_pretrained_notebook", "notebooks/test_b",
     "runs/test_faults", "heads/test_fused", "extraction/test_extraction", "ensembles/test_implicit",
-    "data/test_real_data", "models/test_embedded", "runs/test_dashboards", "heads/test_circuits",
+    "data/test_real_data", "models/test_embedded", "heads/test_circuits",
     "runs/test_sweeps", "test_packaging", "test_methods", "test_guides", "runs/test_commands",
 ]  # fmt: skip
 PAGES = (

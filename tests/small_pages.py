@@ -15,6 +15,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from pages import is_split  # noqa: F401
 from seeds import code_of  # noqa: F401
 
+TABLES = [  # committed ones that page 13 reads
+    "figures/real/13_scoreboard/board.csv",
+    "figures/real/08_singular_value_ensemble/table.csv",
+]
 MOVE = """
 import gc, json, math, pathlib
 from uqlab.widgets import Hand
@@ -98,4 +102,7 @@ def copies(folder: Path) -> Path:
         for study in parameters.all_notebooks("studies"):
             shutil.copy(study, folder / "studies")
         shutil.copy(path.parent / "profiles.yaml", folder)
+        for table in TABLES:
+            (folder.parent / table).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path.parents[1] / table, folder.parent / table)
     return folder

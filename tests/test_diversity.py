@@ -258,3 +258,18 @@ def test_weights_refuse(unchecked):
     for measure in (diversity.weight_cosine, diversity.diversity_score):
         with pytest.raises(TypeError, match="from_members"):
             measure(vit())
+
+
+def test_a_mean_of_n_independent_members_has_a_variance_of_one_nth():
+    generator = torch.Generator().manual_seed(0)
+    centre = 2 * torch.randn(400, 10, generator=generator)
+    members = centre + torch.randn(2000, 400, 10, generator=generator)
+    one = diversity.logit_spread(members)
+    of_four = diversity.logit_spread(members.unflatten(0, (-1, 4)).mean(1))
+    assert one.variance == pytest.approx(0.9, rel=0.01)  # centred: 1 - 1 / classes
+    assert one.variance / of_four.variance == pytest.approx(4, rel=0.01)
+    assert one.square == pytest.approx(of_four.square, rel=1e-6)
+    shifted = members + torch.randn(2000, 400, 1, generator=generator)
+    assert diversity.logit_spread(shifted) == pytest.approx(one, rel=1e-5)
+    with pytest.raises(ValueError, match="two or more"):
+        diversity.logit_spread(members[:1])

@@ -1,5 +1,6 @@
 """The board's arithmetic by hand on tiny tables, and a tiny board against its parts."""
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -31,8 +32,9 @@ def test_a_rank_says_how_often_it_holds():
     assert list(found.index) == ["b", "c", "a"]
     assert found["mean"].tolist() == pytest.approx([0.9, 0.65, 0.6])
     assert found["rank"].tolist() == [1, 2, 3]
-    assert found["low"].tolist() == pytest.approx([0.9, 0.5, 0.5])
-    assert found["high"].tolist() == pytest.approx([0.9, 0.8, 0.7])
+    half = stats.t.ppf(0.975, 1) * np.array([0, 0.15, 0.1])  # of two seeds
+    assert (found["mean"] - found["low"]).tolist() == pytest.approx(half)
+    assert (found["high"] - found["mean"]).tolist() == pytest.approx(half)
     # Of the resamples 00, 01, 10 and 11, a is ahead of c in the last alone.
     assert found["ahead"].tolist()[:2] == pytest.approx([1, 0.75], abs=0.03)
     assert found["ahead"].isna().tolist() == [False, False, True]
@@ -50,8 +52,6 @@ def test_less_is_better_where_it_is():
     )
     assert list(scoreboard.ranks(table, "nll").index) == ["a", "b"]
     assert list(scoreboard.ranks(table, "auroc_msp_x").index) == ["b", "a"]
-    assert scoreboard.differences(table, "nll", "a")["ahead"].item() == 0
-    assert scoreboard.differences(table, "auroc_msp_x", "a")["ahead"].item() == 1
     more = [
         "accuracy",
         "accuracy_blurred",
@@ -72,21 +72,26 @@ def test_less_is_better_where_it_is():
     assert [scoreboard.sign(column) for column in more + less] == [1] * 5 + [-1] * 8
 
 
-def test_differences_are_paired_and_ties_count_one_half():
+def test_differences_are_paired_and_their_p_values_holms():
     seeds = [0.1, 0.5, 0.9]  # which differ far more than the methods
     table = board(
         accuracy={"a": seeds, "b": [value + 0.01 for value in seeds], "c": seeds}
     )
     found = scoreboard.differences(table, "accuracy", "a")
-    assert found.loc[
-        "b", ["difference", "low", "high", "ahead"]
-    ].tolist() == pytest.approx([0.01, 0.01, 0.01, 1])
-    assert found.loc["c", ["difference", "low", "high", "ahead"]].tolist() == [
-        0,
-        0,
-        0,
-        0.5,
-    ]
+    columns = ["difference", "low", "high", "p"]
+    assert found.loc["b", columns].tolist() == pytest.approx([0.01, 0.01, 0.01, 0])
+    assert found.loc["c", columns].tolist() == [0, 0, 0, 1]
+    table = board(nll={"a": [0, 0, 0], "b": [1, 2, 3], "c": [1, 1.1, 1.2]})
+    found = scoreboard.differences(table, "nll", "a")
+    assert found.loc["b", columns[:3]].tolist() == pytest.approx(
+        metrics.paired_t([1, 2, 3])
+    )
+    single = [stats.ttest_1samp(each, 0).pvalue for each in ([1, 2, 3], [1, 1.1, 1.2])]
+    assert found["p"].tolist() == pytest.approx([single[0], 2 * single[1]])
+    seeds = [0.1, 0.5, 0.9]
+    table = board(
+        accuracy={"a": seeds, "b": [value + 0.01 for value in seeds], "c": seeds}
+    )
     order = scoreboard.ranks(table, "accuracy")
     assert order["high"]["b"] - order["low"]["b"] > 0.5
     assert order["ahead"].tolist()[:2] == [1, 0.5]
@@ -153,30 +158,29 @@ def test_a_recommendation_by_hand():
         nll={"a": [1.0] * 3}, latency={"a": [0.1, 0.2, 0.3]}
     )  # their mean is a little more than a fifth
     assert scoreboard.recommend(thirds, "nll", {"latency": 0.2})[0] == "a"
-    all_in = scoreboard.recommend(table, "nll", {"stored": 40}, repeats=4000)
+    all_in = scoreboard.recommend(table, "nll", {"stored": 40})
     assert all_in[:2] == ("deep", "lora")
+    half = stats.t.ppf(0.975, 1) * 0.1  # the differences are -0.05 and 0.15
     assert (all_in.value, all_in.margin, all_in.low, all_in.high) == pytest.approx(
-        (0.25, 0.05, -0.05, 0.15)
+        (0.25, 0.05, 0.05 - half, 0.05 + half)
     )
-    assert all_in.ahead == pytest.approx(
-        0.75, abs=0.03
-    )  # of the seeds 00, 01, 10 and 11 the first alone says lora
     assert all_in.refused == {}
     assert all_in.reason.startswith(
-        "explicit ensemble has the best nll of the 4 methods that you can afford, but these"
+        "explicit ensemble has the best nll of the 4 methods that you can afford, with no"
     )
-    assert (
-        "cannot tell it from LoRA-Ensemble (by 0.05, 95 %: -0.05 to 0.15)"
-        in all_in.reason
-    )
+    band = f"{all_in.low:.3g} to {all_in.high:.3g}"
+    assert f"to LoRA-Ensemble (by 0.05, 95 %: {band})" in all_in.reason
     cheaper = scoreboard.recommend(table, "accuracy", {"stored": 39})  # more is better
     assert cheaper[:2] == ("lora", "single")
     assert (cheaper.value, cheaper.margin, cheaper.low, cheaper.high) == pytest.approx(
-        (0.7, 0.2, 0.1, 0.3)
+        (0.7, 0.2, 0.2 - half, 0.2 + half)
     )
-    assert (cheaper.ahead, cheaper.refused) == (1, {"deep": "stored"})
-    assert "ahead of single network" in cheaper.reason
-    assert cheaper.reason.endswith("; better but too dear: explicit ensemble (stored).")
+    assert cheaper.refused == {"deep": "stored"}
+    assert "no significant difference to single network" in cheaper.reason
+    ending = "; better but too expensive: explicit ensemble (stored)."
+    assert cheaper.reason.endswith(ending)
+    sure = table[table["method"] != "lora"]
+    assert "ahead of single network" in scoreboard.recommend(sure, "nll", {}).reason
     least = scoreboard.recommend(
         table, "stored", {"accuracy": 0.6, "nll": 0.45}
     )  # a limit from below, and two limits
@@ -192,12 +196,40 @@ def test_a_recommendation_where_one_or_none_is_left():
     assert (alone.best, alone.runner_up, alone.value) == ("b", "", 0.9)
     assert (
         alone.reason
-        == "b is the only method that you can afford; better but too dear: a (stored)."
+        == "b is the only method that you can afford; better but too expensive: a (stored)."
     )
     none = scoreboard.recommend(table, "nll", {"stored": 1, "nll": 2})
     assert (none.best, none.refused) == ("", {"a": "stored", "b": "stored"})
     assert none.reason == "no method keeps stored and nll within the limits."
     assert none.margin != none.margin
+
+
+def test_one_network_with_a_temperature_is_a_row_of_its_own():
+    nll = {"single": [0.5, 0.6], "lora": [0.4, 0.4]}
+    table = board(
+        nll=nll,
+        ece={name: [0.1, 0.1] for name in nll},
+        nll_scaled={name: [0.3, 0.2] for name in nll},
+        ece_scaled={name: [0.01, 0.02] for name in nll},
+        accuracy={name: [0.9, 0.8] for name in nll},
+        nll_blurred={name: [2.0, 2.0] for name in nll},
+        trained={name: [10, 10] for name in nll},
+        stored={name: [10, 10] for name in nll},
+    )
+    found = scoreboard.with_temperature(table)
+    pd.testing.assert_frame_equal(found[:4], table)
+    scaled = found[4:].set_index("method").loc["single_temperature"]
+    assert scaled["nll"].tolist() == [0.3, 0.2]
+    assert scaled["ece"].tolist() == [0.01, 0.02]
+    assert scaled["accuracy"].tolist() == [0.9, 0.8]
+    assert scaled["stored"].tolist() == [11, 11]
+    assert scaled["nll_blurred"].isna().all()
+    with pytest.raises(ValueError, match="rows of 'deep'"):
+        scoreboard.with_temperature(table, "deep")
+    with pytest.raises(ValueError, match="with nll_scaled"):
+        scoreboard.with_temperature(table.drop(columns="nll_scaled"))
+    assert scoreboard.label("mine") == "mine"
+    assert scoreboard.label("lora_temperature") == "LoRA-Ensemble + temperature"
 
 
 # Measures -------------------------------------------------------------------------------------------------------------

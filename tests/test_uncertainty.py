@@ -16,6 +16,7 @@ from uqlab.uncertainty import (
     expected_pairwise_kl,
     group_members,
     logit_sum_weights,
+    temperature_of_total,
 )
 
 RULES = {
@@ -500,3 +501,15 @@ def test_integers_are_refused(unchecked):
 def test_bad_arguments_are_refused(unchecked, call, message):
     with pytest.raises(ValueError, match=message):
         call(make_logits(6, 4, 3))
+
+
+def test_at_the_temperature_of_a_total_the_mean_total_is_that():
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(5, 200, 10, generator=generator)
+    own = decompose(logits).total.mean().item()
+    assert temperature_of_total(logits, own) == pytest.approx(1, abs=1e-4)
+    for total in (1.7, 2.0, 2.2):
+        scaled = logits / temperature_of_total(logits, total)
+        assert decompose(scaled).total.mean().item() == pytest.approx(total, abs=1e-4)
+    assert temperature_of_total(logits, 3.0) == pytest.approx(100)  # above log 10
+    assert temperature_of_total(logits, 0.1) == pytest.approx(0.01)  # members disagree

@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"{', '.join(without)}: no seeds in {folder / 'evidence.yaml'}")
     for name in () if options.summary else names:
         report = runs.sweep(
-            name,
+            ran_for(name),
             {"seed": entries[name]["seeds"]},
             profile="real",
             root=options.root,
@@ -79,6 +79,13 @@ def main(arguments: list[str] | None = None) -> int:
     write(folder / "README.md", readme(folder))
     print(f"summary: {folder / 'README.md'}")
     return int(failed)
+
+
+def ran_for(name: str) -> Path:
+    """Return the notebook whose runs are kept under a page's name: its study, if any."""
+    lesson = parameters.find(name)
+    study = lesson.parent / "studies" / f"{lesson.stem}_study.ipynb"
+    return study if study.exists() else lesson
 
 
 def plan(root: Path) -> dict[str, dict[str, Any]]:

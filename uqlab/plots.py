@@ -43,6 +43,7 @@ PICTURE: dict[str, Any] = {
 NARROW, WIDE = 3.3, 6.8  # inches: one and two columns of a paper
 SHARP = 200  # dots an inch of a PNG
 HATCHED: dict[str, Any] = {"hatch": "///", "edgecolor": "white"}
+CENTRED: dict[str, Any] = {"ha": "center", "va": "center"}
 
 Values = Sequence[float | int] | np.ndarray | Tensor
 
@@ -139,11 +140,20 @@ def curve(
 ) -> Axes:
     """Draw a line with markers and, given low and high, a band for its uncertainty."""
     ax = ax or plt.gca()
-    style = {"color": color, "marker": marker, "linestyle": linestyle}
-    ax.plot(_array(x), _array(y), markersize=3.5, label=label, **style)
+    x = _array(x)
+    ax.plot(
+        x,
+        _array(y),
+        markersize=3.5,
+        label=label,
+        color=color,
+        marker=marker,
+        linestyle=linestyle,
+    )
     if low is not None and high is not None:
-        band = {"color": color, "alpha": 0.18, "linewidth": 0}
-        ax.fill_between(_array(x), _array(low), _array(high), **band)
+        ax.fill_between(
+            x, _array(low), _array(high), color=color, alpha=0.18, linewidth=0
+        )
     return ax
 
 
@@ -152,17 +162,17 @@ def reference(
 ) -> Axes:
     """Draw a thin labelled line at the value of chance, of a bound or of a theory."""
     ax = ax or plt.gca()
-    line: dict[str, Any] = {"color": NEUTRAL, "linewidth": 0.8, "zorder": 0}
-    words: dict[str, Any] = {"fontsize": 7.5, "color": NEUTRAL}
-    words["textcoords"] = "offset points"
+    line = {"color": NEUTRAL, "linewidth": 0.8, "zorder": 0}
+    words = {"fontsize": 7.5, "color": NEUTRAL}
     if axis == "y":
         ax.axhline(value, **line)
         words |= {"xycoords": ax.get_yaxis_transform(), "ha": "right", "va": "bottom"}
-        ax.annotate(text, (1, value), (0, 1), **words)
+        place, offset = (1, value), (0, 1)
     else:
         ax.axvline(value, **line)
         words |= {"xycoords": ax.get_xaxis_transform(), "ha": "left", "va": "top"}
-        ax.annotate(text, (value, 1), (3, 0), **words)
+        place, offset = (value, 1), (3, 0)
+    ax.annotate(text, place, offset, textcoords="offset points", **words)
     return ax
 
 
@@ -177,26 +187,33 @@ def label_lines(ax: Axes) -> Axes:
     canvas.draw_without_rendering()  # limits and layout must be final
     tips = [np.asarray(line.get_xydata())[-1] for line in lines]
     ends = np.array([ax.transData.transform(tip)[1] * 72 / canvas.dpi for tip in tips])
-    order, steps = np.argsort(ends), 9 * np.arange(len(lines))
-    up = (
-        isotonic_regression(ends[order] - steps) + steps - ends[order]
-    )  # least movement
+    up = _apart(ends, 9.0)
     right, width = (14, 0.4) if (abs(up) > 3).any() else (4, 0)
-    for i, above in zip(order, up, strict=True):
-        color = lines[i].get_color()
+    for line, tip, above in zip(lines, tips, up, strict=True):
+        color = line.get_color()
         stroke = {"arrowstyle": "-", "color": color, "lw": width, "shrinkB": 0}
+        stroke["relpos"] = (0, 0.5)
         ax.annotate(
-            str(lines[i].get_label()),
-            tips[i],
+            str(line.get_label()),
+            tip,
             (right, above),
             textcoords="offset points",
             color=color,
             va="center",
             fontsize=8,
             annotation_clip=False,
-            arrowprops=stroke | {"relpos": (0, 0.5)},
+            arrowprops=stroke,
         )
     return ax
+
+
+def _apart(heights: np.ndarray, distance: float) -> np.ndarray:
+    """Return the least movements that put heights at least a distance apart."""
+    order = np.argsort(heights)
+    steps = distance * np.arange(len(heights))
+    moved = np.empty_like(heights)
+    moved[order] = isotonic_regression(heights[order] - steps) + steps
+    return moved - heights
 
 
 _CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(0.75)]])
@@ -227,8 +244,8 @@ def simplex(
     if frame:
         _simplex_frame(ax)
     p = logits.double().softmax(-1)
-    member = {"color": EPISTEMIC, "edgecolor": "white", "linewidth": 0.7, "zorder": 3}
-    ax.scatter(*barycentric(p).T, s=26, **member)
+    x, y = barycentric(p).T
+    ax.scatter(x, y, 26, EPISTEMIC, edgecolor="white", linewidth=0.7, zorder=3)
     if mean and len(p):
         x, y = barycentric(p.mean(0))
         hollow = {"marker": "D", "facecolor": "none", "zorder": 4}  # members lie below
@@ -278,17 +295,36 @@ def decomposition_bars(
     aleatoric, epistemic = np.array(list(parts.values()), dtype=float).T
     total, y = aleatoric + epistemic, np.arange(len(parts))
     ax.barh(y, aleatoric, color=ALEATORIC, height=0.55, label="aleatoric")
-    right = {"left": aleatoric, "color": EPISTEMIC, "label": "epistemic"}
-    ax.barh(y, epistemic, height=0.55, **right, **HATCHED)
-    frame = {"facecolor": "none", "edgecolor": TOTAL, "linewidth": 1, "label": "total"}
-    ax.barh(y, total, height=0.72, **frame)
+    ax.barh(
+        y,
+        epistemic,
+        left=aleatoric,
+        height=0.55,
+        color=EPISTEMIC,
+        label="epistemic",
+        **HATCHED,
+    )
+    ax.barh(
+        y,
+        total,
+        height=0.72,
+        facecolor="none",
+        edgecolor=TOTAL,
+        linewidth=1,
+        label="total",
+    )
     ax.set(yticks=y, yticklabels=list(parts), xlim=(0, limit))
     ax.set(xlabel="uncertainty (nats)")
     ax.yaxis.set_inverted(True)
     ax.tick_params(axis="y", length=0)
     if legend:
-        above = {"loc": "upper center", "bbox_to_anchor": (0.5, 1.16), "ncols": 3}
-        ax.legend(**above, handlelength=1.2, columnspacing=1.2)
+        ax.legend(
+            loc="upper center",
+            bbox_to_anchor=(0.5, 1.16),
+            ncols=3,
+            handlelength=1.2,
+            columnspacing=1.2,
+        )
     return ax
 
 
@@ -301,20 +337,34 @@ def areas(
     ax.fill_between(x, low, color=ALEATORIC, linewidth=0)
     ax.fill_between(x, low, total, facecolor=EPISTEMIC, linewidth=0, **HATCHED)
     ax.plot(x, total, color=TOTAL)
-    inner = np.linspace(0.3, 0.7, 41) * (len(x) - 1)  # no clipping
-    places, bottom, top = (
-        np.interp(inner, np.arange(len(x)), v) for v in (x, low, total)
-    )
-    for name, text, back, start, end in [
-        ("aleatoric", "black", ALEATORIC, 0 * bottom, bottom),
-        ("epistemic", "white", EPISTEMIC, bottom, top),
-    ]:
-        i = int(np.argmax(end - start))
-        box = {"facecolor": back, "edgecolor": "none", "pad": 1.5}
-        words: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8}
-        ax.text(places[i], (start[i] + end[i]) / 2, name, color=text, bbox=box, **words)
+    _name_area(ax, "aleatoric", x, 0 * low, low, ("black", ALEATORIC))
+    _name_area(ax, "epistemic", x, low, total, ("white", EPISTEMIC))
     ax.set(xlim=(x[0], x[-1]), ylim=(0, None), ylabel="uncertainty (nats)")
     return ax
+
+
+def _name_area(
+    ax: Axes,
+    name: str,
+    x: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    colors: tuple[str, str],
+) -> None:
+    """Write a name where its area is thick, away from the ends of the axis."""
+    inner = np.linspace(0.3, 0.7, 41) * (len(x) - 1)
+    at, bottom, top = (np.interp(inner, range(len(x)), v) for v in (x, low, high))
+    i = int(np.argmax(top - bottom))
+    color, back = colors
+    ax.text(
+        at[i],
+        (bottom[i] + top[i]) / 2,
+        name,
+        color=color,
+        bbox={"facecolor": back, "edgecolor": "none", "pad": 1.5},
+        fontsize=8,
+        **CENTRED,
+    )
 
 
 def stacked(
@@ -323,10 +373,17 @@ def stacked(
     """Draw bars between + within = total mutual information (nats), one for each x."""
     ax = ax or plt.gca()
     positions, between, within = np.arange(len(x)), _array(between), _array(within)
-    bar: dict[str, Any] = {"color": EPISTEMIC, "width": 0.7}
-    ax.bar(positions, between, label="between groups", **bar)
-    light = {"bottom": between, "alpha": 0.3, "label": "within groups"}
-    ax.bar(positions, within, **light, **bar, **HATCHED)
+    ax.bar(positions, between, 0.7, color=EPISTEMIC, label="between groups")
+    ax.bar(
+        positions,
+        within,
+        0.7,
+        between,
+        color=EPISTEMIC,
+        alpha=0.3,
+        label="within groups",
+        **HATCHED,
+    )
     ax.set(xticks=positions, xticklabels=list(map(str, x)))
     ax.set(ylabel="mutual information (nats)")
     return ax
@@ -342,8 +399,9 @@ def ecdf(
 ) -> Axes:
     """Draw the fraction of inputs whose score is at most x."""
     ax = ax or plt.gca()
-    style = {"color": color, "linestyle": linestyle, "linewidth": 1.2}
-    ax.ecdf(_array(scores), label=label, **style)
+    ax.ecdf(
+        _array(scores), label=label, color=color, linestyle=linestyle, linewidth=1.2
+    )
     ax.set(xlabel="mutual information (nats)", ylabel="fraction of inputs")
     ax.set(ylim=(0, 1.02))
     return ax
@@ -399,8 +457,9 @@ def dots(
     for y, ((value, low, high), (color, marker)) in enumerate(pairs):
         ax.plot([low, high], [y, y], color=color, linewidth=1.2)
         face = "white" if hollow else color
-        style = {"marker": marker, "markersize": 6, "markerfacecolor": face}
-        ax.plot(value, y, color=color, **style)
+        ax.plot(
+            value, y, color=color, marker=marker, markersize=6, markerfacecolor=face
+        )
     ax.set(yticks=range(len(rows)), yticklabels=list(rows))
     ax.set(ylim=(len(rows) - 0.5, -0.5))
     ax.tick_params(axis="y", length=0)
@@ -504,23 +563,40 @@ def images(
     """
     panels: list[Axes] = list(np.asarray(axes, dtype=object).ravel())
     if isinstance(inputs, list):
+        words = textwrap.fill(inputs[0], 24, max_lines=9)
         if len(panels) > 1:
             shown = [textwrap.shorten(text, 130) for text in inputs[: min(3, count)]]
             words = "\n".join(shown)
-        else:
-            words = textwrap.fill(inputs[0], 24, max_lines=9)
-        plain: dict[str, Any] = {"parse_math": False, "in_layout": False}
-        panels[0].text(0, 0.5, words, fontsize=7, va="center", **plain)
+        panels[0].text(
+            0,
+            0.5,
+            words,
+            fontsize=7,
+            va="center",
+            parse_math=False,
+            in_layout=False,
+        )
     else:
         for ax, image in zip(panels[:count], inputs, strict=False):
-            ax.imshow(_array(image.movedim(0, -1).squeeze(-1)), **PICTURE)
+            _picture(image, ax)
     for ax in panels:
         ax.axis("off")
     panels[0].set_title(" ")  # the height of a line; the title's width must not push
-    place: dict[str, Any] = {"xycoords": "axes fraction", "in_layout": False}
-    place["textcoords"] = "offset points"
-    panels[0].annotate(title, (0, 1), (0, 5), fontsize=9, **place)
+    panels[0].annotate(
+        title,
+        (0, 1),
+        (0, 5),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        fontsize=9,
+        in_layout=False,
+    )
     return panels
+
+
+def _picture(image: Tensor, ax: Axes, extent: Any = None) -> None:
+    """Draw an image [channels, height, width]."""
+    ax.imshow(_array(image.movedim(0, -1).squeeze(-1)), extent=extent, **PICTURE)
 
 
 def votes(
@@ -530,7 +606,7 @@ def votes(
     *,
     ax: Axes | None = None,
 ) -> Axes:
-    """Write the predicted class of each of s x s tiles and its probability on an image.
+    """Write the predicted class of each of s x s tiles on an image.
 
     Tiles that agree with the mean prediction are grey, the others blue; the more
     probable the class, the more opaque the tile.
@@ -553,24 +629,38 @@ def votes(
             "votes needs the logits of s x s tiles, [s * s, classes], "
             f"got {list(logits.shape)}"
         )
+    _picture(image, ax, (0, side, side, 0))
     p = logits.double().softmax(-1)
-    together = int(p.mean(0).argmax())
-    picture = _array(image.movedim(0, -1).squeeze(-1))
-    ax.imshow(picture, extent=(0, side, side, 0), **PICTURE)
-    words: dict[str, Any] = {"ha": "center", "va": "center", "linespacing": 0.95}
-    words["path_effects"] = [withStroke(linewidth=1.5, foreground="white")]
+    together = p.mean(0).argmax()
+    names = classes if len(classes) else range(p.shape[1])
     for i, (sure, vote) in enumerate(zip(*p.max(1), strict=True)):
-        row, column = divmod(i, side)
         color = NEUTRAL if vote == together else EPISTEMIC
-        face = (color, 0.7 * float(sure))
-        frame = {"facecolor": face, "edgecolor": "white", "linewidth": 0.7}
-        ax.add_patch(Rectangle((column, row), 1, 1, **frame))
-        name = str(classes[int(vote)])[:5] if len(classes) else str(int(vote))
-        label = f"{name}\n{sure:.2f}"
-        ax.text(column + 0.5, row + 0.5, label, fontsize=min(8, 30 / side), **words)
+        name = str(names[int(vote)])[:5]
+        size = min(14, 56 / side) * (1 if len(name) < 3 else 0.5)
+        face = (color, 0.75 * float(sure))
+        _tile(ax, divmod(i, side), face, name, size)
     ax.set(xticks=[], yticks=[], xlim=(0, side), ylim=(side, 0))
     ax.spines[:].set_visible(False)
     return ax
+
+
+def _tile(
+    ax: Axes, place: tuple[int, int], face: Any, label: str, fontsize: float
+) -> None:
+    """Draw a square of side 1 at (row, column) with a text in its middle."""
+    row, column = place
+    square = Rectangle(
+        (column, row), 1, 1, facecolor=face, edgecolor="white", linewidth=1
+    )
+    ax.add_patch(square)
+    ax.text(
+        column + 0.5,
+        row + 0.5,
+        label,
+        fontsize=fontsize,
+        path_effects=[withStroke(linewidth=2, foreground="white")],
+        **CENTRED,
+    )
 
 
 def mask_map(mask: Tensor, *, ax: Axes | None = None) -> Axes:
@@ -582,8 +672,14 @@ def mask_map(mask: Tensor, *, ax: Axes | None = None) -> Axes:
     order = mask.mean(0).argsort(descending=True, stable=True)
     crisp = "nearest" if mask.shape[1] < 1000 else "antialiased"
     blues = LinearSegmentedColormap.from_list("mask", ["white", EPISTEMIC])
-    look: dict[str, Any] = {"cmap": blues, "vmin": 0, "vmax": 1, "aspect": "auto"}
-    ax.imshow(_array(mask[:, order]), interpolation=crisp, **look)
+    ax.imshow(
+        _array(mask[:, order]),
+        blues,
+        vmin=0,
+        vmax=1,
+        aspect="auto",
+        interpolation=crisp,
+    )
     ax.set(yticks=[0, len(mask) - 1], ylabel="member", xlim=(-0.5, mask.shape[1] - 0.5))
     return ax
 
@@ -615,10 +711,9 @@ def head_map(
     colors: Any = head_colors(values)
     ax.imshow(_array(values), cmap=colors.cmap, norm=colors.norm)
     strong = 0.6 * values.abs().max()
-    centred: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7}
     for place, (layer, head) in enumerate(order, 1):
         color = "white" if values[layer, head].abs() > strong else "black"
-        ax.text(head, layer, str(place), color=color, **centred)
+        ax.text(head, layer, str(place), color=color, fontsize=7, **CENTRED)
     ax.set(xlabel="head", xticks=range(values.shape[1]))
     ax.set(ylabel="layer", yticks=range(len(values)))
     return ax

@@ -7,6 +7,7 @@ mutual information of 1e-6 keeps its digits in float32, and no result is negativ
 rounding.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
@@ -113,6 +114,41 @@ def decompose(
     0.6931
     """
     return decompose_score(logits, "log", weights, correct)
+
+
+def temperature_of_total(logits: ArrayLike, total: float) -> float:
+    """Return the temperature T at which the mean total uncertainty is as given.
+
+    Ensembles that are more certain altogether have less to disagree about. To compare
+    their mutual information at the same total, decompose `logits / T`.
+
+    Parameters
+    ----------
+    logits
+        [members, batch, classes].
+    total
+        Mean entropy of the mean prediction of softmax(logits / T), in nats, between 0
+        and log(classes).
+
+    Returns
+    -------
+    float
+        Between 0.01 and 100; an end means that no temperature there reaches the total.
+
+    Examples
+    --------
+    >>> logits = torch.tensor([[[2.0, 0.0], [0.0, 2.0]]])
+    >>> T = temperature_of_total(logits, 0.5)
+    >>> round(decompose(logits / T).total.mean().item(), 4)
+    0.5
+    """
+    logits = as_logits(logits)
+    low, high = math.log(0.01), math.log(100)
+    for _ in range(40):  # the entropy of a mean of softmaxes grows with T in practice
+        middle = (low + high) / 2
+        reached = decompose(logits / math.exp(middle)).total.mean().item()
+        low, high = (middle, high) if reached < total else (low, middle)
+    return math.exp((low + high) / 2)
 
 
 def decompose_score(

@@ -173,7 +173,7 @@ def test_front_recommends_as_the_scoreboard_does(alone):
                 for column, _, places in hand.data["limits"]
             }
             limits["stored"] *= float(rng.choice([1e-9, 1, 1], p=[0.1, 0.45, 0.45]))
-            expected = scoreboard.recommend(board, quality, limits, repeats=200)
+            expected = scoreboard.recommend(board, quality, limits)
             asked = [
                 hand.data["boards"][name],
                 quality,
@@ -193,7 +193,7 @@ def test_front_recommends_as_the_scoreboard_does(alone):
         column: places[0 if column == "stored" else -1]
         for column, _, places in hand.data["limits"]
     }
-    expected = scoreboard.recommend(board, "nll", least, repeats=200)
+    expected = scoreboard.recommend(board, "nll", least)
     page.wait_for_function(
         "said => document.querySelector('.seen').textContent.endsWith(said)",
         arg=expected.reason[1:],

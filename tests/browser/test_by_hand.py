@@ -9,7 +9,7 @@ from unittest.mock import MagicMock
 import lab
 import made_up
 import pytest
-from by_hand import bars, decomposed, drag
+from by_hand import bars, decomposed, drag, drawn
 from nbconvert import HTMLExporter
 from nbconvert.filters import markdown2html
 from nbformat.v4 import new_code_cell, new_notebook, new_output
@@ -222,39 +222,30 @@ def test_an_exported_page_has_explorers_that_answer(browser, tmp_path):
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto((tmp_path / "page.html").as_uri())
     assert page.locator("iframe").count() == len(made_up.HANDS)
-    for name in (make.__name__ for make in made_up.HANDS):
-        inner = page.frame_locator(f"iframe[title='{made[name].name}']")
+    for at, name in enumerate(made):
+        frame = page.locator("iframe").nth(at)
+        inner = frame.content_frame
         inner.locator(".seen").first.wait_for(state="attached")
+        drawn(inner.locator("body"))
         needed = inner.locator("body").evaluate("body => body.offsetHeight")
-        assert (
-            page.locator(f"iframe[title='{made[name].name}']").bounding_box()["height"]
-            >= needed
-            > (80 if name == "guess" else 200)
-        ), name
+        least = 80 if name == "guess" else 200
+        assert frame.bounding_box()["height"] >= needed > least, name
     inner = page.frame_locator("iframe[title='cloud']")
     before = inner.locator(".seen").inner_text()
     inner.locator(".member").first.press("ArrowUp")
     assert inner.locator(".seen").inner_text() != before
     frames = page.locator("iframe[title='frames']")
     assert frames.count() == len(made_up.PICTURES)
-    for at in range(len(made_up.PICTURES)):
-        inner = page.frame_locator("iframe[title='frames']").nth(at)
-        shown, said = inner.locator("img"), inner.locator(".seen")
-        before = shown.get_attribute("src"), said.inner_text()
-        slider = inner.locator("[type=range]").first
-        slider.press("Home")
-        slider.press("End")
-        slider.press("ArrowLeft")
-        if shown.get_attribute("src") == before[0]:
-            slider.press("Home")
-        assert shown.get_attribute("src") != before[0]
-        assert said.inner_text() != before[1]
-        assert (
-            shown.evaluate(
-                "picture => picture.decode().then(() => picture.naturalWidth)"
-            )
-            > 300
-        )
+    for frame in frames.all():
+        inner = frame.content_frame
+        picture, said = inner.locator("img"), inner.locator(".seen")
+        slider, seen = inner.locator("[type=range]").first, set()
+        for key in ("Home", "End"):
+            slider.press(key)
+            seen.add((picture.get_attribute("src"), said.inner_text()))
+            wide = "picture => picture.decode().then(() => picture.naturalWidth)"
+            assert picture.evaluate(wide) > 300
+        assert [len({*each}) for each in zip(*seen, strict=True)] == [2, 2]
     inner = page.frame_locator("iframe[title='guess']")
     inner.get_by_role("slider").press("End")
     inner.get_by_role("button").press("Enter")

@@ -8,27 +8,19 @@ import pytest
 import uqlab
 from uqlab import runs
 from uqlab.core.files import read_json
-
-SMALL = {
-    "network": "convolutional", "seeds": [3, 4], "members": 2, "train_limit": 40, "limit": 20, "held_out": 10,
-    "asked": 8, "settings": {"epochs": 1}, "scores": ["entropy", "mi"], "few": {"exgrad": 4}, "repeats": 1,
-    "pretraining": 1,
-}  # fmt: skip
+from uqlab.study.methods import FIT, METHODS
 
 
-def test_rows_of_the_board_and_what_a_backbone_cannot_carry(tmp_path):
+def test_rows_of_the_board_their_rates_and_what_a_backbone_cannot_carry(tmp_path):
     notebook = Path(uqlab.__file__).parents[1] / "notebooks" / "studies" / "board.ipynb"
-    parameters = SMALL | {"methods": ["batch", "batch_additive", "dropkey"]}
     results = read_json(
-        runs.execute(notebook, parameters, folder=tmp_path / "run") / "results.json"
+        runs.execute(notebook, profile="tiny", folder=tmp_path / "run") / "results.json"
     )
-    found = results["tables"]["board"]
-    table = pd.DataFrame(found["data"], columns=found["columns"])
-    rows = [
-        ["convolutional", method, seed]
-        for method in ("batch", "batch_additive")
-        for seed in (3, 4)
-    ]
+    table, search = (
+        pd.DataFrame(**results["tables"][name]) for name in ("board", "search")
+    )
+    names = ("batch", "single", "single_temperature")
+    rows = [["convolutional", name, seed] for name in names for seed in (3, 4)]
     assert sorted(table[["backbone", "method", "seed"]].to_numpy().tolist()) == rows
     expected = {
         "nll_blurred",
@@ -38,7 +30,18 @@ def test_rows_of_the_board_and_what_a_backbone_cannot_carry(tmp_path):
         "fpr95_mi_kmnist-mini",
     }
     assert expected <= set(table.columns)
-    assert not table.isna().any(axis=None)
+    assert not table.query("method == 'batch'").isna().any(axis=None)
+    one = table.set_index(["method", "seed"])["nll_scaled"]["single"]
+    scaled = table.set_index(["method", "seed"])["nll"]["single_temperature"]
+    assert scaled.tolist() == one.tolist()
+    assert search.groupby("method")["taken"].sum().to_dict() == {
+        "single": 1,
+        "batch": 1,
+    }
+    for name, tried in search.groupby("method"):
+        assert tried["nll"].min() == tried.query("taken")["nll"].item()
+        first = 10 * METHODS[name].fit.get("lr", FIT["lr"])
+        assert tried["lr"].tolist() == pytest.approx([first / 2, first])
     left_out = results["numbers"]["left_out"]["convolutional"]
     assert left_out.keys() == {"dropkey"}
     assert "no attention" in left_out["dropkey"]
@@ -49,7 +52,7 @@ def test_the_committed_boards_first_row_comes_back_within_the_spread_of_its_seed
 ):
     notebook = Path(uqlab.__file__).parents[1] / "notebooks" / "studies" / "board.ipynb"
     board = pd.read_csv(
-        notebook.parents[1] / "figures" / "real" / "13_scoreboard" / "board.csv"
+        notebook.parents[2] / "figures" / "real" / "13_scoreboard" / "board.csv"
     )
     kept = board.query("backbone == 'transformer' and method == 'single'").set_index(
         "seed"
@@ -64,7 +67,8 @@ def test_the_committed_boards_first_row_comes_back_within_the_spread_of_its_seed
         runs.execute(notebook, cheap, profile="real", folder=tmp_path / "run")
         / "results.json"
     )
-    again = pd.DataFrame(**results["tables"]["board"]).set_index("seed").loc[0]
+    rows = pd.DataFrame(**results["tables"]["board"]).query("method == 'single'")
+    again = rows.set_index("seed").loc[0]
     for name in (
         "accuracy",
         "nll",

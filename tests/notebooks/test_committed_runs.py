@@ -5,9 +5,9 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
-from scipy import stats
 from small_pages import ran_for
 
 from uqlab import data, models
@@ -59,9 +59,12 @@ def prose(notebook):
     )
 
 
+GONE = {"output_dir", "embedding", "points"}  # the last two drew figures that are gone
+
+
 def from_project(given):
     """Parameters; paths lose their steps up, because a study lies a folder below its lesson."""
-    given = {name: value for name, value in given.items() if name != "output_dir"}
+    given = {name: value for name, value in given.items() if name not in GONE}
     paths = {name: value for name, value in given.items() if str(value)[:3] == "../"}
     return given | {name: path.replace("../", "") for name, path in paths.items()}
 
@@ -97,7 +100,10 @@ def test_a_committed_run_is_its_profiles_and_has_the_pages_claims(folder):
         for text in re.findall(r'"([a-z][\w{}.()]+)"', source)
     }
     made = re.compile("|".join(named))  # "circuit_{kind}" makes circuit_euclidean
-    today = {name: name.replace("rival", "baseline") for name in results["claims"]}
+    today = {
+        name: name.replace("rival", "baseline").replace("judges", "annotators")
+        for name in results["claims"]
+    }
     names = [(old, new) for old, new in today.items() if not made.fullmatch(old)]
     lost = [old for old, new in names if not made.fullmatch(new)]
     assert lost == []
@@ -234,38 +240,6 @@ def flat(page):
     return " ".join(prose(parameters.find(page)).split())
 
 
-def test_03_quotes_its_runs_on_mnist():
-    table = pd.read_csv(FIGURES / "real" / "03_mlp_width_sweep" / "table.csv")
-    text = flat("03")
-    mean = table.mean(numeric_only=True)
-    paper_1, paper_2 = (
-        getattr(published.kirsch, name).frame("mnist")
-        for name in ("table_1", "table_2")
-    )
-    assert (
-        f"it is {mean['mi_ood_1']:.3f} on Fashion-MNIST, where the paper has {paper_2['MI, OOD'][1]:g}"
-        in text
-    )
-    assert (
-        f"{mean['mi_id_1']:.3f} on MNIST, where the paper has {paper_2['MI, ID'][1]:.3f}"
-        in text
-    )
-    assert f"At x32 it is {mean['mi_ood_32']:.3f} and {mean['mi_id_32']:.3f}" in text
-    assert (
-        f"and {paper_2['MI, OOD'][32]:.3f} and {paper_2['MI, ID'][32]:.3f} in the paper"
-        in text
-    )
-    assert (
-        f"{mean['auroc_mi_1']:.3f} at x1 and {mean['auroc_mi_32']:.3f} at x32" in text
-    )
-    assert (
-        f"The paper has {paper_1['AUROC, MI'][1]:g} and {paper_1['AUROC, MI'][32]:g}"
-        in text
-    )
-    assert (table["mi_ood_1"] > 1.5 * table["mi_ood_32"]).all()
-    assert {3: "three", 5: "five"}[len(table)] + " runs" in text
-
-
 def test_02_says_what_sixty_groupings_change():
     found = pd.read_csv(
         FIGURES / "real" / "02_ensembles_of_ensembles" / "groupings.csv"
@@ -278,31 +252,6 @@ def test_02_says_what_sixty_groupings_change():
         "With sixty groupings it holds in two of the three seeds. Then the claim that"
         in flat("02")
     )
-
-
-def test_03_says_what_dropout_changes_from_x1_to_x32():
-    found = pd.read_csv(FIGURES / "real" / "03_mlp_width_sweep" / "dropout.csv")
-    mean, text = (
-        found.groupby(["dropout when asked", "width"]).mean(numeric_only=True),
-        flat("03"),
-    )
-    on, off = (mean.loc[noisy, 1.0] / mean.loc[noisy, 32.0] for noisy in (True, False))
-    assert (
-        f"{on['MI, id']:.1f} times on MNIST and {on['MI, ood']:.1f} times on clothes"
-        in text
-    )
-    assert (
-        f"with dropout off {off['MI, id']:.1f} and {off['MI, ood']:.1f} times" in text
-    )
-    theirs = published.kirsch.table_2.frame("mnist")
-    assert (
-        f"({theirs['MI, ID'][1] / theirs['MI, ID'][32]:.1f} and {theirs['MI, OOD'][1] / theirs['MI, OOD'][32]:.1f}"
-        in text
-    )
-    first, last = (
-        mean.loc[(True, width), "AUROC, MI, both known"] for width in (1.0, 32.0)
-    )
-    assert f"it falls from {first:.3f} to {last:.3f}" in text
 
 
 def test_04_quotes_its_runs_after_24_and_after_six_passes():
@@ -331,22 +280,6 @@ def test_04_quotes_its_runs_after_24_and_after_six_passes():
     )
 
 
-def test_05_says_how_far_tiles_are_behind_at_every_depth():
-    found = pd.read_csv(FIGURES / "real" / "05_tile_extraction" / "depth.csv")
-    behind = (
-        (found["auc_accuracy_original"] - found["auc_accuracy_8"])
-        .groupby(found["model"])
-        .mean()
-    )
-    assert (
-        "by {:.3f} for ResNet-20, and by {:.3f}, {:.3f} and {:.3f} for ResNet-32, 44 and 56".format(
-            *behind
-        )
-        in flat("05")
-    )
-    assert found.groupby("model").size().eq(3).all()
-
-
 @pytest.mark.parametrize("text", ["README.md", "book/index.md"])
 def test_the_first_screen_quotes_the_runs_of_03(text):
     mean = pd.read_csv(FIGURES / "real" / "03_mlp_width_sweep" / "table.csv").mean(
@@ -362,47 +295,15 @@ def test_the_first_screen_quotes_the_runs_of_03(text):
         assert f"{words} {mean[f'{name}_1']:.3f} to {mean[f'{name}_32']:.3f}" in said
 
 
-def test_05_says_what_its_runs_on_cifar10_have_in_common():
-    table = pd.read_csv(FIGURES / "real" / "05_tile_extraction" / "table.csv")
-    assert (
-        f"each of {({3: 'three', 5: 'five'})[len(table)]} seeds draws 2,500"
-        in prose(parameters.find("05"))
-    )
-    assert table[["claim_errors", "claim_ensemble"]].all(axis=None)
-
-
-def test_03_has_the_settings_of_their_notebook_and_says_what_they_found():
-    folder = FIGURES / "real" / "03_mlp_width_sweep"
-    found = (
-        pd.read_csv(folder / "settings.csv")
-        .query("passes == 100")
-        .set_index(["setting", "dropout when asked"])
-    )
-    source, text = (
-        parameters.find("table_2").read_text(),
-        prose(parameters.find("03")),
-    )
+def test_03_has_the_settings_of_their_notebook():
+    found = pd.read_csv(FIGURES / "real" / "03_mlp_width_sweep" / "settings.csv")
+    found = found.query("passes == 100").set_index(["setting", "dropout when asked"])
+    source = parameters.find("table_2").read_text()
     assert all(f'\\"{setting}\\": (' in source for setting, _ in found.index)
     assert len(found) == 16
-    both, off = "AUROC, MI, both known", found.xs(False, level=1)
-    quoted = [
-        ("Adam", False, "AUROC, MI"),
-        ("Adam", False, "MI, id"),
-        ("as printed", True, "MI, id"),
-    ]
-    quoted += [
-        (name, True, what)
-        for name in ("as printed", "momentum and weight decay")
-        for what in (both, "MI, ood")
-    ]
-    for setting, noisy, what in [
-        *quoted,
-        ("mixtures", True, both),
-        ("momentum and weight decay", True, "MI, id"),
-    ]:
-        assert f"{found.loc[(setting, noisy), what]:.3f}" in text
-    assert off["AUROC, MI"].drop("Adam").min() >= 0.955
-    assert off["MI, id"].idxmax() == "Adam"
+    without_dropout = found.xs(False, level=1)
+    assert without_dropout["AUROC, MI"].min() > 0.85  # the paper has 0.824
+    assert without_dropout["MI, id"].max() < 0.03  # and 0.040
 
 
 def test_06_has_the_ablations_of_their_profile_with_the_same_seeds():
@@ -419,117 +320,18 @@ def test_06_has_the_ablations_of_their_profile_with_the_same_seeds():
     assert read_json(taught)["parameters"]["taught"] == 3000
 
 
-def test_09_has_its_study_with_five_seeds_and_quotes_it():
+def test_09_has_its_study_with_five_seeds():
     found, given = study("09", "hydra", "seed")
-    index = ["row", "trained on", "removed"]
     assert given["seed"] == [0, 1, 2, 3, 4]
-    assert (
-        found.groupby(index)["seed"]
-        .apply(sorted)
-        .map(lambda each: each == given["seed"])
-        .all()
-    )
-    table = found.set_index([*index, "seed"]).unstack()
-    text = prose(parameters.find("09"))
-    quoted = [row for row in table_rows(text) if len(row) == 8 and "±" in row[-1]]
-    assert len(quoted) >= 10
-    measures = ["accuracy", "ECE", "AUROC, near", "AUROC, far", "accuracy, corrupted"]
-    for name, recipe, gone, *cells in quoted:
-        each = [table.loc[name, recipe, int(gone)][measure] for measure in measures]
-        assert cells == [
-            f"{100 * one.mean():.1f} ± {100 * one.std():.1f}" for one in each
-        ], (name, recipe, gone)
-    hydra, whole = ("Hydra (Circ)", "page 09", 11), ("single", "page 09", 0)
-    pairs = [(hydra, ("Hydra (Circ)", "not", 11), "ECE"), (("Hydra (Circ)", "page 09", 16), whole, "AUROC, near"),
-             (("Hydra (Circ)", "D.2", 11), hydra, "ECE"), (("single", "D.2", 0), whole, "ECE"),
-             (("OBA", "page 09", 11), whole, "AUROC, near")]  # fmt: skip
-    for a, b, measure in pairs:
-        apart = 100 * (table.loc[a] - table.loc[b])[measure]
-        half = stats.t.ppf(0.975, len(apart) - 1) * apart.sem()
-        assert (
-            f"{apart.mean():+.1f} points ({apart.mean() - half:+.1f} to {apart.mean() + half:+.1f})"
-            in text
-        ), (a, b)
-
-
-def test_09_says_what_labels_without_smoothing_change():
-    folder, text = FIGURES / "real" / "09_hydra_head_pruning", flat("09")
-    index = ["row", "trained on", "removed", "seed"]
-    with_it, without = (
-        pd.read_csv(folder / f"{name}.csv").set_index(index).unstack()
-        for name in ("hydra", "unsmoothed")
-    )
+    of_each = found.groupby(["row", "trained on", "removed"])["seed"].apply(sorted)
+    assert of_each.map(lambda each: each == given["seed"]).all()
+    folder = FIGURES / "real" / "09_hydra_head_pruning"
+    unsmoothed = pd.read_csv(folder / "unsmoothed.csv")
     assert read_json(folder / "unsmoothed.json")["parameters"]["smoothing"] == 0
-    plain, hydra = "D.2, not smoothed", ("Hydra (Circ)", "page 09", 11)
-    each = 100 * without.loc["Hydra (Circ)", plain, 11]["ECE"]
-    assert len(each) == 5
-    assert f"the ECE is {each.mean():.1f} ± {each.std():.1f}" in text
-    pairs = [
-        (("single", plain, 0), ("single", "D.2", 0), "ECE"),
-        (("Hydra (Circ)", plain, 11), hydra, "AUROC, far"),
-    ]
-    for a, b, measure in pairs:
-        apart = 100 * (without.loc[a] - with_it.loc[b])[measure]
-        half = stats.t.ppf(0.975, len(apart) - 1) * apart.sem()
-        assert (
-            f"{apart.mean():+.1f} points ({apart.mean() - half:+.1f} to {apart.mean() + half:+.1f})"
-            in text
-        )
+    assert sorted(unsmoothed["seed"].unique()) == given["seed"]
 
 
-def test_10_quotes_its_runs_on_mnist():
-    table, text = (
-        pd.read_csv(FIGURES / "real" / "10_head_similarity" / "table.csv"),
-        prose(parameters.find("10")),
-    )
-    both = table["claim_circuit_euclidean"] & table["claim_circuit_mahalanobis"]
-    assert f"is there in {both.sum()} of {len(table)} seeds" in text
-    assert not table["claim_useful"].any()
-
-
-def test_10_says_what_other_searches_change():
-    found, text = (
-        pd.read_csv(FIGURES / "real" / "10_head_similarity" / "searches.csv"),
-        flat("10"),
-    )
-    both = found["claim_circuit_euclidean"] & found["claim_circuit_mahalanobis"]
-    each = both.groupby([found["dataset"], found["unknown"], found["held_out"]]).agg(
-        ["sum", "size"]
-    )
-    assert {key: tuple(row) for key, row in each.iterrows()} == {
-        ("mnist", "glyphs", 600): (0, 3),
-        ("mnist", "fashion-mnist", 600): (0, 3),
-        ("sst2", "mnli", 40): (0, 3),
-    }
-    assert text.count("in 0 of 3") == 3
-    assert (
-        f"in {(~found['claim_useful']).sum()} of these {len(found)} runs more useful heads are not further"
-        in text
-    )
-
-
-def test_11_quotes_its_run_on_pretrained_networks():
-    folder = FIGURES / "real" / "11_gradient_uncertainty"
-    results, manifest = read(folder)
-    table = pd.DataFrame(**results["tables"]["pretrained"])
-    text = prose(parameters.find("11"))
-    rows = [row for row in table_rows(text) if row[0] in table.index and len(row) == 7]
-    quoted = {name: [float(cell) for cell in cells] for name, *cells in rows}
-    assert len(quoted) >= 5
-    columns = [
-        f"{kind} {measure}"
-        for kind in ("near", "far")
-        for measure in ("AUROC ↑", "AUPR ↑", "FPR95 ↓")
-    ]
-    for name, values in quoted.items():
-        assert values == pytest.approx(
-            table.loc[name, columns].tolist(), abs=0.00051
-        ), name
-    assert all(
-        f"../{(folder / f'{name}.png').relative_to(FIGURES.parent)}" in text
-        for name in ("pretrained",)
-    )
-    assert f"{manifest['parameters']['asked']} images" in text
+SINCE = {"samples", "skipped", "searched", "rates"}  # parameters of later boards
 
 
 def test_13_has_the_board_of_its_profile_with_every_method_and_the_same_seeds():
@@ -548,8 +350,10 @@ def test_13_has_the_board_of_its_profile_with_every_method_and_the_same_seeds():
         "few",
     }  # what runs differ in
     given = about["parameters"]
+    known = {k: v for k, v in wanted.items() if k in given}
+    assert wanted.keys() - given.keys() == {*SINCE, "output_dir"}
     assert {k: v for k, v in given.items() if k not in swept} == {
-        k: v for k, v in wanted.items() if k not in swept
+        k: v for k, v in known.items() if k not in swept
     }
     assert sorted(given["settings"], key=len) == [{}, {"epochs": 30, "lr": 0.01}]
     assert {
@@ -590,7 +394,9 @@ def test_13_has_texts_on_its_board_of_one_size_and_with_the_same_seeds():
         read_json(BOARD / "text.json")["parameters"],
     )
     table = table[table["backbone"] == "text"]
-    wanted = parameters.defaults(parameters.find("board")) | {"network": "text"}
+    notebook = parameters.find("board")
+    wanted = parameters.defaults(notebook) | parameters.overrides(notebook, "real")
+    wanted |= {"network": "text"}
     own = {
         "train_limit": 600,
         "limit": 200,
@@ -600,7 +406,7 @@ def test_13_has_texts_on_its_board_of_one_size_and_with_the_same_seeds():
     }
     apart = {"output_dir", "methods", "seeds", "own", "scores", "few"}
     assert {k: v for k, v in given.items() if k not in apart} == {
-        k: v for k, v in (wanted | own).items() if k not in apart
+        k: v for k, v in (wanted | own).items() if k not in apart | SINCE
     }
     assert set(table["dataset"]) == {"sst2"}
     names = {name for group in given["methods"] for name in group}
@@ -660,54 +466,41 @@ def test_13_has_a_board_with_the_columns_that_are_measured_now():
     }
 
 
-def test_13_shows_its_own_methods_within_the_board(pages):
-    board = parameters.defaults(parameters.find("13"))["board"]
-    recorded = read_json(pages("13_scoreboard", board=board) / "results.json")
+def test_13_compares_the_boards_methods_by_students_t_and_holm(pages):
+    """Of the three that five resampled seeds call better one stays, of the nine worse four."""
+    given = parameters.defaults(parameters.find("13_scoreboard_study"))
+    tables = {name: given[name] for name in ("board", "long_runs")}
+    recorded = read_json(pages("13_scoreboard_study", **tables) / "results.json")
     numbers, order = recorded["numbers"], recorded["tables"]["order"]["index"]
-    table = pd.read_csv(BOARD / "board.csv")
-    assert sorted(order) == sorted(METHODS[name].label for name in set(table["method"]))
-    assert len(recorded["tables"]["board"]["data"]) == 6  # three methods, two seeds
-    assert "pale" in recorded["figures"]["front"]["caption"]
-    trained = {
-        METHODS[name].label for name in numbers["fronts"]["train_seconds"].split(", ")
-    }
-    assert trained <= {
-        METHODS[name].label for name in ("single", "lora", "deep")
-    }  # not of the board's machine
+    table = pd.read_csv(BOARD / "board.csv").query("backbone == 'transformer'")
+    assert set(order) == set(table["method"])
+    wide = table.pivot(index="seed", columns="method", values="nll")
+    gaps = wide.drop(columns="single").sub(wide["single"], axis=0)
+    p = stats.ttest_1samp(gaps, 0).pvalue
+    assert len(p) == len(METHODS) - 1
+    order_of_p = np.argsort(p)
+    ended = np.flatnonzero(p[order_of_p] * np.arange(len(p), 0, -1) >= 0.05)[0]
+    found = gaps.columns[order_of_p[:ended]]
+    assert numbers["better_than_one"] == [n for n in found if gaps[n].mean() < 0]
+    assert set(numbers["worse_than_one"]) == {n for n in found if gaps[n].mean() > 0}
+    assert numbers["better_than_one"] == ["lora"]
+    assert numbers["better_everywhere"] == []
     claims = recorded["claims"]
-    assert [
-        name
-        for name in ("worse", "short", "moves", "winners")
-        if not claims[name]["holds"]
-    ] == []
-    losses = table[table["backbone"] == "transformer"].groupby("method")["nll"].mean()
-    assert losses["single"] < losses[numbers["worse_than_one"]].min()
-    text = prose(parameters.find("13"))
-    assert all(
-        f"{losses[name]:.3f}" in text
-        for name in ("singular_value", "lora", "deep", "single", "mimo")
-    )
-    same, beside = (
-        pd.DataFrame(**recorded["tables"][name]) for name in ("backbones", "beside")
-    )
-    assert all(f"{value:.2f}" in text for value in same["rank correlation"])
-    small = beside["convolutional: accuracy"]
-    assert all(
-        f"{100 * small[METHODS[name].label]:.1f} %" in text
-        for name in ("single", "deep", "lora")
-    )
-    assert numbers["better_everywhere"] == ["deep"]
-    texts = table[table["backbone"] == "text"]
-    gaps, loss = (
-        scoreboard.differences(texts, "nll"),
-        texts.groupby("method")["nll"].mean(),
-    )
-    surely = gaps.index[gaps["low"] * gaps["high"] > 0]
-    assert all(f"{loss[name]:.3f}" in text for name in ("single", *surely))
-    agreement = pd.DataFrame(**recorded["tables"]["paper_and_this_run"])
-    resnet = agreement[agreement["compared with"] == "convolutional"]
-    assert len(resnet) == 1
-    assert (
-        f"{resnet['same order here'].iloc[0]:.0f} of {resnet['pairs'].iloc[0]} pairs"
-        in text.replace("\n", " ")
-    )
+    held = ("worse", "short", "moves", "winners", "long_runs", "public")
+    assert [name for name in held if not claims[name]["holds"]] == []
+    public = pd.DataFrame(**recorded["tables"]["public_order"])
+    five = public.loc["transformer, nll, cifar10"]
+    assert five["Kendall's tau"] == pytest.approx(0)
+    assert five["p"] == pytest.approx(0.59, abs=0.01)  # 71 of 120 orders
+
+
+def test_13_reads_the_board_in_its_lesson(results):
+    recorded = results("13_scoreboard")[0]
+    numbers = recorded["numbers"]
+    assert numbers["better"] == ["lora"]
+    assert numbers["worse"] == ["mimo", "packed", "masks", "tiles"]
+    assert set(numbers["front"]) == {"batch_additive", "singular_value"}
+    long = numbers["nll_long_runs"]
+    assert long["singular_value"] > max(long["lora"], long["deep"])
+    board = {row[0] for row in recorded["tables"]["own"]["data"]}
+    assert board == {"single", "single_temperature", "lora"}

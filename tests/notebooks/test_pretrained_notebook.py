@@ -25,7 +25,7 @@ def needs(*files):
 def test_tiles_of_a_residual_network_against_an_ensemble_and_people(tmp_path):
     changes = {"limit": 400, "ood": ["cifar100"], "sizes": [2, 4, 8], "repeats": 20}
     folder = runs.execute(
-        "05_tile_extraction", changes, profile="paper", folder=tmp_path / "run"
+        "05_tile_extraction_study", changes, profile="paper", folder=tmp_path / "run"
     )
     recorded = json.loads((folder / "results.json").read_text())
     numbers = recorded["numbers"]

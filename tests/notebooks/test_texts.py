@@ -36,13 +36,12 @@ FEW = {
 OOD = {"ood": ["trec"], "shifted": 8}
 SMALL = {
     "08_singular_value_ensemble": FEW | OOD | {"rank": 2},
-    "09_hydra_head_pruning": FEW | {"ood": ["trec", "rte"], "near": ["rte"], "held_out": 8, "remove": 1, "removed": [1],
-                                    "blind_draws": 1, "epochs_tuned": 1},
-    "10_head_similarity": FEW | {"ood": ["trec"], "held_out": 8, "epochs_own": 1, "rank": 2, "remove": 2, "points": 8,
-                                 "draws": 2},
-    "11_gradient_uncertainty": {"limit": 24, "evaluated": 8, "splits": 4, "members": 2, "epochs": 1,
-                                "perturbations": 1, "asked": 12, "repeats": 50},
-    "13_scoreboard": {"members": 2, "train_limit": 16, "limit": 12, "held_out": 8, "asked": 8, "ood": ["trec"],
+    "09_hydra_head_pruning_study": FEW | {"ood": ["trec", "rte"], "near": ["rte"], "held_out": 8, "remove": 1, "removed": [1],
+                                          "blind_draws": 1, "epochs_tuned": 1},
+    "10_head_similarity_study": FEW | {"ood": ["trec"], "held_out": 8, "epochs_own": 1, "rank": 2, "remove": 2, "draws": 2},
+    "11_gradient_uncertainty_study": {"limit": 24, "evaluated": 8, "splits": 4, "members": 2, "epochs": 1,
+                                      "perturbations": 1, "asked": 12, "repeats": 50},
+    "13_scoreboard_study": {"members": 2, "train_limit": 16, "limit": 12, "held_out": 8, "asked": 8, "ood": ["trec"],
                       "methods": ["single", "lora"], "settings": {"epochs": 1}, "scores": ["entropy", "mahalanobis"],
                       "repeats": 1, "resamples": 50},
 }  # fmt: skip

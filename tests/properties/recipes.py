@@ -47,6 +47,8 @@ NO_CALLS = {
     "runs.sweep": "tests/runs", "runs.run_one": "tests/runs", "runs.claims": "takes nothing",
     "plots.use_style": "takes nothing, and changes the style",
     "runs.output_dir": "takes nothing", "runs.begin": "tests/core", "data.names": "takes nothing",
+    "check.NotYet": "an error",
+    **dict.fromkeys((f"check.page_{page}" for page in ("00", "01", "02", "03", "10", "12")), "tests/test_check.py"),
 }  # fmt: skip
 
 
@@ -77,6 +79,12 @@ def board() -> pd.DataFrame:
         for s in range(3)
     ]
     return pd.DataFrame(rows, columns=["method", "seed", "accuracy", "forward passes"])
+
+
+def scaled_board() -> pd.DataFrame:
+    return board().assign(
+        nll=1.0, ece=0.1, nll_scaled=0.9, ece_scaled=0.1, trained=5, stored=5
+    )
 
 
 def generators(count: int = 2) -> list[torch.Generator]:
@@ -232,10 +240,10 @@ OWN: dict[str, dict[str, Any]] = {
     "scoreboard.quality": SETS, "scoreboard.detection": SETS | {"scores": lambda: ["entropy"]},
     "scoreboard.cost": {"single": network, "repeats": lambda: 1}, "scoreboard.sign": {"column": lambda: "accuracy"},
     "scoreboard.ranks": {"column": lambda: "accuracy", "repeats": lambda: 5},
-    "scoreboard.differences": {"column": lambda: "accuracy", "repeats": lambda: 5},
+    "scoreboard.differences": {"column": lambda: "accuracy"},
+    "scoreboard.with_temperature": {"table": scaled_board}, "scoreboard.label": {"method": lambda: "single"},
     "scoreboard.pareto": {"quality": lambda: "accuracy", "cost": lambda: "forward passes", "repeats": lambda: 5},
-    "scoreboard.recommend": {"quality": lambda: "accuracy", "limits": lambda: {"forward passes": 3},
-                             "repeats": lambda: 5},
+    "scoreboard.recommend": {"quality": lambda: "accuracy", "limits": lambda: {"forward passes": 3}},
     "scoreboard.by_score": {"ood": lambda: "far"},
     "scores.fit": {"names": lambda: ["entropy"], "labels": labels},
     "scores.refused": {"names": lambda: ["entropy", "mi"], "labels": labels},
@@ -271,7 +279,7 @@ OWN: dict[str, dict[str, Any]] = {
     "widgets.draw": {"models": lambda: {"deep": ensembles.deep(lambda: models.mlp(64, (6,), 10), 2)}, "train": dataset,
                      "examples": lambda: {"one": positive(1, 8, 8)}},
     "widgets.front": {"boards": lambda: {"small": board()}, "quality": lambda: "accuracy",
-                      "cared": lambda: ["accuracy"], "limits": lambda: ["forward passes"], "repeats": lambda: 5},
+                      "cared": lambda: ["accuracy"], "limits": lambda: ["forward passes"]},
     "widgets.gradients": {"norms": lambda: {0.0: (positive(2, 6, 4), draw(6, 4).log_softmax(1))}, "inside": lambda: 3,
                           "reference": lambda: positive(6)},
     "widgets.head_map": {"values": lambda: positive(2, 3), "order": lambda: [(0, 0)], "known": lambda: "id",

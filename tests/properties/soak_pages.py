@@ -37,7 +37,7 @@ LEFT = (
     "grid",
 )
 # Pages that take texts too, and what a parameter of text may be besides data sets; what is told apart by page.
-TEXTS = ("06", "07", "08", "09", "10", "11", "13")
+TEXTS = ("06", "07", "08", "10", "11", "13")
 VALUES: dict[str, list] = {
     "batch_size": [9], "limit": [0, 40, 1], "device": ["cpu"], "model": ["small-cnn", "mlp"],
     "prompt": ["{}", "this is a {}"], "ablations": ["", "nowhere.csv"], "board": ["", "nowhere.csv"],

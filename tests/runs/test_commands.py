@@ -1,5 +1,7 @@
 """The `uqlab` command as its users meet it: a project of one's own, help in groups, completion by the Tab key."""
 
+import itertools
+import json
 import os
 import sys
 
@@ -34,6 +36,71 @@ def test_a_project_is_a_copy_to_work_in(tmp_path, monkeypatch):
     )  # where there is no project, the package's own
 
 
+def cells_to_write(folder):
+    """The cells tagged `your-turn` and the cells after them, of all lessons of a folder."""
+    for page in sorted((folder / "notebooks").glob("[0-9]*.ipynb")):
+        cells = json.loads(page.read_text())["cells"]
+        for cell, after in itertools.pairwise(cells):
+            if "your-turn" in cell["metadata"].get("tags", []):
+                yield cell, after
+
+
+def test_a_student_gets_the_functions_to_write_without_their_key(tmp_path):
+    call("new", tmp_path / "key")
+    made = call("new", tmp_path / "blank", "--student")
+    assert made.exit_code == 0, made.output
+    keys, blanks = (list(cells_to_write(tmp_path / f)) for f in ("key", "blank"))
+    assert len(keys) == len(blanks) > 0
+    for (key, judge), (blank, same) in zip(keys, blanks, strict=True):
+        written, left = "".join(key["source"]), "".join(blank["source"])
+        assert "### BEGIN SOLUTION\n" in written
+        assert left.startswith(written.split("### BEGIN")[0])
+        assert "SOLUTION" not in left
+        names = {}
+        exec(left, names)
+        (function,) = [names[n] for n in names if callable(names[n])]
+        with pytest.raises(NotImplementedError, match="your turn"):
+            function(*[None] * function.__code__.co_argcount)
+        assert key["metadata"] == blank["metadata"]
+        assert judge == same
+    untouched = [
+        path.relative_to(tmp_path / "key")
+        for path in (tmp_path / "key" / "notebooks").rglob("*")
+        if path.is_file() and "your-turn" not in path.read_text()
+    ]
+    for path in untouched:
+        assert (tmp_path / "blank" / path).read_text() == (
+            tmp_path / "key" / path
+        ).read_text()
+
+
+def test_functions_to_write_have_the_metadata_of_nbgrader(tmp_path):
+    call("new", tmp_path / "key")
+    keys = {
+        "grade",
+        "grade_id",
+        "locked",
+        "points",
+        "schema_version",
+        "solution",
+        "task",
+    }
+    found = []
+    for cell, after in cells_to_write(tmp_path / "key"):
+        write, judge = (each["metadata"]["nbgrader"] for each in (cell, after))
+        assert write.keys() == judge.keys() == keys
+        assert write["solution"]
+        assert not any((write["grade"], write["locked"], judge["solution"]))
+        assert judge["grade"]
+        assert judge["locked"]
+        assert judge["points"] > 0
+        assert {write["schema_version"], judge["schema_version"]} == {3}
+        assert "check.page_" in "".join(after["source"])
+        found += [write["grade_id"], judge["grade_id"]]
+    assert found
+    assert len(set(found)) == len(found)
+
+
 def test_jupyterlab_does_not_open_the_packages_own_pages(tmp_path, monkeypatch):
     monkeypatch.setattr(
         parameters, "PAGES", parameters.PROJECT.resolve() / "notebooks"
@@ -57,7 +124,6 @@ def test_help_names_every_command_once():
         (["run", "00_good"], "01", ["01_bad"]),
         (["sweep"], "00", ["00_good"]),
         (["run", "--profile"], "t", ["tiny"]),
-        (["dashboards", "--profile"], "", ["quick", "tiny"]),
         ([], "swe", ["sweep"]),
     ],
 )

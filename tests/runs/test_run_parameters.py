@@ -108,7 +108,7 @@ def test_profiles_name_notebooks_and_parameters_that_exist():
     folder = Path(uqlab.__file__).parents[1] / "notebooks"
     for profile, notebooks in parameters.profiles(folder / "any").items():
         for stem in notebooks:
-            parameters.overrides(folder / f"{stem}.ipynb", profile)
+            parameters.overrides(parameters.find(stem), profile)
 
 
 def test_own_files_are_those_of_the_callers_folder(project):

@@ -129,7 +129,7 @@ def test_a_long_range_is_thinned_to_some_round_values(slider):
     assert drawn[0]["size"] == slider.value
     assert {slider.min, slider.max, slider.value} <= {*values}
     assert values == sorted({*values})
-    assert 5 <= len(values) <= 10
+    assert 5 <= len(values) <= 16
     inner = {*values} - {slider.min, slider.max, slider.value}
     steps = np.diff(sorted(inner))
     times = steps / steps.min()
@@ -140,6 +140,17 @@ def test_a_long_range_is_thinned_to_some_round_values(slider):
 def test_a_short_range_is_whole():
     _, drawn = drawing(size=ipywidgets.IntSlider(3, 1, 8))
     assert [each["size"] for each in drawn[1:]] == [*range(1, 9)]
+
+
+def test_ranges_are_thinned_the_more_the_more_pictures_there_are():
+    counts = []
+    for others in (1, 10, 25, 60):
+        slider = ipywidgets.IntSlider(0, 0, 100)
+        hand, _ = drawing(size=slider, other=[str(i) for i in range(others)])
+        counts.append(len(hand.data["controls"][0]["names"]))
+        assert len(hand.data["lines"]) == others * counts[-1] <= 300
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] > counts[-1]
 
 
 def test_too_many_pictures_are_refused_before_one_is_drawn():

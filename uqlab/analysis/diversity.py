@@ -3,7 +3,7 @@
 import itertools
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -76,6 +76,50 @@ def mean_pair(pairs: ArrayLike) -> float:
             f"got {list(pairs.shape)}"
         )
     return ((pairs.sum() - pairs.trace()) / (members * (members - 1))).item()
+
+
+class LogitSpread(NamedTuple):
+    """Variance between members and squared mean of centred logits."""
+
+    variance: float
+    square: float
+
+
+def logit_spread(logits: ArrayLike) -> LogitSpread:
+    """Return how far members' logits lie apart, and how far their mean is from zero.
+
+    Each member's logits are centred over the classes, because a constant added to them
+    changes no prediction. Both numbers are means over inputs and classes. The mean of n
+    independent members has a variance 1/n of theirs and the same squared mean, so the
+    ratio of two variances says how many members of one ensemble are worth a member of
+    the other.
+
+    Parameters
+    ----------
+    logits
+        [members, batch, classes], of two members or more.
+
+    Returns
+    -------
+    LogitSpread
+        The unbiased variance between members, and the squared mean less the part of it
+        that the variance explains.
+
+    References
+    ----------
+    Kirsch 2024, appendix A.
+
+    Examples
+    --------
+    >>> logit_spread([[[1.0, -1.0]], [[3.0, -3.0]]])
+    LogitSpread(variance=2.0, square=3.0)
+    """
+    z = as_logits(logits).double()
+    if len(z) < 2:
+        raise ValueError("one member has no variance: give the logits of two or more")
+    z = z - z.mean(-1, keepdim=True)
+    variance = z.var(0).mean().item()
+    return LogitSpread(variance, z.mean(0).square().mean().item() - variance / len(z))
 
 
 def variation_ratio(logits: ArrayLike) -> Float[Tensor, " batch"]:

@@ -27,12 +27,12 @@ from uqlab.core.checks import (
     ArrayLike,
     as_inputs,
     as_tensor,
-    at_least,
+    count,
     finite,
     one_network,
     one_of,
 )
-from uqlab.core.modules import evaluating, hooked, like_parameters
+from uqlab.core.modules import batches, call, evaluating, first_of, hooked, layers_of
 
 Features = Float[Tensor, "samples _"]
 FeatureSets = Sequence[ArrayLike] | Tensor
@@ -213,7 +213,7 @@ def layer_features(
     """
     one_network(model, "layer_features")
     one_of("tokens", tokens, ("first", "mean", "all"))
-    batches = as_inputs(inputs).split(at_least("batch_size", batch_size))
+    x = as_inputs(inputs)
     outputs: dict[str, list[Tensor]] = {name: [] for name in _layers(model, target)}
 
     def keep(name: str):
@@ -223,17 +223,9 @@ def layer_features(
         return model.get_submodule(name).register_forward_hook(hook)
 
     with evaluating(model), hooked(map(keep, outputs)):
-        for batch in batches:
-            model(like_parameters(model, batch))
-    for name, features in outputs.items():
-        shapes = [list(x.shape) for x in features]
-        wanted = [[len(batch), shapes[0][1]] for batch in batches] if shapes else None
-        if shapes != wanted:
-            raise ValueError(
-                f"{name} must give one output [batch, ...] of one width in every pass, "
-                f"got {shapes[:3] or 'nothing'}; choose another target or tokens"
-            )
-    return {name: torch.cat(features) for name, features in outputs.items()}
+        for _, batch in batches(model, x, batch_size):
+            call(model, batch)
+    return {name: _joined(name, seen, count(x)) for name, seen in outputs.items()}
 
 
 @torch.no_grad()
@@ -258,17 +250,16 @@ def penultimate(
         For a network that calls no linear layer.
     """
     one_network(model, "penultimate")
-    batches = as_inputs(inputs).split(at_least("batch_size", batch_size))
     last: list[Tensor] = []
-    linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
     hooks = (
-        p.register_forward_pre_hook(lambda _, x: last.append(x[0])) for p in linear
+        layer.register_forward_pre_hook(lambda _, x: last.append(x[0]))
+        for layer in layers_of(model, nn.Linear)
     )
     features = []
     with evaluating(model), hooked(hooks):
-        for batch in batches:
+        for _, batch in batches(model, as_inputs(inputs), batch_size):
             last.clear()
-            model(like_parameters(model, batch))
+            call(model, batch)
             if not last:
                 raise ValueError(
                     f"{type(model).__name__} calls no linear layer; "
@@ -320,13 +311,18 @@ def embed(
     if not varies:
         raise ValueError("all samples are alike; there is nothing to embed")
     if method == "pca":
-        axes = torch.linalg.eigh(root.mT @ root).eigenvectors[:, -components:].flip(1)
-        points = root @ axes
-        points = points * points.gather(0, points.abs().argmax(0, keepdim=True)).sign()
+        points = _principal(root, components)
     else:
         reducer = _reducer(method, samples, components, seed)
         points = torch.from_numpy(reducer.fit_transform(root.cpu().numpy()))
     return points.to(x.device, torch.promote_types(x.dtype, torch.float32))
+
+
+def _principal(root: Tensor, components: int) -> Tensor:
+    """Return scores on the principal axes, the largest of each positive."""
+    axes = torch.linalg.eigh(root.mT @ root).eigenvectors[:, -components:].flip(1)
+    points = root @ axes
+    return points * points.gather(0, points.abs().argmax(0, keepdim=True)).sign()
 
 
 def _reducer(method: str, samples: int, components: int, seed: int) -> Any:
@@ -359,28 +355,20 @@ def _cka(
 ) -> Tensor:
     """Return the ratio of sums over batches: [A, B]."""
     one_of("kernel", kernel, ("linear", "rbf"))
-    cross, norms_a, norms_b = (torch.zeros(()) for _ in range(3))
+    cross = norms_a = norms_b = torch.zeros(())
     number = 0
     for number, (features_a, features_b) in enumerate(batches, 1):
         where = f"batch {number - 1}: " if number > 1 else ""
-        a = _representations(features_a, where)
-        b = a if features_b is None else _representations(features_b, where)
-        samples = {len(x) for x in (*a, *b)}
-        if len(samples) > 1 or min(samples) < (4 if unbiased else 2):
-            raise ValueError(
-                f"{where}CKA compares representations of the same samples, "
-                f"{4 if unbiased else 2} or more of them, got "
-                f"{' and '.join(map(str, sorted(samples)))} samples"
-            )
-        left = [_prepare(x, kernel) for x in a]
-        right = left if b is a else [_prepare(x, kernel) for x in b]
+        left = right = _kernels(features_a, where, kernel)
+        if features_b is not None:
+            right = _kernels(features_b, where, kernel)
+        _check_samples(left + right, 4 if unbiased else 2, where)
         cross = cross + _hsic(left, right, kernel, unbiased)
         norms_a = norms_a + _own_hsic(left, kernel, unbiased)
         norms_b = norms_b + _own_hsic(right, kernel, unbiased)
     if not number:
         raise ValueError("minibatch CKA needs at least one batch, got an empty stream")
-    undefined = int((norms_a <= 0).sum() + (norms_b <= 0).sum())
-    if undefined:
+    if (norms_a <= 0).any() or (norms_b <= 0).any():
         warnings.warn(
             "some representations do not vary over the samples, or in one alone: "
             "their CKA is 0/0, NaN",
@@ -388,6 +376,16 @@ def _cka(
         )
     roots = [norms.where(norms > 0, math.nan).sqrt() for norms in (norms_a, norms_b)]
     return cross / torch.outer(*roots)
+
+
+def _check_samples(kernels: list[_Kernel], least: int, where: str) -> None:
+    """Raise ValueError for different numbers of samples, or too few."""
+    samples = {len(kernel.diagonal) for kernel in kernels}
+    if len(samples) > 1 or min(samples) < least:
+        raise ValueError(
+            f"{where}CKA compares representations of the same samples, {least} or more "
+            f"of them, got {' and '.join(map(str, sorted(samples)))} samples"
+        )
 
 
 def _representations(features: FeatureSets, where: str) -> list[Tensor]:
@@ -414,6 +412,10 @@ def _centred(x: Tensor) -> tuple[Tensor, bool]:
     if root.shape[1] > len(root):
         root = torch.linalg.qr(root.mT, mode="r").R.mT
     return root, varies
+
+
+def _kernels(features: FeatureSets, where: str, kernel: str) -> list[_Kernel]:
+    return [_prepare(x, kernel) for x in _representations(features, where)]
 
 
 def _prepare(x: Tensor, kernel: str) -> _Kernel:
@@ -478,9 +480,21 @@ def _layers(model: nn.Module, target: str | None) -> list[str]:
     return chosen
 
 
+def _joined(name: str, outputs: list[Tensor], samples: int) -> Tensor:
+    """Return a layer's outputs for all batches as one tensor."""
+    shapes = [list(x.shape) for x in outputs]
+    widths = {width for _, width in shapes}
+    if len(widths) != 1 or sum(map(len, outputs)) != samples:
+        raise ValueError(
+            f"{name} must give one output [batch, ...] of one width in every pass, "
+            f"got {shapes[:3] or 'nothing'}; choose another target or tokens"
+        )
+    return torch.cat(outputs)
+
+
 def _reduced(name: str, output: Any, tokens: str) -> Tensor:
     """Return one layer's output as [batch, features]."""
-    x = output[0] if isinstance(output, tuple | list) else output
+    x = first_of(output)
     if not isinstance(x, Tensor) or x.ndim < 2:
         raise ValueError(
             f"{name} returns {type(x).__name__}, not a tensor [batch, ...]; "

@@ -67,10 +67,10 @@ class LayerSpectra(NamedTuple):
 
     values: Float[Tensor, "members k"]
     between: Float[Tensor, "members members k k"]
-    before_values: Float[Tensor, " k"] | None
-    initial: Float[Tensor, "members k k"] | None
-    max_cosine: Float[Tensor, "members k"] | None
-    off_diagonal: Float[Tensor, " members"] | None
+    before_values: Float[Tensor, " k"] | None = None
+    initial: Float[Tensor, "members k k"] | None = None
+    max_cosine: Float[Tensor, "members k"] | None = None
+    off_diagonal: Float[Tensor, " members"] | None = None
 
     def intruders(self, k: int = 10, threshold: float = 0.5) -> Intruders:
         """Return every member's intruders among its k leading vectors.
@@ -256,27 +256,14 @@ def ensemble_spectra(
     ----------
     Muhlematter et al. 2024, section 4 and appendix D.
     """
-    one_of("side", side, ("left", "right"))
     if before is not None:
         one_network(before, "ensemble_spectra(before=...)")
     names = layer_names(ensemble, target)
     starts = {name: _start(ensemble, name, before) for name in names}
     for name, start in starts.items():
         shape = member_weights(ensemble, name, [0]).shape[1:]
-        if start is None and update:
-            raise ValueError(
-                f"the update of {name} needs the weights before training: "
-                "give before=the backbone"
-            )
-        if start is not None and start.shape != shape:
-            raise ValueError(
-                f"{name} is {list(shape)} in the ensemble, "
-                f"but {list(start.shape)} before"
-            )
-        if not 1 <= k <= min(shape):
-            raise ValueError(
-                f"k must be 1 to {min(shape)} for {name} {list(shape)}, got {k}"
-            )
+        _check_size(k, shape, f"{name} ")
+        _check_start(name, start, shape, update)
     bar = tqdm(starts, desc="spectra", unit="layer", disable=not progress, leave=False)
     spectra = {n: _layer(ensemble, n, starts[n], k, update, side) for n in bar}
     alike = [layer.between.diagonal().diagonal() for layer in spectra.values()]
@@ -307,20 +294,38 @@ def _layer(
     base, after = _checked(after[0] if start is None else start, after, k, side)
     values, vectors = _leading(after, k)  # [members, k], [members, out or in, k]
     vectors = vectors.where(_alive(values, after.shape)[:, None], math.nan)
-    between = _cosines(vectors[:, None], vectors)
-    if start is None:
-        return LayerSpectra(values.cpu(), between.cpu(), None, None, None, None)
-    u, s, vh = torch.linalg.svd(base, full_matrices=False)
-    alive = _alive(s, base.shape)
+    spectra = LayerSpectra(values.cpu(), _cosines(vectors[:, None], vectors).cpu())
+    return spectra if start is None else _compared(spectra, base, after, vectors)
+
+
+def _compared(
+    spectra: LayerSpectra, before: Tensor, after: Tensor, vectors: Tensor
+) -> LayerSpectra:
+    """Return the spectra with what compares members' vectors with those before."""
+    u, s, vh = torch.linalg.svd(before, full_matrices=False)
+    alive, k = _alive(s, before.shape), vectors.shape[-1]
     cosines = _cosines(vectors, u * alive)  # [members, k, all vectors before]
-    return LayerSpectra(
-        values=values.cpu(),
-        between=between.cpu(),
+    return spectra._replace(
         before_values=s[:k].cpu(),
         initial=cosines[..., :k].where(alive[:k], math.nan).cpu(),
         max_cosine=cosines.amax(-1).cpu(),
         off_diagonal=_off_diagonal(u, vh, after).cpu(),
     )
+
+
+def _check_start(
+    name: str, start: Tensor | None, shape: torch.Size, update: bool
+) -> None:
+    """Raise ValueError for a start that is absent or of another shape."""
+    if start is None and update:
+        raise ValueError(
+            f"the update of {name} needs the weights before training: "
+            "give before=the backbone"
+        )
+    if start is not None and start.shape != shape:
+        raise ValueError(
+            f"{name} is {list(shape)} in the ensemble, but {list(start.shape)} before"
+        )
 
 
 def _start(ensemble: Ensemble, name: str, before: nn.Module | None) -> Tensor | None:
@@ -411,6 +416,12 @@ def _check_rank(name: str, values: Tensor, shape: torch.Size) -> None:
         )
 
 
+def _check_size(k: int, shape: torch.Size, name: str = "") -> None:
+    most = min(shape[-2:])
+    if not 1 <= k <= most:
+        raise ValueError(f"k must be 1 to {most} for {name}{list(shape)}, got {k}")
+
+
 def _checked(
     before: ArrayLike, after: ArrayLike, k: int, side: Side = "left"
 ) -> tuple[Tensor, Tensor]:
@@ -424,10 +435,7 @@ def _checked(
             "before and after must be matrices [..., out, in] of one shape, "
             f"got {list(before.shape)} and {list(after.shape)}"
         )
-    if not 1 <= k <= min(after.shape[-2:]):
-        raise ValueError(
-            f"k must be 1 to {min(after.shape[-2:])} for {list(after.shape)}, got {k}"
-        )
+    _check_size(k, after.shape)
     dtype = torch.promote_types(before.dtype, after.dtype)
     dtype = torch.promote_types(dtype, torch.float32)
     before = before.detach().to(after.device, dtype)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 ArrayLike = Tensor | np.ndarray | Sequence[Any]  # what `as_tensor` reads
+Inputs = Tensor | Mapping[str, Tensor]  # several by name, as tokenizers make them
 LOGITS = "members batch classes"
 HINT = "; for a single model use logits[None], for groups decompose_groups"
 
@@ -48,15 +49,7 @@ def as_tensor(
     wanted = f"[{', '.join(axes.split())}]"
     if not isinstance(value, Tensor):
         todo = f"{name} must be a tensor, an array or lists of numbers {wanted}"
-        try:
-            array = np.asarray(value)
-        except ValueError as error:
-            raise ValueError(f"{todo}, got rows of different lengths") from error
-        if array.dtype.kind not in "fiub":
-            raise TypeError(f"{todo}, got {type(value).__name__} of {array.dtype}")
-        to = np.float64 if floating and array.dtype.kind != "f" else None
-        native = to or array.dtype.newbyteorder("=")
-        value = torch.tensor(array.astype(native))
+        value = _copied(value, floating, todo)
     if value.layout is not torch.strided or value.is_meta:
         raise TypeError(
             f"{name} must hold its numbers, got a {value.layout} tensor "
@@ -69,6 +62,19 @@ def as_tensor(
     if axes != "..." and value.ndim != len(axes.split()):
         raise ValueError(f"{name} must be {wanted}, got {list(value.shape)}{hint}")
     return value
+
+
+def _copied(value: Any, floating: bool, todo: str) -> Tensor:
+    """Return an array or lists as a tensor; the messages begin with `todo`."""
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ValueError(f"{todo}, got rows of different lengths") from error
+    if array.dtype.kind not in "fiub":
+        raise TypeError(f"{todo}, got {type(value).__name__} of {array.dtype}")
+    if floating and array.dtype.kind != "f":
+        return torch.tensor(array.astype(np.float64))
+    return torch.tensor(array.astype(array.dtype.newbyteorder("=")))
 
 
 def as_logits(logits: Any, axes: str = LOGITS, hint: str = HINT) -> Tensor:
@@ -155,9 +161,14 @@ def as_inputs(inputs: Any) -> Any:
     return inputs
 
 
-def count(inputs: Tensor | Mapping[str, Tensor]) -> int:
+def first_tensor(inputs: Inputs) -> Tensor:
+    """Return the tensor, or the first of several."""
+    return inputs if isinstance(inputs, Tensor) else next(iter(inputs.values()))
+
+
+def count(inputs: Inputs) -> int:
     """Return the number of samples of inputs that `as_inputs` returned."""
-    return len(inputs if isinstance(inputs, Tensor) else next(iter(inputs.values())))
+    return len(first_tensor(inputs))
 
 
 def one_network(model: Any, user: str) -> None:

@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+StrPath = str | os.PathLike  # what names a file
+
 # Files whose checksums this process has compared with known ones.
 COMPARED: set[Path] = set()
 # The variable that names the folder of finished trainings; empty: none is kept.
@@ -17,7 +19,7 @@ TRAININGS = "UQLAB_CACHE"
 
 
 @contextlib.contextmanager
-def writing(path: str | os.PathLike) -> Iterator[Path]:
+def writing(path: StrPath) -> Iterator[Path]:
     """Yield a temporary path beside `path` that takes its place after the block.
 
     If the block fails, what `path` held before stays as it is.
@@ -34,7 +36,7 @@ def writing(path: str | os.PathLike) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def write(path: str | os.PathLike, text: str) -> None:
+def write(path: StrPath, text: str) -> None:
     """Write a text file so that it appears whole or not at all."""
     with writing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
@@ -52,7 +54,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return {}
 
 
-def sha256(path: str | os.PathLike) -> str:
+def sha256(path: StrPath) -> str:
     """Return the SHA-256 of a file's content."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from uqlab.core.checks import representable
-
-Inputs = Tensor | Mapping[str, Tensor]  # several by name, as tokenizers make them
+from uqlab.core.checks import Inputs, at_least, count, representable
 
 
 @contextlib.contextmanager
@@ -68,7 +66,7 @@ def sharing_copy(model: Any, replaced: Mapping[nn.Module, Any] | None = None) ->
     In it `replaced[module]` stands in the place of each `module`.
     """
     tensors = (*model.parameters(), *model.buffers())
-    memo: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
+    memo = {id(tensor): tensor for tensor in tensors}
     memo |= {id(old): new for old, new in (replaced or {}).items()}
     return copy.deepcopy(model, memo)  # deepcopy takes what `memo` already holds
 
@@ -80,10 +78,20 @@ def frozen(model: Any) -> Any:
     Nothing that happens to the copy changes the model, not even training in training
     mode.
     """
-    memo: dict[int, Any] = {
+    memo = {
         id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()
     }
     return copy.deepcopy(model, memo)
+
+
+def layers_of(network: nn.Module, *kinds: type[nn.Module]) -> list[Any]:
+    """Return the modules of some kinds, in their order in the network."""
+    return [module for module in network.modules() if isinstance(module, kinds)]
+
+
+def first_of(output: Any) -> Any:
+    """Return a module's output, or the first one if it returns several."""
+    return output[0] if isinstance(output, tuple | list) else output
 
 
 def logits_of(output: Any) -> Any:
@@ -96,11 +104,6 @@ def map_tensors(change: Callable[[Tensor], Tensor], inputs: Inputs) -> Any:
     if isinstance(inputs, Tensor):
         return change(inputs)
     return {name: change(t) for name, t in inputs.items()}
-
-
-def first_tensor(inputs: Inputs) -> Tensor:
-    """Return the tensor, or the first of several."""
-    return inputs if isinstance(inputs, Tensor) else next(iter(inputs.values()))
 
 
 def call(model: nn.Module, inputs: Inputs) -> Any:
@@ -122,6 +125,41 @@ def like_parameters(model: nn.Module, inputs: Inputs) -> Any:
         return made
 
     return map_tensors(like, inputs)
+
+
+def take(model: nn.Module, inputs: Inputs, rows: slice) -> Any:
+    """Return some of the inputs as a network takes them.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The network, whose device and precision they get.
+    inputs
+        A tensor [samples, ...], or tensors by name.
+    rows : slice
+        Which of the samples.
+    """
+    return like_parameters(model, map_tensors(lambda t: t[rows], inputs))
+
+
+def batches(
+    model: nn.Module, inputs: Inputs, batch_size: int
+) -> Iterator[tuple[slice, Any]]:
+    """Return the inputs in batches: their rows, and what the network is given.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The network, whose device and precision they get.
+    inputs
+        A tensor [samples, ...], or tensors by name.
+    batch_size : int
+        Samples in one batch.
+    """
+    at_least("batch_size", batch_size)
+    for low in range(0, count(inputs), batch_size):
+        rows = slice(low, low + batch_size)
+        yield rows, take(model, inputs, rows)
 
 
 def trained_like(made: Any, part: nn.Module) -> Any:

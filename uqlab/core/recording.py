@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from uqlab.core.files import read_json, write
+from uqlab.core.files import StrPath, read_json, write
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -81,7 +81,7 @@ class Record:
         return cls(**content)
 
     @classmethod
-    def read(cls, folder: str | os.PathLike) -> "Record":
+    def read(cls, folder: StrPath) -> "Record":
         """Read results.json of a folder; an absent or broken file is empty."""
         return cls.from_json(read_json(Path(folder, "results.json")))
 
@@ -102,7 +102,7 @@ _seeds = Path()  # the table of its claims with other seeds, by tools/seeds.py
 _record = Record()
 
 
-def begin(output_dir: str | os.PathLike, notebook: str) -> Path:
+def begin(output_dir: StrPath, notebook: str) -> Path:
     """Make the folder that takes a notebook's figures and numbers, and return it.
 
     What was recorded before is forgotten.
@@ -169,9 +169,7 @@ def record(name: str, value: Any, *, allow_nan: bool = False) -> Any:
 
 def _split(frame: "DataFrame") -> dict[str, Any]:
     """Return a table's index, columns and data, and the names of its index."""
-    table: dict[str, Any] = (
-        frame.astype(object).where(frame.notna(), None).to_dict("split")
-    )
+    table = frame.astype(object).where(frame.notna(), None).to_dict("split")
     if any(frame.index.names):
         table["index_names"] = [str(name or "") for name in frame.index.names]
     return table

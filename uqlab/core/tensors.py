@@ -1,7 +1,6 @@
 """Files of tensors with a header: safetensors with a checksum, which run no code."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from uqlab.core.files import fingerprint, writing
+from uqlab.core.files import StrPath, fingerprint, writing
 
 
 def save_tensors(
-    path: str | os.PathLike, tensors: Mapping[str, Tensor], header: Mapping[str, Any]
+    path: StrPath, tensors: Mapping[str, Tensor], header: Mapping[str, Any]
 ) -> None:
     """Write tensors and a header to a .safetensors file, whole or not at all.
 
@@ -34,7 +33,7 @@ def save_tensors(
         save_file(copies, temporary, {"uqlab": text})
 
 
-def load_tensors(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def load_tensors(path: StrPath) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read the tensors and the header that `save_tensors` wrote.
 
     Raises

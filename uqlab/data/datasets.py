@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from uqlab.core.checks import at_least, one_of
-from uqlab.core.files import COMPARED
+from uqlab.core.files import COMPARED, StrPath
 
 # These fill SOURCES and FILES.
 from uqlab.data import colour_images, grey_images, sounds, texts, weights  # noqa: F401
@@ -25,7 +25,7 @@ from uqlab.data.embedded import EMBEDDED
 from uqlab.data.own import SUFFIXES, own
 from uqlab.data.readers import SOURCES, Items
 
-Name = str | os.PathLike
+Name = StrPath
 STAND_INS = {  # fetched set -> the embedded one named where it is out of reach
     "mnist": "mnist-mini",
     "fashion-mnist": "fashion-mini",

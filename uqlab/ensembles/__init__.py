@@ -4,7 +4,13 @@ One method, one file: what a member's parameter is, and the function that makes 
 ensemble.
 """
 
-from uqlab.ensembles.base import Ensemble, FoldedEnsemble, SeparateEnsemble, member_seed
+from uqlab.ensembles.base import (
+    Ensemble,
+    FoldedEnsemble,
+    SeparateEnsemble,
+    member_generators,
+    member_seed,
+)
 from uqlab.ensembles.batch_ensemble import Scaled, batch, batch_ensemble
 from uqlab.ensembles.deep import ELEMENTWISE, deep, from_members
 from uqlab.ensembles.dropout import DropoutEnsemble, dropout, place_dropout
@@ -41,8 +47,8 @@ __all__ = [
     "MemberLayer", "MemberModule", "MemberParameter", "Own", "Scaled",
     "SeparateEnsemble", "SingularValues", "batch", "batch_ensemble", "built_once",
     "concatenate", "deep", "dropout", "film", "from_members", "implicit",
-    "laplace_lora", "load", "lora", "masksembles", "member_seed", "mimo", "own_dropout",
-    "packed", "place_dropout", "plain", "plain_linear", "projection_curvature",
-    "replace_layers", "save", "singular_value", "snapshot", "stack_layers",
-    "weights_of", "with_layers",
+    "laplace_lora", "load", "lora", "masksembles", "member_generators", "member_seed",
+    "mimo", "own_dropout", "packed", "place_dropout", "plain", "plain_linear",
+    "projection_curvature", "replace_layers", "save", "singular_value", "snapshot",
+    "stack_layers", "weights_of", "with_layers",
 ]  # fmt: skip

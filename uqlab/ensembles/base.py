@@ -3,7 +3,7 @@
 import operator
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from uqlab.core import devices
+from uqlab.core.checks import first_tensor
 from uqlab.core.modules import (
     Inputs,
     call,
     evaluating,
-    first_tensor,
     hooked,
+    layers_of,
     logits_of,
     map_tensors,
 )
@@ -182,17 +183,16 @@ class FoldedEnsemble(Ensemble):
         self.chunk: int | None = None
         self._bytes: dict[Any, int] = {}
         self._folds: bool | None = None  # not known yet
-        for part in network.modules():
-            # torch's fused evaluation reads weights past the members' layers.
-            if isinstance(part, nn.TransformerEncoderLayer):
-                part.activation_relu_or_gelu = 0
-            if isinstance(part, nn.TransformerEncoder):
-                part.use_nested_tensor = False
+        # torch's fused evaluation reads weights past the members' layers.
+        for layer in layers_of(network, nn.TransformerEncoderLayer):
+            layer.activation_relu_or_gelu = 0
+        for encoder in layers_of(network, nn.TransformerEncoder):
+            encoder.use_nested_tensor = False
 
     def about(self):
         """Return that of any ensemble, and how the members' layers run."""
         about = super().about()
-        units = (m for m in self.network.modules() if isinstance(m, MemberModule))
+        units = layers_of(self.network, MemberModule)
         ways = Counter(unit.way() for unit in units)
         if ways:
             texts = [f"{count} {way}" for way, count in sorted(ways.items())]
@@ -269,7 +269,7 @@ class FoldedEnsemble(Ensemble):
             tensors = tree_leaves((args, kwargs, output))
             seen.append([t for t in tensors if isinstance(t, Tensor)])
 
-        layers = [m for m in self.network.modules() if isinstance(m, kind)]
+        layers = layers_of(self.network, kind)
         hooks = (m.register_forward_hook(note, with_kwargs=True) for m in layers)
         with evaluating(self.network), hooked(hooks):
             logits = self.run(x, rows)
@@ -324,7 +324,7 @@ class FoldedEnsemble(Ensemble):
 
     def shared_parameters(self):
         """Return the trained parameters of the network that are no member's own."""
-        layers = [m for m in self.network.modules() if isinstance(m, MemberLayer)]
+        layers = layers_of(self.network, MemberLayer)
         own = {p for layer in layers for p in layer.own_parameters()}
         shared = super().shared_parameters()
         return {p: count for p, count in shared.items() if p not in own}
@@ -415,6 +415,14 @@ def member_seed(seed: int, member: int, stream: str, *more: int) -> int:
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
+def member_generators(
+    seed: int, ids: Iterable[int], stream: str, *more: int
+) -> list[torch.Generator]:
+    """Return a generator on the CPU for each member, seeded by `member_seed`."""
+    seeds = [member_seed(seed, m, stream, *more) for m in ids]
+    return [torch.Generator().manual_seed(s) for s in seeds]
+
+
 def _numbers(tensors):
     return sum(t.numel() for t in tensors)
 
@@ -436,7 +444,7 @@ def _draws_globally(ensemble):
 
 def numbered_dropouts(network: nn.Module, ids: Sequence[int]) -> list:
     """Return the layers of dropout, their number in a member, and whom they serve."""
-    layers = [m for m in network.modules() if isinstance(m, MemberDropout)]
+    layers = layers_of(network, MemberDropout)
     return [(layer, number, ids) for number, layer in enumerate(layers)]
 
 

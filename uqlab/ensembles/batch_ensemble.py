@@ -104,17 +104,14 @@ def batch(
 
     def make(site, generators):
         w = nn.Parameter(site.weight.detach().clone())
-        count, groups = len(generators), getattr(site.module, "groups", 1)
-        own: dict[str, MemberParameter] = {}
         if additive:
-            own[site.parameter] = LowRank(w, *start_normal(w, 1, std, generators))
+            weight = LowRank(w, *start_normal(w, 1, std, generators))
         else:
-            left = 1 + std * normal((len(w),), generators).to(w)
-            right = 1 + std * normal((w.shape[1] * groups,), generators).to(w)
-            factors = nn.Parameter(left), nn.Parameter(right)
-            own[site.parameter] = Scaled(w, count, *factors, groups)
+            groups = getattr(site.module, "groups", 1)
+            weight = _around_one(w, groups, std, generators)
+        own: dict[str, MemberParameter] = {site.parameter: weight}
         if site.bias is not None:
-            biases = torch.stack([site.bias.detach()] * count)
+            biases = torch.stack([site.bias.detach()] * len(generators))
             own[site.bias_name] = Own(nn.Parameter(biases))
         return own
 
@@ -127,6 +124,14 @@ def batch(
         seed=seed,
         recipe={"method": "batch", "std": std, "additive": additive},
     )
+
+
+def _around_one(w: nn.Parameter, groups: int, std: float, generators) -> Scaled:
+    """Return W * (r_m s_m^T) with r and s Normal around 1."""
+    left = 1 + std * normal((len(w),), generators).to(w)
+    right = 1 + std * normal((w.shape[1] * groups,), generators).to(w)
+    factors = nn.Parameter(left), nn.Parameter(right)
+    return Scaled(w, len(generators), *factors, groups)
 
 
 batch_ensemble = batch

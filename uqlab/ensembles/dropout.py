@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from uqlab.core.checks import one_of, within
+from uqlab.core.modules import layers_of
 from uqlab.ensembles.base import FoldedEnsemble, Members, member_seed
 from uqlab.ensembles.implicit import check_backbone, plain
 from uqlab.ensembles.layers import MemberDropout, MemberLayer, replace_layers
@@ -64,8 +65,7 @@ class DropoutEnsemble(FoldedEnsemble):
 
     def resample(self, seed: int) -> "DropoutEnsemble":
         """Choose new units, from (seed, member) alone, and return the ensemble."""
-        layers = [m for m in self.network.modules() if isinstance(m, FixedDropout)]
-        for number, layer in enumerate(layers):
+        for number, layer in enumerate(layers_of(self.network, FixedDropout)):
             stream = "mc dropout", number
             layer.reseed([member_seed(seed, m, *stream) for m in self.member_ids])
         return self.with_recipe({**(self.recipe or {}), "seed": seed})
@@ -146,7 +146,7 @@ def place_dropout(
         _drop_attention(network, make)
         return network
     kinds = (nn.Dropout, MemberDropout)  # a member of a deep ensemble holds the latter
-    if any(isinstance(part, kinds) for part in network.modules()):
+    if layers_of(network, *kinds):
         replace_layers(network, kinds, lambda *_: make())
         return network
     head = classifier(network)
@@ -163,15 +163,14 @@ def _drop_attention(network, make):
     """Give every attention of a network a module that drops its logits, in place."""
     found = False
     for part in list(network.modules()):
-        module: Any = part
         if isinstance(part, nn.MultiheadAttention):
             if not hasattr(part, "key_dropout"):  # else it only gets new ones
                 part.register_forward_pre_hook(_mask_keys, with_kwargs=True)
         elif hasattr(part, "is_causal") and hasattr(part, "config"):
-            module.config._attn_implementation = _drop_keys_by_name()
+            part.config._attn_implementation = _drop_keys_by_name()
         else:
             continue
-        module.key_dropout = make()
+        part.key_dropout = make()
         found = True
     if not found:
         raise ValueError(
@@ -206,7 +205,7 @@ def _mask_keys(part: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
             return mask
         return torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask, lowest)
 
-    dropped: Any = added(part.key_dropout(query.new_ones(sizes)) == 0).flatten(0, 1)
+    dropped = added(part.key_dropout(query.new_ones(sizes)) == 0).flatten(0, 1)
     for name in ("attn_mask", "key_padding_mask"):
         inputs[name] = added(inputs.get(name))
     if inputs["attn_mask"] is not None:

@@ -25,6 +25,11 @@ class NormSite(Site):
         """The norm's own name, by which targets know it."""
         return self.holder
 
+    @property
+    def usual(self):
+        """Every norm is taken without being named."""
+        return True
+
 
 class Shifted(nn.Module):
     """A normalisation without a bias, such as RMSNorm, and a shift."""

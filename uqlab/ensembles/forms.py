@@ -246,10 +246,14 @@ class BatchNorm(Form):
         mean, var = self.seen("running_mean"), self.seen("running_var")
         weight, bias = self.seen("weight"), self.seen("bias")
         rows = x.unflatten(0, (self.count, -1))  # [members, batch, features, ...]
-        if not self.unit.training:
-            scale = (var + self.inner.eps).rsqrt() * (1 if weight is None else weight)
-            shift = (0 if bias is None else bias) - mean * scale
-            return _affine(rows, scale, shift).flatten(0, 1)
+        if self.unit.training:
+            return self._by_batch(rows, mean, var, weight, bias)
+        scale = (var + self.inner.eps).rsqrt() * (1 if weight is None else weight)
+        shift = (0 if bias is None else bias) - mean * scale
+        return _affine(rows, scale, shift).flatten(0, 1)
+
+    def _by_batch(self, rows, mean, var, weight, bias):
+        """Normalise by the statistics of the batch, and move the running ones."""
         if "num_batches_tracked" in self.unit.names:
             self.unit.num_batches_tracked.value[self.unit.active] += 1
         if weight is not None:

@@ -24,8 +24,13 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from uqlab.core.checks import one_network, one_of
-from uqlab.core.modules import frozen
-from uqlab.ensembles.base import FoldedEnsemble, Members, member_range, member_seed
+from uqlab.core.modules import frozen, layers_of
+from uqlab.ensembles.base import (
+    FoldedEnsemble,
+    Members,
+    member_generators,
+    member_range,
+)
 from uqlab.ensembles.layers import MemberLayer, own_dropout, plain_linear
 from uqlab.ensembles.members import MemberModule, MemberParameter, Own, weight_name
 from uqlab.models import ATTENTION, classifier
@@ -102,9 +107,9 @@ def weights_of(network: nn.Module) -> dict[str, Any]:
     `weight(m)`.
     """
     usual = [site for site in sites(network) if site.usual]
-    found: dict[str, Any] = {}
+    found = {}
     for holder, part in network.named_modules():
-        seen: dict[str, Any] = part.own() if isinstance(part, MemberLayer) else {}
+        seen = part.own() if isinstance(part, MemberLayer) else {}
         seen = {name: p for name, p in seen.items() if len(p.shape) > 1}
         seen |= {s.parameter: s.weight.detach() for s in usual if s.module is part}
         outer = holder.removesuffix("inner").rstrip(".")
@@ -244,34 +249,43 @@ def implicit(
     ids = check_backbone(backbone, members)
     one_of("classifiers", classifiers, ("independent", "shared"))
     network = plain(backbone, train_backbone)
-    head = classifier(network)
-    found = [site for site in find(network) if site.holder != head]
-    if target is not None:
-        where = named(found, target, called)
-    elif find is sites:
-        where = _usual(found, everywhere)
-    else:
-        where = found
-    if not where or not head:
-        raise ValueError(
-            f"{type(backbone).__name__} has no {called} before its classifier "
-            f"{head!r}, which is the last linear layer"
-        )
-    generators = member_generators(seed, ids)
-    own: dict[str, Any] = {}
-    for site in where:
+    chosen, head = _chosen(network, find, target, everywhere, called)
+    generators = member_generators(seed, ids, "adapter")
+    own = {}
+    for site in chosen:
         own.setdefault(site.holder, {}).update(make(site, generators))
     last: Any = network.get_submodule(head)
     if classifiers == "independent":
         own[head] = fresh_classifiers(last, classifier_std, generators)
     else:
-        for name, p in list(last.named_parameters()):
-            setattr(last, name, nn.Parameter(p.detach().clone()))
+        _train_copy(last)
     place(network, own)
     if train_backbone:
         own_statistics(network, len(ids))
     how = {"target": target, "classifiers": classifiers, "seed": seed}
     return folded(network, ids, {"method": "own", **(recipe or {}), **how})
+
+
+def _chosen(network, find, target, everywhere: bool, called: str):
+    """Return the weights that are to be the members' own, and the classifier's name."""
+    head = classifier(network)
+    found = [site for site in find(network) if site.holder != head]
+    if target is None:
+        chosen = _usual(found, everywhere)
+    else:
+        chosen = named(found, target, called)
+    if not chosen or not head:
+        raise ValueError(
+            f"{type(network).__name__} has no {called} before its classifier "
+            f"{head!r}, which is the last linear layer"
+        )
+    return chosen, head
+
+
+def _train_copy(layer):
+    """Let a layer train a copy of its parameters."""
+    for name, p in list(layer.named_parameters()):
+        setattr(layer, name, nn.Parameter(p.detach().clone()))
 
 
 def _usual(found, everywhere: bool):
@@ -288,12 +302,6 @@ def folded(network: nn.Module, ids: range, recipe: Mapping) -> FoldedEnsemble:
     """Return the ensemble of a network of members, whose dropout is made their own."""
     own_dropout(network, len(ids))
     return FoldedEnsemble(network, ids).with_recipe(recipe)
-
-
-def member_generators(seed: int, ids: range) -> list[torch.Generator]:
-    """Return the generators of what the members start from."""
-    seeds = [member_seed(seed, m, "adapter") for m in ids]
-    return [torch.Generator().manual_seed(s) for s in seeds]
 
 
 def normal(shape: Sequence[int], generators: list[torch.Generator]) -> Tensor:
@@ -315,7 +323,7 @@ def repeated_statistics(norm: nn.Module, members: int) -> dict[str, MemberParame
 
 def own_statistics(network: nn.Module, members: int) -> None:
     """Give every member, in place, batch statistics of its own."""
-    inside = [m.inner for m in network.modules() if isinstance(m, MemberModule)]
+    inside = [unit.inner for unit in layers_of(network, MemberModule)]
     norms = {}
     for name, part in network.named_modules():
         if has_statistics(part) and part not in inside:

@@ -11,17 +11,16 @@ from uqlab.core.checks import (
     ArrayLike,
     as_inputs,
     as_tensor,
-    count,
     positive,
     representable,
 )
-from uqlab.core.modules import Inputs, evaluating, hooked, like_parameters, map_tensors
+from uqlab.core.modules import Inputs, batches, evaluating, hooked
 from uqlab.ensembles.base import (
     Ensemble,
     FoldedEnsemble,
     Members,
+    member_generators,
     member_range,
-    member_seed,
 )
 from uqlab.ensembles.layers import with_layers
 from uqlab.ensembles.lora import LowRank
@@ -118,14 +117,14 @@ def laplace_lora(
             f"{trained.members} members"
         )
     positive("prior_variance", prior_variance)
-    ids, found = member_range(members), curvatures(trained, inputs, batch_size)
+    ids = member_range(members)
+    pairs = curvatures(trained, inputs, batch_size)
     copies = len(ids) - 1
     network = with_layers(trained.network, lambda layer: layer.join([layer] * copies))
-    for number, (name, curvatures_of) in enumerate(found.items()):
-        seeds = [member_seed(seed, m, "laplace", number) for m in ids]
-        generators = [torch.Generator().manual_seed(s) for s in seeds]
-        low: Any = network.get_submodule(name).weight
-        for p, curvature in zip((low.down, low.up), curvatures_of, strict=True):
+    for number, (name, pair) in enumerate(pairs.items()):
+        generators = member_generators(seed, ids, "laplace", number)
+        low = network.get_submodule(name).weight
+        for p, curvature in zip((low.down, low.up), pair, strict=True):
             p.data += curvature.draws(1 / prior_variance, generators).to(p)
     return FoldedEnsemble(network, ids).with_recipe(trained.recipe).eval()
 
@@ -134,25 +133,26 @@ def curvatures(
     trained: FoldedEnsemble, inputs: Inputs | ArrayLike, batch_size: int = 64
 ) -> dict[str, tuple[Curvature, Curvature]]:
     """Return the curvatures of A and of B, in float64, of every layer by name."""
-    x, layers = as_inputs(inputs), _layers_with_lora(trained)
-    rows = dict.fromkeys(layers, 0)
+    layers = _layers_with_lora(trained)
     sums: dict[str, list[Any]] = {name: [0, 0, 0, 0] for name in layers}
+    rows = dict.fromkeys(layers, 0)
     with evaluating(trained), torch.enable_grad():
-        for begin in range(0, count(x), batch_size):
-            some = map_tensors(lambda t, i=begin: t[i : i + batch_size], x)
-            some = like_parameters(trained, some)
-            for name, (seen, back) in _seen_and_back(trained, layers, some).items():
-                low: Any = layers[name].weight
-                down, up = low.down.detach()[0].double(), low.up.detach()[0].double()
-                factors = back @ up * low.scale, seen, back, seen @ down.mT * low.scale
-                for i, factor in enumerate(factors):
+        for _, batch in batches(trained, as_inputs(inputs), batch_size):
+            for name, (seen, back) in _seen_and_back(trained, layers, batch).items():
+                for i, factor in enumerate(_factors(layers[name].weight, seen, back)):
                     sums[name][i] += factor.mT @ factor
                 rows[name] += len(seen)
-    found = {}
+    pairs = {}
     for name, (back_a, seen_a, back_b, seen_b) in sums.items():
         of_a = Curvature(back_a, seen_a / rows[name])
-        found[name] = of_a, Curvature(back_b, seen_b / rows[name])
-    return found
+        pairs[name] = of_a, Curvature(back_b, seen_b / rows[name])
+    return pairs
+
+
+def _factors(low: LowRank, seen, back):
+    """Return the slopes at the outputs of A and its inputs, and those of B."""
+    down, up = low.down.detach()[0].double(), low.up.detach()[0].double()
+    return back @ up * low.scale, seen, back, seen @ down.mT * low.scale
 
 
 def _layers_with_lora(trained):
@@ -162,7 +162,7 @@ def _layers_with_lora(trained):
         own = unit.own() if isinstance(unit, MemberModule) else {}
         if not any(isinstance(p, LowRank) for p in own.values()):
             continue
-        inner: Any = unit.inner
+        inner = unit.inner
         plain = type(inner) is nn.Conv2d and inner.groups == 1
         shows = type(inner) is nn.Linear or (plain and inner.padding_mode == "zeros")
         if not shows:
@@ -177,31 +177,37 @@ def _layers_with_lora(trained):
 
 def _seen_and_back(trained, layers, x):
     """Return what enters each layer, and the slopes at its outputs, by row or place."""
-    kept: dict[str, tuple[Tensor, Tensor]] = {}
-
-    def keep(name):
-        return lambda _, args, y: kept.update({name: (args[0].detach(), y)})
-
-    with hooked(layers[name].register_forward_hook(keep(name)) for name in layers):
-        logits = trained(x)[0]
-    if unused := layers.keys() - kept.keys():
-        raise ValueError(
-            f"laplace_lora sees no call of {min(unused)!r}: the network reads its "
-            "weight elsewhere"
-        )
-    outputs = [kept[name][1] for name in layers]
+    logits, calls = _calls(trained, layers, x)
+    outputs = [y for _, y in calls.values()]
     slopes = [
         torch.autograd.grad(logits, outputs, root, retain_graph=True)
         for root in _square_root(logits)
     ]
-    found = {}
+    rows = {}
     for name, *of_classes in zip(layers, *slopes, strict=True):
-        layer: Any = layers[name].inner
+        layer = layers[name].inner
         last = 1 if isinstance(layer, nn.Conv2d) else -1
         back = [slope.movedim(last, -1).flatten(0, -2) for slope in of_classes]
-        seen = _patches(layer, kept[name][0]).flatten(0, -2)
-        found[name] = seen.double(), torch.cat(back).double()
-    return found
+        seen = _patches(layer, calls[name][0]).flatten(0, -2)
+        rows[name] = seen.double(), torch.cat(back).double()
+    return rows
+
+
+def _calls(trained, layers, x):
+    """Return the logits, and what each layer was given and returned."""
+    calls: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def note(name):
+        return lambda _, args, y: calls.update({name: (args[0].detach(), y)})
+
+    with hooked(layers[name].register_forward_hook(note(name)) for name in layers):
+        logits = trained(x)[0]
+    if unused := layers.keys() - calls.keys():
+        raise ValueError(
+            f"laplace_lora sees no call of {min(unused)!r}: the network reads its "
+            "weight elsewhere"
+        )
+    return logits, {name: calls[name] for name in layers}
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from uqlab.core.checks import within
-from uqlab.core.modules import sharing_copy
+from uqlab.core.modules import layers_of, sharing_copy
 
 # Which members are in the pass that runs now. It belongs to the call, not to the
 # layers: threads may share an ensemble.
@@ -219,11 +219,10 @@ def with_layers(network: nn.Module, make: Callable[[Any], nn.Module]) -> Any:
     Frozen weights are shared, others copied.
     """
     # deepcopy takes what `memo` already holds, so no weight of all members is copied.
-    memo: dict[int, Any] = {}
+    memo = {}
     for p in network.parameters():
         if not p.requires_grad:
             memo[id(p)] = nn.Parameter(p.data, requires_grad=False)
-    for layer in list(network.modules()):
-        if isinstance(layer, MemberLayer):
-            memo[id(layer)] = make(layer).train(layer.training)
+    for layer in layers_of(network, MemberLayer):
+        memo[id(layer)] = make(layer).train(layer.training)
     return copy.deepcopy(network, memo)

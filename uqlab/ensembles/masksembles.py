@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from uqlab.core.checks import within
-from uqlab.ensembles.base import FoldedEnsemble, Members, member_seed
+from uqlab.ensembles.base import FoldedEnsemble, Members, member_generators
 from uqlab.ensembles.batch_ensemble import Scaled
 from uqlab.ensembles.implicit import (
     check_backbone,
@@ -98,19 +98,8 @@ def masksembles(
             f"{max(ids)}, got {of}"
         )
     network = plain(backbone, trained=True)
-    usual = [site for site in sites(network) if site.usual]
-    products = [site for site in usual if site.parameter == "weight" and site.holder]
-    if target is None:
-        where = _after_activations(usual, products)
-    else:
-        where = named(products, target, "layer")
-    if not where:
-        raise ValueError(
-            "masksembles masks what layers see after an activation, and "
-            f"{type(backbone).__name__} has no such layer"
-        )
     own = {}
-    for number, site in enumerate(where):
+    for number, site in enumerate(_masked(network, target)):
         groups = getattr(site.module, "groups", 1)
         drawn = masks(site.weight.shape[1] * groups, scale, whole, seed, number)
         masked = MaskedInputs(site.weight, drawn[list(ids)], groups)
@@ -119,6 +108,21 @@ def masksembles(
     own_statistics(network, len(ids))
     how = {"scale": scale, "target": target, "of": whole, "seed": seed}
     return folded(network, ids, {"method": "masksembles"} | how)
+
+
+def _masked(network, target):
+    """Return the layers whose inputs are masked, or raise ValueError."""
+    usual = [site for site in sites(network) if site.usual]
+    products = [site for site in usual if site.parameter == "weight" and site.holder]
+    if target is not None:
+        return named(products, target, "layer")
+    masked = _after_activations(usual, products)
+    if not masked:
+        raise ValueError(
+            "masksembles masks what layers see after an activation, and "
+            f"{type(network).__name__} has no such layer"
+        )
+    return masked
 
 
 def _after_activations(usual, products):
@@ -153,9 +157,8 @@ def masks(
         kept = min(features, wanted + attempt // 100)
         places = max(kept, round(kept * scale)) if kept < features else features
         drawn = torch.zeros(members, places)
-        for m, mask in enumerate(drawn):
-            words = member_seed(seed, m, "masks", number, attempt)
-            generator = torch.Generator().manual_seed(words)
+        generators = member_generators(seed, range(members), "masks", number, attempt)
+        for mask, generator in zip(drawn, generators, strict=True):
             mask[torch.randperm(places, generator=generator)[:kept]] = 1
         used = drawn[:, drawn.any(0)]
         if used.shape[1] == features:

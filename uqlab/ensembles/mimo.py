@@ -8,13 +8,8 @@ from torch import Tensor, nn
 
 from uqlab.core.checks import at_least, within
 from uqlab.core.modules import call, logits_of, trained_like
-from uqlab.ensembles.base import Ensemble, Members, numbered_dropouts
-from uqlab.ensembles.implicit import (
-    check_backbone,
-    fresh_classifiers,
-    member_generators,
-    plain,
-)
+from uqlab.ensembles.base import Ensemble, Members, member_generators, numbered_dropouts
+from uqlab.ensembles.implicit import check_backbone, fresh_classifiers, plain
 from uqlab.ensembles.layers import own_dropout, plain_linear, with_layers
 from uqlab.models import Standardize, classifier
 
@@ -72,10 +67,10 @@ class MIMOEnsemble(Ensemble):
         self._check_index(index)
         network = with_layers(self.network, lambda layer: layer.member(0))
         _count_channels(network, 1, self.members)
-        first: Any = network.get_submodule(self.first)
+        first = network.get_submodule(self.first)
         summed = first.weight.detach().unflatten(1, (self.members, -1)).sum(1)
         network.set_submodule(self.first, trained_like(_like(first, summed), first))
-        head: Any = network.get_submodule(self.head)
+        head = network.get_submodule(self.head)
         own = {}
         for name, p in head.named_parameters():
             own[name] = p.detach().chunk(self.members)[index]
@@ -153,54 +148,60 @@ def mimo(
             f"not {members!r}"
         )
     network = plain(backbone, trained=True)
-    head, begin = classifier(network), _first_layer(network)
-    first: Any = network.get_submodule(begin)
-    whole = isinstance(first, PRODUCTS) and getattr(first, "groups", 1) == 1
-    if head == begin or not whole:
-        raise ValueError(
-            "mimo needs a network that begins with a linear layer or a convolution and "
-            f"ends with another linear layer; {type(backbone).__name__} begins with "
-            f"{type(first).__name__}"
-        )
-    places = [1] * (first.weight.ndim - 2)
-    wide = first.weight.detach().repeat(1, len(ids), *places) / len(ids)
-    network.set_submodule(begin, _like(first, wide))
+    begin, head = _ends(network)
+    _widen(network, begin, len(ids))
     last: Any = network.get_submodule(head)
-    own = fresh_classifiers(last, None, member_generators(seed, ids))
+    own = fresh_classifiers(last, None, member_generators(seed, ids, "adapter"))
     fresh = {name: p.value.detach().flatten(0, 1) for name, p in own.items()}
     network.set_submodule(head, plain_linear(fresh["weight"], fresh.get("bias")))
-    _count_channels(network, len(ids), 1)
     own_dropout(network, 1)
     ensemble = MIMOEnsemble(network, ids, begin, head, rho, repeats)
     how = {"method": "mimo", "rho": rho, "repeats": repeats, "seed": seed}
     return ensemble.train(backbone.training).with_recipe(how)
 
 
-def _first_layer(network):
-    """Return the name of the first layer with parameters."""
-    for name, part in network.named_modules():
-        layer = isinstance(part, PRODUCTS) or not list(part.children())
-        if layer and list(part.parameters()):
-            return name
-    return ""
+def _ends(network):
+    """Return the names of the first layer and of the last, or raise ValueError."""
+    head, begin, first = classifier(network), "", network
+    for name, layer in network.named_modules():
+        inner = isinstance(layer, PRODUCTS) or not list(layer.children())
+        if inner and list(layer.parameters()):
+            begin, first = name, layer
+            break
+    whole = isinstance(first, PRODUCTS) and getattr(first, "groups", 1) == 1
+    if head == begin or not whole:
+        raise ValueError(
+            "mimo needs a network that begins with a linear layer or a convolution and "
+            f"ends with another linear layer; {type(network).__name__} begins with "
+            f"{type(first).__name__}"
+        )
+    return begin, head
+
+
+def _widen(network, begin: str, members: int):
+    """Let the first layer take the inputs of all members, with equal weights."""
+    first = network.get_submodule(begin)
+    places = [1] * (first.weight.ndim - 2)
+    wide = first.weight.detach().repeat(1, members, *places) / members
+    network.set_submodule(begin, _like(first, wide))
+    _count_channels(network, members, 1)
 
 
 def _like(layer: Any, weight):
     """Return the same layer with this weight, for as many features as it has inputs."""
-    made = copy.deepcopy(layer)
-    made.weight = nn.Parameter(weight)
+    copied = copy.deepcopy(layer)
+    copied.weight = nn.Parameter(weight)
     features = "in_features" if isinstance(layer, nn.Linear) else "in_channels"
-    setattr(made, features, weight.shape[1])
-    return made
+    setattr(copied, features, weight.shape[1])
+    return copied
 
 
 def _count_channels(network, now: int, before: int):
     """Change what a network knows of the channels of its images."""
-    for part in network.modules():
-        counted: Any = part
-        if isinstance(getattr(part, "num_channels", None), int):
-            counted.num_channels = counted.num_channels // before * now
-        if isinstance(part, Standardize):
+    for layer in network.modules():
+        if isinstance(getattr(layer, "num_channels", None), int):
+            layer.num_channels = layer.num_channels // before * now
+        if isinstance(layer, Standardize):
             for name in ("mean", "std"):
-                one = getattr(part, name).chunk(before)[0]
-                setattr(part, name, one.repeat(now, 1, 1))
+                one = getattr(layer, name).chunk(before)[0]
+                setattr(layer, name, one.repeat(now, 1, 1))

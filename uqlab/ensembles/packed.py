@@ -116,7 +116,7 @@ class _Narrow:
 
     def network(self, backbone: nn.Module) -> nn.Module:
         """Return a fresh narrow network of the same architecture."""
-        network: Any = nn.Sequential(plain(backbone, trained=True))
+        network = nn.Sequential(plain(backbone, trained=True))
         last = classifier(network)
         inside = ()  # prefixes of names inside networks of transformers
         for name, part in list(network.named_modules()):
@@ -220,9 +220,7 @@ class _Narrow:
 
 def _parts(config: Any) -> list[Any]:
     """Return those configurations, of CLIP's towers or the whole, that have heads."""
-    towers: list[Any] = [
-        getattr(config, n, None) for n in ("vision_config", "text_config")
-    ]
+    towers = [getattr(config, n, None) for n in ("vision_config", "text_config")]
     return [part for part in (*towers, config) if hasattr(part, "num_attention_heads")]
 
 

@@ -1,7 +1,6 @@
 """Ensembles on disk: what the members own. Shards are put together here too."""
 
 import copy
-import os
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from uqlab.core.checks import one_of
-from uqlab.core.files import fingerprint
+from uqlab.core.files import StrPath, fingerprint
+from uqlab.core.modules import layers_of
 from uqlab.core.tensors import load_tensors, save_tensors
 from uqlab.ensembles.base import Ensemble, FoldedEnsemble, SeparateEnsemble
 from uqlab.ensembles.batch_ensemble import batch
@@ -38,7 +38,7 @@ _METHODS: dict[str, Callable[..., Ensemble]] = {
 }
 
 
-def save(ensemble: Ensemble, path: str | os.PathLike, *, backbone: str = "") -> None:
+def save(ensemble: Ensemble, path: StrPath, *, backbone: str = "") -> None:
     """Write what an implicit ensemble learned, and how it was made, to a file.
 
     Parameters
@@ -69,7 +69,7 @@ def save(ensemble: Ensemble, path: str | os.PathLike, *, backbone: str = "") -> 
     save_tensors(path, _learned(ensemble), header | {"frozen": _frozen(ensemble)})
 
 
-def load(path: str | os.PathLike, backbone: nn.Module) -> Ensemble:
+def load(path: StrPath, backbone: nn.Module) -> Ensemble:
     """Return the ensemble that `save` wrote, on the backbone that it was made from.
 
     Raises
@@ -155,26 +155,8 @@ def concatenate(shards: Sequence[Ensemble]) -> Any:
     """
     if not shards:
         raise ValueError("concatenate needs at least one shard, got an empty list")
-    kinds = {type(shard) for shard in shards}
+    shards, members = _in_order(shards)
     first: Any = shards[0]
-    if len(kinds) > 1 or not isinstance(first, FoldedEnsemble | SeparateEnsemble):
-        names = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise TypeError(
-            f"concatenate takes shards of one folded or separate ensemble, got {names}"
-        )
-    shards = sorted(shards, key=lambda shard: shard.member_ids.start)
-    first = shards[0]
-    ids = [m for shard in shards for m in shard.member_ids]
-    members = range(ids[0], ids[-1] + 1)
-    if ids != list(members):
-        raise ValueError(
-            f"shards must follow each other without gap or overlap, got members {ids}"
-        )
-    if any(_described(shard) != _described(first) for shard in shards):
-        raise ValueError(
-            "shards must be of one ensemble: equal architecture, method, settings and "
-            "seed"
-        )
     if isinstance(first, SeparateEnsemble):
         models = [shard.member(i) for shard in shards for i in range(shard.members)]
         whole = SeparateEnsemble(copy.deepcopy(models), members)
@@ -186,6 +168,29 @@ def concatenate(shards: Sequence[Ensemble]) -> Any:
     return whole.with_recipe(first.recipe).train(first.training)
 
 
+def _in_order(shards: Sequence[Ensemble]) -> tuple[list[Ensemble], range]:
+    """Return the shards and their members in order; raise if they do not belong."""
+    kinds = {type(shard) for shard in shards}
+    if len(kinds) > 1 or not isinstance(shards[0], FoldedEnsemble | SeparateEnsemble):
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise TypeError(
+            f"concatenate takes shards of one folded or separate ensemble, got {names}"
+        )
+    shards = sorted(shards, key=lambda shard: shard.member_ids.start)
+    ids = [m for shard in shards for m in shard.member_ids]
+    members = range(ids[0], ids[-1] + 1)
+    if ids != list(members):
+        raise ValueError(
+            f"shards must follow each other without gap or overlap, got members {ids}"
+        )
+    if any(_described(shard) != _described(shards[0]) for shard in shards):
+        raise ValueError(
+            "shards must be of one ensemble: equal architecture, method, settings and "
+            "seed"
+        )
+    return shards, members
+
+
 def _described(shard):
     """Return what is equal for all shards of an ensemble."""
     recipe = {**(shard.recipe or {}), "members": None}
@@ -195,10 +200,9 @@ def _described(shard):
 def _check_shared(networks):
     """Raise ValueError unless what all members share is equal in all networks."""
     own: set[int] = set()
-    for layer in networks[0].modules():
-        if isinstance(layer, PerMember):
-            buffers = (getattr(layer, name) for name in layer.member_buffers)
-            own |= {id(t) for t in (*layer.own_parameters(), *buffers)}
+    for layer in layers_of(networks[0], PerMember):
+        buffers = (getattr(layer, name) for name in layer.member_buffers)
+        own |= {id(t) for t in (*layer.own_parameters(), *buffers)}
     state, *others = (network.state_dict(keep_vars=True) for network in networks)
     for name, tensor in state.items():
         if id(tensor) in own:

@@ -17,7 +17,7 @@ from uqlab.ensembles import (
     FoldedEnsemble,
     MemberModule,
     Scaled,
-    member_seed,
+    member_generators,
     plain,
 )
 
@@ -169,8 +169,7 @@ def masks(
             f"{type(model).__name__} has no nn.Linear layer to mask; masks need one, "
             "tiles take convolutional networks"
         )
-    seeds = [member_seed(seed, m, "masks") for m in range(members)]
-    generators = [torch.Generator().manual_seed(s) for s in seeds]
+    generators = member_generators(seed, range(members), "masks")
     last = next(reversed(linear))
     for name, layer in linear.items():
         columns = inputs or name != next(iter(linear))

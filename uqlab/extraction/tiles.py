@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d
 
 from uqlab.core.checks import at_least, one_network
-from uqlab.core.modules import hooked, logits_of, sharing_copy
+from uqlab.core.modules import hooked, layers_of, logits_of, sharing_copy
 from uqlab.ensembles import Ensemble
 
 _OTHERWISE = (
@@ -106,8 +106,7 @@ class TiledEnsemble(Ensemble):
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.checked and len(x):
-            self._check(x[:2])
+        self._check(x[:2])
         grid = adaptive_avg_pool2d(self._at_positions(x), self.size)
         return grid.flatten(2)[:, :, list(self.member_ids)].permute(2, 0, 1)
 
@@ -131,12 +130,11 @@ class TiledEnsemble(Ensemble):
         return super()._apply(fn, recurse)
 
     def _positions(self) -> "_Positions":
-        return next(m for m in self.network.modules() if isinstance(m, _Positions))
+        return layers_of(self.network, _Positions)[0]
 
     def of_mean(self, x: Tensor) -> Tensor:
         """Return the logits of the mean features of the first member's tile."""
-        if not self.checked and len(x):
-            self._check(x[:2])
+        self._check(x[:2])
         positions = self._positions()
 
         def mean(_, args, features):
@@ -170,8 +168,10 @@ class TiledEnsemble(Ensemble):
     def _check(self, x: Tensor) -> None:
         """Raise ValueError unless the pool is an average, the head linear if so said.
 
-        The model's logits are then those of the mean over the map.
+        The model's logits are then those of the mean over the map. It is checked once.
         """
+        if self.checked or not len(x):
+            return
         positions = self._positions()
         try:
             every = self._at_positions(x)

@@ -156,9 +156,14 @@ def by_copies(
 
     def powers(errors: Sequence[Tensor]) -> Tensor:
         seeds = [e.view_as(y) for e, y in zip(errors, outputs, strict=True)]
-        how = {"retain_graph": True, "materialize_grads": True}
-        found = torch.autograd.grad(outputs, list(copies.values()), seeds, **how)
-        size = {name: power(g, q) for name, g in zip(names, found, strict=True)}
+        gradients = torch.autograd.grad(
+            outputs,
+            list(copies.values()),
+            seeds,
+            retain_graph=True,
+            materialize_grads=True,
+        )
+        size = {name: power(g, q) for name, g in zip(names, gradients, strict=True)}
         layers = [torch.stack([size[name] for name in layer]) for layer in owned]
         return torch.stack([sizes.sum(0) for sizes in layers])
 

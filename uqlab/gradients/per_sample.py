@@ -270,8 +270,11 @@ def _errors(logits: Tensor, seed: Tensor, calls: Calls) -> dict[str, list[Tensor
     if not calls:
         return {}
     probes = [call.probe for made in calls.values() for call in made]
-    how = {"retain_graph": True, "materialize_grads": True}
-    errors = iter(torch.autograd.grad(logits, probes, seed, **how))
+    errors = iter(
+        torch.autograd.grad(
+            logits, probes, seed, retain_graph=True, materialize_grads=True
+        )
+    )
     return {unit: [next(errors) for _ in made] for unit, made in calls.items()}
 
 

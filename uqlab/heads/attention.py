@@ -1,14 +1,14 @@
 """Heads by number, and what a network is given and returns."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from operator import index
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from uqlab.core.checks import as_labels, at_least, count
-from uqlab.core.modules import Inputs, call, like_parameters, logits_of, map_tensors
+from uqlab.core.checks import as_labels, count
+from uqlab.core.modules import Inputs, call, logits_of, take
 from uqlab.models import Attention, attentions
 
 # (layer, head), or (tower, layer, head) of a network with two towers.
@@ -48,20 +48,29 @@ def shape(model: nn.Module) -> tuple[int, int]:
 
 
 def count_heads(model: nn.Module) -> list[int]:
-    """Count the heads of each layer, text before vision; raises what `shape` raises."""
-    return [attention.heads for attention in attentions(model)]
+    """Count the heads of each layer, text before vision.
+
+    Parameters
+    ----------
+    model : nn.Module
+        A network that `shape` accepts; for others it raises what `shape` raises.
+    """
+    return [layer.heads for layer in attentions(model)]
 
 
 def towers(model: nn.Module) -> dict[str, range]:
     """Find the rows of scores [layers, heads] that belong to "text" and to "vision".
 
-    Of one stack of layers all rows belong to "".
+    Parameters
+    ----------
+    model : nn.Module
+        A network that `shape` accepts. Of one stack of layers all rows belong to "".
     """
     return _rows(attentions(model))
 
 
-def _rows(found: list[Attention]) -> dict[str, range]:
-    names = [attention.tower for attention in found]
+def _rows(layers: list[Attention]) -> dict[str, range]:
+    names = [layer.tower for layer in layers]
     rows = {}
     for name in dict.fromkeys(names):
         first = names.index(name)
@@ -69,82 +78,105 @@ def _rows(found: list[Attention]) -> dict[str, range]:
     return rows
 
 
-def check_heads(found: list[Attention], heads: Iterable[Head]) -> list[Place]:
-    """Where the heads are.
+def check_heads(layers: list[Attention], heads: Iterable[Head]) -> list[Place]:
+    """Find the places of heads.
 
-    Raises TypeError for what is no head's address, ValueError for heads that are absent
-    or given twice.
+    Parameters
+    ----------
+    layers : list of Attention
+        The attention of every layer, from `attentions`.
+    heads : iterable
+        Pairs (layer, head), counted from 0; of two towers (tower, layer, head).
+
+    Raises
+    ------
+    TypeError
+        For what is no head's address.
+    ValueError
+        For heads that are absent or given twice.
     """
-    rows = _rows(found)
-    what = "pairs of integers (layer, head), such as [(0, 3), (2, 1)]"
-    if len(rows) > 1:
-        what = '(tower, layer, head), such as [("vision", 0, 3), ("text", 2, 1)]'
+    rows = _rows(layers)
     places: list[Place] = []
-    try:
-        addresses: list[Any] = [tuple(head) for head in heads]
-        split = [head if len(rows) > 1 else ("", *head) for head in addresses]
-        numbers = [(tower, index(layer), index(head)) for tower, layer, head in split]
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"heads must be {what}") from error
-    for name, (tower, layer, head) in zip(addresses, numbers, strict=True):
+    for tower, layer, head in _numbers(heads, len(rows) > 1):
+        name = f"head {(tower, layer, head) if len(rows) > 1 else (layer, head)}"
         if tower not in rows:
-            raise ValueError(f"head {name}: the towers are {' and '.join(rows)}")
+            raise ValueError(f"{name}: the towers are {' and '.join(rows)}")
         last = len(rows[tower]) - 1
         if not 0 <= layer <= last:
-            raise ValueError(f"head {name}: there are layers 0 to {last}")
-        most = found[rows[tower][layer]].heads
+            raise ValueError(f"{name}: there are layers 0 to {last}")
+        place = rows[tower][layer], head
+        most = layers[place[0]].heads
         if not 0 <= head < most:
-            raise ValueError(
-                f"head {name}: layer {layer} has {most} heads, counted from 0"
-            )
-        places.append((rows[tower][layer], head))
-        if places.count(places[-1]) > 1:
-            raise ValueError(f"head {name} is given more than once")
+            raise ValueError(f"{name}: layer {layer} has {most} heads, counted from 0")
+        if place in places:
+            raise ValueError(f"{name} is given more than once")
+        places.append(place)
     return places
 
 
-def addresses(found: list[Attention], places: Iterable[Place]) -> list[Head]:
-    """Return the heads at these places: the inverse of `check_heads`."""
-    rows = _rows(found)
+def _numbers(heads: Iterable[Head], towers: bool) -> list[tuple[str, int, int]]:
+    """Return addresses as tower, layer, head; without towers the first is ""."""
+    try:
+        addresses: list[Any] = [head if towers else ("", *head) for head in heads]
+        return [(tower, index(layer), index(head)) for tower, layer, head in addresses]
+    except (TypeError, ValueError) as error:
+        what = "pairs of integers (layer, head), such as [(0, 3), (2, 1)]"
+        if towers:
+            what = '(tower, layer, head), such as [("vision", 0, 3), ("text", 2, 1)]'
+        raise TypeError(f"heads must be {what}") from error
+
+
+def addresses(layers: list[Attention], places: Iterable[Place]) -> list[Head]:
+    """Return the heads at these places: the inverse of `check_heads`.
+
+    Parameters
+    ----------
+    layers : list of Attention
+        The attention of every layer, from `attentions`.
+    places : iterable
+        The number of an attention among all of the network, and the head's in it.
+    """
+    rows = _rows(layers)
     if len(rows) == 1:
         return [*places]
     heads: list[Head] = []
     for row, head in places:
-        tower = found[row].tower
+        tower = layers[row].tower
         heads.append((tower, row - rows[tower].start, head))
     return heads
 
 
-def score_table(found: list[Attention], scores: Mapping[Place, float]) -> Tensor:
-    """Scores of heads as a table [layers, heads], float64; NaN where there is none."""
-    most = max(attention.heads for attention in found)
-    table = torch.full((len(found), most), torch.nan, dtype=torch.float64)
+def score_table(layers: list[Attention], scores: Mapping[Place, float]) -> Tensor:
+    """Return scores of heads as a table [layers, heads], float64.
+
+    Parameters
+    ----------
+    layers : list of Attention
+        The attention of every layer, from `attentions`.
+    scores : mapping
+        The score of each place; where there is none, the table has NaN.
+    """
+    most = max(layer.heads for layer in layers)
+    table = torch.full((len(layers), most), torch.nan, dtype=torch.float64)
     for place, score in scores.items():
         table[place] = score
     return table
 
 
-def take(model: nn.Module, inputs: Inputs, rows: slice) -> Any:
-    """Return some of the inputs on the model's device, in its precision."""
-    return like_parameters(model, map_tensors(lambda t: t[rows], inputs))
-
-
-def batches(
-    model: nn.Module, inputs: Inputs, batch_size: int
-) -> Iterator[tuple[slice, Any]]:
-    """Return the inputs in batches: their rows, and what the model is given."""
-    at_least("batch_size", batch_size)
-    for low in range(0, count(inputs), batch_size):
-        rows = slice(low, low + batch_size)
-        yield rows, take(model, inputs, rows)
-
-
 def run(model: nn.Module, inputs: Inputs) -> Tensor:
-    """Return the logits [batch, classes]."""
+    """Return the logits [batch, classes], or raise ValueError for other outputs.
+
+    Parameters
+    ----------
+    model : nn.Module
+        A classifier.
+    inputs
+        A batch, on the device and in the precision of the model.
+    """
     logits = logits_of(call(model, inputs))
-    shape = list(getattr(logits, "shape", ()))
-    if len(shape) != 2:
-        kind = f"{type(logits).__name__} {shape or ''}"
+    returned = list(getattr(logits, "shape", ()))
+    if len(returned) != 2:
+        kind = f"{type(logits).__name__} {returned or ''}"
         raise ValueError(
             f"{type(model).__name__} must return logits [batch, classes], got {kind}"
         )
@@ -152,7 +184,17 @@ def run(model: nn.Module, inputs: Inputs) -> Tensor:
 
 
 def check_labels(model: nn.Module, inputs: Inputs, labels: Any) -> Tensor:
-    """Return the labels as int64 on the model's device, one for each input."""
+    """Return the labels as int64 on the model's device, one for each input.
+
+    Parameters
+    ----------
+    model : nn.Module
+        A classifier, which says how many classes there are.
+    inputs
+        A tensor [samples, ...], or tensors by name.
+    labels
+        Classes [samples]; others raise what `as_labels` raises.
+    """
     with torch.no_grad():
         classes = run(model, take(model, inputs, slice(1))).shape[1]
     labels = as_labels(labels, count(inputs), classes)

@@ -16,19 +16,13 @@ from tqdm.auto import tqdm
 
 from uqlab.core.checks import ArrayLike, as_inputs, at_least, count, one_of
 from uqlab.core.devices import arithmetic
-from uqlab.core.files import fingerprint
+from uqlab.core.files import StrPath, fingerprint
+from uqlab.core.modules import take
 from uqlab.core.tensors import load_tensors, save_tensors
-from uqlab.heads.attention import (
-    Head,
-    Place,
-    addresses,
-    check_labels,
-    score_table,
-    take,
-)
+from uqlab.heads.attention import Head, Place, addresses, check_labels, score_table
 from uqlab.heads.search import Search, TowerSearch, search_of
 from uqlab.metrics import ood_detection
-from uqlab.models import attentions
+from uqlab.models import Attention, attentions
 
 
 class Circuit(list[Head]):
@@ -64,7 +58,7 @@ def greedy_circuit(
     batch_size: int | None = None,
     precision: str = "float32",
     progress: bool = True,
-    checkpoint: str | os.PathLike | None = None,
+    checkpoint: StrPath | None = None,
 ) -> Circuit:
     """Find the first heads that a greedy search removes, the least useful first.
 
@@ -113,52 +107,94 @@ def greedy_circuit(
     ----------
     Gabetni et al. 2025, Algorithm 1.
     """
-    found = attentions(model)
-    every = [(i, head) for i, each in enumerate(found) for head in range(each.heads)]
-    if not 1 <= budget <= len(every):
+    layers = attentions(model)
+    heads = sum(layer.heads for layer in layers)
+    if not 1 <= budget <= heads:
         raise ValueError(
-            f"budget must be 1 to {len(every)}, the number of heads, got {budget}"
+            f"budget must be 1 to {heads}, the number of heads, got {budget}"
         )
-    task = _Task(score, id_inputs, id_labels, ood_inputs)
-    search = search_of(model, take(model, task.sets[0], slice(2)))
-    task.check_labels(search.network)
-    where = next(search.network.parameters()).device
-    threads = torch.get_num_threads() if where.type == "cpu" else 1
-    batches = task.batches(batch_size, search.rows, threads)
-    run = [score, precision, fingerprint(search.network, *task.sets, task.labels)]
-    start, scores = _read(checkpoint, run)
-    order = [_best(step) for step in scores]
-    for head in order:
-        search.remove(*head)
-    total, done = (steps * len(batches) for steps in (budget, len(scores)))
+    task = _Task(model, score, id_inputs, id_labels, ood_inputs, batch_size)
+    run = [score, precision, task.fingerprint()]
+    steps = _Steps(task.search, layers, checkpoint, run)
+    done = len(steps.order) * len(task.batches)
     bar = tqdm(
-        total=total, initial=done, desc=f"circuit ({score})", unit="batch",
-        disable=not progress, leave=False,
+        total=budget * len(task.batches), initial=done, desc=f"circuit ({score})",
+        unit="batch", disable=not progress, leave=False,
     )  # fmt: skip
-    with bar, arithmetic(precision, where), _in_threads(search, threads) as results:
-        while len(scores) < budget:
-            heads = [head for head in every if head not in order]
-            search.prepare(heads)
-            answers = []
-            for answer in results(partial(task.answers, heads), batches):
-                answers.append(answer)
-                bar.update()
-            whole, *without = task.scores(answers)
-            start = start if scores else whole
-            scores.append(score_table(found, dict(zip(heads, without, strict=True))))
-            order.append(_best(scores[-1]))
-            search.remove(*order[-1])
-            if checkpoint is not None:
-                header = {"run": run, "start": start}
-                save_tensors(checkpoint, {"scores": torch.stack(scores)}, header)
-    table = torch.stack(scores[:budget])
-    return Circuit(addresses(found, order[:budget]), start, table)
+    with bar, arithmetic(precision, task.device), task.in_threads() as results:
+        while len(steps.order) < budget:
+            left = steps.left()
+            steps.add(left, *task.scores(left, results, bar))
+    return steps.circuit(budget)
+
+
+class _Steps:
+    """The finished steps of a search, which a file holds if there is a path."""
+
+    def __init__(
+        self,
+        search: Search | TowerSearch,
+        layers: list[Attention],
+        path: StrPath | None,
+        run: list[Any],
+    ):
+        self.search, self.layers, self.path, self.run = search, layers, path, run
+        self.start, self.scores, self.order = math.nan, [], []
+        if path is None or not os.path.exists(path):
+            return
+        tensors, header = load_tensors(path)
+        if header.get("run") != run:
+            raise ValueError(
+                f"checkpoint {path} is of another search; delete the file or name "
+                "another"
+            )
+        self.start = header["start"]
+        for table in tensors["scores"]:
+            self._remove_best(table)
+
+    def _remove_best(self, table: Tensor) -> None:
+        """Remove the head of the highest score [layers, heads], the first of equals."""
+        first = int(table.nan_to_num(-math.inf).argmax())
+        place = divmod(first, table.shape[1])
+        self.search.remove(*place)
+        self.scores.append(table)
+        self.order.append(place)
+
+    def left(self) -> list[Place]:
+        """Return the heads that are not removed."""
+        heads = []
+        for number, layer in enumerate(self.layers):
+            heads += [(number, head) for head in range(layer.heads)]
+        return [head for head in heads if head not in self.order]
+
+    def add(self, heads: list[Place], start: float, *scores: float) -> None:
+        """Note the score of the network, and those without each of these heads."""
+        if not self.scores:
+            self.start = start
+        without = dict(zip(heads, scores, strict=True))
+        self._remove_best(score_table(self.layers, without))
+        if self.path is not None:
+            header = {"run": self.run, "start": self.start}
+            save_tensors(self.path, {"scores": torch.stack(self.scores)}, header)
+
+    def circuit(self, budget: int) -> Circuit:
+        """Return the first steps."""
+        heads = addresses(self.layers, self.order[:budget])
+        return Circuit(heads, self.start, torch.stack(self.scores[:budget]))
 
 
 class _Task:
-    """Validation data in distribution, then out of it, and what answers are worth."""
+    """Data in distribution, then out of it, and what a network's answers are worth."""
 
-    def __init__(self, score: str, id_inputs: Any, id_labels: Any, ood_inputs: Any):
+    def __init__(
+        self,
+        model: nn.Module,
+        score: str,
+        id_inputs: Any,
+        id_labels: Any,
+        ood_inputs: Any,
+        batch_size: int | None,
+    ):
         one_of("score", score, ("acc", "ood", "avg"))
         needs = {"id_labels": id_labels} if score != "ood" else {}
         needs |= {"ood_inputs": ood_inputs} if score != "acc" else {}
@@ -166,21 +202,19 @@ class _Task:
             if value is None:
                 raise ValueError(f'score="{score}" needs {name}, got None')
         sets = [id_inputs] if score == "acc" else [id_inputs, ood_inputs]
-        self.sets = [as_inputs(inputs) for inputs in sets]
-        self.labels = id_labels if score != "ood" else None
-        self.score = score
+        self.score, self.sets = score, [as_inputs(inputs) for inputs in sets]
+        self.search = search_of(model, take(model, self.sets[0], slice(2)))
+        self.labels = None
+        if score != "ood":
+            self.labels = check_labels(self.search.network, self.sets[0], id_labels)
+        self.device = next(model.parameters()).device
+        self.threads = torch.get_num_threads() if self.device.type == "cpu" else 1
+        self.batches = self._batches(batch_size)
 
-    def check_labels(self, network: nn.Module) -> None:
-        """Check the labels, where the score needs them."""
-        if self.labels is not None:
-            self.labels = check_labels(network, self.sets[0], self.labels)
-
-    def batches(
-        self, batch_size: int | None, rows: int, threads: int
-    ) -> list[tuple[int, slice]]:
+    def _batches(self, batch_size: int | None) -> list[tuple[int, slice]]:
         """Return the number of a set, and which of its inputs."""
         total = sum(map(count, self.sets))
-        size = min(rows, -(-total // threads))
+        size = min(self.search.rows, -(-total // self.threads))
         if batch_size is not None:
             size = at_least("batch_size", batch_size)
         batches = []
@@ -189,7 +223,28 @@ class _Task:
                 batches.append((number, slice(low, low + size)))
         return batches
 
-    def answers(
+    def fingerprint(self) -> str:
+        """Return what tells this network and these data from others."""
+        return fingerprint(self.search.network, *self.sets, self.labels)
+
+    def scores(self, heads: list[Place], results: Callable, bar: tqdm) -> list[float]:
+        """Return the score of the network, then those without each of the heads."""
+        self.search.prepare(heads)
+        answers = []
+        for answer in results(partial(self._answers, heads), self.batches):
+            answers.append(answer)
+            bar.update()
+        known = count(self.sets[0])
+        uncertainty, correct = (torch.cat(t, 1) for t in zip(*answers, strict=True))
+        accuracy = correct[:, :known].mean(1).tolist()
+        if self.score == "acc":
+            return accuracy
+        auroc = [ood_detection(u[:known], u[known:]).auroc for u in uncertainty]
+        if self.score == "ood":
+            return auroc
+        return [(a + b) / 2 for a, b in zip(accuracy, auroc, strict=True)]
+
+    def _answers(
         self,
         heads: list[Place],
         search: Search | TowerSearch,
@@ -208,56 +263,27 @@ class _Task:
             correct += logits.argmax(2) == self.labels[rows]
         return uncertainty.cpu(), correct.cpu()
 
-    def scores(self, answers: list[tuple[Tensor, Tensor]]) -> list[float]:
-        """Return the score of the network, then those without each of the heads."""
-        known = count(self.sets[0])
-        uncertainty, correct = (torch.cat(t, 1) for t in zip(*answers, strict=True))
-        accuracy = correct[:, :known].mean(1).tolist()
-        if self.score == "acc":
-            return accuracy
-        auroc = [ood_detection(u[:known], u[known:]).auroc for u in uncertainty]
-        if self.score == "ood":
-            return auroc
-        return [(a + b) / 2 for a, b in zip(accuracy, auroc, strict=True)]
+    @contextlib.contextmanager
+    def in_threads(self) -> Iterator[Callable]:
+        """Return a function that gives a job's results for each item.
 
+        Batches in several threads are faster than products that are split over several
+        cores: those wait for the slowest.
+        """
+        if self.threads == 1:
+            yield lambda job, items: (job(self.search, item) for item in items)
+            return
+        local = threading.local()
 
-@contextlib.contextmanager
-def _in_threads(search: Search | TowerSearch, threads: int) -> Iterator[Callable]:
-    """Return a function that gives a job's results for each item.
+        def start() -> None:
+            torch.set_num_threads(1)
+            local.search = self.search.twin()
 
-    Batches in several threads are faster than products that are split over several
-    cores: those wait for the slowest.
-    """
-    if threads == 1:
-        yield lambda job, items: (job(search, item) for item in items)
-        return
-    local = threading.local()
-
-    def start() -> None:
-        torch.set_num_threads(1)
-        local.search = search.twin()
-
-    pool = futures.ThreadPoolExecutor(threads, initializer=start)
-    try:
-        yield lambda job, items: pool.map(lambda item: job(local.search, item), items)
-    finally:
-        pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(threads)
-
-
-def _best(scores: Tensor) -> Place:
-    """Return the head with the highest score [layers, heads], the first of equals."""
-    first = int(scores.nan_to_num(-math.inf).argmax())
-    return divmod(first, scores.shape[1])
-
-
-def _read(path: str | os.PathLike | None, run: list[Any]) -> tuple[float, list[Tensor]]:
-    """Return the score with all heads and those of the finished steps, if any."""
-    if path is None or not os.path.exists(path):
-        return math.nan, []
-    tensors, header = load_tensors(path)
-    if header.get("run") != run:
-        raise ValueError(
-            f"checkpoint {path} is of another search; delete the file or name another"
-        )
-    return header["start"], [*tensors["scores"]]
+        pool = futures.ThreadPoolExecutor(self.threads, initializer=start)
+        try:
+            yield lambda job, items: pool.map(
+                lambda item: job(local.search, item), items
+            )
+        finally:
+            pool.shutdown(cancel_futures=True)
+            torch.set_num_threads(self.threads)

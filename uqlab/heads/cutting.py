@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from uqlab.core.modules import first_of, layers_of
 from uqlab.ensembles import plain_linear
 from uqlab.models import COUNTS, Attention, Projection, attentions
 
@@ -38,7 +39,7 @@ class Headless(nn.Module):
         self.last = ""
         if attention.inside:
             self.last = attention.output.module.rpartition(".")[2]
-        last: Any = getattr(self, self.last, None)
+        last = getattr(self, self.last, None)
         if last is not None and not isinstance(last, nn.Linear):
             # Transformers' Conv1D cannot take an input without features.
             last = plain_linear(last.weight.detach().mT, last.bias.detach())
@@ -72,11 +73,11 @@ class OpenAttention(nn.Module):
         """Attend from queries to keys and values, each [..., tokens, width]."""
         layers: list[Any] = [self.q_proj, self.k_proj, self.v_proj]
         size = (self.num_heads, self.head_dim)
-        each = []
+        projected = []
         for layer, x in zip(layers, inputs, strict=True):
-            each.append(layer(x).unflatten(-1, size).transpose(-3, -2))
+            projected.append(layer(x).unflatten(-1, size).transpose(-3, -2))
         rate = rate if self.training else 0.0
-        z = F.scaled_dot_product_attention(*each, dropout_p=rate, **mask)
+        z = F.scaled_dot_product_attention(*projected, dropout_p=rate, **mask)
         return self.out_proj(z.transpose(-3, -2).flatten(-2))
 
 
@@ -134,6 +135,11 @@ def opened(network: nn.Module) -> nn.Module:
     """Return the network, in which each nn.MultiheadAttention has four linear layers.
 
     Hooks then see what the heads give, and what the output projection makes of it.
+
+    Parameters
+    ----------
+    network : nn.Module
+        A network that `shape` accepts; it is changed in place.
     """
     for attention in attentions(network):
         core = network.get_submodule(attention.name)
@@ -144,12 +150,22 @@ def opened(network: nn.Module) -> nn.Module:
 
 
 def put(network: nn.Module, name: str, part: nn.Module) -> Any:
-    """Put `part` into this place; returns the network, or `part` if that is all."""
+    """Put a module into a network, in place; return the network, or what replaces it.
+
+    Parameters
+    ----------
+    network : nn.Module
+        The network.
+    name : str
+        The place; if it is empty, `part` replaces the whole network.
+    part : nn.Module
+        What comes there.
+    """
     if not name:
         return part
-    for each in network.modules():
-        if isinstance(part, TorchAttention) and isinstance(each, nn.TransformerEncoder):
-            each.use_nested_tensor = False  # only torch's own attention can read them
+    if isinstance(part, TorchAttention):
+        for encoder in layers_of(network, nn.TransformerEncoder):
+            encoder.use_nested_tensor = False  # only torch's attention reads them
     network.set_submodule(name, part)
     return network
 
@@ -157,12 +173,24 @@ def put(network: nn.Module, name: str, part: nn.Module) -> Any:
 def without(network: nn.Module, attention: Attention, gone: set[int]) -> Any:
     """Cut out heads whose columns are zeros already, if the output stays the same.
 
-    Returns the network, which is changed in place, or what replaces it.
+    Parameters
+    ----------
+    network : nn.Module
+        The network, which is changed in place.
+    attention : Attention
+        One of its layers of heads.
+    gone : set of int
+        The heads. Of those that share a key and value, all or none are cut out.
+
+    Returns
+    -------
+    nn.Module
+        The network, or what replaces it.
     """
-    each = attention.heads // attention.groups  # queries that share a key and value
+    sharing = attention.heads // attention.groups  # queries of one key and value
     lost = []
     for group in range(attention.groups):
-        if gone.issuperset(range(group * each, (group + 1) * each)):
+        if gone.issuperset(range(group * sharing, (group + 1) * sharing)):
             lost.append(group)
     unit = network.get_submodule(attention.unit)
     expected = _output(unit) if lost else None
@@ -179,7 +207,19 @@ def without(network: nn.Module, attention: Attention, gone: set[int]) -> Any:
 def with_heads(
     core: Any, attention: Attention, heads: int, others: int | None = 1
 ) -> nn.Module:
-    """Return the attention `core`, whose projections are already cut to `heads`."""
+    """Return an attention that works with fewer heads.
+
+    Parameters
+    ----------
+    core : nn.Module
+        The attention, whose projections are already cut; it is changed in place.
+    attention : Attention
+        Where these projections are.
+    heads : int
+        How many heads are left.
+    others : int or None
+        How many outputs it returns after the first; None if it returns a tensor.
+    """
     if not heads and not isinstance(core, OpenAttention):
         return Headless(core, attention, others)
     for name in COUNTS:
@@ -225,8 +265,8 @@ def _cut(
         How many outputs it returns after the first; None if it returns a tensor.
     """
     (attention,) = attentions(unit)
-    each = attention.heads // attention.groups
-    queries = [group * each + i for group in lost for i in range(each)]
+    sharing = attention.heads // attention.groups  # queries of one key and value
+    queries = [group * sharing + i for group in lost for i in range(sharing)]
     # From the last rows to the first, so that those of a fused matrix keep their place.
     _remove(unit, attention.value, lost)
     _remove(unit, attention.key, lost)
@@ -283,10 +323,10 @@ def _keep(layer: Any, name: str, axis: int, stay: Tensor) -> None:
 
 def _sharing(unit: nn.Module) -> Any:
     """Return a copy that shares parameters, buffers and configurations."""
-    shared: list[Any] = [*unit.parameters(), *unit.buffers()]
+    shared = [*unit.parameters(), *unit.buffers()]
     for part in unit.modules():
         shared.append(getattr(part, "config", None))
-    return copy.deepcopy(unit, {id(each): each for each in shared})
+    return copy.deepcopy(unit, {id(thing): thing for thing in shared})
 
 
 def _linear(core: nn.Module, projection: Projection) -> nn.Linear:
@@ -341,10 +381,10 @@ def _arguments(unit: nn.Module) -> tuple[Tensor, dict[str, Any]]:
         "attention_mask": x.new_ones(1, 1, tokens, tokens),
     }
     given = {}
-    for each in [*inspect.signature(unit.forward).parameters.values()][1:]:
-        needed = each.default is each.empty and each.kind == each.POSITIONAL_OR_KEYWORD
-        if needed or (each.name in known and each.name != "attention_mask"):
-            given[each.name] = known.get(each.name)
+    for p in [*inspect.signature(unit.forward).parameters.values()][1:]:
+        needed = p.default is p.empty and p.kind == p.POSITIONAL_OR_KEYWORD
+        if needed or (p.name in known and p.name != "attention_mask"):
+            given[p.name] = known.get(p.name)
     return x, given
 
 
@@ -357,5 +397,5 @@ def _same(found: Any, expected: Any) -> bool:
     """Whether two attentions gave the same first output, in the same form."""
     if found is None or isinstance(found, tuple) != isinstance(expected, tuple):
         return False
-    a, b = (each[0] if isinstance(each, tuple) else each for each in (found, expected))
+    a, b = first_of(found), first_of(expected)
     return torch.allclose(a, b, rtol=0, atol=1e-6 * (1e-3 + b.abs().max().item()))

@@ -14,8 +14,7 @@ from uqlab.core.checks import (
     finite,
     representable,
 )
-from uqlab.core.modules import call, evaluating, hooked, sharing_copy
-from uqlab.heads.attention import batches
+from uqlab.core.modules import batches, call, evaluating, hooked, sharing_copy
 from uqlab.heads.cutting import opened
 from uqlab.models import attentions
 
@@ -49,25 +48,23 @@ def head_features(
     """
     inputs = as_inputs(inputs)
     network = opened(sharing_copy(model))
-    found = [each for each in attentions(network) if each.tower != "text"]
-    first: dict[nn.Module, list[Tensor]] = {}
+    layers = [layer for layer in attentions(network) if layer.tower != "text"]
+    first = {network.get_submodule(layer.output.module): [] for layer in layers}
 
     def note(projection: nn.Module, args: tuple) -> None:
-        first.setdefault(projection, []).append(args[0][:, 0].cpu())
+        first[projection].append(args[0][:, 0].cpu())
 
-    projections = [network.get_submodule(each.output.module) for each in found]
-    hooks = (part.register_forward_pre_hook(note) for part in projections)
-    with evaluating(network), hooked(hooks):
+    with evaluating(network), hooked(p.register_forward_pre_hook(note) for p in first):
         for _, batch in batches(network, inputs, batch_size):
             call(network, batch)
     features = []
-    for attention, projection in zip(found, projections, strict=True):
-        joined = torch.cat(first[projection])  # [samples, heads * size]
+    for layer, parts in zip(layers, first.values(), strict=True):
+        joined = torch.cat(parts)  # [samples, heads * size]
         if len(joined) != count(inputs):
             kind = type(model).__name__
             raise ValueError(f"{kind} attends to windows, which have no class token")
         representable("features", joined)
-        features.append(joined.unflatten(-1, (attention.heads, attention.size)))
+        features.append(joined.unflatten(-1, (layer.heads, layer.size)))
     return features
 
 

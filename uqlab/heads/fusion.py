@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from uqlab.core import devices
-from uqlab.core.checks import one_of
-from uqlab.core.modules import Inputs, evaluating, first_tensor, map_tensors
+from uqlab.core.checks import first_tensor, one_of
+from uqlab.core.modules import Inputs, evaluating, first_of, layers_of, map_tensors
 from uqlab.ensembles import Ensemble, FoldedEnsemble, own_dropout, stack_layers
 from uqlab.heads.cutting import put, with_heads
 from uqlab.heads.grouped import Ragged, grouped
@@ -34,7 +34,7 @@ class FusedEnsemble(FoldedEnsemble):
         super().__init__(network, member_ids)
         # In a layer of one member, by the shape of an input.
         self._bytes_of_input: dict[tuple, float] = {}
-        self.found: list[Attention] = []  # in a member
+        self.layers: list[Attention] = []  # of a member
 
     def forward_members(self, x: Inputs) -> Tensor:
         """Each member on a batch of its own [members, batch, ...]."""
@@ -86,12 +86,12 @@ class FusedEnsemble(FoldedEnsemble):
 
     def _even(self) -> bool:
         """Whether the members have the same number of heads in every layer."""
-        return not any(isinstance(part, Ragged) for part in self.network.modules())
+        return not layers_of(self.network, Ragged)
 
     def member(self, index: int) -> nn.Module:
         """One member as a plain network."""
         network = super().member(index)
-        for attention in self.found:
+        for attention in self.layers:
             core = network.get_submodule(attention.name)
             rows = network.get_parameter(attention.query.parameter).shape[0]
             cut = with_heads(core, attention, rows // attention.size)
@@ -100,8 +100,8 @@ class FusedEnsemble(FoldedEnsemble):
 
     def shard(self, rows: slice) -> "FusedEnsemble":
         """Return the ensemble of some of the members, sharing their weights' memory."""
-        shard: Any = super().shard(rows)
-        shard.found = self.found
+        shard = super().shard(rows)
+        shard.layers = self.layers
         return shard
 
 
@@ -194,23 +194,24 @@ def fuse(
     if not members:
         raise ValueError("fuse needs at least one model, got an empty list")
     if all(isinstance(model, ZeroShot) for model in members):
-        return _fuse_towers(members, norms)
-    found = [attentions(model) for model in members]
-    _check_alike(members, found)
+        return _fuse_towers(members, norms == "independent")
+    return _fuse_stacks(members, norms == "independent")
+
+
+def _fuse_stacks(members: list[Any], own_norms: bool) -> FusedEnsemble:
+    layers = [attentions(model) for model in members]
+    _check_alike(members, layers)
     network = copy.deepcopy(members[0])
     _share_means(network, members)
-    layers = tuple(f"{attention.layer}." for attention in found[0])
-    _keep_own(network, members, layers, norms == "independent")
-    for layer in zip(*found, strict=True):
+    stack = tuple(f"{attention.layer}." for attention in layers[0])
+    _keep_own(network, members, stack, own_norms)
+    for layer in zip(*layers, strict=True):
         _group_heads(network, layer, members)
     own_dropout(network, len(members))
     fused = FusedEnsemble(network, range(len(members))).eval()
-    fused.found = found[0]
+    fused.layers = layers[0]
     _check_attention(fused, members)
-    if not fused._even() and not _passes_alone(fused):
-        for part in network.modules():
-            if isinstance(part, Ragged):
-                part.least = max(part.lengths)
+    _fill_up(fused)
     return fused.train(members[0].training)
 
 
@@ -255,9 +256,9 @@ def _group_heads(
 
 
 @torch.no_grad()
-def _check_attention(fused: "FusedEnsemble", members: Sequence[nn.Module]) -> None:
+def _check_attention(fused: FusedEnsemble, members: Sequence[nn.Module]) -> None:
     """Raise ValueError unless the attention gives what the members' own one gives."""
-    for attention in fused.found:
+    for attention in fused.layers:
         width = members[0].get_parameter(attention.output.parameter)
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(len(members), 4, len(width), generator=generator).to(width)
@@ -279,13 +280,21 @@ def _check_attention(fused: "FusedEnsemble", members: Sequence[nn.Module]) -> No
             )
 
 
-def _passes_alone(fused: "FusedEnsemble") -> bool:
+def _fill_up(fused: FusedEnsemble) -> None:
+    """Fill members up to equal lengths where attention does not take fewer heads."""
+    ragged = layers_of(fused.network, Ragged)
+    if ragged and not _passes_alone(fused):
+        for tensors in ragged:
+            tensors.least = max(tensors.lengths)
+
+
+def _passes_alone(fused: FusedEnsemble) -> bool:
     """Whether attention takes fewer heads where a member with fewer is alone.
 
     It does not where its forward pass counts on the number of heads that it was made
     with, as Whisper's.
     """
-    for attention in fused.found:
+    for attention in fused.layers:
         output: Any = fused.network.get_submodule(attention.output.module)
         width = output.weight.weight(0)
         for m in range(fused.members):
@@ -302,33 +311,33 @@ def _attended(network: nn.Module, attention: Attention, x: Tensor) -> Tensor:
     unit = network.get_submodule(attention.unit)
     with evaluating(unit):
         output = unit(x, attention_mask=None)
-    return output[0] if isinstance(output, tuple) else output
+    return first_of(output)
 
 
-def _fuse_towers(
-    members: list[ZeroShot], norms: Literal["independent", "merged"]
-) -> FusedTowers:
+def _fuse_towers(members: list[ZeroShot], own_norms: bool) -> FusedTowers:
     first = members[0]
-    if not all(torch.equal(first.prompts, each.prompts) for each in members):
+    if not all(torch.equal(first.prompts, member.prompts) for member in members):
         raise ValueError(
             "the members have different prompts; only pruned versions of one model fuse"
         )
-    text: Any = fuse([each.text for each in members], norms=norms)
-    vision: Any = fuse([each.vision for each in members], norms=norms)
-    scale = torch.stack([each.scale for each in members])[:, None, None]
+    text = _fuse_stacks([member.text for member in members], own_norms)
+    vision = _fuse_stacks([member.vision for member in members], own_norms)
+    scale = torch.stack([member.scale for member in members])[:, None, None]
     fused = FusedTowers(text, vision, scale, first.prompts, first.name)
     return fused.train(first.training)
 
 
-def _check_alike(models: Sequence[nn.Module], found: Sequence[list[Attention]]) -> None:
+def _check_alike(
+    models: Sequence[nn.Module], layers: Sequence[list[Attention]]
+) -> None:
     """Raise ValueError unless the members differ only in their heads."""
-    for attention in itertools.chain.from_iterable(found):
+    for attention in itertools.chain.from_iterable(layers):
         if attention.fused or attention.heads != attention.groups:
             raise ValueError(
                 f"{type(models[0]).__name__} has no separate query, key and value "
                 "projections with a head for each other: it cannot be fused"
             )
-    first, *others = map(_sizes, models, found)
+    first, *others = map(_sizes, models, layers)
     for m, other in enumerate(others, start=1):
         for name in {**first, **other}:
             here, there = other.get(name, "absent"), first.get(name, "absent")
@@ -339,13 +348,13 @@ def _check_alike(models: Sequence[nn.Module], found: Sequence[list[Attention]]) 
                 )
 
 
-def _sizes(model: nn.Module, found: list[Attention]) -> dict[str, Any]:
+def _sizes(model: nn.Module, layers: list[Attention]) -> dict[str, Any]:
     """Return what members must have in common, by name."""
-    units = tuple(f"{attention.unit}." for attention in found)
+    units = tuple(f"{attention.unit}." for attention in layers)
     sizes: dict[str, Any] = {
-        "number of layers": len(found),
-        "width": model.get_parameter(found[0].output.parameter).shape[0],
-        "size of a head": found[0].size,
+        "number of layers": len(layers),
+        "width": model.get_parameter(layers[0].output.parameter).shape[0],
+        "size of a head": layers[0].size,
     }
     for name, p in model.named_parameters():
         if not name.startswith(units):

@@ -1,7 +1,6 @@
 """Linear layers of a fused ensemble, in which every member has its own heads."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -92,7 +91,7 @@ class GroupedLinear(MemberModule):
 
     def member(self, index: int) -> nn.Module:
         """Return a plain layer that computes what member `index` computes."""
-        layer: Any = super().member(index)
+        layer = super().member(index)
         layer.out_features, layer.in_features = layer.weight.shape
         return layer
 
@@ -100,7 +99,11 @@ class GroupedLinear(MemberModule):
 def grouped(layers: Sequence[nn.Linear]) -> GroupedLinear:
     """Fold the query, key, value or output projections of all members into one layer.
 
-    The tensors are copied; what the first one trains is trained.
+    Parameters
+    ----------
+    layers : sequence of nn.Linear
+        One for each member. Their tensors are copied; what the first one trains is
+        trained.
     """
     own: dict[str, MemberParameter] = {}
     for name, p in layers[0].named_parameters():

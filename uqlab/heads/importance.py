@@ -1,6 +1,6 @@
 """How important each head is: Taylor scores, Taylor pruning, draws from a ranking."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -9,13 +9,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from uqlab.core.checks import ArrayLike, as_inputs, at_least, count, one_of
-from uqlab.core.modules import frozen
-from uqlab.ensembles import member_seed
+from uqlab.core.modules import batches, frozen
+from uqlab.ensembles import member_generators
 from uqlab.heads.attention import (
     Head,
     Place,
     addresses,
-    batches,
     check_labels,
     run,
     score_table,
@@ -108,52 +107,76 @@ def taylor_heads(
     Gabetni et al. 2025, B.2 and D.1.1.
     """
     one_of("scope", scope, ("layer", "model"))
-    found = attentions(model)
-    counts = [attention.heads for attention in found]
+    layers = attentions(model)
+    counts = [layer.heads for layer in layers]
     if scope == "model":
         if isinstance(remove, Sequence):
             raise TypeError(
                 f'scope="model" takes one number of heads to remove, got {[*remove]}'
             )
-        if not 0 <= at_least("remove", remove, 0) <= sum(counts):
+        if not 0 <= remove <= sum(counts):
             raise ValueError(
                 f"remove must be 0 to {sum(counts)}, the number of heads, got {remove}"
             )
         scores = taylor_scores(model, inputs, labels, batch_size=batch_size)
-        lowest = scores.flatten().argsort(stable=True)[:remove]  # NaN comes last
-        return addresses(found, [divmod(i, max(counts)) for i in lowest.tolist()])
-    each = [*remove] if isinstance(remove, Sequence) else [remove] * len(counts)
-    few = len(each) == len(counts)
-    if not few or any(not 0 <= n <= h for n, h in zip(each, counts, strict=True)):
+        return addresses(layers, _lowest(scores, remove))
+    removed: list[Place] = []
+    for layer, number in enumerate(_of_layers(remove, counts)):
+        if number:
+            with ablate(model, addresses(layers, removed)):
+                scores = _taylor(model, inputs, labels, [layer], batch_size)
+            removed += _lowest(scores, number)
+    return addresses(layers, removed)
+
+
+def _of_layers(remove: int | Sequence[int], counts: list[int]) -> list[int]:
+    """Return how many heads each layer loses, of those that it has."""
+    numbers = [*remove] if isinstance(remove, Sequence) else [remove] * len(counts)
+    possible = [0 <= n <= most for n, most in zip(numbers, counts, strict=False)]
+    if len(numbers) != len(counts) or not all(possible):
         raise ValueError(
             f"remove must be one number or {len(counts)}, each from 0 to {counts}, "
-            f"got {each}"
+            f"got {numbers}"
         )
-    removed: list[Place] = []
-    for layer, number in enumerate(each):
-        if number:
-            with ablate(model, addresses(found, removed)):
-                scores = _taylor(model, inputs, labels, [layer], batch_size)[layer]
-            lowest = scores.argsort(stable=True)[:number]
-            removed += [(layer, head) for head in lowest.tolist()]
-    return addresses(found, removed)
+    return numbers
+
+
+def _lowest(scores: Tensor, number: int) -> list[Place]:
+    """Return the heads with the lowest scores [layers, heads], NaN last."""
+    lowest = scores.flatten().argsort(stable=True)[:number]
+    return [divmod(i, scores.shape[1]) for i in lowest.tolist()]
 
 
 def _taylor(
     model: nn.Module,
     inputs: Any,
     labels: Any,
-    layers: Sequence[int],
+    numbers: Iterable[int],
     batch_size: int,
 ) -> Tensor:
-    """Return the Taylor scores of some layers; NaN for the others."""
-    inputs = as_inputs(inputs)
-    found = attentions(model)
+    """Return the Taylor scores of the layers of these numbers; NaN for the others."""
+    layers = attentions(model)
+    names = set()
+    for number in numbers:
+        names.update(p.parameter for p in layers[number].projections[:3])
+    products = _products(model, names, as_inputs(inputs), labels, batch_size)
+    scores = {}
+    for number in numbers:
+        for head in range(layers[number].heads):
+            rows = []
+            for projection, place in layers[number].inputs(head):
+                product = products[projection.parameter]
+                rows.append(projection.part(product, place))
+            scores[number, head] = torch.stack(rows).mean().item()
+    return score_table(layers, scores)
+
+
+def _products(
+    model: nn.Module, names: Iterable[str], inputs: Any, labels: Any, batch_size: int
+) -> dict[str, Tensor]:
+    """Return |W * dL/dW| of weights by name, float64."""
     network = frozen(model).eval()
     labels = check_labels(network, inputs, labels)
-    names = []
-    for layer in layers:
-        names += [projection.parameter for projection in found[layer].projections[:3]]
     weights = {name: network.get_parameter(name).requires_grad_() for name in names}
     with torch.enable_grad():
         for rows, batch in batches(network, inputs, batch_size):
@@ -163,15 +186,7 @@ def _taylor(
     for name, weight in weights.items():
         slope = torch.zeros_like(weight) if weight.grad is None else weight.grad
         products[name] = (weight.detach() * slope).abs().double().cpu()
-    scores = {}
-    for layer in layers:
-        for head in range(found[layer].heads):
-            rows_of_head = []
-            for projection, number in found[layer].inputs(head):
-                product = products[projection.parameter]
-                rows_of_head.append(projection.part(product, number))
-            scores[layer, head] = torch.stack(rows_of_head).mean().item()
-    return score_table(found, scores)
+    return products
 
 
 def sample_heads(
@@ -212,8 +227,8 @@ def sample_heads(
             f"got {remove}"
         )
     drawn = []
-    for m in range(at_least("members", members)):
-        generator = torch.Generator().manual_seed(member_seed(seed, m, "pruned heads"))
+    ids = range(at_least("members", members))
+    for generator in member_generators(seed, ids, "pruned heads"):
         chosen = torch.randperm(len(ranking), generator=generator)[:remove]
         drawn.append([ranking[i] for i in sorted(chosen.tolist())])
     return drawn

@@ -3,7 +3,7 @@
 import contextlib
 import copy
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -88,7 +88,7 @@ def prune(model: Model, heads: Iterable[Head]) -> Model:
     """
     found = attentions(model)
     places = check_heads(found, heads)
-    small: Any = copy.deepcopy(model)
+    small = copy.deepcopy(model)
     units = tuple(f"{attention.unit}." for attention in found)
     # BEiT's layers hand their attention a bias for each head.
     biased = any(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from uqlab.core import devices
 from uqlab.core.checks import count
-from uqlab.core.modules import Inputs, frozen
+from uqlab.core.modules import Inputs, first_of, frozen
 from uqlab.heads.attention import Place, run
 from uqlab.heads.cutting import opened
 from uqlab.heads.pruning import ablate
@@ -102,12 +102,13 @@ class Search:
         self.found = attentions(self.network)
         self.cores, self.projections = [], []
         for attention in self.found:
-            projection: Any = self.network.get_submodule(attention.output.module)
+            projection = self.network.get_submodule(attention.output.module)
             weight = projection.weight.clone()
             projection.weight = nn.Parameter(weight, requires_grad=False)
             self.projections.append(_Tape(projection))
             self.cores.append(_Tape(self.network.get_submodule(attention.name)))
-        *layers, last = (self.network.get_submodule(each.layer) for each in self.found)
+        names = [attention.layer for attention in self.found]
+        *layers, last = map(self.network.get_submodule, names)
         self.last = _LastLayer(last, self.cores[-1])
         self.layers = [*map(_Tape, layers), self.last]
         self._learn(example)
@@ -119,8 +120,8 @@ class Search:
         self.rows = 256
         output = self.projections[-1].output
         if output.device.type == "cpu":  # MLPs are mostly four times as wide
-            each = 5 * output.nbytes / count(example)
-            self.rows = max(8, int(devices.CIRCUIT_CACHE / each))
+            bytes_of_one = 5 * output.nbytes / count(example)
+            self.rows = max(8, int(devices.CIRCUIT_CACHE / bytes_of_one))
         self.last.first_only = self._reads_first(example)
         if self._agrees(example):
             return
@@ -176,7 +177,7 @@ class Search:
     def _reads_first(self, example: Inputs) -> bool:
         """Whether the logits depend on the last layer's first token alone."""
         output = self.last.output
-        states = (output[0] if isinstance(output, tuple) else output).clone()
+        states = first_of(output).clone()
         states[:, 1:] = torch.nan  # it spreads to whatever is computed from these
         logits = self._replayed(example, [self.last], [_like(output, states)])
         return bool(logits.isfinite().all())
@@ -249,7 +250,15 @@ class TowerSearch:
 
 
 def search_of(model: nn.Module, example: Inputs) -> Search | TowerSearch:
-    """Return the search in one network, or in both towers of one."""
+    """Return the search in one network, or in both towers of one.
+
+    Parameters
+    ----------
+    model : nn.Module
+        A network that `shape` accepts and that returns logits [batch, classes].
+    example
+        A few inputs, as `Search` takes them.
+    """
     towers = isinstance(model, ZeroShot)
     return TowerSearch(model, example) if towers else Search(model, example)
 
@@ -261,5 +270,4 @@ def _like(output: Any, states: Tensor) -> Any:
 
 def _first_token(output: Any) -> Any:
     """Return the first token of states [batch, tokens, width], alone or in a tuple."""
-    states = output[0] if isinstance(output, tuple) else output
-    return _like(output, states[:, :1])
+    return _like(output, first_of(output)[:, :1])

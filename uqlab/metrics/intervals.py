@@ -149,24 +149,22 @@ def auroc_interval(
     at_least("repeats", repeats)
     pairs = [(scores_of(id_scores, "id_scores"), scores_of(ood_scores, "ood_scores"))]
     if than is not None:
-        pairs.append((scores_of(than[0], "than"), scores_of(than[1], "than")))
+        inside, outside = (scores_of(scores, "than") for scores in than)
+        pairs.append((inside, outside))
     sizes = {(len(inside), len(outside)) for inside, outside in pairs}
     if len(sizes) > 1:
         raise ValueError(
             f"than must be scores of the same inputs, got {sorted(sizes)} ID and OOD"
         )
-    inputs, others = sizes.pop()
+    counts = sizes.pop()
     rng = np.random.default_rng(seed)
-    values = np.zeros(repeats)
-    for i in range(repeats):
-        rows, other = (
-            rng.integers(inputs, size=inputs),
-            rng.integers(others, size=others),
-        )
-        for sign, (inside, outside) in zip((1, -1), pairs, strict=False):
-            values[i] += sign * auroc(inside[rows], outside[other])
-    low, high = np.quantile(values, _tails(level))
-    return float(low), float(high)
+    values = []
+    for _ in range(repeats):
+        rows, others = (rng.integers(count, size=count) for count in counts)
+        first, *second = [auroc(a[rows], b[others]) for a, b in pairs]
+        values.append(first - sum(second))
+    low, high = np.quantile(values, _tails(level)).tolist()
+    return low, high
 
 
 def paired_t(differences: ArrayLike, level: float = 0.95) -> Interval:

@@ -254,11 +254,11 @@ def _attention(name: str, modules: Mapping[str, nn.Module]) -> Attention | None:
 def _matrix(name: str, modules: Mapping[str, nn.Module]) -> Any:
     """Describe the matrix of a linear layer or of torch's attention, or None."""
     holder, _, own = name.rpartition(".")
-    core: Any = modules.get(holder)
+    core = modules.get(holder)
     if own == "in_proj_weight" and isinstance(core, nn.MultiheadAttention):
         weight = core.in_proj_weight
         return None if weight is None else _Matrix(name, 0, *weight.shape)
-    part: Any = modules.get(name)
+    part = modules.get(name)
     weight = getattr(part, "weight", None)
     if not isinstance(weight, nn.Parameter):  # perhaps computed, by a parametrization
         return None

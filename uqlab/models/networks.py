@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from uqlab.core.modules import layers_of
 from uqlab.models.pretrained import plain_logits
 
 EMBEDDED = Path(__file__).parent / "assets" / "letters-vit.safetensors"
@@ -183,9 +184,8 @@ def wide_resnet(
 def _he_initialised(*layers: Any) -> nn.Sequential:
     """Return the layers with convolutions drawn as He et al. 2015 do."""
     network = nn.Sequential(*layers)
-    for layer in network.modules():
-        if isinstance(layer, nn.Conv2d):
-            nn.init.kaiming_normal_(layer.weight, mode="fan_out")
+    for layer in layers_of(network, nn.Conv2d):
+        nn.init.kaiming_normal_(layer.weight, mode="fan_out")
     return network
 
 

@@ -19,6 +19,7 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from uqlab.core import files
 from uqlab.core.checks import at_least, one_of
+from uqlab.core.files import StrPath
 from uqlab.models.attention import classifier
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -32,7 +33,7 @@ CLASSES = {
 
 
 def from_pretrained(
-    name_or_folder: str | os.PathLike,
+    name_or_folder: StrPath,
     classes: int,
     task: Literal["image", "sound", "text"] = "image",
 ) -> nn.Module:
@@ -106,7 +107,7 @@ def minilm() -> Path:
 
 
 @contextlib.contextmanager
-def reading(name: str | os.PathLike) -> Iterator[str]:
+def reading(name: StrPath) -> Iterator[str]:
     """Give where a checkpoint is, and say what to do if it cannot be read.
 
     transformers' reports of new weights, which are expected, are off, and for a local
@@ -338,9 +339,7 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0].rstrip(".")
 
 
-def load_weights(
-    model: Model, path: str | os.PathLike, *, sha256: str | None = None
-) -> Model:
+def load_weights(model: Model, path: StrPath, *, sha256: str | None = None) -> Model:
     """Put the weights of a file into `model` and return it.
 
     Parameters

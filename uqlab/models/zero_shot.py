@@ -1,14 +1,13 @@
 """CLIP as a classifier that was never trained as one: images against prompts."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from uqlab.core.files import StrPath
 from uqlab.models.pretrained import loaded, reading, tokenizer_of
 
 # A folder like any other checkpoint of CLIP
@@ -76,7 +75,7 @@ class ZeroShot(nn.Module):
 
 
 def clip_zero_shot(
-    folder_or_model: str | os.PathLike | nn.Module,
+    folder_or_model: StrPath | nn.Module,
     prompts: Sequence[str] | Int[Tensor, "prompts tokens"],
 ) -> ZeroShot:
     """Return a CLIP whose classes are prompts; its logits are scaled cosines.
@@ -106,7 +105,7 @@ def clip_zero_shot(
     """
     from transformers import CLIPModel
 
-    model: Any = folder_or_model
+    model = folder_or_model
     if not isinstance(model, nn.Module):
         with reading(model) as source:
             model, lacking = loaded(CLIPModel, source)

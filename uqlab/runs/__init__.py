@@ -1,7 +1,7 @@
 """Notebooks run headless: parameters checked first, numbers recorded, a folder a run.
 
 In a notebook: `check`, `begin`, `record`, `claim`, `committed`, `load`. On the command
-line: `uqlab run`, `sweep`, `collect`, `gallery`, `lab`, `dashboards`. From
+line: `uqlab run`, `sweep`, `collect`, `gallery`, `lab`. From
 code: `execute` for one notebook into any folder, `sweep` and `run_one` for runs that
 are computed once.
 """

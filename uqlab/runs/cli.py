@@ -147,13 +147,18 @@ dry_run = click.option(
 
 @main.command()
 @click.argument("folder", type=FOLDER)
-def new(folder) -> None:
+@click.option(
+    "--student",
+    is_flag=True,
+    help='Leave the functions under "Your turn" to be written.',
+)
+def new(folder, student) -> None:
     """Make a folder to work in.
 
     FOLDER is new or empty, and gets the pages, their profiles and a place for results.
     What is changed there changes no other folder.
     """
-    new_project(folder)
+    new_project(folder, student)
     count = len(list(folder.glob("notebooks/[0-9]*.ipynb")))
     studies = len(list(folder.glob("notebooks/studies/*.ipynb")))
     click.echo(
@@ -424,34 +429,3 @@ def collect(sweep, profile, output_dir, table) -> None:
             write(f"{path}.csv", frame.to_csv(index=False, float_format="%.5g"))
             write(f"{path}.json", json.dumps(about, indent=1))
             click.echo(f"{len(frame)} rows of {table}: {path}.csv and .json")
-
-
-@main.command("dashboards")
-@pages
-@of_profile
-@parameters
-@click.option(
-    "--port",
-    default=8866,
-    show_default=True,
-    type=click.IntRange(1, 65535),
-    help="Or the next free one.",
-)
-@click.option(
-    "--theme", default="light", show_default=True, type=click.Choice(["light", "dark"])
-)
-@click.option("--no-browser", is_flag=True, help="Only print the address.")
-def project(notebooks, profile, given, port, theme, no_browser) -> None:
-    """Serve the explorers alone, for a projector.
-
-    Voila shows them in large type. NOTEBOOK is a path, a name or the start of one (03);
-    default 00 01 02 03. Nothing is kept; Ctrl-C ends it.
-    """
-    from uqlab.runs import dashboards
-
-    plan = per_notebook(notebooks or ("00", "01", "02", "03"), profile, dict(given))
-    try:
-        dashboards.serve(plan, port=port, browser=not no_browser, theme=theme)
-    except ModuleNotFoundError as error:
-        todo = "pip install -c constraints.txt -e '.[dashboards]'"
-        raise click.ClickException(f"Voila is missing: {todo}") from error

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from uqlab.core.files import TRAININGS, sha256, write
+from uqlab.core.files import TRAININGS, StrPath, sha256, write
 from uqlab.core.recording import FOLDER, Record
 from uqlab.runs.manifest import Manifest, Present, finished
 from uqlab.runs.page import started
@@ -74,11 +74,11 @@ def job(
 
 
 def execute(
-    notebook: str | os.PathLike,
+    notebook: StrPath,
     parameters: dict[str, Any] | None = None,
     *,
     profile: str = "quick",
-    folder: str | os.PathLike | None = None,
+    folder: StrPath | None = None,
     threads: int | None = None,
     timeout: float | int | None = None,
     stop: Event | None = None,

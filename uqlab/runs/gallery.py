@@ -130,7 +130,7 @@ def _several(rows: list[dict[str, Any]], name: str) -> bool:
 
 def _failed(root: Path, folder: Path) -> dict[str, Any]:
     """Return a failed run of a sweep; papermill notes its parameters."""
-    given: dict[str, Any] = {}
+    given = {}
     for path in folder.glob("*.ipynb"):
         about = read_json(path).get("metadata", {})
         given = about.get("papermill", {}).get("parameters", {})

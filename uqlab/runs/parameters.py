@@ -2,7 +2,7 @@
 
 import ast
 import difflib
-import os
+import json
 import re
 import shutil
 import threading
@@ -26,12 +26,14 @@ from pydantic import (
 )
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
 
-from uqlab.core.files import fingerprint, read_json
+from uqlab.core.files import StrPath, fingerprint, read_json, write
 from uqlab.core.recording import plain
 
 CELL = {"cell_type", "metadata", "source"}  # what every cell of a notebook has
 PROJECT = Path(__file__).absolute().with_name("project")  # what `uqlab new` copies
 PAGES = (PROJECT / "notebooks").resolve()  # in a checkout its notebooks/
+KEY = re.compile(r"^( *)### BEGIN SOLUTION$.*?### END SOLUTION$", re.S | re.M)
+BLANK = r'\1raise NotImplementedError("your turn")'
 DATA_FILE = r"\.(?:npz|[tc]sv(?:\.gz)?)"  # how the path of a user's own data ends
 PARSING = threading.Lock()  # Python 3.11 counts the depth of all threads' trees as one
 PROFILES = TypeAdapter(dict[str, dict[str, dict[str, JsonValue]]])
@@ -68,7 +70,6 @@ RULES: dict[str, Rule] = {
     "precision": ("float32", "bfloat16"),
     "schedule": ("constant", "cosine", "step"),
     "dropout_kind": ("features", "attention"),
-    "embedding": ("pca", "umap", "tsne"),
     "augment falls mask_inputs tune_mlp": bool,
     "grid own settings": dict,
     "ablations ambiguous backbone board by checkpoint chosen_on cost dataset device "
@@ -168,7 +169,7 @@ def _reason(error: ValidationError) -> str:
 # Notebooks and what stands in them ---------------------------------------------------
 
 
-def find(name: str | os.PathLike) -> Path:
+def find(name: StrPath) -> Path:
     """Return the notebook that a path, a stem or a unique start of one ("03") means.
 
     A lesson comes before a study of the same number; "studies/03" is the study.
@@ -198,8 +199,11 @@ def all_notebooks(kind: Literal["lessons", "studies"] = "lessons") -> list[Path]
     )
 
 
-def new_project(folder: Path) -> None:
-    """Write the pages, their profiles and the committed runs into an empty folder."""
+def new_project(folder: Path, student: bool = False) -> None:
+    """Write the pages, their profiles and the committed runs into an empty folder.
+
+    For a student the functions under "Your turn" are left to be written.
+    """
     if folder.is_dir() and any(folder.iterdir()):
         raise ValueError(
             f"{folder} holds files, and a project starts in a new or empty folder; "
@@ -207,9 +211,22 @@ def new_project(folder: Path) -> None:
         )
     left_out = shutil.ignore_patterns("*.sweep", ".*", "__pycache__")
     shutil.copytree(PROJECT, folder, ignore=left_out, dirs_exist_ok=True)
+    if student:
+        for page in folder.glob("notebooks/[0-9]*.ipynb"):
+            leave_blank(page)
 
 
-def cells(notebook: str | os.PathLike) -> list[dict[str, Any]]:
+def leave_blank(page: Path) -> None:
+    """Take the key out of a page's cells tagged `your-turn`, as nbgrader does."""
+    notebook = read_json(page)
+    for cell in notebook["cells"]:
+        if "your-turn" in cell["metadata"].get("tags", []):
+            text = KEY.sub(BLANK, "".join(cell["source"]))
+            cell["source"] = text.splitlines(keepends=True)
+    write(page, json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
+
+
+def cells(notebook: StrPath) -> list[dict[str, Any]]:
     """Return the cells of a notebook; raises ValueError for any other file."""
     read = read_json(Path(notebook)).get("cells")
     if not isinstance(read, list) or not all(
@@ -222,7 +239,7 @@ def cells(notebook: str | os.PathLike) -> list[dict[str, Any]]:
     return read
 
 
-def source_sha256(notebook: str | os.PathLike) -> str:
+def source_sha256(notebook: StrPath) -> str:
     """Return the checksum of the sources and tags of a notebook's cells."""
     return fingerprint(
         [
@@ -232,7 +249,7 @@ def source_sha256(notebook: str | os.PathLike) -> str:
     )
 
 
-def defaults(notebook: str | os.PathLike) -> dict[str, Any]:
+def defaults(notebook: StrPath) -> dict[str, Any]:
     """Read a notebook's parameters from its cell tagged so, without running it."""
     source = "\n".join(
         "".join(cell["source"])
@@ -337,7 +354,7 @@ def _read(text: Any, kind: type) -> Any:
     """Return the data that a text means, or the text where text is meant."""
     if not isinstance(text, str):
         return text
-    value: Any = text
+    value = text
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):

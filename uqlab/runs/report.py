@@ -4,7 +4,6 @@ import glob
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from uqlab.core.files import write
 from uqlab.core.recording import Record
@@ -83,7 +82,7 @@ def html(folder: Path, target: Path) -> Path:
     from nbconvert import HTMLExporter  # takes a second
     from traitlets.config import Config
 
-    folded: Any = Config()
+    folded = Config()
     folded.TagRemovePreprocessor.enabled = True
     folded.TagRemovePreprocessor.remove_input_tags = {
         "hide-input",

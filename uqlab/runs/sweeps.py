@@ -6,11 +6,10 @@ work, and after an interruption the same sweep does what is missing.
 
 import itertools
 import math
-import os
 import re
 import shutil
 from collections import ChainMap, Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Event
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from uqlab.core.files import StrPath
 from uqlab.core.recording import Record
 from uqlab.runs import execution, plans, tables
 from uqlab.runs.execution import Job, Result
@@ -59,11 +59,11 @@ def labelled(job: Job, names: Iterable[str]) -> str:
 
 
 def run_one(
-    notebook: str | os.PathLike,
+    notebook: StrPath,
     parameters: dict[str, Any] | None = None,
     *,
     profile: str = "quick",
-    root: str | os.PathLike = "figures",
+    root: StrPath = "figures",
     threads: int | None = None,
     timeout: float | int | None = None,
     wait: bool = True,
@@ -91,12 +91,12 @@ def run_one(
 
 
 def sweep(
-    notebook: str | os.PathLike,
+    notebook: StrPath,
     grid: Mapping[str, Iterable[Any] | str],
     parameters: dict[str, Any] | None = None,
     *,
     profile: str = "quick",
-    root: str | os.PathLike = "figures",
+    root: StrPath = "figures",
     jobs: int = 1,
     timeout: float | int | None = None,
     cluster: str | None = None,
@@ -146,29 +146,41 @@ def sweep(
     notebook = find(notebook)
     planned = jobs_of_grid(notebook, profile, root, grid, parameters or {})
     labels = {path: labelled(job, grid) for path, job in planned.items()}
-    if not dry_run:
-        _tidy(planned)
-    kept, stale = _done(planned, keep_stale)
-    todo = [job for path, job in planned.items() if path not in kept]
-    results = {path: Result("done before", reason=stale.get(path, "")) for path in kept}
     if dry_run:
-        for line in plans.of_sweep(notebook.stem, labels, kept, stale, jobs):
-            click.echo(line)
-        return Report(next(iter(planned)).parent, [])
-    _announce(notebook.stem if progress else "", planned, kept, stale)
-    options = {"timeout": timeout, "reuse": True, "keep_stale": keep_stale}
-    options |= {"cluster": cluster, "resources": resources, "at_a_time": jobs}
+        return _only_say(notebook.stem, labels, keep_stale, jobs)
+    _tidy(planned)
+    results, stale = _done(planned, keep_stale)
+    _announce(notebook.stem if progress else "", len(planned), results, stale)
+    todo = [job for path, job in planned.items() if path not in results]
     if todo:
-        results |= execution.run_all(todo, labels, quiet=not progress, **options)
-    outcomes = [_outcome(job, grid, results[path]) for path, job in planned.items()]
-    return Report(outcomes[0].folder.parent, outcomes)
+        results |= execution.run_all(
+            todo,
+            labels,
+            quiet=not progress,
+            timeout=timeout,
+            reuse=True,
+            keep_stale=keep_stale,
+            cluster=cluster,
+            resources=resources,
+            at_a_time=jobs,
+        )
+    return _report(planned, grid, results)
+
+
+def _only_say(
+    name: str, labels: dict[Path, str], keep_stale: bool, jobs: int
+) -> Report:
+    """Say what would be computed, and return a report of no runs."""
+    kept, stale = _done(labels, keep_stale)
+    for line in plans.of_sweep(name, labels, kept, stale, jobs):
+        click.echo(line)
+    return Report(next(iter(labels)).parent, [])
 
 
 def _announce(
-    name: str, planned: Iterable[Path], kept: list[Path], stale: dict[Path, str]
+    name: str, count: int, kept: Collection[Path], stale: dict[Path, str]
 ) -> None:
     """Say how much there is to do, and how many finished runs are stale."""
-    count = len(list(planned))
     if name:
         todo = f"{len(kept)} done before, {count - len(kept)} to do"
         click.echo(f"{name}: {count} runs, {todo}")
@@ -181,9 +193,14 @@ def _announce(
         click.echo(f"{many}: {first}; {then}", err=True)
 
 
-def _outcome(job: Job, names: Iterable[str], result: Result) -> Outcome:
-    varied = {name: job.parameters[name] for name in names}
-    return Outcome(varied, job.folder, *result)
+def _report(
+    planned: dict[Path, Job], names: Iterable[str], results: Mapping[Path, Result]
+) -> Report:
+    outcomes = []
+    for folder, job in planned.items():
+        varied = {name: job.parameters[name] for name in names}
+        outcomes.append(Outcome(varied, folder, *results[folder]))
+    return Report(next(iter(planned)).parent, outcomes)
 
 
 def _tidy(folders: Iterable[Path]) -> None:
@@ -198,16 +215,16 @@ def _tidy(folders: Iterable[Path]) -> None:
 
 def _done(
     folders: Iterable[Path], keep_stale: bool
-) -> tuple[list[Path], dict[Path, str]]:
+) -> tuple[dict[Path, Result], dict[Path, str]]:
     """Return the finished runs that stay as they are, and why those stale are stale."""
-    kept, stale, present = [], {}, Present()
+    kept, stale, present = {}, {}, Present()
     for folder in folders:
         manifest = Manifest.read(folder)
         if manifest.undamaged(folder):
             if reason := present.stale(manifest):
                 stale[folder] = reason
             if keep_stale or not reason:
-                kept.append(folder)
+                kept[folder] = Result("done before", reason=reason)
     return kept, stale
 
 
@@ -236,7 +253,7 @@ def axis(text: str, default: Any = None) -> list[Any]:
 def jobs_of_grid(
     notebook: Path,
     profile: str,
-    root: str | os.PathLike,
+    root: StrPath,
     grid: Mapping[str, Iterable[Any] | str],
     given: dict[str, Any],
 ) -> dict[Path, Job]:

@@ -1,14 +1,13 @@
 """The finished runs of a sweep as one tidy table: a row a run."""
 
 import json
-import os
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from uqlab.core.files import write, writing
+from uqlab.core.files import StrPath, write, writing
 from uqlab.core.recording import Record, project
 from uqlab.runs.manifest import Manifest, Present
 from uqlab.runs.parameters import find
@@ -91,7 +90,7 @@ def _recorded(record: Record, taken: dict[str, Any]) -> dict[str, Any]:
 
 def _flat(values: dict[str, Any], before: str = "") -> dict[str, Any]:
     """Return nested dicts as one: {"fall": {"id": 2}} -> {"fall.id": 2}."""
-    flat: dict[str, Any] = {}
+    flat = {}
     for name, value in values.items():
         if isinstance(value, dict):
             flat |= _flat(value, f"{before}{name}.")
@@ -184,10 +183,10 @@ def _distinct(values: Iterable[Any]) -> Any:
 
 
 def load(
-    sweep: str | os.PathLike,
+    sweep: StrPath,
     *,
     profile: str = "quick",
-    root: str | os.PathLike = "figures",
+    root: StrPath = "figures",
 ) -> "DataFrame":
     """Return the finished runs of a sweep as a table, sorted by parameters.
 
@@ -226,9 +225,9 @@ def load(
 
 
 def locate(
-    sweep: str | os.PathLike,
+    sweep: StrPath,
     profile: str = "quick",
-    root: str | os.PathLike = "figures",
+    root: StrPath = "figures",
 ) -> Path:
     """Return the folder or file of a sweep from its path or its notebook's name.
 

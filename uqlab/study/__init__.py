@@ -1,5 +1,13 @@
-"""Methods and scores by name, the board, a user's own model, baselines and papers."""
+"""Methods and scores by name, the board, own models, baselines, papers, checks."""
 
-from uqlab.study import baselines, bring, methods, published, scoreboard, scores
+from uqlab.study import baselines, bring, check, methods, published, scoreboard, scores
 
-__all__ = ["baselines", "bring", "methods", "published", "scoreboard", "scores"]
+__all__ = [
+    "baselines",
+    "bring",
+    "check",
+    "methods",
+    "published",
+    "scoreboard",
+    "scores",
+]

@@ -28,10 +28,11 @@ from torch import Tensor, nn
 from uqlab import data, ensembles, models
 from uqlab.core import files
 from uqlab.core.checks import ArrayLike, as_inputs
+from uqlab.core.files import StrPath
 from uqlab.core.modules import evaluating, like_parameters, logits_of
 from uqlab.study import methods
 
-Place = str | os.PathLike
+Place = StrPath
 WEIGHTS = (".safetensors", ".pt", ".pth", ".th", ".ckpt", ".bin")
 
 
@@ -126,7 +127,7 @@ def check(network: nn.Module, inputs: ArrayLike, task: data.Dataset) -> None:
     task
         The set that they come from: there must be one output for each of its classes.
     """
-    two: Any = as_inputs(inputs)[:2]
+    two = as_inputs(inputs)[:2]
     with torch.no_grad(), evaluating(network):
         logits = logits_of(network(like_parameters(network, two)))
     shape, classes = list(two.shape[1:]), len(task.classes)
@@ -210,7 +211,7 @@ def _imported(place):
 
 def _weight_files(weights):
     found = []
-    for place in [weights] if isinstance(weights, str | os.PathLike) else weights:
+    for place in [weights] if isinstance(weights, StrPath) else weights:
         path = Path(place).expanduser()
         if path.is_dir():
             there = [p for p in sorted(path.iterdir()) if p.suffix in WEIGHTS]
@@ -260,7 +261,7 @@ def _of_transformers(folder, task, new, scaled):
 
 def _of_images(folder, task, scaled):
     """Load a network for images, and put before it what it expects of them."""
-    network: Any = models.from_pretrained(folder, len(task.classes))
+    network = models.from_pretrained(folder, len(task.classes))
     seen = files.read_json(folder / "preprocessor_config.json")
     size, steps = task.inputs.shape[-1], []
     expected = getattr(network.config, "image_size", size)

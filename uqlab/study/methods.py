@@ -119,7 +119,7 @@ def untrained(backbone: nn.Module, seed: int = 0) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         for module in model.modules():
-            reset: Any = getattr(module, "reset_parameters", None)
+            reset = getattr(module, "reset_parameters", None)
             if reset:
                 reset()
                 drawn.update(module.parameters())
@@ -174,7 +174,7 @@ def suited(name: str, *sets: data.Dataset) -> list[data.Dataset]:
         For images of another shape where the first ones are not square.
     """
     at_least("the number of sets", len(sets))
-    x: Any = sets[0].inputs
+    x = sets[0].inputs
     if isinstance(x, list):
         images = [items.name for items in sets if isinstance(items.inputs, Tensor)]
         if images:
@@ -218,7 +218,7 @@ def reader(name: str, task: data.Dataset) -> Callable[[data.Dataset], data.Datas
     """
     if isinstance(task.inputs, Tensor):
         return lambda items: items
-    encoder: Any = backbone(name, task)
+    encoder = backbone(name, task)
     encoder.classifier = nn.Identity()
 
     def read(items: data.Dataset) -> data.Dataset:
@@ -263,8 +263,8 @@ def _whole(make):
     return whole
 
 
-def _lora_single(backbone, members, seed, rank=8, gain=4.0):
-    return ensembles.lora(backbone, 1, rank * members, gain=gain, seed=seed)
+def _lora_single(backbone, members, seed, rank=8, gain=4.0, **options):
+    return ensembles.lora(backbone, 1, rank * members, gain=gain, seed=seed, **options)
 
 
 def _one_lora(backbone, members, seed, rank=8, gain=4.0, prior_variance=0.0):
@@ -439,6 +439,6 @@ METHODS: dict[str, Method] = {
     ),
     "tiles": Method("tiles", "#A6761D", "8", _WITH_TILES, _MAP, {}, _tiles),
     "hydra": Method(
-        "Hydra (Taylor)", "#E7298A", "h", _WITH_HEADS, _ATTENTION, {}, _hydra
+        "fused Taylor prunings", "#E7298A", "h", _WITH_HEADS, _ATTENTION, {}, _hydra
     ),
 }

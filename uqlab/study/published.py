@@ -1,6 +1,7 @@
 """What the papers report, from published.yaml: `kirsch.table_2.frame("mnist")`.
 
-Papers: kirsch, lora, sve, hydra, regrad. A paper's tables and figures have its numbers
+Papers: kirsch, lora, sve, hydra, regrad, and the public results of
+uncertainty_baselines. A paper's tables and figures have its numbers
 of a data set, its statements about it, and its settings, by the names of the pages'
 parameters.
 """
@@ -62,7 +63,7 @@ class Table:
         Says or None
             None if one of the numbers is missing.
         """
-        frame: Any = self.frame(dataset)
+        frame = self.frame(dataset)
         if frame.empty:
             return None
         low, high = (bool(rule(frame.fillna(v))) for v in (-float("inf"), float("inf")))
@@ -129,3 +130,4 @@ _TEXT = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
 _PAPERS = {name: Paper(entry) for name, entry in yaml.load(_TEXT, _LOADER).items()}
 kirsch, lora, sve = _PAPERS["kirsch"], _PAPERS["lora"], _PAPERS["sve"]
 hydra, regrad = _PAPERS["hydra"], _PAPERS["regrad"]
+uncertainty_baselines = _PAPERS["uncertainty_baselines"]

@@ -1,8 +1,8 @@
 """Which method, which score, at what cost: trained, measured, timed and compared alike.
 
-`measure` gives a row a (method, seed). What follows from its table, `ranks`,
-`differences`, `pareto` and `recommend`, resamples the seeds, alike for all methods. Few
-seeds tell little: of two, only three resamples differ.
+`measure` gives a row a (method, seed). `differences` and `recommend` compare methods by
+Student's t over seeds, which all methods share. Ranks and fronts have no such law:
+`ranks` and `pareto` resample the seeds, and of two only three resamples differ.
 """
 
 import math
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from scipy.stats import rankdata
+from scipy import stats
 from torch import Tensor, nn
 
 from uqlab import ensembles, metrics, training, uncertainty
@@ -272,7 +272,7 @@ def cost(
         take at once); latency_1 and latency_64, for as many inputs, relative to the
         single network.
     """
-    some: Any = as_inputs(inputs)
+    some = as_inputs(inputs)
     stored = held_tensors(ensemble, derived=False)
     row: Row = {
         "trained": recipes.numbers(ensemble),
@@ -326,6 +326,42 @@ def sign(column: str) -> int:
     return -1 if less else 1
 
 
+def with_temperature(table: pd.DataFrame, method: str = "single") -> pd.DataFrame:
+    """Append the rows of a method whose logits are divided by its fitted temperature.
+
+    A temperature leaves the answers of one network. It changes its NLL and ECE, which
+    `quality` measures as nll_scaled and ece_scaled, and adds one parameter. What the
+    table does not tell of the scaled network is missing.
+
+    Returns
+    -------
+    DataFrame
+        The table and, below it, rows of the method <method>_temperature.
+
+    Raises
+    ------
+    ValueError
+        Where the table has no such method, or was measured without `validation`.
+    """
+    one = table[table["method"] == method]
+    if one.empty or "nll_scaled" not in one:
+        raise ValueError(
+            f"a temperature needs rows of {method!r} with nll_scaled and ece_scaled"
+        )
+    stays = one.filter(
+        regex="^(backbone|dataset|seed|members|accuracy|.*_scaled|temperature"
+        "|peak_memory|latency_1|latency_64)$"
+    )
+    scaled = stays.assign(
+        method=f"{method}_temperature",
+        nll=one["nll_scaled"],
+        ece=one["ece_scaled"],
+        trained=one["trained"] + 1,
+        stored=one["stored"] + 1,
+    )
+    return pd.concat([table, scaled], ignore_index=True)
+
+
 def ranks(
     table: pd.DataFrame,
     column: str,
@@ -339,9 +375,9 @@ def ranks(
     Returns
     -------
     DataFrame
-        mean, low, high; rank, rank_low, rank_high; ahead: the share of resamples in
-        which the order holds between a method and the next one, ties counting one half
-        (NaN for the last).
+        mean with low and high, by Student's t; rank with rank_low and rank_high, of
+        resampled seeds; ahead: the share of resamples in which the order holds between
+        a method and the next one, ties counting one half (NaN for the last).
 
     Raises
     ------
@@ -350,48 +386,52 @@ def ranks(
     """
     values = _by_seed(table, [column])[column]
     mean = values.mean().sort_values(ascending=sign(column) < 0, kind="stable")
-    drawn = _resampled(values[mean.index], repeats, seed)
-    better = sign(column) * drawn
-    low, high = _band(drawn, level)
-    first, last = _band(rankdata(-better, axis=1), level)
+    better = sign(column) * _resampled(values[mean.index], repeats, seed)
+    first, last = _band(stats.rankdata(-better, axis=1), level)
     columns = {
-        "mean": mean,
-        "low": low,
-        "high": high,
-        "rank": rankdata(-sign(column) * mean),
+        "rank": stats.rankdata(-sign(column) * mean),
         "rank_low": first,
         "rank_high": last,
         "ahead": [*_ahead(better[:, :-1] - better[:, 1:]), np.nan],
     }
-    return pd.DataFrame(columns)
+    return _intervals(values[mean.index], level).assign(**columns)
 
 
 def differences(
-    table: pd.DataFrame,
-    column: str,
-    than: str = "single",
-    *,
-    repeats: int = 1000,
-    seed: int = 0,
-    level: float = 0.95,
+    table: pd.DataFrame, column: str, than: str = "single", *, level: float = 0.95
 ) -> pd.DataFrame:
     """Compare each method with another, paired over seeds.
 
     Returns
     -------
     DataFrame
-        difference, low, high; ahead: the share of resamples in which the method is
-        better, ties counting one half.
+        difference with low and high, by Student's t; p, of Student's t and by Holm's
+        method, because all methods of the table are compared with that one.
+
+    Raises
+    ------
+    ValueError
+        For fewer than two seeds, and where the table lacks the other method.
     """
     values = _by_seed(table, [column])[column]
     if than not in values:
         raise ValueError(f"than must be one of {', '.join(values)}, got {than!r}")
     gaps = values.drop(columns=than).sub(values[than], axis=0)
-    drawn = _resampled(gaps, repeats, seed)
-    low, high = _band(drawn, level)
-    ahead = _ahead(sign(column) * drawn)
-    columns = {"difference": gaps.mean(), "low": low, "high": high, "ahead": ahead}
-    return pd.DataFrame(columns)
+    found = _intervals(gaps, level).rename(columns={"mean": "difference"})
+    return found.assign(p=metrics.holm([_p_value(gaps[name]) for name in gaps]))
+
+
+def _p_value(gaps):
+    """Return Student's p-value of a mean of 0, also where all gaps are equal."""
+    ratio = abs(gaps.mean()) / max(gaps.sem(), 1e-300)
+    return float(2 * stats.t.sf(ratio, len(gaps) - 1))
+
+
+def _intervals(values, level):
+    """Return mean, low and high of each method's values [seeds, methods]."""
+    _check_seeds(values)
+    rows = {name: metrics.paired_t(values[name].to_numpy(), level) for name in values}
+    return pd.DataFrame.from_dict(rows, "index", columns=["mean", "low", "high"])
 
 
 def pareto(
@@ -408,7 +448,7 @@ def pareto(
     values = _by_seed(table, [quality, cost])
     means = _means(values)
     signs = [sign(quality), sign(cost)]
-    share: Any = np.nan
+    share = np.nan
     if len(values[quality]) > 1:
         drawn = [
             _resampled(values[column], repeats, seed) for column in (quality, cost)
@@ -435,7 +475,6 @@ class Advice(NamedTuple):
     margin: float  # by how much it is better than the runner-up; with its band
     low: float
     high: float
-    ahead: float  # share of resamples in which it is better
     refused: dict[str, str]  # method -> the first limit that it breaks
     reason: str  # a sentence
 
@@ -444,9 +483,6 @@ def recommend(
     table: pd.DataFrame,
     quality: str,
     limits: Mapping[str, int | float],
-    *,
-    repeats: int = 1000,
-    seed: int = 0,
 ) -> Advice:
     """Name the method with the best mean quality among those that you can afford.
 
@@ -456,19 +492,19 @@ def recommend(
         Column -> the most that its mean over seeds may be; the least, where more is
         better.
     """
-    means: Any = _means(_by_seed(table, [quality, *limits]))
+    values = _by_seed(table, [quality, *limits])
+    means: Any = _means(values)
     refused = _refused(means, limits)
     better = sign(quality) * means[quality]
     left = better.drop(list(refused)).sort_values(ascending=False, kind="stable")
     best, runner_up, *_ = [*left.index, "", ""]
     value = float(means[quality].get(best, math.nan))
-    margin, low, high, ahead = [math.nan] * 4
+    margin, low, high = [math.nan] * 3
     if runner_up:
-        gaps = differences(table, quality, runner_up, repeats=repeats, seed=seed)
-        difference, *band, ahead = gaps.loc[best].tolist()
-        low, high = sorted(sign(quality) * end for end in band)
-        margin = sign(quality) * difference
-    advice = Advice(best, runner_up, value, margin, low, high, ahead, refused, "")
+        ahead = sign(quality) * (values[quality][best] - values[quality][runner_up])
+        _check_seeds(ahead)
+        margin, low, high = metrics.paired_t(ahead.to_numpy())
+    advice = Advice(best, runner_up, value, margin, low, high, refused, "")
     reason = _reason(advice, quality, limits, left, better)
     return advice._replace(reason=reason)
 
@@ -488,26 +524,36 @@ def _reason(advice, quality, limits, left, better):
     """Say in a sentence what came of it."""
     if not advice.best:
         return f"no method keeps {' and '.join(limits)} within the limits."
-    best = _label(advice.best)
+    best = label(advice.best)
     words = f"{best} is the only method that you can afford"
     if advice.runner_up:
         sure = advice.low > 0
-        verdict = "ahead of" if sure else "but these seeds cannot tell it from"
+        verdict = "ahead of" if sure else "with no significant difference to"
         words = (
             f"{best} has the best {quality} of the {len(left)} methods that you can "
-            f"afford, {verdict} {_label(advice.runner_up)} (by {advice.margin:.3g}, "
+            f"afford, {verdict} {label(advice.runner_up)} (by {advice.margin:.3g}, "
             f"95 %: {advice.low:.3g} to {advice.high:.3g})"
         )
     dear = better.index[better > left.max()]
     if len(dear):
-        each = [f"{_label(name)} ({advice.refused[name]})" for name in dear]
-        words += f"; better but too dear: {', '.join(each)}"
+        each = [f"{label(name)} ({advice.refused[name]})" for name in dear]
+        words += f"; better but too expensive: {', '.join(each)}"
     return f"{words}."
 
 
-def _label(method):
-    known = recipes.METHODS.get(method)
-    return known.label if known else method
+def label(method: str) -> str:
+    """Return a method's label; of one that METHODS lacks its name.
+
+    Examples
+    --------
+    >>> label("single_temperature")
+    'single network + temperature'
+    """
+    one, scaled, _ = method.partition("_temperature")
+    known = recipes.METHODS.get(one)
+    if not known:
+        return method
+    return f"{known.label} + temperature" if scaled else known.label
 
 
 def by_score(table: pd.DataFrame, ood: str, kind: str = "auroc") -> pd.DataFrame:
@@ -543,16 +589,20 @@ def _by_seed(table, columns):
     return values
 
 
+def _check_seeds(values):
+    if len(values) < 2:
+        raise ValueError(
+            "a comparison needs its band: measure two seeds or more, better five"
+        )
+
+
 def _means(values):
     return pd.DataFrame({column: wide.mean() for column, wide in values.items()})
 
 
 def _resampled(values, repeats, seed):
     """Return means [repeats, methods] of resampled seeds, alike for all columns."""
-    if len(values) < 2:
-        raise ValueError(
-            "a comparison needs its band: measure two seeds or more, better five"
-        )
+    _check_seeds(values)
     generator = np.random.default_rng(seed)
     picks = generator.integers(len(values), size=(repeats, len(values)))
     return values.to_numpy()[picks].mean(1)

@@ -2,14 +2,13 @@
 
 import functools
 import inspect
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from uqlab.core.files import fingerprint
+from uqlab.core.files import StrPath, fingerprint
 from uqlab.core.tensors import load_tensors, save_tensors
 from uqlab.ensembles import Ensemble
 from uqlab.training.workers import Workers
@@ -31,7 +30,7 @@ class Checkpoint:
         If the file is damaged or of another training.
     """
 
-    def __init__(self, path: str | os.PathLike | None, depends_on: Mapping[str, Any]):
+    def __init__(self, path: StrPath | None, depends_on: Mapping[str, Any]):
         self.path, self.bounds, self.epoch = path, None, 0
         self.tensors: dict[str, Tensor] = {}
         if path is None:

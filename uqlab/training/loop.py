@@ -2,20 +2,20 @@
 
 import functools
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from uqlab.core.checks import ArrayLike, all_finite, as_inputs, at_least
+from uqlab.core.checks import ArrayLike, all_finite, as_inputs, at_least, one_ensemble
 from uqlab.core.devices import arithmetic
+from uqlab.core.files import StrPath
 from uqlab.core.modules import evaluating, like_parameters
-from uqlab.ensembles import Ensemble, member_seed
+from uqlab.ensembles import Ensemble, member_generators
 from uqlab.training.checkpoints import Checkpoint, described
 from uqlab.training.losses import Loss, targets
 from uqlab.training.optimisation import Optimisation
@@ -66,7 +66,7 @@ def fit(
     precision: str = "float32",
     seed: int = 0,
     progress: bool = True,
-    checkpoint: str | os.PathLike | None = None,
+    checkpoint: StrPath | None = None,
     watch: Callable[[int], object] | None = None,
 ) -> History:
     """Train every member on its own shuffling of the same data.
@@ -123,37 +123,15 @@ def fit(
         For a loss or a weight that is not finite.
     """
     started = time.perf_counter()
-    at_least("epochs", epochs)
-    at_least("batch_size", batch_size)
     settings = Optimisation(
         lr, optimizer, weight_decay, momentum, schedule, milestones, warmup, clip
     )
     x = _inputs(ensemble, inputs)
     y, loss_of = targets(ensemble, x, labels, loss, class_weights)
-    task = Task(x, y, epochs, batch_size, augment, seed, settings)
-    depends_on = vars(task) | vars(settings) | {
-        "members": list(ensemble.member_ids), "initial weights": ensemble,
-        "loss": described(loss), "class_weights": class_weights,
-        "augment": described(augment), "precision": precision,
-    }  # fmt: skip
-    saved = Checkpoint(checkpoint, depends_on)
-    workers = _workers(ensemble, task, loss_of, precision, saved.bounds)
-    losses = torch.zeros(epochs, ensemble.members, device=x.device)
-    first = saved.restore(ensemble, workers, losses)
-    bar = tqdm(
-        range(first, epochs), "fit", epochs, False, disable=not progress, initial=first
-    )
-    with evaluating(ensemble), bar, workers, arithmetic(precision, x.device):
-        for epoch in bar:
-            workers.run(functools.partial(task.run, losses[epoch], epoch))
-            _check_finite(ensemble, losses[epoch], epoch)
-            saved.write(epoch + 1, ensemble, workers, losses)
-            if watch:
-                watch(epoch + 1)
-            bar.set_postfix_str(f"loss {losses[epoch].mean():.3f}", refresh=False)
-    ensemble.eval().zero_grad()
-    steps = (epochs - first) * task.steps_per_epoch
-    return History(losses.cpu(), steps, time.perf_counter() - started)
+    task = Task(x, y, loss_of, epochs, batch_size, augment, precision, seed, settings)
+    saved = Checkpoint(checkpoint, task.depends_on(ensemble, loss, class_weights))
+    losses, steps = _train(ensemble, task, saved, progress, watch)
+    return History(losses, steps, time.perf_counter() - started)
 
 
 @dataclass(frozen=True)
@@ -162,16 +140,37 @@ class Task:
 
     inputs: Tensor
     labels: Tensor
+    loss: Loss
     epochs: int
     batch_size: int
     augment: Augment | None
+    precision: str
     seed: int
     settings: Optimisation
+
+    def __post_init__(self) -> None:
+        at_least("epochs", self.epochs)
+        at_least("batch_size", self.batch_size)
+
+    def depends_on(
+        self, ensemble: Ensemble, loss: str | Loss, class_weights: ArrayLike | None
+    ) -> dict[str, Any]:
+        """Return what a training follows from, by the names that messages use."""
+        return vars(self) | vars(self.settings) | {
+            "members": list(ensemble.member_ids), "initial weights": ensemble,
+            "loss": described(loss), "class_weights": class_weights,
+            "augment": described(self.augment),
+        }  # fmt: skip
+
+    @property
+    def rows(self) -> int:
+        """How many samples a full batch has."""
+        return min(self.batch_size, len(self.inputs))
 
     @property
     def steps_per_epoch(self) -> int:
         """How many batches there are."""
-        return math.ceil(len(self.inputs) / self.batch_size)
+        return math.ceil(len(self.inputs) / self.rows)
 
     def run(
         self,
@@ -198,33 +197,52 @@ class Task:
         step: fresh memory would cost as much as filling it. Orders are drawn on the
         CPU, so they are the same on every device.
         """
-        x, y, ids = self.inputs, self.labels, ensemble.member_ids
-        if self.batch_size >= len(x) and not self.augment and ensemble.repeats == 1:
-            yield x.expand(len(ids), *x.shape), y.expand(len(ids), *y.shape)
+        x, y, members = self.inputs, self.labels, ensemble.members
+        if self.rows == len(x) and not self.augment and ensemble.repeats == 1:
+            yield x.expand(members, *x.shape), y.expand(members, *y.shape)
             return
-        seeds = [member_seed(self.seed, m, "order", epoch) for m in ids]
-        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        orders = [torch.randperm(len(x), generator=g) for g in generators]
-        memory = x.new_empty(0)  # grows to the first batch, which is the largest
-        for order in torch.stack(orders).to(x.device).split(self.batch_size, dim=1):
+        generators = member_generators(self.seed, ensemble.member_ids, "order", epoch)
+        orders = torch.stack([torch.randperm(len(x), generator=g) for g in generators])
+        memory = x.new_empty(0)
+        for order in orders.to(x.device).split(self.rows, dim=1):
             rows = ensemble.mixed(order, generators)  # [members, batch]
-            flat, shape = rows.flatten(), rows.shape
-            if len(memory) < len(flat):
-                memory = x.new_empty(len(flat), *x.shape[1:])
-            drawn = torch.index_select(x, 0, flat, out=memory[: len(flat)])
-            drawn = drawn.unflatten(0, shape)
+            flat = rows.flatten()
+            memory.resize_(0)  # it keeps its bytes, and grows to what is drawn
+            drawn = torch.index_select(x, 0, flat, out=memory).unflatten(0, rows.shape)
             if self.augment:
                 drawn = self.augment(drawn, generators)
-            yield drawn, y.index_select(0, flat).unflatten(0, shape)
+            yield drawn, y.index_select(0, flat).unflatten(0, rows.shape)
+
+
+def _train(
+    ensemble: Ensemble,
+    task: Task,
+    saved: Checkpoint,
+    progress: bool,
+    watch: Callable[[int], object] | None,
+) -> tuple[Tensor, int]:
+    """Run the epochs that `saved` lacks; return all losses, and the steps taken."""
+    workers = _workers(ensemble, task, saved.bounds)
+    losses = torch.zeros(task.epochs, ensemble.members, device=task.inputs.device)
+    first = saved.restore(ensemble, workers, losses)
+    epochs = range(first, task.epochs)
+    bar = tqdm(epochs, "fit", task.epochs, False, disable=not progress, initial=first)
+    precision = arithmetic(task.precision, task.inputs.device)
+    with evaluating(ensemble), bar, workers, precision:
+        for epoch in bar:
+            workers.run(functools.partial(task.run, losses[epoch], epoch))
+            _check_finite(ensemble, losses[epoch], epoch)
+            saved.write(epoch + 1, ensemble, workers, losses)
+            if watch:
+                watch(epoch + 1)
+            bar.set_postfix_str(f"loss {losses[epoch].mean():.3f}", refresh=False)
+    ensemble.eval().zero_grad()
+    return losses.cpu(), len(epochs) * task.steps_per_epoch
 
 
 def _inputs(ensemble: Ensemble, inputs: ArrayLike) -> Tensor:
     """Return the inputs, checked, on the device and in the precision of the weights."""
-    if not isinstance(ensemble, Ensemble):
-        raise TypeError(
-            f"fit takes an ensemble, got {type(ensemble).__name__}; "
-            "use ensembles.from_members([model])"
-        )
+    one_ensemble(ensemble, "fit")
     x: Tensor = as_inputs(inputs)
     if x.dtype == torch.uint8:
         raise ValueError(
@@ -234,9 +252,7 @@ def _inputs(ensemble: Ensemble, inputs: ArrayLike) -> Tensor:
     return like_parameters(ensemble, x.detach())
 
 
-def _workers(
-    ensemble: Ensemble, task: Task, loss: Loss, precision: str, bounds: list[int] | None
-) -> Workers:
+def _workers(ensemble: Ensemble, task: Task, bounds: list[int] | None) -> Workers:
     """Return shards of the ensemble, each with its step.
 
     An activation, of which each bias makes one an input, costs about as much as a
@@ -245,24 +261,22 @@ def _workers(
     """
     dear = 4 if ensemble.members == 1 else 2  # axes
     sizes = [p.numel() * (100 if p.ndim == dear else 1) for p in ensemble.parameters()]
-    rows = min(task.batch_size, len(task.inputs))
-    autocast = precision != "float32" and task.inputs.is_cuda
-    flat = task.inputs.ndim == 2
     make = functools.partial(
-        make_step, loss=loss, settings=task.settings, autocast=autocast, flat=flat
+        make_step,
+        loss=task.loss,
+        settings=task.settings,
+        autocast=task.precision != "float32" and task.inputs.is_cuda,
+        flat=task.inputs.ndim == 2,
     )
-    return Workers(ensemble, rows * sum(sizes), make, bounds)
+    return Workers(ensemble, task.rows * sum(sizes), make, bounds)
 
 
 def _check_finite(ensemble: Ensemble, losses: Tensor, epoch: int) -> None:
     """Refuse an epoch whose losses, or the weights after it, are not finite."""
     bad = (~losses.isfinite()).nonzero().flatten().tolist()
     trained = [p for p in ensemble.parameters() if p.requires_grad]
-    if not bad and all(map(all_finite, trained)):
-        return
-    what = "a weight"
-    if bad:
-        what = f"the loss of member {bad[0]} ({len(bad)} of {len(losses)} members)"
-    raise FloatingPointError(
-        f"{what} is not finite in epoch {epoch + 1}; lower lr, add warmup or clip"
-    )
+    if bad or not all(map(all_finite, trained)):
+        what = f"the loss of members {bad}" if bad else "a weight"
+        raise FloatingPointError(
+            f"{what} is not finite in epoch {epoch + 1}; lower lr, add warmup or clip"
+        )

@@ -97,7 +97,7 @@ def linear_chain(ensemble: Ensemble, flat: bool) -> list[Layer]:
             case MemberModule() if type(module.inner) is nn.Linear and isinstance(
                 module.own().get("weight"), Own
             ):
-                own: Any = {name: p.value for name, p in module.own().items()}
+                own = {name: p.value for name, p in module.own().items()}
                 layers.append(Layer(own["weight"], own.get("bias")))
             case nn.ReLU() if last and not last.relu:
                 layers[-1] = last._replace(relu=True)

@@ -3,8 +3,6 @@
 The browser then only shows another one, so that they need no kernel.
 """
 
-import contextlib
-import gc
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +14,8 @@ from uqlab.widgets.hand import Hand, address
 from uqlab.widgets.stage import Stage
 
 MOST = 300  # pictures, some 15 kB each
-FEW = 8  # values of a range
+SOME = 80  # pictures, up to which ranges may have more values
+FEW = (16, 8, 5)  # values of a range
 STRIDES = (1, 2, 5, 10, 20, 25, 50, 100, 200, 500, 1000, 2000, 5000)
 
 
@@ -66,20 +65,13 @@ def explore(
     ValueError
         If there were more than 300 pictures.
     """
-    chosen = {name: _control(name, given) for name, given in controls.items()}
     stage, found = Stage(figure, draw), {}  # picture -> its place
-    count = math.prod(len(each.options) for each in chosen.values())
-    if count > MOST:
-        raise ValueError(
-            f"an explorer has at most {MOST} pictures, these controls ask for {count}: "
-            "give them fewer values"
-        )
+    chosen = _chosen(controls)
     shown, lines = [], []
-    with _uncollected():
-        for values in _combinations(chosen):
-            picture = stage.paint(values)
-            shown.append(found.setdefault(picture, len(found)))
-            lines.append(seen(**values) if callable(seen) else seen)
+    for values in _combinations(chosen):
+        picture = stage.paint(values)
+        shown.append(found.setdefault(picture, len(found)))
+        lines.append(seen(**values) if callable(seen) else seen)
     data = {
         "controls": list(map(_described, chosen, chosen.values())),
         "pictures": [address(picture, "webp") for picture in found],
@@ -90,13 +82,29 @@ def explore(
     return Hand("frames", data, text=lines[0])
 
 
-def _control(name: str, given: Any) -> Control:
+def _chosen(controls: Mapping[str, Any]) -> dict[str, Control]:
+    """Return controls, ranges with as many values as some pictures allow."""
+    chosen, count = {}, 0
+    for few in FEW:
+        chosen = {name: _control(name, given, few) for name, given in controls.items()}
+        count = math.prod(len(each.options) for each in chosen.values())
+        if count <= SOME:
+            break
+    if count > MOST:
+        raise ValueError(
+            f"an explorer has at most {MOST} pictures, these controls ask for {count}: "
+            "give them fewer values"
+        )
+    return chosen
+
+
+def _control(name: str, given: Any, few: int) -> Control:
     """Return a control whose options are all (name, value)."""
     label, options, first = name, given, 0
     if isinstance(given, Control):
         label, options, first = given
     elif hasattr(given, "max"):  # of ipywidgets, as the next
-        label, options = given.description, _thinned(given)
+        label, options = given.description, _thinned(given, few)
         first = options.index(given.value)
     elif hasattr(given, "options"):
         label, options, first = given.description, given.options, given.index
@@ -119,14 +127,14 @@ def _described(name: str, control: Control) -> dict[str, Any]:
     }
 
 
-def _thinned(given: Any) -> list[Any]:
+def _thinned(given: Any, few: int) -> list[Any]:
     """Return some round values of a range, with its ends and its value."""
     ends = {given.min, given.max, given.value}
     count = round((given.max - given.min) / given.step) + 1
     grid = [round(given.min + i * given.step, 10) for i in range(count)]
     values = every = sorted(ends.union(grid))
     for stride in STRIDES:
-        if len(values) <= FEW:
+        if len(values) <= few:
             break
         round_ones = [v for v in every if round(v / given.step) % stride == 0]
         values = sorted(ends.union(round_ones))
@@ -140,15 +148,3 @@ def _combinations(controls: Mapping[str, Control]) -> Iterator[dict[str, Any]]:
     for options in itertools.chain([first], every):
         pairs = zip(controls, options, strict=True)
         yield {name: value for name, (_, value) in pairs}
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Wait with garbage: so many new objects trigger collections of 100 ms."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()

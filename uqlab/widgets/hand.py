@@ -70,7 +70,7 @@ class Hand(anywidget.AnyWidget):
     answer
         What the kernel answers to a message of the module, where it asks.
     text
-        What stands in its place where nothing but text is shown.
+        What stands in its place where nothing but text is shown; else its name.
     """
 
     data = traitlets.Dict().tag(sync=True)
@@ -84,7 +84,7 @@ class Hand(anywidget.AnyWidget):
         answer: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
         text: str = "",
     ):
-        self.name, self.answer, self.text = name, answer, text
+        self.name, self.answer, self.text = name, answer, text or name
         modules = [(STATIC / f"{file}.js").read_text() for file in ("shared", name)]
         self._esm = "\n".join(modules)
         plain = json.dumps({"colors": COLORS, **data}, allow_nan=False)
@@ -104,8 +104,8 @@ class Hand(anywidget.AnyWidget):
         """Return the live explorer, and its HTML for where there is no kernel."""
         bundle: Any = super()._repr_mimebundle_(**kwargs)
         still = FRAME.format(name=html.escape(self.name), page=html.escape(self.html()))
-        plain = {"text/plain": self.text} if self.text else {}
-        return {**bundle[0], **plain, "text/html": still}, bundle[1]
+        plain = {"text/plain": self.text, "text/html": still}
+        return {**bundle[0], **plain}, bundle[1]
 
     def html(self) -> str:
         """Return a page of this explorer alone, which is forbidden to load anything."""

@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 from jaxtyping import Float
 from PIL import Image
+from scipy import stats
 from torch import Tensor, nn
 
 from uqlab import plots, training
@@ -105,9 +106,6 @@ def front(
     cared: Iterable[str],
     limits: Iterable[str],
     words: Mapping[str, str] | None = None,
-    *,
-    repeats: int = 200,
-    seed: int = 0,
 ) -> Hand:
     """Show quality against cost of methods, and what `scoreboard.recommend` says.
 
@@ -123,8 +121,6 @@ def front(
         Columns: qualities, and what one can pay with.
     words
         Column -> what it is, where its name does not say.
-    repeats, seed
-        As of `scoreboard.recommend`.
     """
     words = words or {}
     columns = list(dict.fromkeys([quality, *cared]))
@@ -133,7 +129,7 @@ def front(
     means: Any = [board.groupby("method")[paid].mean() for board in boards.values()]
     marks = pd.concat(means).quantile(np.linspace(0, 1, 9), interpolation="nearest")
     data = {
-        "boards": {k: _board(b, asked, repeats, seed) for k, b in boards.items()},
+        "boards": {k: _board(b, asked) for k, b in boards.items()},
         "cared": [[c, words.get(c, c)] for c in columns],
         "limits": [[c, words.get(c, c), sorted({*marks[c].tolist()})] for c in paid],
         "less": [column for column in asked if scoreboard.sign(column) < 0],
@@ -141,16 +137,13 @@ def front(
     return Hand("front", data)
 
 
-def _board(
-    board: pd.DataFrame, columns: list[str], repeats: int, seed: int
-) -> dict[str, Any]:
-    """Return the values of each method and seed, and the seeds of each resample."""
+def _board(board: pd.DataFrame, columns: list[str]) -> dict[str, Any]:
+    """Return the values of each method and seed, and Student's quantile for them."""
     wide: Any = board.pivot(index="seed", columns="method", values=columns)
-    rng = np.random.default_rng(seed)
     names = list(board["method"].unique())
     return {
         "methods": [_look(name) for name in names],
-        "picks": rng.integers(len(wide), size=(repeats, len(wide))).tolist(),
+        "t": float(stats.t.ppf(0.975, len(wide) - 1)),
         "columns": {c: wide[c][names].to_numpy().T.tolist() for c in columns},
     }
 
@@ -158,10 +151,9 @@ def _board(
 def _look(name: str) -> dict[str, Any]:
     """Return how a method is drawn."""
     method = METHODS.get(name)
-    if method is None:
-        return {"name": name, "label": name, "color": plots.NEUTRAL, "marker": "o"}
-    known = {"label": method.label, "color": method.color, "marker": method.marker}
-    return {"name": name, **known}
+    color, marker = (method.color, method.marker) if method else (plots.NEUTRAL, "o")
+    label = scoreboard.label(name)
+    return {"name": name, "label": label, "color": color, "marker": marker}
 
 
 def draw(

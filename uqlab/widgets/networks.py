@@ -80,9 +80,7 @@ def masks(
 
 
 def _mask_controls(
-    found: Mapping[float, Mapping[str, Any]],
-    parts: Iterable[Cut],
-    weight: float | None,
+    found: Mapping[float, Any], parts: Iterable[Cut], weight: float | None
 ) -> dict[str, Control]:
     weights, cuts = (
         list(found),

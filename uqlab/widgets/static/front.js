@@ -1,6 +1,6 @@
 // What each method is worth against what it costs, and which one to take; data: boards {kind: {methods [{name, label,
-// color, marker}], picks [resample][seed], columns {name: [method][seed]}}}, cared [[column, words]], limits [[column,
-// words, values]], less: the columns in which less is better.
+// color, marker}], t: Student's quantile for its seeds, columns {name: [method][seed]}}}, cared [[column, words]],
+// limits [[column, words, values]], less: the columns in which less is better.
 
 const WIDE = 460, TALL = 260;
 const MARKS = {
@@ -14,11 +14,14 @@ const ROUND = "M-7,0A7,7 0 0 1 7,0A7,7 0 0 1 -7,0Z";
 
 const plain = value => (Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : brief(value));
 
-// Means of resampled seeds, [resample][method].
-const resampled = (board, column) =>
-  board.picks.map(pick => board.columns[column].map(values => average(pick.map(seed => values[seed]))));
+// The interval of the mean of values, one a seed, by Student's t: as metrics.paired_t.
+function interval(values, t) {
+  const mean = average(values), squares = sum(values.map(value => (value - mean) ** 2));
+  const half = t * Math.sqrt(squares / (values.length - 1) / values.length);
+  return [mean - half, mean + half];
+}
 
-// As scoreboard.recommend, with the same resamples; limits: [[column, value]].
+// As scoreboard.recommend; limits: [[column, value]].
 function recommend(board, quality, limits, less) {
   const sign = column => (less.includes(column) ? -1 : 1);
   const means = Object.fromEntries([quality, ...limits.map(([column]) => column)]
@@ -38,15 +41,16 @@ function recommend(board, quality, limits, less) {
       : `${called(best)} is the only method that you can afford`;
   }
   if (left.length > 1) {
-    const gaps = resampled(board, quality).map(drawn => sign(quality) * (drawn[best] - drawn[second]));
+    const values = board.columns[quality];
+    const gaps = values[best].map((value, seed) => sign(quality) * (value - values[second][seed]));
     margin = worth[best] - worth[second];
-    [low, high] = [0.025, 0.975].map(share => quantile(gaps, share));
-    reason += `, ${low > 0 ? "ahead of" : "but these seeds cannot tell it from"} ${called(second)} `
+    [low, high] = interval(gaps, board.t);
+    reason += `, ${low > 0 ? "ahead of" : "with no significant difference to"} ${called(second)} `
       + `(by ${brief(margin)}, 95 %: ${brief(low)} to ${brief(high)})`;
   }
   const better = left.length ? worth.map((_, m) => m).filter(m => worth[m] > worth[best]) : [];
   if (better.length) {
-    reason += `; better but too dear: ${better.map(m => `${called(m)} (${refused[m]})`).join(", ")}`;
+    reason += `; better but too expensive: ${better.map(m => `${called(m)} (${refused[m]})`).join(", ")}`;
   }
   return { best, second, margin, low, high, refused, reason: `${reason}.` };
 }
@@ -92,8 +96,7 @@ function render({ model, el }) {
     const said = recommend(board, q, budget, data.less);
     const means = column => board.columns[column].map(average), better = (column, v) => sign(column) * v;
     if (anew) {
-      const drawn = resampled(board, q), bands = board.methods.map((_, m) =>
-        [0.025, 0.975].map(share => quantile(drawn.map(values => values[m]), share)));
+      const bands = board.columns[q].map(values => interval(values, board.t));
       const front = undominated(means(q).map(v => better(q, v)), means(c).map(v => better(c, v)));
       const x = axis(means(c)), y = axis(bands.flat());
       const across = value => WIDE * x.at(value), down = value => TALL * (1 - y.at(value));
@@ -140,7 +143,7 @@ function render({ model, el }) {
       change(dots.children[m], {
         "data-state": state, "aria-pressed": m === chosen,
         "aria-label": `${method.label}: ${q} ${brief(means(q)[m])}, ${c} ${plain(means(c)[m])}`
-          + (state === "best" ? ", recommended" : dear ? `, too dear (${said.refused[m]})` : ""),
+          + (state === "best" ? ", recommended" : dear ? `, too expensive (${said.refused[m]})` : ""),
       });
     });
     [said.best, chosen === said.best ? -1 : chosen].forEach((m, i) => {
@@ -160,7 +163,7 @@ function render({ model, el }) {
         part(line, "td", {}, plain(means(column)[chosen]));
       }
       const why = said.refused[chosen];
-      part(about, "p", {}, why ? `Too dear: ${words[why]}.` : chosen === said.best ? "Recommended." : "Affordable.");
+      part(about, "p", {}, why ? `Too expensive: ${words[why]}.` : chosen === said.best ? "Recommended." : "Affordable.");
     } else {
       part(about, "p", {}, "Click a method to see its row. The filled ones you can afford; the largest is recommended; "
         + "the dashed line is the front.");
