@@ -106,7 +106,11 @@ def gather(app, config):
             .replace("](../../", "](../")
         )
         path.write_text(ALIVE.sub(alive, moved.replace("](book/", "](")))
-    pages = sorted(path.stem for path in ROOT.glob("notebooks/[0-9][0-9]_*.ipynb"))
+    lessons = sorted(path.stem for path in ROOT.glob("notebooks/[0-9][0-9]_*.ipynb"))
+    studies = sorted(
+        f"studies/{path.stem}" for path in ROOT.glob("notebooks/studies/*.ipynb")
+    )
+    pages = [*lessons, *studies]
     with (source / "notebooks/README.md").open("a") as guide:
         guide.write(
             "\n".join(["\n```{toctree}\n:hidden:\n", *pages, "papers", "```\n"])
@@ -118,6 +122,7 @@ def gather(app, config):
             f"# {name}\n\n```{{eval-rst}}\n.. automodule:: uqlab.{name}\n{more}```\n"
         )
         (source / "reference" / f"{name.rpartition('.')[2]}.md").write_text(automodule)
+    (source / "notebooks/studies").mkdir(parents=True, exist_ok=True)
     for name in pages:
         (source / "notebooks" / f"{name}.ipynb").write_text(
             json.dumps(page(ROOT / "notebooks" / f"{name}.ipynb"))
@@ -144,7 +149,10 @@ def page(path):
     run = RESULTS / path.stem / path.name
     if not run.exists():
         book = json.loads(path.read_text())
-        note = f"*This page has not been run here: `uqlab run {path.name[:2]}` puts its results into the book.*"
+        name = (
+            f"studies/{path.stem}" if path.parent.name == "studies" else path.name[:2]
+        )
+        note = f"*This page has not been run here: `uqlab run {name}` puts its results into the book.*"
         book["cells"].insert(
             1,
             {"cell_type": "markdown", "id": "not-run", "metadata": {}, "source": note},
