@@ -102,7 +102,7 @@ def test_the_citation_is_of_this_version_and_names_the_papers():
         PROJECT["license"],
     )
     papers = yaml.safe_load((ROOT / "uqlab" / "study" / "published.yaml").read_text())
-    assert len(cited["references"]) == len(papers) == 5
+    assert len(cited["references"]) == len(papers) == 6
 
 
 def test_every_room_but_core_has_a_door():
@@ -237,12 +237,18 @@ def test_the_wheel_is_whole(tmp_path):
     assert tool("--version") == f"uqlab, version {uqlab.__version__}\n"
     assert "cd demo" in tool("new", "demo")
     demo = tmp_path / "demo"
-    pages = {
-        path.name: path.read_bytes()
-        for path in ROOT.glob("notebooks/*")
-        if path.is_file()
-    }
-    assert pages == {path.name: path.read_bytes() for path in demo.glob("notebooks/*")}
+
+    def pages(folder: pathlib.Path) -> dict[str, bytes]:
+        found = [
+            *folder.glob("notebooks/[!.]*.*"),
+            *folder.glob("notebooks/studies/[!.]*.*"),
+        ]
+        return {
+            path.relative_to(folder).as_posix(): path.read_bytes() for path in found
+        }
+
+    assert len(pages(demo)) > 30
+    assert pages(demo) == pages(ROOT)
     assert (demo / "figures" / "real" / "13_scoreboard" / "board.csv").is_file()
     assert LINKS.findall((demo / "README.md").read_text()) == [
         "notebooks/README.md",

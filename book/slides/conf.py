@@ -126,7 +126,9 @@ def notes(text):
         text,
         flags=re.DOTALL | re.MULTILINE,
     )
-    return f":::{{revealjs-notes}}\n{plain.strip()}\n:::" if plain.strip() else ""
+    # Studies are no slides.
+    plain = re.sub(r"\[([^\]]+)\]\(studies/[^)]+\)", r"\1", plain).strip()
+    return f":::{{revealjs-notes}}\n{plain}\n:::" if plain else ""
 
 
 def setup(app):

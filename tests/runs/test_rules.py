@@ -29,7 +29,7 @@ def test_a_page_checks_its_parameters_before_it_begins(path):
     assert parameters.defaults(path).keys() <= parameters.RULES.keys()
     lines = checking(path)
     assert lines.startswith("runs.check(globals()")
-    assert "dataset" not in parameters.defaults(path) or "check(dataset, " in lines
+    assert "dataset" not in parameters.defaults(path) or "check(dataset" in lines
     for profile in parameters.profiles(path):
         legal = parameters.defaults(path) | parameters.overrides(path, profile)
         exec(lines, legal | {"runs": runs, "data": Anything, "check": Anything.check})

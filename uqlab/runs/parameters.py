@@ -56,10 +56,10 @@ RULES: dict[str, Rule] = {
     "limit train_limit": Annotated[int, Field(ge=0), AfterValidator(_all_or_enough)],
     "seed": NonNegativeInt,  # of up to 63 bits
     "asked evaluated limit_ood shifted warmup": 0,
-    "batch_size blind_draws draws ensemble_size epochs epochs_own epochs_tuned "
+    "batch_size blind_draws copies draws ensemble_size epochs epochs_own epochs_tuned "
     "example_epochs grid_steps held_out jobs k laplace_members map_side mask_batch "
     "mask_steps passes patch perturbations quantiles rank ranked remove repeats "
-    "resamples samples shuffles top tuned_steps": 1,
+    "resamples rounds samples shuffles side top tuned_steps": 1,
     "folds groups mask_members members points splits": 2,
     "gain lr lr_adapters lr_batch lr_sve mask_lr width": "(0, inf)",
     "decay_sve diversity init_std noise sigma weight_decay": "[0, inf)",
@@ -73,7 +73,7 @@ RULES: dict[str, Rule] = {
     "augment falls mask_inputs tune_mlp": bool,
     "grid own settings": dict,
     "ablations ambiguous backbone board by checkpoint chosen_on cost dataset device "
-    "model output_dir over page page_profile prompt quality replicate root series "
+    "long_runs model output_dir over page page_profile prompt quality replicate root series "
     "shown study sweep trained unknown": str,
     "grid_samples milestones ranks removed sizes stages tile_sizes": [1],
     "seeds": [NonNegativeInt] * 2,
