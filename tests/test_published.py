@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from small_pages import ran_for
 
 from uqlab.runs import parameters
 from uqlab.study import published
@@ -151,20 +152,18 @@ def test_a_run_is_the_papers_only_in_all_its_settings():
             ("04", "kirsch", "fig_5"),
         ],
         *[
-            ("studies/06", "lora", "table_1"),
-            ("studies/06", "lora", "table_4"),
+            ("06", "lora", "table_1"),
+            ("06", "lora", "table_4"),
             ("08", "sve", "digest_1"),
         ],
-        *[("studies/09", "hydra", "table_1"), ("10", "hydra", "table_5")],
+        *[("09", "hydra", "table_1"), ("10", "hydra", "table_5")],
     ],
 )
 def test_a_page_has_the_papers_settings_in_its_paper_profile_and_not_at_quick(
     page, paper, name
 ):
-    notebook, settings = (
-        parameters.find(page),
-        getattr(getattr(published, paper), name).settings,
-    )
+    notebook = ran_for(page)
+    settings = getattr(getattr(published, paper), name).settings
     values = parameters.defaults(notebook)
     assert (
         published.differs(settings, values | parameters.overrides(notebook, "paper"))

@@ -635,10 +635,8 @@ def votes(
     names = classes if len(classes) else range(p.shape[1])
     for i, (sure, vote) in enumerate(zip(*p.max(1), strict=True)):
         color = NEUTRAL if vote == together else EPISTEMIC
-        name = str(names[int(vote)])[:5]
-        size = min(14, 56 / side) * (1 if len(name) < 3 else 0.5)
         face = (color, 0.75 * float(sure))
-        _tile(ax, divmod(i, side), face, name, size)
+        _tile(ax, divmod(i, side), face, str(names[int(vote)])[:5], 56 / side)
     ax.set(xticks=[], yticks=[], xlim=(0, side), ylim=(side, 0))
     ax.spines[:].set_visible(False)
     return ax
@@ -649,6 +647,7 @@ def _tile(
 ) -> None:
     """Draw a square of side 1 at (row, column) with a text in its middle."""
     row, column = place
+    short = 1 if len(label) < 3 else 0.5
     square = Rectangle(
         (column, row), 1, 1, facecolor=face, edgecolor="white", linewidth=1
     )
@@ -657,7 +656,7 @@ def _tile(
         column + 0.5,
         row + 0.5,
         label,
-        fontsize=fontsize,
+        fontsize=short * min(14, fontsize),
         path_effects=[withStroke(linewidth=2, foreground="white")],
         **CENTRED,
     )

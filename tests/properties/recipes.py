@@ -147,6 +147,8 @@ SETS = {
 OWN: dict[str, dict[str, Any]] = {
     "uncertainty.entropy": {"logits": lambda: draw(6, 4)},
     "uncertainty.group_members": {"logits": lambda: draw(4, 6, 3), "size": lambda: 2},
+    "uncertainty.temperature_of_total": {"total": lambda: 0.5},
+    "ensembles.member_generators": {"seed": lambda: 0, "ids": lambda: range(2), "stream": lambda: "noise"},
     "uncertainty.decompose": {"weights": lambda: positive(3)},
     "uncertainty.decompose_score": {"rule": lambda: "brier", "weights": lambda: positive(3)},
     "uncertainty.decompose_groups": {"logits": lambda: draw(2, 2, 6, 4)},
@@ -270,7 +272,6 @@ OWN: dict[str, dict[str, Any]] = {
     "plots.table": {"frame": board}, "plots.votes": {"image": lambda: positive(1, 4, 4), "logits": lambda: draw(4, 3)},
     "widgets.explore": {"draw": lambda: lambda n: None, "controls": lambda: {"n": IntSlider(1, 0, 3)},
                         "seen": lambda: "a line", "figure": figure},
-    "widgets.Control": {"label": lambda: "size", "options": lambda: [1, 2]},
     "widgets.guess": {"question": lambda: "How many?", "high": lambda: 10},
     "widgets.Hand": {"name": lambda: "cloud", "data": dict}, "widgets.cloud": {"logits": lambda: draw(5, 3)},
     "widgets.alarm": {"values": lambda: {1: {"id": positive(6), "far": positive(5)}},
