@@ -79,6 +79,7 @@ def slides(notebook, stem, source):
                 shown += of_prose(part, heading, "##" if found else "###")
         if rest:
             break
+        shown += guesses(cell, heading)
         for name in [name for name in figures if saved(name, cells) is cell]:
             caption = figures[name]["caption"]
             if (folder / f"{name}.png").exists():
@@ -100,6 +101,15 @@ def slides(notebook, stem, source):
         text,
         flags=re.MULTILINE | re.DOTALL,
     )
+
+
+def guesses(cell, heading):
+    """A slide for each guess that a cell asks for, as `widgets.guess` shows it without a browser."""
+    for output in cell.get("outputs", ()):
+        data = output.get("data", {})
+        if 'title="guess"' in "".join(data.get("text/html", "")):
+            yield f"### {heading}"
+            yield f"**Guess first.** {''.join(data['text/plain'])}"
 
 
 def of_prose(text, heading, level):

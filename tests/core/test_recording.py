@@ -166,10 +166,14 @@ def test_the_table_of_claims_shows_in_how_many_other_seeds_a_claim_holds(
     monkeypatch.chdir(tmp_path)
     (folder := tmp_path / "figures" / "seeds").mkdir(parents=True)
     held = {
-        "seed": [1, 2, 3],
-        "always": [True, True, True],
-        "often": [True, False, True],
-        "rarely": [False, False, True],
+        "claim": ["always", "often", "rarely", "new"],
+        "sentence": [
+            *("It always holds.", "It often holds.", "It rarely holds."),
+            "This was claimed of other data.",
+        ],
+        "1": [True, True, False, True],
+        "2": [True, False, False, True],
+        "3": [True, True, True, True],
     }
     pd.DataFrame(held).to_csv(folder / "x.csv", index=False)
     runs.begin(tmp_path / "out", "x")

@@ -159,7 +159,9 @@ def test_a_study_names_its_lesson_and_its_claims(path):
 def test_the_table_of_other_seeds_belongs_to_the_page(table):
     with table.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["seed"] for row in rows] == ["1", "2", "3", "4", "5"]
+    seeds = [name for name in rows[0] if name.isdigit()]
+    assert len(seeds) == 5
+    assert "0" not in seeds
     assert {row["code"] for row in rows} == {code_of(parameters.find(table.stem))}
 
 

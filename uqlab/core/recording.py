@@ -230,7 +230,7 @@ def claim(
         margin,
         plain(name, paper),
         algebra,
-        seeds=_in_other_seeds(name),
+        seeds=_in_other_seeds(name, sentence),
     )
     _save()
     return holds
@@ -292,10 +292,16 @@ def _table(path: Path) -> list[dict[str, str]]:
     return []
 
 
-def _in_other_seeds(name: str) -> list[int] | None:
-    """Return in how many of the other seeds a claim holds, and of how many."""
-    held = [row[name] == "True" for row in _table(_seeds) if row.get(name)]
-    return [sum(held), len(held)] if held else None
+def _in_other_seeds(name: str, sentence: str) -> list[int] | None:
+    """Return in how many of the other seeds a claim holds, and of how many.
+
+    None where those runs made no such claim, or in other words: of other data.
+    """
+    for row in _table(_seeds):
+        if (row["claim"], row["sentence"]) == (name, sentence):
+            held = [row[seed] == "True" for seed in row if seed.isdigit()]
+            return [sum(held), len(held)]
+    return None
 
 
 def _long_runs() -> dict[str, tuple[str, str]]:

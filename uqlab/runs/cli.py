@@ -160,10 +160,7 @@ def new(folder, student) -> None:
     """
     new_project(folder, student)
     count = len(list(folder.glob("notebooks/[0-9]*.ipynb")))
-    studies = len(list(folder.glob("notebooks/studies/*.ipynb")))
-    click.echo(
-        f"{folder}: {count} lessons, {studies} studies; README.md says what is where"
-    )
+    click.echo(f"{folder}: {count} lessons and studies; README.md says what is where")
     enter = shlex.quote(str(folder))
     click.echo(f"next:\n  cd {enter}\n  uqlab run 00 --profile tiny\n  uqlab lab")
 
@@ -226,7 +223,11 @@ def examine() -> None:
 @timeout
 @click.option("--no-cache", is_flag=True, help="Train anew, and keep no training.")
 @click.option(
-    "--studies", is_flag=True, help="By default all studies, not all lessons."
+    "--studies",
+    "kind",
+    flag_value="studies",
+    default="lessons",
+    help="By default all studies, not all lessons.",
 )
 @quiet
 @dry_run
@@ -238,7 +239,7 @@ def run(
     jobs,
     timeout,
     no_cache,
-    studies,
+    kind,
     quiet,
     dry_run,
 ) -> None:
@@ -252,7 +253,7 @@ def run(
 
     if no_cache:
         os.environ[TRAININGS] = ""
-    root, kind = output_dir / profile, "studies" if studies else "lessons"
+    root = output_dir / profile
     plan = per_notebook(notebooks, profile, dict(given), kind)
     if dry_run:
         at_a_time = execution.at_a_time(jobs, len(plan))
