@@ -93,7 +93,7 @@ def main() -> int:
     made = {name: MAKERS[name](backbone) for name in names}
     for name, ensemble in made.items():
         trained = sum(p.numel() for p in ensemble.parameters() if p.requires_grad)
-        print(f"{name}: {trained:,} trained numbers")
+        print(f"{name}: {trained:,} trained parameters")
     few = STEPS * BATCH
 
     def train(ensemble: Ensemble) -> None:
