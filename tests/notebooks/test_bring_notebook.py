@@ -12,6 +12,7 @@ from torch import nn
 from uqlab import data, ensembles, models, training
 
 PAGE = "16_bring_your_model"
+STUDY = "16_bring_your_model_study"
 MINE = """from torch import nn
 
 def make(classes):
@@ -72,8 +73,13 @@ def test_a_report_on_an_ensemble_of_checkpoints(mine):
     assert float(rows["accuracy"][0]) > 0.9
     low, high = map(float, rows["accuracy"][1].split(" to "))
     assert low <= float(rows["accuracy"][0]) <= high
-    assert {"members", "masks"} <= recorded["claims"].keys()
-    assert any(row.startswith("members: AUROC on letters") for row in rows)
+    assert {"bound", "draws", "alarm"} <= recorded["claims"].keys()
+    assert {"answered alone", "sets of one class"} <= rows.keys()
+    assert {
+        f"{name}: answered alone" for name in ("letters", "textures")
+    } <= rows.keys()
+    low, high = map(float, rows["answered alone"][1].split(" to "))
+    assert 0 < low < float(rows["answered alone"][0]) <= high <= 1
     for row, (value, _, _) in rows.items():
         assert row in result.output
         assert value in result.output
@@ -82,7 +88,7 @@ def test_a_report_on_an_ensemble_of_checkpoints(mine):
     page = (mine / "report" / "report.html").read_text()
     assert "Bring your model" in page
     assert 'src="http' not in page, "it loads nothing from a network"
-    assert "shuffled = lambda" not in page, "folded code is left out"
+    assert "def shuffled" not in page, "folded code is left out"
 
 
 def test_a_saved_ensemble_on_the_network_of_the_package(results, tmp_path):
@@ -91,7 +97,6 @@ def test_a_saved_ensemble_on_the_network_of_the_package(results, tmp_path):
     changes = {
         "model": "uqlab.models:embedded",
         "weights": [str(tmp_path / "two.safetensors")],
-        "gradients": [],
     }
     sets = {
         "dataset": "mnist-mini",
@@ -101,11 +106,15 @@ def test_a_saved_ensemble_on_the_network_of_the_package(results, tmp_path):
         "limit_ood": 20,
         "repeats": 10,
     }
-    recorded, _ = results(PAGE, **changes, **sets, mask_steps=5, tile_sizes=[2])
-    assert recorded["numbers"]["model"]["what"] == "an ensemble of 2"
+    small = {"gradients": [], "mask_steps": 5, "tile_sizes": [2]}
+    recorded, _ = results(STUDY, **changes, **sets, **small)
     assert {"members", "tiles", "masks"} <= recorded["claims"].keys()
-    assert recorded["numbers"]["accuracy"] < 0.5, (
-        "its classifiers are as they were drawn"
+    lesson, _ = results(PAGE, **changes, **sets, draws=2)
+    for numbers in (recorded["numbers"], lesson["numbers"]):
+        assert numbers["model"]["what"] == "an ensemble of 2"
+        assert numbers["accuracy"] < 0.5, "its classifiers are as they were drawn"
+    assert any(
+        "It may answer nothing alone" in line for line in lesson["numbers"]["next"]
     )
 
 
@@ -124,13 +133,32 @@ def test_texts(results, tmp_path):
         "model": str(models.minilm()),
         "epochs": 2,
         "batch_size": 16,
-        "gradients": [],
         "repeats": 20,
     }
-    recorded, _ = results(PAGE, **sets, **brought, mask_steps=5)
-    assert recorded["numbers"]["accuracy"] > 0.9
+    lesson, _ = results(PAGE, **sets, **brought, draws=2)
+    assert lesson["numbers"]["accuracy"] > 0.9
+    recorded, _ = results(STUDY, **sets, **brought, gradients=[], mask_steps=5)
+    assert recorded["numbers"]["accuracy"] == lesson["numbers"]["accuracy"]
     assert "tiles" not in recorded["claims"]
     assert "masks" in recorded["claims"]
+
+
+def test_advice_on_an_ensemble_is_that_of_the_board_of_this_kind_of_network(results):
+    """13 has LoRA-Ensemble behind one network on a convolutional one: it is not advised."""
+    recorded, _ = results(PAGE)
+    (advised,) = [line for line in recorded["numbers"]["next"] if "page 13" in line]
+    assert "convolutional" in advised
+    assert "explicit ensemble" in advised
+    assert "LoRA" not in advised
+    silent, _ = results(PAGE, board="", draws=2, repeats=2)
+    assert not [line for line in silent["numbers"]["next"] if "page 13" in line]
+
+
+def test_all_scores_are_compared_on_the_same_inputs(results):
+    recorded, _ = results(STUDY, asked=30, mask_steps=0, tile_sizes=[], repeats=2)
+    rows = recorded["tables"]["rejection"]["index"]
+    assert {"ExGrad", "GradNorm", "random order"} <= set(rows)
+    assert "on these 30 inputs" in recorded["figures"]["rejection"]["caption"]
 
 
 @pytest.mark.parametrize(
