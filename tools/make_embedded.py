@@ -73,7 +73,9 @@ def spoken_digits(root: Path) -> dict[str, np.ndarray]:
         for digit in range(10):
             said = (speakers == speaker) & (kept["labels"] == digit)
             for split, count in {"test": 3, "train": 7}.items():
-                rows = np.flatnonzero(said & ((kept["numbers"] < 5) == (split == "test")))
+                rows = np.flatnonzero(
+                    said & ((kept["numbers"] < 5) == (split == "test"))
+                )
                 chosen[split] += np.sort(rng.permutation(rows)[:count]).tolist()
     arrays = {}
     for split, rows in chosen.items():

@@ -74,10 +74,12 @@ def test_spectrograms_are_those_of_transformers(length):
 
 
 def test_esc10_from_one_file(tmp_path):
-    with pytest.raises(FileNotFoundError, match="esc10.npz is missing"):
+    with pytest.raises(FileNotFoundError, match=r"esc10\.npz is missing"):
         data.load("esc10", root=tmp_path)
     path = small_sounds.esc10(tmp_path)
-    train, test = (data.load("esc10", split, root=tmp_path) for split in ("train", "test"))
+    train, test = (
+        data.load("esc10", split, root=tmp_path) for split in ("train", "test")
+    )
     assert (len(train), len(test)) == (24, 6)
     assert train.classes == ("dog", "rain", "clock")
     assert test.about["fold"].tolist() == [5] * 6
@@ -86,7 +88,7 @@ def test_esc10_from_one_file(tmp_path):
     assert torch.equal(torch.fft.rfft(waves[:, : data.RATE]).abs().argmax(1), 500 * 2**test.labels)  # fmt: skip
     assert waves.max() == pytest.approx(20_000, rel=0.05)
     np.savez(path, waves_mulaw=np.zeros(9, np.uint8))
-    with pytest.raises(ValueError, match="esc10.npz cannot be read: 'lengths'"):
+    with pytest.raises(ValueError, match=r"esc10\.npz cannot be read: 'lengths'"):
         data.load("esc10", root=tmp_path)
 
 
