@@ -14,7 +14,7 @@ def test_15_asks_each_speaker_in_turn(results):
     recorded, _ = results("15_sound_ensemble")
     numbers = recorded["numbers"]
     assert numbers["accuracy_heard"] > numbers["accuracy_unheard"] > 10  # chance
-    assert 10 < numbers["accuracy_baselines.nearest neighbour"] < 90
+    assert 10 < numbers["accuracy_baselines"]["nearest neighbour"] < 90
     means = pd.DataFrame(**recorded["tables"]["uncertainty"])
     parts = means["aleatoric"] + means["epistemic"]
     np.testing.assert_allclose(parts, means["total"], rtol=1e-5)
