@@ -256,7 +256,8 @@ def test_02_says_what_sixty_groupings_change():
 
 
 def test_04_quotes_its_runs_after_24_and_after_six_passes():
-    folder, text = FIGURES / "real" / "04_mask_extraction", flat("04")
+    folder = FIGURES / "real" / "04_mask_extraction"
+    text = flat("04_mask_extraction_study")
     table, six = (
         pd.read_csv(folder / "table.csv"),
         pd.read_csv(folder / "six_passes.csv"),
@@ -279,6 +280,16 @@ def test_04_quotes_its_runs_after_24_and_after_six_passes():
         )
         in text
     )
+
+
+def test_04_has_five_seeds_in_which_weight_0_finds_clothes_best_and_letters_not():
+    found, given = study("04", "masks", "seed")
+    assert len(given["seed"]) == found["seed"].nunique() == 5
+    found = found[found["ensemble"] == "sub-models"]
+    wide = found.pivot_table(index=["set", "seed"], columns="weight", values="AUROC, MI")
+    clothes, letters = wide.loc["fashion-mnist"], wide.loc["letters"]
+    assert (clothes.idxmax(axis=1) == 0).all()
+    assert (letters.idxmin(axis=1) == 0).all()
 
 
 @pytest.mark.parametrize("text", ["README.md", "book/index.md"])
