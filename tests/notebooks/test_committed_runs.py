@@ -286,7 +286,9 @@ def test_04_has_five_seeds_in_which_weight_0_finds_clothes_best_and_letters_not(
     found, given = study("04", "masks", "seed")
     assert len(given["seed"]) == found["seed"].nunique() == 5
     found = found[found["ensemble"] == "sub-models"]
-    wide = found.pivot_table(index=["set", "seed"], columns="weight", values="AUROC, MI")
+    wide = found.pivot_table(
+        index=["set", "seed"], columns="weight", values="AUROC, MI"
+    )
     clothes, letters = wide.loc["fashion-mnist"], wide.loc["letters"]
     assert (clothes.idxmax(axis=1) == 0).all()
     assert (letters.idxmin(axis=1) == 0).all()
