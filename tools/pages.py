@@ -1,9 +1,10 @@
 """The form of lessons and studies: what `make lint` refuses, a line for each finding.
 
-    python tools/pages.py [notebooks]
+    python tools/pages.py [repository]
 
 A lesson is notebooks/NN_name.ipynb, a study notebooks/studies/*.ipynb. The limits of a lesson
 are for orientation: a tenth more words pass, and no text is folded or shortened only to pass.
+The field's words are wanted in the guides and in the package too.
 """
 
 import ast
@@ -35,6 +36,12 @@ WORDS_INSTEAD = {
     r"(trained|stored) numbers": "parameters",
     r"unknown (inputs?|pictures?)": "OOD inputs",
 }
+# What else is read: guides, docstrings, explorers. The CHANGELOG names what was.
+TEXTS = (
+    "README.md", "CONTRIBUTING.md", "notebooks/*.md", "notebooks/*.yaml", "book/**/*.md",
+    "data/*.md", "figures/real/*.md", "figures/real/*.yaml", "uqlab/*/**/*.py",
+    "uqlab/**/*.js", "uqlab/**/*.md", "benchmarks/*.py",
+)  # fmt: skip
 REPEATED = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
@@ -78,12 +85,16 @@ def in_code(text: str) -> Iterator[str]:
             yield "a comprehension with two for"
 
 
-def of_all(cells: list[dict]) -> Iterator[str]:
-    """Yield what is wrong with a page, be it a lesson or a study."""
-    text = "\n".join(source(cell) for cell in cells)
+def of_words(text: str) -> Iterator[str]:
+    """Yield the words of a text that are not the field's."""
     for pattern, better in WORDS_INSTEAD.items():
         for hit in re.finditer(rf"\b{pattern}\b", text, flags=re.I):
             yield f"says {hit[0]!r}; write {better!r}"
+
+
+def of_all(cells: list[dict]) -> Iterator[str]:
+    """Yield what is wrong with a page, be it a lesson or a study."""
+    yield from of_words("\n".join(source(cell) for cell in cells))
     if any(cell.get("outputs") for cell in cells):
         yield "holds outputs"
 
@@ -121,15 +132,20 @@ def findings(path: Path) -> Iterator[str]:
         yield from of_lesson(cells)
 
 
-def main(folder: Path) -> int:
+def main(root: Path) -> int:
     """Print the findings; 1 if there are any."""
     total = 0
-    for path in sorted([*folder.glob("[0-9]*.ipynb"), *folder.glob("studies/*.ipynb")]):
-        for line in findings(path):
+    folder = root / "notebooks"
+    pages = sorted([*folder.glob("[0-9]*.ipynb"), *folder.glob("studies/*.ipynb")])
+    found = [(path, findings(path)) for path in pages]
+    texts = [path for pattern in TEXTS for path in sorted(root.glob(pattern))]
+    found += [(path, of_words(path.read_text(encoding="utf-8"))) for path in texts]
+    for path, lines in found:
+        for line in lines:
             total += 1
-            print(f"{path.relative_to(folder)}: {line}")
+            print(f"{path.relative_to(root)}: {line}")
     return int(total > 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1] if len(sys.argv) > 1 else "notebooks")))
+    sys.exit(main(Path(sys.argv[1] if len(sys.argv) > 1 else ".")))

@@ -101,12 +101,12 @@ def test_alarm_counts_what_the_metrics_count(alone):
     page = alone(hand)
     known = [torch.tensor(row).double() for row in hand.data["known"]["values"]]
     slider = page.get_by_role("slider")
-    for s, stranger in enumerate(hand.data["strangers"]):
+    for s, other in enumerate(hand.data["outside"]):
         page.get_by_role("combobox").select_option(index=s)
         for at, key in ((0, "Home"), (1, "End")):
             slider.focus()
             page.keyboard.press(key)
-            values = torch.tensor(stranger["values"][at]).double()
+            values = torch.tensor(other["values"][at]).double()
             for anew in (False, True):
                 page.get_by_label("anew").set_checked(anew)
                 line = known[at if anew else 0].quantile(0.95)
@@ -121,7 +121,7 @@ def test_alarm_counts_what_the_metrics_count(alone):
                 found = [float(each.get_attribute("data-value")) for each in shown]
                 assert found == pytest.approx([auroc, share.item()], abs=1e-6)
                 caught = [
-                    int(i) for i, v in enumerate(stranger["shown"]) if values[v] > line
+                    int(i) for i, v in enumerate(other["shown"]) if values[v] > line
                 ]
                 framed = [
                     i

@@ -298,7 +298,7 @@ def _in_other_seeds(name: str, sentence: str) -> list[int] | None:
     None where those runs made no such claim, or in other words: of other data.
     """
     for row in _table(_seeds):
-        if (row.get("claim"), row.get("sentence")) == (name, sentence):
+        if (row["claim"], row["sentence"]) == (name, sentence):
             held = [row[seed] == "True" for seed in row if seed.isdigit()]
             return [sum(held), len(held)]
     return None

@@ -267,7 +267,7 @@ def cost(
     Returns
     -------
     dict
-        trained numbers; stored numbers, without what follows from them, such as
+        trained parameters; stored parameters, without what follows from them, such as
         singular vectors; peak_memory (bytes: what is held always, and what 64 inputs
         take at once); latency_1 and latency_64, for as many inputs, relative to the
         single network.

@@ -87,7 +87,7 @@ def alarm(
         "settings": [f"{s:g}" if isinstance(s, float) else str(s) for s in values],
         "pass": passing,
         "known": sets.pop("id"),
-        "strangers": list(sets.values()),
+        "outside": list(sets.values()),
     }
     return Hand("alarm", data)
 

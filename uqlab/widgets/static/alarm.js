@@ -1,5 +1,5 @@
 // An alarm that is set at the first setting and keeps its threshold; data: what (of the settings), settings, pass,
-// known {name, values}, strangers [{name, values, shown, images}]; values are [setting][input], in nats.
+// known {name, values}, outside [{name, values, shown, images}]; values are [setting][input], in nats.
 
 const FLOOR = 1e-4, BINS = 36, WIDE = 460, TALL = 78;
 const MISSIONS = what => [
@@ -12,13 +12,13 @@ const MISSIONS = what => [
 
 function render({ model, el }) {
   const data = model.get("data"), root = box(el, data), known = data.known;
-  const top = [known, ...data.strangers].flatMap(set => set.values.flat()).reduce((a, b) => Math.max(a, b));
+  const top = [known, ...data.outside].flatMap(set => set.values.flat()).reduce((a, b) => Math.max(a, b));
   const reach = Math.log10(Math.max(top, 10 * FLOOR) / FLOOR);
   const x = value => (Math.log10(Math.max(value, FLOOR) / FLOOR) / reach) * WIDE;
 
   const tools = part(root, "div", { class: "tools" });
   const setting = slider(tools, data.what, data.settings, 0, () => soon());
-  const which = menu(tools, "OOD set", data.strangers.map((set, i) => [i, set.name]), () => settle());
+  const which = menu(tools, "OOD set", data.outside.map((set, i) => [i, set.name]), () => settle());
   const anew = checkbox(tools, "set the alarm anew here", () => settle());
   button(tools, "reset", "back to the first setting", () => {
     setting.value = 0;
@@ -30,7 +30,7 @@ function render({ model, el }) {
   const row = part(root, "div", { class: "row" });
   const chart = part(row, "svg", { viewBox: `-26 -18 ${WIDE + 32} ${2 * TALL + 62}`, class: "histogram", role: "img" });
   const towers = [1, -1].map(up => Array.from({ length: BINS }, (_, i) => part(chart, "rect",
-    { x: (i * WIDE) / BINS + 0.5, width: WIDE / BINS - 1, class: up > 0 ? "known" : "stranger" })));
+    { x: (i * WIDE) / BINS + 0.5, width: WIDE / BINS - 1, class: up > 0 ? "known" : "outside" })));
   part(chart, "path", { d: `M0,${TALL}H${WIDE}`, class: "axis" });
   for (let power = Math.log10(FLOOR); FLOOR * 10 ** reach >= 10 ** power; power++) {
     const at = x(10 ** power);
@@ -69,11 +69,11 @@ function render({ model, el }) {
   const wall = part(root, "div", { class: "wall", role: "group", "aria-label": "Some inputs of the OOD set" });
 
   const lines = known.values.map(values => quantile(values, data.pass));
-  const orders = data.strangers.map(set => set.values.map((values, i) => auroc(known.values[i], values)));
-  const sorted = [known, ...data.strangers].map(set => set.values.map(values => [...values].sort((a, b) => a - b)));
+  const orders = data.outside.map(set => set.values.map((values, i) => auroc(known.values[i], values)));
+  const sorted = [known, ...data.outside].map(set => set.values.map(values => [...values].sort((a, b) => a - b)));
 
   const bin = value => Math.min(BINS - 1, Math.floor((x(value) / WIDE) * BINS));
-  const shares = [known, ...data.strangers].map(set => set.values.map(values => {
+  const shares = [known, ...data.outside].map(set => set.values.map(values => {
     const counts = Array(BINS).fill(0);
     for (const value of values) counts[bin(value)] += 1 / values.length;
     return counts;
@@ -87,7 +87,7 @@ function render({ model, el }) {
   }
 
   function draw() {
-    const now = measured(), set = data.strangers[now.s];
+    const now = measured(), set = data.outside[now.s];
     [0, 1 + now.s].forEach((k, side) => shares[k][now.at].forEach((share, i) => {
       const height = TALL * Math.sqrt(share / peak); // few are seen beside many
       change(towers[side][i], { height, y: side ? TALL : TALL - height });
@@ -111,7 +111,7 @@ function render({ model, el }) {
   }
 
   function settle() {
-    const now = draw(), set = data.strangers[now.s], here = `${data.what} ${data.settings[now.at]}`;
+    const now = draw(), set = data.outside[now.s], here = `${data.what} ${data.settings[now.at]}`;
     change(chart, { "aria-label": `Histograms of the mutual information at ${here}; heights: square roots of shares` });
     const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)} %`;
     const first = measured(0), back = value => (now.at ? ` (at ${data.settings[0]}: ${value})` : "");

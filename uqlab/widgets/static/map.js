@@ -95,7 +95,7 @@ function render({ model, el }) {
   part(view, "text", { x: SIZE / 2, y: SIZE + 14, "text-anchor": "middle", class: "small" }, "principal component 1");
   part(view, "text", { transform: `translate(-8,${SIZE / 2})rotate(-90)`, "text-anchor": "middle", class: "small" },
     "principal component 2");
-  const clouds = ["known", "stranger"].map(kind => part(view, "path", { class: `cloud ${kind}` }));
+  const clouds = ["known", "outside"].map(kind => part(view, "path", { class: `cloud ${kind}` }));
   const seen = part(root, "p", { "aria-live": "polite", class: "seen" });
 
   function draw() {

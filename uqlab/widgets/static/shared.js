@@ -25,7 +25,7 @@ function decompose(members, groups = members.map((_, m) => m), jackknife = false
   return { total: aleatoric + epistemic, aleatoric, epistemic, between, within, corrected };
 }
 
-// The share of pairs in which the unknown input has more, ties one half: as metrics.ood_detection.
+// The share of pairs in which the OOD input has more, ties one half: as metrics.ood_detection.
 function auroc(known, unknown) {
   const sorted = [...known].sort((a, b) => a - b);
   return average(unknown.map(x => (place(sorted, x) + place(sorted, x, true)) / 2)) / known.length;
