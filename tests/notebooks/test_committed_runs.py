@@ -259,7 +259,8 @@ def test_02_says_what_sixty_groupings_change():
 
 
 def test_04_quotes_its_runs_after_24_and_after_six_passes():
-    folder, text = FIGURES / "real" / "04_mask_extraction", flat("04")
+    folder = FIGURES / "real" / "04_mask_extraction"
+    text = flat("04_mask_extraction_study")
     table, six = (
         pd.read_csv(folder / "table.csv"),
         pd.read_csv(folder / "six_passes.csv"),
@@ -282,6 +283,20 @@ def test_04_quotes_its_runs_after_24_and_after_six_passes():
         )
         in text
     )
+
+
+def test_04_has_five_seeds_in_which_weight_0_finds_clothes_best_and_letters_worst():
+    found, given = study("04", "masks", "seed")
+    assert len(given["seed"]) == found["seed"].nunique() == 5
+    places = ["set", "seed"]
+    single = found[found["ensemble"] == "single"].set_index(places)["rank"]
+    cut = found[found["ensemble"] == "sub-models"]
+    as_in_the_paper = cut[cut["weight"] == 2].set_index(places)["rank"]
+    for ood in ("letters", "fashion-mnist"):
+        assert (as_in_the_paper[ood] < single[ood]).all()
+    wide = cut.pivot_table(index=places, columns="weight", values="AUROC, MI")
+    assert (wide.loc["fashion-mnist"].idxmax(axis=1) == 0).all()
+    assert (wide.loc["letters"].idxmin(axis=1) == 0).all()
 
 
 @pytest.mark.parametrize("text", ["README.md", "book/index.md"])

@@ -134,7 +134,7 @@ def test_03_groups_keep_the_total_and_width_does_not(results):
 
 
 def test_04_masks_find_an_ensemble_in_one_network_when_asked_to_differ(results):
-    numbers = results("04_mask_extraction")[0]["numbers"]
+    numbers = results("04_mask_extraction_study")[0]["numbers"]
     assert numbers["mi_ood_single"] == 0
     for kind in ("accuracy_extracted", "accuracy_extracted_soft"):
         assert abs(numbers[kind] - numbers["accuracy_single"]) <= 0.01
@@ -153,6 +153,16 @@ def test_04_masks_find_an_ensemble_in_one_network_when_asked_to_differ(results):
         max(numbers[f"parameters_{m}"] for m in range(10))
         < 0.6 * numbers["parameters_single"]
     )
+
+
+def test_04_the_amount_follows_the_weight(results):
+    found = results("04_mask_extraction")[0]
+    assert found["numbers"]["share_of_deep"]["ood"] > 0.5
+    sweep, ranks = (found["tables"][name] for name in ("sweep", "ranks"))
+    assert sweep["index"] == [0, 2, 8]
+    assert np.min(sweep["data"]) > 0.5
+    assert len(ranks["index"]) == 2 + len(sweep["index"])
+    assert np.abs(ranks["data"]).max() <= 1
 
 
 def test_05_tiles_average_to_the_network_and_know_less_than_an_ensemble(results):
