@@ -189,6 +189,21 @@ def test_numbers_that_the_summary_compares_are_those_of_the_paper():
         )
 
 
+def test_02_quotes_its_run_on_mnist():
+    folder = FIGURES / "real" / "02_ensembles_of_ensembles"
+    table = read(folder)[0]["tables"]["all_pairs"]
+    found = pd.DataFrame(table["data"], columns=table["columns"])
+    number, size = (found[found["step"] == step] for step in ("number", "size"))
+    assert (number["high"] < 0).all()
+    assert (size["mean"] > 0).all()
+    assert (size.loc[size["OOD"] == "kmnist", "low"] > 0).all()
+    clothes = size[size["OOD"] == "fashion-mnist"].set_index("K")
+    assert clothes.index[clothes["low"] < 0].tolist() == [2, 3, 4]
+    assert clothes.index[clothes["low"] < -0.005].tolist() == [2]
+    said = "for two, three and four groups the interval includes 0"
+    assert said in flat("studies/02")
+
+
 def test_02_quotes_nine_networks_of_others():
     frame, given = study("02", "resnets", "seed")
     text = flat("studies/02")

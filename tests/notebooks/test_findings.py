@@ -76,7 +76,9 @@ def test_02_takes_number_and_size_of_groups_apart(results):
     numbers = recorded["numbers"]
     assert numbers["collapse_ratio"] < numbers["collapse_ratio_corrected"] < 0.5
     assert -1.4 < numbers["slope_jackknife"] < -0.6
-    effects = pd.DataFrame(**{k: recorded["tables"]["all_pairs"][k] for k in ("data", "columns")})
+    effects = pd.DataFrame(
+        **{k: recorded["tables"]["all_pairs"][k] for k in ("data", "columns")}
+    )
     steps = effects.pivot(index="K", columns="step", values="mean")
     whole = numbers["auroc_two_6"] - numbers["auroc_two_1"]
     assert steps.loc[2, "size"] == pytest.approx(whole, abs=1e-6)
