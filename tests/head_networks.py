@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from uqlab import models
-from uqlab.models.pretrained import plain_logits
+from uqlab.models.checkpoints import plain_logits
 
 LAYERS, HEADS, CLASSES = 3, 4, 3
 SIZES = {

@@ -1,6 +1,7 @@
 """The papers' numbers are in the papers, and are said of the data set that they belong to."""
 
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
@@ -50,8 +51,13 @@ def numbers(line):
 def test_every_number_and_every_quote_is_in_the_text(paper, name):
     table, text = getattr(getattr(published, paper), name), lines(paper, name)
     found = [numbers(line) for line in text]
+    if (paper, name) == ("lora", "table_16"):  # its rows run into each other
+        found += [[*one, *other] for one, other in pairwise(found)]
     for dataset in table.datasets:
-        for row, values in table.frame(dataset).iterrows():
+        printed = pd.concat(
+            [table.frame(dataset), table.frame(dataset, "deviations")], axis=1
+        )
+        for row, values in printed.iterrows():
             wanted = values.dropna().tolist()
             assert any(
                 all(line.count(v) >= wanted.count(v) for v in wanted) for line in found
@@ -88,6 +94,9 @@ def test_numbers_by_data_set():
     assert table.frame("digits").empty
     with pytest.raises(KeyError):
         table.value("digits", 128, "MI, OOD")
+    spread = published.lora.table_1.frame("cifar100", "deviations")
+    assert spread.loc["lora", "ECE"] == 0.001
+    assert table.frame("mnist", "deviations").empty
 
 
 def test_a_paper_says_yes_or_no_of_its_own_data_sets_alone():

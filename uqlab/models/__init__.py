@@ -11,6 +11,12 @@ from uqlab.models.attention import (
     attentions,
     classifier,
 )
+from uqlab.models.backbones import SpeechClassifier, minilm, pretrained
+from uqlab.models.checkpoints import (
+    TextClassifier,
+    from_pretrained,
+    load_weights,
+)
 from uqlab.models.networks import (
     LogMel,
     Standardize,
@@ -21,18 +27,13 @@ from uqlab.models.networks import (
     vit,
     wide_resnet,
 )
-from uqlab.models.pretrained import (
-    TextClassifier,
-    from_pretrained,
-    load_weights,
-    minilm,
-)
 from uqlab.models.zero_shot import CAPTIONS_CLIP, PROMPT, ZeroShot, clip_zero_shot
 
 __all__ = [
     "ATTENTION", "CAPTIONS_CLIP", "COUNTS", "FORMS", "FUSED", "PROJECTIONS", "PROMPT",
-    "Attention", "LogMel", "Projection", "Standardize", "TextClassifier", "ZeroShot",
+    "Attention", "LogMel", "Projection", "SpeechClassifier", "Standardize",
+    "TextClassifier", "ZeroShot",
     "attentions", "cifar_resnet", "classifier", "clip_zero_shot", "embedded",
-    "from_pretrained", "load_weights", "minilm", "mlp", "small_cnn", "vit",
-    "wide_resnet",
+    "from_pretrained", "load_weights", "minilm", "mlp", "pretrained", "small_cnn",
+    "vit", "wide_resnet",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from uqlab.core.modules import layers_of
-from uqlab.models.pretrained import plain_logits
+from uqlab.models.checkpoints import plain_logits
 
 EMBEDDED = Path(__file__).parent / "assets" / "letters-vit.safetensors"
 AUDIOSET = 4.2677393, 2 * 4.5689974  # less the mean, and twice the deviation

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from uqlab.core.files import StrPath
-from uqlab.models.pretrained import loaded, reading, tokenizer_of
+from uqlab.models.checkpoints import loaded, reading, tokenizer_of
 
 # A folder like any other checkpoint of CLIP
 CAPTIONS_CLIP = Path(__file__).parent / "assets" / "captions-clip"

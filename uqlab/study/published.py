@@ -38,11 +38,18 @@ class Table:
         self.settings: dict[str, Any] = dict(entry.get("settings", {}))
         self.datasets: list[str] = list(entry.get("data", {}))
 
-    def frame(self, dataset: str) -> pd.DataFrame:
-        """Return the numbers of a data set, in the paper's units; empty without any."""
-        rows = self.entry.get("data", {}).get(dataset.removesuffix("-mini"), {})
-        columns = self.entry.get("columns")  # none where rows name their own
-        return pd.DataFrame.from_dict(rows, "index", columns=columns if rows else None)
+    def frame(self, dataset: str, part: str = "data") -> pd.DataFrame:
+        """Return the numbers of a data set, in the paper's units; empty without any.
+
+        Parameters
+        ----------
+        part
+            Or "deviations": what the paper prints behind a plus-minus sign.
+        """
+        rows = self.entry.get(part, {}).get(dataset.removesuffix("-mini"), {})
+        return pd.DataFrame.from_dict(  # no columns: rows name their own
+            rows, "index", columns=self.entry.get("columns") if rows else None
+        )
 
     def value(self, dataset: str, row: Any, column: str) -> float:
         """Return one number; KeyError where the paper has none."""

