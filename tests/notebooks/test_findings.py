@@ -27,22 +27,35 @@ def test_01_as_html_has_every_figure(results):
     assert "Traceback" not in page
 
 
-def test_00_same_mean_opposite_splits_and_the_bias_of_few_members(results):
+def test_00_same_mean_opposite_splits_few_members_and_groups(results):
     numbers = results("00_uncertainty_decomposition")[0]["numbers"]
-    assert numbers["mi_agree"] < 0.1
-    assert numbers["mi_disagree"] > 10 * numbers["mi_agree"]
-    assert abs(numbers["bias_jackknife_5"]) < abs(numbers["bias_plugin_5"])
+    assert numbers["epistemic_share"]["t = 0.2"] < 0.1
+    assert numbers["epistemic_share"]["t = 1"] > 0.5
+    seen = numbers["seen_by_two"]  # of simulated members, of trained networks
+    assert max(seen["plug-in"]) < min(seen["jackknife"])
+    assert seen["plug-in"] == pytest.approx([0.5, 0.5], abs=0.1)
+    groups = numbers["shown_by_groups"]
+    assert groups["mixed"] < 1e-3
+    assert groups["camps"] > 0.9
+    assert groups["networks"] == pytest.approx(0.25, abs=0.1)
 
 
-def test_00_needs_no_ambiguous_inputs(results):
+def test_00_has_three_groups_of_two_networks(results):
+    found = results("00_uncertainty_decomposition", members=6, epochs=2)[0]
+    assert found["claims"].keys() >= {"groups", "networks_have_no_camps"}
+
+
+def test_00_measures_the_split_at_every_stage_and_needs_no_ambiguous_inputs(results):
     numbers = results(
-        "00_uncertainty_decomposition",
+        "00_uncertainty_decomposition_study",
         ambiguous="",
         stages=[1, 2],
         members=3,
         repeats=50,
     )[0]["numbers"]
-    assert numbers["epistemic_share"].keys() == {"1", "2"}  # then of the unknown inputs
+    assert abs(numbers["bias_jackknife_5"]) < abs(numbers["bias_plugin_5"])
+    assert numbers["relative_error"]["divergences"] < 1e-3
+    assert numbers["epistemic_share"].keys() == {"1", "2"}  # then of the OOD inputs
 
 
 def test_01_uncertainty_falls_like_one_over_the_group_size(results):
