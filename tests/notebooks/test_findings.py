@@ -72,7 +72,7 @@ def test_01_resamples_few_sub_ensembles(results):
     assert numbers["slope_low"] <= numbers["slope_high"]
 
 
-def test_02_grouping_moves_information_and_loses_none(results):
+def test_02_grouping_moves_information_and_silences_an_alarm(results):
     numbers = results("02_ensembles_of_ensembles")[0]["numbers"]
     sizes = [1, 2, 3, 6]
     total = [numbers[f"between_{m}"] + numbers[f"within_{m}"] for m in sizes]
@@ -80,9 +80,22 @@ def test_02_grouping_moves_information_and_loses_none(results):
     between = [numbers[f"between_{m}"] for m in sizes]
     assert between == sorted(between, reverse=True)
     assert numbers["within_1"] == pytest.approx(0, abs=1e-7)
+    assert numbers["caught"]["6"] < numbers["caught"]["1"] / 2
+    assert min(numbers[f"auroc_{m}"] for m in sizes) > 0.8
+
+
+def test_02_takes_number_and_size_of_groups_apart(results):
+    recorded = results("02_ensembles_of_ensembles_study")[0]
+    numbers = recorded["numbers"]
     assert numbers["collapse_ratio"] < numbers["collapse_ratio_corrected"] < 0.5
     assert -1.4 < numbers["slope_jackknife"] < -0.6
-    assert min(numbers[f"auroc_{m}"] for m in sizes) > 0.8
+    effects = pd.DataFrame(
+        **{k: recorded["tables"]["all_pairs"][k] for k in ("data", "columns")}
+    )
+    steps = effects.pivot(index="K", columns="step", values="mean")
+    whole = numbers["auroc_two_6"] - numbers["auroc_two_1"]
+    assert steps.loc[2, "size"] == pytest.approx(whole, abs=1e-6)
+    assert (steps["number"] < 0).all()
 
 
 def test_02_trains_convolutional_networks_by_parameters_alone(results):
@@ -90,11 +103,12 @@ def test_02_trains_convolutional_networks_by_parameters_alone(results):
         "model": "wide-resnet-28",
         "members": 4,
         "sizes": [1, 2],
+        "counts": [2],
         "epochs": 1,
         "limit": 24,
         "augment": True,
     }
-    numbers = results("02_ensembles_of_ensembles", **changes)[0]["numbers"]
+    numbers = results("02_ensembles_of_ensembles_study", **changes)[0]["numbers"]
     assert numbers["between_1"] > numbers["between_2"] > 0
 
 
@@ -434,7 +448,9 @@ def test_a_file_of_your_own_is_shown_by_its_name_alone(results, tmp_path):
         x=np.random.default_rng(0).integers(0, 256, (40, 8, 8), np.uint8),
     )
     recorded, _ = results(
-        "02_ensembles_of_ensembles", ood=[str(tmp_path / "mine.npz")], epochs=1
+        "02_ensembles_of_ensembles_study",
+        ood=[str(tmp_path / "mine.npz")],
+        epochs=1,
     )
     assert "mine" in recorded["tables"]["detection"]["columns"]
     assert str(tmp_path) not in json.dumps(
