@@ -61,15 +61,20 @@ def test_00_measures_the_split_at_every_stage_and_needs_no_ambiguous_inputs(resu
 def test_01_uncertainty_falls_like_one_over_the_group_size(results):
     numbers = results("01_toy_regression_collapse")[0]["numbers"]
     assert -1.4 <= numbers["slope"] <= -0.6
-    assert numbers["slope_low"] <= numbers["slope"] <= numbers["slope_high"]
     assert numbers["eu_32"] < numbers["eu_1"] / 5
     assert numbers["gap_over_data"] > 5
+    left = numbers["left_at_largest"]  # of groups of 8 that share a sample
+    assert 1 / 8 < left["data"] <= 1
+    assert left["gap"] < left["data"]
 
 
-def test_01_resamples_few_sub_ensembles(results):
-    numbers = results("01_toy_regression_collapse", groups=3, epochs=30)[0]["numbers"]
+def test_01_regroups_few_sub_ensembles(results):
+    study = "01_toy_regression_collapse_study"
+    numbers = results(study, groups=3, epochs=30, splits=2)[0]["numbers"]
     assert math.isfinite(numbers["slope"])
     assert numbers["slope_low"] <= numbers["slope_high"]
+    numbers = results(study)[0]["numbers"]
+    assert numbers["slope_low"] <= numbers["slope"] <= numbers["slope_high"]
 
 
 def test_02_grouping_moves_information_and_silences_an_alarm(results):
