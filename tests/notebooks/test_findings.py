@@ -285,17 +285,41 @@ def test_08_knobs_keep_the_directions_and_need_good_ones(results):
     )
 
 
-def test_12_the_fall_of_page_03_holds_in_every_run(results):
+def test_12_pairs_that_share_more_have_the_smaller_error(results):
     recorded = results("12_sweep_results")[0]
-    numbers, (fall, *_) = recorded["numbers"], recorded["tables"]["verdicts"]["data"]
+    table = recorded["tables"]["standard_errors"]
+    errors = pd.DataFrame(table["data"], table["index"], table["columns"])
+    scores, ensembles, runs = errors["ratio"]
+    assert scores > max(ensembles, runs)
+    sides = recorded["tables"]["auroc"]["data"]
+    assert len(sides) == 8
+    mean = np.mean([by_entropy - by_msp for by_msp, by_entropy in sides])
+    difference = recorded["numbers"]["difference"]
+    assert difference["mean"] == pytest.approx(mean)
+    assert difference["low"] < mean < difference["high"]
+    found = recorded["numbers"]["tables_with_one"]
+    assert found["holm"] < 0.2 < found["plain"] < 1
+
+
+def test_12_the_fall_of_page_03_holds_in_every_run(results):
+    recorded = results("12_sweep_results_study")[0]
+    numbers, table = recorded["numbers"], recorded["tables"]["verdicts"]
+    verdicts = pd.DataFrame(table["data"], table["index"], table["columns"])
     assert numbers["runs"] == 3
     assert numbers["finding_holds_fraction"] == 1
-    mean, low, high, *_, p, share = fall
-    assert low < mean < math.log(0.6)
-    assert mean < high
-    assert (p, share) == (2 / 2**3, 1)
+    fall = verdicts.loc["fall"]
+    assert fall["t low"] < fall["mean"] < math.log(0.6)
+    assert fall["mean"] < fall["t high"]
+    assert fall["p (sign flip)"] == 2 / 2**3
+    assert fall["runs of that sign"] == 1
+    assert (verdicts["p (Holm)"] >= verdicts["p (Student)"]).all()
     assert numbers["gain_better_score_last"] > 1
     assert len(recorded["tables"]["claims_of_the_page"]["data"]) == 10
+    coverage = recorded["tables"]["coverage"]
+    of_five = dict(zip(coverage["index"], coverage["data"], strict=True))[
+        "normal, 5 runs"
+    ]
+    assert of_five == pytest.approx([0.83, 0.95], abs=0.03)
 
 
 def test_10_copies_keep_their_heads_and_the_class_is_part_of_what_heads_share(results):
