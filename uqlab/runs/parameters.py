@@ -85,8 +85,8 @@ RULES: dict[str, Rule] = {
 RULES = {name: rule for names, rule in RULES.items() for name in names.split()}
 MAY_REPEAT = {"input_mean", "input_std", "pretrained", "weights", "widths"}
 MAY_BE_EMPTY = {
-    "baselines", "gradients", "input_mean", "input_std", "methods", "milestones", "near",
-    "scores", "tile_sizes", "weights",
+    "baselines", "gradients", "input_mean", "input_std", "methods", "milestones",
+    "near", "scores", "tile_sizes", "weights",
 }  # fmt: skip
 
 
