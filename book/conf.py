@@ -113,7 +113,9 @@ def gather(app, config):
     pages = [*lessons, *studies]
     with (source / "notebooks/README.md").open("a") as guide:
         guide.write(
-            "\n".join(["\n```{toctree}\n:hidden:\n", *pages, "papers", "```\n"])
+            "\n".join(
+                ["\n```{toctree}\n:hidden:\n", *pages, "papers", "teaching", "```\n"]
+            )
         )
     for name in ROOMS:
         own = (ROOT / "uqlab" / name).is_dir()  # a room's own names, by its __all__

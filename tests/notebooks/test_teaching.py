@@ -1,4 +1,4 @@
-"""The teaching guide names what exists, and its courses add up."""
+"""The guide and the page for teachers name what exists, and the courses add up."""
 
 import ast
 import functools
@@ -14,7 +14,8 @@ from uqlab.runs import cli, parameters
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 GUIDE = ROOT / "notebooks" / "README.md"
-TEXT = GUIDE.read_text()
+TEACHING = ROOT / "notebooks" / "teaching.md"
+TEXT = GUIDE.read_text() + TEACHING.read_text()
 LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
 
 
@@ -77,20 +78,19 @@ def test_the_index_links_every_page_once_by_its_title():
         re.sub(r"^# (\d\d)\W+", r"\1 ", cells(path, "markdown")[0].splitlines()[0])
         for path in NOTEBOOKS
     ]
-    links = [LINK.fullmatch(row["page"]) for row in rows("The pages")]
+    links = [LINK.fullmatch(row["lesson"]) for row in rows("The lessons")]
     assert [(link[1], link[2]) for link in links if link] == [
         (title, path.name) for title, path in zip(titles, NOTEBOOKS, strict=True)
     ]
 
 
-@pytest.mark.parametrize("row", rows("The pages"), ids=lambda row: row["page"][1:3])
-def test_the_index_tells_of_each_page_what_it_tells_itself(row):
-    path = page(row["page"][1:3])
+@pytest.mark.parametrize("row", rows("The lessons"), ids=lambda row: row["lesson"][1:3])
+def test_the_index_tells_of_each_lesson_what_it_tells_itself(row):
+    path = page(row["lesson"][1:3])
     first = cells(path, "markdown")[0]
-    stated = re.search(r"\*\*Takes\*\* (.+?) on two\s+cores|, (run \d+ s),", first)
-    assert row["takes"]
-    if stated:
-        assert row["takes"] == " ".join((stated[1] or stated[2]).split())
+    minutes = re.search(r"\*read (.+?), run (.+?), exercises (.+?)\*", first)
+    assert row["read, run, exercises"] == ", ".join(minutes.groups())
+    assert row["question"].endswith("?")
     assert bool(row["the explorer is for"]) == (
         "widgets." in "".join(cells(path, "code")).replace("ipywidgets.", "")
     )
@@ -98,16 +98,27 @@ def test_the_index_tells_of_each_page_what_it_tells_itself(row):
         page(number)
 
 
+def test_every_lesson_is_on_one_track():
+    tracks = {row["lesson"][1:3]: row["track"] for row in rows("The lessons")}
+    listed = re.findall(
+        r"^- \*\*(.+?)\*\*.*?: (\d\d(?:, \d\d)+)\.",
+        section("The lessons"),
+        re.MULTILINE,
+    )
+    assert len(listed) == 3
+    assert {
+        n: name.lower() for name, all_ in listed for n in all_.split(", ")
+    } == tracks
+
+
 def test_links_lead_to_files():
     """None to a heading: JupyterLab and GitHub give headings different names."""
     targets = [target for _, target in LINK.findall(TEXT)]
-    assert len(targets) > 30
     assert [target for target in targets if not (GUIDE.parent / target).is_file()] == []
 
 
 def test_figures_and_sections_exist():
     figures = re.findall(r"`(\d\d)/(\w+)`", TEXT)
-    assert len(figures) > 60
     assert [
         f"{number}/{name}"
         for number, name in figures
@@ -120,55 +131,34 @@ def test_figures_and_sections_exist():
         )
 
 
-def course(name):
-    """The rows of a course; its links and the figures and sections of its rows belong to the row's page."""
-    table = rows(name)
-    for row in table:
-        link = LINK.fullmatch(row["page"])
-        assert link
-        assert link[2] == page(link[1]).name
-        assert {
-            number for number, _ in re.findall(r"`(\d\d)/(\w+)`", row["you show"])
-        } <= {link[1]}
-        known = [
-            re.sub(r"^\d\. ", "", one)
-            for one in headings("\n".join(cells(page(link[1]), "markdown")))
-        ]
-        assert [
-            one
-            for one in re.findall(r"(?<!\w)\*([A-Z][^*]+)\*", row["you show"])
-            if one not in known
-        ] == []
-        assert all(row.values())
-    return table
-
-
-def test_90_minutes_are_90():
-    table = course("A course of 90 minutes")
-    assert sum(int(row["min"]) for row in table) == 90
-    assert {row["page"][1:3] for row in table} <= {
-        "00",
-        "01",
-        "02",
-        "03",
-        "04",
-    }  # fast ones
-
-
-def test_a_week_has_ten_blocks_and_all_pages():
-    table = course("A course of one week")
-    blocks = [row["block"] for row in table]
-    assert list(dict.fromkeys(blocks)) == [
-        f"{day}{half}" for day in range(1, 6) for half in "ab"
+@pytest.mark.parametrize(
+    "row", rows("Lesson by lesson"), ids=lambda row: row["lesson"][1:3]
+)
+def test_what_a_lecturer_shows_is_on_the_lesson(row):
+    link = LINK.fullmatch(row["lesson"])
+    assert link[2] == page(link[1]).name
+    assert all(row.values())
+    shown = re.findall(r"`(\d\d)/(\w+)`", row["you show"])
+    assert {number for number, _ in shown} <= {link[1]}
+    known = [
+        re.sub(r"^\d\. ", "", one)
+        for one in headings("\n".join(cells(page(link[1]), "markdown")))
     ]
-    assert {row["page"][1:3] for row in table} == {path.stem[:2] for path in NOTEBOOKS}
-    homework = {
-        row["page"][1:3]: row["homework"] for row in table if row["homework"] != "–"
-    }
-    assert len(homework) == len(NOTEBOOKS)
-    assert {
-        name for name in homework.values() if not re.fullmatch(r"exercise [123]", name)
-    } == set()
+    sections = re.findall(r"(?<!\w)\*([A-Z][^*]+)\*", row["you show"])
+    assert [one for one in sections if one not in known] == []
+    assert re.fullmatch(r"exercise [123]", row["homework"])
+
+
+def test_the_courses():
+    lessons = {row["lesson"][1:3] for row in rows("Lesson by lesson")}
+    assert lessons == {path.stem[:2] for path in NOTEBOOKS}
+    core = [row["lesson"][1:3] for row in rows("The lessons") if row["track"] == "core"]
+    afternoon = rows("An afternoon")
+    assert {row["lesson"][1:3] for row in afternoon} == set(core)
+    assert sum(int(row["min"]) for row in afternoon) == 240
+    assert [row["day"] for row in rows("A week")] == list("12345")
+    named = {n for n, _ in LINK.findall(section("A week"))}
+    assert named == lessons
 
 
 def test_commands_are_understood():
@@ -178,7 +168,6 @@ def test_commands_are_understood():
         if line.startswith("    uqlab ")
     ]
     lines += [shlex.split(line) for line in re.findall(r"`(uqlab [^`]+)`", TEXT)]
-    assert len(lines) > 5
     for _, command, *words in lines:
         context = cli.main.commands[command].make_context(
             command, list(words)

@@ -5,6 +5,7 @@ from disk: pictures and notebooks by relative links, style and script inside.
 """
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -96,7 +97,7 @@ def _notebook(root: Path, folder: Path, present: Present) -> dict[str, Any]:
         run["problem"] = "Incomplete: manifest.json is missing or broken."
     if shown != failure:
         run["links"] += _links(root, failure.glob("*.ipynb"), "the failed ")
-    return {"title": _title(shown) or folder.name, "runs": [run]}
+    return {"title": folder.name, "runs": [run]} | _opening(shown)
 
 
 def _sweep(root: Path, sweep: Path, present: Present) -> dict[str, Any]:
@@ -109,18 +110,22 @@ def _sweep(root: Path, sweep: Path, present: Present) -> dict[str, Any]:
         run = _run(root, sweep / row["run"], present)
         shown.append(run | {"varied": {name: row[name] for name in varied}})
     failed = [_failed(root, folder) for folder in sorted(sweep.glob("*.failed"))]
-    return {
-        "title": _title(sweep / runs.rows[0]["run"]) if runs.rows else sweep.name,
-        "links": _links(root, sorted(sweep.glob("table.*"))),
-        "left_out": runs.left_out,
-        "mixed": runs.mixed,
-        "table": {
-            "columns": columns,
-            "data": [[row.get(name) for name in columns] for row in runs.rows],
-            "index": [row["run"] for row in runs.rows],
-        },
-        "runs": shown + failed,
-    }
+    first = sweep / runs.rows[0]["run"] if runs.rows else sweep
+    return (
+        {"title": sweep.name}
+        | _opening(first)
+        | {
+            "links": _links(root, sorted(sweep.glob("table.*"))),
+            "left_out": runs.left_out,
+            "mixed": runs.mixed,
+            "table": {
+                "columns": columns,
+                "data": [[row.get(name) for name in columns] for row in runs.rows],
+                "index": [row["run"] for row in runs.rows],
+            },
+            "runs": shown + failed,
+        }
+    )
 
 
 def _several(rows: list[dict[str, Any]], name: str) -> bool:
@@ -199,11 +204,12 @@ def _size(picture: Path) -> tuple[int, int] | None:
     return None
 
 
-def _title(folder: Path) -> str:
-    """Return the first heading of the notebook in a folder."""
+def _opening(folder: Path) -> dict[str, str]:
+    """Return title and question of the notebook in a folder, by its first cell."""
     for path in folder.glob("*.ipynb"):
-        for cell in read_json(path).get("cells", []):
-            line = "".join(cell["source"]).lstrip().split("\n")[0]
-            if cell["cell_type"] == "markdown" and line.startswith("# "):
-                return line[2:].strip()
-    return ""
+        first = "".join(read_json(path).get("cells", [{"source": ""}])[0]["source"])
+        title = re.match(r"\s*# (.+)", first)
+        question = re.search(r"\*\*Question\.\*\* (.+?)(?:\n\n|$)", first, re.DOTALL)
+        texts = {"title": title, "question": question}
+        return {name: text[1].strip() for name, text in texts.items() if text}
+    return {}

@@ -1,0 +1,138 @@
+"""Decisions hold on fresh data: coverage, errors among the answered, false alarms, found drifts."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from uqlab.study import decide
+
+CLASSES = 5
+
+
+def world(n, generator, spread=1.5):
+    """Logits [1, n, classes] of a network that is overconfident, and labels."""
+    logits = spread * torch.randn(n, CLASSES, generator=generator)
+    labels = torch.distributions.Categorical(logits=logits)
+    torch.manual_seed(int(torch.randint(2**31, (), generator=generator)))
+    return 2 * logits[None], labels.sample()
+
+
+@pytest.mark.parametrize("method", decide.RULES)
+def test_coverage_follows_its_beta_law(method):
+    """On 200 calibration sets of 99 inputs: k = 90, so Beta(90, 10), mean .9."""
+    generator = torch.Generator().manual_seed(0)
+    shares, sizes = [], []
+    for split in range(200):
+        found = decide.conformal(*world(99, generator), method=method, seed=split)
+        logits, labels = world(2000, generator)
+        sets = found.sets(logits)
+        shares.append(sets[torch.arange(2000), labels].double().mean().item())
+        sizes.append(sets.sum(1).double().mean().item())
+    assert stats.kstest(shares, stats.beta(90, 10).cdf).pvalue > 0.01
+    assert 1 < np.mean(sizes) < CLASSES
+
+
+def test_lac_has_the_smallest_sets_and_raps_fewer_large_ones_than_aps():
+    generator = torch.Generator().manual_seed(0)
+    train, (logits, _) = world(5000, generator), world(5000, generator)
+    sizes = {}
+    for method in decide.RULES:
+        found = decide.conformal(*train, method=method)
+        sizes[method] = found.sets(logits).sum(1).double()
+    assert sizes["lac"].mean() < min(sizes["aps"].mean(), sizes["raps"].mean())
+    assert (sizes["raps"] == CLASSES).sum() < (sizes["aps"] == CLASSES).sum()
+
+
+def test_by_class_covers_a_class_that_the_network_neglects():
+    generator = torch.Generator().manual_seed(0)
+
+    def neglecting():
+        logits, labels = world(4000, generator)
+        logits[..., 0] -= 3
+        return logits, labels
+
+    def covered(by_class):
+        found = decide.conformal(*neglecting(), by_class=by_class)
+        logits, labels = neglecting()
+        sets = found.sets(logits)
+        return sets[labels == 0, 0].double().mean().item()
+
+    assert covered(False) < 0.8
+    assert covered(True) == pytest.approx(0.9, abs=0.04)
+
+
+def test_sets_of_few_inputs_hold_all_classes():
+    logits, labels = world(8, torch.Generator().manual_seed(0))
+    found = decide.conformal(logits, labels, level=0.9)  # needs nine
+    assert found.thresholds.tolist() == [math.inf] * CLASSES
+    assert found.sets(logits).all()
+    nine = decide.conformal(*world(9, torch.Generator().manual_seed(0)), level=0.9)
+    assert nine.thresholds.isfinite().all()
+
+
+def test_the_threshold_is_that_of_the_definition():
+    p = torch.tensor([0.9, 0.8, 0.7, 0.6])
+    logits = torch.stack([p, 1 - p], 1).log()[None]
+    found = decide.conformal(logits, torch.zeros(4, dtype=torch.long), level=0.6)
+    assert found.thresholds.tolist() == pytest.approx([0.3, 0.3])  # the third of four
+    # A class with 1 - p of at most .3 is in the set: the first of three, none of the last.
+    assert found.sets(logits).tolist() == [[True, False]] * 3 + [[False, False]]
+
+
+def test_the_bound_on_errors_is_broken_in_at_most_the_promised_share():
+    """A risk of 10 %, 90 % confidence, 200 sets: broken in at most 20, and not idle."""
+    generator = torch.Generator().manual_seed(0)
+    broken, answered = 0, []
+    for _ in range(200):
+        logits, labels = world(400, generator, 4)
+        doubt = 1 - logits[0].softmax(1).amax(1)
+        end = decide.abstain(logits, labels, doubt, risk=0.1, confidence=0.9)
+        logits, labels = world(4000, generator, 4)
+        kept = 1 - logits[0].softmax(1).amax(1) <= end
+        wrong = (logits[0].argmax(1) != labels)[kept]
+        broken += bool(len(wrong)) and wrong.double().mean().item() > 0.1
+        answered.append(kept.double().mean().item())
+    assert broken <= 20
+    assert np.mean(answered) > 0.2
+
+
+def test_no_threshold_holds_where_the_network_guesses():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(1, 500, CLASSES, generator=generator)
+    labels = torch.randint(CLASSES, (500,), generator=generator)
+    assert decide.abstain(logits, labels, torch.rand(500)) == -math.inf
+    perfect = logits[0].argmax(1)
+    assert decide.abstain(logits, perfect, torch.arange(500.0)) == 499
+
+
+def test_false_alarms_are_rare_and_a_drift_is_found():
+    """Alarm at 1 / d = 20: at most d of 200 quiet streams; a shift is found in 200."""
+    generator = np.random.default_rng(0)
+    false, late = 0, 0
+    for seed in range(200):
+        alarm = decide.drift(generator.normal(size=300), seed)
+        false += bool((alarm.update(generator.normal(size=500)) > 20).any())
+        alarm = decide.drift(generator.normal(size=300), seed)
+        alarm.update(generator.normal(size=100))
+        late += not (alarm.update(generator.normal(1.0, size=200)) > 20).any()
+    assert false <= 10
+    assert late <= 10
+
+
+def test_wealth_does_not_depend_on_how_scores_are_handed_over(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    before, after = (torch.randint(20, (n,), generator=generator) for n in (50, 60))
+    whole = decide.drift(before, 3).update(after)
+    alarm = decide.drift(before, 3)
+    monkeypatch.setattr(alarm, "NEW", 7)
+    parts = torch.cat([alarm.update(after[:25]), alarm.update(after[25:])])
+    torch.testing.assert_close(parts, whole)
+
+
+@pytest.mark.parametrize("change", [{"level": 1.0}, {"level": 0.0}, {"method": "best"}])
+def test_what_is_refused(change, unchecked):
+    with pytest.raises(ValueError, match=next(iter(change))):
+        decide.conformal(*world(20, torch.Generator().manual_seed(0)), **change)

@@ -1,0 +1,269 @@
+"""From a score to a decision: sets of classes, whom to pass on, an alarm for drift."""
+
+import bisect
+import math
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from scipy import stats
+from torch import Tensor
+
+from uqlab.core.checks import (
+    ArrayLike,
+    as_labels,
+    as_logits,
+    as_scores,
+    one_of,
+    within,
+)
+from uqlab.metrics import log_prediction
+
+RULES = ("lac", "aps", "raps")
+# What RAPS adds to the score of every class after the first (Angelopoulos et al. 2021).
+PENALTY = 0.1
+
+
+class Conformal(NamedTuple):
+    """Thresholds of split conformal prediction; `sets` applies them.
+
+    Attributes
+    ----------
+    thresholds
+        [classes]: the largest score with which a class is in a set. They are equal
+        unless each class has its own.
+    level
+        The share of future inputs whose class is in its set, on average over
+        calibration sets, and over the inputs of each class with `by_class`.
+    """
+
+    thresholds: Float[Tensor, " classes"]
+    level: float
+    method: str
+    seed: int
+
+    def sets(self, logits: ArrayLike) -> Bool[Tensor, "samples classes"]:
+        """Return which classes are in each input's set.
+
+        A set may be empty, which says that no class fits.
+
+        Parameters
+        ----------
+        logits
+            [members, samples, classes].
+        """
+        p = log_prediction(as_logits(logits)).exp()
+        return _scores(p, self.method, self.seed + 1) <= self.thresholds.to(p.device)
+
+
+def conformal(
+    logits: ArrayLike,
+    labels: ArrayLike,
+    *,
+    level: float = 0.9,
+    method: Literal["lac", "aps", "raps"] = "lac",
+    by_class: bool = False,
+    seed: int = 0,
+) -> Conformal:
+    """Return the thresholds with which sets of classes hold the true one.
+
+    Of the scores of n calibration inputs the threshold is the k-th smallest, k =
+    ceil((n + 1) level), so that a future input's set holds its class with probability
+    `level` or more. Given one calibration set the coverage is Beta(k, n + 1 - k)
+    distributed. With fewer than k inputs all classes are in a set.
+
+    Parameters
+    ----------
+    logits, labels
+        [members, samples, classes] and [samples], of inputs that trained nothing and
+        come from where future ones do.
+    level
+        Between 0 and 1.
+    method
+        "lac": 1 - p of the class, which has the smallest sets on average. "aps": the
+        probability of all classes that are more probable, and a random share of its
+        own; sets grow with an input's difficulty. "raps": "aps" with a penalty for each
+        class after the first, so that few sets are large.
+    by_class
+        Whether every class has a threshold of its own, and with it the coverage.
+    seed
+        Of the random shares.
+
+    Raises
+    ------
+    ValueError
+        For a level outside (0, 1), an unknown method, labels that do not fit.
+
+    References
+    ----------
+    Vovk et al. 2005; Sadinle et al. 2019 (LAC); Romano et al. 2020 (APS); Angelopoulos
+    et al. 2021 (RAPS).
+    """
+    within("level", level, "(0, 1)")
+    one_of("method", method, RULES)
+    p = log_prediction(as_logits(logits)).exp()
+    labels = as_labels(labels, *p.shape)
+    scores = _scores(p, method, seed).gather(1, labels[:, None])[:, 0]
+    if by_class:
+        ends = [_quantile(scores[labels == c], level) for c in range(p.shape[1])]
+    else:
+        ends = [_quantile(scores, level)] * p.shape[1]
+    return Conformal(torch.tensor(ends, dtype=p.dtype), level, method, seed)
+
+
+def _quantile(scores: Tensor, level: float) -> float:
+    place = math.ceil((len(scores) + 1) * level)
+    return scores.kthvalue(place).values.item() if place <= len(scores) else math.inf
+
+
+def _scores(p: Tensor, method: str, seed: int) -> Tensor:
+    """Return how badly each class fits [samples, classes]; p are probabilities."""
+    if method == "lac":
+        return 1 - p
+    ordered, order = p.sort(1, descending=True)
+    generator = torch.Generator().manual_seed(seed)
+    share = torch.rand(len(p), 1, generator=generator, dtype=p.dtype).to(p.device)
+    above = ordered.cumsum(1) - ordered + share * ordered
+    if method == "raps":
+        above = above + PENALTY * torch.arange(p.shape[1], device=p.device)
+    return torch.empty_like(p).scatter_(1, order, above)
+
+
+def abstain(
+    logits: ArrayLike,
+    labels: ArrayLike,
+    scores: ArrayLike,
+    *,
+    risk: float = 0.02,
+    confidence: float = 0.95,
+    steps: int = 100,
+) -> float:
+    """Return the largest score with which an input is answered; others are passed on.
+
+    Among future inputs whose score is at most this, the share of errors is at most
+    `risk`, with probability `confidence` over the inputs given here. Thresholds are
+    tested from the strictest on that so few inputs can pass, each by the upper end of
+    its Clopper-Pearson interval, until one fails (fixed-sequence testing).
+
+    Parameters
+    ----------
+    logits, labels
+        [members, samples, classes] and [samples], of inputs that trained nothing.
+    scores
+        [samples], higher = more uncertain.
+    risk, confidence
+        Between 0 and 1.
+    steps
+        How many thresholds are tested, at equal steps of coverage.
+
+    Returns
+    -------
+    float
+        The threshold; -inf where none holds.
+
+    References
+    ----------
+    Angelopoulos et al. 2021, Learn then Test, arXiv 2110.01052.
+    """
+    within("risk", risk, "(0, 1)")
+    within("confidence", confidence, "(0, 1)")
+    p = log_prediction(as_logits(logits))
+    labels = as_labels(labels, *p.shape)
+    scores = as_scores(scores, len(labels)).double()
+    order = scores.argsort()
+    ordered = scores[order].cpu().numpy()
+    errors = (p.argmax(1) != labels)[order].cumsum(0).cpu().numpy()
+    best = -math.inf
+    for step in range(1, steps + 1):
+        end = ordered[math.ceil(len(ordered) * step / steps) - 1]
+        n = int(np.searchsorted(ordered, end, side="right"))  # equal scores together
+        if stats.beta.ppf(confidence, 1, n) > risk:
+            continue  # so few that they would fail without an error
+        wrong = int(errors[n - 1])
+        if wrong == n or stats.beta.ppf(confidence, wrong + 1, n - wrong) > risk:
+            break
+        best = float(end)
+    return best
+
+
+class Martingale:
+    """A bet against the hypothesis that scores keep coming from one distribution.
+
+    `update` returns the wealth after each new score. While nothing changes it exceeds
+    1 / d at any time with probability at most d, however long one looks: that is the
+    alarm. Every score's rank among all before it is a p-value; the bets are those of
+    the "simple jumper", which turns between betting on large and on small p-values.
+
+    Parameters
+    ----------
+    scores
+        [samples], from before: what is usual.
+    seed
+        For ranks among equal scores.
+
+    References
+    ----------
+    Vovk et al. 2021, Retrain or not retrain, arXiv 2102.10439.
+    """
+
+    JUMP, BETS = 0.01, np.array([-1.0, 0.0, 1.0])
+    NEW = 4096  # scores that are kept in a list before they join the sorted array
+
+    def __init__(self, scores: ArrayLike, seed: int = 0):
+        self.seen = np.sort(as_scores(scores).double().cpu().numpy())
+        self.new: list[float] = []
+        self.generator = np.random.default_rng(seed)
+        self.capital, self.log_wealth = np.full(3, 1 / 3), 0.0
+
+    def update(self, scores: ArrayLike) -> Float[Tensor, " samples"]:
+        """Return the wealth after each of some new scores, in their order.
+
+        Parameters
+        ----------
+        scores
+            [samples], higher = more uncertain.
+        """
+        logs = []
+        for score in as_scores(scores).double().tolist():
+            self._bet(self._p_value(score))
+            logs.append(self.log_wealth)
+        return torch.tensor(logs, dtype=torch.float64).exp()
+
+    def _p_value(self, score: float) -> float:
+        """Return the score's rank among all before it, at random among equal ones."""
+        seen, new = self.seen, self.new
+        less = int(seen.searchsorted(score)) + bisect.bisect_left(new, score)
+        upto = int(seen.searchsorted(score, "right")) + bisect.bisect_right(new, score)
+        bisect.insort(new, score)
+        place = less + self.generator.random() * (upto - less + 1)
+        p = place / (len(seen) + len(new))
+        if len(new) >= self.NEW:
+            self.seen = np.insert(seen, seen.searchsorted(new), new)
+            self.new = []
+        return p
+
+    def _bet(self, p: float) -> None:
+        capital = (1 - self.JUMP) * self.capital + self.JUMP / 3
+        capital *= 1 + self.BETS * (p - 0.5)
+        self.log_wealth += math.log(capital.sum())
+        self.capital = capital / capital.sum()
+
+
+def drift(scores: ArrayLike, seed: int = 0) -> Martingale:
+    """Return an alarm for scores that are no longer those of `scores`.
+
+    Parameters
+    ----------
+    scores
+        [samples], from before: what is usual.
+    seed
+        For ranks among equal scores.
+
+    Examples
+    --------
+    >>> alarm = drift(torch.arange(1000.0))
+    >>> bool((alarm.update(torch.full((200,), 2000.0)) > 100).any())
+    True
+    """
+    return Martingale(scores, seed)
