@@ -1,5 +1,6 @@
 """Results of long runs in figures/: of their profile, of the pages as they are, and as the prose quotes them."""
 
+import functools
 import json
 import re
 import sys
@@ -60,6 +61,7 @@ def prose(notebook):
     )
 
 
+RENAMED = {"rival": "baseline", "judges": "annotators", "strangers": "far_out"}
 GONE = {"output_dir", "embedding", "points"}  # the last two drew figures that are gone
 
 
@@ -105,7 +107,9 @@ def test_a_committed_run_is_its_profiles_and_has_the_pages_claims(folder):
     }
     made = re.compile("|".join(named))  # "circuit_{kind}" makes circuit_euclidean
     today = {
-        name: name.replace("rival", "baseline").replace("judges", "annotators")
+        name: functools.reduce(
+            lambda text, pair: text.replace(*pair), RENAMED.items(), name
+        )
         for name in results["claims"]
     }
     names = [(old, new) for old, new in today.items() if not made.fullmatch(old)]

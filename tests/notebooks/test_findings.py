@@ -61,15 +61,20 @@ def test_00_measures_the_split_at_every_stage_and_needs_no_ambiguous_inputs(resu
 def test_01_uncertainty_falls_like_one_over_the_group_size(results):
     numbers = results("01_toy_regression_collapse")[0]["numbers"]
     assert -1.4 <= numbers["slope"] <= -0.6
-    assert numbers["slope_low"] <= numbers["slope"] <= numbers["slope_high"]
     assert numbers["eu_32"] < numbers["eu_1"] / 5
     assert numbers["gap_over_data"] > 5
+    left = numbers["left_at_largest"]  # of groups of 8 that share a sample
+    assert 1 / 8 < left["data"] <= 1
+    assert left["gap"] < left["data"]
 
 
-def test_01_resamples_few_sub_ensembles(results):
-    numbers = results("01_toy_regression_collapse", groups=3, epochs=30)[0]["numbers"]
+def test_01_regroups_few_sub_ensembles(results):
+    study = "01_toy_regression_collapse_study"
+    numbers = results(study, groups=3, epochs=30, splits=2)[0]["numbers"]
     assert math.isfinite(numbers["slope"])
     assert numbers["slope_low"] <= numbers["slope_high"]
+    numbers = results(study)[0]["numbers"]
+    assert numbers["slope_low"] <= numbers["slope"] <= numbers["slope_high"]
 
 
 def test_02_grouping_moves_information_and_silences_an_alarm(results):
@@ -273,8 +278,16 @@ def test_06_low_rank_members_make_an_ensemble_for_a_fraction_of_the_weights(resu
     assert numbers["impossible_rows"] == ["snapshot"]
 
 
-def test_07_low_rank_members_leave_the_old_directions_and_knobs_cannot(results):
+def test_07_an_update_makes_no_intruder_unless_long_and_concentrated(results):
     numbers = results("07_intruder_dimensions")[0]["numbers"]
+    assert numbers["farther"] > 2
+    assert numbers["intruders_value_lora"] > numbers["intruders_value_deep"]
+    assert numbers["strong_low"] > numbers["strong_full"]
+    assert numbers["strong_lora"] <= 8  # its rank
+
+
+def test_07_study_low_rank_members_leave_the_old_directions_and_knobs_cannot(results):
+    numbers = results("07_intruder_dimensions_study")[0]["numbers"]
     assert numbers["intruders_singular_value"] == numbers["energy_singular_value"] == 0
     assert numbers["member_cosine_lora"] < 0.7 * numbers["member_cosine_deep"]
     assert numbers["update_cosine_lora"] < 0.3
@@ -282,7 +295,7 @@ def test_07_low_rank_members_leave_the_old_directions_and_knobs_cannot(results):
     assert numbers["intruders_equal_size_low"] > numbers["intruders_equal_size_full"]
 
 
-def test_07_loads_trained_ensembles_from_a_folder(results, tmp_path):
+def test_07_study_loads_trained_ensembles_from_a_folder(results, tmp_path):
     small = {
         "trained": str(tmp_path),
         "epochs": 1,
@@ -291,11 +304,11 @@ def test_07_loads_trained_ensembles_from_a_folder(results, tmp_path):
         "ranks": [8],
         "gains": [4.0],
     }
-    first = results("07_intruder_dimensions", **small)[0]["numbers"]
+    first = results("07_intruder_dimensions_study", **small)[0]["numbers"]
     assert (
         len(written := {path: path.stat().st_mtime for path in tmp_path.iterdir()}) == 4
     )
-    again = results("07_intruder_dimensions", **small, k=10)[0]["numbers"]
+    again = results("07_intruder_dimensions_study", **small, k=10)[0]["numbers"]
     assert again["intruders_lora"] == first["intruders_lora"]
     assert {path: path.stat().st_mtime for path in tmp_path.iterdir()} == written
 
