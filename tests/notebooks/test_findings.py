@@ -278,8 +278,16 @@ def test_06_low_rank_members_make_an_ensemble_for_a_fraction_of_the_weights(resu
     assert numbers["impossible_rows"] == ["snapshot"]
 
 
-def test_07_low_rank_members_leave_the_old_directions_and_knobs_cannot(results):
+def test_07_an_update_makes_no_intruder_unless_long_and_concentrated(results):
     numbers = results("07_intruder_dimensions")[0]["numbers"]
+    assert numbers["farther"] > 2
+    assert numbers["intruders_value_lora"] > numbers["intruders_value_deep"]
+    assert numbers["strong_low"] > numbers["strong_full"]
+    assert numbers["strong_lora"] <= 8  # its rank
+
+
+def test_07_study_low_rank_members_leave_the_old_directions_and_knobs_cannot(results):
+    numbers = results("07_intruder_dimensions_study")[0]["numbers"]
     assert numbers["intruders_singular_value"] == numbers["energy_singular_value"] == 0
     assert numbers["member_cosine_lora"] < 0.7 * numbers["member_cosine_deep"]
     assert numbers["update_cosine_lora"] < 0.3
@@ -287,7 +295,7 @@ def test_07_low_rank_members_leave_the_old_directions_and_knobs_cannot(results):
     assert numbers["intruders_equal_size_low"] > numbers["intruders_equal_size_full"]
 
 
-def test_07_loads_trained_ensembles_from_a_folder(results, tmp_path):
+def test_07_study_loads_trained_ensembles_from_a_folder(results, tmp_path):
     small = {
         "trained": str(tmp_path),
         "epochs": 1,
@@ -296,11 +304,11 @@ def test_07_loads_trained_ensembles_from_a_folder(results, tmp_path):
         "ranks": [8],
         "gains": [4.0],
     }
-    first = results("07_intruder_dimensions", **small)[0]["numbers"]
+    first = results("07_intruder_dimensions_study", **small)[0]["numbers"]
     assert (
         len(written := {path: path.stat().st_mtime for path in tmp_path.iterdir()}) == 4
     )
-    again = results("07_intruder_dimensions", **small, k=10)[0]["numbers"]
+    again = results("07_intruder_dimensions_study", **small, k=10)[0]["numbers"]
     assert again["intruders_lora"] == first["intruders_lora"]
     assert {path: path.stat().st_mtime for path in tmp_path.iterdir()} == written
 
@@ -327,17 +335,41 @@ def test_08_knobs_keep_the_directions_and_need_good_ones(results):
     )
 
 
-def test_12_the_fall_of_page_03_holds_in_every_run(results):
+def test_12_pairs_that_share_more_have_the_smaller_error(results):
     recorded = results("12_sweep_results")[0]
-    numbers, (fall, *_) = recorded["numbers"], recorded["tables"]["verdicts"]["data"]
+    table = recorded["tables"]["standard_errors"]
+    errors = pd.DataFrame(table["data"], table["index"], table["columns"])
+    scores, ensembles, runs = errors["ratio"]
+    assert scores > max(ensembles, runs)
+    sides = recorded["tables"]["auroc"]["data"]
+    assert len(sides) == 8
+    mean = np.mean([by_entropy - by_msp for by_msp, by_entropy in sides])
+    difference = recorded["numbers"]["difference"]
+    assert difference["mean"] == pytest.approx(mean)
+    assert difference["low"] < mean < difference["high"]
+    found = recorded["numbers"]["tables_with_one"]
+    assert found["holm"] < 0.2 < found["plain"] < 1
+
+
+def test_12_the_fall_of_page_03_holds_in_every_run(results):
+    recorded = results("12_sweep_results_study")[0]
+    numbers, table = recorded["numbers"], recorded["tables"]["verdicts"]
+    verdicts = pd.DataFrame(table["data"], table["index"], table["columns"])
     assert numbers["runs"] == 3
     assert numbers["finding_holds_fraction"] == 1
-    mean, low, high, *_, p, share = fall
-    assert low < mean < math.log(0.6)
-    assert mean < high
-    assert (p, share) == (2 / 2**3, 1)
+    fall = verdicts.loc["fall"]
+    assert fall["t low"] < fall["mean"] < math.log(0.6)
+    assert fall["mean"] < fall["t high"]
+    assert fall["p (sign flip)"] == 2 / 2**3
+    assert fall["runs of that sign"] == 1
+    assert (verdicts["p (Holm)"] >= verdicts["p (Student)"]).all()
     assert numbers["gain_better_score_last"] > 1
     assert len(recorded["tables"]["claims_of_the_page"]["data"]) == 10
+    coverage = recorded["tables"]["coverage"]
+    of_five = dict(zip(coverage["index"], coverage["data"], strict=True))[
+        "normal, 5 runs"
+    ]
+    assert of_five == pytest.approx([0.83, 0.95], abs=0.03)
 
 
 def test_10_copies_keep_their_heads_and_the_class_is_part_of_what_heads_share(results):

@@ -238,12 +238,15 @@ def test_symbols_of_a_formula():
     }  # fmt: skip
 
 
-def test_a_letter_means_one_thing_on_the_pages_that_the_guide_names():
+def test_a_letter_means_one_thing_on_each_page_that_the_guide_names():
     meant = {}
     for row in rows("Symbols"):
         for symbol in set().union(*map(symbols, formulas(row["symbol"]))):
-            assert symbol not in meant, f"{symbol} stands in two rows"
-            meant[symbol] = row["pages"]
+            pages = row["pages"].split(", ")
+            before = meant.setdefault(symbol, [])
+            assert "all" not in [*before, *pages[: len(before)]], symbol
+            assert not {*before} & {*pages}, f"{symbol} stands twice for a page"
+            before += pages
     used = {
         path.stem[:2]: set().union(
             *map(symbols, formulas("\n".join(cells(path, "markdown"))))
@@ -251,19 +254,17 @@ def test_a_letter_means_one_thing_on_the_pages_that_the_guide_names():
         for path in NOTEBOOKS
     }
     unknown = {
-        number: sorted(
-            symbol
-            for symbol in found
-            if meant.get(symbol, "") != "all" and number not in meant.get(symbol, "")
-        )
+        number: [s for s in found if not {"all", number} & {*meant.get(s, ())}]
         for number, found in used.items()
     }
     assert {number: found for number, found in unknown.items() if found} == {}
-    idle = {
-        symbol: pages for symbol, pages in meant.items()
-        for number in re.findall(r"\d\d", pages) if symbol not in used[number]
-    }  # fmt: skip
-    assert idle == {}
+    idle = [
+        (symbol, number)
+        for symbol, pages in meant.items()
+        for number in pages
+        if number != "all" and symbol not in used[number]
+    ]
+    assert idle == []
     assert set().union(*map(symbols, formulas(TEXT))) <= meant.keys()
 
 

@@ -45,7 +45,7 @@ VALUES: dict[str, Any] = {
     "scores": [["entropy"], ["mi", "msp", "entropy"]], "own": [{"lora": {"epochs": 2}}],
     "settings": [{"epochs": 2}], "quality": ["accuracy"], "cost": ["stored"], "by": ["members"],
     "replicate": ["seed"], "series": ["auroc_mi"], "shown": ["what it is"], "over": ["x"],
-    "rivals": [[], ["auroc_entropy", "auroc_mi"]], "page_profile": ["tiny"], "seeds": [[3, 1], [0, 1, 2]],
+    "baselines": [[], ["auroc_entropy", "auroc_mi"]], "page_profile": ["tiny"], "seeds": [[3, 1], [0, 1, 2]],
     "unknown": ["textures"], "chosen_on": ["textures"], "near": [[]],
     "gradients": [["exgrad"], ["gradnorm", "exgrad"], []], "sound": {"dataset": ["spoken-digits[4-6]"], "ood": [["everyday-sounds[0-4]"]]},
 }  # fmt: skip

@@ -80,13 +80,13 @@ RULES: dict[str, Rule] = {
     "gains grid_widths input_std other_widths prior_variances widths": ["(0, inf)"],
     "input_mean": [float],
     "weights_swept": ["[0, inf)"],
-    "gradients methods ood near pretrained rivals scores weights": [str],
+    "baselines gradients methods ood near pretrained scores weights": [str],
 }
 RULES = {name: rule for names, rule in RULES.items() for name in names.split()}
 MAY_REPEAT = {"input_mean", "input_std", "pretrained", "weights", "widths"}
 MAY_BE_EMPTY = {
-    "gradients", "input_mean", "input_std", "methods", "milestones", "near", "rivals",
-    "scores", "tile_sizes", "weights",
+    "baselines", "gradients", "input_mean", "input_std", "methods", "milestones",
+    "near", "scores", "tile_sizes", "weights",
 }  # fmt: skip
 
 
