@@ -1,4 +1,4 @@
-"""Write the files of `uqlab/data/assets/` that are made of images: `python tools/make_embedded.py FOLDER [TARGET]`.
+"""Write the files of `uqlab/data/assets/` that are made of images and recordings: `python tools/make_embedded.py FOLDER [TARGET]`.
 
 FOLDER is laid out as $UQLAB_DATA. `load` checks the official files by their checksums; those of what is written are
 printed, and stand in `assets/README.md`. The same FOLDER gives the same arrays; their packed bytes depend on liblzma.
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from scipy.signal import resample_poly
 from sklearn.datasets import load_digits, load_sample_images
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import euclidean_distances
@@ -21,6 +22,7 @@ from uqlab.data import load
 from uqlab.data.readers import ASSETS
 
 SEED = 0
+MOST = 6400  # samples of a recording, 0.8 seconds at 8 kHz
 MINIS: dict[
     str, tuple[str, dict[Literal["train", "test"], int]]
 ] = {  # name -> official set, images of each split
@@ -58,6 +60,63 @@ def mini(name: str, root: Path) -> dict[str, np.ndarray]:
             f"y_{split}": d.labels.numpy()[rows].astype(np.uint8),
         }
     return arrays
+
+
+def spoken_digits(root: Path) -> dict[str, np.ndarray]:
+    """Ten recordings of each digit and speaker: seven to train on, and three of the first five, FSDD's own test split."""
+    kept = np.load(root / "sounds" / "fsdd.npz", allow_pickle=False)
+    clips = np.split(kept["waves"], kept["lengths"].cumsum()[:-1])
+    speakers = np.unique(kept["speakers"], return_inverse=True)[1]
+    rng = np.random.default_rng(SEED)
+    chosen: dict[str, list[int]] = {"train": [], "test": []}
+    for speaker in range(6):
+        for digit in range(10):
+            said = (speakers == speaker) & (kept["labels"] == digit)
+            for split, count in {"test": 3, "train": 7}.items():
+                rows = np.flatnonzero(
+                    said & ((kept["numbers"] < 5) == (split == "test"))
+                )
+                chosen[split] += np.sort(rng.permutation(rows)[:count]).tolist()
+    arrays = {}
+    for split, rows in chosen.items():
+        pieces = [clips[row] for row in rows]
+        arrays |= recorded(pieces, kept["labels"][rows], split)
+        arrays[f"speaker_{split}"] = speakers[rows].astype(np.uint8)
+    return arrays
+
+
+def everyday_sounds(root: Path, lengths: np.ndarray) -> dict[str, np.ndarray]:
+    """Four sources of each class of ESC-10; of each the loudest piece that is as long as a random spoken digit."""
+    kept = np.load(root / "sounds" / "esc10.npz", allow_pickle=False)
+    clips = np.split(kept["waves_mulaw"], kept["lengths"].cumsum()[:-1])
+    rng, pieces, chosen = np.random.default_rng(SEED), [], []
+    for label in range(10):
+        rows = np.flatnonzero(kept["labels"] == label)
+        sources = [name.partition("-")[0] for name in kept["names"][rows]]
+        rows = rows[np.unique(sources, return_index=True)[1]]
+        chosen += np.sort(rng.permutation(rows)[:4]).tolist()
+    for row in chosen:
+        loudness = clips[row] / 127.5 - 1
+        wave = np.sign(loudness) * (256 ** abs(loudness) - 1) / 255 * 2**15
+        wave = resample_poly(wave, 1, 2)  # 8 kHz
+        length = min(rng.choice(lengths), MOST)
+        energy = np.cumsum(np.append(0, wave**2))
+        start = np.argmax(energy[length:] - energy[:-length])
+        pieces.append(wave[start : start + length])
+    print("everyday-sounds:", ", ".join(kept["names"][chosen]))
+    return recorded(pieces, kept["labels"][chosen], "test")
+
+
+def recorded(pieces, labels, split) -> dict[str, np.ndarray]:
+    """Recordings one after the other, 8 bits by the mu-law, cut to 0.8 seconds."""
+    pieces = [piece[:MOST] for piece in pieces]
+    level = np.concatenate(pieces).clip(-(2**15), 2**15) / 2**15
+    loudness = np.sign(level) * np.log1p(255 * abs(level)) / np.log(256)
+    return {
+        f"mulaw_{split}": np.rint((loudness + 1) * 127.5).astype(np.uint8),
+        f"lengths_{split}": np.array([len(piece) for piece in pieces], np.int32),
+        f"y_{split}": labels.astype(np.uint8),
+    }
 
 
 def digits() -> dict[str, np.ndarray]:
@@ -174,9 +233,14 @@ def made(folder: Path) -> dict[str, dict[str, np.ndarray]]:
             raise ValueError(
                 f"{path} is not the authors' file: its SHA-256 must be {checksum}"
             )
+    spoken = spoken_digits(folder)
+    sounds = {
+        "spoken-digits": spoken,
+        "everyday-sounds": everyday_sounds(folder, spoken["lengths_train"]),
+    }
     minis = {name: mini(name, folder) for name in MINIS}
     mixed = {name: ambiguous(name) for name in MIXED}
-    return minis | {"digits": digits(), "textures": textures()} | mixed
+    return minis | sounds | {"digits": digits(), "textures": textures()} | mixed
 
 
 def write(files: dict[str, dict[str, np.ndarray]], target: str | Path) -> None:

@@ -116,6 +116,16 @@ def test_minis_are_made_again_alike():
         assert all(np.array_equal(arrays[key], kept[key]) for key in kept)
 
 
+@real("sounds/fsdd.npz", "sounds/esc10.npz")
+def test_recordings_are_made_again_alike():
+    spoken = make_embedded.spoken_digits(REAL)
+    everyday = make_embedded.everyday_sounds(REAL, spoken["lengths_train"])
+    for name, arrays in {"spoken-digits": spoken, "everyday-sounds": everyday}.items():
+        kept = asset(name)
+        assert list(arrays) == list(kept)
+        assert all(np.array_equal(arrays[key], kept[key]) for key in kept)
+
+
 @real("cifar-10-batches-bin/test_batch.bin", "cifar10h-counts.npy")
 def test_real_cifar10():
     d = data.load("cifar10")

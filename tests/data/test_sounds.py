@@ -1,4 +1,4 @@
-"""Sounds: the synthesised set, recordings in the layout of ESC-50, and spectrograms as AST takes them."""
+"""Sounds: embedded recordings, those in local folders, and spectrograms as AST takes them."""
 
 import numpy as np
 import pytest
@@ -10,48 +10,56 @@ from transformers import ASTFeatureExtractor
 from uqlab import data, models
 
 
-def test_sounds_keep_the_contract():
-    train, test = (data.load("sounds", split) for split in ("train", "test"))
-    assert (len(train), len(test)) == (384, 96)
-    for d, folds in ((train, [1, 2, 3, 4]), (test, [5])):
-        assert d.inputs.shape == (len(d), 1, 128, 48)
+def test_spoken_digits_keep_the_contract():
+    train, test = (data.load("spoken-digits", split) for split in ("train", "test"))
+    for d, count in ((train, 7), (test, 3)):
+        assert d.inputs.shape == (60 * count, 1, 128, 78)
         assert d.inputs.dtype == torch.float32
-        assert d.inputs.min() >= 0
-        assert d.inputs.max() <= 1
+        assert 0 <= d.inputs.min() < d.inputs.max() <= 1
+        assert d.kind == "sounds"
         assert d.about["waves"].dtype == torch.int16
-        assert d.about["waves"].shape == (len(d), data.RATE // 2)
-        assert d.about["fold"].unique().tolist() == folds
-        for fold in folds:  # eight of each class
-            assert d.labels[d.about["fold"] == fold].bincount().tolist() == [8] * 12
+        assert d.about["waves"].shape == (len(d), 0.8 * data.RATE)
+        said = 10 * d.about["speaker"].long() + d.labels
+        assert said.bincount().tolist() == [count] * 60  # of each speaker and digit
     assert torch.cdist(test.inputs.flatten(1), train.inputs.flatten(1)).min() > 1
 
 
+def test_everyday_sounds_are_as_long_as_digits():
+    d, digits = data.load("everyday-sounds"), data.load("spoken-digits", "train")
+    assert d.labels.bincount().tolist() == [4] * 10
+    silent = [(each.about["waves"] != 0).sum(1).float() for each in (d, digits)]
+    assert abs(silent[0].mean() / silent[1].mean() - 1) < 0.1
+    with pytest.raises(ValueError, match="everyday-sounds has no train split"):
+        data.load("everyday-sounds", "train")
+
+
 def test_what_is_known_of_a_clip_goes_with_it():
-    every = data.load("sounds", "train")
-    part = data.load("sounds[10,4]", "train", limit=20, seed=1).resize(28)
-    assert part.classes == ("siren", "harmonic tone")
+    every = data.load("spoken-digits", "train")
+    part = data.load("spoken-digits[7,4]", "train", limit=20, seed=1).resize(28)
+    assert part.classes == ("7", "4")
     assert part.inputs.shape == (20, 1, 28, 28)
     for chosen in (part, part[torch.arange(5)], part[3:4]):
-        for clip, label, fold in zip(
-            chosen.about["waves"], chosen.labels, chosen.about["fold"], strict=True
+        for clip, label, speaker in zip(
+            chosen.about["waves"], chosen.labels, chosen.about["speaker"], strict=True
         ):
             (row,) = (every.about["waves"] == clip).all(1).nonzero()
             assert every.classes[every.labels[row]] == part.classes[label]
-            assert every.about["fold"][row] == fold
+            assert every.about["speaker"][row] == speaker
 
 
-def test_pitch_is_high_above_and_time_runs_to_the_right():
-    classes = data.load("sounds").classes
-    for name, sign in (("rising chirp", 1), ("falling chirp", -1)):
-        x = data.load(f"sounds[{classes.index(name)}]", "train").inputs[:, 0]
-        change = x[:, :, -12:].mean(2) - x[:, :, :12].mean(2)  # the noise stays
-        assert (sign * (change.argmin(1) - change.argmax(1)) > 0).float().mean() > 0.9
+def test_pitch_is_high_above_and_a_digit_begins_on_the_left():
+    d = data.load("spoken-digits[6]", "train")  # the hiss of "six" begins and ends it
+    high, low = d.inputs[:, 0, 35:55, :20], d.inputs[:, 0, 100:, :20]
+    assert (high.mean((1, 2)) > 0.2).float().mean() > 0.9
+    assert d.inputs[:, 0, :, :20].mean() > 2 * d.inputs[:, 0, :, -20:].mean()
+    assert low.shape == (42, 28, 20)
+    assert d.inputs[:, 0, :25].mean() < 0.5 * d.inputs[:, 0, 35:].mean()  # above 4 kHz
 
 
 @pytest.mark.filterwarnings("ignore:At least one mel filter has all zero values")
-@pytest.mark.parametrize("length", [64, 48, 40])
+@pytest.mark.parametrize("length", [100, 78, 40])
 def test_spectrograms_are_those_of_transformers(length):
-    d = data.load("sounds")[::12]
+    d = data.load("spoken-digits")[::20]
     theirs = ASTFeatureExtractor(max_length=length)
     expected = theirs(
         list(d.about["waves"].numpy() / 2**15),
@@ -63,6 +71,25 @@ def test_spectrograms_are_those_of_transformers(length):
 
 
 # recordings in a local folder ------------------------------------------------------------------------------------
+
+
+def test_esc10_from_one_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"esc10\.npz is missing"):
+        data.load("esc10", root=tmp_path)
+    path = small_sounds.esc10(tmp_path)
+    train, test = (
+        data.load("esc10", split, root=tmp_path) for split in ("train", "test")
+    )
+    assert (len(train), len(test)) == (24, 6)
+    assert train.classes == ("dog", "rain", "clock")
+    assert test.about["fold"].tolist() == [5] * 6
+    waves = test.about["waves"].float()
+    assert waves.shape == (6, 5 * data.RATE)  # four seconds, filled with silence
+    assert torch.equal(torch.fft.rfft(waves[:, : data.RATE]).abs().argmax(1), 500 * 2**test.labels)  # fmt: skip
+    assert waves.max() == pytest.approx(20_000, rel=0.05)
+    np.savez(path, waves_mulaw=np.zeros(9, np.uint8))
+    with pytest.raises(ValueError, match=r"esc10\.npz cannot be read: 'lengths'"):
+        data.load("esc10", root=tmp_path)
 
 
 @pytest.fixture

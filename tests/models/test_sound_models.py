@@ -30,7 +30,7 @@ def folder(tmp_path):
 
 
 def test_lora_members_of_an_audio_transformer(folder):
-    task = data.load("sounds[0-3]", "train", limit=12)
+    task = data.load("spoken-digits[0-3]", "train", limit=12)
     backbone = methods.backbone(str(folder), task)
     ensemble = ensembles.lora(backbone, 2, rank=2)
     own = ensembles.weights_of(ensemble.network)

@@ -61,18 +61,23 @@ def test_00_measures_the_split_at_every_stage_and_needs_no_ambiguous_inputs(resu
 def test_01_uncertainty_falls_like_one_over_the_group_size(results):
     numbers = results("01_toy_regression_collapse")[0]["numbers"]
     assert -1.4 <= numbers["slope"] <= -0.6
-    assert numbers["slope_low"] <= numbers["slope"] <= numbers["slope_high"]
     assert numbers["eu_32"] < numbers["eu_1"] / 5
     assert numbers["gap_over_data"] > 5
+    left = numbers["left_at_largest"]  # of groups of 8 that share a sample
+    assert 1 / 8 < left["data"] <= 1
+    assert left["gap"] < left["data"]
 
 
-def test_01_resamples_few_sub_ensembles(results):
-    numbers = results("01_toy_regression_collapse", groups=3, epochs=30)[0]["numbers"]
+def test_01_regroups_few_sub_ensembles(results):
+    study = "01_toy_regression_collapse_study"
+    numbers = results(study, groups=3, epochs=30, splits=2)[0]["numbers"]
     assert math.isfinite(numbers["slope"])
     assert numbers["slope_low"] <= numbers["slope_high"]
+    numbers = results(study)[0]["numbers"]
+    assert numbers["slope_low"] <= numbers["slope"] <= numbers["slope_high"]
 
 
-def test_02_grouping_moves_information_and_loses_none(results):
+def test_02_grouping_moves_information_and_silences_an_alarm(results):
     numbers = results("02_ensembles_of_ensembles")[0]["numbers"]
     sizes = [1, 2, 3, 6]
     total = [numbers[f"between_{m}"] + numbers[f"within_{m}"] for m in sizes]
@@ -80,9 +85,22 @@ def test_02_grouping_moves_information_and_loses_none(results):
     between = [numbers[f"between_{m}"] for m in sizes]
     assert between == sorted(between, reverse=True)
     assert numbers["within_1"] == pytest.approx(0, abs=1e-7)
+    assert numbers["caught"]["6"] < numbers["caught"]["1"] / 2
+    assert min(numbers[f"auroc_{m}"] for m in sizes) > 0.8
+
+
+def test_02_takes_number_and_size_of_groups_apart(results):
+    recorded = results("02_ensembles_of_ensembles_study")[0]
+    numbers = recorded["numbers"]
     assert numbers["collapse_ratio"] < numbers["collapse_ratio_corrected"] < 0.5
     assert -1.4 < numbers["slope_jackknife"] < -0.6
-    assert min(numbers[f"auroc_{m}"] for m in sizes) > 0.8
+    effects = pd.DataFrame(
+        **{k: recorded["tables"]["all_pairs"][k] for k in ("data", "columns")}
+    )
+    steps = effects.pivot(index="K", columns="step", values="mean")
+    whole = numbers["auroc_two_6"] - numbers["auroc_two_1"]
+    assert steps.loc[2, "size"] == pytest.approx(whole, abs=1e-6)
+    assert (steps["number"] < 0).all()
 
 
 def test_02_trains_convolutional_networks_by_parameters_alone(results):
@@ -90,11 +108,12 @@ def test_02_trains_convolutional_networks_by_parameters_alone(results):
         "model": "wide-resnet-28",
         "members": 4,
         "sizes": [1, 2],
+        "counts": [2],
         "epochs": 1,
         "limit": 24,
         "augment": True,
     }
-    numbers = results("02_ensembles_of_ensembles", **changes)[0]["numbers"]
+    numbers = results("02_ensembles_of_ensembles_study", **changes)[0]["numbers"]
     assert numbers["between_1"] > numbers["between_2"] > 0
 
 
@@ -134,7 +153,7 @@ def test_03_groups_keep_the_total_and_width_does_not(results):
 
 
 def test_04_masks_find_an_ensemble_in_one_network_when_asked_to_differ(results):
-    numbers = results("04_mask_extraction")[0]["numbers"]
+    numbers = results("04_mask_extraction_study")[0]["numbers"]
     assert numbers["mi_ood_single"] == 0
     for kind in ("accuracy_extracted", "accuracy_extracted_soft"):
         assert abs(numbers[kind] - numbers["accuracy_single"]) <= 0.01
@@ -153,6 +172,16 @@ def test_04_masks_find_an_ensemble_in_one_network_when_asked_to_differ(results):
         max(numbers[f"parameters_{m}"] for m in range(10))
         < 0.6 * numbers["parameters_single"]
     )
+
+
+def test_04_the_amount_follows_the_weight(results):
+    found = results("04_mask_extraction")[0]
+    assert found["numbers"]["share_of_deep"]["ood"] > 0.5
+    sweep, ranks = (found["tables"][name] for name in ("sweep", "ranks"))
+    assert sweep["index"] == [0, 2, 8]
+    assert np.min(sweep["data"]) > 0.5
+    assert len(ranks["index"]) == 2 + len(sweep["index"])
+    assert np.abs(ranks["data"]).max() <= 1
 
 
 def test_05_tiles_average_to_the_network_and_know_less_than_an_ensemble(results):
@@ -424,7 +453,9 @@ def test_a_file_of_your_own_is_shown_by_its_name_alone(results, tmp_path):
         x=np.random.default_rng(0).integers(0, 256, (40, 8, 8), np.uint8),
     )
     recorded, _ = results(
-        "02_ensembles_of_ensembles", ood=[str(tmp_path / "mine.npz")], epochs=1
+        "02_ensembles_of_ensembles_study",
+        ood=[str(tmp_path / "mine.npz")],
+        epochs=1,
     )
     assert "mine" in recorded["tables"]["detection"]["columns"]
     assert str(tmp_path) not in json.dumps(

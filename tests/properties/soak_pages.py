@@ -38,7 +38,7 @@ LEFT = (
 )
 # Pages that take texts too, and what a parameter of text may be besides data sets; what is told apart by page.
 TEXTS = ("06", "07", "08", "10", "11", "13")
-VALUES: dict[str, list] = {
+VALUES: dict[str, Any] = {
     "batch_size": [9], "limit": [0, 40, 1], "device": ["cpu"], "model": ["small-cnn", "mlp"],
     "prompt": ["{}", "this is a {}"], "ablations": ["", "nowhere.csv"], "board": ["", "nowhere.csv"],
     "study": ["", "nowhere.csv"], "methods": [[], ["single"], ["deep", "single", "masksembles"]],
@@ -47,7 +47,7 @@ VALUES: dict[str, list] = {
     "replicate": ["seed"], "series": ["auroc_mi"], "shown": ["what it is"], "over": ["x"],
     "rivals": [[], ["auroc_entropy", "auroc_mi"]], "page_profile": ["tiny"], "seeds": [[3, 1], [0, 1, 2]],
     "unknown": ["textures"], "chosen_on": ["textures"], "near": [[]],
-    "gradients": [["exgrad"], ["gradnorm", "exgrad"], []], "sound": ["sounds[4-6]"],
+    "gradients": [["exgrad"], ["gradnorm", "exgrad"], []], "sound": {"dataset": ["spoken-digits[4-6]"], "ood": [["everyday-sounds[0-4]"]]},
 }  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def values(name: str, default: Any, page: str, comment: str, files: Path) -> lis
     rule = RULES[name]
     own = f"{files}/own.npz"
     if page == "15" and name in ("dataset", "ood"):
-        return VALUES["sound"]
+        return VALUES["sound"][name]
     if name == "dataset":
         return (
             ["digits[0,1]", "fashion-mini[3,6]", own, f"{files}/own.tsv", ""]

@@ -145,5 +145,5 @@ def test_sets_that_a_page_cannot_take_are_refused(sets, kinds, words, own):
 
 def test_sets_that_a_page_can_take(own):
     data.check("digits", "letters", "", str(own / "bare.npz"))
-    data.check("sounds[0,1]", "letters")  # their pictures
+    data.check("spoken-digits[0,1]", "letters")  # their pictures
     data.check(str(own / "texts.tsv"), kinds=["images", "texts"])

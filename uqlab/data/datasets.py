@@ -59,7 +59,7 @@ class Dataset:
     fine
         The images drawn anew in 28 x 28 pixels, where `resize` can take those.
     about
-        Of sounds: "waves" [samples, T] at RATE, and "fold" [samples].
+        Of sounds: "waves" [samples, T] at RATE, and "fold" or "speaker" [samples].
     """
 
     inputs: Shaped[Tensor, "samples ..."] | list[str]

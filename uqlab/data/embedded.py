@@ -9,8 +9,8 @@ import numpy as np
 
 from uqlab.data.captions import captions, new_shapes
 from uqlab.data.grey_images import FASHION, KUZUSHIJI
-from uqlab.data.readers import DIGITS, Items, asset
-from uqlab.data.sounds import sounds
+from uqlab.data.readers import DIGITS, Items, asset_split
+from uqlab.data.sounds import recordings
 
 # Letters that a digit resembles are left out: D O Q o (0), I l i j (1), Z z (2),
 # S s (5), G b (6), B (8), g q (9). So are small letters that look like the capital once
@@ -20,16 +20,16 @@ LETTERS = tuple("ACEFHJKLMNPRTUVWXYadefhmnrt")
 # looks like I.
 GLYPHS = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghijmnqrt")
 
+EVERYDAY = (
+    "dog", "rain", "sea waves", "crying baby", "clock tick", "sneezing", "helicopter",
+    "chainsaw", "rooster", "crackling fire",
+)  # fmt: skip
+
 
 def stored(name, classes, split):
     """Return images of a file in `assets/`, whose README says what they are."""
-    arrays = asset(name)
-    if f"x_{split}" not in arrays:
-        raise ValueError(
-            f"{name} has no {split} split; it serves as out-of-distribution inputs"
-        )
-    images, labels = arrays[f"x_{split}"][:, None], arrays[f"y_{split}"]
-    return Items(images, labels, classes, fine=arrays.get(f"fine_{split}"))
+    arrays = asset_split(name, split)
+    return Items(arrays["x"][:, None], arrays["y"], classes, fine=arrays.get("fine"))
 
 
 def ambiguous(name, split):
@@ -38,12 +38,12 @@ def ambiguous(name, split):
     Each has five sampled labels. `tools/make_embedded.py` chose the images of `name`
     and the weights.
     """
-    base, mixed = asset(name), asset("ambiguous-" + name)
-    images, labels = base[f"x_{split}"][:, None].astype(np.float32), base[f"y_{split}"]
-    if base[f"x_{split}"].dtype == np.uint8:
+    base, mixed = asset_split(name, split), asset_split("ambiguous-" + name, split)
+    images, labels = base["x"][:, None].astype(np.float32), base["y"]
+    if base["x"].dtype == np.uint8:
         images /= 255
     pairs, weights, probs, sampled = (
-        mixed[f"{kind}_{split}"] for kind in ("pairs", "weights", "probs", "sampled")
+        mixed[kind] for kind in ("pairs", "weights", "probs", "sampled")
     )
     mixtures = (weights[:, :, None, None, None] * images[pairs]).sum(1)
     soft = np.zeros((len(pairs), 10), np.float32)
@@ -62,7 +62,8 @@ EMBEDDED = {
     "ambiguous-mnist-mini": partial(ambiguous, "mnist-mini"),
     "fashion-mini": partial(stored, "fashion-mini", FASHION),
     "kmnist-mini": partial(stored, "kmnist-mini", KUZUSHIJI),
-    "sounds": sounds,
+    "spoken-digits": partial(recordings, "spoken-digits", DIGITS),
+    "everyday-sounds": partial(recordings, "everyday-sounds", EVERYDAY),
     "captions": captions,
     "new-shapes": new_shapes,
 }

@@ -47,7 +47,7 @@ class Items(NamedTuple):
     classes: tuple[str, ...]
     label_probs: np.ndarray | None = None  # float32 [N, C]
     fine: np.ndarray | None = None  # images drawn anew in 28 x 28, for `resize`
-    about: Mapping[str, np.ndarray] = {}  # of sounds: "waves" [N, T] and "fold" [N]
+    about: Mapping[str, np.ndarray] = {}  # of sounds: "waves" [N, T], and more
 
 
 Reader = Callable[[str, Path], Items]
@@ -87,6 +87,23 @@ def asset(name: str) -> dict[str, np.ndarray]:
     """Return the arrays of one file of `assets/`, which scripts in `tools/` write."""
     packed = lzma.decompress((ASSETS / f"{name}.npz.xz").read_bytes())
     return dict(np.load(io.BytesIO(packed), allow_pickle=False))
+
+
+def asset_split(name: str, split: str) -> dict[str, np.ndarray]:
+    """Return the arrays of one split in a file of `assets/`, named without the split.
+
+    Raises
+    ------
+    ValueError
+        If the set has no such split.
+    """
+    end = f"_{split}"
+    arrays = {k.removesuffix(end): v for k, v in asset(name).items() if k.endswith(end)}
+    if not arrays:
+        raise ValueError(
+            f"{name} has no {split} split; it serves as out-of-distribution inputs"
+        )
+    return arrays
 
 
 def npz(path: Path, *keys: str) -> dict[str, np.ndarray]:

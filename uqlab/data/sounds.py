@@ -1,7 +1,8 @@
-"""Sounds as images: synthesised ones, and recordings in the layout of ESC-50.
+"""Sounds as images: spoken digits, everyday sounds, and recordings of ESC-50.
 
-Beside what all readers return there are the clips themselves (`about`): the `fold`
-(1 to 5) of each and its `waves`, int16 [N, T] at RATE. The last fold is the test split.
+Beside what all readers return there are the clips themselves (`about`): their `waves`,
+int16 [N, T] at RATE, and the `fold` (1 to 5) or the `speaker` (0 to 5) of each. The
+last fold is the test split.
 """
 
 import math
@@ -9,24 +10,16 @@ from functools import cache
 
 import numpy as np
 from scipy.io import wavfile
-from scipy.signal import resample_poly, sosfilt
+from scipy.signal import resample_poly
 
-from uqlab.data.readers import Items, reading, source
+from uqlab.data.readers import Items, asset_split, npz, reading, source
 
 RATE = 16_000  # samples a second
 MELS = 128
 # The natural logarithms of an energy that stand for 0 (silence) and for 1 (above the
 # loudest).
 LOG_MEL = (math.log(2**-23), 12.0)
-SOUNDS = (
-    "rising chirp", "falling chirp", "tremolo", "vibrato", "harmonic tone", "clicks",
-    "filtered noise", "bell", "trill", "hum", "siren", "rattle",
-)  # fmt: skip
-FOLDS, PER_CLASS, SECONDS = 5, 40, 5  # as in ESC-50
-NOISE = (6, 26)  # dB that a synthesised sound is louder than the noise
-TIME = np.arange(RATE // 2) / RATE  # of a synthesised sound, in seconds
-BELL = (1, 2.0, 2.76, 3.76, 5.4)  # its partial tones, which are not harmonic
-TURN = 2 * np.pi
+FOLDS, SECONDS, SHORT = 5, 5, 0.8  # of ESC-50; SHORT: seconds of an embedded clip
 
 
 def spectrogram(waves: np.ndarray) -> np.ndarray:
@@ -65,100 +58,44 @@ def _mel(hertz):
     return 1127 * np.log1p(hertz / 700)
 
 
-def _set(waves, labels, folds, classes):
-    """Return the spectrograms of waves, and the waves with their folds."""
+def _set(waves, labels, classes, **about):
+    """Return the spectrograms of waves, and the waves with what is known of them."""
     # Frames take much memory.
     batches = [spectrogram(waves[k : k + 64]) for k in range(0, len(waves), 64)]
-    about = {"waves": waves, "fold": folds}
+    about = {"waves": waves, **about}
     return Items(np.concatenate(batches), labels, classes, about=about)
 
 
-# Synthesised
-
-
 @cache
-def sounds(split):
-    """Return twelve kinds of synthesised half seconds: 384 train, 96 test.
+def recordings(name, classes, split):
+    """Return short recordings of a file in `assets/`, which are stored at 8 kHz."""
+    kept = asset_split(name, split)
+    waves = _waves(kept["mulaw"], kept["lengths"], int(SHORT * RATE / 2))
+    waves = _int16(resample_poly(waves, 2, 1, axis=1))
+    about = {"speaker": kept["speaker"]} if "speaker" in kept else {}
+    return _set(waves, kept["y"], classes, **about)
 
-    There are 40 of each kind in five folds.
+
+def _waves(mulaw, lengths, size):
+    """Return clips [N, size] of 8 bits by the mu-law, stored one after the other.
+
+    They are cut or filled with silence.
     """
-    rng = np.random.default_rng(0)
-    clips = np.stack([_clip(name, rng) for name in SOUNDS for _ in range(PER_CLASS)])
-    labels, k = np.divmod(np.arange(len(clips)), PER_CLASS)
-    folds = k % FOLDS + 1
-    rows = (folds == FOLDS) == (split == "test")
-    return _set(clips[rows], labels[rows], folds[rows], SOUNDS)
+    loudness = mulaw / np.float32(127.5) - 1
+    samples = np.sign(loudness) * (256 ** np.abs(loudness) - 1) / 255 * 2**15
+    clips = np.split(samples, lengths.cumsum()[:-1])
+    return np.stack([_filled(clip[:size], size) for clip in clips])
 
 
-def _clip(name, rng):
-    """Return a sound with a random pitch, echo, level and noise, int16 [8000]."""
-    clip = _sound(name, rng)
-    clip = clip / np.sqrt(np.mean(clip**2))
-    delay = rng.integers(400, 1600)  # 25 to 100 ms
-    clip[delay:] += rng.uniform(0, 0.6) * clip[:-delay]
-    brown = [[1, 0, 0, 1, -rng.uniform(0, 0.95), 0]]  # white to brown
-    noise = np.asarray(sosfilt(brown, rng.standard_normal(len(clip))))
-    quiet = 10 ** (-rng.uniform(*NOISE) / 20)
-    clip = clip + noise / noise.std() * np.sqrt(np.mean(clip**2)) * quiet
-    level = 10 ** (-rng.uniform(0, 20) / 20)
-    return np.rint(clip / np.abs(clip).max() * level * 32_000).astype(np.int16)
+def _filled(clip, size):
+    return np.pad(clip, (0, size - len(clip)))
 
 
-def _sing(hertz):
-    """Return a sine of this frequency, a number or one for each sample."""
-    return np.sin(TURN * np.cumsum(hertz * np.ones_like(TIME)) / RATE)
+def _int16(waves):
+    return np.rint(waves.clip(-(2**15), 2**15 - 1)).astype(np.int16)
 
 
-def _sound(name, rng):
-    """Return a sound before echo, noise and level."""
-    draw = rng.uniform
-    pitch, rate = 200 * 2 ** draw(0, 3), draw(5, 14)  # Hz, Hz
-    rise, beats = draw(0.7, 1.8), rate * TIME + draw()  # octaves, count
-    beat = np.sin(TURN * beats)
-    match name:
-        case "rising chirp":
-            return _sing(pitch * 2 ** (2 * rise * TIME))
-        case "falling chirp":
-            return _sing(pitch * 2 ** (rise - 2 * rise * TIME))
-        case "tremolo":
-            return (1 + draw(0.6, 1) * beat) * _sing(2 * pitch)
-        case "vibrato" | "trill":
-            bend = beat if name == "vibrato" else np.sign(beat)
-            return _sing(2 * pitch * 2 ** (draw(0.08, 0.25) * bend))
-        case "siren":  # up and down once, or the other way
-            swing = 1 - np.cos(TURN * (2 * TIME + draw()))
-            return _sing(pitch * 2 ** (rise * swing / 2))
-        case "clicks" | "rattle" | "filtered noise":
-            return _noise(name, pitch, rate, rng)
-    return _chord(name, pitch, draw)
-
-
-def _chord(name, pitch, draw):
-    """Return a sound of several tones, those below half the rate."""
-    if name == "hum":
-        return sum(_sing(draw(45, 110) * (k + draw(-0.02, 0.02))) for k in (1, 2, 3))
-    if name == "harmonic tone":
-        tones = [k for k in range(1, 7) if pitch * k < RATE / 2]
-        return sum(_sing(pitch * k) / k ** draw(0, 1) for k in tones)
-    tones = [k for k in BELL if pitch * k < RATE / 2]
-    fading = np.exp(-TIME * draw(4, 10))
-    return fading * sum(_sing(pitch * k) * np.exp(-TIME * k) for k in tones)
-
-
-def _noise(name, pitch, rate, rng):
-    """Return clicks, clicks that ring, or noise around a pitch."""
-    hiss = rng.standard_normal(len(TIME))
-    if name == "filtered noise":
-        turn, width = TURN * 2 * pitch / RATE, rng.uniform(0.9, 0.98)
-        resonance = [[1, 0, -1, 1, -2 * width * np.cos(turn), width**2]]
-        return np.asarray(sosfilt(resonance, hiss))
-    since = np.modf(rate * TIME + rng.uniform())[0]  # the last click, in periods
-    if name == "clicks":
-        return hiss * (since < 0.05)
-    return _sing(2 * pitch) * np.exp(-since * rng.uniform(4, 12))
-
-
-# Recorded
+# In local folders
 
 
 @source("esc50")
@@ -187,7 +124,28 @@ def esc50(split, root):
         rows, labels = rows[chosen], labels[chosen]
     audio = tables[0].parents[1] / "audio"
     waves = np.stack([_recording(audio / file) for file in rows["filename"]])
-    return _set(waves, labels, rows["fold"].copy(), classes)
+    return _set(waves, labels, classes, fold=rows["fold"].copy())
+
+
+@source("esc10")
+def esc10(split, root):
+    """Read ESC-10, ten classes of ESC-50: 320 train, 80 test clips of five seconds.
+
+    One file holds them at RATE, in 8 bits by the mu-law.
+    """
+    path = root / "sounds" / "esc10.npz"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path} is missing; data/README.md says what it holds. `esc50` reads the "
+            "recordings as their author publishes them."
+        )
+    kept = npz(path, "waves_mulaw", "lengths", "labels", "folds", "classes")
+    with reading(path):
+        waves = _waves(kept["waves_mulaw"], kept["lengths"], SECONDS * RATE)
+        rows = (kept["folds"] == FOLDS) == (split == "test")
+        labels, fold = kept["labels"][rows], kept["folds"][rows]
+        classes = tuple(kept["classes"].tolist())
+    return _set(_int16(waves[rows]), labels, classes, fold=fold)
 
 
 def _recording(path):
@@ -203,5 +161,4 @@ def _recording(path):
             )
     clip = clip.reshape(len(clip), -1).mean(1)
     clip = resample_poly(clip, RATE, rate)[: SECONDS * RATE]
-    clip = np.pad(clip, (0, SECONDS * RATE - len(clip)))
-    return np.rint(clip.clip(-(2**15), 2**15 - 1)).astype(np.int16)
+    return _int16(_filled(clip, SECONDS * RATE))

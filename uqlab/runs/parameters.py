@@ -75,7 +75,7 @@ RULES: dict[str, Rule] = {
     "ablations ambiguous backbone board by checkpoint chosen_on cost dataset device "
     "long_runs model output_dir over page page_profile prompt quality replicate root "
     "series shown study sweep trained unknown": str,
-    "grid_samples milestones ranks removed sizes stages tile_sizes": [1],
+    "counts grid_samples milestones ranks removed sizes stages tile_sizes": [1],
     "seeds": [NonNegativeInt] * 2,
     "gains grid_widths input_std other_widths prior_variances widths": ["(0, inf)"],
     "input_mean": [float],
