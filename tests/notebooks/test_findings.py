@@ -278,8 +278,16 @@ def test_06_low_rank_members_make_an_ensemble_for_a_fraction_of_the_weights(resu
     assert numbers["impossible_rows"] == ["snapshot"]
 
 
-def test_07_low_rank_members_leave_the_old_directions_and_knobs_cannot(results):
+def test_07_an_update_makes_no_intruder_unless_long_and_concentrated(results):
     numbers = results("07_intruder_dimensions")[0]["numbers"]
+    assert numbers["farther"] > 2
+    assert numbers["intruders_value_lora"] > numbers["intruders_value_deep"]
+    assert numbers["strong_low"] > numbers["strong_full"]
+    assert numbers["strong_lora"] <= 8  # its rank
+
+
+def test_07_study_low_rank_members_leave_the_old_directions_and_knobs_cannot(results):
+    numbers = results("07_intruder_dimensions_study")[0]["numbers"]
     assert numbers["intruders_singular_value"] == numbers["energy_singular_value"] == 0
     assert numbers["member_cosine_lora"] < 0.7 * numbers["member_cosine_deep"]
     assert numbers["update_cosine_lora"] < 0.3
@@ -287,7 +295,7 @@ def test_07_low_rank_members_leave_the_old_directions_and_knobs_cannot(results):
     assert numbers["intruders_equal_size_low"] > numbers["intruders_equal_size_full"]
 
 
-def test_07_loads_trained_ensembles_from_a_folder(results, tmp_path):
+def test_07_study_loads_trained_ensembles_from_a_folder(results, tmp_path):
     small = {
         "trained": str(tmp_path),
         "epochs": 1,
@@ -296,11 +304,11 @@ def test_07_loads_trained_ensembles_from_a_folder(results, tmp_path):
         "ranks": [8],
         "gains": [4.0],
     }
-    first = results("07_intruder_dimensions", **small)[0]["numbers"]
+    first = results("07_intruder_dimensions_study", **small)[0]["numbers"]
     assert (
         len(written := {path: path.stat().st_mtime for path in tmp_path.iterdir()}) == 4
     )
-    again = results("07_intruder_dimensions", **small, k=10)[0]["numbers"]
+    again = results("07_intruder_dimensions_study", **small, k=10)[0]["numbers"]
     assert again["intruders_lora"] == first["intruders_lora"]
     assert {path: path.stat().st_mtime for path in tmp_path.iterdir()} == written
 

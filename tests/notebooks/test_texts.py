@@ -97,7 +97,7 @@ def test_a_page_at_tiny_runs_on_sentences_of_ones_own(backbone, tmp_path):
         "backbone": str(backbone),
     }
     folder = runs.execute(
-        "07_intruder_dimensions",
+        "studies/07_intruder_dimensions_study",
         given,
         profile="tiny",
         folder=tmp_path / "run",
