@@ -63,11 +63,12 @@ def prose(notebook):
 
 RENAMED = {"rival": "baseline", "judges": "annotators", "strangers": "far_out"}
 GONE = {"output_dir", "embedding", "points"}  # the last two drew figures that are gone
+NEWER = {"rates", "searched"}  # of a search that study 08 has got since
 
 
 def from_project(given):
     """Parameters; paths lose their steps up, because a study lies a folder below its lesson."""
-    given = {name: value for name, value in given.items() if name not in GONE}
+    given = {name: value for name, value in given.items() if name not in GONE | NEWER}
     paths = {name: value for name, value in given.items() if str(value)[:3] == "../"}
     return given | {name: path.replace("../", "") for name, path in paths.items()}
 

@@ -314,7 +314,7 @@ def test_07_study_loads_trained_ensembles_from_a_folder(results, tmp_path):
 
 
 def test_08_knobs_keep_the_directions_and_need_good_ones(results):
-    numbers = results("08_singular_value_ensemble")[0]["numbers"]
+    numbers = results("08_singular_value_ensemble_study")[0]["numbers"]
     assert (
         numbers["params_singular_value"]
         < 0.5 * numbers["params_lora"]

@@ -35,7 +35,7 @@ FEW = {
 }  # short ones
 OOD = {"ood": ["trec"], "shifted": 8}
 SMALL = {
-    "08_singular_value_ensemble": FEW | OOD | {"rank": 2},
+    "08_singular_value_ensemble_study": FEW | OOD | {"rank": 2},
     "09_hydra_head_pruning_study": FEW | {"ood": ["trec", "rte"], "near": ["rte"], "held_out": 8, "remove": 1, "removed": [1],
                                           "blind_draws": 1, "epochs_tuned": 1},
     "10_head_similarity_study": FEW | {"ood": ["trec"], "held_out": 8, "epochs_own": 1, "rank": 2, "remove": 2, "draws": 2},
