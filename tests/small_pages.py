@@ -12,7 +12,6 @@ import nbformat
 from uqlab.runs import parameters
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
-from pages import is_split  # noqa: F401
 from seeds import code_of  # noqa: F401
 
 TABLES = [  # committed ones that page 13 reads

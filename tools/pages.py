@@ -117,18 +117,11 @@ def of_lesson(cells: list[dict]) -> Iterator[str]:
             yield f"cell {number}: {what}"
 
 
-def is_split(path: Path) -> bool:
-    """Return whether a page is a lesson, beside which a study holds the evidence."""
-    return (path.parent / "studies" / f"{path.stem}_study.ipynb").exists()
-
-
 def findings(path: Path) -> Iterator[str]:
     """Yield what is wrong with a page."""
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    if path.parent.name == "studies":
-        yield from of_all(cells)
-    elif is_split(path):
-        yield from of_all(cells)
+    yield from of_all(cells)
+    if path.parent.name != "studies":
         yield from of_lesson(cells)
 
 

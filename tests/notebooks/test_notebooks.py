@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from small_pages import is_split
 
 from uqlab.runs import parameters
 
@@ -44,7 +43,7 @@ def test_every_claim_says_how_far_it_is_from_its_bound(results, name):
         if claim["margin"] is None and not claim["algebra"]
     ]
     assert without == []
-    if name in NOTEBOOKS and is_split(parameters.find(name)):
+    if name in NOTEBOOKS:
         assert len(claims) <= 5
         assert len(results(name)[0]["figures"]) <= 5
 
