@@ -61,11 +61,11 @@ RULES: dict[str, Rule] = {
     "mask_steps passes patch perturbations quantiles rank ranked remove repeats "
     "resamples rounds samples shuffles side top tuned_steps": 1,
     "folds groups mask_members members points splits": 2,
-    "gain lr lr_adapters lr_batch lr_sve mask_lr width": "(0, inf)",
+    "gain lr lr_adapters lr_batch lr_biases lr_knobs lr_sve mask_lr width": "(0, inf)",
     "decay_sve diversity init_std noise sigma weight_decay": "[0, inf)",
     "dropout momentum": "[0, 1)",
     "enough threshold": "(0, 1]",
-    "level": "(0, 1)",
+    "confidence level mixed risk": "(0, 1)",
     "depth": float,
     "precision": ("float32", "bfloat16"),
     "schedule": ("constant", "cosine", "step"),
