@@ -114,7 +114,7 @@ def test_explorers_fit_in_both_themes_and_widths(made_up_page, screenshots):
 def test_pages_in_the_browser(prefix, opened, folder, screenshots):
     path = parameters.find(prefix)
     page = opened(lab.small_copy(path, folder, **PAGES[prefix]))
-    moves_and_resets(page.show(lab.EXPLORERS, ".uqlab-hand"))
+    moves_and_resets(page.show(lab.EXPLORERS, ".uqlab-hand").last)  # below a guess
     fits(page, {path.stem: lab.EXPLORERS}, screenshots)
     assert page.errors == []
     page.close()
@@ -128,7 +128,7 @@ def test_lab_opens_the_index_and_its_links_open_notebooks(browser, tmp_path):
         page.page.goto(address.format(path=""))
         index = page.page.locator(".jp-RenderedMarkdown")
         index.locator("h1").wait_for()
-        assert index.locator("table").count() >= 3
+        assert index.locator("table").count() >= 2
         index.get_by_role(
             "link", name="00 What is it that we do not know?"
         ).first.click()
