@@ -2,6 +2,7 @@
 
 import gc
 import hashlib
+import inspect
 import os
 import re
 from pathlib import Path
@@ -49,6 +50,15 @@ def group_of(test: str) -> str:
     return f"notebooks/::{page[0]}" if page else path
 
 
+def runs_a_study(item: pytest.Item) -> bool:
+    """Whether a test runs a study, which takes half a minute: by its name or by its source."""
+    if item.nodeid.startswith("tests/notebooks/test_texts"):
+        return True
+    runs = {"pages", "results"} & {*getattr(item, "fixturenames", ())}
+    named = item.nodeid + inspect.getsource(getattr(item, "function", item.__class__))
+    return bool(runs) and "_study" in named
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Before tests are collected, because they are skipped where their files are missing."""
     if folder := os.environ.get("UQLAB_DATA"):
@@ -70,6 +80,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("browser")
         if group.startswith("notebooks/"):
             item.add_marker("page")
+        if runs_a_study(item):
+            item.add_marker("study")
         if group.startswith(SLOW):
             item.add_marker("slow")
     if WORKER:
