@@ -46,7 +46,7 @@ def test_a_page_alone_holds_data_as_json_and_no_tag_of_them():
         r'<script type="application/json" id="data">(.+?)</script>', page
     )
     assert json.loads(text) == hand.data
-    assert hand.data["strangers"][0]["name"] == evil
+    assert hand.data["outside"][0]["name"] == evil
 
 
 def test_cloud_has_the_members_and_refuses_other_groups():
@@ -65,11 +65,11 @@ def test_cloud_has_the_members_and_refuses_other_groups():
 def test_alarm_shows_the_images_whose_values_it_has():
     hand = made_up.alarm()
     assert hand.data["settings"] == ["0.5", "8"]
-    for stranger in hand.data["strangers"]:
-        assert len(stranger["shown"]) == len(stranger["images"])
-        assert {len(row) for row in stranger["values"]} == {30}
+    for other in hand.data["outside"]:
+        assert len(other["shown"]) == len(other["images"])
+        assert {len(row) for row in other["values"]} == {30}
         assert all(
-            source.startswith("data:image/png;base64,") for source in stranger["images"]
+            source.startswith("data:image/png;base64,") for source in other["images"]
         )
 
 
