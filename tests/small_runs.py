@@ -40,7 +40,7 @@ deep()"""
 
 def notebook(path: Path, *sources: str, parameters: str = PARAMETERS) -> Path:
     cells = [
-        new_markdown_cell("# A title & <i>\n\nText."),
+        new_markdown_cell("# A title & <i>\n\n**Question.** Why & how?\n\nText."),
         new_code_cell(parameters, metadata={"tags": ["parameters"]}),
     ]
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -194,6 +194,7 @@ def test_gallery_of_all_profiles(project, computed):
         for outcome in report.outcomes
     } <= set(links)
     assert "A title &amp; &lt;i&gt;: 2 runs" in text
+    assert '<p class="question">Why &amp; how?</p>' in text
     assert text.count("<details><summary>seed = ") == 2
     assert "<summary>failed: seed = 9</summary>" in text
     assert "the reason &lt;i&gt;" in text

@@ -130,9 +130,12 @@ def pretrained(name: str, classes: int | None = None) -> nn.Module:
     network = MAKERS[name](classes)
     if name in WHEELS:
         wheel = WHEELS[name]
-        about = {"what": wheel.what, "licence": wheel.licence}
-        about |= {"wheel": wheel.install.split(" ")[-1], "sha256": wheel.sha256}
-        network.provenance = about  # type: ignore[assignment]
+        network.provenance = {  # type: ignore[assignment]
+            "what": wheel.what,
+            "licence": wheel.licence,
+            "wheel": wheel.install,
+            "sha256": wheel.sha256,
+        }
     network.name = name  # type: ignore[assignment]
     return network.eval()
 
@@ -227,8 +230,7 @@ class SpeechClassifier(nn.Module):
         x = F.gelu(encoder.conv2(x)).transpose(1, 2)
         x = x + encoder.embed_positions.weight[: x.shape[1]]
         for layer in encoder.layers:
-            output = layer(x, None)
-            x = output[0] if isinstance(output, tuple) else output
+            x = layer(x, None)
         return self.classifier(encoder.layer_norm(x).mean(1))
 
 
@@ -242,9 +244,7 @@ def _whisper(classes: int | None) -> nn.Module:
     state = {}
     for name, values in ctranslate2(WHEELS["whisper-tiny-encoder"].file()):
         parts = dict.fromkeys("q", values)
-        if (
-            "self_attention/linear_0" in name
-        ):  # the three projections, one below another
+        if "self_attention/linear_0" in name:  # query, key and value in one
             parts = dict(zip("qkv", values.chunk(3), strict=True))
         for letter, rows in parts.items():
             state[_renamed(name.replace("linear_0", letter), WHISPER)] = rows

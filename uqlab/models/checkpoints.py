@@ -219,12 +219,16 @@ class TextClassifier(nn.Module):
         output = self.network(input_ids=ids, attention_mask=mask.long())
         if self.classifier is None:
             return output.logits
-        hidden = output.last_hidden_state
-        if self.pooling != "mean":
-            token = mask.long().cumsum(1).argmax(1) if self.pooling == "last" else 0
-            return self.classifier(hidden[torch.arange(len(ids)), token])
-        weights = mask.to(hidden.dtype).unsqueeze(-1)
-        return self.classifier((hidden * weights).sum(1) / weights.sum(1).clamp(min=1))
+        return self.classifier(self._pooled(output.last_hidden_state, mask))
+
+    def _pooled(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        """Return what the classifier sees of hidden states [batch, tokens, width]."""
+        if self.pooling == "first":
+            return hidden[:, 0]
+        weights = mask.to(hidden.dtype)
+        if self.pooling == "last":
+            weights = weights * (weights.cumsum(1) == weights.sum(1, True))
+        return (hidden * weights[..., None]).sum(1) / weights.sum(1, True).clamp(min=1)
 
 
 def plain_logits(model: Any) -> Any:

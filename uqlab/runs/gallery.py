@@ -111,21 +111,19 @@ def _sweep(root: Path, sweep: Path, present: Present) -> dict[str, Any]:
         shown.append(run | {"varied": {name: row[name] for name in varied}})
     failed = [_failed(root, folder) for folder in sorted(sweep.glob("*.failed"))]
     first = sweep / runs.rows[0]["run"] if runs.rows else sweep
-    return (
-        {"title": sweep.name}
-        | _opening(first)
-        | {
-            "links": _links(root, sorted(sweep.glob("table.*"))),
-            "left_out": runs.left_out,
-            "mixed": runs.mixed,
-            "table": {
-                "columns": columns,
-                "data": [[row.get(name) for name in columns] for row in runs.rows],
-                "index": [row["run"] for row in runs.rows],
-            },
-            "runs": shown + failed,
-        }
-    )
+    section = {
+        "title": sweep.name,
+        "links": _links(root, sorted(sweep.glob("table.*"))),
+        "left_out": runs.left_out,
+        "mixed": runs.mixed,
+        "table": {
+            "columns": columns,
+            "data": [[row.get(name) for name in columns] for row in runs.rows],
+            "index": [row["run"] for row in runs.rows],
+        },
+        "runs": shown + failed,
+    }
+    return section | _opening(first)
 
 
 def _several(rows: list[dict[str, Any]], name: str) -> bool:
@@ -205,11 +203,13 @@ def _size(picture: Path) -> tuple[int, int] | None:
 
 
 def _opening(folder: Path) -> dict[str, str]:
-    """Return title and question of the notebook in a folder, by its first cell."""
+    """Return the first heading and the question of the notebook in a folder."""
     for path in folder.glob("*.ipynb"):
-        first = "".join(read_json(path).get("cells", [{"source": ""}])[0]["source"])
-        title = re.match(r"\s*# (.+)", first)
-        question = re.search(r"\*\*Question\.\*\* (.+?)(?:\n\n|$)", first, re.DOTALL)
-        texts = {"title": title, "question": question}
-        return {name: text[1].strip() for name, text in texts.items() if text}
+        cells = read_json(path).get("cells", [])
+        prose = ["".join(c["source"]) for c in cells if c["cell_type"] == "markdown"]
+        text = "\n\n".join(prose)
+        title = re.search(r"^\s*# (.+)", text, re.MULTILINE)
+        question = re.search(r"\*\*Question\.\*\* (.+?)(?:\n\n|$)", text, re.DOTALL)
+        found = {"title": title, "question": question}
+        return {name: hit[1] for name, hit in found.items() if hit}
     return {}

@@ -190,21 +190,7 @@ def abstain(
 class Martingale:
     """A bet against the hypothesis that scores keep coming from one distribution.
 
-    `update` returns the wealth after each new score. While nothing changes it exceeds
-    1 / d at any time with probability at most d, however long one looks: that is the
-    alarm. Every score's rank among all before it is a p-value; the bets are those of
-    the "simple jumper", which turns between betting on large and on small p-values.
-
-    Parameters
-    ----------
-    scores
-        [samples], from before: what is usual.
-    seed
-        For ranks among equal scores.
-
-    References
-    ----------
-    Vovk et al. 2021, Retrain or not retrain, arXiv 2102.10439.
+    `drift` makes it.
     """
 
     JUMP, BETS = 0.01, np.array([-1.0, 0.0, 1.0])
@@ -253,12 +239,21 @@ class Martingale:
 def drift(scores: ArrayLike, seed: int = 0) -> Martingale:
     """Return an alarm for scores that are no longer those of `scores`.
 
+    Its `update` returns the wealth after each new score. While nothing changes it
+    exceeds 1 / d at any time with probability at most d, however long one looks: that
+    is the alarm. Every score's rank among all before it is a p-value; the bets are
+    those of the "simple jumper", which turns between large and small p-values.
+
     Parameters
     ----------
     scores
         [samples], from before: what is usual.
     seed
         For ranks among equal scores.
+
+    References
+    ----------
+    Vovk et al. 2021, Retrain or not retrain, arXiv 2102.10439.
 
     Examples
     --------
