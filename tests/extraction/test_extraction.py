@@ -167,6 +167,7 @@ def test_the_network_is_copied_and_frozen():
 def test_dropout_and_batch_statistics_stay_as_at_prediction():
     ensemble, (x, _) = extraction.masks(network(dropout=0.9), 2), batch()
     assert torch.equal(ensemble.train()(x), ensemble.eval()(x))
+    assert ensemble.can_shard()  # it draws nothing, so threads may share the members
 
 
 def test_shards_share_the_logits():

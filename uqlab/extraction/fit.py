@@ -151,9 +151,9 @@ def _add_gradients(
     logits = shard(x)
     values = cross_entropy(logits, y.expand(logits.shape[:2]))
     losses[members] = values.detach()
-    gradients = torch.autograd.grad(values.sum(), own)
+    gradients = torch.autograd.grad(values.sum() / len(losses), own)
     for mask, gradient in zip(masks, gradients, strict=True):
-        cast(Tensor, mask.grad)[members] += gradient / len(losses)
+        cast(Tensor, mask.grad)[members].add_(gradient)
 
 
 def _check_finite(losses: Tensor, masks: list[nn.Parameter]) -> None:

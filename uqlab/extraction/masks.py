@@ -84,6 +84,10 @@ class MaskEnsemble(FoldedEnsemble):
         self.network.eval()
         return self
 
+    def can_shard(self) -> bool:
+        """Whatever the frozen network holds, in evaluation mode it draws no noise."""
+        return not self.shared_parameters()
+
     def layers(self) -> dict[str, Masked]:
         """Return the masked weights by the names of their layers."""
         modules = self.network.named_modules()

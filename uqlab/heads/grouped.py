@@ -79,11 +79,11 @@ class GroupedLinear(MemberModule):
     def forward(self, x: Tensor) -> Tensor:
         """Return [members * batch, ..., out] for x [members * batch, ..., in]."""
         active = self.active
-        weight = self.weight.weights(active).mT
+        weight = self.weight.built(active).mT
         count = x.shape[:-1].numel() // len(weight)
         rows = x.reshape(len(weight), count, x.shape[-1])
         if "bias" in self.names:
-            bias = self.bias.weights(active).unsqueeze(1)
+            bias = self.bias.built(active).unsqueeze(1)
             y = torch.baddbmm(bias, rows, weight)
         else:
             y = torch.bmm(rows, weight)
