@@ -11,7 +11,12 @@ from uqlab.models.attention import (
     attentions,
     classifier,
 )
-from uqlab.models.backbones import SpeechClassifier, minilm, pretrained
+from uqlab.models.backbones import (
+    PRETRAINED,
+    SpeechClassifier,
+    minilm,
+    pretrained,
+)
 from uqlab.models.checkpoints import (
     TextClassifier,
     from_pretrained,
@@ -30,7 +35,8 @@ from uqlab.models.networks import (
 from uqlab.models.zero_shot import CAPTIONS_CLIP, PROMPT, ZeroShot, clip_zero_shot
 
 __all__ = [
-    "ATTENTION", "CAPTIONS_CLIP", "COUNTS", "FORMS", "FUSED", "PROJECTIONS", "PROMPT",
+    "ATTENTION", "CAPTIONS_CLIP", "COUNTS", "FORMS", "FUSED", "PRETRAINED", "PROJECTIONS",
+    "PROMPT",
     "Attention", "LogMel", "Projection", "SpeechClassifier", "Standardize",
     "TextClassifier", "ZeroShot",
     "attentions", "cifar_resnet", "classifier", "clip_zero_shot", "embedded",

@@ -368,3 +368,4 @@ MAKERS: dict[str, Callable[[int | None], nn.Module]] = {
     "whisper-tiny-encoder": _whisper,
     "smollm2": _smollm2,
 }
+PRETRAINED = tuple(MAKERS)  # the names that `pretrained` takes

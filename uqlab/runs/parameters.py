@@ -2,6 +2,7 @@
 
 import ast
 import difflib
+import functools
 import json
 import re
 import shutil
@@ -148,12 +149,16 @@ def _validated(
     where: str, kinds: dict[str, Any], values: dict[str, Any]
 ) -> dict[str, Any]:
     """Return values of types by name; raise ValueError for the first that is wrong."""
-    model: Any = TypedDict("Parameters", kinds, total=False)  # pyright: ignore
-    model = with_config(strict=True, allow_inf_nan=False)(model)
     try:
-        return TypeAdapter(model).validate_python(values)
+        return _adapter(tuple(kinds.items())).validate_python(values)
     except ValidationError as error:
         raise ValueError(where + _reason(error)) from None
+
+
+@functools.lru_cache  # a sweep checks every value of its grid
+def _adapter(kinds: tuple[tuple[str, Any], ...]) -> TypeAdapter:
+    model: Any = TypedDict("Parameters", dict(kinds), total=False)  # pyright: ignore
+    return TypeAdapter(with_config(strict=True, allow_inf_nan=False)(model))
 
 
 def _reason(error: ValidationError) -> str:

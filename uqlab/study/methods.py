@@ -106,6 +106,9 @@ class Task(NamedTuple):
 
 
 # Networks and their inputs
+LITE0, LEAST = "efficientnet-lite0", 64  # and the fewest pixels of a side for it
+
+
 def fresh(backbone: nn.Module) -> nn.Module:
     """Copy a backbone; its classifier is drawn from torch's global seed."""
     model: Any = copy.deepcopy(backbone)
@@ -135,13 +138,17 @@ def backbone(name: str, task: data.Dataset) -> nn.Module:
     Parameters
     ----------
     name
-        A checkpoint of transformers, by name or folder; of sounds an audio spectrogram
-        transformer. Empty: `models.embedded()`, for grey images of 28 x 28, and for
-        texts `models.minilm()`.
+        One of `models.PRETRAINED`, or a checkpoint of transformers, by name or folder;
+        of sounds an audio spectrogram transformer. Empty: `models.embedded()`, for grey
+        images of 28 x 28, and for texts `models.minilm()`.
     task
         Whose classes the classifier has.
     """
     classes = len(task.classes)
+    if name in models.PRETRAINED:
+        network = models.pretrained(name, classes)
+        small = name == LITE0 and np.shape(task.inputs)[-1] < LEAST
+        return nn.Sequential(nn.Upsample(size=LEAST), network) if small else network
     if isinstance(task.inputs, list):
         return models.from_pretrained(name or models.minilm(), classes, task="text")
     if not name:
@@ -164,7 +171,7 @@ def suited(name: str, *sets: data.Dataset) -> list[data.Dataset]:
     """Return sets as `backbone(name, sets[0])` takes them.
 
     Images get the first set's size and channels; for the embedded backbone they become
-    grey and 28 x 28. Texts stay as they are.
+    grey and 28 x 28, for EfficientNet-Lite0 RGB. Texts stay as they are.
 
     Raises
     ------
@@ -184,6 +191,7 @@ def suited(name: str, *sets: data.Dataset) -> list[data.Dataset]:
             )
         return list(sets)
     channels, height, width = x.shape[1:] if name else (1, 28, 28)
+    channels = 3 if name == LITE0 else channels
     if height == width:
         return [items.resize(width, channels) for items in sets]
     for items in sets:
@@ -200,9 +208,11 @@ def encode(network: Any, *sets: data.Dataset, longest: int = 64) -> list[Tensor]
     """Return what a network is given, a tensor a set.
 
     Images are given as they are; of texts the ids of the first `longest` tokens, all as
-    wide.
+    wide; of sounds their waves in [-1, 1], where the network takes these.
     """
     at_least("the number of sets", len(sets))
+    if isinstance(network, models.SpeechClassifier):
+        return [items.about["waves"] / 2**15 for items in sets]
     inputs: list[Any] = [items.inputs for items in sets]
     if isinstance(inputs[0], Tensor):
         return inputs
