@@ -4,13 +4,13 @@ PYTHON ?= python3
 PIP_ARGS ?=
 # Processes for the tests, of one thread each (tests/conftest.py): one more than two cores, because some tests wait.
 WORKERS ?= 3
-# More for pytest, for example PYTEST="-m 'not study'".
+# More for pytest, for example PYTEST="--durations 20".
 PYTEST ?=
 BIN := .venv/bin
 # Threads that wait should sleep: beside a busy neighbour, spinning ones were measured 10 to 50 times slower.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: figures studies seeds evidence test soak book slides lab lint benchmarks .venv
+.PHONY: figures studies seeds evidence test test-release soak book slides lab lint benchmarks .venv
 
 figures: .venv
 	$(BIN)/uqlab run --profile quick
@@ -28,7 +28,11 @@ evidence: .venv
 	$(BIN)/python tools/evidence.py
 
 test: .venv
-	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not release" $(PYTEST)
+
+# What a release needs besides: every study at `tiny`, lessons with other data, trainings on real data.
+test-release: .venv
+	$(BIN)/python -m pytest -n $(WORKERS) -m release $(PYTEST)
 
 # The net at length; the last counts are in benchmarks/results/soak.md. SOAK: what of it, and how much.
 SOAK ?= calls=20000 files=2000 kills=200 real=20 readonly=20 disk=50 twice=20 clock=20 pages=17

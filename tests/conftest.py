@@ -50,10 +50,8 @@ def group_of(test: str) -> str:
     return f"notebooks/::{page[0]}" if page else path
 
 
-def runs_a_study(item: pytest.Item) -> bool:
-    """Whether a test runs a study, which takes half a minute: by its name or by its source."""
-    if item.nodeid.startswith("tests/notebooks/test_texts"):
-        return True
+def is_for_a_release(item: pytest.Item) -> bool:
+    """Whether a test runs a study, by its name or by its source."""
     runs = {"pages", "results"} & {*getattr(item, "fixturenames", ())}
     named = item.nodeid + inspect.getsource(getattr(item, "function", item.__class__))
     return bool(runs) and "_study" in named
@@ -80,8 +78,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("browser")
         if group.startswith("notebooks/"):
             item.add_marker("page")
-        if runs_a_study(item):
-            item.add_marker("study")
+        if is_for_a_release(item):
+            item.add_marker("release")
         if group.startswith(SLOW):
             item.add_marker("slow")
     if WORKER:

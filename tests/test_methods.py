@@ -235,3 +235,22 @@ def test_sets_are_suited_to_a_backbone():
     assert methods.suited("", texts, texts) == [texts, texts]
     with pytest.raises(TypeError, match="films holds text, but digits images"):
         methods.suited("", texts, digits)
+
+
+def test_backbones_of_wheels_by_their_names():
+    few = {"labels": torch.zeros(2).long(), "split": "test", "classes": ("a", "b", "c")}
+    small = data.Dataset(torch.rand(2, 3, 32, 32), name="small", **few)
+    networks = []
+    for items in (small, small.resize(64)):
+        torch.manual_seed(0)
+        networks.append(methods.backbone("efficientnet-lite0", items).eval())
+    enlarged = torch.nn.functional.interpolate(small.inputs, size=64)
+    torch.testing.assert_close(networks[0](small.inputs), networks[1](enlarged))
+    grey = data.load("digits", limit=2)
+    (colour,) = methods.suited("efficientnet-lite0", grey)
+    assert colour.inputs.shape == (2, 3, 8, 8)
+    heard = data.load("spoken-digits", limit=2)
+    speech = methods.backbone("whisper-tiny-encoder", heard)
+    (waves,) = methods.encode(speech, heard)
+    assert speech(waves).shape == (2, 10)
+    assert waves.abs().max() <= 1

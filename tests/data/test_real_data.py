@@ -7,6 +7,7 @@ import pytest
 
 from uqlab import data, ensembles, metrics, models, training, uncertainty
 
+pytestmark = pytest.mark.release
 FOLDER = pathlib.Path(os.environ.get("UQLAB_DATA") or "nowhere")
 
 

@@ -72,6 +72,7 @@ def drawn(monkeypatch):
     return captions
 
 
+@pytest.mark.release
 def test_it_is_made_from_the_captions_of_training_alone(drawn, tmp_path, capsys):
     make_clip.main(str(tmp_path / "run"), tmp_path / "made", steps=2)
     about = json.loads(capsys.readouterr().out)

@@ -73,6 +73,7 @@ def test_its_features_tell_digits_apart(digits):
     assert found[0] > found[1] + 0.2
 
 
+@pytest.mark.release
 def test_a_small_lora_ensemble_needs_the_pretraining(digits):
     train, test = digits
     found = []
@@ -121,6 +122,7 @@ def loaded(monkeypatch):
     return names
 
 
+@pytest.mark.release
 def test_it_is_made_from_letters_alone(loaded, tmp_path, monkeypatch, capsys):
     sets = make_backbone.sources(tmp_path)
     assert set(loaded) == {"emnist-letters", "notmnist", "glyphs"}

@@ -10,6 +10,8 @@ from uqlab import runs
 from uqlab.core.files import read_json
 from uqlab.study.methods import FIT, METHODS
 
+pytestmark = pytest.mark.release
+
 
 def test_rows_of_the_board_their_rates_and_what_a_backbone_cannot_carry(tmp_path):
     notebook = Path(uqlab.__file__).parents[1] / "notebooks" / "studies" / "board.ipynb"

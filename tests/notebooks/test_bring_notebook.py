@@ -91,6 +91,7 @@ def test_a_report_on_an_ensemble_of_checkpoints(mine):
     assert "def shuffled" not in page, "folded code is left out"
 
 
+@pytest.mark.release
 def test_a_saved_ensemble_on_the_network_of_the_package(results, tmp_path):
     saved = ensembles.lora(models.embedded(10), 2, 2, seed=0)
     ensembles.save(saved, tmp_path / "two.safetensors")
@@ -118,6 +119,7 @@ def test_a_saved_ensemble_on_the_network_of_the_package(results, tmp_path):
     )
 
 
+@pytest.mark.release
 def test_texts(results, tmp_path):
     words = {"good": 1, "great": 1, "bad": 0, "dull": 0}
     films = [
@@ -154,6 +156,7 @@ def test_advice_on_an_ensemble_is_that_of_the_board_of_this_kind_of_network(resu
     assert not [line for line in silent["numbers"]["next"] if "page 13" in line]
 
 
+@pytest.mark.release
 def test_all_scores_are_compared_on_the_same_inputs(results):
     recorded, _ = results(STUDY, asked=30, mask_steps=0, tile_sizes=[], repeats=2)
     rows = recorded["tables"]["rejection"]["index"]

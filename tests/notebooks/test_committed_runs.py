@@ -483,6 +483,7 @@ def test_13_has_a_board_with_the_columns_that_are_measured_now():
     }
 
 
+@pytest.mark.release
 def test_13_compares_the_boards_methods_by_students_t_and_holm(pages):
     """Of the three that five resampled seeds call better one stays, of the nine worse four."""
     given = parameters.defaults(parameters.find("13_scoreboard_study"))

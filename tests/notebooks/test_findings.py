@@ -40,6 +40,7 @@ def test_00_same_mean_opposite_splits_few_members_and_groups(results):
     assert groups["networks"] == pytest.approx(0.25, abs=0.1)
 
 
+@pytest.mark.release
 def test_00_has_three_groups_of_two_networks(results):
     found = results("00_uncertainty_decomposition", members=6, epochs=2)[0]
     assert found["claims"].keys() >= {"groups", "networks_have_no_camps"}
@@ -479,6 +480,7 @@ def test_13_takes_images_of_your_own_and_shows_a_larger_board(results, shared):
     assert -1 <= found[1] <= found[2] < 1
 
 
+@pytest.mark.release
 def test_a_file_of_your_own_is_shown_by_its_name_alone(results, tmp_path):
     np.savez(
         tmp_path / "mine.npz",

@@ -9,6 +9,7 @@ import pytest
 
 from uqlab import runs
 
+pytestmark = pytest.mark.release
 FOLDER = pathlib.Path(os.environ.get("UQLAB_DATA") or "nowhere")
 
 

@@ -24,6 +24,7 @@ def test_15_asks_each_speaker_in_turn(results):
     assert set(recorded["claims"]) == {"speaker", "baselines", "letters", "far"}
 
 
+@pytest.mark.release
 def test_recordings_and_an_audio_transformer_by_parameter(pages, tmp_path):
     torch.manual_seed(0)
     config = {

@@ -12,6 +12,7 @@ from filelock import FileLock
 from uqlab import models, runs
 from uqlab.runs import parameters
 
+pytestmark = pytest.mark.release
 FOLDER = pathlib.Path(os.environ.get("UQLAB_DATA") or "nowhere")
 TEXTS = [
     "SST-2/train.tsv",

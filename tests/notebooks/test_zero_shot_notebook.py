@@ -53,6 +53,7 @@ def test_a_search_stands_beside_random_pruning_of_its_own_tower(pages):
     assert 0 <= recorded["numbers"]["heads_in_two_searches"] <= 4
 
 
+@pytest.mark.release
 def test_a_clip_in_a_folder(pages, tmp_path):
     """Its pictures are standardised, as those of CLIP's checkpoints are; its captions may share a word, here "red"."""
     shutil.copytree(CAPTIONS_CLIP, tmp_path / "clip")

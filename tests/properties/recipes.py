@@ -185,6 +185,8 @@ OWN: dict[str, dict[str, Any]] = {
     "data.file": {"name": lambda: "mnist/nothing"},
     "data.pictures": {"captions": lambda: ["small filled red star"]},
     "data.load": {"name": lambda: "digits", "limit": lambda: 5},
+    "data.corrupted": {"images": lambda: positive(2, 3, 8, 8).clamp(max=1), "kind": lambda: "contrast",
+                       "severity": lambda: 2},
     "models.Standardize": {"mean": lambda: [0.5], "std": lambda: [0.2]},
     "models.clip_zero_shot": {"folder_or_model": clip, "prompts": lambda: torch.ones(2, 3).long()},
     "models.cifar_resnet": {"depth": lambda: 8}, "models.wide_resnet": {"depth": lambda: 10},

@@ -35,10 +35,9 @@ from uqlab.models.networks import (
 from uqlab.models.zero_shot import CAPTIONS_CLIP, PROMPT, ZeroShot, clip_zero_shot
 
 __all__ = [
-    "ATTENTION", "CAPTIONS_CLIP", "COUNTS", "FORMS", "FUSED", "PRETRAINED", "PROJECTIONS",
-    "PROMPT",
-    "Attention", "LogMel", "Projection", "SpeechClassifier", "Standardize",
-    "TextClassifier", "ZeroShot",
+    "ATTENTION", "CAPTIONS_CLIP", "COUNTS", "FORMS", "FUSED", "PRETRAINED",
+    "PROJECTIONS", "PROMPT", "Attention", "LogMel", "Projection",
+    "SpeechClassifier", "Standardize", "TextClassifier", "ZeroShot",
     "attentions", "cifar_resnet", "classifier", "clip_zero_shot", "embedded",
     "from_pretrained", "load_weights", "minilm", "mlp", "pretrained", "small_cnn",
     "vit", "wide_resnet",

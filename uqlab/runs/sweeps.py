@@ -262,24 +262,30 @@ def jobs_of_grid(
         raise ValueError(f"{twice[0]}: in the grid and given as one value; choose")
     known, source = defaults(notebook), source_sha256(notebook)
     same = overrides(notebook, profile, given)
-    axes = {name: _values(grid[name], known.get(name)) for name in grid}
-    if not 0 < math.prod(map(len, axes.values())) <= POINTS:
-        raise ValueError(f"a sweep has 1 to {POINTS:,} runs; the grid has more or none")
-    points = [
-        [checked({name: value}, known, notebook.stem) for value in values]
-        for name, values in axes.items()
-    ]
+    axes = _axes(grid, known, notebook.stem)
     place = Path(root, profile, f"{notebook.stem}.sweep").absolute()
     jobs = {}
-    for point in itertools.product(*points):
+    for point in itertools.product(*axes):
         values = dict(ChainMap(*point, same))
         folder = place / key(source, known | values)
         jobs[folder] = Job(notebook, values, folder, profile, source)
     return jobs
 
 
-def _values(values: Iterable[Any] | str, default: Any) -> list[Any]:
-    return axis(values, default) if isinstance(values, str) else list(values)
+def _axes(
+    grid: Mapping[str, Iterable[Any] | str], known: dict[str, Any], stem: str
+) -> list[list[dict[str, Any]]]:
+    """Return the checked values of each parameter of a grid, which is counted first."""
+    axes = {
+        name: axis(values, known.get(name)) if isinstance(values, str) else [*values]
+        for name, values in grid.items()
+    }
+    if not 0 < math.prod(map(len, axes.values())) <= POINTS:
+        raise ValueError(f"a sweep has 1 to {POINTS:,} runs; the grid has more or none")
+    return [
+        [checked({name: value}, known, stem) for value in values]
+        for name, values in axes.items()
+    ]
 
 
 def summary(report: Report) -> str:
