@@ -99,6 +99,21 @@ def test_the_bound_on_errors_is_broken_in_at_most_the_promised_share():
     assert np.mean(answered) > 0.2
 
 
+def test_with_many_inputs_an_early_error_does_not_end_the_search():
+    """The least uncertain inputs are wrong in 0.5 of 100; of 150 one or more often is."""
+    generator = torch.Generator().manual_seed(1)
+    ends, risks = [], []
+    for _ in range(100):
+        doubt = torch.rand(5000, generator=generator)
+        wrong = torch.rand(5000, generator=generator) < 0.005 + 0.2 * doubt**3
+        logits = torch.stack([(~wrong).float(), wrong.float()], 1)[None]
+        end = decide.abstain(logits, torch.zeros(5000).long(), doubt, risk=0.02)
+        ends.append(end)
+        risks.append(0.005 + 0.05 * end**3 if end > 0 else 0)  # of those up to it
+    assert sum(end > 0.35 for end in ends) >= 95
+    assert sum(risk > 0.02 for risk in risks) <= 5
+
+
 def test_no_threshold_holds_where_the_network_guesses():
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(1, 500, CLASSES, generator=generator)
@@ -136,3 +151,26 @@ def test_wealth_does_not_depend_on_how_scores_are_handed_over(monkeypatch):
 def test_what_is_refused(change, unchecked):
     with pytest.raises(ValueError, match=next(iter(change))):
         decide.conformal(*world(20, torch.Generator().manual_seed(0)), **change)
+
+
+def test_saved_logits_and_probabilities_are_read_alike(tmp_path):
+    logits = torch.randn(2, 6, 3)
+    labels, other = torch.arange(6) % 3, torch.randn(2, 4, 3)
+    np.savez(tmp_path / "a.npz", logits=logits, labels=labels, ood_far=other)
+    np.savez(
+        tmp_path / "b.npz", probabilities=logits.softmax(-1), ood_far=other.softmax(-1)
+    )
+    np.savez(tmp_path / "c.npz", logits=logits[0])
+    a, b, c = (decide.saved(tmp_path / f"{name}.npz") for name in "abc")
+    assert torch.equal(a.logits, logits)
+    assert torch.equal(a.labels, labels)
+    torch.testing.assert_close(b.logits.softmax(-1), logits.softmax(-1))
+    torch.testing.assert_close(b.ood["far"].softmax(-1), other.softmax(-1))
+    assert b.labels is None
+    assert torch.equal(c.logits, logits[:1])
+    np.savez(tmp_path / "d.npz", x=logits)
+    np.savez(tmp_path / "e.npz", probabilities=logits)
+    np.savez(tmp_path / "f.npz", logits=logits, labels=labels[:5])
+    for name, words in {"d": "logits or prob", "e": "sum to 1", "f": "labels"}.items():
+        with pytest.raises(ValueError, match=words):
+            decide.saved(tmp_path / f"{name}.npz")

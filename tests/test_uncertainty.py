@@ -513,3 +513,25 @@ def test_at_the_temperature_of_a_total_the_mean_total_is_that():
         assert decompose(scaled).total.mean().item() == pytest.approx(total, abs=1e-4)
     assert temperature_of_total(logits, 3.0) == pytest.approx(100)  # above log 10
     assert temperature_of_total(logits, 0.1) == pytest.approx(0.01)  # members disagree
+
+
+@pytest.mark.parametrize("weights", [None, [0.2, 0.5, 0.3]])
+def test_the_classes_terms_sum_to_the_parts_and_none_is_negative(weights):
+    logits = 3 * torch.randn(3, 500, 5, dtype=torch.float64)
+    whole = decompose(logits, weights)
+    terms = decompose(logits, weights, by="class")
+    for part, by_class in zip(whole, terms, strict=True):
+        assert by_class.shape == (500, 5)
+        assert (by_class >= 0).all()
+        torch.testing.assert_close(by_class.sum(1), part)
+    p = logits.softmax(-1)
+    shares = torch.full((3,), 1 / 3) if weights is None else torch.tensor(weights)
+    mean = torch.einsum("mnc,m->nc", p, shares.double())
+    torch.testing.assert_close(terms.total, torch.special.entr(mean))
+
+
+def test_members_that_differ_in_two_classes_have_it_there():
+    logits = torch.tensor([[[9.0, 0.0, 0.0]], [[0.0, 9.0, 0.0]]])
+    epistemic = decompose(logits, by="class").epistemic[0]
+    assert epistemic[0] == pytest.approx(epistemic[1].item())
+    assert epistemic[0] > 100 * epistemic[2]

@@ -71,7 +71,10 @@ def entropy(logits: ArrayLike) -> Float[Tensor, "..."]:
 
 
 def decompose(
-    logits: ArrayLike, weights: ArrayLike | None = None, correct: Correction = None
+    logits: ArrayLike,
+    weights: ArrayLike | None = None,
+    correct: Correction = None,
+    by: Literal["class"] | None = None,
 ) -> Decomposition:
     """Split the entropy of the mean prediction by the mutual information I[Y; member].
 
@@ -89,11 +92,15 @@ def decompose(
         "jackknife" replaces the plug-in mutual information, whose expectation is about
         (1 - 1/M) of the true one, by M MI - (M - 1) mean_i MI_-i. Use it to compare
         ensembles of different sizes. It may exceed log(classes).
+    by
+        "class" returns the terms of the entropies, -p log p of each class, which sum
+        to the parts: which classes hold them.
 
     Returns
     -------
     Decomposition
-        total, aleatoric and epistemic, [batch] each, in nats.
+        total, aleatoric and epistemic, [batch] each, in nats; [batch, classes] by
+        class.
 
     Raises
     ------
@@ -113,7 +120,13 @@ def decompose(
     >>> round(epistemic.item(), 4)  # log 2
     0.6931
     """
-    return decompose_score(logits, "log", weights, correct)
+    one_of("by", by, (None, "class"))
+    if by is None:
+        return decompose_score(logits, "log", weights, correct)
+    terms = _split(
+        logits, lambda log_p, p: (p * log_p).abs(), _kl_terms, weights, correct
+    )
+    return Decomposition(*(part.mT for part in terms))
 
 
 def temperature_of_total(logits: ArrayLike, total: float) -> float:
@@ -177,7 +190,10 @@ def decompose_score(
     Hofman, Sale and Hüllermeier 2024, arXiv 2404.12215.
     """
     one_of("rule", rule, tuple(_RULES))
-    member_entropy, divergence = _RULES[rule]
+    return _split(logits, *_RULES[rule], weights, correct)
+
+
+def _split(logits, member_entropy, divergence, weights, correct) -> Decomposition:
     logits = as_logits(logits)
     if _jackknife(correct, len(logits), "members") and weights is not None:
         raise ValueError(
@@ -364,7 +380,7 @@ def _over_batch(
         torch.stack(measure(z, at))
         for at, z in classes_first(logits, _working_dtype(logits))
     ]
-    results = torch.cat(parts, 1)
+    results = torch.cat(parts, -1)
     representable("logits", results)
     return tuple(results)
 
@@ -431,14 +447,16 @@ def mean_divergence(
 
 
 def _kl(p: Tensor, q: Tensor, deviation: Tensor) -> Tensor:
-    """Return KL(p || q) over axis 0, as the sum of p log(p/q) - p + q.
+    """Return KL(p || q) over axis 0, as the sum of p log(p/q) - p + q."""
+    return _kl_terms(p, q, deviation).sum(0)
 
-    Its terms vanish quadratically as p -> q.
-    """
+
+def _kl_terms(p: Tensor, q: Tensor, deviation: Tensor) -> Tensor:
+    """Return p log(p/q) - p + q, which vanishes quadratically as p -> q."""
     limits = torch.finfo(p.dtype)
     ratio = deviation / q.clamp(min=limits.tiny)
     ratio.clamp_(min=limits.eps / 2 - 1)  # p = 0: a finite logarithm
-    return ratio.log1p_().mul_(p).sub_(deviation).sum(0)
+    return ratio.log1p_().mul_(p).sub_(deviation)
 
 
 def _accuracy_gap(p: Tensor, q: Tensor, deviation: Tensor) -> Tensor:

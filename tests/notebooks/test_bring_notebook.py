@@ -164,6 +164,41 @@ def test_all_scores_are_compared_on_the_same_inputs(results):
     assert "on these 30 inputs" in recorded["figures"]["rejection"]["caption"]
 
 
+@pytest.mark.release
+def test_a_decision_from_saved_logits_and_an_alarm_for_new_ones(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(n, doubt=1.0):
+        z = 5 * torch.randn(n, 4, generator=generator)
+        labels = torch.distributions.Categorical(logits=z).sample()
+        return (z / doubt)[None] + torch.randn(3, n, 4, generator=generator) / 3, labels
+
+    torch.manual_seed(0)
+    logits, labels = draw(3000)
+    np.savez("run.npz", logits=logits, labels=labels, ood_far=draw(200, 4)[0])
+    np.savez("same.npz", logits=draw(400)[0])
+    np.savez("new.npz", logits=draw(400, 3)[0])
+    result = call("report", "--logits", "run.npz", "--quiet")
+    assert result.exit_code == 0, result.output
+    recorded = json.loads((tmp_path / "report/saved_logits/results.json").read_text())
+    rows = recorded["tables"]["report"]
+    rows = dict(zip(rows["index"], rows["data"], strict=True))
+    assert float(rows["answered alone"][0]) > 0.3
+    assert float(rows["wrong among the answered"][0]) < 0.03
+    assert float(rows["sets that hold the class"][0]) == pytest.approx(0.95, abs=0.03)
+    assert float(rows["far: answered alone"][0]) < float(rows["answered alone"][0])
+    terms = recorded["tables"]["by_class"]
+    shares = [row[terms["columns"].index("share of the MI")] for row in terms["data"]]
+    assert sum(shares) == pytest.approx(1)
+    for file, rings in {"same.npz": False, "new.npz": True}.items():
+        result = call("report", "--watch", file, "--quiet")
+        assert result.exit_code == 0, result.output
+        found = json.loads((tmp_path / "report/saved_logits/results.json").read_text())
+        assert bool(found["numbers"]["rings"]) == rings
+    assert call("report", "--watch", file, "--output-dir", "none").exit_code == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

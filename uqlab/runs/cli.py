@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -348,12 +349,16 @@ def _save(folder: Path) -> tuple[int, int]:
     "--weights", multiple=True, help="A file, a folder or a pattern. Repeatable."
 )
 @_pairs("-s", "--setting", "settings", help="Of the function. Repeatable.")
-@_pairs("-p", "--parameter", "given", help="Of page 16. Repeatable.")
+@click.option("--logits", help="An .npz of what a model said; no model is needed.")
+@click.option("--watch", help="An .npz of new inputs, for the alarm of --logits.")
+@_pairs("-p", "--parameter", "given", help="Of the page that runs. Repeatable.")
 @of_profile
 @_into("report")
 @timeout
 @quiet
-def report(given, profile, output_dir, timeout, quiet, **brought) -> None:
+def report(
+    given, profile, output_dir, timeout, quiet, logits, watch, **brought
+) -> None:
     r"""Report what a network of yours knows.
 
     MODEL is FILE.py:FUNCTION or MODULE:FUNCTION, whose function returns a network and
@@ -365,15 +370,22 @@ def report(given, profile, output_dir, timeout, quiet, **brought) -> None:
       uqlab report mymodel.py:make --data mine.npz --ood letters
       uqlab report mymodel.py:make --weights checkpoints/ --data mine.npz
       uqlab report uqlab.models:cifar_resnet -s depth 32 --weights resnet32.th
+      uqlab report --logits run.npz
+      uqlab report --watch new.npz
     """
     from uqlab.runs import report
 
-    values = report.parameters(**brought) | dict(given)
-    plan = per_notebook([report.PAGE], profile, values)
+    if logits or watch:
+        page, values = report.SAVED, report.saved(logits, watch, output_dir)
+    else:
+        page, values = report.PAGE, report.parameters(**brought)
+    plan = per_notebook([page], profile, values | dict(given))
     outcomes = execution.execute_all(plan, output_dir, profile, 1, timeout, quiet)
     if any(result.status != "ok" for result in outcomes.values()):
         raise SystemExit(1)
-    folder = output_dir / report.PAGE
+    folder = output_dir / page
+    if logits:
+        shutil.copy(folder / "alarm.json", output_dir)
     click.echo(f"\n{report.screen(folder)}\n\nfigures and numbers: {folder}")
     click.echo(f"look at: {report.html(folder, output_dir / 'report.html')}")
 

@@ -73,9 +73,9 @@ RULES: dict[str, Rule] = {
     "dropout_kind": ("features", "attention"),
     "augment falls mask_inputs tune_mlp": bool,
     "grid own settings": dict,
-    "ablations ambiguous backbone board by checkpoint chosen_on cost dataset device "
-    "long_runs model output_dir over page page_profile prompt quality replicate root "
-    "series shown study sweep trained unknown": str,
+    "ablations alarm ambiguous backbone board by checkpoint chosen_on cost dataset "
+    "device logits long_runs model output_dir over page page_profile prompt quality "
+    "replicate root series shown study sweep trained unknown watch": str,
     "counts grid_samples milestones ranks removed sizes stages tile_sizes": [1],
     "seeds": [NonNegativeInt] * 2,
     "gains grid_widths input_std other_widths prior_variances widths": ["(0, inf)"],

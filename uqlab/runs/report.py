@@ -1,4 +1,4 @@
-"""The report on a user's model: page 16's parameters, its numbers as text, itself."""
+"""The report on a user's model: a page's parameters, its numbers as text, itself."""
 
 import glob
 import re
@@ -10,6 +10,7 @@ from uqlab.core.recording import Record
 from uqlab.runs.parameters import find
 
 PAGE = "16_bring_your_model"
+SAVED = "saved_logits"  # the study that needs no model
 
 
 def parameters(
@@ -28,6 +29,16 @@ def parameters(
         "settings": settings and str(dict(settings)),
     }
     return {name: text for name, text in values.items() if text}
+
+
+def saved(logits: str | None, watch: str | None, folder: Path) -> dict[str, str]:
+    """Return what a command line brings as parameters of the study SAVED."""
+    if watch:
+        alarm = folder / "alarm.json"
+        if not alarm.is_file():
+            raise ValueError(f"no {alarm}; first: uqlab report --logits FILE")
+        return {"watch": _absolute(watch), "alarm": _absolute(str(alarm))}
+    return {"logits": _absolute(logits or "")}
 
 
 def source(model: str) -> str:
@@ -63,13 +74,13 @@ def _absolute(place: str) -> str:
 
 
 def screen(folder: Path) -> str:
-    """Return what a finished run of page 16 says, as text."""
+    """Return what a finished run of a report says, as text."""
     results = Record.read(folder)
     table = results.tables["report"]
     rows = [("", *table["columns"])]
     rows += [(n, *row) for n, row in zip(table["index"], table["data"], strict=True)]
     lines = ["{:<44}{:<28}{:<18}{}".format(*row).rstrip() for row in rows]
-    lines += ["", "It claims:"]
+    lines += ["", "It claims:"] if results.claims else []
     for claim in results.claims.values():
         lines.append(f"[{'x' if claim.holds else ' '}] {claim.sentence}")
     lines += ["", "What to do next (in brackets: the page)"]
@@ -91,7 +102,7 @@ def html(folder: Path, target: Path) -> Path:
     exporter = HTMLExporter(
         config=folded, mathjax_url="", require_js_url="", jquery_url=""
     )
-    text, _ = exporter.from_filename(str(folder / f"{PAGE}.ipynb"))
+    text, _ = exporter.from_filename(str(folder / f"{folder.name}.ipynb"))
     pages = find(PAGE).parent.as_uri()
     write(target, re.sub(r'href="(?=\d\d_\w+\.ipynb")', f'href="{pages}/', text))
     return target

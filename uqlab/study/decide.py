@@ -2,7 +2,8 @@
 
 import bisect
 import math
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -18,11 +19,14 @@ from uqlab.core.checks import (
     one_of,
     within,
 )
+from uqlab.core.files import StrPath
 from uqlab.metrics import log_prediction
 
 RULES = ("lac", "aps", "raps")
 # What RAPS adds to the score of every class after the first (Angelopoulos et al. 2021).
 PENALTY = 0.1
+# Inputs for each start of the search for a threshold, and how many starts at most.
+PER_START, MOST_STARTS = 1000, 10
 
 
 class Conformal(NamedTuple):
@@ -144,7 +148,9 @@ def abstain(
     Among future inputs whose score is at most this, the share of errors is at most
     `risk`, with probability `confidence` over the inputs given here. Thresholds are
     tested from the strictest on that so few inputs can pass, each by the upper end of
-    its Clopper-Pearson interval, until one fails (fixed-sequence testing).
+    its Clopper-Pearson interval, until one fails (fixed-sequence testing). So that one
+    early error does not end it, there is a start for every 1,000 inputs, ten at most,
+    and each has its part of the allowed failures.
 
     Parameters
     ----------
@@ -173,17 +179,20 @@ def abstain(
     scores = as_scores(scores, len(labels)).double()
     order = scores.argsort()
     ordered = scores[order].cpu().numpy()
-    errors = (p.argmax(1) != labels)[order].cumsum(0).cpu().numpy()
+    wrong = (p.argmax(1) != labels)[order].cumsum(0).cpu().numpy()
+    starts = min(max(1, len(ordered) // PER_START), MOST_STARTS)
+    sure = 1 - (1 - confidence) / starts
+    places = np.ceil(len(ordered) * np.arange(1, steps + 1) / steps).astype(int) - 1
+    # Equal scores are answered together.
+    counts = np.unique(ordered.searchsorted(ordered[places], side="right"))
+    counts = counts[stats.beta.ppf(sure, 1, counts) <= risk]  # 0 errors would do
+    errors = np.minimum(wrong[counts - 1], counts - 0.5)
+    passed = stats.beta.ppf(sure, errors + 1, counts - errors) <= risk
     best = -math.inf
-    for step in range(1, steps + 1):
-        end = ordered[math.ceil(len(ordered) * step / steps) - 1]
-        n = int(np.searchsorted(ordered, end, side="right"))  # equal scores together
-        if stats.beta.ppf(confidence, 1, n) > risk:
-            continue  # so few that they would fail without an error
-        wrong = int(errors[n - 1])
-        if wrong == n or stats.beta.ppf(confidence, wrong + 1, n - wrong) > risk:
-            break
-        best = float(end)
+    for part in np.array_split(np.arange(len(counts)), starts):
+        if len(part) and passed[part[0]]:
+            end = part[0] + int(np.argmin([*passed[part[0] :], False]))
+            best = float(ordered[counts[end - 1] - 1])
     return best
 
 
@@ -262,3 +271,61 @@ def drift(scores: ArrayLike, seed: int = 0) -> Martingale:
     True
     """
     return Martingale(scores, seed)
+
+
+class Saved(NamedTuple):
+    """What a model that ran elsewhere said.
+
+    Attributes
+    ----------
+    logits
+        [members, samples, classes]; of one model with one member.
+    labels
+        [samples], or None where they are not known.
+    ood
+        Logits of inputs that it should not know, by name.
+    """
+
+    logits: Tensor
+    labels: Tensor | None
+    ood: Mapping[str, Tensor]
+
+
+def saved(path: StrPath) -> Saved:
+    """Read logits or probabilities from a file of arrays.
+
+    Parameters
+    ----------
+    path
+        An .npz with "logits" or "probabilities", [members, samples, classes] or
+        [samples, classes]; perhaps "labels" [samples]; and OOD sets of the same kind,
+        whose names begin with "ood": "ood", "ood_letters".
+
+    Raises
+    ------
+    ValueError
+        For a file without them, and for arrays that do not fit.
+    """
+    with np.load(path, allow_pickle=False) as file:
+        arrays: dict[str, Any] = {name: file[name] for name in file.files}
+    kinds = {"logits", "probabilities"} & arrays.keys()
+    if len(kinds) != 1:
+        raise ValueError(
+            f"{path} must hold logits or probabilities, got {', '.join(arrays)}"
+        )
+    (kind,) = kinds
+
+    def read(name: str) -> Tensor:
+        values = np.asarray(arrays[name])
+        if kind == "probabilities":
+            if not np.allclose(values.sum(-1), 1, atol=1e-3):
+                raise ValueError(f"{path}: {name} must sum to 1 over the classes")
+            values = np.log(values.clip(np.finfo(np.float32).tiny))
+        return as_logits(values[None] if values.ndim == 2 else values)
+
+    logits, labels = read(kind), None
+    if "labels" in arrays:
+        labels = as_labels(arrays["labels"], *logits.shape[1:])
+    others = [name for name in arrays if name.startswith("ood")]
+    ood = {name.removeprefix("ood_"): read(name) for name in others}
+    return Saved(logits, labels, ood)
