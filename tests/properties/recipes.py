@@ -5,9 +5,13 @@ Everything is made anew for every call, so that what a call changes is seen and 
 
 import importlib
 import inspect
+import os
 import pkgutil
+import tempfile
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from ipywidgets import IntSlider
@@ -67,6 +71,13 @@ def ensemble() -> ensembles.Ensemble:
 
 def labels() -> torch.Tensor:
     return torch.arange(6) % 4
+
+
+def saved_logits() -> str:
+    """A file that is there in every process."""
+    path = Path(tempfile.gettempdir()) / f"uqlab-logits-{os.getpid()}.npz"
+    np.savez(path, logits=draw(3, 6, 4).numpy(), labels=labels().numpy())
+    return str(path)
 
 
 def dataset() -> data.Dataset:
@@ -185,6 +196,7 @@ OWN: dict[str, dict[str, Any]] = {
     "data.file": {"name": lambda: "mnist/nothing"},
     "data.pictures": {"captions": lambda: ["small filled red star"]},
     "data.load": {"name": lambda: "digits", "limit": lambda: 5},
+    "decide.saved": {"path": lambda: saved_logits()},
     "data.corrupted": {"images": lambda: positive(2, 3, 8, 8).clamp(max=1), "kind": lambda: "contrast",
                        "severity": lambda: 2},
     "models.Standardize": {"mean": lambda: [0.5], "std": lambda: [0.2]},

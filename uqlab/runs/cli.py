@@ -375,10 +375,7 @@ def report(
     """
     from uqlab.runs import report
 
-    if logits or watch:
-        page, values = report.SAVED, report.saved(logits, watch, output_dir)
-    else:
-        page, values = report.PAGE, report.parameters(**brought)
+    page, values = report.plan(logits, watch, output_dir, **brought)
     plan = per_notebook([page], profile, values | dict(given))
     outcomes = execution.execute_all(plan, output_dir, profile, 1, timeout, quiet)
     if any(result.status != "ok" for result in outcomes.values()):

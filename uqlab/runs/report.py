@@ -4,6 +4,7 @@ import glob
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from uqlab.core.files import write
 from uqlab.core.recording import Record
@@ -31,14 +32,18 @@ def parameters(
     return {name: text for name, text in values.items() if text}
 
 
-def saved(logits: str | None, watch: str | None, folder: Path) -> dict[str, str]:
-    """Return what a command line brings as parameters of the study SAVED."""
+def plan(
+    logits: str | None, watch: str | None, folder: Path, **brought: Any
+) -> tuple[str, dict[str, str]]:
+    """Return the page that runs, and its parameters in text."""
     if watch:
         alarm = folder / "alarm.json"
         if not alarm.is_file():
             raise ValueError(f"no {alarm}; first: uqlab report --logits FILE")
-        return {"watch": _absolute(watch), "alarm": _absolute(str(alarm))}
-    return {"logits": _absolute(logits or "")}
+        return SAVED, {"watch": _absolute(watch), "alarm": str(alarm.absolute())}
+    if logits:
+        return SAVED, {"logits": _absolute(logits)}
+    return PAGE, parameters(**brought)
 
 
 def source(model: str) -> str:

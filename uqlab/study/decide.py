@@ -182,17 +182,33 @@ def abstain(
     wrong = (p.argmax(1) != labels)[order].cumsum(0).cpu().numpy()
     starts = min(max(1, len(ordered) // PER_START), MOST_STARTS)
     sure = 1 - (1 - confidence) / starts
-    places = np.ceil(len(ordered) * np.arange(1, steps + 1) / steps).astype(int) - 1
-    # Equal scores are answered together.
-    counts = np.unique(ordered.searchsorted(ordered[places], side="right"))
-    counts = counts[stats.beta.ppf(sure, 1, counts) <= risk]  # 0 errors would do
-    errors = np.minimum(wrong[counts - 1], counts - 0.5)
-    passed = stats.beta.ppf(sure, errors + 1, counts - errors) <= risk
-    best = -math.inf
-    for part in np.array_split(np.arange(len(counts)), starts):
-        if len(part) and passed[part[0]]:
-            end = part[0] + int(np.argmin([*passed[part[0] :], False]))
-            best = float(ordered[counts[end - 1] - 1])
+    counts = _counts(ordered, steps)
+    counts = counts[_bound(0, counts, sure) <= risk]  # others cannot pass
+    best = _last_passed(_bound(wrong[counts - 1], counts, sure) <= risk, starts)
+    return -math.inf if best < 0 else float(ordered[counts[best] - 1])
+
+
+def _bound(errors: Any, counts: np.ndarray, sure: float) -> np.ndarray:
+    """Return the upper end of Clopper and Pearson for a share of errors."""
+    errors = np.minimum(errors, counts - 0.5)
+    return stats.beta.ppf(sure, errors + 1, counts - errors)
+
+
+def _counts(ordered: np.ndarray, steps: int) -> np.ndarray:
+    """Return how many inputs each threshold answers; equal scores stay together."""
+    shares = np.arange(1, steps + 1) / steps
+    ends = ordered[np.ceil(len(ordered) * shares).astype(int) - 1]
+    return np.unique(ordered.searchsorted(ends, side="right"))
+
+
+def _last_passed(passed: np.ndarray, starts: int) -> int:
+    """Return the last place that a search from one of the starts reaches, or -1."""
+    best = -1
+    for part in np.array_split(np.arange(len(passed)), starts):
+        for place in range(part[0], len(passed)) if len(part) else ():
+            if not passed[place]:
+                break
+            best = max(best, place)
     return best
 
 
@@ -314,18 +330,20 @@ def saved(path: StrPath) -> Saved:
             f"{path} must hold logits or probabilities, got {', '.join(arrays)}"
         )
     (kind,) = kinds
-
-    def read(name: str) -> Tensor:
-        values = np.asarray(arrays[name])
-        if kind == "probabilities":
-            if not np.allclose(values.sum(-1), 1, atol=1e-3):
-                raise ValueError(f"{path}: {name} must sum to 1 over the classes")
-            values = np.log(values.clip(np.finfo(np.float32).tiny))
-        return as_logits(values[None] if values.ndim == 2 else values)
-
-    logits, labels = read(kind), None
+    read = _as_they_are if kind == "logits" else _logarithms
+    logits, labels = read(kind, arrays[kind]), None
     if "labels" in arrays:
         labels = as_labels(arrays["labels"], *logits.shape[1:])
     others = [name for name in arrays if name.startswith("ood")]
-    ood = {name.removeprefix("ood_"): read(name) for name in others}
+    ood = {name.removeprefix("ood_"): read(name, arrays[name]) for name in others}
     return Saved(logits, labels, ood)
+
+
+def _as_they_are(name: str, values: np.ndarray) -> Tensor:
+    return as_logits(values[None] if values.ndim == 2 else values)
+
+
+def _logarithms(name: str, values: np.ndarray) -> Tensor:
+    if not np.allclose(values.sum(-1), 1, atol=1e-3):
+        raise ValueError(f"{name} must sum to 1 over the classes")
+    return _as_they_are(name, np.log(values.clip(np.finfo(np.float32).tiny)))
