@@ -348,7 +348,8 @@ def test_09_has_its_study_with_five_seeds():
     assert sorted(unsmoothed["seed"].unique()) == given["seed"]
 
 
-SINCE = {"samples", "skipped", "searched", "rates"}  # parameters of later boards
+# Parameters of later boards.
+SINCE = {"samples", "skipped", "searched", "rates", "side", "ood"}
 
 
 def test_13_has_the_board_of_its_profile_with_every_method_and_the_same_seeds():
@@ -443,6 +444,27 @@ def test_13_has_texts_on_its_board_of_one_size_and_with_the_same_seeds():
         assert same.set_index("lr")["nll"].idxmin() == rate, (
             name
         )  # of those that were judged on the same phrases
+
+
+def test_13_has_photographs_with_the_same_seeds_and_searched_rates():
+    table, search = (
+        pd.read_csv(BOARD / f"{name}.csv")
+        for name in ("photographs", "photographs_search")
+    )
+    given = read_json(BOARD / "photographs.json")["parameters"]
+    wanted = parameters.defaults(parameters.find("board"))
+    wanted |= parameters.overrides(parameters.find("board"), "photographs")
+    apart = {"output_dir", "methods", "own", "ood"}
+    assert {k: v for k, v in given.items() if k not in apart} == {
+        k: v for k, v in wanted.items() if k not in apart
+    }
+    assert {"single", "single_temperature", "lora", "deep"} <= set(table["method"])
+    seeds = table.groupby("method")["seed"].apply(sorted)
+    assert seeds.map(lambda found: found == list(range(5))).all()
+    assert set(search["method"]) == set(table["method"]) - {"single_temperature"}
+    for name, rows in search.groupby("method"):
+        assert len(rows) >= len(wanted["rates"])
+        assert rows.set_index("taken")["nll"][True] == rows["nll"].min(), name
 
 
 def test_13_has_a_board_with_the_columns_that_are_measured_now():
