@@ -190,7 +190,8 @@ def decompose_score(
     Hofman, Sale and Hüllermeier 2024, arXiv 2404.12215.
     """
     one_of("rule", rule, tuple(_RULES))
-    return _split(logits, *_RULES[rule], weights, correct)
+    member_entropy, divergence = _RULES[rule]
+    return _split(logits, member_entropy, divergence, weights, correct)
 
 
 def _split(logits, member_entropy, divergence, weights, correct) -> Decomposition:
