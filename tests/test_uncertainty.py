@@ -515,15 +515,19 @@ def test_at_the_temperature_of_a_total_the_mean_total_is_that():
     assert temperature_of_total(logits, 0.1) == pytest.approx(0.01)  # members disagree
 
 
-@pytest.mark.parametrize("weights", [None, [0.2, 0.5, 0.3]])
-def test_the_classes_terms_sum_to_the_parts_and_none_is_negative(weights):
+@pytest.mark.parametrize(
+    ("weights", "correct"), [(None, None), ([0.2, 0.5, 0.3], None), (None, "jackknife")]
+)
+def test_the_classes_terms_sum_to_the_parts_and_none_is_negative(weights, correct):
     logits = 3 * torch.randn(3, 500, 5, dtype=torch.float64)
-    whole = decompose(logits, weights)
-    terms = decompose(logits, weights, by="class")
+    whole = decompose(logits, weights, correct)
+    terms = decompose(logits, weights, correct, by="class")
     for part, by_class in zip(whole, terms, strict=True):
         assert by_class.shape == (500, 5)
         assert (by_class >= 0).all()
         torch.testing.assert_close(by_class.sum(1), part)
+    if correct:
+        return
     p = logits.softmax(-1)
     shares = torch.full((3,), 1 / 3) if weights is None else torch.tensor(weights)
     mean = torch.einsum("mnc,m->nc", p, shares.double())

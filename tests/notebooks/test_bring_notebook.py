@@ -203,6 +203,8 @@ def test_a_decision_from_saved_logits_and_an_alarm_for_new_ones(tmp_path, monkey
     ("arguments", "words"),
     [
         (["nowhere.py:make"], "no file .*nowhere.py; a model is FILE.py:FUNCTION"),
+        (["--logits", "nowhere.npz"], "File 'nowhere.npz' does not exist"),
+        (["--watch", "mine.npz"], "no .*alarm.json; first: uqlab report --logits"),
         (
             ["mine.py:make", "-p", "modle", "x"],
             "unknown parameter 'modle'; did you mean 'model'",

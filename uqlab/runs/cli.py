@@ -37,6 +37,7 @@ Completion by the Tab key, in bash, zsh or fish (name yours in place of bash, tw
   eval "$(_UQLAB_COMPLETE=bash_source uqlab)"
 """
 FOLDER = click.Path(file_okay=False, writable=True, path_type=Path)
+FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
 
 
 class Command(click.Command):
@@ -349,8 +350,12 @@ def _save(folder: Path) -> tuple[int, int]:
     "--weights", multiple=True, help="A file, a folder or a pattern. Repeatable."
 )
 @_pairs("-s", "--setting", "settings", help="Of the function. Repeatable.")
-@click.option("--logits", help="An .npz of what a model said; no model is needed.")
-@click.option("--watch", help="An .npz of new inputs, for the alarm of --logits.")
+@click.option(
+    "--logits", type=FILE, help="An .npz of what a model said; no model is needed."
+)
+@click.option(
+    "--watch", type=FILE, help="An .npz of new inputs, for the alarm of --logits."
+)
 @_pairs("-p", "--parameter", "given", help="Of the page that runs. Repeatable.")
 @of_profile
 @_into("report")

@@ -40,9 +40,9 @@ def plan(
         alarm = folder / "alarm.json"
         if not alarm.is_file():
             raise ValueError(f"no {alarm}; first: uqlab report --logits FILE")
-        return SAVED, {"watch": _absolute(watch), "alarm": str(alarm.absolute())}
+        return SAVED, {"watch": watch, "alarm": str(alarm.absolute())}
     if logits:
-        return SAVED, {"logits": _absolute(logits)}
+        return SAVED, {"logits": logits}
     return PAGE, parameters(**brought)
 
 
@@ -85,7 +85,8 @@ def screen(folder: Path) -> str:
     rows = [("", *table["columns"])]
     rows += [(n, *row) for n, row in zip(table["index"], table["data"], strict=True)]
     lines = ["{:<44}{:<28}{:<18}{}".format(*row).rstrip() for row in rows]
-    lines += ["", "It claims:"] if results.claims else []
+    if results.claims:
+        lines += ["", "It claims:"]
     for claim in results.claims.values():
         lines.append(f"[{'x' if claim.holds else ' '}] {claim.sentence}")
     lines += ["", "What to do next (in brackets: the page)"]

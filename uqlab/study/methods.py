@@ -106,7 +106,8 @@ class Task(NamedTuple):
 
 
 # Networks and their inputs
-LITE0, LEAST = "efficientnet-lite0", 64  # and the fewest pixels of a side for it
+LITE0 = "efficientnet-lite0"
+LEAST = 64  # pixels of a side for it
 
 
 def fresh(backbone: nn.Module) -> nn.Module:
@@ -147,8 +148,9 @@ def backbone(name: str, task: data.Dataset) -> nn.Module:
     classes = len(task.classes)
     if name in models.PRETRAINED:
         network = models.pretrained(name, classes)
-        small = name == LITE0 and np.shape(task.inputs)[-1] < LEAST
-        return nn.Sequential(nn.Upsample(size=LEAST), network) if small else network
+        if name == LITE0 and np.shape(task.inputs)[-1] < LEAST:
+            return nn.Sequential(nn.Upsample(size=LEAST), network)
+        return network
     if isinstance(task.inputs, list):
         return models.from_pretrained(name or models.minilm(), classes, task="text")
     if not name:
