@@ -10,7 +10,7 @@ BIN := .venv/bin
 # Threads that wait should sleep: beside a busy neighbour, spinning ones were measured 10 to 50 times slower.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: figures studies seeds evidence test test-release soak book slides lab lint benchmarks .venv
+.PHONY: figures studies seeds evidence test test-pages test-release soak book slides lab lint benchmarks .venv
 
 figures: .venv
 	$(BIN)/uqlab run --profile quick
@@ -27,8 +27,13 @@ seeds: .venv
 evidence: .venv
 	$(BIN)/python tools/evidence.py
 
+# The package, in minutes.
 test: .venv
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not release" $(PYTEST)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not (page or browser or slow or release)" $(PYTEST)
+
+# Lessons at `tiny`, explorers in a browser, kills and full disks, wheels.
+test-pages: .venv
+	$(BIN)/python -m pytest -n $(WORKERS) -m "(page or browser or slow) and not release" $(PYTEST)
 
 # What a release needs besides: every study at `tiny`, lessons with other data, trainings on real data.
 test-release: .venv

@@ -50,11 +50,15 @@ def group_of(test: str) -> str:
     return f"notebooks/::{page[0]}" if page else path
 
 
+def runs_a_page(item: pytest.Item) -> bool:
+    """Whether a test runs a page, or asks what one recorded."""
+    return bool({"pages", "results"} & {*getattr(item, "fixturenames", ())})
+
+
 def is_for_a_release(item: pytest.Item) -> bool:
     """Whether a test runs a study, by its name or by its source."""
-    runs = {"pages", "results"} & {*getattr(item, "fixturenames", ())}
     named = item.nodeid + inspect.getsource(getattr(item, "function", item.__class__))
-    return bool(runs) and "_study" in named
+    return runs_a_page(item) and "_study" in named
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -76,7 +80,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group(group))
         if group.startswith("browser/"):
             item.add_marker("browser")
-        if group.startswith("notebooks/"):
+        if group.startswith("notebooks/") or runs_a_page(item):
             item.add_marker("page")
         if is_for_a_release(item):
             item.add_marker("release")
