@@ -46,7 +46,7 @@ def run(monkeypatch, tmp_path):
     return each
 
 
-@pytest.mark.parametrize("name", ["data", "network", "report", "explorers"])
+@pytest.mark.parametrize("name", ["data", "network", "report", "explorers", "export"])
 def test_a_guide_runs(run, name):
     assert run(ROOT / "book" / "guides" / f"{name}.md")
 

@@ -223,6 +223,7 @@ OWN: dict[str, dict[str, Any]] = {
     "ensembles.laplace_lora": {},
     "ensembles.implicit": {"make": lambda: own_weights},
     "ensembles.dropout": {"model": vit}, "ensembles.lora": {"rank": lambda: 2}, "ensembles.mimo": {},
+    "ensembles.export": {"path": lambda: "/dev/null/e.pt2"},
     "ensembles.load": {"path": lambda: "nowhere.safetensors"},
     "ensembles.save": {"ensemble": lambda: ensembles.lora(network(), 2, 2), "path": lambda: "/dev/null/e.safetensors"},
     "ensembles.member_seed": {"seed": lambda: 0, "member": lambda: 1, "stream": lambda: "order"},

@@ -99,7 +99,7 @@ def logits_of(output: Any) -> Any:
     return getattr(output, "logits", output)
 
 
-def map_tensors(change: Callable[[Tensor], Tensor], inputs: Inputs) -> Any:
+def map_tensors(change: Callable[[Tensor], Any], inputs: Inputs) -> Any:
     """Return `inputs` with every tensor changed."""
     if isinstance(inputs, Tensor):
         return change(inputs)

@@ -14,6 +14,7 @@ from uqlab.ensembles.base import (
 from uqlab.ensembles.batch_ensemble import Scaled, batch, batch_ensemble
 from uqlab.ensembles.deep import ELEMENTWISE, deep, from_members
 from uqlab.ensembles.dropout import DropoutEnsemble, dropout, place_dropout
+from uqlab.ensembles.export import export
 from uqlab.ensembles.film import film
 from uqlab.ensembles.implicit import implicit, plain, weights_of
 from uqlab.ensembles.laplace import laplace_lora, projection_curvature
@@ -46,7 +47,7 @@ __all__ = [
     "GroupedLinear", "LowRank", "MIMOEnsemble", "MaskedInputs", "MemberDropout",
     "MemberLayer", "MemberModule", "MemberParameter", "Own", "Scaled",
     "SeparateEnsemble", "SingularValues", "batch", "batch_ensemble", "built_once",
-    "concatenate", "deep", "dropout", "film", "from_members", "implicit",
+    "concatenate", "deep", "dropout", "export", "film", "from_members", "implicit",
     "laplace_lora", "load", "lora", "masksembles", "member_generators", "member_seed",
     "mimo", "own_dropout", "packed", "place_dropout", "plain", "plain_linear",
     "projection_curvature", "replace_layers", "save", "singular_value", "snapshot",

@@ -1,0 +1,182 @@
+"""Ensembles as one file that runs without uqlab: ONNX, or a program of torch."""
+
+import contextlib
+import copy
+import logging
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from uqlab.core.checks import as_inputs, one_ensemble, one_of
+from uqlab.core.files import StrPath, writing
+from uqlab.core.modules import (
+    call,
+    evaluating,
+    like_parameters,
+    logits_of,
+    map_tensors,
+)
+from uqlab.ensembles.base import Ensemble
+from uqlab.ensembles.dropout import DropoutEnsemble
+
+_TOLERANCE = 1e-4  # for rounding; of the largest logit where that is above 1
+_NEEDED = "onnx", "onnxscript", "onnxruntime"
+
+
+@torch.no_grad()
+def export(ensemble: Ensemble, path: StrPath, inputs: Any) -> None:
+    """Write an ensemble as one file that runs without uqlab.
+
+    Parameters
+    ----------
+    ensemble : Ensemble
+        Of any method but MC dropout, in any mode; prediction is what is written.
+    path : str or path
+        "name.onnx" for onnxruntime, which needs no torch, or "name.pt2" for
+        `torch.export.load`. It appears whole or not at all.
+    inputs : Tensor or mapping of str to Tensor
+        An example batch [batch, ...]; the file takes other batches of this shape. One
+        row is taken twice. The batch axis is free, unless the network reads its size as
+        a number (`len(x)`); then it is that of the example.
+
+    Raises
+    ------
+    TypeError
+        For what is no ensemble, and for MC dropout.
+    ValueError
+        For another suffix, a network that torch cannot export, ONNX above 2 GB, and
+        logits that are not those of the ensemble.
+    ImportError
+        For ONNX without the extra `onnx`.
+
+    Notes
+    -----
+    The file holds every member as a plain network, `ensemble.member(m)`: LoRA's
+    matrices are added to the weights, preprocessing inside the network stays there. A
+    frozen weight that members share is stored once, other weights once a member, and
+    the graph once a member. Before the file appears it is run on `inputs`, and its
+    logits are compared with the ensemble's.
+
+    In ONNX the input is called "inputs", or by the names that are given, and the output
+    "logits" [members, batch, classes], float32.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from uqlab import ensembles
+    >>> ensemble = ensembles.from_members([nn.Linear(4, 3), nn.Linear(4, 3)])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     export(ensemble, f"{folder}/two.pt2", torch.rand(5, 4))
+    ...     program = torch.export.load(f"{folder}/two.pt2").module()
+    >>> program(torch.rand(7, 4)).shape
+    torch.Size([2, 7, 3])
+    """
+    one_ensemble(ensemble, "export")
+    suffix = Path(path).suffix
+    one_of("the suffix of path", suffix, _WRITERS)
+    if suffix == ".onnx" and not all(map(find_spec, _NEEDED)):
+        raise ImportError(
+            "a file of ONNX needs onnx, onnxscript and onnxruntime: "
+            "pip install 'uqlab[onnx]'"
+        )
+    if isinstance(ensemble, DropoutEnsemble):
+        raise TypeError(
+            "MC dropout draws its members and a file would hold one draw; if that is "
+            "wanted, export ensembles.from_members of its members"
+        )
+    x = like_parameters(ensemble, as_inputs(inputs))
+    # torch would not leave an axis of length one free.
+    x = map_tensors(lambda t: t if len(t) > 1 else torch.cat([t, t]), x)
+    with evaluating(ensemble):
+        expected = ensemble(x).float().cpu()
+        network = _Members(ensemble).eval()
+    with writing(path) as temporary:
+        logits = _written(network, temporary, map_tensors(Tensor.cpu, x), suffix)
+        tolerance = _TOLERANCE * max(1.0, float(expected.abs().max()))
+        if not torch.allclose(logits, expected, 0, tolerance):
+            raise ValueError(
+                "the file would give other logits than the ensemble: its members are "
+                "random, or torch exports a part of them wrongly"
+            )
+
+
+class _Members(nn.Module):
+    """The members as plain networks on the CPU; what they share is one parameter."""
+
+    def __init__(self, ensemble: Ensemble):
+        super().__init__()
+        plain = nn.ModuleList(ensemble.member(m) for m in range(ensemble.members))
+        # Members share memory, and torch writes once what is one object.
+        kept, memo = {}, {}
+        for p in plain.parameters():
+            fixed = nn.Parameter(p.detach(), requires_grad=False)
+            memo[id(p)] = kept.setdefault((p.data_ptr(), p.shape, p.stride()), fixed)
+        self.models = copy.deepcopy(plain, memo).cpu()
+
+    def forward(self, inputs):
+        return torch.stack([logits_of(call(m, inputs)).float() for m in self.models])
+
+
+def _written(network, path, x, suffix):
+    """Write a network for inputs like x, and return what the file makes of them."""
+    network(x)  # what a network makes on its first call is there then
+    try:
+        for axis in (torch.export.Dim.AUTO, torch.export.Dim.STATIC):
+            axes = map_tensors(lambda t, axis=axis: {0: axis}, x)
+            program = torch.export.export(
+                network, (x,), strict=False, dynamic_shapes=(axes,)
+            )
+            if program.range_constraints:
+                break  # the axis is free; else ONNX would say so and be wrong
+        program.example_inputs = None  # the file holds no data
+        for node in program.graph.nodes:
+            node.meta.pop("stack_trace", None)  # and no paths
+        with _quiet():
+            return _WRITERS[suffix](program, path, x)
+    except OSError:
+        raise
+    except Exception as error:
+        raise ValueError(f"torch cannot export this network: {error}") from error
+
+
+@contextlib.contextmanager
+def _quiet():
+    """Leave out what torch and onnxscript say of their own parts, some 20 lines."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _write_program(program, path, x):
+    with open(path, "wb") as file:
+        torch.export.save(program, file)
+    return program.module()(x)
+
+
+def _write_onnx(program, path, x):
+    import onnx
+    import onnxruntime
+
+    named = {"inputs": x} if isinstance(x, Tensor) else x
+    made: Any = torch.onnx.export(
+        program,
+        dynamo=True,
+        verbose=False,
+        input_names=list(named),
+        output_names=["logits"],
+    )
+    onnx.save(made.model_proto, path)
+    arrays = {name: t.numpy() for name, t in named.items()}
+    logits = onnxruntime.InferenceSession(path).run(None, arrays)[0]
+    return torch.as_tensor(logits)
+
+
+_WRITERS = {".onnx": _write_onnx, ".pt2": _write_program}
