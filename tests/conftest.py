@@ -29,7 +29,7 @@ gc.disable()  # until the tests are collected
 LONGEST = [
     "browser/", "notebooks/test_sst2", "notebooks/::07", "notebooks/::12", "notebooks/::09", "notebooks/::",
     "test_scoreboard", "models/test_pretrained", "notebooks/test_pretrained_notebook", "notebooks/test_b",
-    "runs/test_faults", "heads/test_fused", "extraction/test_extraction", "ensembles/test_implicit",
+    "runs/test_faults", "ensembles/test_export", "heads/test_fused", "extraction/test_extraction", "ensembles/test_implicit",
     "data/test_real_data", "models/test_embedded", "heads/test_circuits",
     "runs/test_sweeps", "test_packaging", "test_methods", "test_guides", "runs/test_commands",
 ]  # fmt: skip
@@ -38,7 +38,13 @@ PAGES = (
     "notebooks/test_findings.py",
     "notebooks/test_texts.py",
 )
-SLOW = ("runs/test_faults", "runs/test_killed", "test_packaging", "properties/test_net")
+SLOW = (
+    "runs/test_faults",
+    "runs/test_killed",
+    "test_packaging",
+    "properties/test_net",
+    "ensembles/test_export",
+)
 
 
 def group_of(test: str) -> str:

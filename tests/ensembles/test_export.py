@@ -217,9 +217,9 @@ def test_what_is_refused(tmp_path, monkeypatch):
         ensembles.export(ensemble, tmp_path / "a.onnx", torch.rand(3, 5))
     find = importlib.util.find_spec
     monkeypatch.setattr(
-        sys.modules["uqlab.ensembles.export"],
+        importlib.util,
         "find_spec",
-        lambda name: None if name == "onnxscript" else find(name),
+        lambda name, *more: None if name == "onnxscript" else find(name, *more),
     )
     with pytest.raises(ImportError, match="pip install"):
         ensembles.export(ensemble, tmp_path / "a.onnx", x)

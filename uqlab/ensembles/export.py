@@ -2,9 +2,9 @@
 
 import contextlib
 import copy
+import importlib.util
 import logging
 import warnings
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ def export(ensemble: Ensemble, path: StrPath, inputs: Any) -> None:
     one_ensemble(ensemble, "export")
     suffix = Path(path).suffix
     one_of("the suffix of path", suffix, _WRITERS)
-    if suffix == ".onnx" and not all(map(find_spec, _NEEDED)):
+    if suffix == ".onnx" and not all(map(importlib.util.find_spec, _NEEDED)):
         raise ImportError(
             "a file of ONNX needs onnx, onnxscript and onnxruntime: "
             "pip install 'uqlab[onnx]'"
