@@ -1,6 +1,7 @@
 """Methods and scores by name, the board, own models, baselines, papers, checks."""
 
 from uqlab.study import (
+    acquire,
     baselines,
     bring,
     check,
@@ -12,6 +13,7 @@ from uqlab.study import (
 )
 
 __all__ = [
+    "acquire",
     "baselines",
     "bring",
     "check",
