@@ -7,7 +7,7 @@ import pytest
 
 from uqlab import study
 
-NEW = {"baselines", "check", "decide"}
+NEW = {"acquire", "baselines", "check", "decide"}
 OLD = {name: name for name in study.__all__ if name not in NEW} | {
     "rivals": "baselines"
 }

@@ -196,6 +196,7 @@ OWN: dict[str, dict[str, Any]] = {
     "data.file": {"name": lambda: "mnist/nothing"},
     "data.pictures": {"captions": lambda: ["small filled red star"]},
     "data.load": {"name": lambda: "digits", "limit": lambda: 5},
+    "acquire.choose": {"count": lambda: 2}, "acquire.batch_bald": {"count": lambda: 2},
     "decide.saved": {"path": lambda: saved_logits()},
     "data.corrupted": {"images": lambda: positive(2, 3, 8, 8).clamp(max=1), "kind": lambda: "contrast",
                        "severity": lambda: 2},
