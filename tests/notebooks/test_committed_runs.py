@@ -467,6 +467,25 @@ def test_13_has_photographs_with_the_same_seeds_and_searched_rates():
         assert rows.set_index("taken")["nll"][True] == rows["nll"].min(), name
 
 
+def test_13_has_voices_with_speakers_that_chose_no_rate_and_searched_rates():
+    table, search = (pd.read_csv(BOARD / f"voices{end}.csv") for end in ("", "_search"))
+    given = read_json(BOARD / "voices.json")["parameters"]
+    wanted = parameters.defaults(parameters.find("board"))
+    wanted |= parameters.overrides(parameters.find("board"), "voices")
+    apart = {"output_dir", "methods", "own", "seed"}
+    assert {k: v for k, v in given.items() if k not in apart} == {
+        k: v for k, v in wanted.items() if k not in apart
+    }
+    assert {"single", "lora", "deep", "singular_value"} <= set(table["method"])
+    seeds = table.groupby("method")["seed"].apply(sorted)
+    # of seed 2 is the speaker whose recordings the rates were chosen on
+    assert seeds.map(lambda found: found == [0, 1, 3, 4, 5]).all()
+    for name, rows in search.groupby("method"):
+        best = rows.set_index("taken").loc[True]
+        assert best["nll"] == rows["nll"].min()
+        assert given["own"][name]["lr"] == best["lr"]
+
+
 def test_13_has_a_board_with_the_columns_that_are_measured_now():
     table = pd.read_csv(BOARD / "board.csv")
     table = table[table["backbone"] != "text"].dropna(axis=1, how="all")
