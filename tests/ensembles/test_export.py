@@ -235,6 +235,26 @@ def test_one_draw_of_mc_dropout_is_exported_by_its_members(tmp_path):
 
 
 @pytest.mark.release
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("method", ["deep", "lora"])
+def test_networks_as_people_have_them(method, name, tmp_path):
+    network, path = NETWORKS[name], tmp_path / "model.onnx"
+    if (method, name) == ("lora", "logistic regression"):
+        pytest.skip("LoRA has no layer there before the classifier")
+    if method == "lora":
+        ensemble = moved(ensembles.lora(network.make(), MEMBERS, rank=2))
+    else:
+        ensemble = ensembles.from_members([network.make() for _ in range(MEMBERS)])
+        moved(ensemble)
+    ensembles.export(ensemble, path, network.inputs(3))
+    x = network.inputs(3, seed=9)
+    with torch.no_grad():
+        expected = ensemble(x)
+    assert expected.std(0).max() > 1e-4
+    torch.testing.assert_close(run(path, x), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.release
 def test_a_lora_ensemble_of_an_imagenet_network(tmp_path):
     lite0 = models.pretrained("efficientnet-lite0", classes=10)
     ensemble = ensembles.lora(lite0, members=4, rank=8)

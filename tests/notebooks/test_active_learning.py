@@ -77,7 +77,6 @@ def test_the_committed_rows_are_of_the_notebook_with_the_same_splits(name, profi
 def test_the_study_reads_the_committed_rows(tmp_path):
     results = read_json(runs.execute(STUDY, folder=tmp_path / "run") / "results.json")
     assert results["figures"].keys() == FIGURES
-    assert all(len(about["caption"]) > 60 for about in results["figures"].values())
     claims = results["claims"]
     assert len(claims) >= 5
     assert all(claim["holds"] for claim in claims.values())

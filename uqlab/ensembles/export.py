@@ -125,17 +125,17 @@ def _written(network, path, x, suffix):
     """Write a network for inputs like x, and return what the file makes of them."""
     network(x)  # what a network makes on its first call is there then
     try:
-        for axis in (torch.export.Dim.AUTO, torch.export.Dim.STATIC):
-            axes = map_tensors(lambda t, axis=axis: {0: axis}, x)
-            program = torch.export.export(
-                network, (x,), strict=False, dynamic_shapes=(axes,)
-            )
-            if program.range_constraints:
-                break  # the axis is free; else ONNX would say so and be wrong
-        program.example_inputs = None  # the file holds no data
-        for node in program.graph.nodes:
-            node.meta.pop("stack_trace", None)  # and no paths
         with _quiet():
+            for axis in (torch.export.Dim.AUTO, torch.export.Dim.STATIC):
+                axes = map_tensors(lambda t, axis=axis: {0: axis}, x)
+                program = torch.export.export(
+                    network, (x,), strict=False, dynamic_shapes=(axes,)
+                )
+                if program.range_constraints:
+                    break  # the axis is free; else ONNX would say so and be wrong
+            program.example_inputs = None  # the file holds no data
+            for node in program.graph.nodes:
+                node.meta.pop("stack_trace", None)  # and no paths
             return _WRITERS[suffix](program, path, x)
     except OSError:
         raise
@@ -145,7 +145,10 @@ def _written(network, path, x, suffix):
 
 @contextlib.contextmanager
 def _quiet():
-    """Leave out what torch and onnxscript say of their own parts, some 20 lines."""
+    """Leave out what torch and onnxscript say of their own parts, some 20 lines.
+
+    The file is compared with the ensemble, so that nothing is hidden that matters.
+    """
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -218,14 +218,16 @@ class Martingale:
     `drift` makes it.
     """
 
-    JUMP, BETS = 0.01, np.array([-1.0, 0.0, 1.0])
+    # Of the capital a share jumps to another bet: for small p-values, none, for large
+    # ones, and a fifth of the capital on the upper tenth, as of one class that drifts.
+    JUMP, SLOPES, TAILS = 0.01, np.array([-1, 0, 1, 0]), np.array([0, 0, 0, 0.2])
     NEW = 4096  # scores that are kept in a list before they join the sorted array
 
     def __init__(self, scores: ArrayLike, seed: int = 0):
         self.seen = np.sort(as_scores(scores).double().cpu().numpy())
         self.new: list[float] = []
         self.generator = np.random.default_rng(seed)
-        self.capital, self.log_wealth = np.full(3, 1 / 3), 0.0
+        self.capital, self.log_wealth = np.full(4, 1 / 4), 0.0
 
     def update(self, scores: ArrayLike) -> Float[Tensor, " samples"]:
         """Return the wealth after each of some new scores, in their order.
@@ -255,8 +257,9 @@ class Martingale:
         return p
 
     def _bet(self, p: float) -> None:
-        capital = (1 - self.JUMP) * self.capital + self.JUMP / 3
-        capital *= 1 + self.BETS * (p - 0.5)
+        capital = (1 - self.JUMP) * self.capital + self.JUMP / 4
+        # Each factor has the mean 1 over p-values between 0 and 1.
+        capital *= 1 + self.SLOPES * (p - 0.5) + self.TAILS * (9 if p > 0.9 else -1)
         self.log_wealth += math.log(capital.sum())
         self.capital = capital / capital.sum()
 
@@ -267,7 +270,8 @@ def drift(scores: ArrayLike, seed: int = 0) -> Martingale:
     Its `update` returns the wealth after each new score. While nothing changes it
     exceeds 1 / d at any time with probability at most d, however long one looks: that
     is the alarm. Every score's rank among all before it is a p-value; the bets are
-    those of the "simple jumper", which turns between large and small p-values.
+    those of the "simple jumper", which turns between large and small p-values, and one
+    on the upper tenth, which finds a change of a few inputs, as of one class.
 
     Parameters
     ----------
