@@ -23,7 +23,7 @@ class Tower(nn.Module):
         self.encoder, self.projection = encoder, projection
 
     def forward(self, x: Tensor) -> Float[Tensor, "batch features"]:
-        return F.normalize(self.projection(self.encoder(x).pooler_output))
+        return F.normalize(self.projection(self.encoder(x).pooler_output), dim=-1)
 
 
 class ZeroShot(nn.Module):
