@@ -214,10 +214,10 @@ def test_a_typical_mistake_gets_its_line(judge, mistake, line):
         judge(mistake)
 
 
-@pytest.mark.parametrize("name", check.CASES)
+@pytest.mark.parametrize("name", check.cases())
 def test_no_mistake_of_a_case_looks_like_the_right_answer_or_another(name):
-    right, lines = check.CASES[name]["right"], {}
-    for mistake in check.CASES[name]["mistakes"]:
+    right, lines = check.cases()[name]["right"], {}
+    for mistake in check.cases()[name]["mistakes"]:
         parts = {part: value for part, value in mistake.items() if part != "says"}
         assert parts
         assert parts.keys() <= right.keys()

@@ -10,7 +10,6 @@ from functools import cache
 
 import numpy as np
 from scipy.io import wavfile
-from scipy.signal import resample_poly
 
 from uqlab.data.readers import Items, asset_split, npz, reading, source
 
@@ -66,12 +65,19 @@ def _set(waves, labels, classes, **about):
     return Items(np.concatenate(batches), labels, classes, about=about)
 
 
+def _at_rate(waves, rate):
+    """Return waves [..., samples] of a rate at RATE."""
+    from scipy.signal import resample_poly  # takes half a second
+
+    return resample_poly(waves, RATE, rate, axis=-1)
+
+
 @cache
 def recordings(name, classes, split):
     """Return short recordings of a file in `assets/`, which are stored at 8 kHz."""
     kept = asset_split(name, split)
     waves = _waves(kept["mulaw"], kept["lengths"], int(SHORT * RATE / 2))
-    waves = _int16(resample_poly(waves, 2, 1, axis=1))
+    waves = _int16(_at_rate(waves, RATE // 2))
     about = {"speaker": kept["speaker"]} if "speaker" in kept else {}
     return _set(waves, kept["y"], classes, **about)
 
@@ -160,5 +166,5 @@ def _recording(path):
                 f"it must hold samples of 16 bits, got {len(clip)} of {clip.dtype}"
             )
     clip = clip.reshape(len(clip), -1).mean(1)
-    clip = resample_poly(clip, RATE, rate)[: SECONDS * RATE]
+    clip = _at_rate(clip, rate)[: SECONDS * RATE]
     return _int16(_filled(clip, SECONDS * RATE))

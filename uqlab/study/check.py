@@ -5,6 +5,7 @@ the answer is another one, it says which mistake leads to it; check.yaml has the
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,11 @@ import torch
 import yaml
 from torch import Tensor
 
-CASES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+
+@cache
+def cases() -> dict[str, Any]:
+    """Return what each judge gives, expects and says: check.yaml."""
+    return yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 
 
 class NotYet(AssertionError):
@@ -28,7 +33,7 @@ def page_00(decompose: Callable) -> None:
 
     Probabilities [members, inputs, classes] give three parts [inputs].
     """
-    _judge(decompose, CASES["page_00"])
+    _judge(decompose, cases()["page_00"])
 
 
 def page_01(sub_ensembles: Callable, groups: int = 10) -> None:
@@ -56,7 +61,7 @@ def page_02(between_within: Callable) -> None:
 
     Probabilities [groups, members, inputs, classes] give two parts [inputs].
     """
-    _judge(between_within, CASES["page_02"])
+    _judge(between_within, cases()["page_02"])
 
 
 def page_03(logit_variance: Callable) -> None:
@@ -65,7 +70,7 @@ def page_03(logit_variance: Callable) -> None:
     Logits [members, inputs, classes] are centred over the classes; the variance divides
     by M - 1 and is averaged over inputs and classes.
     """
-    _judge(logit_variance, CASES["page_03"])
+    _judge(logit_variance, cases()["page_03"])
 
 
 def page_10(hsic: Callable) -> None:
@@ -73,7 +78,7 @@ def page_10(hsic: Callable) -> None:
 
     Both are centred, and the sum of their products is divided by (N - 1)^2.
     """
-    _judge(hsic, CASES["page_10"])
+    _judge(hsic, cases()["page_10"])
 
 
 def page_12(paired_interval: Callable) -> None:
@@ -81,7 +86,7 @@ def page_12(paired_interval: Callable) -> None:
 
     Two sides [runs] of the same runs, arrays of NumPy; 95 %, by Student's t.
     """
-    _judge(paired_interval, CASES["page_12"], np.array)
+    _judge(paired_interval, cases()["page_12"], np.array)
 
 
 def _judge(
