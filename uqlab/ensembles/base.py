@@ -27,6 +27,7 @@ from uqlab.ensembles.layers import (
     MemberDropout,
     MemberLayer,
     active_members,
+    sharded,
     with_layers,
 )
 from uqlab.ensembles.members import MemberModule
@@ -313,8 +314,7 @@ class FoldedEnsemble(Ensemble):
 
     def shard(self, rows):
         """Return the ensemble of some members; training it trains these."""
-        network = with_layers(self.network, lambda layer: layer.shard(rows))
-        shard = type(self)(network, self.member_ids[rows])
+        shard = type(self)(sharded(self.network, rows), self.member_ids[rows])
         shard.chunk, shard._folds = self.chunk, self._folds
         return shard.with_recipe(self.recipe)
 

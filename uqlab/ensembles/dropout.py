@@ -48,16 +48,17 @@ class FixedDropout(MemberLayer):
 
     def member(self, index):
         """Return the dropout of one member."""
-        return self.shard(slice(index, index + 1))
+        return FixedDropout(self.seeds[index : index + 1], self.p)
 
-    def shard(self, rows):
-        """Return the dropout of some members."""
-        return FixedDropout(self.seeds[rows], self.p)
+    def keep(self, rows):
+        """Keep the dropout of some members, in place."""
+        super().keep(rows)
+        self.reseed(self.seeds[rows])
 
-    def join(self, others):
-        """Return the dropout of the members of all."""
-        seeds = [seed for layer in (self, *others) for seed in layer.seeds]
-        return FixedDropout(seeds, self.p)
+    def merge(self, parts):
+        """Drop for the members of all parts, in place."""
+        super().merge(parts)
+        self.reseed([seed for part in parts for seed in part.seeds])
 
 
 class DropoutEnsemble(FoldedEnsemble):

@@ -22,7 +22,7 @@ from uqlab.ensembles.base import (
     member_generators,
     member_range,
 )
-from uqlab.ensembles.layers import with_layers
+from uqlab.ensembles.layers import joined
 from uqlab.ensembles.lora import LowRank
 from uqlab.ensembles.members import MemberModule
 
@@ -119,8 +119,7 @@ def laplace_lora(
     positive("prior_variance", prior_variance)
     ids = member_range(members)
     pairs = curvatures(trained, inputs, batch_size)
-    copies = len(ids) - 1
-    network = with_layers(trained.network, lambda layer: layer.join([layer] * copies))
+    network = joined([trained.network] * len(ids))
     for number, (name, pair) in enumerate(pairs.items()):
         generators = member_generators(seed, ids, "laplace", number)
         low = network.get_submodule(name).weight

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from uqlab.core.checks import within
-from uqlab.core.modules import layers_of, sharing_copy
+from uqlab.core.modules import layers_of
 
 # Which members are in the pass that runs now. It belongs to the call, not to the
 # layers: threads may share an ensemble.
@@ -50,33 +50,24 @@ class PerMember(nn.Module):
         """Return the parameters whose first axis is the members."""
         return list(self.parameters())
 
-    def shard(self, rows: slice) -> Any:
-        """Return the same for some of the members, sharing their tensors' memory."""
-        members = len(range(self.members)[rows])
-        return self._changed(members, lambda name, p: p.data[rows])
+    def own_tensors(self) -> dict[str, Tensor]:
+        """Return parameters and buffers whose first axis is the members, by name."""
+        own = set(self.own_parameters())
+        parameters = self.named_parameters(recurse=False)
+        tensors: dict[str, Tensor] = {name: p for name, p in parameters if p in own}
+        return tensors | {name: getattr(self, name) for name in self.member_buffers}
 
-    def join(self, others: Sequence[Any]) -> Any:
-        """Return the same for all members, its own and those of the others, copied."""
-        layers = (self, *others)
-        members = sum(layer.members for layer in layers)
-        joined = self._changed(
-            members, lambda name, _: torch.cat([getattr(x, name).data for x in layers])
-        )
-        for name, p in list(joined.named_parameters(recurse=False)):
-            if p is getattr(self, name) and p.requires_grad:  # trained by all members
-                setattr(joined, name, nn.Parameter(p.data.clone()))
-        return joined
+    def keep(self, rows: slice) -> None:
+        """Keep some of the members, in place; their tensors' memory stays."""
+        self.members = len(range(self.members)[rows])
+        for tensor in self.own_tensors().values():
+            tensor.data = tensor.data[rows]
 
-    def _changed(self, members: int, change):
-        """Copy all but what the members own, which `change(name, tensor)` gives."""
-        own, layer = set(self.own_parameters()), sharing_copy(self)
-        layer.members = members
-        for name, p in self.named_parameters(recurse=False):
-            if p in own:
-                setattr(layer, name, nn.Parameter(change(name, p), p.requires_grad))
-        for name in self.member_buffers:
-            setattr(layer, name, change(name, getattr(self, name)))
-        return layer
+    def merge(self, parts: Sequence[Any]) -> None:
+        """Hold copies of the members of all parts, which are such modules, in place."""
+        self.members = sum(part.members for part in parts)
+        for name, tensor in self.own_tensors().items():
+            tensor.data = torch.cat([getattr(part, name).data for part in parts])
 
     def extra_repr(self) -> str:
         """Return what torch prints."""
@@ -164,13 +155,15 @@ class MemberDropout(MemberLayer):
         """Return dropout of one network."""
         return nn.Dropout(self.p)
 
-    def shard(self, rows):
-        """Return dropout for some of the members."""
-        return MemberDropout(len(range(self.members)[rows]), self.p)
+    def keep(self, rows):
+        """Keep the noise of some members, in place."""
+        super().keep(rows)
+        self.reseed(self._seeds()[rows])
 
-    def join(self, others):
-        """Return dropout for the members of all."""
-        return MemberDropout(sum(x.members for x in (self, *others)), self.p)
+    def merge(self, parts):
+        """Draw for the members of all parts, in place."""
+        super().merge(parts)
+        self.reseed([seed for part in parts for seed in part._seeds()])
 
     def __deepcopy__(self, memo):
         """Copy all but the generators, which start anew from the same seeds."""
@@ -219,10 +212,47 @@ def with_layers(network: nn.Module, make: Callable[[Any], nn.Module]) -> Any:
     Frozen weights are shared, others copied.
     """
     # deepcopy takes what `memo` already holds, so no weight of all members is copied.
-    memo = {}
-    for p in network.parameters():
-        if not p.requires_grad:
-            memo[id(p)] = nn.Parameter(p.data, requires_grad=False)
+    memo = _sharing(_frozen(network))
     for layer in layers_of(network, MemberLayer):
         memo[id(layer)] = make(layer).train(layer.training)
     return copy.deepcopy(network, memo)
+
+
+def sharded(network: nn.Module, rows: slice) -> Any:
+    """Copy a network, or a layer, for some of its members.
+
+    Frozen weights and what members own share memory, others are copied.
+    """
+    made = _with_the_same_members(network)
+    for layer in layers_of(made, PerMember):
+        layer.keep(rows)
+    return made
+
+
+def joined(networks: Sequence[nn.Module]) -> Any:
+    """Copy networks, or layers, of one architecture as one for the members of all."""
+    made = _with_the_same_members(networks[0])
+    parts = [layers_of(network, PerMember) for network in networks]
+    for layer, *of_all in zip(layers_of(made, PerMember), *parts, strict=True):
+        layer.merge(of_all)
+    return made
+
+
+def _with_the_same_members(network):
+    """Copy a network; frozen weights and what members own share memory."""
+    layers = layers_of(network, PerMember)
+    own = [tensor for layer in layers for tensor in layer.own_tensors().values()]
+    return copy.deepcopy(network, _sharing([*_frozen(network), *own]))
+
+
+def _frozen(network):
+    return [p for p in network.parameters() if not p.requires_grad]
+
+
+def _sharing(tensors) -> dict[int, Any]:
+    """Return what makes `copy.deepcopy` share the memory of tensors."""
+    memo = {}
+    for t in tensors:
+        parameter = isinstance(t, nn.Parameter)
+        memo[id(t)] = nn.Parameter(t.data, t.requires_grad) if parameter else t.data
+    return memo

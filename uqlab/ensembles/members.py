@@ -272,19 +272,6 @@ class MemberModule(MemberLayer):
         """Return the parameters whose first axis is the members."""
         return [p for own in self.own().values() for p in own.own_parameters()]
 
-    def shard(self, rows):
-        """Return the same for some of the members, sharing their tensors' memory."""
-        own = {name: p.shard(rows) for name, p in self.own().items()}
-        inner = with_layers(self.inner, lambda layer: layer.shard(rows))
-        return MemberModule(inner, own)
-
-    def join(self, others):
-        """Return the same for the members of all, copied."""
-        own = {}
-        for name, p in self.own().items():
-            own[name] = p.join([other.own()[name] for other in others])
-        return MemberModule(joined(self.inner, [other.inner for other in others]), own)
-
     def _get_name(self) -> str:
         return f"Member{type(self.inner).__name__}"
 
@@ -311,16 +298,6 @@ def stack_layers(layers: Sequence[nn.Module]) -> MemberModule:
     for name, _ in layers[0].named_buffers():
         own[name] = Own(torch.stack([layer.get_buffer(name) for layer in layers]))
     return MemberModule(inner, own)
-
-
-def joined(network: nn.Module, others: Sequence[nn.Module]) -> nn.Module:
-    """Return a network like these whose member layers hold the members of all."""
-    names = {layer: name for name, layer in network.named_modules()}
-
-    def join(layer):
-        return layer.join([other.get_submodule(names[layer]) for other in others])
-
-    return with_layers(network, join)
 
 
 def _holder(module, name: str):

@@ -17,10 +17,9 @@ from uqlab.ensembles.batch_ensemble import batch
 from uqlab.ensembles.dropout import dropout
 from uqlab.ensembles.film import film
 from uqlab.ensembles.implicit import STATISTICS
-from uqlab.ensembles.layers import PerMember
+from uqlab.ensembles.layers import PerMember, joined
 from uqlab.ensembles.lora import lora
 from uqlab.ensembles.masksembles import masksembles
-from uqlab.ensembles.members import joined
 from uqlab.ensembles.mimo import mimo
 from uqlab.ensembles.packed import packed
 from uqlab.ensembles.singular_value import singular_value
@@ -163,7 +162,7 @@ def concatenate(shards: Sequence[Ensemble]) -> Any:
     else:
         networks = [shard.get_submodule("network") for shard in shards]
         _check_shared(networks)
-        whole = type(first)(joined(networks[0], networks[1:]), members)
+        whole = type(first)(joined(networks), members)
         whole.chunk = first.chunk
     return whole.with_recipe(first.recipe).train(first.training)
 
@@ -201,8 +200,7 @@ def _check_shared(networks):
     """Raise ValueError unless what all members share is equal in all networks."""
     own: set[int] = set()
     for layer in layers_of(networks[0], PerMember):
-        buffers = (getattr(layer, name) for name in layer.member_buffers)
-        own |= {id(t) for t in (*layer.own_parameters(), *buffers)}
+        own |= {id(t) for t in layer.own_tensors().values()}
     state, *others = (network.state_dict(keep_vars=True) for network in networks)
     for name, tensor in state.items():
         if id(tensor) in own:

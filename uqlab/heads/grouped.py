@@ -58,15 +58,12 @@ class Ragged(MemberParameter):
         """All of it is the members' own."""
         return [self.value]
 
-    def shard(self, rows: slice) -> "Ragged":
-        """Return the same for some of the members, sharing their memory."""
+    def keep(self, rows: slice) -> None:
+        """Keep some of the members, in place; their memory stays."""
         first, lengths = range(self.members)[rows].start, self.lengths[rows]
         before = sum(self.lengths[:first])
-        shard = self._changed(
-            len(lengths), lambda _, p: p.data.narrow(0, before, sum(lengths))
-        )
-        shard.lengths = lengths
-        return shard
+        self.members, self.lengths = len(lengths), lengths
+        self.value.data = self.value.data.narrow(0, before, sum(lengths))
 
 
 class GroupedLinear(MemberModule):
