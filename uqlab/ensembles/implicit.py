@@ -341,15 +341,15 @@ def fresh_classifiers(
     """
     bound = 1 / math.sqrt(head.weight.shape[1])
 
-    def drawn(p):
+    def drawn(p, generator):
         if std is None:
-            empty = [torch.empty(p.shape) for _ in generators]
-            pairs = zip(empty, generators, strict=True)
-            drawn = [t.uniform_(-bound, bound, generator=g) for t, g in pairs]
-            return torch.stack(drawn)
+            return torch.empty(p.shape).uniform_(-bound, bound, generator=generator)
         if p.ndim == 1:
-            return torch.zeros(len(generators), *p.shape)
-        return std * normal(p.shape, generators)
+            return torch.zeros(p.shape)
+        return std * torch.randn(p.shape, generator=generator)
 
-    parameters = head.named_parameters()
-    return {name: Own(nn.Parameter(drawn(p).to(p))) for name, p in parameters}
+    own = {}
+    for name, p in head.named_parameters():
+        value = torch.stack([drawn(p, generator) for generator in generators])
+        own[name] = Own(nn.Parameter(value.to(p)))
+    return own
