@@ -137,12 +137,11 @@ def plain(backbone: nn.Module, trained: bool = False) -> nn.Module:
     trained : bool
         Whether the copy has weights of its own, which are trained.
     """
-    built = any(parametrize.is_parametrized(part) for part in backbone.modules())
-    network: Any = copy.deepcopy(backbone) if built or trained else backbone
+    network: Any = copy.deepcopy(backbone) if trained else frozen(backbone)
     for part in network.modules():
         if parametrize.is_parametrized(part):
             _build(part)
-    network = network.requires_grad_() if trained else frozen(network)
+    network.requires_grad_(trained)
     for name, part in list(network.named_modules()):
         if type(part).__name__ == "Conv1D" and hasattr(part, "nf"):
             linear = plain_linear(part.weight.detach().T, part.bias.detach())
@@ -258,7 +257,7 @@ def implicit(
     if classifiers == "independent":
         own[head] = fresh_classifiers(last, classifier_std, generators)
     else:
-        _train_copy(last)
+        network.set_submodule(head, copy.deepcopy(last).requires_grad_())
     place(network, own)
     if train_backbone:
         own_statistics(network, len(ids))
@@ -280,12 +279,6 @@ def _chosen(network, find, target, everywhere: bool, called: str):
             f"{head!r}, which is the last linear layer"
         )
     return chosen, head
-
-
-def _train_copy(layer):
-    """Let a layer train a copy of its parameters."""
-    for name, p in list(layer.named_parameters()):
-        setattr(layer, name, nn.Parameter(p.detach().clone()))
 
 
 def _usual(found, everywhere: bool):
