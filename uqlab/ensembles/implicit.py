@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from uqlab.core.checks import one_network, one_of
-from uqlab.core.modules import frozen, layers_of
+from uqlab.core.modules import frozen
 from uqlab.ensembles.base import (
     FoldedEnsemble,
     Members,
@@ -302,26 +302,16 @@ def normal(shape: Sequence[int], generators: list[torch.Generator]) -> Tensor:
     return torch.stack([torch.randn(shape, generator=g) for g in generators])
 
 
-def has_statistics(part: nn.Module) -> bool:
-    """Return whether this is a norm with running statistics, of one network."""
-    mean = getattr(part, "running_mean", None)
-    return isinstance(mean, Tensor) and not isinstance(part, MemberModule)
-
-
-def repeated_statistics(norm: nn.Module, members: int) -> dict[str, MemberParameter]:
-    """Return a norm's running statistics, once for every member."""
-    buffers = norm.named_buffers(recurse=False)
+def repeated_statistics(part: nn.Module, members: int) -> dict[str, MemberParameter]:
+    """Return the running statistics of a norm, once for every member."""
+    buffers = part.named_buffers(recurse=False)
     return {n: Own(torch.stack([b] * members)) for n, b in buffers if n in STATISTICS}
 
 
 def own_statistics(network: nn.Module, members: int) -> None:
     """Give every member, in place, batch statistics of its own."""
-    inside = [unit.inner for unit in layers_of(network, MemberModule)]
-    norms = {}
-    for name, part in network.named_modules():
-        if has_statistics(part) and part not in inside:
-            norms[name] = repeated_statistics(part, members)
-    place(network, norms)
+    modules = network.named_modules()
+    place(network, {name: repeated_statistics(part, members) for name, part in modules})
 
 
 def fresh_classifiers(

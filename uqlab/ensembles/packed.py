@@ -10,7 +10,7 @@ from uqlab.core.checks import at_least, positive
 from uqlab.ensembles.base import Ensemble, FoldedEnsemble, Members
 from uqlab.ensembles.deep import deep, stacked
 from uqlab.ensembles.forms import FORMS
-from uqlab.ensembles.implicit import check_backbone, has_statistics, plain
+from uqlab.ensembles.implicit import check_backbone, plain
 from uqlab.ensembles.layers import MemberDropout, replace_layers
 from uqlab.models import classifier
 
@@ -175,7 +175,7 @@ class _Narrow:
         width = self.after(width) if self.widths else width
         if type(part) is nn.LayerNorm and len(part.normalized_shape) == 1:
             return _resized(part, (width,), {"normalized_shape": (width,)})
-        if has_statistics(part):
+        if hasattr(part, "num_features"):
             return _resized(part, (width,), {"num_features": width})
         raise ValueError(
             "packed narrows linear layers, convolutions, BatchNorm, LayerNorm and "
