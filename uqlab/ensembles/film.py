@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from uqlab.core.checks import one_network, within
+from uqlab.core.checks import within
 from uqlab.ensembles.base import FoldedEnsemble, Members
 from uqlab.ensembles.implicit import (
     Classifiers,
@@ -93,13 +93,7 @@ def film(
     Turkoglu et al., "FiLM-Ensemble: Probabilistic deep learning via feature-wise linear
     modulation", 2022.
     """
-    one_network(backbone, "film")
     within("std", std, "[0, inf)")
-    if not any(is_norm(part) for part in backbone.modules()):
-        raise ValueError(
-            "film needs layers that normalise, such as BatchNorm or LayerNorm; "
-            f"{type(backbone).__name__} has none"
-        )
 
     def make(site, generators):
         own: dict[str, MemberParameter] = {}
@@ -128,7 +122,7 @@ def film(
 
 
 def norms(network: nn.Module) -> list[Site]:
-    """Find a network's norms; one without a bias is given one, in place."""
+    """Find a network's norms, or raise; one without a bias is given one, in place."""
     found = []
     for name, part in list(network.named_modules()):
         if not name or not is_norm(part):
@@ -139,6 +133,11 @@ def norms(network: nn.Module) -> list[Site]:
             found.append(NormSite(name, "norm.weight", shifted))
         else:
             found.append(NormSite(name, "weight", part))
+    if not found:
+        raise ValueError(
+            "film needs layers that normalise, such as BatchNorm or LayerNorm; "
+            f"{type(network).__name__} has none"
+        )
     return found
 
 
