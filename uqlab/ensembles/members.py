@@ -174,10 +174,6 @@ class Own(MemberParameter):
     def start(self):
         """Return None: the members start apart."""
 
-    def own_parameters(self):
-        """Return the value, unless it is a buffer."""
-        return list(self.parameters())
-
 
 class MemberModule(MemberLayer):
     """A module some of whose parameters or buffers depend on the member.
@@ -234,14 +230,15 @@ class MemberModule(MemberLayer):
         members = range(self.members)[self.active]
         if len(members) == 1:
             return self._one(members[0], args, kwargs)
-        bound = inspect.signature(self.inner.forward).bind(*args, **kwargs).arguments
-        count = self.count(next(iter(bound.values())))
+        signature = inspect.signature(self.inner.forward)
+        given = signature.bind(*args, **kwargs).arguments
+        self.count(next(iter(given.values())))
         outputs = []
         for place, m in enumerate(members):
-            own = _of_one_member(self.inner, bound, place, count)
-            positional, named = own.pop("args", ()), own.pop("kwargs", {})
+            rows = _of_one_member(self.inner, given, place, len(members))
+            own = inspect.BoundArguments(signature, rows)
             with active_members(slice(m, m + 1)):  # for member layers inside
-                outputs.append(self._one(m, positional, own | named))
+                outputs.append(self._one(m, own.args, own.kwargs))
         return _joined(self.inner, outputs)
 
     def _one(self, m: int, args, kwargs):
