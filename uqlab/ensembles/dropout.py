@@ -10,7 +10,7 @@ from uqlab.core.checks import one_of, within
 from uqlab.core.modules import layers_of
 from uqlab.ensembles.base import FoldedEnsemble, Members, member_seed
 from uqlab.ensembles.implicit import check_backbone, plain
-from uqlab.ensembles.layers import MemberDropout, MemberLayer, replace_layers
+from uqlab.ensembles.layers import DROPOUT, MemberLayer, replace_layers
 from uqlab.models import classifier
 
 Kind = Literal["features", "attention"]
@@ -146,9 +146,7 @@ def place_dropout(
     if kind == "attention":
         _drop_attention(network, make)
         return network
-    kinds = (nn.Dropout, MemberDropout)  # a member of a deep ensemble holds the latter
-    if layers_of(network, *kinds):
-        replace_layers(network, kinds, lambda *_: make())
+    if replace_layers(network, DROPOUT, lambda *_: make()):
         return network
     head = classifier(network)
     if not head:

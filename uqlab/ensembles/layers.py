@@ -172,6 +172,9 @@ class MemberDropout(MemberLayer):
         return layer
 
 
+DROPOUT = (nn.Dropout, MemberDropout)  # members of deep ensembles hold the latter
+
+
 def replace_layers(
     model: nn.Module,
     kinds: type[nn.Module] | tuple[type[nn.Module], ...],
@@ -200,10 +203,8 @@ def replace_layers(
 
 
 def own_dropout(network: nn.Module, members: int) -> None:
-    """Replace, in place, every nn.Dropout by one whose noise is the members' own."""
-    replace_layers(
-        network, nn.Dropout, lambda _, layer: MemberDropout(members, layer.p)
-    )
+    """Replace, in place, every module of dropout by one whose noise is the members'."""
+    replace_layers(network, DROPOUT, lambda _, layer: MemberDropout(members, layer.p))
 
 
 def with_layers(network: nn.Module, make: Callable[[Any], nn.Module]) -> Any:

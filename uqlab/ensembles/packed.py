@@ -11,7 +11,7 @@ from uqlab.ensembles.base import Ensemble, FoldedEnsemble, Members
 from uqlab.ensembles.deep import deep, stacked
 from uqlab.ensembles.forms import FORMS
 from uqlab.ensembles.implicit import check_backbone, plain
-from uqlab.ensembles.layers import MemberDropout, replace_layers
+from uqlab.ensembles.layers import own_dropout
 from uqlab.models import classifier
 
 CONVOLUTIONS = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -96,9 +96,7 @@ def packed(
     layers = [m for m in models[0].modules() if list(m.parameters(recurse=False))]
     if all(type(layer) in FORMS for layer in layers):
         network = stacked(models, tuple(FORMS))
-        replace_layers(
-            network, MemberDropout, lambda _, layer: MemberDropout(len(ids), layer.p)
-        )
+        own_dropout(network, len(ids))
         ensemble = FoldedEnsemble(network, ids)
     settings = {"alpha": alpha, "gamma": gamma, "of": whole, "seed": seed}
     like = next(backbone.parameters())
