@@ -93,10 +93,8 @@ def load(path: StrPath, backbone: nn.Module) -> Ensemble:
     if "frozen" not in header:
         warnings.warn(f"{path} does not say what its backbone was", stacklevel=2)
     own = _learned(ensemble)
-    shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    if shapes != {name: tensor.shape for name, tensor in own.items()} or (
-        header.get("frozen", _frozen(ensemble)) != _frozen(ensemble)
-    ):
+    shapes, expected = ({n: t.shape for n, t in s.items()} for s in (tensors, own))
+    if shapes != expected or header.get("frozen") not in (None, _frozen(ensemble)):
         raise ValueError(
             f"{path} belongs to another backbone ({header['backbone'] or 'unnamed'}): "
             "its frozen weights are not those given"
@@ -115,7 +113,7 @@ def _learned(ensemble):
             learned[name] = p
     folded = isinstance(ensemble, FoldedEnsemble)
     for name, buffer in ensemble.named_buffers():
-        own = name.endswith(".value") if folded else True
+        own = not folded or name.endswith(".value")
         if own and not STATISTICS.isdisjoint(name.split(".")):
             learned[name] = buffer
     return learned
