@@ -83,13 +83,14 @@ def deep(
             "it must build a new one in every call"
         )
     by_rows = all(map(_treats_rows_alike, models[0].modules()))
-    if fold or (fold is None and by_rows and _stackable(models)):
-        if not _stackable(models):
-            raise ValueError(
-                "fold=True needs networks whose parameters all belong to nn.Linear "
-                "layers of equal shapes; use fold=False, which runs the members one "
-                "after the other"
-            )
+    stackable = _stackable(models)
+    if fold and not stackable:
+        raise ValueError(
+            "fold=True needs networks whose parameters all belong to nn.Linear "
+            "layers of equal shapes; use fold=False, which runs the members one "
+            "after the other"
+        )
+    if fold or (fold is None and by_rows and stackable):
         network = stacked(models, (nn.Linear,))
         own_dropout(network, len(models))
         ensemble = FoldedEnsemble(network, ids)
@@ -129,11 +130,11 @@ def _treats_rows_alike(part):
 
 def _stackable(models):
     """Return whether all that networks hold is linear layers of equal shapes."""
-    state = models[0].state_dict()
-    layers = {type(models[0].get_submodule(n.rpartition(".")[0])) for n in state}
-    shapes = [{n: t.shape for n, t in model.state_dict().items()} for model in models]
-    alike = layers == {nn.Linear} and all(shape == shapes[0] for shape in shapes)
-    return alike and not list(models[0].buffers())
+    parts = models[0].modules()
+    holders = {type(part) for part in parts if list(part.parameters(recurse=False))}
+    first, *others = ({n: p.shape for n, p in m.named_parameters()} for m in models)
+    alike = all(shapes == first for shapes in others)
+    return alike and holders == {nn.Linear} and not list(models[0].buffers())
 
 
 def stacked(
