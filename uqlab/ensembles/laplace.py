@@ -133,25 +133,21 @@ def curvatures(
 ) -> dict[str, tuple[Curvature, Curvature]]:
     """Return the curvatures of A and of B, in float64, of every layer by name."""
     layers = _layers_with_lora(trained)
-    sums: dict[str, list[Any]] = {name: [0, 0, 0, 0] for name in layers}
-    rows = dict.fromkeys(layers, 0)
+    sums: dict[str, list[Any]] = {name: [0, 0, 0] for name in layers}
     with evaluating(trained), torch.enable_grad():
         for _, batch in batches(trained, as_inputs(inputs), batch_size):
             for name, (seen, back) in _seen_and_back(trained, layers, batch).items():
-                for i, factor in enumerate(_factors(layers[name].weight, seen, back)):
-                    sums[name][i] += factor.mT @ factor
-                rows[name] += len(seen)
+                new = back.mT @ back, seen.mT @ seen, len(seen)
+                for i, more in enumerate(new):
+                    sums[name][i] += more
     pairs = {}
-    for name, (back_a, seen_a, back_b, seen_b) in sums.items():
-        of_a = Curvature(back_a, seen_a / rows[name])
-        pairs[name] = of_a, Curvature(back_b, seen_b / rows[name])
+    for name, (outputs, squares, rows) in sums.items():
+        low, inputs = layers[name].weight, squares / rows
+        down, up = (low.scale * p.detach()[0].double() for p in (low.down, low.up))
+        # what enters B is A of what enters A, and slopes go back through B
+        of_a = Curvature(up.mT @ outputs @ up, inputs)
+        pairs[name] = of_a, Curvature(outputs, down @ inputs @ down.mT)
     return pairs
-
-
-def _factors(low: LowRank, seen, back):
-    """Return the slopes at the outputs of A and its inputs, and those of B."""
-    down, up = low.down.detach()[0].double(), low.up.detach()[0].double()
-    return back @ up * low.scale, seen, back, seen @ down.mT * low.scale
 
 
 def _layers_with_lora(trained):
@@ -176,37 +172,30 @@ def _layers_with_lora(trained):
 
 def _seen_and_back(trained, layers, x):
     """Return what enters each layer, and the slopes at its outputs, by row or place."""
-    logits, calls = _calls(trained, layers, x)
-    outputs = [y for _, y in calls.values()]
+    calls: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+
+    def note(unit, args, y):
+        calls[unit] = args[0].detach(), y
+
+    with hooked(unit.register_forward_hook(note) for unit in layers.values()):
+        logits = trained(x)[0]
+    if unused := [name for name, unit in layers.items() if unit not in calls]:
+        raise ValueError(
+            f"laplace_lora sees no call of {min(unused)!r}: the network reads its "
+            "weight elsewhere"
+        )
+    outputs = [calls[unit][1] for unit in layers.values()]
     slopes = [
         torch.autograd.grad(logits, outputs, root, retain_graph=True)
         for root in _square_root(logits)
     ]
     rows = {}
-    for name, *of_classes in zip(layers, *slopes, strict=True):
-        layer = layers[name].inner
-        last = 1 if isinstance(layer, nn.Conv2d) else -1
+    for (name, unit), *of_classes in zip(layers.items(), *slopes, strict=True):
+        last = 1 if isinstance(unit.inner, nn.Conv2d) else -1
         back = [slope.movedim(last, -1).flatten(0, -2) for slope in of_classes]
-        seen = _patches(layer, calls[name][0]).flatten(0, -2)
+        seen = _patches(unit.inner, calls[unit][0]).flatten(0, -2)
         rows[name] = seen.double(), torch.cat(back).double()
     return rows
-
-
-def _calls(trained, layers, x):
-    """Return the logits, and what each layer was given and returned."""
-    calls: dict[str, tuple[Tensor, Tensor]] = {}
-
-    def note(name):
-        return lambda _, args, y: calls.update({name: (args[0].detach(), y)})
-
-    with hooked(layers[name].register_forward_hook(note(name)) for name in layers):
-        logits = trained(x)[0]
-    if unused := layers.keys() - calls.keys():
-        raise ValueError(
-            f"laplace_lora sees no call of {min(unused)!r}: the network reads its "
-            "weight elsewhere"
-        )
-    return logits, {name: calls[name] for name in layers}
 
 
 @torch.no_grad()
