@@ -1,16 +1,15 @@
 """MIMO: one network that takes an input for each member, and answers for each."""
 
-import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from uqlab.core.checks import at_least, within
-from uqlab.core.modules import call, logits_of, trained_like
+from uqlab.core.modules import call, logits_of
 from uqlab.ensembles.base import Ensemble, Members, member_generators, numbered_dropouts
 from uqlab.ensembles.implicit import check_backbone, fresh_classifiers, plain
-from uqlab.ensembles.layers import own_dropout, plain_linear, with_layers
+from uqlab.ensembles.layers import own_dropout, with_layers
 from uqlab.models import Standardize, classifier
 
 PRODUCTS = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -68,14 +67,10 @@ class MIMOEnsemble(Ensemble):
         network = with_layers(self.network, lambda layer: layer.member(0))
         _count_channels(network, 1, self.members)
         first = network.get_submodule(self.first)
-        summed = first.weight.detach().unflatten(1, (self.members, -1)).sum(1)
-        network.set_submodule(self.first, trained_like(_like(first, summed), first))
+        _put(first, "weight", first.weight.unflatten(1, (self.members, -1)).sum(1))
         head = network.get_submodule(self.head)
-        own = {}
-        for name, p in head.named_parameters():
-            own[name] = p.detach().chunk(self.members)[index]
-        last = plain_linear(own["weight"], own.get("bias"))
-        network.set_submodule(self.head, trained_like(last, head))
+        for name, p in list(head.named_parameters()):
+            _put(head, name, p.chunk(self.members)[index])
         return network
 
     def shard(self, rows):
@@ -149,11 +144,14 @@ def mimo(
         )
     network = plain(backbone, trained=True)
     begin, head = _ends(network)
-    _widen(network, begin, len(ids))
+    first: Any = network.get_submodule(begin)
+    places = [1] * (first.weight.ndim - 2)
+    _put(first, "weight", first.weight.repeat(1, len(ids), *places) / len(ids))
+    _count_channels(network, len(ids), 1)
     last: Any = network.get_submodule(head)
-    own = fresh_classifiers(last, None, member_generators(seed, ids, "adapter"))
-    fresh = {name: p.value.detach().flatten(0, 1) for name, p in own.items()}
-    network.set_submodule(head, plain_linear(fresh["weight"], fresh.get("bias")))
+    generators = member_generators(seed, ids, "adapter")
+    for name, own in fresh_classifiers(last, None, generators).items():
+        _put(last, name, own.value.flatten(0, 1))
     own_dropout(network, 1)
     ensemble = MIMOEnsemble(network, ids, begin, head, rho, repeats)
     how = {"method": "mimo", "rho": rho, "repeats": repeats, "seed": seed}
@@ -178,22 +176,14 @@ def _ends(network):
     return begin, head
 
 
-def _widen(network, begin: str, members: int):
-    """Let the first layer take the inputs of all members, with equal weights."""
-    first = network.get_submodule(begin)
-    places = [1] * (first.weight.ndim - 2)
-    wide = first.weight.detach().repeat(1, members, *places) / members
-    network.set_submodule(begin, _like(first, wide))
-    _count_channels(network, members, 1)
-
-
-def _like(layer: Any, weight):
-    """Return the same layer with this weight, for as many features as it has inputs."""
-    copied = copy.deepcopy(layer)
-    copied.weight = nn.Parameter(weight)
-    features = "in_features" if isinstance(layer, nn.Linear) else "in_channels"
-    setattr(copied, features, weight.shape[1])
-    return copied
+def _put(layer: Any, name: str, value):
+    """Give a layer another weight or bias, in place, of another number of features."""
+    trained = layer.get_parameter(name).requires_grad
+    setattr(layer, name, nn.Parameter(value.detach(), trained))
+    if isinstance(layer, nn.Linear):
+        layer.out_features, layer.in_features = layer.weight.shape
+    else:
+        layer.in_channels = layer.weight.shape[1]
 
 
 def _count_channels(network, now: int, before: int):
