@@ -160,21 +160,21 @@ class _Narrow:
             width = self.before(width)
             out = out if last else self.after(out)
         if isinstance(part, CONVOLUTIONS):
-            sizes = {"in_channels": width, "out_channels": out, "groups": groups}
-        elif groups > 1:
+            shape = out, width // groups, *kernel
+            channels = {"in_channels": width, "out_channels": out}
+            return _resized(part, shape, **channels, groups=groups)
+        if groups > 1:
             return GroupedLinear(width, out, groups, bias=part.bias is not None)
-        else:
-            sizes = {"in_features": width, "out_features": out}
-        return _resized(part, (out, width // groups, *kernel), sizes)
+        return _resized(part, (out, width), in_features=width, out_features=out)
 
     def norm(self, part: Any) -> nn.Module:
         """Return a narrow norm; one of the network's inputs keeps its width."""
         width = len(next(part.parameters(recurse=False)))
         width = self.after(width) if self.widths else width
         if type(part) is nn.LayerNorm and len(part.normalized_shape) == 1:
-            return _resized(part, (width,), {"normalized_shape": (width,)})
+            return _resized(part, (width,), normalized_shape=(width,))
         if hasattr(part, "num_features"):
-            return _resized(part, (width,), {"num_features": width})
+            return _resized(part, (width,), num_features=width)
         raise ValueError(
             "packed narrows linear layers, convolutions, BatchNorm, LayerNorm and "
             f"networks of transformers; this network has {type(part).__name__}"
@@ -227,15 +227,13 @@ def _is_transformer(part):
     return hasattr(config, "model_type") and bool(_parts(config))
 
 
-def _resized(part: Any, weight, sizes):
+def _resized(part: Any, shape, **sizes):
     """Return a fresh layer of the same class and settings, of other sizes."""
     made = copy.deepcopy(part)
     vars(made).update(sizes)
-    own = (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
-    for name, tensor in own:
-        if tensor.ndim:
-            new = tensor.detach().new_empty(weight if name == "weight" else weight[:1])
-            trained = isinstance(tensor, nn.Parameter)
-            setattr(made, name, nn.Parameter(new) if trained else new)
+    for name, tensor in made.state_dict(keep_vars=True).items():
+        if tensor.ndim:  # else it counts batches
+            size = shape if name == "weight" else shape[:1]
+            tensor.data = tensor.data.new_empty(size)
     made.reset_parameters()
     return made
