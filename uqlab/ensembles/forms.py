@@ -19,7 +19,7 @@ from torch import Tensor, nn
 BUILDING = 1.4
 
 
-def saves(parameter: Any, weight: torch.Size, rows: int) -> bool:
+def saves(parameter: Any, rows: int) -> bool:
     """Return whether `product` takes less arithmetic than to build every weight.
 
     A backward pass needs a gradient by the inputs, and another by what is trained: by
@@ -33,15 +33,13 @@ def saves(parameter: Any, weight: torch.Size, rows: int) -> bool:
     ----------
     parameter : MemberParameter
         It says what its product costs.
-    weight : torch.Size
-        Shape of the weight.
     rows : int
         How many rows of inputs, or places of maps, every member has.
     """
     if parameter.product is None:
         return False
     frozen, own = parameter.frozen_work, parameter.own_work
-    whole, passes = weight.numel(), 1
+    whole, passes = parameter.shape.numel(), 1
     if torch.is_grad_enabled() and any(p.requires_grad for p in parameter.parameters()):
         frozen, own, passes = 2 * frozen, 3 * own, 3
     return rows * (frozen + own) <= passes * whole * (BUILDING * parameter.depth + rows)
@@ -95,9 +93,7 @@ class Linear(Form):
         parameter = self.unit.own().get("weight")
         if parameter is None:
             y = self.shared(x, self.inner.weight)
-        elif (self.mixes or not parameter.low_rank) and saves(
-            parameter, parameter.shape, self.rows(x)
-        ):
+        elif (self.mixes or not parameter.low_rank) and saves(parameter, self.rows(x)):
             y = parameter.product(x, self, self.unit.active)
         else:
             return self.built(x, parameter.built(self.unit.active))
@@ -153,23 +149,16 @@ class Linear(Form):
 
 
 class Convolution(Linear):
-    """nn.Conv1d, 2d and 3d, padded with zeros, on [members * batch, channels, ...]."""
+    """nn.Conv1d, 2d and 3d on [members * batch, channels, ...]."""
 
     def __init__(self, unit: Any, x: Tensor):
         super().__init__(unit, x)
         layer = self.inner
         self.mixes = layer.groups == 1
-        self.settings = (layer.stride, layer.padding, layer.dilation, layer.groups)
         self.places = len(layer.kernel_size)
-        self.convolve = (F.conv1d, F.conv2d, F.conv3d)[self.places - 1]
         plain = {*layer.kernel_size, *layer.stride} == {1}
         unpadded = layer.padding in ("same", "valid", (0,) * self.places)
         self.pointwise = plain and self.mixes and unpadded
-
-    @classmethod
-    def takes(cls, inner, names):
-        """Return whether the map is padded with zeros."""
-        return inner.padding_mode == "zeros"
 
     def output(self, x):
         """Return the module's output for maps."""
@@ -181,7 +170,7 @@ class Convolution(Linear):
 
     def multiplied(self, x, weight, bias):
         """Convolve the maps of all members with one kernel."""
-        y = self.convolve(x.flatten(0, 1), self._kernel(weight), bias, *self.settings)
+        y = self.inner._conv_forward(x.flatten(0, 1), self._kernel(weight), bias)
         return y.unflatten(0, (self.count, -1))
 
     def own(self, x, weight):
@@ -203,8 +192,7 @@ class Convolution(Linear):
 
     def _each(self, x, kernels, biases):
         """Convolve every member's maps in turn; one member alone is not copied."""
-        members = zip(x, kernels, biases, strict=True)
-        maps = [self.convolve(rows, w, b, *self.settings) for rows, w, b in members]
+        maps = list(map(self.inner._conv_forward, x, kernels, biases))
         return maps[0][None] if self.count == 1 else torch.stack(maps)
 
     def _kernel(self, weight):
