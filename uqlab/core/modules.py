@@ -106,6 +106,11 @@ def map_tensors(change: Callable[[Tensor], Any], inputs: Inputs) -> Any:
     return {name: change(t) for name, t in inputs.items()}
 
 
+def rows_of(inputs: Inputs, rows: slice | int) -> Any:
+    """Return some rows of `inputs`, along the first axis of every tensor."""
+    return map_tensors(lambda t: t[rows], inputs)
+
+
 def call(model: nn.Module, inputs: Inputs) -> Any:
     """Return what a network makes of one tensor or of tensors by name."""
     return model(inputs) if isinstance(inputs, Tensor) else model(**inputs)
@@ -139,7 +144,7 @@ def take(model: nn.Module, inputs: Inputs, rows: slice) -> Any:
     rows : slice
         Which of the samples.
     """
-    return like_parameters(model, map_tensors(lambda t: t[rows], inputs))
+    return like_parameters(model, rows_of(inputs, rows))
 
 
 def batches(

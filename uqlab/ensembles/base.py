@@ -22,6 +22,7 @@ from uqlab.core.modules import (
     layers_of,
     logits_of,
     map_tensors,
+    rows_of,
 )
 from uqlab.ensembles.layers import (
     MemberDropout,
@@ -101,14 +102,11 @@ class Ensemble(nn.Module):
         """Return logits of x [members, batch, ...], a batch for each member."""
         while True:
             try:
-                return torch.cat([self._run(x, rows) for rows in self.passes(x)])
+                passes = [self.run(rows_of(x, rows), rows) for rows in self.passes(x)]
+                return torch.cat(passes)
             except torch.OutOfMemoryError:
                 if not self.halve(x):
                     raise
-
-    def _run(self, x: Inputs, rows: slice) -> Tensor:
-        """Run some members on their rows of x [members, batch, ...]."""
-        return self.run(map_tensors(lambda t: t[rows], x), rows)
 
     def passes(self, x: Inputs) -> list[slice]:
         """Return the members that go through together, for x [members, batch, ...]."""
@@ -253,8 +251,7 @@ class FoldedEnsemble(Ensemble):
         seen = []
         try:
             for rows in (slice(2), slice(0, 1), slice(1, 2)):
-                some = map_tensors(lambda t, rows=rows: t[rows], both)
-                layers = self._tensors_of_layers(some, rows, MemberLayer)
+                layers = self._tensors_of_layers(rows_of(both, rows), rows, MemberLayer)
                 seen.append([layer[0] for layer in layers])
         except Exception:  # the pass that follows says what the network makes of it
             return False
@@ -348,9 +345,8 @@ class SeparateEnsemble(Ensemble):
     def run(self, x, rows):
         """Return logits of some members on x [rows, batch, ...]."""
         logits = []
-        for i, m in enumerate(range(self.members)[rows]):
-            own = map_tensors(lambda t, i=i: t[i], x)
-            logits.append(logits_of(call(self.models[m], own)))
+        for i, model in enumerate(list(self.models)[rows]):
+            logits.append(logits_of(call(model, rows_of(x, i))))
         return torch.stack(logits)
 
     def member(self, index):
