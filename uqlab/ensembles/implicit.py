@@ -83,14 +83,13 @@ def sites(network: nn.Module) -> list[Site]:
     module but embeddings that holds a matrix `weight`; and matrices of other names.
     """
     found: list[Site] = []
-    unit = None  # the prefix of names inside a unit
+    units = ()  # prefixes of names inside units
     for name, part in network.named_modules():
-        if unit is not None and name.startswith(unit):
-            continue
-        if isinstance(part, nn.Embedding | nn.EmbeddingBag):
+        embedding = isinstance(part, nn.Embedding | nn.EmbeddingBag)
+        if embedding or name.startswith(units):
             continue
         if isinstance(part, UNITS):
-            unit = f"{name}." if name else ""
+            units += (f"{name}." if name else "",)
             own = part.named_parameters()
             names = [n for n, p in own if p.ndim == 2 and "weight" in n]
         else:
@@ -283,12 +282,11 @@ def _chosen(network, find, target, everywhere: bool, called: str):
 
 def _usual(found, everywhere: bool):
     """Return the weights that are taken without a target: the attention's, or all."""
-    attention = {site.name for site in found if re.search(ATTENTION, site.name)}
+    attention = [site for site in found if re.search(ATTENTION, site.name)]
     usual = [site for site in found if site.usual]
     if not attention:
         return usual
-    matrices = [site for site in usual if everywhere and site.weight.ndim == 2]
-    return [site for site in usual if site.name in attention or site in matrices]
+    return [s for s in usual if s in attention or (everywhere and s.weight.ndim == 2)]
 
 
 def folded(network: nn.Module, ids: range, recipe: Mapping) -> FoldedEnsemble:
