@@ -42,9 +42,8 @@ class FixedDropout(MemberLayer):
             drawn = torch.stack([torch.rand(shape, generator=g) for g in generators])
             self.mask = (drawn >= self.p).to(x.device)
         factor = self.mask[self.active].to(x.dtype) / (1 - self.p)
-        rows = x.unflatten(0, (len(factor), -1))
-        places = [1] * (rows.ndim - factor.ndim)
-        return (rows * factor.view(len(factor), *places, *shape)).flatten(0, 1)
+        rows = x.reshape(len(factor), -1, *shape)  # of inputs, or of their tokens
+        return (rows * factor[:, None]).view(x.shape)
 
     def member(self, index):
         """Return the dropout of one member."""

@@ -177,7 +177,7 @@ class Convolution(Linear):
         """Convolve every member's maps with a matrix of patches of its own."""
         if self.pointwise:
             return self.mixed(x, weight)
-        return self._each(x, map(self._kernel, weight), [None] * self.count)
+        return self._each(x, map(self._kernel, weight), None)
 
     def mixed(self, x, weight, onto=None, scale=1.0):
         """Multiply each place by a weight of each member's own or of all."""
@@ -186,12 +186,12 @@ class Convolution(Linear):
 
     def built(self, x, weight):
         """Convolve every member's maps with its kernel and add the bias."""
-        none = [None] * self.count
-        biases = none if self.bias is None else self.bias.expand(self.count, -1)
-        return self._each(x, weight, biases)
+        return self._each(x, weight, self.bias)
 
-    def _each(self, x, kernels, biases):
+    def _each(self, x, kernels, bias):
         """Convolve every member's maps in turn; one member alone is not copied."""
+        none = [None] * self.count
+        biases = none if bias is None else bias.expand(self.count, -1)
         maps = list(map(self.inner._conv_forward, x, kernels, biases))
         return maps[0][None] if self.count == 1 else torch.stack(maps)
 
