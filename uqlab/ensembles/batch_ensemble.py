@@ -128,8 +128,8 @@ def batch(
 
 def _around_one(w: nn.Parameter, groups: int, std: float, generators) -> Scaled:
     """Return W * (r_m s_m^T) with r and s Normal around 1."""
-    left = 1 + std * normal((len(w),), generators).to(w)
-    right = 1 + std * normal((w.shape[1] * groups,), generators).to(w)
+    left = 1 + normal(w, (len(w),), std, generators)
+    right = 1 + normal(w, (w.shape[1] * groups,), std, generators)
     factors = nn.Parameter(left), nn.Parameter(right)
     return Scaled(w, len(generators), *factors, groups)
 

@@ -99,8 +99,7 @@ def film(
         own: dict[str, MemberParameter] = {}
         for name in (site.parameter, "bias"):
             p = site.module.get_parameter(name).detach()
-            noise = std * normal(p.shape, generators).to(p)
-            own[name] = Own(nn.Parameter(p + noise))
+            own[name] = Own(nn.Parameter(p + normal(p, p.shape, std, generators)))
         before = site.parameter.removesuffix("weight")
         norm = site.module.get_submodule(before.rstrip("."))
         for name, value in repeated_statistics(norm, len(generators)).items():

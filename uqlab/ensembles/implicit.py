@@ -295,9 +295,12 @@ def folded(network: nn.Module, ids: range, recipe: Mapping) -> FoldedEnsemble:
     return FoldedEnsemble(network, ids).with_recipe(recipe)
 
 
-def normal(shape: Sequence[int], generators: list[torch.Generator]) -> Tensor:
-    """Draw standard Normal numbers of each member's own [members, ...]."""
-    return torch.stack([torch.randn(shape, generator=g) for g in generators])
+def normal(
+    like: Tensor, shape: Sequence[int], std: float, generators: list[torch.Generator]
+) -> Tensor:
+    """Draw Normal numbers of each member's own, [members, *shape]."""
+    drawn = [torch.randn(shape, generator=generator) for generator in generators]
+    return std * torch.stack(drawn).to(like)
 
 
 def repeated_statistics(part: nn.Module, members: int) -> dict[str, MemberParameter]:

@@ -69,9 +69,8 @@ def start_normal(
     w: Tensor, rank: int, std: float, generators: list[torch.Generator]
 ) -> tuple[Tensor, Tensor]:
     """Return A and B, both Normal with deviation `std`."""
-    up = normal((len(w), rank), generators)
-    down = normal((rank, w[0].numel()), generators)
-    return std * down.to(w), std * up.to(w)
+    up = normal(w, (len(w), rank), std, generators)
+    return normal(w, (rank, w[0].numel()), std, generators), up
 
 
 def lora(

@@ -25,8 +25,8 @@ class SingularValues(MemberParameter):
         u, s, vh = torch.linalg.svd(self.matrix().detach().float(), full_matrices=False)
         self.register_buffer("u", u.to(w))
         self.register_buffer("v", vh.mT.contiguous().to(w))
-        noise = std * normal(s.shape, generators).to(s)
-        self.s = nn.Parameter((s * (1 + noise)).clamp(min=0).to(w))
+        start = s * (1 + normal(s, s.shape, std, generators))
+        self.s = nn.Parameter(start.clamp(min=0).to(w))
         self.depth = len(s)
         self.frozen_work = self.depth * (len(u) + len(self.v))
 
@@ -91,7 +91,7 @@ def singular_value(
         }
         if site.bias is not None:
             bias = site.bias.detach()
-            noise = init_std * normal(bias.shape, generators).to(bias)
+            noise = normal(bias, bias.shape, init_std, generators)
             own[site.bias_name] = Own(nn.Parameter(bias + noise))
         return own
 
