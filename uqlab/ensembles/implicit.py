@@ -71,6 +71,11 @@ class Site(NamedTuple):
         return dict(self.module.named_parameters()).get(self.bias_name)
 
     @property
+    def attention(self) -> bool:
+        """Whether this is a projection of attention, by its name."""
+        return re.search(ATTENTION, self.name) is not None
+
+    @property
     def usual(self) -> bool:
         """Whether the weight is taken without being named."""
         return self.parameter == "weight" or isinstance(self.module, UNITS)
@@ -282,11 +287,10 @@ def _chosen(network, find, target, everywhere: bool, called: str):
 
 def _usual(found, everywhere: bool):
     """Return the weights that are taken without a target: the attention's, or all."""
-    attention = [site for site in found if re.search(ATTENTION, site.name)]
     usual = [site for site in found if site.usual]
-    if not attention:
+    if not any(site.attention for site in found):
         return usual
-    return [s for s in usual if s in attention or (everywhere and s.weight.ndim == 2)]
+    return [s for s in usual if s.attention or (everywhere and s.weight.ndim == 2)]
 
 
 def folded(network: nn.Module, ids: range, recipe: Mapping) -> FoldedEnsemble:

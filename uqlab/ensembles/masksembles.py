@@ -1,7 +1,5 @@
 """Masksembles: every member sees its own fixed part of the features."""
 
-import re
-
 import torch
 from torch import Tensor, nn
 
@@ -17,7 +15,6 @@ from uqlab.ensembles.implicit import (
     plain,
     sites,
 )
-from uqlab.models import ATTENTION
 
 
 class MaskedInputs(Scaled):
@@ -128,10 +125,10 @@ def _masked(network, target):
 def _after_activations(usual, products):
     """Return the layers whose inputs are masked, without a target."""
     later = [site for site in products if site.holder != usual[0].holder]
-    if not any(re.search(ATTENTION, site.name) for site in usual):
+    if not any(site.attention for site in usual):
         return later
     matrices = [site for site in later[:-1] if site.weight.ndim == 2]
-    inside = [site for site in matrices if not re.search(ATTENTION, site.name)]
+    inside = [site for site in matrices if not site.attention]
     narrowing = [s for s in inside if s.weight.shape[1] > s.weight.shape[0]]
     return narrowing or inside or later
 
