@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_map
 
 from uqlab.core import devices
 from uqlab.ensembles.forms import FORMS, Form
@@ -327,10 +327,11 @@ def _of_one_member(inner, arguments: Any, place: int, count: int):
 
 def _joined(inner, outputs):
     """Return the members' outputs along the batch axis again."""
-    flat = [tree_flatten(output) for output in outputs]
-    leaves = []
-    for i, values in enumerate(zip(*(leaves for leaves, _ in flat), strict=True)):
-        axis = 1 if i and isinstance(inner, nn.RNNBase) else 0  # states of layers
-        tensors = isinstance(values[0], Tensor)
-        leaves.append(torch.cat(values, axis) if tensors else values[0])
-    return tree_unflatten(leaves, flat[0][1])
+    if isinstance(inner, nn.RNNBase) and isinstance(outputs[0], tuple):
+        y, states = zip(*outputs, strict=True)  # states [layers, batch, features]
+        return torch.cat(y), tree_map(lambda *of_all: torch.cat(of_all, 1), *states)
+
+    def join(*values):
+        return torch.cat(values) if isinstance(values[0], Tensor) else values[0]
+
+    return tree_map(join, *outputs)
