@@ -6,33 +6,28 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from uqlab.core.checks import one_of, within
+from uqlab.core.checks import one_of
 from uqlab.core.modules import layers_of
 from uqlab.ensembles.base import FoldedEnsemble, Members, member_seed
 from uqlab.ensembles.implicit import check_backbone, plain
-from uqlab.ensembles.layers import DROPOUT, MemberLayer, replace_layers
+from uqlab.ensembles.layers import DROPOUT, SeededDropout, replace_layers
 from uqlab.models import classifier
 
 Kind = Literal["features", "attention"]
 Network = TypeVar("Network", bound=nn.Module)
 
 
-class FixedDropout(MemberLayer):
+class FixedDropout(SeededDropout):
     """Dropout of the same features for all inputs of a member: x diag(z_m), always.
 
     What is dropped follows from the member's seed and the features, [batch, features]
     or [batch, tokens, features], or the whole map [batch, channels, height, width].
     """
 
-    def __init__(self, seeds: Sequence[int], p: float):
-        super().__init__()
-        within("dropout probability", p, "[0, 1)")
-        self.members, self.p = len(seeds), p
-        self.reseed(seeds)
-
     def reseed(self, seeds: Sequence[int]) -> None:
         """Choose other features, from one seed for each member."""
-        self.seeds, self.mask = list(seeds), torch.empty(0)
+        super().reseed(seeds)
+        self.mask = torch.empty(0)
 
     def forward(self, x: Tensor) -> Tensor:
         """Drop the members' features of x [members * batch, ...]."""
@@ -48,16 +43,6 @@ class FixedDropout(MemberLayer):
     def member(self, index):
         """Return the dropout of one member."""
         return FixedDropout(self.seeds[index : index + 1], self.p)
-
-    def keep(self, rows):
-        """Keep the dropout of some members, in place."""
-        super().keep(rows)
-        self.reseed(self.seeds[rows])
-
-    def merge(self, parts):
-        """Drop for the members of all parts, in place."""
-        super().merge(parts)
-        self.reseed([seed for part in parts for seed in part.seeds])
 
 
 class DropoutEnsemble(FoldedEnsemble):

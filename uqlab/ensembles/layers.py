@@ -108,7 +108,31 @@ def plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     return layer
 
 
-class MemberDropout(MemberLayer):
+class SeededDropout(MemberLayer):
+    """Dropout with probability `p` whose noise follows from a seed for each member."""
+
+    def __init__(self, seeds: Sequence[int], p: float):
+        super().__init__()
+        within("dropout probability", p, "[0, 1)")
+        self.members, self.p = len(seeds), p
+        self.reseed(seeds)
+
+    def reseed(self, seeds: Sequence[int]) -> None:
+        """Start the noise of member m anew from `seeds[m]`."""
+        self.seeds = list(seeds)
+
+    def keep(self, rows):
+        """Keep the dropout of some members, in place."""
+        super().keep(rows)
+        self.reseed(self.seeds[rows])
+
+    def merge(self, parts):
+        """Drop for the members of all parts, in place."""
+        super().merge(parts)
+        self.reseed([seed for part in parts for seed in part.seeds])
+
+
+class MemberDropout(SeededDropout):
     """Dropout for training, with one generator of noise for each member.
 
     `reseed` gives the member seeds; before it is called the layer draws from seeds
@@ -116,17 +140,12 @@ class MemberDropout(MemberLayer):
     """
 
     def __init__(self, members: int, p: float = 0.5):
-        super().__init__()
-        within("dropout probability", p, "[0, 1)")
-        self.members, self.p = members, p
-        self.reseed(range(members))
+        super().__init__(range(members), p)
 
     def reseed(self, seeds: Sequence[int], device: torch.device | str = "cpu") -> None:
         """Start the noise of member m anew from `seeds[m]`."""
+        super().reseed(seeds)
         self.generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
-
-    def _seeds(self):
-        return [generator.initial_seed() for generator in self.generators]
 
     def forward(self, x: Tensor) -> Tensor:
         """Drop numbers of x [members * batch, ...], in training alone."""
@@ -141,7 +160,7 @@ class MemberDropout(MemberLayer):
         on a CPU, and a comparison written as float 4 times as fast as a boolean mask.
         """
         if self.generators[0].device != x.device:
-            self.reseed(self._seeds(), x.device)
+            self.reseed(self.seeds, x.device)
         generators = self.generators[self.active]
         count = x.numel() // len(generators)
         shape = len(generators), -(-count // 4)
@@ -155,20 +174,10 @@ class MemberDropout(MemberLayer):
         """Return dropout of one network."""
         return nn.Dropout(self.p)
 
-    def keep(self, rows):
-        """Keep the noise of some members, in place."""
-        super().keep(rows)
-        self.reseed(self._seeds()[rows])
-
-    def merge(self, parts):
-        """Draw for the members of all parts, in place."""
-        super().merge(parts)
-        self.reseed([seed for part in parts for seed in part._seeds()])
-
     def __deepcopy__(self, memo):
         """Copy all but the generators, which start anew from the same seeds."""
         layer = MemberDropout(self.members, self.p).train(self.training)
-        layer.reseed(self._seeds(), self.generators[0].device)
+        layer.reseed(self.seeds, self.generators[0].device)
         return layer
 
 
