@@ -203,11 +203,6 @@ class Convolution(Linear):
 class LayerNorm(Form):
     """nn.LayerNorm: all rows are normalised at once, then scaled and shifted."""
 
-    @classmethod
-    def takes(cls, inner, names):
-        """Return whether there is a scale."""
-        return inner.weight is not None or "weight" in names
-
     def output(self, x):
         """Return the module's output."""
         shape = self.inner.normalized_shape

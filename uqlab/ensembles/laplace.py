@@ -24,7 +24,6 @@ from uqlab.ensembles.base import (
 )
 from uqlab.ensembles.layers import joined
 from uqlab.ensembles.lora import LowRank
-from uqlab.ensembles.members import MemberModule
 
 
 class Curvature(NamedTuple):
@@ -154,8 +153,7 @@ def _layers_with_lora(trained):
     """Return the layers with LoRA; ValueError if one does not show its inputs."""
     layers = {}
     for name, unit in trained.network.named_modules():
-        own = unit.own() if isinstance(unit, MemberModule) else {}
-        if not any(isinstance(p, LowRank) for p in own.values()):
+        if not any(isinstance(part, LowRank) for part in unit.children()):
             continue
         inner = unit.inner
         plain = type(inner) is nn.Conv2d and inner.groups == 1

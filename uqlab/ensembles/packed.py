@@ -121,12 +121,15 @@ class _Narrow:
             if not name or name.startswith(inside):
                 continue
             if _is_transformer(part):
-                network.set_submodule(name, self.transformer(part))
+                made = self.transformer(part)
                 inside += (f"{name}.",)
             elif isinstance(part, nn.Linear | CONVOLUTIONS):
-                network.set_submodule(name, self.product(part, name == last))
-            elif next(part.parameters(recurse=False), None) is not None:
-                network.set_submodule(name, self.norm(part))
+                made = self.product(part, name == last)
+            elif list(part.parameters(recurse=False)):
+                made = self.norm(part)
+            else:
+                continue
+            network.set_submodule(name, made)
         return network[0].train(backbone.training)
 
     def scaled(self, width: int, groups: int = 1) -> int:
