@@ -141,11 +141,11 @@ def curvatures(
                     sums[name][i] += more
     pairs = {}
     for name, (outputs, squares, rows) in sums.items():
-        low, inputs = layers[name].weight, squares / rows
+        low, moments = layers[name].weight, squares / rows
         down, up = (low.scale * p.detach()[0].double() for p in (low.down, low.up))
         # what enters B is A of what enters A, and slopes go back through B
-        of_a = Curvature(up.mT @ outputs @ up, inputs)
-        pairs[name] = of_a, Curvature(outputs, down @ inputs @ down.mT)
+        of_a = Curvature(up.mT @ outputs @ up, moments)
+        pairs[name] = of_a, Curvature(outputs, down @ moments @ down.mT)
     return pairs
 
 
