@@ -189,10 +189,10 @@ def _seen_and_back(trained, layers, x):
     ]
     rows = {}
     for (name, unit), *of_classes in zip(layers.items(), *slopes, strict=True):
-        last = 1 if isinstance(unit.inner, nn.Conv2d) else -1
-        back = [slope.movedim(last, -1).flatten(0, -2) for slope in of_classes]
-        seen = _patches(unit.inner, calls[unit][0]).flatten(0, -2)
-        rows[name] = seen.double(), torch.cat(back).double()
+        seen, back = calls[unit][0], torch.stack(of_classes)
+        if isinstance(unit.inner, nn.Conv2d):  # [classes, batch, channels, ...]
+            seen, back = _patches(unit.inner, seen), back.movedim(2, -1)
+        rows[name] = seen.flatten(0, -2).double(), back.flatten(0, -2).double()
     return rows
 
 
@@ -233,9 +233,7 @@ def projection_curvature(
 
 
 def _patches(layer: Any, x):
-    """Return what each place of the output is made from, in the last axis."""
-    if not isinstance(layer, nn.Conv2d):
-        return x
+    """Return what each place of a convolution's output is made from [..., width]."""
     padded = F.pad(x, layer._reversed_padding_repeated_twice)
     return F.unfold(padded, layer.kernel_size, layer.dilation, 0, layer.stride).mT
 
