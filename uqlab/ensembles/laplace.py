@@ -141,12 +141,18 @@ def curvatures(
                     sums[name][i] += more
     pairs = {}
     for name, (outputs, squares, rows) in sums.items():
-        low, moments = layers[name].weight, squares / rows
-        down, up = (low.scale * p.detach()[0].double() for p in (low.down, low.up))
-        # what enters B is A of what enters A, and slopes go back through B
-        of_a = Curvature(up.mT @ outputs @ up, moments)
-        pairs[name] = of_a, Curvature(outputs, down @ moments @ down.mT)
+        pairs[name] = _of_factors(layers[name].weight, outputs, squares / rows)
     return pairs
+
+
+def _of_factors(low: LowRank, outputs, inputs):
+    """Return the curvatures of A and of B from that of the whole weight.
+
+    What enters B is A of what enters the layer, and slopes go back to A through B.
+    """
+    down, up = (low.scale * p.detach()[0].double() for p in (low.down, low.up))
+    of_a = Curvature(up.mT @ outputs @ up, inputs)
+    return of_a, Curvature(outputs, down @ inputs @ down.mT)
 
 
 def _layers_with_lora(trained):
@@ -170,18 +176,7 @@ def _layers_with_lora(trained):
 
 def _seen_and_back(trained, layers, x):
     """Return what enters each layer, and the slopes at its outputs, by row or place."""
-    calls: dict[nn.Module, tuple[Tensor, Tensor]] = {}
-
-    def note(unit, args, y):
-        calls[unit] = args[0].detach(), y
-
-    with hooked(unit.register_forward_hook(note) for unit in layers.values()):
-        logits = trained(x)[0]
-    if unused := [name for name, unit in layers.items() if unit not in calls]:
-        raise ValueError(
-            f"laplace_lora sees no call of {min(unused)!r}: the network reads its "
-            "weight elsewhere"
-        )
+    logits, calls = _calls(trained, layers, x)
     outputs = [calls[unit][1] for unit in layers.values()]
     slopes = [
         torch.autograd.grad(logits, outputs, root, retain_graph=True)
@@ -194,6 +189,23 @@ def _seen_and_back(trained, layers, x):
             seen, back = _patches(unit.inner, seen), back.movedim(2, -1)
         rows[name] = seen.flatten(0, -2).double(), back.flatten(0, -2).double()
     return rows
+
+
+def _calls(trained, layers, x):
+    """Return the logits, and what each layer was given and returned."""
+    calls: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+
+    def note(unit, args, y):
+        calls[unit] = args[0].detach(), y
+
+    with hooked(unit.register_forward_hook(note) for unit in layers.values()):
+        logits = trained(x)[0]
+    if unused := [name for name, unit in layers.items() if unit not in calls]:
+        raise ValueError(
+            f"laplace_lora sees no call of {min(unused)!r}: the network reads its "
+            "weight elsewhere"
+        )
+    return logits, calls
 
 
 @torch.no_grad()
