@@ -137,6 +137,8 @@ def test_a_film_of_some_norms_trains_nothing_else():
 
 def test_a_layer_says_how_it_runs():
     assert "in turn" in repr(METHODS["lora"].make(NETWORKS["gru"].make(), None, 2))
+    wrapped = NETWORKS["wrapped convolutions"].make()
+    assert "in turn" not in repr(METHODS["lora"].make(wrapped, None, 2))
     ensemble = ensembles.lora(
         NETWORKS["lstm"].make(), 2, 2
     )  # which turns time to the front

@@ -10,7 +10,7 @@ from torch import nn
 
 from uqlab import ensembles, models, training
 from uqlab.core import devices
-from uqlab.ensembles.layers import MemberDropout, active_members
+from uqlab.ensembles.layers import MemberDropout, active_members, joined, sharded
 
 
 def normalised():
@@ -185,6 +185,23 @@ def test_a_stream_of_noise_goes_on_where_its_member_left_it():
             with active_members(some):
                 found.append(parts(x[: 2 * len(range(3)[some])]))
     torch.testing.assert_close(torch.cat(found), torch.cat(expected))
+
+
+def test_a_part_of_the_members_keeps_their_noise():
+    whole, x = MemberDropout(3), torch.ones(3 * 2, 100)
+    whole.reseed([5, 6, 7])
+    parts = [sharded(whole, rows) for rows in (slice(0, 1), slice(1, 3))]
+    again = joined(parts)
+    expected = whole(x)
+    found = [parts[0](x[:2]), parts[1](x[2:])]
+    torch.testing.assert_close(torch.cat(found), expected)
+    torch.testing.assert_close(again(x), expected)
+
+
+def test_a_member_of_a_deep_ensemble_is_a_backbone_whose_dropout_becomes_the_members():
+    deep = ensembles.deep(lambda: models.mlp(8, (6,), 3, dropout=0.5), 2, fold=False)
+    ensemble = ensembles.lora(deep.member(1), 3, 2)
+    assert [layer.members for layer, _, _ in ensemble.noise_layers()] == [3]
 
 
 class Memory(nn.Module):
