@@ -14,9 +14,11 @@ from uqlab.runs import parameters
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from seeds import code_of  # noqa: F401
 
-TABLES = [  # committed ones that page 13 reads
-    "figures/real/13_scoreboard/board.csv",
-    "figures/real/08_singular_value_ensemble/table.csv",
+REAL = Path("figures/real")
+TABLES = [  # committed ones that pages 13 and 17 read
+    REAL / "13_scoreboard" / "board.csv",
+    REAL / "08_singular_value_ensemble" / "table.csv",
+    REAL / "17_observatory",
 ]
 MOVE = """
 import gc, json, math, pathlib
@@ -103,5 +105,7 @@ def copies(folder: Path) -> Path:
         shutil.copy(path.parent / "profiles.yaml", folder)
         for table in TABLES:
             (folder.parent / table).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path.parents[1] / table, folder.parent / table)
+            source = path.parents[1] / table
+            copy = shutil.copytree if source.is_dir() else shutil.copy
+            copy(source, folder.parent / table)
     return folder

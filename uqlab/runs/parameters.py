@@ -75,8 +75,9 @@ RULES: dict[str, Rule] = {
     "grid own settings": dict,
     "ablations alarm ambiguous backbone board by checkpoint chosen_on cost dataset "
     "device logits long_runs model output_dir over page page_profile prompt quality "
-    "replicate root series shown study sweep trained unknown watch": str,
-    "counts grid_samples milestones ranks removed sizes stages tile_sizes": [1],
+    "pretrained_on replicate root series shown study sweep trained unknown watch": str,
+    "counts epochs_first grid_samples milestones ranks removed sizes stages "
+    "tile_sizes": [1],
     "seeds": [NonNegativeInt] * 2,
     "gains grid_widths input_std other_widths prior_variances widths": ["(0, inf)"],
     "input_mean": [float],
@@ -84,7 +85,9 @@ RULES: dict[str, Rule] = {
     "baselines gradients methods ood near pretrained scores weights": [str],
 }
 RULES = {name: rule for names, rule in RULES.items() for name in names.split()}
-MAY_REPEAT = {"input_mean", "input_std", "pretrained", "weights", "widths"}
+MAY_REPEAT = {
+    "epochs_first", "input_mean", "input_std", "pretrained", "weights", "widths",
+}  # fmt: skip
 MAY_BE_EMPTY = {
     "baselines", "gradients", "input_mean", "input_std", "methods", "milestones",
     "near", "scores", "tile_sizes", "weights",
