@@ -48,7 +48,11 @@ html_show_sourcelink = False
 html_static_path = ["book.css"]
 html_css_files = ["book.css"]
 html_math_renderer = "mathml"
-myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_enable_extensions = ["colon_fence", "dollarmath", "substitution"]
+# {{ numbers }} of the text on cheap ensembles, by tools/cheap_ensembles.py
+myst_substitutions = json.loads(
+    (ROOT / "figures/real/17_observatory/numbers.json").read_text()
+)
 myst_heading_anchors = 3
 nb_execution_mode = "off"
 nb_ipywidgets_js = {}  # their scripts come from the network; the explorers have a form of their own without a kernel
@@ -92,7 +96,7 @@ def gather(app, config):
     ]
     for path in itertools.chain.from_iterable(map(ROOT.glob, kept)):
         copy(path, source / path.relative_to(ROOT))
-    for path in Path(__file__).parent.rglob("*.md"):
+    for path in itertools.chain(*map(Path(__file__).parent.rglob, ("*.md", "*.bib"))):
         copy(path, source / path.relative_to(Path(__file__).parent))
     (source / "README.md").unlink()  # index.md stands in its place
     for path in [

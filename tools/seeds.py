@@ -22,7 +22,7 @@ from uqlab.runs.sweeps import Report
 
 SEEDS = "1:6"
 # Pages whose sizes or sentences were changed after a look at seeds 1 to 5: judged on others.
-FRESH = {"06": "6:11", "08": "6:11", "09": "6:11"}
+FRESH = {"06": "6:11", "08": "6:11", "09": "6:11", "17": "6:11"}
 
 
 def code_of(notebook: Path) -> str:

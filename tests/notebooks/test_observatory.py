@@ -1,6 +1,7 @@
 """The rows about ensembles on one network as it grows, small, and those that are committed."""
 
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -28,10 +29,14 @@ def check(table):
     split = table["aleatoric"] + table["MI"]
     assert (table["total"] - split).abs().max() < 1e-4
     keys = ["note", "seed", "backbone", "width", "own", "method", "members", "set"]
-    spread = table.groupby(keys)["total"].agg(lambda total: total.max() - total.min())
+    spread = table.groupby(keys, dropna=False)["total"].agg(
+        lambda total: total.max() - total.min()
+    )
     assert spread.max() < 1e-4  # groups keep the total
     several = table[table["members"] // table["group"] > 1].sort_values("group")
-    falls = several.groupby(keys)["MI"].apply(lambda mi: mi.is_monotonic_decreasing)
+    falls = several.groupby(keys, dropna=False)["MI"].apply(
+        lambda mi: mi.is_monotonic_decreasing
+    )
     assert falls.all()
     assert (several["MI_jackknife"] > several["MI"]).mean() > 0.9
     assert table["auroc_entropy"].between(0, 1).all()
@@ -72,4 +77,16 @@ def test_committed_rows(path):
     table = pd.read_csv(path)
     check(table)
     about = read_json(path.with_suffix(".json"))
-    assert about["runs"] == len(table.groupby(["backbone", "width", "own", "seed"]))
+    assert about["runs"] == len(
+        table.groupby(["backbone", "width", "own", "seed"], dropna=False)
+    )
+
+
+def test_the_text_in_the_book_has_the_numbers_of_the_study(results):
+    recorded, _ = results("17_cheap_ensembles_study")
+    committed = ROOT / "figures" / "real" / "17_observatory" / "numbers.json"
+    assert recorded["numbers"]["text"] == read_json(committed)
+    text = (ROOT / "book" / "text" / "cheap_ensembles.md").read_text()
+    used = set(re.findall(r"\{\{ (\w+) \}\}", text))
+    assert used <= recorded["numbers"]["text"].keys()
+    assert not re.search(r"[-−+]0\.\d\d \(", text)  # no slope is typed by hand
