@@ -558,3 +558,30 @@ def test_autocast(make):
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         half = ensemble(x)
     torch.testing.assert_close(half.float(), ensemble(x).detach(), rtol=0.1, atol=0.1)
+
+
+class Routed(nn.Module):
+    """Two experts, each for the tokens that are sent to it: as many as the input says."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        h, first = torch.empty_like(x), x[..., 0] > 0
+        h[first], h[~first] = self.one(x[first]), self.other(x[~first])
+        return self.head(h.mean(1))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_tokens_that_are_routed_by_the_input(seed):
+    torch.manual_seed(seed)
+    ensemble = ensembles.lora(Routed(), 2, seed=seed, rank=2).eval()
+    with torch.no_grad():
+        x = torch.randn(2, 1, 8, 6)  # an input of eight tokens for each member
+        ensemble.forward_members(x)
+        for p in ensemble.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+        alone = torch.stack([ensemble.member(m)(x[m]) for m in range(2)])
+        assert torch.allclose(ensemble.forward_members(x), alone, atol=1e-5)

@@ -446,6 +446,8 @@ def numbered_dropouts(network: nn.Module, ids: Sequence[int]) -> list:
 
 def _alike(together, *apart):
     """Return whether a tensor of two members is one of theirs after the other."""
+    if apart[0].shape != apart[1].shape:  # rows that the inputs choose
+        return False
     expected = torch.cat(apart)
     if together.shape != expected.shape or not expected.is_floating_point():
         return torch.equal(together, expected)
