@@ -1,14 +1,10 @@
 """How soon explorers answer in headless Chromium, on two cores: 30 frames a second under the hand.
 
 1. What painting ticks and labels once is worth: an explorer's pictures against the same figures drawn anew, in turns.
-2. What a drawing's answer takes in the kernel with networks of the size that page 03's widest and page 04's have at
-   `quick`: ten, and ten sub-models of one. Their weights do not matter here.
-3. Dragging in each explorer that answers the hand, its data of the size that pages have at `quick`: frames a second,
-   and the longest wait between two.
-4. Of pages at `tiny` where one can draw: milliseconds from the stroke to the answer, and frames a second meanwhile.
-   Names of pages as arguments choose some.
-5. With `--pictures`, and nothing else: how many pictures each page's explorer has with the data of `quick`, how long
-   they take and how large they are. Runs the pages.
+2. Dragging in each explorer that answers the hand, its data of the size that pages have at `quick`: frames a second,
+   and the longest wait between two. A drawing is answered in each frame by networks of page 03's greatest width.
+3. With `--pictures`, and nothing else: how many pictures each page's explorer has with the data of `quick`, how long
+   they take and how large they are. Runs the pages; names of pages as arguments choose some.
 """
 
 import contextlib
@@ -16,7 +12,6 @@ import gc
 import io
 import itertools
 import re
-import statistics
 import sys
 import tempfile
 import time
@@ -27,9 +22,8 @@ import matplotlib.pyplot as plt
 import nbformat
 import torch
 from _timing import interleaved, report
-from torch import nn
 
-from uqlab import data, ensembles, extraction, models, plots, widgets
+from uqlab import data, ensembles, models, plots, widgets
 from uqlab.runs import parameters
 from uqlab.study.methods import METHODS
 
@@ -62,57 +56,6 @@ DRAG = """([what, seconds]) => new Promise(done => {
   requestAnimationFrame(frame);
 })"""
 CANVAS = ".uqlab-hand canvas"
-
-
-def pages(notebooks: list[Path]) -> None:
-    path = lab.chromium()
-    if not path:
-        print("no Chromium here: part 1 is left out")
-        return
-    folder = Path(tempfile.mkdtemp())
-    with lab.server(folder, root=folder) as address, lab.browser(path) as browser:
-        for notebook in notebooks:
-            page = lab.Lab(
-                browser.new_page(viewport={"width": 1280, "height": 900}), address
-            )
-            page.open(lab.small_copy(notebook, folder))
-            page.start()
-            if errors := page.finish():
-                raise RuntimeError(f"{notebook.stem}: {errors}")
-            page.page.evaluate(lab.SHOW, lab.EXPLORERS)
-            canvas = page.page.locator(".uqlab-hand:has(canvas)")
-            if canvas.count():
-                told(f"{notebook.stem}: drawing", answers(canvas), 100)
-                drag(f"{notebook.stem}: the brush, answered", page.page, CANVAS, CANVAS)
-            page.shut_kernel()
-            page.page.close()
-
-
-def told(name: str, times: list[float], target: float) -> None:
-    low, middle, high = (
-        statistics.quantiles(times, n=4, method="inclusive")
-        if len(times) > 1
-        else times * 3
-    )
-    verdict = "" if middle <= target else f"  MISSES {target} ms"
-    print(
-        f"{name:40} {len(times):3} moves  {middle:4.0f} ms [{low:.0f}, {high:.0f}]{verdict}",
-        flush=True,
-    )
-
-
-def answers(explorer: Any) -> list[float]:
-    """Milliseconds until the kernel's answers to blends of two images came."""
-    explorer.scroll_into_view_if_needed()
-    explorer.locator(".cell").first.wait_for()
-    times = []
-    for key in ["ArrowRight"] * 10 + ["ArrowLeft"] * 10:
-        explorer.get_by_label("blend").press(key)
-        time.sleep(0.25)
-        times.append(
-            float(explorer.locator(".seen").get_attribute("data-milliseconds"))
-        )
-    return times
 
 
 def hands() -> dict[str, tuple[widgets.Hand, str, str]]:
@@ -160,8 +103,9 @@ def hands() -> dict[str, tuple[widgets.Hand, str, str]]:
     ), "", knob  # fmt: skip
     found["108 pictures"] = pictured(), "", knob
     train = data.load("mnist-mini", "train")
-    found["drawing, the brush alone"] = (
-        widgets.draw({}, train, {"first": train.inputs[0]}),
+    wide = ensembles.deep(lambda: models.mlp(784, (512, 256), 10), 10, seed=0)
+    found["drawing, answered by wide networks"] = (
+        widgets.draw({"wide": wide}, train, {"first": train.inputs[0]}),
         CANVAS,
         CANVAS,
     )
@@ -212,26 +156,6 @@ def drag(name: str, page: Any, pressed: str, moved: str) -> None:
         f"{name:40} {rate:3.0f} frames/s, longest wait {longest:.0f} ms{verdict}",
         flush=True,
     )
-
-
-def drawings() -> None:
-    train = data.load("mnist-mini", "train")
-
-    def wide() -> nn.Module:
-        return models.mlp(784, (512, 256), 10)
-
-    asked = {
-        "ten networks": ensembles.deep(wide, 10, seed=0),
-        "ten sub-models": extraction.masks(wide(), 10, seed=0),
-    }
-    hand = widgets.draw(asked, train, {"first": train.inputs[0]})
-    for name in asked:
-        times = []
-        for _ in range(21):
-            start = time.perf_counter()
-            hand.answer({"model": name, "pixels": hand.data["examples"][0]})
-            times.append(1000 * (time.perf_counter() - start))
-        told(f"a drawing asked of {name}, width x8", times[1:], 100)
 
 
 def pictures(notebook: Path) -> None:
@@ -316,6 +240,4 @@ if __name__ == "__main__":
             pictures(notebook)
     else:
         once_or_whole()
-        drawings()
         frames()
-        pages(notebooks)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from by_hand import bars, decomposed, drag, drawn, middle
 
-from uqlab import metrics, widgets
+from uqlab import metrics, training, widgets
 from uqlab.runs import parameters
 from uqlab.study import scoreboard
 
@@ -251,21 +251,59 @@ def test_head_map_is_picked_by_clicks_and_by_keys(alone):
     says("2 of 4 heads removed", "far (blue)")
 
 
-def test_draw_without_a_kernel_says_so_and_goes_on_drawing(alone):
+RED = """canvas => [...canvas.getContext('2d').getImageData(0, 0, 8, 8).data]
+  .filter((_, i) => i % 4 === 0)"""
+
+
+def test_a_drawing_is_answered_as_the_package_predicts(alone):
     page = alone(made_up.draw())
-    assert "The kernel does not answer" in page.locator(".seen").inner_text()
-    canvas, pixels = (
-        page.locator("canvas"),
-        "canvas => canvas.getContext('2d').getImageData(0, 0, 8, 8).data",
-    )
-    ink = f"canvas => ({pixels})(canvas).filter(value => value > 99).length"
+    networks = made_up.networks()[0]
+    canvas, seen = page.locator("canvas"), page.locator(".seen")
+
+    def answered(name="narrow") -> list[int]:
+        """Compare what is shown with the package; return what is drawn."""
+        drawn(page)
+        drawn(page)
+        pixels = canvas.evaluate(RED)
+        x = torch.tensor(pixels).view(1, 1, 8, 8) / 255
+        p = training.predict(networks[name], x)[:, 0].softmax(-1)
+        shown = page.locator(".cell").evaluate_all(
+            "cells => cells.map(cell => +cell.dataset.value)"
+        )
+        expected = torch.cat([p.mean(0, keepdim=True), p]).flatten().tolist()
+        assert shown == pytest.approx(expected, abs=2e-3)
+        return pixels
+
+    first = answered()
+    page.get_by_label("blend").press("End")  # the second example
+    blended = answered()
+    assert blended != first
     page.get_by_role("button", name="clear").click()
-    drawn(page)
-    assert canvas.evaluate(ink) == 64  # black, and not transparent
+    assert sum(answered()) == 0
+    place = canvas.bounding_box()
+    x, y, width, height = (place[name] for name in ("x", "y", "width", "height"))
+    page.mouse.move(x + 0.3 * width, y + 0.2 * height)
+    page.mouse.down()
+    page.mouse.move(x + 0.6 * width, y + 0.8 * height, steps=6)
+    page.mouse.up()
+    by_mouse = answered()
+    assert sum(value > 99 for value in by_mouse) > 3
+    page.get_by_label("width").select_option("wide")
+    assert answered("wide") == by_mouse
+    said = seen.inner_text()
     canvas.focus()
-    page.keyboard.press(" ")
+    for key in ("Delete", "ArrowUp", " "):
+        page.keyboard.press(key)
     drawn(page)
-    assert canvas.evaluate(ink) > 64
+    assert sum(canvas.evaluate(RED)) > 0
+    assert page.locator(".wall img").count() == 4
+    assert "nats in total" in said != seen.inner_text()
+    page.locator(".past").last.press("Enter")  # shows that drawing again
+    drawn(page)
+    drawn(page)
+    assert seen.inner_text() == said
+    page.get_by_role("button", name="forget").click()
+    assert page.locator(".now").count() == 0
 
 
 # A guess -----------------------------------------------------------------------------------------------------------------

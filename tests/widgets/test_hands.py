@@ -1,14 +1,17 @@
-"""What the explorers in the browser are given and what the kernel answers them; how they behave: tests/browser."""
+"""What the explorers in the browser are given; how they behave: tests/browser."""
 
+import base64
 import json
 import re
 from importlib import resources
 
 import made_up
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from uqlab import heads, plots, training, widgets
+from uqlab import data, ensembles, extraction, heads, models, plots, training, widgets
 
 STATIC = [
     path
@@ -97,47 +100,56 @@ def test_head_map_has_the_separations_of_the_package_and_points_of_all_sets():
     assert (hand.data["path"], hand.data["alone"]) == ({}, {})
 
 
-def test_draw_answers_what_the_members_predict_and_the_nearest_images():
-    models, train = made_up.networks()
-    hand = widgets.draw(models, train, {"first": train.inputs[0]})
-    x = (train.inputs[:1] * 255).round() / 255
-    said = hand.answer({"model": "narrow", "pixels": hand.data["examples"][0]})
-    expected = training.predict(models["narrow"], x)[:, 0].double().softmax(-1)
-    torch.testing.assert_close(
-        torch.tensor(said["members"], dtype=torch.float64), expected
-    )
-    assert len(said["near"]) == 4
-    assert said["near"][0][0] == train.classes[int(train.labels[0])]  # itself
-
-
-def test_draw_says_and_raises_what_went_wrong(monkeypatch):
-    models, train = made_up.networks()
-    hand, sent = widgets.draw(models, train, {"first": train.inputs[0]}), []
-    monkeypatch.setattr(hand, "send", sent.append)
-    with pytest.raises(KeyError):
-        hand._reply(
-            hand, {"ask": 7, "model": "no such", "pixels": hand.data["examples"][0]}, []
+def in_page(layers, x):
+    """What a page computes from the layers that it carries."""
+    for i, layer in enumerate(layers):
+        whole = np.frombuffer(base64.b64decode(layer["weights"]), np.int8)
+        weight = (
+            whole.reshape(len(layer["bias"]), -1) * np.array(layer["scale"])[:, None]
         )
-    assert sent == [{"ask": 7, "error": "No answer: KeyError: 'no such'."}]
+        x = (np.maximum(x, 0) if i else x) @ weight.T + np.array(layer["bias"])
+    return torch.tensor(x).softmax(-1)
 
 
-def test_draw_says_that_it_was_interrupted(monkeypatch):
-    models, train = made_up.networks()
-    hand, sent = widgets.draw(models, train, {"first": train.inputs[0]}), []
-    monkeypatch.setattr(hand, "send", sent.append)
+def test_draw_carries_networks_that_predict_as_the_members_do():
+    trained, train = made_up.networks()
+    narrow = trained["narrow"]
+    training.fit(narrow, train.inputs, train.labels, epochs=20, lr=0.1, progress=False)
+    hidden = extraction.masks(models.mlp(64, (12, 8)), 3, seed=0).harden()
+    shown = {"masked": hidden, "narrow": narrow, "one": narrow.member(1)}
+    hand = widgets.draw(shown, train, {"first": train.inputs[0]})
+    for name, members in hand.data["models"].items():
+        expected = training.predict(shown[name], train.inputs).softmax(-1)
+        flat = train.inputs.flatten(1).double().numpy()
+        found = torch.stack([in_page(layers, flat) for layers in members])
+        expected = expected if expected.ndim == 3 else expected[None]
+        assert torch.allclose(found, expected.double(), atol=0.02)
+    assert hand.data["examples"][0] == hand.data["images"][0]
+    assert hand.data["labels"] == train.labels.tolist()
 
-    def interrupted(message):
-        raise KeyboardInterrupt
 
-    hand.answer = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        hand._reply(hand, {"ask": 8}, [])
-    assert sent == [
-        {
-            "ask": 8,
-            "error": "No answer: the kernel was interrupted. The next move asks it again.",
-        }
-    ]
+def test_draw_carries_equally_many_members_that_fit_in_3_megabytes():
+    train = data.load("mnist-mini", "train", limit=20)
+    wide, narrow = (
+        ensembles.deep(lambda h=h: models.mlp(784, (h,)), 5) for h in (1000, 8)
+    )
+    hand = widgets.draw({"wide": wide, "narrow": narrow}, train, {})
+    assert list(map(len, hand.data["models"].values())) == [2, 2]
+    assert 2e6 < len(json.dumps(hand.data)) < 3.1e6
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        models.small_cnn(),
+        nn.Sequential(nn.Flatten(), nn.Linear(784, 9), nn.Tanh(), nn.Linear(9, 10)),
+        nn.Sequential(nn.Linear(28, 28), nn.Flatten(), nn.Linear(784, 10)),
+    ],
+)
+def test_draw_refuses_networks_that_are_no_perceptron(network):
+    train = data.load("mnist-mini", "train", limit=20)
+    with pytest.raises(ValueError, match="linear layers with ReLU"):
+        widgets.draw({"one": network}, train, {})
 
 
 def test_front_needs_numbers():

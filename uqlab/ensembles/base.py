@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from uqlab.core import devices
@@ -237,8 +238,9 @@ class FoldedEnsemble(Ensemble):
 
         They may where every member layer is given the batch along its first axis, the
         rows of one member after those of another. A network that turns its axes round
-        inside, or counts on the size of its batch, fails this, and its members go
-        through one by one, which is right wherever the batch is.
+        inside, counts on the size of its batch, or sends tokens where their values say
+        (a mixture of experts), fails this, and its members go through one by one, which
+        is right wherever the batch is.
         """
         if self._folds is None:
             self._folds = self._is_given_members_in_order(x)
@@ -251,10 +253,13 @@ class FoldedEnsemble(Ensemble):
         seen = []
         try:
             for rows in (slice(2), slice(0, 1), slice(1, 2)):
-                layers = self._tensors_of_layers(rows_of(both, rows), rows, MemberLayer)
+                with _ShapesByValues() as shapes:
+                    x = rows_of(both, rows)
+                    layers = self._tensors_of_layers(x, rows, MemberLayer)
                 seen.append([layer[0] for layer in layers])
             together, *apart = seen
-            return len(together) == len(apart[0]) and all(map(_alike, together, *apart))
+            same = len(together) == len(apart[0]) and not shapes.found
+            return same and all(map(_alike, together, *apart))
         except Exception:  # the pass that follows says what the network makes of it
             return False
 
@@ -444,10 +449,20 @@ def numbered_dropouts(network: nn.Module, ids: Sequence[int]) -> list:
     return [(layer, number, ids) for number, layer in enumerate(layers)]
 
 
+class _ShapesByValues(TorchDispatchMode):
+    """Note whether a pass takes rows by a condition: how many, no shape can say."""
+
+    found = False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if torch.Tag.dynamic_output_shape in func.tags:
+            chosen = [t.dtype for t in tree_leaves(args[1:]) if isinstance(t, Tensor)]
+            self.found |= not chosen or torch.bool in chosen  # no index by numbers
+        return func(*args, **kwargs or {})
+
+
 def _alike(together, *apart):
     """Return whether a tensor of two members is one of theirs after the other."""
-    if apart[0].shape != apart[1].shape:  # rows that the inputs choose
-        return False
     expected = torch.cat(apart)
     if together.shape != expected.shape or not expected.is_floating_point():
         return torch.equal(together, expected)

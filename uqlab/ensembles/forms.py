@@ -86,7 +86,7 @@ class Linear(Form):
     def output(self, x):
         """Return the module's output; all rows of a member are one matrix."""
         y = self.product(x.reshape(self.count, -1, x.shape[-1]))
-        return y.view(*x.shape[:-1], -1)
+        return y.view(*x.shape[:-1], y.shape[-1])  # an expert may have no rows at all
 
     def product(self, x: Tensor) -> Tensor:
         """Return the output for x in the way that takes less arithmetic."""

@@ -1,8 +1,7 @@
 """Explorers of what a page has computed. Nothing is trained here.
 
 Each is a `Hand`, a JavaScript module that answers in the browser, with a kernel or
-without one; only `draw` asks the kernel. `explore` makes one of any drawing function,
-`guess` asks the reader first.
+without one; `explore` makes one of any drawing function, `guess` asks the reader first.
 """
 
 from uqlab.widgets.frames import Control, explore

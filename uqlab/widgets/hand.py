@@ -8,7 +8,7 @@ HTML; what the reader has made of them comes back as `state`.
 import base64
 import html
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
@@ -67,8 +67,6 @@ class Hand(anywidget.AnyWidget):
         Of the module.
     data
         What it shows.
-    answer
-        What the kernel answers to a message of the module, where it asks.
     text
         What stands in its place where nothing but text is shown; else its name.
     """
@@ -81,24 +79,13 @@ class Hand(anywidget.AnyWidget):
         self,
         name: str,
         data: Mapping[str, Any],
-        answer: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
         text: str = "",
     ):
-        self.name, self.answer, self.text = name, answer, text or name
+        self.name, self.text = name, text or name
         modules = [(STATIC / f"{file}.js").read_text() for file in ("shared", name)]
         self._esm = "\n".join(modules)
         plain = json.dumps({"colors": COLORS, **data}, allow_nan=False)
         super().__init__(data=json.loads(plain))
-        self.on_msg(self._reply)
-
-    def _reply(self, _: Any, message: dict[str, Any], __: Any) -> None:
-        if self.answer is None:
-            return
-        try:
-            self.send({"ask": message["ask"], **self.answer(message)})
-        except BaseException as error:  # a browser shows it nowhere else
-            self.send({"ask": message["ask"], "error": f"No answer: {_told(error)}"})
-            raise
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         """Return the live explorer, and its HTML for where there is no kernel."""
@@ -132,10 +119,3 @@ def short(values: Tensor) -> list[float]:
 def spread(count: int, most: int) -> list[int]:
     """Return the places of at most `most` of so many things, evenly spread."""
     return np.linspace(0, count - 1, min(most, count)).astype(int).tolist()
-
-
-def _told(error: BaseException) -> str:
-    """Return what went wrong, for the reader of an explorer."""
-    if isinstance(error, KeyboardInterrupt):
-        return "the kernel was interrupted. The next move asks it again."
-    return f"{type(error).__name__}: {error}".rstrip(": ") + "."

@@ -1,6 +1,7 @@
 """Explorers that answer the hand: members, alarms, boards, drawings, guesses."""
 
-import functools
+import base64
+import copy
 import io
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,12 +13,17 @@ from jaxtyping import Float
 from PIL import Image
 from scipy import stats
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from uqlab import plots, training
+from uqlab import plots
+from uqlab.core.modules import hooked, layers_of
 from uqlab.data import Dataset
+from uqlab.ensembles import Ensemble
 from uqlab.study import scoreboard
 from uqlab.study.methods import METHODS
 from uqlab.widgets.hand import Hand, address, short, spread
+
+CARRIED = 3e6  # characters of the networks that a page of drawing carries
 
 
 def cloud(logits: Float[Tensor, "members 3"], groups: list[int] | None = None) -> Hand:
@@ -162,56 +168,117 @@ def draw(
     examples: Mapping[str, Float[Tensor, "c h w"]],
     *,
     what: str = "ensemble",
-    nearest: int = 4,
+    nearest: int = 300,
 ) -> Hand:
-    """Show a canvas; what a model's members say of it, and how uncertain they are.
+    """Show a canvas; what members predict for a drawing, and how uncertain they are.
+
+    The page carries the networks, with weights of 8 bits, so no kernel is needed. Of
+    every model it has the first members, equally many of each, as long as all of them
+    fit in 3 MB.
 
     Parameters
     ----------
     models
-        Name -> trained ensemble or network.
+        Name -> trained ensemble or network, of linear layers with ReLU between them.
     train
-        Whose classes they learned, and where the nearest images are looked up, by the
+        Whose classes they learned, and which images are nearest to a drawing, by the
         Euclidean distance of their pixels.
     examples
         Name -> image [channels, height, width], of which two can be blended.
     what
         What the models are.
     nearest
-        How many images are looked up.
+        How many images of `train` the page carries to look for the nearest ones.
+
+    Raises
+    ------
+    ValueError
+        If a member is another kind of network.
     """
-    inputs: Any = train.inputs
-    side = inputs.shape[-1]
-    similar = functools.partial(_similar, train, inputs.cpu().float().mean(1), nearest)
-
-    def answer(message: dict[str, Any]) -> dict[str, Any]:
-        pixels = torch.tensor(message["pixels"]).float() / 255
-        x = pixels.view(side, side).expand_as(inputs[:1])
-        members = training.predict(models[message["model"]], x)[:, 0].double()
-        return {"members": members.softmax(-1).tolist(), "near": similar(pixels)}
-
+    members = {name: _members(model) for name, model in models.items()}
+    size = sum(p.numel() for few in members.values() for p in few[0].parameters())
+    fitting = max(1, int(CARRIED / (4 / 3 * size)))
+    carried = {}
+    for name, networks in members.items():
+        carried[name] = [_in_page(network, train) for network in networks[:fitting]]
+    images = train[:nearest]
     data = {
-        "side": side,
+        "side": train.inputs.shape[-1],
         "what": what,
-        "models": list(models),
+        "models": carried,
         "classes": list(map(str, train.classes)),
         "examples": list(map(_grey, examples.values())),
         "called": list(examples),
+        "images": list(map(_grey, images.inputs)),
+        "labels": images.labels.tolist(),
     }
-    return Hand("draw", data, answer)
+    return Hand("draw", data)
 
 
-def _grey(image: Tensor) -> list[int]:
-    """Return the pixels from 0 to 255."""
+def _members(model: Any) -> list[nn.Module]:
+    """Return the networks of an ensemble, or the one network."""
+    if not isinstance(model, Ensemble):
+        return [model]
+    return [model.member(m) for m in range(model.members)]
+
+
+@torch.no_grad()
+def _in_page(network: nn.Module, train: Dataset) -> list[dict[str, Any]]:
+    """Return the layers of a perceptron in 8 bits, after a comparison with it."""
+    network, shape = copy.deepcopy(network).cpu().eval(), train.inputs.shape[1:]
+    grey = torch.as_tensor(train.inputs[:50]).cpu().float().mean(1, keepdim=True)
+    logits = network(grey.expand(-1, *shape))
+    try:
+        carried, h = _quantised(_layers(network, shape), grey.flatten(1))
+    except RuntimeError:  # shapes that do not fit are no chain
+        h = torch.zeros_like(logits)
+    if torch.dist(h, logits) > 0.1 * logits.norm():
+        raise ValueError(
+            "draw takes networks of linear layers with ReLU between them, not this "
+            f"{type(network).__name__}"
+        )
+    return carried
+
+
+def _layers(network, shape):
+    """Return weights and biases of linear layers.
+
+    The first weight is what the layer makes of each grey pixel, because a network may
+    flatten or select its inputs.
+    """
+    linear, seen = layers_of(network, nn.Linear), []
+    count = shape[1:].numel()
+    pixels = torch.cat([torch.zeros(1, count), torch.eye(count)]).view(
+        -1, 1, *shape[1:]
+    )
+    hooks = (
+        m.register_forward_hook(lambda *call: seen.append(call[-1])) for m in linear
+    )
+    with hooked(hooks):
+        network(pixels.expand(-1, *shape))
+    first = [((h[1:] - h[0]).mT, h[0]) for h in seen[:1]]
+    return first + [(m.weight, m.bias) for m in linear[1:]]
+
+
+def _quantised(layers, h):
+    """Return layers in 8 bits, and what they make of h [batch, pixels]."""
+    carried = []
+    for weight, bias in layers:
+        scale = weight.abs().amax(1).clamp_min(1e-30) / 127
+        whole = (weight / scale[:, None]).round()
+        bias = torch.zeros_like(scale) if bias is None else bias
+        h = F.linear(h.relu(), whole * scale[:, None], bias)
+        layer = {"scale": short(scale), "bias": short(bias)}
+        carried.append({"weights": _text(whole.to(torch.int8)), **layer})
+    return carried, h
+
+
+def _grey(image: Tensor) -> str:
+    """Return the pixels from 0 to 255 as text."""
     grey = image.cpu().float().mean(0).clamp(0, 1)
-    return (255 * grey).round().int().flatten().tolist()
+    return _text((255 * grey).round().byte())
 
 
-def _similar(
-    train: Dataset, grey: Tensor, count: int, pixels: Tensor
-) -> list[tuple[str, str]]:
-    """Return the class and the picture of the images nearest to the pixels."""
-    inputs: Any = train.inputs
-    distances = (grey.flatten(1) - pixels).norm(dim=1)
-    rows = distances.topk(min(count, len(grey)), largest=False).indices.tolist()
-    return [(train.classes[int(train.labels[i])], _picture(inputs[i])) for i in rows]
+def _text(values: Tensor) -> str:
+    """Return bytes as text."""
+    return base64.b64encode(values.contiguous().numpy()).decode()

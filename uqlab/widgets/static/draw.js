@@ -1,15 +1,31 @@
-// A canvas whose drawing the members answer; data: side, what, models [name], classes [name], examples [[pixel]] and
-// their names, called. A kernel answers {ask, model, pixels} with {ask, members [[p_class]], near [[name, image]]}.
+// A canvas, and what networks in the page predict for the drawing; data: side, what, models {name: [member]}, classes
+// [name], examples [image] and their names, called, images [image] and their labels. An image is a text of bytes. A member
+// is a list of layers {weights, scale, bias}: bytes [out, in], each row times its scale.
 
-const PATIENCE = 3000; // milliseconds until the page says that no kernel answers
-const LOST = "The kernel does not answer: it is busy, interrupted or absent. You can go on drawing; what you see "
-  + "beside the canvas is its last answer.";
+const bytes = text => Uint8Array.from(atob(text), letter => letter.charCodeAt(0));
+const greys = text => Float64Array.from(bytes(text), value => value / 255);
+const network = layers => layers.map(layer => ({ ...layer, weights: new Int8Array(bytes(layer.weights).buffer) }));
+
+// The probabilities of a perceptron.
+function predicted(layers, pixels) {
+  let h = pixels;
+  layers.forEach(({ weights, scale, bias }, l) => {
+    const inputs = l ? h.map(value => Math.max(0, value)) : h, count = inputs.length;
+    h = Float64Array.from(bias, (b, row) => {
+      let total = 0;
+      for (let i = 0; i < count; i++) total += weights[row * count + i] * inputs[i];
+      return b + scale[row] * total;
+    });
+  });
+  const top = Math.max(...h), powers = Array.from(h, value => Math.exp(value - top)), all = sum(powers);
+  return powers.map(value => value / all);
+}
 
 function render({ model, el }) {
   const data = model.get("data"), side = data.side, root = box(el, data), top = Math.log(data.classes.length);
   const row = part(root, "div", { class: "row" }), left = part(row, "div", { class: "easel" });
-  let pixels = new Float64Array(side * side), sent, trail = [], gesture = 0; // what is drawn, was asked, was answered
-  let asked = 0, number = 0, waiting = false, stale = false; // when, how many, and whether an answer is awaited
+  const models = Object.values(data.models).map(members => members.map(network)), images = data.images.map(greys);
+  let pixels = new Float64Array(side * side), trail = [], gesture = 0; // what is drawn, and was before
 
   // The canvas ----------------------------------------------------------------------------------------------------
   const canvas = part(left, "canvas", { width: side, height: side, tabindex: 0, role: "application" });
@@ -18,10 +34,14 @@ function render({ model, el }) {
   const context = canvas.getContext("2d"), brush = side / 22;
   let cursor = [side / 2, side / 2], keyed = false, down = false;
 
+  function put(on, values) {
+    const image = on.createImageData(side, side);
+    values.forEach((value, i) => image.data.set([255 * value, 255 * value, 255 * value, 255], 4 * i));
+    on.putImageData(image, 0, 0);
+  }
+
   const paintImage = paced(() => {
-    const image = context.createImageData(side, side);
-    pixels.forEach((value, i) => image.data.set([255 * value, 255 * value, 255 * value, 255], 4 * i));
-    context.putImageData(image, 0, 0);
+    put(context, pixels);
     if (keyed) {
       context.strokeStyle = data.colors.mark;
       context.strokeRect(Math.floor(cursor[0]) - 0.5, Math.floor(cursor[1]) - 0.5, 2, 2);
@@ -40,7 +60,7 @@ function render({ model, el }) {
       }
     }
     paintImage();
-    ask();
+    answer();
   }
 
   const at = event => {
@@ -78,7 +98,7 @@ function render({ model, el }) {
     gesture++;
     pixels = Float64Array.from(image);
     paintImage();
-    ask();
+    answer();
   }
 
   // The controls --------------------------------------------------------------------------------------------------
@@ -88,10 +108,10 @@ function render({ model, el }) {
     trail = [];
     drawAnswer();
   });
-  const which = menu(tools, data.what, data.models.map((name, i) => [i, name]), () => ask());
+  const which = menu(tools, data.what, Object.keys(data.models).map((name, i) => [i, name]), () => answer());
   const names = data.called.map((name, i) => [i, name]), blend = () => {
-    const [a, b] = [first, second].map(each => data.examples[each.value]);
-    show(a.map((value, i) => (value * (10 - share.value) + b[i] * share.value) / 2550));
+    const [a, b] = [first, second].map(each => greys(data.examples[each.value]));
+    show(a.map((value, i) => (value * (10 - share.value) + b[i] * share.value) / 10));
   };
   const mix = part(left, "div", { class: "tools" });
   const first = menu(mix, "from", names, blend), second = menu(mix, "to", names, blend);
@@ -145,56 +165,32 @@ function render({ model, el }) {
     });
   }
 
-  // One question at a time; what was drawn meanwhile is asked when the answer comes.
-  function ask() {
-    stale = true;
-    if (waiting && performance.now() - asked < PATIENCE) return;
-    if (!model.send) {
-      change(seen, {}, LOST);
-      return;
+  function drawNearest() {
+    const far = images.map(image => image.reduce((total, value, i) => total + (value - pixels[i]) ** 2, 0));
+    const order = [...far.keys()].sort((a, b) => far[a] - far[b]).slice(0, 4), sketch = document.createElement("canvas");
+    [sketch.width, sketch.height] = [side, side];
+    near.replaceChildren();
+    for (const i of order) {
+      put(sketch.getContext("2d"), images[i]);
+      part(near, "img", { src: sketch.toDataURL(), alt: `a training image: ${data.classes[data.labels[i]]}` });
     }
-    stale = false;
-    waiting = true;
-    asked = performance.now();
-    sent = { pixels: pixels.slice(), gesture };
-    const mine = ++number;
-    const numbers = Array.from(sent.pixels, value => Math.round(255 * value));
-    try {
-      model.send({ ask: mine, model: data.models[which.value], pixels: numbers });
-    } catch { // the kernel was shut down, or started again
-      waiting = false;
-      change(seen, {}, LOST);
-      return;
-    }
-    setTimeout(() => waiting && number === mine && change(seen, {}, LOST), PATIENCE);
   }
 
-  function answer(message) {
-    if (message.ask !== number) return;
-    waiting = false;
-    if (message.error) {
-      change(seen, {}, message.error);
-      return;
-    }
-    const members = message.members, q = middle(members), best = q.indexOf(Math.max(...q));
-    const parts = decompose(members), milliseconds = performance.now() - asked;
+  const answer = paced(() => {
+    const members = models[which.value].map(layers => predicted(layers, pixels));
+    const q = middle(members), best = q.indexOf(Math.max(...q)), parts = decompose(members);
     const votes = members.filter(p => p.indexOf(Math.max(...p)) === best).length;
-    if (trail.at(-1)?.gesture === sent.gesture) trail.pop(); // the same stroke, farther on
-    trail = [...trail, { parts, ...sent }].slice(-60);
+    if (trail.at(-1)?.gesture === gesture) trail.pop(); // the same stroke, farther on
+    trail = [...trail, { parts, pixels: pixels.slice(), gesture }].slice(-60);
     drawAnswer();
     drawMembers(members);
-    near.replaceChildren();
-    for (const [name, source] of message.near) part(near, "img", { src: source, alt: `a training image: ${name}` });
+    drawNearest();
     const { total, aleatoric, epistemic } = parts;
-    change(seen, { "data-milliseconds": milliseconds }, `${data.classes[best]} (${Math.round(100 * q[best])} %): so `
-      + `say ${votes} of ${members.length}. ${total.toFixed(3)} nats in total = ${aleatoric.toFixed(3)} aleatoric + `
-      + `${epistemic.toFixed(3)} epistemic. Answered in ${Math.round(milliseconds)} ms.`);
-    if (stale) ask();
-  }
+    change(seen, {}, `${data.classes[best]} (${Math.round(100 * q[best])} %): so predict ${votes} of ${members.length}. `
+      + `${total.toFixed(3)} nats in total = ${aleatoric.toFixed(3)} aleatoric + ${epistemic.toFixed(3)} epistemic.`);
+  });
 
-  model.on?.("msg:custom", answer);
   blend();
-  return () => model.off?.("msg:custom", answer);
 }
 
 export default { render };
