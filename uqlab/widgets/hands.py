@@ -4,7 +4,7 @@ import base64
 import copy
 import io
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -198,12 +198,11 @@ def draw(
     members = {name: _members(model) for name, model in models.items()}
     size = sum(p.numel() for few in members.values() for p in few[0].parameters())
     fitting = max(1, int(CARRIED / (4 / 3 * size)))
-    carried = {}
+    carried, images, inputs = {}, train[:nearest], cast(Tensor, train.inputs)
     for name, networks in members.items():
-        carried[name] = [_in_page(network, train) for network in networks[:fitting]]
-    images = train[:nearest]
+        carried[name] = [_in_page(network, inputs) for network in networks[:fitting]]
     data = {
-        "side": train.inputs.shape[-1],
+        "side": inputs.shape[-1],
         "what": what,
         "models": carried,
         "classes": list(map(str, train.classes)),
@@ -223,10 +222,10 @@ def _members(model: Any) -> list[nn.Module]:
 
 
 @torch.no_grad()
-def _in_page(network: nn.Module, train: Dataset) -> list[dict[str, Any]]:
+def _in_page(network: nn.Module, inputs: Tensor) -> list[dict[str, Any]]:
     """Return the layers of a perceptron in 8 bits, after a comparison with it."""
-    network, shape = copy.deepcopy(network).cpu().eval(), train.inputs.shape[1:]
-    grey = torch.as_tensor(train.inputs[:50]).cpu().float().mean(1, keepdim=True)
+    network, shape = copy.deepcopy(network).cpu().eval(), inputs.shape[1:]
+    grey = inputs[:50].cpu().float().mean(1, keepdim=True)
     logits = network(grey.expand(-1, *shape))
     try:
         carried, h = _quantised(_layers(network, shape), grey.flatten(1))
@@ -281,4 +280,4 @@ def _grey(image: Tensor) -> str:
 
 def _text(values: Tensor) -> str:
     """Return bytes as text."""
-    return base64.b64encode(values.contiguous().numpy()).decode()
+    return base64.b64encode(values.contiguous().numpy().tobytes()).decode()
