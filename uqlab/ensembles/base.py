@@ -229,8 +229,10 @@ class FoldedEnsemble(Ensemble):
         key = (kind, *shape)
         if key not in self._bytes:
             one = map_tensors(lambda t: t[:1, :1], x)
-            seen = self._tensors_of_layers(one, slice(1), kind)
-            self._bytes[key] = max(sum(t.nbytes for t in layer) for layer in seen)
+            most = 0
+            for tensors in self._tensors_of_layers(one, slice(1), kind):
+                most = max(most, sum(tensor.nbytes for tensor in tensors))
+            self._bytes[key] = most
         return batch * self._bytes[key]
 
     def folds(self, x: Inputs) -> bool:
@@ -326,8 +328,9 @@ class FoldedEnsemble(Ensemble):
 
     def shared_parameters(self):
         """Return the trained parameters of the network that are no member's own."""
-        layers = layers_of(self.network, MemberLayer)
-        own = {p for layer in layers for p in layer.own_parameters()}
+        own = set()
+        for layer in layers_of(self.network, MemberLayer):
+            own.update(layer.own_parameters())
         shared = super().shared_parameters()
         return {p: count for p, count in shared.items() if p not in own}
 
@@ -367,14 +370,18 @@ class SeparateEnsemble(Ensemble):
 
     def can_shard(self):
         """Return whether members share no tensor that changes, and no generator."""
-        buffers = [b for model in self.models for b in model.buffers()]
+        buffers = []
+        for model in self.models:
+            buffers += model.buffers()
         shared = self.shared_parameters() or len(buffers) > len(list(self.buffers()))
         return not shared and not _draws_globally(self)
 
     def shared_parameters(self):
         """Return the trained parameters that stand in several networks."""
-        members = Counter(p for model in self.models for p in model.parameters())
-        return {p: n for p, n in members.items() if n > 1 and p.requires_grad}
+        networks = Counter()
+        for model in self.models:
+            networks.update(model.parameters())
+        return {p: n for p, n in networks.items() if n > 1 and p.requires_grad}
 
     def noise_layers(self):
         """Return dropout layers, their number in a member, and whom they serve."""

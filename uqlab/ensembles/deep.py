@@ -18,7 +18,7 @@ from uqlab.ensembles.base import (
     member_range,
     member_seed,
 )
-from uqlab.ensembles.layers import own_dropout, replace_layers
+from uqlab.ensembles.layers import own_dropout, replace_layers, shapes_of
 from uqlab.ensembles.members import stack_layers
 
 ELEMENTWISE = {
@@ -132,7 +132,7 @@ def _stackable(models):
     """Return whether all that networks hold is linear layers of equal shapes."""
     parts = models[0].modules()
     holders = {type(part) for part in parts if list(part.parameters(recurse=False))}
-    first, *others = ({n: p.shape for n, p in m.named_parameters()} for m in models)
+    first, *others = (shapes_of(model.named_parameters()) for model in models)
     alike = all(shapes == first for shapes in others)
     return alike and holders == {nn.Linear} and not list(models[0].buffers())
 

@@ -129,7 +129,10 @@ class SeededDropout(MemberLayer):
     def merge(self, parts):
         """Drop for the members of all parts, in place."""
         super().merge(parts)
-        self.reseed([seed for part in parts for seed in part.seeds])
+        seeds = []
+        for layer in parts:
+            seeds += layer.seeds
+        self.reseed(seeds)
 
 
 class MemberDropout(SeededDropout):
@@ -248,11 +251,17 @@ def joined(networks: Sequence[nn.Module]) -> Any:
     return made
 
 
+def shapes_of(tensors):
+    """Return the shapes of (name, tensor) pairs, as of `named_parameters`, by name."""
+    return {name: tensor.shape for name, tensor in tensors}
+
+
 def _with_the_same_members(network):
     """Copy a network; frozen weights and what members own share memory."""
-    layers = layers_of(network, PerMember)
-    own = [tensor for layer in layers for tensor in layer.own_tensors().values()]
-    return copy.deepcopy(network, _sharing([*_frozen(network), *own]))
+    shared = _frozen(network)
+    for layer in layers_of(network, PerMember):
+        shared += layer.own_tensors().values()
+    return copy.deepcopy(network, _sharing(shared))
 
 
 def _frozen(network):

@@ -267,7 +267,10 @@ class MemberModule(MemberLayer):
 
     def own_parameters(self):
         """Return the parameters whose first axis is the members."""
-        return [p for own in self.own().values() for p in own.own_parameters()]
+        parameters = []
+        for own in self.own().values():
+            parameters += own.own_parameters()
+        return parameters
 
     def _get_name(self) -> str:
         return f"Member{type(self.inner).__name__}"

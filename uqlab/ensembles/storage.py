@@ -17,7 +17,7 @@ from uqlab.ensembles.batch_ensemble import batch
 from uqlab.ensembles.dropout import dropout
 from uqlab.ensembles.film import film
 from uqlab.ensembles.implicit import STATISTICS
-from uqlab.ensembles.layers import PerMember, joined
+from uqlab.ensembles.layers import PerMember, joined, shapes_of
 from uqlab.ensembles.lora import lora
 from uqlab.ensembles.masksembles import masksembles
 from uqlab.ensembles.mimo import mimo
@@ -93,8 +93,8 @@ def load(path: StrPath, backbone: nn.Module) -> Ensemble:
     if "frozen" not in header:
         warnings.warn(f"{path} does not say what its backbone was", stacklevel=2)
     own = _learned(ensemble)
-    shapes, expected = ({n: t.shape for n, t in s.items()} for s in (tensors, own))
-    if shapes != expected or header.get("frozen") not in (None, _frozen(ensemble)):
+    alike = shapes_of(tensors.items()) == shapes_of(own.items())
+    if not alike or header.get("frozen") not in (None, _frozen(ensemble)):
         raise ValueError(
             f"{path} belongs to another backbone ({header['backbone'] or 'unnamed'}): "
             "its frozen weights are not those given"
@@ -155,7 +155,9 @@ def concatenate(shards: Sequence[Ensemble]) -> Any:
     shards, members = _in_order(shards)
     first: Any = shards[0]
     if isinstance(first, SeparateEnsemble):
-        models = [shard.member(i) for shard in shards for i in range(shard.members)]
+        models = []
+        for shard in shards:
+            models += map(shard.member, range(shard.members))
         whole = SeparateEnsemble(copy.deepcopy(models), members)
     else:
         networks = [shard.get_submodule("network") for shard in shards]
@@ -174,7 +176,9 @@ def _in_order(shards: Sequence[Ensemble]) -> tuple[list[Ensemble], range]:
             f"concatenate takes shards of one folded or separate ensemble, got {names}"
         )
     shards = sorted(shards, key=lambda shard: shard.member_ids.start)
-    ids = [m for shard in shards for m in shard.member_ids]
+    ids = []
+    for shard in shards:
+        ids += shard.member_ids
     members = range(ids[0], ids[-1] + 1)
     if ids != list(members):
         raise ValueError(
@@ -191,7 +195,7 @@ def _in_order(shards: Sequence[Ensemble]) -> tuple[list[Ensemble], range]:
 def _described(shard):
     """Return what is equal for all shards of an ensemble."""
     recipe = {**(shard.recipe or {}), "members": None}
-    return recipe, {n: p.shape for n, p in shard.member(0).named_parameters()}
+    return recipe, shapes_of(shard.member(0).named_parameters())
 
 
 def _check_shared(networks):
