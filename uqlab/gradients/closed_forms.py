@@ -7,6 +7,8 @@ inputs, over tokens, places and perturbed copies. Its norm follows from these fa
 biases; the roots are taken last.
 """
 
+import functools
+import itertools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -145,12 +147,10 @@ def by_copies(
     owned
         The names in the module of each layer's parameters.
     """
-    names = [name for layer in owned for name in layer]
-    parameters = [module.get_parameter(name).detach() for name in names]
-    copies = {
-        name: p.expand(n, *p.shape).requires_grad_()
-        for name, p in zip(names, parameters, strict=True)
-    }
+    copies = {}
+    for name in itertools.chain(*owned):
+        p = module.get_parameter(name).detach()
+        copies[name] = p.expand(n, *p.shape).requires_grad_()
     with torch.enable_grad():
         outputs = [_each_sample(call, module, copies, n) for call in calls]
 
@@ -163,9 +163,12 @@ def by_copies(
             retain_graph=True,
             materialize_grads=True,
         )
-        size = {name: power(g, q) for name, g in zip(names, gradients, strict=True)}
-        layers = [torch.stack([size[name] for name in layer]) for layer in owned]
-        return torch.stack([sizes.sum(0) for sizes in layers])
+        size = {name: power(g, q) for name, g in zip(copies, gradients, strict=True)}
+        layers = []
+        for layer in owned:
+            sizes = torch.stack([size[name] for name in layer])
+            layers.append(sizes.sum(0))
+        return torch.stack(layers)
 
     return powers
 
@@ -175,17 +178,17 @@ def _each_sample(
 ) -> Tensor:
     """Return the outputs [samples, copies, ...] for parameters [samples, ...]."""
     x = [call.leaves[i].unflatten(0, (n, -1)) for i in call.batched]
-
-    def run(own: Mapping[str, Tensor], *sample: Tensor) -> Tensor:
-        return call.again(module, own, *sample)
-
+    run = functools.partial(call.again, module)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # an operation that vmap takes one by one
             return torch.func.vmap(run)(copies, *x)
     except Exception:  # each library has errors of its own for what vmap cannot do
-        own = [{name: p[i] for name, p in copies.items()} for i in range(n)]
-        return torch.stack([run(*sample) for sample in zip(own, *x, strict=True)])
+        outputs = []
+        for i, *sample in zip(range(n), *x, strict=True):
+            own = {name: p[i] for name, p in copies.items()}
+            outputs.append(run(own, *sample))
+        return torch.stack(outputs)
 
 
 def _outer(a: Tensor, out: int, bias: bool, q: int) -> Callable[[Tensor], Tensor]:

@@ -4,6 +4,7 @@ One forward pass, then one backward pass a class, for all samples at once.
 """
 
 import contextlib
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -73,8 +74,9 @@ class SampleGradients:
         self.units = self._right_units(rows, log_p, truth)
         for unit, names in self.units.items():
             if names != [unit] or type(self.modules[unit]) not in FORMS:
-                copied = [p for layer in names for p in self.owned[layer]]
-                self.footprint += sum(self.parameters[p].numel() for p in copied)
+                for layer in names:
+                    sizes = [self.parameters[p].numel() for p in self.owned[layer]]
+                    self.footprint += sum(sizes)
 
     def norms(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return norms [n, layers, C] of the gradients of log p_c, and log p [n, C].
@@ -231,12 +233,15 @@ class SampleGradients:
     def _way(self, unit: str, layers: list[str], calls: list[Call], n: int) -> Powers:
         """Return the way from errors at a module's outputs to powers [layers, n]."""
         module = self.modules[unit]
-        form = FORMS.get(type(module)) if layers == [unit] else None
-        powers = form(module, calls, n, self.q) if form else None
-        if powers:
-            return lambda errors: powers(errors).unsqueeze(0)
+        form = FORMS.get(type(module))
+        if form and layers == [unit]:
+            powers = form(module, calls, n, self.q)
+            if powers:
+                return lambda errors: powers(errors).unsqueeze(0)
         inside = f"{unit}." if unit else ""
-        owned = [[p.removeprefix(inside) for p in self.owned[name]] for name in layers]
+        owned = []
+        for layer in layers:
+            owned.append([name.removeprefix(inside) for name in self.owned[layer]])
         return by_copies(module, owned, calls, n, self.q)
 
 
@@ -269,13 +274,16 @@ def _errors(logits: Tensor, seed: Tensor, calls: Calls) -> dict[str, list[Tensor
     """Return the errors at the outputs of all calls, for a seed [rows, C]."""
     if not calls:
         return {}
-    probes = [call.probe for made in calls.values() for call in made]
+    probes = [call.probe for call in itertools.chain(*calls.values())]
     errors = iter(
         torch.autograd.grad(
             logits, probes, seed, retain_graph=True, materialize_grads=True
         )
     )
-    return {unit: [next(errors) for _ in made] for unit, made in calls.items()}
+    return {
+        unit: list(itertools.islice(errors, len(unit_calls)))
+        for unit, unit_calls in calls.items()
+    }
 
 
 def _logits(output: Any, rows: int) -> Tensor:
