@@ -159,13 +159,13 @@ def compositions(split):
 
     Every pair of colour and shape is in one of them.
     """
-    pairs = itertools.product(enumerate(COLOURS), enumerate(SHAPES))
+    combinations = itertools.product(
+        enumerate(COLOURS), enumerate(SHAPES), SIZES, FILLS
+    )
     return tuple(
         f"{size} {fill} {colour} {shape}"
-        for (c, colour), (s, shape) in pairs
+        for (c, colour), (s, shape), size, fill in combinations
         if ((c + s) % 5 == 0) == (split == "test")
-        for size in SIZES
-        for fill in FILLS
     )
 
 

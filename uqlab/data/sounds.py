@@ -111,7 +111,9 @@ def esc50(split, root):
     Each has five seconds; the five folds hold eight clips of each class.
     """
     folders = [root / name for name in ("esc50", "ESC-50-master", "ESC-50", ".")]
-    tables = [path for folder in folders for path in folder.glob("meta/esc50.csv")]
+    tables = []
+    for folder in folders:
+        tables += folder.glob("meta/esc50.csv")
     if not tables:
         raise FileNotFoundError(
             f"{folders[0] / 'meta/esc50.csv'} is missing, and no checksum of ESC-50 is "

@@ -66,7 +66,7 @@ def _columns(path: Path) -> dict[str, list[str]]:
                 f"got {len(row)}"
             )
     return {
-        name.strip().lower(): [field.strip() for field in fields]
+        name.strip().lower(): list(map(str.strip, fields))
         for name, *fields in zip(header, *rows, strict=True)
     }
 

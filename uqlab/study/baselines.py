@@ -115,10 +115,15 @@ def _is_texts(inputs):
 
 def _rarity(train, texts):
     words = CountVectorizer(token_pattern=WORD).build_analyzer()
-    known = Counter(word for text in train for word in words(text))
+    known = Counter()
+    for text in train:
+        known.update(words(text))
     every = known.total() + len(known) + 1
-    rare = [[every / (known[word] + 1) for word in words(t) or [""]] for t in texts]
-    return np.array([np.log(ratios).mean() for ratios in rare])
+    rarities = []
+    for text in texts:
+        ratios = [every / (known[word] + 1) for word in words(text) or [""]]
+        rarities.append(np.log(ratios).mean())
+    return np.array(rarities)
 
 
 def shrunk_root(values: Float[Tensor, "samples width"]) -> Float[Tensor, "width width"]:

@@ -3,6 +3,7 @@
 import copy
 import functools
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -218,7 +219,7 @@ def encode(network: Any, *sets: data.Dataset, longest: int = 64) -> list[Tensor]
     inputs: list[Any] = [items.inputs for items in sets]
     if isinstance(inputs[0], Tensor):
         return inputs
-    texts = [text for items in inputs for text in items]
+    texts = list(itertools.chain(*inputs))
     ids = network.encode(texts, min(longest, network.longest))
     return list(ids.split([len(items) for items in inputs]))
 

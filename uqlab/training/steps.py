@@ -131,7 +131,9 @@ class ChainStep:
 
     def __init__(self, layers: list[Layer], loss: Loss, settings: Optimisation):
         self.layers, self.loss, self.settings = layers, loss, settings
-        parameters = [p for layer in layers for p in layer[:2] if p is not None]
+        parameters = []
+        for layer in layers:
+            parameters += [p for p in layer[:2] if p is not None]
         self.optimizer = settings.of(parameters)
         self.adam = settings.optimizer != "sgd"
         for p in parameters:
