@@ -255,8 +255,8 @@ def simplex(
 
 
 def _simplex_frame(ax: Axes) -> None:
-    steps = range(61)
-    grid = np.array([(a, b, 60 - a - b) for a in steps for b in steps[: 61 - a]]) / 60
+    first, second = np.nonzero(np.tri(61)[::-1])  # where first + second <= 60
+    grid = np.column_stack([first, second, 60 - first - second]) / 60
     heights = uncertainty.entropy(np.log(grid.clip(1e-12))).numpy()
     levels = np.linspace(0, np.log(3) + 1e-6, 9)
     x, y = barycentric(grid).T

@@ -12,6 +12,7 @@ l the diagonals of K and L. CKA is computed in float64 from::
 ||X^T Y||_F^2, which needs no n x n matrix.
 """
 
+import itertools
 import math
 import re
 import warnings
@@ -443,9 +444,10 @@ def _inner(x: _Kernel, y: _Kernel, kernel: str) -> Tensor:
 
 def _hsic(a: list[_Kernel], b: list[_Kernel], kernel: str, unbiased: bool) -> Tensor:
     """Return HSIC1 or HSIC0 of all pairs: [A, B]."""
-    inner = torch.stack([_inner(x, y, kernel) for x in a for y in b])
-    inner = inner.view(len(a), len(b))
-    k, m = (torch.stack([x.diagonal for x in kernels]) for kernels in (a, b))  # [A, n]
+    pairs = itertools.product(a, b)
+    inner = torch.stack([_inner(x, y, kernel) for x, y in pairs]).view(len(a), -1)
+    k = torch.stack([x.diagonal for x in a])  # [A, n]
+    m = torch.stack([y.diagonal for y in b])  # [B, n]
     n = k.shape[1]
     if not unbiased:
         return inner / (n - 1) ** 2

@@ -214,8 +214,9 @@ def mask_diversity(ensemble: MaskEnsemble) -> Float[Tensor, ""]:
     Tensor
         Nats, in [0, log 2].
     """
-    layers = ensemble.masks().values()
-    masks = [mask for layer in layers for mask in layer if mask is not None]
+    masks = []
+    for layer in ensemble.masks().values():
+        masks += [mask for mask in layer if mask is not None]
     return information(torch.cat(masks, 1)).clamp(min=0)
 
 
@@ -245,7 +246,10 @@ def _sequence(network: nn.Module) -> list[nn.Module]:
     """Return the modules of nested Sequentials in the order of their calls."""
     if type(network) is not nn.Sequential:
         return [network]
-    return [leaf for module in network for leaf in _sequence(module)]
+    leaves = []
+    for module in network:
+        leaves += _sequence(module)
+    return leaves
 
 
 @torch.no_grad()

@@ -266,7 +266,9 @@ def _cut(
     """
     (attention,) = attentions(unit)
     sharing = attention.heads // attention.groups  # queries of one key and value
-    queries = [group * sharing + i for group in lost for i in range(sharing)]
+    queries = []
+    for group in lost:
+        queries += range(group * sharing, (group + 1) * sharing)
     # From the last rows to the first, so that those of a fused matrix keep their place.
     _remove(unit, attention.value, lost)
     _remove(unit, attention.key, lost)

@@ -5,7 +5,7 @@ logits instead, for comparison with papers that did so. Everything is computed i
 float64; losses are in nats.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -84,17 +84,18 @@ def quality(runs: Sequence[ArrayLike], labels: ArrayLike) -> dict[str, float]:
     from uqlab.metrics.calibration import ece
 
     at_least("the number of runs", len(runs))
-    measures: dict[str, Callable[..., float]] = {
+    measures = {
         "accuracy": accuracy,
         "F1": macro_f1,
         "ECE": ece,
         "NLL": nll,
         "Brier": brier,
     }
-    return {
-        name: sum(measure(logits, labels) for logits in runs) / len(runs)
-        for name, measure in measures.items()
-    }
+    means = {}
+    for name, measure in measures.items():
+        values = [measure(logits, labels) for logits in runs]
+        means[name] = sum(values) / len(values)
+    return means
 
 
 # By sample ----------------------------------------------------------------------------

@@ -297,5 +297,5 @@ def _cloud(
     xy = (99 * xy / xy.abs().max()).round().int().split([len(x) for x in sets])
     return {
         "points": [x[spread(len(x), shown)].flatten().tolist() for x in xy],
-        "apart": [[float(distance) for distance in pair] for pair in apart],
+        "apart": [list(map(float, distances)) for distances in apart],
     }

@@ -34,7 +34,9 @@ class Stage:
         self.figure, self.draw = figure, draw
         self.canvas = FigureCanvasAgg(figure)
         figure.set_dpi(SHARPNESS)
-        self.axes = [axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)]
+        self.axes = []
+        for ax in figure.axes:
+            self.axes += [ax.xaxis, ax.yaxis]
         for axis in self.axes:
             if isinstance(axis.get_major_formatter(), LogFormatter):  # slow
                 axis.set_major_formatter("{x:g}")
@@ -65,20 +67,20 @@ class Stage:
         return memory.getvalue()
 
     def _titles(self) -> list[Text]:
-        return [
-            artist
-            for ax, kept in self.kept.items()
-            for artist in kept
-            if isinstance(artist, Text) and artist not in ax.texts
-        ]
+        titles = []
+        for ax, artists in self.kept.items():
+            titles += [
+                artist
+                for artist in artists
+                if isinstance(artist, Text) and artist not in ax.texts
+            ]
+        return titles
 
     def _added(self) -> list[Artist]:
-        return [
-            artist
-            for ax, kept in self.kept.items()
-            for artist in ax.get_children()
-            if artist not in kept
-        ]
+        added = []
+        for ax, artists in self.kept.items():
+            added += [artist for artist in ax.get_children() if artist not in artists]
+        return added
 
     def _look(self) -> list[tuple]:
         return [_seen_of(axis) for axis in self.axes]
