@@ -263,7 +263,9 @@ def run(
     outcomes = execution.execute_all(plan, root, profile, jobs, timeout, quiet)
     click.echo(f"\nresults: {root}\nlook at: {gallery.build(root)}")
     ended = [root / path.stem for path in plan if outcomes[path].status == "ok"]
-    held = [holds for path in ended for holds in Record.read(path).claims_held()]
+    held = []
+    for path in ended:
+        held += Record.read(path).claims_held()
     click.echo(tables.counted(held))
     if len(ended) < len(plan):
         raise SystemExit(1)

@@ -34,8 +34,10 @@ def build(root: Path, profiles: Sequence[str] = ()) -> Path:
         Folders in `root` to show instead; the page then filters by profile too.
     """
     sections = list(_sections(root, profiles))
-    singles = [section["runs"][0] for section in sections if not section["sweep"]]
-    held = [holds for run in singles for holds in run["record"].claims_held()]
+    held = []
+    for section in sections:
+        if not section["sweep"]:
+            held += section["runs"][0]["record"].claims_held()
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -74,8 +76,9 @@ def _sections(root: Path, profiles: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 def found(root: Path) -> list[str]:
     """Return the profiles that have runs in a folder such as figures."""
-    patterns = ("*/*/manifest.json", "*/*.failed", "*/*.sweep")
-    runs = [path for pattern in patterns for path in root.glob(pattern)]
+    runs = []
+    for pattern in ("*/*/manifest.json", "*/*.failed", "*/*.sweep"):
+        runs += root.glob(pattern)
     return sorted({path.relative_to(root).parts[0] for path in runs})
 
 
@@ -105,25 +108,26 @@ def _sweep(root: Path, sweep: Path, present: Present) -> dict[str, Any]:
     runs = tables.read(sweep)
     varied = [name for name in runs.parameters if _several(runs.rows, name)]
     columns = [*varied, *runs.numbers, "run_seconds"]
-    shown = []
+    shown, cells = [], []
     for row in runs.rows:
+        cells.append([row.get(name) for name in columns])
         run = _run(root, sweep / row["run"], present)
         shown.append(run | {"varied": {name: row[name] for name in varied}})
     failed = [_failed(root, folder) for folder in sorted(sweep.glob("*.failed"))]
     first = sweep / runs.rows[0]["run"] if runs.rows else sweep
-    section = {
+    return {
         "title": sweep.name,
         "links": _links(root, sorted(sweep.glob("table.*"))),
         "left_out": runs.left_out,
         "mixed": runs.mixed,
         "table": {
             "columns": columns,
-            "data": [[row.get(name) for name in columns] for row in runs.rows],
+            "data": cells,
             "index": [row["run"] for row in runs.rows],
         },
         "runs": shown + failed,
+        **_opening(first),
     }
-    return section | _opening(first)
 
 
 def _several(rows: list[dict[str, Any]], name: str) -> bool:
@@ -150,8 +154,9 @@ def _failed(root: Path, folder: Path) -> dict[str, Any]:
 def _run(root: Path, folder: Path, present: Present) -> dict[str, Any]:
     """Return what a result folder holds."""
     manifest, record = Manifest.read(folder), Record.read(folder)
-    patterns = ("*.ipynb", "results.json", "manifest.json", "*.csv")
-    files = [path for pattern in patterns for path in sorted(folder.glob(pattern))]
+    files = []
+    for pattern in ("*.ipynb", "results.json", "manifest.json", "*.csv"):
+        files += sorted(folder.glob(pattern))
     return {
         "manifest": manifest,
         "record": record,

@@ -3,6 +3,7 @@
 import ast
 import difflib
 import functools
+import itertools
 import json
 import re
 import shutil
@@ -390,7 +391,7 @@ def per_notebook(
     if len({path.stem for path in known}) < len(known):
         same = ", ".join(map(str, known))
         raise ValueError(f"two notebooks of one name would share a folder: {same}")
-    anywhere = dict.fromkeys(name for values in known.values() for name in values)
+    anywhere = dict.fromkeys(itertools.chain(*known.values()))
     refuse_unknown(given, anywhere, " and ".join(path.stem for path in known))
     plan = {}
     for path, values in known.items():

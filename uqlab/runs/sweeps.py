@@ -9,7 +9,7 @@ import math
 import re
 import shutil
 from collections import ChainMap, Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Event
@@ -274,18 +274,16 @@ def jobs_of_grid(
 
 def _axes(
     grid: Mapping[str, Iterable[Any] | str], known: dict[str, Any], stem: str
-) -> list[list[dict[str, Any]]]:
-    """Return the checked values of each parameter of a grid, which is counted first."""
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield the checked values of each parameter of a grid, which is counted first."""
     axes = {
         name: axis(values, known.get(name)) if isinstance(values, str) else [*values]
         for name, values in grid.items()
     }
     if not 0 < math.prod(map(len, axes.values())) <= POINTS:
         raise ValueError(f"a sweep has 1 to {POINTS:,} runs; the grid has more or none")
-    return [
-        [checked({name: value}, known, stem) for value in values]
-        for name, values in axes.items()
-    ]
+    for name, values in axes.items():
+        yield [checked({name: value}, known, stem) for value in values]
 
 
 def summary(report: Report) -> str:

@@ -117,7 +117,9 @@ def as_frame(runs: Runs, where: Path) -> "DataFrame":
         raise ValueError(f"no finished run in {where}")
     facts = [name for name in runs.rows[0] if name.startswith("run_")]
     names = ["run", *runs.parameters, *runs.numbers, *facts]
-    columns = {name: _column([row.get(name) for row in runs.rows]) for name in names}
+    columns = {}
+    for name in names:
+        columns[name] = _column([row.get(name) for row in runs.rows])
     return pandas.DataFrame(columns)
 
 
@@ -162,7 +164,9 @@ def circumstances(
 ) -> dict[str, Any]:
     """Return what rows depend on: hours, machines, packages, parameters, numbers."""
     packages = [Manifest.read(sweep / row["run"]).packages for row in rows]
-    seen = {name: _distinct(row.get(name) for row in rows) for name in rows[0]}
+    seen = {}
+    for name in rows[0]:
+        seen[name] = _distinct(row.get(name) for row in rows)
     return {
         "runs": len(rows),
         "hours": round(sum(row["run_seconds"] for row in rows) / 3600, 2),
