@@ -165,14 +165,3 @@ def batches(
     for low in range(0, count(inputs), batch_size):
         rows = slice(low, low + batch_size)
         yield rows, take(model, inputs, rows)
-
-
-def trained_like(made: Any, part: nn.Module) -> Any:
-    """Return `made` in the mode of `part`, trained where `part` is.
-
-    A parameter of `made` is trained if that of the same name in `part` is.
-    """
-    wanted = {name: p.requires_grad for name, p in part.named_parameters()}
-    for name, p in made.named_parameters():
-        p.requires_grad_(wanted.get(name, False))
-    return made.train(part.training)
