@@ -587,3 +587,29 @@ def test_tokens_that_are_routed_by_the_input(seed):
         x = torch.randn(2, 1, 8, 6)
         alone = torch.stack([ensemble.member(m)(x[m]) for m in range(2)])
         assert torch.allclose(ensemble.forward_members(x), alone, atol=1e-5)
+
+
+class CutText(nn.Module):
+    """Token ids up to the longest text of the batch, as classifiers of texts read them."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.mix = nn.Embedding(20, 6), nn.Linear(6, 6)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, ids):
+        ids = ids[:, : int((ids > 0).sum(1).max())]
+        return self.head(self.mix(self.words(ids)).relu().sum(1))
+
+
+def test_members_share_a_pass_though_the_first_texts_differ_in_length():
+    ensemble = ensembles.lora(CutText(), 3, seed=0, rank=2).eval()
+    ids = torch.randint(1, 20, (4, 8), generator=torch.Generator().manual_seed(0))
+    ids[0, 5:] = ids[3, 2:] = 0
+    with torch.no_grad():
+        for p in ensemble.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+        logits = ensemble(ids)
+        alone = torch.stack([ensemble.member(m)(ids) for m in range(3)])
+    assert torch.allclose(logits, alone, atol=1e-5)
+    assert "members in a pass" not in ensemble.about()

@@ -251,7 +251,10 @@ class FoldedEnsemble(Ensemble):
     @torch.no_grad()
     def _is_given_members_in_order(self, x):
         """Compare what layers are given for two members together, and for each."""
-        both = map_tensors(lambda t: torch.stack([t[0, :1], t[1, -1:]]), x)
+        # Two inputs for both, so that texts are cut to one length; in an order that is
+        # another one if members or axes change places.
+        order = torch.tensor([[0, 1, 0], [1, 0, 1]])
+        both = map_tensors(lambda t: torch.cat([t[0, :1], t[1, -1:]])[order], x)
         seen = []
         try:
             for rows in (slice(2), slice(0, 1), slice(1, 2)):
