@@ -144,7 +144,9 @@ def files(number: int, rng: random.Random) -> Iterator[str]:
                     else f"FAULT {kind}: read as something else"
                 )
             except Exception as error:
-                found = [] if "computed anew" in str(error) else net.foreign(error)
+                found = (
+                    [] if "computed anew" in str(error) else net.bug(error, read, {})
+                )
                 yield f"FAULT {kind}: {found[0]}" if found else f"{kind} refused"
             path.write_bytes(whole[kind])
 
