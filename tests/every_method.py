@@ -137,6 +137,9 @@ def check(network: Network, name: str, folder: Path) -> None:
             for m in range(ensemble.members)
         ]
     )
+    parts = ensemble.member(0).modules()
+    left = {type(p).__name__ for p in parts if isinstance(p, ensembles.MemberLayer)}
+    assert left <= {"MemberDropout", "FixedDropout"}, "a member is no plain network"
     size = max(1.0, float(apart.abs().max()))
     assert (together - apart).abs().max() < TOLERANCE * size, (
         "predict is not the separate members"

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from small_networks import EVERY, bert, images, moved, vit
+from small_networks import EVERY, bert, moved
 from torch import nn
 
 from uqlab import ensembles, models, training
@@ -100,25 +100,17 @@ def test_a_clipped_step_of_shared_parameters_is_one_step():
 
 
 # One contract for networks of transformers and tensors by name --------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     "make",
-    [lambda: ensembles.deep(vit, 2), lambda: ensembles.from_members([vit(), vit()])],
+    [
+        lambda: ensembles.from_members([bert(), bert()]),
+        lambda: ensembles.lora(bert(), 2),
+    ],
 )
-def test_networks_of_transformers_need_no_wrapping(make):
-    ensemble, (x, y) = make().eval(), images()
-    logits = ensemble(x)
-    assert logits.shape == (2, 4, 3)
-    torch.testing.assert_close(logits[1], ensemble.member(1)(x).logits)
-    torch.testing.assert_close(training.predict(ensemble, x), logits.detach())
-    torch.testing.assert_close(
-        training.predict(ensemble.member(1), x)[0], logits[1].detach()
-    )
-    training.fit(ensemble, x, y, epochs=1, lr=0.1, progress=False)
-    assert not torch.equal(ensemble(x)[0], logits[0])
-
-
-def test_separate_members_take_tensors_by_name():
-    ensemble = ensembles.from_members([bert(), bert()]).eval()
+def test_members_take_tensors_by_name(make):
+    ensemble = make().eval()
     tokens = {
         "input_ids": torch.randint(50, (3, 7)),
         "attention_mask": torch.ones(3, 7, dtype=torch.int64),

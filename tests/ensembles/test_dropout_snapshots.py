@@ -25,17 +25,9 @@ def test_dropout_members_keep_their_masks(backbone):
     together = ensemble(x)
     assert torch.equal(together, ensemble.train()(x)) or backbone is bert
     ensemble.eval()
-    assert (together[0] - together[1]).abs().max() > 1e-4
     torch.testing.assert_close(
         ensemble(x[1:2])[:, 0], together[:, 1], rtol=1e-4, atol=1e-5
     )  # whatever the batch
-    for m in range(3):
-        torch.testing.assert_close(
-            logits(ensemble.member(m), x), together[m], rtol=1e-4, atol=1e-5
-        )
-    torch.testing.assert_close(
-        ensembles.dropout(model, 2, 0.4, seed=5)(x), together[:2], rtol=1e-4, atol=1e-5
-    )
     ensemble.chunk = 2
     torch.testing.assert_close(ensemble(x), together, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(

@@ -31,14 +31,6 @@ def test_folded_equals_its_members():
     assert ensemble.double().member(1)(x.double()).dtype == torch.float64
 
 
-def test_a_single_linear_layer_is_an_ensemble_too():
-    ensemble = ensembles.deep(lambda: nn.Linear(4, 3), 2, fold=True)
-    x = torch.randn(5, 4)
-    torch.testing.assert_close(
-        ensemble(x)[1], ensembles.deep(lambda: nn.Linear(4, 3), range(1, 2))(x)[0]
-    )
-
-
 def test_layers_that_mix_the_batch_are_not_folded():
     norm = {"affine": False, "track_running_stats": False}
     for mixing in (lambda: nn.BatchNorm1d(8, **norm), lambda: nn.Softmax(dim=0)):

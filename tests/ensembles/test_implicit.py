@@ -18,7 +18,6 @@ from small_networks import (
     count,
     generators,
     images,
-    logits,
     moved,
     owned,
     resnet,
@@ -32,8 +31,6 @@ from uqlab.core import devices
 from uqlab.ensembles import (
     ATTENTION,
     LowRank,
-    MemberDropout,
-    MemberLayer,
     MemberModule,
     Own,
     Scaled,
@@ -44,36 +41,7 @@ from uqlab.ensembles import (
     members as mechanism,
 )
 
-
-def mlp():
-    torch.manual_seed(0)
-    layers = (
-        nn.Linear(64, 12),
-        nn.LayerNorm(12),
-        nn.ReLU(),
-        nn.Linear(12, 6),
-        nn.ReLU(),
-        nn.Linear(6, 3),
-    )
-    return nn.Sequential(nn.Flatten(), *layers)
-
-
 # Members --------------------------------------------------------------------------------------------------------------
-@ALL
-@pytest.mark.parametrize("backbone", [vit, clip, mlp])
-def test_folded_members_are_separate_plain_networks(make, backbone):
-    ensemble, (x, _) = moved(make(backbone())), images()
-    together = ensemble(x)
-    assert together.shape == (3, 4, 3)
-    assert (together[0] - together[1]).abs().max() > 1e-3
-    for m in range(3):
-        member = ensemble.member(m)
-        assert all(
-            isinstance(part, MemberDropout)
-            for part in member.modules()
-            if isinstance(part, MemberLayer)
-        )
-        torch.testing.assert_close(logits(member, x), together[m], rtol=1e-5, atol=1e-5)
 
 
 @FOLDED
@@ -117,28 +85,6 @@ def test_members_with_batches_of_their_own(make):
         torch.testing.assert_close(
             apart[m], ensemble(x[2 * m : 2 * m + 2])[m], rtol=1e-5, atol=1e-5
         )
-
-
-@ALL
-def test_token_inputs_and_attention_masks_are_repeated(make):
-    ensemble = moved(make(bert()))
-    tokens = {
-        "input_ids": torch.randint(50, (2, 7)),
-        "attention_mask": torch.ones(2, 7, dtype=torch.int64),
-    }
-    tokens["attention_mask"][1, 4:] = 0
-    together = ensemble(**tokens)
-    torch.testing.assert_close(ensemble(tokens), together)
-    for m in range(3):
-        torch.testing.assert_close(
-            ensemble.member(m)(**tokens).logits, together[m], rtol=1e-5, atol=1e-5
-        )
-    shorter = {
-        name: tensor[1:, :4] for name, tensor in tokens.items()
-    }  # what is masked plays no part
-    torch.testing.assert_close(
-        ensemble(shorter)[:, 0], together[:, 1], rtol=1e-5, atol=1e-5
-    )
 
 
 @ALL
@@ -259,20 +205,6 @@ def test_batch_ensemble_multiplies_and_adds_a_rank_one_matrix():
         outer = torch.outer(plus.up[m, :, 0], plus.down[m, 0])
         torch.testing.assert_close(plus.weight(m), linear.weight + outer)
         torch.testing.assert_close(times.left[m] - 1, plus.up[m, :, 0])
-
-
-@pytest.mark.parametrize("additive", [True, False])
-def test_batch_ensembles_train_the_shared_matrix_with_the_members_mean_gradient(
-    additive,
-):
-    """The paper's BatchEnsemble++ trains W, as BatchEnsemble does (Muhlematter et al. 2024, I.2)."""
-    backbone, (x, y) = vit(), images(12)
-    ensemble = ensembles.batch(backbone, 3, additive=additive)
-    weights = [layer.weight.w for layer in owned(ensemble, (LowRank, Scaled)).values()]
-    assert set(weights) <= set(ensemble.shared_parameters())
-    before = [w.clone() for w in weights]
-    training.fit(ensemble, x, y, epochs=1, lr=0.1, batch_size=12, progress=False)
-    assert not any(torch.equal(a, b) for a, b in zip(before, weights, strict=True))
 
 
 def test_a_normal_start_of_rank_one_is_the_additive_form_with_a_frozen_matrix():
