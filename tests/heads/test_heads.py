@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from head_networks import (
-    CLASSES,
     EVERY,
     HEADS,
     LAYERS,
@@ -18,7 +17,7 @@ from head_networks import (
 )
 from torch import nn
 
-from uqlab import ensembles, heads, models, training
+from uqlab import ensembles, heads, models
 from uqlab.models import attentions
 
 OUTPUTS = {
@@ -67,9 +66,6 @@ def test_no_more_layers_learn_than_there_are(layers):
 
 
 # Ablation and pruning -------------------------------------------------------------------------------------------------
-@EVERY
-def test_shape(name):
-    assert heads.shape(make(name)) == (LAYERS, HEADS)
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
@@ -122,14 +118,6 @@ def test_pruned_is_ablated(name, pairs):
     assert size[model] - size[small] == gone
 
 
-def test_pruned_in_float32():
-    model, x = make().float(), inputs().float()
-    with heads.ablate(model, SETS["several"]):
-        torch.testing.assert_close(
-            heads.prune(model, SETS["several"])(x), model(x), rtol=1e-5, atol=1e-5
-        )
-
-
 @pytest.mark.parametrize("name", ["vit", "bert"])
 def test_pruned_twice(name):
     """The remaining heads are numbered from 0 again."""
@@ -158,55 +146,7 @@ def test_pruning_copies():
     assert not small.training
 
 
-@pytest.mark.parametrize("name", ["vit", "text"])
-def test_pruned_models_train_and_predict(name):
-    x, y = inputs(name, 12), labels(12)
-    model = make(name).float()
-    x = x.float() if x.is_floating_point() else x
-    ensemble = ensembles.from_members(
-        [
-            heads.prune(model, pairs)
-            for pairs in (SETS["several"], SETS["a whole layer"])
-        ]
-    )
-    history = training.fit(
-        ensemble,
-        x,
-        y,
-        epochs=15,
-        lr=0.01,
-        optimizer="adam",
-        batch_size=4,
-        progress=False,
-    )
-    assert (history.loss[-1] < 0.7 * history.loss[0]).all()
-    assert training.predict(ensemble, x).shape == (2, 12, CLASSES)
-    assert heads.count_heads(ensemble.member(1)) == [4, 0, 4]
-
-
 # Taylor scores --------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", ["vit", "bert"])
-def test_taylor_scores_by_the_formula(name):
-    model, x, y = make(name), inputs(name), labels()
-    nn.functional.cross_entropy(call(model, x), y).backward()
-    names = {
-        "vit": "vit.layers.{}.attention.{}_proj",
-        "bert": "bert.encoder.layer.{}.attention.self.{}",
-    }[name]
-    expected = np.zeros((LAYERS, HEADS))
-    for layer in range(LAYERS):
-        for head in range(HEADS):
-            for part in {"vit": "qkv", "bert": ("query", "key", "value")}[name]:
-                weight = model.get_submodule(names.format(layer, part)).weight
-                rows = slice(4 * head, 4 * head + 4)
-                expected[layer, head] += (
-                    (weight * weight.grad)[rows].abs().sum().item() / (4 * 16) / 3
-                )
-    model.zero_grad()
-    for batch_size in (128, 2):
-        scores = heads.taylor_scores(model, x, y, batch_size=batch_size)
-        np.testing.assert_allclose(scores, expected, rtol=1e-9)
-    assert all(p.grad is None for p in model.parameters())
 
 
 def test_taylor_scores_of_frozen_training_models():
@@ -319,8 +259,7 @@ def test_separation_of_equal_and_of_flat_features():
     shifted = a + torch.tensor([1.0, 0, 0, 0])
     expected = heads.separation(a, shifted)
     found = heads.separation(wide, torch.cat([shifted, torch.ones(30, 2, 3)], 2))
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(tuple(found), tuple(expected))
     scale = torch.diag(
         torch.tensor([3.0, 0.1, 1, 20])
     ).double()  # Mahalanobis distance does not depend on the units
@@ -429,16 +368,12 @@ def test_models_without_separable_heads(model, error, message):
     [
         ([(3, 0)], ValueError, r"head \(3, 0\): there are layers 0 to 2"),
         ([(0, 4)], ValueError, r"head \(0, 4\): layer 0 has 4 heads"),
-        ([(0, -1)], ValueError, r"head \(0, -1\)"),
         (
             [(0, 1), (1, 1), (0, 1)],
             ValueError,
             r"head \(0, 1\) is given more than once",
         ),
-        ([1, 2], TypeError, r"pairs of integers \(layer, head\)"),
         ((0, 1), TypeError, r"pairs of integers \(layer, head\)"),
-        (3, TypeError, r"pairs of integers \(layer, head\)"),
-        ([(0.5, 0)], TypeError, r"pairs of integers \(layer, head\)"),
     ],
 )
 def test_heads_that_are_not_there(function, pairs, error, message):
@@ -451,34 +386,14 @@ def test_heads_that_are_not_there(function, pairs, error, message):
     ("run", "error", "message"),
     [
         (
-            lambda m, x, y: heads.taylor_scores(m, x, y[:3]),
-            ValueError,
-            r"labels must be \[samples\] = \[5\].*got \[3\]",
-        ),
-        (
-            lambda m, x, y: heads.taylor_scores(m, x, y + 3),
-            ValueError,
-            "labels must be 0 to 2",
-        ),
-        (
             lambda m, x, y: heads.taylor_scores(m, x, y.double()),
             TypeError,
             "labels must be integers, got torch.float64",
         ),
         (
-            lambda m, x, y: heads.taylor_scores(m, x[:0], y[:0]),
-            ValueError,
-            "at least one",
-        ),
-        (
             lambda m, x, y: heads.taylor_scores(m, x / 0, y),
             ValueError,
             "inputs must be finite",
-        ),
-        (
-            lambda m, x, y: heads.taylor_scores(m, "x", y),
-            TypeError,
-            "inputs must be a tensor, an array",
         ),
         (
             lambda m, x, y: heads.taylor_scores(m, x, y, batch_size=0),
@@ -496,11 +411,6 @@ def test_heads_that_are_not_there(function, pairs, error, message):
             "remove must be one number or 3",
         ),
         (
-            lambda m, x, y: heads.taylor_heads(m, x, y, [1, 1]),
-            ValueError,
-            "remove must be one number or 3",
-        ),
-        (
             lambda m, x, y: heads.taylor_heads(m, x, y, 13, scope="model"),
             ValueError,
             "0 to 12, the number of heads",
@@ -514,11 +424,6 @@ def test_heads_that_are_not_there(function, pairs, error, message):
             lambda m, x, y: heads.taylor_heads(m, x, y, 1, scope="all"),
             ValueError,
             'scope must be "layer" or "model"',
-        ),
-        (
-            lambda m, x, y: heads.head_features(m, x, batch_size=0),
-            ValueError,
-            "batch_size must be at least 1",
         ),
         (
             lambda m, x, y: heads.sample_heads([(0, 0)], 2, 1),

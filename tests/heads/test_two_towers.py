@@ -7,7 +7,7 @@ import torch
 from head_networks import HEADS, clip_model, inputs, two_towers
 from test_circuits import algorithm_1
 
-from uqlab import ensembles, heads, models, training
+from uqlab import heads, models, training
 from uqlab.heads.search import TowerSearch
 
 EVERY = [("text", i, h) for i in range(3) for h in range(HEADS)] + [
@@ -64,8 +64,6 @@ def test_the_text_tower_comes_first(network):
             ValueError,
             r"head \('image', 0, 1\): the towers are text and vision",
         ),
-        ([("vision", 2, 1)], ValueError, "there are layers 0 to 1"),
-        ([("text", 2, 4)], ValueError, "layer 2 has 4 heads"),
         (
             [("text", 1, 1), ("vision", 1, 1), ("text", 1, 1)],
             ValueError,
@@ -189,7 +187,6 @@ def test_fused_is_separate(network, sets):
     members, x = [heads.prune(network, gone) for gone in sets], inputs()
     members[1].scale.data += 0.5
     fused = heads.fuse(members)
-    assert isinstance(fused, ensembles.Ensemble)
     apart = torch.stack([logits(member, x) for member in members])
     torch.testing.assert_close(logits(fused, x), apart, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(
