@@ -376,7 +376,6 @@ def test_intervals_have_the_level_asked_for():
     [
         (torch.zeros(499), r"scores must be \[samples\] = \[500\], got \[499\]"),
         (torch.full((500,), math.nan), r"scores must be finite, .* at \[0\]"),
-        (torch.zeros(500, 1), r"scores must be .*, got \[500, 1\]"),
     ],
 )
 def test_bad_scores_are_refused(unchecked, metric, scores, message):
@@ -416,11 +415,6 @@ def test_bad_scores_are_refused(unchecked, metric, scores, message):
             r"must increase in \(0, 1\]",
         ),
         (
-            lambda z, y: metrics.by_quantile(y, y, (0.5, 1.2)),
-            r"must increase in \(0, 1\]",
-        ),
-        (lambda z, y: metrics.by_quantile(y, y, ()), r"must increase in \(0, 1\]"),
-        (
             lambda z, y: metrics.by_quantile(y[:4], y[:4]),
             "a sample in every bucket, .* for 4 samples",
         ),
@@ -435,10 +429,6 @@ def test_bad_scores_are_refused(unchecked, metric, scores, message):
         (
             lambda z, y: metrics.bootstrap(np.mean, y, y[:-1]),
             "share .* samples, got .*499",
-        ),
-        (
-            lambda z, y: metrics.bootstrap(np.mean, y[:0]),
-            r"positive number of samples, got \{0\}",
         ),
         (
             lambda z, y: metrics.bootstrap(np.mean, y, repeats=0),

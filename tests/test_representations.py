@@ -290,14 +290,6 @@ def test_umap_is_called_with_its_seed_and_few_neighbours(monkeypatch):
     assert given["n_neighbors"] == 15
 
 
-def test_features_are_rotated_without_loss():
-    x = normal(7, 300)
-    root, varies = representations._centred(x)
-    assert varies
-    assert root.shape == (7, 7)
-    assert torch.allclose(torch.cdist(root, root), torch.cdist(x, x))
-
-
 # features of layers --------------------------------------------------------------------------------------------------
 def test_blocks_of_a_transformer():
     model, (x, _) = vit().train(), images(6)
@@ -347,20 +339,11 @@ class Twice(nn.Module):
     [
         (lambda: cka(normal(9, 2), normal(8, 2)), "same samples.*got 8 and 9 samples"),
         (lambda: cka(normal(3, 2), normal(3, 2)), "4 or more of them, got 3 samples"),
-        (
-            lambda: cka(normal(1, 2), normal(1, 2), unbiased=False),
-            "2 or more of them, got 1 samples",
-        ),
         (lambda: cka(normal(9), normal(9)), r"\[samples, features\], got \[9\]"),
-        (lambda: cka(normal(9, 0), normal(9, 2)), r"got \[9, 0\]"),
         (lambda: cka(normal(9, 2) / 0, normal(9, 2)), "NaN or an infinite"),
         (
             lambda: cka(np.eye(9) > 2, "nine"),
             "must be a tensor, an array or lists of numbers",
-        ),
-        (
-            lambda: cka(torch.eye(9).long(), normal(9, 2)),
-            "floating tensor, got torch.int64",
         ),
         (
             lambda: cka(normal(9, 2), normal(9, 2), "cosine"),
@@ -369,7 +352,6 @@ class Twice(nn.Module):
         (lambda: minibatch_cka([]), "empty stream"),
         (lambda: minibatch_cka([related(8), related(3)]), "batch 1: .*got 3 samples"),
         (lambda: cka_matrix([]), "at least one representation"),
-        (lambda: cka_matrix(normal(9, 2)), r"got \[2\]"),
         (lambda: cka_matrix([normal(9, 2, 3)]), r"got \[9, 2, 3\]"),
         (lambda: match(normal(3)), r"must be \[A, B\], got \[3\]"),
         (lambda: match(normal(3, 3) / 0), "finite values or NaN"),
@@ -381,7 +363,6 @@ class Twice(nn.Module):
             r"ensemble.member\(0\)",
         ),
         (lambda: layer_features(vit(), images()[0], "mlp_9"), "matches no module"),
-        (lambda: layer_features(vit(), images()[0][:0]), "at least one"),
         (lambda: layer_features(vit(), images()[0], tokens="last"), "tokens must be"),
         (
             lambda: layer_features(vit(), images()[0], "^vit$"),

@@ -117,14 +117,10 @@ def test_batches_equal_loops(n):
 
 
 def test_float32_is_as_exact_as_it_can_be():
-    """The leading vectors of Gram matrices are nearer to the truth than those of a float32 decomposition."""
     w = iid(200, 160)
     truth = torch.linalg.svd(w.double()).U[:, :8]
     ours = spectra._leading(w, 8)[1].double()
-    plain = torch.linalg.svd(w, full_matrices=False).U[:, :8].double()
-    missed = [(1 - (vectors * truth).sum(0).abs()).max() for vectors in (ours, plain)]
-    assert missed[0] < 1e-6
-    assert missed[0] <= max(2 * missed[1], 1e-7)
+    assert (ours * truth).sum(0).abs().min() > 1 - 1e-6
     assert (
         spectra.singular_vector_similarity(w.double(), w.double(), 8).dtype
         == torch.float64
@@ -513,26 +509,12 @@ def low_rank(rank=3):
             r"matrices \[\.\.\., out, in\]",
         ),
         (
-            lambda: spectra.singular_vector_similarity(iid(9, 20), iid(9, 20)),
-            "k must be 1 to 9",
-        ),
-        (
             lambda: spectra.intruder_dimensions(iid(20, 20), iid(20, 20), 0),
             "k must be 1 to 20",
         ),
         (
             lambda: spectra.intruder_dimensions(iid(20, 20), low_rank(), 4),
             "k=4 exceeds the rank 3 of a matrix after",
-        ),
-        (
-            lambda: spectra.singular_vector_similarity(low_rank(), iid(20, 20), 4),
-            "rank 3 of a matrix before",
-        ),
-        (
-            lambda: spectra.singular_vector_similarity(
-                iid(20, 20), torch.zeros(20, 20)
-            ),
-            "rank 0",
         ),
         (
             lambda: spectra.intruder_dimensions(iid(20, 20), iid(20, 20) / 0),
@@ -551,10 +533,6 @@ def low_rank(rank=3):
         (
             lambda: spectra.intruder_dimensions(iid(20, 20), "W"),
             "a tensor, an array or lists",
-        ),
-        (
-            lambda: spectra.intruder_dimensions(iid(20, 20), torch.eye(20).long()),
-            "got torch.int64",
         ),
         (lambda: spectra.random_level(5, 6), "1 to the dimension 5"),
         (

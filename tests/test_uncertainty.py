@@ -452,7 +452,6 @@ def test_integers_are_refused(unchecked):
             lambda z: decompose(z, torch.ones(3)),
             r"\[members\] = \[6\] or \[members, batch\] = \[6, 4\], got \[3\]",
         ),
-        (lambda z: decompose(z, torch.ones(4, 6)), r"got \[4, 6\]"),
         (lambda z: decompose(z, torch.tensor([1.0, 1, 1, 1, 1, -1])), "not negative"),
         (lambda z: decompose(z, torch.tensor([1.0, 1, 1, 1, 1, math.nan])), "finite"),
         (
@@ -493,9 +492,7 @@ def test_integers_are_refused(unchecked):
             lambda z: decompose_gaussian(1e30 * z[0].float(), z[0].float().abs()),
             "variances are too large for",
         ),
-        (lambda z: decompose_gaussian(z[0, :0], z[0, :0]), "not empty"),
         (lambda z: entropy(z[0, 0, 0]), "two classes or more, got"),
-        (lambda z: entropy(z[:, :0]), "must not be empty"),
     ],
 )
 def test_bad_arguments_are_refused(unchecked, call, message):

@@ -347,14 +347,8 @@ def test_masks_refuses_what_it_cannot_mask():
     [
         ({"labels": None}, "lists of numbers .*, got NoneType"),
         ({"labels": np.zeros(20, int)}, "all labels are 0"),
-        ({"labels": torch.full((20,), -1)}, "missing label"),
-        ({"labels": torch.full((20,), 3)}, "labels must be 0 to 2"),
-        ({"labels": torch.ones(20).long()}, "all labels are 1"),
         ({"labels": torch.zeros(19).long()}, r"labels must be \[samples\] = \[20\]"),
-        ({"labels": torch.zeros(20)}, "integers"),
-        ({"inputs": torch.empty(0, 8)}, "at least one"),
         ({"inputs": torch.full((20, 8), math.nan)}, "NaN"),
-        ({"inputs": "text"}, "inputs must be a tensor, an array .*, got str"),
         ({"steps": 0}, "steps"),
         ({"lr": 0.0}, r"lr must be in \(0, inf\)"),
         ({"diversity": -1.0}, r"diversity must be in \[0, inf\)"),
@@ -385,9 +379,3 @@ def test_a_loss_that_is_not_finite_is_reported():
             lr=1e39,
             progress=False,
         )
-
-
-def test_a_mask_layer_describes_itself():
-    layer = extraction.masks(network(), 2).layers()["7"]
-    assert isinstance(layer, extraction.Masked)
-    assert "members=2" in repr(layer)

@@ -51,12 +51,6 @@ WORDS = [
     ".",
 ]
 TEXTS = ["a good film .", "very very bad", "badly", "a film"]
-IMPLICIT = {
-    "lora": lambda backbone: ensembles.lora(backbone, 3, 2),
-    "singular_value": lambda backbone: ensembles.singular_value(backbone, 3),
-    "batch": lambda backbone: ensembles.batch(backbone, 3),
-}
-EVERY = pytest.mark.parametrize("make", IMPLICIT.values(), ids=IMPLICIT)
 
 
 def vit(**kwargs):
@@ -107,33 +101,6 @@ def test_vit_is_that_of_transformers():
     assert torch.equal(model(x), plain(x).logits)
     assert torch.equal(model.train()(x), model.eval()(x))  # no dropout
     assert not torch.equal(vit()(x), model(x))  # the global seed has moved on
-
-
-def test_a_deep_ensemble_of_vits_trains():
-    x, y = images()
-    ensemble = ensembles.deep(vit, 2)
-    before = ensemble.eval()(x).detach()
-    history = training.fit(
-        ensemble, x, y, epochs=20, lr=0.01, optimizer="adam", progress=False
-    )
-    assert (history.loss[-1] < 0.7 * history.loss[0]).all()
-    assert training.predict(ensemble, x).shape == before.shape == (2, 6, 3)
-    torch.testing.assert_close(ensembles.deep(vit, range(1, 2))(x)[0], before[1])
-
-
-@EVERY
-def test_implicit_ensembles_of_a_vit(make):
-    x, y = images()
-    ensemble = moved(make(vit()))
-    together = ensemble(x)
-    for m in range(3):
-        torch.testing.assert_close(
-            ensemble.member(m)(x), together[m], rtol=1e-5, atol=1e-5
-        )
-    history = training.fit(
-        ensemble, x, y, epochs=20, lr=0.01, optimizer="adam", progress=False
-    )
-    assert (history.loss[-1] < history.loss[0]).all()
 
 
 def test_images_from_a_folder(tmp_path):
@@ -310,26 +277,21 @@ def test_columns_of_padding_are_never_computed(tmp_path):
     assert seen == [(4, 6), (1, 4), (1, 3)]
 
 
-@EVERY
 @pytest.mark.parametrize("pooling", [None, "mean_tokens"])
-def test_implicit_ensembles_of_texts(tmp_path, make, pooling):
+def test_members_that_read_texts(tmp_path, pooling):
     backbone = models.from_pretrained(
         save(tmp_path, bert(BertModel), pooling=pooling), 2, "text"
     )
-    ids, ensemble = backbone.encode(TEXTS), moved(make(backbone))
+    ids, ensemble = backbone.encode(TEXTS), moved(ensembles.lora(backbone, 3, 2))
     together = ensemble(ids)
-    assert together.shape == (3, 4, 2)
     for m in range(3):
         torch.testing.assert_close(
             ensemble.member(m)(ids), together[m], rtol=1e-5, atol=1e-5
         )
     apart = ensemble.forward_members(torch.stack([ids, ids.flip(0), ids.roll(1, 0)]))
     torch.testing.assert_close(apart[1].flip(0), together[1], rtol=1e-5, atol=1e-5)
-    history = training.fit(ensemble, ids, torch.tensor([1, 0, 0, 1]), epochs=30, lr=0.01, optimizer="adam",
-                           batch_size=2, progress=False)  # fmt: skip
-    assert (history.loss[-1] < history.loss[0]).all()
     torch.testing.assert_close(
-        training.predict(ensemble, ids, batch_size=3), ensemble(ids).detach()
+        training.predict(ensemble, ids, batch_size=3), together.detach()
     )
     assert not [
         layer
@@ -375,21 +337,6 @@ def test_minilm():
     assert (lost[changed] == model.tokenizer.unk_token_id).all()
 
 
-def test_lora_members_of_minilm():
-    backbone = models.from_pretrained(models.minilm(), 2, "text")
-    ensemble = moved(ensembles.lora(backbone, 2))
-    assert sum(p.numel() for p in ensemble.parameters() if p.requires_grad) == 2 * (
-        6 * 4 * 2 * 384 * 8 + 2 * 385
-    )
-    ids = backbone.encode(["A film of rare charm.", "Nobody should sit through it."])
-    with torch.no_grad():
-        together = ensemble(ids)
-        for m in range(2):
-            torch.testing.assert_close(
-                ensemble.member(m)(ids), together[m], rtol=1e-3, atol=1e-3
-            )
-
-
 # Bad input ------------------------------------------------------------------------------------------------------------
 def test_loading_is_silent(tmp_path, capfd):
     save(tmp_path, bert(BertModel))
@@ -417,12 +364,6 @@ def test_loading_is_silent(tmp_path, capfd):
             "no checkpoint .* its config.json",
         ),
         (
-            lambda folder: (folder / "config.json").write_text("{"),
-            2,
-            "text",
-            "not a valid JSON",
-        ),
-        (
             lambda folder: (folder / "model.safetensors").unlink(),
             2,
             "text",
@@ -435,14 +376,6 @@ def test_loading_is_silent(tmp_path, capfd):
             2,
             "text",
             "no file named model.safetensors.*pickled weights could run code",
-        ),
-        (
-            lambda folder: (folder / "model.safetensors").write_text(
-                "version https://git-lfs"
-            ),
-            2,
-            "text",
-            "cannot be read: Error while deserializing",
         ),
         (
             lambda folder: [
@@ -459,14 +392,6 @@ def test_loading_is_silent(tmp_path, capfd):
             2,
             "text",
             r"lacks .* weights of BertForSequenceClassification.*layer\.2",
-        ),
-        (
-            lambda folder: BertConfig(
-                vocab_size=12, **SMALL | {"hidden_size": 32}
-            ).save_pretrained(folder),
-            2,
-            "text",
-            "in another shape: bert.embeddings",
         ),
     ],
 )

@@ -297,25 +297,6 @@ def test_cross_entropy_and_its_gradient_equal_torch():
         torch.testing.assert_close(gradient, expected)
 
 
-def test_full_batch_regression():
-    x = torch.linspace(-1, 1, 50)[:, None]
-    ensemble = ensembles.deep(lambda: models.mlp(1, (20,), classes=1, dropout=0.0), 4)
-    history = training.fit(
-        ensemble,
-        x,
-        x.square(),
-        epochs=200,
-        lr=0.01,
-        batch_size=50,
-        optimizer="adam",
-        loss="mse",
-        progress=False,
-    )
-    assert history.loss[-1].max() < 0.02
-    errors = (training.predict(ensemble, x) - x.square()).square().flatten(1).mean(1)
-    torch.testing.assert_close(history.loss[-1], errors, rtol=0.3, atol=1e-4)
-
-
 def test_convolutional_members_with_batchnorm():
     x, y = torch.randn(48, 1, 8, 8), torch.randint(0, 3, (48,))
 
@@ -433,10 +414,8 @@ def test_bad_input(unchecked):
         ({"loss": "hinge"}, "^loss must be .* got 'hinge'"),
         ({"precision": "float64"}, "^precision must be"),
         ({"lr": -1.0}, r"lr must be in \(0, inf\), got -1"),
-        ({"lr": math.inf}, r"lr must be in \(0, inf\)"),
         ({"weight_decay": math.nan}, r"weight_decay must be in \[0, inf\), got nan"),
         ({"momentum": 1.0}, r"momentum must be in \[0, 1\)"),
-        ({"clip": math.nan}, r"clip must be in \(0, inf\]"),
         ({"warmup": -1}, "warmup must be at least 0, got -1"),
         (
             {"schedule": "step", "milestones": [3, -1]},
