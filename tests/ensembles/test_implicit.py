@@ -1,13 +1,14 @@
 """Implicit ensembles: what each member is as a plain network, where members start, what is trained, what is shared."""
 
-import copy
 import math
 import re
 
 import pytest
 import torch
+from same import unchanged
 from small_networks import (
     ALL,
+    APART,
     EVERY,
     FOLDED,
     MAKERS,
@@ -99,11 +100,25 @@ def test_a_member_depends_on_the_seed_and_its_number_alone(make):
 
 
 # Where members start --------------------------------------------------------------------------------------------------
-def test_lora_starts_as_the_backbone():
+@pytest.mark.parametrize(
+    ("make", "settings"),
+    [
+        (MAKERS["lora"], {}),
+        (MAKERS["singular_value"], {"init_std": 0.0}),
+        (MAKERS["batch"], {"std": 0.0}),
+        (MAKERS["batch++"], {"std": 0.0}),
+    ],
+)
+def test_members_start_as_the_backbone(make, settings):
     backbone, (x, _) = vit(), images()
-    shared = ensembles.lora(backbone, 3, 2, classifiers="shared")
-    torch.testing.assert_close(shared(x), backbone(x).logits.expand(3, -1, -1))
-    layer = next(part for part in shared.modules() if isinstance(part, LowRank))
+    equal = make(backbone, classifiers="shared", **settings).eval()
+    torch.testing.assert_close(
+        equal(x), backbone(x).logits.expand(3, -1, -1), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_lora_starts_within_a_xavier_bound():
+    layer = next(iter(owned(ensembles.lora(vit(), 3, 2), LowRank).values())).weight
     assert not layer.up.any()
     bound = 10 * math.sqrt(6 / (16 + 2))  # xavier-uniform with gain 10
     assert 0.8 * bound < layer.down.abs().max() <= bound
@@ -128,20 +143,9 @@ def test_lora_is_a_low_rank_update(scale, tmp_path):
     )
 
 
-def test_singular_values_start_as_the_backbone():
-    backbone, (x, _) = vit(), images()
-    equal = ensembles.singular_value(
-        backbone, 3, init_std=0.0, classifiers="shared"
-    ).eval()
-    torch.testing.assert_close(
-        equal(x), backbone(x).logits.expand(3, -1, -1), rtol=1e-5, atol=1e-5
-    )
-    assert (
-        ensembles.singular_value(backbone, 3, init_std=0.1, classifiers="shared")(
-            x
-        ).std(0)
-        > 1e-4
-    ).any()
+def test_singular_values_start_apart():
+    ensemble = ensembles.singular_value(vit(), 3, init_std=0.1, classifiers="shared")
+    assert (ensemble(images()[0]).std(0) > 1e-4).any()
 
 
 @pytest.mark.parametrize("shape", [(6, 10), (10, 6), (8, 8)])
@@ -175,17 +179,6 @@ def test_a_singular_value_below_zero_stays_dead():
     assert layer.s.grad[0, 1] == 0
     assert layer.s.grad[0, 0] != 0
     assert torch.linalg.svdvals(unit.member(0).weight)[-1] < 1e-6
-
-
-def test_batch_ensemble_with_ones_is_the_backbone():
-    backbone, (x, _) = vit(), images()
-    for additive in (True, False):
-        equal = ensembles.batch(
-            backbone, 3, std=0.0, additive=additive, classifiers="shared"
-        )
-        torch.testing.assert_close(
-            equal(x), backbone(x).logits.expand(3, -1, -1), rtol=1e-5, atol=1e-5
-        )
 
 
 def test_batch_ensemble_multiplies_and_adds_a_rank_one_matrix():
@@ -292,28 +285,15 @@ def test_parameters_of_singular_value_ensembles():
 @pytest.mark.parametrize("classifiers", ["independent", "shared"])
 def test_frozen_means_frozen(make, classifiers):
     backbone, (x, y) = vit(), images(12)
-    before = copy.deepcopy(backbone.state_dict())
     ensemble = make(backbone, classifiers=classifiers)
     start = {name: p.clone() for name, p in ensemble.named_parameters()}
     buffers = {name: b.clone() for name, b in ensemble.named_buffers()}
-    training.fit(
-        ensemble,
-        x,
-        y,
-        epochs=2,
-        lr=0.05,
-        optimizer="adamw",
-        batch_size=4,
-        clip=1.0,
-        progress=False,
-    )
+    settings = {"optimizer": "adamw", "batch_size": 4, "clip": 1.0}
+    with unchanged(backbone):
+        training.fit(ensemble, x, y, epochs=2, lr=0.05, progress=False, **settings)
     for name, p in ensemble.named_parameters():
         assert torch.equal(start[name], p) == (not p.requires_grad), name
     assert all(torch.equal(buffers[name], b) for name, b in ensemble.named_buffers())
-    assert all(
-        torch.equal(before[name], weight)
-        for name, weight in backbone.state_dict().items()
-    )
     assert all(p.requires_grad for p in backbone.parameters())
 
 
@@ -472,9 +452,11 @@ def test_targets_by_expression():
     ]
 
 
-@ALL
-def test_compiles(make, unchecked):  # what checks shapes cannot be traced
-    ensemble, (x, _) = moved(make(vit(layers=1))), images()
+@pytest.mark.parametrize("name", MAKERS | TRAINED | APART)
+def test_compiles(name, unchecked):  # what checks shapes cannot be traced
+    backbone = vit(layers=1) if name == "lora" else cnn()
+    make = (MAKERS | TRAINED | APART)[name]
+    ensemble, (x, _) = moved(make(backbone)), images()
     with torch.no_grad():
         torch.testing.assert_close(
             torch.compile(ensemble, backend="aot_eager")(x),

@@ -29,9 +29,7 @@ from uqlab import ensembles
             "before its classifier",
         ),
         (lambda: ensembles.lora(ensembles.deep(vit, 2), 2), "one torch module"),
-        (lambda: ensembles.lora("vit", 2), "one torch module, got str"),
         (lambda: ensembles.dropout(vit(), 2, 1.0), "dropout probability"),
-        (lambda: ensembles.dropout(vit(), 0), "at least one member"),
         (lambda: ensembles.snapshot(vit, 0, print), "members must be at least 1"),
     ],
 )

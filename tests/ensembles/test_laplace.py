@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from small_networks import images, moved, vit
+from small_networks import cnn, images, moved, vit
 from torch import nn
 
-from uqlab import ensembles, models, training
+from uqlab import ensembles, training
 from uqlab.ensembles import LowRank
 from uqlab.ensembles.laplace import (
     Curvature,
@@ -20,11 +20,6 @@ def small(scale=1.0):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3)).double()
     return moved(ensembles.lora(net, 1, 2, scale=scale))
-
-
-def cnn():
-    torch.manual_seed(0)
-    return models.small_cnn(3, width=8).eval()
 
 
 def full(ensemble, inputs, name):

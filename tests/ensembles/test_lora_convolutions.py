@@ -4,11 +4,12 @@ import copy
 
 import pytest
 import torch
+from same import unchanged
 from small_networks import cnn, count, generators, images, moved, owned, resnet
 from torch import nn
 
 from uqlab import ensembles, training
-from uqlab.ensembles import LowRank, MemberLayer, MemberModule, Scaled
+from uqlab.ensembles import LowRank, MemberModule, Scaled
 from uqlab.ensembles.lora import start_of_lora
 
 SETTINGS = pytest.mark.parametrize(
@@ -71,7 +72,6 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_members_are_plain_networks(network, kind, tmp_path):
     (x, y), backbone, (layer, made) = images(12), network(), KINDS[kind]
-    before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
     make = lambda members: made(backbone, members)  # noqa: E731
     ensemble = make(3)
     assert len(owned(ensemble, layer)) == sum(
@@ -80,15 +80,13 @@ def test_members_are_plain_networks(network, kind, tmp_path):
     together = moved(ensemble)(x)
     assert (together[0] - together[1]).abs().max() > 1e-3
     for m in range(3):
-        assert not any(
-            isinstance(part, MemberLayer) for part in ensemble.member(m).modules()
-        )
         torch.testing.assert_close(
             ensemble.member(m)(x), together[m], rtol=1e-3, atol=1e-4
         )
     ensemble.chunk = 2
     torch.testing.assert_close(ensemble(x), together, rtol=1e-4, atol=1e-5)
-    training.fit(ensemble, x, y, epochs=1, lr=0.02, batch_size=4, progress=False)
+    with unchanged(backbone):
+        training.fit(ensemble, x, y, epochs=1, lr=0.02, batch_size=4, progress=False)
     ensembles.save(ensemble, tmp_path / "e.safetensors")
     torch.testing.assert_close(
         ensembles.load(tmp_path / "e.safetensors", network())(x), ensemble(x)
@@ -96,10 +94,6 @@ def test_members_are_plain_networks(network, kind, tmp_path):
     shards = [make("0:1"), make("1:3")]
     torch.testing.assert_close(
         ensembles.concatenate(shards).eval()(x), make(3).eval()(x), rtol=1e-4, atol=1e-5
-    )
-    assert all(
-        torch.equal(tensor, before[name])
-        for name, tensor in backbone.state_dict().items()
     )
     assert ensemble.can_shard() == (kind == "lora")
 

@@ -254,7 +254,6 @@ def test_batch_statistics_are_saved(method, tmp_path):
             lambda: ensembles.film(vit(), 2, target="nowhere"),
             "matches no normalisation",
         ),
-        (lambda: ensembles.film("vit", 2), "one torch module, got str"),
         (lambda: ensembles.masksembles(mlp(), 2, 0.5), r"scale must be in \[1, inf\)"),
         (
             lambda: ensembles.masksembles(nn.Sequential(nn.Linear(3, 2)), 2),

@@ -150,7 +150,6 @@ def test_networks_inside_others_and_texts_become_narrow():
             ),
             "GroupNorm",
         ),
-        (lambda: ensembles.packed("vit", 2), "one torch module, got str"),
     ],
 )
 def test_bad_input(call, message, unchecked):

@@ -131,11 +131,6 @@ def test_weights_that_all_members_train_cannot_be_joined(name):
             r"gap or overlap, got members \[0, 1, 3, 4",
         ),
         (
-            lambda: [PLAIN["folded"](2), PLAIN["folded"]("1:5")],
-            ValueError,
-            "gap or overlap",
-        ),
-        (
             lambda: [PLAIN["folded"](2), PLAIN["separate"]("2:5")],
             TypeError,
             "FoldedEnsemble, SeparateEnsemble",
