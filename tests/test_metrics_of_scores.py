@@ -19,6 +19,12 @@ SELECTIVE = [
 ]
 
 
+def plain_auroc(inside, outside):
+    """Pairs in the right order, ties by half."""
+    gaps = outside - inside[:, None]
+    return (gaps > 0).mean() + (gaps == 0).mean() / 2
+
+
 # Out-of-distribution detection ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("ties", [False, True])
 def test_detection_agrees_with_scikit_learn(ties):
@@ -88,9 +94,7 @@ def test_auroc_interval_is_the_bootstrap_of_the_auroc():
     low, high = metrics.auroc_interval(id_scores, ood_scores, repeats=1000)
     auroc = metrics.ood_detection(id_scores, ood_scores).auroc
     resampled = [
-        metrics.ood_detection(
-            rng.choice(id_scores, 400), rng.choice(ood_scores, 300)
-        ).auroc
+        plain_auroc(rng.choice(id_scores, 400), rng.choice(ood_scores, 300))
         for _ in range(1000)
     ]
     assert low < auroc < high
@@ -117,11 +121,8 @@ def test_auroc_interval_of_a_difference_is_paired():
     resampled = []
     for _ in range(1000):
         rows, others = rng.integers(400, size=400), rng.integers(300, size=300)
-        both = [
-            metrics.ood_detection(inside[rows], outside[others]).auroc
-            for inside, outside in (first, other)
-        ]
-        resampled.append(both[0] - both[1])
+        one, two = (plain_auroc(x[rows], y[others]) for x, y in (first, other))
+        resampled.append(one - two)
     assert (low, high) == pytest.approx(
         np.quantile(resampled, [0.025, 0.975]), abs=0.004
     )

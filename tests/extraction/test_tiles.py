@@ -1,10 +1,10 @@
 """Tiles: their mean is the network, and each is the classifier on its window of the map."""
 
-import copy
-
 import pytest
 import torch
 import transformers
+from same import unchanged
+from small_networks import logits
 from torch import nn
 
 from uqlab import ensembles, models, training
@@ -173,11 +173,6 @@ def images(name="", count=3):
     return torch.randn(count, 3, side, side)
 
 
-def logits(model, x):
-    output = model(x)
-    return getattr(output, "logits", output)
-
-
 def random_statistics(model):
     for layer in model.modules():
         if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
@@ -193,7 +188,6 @@ def test_the_mean_of_the_tiles_is_the_model(name):
     for size in (1, 2, 4, 8):
         ensemble = tiles(model, size)
         found = ensemble(x)
-        assert found.shape == (size * size, 3, 5)
         torch.testing.assert_close(found.mean(0), own, atol=1e-5, rtol=1e-5)
         if size > 1:
             assert found.std(0).max() > 1e-3  # members differ
@@ -254,18 +248,13 @@ def test_one_pass_of_the_backbone():
 
 def test_the_model_never_changes_and_shares_its_weights():
     model = random_statistics(Torchvision()).train()
-    before, modes = (
-        copy.deepcopy(model.state_dict()),
-        [module.training for module in model.modules()],
-    )
-    ensemble = tiles(model, 2)
+    modes = [module.training for module in model.modules()]
     x = images()
-    ensemble(x)
+    with unchanged(model):
+        ensemble = tiles(model, 2)
+        ensemble(x)
     assert not any(module.training for module in ensemble.modules())
     assert [module.training for module in model.modules()] == modes
-    assert all(
-        torch.equal(value, before[name]) for name, value in model.state_dict().items()
-    )
     assert {id(p) for p in ensemble.parameters()} == {id(p) for p in model.parameters()}
     assert {id(b) for b in ensemble.buffers()} == {id(b) for b in model.buffers()}
     wide = ensemble.double()(x.double())  # casting copies
@@ -305,51 +294,27 @@ def test_an_ensemble_like_others():
         ensemble.member(9)
 
 
-def test_training_follows_the_members_mean_loss():
-    model = nn.Sequential(
-        nn.Conv2d(3, 6, 3),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(6, 5),
-    )
+@pytest.mark.parametrize("clip", [None, 0.01])
+def test_training_follows_the_members_mean_loss(clip, monkeypatch):
+    """Their gradient is clipped once, and no member is built for it."""
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5)]
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), *head)
     ensemble, x, y = tiles(model, 2), images(count=7), torch.arange(7) % 5
     losses = torch.stack([nn.functional.cross_entropy(z, y) for z in ensemble(x)])
-    before = [p.detach().clone() for p in model.parameters()]
-    gradients = torch.autograd.grad(losses.mean(), list(model.parameters()))
-    training.fit(
-        ensemble, x, y, epochs=1, lr=0.3, batch_size=7, progress=False
-    )  # one step
-    for p, old, gradient in zip(model.parameters(), before, gradients, strict=True):
-        torch.testing.assert_close(p.detach(), old - 0.3 * gradient)
-    assert set(ensemble.shard(slice(1, 3)).shared_parameters().values()) == {2}
-
-
-def test_shared_gradients_are_clipped_once(monkeypatch):
-    """A step of SGD moves the weights by at most lr * clip, and no member is built for it."""
-    model = nn.Sequential(
-        nn.Conv2d(3, 6, 3),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(6, 5),
-    )
-    ensemble, x, y = tiles(model, 2), images(count=7), torch.arange(7) % 5
-    loss = torch.stack([nn.functional.cross_entropy(z, y) for z in ensemble(x)]).mean()
-    direction = torch.cat(
-        [g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]
-    )
+    slopes = torch.autograd.grad(losses.mean(), list(model.parameters()))
+    step = torch.cat([slope.flatten() for slope in slopes])
+    step = clip * step / step.norm() if clip else step
     before = nn.utils.parameters_to_vector(model.parameters()).detach()
     monkeypatch.setattr(
         type(ensemble), "member", lambda self, index: pytest.fail("a member was built")
     )
+    settings = {"clip": clip} if clip else {}
     training.fit(
-        ensemble, x, y, epochs=1, lr=0.3, clip=0.01, batch_size=7, progress=False
+        ensemble, x, y, epochs=1, lr=0.3, batch_size=7, progress=False, **settings
     )  # one step
     moved = nn.utils.parameters_to_vector(model.parameters()).detach() - before
-    torch.testing.assert_close(
-        moved, -0.3 * 0.01 * direction / direction.norm(), atol=1e-6, rtol=1e-3
-    )
+    torch.testing.assert_close(moved, -0.3 * step, atol=1e-6, rtol=1e-3)
+    assert set(ensemble.shard(slice(1, 3)).shared_parameters().values()) == {2}
 
 
 class Own(nn.Module):

@@ -331,7 +331,6 @@ def test_crop_flip_moves_whole_images(mirrored):
         padding=2,
         flip=mirrored,
     )
-    assert out.shape == x.shape
     for m in range(2):
         generator = torch.Generator().manual_seed(m)
         down, right = torch.randint(5, (2, 3), generator=generator)
@@ -378,84 +377,60 @@ def test_rounded_products_leave_the_backend_as_it_was(monkeypatch):
     assert history.loss.isfinite().all()
 
 
-def test_bad_input(unchecked):
-    ensemble = ensembles.deep(small_mlp, 2)
-    good = {"epochs": 1, "lr": 0.1, "progress": False}
-    with pytest.raises(ValueError, match=r"at least one, got \[0\] samples"):
-        training.fit(ensemble, INPUTS[:0], LABELS[:0], **good)
-    with pytest.raises(
-        ValueError, match=r"\[samples\] = \[300\] like the inputs, got \[10\]"
-    ):
-        training.fit(ensemble, INPUTS, LABELS[:10], **good)
-    with pytest.raises(ValueError, match=r"0 to 3.*got 0 to 4"):
-        training.fit(
-            ensemble,
-            INPUTS,
-            LABELS.clone().fill_(0).index_fill_(0, torch.tensor([1]), 4),
-            **good,
-        )
-    with pytest.raises(ValueError, match="NaN"):
-        training.fit(
-            ensemble,
-            INPUTS.clone().index_fill_(0, torch.tensor([1]), float("nan")),
-            LABELS,
-            **good,
-        )
-    with pytest.raises(FloatingPointError, match="lower lr"):
-        training.fit(
-            ensemble, INPUTS * 1e3, LABELS, **(good | {"lr": 1e30, "epochs": 3})
-        )
-    for wrong, message in (
-        ({"optimizer": "lion"}, '^optimizer must be "sgd", "adam" or "adamw", got'),
+ONE_HIGH = LABELS.new_zeros(300).index_fill_(0, torch.tensor(1), 4)
+ONE_NAN = INPUTS.index_fill(0, torch.tensor(1), math.nan)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"inputs": INPUTS[:0], "labels": LABELS[:0]}, ValueError, "at least one"),
+        ({"labels": LABELS[:10]}, ValueError, r"\[samples\] = \[300\] .*got \[10\]"),
+        ({"labels": ONE_HIGH}, ValueError, "0 to 3.*got 0 to 4"),
+        ({"labels": LABELS.float()}, TypeError, "labels must be"),
+        ({"labels": LABELS > 1}, TypeError, "labels must be"),
+        ({"labels": LABELS[:, None]}, ValueError, "labels must be"),
+        ({"labels": torch.randn(300, 3), "loss": "mse"}, ValueError, "mse"),
+        ({"inputs": ONE_NAN}, ValueError, "NaN"),
+        ({"inputs": (INPUTS * 9).byte()}, ValueError, "inputs are uint8"),
         (
-            {"schedule": "linear"},
-            '^schedule must be "constant", "cosine" or "step", got',
+            {"inputs": INPUTS * 1e3, "lr": 1e30, "epochs": 3},
+            FloatingPointError,
+            "lower lr",
         ),
-        ({"loss": "hinge"}, "^loss must be .* got 'hinge'"),
-        ({"precision": "float64"}, "^precision must be"),
-        ({"lr": -1.0}, r"lr must be in \(0, inf\), got -1"),
-        ({"weight_decay": math.nan}, r"weight_decay must be in \[0, inf\), got nan"),
-        ({"momentum": 1.0}, r"momentum must be in \[0, 1\)"),
-        ({"warmup": -1}, "warmup must be at least 0, got -1"),
-        (
-            {"schedule": "step", "milestones": [3, -1]},
-            r"milestone must be at least 0, got -1",
-        ),
-        ({"schedule": "step"}, "needs milestones"),
-        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"optimizer": "lion"}, ValueError, '^optimizer must be "sgd"'),
+        ({"schedule": "linear"}, ValueError, '^schedule must be "constant"'),
+        ({"loss": "hinge"}, ValueError, "^loss must be .* got 'hinge'"),
+        ({"precision": "float64"}, ValueError, "^precision must be"),
+        ({"lr": -1.0}, ValueError, r"lr must be in \(0, inf\), got -1"),
+        ({"weight_decay": math.nan}, ValueError, r"weight_decay must be in \[0, inf\)"),
+        ({"momentum": 1.0}, ValueError, r"momentum must be in \[0, 1\)"),
+        ({"warmup": -1}, ValueError, "warmup must be at least 0, got -1"),
+        ({"schedule": "step", "milestones": [3, -1]}, ValueError, "milestone must be"),
+        ({"schedule": "step"}, ValueError, "needs milestones"),
+        ({"epochs": 0}, ValueError, "epochs must be at least 1, got 0"),
+        ({"class_weights": torch.ones(3)}, ValueError, "class_weights"),
+        ({"class_weights": -torch.ones(4)}, ValueError, "class_weights"),
+        ({"class_weights": torch.zeros(4)}, ValueError, "class_weights"),
         (
             {"loss": lambda z, y: z.sum((1, 2)), "class_weights": torch.ones(4)},
+            ValueError,
             "^class_weights need loss=",
         ),
-    ):
-        with pytest.raises(ValueError, match=message):
-            training.fit(ensemble, INPUTS, LABELS, **(good | wrong))
-    with pytest.raises(ValueError, match=r"^class_weights need loss="):
-        training.fit(
-            ensemble,
-            INPUTS,
-            torch.randn(300, 4),
-            loss="mse",
-            class_weights=torch.ones(4),
-            **good,
-        )
-    for labels, error in (
-        (LABELS.float(), TypeError),
-        (LABELS > 1, TypeError),
-        (LABELS[:, None], ValueError),
-    ):
-        with pytest.raises(error, match="labels must be"):
-            training.fit(ensemble, INPUTS, labels, **good)
-    with pytest.raises(ValueError, match="inputs are uint8"):
-        training.fit(ensemble, (INPUTS * 9).byte(), LABELS, **good)
+    ],
+)
+def test_bad_input(change, error, message, unchecked):
+    given = {"inputs": INPUTS, "labels": LABELS, "epochs": 1, "lr": 0.1} | change
+    with pytest.raises(error, match=message):
+        training.fit(ensembles.deep(small_mlp, 2), progress=False, **given)
+
+
+def test_bad_calls(unchecked):
+    ensemble = ensembles.deep(small_mlp, 2)
+    good = {"epochs": 1, "lr": 0.1, "progress": False}
     with pytest.raises(RuntimeError) as refused:
         training.fit(ensemble, INPUTS[:, :12], LABELS, **good)
     assert "in layer 'network.1'" in refused.value.__notes__[0]
-    for class_weights in (torch.ones(3), torch.ones(5), -torch.ones(4), torch.zeros(4)):
-        with pytest.raises(ValueError, match="class_weights"):
-            training.fit(ensemble, INPUTS, LABELS, class_weights=class_weights, **good)
-    with pytest.raises(ValueError, match="mse"):
-        training.fit(ensemble, INPUTS, torch.randn(300, 3), loss="mse", **good)
     with pytest.raises(TypeError, match="from_members"):
         training.fit(small_mlp(), INPUTS, LABELS, **good)
     with pytest.raises(ValueError, match="at least one, got"):
