@@ -2,10 +2,23 @@
 
 import gzip
 import hashlib
+import os
 import struct
+from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
+
+FOLDER = Path(os.environ.get("UQLAB_DATA") or "/nowhere")
+
+
+def needs(*files):
+    """Skip a test where $UQLAB_DATA does not hold these."""
+    missing = [file for file in files if not (FOLDER / file).exists()]
+    return pytest.mark.skipif(
+        bool(missing), reason=f"$UQLAB_DATA does not hold {missing}"
+    )
 
 
 def same(a, b):

@@ -46,7 +46,13 @@ def run(monkeypatch, tmp_path):
     return each
 
 
-@pytest.mark.parametrize("name", ["data", "network", "report", "explorers", "export"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("data", "network", "report", "explorers"),
+        pytest.param("export", marks=pytest.mark.slow),
+    ],
+)
 def test_a_guide_runs(run, name):
     assert run(ROOT / "book" / "guides" / f"{name}.md")
 

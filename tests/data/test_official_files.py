@@ -1,26 +1,16 @@
 """The official files where they are: read, cut to the embedded sets, and never used when one byte differs."""
 
-import os
 import shutil
-from pathlib import Path
 
 import make_embedded
 import numpy as np
 import pytest
 import torch
+from small_files import FOLDER, needs
 
 from uqlab import data
 from uqlab.data.downloads import FILES, Remote
 from uqlab.data.readers import asset
-
-REAL = Path(os.environ.get("UQLAB_DATA") or "/nonexistent")
-
-
-def real(*files):
-    missing = [file for file in files if not (REAL / file).exists()]
-    return pytest.mark.skipif(
-        bool(missing), reason=f"UQLAB_DATA names no folder with {missing}"
-    )
 
 
 def idx_names(name, *parts):
@@ -34,7 +24,7 @@ def idx_names(name, *parts):
 @pytest.mark.parametrize(
     ("name", "split", "size", "mean", "labels"),
     [
-        pytest.param(*case, marks=real(*files))
+        pytest.param(*case, marks=needs(*files))
         for *case, files in [
             (
                 "mnist",
@@ -85,7 +75,7 @@ def idx_names(name, *parts):
                 idx_names("notmnist", "t10k"),
             ),
             (
-                REAL / "emnist/letters.npz",
+                FOLDER / "emnist/letters.npz",
                 "test",
                 10400,
                 0.1714,
@@ -104,29 +94,29 @@ def test_real_grey_images(name, split, size, mean, labels):
     assert name == "mnist" or (counts == size // len(d.classes)).all()
 
 
-@real(
+@needs(
     "mnist/train-images-idx3-ubyte.gz",
     "fashion-mnist/train-images-idx3-ubyte.gz",
     "kmnist/kmnist-test-imgs.npz",
 )
 def test_minis_are_made_again_alike():
     for name in ("mnist-mini", "fashion-mini", "kmnist-mini"):
-        arrays, kept = make_embedded.mini(name, REAL), asset(name)
+        arrays, kept = make_embedded.mini(name, FOLDER), asset(name)
         assert list(arrays) == list(kept)
         assert all(np.array_equal(arrays[key], kept[key]) for key in kept)
 
 
-@real("sounds/fsdd.npz", "sounds/esc10.npz")
+@needs("sounds/fsdd.npz", "sounds/esc10.npz")
 def test_recordings_are_made_again_alike():
-    spoken = make_embedded.spoken_digits(REAL)
-    everyday = make_embedded.everyday_sounds(REAL, spoken["lengths_train"])
+    spoken = make_embedded.spoken_digits(FOLDER)
+    everyday = make_embedded.everyday_sounds(FOLDER, spoken["lengths_train"])
     for name, arrays in {"spoken-digits": spoken, "everyday-sounds": everyday}.items():
         kept = asset(name)
         assert list(arrays) == list(kept)
         assert all(np.array_equal(arrays[key], kept[key]) for key in kept)
 
 
-@real("cifar-10-batches-bin/test_batch.bin", "cifar10h-counts.npy")
+@needs("cifar-10-batches-bin/test_batch.bin", "cifar10h-counts.npy")
 def test_real_cifar10():
     d = data.load("cifar10")
     assert d.inputs.shape == (10000, 3, 32, 32)
@@ -148,7 +138,7 @@ def test_real_cifar10():
     )  # people were not always sure
 
 
-@real("cifar-10-batches-bin/data_batch_5.bin")
+@needs("cifar-10-batches-bin/data_batch_5.bin")
 def test_real_cifar10_train():
     d = data.load("cifar10", "train", limit=5000)
     assert torch.allclose(
@@ -157,7 +147,7 @@ def test_real_cifar10_train():
     assert d.labels.bincount().min() > 400
 
 
-@real("cifar-100-binary/test.bin")
+@needs("cifar-100-binary/test.bin")
 def test_real_cifar100():
     d = data.load("cifar100")
     assert torch.allclose(
@@ -167,9 +157,9 @@ def test_real_cifar100():
     assert len(d.classes) == 100
 
 
-@real("svhn-1083.npz")
+@needs("svhn-1083.npz")
 def test_real_svhn():
-    d = data.load(REAL / "svhn-1083.npz")  # a user's own images without labels
+    d = data.load(FOLDER / "svhn-1083.npz")  # a user's own images without labels
     assert d.inputs.shape == (1083, 3, 32, 32)
     assert torch.allclose(
         d.inputs.mean((0, 2, 3)), torch.tensor([0.4524, 0.4564, 0.4817]), atol=1e-4
@@ -177,7 +167,7 @@ def test_real_svhn():
     assert d.labels.unique().tolist() == [-1]
 
 
-@real("SST-2/train.tsv", "SST-2/dev.tsv")
+@needs("SST-2/train.tsv", "SST-2/dev.tsv")
 def test_real_sst2():
     train = data.load("sst2", "train")
     assert train.labels.bincount().tolist() == [29780, 37569]
@@ -186,7 +176,7 @@ def test_real_sst2():
     assert dev[0] == ("it 's a charming and often affecting journey .", 1)
 
 
-@real(
+@needs(
     "trec/TREC_10.label",
     *(f"text/{name}.tsv.gz" for name in ("agnews_test", "subj", "imdb_1k", "rte_all")),
 )
@@ -210,11 +200,11 @@ def test_real_texts():
         assert all(found.inputs)
 
 
-@real(*idx_names("mnist", "t10k"))
+@needs(*idx_names("mnist", "t10k"))
 def test_real_files_are_never_used_when_one_byte_differs(tmp_path, monkeypatch):
     for file in idx_names("mnist", "t10k"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
-        shutil.copyfile(REAL / file, tmp_path / file)
+        shutil.copyfile(FOLDER / file, tmp_path / file)
         monkeypatch.setitem(FILES, file, Remote(FILES[file].checksum, ()))  # no mirror
     assert len(data.load("mnist", root=tmp_path)) == 10000
     with (tmp_path / file).open("r+b") as labels:

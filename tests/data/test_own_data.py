@@ -102,19 +102,13 @@ def test_own_splits(tmp_path, monkeypatch):
         ({"x": np.full((2, 3, 3), 1.5)}, "must be .* in .0, 1.*1.5"),
         ({"x": np.zeros((2, 3, 3), np.int64)}, "got int64"),
         ({"x": np.zeros((2, 9))}, "not empty, got"),
-        ({"x": np.zeros((0, 3, 3))}, "not empty, got"),
         (
             {"x": np.zeros((2, 3, 3)), "y": np.zeros(3, np.int64)},
             "y must be 2 integers",
         ),
-        ({"x": np.zeros((2, 3, 3)), "y": np.zeros(2)}, "y must be 2 integers"),
         (
             {"x": np.zeros((2, 3, 3)), "y": np.array([0, -1])},
             "class numbers 0, 1, 2, .*got -1 to 0",
-        ),
-        (
-            {"x": np.zeros((2, 3, 3)), "y": np.array([0, 10**9])},
-            "class numbers 0, 1, 2, .*got 0 to 1000000000",
         ),
         ({"images": np.zeros((2, 3, 3))}, "neither x nor x_test"),
         ({"x": np.array([None, {}])}, "cannot be read"),
@@ -210,7 +204,6 @@ def test_own_texts_are_read_as_their_format_says(tmp_path):
             b"",
             "must hold a column sentence or text, and rows",
         ),
-        ("own.tsv", b"sentence\tlabel\n", "must hold a column .* and rows"),
         (
             "own.tsv",
             b"sentence1\tlabel\none\t1\n",
@@ -222,7 +215,6 @@ def test_own_texts_are_read_as_their_format_says(tmp_path):
             "row 2 must have 2 fields like the header, got 3",
         ),
         ("own.csv", b"text,label\n\xff,1\n", r"own\.csv cannot be read"),
-        ("own.csv.gz", b"text,label\none,1\n", r"own\.csv\.gz cannot be read"),
         (
             "own.tsv.gz",
             gzip.compress(TABLE.encode())[:-9],

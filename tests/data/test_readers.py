@@ -54,10 +54,15 @@ def packed(members, kind):
     return buffer.getvalue()
 
 
-def png(image):
+def saved(save, *given):
+    """The bytes of what a function saves in a file."""
     buffer = io.BytesIO()
-    Image.fromarray(image).save(buffer, "png")
+    save(buffer, *given)
     return buffer.getvalue()
+
+
+def png(image):
+    return saved(Image.fromarray(image).save, "png")
 
 
 COLOUR = np.random.default_rng(1).integers(0, 256, (5, 3, 32, 32), np.uint8)
@@ -108,22 +113,13 @@ def test_ambiguous_and_dirty_mnist(place):
         torch.rand(4, 1, 28, 28),
         torch.tensor([[1, 1, 7], [2, 2, 2], [3, 4, 3], [9, 9, 4]]),
     )
-    contents = []
-    for tensor in (samples, labels):
-        buffer = io.BytesIO()
-        torch.save(tensor, buffer)
-        contents.append(buffer.getvalue())
     root = place(
-        dict(
-            zip(
-                [
-                    "ambiguous-mnist/amnist_samples.pt",
-                    "ambiguous-mnist/amnist_labels.pt",
-                ],
-                contents,
-                strict=True,
+        {
+            f"ambiguous-mnist/amnist_{name}.pt": saved(
+                lambda file, tensor=tensor: torch.save(tensor, file)
             )
-        )
+            for name, tensor in {"samples": samples, "labels": labels}.items()
+        }
     )
     d = data.load(
         "ambiguous-mnist", root=root
@@ -170,15 +166,14 @@ def test_cifar(place, monkeypatch):
         np.eye(10, dtype=np.uint8)[[1, 5]] * 50
         + np.eye(10, dtype=np.uint8)[[2, 5]] * 50
     )
-    buffer = io.BytesIO()
-    np.save(buffer, counts.astype(float))
-    place({"cifar10h-counts.npy": buffer.getvalue()})
+    content = saved(np.save, counts.astype(float))
+    place({"cifar10h-counts.npy": content})
     assert (
         data.load("cifar10", root=root).label_probs[0].tolist()
         == [0, 0.5, 0.5] + [0] * 7
     )
     assert data.load("cifar10[1-2]", root=root).labels.tolist() == [0]
-    place({"cifar10h-counts.npy": buffer.getvalue()[:-9]})
+    place({"cifar10h-counts.npy": content[:-9]})
     with pytest.raises(ValueError, match=r"cifar10h-counts\.npy cannot be read"):
         data.load("cifar10", root=root)
     (root / "cifar10h-counts.npy").unlink()
@@ -220,15 +215,9 @@ def test_cifar100(place, monkeypatch):
 
 
 def test_svhn(place):
-    buffer = io.BytesIO()
-    savemat(
-        buffer,
-        {
-            "X": COLOUR.transpose(2, 3, 1, 0),
-            "y": np.array([[10], [1], [2], [9], [10]], np.uint8),
-        },
-    )
-    root = place({"svhn/test_32x32.mat": buffer.getvalue()})
+    labels = np.array([[10], [1], [2], [9], [10]], np.uint8)
+    arrays = {"X": COLOUR.transpose(2, 3, 1, 0), "y": labels}
+    root = place({"svhn/test_32x32.mat": saved(savemat, arrays)})
     d = data.load("svhn", root=root)
     assert torch.equal(d.inputs, torch.from_numpy(COLOUR).float() / 255)
     assert d.labels.tolist() == [0, 1, 2, 9, 0]  # 10 stands for 0

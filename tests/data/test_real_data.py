@@ -1,21 +1,11 @@
 """Small training runs on the real data sets, where $UQLAB_DATA holds them: the collapse is not a matter of toy data."""
 
-import os
-import pathlib
-
 import pytest
+from small_files import needs
 
 from uqlab import data, ensembles, metrics, models, training, uncertainty
 
 pytestmark = pytest.mark.release
-FOLDER = pathlib.Path(os.environ.get("UQLAB_DATA") or "nowhere")
-
-
-def needs(*files):
-    missing = [file for file in files if not (FOLDER / file).exists()]
-    return pytest.mark.skipif(
-        bool(missing), reason=f"$UQLAB_DATA does not hold {', '.join(missing)}"
-    )
 
 
 @needs("mnist", "fashion-mnist")

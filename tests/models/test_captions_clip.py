@@ -20,11 +20,8 @@ def zero_shot(classes):
     )
 
 
-def test_the_folder_is_small_and_says_what_it_has_seen():
+def test_the_folder_says_what_it_has_seen():
     assert sha256(WEIGHTS) == SHA256
-    assert (
-        sum(file.stat().st_size for file in models.CAPTIONS_CLIP.iterdir()) < 3_000_000
-    )
     with safe_open(WEIGHTS, "pt") as file:
         about = json.loads(file.metadata()["provenance"])
     assert about["pictures"] == make_clip.STEPS * 231

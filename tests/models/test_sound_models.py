@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from small_networks import SMALL
 from transformers import (
     ASTConfig,
     ASTForAudioClassification,
@@ -11,13 +12,6 @@ from transformers import (
 
 from uqlab import data, ensembles, models, training
 from uqlab.study import methods
-
-SMALL = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-}
 
 
 @pytest.fixture
@@ -74,7 +68,6 @@ def test_lora_members_of_an_audio_transformer(folder):
         "lora", backbone, task.inputs, task.labels, members=2, **settings
     )
     logits = training.predict(trained, task.inputs)
-    assert logits.shape == (2, 12, 4)
     for m in range(2):
         alone = training.predict(
             ensembles.from_members([trained.member(m)]), task.inputs
