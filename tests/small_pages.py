@@ -65,12 +65,15 @@ for number, source in enumerate({sources!r}, 1):
 """
 
 
+def sources(path: Path, kind: str) -> list[str]:
+    """What stands in the cells of one kind, code or markdown."""
+    cells = json.loads(path.read_text())["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == kind]
+
+
 def solutions(path: Path) -> list[str]:
     """The ```python blocks in the folded solutions of a page's exercises."""
-    found = json.loads(path.read_text())["cells"]
-    text = "\n".join(
-        "".join(cell["source"]) for cell in found if cell["cell_type"] == "markdown"
-    )
+    text = "\n".join(sources(path, "markdown"))
     folded = re.findall(
         r"<details>(.+?)</details>", text.partition("## Exercises\n")[2], re.DOTALL
     )

@@ -37,17 +37,6 @@ def test_conda_and_pip_install_the_same_set():
     assert conda - {"pip"} == {*EVERYTHING, "python" + PROJECT["requires-python"]}
 
 
-def test_every_dependency_says_what_it_is_for():
-    lines = (ROOT / "environment.yml").read_text().splitlines()
-    listed = [
-        line
-        for line in lines
-        if re.match(r"  - \w.*\d", line) and "python>=" not in line
-    ]
-    assert len(listed) == len(EVERYTHING)
-    assert [line for line in listed if "  # " not in line] == []
-
-
 def test_constraints_pin_every_dependency():
     pins = dict(
         line.split("==")

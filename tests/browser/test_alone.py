@@ -78,24 +78,6 @@ def test_cloud_follows_the_mouse_and_the_keys_to_its_missions(alone):
     assert bars(page) == pytest.approx(moved)
 
 
-def test_groups_hide_everything_or_nothing(alone):
-    page = alone(
-        widgets.cloud(9 * torch.eye(3)[torch.arange(6) % 3], [0, 0, 1, 1, 2, 2])
-    )
-    assert 0.05 < bars(page)["between"] / bars(page)["epistemic"] < 0.9
-    for m, key in enumerate("111222"):  # one of each camp in either group
-        page.locator(".member").nth(m).focus()
-        page.keyboard.press(key)
-    assert bars(page)["between"] < 1e-9
-    page.get_by_label("jackknife over groups").check()
-    for k in range(3):  # by clicks: each group a camp
-        page.get_by_role("button", name=f"group {k + 1}", exact=True).click()
-        for m in (k, k + 3):
-            page.mouse.click(*middle(page, m))
-    assert bars(page)["within"] < 1e-9
-    assert page.locator("[data-done=true]").count() == 2
-
-
 def test_alarm_counts_what_the_metrics_count(alone):
     hand = made_up.alarm()
     page = alone(hand)

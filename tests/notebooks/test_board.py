@@ -11,16 +11,22 @@ from uqlab.core.files import read_json
 from uqlab.study.methods import FIT, METHODS
 
 pytestmark = pytest.mark.release
+ROOT = Path(uqlab.__file__).parents[1]
+
+
+def run(folder, name, given=None, **how):
+    """The tables and numbers of a notebook of studies, run in a folder."""
+    notebook = ROOT / "notebooks" / "studies" / f"{name}.ipynb"
+    results = read_json(
+        runs.execute(notebook, given, folder=folder, **how) / "results.json"
+    )
+    tables = {key: pd.DataFrame(**table) for key, table in results["tables"].items()}
+    return tables, results["numbers"]
 
 
 def test_rows_of_the_board_their_rates_and_what_a_backbone_cannot_carry(tmp_path):
-    notebook = Path(uqlab.__file__).parents[1] / "notebooks" / "studies" / "board.ipynb"
-    results = read_json(
-        runs.execute(notebook, profile="tiny", folder=tmp_path / "run") / "results.json"
-    )
-    table, search = (
-        pd.DataFrame(**results["tables"][name]) for name in ("board", "search")
-    )
+    tables, recorded = run(tmp_path / "run", "board", profile="tiny")
+    table, search = tables["board"], tables["search"]
     names = ("batch", "single", "single_temperature")
     rows = [["convolutional", name, seed] for name in names for seed in (3, 4)]
     assert sorted(table[["backbone", "method", "seed"]].to_numpy().tolist()) == rows
@@ -44,7 +50,7 @@ def test_rows_of_the_board_their_rates_and_what_a_backbone_cannot_carry(tmp_path
         assert tried["nll"].min() == tried.query("taken")["nll"].item()
         first = 10 * METHODS[name].fit.get("lr", FIT["lr"])
         assert tried["lr"].tolist() == pytest.approx([first / 2, first])
-    left_out = results["numbers"]["left_out"]["convolutional"]
+    left_out = recorded["left_out"]["convolutional"]
     assert left_out.keys() == {"dropkey"}
     assert "no attention" in left_out["dropkey"]
 
@@ -52,10 +58,7 @@ def test_rows_of_the_board_their_rates_and_what_a_backbone_cannot_carry(tmp_path
 def test_the_committed_boards_first_row_comes_back_within_the_spread_of_its_seeds(
     tmp_path,
 ):
-    notebook = Path(uqlab.__file__).parents[1] / "notebooks" / "studies" / "board.ipynb"
-    board = pd.read_csv(
-        notebook.parents[2] / "figures" / "real" / "13_scoreboard" / "board.csv"
-    )
+    board = pd.read_csv(ROOT / "figures" / "real" / "13_scoreboard" / "board.csv")
     kept = board.query("backbone == 'transformer' and method == 'single'").set_index(
         "seed"
     )
@@ -65,11 +68,8 @@ def test_the_committed_boards_first_row_comes_back_within_the_spread_of_its_seed
         "few": {},
         "repeats": 1,
     }  # what it measures, not how it trains
-    results = read_json(
-        runs.execute(notebook, cheap, profile="real", folder=tmp_path / "run")
-        / "results.json"
-    )
-    rows = pd.DataFrame(**results["tables"]["board"]).query("method == 'single'")
+    tables, _ = run(tmp_path / "run", "board", cheap, profile="real")
+    rows = tables["board"].query("method == 'single'")
     again = rows.set_index("seed").loc[0]
     for name in (
         "accuracy",
@@ -84,9 +84,6 @@ def test_the_committed_boards_first_row_comes_back_within_the_spread_of_its_seed
 
 
 def test_rows_of_the_ablations(tmp_path):
-    notebook = (
-        Path(uqlab.__file__).parents[1] / "notebooks" / "studies" / "ablations.ipynb"
-    )
     rows = [
         "embeddings",
         "MLPs",
@@ -104,10 +101,8 @@ def test_rows_of_the_ablations(tmp_path):
         "epochs": 1,
     }
     small |= {"train_limit": 20, "held_out": 20, "limit": 20}
-    results = read_json(
-        runs.execute(notebook, small, folder=tmp_path / "run") / "results.json"
-    )
-    found = pd.DataFrame(**results["tables"]["ablations"]).set_index("ablation")
+    tables, _ = run(tmp_path / "run", "ablations", small)
+    found = tables["ablations"].set_index("ablation")
     assert found.index.tolist() == rows
     assert not found.isna().any(axis=None)
     numbers = found["numbers"]
@@ -120,7 +115,6 @@ def test_rows_of_the_ablations(tmp_path):
 
 
 def test_rows_of_hydra(tmp_path):
-    notebook = Path(uqlab.__file__).parents[1] / "notebooks" / "studies" / "hydra.ipynb"
     small = {
         "seed": 3,
         "train_limit": 16,
@@ -137,10 +131,7 @@ def test_rows_of_hydra(tmp_path):
         "epochs_tuned": 1,
         "rates": [0.01],
     }
-    results = read_json(
-        runs.execute(notebook, small, folder=tmp_path / "run") / "results.json"
-    )
-    found = pd.DataFrame(**results["tables"]["hydra"])
+    found = run(tmp_path / "run", "hydra", small)[0]["hydra"]
     assert not found.isna().any(axis=None)
     prunings = ["CircAvg", "Taylor", "Hydra (Circ)"]
     recipes = {2: ["not", "page 09"], 3: ["not", "page 09", "D.2", "D.2, classifier"]}
@@ -162,9 +153,6 @@ def test_rows_of_hydra(tmp_path):
 
 def test_settings_for_one_row_of_a_table(tmp_path):
     """Each is asked in both ways; a table of rows is drawn without any training."""
-    notebook = (
-        Path(uqlab.__file__).parents[1] / "notebooks" / "studies" / "table_2.ipynb"
-    )
     small = {
         "settings": ["normalised", "mixtures"],
         "members": 2,
@@ -172,16 +160,10 @@ def test_settings_for_one_row_of_a_table(tmp_path):
         "asked": [1],
         "limit": 40,
     }
-    results = read_json(
-        runs.execute(notebook, small, folder=tmp_path / "run") / "results.json"
-    )
-    found = pd.DataFrame(**results["tables"]["settings"])
+    found = run(tmp_path / "run", "table_2", small)[0]["settings"]
     found.to_csv(tmp_path / "rows.csv", index=False)
-    drawn = runs.execute(
-        notebook,
-        {"settings": [str(tmp_path / "rows.csv")]},
-        folder=tmp_path / "drawn",
-    )
+    rows = {"settings": [str(tmp_path / "rows.csv")]}
+    again = run(tmp_path / "drawn", "table_2", rows)[0]["settings"]
     assert found[["setting", "dropout when asked"]].to_numpy().tolist() == [
         [name, noisy] for name in small["settings"] for noisy in (False, True)
     ]
@@ -191,16 +173,12 @@ def test_settings_for_one_row_of_a_table(tmp_path):
         for noisy in (True, False)
     )
     assert (on > off).all()
-    again = pd.DataFrame(**read_json(drawn / "results.json")["tables"]["settings"])
     assert again["MI, id"].tolist() == pytest.approx(found["MI, id"].tolist())
-    assert (drawn / "settings.png").is_file()
+    assert (tmp_path / "drawn" / "settings.png").is_file()
 
 
 def test_groups_of_nine_networks(tmp_path):
     """Of nine networks trained here; the groups and three of them have as many speakers, and groups show less."""
-    notebook = (
-        Path(uqlab.__file__).parents[1] / "notebooks" / "studies" / "resnets.ipynb"
-    )
     small = {
         "dataset": "digits",
         "ood": ["letters"],
@@ -210,10 +188,8 @@ def test_groups_of_nine_networks(tmp_path):
         "repeats": 20,
         "seed": 4,
     }
-    results = read_json(
-        runs.execute(notebook, small, folder=tmp_path / "run") / "results.json"
-    )
-    found = pd.DataFrame(**results["tables"]["resnets"]).set_index("listened to")
+    tables, _ = run(tmp_path / "run", "resnets", small)
+    found = tables["resnets"].set_index("listened to")
     assert list(found.index) == ["nine of one", "three of three", "three of one"]
     assert found["seed"].tolist() == [4] * 3
     assert (

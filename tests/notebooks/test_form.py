@@ -49,12 +49,6 @@ def is_drawing(cell):
     return "hide-input" in tags(cell)
 
 
-def is_setup(cell):
-    return "parameters" in tags(cell) or source(cell).lstrip().startswith(
-        ("import ", "from ", "# %pip")
-    )
-
-
 def lines(cell):
     return [line for line in source(cell).splitlines() if line.strip()]
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from small_pages import sources
 
 from uqlab.runs import parameters
 
@@ -57,11 +58,7 @@ def test_solutions_of_its_exercises_run(pages, name):
 
 @pytest.mark.parametrize("path", parameters.all_notebooks(), ids=lambda path: path.stem)
 def test_first_cell_installs_nothing_and_says_how(path):
-    code = [
-        "".join(cell["source"])
-        for cell in parameters.cells(path)
-        if cell["cell_type"] == "code"
-    ]
+    code = sources(path, "code")
     assert code[0].startswith("# %pip install -e ..  # where uqlab is missing")
     assert not [
         line

@@ -1,23 +1,14 @@
 """Page 05 on CIFAR-10 networks trained by others, judged by people, where $UQLAB_DATA holds them."""
 
 import json
-import os
-import pathlib
 
 import pandas as pd
 import pytest
+from small_files import needs
 
 from uqlab import runs
 
 pytestmark = pytest.mark.release
-FOLDER = pathlib.Path(os.environ.get("UQLAB_DATA") or "nowhere")
-
-
-def needs(*files):
-    missing = [file for file in files if not (FOLDER / file).exists()]
-    return pytest.mark.skipif(
-        bool(missing), reason=f"$UQLAB_DATA does not hold {', '.join(missing)}"
-    )
 
 
 @needs(

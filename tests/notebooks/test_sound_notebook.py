@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import small_sounds
 import torch
+from small_networks import SMALL
 from transformers import ASTConfig, ASTForAudioClassification
 
 
@@ -27,15 +28,8 @@ def test_15_asks_each_speaker_in_turn(results):
 @pytest.mark.release
 def test_recordings_and_an_audio_transformer_by_parameter(pages, tmp_path):
     torch.manual_seed(0)
-    config = {
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-    }
-    ASTForAudioClassification(ASTConfig(max_length=64, **config)).save_pretrained(
-        tmp_path / "ast"
-    )
+    network = ASTForAudioClassification(ASTConfig(max_length=64, **SMALL))
+    network.save_pretrained(tmp_path / "ast")
     root = small_sounds.esc50(tmp_path)
     sounds = {
         "dataset": "esc50[0,1]",

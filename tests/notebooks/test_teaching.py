@@ -2,12 +2,12 @@
 
 import ast
 import functools
-import json
 import re
 import shlex
 from pathlib import Path
 
 import pytest
+from small_pages import sources
 
 from uqlab.runs import cli, parameters
 
@@ -30,10 +30,7 @@ def page(number):
 def cells(path, kind):
     """The cells of a page and of its study."""
     study = path.parent / "studies" / f"{path.stem}_study.ipynb"
-    found = json.loads(path.read_text())["cells"]
-    if study.exists():
-        found = found + json.loads(study.read_text())["cells"]
-    return ["".join(cell["source"]) for cell in found if cell["cell_type"] == kind]
+    return sources(path, kind) + (sources(study, kind) if study.exists() else [])
 
 
 def headings(text):
@@ -186,25 +183,11 @@ def test_commands_are_understood():
             )
 
 
-def test_misconceptions_are_numbered_and_shown():
-    table = rows("Misconceptions")
-    assert 8 <= len(table) <= 12
-    for number, row in enumerate(table, 1):
-        assert re.fullmatch(rf'{number}\. ".+\."', row["they say"])
-        assert re.search(r"`\d\d/\w+`", row["the page that shows it"]), row["they say"]
-
-
-def test_the_glossary_is_sorted_and_has_the_terms_of_the_decomposition():
+def test_the_glossary_is_sorted():
     entries = re.findall(r"^- \*\*(.+?)\.\*\* (.+)$", section("Glossary"), re.MULTILINE)
     terms = [term.lower() for term, _ in entries]
     assert len(terms) == section("Glossary").count("\n- ")
     assert terms == sorted(set(terms))
-    wanted = "total uncertainty, aleatoric uncertainty, epistemic uncertainty, entropy, nat, mutual information, "
-    wanted += "ensemble member, group, between groups, within groups, chain rule, plug-in estimate, jackknife, simplex, "
-    wanted += "ood, id, auroc, calibration, ece, collapse, extraction, diversity, intruder dimension, circuit"
-    assert [
-        term for term in re.split(r", (?!within)", wanted) if term not in terms
-    ] == []
 
 
 GREEK = (

@@ -1,29 +1,25 @@
 """Pages on texts with a part of MiniLM: their profile `text`, made small, where $UQLAB_DATA holds SST-2."""
 
 import json
-import os
-import pathlib
 import re
 import shlex
 
 import pytest
 from filelock import FileLock
+from small_files import needs
+from small_pages import sources
 
 from uqlab import models, runs
 from uqlab.runs import parameters
 
 pytestmark = pytest.mark.release
-FOLDER = pathlib.Path(os.environ.get("UQLAB_DATA") or "nowhere")
 TEXTS = [
     "SST-2/train.tsv",
     "trec/TREC_10.label",
     "text/agnews_test.tsv.gz",
     "text/rte_all.tsv.gz",
 ]
-needs_texts = pytest.mark.skipif(
-    any(not (FOLDER / file).exists() for file in TEXTS),
-    reason=f"$UQLAB_DATA does not hold {TEXTS}",
-)
+needs_texts = needs(*TEXTS)
 LAYERS, NEURONS, WORDS = 2, 192, 5000
 FEW = {
     "seed": 372,
@@ -127,8 +123,8 @@ def test_a_page_runs_on_texts(page, backbone, tmp_path):
 @needs_texts
 def test_the_recipe_of_study_06_runs_as_written(backbone, tmp_path):
     """Study 06, but for its size and the place of the backbone."""
-    cells = parameters.cells(parameters.find("studies/06"))
-    page = "\n".join("".join(cell["source"]) for cell in cells).replace("\\\n", " ")
+    cells = sources(parameters.find("studies/06"), "markdown")
+    page = "\n".join(cells).replace("\\\n", " ")
     recipe = re.search(r"^ +uqlab run studies/06 (.+)$", page, re.MULTILINE)
     words = shlex.split(recipe[1])
     given = dict(zip(words[1::3], words[2::3], strict=True))

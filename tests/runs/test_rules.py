@@ -1,9 +1,9 @@
 """Parameters of pages: each has a rule, every page asks for them before it computes, and wrong ones are refused."""
 
-import json
 import math
 
 import pytest
+from small_pages import sources
 
 from uqlab import data, runs
 from uqlab.runs import parameters
@@ -14,12 +14,7 @@ pages = pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem[:2])
 
 def checking(path) -> str:
     """The lines of a page that check its parameters: up to where it begins."""
-    cells = [
-        "".join(c["source"])
-        for c in json.loads(path.read_text())["cells"]
-        if c["cell_type"] == "code"
-    ]
-    (cell,) = [cell for cell in cells if "runs.begin(" in cell]
+    (cell,) = [cell for cell in sources(path, "code") if "runs.begin(" in cell]
     return cell.partition("plots.use_style()")[0]
 
 

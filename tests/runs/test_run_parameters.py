@@ -106,9 +106,10 @@ def test_broken_files_are_named(tmp_path):
 
 def test_profiles_name_notebooks_and_parameters_that_exist():
     folder = Path(uqlab.__file__).parents[1] / "notebooks"
-    for profile, notebooks in parameters.profiles(folder / "any").items():
-        for stem in notebooks:
-            parameters.overrides(parameters.find(stem), profile)
+    for notebooks in parameters.profiles(folder / "any").values():
+        for stem, values in notebooks.items():
+            known = parameters.defaults(parameters.find(stem))
+            parameters.checked(values, known, stem)
 
 
 def test_own_files_are_those_of_the_callers_folder(project):
