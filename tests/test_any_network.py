@@ -9,7 +9,9 @@ import pytest
 import torch
 from every_method import METHODS, check, outcome, table_of_the_book
 from networks import NETWORKS, logits
+from same import near
 from torch import nn
+from torch.testing import assert_close
 
 from uqlab import ensembles, models, training
 from uqlab.analysis import diversity, spectra
@@ -36,7 +38,7 @@ def test_a_method_is_its_separate_members_or_refused(network, method, tmp_path):
 def test_nothing_dropped_from_the_attention_is_the_network(network):
     net, x = NETWORKS[network].make(), NETWORKS[network].inputs(4)
     ensemble = ensembles.dropout(net, 2, 0.0, kind="attention")
-    torch.testing.assert_close(ensemble(x)[1], logits(net, x), rtol=1e-4, atol=1e-5)
+    near(ensemble(x)[1], logits(net, x))
 
 
 @pytest.mark.parametrize("method", ["lora", "masksembles", "dropout"])
@@ -62,8 +64,8 @@ def test_after_training_all_ways_to_ask_agree(network, method):
     with torch.enable_grad():
         passed = ensemble(x).detach()
     apart = torch.stack([training.predict(ensemble.member(m), x)[0] for m in range(3)])
-    torch.testing.assert_close(asked, apart, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(passed, apart, rtol=1e-4, atol=1e-4)
+    assert_close(asked, apart, rtol=1e-4, atol=1e-4)
+    assert_close(passed, apart, rtol=1e-4, atol=1e-4)
     assert (asked[0] - asked[1]).abs().max() > 1e-4
 
 
@@ -79,7 +81,7 @@ def test_spectra_and_diversity_ask_any_layer(network):
     apart = ensembles.from_members([ensemble.member(m) for m in range(3)])
     assert names == diversity.layer_names(apart, ".")
     for name in names:
-        torch.testing.assert_close(
+        assert_close(
             diversity.member_weights(ensemble, name),
             diversity.member_weights(apart, name),
         )
@@ -95,7 +97,7 @@ def test_spectra_and_diversity_ask_any_layer(network):
         1
     )  # of GPT-2 the linear layers
     update = diversity.member_weights(ensemble, own[0])[1] - before
-    torch.testing.assert_close(
+    assert_close(
         found.values[1], torch.linalg.svdvals(update)[:1], rtol=1e-3, atol=1e-4
     )
 
@@ -110,13 +112,13 @@ def test_statistics_of_any_batch_norm_are_the_member_s_own(network):
     plain = [ensemble.member(m).train() for m in range(2)]
     rows = torch.stack([x, 2 * x])
     together = ensemble.train().forward_members(rows)
-    torch.testing.assert_close(
+    assert_close(
         together,
         torch.stack([logits(net, r) for net, r in zip(plain, rows, strict=True)]),
     )
     for m, net in enumerate(plain):
         for name, buffer in ensemble.member(m).named_buffers():
-            torch.testing.assert_close(buffer, net.get_buffer(name))
+            assert_close(buffer, net.get_buffer(name))
 
 
 def test_a_film_of_some_norms_trains_nothing_else():
@@ -177,7 +179,7 @@ def test_two_threads_may_use_one_ensemble_whose_layers_run_in_turn():
                 for found, wanted in zip(
                     pool.map(asked, inputs), expected, strict=True
                 ):
-                    torch.testing.assert_close(found, wanted)
+                    assert_close(found, wanted)
 
 
 def test_a_batch_that_is_counted_on_goes_member_by_member():
@@ -195,4 +197,4 @@ def test_a_batch_that_is_counted_on_goes_member_by_member():
     torch.manual_seed(0)
     ensemble, x = ensembles.lora(First(), 3, 2), torch.rand(5, 4)
     apart = torch.stack([ensemble.member(m)(x) for m in range(3)])
-    torch.testing.assert_close(ensemble(x), apart)
+    assert_close(ensemble(x), apart)

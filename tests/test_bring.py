@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 from uqlab import data, ensembles, models
 from uqlab.study import bring, methods
@@ -43,7 +44,7 @@ def linear(classes=10):
 
 
 def same(found, expected, x):
-    torch.testing.assert_close(found.model(x), expected(x))
+    assert_close(found.model(x), expected(x))
 
 
 def test_a_function_of_a_file_or_of_a_module(mine, task):

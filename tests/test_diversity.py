@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy.spatial.distance import jensenshannon
 from torch import nn
+from torch.testing import assert_close
 
 from uqlab import ensembles, heads, metrics, models
 from uqlab.analysis import diversity
@@ -226,11 +227,9 @@ def test_fused_members_are_compared_by_their_own_heads(make):
     expected = nn.functional.cosine_similarity(
         torch.stack(vectors)[:, None], torch.stack(vectors), dim=-1
     )
-    torch.testing.assert_close(found, expected)
+    assert_close(found, expected)
     assert (off_diagonal(found) < 0.99).all()
-    torch.testing.assert_close(
-        diversity.weight_cosine(ensembles.from_members(members)), found
-    )
+    assert_close(diversity.weight_cosine(ensembles.from_members(members)), found)
     assert 0 < diversity.diversity_score(fused) < 1
 
 

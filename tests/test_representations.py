@@ -13,6 +13,7 @@ from scipy.spatial.distance import pdist, squareform
 from sklearn.decomposition import PCA
 from small_networks import bert, images, vit
 from torch import nn
+from torch.testing import assert_close
 
 from uqlab import ensembles, models
 from uqlab.analysis import representations
@@ -299,13 +300,13 @@ def test_blocks_of_a_transformer():
     assert list(found) == ["vit.layers.0", "vit.layers.1"]
     for features, states in zip(found.values(), hidden[1:], strict=True):
         assert not features.requires_grad
-        torch.testing.assert_close(features, states[:, 0].detach())
+        assert_close(features, states[:, 0].detach())
     mean, every = (
         layer_features(model, x, tokens=tokens)["vit.layers.0"]
         for tokens in ("mean", "all")
     )
-    torch.testing.assert_close(mean, hidden[1].mean(1).detach())
-    torch.testing.assert_close(every, hidden[1].flatten(1).detach())
+    assert_close(mean, hidden[1].mean(1).detach())
+    assert_close(every, hidden[1].flatten(1).detach())
     matrix = cka_matrix(list(found.values()))
     assert matrix.shape == (2, 2)
 
@@ -315,12 +316,12 @@ def test_layers_of_other_networks():
     mlp, x = models.mlp(8, (6, 4), 3).eval(), torch.rand(5, 8)
     found = layer_features(mlp, x)
     assert {name: f.shape[1] for name, f in found.items()} == {"1": 6, "4": 4, "7": 3}
-    torch.testing.assert_close(found["7"], mlp(x).detach())
+    assert_close(found["7"], mlp(x).detach())
     cnn, x = models.small_cnn(3, width=4), torch.rand(5, 1, 6, 6)
     whole, means = (
         layer_features(cnn, x, r"^0$", tokens=tokens)["0"] for tokens in ("all", "mean")
     )
-    torch.testing.assert_close(whole.unflatten(1, (4, 36)).mean(2), means)
+    assert_close(whole.unflatten(1, (4, 36)).mean(2), means)
 
 
 # bad input -----------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import pytest
 import torch
 from scipy import stats
 from torch import nn
+from torch.testing import assert_close
 
 from uqlab import data, ensembles, metrics, models, training, uncertainty
 from uqlab.core.devices import Held
@@ -288,7 +289,7 @@ def test_a_board_and_a_method_of_ones_own_by_one_entry(
 
     z = training.predict(model, test.inputs)
     assert [*trained] == [("single", 4), ("deep", 4), ("mine", 4)]
-    torch.testing.assert_close(training.predict(trained["deep", 4], test.inputs), z)
+    assert_close(training.predict(trained["deep", 4], test.inputs), z)
     for name in ("accuracy", "nll", "ece", "adaptive_ece", "brier"):
         assert deep[name] == pytest.approx(
             getattr(metrics, name)(z, test.labels), abs=1e-5

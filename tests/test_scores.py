@@ -11,6 +11,7 @@ from scipy import special, stats
 from sklearn.covariance import LedoitWolf
 from small_networks import MAKERS, images, moved, vit
 from torch import nn
+from torch.testing import assert_close
 
 from uqlab import data, ensembles, gradients, metrics, models, training
 from uqlab.analysis import representations
@@ -261,10 +262,8 @@ def test_features_come_before_the_last_linear_layer_of_any_network():
     net = vit()
     hidden = net(x, output_hidden_states=True).hidden_states[-1]
     expected = net.vit.layernorm(hidden)[:, 0].detach()
-    torch.testing.assert_close(representations.penultimate(net, x), expected)
-    torch.testing.assert_close(
-        net.classifier(representations.penultimate(net, x)), net(x).logits
-    )
+    assert_close(representations.penultimate(net, x), expected)
+    assert_close(net.classifier(representations.penultimate(net, x)), net(x).logits)
     with pytest.raises(ValueError, match="calls no linear layer; take layer_features"):
         representations.penultimate(nn.Sequential(nn.Conv2d(1, 3, 8), nn.Flatten()), x)
     with pytest.raises(TypeError, match=r"ensemble\.member\(0\)"):

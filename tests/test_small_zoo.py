@@ -4,6 +4,7 @@ import pytest
 import torch
 from networks import NETWORKS, logits
 from torch import nn
+from torch.testing import assert_close
 
 from uqlab import gradients
 
@@ -24,7 +25,7 @@ def test_logits_are_finite_repeat_and_differ_by_input(name):
     between = torch.pdist(found, float("inf"))
     assert between.min() > 1e-3
     again = logits(network.make(), network.inputs(5)).detach()
-    torch.testing.assert_close(again, found, rtol=0, atol=0)
+    assert_close(again, found, rtol=0, atol=0)
     others = logits(model, network.inputs(5, seed=2))
     assert not torch.allclose(others, found, atol=1e-3)
 
@@ -83,16 +84,16 @@ def test_gradient_scores_are_those_of_a_loop(name):
     two, _, _ = gradients.gradient_norms(model, inputs, norm=2)
     expected = loop(model, inputs, names)
     close = {"rtol": 1e-6, "atol": 1e-9}
-    torch.testing.assert_close(one, expected[1], **close)
-    torch.testing.assert_close(two, expected[2], **close)
+    assert_close(one, expected[1], **close)
+    assert_close(two, expected[2], **close)
 
     found = gradients.exgrad(model, inputs)
-    torch.testing.assert_close(found, (p * expected[1][-1]).sum(1), **close)
+    assert_close(found, (p * expected[1][-1]).sum(1), **close)
 
     depths = torch.linspace(0, 1, len(names)).double()
     by_class = torch.tensordot((3 * depths).softmax(0), expected[2], 1)
     found = gradients.regrad(model, inputs, perturbations=0)
-    torch.testing.assert_close(found, (p.sqrt() * by_class).sum(1), **close)
+    assert_close(found, (p.sqrt() * by_class).sum(1), **close)
 
 
 @EVERY
@@ -108,4 +109,4 @@ def test_gradnorm_is_the_norm_of_a_gradient(name):
     for x, score in zip(inputs, found, strict=True):
         uniform = -logits(model, x[None]).log_softmax(1).mean()
         (gradient,) = torch.autograd.grad(uniform, weight)
-        torch.testing.assert_close(score, -gradient.abs().sum(), rtol=1e-6, atol=1e-9)
+        assert_close(score, -gradient.abs().sum(), rtol=1e-6, atol=1e-9)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from small_networks import MAKERS, bert, clip, moved, vit
 from torch import nn
+from torch.testing import assert_close
 
 from uqlab import ensembles, extraction, models
 from uqlab.analysis import spectra
@@ -104,16 +105,16 @@ def test_batches_equal_loops(n):
     against_one = spectra.singular_vector_similarity(before[0], after, 3)
     assert torch.equal(against_one[0], together[0])
     for i in range(3):
-        torch.testing.assert_close(
+        assert_close(
             together[i], spectra.singular_vector_similarity(before[i], after[i], 3)
         )
-        torch.testing.assert_close(
+        assert_close(
             against_one[i], spectra.singular_vector_similarity(before[0], after[i], 3)
         )
         for part, alone in zip(
             found, spectra.intruder_dimensions(before[i], after[i], 3), strict=True
         ):
-            torch.testing.assert_close(part[i], alone)
+            assert_close(part[i], alone)
 
 
 def test_float32_is_as_exact_as_it_can_be():
@@ -317,9 +318,7 @@ def test_every_ensemble_equals_its_plain_members(make, side):
                 plain_max_cosine(turned[0], turned[1 + i], k),
                 atol=1e-4,
             )
-            torch.testing.assert_close(
-                layer.off_diagonal[i], spectra.off_diagonal(before, after[i])
-            )
+            assert_close(layer.off_diagonal[i], spectra.off_diagonal(before, after[i]))
             for j in range(3):
                 assert np.allclose(
                     layer.between[i, j],
@@ -328,9 +327,9 @@ def test_every_ensemble_equals_its_plain_members(make, side):
                 )
         one = spectra.intruder_dimensions(before, after[1], 3, 0.9, side)
         for part, alone in zip(layer.intruders(3, 0.9), one, strict=True):
-            torch.testing.assert_close(part[1], alone)
+            assert_close(part[1], alone)
         pairs = [layer.between[i, j] for i in range(3) for j in range(3) if i != j]
-        torch.testing.assert_close(layer.mean_between(), torch.stack(pairs).mean(0))
+        assert_close(layer.mean_between(), torch.stack(pairs).mean(0))
 
 
 def test_members_tell_who_makes_intruders():
@@ -387,14 +386,14 @@ def test_updates_are_what_was_added():
     plain = spectra.ensemble_spectra(
         merged, f"^{name}$", 4, update=True, before=vit(), progress=False
     )[name]
-    torch.testing.assert_close(plain.between, found.between, rtol=1e-3, atol=1e-3)
+    assert_close(plain.between, found.between, rtol=1e-3, atol=1e-3)
     additive = moved(ensembles.lora(vit(), 2, 1, std=0.5))
     found = spectra.ensemble_spectra(
         additive, f"^{name}$", 1, update=True, progress=False
     )[name]
     layer = additive.network.get_submodule(name).weight
     sizes = layer.up.norm(dim=(1, 2)) * layer.down.norm(dim=(1, 2))
-    torch.testing.assert_close(found.values[:, 0], sizes.detach())
+    assert_close(found.values[:, 0], sizes.detach())
     trained = moved(
         ensembles.batch(vit(), 2, additive=True)
     )  # the shared matrix moves too
@@ -403,7 +402,7 @@ def test_updates_are_what_was_added():
     )[name]
     before = vit().get_submodule(name).weight.detach()
     after = trained.network.get_submodule(name).weight.weight(1).detach()
-    torch.testing.assert_close(
+    assert_close(
         found.values[1], torch.linalg.svdvals(after - before)[:2], rtol=1e-3, atol=1e-4
     )
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.ndimage import gaussian_filter
+from torch.testing import assert_close
 
 from uqlab import data
 from uqlab.data.corruptions import CORRUPTIONS
@@ -85,17 +86,15 @@ def test_brightness_is_the_value_of_hsv(photographs):
 
 def test_contrast_keeps_the_mean_and_a_share_of_the_deviation(photographs):
     made = data.corrupted(photographs, "contrast", 4)
-    torch.testing.assert_close(made.mean((2, 3)), photographs.mean((2, 3)))
-    torch.testing.assert_close(made.std((2, 3)), 0.3 * photographs.std((2, 3)))
+    assert_close(made.mean((2, 3)), photographs.mean((2, 3)))
+    assert_close(made.std((2, 3)), 0.3 * photographs.std((2, 3)))
 
 
 def test_pixels_are_as_many_as_are_left(photographs):
     made = data.corrupted(photographs, "pixelate", 5)
     changes = (made.diff(dim=3).abs().amax((0, 1, 2)) > 0).sum().item()
     assert changes == int(0.65 * 32) - 1
-    torch.testing.assert_close(
-        made.mean((2, 3)), photographs.mean((2, 3)), atol=0.02, rtol=0
-    )
+    assert_close(made.mean((2, 3)), photographs.mean((2, 3)), atol=0.02, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from same import near
 from small_networks import bert, images, logits, vit
 from torch import nn
+from torch.testing import assert_close
 
 from uqlab import ensembles, models, training
 from uqlab.ensembles.dropout import FixedDropout
@@ -25,16 +27,12 @@ def test_dropout_members_keep_their_masks(backbone):
     together = ensemble(x)
     assert torch.equal(together, ensemble.train()(x)) or backbone is bert
     ensemble.eval()
-    torch.testing.assert_close(
-        ensemble(x[1:2])[:, 0], together[:, 1], rtol=1e-4, atol=1e-5
-    )  # whatever the batch
+    near(ensemble(x[1:2])[:, 0], together[:, 1])  # whatever the batch
     ensemble.chunk = 2
-    torch.testing.assert_close(ensemble(x), together, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(
-        ensemble.shard(slice(1, 3))(x), together[1:], rtol=1e-4, atol=1e-5
-    )
+    near(ensemble(x), together)
+    near(ensemble.shard(slice(1, 3))(x), together[1:])
     assert not torch.equal(ensemble.resample(6)(x), together)
-    torch.testing.assert_close(ensemble.resample(5)(x), together, rtol=1e-4, atol=1e-5)
+    near(ensemble.resample(5)(x), together)
 
 
 def test_dropout_is_the_weight_times_a_diagonal():
@@ -78,9 +76,7 @@ def test_without_dropout_modules_linear_layers_are_preceded_by_it():
         nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)),
         torch.rand(4, 6),
     )
-    torch.testing.assert_close(
-        ensembles.dropout(net, 2, 0.0)(x), net(x).expand(2, -1, -1)
-    )
+    assert_close(ensembles.dropout(net, 2, 0.0)(x), net(x).expand(2, -1, -1))
     assert (ensembles.dropout(net, 2, 0.5)(x)[0] - net(x)).abs().max() > 1e-4
 
 
@@ -89,23 +85,23 @@ def test_attention_logits_are_dropped_and_the_rest_sums_to_one(backbone):
     x = images()[0] if backbone is vit else torch.randint(1, 50, (4, 7))
     model = backbone()
     nothing = ensembles.dropout(model, 2, 0.0, kind="attention")
-    torch.testing.assert_close(nothing(x), logits(model, x).expand(2, -1, -1))
+    assert_close(nothing(x), logits(model, x).expand(2, -1, -1))
     ensemble = ensembles.dropout(model, 3, 0.4, kind="attention", seed=5)
     together = ensemble(x)
     assert (together[0] - together[1]).abs().max() > 1e-5
-    torch.testing.assert_close(
+    assert_close(
         ensemble(x[1:2])[:, 0], together[:, 1]
     )  # the same logits for all inputs of a member
     rows = ensemble.member(0)(x, output_attentions=True).attentions[
         0
     ]  # [inputs, heads, tokens, tokens]
-    torch.testing.assert_close(rows.sum(-1), torch.ones(rows.shape[:-1]))
+    assert_close(rows.sum(-1), torch.ones(rows.shape[:-1]))
     assert 0.2 < (rows == 0).float().mean() < 0.6
     assert torch.equal(rows[0] == 0, rows[1] == 0)
     again = ensembles.dropout(
         ensemble.member(0), 2, 0.4, kind="attention", seed=5
     )  # replaces, does not add
-    torch.testing.assert_close(again(x), together[:2])
+    assert_close(again(x), together[:2])
 
 
 def test_dropped_attention_keeps_the_mask_of_padding_and_needs_attention():
@@ -113,9 +109,7 @@ def test_dropped_attention_keeps_the_mask_of_padding_and_needs_attention():
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 0, 0, 0]])
     ensemble = ensembles.dropout(model, 2, 0.0, kind="attention")
     expected = model(input_ids=ids, attention_mask=mask).logits
-    torch.testing.assert_close(
-        ensemble(input_ids=ids, attention_mask=mask)[1], expected
-    )
+    assert_close(ensemble(input_ids=ids, attention_mask=mask)[1], expected)
     with pytest.raises(ValueError, match="no attention whose logits"):
         ensembles.dropout(perceptron(), 2, kind="attention")
 
@@ -132,5 +126,5 @@ def test_snapshots_are_one_network_over_time():
         seen.append(one(x)[0].detach().clone())
 
     ensemble = ensembles.snapshot(lambda: models.mlp(8, (12, 6), 3), 3, train, seed=4)
-    torch.testing.assert_close(ensemble.eval()(x), torch.stack(seen))
+    assert_close(ensemble.eval()(x), torch.stack(seen))
     assert (seen[0] - seen[2]).abs().max() > 1e-4

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from same import unchanged
+from same import near, unchanged
 from small_networks import (
     ALL,
     APART,
@@ -25,6 +25,7 @@ from small_networks import (
     vit,
 )
 from torch import nn
+from torch.testing import assert_close
 from transformers import ViTConfig, ViTForImageClassification
 
 from uqlab import ensembles, models, training
@@ -49,13 +50,13 @@ from uqlab.ensembles import (
 def test_shards_and_chunks_are_the_whole(make):
     ensemble, (x, _) = moved(make(vit())), images()
     together = ensemble(x)
-    torch.testing.assert_close(
+    assert_close(
         torch.cat([ensemble.shard(slice(1))(x), ensemble.shard(slice(1, 3))(x)]),
         together,
     )
     for size in (1, 2):
         ensemble.chunk = size
-        torch.testing.assert_close(ensemble(x), together)
+        assert_close(ensemble(x), together)
         assert ensemble.passes(x.expand(3, *x.shape))[0] == slice(0, size)
 
 
@@ -69,7 +70,7 @@ def test_members_per_pass_follow_the_working_set():
     assert 1 < size < 16
     together = ensemble(many)
     ensemble.chunk = 16
-    torch.testing.assert_close(ensemble(many), together)
+    assert_close(ensemble(many), together)
     assert (
         ensembles.deep(lambda: models.mlp(64), 16).members_per_pass(
             many.expand(16, *many.shape)
@@ -83,9 +84,7 @@ def test_members_with_batches_of_their_own(make):
     ensemble, (x, _) = moved(make(vit())), images(6)
     apart = ensemble.forward_members(x.view(3, 2, 1, 8, 8))
     for m in range(3):
-        torch.testing.assert_close(
-            apart[m], ensemble(x[2 * m : 2 * m + 2])[m], rtol=1e-5, atol=1e-5
-        )
+        assert_close(apart[m], ensemble(x[2 * m : 2 * m + 2])[m], rtol=1e-5, atol=1e-5)
 
 
 @ALL
@@ -95,7 +94,7 @@ def test_a_member_depends_on_the_seed_and_its_number_alone(make):
         make(vit(), members, seed=seed).eval()(x)
         for members, seed in ((2, 0), (3, 0), (3, 1))
     )
-    torch.testing.assert_close(two, three[:2])
+    assert_close(two, three[:2])
     assert (three - other).abs().max() > 1e-3
 
 
@@ -112,9 +111,7 @@ def test_a_member_depends_on_the_seed_and_its_number_alone(make):
 def test_members_start_as_the_backbone(make, settings):
     backbone, (x, _) = vit(), images()
     equal = make(backbone, classifiers="shared", **settings).eval()
-    torch.testing.assert_close(
-        equal(x), backbone(x).logits.expand(3, -1, -1), rtol=1e-5, atol=1e-5
-    )
+    assert_close(equal(x), backbone(x).logits.expand(3, -1, -1), rtol=1e-5, atol=1e-5)
 
 
 def test_lora_starts_within_a_xavier_bound():
@@ -131,16 +128,12 @@ def test_lora_is_a_low_rank_update(scale, tmp_path):
     layer = unit.weight
     for m in range(2):
         update = unit.member(m).weight - layer.w
-        torch.testing.assert_close(update, scale * layer.up[m] @ layer.down[m])
-        torch.testing.assert_close(layer.update(m), update, rtol=1e-4, atol=1e-6)
+        assert_close(update, scale * layer.up[m] @ layer.down[m])
+        assert_close(layer.update(m), update, rtol=1e-4, atol=1e-6)
         assert torch.linalg.matrix_rank(update, rtol=1e-4) == 3
-        torch.testing.assert_close(
-            ensemble(x)[m], ensemble.member(m)(x).logits, rtol=1e-4, atol=1e-5
-        )
+        near(ensemble(x)[m], ensemble.member(m)(x).logits)
     ensembles.save(ensemble, tmp_path / "scaled")
-    torch.testing.assert_close(
-        ensembles.load(tmp_path / "scaled", vit())(x), ensemble(x)
-    )
+    assert_close(ensembles.load(tmp_path / "scaled", vit())(x), ensemble(x))
 
 
 def test_singular_values_start_apart():
@@ -157,12 +150,10 @@ def test_singular_value_layers(shape, bias):
     for m in range(3):
         weight = layer.weight(m)
         core = layer.u.mT @ weight @ layer.v  # U^T W_m V
-        torch.testing.assert_close(
-            core, torch.diag(layer.s[m].clamp(min=0)), rtol=1e-5, atol=1e-5
-        )
+        assert_close(core, torch.diag(layer.s[m].clamp(min=0)), rtol=1e-5, atol=1e-5)
         moved_by = torch.linalg.norm(weight - linear.weight)
         original = torch.linalg.svdvals(linear.weight)
-        torch.testing.assert_close(
+        assert_close(
             moved_by, torch.linalg.norm(layer.s[m] - original), rtol=1e-5, atol=1e-5
         )
     assert not layer.u.requires_grad
@@ -192,22 +183,22 @@ def test_batch_ensemble_multiplies_and_adds_a_rank_one_matrix():
     assert isinstance(times, Scaled)
     assert isinstance(plus, LowRank)
     for m in range(2):
-        torch.testing.assert_close(
+        assert_close(
             times.weight(m), linear.weight * torch.outer(times.left[m], times.right[m])
         )
         outer = torch.outer(plus.up[m, :, 0], plus.down[m, 0])
-        torch.testing.assert_close(plus.weight(m), linear.weight + outer)
-        torch.testing.assert_close(times.left[m] - 1, plus.up[m, :, 0])
+        assert_close(plus.weight(m), linear.weight + outer)
+        assert_close(times.left[m] - 1, plus.up[m, :, 0])
 
 
 def test_a_normal_start_of_rank_one_is_the_additive_form_with_a_frozen_matrix():
     net = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
     added = ensembles.batch(net, 3, std=0.5, additive=True, seed=2).network[0]
     low = ensembles.lora(net, 3, 1, std=0.5, seed=2).network[0]
-    torch.testing.assert_close(added.weight.up, low.weight.up)
-    torch.testing.assert_close(added.weight.down, low.weight.down)
+    assert_close(added.weight.up, low.weight.up)
+    assert_close(added.weight.down, low.weight.down)
     x = torch.rand(3 * 5, 6)
-    torch.testing.assert_close(added(x), low(x))
+    assert_close(added(x), low(x))
     assert added.weight.w.requires_grad
     assert not low.weight.w.requires_grad
 
@@ -238,12 +229,10 @@ def test_in_turn_built_and_factored_are_equal_up_to_rounding(
             )
         )
     for logits, gradients in found[1:]:
-        torch.testing.assert_close(logits, found[0][0], rtol=1e-4, atol=1e-4)
+        assert_close(logits, found[0][0], rtol=1e-4, atol=1e-4)
         for a, b in zip(gradients, found[0][1], strict=True):
             if b is not None:
-                torch.testing.assert_close(
-                    a, b, rtol=1e-3, atol=1e-3 * float(b.abs().max()) + 1e-6
-                )
+                assert_close(a, b, rtol=1e-3, atol=1e-3 * float(b.abs().max()) + 1e-6)
 
 
 # What is trained ------------------------------------------------------------------------------------------------------
@@ -334,9 +323,7 @@ def test_gradients_are_those_of_separate_members(make, options, chunk):
     after = [p for p in ensemble.parameters() if p.requires_grad]
     for p, old, gradient in zip(after, start, expected, strict=True):
         scale = 1 / 3 if p in shared else 1
-        torch.testing.assert_close(
-            p.detach(), old - 0.1 * scale * gradient, rtol=1e-4, atol=1e-5
-        )
+        near(p.detach(), old - 0.1 * scale * gradient)
 
 
 def test_what_is_shared_is_known():
@@ -373,7 +360,7 @@ def test_threads_train_the_same_members(monkeypatch):
             progress=False,
         )
         found.append(ensemble.eval()(x).detach())
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+    assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
 def test_dropout_of_the_backbone_becomes_a_member_s_own(monkeypatch):
@@ -387,8 +374,8 @@ def test_dropout_of_the_backbone_becomes_a_member_s_own(monkeypatch):
         ensemble.chunk = chunk
         training.fit(ensemble, x, y, epochs=3, lr=0.1, batch_size=6, progress=False)
         found.append(ensemble(x).detach())
-    torch.testing.assert_close(found[0][:2], found[1])
-    torch.testing.assert_close(found[0], found[2])
+    assert_close(found[0][:2], found[1])
+    assert_close(found[0], found[2])
 
 
 def test_classifiers_start_as_published():
@@ -458,12 +445,7 @@ def test_compiles(name, unchecked):  # what checks shapes cannot be traced
     make = (MAKERS | TRAINED | APART)[name]
     ensemble, (x, _) = moved(make(backbone)), images()
     with torch.no_grad():
-        torch.testing.assert_close(
-            torch.compile(ensemble, backend="aot_eager")(x),
-            ensemble(x),
-            rtol=1e-4,
-            atol=1e-5,
-        )
+        near(torch.compile(ensemble, backend="aot_eager")(x), ensemble(x))
 
 
 @ALL
@@ -471,7 +453,7 @@ def test_autocast(make):
     ensemble, (x, _) = moved(make(vit())), images()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         half = ensemble(x)
-    torch.testing.assert_close(half.float(), ensemble(x).detach(), rtol=0.1, atol=0.1)
+    assert_close(half.float(), ensemble(x).detach(), rtol=0.1, atol=0.1)
 
 
 class Routed(nn.Module):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from small_networks import cnn, images, moved, vit
 from torch import nn
+from torch.testing import assert_close
 
 from uqlab import ensembles, training
 from uqlab.ensembles import LowRank
@@ -45,12 +46,8 @@ def full(ensemble, inputs, name):
 def test_for_one_input_the_product_is_the_full_matrix(copies, scale):
     ensemble, x = small(scale), torch.rand(1, 4, dtype=torch.float64).expand(copies, -1)
     down, up = curvatures(ensemble, x, batch_size=2)["0"]
-    torch.testing.assert_close(
-        torch.kron(down.outputs, down.inputs), full(ensemble, x, "down")
-    )
-    torch.testing.assert_close(
-        torch.kron(up.outputs, up.inputs), full(ensemble, x, "up")
-    )
+    assert_close(torch.kron(down.outputs, down.inputs), full(ensemble, x, "down"))
+    assert_close(torch.kron(up.outputs, up.inputs), full(ensemble, x, "up"))
 
 
 @pytest.mark.parametrize(
@@ -69,12 +66,12 @@ def test_a_convolution_is_a_linear_layer_on_its_patches(how):
         ("down", "up"), curvatures(ensemble, x)["0"], strict=True
     ):
         if not how:
-            torch.testing.assert_close(
+            assert_close(
                 torch.kron(curvature.outputs, curvature.inputs), full(ensemble, x, name)
             )
     layer = ensemble.network[0]
     patches, low = _patches(layer.inner, x), layer.weight
-    torch.testing.assert_close(
+    assert_close(
         patches @ low.matrix().T,
         layer.member(0)(x).flatten(2).mT
         - (patches @ (low.up[0] @ low.down[0]).T + layer.bias),
@@ -96,7 +93,7 @@ def test_where_all_inputs_are_answered_alike_the_product_is_the_full_matrix():
         ("down", "up"), curvatures(ensemble, x)["0"], strict=True
     ):
         expected = full(ensemble, x, name)
-        torch.testing.assert_close(
+        assert_close(
             torch.kron(curvature.outputs, curvature.inputs),
             expected,
             rtol=1e-4,
@@ -120,8 +117,8 @@ def test_for_several_inputs_it_is_the_sum_by_outputs_and_the_mean_by_inputs():
     low, up = x @ layer.down[0].detach().T, layer.up[0].detach()
     for size in (6, 4):  # batches
         of_a, of_b = curvatures(ensemble, x, batch_size=size)["0"]
-        torch.testing.assert_close(of_b, Curvature(outputs, low.T @ low / 6))
-        torch.testing.assert_close(of_a, Curvature(up.T @ outputs @ up, x.T @ x / 6))
+        assert_close(of_b, Curvature(outputs, low.T @ low / 6))
+        assert_close(of_a, Curvature(up.T @ outputs @ up, x.T @ x / 6))
 
 
 def test_draws_have_the_inverse_as_their_covariance():
@@ -137,7 +134,7 @@ def test_draws_have_the_inverse_as_their_covariance():
     expected = torch.linalg.inv(
         torch.kron(a @ a.T, b @ b.T) + 0.5 * torch.eye(12, dtype=torch.float64)
     )
-    torch.testing.assert_close(drawn.T.cov(), expected, rtol=0.1, atol=0.06)
+    assert_close(drawn.T.cov(), expected, rtol=0.1, atol=0.06)
 
 
 def test_any_number_of_members_needs_one_decomposition_of_a_factor(monkeypatch):
@@ -168,15 +165,13 @@ def test_members_lie_around_the_trained_network(network):
     before = trained(x).detach()
     ensemble = ensembles.laplace_lora(trained, x, 3, seed=1)
     together = ensemble(x)
-    torch.testing.assert_close(trained(x), before)
+    assert_close(trained(x), before)
     near = ensembles.laplace_lora(trained, x, 3, prior_variance=1e-14)
-    torch.testing.assert_close(near(x), before.expand(3, -1, -1), rtol=1e-3, atol=1e-4)
+    assert_close(near(x), before.expand(3, -1, -1), rtol=1e-3, atol=1e-4)
     shards = [
         ensembles.laplace_lora(trained, x, part, seed=1) for part in ("0:1", "1:3")
     ]
-    torch.testing.assert_close(
-        ensembles.concatenate(shards)(x), together, rtol=1e-5, atol=1e-6
-    )
+    assert_close(ensembles.concatenate(shards)(x), together, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -218,8 +213,6 @@ def test_a_projection_has_the_gauss_newton_matrix_of_its_own_logits():
         slopes, p = torch.func.jacrev(logits)(z), logits(z).softmax(0)
         expected += slopes.T @ (p.diag() - p.outer(p)) @ slopes
     found = projection_curvature(h, weight, others, 7.0)
-    torch.testing.assert_close(found, Curvature(expected, h.T @ h / 5))
+    assert_close(found, Curvature(expected, h.T @ h / 5))
     longer = projection_curvature(h, 2 * weight, others, 7.0)
-    torch.testing.assert_close(
-        4 * longer.outputs, found.outputs
-    )  # only the direction matters
+    assert_close(4 * longer.outputs, found.outputs)  # only the direction matters

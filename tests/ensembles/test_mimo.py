@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from same import unchanged
+from same import near, unchanged
 from small_networks import bert, clip, cnn, images, logits, mlp, moved, resnet, vit
 from torch import nn
+from torch.testing import assert_close
 
 from uqlab import ensembles, models, training
 
@@ -30,7 +31,7 @@ def test_a_member_is_the_backbone_with_a_new_classifier(network):
         member = ensemble.member(m)
         own = {k: v for k, v in member.state_dict().items() if v.shape[:1] == (3,)}
         member.load_state_dict(net.state_dict() | own)
-        torch.testing.assert_close(logits(member, x), together[m], rtol=1e-4, atol=1e-5)
+        near(logits(member, x), together[m])
 
 
 @NETWORKS
@@ -45,9 +46,7 @@ def test_each_member_answers_for_its_own_input(network):
     first.weight.data = first.weight.data.unflatten(1, (3, -1))[:, order].flatten(1, 2)
     for p in head.parameters():
         p.data = p.data.unflatten(0, (3, -1))[order].flatten(0, 1)
-    torch.testing.assert_close(
-        ensemble.forward_members(x[order]), before[order], rtol=1e-4, atol=1e-5
-    )
+    near(ensemble.forward_members(x[order]), before[order])
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.25, 1.0])
@@ -107,11 +106,9 @@ def test_trained_saved_and_loaded(network, tmp_path):
         with unchanged(backbone):
             training.fit(ensemble, x, y, progress=False, **settings)
         found.append(ensemble(x))
-    torch.testing.assert_close(*found)
+    assert_close(*found)
     ensembles.save(ensemble, tmp_path / "e.safetensors")
-    torch.testing.assert_close(
-        ensembles.load(tmp_path / "e.safetensors", network())(x), found[0]
-    )
+    assert_close(ensembles.load(tmp_path / "e.safetensors", network())(x), found[0])
     assert (found[0] - ensembles.mimo(backbone, 2, seed=4)(x)).abs().max() > 1e-3
 
 

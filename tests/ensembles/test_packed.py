@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from same import near
 from small_networks import bert, images, vit
 from torch import nn
+from torch.testing import assert_close
 from transformers import ViTConfig, ViTForImageClassification
 
 from uqlab import ensembles, models, training
@@ -40,16 +42,12 @@ def test_packed_is_an_ensemble_of_networks_of_that_width(name):
     )
     assert type(together) is (SeparateEnsemble if name == "vit" else FoldedEnsemble)
     x, y = images(12)
-    torch.testing.assert_close(
-        together.eval()(x), apart.eval()(x), rtol=1e-5, atol=1e-6
-    )
+    assert_close(together.eval()(x), apart.eval()(x), rtol=1e-5, atol=1e-6)
     for ensemble in (together, apart):
         training.fit(ensemble, x, y, epochs=2, lr=0.05, batch_size=4, progress=False)
-    torch.testing.assert_close(together(x), apart(x), rtol=1e-3, atol=1e-4)
+    assert_close(together(x), apart(x), rtol=1e-3, atol=1e-4)
     for m in range(3):
-        torch.testing.assert_close(
-            together.member(m)(x), apart.member(m)(x), rtol=1e-3, atol=1e-4
-        )
+        assert_close(together.member(m)(x), apart.member(m)(x), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("train", [True, False])
@@ -87,7 +85,7 @@ def test_shortcuts_without_weights_follow_the_widths():
     )
     member = ensemble.member(1)
     assert [member.layer3[0].conv1.weight.shape[axis] for axis in (1, 0)] == [19, 37]
-    torch.testing.assert_close(ensemble(x)[1], member(x), rtol=1e-4, atol=1e-5)
+    near(ensemble(x)[1], member(x))
 
 
 @pytest.mark.parametrize("members", [3, 4])
@@ -111,7 +109,7 @@ def test_groups_inside_a_member_are_apart():
             plain.weight[rows, 3 * g : 3 * g + 3] = layer.weight[rows, :, 0]
         plain.bias.copy_(layer.bias)
     x = torch.rand(5, 2, 6)
-    torch.testing.assert_close(layer(x), plain(x))
+    assert_close(layer(x), plain(x))
     ensemble = ensembles.packed(models.mlp(8, (12, 12, 12), 3), 2, 2.0, gamma=3)
     inner = [type(part) for part in ensemble.member(0) if hasattr(part, "weight")]
     assert inner == [nn.Linear, GroupedLinear, GroupedLinear, nn.Linear]

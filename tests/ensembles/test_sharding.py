@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from same import near
 from small_networks import APART, MAKERS, TRAINED, images, vit
 from torch import nn
+from torch.testing import assert_close
 
 from uqlab import ensembles, models, training
 
@@ -42,7 +44,7 @@ def same(a, b):
     one, other = a.state_dict(), b.state_dict()
     assert one.keys() == other.keys()
     for name, tensor in one.items():
-        torch.testing.assert_close(tensor, other[name], rtol=0, atol=0, msg=name)
+        assert_close(tensor, other[name], rtol=0, atol=0, msg=name)
 
 
 @pytest.mark.parametrize("name", [*PLAIN, *IMPLICIT])
@@ -55,10 +57,8 @@ def test_shards_are_the_members_of_the_whole(name):
     whole, x = make(5), INPUTS[:4] if name in PLAIN else images()[0]
     joined = ensembles.concatenate([make("2:5"), make(range(2))])
     same(whole, joined)
-    torch.testing.assert_close(joined.eval()(x), whole.eval()(x), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(
-        make("2:5").eval()(x), whole(x)[2:], rtol=1e-5, atol=1e-6
-    )
+    assert_close(joined.eval()(x), whole.eval()(x), rtol=1e-5, atol=1e-6)
+    assert_close(make("2:5").eval()(x), whole(x)[2:], rtol=1e-5, atol=1e-6)
     assert type(joined) is type(whole)
     assert getattr(joined, "recipe", None) == getattr(whole, "recipe", None)
 
@@ -83,7 +83,7 @@ def test_shards_train_as_the_whole_does(name):
         training.fit(ensemble, x, y, **settings)
     joined = ensembles.concatenate(shards)
     assert (whole(x[:1]) - before).abs().max() > 1e-3
-    torch.testing.assert_close(joined(x), whole(x), rtol=1e-4, atol=1e-5)
+    near(joined(x), whole(x))
 
 
 def test_shards_are_saved_and_joined_later(tmp_path):

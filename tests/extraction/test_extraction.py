@@ -6,8 +6,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from same import unchanged
+from same import near, unchanged
 from torch import nn
+from torch.testing import assert_close
 
 from uqlab import ensembles, extraction, models, uncertainty
 from uqlab.core import devices
@@ -38,7 +39,7 @@ def set_logits(ensemble, value):
 def test_open_masks_give_the_network():
     net, (x, _) = network(), batch()
     ensemble = set_logits(extraction.masks(net, 3), lambda m, p: 40.0)
-    torch.testing.assert_close(ensemble(x), net.eval()(x).expand(3, -1, -1))
+    assert_close(ensemble(x), net.eval()(x).expand(3, -1, -1))
 
 
 def test_members_see_the_outer_product_of_their_masks():
@@ -51,8 +52,8 @@ def test_members_see_the_outer_product_of_their_masks():
             layer.weight.data *= torch.outer(
                 torch.ones(3).double() if rows is None else rows[m], columns[m]
             )
-        torch.testing.assert_close(ensemble(x)[m], plain(x))
-        torch.testing.assert_close(ensemble.member(m)(x), plain(x))
+        assert_close(ensemble(x)[m], plain(x))
+        assert_close(ensemble.member(m)(x), plain(x))
         assert [type(part) for part in ensemble.member(m)] == [
             type(part) for part in net
         ]
@@ -91,7 +92,7 @@ def test_a_hard_member_is_a_small_dense_network(inputs, activation, bias):
     whole = sum(p.numel() for p in net.parameters())
     for m in range(5):
         small = ensemble.member(m)
-        torch.testing.assert_close(small(x), ensemble(x)[m])
+        assert_close(small(x), ensemble(x)[m])
         masks = ensemble.masks()
         units = [
             masks["1"].rows[m] * masks["3.0"].columns[m],
@@ -115,7 +116,7 @@ def test_a_hard_member_of_a_convolutional_network():
     ensemble = extraction.masks(net, 2).harden()
     assert list(ensemble.masks()) == ["8"]
     assert ensemble.member(1)[-1].out_features == 4
-    torch.testing.assert_close(ensemble.member(1)(x), ensemble(x)[1])
+    assert_close(ensemble.member(1)(x), ensemble(x)[1])
 
 
 def test_a_layer_between_which_something_mixes_units_is_not_shrunk():
@@ -127,16 +128,14 @@ def test_a_layer_between_which_something_mixes_units_is_not_shrunk():
     )
     small = ensemble.member(0)
     assert small[0].out_features == 6
-    torch.testing.assert_close(small(x), ensemble(x)[0])
+    assert_close(small(x), ensemble(x)[0])
 
 
 def test_a_member_that_keeps_nothing_still_answers():
     net, (x, _) = network(), batch()
     ensemble = set_logits(extraction.masks(net, 1), lambda m, p: -1.0).harden()
-    torch.testing.assert_close(
-        ensemble.member(0)(x), net[7].bias.expand(20, 3).detach()
-    )
-    torch.testing.assert_close(ensemble(x)[0], net[7].bias.expand(20, 3).detach())
+    assert_close(ensemble.member(0)(x), net[7].bias.expand(20, 3).detach())
+    assert_close(ensemble(x)[0], net[7].bias.expand(20, 3).detach())
 
 
 def test_hardening_can_be_undone_and_moved():
@@ -149,7 +148,7 @@ def test_hardening_can_be_undone_and_moved():
     assert kept == sorted(kept, reverse=True)
     assert kept[0] > kept[2]
     assert set(ensemble.masks()["1"].rows.unique().tolist()) == {0.0, 1.0}
-    torch.testing.assert_close(ensemble.soften()(x), soft)
+    assert_close(ensemble.soften()(x), soft)
 
 
 def test_the_network_is_copied_and_frozen():
@@ -173,7 +172,7 @@ def test_dropout_and_batch_statistics_stay_as_at_prediction():
 def test_shards_share_the_logits():
     ensemble, (x, _) = extraction.masks(network(), 4).harden(), batch()
     shard = ensemble.shard(slice(1, 3))
-    torch.testing.assert_close(shard(x), ensemble(x)[1:3])
+    assert_close(shard(x), ensemble(x)[1:3])
     shard.layers()["1"].row_logits.data.fill_(3.0)
     assert (ensemble.layers()["1"].row_logits[1:3] == 3).all()
     assert not (ensemble.layers()["1"].row_logits[0] == 3).any()
@@ -253,20 +252,14 @@ def test_training_follows_the_objective(diversity):
         information = (coin(p.mean(0)) - coin(p).mean(0)).mean()
         losses = torch.stack([nn.functional.cross_entropy(z, y) for z in reference(x)])
         assert history.diversity[step] == pytest.approx(information.item(), rel=1e-5)
-        torch.testing.assert_close(
-            history.loss[step].double(), losses.detach(), rtol=1e-5, atol=1e-6
-        )
+        assert_close(history.loss[step].double(), losses.detach(), rtol=1e-5, atol=1e-6)
         optimizer.zero_grad()
         (losses.mean() - diversity * information).backward()
         optimizer.step()
     for name, (rows, columns) in reference.masks().items():
-        torch.testing.assert_close(
-            ensemble.masks()[name].columns, columns, rtol=1e-4, atol=1e-5
-        )
+        near(ensemble.masks()[name].columns, columns)
         if rows is not None:
-            torch.testing.assert_close(
-                ensemble.masks()[name].rows, rows, rtol=1e-4, atol=1e-5
-            )
+            near(ensemble.masks()[name].rows, rows)
 
 
 def test_shards_in_threads_train_the_same_masks(monkeypatch):
@@ -277,7 +270,7 @@ def test_shards_in_threads_train_the_same_masks(monkeypatch):
         ensemble, (x, y) = extraction.masks(network(), 5), batch(40)
         extraction.fit_masks(ensemble, x, y, steps=12, batch_size=16, progress=False)
         found.append(ensemble.masks()["4"].rows)
-    torch.testing.assert_close(found[0], found[1])
+    assert_close(found[0], found[1])
 
 
 def test_training_repeats_exactly_and_softens_first():

@@ -6,6 +6,7 @@ import transformers
 from same import unchanged
 from small_networks import logits
 from torch import nn
+from torch.testing import assert_close
 
 from uqlab import ensembles, models, training
 from uqlab.extraction import tiles
@@ -188,11 +189,11 @@ def test_the_mean_of_the_tiles_is_the_model(name):
     for size in (1, 2, 4, 8):
         ensemble = tiles(model, size)
         found = ensemble(x)
-        torch.testing.assert_close(found.mean(0), own, atol=1e-5, rtol=1e-5)
+        assert_close(found.mean(0), own, atol=1e-5, rtol=1e-5)
         if size > 1:
             assert found.std(0).max() > 1e-3  # members differ
         for member in (0, size * size - 1):
-            torch.testing.assert_close(ensemble.member(member)(x), found[member])
+            assert_close(ensemble.member(member)(x), found[member])
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
@@ -207,9 +208,7 @@ def test_a_tile_is_the_head_on_its_window_row_by_row(size):
     for i, (top, bottom) in enumerate(edges[0]):
         for j, (left, right) in enumerate(edges[1]):
             expected = head(grid[:, :, top:bottom, left:right].mean((2, 3)))
-            torch.testing.assert_close(
-                found[i * size + j], expected, atol=1e-5, rtol=1e-5
-            )
+            assert_close(found[i * size + j], expected, atol=1e-5, rtol=1e-5)
 
 
 def test_patches_of_a_vision_transformer():
@@ -218,12 +217,12 @@ def test_patches_of_a_vision_transformer():
     x = images("transformers")
     patches = model.vit(x).last_hidden_state[:, 1:]  # [batch, patches, features]
     expected = model.classifier(patches).permute(1, 0, 2)
-    torch.testing.assert_close(tiles(model, 8)(x), expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(
+    assert_close(tiles(model, 8)(x), expected, atol=1e-5, rtol=1e-5)
+    assert_close(
         tiles(nn.Sequential(model), 1)(x)[0], expected.mean(0), atol=1e-5, rtol=1e-5
     )
     first = expected.unflatten(0, (8, 8))[:4, :4].mean((0, 1))
-    torch.testing.assert_close(
+    assert_close(
         tiles(model, 2, pool="vit.layernorm")(x)[0], first, atol=1e-5, rtol=1e-5
     )
     assert (
@@ -260,9 +259,7 @@ def test_the_model_never_changes_and_shares_its_weights():
     wide = ensemble.double()(x.double())  # casting copies
     assert wide.dtype == torch.float64
     assert model.fc.weight.dtype == torch.float32
-    torch.testing.assert_close(
-        wide.mean(0).float(), model.eval()(x), atol=1e-4, rtol=1e-4
-    )
+    assert_close(wide.mean(0).float(), model.eval()(x), atol=1e-4, rtol=1e-4)
 
 
 def test_an_ensemble_like_others():
@@ -275,21 +272,15 @@ def test_an_ensemble_like_others():
         False,
         [],
     )
-    torch.testing.assert_close(training.predict(ensemble, x, batch_size=4), found)
-    torch.testing.assert_close(ensemble.shard(slice(2, 5))(x), found[2:5])
-    torch.testing.assert_close(
-        ensemble.shard(slice(2, 8)).shard(slice(1, 2))(x), found[3:4]
-    )
-    torch.testing.assert_close(ensemble.shard(slice(2, 5)).member(1)(x), found[3])
+    assert_close(training.predict(ensemble, x, batch_size=4), found)
+    assert_close(ensemble.shard(slice(2, 5))(x), found[2:5])
+    assert_close(ensemble.shard(slice(2, 8)).shard(slice(1, 2))(x), found[3:4])
+    assert_close(ensemble.shard(slice(2, 5)).member(1)(x), found[3])
     mine = torch.randn(9, 2, 3, 8, 8)
     expected = torch.stack([ensemble.member(m)(mine[m]) for m in range(9)])
-    torch.testing.assert_close(
-        ensemble.forward_members(mine), expected, atol=1e-5, rtol=1e-5
-    )
+    assert_close(ensemble.forward_members(mine), expected, atol=1e-5, rtol=1e-5)
     (rows,) = ensemble.passes(mine)
-    torch.testing.assert_close(
-        ensemble.run(mine[rows], rows), expected, atol=1e-5, rtol=1e-5
-    )
+    assert_close(ensemble.run(mine[rows], rows), expected, atol=1e-5, rtol=1e-5)
     with pytest.raises(IndexError, match="choose 0 to 8"):
         ensemble.member(9)
 
@@ -313,7 +304,7 @@ def test_training_follows_the_members_mean_loss(clip, monkeypatch):
         ensemble, x, y, epochs=1, lr=0.3, batch_size=7, progress=False, **settings
     )  # one step
     moved = nn.utils.parameters_to_vector(model.parameters()).detach() - before
-    torch.testing.assert_close(moved, -0.3 * step, atol=1e-6, rtol=1e-3)
+    assert_close(moved, -0.3 * step, atol=1e-6, rtol=1e-3)
     assert set(ensemble.shard(slice(1, 3)).shared_parameters().values()) == {2}
 
 
@@ -346,7 +337,7 @@ def test_named_modules():
     model, x = random_statistics(Own(Pool(lambda x: x.mean((2, 3))))), images()
     with pytest.raises(ValueError, match=r"Own has no module that averages .* name it"):
         tiles(model, 2)
-    torch.testing.assert_close(tiles(model, 2, pool="average")(x).mean(0), model(x))
+    assert_close(tiles(model, 2, pool="average")(x).mean(0), model(x))
     model = random_statistics(Torchvision())
     named = tiles(model, 2, pool="avgpool", head="fc")
     assert torch.equal(named(x), tiles(model, 2)(x))
@@ -378,11 +369,11 @@ def test_a_head_that_is_not_linear_is_asked_at_every_position_if_it_is_named():
         for top, bottom in windows:
             for left, right in windows:
                 expected = every[top:bottom, left:right].mean((0, 1))
-                torch.testing.assert_close(next(found), expected)
-    torch.testing.assert_close(ensemble(x).mean(0), every.mean((0, 1)))
+                assert_close(next(found), expected)
+    assert_close(ensemble(x).mean(0), every.mean((0, 1)))
     assert (ensemble(x).mean(0) - model(x)).abs().max() > 1e-3
-    torch.testing.assert_close(ensemble.member(3)(x), ensemble(x)[3])
-    torch.testing.assert_close(ensemble.shard(slice(1, 3))(x), ensemble(x)[1:3])
+    assert_close(ensemble.member(3)(x), ensemble(x)[3])
+    assert_close(ensemble.shard(slice(1, 3))(x), ensemble(x)[1:3])
     assert ensemble(x[:0]).shape == (4, 0, 5)
     reads_more = Own(
         nn.AdaptiveAvgPool2d(1), lambda p, x: p.flatten(1) + x[:, 0, 0, :1]

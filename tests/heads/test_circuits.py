@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 from head_networks import EVERY, HEADS, LAYERS, call, inputs, labels, make
-from same import unchanged
+from same import near_in_float64, unchanged
 from sklearn.metrics import roc_auc_score
 from torch import nn
+from torch.testing import assert_close
 
 from uqlab import heads
 from uqlab.heads.search import Search
@@ -62,7 +63,7 @@ def test_shortcuts_give_the_logits_of_ablated_networks(name):
     with torch.no_grad():
         for head, logits in zip([None, *rest], search.logits(x, rest), strict=True):
             with heads.ablate(model, [*removed, *([head] if head else [])]):
-                torch.testing.assert_close(logits, call(model, x), rtol=1e-9, atol=1e-9)
+                near_in_float64(logits, call(model, x))
 
 
 @pytest.mark.parametrize("name", ["vit", "bert", "clip"])
@@ -166,7 +167,7 @@ def test_threads_change_no_order(threads):
     finally:
         torch.set_num_threads(before)
     assert found == expected
-    torch.testing.assert_close(found.scores, expected.scores, equal_nan=True)
+    assert_close(found.scores, expected.scores, equal_nan=True)
 
 
 def test_the_model_is_left_alone():
@@ -227,7 +228,7 @@ def test_a_stopped_search_goes_on(tmp_path):
     assert len(calls) < total / 2  # the finished steps are not computed again
     assert resumed == whole
     assert resumed.start == whole.start
-    torch.testing.assert_close(resumed.scores, whole.scores, equal_nan=True)
+    assert_close(resumed.scores, whole.scores, equal_nan=True)
 
 
 def test_a_finished_search_goes_on_to_a_larger_budget(tmp_path):

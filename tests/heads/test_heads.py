@@ -15,8 +15,9 @@ from head_networks import (
     labels,
     make,
 )
-from same import unchanged
+from same import near_in_float64, unchanged
 from torch import nn
+from torch.testing import assert_close
 
 from uqlab import ensembles, heads, models
 from uqlab.models import attentions
@@ -76,9 +77,7 @@ def test_ablation_is_zero_columns(name, pairs):
     with heads.ablate(model, pairs) as ablated:
         assert ablated is model
         found = call(model, x)
-    torch.testing.assert_close(
-        found, call(without(model, name, pairs), x), rtol=0, atol=0
-    )
+    assert_close(found, call(without(model, name, pairs), x), rtol=0, atol=0)
     assert (found - call(model, x)).abs().max() > 0.01
 
 
@@ -105,7 +104,7 @@ def test_pruned_is_ablated(name, pairs):
     model, x = make(name), inputs(name)
     small = heads.prune(model, pairs)
     with heads.ablate(model, pairs):
-        torch.testing.assert_close(call(small, x), call(model, x), rtol=1e-9, atol=1e-9)
+        near_in_float64(call(small, x), call(model, x))
     counts = [HEADS - sum(layer == at for at, _ in pairs) for layer in range(LAYERS)]
     assert heads.count_heads(small) == counts
     assert heads.shape(small) == (LAYERS, max(counts))
@@ -124,7 +123,7 @@ def test_pruned_twice(name):
         heads.prune(model, [(0, 1), (2, 0)]), [(0, 1), (2, 0), (2, 1), (2, 2)]
     )
     once = heads.prune(model, [(0, 1), (0, 2), (2, 0), (2, 1), (2, 2), (2, 3)])
-    torch.testing.assert_close(call(twice, x), call(once, x))
+    assert_close(call(twice, x), call(once, x))
     assert heads.count_heads(twice) == heads.count_heads(once) == [2, 4, 0]
 
 
@@ -147,7 +146,7 @@ def test_taylor_scores_of_frozen_training_models():
     model, x, y = make(), inputs(), labels()
     expected = heads.taylor_scores(model, x, y)
     model.requires_grad_(False).train()
-    torch.testing.assert_close(heads.taylor_scores(model, x, y), expected)
+    assert_close(heads.taylor_scores(model, x, y), expected)
     assert not any(p.requires_grad for p in model.parameters())
     assert all(part.training for part in model.modules())
 
@@ -157,8 +156,8 @@ def test_taylor_scores_of_a_pruned_model():
     with heads.ablate(model, [(0, 1), (2, 0)]):
         ablated = heads.taylor_scores(model, x, y)
     pruned = heads.taylor_scores(heads.prune(model, [(0, 1), (2, 0)]), x, y)
-    torch.testing.assert_close(pruned[0, :3], ablated[0, [0, 2, 3]])
-    torch.testing.assert_close(pruned[2, :3], ablated[2, 1:])
+    assert_close(pruned[0, :3], ablated[0, [0, 2, 3]])
+    assert_close(pruned[2, :3], ablated[2, 1:])
     assert pruned[[0, 2], 3].isnan().all()
     assert (ablated[[0, 2], [1, 0]] == 0).all()
 
@@ -220,7 +219,7 @@ def test_features_make_the_attention(name):
         )
         call(model, x)
         hook.remove()
-        torch.testing.assert_close(
+        assert_close(
             features.flatten(1) @ projection.weight.mT + projection.bias, found[0]
         )
     left = heads.head_features(
@@ -252,11 +251,11 @@ def test_separation_of_equal_and_of_flat_features():
     shifted = a + torch.tensor([1.0, 0, 0, 0])
     expected = heads.separation(a, shifted)
     found = heads.separation(wide, torch.cat([shifted, torch.ones(30, 2, 3)], 2))
-    torch.testing.assert_close(tuple(found), tuple(expected))
+    assert_close(tuple(found), tuple(expected))
     scale = torch.diag(
         torch.tensor([3.0, 0.1, 1, 20])
     ).double()  # Mahalanobis distance does not depend on the units
-    torch.testing.assert_close(
+    assert_close(
         heads.separation(a @ scale, shifted @ scale).mahalanobis, expected.mahalanobis
     )
 

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recipes import network
+from torch.testing import assert_close
 
 from uqlab import ensembles, metrics, training, uncertainty
 from uqlab.analysis import diversity
@@ -24,7 +25,7 @@ def tasks(draw) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def close(a, b):
-    torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
+    assert_close(a, b, rtol=1e-7, atol=1e-9)
 
 
 @FEW

@@ -7,8 +7,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from same import near
 from small_training import INPUTS, LABELS, small_mlp, trained, weights
 from torch import nn
+from torch.testing import assert_close
 
 from uqlab import ensembles, models, training
 from uqlab.core import devices
@@ -29,15 +31,9 @@ def test_ten_members_equal_four_and_six_and_ones(settings):
     first, first_history = trained(range(4), **settings)
     rest, _ = trained(range(4, 10), **settings)
     alone, _ = trained(range(7, 8), **settings)
-    torch.testing.assert_close(
-        weights(whole), weights(first) + weights(rest), rtol=1e-4, atol=1e-5
-    )
-    torch.testing.assert_close(
-        weights(whole)[7], weights(alone)[0], rtol=1e-4, atol=1e-5
-    )
-    torch.testing.assert_close(
-        history.loss[:, :4], first_history.loss, rtol=1e-4, atol=1e-5
-    )
+    near(weights(whole), weights(first) + weights(rest))
+    near(weights(whole)[7], weights(alone)[0])
+    near(history.loss[:, :4], first_history.loss)
     assert (history.loss[-1] < history.loss[0]).all()  # it learns
 
 
@@ -64,8 +60,8 @@ def test_shards_side_by_side_equal_one_program(monkeypatch, tmp_path, settings):
     threads = torch.get_num_threads()
     torch.set_num_threads(3)  # shards of 2, 1 and 2 members
     several, sharded_history = trained(5, checkpoint=tmp_path / "run.pt", **settings)
-    torch.testing.assert_close(weights(one), weights(several), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(history.loss, sharded_history.loss, rtol=1e-4, atol=1e-5)
+    near(weights(one), weights(several))
+    near(history.loss, sharded_history.loss)
     resumed, rest = trained(5, checkpoint=tmp_path / "run.pt", **settings)
     torch.set_num_threads(threads)
     assert rest.steps == 0
@@ -83,7 +79,7 @@ def test_shards_side_by_side_equal_one_program(monkeypatch, tmp_path, settings):
 def test_folded_equals_separate(settings):
     folded, _ = trained(3, fold=True, **settings)
     separate, _ = trained(3, fold=False, **settings)
-    torch.testing.assert_close(weights(folded), weights(separate), rtol=1e-4, atol=1e-5)
+    near(weights(folded), weights(separate))
 
 
 WEIGHTS = torch.tensor([1.0, 2.0, 0.5, 3.0])
@@ -164,9 +160,7 @@ def test_equals_a_plain_loop_with_torch_optim(variant, bias):
                 optimizer.step()
                 step, total = step + 1, total + loss.item() * len(rows) / 300
         reference = torch.cat([p.flatten() for p in net.parameters()])
-        torch.testing.assert_close(
-            weights(ensemble)[m], reference, rtol=1e-4, atol=1e-5
-        )
+        near(weights(ensemble)[m], reference)
         assert history.loss[-1, m].item() == pytest.approx(total, rel=1e-4)
 
 
@@ -189,9 +183,7 @@ def test_odd_widths_and_batches_with_dropout(settings):
             progress=False,
             **settings,
         )
-    torch.testing.assert_close(
-        weights(whole)[2], weights(alone)[0], rtol=1e-4, atol=1e-5
-    )
+    near(weights(whole)[2], weights(alone)[0])
 
 
 def test_frozen_layers_stay_as_they_are():
@@ -238,7 +230,7 @@ def test_tokens_and_subclasses_take_the_general_route():
     history = training.fit(ensemble, INPUTS, LABELS, epochs=30, lr=0.3, progress=False)
     with torch.no_grad():
         final = training.cross_entropy(ensemble(INPUTS), LABELS.expand(2, -1))
-    torch.testing.assert_close(history.loss[-1], final, rtol=0.1, atol=0.02)
+    assert_close(history.loss[-1], final, rtol=0.1, atol=0.02)
 
 
 @pytest.mark.parametrize(
@@ -293,8 +285,8 @@ def test_cross_entropy_and_its_gradient_equal_torch():
             [F.cross_entropy(z, y, **how) for z, y in zip(logits, labels, strict=True)]
         )
         (expected,) = torch.autograd.grad(theirs.sum(), logits)
-        torch.testing.assert_close(mine, theirs)
-        torch.testing.assert_close(gradient, expected)
+        assert_close(mine, theirs)
+        assert_close(gradient, expected)
 
 
 def test_convolutional_members_with_batchnorm():
@@ -318,7 +310,7 @@ def test_convolutional_members_with_batchnorm():
         return training.predict(ensemble, x)
 
     both, second = run(2), run(range(1, 2))
-    torch.testing.assert_close(both[1:], second, rtol=1e-3, atol=1e-3)
+    assert_close(both[1:], second, rtol=1e-3, atol=1e-3)
     assert not torch.allclose(both[0], both[1], atol=1e-2)
 
 
@@ -339,9 +331,7 @@ def test_crop_flip_moves_whole_images(mirrored):
             crop = F.pad(x[m, b], (2, 2, 2, 2))[
                 :, down[b] : down[b] + 6, right[b] : right[b] + 5
             ]
-            torch.testing.assert_close(
-                out[m, b], crop.flip(-1) if flip[b] and mirrored else crop
-            )
+            assert_close(out[m, b], crop.flip(-1) if flip[b] and mirrored else crop)
 
 
 def test_predict_in_evaluation_mode():
@@ -349,10 +339,8 @@ def test_predict_in_evaluation_mode():
     ensemble.train()
     logits = training.predict(ensemble, INPUTS, batch_size=70)
     assert ensemble.training
-    torch.testing.assert_close(logits, ensemble.eval()(INPUTS))
-    torch.testing.assert_close(
-        training.predict(ensemble.member(2), INPUTS)[0], logits[2]
-    )
+    assert_close(logits, ensemble.eval()(INPUTS))
+    assert_close(training.predict(ensemble.member(2), INPUTS)[0], logits[2])
 
 
 def test_bfloat16_keeps_float32_weights_and_says_where_it_is_no_use():
@@ -365,7 +353,7 @@ def test_bfloat16_keeps_float32_weights_and_says_where_it_is_no_use():
     ):
         rounded, rounded_history = trained(2, precision="bfloat16")
     assert all(p.dtype == torch.float32 for p in rounded.parameters())
-    torch.testing.assert_close(rounded_history.loss, history.loss, rtol=0.05, atol=0.02)
+    assert_close(rounded_history.loss, history.loss, rtol=0.05, atol=0.02)
 
 
 def test_rounded_products_leave_the_backend_as_it_was(monkeypatch):
@@ -452,7 +440,7 @@ def test_numpy_precision_and_small_integers_are_welcome():
         seed=5,
         progress=False,
     )
-    torch.testing.assert_close(weights(exact), weights(other))
+    assert_close(weights(exact), weights(other))
     logits = training.predict(other, INPUTS.double())
     logits *= 2  # the logits are ordinary tensors
     assert logits.dtype == torch.float32
@@ -472,6 +460,6 @@ def test_a_layer_used_twice_is_not_stepped_in_the_backward_pass():
     with torch.no_grad():
         for p in plain.parameters():
             p -= 0.1 * p.grad
-    torch.testing.assert_close(
+    assert_close(
         weights(ensemble)[0], torch.cat([p.flatten() for p in plain.parameters()])
     )

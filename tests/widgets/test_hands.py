@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 from uqlab import data, ensembles, extraction, heads, models, plots, training, widgets
 
@@ -55,7 +56,7 @@ def test_a_page_alone_holds_data_as_json_and_no_tag_of_them():
 def test_cloud_has_the_members_and_refuses_other_groups():
     logits = torch.randn(4, 3, dtype=torch.float64)
     hand = widgets.cloud(logits, [0, 1, 0, 3])
-    torch.testing.assert_close(
+    assert_close(
         torch.tensor(hand.data["members"], dtype=torch.float64), logits.softmax(-1)
     )
     for groups in ([0, 1], [0, 1, 2, 4]):
