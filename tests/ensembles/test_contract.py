@@ -86,19 +86,6 @@ def test_members_that_share_a_network_follow_their_mean_loss():
         assert_close(list(each.parameters()), [nn.Parameter(p) for p in after])
 
 
-def test_a_clipped_step_of_shared_parameters_is_one_step():
-    net = nn.Linear(4, 3)
-    x, y = 100 * torch.randn(10, 4), torch.arange(10) % 3
-    start = torch.cat([p.detach().flatten() for p in net.parameters()])
-    ensemble = ensembles.from_members([net, net])
-    training.fit(
-        ensemble, x, y, epochs=1, lr=1.0, batch_size=10, clip=0.01, progress=False
-    )
-    assert (
-        torch.cat([p.detach().flatten() for p in net.parameters()]) - start
-    ).norm() == pytest.approx(0.01, rel=1e-3)
-
-
 # One contract for networks of transformers and tensors by name --------------------------------------------------------
 
 

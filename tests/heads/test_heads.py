@@ -19,7 +19,7 @@ from same import near_in_float64, unchanged
 from torch import nn
 from torch.testing import assert_close
 
-from uqlab import ensembles, heads, models
+from uqlab import ensembles, heads
 from uqlab.models import attentions
 
 OUTPUTS = {
@@ -295,10 +295,6 @@ def two_encoders():
     return nn.Sequential(make(), make())
 
 
-def decoder():
-    return nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2), 1)
-
-
 class Uneven(nn.Module):
     """Heads of 4 features, of which there are three for queries and two for keys."""
 
@@ -317,16 +313,6 @@ class Uneven(nn.Module):
 @pytest.mark.parametrize(
     ("model", "error", "message"),
     [
-        (
-            lambda: models.mlp(4),
-            ValueError,
-            "Sequential has no attention whose heads can be told apart",
-        ),
-        (
-            decoder,
-            ValueError,
-            "TransformerDecoder has layers with several attentions; give an encoder",
-        ),
         (
             two_encoders,
             ValueError,

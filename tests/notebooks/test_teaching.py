@@ -53,6 +53,7 @@ def rows(name):
     return [dict(zip(table[0], row, strict=True)) for row in table[2:]]
 
 
+@functools.cache
 def saved(path):
     """The names of the figures that a page saves."""
     code = "\n".join(

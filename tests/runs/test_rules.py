@@ -21,12 +21,13 @@ def checking(path) -> str:
 @pages
 def test_a_page_checks_its_parameters_before_it_begins(path):
     """As its own lines do it, with the values of every profile; each of its parameters has a rule."""
-    assert parameters.defaults(path).keys() <= parameters.RULES.keys()
+    known = parameters.defaults(path)
+    assert known.keys() <= parameters.RULES.keys()
     lines = checking(path)
     assert lines.startswith("runs.check(globals()")
-    assert "dataset" not in parameters.defaults(path) or "check(dataset" in lines
-    for profile in parameters.profiles(path):
-        legal = parameters.defaults(path) | parameters.overrides(path, profile)
+    assert "dataset" not in known or "check(dataset" in lines
+    for profile in parameters.profiles(path).values():
+        legal = known | parameters.checked(profile.get(path.stem, {}), known, path.stem)
         exec(lines, legal | {"runs": runs, "data": Anything, "check": Anything.check})
 
 
