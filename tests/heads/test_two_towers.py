@@ -116,9 +116,9 @@ def test_encoding_the_prompts_alone_is_encoding_everything(network, removed):
 @pytest.mark.parametrize("score", ["acc", "ood", "avg"])
 def test_the_order_of_algorithm_1(network, score):
     x, y, ood = task()
-    expected, _ = algorithm_1(network, x, y, ood, score, 4, EVERY)
+    expected, _ = algorithm_1(network, x, y, ood, score, 3, EVERY)
     circuit = heads.greedy_circuit(
-        network, x, y, ood, score=score, budget=4, progress=False
+        network, x, y, ood, score=score, budget=3, progress=False
     )
     assert circuit == expected
 
