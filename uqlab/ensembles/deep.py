@@ -77,6 +77,7 @@ def deep(
         with torch.random.fork_rng(devices):
             torch.manual_seed(member_seed(seed, m, "weights"))
             models.append(make_model())
+        one_network(models[-1], "deep")
     if len(set(map(id, models))) < len(models):
         raise ValueError(
             "make_model returned the same network twice; "

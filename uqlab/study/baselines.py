@@ -151,5 +151,5 @@ def whitened(
     root
         L, as `shrunk_root` returns it.
     """
-    columns = values.double().mT
+    columns = torch.as_tensor(values, dtype=torch.float64).mT
     return torch.linalg.solve_triangular(root, columns, upper=False).mT

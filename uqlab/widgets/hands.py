@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from uqlab import plots
+from uqlab.core.checks import one_network
 from uqlab.core.modules import hooked, layers_of
 from uqlab.data import Dataset
 from uqlab.ensembles import Ensemble
@@ -217,6 +218,7 @@ def draw(
 def _members(model: Any) -> list[nn.Module]:
     """Return the networks of an ensemble, or the one network."""
     if not isinstance(model, Ensemble):
+        one_network(model, "draw")
         return [model]
     return [model.member(m) for m in range(model.members)]
 
