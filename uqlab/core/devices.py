@@ -20,8 +20,6 @@ IMPLICIT_CACHE = 1e7  # members of an implicit ensemble in one pass
 KEPT = 2**28  # bytes of members' weights, kept from batch to batch of a prediction
 FUSED_CACHE = 4.7e6  # inputs of a fused ensemble in one pass
 CIRCUIT_CACHE = 3e6  # inputs of a circuit search, in each thread
-# Tokens of a member from which its own products are faster on a CPU, no head filled up.
-FUSED_ALONE = 256
 ONE_THREAD = 1e8  # multiply-adds of a training step: below, one thread beats several
 # Elements of a temporary: 2 MiB of float32 stay in a core's cache; a GPU pays for
 # launches.
