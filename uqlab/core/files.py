@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 StrPath = str | os.PathLike  # what names a file
+Values = dict[str, Any]  # by name: parameters, or an object of JSON
 
 # Files whose checksums this process has compared with known ones.
 COMPARED: set[Path] = set()
@@ -42,7 +43,7 @@ def write(path: StrPath, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> Values:
     """Read a JSON object; an absent or broken file is an empty one."""
     with suppress(OSError, ValueError, RecursionError):
         text = path.read_text(encoding="utf-8")

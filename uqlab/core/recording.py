@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from uqlab.core.files import StrPath, read_json, write
+from uqlab.core.files import StrPath, Values, read_json, write
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -35,7 +35,7 @@ class Claim:
     sentence: str = ""
     holds: bool = False
     margin: float | int | None = None
-    paper: dict[str, Any] | None = None
+    paper: Values | None = None
     algebra: bool = False
     seeds: list[int] | None = None
 
@@ -60,14 +60,14 @@ class Claim:
 class Record:
     """The content of results.json."""
 
-    numbers: dict[str, Any] = field(default_factory=dict)
-    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
-    figures: dict[str, dict[str, Any]] = field(default_factory=dict)
+    numbers: Values = field(default_factory=dict)
+    tables: dict[str, Values] = field(default_factory=dict)
+    figures: dict[str, Values] = field(default_factory=dict)
     claims: dict[str, Claim] = field(default_factory=dict)
     device: str | None = None
 
     @classmethod
-    def from_json(cls, content: dict[str, Any]) -> "Record":
+    def from_json(cls, content: Values) -> "Record":
         """Make a record of what results.json holds; what is absent is empty."""
         content = {
             name: value
@@ -90,7 +90,7 @@ class Record:
         return [claim.holds for claim in self.claims.values() if not claim.algebra]
 
 
-def known(kind: type, content: dict[str, Any]) -> dict[str, Any]:
+def known(kind: type, content: Values) -> Values:
     """Return those entries that are fields of a dataclass, of whatever version."""
     names = {entry.name for entry in fields(kind)}
     return {name: value for name, value in content.items() if name in names}
@@ -167,7 +167,7 @@ def record(name: str, value: Any, *, allow_nan: bool = False) -> Any:
     return value
 
 
-def _split(frame: "DataFrame") -> dict[str, Any]:
+def _split(frame: "DataFrame") -> Values:
     """Return a table's index, columns and data, and the names of its index."""
     table = frame.astype(object).where(frame.notna(), None).to_dict("split")
     if any(frame.index.names):

@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from uqlab.core.files import StrPath, fingerprint, writing
+from uqlab.core.files import StrPath, Values, fingerprint, writing
 
 
 def save_tensors(
@@ -33,7 +33,7 @@ def save_tensors(
         save_file(copies, temporary, {"uqlab": text})
 
 
-def load_tensors(path: StrPath) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def load_tensors(path: StrPath) -> tuple[dict[str, Tensor], Values]:
     """Read the tensors and the header that `save_tensors` wrote.
 
     Raises

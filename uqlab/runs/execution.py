@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 
 import click
 
-from uqlab.core.files import TRAININGS, StrPath, sha256, write
+from uqlab.core.files import TRAININGS, StrPath, Values, sha256, write
 from uqlab.core.recording import FOLDER, Record
-from uqlab.runs.manifest import Manifest, Present, finished
+from uqlab.runs.manifest import Manifest, Present, Seconds, finished
 from uqlab.runs.page import started
 from uqlab.runs.parameters import defaults, find, overrides, source_sha256
 
@@ -48,7 +48,7 @@ class Job(NamedTuple):
     """
 
     notebook: Path
-    parameters: dict[str, Any]
+    parameters: Values
     folder: Path
     profile: str
     source: str
@@ -65,9 +65,7 @@ class Result(NamedTuple):
 # One run ------------------------------------------------------------------------------
 
 
-def job(
-    notebook: Path, parameters: dict[str, Any] | None, profile: str, folder: Path
-) -> Job:
+def job(notebook: Path, parameters: Values | None, profile: str, folder: Path) -> Job:
     """Check parameters, which come on top of the profile's, and return the job."""
     values = overrides(notebook, profile, parameters)
     return Job(notebook, values, folder.absolute(), profile, source_sha256(notebook))
@@ -75,12 +73,12 @@ def job(
 
 def execute(
     notebook: StrPath,
-    parameters: dict[str, Any] | None = None,
+    parameters: Values | None = None,
     *,
     profile: str = "quick",
     folder: StrPath | None = None,
     threads: int | None = None,
-    timeout: float | int | None = None,
+    timeout: Seconds = None,
     stop: Event | None = None,
 ) -> Path:
     """Execute one notebook; return its result folder, which appears whole or not.
@@ -128,7 +126,7 @@ def compute(
     reuse: bool = False,
     keep_stale: bool = False,
     threads: int | None = None,
-    timeout: float | int | None = None,
+    timeout: Seconds = None,
     stop: Event | None = None,
 ) -> None:
     """Compute a job while its folder is locked; otherwise as `execute`.
@@ -148,9 +146,7 @@ def compute(
         _execute(job, threads, timeout, stop)
 
 
-def _execute(
-    job: Job, threads: int | None, timeout: float | int | None, stop: Event
-) -> None:
+def _execute(job: Job, threads: int | None, timeout: Seconds, stop: Event) -> None:
     """Run a job in a temporary folder, and rename it to the job's, or to .failed."""
     temporary = hidden(job.folder, "tmp")
     output = temporary / f"{job.notebook.stem}.ipynb"
@@ -222,7 +218,7 @@ def _papermill(
     job: Job,
     output: Path,
     variables: dict[str, str],
-    timeout: float | int | None,
+    timeout: Seconds,
     stop: Event,
 ) -> None:
     """Execute the notebook in a process of its own, which ends when its input closes.
@@ -256,7 +252,7 @@ def _papermill(
             raise RuntimeError(said or code)
 
 
-def _arguments(job: Job, output: Path) -> dict[str, Any]:
+def _arguments(job: Job, output: Path) -> Values:
     """Return papermill's arguments."""
     parameters = dict(job.parameters)
     if "output_dir" in defaults(job.notebook):
@@ -509,7 +505,7 @@ def run_all(
 
 
 @contextmanager
-def _here(jobs: int) -> Iterator[tuple[futures.Executor, dict[str, Any]]]:
+def _here(jobs: int) -> Iterator[tuple[futures.Executor, Values]]:
     """Yield an executor of this machine, and what `compute` must know of it.
 
     Its threads only wait for processes. At the end, also on Ctrl-C, all are stopped.
@@ -527,7 +523,7 @@ def _here(jobs: int) -> Iterator[tuple[futures.Executor, dict[str, Any]]]:
 @contextmanager
 def _cluster(
     address: str, resources: Mapping[str, float | int] | None
-) -> Iterator[tuple[futures.Executor, dict[str, Any]]]:
+) -> Iterator[tuple[futures.Executor, Values]]:
     """Yield the executor of a running Dask scheduler, as `_here` does."""
     from distributed import Client
 
@@ -552,11 +548,11 @@ def at_a_time(jobs: int | None, count: int) -> int:
 
 
 def execute_all(
-    plan: dict[Path, dict[str, Any]],
+    plan: dict[Path, Values],
     root: Path,
     profile: str,
     jobs: int | None,
-    timeout: float | int | None,
+    timeout: Seconds,
     quiet: bool,
 ) -> dict[Path, Result]:
     """Execute notebooks, notebook -> its parameters, into folders of `root`.

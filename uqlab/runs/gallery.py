@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from jinja2 import ChainableUndefined, Environment, FileSystemLoader
 
-from uqlab.core.files import read_json, write
+from uqlab.core.files import Values, read_json, write
 from uqlab.core.recording import Record
 from uqlab.runs import tables
 from uqlab.runs.manifest import Manifest, Present
@@ -57,7 +57,7 @@ def build(root: Path, profiles: Sequence[str] = ()) -> Path:
     return root / "index.html"
 
 
-def _sections(root: Path, profiles: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _sections(root: Path, profiles: Sequence[str]) -> Iterator[Values]:
     """Yield what the page shows of each notebook and each sweep."""
     present = Present()
     for profile in profiles or [""]:
@@ -82,7 +82,7 @@ def found(root: Path) -> list[str]:
     return sorted({path.relative_to(root).parts[0] for path in runs})
 
 
-def _notebook(root: Path, folder: Path, present: Present) -> dict[str, Any]:
+def _notebook(root: Path, folder: Path, present: Present) -> Values:
     """Return the last result of a notebook, and the failure that came after it."""
     failure = folder.with_name(f"{folder.name}.failed")
     shown = folder if folder.is_dir() else failure
@@ -103,7 +103,7 @@ def _notebook(root: Path, folder: Path, present: Present) -> dict[str, Any]:
     return {"title": folder.name, "runs": [run]} | _opening(shown)
 
 
-def _sweep(root: Path, sweep: Path, present: Present) -> dict[str, Any]:
+def _sweep(root: Path, sweep: Path, present: Present) -> Values:
     """Return a table of all runs of a sweep, each of them, and those that failed."""
     runs = tables.read(sweep)
     varied = [name for name in runs.parameters if _several(runs.rows, name)]
@@ -130,12 +130,12 @@ def _sweep(root: Path, sweep: Path, present: Present) -> dict[str, Any]:
     }
 
 
-def _several(rows: list[dict[str, Any]], name: str) -> bool:
+def _several(rows: list[Values], name: str) -> bool:
     """Return whether a parameter has several values."""
     return any(row[name] != rows[0][name] for row in rows)
 
 
-def _failed(root: Path, folder: Path) -> dict[str, Any]:
+def _failed(root: Path, folder: Path) -> Values:
     """Return a failed run of a sweep; papermill notes its parameters."""
     given = {}
     for path in folder.glob("*.ipynb"):
@@ -151,7 +151,7 @@ def _failed(root: Path, folder: Path) -> dict[str, Any]:
     }
 
 
-def _run(root: Path, folder: Path, present: Present) -> dict[str, Any]:
+def _run(root: Path, folder: Path, present: Present) -> Values:
     """Return what a result folder holds."""
     manifest, record = Manifest.read(folder), Record.read(folder)
     files = []
@@ -167,7 +167,7 @@ def _run(root: Path, folder: Path, present: Present) -> dict[str, Any]:
     }
 
 
-def _figures(root: Path, folder: Path, record: Record) -> Iterator[dict[str, Any]]:
+def _figures(root: Path, folder: Path, record: Record) -> Iterator[Values]:
     """Yield a folder's figures, those with a caption first, in their order."""
     files = sorted(path for path in folder.glob("*.*") if path.suffix not in HIDDEN)
     pictures = {path.stem: path for path in files if path.suffix == ".svg"}

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import uqlab
-from uqlab.core.files import fingerprint, read_json, sha256, write
+from uqlab.core.files import Values, fingerprint, read_json, sha256, write
 from uqlab.core.recording import known
 from uqlab.runs.parameters import DATA_FILE
 
+Seconds = float | int | None
 PACKAGE = Path(uqlab.__file__).parent
 
 
@@ -30,10 +31,10 @@ class Manifest:
     notebook: str = ""
     source_sha256: str = ""
     profile: str = ""
-    parameters: dict[str, Any] = field(default_factory=dict)
+    parameters: Values = field(default_factory=dict)
     data: dict[str, str | None] = field(default_factory=dict)
     started: str = ""
-    seconds: float | int | None = None
+    seconds: Seconds = None
     threads: int | None = None
     device: str | None = None
     uqlab: str = ""
@@ -44,7 +45,7 @@ class Manifest:
     files: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def from_json(cls, content: dict[str, Any]) -> "Manifest":
+    def from_json(cls, content: Values) -> "Manifest":
         """Make a manifest of what manifest.json holds, also of an earlier uqlab.
 
         Earlier ones named the commit of the notebook's checkout, under `git`.
@@ -80,7 +81,7 @@ class Manifest:
         return f"{self.uqlab} ({self.commit})" if self.commit else self.uqlab
 
 
-def _sealed(content: dict[str, Any]) -> dict[str, Any]:
+def _sealed(content: Values) -> Values:
     """Return a manifest with a checksum of all that it says."""
     text = {name: value for name, value in content.items() if name != "sha256"}
     return text | {"sha256": fingerprint(json.dumps(text, sort_keys=True))}
@@ -91,7 +92,7 @@ def finished(folder: Path) -> bool:
     return Manifest.read(folder).undamaged(folder)
 
 
-def key(source: str, parameters: dict[str, Any]) -> str:
+def key(source: str, parameters: Values) -> str:
     """Return the name of a run's folder: a hash of notebook source and parameters."""
     values = {name: value for name, value in parameters.items() if name != "output_dir"}
     return fingerprint(json.dumps([source, values], sort_keys=True))[:16]
@@ -140,7 +141,7 @@ class Present:
         self.uqlab, self.commit = uqlab.__version__, commit()
         self.digest = functools.cache(_digest)
 
-    def data(self, parameters: dict[str, Any], folder: Path) -> dict[str, str | None]:
+    def data(self, parameters: Values, folder: Path) -> dict[str, str | None]:
         """Return the checksums of the data files that parameters name."""
         return {str(path): self.digest(path) for path in data_files(parameters, folder)}
 

@@ -28,7 +28,7 @@ from pydantic import (
 )
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
 
-from uqlab.core.files import StrPath, fingerprint, read_json, write
+from uqlab.core.files import StrPath, Values, fingerprint, read_json, write
 from uqlab.core.recording import plain
 
 CELL = {"cell_type", "metadata", "source"}  # what every cell of a notebook has
@@ -150,9 +150,7 @@ def _several(kind: Any, fewest: int) -> Any:
     return Annotated[list[kind], Strict(False), AfterValidator(check)]  # or a range
 
 
-def _validated(
-    where: str, kinds: dict[str, Any], values: dict[str, Any]
-) -> dict[str, Any]:
+def _validated(where: str, kinds: Values, values: Values) -> Values:
     """Return values of types by name; raise ValueError for the first that is wrong."""
     try:
         return _adapter(tuple(kinds.items())).validate_python(values)
@@ -236,7 +234,7 @@ def leave_blank(page: Path) -> None:
     write(page, json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
 
 
-def cells(notebook: StrPath) -> list[dict[str, Any]]:
+def cells(notebook: StrPath) -> list[Values]:
     """Return the cells of a notebook; raises ValueError for any other file."""
     read = read_json(Path(notebook)).get("cells")
     if not isinstance(read, list) or not all(
@@ -259,7 +257,7 @@ def source_sha256(notebook: StrPath) -> str:
     )
 
 
-def defaults(notebook: StrPath) -> dict[str, Any]:
+def defaults(notebook: StrPath) -> Values:
     """Read a notebook's parameters from its cell tagged so, without running it."""
     source = "\n".join(
         "".join(cell["source"])
@@ -295,7 +293,7 @@ def profiles_file(notebook: Path) -> Path:
     return (folder.parent if folder.name == "studies" else folder) / "profiles.yaml"
 
 
-def profiles(notebook: Path) -> dict[str, dict[str, dict[str, Any]]]:
+def profiles(notebook: Path) -> dict[str, dict[str, Values]]:
     """Read profiles.yaml of a notebook: profile, notebook, parameter, value.
 
     It lies beside the lessons, and in the folder above the studies.
@@ -316,8 +314,8 @@ def profiles(notebook: Path) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def overrides(
-    notebook: Path, profile: str = "quick", given: dict[str, Any] | None = None
-) -> dict[str, Any]:
+    notebook: Path, profile: str = "quick", given: Values | None = None
+) -> Values:
     """Return the parameters of a profile, and on top of them the given ones.
 
     Text is read as data of the default's type (a Python literal, YAML's true or [a, b])
@@ -336,7 +334,7 @@ def overrides(
     return checked(values, known, notebook.stem)
 
 
-def checked(given: dict[str, Any], known: dict[str, Any], where: str) -> dict[str, Any]:
+def checked(given: Values, known: Values, where: str) -> Values:
     """Return given parameters as values of the types of the `known` defaults."""
     refuse_unknown(given, known, where)
     if "output_dir" in given:
@@ -380,7 +378,7 @@ def per_notebook(
     profile: str,
     given: dict[str, str],
     kind: Literal["lessons", "studies"] = "lessons",
-) -> dict[Path, dict[str, Any]]:
+) -> dict[Path, Values]:
     """Return for each notebook, by default all of a kind, its given parameters.
 
     All are checked; each must be a parameter of at least one of the notebooks. Where

@@ -3,16 +3,15 @@
 from collections.abc import Collection, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
-from uqlab.core.files import TRAININGS
+from uqlab.core.files import TRAININGS, Values
 from uqlab.runs.execution import environment
 from uqlab.runs.manifest import Manifest
 from uqlab.runs.parameters import overrides
 
 
 def of_run(
-    plan: dict[Path, dict[str, Any]], root: Path, profile: str, jobs: int
+    plan: dict[Path, Values], root: Path, profile: str, jobs: int
 ) -> Iterator[str]:
     """Yield the lines that say what `uqlab run` would do.
 

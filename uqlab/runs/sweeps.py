@@ -17,14 +17,15 @@ from typing import Any, NamedTuple
 
 import click
 
-from uqlab.core.files import StrPath
+from uqlab.core.files import StrPath, Values
 from uqlab.core.recording import Record
 from uqlab.runs import execution, plans, tables
 from uqlab.runs.execution import Job, Result
-from uqlab.runs.manifest import Manifest, Present, key
+from uqlab.runs.manifest import Manifest, Present, Seconds, key
 from uqlab.runs.parameters import checked, defaults, find, overrides, source_sha256
 
 POINTS = 100_000  # the most runs of one sweep
+Grid = Mapping[str, Iterable[Any] | str]  # parameter -> its values, or their text
 
 
 class Outcome(NamedTuple):
@@ -33,7 +34,7 @@ class Outcome(NamedTuple):
     `parameters` are those that the grid varies; `reason` is why it failed or is stale.
     """
 
-    parameters: dict[str, Any]
+    parameters: Values
     folder: Path
     status: str
     seconds: float = 0.0
@@ -60,12 +61,12 @@ def labelled(job: Job, names: Iterable[str]) -> str:
 
 def run_one(
     notebook: StrPath,
-    parameters: dict[str, Any] | None = None,
+    parameters: Values | None = None,
     *,
     profile: str = "quick",
     root: StrPath = "figures",
     threads: int | None = None,
-    timeout: float | int | None = None,
+    timeout: Seconds = None,
     wait: bool = True,
     keep_stale: bool = False,
     stop: Event | None = None,
@@ -92,13 +93,13 @@ def run_one(
 
 def sweep(
     notebook: StrPath,
-    grid: Mapping[str, Iterable[Any] | str],
-    parameters: dict[str, Any] | None = None,
+    grid: Grid,
+    parameters: Values | None = None,
     *,
     profile: str = "quick",
     root: StrPath = "figures",
     jobs: int = 1,
-    timeout: float | int | None = None,
+    timeout: Seconds = None,
     cluster: str | None = None,
     resources: Mapping[str, float | int] | None = None,
     progress: bool = True,
@@ -254,8 +255,8 @@ def jobs_of_grid(
     notebook: Path,
     profile: str,
     root: StrPath,
-    grid: Mapping[str, Iterable[Any] | str],
-    given: dict[str, Any],
+    grid: Grid,
+    given: Values,
 ) -> dict[Path, Job]:
     """Return the jobs of a grid by their folders, all parameters checked."""
     if twice := sorted(grid.keys() & given.keys()):
@@ -272,9 +273,7 @@ def jobs_of_grid(
     return jobs
 
 
-def _axes(
-    grid: Mapping[str, Iterable[Any] | str], known: dict[str, Any], stem: str
-) -> Iterator[list[dict[str, Any]]]:
+def _axes(grid: Grid, known: Values, stem: str) -> Iterator[list[Values]]:
     """Yield the checked values of each parameter of a grid, which is counted first."""
     axes = {
         name: axis(values, known.get(name)) if isinstance(values, str) else [*values]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from uqlab.core.files import StrPath, write, writing
+from uqlab.core.files import StrPath, Values, write, writing
 from uqlab.core.recording import Record, project
 from uqlab.runs.manifest import Manifest, Present
 from uqlab.runs.parameters import find
@@ -26,7 +26,7 @@ class Runs:
     by name, and what has changed since.
     """
 
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[Values] = field(default_factory=list)
     parameters: list[str] = field(default_factory=list)
     numbers: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
@@ -77,7 +77,7 @@ def _add(runs: Runs, folder: Path, manifest: Manifest, stale: str) -> None:
         runs.stale[folder.name] = stale
 
 
-def _recorded(record: Record, taken: dict[str, Any]) -> dict[str, Any]:
+def _recorded(record: Record, taken: Values) -> Values:
     """Return what a run recorded as columns that have no parameter's name."""
     columns = {
         f"{name}_recorded" if name in taken else name: value
@@ -88,7 +88,7 @@ def _recorded(record: Record, taken: dict[str, Any]) -> dict[str, Any]:
     return columns
 
 
-def _flat(values: dict[str, Any], before: str = "") -> dict[str, Any]:
+def _flat(values: Values, before: str = "") -> Values:
     """Return nested dicts as one: {"fall": {"id": 2}} -> {"fall.id": 2}."""
     flat = {}
     for name, value in values.items():
@@ -140,7 +140,7 @@ def save(runs: Runs, sweep: Path) -> "DataFrame":
     return frame
 
 
-def joined(sweep: Path, name: str) -> tuple["DataFrame", dict[str, Any]]:
+def joined(sweep: Path, name: str) -> tuple["DataFrame", Values]:
     """Return the tables that runs recorded under a name, one below the other.
 
     Beside them stands what they depend on, as `circumstances` says.
@@ -159,9 +159,7 @@ def joined(sweep: Path, name: str) -> tuple["DataFrame", dict[str, Any]]:
     return pandas.concat(tables, ignore_index=True), about
 
 
-def circumstances(
-    runs: Runs, sweep: Path, rows: list[dict[str, Any]]
-) -> dict[str, Any]:
+def circumstances(runs: Runs, sweep: Path, rows: list[Values]) -> Values:
     """Return what rows depend on: hours, machines, packages, parameters, numbers."""
     packages = [Manifest.read(sweep / row["run"]).packages for row in rows]
     seen = {}
