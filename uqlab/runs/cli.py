@@ -207,10 +207,11 @@ def examine() -> None:
     lines, wrong = doctor.report()
     for title, line in lines.items():
         click.echo(f"{title:<10} {line}")
-    for line in wrong or ["all is well"]:
-        click.echo(f"wrong      {line}" if wrong else line)
+    for line in wrong:
+        click.echo(f"wrong      {line}")
     if wrong:
         raise SystemExit(1)
+    click.echo("all is well")
 
 
 # Run ---------------------------------------------------------------------------------

@@ -4,11 +4,10 @@ import json
 import platform
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import uqlab
-from uqlab.runs import plans
+from uqlab.runs import execution, plans
 from uqlab.runs.parameters import all_notebooks
 
 # Run in a process of its own, as a kernel is: what is broken in there breaks no report.
@@ -40,7 +39,7 @@ def report() -> tuple[dict[str, str], list[str]]:
         "Python": f"{platform.python_version()}, {sys.executable}",
         "machine": f"{platform.platform()}, {cpu_count()} cores",
         "packages": ", ".join(
-            f"{name} {version(name)}"
+            f"{name} {execution.packages().get(name)}"
             for name in ("torch", "transformers", "numpy", "jupyterlab")
         ),
         "pages": f"{len(pages)} in {pages[0].parent}",
@@ -62,11 +61,6 @@ def _asked() -> dict[str, str]:
     if probe.returncode:
         raise RuntimeError(probe.stderr.strip().rpartition("\n")[2])
     return json.loads(probe.stdout.splitlines()[-1])
-
-
-def version(name: str) -> str | None:
-    """Return the version of an installed package."""
-    return next((d.version for d in metadata.distributions(name=name)), None)
 
 
 def lacking() -> list[str]:

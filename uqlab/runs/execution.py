@@ -459,11 +459,9 @@ def attempt(job: Job, wait: bool, **options: Any) -> Result:
         compute(job, wait=wait, **options)
     except Busy:
         return Result("busy")
-    except RunError as error:
-        return Result("failed", time.monotonic() - begun, str(error))
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        return Result("failed", time.monotonic() - begun, reason)
+        kind = "" if isinstance(error, RunError) else f"{type(error).__name__}: "
+        return Result("failed", time.monotonic() - begun, f"{kind}{error}")
     return Result("ok", time.monotonic() - begun)
 
 
@@ -559,12 +557,13 @@ def execute_all(
 
     Those that took longest before start first. Say on the terminal how each ended.
     """
-    todo = {path: job(path, plan[path], profile, root / path.stem) for path in plan}
-    before = {path: Manifest.read(todo[path].folder).seconds for path in plan}
-    order = sorted(plan, key=lambda path: -(before[path] or float("inf")))
+    todo, labels = {}, {}
+    for path, given in plan.items():
+        todo[path] = job(path, given, profile, root / path.stem)
+        labels[todo[path].folder] = path.stem
     results = run_all(
-        [todo[path] for path in order],
-        {todo[path].folder: path.stem for path in plan},
+        sorted(todo.values(), key=_time_before, reverse=True),
+        labels,
         at_a_time=at_a_time(jobs, len(plan)),
         timeout=timeout,
         quiet=quiet,
@@ -574,3 +573,8 @@ def execute_all(
         if result.reason:
             click.echo(f"\n{result.reason}")
     return ended
+
+
+def _time_before(job: Job) -> float:
+    """Return the seconds that a job took before; infinity if it is new."""
+    return Manifest.read(job.folder).seconds or float("inf")

@@ -51,11 +51,11 @@ def started(output: Path) -> int:
         found = cells(output)
     except (OSError, ValueError):
         return 0
-    timed = [cell["metadata"].get("papermill", {}).get("start_time") for cell in found]
-    code = [cell["cell_type"] == "code" for cell in found]
-    return sum(
-        is_code and bool(time) for is_code, time in zip(code, timed, strict=True)
-    )
+    count = 0
+    for cell in found:
+        timed = cell["metadata"].get("papermill", {}).get("start_time")
+        count += cell["cell_type"] == "code" and bool(timed)
+    return count
 
 
 if __name__ == "__main__":

@@ -99,14 +99,13 @@ def html(folder: Path, target: Path) -> Path:
     from nbconvert import HTMLExporter  # takes a second
     from traitlets.config import Config
 
-    folded = Config()
-    folded.TagRemovePreprocessor.enabled = True
-    folded.TagRemovePreprocessor.remove_input_tags = {
-        "hide-input",
-        "injected-parameters",
-    }
+    hidden = {"hide-input", "injected-parameters"}
+    fold = {"enabled": True, "remove_input_tags": hidden}
     exporter = HTMLExporter(
-        config=folded, mathjax_url="", require_js_url="", jquery_url=""
+        config=Config(TagRemovePreprocessor=fold),
+        mathjax_url="",
+        require_js_url="",
+        jquery_url="",
     )
     text, _ = exporter.from_filename(str(folder / f"{folder.name}.ipynb"))
     pages = find(PAGE).parent.as_uri()

@@ -12,7 +12,6 @@ from collections import ChainMap, Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from threading import Event
 from typing import Any, NamedTuple
 
 import click
@@ -69,7 +68,6 @@ def run_one(
     timeout: Seconds = None,
     wait: bool = True,
     keep_stale: bool = False,
-    stop: Event | None = None,
 ) -> Path:
     """Return the result folder of one run, computing it if it is not there.
 
@@ -86,7 +84,6 @@ def run_one(
         keep_stale=keep_stale,
         threads=threads,
         timeout=timeout,
-        stop=stop,
     )
     return job.folder
 
