@@ -9,6 +9,7 @@ from light (small) to dark (large).
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -41,7 +42,7 @@ PICTURE: dict[str, Any] = {
     "interpolation": "nearest",
 }
 NARROW, WIDE = 3.3, 6.8  # inches: one and two columns of a paper
-SHARP = 200  # dots an inch of a PNG
+SHARP = 200  # dots an inch of a PNG, as in plots.mplstyle
 HATCHED: dict[str, Any] = {"hatch": "///", "edgecolor": "white"}
 CENTRED: dict[str, Any] = {"ha": "center", "va": "center"}
 
@@ -49,34 +50,9 @@ Values = Sequence[float | int] | np.ndarray | Tensor
 
 
 def use_style() -> None:
-    """Set fonts, sizes and colours; every notebook calls it once."""
-    ticks = {
-        "labelsize": 8,
-        "major.width": 0.8,
-        "major.size": 3,
-        "minor.width": 0.5,
-        "minor.size": 1.8,
-    }
-    rc = {
-        "figure.dpi": 130,
-        "savefig.dpi": SHARP,
-        "figure.constrained_layout.use": True,
-        "pdf.fonttype": 42,
-        "font.size": 8.5,
-        "axes.labelsize": 8.5,
-        "axes.titlesize": 9,
-        "axes.titlelocation": "left",
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.linewidth": 0.8,
-        "lines.linewidth": 1.5,
-        "legend.fontsize": 8,
-        "legend.title_fontsize": 8,
-        "legend.frameon": False,
-    }
-    for axis in ("xtick", "ytick"):
-        rc |= {f"{axis}.{name}": value for name, value in ticks.items()}
-    sns.set_theme(style="ticks", rc=rc)
+    """Set fonts, sizes and colours, plots.mplstyle; every notebook calls it once."""
+    sns.set_theme(style="ticks")
+    plt.style.use(Path(__file__).with_suffix(".mplstyle"))
 
 
 def figure(
@@ -313,8 +289,12 @@ def decomposition_bars(
         linewidth=1,
         label="total",
     )
-    ax.set(yticks=y, yticklabels=list(parts), xlim=(0, limit))
-    ax.set(xlabel="uncertainty (nats)")
+    ax.set(
+        yticks=y,
+        yticklabels=list(parts),
+        xlim=(0, limit),
+        xlabel="uncertainty (nats)",
+    )
     ax.yaxis.set_inverted(True)
     ax.tick_params(axis="y", length=0)
     if legend:
@@ -384,8 +364,11 @@ def stacked(
         label="within groups",
         **HATCHED,
     )
-    ax.set(xticks=positions, xticklabels=list(map(str, x)))
-    ax.set(ylabel="mutual information (nats)")
+    ax.set(
+        xticks=positions,
+        xticklabels=list(map(str, x)),
+        ylabel="mutual information (nats)",
+    )
     return ax
 
 
@@ -402,8 +385,11 @@ def ecdf(
     ax.ecdf(
         _array(scores), label=label, color=color, linestyle=linestyle, linewidth=1.2
     )
-    ax.set(xlabel="mutual information (nats)", ylabel="fraction of inputs")
-    ax.set(ylim=(0, 1.02))
+    ax.set(
+        xlabel="mutual information (nats)",
+        ylabel="fraction of inputs",
+        ylim=(0, 1.02),
+    )
     return ax
 
 
@@ -427,8 +413,12 @@ def roc(
     named = f"{label} {auroc:.3f}".strip()
     ax.plot(false, true, color=color, linewidth=1.2, label=named)
     ax.plot([0, 1], [0, 1], color=NEUTRAL, linewidth=0.6, zorder=0)
-    ax.set(xlabel="ID flagged (false positives)", xlim=(0, 1))
-    ax.set(ylabel="OOD found (true positives)", ylim=(0, 1.01))
+    ax.set(
+        xlabel="ID flagged (false positives)",
+        ylabel="OOD found (true positives)",
+        xlim=(0, 1),
+        ylim=(0, 1.01),
+    )
     return ax
 
 
@@ -460,8 +450,11 @@ def dots(
         ax.plot(
             value, y, color=color, marker=marker, markersize=6, markerfacecolor=face
         )
-    ax.set(yticks=range(len(rows)), yticklabels=list(rows))
-    ax.set(ylim=(len(rows) - 0.5, -0.5))
+    ax.set(
+        yticks=range(len(rows)),
+        yticklabels=list(rows),
+        ylim=(len(rows) - 0.5, -0.5),
+    )
     ax.tick_params(axis="y", length=0)
     return ax
 
@@ -496,8 +489,13 @@ def reliability(
     gap = {"facecolor": "none", "edgecolor": TOTAL, "hatch": "////", "linewidth": 0.5}
     ax.bar(middle, sure - right, width, right, label="gap to confidence", **gap)
     ax.plot([0, 1], [0, 1], color=NEUTRAL, linewidth=0.8)
-    ax.set(xlabel="confidence", ylabel="accuracy", aspect="equal")
-    ax.set(xlim=(0, 1), ylim=(0, 1))
+    ax.set(
+        xlabel="confidence",
+        ylabel="accuracy",
+        aspect="equal",
+        xlim=(0, 1),
+        ylim=(0, 1),
+    )
     return ax
 
 
@@ -713,8 +711,12 @@ def head_map(
     for place, (layer, head) in enumerate(order, 1):
         color = "white" if values[layer, head].abs() > strong else "black"
         ax.text(head, layer, str(place), color=color, fontsize=7, **CENTRED)
-    ax.set(xlabel="head", xticks=range(values.shape[1]))
-    ax.set(ylabel="layer", yticks=range(len(values)))
+    ax.set(
+        xlabel="head",
+        ylabel="layer",
+        xticks=range(values.shape[1]),
+        yticks=range(len(values)),
+    )
     return ax
 
 
