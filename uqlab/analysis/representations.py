@@ -28,6 +28,7 @@ from uqlab.core.checks import (
     ArrayLike,
     as_inputs,
     as_tensor,
+    between,
     count,
     finite,
     one_network,
@@ -303,11 +304,8 @@ def embed(
     one_of("method", method, ("pca", "umap", "tsne"))
     (x,) = _representations([X], "")
     samples, width = x.shape
-    if not 1 <= components <= min(samples - 1, width):
-        raise ValueError(
-            f"components must be 1 to {min(samples - 1, width)} "
-            f"for features {list(x.shape)}, got {components}"
-        )
+    most = min(samples - 1, width)
+    between("components", components, 1, most, f" for features {list(x.shape)}")
     root, varies = _centred(x)
     if not varies:
         raise ValueError("all samples are alike; there is nothing to embed")

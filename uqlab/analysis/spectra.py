@@ -20,6 +20,7 @@ from uqlab.analysis.diversity import layer_names, member_weights, weights
 from uqlab.core.checks import (
     ArrayLike,
     as_tensor,
+    between,
     finite,
     one_network,
     one_of,
@@ -82,10 +83,7 @@ class LayerSpectra(NamedTuple):
                 "intruders are found by the weights before training: "
                 "give ensemble_spectra(before=...)"
             )
-        if not 1 <= k <= self.values.shape[1]:
-            raise ValueError(
-                f"k must be 1 to {self.values.shape[1]}, the k given, got {k}"
-            )
+        between("k", k, 1, self.values.shape[1], ", the k of these spectra")
         return _intruders(self.values[:, :k], self.max_cosine[:, :k], threshold)
 
     def mean_between(self) -> Float[Tensor, "k k"]:
@@ -176,10 +174,7 @@ def random_level(dimension: int, vectors: int | None = None) -> float:
     0.12
     """
     vectors = dimension if vectors is None else vectors
-    if not 1 <= vectors <= dimension:
-        raise ValueError(
-            f"vectors must be 1 to the dimension {dimension}, got {vectors}"
-        )
+    between("vectors", vectors, 1, dimension, ", the dimension")
     x = torch.linspace(0, 12, 24001, dtype=torch.float64)
     beyond = 1 - torch.erf(x / math.sqrt(2)) ** vectors  # P(max |g_i| > x)
     logarithms = math.lgamma((dimension + 1) / 2) - math.lgamma(dimension / 2)
@@ -417,9 +412,7 @@ def _check_rank(name: str, values: Tensor, shape: torch.Size) -> None:
 
 
 def _check_size(k: int, shape: torch.Size, name: str = "") -> None:
-    most = min(shape[-2:])
-    if not 1 <= k <= most:
-        raise ValueError(f"k must be 1 to {most} for {name}{list(shape)}, got {k}")
+    between("k", k, 1, min(shape[-2:]), f" for {name}{list(shape)}")
 
 
 def _checked(

@@ -211,6 +211,12 @@ def at_least(name: str, value: Any, least: int = 1) -> int:
     return number
 
 
+def between(name: str, value: Any, low: int, high: int, more: str = "") -> None:
+    """Raise ValueError unless a number is `low` to `high`; `more` explains these."""
+    if not low <= value <= high:
+        raise ValueError(f"{name} must be {low} to {high}{more}, got {value}")
+
+
 def within(name: str, value: Any, interval: str) -> None:
     """Raise unless a number lies in an interval like "(0, 1]" or "[0, inf)"."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):

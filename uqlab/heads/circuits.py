@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from uqlab.core.checks import ArrayLike, as_inputs, at_least, count, one_of
+from uqlab.core.checks import ArrayLike, as_inputs, at_least, between, count, one_of
 from uqlab.core.devices import arithmetic
 from uqlab.core.files import StrPath, fingerprint
 from uqlab.core.modules import take
@@ -109,10 +109,7 @@ def greedy_circuit(
     """
     layers = attentions(model)
     heads = sum(layer.heads for layer in layers)
-    if not 1 <= budget <= heads:
-        raise ValueError(
-            f"budget must be 1 to {heads}, the number of heads, got {budget}"
-        )
+    between("budget", budget, 1, heads, ", the number of heads")
     task = _Task(model, score, id_inputs, id_labels, ood_inputs, batch_size)
     run = [score, precision, task.fingerprint()]
     steps = _Steps(task.search, layers, checkpoint, run)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from uqlab.core.checks import ArrayLike, as_inputs, at_least, count, one_of
+from uqlab.core.checks import ArrayLike, as_inputs, at_least, between, count, one_of
 from uqlab.core.modules import batches, frozen
 from uqlab.ensembles import member_generators
 from uqlab.heads.attention import (
@@ -114,10 +114,7 @@ def taylor_heads(
             raise TypeError(
                 f'scope="model" takes one number of heads to remove, got {[*remove]}'
             )
-        if not 0 <= remove <= sum(counts):
-            raise ValueError(
-                f"remove must be 0 to {sum(counts)}, the number of heads, got {remove}"
-            )
+        between("remove", remove, 0, sum(counts), ", the number of heads")
         scores = taylor_scores(model, inputs, labels, batch_size=batch_size)
         return addresses(layers, _lowest(scores, remove))
     removed: list[Place] = []
@@ -221,11 +218,7 @@ def sample_heads(
     ----------
     Gabetni et al. 2025, B.5: 48 of the first 100.
     """
-    if not 0 <= remove <= len(ranking):
-        raise ValueError(
-            f"remove must be 0 to {len(ranking)}, the length of the ranking, "
-            f"got {remove}"
-        )
+    between("remove", remove, 0, len(ranking), ", the length of the ranking")
     drawn = []
     ids = range(at_least("members", members))
     for generator in member_generators(seed, ids, "pruned heads"):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
+from uqlab.core.checks import between
 from uqlab.core.modules import Inputs, call, evaluating, like_parameters
 from uqlab.heads.attention import Head, check_heads
 from uqlab.heads.cutting import TABLES, without
@@ -128,10 +129,7 @@ def only_last(model: Model, layers: int) -> Model:
         For more layers than there are, and where `shape` raises one.
     """
     names = [attention.layer for attention in attentions(model)]
-    if not 0 <= layers <= len(names):
-        raise ValueError(
-            f"layers must be 0 to {len(names)}, the number of layers, got {layers}"
-        )
+    between("layers", layers, 0, len(names), ", the number of layers")
     model.requires_grad_(False)
     last = model.get_submodule(classifier(model))
     last.requires_grad_()
