@@ -559,7 +559,7 @@ def images(
     axes
         One for each image.
     """
-    panels: list[Axes] = list(np.asarray(axes, dtype=object).ravel())
+    panels = list(np.asarray(axes, dtype=object).ravel())
     if isinstance(inputs, list):
         words = textwrap.fill(inputs[0], 24, max_lines=9)
         if len(panels) > 1:

@@ -216,7 +216,7 @@ def layer_features(
     one_network(model, "layer_features")
     one_of("tokens", tokens, ("first", "mean", "all"))
     x = as_inputs(inputs)
-    outputs: dict[str, list[Tensor]] = {name: [] for name in _layers(model, target)}
+    outputs = {name: [] for name in _layers(model, target)}
 
     def keep(name: str):
         def hook(_: Any, args: Any, output: Any) -> None:
@@ -252,7 +252,7 @@ def penultimate(
         For a network that calls no linear layer.
     """
     one_network(model, "penultimate")
-    last: list[Tensor] = []
+    last = []
     hooks = (
         layer.register_forward_pre_hook(lambda _, x: last.append(x[0]))
         for layer in layers_of(model, nn.Linear)

@@ -370,7 +370,7 @@ def _tensors(value: Any) -> Any:
 
 def _numbers(name: str, ranges: str, top: int) -> list[int]:
     """Return the class numbers of ranges like "0,2,5-7"."""
-    numbers: list[int] = []
+    numbers = []
     for item in ranges.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", item)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)

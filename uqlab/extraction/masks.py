@@ -255,7 +255,7 @@ def _sequence(network: nn.Module) -> list[nn.Module]:
 @torch.no_grad()
 def _dense(modules: list[nn.Module]) -> nn.Sequential:
     """Return a network without the units that its linear layers do not use."""
-    dense: list[nn.Module] = []
+    dense = []
     before = None  # the linear layer after which all modules were elementwise
     for module in modules:
         if type(module) is nn.Linear:

@@ -137,7 +137,7 @@ class SampleGradients:
 
     def _watched(self, parameters: Norms, row: Tensor) -> tuple[Tensor, list[str]]:
         """Return the logits of a row, and the modules in the order of their calls."""
-        order: list[str] = []
+        order = []
 
         def watch(name: str) -> Any:
             def note(module: nn.Module, args: tuple) -> None:
@@ -201,8 +201,8 @@ class SampleGradients:
         logits, calls = self._run(x.flatten(0, 1), units)
         log_p = logits.detach().log_softmax(1)
         p = log_p.exp()
-        ways: dict[str, Powers] = {}
-        sizes: dict[str, list[Tensor]] = {unit: [] for unit in calls}
+        ways = {}
+        sizes = {unit: [] for unit in calls}
         for c in classes:
             errors = _errors(logits, cotangent(p, c) / copies, calls)
             for unit, made in calls.items():
@@ -219,7 +219,7 @@ class SampleGradients:
 
     def _run(self, x: Tensor, units: Iterable[str]) -> tuple[Tensor, Calls]:
         """Return logits [rows, C] and, of modules that see all rows, the calls."""
-        calls: dict[str, list] = {unit: [] for unit in units}
+        calls = {unit: [] for unit in units}
         handles = [
             self.modules[unit].register_forward_hook(
                 _recorder(made, len(x)), prepend=True, with_kwargs=True

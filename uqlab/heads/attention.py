@@ -96,7 +96,7 @@ def check_heads(layers: list[Attention], heads: Iterable[Head]) -> list[Place]:
         For heads that are absent or given twice.
     """
     rows = _rows(layers)
-    places: list[Place] = []
+    places = []
     for tower, layer, head in _numbers(heads, len(rows) > 1):
         name = f"head {(tower, layer, head) if len(rows) > 1 else (layer, head)}"
         if tower not in rows:
@@ -139,7 +139,7 @@ def addresses(layers: list[Attention], places: Iterable[Place]) -> list[Head]:
     rows = _rows(layers)
     if len(rows) == 1:
         return [*places]
-    heads: list[Head] = []
+    heads = []
     for row, head in places:
         tower = layers[row].tower
         heads.append((tower, row - rows[tower].start, head))

@@ -102,7 +102,7 @@ def grouped(layers: Sequence[nn.Linear]) -> GroupedLinear:
         One for each member. Their tensors are copied; what the first one trains is
         trained.
     """
-    own: dict[str, MemberParameter] = {}
+    own = {}
     for name, p in layers[0].named_parameters():
         tensors = [layer.get_parameter(name).detach() for layer in layers]
         shapes = {t.shape for t in tensors}

@@ -117,7 +117,7 @@ def taylor_heads(
         between("remove", remove, 0, sum(counts), ", the number of heads")
         scores = taylor_scores(model, inputs, labels, batch_size=batch_size)
         return addresses(layers, _lowest(scores, remove))
-    removed: list[Place] = []
+    removed = []
     for layer, number in enumerate(_of_layers(remove, counts)):
         if number:
             with ablate(model, addresses(layers, removed)):

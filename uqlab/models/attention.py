@@ -61,7 +61,7 @@ _TOWERS = {
 
 def _names() -> dict[str, str]:
     """Return a regular expression for each kind of projection, from `FORMS`."""
-    kinds: dict[str, list[str]] = {"query": [], "key": [], "value": [], "output": []}
+    kinds = {"query": [], "key": [], "value": [], "output": []}
     kinds[FUSED] = []
     for form in FORMS:
         kinds["output"].append(form.output)
@@ -298,7 +298,7 @@ def _check(
     """Raise ValueError unless the heads fill the matrices, in groups of one size."""
     query, key, _ = parts
     fits = output.inputs == query.heads * query.size
-    ends: dict[str, int] = {}
+    ends = {}
     for part in parts:
         ends[part.parameter] = part.start + part.heads * part.size
     for matrix in matrices:
@@ -394,7 +394,7 @@ def classifier(network: nn.Module) -> str:
     >>> classifier(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
     '2'
     """
-    inside: list[str] = []  # prefixes of names that do not count
+    inside = []  # prefixes of names that do not count
     found = None
     for name, part in network.named_modules():
         if isinstance(part, nn.MultiheadAttention):

@@ -46,7 +46,7 @@ def mlp(
     52650
     """
     sizes = [in_features, *widths]
-    layers: list[nn.Module] = [nn.Flatten()]
+    layers = [nn.Flatten()]
     for before, after in itertools.pairwise(sizes):
         layers += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(dropout)]
     return nn.Sequential(*layers, nn.Linear(sizes[-1], classes))
@@ -168,7 +168,7 @@ def wide_resnet(
             f"a Wide-ResNet has depth 6 n + 4 (10, 16, 22, 28, ...), got {depth}"
         )
     sizes = [16, 16 * width, 32 * width, 64 * width]
-    blocks: list[nn.Module] = []
+    blocks = []
     for before, after in itertools.pairwise(sizes):
         blocks.append(_WideBlock(before, after, 2 if blocks else 1))
         blocks += [_WideBlock(after, after, 1) for _ in range((depth - 4) // 6 - 1)]
@@ -234,7 +234,7 @@ def cifar_resnet(depth: int = 20, classes: int = 10) -> nn.Sequential:
             "a CIFAR ResNet has depth 6 n + 2 (8, 14, 20, 32, 44, 56, 110, ...), "
             f"got {depth}"
         )
-    layers: dict[str, nn.Module] = {
+    layers = {
         "conv1": nn.Conv2d(3, 16, 3, padding=1, bias=False),
         "bn1": nn.BatchNorm2d(16),
         "relu": nn.ReLU(),

@@ -428,7 +428,7 @@ def run_many(
     ConnectionError
         The executor has given up its jobs.
     """
-    results: dict[Path, Result] = {}
+    results = {}
     for wait in (False, True):
         work = functools.partial(attempt, wait=wait, **options)
         pending = {executor.submit(work, job): job for job in jobs}

@@ -293,7 +293,7 @@ def summary(report: Report) -> str:
     )
     for status, count in sorted(statuses.items()):
         lines.append(f"{status:<12}  {count:4}")
-    held: dict[str, list[bool]] = {}
+    held = {}
     for outcome in report.outcomes:
         for name, claim in Record.read(outcome.folder).claims.items():
             held.setdefault(name, []).append(claim.holds)

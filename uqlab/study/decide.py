@@ -327,7 +327,7 @@ def saved(path: StrPath) -> Saved:
         For a file without them, and for arrays that do not fit.
     """
     with np.load(path, allow_pickle=False) as file:
-        arrays: dict[str, Any] = {name: file[name] for name in file.files}
+        arrays = {name: file[name] for name in file.files}
     kinds = {"logits", "probabilities"} & arrays.keys()
     if len(kinds) != 1:
         raise ValueError(

@@ -33,10 +33,10 @@ class Table:
     """
 
     def __init__(self, title: str, entry: Mapping[str, Any]):
-        self.title: str = entry.get("where", title)
+        self.title = entry.get("where", title)
         self.entry = entry
-        self.settings: dict[str, Any] = dict(entry.get("settings", {}))
-        self.datasets: list[str] = list(entry.get("data", {}))
+        self.settings = dict(entry.get("settings", {}))
+        self.datasets = list(entry.get("data", {}))
 
     def frame(self, dataset: str, part: str = "data") -> pd.DataFrame:
         """Return the numbers of a data set, in the paper's units; empty without any.
@@ -99,7 +99,7 @@ class Paper:
 
     def __init__(self, entry: Mapping[str, Any]):
         self.entry = entry
-        self.source: str = entry["source"]
+        self.source = entry["source"]
 
     def __getattr__(self, name: str) -> Table:
         if name not in dir(self):

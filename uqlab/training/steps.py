@@ -90,7 +90,7 @@ def linear_chain(ensemble: Ensemble, flat: bool) -> list[Layer]:
             modules = modules[1:]
         case _ if not flat:
             return []
-    layers: list[Layer] = []
+    layers = []
     for module in modules:
         last = layers[-1] if layers else None
         match module:

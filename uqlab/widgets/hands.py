@@ -82,7 +82,7 @@ def alarm(
     shown
         How many images of each OOD set are shown.
     """
-    sets: dict[str, dict[str, Any]] = {}
+    sets = {}
     for key in ("id", *images):
         rows = [short(by_set[key]) for by_set in values.values()]
         sets[key] = {"name": (names or {}).get(key, key), "values": rows}
