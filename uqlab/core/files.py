@@ -55,6 +55,16 @@ def read_json(path: Path) -> Values:
     return {}
 
 
+def existing(
+    path: StrPath, hint: str = "relative paths start at the working folder"
+) -> Path:
+    """Return the path of a file; raise FileNotFoundError, with a hint, without it."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path.absolute()}: {hint}")
+    return path
+
+
 def sha256(path: StrPath) -> str:
     """Return the SHA-256 of a file's content."""
     with open(path, "rb") as file:

@@ -2,14 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from uqlab.core.files import StrPath, Values, fingerprint, writing
+from uqlab.core.files import StrPath, Values, existing, fingerprint, writing
 
 
 def save_tensors(
@@ -43,11 +42,7 @@ def load_tensors(path: StrPath) -> tuple[dict[str, Tensor], Values]:
     ValueError
         For a file that `save_tensors` did not write, or that was changed since.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"no file {path.absolute()}; relative paths start at the working folder"
-        )
+    path = existing(path)
     try:
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {})["uqlab"])

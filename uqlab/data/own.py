@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from uqlab.core.files import existing
 from uqlab.data.readers import Items, npz, part
 from uqlab.data.texts import table
 
@@ -13,11 +14,8 @@ SUFFIXES = (".npz", *TABLES)
 
 def own(path: Path, split: str) -> Items:
     """Return one split; `datasets.load` says what the file must hold."""
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"no file {path.absolute()}; relative paths start at the working folder"
-        )
-    return (table if path.name.endswith(TABLES) else _images)(path, split)
+    read = table if path.name.endswith(TABLES) else _images
+    return read(existing(path), split)
 
 
 def _images(path: Path, split: str) -> Items:

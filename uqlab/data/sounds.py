@@ -11,6 +11,7 @@ from functools import cache
 import numpy as np
 from scipy.io import wavfile
 
+from uqlab.core.files import existing
 from uqlab.data.readers import Items, asset_split, npz, reading, source
 
 RATE = 16_000  # samples a second
@@ -110,19 +111,16 @@ def esc50(split, root):
 
     Each has five seconds; the five folds hold eight clips of each class.
     """
-    folders = [root / name for name in ("esc50", "ESC-50-master", "ESC-50", ".")]
-    tables = []
-    for folder in folders:
-        tables += folder.glob("meta/esc50.csv")
-    if not tables:
-        raise FileNotFoundError(
-            f"{folders[0] / 'meta/esc50.csv'} is missing, and no checksum of ESC-50 is "
-            "published, so it is not fetched: unpack github.com/karolpiczak/ESC-50 "
-            "there (meta, audio), or name its folder (root)."
-        )
-    with reading(tables[0]):
+    names = ("esc50", "ESC-50-master", "ESC-50", ".")
+    tables = [root / name / "meta/esc50.csv" for name in names]
+    table = existing(
+        next((path for path in tables if path.is_file()), tables[0]),
+        "no checksum of ESC-50 is published, so it is not fetched: unpack "
+        "github.com/karolpiczak/ESC-50 there (meta, audio), or name its folder (root).",
+    )
+    with reading(table):
         rows = np.genfromtxt(
-            tables[0], delimiter=",", names=True, dtype=None, encoding="utf-8"
+            table, delimiter=",", names=True, dtype=None, encoding="utf-8"
         )
         _, first, labels = np.unique(
             rows["target"], return_index=True, return_inverse=True
@@ -130,7 +128,7 @@ def esc50(split, root):
         classes = tuple(rows["category"][first].tolist())
         chosen = (rows["fold"] == FOLDS) == (split == "test")
         rows, labels = rows[chosen], labels[chosen]
-    audio = tables[0].parents[1] / "audio"
+    audio = table.parents[1] / "audio"
     waves = np.stack([_recording(audio / file) for file in rows["filename"]])
     return _set(waves, labels, classes, fold=rows["fold"].copy())
 
@@ -141,12 +139,11 @@ def esc10(split, root):
 
     One file holds them at RATE, in 8 bits by the mu-law.
     """
-    path = root / "sounds" / "esc10.npz"
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{path} is missing; data/README.md says what it holds. `esc50` reads the "
-            "recordings as their author publishes them."
-        )
+    path = existing(
+        root / "sounds" / "esc10.npz",
+        "data/README.md says what it holds. `esc50` reads the recordings as their "
+        "author publishes them.",
+    )
     kept = npz(path, "waves_mulaw", "lengths", "labels", "folds", "classes")
     with reading(path):
         waves = _waves(kept["waves_mulaw"], kept["lengths"], SECONDS * RATE)

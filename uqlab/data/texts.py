@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from uqlab.core.files import existing
 from uqlab.data.downloads import fetch, places
 from uqlab.data.readers import Items, part, reading, source, unpacked
 
@@ -73,12 +74,8 @@ def _columns(path: Path) -> dict[str, list[str]]:
 
 def sample(split, root, file):
     """Return one part of a table text/<file>.tsv.gz."""
-    path = root / "text" / f"{file}.tsv.gz"
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"no file {path}: it is not fetched; put a table with a header there"
-        )
-    return table(path, split)
+    hint = "it is not fetched; put a table with a header there"
+    return table(existing(root / "text" / f"{file}.tsv.gz", hint), split)
 
 
 for _name, _file in SAMPLES.items():

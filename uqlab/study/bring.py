@@ -183,11 +183,7 @@ def _function(source):
 
 
 def _run(place):
-    path = Path(place).expanduser().absolute()
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"no file {path}; relative paths start at the working folder"
-        )
+    path = files.existing(Path(place).expanduser().absolute())
     spec: Any = importlib.util.spec_from_file_location(path.stem, path)
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
     sys.path.append(str(path.parent))  # it finds its neighbours, and hides no package
