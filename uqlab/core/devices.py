@@ -95,6 +95,11 @@ def free_memory(device: torch.device) -> int:
     return free + held - torch.cuda.memory_allocated(device)
 
 
+def _storages(tree: Any) -> list[torch.UntypedStorage]:
+    """Return the memory of all tensors in nested lists, tuples and dictionaries."""
+    return [t.untyped_storage() for t in tree_leaves(tree) if isinstance(t, Tensor)]
+
+
 class Held(TorchDispatchMode):
     """The most bytes that new tensors inside the block took at once."""
 
@@ -106,15 +111,9 @@ class Held(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        given = {
-            t.untyped_storage()._cdata
-            for t in tree_leaves((args, kwargs))
-            if isinstance(t, Tensor)
-        }
+        given = {storage._cdata for storage in _storages((args, kwargs))}
         result = func(*args, **(kwargs or {}))
-        for storage in (
-            t.untyped_storage() for t in tree_leaves(result) if isinstance(t, Tensor)
-        ):
+        for storage in _storages(result):
             if storage._cdata not in given | self.live:
                 self.live.add(storage._cdata)
                 self.now += storage.nbytes()

@@ -84,6 +84,11 @@ def frozen(model: Any) -> Any:
     return copy.deepcopy(model, memo)
 
 
+def trainable(network: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that are trained, in their order in the network."""
+    return [p for p in network.parameters() if p.requires_grad]
+
+
 def layers_of(network: nn.Module, *kinds: type[nn.Module]) -> list[Any]:
     """Return the modules of some kinds, in their order in the network."""
     return [module for module in network.modules() if isinstance(module, kinds)]

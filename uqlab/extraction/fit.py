@@ -20,7 +20,7 @@ from uqlab.core.checks import (
     positive,
     within,
 )
-from uqlab.core.modules import like_parameters
+from uqlab.core.modules import like_parameters, trainable
 from uqlab.ensembles import member_seed
 from uqlab.extraction.masks import MaskEnsemble, information
 from uqlab.training import Workers, cross_entropy
@@ -85,7 +85,7 @@ def fit_masks(
     within("diversity", diversity, "[0, inf)")
     ensemble.soften().eval()
     x, y = _data(ensemble, inputs, labels)
-    masks = _trained(ensemble)
+    masks = trainable(ensemble)  # the mask logits of all layers, [members, features]
     optimizer = torch.optim.Adam(masks, lr, fused=True)
     losses = torch.zeros(steps, ensemble.members, device=x.device)
     diversities = torch.zeros(steps, device=x.device)
@@ -104,7 +104,7 @@ def fit_masks(
 def _workers(ensemble: MaskEnsemble, batch_size: int) -> Workers:
     """Return shards of the members, one a thread."""
     weights = sum(layer.w.numel() for layer in ensemble.layers().values())
-    return Workers(ensemble, batch_size * ensemble.members * weights, _trained)
+    return Workers(ensemble, batch_size * ensemble.members * weights, trainable)
 
 
 def _data(
@@ -166,11 +166,6 @@ def _check_finite(losses: Tensor, masks: list[nn.Parameter]) -> None:
         )
     if not all(map(all_finite, masks)):
         raise FloatingPointError("a mask is not finite; lower lr")
-
-
-def _trained(ensemble: nn.Module) -> list[nn.Parameter]:
-    """Return what is trained: the mask logits of all layers, [members, features]."""
-    return [p for p in ensemble.parameters() if p.requires_grad]
 
 
 def _batches(

@@ -187,11 +187,8 @@ def without(network: nn.Module, attention: Attention, gone: set[int]) -> Any:
     nn.Module
         The network, or what replaces it.
     """
-    sharing = attention.heads // attention.groups  # queries of one key and value
-    lost = []
-    for group in range(attention.groups):
-        if gone.issuperset(range(group * sharing, (group + 1) * sharing)):
-            lost.append(group)
+    groups = range(attention.groups)
+    lost = [group for group in groups if gone.issuperset(attention.queries(group))]
     unit = network.get_submodule(attention.unit)
     expected = _output(unit) if lost else None
     if expected is None:
@@ -265,10 +262,9 @@ def _cut(
         How many outputs it returns after the first; None if it returns a tensor.
     """
     (attention,) = attentions(unit)
-    sharing = attention.heads // attention.groups  # queries of one key and value
     queries = []
     for group in lost:
-        queries += range(group * sharing, (group + 1) * sharing)
+        queries += attention.queries(group)
     # From the last rows to the first, so that those of a fused matrix keep their place.
     _remove(unit, attention.value, lost)
     _remove(unit, attention.key, lost)

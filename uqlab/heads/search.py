@@ -66,7 +66,7 @@ class _LastLayer(_Tape):
                 self.forward(*args, **kwargs)
             core.ends = False
             attended = core.output
-        core.replay = _first_token(attended)
+        core.replay = _like(attended, first_of(attended)[:, :1])
         if args:
             args = (args[0][:, :1], *args[1:])
         else:
@@ -266,8 +266,3 @@ def search_of(model: nn.Module, example: Inputs) -> Search | TowerSearch:
 def _like(output: Any, states: Tensor) -> Any:
     """Return these states, with what else a module returned."""
     return (states, *output[1:]) if isinstance(output, tuple) else states
-
-
-def _first_token(output: Any) -> Any:
-    """Return the first token of states [batch, tokens, width], alone or in a tuple."""
-    return _like(output, first_of(output)[:, :1])

@@ -162,6 +162,11 @@ class Attention(NamedTuple):
         """Query, key, value and output."""
         return [self.query, self.key, self.value, self.output]
 
+    def queries(self, group: int) -> range:
+        """Return the query heads that a key and value head serves."""
+        sharing = self.heads // self.groups
+        return range(group * sharing, (group + 1) * sharing)
+
     def inputs(self, head: int) -> list[tuple[Projection, int]]:
         """Return the query, key and value projection, with the head's number there.
 

@@ -58,34 +58,27 @@ def read(sweep: Path) -> Runs:
     present = Present()
     for folder, manifest in manifests.items():
         if manifest.source_sha256 != latest.source_sha256:
-            reason = "of another version of the notebook"
-            runs.left_out.append(f"{folder.name}: {reason}")
-            continue
-        _add(runs, folder, manifest, present.stale(manifest))
+            runs.left_out.append(f"{folder.name}: of another version of the notebook")
+        else:
+            _add(runs, folder, manifest, present.stale(manifest))
     runs.rows.sort(key=lambda row: [_order(row[name]) for name in runs.parameters])
     return runs
 
 
 def _add(runs: Runs, folder: Path, manifest: Manifest, stale: str) -> None:
-    """Add the row of a run."""
-    recorded = _recorded(Record.read(folder), manifest.parameters)
+    """Add the row of a run; what it recorded has the name of no parameter."""
+    record, recorded = Record.read(folder), {}
+    for name, value in _flat(record.numbers).items():
+        end = "_recorded" if name in manifest.parameters else ""
+        recorded[name + end] = value
+    for name, claim in record.claims.items():
+        recorded[f"claim_{name}"] = claim.holds
     runs.numbers += [name for name in recorded if name not in runs.numbers]
     row = {"run": folder.name, "run_stale": bool(stale)}
     row |= {f"run_{fact}": getattr(manifest, fact) for fact in FACTS}
     runs.rows.append(row | manifest.parameters | recorded)
     if stale:
         runs.stale[folder.name] = stale
-
-
-def _recorded(record: Record, taken: Values) -> Values:
-    """Return what a run recorded as columns that have no parameter's name."""
-    columns = {
-        f"{name}_recorded" if name in taken else name: value
-        for name, value in _flat(record.numbers).items()
-    }
-    for name, claim in record.claims.items():
-        columns[f"claim_{name}"] = claim.holds
-    return columns
 
 
 def _flat(values: Values, before: str = "") -> Values:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from uqlab import data, ensembles, extraction, heads, models, training
 from uqlab.core.checks import ArrayLike, as_inputs, as_tensor, at_least, one_of
+from uqlab.core.modules import trainable
 from uqlab.ensembles import Ensemble
 
 # Settings of training.fit for 300 images of MNIST and `models.embedded()`; the learning
@@ -243,8 +244,8 @@ def reader(name: str, task: data.Dataset) -> Callable[[data.Dataset], data.Datas
 
 def numbers(ensemble: Ensemble) -> int:
     """Count the numbers that were trained; of MC dropout, which freezes all, all."""
-    trained = sum(p.numel() for p in ensemble.parameters() if p.requires_grad)
-    return trained or sum(p.numel() for p in ensemble.parameters())
+    every = list(ensemble.parameters())
+    return sum(p.numel() for p in trainable(ensemble) or every)
 
 
 # How methods are made: (backbone, members, seed, **options) -> an untrained ensemble

@@ -387,14 +387,15 @@ def ranks(
     values = _by_seed(table, [column])[column]
     mean = values.mean().sort_values(ascending=sign(column) < 0, kind="stable")
     better = sign(column) * _resampled(values[mean.index], repeats, seed)
-    first, last = _band(stats.rankdata(-better, axis=1), level)
-    columns = {
-        "rank": stats.rankdata(-sign(column) * mean),
-        "rank_low": first,
-        "rank_high": last,
-        "ahead": [*_ahead(better[:, :-1] - better[:, 1:]), np.nan],
-    }
-    return _intervals(values[mean.index], level).assign(**columns)
+    tails = [(1 - level) / 2, (1 + level) / 2]
+    first, last = np.quantile(stats.rankdata(-better, axis=1), tails, axis=0)
+    gaps = better[:, :-1] - better[:, 1:]
+    return _intervals(values[mean.index], level).assign(
+        rank=stats.rankdata(-sign(column) * mean),
+        rank_low=first,
+        rank_high=last,
+        ahead=[*np.heaviside(gaps, 0.5).mean(0), np.nan],
+    )
 
 
 def differences(
@@ -606,12 +607,3 @@ def _resampled(values, repeats, seed):
     generator = np.random.default_rng(seed)
     picks = generator.integers(len(values), size=(repeats, len(values)))
     return values.to_numpy()[picks].mean(1)
-
-
-def _band(drawn, level):
-    return np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0)
-
-
-def _ahead(gaps):
-    """Return the share of resamples with a positive gap, ties counting one half."""
-    return np.heaviside(gaps, 0.5).mean(0)

@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from uqlab.core.checks import ArrayLike, all_finite, as_inputs, at_least, one_ensemble
 from uqlab.core.devices import arithmetic
 from uqlab.core.files import StrPath
-from uqlab.core.modules import evaluating, like_parameters
+from uqlab.core.modules import evaluating, like_parameters, trainable
 from uqlab.ensembles import Ensemble, member_generators
 from uqlab.training.checkpoints import Checkpoint, described
 from uqlab.training.losses import Loss, targets
@@ -274,8 +274,7 @@ def _workers(ensemble: Ensemble, task: Task, bounds: list[int] | None) -> Worker
 def _check_finite(ensemble: Ensemble, losses: Tensor, epoch: int) -> None:
     """Refuse an epoch whose losses, or the weights after it, are not finite."""
     bad = (~losses.isfinite()).nonzero().flatten().tolist()
-    trained = [p for p in ensemble.parameters() if p.requires_grad]
-    if bad or not all(map(all_finite, trained)):
+    if bad or not all(map(all_finite, trainable(ensemble))):
         what = f"the loss of members {bad}" if bad else "a weight"
         raise FloatingPointError(
             f"{what} is not finite in epoch {epoch + 1}; lower lr, add warmup or clip"

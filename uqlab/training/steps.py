@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from uqlab.core.modules import trainable
 from uqlab.ensembles import Ensemble, FoldedEnsemble, MemberDropout, MemberModule, Own
 from uqlab.training.losses import Loss, cross_entropy, mean_square
 from uqlab.training.optimisation import Optimisation, clip_members, set_lr
@@ -32,9 +33,7 @@ class AutogradStep:
     def __init__(self, ensemble: Ensemble, loss: Loss, settings: Optimisation):
         self.ensemble, self.loss, self.clip = ensemble, loss, settings.clip
         self.shared = ensemble.shared_parameters()
-        self.optimizer = settings.of(
-            [p for p in ensemble.parameters() if p.requires_grad]
-        )
+        self.optimizer = settings.of(trainable(ensemble))
 
     def __call__(
         self, x: Tensor, labels: Tensor, lr: float

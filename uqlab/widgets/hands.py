@@ -19,8 +19,7 @@ from uqlab import plots
 from uqlab.core.checks import one_network
 from uqlab.core.modules import hooked, layers_of
 from uqlab.data import Dataset
-from uqlab.ensembles import Ensemble
-from uqlab.study import scoreboard
+from uqlab.study import scoreboard, scores
 from uqlab.study.methods import METHODS
 from uqlab.widgets.hand import Hand, address, short, spread
 
@@ -42,7 +41,7 @@ def cloud(logits: Float[Tensor, "members 3"], groups: list[int] | None = None) -
         within the groups.
     """
     if groups is not None and (
-        len(groups) != len(logits) or not {*groups} <= {*range(4)}
+        len(groups) != len(logits) or not {0, 1, 2, 3}.issuperset(groups)
     ):
         raise ValueError(
             f"groups must be 0 to 3, one for each of the {len(logits)} members, "
@@ -196,7 +195,9 @@ def draw(
     ValueError
         If a member is another kind of network.
     """
-    members = {name: _members(model) for name, model in models.items()}
+    members = {name: scores.members(model) for name, model in models.items()}
+    for networks in members.values():
+        one_network(networks[0], "draw")
     size = sum(p.numel() for few in members.values() for p in few[0].parameters())
     fitting = max(1, int(CARRIED / (4 / 3 * size)))
     carried, images, inputs = {}, train[:nearest], cast(Tensor, train.inputs)
@@ -213,14 +214,6 @@ def draw(
         "labels": images.labels.tolist(),
     }
     return Hand("draw", data)
-
-
-def _members(model: Any) -> list[nn.Module]:
-    """Return the networks of an ensemble, or the one network."""
-    if not isinstance(model, Ensemble):
-        one_network(model, "draw")
-        return [model]
-    return [model.member(m) for m in range(model.members)]
 
 
 @torch.no_grad()
