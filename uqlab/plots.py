@@ -32,8 +32,12 @@ from uqlab import metrics, uncertainty
 from uqlab.core import recording
 from uqlab.core.files import writing
 
-TOTAL, ALEATORIC, EPISTEMIC = "#444444", "#E08A1E", "#1F77B4"
-NEUTRAL, PAPER, MARK = "#8A8A8A", "#9A9A9A", "#C4417A"
+TOTAL = "#444444"
+ALEATORIC = "#E08A1E"
+EPISTEMIC = "#1F77B4"
+NEUTRAL = "#8A8A8A"
+PAPER = "#9A9A9A"
+MARK = "#C4417A"
 LINES = {"id": "-", "ambiguous": ":", "ood": (0, (4, 2))}
 PICTURE: dict[str, Any] = {
     "cmap": "gray_r",
@@ -41,7 +45,8 @@ PICTURE: dict[str, Any] = {
     "vmax": 1,
     "interpolation": "nearest",
 }
-NARROW, WIDE = 3.3, 6.8  # inches: one and two columns of a paper
+NARROW = 3.3  # inches: one column of a paper
+WIDE = 6.8  # two columns
 SHARP = 200  # dots an inch of a PNG, as in plots.mplstyle
 HATCHED: dict[str, Any] = {"hatch": "///", "edgecolor": "white"}
 CENTRED: dict[str, Any] = {"ha": "center", "va": "center"}
@@ -143,11 +148,13 @@ def reference(
     if axis == "y":
         ax.axhline(value, **line)
         words |= {"xycoords": ax.get_yaxis_transform(), "ha": "right", "va": "bottom"}
-        place, offset = (1, value), (0, 1)
+        place = (1, value)
+        offset = (0, 1)
     else:
         ax.axvline(value, **line)
         words |= {"xycoords": ax.get_xaxis_transform(), "ha": "left", "va": "top"}
-        place, offset = (value, 1), (3, 0)
+        place = (value, 1)
+        offset = (3, 0)
     ax.annotate(text, place, offset, textcoords="offset points", **words)
     return ax
 
@@ -269,7 +276,8 @@ def decomposition_bars(
     """
     ax = ax or plt.gca()
     aleatoric, epistemic = np.array(list(parts.values()), dtype=float).T
-    total, y = aleatoric + epistemic, np.arange(len(parts))
+    total = aleatoric + epistemic
+    y = np.arange(len(parts))
     ax.barh(y, aleatoric, color=ALEATORIC, height=0.55, label="aleatoric")
     ax.barh(
         y,
@@ -313,7 +321,9 @@ def areas(
 ) -> Axes:
     """Draw areas aleatoric + epistemic = total (nats), labelled where thick."""
     ax = ax or plt.gca()
-    x, low, total = _array(x), _array(aleatoric), _array(aleatoric) + _array(epistemic)
+    x = _array(x)
+    low = _array(aleatoric)
+    total = _array(aleatoric) + _array(epistemic)
     ax.fill_between(x, low, color=ALEATORIC, linewidth=0)
     ax.fill_between(x, low, total, facecolor=EPISTEMIC, linewidth=0, **HATCHED)
     ax.plot(x, total, color=TOTAL)
@@ -352,7 +362,9 @@ def stacked(
 ) -> Axes:
     """Draw bars between + within = total mutual information (nats), one for each x."""
     ax = ax or plt.gca()
-    positions, between, within = np.arange(len(x)), _array(between), _array(within)
+    positions = np.arange(len(x))
+    between = _array(between)
+    within = _array(within)
     ax.bar(positions, between, 0.7, color=EPISTEMIC, label="between groups")
     ax.bar(
         positions,
@@ -406,7 +418,8 @@ def roc(
     The label holds the AUROC.
     """
     ax = ax or plt.gca()
-    inside, outside = _array(id_scores), _array(ood_scores)
+    inside = _array(id_scores)
+    outside = _array(ood_scores)
     is_ood = np.repeat([False, True], [len(inside), len(outside)])
     false, true, _ = roc_curve(is_ood, np.concatenate([inside, outside]))
     auroc = metrics.ood_detection(inside, outside).auroc
@@ -683,7 +696,8 @@ def mask_map(mask: Tensor, *, ax: Axes | None = None) -> Axes:
 
 def head_colors(values: Tensor) -> ScalarMappable:
     """Return the colours of values of attention heads; negative ones are purple."""
-    low, top = values.min().item(), values.abs().max().item()
+    low = values.min().item()
+    top = values.abs().max().item()
     if low < 0:
         return ScalarMappable(Normalize(-top, top), "PuOr_r")
     return ScalarMappable(Normalize(0, top), "viridis_r")

@@ -156,7 +156,8 @@ def temperature_of_total(logits: ArrayLike, total: float) -> float:
     0.5
     """
     logits = as_logits(logits)
-    low, high = math.log(0.01), math.log(100)
+    low = math.log(0.01)
+    high = math.log(100)
     for _ in range(40):  # the entropy of a mean of softmaxes grows with T in practice
         middle = (low + high) / 2
         reached = decompose(logits / math.exp(middle)).total.mean().item()

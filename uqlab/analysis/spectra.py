@@ -123,7 +123,8 @@ def singular_vector_similarity(
     Muhlematter et al. 2024, section 4 and appendix D.
     """
     before, after = _checked(before, after, k, side)
-    (old, u0), (new, u1) = _leading(before, k), _leading(after, k)
+    old, u0 = _leading(before, k)
+    new, u1 = _leading(after, k)
     _check_rank("before", old, before.shape)
     _check_rank("after", new, after.shape)
     return _cosines(u1, u0)
@@ -298,7 +299,8 @@ def _compared(
 ) -> LayerSpectra:
     """Return the spectra with what compares members' vectors with those before."""
     u, s, vh = torch.linalg.svd(before, full_matrices=False)
-    alive, k = _alive(s, before.shape), vectors.shape[-1]
+    alive = _alive(s, before.shape)
+    k = vectors.shape[-1]
     cosines = _cosines(vectors, u * alive)  # [members, k, all vectors before]
     return spectra._replace(
         before_values=s[:k].cpu(),
@@ -420,7 +422,8 @@ def _checked(
 ) -> tuple[Tensor, Tensor]:
     """Return both matrices in the working precision, transposed for side "right"."""
     one_of("side", side, ("left", "right"))
-    before, after = as_tensor("before", before), as_tensor("after", after)
+    before = as_tensor("before", before)
+    after = as_tensor("after", after)
     finite("before", before)
     finite("after", after)
     if min(before.ndim, after.ndim) < 2 or before.shape[-2:] != after.shape[-2:]:

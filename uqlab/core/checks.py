@@ -112,7 +112,8 @@ def as_labels(labels: Any, samples: int, classes: int | None = None) -> Tensor:
             f"got {list(labels.shape)}"
         )
     if classes is not None and len(labels):
-        low, high = int(labels.min()), int(labels.max())
+        low = int(labels.min())
+        high = int(labels.max())
         if low < 0 or high >= classes:
             missing = "; -1 stands for a missing label" if low == -1 else ""
             raise ValueError(

@@ -157,9 +157,11 @@ def record(name: str, value: Any, *, allow_nan: bool = False) -> Any:
     output_dir()
     pandas = sys.modules.get("pandas")
     if pandas and isinstance(value, pandas.DataFrame | pandas.Series):
-        data, kind = plain(name, _split(pandas.DataFrame(value)), allow_nan), "tables"
+        data = plain(name, _split(pandas.DataFrame(value)), allow_nan)
+        kind = "tables"
     else:
-        data, kind = plain(name, value, allow_nan), "numbers"
+        data = plain(name, value, allow_nan)
+        kind = "numbers"
     _record.numbers.pop(name, None)
     _record.tables.pop(name, None)
     getattr(_record, kind)[name] = data
@@ -211,7 +213,8 @@ def claim(
     """
     if not sentence.strip():
         raise ValueError(f"claim {name}: the sentence is {sentence!r}")
-    holds, margin = plain(name, holds), plain(f"the margin of {name}", margin)
+    holds = plain(name, holds)
+    margin = plain(f"the margin of {name}", margin)
     if not isinstance(holds, bool):
         raise TypeError(f"claim {name}: holds is {holds!r}, neither true nor false")
     if not isinstance(margin, int | float | None) or isinstance(margin, bool):
@@ -306,7 +309,8 @@ def _in_other_seeds(name: str, sentence: str) -> list[int] | None:
 
 def _long_runs() -> dict[str, tuple[str, str]]:
     """Return how each claim of the committed long runs ended, and its sentence."""
-    rows, first = _table(_real / "table.csv"), Record.read(_real)
+    rows = _table(_real / "table.csv")
+    first = Record.read(_real)
     parameters = read_json(_real / "manifest.json").get("parameters", {})
     where = f", {parameters['dataset']}" if parameters.get("dataset") else ""
     ended = {}

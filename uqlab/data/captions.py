@@ -47,7 +47,8 @@ ALL_SHAPES = [*SHAPES, *NEW["train"], *NEW["test"]]
 WORDS = (SIZES, FILLS, COLOURS, ALL_SHAPES)
 NUMBERS = {" ".join(words): k for k, words in enumerate(itertools.product(*WORDS))}
 # Stencils of CELLS x CELLS reach from -REACH to REACH, the shape in them from -1 to 1.
-CELLS, REACH = 96, 1.5
+CELLS = 96
+REACH = 1.5
 
 
 def pictures(
@@ -80,7 +81,8 @@ def pictures(
     ink = _filled(fill, *_placed(size, shape, draw), draw)
     paint = torch.tensor(list(COLOURS.values()))[colour] * draw(0.75, 1.1, 1)
     paint = (paint + draw(-0.08, 0.08, 3))[:, :, None, None]
-    slope, brightness = draw(-0.15, 0.15, 2, 1, 1), draw(0.15, 0.85, 1, 1, 1)
+    slope = draw(-0.15, 0.15, 2, 1, 1)
+    brightness = draw(0.15, 0.85, 1, 1, 1)
     shade = brightness + slope[:, :1] * TICKS + slope[:, 1:] * TICKS[:, None]
     noise = torch.randn(len(captions), 3, SIDE, SIDE, generator=generator)
     return (shade + ink * (paint - shade) + 0.07 * noise).clamp(0, 1)
@@ -111,7 +113,8 @@ def _placed(size, shape, draw):
     is drawn turned, anywhere in the picture.
     """
     reach = draw(*torch.tensor(list(SIZES.values()))[size].T)
-    angle, centre = draw(-0.25, 0.25), draw(-0.95, 0.95, 2) * (0.95 - reach[:, None])
+    angle = draw(-0.25, 0.25)
+    centre = draw(-0.95, 0.95, 2) * (0.95 - reach[:, None])
     x = (TICKS - centre[:, :1])[:, None, :]
     y = (TICKS - centre[:, 1:])[:, :, None]
     turned = _turned(x, y, angle[:, None, None])
@@ -125,7 +128,8 @@ def _placed(size, shape, draw):
 
 def _turned(x, y, angle):
     """Return coordinates turned by an angle [..., 2]."""
-    cos, sin = angle.cos(), angle.sin()
+    cos = angle.cos()
+    sin = angle.sin()
     return torch.stack([cos * x + sin * y, cos * y - sin * x], -1)
 
 

@@ -18,7 +18,8 @@ road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirr
 streetcar sunflower sweet_pepper table tank telephone television tiger tractor train
 trout tulip turtle wardrobe whale willow_tree wolf woman worm
 """
-CIFAR10, CIFAR100 = tuple(OBJECTS.split()), tuple(FINE.split())
+CIFAR10 = tuple(OBJECTS.split())
+CIFAR100 = tuple(FINE.split())
 CIFAR_IMAGES = {"train": 50_000, "test": 10_000}
 SHAPE = (3, 32, 32)
 
@@ -26,7 +27,9 @@ SHAPE = (3, 32, 32)
 def cifar(archive, members, coarse, classes, split, root):
     """Read binary batches: a row has `coarse` bytes to skip, label and pixels."""
     path, batches = unpacked(archive, members, root)
-    data, images, width = b"".join(batches), CIFAR_IMAGES[split], coarse + 1 + 3072
+    data = b"".join(batches)
+    images = CIFAR_IMAGES[split]
+    width = coarse + 1 + 3072
     if len(data) != images * width:
         raise ValueError(
             f"{path}: {split} must hold {images} images, {images * width} bytes, "
@@ -62,7 +65,8 @@ def cifar10(split, root):
         return items
     with reading(human):
         counts = np.load(human, allow_pickle=False)
-    sums, wanted = counts.sum(-1, keepdims=True), (len(items.inputs), 10)
+    sums = counts.sum(-1, keepdims=True)
+    wanted = (len(items.inputs), 10)
     if counts.shape != wanted or (counts < 0).any() or not (sums > 0).all():
         raise ValueError(
             f"{human}: counts must have shape {wanted}, no empty row and none below 0, "
@@ -107,5 +111,6 @@ def svhn(split, root):
     path = fetch(f"svhn/{split}_32x32.mat", root)
     with reading(path):
         arrays = loadmat(path)
-    x, y = arrays["X"].transpose(3, 2, 0, 1), arrays["y"].reshape(-1) % 10
+    x = arrays["X"].transpose(3, 2, 0, 1)
+    y = arrays["y"].reshape(-1) % 10
     return checked(path, x, y, SHAPE, DIGITS)

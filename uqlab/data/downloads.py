@@ -48,9 +48,11 @@ def fetch(file: str, root: Path) -> Path:
 
     It lies below root, or is downloaded to root/file.
     """
-    remote, target = FILES[file], root / file
+    remote = FILES[file]
+    target = root / file
     method, expected = remote.checksum.split(":")
-    wrong, failures = "", ""
+    wrong = ""
+    failures = ""
     for path in places(file, root):
         checksum = pooch.file_hash(path, alg=method)
         if checksum == expected:

@@ -38,8 +38,10 @@ def ambiguous(name, split):
     Each has five sampled labels. `tools/make_embedded.py` chose the images of `name`
     and the weights.
     """
-    base, mixed = asset_split(name, split), asset_split("ambiguous-" + name, split)
-    images, labels = base["x"][:, None].astype(np.float32), base["y"]
+    base = asset_split(name, split)
+    mixed = asset_split("ambiguous-" + name, split)
+    images = base["x"][:, None].astype(np.float32)
+    labels = base["y"]
     if base["x"].dtype == np.uint8:
         images /= 255
     pairs, weights, probs, sampled = (

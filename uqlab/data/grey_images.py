@@ -169,7 +169,8 @@ def notmnist(split, root):
 
 def _pngs(archive):
     """Return the images of notMNIST_small/<letter>/<name>.png and their labels."""
-    x, y = [], []
+    x = []
+    y = []
     for member in map(Path, sorted(archive.namelist())):
         if member.suffix == ".png" and not member.name.startswith("."):
             # The original set holds two files that are no images.
@@ -230,8 +231,10 @@ def ambiguous_mnist(split, root):
     x = images.numpy().reshape(-1, *SHAPE)  # [12000, 1, 28, 28]
     y = labels.numpy()  # [12000, 10]
     half = slice(len(x) // 2) if split == "train" else slice(len(x) // 2, None)
-    x, y = x[half].astype(np.float32).clip(0, 1), y[half]
-    copies, frequencies = y.shape[1], np.eye(10)[y].mean(1).astype(np.float32)
+    x = x[half].astype(np.float32).clip(0, 1)
+    y = y[half]
+    copies = y.shape[1]
+    frequencies = np.eye(10)[y].mean(1).astype(np.float32)
     return Items(
         x.repeat(copies, axis=0),
         y.reshape(-1),
@@ -246,7 +249,8 @@ def dirty_mnist(split, root):
 
     Mukhoti et al. 2023.
     """
-    clean, ambiguous = mnist(split, root), ambiguous_mnist(split, root)
+    clean = mnist(split, root)
+    ambiguous = ambiguous_mnist(split, root)
     certain = np.eye(10, dtype=np.float32)[clean.labels]
     return Items(
         np.concatenate([clean.inputs.astype(np.float32) / 255, ambiguous.inputs]),

@@ -44,7 +44,8 @@ def _images(path: Path, split: str) -> Items:
 
 def _classes(path: Path, labels: np.ndarray) -> tuple[str, ...]:
     """Return the names of classes; ValueError unless labels are their numbers."""
-    low, top = int(labels.min()), int(labels.max())
+    low = int(labels.min())
+    top = int(labels.max())
     if low < 0 or top >= max(1000, len(labels)):
         raise ValueError(
             f"{path}: y must be class numbers 0, 1, 2, ..., got {low} to {top}; "

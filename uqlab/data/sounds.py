@@ -19,7 +19,9 @@ MELS = 128
 # The natural logarithms of an energy that stand for 0 (silence) and for 1 (above the
 # loudest).
 LOG_MEL = (math.log(2**-23), 12.0)
-FOLDS, SECONDS, SHORT = 5, 5, 0.8  # of ESC-50; SHORT: seconds of an embedded clip
+FOLDS = 5  # of ESC-50
+SECONDS = 5  # of a clip of ESC-50
+SHORT = 0.8  # seconds of an embedded clip
 
 
 def spectrogram(waves: np.ndarray) -> np.ndarray:
@@ -50,7 +52,8 @@ def _triangles():
     corners = np.linspace(_mel(20), _mel(RATE / 2), MELS + 2)
     widths = np.diff(corners)
     at = _mel(np.arange(257)[:, None] * RATE / 512)
-    up, down = (at - corners[:-2]) / widths[:-1], (corners[2:] - at) / widths[1:]
+    up = (at - corners[:-2]) / widths[:-1]
+    down = (corners[2:] - at) / widths[1:]
     return np.minimum(up, down).clip(0)
 
 
@@ -127,7 +130,8 @@ def esc50(split, root):
         )
         classes = tuple(rows["category"][first].tolist())
         chosen = (rows["fold"] == FOLDS) == (split == "test")
-        rows, labels = rows[chosen], labels[chosen]
+        rows = rows[chosen]
+        labels = labels[chosen]
     audio = table.parents[1] / "audio"
     waves = np.stack([_recording(audio / file) for file in rows["filename"]])
     return _set(waves, labels, classes, fold=rows["fold"].copy())
@@ -148,7 +152,8 @@ def esc10(split, root):
     with reading(path):
         waves = _waves(kept["waves_mulaw"], kept["lengths"], SECONDS * RATE)
         rows = (kept["folds"] == FOLDS) == (split == "test")
-        labels, fold = kept["labels"][rows], kept["folds"][rows]
+        labels = kept["labels"][rows]
+        fold = kept["folds"][rows]
         classes = tuple(kept["classes"].tolist())
     return _set(_int16(waves[rows]), labels, classes, fold=fold)
 

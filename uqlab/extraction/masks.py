@@ -280,7 +280,8 @@ def _join(first: nn.Linear, between: list[nn.Module], second: nn.Linear) -> None
     of its bias: the second layer's bias takes that over. One without weights from it
     adds nothing.
     """
-    live, bias = first.weight.any(1), second.bias
+    live = first.weight.any(1)
+    bias = second.bias
     constant = first.weight.new_zeros(len(live)) if first.bias is None else first.bias
     for elementwise in between:
         constant = elementwise(constant)

@@ -101,7 +101,9 @@ class TiledEnsemble(Ensemble):
 
     def __init__(self, network: nn.Module, size: int, linear: bool, member_ids: range):
         super().__init__(member_ids)
-        self.network, self.size, self.linear = network, size, linear
+        self.network = network
+        self.size = size
+        self.linear = linear
         self.checked = False
         self.eval()
 
@@ -149,7 +151,8 @@ class TiledEnsemble(Ensemble):
     def _at_positions(self, x: Tensor) -> Tensor:
         """Return logits at all positions, [batch, classes, height, width]."""
         logits = logits_of(self.network(x))
-        name, (height, width) = self._positions().name, self._positions().sides
+        name = self._positions().name
+        height, width = self._positions().sides
         rows = height * width * len(x)
         if not isinstance(logits, Tensor) or logits.shape[:-1] != (rows,):
             raise ValueError(
@@ -230,7 +233,8 @@ class _Positions(nn.Module):
     def __init__(self, pool: nn.Module, name: str, grid: tuple[int, int] | None):
         super().__init__()
         self.pool = sharing_copy(pool)
-        self.name, self.grid = name, grid
+        self.name = name
+        self.grid = grid
         self.sides = (1, 1)  # of the map in the last pass
 
     def forward(self, x: Tensor) -> Tensor:

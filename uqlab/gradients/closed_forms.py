@@ -93,7 +93,8 @@ def convolution(
     Measured on 2 cores, 3 x 3, 32 samples, for each class: 64 -> 64 channels at 8 x 8,
     0.35 ms, and 3.4 ms by gradients; 16 -> 16 channels at 32 x 32, 7 and 2.7 ms.
     """
-    out, width = len(module.weight), module.weight[0].numel()
+    out = len(module.weight)
+    width = module.weight[0].numel()
     places = sum(call.probe[:, 0].numel() for call in calls) // n
     as_they_are = module.padding_mode == "zeros" and module.groups == 1
     if isinstance(module.padding, str) or not as_they_are:

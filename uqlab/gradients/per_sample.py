@@ -55,7 +55,8 @@ class SampleGradients:
     def __init__(
         self, model: nn.Module, rows: Tensor, layers: str | Sequence[str], q: int
     ):
-        self.model, self.q = model, q
+        self.model = model
+        self.q = q
         self.modules = dict(model.named_modules())
         # Detached: no graph reaches below the first layer of interest, and frozen
         # parameters count too.

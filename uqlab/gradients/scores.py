@@ -300,7 +300,8 @@ def _by_batch(
     x = as_inputs(inputs)
     if not isinstance(x, Tensor):
         raise TypeError("inputs must be one tensor [samples, ...], got tensors by name")
-    device, x = x.device, like_parameters(model, x)
+    device = x.device
+    x = like_parameters(model, x)
     with evaluating(model):
         other = x[-1:] if len(x) > 1 else torch.zeros_like(x)
         gradients = SampleGradients(model, torch.cat([other, x[:1]]), layers, norm)

@@ -44,7 +44,8 @@ class Circuit(list[Head]):
         scores: Float[Tensor, "steps layers heads"],
     ):
         super().__init__(heads)
-        self.start, self.scores = start, scores
+        self.start = start
+        self.scores = scores
 
 
 def greedy_circuit(
@@ -135,8 +136,13 @@ class _Steps:
         path: StrPath | None,
         run: list[Any],
     ):
-        self.search, self.layers, self.path, self.run = search, layers, path, run
-        self.start, self.scores, self.order = math.nan, [], []
+        self.search = search
+        self.layers = layers
+        self.path = path
+        self.run = run
+        self.start = math.nan
+        self.scores = []
+        self.order = []
         if path is None or not os.path.exists(path):
             return
         tensors, header = load_tensors(path)
@@ -199,7 +205,8 @@ class _Task:
             if value is None:
                 raise ValueError(f'score="{score}" needs {name}, got None')
         sets = [id_inputs] if score == "acc" else [id_inputs, ood_inputs]
-        self.score, self.sets = score, [as_inputs(inputs) for inputs in sets]
+        self.score = score
+        self.sets = [as_inputs(inputs) for inputs in sets]
         self.search = search_of(model, take(model, self.sets[0], slice(2)))
         self.labels = None
         if score != "ood":

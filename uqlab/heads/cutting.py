@@ -370,7 +370,8 @@ def _arguments(unit: nn.Module) -> tuple[Tensor, dict[str, Any]]:
         for name in sizes:
             sizes[name] = getattr(part, name, sizes[name])
     tokens = sizes["window_area"]
-    x, angles = _random(2, tokens, width), _random(1, tokens, attention.size)
+    x = _random(2, tokens, width)
+    angles = _random(1, tokens, attention.size)
     known = {
         "key": x,
         "value": x,
@@ -395,5 +396,6 @@ def _same(found: Any, expected: Any) -> bool:
     """Whether two attentions gave the same first output, in the same form."""
     if found is None or isinstance(found, tuple) != isinstance(expected, tuple):
         return False
-    a, b = first_of(found), first_of(expected)
+    a = first_of(found)
+    b = first_of(expected)
     return torch.allclose(a, b, rtol=0, atol=1e-6 * (1e-3 + b.abs().max().item()))

@@ -56,7 +56,8 @@ class FusedEnsemble(FoldedEnsemble):
         x
             Inputs like these [members, batch, ...].
         """
-        batch, room = first_tensor(x).shape[1], self._room(x)
+        batch = first_tensor(x).shape[1]
+        room = self._room(x)
         together = max(1, int(room / self.members))
         if batch <= together:
             return batch
@@ -117,7 +118,9 @@ class FusedTowers(Ensemble):
         source: str,
     ):
         super().__init__(text.member_ids)
-        self.text, self.vision, self.name = text, vision, source
+        self.text = text
+        self.vision = vision
+        self.name = source
         self.scale = nn.Parameter(scale.detach())  # [members, 1, 1]
         self.register_buffer("prompts", prompts)
 
@@ -340,7 +343,8 @@ def _check_alike(
     first, *others = map(_sizes, models, layers)
     for m, other in enumerate(others, start=1):
         for name in {**first, **other}:
-            here, there = other.get(name, "absent"), first.get(name, "absent")
+            here = other.get(name, "absent")
+            there = first.get(name, "absent")
             if here != there:
                 raise ValueError(
                     f"{name} is {here} in member {m} and {there} in member 0; only "

@@ -22,7 +22,8 @@ class Ragged(MemberParameter):
 
     def __init__(self, tensors: Sequence[Tensor], axis: int):
         nn.Module.__init__(self)
-        self.members, self.axis = len(tensors), axis
+        self.members = len(tensors)
+        self.axis = axis
         turned = [t.mT if axis else t for t in tensors]
         self.lengths = [len(t) for t in turned]
         self.least = 0  # length to which some attentions need all of them filled up
@@ -60,9 +61,11 @@ class Ragged(MemberParameter):
 
     def keep(self, rows: slice) -> None:
         """Keep some of the members, in place; their memory stays."""
-        first, lengths = range(self.members)[rows].start, self.lengths[rows]
+        first = range(self.members)[rows].start
+        lengths = self.lengths[rows]
         before = sum(self.lengths[:first])
-        self.members, self.lengths = len(lengths), lengths
+        self.members = len(lengths)
+        self.lengths = lengths
         self.value.data = self.value.data.narrow(0, before, sum(lengths))
 
 

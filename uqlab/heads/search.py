@@ -53,7 +53,8 @@ class _LastLayer(_Tape):
 
     def __init__(self, module: nn.Module, core: _Tape):
         super().__init__(module)
-        self.core, self.first_only = core, False
+        self.core = core
+        self.first_only = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.replay is not None or not self.first_only:
@@ -100,7 +101,8 @@ class Search:
     def __init__(self, model: nn.Module, example: Inputs):
         self.network: Any = opened(frozen(model).eval())
         self.found = attentions(self.network)
-        self.cores, self.projections = [], []
+        self.cores = []
+        self.projections = []
         for attention in self.found:
             projection = self.network.get_submodule(attention.output.module)
             weight = projection.weight.clone()

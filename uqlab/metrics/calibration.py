@@ -87,7 +87,8 @@ def fit_temperature(
     """
     log_p, labels = predict(logits, labels, pool)
     of_label = log_p.gather(1, labels[:, None])[:, 0]
-    low, high = math.log(0.01), math.log(100)
+    low = math.log(0.01)
+    high = math.log(100)
     for _ in range(40):  # the NLL is convex in 1 / T: bisect its slope
         middle = (low + high) / 2
         p = (log_p / math.exp(middle)).softmax(1)

@@ -43,10 +43,8 @@ def ood_detection(id_scores: ArrayLike, ood_scores: ArrayLike) -> OOD:
     >>> ood_detection([0.1, 0.3], [0.2, 0.4]).auroc
     0.75
     """
-    inside, outside = (
-        scores_of(id_scores, "id_scores"),
-        scores_of(ood_scores, "ood_scores"),
-    )
+    inside = scores_of(id_scores, "id_scores")
+    outside = scores_of(ood_scores, "ood_scores")
     truth = np.repeat([0, 1], [len(inside), len(outside)])
     scores = np.concatenate([inside, outside])
     reached = np.sort(outside)[-95 * len(outside) // 100]  # by the ceil(0.95 n) largest
@@ -60,7 +58,8 @@ def ood_detection(id_scores: ArrayLike, ood_scores: ArrayLike) -> OOD:
 
 def auroc(inside: np.ndarray, outside: np.ndarray) -> float:
     """Return the probability that an OOD score is above an ID score, ties one half."""
-    inside, outside = np.sort(inside), np.sort(outside)  # to search in order is faster
+    inside = np.sort(inside)
+    outside = np.sort(outside)  # not needed, but to search in order is faster
     below = np.searchsorted(inside, outside)
     up_to = np.searchsorted(inside, outside, side="right")
     return float((below + up_to).mean() / (2 * len(inside)))

@@ -185,7 +185,9 @@ class SpeechClassifier(nn.Module):
         Logits.
     """
 
-    RATE, WINDOW, HOP = 16_000, 400, 160  # samples a second, a frame, between frames
+    RATE = 16_000  # samples a second
+    WINDOW = 400  # samples a frame
+    HOP = 160  # samples between frames
 
     def __init__(self, encoder: nn.Module, classes: int):
         super().__init__()
@@ -282,7 +284,8 @@ def _smollm2(classes: int | None) -> nn.Module:
 
     about, stored = gguf(WHEELS["smollm2"].file())
     config = _llama(about)
-    network, state = LlamaModel(config), {}
+    network = LlamaModel(config)
+    state = {}
     for name, values in stored.items():
         name = _renamed(name, LLAMA)
         if "q_proj" in name:

@@ -72,7 +72,8 @@ def from_pretrained(
     with reading(name) as source:
         kind = getattr(transformers, CLASSES[task])
         model, new = loaded(kind, source, num_labels=classes)
-        family, head = model.config.model_type, f"{classifier(model)}."
+        family = model.config.model_type
+        head = f"{classifier(model)}."
         new = [key for key in new if not key.startswith(head)]
         if task == "text":
             network = _text_classifier(source, model, new, classes)
@@ -99,16 +100,19 @@ def reading(name: StrPath) -> Iterator[str]:
 
     folder = os.path.expanduser(name)
     local = os.path.isdir(folder)
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    level = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     if local:
         logging.disable_progress_bar()
     try:
         yield folder if local else os.fspath(name)
     except (OSError, SafetensorError) as error:
-        kind, what = OSError, "is no folder here and did not come from the hub"
+        kind = OSError
+        what = "is no folder here and did not come from the hub"
         if local:
-            kind, what = ValueError, "cannot be read"
+            kind = ValueError
+            what = "cannot be read"
         raise kind(
             f"{str(name)!r} {what}: {_first_line(error)}; check the name and the "
             "network, or give a folder of safetensors that save_pretrained wrote; "
@@ -145,8 +149,10 @@ class TextClassifier(nn.Module):
         pooling: str = "mean",
     ):
         super().__init__()
-        self.network, self.tokenizer = network, tokenizer
-        self.classifier, self.pooling = classifier, pooling
+        self.network = network
+        self.tokenizer = tokenizer
+        self.classifier = classifier
+        self.pooling = pooling
         self.name = ""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "TextClassifier":
@@ -215,7 +221,8 @@ class TextClassifier(nn.Module):
         mask = ids != self.tokenizer.pad_token_id
         # To the last column that holds a token
         used = int(mask.any(0).long().cumsum(0).argmax()) + 1
-        ids, mask = ids[:, :used], mask[:, :used]
+        ids = ids[:, :used]
+        mask = mask[:, :used]
         output = self.network(input_ids=ids, attention_mask=mask.long())
         if self.classifier is None:
             return output.logits

@@ -71,7 +71,8 @@ def small_cnn(
     patch
         Pixels of a side.
     """
-    sizes, layers = [channels, width, 2 * width, 2 * width], []
+    sizes = [channels, width, 2 * width, 2 * width]
+    layers = []
     for (before, after), step in zip(
         itertools.pairwise(sizes), (patch, 1, 1), strict=True
     ):
@@ -130,7 +131,8 @@ class LogMel(nn.Module):
 
     def __init__(self, length: int, scale: tuple[float, float]):
         super().__init__()
-        self.length, self.scale = length, scale
+        self.length = length
+        self.scale = scale
 
     def forward(self, x: Tensor) -> Tensor:
         low, high = self.scale
@@ -197,7 +199,8 @@ class _WideBlock(nn.Module):
 
     def __init__(self, before: int, after: int, stride: int):
         super().__init__()
-        self.norm1, self.norm2 = nn.BatchNorm2d(before), nn.BatchNorm2d(after)
+        self.norm1 = nn.BatchNorm2d(before)
+        self.norm2 = nn.BatchNorm2d(after)
         self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
         self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
         self.shortcut = None

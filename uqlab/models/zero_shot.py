@@ -20,7 +20,8 @@ class Tower(nn.Module):
 
     def __init__(self, encoder: nn.Module, projection: nn.Module):
         super().__init__()
-        self.encoder, self.projection = encoder, projection
+        self.encoder = encoder
+        self.projection = projection
 
     def forward(self, x: Tensor) -> Float[Tensor, "batch features"]:
         return F.normalize(self.projection(self.encoder(x).pooler_output), dim=-1)
@@ -55,7 +56,10 @@ class ZeroShot(nn.Module):
         source: str = "",
     ):
         super().__init__()
-        self.text, self.vision, self.scale, self.name = text, vision, scale, source
+        self.text = text
+        self.vision = vision
+        self.scale = scale
+        self.name = source
         self.register_buffer("prompts", prompts)
 
     def forward(self, images: Tensor) -> Float[Tensor, "batch prompts"]:

@@ -33,7 +33,8 @@ def report() -> tuple[dict[str, str], list[str]]:
     """Return the lines of the report by title, and what is wrong and what to do."""
     from joblib import cpu_count
 
-    pages, place = all_notebooks(), Path(uqlab.__file__).parent
+    pages = all_notebooks()
+    place = Path(uqlab.__file__).parent
     lines = {
         "uqlab": f"{uqlab.__version__} in {place}",
         "Python": f"{platform.python_version()}, {sys.executable}",

@@ -191,7 +191,8 @@ def _failed(folder: Path) -> Path:
 
 def _keep(output: Path, folder: Path, said: str) -> RunError:
     """Keep what a failed notebook executed; return the error that says so."""
-    count, failed = started(output), _failed(folder)
+    count = started(output)
+    failed = _failed(folder)
     place = f"In [{count}]" if count else "before its first cell:"
     trace, _, reason = said.rpartition("\n")
     report = f"{output.stem} failed {place} {reason[:160]}\n{trace}"
@@ -378,7 +379,8 @@ def tidy(folder: Path) -> bool:
     Where the kill came between the two renames of `_replace`, the new result takes its
     place if it is whole, which its manifest says, and else the old one.
     """
-    new, old = hidden(folder, "tmp"), hidden(folder, "old")
+    new = hidden(folder, "tmp")
+    old = hidden(folder, "old")
     if not folder.exists():
         if (new / "manifest.json").is_file():
             new.rename(folder)
@@ -510,7 +512,8 @@ def _here(jobs: int) -> Iterator[tuple[futures.Executor, Values]]:
     """
     from joblib import cpu_count
 
-    stop, pool = Event(), futures.ThreadPoolExecutor(jobs)
+    stop = Event()
+    pool = futures.ThreadPoolExecutor(jobs)
     try:
         yield pool, {"threads": max(1, cpu_count() // jobs), "stop": stop}
     finally:
@@ -557,7 +560,8 @@ def execute_all(
 
     Those that took longest before start first. Say on the terminal how each ended.
     """
-    todo, labels = {}, {}
+    todo = {}
+    labels = {}
     for path, given in plan.items():
         todo[path] = job(path, given, profile, root / path.stem)
         labels[todo[path].folder] = path.stem

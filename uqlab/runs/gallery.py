@@ -108,7 +108,8 @@ def _sweep(root: Path, sweep: Path, present: Present) -> Values:
     runs = tables.read(sweep)
     varied = [name for name in runs.parameters if _several(runs.rows, name)]
     columns = [*varied, *runs.numbers, "run_seconds"]
-    shown, cells = [], []
+    shown = []
+    cells = []
     for row in runs.rows:
         cells.append([row.get(name) for name in columns])
         run = _run(root, sweep / row["run"], present)
@@ -153,7 +154,8 @@ def _failed(root: Path, folder: Path) -> Values:
 
 def _run(root: Path, folder: Path, present: Present) -> Values:
     """Return what a result folder holds."""
-    manifest, record = Manifest.read(folder), Record.read(folder)
+    manifest = Manifest.read(folder)
+    record = Record.read(folder)
     files = []
     for pattern in ("*.ipynb", "results.json", "manifest.json", "*.csv"):
         files += sorted(folder.glob(pattern))

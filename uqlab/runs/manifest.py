@@ -138,7 +138,8 @@ class Present:
     """What is there now: uqlab's commit and data files, each read once."""
 
     def __init__(self) -> None:
-        self.uqlab, self.commit = uqlab.__version__, commit()
+        self.uqlab = uqlab.__version__
+        self.commit = commit()
         self.digest = functools.cache(_digest)
 
     def data(self, parameters: Values, folder: Path) -> dict[str, str | None]:

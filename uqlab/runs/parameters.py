@@ -140,7 +140,8 @@ def _several(kind: Any, fewest: int) -> Any:
     """Return the type of lists with so many different values, none of them twice."""
 
     def check(values: list[Any], info: Any) -> list[Any]:
-        name, different = info.field_name, len(set(values))
+        name = info.field_name
+        different = len(set(values))
         if different < len(values) and name not in MAY_REPEAT:
             raise ValueError("must have no value twice")
         if different < fewest and (values or name not in MAY_BE_EMPTY):
@@ -298,7 +299,8 @@ def profiles(notebook: Path) -> dict[str, dict[str, Values]]:
 
     It lies beside the lessons, and in the folder above the studies.
     """
-    path, sets = profiles_file(notebook), {}
+    path = profiles_file(notebook)
+    sets = {}
     try:
         if path.is_file():
             sets = PROFILES.validate_python(yaml.safe_load(path.read_text("utf-8")))
@@ -326,9 +328,11 @@ def overrides(
     ValueError
         For an unknown profile or parameter, and a value of a type not the default's.
     """
-    known, sets = defaults(notebook), profiles(notebook)
+    known = defaults(notebook)
+    sets = profiles(notebook)
     if profile not in sets:
-        file, names = profiles_file(notebook), ", ".join(sets)
+        file = profiles_file(notebook)
+        names = ", ".join(sets)
         raise ValueError(f"unknown profile {profile!r}; {file} has: {names}")
     values = sets[profile].get(notebook.stem, {}) | (given or {})
     return checked(values, known, notebook.stem)

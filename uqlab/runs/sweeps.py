@@ -215,7 +215,9 @@ def _done(
     folders: Iterable[Path], keep_stale: bool
 ) -> tuple[dict[Path, Result], dict[Path, str]]:
     """Return the finished runs that stay as they are, and why those stale are stale."""
-    kept, stale, present = {}, {}, Present()
+    kept = {}
+    stale = {}
+    present = Present()
     for folder in folders:
         manifest = Manifest.read(folder)
         if manifest.undamaged(folder):
@@ -258,7 +260,8 @@ def jobs_of_grid(
     """Return the jobs of a grid by their folders, all parameters checked."""
     if twice := sorted(grid.keys() & given.keys()):
         raise ValueError(f"{twice[0]}: in the grid and given as one value; choose")
-    known, source = defaults(notebook), source_sha256(notebook)
+    known = defaults(notebook)
+    source = source_sha256(notebook)
     same = overrides(notebook, profile, given)
     axes = _axes(grid, known, notebook.stem)
     place = Path(root, profile, f"{notebook.stem}.sweep").absolute()

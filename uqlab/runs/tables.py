@@ -46,7 +46,8 @@ def read(sweep: Path) -> Runs:
 
     Left out are damaged runs and those of an earlier version of the notebook.
     """
-    manifests, runs = {}, Runs()
+    manifests = {}
+    runs = Runs()
     for folder in sorted(sweep.glob("[!.]*/")):
         manifest = Manifest.read(folder)
         if manifest.undamaged(folder, ["results.json"]):
@@ -67,7 +68,8 @@ def read(sweep: Path) -> Runs:
 
 def _add(runs: Runs, folder: Path, manifest: Manifest, stale: str) -> None:
     """Add the row of a run; what it recorded has the name of no parameter."""
-    record, recorded = Record.read(folder), {}
+    record = Record.read(folder)
+    recorded = {}
     for name, value in _flat(record.numbers).items():
         end = "_recorded" if name in manifest.parameters else ""
         recorded[name + end] = value
@@ -141,7 +143,8 @@ def joined(sweep: Path, name: str) -> tuple["DataFrame", Values]:
     import pandas
 
     runs = read(sweep)
-    tables, rows = [], []
+    tables = []
+    rows = []
     for row in runs.rows:
         if table := Record.read(sweep / row["run"]).tables.get(name):
             tables.append(pandas.DataFrame(table["data"], columns=table["columns"]))

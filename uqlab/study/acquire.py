@@ -94,7 +94,8 @@ def batch_bald(
     generator = torch.Generator(log_p.device).manual_seed(seed)
     likelihood = log_p.new_zeros(1, len(log_p))  # log p_m(labels) [labelings, members]
     shares = log_p.new_ones(1)  # how probable each labeling is
-    rows, added = [], []
+    rows = []
+    added = []
     for _ in range(count):
         gains = _conditional(likelihood, shares, log_p)
         gains[rows] = -1

@@ -29,12 +29,14 @@ def accuracies(
     weighs less the more texts hold it (tf-idf).
     """
     x, at = _alike(train, test)
-    labels, test_labels = as_labels(labels, len(x)), as_labels(test_labels, len(at))
+    labels = as_labels(labels, len(x))
+    test_labels = as_labels(test_labels, len(at))
     strength = 0.1
     if isinstance(x, list):
         strength = 10.0  # rows of tf-idf have length 1
         counts = TfidfVectorizer(token_pattern=WORD)
-        x, at = counts.fit_transform(x), counts.transform(at)
+        x = counts.fit_transform(x)
+        at = counts.transform(at)
     baselines = {
         "logistic regression": LogisticRegression(C=strength, tol=1e-3, max_iter=1000),
         "nearest neighbour": KNeighborsClassifier(1),
@@ -64,11 +66,13 @@ def ood_scores(
     """
     x, at = _alike(train, inputs)
     if isinstance(x, list):
-        name, unusual = "rarity of words", _rarity(x, at)
+        name = "rarity of words"
+        unusual = _rarity(x, at)
     else:
         measured = measured or ("pixels" if np.ndim(train) > 2 else "inputs")
         name = f"Mahalanobis distance of {measured}"
-        x, at = torch.from_numpy(x).double(), torch.from_numpy(at)
+        x = torch.from_numpy(x).double()
+        at = torch.from_numpy(at)
         unusual = whitened(at - x.mean(0), shrunk_root(x)).square().sum(1).numpy()
     order = np.random.default_rng(seed).random(len(at))
     return {name: unusual, "random order": order}
@@ -84,7 +88,8 @@ def aurocs(
     dict
         Name of the set -> name of the score -> AUROC.
     """
-    inside, found = ood_scores(train, test, seed), {}
+    inside = ood_scores(train, test, seed)
+    found = {}
     for name, inputs in others.items():
         outside = ood_scores(train, inputs, seed + 1)
         found[name] = {

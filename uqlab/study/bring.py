@@ -86,7 +86,8 @@ def model(
         For a source that is none of these, a function that is not there, and weights
         that do not fit or hold Python objects.
     """
-    source, paths = os.fspath(source), _weight_files(weights)
+    source = os.fspath(source)
+    paths = _weight_files(weights)
     if len(mean) != len(std):
         raise ValueError(
             "mean and std must have one number for each channel, got "
@@ -130,7 +131,8 @@ def check(network: nn.Module, inputs: ArrayLike, task: data.Dataset) -> None:
     two = as_inputs(inputs)[:2]
     with torch.no_grad(), evaluating(network):
         logits = logits_of(network(like_parameters(network, two)))
-    shape, classes = list(two.shape[1:]), len(task.classes)
+    shape = list(two.shape[1:])
+    classes = len(task.classes)
     said = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     if not isinstance(said, list) or len(said) < 2 or said[-1] != classes:
         raise ValueError(
@@ -259,7 +261,8 @@ def _of_images(folder, task, scaled):
     """Load a network for images, and put before it what it expects of them."""
     network = models.from_pretrained(folder, len(task.classes))
     seen = files.read_json(folder / "preprocessor_config.json")
-    size, steps = task.inputs.shape[-1], []
+    size = task.inputs.shape[-1]
+    steps = []
     expected = getattr(network.config, "image_size", size)
     if expected != size:
         steps.append(nn.Upsample(size=expected, mode="bilinear"))

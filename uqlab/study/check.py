@@ -44,7 +44,8 @@ def page_01(sub_ensembles: Callable, groups: int = 10) -> None:
     """
     networks = torch.arange(8.0 * groups).view(-1, 2).square()
     split = networks.view(groups, 2, 2, 2)
-    right, name = split.mean(2), "the mean"
+    right = split.mean(2)
+    name = "the mean"
     again = "each group has the same networks; a network belongs to one group"
     other = "you do not average neighbours; the ensembles are [0, 1], [2, 3] and so on"
     mistakes = [
@@ -126,7 +127,8 @@ def _parts(answer: Any, right: dict[str, Any]) -> dict[str, Tensor]:
             found[name] = _tensor(part)
         except (TypeError, ValueError, RuntimeError) as error:
             raise NotYet(f"{name} should be numbers, it is {part!r}") from error
-        shape, wanted = found[name].shape, _tensor(right[name]).shape
+        shape = found[name].shape
+        wanted = _tensor(right[name]).shape
         if shape != wanted:
             raise NotYet(f"{name} has the shape {[*shape]}, it should be {[*wanted]}")
         if found[name].isnan().any():

@@ -26,7 +26,8 @@ RULES = ("lac", "aps", "raps")
 # What RAPS adds to the score of every class after the first (Angelopoulos et al. 2021).
 PENALTY = 0.1
 # Inputs for each start of the search for a threshold, and how many starts at most.
-PER_START, MOST_STARTS = 1000, 10
+PER_START = 1000
+MOST_STARTS = 10
 
 
 class Conformal(NamedTuple):
@@ -220,14 +221,17 @@ class Martingale:
 
     # Of the capital a share jumps to another bet: for small p-values, none, for large
     # ones, and a fifth of the capital on the upper tenth, as of one class that drifts.
-    JUMP, SLOPES, TAILS = 0.01, np.array([-1, 0, 1, 0]), np.array([0, 0, 0, 0.2])
+    JUMP = 0.01
+    SLOPES = np.array([-1, 0, 1, 0])
+    TAILS = np.array([0, 0, 0, 0.2])
     NEW = 4096  # scores that are kept in a list before they join the sorted array
 
     def __init__(self, scores: ArrayLike, seed: int = 0):
         self.seen = np.sort(as_scores(scores).double().cpu().numpy())
         self.new: list[float] = []
         self.generator = np.random.default_rng(seed)
-        self.capital, self.log_wealth = np.full(4, 1 / 4), 0.0
+        self.capital = np.full(4, 1 / 4)
+        self.log_wealth = 0.0
 
     def update(self, scores: ArrayLike) -> Float[Tensor, " samples"]:
         """Return the wealth after each of some new scores, in their order.
@@ -245,7 +249,8 @@ class Martingale:
 
     def _p_value(self, score: float) -> float:
         """Return the score's rank among all before it, at random among equal ones."""
-        seen, new = self.seen, self.new
+        seen = self.seen
+        new = self.new
         less = int(seen.searchsorted(score)) + bisect.bisect_left(new, score)
         upto = int(seen.searchsorted(score, "right")) + bisect.bisect_right(new, score)
         bisect.insort(new, score)
@@ -335,7 +340,8 @@ def saved(path: StrPath) -> Saved:
         )
     (kind,) = kinds
     read = _as_they_are if kind == "logits" else _logarithms
-    logits, labels = read(kind, arrays[kind]), None
+    logits = read(kind, arrays[kind])
+    labels = None
     if "labels" in arrays:
         labels = as_labels(arrays["labels"], *logits.shape[1:])
     others = [name for name in arrays if name.startswith("ood")]

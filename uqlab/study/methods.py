@@ -121,7 +121,8 @@ def fresh(backbone: nn.Module) -> nn.Module:
 
 def untrained(backbone: nn.Module, seed: int = 0) -> nn.Module:
     """Copy a backbone with random weights: what can be done without pretraining."""
-    model, drawn = copy.deepcopy(backbone), set()
+    model = copy.deepcopy(backbone)
+    drawn = set()
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         for module in model.modules():
@@ -199,7 +200,8 @@ def suited(name: str, *sets: data.Dataset) -> list[data.Dataset]:
     if height == width:
         return [items.resize(width, channels) for items in sets]
     for items in sets:
-        shape, first = np.shape(items.inputs)[1:], tuple(x.shape[1:])
+        shape = np.shape(items.inputs)[1:]
+        first = tuple(x.shape[1:])
         if shape != first:
             raise ValueError(
                 f"{items.name} has images {list(shape)} and {sets[0].name} "
@@ -400,10 +402,12 @@ _NORMS = frozenset({"normalisation"})
 _MAP = frozenset({"a map or patches"})
 _LORA = functools.partial(ensembles.lora, gain=4.0)
 _PLUS = functools.partial(ensembles.batch, additive=True)
-_FILM, _MASKSEMBLES = _whole(ensembles.film), _whole(ensembles.masksembles)
+_FILM = _whole(ensembles.film)
+_MASKSEMBLES = _whole(ensembles.masksembles)
 _DROPPING_KEYS = functools.partial(_dropping, kind="attention")
 _DROPPED_KEYS = functools.partial(_dropped, kind="attention")
-_WITH_MASKS, _WITH_TILES = _one(extraction.masks), _one(_tiled)
+_WITH_MASKS = _one(extraction.masks)
+_WITH_TILES = _one(_tiled)
 _WITH_HEADS = _one(lambda network, _: heads.count_heads(network))
 _LONG = {"epochs": 30}  # its members begin at random
 METHODS: dict[str, Method] = {

@@ -135,6 +135,9 @@ def differs(settings: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TEXT = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
 _PAPERS = {name: Paper(entry) for name, entry in yaml.load(_TEXT, _LOADER).items()}
-kirsch, lora, sve = _PAPERS["kirsch"], _PAPERS["lora"], _PAPERS["sve"]
-hydra, regrad = _PAPERS["hydra"], _PAPERS["regrad"]
+kirsch = _PAPERS["kirsch"]
+lora = _PAPERS["lora"]
+sve = _PAPERS["sve"]
+hydra = _PAPERS["hydra"]
+regrad = _PAPERS["regrad"]
 uncertainty_baselines = _PAPERS["uncertainty_baselines"]

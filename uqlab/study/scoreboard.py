@@ -92,7 +92,8 @@ def measure(
     ValueError
         For unknown names, and where no method could be trained.
     """
-    scores, few = list(scores), few or {}
+    scores = list(scores)
+    few = few or {}
     how = _settings(methods, settings, own or {})
     _check_names(how, [*scores, *few])
     rows = []
@@ -462,7 +463,8 @@ def pareto(
 
 def _on_front(points):
     """Tell which of the points [..., methods, 2] none dominates; more is better."""
-    others, own = points[..., None, :, :], points[..., :, None, :]
+    others = points[..., None, :, :]
+    own = points[..., :, None, :]
     dominated = (others >= own).all(-1) & (others > own).any(-1)
     return ~dominated.any(-1)
 

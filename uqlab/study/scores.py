@@ -162,7 +162,8 @@ def values(
     z
         The model's logits of these inputs, where it was asked for them before.
     """
-    inputs, shown = as_inputs(inputs), {} if z is None else {logits: z}
+    inputs = as_inputs(inputs)
+    shown = {} if z is None else {logits: z}
     rated = {}
     for name in names:
         score = _named(name)
@@ -182,7 +183,8 @@ def refused(
     inputs, labels
         Some of its training set.
     """
-    reasons, several = {}, len(members(model)) > 1
+    reasons = {}
+    several = len(members(model)) > 1
     inputs = as_inputs(inputs)
     for name in names:
         score = _named(name)
@@ -212,7 +214,8 @@ def _reverse_mi(z, t):
 
     Malinin and Gales 2021, arXiv 2002.07650.
     """
-    log_q, log_p = log_prediction(z / t), (z.double() / t).log_softmax(-1)
+    log_q = log_prediction(z / t)
+    log_p = (z.double() / t).log_softmax(-1)
     return (log_q.exp() * (log_q - log_p.mean(0))).sum(-1).clamp(min=0)
 
 

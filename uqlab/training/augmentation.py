@@ -22,7 +22,8 @@ def crop_flip(
         Whether images are mirrored, each with probability one half.
     """
     members, batch, _, height, width = x.shape
-    places, size = 2 * padding + 1, (2, batch)
+    places = 2 * padding + 1
+    size = (2, batch)
     corners = [torch.randint(places, size, generator=g) for g in generators]
     down, right = torch.stack(corners, dim=1).to(x.device)  # [members, batch] each
     draws = [torch.rand(batch, generator=g) for g in generators]

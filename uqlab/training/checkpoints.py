@@ -31,7 +31,9 @@ class Checkpoint:
     """
 
     def __init__(self, path: StrPath | None, depends_on: Mapping[str, Any]):
-        self.path, self.bounds, self.epoch = path, None, 0
+        self.path = path
+        self.bounds = None
+        self.epoch = 0
         self.tensors: dict[str, Tensor] = {}
         if path is None:
             return
@@ -45,7 +47,8 @@ class Checkpoint:
                 f"checkpoint {path} is of another run, with other {', '.join(other)}; "
                 "delete the file or name another"
             )
-        self.bounds, self.epoch = header["bounds"], header["epoch"]
+        self.bounds = header["bounds"]
+        self.epoch = header["epoch"]
 
     def restore(self, ensemble: Ensemble, workers: Workers, losses: Tensor) -> int:
         """Put the state back, if there is one; return the number of epochs done."""

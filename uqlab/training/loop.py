@@ -197,7 +197,9 @@ class Task:
         step: fresh memory would cost as much as filling it. Orders are drawn on the
         CPU, so they are the same on every device.
         """
-        x, y, members = self.inputs, self.labels, ensemble.members
+        x = self.inputs
+        y = self.labels
+        members = ensemble.members
         if self.rows == len(x) and not self.augment and ensemble.repeats == 1:
             yield x.expand(members, *x.shape), y.expand(members, *y.shape)
             return

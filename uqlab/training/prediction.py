@@ -44,7 +44,8 @@ def predict(
     x: Tensor = as_inputs(inputs)
     at_least("batch_size", batch_size)
     where = next(ensemble.parameters(), torch.empty(0)).device
-    logits, start = [], 0
+    logits = []
+    start = 0
     bar = tqdm(
         total=len(x), desc="predict", unit="input", disable=not progress,
         leave=False,

@@ -31,7 +31,9 @@ class AutogradStep:
     """
 
     def __init__(self, ensemble: Ensemble, loss: Loss, settings: Optimisation):
-        self.ensemble, self.loss, self.clip = ensemble, loss, settings.clip
+        self.ensemble = ensemble
+        self.loss = loss
+        self.clip = settings.clip
         self.shared = ensemble.shared_parameters()
         self.optimizer = settings.of(trainable(ensemble))
 
@@ -129,7 +131,9 @@ class ChainStep:
     """
 
     def __init__(self, layers: list[Layer], loss: Loss, settings: Optimisation):
-        self.layers, self.loss, self.settings = layers, loss, settings
+        self.layers = layers
+        self.loss = loss
+        self.settings = settings
         parameters = []
         for layer in layers:
             parameters += [p for p in layer[:2] if p is not None]
@@ -156,7 +160,8 @@ class ChainStep:
 
     def _forward(self, h: Tensor) -> tuple[Tensor, list[tuple[Tensor, float]]]:
         """Return the outputs, and every layer's input as (h, scale): scale * h."""
-        scale, inputs = 1.0, []
+        scale = 1.0
+        inputs = []
         for weight, bias, relu, dropout in self.layers:
             inputs.append((h, scale))
             if bias is None:
@@ -183,7 +188,8 @@ class ChainStep:
             self._update(weight, g.mT, h, factor * scale, lr)
             if bias is not None:
                 self._update(bias, g.mT, None, factor, lr)
-            g, factor = below, factor * scale
+            g = below
+            factor *= scale
             if number and self.layers[number - 1].relu:
                 # h > 0 where the unit was active, and not dropped.
                 torch.ops.aten.threshold_backward.grad_input(g, h, 0, grad_input=g)
@@ -211,15 +217,20 @@ class ChainStep:
         self, p: nn.Parameter, g: Tensor, h: Tensor | None, factor: float, lr: float
     ) -> None:
         """Follow the gradient, factor * g @ h of a weight and factor * g of a bias."""
-        momentum, decay = self.settings.momentum, self.settings.weight_decay
+        momentum = self.settings.momentum
+        decay = self.settings.weight_decay
         moving = momentum and not self.adam
         target: Any
         if self.adam:
-            target, keep = p.grad, 0.0
+            target = p.grad
+            keep = 0.0
         elif moving:
-            target, keep = self.optimizer.state[p]["momentum_buffer"], momentum
+            target = self.optimizer.state[p]["momentum_buffer"]
+            keep = momentum
         else:
-            target, keep, factor = p, 1 - lr * decay, -lr * factor
+            target = p
+            keep = 1 - lr * decay
+            factor = -lr * factor
         if h is None:
             target.mul_(keep).add_(g.sum(-1), alpha=factor)
         else:

@@ -65,9 +65,11 @@ def explore(
     ValueError
         If there were more than 300 pictures.
     """
-    stage, found = Stage(figure, draw), {}  # picture -> its place
+    stage = Stage(figure, draw)
+    found = {}  # picture -> its place
     chosen = _chosen(controls)
-    shown, lines = [], []
+    shown = []
+    lines = []
     for values in _combinations(chosen):
         picture = stage.paint(values)
         shown.append(found.setdefault(picture, len(found)))
@@ -84,7 +86,8 @@ def explore(
 
 def _chosen(controls: Mapping[str, Any]) -> dict[str, Control]:
     """Return controls, ranges with as many values as some pictures allow."""
-    chosen, count = {}, 0
+    chosen = {}
+    count = 0
     for few in FEW:
         chosen = {name: _control(name, given, few) for name, given in controls.items()}
         count = math.prod(len(each.options) for each in chosen.values())
@@ -100,14 +103,19 @@ def _chosen(controls: Mapping[str, Any]) -> dict[str, Control]:
 
 def _control(name: str, given: Any, few: int) -> Control:
     """Return a control whose options are all (name, value)."""
-    label, options, first = name, given, 0
+    label = name
+    options = given
+    first = 0
     if isinstance(given, Control):
         label, options, first = given
     elif hasattr(given, "max"):  # of ipywidgets, as the next
-        label, options = given.description, _thinned(given, few)
+        label = given.description
+        options = _thinned(given, few)
         first = options.index(given.value)
     elif hasattr(given, "options"):
-        label, options, first = given.description, given.options, given.index
+        label = given.description
+        options = given.options
+        first = given.index
     return Control(label or name, [_named(option) for option in options], first)
 
 

@@ -81,7 +81,8 @@ class Hand(anywidget.AnyWidget):
         data: Mapping[str, Any],
         text: str = "",
     ):
-        self.name, self.text = name, text or name
+        self.name = name
+        self.text = text or name
         modules = [(STATIC / f"{file}.js").read_text() for file in ("shared", name)]
         self._esm = "\n".join(modules)
         plain = json.dumps({"colors": COLORS, **data}, allow_nan=False)

@@ -200,7 +200,9 @@ def draw(
         one_network(networks[0], "draw")
     size = sum(p.numel() for few in members.values() for p in few[0].parameters())
     fitting = max(1, int(CARRIED / (4 / 3 * size)))
-    carried, images, inputs = {}, train[:nearest], cast(Tensor, train.inputs)
+    carried = {}
+    images = train[:nearest]
+    inputs = cast(Tensor, train.inputs)
     for name, networks in members.items():
         carried[name] = [_in_page(network, inputs) for network in networks[:fitting]]
     data = {
@@ -219,7 +221,8 @@ def draw(
 @torch.no_grad()
 def _in_page(network: nn.Module, inputs: Tensor) -> list[dict[str, Any]]:
     """Return the layers of a perceptron in 8 bits, after a comparison with it."""
-    network, shape = copy.deepcopy(network).cpu().eval(), inputs.shape[1:]
+    network = copy.deepcopy(network).cpu().eval()
+    shape = inputs.shape[1:]
     grey = inputs[:50].cpu().float().mean(1, keepdim=True)
     logits = network(grey.expand(-1, *shape))
     try:
@@ -240,7 +243,8 @@ def _layers(network, shape):
     The first weight is what the layer makes of each grey pixel, because a network may
     flatten or select its inputs.
     """
-    linear, seen = layers_of(network, nn.Linear), []
+    linear = layers_of(network, nn.Linear)
+    seen = []
     count = shape[1:].numel()
     pixels = torch.cat([torch.zeros(1, count), torch.eye(count)]).view(
         -1, 1, *shape[1:]

@@ -82,10 +82,8 @@ def masks(
 def _mask_controls(
     found: Mapping[float, Any], parts: Iterable[Cut], weight: float | None
 ) -> dict[str, Control]:
-    weights, cuts = (
-        list(found),
-        {"soft" if c is None else f"{c:g}": c for _, c in parts},
-    )
+    weights = list(found)
+    cuts = {"soft" if c is None else f"{c:g}": c for _, c in parts}
     at = 0 if weight is None else weights.index(weight)
     cut = list(cuts).index("0.5") if "0.5" in cuts else 0
     return {
@@ -252,7 +250,8 @@ def head_map(
         Points of each set, in the principal plane of all sets.
     """
     values = torch.as_tensor(values).double().cpu()
-    path, sets = path or {}, [known, *others]
+    path = path or {}
+    sets = [known, *others]
     colors: Any = plots.head_colors(values).to_rgba(values.numpy())
     table = functools.partial(_table, *values.shape)
     data = {

@@ -31,7 +31,8 @@ class Stage:
 
     def __init__(self, figure: Figure, draw: Callable[..., Any]):
         plt.close(figure)  # pyplot forgets it
-        self.figure, self.draw = figure, draw
+        self.figure = figure
+        self.draw = draw
         self.canvas = FigureCanvasAgg(figure)
         figure.set_dpi(SHARPNESS)
         self.axes = []
