@@ -156,12 +156,24 @@ def temperature_of_total(logits: ArrayLike, total: float) -> float:
     0.5
     """
     logits = as_logits(logits)
+
+    def too_low(temperature: float) -> bool:
+        # The entropy of a mean of softmaxes grows with T in practice.
+        return decompose(logits / temperature).total.mean().item() < total
+
+    return bisected(too_low)
+
+
+def bisected(too_low: Callable[[float], object]) -> float:
+    """Return the temperature, 0.01 to 100, below which all are too low."""
     low = math.log(0.01)
     high = math.log(100)
-    for _ in range(40):  # the entropy of a mean of softmaxes grows with T in practice
+    for _ in range(40):
         middle = (low + high) / 2
-        reached = decompose(logits / math.exp(middle)).total.mean().item()
-        low, high = (middle, high) if reached < total else (low, middle)
+        if too_low(math.exp(middle)):
+            low = middle
+        else:
+            high = middle
     return math.exp((low + high) / 2)
 
 

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.functional import one_hot
+from torch.special import entr
 
 from uqlab.core.checks import ArrayLike, as_logits, as_tensor, finite, one_ensemble
 from uqlab.ensembles import Ensemble, FoldedEnsemble, weights_of
@@ -58,9 +60,9 @@ def js_divergence(logits: ArrayLike) -> Pairs:
     total = torch.zeros(members, members, dtype=torch.float64, device=logits.device)
     for _, z in classes_first(logits, torch.float64):
         p = z.softmax(0)  # [classes, members, n]
-        entropies = torch.special.entr(p).sum((0, 2))
+        entropies = entr(p).sum((0, 2))
         for i, j in itertools.combinations(range(members), 2):
-            mixed = torch.special.entr((p[:, i] + p[:, j]) / 2).sum()
+            mixed = entr((p[:, i] + p[:, j]) / 2).sum()
             total[i, j] += mixed - (entropies[i] + entropies[j]) / 2
     return (total + total.T).clamp(min=0) / batch
 
@@ -130,7 +132,7 @@ def variation_ratio(logits: ArrayLike) -> Float[Tensor, " batch"]:
     Freeman 1965, "Elementary applied statistics".
     """
     logits = as_logits(logits)
-    votes = nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).sum(0)
+    votes = one_hot(logits.argmax(-1), logits.shape[-1]).sum(0)
     return 1 - votes.amax(-1).double() / len(logits)
 
 

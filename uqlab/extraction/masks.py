@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.special import entr
 
 from uqlab.core.checks import at_least, one_network, positive, within
 from uqlab.ensembles import (
@@ -226,7 +227,7 @@ def information(p: Float[Tensor, "members elements"]) -> Float[Tensor, ""]:
 
 
 def _coin_entropy(p: Tensor) -> Tensor:
-    return torch.special.entr(p) + torch.special.entr(1 - p)
+    return entr(p) + entr(1 - p)
 
 
 class _SelectFeatures(nn.Module):

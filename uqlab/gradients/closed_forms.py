@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call, vmap
 from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from uqlab.core.devices import elements_of_temporary
@@ -53,8 +54,8 @@ class Call(NamedTuple):
         for i, sample in zip(self.batched, samples, strict=True):
             leaves[i] = sample
         args, kwargs = tree_unflatten(leaves, self.spec)
-        call = torch.func.functional_call
-        return logits_of(call(module, dict(parameters), args, kwargs))
+        output = functional_call(module, dict(parameters), args, kwargs)
+        return logits_of(output)
 
 
 # The errors [rows, ...] at the outputs of a module's calls -> powers [samples]; rows
@@ -183,7 +184,7 @@ def _each_sample(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # an operation that vmap takes one by one
-            return torch.func.vmap(run)(copies, *x)
+            return vmap(run)(copies, *x)
     except Exception:  # each library has errors of its own for what vmap cannot do
         outputs = []
         for i, *sample in zip(range(n), *x, strict=True):

@@ -1,12 +1,11 @@
 """Whether confidence is what accuracy is: calibration errors, and a temperature."""
 
-import math
-
 import torch
 from torch import Tensor
 
 from uqlab.core.checks import ArrayLike, at_least
 from uqlab.metrics.quality import Pool, predict, residuals
+from uqlab.uncertainty import bisected
 
 
 def ece(
@@ -87,14 +86,12 @@ def fit_temperature(
     """
     log_p, labels = predict(logits, labels, pool)
     of_label = log_p.gather(1, labels[:, None])[:, 0]
-    low = math.log(0.01)
-    high = math.log(100)
-    for _ in range(40):  # the NLL is convex in 1 / T: bisect its slope
-        middle = (low + high) / 2
-        p = (log_p / math.exp(middle)).softmax(1)
-        slope = ((p * log_p).sum(1) - of_label).mean()
-        low, high = (low, middle) if slope <= 0 else (middle, high)
-    return math.exp((low + high) / 2)
+
+    def too_low(temperature: float) -> Tensor:
+        p = (log_p / temperature).softmax(1)
+        return ((p * log_p).sum(1) - of_label).mean() > 0
+
+    return bisected(too_low)  # the NLL is convex in 1 / T: this is its slope
 
 
 def _confidence(

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from sklearn.metrics import f1_score
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from uqlab.core.checks import ArrayLike, as_labels, as_logits, at_least, one_of
 from uqlab.uncertainty import classes_first
@@ -129,7 +130,7 @@ def residuals(
     """Return probabilities [samples, classes], and those minus one-hot labels."""
     log_p, labels = predict(logits, labels, pool)
     p = log_p.exp()
-    return p, p - torch.nn.functional.one_hot(labels, p.shape[1])
+    return p, p - one_hot(labels, p.shape[1])
 
 
 def squared_errors(
@@ -143,6 +144,6 @@ def disagreements(logits: ArrayLike) -> Float[Tensor, " samples"]:
     """Return the share of pairs of members that predict different classes."""
     logits = as_logits(logits)
     members = len(logits)
-    one_hot = torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1])
-    votes = one_hot.sum(0).double()  # [samples, classes]
+    votes = one_hot(logits.argmax(-1), logits.shape[-1])
+    votes = votes.sum(0).double()  # [samples, classes]
     return (votes * (members - votes)).sum(1) / max(1, members * (members - 1))

@@ -83,7 +83,7 @@ def from_pretrained(
                 "transformer (AST)"
             )
         else:
-            _check_complete(source, model, new)
+            check_complete(source, model, new)
             network = plain_logits(model)
     network.name = name
     return network
@@ -256,7 +256,7 @@ def _text_classifier(
 
     encoder = f"{model.base_model_prefix}."
     lacking = [key for key in new if key.startswith(encoder) and ".pooler." not in key]
-    _check_complete(source, model, lacking)
+    check_complete(source, model, lacking)
     tokenizer = tokenizer_of(source)
     pooling = cached_file(
         source, "1_Pooling/config.json", _raise_exceptions_for_missing_entries=False
@@ -321,7 +321,8 @@ def _without_dropout(config: Any) -> None:
             setattr(config, name, 0.0)
 
 
-def _check_complete(source: str, model: nn.Module, lacking: list[str]) -> None:
+def check_complete(source: str, model: nn.Module, lacking: list[str]) -> None:
+    """Raise ValueError for a checkpoint that lacks weights."""
     if lacking:
         raise ValueError(
             f"{source} lacks {len(lacking)} weights of {type(model).__name__}, or has "

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from uqlab.core.files import StrPath
-from uqlab.models.checkpoints import loaded, reading, tokenizer_of
+from uqlab.models.checkpoints import check_complete, loaded, reading, tokenizer_of
 
 # A folder like any other checkpoint of CLIP
 CAPTIONS_CLIP = Path(__file__).parent / "assets" / "captions-clip"
@@ -113,10 +113,7 @@ def clip_zero_shot(
     if not isinstance(model, nn.Module):
         with reading(model) as source:
             model, lacking = loaded(CLIPModel, source)
-        if lacking:
-            raise ValueError(
-                f"{source} is no whole CLIP: it lacks {', '.join(lacking[:3])}"
-            )
+        check_complete(source, model, lacking)
         model.name_or_path = source
     if not isinstance(model, CLIPModel):
         raise TypeError(

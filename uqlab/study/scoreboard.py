@@ -16,6 +16,7 @@ import pandas as pd
 import torch
 from scipy import stats
 from torch import Tensor, nn
+from torch.special import entr
 
 from uqlab import ensembles, metrics, training, uncertainty
 from uqlab.core.checks import ArrayLike, as_inputs, one_of
@@ -213,7 +214,7 @@ def _basic(z, data):
     }
     if data.label_probs is not None:
         truth = data.label_probs.double()
-        ambiguity = torch.special.entr(truth).sum(1)
+        ambiguity = entr(truth).sum(1)
         cross_entropy = -(truth * metrics.log_prediction(z)).sum(1)
         aleatoric = uncertainty.decompose(z.double()).aleatoric
         row["soft_kl"] = (cross_entropy - ambiguity).mean().item()
