@@ -532,7 +532,7 @@ def low_rank(rank=3):
             lambda: spectra.intruder_dimensions(iid(20, 20), "W"),
             "a tensor, an array or lists",
         ),
-        (lambda: spectra.random_level(5, 6), "1 to the dimension 5"),
+        (lambda: spectra.random_level(5, 6), "1 to 5, the dimension"),
         (
             lambda: spectra.ensemble_spectra(vit()),
             "takes an ensemble, got ViTForImageClassification",

@@ -219,7 +219,7 @@ def layer_features(
     outputs = {name: [] for name in _layers(model, target)}
 
     def keep(name: str):
-        def hook(_: Any, args: Any, output: Any) -> None:
+        def hook(_, args, output):
             outputs[name].append(_reduced(name, output, tokens))
 
         return model.get_submodule(name).register_forward_hook(hook)

@@ -92,7 +92,7 @@ def _numbers(captions: Sequence[str]) -> tuple[Tensor, ...]:
     """Return the numbers of the captions' four words."""
     for caption in captions:
         if caption not in NUMBERS:
-            known = "; ".join(", ".join(words) for words in WORDS)
+            known = "; ".join(map(", ".join, WORDS))
             raise ValueError(
                 f"{caption!r} is no caption: give a size, a filling, a colour and a "
                 f"shape, of {known}"
@@ -189,7 +189,7 @@ def new_shapes(split):
     Four are for a search, four others for testing.
     """
     words = itertools.product(SIZES, FILLS, COLOURS, NEW[split])
-    return _set(tuple(" ".join(caption) for caption in words), 3, split)
+    return _set(tuple(map(" ".join, words)), 3, split)
 
 
 def _set(labels, copies, split):

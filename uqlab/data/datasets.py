@@ -25,7 +25,6 @@ from uqlab.data.embedded import EMBEDDED
 from uqlab.data.own import SUFFIXES, own
 from uqlab.data.readers import SOURCES, Items
 
-Name = StrPath
 STAND_INS = {  # fetched set -> the embedded one named where it is out of reach
     "mnist": "mnist-mini",
     "fashion-mnist": "fashion-mini",
@@ -165,10 +164,10 @@ def names() -> list[str]:
 
 
 def load(
-    name: Name,
+    name: StrPath,
     split: Literal["train", "test"] = "test",
     *,
-    root: Name | None = None,
+    root: StrPath | None = None,
     limit: int | None = None,
     seed: int = 0,
 ) -> Dataset:
@@ -241,10 +240,10 @@ def load(
 
 
 def check(
-    task: Name,
-    *others: Name,
+    task: StrPath,
+    *others: StrPath,
     kinds: Collection[Literal["images", "texts", "sounds"]] = ("images",),
-    root: Name | None = None,
+    root: StrPath | None = None,
 ) -> None:
     """Refuse sets that a page cannot take: its first step, before hours of training.
 
@@ -297,7 +296,7 @@ def _fits(train: Dataset, data: Dataset, kinds: Collection[str]) -> None:
         )
 
 
-def file(name: str, *, root: Name | None = None) -> Path:
+def file(name: str, *, root: StrPath | None = None) -> Path:
     """Return the path of a registered file, fetched if need be and compared.
 
     Parameters
@@ -321,7 +320,7 @@ def file(name: str, *, root: Name | None = None) -> Path:
     return path
 
 
-def fetched(root: Name | None = None) -> tuple[Path, list[str]]:
+def fetched(root: StrPath | None = None) -> tuple[Path, list[str]]:
     """Return the folder that `load` reads, and what in it holds registered files."""
     folder = _folder(root)
     there = {Path(name).parts[0] for name in FILES if places(name, folder)}
@@ -334,7 +333,7 @@ def _unknown(what: str, name: str, known: Iterable[str]) -> str:
     return f"unknown {what} {name!r}{hint}; known: {', '.join(known)}"
 
 
-def _read(name: str, split: str, root: Name | None) -> Items:
+def _read(name: str, split: str, root: StrPath | None) -> Items:
     """Read a set; where it is out of reach, name one that can stand in for it."""
     if name.endswith(SUFFIXES):
         return own(Path(name).expanduser(), split)
@@ -403,7 +402,7 @@ def _of_classes(data: Dataset, ranges: str) -> Dataset:
     return replace(data, labels=relabel[data.labels], classes=classes)
 
 
-def _folder(root: Name | None) -> Path:
+def _folder(root: StrPath | None) -> Path:
     """Return where registered files are looked up and kept."""
     if named := root or os.environ.get("UQLAB_DATA"):
         return Path(named).expanduser()

@@ -203,7 +203,7 @@ def emnist_letters(split, root):
     names = [f"gzip/emnist-letters-{split}-{kind}-ubyte.gz" for kind in kinds]
     path, contents = unpacked("emnist/gzip.zip", names, root)
     with reading(path):
-        x, y = (idx(content) for content in contents)
+        x, y = map(idx, contents)
     x = np.ascontiguousarray(x.transpose(0, 2, 1))[:, None]
     return checked(path, x, y - 1, SHAPE, LETTERS)
 

@@ -51,7 +51,7 @@ def _classes(path: Path, labels: np.ndarray) -> tuple[str, ...]:
             f"{path}: y must be class numbers 0, 1, 2, ..., got {low} to {top}; "
             "number the classes from 0"
         )
-    return tuple(str(label) for label in range(top + 1))
+    return tuple(map(str, range(top + 1)))
 
 
 def _scaled(path: Path, x: np.ndarray) -> np.ndarray:

@@ -24,6 +24,7 @@ from uqlab.data.downloads import fetch, places, register
 
 ASSETS = Path(__file__).parent / "assets"
 DIGITS = tuple("0123456789")
+Arrays = dict[str, np.ndarray]  # of a file, by their names
 BROKEN = (
     NotImplementedError,
     MemoryError,
@@ -83,13 +84,13 @@ def reading(path: Path) -> Iterator[None]:
 
 
 @cache
-def asset(name: str) -> dict[str, np.ndarray]:
+def asset(name: str) -> Arrays:
     """Return the arrays of one file of `assets/`, which scripts in `tools/` write."""
     packed = lzma.decompress((ASSETS / f"{name}.npz.xz").read_bytes())
     return dict(np.load(io.BytesIO(packed), allow_pickle=False))
 
 
-def asset_split(name: str, split: str) -> dict[str, np.ndarray]:
+def asset_split(name: str, split: str) -> Arrays:
     """Return the arrays of one split in a file of `assets/`, named without the split.
 
     Raises
@@ -106,7 +107,7 @@ def asset_split(name: str, split: str) -> dict[str, np.ndarray]:
     return arrays
 
 
-def npz(path: Path, *keys: str) -> dict[str, np.ndarray]:
+def npz(path: Path, *keys: str) -> Arrays:
     """Return those of the arrays of an .npz that are there, in native byte order."""
     with reading(path), path.open("rb") as file:
         with np.load(file, allow_pickle=False) as contents:

@@ -141,7 +141,7 @@ class SampleGradients:
         order = []
 
         def watch(name: str) -> Any:
-            def note(module: nn.Module, args: tuple) -> None:
+            def note(module, args):
                 order.append(name)
                 self.footprint += sum(t.numel() for t in args if isinstance(t, Tensor))
 
@@ -255,7 +255,7 @@ def _recorder(calls: list[Call | None], rows: int) -> Any:
     def is_rows(value: Any) -> bool:
         return isinstance(value, Tensor) and value.shape[:1] == (rows,)
 
-    def record(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> Any:
+    def record(module, args, kwargs, output):
         leaves, spec = tree_flatten((args, kwargs))
         leaves = [t.detach() if isinstance(t, Tensor) else t for t in leaves]
         batched = [i for i, t in enumerate(leaves) if is_rows(t)]

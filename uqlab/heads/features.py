@@ -51,7 +51,7 @@ def head_features(
     layers = [layer for layer in attentions(network) if layer.tower != "text"]
     first = {network.get_submodule(layer.output.module): [] for layer in layers}
 
-    def note(projection: nn.Module, args: tuple) -> None:
+    def note(projection, args):
         first[projection].append(args[0][:, 0].cpu())
 
     with evaluating(network), hooked(p.register_forward_pre_hook(note) for p in first):

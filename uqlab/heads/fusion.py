@@ -19,6 +19,8 @@ from uqlab.heads.cutting import put, with_heads
 from uqlab.heads.grouped import Ragged, grouped
 from uqlab.models import Attention, ZeroShot, attentions
 
+Members = Sequence[nn.Module]
+
 
 class FusedEnsemble(FoldedEnsemble):
     """Pruned versions of one transformer in one network.
@@ -149,7 +151,7 @@ class FusedTowers(Ensemble):
 
 
 def fuse(
-    models: Sequence[nn.Module] | Ensemble,
+    models: Members | Ensemble,
     *,
     norms: Literal["independent", "merged"] = "independent",
 ) -> FusedEnsemble | FusedTowers:
@@ -219,7 +221,7 @@ def _fuse_stacks(members: list[Any], own_norms: bool) -> FusedEnsemble:
 
 
 @torch.no_grad()
-def _share_means(network: nn.Module, members: Sequence[nn.Module]) -> None:
+def _share_means(network: nn.Module, members: Members) -> None:
     """Give a network the mean of the members' parameters, where their shapes agree."""
     for name, p in network.named_parameters():
         values = [model.get_parameter(name) for model in members]
@@ -230,7 +232,7 @@ def _share_means(network: nn.Module, members: Sequence[nn.Module]) -> None:
 
 def _keep_own(
     network: nn.Module,
-    members: Sequence[nn.Module],
+    members: Members,
     layers: tuple[str, ...],
     norms: bool,
 ) -> None:
@@ -244,7 +246,7 @@ def _keep_own(
 
 
 def _group_heads(
-    network: nn.Module, layer: Sequence[Attention], members: Sequence[nn.Module]
+    network: nn.Module, layer: Sequence[Attention], members: Members
 ) -> None:
     """Give every member its heads in a layer; `layer` has one attention a member."""
     most = max(zip(layer, members, strict=True), key=lambda pair: pair[0].heads)
@@ -259,7 +261,7 @@ def _group_heads(
 
 
 @torch.no_grad()
-def _check_attention(fused: FusedEnsemble, members: Sequence[nn.Module]) -> None:
+def _check_attention(fused: FusedEnsemble, members: Members) -> None:
     """Raise ValueError unless the attention gives what the members' own one gives."""
     for attention in fused.layers:
         width = members[0].get_parameter(attention.output.parameter)
@@ -330,9 +332,7 @@ def _fuse_towers(members: list[ZeroShot], own_norms: bool) -> FusedTowers:
     return fused.train(first.training)
 
 
-def _check_alike(
-    models: Sequence[nn.Module], layers: Sequence[list[Attention]]
-) -> None:
+def _check_alike(models: Members, layers: Sequence[list[Attention]]) -> None:
     """Raise ValueError unless the members differ only in their heads."""
     for attention in itertools.chain.from_iterable(layers):
         if attention.fused or attention.heads != attention.groups:

@@ -112,7 +112,7 @@ def grouped(layers: Sequence[nn.Linear]) -> GroupedLinear:
         if len(shapes) == 1:
             own[name] = Own(nn.Parameter(torch.stack(tensors)))
         else:
-            lengths = {len(t) for t in tensors}
+            lengths = set(map(len, tensors))
             own[name] = Ragged(tensors, axis=0 if len(lengths) > 1 else 1)
         own[name].requires_grad_(p.requires_grad)
     inner = nn.Linear(1, 1, bias="bias" in own, device="meta")

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from uqlab.core.checks import one_network
 
+Modules = Mapping[str, nn.Module]  # of a network, by their names
+
 
 class Form(NamedTuple):
     """How one family of networks names its projections, seen from the attention.
@@ -61,24 +63,16 @@ _TOWERS = {
 
 def _names() -> dict[str, str]:
     """Return a regular expression for each kind of projection, from `FORMS`."""
-    kinds = {"query": [], "key": [], "value": [], "output": []}
-    kinds[FUSED] = []
+    patterns = {"query": {}, "key": {}, "value": {}, "output": {}, FUSED: {}}
     for form in FORMS:
-        kinds["output"].append(form.output)
+        names = {"query": form.query, "key": form.key, "value": form.value}
         if form.fused:
-            kinds[FUSED].append(form.query)
-            continue
-        kinds["query"].append(form.query)
-        kinds["key"].append(form.key)
-        kinds["value"].append(form.value)
-    patterns = {}
-    for kind, names in kinds.items():
-        each = []
-        for name in dict.fromkeys(names):
-            escaped = name.replace(".", r"\.")
-            each.append(_HOLDERS + escaped if name in _COMMON else escaped)
-        patterns[kind] = rf"(^|\.)({'|'.join(each)})$"
-    return patterns
+            names = {FUSED: form.query}
+        names["output"] = form.output
+        for kind, name in names.items():
+            holder = _HOLDERS if name in _COMMON else ""
+            patterns[kind][holder + name.replace(".", r"\.")] = True  # each once
+    return {kind: rf"(^|\.)({'|'.join(each)})$" for kind, each in patterns.items()}
 
 
 # For "query", "key", "value", "output" and "query, key, value": what matches the names
@@ -233,7 +227,7 @@ class _Matrix(NamedTuple):
     inputs: int
 
 
-def _attention(name: str, modules: Mapping[str, nn.Module]) -> Attention | None:
+def _attention(name: str, modules: Modules) -> Attention | None:
     """Describe the attention in a module; None if it holds none."""
     prefix = f"{name}." if name else ""
     parent = name.rpartition(".")[0]
@@ -256,7 +250,7 @@ def _attention(name: str, modules: Mapping[str, nn.Module]) -> Attention | None:
     return None
 
 
-def _matrix(name: str, modules: Mapping[str, nn.Module]) -> Any:
+def _matrix(name: str, modules: Modules) -> Any:
     """Describe the matrix of a linear layer or of torch's attention, or None."""
     holder, _, own = name.rpartition(".")
     core = modules.get(holder)
@@ -327,7 +321,7 @@ def _number(core: nn.Module, names: tuple[str, ...]) -> int:
     return 0
 
 
-def _layer(name: str, modules: Mapping[str, nn.Module]) -> str:
+def _layer(name: str, modules: Modules) -> str:
     """Return the layer that holds a module: in the nearest list, or the module."""
     layer = name
     while layer and not _listed(layer, modules):
@@ -335,13 +329,13 @@ def _layer(name: str, modules: Mapping[str, nn.Module]) -> str:
     return layer or name
 
 
-def _listed(layer: str, modules: Mapping[str, nn.Module]) -> bool:
+def _listed(layer: str, modules: Modules) -> bool:
     """Whether a module is a member of a list."""
     above = modules[layer.rpartition(".")[0]]
     return bool(layer) and isinstance(above, nn.ModuleList | nn.Sequential)
 
 
-def _is_shared(attention: Attention, modules: Mapping[str, nn.Module]) -> bool:
+def _is_shared(attention: Attention, modules: Modules) -> bool:
     """Whether a layer stands at several depths, as all layers of ALBERT do."""
     if "albert_layer_groups" in attention.layer:
         return True

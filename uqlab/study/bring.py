@@ -32,7 +32,6 @@ from uqlab.core.files import StrPath
 from uqlab.core.modules import evaluating, like_parameters, logits_of
 from uqlab.study import methods
 
-Place = StrPath
 WEIGHTS = (".safetensors", ".pt", ".pth", ".th", ".ckpt", ".bin")
 
 
@@ -44,10 +43,10 @@ class Brought(NamedTuple):
 
 
 def model(
-    source: Place,
+    source: StrPath,
     task: data.Dataset,
     *,
-    weights: Place | Sequence[Place] = (),
+    weights: StrPath | Sequence[StrPath] = (),
     settings: Mapping[str, Any] | None = None,
     mean: Sequence[float] = (),
     std: Sequence[float] = (),

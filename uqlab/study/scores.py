@@ -134,10 +134,9 @@ def fit(
 def _fit(
     scores: list[Score], model: nn.Module, inputs: ArrayLike, labels: ArrayLike
 ) -> None:
-    scores = [score for score in scores if score.learn]
     x = as_inputs(inputs)
     y = as_labels(labels, count(x)).cpu()
-    for read in {score.read for score in scores}:
+    for read in {score.read for score in scores if score.learn}:
         shown = read(model, x)
         for score in scores:
             if score.learn and score.read is read:
