@@ -40,7 +40,10 @@ def device(name: str = "auto") -> torch.device:
 
     Raises ValueError for a device that cannot compute here.
     """
-    if name.startswith("cuda") and not torch.cuda.is_available():
+    gpu = torch.cuda.is_available()
+    if name == "auto":
+        name = "cuda" if gpu else "cpu"
+    if name.startswith("cuda") and not gpu:
         raise ValueError(
             f"device {name!r} needs a GPU and a CUDA build of torch; here is none: "
             'use "auto" or "cpu"'
@@ -48,9 +51,7 @@ def device(name: str = "auto") -> torch.device:
     try:
         if name == "meta":  # to torch a device, on which tensors hold no numbers
             raise RuntimeError
-        return torch.device(
-            ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
-        )
+        return torch.device(name)
     except RuntimeError as error:
         raise ValueError(
             f'device must be "auto", "cpu", "cuda" or one like "cuda:1", got {name!r}'

@@ -183,10 +183,9 @@ def paired_t(differences: ArrayLike, level: float = 0.95) -> Interval:
     values = scores_of(differences, "differences")
     at_least("the number of differences", len(values), 2)
     error = values.std(ddof=1) / np.sqrt(len(values))
-    half = stats.t.ppf(_tails(level)[1], len(values) - 1) * error
-    return Interval(
-        float(values.mean()), *map(float, (values.mean() - half, values.mean() + half))
-    )
+    half = float(stats.t.ppf(_tails(level)[1], len(values) - 1) * error)
+    mean = float(values.mean())
+    return Interval(mean, mean - half, mean + half)
 
 
 def holm(p_values: ArrayLike) -> np.ndarray:

@@ -156,10 +156,10 @@ def _board(board: pd.DataFrame, columns: list[str]) -> dict[str, Any]:
 
 def _look(name: str) -> dict[str, Any]:
     """Return how a method is drawn."""
-    method = METHODS.get(name)
-    color, marker = (method.color, method.marker) if method else (plots.NEUTRAL, "o")
-    label = scoreboard.label(name)
-    return {"name": name, "label": label, "color": color, "marker": marker}
+    look = {"color": plots.NEUTRAL, "marker": "o"}
+    if name in METHODS:
+        look = METHODS[name].look
+    return look | {"name": name, "label": scoreboard.label(name)}
 
 
 def draw(
