@@ -323,7 +323,7 @@ def areas(
     ax = ax or plt.gca()
     x = _array(x)
     low = _array(aleatoric)
-    total = _array(aleatoric) + _array(epistemic)
+    total = low + _array(epistemic)
     ax.fill_between(x, low, color=ALEATORIC, linewidth=0)
     ax.fill_between(x, low, total, facecolor=EPISTEMIC, linewidth=0, **HATCHED)
     ax.plot(x, total, color=TOTAL)

@@ -223,8 +223,8 @@ class _Task:
             size = at_least("batch_size", batch_size)
         batches = []
         for number, inputs in enumerate(self.sets):
-            for low in range(0, count(inputs), size):
-                batches.append((number, slice(low, low + size)))
+            lows = range(0, count(inputs), size)
+            batches += [(number, slice(low, low + size)) for low in lows]
         return batches
 
     def fingerprint(self) -> str:

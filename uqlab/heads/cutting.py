@@ -322,8 +322,7 @@ def _keep(layer: Any, name: str, axis: int, stay: Tensor) -> None:
 def _sharing(unit: nn.Module) -> Any:
     """Return a copy that shares parameters, buffers and configurations."""
     shared = [*unit.parameters(), *unit.buffers()]
-    for part in unit.modules():
-        shared.append(getattr(part, "config", None))
+    shared += [getattr(part, "config", None) for part in unit.modules()]
     return copy.deepcopy(unit, {id(thing): thing for thing in shared})
 
 

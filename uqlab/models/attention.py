@@ -233,9 +233,8 @@ def _attention(name: str, modules: Modules) -> Attention | None:
     parent = name.rpartition(".")[0]
     above = f"{parent}." if parent else ""
     for form in FORMS:
-        matrices = []
-        for own in (form.query, form.key, form.value):
-            matrices.append(_matrix(prefix + own, modules))
+        inputs = (form.query, form.key, form.value)
+        matrices = [_matrix(prefix + own, modules) for own in inputs]
         output = _matrix((above if form.beside else prefix) + form.output, modules)
         if output is None or None in matrices:
             continue

@@ -384,7 +384,7 @@ class Method(NamedTuple):
     color: str
     marker: str
     make: Callable[..., Ensemble]  # (backbone, members, seed=, **options) -> untrained
-    needs: frozenset[str]  # of the backbone: as the names below say
+    needs: set[str]  # of the backbone: as the names below say
     fit: Mapping[str, Any] = {}  # settings of training.fit, where they are not FIT's
     finish: Callable[..., Ensemble] = _as_is  # (trained, task, **options)
 
@@ -394,12 +394,12 @@ class Method(NamedTuple):
         return {"label": self.label, "color": self.color, "marker": self.marker}
 
 
-_ANY: frozenset[str] = frozenset()
-_LINEAR = frozenset({"linear layers"})
-_LEARNED = frozenset({"linear layers", "pretraining"})
-_ATTENTION = frozenset({"attention"})
-_NORMS = frozenset({"normalisation"})
-_MAP = frozenset({"a map or patches"})
+_ANY = set()
+_LINEAR = {"linear layers"}
+_LEARNED = {"linear layers", "pretraining"}
+_ATTENTION = {"attention"}
+_NORMS = {"normalisation"}
+_MAP = {"a map or patches"}
 _LORA = functools.partial(ensembles.lora, gain=4.0)
 _PLUS = functools.partial(ensembles.batch, additive=True)
 _FILM = _whole(ensembles.film)

@@ -112,6 +112,11 @@ def address(image: bytes, kind: str) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(image).decode()}"
 
 
+def packed(values: Tensor) -> str:
+    """Return the bytes of numbers as text."""
+    return base64.b64encode(values.contiguous().numpy().tobytes()).decode()
+
+
 def short(values: Tensor) -> list[float]:
     """Return numbers that are short in JSON."""
     return [float(f"{value:.7g}") for value in values.detach().double().tolist()]

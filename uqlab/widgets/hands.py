@@ -1,6 +1,5 @@
 """Explorers that answer the hand: members, alarms, boards, drawings, guesses."""
 
-import base64
 import copy
 import io
 from collections.abc import Iterable, Mapping
@@ -21,7 +20,7 @@ from uqlab.core.modules import hooked, layers_of
 from uqlab.data import Dataset
 from uqlab.study import scoreboard, scores
 from uqlab.study.methods import METHODS
-from uqlab.widgets.hand import Hand, address, short, spread
+from uqlab.widgets.hand import Hand, address, packed, short, spread
 
 CARRIED = 3e6  # characters of the networks that a page of drawing carries
 
@@ -267,16 +266,11 @@ def _quantised(layers, h):
         bias = torch.zeros_like(scale) if bias is None else bias
         h = F.linear(h.relu(), whole * scale[:, None], bias)
         layer = {"scale": short(scale), "bias": short(bias)}
-        carried.append({"weights": _text(whole.to(torch.int8)), **layer})
+        carried.append({"weights": packed(whole.to(torch.int8)), **layer})
     return carried, h
 
 
 def _grey(image: Tensor) -> str:
     """Return the pixels from 0 to 255 as text."""
     grey = image.cpu().float().mean(0).clamp(0, 1)
-    return _text((255 * grey).round().byte())
-
-
-def _text(values: Tensor) -> str:
-    """Return bytes as text."""
-    return base64.b64encode(values.contiguous().numpy().tobytes()).decode()
+    return packed((255 * grey).round().byte())

@@ -1,6 +1,5 @@
 """The explorer of singular vectors: which of them are new after training."""
 
-import base64
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ from matplotlib.colors import to_hex
 from torch import Tensor
 
 from uqlab.analysis.spectra import random_level
-from uqlab.widgets.hand import Hand, short
+from uqlab.widgets.hand import Hand, packed, short
 
 ROWS = 24  # leading directions that are shown
 MEMBERS = 4  # of each method
@@ -71,10 +70,9 @@ def _compared(
     members = []
     for u, values in zip(*_directions(weights[:MEMBERS]), strict=True):
         cosines = (u.T @ old).abs()[:rows]
-        pixels = (255 * cosines).round().byte().numpy().tobytes()
         found = {"before": before[:rows], "values": values[:rows]}
         found["largest"] = cosines.amax(1)
         member: dict[str, Any] = {name: short(each) for name, each in found.items()}
-        member["cosines"] = base64.b64encode(pixels).decode()
+        member["cosines"] = packed((255 * cosines).round().byte())
         members.append(member)
     return members
