@@ -156,7 +156,9 @@ def test_what_is_no_clip(folder, tmp_path):
     whole = clip()
     CLIPVisionModel(whole.config.vision_config).save_pretrained(tmp_path / "half")
     whole.config.save_pretrained(tmp_path / "half")
-    with pytest.raises(ValueError, match=r"lacks \d+ weights of CLIPModel.*: logit_scale"):
+    with pytest.raises(
+        ValueError, match=r"lacks \d+ weights of CLIPModel.*: logit_scale"
+    ):
         clip_zero_shot(tmp_path / "half", TEXTS)
     clip().save_pretrained(tmp_path / "mute")
     with pytest.raises(ValueError, match="holds no tokenizer"):
