@@ -755,13 +755,13 @@ def table(
         After the point.
     """
 
-    def number(value: Any) -> str:
+    def number(value):
         if not isinstance(value, float):
             return str(value)
         small = 0 < abs(value) < 0.5 * 10**-digits
         return f"{value:.1e}" if small else f"{value:.{digits}f}"
 
-    def rank(column: Any) -> list[str]:
+    def rank(column):
         ascending = (best or {})[column.name] == "min"
         marks = {1: "font-weight: bold", 2: "text-decoration: underline"}
         ranks = column.rank(ascending=ascending, method="min")

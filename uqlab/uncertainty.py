@@ -63,7 +63,7 @@ def entropy(logits: ArrayLike) -> Float[Tensor, "..."]:
     logits = as_logits(logits, "...")
     flat = logits.reshape(1, -1, logits.shape[-1])
 
-    def measure(z: Tensor, _: slice) -> tuple[Tensor]:
+    def measure(z, _):
         log_p = z.log_softmax(0)
         return (_member_entropy(log_p, log_p.exp())[0],)
 
@@ -157,7 +157,7 @@ def temperature_of_total(logits: ArrayLike, total: float) -> float:
     """
     logits = as_logits(logits)
 
-    def too_low(temperature: float) -> bool:
+    def too_low(temperature):
         # The entropy of a mean of softmaxes grows with T in practice.
         return decompose(logits / temperature).total.mean().item() < total
 
@@ -216,7 +216,7 @@ def _split(logits, member_entropy, divergence, weights, correct) -> Decompositio
         )
     shares = None if weights is None else _normalise(weights, logits)
 
-    def measure(z: Tensor, at: slice) -> tuple[Tensor, Tensor]:
+    def measure(z, at):
         share = None if shares is None else shares[:, at]
         log_p = z.log_softmax(0)  # [classes, members, n]
         p = log_p.exp()
@@ -277,7 +277,7 @@ def decompose_groups(
     groups, members = logits.shape[:2]
     _jackknife(correct, groups, "groups")
 
-    def measure(z: Tensor, _: slice) -> tuple[Tensor, Tensor, Tensor]:
+    def measure(z, _):
         log_p = z.log_softmax(0)
         p = log_p.exp()
         aleatoric = _member_entropy(log_p, p).mean(0)
@@ -319,7 +319,7 @@ def expected_pairwise_kl(logits: ArrayLike) -> Float[Tensor, " batch"]:
     logits = as_logits(logits)
     members = at_least("members", len(logits), 2)
 
-    def measure(z: Tensor, _: slice) -> tuple[Tensor]:
+    def measure(z, _):
         log_p = z.log_softmax(0)
         p = log_p.exp()
         centred_p = p - p.mean(1, keepdim=True)

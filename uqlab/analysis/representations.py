@@ -218,7 +218,7 @@ def layer_features(
     x = as_inputs(inputs)
     outputs = {name: [] for name in _layers(model, target)}
 
-    def keep(name: str):
+    def keep(name):
         def hook(_, args, output):
             outputs[name].append(_reduced(name, output, tokens))
 

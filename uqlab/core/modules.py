@@ -128,7 +128,7 @@ def like_parameters(model: nn.Module, inputs: Inputs) -> Any:
     """
     p = next(model.parameters(), torch.empty(0))
 
-    def like(t: Tensor) -> Tensor:
+    def like(t):
         made = t.to(p.device, p.dtype if t.is_floating_point() else None)
         if made.dtype != t.dtype:
             representable("inputs", made)

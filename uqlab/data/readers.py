@@ -65,7 +65,7 @@ def source(
     if files:
         register(name if folder is None else folder, *files, also=also)
 
-    def add(read: Reader) -> Reader:
+    def add(read):
         SOURCES[name] = read
         return read
 

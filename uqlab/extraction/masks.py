@@ -193,7 +193,7 @@ def _masked(
     """Return the weight of a layer with new masks of its rows, and of its columns."""
     w = layer.get_parameter("weight")
 
-    def drawn(features: int) -> Tensor:
+    def drawn(features):
         normal = [torch.randn(features, generator=g) for g in generators]
         return (std * torch.stack(normal)).to(w)
 

@@ -114,7 +114,7 @@ def embedding(module: nn.Embedding, calls: Sequence[Call], n: int, q: int) -> Po
     first = (tokens == tokens.mT).int().argmax(1)  # [samples, tokens]
     live = tokens != (-1 if module.padding_idx is None else module.padding_idx)
 
-    def powers(errors: Sequence[Tensor]) -> Tensor:
+    def powers(errors):
         d = _tokens(errors, n) * live
         rows = torch.zeros_like(d)
         return power(rows.scatter_add_(1, first[:, :, None].expand_as(d), d), q)
@@ -156,7 +156,7 @@ def by_copies(
     with torch.enable_grad():
         outputs = [_each_sample(call, module, copies, n) for call in calls]
 
-    def powers(errors: Sequence[Tensor]) -> Tensor:
+    def powers(errors):
         seeds = [e.view_as(y) for e, y in zip(errors, outputs, strict=True)]
         gradients = torch.autograd.grad(
             outputs,
@@ -207,7 +207,7 @@ def _outer(a: Tensor, out: int, bias: bool, q: int) -> Callable[[Tensor], Tensor
         return lambda d: (gram * (d @ d.mT)).sum((1, 2)).clamp(min=0)
     some = max(1, elements_of_temporary(a.device) // (out * width))
 
-    def direct(d: Tensor) -> Tensor:
+    def direct(d):
         pairs = zip(a.split(some), d.split(some), strict=True)
         result = torch.cat([power(errors.mT @ x, q) for x, errors in pairs])
         return result + power(d.sum(1), q) if bias else result

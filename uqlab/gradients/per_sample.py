@@ -140,7 +140,7 @@ class SampleGradients:
         """Return the logits of a row, and the modules in the order of their calls."""
         order = []
 
-        def watch(name: str) -> Any:
+        def watch(name):
             def note(module, args):
                 order.append(name)
                 self.footprint += sum(t.numel() for t in args if isinstance(t, Tensor))
@@ -162,7 +162,7 @@ class SampleGradients:
         largest = max(truth.values())
         slack = 4 * torch.finfo(largest.dtype).eps ** 0.5
 
-        def agrees(name: str, power: Tensor) -> Tensor:
+        def agrees(name, power):
             difference = (power ** (1 / self.q) - truth[name]).abs()
             return difference <= slack * (truth[name] + largest / 100)
 
@@ -252,7 +252,7 @@ def _recorder(calls: list[Call | None], rows: int) -> Any:
     A call is None unless the module takes and gives a row for each sample.
     """
 
-    def is_rows(value: Any) -> bool:
+    def is_rows(value):
         return isinstance(value, Tensor) and value.shape[:1] == (rows,)
 
     def record(module, args, kwargs, output):

@@ -130,7 +130,7 @@ def gradnorm(model: nn.Module, inputs: ArrayLike) -> Scores:
     Huang et al. 2021, arXiv 2110.00218.
     """
 
-    def score(gradients: SampleGradients, x: Tensor) -> tuple[Tensor]:
+    def score(gradients, x):
         h, log_p = gradients.head_inputs(x)
         return (-h.abs().sum(1) * (log_p.exp() - 1 / log_p.shape[1]).abs().sum(1),)
 
@@ -199,7 +199,7 @@ def gradient_norms(
     copies = 1 + at_least("perturbations", perturbations, 0)
     within("sigma", sigma, "[0, inf)")
 
-    def measure(gradients: SampleGradients, x: Tensor) -> tuple[Tensor, Tensor]:
+    def measure(gradients, x):
         perturbed = x.unsqueeze(1)
         if copies > 1 and sigma:
             perturbed = perturbed + _noise(x[0], perturbations, sigma, seed)

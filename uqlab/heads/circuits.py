@@ -279,7 +279,7 @@ class _Task:
             return
         local = threading.local()
 
-        def start() -> None:
+        def start():
             torch.set_num_threads(1)
             local.search = self.search.twin()
 

@@ -87,7 +87,7 @@ def fit_temperature(
     log_p, labels = predict(logits, labels, pool)
     of_label = log_p.gather(1, labels[:, None])[:, 0]
 
-    def too_low(temperature: float) -> Tensor:
+    def too_low(temperature):
         p = (log_p / temperature).softmax(1)
         return ((p * log_p).sum(1) - of_label).mean() > 0
 

@@ -85,7 +85,7 @@ def main() -> None:
 # Arguments and options of several commands -------------------------------------------
 
 
-def _pages(context: Any, parameter: Any, incomplete: str) -> list[CompletionItem]:
+def _pages(context, parameter, incomplete):
     """Complete a notebook: the pages by name, else paths."""
     pages = [*all_notebooks(), *all_notebooks("studies")]
     stems = [path.stem for path in pages if path.stem.startswith(incomplete)]
@@ -93,24 +93,24 @@ def _pages(context: Any, parameter: Any, incomplete: str) -> list[CompletionItem
     return [CompletionItem(stem) for stem in stems] or [path]
 
 
-def _profiles(context: Any, parameter: Any, incomplete: str) -> list[str]:
+def _profiles(context, parameter, incomplete):
     names = profiles(all_notebooks()[0])
     return [name for name in names if name.startswith(incomplete)]
 
 
-def _into(folder: str) -> Any:
+def _into(folder):
     return click.option(
         "--output-dir", default=folder, show_default=True, type=FOLDER, metavar="FOLDER"
     )
 
 
-def _jobs(default: int | None, help: str) -> Any:
+def _jobs(default, help):
     return click.option(
         "--jobs", default=default, type=click.IntRange(1), help=help, show_default=True
     )
 
 
-def _pairs(*names: str, values: str = "VALUE", help: str = "Repeatable.") -> Any:
+def _pairs(*names, values="VALUE", help="Repeatable."):
     metavar = f"NAME {values}"
     return click.option(
         *names, type=(str, str), multiple=True, metavar=metavar, help=help

@@ -487,7 +487,7 @@ def run_all(
     pool = _cluster(cluster, resources) if cluster else _here(at_a_time)
     bar = tqdm(total=len(jobs), disable=quiet or None, leave=False)
 
-    def on_progress(job: Job, result: Result) -> None:
+    def on_progress(job, result):
         ended.append(job)
         bar.update()
         if result.status == "failed":

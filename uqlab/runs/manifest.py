@@ -104,7 +104,7 @@ def commit() -> str:
     Where files have been changed since, a digest of the changes stands behind "+".
     """
 
-    def git(*arguments: str) -> str:
+    def git(*arguments):
         command = ["git", "--no-optional-locks", "-C", str(PACKAGE), *arguments]
         done = subprocess.run(command, capture_output=True, check=False)
         return done.stdout.decode(errors="replace").strip()

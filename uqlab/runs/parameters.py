@@ -139,7 +139,7 @@ def _kind(rule: Rule) -> Any:
 def _several(kind: Any, fewest: int) -> Any:
     """Return the type of lists with so many different values, none of them twice."""
 
-    def check(values: list[Any], info: Any) -> list[Any]:
+    def check(values, info):
         name = info.field_name
         different = len(set(values))
         if different < len(values) and name not in MAY_REPEAT:
@@ -415,7 +415,7 @@ def _note(path: Path, profile: str, lacking: list[str]) -> None:
 def from_here(text: str) -> str:
     """Make paths of existing data files absolute: kernels run in another folder."""
 
-    def absolute(match: re.Match[str]) -> str:
+    def absolute(match):
         path = Path(match[0])
         return path.absolute().as_posix() if path.is_file() else match[0]
 

@@ -237,7 +237,7 @@ def reader(name: str, task: data.Dataset) -> Callable[[data.Dataset], data.Datas
     encoder = backbone(name, task)
     encoder.classifier = nn.Identity()
 
-    def read(items: data.Dataset) -> data.Dataset:
+    def read(items):
         [ids] = encode(encoder, items)
         return replace(items, inputs=training.predict(encoder, ids)[0])
 

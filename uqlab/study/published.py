@@ -123,7 +123,7 @@ def differs(settings: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[
     ['members']
     """
 
-    def same(theirs: Any, ours: Any) -> bool:
+    def same(theirs, ours):
         if isinstance(theirs, list) and isinstance(ours, list | tuple):
             return all(value in ours for value in theirs)
         return theirs == ours

@@ -63,15 +63,15 @@ def masks(
     right.set_xscale("symlog", linthresh=1e-3)
     right.set_xlim(0, max(map(_largest, (trained, *parts.values()))))
 
-    def kept(weight: float, threshold: float | None, mask: str) -> Tensor:
+    def kept(weight, threshold, mask):
         values = found[weight][mask]
         return values if threshold is None else (values > threshold).float()
 
-    def draw(mask: str, **view: Any) -> None:
+    def draw(mask, **view):
         plots.mask_map(kept(mask=mask, **view), ax=left).set_title(mask)
         _draw_kinds(trained, parts[tuple(view.values())], right)
 
-    def seen(mask: str, **view: Any) -> str:
+    def seen(mask, **view):
         at = tuple(view.values())
         means = _means(trained, parts[at])
         return _mask_text(kept(mask=mask, **view), means, accuracy[at])
@@ -148,14 +148,14 @@ def gradients(
     figure, axes = _score_axes(layers, plain)
 
     @functools.lru_cache(1)
-    def found(depth: float, weight: ClassWeight, sigma: float) -> tuple[Pair, Tensor]:
+    def found(depth, weight, sigma):
         scores, shares = _scored(norms[sigma], weight, depth)
         return scores.tensor_split([inside]), shares
 
-    def draw(**values: Any) -> None:
+    def draw(**values):
         _draw_scores(*found(**values), axes)
 
-    def seen(**values: Any) -> str:
+    def seen(**values):
         scores, shares = found(**values)
         return _score_text(metrics.ood_detection(*scores).auroc, level, shares)
 

@@ -39,12 +39,12 @@ def collapse(
     for size in sizes:
         _draw_lines(right, x, variance[size], colors[size], 0.2)
 
-    def draw(size: int) -> None:
+    def draw(size):
         _draw_lines(left, x, predictions[size].T, colors[size])
         left.set_title(f"{len(predictions[size])} sub-ensembles of {size}")
         _draw_lines(right, x, variance[size], colors[size])
 
-    def seen(size: int) -> str:
+    def seen(size):
         return _text(size, sizes[0], variance[size].mean(), variance[sizes[0]].mean())
 
     return explore(draw, {"size": Control("networks each", sizes)}, seen, figure)
