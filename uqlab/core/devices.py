@@ -109,9 +109,7 @@ class Held(TorchDispatchMode):
         self.now = self.most = 0
         self.live: set[int] = set()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         given = {storage._cdata for storage in _storages((args, kwargs))}
         result = func(*args, **(kwargs or {}))
         for storage in _storages(result):

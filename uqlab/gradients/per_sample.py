@@ -123,7 +123,7 @@ class SampleGradients:
         if logits.requires_grad:
             tensors = list(leaves.values())
             found = torch.autograd.grad(logits, tensors, seed, allow_unused=True)
-        powers: Norms = {}
+        powers = {}
         for name, gradient in zip(leaves, found, strict=True):
             if gradient is not None:
                 layer = _around(name)
@@ -166,8 +166,8 @@ class SampleGradients:
             difference = (power ** (1 / self.q) - truth[name]).abs()
             return difference <= slack * (truth[name] + largest / 100)
 
-        right: Units = {}
-        tried: Units = {name: [name] for name in self.names}
+        right = {}
+        tried = {name: [name] for name in self.names}
         while tried:
             # A module may fail with other parameters, or on its own.
             both, powers = self._powers(rows[:, None], tried, [target], (Exception,))
@@ -176,7 +176,7 @@ class SampleGradients:
                     "the model's output for a sample changes with the rest of its "
                     "batch, or at random"
                 )
-            outside: Units = {}
+            outside = {}
             for unit, names in tried.items():
                 for name in names:
                     found = name in powers and agrees(name, powers[name][1, 0])
@@ -211,7 +211,7 @@ class SampleGradients:
                     if unit not in ways:
                         ways[unit] = self._way(unit, units[unit], made, n)
                     sizes[unit].append(ways[unit](errors[unit]))
-        powers: Norms = {}
+        powers = {}
         for unit, found in sizes.items():
             if found:
                 by_layer = torch.stack(found, 2)

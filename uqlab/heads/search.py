@@ -38,7 +38,7 @@ class _Tape:
         self.ends = False
         module.forward = self
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args, **kwargs):
         if self.replay is not None:
             return self.replay
         self.given = args
@@ -56,7 +56,7 @@ class _LastLayer(_Tape):
         self.core = core
         self.first_only = False
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args, **kwargs):
         if self.replay is not None or not self.first_only:
             return super().__call__(*args, **kwargs)
         core = self.core

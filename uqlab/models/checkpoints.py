@@ -244,7 +244,7 @@ def plain_logits(model: Any) -> Any:
     return model
 
 
-def _logits(model: nn.Module, inputs: tuple, output: Any) -> Tensor:
+def _logits(model, inputs, output):
     return output.logits
 
 
@@ -313,7 +313,7 @@ def loaded(kind: Any, source: str, **settings: Any) -> tuple[Any, list[str]]:
     return model.eval(), sorted(lacking)
 
 
-def _without_dropout(config: Any) -> None:
+def _without_dropout(config):
     for name, value in list(vars(config).items()):
         if hasattr(value, "model_type"):  # CLIP's vision_config
             _without_dropout(value)

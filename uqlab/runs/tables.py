@@ -94,7 +94,7 @@ def _flat(values: Values, before: str = "") -> Values:
     return flat
 
 
-def _order(value: Any) -> Any:
+def _order(value):
     """Return what sorts the values of one parameter, numbers as numbers."""
     return value if isinstance(value, int | float) else json.dumps(value)
 
