@@ -107,7 +107,7 @@ class Held(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.now = self.most = 0
-        self.live: set[int] = set()
+        self.live = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         given = {storage._cdata for storage in _storages((args, kwargs))}

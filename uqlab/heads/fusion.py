@@ -35,7 +35,7 @@ class FusedEnsemble(FoldedEnsemble):
     def __init__(self, network: nn.Module, member_ids: range):
         super().__init__(network, member_ids)
         # In a layer of one member, by the shape of an input.
-        self._bytes_of_input: dict[tuple, float] = {}
+        self._bytes_of_input = {}
         self.layers: list[Attention] = []  # of a member
 
     def forward_members(self, x: Inputs) -> Tensor:

@@ -228,7 +228,7 @@ class Martingale:
 
     def __init__(self, scores: ArrayLike, seed: int = 0):
         self.seen = np.sort(as_scores(scores).double().cpu().numpy())
-        self.new: list[float] = []
+        self.new = []
         self.generator = np.random.default_rng(seed)
         self.capital = np.full(4, 1 / 4)
         self.log_wealth = 0.0

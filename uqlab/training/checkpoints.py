@@ -34,7 +34,7 @@ class Checkpoint:
         self.path = path
         self.bounds = None
         self.epoch = 0
-        self.tensors: dict[str, Tensor] = {}
+        self.tensors = {}
         if path is None:
             return
         self.run = {name: fingerprint(value) for name, value in depends_on.items()}

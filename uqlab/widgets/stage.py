@@ -47,7 +47,7 @@ class Stage:
         self.titles = self._titles()
         self.look: Any = None
         self.background: Any = None
-        self.places: list[tuple[float, float]] = []
+        self.places = []
 
     def paint(self, values: Mapping[str, Any]) -> bytes:
         """Return the picture of these values, a WebP without loss."""
