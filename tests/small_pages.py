@@ -40,10 +40,8 @@ def move(hand):  # which of its controls change the picture from what is shown f
             moved[controls[i]["name"]] = len({*others}) > 1
     return moved
 
-def touch(hand):  # its page alone, and an answer of each model that it may ask
-    asked = hand.data.get("models", []) if hand.answer else []
-    answers = [hand.answer({"model": name, "pixels": hand.data["examples"][0]}) for name in asked]
-    return {hand.name: len(hand.html()) > 1000 and all(answer["members"] for answer in answers)}
+def touch(hand):  # its page alone
+    return {hand.name: len(hand.html()) > 1000}
 
 moved_controls = {}
 for each in gc.get_objects():

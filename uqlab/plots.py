@@ -678,6 +678,8 @@ def mask_map(mask: Tensor, *, ax: Axes | None = None) -> Axes:
 
     Units are sorted by their mean over members.
     """
+    if mask.ndim != 2 or not mask.numel():
+        raise ValueError(f"masks must be [members, units], got {list(mask.shape)}")
     ax = ax or plt.gca()
     order = mask.mean(0).argsort(descending=True, stable=True)
     crisp = "nearest" if mask.shape[1] < 1000 else "antialiased"

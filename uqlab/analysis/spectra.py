@@ -20,6 +20,7 @@ from uqlab.analysis.diversity import layer_names, member_weights, weights
 from uqlab.core.checks import (
     ArrayLike,
     as_tensor,
+    at_least,
     between,
     finite,
     one_network,
@@ -174,6 +175,7 @@ def random_level(dimension: int, vectors: int | None = None) -> float:
     >>> round(random_level(768), 2)
     0.12
     """
+    at_least("dimension", dimension)
     vectors = dimension if vectors is None else vectors
     between("vectors", vectors, 1, dimension, ", the dimension")
     x = torch.linspace(0, 12, 24001, dtype=torch.float64)

@@ -30,6 +30,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from uqlab.core import devices
+from uqlab.core.checks import one_network
 from uqlab.ensembles.forms import FORMS, Form
 from uqlab.ensembles.layers import MemberLayer, PerMember, active_members, with_layers
 
@@ -290,6 +291,10 @@ def stack_layers(layers: Sequence[nn.Module]) -> MemberModule:
 
     The tensors are copied; what the first one trains is trained.
     """
+    for layer in layers:
+        one_network(layer, "stack_layers")
+    if not layers:
+        raise ValueError("stack_layers needs at least one layer, got none")
     inner = copy.deepcopy(layers[0])
     own = {}
     for name, p in layers[0].named_parameters():

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from uqlab.core.checks import at_least
 from uqlab.core.modules import layers_of
 from uqlab.models.checkpoints import plain_logits
 
@@ -341,6 +342,7 @@ def embedded(classes: int = 10) -> nn.Module:
         Logits. The classifier of the letters A to Z is kept for 26; else a new one is
         drawn from torch's global seed.
     """
+    at_least("classes", classes)
     network = vit(28, 7, width=128, layers=4, heads=8, classes=classes)
     with safe_open(EMBEDDED, "pt") as file:
         state = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118

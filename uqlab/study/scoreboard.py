@@ -242,6 +242,8 @@ def detection(
     dict
         aurc (by "msp"), aurc_<score>, auroc_<score>_<ood>, fpr95_<score>_<ood>.
     """
+    for name in scores:
+        one_of("score", name, rating.SCORES)
     z = training.predict(model, test.inputs)
     names = [name for name in scores if len(z) > 1 or not rating.SCORES[name].compares]
     rating.fit(names, model, train.inputs, train.labels)

@@ -22,7 +22,14 @@ from torch.distributions import MultivariateNormal
 
 from uqlab import gradients, training, uncertainty
 from uqlab.analysis import diversity, representations
-from uqlab.core.checks import ArrayLike, as_inputs, as_labels, count, one_of
+from uqlab.core.checks import (
+    ArrayLike,
+    as_inputs,
+    as_labels,
+    count,
+    one_network,
+    one_of,
+)
 from uqlab.core.modules import evaluating
 from uqlab.ensembles import Ensemble
 from uqlab.metrics import log_prediction
@@ -36,6 +43,7 @@ def members(model: nn.Module) -> list[nn.Module]:
     """Return the networks of an ensemble, or the one network."""
     if isinstance(model, Ensemble):
         return [model.member(m) for m in range(model.members)]
+    one_network(model, "a score")
     return [model]
 
 

@@ -22,6 +22,8 @@ def crop_flip(
         Whether images are mirrored, each with probability one half.
     """
     members, batch, _, height, width = x.shape
+    if len(generators) != members:
+        raise ValueError(f"{members} members need as many generators")
     places = 2 * padding + 1
     size = (2, batch)
     corners = [torch.randint(places, size, generator=g) for g in generators]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from uqlab import plots
-from uqlab.core.checks import one_network
+from uqlab.core.checks import one_of
 from uqlab.core.modules import hooked, layers_of
 from uqlab.data import Dataset
 from uqlab.study import scoreboard, scores
@@ -82,6 +82,8 @@ def alarm(
     """
     sets = {}
     for key in ("id", *images):
+        for by_set in values.values():
+            one_of("a set of images", key, by_set)
         rows = [short(by_set[key]) for by_set in values.values()]
         sets[key] = {"name": (names or {}).get(key, key), "values": rows}
     for key, inputs in images.items():
@@ -195,8 +197,6 @@ def draw(
         If a member is another kind of network.
     """
     members = {name: scores.members(model) for name, model in models.items()}
-    for networks in members.values():
-        one_network(networks[0], "draw")
     size = sum(p.numel() for few in members.values() for p in few[0].parameters())
     fitting = max(1, int(CARRIED / (4 / 3 * size)))
     carried = {}
