@@ -294,6 +294,7 @@ OWN: dict[str, dict[str, Any]] = {
     "widgets.alarm": {"values": lambda: {1: {"id": positive(6), "far": positive(5)}},
                       "images": lambda: {"far": positive(5, 1, 4, 4)}},
     "widgets.collapse": {"x": lambda: draw(5), "predictions": lambda: {1: draw(3, 5), 2: draw(3, 5)}},
+    "uncertainty.bisected": {"too_low": lambda: lambda temperature: temperature < 2},
     "widgets.draw": {"models": lambda: {"deep": ensembles.deep(lambda: models.mlp(64, (6,), 10), 2)}, "train": dataset,
                      "examples": lambda: {"one": positive(1, 8, 8)}},
     "widgets.front": {"boards": lambda: {"small": board()}, "quality": lambda: "accuracy",

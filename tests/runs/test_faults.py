@@ -187,7 +187,7 @@ if seed == 2 or (seed == 1 and not Path("killed").exists()):
     options = {
         "n_workers": 2,
         "threads_per_worker": 1,
-        "dashboard_address": None,
+        "dashboard_address": ":0",
         "silence_logs": 50,
     }
     with distributed.LocalCluster(resources={"GPU": 1}, **options) as cluster:
@@ -211,7 +211,7 @@ def test_a_cluster_without_a_fit_worker_is_waited_for(project, capsys):
     distributed = pytest.importorskip("distributed")
     notebook(project / "0.ipynb", parameters=PARAMETERS)
     with distributed.LocalCluster(
-        n_workers=0, dashboard_address=None, silence_logs=50
+        n_workers=0, dashboard_address=":0", silence_logs=50
     ) as cluster:
         threading.Timer(2, cluster.scale, (1,)).start()
         report = sweeps.sweep("0.ipynb", {}, cluster=cluster.scheduler_address)
