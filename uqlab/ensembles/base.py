@@ -257,11 +257,12 @@ class FoldedEnsemble(Ensemble):
         both = map_tensors(lambda t: torch.cat([t[0, :1], t[1, -1:]])[order], x)
         seen = []
         try:
-            for rows in (slice(2), slice(0, 1), slice(1, 2)):
-                with _ShapesByValues() as shapes:
-                    x = rows_of(both, rows)
-                    layers = self._tensors_of_layers(x, rows, MemberLayer)
-                seen.append([layer[0] for layer in layers])
+            with _ShapesByValues() as shapes:
+                for rows in (slice(2), slice(0, 1), slice(1, 2)):
+                    layers = self._tensors_of_layers(
+                        rows_of(both, rows), rows, MemberLayer
+                    )
+                    seen.append([layer[0] for layer in layers])
             together, *apart = seen
             same = len(together) == len(apart[0]) and not shapes.found
             return same and all(map(_alike, together, *apart))

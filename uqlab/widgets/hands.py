@@ -198,7 +198,7 @@ def draw(
     """
     members = {name: scores.members(model) for name, model in models.items()}
     size = sum(p.numel() for few in members.values() for p in few[0].parameters())
-    fitting = max(1, int(CARRIED / (4 / 3 * size)))
+    fitting = max(1, int(CARRIED / (4 / 3 * size + 1)))
     carried = {}
     images = train[:nearest]
     inputs = cast(Tensor, train.inputs)
