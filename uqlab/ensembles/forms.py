@@ -49,7 +49,11 @@ class Form:
     """One call of a module for the members that are in the pass."""
 
     def __init__(self, unit: Any, x: Tensor):
-        self.unit, self.inner, self.count = unit, unit.inner, unit.count(x)
+        self.unit = unit
+        self.inner = unit.inner
+        self.active = unit.active
+        self.parameters = unit.own()
+        self.count = unit.count(x)
 
     @classmethod
     def takes(cls, inner: Any, names: Collection[str]) -> bool:
@@ -58,9 +62,9 @@ class Form:
 
     def seen(self, name: str) -> Any:
         """Return what the members in the pass see [members or 1, ...], or None."""
-        parameter = self.unit.own().get(name)
+        parameter = self.parameters.get(name)
         if parameter is not None:
-            return parameter.weights(self.unit.active)
+            return parameter.weights(self.active)
         shared = getattr(self.inner, name)
         return None if shared is None else shared[None]
 
@@ -90,13 +94,13 @@ class Linear(Form):
 
     def product(self, x: Tensor) -> Tensor:
         """Return the output for x in the way that takes less arithmetic."""
-        parameter = self.unit.own().get("weight")
+        parameter = self.parameters.get("weight")
         if parameter is None:
             y = self.shared(x, self.inner.weight)
         elif (self.mixes or not parameter.low_rank) and saves(parameter, self.rows(x)):
-            y = parameter.product(x, self, self.unit.active)
+            y = parameter.product(x, self, self.active)
         else:
-            return self.built(x, parameter.built(self.unit.active))
+            return self.built(x, parameter.built(self.active))
         return y if self.bias is None else y + self.along(self.bias)
 
     def rows(self, x: Tensor) -> int:
@@ -117,7 +121,7 @@ class Linear(Form):
         With `biased` the bias is added here, if they share it too.
         """
         bias = None
-        if biased and self.bias is not None and "bias" not in self.unit.names:
+        if biased and self.bias is not None and "bias" not in self.parameters:
             bias, self.bias = self.bias[0], None
         return self.multiplied(x, weight, bias)
 
@@ -237,8 +241,8 @@ class BatchNorm(Form):
 
     def _by_batch(self, rows, mean, var, weight, bias):
         """Normalise by the statistics of the batch, and move the running ones."""
-        if "num_batches_tracked" in self.unit.names:
-            self.unit.num_batches_tracked.value[self.unit.active] += 1
+        if "num_batches_tracked" in self.parameters:
+            self.parameters["num_batches_tracked"].value[self.active] += 1
         if weight is not None:
             weight, bias = (p.expand(self.count, -1).flatten() for p in (weight, bias))
         side_by_side = rows.transpose(0, 1).flatten(1, 2)  # [batch, members * features]

@@ -89,9 +89,10 @@ class MemberParameter(PerMember):
 
     def built(self, rows: slice) -> Tensor:
         """Return `weights`, kept from before inside a block of `built_once`."""
-        kept, key = _BUILT.get(), (self, rows.start, rows.stop)
+        kept = _BUILT.get()
         if kept is None:
             return self.weights(rows)
+        key = self, rows.start, rows.stop
         if key in kept:
             return kept[key]
         weights = self.weights(rows)
@@ -132,6 +133,8 @@ class MemberParameter(PerMember):
 
     def __getattr__(self, name: str) -> Any:
         """Stand for the tensor: its kind is that of `w`, the rest that of a member."""
+        if name in self._parameters:
+            return self._parameters[name]
         if name in ("shape", "dtype", "device"):
             return getattr(self.w, name)
         of_tensors = not name.startswith("_") and hasattr(Tensor, name)
@@ -207,13 +210,15 @@ class MemberModule(MemberLayer):
 
     def own(self):
         """Return the members' parameters by their names in the inner module."""
-        return {name: getattr(self, own) for name, own in self.names.items()}
+        modules = self._modules  # past __getattr__, which takes a tenth of a pass
+        return {name: modules[own] for name, own in self.names.items()}
 
     @property
     def form(self) -> type[Form] | None:
         """How members are folded into such inputs; None if the module runs in turn."""
-        form = FORMS.get(type(self.inner))
-        return form if form is not None and form.takes(self.inner, self.names) else None
+        inner = self.inner
+        form = FORMS.get(type(inner))
+        return form if form is not None and form.takes(inner, self.names) else None
 
     def way(self) -> str:
         """Return how the module runs, in words."""

@@ -290,7 +290,7 @@ def _fill_up(fused: FusedEnsemble) -> None:
     ragged = layers_of(fused.network, Ragged)
     if ragged and not _passes_alone(fused):
         for tensors in ragged:
-            tensors.least = max(tensors.lengths)
+            tensors.fill(max(tensors.lengths))
 
 
 def _passes_alone(fused: FusedEnsemble) -> bool:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from uqlab.ensembles import MemberModule, MemberParameter, Own
 
@@ -26,8 +25,22 @@ class Ragged(MemberParameter):
         self.axis = axis
         turned = [t.mT if axis else t for t in tensors]
         self.lengths = [len(t) for t in turned]
-        self.least = 0  # length to which some attentions need all of them filled up
         self.value = nn.Parameter(torch.cat(turned))
+        self.fill(0)
+
+    def fill(self, least: int) -> None:
+        """Fill up to `least` from now on: some attentions need all of one length.
+
+        `places` says from which row of `value` each row of a member comes; the row
+        after the last one holds zeros.
+        """
+        self.least = least
+        width = max(*self.lengths, least)
+        places = torch.full((self.members, width), sum(self.lengths))
+        rows = torch.arange(sum(self.lengths)).split(self.lengths)
+        for place, row in zip(places, rows, strict=True):
+            place[: len(row)] = row
+        self.register_buffer("places", places.to(self.value.device), persistent=False)
 
     def _turned(self, tensor: Tensor) -> Tensor:
         return tensor.mT if self.axis else tensor
@@ -43,14 +56,15 @@ class Ragged(MemberParameter):
 
     def weights(self, rows: slice = slice(None)) -> Tensor:
         """Return what some of the members see, filled up with zeros to one length."""
-        tensors = list(self.value.split(self.lengths)[rows])
-        filled = pad_sequence(tensors, batch_first=True)
-        least = self.least if filled.shape[1] else max(self.lengths)  # some heads
-        missing = least - filled.shape[1]
-        if missing > 0:
-            rest = filled.new_zeros(len(filled), missing, *filled.shape[2:])
-            filled = torch.cat([filled, rest], 1)
-        return self._turned(filled)
+        value = self.value
+        places = self.places
+        if rows != slice(None):  # perhaps without the longest
+            lengths = self.lengths[rows]
+            width = max(*lengths, self.least) if any(lengths) else max(self.lengths)
+            places = places[rows, :width]
+        zero = value.new_zeros(1, *value.shape[1:])
+        filled = torch.cat([value, zero]).index_select(0, places.flatten())
+        return self._turned(filled.view(*places.shape, *value.shape[1:]))
 
     def start(self) -> None:
         """Return the members were pruned from weights that are not kept."""
@@ -67,6 +81,7 @@ class Ragged(MemberParameter):
         self.members = len(lengths)
         self.lengths = lengths
         self.value.data = self.value.data.narrow(0, before, sum(lengths))
+        self.fill(self.least)
 
 
 class GroupedLinear(MemberModule):
@@ -79,12 +94,12 @@ class GroupedLinear(MemberModule):
     def forward(self, x: Tensor) -> Tensor:
         """Return [members * batch, ..., out] for x [members * batch, ..., in]."""
         active = self.active
-        weight = self.weight.built(active).mT
+        own = self.own()
+        weight = own["weight"].built(active).mT
         count = x.shape[:-1].numel() // len(weight)
         rows = x.reshape(len(weight), count, x.shape[-1])
-        if "bias" in self.names:
-            bias = self.bias.built(active).unsqueeze(1)
-            y = torch.baddbmm(bias, rows, weight)
+        if "bias" in own:
+            y = torch.baddbmm(own["bias"].built(active).unsqueeze(1), rows, weight)
         else:
             y = torch.bmm(rows, weight)
         return y.view(*x.shape[:-1], y.shape[-1])
