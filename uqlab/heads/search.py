@@ -12,7 +12,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from uqlab.core import devices
 from uqlab.core.checks import count
@@ -48,6 +50,21 @@ class _Tape:
         return self.output
 
 
+class _FirstQuery(TorchFunctionMode):
+    """Attention answers the first token's query alone, and repeats that answer."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **kwargs)
+        query, *others = args
+        mask = kwargs.get("attn_mask")
+        if mask is not None and mask.shape[-2] > 1:
+            kwargs["attn_mask"] = mask[..., :1, :]
+        first = func(query[..., :1, :], *others, **kwargs)
+        return first.expand(*query.shape[:-1], -1)
+
+
 class _LastLayer(_Tape):
     """A layer that can go on after its attention `core` with the first token alone."""
 
@@ -63,7 +80,7 @@ class _LastLayer(_Tape):
         attended = core.replay
         if attended is None:
             core.ends = True
-            with contextlib.suppress(_Reached):
+            with contextlib.suppress(_Reached), _FirstQuery():
                 self.forward(*args, **kwargs)
             core.ends = False
             attended = core.output
