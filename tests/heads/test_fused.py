@@ -405,3 +405,60 @@ def test_members_that_do_not_fuse(members, error, message):
 def test_unknown_norms():
     with pytest.raises(ValueError, match=r"norms must be .+, got 'shared'"):
         heads.fuse(pruned(), norms="shared")
+
+
+class KeyFirst(nn.Module):
+    """Attention that asks for its keys first, and twice for its queries."""
+
+    def __init__(self, width=8):
+        super().__init__()
+        self.num_heads, self.head_dim = 4, 2
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            self.add_module(name, nn.Linear(width, width))
+
+    def forward(self, x, attention_mask=None):
+        k, _, q, v = (
+            f(x) for f in (self.k_proj, self.q_proj, self.q_proj, self.v_proj)
+        )
+        q, k, v = (
+            t.unflatten(-1, (-1, self.head_dim)).transpose(-3, -2) for t in (q, k, v)
+        )
+        z = (q @ k.mT).softmax(-1) @ v
+        return self.o_proj(z.transpose(-3, -2).flatten(-2))
+
+
+class KeyFirstStack(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([KeyFirst(), KeyFirst()])
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x.mean(1))
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["trained", "keys frozen"])
+def test_projections_may_be_called_in_any_order_and_again(frozen):
+    """What one projection computed for the others is theirs, and never another call's."""
+    torch.manual_seed(0)
+    model = KeyFirstStack()
+    model.layers[0].k_proj.requires_grad_(not frozen)
+    members = [heads.prune(model, pairs) for pairs in ([(0, 1)], [(0, 2), (0, 3)])]
+    for member in members:
+        member.layers[0].k_proj.requires_grad_(not frozen)
+    fused = heads.fuse(members)
+    x = torch.randn(3, 5, 8)
+    for _ in range(2):
+        expected = torch.stack([fused.member(m)(x) for m in range(2)])
+        assert_close(fused(x), expected)
+        fused(x).square().sum().backward()
+        with torch.no_grad():
+            for p in fused.parameters():
+                if p.grad is not None:
+                    p -= 0.1 * p.grad
+        for layer in fused.member(1).layers[:1]:
+            assert layer.k_proj.weight.requires_grad is not frozen
+            assert layer.q_proj.weight.requires_grad
+    assert_close(fused.member(0).layers[1].q_proj.weight.shape, torch.Size([8, 8]))
