@@ -161,13 +161,14 @@ class Projection(MemberLayer):
 
 
 def grouped(layers: Sequence[Sequence[nn.Linear]]) -> list[nn.Module]:
-    """Fold projections of one input of all members, if they are alike in one product.
+    """Fold the projections that all members have of one input into one product.
 
     Parameters
     ----------
     layers : sequence of sequence of nn.Linear
-        For each projection a layer of each member. Their tensors are copied; what the
-        first one trains is trained.
+        For each projection a layer of each member; those of one member have the same
+        inputs and the same parameters. Their tensors are copied; what the first one
+        trains is trained.
 
     Returns
     -------
