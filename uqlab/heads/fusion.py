@@ -252,25 +252,12 @@ def _group_heads(
     most = max(zip(layer, members, strict=True), key=lambda pair: pair[0].heads)
     core = copy.deepcopy(most[1].get_submodule(layer[0].name))
     network.set_submodule(layer[0].name, core)
-    layers = []
     for projections in zip(*(a.projections for a in layer), strict=True):
         modules: list[Any] = [
             model.get_submodule(projection.module)
             for model, projection in zip(members, projections, strict=True)
         ]
-        layers.append(modules)
-    *inputs, output = layers
-    alike = len({_kind(modules[0]) for modules in inputs}) == 1
-    folded = grouped(inputs) if alike else [grouped([m])[0] for m in inputs]
-    folded += grouped([output])
-    for projection, module in zip(layer[0].projections, folded, strict=True):
-        network.set_submodule(projection.module, module)
-
-
-def _kind(layer: nn.Module) -> tuple:
-    """Return in what the projections of one product must be alike."""
-    parameters = layer.named_parameters()
-    return tuple((name, p.shape[1:], p.requires_grad) for name, p in parameters)
+        network.set_submodule(projections[0].module, grouped(modules))
 
 
 @torch.no_grad()

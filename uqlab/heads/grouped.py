@@ -1,18 +1,11 @@
 """Linear layers of a fused ensemble, in which every member has its own heads."""
 
-import contextvars
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from uqlab.ensembles import MemberLayer, MemberModule, MemberParameter, Own
-
-# What the projections that are called next take: the layer, its input and its outputs.
-# It belongs to the call: threads may share an ensemble.
-_NOTHING = (None, None, {})
-_LEFT: contextvars.ContextVar[Any] = contextvars.ContextVar("left", default=_NOTHING)
+from uqlab.ensembles import MemberModule, MemberParameter, Own
 
 
 class Ragged(MemberParameter):
@@ -24,15 +17,12 @@ class Ragged(MemberParameter):
         One for each member, of one or two axes.
     axis : int
         The axis, 0 or 1.
-    blocks : int
-        How many blocks of equal length each tensor has along the axis.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], axis: int, blocks: int = 1):
+    def __init__(self, tensors: Sequence[Tensor], axis: int):
         nn.Module.__init__(self)
         self.members = len(tensors)
         self.axis = axis
-        self.blocks = blocks
         turned = [t.mT if axis else t for t in tensors]
         self.lengths = [len(t) for t in turned]
         self.value = nn.Parameter(torch.cat(turned))
@@ -41,16 +31,15 @@ class Ragged(MemberParameter):
     def fill(self, least: int) -> None:
         """Fill up to `least` from now on: some attentions need all of one length.
 
-        `places` [members, blocks, longest] says from which row of `value` each row of a
-        member comes; the row after the last one holds zeros.
+        `places` says from which row of `value` each row of a member comes; the row
+        after the last one holds zeros.
         """
         self.least = least
-        total = sum(self.lengths)
-        longest = max(*self.lengths, least) // self.blocks
-        places = torch.full((self.members, self.blocks, longest), total)
-        rows = torch.arange(total).split(self.lengths)
+        width = max(*self.lengths, least)
+        places = torch.full((self.members, width), sum(self.lengths))
+        rows = torch.arange(sum(self.lengths)).split(self.lengths)
         for place, row in zip(places, rows, strict=True):
-            place[:, : len(row) // self.blocks] = row.view(self.blocks, -1)
+            place[: len(row)] = row
         self.register_buffer("places", places.to(self.value.device), persistent=False)
 
     def _turned(self, tensor: Tensor) -> Tensor:
@@ -72,10 +61,10 @@ class Ragged(MemberParameter):
         if rows != slice(None):  # perhaps without the longest
             lengths = self.lengths[rows]
             width = max(*lengths, self.least) if any(lengths) else max(self.lengths)
-            places = places[rows, :, : width // self.blocks]
+            places = places[rows, :width]
         zero = value.new_zeros(1, *value.shape[1:])
         filled = torch.cat([value, zero]).index_select(0, places.flatten())
-        return self._turned(filled.view(len(places), -1, *value.shape[1:]))
+        return self._turned(filled.view(*places.shape, *value.shape[1:]))
 
     def start(self) -> None:
         """Return the members were pruned from weights that are not kept."""
@@ -122,74 +111,24 @@ class GroupedLinear(MemberModule):
         return layer
 
 
-class Projection(MemberLayer):
-    """One of the projections of one input that `joint` computes together.
-
-    The first that is called computes all of them, and the others, called with the same
-    tensor, take what it left.
-    """
-
-    def __init__(self, joint: GroupedLinear, place: int, count: int):
-        super().__init__()
-        self.members = joint.members
-        self.joint = joint
-        self.place = place
-        self.projections = count
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return [members * batch, ..., out] for x [members * batch, ..., in]."""
-        joint = self.joint
-        if torch.compiler.is_compiling():
-            return joint(x).chunk(self.projections, -1)[self.place]
-        of_joint, of_x, outputs = _LEFT.get()
-        if of_joint is not joint or of_x is not x or self.place not in outputs:
-            outputs = dict(enumerate(joint(x).chunk(self.projections, -1)))
-            _LEFT.set((joint, x, outputs))
-        y = outputs.pop(self.place)
-        if not outputs:
-            _LEFT.set(_NOTHING)
-        return y
-
-    def member(self, index: int) -> nn.Module:
-        """Return a plain layer that computes what member `index` computes."""
-        layer: Any = self.joint.member(index)
-        for name, p in list(layer.named_parameters()):
-            own = p.detach().chunk(self.projections)[self.place].clone()
-            setattr(layer, name, nn.Parameter(own, p.requires_grad))
-        layer.out_features = len(layer.weight)
-        return layer
-
-
-def grouped(layers: Sequence[Sequence[nn.Linear]]) -> list[nn.Module]:
-    """Fold the projections that all members have of one input into one product.
+def grouped(layers: Sequence[nn.Linear]) -> GroupedLinear:
+    """Fold the query, key, value or output projections of all members into one layer.
 
     Parameters
     ----------
-    layers : sequence of sequence of nn.Linear
-        For each projection a layer of each member; those of one member have the same
-        inputs and the same parameters. Their tensors are copied; what the first one
-        trains is trained.
-
-    Returns
-    -------
-    list of nn.Module
-        A layer for each projection.
+    layers : sequence of nn.Linear
+        One for each member. Their tensors are copied; what the first one trains is
+        trained.
     """
     own = {}
-    for name, p in layers[0][0].named_parameters():
-        tensors = []
-        for of_member in zip(*layers, strict=True):
-            parts = [layer.get_parameter(name).detach() for layer in of_member]
-            tensors.append(torch.cat(parts))
+    for name, p in layers[0].named_parameters():
+        tensors = [layer.get_parameter(name).detach() for layer in layers]
         shapes = {t.shape for t in tensors}
         if len(shapes) == 1:
             own[name] = Own(nn.Parameter(torch.stack(tensors)))
         else:
-            rows = len(set(map(len, tensors))) > 1
-            own[name] = Ragged(tensors, 0 if rows else 1, len(layers))
+            lengths = set(map(len, tensors))
+            own[name] = Ragged(tensors, axis=0 if len(lengths) > 1 else 1)
         own[name].requires_grad_(p.requires_grad)
     inner = nn.Linear(1, 1, bias="bias" in own, device="meta")
-    joint = GroupedLinear(inner, own)
-    if len(layers) == 1:
-        return [joint]
-    return [Projection(joint, place, len(layers)) for place in range(len(layers))]
+    return GroupedLinear(inner, own)
