@@ -133,8 +133,9 @@ class MemberParameter(PerMember):
 
     def __getattr__(self, name: str) -> Any:
         """Stand for the tensor: its kind is that of `w`, the rest that of a member."""
-        if name in self._parameters:
-            return self._parameters[name]
+        parameters = self.__dict__.get("_parameters", ())
+        if name in parameters:
+            return parameters[name]
         if name in ("shape", "dtype", "device"):
             return getattr(self.w, name)
         of_tensors = not name.startswith("_") and hasattr(Tensor, name)
@@ -203,8 +204,6 @@ class MemberModule(MemberLayer):
 
     def __getattr__(self, name: str) -> Any:
         """Look in the inner module too: networks ask their layers for settings."""
-        if name in self._modules:
-            return self._modules[name]
         try:
             return super().__getattr__(name)
         except AttributeError:
