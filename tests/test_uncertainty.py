@@ -365,14 +365,6 @@ def test_gradients_pass_through(correct):
     assert torch.autograd.gradcheck(lambda z: decompose(z, correct=correct), logits)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_results_stay_on_the_device():
-    logits = make_logits(4, 100, 3)
-    result = decompose(logits.cuda(), torch.rand(4))
-    assert result.total.device.type == "cuda"
-    assert_close(decompose(logits.cuda()).epistemic.cpu(), decompose(logits).epistemic)
-
-
 # Bad input ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "measure", [decompose, expected_pairwise_kl, logit_sum_weights, decompose_score]

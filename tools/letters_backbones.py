@@ -6,7 +6,8 @@ FOLDER is laid out as $UQLAB_DATA. Each network is a file of BACKBONES; those th
 the command can be stopped and started at any time. WIDTHS, "32,64,96x2": x and a number of blocks that is not four.
 Two series. Of "epochs" every network sees all letters four times, with a cosine, so that wide ones get better. Of
 "accuracy" each is stopped where it is right on 70 % of letters that it never saw, give or take half a point: a
-constant rate, asked every 20 steps. The architecture is that of `models.embedded()`, with heads 16 wide.
+constant rate, asked every 20 steps. The architecture is that of `models.embedded()`, with heads 16 wide. A GPU is
+used if there is one; what is random is drawn on the CPU.
 """
 
 import json
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from uqlab import data, models
 from uqlab.core.files import writing
-from uqlab.training import predict
+from uqlab.training import device, predict
 
 EPOCHS, WARMUP = 4, 300
 TARGET, WITHIN, ASKED_EVERY, LONGEST = 0.70, 0.005, 20, 60  # LONGEST: epochs
@@ -31,7 +32,7 @@ WIDTHS = "32,64,128,256,96,48,192,96x2,96x8"
 
 def accuracy(network: nn.Module, items: data.Dataset) -> float:
     """Return the share of images that a network is right on; it trains on afterwards."""
-    answers = predict(network, torch.as_tensor(items.inputs))[0].argmax(1)
+    answers = predict(network, torch.as_tensor(items.inputs))[0].argmax(1).cpu()
     network.train()
     return (answers == items.labels).double().mean().item()
 
@@ -46,6 +47,8 @@ def pretrain(
 ) -> dict[str, float]:
     """Train a network in place; return the epochs that it took and its accuracy."""
     generator = torch.Generator().manual_seed(seed)
+    where = device("auto")
+    network.to(where)
     optimizer = torch.optim.AdamW(network.parameters(), LR, weight_decay=0.05)
     per_epoch = -(-len(y) // BATCH)
     steps = per_epoch * (EPOCHS if series == "epochs" else LONGEST)
@@ -62,8 +65,9 @@ def pretrain(
             order = torch.randperm(len(y), generator=generator)
         rows, order = order[:BATCH], order[BATCH:]
         optimizer.zero_grad()
-        inputs = warp(x[rows][None], [generator])[0]
-        F.cross_entropy(network(inputs), y[rows], label_smoothing=SMOOTHING).backward()
+        inputs = warp(x[rows][None], [generator])[0].to(where)
+        answers = network(inputs)
+        F.cross_entropy(answers, y[rows].to(where), label_smoothing=SMOOTHING).backward()
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         schedule.step()
@@ -107,7 +111,7 @@ def main(
         about = pretrain(network, x, y, held_out, kind, seed)
         about |= {"seconds": round(time.time() - started), **made_by()}
         weights = {
-            name: w.half().contiguous() for name, w in network.state_dict().items()
+            name: w.half().contiguous().cpu() for name, w in network.state_dict().items()
         }
         with writing(path) as temporary:
             save_file(weights, temporary, {"provenance": json.dumps(about)})

@@ -198,6 +198,8 @@ class MemberModule(MemberLayer):
         self.members = next(iter(own.values())).members
         for name, parameter in own.items():
             holder, last = _holder(inner, name)
+            if isinstance(inner, nn.RNNBase):  # then a tensor may be assigned
+                delattr(holder, last)
             setattr(holder, last, None)
             setattr(self, self.names[name], parameter)
         self.train(inner.training)
@@ -253,11 +255,16 @@ class MemberModule(MemberLayer):
         rows = slice(m, m + 1)
         seen = {name: p.built(rows)[0] for name, p in self.own().items()}
         with _LOCKS.setdefault(self.inner, threading.RLock()):
-            output = functional_call(self.inner, seen, args, kwargs)
-            if isinstance(self.inner, nn.RNNBase):  # it lists what it has seen
-                for name in self.names:
+            if not isinstance(self.inner, nn.RNNBase):
+                return functional_call(self.inner, seen, args, kwargs)
+            # It has a list of its weights, which follows what is assigned alone.
+            try:
+                for name, value in seen.items():
+                    setattr(self.inner, name, value)
+                return self.inner(*args, **kwargs)
+            finally:
+                for name in seen:
                     setattr(self.inner, name, None)
-        return output
 
     def member(self, index):
         """Return the module with the weights of one member, copied."""
