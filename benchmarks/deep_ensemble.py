@@ -134,7 +134,10 @@ def main():
     for width in (1, 4, 16):
         plain = candidates(width, dropout=0.0)
         torch.testing.assert_close(
-            plain["ours float32"](), plain["loop float32"](), rtol=1e-4, atol=1e-5
+            plain["ours float32"]().cpu(),
+            plain["loop float32"]().cpu(),
+            rtol=1e-4,
+            atol=1e-5,
         )
         own = machine()
         print(f"\nwidth x{width}, {STEPS} steps a round; the same losses to 1e-4")

@@ -34,6 +34,16 @@ def test_a_method_is_its_separate_members_or_refused(network, method, tmp_path):
         assert outcome(NETWORKS[network], method, tmp_path)
 
 
+@pytest.mark.parametrize("network", [n for n in NETWORKS if WORKS[n, "lora"]])
+def test_an_ensemble_can_be_moved(network):
+    """A recurrent layer makes a new list of its weights when it is moved."""
+    x = NETWORKS[network].inputs(4)
+    ensemble = METHODS["lora"].make(NETWORKS[network].make(), x, 3).eval()
+    with torch.no_grad():
+        before = ensemble(x)
+        near(ensemble.to(torch.float64).to(torch.float32)(x), before)
+
+
 @pytest.mark.parametrize("network", [n for n in NETWORKS if WORKS[n, "dropkey"]])
 def test_nothing_dropped_from_the_attention_is_the_network(network):
     net, x = NETWORKS[network].make(), NETWORKS[network].inputs(4)

@@ -18,6 +18,13 @@ GPU = "cuda"
 PAIRS = [pair for pair, works in table_of_the_book().items() if works]
 
 
+@pytest.fixture(autouse=True)
+def _in_float32():
+    """Convolutions round their factors to TF32 unless told not to."""
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        yield
+
+
 def on_gpu(inputs):
     if isinstance(inputs, torch.Tensor):
         return inputs.to(GPU)
@@ -62,9 +69,7 @@ def test_gradient_scores(network):
     net, x = NETWORKS[network].make(), NETWORKS[network].inputs(6)
     moved = copy.deepcopy(net).to(GPU)
     for score in (gradients.exgrad, gradients.gradnorm, gradients.regrad):
-        assert_close(
-            score(moved, x.to(GPU)).cpu(), score(net, x), rtol=1e-3, atol=1e-3
-        )
+        assert_close(score(moved, x.to(GPU)).cpu(), score(net, x), rtol=1e-3, atol=1e-3)
 
 
 def test_heads_are_scored_pruned_and_fused():
@@ -107,9 +112,7 @@ def test_weights_and_spectra():
         spectra.ensemble_spectra(ensemble, k=2, progress=False),
     )
     ensemble = ensemble.to(GPU)
-    assert_close(
-        diversity.weight_cosine(ensemble).cpu(), cosines, rtol=1e-3, atol=1e-3
-    )
+    assert_close(diversity.weight_cosine(ensemble).cpu(), cosines, rtol=1e-3, atol=1e-3)
     there = spectra.ensemble_spectra(ensemble, k=2, progress=False)
     for name, values in found.items():
         assert_close(there[name].values.cpu(), values.values, rtol=1e-3, atol=1e-3)

@@ -67,7 +67,9 @@ def pretrain(
         optimizer.zero_grad()
         inputs = warp(x[rows][None], [generator])[0].to(where)
         answers = network(inputs)
-        F.cross_entropy(answers, y[rows].to(where), label_smoothing=SMOOTHING).backward()
+        F.cross_entropy(
+            answers, y[rows].to(where), label_smoothing=SMOOTHING
+        ).backward()
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         schedule.step()
@@ -111,7 +113,8 @@ def main(
         about = pretrain(network, x, y, held_out, kind, seed)
         about |= {"seconds": round(time.time() - started), **made_by()}
         weights = {
-            name: w.half().contiguous().cpu() for name, w in network.state_dict().items()
+            name: w.half().contiguous().cpu()
+            for name, w in network.state_dict().items()
         }
         with writing(path) as temporary:
             save_file(weights, temporary, {"provenance": json.dumps(about)})

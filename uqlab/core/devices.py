@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -87,6 +87,17 @@ def arithmetic(precision: str, where: torch.device) -> Iterator[None]:
             stacklevel=5,
         )
         yield
+
+
+def without_cudnn(model: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Return a block in which a model with recurrent layers uses torch's own kernels.
+
+    Those of cuDNN have no gradients in evaluation mode, and warn of weights that do not
+    lie in one piece of memory. Other models are let alone.
+    """
+    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        return torch.backends.cudnn.flags(enabled=False)
+    return contextlib.nullcontext()
 
 
 def free_memory(device: torch.device) -> int:

@@ -261,7 +261,8 @@ class MemberModule(MemberLayer):
             try:
                 for name, value in seen.items():
                     setattr(self.inner, name, value)
-                return self.inner(*args, **kwargs)
+                with devices.without_cudnn(self.inner):
+                    return self.inner(*args, **kwargs)
             finally:
                 for name in seen:
                     setattr(self.inner, name, None)

@@ -31,7 +31,7 @@ from uqlab.core.checks import (
     representable,
     within,
 )
-from uqlab.core.devices import ACTIVATIONS, elements_of_temporary
+from uqlab.core.devices import ACTIVATIONS, elements_of_temporary, without_cudnn
 from uqlab.core.modules import evaluating, like_parameters
 from uqlab.gradients.per_sample import SampleGradients
 
@@ -302,7 +302,7 @@ def _by_batch(
         raise TypeError("inputs must be one tensor [samples, ...], got tensors by name")
     device = x.device
     x = like_parameters(model, x)
-    with evaluating(model):
+    with evaluating(model), without_cudnn(model):
         other = x[-1:] if len(x) > 1 else torch.zeros_like(x)
         gradients = SampleGradients(model, torch.cat([other, x[:1]]), layers, norm)
         room = elements_of_temporary(x.device, ACTIVATIONS)
