@@ -151,6 +151,12 @@ def test_taylor_scores_of_frozen_training_models():
     assert all(part.training for part in model.modules())
 
 
+def test_inputs_whose_gradients_overflow_are_refused():
+    model, x, y = make(), inputs(), labels()
+    with pytest.raises(ValueError, match="too large"):
+        heads.taylor_scores(model, x * 1e30, y)
+
+
 def test_taylor_scores_of_a_pruned_model():
     model, x, y = make(), inputs(), labels()
     with heads.ablate(model, [(0, 1), (2, 0)]):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from small_training import INPUTS, LABELS, small_mlp
+from torch.nn import functional as F
 
 from uqlab import ensembles, training
 
@@ -43,3 +44,29 @@ def test_an_error_leaves_the_modes_as_they_were(mode):
         training.fit(ensemble, INPUTS, LABELS + 1, epochs=1, lr=0.1, progress=False)
     assert [part.training for part in ensemble.modules()] == modes
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda outputs, labels: F.cross_entropy(outputs.flatten(0, 1), labels.ravel()),
+        lambda outputs, labels: outputs.mean((1, 2)).tolist(),
+        lambda outputs, labels: outputs.mean(2),
+    ],
+)
+def test_a_loss_has_one_value_a_member(loss):
+    """The mean over the members would train each with a part of its gradient."""
+    ensemble = ensembles.deep(small_mlp, 2)
+    with pytest.raises(ValueError, match="one value a member"):
+        training.fit(
+            ensemble, INPUTS, LABELS, epochs=1, lr=0.1, loss=loss, progress=False
+        )
+
+
+@pytest.mark.parametrize("augment", [lambda x, _: None, lambda x, _: x[:, :3]])
+def test_augmented_inputs_are_the_same_samples(augment):
+    ensemble = ensembles.deep(small_mlp, 2)
+    with pytest.raises(ValueError, match="augment must return inputs"):
+        training.fit(
+            ensemble, INPUTS, LABELS, epochs=1, lr=0.1, augment=augment, progress=False
+        )

@@ -8,7 +8,15 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from uqlab.core.checks import ArrayLike, as_inputs, at_least, between, count, one_of
+from uqlab.core.checks import (
+    ArrayLike,
+    as_inputs,
+    at_least,
+    between,
+    count,
+    one_of,
+    representable,
+)
 from uqlab.core.modules import batches, frozen
 from uqlab.ensembles import member_generators
 from uqlab.heads.attention import (
@@ -183,6 +191,7 @@ def _products(
     for name, weight in weights.items():
         slope = torch.zeros_like(weight) if weight.grad is None else weight.grad
         products[name] = (weight.detach() * slope).abs().double().cpu()
+        representable("gradients", slope)
     return products
 
 

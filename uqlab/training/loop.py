@@ -116,7 +116,8 @@ def fit(
     ------
     ValueError
         For empty or mismatched data, labels out of range, unknown names, numbers out of
-        range, and a checkpoint that is damaged or of another run.
+        range, a loss or an augmentation that returns something else, and a checkpoint
+        that is damaged or of another run.
     TypeError
         For what is no ensemble and for labels that are no integers.
     FloatingPointError
@@ -132,6 +133,17 @@ def fit(
     saved = Checkpoint(checkpoint, task.depends_on(ensemble, loss, class_weights))
     losses, steps = _train(ensemble, task, saved, progress, watch)
     return History(losses, steps, time.perf_counter() - started)
+
+
+def _augmented(x: Any, rows: Tensor) -> Tensor:
+    """Return what `augment` returned; ValueError unless it has the same samples."""
+    if not isinstance(x, Tensor) or x.shape[:2] != rows.shape:
+        got = list(x.shape) if isinstance(x, Tensor) else type(x)
+        raise ValueError(
+            f"augment must return inputs {[*rows.shape]} [members, batch, ...], "
+            f"got {got}"
+        )
+    return x
 
 
 @dataclass(frozen=True)
@@ -212,7 +224,7 @@ class Task:
             memory.resize_(0)  # it keeps its bytes, and grows to what is drawn
             drawn = torch.index_select(x, 0, flat, out=memory).unflatten(0, rows.shape)
             if self.augment:
-                drawn = self.augment(drawn, generators)
+                drawn = _augmented(self.augment(drawn, generators), rows)
             yield drawn, y.index_select(0, flat).unflatten(0, rows.shape)
 
 

@@ -74,7 +74,7 @@ def targets(
             f"labels must be as many as the inputs, {samples}, got {list(y.shape)}"
         )
     if callable(loss):
-        return y, loss
+        return y, functools.partial(_of_members, loss)
     one_of("loss", loss, ("cross_entropy", "mse"))
     with torch.no_grad(), evaluating(ensemble):
         outputs = ensemble(inputs[:1])[0]  # of one network for one sample
@@ -86,6 +86,17 @@ def targets(
         return y, cross_entropy
     weights = _weights(class_weights, classes).to(outputs)
     return y, functools.partial(cross_entropy, class_weights=weights)
+
+
+def _of_members(loss: Loss, outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return what a user's own loss returns; a mean over members is refused."""
+    values = loss(outputs, labels)
+    if not isinstance(values, Tensor) or values.shape != outputs.shape[:1]:
+        got = list(values.shape) if isinstance(values, Tensor) else type(values)
+        raise ValueError(
+            f"loss must return one value a member, [{len(outputs)}], got {got}"
+        )
+    return values
 
 
 def _values(y: Tensor, outputs: Tensor) -> Tensor:
