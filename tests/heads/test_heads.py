@@ -152,7 +152,7 @@ def test_taylor_scores_of_frozen_training_models():
 
 
 def test_inputs_whose_gradients_overflow_are_refused():
-    model, x, y = make(), inputs(), labels()
+    model, x, y = make().float(), inputs().float(), labels()
     with pytest.raises(ValueError, match="too large"):
         heads.taylor_scores(model, x * 1e30, y)
 
