@@ -253,10 +253,10 @@ class BatchNorm(Form):
 
 def _affine(rows, scale, shift):
     """Scale and shift the features of rows [members, batch, features, ...]."""
-    shape = -1, 1, rows.shape[2], *[1] * (rows.ndim - 3)
-    if shift is None:
-        return rows * scale.view(shape)
-    return torch.addcmul(shift.view(shape), rows, scale.view(shape))
+    for axis in 1, *range(3, rows.ndim):
+        scale = scale.unsqueeze(axis)
+        shift = None if shift is None else shift.unsqueeze(axis)
+    return rows * scale if shift is None else torch.addcmul(shift, rows, scale)
 
 
 FORMS: dict[type[nn.Module], type[Form]] = {

@@ -31,16 +31,17 @@ class Ragged(MemberParameter):
     def fill(self, least: int) -> None:
         """Fill up to `least` from now on: some attentions need all of one length.
 
-        `places` says from which row of `value` each row of a member comes; the row
-        after the last one holds zeros.
+        `places` says from which row of `value` each of the `width` rows of each member
+        comes; the row after the last one holds zeros.
         """
         self.least = least
-        width = max(*self.lengths, least)
-        places = torch.full((self.members, width), sum(self.lengths))
+        self.width = max(*self.lengths, least)
+        places = torch.full((self.members, self.width), sum(self.lengths))
         rows = torch.arange(sum(self.lengths)).split(self.lengths)
         for place, row in zip(places, rows, strict=True):
             place[: len(row)] = row
-        self.register_buffer("places", places.to(self.value.device), persistent=False)
+        places = places.flatten().to(self.value.device)
+        self.register_buffer("places", places, persistent=False)
 
     def _turned(self, tensor: Tensor) -> Tensor:
         return tensor.mT if self.axis else tensor
@@ -58,13 +59,16 @@ class Ragged(MemberParameter):
         """Return what some of the members see, filled up with zeros to one length."""
         value = self.value
         places = self.places
+        members = self.members
+        width = self.width
         if rows != slice(None):  # perhaps without the longest
             lengths = self.lengths[rows]
+            members = len(lengths)
             width = max(*lengths, self.least) if any(lengths) else max(self.lengths)
-            places = places[rows, :width]
-        zero = value.new_zeros(1, *value.shape[1:])
-        filled = torch.cat([value, zero]).index_select(0, places.flatten())
-        return self._turned(filled.view(*places.shape, *value.shape[1:]))
+            places = places.view(-1, self.width)[rows, :width].flatten()
+        row = value.shape[1:]
+        filled = torch.cat((value, value.new_zeros(1, *row))).index_select(0, places)
+        return self._turned(filled.view(members, width, *row))
 
     def start(self) -> None:
         """Return the members were pruned from weights that are not kept."""
@@ -96,13 +100,13 @@ class GroupedLinear(MemberModule):
         active = self.active
         own = self.own()
         weight = own["weight"].built(active).mT
-        count = x.shape[:-1].numel() // len(weight)
-        rows = x.reshape(len(weight), count, x.shape[-1])
+        alone = x.ndim == 3 and len(x) == len(weight)  # one input a member
+        rows = x if alone else x.flatten(0, -2).unflatten(0, (len(weight), -1))
         if "bias" in own:
             y = torch.baddbmm(own["bias"].built(active).unsqueeze(1), rows, weight)
         else:
             y = torch.bmm(rows, weight)
-        return y.view(*x.shape[:-1], y.shape[-1])
+        return y if alone else y.view(*x.shape[:-1], y.shape[-1])
 
     def member(self, index: int) -> nn.Module:
         """Return a plain layer that computes what member `index` computes."""
