@@ -101,7 +101,8 @@ class GroupedLinear(MemberModule):
         own = self.own()
         weight = own["weight"].built(active).mT
         alone = x.ndim == 3 and len(x) == len(weight)  # one input a member
-        rows = x if alone else x.flatten(0, -2).unflatten(0, (len(weight), -1))
+        count = x.shape[:-1].numel() // len(weight)
+        rows = x if alone else x.reshape(len(weight), count, x.shape[-1])
         if "bias" in own:
             y = torch.baddbmm(own["bias"].built(active).unsqueeze(1), rows, weight)
         else:
