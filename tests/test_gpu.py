@@ -11,9 +11,9 @@ from torch.testing import assert_close
 from uqlab import ensembles, gradients, heads, training, uncertainty
 from uqlab.analysis import diversity, spectra
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="needs a CUDA device"
-)
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
 GPU = "cuda"
 PAIRS = [pair for pair, works in table_of_the_book().items() if works]
 
