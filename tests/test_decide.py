@@ -124,6 +124,7 @@ def test_no_threshold_holds_where_the_network_guesses():
     assert decide.abstain(logits, perfect, torch.arange(500.0)) == 499
 
 
+@pytest.mark.slow
 def test_false_alarms_are_as_rare_as_promised():
     """Alarm at 1 / d = 20: at most d of 400 streams in which nothing changes."""
     generator = np.random.default_rng(0)
@@ -144,6 +145,7 @@ def test_a_shift_of_all_scores_is_found_within_200_inputs():
     assert late <= 10
 
 
+@pytest.mark.slow
 def test_a_drift_of_one_class_is_found_within_200_inputs():
     """Inputs of one class in five lose their evidence; scores are predictive entropies."""
     generator = torch.Generator().manual_seed(0)

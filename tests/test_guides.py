@@ -49,7 +49,8 @@ def run(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     "name",
     [
-        *("data", "network", "report", "explorers"),
+        *("data", "report", "explorers"),
+        pytest.param("network", marks=pytest.mark.slow),
         pytest.param("export", marks=pytest.mark.slow),
     ],
 )
@@ -68,6 +69,7 @@ def test_a_method_and_a_score_of_ones_own_join_by_one_entry(run):
     assert advice.reason.startswith("classifiers alone has the best trained of the 2")
 
 
+@pytest.mark.slow
 def test_the_guide_of_methods_and_scores_runs(run):
     names = run(ROOT / "book" / "guides" / "method.md")
     assert set(names["mine"]["method"]) == {"lora", "mine"}

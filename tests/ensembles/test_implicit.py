@@ -439,6 +439,7 @@ def test_targets_by_expression():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MAKERS | TRAINED | APART)
 def test_compiles(name, unchecked):  # what checks shapes cannot be traced
     backbone = vit(layers=1) if name == "lora" else cnn()
