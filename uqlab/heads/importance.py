@@ -190,8 +190,8 @@ def _products(
     products = {}
     for name, weight in weights.items():
         slope = torch.zeros_like(weight) if weight.grad is None else weight.grad
-        products[name] = (weight.detach() * slope).abs().double().cpu()
         representable("gradients", slope)
+        products[name] = (weight.detach() * slope).abs().double().cpu()
     return products
 
 
