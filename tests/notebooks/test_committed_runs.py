@@ -424,6 +424,35 @@ def test_13_has_real_networks_with_the_same_seeds_and_searched_rates(
             assert given["own"][method]["lr"] == taken["lr"]
 
 
+def test_13_has_five_folds_of_sounds_at_the_rates_of_the_voices():
+    table = pd.read_csv(BOARD / "sounds.csv")
+    given = read_json(BOARD / "sounds.json")["parameters"]
+    wanted = settings(parameters.find("board"), "sounds")
+    apart = ["output_dir", "methods", "seed"]
+    assert without(given, *apart) == without(wanted, *apart)
+    assert of_seeds(table, "method", list(range(5)))
+    voices = read_json(BOARD / "voices.json")["parameters"]["own"]
+    assert given["own"] == voices | {"dropout": voices["single"]}
+
+
+def test_13_has_five_seeds_of_questions_at_searched_rates():
+    table, search = (
+        pd.read_csv(BOARD / f"language{end}.csv") for end in ("", "_search")
+    )
+    given = read_json(BOARD / "language.json")["parameters"]
+    apart = ["output_dir", "methods", "seed"]
+    assert without(given, *apart) == without(
+        parameters.defaults(parameters.find("language")), *apart
+    )
+    assert of_seeds(table, "method", list(range(5)))
+    best = search.loc[search.groupby(["kind", "seed"])["NLL"].idxmin()].set_index(
+        ["kind", "seed"]
+    )
+    for row in table.itertuples():
+        kind = "singular_value" if row.method == "singular_value" else "lora"
+        assert row.lr == best["lr"][kind, row.seed]
+
+
 def test_13_has_a_board_with_the_columns_that_are_measured_now():
     table = pd.read_csv(BOARD / "board.csv")
     table = table[table["backbone"] != "text"].dropna(axis=1, how="all")
