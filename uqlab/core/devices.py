@@ -121,10 +121,10 @@ class Held(TorchDispatchMode):
         self.live = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        given = {storage._cdata for storage in _storages((args, kwargs))}
+        inputs = {storage._cdata for storage in _storages((args, kwargs))}
         result = func(*args, **(kwargs or {}))
         for storage in _storages(result):
-            if storage._cdata not in given | self.live:
+            if storage._cdata not in inputs | self.live:
                 self.live.add(storage._cdata)
                 self.now += storage.nbytes()
                 self.most = max(self.most, self.now)

@@ -129,10 +129,10 @@ def like_parameters(model: nn.Module, inputs: Inputs) -> Any:
     p = next(model.parameters(), torch.empty(0))
 
     def like(t):
-        made = t.to(p.device, p.dtype if t.is_floating_point() else None)
-        if made.dtype != t.dtype:
-            representable("inputs", made)
-        return made
+        converted = t.to(p.device, p.dtype if t.is_floating_point() else None)
+        if converted.dtype != t.dtype:
+            representable("inputs", converted)
+        return converted
 
     return map_tensors(like, inputs)
 

@@ -79,11 +79,11 @@ def _at_rate(waves, rate):
 @cache
 def recordings(name, classes, split):
     """Return short recordings of a file in `assets/`, which are stored at 8 kHz."""
-    kept = asset_split(name, split)
-    waves = _waves(kept["mulaw"], kept["lengths"], int(SHORT * RATE / 2))
+    arrays = asset_split(name, split)
+    waves = _waves(arrays["mulaw"], arrays["lengths"], int(SHORT * RATE / 2))
     waves = _int16(_at_rate(waves, RATE // 2))
-    about = {"speaker": kept["speaker"]} if "speaker" in kept else {}
-    return _set(waves, kept["y"], classes, **about)
+    about = {"speaker": arrays["speaker"]} if "speaker" in arrays else {}
+    return _set(waves, arrays["y"], classes, **about)
 
 
 def _waves(mulaw, lengths, size):
@@ -148,13 +148,13 @@ def esc10(split, root):
         "data/README.md says what it holds. `esc50` reads the recordings as their "
         "author publishes them.",
     )
-    kept = npz(path, "waves_mulaw", "lengths", "labels", "folds", "classes")
+    arrays = npz(path, "waves_mulaw", "lengths", "labels", "folds", "classes")
     with reading(path):
-        waves = _waves(kept["waves_mulaw"], kept["lengths"], SECONDS * RATE)
-        rows = (kept["folds"] == FOLDS) == (split == "test")
-        labels = kept["labels"][rows]
-        fold = kept["folds"][rows]
-        classes = tuple(kept["classes"].tolist())
+        waves = _waves(arrays["waves_mulaw"], arrays["lengths"], SECONDS * RATE)
+        rows = (arrays["folds"] == FOLDS) == (split == "test")
+        labels = arrays["labels"][rows]
+        fold = arrays["folds"][rows]
+        classes = tuple(arrays["classes"].tolist())
     return _set(_int16(waves[rows]), labels, classes, fold=fold)
 
 

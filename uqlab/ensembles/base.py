@@ -204,10 +204,10 @@ class FoldedEnsemble(Ensemble):
     def train(self, mode: bool = True) -> Any:
         """Change the mode; batch statistics that all members share stay frozen."""
         super().train(mode)
-        for part in self.network.modules():
-            statistics = getattr(part, "running_mean", None) is not None
-            if statistics and not isinstance(part, MemberLayer):
-                part.eval()
+        for module in self.network.modules():
+            statistics = getattr(module, "running_mean", None) is not None
+            if statistics and not isinstance(module, MemberLayer):
+                module.eval()
         return self
 
     def members_per_pass(self, x: Inputs) -> int:
@@ -332,11 +332,11 @@ class FoldedEnsemble(Ensemble):
 
     def shared_parameters(self):
         """Return the trained parameters of the network that are no member's own."""
-        own = set()
+        per_member = set()
         for layer in layers_of(self.network, MemberLayer):
-            own.update(layer.own_parameters())
+            per_member.update(layer.own_parameters())
         shared = super().shared_parameters()
-        return {p: count for p, count in shared.items() if p not in own}
+        return {p: count for p, count in shared.items() if p not in per_member}
 
     def noise_layers(self):
         """Return dropout layers, their number in a member, and whom they serve."""
@@ -445,11 +445,13 @@ def _draws_globally(ensemble):
     Threads would scramble its order. Besides modules of noise there is dropout inside
     modules, as in attention, recurrent layers and transformers.
     """
-    for part in ensemble.modules():
-        settings = vars(part) | getattr(getattr(part, "config", None), "__dict__", {})
+    for module in ensemble.modules():
+        settings = vars(module) | getattr(
+            getattr(module, "config", None), "__dict__", {}
+        )
         drops = (p for name, p in settings.items() if "drop" in name)
         inside = any(isinstance(p, float) and p > 0 for p in drops)
-        if inside or isinstance(part, _GLOBAL_NOISE):
+        if inside or isinstance(module, _GLOBAL_NOISE):
             return True
     return False
 

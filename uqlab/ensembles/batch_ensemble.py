@@ -109,11 +109,11 @@ def batch(
         else:
             groups = getattr(site.module, "groups", 1)
             weight = _around_one(w, groups, std, generators)
-        own: dict[str, MemberParameter] = {site.parameter: weight}
+        parameters: dict[str, MemberParameter] = {site.parameter: weight}
         if site.bias is not None:
             biases = torch.stack([site.bias.detach()] * len(generators))
-            own[site.bias_name] = Own(nn.Parameter(biases))
-        return own
+            parameters[site.bias_name] = Own(nn.Parameter(biases))
+        return parameters
 
     return implicit(
         backbone,

@@ -122,17 +122,19 @@ def from_members(models: Sequence[nn.Module]) -> Ensemble:
     return SeparateEnsemble(models, range(len(models)))
 
 
-def _treats_rows_alike(part):
+def _treats_rows_alike(module):
     """Return whether members can be folded into the batch of a module."""
-    if isinstance(part, nn.Flatten):
-        return part.start_dim == 1
-    return type(part) in ELEMENTWISE | {nn.Sequential, nn.Linear}
+    if isinstance(module, nn.Flatten):
+        return module.start_dim == 1
+    return type(module) in ELEMENTWISE | {nn.Sequential, nn.Linear}
 
 
 def _stackable(models):
     """Return whether all that networks hold is linear layers of equal shapes."""
-    parts = models[0].modules()
-    holders = {type(part) for part in parts if list(part.parameters(recurse=False))}
+    modules = models[0].modules()
+    holders = {
+        type(module) for module in modules if list(module.parameters(recurse=False))
+    }
     first, *others = (shapes_of(model.named_parameters()) for model in models)
     alike = all(shapes == first for shapes in others)
     return alike and holders == {nn.Linear} and not list(models[0].buffers())

@@ -144,18 +144,18 @@ def place_dropout(
 
 def _drop_attention(network, make):
     """Give every attention of a network a module that drops its logits, in place."""
-    found = False
-    for part in list(network.modules()):
-        if isinstance(part, nn.MultiheadAttention):
-            if not hasattr(part, "key_dropout"):  # else it only gets new ones
-                part.register_forward_pre_hook(_mask_keys, with_kwargs=True)
-        elif hasattr(part, "is_causal") and hasattr(part, "config"):
-            part.config._attn_implementation = _drop_keys_by_name()
+    changed = False
+    for module in list(network.modules()):
+        if isinstance(module, nn.MultiheadAttention):
+            if not hasattr(module, "key_dropout"):  # else it only gets new ones
+                module.register_forward_pre_hook(_mask_keys, with_kwargs=True)
+        elif hasattr(module, "is_causal") and hasattr(module, "config"):
+            module.config._attn_implementation = _drop_keys_by_name()
         else:
             continue
-        part.key_dropout = make()
-        found = True
-    if not found:
+        module.key_dropout = make()
+        changed = True
+    if not changed:
         raise ValueError(
             f"{type(network).__name__} has no attention whose logits can be dropped: "
             "of transformers or torch's own; "
@@ -173,13 +173,18 @@ def _drop_keys_by_name():
     return "uqlab_drop_keys"
 
 
-def _mask_keys(part: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+def _mask_keys(attention: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """Give torch's attention a mask of the logits that are dropped."""
     names = ("query", "key", "value", "key_padding_mask", "need_weights", "attn_mask")
     inputs = dict(zip(names, args, strict=False)) | kwargs
     query, key = inputs["query"], inputs["key"]
-    batch, places = (0, 1) if part.batch_first else (1, 0)
-    sizes = query.shape[batch], part.num_heads, query.shape[places], key.shape[places]
+    batch, places = (0, 1) if attention.batch_first else (1, 0)
+    sizes = (
+        query.shape[batch],
+        attention.num_heads,
+        query.shape[places],
+        key.shape[places],
+    )
     lowest = torch.finfo(query.dtype).min
 
     def added(mask) -> Any:
@@ -188,7 +193,7 @@ def _mask_keys(part: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
             return mask
         return torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask, lowest)
 
-    dropped = added(part.key_dropout(query.new_ones(sizes)) == 0).flatten(0, 1)
+    dropped = added(attention.key_dropout(query.new_ones(sizes)) == 0).flatten(0, 1)
     for name in ("attn_mask", "key_padding_mask"):
         inputs[name] = added(inputs.get(name))
     if inputs["attn_mask"] is not None:

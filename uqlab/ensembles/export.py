@@ -111,10 +111,10 @@ class _Members(nn.Module):
         super().__init__()
         plain = nn.ModuleList(ensemble.member(m) for m in range(ensemble.members))
         # Members share memory, and torch writes once what is one object.
-        kept, memo = {}, {}
+        shared, memo = {}, {}
         for p in plain.parameters():
             fixed = nn.Parameter(p.detach(), requires_grad=False)
-            memo[id(p)] = kept.setdefault((p.data_ptr(), p.shape, p.stride()), fixed)
+            memo[id(p)] = shared.setdefault((p.data_ptr(), p.shape, p.stride()), fixed)
         self.models = copy.deepcopy(plain, memo).cpu()
 
     def forward(self, inputs):
@@ -169,14 +169,14 @@ def _write_onnx(program, path, x):
     import onnxruntime
 
     named = {"inputs": x} if isinstance(x, Tensor) else x
-    made: Any = torch.onnx.export(
+    exported: Any = torch.onnx.export(
         program,
         dynamo=True,
         verbose=False,
         input_names=list(named),
         output_names=["logits"],
     )
-    onnx.save(made.model_proto, path)
+    onnx.save(exported.model_proto, path)
     arrays = {name: t.numpy() for name, t in named.items()}
     logits = onnxruntime.InferenceSession(path).run(None, arrays)[0]
     return torch.as_tensor(logits)

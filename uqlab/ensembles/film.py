@@ -96,15 +96,17 @@ def film(
     within("std", std, "[0, inf)")
 
     def make(site, generators):
-        own: dict[str, MemberParameter] = {}
+        parameters: dict[str, MemberParameter] = {}
         for name in (site.parameter, "bias"):
             p = site.module.get_parameter(name).detach()
-            own[name] = Own(nn.Parameter(p + normal(p, p.shape, std, generators)))
+            parameters[name] = Own(
+                nn.Parameter(p + normal(p, p.shape, std, generators))
+            )
         before = site.parameter.removesuffix("weight")
         norm = site.module.get_submodule(before.rstrip("."))
         for name, value in repeated_statistics(norm, len(generators)).items():
-            own[before + name] = value
-        return own
+            parameters[before + name] = value
+        return parameters
 
     return implicit(
         backbone,
@@ -122,28 +124,28 @@ def film(
 
 def norms(network: nn.Module) -> list[Site]:
     """Find a network's norms, or raise; one without a bias is given one, in place."""
-    found = []
-    for name, part in list(network.named_modules()):
-        if not name or not is_norm(part):
+    places = []
+    for name, module in list(network.named_modules()):
+        if not name or not is_norm(module):
             continue
-        if getattr(part, "bias", None) is None:
-            shifted = Shifted(part).train(part.training)
+        if getattr(module, "bias", None) is None:
+            shifted = Shifted(module).train(module.training)
             network.set_submodule(name, shifted)
-            found.append(NormSite(name, "norm.weight", shifted))
+            places.append(NormSite(name, "norm.weight", shifted))
         else:
-            found.append(NormSite(name, "weight", part))
-    if not found:
+            places.append(NormSite(name, "weight", module))
+    if not places:
         raise ValueError(
             "film needs layers that normalise, such as BatchNorm or LayerNorm; "
             f"{type(network).__name__} has none"
         )
-    return found
+    return places
 
 
-def is_norm(part: Any) -> bool:
+def is_norm(module: Any) -> bool:
     """Return whether a module scales each feature, and has something like an eps."""
-    weight = getattr(part, "weight", None)
+    weight = getattr(module, "weight", None)
     if not isinstance(weight, nn.Parameter):
         return False
-    scales = weight.ndim == 1 or isinstance(part, nn.LayerNorm)
-    return scales and (hasattr(part, "eps") or hasattr(part, "variance_epsilon"))
+    scales = weight.ndim == 1 or isinstance(module, nn.LayerNorm)
+    return scales and (hasattr(module, "eps") or hasattr(module, "variance_epsilon"))

@@ -38,11 +38,12 @@ def saves(parameter: Any, rows: int) -> bool:
     """
     if parameter.product is None:
         return False
-    frozen, own = parameter.frozen_work, parameter.own_work
+    frozen, trained = parameter.frozen_work, parameter.own_work
     whole, passes = parameter.shape.numel(), 1
     if torch.is_grad_enabled() and any(p.requires_grad for p in parameter.parameters()):
-        frozen, own, passes = 2 * frozen, 3 * own, 3
-    return rows * (frozen + own) <= passes * whole * (BUILDING * parameter.depth + rows)
+        frozen, trained, passes = 2 * frozen, 3 * trained, 3
+    built = passes * whole * (BUILDING * parameter.depth + rows)
+    return rows * (frozen + trained) <= built
 
 
 class Form:

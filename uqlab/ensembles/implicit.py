@@ -87,21 +87,25 @@ def sites(network: nn.Module) -> list[Site]:
     Weights of linear layers, convolutions, attention and recurrent layers; of any other
     module but embeddings that holds a matrix `weight`; and matrices of other names.
     """
-    found: list[Site] = []
+    weights: list[Site] = []
     units = ()  # prefixes of names inside units
-    for name, part in network.named_modules():
-        embedding = isinstance(part, nn.Embedding | nn.EmbeddingBag)
+    for name, module in network.named_modules():
+        embedding = isinstance(module, nn.Embedding | nn.EmbeddingBag)
         if embedding or name.startswith(units):
             continue
-        if isinstance(part, UNITS):
+        if isinstance(module, UNITS):
             units += (f"{name}." if name else "",)
-            own = part.named_parameters()
-            names = [n for n, p in own if p.ndim == 2 and "weight" in n]
+            parameters = module.named_parameters()
+            names = [n for n, p in parameters if p.ndim == 2 and "weight" in n]
         else:
-            own = part.named_parameters(recurse=False)
-            names = [n for n, p in own if p.ndim == 2 or (p.ndim > 2 and n == "weight")]
-        found += [Site(name, parameter, part) for parameter in names]
-    return found
+            parameters = module.named_parameters(recurse=False)
+            names = [
+                n
+                for n, p in parameters
+                if p.ndim == 2 or (p.ndim > 2 and n == "weight")
+            ]
+        weights += [Site(name, parameter, module) for parameter in names]
+    return weights
 
 
 def weights_of(network: nn.Module) -> dict[str, Any]:
@@ -111,14 +115,14 @@ def weights_of(network: nn.Module) -> dict[str, Any]:
     `weight(m)`.
     """
     usual = [site for site in sites(network) if site.usual]
-    found = {}
-    for holder, part in network.named_modules():
-        seen = part.own() if isinstance(part, MemberLayer) else {}
+    weights = {}
+    for holder, module in network.named_modules():
+        seen = module.own() if isinstance(module, MemberLayer) else {}
         seen = {name: p for name, p in seen.items() if len(p.shape) > 1}
-        seen |= {s.parameter: s.weight.detach() for s in usual if s.module is part}
+        seen |= {s.parameter: s.weight.detach() for s in usual if s.module is module}
         outer = holder.removesuffix("inner").rstrip(".")
-        found |= {weight_name(outer, name): weight for name, weight in seen.items()}
-    return found
+        weights |= {weight_name(outer, name): weight for name, weight in seen.items()}
+    return weights
 
 
 def check_backbone(backbone: nn.Module, members: Members) -> range:
@@ -142,45 +146,49 @@ def plain(backbone: nn.Module, trained: bool = False) -> nn.Module:
         Whether the copy has weights of its own, which are trained.
     """
     network: Any = copy.deepcopy(backbone) if trained else frozen(backbone)
-    for part in network.modules():
-        if parametrize.is_parametrized(part):
-            _build(part)
+    for module in network.modules():
+        if parametrize.is_parametrized(module):
+            _build(module)
     network.requires_grad_(trained)
-    for name, part in list(network.named_modules()):
-        if type(part).__name__ == "Conv1D" and hasattr(part, "nf"):
-            linear = plain_linear(part.weight.detach().T, part.bias.detach())
-            linear.requires_grad_(trained).train(part.training)
+    for name, module in list(network.named_modules()):
+        if type(module).__name__ == "Conv1D" and hasattr(module, "nf"):
+            linear = plain_linear(module.weight.detach().T, module.bias.detach())
+            linear.requires_grad_(trained).train(module.training)
             network.set_submodule(name, linear)
     return network
 
 
-def _build(part: Any):
+def _build(module: Any):
     """Make plain parameters of a module's parametrized tensors, in place.
 
     torch's own remove_parametrizations changes the class, which the module that this
     one was copied from has too.
     """
-    names = part.parametrizations
-    values = {name: getattr(part, name).detach().clone() for name in names}
-    del part.parametrizations
-    part.__class__ = type(part).__base__
+    names = module.parametrizations
+    values = {name: getattr(module, name).detach().clone() for name in names}
+    del module.parametrizations
+    module.__class__ = type(module).__base__
     for name, value in values.items():
-        part.register_parameter(name, nn.Parameter(value))
+        module.register_parameter(name, nn.Parameter(value))
 
 
-def place(network: Any, own: Mapping[str, Mapping[str, MemberParameter]]) -> None:
+def place(
+    network: Any, parameters: Mapping[str, Mapping[str, MemberParameter]]
+) -> None:
     """Give modules, in place, members' parameters: module name -> name -> parameter."""
     modules = dict(network.named_modules())
-    for holder in reversed(list(own)):  # modules inside others first
-        if own[holder]:
-            network.set_submodule(holder, MemberModule(modules[holder], own[holder]))
+    for holder in reversed(list(parameters)):  # modules inside others first
+        if parameters[holder]:
+            network.set_submodule(
+                holder, MemberModule(modules[holder], parameters[holder])
+            )
 
 
-def named(found: Sequence[Site], target: str, called: str) -> list[Site]:
+def named(candidates: Sequence[Site], target: str, called: str) -> list[Site]:
     """Return the sites whose names match a target; ValueError if there are none."""
-    matching = [site for site in found if re.search(target, site.name)]
+    matching = [site for site in candidates if re.search(target, site.name)]
     if not matching:
-        names = ", ".join(site.name for site in found) or "none"
+        names = ", ".join(site.name for site in candidates) or "none"
         raise ValueError(
             f"target {target!r} matches no {called} before the classifier; "
             f"there are {names}"
@@ -254,15 +262,15 @@ def implicit(
     network = plain(backbone, train_backbone)
     chosen, head = _chosen(network, find, target, everywhere, called)
     generators = member_generators(seed, ids, "adapter")
-    own = {}
+    parameters = {}
     for site in chosen:
-        own.setdefault(site.holder, {}).update(make(site, generators))
+        parameters.setdefault(site.holder, {}).update(make(site, generators))
     last: Any = network.get_submodule(head)
     if classifiers == "independent":
-        own[head] = fresh_classifiers(last, classifier_std, generators)
+        parameters[head] = fresh_classifiers(last, classifier_std, generators)
     else:
         network.set_submodule(head, copy.deepcopy(last).requires_grad_())
-    place(network, own)
+    place(network, parameters)
     if train_backbone:
         own_statistics(network, len(ids))
     how = {"target": target, "classifiers": classifiers, "seed": seed}
@@ -272,11 +280,11 @@ def implicit(
 def _chosen(network, find, target, everywhere: bool, called: str):
     """Return the weights that are to be the members' own, and the classifier's name."""
     head = classifier(network)
-    found = [site for site in find(network) if site.holder != head]
+    candidates = [site for site in find(network) if site.holder != head]
     if target is None:
-        chosen = _usual(found, everywhere)
+        chosen = _usual(candidates, everywhere)
     else:
-        chosen = named(found, target, called)
+        chosen = named(candidates, target, called)
     if not chosen or not head:
         raise ValueError(
             f"{type(network).__name__} has no {called} before its classifier "
@@ -285,10 +293,10 @@ def _chosen(network, find, target, everywhere: bool, called: str):
     return chosen, head
 
 
-def _usual(found, everywhere: bool):
+def _usual(candidates, everywhere: bool):
     """Return the weights that are taken without a target: the attention's, or all."""
-    usual = [site for site in found if site.usual]
-    if not any(site.attention for site in found):
+    usual = [site for site in candidates if site.usual]
+    if not any(site.attention for site in candidates):
         return usual
     return [s for s in usual if s.attention or (everywhere and s.weight.ndim == 2)]
 
@@ -307,16 +315,19 @@ def normal(
     return std * torch.stack(drawn).to(like)
 
 
-def repeated_statistics(part: nn.Module, members: int) -> dict[str, MemberParameter]:
+def repeated_statistics(module: nn.Module, members: int) -> dict[str, MemberParameter]:
     """Return the running statistics of a norm, once for every member."""
-    buffers = part.named_buffers(recurse=False)
+    buffers = module.named_buffers(recurse=False)
     return {n: Own(torch.stack([b] * members)) for n, b in buffers if n in STATISTICS}
 
 
 def own_statistics(network: nn.Module, members: int) -> None:
     """Give every member, in place, batch statistics of its own."""
     modules = network.named_modules()
-    place(network, {name: repeated_statistics(part, members) for name, part in modules})
+    place(
+        network,
+        {name: repeated_statistics(module, members) for name, module in modules},
+    )
 
 
 def fresh_classifiers(
@@ -336,8 +347,8 @@ def fresh_classifiers(
             return torch.zeros(p.shape)
         return std * torch.randn(p.shape, generator=generator)
 
-    own = {}
+    parameters = {}
     for name, p in head.named_parameters():
         value = torch.stack([drawn(p, generator) for generator in generators])
-        own[name] = Own(nn.Parameter(value.to(p)))
-    return own
+        parameters[name] = Own(nn.Parameter(value.to(p)))
+    return parameters

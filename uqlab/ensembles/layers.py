@@ -202,14 +202,14 @@ def replace_layers(
     list of str
         The names of the modules that were replaced.
     """
-    made: dict[nn.Module, nn.Module] = {}
+    replacements: dict[nn.Module, nn.Module] = {}
     replaced: list[str] = []
     for name, module in list(model.named_modules(remove_duplicate=False)):
         inside = name.startswith(tuple(f"{above}." for above in replaced))
         if name and isinstance(module, kinds) and not inside:
-            if module not in made:
-                made[module] = make(name, module)
-            model.set_submodule(name, made[module])
+            if module not in replacements:
+                replacements[module] = make(name, module)
+            model.set_submodule(name, replacements[module])
             replaced.append(name)
     return replaced
 
@@ -236,19 +236,19 @@ def sharded(network: nn.Module, rows: slice) -> Any:
 
     Frozen weights and what members own share memory, others are copied.
     """
-    made = _with_the_same_members(network)
-    for layer in layers_of(made, PerMember):
+    shard = _with_the_same_members(network)
+    for layer in layers_of(shard, PerMember):
         layer.keep(rows)
-    return made
+    return shard
 
 
 def joined(networks: Sequence[nn.Module]) -> Any:
     """Copy networks, or layers, of one architecture as one for the members of all."""
-    made = _with_the_same_members(networks[0])
+    whole = _with_the_same_members(networks[0])
     parts = [layers_of(network, PerMember) for network in networks]
-    for layer, *of_all in zip(layers_of(made, PerMember), *parts, strict=True):
+    for layer, *of_all in zip(layers_of(whole, PerMember), *parts, strict=True):
         layer.merge(of_all)
-    return made
+    return whole
 
 
 def shapes_of(tensors):

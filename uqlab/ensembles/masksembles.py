@@ -95,13 +95,13 @@ def masksembles(
             f"{max(ids)}, got {of}"
         )
     network = plain(backbone, trained=True)
-    own = {}
+    parameters = {}
     for number, site in enumerate(_masked(network, target)):
         groups = getattr(site.module, "groups", 1)
         drawn = masks(site.weight.shape[1] * groups, scale, whole, seed, number)
         masked = MaskedInputs(site.weight, drawn[list(ids)], groups)
-        own[site.holder] = {"weight": masked}
-    place(network, own)
+        parameters[site.holder] = {"weight": masked}
+    place(network, parameters)
     own_statistics(network, len(ids))
     how = {"scale": scale, "target": target, "of": whole, "seed": seed}
     return folded(network, ids, {"method": "masksembles"} | how)
@@ -151,12 +151,12 @@ def masks(
     wanted = max(1, round(features * share))
     for attempt in range(1000):
         # few features may allow no exact share
-        kept = min(features, wanted + attempt // 100)
-        places = max(kept, round(kept * scale)) if kept < features else features
+        ones = min(features, wanted + attempt // 100)
+        places = max(ones, round(ones * scale)) if ones < features else features
         drawn = torch.zeros(members, places)
         generators = member_generators(seed, range(members), "masks", number, attempt)
         for mask, generator in zip(drawn, generators, strict=True):
-            mask[torch.randperm(places, generator=generator)[:kept]] = 1
+            mask[torch.randperm(places, generator=generator)[:ones]] = 1
         used = drawn[:, drawn.any(0)]
         if used.shape[1] == features:
             return used

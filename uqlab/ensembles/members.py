@@ -89,15 +89,15 @@ class MemberParameter(PerMember):
 
     def built(self, rows: slice) -> Tensor:
         """Return `weights`, kept from before inside a block of `built_once`."""
-        kept = _BUILT.get()
-        if kept is None:
+        cache = _BUILT.get()
+        if cache is None:
             return self.weights(rows)
         key = self, rows.start, rows.stop
-        if key in kept:
-            return kept[key]
+        if key in cache:
+            return cache[key]
         weights = self.weights(rows)
-        if sum(w.nbytes for w in kept.values()) + weights.nbytes <= devices.KEPT:
-            kept[key] = weights
+        if sum(w.nbytes for w in cache.values()) + weights.nbytes <= devices.KEPT:
+            cache[key] = weights
         return weights
 
     def start(self) -> Tensor | None:
@@ -240,14 +240,14 @@ class MemberModule(MemberLayer):
         if len(members) == 1:
             return self._one(members[0], args, kwargs)
         signature = inspect.signature(self.inner.forward)
-        given = signature.bind(*args, **kwargs).arguments
-        self.count(next(iter(given.values())))
+        arguments = signature.bind(*args, **kwargs).arguments
+        self.count(next(iter(arguments.values())))
         outputs = []
         for place, m in enumerate(members):
-            rows = _of_one_member(self.inner, given, place, len(members))
-            own = inspect.BoundArguments(signature, rows)
+            rows = _of_one_member(self.inner, arguments, place, len(members))
+            bound = inspect.BoundArguments(signature, rows)
             with active_members(slice(m, m + 1)):  # for member layers inside
-                outputs.append(self._one(m, own.args, own.kwargs))
+                outputs.append(self._one(m, bound.args, bound.kwargs))
         return _joined(self.inner, outputs)
 
     def _one(self, m: int, args, kwargs):
@@ -310,13 +310,15 @@ def stack_layers(layers: Sequence[nn.Module]) -> MemberModule:
     if not layers:
         raise ValueError("stack_layers needs at least one layer, got none")
     inner = copy.deepcopy(layers[0])
-    own = {}
+    parameters = {}
     for name, p in layers[0].named_parameters():
         value = torch.stack([layer.get_parameter(name).detach() for layer in layers])
-        own[name] = Own(nn.Parameter(value, p.requires_grad))
+        parameters[name] = Own(nn.Parameter(value, p.requires_grad))
     for name, _ in layers[0].named_buffers():
-        own[name] = Own(torch.stack([layer.get_buffer(name) for layer in layers]))
-    return MemberModule(inner, own)
+        parameters[name] = Own(
+            torch.stack([layer.get_buffer(name) for layer in layers])
+        )
+    return MemberModule(inner, parameters)
 
 
 def _holder(module, name: str):

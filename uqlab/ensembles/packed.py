@@ -117,19 +117,19 @@ class _Narrow:
         network = nn.Sequential(plain(backbone, trained=True))
         last = classifier(network)
         inside = ()  # prefixes of names inside networks of transformers
-        for name, part in list(network.named_modules()):
+        for name, module in list(network.named_modules()):
             if not name or name.startswith(inside):
                 continue
-            if _is_transformer(part):
-                made = self.transformer(part)
+            if _is_transformer(module):
+                narrow = self.transformer(module)
                 inside += (f"{name}.",)
-            elif isinstance(part, nn.Linear | CONVOLUTIONS):
-                made = self.product(part, name == last)
-            elif list(part.parameters(recurse=False)):
-                made = self.norm(part)
+            elif isinstance(module, nn.Linear | CONVOLUTIONS):
+                narrow = self.product(module, name == last)
+            elif list(module.parameters(recurse=False)):
+                narrow = self.norm(module)
             else:
                 continue
-            network.set_submodule(name, made)
+            network.set_submodule(name, narrow)
         return network[0].train(backbone.training)
 
     def scaled(self, width: int, groups: int = 1) -> int:
@@ -147,40 +147,40 @@ class _Narrow:
         maps = [old for old in reversed(self.widths) if not width % old]
         return self.widths[maps[0]] * (width // maps[0]) if maps else width
 
-    def product(self, part: Any, last: bool) -> nn.Module:
+    def product(self, layer: Any, last: bool) -> nn.Module:
         """Return a narrow linear layer or convolution."""
-        out, width, *kernel = part.weight.shape
+        out, width, *kernel = layer.weight.shape
         groups = 1 if last or not self.widths else self.gamma
-        if getattr(part, "groups", 1) > 1:  # each channel alone
-            if part.groups != part.in_channels:
+        if getattr(layer, "groups", 1) > 1:  # each channel alone
+            if layer.groups != layer.in_channels:
                 raise ValueError(
                     "packed narrows convolutions of one group or of single channels, "
-                    f"got {part}"
+                    f"got {layer}"
                 )
-            groups = width = self.before(part.in_channels)
-            self.widths[out] = out = width * (out // part.in_channels)
+            groups = width = self.before(layer.in_channels)
+            self.widths[out] = out = width * (out // layer.in_channels)
         else:
             width = self.before(width)
             out = out if last else self.after(out)
-        if isinstance(part, CONVOLUTIONS):
+        if isinstance(layer, CONVOLUTIONS):
             shape = out, width // groups, *kernel
             channels = {"in_channels": width, "out_channels": out}
-            return _resized(part, shape, **channels, groups=groups)
+            return _resized(layer, shape, **channels, groups=groups)
         if groups > 1:
-            return GroupedLinear(width, out, groups, bias=part.bias is not None)
-        return _resized(part, (out, width), in_features=width, out_features=out)
+            return GroupedLinear(width, out, groups, bias=layer.bias is not None)
+        return _resized(layer, (out, width), in_features=width, out_features=out)
 
-    def norm(self, part: Any) -> nn.Module:
+    def norm(self, layer: Any) -> nn.Module:
         """Return a narrow norm; one of the network's inputs keeps its width."""
-        width = len(next(part.parameters(recurse=False)))
+        width = len(next(layer.parameters(recurse=False)))
         width = self.after(width) if self.widths else width
-        if type(part) is nn.LayerNorm and len(part.normalized_shape) == 1:
-            return _resized(part, (width,), normalized_shape=(width,))
-        if hasattr(part, "num_features"):
-            return _resized(part, (width,), num_features=width)
+        if type(layer) is nn.LayerNorm and len(layer.normalized_shape) == 1:
+            return _resized(layer, (width,), normalized_shape=(width,))
+        if hasattr(layer, "num_features"):
+            return _resized(layer, (width,), num_features=width)
         raise ValueError(
             "packed narrows linear layers, convolutions, BatchNorm, LayerNorm and "
-            f"networks of transformers; this network has {type(part).__name__}"
+            f"networks of transformers; this network has {type(layer).__name__}"
         )
 
     def transformer(self, model: Any) -> nn.Module:
@@ -190,18 +190,18 @@ class _Narrow:
                 f"gamma must be 1 in a network of transformers, got {self.gamma}"
             )
         config = copy.deepcopy(model.config)
-        for part in _parts(config):
-            sizes = part.num_attention_heads, getattr(part, "hidden_size", None)
+        for section in _parts(config):
+            sizes = section.num_attention_heads, getattr(section, "hidden_size", None)
             if all(isinstance(size, int) for size in sizes):  # else one for each stage
-                self.fewer_heads(part)
+                self.fewer_heads(section)
         if not self.widths:
             raise ValueError(
                 f"packed finds no width in the configuration of {type(model).__name__}"
             )
-        made = type(model)(config)
+        narrow = type(model)(config)
         for hook in model._forward_hooks.values():
-            made.register_forward_hook(hook)
-        return made
+            narrow.register_forward_hook(hook)
+        return narrow
 
     def fewer_heads(self, config: Any) -> None:
         """Change, in place, the widths in a configuration."""
@@ -222,21 +222,25 @@ class _Narrow:
 def _parts(config: Any) -> list[Any]:
     """Return those configurations, of CLIP's towers or the whole, that have heads."""
     towers = [getattr(config, n, None) for n in ("vision_config", "text_config")]
-    return [part for part in (*towers, config) if hasattr(part, "num_attention_heads")]
+    return [
+        section
+        for section in (*towers, config)
+        if hasattr(section, "num_attention_heads")
+    ]
 
 
-def _is_transformer(part):
-    config = getattr(part, "config", None)
+def _is_transformer(module):
+    config = getattr(module, "config", None)
     return hasattr(config, "model_type") and bool(_parts(config))
 
 
-def _resized(part: Any, shape, **sizes):
+def _resized(layer: Any, shape, **sizes):
     """Return a fresh layer of the same class and settings, of other sizes."""
-    made = copy.deepcopy(part)
-    vars(made).update(sizes)
-    for name, tensor in made.state_dict(keep_vars=True).items():
+    narrow = copy.deepcopy(layer)
+    vars(narrow).update(sizes)
+    for name, tensor in narrow.state_dict(keep_vars=True).items():
         if tensor.ndim:  # else it counts batches
             size = shape if name == "weight" else shape[:1]
             tensor.data = tensor.data.new_empty(size)
-    made.reset_parameters()
-    return made
+    narrow.reset_parameters()
+    return narrow

@@ -86,14 +86,14 @@ def singular_value(
     within("init_std", init_std, "[0, inf)")
 
     def make(site, generators):
-        own: dict[str, MemberParameter] = {
+        parameters: dict[str, MemberParameter] = {
             site.parameter: SingularValues(site.weight, init_std, generators)
         }
         if site.bias is not None:
             bias = site.bias.detach()
             noise = normal(bias, bias.shape, init_std, generators)
-            own[site.bias_name] = Own(nn.Parameter(bias + noise))
-        return own
+            parameters[site.bias_name] = Own(nn.Parameter(bias + noise))
+        return parameters
 
     return implicit(
         backbone,

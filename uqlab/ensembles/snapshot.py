@@ -42,8 +42,8 @@ def snapshot(
     """
     at_least("members", members)
     one = deep(make_model, 1, seed)
-    found = []
+    networks = []
     for cycle in range(members):
         train(one, cycle)
-        found.append(copy.deepcopy(one.member(0)))
-    return SeparateEnsemble(found, range(members))
+        networks.append(copy.deepcopy(one.member(0)))
+    return SeparateEnsemble(networks, range(members))

@@ -92,8 +92,8 @@ def load(path: StrPath, backbone: nn.Module) -> Ensemble:
         ) from error
     if "frozen" not in header:
         warnings.warn(f"{path} does not say what its backbone was", stacklevel=2)
-    own = _learned(ensemble)
-    alike = shapes_of(tensors.items()) == shapes_of(own.items())
+    learned = _learned(ensemble)
+    alike = shapes_of(tensors.items()) == shapes_of(learned.items())
     if not alike or header.get("frozen") not in (None, _frozen(ensemble)):
         raise ValueError(
             f"{path} belongs to another backbone ({header['backbone'] or 'unnamed'}): "
@@ -101,7 +101,7 @@ def load(path: StrPath, backbone: nn.Module) -> Ensemble:
         )
     with torch.no_grad():
         for name, tensor in tensors.items():
-            own[name].copy_(tensor)
+            learned[name].copy_(tensor)
     return ensemble.eval()
 
 
@@ -200,12 +200,12 @@ def _described(shard):
 
 def _check_shared(networks):
     """Raise ValueError unless what all members share is equal in all networks."""
-    own: set[int] = set()
+    per_member: set[int] = set()
     for layer in layers_of(networks[0], PerMember):
-        own |= {id(t) for t in layer.own_tensors().values()}
+        per_member |= {id(t) for t in layer.own_tensors().values()}
     state, *others = (network.state_dict(keep_vars=True) for network in networks)
     for name, tensor in state.items():
-        if id(tensor) in own:
+        if id(tensor) in per_member:
             continue
         if not all(torch.equal(tensor, other[name].to(tensor)) for other in others):
             raise ValueError(

@@ -145,13 +145,13 @@ def _add_gradients(
     losses: Tensor,
     members: slice,
     shard: nn.Module,
-    own: list[nn.Parameter],
+    trained: list[nn.Parameter],
 ) -> None:
     """Add the gradients of some members' cross-entropy, which is noted in losses."""
     logits = shard(x)
     values = cross_entropy(logits, y.expand(logits.shape[:2]))
     losses[members] = values.detach()
-    gradients = torch.autograd.grad(values.sum() / len(losses), own)
+    gradients = torch.autograd.grad(values.sum() / len(losses), trained)
     for mask, gradient in zip(masks, gradients, strict=True):
         cast(Tensor, mask.grad)[members].add_(gradient)
 

@@ -119,12 +119,12 @@ class SampleGradients:
         logits, order = self._watched(leaves, row)
         log_p = logits.detach().log_softmax(1)
         seed = cotangent(log_p.exp(), int(log_p.argmin()))
-        found = [None] * len(leaves)
+        gradients = [None] * len(leaves)
         if logits.requires_grad:
             tensors = list(leaves.values())
-            found = torch.autograd.grad(logits, tensors, seed, allow_unused=True)
+            gradients = torch.autograd.grad(logits, tensors, seed, allow_unused=True)
         powers = {}
-        for name, gradient in zip(leaves, found, strict=True):
+        for name, gradient in zip(leaves, gradients, strict=True):
             if gradient is not None:
                 layer = _around(name)
                 powers[layer] = powers.get(layer, 0) + power(gradient[None], self.q)[0]
@@ -206,10 +206,10 @@ class SampleGradients:
         sizes = {unit: [] for unit in calls}
         for c in classes:
             errors = _errors(logits, cotangent(p, c) / copies, calls)
-            for unit, made in calls.items():
+            for unit, recorded in calls.items():
                 with contextlib.suppress(*forgiven):
                     if unit not in ways:
-                        ways[unit] = self._way(unit, units[unit], made, n)
+                        ways[unit] = self._way(unit, units[unit], recorded, n)
                     sizes[unit].append(ways[unit](errors[unit]))
         powers = {}
         for unit, found in sizes.items():
@@ -223,13 +223,15 @@ class SampleGradients:
         calls = {unit: [] for unit in units}
         handles = [
             self.modules[unit].register_forward_hook(
-                _recorder(made, len(x)), prepend=True, with_kwargs=True
+                _recorder(recorded, len(x)), prepend=True, with_kwargs=True
             )
-            for unit, made in calls.items()
+            for unit, recorded in calls.items()
         ]
         with torch.enable_grad(), hooked(handles):
             logits = _logits(functional_call(self.model, self.parameters, (x,)), len(x))
-        return logits, {u: made for u, made in calls.items() if made and all(made)}
+        return logits, {
+            u: recorded for u, recorded in calls.items() if recorded and all(recorded)
+        }
 
     def _way(self, unit: str, layers: list[str], calls: list[Call], n: int) -> Powers:
         """Return the way from errors at a module's outputs to powers [layers, n]."""

@@ -34,8 +34,8 @@ class Headless(nn.Module):
         super().__init__()
         self.head_dim = attention.size
         self.others = others
-        for name, part in core.named_children():
-            self.add_module(name, part)
+        for name, child in core.named_children():
+            self.add_module(name, child)
         self.last = ""
         if attention.inside:
             self.last = attention.output.module.rpartition(".")[2]
@@ -149,7 +149,7 @@ def opened(network: nn.Module) -> nn.Module:
     return network
 
 
-def put(network: nn.Module, name: str, part: nn.Module) -> Any:
+def put(network: nn.Module, name: str, module: nn.Module) -> Any:
     """Put a module into a network, in place; return the network, or what replaces it.
 
     Parameters
@@ -157,16 +157,16 @@ def put(network: nn.Module, name: str, part: nn.Module) -> Any:
     network : nn.Module
         The network.
     name : str
-        The place; if it is empty, `part` replaces the whole network.
-    part : nn.Module
+        The place; if it is empty, `module` replaces the whole network.
+    module : nn.Module
         What comes there.
     """
     if not name:
-        return part
-    if isinstance(part, TorchAttention):
+        return module
+    if isinstance(module, TorchAttention):
         for encoder in layers_of(network, nn.TransformerEncoder):
             encoder.use_nested_tensor = False  # only torch's attention reads them
-    network.set_submodule(name, part)
+    network.set_submodule(name, module)
     return network
 
 
@@ -298,11 +298,11 @@ def _cut_tables(unit: nn.Module, heads: int, gone: list[int]) -> None:
     """Cut the heads' columns out of tables of position biases."""
     stay = torch.ones(heads, dtype=torch.bool)
     stay[gone] = False
-    for part in unit.modules():
+    for module in unit.modules():
         for name in TABLES:
-            table = getattr(part, name, None)
+            table = getattr(module, name, None)
             if table is not None and table.shape[1] == heads:
-                _keep(part, name, 1, stay)
+                _keep(module, name, 1, stay)
 
 
 def _keep(layer: Any, name: str, axis: int, stay: Tensor) -> None:
@@ -322,7 +322,7 @@ def _keep(layer: Any, name: str, axis: int, stay: Tensor) -> None:
 def _sharing(unit: nn.Module) -> Any:
     """Return a copy that shares parameters, buffers and configurations."""
     shared = [*unit.parameters(), *unit.buffers()]
-    shared += [getattr(part, "config", None) for part in unit.modules()]
+    shared += [getattr(module, "config", None) for module in unit.modules()]
     return copy.deepcopy(unit, {id(thing): thing for thing in shared})
 
 
@@ -354,8 +354,8 @@ def _output(unit: nn.Module) -> Any:
     """
     try:
         probe = copy.deepcopy(unit).cpu().double().eval()
-        x, given = _arguments(probe)
-        return probe(x, **given)
+        x, arguments = _arguments(probe)
+        return probe(x, **arguments)
     except Exception:
         return None
 
@@ -365,9 +365,9 @@ def _arguments(unit: nn.Module) -> tuple[Tensor, dict[str, Any]]:
     (attention,) = attentions(unit)
     width = attention.query.of(unit, 0).shape[1]
     sizes = {"window_area": 4, "pos_ebd_size": 1}  # tokens of Swin; of DeBERTa
-    for part in unit.modules():
+    for module in unit.modules():
         for name in sizes:
-            sizes[name] = getattr(part, name, sizes[name])
+            sizes[name] = getattr(module, name, sizes[name])
     tokens = sizes["window_area"]
     x = _random(2, tokens, width)
     angles = _random(1, tokens, attention.size)
@@ -378,12 +378,12 @@ def _arguments(unit: nn.Module) -> tuple[Tensor, dict[str, Any]]:
         "rel_embeddings": _random(2 * sizes["pos_ebd_size"], width),
         "attention_mask": x.new_ones(1, 1, tokens, tokens),
     }
-    given = {}
+    arguments = {}
     for p in [*inspect.signature(unit.forward).parameters.values()][1:]:
         needed = p.default is p.empty and p.kind == p.POSITIONAL_OR_KEYWORD
         if needed or (p.name in known and p.name != "attention_mask"):
-            given[p.name] = known.get(p.name)
-    return x, given
+            arguments[p.name] = known.get(p.name)
+    return x, arguments
 
 
 def _random(*shape: int) -> Tensor:
@@ -391,10 +391,10 @@ def _random(*shape: int) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-def _same(found: Any, expected: Any) -> bool:
+def _same(actual: Any, expected: Any) -> bool:
     """Whether two attentions gave the same first output, in the same form."""
-    if found is None or isinstance(found, tuple) != isinstance(expected, tuple):
+    if actual is None or isinstance(actual, tuple) != isinstance(expected, tuple):
         return False
-    a = first_of(found)
+    a = first_of(actual)
     b = first_of(expected)
     return torch.allclose(a, b, rtol=0, atol=1e-6 * (1e-3 + b.abs().max().item()))

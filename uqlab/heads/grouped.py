@@ -98,13 +98,15 @@ class GroupedLinear(MemberModule):
     def forward(self, x: Tensor) -> Tensor:
         """Return [members * batch, ..., out] for x [members * batch, ..., in]."""
         active = self.active
-        own = self.own()
-        weight = own["weight"].built(active).mT
+        parameters = self.own()
+        weight = parameters["weight"].built(active).mT
         alone = x.ndim == 3 and len(x) == len(weight)  # one input a member
         count = x.shape[:-1].numel() // len(weight)
         rows = x if alone else x.reshape(len(weight), count, x.shape[-1])
-        if "bias" in own:
-            y = torch.baddbmm(own["bias"].built(active).unsqueeze(1), rows, weight)
+        if "bias" in parameters:
+            y = torch.baddbmm(
+                parameters["bias"].built(active).unsqueeze(1), rows, weight
+            )
         else:
             y = torch.bmm(rows, weight)
         return y if alone else y.view(*x.shape[:-1], y.shape[-1])
@@ -125,15 +127,15 @@ def grouped(layers: Sequence[nn.Linear]) -> GroupedLinear:
         One for each member. Their tensors are copied; what the first one trains is
         trained.
     """
-    own = {}
+    parameters = {}
     for name, p in layers[0].named_parameters():
         tensors = [layer.get_parameter(name).detach() for layer in layers]
         shapes = {t.shape for t in tensors}
         if len(shapes) == 1:
-            own[name] = Own(nn.Parameter(torch.stack(tensors)))
+            parameters[name] = Own(nn.Parameter(torch.stack(tensors)))
         else:
             lengths = set(map(len, tensors))
-            own[name] = Ragged(tensors, axis=0 if len(lengths) > 1 else 1)
-        own[name].requires_grad_(p.requires_grad)
-    inner = nn.Linear(1, 1, bias="bias" in own, device="meta")
-    return GroupedLinear(inner, own)
+            parameters[name] = Ragged(tensors, axis=0 if len(lengths) > 1 else 1)
+        parameters[name].requires_grad_(p.requires_grad)
+    inner = nn.Linear(1, 1, bias="bias" in parameters, device="meta")
+    return GroupedLinear(inner, parameters)

@@ -43,17 +43,17 @@ def ablate(model: Model, heads: Iterable[Head]) -> Iterator[Model]:
         For heads that the model does not have or that are given twice, and where
         `shape` raises one.
     """
-    found = attentions(model)
-    places = check_heads(found, heads)
-    parts = [found[layer].output.of(model, head) for layer, head in places]
-    kept = [part.clone() for part in parts]
+    layers = attentions(model)
+    places = check_heads(layers, heads)
+    blocks = [layers[layer].output.of(model, head) for layer, head in places]
+    saved = [block.clone() for block in blocks]
     try:
-        for part in parts:
-            part.zero_()
+        for block in blocks:
+            block.zero_()
         yield model
     finally:
-        for part, values in zip(parts, kept, strict=True):
-            part.copy_(values)
+        for block, values in zip(blocks, saved, strict=True):
+            block.copy_(values)
 
 
 def prune(model: Model, heads: Iterable[Head]) -> Model:
@@ -87,16 +87,16 @@ def prune(model: Model, heads: Iterable[Head]) -> Model:
         For heads that the model does not have or that are given twice, and where
         `shape` raises one.
     """
-    found = attentions(model)
-    places = check_heads(found, heads)
+    layers = attentions(model)
+    places = check_heads(layers, heads)
     small = copy.deepcopy(model)
-    units = tuple(f"{attention.unit}." for attention in found)
+    units = tuple(f"{attention.unit}." for attention in layers)
     # BEiT's layers hand their attention a bias for each head.
     biased = any(
         name.endswith(TABLES) and not name.startswith(units)
         for name, _ in model.named_parameters()
     )
-    for layer, attention in enumerate(found):
+    for layer, attention in enumerate(layers):
         gone = [head for at, head in places if at == layer]
         for head in gone:
             attention.output.of(small, head).zero_()

@@ -205,10 +205,10 @@ class Search:
         """Whether the logits are those of the whole network without a head."""
         heads = [(i, 0) for i, attention in enumerate(self.found) if attention.heads]
         try:
-            _, *found = self.logits(example, heads)
+            _, *ablated = self.logits(example, heads)
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError):
             return False  # such as a layer that does not take the first token alone
-        for head, logits in zip(heads, found, strict=True):
+        for head, logits in zip(heads, ablated, strict=True):
             with ablate(self.network, [head]):
                 expected = run(self.network, example)
             largest = max(1.0, expected.abs().max().item())

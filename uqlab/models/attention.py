@@ -194,28 +194,28 @@ def attentions(model: nn.Module) -> list[Attention]:
     """
     one_network(model, "uqlab.heads")
     modules = dict(model.named_modules())
-    found = []
+    layers = []
     for name in modules:
         attention = _attention(name, modules)
         if attention is not None:
-            found.append(attention)
+            layers.append(attention)
     kind = type(model).__name__
-    if not found:
+    if not layers:
         raise ValueError(
             f"{kind} has no attention whose heads can be told apart: its projections "
             "must be linear layers named as in one of uqlab.models.FORMS"
         )
-    found = [each for each in found if _listed(each.layer, modules)] or found
-    for attention in found:
+    layers = [each for each in layers if _listed(each.layer, modules)] or layers
+    for attention in layers:
         if _is_shared(attention, modules):
             raise ValueError(
                 f"{kind} uses the layer {attention.layer} at several depths, so the "
                 "heads of one depth cannot be told from those of another"
             )
-    found = _with_towers(found, kind)
-    if len({attention.layer for attention in found}) < len(found):
+    layers = _with_towers(layers, kind)
+    if len({attention.layer for attention in layers}) < len(layers):
         raise ValueError(f"{kind} has layers with several attentions; give an encoder")
-    return found
+    return layers
 
 
 class _Matrix(NamedTuple):
@@ -251,18 +251,18 @@ def _attention(name: str, modules: Modules) -> Attention | None:
 
 def _matrix(name: str, modules: Modules) -> Any:
     """Describe the matrix of a linear layer or of torch's attention, or None."""
-    holder, _, own = name.rpartition(".")
+    holder, _, last = name.rpartition(".")
     core = modules.get(holder)
-    if own == "in_proj_weight" and isinstance(core, nn.MultiheadAttention):
+    if last == "in_proj_weight" and isinstance(core, nn.MultiheadAttention):
         weight = core.in_proj_weight
         return None if weight is None else _Matrix(name, 0, *weight.shape)
-    part = modules.get(name)
-    weight = getattr(part, "weight", None)
+    module = modules.get(name)
+    weight = getattr(module, "weight", None)
     if not isinstance(weight, nn.Parameter):  # perhaps computed, by a parametrization
         return None
-    if isinstance(part, nn.Linear):
+    if isinstance(module, nn.Linear):
         return _Matrix(f"{name}.weight", 0, *weight.shape)
-    if type(part).__name__ == "Conv1D" and weight.ndim == 2:  # of transformers
+    if type(module).__name__ == "Conv1D" and weight.ndim == 2:  # of transformers
         return _Matrix(f"{name}.weight", 1, *weight.shape[::-1])
     return None
 
@@ -344,21 +344,21 @@ def _is_shared(attention: Attention, modules: Modules) -> bool:
     return list(above).count(modules[attention.layer]) > 1
 
 
-def _with_towers(found: list[Attention], kind: str) -> list[Attention]:
+def _with_towers(layers: list[Attention], kind: str) -> list[Attention]:
     """Name the tower of each attention, and sort them, where there are two stacks."""
     stacks = {}
-    for attention in found:
+    for attention in layers:
         stack = _stack(attention.layer)
         named = [_TOWERS[part] for part in stack.split(".") if part in _TOWERS]
         stacks[stack] = named[0] if named else ""
     if len(stacks) == 1:
-        return found
+        return layers
     if sorted(stacks.values()) != ["text", "vision"]:
         raise ValueError(
             f"{kind} holds {len(stacks)} stacks of layers ({', '.join(stacks)}); "
             "give one, or CLIP's two towers"
         )
-    towers = [each._replace(tower=stacks[_stack(each.layer)]) for each in found]
+    towers = [each._replace(tower=stacks[_stack(each.layer)]) for each in layers]
     return sorted(towers, key=lambda attention: attention.tower)
 
 
@@ -393,16 +393,16 @@ def classifier(network: nn.Module) -> str:
     '2'
     """
     inside = []  # prefixes of names that do not count
-    found = None
-    for name, part in network.named_modules():
-        if isinstance(part, nn.MultiheadAttention):
+    last = None
+    for name, module in network.named_modules():
+        if isinstance(module, nn.MultiheadAttention):
             inside.append(f"{name}." if name else "")
             continue
         counts = not name.startswith(tuple(inside))
         counts = counts and "parametrizations" not in name.split(".")
-        if isinstance(part, nn.Linear) and counts:
-            found = name
-    if found is None:
+        if isinstance(module, nn.Linear) and counts:
+            last = name
+    if last is None:
         kind = type(network).__name__
         raise ValueError(f"{kind} has no linear layer that could be its classifier")
-    return found
+    return last

@@ -121,7 +121,7 @@ one_page = click.argument("notebook", shell_complete=_pages)
 pages = click.argument(
     "notebooks", nargs=-1, metavar="[NOTEBOOK]...", shell_complete=_pages
 )
-parameters = _pairs("-p", "--parameter", "given")
+parameters = _pairs("-p", "--parameter", "parameters")
 of_profile = click.option(
     "--profile",
     default="quick",
@@ -237,7 +237,7 @@ def examine() -> None:
 def run(
     notebooks,
     profile,
-    given,
+    parameters,
     output_dir,
     jobs,
     timeout,
@@ -257,7 +257,7 @@ def run(
     if no_cache:
         os.environ[TRAININGS] = ""
     root = output_dir / profile
-    plan = per_notebook(notebooks, profile, dict(given), kind)
+    plan = per_notebook(notebooks, profile, dict(parameters), kind)
     if dry_run:
         at_a_time = execution.at_a_time(jobs, len(plan))
         return click.echo("\n".join(plans.of_run(plan, root, profile, at_a_time)))
@@ -296,7 +296,7 @@ def run(
 )
 @dry_run
 def sweep(
-    notebook, grid, given, profile, output_dir, resources, quiet, **options
+    notebook, grid, parameters, profile, output_dir, resources, quiet, **options
 ) -> None:
     """Run a notebook on every point of a grid.
 
@@ -313,7 +313,7 @@ def sweep(
     report = sweeps.sweep(
         notebook,
         {name: from_here(values) for name, values in grid},
-        {name: from_here(value) for name, value in given},
+        {name: from_here(value) for name, value in parameters},
         profile=profile,
         root=output_dir,
         progress=not quiet,
@@ -359,13 +359,13 @@ def _save(folder: Path) -> tuple[int, int]:
 @click.option(
     "--watch", type=FILE, help="An .npz of new inputs, for the alarm of --logits."
 )
-@_pairs("-p", "--parameter", "given", help="Of the page that runs. Repeatable.")
+@_pairs("-p", "--parameter", "parameters", help="Of the page that runs. Repeatable.")
 @of_profile
 @_into("report")
 @timeout
 @quiet
 def report(
-    given, profile, output_dir, timeout, quiet, logits, watch, **brought
+    parameters, profile, output_dir, timeout, quiet, logits, watch, **brought
 ) -> None:
     r"""Report what a network of yours knows.
 
@@ -384,7 +384,7 @@ def report(
     from uqlab.runs import report
 
     page, values = report.plan(logits, watch, output_dir, **brought)
-    plan = per_notebook([page], profile, values | dict(given))
+    plan = per_notebook([page], profile, values | dict(parameters))
     outcomes = execution.execute_all(plan, output_dir, profile, 1, timeout, quiet)
     if any(result.status != "ok" for result in outcomes.values()):
         raise SystemExit(1)

@@ -138,14 +138,14 @@ def _several(rows: list[Values], name: str) -> bool:
 
 def _failed(root: Path, folder: Path) -> Values:
     """Return a failed run of a sweep; papermill notes its parameters."""
-    given = {}
+    parameters = {}
     for path in folder.glob("*.ipynb"):
         about = read_json(path).get("metadata", {})
-        given = about.get("papermill", {}).get("parameters", {})
-        given.pop("output_dir", None)
+        parameters = about.get("papermill", {}).get("parameters", {})
+        parameters.pop("output_dir", None)
     return {
         "failed": folder.stem,
-        "varied": given,
+        "varied": parameters,
         "problem": f"This run failed.\n{_error(folder)}",
         "links": _links(root, folder.glob("*.ipynb")),
         "figures": [],

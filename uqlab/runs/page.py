@@ -48,11 +48,11 @@ def end_with_runner() -> None:
 def started(output: Path) -> int:
     """Return how many code cells of a partly executed notebook were started."""
     try:
-        found = cells(output)
+        all_cells = cells(output)
     except (OSError, ValueError):
         return 0
     count = 0
-    for cell in found:
+    for cell in all_cells:
         timed = cell["metadata"].get("papermill", {}).get("start_time")
         count += cell["cell_type"] == "code" and bool(timed)
     return count

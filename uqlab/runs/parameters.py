@@ -338,17 +338,20 @@ def overrides(
     return checked(values, known, notebook.stem)
 
 
-def checked(given: Values, known: Values, where: str) -> Values:
+def checked(parameters: Values, known: Values, where: str) -> Values:
     """Return given parameters as values of the types of the `known` defaults."""
-    refuse_unknown(given, known, where)
-    if "output_dir" in given:
+    refuse_unknown(parameters, known, where)
+    if "output_dir" in parameters:
         raise ValueError("output_dir is set by the runner; use --output-dir")
     json = {tuple: list, type(None): Any}  # has no tuples; None may be anything
     types = {name: type(value) for name, value in known.items()}
     return _validated(
         f"{where}: parameter ",
         {name: json.get(kind, kind) for name, kind in types.items()},
-        {name: plain(name, _read(text, types[name])) for name, text in given.items()},
+        {
+            name: plain(name, _read(text, types[name]))
+            for name, text in parameters.items()
+        },
     )
 
 
@@ -380,7 +383,7 @@ def _read(text: Any, kind: type) -> Any:
 def per_notebook(
     names: Iterable[str],
     profile: str,
-    given: dict[str, str],
+    parameters: dict[str, str],
     kind: Literal["lessons", "studies"] = "lessons",
 ) -> dict[Path, Values]:
     """Return for each notebook, by default all of a kind, its given parameters.
@@ -394,12 +397,14 @@ def per_notebook(
         same = ", ".join(map(str, known))
         raise ValueError(f"two notebooks of one name would share a folder: {same}")
     anywhere = dict.fromkeys(itertools.chain(*known.values()))
-    refuse_unknown(given, anywhere, " and ".join(path.stem for path in known))
+    refuse_unknown(parameters, anywhere, " and ".join(path.stem for path in known))
     plan = {}
     for path, values in known.items():
-        plan[path] = {n: from_here(text) for n, text in given.items() if n in values}
+        plan[path] = {
+            n: from_here(text) for n, text in parameters.items() if n in values
+        }
         overrides(path, profile, plan[path])
-        _note(path, profile, sorted(given.keys() - values))
+        _note(path, profile, sorted(parameters.keys() - values))
     return plan
 
 

@@ -22,8 +22,8 @@ def of_run(
     root, profile, jobs
         As the command takes them.
     """
-    for path, given in plan.items():
-        values = overrides(path, profile, given).items()
+    for path, parameters in plan.items():
+        values = overrides(path, profile, parameters).items()
         said = " ".join(f"{name}={value!r}" for name, value in values)
         yield f"{path.stem:32}  {said}{last_time(root / path.stem)}"
     yield f"\nwould run {len(plan)} notebooks, {jobs} at a time, into {root}"
@@ -33,7 +33,7 @@ def of_run(
 def of_sweep(
     name: str,
     labels: dict[Path, str],
-    kept: Collection[Path],
+    done: Collection[Path],
     stale: dict[Path, str],
     jobs: int,
 ) -> Iterator[str]:
@@ -45,14 +45,13 @@ def of_sweep(
         Of the notebook.
     labels
         Result folder -> what the grid varies there, for every run.
-    kept
+    done
         Folders of the runs that are done.
     stale
         Folder -> why its run is stale.
     jobs
         Runs at a time.
     """
-    done = set(kept)
     for path, label in labels.items():
         status = "done before, kept" if path in done else "would run"
         why = f"  stale: {stale[path]}" if path in stale else ""

@@ -169,23 +169,23 @@ def _only_say(
     name: str, labels: dict[Path, str], keep_stale: bool, jobs: int
 ) -> Report:
     """Say what would be computed, and return a report of no runs."""
-    kept, stale = _done(labels, keep_stale)
-    for line in plans.of_sweep(name, labels, kept, stale, jobs):
+    done, stale = _done(labels, keep_stale)
+    for line in plans.of_sweep(name, labels, done, stale, jobs):
         click.echo(line)
     return Report(next(iter(labels)).parent, [])
 
 
 def _announce(
-    name: str, count: int, kept: Collection[Path], stale: dict[Path, str]
+    name: str, count: int, done: Collection[Path], stale: dict[Path, str]
 ) -> None:
     """Say how much there is to do, and how many finished runs are stale."""
     if name:
-        todo = f"{len(kept)} done before, {count - len(kept)} to do"
+        todo = f"{len(done)} done before, {count - len(done)} to do"
         click.echo(f"{name}: {count} runs, {todo}")
     if stale:
-        finished = {*kept, *stale}
+        finished = {*done, *stale}
         anew = "computed anew (--keep-stale keeps them)"
-        then = "kept" if len(finished) == len(kept) else anew
+        then = "kept" if len(finished) == len(done) else anew
         first = next(iter(stale.values()))
         many = f"{len(stale)} of {len(finished)} finished runs are stale"
         click.echo(f"{many}: {first}; {then}", err=True)
@@ -215,7 +215,7 @@ def _done(
     folders: Iterable[Path], keep_stale: bool
 ) -> tuple[dict[Path, Result], dict[Path, str]]:
     """Return the finished runs that stay as they are, and why those stale are stale."""
-    kept = {}
+    done = {}
     stale = {}
     present = Present()
     for folder in folders:
@@ -224,8 +224,8 @@ def _done(
             if reason := present.stale(manifest):
                 stale[folder] = reason
             if keep_stale or not reason:
-                kept[folder] = Result("done before", reason=reason)
-    return kept, stale
+                done[folder] = Result("done before", reason=reason)
+    return done, stale
 
 
 def axis(text: str, default: Any = None) -> list[Any]:
@@ -255,14 +255,14 @@ def jobs_of_grid(
     profile: str,
     root: StrPath,
     grid: Grid,
-    given: Values,
+    parameters: Values,
 ) -> dict[Path, Job]:
     """Return the jobs of a grid by their folders, all parameters checked."""
-    if twice := sorted(grid.keys() & given.keys()):
+    if twice := sorted(grid.keys() & parameters.keys()):
         raise ValueError(f"{twice[0]}: in the grid and given as one value; choose")
     known = defaults(notebook)
     source = source_sha256(notebook)
-    same = overrides(notebook, profile, given)
+    same = overrides(notebook, profile, parameters)
     axes = _axes(grid, known, notebook.stem)
     place = Path(root, profile, f"{notebook.stem}.sweep").absolute()
     jobs = {}

@@ -89,14 +89,14 @@ def aurocs(
         Name of the set -> name of the score -> AUROC.
     """
     inside = ood_scores(train, test, seed)
-    found = {}
+    by_set = {}
     for name, inputs in others.items():
         outside = ood_scores(train, inputs, seed + 1)
-        found[name] = {
+        by_set[name] = {
             score: metrics.ood_detection(inside[score], outside[score]).auroc
             for score in inside
         }
-    return found
+    return by_set
 
 
 def _alike(train, inputs):

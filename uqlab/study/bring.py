@@ -156,12 +156,13 @@ def _networks(source, task, settings, new, scaled):
     function = _function(source)
     if "classes" in inspect.signature(function).parameters:
         settings = {"classes": len(task.classes), **settings}
-    made = function(**settings)
-    networks = list(made) if isinstance(made, list | tuple) else [made]
+    returned = function(**settings)
+    networks = list(returned) if isinstance(returned, list | tuple) else [returned]
     if not networks or not all(isinstance(net, nn.Module) for net in networks):
         raise TypeError(
             f"{source} must return a torch module, or a list of them, got "
-            f"{type(made).__name__} of {[type(net).__name__ for net in networks[:3]]}"
+            f"{type(returned).__name__} of "
+            f"{[type(net).__name__ for net in networks[:3]]}"
         )
     return networks
 
@@ -207,7 +208,7 @@ def _imported(place):
 
 
 def _weight_files(weights):
-    found = []
+    paths = []
     for place in [weights] if isinstance(weights, StrPath) else weights:
         path = Path(place).expanduser()
         if path.is_dir():
@@ -224,8 +225,8 @@ def _weight_files(weights):
                 f"no weights at {path}: give a file, a pattern, or a folder of "
                 f"{', '.join(WEIGHTS)}"
             )
-        found += there
-    return found
+        paths += there
+    return paths
 
 
 def _saved(path):
@@ -244,12 +245,12 @@ def _of_transformers(folder, task, new, scaled):
         )
     classes = len(task.classes)
     kind = (config.get("architectures") or ["unnamed"])[0]
-    own = len(config.get("id2label", "01"))  # two are left out there
-    own = own if kind.endswith("Classification") else 0
-    if not new and own != classes:
+    outputs = len(config.get("id2label", "01"))  # two are left out there
+    outputs = outputs if kind.endswith("Classification") else 0
+    if not new and outputs != classes:
         raise ValueError(
-            f"{folder} ({kind}) classifies {own} classes, {task.name} has {classes}; "
-            "train it on them first"
+            f"{folder} ({kind}) classifies {outputs} classes, {task.name} has "
+            f"{classes}; train it on them first"
         )
     if isinstance(task.inputs, list):
         return models.from_pretrained(folder, classes, task="text")

@@ -94,22 +94,24 @@ def _judge(
     function: Callable, case: dict[str, Any], array: Callable = torch.tensor
 ) -> None:
     """Print that a function is right, or raise a line that says what is wrong."""
-    given = [array(v) if isinstance(v, list) else v for v in case["given"]]
+    arguments = [array(v) if isinstance(v, list) else v for v in case["given"]]
     try:
-        answer = function(*given)
+        answer = function(*arguments)
     except NotImplementedError as error:
         raise NotYet("your function is still to be written") from error
     except Exception as error:
         kind = type(error).__name__
         raise NotYet(f"your function raised {kind}: {error}") from error
-    found = _parts(answer, case["right"])
+    values = _parts(answer, case["right"])
     for mistake in case["mistakes"]:
-        if all(_same(part, mistake.get(name, part)) for name, part in found.items()):
+        if all(
+            _same(value, mistake.get(name, value)) for name, value in values.items()
+        ):
             raise NotYet(mistake["says"])
-    for name, part in found.items():
+    for name, value in values.items():
         right = _tensor(case["right"][name])
-        if not _same(part, right):
-            raise NotYet(f"{name} is {part.tolist()}, it should be {right.tolist()}")
+        if not _same(value, right):
+            raise NotYet(f"{name} is {value.tolist()}, it should be {right.tolist()}")
     print("Right: your function returns the known answer.")
 
 
@@ -121,24 +123,24 @@ def _parts(answer: Any, right: dict[str, Any]) -> dict[str, Tensor]:
         raise NotYet(f"your function should return {names}, it returned {answer!r}")
     if len(answers) != len(right):
         raise NotYet(f"your function should return {names}, not {len(answers)} things")
-    found = dict(zip(right, answers, strict=True))
-    for name, part in found.items():
+    values = dict(zip(right, answers, strict=True))
+    for name, value in values.items():
         try:
-            found[name] = _tensor(part)
+            values[name] = _tensor(value)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise NotYet(f"{name} should be numbers, it is {part!r}") from error
-        shape = found[name].shape
+            raise NotYet(f"{name} should be numbers, it is {value!r}") from error
+        shape = values[name].shape
         wanted = _tensor(right[name]).shape
         if shape != wanted:
             raise NotYet(f"{name} has the shape {[*shape]}, it should be {[*wanted]}")
-        if found[name].isnan().any():
+        if values[name].isnan().any():
             raise NotYet(f"{name} has NaN; 0 log 0 is 0 (torch.special.entr)")
-    return found
+    return values
 
 
 def _tensor(value: Any) -> Tensor:
     return torch.as_tensor(value, dtype=torch.float64)
 
 
-def _same(found: Tensor, value: Any) -> bool:
-    return torch.allclose(found, _tensor(value), rtol=1e-3, atol=1e-4)
+def _same(value: Tensor, right: Any) -> bool:
+    return torch.allclose(value, _tensor(right), rtol=1e-3, atol=1e-4)

@@ -38,15 +38,15 @@ class Table:
         self.settings = dict(entry.get("settings", {}))
         self.datasets = list(entry.get("data", {}))
 
-    def frame(self, dataset: str, part: str = "data") -> pd.DataFrame:
+    def frame(self, dataset: str, section: str = "data") -> pd.DataFrame:
         """Return the numbers of a data set, in the paper's units; empty without any.
 
         Parameters
         ----------
-        part
+        section
             Or "deviations": what the paper prints behind a plus-minus sign.
         """
-        rows = self.entry.get(part, {}).get(dataset.removesuffix("-mini"), {})
+        rows = self.entry.get(section, {}).get(dataset.removesuffix("-mini"), {})
         return pd.DataFrame.from_dict(  # no columns: rows name their own
             rows, "index", columns=self.entry.get("columns") if rows else None
         )

@@ -111,10 +111,10 @@ def measure(
     return pd.DataFrame(rows)
 
 
-def _settings(methods, settings, own):
+def _settings(methods, settings, overrides):
     """Return the settings of each method."""
     names = recipes.METHODS if methods is None else methods
-    return {name: settings | dict(own.get(name, {})) for name in names}
+    return {name: settings | dict(overrides.get(name, {})) for name in names}
 
 
 def _check_names(methods, scores):

@@ -296,10 +296,10 @@ def _gaussians(x, y):
     """
     gaussians = []
     for c in y.unique():
-        own = x[y == c]
-        root = shrunk_root(own) if len(own) > 2 else _shared(x, y)[1]
-        normal = MultivariateNormal(own.mean(0), scale_tril=root)
-        gaussians.append((math.log(len(own) / len(x)), normal))
+        rows = x[y == c]
+        root = shrunk_root(rows) if len(rows) > 2 else _shared(x, y)[1]
+        normal = MultivariateNormal(rows.mean(0), scale_tril=root)
+        gaussians.append((math.log(len(rows) / len(x)), normal))
     return gaussians
 
 

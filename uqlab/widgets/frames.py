@@ -66,17 +66,17 @@ def explore(
         If there were more than 300 pictures.
     """
     stage = Stage(figure, draw)
-    found = {}  # picture -> its place
+    places = {}  # picture -> its place
     chosen = _chosen(controls)
     shown = []
     lines = []
     for values in _combinations(chosen):
         picture = stage.paint(values)
-        shown.append(found.setdefault(picture, len(found)))
+        shown.append(places.setdefault(picture, len(places)))
         lines.append(seen(**values) if callable(seen) else seen)
     data = {
         "controls": list(map(_described, chosen, chosen.values())),
-        "pictures": [address(picture, "webp") for picture in found],
+        "pictures": [address(picture, "webp") for picture in places],
         "shown": shown[1:],
         "lines": lines[1:],
         "inches": figure.get_size_inches().tolist(),
@@ -89,7 +89,9 @@ def _chosen(controls: Mapping[str, Any]) -> dict[str, Control]:
     chosen = {}
     count = 0
     for few in FEW:
-        chosen = {name: _control(name, given, few) for name, given in controls.items()}
+        chosen = {
+            name: _control(name, control, few) for name, control in controls.items()
+        }
         count = math.prod(len(each.options) for each in chosen.values())
         if count <= SOME:
             break
@@ -101,21 +103,21 @@ def _chosen(controls: Mapping[str, Any]) -> dict[str, Control]:
     return chosen
 
 
-def _control(name: str, given: Any, few: int) -> Control:
+def _control(name: str, control: Any, few: int) -> Control:
     """Return a control whose options are all (name, value)."""
     label = name
-    options = given
+    options = control
     first = 0
-    if isinstance(given, Control):
-        label, options, first = given
-    elif hasattr(given, "max"):  # of ipywidgets, as the next
-        label = given.description
-        options = _thinned(given, few)
-        first = options.index(given.value)
-    elif hasattr(given, "options"):
-        label = given.description
-        options = given.options
-        first = given.index
+    if isinstance(control, Control):
+        label, options, first = control
+    elif hasattr(control, "max"):  # of ipywidgets, as the next
+        label = control.description
+        options = _thinned(control, few)
+        first = options.index(control.value)
+    elif hasattr(control, "options"):
+        label = control.description
+        options = control.options
+        first = control.index
     return Control(label or name, [_named(option) for option in options], first)
 
 
@@ -135,16 +137,16 @@ def _described(name: str, control: Control) -> dict[str, Any]:
     }
 
 
-def _thinned(given: Any, few: int) -> list[Any]:
+def _thinned(slider: Any, few: int) -> list[Any]:
     """Return some round values of a range, with its ends and its value."""
-    ends = {given.min, given.max, given.value}
-    count = round((given.max - given.min) / given.step) + 1
-    grid = [round(given.min + i * given.step, 10) for i in range(count)]
+    ends = {slider.min, slider.max, slider.value}
+    count = round((slider.max - slider.min) / slider.step) + 1
+    grid = [round(slider.min + i * slider.step, 10) for i in range(count)]
     values = every = sorted(ends.union(grid))
     for stride in STRIDES:
         if len(values) <= few:
             break
-        round_ones = [v for v in every if round(v / given.step) % stride == 0]
+        round_ones = [v for v in every if round(v / slider.step) % stride == 0]
         values = sorted(ends.union(round_ones))
     return values
 

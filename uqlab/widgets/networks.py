@@ -63,33 +63,33 @@ def masks(
     right.set_xscale("symlog", linthresh=1e-3)
     right.set_xlim(0, max(map(_largest, (trained, *parts.values()))))
 
-    def kept(weight, threshold, mask):
+    def rounded(weight, threshold, mask):
         values = found[weight][mask]
         return values if threshold is None else (values > threshold).float()
 
     def draw(mask, **view):
-        plots.mask_map(kept(mask=mask, **view), ax=left).set_title(mask)
+        plots.mask_map(rounded(mask=mask, **view), ax=left).set_title(mask)
         _draw_kinds(trained, parts[tuple(view.values())], right)
 
     def seen(mask, **view):
         at = tuple(view.values())
         means = _means(trained, parts[at])
-        return _mask_text(kept(mask=mask, **view), means, accuracy[at])
+        return _mask_text(rounded(mask=mask, **view), means, accuracy[at])
 
     return explore(draw, _mask_controls(found, parts, weight), seen, figure)
 
 
 def _mask_controls(
-    found: Mapping[float, Any], parts: Iterable[Cut], weight: float | None
+    by_weight: Mapping[float, Any], parts: Iterable[Cut], weight: float | None
 ) -> dict[str, Control]:
-    weights = list(found)
+    weights = list(by_weight)
     cuts = {"soft" if c is None else f"{c:g}": c for _, c in parts}
     at = 0 if weight is None else weights.index(weight)
     cut = list(cuts).index("0.5") if "0.5" in cuts else 0
     return {
         "weight": Control("diversity weight", weights, at),
         "threshold": Control("masks rounded at", list(cuts.items()), cut),
-        "mask": Control("mask", list(found[weights[at]])),
+        "mask": Control("mask", list(by_weight[weights[at]])),
     }
 
 
@@ -148,15 +148,15 @@ def gradients(
     figure, axes = _score_axes(layers, plain)
 
     @functools.lru_cache(1)
-    def found(depth, weight, sigma):
+    def scored(depth, weight, sigma):
         scores, shares = _scored(norms[sigma], weight, depth)
         return scores.tensor_split([inside]), shares
 
     def draw(**values):
-        _draw_scores(*found(**values), axes)
+        _draw_scores(*scored(**values), axes)
 
     def seen(**values):
-        scores, shares = found(**values)
+        scores, shares = scored(**values)
         return _score_text(metrics.ood_detection(*scores).auroc, level, shares)
 
     depths = sorted({*DEPTHS, depth})

@@ -42,9 +42,9 @@ def spectra(
     """
     old = {name: _directions(weight) for name, weight in before.items()}
     rows = min(max(ROWS, k), *(len(values) for _, values in old.values()))
-    found = []  # [methods][layers][members]
+    compared = []  # [methods][layers][members]
     for weights in after.values():
-        found.append([_compared(weights(name), *old[name], rows) for name in before])
+        compared.append([_compared(weights(name), *old[name], rows) for name in before])
     data = {
         "methods": list(after),
         "layers": list(before),
@@ -53,7 +53,7 @@ def spectra(
         "threshold": threshold,
         "shades": [to_hex(color) for color in mpl.colormaps["viridis_r"](range(256))],
         "level": [random_level(*u.shape) for u, _ in old.values()],
-        "after": found,
+        "after": compared,
     }
     return Hand("spectra", data)
 
