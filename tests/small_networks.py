@@ -113,7 +113,7 @@ def owned(ensemble, kind):
     return {
         name: unit
         for name, unit in units.items()
-        if isinstance(unit.own().get("weight"), kind)
+        if isinstance(unit.of_members().get("weight"), kind)
     }
 
 

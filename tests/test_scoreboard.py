@@ -9,7 +9,6 @@ from torch import nn
 from torch.testing import assert_close
 
 from uqlab import data, ensembles, metrics, models, training, uncertainty
-from uqlab.core.devices import Held
 from uqlab.study import methods, scoreboard, scores
 from uqlab.study.methods import METHODS, Method
 
@@ -278,7 +277,7 @@ def test_a_board_and_a_method_of_ones_own_by_one_entry(
         sets,
         methods=["single", "deep", "mine"],
         own={"mine": {"epochs": 1}},
-        kept=trained,
+        trained=trained,
     )
     assert table[["method", "seed", "members"]].to_numpy().tolist() == [
         ["single", 4, 1],
@@ -461,13 +460,11 @@ def test_errors_come_before_the_work(sets, backbone, monkeypatch):
         measured(backbone, sets, few={"margin": 5})
 
 
-def test_held_counts_what_lives_at_once():
+def test_peak_memory_is_what_is_held_and_what_lives_at_once():
     net = nn.Sequential(
         nn.Linear(100, 100), nn.ReLU(), nn.Flatten(), nn.Linear(100, 100)
     )
-    x = torch.rand(10, 100)
-    with torch.no_grad(), Held() as held:
-        y = net(x)
-        y.add_(1).view(-1)
-    assert held.most == 2 * y.nbytes  # a layer's input and output, and no view
-    assert held.now == y.nbytes
+    held = sum(p.nbytes for p in net.parameters())
+    row = scoreboard.cost(ensembles.from_members([net]), net, torch.rand(10, 100), 1)
+    layer = 64 * 100 * 4  # bytes of a layer's outputs for 64 inputs
+    assert row["peak_memory"] == held + 2 * layer  # its input and output, and no view

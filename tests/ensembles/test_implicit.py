@@ -158,7 +158,9 @@ def test_singular_value_layers(shape, bias):
         )
     assert not layer.u.requires_grad
     made = ensembles.singular_value(nn.Sequential(linear, nn.Linear(shape[0], 2)), 3)
-    assert set(made.network[0].own()) == ({"weight", "bias"} if bias else {"weight"})
+    assert set(made.network[0].of_members()) == (
+        {"weight", "bias"} if bias else {"weight"}
+    )
 
 
 def test_a_singular_value_below_zero_stays_dead():

@@ -204,7 +204,7 @@ def test_batch_statistics_are_those_of_the_member_s_own_batches(method, network)
     units = [
         part for part in ensemble.modules() if isinstance(part, ensembles.MemberModule)
     ]
-    norms = [unit for unit in units if "running_mean" in unit.own()]
+    norms = [unit for unit in units if "running_mean" in unit.of_members()]
     assert len(norms) == sum(
         "BatchNorm" in type(p).__name__ for p in plain[0].modules()
     )

@@ -101,7 +101,7 @@ def test_the_whole_model_of_transformers_is_pruned_alike(network):
 def test_encoding_the_prompts_alone_is_encoding_everything(network, removed):
     x = inputs(count=6)
     search = TowerSearch(network, x)
-    text = len(search.text.found)
+    text = len(search.text.attentions)
     place = {head: (head[1] + text * (head[0] == "vision"), head[2]) for head in EVERY}
     for head in removed:
         search.remove(*place[head])

@@ -35,7 +35,7 @@ def test_values_are_data_of_the_default_s_type(tmp_path, name, text, value):
         tmp_path / "0.ipynb",
         parameters=PARAMETERS + "\nflag: bool = False\nnothing = None",
     )
-    found = parameters.overrides(path, given={name: text})
+    found = parameters.overrides(path, changes={name: text})
     assert found == {name: value}
     assert type(found[name]) is type(value)
 

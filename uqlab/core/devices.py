@@ -2,14 +2,11 @@
 
 import contextlib
 import warnings
-import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch import nn
 
 from uqlab.core.checks import one_of
 
@@ -105,32 +102,3 @@ def free_memory(device: torch.device) -> int:
     free, _ = torch.cuda.mem_get_info(device)
     held = torch.cuda.memory_reserved(device)
     return free + held - torch.cuda.memory_allocated(device)
-
-
-def _storages(tree: Any) -> list[torch.UntypedStorage]:
-    """Return the memory of all tensors in nested lists, tuples and dictionaries."""
-    return [t.untyped_storage() for t in tree_leaves(tree) if isinstance(t, Tensor)]
-
-
-class Held(TorchDispatchMode):
-    """The most bytes that new tensors inside the block took at once."""
-
-    def __init__(self):
-        super().__init__()
-        self.now = self.most = 0
-        self.live = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        inputs = {storage._cdata for storage in _storages((args, kwargs))}
-        result = func(*args, **(kwargs or {}))
-        for storage in _storages(result):
-            if storage._cdata not in inputs | self.live:
-                self.live.add(storage._cdata)
-                self.now += storage.nbytes()
-                self.most = max(self.most, self.now)
-                weakref.finalize(storage, self._free, storage._cdata, storage.nbytes())
-        return result
-
-    def _free(self, key: int, size: int) -> None:
-        self.live.discard(key)
-        self.now -= size

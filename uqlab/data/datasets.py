@@ -22,7 +22,7 @@ from uqlab.core.files import COMPARED, StrPath
 from uqlab.data import colour_images, grey_images, sounds, texts, weights  # noqa: F401
 from uqlab.data.downloads import FILES, fetch, places
 from uqlab.data.embedded import EMBEDDED
-from uqlab.data.own import SUFFIXES, own
+from uqlab.data.own import SUFFIXES, own_file
 from uqlab.data.readers import SOURCES, Items
 
 STAND_INS = {  # fetched set -> the embedded one named where it is out of reach
@@ -336,7 +336,7 @@ def _unknown(what: str, name: str, known: Iterable[str]) -> str:
 def _read(name: str, split: str, root: StrPath | None) -> Items:
     """Read a set; where it is out of reach, name one that can stand in for it."""
     if name.endswith(SUFFIXES):
-        return own(Path(name).expanduser(), split)
+        return own_file(Path(name).expanduser(), split)
     if name in EMBEDDED:
         return EMBEDDED[name](split)
     if name not in SOURCES:

@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 
 from uqlab.core.files import existing
-from uqlab.data.readers import Items, npz, part
+from uqlab.data.readers import Items, npz, split_rows
 from uqlab.data.texts import table
 
 TABLES = (".tsv", ".tsv.gz", ".csv", ".csv.gz")
 SUFFIXES = (".npz", *TABLES)
 
 
-def own(path: Path, split: str) -> Items:
+def own_file(path: Path, split: str) -> Items:
     """Return one split; `datasets.load` says what the file must hold."""
     read = table if path.name.endswith(TABLES) else _images
     return read(existing(path), split)
@@ -38,7 +38,7 @@ def _images(path: Path, split: str) -> Items:
         )
     other = arrays.get("y_train" if split == "test" else "y_test", y)
     classes = _classes(path, np.append(y, other))
-    rows = np.arange(len(y)) if suffix else part(y, split)
+    rows = np.arange(len(y)) if suffix else split_rows(y, split)
     return Items(x[rows], y[rows], classes)
 
 

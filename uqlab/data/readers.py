@@ -118,7 +118,7 @@ def npz(path: Path, *keys: str) -> Arrays:
         }
 
 
-def part(y: np.ndarray, split: str) -> np.ndarray:
+def split_rows(y: np.ndarray, split: str) -> np.ndarray:
     """Return the rows of a split of 70 % and 30 % of every class, to within one item.
 
     The split is random and always the same.

@@ -11,7 +11,7 @@ import numpy as np
 
 from uqlab.core.files import existing
 from uqlab.data.downloads import fetch, places
-from uqlab.data.readers import Items, part, reading, source, unpacked
+from uqlab.data.readers import Items, reading, source, split_rows, unpacked
 
 TAB_SEPARATED: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
 NEWS = ("World", "Sports", "Business", "Sci/Tech")
@@ -50,7 +50,7 @@ def table(path: Path, split: str) -> Items:
     if "split" in columns:
         rows = np.flatnonzero(np.array(columns["split"]) == split)
     else:
-        rows = part(y, split)
+        rows = split_rows(y, split)
     return Items([texts[row] for row in rows], y[rows], tuple(classes))
 
 

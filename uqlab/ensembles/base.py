@@ -264,7 +264,7 @@ class FoldedEnsemble(Ensemble):
                     )
                     seen.append([layer[0] for layer in layers])
             together, *apart = seen
-            same = len(together) == len(apart[0]) and not shapes.found
+            same = len(together) == len(apart[0]) and not shapes.by_values
             return same and all(map(_alike, together, *apart))
         except Exception:  # the pass that follows says what the network makes of it
             return False
@@ -465,12 +465,12 @@ def numbered_dropouts(network: nn.Module, ids: Sequence[int]) -> list:
 class _ShapesByValues(TorchDispatchMode):
     """Note whether a pass takes rows by a condition: how many, no shape can say."""
 
-    found = False
+    by_values = False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if torch.Tag.dynamic_output_shape in func.tags:
             chosen = [t.dtype for t in tree_leaves(args[1:]) if isinstance(t, Tensor)]
-            self.found |= not chosen or torch.bool in chosen  # no index by numbers
+            self.by_values |= not chosen or torch.bool in chosen  # no index by numbers
         return func(*args, **kwargs or {})
 
 

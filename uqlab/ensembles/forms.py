@@ -53,7 +53,7 @@ class Form:
         self.unit = unit
         self.inner = unit.inner
         self.active = unit.active
-        self.parameters = unit.own()
+        self.parameters = unit.of_members()
         self.count = unit.count(x)
 
     @classmethod
@@ -130,7 +130,7 @@ class Linear(Form):
         """Multiply by one weight and add one bias."""
         return F.linear(x, weight, bias)
 
-    def own(self, x: Tensor, weight: Tensor) -> Tensor:
+    def apart(self, x: Tensor, weight: Tensor) -> Tensor:
         """Multiply by a weight of each member's own [members, features, width]."""
         return torch.bmm(x, weight.mT)
 
@@ -178,7 +178,7 @@ class Convolution(Linear):
         y = self.inner._conv_forward(x.flatten(0, 1), self._kernel(weight), bias)
         return y.unflatten(0, (self.count, -1))
 
-    def own(self, x, weight):
+    def apart(self, x, weight):
         """Convolve every member's maps with a matrix of patches of its own."""
         if self.pointwise:
             return self.mixed(x, weight)

@@ -117,7 +117,7 @@ def weights_of(network: nn.Module) -> dict[str, Any]:
     usual = [site for site in sites(network) if site.usual]
     weights = {}
     for holder, module in network.named_modules():
-        seen = module.own() if isinstance(module, MemberLayer) else {}
+        seen = module.of_members() if isinstance(module, MemberLayer) else {}
         seen = {name: p for name, p in seen.items() if len(p.shape) > 1}
         seen |= {s.parameter: s.weight.detach() for s in usual if s.module is module}
         outer = holder.removesuffix("inner").rstrip(".")

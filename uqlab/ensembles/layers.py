@@ -88,7 +88,7 @@ class MemberLayer(PerMember):
             )
         return count
 
-    def own(self) -> dict[str, Any]:
+    def of_members(self) -> dict[str, Any]:
         """Return what the members see of their own, by name: `MemberParameter`s."""
         return {}
 

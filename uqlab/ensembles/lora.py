@@ -43,7 +43,7 @@ class LowRank(MemberParameter):
     def product(self, x, form, rows):
         """Multiply by W once for all members, then by A_m and B_m."""
         y = form.shared(x, self.w, biased=True)
-        low = form.own(x, self.down[rows])
+        low = form.apart(x, self.down[rows])
         return form.mixed(low, self.up[rows], onto=y, scale=self.scale)
 
     def update(self, m):

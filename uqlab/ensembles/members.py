@@ -187,16 +187,16 @@ class MemberModule(MemberLayer):
     ----------
     inner : nn.Module
         The module. What depends on the member is taken out of it, in place.
-    own : mapping of str to MemberParameter
+    of_members : mapping of str to MemberParameter
         By the name of the parameter in `inner`, such as "weight" or "out_proj.weight".
     """
 
-    def __init__(self, inner: nn.Module, own: Mapping[str, MemberParameter]):
+    def __init__(self, inner: nn.Module, of_members: Mapping[str, MemberParameter]):
         super().__init__()
         self.inner = inner
-        self.names = {name: name.replace(".", "_") for name in own}
-        self.members = next(iter(own.values())).members
-        for name, parameter in own.items():
+        self.names = {name: name.replace(".", "_") for name in of_members}
+        self.members = next(iter(of_members.values())).members
+        for name, parameter in of_members.items():
             holder, last = _holder(inner, name)
             if isinstance(inner, nn.RNNBase):  # then a tensor may be assigned
                 delattr(holder, last)
@@ -211,7 +211,7 @@ class MemberModule(MemberLayer):
         except AttributeError:
             return getattr(super().__getattr__("inner"), name)
 
-    def own(self) -> dict[str, Any]:
+    def of_members(self) -> dict[str, Any]:
         """Return the members' parameters by their names in the inner module."""
         modules = self._modules  # `__getattr__` of each took a tenth of a small pass
         return {name: modules[own] for name, own in self.names.items()}
@@ -253,7 +253,7 @@ class MemberModule(MemberLayer):
     def _one(self, m: int, args, kwargs):
         """Run the inner module with the weights of one member."""
         rows = slice(m, m + 1)
-        seen = {name: p.built(rows)[0] for name, p in self.own().items()}
+        seen = {name: p.built(rows)[0] for name, p in self.of_members().items()}
         with _LOCKS.setdefault(self.inner, threading.RLock()):
             if not isinstance(self.inner, nn.RNNBase):
                 return functional_call(self.inner, seen, args, kwargs)
@@ -270,7 +270,7 @@ class MemberModule(MemberLayer):
     def member(self, index):
         """Return the module with the weights of one member, copied."""
         plain = with_layers(self.inner, lambda layer: layer.member(index))
-        for name, parameter in self.own().items():
+        for name, parameter in self.of_members().items():
             holder, last = _holder(plain, name)
             value = parameter.weight(index).detach().clone()
             if "value" in parameter.member_buffers:
@@ -283,7 +283,7 @@ class MemberModule(MemberLayer):
     def own_parameters(self):
         """Return the parameters whose first axis is the members."""
         parameters = []
-        for own in self.own().values():
+        for own in self.of_members().values():
             parameters += own.own_parameters()
         return parameters
 

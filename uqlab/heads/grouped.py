@@ -98,7 +98,7 @@ class GroupedLinear(MemberModule):
     def forward(self, x: Tensor) -> Tensor:
         """Return [members * batch, ..., out] for x [members * batch, ..., in]."""
         active = self.active
-        parameters = self.own()
+        parameters = self.of_members()
         weight = parameters["weight"].built(active).mT
         alone = x.ndim == 3 and len(x) == len(weight)  # one input a member
         count = x.shape[:-1].numel() // len(weight)

@@ -171,7 +171,7 @@ def _taylor(
             rows = []
             for projection, place in layers[number].inputs(head):
                 product = products[projection.parameter]
-                rows.append(projection.part(product, place))
+                rows.append(projection.of_head(product, place))
             scores[number, head] = torch.stack(rows).mean().item()
     return score_table(layers, scores)
 

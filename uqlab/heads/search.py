@@ -35,7 +35,7 @@ class _Tape:
     def __init__(self, module: nn.Module):
         self.forward = module.forward
         self.replay: Any = None
-        self.given: Any = None
+        self.arguments: Any = None
         self.output: Any = None
         self.ends = False
         module.forward = self
@@ -43,7 +43,7 @@ class _Tape:
     def __call__(self, *args, **kwargs):
         if self.replay is not None:
             return self.replay
-        self.given = args
+        self.arguments = args
         self.output = self.forward(*args, **kwargs)
         if self.ends:
             raise _Reached
@@ -117,16 +117,16 @@ class Search:
 
     def __init__(self, model: nn.Module, example: Inputs):
         self.network: Any = opened(frozen(model).eval())
-        self.found = attentions(self.network)
+        self.attentions = attentions(self.network)
         self.cores = []
         self.projections = []
-        for attention in self.found:
+        for attention in self.attentions:
             projection = self.network.get_submodule(attention.output.module)
             weight = projection.weight.clone()
             projection.weight = nn.Parameter(weight, requires_grad=False)
             self.projections.append(_Tape(projection))
             self.cores.append(_Tape(self.network.get_submodule(attention.name)))
-        names = [attention.layer for attention in self.found]
+        names = [attention.layer for attention in self.attentions]
         *layers, last = map(self.network.get_submodule, names)
         self.last = _LastLayer(last, self.cores[-1])
         self.layers = [*map(_Tape, layers), self.last]
@@ -158,7 +158,7 @@ class Search:
 
     def remove(self, layer: int, head: int) -> None:
         """Remove a head for good: its columns of the output projection become 0."""
-        self.found[layer].output.of(self.network, head).zero_()
+        self.attentions[layer].output.of(self.network, head).zero_()
 
     def prepare(self, heads: Sequence[Place]) -> None:
         """Nothing is the same for all batches."""
@@ -168,14 +168,14 @@ class Search:
         """Yield the network's logits [batch, classes], then those without each head."""
         yield run(self.network, inputs)
         outputs = [layer.output for layer in self.layers]
-        features = [projection.given[0] for projection in self.projections]
+        features = [projection.arguments[0] for projection in self.projections]
         forms = [core.output for core in self.cores]
         if self.last.first_only:
             features[-1] = features[-1][:, :1]
         for layer, head in heads:
             attended = features[layer].clone()
-            attended[..., self.found[layer].output.rows(head)] = 0
-            if self.found[layer].inside:
+            attended[..., self.attentions[layer].output.rows(head)] = 0
+            if self.attentions[layer].inside:
                 attended = self.projections[layer].forward(attended)
             tapes = [*self.layers[:layer], self.cores[layer]]
             given = [*outputs[:layer], _like(forms[layer], attended)]
@@ -203,7 +203,9 @@ class Search:
 
     def _agrees(self, example: Inputs) -> bool:
         """Whether the logits are those of the whole network without a head."""
-        heads = [(i, 0) for i, attention in enumerate(self.found) if attention.heads]
+        heads = [
+            (i, 0) for i, attention in enumerate(self.attentions) if attention.heads
+        ]
         try:
             _, *ablated = self.logits(example, heads)
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError):
@@ -239,7 +241,7 @@ class TowerSearch:
 
     def remove(self, layer: int, head: int) -> None:
         """Remove a head for good."""
-        text = len(self.text.found)
+        text = len(self.text.attentions)
         tower, layer = (
             (self.text, layer) if layer < text else (self.vision, layer - text)
         )
@@ -247,7 +249,7 @@ class TowerSearch:
 
     def prepare(self, heads: Sequence[Place]) -> None:
         """Encode the prompts, with all heads and without each of the text tower's."""
-        places = [place for place in heads if place[0] < len(self.text.found)]
+        places = [place for place in heads if place[0] < len(self.text.attentions)]
         encoded = []
         for ids in self.network.prompts.split(self.text.rows):
             encoded.append(torch.stack([*self.text.logits(ids, places)]))
@@ -257,7 +259,7 @@ class TowerSearch:
     @torch.no_grad()
     def logits(self, images: Tensor, heads: Sequence[Place]) -> Iterator[Tensor]:
         """Yield the network's logits [batch, prompts], then those without each head."""
-        text = len(self.text.found)
+        text = len(self.text.attentions)
         of_vision = [(layer - text, head) for layer, head in heads if layer >= text]
         features = self.vision.logits(images, of_vision)
         whole = next(features)

@@ -100,14 +100,14 @@ class Projection(NamedTuple):
         first = self.start + head * self.size
         return slice(first, first + self.size)
 
-    def part(self, matrix: Tensor, head: int) -> Tensor:
+    def of_head(self, matrix: Tensor, head: int) -> Tensor:
         """Return the part of the matrix that is a head's, a view [size, other]."""
         turned = matrix if self.axis == 0 else matrix.mT
         return turned[self.rows(head)]
 
     def of(self, network: nn.Module, head: int) -> Tensor:
         """Return the weights of a head in a network, a detached view [size, other]."""
-        return self.part(network.get_parameter(self.parameter).detach(), head)
+        return self.of_head(network.get_parameter(self.parameter).detach(), head)
 
 
 class Attention(NamedTuple):

@@ -409,7 +409,7 @@ def show(output_dir: Path, profile: str | None) -> None:
     """
     from uqlab.runs import gallery
 
-    present = gallery.found(output_dir)
+    present = gallery.profiles_of(output_dir)
     if profile and profile in present:
         return click.echo(gallery.build(output_dir / profile))
     if profile or not present:

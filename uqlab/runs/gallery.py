@@ -74,7 +74,7 @@ def _sections(root: Path, profiles: Sequence[str]) -> Iterator[Values]:
             yield section | gather(root, root / profile / name, present)
 
 
-def found(root: Path) -> list[str]:
+def profiles_of(root: Path) -> list[str]:
     """Return the profiles that have runs in a folder such as figures."""
     runs = []
     for pattern in ("*/*/manifest.json", "*/*.failed", "*/*.sweep"):

@@ -316,9 +316,9 @@ def profiles(notebook: Path) -> dict[str, dict[str, Values]]:
 
 
 def overrides(
-    notebook: Path, profile: str = "quick", given: Values | None = None
+    notebook: Path, profile: str = "quick", changes: Values | None = None
 ) -> Values:
-    """Return the parameters of a profile, and on top of them the given ones.
+    """Return the parameters of a profile, and on top of them the changes.
 
     Text is read as data of the default's type (a Python literal, YAML's true or [a, b])
     and never evaluated.
@@ -334,7 +334,7 @@ def overrides(
         file = profiles_file(notebook)
         names = ", ".join(sets)
         raise ValueError(f"unknown profile {profile!r}; {file} has: {names}")
-    values = sets[profile].get(notebook.stem, {}) | (given or {})
+    values = sets[profile].get(notebook.stem, {}) | (changes or {})
     return checked(values, known, notebook.stem)
 
 

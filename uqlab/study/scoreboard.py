@@ -8,6 +8,7 @@ Student's t over seeds, which all methods share. Ranks and fronts have no such l
 import math
 import time
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -17,10 +18,11 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 from torch.special import entr
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from uqlab import ensembles, metrics, training, uncertainty
 from uqlab.core.checks import ArrayLike, as_inputs, one_of
-from uqlab.core.devices import Held
 from uqlab.core.modules import evaluating, like_parameters
 from uqlab.data import Dataset
 from uqlab.study import methods as recipes
@@ -50,7 +52,7 @@ def measure(
     shifted: Sets | None = None,
     own: Mapping[str, Row] | None = None,
     few: Mapping[str, int] | None = None,
-    kept: dict[tuple[str, int], nn.Module] | None = None,
+    trained: dict[tuple[str, int], nn.Module] | None = None,
     repeats: int = 10,
     **settings: Any,
 ) -> pd.DataFrame:
@@ -77,7 +79,7 @@ def measure(
     few
         Further scores, which are dear, and how many inputs of each set they see, always
         the first: {"regrad": 20}.
-    kept
+    trained
         Takes (method, seed) -> what was trained.
     repeats
         Rounds of the timing, in which the ensemble and the single network take turns.
@@ -102,8 +104,8 @@ def measure(
         rows.append(row)
         row |= _row(ensemble, train, test, ood, validation, shifted, scores, few)
         row |= cost(ensemble, backbone, test.inputs, repeats)
-        if kept is not None:
-            kept[row["method"], row["seed"]] = ensemble
+        if trained is not None:
+            trained[row["method"], row["seed"]] = ensemble
     if not rows:
         raise ValueError(
             "no method could be trained on this backbone: the warnings say why"
@@ -291,10 +293,39 @@ def cost(
             ]
             many, one = np.median(rounds[1:], axis=0)  # the first one warms up
             row[f"latency_{size}"] = float(many / one)
-        with Held() as held:
+        with _Peak() as held:
             ensemble(x)
     always = sum(t.nbytes for t in held_tensors(ensemble))
     return row | {"peak_memory": held.most + always}
+
+
+def _storages(tree: Any) -> list[torch.UntypedStorage]:
+    """Return the memory of all tensors in nested lists, tuples and dictionaries."""
+    return [t.untyped_storage() for t in tree_leaves(tree) if isinstance(t, Tensor)]
+
+
+class _Peak(TorchDispatchMode):
+    """The most bytes that new tensors inside the block took at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = self.most = 0
+        self.live = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        inputs = {storage._cdata for storage in _storages((args, kwargs))}
+        result = func(*args, **(kwargs or {}))
+        for storage in _storages(result):
+            if storage._cdata not in inputs | self.live:
+                self.live.add(storage._cdata)
+                self.now += storage.nbytes()
+                self.most = max(self.most, self.now)
+                weakref.finalize(storage, self._free, storage._cdata, storage.nbytes())
+        return result
+
+    def _free(self, key: int, size: int) -> None:
+        self.live.discard(key)
+        self.now -= size
 
 
 def _seconds(model, x):

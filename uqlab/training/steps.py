@@ -96,9 +96,9 @@ def linear_chain(ensemble: Ensemble, flat: bool) -> list[Layer]:
         last = layers[-1] if layers else None
         match module:
             case MemberModule() if type(module.inner) is nn.Linear and isinstance(
-                module.own().get("weight"), Own
+                module.of_members().get("weight"), Own
             ):
-                own = {name: p.value for name, p in module.own().items()}
+                own = {name: p.value for name, p in module.of_members().items()}
                 layers.append(Layer(own["weight"], own.get("bias")))
             case nn.ReLU() if last and not last.relu:
                 layers[-1] = last._replace(relu=True)

@@ -36,7 +36,7 @@ BLUE: dict[str, Any] = {"color": plots.EPISTEMIC}
 
 
 def masks(
-    found: Mapping[float, Mapping[str, Float[Tensor, "members units"]]],
+    soft: Mapping[float, Mapping[str, Float[Tensor, "members units"]]],
     parts: Mapping[Cut, Kinds],
     accuracy: Mapping[Cut, float],
     trained: Kinds,
@@ -46,7 +46,7 @@ def masks(
 
     Parameters
     ----------
-    found
+    soft
         Diversity weight -> name of a mask -> soft mask [members, units].
     parts
         (weight, threshold) -> decompositions of "id" and "ood" inputs; threshold None
@@ -64,7 +64,7 @@ def masks(
     right.set_xlim(0, max(map(_largest, (trained, *parts.values()))))
 
     def rounded(weight, threshold, mask):
-        values = found[weight][mask]
+        values = soft[weight][mask]
         return values if threshold is None else (values > threshold).float()
 
     def draw(mask, **view):
@@ -76,7 +76,7 @@ def masks(
         means = _means(trained, parts[at])
         return _mask_text(rounded(mask=mask, **view), means, accuracy[at])
 
-    return explore(draw, _mask_controls(found, parts, weight), seen, figure)
+    return explore(draw, _mask_controls(soft, parts, weight), seen, figure)
 
 
 def _mask_controls(

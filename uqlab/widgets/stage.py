@@ -42,7 +42,7 @@ class Stage:
             if isinstance(axis.get_major_formatter(), LogFormatter):  # slow
                 axis.set_major_formatter("{x:g}")
                 axis.set_minor_locator(NullLocator())
-        self.kept = {ax: {*ax.get_children()} for ax in figure.axes}
+        self.fixed = {ax: {*ax.get_children()} for ax in figure.axes}
         self.bars = {ax: len(ax.containers) for ax in figure.axes}
         self.titles = self._titles()
         self.look: Any = None
@@ -69,7 +69,7 @@ class Stage:
 
     def _titles(self) -> list[Text]:
         titles = []
-        for ax, artists in self.kept.items():
+        for ax, artists in self.fixed.items():
             titles += [
                 artist
                 for artist in artists
@@ -79,7 +79,7 @@ class Stage:
 
     def _added(self) -> list[Artist]:
         added = []
-        for ax, artists in self.kept.items():
+        for ax, artists in self.fixed.items():
             added += [artist for artist in ax.get_children() if artist not in artists]
         return added
 
@@ -104,7 +104,7 @@ class Stage:
         for _ in range(3):  # until the layout changes no more
             self.figure.draw_without_rendering()
         self.figure.set_layout_engine("none")
-        for ax in self.kept:
+        for ax in self.fixed:
             ax.set_autoscale_on(False)
         self.places = [title.get_position() for title in self.titles]
 
