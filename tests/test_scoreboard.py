@@ -468,3 +468,17 @@ def test_peak_memory_is_what_is_held_and_what_lives_at_once():
     row = scoreboard.cost(ensembles.from_members([net]), net, torch.rand(10, 100), 1)
     layer = 64 * 100 * 4  # bytes of a layer's outputs for 64 inputs
     assert row["peak_memory"] == held + 2 * layer  # its input and output, and no view
+
+
+def test_a_score_that_cannot_be_fitted_is_left_out_and_the_others_stay(sets):
+    constant = nn.Sequential(
+        nn.Flatten(), nn.LazyLinear(8), nn.Threshold(1e9, 1.0), nn.Linear(8, 10)
+    )
+    train, test, ood = sets[0], sets[1], sets[2]
+    constant(test.inputs)
+    with pytest.warns(UserWarning, match="mahalanobis is left out"):
+        row = scoreboard.detection(
+            constant, train, test, ood, ["mahalanobis", "entropy"]
+        )
+    assert "aurc_entropy" in row
+    assert not any("mahalanobis" in column for column in row)

@@ -227,7 +227,7 @@ def _basic(z, data):
 def _rank_correlation(a, b):
     """Return Spearman's; NaN where one of them is constant."""
     pair = pd.DataFrame({"a": a.numpy(), "b": b.numpy()})
-    return float(pair.corr("spearman").loc["a", "b"])
+    return pair.corr("spearman").loc["a", "b"]
 
 
 def detection(
@@ -242,13 +242,15 @@ def detection(
     Returns
     -------
     dict
-        aurc (by "msp"), aurc_<score>, auroc_<score>_<ood>, fpr95_<score>_<ood>.
+        aurc (by "msp"), aurc_<score>, auroc_<score>_<ood>, fpr95_<score>_<ood>. A score
+        that cannot be fitted, such as a distance of features that do not vary, is left
+        out with a warning.
     """
-    for name in scores:
-        one_of("score", name, rating.SCORES)
+    _check_names((), scores)
     z = training.predict(model, test.inputs)
-    names = [name for name in scores if len(z) > 1 or not rating.SCORES[name].compares]
-    rating.fit(names, model, train.inputs, train.labels)
+    if len(z) == 1:
+        scores = [name for name in scores if not rating.SCORES[name].compares]
+    names = [name for name in scores if _fits(name, model, train)]
     known = rating.values(names, model, test.inputs, z=z)
     unsure = {"aurc": -metrics.log_prediction(z).amax(1)}
     unsure |= {f"aurc_{name}": score for name, score in known.items()}
@@ -259,6 +261,16 @@ def detection(
             row[f"auroc_{name}_{where}"] = separation.auroc
             row[f"fpr95_{name}_{where}"] = separation.fpr95
     return row
+
+
+def _fits(score, model, train):
+    """Fit a score; return whether the features allow it, and warn if they do not."""
+    try:
+        rating.fit([score], model, train.inputs, train.labels)
+    except ValueError as error:
+        warnings.warn(f"{score} is left out: {error}", stacklevel=3)
+        return False
+    return True
 
 
 # Costs
@@ -280,7 +292,7 @@ def cost(
     """
     some = as_inputs(inputs)
     stored = held_tensors(ensemble, derived=False)
-    row: Row = {
+    row = {
         "trained": recipes.numbers(ensemble),
         "stored": sum(t.numel() for t in stored),
     }
@@ -292,7 +304,7 @@ def cost(
                 (_seconds(ensemble, x), _seconds(alone, x)) for _ in range(1 + repeats)
             ]
             many, one = np.median(rounds[1:], axis=0)  # the first one warms up
-            row[f"latency_{size}"] = float(many / one)
+            row[f"latency_{size}"] = many / one
         with _Peak() as held:
             ensemble(x)
     always = sum(t.nbytes for t in held_tensors(ensemble))
@@ -309,23 +321,19 @@ class _Peak(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.now = self.most = 0
-        self.live = set()
+        self.most = 0
+        self.live = {}  # bytes of each piece of memory
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         inputs = {storage._cdata for storage in _storages((args, kwargs))}
         result = func(*args, **(kwargs or {}))
         for storage in _storages(result):
-            if storage._cdata not in inputs | self.live:
-                self.live.add(storage._cdata)
-                self.now += storage.nbytes()
-                self.most = max(self.most, self.now)
-                weakref.finalize(storage, self._free, storage._cdata, storage.nbytes())
+            key = storage._cdata
+            if key not in inputs | self.live.keys():
+                self.live[key] = storage.nbytes()
+                self.most = max(self.most, sum(self.live.values()))
+                weakref.finalize(storage, self.live.pop, key)
         return result
-
-    def _free(self, key: int, size: int) -> None:
-        self.live.discard(key)
-        self.now -= size
 
 
 def _seconds(model, x):
