@@ -46,7 +46,7 @@ def load_tensors(path: StrPath) -> tuple[dict[str, Tensor], Values]:
     try:
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {})["uqlab"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
         if header.pop("sha256") != _checksum(tensors, header):
             raise ValueError("its checksum is wrong")
     except (SafetensorError, KeyError, AttributeError, TypeError, ValueError) as error:

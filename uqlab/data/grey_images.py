@@ -88,7 +88,8 @@ source(
     [
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
         "https://storage.googleapis.com/tensorflow/tf-keras-datasets/",
-        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/"
+        "data/fashion/",
     ],
     {
         "train-images-idx3-ubyte.gz": (

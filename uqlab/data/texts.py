@@ -119,7 +119,8 @@ def sst2(split, root):
 @source(
     "agnews",
     [
-        "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
+        "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/"
+        "ag_news_csv/"
     ],
     {
         "train.csv": (

@@ -345,7 +345,7 @@ def embedded(classes: int = 10) -> nn.Module:
     at_least("classes", classes)
     network = vit(28, 7, width=128, layers=4, heads=8, classes=classes)
     with safe_open(EMBEDDED, "pt") as file:
-        state = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
+        state = {name: file.get_tensor(name).float() for name in file.keys()}
         network.provenance = json.loads(file.metadata()["provenance"])
     if classes != len(state["classifier.bias"]):
         for name in ("classifier.weight", "classifier.bias"):
