@@ -43,6 +43,7 @@ def statuses(report: sweeps.Report) -> list[str]:
         ("digits[0-6],mnist", "digits", ["digits[0-6]", "mnist"]),
         ("[1, 2],[3]", [1], ["[1, 2]", "[3]"]),
         ("""["a,b"],{x: [1, 2]}""", [1], ["""["a,b"]""", "{x: [1, 2]}"]),
+        ("[1,[2,3]],[[4],5]", [1], ["[1,[2,3]]", "[[4],5]"]),
     ],
 )
 def test_axis(text, default, values):

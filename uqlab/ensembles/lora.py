@@ -18,9 +18,12 @@ class LowRank(MemberParameter):
     down A [members, rank, width]; up B [members, out, rank]. A kernel is the matrix of
     its patches, so that A_m is a convolution of the same size to `rank` channels and
     B_m one of 1 x 1 (appendix H).
+
+    Which way a pass takes, by `weights` or by `product`, `forms` decides from the work
+    that `frozen_work` and `own_work` tell.
     """
 
-    low_rank = True
+    low_rank = True  # of one matrix: `product` is not for kernels in groups
 
     def __init__(self, w: nn.Parameter, down: Tensor, up: Tensor, scale: float = 1.0):
         super().__init__(w, len(down))
@@ -41,7 +44,12 @@ class LowRank(MemberParameter):
         return sums.view(len(up), *self.w.shape)
 
     def product(self, x, form, rows):
-        """Multiply by W once for all members, then by A_m and B_m."""
+        """Multiply x by W once for all members, then by A_m and B_m, and add.
+
+        `form` knows how the module multiplies, as a linear layer or as a convolution:
+        `shared` by one weight for all members, `apart` by one of each, and `mixed`,
+        onto a result, by one of each that acts on the features alone.
+        """
         y = form.shared(x, self.w, biased=True)
         low = form.apart(x, self.down[rows])
         return form.mixed(low, self.up[rows], onto=y, scale=self.scale)
@@ -149,7 +157,7 @@ def lora(
     within("scale", scale, "(-inf, inf)")
     cut: list[str] = []
 
-    def make(site, generators):
+    def make(site, generators):  # of one weight: {its name: what the members see}
         w = site.weight
         most = min(w.flatten(1).shape)
         if rank > most:

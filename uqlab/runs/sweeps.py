@@ -156,7 +156,7 @@ def sweep(
             labels,
             quiet=not progress,
             timeout=timeout,
-            reuse=True,
+            reuse=True,  # what another process finishes meanwhile
             keep_stale=keep_stale,
             cluster=cluster,
             resources=resources,
@@ -204,6 +204,8 @@ def _report(
 def _tidy(folders: Iterable[Path]) -> None:
     """Put right what killed sweeps left, unless another process is computing it."""
     for folder in folders:
+        # A new result before it takes its place, the one that it replaces, the lock of
+        # who computes it, and a note that its worker died.
         kinds = ("tmp", "old", "lock", "died")
         if any(execution.hidden(folder, kind).exists() for kind in kinds):
             with suppress(execution.Busy), execution.locked(folder):
@@ -236,13 +238,14 @@ def axis(text: str, default: Any = None) -> list[Any]:
     nothing.
     """
     bounds = re.fullmatch(r"(-?\d+):(-?\d+)(?::(-?[1-9]\d*))?", text)
-    values: list[Any]
     if bounds and not isinstance(default, str):
-        numbers = range(int(bounds[1]), int(bounds[2]), int(bounds[3] or 1))
-        values = list(numbers[: POINTS + 1])
-    else:  # a comma is in brackets if one closes after it before another opens
-        items = re.split(r",(?![^\[({]*[\])}])", text)
-        values = [item.strip() for item in items]
+        numbers = range(*map(int, bounds.groups("1")))
+        values = list(numbers[: POINTS + 1])  # enough to be refused for its length
+    else:
+        depths = itertools.accumulate((c in "[({") - (c in "])}") for c in text)
+        pairs = zip(text, depths, strict=True)
+        items = "".join("\0" if pair == (",", 0) else pair[0] for pair in pairs)
+        values = [item.strip() for item in items.split("\0")]
     if not values or "" in values:
         raise ValueError(
             f"{text!r} has an empty range or item; give 0:5 (0 to 4), 0:10:2 or 1,2,4"

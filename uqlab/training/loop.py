@@ -192,11 +192,17 @@ class Task:
         shard: Ensemble,
         take_step: ChainStep | AutogradStep,
     ) -> None:
-        """Train a shard, the members `rows`, for an epoch; add its losses [members]."""
-        shard.train().reseed(self.seed, epoch)
+        """Train a shard, the members `rows`, for an epoch; add its losses [members].
+
+        `take_step` computes the losses of a batch and their gradients, and updates the
+        weights: by written out derivatives for members that are plain perceptrons
+        (ChainStep), and by autograd for all others.
+        """
+        shard.train().reseed(self.seed, epoch)  # of dropout
         first = epoch * self.steps_per_epoch
         for number, (x, y) in enumerate(self.batches(epoch, shard), first):
             lr = self.settings.lr_at(number, self.steps_per_epoch, self.epochs)
+            # Of the epoch. MIMO shows each sample `repeats` times, in other mixtures.
             share = x.shape[1] / (shard.repeats * len(self.inputs))
             losses[rows].add_(take_step(x, y, lr), alpha=share)
 
@@ -219,7 +225,8 @@ class Task:
         orders = torch.stack([torch.randperm(len(x), generator=g) for g in generators])
         memory = x.new_empty(0)
         for order in orders.to(x.device).split(self.rows, dim=1):
-            rows = ensemble.mixed(order, generators)  # [members, batch]
+            # [members, batch]: the order itself, but for MIMO, which repeats samples.
+            rows = ensemble.mixed(order, generators)
             flat = rows.flatten()
             memory.resize_(0)  # it keeps its bytes, and grows to what is drawn
             drawn = torch.index_select(x, 0, flat, out=memory).unflatten(0, rows.shape)
@@ -242,6 +249,7 @@ def _train(
     epochs = range(first, task.epochs)
     bar = tqdm(epochs, "fit", task.epochs, False, disable=not progress, initial=first)
     precision = arithmetic(task.precision, task.inputs.device)
+    # Whatever happens, the ensemble is in evaluation mode afterwards.
     with evaluating(ensemble), bar, workers, precision:
         for epoch in bar:
             workers.run(functools.partial(task.run, losses[epoch], epoch))
@@ -267,13 +275,14 @@ def _inputs(ensemble: Ensemble, inputs: ArrayLike) -> Tensor:
 
 
 def _workers(ensemble: Ensemble, task: Task, bounds: list[int] | None) -> Workers:
-    """Return shards of the ensemble, each with its step.
+    """Return shards of the ensemble, each with its step, sized by the work of a step.
 
-    An activation, of which each bias makes one an input, costs about as much as a
-    hundred multiply-adds. Of one network, which has no biases of members, the kernels
-    are what counts as often: once a pixel.
+    The work is estimated from the parameters. A weight costs one multiply-add a sample.
+    A bias costs a hundred: it stands for an activation, which costs that much. Members'
+    stacked biases [members, out] are known by their two axes. One network has no such
+    axis; there the kernels, with four, count a hundred times, once for each pixel.
     """
-    dear = 4 if ensemble.members == 1 else 2  # axes
+    dear = 4 if ensemble.members == 1 else 2  # axes of what counts a hundred times
     sizes = [p.numel() * (100 if p.ndim == dear else 1) for p in ensemble.parameters()]
     make = functools.partial(
         make_step,
