@@ -112,7 +112,9 @@ def gather(app, config):
         path.write_text(ALIVE.sub(alive, moved.replace("](book/", "](")))
     lessons = sorted(path.stem for path in ROOT.glob("notebooks/[0-9][0-9]_*.ipynb"))
     studies = sorted(
-        f"studies/{path.stem}" for path in ROOT.glob("notebooks/studies/*.ipynb")
+        f"{path.parent.name}/{path.stem}"
+        for kind in ("studies", "rows")
+        for path in ROOT.glob(f"notebooks/{kind}/*.ipynb")
     )
     pages = [*lessons, *studies]
     with (source / "notebooks/README.md").open("a") as guide:
@@ -128,8 +130,8 @@ def gather(app, config):
             f"# {name}\n\n```{{eval-rst}}\n.. automodule:: uqlab.{name}\n{more}```\n"
         )
         (source / "reference" / f"{name.rpartition('.')[2]}.md").write_text(automodule)
-    (source / "notebooks/studies").mkdir(parents=True, exist_ok=True)
     for name in pages:
+        (source / "notebooks" / name).parent.mkdir(parents=True, exist_ok=True)
         (source / "notebooks" / f"{name}.ipynb").write_text(
             json.dumps(page(ROOT / "notebooks" / f"{name}.ipynb"))
         )
@@ -156,7 +158,9 @@ def page(path):
     if not run.exists():
         book = json.loads(path.read_text())
         name = (
-            f"studies/{path.stem}" if path.parent.name == "studies" else path.name[:2]
+            path.name[:2]
+            if path.parent.name == "notebooks"
+            else f"{path.parent.name}/{path.stem}"
         )
         note = f"*This page has not been run here: `uqlab run {name}` puts its results into the book.*"
         book["cells"].insert(

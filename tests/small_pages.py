@@ -91,7 +91,7 @@ def ran_for(page: str) -> Path:
 def copies(folder: Path) -> Path:
     """Copy the lessons with those cells, the studies and the profiles into a folder, which is returned."""
     if not folder.exists():
-        (folder / "studies").mkdir(parents=True)
+        folder.mkdir(parents=True)
         for path in parameters.all_notebooks():
             page = nbformat.read(path, 4)
             page.cells.append(nbformat.v4.new_code_cell(MOVE, id="moves"))
@@ -101,8 +101,8 @@ def copies(folder: Path) -> Path:
                 )
             )
             nbformat.write(page, folder / path.name)
-        for study in parameters.all_notebooks("studies"):
-            shutil.copy(study, folder / "studies")
+        for kind in ("studies", "rows"):
+            shutil.copytree(path.parent / kind, folder / kind)
         shutil.copy(path.parent / "profiles.yaml", folder)
         for table in TABLES:
             (folder.parent / table).parent.mkdir(parents=True, exist_ok=True)

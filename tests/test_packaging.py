@@ -231,6 +231,7 @@ def test_the_wheel_is_whole(tmp_path):
         found = [
             *folder.glob("notebooks/[!.]*.*"),
             *folder.glob("notebooks/studies/[!.]*.*"),
+            *folder.glob("notebooks/rows/[!.]*.*"),
         ]
         return {
             path.relative_to(folder).as_posix(): path.read_bytes() for path in found

@@ -2,7 +2,7 @@
 
     python tools/cheap_ensembles.py
 
-Runs the study on the committed tables of `notebooks/studies/observatory.ipynb` and keeps
+Runs the study on the committed tables of `notebooks/rows/observatory.ipynb` and keeps
 what the text shows, in figures/real/17_observatory.
 """
 

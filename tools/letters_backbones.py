@@ -1,4 +1,4 @@
-"""Train backbones of several sizes on letters, for `notebooks/studies/observatory.ipynb`.
+"""Train backbones of several sizes on letters, for `notebooks/rows/observatory.ipynb`.
 
     python tools/letters_backbones.py FOLDER BACKBONES [WIDTHS] [SEEDS] [SERIES]
 

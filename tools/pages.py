@@ -2,8 +2,8 @@
 
     python tools/pages.py [repository]
 
-A lesson is notebooks/NN_name.ipynb, a study notebooks/studies/*.ipynb. The limits of a lesson
-are for orientation: a tenth more words pass, and no text is folded or shortened only to pass.
+A lesson is notebooks/NN_name.ipynb, a study notebooks/studies/*.ipynb; notebooks/rows/*.ipynb
+make their tables. The limits of a lesson are for orientation: a tenth more words pass, and no text is folded or shortened only to pass.
 The field's words are wanted in the guides and in the package too.
 """
 
@@ -121,7 +121,7 @@ def findings(path: Path) -> Iterator[str]:
     """Yield what is wrong with a page."""
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     yield from of_all(cells)
-    if path.parent.name != "studies":
+    if path.parent.name == "notebooks":
         yield from of_lesson(cells)
 
 
@@ -129,7 +129,7 @@ def main(root: Path) -> int:
     """Print the findings; 1 if there are any."""
     total = 0
     folder = root / "notebooks"
-    pages = sorted([*folder.glob("[0-9]*.ipynb"), *folder.glob("studies/*.ipynb")])
+    pages = sorted([*folder.glob("[0-9]*.ipynb"), *folder.glob("*/*.ipynb")])
     found = [(path, findings(path)) for path in pages]
     texts = [path for pattern in TEXTS for path in sorted(root.glob(pattern))]
     found += [(path, of_words(path.read_text(encoding="utf-8"))) for path in texts]

@@ -15,8 +15,8 @@ ROOT = Path(uqlab.__file__).parents[1]
 
 
 def run(folder, name, given=None, **how):
-    """The tables and numbers of a notebook of studies, run in a folder."""
-    notebook = ROOT / "notebooks" / "studies" / f"{name}.ipynb"
+    """The tables and numbers of a notebook of rows, run in a folder."""
+    notebook = ROOT / "notebooks" / "rows" / f"{name}.ipynb"
     results = read_json(
         runs.execute(notebook, given, folder=folder, **how) / "results.json"
     )

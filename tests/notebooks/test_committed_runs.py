@@ -127,7 +127,7 @@ LATER = {
 def study(page, name, swept):
     """The rows that a notebook beside a page made, with the parameters that it has now, and these parameters."""
     folder = FIGURES / "real" / parameters.find(page).stem
-    wanted = settings(parameters.find(f"studies/{name}"), "real")
+    wanted = settings(parameters.find(f"rows/{name}"), "real")
     given = read_json(folder / f"{name}.json")["parameters"]
     assert given.keys() == wanted.keys() - {"output_dir"} - LATER
     assert {key for key, value in given.items() if value != wanted[key]} <= {swept}

@@ -18,7 +18,7 @@ TABLES = sorted((ROOT / "figures" / "real" / "17_observatory").glob("*.csv"))
 
 
 def run(folder, **given):
-    notebook = ROOT / "notebooks" / "studies" / "observatory.ipynb"
+    notebook = ROOT / "notebooks" / "rows" / "observatory.ipynb"
     done = runs.execute(notebook, given, profile="tiny", folder=folder)
     results = read_json(done / "results.json")
     return pd.DataFrame(**results["tables"]["observatory"]), results["numbers"]

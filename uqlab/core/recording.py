@@ -129,8 +129,8 @@ def begin(output_dir: StrPath, notebook: str) -> Path:
 
 
 def project(here: Path) -> Path:
-    """Return the folder above notebooks/ and notebooks/studies/, else the same."""
-    if here.name == "studies":
+    """Return the folder above notebooks/ and the folders in it, else the same."""
+    if here.name in ("studies", "rows"):
         here = here.parent
     return here.parent if here.name == "notebooks" else here
 

@@ -1,5 +1,6 @@
 """The `uqlab` command; what takes long to import is imported where it is needed."""
 
+import itertools
 import json
 import os
 import shlex
@@ -16,6 +17,7 @@ from uqlab.core.files import TRAININGS, write
 from uqlab.core.recording import Record
 from uqlab.runs import execution, plans, sweeps, tables
 from uqlab.runs.parameters import (
+    KINDS,
     PROJECT,
     all_notebooks,
     from_here,
@@ -87,7 +89,7 @@ def main() -> None:
 
 def _pages(context, parameter, incomplete):
     """Complete a notebook: the pages by name, else paths."""
-    pages = [*all_notebooks(), *all_notebooks("studies")]
+    pages = itertools.chain(*map(all_notebooks, KINDS))
     stems = [path.stem for path in pages if path.stem.startswith(incomplete)]
     path = CompletionItem(incomplete, type="file")
     return [CompletionItem(stem) for stem in stems] or [path]

@@ -34,6 +34,7 @@ from uqlab.core.recording import plain
 CELL = {"cell_type", "metadata", "source"}  # what every cell of a notebook has
 PROJECT = Path(__file__).absolute().with_name("project")  # what `uqlab new` copies
 PAGES = (PROJECT / "notebooks").resolve()  # in a checkout its notebooks/
+KINDS = ("lessons", "studies", "rows")
 KEY = re.compile(r"^( *)### BEGIN SOLUTION$.*?### END SOLUTION$", re.S | re.M)
 BLANK = r'\1raise NotImplementedError("your turn")'
 DATA_FILE = r"\.(?:npz|[tc]sv(?:\.gz)?)"  # how the path of a user's own data ends
@@ -185,26 +186,27 @@ def find(name: StrPath) -> Path:
     """
     if Path(name).is_file():
         return Path(name).absolute()
-    stem = str(name).removeprefix("studies/")
-    lessons = {} if stem != str(name) else {path.stem: path for path in all_notebooks()}
-    pages = lessons | {path.stem: path for path in all_notebooks("studies")}
-    for known in (lessons, pages):
+    folder, _, stem = str(name).rpartition("/")
+    known: dict[str, Path] = {}
+    for kind in [folder] if folder else KINDS:
+        known |= {path.stem: path for path in all_notebooks(kind)}
         fitting = [stem] if stem in known else [s for s in known if s.startswith(stem)]
         if len(fitting) == 1:
             return known[fitting[0]]
     wrong = "is the start of several" if fitting else "is no notebook of"
-    raise ValueError(f"{stem!r} {wrong}: {', '.join(fitting or pages)}")
+    raise ValueError(f"{str(name)!r} {wrong}: {', '.join(fitting or known)}")
 
 
-def all_notebooks(kind: Literal["lessons", "studies"] = "lessons") -> list[Path]:
+def all_notebooks(kind: str = "lessons") -> list[Path]:
     """Return the lessons in notebooks/ of this folder, else those of the package.
 
-    Studies, which hold the evidence behind the lessons, are in notebooks/studies/.
+    Studies, which hold the evidence behind the lessons, are in notebooks/studies/; the
+    notebooks of notebooks/rows/ are no pages: they fill, in hours, the studies' tables.
     """
     here = Path.cwd() / "notebooks"
     pages = here if any(here.glob("[0-9]*.ipynb")) else PAGES
     return sorted(
-        pages.glob("[0-9]*.ipynb" if kind == "lessons" else "studies/*.ipynb")
+        pages.glob("[0-9]*.ipynb" if kind == "lessons" else f"{kind}/*.ipynb")
     )
 
 
@@ -291,13 +293,13 @@ def _assigned(line: ast.stmt) -> tuple[str, Any]:
 def profiles_file(notebook: Path) -> Path:
     """Return where the parameter sets of a notebook are."""
     folder = notebook.parent
-    return (folder.parent if folder.name == "studies" else folder) / "profiles.yaml"
+    return (folder.parent if folder.name in KINDS else folder) / "profiles.yaml"
 
 
 def profiles(notebook: Path) -> dict[str, dict[str, Values]]:
     """Read profiles.yaml of a notebook: profile, notebook, parameter, value.
 
-    It lies beside the lessons, and in the folder above the studies.
+    It lies beside the lessons, and in the folder above the studies and rows.
     """
     path = profiles_file(notebook)
     sets = {}
@@ -384,7 +386,7 @@ def per_notebook(
     names: Iterable[str],
     profile: str,
     parameters: dict[str, str],
-    kind: Literal["lessons", "studies"] = "lessons",
+    kind: str = "lessons",
 ) -> dict[Path, Values]:
     """Return for each notebook, by default all of a kind, its given parameters.
 
