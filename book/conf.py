@@ -111,11 +111,11 @@ def gather(app, config):
         )
         path.write_text(ALIVE.sub(alive, moved.replace("](book/", "](")))
     lessons = sorted(path.stem for path in ROOT.glob("notebooks/[0-9][0-9]_*.ipynb"))
-    studies = sorted(
-        f"{path.parent.name}/{path.stem}"
+    studies = [
+        f"{kind}/{path.stem}"
         for kind in ("studies", "rows")
-        for path in ROOT.glob(f"notebooks/{kind}/*.ipynb")
-    )
+        for path in sorted(ROOT.glob(f"notebooks/{kind}/*.ipynb"))
+    ]
     pages = [*lessons, *studies]
     with (source / "notebooks/README.md").open("a") as guide:
         guide.write(
