@@ -5,7 +5,7 @@
 FOLDER is laid out as $UQLAB_DATA. Each network is a file of BACKBONES; those that are there are not trained again, so
 the command can be stopped and started at any time. WIDTHS, "32,64,96x2": x and a number of blocks that is not four.
 Two series. Of "epochs" every network sees all letters four times, with a cosine, so that wide ones get better. Of
-"accuracy" each is stopped where it is right on 70 % of letters that it never saw, give or take half a point: a
+"accuracy" each is stopped where it is first right on 70 % of letters that it never saw, less half a point: a
 constant rate, asked every 20 steps. The architecture is that of `models.embedded()`, with heads 16 wide. A GPU is
 used if there is one; what is random is drawn on the CPU.
 """
@@ -75,7 +75,7 @@ def pretrain(
         schedule.step()
         if series == "accuracy" and step % ASKED_EVERY == 0 and step > WARMUP / 3:
             right = accuracy(network, held_out)
-            if abs(right - TARGET) <= WITHIN:
+            if right >= TARGET - WITHIN:
                 return {"epochs": (step + 1) / per_epoch, "accuracy": right}
     return {"epochs": steps / per_epoch, "accuracy": accuracy(network, held_out)}
 
