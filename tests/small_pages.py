@@ -15,8 +15,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from seeds import code_of  # noqa: F401
 
 REAL = Path("figures/real")
-TABLES = [  # committed ones that pages 13 and 17 read
+TABLES = [  # committed ones that pages read
+    REAL / "03_mlp_width_sweep" / "widths.csv",
+    REAL / "03_mlp_width_sweep" / "widths_gpu.csv",
     REAL / "13_scoreboard" / "board.csv",
+    REAL / "13_scoreboard" / "language.csv",
+    REAL / "13_scoreboard" / "language_search.csv",
     REAL / "08_singular_value_ensemble" / "table.csv",
     REAL / "17_observatory",
 ]
