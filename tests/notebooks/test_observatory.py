@@ -27,7 +27,7 @@ def run(folder, **given):
 def check(table):
     """What every row must satisfy, whatever was trained."""
     split = table["aleatoric"] + table["MI"]
-    assert (table["total"] - split).abs().max() < 1e-4
+    assert (table["total"] - split).abs().max() < 1.1e-4  # tables have five digits
     keys = ["note", "seed", "backbone", "width", "own", "method", "members", "set"]
     spread = table.groupby(keys, dropna=False)["total"].agg(
         lambda total: total.max() - total.min()
