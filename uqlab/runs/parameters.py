@@ -194,7 +194,7 @@ def find(name: StrPath) -> Path:
         if len(fitting) == 1:
             return known[fitting[0]]
     wrong = "is the start of several" if fitting else "is no notebook of"
-    raise ValueError(f"{str(name)!r} {wrong}: {', '.join(fitting or known)}")
+    raise ValueError(f"'{name}' {wrong}: {', '.join(fitting or known)}")
 
 
 def all_notebooks(kind: str = "lessons") -> list[Path]:
@@ -293,7 +293,7 @@ def _assigned(line: ast.stmt) -> tuple[str, Any]:
 def profiles_file(notebook: Path) -> Path:
     """Return where the parameter sets of a notebook are."""
     folder = notebook.parent
-    return (folder.parent if folder.name in KINDS else folder) / "profiles.yaml"
+    return (folder.parent if folder.name in KINDS[1:] else folder) / "profiles.yaml"
 
 
 def profiles(notebook: Path) -> dict[str, dict[str, Values]]:
