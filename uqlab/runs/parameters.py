@@ -187,7 +187,7 @@ def find(name: StrPath) -> Path:
     if Path(name).is_file():
         return Path(name).absolute()
     folder, _, stem = str(name).rpartition("/")
-    known: dict[str, Path] = {}
+    known = {}
     for kind in [folder] if folder else KINDS:
         known |= {path.stem: path for path in all_notebooks(kind)}
         fitting = [stem] if stem in known else [s for s in known if s.startswith(stem)]
