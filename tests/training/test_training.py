@@ -236,7 +236,7 @@ def test_tokens_and_subclasses_take_the_general_route():
 @pytest.mark.parametrize(
     ("make", "limit", "expected"),
     [(lambda: nn.Linear(16, 4), 1e8, 1), (lambda: nn.Linear(16, 4), 0, 3), (lambda: nn.Linear(16, 4), 1000, 1),
-     (lambda: nn.Sequential(nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 4, 4), nn.Flatten()), 1000, 3)],
+     (lambda: nn.Sequential(nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 8, 3, padding=1), nn.Flatten()), 1000, 3)],
     ids=["small", "large", "matrix", "kernels"],
 )  # fmt: skip
 def test_one_small_network_is_trained_in_one_thread_and_a_larger_one_in_all(

@@ -17,7 +17,9 @@ IMPLICIT_CACHE = 1e7  # members of an implicit ensemble in one pass
 KEPT = 2**28  # bytes of members' weights, kept from batch to batch of a prediction
 FUSED_CACHE = 4.7e6  # inputs of a fused ensemble in one pass
 CIRCUIT_CACHE = 3e6  # inputs of a circuit search, in each thread
-ONE_THREAD = 1e8  # multiply-adds of a training step: below, one thread beats several
+# Multiply-adds of the outputs in a training step: below, one thread beats shards in
+# several, for perceptrons, convolutional networks and transformers alike.
+ONE_THREAD = 1e8
 # Elements of a temporary: 2 MiB of float32 stay in a core's cache; a GPU pays for
 # launches.
 TEMPORARY = {"cpu": 2**19, "cuda": 2**25}

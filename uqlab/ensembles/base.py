@@ -451,7 +451,7 @@ def _draws_globally(ensemble):
         )
         drops = (p for name, p in settings.items() if "drop" in name)
         inside = any(isinstance(p, float) and p > 0 for p in drops)
-        if inside or isinstance(module, _GLOBAL_NOISE):
+        if inside or (isinstance(module, _GLOBAL_NOISE) and getattr(module, "p", 1)):
             return True
     return False
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 from tqdm.auto import tqdm
 
 from uqlab.core.checks import ArrayLike, all_finite, as_inputs, at_least, one_ensemble
@@ -277,13 +278,8 @@ def _inputs(ensemble: Ensemble, inputs: ArrayLike) -> Tensor:
 def _workers(ensemble: Ensemble, task: Task, bounds: list[int] | None) -> Workers:
     """Return shards of the ensemble, each with its step, sized by the work of a step.
 
-    The work is estimated from the parameters. A weight costs one multiply-add a sample.
-    A bias costs a hundred: it stands for an activation, which costs that much. Members'
-    stacked biases [members, out] are known by their two axes. One network has no such
-    axis; there the kernels, with four, count a hundred times, once for each pixel.
+    torch counts it on two samples, as members see them without gradients.
     """
-    dear = 4 if ensemble.members == 1 else 2  # axes of what counts a hundred times
-    sizes = [p.numel() * (100 if p.ndim == dear else 1) for p in ensemble.parameters()]
     make = functools.partial(
         make_step,
         loss=task.loss,
@@ -291,7 +287,13 @@ def _workers(ensemble: Ensemble, task: Task, bounds: list[int] | None) -> Worker
         autocast=task.precision != "float32" and task.inputs.is_cuda,
         flat=task.inputs.ndim == 2,
     )
-    return Workers(ensemble, task.rows * sum(sizes), make, bounds)
+    two = task.inputs[:2]
+    counted = FlopCounterMode(display=False)
+    with evaluating(ensemble), torch.no_grad(), counted:
+        ensemble(two)
+    rows = task.rows * ensemble.repeats
+    multiply_adds = counted.get_total_flops() / 2 * rows / len(two)
+    return Workers(ensemble, multiply_adds, make, bounds)
 
 
 def _check_finite(ensemble: Ensemble, losses: Tensor, epoch: int) -> None:
