@@ -144,12 +144,12 @@ def test_dropout_noise_does_not_depend_on_chunks_and_short_batches():
     def fitted(members, chunks):
         torch.manual_seed(0)
         ensemble = ensembles.lora(models.mlp(8, (12, 6), 3, dropout=0.5), members, 2)
-        ensemble.members_per_pass = lambda inputs: chunks[inputs.shape[1]]
+        ensemble.members_per_pass = lambda inputs: chunks.get(inputs.shape[1], ensemble.members)
         training.fit(ensemble, x, y, epochs=3, lr=0.1, batch_size=6, progress=False)
         return ensemble(x).detach()
 
-    whole = fitted(8, {6: 3, 5: 8, 11: 8, 1: 8})
-    halves = [fitted(members, {6: 4, 5: 2, 11: 4, 1: 4}) for members in ("0:4", "4:8")]
+    whole = fitted(8, {6: 3, 5: 8})
+    halves = [fitted(members, {6: 4, 5: 2}) for members in ("0:4", "4:8")]
     near(whole, torch.cat(halves))
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from uqlab.core.checks import one_of
+from uqlab.core.modules import layers_of
 
 # Bytes that one layer reads and writes and that should stay in a CPU's cache; measured
 # for transformers of width 64 to 384 on a Xeon of two cores: half and twice as much
@@ -94,7 +95,7 @@ def without_cudnn(model: nn.Module) -> contextlib.AbstractContextManager[None]:
     Those of cuDNN have no gradients in evaluation mode, and warn of weights that do not
     lie in one piece of memory. Other models are let alone.
     """
-    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+    if layers_of(model, nn.RNNBase):
         return torch.backends.cudnn.flags(enabled=False)
     return contextlib.nullcontext()
 

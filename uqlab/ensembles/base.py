@@ -449,9 +449,10 @@ def _draws_globally(ensemble):
         settings = vars(module) | getattr(
             getattr(module, "config", None), "__dict__", {}
         )
-        drops = (p for name, p in settings.items() if "drop" in name)
-        inside = any(isinstance(p, float) and p > 0 for p in drops)
-        if inside or (isinstance(module, _GLOBAL_NOISE) and getattr(module, "p", 1)):
+        inside = any(
+            p for name, p in settings.items() if "drop" in name and isinstance(p, float)
+        )
+        if inside or (isinstance(module, _GLOBAL_NOISE) and settings.get("p", 1)):
             return True
     return False
 

@@ -4,7 +4,7 @@ A method says in one class what member m sees in place of a parameter
 (`MemberParameter.weight`). `MemberModule` holds any module and such parameters. It runs
 in one of three ways, which are equal up to rounding:
 
-    in turn   the module itself, member by member, by `torch.func.functional_call`:
+    in turn   the module itself, member by member, with its weights put into it:
               right for every module
     built     the weights of the members that are in the pass, and one batched product
               or a convolution a member
@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from uqlab.core import devices
@@ -198,8 +197,7 @@ class MemberModule(MemberLayer):
         self.members = next(iter(of_members.values())).members
         for name, parameter in of_members.items():
             holder, last = _holder(inner, name)
-            if isinstance(inner, nn.RNNBase):  # then a tensor may be assigned
-                delattr(holder, last)
+            delattr(holder, last)  # then a tensor may be assigned, and no Parameter
             setattr(holder, last, None)
             setattr(self, self.names[name], parameter)
         self.train(inner.training)
@@ -255,17 +253,14 @@ class MemberModule(MemberLayer):
         rows = slice(m, m + 1)
         seen = {name: p.built(rows)[0] for name, p in self.of_members().items()}
         with _LOCKS.setdefault(self.inner, threading.RLock()):
-            if not isinstance(self.inner, nn.RNNBase):
-                return functional_call(self.inner, seen, args, kwargs)
-            # It has a list of its weights, which follows what is assigned alone.
             try:
                 for name, value in seen.items():
-                    setattr(self.inner, name, value)
+                    _put(self.inner, name, value)
                 with devices.without_cudnn(self.inner):
                     return self.inner(*args, **kwargs)
             finally:
                 for name in seen:
-                    setattr(self.inner, name, None)
+                    _put(self.inner, name, None)
 
     def member(self, index):
         """Return the module with the weights of one member, copied."""
@@ -274,6 +269,7 @@ class MemberModule(MemberLayer):
             holder, last = _holder(plain, name)
             value = parameter.weight(index).detach().clone()
             if "value" in parameter.member_buffers:
+                delattr(holder, last)  # what holds its place
                 holder.register_buffer(last, value)
             else:
                 trained = any(p.requires_grad for p in parameter.parameters())
@@ -319,6 +315,12 @@ def stack_layers(layers: Sequence[nn.Module]) -> MemberModule:
             torch.stack([layer.get_buffer(name) for layer in layers])
         )
     return MemberModule(inner, parameters)
+
+
+def _put(module, name: str, value) -> None:
+    """Assign what a module reads in place of a parameter."""
+    holder, last = _holder(module, name)
+    setattr(holder, last, value)
 
 
 def _holder(module, name: str):

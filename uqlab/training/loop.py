@@ -292,7 +292,7 @@ def _workers(ensemble: Ensemble, task: Task, bounds: list[int] | None) -> Worker
     with evaluating(ensemble), torch.no_grad(), counted:
         ensemble(two)
     rows = task.rows * ensemble.repeats
-    multiply_adds = counted.get_total_flops() / 2 * rows / len(two)
+    multiply_adds = counted.get_total_flops() * rows // (2 * len(two))
     return Workers(ensemble, multiply_adds, make, bounds)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from uqlab.core import devices
-from uqlab.ensembles import Ensemble, FoldedEnsemble
+from uqlab.ensembles import Ensemble
 
 
 class Workers:
@@ -36,18 +36,16 @@ class Workers:
     def __init__(
         self,
         ensemble: Ensemble,
-        multiply_adds: float,
+        multiply_adds: int,
         make: Callable[[Any], Any],
         bounds: list[int] | None = None,
     ):
         members = ensemble.members
         self.threads = self.threads_each = torch.get_num_threads()
         self.on_cpu = next(ensemble.parameters()).device.type == "cpu"
-        count = 1
         apart = members > 1 and ensemble.can_shard()
-        little = devices.ONE_THREAD * (1 if apart else 5)
-        together = isinstance(ensemble, FoldedEnsemble) or not apart
-        if self.on_cpu and together and multiply_adds < little:
+        count = 1
+        if self.on_cpu and multiply_adds < devices.ONE_THREAD * (1 if apart else 5):
             self.threads_each = 1
         elif self.on_cpu and apart:
             count = min(self.threads, members)
