@@ -144,7 +144,9 @@ def test_dropout_noise_does_not_depend_on_chunks_and_short_batches():
     def fitted(members, chunks):
         torch.manual_seed(0)
         ensemble = ensembles.lora(models.mlp(8, (12, 6), 3, dropout=0.5), members, 2)
-        ensemble.members_per_pass = lambda inputs: chunks.get(inputs.shape[1], ensemble.members)
+        ensemble.members_per_pass = lambda inputs: chunks.get(
+            inputs.shape[1], ensemble.members
+        )
         training.fit(ensemble, x, y, epochs=3, lr=0.1, batch_size=6, progress=False)
         return ensemble(x).detach()
 

@@ -77,9 +77,10 @@ def test_committed_rows(path):
     table = pd.read_csv(path)
     check(table)
     about = read_json(path.with_suffix(".json"))
-    assert about["runs"] == len(
-        table.groupby(["backbone", "width", "own", "seed"], dropna=False)
-    )
+    runs_of = table.groupby(["backbone", "width", "own", "seed"], dropna=False)
+    several = any(isinstance(names, list) for names in about["parameters"]["methods"])
+    methods = len(about["parameters"]["methods"]) if several else 1  # a run each
+    assert len(runs_of) <= about["runs"] <= methods * len(runs_of)
 
 
 def test_the_text_in_the_book_has_the_numbers_of_the_study(results):
