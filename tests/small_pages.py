@@ -18,9 +18,7 @@ REAL = Path("figures/real")
 TABLES = [  # committed ones that pages read
     REAL / "03_mlp_width_sweep" / "widths.csv",
     REAL / "03_mlp_width_sweep" / "widths_gpu.csv",
-    REAL / "13_scoreboard" / "board.csv",
-    REAL / "13_scoreboard" / "language.csv",
-    REAL / "13_scoreboard" / "language_search.csv",
+    REAL / "13_scoreboard",
     REAL / "08_singular_value_ensemble" / "table.csv",
     REAL / "17_observatory",
 ]
