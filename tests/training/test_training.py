@@ -463,3 +463,27 @@ def test_a_layer_used_twice_is_not_stepped_in_the_backward_pass():
     assert_close(
         weights(ensemble)[0], torch.cat([p.flatten() for p in plain.parameters()])
     )
+
+
+@pytest.mark.parametrize(("limit", "together"), [(1e18, 2), (25_000, 1)])
+def test_members_that_share_kernels_are_sharded_by_the_work_of_their_places(
+    limit, together, monkeypatch
+):
+    """Two matrices of rank 1 have few numbers, and the kernel is used at every place."""
+    seen = set()
+
+    class Spy(nn.Module):
+        def forward(self, x):
+            if self.training:
+                seen.add(len(x))
+            return x
+
+    monkeypatch.setattr(devices, "ONE_THREAD", limit)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    network = nn.Sequential(
+        nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 4, 3, padding=1),
+        nn.Conv2d(4, 4, 3, padding=1), Spy(), nn.Flatten(), nn.Linear(64, 4),
+    )  # fmt: skip
+    shared = ensembles.lora(network, 2, rank=1, target="1|2")
+    training.fit(shared, INPUTS[:8], LABELS[:8], epochs=1, lr=0.1, progress=False)
+    assert seen == {8 * together}
