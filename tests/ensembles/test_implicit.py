@@ -163,6 +163,24 @@ def test_singular_value_layers(shape, bias):
     )
 
 
+@pytest.mark.parametrize("share", [0.01, 0.3, 1.0])
+def test_the_largest_singular_values_move_alone(share, tmp_path):
+    ensemble, (x, y) = ensembles.singular_value(vit(), 2, share=share), images()
+    training.fit(ensemble, x, y, epochs=3, lr=0.1)
+    for unit in owned(ensemble, SingularValues).values():
+        layer = unit.weight
+        moving = math.ceil(share * layer.depth)
+        before = torch.linalg.svdvals(layer.w.flatten(1))
+        for m in range(2):
+            core = layer.u.mT @ unit.member(m).weight.flatten(1) @ layer.v
+            assert_close(core - torch.diag(core.diagonal()), torch.zeros_like(core))
+            assert_close(core.diagonal()[moving:], before[moving:])
+            assert not torch.allclose(core.diagonal()[:moving], before[:moving])
+        near(ensemble(x)[0], ensemble.member(0)(x).logits)
+    ensembles.save(ensemble, tmp_path / "some")
+    assert_close(ensembles.load(tmp_path / "some", vit())(x), ensemble.eval()(x))
+
+
 def test_a_singular_value_below_zero_stays_dead():
     linear = nn.Linear(4, 4)
     layer = SingularValues(linear.weight, 0.0, generators(1))

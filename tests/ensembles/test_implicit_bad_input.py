@@ -22,6 +22,7 @@ from uqlab import ensembles
         (lambda: ensembles.lora(vit(), 0), "at least one member"),
         (lambda: ensembles.lora(vit(), 2, classifiers="none"), "classifiers must be"),
         (lambda: ensembles.singular_value(vit(), 2, init_std=-1.0), "init_std"),
+        (lambda: ensembles.singular_value(vit(), 2, share=0.0), "share"),
         (lambda: ensembles.batch(vit(), 2, std=math.nan), "std must be"),
         (lambda: ensembles.lora(nn.Conv2d(1, 2, 3), 2), "no linear layer"),
         (
