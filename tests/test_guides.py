@@ -20,6 +20,21 @@ SMALL = {
 }
 
 
+TEXTS = [
+    path.relative_to(ROOT)
+    for folder in ("", "notebooks", "benchmarks", "figures", "data", "tests")
+    for path in (ROOT / folder).glob("*.md")
+]
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=str)
+def test_links_and_pictures_exist(path):  # the book's are checked where it is built
+    path = ROOT / path
+    targets = re.findall(r"\]\(([^)#\s]+)", path.read_text())
+    here = [target for target in targets if ":" not in target]
+    assert [target for target in here if not (path.parent / target).exists()] == []
+
+
 def blocks(path):
     return re.findall(r"```python\n(.+?)```", path.read_text(), re.DOTALL)
 
