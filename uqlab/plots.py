@@ -45,8 +45,7 @@ PICTURE: dict[str, Any] = {
     "vmax": 1,
     "interpolation": "nearest",
 }
-NARROW = 3.3  # inches: one column of a paper
-WIDE = 6.8  # two columns
+WIDE = 6.8  # inches: two columns of a paper
 SHARP = 200  # dots an inch of a PNG, as in plots.mplstyle
 HATCHED: dict[str, Any] = {"hatch": "///", "edgecolor": "white"}
 CENTRED: dict[str, Any] = {"ha": "center", "va": "center"}

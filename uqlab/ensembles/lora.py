@@ -32,10 +32,6 @@ class LowRank(MemberParameter):
         self.frozen_work = w.numel()
         self.own_work = self.depth * sum(self.matrix().shape)
 
-    def weight(self, m):
-        """Return the sum, shaped as the parameter."""
-        return self.weights(slice(m, m + 1))[0]
-
     def weights(self, rows=slice(None)):
         """Return the sums of some members [members, ...]."""
         up, down = self.up[rows], self.down[rows]

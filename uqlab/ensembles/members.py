@@ -57,8 +57,9 @@ def built_once() -> Iterator[None]:
 class MemberParameter(PerMember):
     """What every member sees in place of one parameter of a module.
 
-    A subclass defines `weight`; where members can be computed at once without building
-    their weights it also defines `product` and what that costs.
+    A subclass defines `weight` or, of several at once, `weights`; where members can be
+    computed at once without building their weights it also defines `product` and what
+    that costs.
 
     Parameters
     ----------
@@ -80,7 +81,7 @@ class MemberParameter(PerMember):
 
     def weight(self, m: int) -> Tensor:
         """Return what member `m` sees, shaped as the parameter."""
-        raise NotImplementedError
+        return self.weights(slice(m, m + 1))[0]
 
     def weights(self, rows: slice = slice(None)) -> Tensor:
         """Return what some of the members see [members, ...]."""

@@ -42,16 +42,10 @@ class SingularValues(MemberParameter):
         self.depth = len(s)
         self.frozen_work = self.depth * (len(u) + len(self.v))
 
-    def weight(self, m):
-        """Return the product, shaped as the parameter."""
-        return self.weights(slice(m, m + 1))[0]
-
     def values(self, rows=slice(None)) -> Tensor:
         """Return the singular values of some members [members, k]."""
         s = self.s[rows].clamp(min=0)
-        if not len(self.rest):
-            return s
-        return torch.cat([s, self.rest.expand(len(s), -1)], 1)
+        return torch.cat([s, self.rest.expand(len(s), -1)], 1) if len(self.rest) else s
 
     def weights(self, rows=slice(None)):
         """Return the products of some members [members, ...]."""

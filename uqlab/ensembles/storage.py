@@ -1,7 +1,6 @@
 """Ensembles on disk: what the members own. Shards are put together here too."""
 
 import copy
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -65,7 +64,8 @@ def save(ensemble: Ensemble, path: StrPath, *, backbone: str = "") -> None:
         )
     name = getattr(getattr(ensemble, "network", None), "name", "")
     header = {"recipe": recipe, "backbone": backbone or str(name)}
-    save_tensors(path, _learned(ensemble), header | {"frozen": _frozen(ensemble)})
+    header["frozen"] = _frozen(ensemble)
+    save_tensors(path, _learned(ensemble), header)
 
 
 def load(path: StrPath, backbone: nn.Module) -> Ensemble:
@@ -84,17 +84,14 @@ def load(path: StrPath, backbone: nn.Module) -> Ensemble:
         recipe = dict(header["recipe"])
         method = recipe.pop("method")
         one_of("its method", method, _METHODS)
-        recipe.pop("backbone", None)  # of files before 0.2
         ensemble = _METHODS[method](backbone, **recipe)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path} is damaged or none of ours, or the backbone is another: {error}"
         ) from error
-    if "frozen" not in header:
-        warnings.warn(f"{path} does not say what its backbone was", stacklevel=2)
     learned = _learned(ensemble)
     alike = shapes_of(tensors.items()) == shapes_of(learned.items())
-    if not alike or header.get("frozen") not in (None, _frozen(ensemble)):
+    if not alike or header.get("frozen") != _frozen(ensemble):
         raise ValueError(
             f"{path} belongs to another backbone ({header['backbone'] or 'unnamed'}): "
             "its frozen weights are not those given"
@@ -107,10 +104,8 @@ def load(path: StrPath, backbone: nn.Module) -> Ensemble:
 
 def _learned(ensemble):
     """Return what training changes: trained parameters, and statistics that move."""
-    learned: dict[str, Tensor] = {}
-    for name, p in ensemble.named_parameters():
-        if p.requires_grad:
-            learned[name] = p
+    every = ensemble.named_parameters()
+    learned: dict[str, Tensor] = {name: p for name, p in every if p.requires_grad}
     folded = isinstance(ensemble, FoldedEnsemble)
     for name, buffer in ensemble.named_buffers():
         own = not folded or name.endswith(".value")
@@ -155,9 +150,7 @@ def concatenate(shards: Sequence[Ensemble]) -> Any:
     shards, members = _in_order(shards)
     first: Any = shards[0]
     if isinstance(first, SeparateEnsemble):
-        models = []
-        for shard in shards:
-            models += map(shard.member, range(shard.members))
+        models = [shard.member(m) for shard in shards for m in range(shard.members)]
         whole = SeparateEnsemble(copy.deepcopy(models), members)
     else:
         networks = [shard.get_submodule("network") for shard in shards]
