@@ -64,8 +64,7 @@ def save(ensemble: Ensemble, path: StrPath, *, backbone: str = "") -> None:
         )
     name = getattr(getattr(ensemble, "network", None), "name", "")
     header = {"recipe": recipe, "backbone": backbone or str(name)}
-    header["frozen"] = _frozen(ensemble)
-    save_tensors(path, _learned(ensemble), header)
+    save_tensors(path, _learned(ensemble), header | {"frozen": _frozen(ensemble)})
 
 
 def load(path: StrPath, backbone: nn.Module) -> Ensemble:
@@ -150,7 +149,9 @@ def concatenate(shards: Sequence[Ensemble]) -> Any:
     shards, members = _in_order(shards)
     first: Any = shards[0]
     if isinstance(first, SeparateEnsemble):
-        models = [shard.member(m) for shard in shards for m in range(shard.members)]
+        models = []
+        for shard in shards:
+            models += map(shard.member, range(shard.members))
         whole = SeparateEnsemble(copy.deepcopy(models), members)
     else:
         networks = [shard.get_submodule("network") for shard in shards]
