@@ -48,6 +48,11 @@ METHODS = {
         "LoRA-Ensemble", lambda net, x, m: ensembles.lora(net, m, 2, seed=SEED)
     ),
     "laplace_lora": Method("Laplace-LoRA", _laplace, trained=False),
+    "laplace": Method(
+        "last-layer Laplace",
+        lambda net, x, m: ensembles.laplace(net, x, m, seed=SEED),
+        trained=False,
+    ),
     "singular_value": Method(
         "singular value ensemble",
         lambda net, x, m: ensembles.singular_value(net, m, seed=SEED),

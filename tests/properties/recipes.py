@@ -221,7 +221,7 @@ OWN: dict[str, dict[str, Any]] = {
     "ensembles.SeparateEnsemble": {"models": lambda: [network(), network()]},
     "ensembles.concatenate": {"shards": lambda: [ensembles.deep(network, "0:1"), ensembles.deep(network, "1:2")]},
     "ensembles.from_members": {"models": lambda: [network(), network()]},
-    "ensembles.laplace_lora": {},
+    "ensembles.laplace": {}, "ensembles.laplace_lora": {},
     "ensembles.implicit": {"make": lambda: own_weights},
     "ensembles.dropout": {"model": vit}, "ensembles.lora": {"rank": lambda: 2}, "ensembles.mimo": {},
     "ensembles.export": {"path": lambda: "/dev/null/e.pt2"},

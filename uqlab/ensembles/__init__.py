@@ -18,6 +18,7 @@ from uqlab.ensembles.export import export
 from uqlab.ensembles.film import film
 from uqlab.ensembles.implicit import implicit, plain, weights_of
 from uqlab.ensembles.laplace import laplace_lora, projection_curvature
+from uqlab.ensembles.last_layer import laplace
 from uqlab.ensembles.layers import (
     MemberDropout,
     MemberLayer,
@@ -48,8 +49,8 @@ __all__ = [
     "MemberLayer", "MemberModule", "MemberParameter", "Own", "Scaled",
     "SeparateEnsemble", "SingularValues", "batch", "batch_ensemble", "built_once",
     "concatenate", "deep", "dropout", "export", "film", "from_members", "implicit",
-    "laplace_lora", "load", "lora", "masksembles", "member_generators", "member_seed",
-    "mimo", "own_dropout", "packed", "place_dropout", "plain", "plain_linear",
-    "projection_curvature", "replace_layers", "save", "singular_value", "snapshot",
-    "stack_layers", "weights_of", "with_layers",
+    "laplace", "laplace_lora", "load", "lora", "masksembles", "member_generators",
+    "member_seed", "mimo", "own_dropout", "packed", "place_dropout", "plain",
+    "plain_linear", "projection_curvature", "replace_layers", "save", "singular_value",
+    "snapshot", "stack_layers", "weights_of", "with_layers",
 ]  # fmt: skip

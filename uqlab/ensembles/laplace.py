@@ -1,6 +1,6 @@
 """Laplace: Gaussians around trained weights, of a LoRA network or of CLIP's towers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -132,17 +132,30 @@ def curvatures(
 ) -> dict[str, tuple[Curvature, Curvature]]:
     """Return the curvatures of A and of B, in float64, of every layer by name."""
     layers = _layers_with_lora(trained)
+    whole = whole_curvatures(trained, layers, inputs, batch_size)
+    return {name: _of_factors(layers[name].weight, *whole[name]) for name in layers}
+
+
+def whole_curvatures(
+    trained: FoldedEnsemble,
+    layers: Mapping[str, Any],
+    inputs: Inputs | ArrayLike,
+    batch_size: int = 64,
+    ones: int = 0,
+) -> dict[str, Curvature]:
+    """Return, by name, the curvatures of whole weights of one network's `layers`.
+
+    The inputs of each are followed by `ones` ones: what a bias is given.
+    """
     sums: dict[str, list[Any]] = {name: [0, 0, 0] for name in layers}
     with evaluating(trained), torch.enable_grad():
         for _, batch in batches(trained, as_inputs(inputs), batch_size):
             for name, (seen, back) in _seen_and_back(trained, layers, batch).items():
+                seen = F.pad(seen, (0, ones), value=1.0)
                 new = back.mT @ back, seen.mT @ seen, len(seen)
                 for i, more in enumerate(new):
                     sums[name][i] += more
-    pairs = {}
-    for name, (outputs, squares, rows) in sums.items():
-        pairs[name] = _of_factors(layers[name].weight, outputs, squares / rows)
-    return pairs
+    return {name: Curvature(g, s / rows) for name, (g, s, rows) in sums.items()}
 
 
 def _of_factors(low: LowRank, outputs, inputs):
@@ -202,8 +215,8 @@ def _calls(trained, layers, x):
         logits = trained(x)[0]
     if unused := [name for name, unit in layers.items() if unit not in calls]:
         raise ValueError(
-            f"laplace_lora sees no call of {min(unused)!r}: the network reads its "
-            "weight elsewhere"
+            f"Laplace sees no call of {min(unused)!r}: the network reads its weight "
+            "elsewhere"
         )
     return logits, calls
 

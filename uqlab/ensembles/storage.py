@@ -16,6 +16,7 @@ from uqlab.ensembles.batch_ensemble import batch
 from uqlab.ensembles.dropout import dropout
 from uqlab.ensembles.film import film
 from uqlab.ensembles.implicit import STATISTICS
+from uqlab.ensembles.last_layer import own_classifiers
 from uqlab.ensembles.layers import PerMember, joined, shapes_of
 from uqlab.ensembles.lora import lora
 from uqlab.ensembles.masksembles import masksembles
@@ -33,6 +34,7 @@ _METHODS: dict[str, Callable[..., Ensemble]] = {
     "packed": packed,
     "mimo": mimo,
     "dropout": dropout,
+    "laplace": own_classifiers,
 }
 
 
@@ -42,8 +44,8 @@ def save(ensemble: Ensemble, path: StrPath, *, backbone: str = "") -> None:
     Parameters
     ----------
     ensemble : Ensemble
-        What `lora`, `singular_value`, `batch`, `masksembles`, `film`, `packed`, `mimo`
-        or `dropout` made.
+        What `lora`, `singular_value`, `batch`, `masksembles`, `film`, `packed`, `mimo`,
+        `dropout`, `laplace` or `laplace_lora` made.
     path : str or path
         A .safetensors file, which appears whole or not at all. The frozen weights are
         not written, only a fingerprint of them.

@@ -1,0 +1,141 @@
+"""Last-layer Laplace: the posterior against the full matrix, its prior against the evidence by hand."""
+
+import pytest
+import torch
+from small_networks import cnn, images, vit
+from torch import nn
+from torch.testing import assert_close
+
+from uqlab import ensembles, training
+from uqlab.ensembles.laplace import Curvature
+from uqlab.ensembles.last_layer import VARIANCES, likeliest, log_evidence
+
+EYE = torch.eye(12, dtype=torch.float64)
+
+
+def small():
+    """Three classes from three features of four numbers, in float64."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3)).double()
+
+
+def classifiers(ensemble):
+    """The members' weights and biases [members, classes, features + 1]."""
+    last = [ensemble.member(m).get_submodule("2") for m in range(ensemble.members)]
+    return torch.stack([torch.cat([p.weight, p.bias[:, None]], 1) for p in last])
+
+
+def full(network, x):
+    """The generalised Gauss-Newton matrix of the classifier with its bias for one input, by autograd."""
+    last = network[2]
+    slopes = []
+    for z in network(x[None])[0]:
+        w, b = torch.autograd.grad(z, (last.weight, last.bias), retain_graph=True)
+        slopes.append(torch.cat([w, b[:, None]], 1).flatten())
+    j, p = torch.stack(slopes), network(x[None])[0].softmax(-1).detach()
+    return j.T @ (p.diag() - p.outer(p)) @ j
+
+
+@pytest.mark.parametrize("copies", [1, 5])
+def test_for_one_input_draws_have_the_inverse_of_the_full_matrix(copies):
+    network, x = small(), torch.rand(4, dtype=torch.float64)
+    ensemble = ensembles.laplace(
+        network, x.expand(copies, -1), 20_000, prior_variance=2.0, batch_size=2
+    )
+    drawn = classifiers(ensemble).flatten(1).detach()
+    mean = torch.cat([network[2].weight, network[2].bias[:, None]], 1).detach()
+    expected = torch.linalg.inv(copies * full(network, x) + EYE / 2)
+    assert_close(drawn.T.cov(), expected, rtol=0.1, atol=0.06)
+    assert_close(drawn.mean(0), mean.flatten(), rtol=0.0, atol=0.05)
+
+
+def test_features_are_shared_and_with_little_variance_it_is_the_network():
+    (x, y), backbone = images(12), cnn()
+    one = ensembles.deep(lambda: backbone, 1)
+    training.fit(one, x, y, epochs=2, lr=0.02, optimizer="adamw", progress=False)
+    network = one.member(0)
+    said = training.predict(network, x)[0]
+    near = ensembles.laplace(network, x, 3, prior_variance=1e-14)
+    assert_close(
+        training.predict(near, x), said.expand(3, -1, -1), rtol=1e-3, atol=1e-4
+    )
+    ensemble = ensembles.laplace(network, x, 3, seed=1)
+    own = sum(p.numel() for p in ensemble.parameters() if p.requires_grad)
+    classifier = list(network.modules())[-1]
+    assert own == 3 * sum(p.numel() for p in classifier.parameters())
+    shards = [ensembles.laplace(network, x, part, seed=1) for part in ("0:1", "1:3")]
+    assert_close(
+        training.predict(ensembles.concatenate(shards), x),
+        training.predict(ensemble, x),
+    )
+
+
+def test_unknown_inputs_get_more_variance_than_those_that_were_learned():
+    """Along a direction that no training input had, only the prior holds the weights."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Identity(), nn.Linear(4, 2))
+    seen = torch.cat([torch.randn(200, 3), torch.zeros(200, 1)], 1)
+    ensemble = ensembles.laplace(network, seen, 400, prior_variance=1.0)
+    z = ensemble(torch.eye(4))
+    known, *_, other = (z[..., 0] - z[..., 1]).var(0)  # a sum of logits says nothing
+    assert other > 5 * known
+
+
+def test_the_evidence_is_that_of_the_whole_matrix_and_its_prior_the_best_of_the_grid():
+    torch.manual_seed(0)
+    a, b = torch.randn(3, 5).double(), torch.randn(4, 6).double()
+    found, mean = Curvature(a @ a.T, b @ b.T), torch.randn(3, 4).double()
+    h = torch.kron(found.outputs, found.inputs)
+    eigenvalues = torch.linalg.eigvalsh(h)
+
+    def whole(v):
+        return -(mean.square().sum() / v + torch.linalg.slogdet(EYE + v * h)[1]) / 2
+
+    for v in (0.01, 1.0, 30.0):
+        assert_close(log_evidence(mean, eigenvalues, v), whole(v))
+    best = max(VARIANCES.tolist(), key=whole)
+    assert likeliest(mean, found) == pytest.approx(best)
+    assert VARIANCES[0] < best < VARIANCES[-1]
+
+
+def test_without_a_variance_it_is_the_likeliest():
+    x, network = torch.rand(30, 4, dtype=torch.float64), small()
+    free, *tried = (
+        training.predict(ensembles.laplace(network, x, 2, prior_variance=v), x)
+        for v in (None, *VARIANCES.tolist())
+    )
+    apart = sorted(float((free - z).abs().max()) for z in tried)
+    assert apart[0] < 1e-9 < apart[1]
+
+
+def test_a_classifier_without_a_bias_and_a_transformer(tmp_path):
+    (x, _), network = images(12), vit()
+    network.classifier = nn.Linear(network.classifier.in_features, 3, bias=False)
+    ensemble = ensembles.laplace(network, x, 3)
+    apart = [training.predict(ensemble.member(m), x)[0] for m in range(3)]
+    assert_close(training.predict(ensemble, x), torch.stack(apart))
+    ensembles.save(ensemble, tmp_path / "e.safetensors")
+    again = ensembles.load(tmp_path / "e.safetensors", network)
+    assert_close(training.predict(again, x), training.predict(ensemble, x))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: ensembles.laplace(nn.Linear(4, 2), torch.rand(3, 4), 2),
+            "no layer before",
+        ),
+        (
+            lambda: ensembles.laplace(small(), torch.rand(3, 4), 2, prior_variance=0.0),
+            r"\(0, inf\)",
+        ),
+        (
+            lambda: ensembles.laplace(small(), torch.full((3, 4), torch.nan), 2),
+            "nan|finite",
+        ),
+    ],
+)
+def test_bad_input(call, message, unchecked):
+    with pytest.raises(ValueError, match=message):
+        call()

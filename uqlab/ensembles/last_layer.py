@@ -1,0 +1,129 @@
+"""Last-layer Laplace: members share all but the classifier of a trained network."""
+
+import torch
+from torch import Tensor, nn
+
+from uqlab.core.checks import ArrayLike, positive
+from uqlab.core.modules import Inputs, trainable
+from uqlab.ensembles.base import FoldedEnsemble, Members, member_generators
+from uqlab.ensembles.implicit import check_backbone, folded, place, plain
+from uqlab.ensembles.laplace import Curvature, whole_curvatures
+from uqlab.ensembles.members import Own
+from uqlab.models import classifier
+
+VARIANCES = torch.logspace(-6, 6, 121, dtype=torch.float64)
+
+
+def own_classifiers(network: nn.Module, members: Members) -> FoldedEnsemble:
+    """Give each member a copy of a network's classifier; all else is shared and frozen.
+
+    Raises
+    ------
+    ValueError
+        For a network that is nothing but a classifier.
+    """
+    ids = check_backbone(network, members)
+    network = plain(network)
+    name = classifier(network)
+    if not name:
+        raise ValueError(
+            f"{type(network).__name__} has no layer before its classifier to share"
+        )
+    last = network.get_submodule(name).named_parameters()
+    copies = {p: torch.stack([value.detach()] * len(ids)) for p, value in last}
+    place(network, {name: {p: Own(nn.Parameter(w)) for p, w in copies.items()}})
+    return folded(network, ids, {"method": "laplace"})
+
+
+def laplace(
+    network: nn.Module,
+    inputs: Inputs | ArrayLike,
+    members: Members,
+    *,
+    prior_variance: float | None = None,
+    batch_size: int = 64,
+    seed: int = 0,
+) -> FoldedEnsemble:
+    """Draw members around a trained network, the classifier by a Kronecker posterior.
+
+    This is the last-layer Laplace approximation.
+
+    Parameters
+    ----------
+    network : nn.Module
+        Any trained network; its last linear layer is the classifier.
+    inputs : tensor, array or tensors by name
+        Those that it was trained on, [samples, ...]; a generalised Gauss-Newton matrix
+        needs no labels.
+    members : int, str or range
+        As in `lora`. Member m depends on (seed, m) and `network` alone.
+    prior_variance : float, optional
+        Of each number in the classifier. None for the one with the largest marginal
+        likelihood among `VARIANCES`.
+    batch_size : int
+        Inputs in a pass.
+
+    Returns
+    -------
+    FoldedEnsemble
+
+    Raises
+    ------
+    ValueError
+        For a prior variance that is not positive, inputs that are not finite, a network
+        that is nothing but a classifier, and one whose classifier is not called.
+
+    Notes
+    -----
+    Weight and bias W have the precision G (x) S + I / prior_variance, with the
+    curvature G of the logits and the second moment S of the features and a one.
+
+    References
+    ----------
+    MacKay, "A practical Bayesian framework for backpropagation networks", 1992.
+    Daxberger et al., "Laplace redux", 2021.
+
+    Examples
+    --------
+    >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> laplace(network, torch.rand(20, 4), 5)(torch.rand(7, 4)).shape
+    torch.Size([5, 7, 3])
+    """
+    ensemble, one = own_classifiers(network, members), own_classifiers(network, 1)
+    name, parts = classifier(network), _weight_and_bias(one)
+    mean = torch.cat([p[0].detach().flatten(1) for p in parts], 1).double()
+    unit = {name: one.network.get_submodule(name)}
+    found = whole_curvatures(one, unit, inputs, batch_size, len(parts) - 1)[name]
+    if prior_variance is None:
+        prior_variance = likeliest(mean, found)
+    positive("prior_variance", prior_variance)
+    generators = member_generators(seed, ensemble.member_ids, "laplace")
+    drawn = mean + found.draws(1 / prior_variance, generators)
+    sizes = [p.shape[-1] for p in parts]
+    for p, w in zip(_weight_and_bias(ensemble), drawn.split(sizes, -1), strict=True):
+        p.data.copy_(w)
+    return ensemble.eval()
+
+
+def likeliest(mean: Tensor, found: Curvature) -> float:
+    """Return the prior variance among VARIANCES with the largest evidence."""
+    large, small = (torch.linalg.eigvalsh(part).clamp(min=0) for part in found)
+    eigenvalues = torch.outer(large, small)
+    evidence = [log_evidence(mean, eigenvalues, float(v)) for v in VARIANCES]
+    return float(VARIANCES[torch.stack(evidence).argmax()])
+
+
+def log_evidence(mean: Tensor, eigenvalues: Tensor, prior_variance: float) -> Tensor:
+    """Return the log marginal likelihood by a Laplace approximation, up to a constant.
+
+    It is -(|mean|^2 / v + log det(I + v H)) / 2 for a prior variance v and a curvature
+    H; the constant is the log-likelihood of the trained weights.
+    """
+    width = (prior_variance * eigenvalues).log1p().sum()
+    return -(mean.square().sum() / prior_variance + width) / 2
+
+
+def _weight_and_bias(ensemble: FoldedEnsemble) -> list[Tensor]:
+    """Return the classifiers' weights [members, classes, ...], then biases [..., 1]."""
+    own = sorted(trainable(ensemble), key=lambda p: -p.ndim)
+    return [p if p.ndim == 3 else p[..., None] for p in own]
