@@ -119,6 +119,40 @@ def test_a_classifier_without_a_bias_and_a_transformer(tmp_path):
     assert_close(training.predict(again, x), training.predict(ensemble, x))
 
 
+class Rows(nn.Module):
+    """A network that picks rows of its logits by the size of its batch, as GPT-2's classifier does."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        z = self.head(self.body(x).tanh())
+        return z[torch.arange(len(x))]
+
+
+@pytest.mark.parametrize("make", [small, cnn, vit, Rows])
+def test_what_is_below_the_classifier_runs_once_where_that_is_right(make):
+    network = make()
+    x = images(6)[0] if make in (cnn, vit) else torch.rand(6, 4)
+    x = x.to(next(network.parameters()).dtype)
+    ensemble, seen = ensembles.laplace(network, x, 5), []
+    apart = torch.stack([training.predict(ensemble.member(m), x)[0] for m in range(5)])
+    first = next(p for p in ensemble.network.modules() if hasattr(p, "weight"))
+    hook = first.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
+    with torch.no_grad():
+        ensemble(x)  # it finds out
+        seen.clear()
+        assert_close(ensemble(x).float(), apart, rtol=1e-4, atol=1e-5)
+    assert sum(seen) == (5 * 6 if make is Rows else 6)
+    hook.remove()
+    own = torch.stack([x.roll(m, 0) for m in range(5)])  # a batch for each member
+    theirs = [training.predict(ensemble.member(m), own[m])[0] for m in range(5)]
+    theirs = torch.stack(theirs)
+    found = ensemble.forward_members(own).float()
+    assert_close(found, theirs, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

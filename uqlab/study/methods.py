@@ -340,8 +340,10 @@ def _laplace(trained, task, prior_variance=1e-3, **of_make):
 
 
 def _last_layer(trained, task, **how):
-    network = trained.member(0)
-    return ensembles.laplace(network, task.inputs, task.members, seed=task.seed, **how)
+    """Draw classifiers; the network below them was trained too, so it counts."""
+    network, x = trained.member(0), task.inputs
+    drawn = ensembles.laplace(network, x, task.members, seed=task.seed, **how)
+    return drawn.requires_grad_()
 
 
 def _masks(trained, task, steps=120, diversity=2.0, std=0.5):
@@ -357,7 +359,7 @@ def _masks(trained, task, steps=120, diversity=2.0, std=0.5):
         seed=task.seed,
         progress=False,
     )
-    return masked.harden()
+    return masked.harden().requires_grad_()  # the network was trained too
 
 
 def _tiles(trained, task):
