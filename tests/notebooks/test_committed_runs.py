@@ -494,26 +494,27 @@ def test_13_has_a_board_with_the_columns_that_are_measured_now():
 
 @pytest.mark.release
 def test_13_compares_the_boards_methods_by_students_t_and_holm(pages):
-    """Of the three that five resampled seeds call better one stays, of the nine worse four."""
+    """Three are better, and no one is on every backbone."""
     given = parameters.defaults(parameters.find("13_scoreboard_study"))
-    tables = {name: given[name] for name in ("board", "long_runs")}
+    tables = {name: given[name] for name in ("board", "older", "long_runs")}
     recorded = read_json(pages("13_scoreboard_study", **tables) / "results.json")
     numbers, order = recorded["numbers"], recorded["tables"]["order"]["index"]
-    table = pd.read_csv(BOARD / "board.csv").query("backbone == 'transformer'")
+    table = pd.read_csv(BOARD / "fair.csv").query("backbone == 'transformer'")
+    table = table[table["method"] != "single_temperature"]
     assert set(order) == set(table["method"])
     wide = table.pivot(index="seed", columns="method", values="nll")
     gaps = wide.drop(columns="single").sub(wide["single"], axis=0)
     p = stats.ttest_1samp(gaps, 0).pvalue
-    assert len(p) == len(ON_BOARD) - 1
+    assert len(p) == len(METHODS) - 1
     order_of_p = np.argsort(p)
     ended = np.flatnonzero(p[order_of_p] * np.arange(len(p), 0, -1) >= 0.05)[0]
     found = gaps.columns[order_of_p[:ended]]
-    assert numbers["better_than_one"] == [n for n in found if gaps[n].mean() < 0]
+    assert set(numbers["better_than_one"]) == {n for n in found if gaps[n].mean() < 0}
     assert set(numbers["worse_than_one"]) == {n for n in found if gaps[n].mean() > 0}
-    assert numbers["better_than_one"] == ["lora"]
+    assert set(numbers["better_than_one"]) == {"lora", "singular_value", "deep"}
     assert numbers["better_everywhere"] == []
     claims = recorded["claims"]
-    held = ("worse", "short", "moves", "winners", "long_runs", "public")
+    held = ("three_ahead", "three_level", "worse", "moves", "winners", "public")
     assert [name for name in held if not claims[name]["holds"]] == []
     public = pd.DataFrame(**recorded["tables"]["public_order"])
     five = public.loc["transformer, nll, cifar10"]
@@ -524,10 +525,9 @@ def test_13_compares_the_boards_methods_by_students_t_and_holm(pages):
 def test_13_reads_the_board_in_its_lesson(results):
     recorded = results("13_scoreboard")[0]
     numbers = recorded["numbers"]
-    assert numbers["better"] == ["lora"]
-    assert numbers["worse"] == ["mimo", "packed", "masks", "tiles"]
-    assert set(numbers["front"]) == {"batch_additive", "singular_value"}
-    long = numbers["nll_long_runs"]
-    assert long["singular_value"] > max(long["lora"], long["deep"])
+    assert set(numbers["better"]) == {"lora", "singular_value", "deep"}
+    assert {"packed", "masks", "tiles"} <= set(numbers["worse"])
+    assert set(numbers["front"]) == {"lora", "singular_value"}
+    assert set(numbers["nll_of_three"]) == set(numbers["better"])
     board = {row[0] for row in recorded["tables"]["own"]["data"]}
     assert board == {"single", "single_temperature", "lora"}
