@@ -356,7 +356,22 @@ def test_masks_are_stored(sets):
     """They are drawn and not derived: 16 + 8 numbers of each of three members."""
     net = models.mlp(64, (16, 8), classes=10, dropout=0.0)
     row = scoreboard.cost(ensembles.masksembles(net, 3), net, sets[1].inputs, repeats=1)
-    assert row["stored"] == row["trained"] + 3 * (16 + 8)
+    assert row["stored"] == sum(p.numel() for p in net.parameters()) + 3 * (16 + 8)
+    assert row["trained"] == 0  # its weights are still those of the network
+
+
+@pytest.mark.parametrize("name", ["dropout", "masks", "laplace", "tiles"])
+def test_what_was_trained_counts_the_network_that_members_are_found_in(name, sets):
+    """Whoever has the backbone must be sent all of it, whatever the members add; a frozen layer is theirs already."""
+    net, (train, test, _) = models.vit(8, 4, width=16, layers=2, classes=10), sets
+    first = net.vit.embeddings if hasattr(net, "vit") else net.embeddings
+    first.requires_grad_(False)
+    frozen = sum(p.numel() for p in first.parameters())
+    how = {"members": 4, "epochs": 1, "progress": False, "lr": 0.01}
+    how |= {"steps": 2} if name == "masks" else {}
+    trained = methods.train(name, net, train.inputs, train.labels, **how)
+    row = scoreboard.cost(trained, net, test.inputs, repeats=1)
+    assert row["trained"] == row["stored"] - frozen
 
 
 @pytest.mark.parametrize("name", METHODS)

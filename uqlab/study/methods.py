@@ -340,10 +340,8 @@ def _laplace(trained, task, prior_variance=1e-3, **of_make):
 
 
 def _last_layer(trained, task, **how):
-    """Draw classifiers; the network below them was trained too, so it counts."""
     network, x = trained.member(0), task.inputs
-    drawn = ensembles.laplace(network, x, task.members, seed=task.seed, **how)
-    return drawn.requires_grad_()
+    return ensembles.laplace(network, x, task.members, seed=task.seed, **how)
 
 
 def _masks(trained, task, steps=120, diversity=2.0, std=0.5):
@@ -359,7 +357,7 @@ def _masks(trained, task, steps=120, diversity=2.0, std=0.5):
         seed=task.seed,
         progress=False,
     )
-    return masked.harden().requires_grad_()  # the network was trained too
+    return masked.harden()
 
 
 def _tiles(trained, task):

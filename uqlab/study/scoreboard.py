@@ -285,7 +285,8 @@ def cost(
     Returns
     -------
     dict
-        trained parameters; stored parameters, without what follows from them, such as
+        trained parameters, those that are not the single network's, which whoever has
+        it must be sent; stored parameters, without what follows from them, such as
         singular vectors; peak_memory (bytes: what is held always, and what 64 inputs
         take at once); latency_1 and latency_64, for as many inputs, relative to the
         single network.
@@ -293,7 +294,7 @@ def cost(
     some = as_inputs(inputs)
     stored = held_tensors(ensemble, derived=False)
     row = {
-        "trained": recipes.numbers(ensemble),
+        "trained": sum(p.numel() for p in _new(ensemble, single)),
         "stored": sum(t.numel() for t in stored),
     }
     alone = ensembles.from_members([single])
@@ -309,6 +310,13 @@ def cost(
             ensemble(x)
     always = sum(t.nbytes for t in held_tensors(ensemble))
     return row | {"peak_memory": held.most + always}
+
+
+def _new(ensemble, single):
+    """Return the parameters that the single network does not have."""
+    had = list(single.parameters())
+    every = ensemble.parameters()
+    return [p for p in every if not any(map(p.equal, had))]
 
 
 def _storages(tree: Any) -> list[torch.UntypedStorage]:
