@@ -473,8 +473,7 @@ def test_13_takes_images_of_your_own_and_shows_a_larger_board(results, shared):
         "pixels" not in recorded["claims"]
     )  # no method is better than the simple baselines
     assert "everywhere" in recorded["claims"]
-    names = {"single", "single_temperature", "lora", "deep"}
-    assert set(recorded["tables"]["order"]["index"]) == names
+    assert set(recorded["tables"]["order"]["index"]) == {"single", "lora", "deep"}
     assert "backbones" in recorded["figures"]
     (found,) = recorded["tables"]["backbones"]["data"]
     assert found[0] == pytest.approx(-1)
