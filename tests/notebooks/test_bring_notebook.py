@@ -146,12 +146,12 @@ def test_texts(results, tmp_path):
 
 
 def test_advice_on_an_ensemble_is_that_of_the_board_of_this_kind_of_network(results):
-    """13 has LoRA-Ensemble behind one network on a convolutional one: it is not advised."""
+    """By Holm's method 13 has none better than one network on a convolutional one, and says so."""
     recorded, _ = results(PAGE)
     (advised,) = [line for line in recorded["numbers"]["next"] if "page 13" in line]
     assert "convolutional" in advised
-    assert "explicit ensemble" in advised
-    assert "LoRA" not in advised
+    assert "by NLL: no method" in advised
+    assert "ensemble;" not in advised
     silent, _ = results(PAGE, board="", draws=2, repeats=2)
     assert not [line for line in silent["numbers"]["next"] if "page 13" in line]
 
