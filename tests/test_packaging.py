@@ -239,7 +239,7 @@ def test_the_wheel_is_whole(tmp_path):
 
     assert len(pages(demo)) > 30
     assert pages(demo) == pages(ROOT)
-    assert (demo / "figures" / "real" / "13_scoreboard" / "board.csv").is_file()
+    assert (demo / "figures" / "real" / "13_scoreboard" / "fair.csv").is_file()
     assert LINKS.findall((demo / "README.md").read_text()) == [
         "notebooks/README.md",
         "data/README.md",

@@ -13,6 +13,7 @@ with the papers', and the `reasons` where runs and papers differ.
 import argparse
 import dataclasses
 import json
+import re
 import shutil
 import statistics
 import sys
@@ -35,9 +36,10 @@ HEAD = """# Long runs of the pages
 A run is a page with the profile `real` and a seed. Each folder has the runs as a table and what they depend on, and the
 results and some figures of the first.
 
-| page | learned | strange | runs | hours | machine, threads | claims that hold |
-|---|---|---|---|---|---|---|
+| page | learned | strange | runs | hours | machine, threads | uqlab | claims that hold |
+|---|---|---|---|---|---|---|---|
 """
+VERSION = re.compile(r"\d+\.\d+\.\d+")
 APART = """
 ## What is smaller than in the papers, and where the runs differ from them
 
@@ -153,6 +155,9 @@ def _row(folder: Path, entry: dict[str, Any]) -> list[str]:
         str(sum(about["runs"] for about in studies)),
         f"{sum(about['hours'] for about in studies):.2f}",
         "; ".join(dict.fromkeys(machines)),
+        ", ".join(
+            sorted({v for a in studies for v in VERSION.findall(str(a["uqlab"]))})
+        ),
         tables.counted(held, "in every run") if held else "–",
     ]
 

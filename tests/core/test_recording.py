@@ -145,8 +145,10 @@ def test_the_table_of_claims_shows_in_how_many_seeds_of_the_long_runs_a_claim_ho
     said = {"a": {"sentence": "It falls from x1 to x32", "holds": False},
             "b": {"sentence": "second", "holds": True}}  # fmt: skip
     (folder / "results.json").write_text(json.dumps({"claims": said}))
-    assert list(runs.claims()["`real` run"]) == ["no: “It falls from x1 to x32”", "yes"]
-    (folder / "manifest.json").write_text('{"parameters": {"dataset": "mnist"}}')
+    assert list(runs.claims()) == ["this run", "margin", "paper"]
+    (folder / "manifest.json").write_text(
+        '{"parameters": {"dataset": "mnist"}, "uqlab": "0.1.0"}'
+    )
     pd.DataFrame(
         {
             "seed": [0, 1, 2],
@@ -155,8 +157,8 @@ def test_the_table_of_claims_shows_in_how_many_seeds_of_the_long_runs_a_claim_ho
         }
     ).to_csv(folder / "table.csv", index=False)
     assert list(runs.claims()["`real` run"]) == [
-        "2 of 3 seeds, mnist: “It falls from x1 to x32”",
-        "2 of 2 seeds, mnist",
+        "2 of 3 seeds, mnist, uqlab 0.1.0: “It falls from x1 to x32”",
+        "2 of 2 seeds, mnist, uqlab 0.1.0",
     ]
 
 

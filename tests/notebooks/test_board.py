@@ -58,19 +58,22 @@ def test_rows_of_the_board_their_rates_and_what_a_backbone_cannot_carry(tmp_path
 def test_the_committed_boards_first_row_comes_back_within_the_spread_of_its_seeds(
     tmp_path,
 ):
-    board = pd.read_csv(ROOT / "figures" / "real" / "13_scoreboard" / "board.csv")
+    board = pd.read_csv(ROOT / "figures" / "real" / "13_scoreboard" / "fair.csv")
     kept = board.query("backbone == 'transformer' and method == 'single'").set_index(
         "seed"
     )
     cheap = {
         "methods": ["single"],
+        "seeds": [0],
+        "rates": [1.0],  # the one that the search took
         "scores": ["entropy"],
         "few": {},
         "repeats": 1,
-    }  # what it measures, not how it trains
-    tables, _ = run(tmp_path / "run", "board", cheap, profile="real")
+    }
+    tables, _ = run(tmp_path / "run", "board", cheap)
     rows = tables["board"].query("method == 'single'")
     again = rows.set_index("seed").loc[0]
+    assert len(kept) == 10
     for name in (
         "accuracy",
         "nll",
@@ -79,7 +82,6 @@ def test_the_committed_boards_first_row_comes_back_within_the_spread_of_its_seed
         "auroc_entropy_fashion-mini",
         "nll_blurred",
     ):
-        assert len(kept) == 5
         assert abs(again[name] - kept.loc[0, name]) < kept[name].std(), name
 
 

@@ -324,77 +324,48 @@ def test_09_has_its_study_with_five_seeds():
     assert sorted(unsmoothed["seed"].unique()) == given["seed"]
 
 
-# What came after the board: methods, and parameters.
-ON_BOARD = METHODS.keys() - {"laplace"}
-SINCE = {"samples", "skipped", "searched", "rates", "side", "ood"}
-
-
-def test_13_has_the_board_of_its_profile_with_every_method_and_the_same_seeds():
-    table, about = pd.read_csv(BOARD / "board.csv"), read_json(BOARD / "board.json")
-    table = table[table["backbone"] != "text"]
-    wanted = settings(parameters.find("board"), "real")
-    # What runs differ in.
-    swept = ["network", "methods", "seeds", "members", "settings", "own", "few"]
-    given = about["parameters"]
-    assert wanted.keys() - given.keys() == {*SINCE, "output_dir"}
-    apart = without(wanted, *swept, *SINCE, "output_dir")
-    assert without(given, *swept) == apart
-    assert sorted(given["settings"], key=len) == [{}, {"epochs": 30, "lr": 0.01}]
-    assert {
-        rank for own in given["own"] for how in own.values() for rank in how.values()
-    } == {3}
-    assert (
-        set(given["network"])
-        == set(table["backbone"])
-        == {"transformer", "convolutional"}
-    )
+def test_13_has_a_board_of_every_method_with_the_same_seeds_and_searched_rates():
+    table, search = (pd.read_csv(BOARD / f"fair{end}.csv") for end in ("", "_search"))
+    given = read_json(BOARD / "fair.json")["parameters"]
+    apart = ["output_dir", "network", "methods"]
+    wanted = parameters.defaults(parameters.find("board"))
+    assert without(given, *apart) == without(wanted, *apart)
+    assert set(given["network"]) == set(table["backbone"]) == MISFITS.keys()
+    assert {name for group in given["methods"] for name in group} == METHODS.keys()
     for kind, rows in table.groupby("backbone"):
-        misfits = {
-            name.rsplit(".", 1)[1]
-            for name in about["recorded"]
-            if name.startswith(f"left_out.{kind}.")
-        }
-        assert (
-            misfits - {"tiles"} == MISFITS[kind]
-        )  # tiles lie in a square: they have runs of their own
-        assert set(rows["method"]) == ON_BOARD - MISFITS[kind]
-        assert of_seeds(rows, "method", list(range(5)))
+        names = METHODS.keys() - MISFITS[kind]
+        assert set(rows["method"]) == names | {"single_temperature"}
+        assert of_seeds(rows, "method", list(range(10 if kind == "transformer" else 5)))
+    for (kind, method), rows in search.groupby(["backbone", "method"]):
+        taken = rows.set_index("taken").loc[True]
+        assert taken["nll"] == rows["nll"].min(), (kind, method)
     members = table.groupby("method")["members"].agg(
         lambda found: found.unique().item()
     )
+    sampled = ["dropout", "dropkey", "laplace", "laplace_lora"]
     assert members["tiles"] == 4
-    assert set(members.drop("tiles")) == {1, wanted["members"]}
+    assert set(members[sampled]) == {wanted["samples"]}
+    assert set(members.drop(["tiles", *sampled])) == {1, wanted["members"]}
+    by_hand = pd.read_csv(BOARD / "by_hand.csv")
+    assert set(by_hand["method"]) <= METHODS.keys()
+    assert of_seeds(by_hand, ["backbone", "method"], list(range(5)))
 
 
-def test_13_has_texts_on_its_board_of_one_size_and_with_the_same_seeds():
-    table, given = (
-        pd.read_csv(BOARD / "board.csv"),
-        read_json(BOARD / "text.json")["parameters"],
+def test_13_has_later_trainings_at_the_rates_of_the_board_with_other_seeds():
+    board, search, later = (
+        pd.read_csv(BOARD / f"{name}.csv") for name in ("fair", "fair_search", "later")
     )
-    table = table[table["backbone"] == "text"]
-    wanted = settings(parameters.find("board"), "real")
-    wanted |= {
-        "network": "text",
-        "train_limit": 600,
-        "limit": 200,
-        "asked": 60,
-        "tokens": 20,
-        "settings": {"epochs": 1, "lr": 0.001},
+    given = read_json(BOARD / "later.json")["parameters"]
+    rates = search[search["taken"]].set_index(["backbone", "method"])["lr"]
+    used = {
+        (network, name, how["lr"])
+        for network, own in zip(given["network"], given["own"], strict=True)
+        for name, how in own.items()
     }
-    apart = ["output_dir", "methods", "seeds", "own", "scores", "few"]
-    assert without(given, *apart) == without(wanted, *apart, *SINCE)
-    assert set(table["dataset"]) == {"sst2"}
-    names = {name for group in given["methods"] for name in group}
-    assert set(table["method"]) == names == ON_BOARD - MISFITS["text"]
-    assert of_seeds(table, "method", list(range(5)))
-    search = pd.read_csv(BOARD / "text_search.csv").query("epochs == 1")
-    for name, rows in search.groupby("method"):
-        rate = given["own"].get(name, given["settings"])["lr"]
-        assert rate in set(rows["lr"])
-        same = rows[rows["phrases"] == rows.set_index("lr")["phrases"][rate]]
-        assert same.set_index("lr")["nll"].idxmin() == rate, (
-            name
-        )  # of those that were judged on the same phrases
+    assert used == {(*key, rates[key]) for key in {key[:2] for key in used}}
+    for kind, rows in later.groupby("backbone"):
+        assert of_seeds(rows, "method", sorted(set(rows["seed"])))
+        assert not {*rows["seed"]} & {*board[board["backbone"] == kind]["seed"]}
 
 
 # Of seed 2 of the voices is the speaker whose recordings the rates were chosen on.
@@ -454,9 +425,9 @@ def test_13_has_five_seeds_of_questions_at_searched_rates():
         assert row.lr == best["lr"][kind, row.seed]
 
 
-def test_13_has_a_board_with_the_columns_that_are_measured_now():
-    table = pd.read_csv(BOARD / "board.csv")
-    table = table[table["backbone"] != "text"].dropna(axis=1, how="all")
+def test_13_has_a_board_with_columns_that_are_measured_now():
+    table = pd.read_csv(BOARD / "fair.csv").query("backbone == 'transformer'")
+    table = table.dropna(axis=1, how="all")
     train, known = (
         data.load("mnist-mini", split, limit=60) for split in ("train", "test")
     )
@@ -468,28 +439,15 @@ def test_13_has_a_board_with_the_columns_that_are_measured_now():
         "blurred": known[:4],
         "ambiguous": data.load("ambiguous-mnist-mini", "test", limit=4),
     }
-    few = min(
-        read_json(BOARD / "board.json")["parameters"]["few"], key=len
-    )  # some rows have a score more
-    how = {
-        "scores": [name for name in scoreboard.CHEAP if name not in few],
-        "few": dict.fromkeys(few, 2),
-        "repeats": 1,
-    }
-    how |= {
-        "methods": ["film"],
-        "members": 2,
-        "seeds": [0],
-        "validation": known,
-        "shifted": shifted,
-        "epochs": 1,
-    }
+    few = read_json(BOARD / "fair.json")["parameters"]["few"]
+    scores = [name for name in scoreboard.CHEAP if name not in few]
+    how = {"scores": scores, "few": {}, "repeats": 1, "methods": ["film"], "members": 2}
+    how |= {"seeds": [0], "validation": known, "shifted": shifted, "epochs": 1}
     found = scoreboard.measure(models.embedded(), train, known[:8], strangers, **how)
-    assert {name for name in table if "_regrad" not in name} == {
-        "backbone",
-        "dataset",
-        *found.columns,
-    }
+    assert set(table) <= {"backbone", "dataset", *found.columns}
+    asked = {f"auroc_{score}_{name}" for score in scores for name in strangers}
+    assert asked <= set(table)
+    assert not table.query("method == 'film'")[[*asked]].isna().any(axis=None)
 
 
 @pytest.mark.release

@@ -103,7 +103,7 @@ if seed == 4:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
 
     process = sweep_command(
-        "-g", "seed", "0:5", "--jobs", "5", "--timeout", "20", "--quiet", before=limit
+        "-g", "seed", "0:5", "--jobs", "5", "--timeout", "60", "--quiet", before=limit
     )
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 1, output
@@ -114,7 +114,7 @@ if seed == 4:
     )
     assert reasons.keys() == {f"{{'seed': {seed}" for seed in range(1, 5)}, output
     assert "In [4] ValueError: the reason" in reasons["{'seed': 1"]
-    assert "In [4] it took more than 20 s (timeout)" in reasons["{'seed': 2"]
+    assert "In [4] it took more than 60 s (timeout)" in reasons["{'seed': 2"]
     assert "Kernel died" in reasons["{'seed': 3"]
     assert "File too large" in reasons["{'seed': 4"]
     assert finished(project) == 1

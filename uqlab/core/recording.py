@@ -245,9 +245,9 @@ def claims() -> "DataFrame":
     The result is "clear", "narrow" where the claim does not hold in all of the other
     seeds in figures/seeds, "fails", or "algebra"; without such seeds "holds" or
     "fails". Where figures/real holds long runs of the page, a column says whether the
-    claim holds there, or in how many seeds, and on which data set. Where those runs
-    made the claim in other words, because they had other widths or data, it quotes
-    them.
+    claim holds there, or in how many seeds, on which data set and with which version of
+    uqlab. Where those runs made the claim in other words, because they had other widths
+    or data, it quotes them.
     """
     import pandas
 
@@ -260,17 +260,14 @@ def claims() -> "DataFrame":
             held += f": “{sentence}”"
         paper = NOTHING
         if claim.paper:
-            paper = f"{_answer(claim.paper['holds'])} ({claim.paper['text']})"
+            answer = "yes" if claim.paper["holds"] else "no"
+            paper = f"{answer} ({claim.paper['text']})"
         found = (claim.sentence, claim.result, claim.in_seeds)
         rows.append((*found, margin, held, paper))
     names = ["claim", "this run", "other seeds", "margin", "`real` run", "paper"]
     frame = pandas.DataFrame(rows, columns=names).set_index("claim")
     absent = {"`real` run": not long, "other seeds": not _table(_seeds)}
     return frame.drop(columns=[name for name in absent if absent[name]])
-
-
-def _answer(holds: bool) -> str:
-    return "yes" if holds else "no"
 
 
 def committed(name: str, form: str = ".3f") -> str:
@@ -310,17 +307,15 @@ def _in_other_seeds(name: str, sentence: str) -> list[int] | None:
 def _long_runs() -> dict[str, tuple[str, str]]:
     """Return how each claim of the committed long runs ended, and its sentence."""
     rows = _table(_real / "table.csv")
-    first = Record.read(_real)
-    parameters = read_json(_real / "manifest.json").get("parameters", {})
-    where = f", {parameters['dataset']}" if parameters.get("dataset") else ""
+    about = read_json(_real / "manifest.json")
+    dataset = about.get("parameters", {}).get("dataset")
+    where = (f", {dataset}" if dataset else "") + f", uqlab {about.get('uqlab')}"
     ended = {}
-    for name, claim in first.claims.items():
+    for name, claim in Record.read(_real).claims.items():
         held = [row[f"claim_{name}"] for row in rows if row.get(f"claim_{name}")]
-        seeds = f"{held.count('True')} of {len(held)} seeds"
-        ended[name] = (
-            (seeds if held else _answer(claim.holds)) + where,
-            claim.sentence,
-        )
+        if held:
+            seeds = f"{held.count('True')} of {len(held)} seeds"
+            ended[name] = seeds + where, claim.sentence
     return ended
 
 

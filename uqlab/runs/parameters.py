@@ -76,9 +76,9 @@ RULES: dict[str, Rule] = {
     "augment falls mask_inputs tune_mlp": bool,
     "grid own settings": dict,
     "ablations alarm ambiguous backbone board by checkpoint chosen_on cost dataset "
-    "device logits long_runs model observatory older output_dir over page page_profile "
-    "pretrained_on prompt quality replicate root series shown study sweep trained "
-    "unknown watch": str,
+    "device later logits long_runs model observatory older output_dir over page "
+    "page_profile pretrained_on prompt quality replicate root series shown study sweep "
+    "trained unknown watch": str,
     "counts epochs_first grid_samples milestones ranks removed sizes stages "
     "tile_sizes": [1],
     "seeds": [NonNegativeInt] * 2,
