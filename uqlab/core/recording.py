@@ -244,10 +244,10 @@ def claims() -> "DataFrame":
 
     The result is "clear", "narrow" where the claim does not hold in all of the other
     seeds in figures/seeds, "fails", or "algebra"; without such seeds "holds" or
-    "fails". Where figures/real holds long runs of the page, a column says whether the
-    claim holds there, or in how many seeds, on which data set and with which version of
-    uqlab. Where those runs made the claim in other words, because they had other widths
-    or data, it quotes them.
+    "fails". Where figures/real holds long runs of the page, a column says in how many
+    seeds the claim holds there, on which data set and with which version of uqlab.
+    Where those runs made the claim in other words, because they had other widths or
+    data, it quotes them.
     """
     import pandas
 
