@@ -1,16 +1,19 @@
-"""In how many other seeds the claims of the lessons hold: figures/seeds/<page>.csv.
+"""In how many other seeds the claims of the pages hold: figures/seeds/<page>.csv.
 
-    python tools/seeds.py             sweep every lesson over five other seeds at `quick`
-    python tools/seeds.py 03 04       those pages alone
+    python tools/seeds.py                 sweep every lesson over five other seeds at `quick`
+    python tools/seeds.py 03 studies/04   those pages alone
+    python tools/seeds.py --studies       every study: two hours of one core
 
 Bounds and sentences are chosen on seed 0; these runs judge them. A row is a claim: its sentence,
-the checksum of the page's code that the runs belong to, and whether it holds in each seed. Finished
-runs are kept in figures/quick, so that an interrupted sweep goes on where it stopped.
+the checksum of the page's code that the runs belong to, and whether it holds in each seed. A claim
+whose margin is the same in all of them reads committed runs, which have seeds of their own: it has
+no row. Finished runs are kept in figures/quick, so that an interrupted sweep goes on where it stopped.
 """
 
 import argparse
 import csv
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 from uqlab import runs
@@ -23,8 +26,12 @@ from uqlab.runs.sweeps import Report
 SEEDS = "1:6"
 # Pages whose sizes or sentences were changed after a look at seeds that judged them: judged on others.
 FRESH = {
-    "03": "6:11", "06": "11:16", "08": "11:16", "09": "16:21", "17": "6:11"
-}  # fmt: skip
+    "03_mlp_width_sweep": "6:11",
+    "06_lora_ensemble": "11:16",
+    "08_singular_value_ensemble": "11:16",
+    "09_hydra_head_pruning": "16:21",
+    "17_cheap_ensembles": "6:11",
+}
 
 
 def code_of(notebook: Path) -> str:
@@ -37,6 +44,7 @@ def code_of(notebook: Path) -> str:
 def rows_of(report: Report, notebook: Path) -> list[dict]:
     """Return a row for each claim; ValueError where its sentence depends on the seed."""
     rows: dict[str, dict] = {}
+    margins = defaultdict(set)
     for outcome in report.outcomes:
         seed = Manifest.read(outcome.folder).parameters["seed"]
         for name, claim in Record.read(outcome.folder).claims.items():
@@ -47,22 +55,25 @@ def rows_of(report: Report, notebook: Path) -> list[dict]:
             if row["sentence"] != claim.sentence:
                 raise ValueError(f"{notebook.stem}, {name}: another sentence in {seed}")
             row[seed] = claim.holds
-    return list(rows.values())
+            margins[name].add(claim.margin)
+    return [row for name, row in rows.items() if None in margins[name] or len(margins[name]) > 1]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Sweep lessons over other seeds and keep which claims hold; 1 if a run failed."""
+    """Sweep pages over other seeds and keep which claims hold; 1 if a run failed."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("notebooks", nargs="*")
+    parser.add_argument("--studies", action="store_true")
     parser.add_argument("--root", type=Path, default=Path("figures"))
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args(arguments)
     pages = [parameters.find(name) for name in options.notebooks]
+    pages = pages or parameters.all_notebooks("studies" if options.studies else "lessons")
     failed = False
-    for notebook in pages or parameters.all_notebooks():
+    for notebook in pages:
         report = runs.sweep(
             notebook,
-            {"seed": FRESH.get(notebook.stem[:2], SEEDS)},
+            {"seed": FRESH.get(notebook.stem, SEEDS)},
             root=options.root,
             jobs=options.jobs,
         )
@@ -71,6 +82,8 @@ def main(arguments: list[str] | None = None) -> int:
             failed = True
             continue
         rows = rows_of(report, notebook)
+        if not rows:
+            continue
         path = options.root / "seeds" / f"{notebook.stem}.csv"
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", newline="", encoding="utf-8") as file:

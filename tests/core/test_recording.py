@@ -162,6 +162,23 @@ def test_the_table_of_claims_shows_in_how_many_seeds_of_the_long_runs_a_claim_ho
     ]
 
 
+def test_the_table_of_claims_shows_runs_of_the_same_page_on_sentences(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (folder := tmp_path / "figures" / "real" / "x").mkdir(parents=True)
+    rows = {"run_notebook": ["notebooks/studies/x_study.ipynb"] * 3}
+    rows |= {"claim_a": [True, False, True], "claim_b": [True, True, True]}
+    pd.DataFrame(rows).to_csv(folder / "sentences.csv", index=False)
+    runs.begin(tmp_path / "out", "x_study")
+    runs.claim("a", "It falls.", True)
+    runs.claim("c", "It was not asked there.", True)
+    assert list(runs.claims()["sentences"]) == ["2 of 3 seeds", "–"]
+    runs.begin(tmp_path / "out", "x")  # its lesson
+    runs.claim("a", "Another claim of that name.", True)
+    assert "sentences" not in runs.claims()
+
+
 def test_the_table_of_claims_shows_in_how_many_other_seeds_a_claim_holds(
     tmp_path, monkeypatch
 ):

@@ -27,7 +27,7 @@ FIGURES = Path(__file__).parents[2] / "figures"
 BOARD = FIGURES / "real" / "13_scoreboard"
 FOLDERS = sorted(
     path.parent
-    for profile in ("paper", "real", "text")
+    for profile in ("paper", "real")
     for path in FIGURES.glob(f"{profile}/*/results.json")
 )
 MISFITS = {
@@ -373,6 +373,7 @@ def test_13_has_later_trainings_at_the_rates_of_the_board_with_other_seeds():
     ("name", "swept", "seeds"),
     [
         ("photographs", {"ood"}, [0, 1, 2, 3, 4]),
+        ("photographs_2000", {"ood", "train_limit"}, [0, 1, 2, 3, 4]),
         ("voices", {"seed"}, [0, 1, 3, 4, 5]),
     ],
 )
@@ -381,7 +382,7 @@ def test_13_has_real_networks_with_the_same_seeds_and_searched_rates(
 ):
     table, search = (pd.read_csv(BOARD / f"{name}{end}.csv") for end in ("", "_search"))
     given = read_json(BOARD / f"{name}.json")["parameters"]
-    wanted = settings(parameters.find("board"), name)
+    wanted = settings(parameters.find("board"), name.partition("_")[0])
     rates = parameters.defaults(parameters.find("board"))["rates"]
     apart = ["output_dir", "methods", "own", *swept]
     assert without(given, *apart) == without(wanted, *apart)
@@ -394,6 +395,25 @@ def test_13_has_real_networks_with_the_same_seeds_and_searched_rates(
         assert taken["nll"] == rows["nll"].min(), method
         if method in given["own"]:
             assert given["own"][method]["lr"] == taken["lr"]
+
+
+@pytest.mark.parametrize("page", ["06", "07", "08", "09", "10"])
+def test_sentences_are_learned_in_three_seeds_with_the_profile_text(page):
+    study = parameters.find(f"studies/{page}")
+    folder = FIGURES / "real" / parameters.find(page).stem
+    table = pd.read_csv(folder / "sentences.csv")
+    given = read_json(folder / "sentences.json")["parameters"]
+    assert given == without(settings(study, "text") | {"seed": [0, 1, 2]}, "output_dir")
+    assert list(table["seed"]) == given["seed"]
+    source = "\n".join(sources(study, "code"))
+    claims = [name for name in table if name.startswith("claim_")]
+    assert claims
+    for name in claims:
+        made = name.removeprefix("claim_")
+        assert f'"{made}"' in source or made.startswith("circuit_")
+    if page in ("09", "10"):
+        by_method = pd.read_csv(folder / "sentences_by_method.csv")
+        assert of_seeds(by_method, by_method.columns[0], given["seed"])
 
 
 def test_13_has_five_folds_of_sounds_at_the_rates_of_the_voices():

@@ -247,11 +247,14 @@ def claims() -> "DataFrame":
     "fails". Where figures/real holds long runs of the page, a column says in how many
     seeds the claim holds there, on which data set and with which version of uqlab.
     Where those runs made the claim in other words, because they had other widths or
-    data, it quotes them.
+    data, it quotes them. A further column does so for runs on sentences.
     """
     import pandas
 
     long = _long_runs()
+    texts = _table(_real / "sentences.csv")
+    page = _seeds.stem  # a lesson and its study share the folder, not their claims
+    sentences = _in_rows([r for r in texts if Path(r["run_notebook"]).stem == page])
     rows = []
     for name, claim in _record.claims.items():
         margin = NOTHING if claim.margin is None else float(claim.margin)
@@ -263,10 +266,15 @@ def claims() -> "DataFrame":
             answer = "yes" if claim.paper["holds"] else "no"
             paper = f"{answer} ({claim.paper['text']})"
         found = (claim.sentence, claim.result, claim.in_seeds)
-        rows.append((*found, margin, held, paper))
-    names = ["claim", "this run", "other seeds", "margin", "`real` run", "paper"]
-    frame = pandas.DataFrame(rows, columns=names).set_index("claim")
-    absent = {"`real` run": not long, "other seeds": not _table(_seeds)}
+        read = sentences.get(name, NOTHING)
+        rows.append((*found, margin, held, read, paper))
+    names = ["claim", "this run", "other seeds", "margin", "`real` run", "sentences"]
+    frame = pandas.DataFrame(rows, columns=[*names, "paper"]).set_index("claim")
+    absent = {
+        "`real` run": not long,
+        "other seeds": not _table(_seeds),
+        "sentences": not sentences,
+    }
     return frame.drop(columns=[name for name in absent if absent[name]])
 
 
@@ -304,19 +312,28 @@ def _in_other_seeds(name: str, sentence: str) -> list[int] | None:
     return None
 
 
+def _in_rows(rows: list[dict[str, str]]) -> dict[str, str]:
+    """Return in how many runs of a table each claim holds, and of how many."""
+    ended = {}
+    for column in rows[0] if rows else ():
+        held = [row[column] for row in rows if row[column]]
+        if column.startswith("claim_") and held:
+            seeds = f"{held.count('True')} of {len(held)} seeds"
+            ended[column.removeprefix("claim_")] = seeds
+    return ended
+
+
 def _long_runs() -> dict[str, tuple[str, str]]:
     """Return how each claim of the committed long runs ended, and its sentence."""
-    rows = _table(_real / "table.csv")
     about = read_json(_real / "manifest.json")
     dataset = about.get("parameters", {}).get("dataset")
     where = (f", {dataset}" if dataset else "") + f", uqlab {about.get('uqlab')}"
-    ended = {}
-    for name, claim in Record.read(_real).claims.items():
-        held = [row[f"claim_{name}"] for row in rows if row.get(f"claim_{name}")]
-        if held:
-            seeds = f"{held.count('True')} of {len(held)} seeds"
-            ended[name] = seeds + where, claim.sentence
-    return ended
+    claims = Record.read(_real).claims
+    return {
+        name: (seeds + where, claims[name].sentence)
+        for name, seeds in _in_rows(_table(_real / "table.csv")).items()
+        if name in claims
+    }
 
 
 def describe_figure(name: str, caption: str = "", paper: str = "") -> None:

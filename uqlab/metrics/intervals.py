@@ -34,6 +34,11 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    def plus_minus(self, digits: int = 3) -> str:
+        """Return the mean and half the width of its interval: "0.812 ± 0.010"."""
+        half = (self.high - self.low) / 2
+        return f"{self.mean:.{digits}f} ± {half:.{digits}f}"
+
 
 def bootstrap(
     statistic: Callable,
