@@ -492,7 +492,7 @@ def test_13_compares_the_boards_methods_by_students_t_and_holm(pages):
     assert set(numbers["better_than_one"]) == {"lora", "singular_value", "deep"}
     assert numbers["better_everywhere"] == []
     claims = recorded["claims"]
-    held = ("three_ahead", "three_level", "worse", "moves", "winners", "public")
+    held = ("worse", "moves", "winners", "public")
     assert [name for name in held if not claims[name]["holds"]] == []
     public = pd.DataFrame(**recorded["tables"]["public_order"])
     five = public.loc["transformer, nll, cifar10"]
