@@ -5,15 +5,14 @@
     python tools/seeds.py --studies       every study: two hours of one core
 
 Bounds and sentences are chosen on seed 0; these runs judge them. A row is a claim: its sentence,
-the checksum of the page's code that the runs belong to, and whether it holds in each seed. A claim
-whose margin is the same in all of them reads committed runs, which have seeds of their own: it has
-no row. Finished runs are kept in figures/quick, so that an interrupted sweep goes on where it stopped.
+the checksum of the page's code that the runs belong to, and whether it holds in each seed. Claims of
+what holds by definition and claims about committed runs, which have seeds of their own, have none.
+Finished runs are kept in figures/quick, so that an interrupted sweep goes on where it stopped.
 """
 
 import argparse
 import csv
 import sys
-from collections import defaultdict
 from pathlib import Path
 
 from uqlab import runs
@@ -44,19 +43,17 @@ def code_of(notebook: Path) -> str:
 def rows_of(report: Report, notebook: Path) -> list[dict]:
     """Return a row for each claim; ValueError where its sentence depends on the seed."""
     rows: dict[str, dict] = {}
-    margins = defaultdict(set)
     for outcome in report.outcomes:
         seed = Manifest.read(outcome.folder).parameters["seed"]
         for name, claim in Record.read(outcome.folder).claims.items():
-            if claim.algebra:
+            if claim.algebra or claim.committed:
                 continue
             new = {"claim": name, "sentence": claim.sentence, "code": code_of(notebook)}
             row = rows.setdefault(name, new)
             if row["sentence"] != claim.sentence:
                 raise ValueError(f"{notebook.stem}, {name}: another sentence in {seed}")
             row[seed] = claim.holds
-            margins[name].add(claim.margin)
-    return [row for name, row in rows.items() if None in margins[name] or len(margins[name]) > 1]
+    return list(rows.values())
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -68,7 +65,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args(arguments)
     pages = [parameters.find(name) for name in options.notebooks]
-    pages = pages or parameters.all_notebooks("studies" if options.studies else "lessons")
+    pages = pages or parameters.all_notebooks(
+        "studies" if options.studies else "lessons"
+    )
     failed = False
     for notebook in pages:
         report = runs.sweep(

@@ -118,6 +118,7 @@ def test_claims_are_recorded_with_margin_and_paper(recorded):
     assert recorded()["claims"]["fall"] == kept | {
         "paper": {"holds": False, "text": "Kirsch 2024, Table 2"},
         "algebra": False,
+        "committed": False,
         "seeds": None,
     }
     table = runs.claims()
@@ -200,6 +201,7 @@ def test_the_table_of_claims_shows_in_how_many_other_seeds_a_claim_holds(
         runs.claim(name, f"It {name} holds.", holds)
     runs.claim("identity", "The parts add up.", True, algebra=True)
     runs.claim("new", "This was claimed later.", True)
+    runs.claim("long", "It holds on all of MNIST.", True, committed=True)
     table = runs.claims()
     assert table["this run"].tolist() == [
         "clear",
@@ -207,8 +209,10 @@ def test_the_table_of_claims_shows_in_how_many_other_seeds_a_claim_holds(
         "fails",
         "algebra",
         "holds",
+        "holds",
     ]
-    assert table["other seeds"].tolist() == ["3 of 3", "2 of 3", "1 of 3", "–", "–"]
+    counted = ["3 of 3", "2 of 3", "1 of 3", "–", "–", "committed runs"]
+    assert table["other seeds"].tolist() == counted
 
 
 def test_a_number_of_the_long_runs_is_their_mean_and_spread(tmp_path, monkeypatch):

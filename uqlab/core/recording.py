@@ -28,8 +28,8 @@ class Claim:
     """A sentence that a reader could dispute, and whether it holds in a run.
 
     `margin` is how far the finding is from its bound; `paper` has `holds` and `text`.
-    `algebra` marks what holds by definition, and `seeds` in how many other seeds the
-    sentence holds, and of how many.
+    `algebra` marks what holds by definition, `committed` what is said of committed
+    runs, and `seeds` in how many other seeds the sentence holds, and of how many.
     """
 
     sentence: str = ""
@@ -37,6 +37,7 @@ class Claim:
     margin: float | int | None = None
     paper: Values | None = None
     algebra: bool = False
+    committed: bool = False
     seeds: list[int] | None = None
 
     @property
@@ -52,8 +53,17 @@ class Claim:
 
     @property
     def in_seeds(self) -> str:
-        """Say in how many other seeds the sentence holds."""
+        """Say in how many other seeds the sentence holds, or that it needs none."""
+        if self.committed:
+            return "committed runs"
         return f"{self.seeds[0]} of {self.seeds[1]}" if self.seeds else NOTHING
+
+    @property
+    def in_paper(self) -> str:
+        """Say whether the sentence holds in the paper, and where."""
+        if not self.paper:
+            return NOTHING
+        return f"{'yes' if self.paper['holds'] else 'no'} ({self.paper['text']})"
 
 
 @dataclass
@@ -185,6 +195,7 @@ def claim(
     margin: Any = None,
     paper: Any = None,
     algebra: bool = False,
+    committed: bool = False,
 ) -> bool:
     """Record a sentence that a reader could dispute; return whether it holds here.
 
@@ -204,6 +215,9 @@ def claim(
     algebra
         Whether the sentence holds by definition. It is then shown so, and not counted
         among the findings.
+    committed
+        Whether the sentence is about committed runs, which have seeds of their own. No
+        other seed of this run can then tell more of it.
 
     Raises
     ------
@@ -233,6 +247,7 @@ def claim(
         margin,
         plain(name, paper),
         algebra,
+        committed,
         seeds=_in_other_seeds(name, sentence),
     )
     _save()
@@ -261,21 +276,12 @@ def claims() -> "DataFrame":
         held, sentence = long.get(name, (NOTHING, claim.sentence))
         if sentence != claim.sentence:
             held += f": “{sentence}”"
-        paper = NOTHING
-        if claim.paper:
-            answer = "yes" if claim.paper["holds"] else "no"
-            paper = f"{answer} ({claim.paper['text']})"
-        found = (claim.sentence, claim.result, claim.in_seeds)
-        read = sentences.get(name, NOTHING)
-        rows.append((*found, margin, held, read, paper))
+        found = (claim.sentence, claim.result, claim.in_seeds, margin, held)
+        rows.append((*found, sentences.get(name, NOTHING), claim.in_paper))
     names = ["claim", "this run", "other seeds", "margin", "`real` run", "sentences"]
     frame = pandas.DataFrame(rows, columns=[*names, "paper"]).set_index("claim")
-    absent = {
-        "`real` run": not long,
-        "other seeds": not _table(_seeds),
-        "sentences": not sentences,
-    }
-    return frame.drop(columns=[name for name in absent if absent[name]])
+    told = {"other seeds", "`real` run", "sentences"}
+    return frame[[c for c in frame if c not in told or (frame[c] != NOTHING).any()]]
 
 
 def committed(name: str, form: str = ".3f") -> str:
@@ -305,11 +311,11 @@ def _in_other_seeds(name: str, sentence: str) -> list[int] | None:
 
     None where those runs made no such claim, or in other words: of other data.
     """
-    for row in _table(_seeds):
-        if (row["claim"], row["sentence"]) == (name, sentence):
-            held = [row[seed] == "True" for seed in row if seed.isdigit()]
-            return [sum(held), len(held)]
-    return None
+    rows = [
+        r for r in _table(_seeds) if (r["claim"], r["sentence"]) == (name, sentence)
+    ]
+    held = [row[seed] == "True" for row in rows for seed in row if seed.isdigit()]
+    return [sum(held), len(held)] if held else None
 
 
 def _in_rows(rows: list[dict[str, str]]) -> dict[str, str]:

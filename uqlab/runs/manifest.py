@@ -45,20 +45,10 @@ class Manifest:
     files: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def from_json(cls, content: Values) -> "Manifest":
-        """Make a manifest of what manifest.json holds, also of an earlier uqlab.
-
-        Earlier ones named the commit of the notebook's checkout, under `git`.
-        """
-        git = content.get("git") or {}
-        commit = git.get("commit", "")[:9] + ("+" if git.get("dirty") else "")
-        return cls(**{"commit": commit} | known(cls, content))
-
-    @classmethod
     def read(cls, folder: Path) -> "Manifest":
         """Read manifest.json of a folder; an absent or damaged one is empty."""
         content = read_json(folder / "manifest.json")
-        return cls.from_json(content) if content == _sealed(content) else cls()
+        return cls(**known(cls, content)) if content == _sealed(content) else cls()
 
     def save(self, folder: Path) -> None:
         """Write manifest.json with a checksum of all that it says."""
