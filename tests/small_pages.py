@@ -12,7 +12,7 @@ import nbformat
 from uqlab.runs import parameters
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
-from seeds import code_of  # noqa: F401
+from seeds import code_of, rows_of  # noqa: F401
 
 REAL = Path("figures/real")
 TABLES = [  # committed ones that pages read

@@ -186,18 +186,23 @@ def test_the_table_of_claims_shows_in_how_many_other_seeds_a_claim_holds(
     monkeypatch.chdir(tmp_path)
     (folder := tmp_path / "figures" / "seeds").mkdir(parents=True)
     held = {
-        "claim": ["always", "often", "rarely", "new"],
+        "claim": ["always", "often", "rarely", "once", "new"],
         "sentence": [
             *("It always holds.", "It often holds.", "It rarely holds."),
-            "This was claimed of other data.",
+            *("It once holds.", "This was claimed of other data."),
         ],
-        "1": [True, True, False, True],
-        "2": [True, False, False, True],
-        "3": [True, True, True, True],
+        "1": [True, True, False, False, True],
+        "2": [True, False, False, False, True],
+        "3": [True, True, True, True, True],
     }
     pd.DataFrame(held).to_csv(folder / "x.csv", index=False)
     runs.begin(tmp_path / "out", "x")
-    for name, holds in {"always": True, "often": True, "rarely": False}.items():
+    for name, holds in {
+        "always": True,
+        "often": True,
+        "once": True,
+        "rarely": False,
+    }.items():
         runs.claim(name, f"It {name} holds.", holds)
     runs.claim("identity", "The parts add up.", True, algebra=True)
     runs.claim("new", "This was claimed later.", True)
@@ -206,12 +211,13 @@ def test_the_table_of_claims_shows_in_how_many_other_seeds_a_claim_holds(
     assert table["this run"].tolist() == [
         "clear",
         "narrow",
+        "unsettled",
         "fails",
         "algebra",
         "holds",
         "holds",
     ]
-    counted = ["3 of 3", "2 of 3", "1 of 3", "–", "–", "committed runs"]
+    counted = ["3 of 3", "2 of 3", *["1 of 3"] * 2, "–", "–", "committed runs"]
     assert table["other seeds"].tolist() == counted
 
 

@@ -42,14 +42,15 @@ class Claim:
 
     @property
     def result(self) -> str:
-        """Say "clear", "narrow" (not in all other seeds), "fails" or "algebra"."""
+        """Say "clear", "narrow", "unsettled", "fails" or "algebra": see `claims`."""
         if not self.holds:
             return "fails"
         if self.algebra:
             return "algebra"
         if self.seeds is None:
             return "holds"
-        return "clear" if self.seeds[0] == self.seeds[1] else "narrow"
+        missed = self.seeds[1] - self.seeds[0]
+        return ("clear", "narrow", "unsettled")[min(missed, 2)]
 
     @property
     def in_seeds(self) -> str:
@@ -257,12 +258,12 @@ def claim(
 def claims() -> "DataFrame":
     """Return the claims of this run, a row each, for the page's closing table.
 
-    The result is "clear", "narrow" where the claim does not hold in all of the other
-    seeds in figures/seeds, "fails", or "algebra"; without such seeds "holds" or
-    "fails". Where figures/real holds long runs of the page, a column says in how many
-    seeds the claim holds there, on which data set and with which version of uqlab.
-    Where those runs made the claim in other words, because they had other widths or
-    data, it quotes them. A further column does so for runs on sentences.
+    The result is "clear", "narrow" where the claim fails in one of the other seeds in
+    figures/seeds, "unsettled" where it fails in more, "fails", or "algebra"; without
+    such seeds "holds" or "fails". Where figures/real holds long runs of the page, a
+    column says in how many seeds the claim holds there, on which data set and with
+    which version of uqlab. Where those runs made the claim in other words, because they
+    had other widths or data, it quotes them. A further column counts runs on sentences.
     """
     import pandas
 
