@@ -19,7 +19,8 @@ figures: .venv
 studies: .venv
 	$(BIN)/uqlab run --studies --profile quick
 
-# In how many of five other seeds each lesson's claims hold; half an hour for all. PAGES: some of them, "03 04".
+# In how many of five other seeds each lesson's claims hold; half an hour for all. PAGES: some of them, "03 studies/04",
+# or "--studies": an hour more.
 seeds: .venv
 	$(BIN)/python tools/seeds.py $(PAGES)
 
