@@ -5,6 +5,7 @@ import csv
 import functools
 import json
 import re
+from pathlib import Path
 
 import pytest
 from small_pages import code_of, solutions
