@@ -6,7 +6,7 @@
 
 Bounds and sentences are chosen on seed 0; these runs judge them. A row is a claim: its sentence,
 the checksum of the page's code that the runs belong to, and whether it holds in each seed. Claims of
-what holds by definition and claims about committed runs, which have seeds of their own, have none.
+what holds by definition and claims about other runs, which have seeds of their own, have none.
 Finished runs are kept in figures/quick, so that an interrupted sweep goes on where it stopped.
 """
 
@@ -46,7 +46,7 @@ def rows_of(report: Report, notebook: Path) -> list[dict]:
     for outcome in report.outcomes:
         seed = Manifest.read(outcome.folder).parameters["seed"]
         for name, claim in Record.read(outcome.folder).claims.items():
-            if claim.algebra or claim.committed:
+            if claim.algebra or claim.other_runs:
                 continue
             new = {"claim": name, "sentence": claim.sentence, "code": code_of(notebook)}
             row = rows.setdefault(name, new)

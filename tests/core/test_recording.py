@@ -118,7 +118,7 @@ def test_claims_are_recorded_with_margin_and_paper(recorded):
     assert recorded()["claims"]["fall"] == kept | {
         "paper": {"holds": False, "text": "Kirsch 2024, Table 2"},
         "algebra": False,
-        "committed": False,
+        "other_runs": False,
         "seeds": None,
     }
     table = runs.claims()
@@ -206,7 +206,7 @@ def test_the_table_of_claims_shows_in_how_many_other_seeds_a_claim_holds(
         runs.claim(name, f"It {name} holds.", holds)
     runs.claim("identity", "The parts add up.", True, algebra=True)
     runs.claim("new", "This was claimed later.", True)
-    runs.claim("long", "It holds on all of MNIST.", True, committed=True)
+    runs.claim("long", "It holds on all of MNIST.", True, other_runs=True)
     table = runs.claims()
     assert table["this run"].tolist() == [
         "clear",
@@ -217,7 +217,7 @@ def test_the_table_of_claims_shows_in_how_many_other_seeds_a_claim_holds(
         "holds",
         "holds",
     ]
-    counted = ["3 of 3", "2 of 3", *["1 of 3"] * 2, "–", "–", "committed runs"]
+    counted = ["3 of 3", "2 of 3", *["1 of 3"] * 2, "–", "–", "other runs"]
     assert table["other seeds"].tolist() == counted
 
 

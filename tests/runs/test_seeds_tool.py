@@ -20,7 +20,7 @@ def report(tmp_path):
             folder = runs.begin(tmp_path / str(seed), "x")
             runs.claim("falls", sentence.format(seed), seed == 1)
             runs.claim("adds up", "The parts add up.", True, algebra=True)
-            runs.claim("long", "It holds on MNIST.", True, committed=True)
+            runs.claim("long", "It holds on MNIST.", True, other_runs=True)
             Manifest(parameters={"seed": seed}).save(folder)
             outcomes.append(SimpleNamespace(folder=folder))
         return SimpleNamespace(outcomes=outcomes)

@@ -28,8 +28,8 @@ class Claim:
     """A sentence that a reader could dispute, and whether it holds in a run.
 
     `margin` is how far the finding is from its bound; `paper` has `holds` and `text`.
-    `algebra` marks what holds by definition, `committed` what is said of committed
-    runs, and `seeds` in how many other seeds the sentence holds, and of how many.
+    `algebra` marks what holds by definition, `other_runs` what is said of other runs,
+    and `seeds` in how many other seeds the sentence holds, and of how many.
     """
 
     sentence: str = ""
@@ -37,7 +37,7 @@ class Claim:
     margin: float | int | None = None
     paper: Values | None = None
     algebra: bool = False
-    committed: bool = False
+    other_runs: bool = False
     seeds: list[int] | None = None
 
     @property
@@ -55,8 +55,8 @@ class Claim:
     @property
     def in_seeds(self) -> str:
         """Say in how many other seeds the sentence holds, or that it needs none."""
-        if self.committed:
-            return "committed runs"
+        if self.other_runs:
+            return "other runs"
         return f"{self.seeds[0]} of {self.seeds[1]}" if self.seeds else NOTHING
 
     @property
@@ -196,7 +196,7 @@ def claim(
     margin: Any = None,
     paper: Any = None,
     algebra: bool = False,
-    committed: bool = False,
+    other_runs: bool = False,
 ) -> bool:
     """Record a sentence that a reader could dispute; return whether it holds here.
 
@@ -216,9 +216,9 @@ def claim(
     algebra
         Whether the sentence holds by definition. It is then shown so, and not counted
         among the findings.
-    committed
-        Whether the sentence is about committed runs, which have seeds of their own. No
-        other seed of this run can then tell more of it.
+    other_runs
+        Whether the sentence is about other runs, such as committed ones, which have
+        seeds of their own. No other seed of this run can then tell more of it.
 
     Raises
     ------
@@ -248,7 +248,7 @@ def claim(
         margin,
         plain(name, paper),
         algebra,
-        committed,
+        other_runs,
         seeds=_in_other_seeds(name, sentence),
     )
     _save()
