@@ -49,7 +49,7 @@ def test_all_methods_stand_beside_the_papers_numbers(pages):
 
 def test_a_search_stands_beside_random_pruning_of_its_own_tower(pages):
     recorded = read(pages(STUDY))
-    assert {"towers", "search_or_tower", "taylor_or_tower"} <= recorded["claims"].keys()
+    assert "taylor_or_tower" in recorded["claims"]
     assert 0 <= recorded["numbers"]["heads_in_two_searches"] <= 4
 
 
