@@ -55,6 +55,7 @@ def read(folder):
 
 RENAMED = {"rival": "baseline", "judges": "annotators", "strangers": "far_out"}
 GONE = {"output_dir", "embedding", "points"}  # the last two drew figures that are gone
+FELL = {"errors_ensemble", "near_explicit", "equal", "values_more"}  # on other seeds
 NEWER = {"rates", "searched"}  # of a search that study 08 has got since
 
 
@@ -110,7 +111,7 @@ def test_a_committed_run_is_its_profiles_and_has_the_pages_claims(folder):
         for name in results["claims"]
     }
     names = [(old, new) for old, new in today.items() if not made.fullmatch(old)]
-    lost = [old for old, new in names if not made.fullmatch(new)]
+    lost = [old for old, new in names if not made.fullmatch(new) and old not in FELL]
     assert lost == []
     pictures = {path.stem for path in folder.glob("*.png")} - {
         path.stem for path in folder.glob("*.csv")
