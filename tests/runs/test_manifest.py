@@ -153,7 +153,7 @@ def test_a_changed_data_file_makes_stale_the_runs_that_name_it(project, computed
     }
 
 
-def test_runs_of_an_earlier_uqlab_say_the_commit_of_their_notebook(project, computed):
+def test_runs_of_an_earlier_uqlab_are_read_and_stale(project, computed):
     folder = sweeps.run_one("00")
     content = read_json(folder / "manifest.json")
     del content["commit"]
@@ -161,7 +161,6 @@ def test_runs_of_an_earlier_uqlab_say_the_commit_of_their_notebook(project, comp
     content["code"] = {"__init__.py": "a digest"}
     write(folder / "manifest.json", json.dumps(manifest._sealed(content)))
     assert manifest.finished(folder)
-    assert manifest.Manifest.read(folder).commit == "012345678+"
     with pytest.warns(UserWarning, match="1 of 1 runs are stale: of uqlab"):
         assert list(runs.load(folder.parent).run_stale) == [True]
     assert statuses(sweeps.sweep("00", {}, progress=False)) == ["ok"]
