@@ -233,6 +233,13 @@ def test_acceptance_of_errors_is_the_risk_at_that_coverage():
 
 
 # Intervals ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_interval_in_words_has_half_its_width():
+    assert metrics.Interval(0.8123, 0.802, 0.822).plus_minus() == "0.812 ± 0.010"
+    assert metrics.Interval(-1.0, -1.5, -0.5).plus_minus(1) == "-1.0 ± 0.5"
+
+
 def test_bootstrap_of_a_mean_is_its_standard_error():
     values = np.random.default_rng(0).normal(0, 1, 400)
     low, high = metrics.bootstrap(np.mean, values, repeats=2000)

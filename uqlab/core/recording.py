@@ -312,11 +312,11 @@ def _in_other_seeds(name: str, sentence: str) -> list[int] | None:
 
     None where those runs made no such claim, or in other words: of other data.
     """
-    rows = [
-        r for r in _table(_seeds) if (r["claim"], r["sentence"]) == (name, sentence)
-    ]
-    held = [row[seed] == "True" for row in rows for seed in row if seed.isdigit()]
-    return [sum(held), len(held)] if held else None
+    for row in _table(_seeds):
+        if (row["claim"], row["sentence"]) == (name, sentence):
+            held = [row[seed] == "True" for seed in row if seed.isdigit()]
+            return [sum(held), len(held)]
+    return None
 
 
 def _in_rows(rows: list[dict[str, str]]) -> dict[str, str]:
