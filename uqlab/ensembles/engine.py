@@ -1,0 +1,530 @@
+"""The engine: one member in plain torch, all members by `torch.func`.
+
+A method says in a small module what *one* member sees in place of a parameter:
+`module(w)` returns it. The engine stacks what the members hold, calls the network with
+`functional_call`, and runs the members by `vmap` or one after the other.
+"""
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import checkpoint
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from uqlab.core.checks import one_of
+from uqlab.core.modules import Inputs, layers_of, logits_of
+from uqlab.ensembles.base import Ensemble
+
+# Up to here, inputs times parameters of the network, `vmap` is the faster way on a CPU:
+# the calls of small operations cost more than what they compute.
+# benchmarks/implicit_ensembles.py and methods.py have the measurements.
+SMALL_WORK = 1e8
+# Up to here, rows that one member gives a linear layer, `product` is the faster way.
+FEW_ROWS = 1024
+# Layers that run one member after the other: convolutions are slow under vmap on a CPU,
+# and recurrent layers have no batching rule.
+CONVOLUTIONS = (nn.modules.conv._ConvNd,)
+RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+# How torch says that vmap cannot run a network. Other errors are never caught.
+REFUSALS = (
+    "vmap: ", "Batching rule not implemented", "accessing the data under vmap",
+    "data-dependent control flow", "functorch", "inplace arithmetic(self, *extra_args)",
+)  # fmt: skip
+
+
+class Own(nn.Module):
+    """A tensor of which every member has its own."""
+
+    def __init__(self, value: Tensor, trained: bool = True):
+        super().__init__()
+        if trained:
+            self.value = nn.Parameter(value)
+        else:
+            self.register_buffer("value", value)
+
+    def forward(self, w: Tensor) -> Tensor:
+        """Return the member's tensor, whatever the network's is."""
+        return self.value
+
+
+class Seen(nn.Module):
+    """What the members see in place of one tensor of the network.
+
+    Parameters
+    ----------
+    name : str
+        The name of the parameter or buffer in the network.
+    each : sequence of nn.Module
+        One module a member, of one class: `module(w)` is what the member sees of w. A
+        module for the weight of a linear layer may also have `product(x, w, bias)`,
+        which is `linear(x, module(w), bias)` computed without building the weight.
+        Buffers that its class names in `shared` are equal for all members; what else
+        it holds is stacked.
+    """
+
+    def __init__(self, name: str, each: Sequence[nn.Module]):
+        super().__init__()
+        self.name = name
+        self.kind = each[0]
+        tensors = dict(self.kind.named_parameters()) | dict(self.kind.named_buffers())
+        self.rows = [k for k in tensors if k not in getattr(self.kind, "shared", ())]
+        for key in self.rows:
+            first, theirs = tensors[key], [_tensor(module, key) for module in each]
+            stacked = torch.stack([t.detach() for t in theirs])
+            if isinstance(first, nn.Parameter):
+                stacked = nn.Parameter(stacked, first.requires_grad)
+            _put(self.kind, key, stacked)
+
+    def stacked(self) -> dict[str, Tensor]:
+        """Return what members hold, by its name in the module: [members, ...] each."""
+        return {key: _tensor(self.kind, key) for key in self.rows}
+
+    @property
+    def trained(self) -> bool:
+        """Whether members train something of it."""
+        return any(p.requires_grad for p in self.kind.parameters())
+
+
+class _OneMember(nn.Module):
+    """One member, given a row of what members hold: the network with what it sees."""
+
+    def __init__(self, network: nn.Module, seen: Sequence[Seen]):
+        super().__init__()
+        self.network, self.seen = network, nn.ModuleList(seen)
+        self.aliases = _aliases(network)
+        layers = dict(network.named_modules())
+        # Linear layers that may multiply without building their weight.
+        self.factored = {}
+        for part in seen:
+            holder, _, last = part.name.rpartition(".")
+            alone = len(self.aliases.get(part.name, ())) == 1
+            linear = type(layers.get(holder)) is nn.Linear and last == "weight"
+            if alone and linear and hasattr(part.kind, "product"):
+                self.factored[part.name] = holder
+        self.products = bool(self.factored)
+
+    def forward(self, args: tuple, named: dict) -> Tensor:
+        state, factored = {}, {}
+        for part in self.seen:
+            w = _tensor(self.network, part.name)
+            if self.products and part.name in self.factored:
+                factored[self.factored[part.name]] = part.kind, w
+                value = w.detach().as_subclass(_Unread)
+            else:
+                value = part.kind(w)
+            for name in self.aliases[part.name]:
+                state[name] = value
+        with _multiplying(self.network, factored):
+            output = functional_call(self.network, state, args, named, tie_weights=False)
+        return logits_of(output)
+
+
+class FunctionalEnsemble(Ensemble):
+    """Members of one network: inputs [batch, ...] -> logits [members, batch, ...].
+
+    Parameters
+    ----------
+    network : nn.Module
+        What the members share. It is used as it is: give a copy.
+    sees : mapping
+        The name of a parameter or buffer -> one module a member, see `Seen`.
+    member_ids : range
+        The members' numbers.
+
+    Attributes
+    ----------
+    mode : {"auto", "vmap", "loop"}
+        How members run: together by `torch.func.vmap`, or one after the other. "auto"
+        takes vmap on a GPU and where there is little work (`SMALL_WORK`), and the loop
+        for convolutions on a CPU, for recurrent layers, and for what vmap refuses.
+    chunk_size : int or None
+        Members in one pass of vmap; halved where memory runs out.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        sees: Mapping[str, Sequence[nn.Module]],
+        member_ids: range,
+    ):
+        super().__init__(member_ids)
+        self.one = _OneMember(network, [Seen(n, each) for n, each in sees.items()])
+        self.mode = "auto"
+        self.chunk_size: int | None = None
+        self.refused = ""  # what vmap said
+        self._tried: set[tuple] = set()
+
+    @property
+    def network(self) -> nn.Module:
+        """What the members share; its own tensors stand where members see others."""
+        return self.one.network
+
+    @property
+    def seen(self) -> dict[str, Seen]:
+        """What members see in place of a tensor, by its name in the network."""
+        return {part.name: part for part in self.one.seen}
+
+    def about(self):
+        """Return what any ensemble says, and how its members run."""
+        way = f"loop: {self.refused}" if self.refused else self.mode
+        return super().about() | {"mode": way}
+
+    def train(self, mode: bool = True) -> Any:
+        """Change the mode; batch statistics that all members share stay frozen."""
+        super().train(mode)
+        for name, module in self.network.named_modules():
+            statistics = getattr(module, "running_mean", None) is not None
+            if statistics and f"{name}.running_mean".lstrip(".") not in self.seen:
+                module.eval()
+        return self
+
+    # --- passes ----------------------------------------------------------------------
+
+    def forward(self, *args: Any, **named: Any) -> Tensor:
+        """Return logits [members, batch, ...] of inputs [batch, ...]."""
+        return self._run(args, named, False, slice(None))
+
+    def forward_members(self, *args: Any, **named: Any) -> Tensor:
+        """Return logits of inputs [members, batch, ...], a batch for each member."""
+        return self._run(args, named, True, slice(None))
+
+    def run(self, x: Inputs, rows: slice) -> Tensor:
+        """Return logits of some members on x [rows, batch, ...]."""
+        return self._run((x,), {}, True, rows)
+
+    def rows(self, members: slice = slice(None)) -> dict[str, Tensor]:
+        """Return what some members hold, [members, ...] each."""
+        rows = {}
+        for i, part in enumerate(self.one.seen):
+            for key, t in part.stacked().items():
+                rows[f"seen.{i}.kind.{key}"] = t[members]
+        return rows
+
+    def _run(self, args: tuple, named: dict, each: bool, members: slice) -> Tensor:
+        if len(args) == 1 and isinstance(args[0], Mapping):
+            args, named = (), {**args[0], **named}
+        leaves, tree = tree_flatten((args, named))
+        tensors = [t.clone() for t in leaves if isinstance(t, Tensor)]
+        shared = self._shared()
+
+        def call(row: dict, some: Sequence[Tensor]) -> Tensor:
+            queue = iter(some)
+            given = [next(queue) if isinstance(t, Tensor) else t for t in leaves]
+            inputs = tree_unflatten(given, tree)
+            return functional_call(self.one, row | shared, inputs, tie_weights=False)
+
+        one_pass = _Pass(call, self.rows(members), tensors, each)
+        with _no_checkpoints(), _no_fast_path():
+            try:
+                return self._by(self._way(one_pass), one_pass)
+            except _Read:
+                self.one.products = False  # a linear layer is read, not called
+                return self._by(self._way(one_pass), one_pass)
+
+    def _by(self, way: str, one_pass: "_Pass") -> Tensor:
+        if way == "loop":
+            return one_pass.in_turn()
+        while True:
+            try:
+                return one_pass.together(self.chunk_size)
+            except torch.OutOfMemoryError:
+                if not self.halve():
+                    raise
+
+    def _way(self, one_pass: "_Pass") -> str:
+        """Return "vmap" or "loop"; what vmap refuses is found before it counts."""
+        one_of("mode", self.mode, ("auto", "vmap", "loop"))
+        if self.mode != "auto":
+            return self.mode
+        if self.refused or one_pass.members == 1 or not self._is_for_vmap(one_pass):
+            return "loop"
+        kind = self.training, one_pass.each
+        if kind not in self._tried:
+            self._tried.add(kind)
+            with torch.no_grad(), self._unmoved():
+                try:
+                    self._by("vmap", one_pass)
+                except RuntimeError as error:
+                    if not any(text in str(error) for text in REFUSALS):
+                        raise
+                    self.refused = str(error).splitlines()[0][:100]
+        return "loop" if self.refused else "vmap"
+
+    def _is_for_vmap(self, one_pass: "_Pass") -> bool:
+        """Return whether vmap is the faster way: the rule of "auto"."""
+        if layers_of(self.network, *RECURRENT):
+            return False
+        first = one_pass.tensors[0]
+        if first.device.type != "cpu":
+            return True
+        batch = first.shape[1 if one_pass.each else 0]
+        size = sum(t.numel() for t in self.network.parameters())
+        size += sum(t[0].numel() for t in one_pass.rows.values())
+        modules = dict(self.network.named_modules())
+        kernels = any(
+            isinstance(modules[name.rpartition(".")[0]], CONVOLUTIONS)
+            for name in self.seen
+        )
+        return batch * size <= SMALL_WORK and not kernels
+
+    @contextlib.contextmanager
+    def _unmoved(self) -> Iterator[None]:
+        """Put buffers and random generators back at the end of the block."""
+        before = [(t, t.clone()) for t in self.buffers()]
+        devices = {t.device for t in self.parameters() if t.device.type != "cpu"}
+        with torch.random.fork_rng(list(devices)):
+            yield
+        for t, value in before:
+            t.copy_(value)
+
+    def _shared(self) -> dict[str, Tensor]:
+        """Return trained tensors that members share, whose gradient is the mean."""
+        if not torch.is_grad_enabled():
+            return {}
+        state = {}
+        for name, p in self.network.named_parameters():
+            if p.requires_grad:
+                mean = _MeanGradient.apply(p, self.members)
+                state |= {f"network.{n}": mean for n in self.one.aliases[name]}
+        return state
+
+    # --- members ---------------------------------------------------------------------
+
+    def sees(self, name: str, index: int) -> Tensor:
+        """Return what one member sees of a tensor of the network."""
+        part = self.seen[name]
+        mine = {key: t[index] for key, t in part.stacked().items()}
+        return functional_call(part.kind, mine, (_tensor(self.network, name),))
+
+    @torch.no_grad()
+    def member(self, index: int) -> nn.Module:
+        """Return one member as a plain network; frozen tensors share memory."""
+        self._check_index(index)
+        network = frozen_copy(self.network)
+        for name, part in self.seen.items():
+            value = self.sees(name, index).detach().clone()
+            if isinstance(_tensor(network, name), nn.Parameter):
+                value = nn.Parameter(value, part.trained)
+            for alias in self.one.aliases[name]:
+                _put(network, alias, value)
+        return network
+
+    def shard(self, rows: slice) -> Any:
+        """Return the ensemble of some members; training it trains these."""
+        memo: dict[int, Any] = {}
+        for p in self.network.parameters():
+            memo[id(p)] = nn.Parameter(p.data, p.requires_grad)
+        for part in self.one.seen:
+            for t in part.stacked().values():
+                some = t.data[rows]
+                parameter = isinstance(t, nn.Parameter)
+                memo[id(t)] = nn.Parameter(some, t.requires_grad) if parameter else some
+        shard = copy.deepcopy(self, memo)
+        shard.member_ids = self.member_ids[rows]
+        return shard.with_recipe(self.recipe)
+
+    def can_shard(self) -> bool:
+        """Return whether members share nothing that is trained, and draw no noise."""
+        return not self.shared_parameters() and not draws_noise(self.network)
+
+    def shared_parameters(self) -> dict[nn.Parameter, int]:
+        """Return the trained parameters of the network; their gradient is the mean."""
+        return {p: 1 for p in self.network.parameters() if p.requires_grad}
+
+    def passes(self, x: Inputs) -> list[slice]:
+        """Return the members that go through together."""
+        size = self.chunk_size or self.members
+        return [slice(low, low + size) for low in range(0, self.members, size)]
+
+    def halve(self, x: Inputs | None = None) -> bool:
+        """Take half of the members in a pass from now on, if that is possible."""
+        size = self.chunk_size or self.members
+        self.chunk_size = -(-size // 2)
+        return size > 1
+
+
+class _Pass:
+    """What one call computes: rows of members, and inputs for all or for each."""
+
+    def __init__(self, call, rows: dict, tensors: list[Tensor], each: bool):
+        self.call, self.rows, self.tensors, self.each = call, rows, tensors, each
+        self.members = len(next(iter(rows.values())))
+
+    def together(self, chunk_size: int | None) -> Tensor:
+        """Run all members by vmap."""
+        dims = 0, 0 if self.each else None
+        run = vmap(self.call, dims, randomness="different", chunk_size=chunk_size)
+        # The mathematical form of attention has a batching rule everywhere.
+        with sdpa_kernel(SDPBackend.MATH):
+            return run(self.rows, self.tensors)
+
+    def in_turn(self) -> Tensor:
+        """Run one member after the other."""
+        logits = []
+        for m in range(self.members):
+            row = {key: t[m] for key, t in self.rows.items()}
+            # A network that changes its input in place must not change the next one's.
+            some = [t[m] if self.each else t.clone() for t in self.tensors]
+            logits.append(self.call(row, some))
+        return torch.stack(logits)
+
+
+class _MeanGradient(torch.autograd.Function):
+    """A shared parameter as it is, whose gradient is divided by the members."""
+
+    @staticmethod
+    def forward(ctx, p, members):
+        ctx.members = members
+        return p.view_as(p)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad / ctx.members, None
+
+
+class _Read(Exception):
+    """The weight of a linear layer was read elsewhere than in the layer's call."""
+
+
+class _Unread(Tensor):
+    """Stands for a weight that is not built; only its shape and type can be read."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func in _HARMLESS:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs or {})
+        raise _Read(func.__name__)
+
+
+_HARMLESS = {
+    Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point,
+    *(getattr(Tensor, name).__get__ for name in (
+        "shape", "dtype", "device", "ndim", "requires_grad", "is_cuda", "layout",
+    )),
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def _multiplying(network: nn.Module, factored: Mapping[str, tuple]) -> Iterator[None]:
+    """Let linear layers multiply by what a member sees, without building it."""
+    layers: list[Any] = []
+
+    def forward_of(layer, kind, w):
+        def forward(x):
+            few = x.numel() <= FEW_ROWS * x.shape[-1]
+            if few or w.dtype in (torch.bfloat16, torch.float16):
+                return kind.product(x, w, layer.bias)
+            return F.linear(x, kind(w), layer.bias)
+
+        return forward
+
+    try:
+        for name, (kind, w) in factored.items():
+            layer = network.get_submodule(name)
+            layer.forward = forward_of(layer, kind, w)
+            layers.append(layer)
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+@contextlib.contextmanager
+def _no_fast_path() -> Iterator[None]:
+    """Keep torch's attention from a fused form that has neither rule nor derivative."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextlib.contextmanager
+def _no_checkpoints() -> Iterator[None]:
+    """Refuse gradient checkpointing inside the network.
+
+    It computes a part of the network again when gradients are taken, and by then the
+    network holds no member's weights: the gradients would be wrong in silence.
+    """
+
+    def refuse(*_, **__):
+        raise ValueError(
+            "gradient checkpointing inside the network would compute it again with "
+            "other weights than the member's: switch it off in the network, and set "
+            "chunk_size or train fewer members at once to save memory"
+        )
+
+    names = "_checkpoint_without_reentrant_generator", "CheckpointFunction"
+    before = {name: getattr(checkpoint, name) for name in names}
+    if not torch.is_grad_enabled():
+        yield
+        return
+    try:
+        checkpoint._checkpoint_without_reentrant_generator = refuse
+        checkpoint.CheckpointFunction = type("Refused", (), {"apply": refuse})
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(checkpoint, name, value)
+
+
+def draws_noise(network: nn.Module) -> bool:
+    """Return whether a network draws random numbers in training.
+
+    Besides layers of noise there is dropout inside modules, as in attention, recurrent
+    layers and transformers.
+    """
+    for module in network.modules():
+        config = getattr(module, "config", None)
+        settings = vars(module) | getattr(config, "__dict__", {})
+        inside = any(
+            p for name, p in settings.items() if "drop" in name and isinstance(p, float)
+        )
+        layer = "Dropout" in type(module).__name__ or isinstance(module, nn.RReLU)
+        if inside or (layer and settings.get("p", 1)):
+            return True
+    return False
+
+
+def frozen_copy(network: Any) -> Any:
+    """Copy a network; frozen parameters share memory, all else is its own."""
+    memo = {
+        id(p): nn.Parameter(p.detach(), False)
+        for p in network.parameters()
+        if not p.requires_grad
+    }
+    return copy.deepcopy(network, memo)
+
+
+def _aliases(network: nn.Module) -> dict[str, list[str]]:
+    """Return all names of every tensor of a network, by the first of them."""
+    names: dict[int, list[str]] = {}
+    for table in (network.named_parameters, network.named_buffers):
+        for name, tensor in table(remove_duplicate=False):
+            names.setdefault(id(tensor), []).append(name)
+    return {each[0]: each for each in names.values()}
+
+
+def _holder(module: nn.Module, name: str) -> tuple[Any, str]:
+    """Return the module that holds a tensor, and the tensor's name there."""
+    holder, _, last = name.rpartition(".")
+    return module.get_submodule(holder), last
+
+
+def _tensor(module: nn.Module, name: str) -> Any:
+    holder, last = _holder(module, name)
+    return getattr(holder, last)
+
+
+def _put(module: nn.Module, name: str, value: Tensor) -> None:
+    holder, last = _holder(module, name)
+    setattr(holder, last, value)
