@@ -12,7 +12,7 @@ from torch.nn.functional import one_hot
 from torch.special import entr
 
 from uqlab.core.checks import ArrayLike, as_logits, as_tensor, finite, one_ensemble
-from uqlab.ensembles import Ensemble, FoldedEnsemble, weights_of
+from uqlab.ensembles import Ensemble, FunctionalEnsemble, weights_of
 from uqlab.models import ATTENTION, FUSED
 from uqlab.models import PROJECTIONS as KINDS
 from uqlab.uncertainty import classes_first
@@ -181,7 +181,7 @@ def layer_names(
     Parameters
     ----------
     ensemble
-        Whose layers: of a folded ensemble its network's, else member 0's.
+        Whose layers: those of the network that members share, else of member 0.
     target
         A regular expression on names. None stands for `default`; where that finds
         nothing, for every linear layer but the last.
@@ -231,12 +231,11 @@ def member_weights(
             f"there are layers {', '.join(known)} and {ensemble.members} members, "
             f"got {name!r}, {members}"
         )
-    if not isinstance(ensemble, FoldedEnsemble):
-        matrices = [weights(ensemble, m)[name] for m in members]
-    elif isinstance(known[name], Tensor):
-        matrices = [known[name]] * len(members)  # all members share it
+    if isinstance(ensemble, FunctionalEnsemble):
+        full = weights_of(ensemble.network)[name]
+        matrices = [ensemble.tensor(full, m) for m in members]
     else:
-        matrices = [known[name].weight(m) for m in members]
+        matrices = [weights(ensemble, m)[name] for m in members]
     shapes = {tuple(w.shape) for w in matrices}
     if len(shapes) > 1:
         raise ValueError(
@@ -247,12 +246,13 @@ def member_weights(
     return torch.stack([w.detach().flatten(1) for w in matrices])
 
 
-def weights(ensemble: Ensemble, member: int = 0) -> dict[str, Any]:
-    """Return the weights of all layers that have a matrix, in the network's order.
+def weights(ensemble: Ensemble, member: int = 0) -> dict[str, Tensor]:
+    """Return the weights of one member in the network's order: all that are matrices.
 
-    Of a folded ensemble what all members share is a tensor, and what is a member's says
-    what each sees by `weight(m)`; of others it is the tensor of one member.
+    Of an ensemble of one network it is what the members share.
     """
     one_ensemble(ensemble, "diversity")
-    folded = isinstance(ensemble, FoldedEnsemble)
-    return weights_of(ensemble.network if folded else ensemble.member(member))
+    functional = isinstance(ensemble, FunctionalEnsemble)
+    network = ensemble.network if functional else ensemble.member(member)
+    tensors = dict(network.named_parameters(remove_duplicate=False))
+    return {name: tensors[full] for name, full in weights_of(network).items()}

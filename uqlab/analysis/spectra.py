@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from uqlab.analysis.diversity import layer_names, member_weights, weights
+from uqlab.analysis.diversity import layer_names, member_weights
 from uqlab.core.checks import (
     ArrayLike,
     as_tensor,
@@ -27,7 +27,7 @@ from uqlab.core.checks import (
     one_of,
     within,
 )
-from uqlab.ensembles import Ensemble
+from uqlab.ensembles import Ensemble, FunctionalEnsemble, weights_of
 from uqlab.models import PROJECTIONS
 
 Side = Literal["left", "right"]
@@ -334,17 +334,18 @@ def _start(ensemble: Ensemble, name: str, before: nn.Module | None) -> Tensor | 
         if not isinstance(weight, Tensor):
             raise ValueError(f"before has no linear layer {name}")
         return weight.detach()
-    parameter = weights(ensemble)[name]
-    start = None if isinstance(parameter, Tensor) else parameter.start()
+    if not isinstance(ensemble, FunctionalEnsemble):
+        return None
+    start = ensemble.start(weights_of(ensemble.network)[name])
     return None if start is None else start.flatten(1)
 
 
 def _update(ensemble: Ensemble, name: str, start: Tensor, after: Tensor) -> Tensor:
     """Return W_m - W of every member, if possible without rounding W_m."""
-    parameter = weights(ensemble)[name]
-    if not isinstance(parameter, Tensor):
-        updates = [parameter.update(m) for m in range(ensemble.members)]
-        if None not in updates:
+    if isinstance(ensemble, FunctionalEnsemble):
+        full = weights_of(ensemble.network)[name]
+        updates = [ensemble.update(full, m) for m in range(ensemble.members)]
+        if all(update is not None for update in updates):
             return torch.stack([update.flatten(1) for update in updates])
     return after - start.to(after)
 

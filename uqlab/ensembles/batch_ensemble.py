@@ -2,59 +2,51 @@
 
 import math
 
-import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from uqlab.core.checks import within
-from uqlab.ensembles.base import FoldedEnsemble, Members
+from uqlab.ensembles.base import Members
+from uqlab.ensembles.functional import FunctionalEnsemble, Own
 from uqlab.ensembles.implicit import Classifiers, implicit, normal
-from uqlab.ensembles.lora import LowRank, start_normal
-from uqlab.ensembles.members import MemberParameter, Own
+from uqlab.ensembles.lora import LowRank, init_normal
 
 
-class Scaled(MemberParameter):
-    """W * (r_m s_m^T): outputs of a weight times r_m, its inputs times s_m.
+class Scaled(nn.Module):
+    """W * (r s^T), what one member sees of W: its outputs times r, its inputs times s.
 
-    left r [members, out] and right s [members, in]; None for no factor. A kernel's
-    inputs are its channels.
+    r [out] and s [in]; a kernel's inputs are its channels. A subclass may compute them
+    from other tensors; None for no factor.
     """
 
-    def __init__(
-        self,
-        w: nn.Parameter,
-        members: int,
-        left: Tensor | None,
-        right: Tensor | None,
-        groups: int = 1,
-    ):
-        super().__init__(w, members)
-        self.left, self.right, self.groups = left, right, groups
-        self.frozen_work = w.numel()
+    def __init__(self, r: Tensor | None, s: Tensor | None, groups: int = 1):
+        super().__init__()
+        self.r = None if r is None else nn.Parameter(r)
+        self.s = None if s is None else nn.Parameter(s)
+        self.groups = groups
 
-    def factors(self, rows: slice) -> tuple[Tensor | None, Tensor | None]:
-        """Return the factors of some members, [members, out] and [members, in]."""
-        left = None if self.left is None else self.left[rows]
-        right = None if self.right is None else self.right[rows]
-        return left, right
+    def factors(self) -> tuple[Tensor | None, Tensor | None]:
+        """Return r [out] and s [in]."""
+        return self.r, self.s
 
-    def weight(self, m):
-        """Return the scaled weight, shaped as the parameter."""
-        left, right = self.factors(slice(m, m + 1))
-        places = [1] * (self.w.ndim - 2)
-        weight = self.w if left is None else self.w * left.view(-1, 1, *places)
-        if right is None:
-            return weight
-        # each group of outputs sees inputs of its own
-        inputs = right.view(self.groups, 1, -1, *places)
-        return (weight.unflatten(0, (self.groups, -1)) * inputs).flatten(0, 1)
+    def forward(self, w):
+        """Return the scaled weight."""
+        r, s = self.factors()
+        places = [1] * (w.ndim - 2)
+        if r is not None:
+            w = w * r.view(-1, 1, *places)
+        if s is None:
+            return w
+        # Each group of outputs sees inputs of its own.
+        inputs = s.view(self.groups, 1, -1, *places)
+        return (w.unflatten(0, (self.groups, -1)) * inputs).flatten(0, 1)
 
-    def product(self, x, form, rows):
-        """Scale the inputs, multiply by W once for all members, scale the outputs."""
-        left, right = self.factors(rows)
-        x = x if right is None else form.scaled(x, right)
-        if left is None:
-            return form.shared(x, self.w, biased=True)
-        return form.scaled(form.shared(x, self.w), left)
+    def product(self, x, w, bias):
+        """Scale the inputs, multiply by W, scale the outputs."""
+        r, s = self.factors()
+        y = F.linear(x if s is None else x * s, w)
+        y = y if r is None else y * r
+        return y if bias is None else y + bias
 
 
 def batch(
@@ -66,7 +58,7 @@ def batch(
     additive: bool = False,
     classifiers: Classifiers = "independent",
     seed: int = 0,
-) -> FoldedEnsemble:
+) -> FunctionalEnsemble:
     """Make a BatchEnsemble: W * (r_m s_m^T) for every target weight.
 
     Parameters
@@ -82,7 +74,7 @@ def batch(
 
     Returns
     -------
-    FoldedEnsemble
+    Ensemble
 
     Raises
     ------
@@ -102,18 +94,21 @@ def batch(
     """
     within("std", std, "[0, inf)")
 
-    def make(site, generators):
-        w = nn.Parameter(site.weight.detach().clone())
+    def make(site, generator):
+        if not site.weight.requires_grad:  # a copy, which all members train
+            site.weight.data = site.weight.detach().clone()
+            site.weight.requires_grad_()
+        w = site.weight.detach()
         if additive:
-            weight = LowRank(w, *start_normal(w, 1, std, generators))
+            own = LowRank(*init_normal(w, 1, std, generator))
         else:
             groups = getattr(site.module, "groups", 1)
-            weight = _around_one(w, groups, std, generators)
-        parameters: dict[str, MemberParameter] = {site.parameter: weight}
-        if site.bias is not None:
-            biases = torch.stack([site.bias.detach()] * len(generators))
-            parameters[site.bias_name] = Own(nn.Parameter(biases))
-        return parameters
+            r = 1 + normal(w, (len(w),), std, generator)
+            s = 1 + normal(w, (w.shape[1] * groups,), std, generator)
+            own = Scaled(r, s, groups)
+        if site.bias is None:
+            return own
+        return {site.parameter: own, site.bias_name: Own(site.bias.detach().clone())}
 
     return implicit(
         backbone,
@@ -124,14 +119,6 @@ def batch(
         seed=seed,
         recipe={"method": "batch", "std": std, "additive": additive},
     )
-
-
-def _around_one(w: nn.Parameter, groups: int, std: float, generators) -> Scaled:
-    """Return W * (r_m s_m^T) with r and s Normal around 1."""
-    left = 1 + normal(w, (len(w),), std, generators)
-    right = 1 + normal(w, (w.shape[1] * groups,), std, generators)
-    factors = nn.Parameter(left), nn.Parameter(right)
-    return Scaled(w, len(generators), *factors, groups)
 
 
 batch_ensemble = batch

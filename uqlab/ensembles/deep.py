@@ -1,38 +1,32 @@
-"""Deep ensembles: networks of one architecture, trained apart.
-
-They are folded into one batched program where they can be.
-"""
+"""Deep ensembles: networks of one architecture, trained apart."""
 
 import copy
+import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from uqlab.core.checks import one_network
 from uqlab.ensembles.base import (
     Ensemble,
-    FoldedEnsemble,
     Members,
     SeparateEnsemble,
     member_range,
     member_seed,
 )
-from uqlab.ensembles.layers import own_dropout, replace_layers, shapes_of
-from uqlab.ensembles.members import stack_layers
+from uqlab.ensembles.functional import FunctionalEnsemble, Own
 
-ELEMENTWISE = {
-    nn.Identity, nn.Dropout, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU,
-    nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Hardtanh, nn.Hardswish,
-}  # fmt: skip
+# Networks are built from torch's global generator: two threads must not share it.
+_BUILDING = threading.Lock()
 
 
 def deep(
     make_model: Callable[[], nn.Module],
     members: Members,
     seed: int = 0,
-    *,
-    fold: bool | None = None,
 ) -> Ensemble:
     """Make a deep ensemble: networks of one architecture from independent starts.
 
@@ -44,10 +38,6 @@ def deep(
         How many, or the numbers of a shard, "4:10"; see `concatenate`.
     seed : int
         The weights of member m depend on (seed, m) alone.
-    fold : bool, optional
-        True trains all members as one batched program, which needs parameters in linear
-        layers alone; False runs one member after the other; None folds linear and
-        elementwise layers of torch.nn, which treat every row alike.
 
     Returns
     -------
@@ -56,13 +46,7 @@ def deep(
     Raises
     ------
     ValueError
-        For members below 1, a `make_model` that returns one network twice, and
-        fold=True where it cannot be.
-
-    Notes
-    -----
-    `nn.Dropout` becomes noise of a member's own; other random layers draw from torch's
-    global generator.
+        For members below 1, and a `make_model` that returns one network twice.
 
     References
     ----------
@@ -70,36 +54,39 @@ def deep(
     estimation using deep ensembles", 2017.
     """
     ids = member_range(members)
-    started = torch.cuda.is_initialized()
-    devices = list(range(torch.cuda.device_count())) if started else []
-    models = []
-    for m in ids:
-        with torch.random.fork_rng(devices):
-            torch.manual_seed(member_seed(seed, m, "weights"))
-            models.append(make_model())
-        one_network(models[-1], "deep")
+    models = _built(make_model, seed, ids)
     if len(set(map(id, models))) < len(models):
         raise ValueError(
             "make_model returned the same network twice; "
             "it must build a new one in every call"
         )
-    by_rows = all(map(_treats_rows_alike, models[0].modules()))
-    stackable = _stackable(models)
-    if fold and not stackable:
-        raise ValueError(
-            "fold=True needs networks whose parameters all belong to nn.Linear "
-            "layers of equal shapes; use fold=False, which runs the members one "
-            "after the other"
-        )
-    if fold or (fold is None and by_rows and stackable):
-        network = stacked(models, (nn.Linear,))
-        own_dropout(network, len(models))
-        ensemble = FoldedEnsemble(network, ids)
-        ensemble._folds = by_rows or None
-        return ensemble
-    for model in models:
-        own_dropout(model, 1)
-    return SeparateEnsemble(models, ids)
+    return stacked(models, ids) if _alike(models) else SeparateEnsemble(models, ids)
+
+
+def _built(make_model: Callable[[], nn.Module], seed: int, ids: range) -> list[Any]:
+    """Return a network for each member, and leave torch's generator as it was."""
+    started = torch.cuda.is_initialized()
+    devices = list(range(torch.cuda.device_count())) if started else []
+    models = []
+    for m in ids:
+        with _BUILDING, torch.random.fork_rng(devices):
+            torch.manual_seed(member_seed(seed, m, "weights"))
+            models.append(make_model())
+        one_network(models[-1], "deep")
+    return models
+
+
+def stacked(models: Sequence[nn.Module], ids: range) -> FunctionalEnsemble:
+    """Return the ensemble of networks that differ in their tensors alone."""
+    network = copy.deepcopy(models[0])
+    sees: dict[str, list[nn.Module]] = {}
+    for name, p in network.named_parameters():
+        trained = p.requires_grad
+        each = [model.get_parameter(name).detach() for model in models]
+        sees[name] = [Own(t).requires_grad_(trained) for t in each]
+    for name, _ in network.named_buffers():
+        sees[name] = [Own(model.get_buffer(name), trained=False) for model in models]
+    return FunctionalEnsemble(network.requires_grad_(False), sees, ids)
 
 
 def from_members(models: Sequence[nn.Module]) -> Ensemble:
@@ -122,34 +109,31 @@ def from_members(models: Sequence[nn.Module]) -> Ensemble:
     return SeparateEnsemble(models, range(len(models)))
 
 
-def _treats_rows_alike(module):
-    """Return whether members can be folded into the batch of a module."""
-    if isinstance(module, nn.Flatten):
-        return module.start_dim == 1
-    return type(module) in ELEMENTWISE | {nn.Sequential, nn.Linear}
+def _alike(models: Sequence[nn.Module]) -> bool:
+    """Return whether networks differ in nothing but parameters and buffers."""
+    first, *others = map(_described, models)
+    return None not in first.values() and all(other == first for other in others)
 
 
-def _stackable(models):
-    """Return whether all that networks hold is linear layers of equal shapes."""
-    modules = models[0].modules()
-    holders = {
-        type(module) for module in modules if list(module.parameters(recurse=False))
+def _described(model: nn.Module) -> dict[str, Any]:
+    """Return what tells architectures apart; None stands for a tensor as an attribute.
+
+    Members would share such a tensor, whatever it is for.
+    """
+    described: dict[str, Any] = {
+        name: (t.shape, t.dtype) for name, t in model.state_dict().items()
     }
-    first, *others = (shapes_of(model.named_parameters()) for model in models)
-    alike = all(shapes == first for shapes in others)
-    return alike and holders == {nn.Linear} and not list(models[0].buffers())
-
-
-def stacked(
-    models: Sequence[nn.Module], kinds: tuple[type[nn.Module], ...]
-) -> nn.Module:
-    """Return one network whose layers of these kinds hold the weights of all models."""
-    if isinstance(models[0], kinds):  # one layer, as in logistic regression
-        return nn.Sequential(stack_layers(models))
-    network = copy.deepcopy(models[0])
-    replace_layers(
-        network,
-        kinds,
-        lambda name, _: stack_layers([model.get_submodule(name) for model in models]),
-    )
-    return network
+    if not list(model.parameters()):
+        described["parameters"] = None
+    for name, module in model.named_modules():
+        described[f"{name}."] = type(module).__qualname__
+        for key, value in vars(module).items():
+            if key in ("_parameters", "_buffers", "_modules"):
+                continue
+            if isinstance(module, nn.RNNBase) and key.startswith("_flat"):
+                continue  # its parameters again
+            if any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):
+                described[f"{name}.{key}"] = None
+            elif isinstance(value, bool | int | float | str | tuple | list):
+                described[f"{name}.{key}"] = str(value)
+    return described

@@ -1,85 +1,124 @@
 """MC dropout as an ensemble: every member drops units of its own."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
-from uqlab.core.checks import one_of
-from uqlab.core.modules import layers_of
-from uqlab.ensembles.base import FoldedEnsemble, Members, member_seed
+from uqlab.core.checks import within
+from uqlab.core.modules import hooked, layers_of
+from uqlab.ensembles.base import Members, member_seed
+from uqlab.ensembles.functional import FunctionalEnsemble, Own
 from uqlab.ensembles.implicit import check_backbone, plain
-from uqlab.ensembles.layers import DROPOUT, SeededDropout, replace_layers
 from uqlab.models import classifier
 
-Kind = Literal["features", "attention"]
-Network = TypeVar("Network", bound=nn.Module)
+DROPOUT = (
+    nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+)  # fmt: skip
 
 
-class FixedDropout(SeededDropout):
-    """Dropout of the same features for all inputs of a member: x diag(z_m), always.
+class FixedDropout(nn.Module):
+    """Dropout of the same features for all inputs: x diag(mask).
 
-    What is dropped follows from the member's seed and the features, [batch, features]
-    or [batch, tokens, features], or the whole map [batch, channels, height, width].
+    The mask has the shape of one input's features, [features] where the input is
+    [batch, features] or [batch, tokens, features], or of its map [channels, height,
+    width]. It is drawn on the first call from a seed.
     """
 
-    def reseed(self, seeds: Sequence[int]) -> None:
-        """Choose other features, from one seed for each member."""
-        super().reseed(seeds)
-        self.mask = torch.empty(0)
+    mask: Tensor
+
+    def __init__(self, p: float, seed: int = 0):
+        super().__init__()
+        self.p, self.seed = p, seed
+        self.register_buffer("mask", torch.empty(0), persistent=False)
+
+    def drawn(self, shape: torch.Size, seed: int) -> Tensor:
+        """Return a mask: 0, or 1 / (1 - p) where a feature is kept."""
+        noise = torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+        return (noise >= self.p) / (1 - self.p)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Drop the members' features of x [members * batch, ...]."""
-        shape = x.shape[-1:] if x.ndim == 3 else x.shape[1:]
-        if self.mask.shape[1:] != shape or self.mask.device != x.device:
-            generators = [torch.Generator().manual_seed(seed) for seed in self.seeds]
-            drawn = torch.stack([torch.rand(shape, generator=g) for g in generators])
-            self.mask = (drawn >= self.p).to(x.device)
-        factor = self.mask[self.active].to(x.dtype) / (1 - self.p)
-        rows = x.reshape(len(factor), -1, *shape)  # of inputs, or of their tokens
-        return (rows * factor[:, None]).view(x.shape)
+        """Drop the features of x [batch, ...]."""
+        shape = self.features(x)
+        if self.mask.shape != shape:
+            self.mask = self.drawn(shape, self.seed).to(x.device)
+        return x * self.mask.to(x.dtype)
 
-    def member(self, index):
-        """Return the dropout of one member."""
-        return FixedDropout(self.seeds[index : index + 1], self.p)
+    def features(self, x: Tensor) -> torch.Size:
+        """Return the shape of what is dropped alike in all inputs."""
+        return x.shape[-1:] if x.ndim == 3 else x.shape[1:]
 
 
-class DropoutEnsemble(FoldedEnsemble):
+class DropoutEnsemble(FunctionalEnsemble):
     """MC dropout: a member drops the same units for all inputs, until `resample`."""
+
+    _drawn: set[Any]
 
     def resample(self, seed: int) -> "DropoutEnsemble":
         """Choose new units, from (seed, member) alone, and return the ensemble."""
-        for number, layer in enumerate(layers_of(self.network, FixedDropout)):
-            stream = "mc dropout", number
-            layer.reseed([member_seed(seed, m, *stream) for m in self.member_ids])
+        self._drawn = set()
         return self.with_recipe({**(self.recipe or {}), "seed": seed})
+
+    def member(self, index):
+        """Return one member, whose masks are drawn on its first call."""
+        network = super().member(index)
+        for number, layer in enumerate(layers_of(network, FixedDropout)):
+            layer.seed, layer.mask = self._seed(index, number), torch.empty(0)
+        return network
+
+    def _seed(self, index: int, number: int) -> int:
+        seed = (self.recipe or {})["seed"]
+        return member_seed(seed, self.member_ids[index], "mc dropout", number)
+
+    def _run(self, args, named, each, members):
+        tensors = [t for t in tree_leaves((args, named)) if isinstance(t, Tensor)]
+        shapes = tuple(t.shape[1 + each :] for t in tensors)
+        if shapes not in self._drawn:
+            one = tree_map(lambda t: t[0] if each else t, (args, named))
+            self._draw(*one)
+            self._drawn = {shapes}
+        return super()._run(args, named, each, members)
+
+    @torch.no_grad()
+    def _draw(self, args, named):
+        """Draw the masks for what the network gives its layers of dropout."""
+        shapes: dict[Any, Any] = {}
+        layers = layers_of(self.network, FixedDropout)
+
+        def note(layer, given):
+            shapes[layer] = layer.features(given[0]), given[0].device
+
+        with hooked(layer.register_forward_pre_hook(note) for layer in layers):
+            if len(args) == 1 and isinstance(args[0], Mapping):
+                args, named = (), args[0]
+            self.network(*args, **named)
+        for number, (layer, part) in enumerate(zip(layers, self.one.seen, strict=True)):
+            shape, device = shapes.get(layer, (torch.Size([0]), "cpu"))
+            seeds = [self._seed(m, number) for m in range(self.members)]
+            masks = [layer.drawn(shape, seed) for seed in seeds]
+            part.kind.value = torch.stack(masks).to(device)
 
 
 def dropout(
-    model: nn.Module,
-    members: Members,
-    p: float = 0.2,
-    *,
-    kind: Kind = "features",
-    seed: int = 0,
+    model: nn.Module, members: Members, p: float = 0.2, *, seed: int = 0
 ) -> DropoutEnsemble:
     """Make MC dropout an ensemble: member m keeps a fixed part of the units.
 
     Parameters
     ----------
     model : nn.Module
-        A trained network, whose weights are shared, not copied, and frozen. Member m
-        sees W diag(z_m).
+        A trained network, whose weights are shared, not copied, and frozen. What is
+        dropped is the input of every layer of dropout or, in a network without, of
+        every linear layer but the first, or of the classifier where that is the only
+        one. Dropout inside functions and inside attention is off.
     members : int, str or range
         As in `lora`.
     p : float
         The probability that a unit is dropped, in [0, 1), whatever the modules' own.
         Active in evaluation mode too.
-    kind : {"features", "attention"}
-        See `place_dropout`. What a member drops is the same for all its inputs; the "MC
-        dropout" of Muhlematter et al. 2024 drops attention logits, others for every
-        input.
     seed : int
         What member m drops depends on (seed, m) alone.
 
@@ -90,23 +129,30 @@ def dropout(
     Raises
     ------
     ValueError
-        For members below 1, p outside [0, 1) and a network without a place for it.
+        For members below 1, p outside [0, 1) and a network without a linear layer.
 
     References
     ----------
     Gal, Ghahramani, "Dropout as a Bayesian approximation", 2016.
     """
     ids = check_backbone(model, members)
-    network = place_dropout(plain(model), lambda: FixedDropout(ids, p), kind)
-    ensemble = DropoutEnsemble(network, ids)
-    ensemble.with_recipe({"method": "dropout", "p": p, "kind": kind})
+    within("dropout probability", p, "[0, 1)")
+    network = place_dropout(plain(model), lambda: FixedDropout(p))
+    sees = {}
+    for name, layer in network.named_modules():
+        if isinstance(layer, FixedDropout):
+            full = f"{name}.mask".lstrip(".")
+            sees[full] = [Own(torch.empty(0), trained=False) for _ in ids]
+    ensemble = DropoutEnsemble(network, sees, ids)
+    ensemble.with_recipe({"method": "dropout", "p": p})
     return ensemble.resample(seed).eval()
 
 
-def place_dropout(
-    network: Network, make: Callable[[], nn.Module], kind: Kind = "features"
-) -> Network:
+def place_dropout(network: Any, make: Callable[[], nn.Module]) -> Any:
     """Put modules of dropout into a network, in place, and return it.
+
+    They stand where its layers of dropout stood or, in a network without, before every
+    linear layer but the first, or before the classifier where that is the only one.
 
     Parameters
     ----------
@@ -114,111 +160,19 @@ def place_dropout(
         A lone linear layer is put into a new network.
     make : callable
         Returns a new module of dropout.
-    kind : {"features", "attention"}
-        "features": instead of every nn.Dropout or, in a network without, before every
-        linear layer but the first, or before the classifier where that is the only one.
-        "attention": on the attention logits of a network of transformers (DropKey, Li
-        et al. 2023); a logit that the module sets to 0 is left out of the softmax.
-
-    Raises
-    ------
-    ValueError
-        For a network without dropout and without a linear layer, or without such
-        attention.
     """
-    one_of("kind", kind, ("features", "attention"))
-    if kind == "attention":
-        _drop_attention(network, make)
-        return network
-    if replace_layers(network, DROPOUT, lambda *_: make()):
+    layers = list(network.named_modules(remove_duplicate=False))
+    new = {part: make() for _, part in layers if isinstance(part, DROPOUT)}
+    for name, part in layers:
+        if part in new:
+            network.set_submodule(name, new[part])
+    if new:
         return network
     head = classifier(network)
     if not head:
-        return nn.Sequential(make(), network)  # type: ignore[return-value]
-    linear = [n for n, part in network.named_modules() if type(part) is nn.Linear]
+        return nn.Sequential(make(), network)
+    linear = [name for name, part in layers if type(part) is nn.Linear]
     for name in linear[1:] or [head]:
         behind = nn.Sequential(make(), network.get_submodule(name))
         network.set_submodule(name, behind)
     return network
-
-
-def _drop_attention(network, make):
-    """Give every attention of a network a module that drops its logits, in place."""
-    changed = False
-    for module in list(network.modules()):
-        if isinstance(module, nn.MultiheadAttention):
-            if not hasattr(module, "key_dropout"):  # else it only gets new ones
-                module.register_forward_pre_hook(_mask_keys, with_kwargs=True)
-        elif hasattr(module, "is_causal") and hasattr(module, "config"):
-            module.config._attn_implementation = _drop_keys_by_name()
-        else:
-            continue
-        module.key_dropout = make()
-        changed = True
-    if not changed:
-        raise ValueError(
-            f"{type(network).__name__} has no attention whose logits can be dropped: "
-            "of transformers or torch's own; "
-            'kind="features" drops features in any network'
-        )
-
-
-def _drop_keys_by_name():
-    """Return the name by which transformers finds `_drop_keys`, with additive masks."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import eager_mask
-
-    AttentionInterface.register("uqlab_drop_keys", _drop_keys)
-    AttentionMaskInterface.register("uqlab_drop_keys", eager_mask)
-    return "uqlab_drop_keys"
-
-
-def _mask_keys(attention: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """Give torch's attention a mask of the logits that are dropped."""
-    names = ("query", "key", "value", "key_padding_mask", "need_weights", "attn_mask")
-    inputs = dict(zip(names, args, strict=False)) | kwargs
-    query, key = inputs["query"], inputs["key"]
-    batch, places = (0, 1) if attention.batch_first else (1, 0)
-    sizes = (
-        query.shape[batch],
-        attention.num_heads,
-        query.shape[places],
-        key.shape[places],
-    )
-    lowest = torch.finfo(query.dtype).min
-
-    def added(mask) -> Any:
-        """Return a mask that is added to the logits."""
-        if mask is None or mask.dtype != torch.bool:
-            return mask
-        return torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask, lowest)
-
-    dropped = added(attention.key_dropout(query.new_ones(sizes)) == 0).flatten(0, 1)
-    for name in ("attn_mask", "key_padding_mask"):
-        inputs[name] = added(inputs.get(name))
-    if inputs["attn_mask"] is not None:
-        dropped = (dropped + inputs["attn_mask"]).clamp(min=lowest)
-    return (), inputs | {"attn_mask": dropped, "is_causal": False}
-
-
-def _drop_keys(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scaling: float | None = None,
-    **_: Any,
-) -> tuple[Tensor, Tensor]:
-    """Attend without the logits that are dropped.
-
-    A row that loses all of them attends to all keys alike.
-    """
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    copies = query.shape[1] // key.shape[1]  # heads that share keys and values
-    key, value = (t.repeat_interleave(copies, 1) for t in (key, value))
-    logits = query @ key.mT * scale  # [batch, heads, tokens, tokens]
-    logits = logits if mask is None else logits + mask
-    dropped = module.key_dropout(torch.ones_like(logits)) == 0
-    weights = logits.masked_fill(dropped, torch.finfo(logits.dtype).min).softmax(-1)
-    return (weights @ value).transpose(1, 2).contiguous(), weights

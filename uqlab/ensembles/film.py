@@ -6,15 +6,15 @@ import torch
 from torch import nn
 
 from uqlab.core.checks import within
-from uqlab.ensembles.base import FoldedEnsemble, Members
+from uqlab.ensembles.base import Members
+from uqlab.ensembles.functional import FunctionalEnsemble, Own
 from uqlab.ensembles.implicit import (
+    STATISTICS,
     Classifiers,
     Site,
     implicit,
     normal,
-    repeated_statistics,
 )
-from uqlab.ensembles.members import MemberParameter, Own
 
 
 class NormSite(Site):
@@ -54,7 +54,7 @@ def film(
     train_backbone: bool = True,
     classifiers: Classifiers = "shared",
     seed: int = 0,
-) -> FoldedEnsemble:
+) -> FunctionalEnsemble:
     """Make a FiLM-Ensemble: gamma_m * norm(x) + beta_m at every norm, the rest shared.
 
     Parameters
@@ -75,7 +75,7 @@ def film(
 
     Returns
     -------
-    FoldedEnsemble
+    Ensemble
 
     Raises
     ------
@@ -95,18 +95,15 @@ def film(
     """
     within("std", std, "[0, inf)")
 
-    def make(site, generators):
-        parameters: dict[str, MemberParameter] = {}
+    def make(site, generator):
+        sees = {}
         for name in (site.parameter, "bias"):
             p = site.module.get_parameter(name).detach()
-            parameters[name] = Own(
-                nn.Parameter(p + normal(p, p.shape, std, generators))
-            )
-        before = site.parameter.removesuffix("weight")
-        norm = site.module.get_submodule(before.rstrip("."))
-        for name, value in repeated_statistics(norm, len(generators)).items():
-            parameters[before + name] = value
-        return parameters
+            sees[name] = Own(p + normal(p, p.shape, std, generator).to(p))
+        for name, buffer in site.module.named_buffers():
+            if name.rpartition(".")[2] in STATISTICS:
+                sees[name] = Own(buffer.clone(), trained=False)
+        return sees
 
     return implicit(
         backbone,

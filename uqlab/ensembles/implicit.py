@@ -25,18 +25,14 @@ from torch.nn.utils import parametrize
 
 from uqlab.core.checks import one_network, one_of
 from uqlab.core.modules import frozen
-from uqlab.ensembles.base import (
-    FoldedEnsemble,
-    Members,
-    member_generators,
-    member_range,
-)
-from uqlab.ensembles.layers import MemberLayer, own_dropout, plain_linear
-from uqlab.ensembles.members import MemberModule, MemberParameter, Own, weight_name
+from uqlab.ensembles.base import Members, member_generators, member_range
+from uqlab.ensembles.functional import FunctionalEnsemble, Own
 from uqlab.models import ATTENTION, classifier
 
 Classifiers = Literal["independent", "shared"]
-Make = Callable[["Site", list[torch.Generator]], Mapping[str, MemberParameter]]
+# What one member sees: of the site's weight, or of several tensors of its module.
+Make = Callable[["Site", torch.Generator], nn.Module | Mapping[str, nn.Module]]
+Sees = dict[str, list[nn.Module]]  # tensor's name -> one module a member
 # Modules that multiply by weights of their own, or of modules inside them.
 UNITS = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
@@ -52,7 +48,11 @@ class Site(NamedTuple):
     @property
     def name(self) -> str:
         """The weight's name, as targets see it."""
-        return weight_name(self.holder, self.parameter)
+        return self.of(self.parameter).removesuffix(".weight")
+
+    def of(self, name: str) -> str:
+        """Return the full name of another tensor of the module."""
+        return ".".join(filter(None, (self.holder, name)))
 
     @property
     def weight(self) -> nn.Parameter:
@@ -108,21 +108,10 @@ def sites(network: nn.Module) -> list[Site]:
     return weights
 
 
-def weights_of(network: nn.Module) -> dict[str, Any]:
-    """Return the weights of a network by the names that targets have, in its order.
-
-    What members share is a tensor; what depends on the member says what each sees by
-    `weight(m)`.
-    """
+def weights_of(network: nn.Module) -> dict[str, str]:
+    """Return the weights that methods take: the name that targets know -> the full one."""
     usual = [site for site in sites(network) if site.usual]
-    weights = {}
-    for holder, module in network.named_modules():
-        seen = module.of_members() if isinstance(module, MemberLayer) else {}
-        seen = {name: p for name, p in seen.items() if len(p.shape) > 1}
-        seen |= {s.parameter: s.weight.detach() for s in usual if s.module is module}
-        outer = holder.removesuffix("inner").rstrip(".")
-        weights |= {weight_name(outer, name): weight for name, weight in seen.items()}
-    return weights
+    return {site.name: site.of(site.parameter) for site in usual}
 
 
 def check_backbone(backbone: nn.Module, members: Members) -> range:
@@ -158,6 +147,17 @@ def plain(backbone: nn.Module, trained: bool = False) -> nn.Module:
     return network
 
 
+def plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """Return the nn.Linear that holds a weight [out, in] and a bias [out]."""
+    # On "meta" nothing is initialised; a layer without features would be warned of.
+    layer = nn.Linear(1, 1, bias is not None, device="meta")
+    layer.out_features, layer.in_features = weight.shape
+    layer.weight = nn.Parameter(weight)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias)
+    return layer
+
+
 def _build(module: Any):
     """Make plain parameters of a module's parametrized tensors, in place.
 
@@ -170,18 +170,6 @@ def _build(module: Any):
     module.__class__ = type(module).__base__
     for name, value in values.items():
         module.register_parameter(name, nn.Parameter(value))
-
-
-def place(
-    network: Any, parameters: Mapping[str, Mapping[str, MemberParameter]]
-) -> None:
-    """Give modules, in place, members' parameters: module name -> name -> parameter."""
-    modules = dict(network.named_modules())
-    for holder in reversed(list(parameters)):  # modules inside others first
-        if parameters[holder]:
-            network.set_submodule(
-                holder, MemberModule(modules[holder], parameters[holder])
-            )
 
 
 def named(candidates: Sequence[Site], target: str, called: str) -> list[Site]:
@@ -210,18 +198,17 @@ def implicit(
     called: str = "linear layer or convolution",
     classifier_std: float | None = None,
     train_backbone: bool = False,
-) -> FoldedEnsemble:
-    """Make an implicit ensemble of any network from what its members see of a weight.
+) -> FunctionalEnsemble:
+    """Make an implicit ensemble of any network from what one member sees of a weight.
 
     Parameters
     ----------
     backbone, members, target, classifiers, seed, train_backbone
         As in `lora`.
     make : callable
-        (site, generators) -> what the members see, by the names of parameters in
-        `site.module`: of the weight `site.weight` as a `MemberParameter` under
-        `site.parameter`, perhaps of its bias under `site.bias_name`. There is a
-        generator for each member.
+        (site, generator) -> a module for one member: `module(w)` is what it sees of the
+        weight w, `site.weight`. Or such modules for several tensors of `site.module`,
+        by their names in it. The generator is the member's.
     recipe : mapping, optional
         What the ensemble says of how it was made; only methods of `uqlab` can be saved.
     find : callable
@@ -245,15 +232,14 @@ def implicit(
 
     Examples
     --------
-    >>> class Scale(MemberParameter):
-    ...     def __init__(self, w, generators):
-    ...         super().__init__(w, len(generators))
-    ...         factors = [torch.rand((), generator=g) for g in generators]
-    ...         self.factor = nn.Parameter(torch.stack(factors))
-    ...     def weight(self, m):
-    ...         return self.w * self.factor[m]
+    >>> class Scale(nn.Module):
+    ...     def __init__(self, w, generator):
+    ...         super().__init__()
+    ...         self.factor = nn.Parameter(torch.rand((), generator=generator))
+    ...     def forward(self, w):
+    ...         return self.factor * w
     >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-    >>> made = implicit(network, 5, lambda site, g: {"weight": Scale(site.weight, g)})
+    >>> made = implicit(network, 5, lambda site, g: Scale(site.weight, g))
     >>> made(torch.rand(7, 4)).shape
     torch.Size([5, 7, 3])
     """
@@ -262,19 +248,23 @@ def implicit(
     network = plain(backbone, train_backbone)
     chosen, head = _chosen(network, find, target, everywhere, called)
     generators = member_generators(seed, ids, "adapter")
-    parameters = {}
+    sees: Sees = {}
     for site in chosen:
-        parameters.setdefault(site.holder, {}).update(make(site, generators))
-    last: Any = network.get_submodule(head)
+        for generator in generators:
+            made = make(site, generator)
+            parts = made if isinstance(made, Mapping) else {site.parameter: made}
+            for name, module in parts.items():
+                sees.setdefault(site.of(name), []).append(module)
     if classifiers == "independent":
-        parameters[head] = fresh_classifiers(last, classifier_std, generators)
+        sees |= fresh_classifiers(network, head, classifier_std, generators)
     else:
-        network.set_submodule(head, copy.deepcopy(last).requires_grad_())
-    place(network, parameters)
+        last = copy.deepcopy(network.get_submodule(head))
+        network.set_submodule(head, last.requires_grad_())
     if train_backbone:
-        own_statistics(network, len(ids))
+        sees = own_statistics(network, len(ids)) | sees
     how = {"target": target, "classifiers": classifiers, "seed": seed}
-    return folded(network, ids, {"method": "own", **(recipe or {}), **how})
+    ensemble = FunctionalEnsemble(network, sees, ids)
+    return ensemble.with_recipe({"method": "own", **(recipe or {}), **how})
 
 
 def _chosen(network, find, target, everywhere: bool, called: str):
@@ -301,44 +291,38 @@ def _usual(candidates, everywhere: bool):
     return [s for s in usual if s.attention or (everywhere and s.weight.ndim == 2)]
 
 
-def folded(network: nn.Module, ids: range, recipe: Mapping) -> FoldedEnsemble:
-    """Return the ensemble of a network of members, whose dropout is made their own."""
-    own_dropout(network, len(ids))
-    return FoldedEnsemble(network, ids).with_recipe(recipe)
+def normal(like: Tensor, shape: Sequence[int], std: float, generator) -> Tensor:
+    """Draw Normal numbers of one member, on the device of a weight."""
+    return std * torch.randn(shape, generator=generator).to(held_like(like))
 
 
-def normal(
-    like: Tensor, shape: Sequence[int], std: float, generators: list[torch.Generator]
-) -> Tensor:
-    """Draw Normal numbers of each member's own, [members, *shape]."""
-    drawn = [torch.randn(shape, generator=generator) for generator in generators]
-    return std * torch.stack(drawn).to(like)
+def held_like(w: Tensor) -> Tensor:
+    """Return an empty tensor of the device and type that members hold for a weight.
+
+    In half precision a small update would be lost to rounding: members hold float32.
+    """
+    return w.new_empty(0, dtype=torch.promote_types(w.dtype, torch.float32))
 
 
-def repeated_statistics(module: nn.Module, members: int) -> dict[str, MemberParameter]:
-    """Return the running statistics of a norm, once for every member."""
-    buffers = module.named_buffers(recurse=False)
-    return {n: Own(torch.stack([b] * members)) for n, b in buffers if n in STATISTICS}
-
-
-def own_statistics(network: nn.Module, members: int) -> None:
-    """Give every member, in place, batch statistics of its own."""
-    modules = network.named_modules()
-    place(
-        network,
-        {name: repeated_statistics(module, members) for name, module in modules},
-    )
+def own_statistics(module: nn.Module, members: int, before: str = "") -> Sees:
+    """Return the running statistics of norms, once for every member."""
+    sees = {}
+    for name, buffer in module.named_buffers(before.rstrip(".")):
+        if name.rpartition(".")[2] in STATISTICS:
+            sees[name] = [Own(buffer.clone(), trained=False) for _ in range(members)]
+    return sees
 
 
 def fresh_classifiers(
-    head: nn.Linear, std: float | None, generators: list[torch.Generator]
-) -> dict[str, Own]:
+    network: nn.Module, head: str, std: float | None, generators: list[torch.Generator]
+) -> Sees:
     """Return a fresh classifier for every member.
 
     Its weights are Normal and its bias zero or, if `std` is None, both are torch's
     uniform default.
     """
-    bound = 1 / math.sqrt(head.weight.shape[1])
+    last = network.get_submodule(head)
+    bound = 1 / math.sqrt(last.get_parameter("weight").shape[1])
 
     def drawn(p, generator):
         if std is None:
@@ -347,8 +331,7 @@ def fresh_classifiers(
             return torch.zeros(p.shape)
         return std * torch.randn(p.shape, generator=generator)
 
-    parameters = {}
-    for name, p in head.named_parameters():
-        value = torch.stack([drawn(p, generator) for generator in generators])
-        parameters[name] = Own(nn.Parameter(value.to(p)))
-    return parameters
+    sees = {}
+    for name, p in last.named_parameters():
+        sees[f"{head}.{name}"] = [Own(drawn(p, g).to(p)) for g in generators]
+    return sees

@@ -1,80 +1,56 @@
 """LoRA-Ensemble: every member adds a matrix of low rank to frozen weights."""
 
 import warnings
-from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from uqlab.core.checks import at_least, within
-from uqlab.ensembles.base import FoldedEnsemble, Members
-from uqlab.ensembles.implicit import Classifiers, implicit, normal
-from uqlab.ensembles.members import MemberParameter
+from uqlab.ensembles.base import Members
+from uqlab.ensembles.functional import FunctionalEnsemble
+from uqlab.ensembles.implicit import Classifiers, held_like, implicit, normal
 
 
-class LowRank(MemberParameter):
-    """W + scale B_m A_m, with W frozen (Muhlematter et al. 2024, whose scale is 1).
+class LowRank(nn.Module):
+    """W + scale B A, what one member sees of W (Muhlematter et al. 2024, scale 1).
 
-    down A [members, rank, width]; up B [members, out, rank]. A kernel is the matrix of
-    its patches, so that A_m is a convolution of the same size to `rank` channels and
-    B_m one of 1 x 1 (appendix H).
-
-    Which way a pass takes, by `weights` or by `product`, `forms` decides from the work
-    that `frozen_work` and `own_work` tell.
+    lora_A [rank, in] and lora_B [out, rank]. A kernel is the matrix of its patches, so
+    that A is a convolution of the same size to `rank` channels and B one of 1 x 1
+    (appendix H).
     """
 
-    low_rank = True  # of one matrix: `product` is not for kernels in groups
+    def __init__(self, lora_A: Tensor, lora_B: Tensor, scale: float = 1.0):
+        super().__init__()
+        self.lora_A, self.lora_B = nn.Parameter(lora_A), nn.Parameter(lora_B)
+        self.scale = scale
 
-    def __init__(self, w: nn.Parameter, down: Tensor, up: Tensor, scale: float = 1.0):
-        super().__init__(w, len(down))
-        self.down, self.up, self.scale = nn.Parameter(down), nn.Parameter(up), scale
-        self.depth = down.shape[1]
-        self.frozen_work = w.numel()
-        self.own_work = self.depth * sum(self.matrix().shape)
+    def forward(self, w):
+        """Return the sum, computed in the precision of A and B."""
+        return (w + self.update().view(w.shape)).to(w.dtype)
 
-    def weights(self, rows=slice(None)):
-        """Return the sums of some members [members, ...]."""
-        up, down = self.up[rows], self.down[rows]
-        matrix = self.matrix().expand(len(up), -1, -1)
-        sums = torch.baddbmm(matrix, up, down, alpha=self.scale)
-        return sums.view(len(up), *self.w.shape)
+    def update(self):
+        """Return what is added to W, as a matrix [out, in]."""
+        return self.scale * self.lora_B @ self.lora_A
 
-    def product(self, x, form, rows):
-        """Multiply x by W once for all members, then by A_m and B_m, and add.
-
-        `form` knows how the module multiplies, as a linear layer or as a convolution:
-        `shared` by one weight for all members, `apart` by one of each, and `mixed`,
-        onto a result, by one of each that acts on the features alone.
-        """
-        y = form.shared(x, self.w, biased=True)
-        low = form.apart(x, self.down[rows])
-        return form.mixed(low, self.up[rows], onto=y, scale=self.scale)
-
-    def update(self, m):
-        """Return what was added to a frozen W, without the rounding of the sum."""
-        if self.w.requires_grad:
-            return None
-        update = self.scale * self.up.detach()[m] @ self.down.detach()[m]
-        return update.view(self.w.shape)
+    def product(self, x, w, bias):
+        """Multiply x by W, by A and by B, without building the sum."""
+        low = F.linear(F.linear(x.to(self.lora_A.dtype), self.lora_A), self.lora_B)
+        return F.linear(x, w, bias) + (self.scale * low).to(x.dtype)
 
 
-def start_of_lora(
-    w: Tensor, rank: int, gain: float, generators: Sequence[torch.Generator]
-) -> tuple[Tensor, Tensor]:
+def init_lora(w: Tensor, rank: int, gain: float, generator) -> tuple[Tensor, Tensor]:
     """Return A, xavier-uniform, and B, zero: members begin as the frozen layer."""
-    empty = [torch.empty(rank, *w.shape[1:]) for _ in generators]
-    for kernel, generator in zip(empty, generators, strict=True):
-        nn.init.xavier_uniform_(kernel, gain, generator)
-    down = torch.stack(empty).flatten(2).to(w)
-    return down, w.new_zeros(len(down), len(w), rank)
+    kernel = torch.empty(rank, *w.shape[1:])
+    nn.init.xavier_uniform_(kernel, gain, generator)
+    like = held_like(w)
+    return kernel.flatten(1).to(like), like.new_zeros(len(w), rank)
 
 
-def start_normal(
-    w: Tensor, rank: int, std: float, generators: list[torch.Generator]
-) -> tuple[Tensor, Tensor]:
+def init_normal(w: Tensor, rank: int, std: float, generator) -> tuple[Tensor, Tensor]:
     """Return A and B, both Normal with deviation `std`."""
-    up = normal(w, (len(w), rank), std, generators)
-    return normal(w, (rank, w[0].numel()), std, generators), up
+    up = normal(w, (len(w), rank), std, generator)
+    return normal(w, (rank, w[0].numel()), std, generator), up
 
 
 def lora(
@@ -89,7 +65,7 @@ def lora(
     classifiers: Classifiers = "independent",
     seed: int = 0,
     train_backbone: bool = False,
-) -> FoldedEnsemble:
+) -> FunctionalEnsemble:
     """Make a LoRA-Ensemble: W + scale B_m A_m for every target weight, W frozen.
 
     Parameters
@@ -127,7 +103,7 @@ def lora(
 
     Returns
     -------
-    FoldedEnsemble
+    Ensemble
         A callable from inputs [batch, ...] to logits [members, batch, classes].
 
     Raises
@@ -151,19 +127,17 @@ def lora(
     """
     at_least("rank", rank)
     within("scale", scale, "(-inf, inf)")
-    cut: list[str] = []
+    cut: dict[str, int] = {}
 
-    def make(site, generators):  # of one weight: {its name: what the members see}
+    def make(site, generator):
         w = site.weight
         most = min(w.flatten(1).shape)
         if rank > most:
-            cut.append(f"{site.name} {most}")
+            cut[site.name] = most
         size = min(rank, most)
         if std is None:
-            start = start_of_lora(w, size, gain, generators)
-        else:
-            start = start_normal(w, size, std, generators)
-        return {site.parameter: LowRank(w, *start, scale)}
+            return LowRank(*init_lora(w, size, gain, generator), scale)
+        return LowRank(*init_normal(w, size, std, generator), scale)
 
     recipe = {"method": "lora", "rank": rank, "gain": gain, "scale": scale, "std": std}
     ensemble = implicit(
@@ -179,7 +153,7 @@ def lora(
     if cut:
         warnings.warn(
             f"rank {rank} is more than some weights allow, and cut to the largest "
-            f"possible: {', '.join(cut)}",
+            f"possible: {', '.join(f'{name} {most}' for name, most in cut.items())}",
             stacklevel=2,
         )
     return ensemble

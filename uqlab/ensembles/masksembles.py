@@ -4,38 +4,30 @@ import torch
 from torch import Tensor, nn
 
 from uqlab.core.checks import within
-from uqlab.ensembles.base import FoldedEnsemble, Members, member_generators
+from uqlab.ensembles.base import Members, member_generators
 from uqlab.ensembles.batch_ensemble import Scaled
+from uqlab.ensembles.functional import FunctionalEnsemble
 from uqlab.ensembles.implicit import (
     check_backbone,
-    folded,
     named,
     own_statistics,
-    place,
     plain,
     sites,
 )
 
 
 class MaskedInputs(Scaled):
-    """W diag(z_m): a weight that sees the features of a member's mask alone.
-
-    mask [members, features] is 1 or 0 and never changes; W is all members'.
-    """
+    """W diag(z), what one member sees of W: the features of its mask z [in] alone."""
 
     mask: Tensor
-    member_buffers = ("mask",)
 
-    def __init__(self, w: nn.Parameter, mask: Tensor, groups: int = 1):
-        super().__init__(w, len(mask), None, None, groups)
-        self.register_buffer("mask", mask.to(w))
+    def __init__(self, mask: Tensor, groups: int = 1):
+        super().__init__(None, None, groups)
+        self.register_buffer("mask", mask)
 
-    def factors(self, rows):
-        """Return the masks of some members, for the inputs."""
-        return None, self.mask[rows]
-
-    def start(self):
-        """Return None: no member starts from the whole weight."""
+    def factors(self):
+        """Return no factor of the outputs, and the mask of the inputs."""
+        return None, self.mask
 
 
 def masksembles(
@@ -46,7 +38,7 @@ def masksembles(
     target: str | None = None,
     of: int | None = None,
     seed: int = 0,
-) -> FoldedEnsemble:
+) -> FunctionalEnsemble:
     """Make Masksembles: member m sees a fixed part of what follows each activation.
 
     Parameters
@@ -72,7 +64,7 @@ def masksembles(
 
     Returns
     -------
-    FoldedEnsemble
+    Ensemble
 
     Raises
     ------
@@ -95,16 +87,15 @@ def masksembles(
             f"{max(ids)}, got {of}"
         )
     network = plain(backbone, trained=True)
-    parameters = {}
+    sees = own_statistics(network, len(ids))
     for number, site in enumerate(_masked(network, target)):
         groups = getattr(site.module, "groups", 1)
         drawn = masks(site.weight.shape[1] * groups, scale, whole, seed, number)
-        masked = MaskedInputs(site.weight, drawn[list(ids)], groups)
-        parameters[site.holder] = {"weight": masked}
-    place(network, parameters)
-    own_statistics(network, len(ids))
+        own = drawn[list(ids)].to(site.weight)
+        sees[site.of(site.parameter)] = [MaskedInputs(mask, groups) for mask in own]
     how = {"scale": scale, "target": target, "of": whole, "seed": seed}
-    return folded(network, ids, {"method": "masksembles"} | how)
+    ensemble = FunctionalEnsemble(network, sees, ids)
+    return ensemble.with_recipe({"method": "masksembles"} | how)
 
 
 def _masked(network, target):

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from uqlab.core.checks import at_least, within
 from uqlab.core.modules import call, logits_of
-from uqlab.ensembles.base import Ensemble, Members, member_generators, numbered_dropouts
+from uqlab.ensembles.base import Ensemble, Members, member_generators
+from uqlab.ensembles.functional import frozen_copy
 from uqlab.ensembles.implicit import check_backbone, fresh_classifiers, plain
-from uqlab.ensembles.layers import own_dropout, with_layers
 from uqlab.models import Standardize, classifier
 
 PRODUCTS = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -64,7 +64,7 @@ class MIMOEnsemble(Ensemble):
         The first layer's weights add up.
         """
         self._check_index(index)
-        network = with_layers(self.network, lambda layer: layer.member(0))
+        network = frozen_copy(self.network)
         _count_channels(network, 1, self.members)
         first = network.get_submodule(self.first)
         _put(first, "weight", first.weight.unflatten(1, (self.members, -1)).sum(1))
@@ -79,10 +79,6 @@ class MIMOEnsemble(Ensemble):
             "the members of MIMO go through one network together; they cannot be taken "
             "apart"
         )
-
-    def noise_layers(self):
-        """Return dropout layers, their number, and member 0, who draws."""
-        return numbered_dropouts(self.network, [0])
 
 
 def mimo(
@@ -149,9 +145,9 @@ def mimo(
     _count_channels(network, len(ids), 1)
     last: Any = network.get_submodule(head)
     generators = member_generators(seed, ids, "adapter")
-    for name, own in fresh_classifiers(last, None, generators).items():
-        _put(last, name, own.value.flatten(0, 1))
-    own_dropout(network, 1)
+    for name, own in fresh_classifiers(network, head, None, generators).items():
+        each = [module.value for module in own]
+        _put(last, name.rpartition(".")[2], torch.cat(each))
     ensemble = MIMOEnsemble(network, ids, begin, head, rho, repeats)
     how = {"method": "mimo", "rho": rho, "repeats": repeats, "seed": seed}
     return ensemble.train(backbone.training).with_recipe(how)

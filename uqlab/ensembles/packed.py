@@ -7,11 +7,9 @@ from typing import Any
 from torch import nn
 
 from uqlab.core.checks import at_least, positive
-from uqlab.ensembles.base import Ensemble, FoldedEnsemble, Members
-from uqlab.ensembles.deep import deep, stacked
-from uqlab.ensembles.forms import FORMS
+from uqlab.ensembles.base import Ensemble, Members
+from uqlab.ensembles.deep import deep
 from uqlab.ensembles.implicit import check_backbone, plain
-from uqlab.ensembles.layers import own_dropout
 from uqlab.models import classifier
 
 CONVOLUTIONS = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -70,8 +68,6 @@ def packed(
     Returns
     -------
     Ensemble
-        Linear layers, convolutions and their norms are computed for all members at
-        once, other networks one after the other.
 
     Raises
     ------
@@ -89,15 +85,7 @@ def packed(
     positive("alpha", alpha)
     at_least("gamma", gamma)
     whole = ids[-1] + 1 if of is None else of
-    ensemble: Any = deep(
-        lambda: _Narrow(alpha / whole, gamma).network(backbone), ids, seed, fold=False
-    )
-    models = list(ensemble.models)
-    layers = [m for m in models[0].modules() if list(m.parameters(recurse=False))]
-    if all(type(layer) in FORMS for layer in layers):
-        network = stacked(models, tuple(FORMS))
-        own_dropout(network, len(ids))
-        ensemble = FoldedEnsemble(network, ids)
+    ensemble = deep(lambda: _Narrow(alpha / whole, gamma).network(backbone), ids, seed)
     settings = {"alpha": alpha, "gamma": gamma, "of": whole, "seed": seed}
     like = next(backbone.parameters())
     ensemble.to(like.device, like.dtype).train(backbone.training)

@@ -3,59 +3,47 @@
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from uqlab.core.checks import within
-from uqlab.ensembles.base import FoldedEnsemble, Members
+from uqlab.ensembles.base import Members
+from uqlab.ensembles.functional import FunctionalEnsemble, Own
 from uqlab.ensembles.implicit import Classifiers, implicit, normal
-from uqlab.ensembles.members import MemberParameter, Own
 
 
-class SingularValues(MemberParameter):
-    """U diag(max(s_m, 0)) V^T, with U and V frozen.
+class SingularValues(nn.Module):
+    """U diag(max(s, 0)) V^T, what one member sees of W; U and V are frozen.
 
-    u [out, k] and v [width, k] are the singular vectors of the weight W as a matrix,
-    s [members, moving] the largest values, those that members have of their own, and
-    rest [k - moving] the others.
+    u [out, k] and vh [k, in] are the singular vectors of W as a matrix, s [moving] the
+    largest values, those of the member's own, and rest [k - moving] the others.
     """
 
-    low_rank = True
+    shared = "u", "vh", "rest"
     u: Tensor
-    v: Tensor
+    vh: Tensor
     rest: Tensor
 
-    def __init__(
-        self,
-        w: nn.Parameter,
-        std: float,
-        generators: list[torch.Generator],
-        share: float = 1.0,
-    ):
-        super().__init__(w, len(generators))
-        u, s, vh = torch.linalg.svd(self.matrix().detach().float(), full_matrices=False)
-        self.register_buffer("u", u.to(w))
-        self.register_buffer("v", vh.mT.contiguous().to(w))
-        moving = math.ceil(share * len(s))
-        start = s * (1 + normal(s, s.shape, std, generators))
-        self.s = nn.Parameter(start[:, :moving].clamp(min=0).to(w))
-        self.register_buffer("rest", s[moving:].to(w))
-        self.depth = len(s)
-        self.frozen_work = self.depth * (len(u) + len(self.v))
+    def __init__(self, u: Tensor, s: Tensor, vh: Tensor, rest: Tensor):
+        super().__init__()
+        self.s = nn.Parameter(s)
+        self.register_buffer("u", u)
+        self.register_buffer("vh", vh)
+        self.register_buffer("rest", rest)
 
-    def values(self, rows=slice(None)) -> Tensor:
-        """Return the singular values of some members [members, k]."""
-        s = self.s[rows].clamp(min=0)
-        return torch.cat([s, self.rest.expand(len(s), -1)], 1) if len(self.rest) else s
+    def values(self):
+        """Return all singular values [k]."""
+        return torch.cat([self.s.clamp(min=0), self.rest])
 
-    def weights(self, rows=slice(None)):
-        """Return the products of some members [members, ...]."""
-        s = self.values(rows)[:, None]
-        return ((self.u * s) @ self.v.mT).view(len(s), *self.w.shape)
+    def forward(self, w):
+        """Return the product, shaped as W."""
+        return ((self.u * self.values()) @ self.vh).view(w.shape).to(w.dtype)
 
-    def product(self, x, form, rows):
-        """Multiply by V^T once for all members, scale, and multiply by U."""
-        seen = form.shared(x, self.v.mT)
-        return form.mixed(form.scaled(seen, self.values(rows)), self.u[None])
+    def product(self, x, w, bias):
+        """Multiply x by V^T, by the values and by U, without building the weight."""
+        seen = F.linear(x.to(self.vh.dtype), self.vh) * self.values()
+        y = F.linear(seen, self.u).to(x.dtype)
+        return y if bias is None else y + bias
 
 
 def singular_value(
@@ -67,7 +55,7 @@ def singular_value(
     share: float = 1.0,
     classifiers: Classifiers = "independent",
     seed: int = 0,
-) -> FoldedEnsemble:
+) -> FunctionalEnsemble:
     """Make a singular value ensemble: U diag(s_m) V^T for every target weight.
 
     Parameters
@@ -89,7 +77,7 @@ def singular_value(
 
     Returns
     -------
-    FoldedEnsemble
+    Ensemble
 
     Raises
     ------
@@ -104,15 +92,22 @@ def singular_value(
     within("init_std", init_std, "[0, inf)")
     within("share", share, "(0, 1]")
 
-    def make(site, generators):
-        parameters: dict[str, MemberParameter] = {
-            site.parameter: SingularValues(site.weight, init_std, generators, share)
-        }
-        if site.bias is not None:
-            bias = site.bias.detach()
-            noise = normal(bias, bias.shape, init_std, generators)
-            parameters[site.bias_name] = Own(nn.Parameter(bias + noise))
-        return parameters
+    factors = {}
+
+    def make(site, generator):
+        w = site.weight
+        if w not in factors:  # of the network once, whatever the number of members
+            matrix = w.detach().flatten(1).float()
+            factors[w] = torch.linalg.svd(matrix, full_matrices=False)
+        u, s, vh = factors[w]
+        moving = math.ceil(share * len(s))
+        start = s * (1 + normal(s, s.shape, init_std, generator))
+        own = SingularValues(u, start[:moving].clamp(min=0), vh, s[moving:])
+        if site.bias is None:
+            return own
+        bias = site.bias.detach()
+        noise = normal(bias, bias.shape, init_std, generator).to(bias)
+        return {site.parameter: own, site.bias_name: Own(bias + noise)}
 
     return implicit(
         backbone,

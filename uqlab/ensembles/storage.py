@@ -9,15 +9,14 @@ from torch import Tensor, nn
 
 from uqlab.core.checks import one_of
 from uqlab.core.files import StrPath, fingerprint
-from uqlab.core.modules import layers_of
 from uqlab.core.tensors import load_tensors, save_tensors
-from uqlab.ensembles.base import Ensemble, FoldedEnsemble, SeparateEnsemble
+from uqlab.ensembles.base import Ensemble, SeparateEnsemble
 from uqlab.ensembles.batch_ensemble import batch
 from uqlab.ensembles.dropout import dropout
 from uqlab.ensembles.film import film
+from uqlab.ensembles.functional import FunctionalEnsemble, Own
 from uqlab.ensembles.implicit import STATISTICS
 from uqlab.ensembles.last_layer import own_classifiers
-from uqlab.ensembles.layers import PerMember, joined, shapes_of
 from uqlab.ensembles.lora import lora
 from uqlab.ensembles.masksembles import masksembles
 from uqlab.ensembles.mimo import mimo
@@ -107,11 +106,12 @@ def _learned(ensemble):
     """Return what training changes: trained parameters, and statistics that move."""
     every = ensemble.named_parameters()
     learned: dict[str, Tensor] = {name: p for name, p in every if p.requires_grad}
-    folded = isinstance(ensemble, FoldedEnsemble)
-    for name, buffer in ensemble.named_buffers():
-        own = not folded or name.endswith(".value")
-        if own and not STATISTICS.isdisjoint(name.split(".")):
-            learned[name] = buffer
+    if not isinstance(ensemble, FunctionalEnsemble):
+        moving = ensemble.named_buffers()
+        return learned | {n: b for n, b in moving if n.split(".")[-1] in STATISTICS}
+    for name, part in ensemble.seen.items():
+        if name.split(".")[-1] in STATISTICS:
+            learned |= {f"{name} {key}": t for key, t in part.stacked().items()}
     return learned
 
 
@@ -131,7 +131,7 @@ def concatenate(shards: Sequence[Ensemble]) -> Any:
     Parameters
     ----------
     shards : sequence of Ensemble
-        Folded or separate, of one method, settings and seed.
+        Of one method, settings and seed.
 
     Returns
     -------
@@ -156,20 +156,23 @@ def concatenate(shards: Sequence[Ensemble]) -> Any:
             models += map(shard.member, range(shard.members))
         whole = SeparateEnsemble(copy.deepcopy(models), members)
     else:
-        networks = [shard.get_submodule("network") for shard in shards]
-        _check_shared(networks)
-        whole = type(first)(joined(networks), members)
-        whole.chunk = first.chunk
+        _check_shared(shards)
+        whole = copy.deepcopy(first)
+        whole.member_ids = members
+        for name, part in whole.seen.items():
+            parts = [shard.seen[name].stacked() for shard in shards]
+            for key, t in part.stacked().items():
+                t.data = torch.cat([each[key].detach() for each in parts])
     return whole.with_recipe(first.recipe).train(first.training)
 
 
 def _in_order(shards: Sequence[Ensemble]) -> tuple[list[Ensemble], range]:
     """Return the shards and their members in order; raise if they do not belong."""
     kinds = {type(shard) for shard in shards}
-    if len(kinds) > 1 or not isinstance(shards[0], FoldedEnsemble | SeparateEnsemble):
+    if len(kinds) > 1 or not isinstance(shards[0], FunctionalEnsemble | SeparateEnsemble):
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise TypeError(
-            f"concatenate takes shards of one folded or separate ensemble, got {names}"
+            f"concatenate takes shards of one ensemble whose members are apart, got {names}"
         )
     shards = sorted(shards, key=lambda shard: shard.member_ids.start)
     ids = []
@@ -194,17 +197,20 @@ def _described(shard):
     return recipe, shapes_of(shard.member(0).named_parameters())
 
 
-def _check_shared(networks):
-    """Raise ValueError unless what all members share is equal in all networks."""
-    per_member: set[int] = set()
-    for layer in layers_of(networks[0], PerMember):
-        per_member |= {id(t) for t in layer.own_tensors().values()}
-    state, *others = (network.state_dict(keep_vars=True) for network in networks)
+def _check_shared(shards):
+    """Raise ValueError unless what all members share is equal in all shards."""
+    own = shards[0].seen
+    state, *others = (shard.network.state_dict() for shard in shards)
     for name, tensor in state.items():
-        if id(tensor) in per_member:
-            continue
+        if name in own and isinstance(own[name].kind, Own):
+            continue  # what stands where each member has a tensor of its own
         if not all(torch.equal(tensor, other[name].to(tensor)) for other in others):
             raise ValueError(
                 f"shards differ in {name}, which all members share: train the ensemble "
                 "as a whole"
             )
+
+
+def shapes_of(tensors):
+    """Return the shapes of (name, tensor) pairs, as of `named_parameters`, by name."""
+    return {name: tensor.shape for name, tensor in tensors}

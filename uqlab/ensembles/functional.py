@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from uqlab.core.checks import one_of
 from uqlab.core.modules import Inputs, layers_of, logits_of
-from uqlab.ensembles.base import Ensemble
+from uqlab.ensembles.base import Ensemble, draws_noise
 
 # Up to here, inputs times parameters of the network, `vmap` is the faster way on a CPU:
 # the calls of small operations cost more than what they compute.
@@ -51,7 +51,7 @@ class Own(nn.Module):
 
     def forward(self, w: Tensor) -> Tensor:
         """Return the member's tensor, whatever the network's is."""
-        return self.value
+        return self.value.to(w.dtype)
 
 
 class Seen(nn.Module):
@@ -297,11 +297,32 @@ class FunctionalEnsemble(Ensemble):
 
     # --- members ---------------------------------------------------------------------
 
-    def sees(self, name: str, index: int) -> Tensor:
+    def tensor(self, name: str, index: int) -> Tensor:
         """Return what one member sees of a tensor of the network."""
+        w = _tensor(self.network, name)
+        if name not in self.seen:
+            return w
         part = self.seen[name]
-        mine = {key: t[index] for key, t in part.stacked().items()}
-        return functional_call(part.kind, mine, (_tensor(self.network, name),))
+        return functional_call(part.kind, self._held(part, index), (w,))
+
+    def _held(self, part: Seen, index: int) -> dict[str, Tensor]:
+        return {key: t[index] for key, t in part.stacked().items()}
+
+    def start(self, name: str) -> Tensor | None:
+        """Return a tensor before training; None if it was trained, or is not known."""
+        w = _tensor(self.network, name)
+        own = name in self.seen and isinstance(self.seen[name].kind, Own)
+        return None if own or w.requires_grad else w.detach()
+
+    def update(self, name: str, index: int) -> Tensor | None:
+        """Return what training added, if the method knows it without rounding."""
+        kind = self.seen[name].kind if name in self.seen else None
+        if self.start(name) is None or not hasattr(kind, "update"):
+            return None
+        with torch.no_grad():
+            rows = self._held(self.seen[name], index)
+            with _swapped(kind, rows):
+                return kind.update().clone()
 
     @torch.no_grad()
     def member(self, index: int) -> nn.Module:
@@ -309,7 +330,7 @@ class FunctionalEnsemble(Ensemble):
         self._check_index(index)
         network = frozen_copy(self.network)
         for name, part in self.seen.items():
-            value = self.sees(name, index).detach().clone()
+            value = self.tensor(name, index).detach().clone()
             if isinstance(_tensor(network, name), nn.Parameter):
                 value = nn.Parameter(value, part.trained)
             for alias in self.one.aliases[name]:
@@ -368,8 +389,10 @@ class _Pass:
     def in_turn(self) -> Tensor:
         """Run one member after the other."""
         logits = []
+        # By unbind: the gradients of `t[m]` would be as large as t, for each member.
+        apart = {key: t.unbind() for key, t in self.rows.items()}
         for m in range(self.members):
-            row = {key: t[m] for key, t in self.rows.items()}
+            row = {key: each[m] for key, each in apart.items()}
             # A network that changes its input in place must not change the next one's.
             some = [t[m] if self.each else t.clone() for t in self.tensors]
             logits.append(self.call(row, some))
@@ -477,24 +500,6 @@ def _no_checkpoints() -> Iterator[None]:
             setattr(checkpoint, name, value)
 
 
-def draws_noise(network: nn.Module) -> bool:
-    """Return whether a network draws random numbers in training.
-
-    Besides layers of noise there is dropout inside modules, as in attention, recurrent
-    layers and transformers.
-    """
-    for module in network.modules():
-        config = getattr(module, "config", None)
-        settings = vars(module) | getattr(config, "__dict__", {})
-        inside = any(
-            p for name, p in settings.items() if "drop" in name and isinstance(p, float)
-        )
-        layer = "Dropout" in type(module).__name__ or isinstance(module, nn.RReLU)
-        if inside or (layer and settings.get("p", 1)):
-            return True
-    return False
-
-
 def frozen_copy(network: Any) -> Any:
     """Copy a network; frozen parameters share memory, all else is its own."""
     memo = {
@@ -503,6 +508,20 @@ def frozen_copy(network: Any) -> Any:
         if not p.requires_grad
     }
     return copy.deepcopy(network, memo)
+
+
+@contextlib.contextmanager
+def _swapped(module: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Let a module hold other tensors inside the block."""
+    before = {name: _tensor(module, name) for name in tensors}
+    for name, t in tensors.items():
+        held = nn.Parameter(t, False) if isinstance(before[name], nn.Parameter) else t
+        _put(module, name, held)
+    try:
+        yield
+    finally:
+        for name, t in before.items():
+            _put(module, name, t)
 
 
 def _aliases(network: nn.Module) -> dict[str, list[str]]:
