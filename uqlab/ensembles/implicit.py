@@ -33,7 +33,8 @@ from uqlab.ensembles.base import (
 )
 from uqlab.ensembles.layers import MemberLayer, own_dropout, plain_linear
 from uqlab.ensembles.members import MemberModule, MemberParameter, Own, weight_name
-from uqlab.models import ATTENTION, classifier
+from uqlab.models import ATTENTION
+from uqlab.models import classifier as classifier_named
 
 Classifiers = Literal["independent", "shared"]
 Make = Callable[["Site", list[torch.Generator]], Mapping[str, MemberParameter]]
@@ -203,6 +204,7 @@ def implicit(
     *,
     target: str | None = None,
     classifiers: Classifiers = "independent",
+    classifier: str | None = None,
     seed: int = 0,
     recipe: Mapping[str, Any] | None = None,
     find: Callable[[nn.Module], list[Site]] = sites,
@@ -215,7 +217,7 @@ def implicit(
 
     Parameters
     ----------
-    backbone, members, target, classifiers, seed, train_backbone
+    backbone, members, target, classifiers, classifier, seed, train_backbone
         As in `lora`.
     make : callable
         (site, generators) -> what the members see, by the names of parameters in
@@ -260,7 +262,8 @@ def implicit(
     ids = check_backbone(backbone, members)
     one_of("classifiers", classifiers, ("independent", "shared"))
     network = plain(backbone, train_backbone)
-    chosen, head = _chosen(network, find, target, everywhere, called)
+    head = classifier_named(network, classifier)
+    chosen = _chosen(network, head, find, target, everywhere, called)
     generators = member_generators(seed, ids, "adapter")
     parameters = {}
     for site in chosen:
@@ -273,13 +276,13 @@ def implicit(
     place(network, parameters)
     if train_backbone:
         own_statistics(network, len(ids))
-    how = {"target": target, "classifiers": classifiers, "seed": seed}
-    return folded(network, ids, {"method": "own", **(recipe or {}), **how})
+    how = {"target": target, "classifiers": classifiers, "classifier": classifier}
+    made = {"method": "own", **(recipe or {}), **how, "seed": seed}
+    return folded(network, ids, made)
 
 
-def _chosen(network, find, target, everywhere: bool, called: str):
-    """Return the weights that are to be the members' own, and the classifier's name."""
-    head = classifier(network)
+def _chosen(network, head: str, find, target, everywhere: bool, called: str):
+    """Return the weights that are to be the members' own; `head` is no such one."""
     candidates = [site for site in find(network) if site.holder != head]
     if target is None:
         chosen = _usual(candidates, everywhere)
@@ -290,7 +293,7 @@ def _chosen(network, find, target, everywhere: bool, called: str):
             f"{type(network).__name__} has no {called} before its classifier "
             f"{head!r}, which is the last linear layer"
         )
-    return chosen, head
+    return chosen
 
 
 def _usual(candidates, everywhere: bool):
