@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import math
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -170,3 +171,71 @@ def batches(
     for low in range(0, count(inputs), batch_size):
         rows = slice(low, low + batch_size)
         yield rows, take(model, inputs, rows)
+
+
+@torch.no_grad()
+def classifier_of(network: nn.Module, inputs: Inputs) -> str:
+    """Find the linear layer whose output is the logits, by one pass of two inputs.
+
+    A log_softmax behind it changes nothing.
+
+    Returns
+    -------
+    str
+        The layer's name; empty if the network itself is a linear layer.
+
+    Raises
+    ------
+    ValueError
+        If the logits are no layer's output, as with a mean of several heads.
+    """
+    modules = network.named_modules()
+    linear = {name: part for name, part in modules if isinstance(part, nn.Linear)}
+    with evaluating(network):
+        found = given_for_logits(network, linear, take(network, inputs, slice(2)))
+    if len(found) != 1:
+        raise ValueError(
+            f"{type(network).__name__} calls no linear layer whose output is the logits"
+            f" (its last are {', '.join([*linear][-3:])}): return those of one, no mean "
+            'of several, or, where it can be given, name one: classifier="..."'
+        )
+    return next(iter(found))
+
+
+def given_for_logits(
+    network: nn.Module, layers: Mapping[str, nn.Module], inputs: Inputs
+) -> dict[str, Tensor]:
+    """Return what layers are given, [samples, width], whose outputs are the logits.
+
+    For this pass each of the layers returns random numbers instead: whichever of its
+    rows the network returns, perhaps those of each text's last token, are the logits.
+    """
+    generator = torch.Generator().manual_seed(0)
+    calls = {}
+
+    def answer(name):
+        def hook(_, args, y):
+            noise = torch.randn(y.shape, generator=generator).to(y)
+            calls[name] = args[0].flatten(0, -2), noise.flatten(0, -2)
+            return noise
+
+        return hook
+
+    handles = (part.register_forward_hook(answer(n)) for n, part in layers.items())
+    with hooked(handles):
+        logits = logits_of(call(network, inputs))
+    found = {}
+    for name, (given, noise) in calls.items():
+        if logits.ndim == 2 and logits.shape[1] == noise.shape[1]:
+            wanted, rows = _differences(logits), _differences(noise)
+            gaps, places = torch.cdist(wanted, rows, p=math.inf).min(1)
+            # What a log_softmax rounds, in the network's precision.
+            if gaps.max() <= 4 * torch.finfo(noise.dtype).eps * wanted.abs().max():
+                found[name] = given[places.to(given.device)]
+    return found
+
+
+def _differences(logits: Tensor) -> Tensor:
+    """Return logits of several classes without what all have in common."""
+    logits = logits.cpu().double()
+    return logits - logits[:, :1] if logits.shape[1] > 1 else logits

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import io
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from uqlab.data.downloads import fetch, places
 from uqlab.data.readers import Items, reading, source, split_rows, unpacked
 
 TAB_SEPARATED: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+NEEDED = {"sentence", "sentence1", "sentence2", "text", "label"}
+WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
 NEWS = ("World", "Sports", "Business", "Sci/Tech")
 QUESTIONS = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")
 # Name -> the table text/<it>.tsv.gz; no checksum of them is published, so they are not
@@ -30,7 +33,7 @@ SAMPLES = {
 
 def table(path: Path, split: str) -> Items:
     """Return one split of a table; `datasets.load` says what it must hold."""
-    columns = _columns(path)
+    columns, lines = _columns(path)
     if {"sentence1", "sentence2"} <= {*columns}:
         pairs = zip(columns["sentence1"], columns["sentence2"], strict=True)
         texts = [" ".join(pair) for pair in pairs]
@@ -41,10 +44,19 @@ def table(path: Path, split: str) -> Items:
             f"{path} must hold a column sentence or text, and rows; "
             f"got the columns {[*columns]}"
         )
+    for name, fields in columns.items():
+        bare = [field in ("", "nan", "NaN") for field in fields]
+        if name in NEEDED and any(bare):
+            raise ValueError(
+                f"{path}: line {lines[bare.index(True)]} has no {name}; fill it in or "
+                "leave the row out"
+            )
     if "label" not in columns:
         return Items(texts, np.full(len(texts), -1), ())
     names = columns["label"]
-    numbers = all(name.isdecimal() for name in names)
+    numbers = all(map(WHOLE.fullmatch, names))
+    if numbers:  # 1, 01 and 1.0 are one class
+        names = [str(int(name.partition(".")[0])) for name in names]
     classes = sorted(set(names), key=int if numbers else None)
     y = np.array([classes.index(name) for name in names])
     if "split" in columns:
@@ -54,22 +66,25 @@ def table(path: Path, split: str) -> Items:
     return Items([texts[row] for row in rows], y[rows], tuple(classes))
 
 
-def _columns(path: Path) -> dict[str, list[str]]:
-    """Return the columns of a table by their names in lower case."""
+def _columns(path: Path) -> tuple[dict[str, list[str]], list[int]]:
+    """Return a table's columns by names in lower case, and its rows' last lines."""
     opened = gzip.open if path.suffix == ".gz" else open
     form = TAB_SEPARATED if ".tsv" in path.suffixes else {}
     with reading(path), opened(path, "rt", encoding="utf-8-sig", newline="") as file:
-        header, *rows = [row for row in csv.reader(file, **form) if row] or [[]]
-    for number, row in enumerate(rows, start=1):
+        reader = csv.reader(file, **form)
+        numbered = [(reader.line_num, row) for row in reader if row] or [(1, [])]
+    (_, header), *rows = numbered
+    names = [name.strip().lower() for name in header]
+    if len({*names}) < len(names):
+        raise ValueError(f"{path} has two columns of one name: {', '.join(names)}")
+    for line, row in rows:
         if len(row) != len(header):
             raise ValueError(
-                f"{path}: row {number} must have {len(header)} fields like the header, "
+                f"{path}: line {line} must have {len(header)} fields like the header, "
                 f"got {len(row)}"
             )
-    return {
-        name.strip().lower(): list(map(str.strip, fields))
-        for name, *fields in zip(header, *rows, strict=True)
-    }
+    columns = {n: [row[i].strip() for _, row in rows] for i, n in enumerate(names)}
+    return columns, [line for line, _ in rows]
 
 
 def sample(split, root, file):

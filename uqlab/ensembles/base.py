@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from uqlab.core.modules import Inputs, call, logits_of, map_tensors, rows_of
+from uqlab.models import check_classifier
 
 Members = int | str | range  # what `member_range` reads
 
@@ -30,6 +31,7 @@ class Ensemble(nn.Module):
         super().__init__()
         self.member_ids = member_ids
         self.recipe: dict[str, Any] | None = None
+        self._checked = False  # whether the classifier is the one that was taken
 
     @property
     def members(self) -> int:
@@ -74,6 +76,8 @@ class Ensemble(nn.Module):
 
     def forward_members(self, x: Inputs) -> Tensor:
         """Return logits of x [members, batch, ...], a batch for each member."""
+        if not torch.compiler.is_compiling():
+            self._check_classifier((x,), {}, True)
         while True:
             try:
                 passes = [self.run(rows_of(x, rows), rows) for rows in self.passes(x)]
@@ -122,6 +126,17 @@ class Ensemble(nn.Module):
         if recipe is not None:
             self.recipe = {**recipe, "members": member_text(self.member_ids)}
         return self
+
+    def _check_classifier(self, args: tuple, named: Mapping, each: bool) -> None:
+        """Raise ValueError, at the first call, unless the classifier was rightly taken.
+
+        Where nobody named it, a method took the linear layer that stands last.
+        """
+        taken = (self.recipe or {}).get("classifier", "") is None
+        if taken and not self._checked and len(args) + bool(named) == 1:
+            x = args[0] if args else named
+            check_classifier(self.member(0), rows_of(x, 0) if each else x)
+            self._checked = True
 
     def _check_index(self, index: int) -> None:
         if not 0 <= index < self.members:

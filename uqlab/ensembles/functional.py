@@ -7,6 +7,7 @@ A method says in a small module what *one* member sees in place of a parameter:
 
 import contextlib
 import copy
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -159,6 +160,7 @@ class FunctionalEnsemble(Ensemble):
         self.mode = "auto"
         self.chunk_size: int | None = None
         self.refused = ""  # what vmap said
+        self.shares_most = False  # whether members differ at the end alone
         self._tried: set[tuple] = set()
 
     @property
@@ -188,7 +190,10 @@ class FunctionalEnsemble(Ensemble):
     # --- passes ----------------------------------------------------------------------
 
     def forward(self, *args: Any, **named: Any) -> Tensor:
-        """Return logits [members, batch, ...] of inputs [batch, ...]."""
+        """Return logits [members, batch, ...] of inputs [batch, ...].
+
+        As the network takes them; a mapping alone is inputs by name.
+        """
         return self._run(args, named, False, slice(None))
 
     def forward_members(self, *args: Any, **named: Any) -> Tensor:
@@ -210,6 +215,8 @@ class FunctionalEnsemble(Ensemble):
     def _run(self, args: tuple, named: dict, each: bool, members: slice) -> Tensor:
         if len(args) == 1 and isinstance(args[0], Mapping):
             args, named = (), {**args[0], **named}
+        if not torch.compiler.is_compiling():
+            self._check_classifier(args, named, each)
         leaves, tree = tree_flatten((args, named))
         tensors = [t.clone() for t in leaves if isinstance(t, Tensor)]
         shared = self._shared()
@@ -220,13 +227,18 @@ class FunctionalEnsemble(Ensemble):
             inputs = tree_unflatten(given, tree)
             return functional_call(self.one, row | shared, inputs, tie_weights=False)
 
-        one_pass = _Pass(call, self.rows(members), tensors, each)
+        one = functools.partial(self.one_pass, call)
+        one_pass = _Pass(one, self.rows(members), tensors, each)
         with _no_checkpoints(), _no_fast_path():
             try:
                 return self._by(self._way(one_pass), one_pass)
             except _Read:
                 self.one.products = False  # a linear layer is read, not called
                 return self._by(self._way(one_pass), one_pass)
+
+    def one_pass(self, call: Any, row: dict, tensors: Sequence[Tensor]) -> Tensor:
+        """Return the logits of one member: `call(row, tensors)`, its network's."""
+        return call(row, tensors)
 
     def _by(self, way: str, one_pass: "_Pass") -> Tensor:
         if way == "loop":
@@ -262,7 +274,7 @@ class FunctionalEnsemble(Ensemble):
         if layers_of(self.network, *RECURRENT):
             return False
         first = one_pass.tensors[0]
-        if first.device.type != "cpu":
+        if first.device.type != "cpu" or (self.shares_most and not one_pass.each):
             return True
         batch = first.shape[1 if one_pass.each else 0]
         size = sum(t.numel() for t in self.network.parameters())

@@ -27,7 +27,8 @@ from uqlab.core.checks import one_network, one_of
 from uqlab.core.modules import frozen
 from uqlab.ensembles.base import Members, member_generators, member_range
 from uqlab.ensembles.functional import FunctionalEnsemble, Own
-from uqlab.models import ATTENTION, classifier
+from uqlab.models import ATTENTION
+from uqlab.models import classifier as classifier_named
 
 Classifiers = Literal["independent", "shared"]
 # What one member sees: of the site's weight, or of several tensors of its module.
@@ -191,6 +192,7 @@ def implicit(
     *,
     target: str | None = None,
     classifiers: Classifiers = "independent",
+    classifier: str | None = None,
     seed: int = 0,
     recipe: Mapping[str, Any] | None = None,
     find: Callable[[nn.Module], list[Site]] = sites,
@@ -203,7 +205,7 @@ def implicit(
 
     Parameters
     ----------
-    backbone, members, target, classifiers, seed, train_backbone
+    backbone, members, target, classifiers, classifier, seed, train_backbone
         As in `lora`.
     make : callable
         (site, generator) -> a module for one member: `module(w)` is what it sees of the
@@ -246,7 +248,8 @@ def implicit(
     ids = check_backbone(backbone, members)
     one_of("classifiers", classifiers, ("independent", "shared"))
     network = plain(backbone, train_backbone)
-    chosen, head = _chosen(network, find, target, everywhere, called)
+    head = classifier_named(network, classifier)
+    chosen = _chosen(network, head, find, target, everywhere, called)
     generators = member_generators(seed, ids, "adapter")
     sees: Sees = {}
     for site in chosen:
@@ -262,14 +265,13 @@ def implicit(
         network.set_submodule(head, last.requires_grad_())
     if train_backbone:
         sees = own_statistics(network, len(ids)) | sees
-    how = {"target": target, "classifiers": classifiers, "seed": seed}
-    ensemble = FunctionalEnsemble(network, sees, ids)
-    return ensemble.with_recipe({"method": "own", **(recipe or {}), **how})
+    how = {"target": target, "classifiers": classifiers, "classifier": classifier}
+    made = {"method": "own", **(recipe or {}), **how, "seed": seed}
+    return FunctionalEnsemble(network, sees, ids).with_recipe(made)
 
 
-def _chosen(network, find, target, everywhere: bool, called: str):
-    """Return the weights that are to be the members' own, and the classifier's name."""
-    head = classifier(network)
+def _chosen(network, head: str, find, target, everywhere: bool, called: str):
+    """Return the weights that are to be the members' own; `head` is no such one."""
     candidates = [site for site in find(network) if site.holder != head]
     if target is None:
         chosen = _usual(candidates, everywhere)
@@ -280,7 +282,7 @@ def _chosen(network, find, target, everywhere: bool, called: str):
             f"{type(network).__name__} has no {called} before its classifier "
             f"{head!r}, which is the last linear layer"
         )
-    return chosen, head
+    return chosen
 
 
 def _usual(candidates, everywhere: bool):

@@ -1,11 +1,14 @@
 """Laplace: Gaussians around trained weights, of a LoRA network or of CLIP's towers."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from uqlab.core.checks import (
     ArrayLike,
@@ -14,15 +17,9 @@ from uqlab.core.checks import (
     positive,
     representable,
 )
-from uqlab.core.modules import Inputs, batches, evaluating, hooked
-from uqlab.ensembles.base import (
-    Ensemble,
-    FoldedEnsemble,
-    Members,
-    member_generators,
-    member_range,
-)
-from uqlab.ensembles.layers import joined
+from uqlab.core.modules import Inputs, batches, call, evaluating, hooked, logits_of
+from uqlab.ensembles.base import Ensemble, Members, member_generators, member_range
+from uqlab.ensembles.functional import FunctionalEnsemble
 from uqlab.ensembles.lora import LowRank
 
 
@@ -57,15 +54,53 @@ class Curvature(NamedTuple):
         return u @ (torch.stack(noise).to(u) * deviation) @ v.mT
 
 
+class LinearisedEnsemble(FunctionalEnsemble):
+    """Members f(x) + J (w_m - w): one network, linear in what members add to it.
+
+    `center` is that network, an ensemble of one; J is the Jacobian of its logits by
+    what its member holds.
+    """
+
+    def __init__(self, center: FunctionalEnsemble, sees: Any, member_ids: range):
+        super().__init__(center.network, sees, member_ids)
+        self.center = center
+
+    def one_pass(self, call, row, tensors):
+        """Return the logits of one member."""
+        mean = {key: t[0] for key, t in self.center.rows().items()}
+        step = {key: row[key] - t for key, t in mean.items()}
+        with sdpa_kernel(SDPBackend.MATH):  # which has a forward derivative
+            logits, along = jvp(lambda held: call(held, tensors), (mean,), (step,))
+        return logits + along
+
+    def member(self, index):
+        """Return one member as a module; its weights alone are no network."""
+        self._check_index(index)
+        return First(self.shard(slice(index, index + 1)))
+
+
+class First(nn.Module):
+    """The first member of an ensemble: inputs [batch, ...] -> logits [batch, ...]."""
+
+    def __init__(self, ensemble: Ensemble):
+        super().__init__()
+        self.ensemble = ensemble
+
+    def forward(self, *args, **named):
+        """Return the member's logits."""
+        return self.ensemble(*args, **named)[0]
+
+
 def laplace_lora(
     trained: Ensemble,
     inputs: Inputs | ArrayLike,
     members: Members,
     *,
+    linearised: bool = True,
     prior_variance: float = 1e-3,
     batch_size: int = 64,
     seed: int = 0,
-) -> FoldedEnsemble:
+) -> FunctionalEnsemble:
     """Draw members around one trained LoRA network, A and B by a Kronecker posterior.
 
     Parameters
@@ -77,6 +112,10 @@ def laplace_lora(
         needs no labels.
     members : int, str or range
         As in `lora`. Member m depends on (seed, m) and `trained` alone.
+    linearised : bool
+        Whether the network is linear in A and B around the trained ones, as in Yang et
+        al.: samples of logits. False takes samples of weights, which the network sees
+        as they are; for a wide posterior its accuracy falls.
     prior_variance : float
         Of each number in A and B; Muhlematter et al. 2024 (appendix W) take 0.001.
     batch_size : int
@@ -84,8 +123,7 @@ def laplace_lora(
 
     Returns
     -------
-    FoldedEnsemble
-        `save` writes the members' weights as those of `lora`.
+    Ensemble
 
     Raises
     ------
@@ -107,7 +145,7 @@ def laplace_lora(
     Yang et al., "Bayesian low-rank adaptation for large language models", 2024.
     """
     method = (getattr(trained, "recipe", None) or {}).get("method")
-    if not isinstance(trained, FoldedEnsemble) or method != "lora":
+    if not isinstance(trained, FunctionalEnsemble) or method != "lora":
         kind = type(trained).__name__
         raise TypeError(f"laplace_lora takes a network that `lora` made, got {kind}")
     if trained.members != 1:
@@ -118,40 +156,55 @@ def laplace_lora(
     positive("prior_variance", prior_variance)
     ids = member_range(members)
     pairs = curvatures(trained, inputs, batch_size)
-    network = joined([trained.network] * len(ids))
+    ensemble = copies(trained, ids, linearised)
     for number, (name, pair) in enumerate(pairs.items()):
         generators = member_generators(seed, ids, "laplace", number)
-        low = network.get_submodule(name).weight
-        for p, curvature in zip((low.down, low.up), pair, strict=True):
+        low: Any = ensemble.seen[name].kind
+        for p, curvature in zip((low.lora_A, low.lora_B), pair, strict=True):
             p.data += curvature.draws(1 / prior_variance, generators).to(p)
-    return FoldedEnsemble(network, ids).with_recipe(trained.recipe).eval()
+    return ensemble.eval()
+
+
+def copies(
+    trained: FunctionalEnsemble, ids: range, linearised: bool
+) -> FunctionalEnsemble:
+    """Return an ensemble whose members all start as the one that was trained."""
+    center = copy.deepcopy(trained).requires_grad_(False)
+    sees: dict[str, list[nn.Module]] = {}
+    for name, part in trained.seen.items():
+        one = copy.deepcopy(part.kind)
+        for key, t in part.stacked().items():
+            one.get_parameter(key).data = t.detach()[0].clone()
+        sees[name] = [one for _ in ids]
+    if not linearised:
+        made = FunctionalEnsemble(center.network, sees, ids)
+        return made.with_recipe(trained.recipe)
+    recipe = {"method": "laplace_lora", "lora": trained.recipe}
+    return LinearisedEnsemble(center, sees, ids).with_recipe(recipe)
 
 
 def curvatures(
-    trained: FoldedEnsemble, inputs: Inputs | ArrayLike, batch_size: int = 64
+    trained: FunctionalEnsemble, inputs: Inputs | ArrayLike, batch_size: int = 64
 ) -> dict[str, tuple[Curvature, Curvature]]:
-    """Return the curvatures of A and of B, in float64, of every layer by name."""
-    layers = _layers_with_lora(trained)
-    whole = whole_curvatures(trained, layers, inputs, batch_size)
-    return {name: _of_factors(layers[name].weight, *whole[name]) for name in layers}
+    """Return the curvatures of A and of B, in float64, by the name of the weight."""
+    network = trained.member(0).requires_grad_()
+    low = {n: p.kind for n, p in trained.seen.items() if isinstance(p.kind, LowRank)}
+    layers = {name: _layer(network, name) for name in low}
+    whole = whole_curvatures(network, layers, inputs, batch_size)
+    return {name: _of_factors(low[name], *whole[name]) for name in low}
 
 
 def whole_curvatures(
-    trained: FoldedEnsemble,
+    network: nn.Module,
     layers: Mapping[str, Any],
     inputs: Inputs | ArrayLike,
     batch_size: int = 64,
-    ones: int = 0,
 ) -> dict[str, Curvature]:
-    """Return, by name, the curvatures of whole weights of one network's `layers`.
-
-    The inputs of each are followed by `ones` ones: what a bias is given.
-    """
+    """Return, by name, the curvatures of whole weights of one network's `layers`."""
     sums: dict[str, list[Any]] = {name: [0, 0, 0] for name in layers}
-    with evaluating(trained), torch.enable_grad():
-        for _, batch in batches(trained, as_inputs(inputs), batch_size):
-            for name, (seen, back) in _seen_and_back(trained, layers, batch).items():
-                seen = F.pad(seen, (0, ones), value=1.0)
+    with evaluating(network), torch.enable_grad():
+        for _, batch in batches(network, as_inputs(inputs), batch_size):
+            for name, (seen, back) in _seen_and_back(network, layers, batch).items():
                 new = back.mT @ back, seen.mT @ seen, len(seen)
                 for i, more in enumerate(new):
                     sums[name][i] += more
@@ -163,48 +216,44 @@ def _of_factors(low: LowRank, outputs, inputs):
 
     What enters B is A of what enters the layer, and slopes go back to A through B.
     """
-    down, up = (low.scale * p.detach()[0].double() for p in (low.down, low.up))
+    down, up = low.lora_A.detach()[0].double(), low.lora_B.detach()[0].double()
+    down, up = low.scale * down, low.scale * up
     of_a = Curvature(up.mT @ outputs @ up, inputs)
     return of_a, Curvature(outputs, down @ inputs @ down.mT)
 
 
-def _layers_with_lora(trained):
-    """Return the layers with LoRA; ValueError if one does not show its inputs."""
-    layers = {}
-    for name, unit in trained.network.named_modules():
-        if not any(isinstance(part, LowRank) for part in unit.children()):
-            continue
-        inner = unit.inner
-        plain = type(inner) is nn.Conv2d and inner.groups == 1
-        shows = type(inner) is nn.Linear or (plain and inner.padding_mode == "zeros")
-        if not shows:
-            raise ValueError(
-                "laplace_lora needs layers whose inputs and outputs can be seen, which "
-                f"{type(inner).__name__} {name!r} does not show; make the LoRA network "
-                "with a target of linear layers and plain convolutions"
-            )
-        layers[name] = unit
-    return layers
+def _layer(network, name: str) -> nn.Module:
+    """Return the layer with a weight; ValueError if it does not show its inputs."""
+    layer = network.get_submodule(name.rpartition(".")[0])
+    plain = type(layer) is nn.Conv2d and layer.groups == 1
+    shows = type(layer) is nn.Linear or (plain and layer.padding_mode == "zeros")
+    if not shows:
+        raise ValueError(
+            "laplace_lora needs layers whose inputs and outputs can be seen, which "
+            f"{type(layer).__name__} {name!r} does not show; make the LoRA network "
+            "with a target of linear layers and plain convolutions"
+        )
+    return layer
 
 
-def _seen_and_back(trained, layers, x):
+def _seen_and_back(network, layers, x):
     """Return what enters each layer, and the slopes at its outputs, by row or place."""
-    logits, calls = _calls(trained, layers, x)
+    logits, calls = _calls(network, layers, x)
     outputs = [calls[unit][1] for unit in layers.values()]
     slopes = [
         torch.autograd.grad(logits, outputs, root, retain_graph=True)
-        for root in _square_root(logits)
+        for root in square_root(logits)
     ]
     rows = {}
     for (name, unit), *of_classes in zip(layers.items(), *slopes, strict=True):
         seen, back = calls[unit][0], torch.stack(of_classes)
-        if isinstance(unit.inner, nn.Conv2d):  # [classes, batch, channels, ...]
-            seen, back = _patches(unit.inner, seen), back.movedim(2, -1)
+        if isinstance(unit, nn.Conv2d):  # [classes, batch, channels, ...]
+            seen, back = _patches(unit, seen), back.movedim(2, -1)
         rows[name] = seen.flatten(0, -2).double(), back.flatten(0, -2).double()
     return rows
 
 
-def _calls(trained, layers, x):
+def _calls(network, layers, x):
     """Return the logits, and what each layer was given and returned."""
     calls: dict[nn.Module, tuple[Tensor, Tensor]] = {}
 
@@ -212,7 +261,7 @@ def _calls(trained, layers, x):
         calls[unit] = args[0].detach(), y
 
     with hooked(unit.register_forward_hook(note) for unit in layers.values()):
-        logits = trained(x)[0]
+        logits = logits_of(call(network, x))
     if unused := [name for name, unit in layers.items() if unit not in calls]:
         raise ValueError(
             f"Laplace sees no call of {min(unused)!r}: the network reads its weight "
@@ -263,7 +312,13 @@ def _patches(layer: Any, x):
     return F.unfold(padded, layer.kernel_size, layer.dilation, 0, layer.stride).mT
 
 
-def _square_root(logits):
-    """Return columns s_c with sum_c s_c s_c^T = diag(p) - p p^T."""
+def square_root(logits: Tensor) -> Tensor:
+    """Return columns s_c [c, samples, classes], sum_c s_c s_c^T = diag(p) - p p^T.
+
+    One logit is a sigmoid's, with p (1 - p).
+    """
+    if logits.shape[-1] == 1:
+        p = logits.detach().sigmoid()
+        return (p * (1 - p)).sqrt()[None]
     p = logits.detach().softmax(-1)
     return (torch.eye(p.shape[-1]).to(p)[:, None] - p) * p.T.sqrt()[..., None]

@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from uqlab import models
 from uqlab.core.checks import at_least, within
 from uqlab.core.modules import call, logits_of
 from uqlab.ensembles.base import Ensemble, Members, member_generators
 from uqlab.ensembles.functional import frozen_copy
 from uqlab.ensembles.implicit import check_backbone, fresh_classifiers, plain
-from uqlab.models import Standardize, classifier
 
 PRODUCTS = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
@@ -87,6 +87,7 @@ def mimo(
     rho: float = 0.5,
     *,
     repeats: int = 4,
+    classifier: str | None = None,
     seed: int = 0,
 ) -> MIMOEnsemble:
     """Make a MIMO network: it takes an input for each member, and answers for each.
@@ -103,6 +104,8 @@ def mimo(
     repeats : int
         How often each input stands in its batch in training. In prediction all members
         see the same input.
+    classifier : str, optional
+        As in `lora`.
     seed : int
         The classifier of member m depends on (seed, m) alone.
 
@@ -139,7 +142,7 @@ def mimo(
             f"not {members!r}"
         )
     network = plain(backbone, trained=True)
-    begin, head = _ends(network)
+    begin, head = _ends(network, classifier)
     first: Any = network.get_submodule(begin)
     _put(first, "weight", torch.cat([first.weight / len(ids)] * len(ids), 1))
     _count_channels(network, len(ids), 1)
@@ -149,13 +152,13 @@ def mimo(
         each = [module.value for module in own]
         _put(last, name.rpartition(".")[2], torch.cat(each))
     ensemble = MIMOEnsemble(network, ids, begin, head, rho, repeats)
-    how = {"method": "mimo", "rho": rho, "repeats": repeats, "seed": seed}
-    return ensemble.train(backbone.training).with_recipe(how)
+    how = {"rho": rho, "repeats": repeats, "classifier": classifier, "seed": seed}
+    return ensemble.train(backbone.training).with_recipe({"method": "mimo"} | how)
 
 
-def _ends(network):
+def _ends(network, named: str | None):
     """Return the names of the first layer and of the last, or raise ValueError."""
-    head, begin, first = classifier(network), "", network
+    head, begin, first = models.classifier(network, named), "", network
     for name, layer in network.named_modules():
         inner = isinstance(layer, PRODUCTS) or not list(layer.children())
         if inner and list(layer.parameters()):
@@ -186,7 +189,7 @@ def _count_channels(network, now: int, before: int):
     for layer in network.modules():
         if isinstance(getattr(layer, "num_channels", None), int):
             layer.num_channels = layer.num_channels // before * now
-        if isinstance(layer, Standardize):
+        if isinstance(layer, models.Standardize):
             for name in ("mean", "std"):
                 one = getattr(layer, name).chunk(before)[0]
                 setattr(layer, name, one.repeat(now, 1, 1))

@@ -10,22 +10,29 @@ from torch import Tensor, nn
 from uqlab.core.checks import one_of
 from uqlab.core.files import StrPath, fingerprint
 from uqlab.core.tensors import load_tensors, save_tensors
-from uqlab.ensembles.base import Ensemble, SeparateEnsemble
+from uqlab.ensembles.base import Ensemble, SeparateEnsemble, member_range
 from uqlab.ensembles.batch_ensemble import batch
 from uqlab.ensembles.dropout import dropout
 from uqlab.ensembles.film import film
 from uqlab.ensembles.functional import FunctionalEnsemble, Own
 from uqlab.ensembles.implicit import STATISTICS
+from uqlab.ensembles.laplace import copies
 from uqlab.ensembles.last_layer import own_classifiers
-from uqlab.ensembles.lora import lora
+from uqlab.ensembles.lora import lora as make_lora
 from uqlab.ensembles.masksembles import masksembles
 from uqlab.ensembles.mimo import mimo
 from uqlab.ensembles.packed import packed
 from uqlab.ensembles.singular_value import singular_value
 
+def _linearised(backbone: nn.Module, members: Any, lora: Any, **_: Any) -> Ensemble:
+    settings = {key: value for key, value in lora.items() if key != "method"}
+    return copies(make_lora(backbone, **settings), member_range(members), True)
+
+
 # What a file may ask for.
 _METHODS: dict[str, Callable[..., Ensemble]] = {
-    "lora": lora,
+    "lora": make_lora,
+    "laplace_lora": _linearised,
     "singular_value": singular_value,
     "batch": batch,
     "masksembles": masksembles,
