@@ -72,8 +72,9 @@ def fit(
 ) -> History:
     """Train every member on its own shuffling of the same data.
 
-    The batches, the dropout and the augmentation of member m depend on (seed, m) alone:
-    ten members equal 4 + 6 and ten runs of one, to float tolerance.
+    The batches and the augmentation of member m depend on (seed, m) alone: without
+    dropout ten members equal 4 + 6 and ten runs of one, to float tolerance. Dropout
+    follows from the seed and from who is trained together.
 
     Parameters
     ----------
@@ -199,7 +200,8 @@ class Task:
         weights: by written out derivatives for members that are plain perceptrons
         (ChainStep), and by autograd for all others.
         """
-        shard.train().reseed(self.seed, epoch)  # of dropout
+        shard.train()
+        take_step.start(self.seed, epoch)
         first = epoch * self.steps_per_epoch
         for number, (x, y) in enumerate(self.batches(epoch, shard), first):
             lr = self.settings.lr_at(number, self.steps_per_epoch, self.epochs)
@@ -251,7 +253,8 @@ def _train(
     bar = tqdm(epochs, "fit", task.epochs, False, disable=not progress, initial=first)
     precision = arithmetic(task.precision, task.inputs.device)
     # Whatever happens, the ensemble is in evaluation mode afterwards.
-    with evaluating(ensemble), bar, workers, precision:
+    generators = torch.random.fork_rng([task.inputs.device] * task.inputs.is_cuda)
+    with evaluating(ensemble), bar, workers, precision, generators:
         for epoch in bar:
             workers.run(functools.partial(task.run, losses[epoch], epoch))
             _check_finite(ensemble, losses[epoch], epoch)
@@ -293,7 +296,10 @@ def _workers(ensemble: Ensemble, task: Task, bounds: list[int] | None) -> Worker
         ensemble(two)
     rows = task.rows * ensemble.repeats
     multiply_adds = counted.get_total_flops() * rows // (2 * len(two))
-    return Workers(ensemble, multiply_adds, make, bounds)
+    # Perceptrons' steps have generators of each member's; other noise is torch's one.
+    own_noise = isinstance(make(ensemble), ChainStep)
+    apart = not ensemble.shared_parameters() if own_noise else ensemble.can_shard()
+    return Workers(ensemble, multiply_adds, apart, make, bounds)
 
 
 def _check_finite(ensemble: Ensemble, losses: Tensor, epoch: int) -> None:

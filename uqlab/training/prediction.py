@@ -8,7 +8,7 @@ from tqdm.auto import tqdm
 from uqlab.core.checks import ArrayLike, as_inputs, at_least
 from uqlab.core.devices import arithmetic
 from uqlab.core.modules import evaluating, like_parameters, logits_of
-from uqlab.ensembles import Ensemble, built_once
+from uqlab.ensembles import Ensemble
 
 
 @torch.no_grad()
@@ -50,7 +50,7 @@ def predict(
         total=len(x), desc="predict", unit="input", disable=not progress,
         leave=False,
     )  # fmt: skip
-    with bar, evaluating(ensemble), arithmetic(precision, where), built_once():
+    with bar, evaluating(ensemble), arithmetic(precision, where):
         while start < len(x):
             batch = like_parameters(ensemble, x[start : start + batch_size])
             try:

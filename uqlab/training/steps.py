@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from uqlab.core.modules import trainable
-from uqlab.ensembles import Ensemble, FoldedEnsemble, MemberDropout, MemberModule, Own
+from uqlab.ensembles import Ensemble, FunctionalEnsemble, Own, member_seed
 from uqlab.training.losses import Loss, cross_entropy, mean_square
 from uqlab.training.optimisation import Optimisation, clip_members, set_lr
 
@@ -19,7 +19,7 @@ def make_step(
     plain = settings.clip is None and not autocast
     layers = linear_chain(ensemble, flat) if plain else []
     if layers:
-        return ChainStep(layers, loss, settings)
+        return ChainStep(layers, ensemble.member_ids, loss, settings)
     return AutogradStep(ensemble, loss, settings)
 
 
@@ -36,6 +36,11 @@ class AutogradStep:
         self.clip = settings.clip
         self.shared = ensemble.shared_parameters()
         self.optimizer = settings.of(trainable(ensemble))
+
+    def start(self, seed: int, epoch: int) -> None:
+        """Start the noise of an epoch, which the network draws from torch."""
+        first = self.ensemble.member_ids[0]
+        torch.manual_seed(member_seed(seed, first, "noise", epoch))
 
     def __call__(
         self, x: Tensor, labels: Tensor, lr: float
@@ -74,7 +79,7 @@ class Layer(NamedTuple):
     weight: nn.Parameter  # [members, out, in]
     bias: nn.Parameter | None  # [members, out]
     relu: bool = False
-    dropout: MemberDropout | None = None
+    dropout: float | None = None
 
 
 def linear_chain(ensemble: Ensemble, flat: bool) -> list[Layer]:
@@ -82,7 +87,9 @@ def linear_chain(ensemble: Ensemble, flat: bool) -> list[Layer]:
 
     The list is empty for any other network, and where a weight is frozen.
     """
-    network = ensemble.network if isinstance(ensemble, FoldedEnsemble) else None
+    if not isinstance(ensemble, FunctionalEnsemble):
+        return []
+    network = ensemble.network
     if type(network) is not nn.Sequential or not _plain(network):
         return []
     modules = list(network)
@@ -91,34 +98,61 @@ def linear_chain(ensemble: Ensemble, flat: bool) -> list[Layer]:
             modules = modules[1:]
         case _ if not flat:
             return []
+    own = _own_parameters(ensemble)
+    names = {module: name for name, module in network.named_modules()}
     layers = []
     for module in modules:
         last = layers[-1] if layers else None
         match module:
-            case MemberModule() if type(module.inner) is nn.Linear and isinstance(
-                module.of_members().get("weight"), Own
-            ):
-                own = {name: p.value for name, p in module.of_members().items()}
-                layers.append(Layer(own["weight"], own.get("bias")))
+            case nn.Linear() if type(module) is nn.Linear:
+                weight, bias = (own.get(f"{names[module]}.{n}") for n in KINDS)
+                if weight is None or (bias is None) != (module.bias is None):
+                    return []
+                layers.append(Layer(weight, bias))
             case nn.ReLU() if last and not last.relu:
                 layers[-1] = last._replace(relu=True)
-            case MemberDropout() if last and last.relu and not last.dropout:
-                layers[-1] = last._replace(dropout=module)
+            case nn.Dropout() if last and last.relu and last.dropout is None:
+                layers[-1] = last._replace(dropout=module.p)
             case _:
                 return []
     return [] if not layers or layers[-1].relu else layers
 
 
+KINDS = "weight", "bias"
+
+
+def _own_parameters(ensemble: FunctionalEnsemble) -> dict[str, Any]:
+    """Return the trained tensors of which every member has its own, by name."""
+    own = {}
+    for name, part in ensemble.seen.items():
+        value = part.stacked().get("value")
+        if isinstance(part.kind, Own) and part.trained:
+            own[name] = value
+    return own
+
+
 def _plain(network: nn.Sequential) -> bool:
-    """Whether every layer is there once, trained, and without hooks."""
+    """Whether every layer is there once, and without hooks."""
     hooks = [
         m._forward_hooks or m._forward_pre_hooks or m._backward_hooks
         for m in network.modules()
     ]
-    once = len(set(network)) == len(network)
-    return (
-        once and not any(hooks) and all(p.requires_grad for p in network.parameters())
-    )
+    return len(set(network)) == len(network) and not any(hooks)
+
+
+def keep_mask(x: Tensor, p: float, generators: list[torch.Generator]) -> Tensor:
+    """Return 0 where dropped and 1 where kept, like x [members, ...].
+
+    Sixteen random bits an element (p to 1/65536) are 5 times as fast as bernoulli_ on a
+    CPU, and a comparison written as float 4 times as fast as a boolean mask.
+    """
+    count = x.numel() // len(generators)
+    shape = len(generators), -(-count // 4)
+    words = torch.empty(shape, dtype=torch.int64, device=x.device)
+    for row, generator in zip(words, generators, strict=True):
+        row.random_(-(2**63), None, generator=generator)
+    bits = words.view(torch.int16)[:, :count].reshape(x.shape)
+    return torch.ge(bits, round(p * 65536) - 32768, out=torch.empty_like(x))
 
 
 class ChainStep:
@@ -130,8 +164,11 @@ class ChainStep:
     product is added to the velocity. For Adam it writes the gradient.
     """
 
-    def __init__(self, layers: list[Layer], loss: Loss, settings: Optimisation):
+    def __init__(
+        self, layers: list[Layer], ids: range, loss: Loss, settings: Optimisation
+    ):
         self.layers = layers
+        self.ids = ids
         self.loss = loss
         self.settings = settings
         parameters = []
@@ -144,6 +181,16 @@ class ChainStep:
                 p.grad = torch.zeros_like(p)
             elif settings.momentum:
                 self.optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
+
+    def start(self, seed: int, epoch: int) -> None:
+        """Start the noise of an epoch, each member's from generators of its own."""
+        device = self.layers[0].weight.device
+        dropping = [layer for layer in self.layers if layer.dropout is not None]
+        self.noise = {}
+        for number, layer in enumerate(dropping):
+            seeds = [member_seed(seed, m, "dropout", number, epoch) for m in self.ids]
+            of_layer = [torch.Generator(device).manual_seed(s) for s in seeds]
+            self.noise[id(layer)] = of_layer
 
     @torch.no_grad()
     def __call__(
@@ -162,7 +209,8 @@ class ChainStep:
         """Return the outputs, and every layer's input as (h, scale): scale * h."""
         scale = 1.0
         inputs = []
-        for weight, bias, relu, dropout in self.layers:
+        for layer in self.layers:
+            weight, bias, relu, dropout = layer
             inputs.append((h, scale))
             if bias is None:
                 h = scale * (h @ weight.mT)
@@ -171,9 +219,9 @@ class ChainStep:
             scale = 1.0
             if relu:
                 h.relu_()
-            if dropout is not None and dropout.p:
-                h.mul_(dropout.keep_mask(h))
-                scale = 1 / (1 - dropout.p)
+            if dropout:
+                h.mul_(keep_mask(h, dropout, self.noise[id(layer)]))
+                scale = 1 / (1 - dropout)
         return h, inputs
 
     def _backward(

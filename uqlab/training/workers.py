@@ -26,6 +26,9 @@ class Workers:
         What is trained.
     multiply_adds
         Of all members' outputs in a step; see `devices.ONE_THREAD`.
+    apart
+        Whether members may train side by side: they share nothing that is trained, and
+        no generator.
     make
         Shard -> whatever is needed to train it: its step, with its own optimiser.
     bounds
@@ -37,13 +40,14 @@ class Workers:
         self,
         ensemble: Ensemble,
         multiply_adds: int,
+        apart: bool,
         make: Callable[[Any], Any],
         bounds: list[int] | None = None,
     ):
         members = ensemble.members
         self.threads = self.threads_each = torch.get_num_threads()
         self.on_cpu = next(ensemble.parameters()).device.type == "cpu"
-        apart = members > 1 and ensemble.can_shard()
+        apart = apart and members > 1
         count = 1
         if self.on_cpu and multiply_adds < devices.ONE_THREAD * (1 if apart else 5):
             self.threads_each = 1
