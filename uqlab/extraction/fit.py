@@ -103,8 +103,10 @@ def fit_masks(
 
 def _workers(ensemble: MaskEnsemble, batch_size: int) -> Workers:
     """Return shards of the members, one a thread."""
-    weights = sum(layer.w.numel() for layer in ensemble.layers().values())
-    return Workers(ensemble, batch_size * ensemble.members * weights, trainable)
+    network = ensemble.network
+    weights = sum(network.get_parameter(name).numel() for name in ensemble.seen)
+    work = batch_size * ensemble.members * weights
+    return Workers(ensemble, work, ensemble.can_shard(), trainable)
 
 
 def _data(

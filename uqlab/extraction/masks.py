@@ -13,14 +13,12 @@ from torch import Tensor, nn
 from torch.special import entr
 
 from uqlab.core.checks import at_least, one_network, positive, within
-from uqlab.ensembles import (
-    ELEMENTWISE,
-    FoldedEnsemble,
-    MemberModule,
-    Scaled,
-    member_generators,
-    plain,
-)
+from uqlab.ensembles import FunctionalEnsemble, Scaled, member_generators, plain
+
+ELEMENTWISE = {
+    nn.Identity, nn.Dropout, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU,
+    nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Hardtanh, nn.Hardswish,
+}  # fmt: skip
 
 
 class Masks(NamedTuple):
@@ -31,49 +29,37 @@ class Masks(NamedTuple):
 
 
 class Masked(Scaled):
-    """W * row_m col_m^T: one frozen weight, of which members keep rows and columns.
+    """W * row col^T, what one member sees of W: the rows and columns that it keeps.
 
     A mask is the sigmoid of its logits or, with a `threshold`, 1 where the sigmoid
     exceeds the threshold and 0 elsewhere.
 
     Parameters
     ----------
-    w
-        The weight [out, in].
-    members
-        How many members there are.
     row_logits, column_logits
-        [members, out] and [members, in], which are trained; None masks nothing.
+        [out] and [in], which are trained; None masks nothing.
     """
 
-    def __init__(
-        self,
-        w: nn.Parameter,
-        members: int,
-        row_logits: Tensor | None,
-        column_logits: Tensor | None,
-    ):
-        super().__init__(w, members, None, None)
+    def __init__(self, row_logits: Tensor | None, column_logits: Tensor | None):
+        super().__init__(None, None)
         self.threshold: float | None = None
         self.row_logits = None if row_logits is None else nn.Parameter(row_logits)
         self.column_logits = None
         if column_logits is not None:
             self.column_logits = nn.Parameter(column_logits)
 
-    def factors(self, rows: slice) -> Masks:
-        """Return the masks of some members."""
-        return Masks(
-            self._mask(self.row_logits, rows), self._mask(self.column_logits, rows)
-        )
+    def factors(self) -> Masks:
+        """Return the masks."""
+        return Masks(self._mask(self.row_logits), self._mask(self.column_logits))
 
-    def _mask(self, logits: Tensor | None, rows: slice) -> Tensor | None:
+    def _mask(self, logits: Tensor | None) -> Tensor | None:
         if logits is None:
             return None
-        p = logits[rows].sigmoid()
+        p = logits.sigmoid()
         return p if self.threshold is None else (p > self.threshold).to(p.dtype)
 
 
-class MaskEnsemble(FoldedEnsemble):
+class MaskEnsemble(FunctionalEnsemble):
     """Members that keep some rows and columns of one network's linear layers.
 
     The masks are soft until `harden`.
@@ -90,15 +76,14 @@ class MaskEnsemble(FoldedEnsemble):
         return not self.shared_parameters()
 
     def layers(self) -> dict[str, Masked]:
-        """Return the masked weights by the names of their layers."""
-        modules = self.network.named_modules()
-        masked = {name: m for name, m in modules if isinstance(m, Masked)}
-        return {name.removesuffix(".weight"): m for name, m in masked.items()}
+        """Return what members hold for each layer, by its name; [members, ...] each."""
+        parts = self.seen.items()
+        return {name.removesuffix(".weight"): p.kind for name, p in parts}  # type: ignore[misc]
 
     @torch.no_grad()
     def masks(self) -> dict[str, Masks]:
         """Return the masks of every layer, by its name in the network."""
-        return {name: m.factors(slice(None)) for name, m in self.layers().items()}
+        return {name: kind.factors() for name, kind in self.layers().items()}
 
     def harden(self, threshold: float | None = 0.5) -> "MaskEnsemble":
         """Make masks 1 where they exceed `threshold` and 0 elsewhere, until `soften`.
@@ -176,30 +161,23 @@ def masks(
         )
     generators = member_generators(seed, range(members), "masks")
     last = next(reversed(linear))
+    sees = {}
     for name, layer in linear.items():
-        columns = inputs or name != next(iter(linear))
-        own = _masked(layer, generators, std, name != last, columns)
-        network.set_submodule(name, MemberModule(layer, {"weight": own}))
-    return MaskEnsemble(network, range(members)).eval()
+        w = layer.get_parameter("weight")
+        rows = len(w) if name != last else 0
+        columns = w.shape[1] if inputs or name != next(iter(linear)) else 0
 
+        def drawn(features, generator, like=w):
+            return std * torch.randn(features, generator=generator).to(like)
 
-def _masked(
-    layer: nn.Linear,
-    generators: list[torch.Generator],
-    std: float,
-    rows: bool,
-    columns: bool,
-) -> Masked:
-    """Return the weight of a layer with new masks of its rows, and of its columns."""
-    w = layer.get_parameter("weight")
-
-    def drawn(features):
-        normal = [torch.randn(features, generator=g) for g in generators]
-        return (std * torch.stack(normal)).to(w)
-
-    row_logits = drawn(layer.out_features) if rows else None
-    column_logits = drawn(layer.in_features) if columns else None
-    return Masked(w, len(generators), row_logits, column_logits)
+        sees[f"{name}.weight"] = [
+            Masked(
+                drawn(rows, generator) if rows else None,
+                drawn(columns, generator) if columns else None,
+            )
+            for generator in generators
+        ]
+    return MaskEnsemble(network, sees, range(members)).eval()
 
 
 def mask_diversity(ensemble: MaskEnsemble) -> Float[Tensor, ""]:

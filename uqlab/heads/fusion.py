@@ -11,101 +11,37 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from uqlab.core import devices
-from uqlab.core.checks import first_tensor, one_of
-from uqlab.core.modules import Inputs, evaluating, first_of, layers_of, map_tensors
-from uqlab.ensembles import Ensemble, FoldedEnsemble, own_dropout, stack_layers
-from uqlab.heads.cutting import put, with_heads
-from uqlab.heads.grouped import Ragged, grouped
+from uqlab.core.checks import one_of
+from uqlab.core.modules import Inputs, evaluating, first_of
+from uqlab.ensembles import Ensemble, FunctionalEnsemble, Own
+from uqlab.heads.pruning import prune
 from uqlab.models import Attention, ZeroShot, attentions
 
 Members = Sequence[nn.Module]
 
 
-class FusedEnsemble(FoldedEnsemble):
+class FusedEnsemble(FunctionalEnsemble):
     """Pruned versions of one transformer in one network.
 
-    It can be trained: the shared parameters follow the members' mean loss. `clip` needs
-    members with equal numbers of heads. On a CPU a batch goes through in parts, so that
-    what a linear layer reads and writes stays in the cache. Where members have
-    different numbers of heads, a batch that is larger than that goes through member by
-    member, because several at once are filled up with zeros.
+    It can be trained: the shared parameters follow the members' mean loss. Members with
+    fewer heads in a layer than others have heads of zeros there, which stay zeros.
     """
 
-    def __init__(self, network: nn.Module, member_ids: range):
-        super().__init__(network, member_ids)
-        # In a layer of one member, by the shape of an input.
-        self._bytes_of_input = {}
-        self.layers: list[Attention] = []  # of a member
-
-    def forward_members(self, x: Inputs) -> Tensor:
-        """Each member on a batch of its own [members, batch, ...]."""
-        first = first_tensor(x)
-        if first.device.type != "cpu" or torch.compiler.is_compiling():
-            return super().forward_members(x)
-        parts = -(-first.shape[1] // self.inputs_per_pass(x))
-        logits = []
-        for i in range(parts):
-            inputs = map_tensors(lambda t, i=i: t.tensor_split(parts, 1)[i], x)
-            logits.append(super().forward_members(inputs))
-        return torch.cat(logits, 1)
-
-    def inputs_per_pass(self, x: Inputs) -> int:
-        """How many inputs of each member go through a CPU at once.
-
-        Parameters
-        ----------
-        x
-            Inputs like these [members, batch, ...].
-        """
-        batch = first_tensor(x).shape[1]
-        room = self._room(x)
-        together = max(1, int(room / self.members))
-        if batch <= together:
-            return batch
-        return together if self._even() else max(1, int(room))
-
-    def members_per_pass(self, x: Inputs) -> int:
-        """How many members go through at once."""
-        first = first_tensor(x)
-        if first.device.type != "cpu":
-            return super().members_per_pass(x)
-        fits = first.shape[1] <= max(1, self._room(x) / self.members)
-        return self.members if fits or self._even() else 1
-
-    def folds(self, x: Inputs) -> bool:
-        """Whether several members may share a pass: attention has the batch first."""
-        return True
-
-    def _room(self, x: Inputs) -> float:
-        """How many inputs of one member the cache holds, FUSED_CACHE bytes."""
-        first = first_tensor(x)
-        key = tuple(first.shape[2:])
-        if key not in self._bytes_of_input:
-            few = map_tensors(lambda t: t[:, :8], x)
-            read = self._bytes_of_one(few, nn.Linear)
-            self._bytes_of_input[key] = max(1, read) / min(first.shape[1], 8)
-        return devices.FUSED_CACHE / self._bytes_of_input[key]
-
-    def _even(self) -> bool:
-        """Whether the members have the same number of heads in every layer."""
-        return not layers_of(self.network, Ragged)
+    heads: list[list[int]]  # [layers][members]
 
     def member(self, index: int) -> nn.Module:
-        """One member as a plain network."""
+        """Return one member as a plain network, with its own number of heads."""
         network = super().member(index)
-        for attention in self.layers:
-            core = network.get_submodule(attention.name)
-            rows = network.get_parameter(attention.query.parameter).shape[0]
-            cut = with_heads(core, attention, rows // attention.size)
-            network = put(network, attention.name, cut)
+        trained = {name for name, p in network.named_parameters() if p.requires_grad}
+        filled = [
+            (layer, head)
+            for layer, counts in enumerate(self.heads)
+            for head in range(counts[index], max(counts))
+        ]
+        network = prune(network, filled) if filled else network
+        for name, p in network.named_parameters():
+            p.requires_grad_(name in trained)
         return network
-
-    def shard(self, rows: slice) -> "FusedEnsemble":
-        """Return the ensemble of some of the members, sharing their weights' memory."""
-        shard = super().shard(rows)
-        shard.layers = self.layers
-        return shard
 
 
 class FusedTowers(Ensemble):
@@ -113,8 +49,8 @@ class FusedTowers(Ensemble):
 
     def __init__(
         self,
-        text: FoldedEnsemble,
-        vision: FoldedEnsemble,
+        text: FusedEnsemble,
+        vision: FusedEnsemble,
         scale: Tensor,
         prompts: Tensor,
         source: str,
@@ -126,10 +62,14 @@ class FusedTowers(Ensemble):
         self.scale = nn.Parameter(scale.detach())  # [members, 1, 1]
         self.register_buffer("prompts", prompts)
 
-    def forward_members(self, x: Inputs) -> Tensor:
-        """Each member on images of its own [members, batch, ...]."""
-        prompts = self.text(self.prompts)
-        return self.scale.exp() * self.vision.forward_members(x) @ prompts.mT
+    def forward(self, x: Inputs) -> Tensor:
+        """Return logits [members, batch, classes] of images [batch, ...]."""
+        return self.scale.exp() * self.vision(x) @ self.text(self.prompts).mT
+
+    def run(self, x: Inputs, rows: slice) -> Tensor:
+        """Return logits of some members on x [rows, batch, ...]."""
+        prompts = self.text(self.prompts)[rows]
+        return self.scale[rows].exp() * self.vision.run(x, rows) @ prompts.mT
 
     def member(self, index: int) -> ZeroShot:
         """One member as a plain network."""
@@ -209,14 +149,17 @@ def _fuse_stacks(members: list[Any], own_norms: bool) -> FusedEnsemble:
     network = copy.deepcopy(members[0])
     _share_means(network, members)
     stack = tuple(f"{attention.layer}." for attention in layers[0])
-    _keep_own(network, members, stack, own_norms)
+    own = _own(network, stack, own_norms)
+    sees = {n: [Own(m.get_parameter(n).detach()) for m in members] for n in own}
     for layer in zip(*layers, strict=True):
-        _group_heads(network, layer, members)
-    own_dropout(network, len(members))
-    fused = FusedEnsemble(network, range(len(members))).eval()
-    fused.layers = layers[0]
-    _check_attention(fused, members)
-    _fill_up(fused)
+        sees |= _heads(network, layer, members)
+    for name, p in network.named_parameters():
+        for part in sees.get(name, ()):
+            part.requires_grad_(p.requires_grad)
+        p.requires_grad_(p.requires_grad and name not in sees)
+    fused = FusedEnsemble(network, sees, range(len(members))).eval()
+    fused.heads = [[a.heads for a in layer] for layer in zip(*layers, strict=True)]
+    _check_attention(fused, layers[0], members)
     return fused.train(members[0].training)
 
 
@@ -230,85 +173,73 @@ def _share_means(network: nn.Module, members: Members) -> None:
             p.copy_(torch.stack([value.double() for value in values]).mean(0))
 
 
-def _keep_own(
-    network: nn.Module,
-    members: Members,
-    layers: tuple[str, ...],
-    norms: bool,
-) -> None:
-    """Give every member its linear layers outside the stack, and perhaps its norms."""
-    for name, part in list(network.named_modules()):
+def _own(network: nn.Module, layers: tuple[str, ...], norms: bool) -> list[str]:
+    """Return what members keep: linear layers outside the stack, and perhaps norms."""
+    own = []
+    for name, part in network.named_modules():
         linear = type(part) is nn.Linear and not name.startswith(layers)
         norm = isinstance(part, nn.LayerNorm) and part.elementwise_affine
         if linear or (norm and norms):
-            copies = [model.get_submodule(name) for model in members]
-            network.set_submodule(name, stack_layers(copies))
+            own += [f"{name}.{key}".lstrip(".") for key, _ in part.named_parameters()]
+    return own
 
 
-def _group_heads(
+def _heads(
     network: nn.Module, layer: Sequence[Attention], members: Members
-) -> None:
-    """Give every member its heads in a layer; `layer` has one attention a member."""
+) -> dict[str, list[nn.Module]]:
+    """Give the network the widest attention of a layer; return the members' heads.
+
+    `layer` has one attention a member. Those with fewer heads are filled up with zeros:
+    a head of zeros gives zeros, which zeros in the output projection ignore.
+    """
     most = max(zip(layer, members, strict=True), key=lambda pair: pair[0].heads)
-    core = copy.deepcopy(most[1].get_submodule(layer[0].name))
-    network.set_submodule(layer[0].name, core)
+    core = copy.deepcopy(most[1].get_submodule(most[0].unit))
+    network.set_submodule(most[0].unit, core)
+    sees: dict[str, list[nn.Module]] = {}
     for projections in zip(*(a.projections for a in layer), strict=True):
-        modules: list[Any] = [
+        modules = [
             model.get_submodule(projection.module)
             for model, projection in zip(members, projections, strict=True)
         ]
-        network.set_submodule(projections[0].module, grouped(modules))
+        for name, p in network.get_submodule(projections[0].module).named_parameters():
+            each = [module.get_parameter(name).detach() for module in modules]
+            full = f"{projections[0].module}.{name}"
+            sees[full] = [Own(_filled(t, p.shape)) for t in each]
+    return sees
+
+
+def _filled(t: Tensor, shape: torch.Size) -> Tensor:
+    """Return a tensor filled up with zeros to a shape."""
+    filled = t.new_zeros(shape)
+    filled[tuple(map(slice, t.shape))] = t
+    return filled
 
 
 @torch.no_grad()
-def _check_attention(fused: FusedEnsemble, members: Members) -> None:
+def _check_attention(
+    fused: FusedEnsemble, layers: list[Attention], members: Members
+) -> None:
     """Raise ValueError unless the attention gives what the members' own one gives."""
-    for attention in fused.layers:
-        width = members[0].get_parameter(attention.output.parameter)
-        generator = torch.Generator().manual_seed(0)
-        x = torch.randn(len(members), 4, len(width), generator=generator).to(width)
-        try:
-            together = _attended(fused.network, attention, x)
-            alone = [
-                _attended(member, attention, x[m : m + 1])
-                for m, member in enumerate(members)
-            ]
-            tolerance = torch.finfo(x.dtype).eps ** 0.5
-            same = torch.allclose(torch.cat(alone), together, rtol=0, atol=tolerance)
-        except (TypeError, RuntimeError):
-            same = False
-        if not same:
-            kind = type(members[0].get_submodule(attention.name)).__name__
-            raise ValueError(
-                f"{kind} is more than its four projections and their heads: "
-                "it cannot be fused"
-            )
-
-
-def _fill_up(fused: FusedEnsemble) -> None:
-    """Fill members up to equal lengths where attention does not take fewer heads."""
-    ragged = layers_of(fused.network, Ragged)
-    if ragged and not _passes_alone(fused):
-        for tensors in ragged:
-            tensors.fill(max(tensors.lengths))
-
-
-def _passes_alone(fused: FusedEnsemble) -> bool:
-    """Whether attention takes fewer heads where a member with fewer is alone.
-
-    It does not where its forward pass counts on the number of heads that it was made
-    with, as Whisper's.
-    """
-    for attention in fused.layers:
-        output: Any = fused.network.get_submodule(attention.output.module)
-        width = output.weight.weight(0)
-        for m in range(fused.members):
-            alone = fused.shard(slice(m, m + 1)).network
+    for m, member in enumerate(members):
+        network = FunctionalEnsemble.member(fused, m)
+        for attention in layers:
+            width = len(member.get_parameter(attention.output.parameter))
+            generator = torch.Generator().manual_seed(0)
+            like = network.get_parameter(attention.output.parameter)
+            x = torch.randn(1, 4, width, generator=generator).to(like)
             try:
-                _attended(alone, attention, width.new_zeros(1, 4, len(width)))
-            except RuntimeError:
-                return False
-    return True
+                there = _attended(network, attention, x)
+                here = _attended(member, attention, x)
+                tolerance = torch.finfo(x.dtype).eps ** 0.5
+                same = torch.allclose(here, there, rtol=0, atol=tolerance)
+            except (TypeError, RuntimeError):
+                same = False
+            if not same:
+                kind = type(member.get_submodule(attention.name)).__name__
+                raise ValueError(
+                    f"{kind} is more than its four projections and their heads: "
+                    "it cannot be fused"
+                )
 
 
 def _attended(network: nn.Module, attention: Attention, x: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ from uqlab.ensembles import Ensemble
 
 # Settings of training.fit for 300 images of MNIST and `models.embedded()`; the learning
 # rates, here and in METHODS, had the least NLL of five on 1,000 other images. Of three,
-# for "masksembles", "film" and "mimo"; of two, for "packed"; "dropkey", "masks",
-# "tiles", "hydra" and "laplace" train the single network, and "laplace_lora" LoRA, as
+# for "masksembles", "film" and "mimo"; of two, for "packed"; "masks", "tiles",
+# "hydra" and "laplace" train the single network, and "laplace_lora" LoRA, as
 # these do; what they do then is the papers' and was not tuned: a diversity of 2, a
 # third of the heads, a prior variance of 0.001.
 FIT = {
@@ -289,14 +289,11 @@ def _one_lora(backbone, members, seed, rank=8, gain=4.0, prior_variance=0.0):
     return ensembles.lora(backbone, 1, rank, gain=gain, seed=seed)
 
 
-Kind = Literal["features", "attention"]
-
-
-def _dropping(backbone, members, seed, p=0.2, kind: Kind = "features"):
+def _dropping(backbone, members, seed, p=0.2):
     """Make one network that drops in training what its members will drop."""
 
     def make():
-        return ensembles.place_dropout(fresh(backbone), lambda: nn.Dropout(p), kind)
+        return ensembles.place_dropout(fresh(backbone), lambda: nn.Dropout(p))
 
     return ensembles.deep(make, 1, seed)
 
@@ -315,10 +312,8 @@ def _as_is(trained, task, **of_make):
     return trained
 
 
-def _dropped(trained, task, p=0.2, kind: Kind = "features"):
-    return ensembles.dropout(
-        trained.member(0), task.members, p, kind=kind, seed=task.seed
-    )
+def _dropped(trained, task, p=0.2):
+    return ensembles.dropout(trained.member(0), task.members, p, seed=task.seed)
 
 
 def _snapshots(trained, task):
@@ -411,8 +406,6 @@ _LORA = functools.partial(ensembles.lora, gain=4.0)
 _PLUS = functools.partial(ensembles.batch, additive=True)
 _FILM = _whole(ensembles.film)
 _MASKSEMBLES = _whole(ensembles.masksembles)
-_DROPPING_KEYS = functools.partial(_dropping, kind="attention")
-_DROPPED_KEYS = functools.partial(_dropped, kind="attention")
 _WITH_MASKS = _one(extraction.masks)
 _WITH_TILES = _one(_tiled)
 _WITH_HEADS = _one(lambda network, _: heads.count_heads(network))
@@ -428,9 +421,6 @@ METHODS: dict[str, Method] = {
         {"lr": 0.002},
     ),
     "dropout": Method("MC dropout", "#CA9161", "v", _dropping, _LINEAR, {}, _dropped),
-    "dropkey": Method(
-        "DropKey", "#8C564B", "v", _DROPPING_KEYS, _ATTENTION, {}, _DROPPED_KEYS
-    ),
     "snapshot": Method(
         "snapshot ensemble", "#949494", "D", _one(), _ANY, {}, _snapshots
     ),
