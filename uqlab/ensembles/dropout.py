@@ -138,6 +138,8 @@ def dropout(
     ids = check_backbone(model, members)
     within("dropout probability", p, "[0, 1)")
     network = place_dropout(plain(model), lambda: FixedDropout(p))
+    for layer in layers_of(network, nn.TransformerEncoderLayer):
+        layer.activation_relu_or_gelu = 0  # the fused form would pass dropout by
     sees = {}
     for name, layer in network.named_modules():
         if isinstance(layer, FixedDropout):

@@ -8,6 +8,9 @@ A method says in a small module what *one* member sees in place of a parameter:
 import contextlib
 import copy
 import functools
+import threading
+import warnings
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,11 +36,16 @@ FEW_ROWS = 1024
 # and recurrent layers have no batching rule.
 CONVOLUTIONS = (nn.modules.conv._ConvNd,)
 RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+SLOW_RULE = "There is a performance drop"
 # How torch says that vmap cannot run a network. Other errors are never caught.
 REFUSALS = (
-    "vmap: ", "Batching rule not implemented", "accessing the data under vmap",
+    SLOW_RULE, "vmap: ", "Batching rule not implemented", "accessing the data under vmap",
     "data-dependent control flow", "functorch", "inplace arithmetic(self, *extra_args)",
 )  # fmt: skip
+
+
+# `functional_call` changes the network meanwhile, which threads must not see.
+_LOCKS: Any = weakref.WeakKeyDictionary()
 
 
 class Own(nn.Module):
@@ -175,7 +183,9 @@ class FunctionalEnsemble(Ensemble):
 
     def about(self):
         """Return what any ensemble says, and how its members run."""
-        way = f"loop: {self.refused}" if self.refused else self.mode
+        way = f"loop, for vmap says: {self.refused}" if self.refused else self.mode
+        if self.mode == "auto" and layers_of(self.network, *RECURRENT):
+            way = "loop, for recurrent layers"
         return super().about() | {"mode": way}
 
     def train(self, mode: bool = True) -> Any:
@@ -228,8 +238,9 @@ class FunctionalEnsemble(Ensemble):
             return functional_call(self.one, row | shared, inputs, tie_weights=False)
 
         one = functools.partial(self.one_pass, call)
-        one_pass = _Pass(one, self.rows(members), tensors, each)
-        with _no_checkpoints(), _no_fast_path():
+        lock = _LOCKS.setdefault(self.network, threading.RLock())
+        with lock, _no_checkpoints(), _no_fast_path():
+            one_pass = _Pass(one, self.rows(members), tensors, each)
             try:
                 return self._by(self._way(one_pass), one_pass)
             except _Read:
@@ -260,10 +271,12 @@ class FunctionalEnsemble(Ensemble):
         kind = self.training, one_pass.each
         if kind not in self._tried:
             self._tried.add(kind)
-            with torch.no_grad(), self._unmoved():
+            with torch.no_grad(), self._unmoved(), warnings.catch_warnings():
+                # vmap says where it would loop itself: slower than our loop.
+                warnings.filterwarnings("error", SLOW_RULE)
                 try:
                     self._by("vmap", one_pass)
-                except RuntimeError as error:
+                except (RuntimeError, UserWarning) as error:
                     if not any(text in str(error) for text in REFUSALS):
                         raise
                     self.refused = str(error).splitlines()[0][:100]

@@ -119,12 +119,14 @@ def _learned(ensemble):
     for name, part in ensemble.seen.items():
         if name.split(".")[-1] in STATISTICS:
             learned |= {f"{name} {key}": t for key, t in part.stacked().items()}
-    return learned
+    center = getattr(ensemble, "center", None)  # of linearised members
+    return learned | {f"center {k}": t for k, t in center.rows().items()} if center else learned
 
 
 def _frozen(ensemble):
     """Return a fingerprint of the frozen weights."""
-    parameters = ensemble.named_parameters()
+    network = ensemble.network if isinstance(ensemble, FunctionalEnsemble) else ensemble
+    parameters = network.named_parameters()
     return fingerprint({name: p for name, p in parameters if not p.requires_grad})
 
 

@@ -44,6 +44,23 @@ class FusedEnsemble(FunctionalEnsemble):
         return network
 
 
+class Filled(Own):
+    """A member's tensor that is filled up with zeros, which stay zeros."""
+
+    kept: Tensor
+
+    def __init__(self, t: Tensor, shape: torch.Size):
+        here = tuple(map(slice, t.shape))
+        value, kept = t.new_zeros(shape), t.new_zeros(shape)
+        value[here], kept[here] = t, 1
+        super().__init__(value)
+        self.register_buffer("kept", kept, persistent=False)
+
+    def forward(self, w):
+        """Return the tensor with its zeros."""
+        return self.value * self.kept
+
+
 class FusedTowers(Ensemble):
     """Pruned versions of one `ZeroShot`: each of its towers is fused."""
 
@@ -203,16 +220,10 @@ def _heads(
         ]
         for name, p in network.get_submodule(projections[0].module).named_parameters():
             each = [module.get_parameter(name).detach() for module in modules]
-            full = f"{projections[0].module}.{name}"
-            sees[full] = [Own(_filled(t, p.shape)) for t in each]
+            alike = all(t.shape == p.shape for t in each)
+            own = [Own(t) if alike else Filled(t, p.shape) for t in each]
+            sees[f"{projections[0].module}.{name}"] = own
     return sees
-
-
-def _filled(t: Tensor, shape: torch.Size) -> Tensor:
-    """Return a tensor filled up with zeros to a shape."""
-    filled = t.new_zeros(shape)
-    filled[tuple(map(slice, t.shape))] = t
-    return filled
 
 
 @torch.no_grad()
