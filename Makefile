@@ -10,7 +10,7 @@ BIN := .venv/bin
 # Threads that wait should sleep: beside a busy neighbour, spinning ones were measured 10 to 50 times slower.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: figures studies seeds evidence test test-pages test-release soak book slides lab lint benchmarks .venv
+.PHONY: figures studies seeds evidence test test-pages test-release soak docs book slides lab lint benchmarks .venv
 
 figures: .venv
 	$(BIN)/uqlab run --profile quick
@@ -44,6 +44,11 @@ test-release: .venv
 SOAK ?= calls=20000 files=2000 kills=200 real=20 readonly=20 disk=50 twice=20 clock=20 pages=17
 soak: .venv
 	PYTHONPATH=tests:tests/properties $(BIN)/python tests/properties/soak.py $(SOAK)
+
+# The lessons with their results as Markdown, docs/, for who has no Python; what was run at `quick` before and is still
+# true is not run again.
+docs: .venv
+	$(BIN)/python tools/render.py
 
 # Pages, guides and reference as a site; what was run at `quick` comes with its results. Nothing is fetched.
 book: .venv
