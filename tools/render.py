@@ -19,6 +19,7 @@ import sys
 from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import wrap
 
 from bs4 import BeautifulSoup
 from PIL import Image
@@ -31,10 +32,10 @@ from uqlab.runs.manifest import Manifest, Present, finished
 ROOT = Path(__file__).resolve().parents[1]
 LARGEST = 80_000  # bytes of a picture
 # Colours and share of the width: the first that make a picture small enough are taken.
-SMALLER = (256, 1), (128, 1), (256, 0.75), (64, 0.75), (64, 0.5), (16, 0.5), (8, 0.3)
+SMALLER = (256, 1), (128, 1), (64, 1), (128, 0.75), (64, 0.5), (16, 0.5), (8, 0.3)
 FOLDED = {"hide-input", "parameters", "injected-parameters", "setup"}
 KEY = re.compile(r"^ *### (BEGIN|END) SOLUTION\n?", re.M)
-CODE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.M | re.S)
+CODE = re.compile(r"(^[ .\d]*```.*?^ *```|`[^`\n]+`)", re.M | re.S)
 NUMBER = re.compile(r"[-−]?\d[\d,.]*(e[-+]?\d+)?( %)?( ± [\d.]+)?")
 NOTHING = ("", "–", "not run")
 EXPLORERS = {
@@ -47,6 +48,12 @@ EXPLORERS = {
     "sounds": "Listen to the sounds.",
     "spectra": "Compare the directions of weights before and after training.",
 }
+
+CONTENTS = """# The lessons, with their results
+
+To read them nothing has to be installed. In the notebooks you change every value, draw, drag and guess:
+[how to run them](../README.md). [The guide](../notebooks/README.md) has the lessons by track, and a glossary.
+"""
 
 
 def up_to_date(notebook: Path, figures: Path) -> bool:
@@ -111,6 +118,8 @@ class Page:
 
     def __init__(self, notebook: Path, run: Path, pictures: Path):
         self.pictures = pictures
+        self.heard = False
+        self.caption = ""  # of the last picture; some lessons print it too
         shutil.rmtree(pictures, ignore_errors=True)
         pictures.mkdir(parents=True)
         self.figures = {
@@ -156,18 +165,20 @@ class Page:
             here = f"{cell}_{len([*self.pictures.iterdir()])}"
             name, caption = self.figures.get(image, (here, ""))
             width = metadata.get("image/png", {}).get("width")
+            self.caption = caption
             yield self.picture(image, name, caption, width)
         elif "text/html" in data:
             soup = BeautifulSoup(data["text/html"], "html.parser")
             if frame := soup.find("iframe"):
                 yield from self.explorer(cell, frame["title"], frame["srcdoc"], plain)
-            elif soup.find("audio"):
+            elif soup.find("audio") and not self.heard:
+                self.heard = True  # one line for all sounds of a page
                 yield from self.explorer(cell, "sounds", "", "")
             elif soup.find("table"):
                 yield table(soup)
         elif "text/markdown" in data:
-            yield prose(data["text/markdown"])
-        elif set(data) == {"text/plain"} and not re.match(r"<|[A-Z]\w*\(", plain):
+            yield prose(data["text/markdown"].removeprefix(self.caption))
+        elif set(data) == {"text/plain"} and not re.match(r"<|[\w.]*[A-Z]\w*\(", plain):
             yield f"```text\n{plain}\n```"
 
     def explorer(self, cell: str, name: str, page: str, plain: str) -> Iterator[str]:
@@ -200,7 +211,8 @@ def small(image: Image.Image) -> bytes:
     for colours, share in SMALLER:
         file = io.BytesIO()
         size = [round(share * pixels) for pixels in image.size]
-        few = image.resize(size).quantize(colours, dither=Image.Dither.NONE)
+        # The method that keeps rare colours, those of lines and letters.
+        few = image.resize(size).quantize(colours, Image.Quantize.MAXCOVERAGE, dither=0)
         few.save(file, "PNG", optimize=True)
         if file.tell() <= LARGEST:
             break
@@ -222,6 +234,7 @@ def printed(text: str) -> str:
     """Return printed text without bars of progress and the lesson's last line, which says where it ran."""
     lines = [line for line in text.split("\n") if "\r" not in line]
     lines = [line for line in lines if not re.match(r"uqlab .+, torch ", line)]
+    lines = ["\n".join(wrap(line, 100)) if len(line) > 100 else line for line in lines]
     text = "\n".join(lines).strip("\n")
     return f"```text\n{text}\n```" if text else ""
 
@@ -254,21 +267,21 @@ def table(soup) -> str:
 
 def contents(lessons: list[Path], docs: Path) -> str:
     """Return docs/README.md: a picture, the title and the question of each lesson."""
-    lines = [
-        "# The lessons, with their results\n",
-        "To read them nothing has to be installed. In the notebooks you change every value, draw, drag and guess: ",
-        "[how to run them](../README.md). [The guide](../notebooks/README.md) has the lessons by track, and a glossary.\n",
-        "| | lesson |\n| --- | --- |",
-    ]
+    cells = []
     for notebook in lessons:
         page = f"lessons/{notebook.stem}.md"
         title, hook, _ = head(parameters.cells(notebook))
-        hook = " ".join(prose(hook).removeprefix("**Question.**").split())
-        shown = re.search(r'<img src="(.+?)"', (docs / page).read_text("utf-8"))
-        image = shown and f'<img src="lessons/{shown[1]}" alt="" width="280">'
-        link = f'<a href="{page}">{image}</a>' if image else ""
-        lines.append(f"| {link} | **[{title}]({page})**<br>{hook} |")
-    return "\n".join(lines) + "\n"
+        hook = prose(hook).removeprefix("**Question.** ")
+        shown = re.findall(r'<img src="(.+?)"', (docs / page).read_text("utf-8"))
+        shown.sort(key=lambda path: path.endswith("_explorer.png"))
+        picture = f"[![](lessons/{shown[0]})]({page})\n\n" if shown else ""
+        text = f"{picture}**[{title}]({page})**<br>{hook}"
+        cells.append(f'<td width="50%" valign="top">\n\n{text}\n\n</td>\n')
+    rows = [
+        "<tr>\n" + "".join(cells[i : i + 2]) + "</tr>\n"
+        for i in range(0, len(cells), 2)
+    ]
+    return f"{CONTENTS}\n<table>\n{''.join(rows)}</table>\n"
 
 
 def main(names: list[str]) -> None:
