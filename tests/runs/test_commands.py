@@ -102,10 +102,11 @@ def test_functions_to_write_have_the_metadata_of_nbgrader(tmp_path):
 
 
 def test_jupyterlab_does_not_open_the_packages_own_pages(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        parameters, "PAGES", parameters.PROJECT.resolve() / "notebooks"
-    )  # as in an installed package
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "PACKED", tmp_path)  # as in an installed package
+    monkeypatch.setattr(parameters, "PAGES", tmp_path / "notebooks")
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks" / "00.ipynb").touch()
+    monkeypatch.chdir(tmp_path.parent)
     said = call("lab")
     assert said.exit_code == 2
     assert "first: uqlab new FOLDER" in said.output
