@@ -385,3 +385,28 @@ def test_the_wheel_is_whole(tmp_path):
         (demo / "figures" / "quick" / "mine" / "results.json").read_text()
     )["numbers"]
     assert found == {"digits": 2000, "logits": [1, 10], "installed": True}
+
+
+@pytest.mark.release
+def test_the_wheel_alone_runs_the_first_lines_in_a_new_environment(tmp_path):
+    """With what pip takes for the core, from an index; README's six lines and `uqlab --help`."""
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "-q"]
+    subprocess.run(
+        [*pip, "wheel", "--no-deps", "-w", tmp_path, ROOT], cwd=tmp_path, check=True
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    subprocess.run([*pip, "install", "-c", ROOT / "constraints.txt", wheel], check=True)
+    code = CODE.search((ROOT / "README.md").read_text())[1]
+
+    def run(*command):
+        return subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+
+    done = run(python, "-I", "-c", code)
+    assert 0.8 < float(done.stdout or "nan") < 1, done.stderr
+    done = run(python.with_name("uqlab"), "--help")
+    assert done.returncode == 1
+    assert "'.[notebooks]'" in done.stderr

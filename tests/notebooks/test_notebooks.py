@@ -1,6 +1,7 @@
 """The notebooks run at the `tiny` profile, and show what they claim to show."""
 
 import json
+import re
 
 import pytest
 from small_pages import sources

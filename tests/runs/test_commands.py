@@ -171,3 +171,10 @@ def test_the_doctor_says_what_is_wrong(project, monkeypatch):
         in said.output
     )
     assert "all is well" not in said.output
+
+
+def test_the_doctor_says_what_it_cannot_check_without_pip(project, monkeypatch):
+    monkeypatch.setattr(doctor, "PROBE", "print('{}')")
+    assert "not checked" not in call("doctor").output
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
+    assert "without pip here, not checked" in call("doctor").output
