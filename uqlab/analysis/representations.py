@@ -34,6 +34,7 @@ from uqlab.core.checks import (
     one_network,
     one_of,
 )
+from uqlab.core.extras import extra
 from uqlab.core.modules import batches, call, evaluating, first_of, hooked, layers_of
 
 Features = Float[Tensor, "samples _"]
@@ -337,7 +338,8 @@ def _reducer(method: str, samples: int, components: int, seed: int) -> Any:
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ImportWarning)  # umap misses TensorFlow
-        from umap import UMAP
+        with extra("notebooks"):
+            from umap import UMAP
     return UMAP(
         n_neighbors=min(15, samples - 1),
         n_components=components,

@@ -18,6 +18,7 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from uqlab.core import files
 from uqlab.core.checks import at_least, one_of
+from uqlab.core.extras import extra
 from uqlab.core.files import StrPath
 from uqlab.models.attention import classifier
 
@@ -66,7 +67,8 @@ def from_pretrained(
     """
     at_least("classes", classes, 2)
     one_of("task", task, CLASSES)
-    import transformers
+    with extra("models"):
+        import transformers
 
     name = os.fspath(name_or_folder)
     with reading(name) as source:
@@ -96,7 +98,8 @@ def reading(name: StrPath) -> Iterator[str]:
     transformers' reports of new weights, which are expected, are off, and for a local
     folder its bars.
     """
-    from transformers.utils import logging
+    with extra("models"):
+        from transformers.utils import logging
 
     folder = os.path.expanduser(name)
     local = os.path.isdir(folder)

@@ -18,7 +18,7 @@ from uqlab.core.recording import Record
 from uqlab.runs import execution, plans, sweeps, tables
 from uqlab.runs.parameters import (
     KINDS,
-    PROJECT,
+    PACKED,
     all_notebooks,
     from_here,
     new_project,
@@ -51,7 +51,7 @@ class Command(click.Command):
             return super().invoke(ctx)
         except ValueError as error:
             raise click.UsageError(str(error), ctx) from error
-        except OSError as error:
+        except (ImportError, OSError) as error:
             raise click.ClickException(str(error)) from error
         except KeyboardInterrupt:
             raise SystemExit(130) from None
@@ -179,7 +179,7 @@ def lab(args) -> None:
     from jupyterlab.labapp import LabApp
 
     root = all_notebooks()[0].parents[1]
-    if root == PROJECT.resolve():  # the package's own pages belong to all projects
+    if root == PACKED:  # the package's own pages belong to all projects
         raise ValueError(
             "no notebooks/[0-9]*.ipynb in this folder; "
             "first: uqlab new FOLDER, then cd FOLDER"

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from uqlab.core.extras import extra
 from uqlab.core.files import TRAININGS, StrPath, Values, sha256, write
 from uqlab.core.recording import FOLDER, Record
 from uqlab.runs.manifest import Manifest, Present, Seconds, finished
@@ -526,7 +527,8 @@ def _cluster(
     address: str, resources: Mapping[str, float | int] | None
 ) -> Iterator[tuple[futures.Executor, Values]]:
     """Yield the executor of a running Dask scheduler, as `_here` does."""
-    from distributed import Client
+    with extra("cluster"):
+        from distributed import Client
 
     try:
         client = Client(address, timeout=30, set_as_default=False)

@@ -32,8 +32,9 @@ from uqlab.core.files import StrPath, Values, fingerprint, read_json, write
 from uqlab.core.recording import plain
 
 CELL = {"cell_type", "metadata", "source"}  # what every cell of a notebook has
-PROJECT = Path(__file__).absolute().with_name("project")  # what `uqlab new` copies
-PAGES = (PROJECT / "notebooks").resolve()  # in a checkout its notebooks/
+PACKED = Path(__file__).absolute().with_name("project")  # in a wheel: setup.py
+PROJECT = PACKED if PACKED.is_dir() else PACKED.parents[2]  # what `uqlab new` copies
+PAGES = PROJECT / "notebooks"
 KINDS = ("lessons", "studies", "rows")
 KEY = re.compile(r"^( *)### BEGIN SOLUTION$.*?### END SOLUTION$", re.S | re.M)
 BLANK = r'\1raise NotImplementedError("your turn")'
@@ -221,7 +222,11 @@ def new_project(folder: Path, student: bool = False) -> None:
             "name another"
         )
     left_out = shutil.ignore_patterns("*.sweep", ".*", "__pycache__")
-    shutil.copytree(PROJECT, folder, ignore=left_out, dirs_exist_ok=True)
+    for part in ("notebooks", "figures/real"):
+        shutil.copytree(PROJECT / part, folder / part, ignore=left_out)
+    (folder / "data").mkdir()
+    shutil.copy(PROJECT / "data" / "README.md", folder / "data")
+    shutil.copy(PACKED.with_suffix(".md"), folder / "README.md")
     if student:
         for page in folder.glob("notebooks/[0-9]*.ipynb"):
             leave_blank(page)
