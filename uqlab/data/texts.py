@@ -45,7 +45,7 @@ def table(path: Path, split: str) -> Items:
             f"got the columns {[*columns]}"
         )
     for name, fields in columns.items():
-        bare = [field in ("", "nan", "NaN") for field in fields]
+        bare = [field.lower() in ("", "nan") for field in fields]
         if name in NEEDED and any(bare):
             raise ValueError(
                 f"{path}: line {lines[bare.index(True)]} has no {name}; fill it in or "

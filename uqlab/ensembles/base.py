@@ -65,6 +65,11 @@ class Ensemble(nn.Module):
         """The number of members."""
         return len(self.member_ids)
 
+    @property
+    def took_last_linear(self) -> bool:
+        """Whether the last linear layer was taken for a classifier that none named."""
+        return (self.recipe or {}).get("classifier", "") is None
+
     def about(self) -> dict[str, Any]:
         """Return kind, method and settings, members, and how much is trained."""
         tensors = [*self.parameters(), *self.buffers()]
@@ -167,11 +172,8 @@ class Ensemble(nn.Module):
         return self
 
     def _check_classifier(self, x: Inputs) -> None:
-        """Raise ValueError, at the first call, unless the classifier was rightly taken.
-
-        Where nobody named it, a method took the linear layer that stands last.
-        """
-        if (self.recipe or {}).get("classifier", "") is None and not self._checked:
+        """Raise ValueError, at the first call, unless the classifier was rightly taken."""
+        if self.took_last_linear and not self._checked:
             check_classifier(self.member(0), rows_of(x, 0))
             self._checked = True
 

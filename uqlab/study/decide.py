@@ -351,10 +351,6 @@ def saved(path: StrPath) -> Saved:
 
 
 def _as_they_are(name: str, values: np.ndarray) -> Tensor:
-    if (values >= 0).all() and np.allclose(values.sum(-1), 1, atol=1e-3):
-        raise ValueError(
-            f'{name} are probabilities: they sum to 1; store them as "probabilities"'
-        )
     return as_logits(values[None] if values.ndim == 2 else values)
 
 
