@@ -172,7 +172,7 @@ class Ensemble(nn.Module):
         return self
 
     def _check_classifier(self, x: Inputs) -> None:
-        """Raise ValueError, at the first call, unless the classifier was rightly taken."""
+        """Raise ValueError at the first call if another layer is the classifier."""
         if self.took_last_linear and not self._checked:
             check_classifier(self.member(0), rows_of(x, 0))
             self._checked = True

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from uqlab import models
 from uqlab.core.checks import one_network, one_of
 from uqlab.core.modules import frozen
 from uqlab.ensembles.base import (
@@ -33,8 +34,6 @@ from uqlab.ensembles.base import (
 )
 from uqlab.ensembles.layers import MemberLayer, own_dropout, plain_linear
 from uqlab.ensembles.members import MemberModule, MemberParameter, Own, weight_name
-from uqlab.models import ATTENTION
-from uqlab.models import classifier as classifier_named
 
 Classifiers = Literal["independent", "shared"]
 Make = Callable[["Site", list[torch.Generator]], Mapping[str, MemberParameter]]
@@ -74,7 +73,7 @@ class Site(NamedTuple):
     @property
     def attention(self) -> bool:
         """Whether this is a projection of attention, by its name."""
-        return re.search(ATTENTION, self.name) is not None
+        return re.search(models.ATTENTION, self.name) is not None
 
     @property
     def usual(self) -> bool:
@@ -197,6 +196,9 @@ def named(candidates: Sequence[Site], target: str, called: str) -> list[Site]:
     return matching
 
 
+_OWN = {"method": "own"}  # of users
+
+
 def implicit(
     backbone: nn.Module,
     members: Members,
@@ -262,8 +264,7 @@ def implicit(
     ids = check_backbone(backbone, members)
     one_of("classifiers", classifiers, ("independent", "shared"))
     network = plain(backbone, train_backbone)
-    head = classifier_named(network, classifier)
-    chosen = _chosen(network, head, find, target, everywhere, called)
+    chosen, head = _chosen(network, classifier, find, target, everywhere, called)
     generators = member_generators(seed, ids, "adapter")
     parameters = {}
     for site in chosen:
@@ -276,13 +277,13 @@ def implicit(
     place(network, parameters)
     if train_backbone:
         own_statistics(network, len(ids))
-    how = {"target": target, "classifiers": classifiers, "classifier": classifier}
-    made = {"method": "own", **(recipe or {}), **how, "seed": seed}
-    return folded(network, ids, made)
+    how = {"classifiers": classifiers, "classifier": classifier, "seed": seed}
+    return folded(network, ids, {"target": target, **(recipe or _OWN), **how})
 
 
-def _chosen(network, head: str, find, target, everywhere: bool, called: str):
-    """Return the weights that are to be the members' own; `head` is no such one."""
+def _chosen(network, named: str | None, find, target, everywhere: bool, called: str):
+    """Return the weights that are to be the members' own, and the classifier's name."""
+    head = models.classifier(network, named)
     candidates = [site for site in find(network) if site.holder != head]
     if target is None:
         chosen = _usual(candidates, everywhere)
@@ -293,7 +294,7 @@ def _chosen(network, head: str, find, target, everywhere: bool, called: str):
             f"{type(network).__name__} has no {called} before its classifier "
             f"{head!r}, which is the last linear layer"
         )
-    return chosen
+    return chosen, head
 
 
 def _usual(candidates, everywhere: bool):

@@ -157,7 +157,7 @@ def mimo(
     own_dropout(network, 1)
     ensemble = MIMOEnsemble(network, ids, begin, head, rho, repeats)
     how = {"rho": rho, "repeats": repeats, "classifier": classifier, "seed": seed}
-    return ensemble.train(backbone.training).with_recipe({"method": "mimo"} | how)
+    return ensemble.train(backbone.training).with_recipe({"method": "mimo", **how})
 
 
 def _ends(network, named: str | None):

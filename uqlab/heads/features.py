@@ -51,8 +51,7 @@ def head_features(
     network = opened(sharing_copy(model))
     layers = [layer for layer in attentions(network) if layer.tower != "text"]
     kind = type(model).__name__
-    if any(getattr(part, "is_causal", False) for part in network.modules()):
-        raise ValueError(f"{kind} has no class token: its first token sees no other")
+    _refuse_causal(network, kind)
     first = {network.get_submodule(layer.output.module): [] for layer in layers}
 
     def note(projection, args):
@@ -69,6 +68,11 @@ def head_features(
         representable("features", joined)
         features.append(joined.unflatten(-1, (layer.heads, layer.size)))
     return features
+
+
+def _refuse_causal(network, kind: str):
+    if any(getattr(part, "is_causal", False) for part in network.modules()):
+        raise ValueError(f"{kind} has no class token: its first token sees no other")
 
 
 class Separation(NamedTuple):

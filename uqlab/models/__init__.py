@@ -41,6 +41,6 @@ __all__ = [
     "PROJECTIONS", "PROMPT", "Attention", "LogMel", "Projection",
     "SpeechClassifier", "Standardize", "TextClassifier", "ZeroShot",
     "attentions", "check_classifier", "cifar_resnet", "classifier", "classifier_of",
-    "clip_zero_shot", "embedded", "from_pretrained", "load_weights", "minilm", "mlp", "pretrained",
-    "small_cnn", "vit", "wide_resnet",
+    "clip_zero_shot", "embedded", "from_pretrained", "load_weights", "minilm", "mlp",
+    "pretrained", "small_cnn", "vit", "wide_resnet",
 ]  # fmt: skip

@@ -46,7 +46,9 @@ class Conformal(NamedTuple):
     thresholds: Float[Tensor, " classes"]
     level: float
     method: str
-    generator: torch.Generator  # of the random shares of "aps" and "raps", which goes on
+    generator: (
+        torch.Generator
+    )  # of the random shares of "aps" and "raps", which goes on
 
     def sets(self, logits: ArrayLike) -> Bool[Tensor, "samples classes"]:
         """Return which classes are in each input's set.
