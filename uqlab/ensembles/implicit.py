@@ -208,7 +208,7 @@ def implicit(
     classifiers: Classifiers = "independent",
     classifier: str | None = None,
     seed: int = 0,
-    recipe: Mapping[str, Any] | None = None,
+    recipe: Mapping[str, Any] = _OWN,
     find: Callable[[nn.Module], list[Site]] = sites,
     everywhere: bool = False,
     called: str = "linear layer or convolution",
@@ -278,12 +278,12 @@ def implicit(
     if train_backbone:
         own_statistics(network, len(ids))
     how = {"classifiers": classifiers, "classifier": classifier, "seed": seed}
-    return folded(network, ids, {"target": target, **(recipe or _OWN), **how})
+    return folded(network, ids, {"target": target, **recipe, **how})
 
 
-def _chosen(network, named: str | None, find, target, everywhere: bool, called: str):
+def _chosen(network, given: str | None, find, target, everywhere: bool, called: str):
     """Return the weights that are to be the members' own, and the classifier's name."""
-    head = models.classifier(network, named)
+    head = models.classifier(network, given)
     candidates = [site for site in find(network) if site.holder != head]
     if target is None:
         chosen = _usual(candidates, everywhere)

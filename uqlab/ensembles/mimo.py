@@ -140,7 +140,8 @@ def mimo(
     ids = check_backbone(backbone, members)
     within("rho", rho, "[0, 1]")
     at_least("repeats", repeats)
-    if ids != range(len(ids)):
+    count = len(ids)
+    if ids != range(count):
         raise ValueError(
             "the members of MIMO go through one network together; give their number, "
             f"not {members!r}"
@@ -148,8 +149,8 @@ def mimo(
     network = plain(backbone, trained=True)
     begin, head = _ends(network, classifier)
     first: Any = network.get_submodule(begin)
-    _put(first, "weight", torch.cat([first.weight / len(ids)] * len(ids), 1))
-    _count_channels(network, len(ids), 1)
+    _put(first, "weight", torch.cat([first.weight / count] * count, 1))
+    _count_channels(network, count, 1)
     last: Any = network.get_submodule(head)
     generators = member_generators(seed, ids, "adapter")
     for name, own in fresh_classifiers(last, None, generators).items():
