@@ -27,8 +27,8 @@ from _timing import DEVICE, interleaved
 from torch import Tensor, nn
 
 from uqlab import ensembles, metrics, models, training, uncertainty
-from uqlab.ensembles.laplace import curvatures, whole_curvatures
-from uqlab.ensembles.last_layer import own_classifiers
+from uqlab.ensembles.laplace import curvatures
+from uqlab.ensembles.last_layer import curvature
 
 MEMBERS, INPUTS, CLASSES, BATCH, STEPS = 10, 1_000_000, 10, 128, 20
 
@@ -432,8 +432,7 @@ def last_layer() -> Iterator[Row]:
     def agreement() -> dict[str, tuple[float, float]]:
         if "laplace-torch" not in ways:
             return {}
-        one = own_classifiers(net, 1)
-        ours = whole_curvatures(one, {"2": one.network[2]}, x, ones=1)["2"]
+        ours = curvature(net, "2", x)
         outputs, inputs = theirs().H_facs.kfacs[0]  # those of the weight
         apart = [
             difference(a, b) / a.abs().max().item()

@@ -264,7 +264,7 @@ def test_features_come_before_the_last_linear_layer_of_any_network():
     expected = net.vit.layernorm(hidden)[:, 0].detach()
     assert_close(representations.penultimate(net, x), expected)
     assert_close(net.classifier(representations.penultimate(net, x)), net(x).logits)
-    with pytest.raises(ValueError, match="calls no linear layer; take layer_features"):
+    with pytest.raises(ValueError, match="calls no linear layer"):
         representations.penultimate(nn.Sequential(nn.Conv2d(1, 3, 8), nn.Flatten()), x)
     with pytest.raises(TypeError, match=r"ensemble\.member\(0\)"):
         representations.penultimate(ensembles.from_members([net]), x)

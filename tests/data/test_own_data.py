@@ -212,7 +212,7 @@ def test_own_texts_are_read_as_their_format_says(tmp_path):
         (
             "own.csv",
             b"text,label\none,1\ntwo, too,0\n",
-            "row 2 must have 2 fields like the header, got 3",
+            "line 3 must have 2 fields like the header, got 3",
         ),
         ("own.csv", b"text,label\n\xff,1\n", r"own\.csv cannot be read"),
         (

@@ -43,13 +43,13 @@ def statuses(report: sweeps.Report) -> list[str]:
     ],
 )
 def test_data_files_that_parameters_name(tmp_path, value, names):
-    assert list(manifest.data_files({"any": value}, tmp_path)) == [
+    assert list(manifest.named_files({"any": value}, tmp_path)) == [
         tmp_path / name for name in names
     ]
 
 
 def test_data_files_in_the_home_folder(tmp_path):
-    assert list(manifest.data_files("~/mine.npz", tmp_path)) == [
+    assert list(manifest.named_files("~/mine.npz", tmp_path)) == [
         Path.home() / "mine.npz"
     ]
 

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from uqlab.core.checks import (
     ArrayLike,
+    Inputs,
     as_inputs,
     as_tensor,
     between,
@@ -35,7 +36,15 @@ from uqlab.core.checks import (
     one_of,
 )
 from uqlab.core.extras import extra
-from uqlab.core.modules import batches, call, evaluating, first_of, hooked, layers_of
+from uqlab.core.modules import (
+    batches,
+    call,
+    classifier_of,
+    evaluating,
+    first_of,
+    given_for_logits,
+    hooked,
+)
 
 Features = Float[Tensor, "samples _"]
 FeatureSets = Sequence[ArrayLike] | Tensor
@@ -233,42 +242,36 @@ def layer_features(
 
 @torch.no_grad()
 def penultimate(
-    model: nn.Module, inputs: ArrayLike, *, batch_size: int = 256
+    model: nn.Module, inputs: Inputs | ArrayLike, *, batch_size: int = 256
 ) -> Features:
-    """Return what the last linear layer that a network calls is given.
-
-    In most networks this layer is the classifier.
+    """Return what the classifier, the layer whose output is the logits, is given.
 
     Returns
     -------
     Tensor
-        [samples, features], float32 on the CPU, in evaluation mode; of tokens the
-        first.
+        [samples, features], float32 on the CPU, in evaluation mode; of tokens the one
+        that the logits are made of.
 
     Raises
     ------
     TypeError
         For an ensemble.
     ValueError
-        For a network that calls no linear layer.
+        For a network whose logits are no linear layer's output.
     """
     one_network(model, "penultimate")
-    last = []
-    hooks = (
-        layer.register_forward_pre_hook(lambda _, x: last.append(x[0]))
-        for layer in layers_of(model, nn.Linear)
-    )
-    features = []
-    with evaluating(model), hooked(hooks):
-        for _, batch in batches(model, as_inputs(inputs), batch_size):
-            last.clear()
-            call(model, batch)
-            if not last:
-                raise ValueError(
-                    f"{type(model).__name__} calls no linear layer; "
-                    "take layer_features(model, inputs)"
-                )
-            features.append(_reduced("the last linear layer", last[-1], "first"))
+    x = as_inputs(inputs)
+    try:
+        name = classifier_of(model, x)
+    except ValueError as error:
+        error.add_note("any layer's features: layer_features(model, inputs)")
+        raise
+    layer = {name: model.get_submodule(name)}
+    with evaluating(model):
+        features = [
+            given_for_logits(model, layer, batch)[name].float().cpu()
+            for _, batch in batches(model, x, batch_size)
+        ]
     return torch.cat(features)
 
 

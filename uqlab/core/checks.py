@@ -81,7 +81,7 @@ def as_logits(logits: Any, axes: str = LOGITS, hint: str = HINT) -> Tensor:
     """Return finite logits [members, batch, classes] of two classes or more.
 
     Raises what `as_tensor` raises, and ValueError for logits that are empty, of one
-    class, or not finite.
+    class, not finite, or probabilities.
     """
     logits = as_tensor("logits", logits, axes, hint=hint)
     if 0 in logits.shape:
@@ -92,7 +92,24 @@ def as_logits(logits: Any, axes: str = LOGITS, hint: str = HINT) -> Tensor:
             "from a sigmoid's z use cat([0 * z, z], -1)"
         )
     finite("logits", logits)
+    no_probabilities(logits)
     return logits
+
+
+def no_probabilities(logits: Tensor) -> None:
+    """Raise ValueError for rows that sum to 1, whose softmax would be too uncertain.
+
+    Rows of zeros and ones pass: examples have such logits.
+    """
+    logits = logits.detach()
+    for z in (logits[(0,) * (logits.ndim - 1)], logits):  # all only if the first row is
+        inside = (z >= 0).all() and ((z > 0) & (z < 1)).any()
+        if not (inside and ((z.sum(-1) - 1).abs() < 1e-3).all()):
+            return
+    raise ValueError(
+        "logits must not be probabilities, got rows that sum to 1; give their "
+        "logarithm, or leave out the softmax"
+    )
 
 
 def as_labels(labels: Any, samples: int, classes: int | None = None) -> Tensor:
@@ -136,7 +153,7 @@ def as_scores(scores: Any, samples: int | None = None, name: str = "scores") -> 
             f"got {list(scores.shape)}"
         )
     finite(name, scores)
-    return scores
+    return scores.detach()
 
 
 def as_inputs(inputs: Any) -> Any:

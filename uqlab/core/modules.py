@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import math
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -170,3 +171,72 @@ def batches(
     for low in range(0, count(inputs), batch_size):
         rows = slice(low, low + batch_size)
         yield rows, take(model, inputs, rows)
+
+
+@torch.no_grad()
+def classifier_of(network: nn.Module, inputs: Inputs) -> str:
+    """Find the linear layer whose output is the logits, by one pass of two inputs.
+
+    A log_softmax behind it changes nothing.
+
+    Returns
+    -------
+    str
+        The layer's name; empty if the network itself is a linear layer.
+
+    Raises
+    ------
+    ValueError
+        If the logits are no layer's output, as with a mean of several heads.
+    """
+    modules = network.named_modules()
+    linear = {name: part for name, part in modules if isinstance(part, nn.Linear)}
+    with evaluating(network):
+        found = given_for_logits(network, linear, take(network, inputs, slice(2)))
+    if len(found) != 1:
+        raise ValueError(
+            f"{type(network).__name__} calls no linear layer whose output is the logits"
+            f" (its last: {', '.join([*linear][-3:])}): return those of one, no mean "
+            'of several, or, where it can be given, name one: classifier="..."'
+        )
+    return next(iter(found))
+
+
+def given_for_logits(
+    network: nn.Module, layers: Mapping[str, nn.Module], inputs: Inputs
+) -> dict[str, Tensor]:
+    """Return what layers are given, [samples, width], whose outputs are the logits.
+
+    For this pass each of the layers returns random numbers instead: whichever of its
+    rows the network returns, perhaps those of each text's last token, are the logits.
+    """
+    generator = torch.Generator().manual_seed(0)
+    calls = {}
+
+    def answer(layer, args, y):
+        calls[layer] = args[0], torch.randn(y.shape, generator=generator).to(y)
+        return calls[layer][1]
+
+    with hooked(part.register_forward_hook(answer) for part in layers.values()):
+        logits = logits_of(call(network, inputs))
+    found = {}
+    for name, layer in layers.items():
+        given, noise = calls.get(layer, (logits, logits[..., :0]))
+        if logits.ndim == 2 and logits.shape[1] == noise.shape[-1]:
+            gaps, places = _nearest(logits, noise.flatten(0, -2))
+            # What a log_softmax rounds, in the network's precision.
+            if gaps.max() <= 4 * torch.finfo(noise.dtype).eps:
+                found[name] = given.flatten(0, -2)[places.to(given.device)]
+    return found
+
+
+def _nearest(logits: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how far the nearest row is, of the largest logit, and which it is.
+
+    What all classes have in common does not count.
+    """
+    z, others = logits.cpu().double(), rows.cpu().double()
+    if z.shape[1] > 1:
+        z, others = z - z[:, :1], others - others[:, :1]
+    gaps, places = torch.cdist(z, others, p=math.inf).min(1)
+    return gaps / z.abs().max(), places

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import io
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from uqlab.data.downloads import fetch, places
 from uqlab.data.readers import Items, reading, source, split_rows, unpacked
 
 TAB_SEPARATED: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+NEEDED = {"sentence", "sentence1", "sentence2", "text", "label"}
+WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
 NEWS = ("World", "Sports", "Business", "Sci/Tech")
 QUESTIONS = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")
 # Name -> the table text/<it>.tsv.gz; no checksum of them is published, so they are not
@@ -43,15 +46,16 @@ def table(path: Path, split: str) -> Items:
         )
     if "label" not in columns:
         return Items(texts, np.full(len(texts), -1), ())
-    names = columns["label"]
-    numbers = all(name.isdecimal() for name in names)
-    classes = sorted(set(names), key=int if numbers else None)
+    names: list[Any] = columns["label"]
+    if all(map(WHOLE.fullmatch, names)):  # 1, 01 and 1.0 are one class
+        names = [int(float(name)) for name in names]
+    classes = sorted({*names})
     y = np.array([classes.index(name) for name in names])
     if "split" in columns:
         rows = np.flatnonzero(np.array(columns["split"]) == split)
     else:
         rows = split_rows(y, split)
-    return Items([texts[row] for row in rows], y[rows], tuple(classes))
+    return Items([texts[row] for row in rows], y[rows], tuple(map(str, classes)))
 
 
 def _columns(path: Path) -> dict[str, list[str]]:
@@ -59,17 +63,26 @@ def _columns(path: Path) -> dict[str, list[str]]:
     opened = gzip.open if path.suffix == ".gz" else open
     form = TAB_SEPARATED if ".tsv" in path.suffixes else {}
     with reading(path), opened(path, "rt", encoding="utf-8-sig", newline="") as file:
-        header, *rows = [row for row in csv.reader(file, **form) if row] or [[]]
-    for number, row in enumerate(rows, start=1):
-        if len(row) != len(header):
-            raise ValueError(
-                f"{path}: row {number} must have {len(header)} fields like the header, "
-                f"got {len(row)}"
-            )
-    return {
-        name.strip().lower(): list(map(str.strip, fields))
-        for name, *fields in zip(header, *rows, strict=True)
-    }
+        reader = csv.reader(file, **form)
+        rows = [(reader.line_num, row) for row in reader if row] or [(1, [])]
+    names, *rows = [(line, [*map(str.strip, row)]) for line, row in rows]
+    names = [name.lower() for name in names[1]]
+    if len({*names}) < len(names):
+        raise ValueError(f"{path} has two columns of one name: {', '.join(names)}")
+    for line, row in rows:
+        _check_row(f"{path}: line {line}", names, row)
+    return {name: [row[i] for _, row in rows] for i, name in enumerate(names)}
+
+
+def _check_row(where: str, names: list[str], row: list[str]) -> None:
+    """Raise ValueError for another number of fields, and for no text or label."""
+    if len(row) != len(names):
+        raise ValueError(
+            f"{where} must have {len(names)} fields like the header, got {len(row)}"
+        )
+    for name, field in zip(names, row, strict=True):
+        if name in NEEDED and field.lower() in ("", "nan"):
+            raise ValueError(f"{where} has no {name}; fill it in, or leave it out")
 
 
 def sample(split, root, file):

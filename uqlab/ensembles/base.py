@@ -33,6 +33,7 @@ from uqlab.ensembles.layers import (
     with_layers,
 )
 from uqlab.ensembles.members import MemberModule
+from uqlab.models import check_classifier
 
 Members = int | str | range  # what `member_range` reads
 # Modules that draw from torch's global generator.
@@ -57,11 +58,17 @@ class Ensemble(nn.Module):
         super().__init__()
         self.member_ids = member_ids
         self.recipe: dict[str, Any] | None = None
+        self._checked = False  # whether the classifier is the one that was taken
 
     @property
     def members(self) -> int:
         """The number of members."""
         return len(self.member_ids)
+
+    @property
+    def took_last_linear(self) -> bool:
+        """Whether the last linear layer was taken for a classifier that none named."""
+        return (self.recipe or {}).get("classifier", "") is None
 
     def about(self) -> dict[str, Any]:
         """Return kind, method and settings, members, and how much is trained."""
@@ -101,6 +108,8 @@ class Ensemble(nn.Module):
 
     def forward_members(self, x: Inputs) -> Tensor:
         """Return logits of x [members, batch, ...], a batch for each member."""
+        if not torch.compiler.is_compiling():
+            self._check_classifier(x)
         while True:
             try:
                 passes = [self.run(rows_of(x, rows), rows) for rows in self.passes(x)]
@@ -161,6 +170,12 @@ class Ensemble(nn.Module):
         if recipe is not None:
             self.recipe = {**recipe, "members": member_text(self.member_ids)}
         return self
+
+    def _check_classifier(self, x: Inputs) -> None:
+        """Raise ValueError at the first call if another layer is the classifier."""
+        if self.took_last_linear and not self._checked:
+            check_classifier(self.member(0), rows_of(x, 0))
+            self._checked = True
 
     def _check_index(self, index: int) -> None:
         if not 0 <= index < self.members:
@@ -324,6 +339,7 @@ class FoldedEnsemble(Ensemble):
         """Return the ensemble of some members; training it trains these."""
         shard = type(self)(sharded(self.network, rows), self.member_ids[rows])
         shard.chunk, shard._folds = self.chunk, self._folds
+        shard._checked = self._checked
         return shard.with_recipe(self.recipe)
 
     def can_shard(self):

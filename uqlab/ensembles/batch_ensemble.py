@@ -65,13 +65,14 @@ def batch(
     std: float = math.sqrt(0.02),
     additive: bool = False,
     classifiers: Classifiers = "independent",
+    classifier: str | None = None,
     seed: int = 0,
 ) -> FoldedEnsemble:
     """Make a BatchEnsemble: W * (r_m s_m^T) for every target weight.
 
     Parameters
     ----------
-    backbone, members, target, classifiers, seed
+    backbone, members, target, classifiers, classifier, seed
         As in `lora`. All members also train the target weights, so they are copied.
     std : float
         Deviation of r and s, which are Normal around 1 (Muhlematter et al. 2024, I.1).
@@ -121,6 +122,7 @@ def batch(
         make,
         target=target,
         classifiers=classifiers,
+        classifier=classifier,
         seed=seed,
         recipe={"method": "batch", "std": std, "additive": additive},
     )

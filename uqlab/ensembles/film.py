@@ -53,13 +53,14 @@ def film(
     std: float = 0.1,
     train_backbone: bool = True,
     classifiers: Classifiers = "shared",
+    classifier: str | None = None,
     seed: int = 0,
 ) -> FoldedEnsemble:
     """Make a FiLM-Ensemble: gamma_m * norm(x) + beta_m at every norm, the rest shared.
 
     Parameters
     ----------
-    backbone, members, seed
+    backbone, members, classifier, seed
         As in `lora`.
     target : str, optional
         A regular expression on the names of norms; None for all that scale what they
@@ -114,6 +115,7 @@ def film(
         make,
         target=target,
         classifiers=classifiers,
+        classifier=classifier,
         seed=seed,
         recipe={"method": "film", "std": std, "train_backbone": train_backbone},
         find=norms,

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from uqlab import models
 from uqlab.core.checks import one_network, one_of
 from uqlab.core.modules import frozen
 from uqlab.ensembles.base import (
@@ -33,7 +34,6 @@ from uqlab.ensembles.base import (
 )
 from uqlab.ensembles.layers import MemberLayer, own_dropout, plain_linear
 from uqlab.ensembles.members import MemberModule, MemberParameter, Own, weight_name
-from uqlab.models import ATTENTION, classifier
 
 Classifiers = Literal["independent", "shared"]
 Make = Callable[["Site", list[torch.Generator]], Mapping[str, MemberParameter]]
@@ -73,7 +73,7 @@ class Site(NamedTuple):
     @property
     def attention(self) -> bool:
         """Whether this is a projection of attention, by its name."""
-        return re.search(ATTENTION, self.name) is not None
+        return re.search(models.ATTENTION, self.name) is not None
 
     @property
     def usual(self) -> bool:
@@ -196,6 +196,9 @@ def named(candidates: Sequence[Site], target: str, called: str) -> list[Site]:
     return matching
 
 
+_OWN = {"method": "own"}  # of users
+
+
 def implicit(
     backbone: nn.Module,
     members: Members,
@@ -203,8 +206,9 @@ def implicit(
     *,
     target: str | None = None,
     classifiers: Classifiers = "independent",
+    classifier: str | None = None,
     seed: int = 0,
-    recipe: Mapping[str, Any] | None = None,
+    recipe: Mapping[str, Any] = _OWN,
     find: Callable[[nn.Module], list[Site]] = sites,
     everywhere: bool = False,
     called: str = "linear layer or convolution",
@@ -215,7 +219,7 @@ def implicit(
 
     Parameters
     ----------
-    backbone, members, target, classifiers, seed, train_backbone
+    backbone, members, target, classifiers, classifier, seed, train_backbone
         As in `lora`.
     make : callable
         (site, generators) -> what the members see, by the names of parameters in
@@ -260,7 +264,7 @@ def implicit(
     ids = check_backbone(backbone, members)
     one_of("classifiers", classifiers, ("independent", "shared"))
     network = plain(backbone, train_backbone)
-    chosen, head = _chosen(network, find, target, everywhere, called)
+    chosen, head = _chosen(network, classifier, find, target, everywhere, called)
     generators = member_generators(seed, ids, "adapter")
     parameters = {}
     for site in chosen:
@@ -273,13 +277,13 @@ def implicit(
     place(network, parameters)
     if train_backbone:
         own_statistics(network, len(ids))
-    how = {"target": target, "classifiers": classifiers, "seed": seed}
-    return folded(network, ids, {"method": "own", **(recipe or {}), **how})
+    how = {"classifiers": classifiers, "classifier": classifier, "seed": seed}
+    return folded(network, ids, {"target": target, **recipe, **how})
 
 
-def _chosen(network, find, target, everywhere: bool, called: str):
+def _chosen(network, given: str | None, find, target, everywhere: bool, called: str):
     """Return the weights that are to be the members' own, and the classifier's name."""
-    head = classifier(network)
+    head = models.classifier(network, given)
     candidates = [site for site in find(network) if site.holder != head]
     if target is None:
         chosen = _usual(candidates, everywhere)

@@ -141,17 +141,12 @@ def whole_curvatures(
     layers: Mapping[str, Any],
     inputs: Inputs | ArrayLike,
     batch_size: int = 64,
-    ones: int = 0,
 ) -> dict[str, Curvature]:
-    """Return, by name, the curvatures of whole weights of one network's `layers`.
-
-    The inputs of each are followed by `ones` ones: what a bias is given.
-    """
+    """Return, by name, the curvatures of whole weights of one network's `layers`."""
     sums: dict[str, list[Any]] = {name: [0, 0, 0] for name in layers}
     with evaluating(trained), torch.enable_grad():
         for _, batch in batches(trained, as_inputs(inputs), batch_size):
             for name, (seen, back) in _seen_and_back(trained, layers, batch).items():
-                seen = F.pad(seen, (0, ones), value=1.0)
                 new = back.mT @ back, seen.mT @ seen, len(seen)
                 for i, more in enumerate(new):
                     sums[name][i] += more
@@ -193,7 +188,7 @@ def _seen_and_back(trained, layers, x):
     outputs = [calls[unit][1] for unit in layers.values()]
     slopes = [
         torch.autograd.grad(logits, outputs, root, retain_graph=True)
-        for root in _square_root(logits)
+        for root in square_root(logits)
     ]
     rows = {}
     for (name, unit), *of_classes in zip(layers.items(), *slopes, strict=True):
@@ -263,7 +258,13 @@ def _patches(layer: Any, x):
     return F.unfold(padded, layer.kernel_size, layer.dilation, 0, layer.stride).mT
 
 
-def _square_root(logits):
-    """Return columns s_c with sum_c s_c s_c^T = diag(p) - p p^T."""
+def square_root(logits: Tensor) -> Tensor:
+    """Return columns s_c [c, samples, classes], sum_c s_c s_c^T = diag(p) - p p^T.
+
+    One logit is a sigmoid's, with p (1 - p).
+    """
+    if logits.shape[-1] == 1:
+        p = logits.detach().sigmoid()
+        return (p * (1 - p)).sqrt()[None]
     p = logits.detach().softmax(-1)
     return (torch.eye(p.shape[-1]).to(p)[:, None] - p) * p.T.sqrt()[..., None]

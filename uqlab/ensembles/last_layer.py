@@ -1,12 +1,19 @@
 """Last-layer Laplace: members share all but the classifier of a trained network."""
 
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from uqlab.core.checks import ArrayLike, first_tensor, positive
+from uqlab.core.checks import ArrayLike, as_inputs, first_tensor, positive
 from uqlab.core.modules import (
     Inputs,
+    batches,
     call,
+    classifier_of,
+    evaluating,
+    given_for_logits,
     hooked,
     layers_of,
     logits_of,
@@ -15,10 +22,9 @@ from uqlab.core.modules import (
 )
 from uqlab.ensembles.base import FoldedEnsemble, Members, member_generators
 from uqlab.ensembles.implicit import check_backbone, place, plain
-from uqlab.ensembles.laplace import Curvature, whole_curvatures
+from uqlab.ensembles.laplace import Curvature, square_root
 from uqlab.ensembles.layers import active_members, own_dropout
 from uqlab.ensembles.members import MemberModule, Own
-from uqlab.models import classifier
 
 
 class LastLayerEnsemble(FoldedEnsemble):
@@ -65,7 +71,9 @@ class LastLayerEnsemble(FoldedEnsemble):
 VARIANCES = torch.logspace(-6, 6, 121, dtype=torch.float64)
 
 
-def own_classifiers(network: nn.Module, members: Members) -> LastLayerEnsemble:
+def own_classifiers(
+    network: nn.Module, members: Members, classifier: str
+) -> LastLayerEnsemble:
     """Give each member a copy of a network's classifier; all else is shared and frozen.
 
     Raises
@@ -75,16 +83,16 @@ def own_classifiers(network: nn.Module, members: Members) -> LastLayerEnsemble:
     """
     ids = check_backbone(network, members)
     network = plain(network)
-    name = classifier(network)
-    if not name:
+    if not classifier:
         raise ValueError(
             f"{type(network).__name__} has no layer before its classifier to share"
         )
-    last = network.get_submodule(name).named_parameters()
+    last = network.get_submodule(classifier).named_parameters()
     copies = {p: torch.stack([value.detach()] * len(ids)) for p, value in last}
-    place(network, {name: {p: Own(nn.Parameter(w)) for p, w in copies.items()}})
+    place(network, {classifier: {p: Own(nn.Parameter(w)) for p, w in copies.items()}})
     own_dropout(network, len(ids))
-    return LastLayerEnsemble(network, ids).with_recipe({"method": "laplace"})
+    recipe = {"method": "laplace", "classifier": classifier}
+    return LastLayerEnsemble(network, ids).with_recipe(recipe)
 
 
 def laplace(
@@ -103,7 +111,8 @@ def laplace(
     Parameters
     ----------
     network : nn.Module
-        Any trained network; its last linear layer is the classifier.
+        Any trained network whose logits are a linear layer's output, the classifier's.
+        One logit is a sigmoid's.
     inputs : tensor, array or tensors by name
         Those that it was trained on, [samples, ...]; a generalised Gauss-Newton matrix
         needs no labels.
@@ -123,12 +132,13 @@ def laplace(
     ------
     ValueError
         For a prior variance that is not positive, inputs that are not finite, a network
-        that is nothing but a classifier, and one whose classifier is not called.
+        that is nothing but a classifier, and one whose logits are no layer's output.
 
     Notes
     -----
     Weight and bias W have the precision G (x) S + I / prior_variance, with the
-    curvature G of the logits and the second moment S of the features and a one.
+    curvature G of the logits and the second moment S of the features and a one; of
+    tokens those that the logits are made of.
 
     References
     ----------
@@ -141,11 +151,12 @@ def laplace(
     >>> laplace(network, torch.rand(20, 4), 5)(torch.rand(7, 4)).shape
     torch.Size([5, 7, 3])
     """
-    ensemble, one = own_classifiers(network, members), own_classifiers(network, 1)
-    name, parts = classifier(network), _weight_and_bias(one)
-    mean = torch.cat([p[0].detach().flatten(1) for p in parts], 1).double()
-    unit = {name: one.network.get_submodule(name)}
-    found = whole_curvatures(one, unit, inputs, batch_size, len(parts) - 1)[name]
+    x = as_inputs(inputs)
+    name = classifier_of(network, x)
+    ensemble = own_classifiers(network, members, name)
+    parts = _weight_and_bias(ensemble)
+    mean = torch.cat([p[0].detach() for p in parts], 1).double()
+    found = curvature(network, name, x, batch_size)
     if prior_variance is None:
         prior_variance = likeliest(mean, found)
     positive("prior_variance", prior_variance)
@@ -155,6 +166,24 @@ def laplace(
     for p, w in zip(_weight_and_bias(ensemble), drawn.split(sizes, -1), strict=True):
         p.data.copy_(w)
     return ensemble.eval()
+
+
+@torch.no_grad()
+def curvature(
+    network: nn.Module, classifier: str, inputs: Inputs, batch_size: int = 64
+) -> Curvature:
+    """Return the curvature of a classifier's weight and bias, side by side."""
+    layer: Any = network.get_submodule(classifier)
+    ones = int(layer.bias is not None)
+    outputs, inner, rows = 0, 0, 0
+    with evaluating(network):
+        for _, batch in batches(network, inputs, batch_size):
+            roots = square_root(logits_of(call(network, batch))).flatten(0, 1).double()
+            h = given_for_logits(network, {classifier: layer}, batch)[classifier]
+            h = F.pad(h.double(), (0, ones), value=1.0)
+            outputs, inner = outputs + roots.mT @ roots, inner + h.mT @ h
+            rows += len(h)
+    return Curvature(outputs, inner / rows)
 
 
 def likeliest(mean: Tensor, found: Curvature) -> float:

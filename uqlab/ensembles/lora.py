@@ -87,6 +87,7 @@ def lora(
     scale: float = 1.0,
     std: float | None = None,
     classifiers: Classifiers = "independent",
+    classifier: str | None = None,
     seed: int = 0,
     train_backbone: bool = False,
 ) -> FoldedEnsemble:
@@ -95,7 +96,7 @@ def lora(
     Parameters
     ----------
     backbone : nn.Module
-        The pretrained network: any module whose last linear layer gives the classes.
+        The pretrained network: any module in which a linear layer gives the classes.
         Its weights are shared, not copied, and never change; batch statistics are
         frozen too.
     members : int, str or range
@@ -118,6 +119,10 @@ def lora(
     classifiers : {"independent", "shared"}
         A classifier of its own for each member, freshly initialised, or the backbone's,
         trained by all members.
+    classifier : str, optional
+        The name of the layer whose output is the logits. None for the last linear layer
+        of the network, and the ensemble's first call raises ValueError if it is not
+        this one.
     seed : int
         Of what the members start from.
     train_backbone : bool
@@ -172,6 +177,7 @@ def lora(
         make,
         target=target,
         classifiers=classifiers,
+        classifier=classifier,
         seed=seed,
         recipe=recipe | {"train_backbone": train_backbone},
         train_backbone=train_backbone,

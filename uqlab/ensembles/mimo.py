@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from uqlab import models
 from uqlab.core.checks import at_least, within
 from uqlab.core.modules import call, logits_of
 from uqlab.ensembles.base import Ensemble, Members, member_generators, numbered_dropouts
 from uqlab.ensembles.implicit import check_backbone, fresh_classifiers, plain
 from uqlab.ensembles.layers import own_dropout, with_layers
-from uqlab.models import Standardize, classifier
 
 PRODUCTS = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
@@ -91,6 +91,7 @@ def mimo(
     rho: float = 0.5,
     *,
     repeats: int = 4,
+    classifier: str | None = None,
     seed: int = 0,
 ) -> MIMOEnsemble:
     """Make a MIMO network: it takes an input for each member, and answers for each.
@@ -107,6 +108,8 @@ def mimo(
     repeats : int
         How often each input stands in its batch in training. In prediction all members
         see the same input.
+    classifier : str, optional
+        As in `lora`.
     seed : int
         The classifier of member m depends on (seed, m) alone.
 
@@ -137,29 +140,30 @@ def mimo(
     ids = check_backbone(backbone, members)
     within("rho", rho, "[0, 1]")
     at_least("repeats", repeats)
-    if ids != range(len(ids)):
+    count = len(ids)
+    if ids != range(count):
         raise ValueError(
             "the members of MIMO go through one network together; give their number, "
             f"not {members!r}"
         )
     network = plain(backbone, trained=True)
-    begin, head = _ends(network)
+    begin, head = _ends(network, classifier)
     first: Any = network.get_submodule(begin)
-    _put(first, "weight", torch.cat([first.weight / len(ids)] * len(ids), 1))
-    _count_channels(network, len(ids), 1)
+    _put(first, "weight", torch.cat([first.weight / count] * count, 1))
+    _count_channels(network, count, 1)
     last: Any = network.get_submodule(head)
     generators = member_generators(seed, ids, "adapter")
     for name, own in fresh_classifiers(last, None, generators).items():
         _put(last, name, own.value.flatten(0, 1))
     own_dropout(network, 1)
     ensemble = MIMOEnsemble(network, ids, begin, head, rho, repeats)
-    how = {"method": "mimo", "rho": rho, "repeats": repeats, "seed": seed}
-    return ensemble.train(backbone.training).with_recipe(how)
+    how = {"rho": rho, "repeats": repeats, "classifier": classifier, "seed": seed}
+    return ensemble.train(backbone.training).with_recipe({"method": "mimo", **how})
 
 
-def _ends(network):
+def _ends(network, named: str | None):
     """Return the names of the first layer and of the last, or raise ValueError."""
-    head, begin, first = classifier(network), "", network
+    head, begin, first = models.classifier(network, named), "", network
     for name, layer in network.named_modules():
         inner = isinstance(layer, PRODUCTS) or not list(layer.children())
         if inner and list(layer.parameters()):
@@ -190,7 +194,7 @@ def _count_channels(network, now: int, before: int):
     for layer in network.modules():
         if isinstance(getattr(layer, "num_channels", None), int):
             layer.num_channels = layer.num_channels // before * now
-        if isinstance(layer, Standardize):
+        if isinstance(layer, models.Standardize):
             for name in ("mean", "std"):
                 one = getattr(layer, name).chunk(before)[0]
                 setattr(layer, name, one.repeat(now, 1, 1))

@@ -45,6 +45,7 @@ def packed(
     gamma: int = 1,
     *,
     of: int | None = None,
+    classifier: str | None = None,
     seed: int = 0,
 ) -> Ensemble:
     """Make a Packed-Ensemble: M networks alpha / M times as wide, side by side.
@@ -63,6 +64,8 @@ def packed(
     of : int, optional
         M, the members of the whole ensemble, which shards must give; None for as many
         as `members` counts.
+    classifier : str, optional
+        As in `lora`.
     seed : int
         Given its width, member m depends on (seed, m) alone: with gamma = 1 the
         ensemble equals `deep` of networks of that width.
@@ -90,7 +93,10 @@ def packed(
     at_least("gamma", gamma)
     whole = ids[-1] + 1 if of is None else of
     ensemble: Any = deep(
-        lambda: _Narrow(alpha / whole, gamma).network(backbone), ids, seed, fold=False
+        lambda: _Narrow(alpha / whole, gamma).network(backbone, classifier),
+        ids,
+        seed,
+        fold=False,
     )
     models = list(ensemble.models)
     layers = [m for m in models[0].modules() if list(m.parameters(recurse=False))]
@@ -98,10 +104,10 @@ def packed(
         network = stacked(models, tuple(FORMS))
         own_dropout(network, len(ids))
         ensemble = FoldedEnsemble(network, ids)
-    settings = {"alpha": alpha, "gamma": gamma, "of": whole, "seed": seed}
+    settings = {"alpha": alpha, "gamma": gamma, "of": whole, "classifier": classifier}
     like = next(backbone.parameters())
     ensemble.to(like.device, like.dtype).train(backbone.training)
-    return ensemble.with_recipe({"method": "packed"} | settings)
+    return ensemble.with_recipe({"method": "packed", **settings, "seed": seed})
 
 
 class _Narrow:
@@ -112,10 +118,10 @@ class _Narrow:
         # of the layers before the one that is looked at: old -> new
         self.widths: dict[int, int] = {}
 
-    def network(self, backbone: nn.Module) -> nn.Module:
+    def network(self, backbone: nn.Module, named: str | None = None) -> nn.Module:
         """Return a fresh narrow network of the same architecture."""
         network = nn.Sequential(plain(backbone, trained=True))
-        last = classifier(network)
+        last = f"0.{classifier(network[0], named)}".rstrip(".")
         inside = ()  # prefixes of names inside networks of transformers
         for name, module in list(network.named_modules()):
             if not name or name.startswith(inside):

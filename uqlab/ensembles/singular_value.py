@@ -66,13 +66,14 @@ def singular_value(
     init_std: float = 0.01,
     share: float = 1.0,
     classifiers: Classifiers = "independent",
+    classifier: str | None = None,
     seed: int = 0,
 ) -> FoldedEnsemble:
     """Make a singular value ensemble: U diag(s_m) V^T for every target weight.
 
     Parameters
     ----------
-    backbone, members, classifiers, seed
+    backbone, members, classifiers, classifier, seed
         As in `lora`.
     target : str, optional
         A regular expression as in `lora`. None for every matrix before the classifier
@@ -120,6 +121,7 @@ def singular_value(
         make,
         target=target,
         classifiers=classifiers,
+        classifier=classifier,
         seed=seed,
         recipe={"method": "singular_value", "init_std": init_std, "share": share},
         everywhere=True,

@@ -79,6 +79,8 @@ class MaskEnsemble(FoldedEnsemble):
     The masks are soft until `harden`.
     """
 
+    took_last_linear = True
+
     def train(self, mode: bool = True) -> "MaskEnsemble":
         """Keep the frozen network in evaluation mode: no dropout, no new statistics."""
         super().train(mode)
@@ -144,7 +146,8 @@ def masks(
     ----------
     model
         The trained network. It is copied, and the copy is always in evaluation mode.
-        Its last linear layer gives the classes, so its rows are never masked.
+        Its last linear layer gives the classes, so its rows are never masked; the first
+        call raises ValueError where another layer does.
     members
         How many sub-models.
     inputs

@@ -131,7 +131,10 @@ def only_last(model: Model, layers: int) -> Model:
     names = [attention.layer for attention in attentions(model)]
     between("layers", layers, 0, len(names), ", the number of layers")
     model.requires_grad_(False)
-    last = model.get_submodule(classifier(model))
+    head = classifier(model)
+    if head.startswith(tuple(f"{name}." for name in names)):
+        raise ValueError(f"{head!r} is no classifier; define the classifier last")
+    last = model.get_submodule(head)
     last.requires_grad_()
     for name in names[len(names) - layers :]:
         model.get_submodule(name).requires_grad_()

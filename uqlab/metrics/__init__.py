@@ -2,6 +2,7 @@
 
 from uqlab.metrics.calibration import (
     adaptive_ece,
+    bins_of,
     calibration_gap,
     classwise_ece,
     ece,
@@ -42,6 +43,7 @@ __all__ = [
     "augrc",
     "aurc",
     "auroc_interval",
+    "bins_of",
     "bootstrap",
     "brier",
     "by_quantile",

@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-from uqlab.core.checks import ArrayLike, at_least
+from uqlab.core.checks import ArrayLike, as_tensor, at_least
 from uqlab.metrics.quality import Pool, predict, residuals
+from uqlab.metrics.selective import in_order
 from uqlab.uncertainty import bisected
 
 
@@ -17,15 +18,16 @@ def ece(
 ) -> float:
     """Return the expected calibration error of the most probable class.
 
-    The weighted |confidence - accuracy| over bins (lo, hi] of equal width. It is biased
-    upwards by about sqrt(bins / samples).
+    The weighted |confidence - accuracy| over bins (lo, hi] of equal width; what the
+    logits' precision puts above an edge counts as on it. It is biased upwards by about
+    sqrt(bins / samples).
 
     References
     ----------
     Guo et al. 2017, "On calibration of modern neural networks".
     """
     confidence, hit = _confidence(logits, labels, pool)
-    return _binned_gap(confidence, confidence - hit, bins)
+    return _binned_gap(bins_of(confidence, bins, logits), confidence - hit, bins)
 
 
 def adaptive_ece(
@@ -35,10 +37,13 @@ def adaptive_ece(
     *,
     pool: Pool = "probabilities",
 ) -> float:
-    """Return the calibration error over bins of equal count (Nixon et al. 2019)."""
+    """Return the calibration error over bins of equal count (Nixon et al. 2019).
+
+    Samples of equal confidence share their mean gap.
+    """
     at_least("bins", bins)
     confidence, hit = _confidence(logits, labels, pool)
-    gaps = (confidence - hit)[confidence.argsort(stable=True)]
+    gaps = in_order(confidence - hit, confidence.round(decimals=6))
     sums = torch.stack([of_bin.sum() for of_bin in gaps.tensor_split(bins)])
     return (sums.abs().sum() / len(gaps)).item()
 
@@ -52,10 +57,9 @@ def classwise_ece(
 ) -> float:
     """Return the binned |p_c - frequency of c|, mean over c (Kull et al. 2019)."""
     p, errors = residuals(logits, labels, pool)
-    classes = p.shape[1]
-    return (
-        sum(_binned_gap(p[:, c], errors[:, c], bins) for c in range(classes)) / classes
-    )
+    at = bins_of(p, bins, logits)
+    gaps = [_binned_gap(at[:, c], errors[:, c], bins) for c in range(p.shape[1])]
+    return sum(gaps) / p.shape[1]
 
 
 def calibration_gap(
@@ -103,10 +107,19 @@ def _confidence(
     return top.exp(), (predicted == labels).double()
 
 
-def _binned_gap(confidence: Tensor, gaps: Tensor, bins: int) -> float:
-    """Return the sum over bins (lo, hi] of [0, 1] of |sum of the gaps| / samples."""
+def bins_of(confidence: Tensor, bins: int, logits: ArrayLike) -> Tensor:
+    """Return the number of each confidence's bin (lo, hi], of equal ones of [0, 1].
+
+    What stands above an edge by no more than the precision of the logits is on it: 0.8
+    in float32 is above 0.8.
+    """
     at_least("bins", bins)
-    edges = torch.arange(1, bins, dtype=torch.float64, device=gaps.device) / bins
-    at = torch.bucketize(confidence.contiguous(), edges)
+    slack = max(1e-6, torch.finfo(as_tensor("logits", logits).dtype).eps / 8)
+    edges = torch.arange(1, bins, dtype=torch.float64, device=confidence.device) / bins
+    return torch.bucketize(confidence.contiguous(), edges + slack)
+
+
+def _binned_gap(at: Tensor, gaps: Tensor, bins: int) -> float:
+    """Return the sum over bins of |sum of the gaps| / samples, whose bins are `at`."""
     sums = torch.bincount(at, weights=gaps, minlength=bins)
     return (sums.abs().sum() / len(gaps)).item()

@@ -30,7 +30,7 @@ def risk_coverage(
     """
     errors = 1 - hits(logits, labels)
     count = torch.arange(1, len(errors) + 1, dtype=torch.float64, device=errors.device)
-    return count / len(errors), _in_order(errors, scores).cumsum(0) / count
+    return count / len(errors), in_order(errors, scores).cumsum(0) / count
 
 
 def aurc(logits: ArrayLike, labels: ArrayLike, scores: ArrayLike) -> float:
@@ -113,13 +113,13 @@ def by_quantile(
             "quantiles must increase in (0, 1] with a sample in every bucket, "
             f"got {levels.tolist()} for {len(values)} samples"
         )
-    sums = _in_order(values, scores).cumsum(0)[ends - 1]
+    sums = in_order(values, scores).cumsum(0)[ends - 1]
     if mode == "acceptance":
         return sums / ends
     return sums.diff(prepend=sums.new_zeros(1)) / counts
 
 
-def _in_order(values: Tensor, scores: ArrayLike) -> Tensor:
+def in_order(values: Tensor, scores: ArrayLike) -> Tensor:
     """Return values in the order of their scores, the mean where scores are equal."""
     ranked = as_scores(scores, len(values)).to(values.device).double()
     _, group, count = ranked.unique(return_inverse=True, return_counts=True)

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from uqlab.core.checks import one_network
+from uqlab.core.checks import Inputs, one_network, one_of
+from uqlab.core.modules import classifier_of
 
 Modules = Mapping[str, nn.Module]  # of a network, by their names
 
@@ -368,14 +369,18 @@ def _stack(layer: str) -> str:
     return ".".join([first, *("*" if part.isdigit() else part for part in others)])
 
 
-def classifier(network: nn.Module) -> str:
-    """Find the layer that gives the classes: the last linear layer of a network.
+def classifier(network: nn.Module, named: str | None = None) -> str:
+    """Return the linear layer that is taken for the classifier where no input is known.
+
+    Whether its output is the logits, only a pass can say.
 
     Parameters
     ----------
     network : nn.Module
         Any network. Layers inside an nn.MultiheadAttention or a parametrization do not
         count.
+    named : str, optional
+        The layer's name; None for the last one.
 
     Returns
     -------
@@ -385,7 +390,7 @@ def classifier(network: nn.Module) -> str:
     Raises
     ------
     ValueError
-        If there is no linear layer.
+        If there is no linear layer, or none of this name.
 
     Examples
     --------
@@ -393,7 +398,7 @@ def classifier(network: nn.Module) -> str:
     '2'
     """
     inside = []  # prefixes of names that do not count
-    last = None
+    linear = []
     for name, module in network.named_modules():
         if isinstance(module, nn.MultiheadAttention):
             inside.append(f"{name}." if name else "")
@@ -401,8 +406,21 @@ def classifier(network: nn.Module) -> str:
         counts = not name.startswith(tuple(inside))
         counts = counts and "parametrizations" not in name.split(".")
         if isinstance(module, nn.Linear) and counts:
-            last = name
-    if last is None:
+            linear.append(name)
+    if not linear:
         kind = type(network).__name__
         raise ValueError(f"{kind} has no linear layer that could be its classifier")
-    return last
+    if named is not None:
+        one_of("classifier", named, linear)
+    return linear[-1] if named is None else named
+
+
+def check_classifier(network: nn.Module, inputs: Inputs) -> None:
+    """Raise ValueError unless the output of the last linear layer is the logits."""
+    taken, found = classifier(network), classifier_of(network, inputs)
+    if taken != found:
+        raise ValueError(
+            f"{taken!r}, the last linear layer of {type(network).__name__}, was taken "
+            f"for its classifier, but the logits are the output of {found!r}: give "
+            f'classifier="{found}", or define this layer last'
+        )

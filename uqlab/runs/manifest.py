@@ -1,14 +1,18 @@
 """What a run depends on, in its manifest, and whether that has changed since.
 
 Notebook source and parameters give the folder of a sweep's run its name. The manifest
-holds uqlab's version and commit, and the checksums of the data files that parameters
-name. If one of them differs now, the run is stale.
+holds uqlab's version and commit, and the checksums of the files that parameters name:
+data, weights, and the module before a function. If one of them differs now, the run is
+stale.
 """
 
 import functools
+import glob
 import json
+import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -22,6 +26,8 @@ from uqlab.runs.parameters import DATA_FILE
 
 Seconds = float | int | None
 PACKAGE = Path(uqlab.__file__).parent
+# Folders that a page writes into, or whose files have published checksums.
+APART = {"output_dir", "trained", "root"}
 
 
 @dataclass
@@ -107,25 +113,45 @@ def commit() -> str:
     return f"{last}+{fingerprint(changes)[:8]}" if changes else last
 
 
-def data_files(value: Any, folder: Path) -> Iterator[Path]:
-    """Yield the data files that a parameter names, alone or in lists.
+def named_files(value: Any, folder: Path) -> Iterator[Path]:
+    """Yield the files, folders and patterns that a parameter names, alone or in lists.
 
-    Classes may stand behind a name: `mine.npz[0-3]`. Relative paths are seen from
-    `folder`, the notebook's.
+    Classes may stand behind a name, `mine.npz[0-3]`, and a function behind its module,
+    `mine.py:make` or `mine:make`. Relative paths are seen from `folder`, the
+    notebook's. Files of data count where they are missing too.
     """
     if isinstance(value, dict):
-        value = list(value.values())
+        value = [item for name, item in value.items() if name not in APART]
     if isinstance(value, list | tuple):
         for item in value:
-            yield from data_files(item, folder)
-    elif isinstance(value, str):
-        path = re.fullmatch(rf"(.+{DATA_FILE})\s*(\[.*\])?", value.strip())
-        if path:
-            yield folder / Path(path[1]).expanduser()
+            yield from named_files(item, folder)
+    elif isinstance(value, str) and value.strip():
+        text = os.path.expanduser(value.strip())
+        data = re.fullmatch(rf"(.+{DATA_FILE})\s*(\[.*\])?", text)
+        module, _, function = text.rpartition(":")
+        if data:
+            yield folder / data[1]
+        elif module and function.isidentifier():
+            yield from _module(module, folder)
+        elif os.path.exists(folder / text) or glob.glob(str(folder / text)):
+            yield folder / text
+
+
+def _module(place: str, folder: Path) -> list[Path]:
+    """Return the file of a module, by its path or its dotted name, if it is found."""
+    stem = (
+        place.removesuffix(".py") if place.endswith(".py") else place.replace(".", "/")
+    )
+    paths = [
+        Path(p, s)
+        for p in (folder, *sys.path)
+        for s in (f"{stem}.py", f"{stem}/__init__.py")
+    ]
+    return [path for path in paths if path.is_file()][:1]
 
 
 class Present:
-    """What is there now: uqlab's commit and data files, each read once."""
+    """What is there now: uqlab's commit and files, each read once."""
 
     def __init__(self) -> None:
         self.uqlab = uqlab.__version__
@@ -133,8 +159,9 @@ class Present:
         self.digest = functools.cache(_digest)
 
     def data(self, parameters: Values, folder: Path) -> dict[str, str | None]:
-        """Return the checksums of the data files that parameters name."""
-        return {str(path): self.digest(path) for path in data_files(parameters, folder)}
+        """Return the checksums of the files that parameters name."""
+        files = named_files(parameters, folder)
+        return {str(path): self.digest(path) for path in files}
 
     def stale(self, manifest: Manifest) -> str:
         """Say why a finished run is stale; empty if nothing has changed since."""
@@ -148,6 +175,11 @@ class Present:
 
 
 def _digest(path: Path) -> str | None:
+    """Return the checksum of a file, or of the files in a folder or of a pattern."""
     with suppress(OSError):  # a file that cannot be read has none
-        return sha256(path)
+        if path.is_file():
+            return sha256(path)
+        there = path.iterdir() if path.is_dir() else map(Path, glob.glob(str(path)))
+        files = sorted(each for each in there if each.is_file())
+        return fingerprint({each.name: sha256(each) for each in files})
     return None

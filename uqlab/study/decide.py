@@ -46,7 +46,9 @@ class Conformal(NamedTuple):
     thresholds: Float[Tensor, " classes"]
     level: float
     method: str
-    seed: int
+    generator: (
+        torch.Generator
+    )  # of the random shares of "aps" and "raps", which goes on
 
     def sets(self, logits: ArrayLike) -> Bool[Tensor, "samples classes"]:
         """Return which classes are in each input's set.
@@ -59,7 +61,7 @@ class Conformal(NamedTuple):
             [members, samples, classes].
         """
         p = log_prediction(as_logits(logits)).exp()
-        return _scores(p, self.method, self.seed + 1) <= self.thresholds.to(p.device)
+        return _scores(p, self.method, self.generator) <= self.thresholds.to(p.device)
 
 
 def conformal(
@@ -93,7 +95,7 @@ def conformal(
     by_class
         Whether every class has a threshold of its own, and with it the coverage.
     seed
-        Of the random shares.
+        Of the random shares, here and in the sets.
 
     Raises
     ------
@@ -109,12 +111,14 @@ def conformal(
     one_of("method", method, RULES)
     p = log_prediction(as_logits(logits)).exp()
     labels = as_labels(labels, *p.shape)
-    scores = _scores(p, method, seed).gather(1, labels[:, None])[:, 0]
+    shares = torch.Generator().manual_seed(seed)
+    scores = _scores(p, method, shares).gather(1, labels[:, None])[:, 0]
     if by_class:
         ends = [_quantile(scores[labels == c], level) for c in range(p.shape[1])]
     else:
         ends = [_quantile(scores, level)] * p.shape[1]
-    return Conformal(torch.tensor(ends, dtype=p.dtype), level, method, seed)
+    further = torch.Generator().manual_seed(seed + 1)
+    return Conformal(torch.tensor(ends, dtype=p.dtype), level, method, further)
 
 
 def _quantile(scores: Tensor, level: float) -> float:
@@ -122,12 +126,11 @@ def _quantile(scores: Tensor, level: float) -> float:
     return scores.kthvalue(place).values.item() if place <= len(scores) else math.inf
 
 
-def _scores(p: Tensor, method: str, seed: int) -> Tensor:
+def _scores(p: Tensor, method: str, generator: torch.Generator) -> Tensor:
     """Return how badly each class fits [samples, classes]; p are probabilities."""
     if method == "lac":
         return 1 - p
     ordered, order = p.sort(1, descending=True)
-    generator = torch.Generator().manual_seed(seed)
     share = torch.rand(len(p), 1, generator=generator, dtype=p.dtype).to(p.device)
     above = ordered.cumsum(1) - ordered + share * ordered
     if method == "raps":
@@ -354,6 +357,6 @@ def _as_they_are(name: str, values: np.ndarray) -> Tensor:
 
 
 def _logarithms(name: str, values: np.ndarray) -> Tensor:
-    if not np.allclose(values.sum(-1), 1, atol=1e-3):
-        raise ValueError(f"{name} must sum to 1 over the classes")
+    if not np.allclose(values.sum(-1), 1, atol=1e-3) or (values < 0).any():
+        raise ValueError(f"{name} must be 0 to 1 and sum to 1 over the classes")
     return _as_they_are(name, np.log(values.clip(np.finfo(np.float32).tiny)))

@@ -72,12 +72,14 @@ def train(
         For an unknown method, and what its steps raise.
     """
     one_of("method", name, METHODS)
+    x = as_inputs(inputs)
+    models.check_classifier(backbone, x)
     method = METHODS[name]
     of_fit = inspect.signature(training.fit).parameters
     how = {key: value for key, value in settings.items() if key in of_fit}
     options = {key: value for key, value in settings.items() if key not in of_fit}
     task = Task(
-        as_inputs(inputs),
+        x,
         as_tensor("labels", labels, floating=False),
         members,
         seed,
