@@ -52,7 +52,8 @@ def load_tensors(path: StrPath) -> tuple[dict[str, Tensor], Values]:
     except (SafetensorError, KeyError, AttributeError, TypeError, ValueError) as error:
         lacks = "it has no " if isinstance(error, KeyError) else ""
         raise ValueError(
-            f"{path} is damaged or none of ours: {lacks}{error}"
+            f"{path} is damaged or none of ours: {lacks}{error}; copy it anew, or "
+            "name another file"
         ) from error
     return tensors, header
 

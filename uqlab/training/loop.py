@@ -17,7 +17,7 @@ from uqlab.core.devices import arithmetic
 from uqlab.core.files import StrPath
 from uqlab.core.modules import evaluating, like_parameters, trainable
 from uqlab.ensembles import Ensemble, member_generators
-from uqlab.training.checkpoints import Checkpoint, described
+from uqlab.training.checkpoints import WEIGHTS, Checkpoint, described
 from uqlab.training.losses import Loss, targets
 from uqlab.training.optimisation import Optimisation
 from uqlab.training.steps import AutogradStep, ChainStep, make_step
@@ -104,7 +104,8 @@ def fit(
         Whether a bar is shown.
     checkpoint
         A file that is written after every epoch. Where it is there already, the
-        training goes on from it, bit-identical on a CPU.
+        training goes on from it, bit-identical on a CPU, also to more epochs than it
+        was begun with (not with the cosine).
     watch
         Called after every epoch with the number of epochs done.
 
@@ -169,8 +170,10 @@ class Task:
         self, ensemble: Ensemble, loss: str | Loss, class_weights: ArrayLike | None
     ) -> dict[str, Any]:
         """Return what a training follows from, by the names that messages use."""
+        fixed = self.settings.schedule == "cosine"
         return vars(self) | vars(self.settings) | {
-            "members": list(ensemble.member_ids), "initial weights": ensemble,
+            "epochs": self.epochs if fixed else "any number",
+            "members": list(ensemble.member_ids), WEIGHTS: ensemble,
             "loss": described(loss), "class_weights": class_weights,
             "augment": described(self.augment),
         }  # fmt: skip
@@ -248,6 +251,8 @@ def _train(
     losses = torch.zeros(task.epochs, ensemble.members, device=task.inputs.device)
     first = saved.restore(ensemble, workers, losses)
     epochs = range(first, task.epochs)
+    if not first:  # a file that cannot be written is no news after an epoch
+        saved.write(0, ensemble, workers, losses)
     bar = tqdm(epochs, "fit", task.epochs, False, disable=not progress, initial=first)
     precision = arithmetic(task.precision, task.inputs.device)
     # Whatever happens, the ensemble is in evaluation mode afterwards.
