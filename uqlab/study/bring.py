@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import nn
 
 from uqlab import data, ensembles, models
 from uqlab.core import files
@@ -132,8 +132,8 @@ def check(network: nn.Module, inputs: ArrayLike, task: data.Dataset) -> None:
         logits = logits_of(network(like_parameters(network, two)))
     shape = list(two.shape[1:])
     classes = len(task.classes)
-    said = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-    if not isinstance(said, list) or len(said) < 2 or said[-1] != classes:
+    said = list(logits.shape)
+    if len(said) < 2 or said[-1] != classes:
         raise ValueError(
             f"{type(network).__name__} must return logits [batch, {classes}] for "
             f"inputs {shape}, one for each class of {task.name}, got {said}; take "

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from uqlab import data, ensembles, extraction, heads, models, training
-from uqlab.core.checks import ArrayLike, as_inputs, as_tensor, at_least, one_of
+from uqlab.core.checks import ArrayLike, as_one, as_tensor, at_least, one_of
 from uqlab.core.modules import trainable
 from uqlab.ensembles import Ensemble
 
@@ -77,7 +77,7 @@ def train(
     how = {key: value for key, value in settings.items() if key in of_fit}
     options = {key: value for key, value in settings.items() if key not in of_fit}
     task = Task(
-        as_inputs(inputs),
+        as_one(inputs),
         as_tensor("labels", labels, floating=False),
         members,
         seed,

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm.auto import tqdm
 
-from uqlab.core.checks import ArrayLike, all_finite, as_inputs, at_least, one_ensemble
+from uqlab.core.checks import ArrayLike, all_finite, as_one, at_least, one_ensemble
 from uqlab.core.devices import arithmetic
 from uqlab.core.files import StrPath
 from uqlab.core.modules import evaluating, like_parameters, trainable
@@ -45,11 +45,19 @@ class History:
     steps: int
     seconds: float
 
+    def __repr__(self) -> str:
+        epochs, members = self.loss.shape
+        first, last = self.loss.mean(1)[[0, -1]].tolist()
+        return (
+            f"History({epochs} epochs of {members} members, {self.steps} steps in "
+            f"{self.seconds:.1f} s, mean loss {first:.3g} to {last:.3g})"
+        )
+
 
 def fit(
     ensemble: Ensemble,
     inputs: ArrayLike,
-    labels: ArrayLike,
+    labels: ArrayLike | None = None,
     *,
     epochs: int,
     lr: float,
@@ -271,11 +279,15 @@ def _train(
 def _inputs(ensemble: Ensemble, inputs: ArrayLike) -> Tensor:
     """Return the inputs, checked, on the device and in the precision of the weights."""
     one_ensemble(ensemble, "fit")
-    x: Tensor = as_inputs(inputs)
+    if not trainable(ensemble):
+        raise ValueError(
+            f"nothing of {ensemble!r} is trained: requires_grad is False everywhere"
+        )
+    x = as_one(inputs)
     if x.dtype == torch.uint8:
         raise ValueError(
             "inputs are uint8; give images as floating point in [0, 1]: "
-            "inputs.float() / 255"
+            "inputs.float() / 255, of an array inputs / 255"
         )
     return like_parameters(ensemble, x.detach())
 
