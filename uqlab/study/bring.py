@@ -170,9 +170,11 @@ def _networks(source, task, settings, new, scaled):
 def _function(source):
     place, _, name = source.rpartition(":")
     if not place or not name:
+        file = Path(source).expanduser().is_file()
+        weights = f", and weights={source!r} beside it, if it holds weights" * file
         raise ValueError(
             f'there is no folder {source!r}; or give "file.py:function" or '
-            '"module:function"'
+            f'"module:function"{weights}'
         )
     run = _run if place.endswith(".py") else _imported
     module = vars(run(place))
