@@ -1,6 +1,9 @@
 """Runs replace nothing but results, wherever these lie."""
 
+import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 from small_runs import call
@@ -66,6 +69,44 @@ def test_room_for_trainings_is_not_made_of_weights_of_yours(tmp_path, monkeypatc
     (tmp_path / "best.safetensors").write_bytes(b"weights")
     runs.cached("some", dict)
     assert [path.name for path in tmp_path.iterdir()] == ["best.safetensors"]
+
+
+FULL = """
+import resource, signal
+import torch
+from torch import nn
+from uqlab import ensembles, runs, training
+x, y = torch.randn(9, 600), torch.arange(9) % 3
+def fit(epochs):
+    ensemble = ensembles.deep(lambda: nn.Linear(600, 3), 2)
+    training.fit(
+        ensemble, x, y, epochs=epochs, lr=0.1, progress=False, checkpoint="run"
+    )
+fit(1)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, -1))
+assert "some" in runs.cached("a", lambda: {"some": torch.zeros(9999)})
+try:
+    fit(2)
+except OSError as error:
+    assert "make room" in str(error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+    fit(3)
+    print("went on")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it has no limit of files")
+def test_a_full_disk_costs_no_training(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", FULL],
+        cwd=tmp_path,
+        env=os.environ | {"UQLAB_CACHE": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "went on\n", done.stderr
 
 
 def test_a_notebook_with_a_byte_order_mark_says_what_to_do(project):

@@ -31,8 +31,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     except Exception as error:
         if where := _where(model, error):
             error.add_note(
-                f"in layer {where}: check the inputs' shape (images are mostly [samples, "
-                "channels, height, width]), type (.float()?) and device"
+                f"in layer {where}: check the inputs' shape (images are mostly "
+                "[samples, channels, height, width]), type (.float()?) and device"
             )
         raise
     finally:

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import io
+import itertools
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,11 @@ def _columns(path: Path) -> dict[str, list[str]]:
     opened = gzip.open if path.suffix == ".gz" else open
     form = TAB_SEPARATED if ".tsv" in path.suffixes else {}
     with reading(path), opened(path, "rt", encoding="utf-8-sig", newline="") as file:
-        header, *rows = [row for row in csv.reader(file, **form) if row] or [[]]
+        line = file.readline()
+        if ";" in line and "," not in line:  # as spreadsheets write it in Europe
+            form = form or {"delimiter": ";"}
+        lines = itertools.chain([line], file)
+        header, *rows = [row for row in csv.reader(lines, **form) if row] or [[]]
     for number, row in enumerate(rows, start=1):
         if len(row) != len(header):
             raise ValueError(

@@ -14,8 +14,8 @@ from tqdm.auto import tqdm
 from uqlab.core.checks import (
     ArrayLike,
     all_finite,
-    as_one,
     as_labels,
+    as_one,
     at_least,
     positive,
     within,

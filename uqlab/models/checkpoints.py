@@ -5,6 +5,7 @@ import contextlib
 import copy
 import json
 import os
+import pickle
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -363,7 +364,7 @@ def load_weights(model: Model, path: StrPath, *, sha256: str | None = None) -> M
         For another checksum and for a file that holds anything but the weights of this
         model.
     """
-    path = Path(path).expanduser()
+    path = files.existing(path)
     checksum = files.sha256(path)
     if sha256:
         if not checksum.startswith(sha256.lower()):
@@ -399,7 +400,9 @@ def _unprefixed(
     """
     state = {name.replace(COMPILED, ""): weight for name, weight in state.items()}
     needed = [name for name in own if not name.endswith("num_batches_tracked")]
-    starts = {name.removesuffix(needed[0]) for name in state if name.endswith(needed[0])}
+    starts = {
+        name.removesuffix(needed[0]) for name in state if name.endswith(needed[0])
+    }
     fits = [s for s in starts if all(s + name in state for name in needed)]
     if len(fits) > 1:
         raise ValueError(
@@ -423,10 +426,11 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         with torch.serialization.safe_globals(PLAIN):
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever torch makes of other bytes
+        code = isinstance(error, pickle.UnpicklingError)  # torch says to run it
+        said = "" if code else f"{_first_line(error) or type(error).__name__}; "
         raise ValueError(
-            f"{path} cannot be read: {_first_line(error) or type(error).__name__}. It "
-            "is damaged, or holds Python objects, which would run code: then save "
-            "model.state_dict() alone"
+            f"{path} cannot be read: {said}it is damaged, or holds Python objects, "
+            "which would run code: then save model.state_dict() alone"
         ) from error
     keys = ("state_dict", "model_state_dict", "model")
     while isinstance(state, dict) and (inside := [k for k in keys if k in state]):

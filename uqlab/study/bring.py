@@ -156,7 +156,8 @@ def _networks(source, task, settings, new, scaled):
     function = _function(source)
     if "classes" in inspect.signature(function).parameters:
         settings = {"classes": len(task.classes), **settings}
-    returned = function(**settings)
+    is_network = isinstance(function, nn.Module)
+    returned = function if is_network else function(**settings)
     networks = list(returned) if isinstance(returned, list | tuple) else [returned]
     if not networks or not all(isinstance(net, nn.Module) for net in networks):
         raise TypeError(

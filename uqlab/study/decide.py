@@ -344,8 +344,8 @@ def saved(path: StrPath) -> Saved:
             arrays = {name: loaded[name] for name in loaded}
     except (ValueError, OSError, EOFError, KeyError, zlib.error, BadZipFile) as error:
         raise ValueError(
-            f"{path} cannot be read as an .npz of arrays of numbers: {error}; copy it "
-            "anew, or write one, here of a table: t = pandas.read_csv(file); "
+            f"{path} is no whole .npz of numbers; copy it anew, or make one, here of a "
+            "table: t = pandas.read_csv(file); "
             'numpy.savez("run.npz", logits=t.drop(columns="label"), labels=t["label"])'
         ) from error
     kinds = {"logits", "probabilities"} & arrays.keys()
@@ -362,6 +362,12 @@ def saved(path: StrPath) -> Saved:
         labels = as_labels(arrays["labels"], *logits.shape[1:])
     others = [name for name in arrays if name.startswith("ood")]
     ood = {name.removeprefix("ood_"): read(name, arrays[name]) for name in others}
+    classes = logits.shape[-1]
+    for name, z in ood.items():
+        if z.shape[-1] != classes:
+            raise ValueError(
+                f"ood_{name} must have {classes} classes as {kind}, got {z.shape[-1]}"
+            )
     return Saved(logits, labels, ood)
 
 

@@ -55,7 +55,9 @@ class Checkpoint:
         self.tensors, header = load_tensors(self.path)
         theirs = header.get("run") or {}
         weights = self._named("weights")
-        reached = fingerprint({name: weights.get(name) for name in ensemble.state_dict()})
+        reached = fingerprint(
+            {name: weights.get(name) for name in ensemble.state_dict()}
+        )
         if theirs.get(WEIGHTS) == began or reached == self.run[WEIGHTS]:
             self.run[WEIGHTS] = theirs.get(WEIGHTS, "")
         if other := [name for name in self.run if theirs.get(name) != self.run[name]]:
