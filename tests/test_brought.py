@@ -144,6 +144,7 @@ USERS = {
     "lora": lambda m: ensembles.lora(m, 2, seed=0)(X),
     "masks": masked,
     "exgrad": lambda m: gradients.exgrad(m, X),
+    "exgrad, parallel": lambda m: gradients.exgrad(nn.DataParallel(m), X),
     "scores": lambda m: scores.SCORES["entropy"](m, X),
 }
 
@@ -226,6 +227,10 @@ def test_inputs_of_other_kinds_are_read():
         (lambda: training.predict(network().state_dict(), X), "load_weights"),
         (lambda: training.predict(nn.Linear, X), r"make one: Linear\("),
         (lambda: ensembles.lora([network()], 2), "from_members"),
+        (lambda: ensembles.lora(torch.jit.script(network()), 2), "it was made of"),
+        (lambda: ensembles.deep(lambda: nn.LazyLinear(3), 2), "call the lazy network"),
+        (lambda: fit(ensemble=ensembles.deep(one_logit, 2)), "two outputs"),
+        (lambda: ensembles.laplace(flat(), X, 2), r"logits \[batch, classes\]"),
         (lambda: ensembles.deep(network(), 2), "lambda"),
         (lambda: ensembles.from_members(network()), "a list of networks"),
         (lambda: fit(ensemble=ensembles.dropout(dropping(), 2)), "requires_grad"),
@@ -235,6 +240,14 @@ def test_inputs_of_other_kinds_are_read():
 def test_what_is_no_network_or_not_enough(call, way_out):
     with pytest.raises((TypeError, ValueError), match=way_out):
         call()
+
+
+def one_logit():
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
+
+
+def flat():
+    return nn.Sequential(one_logit(), nn.Flatten(0))
 
 
 def dropping():

@@ -167,6 +167,8 @@ def as_labels(labels: Any, samples: int, classes: int | None = None) -> Tensor:
                 -100: f"; -100 is torch's ignore_index{leave_out}",
                 1: "; counted from 1: labels - 1" if high == classes else "",
             }.get(low, "")
+            if classes == 1:
+                todo = "; a classifier of two classes has two outputs, not one"
             raise ValueError(
                 f"labels must be 0 to {classes - 1}, one for each of {classes} "
                 f"outputs, got {low} to {high}{todo}"
@@ -236,10 +238,14 @@ def count(inputs: Inputs) -> int:
 
 def a_network(model: Any, user: str, what: str = "a torch module") -> None:
     """Raise TypeError unless `model` is a torch module, as `user` wants."""
-    if isinstance(model, nn.Module):
-        return
     todo = ""
-    if isinstance(model, str | os.PathLike | Mapping):
+    if isinstance(model, torch.jit.ScriptModule):
+        todo = "; give the module that it was made of"
+    elif isinstance(model, nn.Module):
+        if any(map(nn.parameter.is_lazy, model.parameters())):
+            raise TypeError(f"{user}: call the lazy network once, to give it weights")
+        return
+    elif isinstance(model, str | os.PathLike | Mapping):
         todo = "; build the network and put weights into it: models.load_weights"
     elif isinstance(model, list | tuple):
         todo = "; of several make ensembles.from_members"

@@ -297,6 +297,8 @@ def _by_batch(
 ) -> tuple[list[Tensor], list[str]]:
     """Return what is computed for batches of the inputs, joined, and the layers."""
     one_network(model, "uqlab.gradients")
+    if isinstance(model, nn.DataParallel):  # torch.func cannot run it
+        model = model.module
     x = as_one(inputs)
     device = x.device
     x = like_parameters(model, x)
