@@ -67,7 +67,7 @@ class Returns(nn.Module):
         (lambda y: y[:, :1], ValueError, "C >= 2"),
         (lambda y: y[None], ValueError, r"ensemble\.member"),
         (lambda y: y.argmax(1, keepdim=True).expand(-1, 3), ValueError, "floating"),
-        (lambda y: (y, y), TypeError, "tuple"),
+        (lambda y: {"logits": y.tolist()}, TypeError, "must return logits"),
         (lambda y: y.detach(), ValueError, "no gradient path"),
         (lambda y: y * torch.nan, ValueError, "must be finite"),
         (lambda y: y - 3 * y.mean(0), ValueError, "rest of its batch"),

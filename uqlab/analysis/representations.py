@@ -310,6 +310,10 @@ def embed(
     samples, width = x.shape
     most = min(samples - 1, width)
     between("components", components, 1, most, f" for features {list(x.shape)}")
+    if method == "umap" and samples < 3:
+        raise ValueError(
+            f'method="umap" needs three samples or more, got {samples}; use "pca"'
+        )
     root, varies = _centred(x)
     if not varies:
         raise ValueError("all samples are alike; there is nothing to embed")

@@ -6,7 +6,8 @@ what Python or torch raise.
 """
 
 import operator
-from collections.abc import Collection, Mapping, Sequence
+import os
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ def as_tensor(
     ------
     TypeError
         For what holds no real numbers: text, objects, complex or sparse tensors, the
-        device "meta".
+        device "meta"; for a Dataset or a loader, of which nothing is read.
     ValueError
         For rows of different lengths, and for another number of axes.
     """
@@ -66,15 +67,54 @@ def as_tensor(
 
 def _copied(value: Any, floating: bool, todo: str) -> Tensor:
     """Return an array or lists as a tensor; the messages begin with `todo`."""
+    _no_stream(value, todo)
+    several = isinstance(value, list | tuple) and any(
+        isinstance(item, Tensor) for item in value
+    )
     try:
+        if several:  # on any device, perhaps with gradients
+            return torch.stack([torch.as_tensor(item).detach() for item in value])
         array = np.asarray(value)
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         raise ValueError(f"{todo}, got rows of different lengths") from error
-    if array.dtype.kind not in "fiub":
-        raise TypeError(f"{todo}, got {type(value).__name__} of {array.dtype}")
-    if floating and array.dtype.kind != "f":
+    if np.ma.is_masked(value):
+        raise ValueError(f"{todo}, got masked values; drop or fill them")
+    kind = array.dtype.kind
+    if kind not in "fiub":
+        classes = " (of labels numpy.unique(labels, return_inverse=True)[1])"
+        how = {"O": ".astype(float)"} | dict.fromkeys("UST", f"numbers{classes}")
+        use = f"; use {how[kind]}" if kind in how and array.ndim else ""
+        raise TypeError(f"{todo}, got {type(value).__name__} of {array.dtype}{use}")
+    if floating and kind != "f":
         return torch.tensor(array.astype(np.float64))
-    return torch.tensor(array.astype(array.dtype.newbyteorder("=")))
+    if kind == "u" and array.itemsize > 1:  # torch computes with few of them
+        array = array.astype(np.int64)
+    wider = kind == "f" and array.itemsize > 8
+    native = np.float64 if wider else array.dtype.newbyteorder("=")
+    return torch.tensor(array.astype(native))
+
+
+def _no_stream(value: Any, todo: str) -> None:
+    """Raise TypeError for a Dataset, a loader, or whatever must be read item by item.
+
+    Nothing is read of it: NumPy would, without an end where there is none.
+    """
+    array = hasattr(value, "__array__") or hasattr(value, "__array_interface__")
+    if array or isinstance(value, Sequence | Mapping | Set):
+        return
+    if hasattr(value, "toarray"):  # sparse, of SciPy
+        how = "x = data.toarray()"
+    elif hasattr(value, "with_format"):  # of Hugging Face
+        how = 'rows = data.with_format("torch")[:]\n    x, y = rows["x"], rows["label"]'
+    elif hasattr(value, "__iter__") or hasattr(value, "__getitem__"):
+        loader = "data" if hasattr(value, "batch_size") else "DataLoader(data, 100)"
+        how = (
+            "from itertools import islice; from torch.utils.data import DataLoader\n"
+            f"    x, y = map(torch.cat, zip(*islice({loader}, 1000)))  # 1,000 batches"
+        )
+    else:
+        return
+    raise TypeError(f"{todo}, got {type(value).__name__}; make them first:\n    {how}")
 
 
 def as_logits(logits: Any, axes: str = LOGITS, hint: str = HINT) -> Tensor:
@@ -119,23 +159,36 @@ def as_labels(labels: Any, samples: int, classes: int | None = None) -> Tensor:
     outside 0 to classes - 1.
     """
     labels = as_tensor("labels", labels, floating=False)
-    if labels.is_floating_point() or labels.dtype == torch.bool:
-        raise TypeError(
-            f"labels must be integers, got {labels.dtype}; use labels.long()"
-        )
     if labels.shape != (samples,):
+        todo = ""
+        if labels.ndim == 2 and len(labels) == samples:
+            columns = {1: "labels[:, 0]", classes: "labels.argmax(1), if one-hot"}
+            if labels.shape[1] in columns:
+                todo = f"; use {columns[labels.shape[1]]}"
         raise ValueError(
             f"labels must be [samples] = [{samples}] like the inputs, "
-            f"got {list(labels.shape)}"
+            f"got {list(labels.shape)}{todo}"
+        )
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise TypeError(
+            f"labels must be integers, got {labels.dtype}; "
+            "use labels.long(), of an array labels.astype(int)"
         )
     if classes is not None and len(labels):
         low = int(labels.min())
         high = int(labels.max())
         if low < 0 or high >= classes:
-            missing = "; -1 stands for a missing label" if low == -1 else ""
+            leave_out = "; leave such samples out: keep = labels >= 0"
+            todo = {
+                -1: f"; -1 stands for a missing label{leave_out}",
+                -100: f"; -100 is torch's ignore_index{leave_out}",
+                1: "; counted from 1: labels - 1" if high == classes else "",
+            }.get(low, "")
+            if classes == 1:
+                todo = "; a classifier of two classes has two outputs, not one"
             raise ValueError(
                 f"labels must be 0 to {classes - 1}, one for each of {classes} "
-                f"outputs, got {low} to {high}{missing}"
+                f"outputs, got {low} to {high}{todo}"
             )
     return labels.to(torch.int64)
 
@@ -179,6 +232,17 @@ def as_inputs(inputs: Any) -> Any:
     return inputs
 
 
+def as_one(inputs: Any) -> Tensor:
+    """Return inputs [samples, ...] as `as_inputs`; TypeError for tensors by name."""
+    inputs = as_inputs(inputs)
+    if not isinstance(inputs, Tensor):
+        raise TypeError(
+            "inputs must be one tensor [samples, ...], got tensors by name "
+            f"({', '.join(inputs)}); give a network that takes one"
+        )
+    return inputs
+
+
 def first_tensor(inputs: Inputs) -> Tensor:
     """Return the tensor, or the first of several."""
     return inputs if isinstance(inputs, Tensor) else next(iter(inputs.values()))
@@ -189,13 +253,32 @@ def count(inputs: Inputs) -> int:
     return len(first_tensor(inputs))
 
 
+def a_network(model: Any, user: str, what: str = "a torch module") -> None:
+    """Raise TypeError unless `model` is a torch module, as `user` wants."""
+    todo = ""
+    if isinstance(model, torch.jit.ScriptModule):
+        todo = "; give the module that it was made of"
+    elif isinstance(model, nn.Module):
+        if any(map(nn.parameter.is_lazy, model.parameters())):
+            raise TypeError(f"{user}: call the lazy network once, to give it weights")
+        return
+    elif isinstance(model, str | os.PathLike | Mapping):
+        todo = "; build the network and put weights into it: models.load_weights"
+    elif isinstance(model, list | tuple):
+        todo = "; of several make ensembles.from_members"
+    elif isinstance(model, type) and issubclass(model, nn.Module):
+        todo = f"; make one: {model.__name__}(...)"
+    kind = "a class" if isinstance(model, type) else type(model).__name__
+    raise TypeError(f"{user} takes {what}, got {kind}{todo}")
+
+
 def one_network(model: Any, user: str) -> None:
     """Raise TypeError unless `model` is one torch module, as `user` wants."""
-    ensemble = hasattr(model, "member_ids")
-    if ensemble or not isinstance(model, nn.Module):
-        todo = "; take one of its networks: ensemble.member(0)" if ensemble else ""
+    a_network(model, user, "one torch module")
+    if hasattr(model, "member_ids"):
         raise TypeError(
-            f"{user} takes one torch module, got {type(model).__name__}{todo}"
+            f"{user} takes one torch module, got {type(model).__name__}; take one of "
+            "its networks: ensemble.member(0)"
         )
 
 

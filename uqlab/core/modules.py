@@ -32,7 +32,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     except Exception as error:
         if where := _where(model, error):
             error.add_note(
-                f"in layer {where}: check the inputs' shape, type and device"
+                f"in layer {where}: check the inputs' shape (images are mostly "
+                "[samples, channels, height, width]), type (.float()?) and device"
             )
         raise
     finally:
@@ -101,8 +102,22 @@ def first_of(output: Any) -> Any:
 
 
 def logits_of(output: Any) -> Any:
-    """Return the logits of an output; models of transformers return more than these."""
-    return getattr(output, "logits", output)
+    """Return the logits of a network's output.
+
+    They are its "logits" or `.logits`, or the first of several outputs.
+    """
+    if isinstance(output, Tensor):
+        return output
+    logits = getattr(output, "logits", output)  # of transformers, torchvision
+    if isinstance(logits, Mapping):
+        logits = logits.get("logits", next(iter(logits.values()), None))
+    logits = first_of(logits)
+    if not isinstance(logits, Tensor):
+        raise TypeError(
+            'a network must return logits, or have them as "logits" or as the first of '
+            f"its outputs, got {type(output).__name__} with {type(logits).__name__}"
+        )
+    return logits
 
 
 def map_tensors(change: Callable[[Tensor], Any], inputs: Inputs) -> Any:

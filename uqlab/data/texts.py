@@ -3,6 +3,7 @@
 import csv
 import gzip
 import io
+import itertools
 import re
 from functools import partial
 from pathlib import Path
@@ -63,7 +64,10 @@ def _columns(path: Path) -> dict[str, list[str]]:
     opened = gzip.open if path.suffix == ".gz" else open
     form = TAB_SEPARATED if ".tsv" in path.suffixes else {}
     with reading(path), opened(path, "rt", encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, **form)
+        first = file.readline()
+        if ";" in first and "," not in first:  # as spreadsheets write it in Europe
+            form = form or {"delimiter": ";"}
+        reader = csv.reader(itertools.chain([first], file), **form)
         rows = [(reader.line_num, row) for row in reader if row] or [(1, [])]
     names, *rows = [(line, [*map(str.strip, row)]) for line, row in rows]
     names = [name.lower() for name in names[1]]

@@ -53,6 +53,7 @@ class Ensemble(nn.Module):
     """
 
     repeats = 1  # how often an input stands in its batch of a training
+    began = ""  # with which weights, the fingerprint of them, a training has begun
 
     def __init__(self, member_ids: range):
         super().__init__()

@@ -69,6 +69,11 @@ def deep(
     Lakshminarayanan, Pritzel, Blundell, "Simple and scalable predictive uncertainty
     estimation using deep ensembles", 2017.
     """
+    if isinstance(make_model, nn.Module) or not callable(make_model):
+        raise TypeError(
+            "make_model must be a function that builds a new network, such as "
+            f"lambda: Net(), got {type(make_model).__name__}"
+        )
     ids = member_range(members)
     started = torch.cuda.is_initialized()
     devices = list(range(torch.cuda.device_count())) if started else []
@@ -115,6 +120,10 @@ def from_members(models: Sequence[nn.Module]) -> Ensemble:
     TypeError
         For what is no module.
     """
+    if not isinstance(models, list | tuple | nn.ModuleList):
+        raise TypeError(
+            f"from_members takes a list of networks, got {type(models).__name__}"
+        )
     if not models:
         raise ValueError("from_members needs at least one model, got an empty list")
     for model in models:

@@ -104,7 +104,8 @@ def sites(network: nn.Module) -> list[Site]:
                 for n, p in parameters
                 if p.ndim == 2 or (p.ndim > 2 and n == "weight")
             ]
-        weights += [Site(name, parameter, module) for parameter in names]
+        found = [Site(name, parameter, module) for parameter in names]
+        weights += [site for site in found if site.weight.numel()]  # heads cut out
     return weights
 
 

@@ -374,7 +374,8 @@ def report(
     MODEL is FILE.py:FUNCTION or MODULE:FUNCTION, whose function returns a network and
     is run, or a folder that transformers wrote; without it an example is trained and
     asked. Several weights are an ensemble. Page 16 runs headless: OUTPUT_DIR gets
-    report.html, and the figures and numbers in a folder of the page's name.
+    report.html, and the figures and numbers in a folder of the page's name. With
+    --logits it is logits.html, with --watch watch_NAME.html of the file's name.
 
     \b
       uqlab report mymodel.py:make --data mine.npz --ood letters
@@ -385,16 +386,17 @@ def report(
     """
     from uqlab.runs import report
 
-    page, values = report.plan(logits, watch, output_dir, **brought)
+    name, page, values = report.plan(logits, watch, output_dir, **brought)
     plan = per_notebook([page], profile, values | dict(parameters))
-    outcomes = execution.execute_all(plan, output_dir, profile, 1, timeout, quiet)
+    root = output_dir / name if watch else output_dir
+    outcomes = execution.execute_all(plan, root, profile, 1, timeout, quiet)
     if any(result.status != "ok" for result in outcomes.values()):
         raise SystemExit(1)
-    folder = output_dir / page
+    folder = root / page
     if logits:
         shutil.copy(folder / "alarm.json", output_dir)
     click.echo(f"\n{report.screen(folder)}\n\nfigures and numbers: {folder}")
-    click.echo(f"look at: {report.html(folder, output_dir / 'report.html')}")
+    click.echo(f"look at: {report.html(folder, output_dir / f'{name}.html')}")
 
 
 # Look --------------------------------------------------------------------------------

@@ -136,6 +136,9 @@ def compute(
     false. Raises Busy where another process computes it and `wait` is false.
     """
     stop = stop or Event()
+    # A link stays, and its folder is replaced where it lies.
+    job = job._replace(folder=job.folder.resolve())
+    _check_replaceable(job.folder)
     with locked(job.folder, wait, stop):
         if tidy(job.folder):
             _note_death(job.folder)
@@ -160,6 +163,7 @@ def _execute(job: Job, threads: int | None, timeout: Seconds, stop: Event) -> No
         _readdress(output, job.folder)
         manifest.seconds = round(time.monotonic() - begun, 3)
         _finish(temporary, manifest)
+        _keep_others(job.folder)
         _replace(job.folder)
         shutil.rmtree(_failed(job.folder), ignore_errors=True)
     except Exception as error:
@@ -169,6 +173,16 @@ def _execute(job: Job, threads: int | None, timeout: Seconds, stop: Event) -> No
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(hidden(job.folder, "died"), ignore_errors=True)
+
+
+def _check_replaceable(folder: Path) -> None:
+    """Raise ValueError for what no run has written."""
+    ours = any((folder / name).exists() for name in ("manifest.json", "results.json"))
+    if not ours and (folder.is_file() or (folder.is_dir() and any(folder.iterdir()))):
+        raise ValueError(
+            f"{folder} holds what no run has written, which the result would replace; "
+            "name another output folder"
+        )
 
 
 def _note_death(folder: Path) -> None:
@@ -391,6 +405,17 @@ def tidy(folder: Path) -> bool:
     shutil.rmtree(new, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
     return half_done
+
+
+def _keep_others(folder: Path) -> None:
+    """Copy files that the earlier run did not write, such as notes, to the new one."""
+    written = {"manifest.json", *Manifest.read(folder).files}
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder)
+        copy = hidden(folder, "tmp") / name
+        if path.is_file() and name.as_posix() not in written and not copy.exists():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, copy)
 
 
 def _replace(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Notebooks by name, and their parameters: data and never code, checked by pydantic."""
 
 import ast
+import codecs
 import difflib
 import functools
 import itertools
@@ -249,8 +250,11 @@ def cells(notebook: StrPath) -> list[Values]:
         isinstance(cell, dict) and cell.keys() >= CELL for cell in read
     ):
         names = ", ".join(sorted(CELL))
+        bom = Path(notebook).read_bytes().startswith(codecs.BOM_UTF8)
+        marked = "; it starts with a byte-order mark: save it as UTF-8 without one"
         raise ValueError(
             f"{notebook} is not a notebook of format 4, whose cells have {names}"
+            + marked * bom
         )
     return read
 

@@ -34,16 +34,20 @@ def parameters(
 
 def plan(
     logits: str | None, watch: str | None, folder: Path, **brought: Any
-) -> tuple[str, dict[str, str]]:
-    """Return the page that runs, and its parameters in text."""
+) -> tuple[str, str, dict[str, str]]:
+    """Return what the report is called, the page that runs, its parameters in text.
+
+    No kind of report, and none of other watched inputs, takes the place of another.
+    """
     if watch:
         alarm = folder / "alarm.json"
         if not alarm.is_file():
             raise ValueError(f"no {alarm}; first: uqlab report --logits FILE")
-        return SAVED, {"watch": watch, "alarm": str(alarm.absolute())}
+        name = f"watch_{Path(watch).stem}"
+        return name, SAVED, {"watch": watch, "alarm": str(alarm.absolute())}
     if logits:
-        return SAVED, {"logits": logits}
-    return PAGE, parameters(**brought)
+        return "logits", SAVED, {"logits": logits}
+    return "report", PAGE, parameters(**brought)
 
 
 def source(model: str) -> str:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from uqlab import data, ensembles, extraction, heads, models, training
-from uqlab.core.checks import ArrayLike, as_inputs, as_tensor, at_least, one_of
+from uqlab.core.checks import ArrayLike, as_one, as_tensor, at_least, one_of
 from uqlab.core.modules import trainable
 from uqlab.ensembles import Ensemble
 
@@ -72,7 +72,7 @@ def train(
         For an unknown method, and what its steps raise.
     """
     one_of("method", name, METHODS)
-    x = as_inputs(inputs)
+    x = as_one(inputs)
     models.check_classifier(backbone, x)
     method = METHODS[name]
     of_fit = inspect.signature(training.fit).parameters
