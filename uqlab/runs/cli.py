@@ -324,10 +324,10 @@ def sweep(
     )
     if options["dry_run"]:
         return
-    click.echo(("" if quiet else "\n") + sweeps.summary(report))
+    click.echo(("" if quiet else "\n") + sweeps.summary(report) + "\n")
     if len(report.failed) < len(report.outcomes):
         _save(report.folder)
-    click.echo(f"\ntable: {execution.named(report.folder)}/table.csv")
+        click.echo(f"table: {execution.named(report.folder)}/table.csv")
     click.echo(f"look at: {gallery.build(output_dir / profile)}")
     if report.failed:
         raise SystemExit(1)
