@@ -3,19 +3,13 @@
 import math
 
 import pytest
-from small_pages import sources
+from small_pages import checking
 
 from uqlab import data, runs
 from uqlab.runs import parameters
 
 PAGES = parameters.all_notebooks()
 pages = pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem[:2])
-
-
-def checking(path) -> str:
-    """The lines of a page that check its parameters: up to where it begins."""
-    (cell,) = [cell for cell in sources(path, "code") if "runs.begin(" in cell]
-    return cell.partition("plots.use_style()")[0]
 
 
 @pages

@@ -328,13 +328,18 @@ def profiles(notebook: Path) -> dict[str, dict[str, Values]]:
     sets = {}
     try:
         if path.is_file():
-            sets = PROFILES.validate_python(yaml.safe_load(path.read_text("utf-8")))
+            sets = _sets(path.read_text("utf-8"))
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         reason = _reason(error) if isinstance(error, ValidationError) else error
         raise ValueError(
             f"{path} must map profile -> notebook -> {{parameter: value}}: {reason}"
         ) from error
     return {"quick": {}} | sets
+
+
+@functools.lru_cache  # of all notebooks of a folder
+def _sets(text: str) -> dict[str, dict[str, Values]]:
+    return PROFILES.validate_python(yaml.safe_load(text))
 
 
 # Parameters that are given -----------------------------------------------------------

@@ -120,7 +120,7 @@ def _headless() -> bool:
     then fetch what shows it from a network, in place of the HTML that it has.
     """
     kernel = getattr(get_ipython(), "kernel", None)
-    return kernel is not None and "cellId" not in kernel.get_parent().get("metadata", {})
+    return bool(kernel) and "cellId" not in kernel.get_parent().get("metadata", {})
 
 
 def address(image: bytes, kind: str) -> str:
