@@ -51,13 +51,10 @@ def test_what_fits_and_what_the_reader_types_is_left_alone():
 def test_an_executed_page_refuses_a_misspelt_name_and_exports_its_explorers(tmp_path):
     page = notebook(tmp_path / "page.ipynb", CHECKED, EXPLORER)
     out = str(tmp_path / "out.ipynb")
+    how = {"kernel_name": "python3", "language": "python", "progress_bar": False}
     with pytest.raises(PapermillExecutionError, match="did you mean 'seed'"):
-        execute_notebook(
-            str(page), out, {"sede": 1}, kernel_name="python3", progress_bar=False
-        )
-    execute_notebook(
-        str(page), out, {"seed": 1}, kernel_name="python3", progress_bar=False
-    )
+        execute_notebook(str(page), out, {"sede": 1}, **how)
+    execute_notebook(str(page), out, {"seed": 1}, **how)
     html = HTMLExporter().from_filename(out)[0]
     assert "<iframe" in html
     assert "It was seven." in html
