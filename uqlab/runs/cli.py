@@ -277,7 +277,7 @@ def run(
 
 @main.command()
 @one_page
-@_pairs("-g", "--grid", values="VALUES", help="0:5 or 1,2,4. Repeatable.")
+@_pairs("-g", "--grid", values="VALUES", help="0:5 or 1,2,4 or [1],[1,2]. Repeatable.")
 @parameters
 @of_profile
 @_into("figures")
