@@ -34,7 +34,7 @@ FOR = {  # what stands for something -> an example of it
 # Stands in for a command: notes where and with which arguments it was called. `new` makes its folder.
 NOTE = """#!/bin/bash
 name="${0##*/}"
-if [ "$name" = python ] && [ "$1" = -c ]; then exec "$REAL_PYTHON" "$@"; fi
+if [ "$name" = python ] && [[ "$*" == "-c import json"* ]]; then exec "$REAL_PYTHON" "$@"; fi
 { printf '%s\\x1f' "$name" "$PWD" "$@"; printf '\\x1e'; } >> "$CALLS"
 if [ "$name $1" = "uqlab new" ]; then mkdir -p "$2"; fi
 """

@@ -324,3 +324,11 @@ def test_interrupt_stops_the_kernel_and_leaves_nothing(project):
     assert not list((project / "figures" / "quick").iterdir())
     with pytest.raises(ProcessLookupError):
         os.kill(int((project / "pid").read_text()), 0)
+
+
+def test_a_sweep_whose_runs_all_failed_names_no_table(project):
+    said = call("sweep", "01")
+    assert said.exit_code == 1
+    assert "table" not in said.output
+    (page,) = re.findall(r"look at: (.+)", said.output)
+    assert Path(page).exists()
