@@ -28,11 +28,11 @@ from uqlab.runs.parameters import (
 
 EXAMPLES = """\b
 Examples:
-  uqlab new demo && cd demo            a folder with the pages, to work in
-  uqlab run 00 --profile tiny          one page, headless, in seconds
-  uqlab run 03 -p seed 1 --dry-run     what would run, and how long it took last time
-  uqlab sweep 03 -g seed 0:5 --jobs 2  five runs, two at a time; the same again goes on
-  uqlab COMMAND --help                 every option
+  uqlab new demo && cd demo            # a folder with the pages, to work in
+  uqlab run 00 --profile tiny          # one page, headless, in seconds
+  uqlab run 03 -p seed 1 --dry-run     # what would run, how long it took last time
+  uqlab sweep 03 -g seed 0:5 --jobs 2  # five runs, two at a time; again: goes on
+  uqlab COMMAND --help                 # every option
 
 \b
 Completion by the Tab key, in bash, zsh or fish (name yours in place of bash, twice):
@@ -251,8 +251,9 @@ def run(
     """Run notebooks headless, with other values.
 
     The results go into OUTPUT_DIR/PROFILE/NOTEBOOK, and the gallery is built. NOTEBOOK
-    is a path, a name or the start of one (03, studies/03); default all lessons. Exit
-    code 1 if any fails; a claim that does not hold is a finding, no failure.
+    is a path, a name or the start of one (03, studies/03); default all lessons that
+    have the profile. Exit code 1 if any fails; a claim that does not hold is a finding,
+    no failure.
     """
     from uqlab.runs import gallery
 
@@ -276,7 +277,7 @@ def run(
 
 @main.command()
 @one_page
-@_pairs("-g", "--grid", values="VALUES", help="0:5 or 1,2,4. Repeatable.")
+@_pairs("-g", "--grid", values="VALUES", help="0:5 or 1,2,4 or [1],[1,2]. Repeatable.")
 @parameters
 @of_profile
 @_into("figures")
@@ -324,10 +325,10 @@ def sweep(
     )
     if options["dry_run"]:
         return
-    click.echo(("" if quiet else "\n") + sweeps.summary(report))
+    click.echo(("" if quiet else "\n") + sweeps.summary(report) + "\n")
     if len(report.failed) < len(report.outcomes):
         _save(report.folder)
-    click.echo(f"\ntable: {execution.named(report.folder)}/table.csv")
+        click.echo(f"table: {execution.named(report.folder)}/table.csv")
     click.echo(f"look at: {gallery.build(output_dir / profile)}")
     if report.failed:
         raise SystemExit(1)
@@ -417,8 +418,10 @@ def show(output_dir: Path, profile: str | None) -> None:
     if profile and profile in present:
         return click.echo(gallery.build(output_dir / profile))
     if profile or not present:
-        first = f"uqlab run --profile {profile or 'quick'}"
-        raise ValueError(f"no runs in {output_dir / (profile or '')}; first: {first}")
+        path = output_dir / (profile or "")
+        page = " NOTEBOOK" if profile else ""
+        first = f"uqlab run{page}{tables.options(profile or 'quick', output_dir)}"
+        raise ValueError(f"no runs in {path}; first: {first}")
     click.echo(gallery.build(output_dir, present))
 
 
@@ -440,7 +443,8 @@ def collect(sweep, profile, output_dir, table) -> None:
     folders = [tables.locate(name, profile, output_dir) for name in sweep]
     folders = folders or sorted((output_dir / profile).glob("*.sweep"))
     if not folders:
-        first = "uqlab sweep NOTEBOOK -g NAME VALUES"
+        place = tables.options(profile, output_dir)
+        first = f"uqlab sweep NOTEBOOK -g NAME VALUES{place}"
         raise ValueError(f"no sweep in {output_dir / profile}; first: {first}")
     for folder in folders:
         rows, columns = _save(folder)

@@ -526,7 +526,8 @@ def run_all(
             return run_many(jobs, executor, on_progress, **options, **more)
     except KeyboardInterrupt:
         done = f"{len(ended)} of {len(jobs)} runs are done"
-        click.echo(f"stopped; {done}, the same again does the rest", err=True)
+        todo = "the rest" if options.get("reuse") else "all of them"
+        click.echo(f"stopped; {done}, the same again does {todo}", err=True)
         raise
 
 

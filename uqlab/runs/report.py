@@ -9,6 +9,7 @@ from typing import Any
 from uqlab.core.files import write
 from uqlab.core.recording import Record
 from uqlab.runs.parameters import find
+from uqlab.runs.tables import options
 
 PAGE = "16_bring_your_model"
 SAVED = "saved_logits"  # the study that needs no model
@@ -42,7 +43,8 @@ def plan(
     if watch:
         alarm = folder / "alarm.json"
         if not alarm.is_file():
-            raise ValueError(f"no {alarm}; first: uqlab report --logits FILE")
+            place = options("quick", folder, "report")
+            raise ValueError(f"no {alarm}; first: uqlab report --logits FILE{place}")
         name = f"watch_{Path(watch).stem}"
         return name, SAVED, {"watch": watch, "alarm": str(alarm.absolute())}
     if logits:
