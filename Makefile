@@ -10,7 +10,7 @@ BIN := .venv/bin
 # Threads that wait should sleep: beside a busy neighbour, spinning ones were measured 10 to 50 times slower.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: figures studies seeds evidence test test-pages test-release soak book slides lab lint benchmarks .venv
+.PHONY: figures studies seeds evidence test test-pages test-processors test-release soak book slides lab lint benchmarks .venv
 
 figures: .venv
 	$(BIN)/uqlab run --profile quick
@@ -31,6 +31,14 @@ evidence: .venv
 # The package, in minutes.
 test: .venv
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not (page or browser or slow or release)" $(PYTEST)
+
+# What compares floats once more, with the instructions of an old processor and two threads.
+test-processors: export ATEN_CPU_CAPABILITY = default
+test-processors: export MKL_ENABLE_INSTRUCTIONS = SSE4_2
+test-processors: export ONEDNN_MAX_CPU_ISA = SSE41
+test-processors: export OMP_NUM_THREADS = 2
+test-processors: .venv
+	$(BIN)/python -m pytest -n $(WORKERS) -m "floats and not (page or browser or slow or release)" $(PYTEST)
 
 # Lessons at `tiny`, explorers in a browser, kills and full disks, wheels.
 test-pages: .venv
