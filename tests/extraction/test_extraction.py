@@ -256,9 +256,9 @@ def test_training_follows_the_objective(diversity):
         (losses.mean() - diversity * information).backward()
         optimizer.step()
     for name, (rows, columns) in reference.masks().items():
-        near(ensemble.masks()[name].columns, columns)
+        near(ensemble.masks()[name].columns, columns, atol=1e-6)
         if rows is not None:
-            near(ensemble.masks()[name].rows, rows)
+            near(ensemble.masks()[name].rows, rows, atol=1e-6)
 
 
 def test_shards_in_threads_train_the_same_masks(monkeypatch):
