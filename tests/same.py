@@ -18,7 +18,7 @@ def near(found, expected, **tolerance) -> None:
     The share is that of the coarser type of the two; a plain number counts as float32. A `tolerance` of
     `torch.testing.assert_close` is for numbers that were rounded more, or are what is left of larger ones.
     """
-    if isinstance(expected, (list, tuple)):
+    if isinstance(expected, (list, tuple)) and not isinstance(expected[0], float):
         for pair in zip(found, expected, strict=True):
             near(*pair, **tolerance)
         return
