@@ -90,7 +90,7 @@ def test_gradient_scores_are_those_of_a_loop(name):
     found = gradients.exgrad(model, inputs)
     near(found, (p * expected[1][-1]).sum(1))
 
-    depths = torch.linspace(0, 1, len(names)).double()
+    depths = torch.linspace(0, 1, len(names), dtype=torch.float64)
     by_class = torch.tensordot((3 * depths).softmax(0), expected[2], 1)
     found = gradients.regrad(model, inputs, perturbations=0)
     near(found, (p.sqrt() * by_class).sum(1))
