@@ -12,7 +12,7 @@ PIP = $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c co
 # Threads that wait should sleep: beside a busy neighbour, spinning ones were measured 10 to 50 times slower.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: figures studies seeds evidence test test-pages test-release soak docs book slides lab lint benchmarks .venv dev
+.PHONY: figures studies seeds evidence test test-pages test-processors test-release soak docs book slides lab lint benchmarks .venv dev
 
 figures: .venv
 	$(BIN)/uqlab run --profile quick
@@ -33,6 +33,14 @@ evidence: dev
 # The package, in minutes.
 test: dev
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not (page or browser or slow or release)" $(PYTEST)
+
+# What compares floats once more, with the instructions of an old processor and two threads.
+test-processors: export ATEN_CPU_CAPABILITY = default
+test-processors: export MKL_ENABLE_INSTRUCTIONS = SSE4_2
+test-processors: export ONEDNN_MAX_CPU_ISA = SSE41
+test-processors: export OMP_NUM_THREADS = 2
+test-processors: dev
+	$(BIN)/python -m pytest -n $(WORKERS) -m "floats and not (page or browser or slow or release)" $(PYTEST)
 
 # Lessons at `tiny`, explorers in a browser, kills and full disks, wheels.
 test-pages: dev
