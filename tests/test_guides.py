@@ -82,21 +82,32 @@ def test_a_guide_runs(run, name):
     assert run(ROOT / "book" / "guides" / f"{name}.md")
 
 
-def test_a_method_and_a_score_of_ones_own_join_by_one_entry(run):
-    names = run(ROOT / "README.md")
-    lora, mine = (rows for _, rows in names["table"].groupby("method"))
-    assert (
-        mine["trained"].tolist() == [2 * (128 * 10 + 10)] * 2 < lora["trained"].tolist()
-    )
-    assert set(scoreboard.ranks(names["table"], "nll").index) == {"lora", "mine"}
-    advice = scoreboard.recommend(names["table"], "trained", {})
-    assert advice.reason.startswith("classifiers alone has the best trained of the 2")
+def test_the_readme_compares_methods_in_a_table(run):
+    table = run(ROOT / "README.md")["table"]
+    names = ["single", "lora", "deep"]
+    assert table["method"].drop_duplicates().tolist() == names
+    assert table.groupby("method")["seed"].nunique().eq(2).all()
+    assert set(scoreboard.ranks(table, "nll").index) == set(names)
+    trained = table.groupby("method")["trained"].first()
+    assert trained["lora"] < trained["single"] < trained["deep"]
+
+
+def test_a_command_comes_within_250_words_of_the_readme():
+    text = (ROOT / "README.md").read_text().partition("\n    make ")[0]
+    text = re.sub(r"!?\[(.*?)\]\(.*?\)", r"\1", text)
+    assert len(re.findall(r"\w[\w'.-]*", text)) < 250
 
 
 @pytest.mark.slow
 def test_the_guide_of_methods_and_scores_runs(run):
     names = run(ROOT / "book" / "guides" / "method.md")
-    assert set(names["mine"]["method"]) == {"lora", "mine"}
+    lora, mine = (rows for _, rows in names["mine"].groupby("method"))
+    assert (
+        mine["trained"].tolist() == [2 * (128 * 10 + 10)] * 2 < lora["trained"].tolist()
+    )
+    assert set(scoreboard.ranks(names["mine"], "nll").index) == {"lora", "mine"}
+    advice = scoreboard.recommend(names["mine"], "trained", {})
+    assert advice.reason.startswith("classifiers alone has the best trained of the 2")
     assert names["table"]["auroc_gap_fashion-mini"].between(0, 1).all()
 
 

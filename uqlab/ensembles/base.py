@@ -229,7 +229,7 @@ class FoldedEnsemble(Ensemble):
     def members_per_pass(self, x: Inputs) -> int:
         """Return how many members go at once for inputs like x [members, batch, ...].
 
-        On a GPU all members do, and of an explicit ensemble. On a CPU so many of an
+        On a GPU all members do, and of a deep ensemble. On a CPU so many of an
         implicit one that what a layer reads and writes stays in the cache
         (IMPLICIT_CACHE bytes): the weights are shared, so that more members at once
         save little.

@@ -446,7 +446,7 @@ METHODS: dict[str, Method] = {
     "packed": Method(
         "Packed-Ensemble", "#7B3294", "<", ensembles.packed, _LINEAR, _LONG
     ),
-    "deep": Method("explicit ensemble", "#D55E00", "s", _deep, _ANY),
+    "deep": Method("deep ensemble", "#D55E00", "s", _deep, _ANY),
     "lora": Method("LoRA-Ensemble", "#029E73", "X", _LORA, _LEARNED, {"lr": 0.004}),
     "laplace": Method(
         "last-layer Laplace", "#332288", "^", _one(), _LINEAR, {}, _last_layer
