@@ -80,11 +80,7 @@ def _copied(value: Any, floating: bool, todo: str) -> Tensor:
     if np.ma.is_masked(value):
         raise ValueError(f"{todo}, got masked values; drop or fill them")
     kind = array.dtype.kind
-    if kind not in "fiub":
-        classes = " (of labels numpy.unique(labels, return_inverse=True)[1])"
-        how = {"O": ".astype(float)"} | dict.fromkeys("UST", f"numbers{classes}")
-        use = f"; use {how[kind]}" if kind in how and array.ndim else ""
-        raise TypeError(f"{todo}, got {type(value).__name__} of {array.dtype}{use}")
+    _numeric(array, f"{todo}, got {type(value).__name__} of {array.dtype}")
     if floating and kind != "f":
         return torch.tensor(array.astype(np.float64))
     if kind == "u" and array.itemsize > 1:  # torch computes with few of them
@@ -92,6 +88,17 @@ def _copied(value: Any, floating: bool, todo: str) -> Tensor:
     wider = kind == "f" and array.itemsize > 8
     native = np.float64 if wider else array.dtype.newbyteorder("=")
     return torch.tensor(array.astype(native))
+
+
+def _numeric(array: np.ndarray, message: str) -> None:
+    """Raise TypeError for an array of anything but numbers, with the way out."""
+    kind = array.dtype.kind
+    if kind in "fiub":
+        return
+    classes = " (of labels numpy.unique(labels, return_inverse=True)[1])"
+    how = {"O": ".astype(float)"} | dict.fromkeys("UST", f"numbers{classes}")
+    use = f"; use {how[kind]}" if kind in how and array.ndim else ""
+    raise TypeError(f"{message}{use}")
 
 
 def _no_stream(value: Any, todo: str) -> None:
@@ -175,22 +182,26 @@ def as_labels(labels: Any, samples: int, classes: int | None = None) -> Tensor:
             "use labels.long(), of an array labels.astype(int)"
         )
     if classes is not None and len(labels):
-        low = int(labels.min())
-        high = int(labels.max())
-        if low < 0 or high >= classes:
-            leave_out = "; leave such samples out: keep = labels >= 0"
-            todo = {
-                -1: f"; -1 stands for a missing label{leave_out}",
-                -100: f"; -100 is torch's ignore_index{leave_out}",
-                1: "; counted from 1: labels - 1" if high == classes else "",
-            }.get(low, "")
-            if classes == 1:
-                todo = "; a classifier of two classes has two outputs, not one"
-            raise ValueError(
-                f"labels must be 0 to {classes - 1}, one for each of {classes} "
-                f"outputs, got {low} to {high}{todo}"
-            )
+        _in_range(int(labels.min()), int(labels.max()), classes)
     return labels.to(torch.int64)
+
+
+def _in_range(low: int, high: int, classes: int) -> None:
+    """Raise ValueError for labels outside 0 to classes - 1, with the way out."""
+    if low >= 0 and high < classes:
+        return
+    leave_out = "; leave such samples out: keep = labels >= 0"
+    todo = {
+        -1: f"; -1 stands for a missing label{leave_out}",
+        -100: f"; -100 is torch's ignore_index{leave_out}",
+        1: "; counted from 1: labels - 1" if high == classes else "",
+    }.get(low, "")
+    if classes == 1:
+        todo = "; a classifier of two classes has two outputs, not one"
+    raise ValueError(
+        f"labels must be 0 to {classes - 1}, one for each of {classes} "
+        f"outputs, got {low} to {high}{todo}"
+    )
 
 
 def as_scores(scores: Any, samples: int | None = None, name: str = "scores") -> Tensor:

@@ -32,16 +32,21 @@ def _images(path: Path, split: str) -> Items:
     if "y" + suffix not in arrays:
         return Items(x, np.full(len(x), -1), ())
     y = arrays["y" + suffix]
-    if y.shape != (len(x),) or y.dtype.kind not in "iu":
-        raise ValueError(
-            f"{path}: y must be {len(x)} integers, one per image, "
-            f"got {y.dtype} {y.shape}; of texts numpy.unique(y, return_inverse=True)[1]"
-            ", of columns y.argmax(1), else y.astype(int)"
-        )
+    _numbers(path, y, len(x))
     other = arrays.get("y_train" if split == "test" else "y_test", y)
     classes = _classes(path, np.append(y, other))
     rows = np.arange(len(y)) if suffix else split_rows(y, split)
     return Items(x[rows], y[rows], classes)
+
+
+def _numbers(path: Path, y: np.ndarray, count: int) -> None:
+    """Raise ValueError unless there is an integer for each image."""
+    if y.shape != (count,) or y.dtype.kind not in "iu":
+        raise ValueError(
+            f"{path}: y must be {count} integers, one per image, "
+            f"got {y.dtype} {y.shape}; of texts numpy.unique(y, return_inverse=True)[1]"
+            ", of columns y.argmax(1), else y.astype(int)"
+        )
 
 
 def _classes(path: Path, labels: np.ndarray) -> tuple[str, ...]:

@@ -69,8 +69,8 @@ def _columns(path: Path) -> dict[str, list[str]]:
             form = form or {"delimiter": ";"}
         reader = csv.reader(itertools.chain([first], file), **form)
         rows = [(reader.line_num, row) for row in reader if row] or [(1, [])]
-    names, *rows = [(line, [*map(str.strip, row)]) for line, row in rows]
-    names = [name.lower() for name in names[1]]
+    (_, names), *rows = [(line, [*map(str.strip, row)]) for line, row in rows]
+    names = [name.lower() for name in names]
     if len({*names}) < len(names):
         raise ValueError(f"{path} has two columns of one name: {', '.join(names)}")
     for line, row in rows:

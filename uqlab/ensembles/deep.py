@@ -75,14 +75,7 @@ def deep(
             f"lambda: Net(), got {type(make_model).__name__}"
         )
     ids = member_range(members)
-    started = torch.cuda.is_initialized()
-    devices = list(range(torch.cuda.device_count())) if started else []
-    models = []
-    for m in ids:
-        with torch.random.fork_rng(devices):
-            torch.manual_seed(member_seed(seed, m, "weights"))
-            models.append(make_model())
-        one_network(models[-1], "deep")
+    models = _built(make_model, seed, ids)
     if len(set(map(id, models))) < len(models):
         raise ValueError(
             "make_model returned the same network twice; "
@@ -105,6 +98,19 @@ def deep(
     for model in models:
         own_dropout(model, 1)
     return SeparateEnsemble(models, ids)
+
+
+def _built(make_model: Callable[[], nn.Module], seed: int, ids: range) -> list:
+    """Return a network for each member, and leave torch's generator as it was."""
+    started = torch.cuda.is_initialized()
+    devices = list(range(torch.cuda.device_count())) if started else []
+    models = []
+    for m in ids:
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(member_seed(seed, m, "weights"))
+            models.append(make_model())
+        one_network(models[-1], "deep")
+    return models
 
 
 def from_members(models: Sequence[nn.Module]) -> Ensemble:

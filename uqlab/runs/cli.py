@@ -391,7 +391,7 @@ def report(
     plan = per_notebook([page], profile, values | dict(parameters))
     root = output_dir / name if watch else output_dir
     outcomes = execution.execute_all(plan, root, profile, 1, timeout, quiet)
-    if any(result.status != "ok" for result in outcomes.values()):
+    if {result.status for result in outcomes.values()} != {"ok"}:
         raise SystemExit(1)
     folder = root / page
     if logits:

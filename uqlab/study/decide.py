@@ -338,19 +338,7 @@ def saved(path: StrPath) -> Saved:
     ValueError
         For a file without them, and for arrays that do not fit.
     """
-    path = existing(path)
-    try:
-        with path.open("rb") as file:
-            loaded = np.load(file, allow_pickle=False)
-            if isinstance(loaded, np.ndarray):
-                loaded = {"logits": loaded}
-            arrays = {name: loaded[name] for name in loaded}
-    except (ValueError, OSError, EOFError, KeyError, zlib.error, BadZipFile) as error:
-        raise ValueError(
-            f"{path} is no whole .npz of numbers; copy it anew, or make one, here of a "
-            "table: t = pandas.read_csv(file); "
-            'numpy.savez("run.npz", logits=t.drop(columns="label"), labels=t["label"])'
-        ) from error
+    arrays = _arrays(existing(path))
     kinds = {"logits", "probabilities"} & arrays.keys()
     if len(kinds) != 1:
         raise ValueError(
@@ -372,6 +360,22 @@ def saved(path: StrPath) -> Saved:
                 f"ood_{name} must have {classes} classes as {kind}, got {z.shape[-1]}"
             )
     return Saved(logits, labels, ood)
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of an .npz by name, or the logits of an .npy."""
+    try:
+        with path.open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                return {"logits": loaded}
+            return {name: loaded[name] for name in loaded}
+    except (ValueError, OSError, EOFError, KeyError, zlib.error, BadZipFile) as error:
+        raise ValueError(
+            f"{path} is not a complete .npz of numbers; copy it again, or make one, "
+            "here of a table: t = pandas.read_csv(file); "
+            'numpy.savez("run.npz", logits=t.drop(columns="label"), labels=t["label"])'
+        ) from error
 
 
 def _as_they_are(name: str, values: Any) -> Tensor:
