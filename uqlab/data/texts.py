@@ -61,6 +61,17 @@ def table(path: Path, split: str) -> Items:
 
 def _columns(path: Path) -> dict[str, list[str]]:
     """Return the columns of a table by their names in lower case."""
+    (_, names), *rows = _rows(path)
+    names = [name.lower() for name in names]
+    if len({*names}) < len(names):
+        raise ValueError(f"{path} has two columns of one name: {', '.join(names)}")
+    for line, row in rows:
+        _check_row(f"{path}: line {line}", names, row)
+    return {name: [row[i] for _, row in rows] for i, name in enumerate(names)}
+
+
+def _rows(path: Path) -> list[tuple[int, list[str]]]:
+    """Return the rows of a table with the numbers of their lines, the header first."""
     opened = gzip.open if path.suffix == ".gz" else open
     form = TAB_SEPARATED if ".tsv" in path.suffixes else {}
     with reading(path), opened(path, "rt", encoding="utf-8-sig", newline="") as file:
@@ -69,13 +80,7 @@ def _columns(path: Path) -> dict[str, list[str]]:
             form = form or {"delimiter": ";"}
         reader = csv.reader(itertools.chain([first], file), **form)
         rows = [(reader.line_num, row) for row in reader if row] or [(1, [])]
-    (_, names), *rows = [(line, [*map(str.strip, row)]) for line, row in rows]
-    names = [name.lower() for name in names]
-    if len({*names}) < len(names):
-        raise ValueError(f"{path} has two columns of one name: {', '.join(names)}")
-    for line, row in rows:
-        _check_row(f"{path}: line {line}", names, row)
-    return {name: [row[i] for _, row in rows] for i, name in enumerate(names)}
+    return [(line, [*map(str.strip, row)]) for line, row in rows]
 
 
 def _check_row(where: str, names: list[str], row: list[str]) -> None:

@@ -391,7 +391,8 @@ def report(
     plan = per_notebook([page], profile, values | dict(parameters))
     root = output_dir / name if watch else output_dir
     outcomes = execution.execute_all(plan, root, profile, 1, timeout, quiet)
-    if {result.status for result in outcomes.values()} != {"ok"}:
+    (outcome,) = outcomes.values()
+    if outcome.status != "ok":
         raise SystemExit(1)
     folder = root / page
     if logits:
