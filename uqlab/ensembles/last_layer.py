@@ -175,7 +175,9 @@ def curvature(
     """Return the curvature of a classifier's weight and bias, side by side."""
     layer: Any = network.get_submodule(classifier)
     ones = int(layer.bias is not None)
-    outputs, inner, rows = 0, 0, 0
+    outputs: Any = 0
+    inner: Any = 0
+    rows = 0
     with evaluating(network):
         for _, batch in batches(network, inputs, batch_size):
             roots = square_root(logits_of(call(network, batch))).flatten(0, 1).double()
