@@ -79,7 +79,10 @@ class MaskEnsemble(FoldedEnsemble):
     The masks are soft until `harden`.
     """
 
-    took_last_linear = True
+    @property
+    def took_last_linear(self) -> bool:
+        """Its rows are never masked."""
+        return True
 
     def train(self, mode: bool = True) -> "MaskEnsemble":
         """Keep the frozen network in evaluation mode: no dropout, no new statistics."""

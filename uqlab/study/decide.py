@@ -4,6 +4,7 @@ import bisect
 import math
 import zlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from zipfile import BadZipFile
 
