@@ -301,7 +301,7 @@ def test_saved_logits_that_are_probabilities_and_probabilities_below_0(tmp_path)
     with pytest.raises(ValueError, match="must not be probabilities"):
         decide.saved(tmp_path / "a.npz")
     np.savez(tmp_path / "b.npz", probabilities=[[1.2, -0.2, 0.0]])
-    with pytest.raises(ValueError, match="0 to 1"):
+    with pytest.raises(ValueError, match="at least 0"):
         decide.saved(tmp_path / "b.npz")
 
 
