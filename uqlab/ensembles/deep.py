@@ -69,11 +69,7 @@ def deep(
     Lakshminarayanan, Pritzel, Blundell, "Simple and scalable predictive uncertainty
     estimation using deep ensembles", 2017.
     """
-    if isinstance(make_model, nn.Module) or not callable(make_model):
-        raise TypeError(
-            "make_model must be a function that builds a new network, such as "
-            f"lambda: Net(), got {type(make_model).__name__}"
-        )
+    _check_function(make_model)
     ids = member_range(members)
     started = torch.cuda.is_initialized()
     devices = list(range(torch.cuda.device_count())) if started else []
@@ -105,6 +101,14 @@ def deep(
     for model in models:
         own_dropout(model, 1)
     return SeparateEnsemble(models, ids)
+
+
+def _check_function(make_model):
+    if isinstance(make_model, nn.Module) or not callable(make_model):
+        raise TypeError(
+            "make_model must be a function that builds a new network, such as "
+            f"lambda: Net(), got {type(make_model).__name__}"
+        )
 
 
 def from_members(models: Sequence[nn.Module]) -> Ensemble:

@@ -4,6 +4,7 @@ import bisect
 import math
 import zlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from zipfile import BadZipFile
 
@@ -335,19 +336,7 @@ def saved(path: StrPath) -> Saved:
     ValueError
         For a file without them, and for arrays that do not fit.
     """
-    path = existing(path)
-    try:
-        with path.open("rb") as file:
-            loaded = np.load(file, allow_pickle=False)
-            if isinstance(loaded, np.ndarray):
-                loaded = {"logits": loaded}
-            arrays = {name: loaded[name] for name in loaded}
-    except (ValueError, OSError, EOFError, KeyError, zlib.error, BadZipFile) as error:
-        raise ValueError(
-            f"{path} is no whole .npz of numbers; copy it anew, or make one, here of a "
-            "table: t = pandas.read_csv(file); "
-            'numpy.savez("run.npz", logits=t.drop(columns="label"), labels=t["label"])'
-        ) from error
+    arrays = _arrays(existing(path))
     kinds = {"logits", "probabilities"} & arrays.keys()
     if len(kinds) != 1:
         raise ValueError(
@@ -362,13 +351,25 @@ def saved(path: StrPath) -> Saved:
         labels = as_labels(arrays["labels"], *logits.shape[1:])
     others = [name for name in arrays if name.startswith("ood")]
     ood = {name.removeprefix("ood_"): read(name, arrays[name]) for name in others}
-    classes = logits.shape[-1]
-    for name, z in ood.items():
-        if z.shape[-1] != classes:
-            raise ValueError(
-                f"ood_{name} must have {classes} classes as {kind}, got {z.shape[-1]}"
-            )
+    if other := [name for name, z in ood.items() if z.shape[-1] != logits.shape[-1]]:
+        raise ValueError(f"ood_{other[0]} must have the classes of the {kind}")
     return Saved(logits, labels, ood)
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of an .npz by name; that of an .npy are logits."""
+    try:
+        with path.open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                loaded = {"logits": loaded}
+            return {name: loaded[name] for name in loaded}
+    except (ValueError, OSError, EOFError, KeyError, zlib.error, BadZipFile) as error:
+        raise ValueError(
+            f"{path} is no whole .npz of numbers; copy it anew, or make one, here of a "
+            "table: t = pandas.read_csv(file); "
+            'numpy.savez("run.npz", logits=t.drop(columns="label"), labels=t["label"])'
+        ) from error
 
 
 def _as_they_are(name: str, values: Any) -> Tensor:

@@ -33,7 +33,7 @@ class Checkpoint:
     """
 
     def __init__(self, path: StrPath | None, depends_on: Mapping[str, Any]):
-        self.path = path and Path(path).expanduser()
+        self.path = Path(path).expanduser() if path else None
         self.bounds = None
         self.epoch = 0
         self.tensors = {}
@@ -43,16 +43,16 @@ class Checkpoint:
             return
         self.run = {name: fingerprint(value) for name, value in depends_on.items()}
         if self.path.exists():
-            self._read(ensemble, began)
+            self._read(self.path, ensemble, began)
         ensemble.began = self.run[WEIGHTS]
 
-    def _read(self, ensemble: Ensemble, began: str) -> None:
+    def _read(self, path: Path, ensemble: Ensemble, began: str) -> None:
         """Read the file; ValueError if it is of another training.
 
         The ensemble may be the one whose training was stopped, which has `began` with
         other weights, or have the weights that the file holds.
         """
-        self.tensors, header = load_tensors(self.path)
+        self.tensors, header = load_tensors(path)
         theirs = header.get("run") or {}
         weights = self._named("weights")
         reached = fingerprint(
@@ -63,7 +63,7 @@ class Checkpoint:
         if other := [name for name in self.run if theirs.get(name) != self.run[name]]:
             cosine = " (the cosine depends on their number)" * (other == ["epochs"])
             raise ValueError(
-                f"checkpoint {self.path} is of another run, with other "
+                f"checkpoint {path} is of another run, with other "
                 f"{', '.join(other)}{cosine}; give it the same, or name another file"
             )
         self.bounds = header["bounds"]

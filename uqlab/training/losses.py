@@ -57,7 +57,7 @@ def mean_square(outputs: Tensor, targets: Tensor) -> Float[Tensor, " members"]:
 def targets(
     ensemble: Ensemble,
     inputs: Tensor,
-    labels: ArrayLike,
+    labels: ArrayLike | None,
     loss: str | Loss,
     class_weights: ArrayLike | None = None,
 ) -> tuple[Tensor, Loss]:
