@@ -25,7 +25,7 @@ def _images(path: Path, split: str) -> Items:
     if "x" + suffix not in arrays:
         raise ValueError(
             f"{path} holds neither x nor x_{split}, "
-            f"but {sorted(arrays) or 'none'}; "
+            f"but {sorted(arrays)}; "
             'numpy.savez("mine.npz", x=images, y=labels)'
         )
     x = _scaled(path, arrays["x" + suffix])
