@@ -177,7 +177,7 @@ def test_a_deep_ensemble_of_networks_that_return_mappings_is_trained():
         (Y + 1, "labels - 1"),
         (Y.float(), "astype"),
         (pd.Series(Y.double()), "astype"),
-        (torch.where(Y == 0, -100, Y), "ignore_index.*keep = labels"),
+        (torch.where(Y == 0, -100, Y), "keep = labels"),
         (np.ma.masked_equal(Y.numpy(), 0), "masked"),
         (pd.Series([0, 1, None] * 4, dtype="object"), "astype"),
         (None, "must be"),
@@ -200,7 +200,7 @@ def test_labels_of_other_kinds_are_read(labels):
     [
         (np.array([[1, None]] * 12), "astype"),
         (pd.DataFrame({"a": ["x"] * 12}), "astype"),
-        (["a.png"] * 12, "use numbers"),
+        (["a.png"] * 12, "list of <U5"),
         (np.zeros((12, 8, 8, 3), np.uint8), "/ 255"),
         ({"x": X}, "takes one"),
         ([X[0], X[0, :3]], "different lengths"),
@@ -214,7 +214,7 @@ def test_inputs_that_are_not_taken(inputs, way_out):
 def test_inputs_of_other_kinds_are_read():
     model = network()
     expected = training.predict(model, X)
-    for given in (pd.DataFrame(X.numpy()), [*X], X.numpy().astype(np.longdouble)):
+    for given in (pd.DataFrame(X.numpy()), [*X], X.numpy().astype(">f8")):
         assert_close(training.predict(model, given), expected)
     leaves = [row.clone().requires_grad_() for row in X]
     assert_close(training.predict(model, leaves), expected)
@@ -357,7 +357,7 @@ def test_saved_logits_that_cannot_be_read_say_what_to_do(tmp_path, kind):
 
 def test_other_inputs_of_other_classes_are_refused(tmp_path):
     np.savez(tmp_path / "z.npz", logits=Z, ood_far=Z[:, :2])
-    with pytest.raises(ValueError, match="ood_far must have 3 classes"):
+    with pytest.raises(ValueError, match="ood_far must have the classes"):
         decide.saved(tmp_path / "z.npz")
 
 

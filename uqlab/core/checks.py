@@ -68,37 +68,24 @@ def as_tensor(
 def _copied(value: Any, floating: bool, todo: str) -> Tensor:
     """Return an array or lists as a tensor; the messages begin with `todo`."""
     _no_stream(value, todo)
-    several = isinstance(value, list | tuple) and any(
-        isinstance(item, Tensor) for item in value
-    )
     try:
-        if several:  # on any device, perhaps with gradients
-            return torch.stack([torch.as_tensor(item).detach() for item in value])
+        if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor):
+            return torch.stack([*value]).detach()  # on any device
         array = np.asarray(value)
     except (ValueError, RuntimeError) as error:
         raise ValueError(f"{todo}, got rows of different lengths") from error
     if np.ma.is_masked(value):
         raise ValueError(f"{todo}, got masked values; drop or fill them")
-    kind = array.dtype.kind
-    _numeric(array, f"{todo}, got {type(value).__name__} of {array.dtype}")
-    if floating and kind != "f":
+    if array.dtype.kind not in "fiub":
+        raise TypeError(
+            f"{todo}, got {type(value).__name__} of {array.dtype}; use .astype(float), "
+            "of labels numpy.unique(labels, return_inverse=True)[1]"
+        )
+    if floating and array.dtype.kind != "f":
         return torch.tensor(array.astype(np.float64))
-    if kind == "u" and array.itemsize > 1:  # torch computes with few of them
+    if array.dtype.kind == "u" and array.itemsize > 1:  # torch computes with few
         array = array.astype(np.int64)
-    wider = kind == "f" and array.itemsize > 8
-    native = np.float64 if wider else array.dtype.newbyteorder("=")
-    return torch.tensor(array.astype(native))
-
-
-def _numeric(array: np.ndarray, message: str) -> None:
-    """Raise TypeError for an array of anything but numbers, with the way out."""
-    kind = array.dtype.kind
-    if kind in "fiub":
-        return
-    classes = " (of labels numpy.unique(labels, return_inverse=True)[1])"
-    how = {"O": ".astype(float)"} | dict.fromkeys("UST", f"numbers{classes}")
-    use = f"; use {how[kind]}" if kind in how and array.ndim else ""
-    raise TypeError(f"{message}{use}")
+    return torch.tensor(array.astype(array.dtype.newbyteorder("=")))
 
 
 def _no_stream(value: Any, todo: str) -> None:
@@ -167,14 +154,10 @@ def as_labels(labels: Any, samples: int, classes: int | None = None) -> Tensor:
     """
     labels = as_tensor("labels", labels, floating=False)
     if labels.shape != (samples,):
-        todo = ""
-        if labels.ndim == 2 and len(labels) == samples:
-            columns = {1: "labels[:, 0]", classes: "labels.argmax(1), if one-hot"}
-            if labels.shape[1] in columns:
-                todo = f"; use {columns[labels.shape[1]]}"
+        columns = "; of columns take labels[:, 0], one-hot labels.argmax(1)"
         raise ValueError(
             f"labels must be [samples] = [{samples}] like the inputs, "
-            f"got {list(labels.shape)}{todo}"
+            f"got {list(labels.shape)}{columns if labels.ndim == 2 else ''}"
         )
     if labels.is_floating_point() or labels.dtype == torch.bool:
         raise TypeError(
@@ -182,25 +165,23 @@ def as_labels(labels: Any, samples: int, classes: int | None = None) -> Tensor:
             "use labels.long(), of an array labels.astype(int)"
         )
     if classes is not None and len(labels):
-        _in_range(int(labels.min()), int(labels.max()), classes)
+        _within_classes(int(labels.min()), int(labels.max()), classes)
     return labels.to(torch.int64)
 
 
-def _in_range(low: int, high: int, classes: int) -> None:
-    """Raise ValueError for labels outside 0 to classes - 1, with the way out."""
+def _within_classes(low: int, high: int, classes: int) -> None:
     if low >= 0 and high < classes:
         return
-    leave_out = "; leave such samples out: keep = labels >= 0"
-    todo = {
-        -1: f"; -1 stands for a missing label{leave_out}",
-        -100: f"; -100 is torch's ignore_index{leave_out}",
-        1: "; counted from 1: labels - 1" if high == classes else "",
-    }.get(low, "")
+    todo = ""
     if classes == 1:
         todo = "; a classifier of two classes has two outputs, not one"
+    elif low == 1 and high == classes:
+        todo = "; counted from 1: labels - 1"
+    elif low in (-1, -100):  # a missing label, here and in torch
+        todo = "; leave out what has no label: keep = labels >= 0"
     raise ValueError(
-        f"labels must be 0 to {classes - 1}, one for each of {classes} "
-        f"outputs, got {low} to {high}{todo}"
+        f"labels must be 0 to {classes - 1}, one for each of {classes} outputs, got "
+        f"{low} to {high}{todo}"
     )
 
 

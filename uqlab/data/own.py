@@ -25,28 +25,23 @@ def _images(path: Path, split: str) -> Items:
     if "x" + suffix not in arrays:
         raise ValueError(
             f"{path} holds neither x nor x_{split}, "
-            f"but {sorted(arrays) or 'none of x, x_train, x_test'}; "
+            f"but {sorted(arrays)}; "
             'numpy.savez("mine.npz", x=images, y=labels)'
         )
     x = _scaled(path, arrays["x" + suffix])
     if "y" + suffix not in arrays:
         return Items(x, np.full(len(x), -1), ())
     y = arrays["y" + suffix]
-    _numbers(path, y, len(x))
+    if y.shape != (len(x),) or y.dtype.kind not in "iu":
+        raise ValueError(
+            f"{path}: y must be {len(x)} integers, got {y.dtype} {y.shape}; use "
+            "y.astype(int), of columns y.argmax(1), of texts numpy.unique(y, "
+            "return_inverse=True)[1]"
+        )
     other = arrays.get("y_train" if split == "test" else "y_test", y)
     classes = _classes(path, np.append(y, other))
     rows = np.arange(len(y)) if suffix else split_rows(y, split)
     return Items(x[rows], y[rows], classes)
-
-
-def _numbers(path: Path, y: np.ndarray, count: int) -> None:
-    """Raise ValueError unless there is an integer for each image."""
-    if y.shape != (count,) or y.dtype.kind not in "iu":
-        raise ValueError(
-            f"{path}: y must be {count} integers, one per image, "
-            f"got {y.dtype} {y.shape}; of texts numpy.unique(y, return_inverse=True)[1]"
-            ", of columns y.argmax(1), else y.astype(int)"
-        )
 
 
 def _classes(path: Path, labels: np.ndarray) -> tuple[str, ...]:

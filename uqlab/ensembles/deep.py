@@ -69,11 +69,7 @@ def deep(
     Lakshminarayanan, Pritzel, Blundell, "Simple and scalable predictive uncertainty
     estimation using deep ensembles", 2017.
     """
-    if isinstance(make_model, nn.Module) or not callable(make_model):
-        raise TypeError(
-            "make_model must be a function that builds a new network, such as "
-            f"lambda: Net(), got {type(make_model).__name__}"
-        )
+    _check_function(make_model)
     ids = member_range(members)
     models = _built(make_model, seed, ids)
     if len(set(map(id, models))) < len(models):
@@ -111,6 +107,14 @@ def _built(make_model: Callable[[], nn.Module], seed: int, ids: range) -> list:
             models.append(make_model())
         one_network(models[-1], "deep")
     return models
+
+
+def _check_function(make_model):
+    if isinstance(make_model, nn.Module) or not callable(make_model):
+        raise TypeError(
+            "make_model must be a function that builds a new network, such as "
+            f"lambda: Net(), got {type(make_model).__name__}"
+        )
 
 
 def from_members(models: Sequence[nn.Module]) -> Ensemble:

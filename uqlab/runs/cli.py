@@ -398,7 +398,7 @@ def report(
     if logits:
         shutil.copy(folder / "alarm.json", output_dir)
     click.echo(f"\n{report.screen(folder)}\n\nfigures and numbers: {folder}")
-    click.echo(f"look at: {report.html(folder, output_dir / f'{name}.html')}")
+    click.echo(f"look at: {report.html(folder, output_dir, name)}")
 
 
 # Look --------------------------------------------------------------------------------

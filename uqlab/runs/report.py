@@ -100,7 +100,7 @@ def screen(folder: Path) -> str:
     return "\n".join([*lines, *(f"{number}. {line}" for number, line in todo)])
 
 
-def html(folder: Path, target: Path) -> Path:
+def html(folder: Path, target: Path, name: str) -> Path:
     """Write the executed page as one HTML file that loads nothing from a network."""
     from nbconvert import HTMLExporter  # takes a second
     from traitlets.config import Config
@@ -115,5 +115,6 @@ def html(folder: Path, target: Path) -> Path:
     )
     text, _ = exporter.from_filename(str(folder / f"{folder.name}.ipynb"))
     pages = find(PAGE).parent.as_uri()
+    target = target / f"{name}.html"
     write(target, re.sub(r'href="(?=\d\d_\w+\.ipynb")', f'href="{pages}/', text))
     return target

@@ -354,12 +354,8 @@ def saved(path: StrPath) -> Saved:
         labels = as_labels(arrays["labels"], *logits.shape[1:])
     others = [name for name in arrays if name.startswith("ood")]
     ood = {name.removeprefix("ood_"): read(name, arrays[name]) for name in others}
-    classes = logits.shape[-1]
-    for name, z in ood.items():
-        if z.shape[-1] != classes:
-            raise ValueError(
-                f"ood_{name} must have {classes} classes as {kind}, got {z.shape[-1]}"
-            )
+    if other := [name for name, z in ood.items() if z.shape[-1] != logits.shape[-1]]:
+        raise ValueError(f"ood_{other[0]} must have the classes of the {kind}")
     return Saved(logits, labels, ood)
 
 

@@ -139,6 +139,8 @@ def fit(
     )
     x = _inputs(ensemble, inputs)
     y, loss_of = targets(ensemble, x, labels, loss, class_weights)
+    if not trainable(ensemble):
+        raise ValueError("nothing is trained: requires_grad is False everywhere")
     task = Task(x, y, loss_of, epochs, batch_size, augment, precision, seed, settings)
     saved = Checkpoint(checkpoint, task.depends_on(ensemble, loss, class_weights))
     losses, steps = _train(ensemble, task, saved, progress, watch)
@@ -279,10 +281,6 @@ def _train(
 def _inputs(ensemble: Ensemble, inputs: ArrayLike) -> Tensor:
     """Return the inputs, checked, on the device and in the precision of the weights."""
     one_ensemble(ensemble, "fit")
-    if not trainable(ensemble):
-        raise ValueError(
-            f"nothing of {ensemble!r} is trained: requires_grad is False everywhere"
-        )
     x = as_one(inputs)
     if x.dtype == torch.uint8:
         raise ValueError(
