@@ -36,7 +36,7 @@ NOTE = """#!/bin/bash
 name="${0##*/}"
 if [ "$name" = python ] && [[ "$*" == "-c import json"* ]]; then exec "$REAL_PYTHON" "$@"; fi
 { printf '%s\\x1f' "$name" "$PWD" "$@"; printf '\\x1e'; } >> "$CALLS"
-if [ "$name $1" = "uqlab new" ]; then mkdir -p "$2"; fi
+if [ "$name $1" = "uqlab new" ] && [ "$2" ]; then mkdir -p "$2"; fi
 """
 
 

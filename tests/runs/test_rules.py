@@ -143,9 +143,8 @@ def judged(page, given):
     """The names of a page after its own check of other values than its own."""
     path = parameters.find(page)
     names = parameters.defaults(path) | given
-    exec(
-        checking(path), names | {"runs": runs, "data": data, "check": data.check}, names
-    )
+    names |= {"runs": runs, "data": data, "check": data.check}
+    exec(checking(path), names)
     return names
 
 

@@ -264,7 +264,7 @@ def test_gallery_shows_broken_runs_as_incomplete(tmp_path):
 def test_gallery_command_says_what_to_run_first(tmp_path):
     result = call("gallery", "--output-dir", tmp_path, "--profile", "paper")
     assert result.exit_code == 2
-    assert "uqlab run --profile paper" in result.output
+    assert "uqlab run NOTEBOOK --profile paper --output-dir" in result.output
 
 
 def test_kernel_start_is_tried_twice_but_never_a_cell(tmp_path, monkeypatch):
