@@ -49,9 +49,8 @@ def device(name: str = "auto") -> torch.device:
         return torch.device(name)
     except (AssertionError, RuntimeError) as error:  # the first: no CUDA in this build
         raise ValueError(
-            f'device must be "auto", "cpu", with an NVIDIA GPU and a CUDA build of '
-            f'torch "cuda" or one like "cuda:1", or on a Mac "mps"; got {name!r}, '
-            "which does not compute here"
+            'device must be "auto", "cpu", on a Mac "mps", or with a GPU and a CUDA '
+            f'build of torch "cuda" or one like "cuda:1", got {name!r}'
         ) from error
 
 
