@@ -3,12 +3,12 @@
 FROM python:3.11-slim
 RUN apt-get update && apt-get install -y --no-install-recommends git && rm -rf /var/lib/apt/lists/*
 WORKDIR /package
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml setup.py constraints.txt README.md LICENSE ./
 COPY notebooks notebooks
 COPY figures/real figures/real
 COPY data/README.md data/README.md
 COPY uqlab uqlab
-RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu -c constraints.txt .
+RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu -c constraints.txt '.[notebooks]'
 RUN useradd --create-home reader
 USER reader
 WORKDIR /home/reader

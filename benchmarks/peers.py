@@ -9,7 +9,7 @@ They need an environment of their own, without constraints.txt:
 
     python -m venv .peers
     .peers/bin/pip install torch==2.13.0 torch-uncertainty laplace-torch probly
-    .peers/bin/pip install -e '.[models]'
+    .peers/bin/pip install -e '.[notebooks]'
     .peers/bin/python benchmarks/peers.py [WORK ...] [--repeats R]        WORK: parts of the names of rows
 """
 

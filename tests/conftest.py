@@ -16,11 +16,8 @@ WORKER = os.environ.get(
     "PYTEST_XDIST_WORKER"
 )  # this process's name, if there are several
 if WORKER:  # one thread each, kernels and other children too; those that wait sleep
-    os.environ |= {
-        "OMP_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-        "OMP_WAIT_POLICY": "passive",
-    }
+    threads = os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ |= {"MKL_NUM_THREADS": threads, "OMP_WAIT_POLICY": "passive"}
 os.environ["UQLAB_CACHE"] = ""  # every page trains
 
 gc.disable()  # until the tests are collected
@@ -63,8 +60,11 @@ def runs_a_page(item: pytest.Item) -> bool:
 
 def is_for_a_release(item: pytest.Item) -> bool:
     """Whether a test runs a study, by its name or by its source."""
-    named = item.nodeid + inspect.getsource(getattr(item, "function", item.__class__))
-    return runs_a_page(item) and "_study" in named
+    return runs_a_page(item) and "_study" in item.nodeid + source(item)
+
+
+def source(item: pytest.Item) -> str:
+    return inspect.getsource(getattr(item, "function", item.__class__))
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -80,7 +80,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by their folder, and sort them where several processes share them."""
     import torch
 
-    torch.set_num_threads(1 if WORKER else min(2, torch.get_num_threads()))
+    torch.set_num_threads(min(2, torch.get_num_threads()))
     for item in items:
         group = group_of(item.nodeid)
         item.add_marker(pytest.mark.xdist_group(group))
@@ -92,6 +92,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("release")
         if group.startswith(SLOW):
             item.add_marker("slow")
+        if re.search(r"\bnear\w*\(", source(item)):
+            item.add_marker("floats")
     if WORKER:
         starts = [*LONGEST, ""]
 

@@ -97,7 +97,7 @@ METHODS = {
     ),
     "hydra": Method("Hydra", _hydra, saved=False, alone=False),
     "deep": Method(
-        "explicit ensemble",
+        "deep ensemble",
         lambda net, x, m: ensembles.deep(lambda: methods.fresh(net), m, SEED),
         saved=False,
     ),

@@ -71,6 +71,19 @@ def sources(path: Path, kind: str) -> list[str]:
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == kind]
 
 
+def checking(path: Path) -> str:
+    """The lines of a page that check its parameters, up to where it begins."""
+    code = sources(path, "code")
+    (cell,) = [cell for cell in code if "runs.check(" in cell]
+    begins = re.split(
+        r"^plots\.use_style|^runs\.begin|\n\n\n", cell, flags=re.MULTILINE
+    )
+    named = re.findall(
+        r"^[A-Z]+(?:, [A-Z]+)* = .+$", "\n".join(code[: code.index(cell)]), re.MULTILINE
+    )
+    return "\n".join([*named, begins[0]])
+
+
 def solutions(path: Path) -> list[str]:
     """The ```python blocks in the folded solutions of a page's exercises."""
     text = "\n".join(sources(path, "markdown"))

@@ -71,7 +71,7 @@ def two_notebooks(tmp_path, monkeypatch) -> Path:
         parameters="output_dir = ''",
     )
     (tmp_path / "notebooks" / "profiles.yaml").write_text(
-        "tiny: {00_good: {seed: 5, lr: 1}}\n"
+        "tiny: {00_good: {seed: 5, lr: 1}, 01_bad: {}}\n"
     )
     monkeypatch.chdir(tmp_path)
     return tmp_path

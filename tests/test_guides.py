@@ -1,11 +1,21 @@
-"""The code of the README and of the book's guides runs as it stands, on fewer inputs, members and steps."""
+"""What is printed works: code of the README and the guides on fewer inputs, every command up to what it would run."""
 
+import itertools
 import re
+import shlex
+import shutil
+import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
+import numpy as np
+import printed
 import pytest
+from click.testing import CliRunner
+from small_runs import call
 
 from uqlab import data
+from uqlab.runs import cli, doctor, execution, parameters
 from uqlab.study import methods, scoreboard, scores
 
 ROOT = Path(__file__).parents[1]
@@ -73,19 +83,205 @@ def test_a_guide_runs(run, name):
     assert run(ROOT / "book" / "guides" / f"{name}.md")
 
 
-def test_a_method_and_a_score_of_ones_own_join_by_one_entry(run):
-    names = run(ROOT / "README.md")
-    lora, mine = (rows for _, rows in names["table"].groupby("method"))
-    assert (
-        mine["trained"].tolist() == [2 * (128 * 10 + 10)] * 2 < lora["trained"].tolist()
-    )
-    assert set(scoreboard.ranks(names["table"], "nll").index) == {"lora", "mine"}
-    advice = scoreboard.recommend(names["table"], "trained", {})
-    assert advice.reason.startswith("classifiers alone has the best trained of the 2")
+def test_the_readme_compares_methods_in_a_table(run):
+    table = run(ROOT / "README.md")["table"]
+    names = ["single", "lora", "deep"]
+    assert table["method"].drop_duplicates().tolist() == names
+    assert table.groupby("method")["seed"].nunique().eq(2).all()
+    assert set(scoreboard.ranks(table, "nll").index) == set(names)
+    trained = table.groupby("method")["trained"].first()
+    assert trained["lora"] < trained["single"] < trained["deep"]
+
+
+def test_a_command_comes_within_250_words_of_the_readme():
+    text = (ROOT / "README.md").read_text().partition("\n    make ")[0]
+    text = re.sub(r"!?\[(.*?)\]\(.*?\)", r"\1", text)
+    assert len(re.findall(r"\w[\w'.-]*", text)) < 250
 
 
 @pytest.mark.slow
 def test_the_guide_of_methods_and_scores_runs(run):
     names = run(ROOT / "book" / "guides" / "method.md")
-    assert set(names["mine"]["method"]) == {"lora", "mine"}
+    lora, mine = (rows for _, rows in names["mine"].groupby("method"))
+    assert (
+        mine["trained"].tolist() == [2 * (128 * 10 + 10)] * 2 < lora["trained"].tolist()
+    )
+    assert set(scoreboard.ranks(names["mine"], "nll").index) == {"lora", "mine"}
+    advice = scoreboard.recommend(names["mine"], "trained", {})
+    assert advice.reason.startswith("classifiers alone has the best trained of the 2")
     assert names["table"]["auroc_gap_fashion-mini"].between(0, 1).all()
+
+
+# Commands -------------------------------------------------------------------------------------------------------------
+LINES = [
+    (name, line)
+    for name, text in printed.texts().items()
+    for line in printed.of_text(text)
+]
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory):
+    """A clone with the files that the texts name."""
+    folder = tmp_path_factory.mktemp("a desk")
+    for name in ("notebooks", "tests", "tools", "benchmarks", "constraints.txt"):
+        (folder / name).symlink_to(ROOT / name)
+    for name in (
+        "figures/backbones",
+        "checkpoints",
+        "path/to/folder",
+        "report",
+        "data/text",
+        "dist",
+    ):
+        (folder / name).mkdir(parents=True)
+    (folder / "figures" / "real").symlink_to(ROOT / "figures" / "real")
+    images = {"x": np.zeros((60, 28, 28), np.uint8), "y": np.arange(60) % 3}
+    np.savez(folder / "mine.npz", **images)
+    (folder / "mymodel.py").write_text("def make(): ...")
+    for name in ("run.npz", "new.npz", "report/alarm.json", "dist/uqlab.whl"):
+        (folder / name).touch()
+    for name in ("best.safetensors", "sixteen.safetensors", "resnet32.th"):
+        (folder / name).touch()
+    for name in ("films.tsv", "news.tsv"):
+        (folder / name).write_text("sentence\tlabel\n" + "good\t1\nbad\t0\n" * 30)
+    sizes = ("32x4", "64x4", "128x4", "192x4", "256x4", "96x2", "96x4", "96x8")
+    for kind, size, seed in itertools.product(("accuracy", "epochs"), sizes, "0159"):
+        (folder / f"figures/backbones/{kind}_{size}_{seed}.safetensors").touch()
+    for seed in "234678":  # some lines loop over these
+        (folder / f"figures/backbones/accuracy_64x4_{seed}.safetensors").touch()
+        (folder / f"figures/backbones/epochs_64x4_{seed}.safetensors").touch()
+    return folder
+
+
+@pytest.fixture
+def run_nothing(monkeypatch):
+    """Commands go as far as to the first run, and every page that would run checks what it is given."""
+
+    def check_all(jobs, *_, **__):
+        different = {}  # but for their seeds
+        for job in jobs:
+            values = {**job.parameters, "seed": 0}
+            different[job.notebook, repr(values)] = job
+        for job in different.values():
+            printed.check_page(job.notebook, job.parameters)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(execution, "run_all", check_all)
+    monkeypatch.setattr(doctor, "report", lambda: ({}, []))  # has tests of its own
+    monkeypatch.setattr("jupyterlab.labapp.LabApp.launch_instance", lambda *_: None)
+
+
+def uqlab(words):
+    """Calls the command; where it names another that comes first, calls that one instead."""
+    command = cli.main.commands.get(words[0])
+    if command and words[1:] == [] and any(p.required for p in command.params):
+        return  # its name, not a line to type
+    said = call(*[word for word in words if word != "--dry-run"])
+    if "requires a" in said.output or "requires 2 arg" in said.output:
+        return  # an option is mentioned
+    first = re.search(r"; first: uqlab (.+)", said.output)
+    if first and words[0] in ("gallery", "collect"):
+        line = (
+            first[1].replace("-g NAME VALUES", "-g seed 0:2").replace("NOTEBOOK", "03")
+        )
+        said = call(*shlex.split(line))
+    assert said.exit_code == 0, said.output
+
+
+def make(words):
+    text = (ROOT / "Makefile").read_text()
+    for word in words:
+        name, equals, _ = word.partition("=")
+        pattern = rf"^{re.escape(name)} *[:?]?=" if equals else rf"^{re.escape(name)}:"
+        assert re.search(pattern, text, re.MULTILINE), word
+
+
+def papermill(words):
+    """Calls the command of papermill up to what it would run, and checks that as the page does."""
+    from papermill import cli as of_papermill
+    from papermill.translators import PythonTranslator
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(of_papermill, "execute_notebook", papermilled := MagicMock())
+        said = CliRunner().invoke(of_papermill.papermill, words)
+    assert said.exit_code == 0, said.output
+    if not papermilled.called:
+        return  # its help, which has read the page
+    given = papermilled.call_args.kwargs
+    page = Path(given["input_path"]).resolve()
+    shown = "\n".join(f"{k} = {v!r}" for k, v in parameters.defaults(page).items())
+    injected = PythonTranslator.codify(given["parameters"])
+    printed.check_page(page, given["parameters"] | {"In": ["", shown, injected]})
+
+
+def pip(words):
+    """What is installed is a wheel, this folder with an extra that it has, or a package that is pinned or named here."""
+    known = "".join(
+        (ROOT / name).read_text()
+        for name in ("constraints.txt", "Makefile", "pyproject.toml")
+    )
+    extras = re.findall(r"^(\w+) = \[", known, re.MULTILINE)
+    assert words[0] == "install"
+    words = [
+        w
+        for w, before in zip(words[1:], words, strict=False)
+        if before not in ("-c", "--extra-index-url")
+    ]
+    for name in [word for word in words if not word.startswith("-")]:
+        path, _, extra = name.rstrip("]").partition("[")
+        assert not extra or {*extra.split(",")} <= {*extras}, name
+        local = path in (".", "..", "../..") or path.endswith(".whl")
+        cloned = path == "uqlab" and "-e" in words  # after git clone
+        assert (
+            local or cloned or (path != "uqlab" and re.search(rf"\b{path}\b", known))
+        ), name
+
+
+def others(words):
+    """A file of the repository that Python or Jupyter is given is there."""
+    for word in words:
+        if word.startswith(("tests/", "tools/", "benchmarks/", "notebooks/")):
+            assert (ROOT / word).exists(), word
+
+
+CHECKS = {"uqlab": uqlab, "make": make, "papermill": papermill, "pip": pip}
+
+
+@pytest.mark.parametrize(("place", "line"), LINES)
+def test_a_printed_command_does_what_it_says(
+    place, line, desk, run_nothing, monkeypatch
+):
+    """Typed into a shell; of what would run, all parameters, profiles, targets and packages exist, and pages take them."""
+    calls = printed.typed(line, desk)
+    assert calls
+    monkeypatch.setenv("UQLAB_DATA", str(desk / "data"))
+    for folder, (name, *words) in calls:
+        if (folder, words[:1]) == (desk, ["new"]):
+            shutil.rmtree(desk / words[1])
+        monkeypatch.chdir(folder)
+        CHECKS.get(name, others)(words)
+
+
+def test_the_code_for_clusters_plans_runs_that_their_pages_take(desk, monkeypatch):
+    """With stand-ins for the packages that bring the cluster."""
+    for name in ("dask_jobqueue", "submitit"):
+        monkeypatch.setitem(sys.modules, name, MagicMock())
+    sys.modules["submitit"].AutoExecutor.return_value.map_array = lambda f, xs: [
+        *map(f, xs)
+    ]
+    planned = []
+
+    def compute(job, **_):
+        printed.check_page(job.notebook, job.parameters)
+        planned.append(job.folder)
+
+    def compute_all(jobs, labels, **_):
+        return {job.folder: compute(job) or execution.Result("ok") for job in jobs}
+
+    monkeypatch.setattr(execution, "compute", compute)
+    monkeypatch.setattr(execution, "run_all", compute_all)
+    monkeypatch.chdir(desk)
+    exec(blocks(ROOT / "book" / "guides" / "sweeps.md")[0], {})
+    assert planned[:20] == planned[20:]
+    assert len({*planned}) == 20

@@ -5,9 +5,8 @@ import itertools
 
 import pytest
 import torch
-from same import unchanged
+from same import near, unchanged
 from small_networks import bert, images, vit
-from torch.testing import assert_close
 
 from uqlab import data, ensembles, extraction, heads, models, training
 from uqlab.study import methods
@@ -75,9 +74,9 @@ def test_every_method_trains_on_a_backbone_and_leaves_it_as_it_was(name):
         4,
         3,
     )
-    assert_close(train(name, net, members)(x), ensemble(x))
+    near(train(name, net, members)(x), ensemble(x))
     for m in range(ensemble.members):  # plain modules, for people who leave
-        assert_close(
+        near(
             training.predict(ensemble.member(m), x)[0], training.predict(ensemble, x)[m]
         )
     about = ensemble.about()
@@ -94,18 +93,18 @@ def test_it_is_what_its_parts_are(name):
     net, (x, y) = vit(), images()
     plain = PLAIN[name](net)
     training.fit(plain, x, y, seed=7, progress=False, **SETTINGS)
-    assert_close(train(name, net)(x), plain(x))
+    near(train(name, net)(x), plain(x))
 
 
 def test_snapshots_begin_with_the_single_network_and_mc_dropout_drops_in_training_too():
     net, (x, _) = vit(), images()
-    assert_close(train("snapshot", net)(x)[0], train("single", net)(x)[0])
+    near(train("snapshot", net)(x)[0], train("single", net)(x)[0])
     answers = [
         train("dropout", net, p=p, kind=kind)(x)
         for p, kind in ((0.3, "features"), (0.3, "attention"), (0.0, "features"))
     ]
     assert all((a - b).abs().max() > 1e-3 for a, b in itertools.pairwise(answers))
-    assert_close(answers[-1], train("single", net)(x).expand(3, -1, -1))
+    near(answers[-1], train("single", net)(x).expand(3, -1, -1))
 
 
 def test_settings_reach_the_part_that_knows_them():
@@ -147,8 +146,8 @@ def test_what_is_found_in_a_trained_network():
         train("single", net).member(0),
         train("laplace_lora", net, 1, prior_variance=1e-12),
     )
-    assert_close(train("tiles", net, 4)(x), extraction.tiles(single, 2)(x))
-    assert_close(one(x), train("lora", net, 1)(x), rtol=1e-3, atol=1e-4)
+    near(train("tiles", net, 4)(x), extraction.tiles(single, 2)(x))
+    near(one(x), train("lora", net, 1)(x), rtol=1e-3, atol=1e-4)
     assert not torch.allclose(
         train("laplace_lora", net, 1, prior_variance=1.0)(x), one(x), atol=1e-2
     )
@@ -160,7 +159,7 @@ def test_what_is_found_in_a_trained_network():
         mask.rows is None or ((mask.rows == 0) | (mask.rows == 1)).all()
         for mask in masked.masks().values()
     )
-    assert_close(
+    near(
         train("dropkey", net, p=0.3)(x),
         train("dropout", net, p=0.3, kind="attention")(x),
     )
@@ -241,7 +240,7 @@ def test_backbones_of_wheels_by_their_names():
         torch.manual_seed(0)
         networks.append(methods.backbone("efficientnet-lite0", items).eval())
     enlarged = torch.nn.functional.interpolate(small.inputs, size=64)
-    assert_close(networks[0](small.inputs), networks[1](enlarged))
+    near(networks[0](small.inputs), networks[1](enlarged))
     grey = data.load("digits", limit=2)
     (colour,) = methods.suited("efficientnet-lite0", grey)
     assert colour.inputs.shape == (2, 3, 8, 8)

@@ -1,5 +1,7 @@
 """The two ways to install agree, and what is promised is there."""
 
+import ast
+import itertools
 import json
 import os
 import pathlib
@@ -10,11 +12,14 @@ import sys
 import tomllib
 import venv
 import zipfile
+from importlib import metadata
 
 import nbformat
 import pytest
 import yaml
 from nbformat.v4 import new_code_cell, new_notebook
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import uqlab
 
@@ -52,36 +57,142 @@ def test_constraints_pin_every_dependency():
     assert pins["torch"] == "2.13.0"
 
 
-BARE = """import sys, time
-for name in {hidden}:
-    sys.modules[name] = None  # as if it were not installed
-start = time.perf_counter()
-from uqlab import ensembles, metrics, training, uncertainty
-print(time.perf_counter() - start)
-ensemble = ensembles.deep(lambda: __import__("torch").nn.Linear(3, 2), 2)
-inputs, labels = __import__("torch").rand(6, 3), [0, 1, 0, 1, 0, 1]
-training.fit(ensemble, inputs, labels, epochs=1, lr=0.1, progress=False)
-print(uncertainty.decompose(training.predict(ensemble, inputs)).epistemic.shape)
+def core_alone():
+    """The installed distributions that the core brings, by their normalised names."""
+    found, todo = set(), [*PROJECT["dependencies"]]
+    while todo:
+        need = Requirement(todo.pop())
+        name = canonicalize_name(need.name)
+        if name in found or (need.marker and not need.marker.evaluate({"extra": ""})):
+            continue
+        found.add(name)
+        todo += metadata.requires(name) or []
+    return found
+
+
+CODE = re.compile(r"```python\n(.+?)```", re.DOTALL)
+ALONE = """import importlib, sys
+from importlib.machinery import PathFinder
+class Shown(PathFinder):
+    @classmethod
+    def find_spec(cls, name, *more):
+        return None if name.partition(".")[0] in {hidden} else super().find_spec(name, *more)
+sys.meta_path[sys.meta_path.index(PathFinder)] = Shown
+for room in {rooms}:
+    importlib.import_module(f"uqlab.{room}")
+{code}
+from uqlab import analysis, runs
+for refused, named in {
+    lambda: importlib.import_module("uqlab.study"): "notebooks",
+    lambda: importlib.import_module("uqlab.plots"): "notebooks",
+    lambda: importlib.import_module("uqlab.widgets"): "notebooks",
+    lambda: runs.sweep: "notebooks",
+    lambda: runs.claims(): "notebooks",
+    lambda: data.corrupted(test.inputs[:2].expand(-1, 3, -1, -1), "pixelate", 1): "notebooks",
+    lambda: data.load("mnist", root="nowhere"): "notebooks",
+    lambda: models.embedded(): "models",
+    lambda: models.from_pretrained("nowhere", 2): "models",
+    lambda: models.clip_zero_shot("nowhere", []): "models",
+    lambda: ensembles.export(ensemble, "nowhere.onnx", test.inputs[:2]): "onnx",
+}.items():
+    try:
+        refused()
+    except ImportError as error:
+        assert f"'.[{named}]'" in str(error), error
+    else:
+        raise AssertionError(named)
+from uqlab.runs.__main__ import main
+main()
 """
-IMPORTED = {"scikit-learn": "sklearn", "umap-learn": "umap"}
-BROUGHT = {"joblib", "filelock", "jinja2"}  # by scikit-learn and torch
+ROOMS = [
+    *("analysis", "core", "data", "ensembles", "extraction", "gradients", "heads"),
+    *("metrics", "models", "runs", "training", "uncertainty", "analysis.diversity"),
+    *("analysis.representations", "analysis.spectra"),
+]
 
 
-def test_without_extras_the_core_imports_and_works():
-    """Nothing of the extras is needed, and nothing of them is imported."""
-    names = [re.split(r"[=>\[]", line)[0] for line in EVERYTHING]
-    needed = [re.split(r"[=>\[]", line)[0] for line in PROJECT["dependencies"]]
-    hidden = [IMPORTED.get(n, n.replace("-", "_")) for n in names if n not in needed]
-    source = BARE.replace("{hidden}", repr(sorted({*hidden} - BROUGHT)))
+def test_the_core_alone_runs_the_first_lines_and_names_the_extra_of_all_else(tmp_path):
+    """Everything that it does not bring is hidden; then `uqlab` says what it needs."""
+    core = core_alone()
+    hidden = [
+        module
+        for module, names in metadata.packages_distributions().items()
+        if not core & {canonicalize_name(name) for name in names}
+        and module not in ("uqlab", "shared", "pip")
+    ]
+    assert {"pooch", "pandas", "PIL", "yaml", "click", "transformers"} <= {*hidden}
+    code = CODE.search((ROOT / "README.md").read_text())[1]
+    for mark, text in {
+        "hidden": repr(hidden),
+        "rooms": repr(ROOMS),
+        "code": code.replace("epochs=20", "epochs=1"),
+    }.items():
+        source = (source if mark != "hidden" else ALONE).replace(f"{{{mark}}}", text)
     done = subprocess.run(
         [sys.executable, "-c", source],
-        cwd=ROOT,
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert "torch.Size([6])" in done.stdout
+    assert 0.5 < float(done.stdout or "nan") < 1, done.stderr
+    assert done.returncode == 1
+    assert "'.[notebooks]'" in done.stderr.splitlines()[-1]
+
+
+# Brought by what is declared: ipywidgets, transformers, torch.
+BROUGHT = {"ipython", "traitlets", "tokenizers", "typing-extensions"}
+
+
+def test_what_the_package_imports_is_declared():
+    named = [*PROJECT["dependencies"], *itertools.chain(*EXTRAS.values())]
+    declared = {canonicalize_name(Requirement(line).name) for line in named}
+    brings = metadata.packages_distributions()
+    for path in (ROOT / "uqlab").rglob("*.py"):
+        modules = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                modules |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                modules.add(node.module.partition(".")[0])
+        for module in modules - sys.stdlib_module_names:
+            names = {canonicalize_name(name) for name in brings[module]}
+            assert names & (declared | BROUGHT), (path, module)
+
+
+def tracked():
+    """Every file in git, as mode and path."""
+    said = subprocess.run(
+        ["git", "ls-files", "-s", "-z"], cwd=ROOT, capture_output=True, check=True
+    ).stdout.decode()
+    for line in said.strip("\0").split("\0"):
+        yield line[:6], ROOT / line.partition("\t")[2]
+
+
+def test_no_file_is_a_symbolic_link():
+    assert [path for mode, path in tracked() if mode == "120000"] == []
+
+
+FROM_THE_INDEX = re.compile(
+    r"pip3? install(?:\s+(?!in\b|#)[^\s`]+){0,4}?\s+['\"]?uqlab(?![\w./-])"
+)
+
+
+def test_nothing_tells_to_install_uqlab_from_the_index():
+    """There the name belongs to another package, which README says."""
+    for line in ("pip install uqlab", "%pip install -q 'uqlab[onnx]'"):
+        assert FROM_THE_INDEX.search(line)
+    for line in ("pip install '.[onnx]'", "pip install './uqlab[notebooks]'"):
+        assert not FROM_THE_INDEX.search(line)
+    found = []
+    for _, path in tracked():
+        if path != pathlib.Path(__file__) and path.suffix not in (".png", ".npz"):
+            text = path.read_bytes().decode(errors="ignore")
+            found += [(path, line) for line in FROM_THE_INDEX.findall(text)]
+    assert found == []
+    assert re.search(
+        r"package index.*\n?.*another package", (ROOT / "README.md").read_text()
+    )
 
 
 def test_the_citation_is_of_this_version_and_names_the_papers():
@@ -153,8 +264,14 @@ def test_the_wheel_is_whole(tmp_path):
         source / "uqlab",
         ignore=shutil.ignore_patterns("__pycache__", ".ipynb*", "*.sweep"),
     )
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
+    for name in ("notebooks", "figures/real", "data"):
+        shutil.copytree(
+            ROOT / name,
+            source / name,
+            ignore=shutil.ignore_patterns(".ipynb*", "*.sweep"),
+        )
     pip = [
         sys.executable,
         "-m",
@@ -268,3 +385,28 @@ def test_the_wheel_is_whole(tmp_path):
         (demo / "figures" / "quick" / "mine" / "results.json").read_text()
     )["numbers"]
     assert found == {"digits": 2000, "logits": [1, 10], "installed": True}
+
+
+@pytest.mark.release
+def test_the_wheel_alone_runs_the_first_lines_in_a_new_environment(tmp_path):
+    """With what pip takes for the core, from an index; README's six lines and `uqlab --help`."""
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "-q"]
+    subprocess.run(
+        [*pip, "wheel", "--no-deps", "-w", tmp_path, ROOT], cwd=tmp_path, check=True
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    subprocess.run([*pip, "install", "-c", ROOT / "constraints.txt", wheel], check=True)
+    code = CODE.search((ROOT / "README.md").read_text())[1]
+
+    def run(*command):
+        return subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+
+    done = run(python, "-I", "-c", code)
+    assert 0.8 < float(done.stdout or "nan") < 1, done.stderr
+    done = run(python.with_name("uqlab"), "--help")
+    assert done.returncode == 1
+    assert "'.[notebooks]'" in done.stderr

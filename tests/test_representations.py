@@ -9,11 +9,11 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from same import near
 from scipy.spatial.distance import pdist, squareform
 from sklearn.decomposition import PCA
 from small_networks import bert, images, vit
 from torch import nn
-from torch.testing import assert_close
 
 from uqlab import ensembles, models
 from uqlab.analysis import representations
@@ -182,13 +182,13 @@ def test_matrices_equal_loops(kernel, unbiased):
     a = [normal(25, 4), normal(25, 30, seed=1), related(25)[1]]
     b = [related(25)[0], normal(25, 2, seed=3)]
     plain = [[cka(x, y, kernel, unbiased) for y in b] for x in a]
-    assert np.allclose(cka_matrix(a, b, kernel, unbiased), plain)
+    near(cka_matrix(a, b, kernel, unbiased), plain)
     own = cka_matrix(a, None, kernel, unbiased)
     assert torch.equal(own, cka_matrix(a, kernel=kernel, unbiased=unbiased))
-    assert torch.allclose(own, own.T)
-    assert torch.allclose(own.diagonal(), torch.ones(3, dtype=torch.float64))
+    near(own, own.T)
+    near(own.diagonal(), torch.ones(3, dtype=torch.float64))
     heads = normal(25, 3, 6)  # [samples, heads, d_head]
-    assert torch.equal(cka_matrix(heads.unbind(1)), cka_matrix(heads.transpose(0, 1)))
+    near(cka_matrix(heads.unbind(1)), cka_matrix(heads.transpose(0, 1)))
 
 
 @EVERY
@@ -233,7 +233,7 @@ def test_match_finds_permuted_heads():
     found = match(cka_matrix(heads, [heads[i] for i in order]))
     assert found.rows.tolist() == list(range(6))
     assert [order[column] for column in found.columns] == list(range(6))
-    assert torch.allclose(found.similarity, torch.ones(6, dtype=torch.float64))
+    near(found.similarity, torch.ones(6, dtype=torch.float64))
 
 
 def test_match_maximises_the_total():
@@ -255,9 +255,9 @@ def test_pca_equals_scikit_learn(samples, width):
     x = normal(samples, width) * torch.linspace(3, 1, width)
     found = embed(x, components=3)
     plain = PCA(3, svd_solver="full").fit_transform(x.numpy())
-    assert np.allclose(found.abs(), np.abs(plain), atol=1e-8)
+    near(found.abs(), np.abs(plain))
     assert (found.max(0).values >= -found.min(0).values).all()
-    assert torch.allclose(embed(x + 100, components=3), found, atol=1e-8)
+    near(embed(x + 100, components=3), found)
     assert embed(x.float()).dtype == torch.float32
 
 
@@ -300,13 +300,13 @@ def test_blocks_of_a_transformer():
     assert list(found) == ["vit.layers.0", "vit.layers.1"]
     for features, states in zip(found.values(), hidden[1:], strict=True):
         assert not features.requires_grad
-        assert_close(features, states[:, 0].detach())
+        near(features, states[:, 0].detach())
     mean, every = (
         layer_features(model, x, tokens=tokens)["vit.layers.0"]
         for tokens in ("mean", "all")
     )
-    assert_close(mean, hidden[1].mean(1).detach())
-    assert_close(every, hidden[1].flatten(1).detach())
+    near(mean, hidden[1].mean(1).detach())
+    near(every, hidden[1].flatten(1).detach())
     matrix = cka_matrix(list(found.values()))
     assert matrix.shape == (2, 2)
 
@@ -316,12 +316,12 @@ def test_layers_of_other_networks():
     mlp, x = models.mlp(8, (6, 4), 3).eval(), torch.rand(5, 8)
     found = layer_features(mlp, x)
     assert {name: f.shape[1] for name, f in found.items()} == {"1": 6, "4": 4, "7": 3}
-    assert_close(found["7"], mlp(x).detach())
+    near(found["7"], mlp(x).detach())
     cnn, x = models.small_cnn(3, width=4), torch.rand(5, 1, 6, 6)
     whole, means = (
         layer_features(cnn, x, r"^0$", tokens=tokens)["0"] for tokens in ("all", "mean")
     )
-    assert_close(whole.unflatten(1, (4, 36)).mean(2), means)
+    near(whole.unflatten(1, (4, 36)).mean(2), means)
 
 
 # bad input -----------------------------------------------------------------------------------------------------------

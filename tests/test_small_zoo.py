@@ -3,6 +3,7 @@
 import pytest
 import torch
 from networks import NETWORKS, logits
+from same import near
 from torch import nn
 from torch.testing import assert_close
 
@@ -83,17 +84,16 @@ def test_gradient_scores_are_those_of_a_loop(name):
     one, names, _ = gradients.gradient_norms(model, inputs, norm=1)
     two, _, _ = gradients.gradient_norms(model, inputs, norm=2)
     expected = loop(model, inputs, names)
-    close = {"rtol": 1e-6, "atol": 1e-9}
-    assert_close(one, expected[1], **close)
-    assert_close(two, expected[2], **close)
+    near(one, expected[1])
+    near(two, expected[2])
 
     found = gradients.exgrad(model, inputs)
-    assert_close(found, (p * expected[1][-1]).sum(1), **close)
+    near(found, (p * expected[1][-1]).sum(1))
 
-    depths = torch.linspace(0, 1, len(names)).double()
+    depths = torch.linspace(0, 1, len(names), dtype=torch.float64)
     by_class = torch.tensordot((3 * depths).softmax(0), expected[2], 1)
     found = gradients.regrad(model, inputs, perturbations=0)
-    assert_close(found, (p.sqrt() * by_class).sum(1), **close)
+    near(found, (p.sqrt() * by_class).sum(1))
 
 
 @EVERY
@@ -109,4 +109,4 @@ def test_gradnorm_is_the_norm_of_a_gradient(name):
     for x, score in zip(inputs, found, strict=True):
         uniform = -logits(model, x[None]).log_softmax(1).mean()
         (gradient,) = torch.autograd.grad(uniform, weight)
-        assert_close(score, -gradient.abs().sum(), rtol=1e-6, atol=1e-9)
+        near(score, -gradient.abs().sum())

@@ -28,7 +28,7 @@ LATER = (
     "study/acquire.py",
     "study/decide.py",
 )
-ALLOWED = 4000  # nodes of those together
+ALLOWED = 4300  # nodes of those together
 SCOPES = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 

@@ -2,12 +2,12 @@
 
     python tools/first_screen.py    writes figures/gallery/first_screen.png
 
-Ten narrow and ten wide networks learn the embedded digits. Six pieces of clothing are
-shown with the digit that each network takes them for. The alarm is set so that 95 % of
-the test digits pass it on the narrow networks, and stays where it is for the wide ones.
+Ten narrow and ten wide networks learn the embedded digits. Below each of six pieces of
+clothing stand the class probabilities of every network, the mutual information between
+prediction and network, and the alarm. Its threshold is set on the narrow networks, so
+that 95 % of the test digits stay below it, and is kept for the wide ones.
 """
 
-from collections import Counter
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -20,7 +20,7 @@ WIDTHS = {"ten narrow\nnetworks": 0.5, "ten wide\nnetworks": 8.0}
 SHOWN = 6
 
 
-def answers(width: float, *sets: data.Dataset) -> list[Tensor]:
+def predict(width: float, *sets: data.Dataset) -> list[Tensor]:
     """Train ten networks of a width; return their logits [10, inputs, 10] on each set."""
     train = data.load("mnist-mini", "train")
     hidden = int(64 * width), int(32 * width)
@@ -30,54 +30,67 @@ def answers(width: float, *sets: data.Dataset) -> list[Tensor]:
     return [training.predict(ensemble, items.inputs) for items in sets]
 
 
-def write_answers(ax: Axes, votes: Tensor, information: float, rings: bool) -> None:
-    """Write the digits that ten networks answer, most frequent first, and the alarm."""
-    counts = Counter(votes.tolist()).most_common()
-    said = " ".join(str(digit) for digit, count in counts for _ in range(count))
-    color = plots.EPISTEMIC if rings else plots.NEUTRAL
-    half = len(said) // 2
-    ax.text(0.5, 0.72, said[:half], ha="center", va="center", fontsize=9)
-    ax.text(0.5, 0.48, said[half + 1 :], ha="center", va="center", fontsize=9)
-    state = f"{information:.2f} nats: " + ("alarm" if rings else "silent")
-    weight = "bold" if rings else "normal"
-    ax.text(0.5, 0.15, state, ha="center", fontsize=7, color=color, weight=weight)
+def middle_items(labels: Tensor, information: Tensor) -> list[int]:
+    """Return, for each of the first kinds, the item of middle rank by information."""
+    shown = []
+    for kind in range(SHOWN):
+        rows = (labels == kind).nonzero()[:, 0]
+        order = rows[information[rows].argsort()]
+        shown.append(order[len(order) // 2].item())
+    return shown
 
 
-def main() -> None:
-    """Draw and save the picture, and print how many of all clothes ring."""
-    digits, clothes = data.load("mnist-mini"), data.load("fashion-mini")
-    found = {name: answers(width, digits, clothes) for name, width in WIDTHS.items()}
+def draw_probabilities(ax: Axes, probabilities: Tensor, mi: float, rings: bool) -> None:
+    """Draw one row for each network and one column for each digit; write the alarm."""
+    ax.pcolormesh(
+        probabilities, cmap="Greys", vmin=0, vmax=1, edgecolors="white", linewidth=0.6
+    )
+    ax.invert_yaxis()
+    ax.spines[:].set(visible=True, color=plots.NEUTRAL, linewidth=0.6)
+    ax.set_xticks([i + 0.5 for i in range(10)], list("0123456789"), fontsize=6)
+    ax.tick_params(length=0, pad=1)
+    text = f"MI {mi:.2f}: " + ("alarm" if rings else "silent")
+    color, weight = (plots.EPISTEMIC, "bold") if rings else (plots.TOTAL, "normal")
+    ax.set_xlabel(text, fontsize=8, color=color, weight=weight, labelpad=2)
+
+
+def draw(clothes: data.Dataset, logits: dict[str, list[Tensor]]) -> None:
+    """Draw and save the picture; print how many digits and clothes trigger the alarm."""
     information = {
         name: [uncertainty.decompose(z).epistemic for z in by_set]
-        for name, by_set in found.items()
+        for name, by_set in logits.items()
     }
     narrow = next(iter(WIDTHS))
     threshold = information[narrow][0].quantile(0.95)
-    # One of each of the first six kinds, of middle rank among those that ring when narrow.
-    shown = []
-    for kind in range(SHOWN):
-        rows = (clothes.labels == kind).nonzero()[:, 0]
-        rings = rows[information[narrow][1][rows] > threshold]
-        order = information[narrow][1][rings].argsort()
-        shown.append(rings[order[len(order) // 2]].item())
+    shown = middle_items(clothes.labels, information[narrow][1])
     plots.use_style()
-    fig, axes = plots.figure(SHOWN, 1 + len(WIDTHS), height=0.95)
+    fig, axes = plots.figure(SHOWN, 1 + len(WIDTHS), height=1.15)
     for column, row in enumerate(shown):
         axes[0, column].imshow(clothes.inputs[row, 0], cmap="gray_r")
+        axes[0, column].set(xticks=[], xlabel=clothes.classes[clothes.labels[row]])
+        axes[0, column].spines[:].set_visible(False)
         for line, name in enumerate(WIDTHS, 1):
-            value = information[name][1][row]
-            votes = found[name][1][:, row].argmax(-1)
-            rings = bool(value > threshold)
-            write_answers(axes[line, column], votes, value.item(), rings)
-    for line, name in enumerate(["what they see", *WIDTHS]):
-        axes[line, 0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
+            mi = information[name][1][row]
+            probabilities = logits[name][1][:, row].softmax(-1)
+            rings = bool(mi > threshold)
+            draw_probabilities(axes[line, column], probabilities, mi.item(), rings)
     for ax in axes.flat:
-        ax.set(xticks=[], yticks=[])
-        ax.spines[:].set_visible(False)
-    fig.savefig(PICTURE)
+        ax.set(yticks=[], aspect="equal")
+    for line, name in enumerate(["input", *WIDTHS]):
+        axes[line, 0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
+    fig.savefig(PICTURE, facecolor="white", transparent=False)
     for name in WIDTHS:
-        share = (information[name][1] > threshold).double().mean().item()
-        print(f"{name!r}: {100 * share:.0f} % of the clothes ring")
+        digits, items = [
+            (mi > threshold).double().mean().item() for mi in information[name]
+        ]
+        print(f"{name!r}: alarm on {100 * digits:.1f} % of the digits, ", end="")
+        print(f"{100 * items:.1f} % of the clothes")
+
+
+def main() -> None:
+    """Train both ensembles and draw them."""
+    digits, clothes = data.load("mnist-mini"), data.load("fashion-mini")
+    draw(clothes, {name: predict(w, digits, clothes) for name, w in WIDTHS.items()})
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ SEEDS = "1:6"
 # Pages whose sizes or sentences were changed after a look at seeds that judged them: judged on others.
 FRESH = {
     "03_mlp_width_sweep": "6:11",
+    "04_mask_extraction": "11:16",
     "06_lora_ensemble": "11:16",
     "08_singular_value_ensemble": "11:16",
     "09_hydra_head_pruning": "16:21",

@@ -12,25 +12,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
-import seaborn as sns
 import torch
-from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LinearSegmentedColormap, Normalize
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
-from matplotlib.patheffects import withStroke
 from sklearn.isotonic import isotonic_regression
 from sklearn.metrics import roc_curve
 from torch import Tensor
 
 from uqlab import metrics, uncertainty
 from uqlab.core import recording
+from uqlab.core.extras import extra
 from uqlab.core.files import writing
+
+with extra("notebooks"):
+    import matplotlib as mpl
+    import matplotlib.pyplot as plt
+    import pandas as pd
+    import seaborn as sns
+    from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LinearSegmentedColormap, Normalize
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+    from matplotlib.patheffects import withStroke
 
 TOTAL = "#444444"
 ALEATORIC = "#E08A1E"

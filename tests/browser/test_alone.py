@@ -183,7 +183,7 @@ def test_front_recommends_as_the_scoreboard_does(alone):
     assert page.locator("[data-state=dear]").count() == len(expected.refused)
     page.locator(".method").nth(1).focus()
     page.keyboard.press("Enter")
-    assert "explicit ensemble" in page.locator(".about").inner_text()
+    assert "deep ensemble" in page.locator(".about").inner_text()
     page.get_by_role("combobox", name="network").select_option("other")
     assert page.locator(".method").count() == 3
 

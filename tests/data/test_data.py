@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from same import near
 from sklearn.datasets import load_digits
 from sklearn.metrics import roc_auc_score
 from sklearn.neural_network import MLPClassifier
@@ -79,7 +80,7 @@ def test_what_is_loaded_may_be_written_to():
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_soft_labels_are_what_labels_are_sampled_from(split):
     d = data.load("ambiguous-digits", split)
-    assert torch.allclose(d.label_probs.sum(1), torch.ones(len(d)))
+    near(d.label_probs.sum(1), torch.ones(len(d)))
     sampled_from_two_classes(d)
     images = d.inputs[::5].flatten(1)
     assert len(images.unique(dim=0)) == len(images)
@@ -221,12 +222,12 @@ def test_a_set_out_of_reach_names_its_stand_in(tmp_path, monkeypatch):
         raise FileNotFoundError(f"{root / file} is missing.")
 
     monkeypatch.setattr(grey_images, "fetch", no_network)
-    for name, near in datasets.STAND_INS.items():
+    for name, other in datasets.STAND_INS.items():
         with pytest.raises(
-            FileNotFoundError, match=f"(?s)is missing.*'{near}' is embedded"
+            FileNotFoundError, match=f"(?s)is missing.*'{other}' is embedded"
         ):
             data.load(name, root=tmp_path)
-        assert near in MINIS or near == "ambiguous-mnist-mini"
+        assert other in MINIS or other == "ambiguous-mnist-mini"
 
 
 # parts of a set --------------------------------------------------------------------------------------------------
@@ -307,7 +308,7 @@ def test_texts_are_indexed_alike():
 def test_resize():
     d = data.load("digits", limit=5)
     blocks = d.inputs.reshape(5, 1, 4, 2, 4, 2).mean((3, 5))
-    assert torch.allclose(d.resize(4).inputs, blocks)  # area averages
+    near(d.resize(4).inputs, blocks)  # area averages
     assert same(d.resize(8), d)
     large = d.resize(28, channels=3)
     assert large.inputs.shape == (5, 3, 28, 28)
@@ -316,7 +317,7 @@ def test_resize():
     red = data.Dataset(
         torch.tensor([1.0, 0, 0]).reshape(1, 3, 1, 1), torch.tensor([0]), "", "", ()
     )
-    assert red.resize(1, channels=1).inputs.item() == pytest.approx(0.299)
+    near(red.resize(1, channels=1).inputs.item(), 0.299)
 
 
 def test_resize_refuses(unchecked):

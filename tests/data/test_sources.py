@@ -143,7 +143,7 @@ def test_folder(tmp_path, monkeypatch):
     monkeypatch.delenv("UQLAB_DATA", raising=False)
     package = tmp_path / "uqlab"
     monkeypatch.setattr(datasets, "__file__", str(package / "data" / "datasets.py"))
-    monkeypatch.setattr(datasets.pooch, "os_cache", lambda name: f"cache of {name}")
+    monkeypatch.setattr("pooch.os_cache", lambda name: f"cache of {name}")
     assert datasets._folder(None) == Path("cache of uqlab")
     (tmp_path / "data").mkdir()
     (tmp_path / ".git").mkdir()

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from same import near
 from small_networks import EVERY, bert, moved
 from torch import nn
-from torch.testing import assert_close
 
 from uqlab import ensembles, models, training
 from uqlab.core import devices
@@ -46,7 +45,7 @@ def test_batch_statistics_of_the_backbone_are_frozen_too(make, monkeypatch):
                 for name, value in before.items()
             )
         found.append(ensemble(x).detach())
-    assert_close(*found, rtol=1e-4, atol=1e-5)
+    near(*found)
 
 
 def test_a_member_of_its_own_keeps_statistics_of_its_own():
@@ -83,7 +82,7 @@ def test_members_that_share_a_network_follow_their_mean_loss():
         )
     training.fit(ensemble, x, y, epochs=1, lr=0.1, batch_size=10, progress=False)
     for each, after in zip((net, other), expected, strict=True):
-        assert_close(list(each.parameters()), [nn.Parameter(p) for p in after])
+        near(list(each.parameters()), [nn.Parameter(p) for p in after])
 
 
 # One contract for networks of transformers and tensors by name --------------------------------------------------------
@@ -102,8 +101,8 @@ def test_members_take_tensors_by_name(make):
         "input_ids": torch.randint(50, (3, 7)),
         "attention_mask": torch.ones(3, 7, dtype=torch.int64),
     }
-    assert_close(ensemble(tokens)[1], ensemble.member(1)(**tokens).logits)
-    assert_close(ensemble(**tokens), ensemble(tokens))
+    near(ensemble(tokens)[1], ensemble.member(1)(**tokens).logits)
+    near(ensemble(**tokens), ensemble(tokens))
 
 
 # Members in a pass ----------------------------------------------------------------------------------------------------
@@ -129,12 +128,12 @@ def test_two_threads_may_use_one_ensemble():
     other = threading.Thread(target=lambda: found.append(ensemble(x).detach()))
     other.start()
     assert inside.wait(30)
-    assert_close(ensemble(x), expected)
+    near(ensemble(x), expected)
     with active_members(slice(1, 2)):
         resumed.set()
         other.join(30)
     hook.remove()
-    assert_close(found[0], expected)
+    near(found[0], expected)
 
 
 def test_dropout_noise_does_not_depend_on_chunks_and_short_batches():
@@ -165,7 +164,7 @@ def test_a_stream_of_noise_goes_on_where_its_member_left_it():
         for some in rows:
             with active_members(some):
                 found.append(parts(x[: 2 * len(range(3)[some])]))
-    assert_close(torch.cat(found), torch.cat(expected))
+    near(torch.cat(found), torch.cat(expected))
 
 
 def test_a_part_of_the_members_keeps_their_noise():
@@ -175,8 +174,8 @@ def test_a_part_of_the_members_keeps_their_noise():
     again = joined(parts)
     expected = whole(x)
     found = [parts[0](x[:2]), parts[1](x[2:])]
-    assert_close(torch.cat(found), expected)
-    assert_close(again(x), expected)
+    near(torch.cat(found), expected)
+    near(again(x), expected)
 
 
 def test_a_member_of_a_deep_ensemble_is_a_backbone_whose_dropout_becomes_the_members():
@@ -206,12 +205,12 @@ def test_fewer_members_go_through_where_memory_runs_out():
         for rows in (100, 13)
     )
     expected = training.predict(roomy, x)
-    assert_close(training.predict(tight, x), expected)
+    near(training.predict(tight, x), expected)
     assert max(tight.network.seen) == 12  # two members of six inputs
     settings = {"epochs": 1, "lr": 0.1, "batch_size": 6, "progress": False, "clip": 1.0}
     for ensemble in (roomy, tight):
         training.fit(ensemble, x, y, **settings)
-    assert_close(tight(x), roomy(x))
+    near(tight(x), roomy(x))
 
 
 def test_fewer_inputs_go_through_where_one_member_is_too_much():
@@ -220,7 +219,7 @@ def test_fewer_inputs_go_through_where_one_member_is_too_much():
         ensembles.deep(lambda rows=rows: Memory(rows), 4, fold=True)
         for rows in (1000, 7)
     )
-    assert_close(training.predict(tight, x), training.predict(roomy, x))
+    near(training.predict(tight, x), training.predict(roomy, x))
     none = ensembles.deep(lambda: Memory(0), 2, fold=True)
     with pytest.raises(torch.OutOfMemoryError):
         training.predict(none, x)

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from same import near
 from torch import nn
-from torch.testing import assert_close
 
 from uqlab import ensembles, models
 from uqlab.ensembles import layers
@@ -22,7 +22,7 @@ def test_folded_equals_its_members():
         assert not any(
             isinstance(part, layers.MemberLayer) for part in member.modules()
         )
-        assert_close(logits[m], member(x))
+        near(logits[m], member(x))
     assert not any(
         torch.allclose(logits[i], logits[j], atol=1e-2)
         for i in range(5)
@@ -39,21 +39,21 @@ def test_layers_that_mix_the_batch_are_not_folded():
             2,
         )
         x = torch.randn(6, 16)
-        assert_close(ensemble(x)[1], ensemble.member(1)(x))
+        near(ensemble(x)[1], ensemble.member(1)(x))
 
 
 def test_each_member_sees_its_own_batch():
     ensemble = ensembles.deep(small_mlp, 3).eval()
     x = torch.randn(3, 5, 16)
     expected = torch.stack([ensemble.member(m)(x[m]) for m in range(3)])
-    assert_close(ensemble.forward_members(x), expected)
+    near(ensemble.forward_members(x), expected)
 
 
 def test_token_inputs_fold_too():
     make = lambda: nn.Sequential(nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 3))  # noqa: E731
     ensemble = ensembles.deep(make, 4)
     x = torch.randn(2, 5, 6)  # [batch, tokens, features]
-    assert_close(ensemble(x)[2], ensemble.member(2)(x))
+    near(ensemble(x)[2], ensemble.member(2)(x))
 
 
 def test_member_depends_on_seed_and_number_alone():
@@ -66,8 +66,8 @@ def test_member_depends_on_seed_and_number_alone():
     before = torch.get_rng_state()
     again = ensembles.deep(small_mlp, range(9, 10), seed=1)
     assert torch.equal(before, torch.get_rng_state())
-    assert_close(whole.eval()(x)[4:], rest.eval()(x))
-    assert_close(whole(x)[9:], again.eval()(x))
+    near(whole.eval()(x)[4:], rest.eval()(x))
+    near(whole(x)[9:], again.eval()(x))
     assert not torch.allclose(
         whole(x)[0], ensembles.deep(small_mlp, 1, seed=2).eval()(x)[0]
     )
@@ -78,7 +78,7 @@ def test_convolutions_run_separately():
     ensemble = ensembles.deep(make, 2).eval()
     assert isinstance(ensemble, ensembles.SeparateEnsemble)
     x = torch.randn(4, 1, 16, 16)
-    assert_close(ensemble(x)[1], ensemble.member(1)(x))
+    near(ensemble(x)[1], ensemble.member(1)(x))
 
 
 class Unusual(nn.Module):
@@ -95,7 +95,7 @@ class Unusual(nn.Module):
 def test_a_forward_of_ones_own_is_not_folded_unasked():
     ensemble = ensembles.deep(Unusual, 2)
     x = torch.randn(3, 16)
-    assert_close(ensemble(x)[1], ensemble.member(1)(x))
+    near(ensemble(x)[1], ensemble.member(1)(x))
     assert isinstance(ensembles.deep(Unusual, 2, fold=True), ensembles.FoldedEnsemble)
 
 
@@ -104,7 +104,7 @@ def test_from_members_wraps_without_copying():
     ensemble = ensembles.from_members(nets)
     x = torch.randn(5, 16)
     assert ensemble.member(1) is nets[1]
-    assert_close(ensemble(x), torch.stack([net(x) for net in nets]))
+    near(ensemble(x), torch.stack([net(x) for net in nets]))
 
 
 def test_dropout_streams_belong_to_members():
@@ -113,12 +113,12 @@ def test_dropout_streams_belong_to_members():
     x = torch.ones(3 * 4, 1000)
     y = layer(x)
     layer.reseed([5, 6, 7])
-    assert_close(layer(x), y)  # same seeds, same masks
+    near(layer(x), y)  # same seeds, same masks
     alone = layers.MemberDropout(1, p=0.25)
     alone.reseed([6])
-    assert_close(alone(x[4:8]), y[4:8])  # member 1 alone draws what it drew among three
+    near(alone(x[4:8]), y[4:8])  # member 1 alone draws what it drew among three
     assert not torch.equal(y[:4], y[4:8])
-    assert_close(y.unique(), torch.tensor([0, 4 / 3]))
+    near(y.unique(), torch.tensor([0, 4 / 3]))
     assert (y == 0).float().mean().item() == pytest.approx(0.25, abs=0.02)
     assert torch.equal(layer.eval()(x), x)
 
@@ -128,7 +128,7 @@ def test_dropout_gradient_is_its_mask():
     x = torch.randn(4, 50, requires_grad=True)
     y = layer(x)
     y.sum().backward()
-    assert_close(x.grad, torch.where(y == 0, 0.0, 2.0))
+    near(x.grad, torch.where(y == 0, 0.0, 2.0))
 
 
 def test_replace_layers_by_type():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from same import near
 from small_networks import cnn, images, moved, vit
 from torch import nn
 from torch.testing import assert_close
@@ -46,8 +47,8 @@ def full(ensemble, inputs, name):
 def test_for_one_input_the_product_is_the_full_matrix(copies, scale):
     ensemble, x = small(scale), torch.rand(1, 4, dtype=torch.float64).expand(copies, -1)
     down, up = curvatures(ensemble, x, batch_size=2)["0"]
-    assert_close(torch.kron(down.outputs, down.inputs), full(ensemble, x, "down"))
-    assert_close(torch.kron(up.outputs, up.inputs), full(ensemble, x, "up"))
+    near(torch.kron(down.outputs, down.inputs), full(ensemble, x, "down"))
+    near(torch.kron(up.outputs, up.inputs), full(ensemble, x, "up"))
 
 
 @pytest.mark.parametrize(
@@ -66,12 +67,12 @@ def test_a_convolution_is_a_linear_layer_on_its_patches(how):
         ("down", "up"), curvatures(ensemble, x)["0"], strict=True
     ):
         if not how:
-            assert_close(
+            near(
                 torch.kron(curvature.outputs, curvature.inputs), full(ensemble, x, name)
             )
     layer = ensemble.network[0]
     patches, low = _patches(layer.inner, x), layer.weight
-    assert_close(
+    near(
         patches @ low.matrix().T,
         layer.member(0)(x).flatten(2).mT
         - (patches @ (low.up[0] @ low.down[0]).T + layer.bias),
@@ -93,7 +94,7 @@ def test_where_all_inputs_are_answered_alike_the_product_is_the_full_matrix():
         ("down", "up"), curvatures(ensemble, x)["0"], strict=True
     ):
         expected = full(ensemble, x, name)
-        assert_close(
+        near(
             torch.kron(curvature.outputs, curvature.inputs),
             expected,
             rtol=1e-4,
@@ -117,8 +118,8 @@ def test_for_several_inputs_it_is_the_sum_by_outputs_and_the_mean_by_inputs():
     low, up = x @ layer.down[0].detach().T, layer.up[0].detach()
     for size in (6, 4):  # batches
         of_a, of_b = curvatures(ensemble, x, batch_size=size)["0"]
-        assert_close(of_b, Curvature(outputs, low.T @ low / 6))
-        assert_close(of_a, Curvature(up.T @ outputs @ up, x.T @ x / 6))
+        near(of_b, Curvature(outputs, low.T @ low / 6))
+        near(of_a, Curvature(up.T @ outputs @ up, x.T @ x / 6))
 
 
 def test_draws_have_the_inverse_as_their_covariance():
@@ -165,13 +166,13 @@ def test_members_lie_around_the_trained_network(network):
     before = trained(x).detach()
     ensemble = ensembles.laplace_lora(trained, x, 3, seed=1)
     together = ensemble(x)
-    assert_close(trained(x), before)
-    near = ensembles.laplace_lora(trained, x, 3, prior_variance=1e-14)
-    assert_close(near(x), before.expand(3, -1, -1), rtol=1e-3, atol=1e-4)
+    near(trained(x), before)
+    narrow = ensembles.laplace_lora(trained, x, 3, prior_variance=1e-14)
+    near(narrow(x), before.expand(3, -1, -1), atol=1e-4)
     shards = [
         ensembles.laplace_lora(trained, x, part, seed=1) for part in ("0:1", "1:3")
     ]
-    assert_close(ensembles.concatenate(shards)(x), together, rtol=1e-5, atol=1e-6)
+    near(ensembles.concatenate(shards)(x), together)
 
 
 @pytest.mark.parametrize(
@@ -213,6 +214,6 @@ def test_a_projection_has_the_gauss_newton_matrix_of_its_own_logits():
         slopes, p = torch.func.jacrev(logits)(z), logits(z).softmax(0)
         expected += slopes.T @ (p.diag() - p.outer(p)) @ slopes
     found = projection_curvature(h, weight, others, 7.0)
-    assert_close(found, Curvature(expected, h.T @ h / 5))
+    near(found, Curvature(expected, h.T @ h / 5))
     longer = projection_curvature(h, 2 * weight, others, 7.0)
-    assert_close(4 * longer.outputs, found.outputs)  # only the direction matters
+    near(4 * longer.outputs, found.outputs)  # only the direction matters

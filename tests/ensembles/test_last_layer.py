@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from same import near
 from small_networks import cnn, images, vit
 from torch import nn
 from torch.testing import assert_close
@@ -55,16 +56,14 @@ def test_features_are_shared_and_with_little_variance_it_is_the_network():
     training.fit(one, x, y, epochs=2, lr=0.02, optimizer="adamw", progress=False)
     network = one.member(0)
     said = training.predict(network, x)[0]
-    near = ensembles.laplace(network, x, 3, prior_variance=1e-14)
-    assert_close(
-        training.predict(near, x), said.expand(3, -1, -1), rtol=1e-3, atol=1e-4
-    )
+    narrow = ensembles.laplace(network, x, 3, prior_variance=1e-14)
+    near(training.predict(narrow, x), said.expand(3, -1, -1), atol=1e-4)
     ensemble = ensembles.laplace(network, x, 3, seed=1)
     own = sum(p.numel() for p in ensemble.parameters() if p.requires_grad)
     classifier = list(network.modules())[-1]
     assert own == 3 * sum(p.numel() for p in classifier.parameters())
     shards = [ensembles.laplace(network, x, part, seed=1) for part in ("0:1", "1:3")]
-    assert_close(
+    near(
         training.predict(ensembles.concatenate(shards), x),
         training.predict(ensemble, x),
     )
@@ -92,7 +91,7 @@ def test_the_evidence_is_that_of_the_whole_matrix_and_its_prior_the_best_of_the_
         return -(mean.square().sum() / v + torch.linalg.slogdet(EYE + v * h)[1]) / 2
 
     for v in (0.01, 1.0, 30.0):
-        assert_close(log_evidence(mean, eigenvalues, v), whole(v))
+        near(log_evidence(mean, eigenvalues, v), whole(v))
     best = max(VARIANCES.tolist(), key=whole)
     assert likeliest(mean, found) == pytest.approx(best)
     assert VARIANCES[0] < best < VARIANCES[-1]
@@ -113,10 +112,10 @@ def test_a_classifier_without_a_bias_and_a_transformer(tmp_path):
     network.classifier = nn.Linear(network.classifier.in_features, 3, bias=False)
     ensemble = ensembles.laplace(network, x, 3)
     apart = [training.predict(ensemble.member(m), x)[0] for m in range(3)]
-    assert_close(training.predict(ensemble, x), torch.stack(apart))
+    near(training.predict(ensemble, x), torch.stack(apart))
     ensembles.save(ensemble, tmp_path / "e.safetensors")
     again = ensembles.load(tmp_path / "e.safetensors", network)
-    assert_close(training.predict(again, x), training.predict(ensemble, x))
+    near(training.predict(again, x), training.predict(ensemble, x))
 
 
 class Rows(nn.Module):
@@ -143,14 +142,14 @@ def test_what_is_below_the_classifier_runs_once_where_that_is_right(make):
     with torch.no_grad():
         ensemble(x)  # it finds out
         seen.clear()
-        assert_close(ensemble(x).float(), apart, rtol=1e-4, atol=1e-5)
+        near(ensemble(x).float(), apart)
     assert sum(seen) == (5 * 6 if make is Rows else 6)
     hook.remove()
     own = torch.stack([x.roll(m, 0) for m in range(5)])  # a batch for each member
     theirs = [training.predict(ensemble.member(m), own[m])[0] for m in range(5)]
     theirs = torch.stack(theirs)
     found = ensemble.forward_members(own).float()
-    assert_close(found, theirs, rtol=1e-4, atol=1e-5)
+    near(found, theirs)
 
 
 @pytest.mark.parametrize(

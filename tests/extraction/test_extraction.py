@@ -8,7 +8,6 @@ import pytest
 import torch
 from same import near, unchanged
 from torch import nn
-from torch.testing import assert_close
 
 from uqlab import ensembles, extraction, models, uncertainty
 from uqlab.core import devices
@@ -39,7 +38,7 @@ def set_logits(ensemble, value):
 def test_open_masks_give_the_network():
     net, (x, _) = network(), batch()
     ensemble = set_logits(extraction.masks(net, 3), lambda m, p: 40.0)
-    assert_close(ensemble(x), net.eval()(x).expand(3, -1, -1))
+    near(ensemble(x), net.eval()(x).expand(3, -1, -1))
 
 
 def test_members_see_the_outer_product_of_their_masks():
@@ -52,8 +51,8 @@ def test_members_see_the_outer_product_of_their_masks():
             layer.weight.data *= torch.outer(
                 torch.ones(3).double() if rows is None else rows[m], columns[m]
             )
-        assert_close(ensemble(x)[m], plain(x))
-        assert_close(ensemble.member(m)(x), plain(x))
+        near(ensemble(x)[m], plain(x))
+        near(ensemble.member(m)(x), plain(x))
         assert [type(part) for part in ensemble.member(m)] == [
             type(part) for part in net
         ]
@@ -92,7 +91,7 @@ def test_a_hard_member_is_a_small_dense_network(inputs, activation, bias):
     whole = sum(p.numel() for p in net.parameters())
     for m in range(5):
         small = ensemble.member(m)
-        assert_close(small(x), ensemble(x)[m])
+        near(small(x), ensemble(x)[m])
         masks = ensemble.masks()
         units = [
             masks["1"].rows[m] * masks["3.0"].columns[m],
@@ -116,7 +115,7 @@ def test_a_hard_member_of_a_convolutional_network():
     ensemble = extraction.masks(net, 2).harden()
     assert list(ensemble.masks()) == ["8"]
     assert ensemble.member(1)[-1].out_features == 4
-    assert_close(ensemble.member(1)(x), ensemble(x)[1])
+    near(ensemble.member(1)(x), ensemble(x)[1])
 
 
 def test_a_layer_between_which_something_mixes_units_is_not_shrunk():
@@ -128,14 +127,14 @@ def test_a_layer_between_which_something_mixes_units_is_not_shrunk():
     )
     small = ensemble.member(0)
     assert small[0].out_features == 6
-    assert_close(small(x), ensemble(x)[0])
+    near(small(x), ensemble(x)[0])
 
 
 def test_a_member_that_keeps_nothing_still_answers():
     net, (x, _) = network(), batch()
     ensemble = set_logits(extraction.masks(net, 1), lambda m, p: -1.0).harden()
-    assert_close(ensemble.member(0)(x), net[7].bias.expand(20, 3).detach())
-    assert_close(ensemble(x)[0], net[7].bias.expand(20, 3).detach())
+    near(ensemble.member(0)(x), net[7].bias.expand(20, 3).detach())
+    near(ensemble(x)[0], net[7].bias.expand(20, 3).detach())
 
 
 def test_hardening_can_be_undone_and_moved():
@@ -148,7 +147,7 @@ def test_hardening_can_be_undone_and_moved():
     assert kept == sorted(kept, reverse=True)
     assert kept[0] > kept[2]
     assert set(ensemble.masks()["1"].rows.unique().tolist()) == {0.0, 1.0}
-    assert_close(ensemble.soften()(x), soft)
+    near(ensemble.soften()(x), soft)
 
 
 def test_the_network_is_copied_and_frozen():
@@ -172,7 +171,7 @@ def test_dropout_and_batch_statistics_stay_as_at_prediction():
 def test_shards_share_the_logits():
     ensemble, (x, _) = extraction.masks(network(), 4).harden(), batch()
     shard = ensemble.shard(slice(1, 3))
-    assert_close(shard(x), ensemble(x)[1:3])
+    near(shard(x), ensemble(x)[1:3])
     shard.layers()["1"].row_logits.data.fill_(3.0)
     assert (ensemble.layers()["1"].row_logits[1:3] == 3).all()
     assert not (ensemble.layers()["1"].row_logits[0] == 3).any()
@@ -251,15 +250,15 @@ def test_training_follows_the_objective(diversity):
         coin = lambda q: -q * q.log() - (1 - q) * (1 - q).log()  # noqa: E731
         information = (coin(p.mean(0)) - coin(p).mean(0)).mean()
         losses = torch.stack([nn.functional.cross_entropy(z, y) for z in reference(x)])
-        assert history.diversity[step] == pytest.approx(information.item(), rel=1e-5)
-        assert_close(history.loss[step].double(), losses.detach(), rtol=1e-5, atol=1e-6)
+        assert history.diversity[step] == pytest.approx(information.item(), rel=1e-4)
+        near(history.loss[step], losses.detach().float())
         optimizer.zero_grad()
         (losses.mean() - diversity * information).backward()
         optimizer.step()
     for name, (rows, columns) in reference.masks().items():
-        near(ensemble.masks()[name].columns, columns)
+        near(ensemble.masks()[name].columns, columns, atol=1e-6)
         if rows is not None:
-            near(ensemble.masks()[name].rows, rows)
+            near(ensemble.masks()[name].rows, rows, atol=1e-6)
 
 
 def test_shards_in_threads_train_the_same_masks(monkeypatch):
@@ -270,7 +269,7 @@ def test_shards_in_threads_train_the_same_masks(monkeypatch):
         ensemble, (x, y) = extraction.masks(network(), 5), batch(40)
         extraction.fit_masks(ensemble, x, y, steps=12, batch_size=16, progress=False)
         found.append(ensemble.masks()["4"].rows)
-    assert_close(found[0], found[1])
+    near(found[0], found[1])
 
 
 def test_training_repeats_exactly_and_softens_first():

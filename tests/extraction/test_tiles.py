@@ -3,10 +3,9 @@
 import pytest
 import torch
 import transformers
-from same import unchanged
+from same import near, unchanged
 from small_networks import logits
 from torch import nn
-from torch.testing import assert_close
 
 from uqlab import ensembles, models, training
 from uqlab.extraction import tiles
@@ -189,11 +188,11 @@ def test_the_mean_of_the_tiles_is_the_model(name):
     for size in (1, 2, 4, 8):
         ensemble = tiles(model, size)
         found = ensemble(x)
-        assert_close(found.mean(0), own, atol=1e-5, rtol=1e-5)
+        near(found.mean(0), own)
         if size > 1:
             assert found.std(0).max() > 1e-3  # members differ
         for member in (0, size * size - 1):
-            assert_close(ensemble.member(member)(x), found[member])
+            near(ensemble.member(member)(x), found[member])
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
@@ -208,7 +207,7 @@ def test_a_tile_is_the_head_on_its_window_row_by_row(size):
     for i, (top, bottom) in enumerate(edges[0]):
         for j, (left, right) in enumerate(edges[1]):
             expected = head(grid[:, :, top:bottom, left:right].mean((2, 3)))
-            assert_close(found[i * size + j], expected, atol=1e-5, rtol=1e-5)
+            near(found[i * size + j], expected)
 
 
 def test_patches_of_a_vision_transformer():
@@ -217,14 +216,10 @@ def test_patches_of_a_vision_transformer():
     x = images("transformers")
     patches = model.vit(x).last_hidden_state[:, 1:]  # [batch, patches, features]
     expected = model.classifier(patches).permute(1, 0, 2)
-    assert_close(tiles(model, 8)(x), expected, atol=1e-5, rtol=1e-5)
-    assert_close(
-        tiles(nn.Sequential(model), 1)(x)[0], expected.mean(0), atol=1e-5, rtol=1e-5
-    )
+    near(tiles(model, 8)(x), expected)
+    near(tiles(nn.Sequential(model), 1)(x)[0], expected.mean(0))
     first = expected.unflatten(0, (8, 8))[:4, :4].mean((0, 1))
-    assert_close(
-        tiles(model, 2, pool="vit.layernorm")(x)[0], first, atol=1e-5, rtol=1e-5
-    )
+    near(tiles(model, 2, pool="vit.layernorm")(x)[0], first)
     assert (
         tiles(model, 1)(x)[0] - model(x).logits
     ).abs().max() > 0.1  # the class token says something else
@@ -259,7 +254,7 @@ def test_the_model_never_changes_and_shares_its_weights():
     wide = ensemble.double()(x.double())  # casting copies
     assert wide.dtype == torch.float64
     assert model.fc.weight.dtype == torch.float32
-    assert_close(wide.mean(0).float(), model.eval()(x), atol=1e-4, rtol=1e-4)
+    near(wide.mean(0).float(), model.eval()(x))
 
 
 def test_an_ensemble_like_others():
@@ -272,15 +267,15 @@ def test_an_ensemble_like_others():
         False,
         [],
     )
-    assert_close(training.predict(ensemble, x, batch_size=4), found)
-    assert_close(ensemble.shard(slice(2, 5))(x), found[2:5])
-    assert_close(ensemble.shard(slice(2, 8)).shard(slice(1, 2))(x), found[3:4])
-    assert_close(ensemble.shard(slice(2, 5)).member(1)(x), found[3])
+    near(training.predict(ensemble, x, batch_size=4), found)
+    near(ensemble.shard(slice(2, 5))(x), found[2:5])
+    near(ensemble.shard(slice(2, 8)).shard(slice(1, 2))(x), found[3:4])
+    near(ensemble.shard(slice(2, 5)).member(1)(x), found[3])
     mine = torch.randn(9, 2, 3, 8, 8)
     expected = torch.stack([ensemble.member(m)(mine[m]) for m in range(9)])
-    assert_close(ensemble.forward_members(mine), expected, atol=1e-5, rtol=1e-5)
+    near(ensemble.forward_members(mine), expected)
     (rows,) = ensemble.passes(mine)
-    assert_close(ensemble.run(mine[rows], rows), expected, atol=1e-5, rtol=1e-5)
+    near(ensemble.run(mine[rows], rows), expected)
     with pytest.raises(IndexError, match="choose 0 to 8"):
         ensemble.member(9)
 
@@ -304,7 +299,7 @@ def test_training_follows_the_members_mean_loss(clip, monkeypatch):
         ensemble, x, y, epochs=1, lr=0.3, batch_size=7, progress=False, **settings
     )  # one step
     moved = nn.utils.parameters_to_vector(model.parameters()).detach() - before
-    assert_close(moved, -0.3 * step, atol=1e-6, rtol=1e-3)
+    near(moved, -0.3 * step, rtol=1e-3, atol=1e-6)
     assert set(ensemble.shard(slice(1, 3)).shared_parameters().values()) == {2}
 
 
@@ -337,7 +332,7 @@ def test_named_modules():
     model, x = random_statistics(Own(Pool(lambda x: x.mean((2, 3))))), images()
     with pytest.raises(ValueError, match=r"Own has no module that averages .* name it"):
         tiles(model, 2)
-    assert_close(tiles(model, 2, pool="average")(x).mean(0), model(x))
+    near(tiles(model, 2, pool="average")(x).mean(0), model(x))
     model = random_statistics(Torchvision())
     named = tiles(model, 2, pool="avgpool", head="fc")
     assert torch.equal(named(x), tiles(model, 2)(x))
@@ -369,11 +364,11 @@ def test_a_head_that_is_not_linear_is_asked_at_every_position_if_it_is_named():
         for top, bottom in windows:
             for left, right in windows:
                 expected = every[top:bottom, left:right].mean((0, 1))
-                assert_close(next(found), expected)
-    assert_close(ensemble(x).mean(0), every.mean((0, 1)))
+                near(next(found), expected)
+    near(ensemble(x).mean(0), every.mean((0, 1)))
     assert (ensemble(x).mean(0) - model(x)).abs().max() > 1e-3
-    assert_close(ensemble.member(3)(x), ensemble(x)[3])
-    assert_close(ensemble.shard(slice(1, 3))(x), ensemble(x)[1:3])
+    near(ensemble.member(3)(x), ensemble(x)[3])
+    near(ensemble.shard(slice(1, 3))(x), ensemble(x)[1:3])
     assert ensemble(x[:0]).shape == (4, 0, 5)
     reads_more = Own(
         nn.AdaptiveAvgPool2d(1), lambda p, x: p.flatten(1) + x[:, 0, 0, :1]

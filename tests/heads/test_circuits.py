@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 from head_networks import EVERY, HEADS, LAYERS, call, inputs, labels, make
-from same import near_in_float64, unchanged
+from same import near, unchanged
 from sklearn.metrics import roc_auc_score
 from torch import nn
-from torch.testing import assert_close
 
 from uqlab import heads
 from uqlab.heads.search import Search
@@ -63,7 +62,7 @@ def test_shortcuts_give_the_logits_of_ablated_networks(name):
     with torch.no_grad():
         for head, logits in zip([None, *rest], search.logits(x, rest), strict=True):
             with heads.ablate(model, [*removed, *([head] if head else [])]):
-                near_in_float64(logits, call(model, x))
+                near(logits, call(model, x))
 
 
 @pytest.mark.parametrize("name", ["vit", "bert", "clip"])
@@ -167,7 +166,7 @@ def test_threads_change_no_order(threads):
     finally:
         torch.set_num_threads(before)
     assert found == expected
-    assert_close(found.scores, expected.scores, equal_nan=True)
+    near(found.scores, expected.scores, equal_nan=True)
 
 
 def test_the_model_is_left_alone():
@@ -228,7 +227,7 @@ def test_a_stopped_search_goes_on(tmp_path):
     assert len(calls) < total / 2  # the finished steps are not computed again
     assert resumed == whole
     assert resumed.start == whole.start
-    assert_close(resumed.scores, whole.scores, equal_nan=True)
+    near(resumed.scores, whole.scores, equal_nan=True)
 
 
 def test_a_finished_search_goes_on_to_a_larger_budget(tmp_path):

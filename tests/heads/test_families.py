@@ -19,10 +19,9 @@ from networks import (
     logits,
     tokenized,
 )
-from same import unchanged
+from same import near, unchanged
 from test_circuits import algorithm_1
 from torch import nn
-from torch.testing import assert_close
 
 from uqlab import heads
 from uqlab.models import attentions
@@ -171,7 +170,7 @@ def test_pruned_is_ablated(name, some):
         small = heads.prune(model, gone)
         with heads.ablate(model, gone):
             expected = answer(model, x)
-    assert_close(answer(small, x), expected, rtol=0, atol=1e-5)
+    near(answer(small, x), expected)
     assert (expected - answer(model, x)).abs().max() > 1e-3
     grouped = "llama" in name or "grouped" in name
     layer = gone[0][0]
@@ -203,7 +202,7 @@ def test_whole_groups_are_cut(name):
     small = heads.prune(model, [(0, 2), (0, 3), (1, 0)])
     assert [(each.heads, each.groups) for each in attentions(small)] == [(2, 1), (4, 2)]
     with heads.ablate(model, [(0, 2), (0, 3), (1, 0)]):
-        assert_close(answer(small, x), answer(model, x))
+        near(answer(small, x), answer(model, x))
 
 
 def test_tables_of_swin_follow_its_heads():
@@ -228,7 +227,7 @@ def test_an_attention_alone(batch_first):
         with heads.ablate(core, [(0, 1), (0, 2)]):
             expected, _ = core(x, x, x, attn_mask=mask)
         found, _ = small(x, x, x, attn_mask=mask)
-        assert_close(found, expected)
+        near(found, expected)
 
 
 @pytest.mark.parametrize("extra", ["add_zero_attn", "add_bias_kv"])
@@ -239,7 +238,7 @@ def test_torch_attention_with_more_than_heads_keeps_its_size(extra):
     small = heads.prune(core.eval(), [(0, 1)])
     assert sizes(small) == sizes(core)
     with heads.ablate(core, [(0, 1)]):
-        assert_close(small(x, x, x)[0], core(x, x, x)[0])
+        near(small(x, x, x)[0], core(x, x, x)[0])
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -254,7 +253,7 @@ def test_nested_tensors_stay_with_torch():
     with torch.no_grad(), heads.ablate(model, [(0, 1), (1, 0)]):
         expected = model(x, src_key_padding_mask=empty)
         found = small(x, src_key_padding_mask=empty)
-    assert_close(found[~empty], expected[~empty])
+    near(found[~empty], expected[~empty])
 
 
 # --- scores, features and circuits -----------------------------------------------------
@@ -307,7 +306,7 @@ def test_taylor_scores_by_a_plain_loop(name):
             heads_here = len(product) // attention.size
             each = product.reshape(heads_here, -1).mean(1)
             total += each.repeat_interleave(attention.heads // heads_here) / 3
-        assert_close(found[layer, : attention.heads], total)
+        near(found[layer, : attention.heads], total)
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "swin"])
@@ -323,7 +322,7 @@ def test_features_make_the_attention(name):
     with torch.no_grad():
         changed.get_parameter(last.parameter).zero_()
     after = heads.head_features(changed, x)
-    assert_close(after[0], features[0])  # before the output projection
+    near(after[0], features[0])  # before the output projection
 
 
 TOKENS_FIRST = "torch encoder, tokens first"
@@ -400,7 +399,7 @@ def test_members_of_these_families_fuse(name):
     expected = torch.stack([answer(member, x) for member in members])
     with torch.no_grad():
         found = fused(x)
-    assert_close(found, expected)
+    near(found, expected)
 
 
 def test_a_pooling_attention_is_no_layer():

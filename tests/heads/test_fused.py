@@ -16,9 +16,8 @@ from head_networks import (
     labels,
     make,
 )
-from same import near_in_float64, unchanged
+from same import near, unchanged
 from torch import nn
-from torch.testing import assert_close
 from transformers import BertConfig, BertForSequenceClassification
 
 from uqlab import ensembles, heads, models, training
@@ -77,7 +76,7 @@ def test_fused_is_separate_where_the_mlps_are_equal(name, sets):
     assert isinstance(fused, ensembles.Ensemble)
     expected = apart(members, x)
     assert (expected[0] - expected[1]).abs().max() > 0.01
-    near_in_float64(fused(x), expected)
+    near(fused(x), expected)
 
 
 def test_keys_without_bias():
@@ -85,7 +84,7 @@ def test_keys_without_bias():
     for attention in attentions(model):
         model.get_submodule(attention.key.module).bias = None
     members = [heads.prune(model, pairs) for pairs in EVEN]
-    near_in_float64(heads.fuse(members)(x), apart(members, x))
+    near(heads.fuse(members)(x), apart(members, x))
 
 
 @SETS_OF_THREE
@@ -105,7 +104,7 @@ def test_mlps_and_embeddings_are_means(sets):
             model.get_parameter(key).data.copy_(mean)
     expected = apart(merged, x)
     assert (apart(members, x) - expected).abs().max() > 0.01
-    assert_close(heads.fuse(members)(x), expected)
+    near(heads.fuse(members)(x), expected)
 
 
 @pytest.mark.parametrize("name", ["vit", "bert"])
@@ -133,7 +132,7 @@ def test_members_on_inputs_of_their_own(sets):
     x = torch.stack([inputs(seed=seed) for seed in range(3)])
     found = heads.fuse(members).forward_members(x)
     for model, mine, logits in zip(members, x, found, strict=True):
-        near_in_float64(logits, model(mine))
+        near(logits, model(mine))
 
 
 @pytest.mark.parametrize("name", ["bert", "text"])
@@ -148,13 +147,13 @@ def test_texts_of_their_own_length(name):
     )
     found = heads.fuse(members).forward_members(x)
     for model, mine, logits in zip(members, texts, found, strict=True):
-        near_in_float64(logits, call(model, mine))
+        near(logits, call(model, mine))
 
 
 @EVERY
 def test_one_member_is_the_pruned_network(name):
     (member,), x = pruned(name, [SETS["several"]]), inputs(name)
-    near_in_float64(heads.fuse([member])(x)[0], call(member, x))
+    near(heads.fuse([member])(x)[0], call(member, x))
 
 
 @EVERY
@@ -171,9 +170,9 @@ def test_a_member_is_a_plain_network(name, sets):
             k: p.shape for k, p in model.named_parameters()
         }
         assert heads.count_heads(plain) == heads.count_heads(model)
-        near_in_float64(call(plain, x), call(model, x))
+        near(call(plain, x), call(model, x))
     again = heads.fuse(fused)
-    near_in_float64(again(x), fused(x))
+    near(again(x), fused(x))
 
 
 # Parameters -----------------------------------------------------------------------------------------------------------
@@ -193,7 +192,7 @@ def test_parameters_of_a_layer(sets):
 
 def test_merged_norms_are_one_for_all():
     members, x = pruned("vit"), inputs()
-    assert_close(heads.fuse(members, norms="merged")(x), apart(members, x))
+    near(heads.fuse(members, norms="merged")(x), apart(members, x))
     own, merged = (
         heads.fuse(tuned(members), norms=norms) for norms in ("independent", "merged")
     )
@@ -240,10 +239,10 @@ def test_batches_that_the_cache_does_not_hold(name, sets, passes, monkeypatch):
     with torch.no_grad():
         fused(x)  # it finds out once whether members may be folded
     base.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
-    near_in_float64(fused(x), expected)
+    near(fused(x), expected)
     assert seen == passes
     fused.chunk = 2
-    near_in_float64(fused(x), expected)
+    near(fused(x), expected)
 
 
 def test_as_many_inputs_as_the_cache_holds(monkeypatch):
@@ -268,12 +267,7 @@ def test_fused_ensembles_train_and_predict(name):
     )
     assert (history.loss[-1] < 0.8 * history.loss[0]).all()
     assert training.predict(fused, x, batch_size=5).shape == (3, 12, CLASSES)
-    assert_close(
-        training.predict(fused, x)[1],
-        call(fused.member(1), x).detach(),
-        rtol=1e-4,
-        atol=1e-4,
-    )
+    near(training.predict(fused, x)[1], call(fused.member(1), x).detach())
 
 
 def test_fine_tuned_apart_then_fused():
@@ -300,7 +294,7 @@ def test_shards_share_memory(sets):
     logits = fused(x)
     for rows in (slice(0, 1), slice(1, 3), slice(0, 2)):
         shard = fused.shard(rows)
-        near_in_float64(shard(x), logits[rows])
+        near(shard(x), logits[rows])
         assert {
             name for name, p in shard.network.named_parameters() if p.requires_grad
         } == {name for name, p in fused.network.named_parameters() if p.requires_grad}
@@ -309,7 +303,7 @@ def test_shards_share_memory(sets):
             if p.requires_grad:
                 p.zero_()
     assert (fused(x)[1:] == 0).all()
-    assert_close(fused(x)[0], logits[0])
+    near(fused(x)[0], logits[0])
 
 
 def test_dropout_is_the_members_own():
@@ -319,7 +313,7 @@ def test_dropout_is_the_members_own():
     fused = heads.fuse([heads.prune(model, [(0, 0)]), heads.prune(model, [(1, 0)])])
     ids = {"input_ids": inputs("text")}
     assert not fused.training
-    assert_close(fused(ids), fused(ids))
+    near(fused(ids), fused(ids))
     assert [
         count
         for layer, _, members in fused.noise_layers()

@@ -15,9 +15,8 @@ from head_networks import (
     labels,
     make,
 )
-from same import near_in_float64, unchanged
+from same import near, unchanged
 from torch import nn
-from torch.testing import assert_close
 
 from uqlab import ensembles, heads
 from uqlab.models import attentions
@@ -77,7 +76,7 @@ def test_ablation_is_zero_columns(name, pairs):
     with heads.ablate(model, pairs) as ablated:
         assert ablated is model
         found = call(model, x)
-    assert_close(found, call(without(model, name, pairs), x), rtol=0, atol=0)
+    near(found, call(without(model, name, pairs), x))
     assert (found - call(model, x)).abs().max() > 0.01
 
 
@@ -104,7 +103,7 @@ def test_pruned_is_ablated(name, pairs):
     model, x = make(name), inputs(name)
     small = heads.prune(model, pairs)
     with heads.ablate(model, pairs):
-        near_in_float64(call(small, x), call(model, x))
+        near(call(small, x), call(model, x))
     counts = [HEADS - sum(layer == at for at, _ in pairs) for layer in range(LAYERS)]
     assert heads.count_heads(small) == counts
     assert heads.shape(small) == (LAYERS, max(counts))
@@ -123,7 +122,7 @@ def test_pruned_twice(name):
         heads.prune(model, [(0, 1), (2, 0)]), [(0, 1), (2, 0), (2, 1), (2, 2)]
     )
     once = heads.prune(model, [(0, 1), (0, 2), (2, 0), (2, 1), (2, 2), (2, 3)])
-    assert_close(call(twice, x), call(once, x))
+    near(call(twice, x), call(once, x))
     assert heads.count_heads(twice) == heads.count_heads(once) == [2, 4, 0]
 
 
@@ -146,7 +145,7 @@ def test_taylor_scores_of_frozen_training_models():
     model, x, y = make(), inputs(), labels()
     expected = heads.taylor_scores(model, x, y)
     model.requires_grad_(False).train()
-    assert_close(heads.taylor_scores(model, x, y), expected)
+    near(heads.taylor_scores(model, x, y), expected)
     assert not any(p.requires_grad for p in model.parameters())
     assert all(part.training for part in model.modules())
 
@@ -162,8 +161,8 @@ def test_taylor_scores_of_a_pruned_model():
     with heads.ablate(model, [(0, 1), (2, 0)]):
         ablated = heads.taylor_scores(model, x, y)
     pruned = heads.taylor_scores(heads.prune(model, [(0, 1), (2, 0)]), x, y)
-    assert_close(pruned[0, :3], ablated[0, [0, 2, 3]])
-    assert_close(pruned[2, :3], ablated[2, 1:])
+    near(pruned[0, :3], ablated[0, [0, 2, 3]])
+    near(pruned[2, :3], ablated[2, 1:])
     assert pruned[[0, 2], 3].isnan().all()
     assert (ablated[[0, 2], [1, 0]] == 0).all()
 
@@ -225,9 +224,7 @@ def test_features_make_the_attention(name):
         )
         call(model, x)
         hook.remove()
-        assert_close(
-            features.flatten(1) @ projection.weight.mT + projection.bias, found[0]
-        )
+        near(features.flatten(1) @ projection.weight.mT + projection.bias, found[0])
     left = heads.head_features(
         heads.prune(model, [(0, head) for head in range(HEADS)]), x
     )
@@ -257,13 +254,11 @@ def test_separation_of_equal_and_of_flat_features():
     shifted = a + torch.tensor([1.0, 0, 0, 0])
     expected = heads.separation(a, shifted)
     found = heads.separation(wide, torch.cat([shifted, torch.ones(30, 2, 3)], 2))
-    assert_close(tuple(found), tuple(expected))
+    near(tuple(found), tuple(expected))
     scale = torch.diag(
         torch.tensor([3.0, 0.1, 1, 20])
     ).double()  # Mahalanobis distance does not depend on the units
-    assert_close(
-        heads.separation(a @ scale, shifted @ scale).mahalanobis, expected.mahalanobis
-    )
+    near(heads.separation(a @ scale, shifted @ scale).mahalanobis, expected.mahalanobis)
 
 
 # Cost -----------------------------------------------------------------------------------------------------------------

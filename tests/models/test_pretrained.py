@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from same import near
 from small_files import FOLDER
 from torch.testing import assert_close
 from transformers import WhisperFeatureExtractor
@@ -66,7 +67,7 @@ def test_each_makes_an_ensemble_as_it_comes(network, name):
     ensemble = ensembles.lora(copy.deepcopy(net), 2, rank=2, seed=1)
     logits = training.predict(ensemble, inputs)
     member = training.predict(ensemble.member(1), inputs)[0]
-    assert_close(member, logits[1], atol=1e-3, rtol=1e-3)
+    near(member, logits[1])
 
 
 def test_letters_and_photographs_keep_their_classes(network):
@@ -84,11 +85,11 @@ def test_whisper_hears_what_transformers_says_it_hears(network):
     extractor = WhisperFeatureExtractor(feature_size=80)
     features = extractor(wave.numpy(), sampling_rate=16_000, return_tensors="pt")
     seen = features.input_features
-    assert_close(net.spectrogram(wave[None]), seen, atol=1e-4, rtol=0)
+    near(net.spectrogram(wave[None]), seen)
     with torch.no_grad():
         states = net.encoder(seen).last_hidden_state
         plain = net.classifier(states.mean(1))
-        assert_close(net(wave[None]), plain, atol=1e-4, rtol=0)
+        near(net(wave[None]), plain)
         short = net(wave[None, :16_000])
     assert (short - plain).abs().max() > 0.01  # thirty times fewer places in the mean
     # The mean state of this chirp, by the weights that decode spoken digits rightly.
@@ -111,7 +112,7 @@ def test_smollm2_goes_on_with_a_sentence_and_answers_by_letters(network):
     # What transformers' own reader of GGUF files has for the same file: 17.3713.
     assert logits[0].max().item() == pytest.approx(17.3713, abs=1e-2)
     own = [whole.tokenizer.encode(f" {letter}")[0] for letter in "ABCD"]
-    assert_close(letters, logits[:, own], atol=1e-3, rtol=0)
+    near(letters, logits[:, own])
     assert whole.tokenizer.decode(whole.tokenizer.encode("naïve 1984")) == "naïve 1984"
     with pytest.raises(ValueError, match="26 at most"):
         models.pretrained("smollm2", 27)

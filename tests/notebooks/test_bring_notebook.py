@@ -191,12 +191,19 @@ def test_a_decision_from_saved_logits_and_an_alarm_for_new_ones(tmp_path, monkey
     terms = recorded["tables"]["by_class"]
     shares = [row[terms["columns"].index("share of the MI")] for row in terms["data"]]
     assert sum(shares) == pytest.approx(1)
-    for file, rings in {"same.npz": False, "new.npz": True}.items():
-        result = call("report", "--watch", file, "--quiet")
+    continued = (tmp_path / "report/logits.html").read_bytes()
+    for name, rings in {"same": False, "new": True}.items():
+        result = call("report", "--watch", f"{name}.npz", "--quiet")
         assert result.exit_code == 0, result.output
-        found = json.loads((tmp_path / "report/saved_logits/results.json").read_text())
+        assert f"report/watch_{name}.html" in result.output
+        folder = tmp_path / f"report/watch_{name}/saved_logits"
+        found = json.loads((folder / "results.json").read_text())
         assert bool(found["numbers"]["rings"]) == rings
-    assert call("report", "--watch", file, "--output-dir", "none").exit_code == 2
+    again = json.loads((tmp_path / "report/saved_logits/results.json").read_text())
+    assert again == recorded, "the report that is watched by stays"
+    assert (tmp_path / "report/logits.html").read_bytes() == continued
+    result = call("report", "--watch", "new.npz", "--output-dir", "none")
+    assert result.exit_code == 2
 
 
 @pytest.mark.parametrize(

@@ -281,14 +281,50 @@ def test_the_first_screen_quotes_the_runs_of_03(text):
     mean = pd.read_csv(FIGURES / "real" / "03_mlp_width_sweep" / "table.csv").mean(
         numeric_only=True
     )
-    quoted = [
-        ("accuracy goes from", "accuracy"),
-        ("falls from", "mi_ood"),
-        ("digits goes from", "auroc_mi"),
-    ]
     said = (FIGURES.parent / text).read_text()
-    for words, name in quoted:
-        assert f"{words} {mean[f'{name}_1']:.3f} to {mean[f'{name}_32']:.3f}" in said
+    for name in ("accuracy", "mi_ood", "auroc_mi"):
+        assert f"{mean[f'{name}_1']:.3f} to {mean[f'{name}_32']:.3f}" in said
+
+
+def test_the_readme_quotes_the_runs_of_02_04_and_13():
+    said = " ".join((FIGURES.parent / "README.md").read_text().split())
+    groups = pd.read_csv(FIGURES / "real" / "02_ensembles_of_ensembles" / "table.csv")
+    share = (groups["between_12"] / groups["between_1"]).mean()
+    assert f"show {100 * share:.0f} % of the mutual information" in said
+    two, single = groups[["auroc_two_12", "auroc_two_1"]].mean()
+    assert f"{two:.3f}, is that of two single networks, {single:.3f}" in said
+    large = pd.read_csv(
+        FIGURES / "real" / "04_mask_extraction" / "paper_size.csv", index_col="what"
+    )["AUROC, fashion-mnist"]
+    assert f"AUROC of {large['trained ensemble, mi']:.3f}" in said
+    assert f"reaches {large['Mahalanobis distance of pixels']:.4f}" in said
+    board = pd.read_csv(BOARD / "fair.csv").query("backbone == 'transformer'")
+    nll = board.groupby("method")["nll"].mean()
+    assert f"{nll['single']:.3f} to {nll['lora']:.3f} nats" in said
+    assert f"reach {nll['deep']:.3f}" in said
+    gaps = scoreboard.differences(board[board["method"] != "single_temperature"], "nll")
+    assert (gaps.loc[["lora", "deep"], ["difference", "p"]] < [0, 0.05]).all(axis=None)
+    between = scoreboard.differences(board, "nll", "lora").loc["deep"]
+    assert between["low"] < 0 < between["high"]
+
+
+def test_lesson_13_quotes_seven_data_sets():
+    fair, said = pd.read_csv(BOARD / "fair.csv"), flat("13_scoreboard")
+    tables = [fair[fair["backbone"] == kind] for kind in ("transformer", "text")]
+    for name in ("photographs", "photographs_2000", "voices", "sounds", "language"):
+        table = pd.read_csv(BOARD / f"{name}.csv")
+        tables.append(table.rename(columns={"NLL": "nll"}))
+    three = ["lora", "singular_value", "deep"]
+    names = ["LoRA-Ensemble", "singular value ensemble", "deep ensemble"]
+    for table in tables:
+        table = table[table["method"] != "single_temperature"]
+        nll = table.groupby("method")["nll"].mean()
+        gaps = scoreboard.differences(table, "nll").reindex(three)
+        sure = (gaps["difference"] < 0) & (gaps["p"] < 0.05)
+        better = ", ".join(n for n, yes in zip(names, sure, strict=True) if yes)
+        verdict = "all three" if sure.all() else better or "none"
+        shown = [f"{nll[m]:.3f}" if m in nll else "not run" for m in three]
+        assert f"| {nll['single']:.3f}; {', '.join(shown)} | {verdict} |" in said
 
 
 def test_03_has_the_settings_of_their_notebook():

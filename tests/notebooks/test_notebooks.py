@@ -1,6 +1,7 @@
 """The notebooks run at the `tiny` profile, and show what they claim to show."""
 
 import json
+import re
 
 import pytest
 from small_pages import sources
@@ -56,10 +57,18 @@ def test_solutions_of_its_exercises_run(pages, name):
     assert "".join(solved) == ""
 
 
-@pytest.mark.parametrize("path", parameters.all_notebooks(), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [*parameters.all_notebooks(), *parameters.all_notebooks("studies")],
+    ids=lambda path: path.stem,
+)
 def test_first_cell_installs_nothing_and_says_how(path):
     code = sources(path, "code")
-    assert code[0].startswith("# %pip install -e ..  # where uqlab is missing")
+    clone, extra = re.match(
+        r"# %pip install '(.+)\[(\w+)\]'  # where uqlab is missing", code[0]
+    ).groups()
+    assert (path.parent / clone / "pyproject.toml").is_file()
+    assert extra == "notebooks"
     assert not [
         line
         for source in code

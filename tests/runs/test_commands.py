@@ -102,10 +102,11 @@ def test_functions_to_write_have_the_metadata_of_nbgrader(tmp_path):
 
 
 def test_jupyterlab_does_not_open_the_packages_own_pages(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        parameters, "PAGES", parameters.PROJECT.resolve() / "notebooks"
-    )  # as in an installed package
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "PACKED", tmp_path)  # as in an installed package
+    monkeypatch.setattr(parameters, "PAGES", tmp_path / "notebooks")
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks" / "00.ipynb").touch()
+    monkeypatch.chdir(tmp_path.parent)
     said = call("lab")
     assert said.exit_code == 2
     assert "first: uqlab new FOLDER" in said.output
@@ -170,3 +171,10 @@ def test_the_doctor_says_what_is_wrong(project, monkeypatch):
         in said.output
     )
     assert "all is well" not in said.output
+
+
+def test_the_doctor_says_what_it_cannot_check_without_pip(project, monkeypatch):
+    monkeypatch.setattr(doctor, "PROBE", "print('{}')")
+    assert "not checked" not in call("doctor").output
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
+    assert "without pip here, not checked" in call("doctor").output

@@ -6,14 +6,18 @@ import pytest
 from small_runs import call, notebook
 from small_sweeps import again, checkout, stand_in  # noqa: F401  (fixtures)
 
-from uqlab.runs import execution
+from uqlab import runs
+from uqlab.runs import execution, parameters
 from uqlab.runs.manifest import Manifest
 
 
 @pytest.fixture
 def two(project):
-    """A second page beside the first, which the profile does not name."""
+    """A second page beside the first, whose own values are its profile, and a third that has no profile."""
     notebook(project / "notebooks" / "01_other.ipynb", "1 + 1")
+    notebook(project / "notebooks" / "02_third.ipynb", "1 + 1")
+    profiles = project / "notebooks" / "profiles.yaml"
+    profiles.write_text("tiny: {00_some: {width: 0.5}, 01_other: {}}\n")
     return project
 
 
@@ -41,6 +45,27 @@ def test_a_dry_run_says_what_would_run_and_how_long_it_took(two, monkeypatch, tm
     )
     assert call("run", "--dry-run", "-p", "sead", 1).exit_code == 2
     assert [path.name for path in two.glob("figures/*/*/*")] == ["manifest.json"]
+
+
+def test_a_profile_that_a_page_does_not_have_is_refused(two, monkeypatch):
+    """By name and from Python; without a name the pages that have it run."""
+    monkeypatch.setattr(execution, "run_all", None)  # nothing may be executed
+    for command in (["run", "02"], ["sweep", "02", "-g", "seed", "0:2"]):
+        said = call(*command, "--profile", "tiny")
+        assert said.exit_code == 2
+        assert "only 00_some, 01_other has it: uqlab run 00_some" in said.output
+    for ask in (
+        lambda: runs.execute("02", profile="tiny"),
+        lambda: runs.run_one("02", profile="tiny"),
+        lambda: runs.sweep("02", {"seed": [0]}, profile="tiny"),
+    ):
+        with pytest.raises(ValueError, match="02_third has no profile 'tiny'"):
+            ask()
+    assert call("run", "02", "--dry-run").exit_code == 0
+    lessons = {"03": "studies/03", "06": "studies/06"}
+    for lesson, study in lessons.items():
+        with pytest.raises(ValueError, match=f"only {study} has it: uqlab run {study}"):
+            parameters.of_profile(parameters.PAGES / f"{lesson}.ipynb", "paper")
 
 
 def test_a_dry_sweep_says_what_is_kept_and_computes_nothing(project, computed):

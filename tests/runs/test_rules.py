@@ -3,19 +3,13 @@
 import math
 
 import pytest
-from small_pages import sources
+from small_pages import checking
 
 from uqlab import data, runs
 from uqlab.runs import parameters
 
 PAGES = parameters.all_notebooks()
 pages = pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem[:2])
-
-
-def checking(path) -> str:
-    """The lines of a page that check its parameters: up to where it begins."""
-    (cell,) = [cell for cell in sources(path, "code") if "runs.begin(" in cell]
-    return cell.partition("plots.use_style()")[0]
 
 
 @pages
@@ -143,3 +137,46 @@ def test_sets_that_a_page_can_take(own):
     data.check("digits", "letters", "", str(own / "bare.npz"))
     data.check("spoken-digits[0,1]", "letters")  # their pictures
     data.check(str(own / "texts.tsv"), kinds=["images", "texts"])
+
+
+def judged(page, given):
+    """The names of a page after its own check of other values than its own."""
+    path = parameters.find(page)
+    names = parameters.defaults(path) | given
+    names |= {"runs": runs, "data": data, "check": data.check}
+    exec(checking(path), names)
+    return names
+
+
+@pytest.mark.parametrize(
+    ("page", "given", "left"),
+    [
+        ("03", {"members": 5}, {"sizes": [1]}),
+        ("03", {"members": 10}, {"sizes": [1, 2]}),
+        ("02", {"members": 8}, {"sizes": [1, 2, 4], "counts": [2, 4, 8]}),
+        ("studies/02", {"members": 8}, {"sizes": [1, 2, 4], "counts": [2, 4]}),
+        ("05", {"side": 16}, {"sizes": [2, 4]}),
+        ("05", {"patch": 2}, {"sizes": [2, 4, 8, 16]}),
+        ("studies/05", {"map_side": 5}, {"sizes": [2, 3, 4, 5]}),
+        ("studies/07", {"top": 20}, {"k": 20}),
+        ("studies/09", {"removed": [2]}, {"removed": [2, 3]}),
+        ("studies/09", {"ood": ["letters"]}, {"near": ["letters"]}),
+        ("studies/14", {"removed": [8]}, {"removed": [4, 8]}),
+    ],
+)
+def test_a_default_follows_the_parameter_that_it_depends_on(page, given, left):
+    assert {name: judged(page, given)[name] for name in left} == left
+
+
+@pytest.mark.parametrize(
+    ("page", "given", "words"),
+    [
+        ("03", {"members": 9, "sizes": [2]}, "must divide members=9"),
+        ("02", {"members": 7}, "members=7 must be even"),
+        ("05", {"side": 28}, "shown=4 and one of sizes must divide the map, 28 / 4"),
+        ("studies/09", {"near": ["leters"]}, "did you mean 'letters'"),
+    ],
+)
+def test_a_page_refuses_what_leaves_nothing(page, given, words):
+    with pytest.raises(ValueError, match=words):
+        judged(page, given)

@@ -64,7 +64,6 @@ def test_run(project, monkeypatch):
         path: path.read_bytes() for path in (project / "notebooks").iterdir()
     } == sources
     assert "no parameter 'seed' in 01_bad" in result.output
-    assert "'tiny' has no entry for 01_bad" in result.output
     assert re.search(r"^00_good  ok ", result.output, re.MULTILINE)
     assert "01_bad  FAILED  01_bad failed In [4] " in result.output
     assert result.output.endswith("\n1 of 2 claims hold\n")
@@ -265,7 +264,7 @@ def test_gallery_shows_broken_runs_as_incomplete(tmp_path):
 def test_gallery_command_says_what_to_run_first(tmp_path):
     result = call("gallery", "--output-dir", tmp_path, "--profile", "paper")
     assert result.exit_code == 2
-    assert "uqlab run --profile paper" in result.output
+    assert "uqlab run NOTEBOOK --profile paper --output-dir" in result.output
 
 
 def test_kernel_start_is_tried_twice_but_never_a_cell(tmp_path, monkeypatch):
@@ -321,7 +320,15 @@ def test_interrupt_stops_the_kernel_and_leaves_nothing(project):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=240)
     assert process.returncode == 130
-    assert errors == b"stopped; 0 of 1 runs are done, the same again does the rest\n"
+    assert errors == b"stopped; 0 of 1 runs are done, the same again does all of them\n"
     assert not list((project / "figures" / "quick").iterdir())
     with pytest.raises(ProcessLookupError):
         os.kill(int((project / "pid").read_text()), 0)
+
+
+def test_a_sweep_whose_runs_all_failed_names_no_table(project):
+    said = call("sweep", "01")
+    assert said.exit_code == 1
+    assert "table" not in said.output
+    (page,) = re.findall(r"look at: (.+)", said.output)
+    assert Path(page).exists()

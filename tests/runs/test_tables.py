@@ -93,7 +93,7 @@ def test_table_in_a_notebook_is_found_beside_its_folder(project, computed, monke
     )
     with pytest.raises(
         ValueError,
-        match=r"no sweep in .*tiny.*first: uqlab sweep 00_some\.ipynb --profile tiny",
+        match=r"no sweep in .*tiny.*first: uqlab sweep 00_some\.ipynb -g NAME VALUES --profile tiny",
     ):
         runs.load("00_some.ipynb", profile="tiny")
 
@@ -219,4 +219,4 @@ def test_gallery_without_runs_says_what_to_run_first(project):
     for arguments in ([], ["--profile", "paper"]):
         result = call("gallery", *arguments)
         assert result.exit_code == 2
-        assert "first: uqlab run --profile" in result.output
+        assert "first: uqlab run" in result.output

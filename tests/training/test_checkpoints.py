@@ -4,8 +4,8 @@ import functools
 
 import pytest
 import torch
+from same import near
 from small_training import INPUTS, LABELS, small_mlp, trained, weights
-from torch.testing import assert_close
 
 from uqlab import ensembles, training
 from uqlab.core import devices, tensors
@@ -51,7 +51,7 @@ def test_an_interrupted_run_resumes_bit_identically(tmp_path, momentum):
 
 @pytest.mark.parametrize(
     "change",
-    [{"lr": 0.2}, {"seed": 6}, {"optimizer": "adam"}, {"momentum": 0.9}, {"epochs": 4}],
+    [{"lr": 0.2}, {"seed": 6}, {"optimizer": "adam"}, {"momentum": 0.9}],
 )
 def test_checkpoint_of_another_run_is_refused(tmp_path, change):
     trained(2, checkpoint=tmp_path / "run.pt")
@@ -59,6 +59,49 @@ def test_checkpoint_of_another_run_is_refused(tmp_path, change):
         trained(2, checkpoint=tmp_path / "run.pt", **change)
     with pytest.raises(ValueError, match="another run"):
         trained(range(2, 4), checkpoint=tmp_path / "run.pt")
+
+
+def stopped_after(steps, ensemble, **settings):
+    """Train, and stop as Ctrl-C does in a notebook."""
+
+    def watch(x, generators):
+        seen.append(1)
+        if len(seen) == steps:
+            raise KeyboardInterrupt
+        return x
+
+    seen: list[int] = []
+    settings |= {"lr": 0.1, "seed": 5, "batch_size": 64, "progress": False}
+    training.fit(ensemble, INPUTS, LABELS, augment=watch, **settings)
+
+
+@pytest.mark.parametrize("steps", [3, 13])  # before the first epoch ended, and after
+def test_the_ensemble_that_was_stopped_goes_on(tmp_path, steps):
+    whole, _ = trained(3, epochs=4)
+    ensemble = ensembles.deep(small_mlp, 3, seed=5)
+    settings = {"epochs": 4, "checkpoint": tmp_path / "run.pt"}
+    with pytest.raises(KeyboardInterrupt):
+        stopped_after(steps, ensemble, **settings)
+    stopped_after(0, ensemble, **settings)
+    assert_close(weights(ensemble), weights(whole), rtol=0, atol=0)
+
+
+def test_more_epochs_than_before_go_on(tmp_path):
+    whole, _ = trained(3, epochs=6)
+    settings = {"checkpoint": tmp_path / "run.pt"}
+    _, before = trained(3, epochs=2, **settings)
+    longer, history = trained(3, epochs=6, **settings)
+    assert history.loss[:2].tolist() == before.loss.tolist()
+    assert_close(weights(longer), weights(whole), rtol=0, atol=0)
+    with pytest.raises(ValueError, match="has done 6 epochs"):
+        trained(3, epochs=4, **settings)
+
+
+def test_other_epochs_of_a_cosine_are_refused(tmp_path):
+    settings = {"checkpoint": tmp_path / "run.pt", "schedule": "cosine"}
+    trained(2, epochs=2, **settings)
+    with pytest.raises(ValueError, match="the cosine depends on their number"):
+        trained(2, epochs=3, **settings)
 
 
 def other_data(x, generators):
@@ -144,4 +187,4 @@ def test_resumes_on_another_number_of_threads(monkeypatch, tmp_path, settings):
     resumed, history = trained(5, **settings)
     torch.set_num_threads(threads)
     assert 0 < history.steps < 15
-    assert_close(weights(whole), weights(resumed), rtol=1e-5, atol=1e-6)
+    near(weights(whole), weights(resumed))

@@ -3,7 +3,7 @@
 import itertools
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -198,7 +198,8 @@ def layer_names(
     pattern = default if target is None else target
     chosen = [name for name in names if re.search(pattern, name)]
     if not chosen and target is None:
-        chosen = names[:-1] or names
+        head = (ensemble.recipe or {}).get("classifier") or names[-1]
+        chosen = [name for name in names if name != head] or names
     if not chosen:
         raise ValueError(
             f"target {target!r} matches no linear layer; "

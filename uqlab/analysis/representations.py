@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from uqlab.core.checks import (
     ArrayLike,
+    Inputs,
     as_inputs,
     as_tensor,
     between,
@@ -34,6 +35,7 @@ from uqlab.core.checks import (
     one_network,
     one_of,
 )
+from uqlab.core.extras import extra
 from uqlab.core.modules import (
     batches,
     call,
@@ -240,7 +242,7 @@ def layer_features(
 
 @torch.no_grad()
 def penultimate(
-    model: nn.Module, inputs: ArrayLike, *, batch_size: int = 256
+    model: nn.Module, inputs: Inputs | ArrayLike, *, batch_size: int = 256
 ) -> Features:
     """Return what the classifier, the layer whose output is the logits, is given.
 
@@ -308,6 +310,10 @@ def embed(
     samples, width = x.shape
     most = min(samples - 1, width)
     between("components", components, 1, most, f" for features {list(x.shape)}")
+    if method == "umap" and samples < 3:
+        raise ValueError(
+            f'method="umap" needs three samples or more, got {samples}; use "pca"'
+        )
     root, varies = _centred(x)
     if not varies:
         raise ValueError("all samples are alike; there is nothing to embed")
@@ -339,7 +345,8 @@ def _reducer(method: str, samples: int, components: int, seed: int) -> Any:
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ImportWarning)  # umap misses TensorFlow
-        from umap import UMAP
+        with extra("notebooks"):
+            from umap import UMAP
     return UMAP(
         n_neighbors=min(15, samples - 1),
         n_components=components,

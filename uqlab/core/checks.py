@@ -6,7 +6,8 @@ what Python or torch raise.
 """
 
 import operator
-from collections.abc import Collection, Mapping, Sequence
+import os
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ def as_tensor(
     ------
     TypeError
         For what holds no real numbers: text, objects, complex or sparse tensors, the
-        device "meta".
+        device "meta"; for a Dataset or a loader, of which nothing is read.
     ValueError
         For rows of different lengths, and for another number of axes.
     """
@@ -66,22 +67,55 @@ def as_tensor(
 
 def _copied(value: Any, floating: bool, todo: str) -> Tensor:
     """Return an array or lists as a tensor; the messages begin with `todo`."""
+    _no_stream(value, todo)
     try:
+        if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor):
+            return torch.stack([*value]).detach()  # on any device
         array = np.asarray(value)
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         raise ValueError(f"{todo}, got rows of different lengths") from error
+    if np.ma.is_masked(value):
+        raise ValueError(f"{todo}, got masked values; drop or fill them")
     if array.dtype.kind not in "fiub":
-        raise TypeError(f"{todo}, got {type(value).__name__} of {array.dtype}")
+        raise TypeError(
+            f"{todo}, got {type(value).__name__} of {array.dtype}; use .astype(float), "
+            "of labels numpy.unique(labels, return_inverse=True)[1]"
+        )
     if floating and array.dtype.kind != "f":
         return torch.tensor(array.astype(np.float64))
+    if array.dtype.kind == "u" and array.itemsize > 1:  # torch computes with few
+        array = array.astype(np.int64)
     return torch.tensor(array.astype(array.dtype.newbyteorder("=")))
+
+
+def _no_stream(value: Any, todo: str) -> None:
+    """Raise TypeError for a Dataset, a loader, or whatever must be read item by item.
+
+    Nothing is read of it: NumPy would, without an end where there is none.
+    """
+    array = hasattr(value, "__array__") or hasattr(value, "__array_interface__")
+    if array or isinstance(value, Sequence | Mapping | Set):
+        return
+    if hasattr(value, "toarray"):  # sparse, of SciPy
+        how = "x = data.toarray()"
+    elif hasattr(value, "with_format"):  # of Hugging Face
+        how = 'rows = data.with_format("torch")[:]\n    x, y = rows["x"], rows["label"]'
+    elif hasattr(value, "__iter__") or hasattr(value, "__getitem__"):
+        loader = "data" if hasattr(value, "batch_size") else "DataLoader(data, 100)"
+        how = (
+            "from itertools import islice; from torch.utils.data import DataLoader\n"
+            f"    x, y = map(torch.cat, zip(*islice({loader}, 1000)))  # 1,000 batches"
+        )
+    else:
+        return
+    raise TypeError(f"{todo}, got {type(value).__name__}; make them first:\n    {how}")
 
 
 def as_logits(logits: Any, axes: str = LOGITS, hint: str = HINT) -> Tensor:
     """Return finite logits [members, batch, classes] of two classes or more.
 
     Raises what `as_tensor` raises, and ValueError for logits that are empty, of one
-    class, or not finite.
+    class, not finite, or probabilities.
     """
     logits = as_tensor("logits", logits, axes, hint=hint)
     if 0 in logits.shape:
@@ -92,7 +126,24 @@ def as_logits(logits: Any, axes: str = LOGITS, hint: str = HINT) -> Tensor:
             "from a sigmoid's z use cat([0 * z, z], -1)"
         )
     finite("logits", logits)
+    no_probabilities(logits)
     return logits
+
+
+def no_probabilities(logits: Tensor) -> None:
+    """Raise ValueError for rows that sum to 1, whose softmax would be too uncertain.
+
+    Rows of zeros and ones pass: examples have such logits.
+    """
+    logits = logits.detach()
+    for z in (logits[(0,) * (logits.ndim - 1)], logits):  # all only if the first row is
+        inside = (z >= 0).all() and ((z > 0) & (z < 1)).any()
+        if not (inside and ((z.sum(-1) - 1).abs() < 1e-3).all()):
+            return
+    raise ValueError(
+        "logits must not be probabilities, got rows that sum to 1; give their "
+        "logarithm, or leave out the softmax"
+    )
 
 
 def as_labels(labels: Any, samples: int, classes: int | None = None) -> Tensor:
@@ -102,25 +153,36 @@ def as_labels(labels: Any, samples: int, classes: int | None = None) -> Tensor:
     outside 0 to classes - 1.
     """
     labels = as_tensor("labels", labels, floating=False)
-    if labels.is_floating_point() or labels.dtype == torch.bool:
-        raise TypeError(
-            f"labels must be integers, got {labels.dtype}; use labels.long()"
-        )
     if labels.shape != (samples,):
+        columns = "; of columns take labels[:, 0], one-hot labels.argmax(1)"
         raise ValueError(
             f"labels must be [samples] = [{samples}] like the inputs, "
-            f"got {list(labels.shape)}"
+            f"got {list(labels.shape)}{columns if labels.ndim == 2 else ''}"
+        )
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise TypeError(
+            f"labels must be integers, got {labels.dtype}; "
+            "use labels.long(), of an array labels.astype(int)"
         )
     if classes is not None and len(labels):
-        low = int(labels.min())
-        high = int(labels.max())
-        if low < 0 or high >= classes:
-            missing = "; -1 stands for a missing label" if low == -1 else ""
-            raise ValueError(
-                f"labels must be 0 to {classes - 1}, one for each of {classes} "
-                f"outputs, got {low} to {high}{missing}"
-            )
+        _within_classes(int(labels.min()), int(labels.max()), classes)
     return labels.to(torch.int64)
+
+
+def _within_classes(low: int, high: int, classes: int) -> None:
+    if low >= 0 and high < classes:
+        return
+    todo = ""
+    if classes == 1:
+        todo = "; a classifier of two classes has two outputs, not one"
+    elif low == 1 and high == classes:
+        todo = "; counted from 1: labels - 1"
+    elif low in (-1, -100):  # a missing label, here and in torch
+        todo = "; leave out what has no label: keep = labels >= 0"
+    raise ValueError(
+        f"labels must be 0 to {classes - 1}, one for each of {classes} outputs, got "
+        f"{low} to {high}{todo}"
+    )
 
 
 def as_scores(scores: Any, samples: int | None = None, name: str = "scores") -> Tensor:
@@ -136,7 +198,7 @@ def as_scores(scores: Any, samples: int | None = None, name: str = "scores") -> 
             f"got {list(scores.shape)}"
         )
     finite(name, scores)
-    return scores
+    return scores.detach()
 
 
 def as_inputs(inputs: Any) -> Any:
@@ -162,6 +224,17 @@ def as_inputs(inputs: Any) -> Any:
     return inputs
 
 
+def as_one(inputs: Any) -> Tensor:
+    """Return inputs [samples, ...] as `as_inputs`; TypeError for tensors by name."""
+    inputs = as_inputs(inputs)
+    if not isinstance(inputs, Tensor):
+        raise TypeError(
+            "inputs must be one tensor [samples, ...], got tensors by name "
+            f"({', '.join(inputs)}); give a network that takes one"
+        )
+    return inputs
+
+
 def first_tensor(inputs: Inputs) -> Tensor:
     """Return the tensor, or the first of several."""
     return inputs if isinstance(inputs, Tensor) else next(iter(inputs.values()))
@@ -172,13 +245,32 @@ def count(inputs: Inputs) -> int:
     return len(first_tensor(inputs))
 
 
+def a_network(model: Any, user: str, what: str = "a torch module") -> None:
+    """Raise TypeError unless `model` is a torch module, as `user` wants."""
+    todo = ""
+    if isinstance(model, torch.jit.ScriptModule):
+        todo = "; give the module that it was made of"
+    elif isinstance(model, nn.Module):
+        if any(map(nn.parameter.is_lazy, model.parameters())):
+            raise TypeError(f"{user}: call the lazy network once, to give it weights")
+        return
+    elif isinstance(model, str | os.PathLike | Mapping):
+        todo = "; build the network and put weights into it: models.load_weights"
+    elif isinstance(model, list | tuple):
+        todo = "; of several make ensembles.from_members"
+    elif isinstance(model, type) and issubclass(model, nn.Module):
+        todo = f"; make one: {model.__name__}(...)"
+    kind = "a class" if isinstance(model, type) else type(model).__name__
+    raise TypeError(f"{user} takes {what}, got {kind}{todo}")
+
+
 def one_network(model: Any, user: str) -> None:
     """Raise TypeError unless `model` is one torch module, as `user` wants."""
-    ensemble = hasattr(model, "member_ids")
-    if ensemble or not isinstance(model, nn.Module):
-        todo = "; take one of its networks: ensemble.member(0)" if ensemble else ""
+    a_network(model, user, "one torch module")
+    if hasattr(model, "member_ids"):
         raise TypeError(
-            f"{user} takes one torch module, got {type(model).__name__}{todo}"
+            f"{user} takes one torch module, got {type(model).__name__}; take one of "
+            "its networks: ensemble.member(0)"
         )
 
 

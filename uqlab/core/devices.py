@@ -38,23 +38,19 @@ def elements_of_temporary(
 def device(name: str = "auto") -> torch.device:
     """Return the torch device of that name; "auto" is the GPU if there is one.
 
-    Raises ValueError for a device that cannot compute here.
+    "mps", the GPU of a Mac, has no float64 and is taken by its name alone. Raises
+    ValueError for a device that cannot compute here.
     """
-    gpu = torch.cuda.is_available()
     if name == "auto":
-        name = "cuda" if gpu else "cpu"
-    if name.startswith("cuda") and not gpu:
-        raise ValueError(
-            f"device {name!r} needs a GPU and a CUDA build of torch; here is none: "
-            'use "auto" or "cpu"'
-        )
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        if name == "meta":  # to torch a device, on which tensors hold no numbers
+        if torch.empty(0, device=name).is_meta:  # tensors that hold no numbers
             raise RuntimeError
         return torch.device(name)
-    except RuntimeError as error:
+    except (AssertionError, RuntimeError) as error:  # the first: no CUDA in this build
         raise ValueError(
-            f'device must be "auto", "cpu", "cuda" or one like "cuda:1", got {name!r}'
+            'device must be "auto", "cpu", on a Mac "mps", or with a GPU and a CUDA '
+            f'build of torch "cuda" or one like "cuda:1", got {name!r}'
         ) from error
 
 
@@ -63,15 +59,15 @@ def arithmetic(precision: str, where: torch.device) -> Iterator[None]:
     """Compute products inside the block in "float32" or "bfloat16".
 
     Weights, sums and the optimiser stay float32.
-    On CUDA bfloat16 is autocast. A CPU with matrix units for it (AMX) rounds the
+    On a GPU bfloat16 is autocast. A CPU with matrix units for it (AMX) rounds the
     factors of a product to bfloat16. On other CPUs bfloat16 was measured to be up to
     twice as slow: they use float32, with a warning.
     """
     one_of("precision", precision, ("float32", "bfloat16"))
     if precision == "float32":
         yield
-    elif where.type == "cuda":
-        with torch.autocast("cuda", torch.bfloat16):
+    elif where.type != "cpu":
+        with torch.autocast(where.type, torch.bfloat16):
             yield
     elif torch.cpu.get_capabilities().get("amx_bf16", False):
         backend: Any = torch.backends.mkldnn

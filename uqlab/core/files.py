@@ -23,11 +23,12 @@ TRAININGS = "UQLAB_CACHE"
 def writing(path: StrPath) -> Iterator[Path]:
     """Yield a temporary path beside `path` that takes its place after the block.
 
-    If the block fails, what `path` held before stays as it is.
+    If the block fails, what `path` held before stays as it is. Behind a symbolic link
+    the file is replaced, and the link stays.
     """
-    path = Path(path)
-    if not path.name:
+    if not Path(path).name:
         raise ValueError(f"{str(path)!r} is no name of a file; give the path of one")
+    path = Path(path).expanduser().resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp-{uuid.uuid4().hex[:8]}")
     try:
@@ -59,8 +60,9 @@ def existing(
     path: StrPath, hint: str = "relative paths start at the working folder"
 ) -> Path:
     """Return the path of a file; raise FileNotFoundError, with a hint, without it."""
-    path = Path(path)
+    path = Path(path).expanduser()
     if not path.is_file():
+        hint = "it is a folder; name a file in it" if path.is_dir() else hint
         raise FileNotFoundError(f"no file {path.absolute()}: {hint}")
     return path
 

@@ -32,7 +32,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     except Exception as error:
         if where := _where(model, error):
             error.add_note(
-                f"in layer {where}: check the inputs' shape, type and device"
+                f"in layer {where}: check the inputs' shape (images are mostly "
+                "[samples, channels, height, width]), type (.float()?) and device"
             )
         raise
     finally:
@@ -101,8 +102,22 @@ def first_of(output: Any) -> Any:
 
 
 def logits_of(output: Any) -> Any:
-    """Return the logits of an output; models of transformers return more than these."""
-    return getattr(output, "logits", output)
+    """Return the logits of a network's output.
+
+    They are its "logits" or `.logits`, or the first of several outputs.
+    """
+    if isinstance(output, Tensor):
+        return output
+    logits = getattr(output, "logits", output)  # of transformers, torchvision
+    if isinstance(logits, Mapping):
+        logits = logits.get("logits", next(iter(logits.values()), None))
+    logits = first_of(logits)
+    if not isinstance(logits, Tensor):
+        raise TypeError(
+            'a network must return logits, or have them as "logits" or as the first of '
+            f"its outputs, got {type(output).__name__} with {type(logits).__name__}"
+        )
+    return logits
 
 
 def map_tensors(change: Callable[[Tensor], Any], inputs: Inputs) -> Any:
@@ -196,7 +211,7 @@ def classifier_of(network: nn.Module, inputs: Inputs) -> str:
     if len(found) != 1:
         raise ValueError(
             f"{type(network).__name__} calls no linear layer whose output is the logits"
-            f" (its last are {', '.join([*linear][-3:])}): return those of one, no mean "
+            f" (its last: {', '.join([*linear][-3:])}): return those of one, no mean "
             'of several, or, where it can be given, name one: classifier="..."'
         )
     return next(iter(found))
@@ -213,29 +228,30 @@ def given_for_logits(
     generator = torch.Generator().manual_seed(0)
     calls = {}
 
-    def answer(name):
-        def hook(_, args, y):
-            noise = torch.randn(y.shape, generator=generator).to(y)
-            calls[name] = args[0].flatten(0, -2), noise.flatten(0, -2)
-            return noise
+    def answer(layer, args, y):
+        calls[layer] = args[0], torch.randn(y.shape, generator=generator).to(y)
+        return calls[layer][1]
 
-        return hook
-
-    handles = (part.register_forward_hook(answer(n)) for n, part in layers.items())
-    with hooked(handles):
+    with hooked(part.register_forward_hook(answer) for part in layers.values()):
         logits = logits_of(call(network, inputs))
     found = {}
-    for name, (given, noise) in calls.items():
-        if logits.ndim == 2 and logits.shape[1] == noise.shape[1]:
-            wanted, rows = _differences(logits), _differences(noise)
-            gaps, places = torch.cdist(wanted, rows, p=math.inf).min(1)
+    for name, layer in layers.items():
+        given, noise = calls.get(layer, (logits, logits[..., :0]))
+        if logits.ndim == 2 and logits.shape[1] == noise.shape[-1]:
+            gaps, places = _nearest(logits, noise.flatten(0, -2))
             # What a log_softmax rounds, in the network's precision.
-            if gaps.max() <= 4 * torch.finfo(noise.dtype).eps * wanted.abs().max():
-                found[name] = given[places.to(given.device)]
+            if gaps.max() <= 4 * torch.finfo(noise.dtype).eps:
+                found[name] = given.flatten(0, -2)[places.to(given.device)]
     return found
 
 
-def _differences(logits: Tensor) -> Tensor:
-    """Return logits of several classes without what all have in common."""
-    logits = logits.cpu().double()
-    return logits - logits[:, :1] if logits.shape[1] > 1 else logits
+def _nearest(logits: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how far the nearest row is, of the largest logit, and which it is.
+
+    What all classes have in common does not count.
+    """
+    z, others = logits.cpu().double(), rows.cpu().double()
+    if z.shape[1] > 1:
+        z, others = z - z[:, :1], others - others[:, :1]
+    gaps, places = torch.cdist(z, others, p=math.inf).min(1)
+    return gaps / z.abs().max(), places

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from uqlab.core.extras import extra
 from uqlab.core.files import StrPath, Values, read_json, write
 
 if TYPE_CHECKING:
@@ -265,7 +266,8 @@ def claims() -> "DataFrame":
     which version of uqlab. Where those runs made the claim in other words, because they
     had other widths or data, it quotes them. A further column counts runs on sentences.
     """
-    import pandas
+    with extra("notebooks"):
+        import pandas
 
     long = _long_runs()
     texts = _table(_real / "sentences.csv")

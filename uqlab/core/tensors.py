@@ -24,12 +24,20 @@ def save_tensors(
         By name. They may share memory; each is written in full.
     header
         What JSON can hold; "sha256" is taken for the checksum.
+
+    Raises
+    ------
+    OSError
+        Where it cannot be written; what `path` held before stays.
     """
     copies = {k: t.detach().to("cpu", copy=True) for k, t in tensors.items()}
     copies = {k: t.contiguous() for k, t in copies.items()}
     text = json.dumps({**header, "sha256": _checksum(copies, header)})
     with writing(path) as temporary:
-        save_file(copies, temporary, {"uqlab": text})
+        try:
+            save_file(copies, temporary, {"uqlab": text})
+        except SafetensorError as error:  # a full disk
+            raise OSError(f"{path} cannot be written: {error}; make room") from error
 
 
 def load_tensors(path: StrPath) -> tuple[dict[str, Tensor], Values]:
@@ -52,7 +60,8 @@ def load_tensors(path: StrPath) -> tuple[dict[str, Tensor], Values]:
     except (SafetensorError, KeyError, AttributeError, TypeError, ValueError) as error:
         lacks = "it has no " if isinstance(error, KeyError) else ""
         raise ValueError(
-            f"{path} is damaged or none of ours: {lacks}{error}"
+            f"{path} is damaged or none of ours: {lacks}{error}; copy it anew, or "
+            "name another file"
         ) from error
     return tensors, header
 

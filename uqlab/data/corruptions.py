@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from jaxtyping import Float
-from PIL import Image
 from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
 from uqlab.core.checks import one_of
+from uqlab.core.extras import extra
 
 Images = Float[Tensor, "samples channels height width"]
 Change = Callable[[Tensor, float, torch.Generator], Tensor]
@@ -55,13 +55,15 @@ def _contrast(x, share, generator):
 
 def _by_picture(x, change):
     """Return what a change of 8-bit pictures makes of each."""
+    with extra("notebooks"):
+        from PIL import Image
     rows = (255 * x).round().byte().permute(0, 2, 3, 1).numpy()
-    made = [np.asarray(change(Image.fromarray(row))) for row in rows]
+    made = [np.asarray(change(Image, Image.fromarray(row))) for row in rows]
     return torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2).to(x) / 255
 
 
 def _pixelate(x, share, generator):
-    def change(picture):
+    def change(Image, picture):
         few = [int(share * side) for side in picture.size]
         box = Image.Resampling.BOX
         return picture.resize(few, box).resize(picture.size, box)
@@ -70,7 +72,7 @@ def _pixelate(x, share, generator):
 
 
 def _jpeg(x, quality, generator):
-    def change(picture):
+    def change(Image, picture):
         file = io.BytesIO()
         picture.save(file, "JPEG", quality=int(quality))
         return Image.open(file)

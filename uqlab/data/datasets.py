@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pooch
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import interpolate
 
 from uqlab.core.checks import at_least, one_of
+from uqlab.core.extras import extra
 from uqlab.core.files import COMPARED, StrPath
 
 # These fill SOURCES and FILES.
@@ -408,4 +408,8 @@ def _folder(root: StrPath | None) -> Path:
         return Path(named).expanduser()
     checkout = Path(__file__).resolve().parents[2]
     inside = (checkout / ".git").exists() and (checkout / "data").is_dir()
-    return checkout / "data" if inside else Path(pooch.os_cache("uqlab"))
+    if inside:
+        return checkout / "data"
+    with extra("notebooks"):
+        import pooch
+    return Path(pooch.os_cache("uqlab"))

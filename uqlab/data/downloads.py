@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pooch
+from uqlab.core.extras import extra
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,9 @@ def fetch(file: str, root: Path) -> Path:
 
     It lies below root, or is downloaded to root/file.
     """
+    with extra("notebooks"):
+        import pooch
+
     remote = FILES[file]
     target = root / file
     method, expected = remote.checksum.split(":")

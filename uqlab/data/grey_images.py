@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
 
+from uqlab.core.extras import extra
 from uqlab.data.downloads import fetch, places
 from uqlab.data.readers import DIGITS, Items, checked, npz, reading, source, unpacked
 
@@ -170,6 +170,8 @@ def notmnist(split, root):
 
 def _pngs(archive):
     """Return the images of notMNIST_small/<letter>/<name>.png and their labels."""
+    with extra("notebooks"):
+        from PIL import Image, UnidentifiedImageError
     x = []
     y = []
     for member in map(Path, sorted(archive.namelist())):

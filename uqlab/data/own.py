@@ -25,7 +25,8 @@ def _images(path: Path, split: str) -> Items:
     if "x" + suffix not in arrays:
         raise ValueError(
             f"{path} holds neither x nor x_{split}, "
-            f"but {sorted(arrays) or 'none of x, x_train, x_test'}"
+            f"but {sorted(arrays)}; "
+            'numpy.savez("mine.npz", x=images, y=labels)'
         )
     x = _scaled(path, arrays["x" + suffix])
     if "y" + suffix not in arrays:
@@ -33,8 +34,9 @@ def _images(path: Path, split: str) -> Items:
     y = arrays["y" + suffix]
     if y.shape != (len(x),) or y.dtype.kind not in "iu":
         raise ValueError(
-            f"{path}: y must be {len(x)} integers, one per image, "
-            f"got {y.dtype} {y.shape}"
+            f"{path}: y must be {len(x)} integers, got {y.dtype} {y.shape}; use "
+            "y.astype(int), of columns y.argmax(1), of texts numpy.unique(y, "
+            "return_inverse=True)[1]"
         )
     other = arrays.get("y_train" if split == "test" else "y_test", y)
     classes = _classes(path, np.append(y, other))
@@ -49,7 +51,7 @@ def _classes(path: Path, labels: np.ndarray) -> tuple[str, ...]:
     if low < 0 or top >= max(1000, len(labels)):
         raise ValueError(
             f"{path}: y must be class numbers 0, 1, 2, ..., got {low} to {top}; "
-            "number the classes from 0"
+            "number the classes from 0, and leave out images without one"
         )
     return tuple(map(str, range(top + 1)))
 

@@ -78,9 +78,10 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except BROKEN as error:
-        raise ValueError(
-            f"{path} cannot be read: {error}. Delete or replace it."
-        ) from error
+        text = isinstance(error, UnicodeDecodeError)
+        todo = "save it as UTF-8" if text else "it is cut off or no such file: copy or "
+        todo += "" if text else "fetch it anew"
+        raise ValueError(f"{path} cannot be read: {error}; {todo}") from error
 
 
 @cache

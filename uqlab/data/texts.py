@@ -3,6 +3,7 @@
 import csv
 import gzip
 import io
+import itertools
 import re
 from functools import partial
 from pathlib import Path
@@ -33,7 +34,7 @@ SAMPLES = {
 
 def table(path: Path, split: str) -> Items:
     """Return one split of a table; `datasets.load` says what it must hold."""
-    columns, lines = _columns(path)
+    columns = _columns(path)
     if {"sentence1", "sentence2"} <= {*columns}:
         pairs = zip(columns["sentence1"], columns["sentence2"], strict=True)
         texts = [" ".join(pair) for pair in pairs]
@@ -44,47 +45,53 @@ def table(path: Path, split: str) -> Items:
             f"{path} must hold a column sentence or text, and rows; "
             f"got the columns {[*columns]}"
         )
-    for name, fields in columns.items():
-        bare = [field in ("", "nan", "NaN") for field in fields]
-        if name in NEEDED and any(bare):
-            raise ValueError(
-                f"{path}: line {lines[bare.index(True)]} has no {name}; fill it in or "
-                "leave the row out"
-            )
     if "label" not in columns:
         return Items(texts, np.full(len(texts), -1), ())
-    names = columns["label"]
-    numbers = all(map(WHOLE.fullmatch, names))
-    if numbers:  # 1, 01 and 1.0 are one class
-        names = [str(int(name.partition(".")[0])) for name in names]
-    classes = sorted(set(names), key=int if numbers else None)
+    names: list[Any] = columns["label"]
+    if all(map(WHOLE.fullmatch, names)):  # 1, 01 and 1.0 are one class
+        names = [int(float(name)) for name in names]
+    classes = sorted({*names})
     y = np.array([classes.index(name) for name in names])
     if "split" in columns:
         rows = np.flatnonzero(np.array(columns["split"]) == split)
     else:
         rows = split_rows(y, split)
-    return Items([texts[row] for row in rows], y[rows], tuple(classes))
+    return Items([texts[row] for row in rows], y[rows], tuple(map(str, classes)))
 
 
-def _columns(path: Path) -> tuple[dict[str, list[str]], list[int]]:
-    """Return a table's columns by names in lower case, and its rows' last lines."""
-    opened = gzip.open if path.suffix == ".gz" else open
-    form = TAB_SEPARATED if ".tsv" in path.suffixes else {}
-    with reading(path), opened(path, "rt", encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, **form)
-        numbered = [(reader.line_num, row) for row in reader if row] or [(1, [])]
-    (_, header), *rows = numbered
-    names = [name.strip().lower() for name in header]
+def _columns(path: Path) -> dict[str, list[str]]:
+    """Return the columns of a table by their names in lower case."""
+    (_, names), *rows = _rows(path)
+    names = [name.lower() for name in names]
     if len({*names}) < len(names):
         raise ValueError(f"{path} has two columns of one name: {', '.join(names)}")
     for line, row in rows:
-        if len(row) != len(header):
-            raise ValueError(
-                f"{path}: line {line} must have {len(header)} fields like the header, "
-                f"got {len(row)}"
-            )
-    columns = {n: [row[i].strip() for _, row in rows] for i, n in enumerate(names)}
-    return columns, [line for line, _ in rows]
+        _check_row(f"{path}: line {line}", names, row)
+    return {name: [row[i] for _, row in rows] for i, name in enumerate(names)}
+
+
+def _rows(path: Path) -> list[tuple[int, list[str]]]:
+    """Return the rows of a table with the numbers of their lines, the header first."""
+    opened = gzip.open if path.suffix == ".gz" else open
+    form = TAB_SEPARATED if ".tsv" in path.suffixes else {}
+    with reading(path), opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+        first = file.readline()
+        if ";" in first and "," not in first:  # as spreadsheets write it in Europe
+            form = form or {"delimiter": ";"}
+        reader = csv.reader(itertools.chain([first], file), **form)
+        rows = [(reader.line_num, row) for row in reader if row] or [(1, [])]
+    return [(line, [*map(str.strip, row)]) for line, row in rows]
+
+
+def _check_row(where: str, names: list[str], row: list[str]) -> None:
+    """Raise ValueError for another number of fields, and for no text or label."""
+    if len(row) != len(names):
+        raise ValueError(
+            f"{where} must have {len(names)} fields like the header, got {len(row)}"
+        )
+    for name, field in zip(names, row, strict=True):
+        if name in NEEDED and field.lower() in ("", "nan"):
+            raise ValueError(f"{where} has no {name}; fill it in, or leave it out")
 
 
 def sample(split, root, file):

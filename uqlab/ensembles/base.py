@@ -16,6 +16,7 @@ from uqlab.models import check_classifier
 
 Members = int | str | range  # what `member_range` reads
 
+
 class Ensemble(nn.Module):
     """A callable from inputs [batch, ...] to logits [members, batch, classes].
 
@@ -26,6 +27,7 @@ class Ensemble(nn.Module):
     """
 
     repeats = 1  # how often an input stands in its batch of a training
+    began = ""  # with which weights, the fingerprint of them, a training has begun
 
     def __init__(self, member_ids: range):
         super().__init__()
@@ -37,6 +39,11 @@ class Ensemble(nn.Module):
     def members(self) -> int:
         """The number of members."""
         return len(self.member_ids)
+
+    @property
+    def took_last_linear(self) -> bool:
+        """Whether the last linear layer was taken for a classifier that none named."""
+        return (self.recipe or {}).get("classifier", "") is None
 
     def about(self) -> dict[str, Any]:
         """Return kind, method and settings, members, and how much is trained."""
@@ -128,12 +135,9 @@ class Ensemble(nn.Module):
         return self
 
     def _check_classifier(self, args: tuple, named: Mapping, each: bool) -> None:
-        """Raise ValueError, at the first call, unless the classifier was rightly taken.
-
-        Where nobody named it, a method took the linear layer that stands last.
-        """
-        taken = (self.recipe or {}).get("classifier", "") is None
-        if taken and not self._checked and len(args) + bool(named) == 1:
+        """Raise ValueError at the first call if another layer is the classifier."""
+        one = len(args) + bool(named) == 1
+        if one and self.took_last_linear and not self._checked:
             x = args[0] if args else named
             check_classifier(self.member(0), rows_of(x, 0) if each else x)
             self._checked = True

@@ -53,6 +53,7 @@ def deep(
     Lakshminarayanan, Pritzel, Blundell, "Simple and scalable predictive uncertainty
     estimation using deep ensembles", 2017.
     """
+    _check_function(make_model)
     ids = member_range(members)
     models = _built(make_model, seed, ids)
     if len(set(map(id, models))) < len(models):
@@ -89,6 +90,27 @@ def stacked(models: Sequence[nn.Module], ids: range) -> FunctionalEnsemble:
     return FunctionalEnsemble(network.requires_grad_(False), sees, ids)
 
 
+def _built(make_model: Callable[[], nn.Module], seed: int, ids: range) -> list:
+    """Return a network for each member, and leave torch's generator as it was."""
+    started = torch.cuda.is_initialized()
+    devices = list(range(torch.cuda.device_count())) if started else []
+    models = []
+    for m in ids:
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(member_seed(seed, m, "weights"))
+            models.append(make_model())
+        one_network(models[-1], "deep")
+    return models
+
+
+def _check_function(make_model):
+    if isinstance(make_model, nn.Module) or not callable(make_model):
+        raise TypeError(
+            "make_model must be a function that builds a new network, such as "
+            f"lambda: Net(), got {type(make_model).__name__}"
+        )
+
+
 def from_members(models: Sequence[nn.Module]) -> Ensemble:
     """Make the ensemble of networks trained elsewhere.
 
@@ -102,6 +124,10 @@ def from_members(models: Sequence[nn.Module]) -> Ensemble:
     TypeError
         For what is no module.
     """
+    if not isinstance(models, list | tuple | nn.ModuleList):
+        raise TypeError(
+            f"from_members takes a list of networks, got {type(models).__name__}"
+        )
     if not models:
         raise ValueError("from_members needs at least one model, got an empty list")
     for model in models:

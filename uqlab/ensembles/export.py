@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-import importlib.util
+import importlib
 import logging
 import warnings
 from pathlib import Path
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from uqlab.core.checks import as_inputs, one_ensemble, one_of
+from uqlab.core.extras import extra
 from uqlab.core.files import StrPath, writing
 from uqlab.core.modules import (
     call,
@@ -24,7 +25,6 @@ from uqlab.ensembles.base import Ensemble
 from uqlab.ensembles.dropout import DropoutEnsemble
 
 _TOLERANCE = 1e-4  # for rounding; of the largest logit where that is above 1
-_NEEDED = "onnx", "onnxscript", "onnxruntime"
 
 
 @torch.no_grad()
@@ -78,11 +78,10 @@ def export(ensemble: Ensemble, path: StrPath, inputs: Any) -> None:
     one_ensemble(ensemble, "export")
     suffix = Path(path).suffix
     one_of("the suffix of path", suffix, _WRITERS)
-    if suffix == ".onnx" and not all(map(importlib.util.find_spec, _NEEDED)):
-        raise ImportError(
-            "a file of ONNX needs onnx, onnxscript and onnxruntime: "
-            "pip install 'uqlab[onnx]'"
-        )
+    if suffix == ".onnx":
+        with extra("onnx"):
+            for name in ("onnx", "onnxscript", "onnxruntime"):
+                importlib.import_module(name)
     if isinstance(ensemble, DropoutEnsemble):
         raise TypeError(
             "MC dropout draws its members and a file would hold one draw; if that is "

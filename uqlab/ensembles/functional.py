@@ -39,8 +39,9 @@ RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 SLOW_RULE = "There is a performance drop"
 # How torch says that vmap cannot run a network. Other errors are never caught.
 REFUSALS = (
-    SLOW_RULE, "vmap: ", "Batching rule not implemented", "accessing the data under vmap",
-    "data-dependent control flow", "functorch", "inplace arithmetic(self, *extra_args)",
+    SLOW_RULE, "vmap: ", "Batching rule not implemented",
+    "accessing the data under vmap", "data-dependent control flow", "functorch",
+    "inplace arithmetic(self, *extra_args)",
 )  # fmt: skip
 
 
@@ -131,7 +132,9 @@ class _OneMember(nn.Module):
             for name in self.aliases[part.name]:
                 state[name] = value
         with _multiplying(self.network, factored):
-            output = functional_call(self.network, state, args, named, tie_weights=False)
+            output = functional_call(
+                self.network, state, args, named, tie_weights=False
+            )
         return logits_of(output)
 
 

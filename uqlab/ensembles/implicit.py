@@ -23,12 +23,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from uqlab import models
 from uqlab.core.checks import one_network, one_of
 from uqlab.core.modules import frozen
 from uqlab.ensembles.base import Members, member_generators, member_range
 from uqlab.ensembles.functional import FunctionalEnsemble, Own
-from uqlab.models import ATTENTION
-from uqlab.models import classifier as classifier_named
 
 Classifiers = Literal["independent", "shared"]
 # What one member sees: of the site's weight, or of several tensors of its module.
@@ -74,7 +73,7 @@ class Site(NamedTuple):
     @property
     def attention(self) -> bool:
         """Whether this is a projection of attention, by its name."""
-        return re.search(ATTENTION, self.name) is not None
+        return re.search(models.ATTENTION, self.name) is not None
 
     @property
     def usual(self) -> bool:
@@ -105,12 +104,13 @@ def sites(network: nn.Module) -> list[Site]:
                 for n, p in parameters
                 if p.ndim == 2 or (p.ndim > 2 and n == "weight")
             ]
-        weights += [Site(name, parameter, module) for parameter in names]
+        found = [Site(name, parameter, module) for parameter in names]
+        weights += [site for site in found if site.weight.numel()]  # heads cut out
     return weights
 
 
 def weights_of(network: nn.Module) -> dict[str, str]:
-    """Return the weights that methods take: the name that targets know -> the full one."""
+    """Return the weights that methods take: the name of targets -> the full name."""
     usual = [site for site in sites(network) if site.usual]
     return {site.name: site.of(site.parameter) for site in usual}
 
@@ -185,6 +185,9 @@ def named(candidates: Sequence[Site], target: str, called: str) -> list[Site]:
     return matching
 
 
+_OWN = {"method": "own"}  # of users
+
+
 def implicit(
     backbone: nn.Module,
     members: Members,
@@ -194,7 +197,7 @@ def implicit(
     classifiers: Classifiers = "independent",
     classifier: str | None = None,
     seed: int = 0,
-    recipe: Mapping[str, Any] | None = None,
+    recipe: Mapping[str, Any] = _OWN,
     find: Callable[[nn.Module], list[Site]] = sites,
     everywhere: bool = False,
     called: str = "linear layer or convolution",
@@ -248,8 +251,7 @@ def implicit(
     ids = check_backbone(backbone, members)
     one_of("classifiers", classifiers, ("independent", "shared"))
     network = plain(backbone, train_backbone)
-    head = classifier_named(network, classifier)
-    chosen = _chosen(network, head, find, target, everywhere, called)
+    chosen, head = _chosen(network, classifier, find, target, everywhere, called)
     generators = member_generators(seed, ids, "adapter")
     sees: Sees = {}
     for site in chosen:
@@ -265,13 +267,14 @@ def implicit(
         network.set_submodule(head, last.requires_grad_())
     if train_backbone:
         sees = own_statistics(network, len(ids)) | sees
-    how = {"target": target, "classifiers": classifiers, "classifier": classifier}
-    made = {"method": "own", **(recipe or {}), **how, "seed": seed}
-    return FunctionalEnsemble(network, sees, ids).with_recipe(made)
+    how = {"classifiers": classifiers, "classifier": classifier, "seed": seed}
+    ensemble = FunctionalEnsemble(network, sees, ids)
+    return ensemble.with_recipe({"target": target, **recipe, **how})
 
 
-def _chosen(network, head: str, find, target, everywhere: bool, called: str):
-    """Return the weights that are to be the members' own; `head` is no such one."""
+def _chosen(network, given: str | None, find, target, everywhere: bool, called: str):
+    """Return the weights that are to be the members' own, and the classifier's name."""
+    head = models.classifier(network, given)
     candidates = [site for site in find(network) if site.holder != head]
     if target is None:
         chosen = _usual(candidates, everywhere)
@@ -282,7 +285,7 @@ def _chosen(network, head: str, find, target, everywhere: bool, called: str):
             f"{type(network).__name__} has no {called} before its classifier "
             f"{head!r}, which is the last linear layer"
         )
-    return chosen
+    return chosen, head
 
 
 def _usual(candidates, everywhere: bool):

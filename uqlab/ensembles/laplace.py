@@ -262,6 +262,11 @@ def _calls(network, layers, x):
 
     with hooked(unit.register_forward_hook(note) for unit in layers.values()):
         logits = logits_of(call(network, x))
+    if logits.ndim != 2 or not logits.is_floating_point():
+        raise ValueError(
+            "Laplace takes a network with logits [batch, classes], got "
+            f"{list(logits.shape)} {logits.dtype}"
+        )
     if unused := [name for name, unit in layers.items() if unit not in calls]:
         raise ValueError(
             f"Laplace sees no call of {min(unused)!r}: the network reads its weight "

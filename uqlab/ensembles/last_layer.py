@@ -22,7 +22,6 @@ from uqlab.ensembles.functional import FunctionalEnsemble, Own
 from uqlab.ensembles.implicit import check_backbone, plain
 from uqlab.ensembles.laplace import Curvature, square_root
 
-
 VARIANCES = torch.logspace(-6, 6, 121, dtype=torch.float64)
 
 
@@ -130,7 +129,9 @@ def curvature(
     """Return the curvature of a classifier's weight and bias, side by side."""
     layer: Any = network.get_submodule(classifier)
     ones = int(layer.bias is not None)
-    outputs, inner, rows = 0, 0, 0
+    outputs: Any = 0
+    inner: Any = 0
+    rows = 0
     with evaluating(network):
         for _, batch in batches(network, inputs, batch_size):
             roots = square_root(logits_of(call(network, batch))).flatten(0, 1).double()

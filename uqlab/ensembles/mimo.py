@@ -136,7 +136,8 @@ def mimo(
     ids = check_backbone(backbone, members)
     within("rho", rho, "[0, 1]")
     at_least("repeats", repeats)
-    if ids != range(len(ids)):
+    count = len(ids)
+    if ids != range(count):
         raise ValueError(
             "the members of MIMO go through one network together; give their number, "
             f"not {members!r}"
@@ -144,8 +145,8 @@ def mimo(
     network = plain(backbone, trained=True)
     begin, head = _ends(network, classifier)
     first: Any = network.get_submodule(begin)
-    _put(first, "weight", torch.cat([first.weight / len(ids)] * len(ids), 1))
-    _count_channels(network, len(ids), 1)
+    _put(first, "weight", torch.cat([first.weight / count] * count, 1))
+    _count_channels(network, count, 1)
     last: Any = network.get_submodule(head)
     generators = member_generators(seed, ids, "adapter")
     for name, own in fresh_classifiers(network, head, None, generators).items():
@@ -153,7 +154,7 @@ def mimo(
         _put(last, name.rpartition(".")[2], torch.cat(each))
     ensemble = MIMOEnsemble(network, ids, begin, head, rho, repeats)
     how = {"rho": rho, "repeats": repeats, "classifier": classifier, "seed": seed}
-    return ensemble.train(backbone.training).with_recipe({"method": "mimo"} | how)
+    return ensemble.train(backbone.training).with_recipe({"method": "mimo", **how})
 
 
 def _ends(network, named: str | None):

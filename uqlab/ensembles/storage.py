@@ -24,6 +24,7 @@ from uqlab.ensembles.mimo import mimo
 from uqlab.ensembles.packed import packed
 from uqlab.ensembles.singular_value import singular_value
 
+
 def _linearised(backbone: nn.Module, members: Any, lora: Any, **_: Any) -> Ensemble:
     settings = {key: value for key, value in lora.items() if key != "method"}
     return copies(make_lora(backbone, **settings), member_range(members), True)
@@ -120,7 +121,9 @@ def _learned(ensemble):
         if name.split(".")[-1] in STATISTICS:
             learned |= {f"{name} {key}": t for key, t in part.stacked().items()}
     center = getattr(ensemble, "center", None)  # of linearised members
-    return learned | {f"center {k}": t for k, t in center.rows().items()} if center else learned
+    for key, t in center.rows().items() if center else ():
+        learned[f"center {key}"] = t
+    return learned
 
 
 def _frozen(ensemble):
@@ -178,10 +181,13 @@ def concatenate(shards: Sequence[Ensemble]) -> Any:
 def _in_order(shards: Sequence[Ensemble]) -> tuple[list[Ensemble], range]:
     """Return the shards and their members in order; raise if they do not belong."""
     kinds = {type(shard) for shard in shards}
-    if len(kinds) > 1 or not isinstance(shards[0], FunctionalEnsemble | SeparateEnsemble):
+    if len(kinds) > 1 or not isinstance(
+        shards[0], FunctionalEnsemble | SeparateEnsemble
+    ):
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise TypeError(
-            f"concatenate takes shards of one ensemble whose members are apart, got {names}"
+            "concatenate takes shards of one ensemble whose members are apart, got "
+            f"{names}"
         )
     shards = sorted(shards, key=lambda shard: shard.member_ids.start)
     ids = []

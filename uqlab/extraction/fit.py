@@ -14,8 +14,8 @@ from tqdm.auto import tqdm
 from uqlab.core.checks import (
     ArrayLike,
     all_finite,
-    as_inputs,
     as_labels,
+    as_one,
     at_least,
     positive,
     within,
@@ -113,7 +113,7 @@ def _data(
     ensemble: MaskEnsemble, inputs: ArrayLike, labels: ArrayLike
 ) -> tuple[Tensor, Tensor]:
     """Return inputs, and labels of two classes or more, on the ensemble's device."""
-    x = like_parameters(ensemble, as_inputs(inputs))
+    x = like_parameters(ensemble, as_one(inputs))
     with torch.no_grad():
         classes = ensemble(x[:1]).shape[-1]
     y = as_labels(labels, len(x), classes).to(x.device)

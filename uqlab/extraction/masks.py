@@ -65,6 +65,11 @@ class MaskEnsemble(FunctionalEnsemble):
     The masks are soft until `harden`.
     """
 
+    @property
+    def took_last_linear(self) -> bool:
+        """Its rows are never masked."""
+        return True
+
     def train(self, mode: bool = True) -> "MaskEnsemble":
         """Keep the frozen network in evaluation mode: no dropout, no new statistics."""
         super().train(mode)
@@ -129,7 +134,8 @@ def masks(
     ----------
     model
         The trained network. It is copied, and the copy is always in evaluation mode.
-        Its last linear layer gives the classes, so its rows are never masked.
+        Its last linear layer gives the classes, so its rows are never masked; the first
+        call raises ValueError where another layer does.
     members
         How many sub-models.
     inputs

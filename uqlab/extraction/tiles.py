@@ -154,11 +154,11 @@ class TiledEnsemble(Ensemble):
         name = self._positions().name
         height, width = self._positions().sides
         rows = height * width * len(x)
-        if not isinstance(logits, Tensor) or logits.shape[:-1] != (rows,):
+        if logits.shape[:-1] != (rows,):
             raise ValueError(
                 "tiles need a classifier with logits [batch, classes], whose head is "
                 f"fed by the pool {name!r} alone, which runs once: {rows} rows, "
-                f"got {list(getattr(logits, 'shape', [])) or type(logits).__name__}"
+                f"got {list(logits.shape)}"
             )
         if self.size > min(height, width):
             raise ValueError(

@@ -223,7 +223,7 @@ class SampleGradients:
         calls = {unit: [] for unit in units}
         handles = [
             self.modules[unit].register_forward_hook(
-                _recorder(recorded, len(x)), prepend=True, with_kwargs=True
+                _recorder(recorded, len(x), unit), prepend=True, with_kwargs=True
             )
             for unit, recorded in calls.items()
         ]
@@ -248,7 +248,7 @@ class SampleGradients:
         return by_copies(module, owned, calls, n, self.q)
 
 
-def _recorder(calls: list[Call | None], rows: int) -> Any:
+def _recorder(calls: list[Call | None], rows: int, unit: str) -> Any:
     """Return a forward hook that appends calls, and adds a probe to the output.
 
     A call is None unless the module takes and gives a row for each sample.
@@ -261,7 +261,8 @@ def _recorder(calls: list[Call | None], rows: int) -> Any:
         leaves, spec = tree_flatten((args, kwargs))
         leaves = [t.detach() if isinstance(t, Tensor) else t for t in leaves]
         batched = [i for i, t in enumerate(leaves) if is_rows(t)]
-        y = logits_of(output)
+        # The next layer may want more than the first output of one inside.
+        y = getattr(output, "logits", output) if unit else logits_of(output)
         if not batched or not is_rows(y) or not y.is_floating_point():
             calls.append(None)
             return output
@@ -292,11 +293,6 @@ def _errors(logits: Tensor, seed: Tensor, calls: Calls) -> dict[str, list[Tensor
 def _logits(output: Any, rows: int) -> Tensor:
     """Return a model's logits [rows, C], which are checked."""
     logits = logits_of(output)
-    if not isinstance(logits, Tensor):
-        raise TypeError(
-            "the model must return logits or an output with .logits, "
-            f"got {type(output).__name__}"
-        )
     right = logits.ndim == 2 and len(logits) == rows and logits.shape[1] >= 2
     if not right or not logits.is_floating_point():
         raise ValueError(

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from uqlab.core.checks import (
     ArrayLike,
-    as_inputs,
+    as_one,
     as_tensor,
     at_least,
     finite,
@@ -297,9 +297,9 @@ def _by_batch(
 ) -> tuple[list[Tensor], list[str]]:
     """Return what is computed for batches of the inputs, joined, and the layers."""
     one_network(model, "uqlab.gradients")
-    x = as_inputs(inputs)
-    if not isinstance(x, Tensor):
-        raise TypeError("inputs must be one tensor [samples, ...], got tensors by name")
+    if isinstance(model, nn.DataParallel):  # torch.func cannot run it
+        model = model.module
+    x = as_one(inputs)
     device = x.device
     x = like_parameters(model, x)
     with evaluating(model), without_cudnn(model):

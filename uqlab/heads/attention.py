@@ -174,11 +174,10 @@ def run(model: nn.Module, inputs: Inputs) -> Tensor:
         A batch, on the device and in the precision of the model.
     """
     logits = logits_of(call(model, inputs))
-    returned = list(getattr(logits, "shape", ()))
-    if len(returned) != 2:
-        kind = f"{type(logits).__name__} {returned or ''}"
+    if logits.ndim != 2:
         raise ValueError(
-            f"{type(model).__name__} must return logits [batch, classes], got {kind}"
+            f"{type(model).__name__} must return logits [batch, classes], got "
+            f"{list(logits.shape)}"
         )
     return logits
 

@@ -44,11 +44,14 @@ def head_features(
     Raises
     ------
     ValueError
-        If the attention looks at windows, which have no class token.
+        If the attention looks at windows, which have no class token, or at what stands
+        before (GPT-2): the first token then sees no other.
     """
     inputs = as_inputs(inputs)
     network = opened(sharing_copy(model))
     layers = [layer for layer in attentions(network) if layer.tower != "text"]
+    kind = type(model).__name__
+    _refuse_causal(network, kind)
     first = {network.get_submodule(layer.output.module): [] for layer in layers}
 
     def note(projection, args):
@@ -61,11 +64,15 @@ def head_features(
     for layer, parts in zip(layers, first.values(), strict=True):
         joined = torch.cat(parts)  # [samples, heads * size]
         if len(joined) != count(inputs):
-            kind = type(model).__name__
             raise ValueError(f"{kind} attends to windows, which have no class token")
         representable("features", joined)
         features.append(joined.unflatten(-1, (layer.heads, layer.size)))
     return features
+
+
+def _refuse_causal(network, kind: str):
+    if any(getattr(part, "is_causal", False) for part in network.modules()):
+        raise ValueError(f"{kind} has no class token: its first token sees no other")
 
 
 class Separation(NamedTuple):

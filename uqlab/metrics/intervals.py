@@ -205,6 +205,8 @@ def holm(p_values: ArrayLike) -> np.ndarray:
     Holm 1979, "A simple sequentially rejective multiple test procedure".
     """
     values = scores_of(p_values, "p_values")
+    within("the largest of p_values", float(values.max()), "[0, 1]")
+    within("the least of p_values", float(values.min()), "[0, 1]")
     order = np.argsort(values)
     scaled = values[order] * np.arange(len(values), 0, -1)
     adjusted = np.empty_like(values)

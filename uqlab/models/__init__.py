@@ -1,5 +1,6 @@
 """Networks: those of the notebooks, and pretrained ones."""
 
+from uqlab.core.modules import classifier_of
 from uqlab.models.attention import (
     ATTENTION,
     COUNTS,
@@ -39,7 +40,7 @@ __all__ = [
     "ATTENTION", "CAPTIONS_CLIP", "COUNTS", "FORMS", "FUSED", "PRETRAINED",
     "PROJECTIONS", "PROMPT", "Attention", "LogMel", "Projection",
     "SpeechClassifier", "Standardize", "TextClassifier", "ZeroShot",
-    "attentions", "check_classifier", "cifar_resnet", "classifier", "clip_zero_shot",
-    "embedded", "from_pretrained", "load_weights", "minilm", "mlp", "pretrained",
-    "small_cnn", "vit", "wide_resnet",
+    "attentions", "check_classifier", "cifar_resnet", "classifier", "classifier_of",
+    "clip_zero_shot", "embedded", "from_pretrained", "load_weights", "minilm", "mlp",
+    "pretrained", "small_cnn", "vit", "wide_resnet",
 ]  # fmt: skip

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from uqlab.core import files
 from uqlab.core.checks import one_of
+from uqlab.core.extras import extra
 from uqlab.models.checkpoints import TextClassifier, from_pretrained
 from uqlab.models.formats import ctranslate2, gguf
 from uqlab.models.networks import Standardize, embedded
@@ -127,7 +128,8 @@ def pretrained(name: str, classes: int | None = None) -> nn.Module:
     one_of("name", name, MAKERS)
     if classes is None and name in ("minilm", "whisper-tiny-encoder"):
         raise ValueError(f"{name} has no classifier; say how many classes there are")
-    network = MAKERS[name](classes)
+    with extra("backbones"):
+        network = MAKERS[name](classes)
     if name in WHEELS:
         wheel = WHEELS[name]
         network.provenance = {  # type: ignore[assignment]

@@ -1,29 +1,37 @@
 """Checkpoints of transformers as plain networks: images or token ids in, logits out."""
 
+import argparse
 import contextlib
 import copy
 import json
 import os
+import pickle
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from uqlab.core import files
 from uqlab.core.checks import at_least, one_of
+from uqlab.core.extras import extra
 from uqlab.core.files import StrPath
 from uqlab.models.attention import classifier
 
 Model = TypeVar("Model", bound=nn.Module)
 # transformers is imported where it is used: that takes a second, which every other
 # network would wait for.
+COMPILED = "_orig_mod."  # what torch.compile puts into names
+# What checkpoints hold besides tensors, and torch may read: it runs no code.
+NUMBER = np.float64(0).__reduce__()[0]
+PLAIN = [argparse.Namespace, NUMBER, (NUMBER, "numpy.core.multiarray.scalar"), np.dtype]
+PLAIN += [type(np.dtype(kind)) for kind in ("float64", "float32", "int64")]
 CLASSES = {
     "image": "AutoModelForImageClassification",
     "sound": "AutoModelForAudioClassification",
@@ -66,7 +74,8 @@ def from_pretrained(
     """
     at_least("classes", classes, 2)
     one_of("task", task, CLASSES)
-    import transformers
+    with extra("models"):
+        import transformers
 
     name = os.fspath(name_or_folder)
     with reading(name) as source:
@@ -96,7 +105,8 @@ def reading(name: StrPath) -> Iterator[str]:
     transformers' reports of new weights, which are expected, are off, and for a local
     folder its bars.
     """
-    from transformers.utils import logging
+    with extra("models"):
+        from transformers.utils import logging
 
     folder = os.path.expanduser(name)
     local = os.path.isdir(folder)
@@ -343,8 +353,9 @@ def load_weights(model: Model, path: StrPath, *, sha256: str | None = None) -> M
         The network; it stays unchanged where the weights do not fit.
     path
         A .safetensors file or one of torch.save, of which only tensors are read. A
-        state dict under "state_dict" is unwrapped, and the prefix "module." of
-        nn.DataParallel dropped.
+        state dict under "state_dict", "model_state_dict" or "model" is unwrapped, and
+        what wrappers put before names is dropped: "module." of nn.DataParallel,
+        "_orig_mod." of torch.compile, "model." or another of Lightning modules.
     sha256
         The file's checksum, or its first digits. The formats hold none, so without it a
         damaged file may load as other weights, and a warning says so, unless
@@ -356,7 +367,7 @@ def load_weights(model: Model, path: StrPath, *, sha256: str | None = None) -> M
         For another checksum and for a file that holds anything but the weights of this
         model.
     """
-    path = Path(path).expanduser()
+    path = files.existing(path)
     checksum = files.sha256(path)
     if sha256:
         if not checksum.startswith(sha256.lower()):
@@ -371,14 +382,40 @@ def load_weights(model: Model, path: StrPath, *, sha256: str | None = None) -> M
             "file that you mean",
             stacklevel=2,
         )
-    state = _read_weights(path)
-    consume_prefix_in_state_dict_if_present(state, "module.")
+    names = {name.replace(COMPILED, ""): name for name in model.state_dict()}
+    state = _unprefixed(_read_weights(path), names, path)
+    state = {names.get(name, name): weight for name, weight in state.items()}
     try:  # torch says all that does not fit, but loads the rest
         copy.deepcopy(model).load_state_dict(state)
     except RuntimeError as error:
         raise ValueError(f"{path} does not fit: {error}") from error
     model.load_state_dict(state)
     return model
+
+
+def _unprefixed(
+    state: dict[str, Tensor], own: Collection[str], path: Path
+) -> dict[str, Tensor]:
+    """Return weights by a model's `own` names, which wrappers put something before.
+
+    Raises ValueError where a file holds them several times, as of a student and its
+    teacher.
+    """
+    state = {name.replace(COMPILED, ""): weight for name, weight in state.items()}
+    needed = [name for name in own if not name.endswith("num_batches_tracked")]
+    starts = {
+        name.removesuffix(needed[0]) for name in state if name.endswith(needed[0])
+    }
+    fits = [s for s in starts if all(s + name in state for name in needed)]
+    if len(fits) > 1:
+        raise ValueError(
+            f"{path} holds these weights {len(fits)} times, under "
+            f"{', '.join(sorted(fits))}; save the state dict of one"
+        )
+    for start in fits:
+        of_it = [name for name in state if name.startswith(start)]
+        return {name.removeprefix(start): state[name] for name in of_it}
+    return state
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
@@ -389,15 +426,20 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals(PLAIN):
+            state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever torch makes of other bytes
+        code = isinstance(error, pickle.UnpicklingError)  # torch says to run it
+        said = "" if code else f"{_first_line(error) or type(error).__name__}; "
         raise ValueError(
-            f"{path} cannot be read: {_first_line(error) or type(error).__name__}. It "
-            "is damaged, or holds Python objects, which would run code: then save "
-            "model.state_dict() alone"
+            f"{path} cannot be read: {said}it is damaged, or holds Python objects, "
+            "which would run code: then save model.state_dict() alone"
         ) from error
-    if isinstance(state, dict):
-        state = state.get("state_dict", state)
+    keys = ("state_dict", "model_state_dict", "model")
+    while isinstance(state, dict) and (inside := [k for k in keys if k in state]):
+        if isinstance(state[inside[0]], Tensor):
+            break
+        state = state[inside[0]]
     if not isinstance(state, dict) or not all(
         isinstance(name, str) and isinstance(weight, Tensor)
         for name, weight in state.items()

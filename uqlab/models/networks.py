@@ -13,6 +13,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from uqlab.core.checks import at_least
+from uqlab.core.extras import extra
 from uqlab.core.modules import layers_of
 from uqlab.models.checkpoints import plain_logits
 
@@ -313,7 +314,8 @@ def vit(
             "patch_size must divide image_size and heads must divide width, got "
             f"{image_size=}, {patch_size=}, {width=}, {heads=}"
         )
-    from transformers import ViTConfig, ViTForImageClassification  # takes a second
+    with extra("models"):  # takes a second
+        from transformers import ViTConfig, ViTForImageClassification
 
     config = ViTConfig(
         image_size=image_size,

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from uqlab.core.extras import extra
 from uqlab.core.files import StrPath
 from uqlab.models.checkpoints import check_complete, loaded, reading, tokenizer_of
 
@@ -107,7 +108,8 @@ def clip_zero_shot(
     OSError
         For a name out of reach.
     """
-    from transformers import CLIPModel
+    with extra("models"):
+        from transformers import CLIPModel
 
     model = folder_or_model
     if not isinstance(model, nn.Module):

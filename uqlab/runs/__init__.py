@@ -9,6 +9,7 @@ are computed once.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from uqlab.core.extras import extra
 from uqlab.core.recording import (
     begin,
     claim,
@@ -59,4 +60,5 @@ def __getattr__(name: str) -> Any:
     """Import a file of this room at its first use."""
     if name not in _LATER:
         raise AttributeError(f"module 'uqlab.runs' has no attribute {name!r}")
-    return getattr(import_module(f"uqlab.runs.{_LATER[name]}"), name)
+    with extra("notebooks"):
+        return getattr(import_module(f"uqlab.runs.{_LATER[name]}"), name)

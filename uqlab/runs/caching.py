@@ -82,7 +82,8 @@ def _code() -> str:
 def _make_room(folder: Path) -> None:
     """Remove the files that were not used for the longest time, beyond ROOM bytes."""
     used = 0
-    files = [(path.stat(), path) for path in folder.glob("*.safetensors")]
+    ours = "[0-9a-f]" * 64 + ".safetensors"  # weights of yours may lie there too
+    files = [(path.stat(), path) for path in folder.glob(ours)]
     for status, path in sorted(files, key=lambda pair: -pair[0].st_mtime):
         used += status.st_size
         if used > ROOM:

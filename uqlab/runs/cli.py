@@ -18,7 +18,7 @@ from uqlab.core.recording import Record
 from uqlab.runs import execution, plans, sweeps, tables
 from uqlab.runs.parameters import (
     KINDS,
-    PROJECT,
+    PACKED,
     all_notebooks,
     from_here,
     new_project,
@@ -28,11 +28,11 @@ from uqlab.runs.parameters import (
 
 EXAMPLES = """\b
 Examples:
-  uqlab new demo && cd demo            a folder with the pages, to work in
-  uqlab run 00 --profile tiny          one page, headless, in seconds
-  uqlab run 03 -p seed 1 --dry-run     what would run, and how long it took last time
-  uqlab sweep 03 -g seed 0:5 --jobs 2  five runs, two at a time; the same again goes on
-  uqlab COMMAND --help                 every option
+  uqlab new demo && cd demo            # a folder with the pages, to work in
+  uqlab run 00 --profile tiny          # one page, headless, in seconds
+  uqlab run 03 -p seed 1 --dry-run     # what would run, how long it took last time
+  uqlab sweep 03 -g seed 0:5 --jobs 2  # five runs, two at a time; again: goes on
+  uqlab COMMAND --help                 # every option
 
 \b
 Completion by the Tab key, in bash, zsh or fish (name yours in place of bash, twice):
@@ -51,7 +51,7 @@ class Command(click.Command):
             return super().invoke(ctx)
         except ValueError as error:
             raise click.UsageError(str(error), ctx) from error
-        except OSError as error:
+        except (ImportError, OSError) as error:
             raise click.ClickException(str(error)) from error
         except KeyboardInterrupt:
             raise SystemExit(130) from None
@@ -179,7 +179,7 @@ def lab(args) -> None:
     from jupyterlab.labapp import LabApp
 
     root = all_notebooks()[0].parents[1]
-    if root == PROJECT.resolve():  # the package's own pages belong to all projects
+    if root == PACKED:  # the package's own pages belong to all projects
         raise ValueError(
             "no notebooks/[0-9]*.ipynb in this folder; "
             "first: uqlab new FOLDER, then cd FOLDER"
@@ -251,8 +251,9 @@ def run(
     """Run notebooks headless, with other values.
 
     The results go into OUTPUT_DIR/PROFILE/NOTEBOOK, and the gallery is built. NOTEBOOK
-    is a path, a name or the start of one (03, studies/03); default all lessons. Exit
-    code 1 if any fails; a claim that does not hold is a finding, no failure.
+    is a path, a name or the start of one (03, studies/03); default all lessons that
+    have the profile. Exit code 1 if any fails; a claim that does not hold is a finding,
+    no failure.
     """
     from uqlab.runs import gallery
 
@@ -276,7 +277,7 @@ def run(
 
 @main.command()
 @one_page
-@_pairs("-g", "--grid", values="VALUES", help="0:5 or 1,2,4. Repeatable.")
+@_pairs("-g", "--grid", values="VALUES", help="0:5 or 1,2,4 or [1],[1,2]. Repeatable.")
 @parameters
 @of_profile
 @_into("figures")
@@ -324,10 +325,10 @@ def sweep(
     )
     if options["dry_run"]:
         return
-    click.echo(("" if quiet else "\n") + sweeps.summary(report))
+    click.echo(("" if quiet else "\n") + sweeps.summary(report) + "\n")
     if len(report.failed) < len(report.outcomes):
         _save(report.folder)
-    click.echo(f"\ntable: {execution.named(report.folder)}/table.csv")
+        click.echo(f"table: {execution.named(report.folder)}/table.csv")
     click.echo(f"look at: {gallery.build(output_dir / profile)}")
     if report.failed:
         raise SystemExit(1)
@@ -374,7 +375,8 @@ def report(
     MODEL is FILE.py:FUNCTION or MODULE:FUNCTION, whose function returns a network and
     is run, or a folder that transformers wrote; without it an example is trained and
     asked. Several weights are an ensemble. Page 16 runs headless: OUTPUT_DIR gets
-    report.html, and the figures and numbers in a folder of the page's name.
+    report.html, and the figures and numbers in a folder of the page's name. With
+    --logits it is logits.html, with --watch watch_NAME.html of the file's name.
 
     \b
       uqlab report mymodel.py:make --data mine.npz --ood letters
@@ -385,16 +387,18 @@ def report(
     """
     from uqlab.runs import report
 
-    page, values = report.plan(logits, watch, output_dir, **brought)
+    name, page, values = report.plan(logits, watch, output_dir, **brought)
     plan = per_notebook([page], profile, values | dict(parameters))
-    outcomes = execution.execute_all(plan, output_dir, profile, 1, timeout, quiet)
-    if any(result.status != "ok" for result in outcomes.values()):
+    root = output_dir / name if watch else output_dir
+    outcomes = execution.execute_all(plan, root, profile, 1, timeout, quiet)
+    (outcome,) = outcomes.values()
+    if outcome.status != "ok":
         raise SystemExit(1)
-    folder = output_dir / page
+    folder = root / page
     if logits:
         shutil.copy(folder / "alarm.json", output_dir)
     click.echo(f"\n{report.screen(folder)}\n\nfigures and numbers: {folder}")
-    click.echo(f"look at: {report.html(folder, output_dir / 'report.html')}")
+    click.echo(f"look at: {report.html(folder, output_dir, name)}")
 
 
 # Look --------------------------------------------------------------------------------
@@ -415,8 +419,10 @@ def show(output_dir: Path, profile: str | None) -> None:
     if profile and profile in present:
         return click.echo(gallery.build(output_dir / profile))
     if profile or not present:
-        first = f"uqlab run --profile {profile or 'quick'}"
-        raise ValueError(f"no runs in {output_dir / (profile or '')}; first: {first}")
+        path = output_dir / (profile or "")
+        page = " NOTEBOOK" if profile else ""
+        first = f"uqlab run{page}{tables.options(profile or 'quick', output_dir)}"
+        raise ValueError(f"no runs in {path}; first: {first}")
     click.echo(gallery.build(output_dir, present))
 
 
@@ -438,7 +444,8 @@ def collect(sweep, profile, output_dir, table) -> None:
     folders = [tables.locate(name, profile, output_dir) for name in sweep]
     folders = folders or sorted((output_dir / profile).glob("*.sweep"))
     if not folders:
-        first = "uqlab sweep NOTEBOOK -g NAME VALUES"
+        place = tables.options(profile, output_dir)
+        first = f"uqlab sweep NOTEBOOK -g NAME VALUES{place}"
         raise ValueError(f"no sweep in {output_dir / profile}; first: {first}")
     for folder in folders:
         rows, columns = _save(folder)

@@ -4,6 +4,7 @@ import json
 import platform
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import uqlab
@@ -42,7 +43,8 @@ def report() -> tuple[dict[str, str], list[str]]:
         "packages": ", ".join(
             f"{name} {execution.packages().get(name)}"
             for name in ("torch", "transformers", "numpy", "jupyterlab")
-        ),
+        )
+        + ("" if find_spec("pip") else "; without pip here, not checked"),
         "pages": f"{len(pages)} in {pages[0].parent}",
         "trainings": plans.trainings() or "none is kept",
     }

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from uqlab.core.extras import extra
 from uqlab.core.files import TRAININGS, StrPath, Values, sha256, write
 from uqlab.core.recording import FOLDER, Record
 from uqlab.runs.manifest import Manifest, Present, Seconds, finished
@@ -135,6 +136,9 @@ def compute(
     false. Raises Busy where another process computes it and `wait` is false.
     """
     stop = stop or Event()
+    # A link stays, and its folder is replaced where it lies.
+    job = job._replace(folder=job.folder.resolve())
+    _check_replaceable(job.folder)
     with locked(job.folder, wait, stop):
         if tidy(job.folder):
             _note_death(job.folder)
@@ -159,6 +163,7 @@ def _execute(job: Job, threads: int | None, timeout: Seconds, stop: Event) -> No
         _readdress(output, job.folder)
         manifest.seconds = round(time.monotonic() - begun, 3)
         _finish(temporary, manifest)
+        _keep_others(job.folder)
         _replace(job.folder)
         shutil.rmtree(_failed(job.folder), ignore_errors=True)
     except Exception as error:
@@ -168,6 +173,16 @@ def _execute(job: Job, threads: int | None, timeout: Seconds, stop: Event) -> No
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(hidden(job.folder, "died"), ignore_errors=True)
+
+
+def _check_replaceable(folder: Path) -> None:
+    """Raise ValueError for what no run has written."""
+    ours = any((folder / name).exists() for name in ("manifest.json", "results.json"))
+    if not ours and (folder.is_file() or (folder.is_dir() and any(folder.iterdir()))):
+        raise ValueError(
+            f"{folder} holds what no run has written, which the result would replace; "
+            "name another output folder"
+        )
 
 
 def _note_death(folder: Path) -> None:
@@ -392,6 +407,17 @@ def tidy(folder: Path) -> bool:
     return half_done
 
 
+def _keep_others(folder: Path) -> None:
+    """Copy files that the earlier run did not write, such as notes, to the new one."""
+    written = {"manifest.json", *Manifest.read(folder).files}
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder)
+        copy = hidden(folder, "tmp") / name
+        if path.is_file() and name.as_posix() not in written and not copy.exists():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, copy)
+
+
 def _replace(folder: Path) -> None:
     """Rename the temporary folder; the old result goes when it has taken its place."""
     with suppress(FileNotFoundError):
@@ -500,7 +526,8 @@ def run_all(
             return run_many(jobs, executor, on_progress, **options, **more)
     except KeyboardInterrupt:
         done = f"{len(ended)} of {len(jobs)} runs are done"
-        click.echo(f"stopped; {done}, the same again does the rest", err=True)
+        todo = "the rest" if options.get("reuse") else "all of them"
+        click.echo(f"stopped; {done}, the same again does {todo}", err=True)
         raise
 
 
@@ -526,7 +553,8 @@ def _cluster(
     address: str, resources: Mapping[str, float | int] | None
 ) -> Iterator[tuple[futures.Executor, Values]]:
     """Yield the executor of a running Dask scheduler, as `_here` does."""
-    from distributed import Client
+    with extra("cluster"):
+        from distributed import Client
 
     try:
         client = Client(address, timeout=30, set_as_default=False)

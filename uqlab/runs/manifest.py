@@ -139,8 +139,14 @@ def named_files(value: Any, folder: Path) -> Iterator[Path]:
 
 def _module(place: str, folder: Path) -> list[Path]:
     """Return the file of a module, by its path or its dotted name, if it is found."""
-    stem = place.removesuffix(".py") if place.endswith(".py") else place.replace(".", "/")
-    paths = [Path(p, s) for p in (folder, *sys.path) for s in (f"{stem}.py", f"{stem}/__init__.py")]
+    stem = (
+        place.removesuffix(".py") if place.endswith(".py") else place.replace(".", "/")
+    )
+    paths = [
+        Path(p, s)
+        for p in (folder, *sys.path)
+        for s in (f"{stem}.py", f"{stem}/__init__.py")
+    ]
     return [path for path in paths if path.is_file()][:1]
 
 

@@ -1,6 +1,7 @@
 """Notebooks by name, and their parameters: data and never code, checked by pydantic."""
 
 import ast
+import codecs
 import difflib
 import functools
 import itertools
@@ -32,8 +33,9 @@ from uqlab.core.files import StrPath, Values, fingerprint, read_json, write
 from uqlab.core.recording import plain
 
 CELL = {"cell_type", "metadata", "source"}  # what every cell of a notebook has
-PROJECT = Path(__file__).absolute().with_name("project")  # what `uqlab new` copies
-PAGES = (PROJECT / "notebooks").resolve()  # in a checkout its notebooks/
+PACKED = Path(__file__).absolute().with_name("project")  # in a wheel: setup.py
+PROJECT = PACKED if PACKED.is_dir() else PACKED.parents[2]  # what `uqlab new` copies
+PAGES = PROJECT / "notebooks"
 KINDS = ("lessons", "studies", "rows")
 KEY = re.compile(r"^( *)### BEGIN SOLUTION$.*?### END SOLUTION$", re.S | re.M)
 BLANK = r'\1raise NotImplementedError("your turn")'
@@ -100,6 +102,9 @@ MAY_BE_EMPTY = {
 def check(parameters: Mapping[str, Any], **rules: Rule) -> None:
     """Raise ValueError, naming the parameter, unless a page's parameters are legal.
 
+    What papermill has written below the parameters must be parameters of the page, and
+    values of their types: papermill itself sets any name to anything.
+
     Parameters
     ----------
     parameters
@@ -110,6 +115,7 @@ def check(parameters: Mapping[str, Any], **rules: Rule) -> None:
         be what the rule's first one says, and there must be as many different ones as
         the rule has items.
     """
+    _check_injected(parameters.get("In", ()))  # what this kernel has run
     kinds = {name: _kind(rule) for name, rule in (RULES | rules).items()}
     values = {
         name: value
@@ -118,6 +124,20 @@ def check(parameters: Mapping[str, Any], **rules: Rule) -> None:
         and not isinstance(value, ModuleType)  # `methods` is also a room
     }
     _validated("", kinds, values)
+
+
+def _check_injected(cells: Iterable[str]) -> None:
+    """Check what papermill has assigned against the cells of parameters before it."""
+    known = {}
+    for cell in cells:
+        try:
+            given = _literals(cell)
+        except (SyntaxError, ValueError):
+            continue
+        if cell.startswith("# Parameters\n"):
+            refuse_unknown(given, known, "this page")
+            _of_types("papermill takes lists and mappings by -y: ", known, given)
+        known |= given
 
 
 def _kind(rule: Rule) -> Any:
@@ -221,7 +241,11 @@ def new_project(folder: Path, student: bool = False) -> None:
             "name another"
         )
     left_out = shutil.ignore_patterns("*.sweep", ".*", "__pycache__")
-    shutil.copytree(PROJECT, folder, ignore=left_out, dirs_exist_ok=True)
+    for part in ("notebooks", "figures/real"):
+        shutil.copytree(PROJECT / part, folder / part, ignore=left_out)
+    (folder / "data").mkdir()
+    shutil.copy(PROJECT / "data" / "README.md", folder / "data")
+    shutil.copy(PACKED.with_suffix(".md"), folder / "README.md")
     if student:
         for page in folder.glob("notebooks/[0-9]*.ipynb"):
             leave_blank(page)
@@ -244,8 +268,11 @@ def cells(notebook: StrPath) -> list[Values]:
         isinstance(cell, dict) and cell.keys() >= CELL for cell in read
     ):
         names = ", ".join(sorted(CELL))
+        bom = Path(notebook).read_bytes().startswith(codecs.BOM_UTF8)
+        marked = "; it starts with a byte-order mark: save it as UTF-8 without one"
         raise ValueError(
             f"{notebook} is not a notebook of format 4, whose cells have {names}"
+            + marked * bom
         )
     return read
 
@@ -268,15 +295,20 @@ def defaults(notebook: StrPath) -> Values:
         if "parameters" in cell["metadata"].get("tags", [])
     )
     try:
-        with PARSING:
-            lines = ast.parse(source).body
-        return dict(map(_assigned, lines))
+        return _literals(source)
     except (SyntaxError, ValueError) as error:
         raise ValueError(
             f"{Path(notebook).name}: the parameters cell holds only lines "
             "`name = literal  # meaning`; derived values go into the next cell; "
             f"found\n{source}"
         ) from error
+
+
+def _literals(source: str) -> Values:
+    """Return the names and values of lines `name = literal`."""
+    with PARSING:
+        lines = ast.parse(source).body
+    return dict(map(_assigned, lines))
 
 
 def _assigned(line: ast.stmt) -> tuple[str, Any]:
@@ -305,13 +337,18 @@ def profiles(notebook: Path) -> dict[str, dict[str, Values]]:
     sets = {}
     try:
         if path.is_file():
-            sets = PROFILES.validate_python(yaml.safe_load(path.read_text("utf-8")))
+            sets = _sets(path.read_text("utf-8"))
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         reason = _reason(error) if isinstance(error, ValidationError) else error
         raise ValueError(
             f"{path} must map profile -> notebook -> {{parameter: value}}: {reason}"
         ) from error
     return {"quick": {}} | sets
+
+
+@functools.lru_cache  # of all notebooks of a folder
+def _sets(text: str) -> dict[str, dict[str, Values]]:
+    return PROFILES.validate_python(yaml.safe_load(text))
 
 
 # Parameters that are given -----------------------------------------------------------
@@ -331,13 +368,25 @@ def overrides(
         For an unknown profile or parameter, and a value of a type not the default's.
     """
     known = defaults(notebook)
+    values = of_profile(notebook, profile) | (changes or {})
+    return checked(values, known, notebook.stem)
+
+
+def of_profile(notebook: Path, profile: str) -> Values:
+    """Return a profile's parameters of a notebook; every other than quick has some."""
     sets = profiles(notebook)
     if profile not in sets:
         file = profiles_file(notebook)
         names = ", ".join(sets)
         raise ValueError(f"unknown profile {profile!r}; {file} has: {names}")
-    values = sets[profile].get(notebook.stem, {}) | (changes or {})
-    return checked(values, known, notebook.stem)
+    entries, stem = sets[profile], notebook.stem
+    if profile != "quick" and stem not in entries:
+        kin = [name for name in entries if name[:2] == stem[:2]] or [*entries]
+        kin = [re.sub(r"^(\d\d)_.+_study$", r"studies/\1", name) for name in kin]
+        then = f": uqlab run {kin[0]} --profile {profile}" if kin else ""
+        have = f"{', '.join(kin) or 'no notebook'} has it{then}"
+        raise ValueError(f"{stem} has no profile {profile!r}; only {have}")
+    return entries.get(stem, {})
 
 
 def checked(parameters: Values, known: Values, where: str) -> Values:
@@ -345,16 +394,19 @@ def checked(parameters: Values, known: Values, where: str) -> Values:
     refuse_unknown(parameters, known, where)
     if "output_dir" in parameters:
         raise ValueError("output_dir is set by the runner; use --output-dir")
+    values = {
+        name: plain(name, _read(text, type(known[name])))
+        for name, text in parameters.items()
+    }
+    return _of_types(f"{where}: parameter ", known, values)
+
+
+def _of_types(where: str, known: Values, values: Values) -> Values:
+    """Return values of the types of the `known` defaults."""
     json = {tuple: list, type(None): Any}  # has no tuples; None may be anything
     types = {name: type(value) for name, value in known.items()}
-    return _validated(
-        f"{where}: parameter ",
-        {name: json.get(kind, kind) for name, kind in types.items()},
-        {
-            name: plain(name, _read(text, types[name]))
-            for name, text in parameters.items()
-        },
-    )
+    kinds = {name: json.get(kind, kind) for name, kind in types.items()}
+    return _validated(where, kinds, values)
 
 
 def refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> None:
@@ -388,12 +440,13 @@ def per_notebook(
     parameters: dict[str, str],
     kind: str = "lessons",
 ) -> dict[Path, Values]:
-    """Return for each notebook, by default all of a kind, its given parameters.
+    """Return for each notebook its given parameters.
 
-    All are checked; each must be a parameter of at least one of the notebooks. Where
-    one lacks a parameter or an entry in the profile, a note on the terminal says so.
+    By default for all of a kind that have the profile. All parameters are checked; each
+    must be one of at least one of the notebooks. Where one lacks it, a note on the
+    terminal says so.
     """
-    paths = list(map(find, names)) or all_notebooks(kind)
+    paths = list(map(find, names)) or _with_profile(profile, all_notebooks(kind))
     known = {path: defaults(path) for path in paths}
     if len({path.stem for path in known}) < len(known):
         same = ", ".join(map(str, known))
@@ -406,17 +459,15 @@ def per_notebook(
             n: from_here(text) for n, text in parameters.items() if n in values
         }
         overrides(path, profile, plan[path])
-        _note(path, profile, sorted(parameters.keys() - values))
+        for name in sorted(parameters.keys() - values):
+            click.echo(f"note: no parameter {name!r} in {path.stem}", err=True)
     return plan
 
 
-def _note(path: Path, profile: str, lacking: list[str]) -> None:
-    """Say which given parameters a notebook lacks, and where its profile is empty."""
-    for name in lacking:
-        click.echo(f"note: no parameter {name!r} in {path.stem}", err=True)
-    if profile != "quick" and path.stem not in profiles(path)[profile]:
-        lack = f"profile {profile!r} has no entry for {path.stem}"
-        click.echo(f"note: {lack}: its defaults", err=True)
+def _with_profile(profile: str, paths: list[Path]) -> list[Path]:
+    """Return the notebooks of a folder that have a profile; without any, all."""
+    entries = profiles(paths[0]).get(profile, {}) if profile != "quick" else {}
+    return [path for path in paths if path.stem in entries] or paths
 
 
 def from_here(text: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from uqlab.core.files import write
 from uqlab.core.recording import Record
 from uqlab.runs.parameters import find
+from uqlab.runs.tables import options
 
 PAGE = "16_bring_your_model"
 SAVED = "saved_logits"  # the study that needs no model
@@ -34,16 +35,21 @@ def parameters(
 
 def plan(
     logits: str | None, watch: str | None, folder: Path, **brought: Any
-) -> tuple[str, dict[str, str]]:
-    """Return the page that runs, and its parameters in text."""
+) -> tuple[str, str, dict[str, str]]:
+    """Return what the report is called, the page that runs, its parameters in text.
+
+    No kind of report, and none of other watched inputs, takes the place of another.
+    """
     if watch:
         alarm = folder / "alarm.json"
         if not alarm.is_file():
-            raise ValueError(f"no {alarm}; first: uqlab report --logits FILE")
-        return SAVED, {"watch": watch, "alarm": str(alarm.absolute())}
+            place = options("quick", folder, "report")
+            raise ValueError(f"no {alarm}; first: uqlab report --logits FILE{place}")
+        name = f"watch_{Path(watch).stem}"
+        return name, SAVED, {"watch": watch, "alarm": str(alarm.absolute())}
     if logits:
-        return SAVED, {"logits": logits}
-    return PAGE, parameters(**brought)
+        return "logits", SAVED, {"logits": logits}
+    return "report", PAGE, parameters(**brought)
 
 
 def source(model: str) -> str:
@@ -94,7 +100,7 @@ def screen(folder: Path) -> str:
     return "\n".join([*lines, *(f"{number}. {line}" for number, line in todo)])
 
 
-def html(folder: Path, target: Path) -> Path:
+def html(folder: Path, target: Path, name: str) -> Path:
     """Write the executed page as one HTML file that loads nothing from a network."""
     from nbconvert import HTMLExporter  # takes a second
     from traitlets.config import Config
@@ -109,5 +115,6 @@ def html(folder: Path, target: Path) -> Path:
     )
     text, _ = exporter.from_filename(str(folder / f"{folder.name}.ipynb"))
     pages = find(PAGE).parent.as_uri()
+    target = target / f"{name}.html"
     write(target, re.sub(r'href="(?=\d\d_\w+\.ipynb")', f'href="{pages}/', text))
     return target

@@ -1,6 +1,7 @@
 """The finished runs of a sweep as one tidy table: a row a run."""
 
 import json
+import shlex
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -237,11 +238,20 @@ def locate(
         for base in bases:
             if (base / sweep).exists():
                 return base / sweep
-    for base in bases:
-        path = base / root / profile / f"{find(sweep).stem}.sweep"
-        if path.exists():
-            return path
-    raise ValueError(
-        f"no sweep in {path}; "
-        f"first: uqlab sweep {sweep} --profile {profile} -g NAME VALUES"
-    )
+    name, path = str(sweep), Path(sweep)
+    if path.suffix == ".sweep":  # a folder that is not there
+        name, profile, root = path.stem, path.parent.name, path.parents[1]
+    else:
+        for base in bases:
+            path = base / root / profile / f"{find(sweep).stem}.sweep"
+            if path.exists():
+                return path
+    first = f"uqlab sweep {name} -g NAME VALUES{options(profile, root)}"
+    raise ValueError(f"no sweep in {path}; first: {first}")
+
+
+def options(profile: str, root: StrPath, usual: str = "figures") -> str:
+    """Return the options of a command whose results go into <root>/<profile>."""
+    of_profile = "" if profile == "quick" else f" --profile {profile}"
+    into = f" --output-dir {shlex.quote(str(root))}"
+    return of_profile + ("" if Path(root) == Path(usual) else into)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import nn
 
 from uqlab import data, ensembles, models
 from uqlab.core import files
@@ -132,8 +132,8 @@ def check(network: nn.Module, inputs: ArrayLike, task: data.Dataset) -> None:
         logits = logits_of(network(like_parameters(network, two)))
     shape = list(two.shape[1:])
     classes = len(task.classes)
-    said = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-    if not isinstance(said, list) or len(said) < 2 or said[-1] != classes:
+    said = list(logits.shape)
+    if len(said) < 2 or said[-1] != classes:
         raise ValueError(
             f"{type(network).__name__} must return logits [batch, {classes}] for "
             f"inputs {shape}, one for each class of {task.name}, got {said}; take "
@@ -156,7 +156,8 @@ def _networks(source, task, settings, new, scaled):
     function = _function(source)
     if "classes" in inspect.signature(function).parameters:
         settings = {"classes": len(task.classes), **settings}
-    returned = function(**settings)
+    is_network = isinstance(function, nn.Module)
+    returned = function if is_network else function(**settings)
     networks = list(returned) if isinstance(returned, list | tuple) else [returned]
     if not networks or not all(isinstance(net, nn.Module) for net in networks):
         raise TypeError(
@@ -170,9 +171,11 @@ def _networks(source, task, settings, new, scaled):
 def _function(source):
     place, _, name = source.rpartition(":")
     if not place or not name:
+        file = Path(source).expanduser().is_file()
+        weights = f", and weights={source!r} beside it, if it holds weights" * file
         raise ValueError(
             f'there is no folder {source!r}; or give "file.py:function" or '
-            '"module:function"'
+            f'"module:function"{weights}'
         )
     run = _run if place.endswith(".py") else _imported
     module = vars(run(place))

@@ -2,8 +2,11 @@
 
 import bisect
 import math
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -16,10 +19,11 @@ from uqlab.core.checks import (
     as_labels,
     as_logits,
     as_scores,
+    as_tensor,
     one_of,
     within,
 )
-from uqlab.core.files import StrPath
+from uqlab.core.files import StrPath, existing
 from uqlab.metrics import log_prediction
 
 RULES = ("lac", "aps", "raps")
@@ -46,7 +50,9 @@ class Conformal(NamedTuple):
     thresholds: Float[Tensor, " classes"]
     level: float
     method: str
-    generator: torch.Generator  # of the random shares of "aps" and "raps", which goes on
+    generator: (
+        torch.Generator
+    )  # of the random shares of "aps" and "raps", which goes on
 
     def sets(self, logits: ArrayLike) -> Bool[Tensor, "samples classes"]:
         """Return which classes are in each input's set.
@@ -324,20 +330,21 @@ def saved(path: StrPath) -> Saved:
     ----------
     path
         An .npz with "logits" or "probabilities", [members, samples, classes] or
-        [samples, classes]; perhaps "labels" [samples]; and OOD sets of the same kind,
-        whose names begin with "ood": "ood", "ood_letters".
+        [samples, classes], or of two classes those of the second alone [samples];
+        perhaps "labels" [samples]; and OOD sets of the same kind, whose names begin
+        with "ood": "ood", "ood_letters". Or an .npy of logits alone.
 
     Raises
     ------
     ValueError
         For a file without them, and for arrays that do not fit.
     """
-    with np.load(path, allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files}
+    arrays = _arrays(existing(path))
     kinds = {"logits", "probabilities"} & arrays.keys()
     if len(kinds) != 1:
         raise ValueError(
-            f"{path} must hold logits or probabilities, got {', '.join(arrays)}"
+            f"{path} must hold logits or probabilities, got "
+            f'{", ".join(arrays)}; numpy.savez("run.npz", logits=..., labels=...)'
         )
     (kind,) = kinds
     read = _as_they_are if kind == "logits" else _logarithms
@@ -347,18 +354,45 @@ def saved(path: StrPath) -> Saved:
         labels = as_labels(arrays["labels"], *logits.shape[1:])
     others = [name for name in arrays if name.startswith("ood")]
     ood = {name.removeprefix("ood_"): read(name, arrays[name]) for name in others}
+    if other := [name for name, z in ood.items() if z.shape[-1] != logits.shape[-1]]:
+        raise ValueError(f"ood_{other[0]} must have the classes of the {kind}")
     return Saved(logits, labels, ood)
 
 
-def _as_they_are(name: str, values: np.ndarray) -> Tensor:
-    if (values >= 0).all() and np.allclose(values.sum(-1), 1, atol=1e-3):
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of an .npz by name, or the logits of an .npy."""
+    try:
+        with path.open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                return {"logits": loaded}
+            return {name: loaded[name] for name in loaded}
+    except (ValueError, OSError, EOFError, KeyError, zlib.error, BadZipFile) as error:
         raise ValueError(
-            f'{name} are probabilities: they sum to 1; store them as "probabilities"'
+            f"{path} is not a complete .npz of numbers; copy it again, or make one, "
+            "here of a table: t = pandas.read_csv(file); "
+            'numpy.savez("run.npz", logits=t.drop(columns="label"), labels=t["label"])'
+        ) from error
+
+
+def _as_they_are(name: str, values: Any) -> Tensor:
+    z = _of_two(as_tensor(name, values), torch.zeros_like)
+    return as_logits(z[None] if z.ndim == 2 else z)
+
+
+def _logarithms(name: str, values: Any) -> Tensor:
+    p = _of_two(as_tensor(name, values), lambda p: 1 - p)
+    if not ((p.sum(-1) - 1).abs() < 1e-3).all() or not (p >= 0).all():
+        raise ValueError(
+            f"{name} must be at least 0 and sum to 1 over the classes, the last axis"
         )
-    return as_logits(values[None] if values.ndim == 2 else values)
+    return _as_they_are(name, p.clamp(min=torch.finfo(torch.float32).tiny).log())
 
 
-def _logarithms(name: str, values: np.ndarray) -> Tensor:
-    if not np.allclose(values.sum(-1), 1, atol=1e-3) or (values < 0).any():
-        raise ValueError(f"{name} must be 0 to 1 and sum to 1 over the classes")
-    return _as_they_are(name, np.log(values.clip(np.finfo(np.float32).tiny)))
+def _of_two(values: Tensor, first: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return both classes' values where there are those of the second alone."""
+    if values.ndim == 1:
+        values = values[:, None]
+    if values.shape[-1:] != (1,):
+        return values
+    return torch.cat([first(values), values], -1)

@@ -7,14 +7,14 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from uqlab import data, ensembles, extraction, heads, models, training
-from uqlab.core.checks import ArrayLike, as_inputs, as_tensor, at_least, one_of
+from uqlab.core.checks import ArrayLike, as_one, as_tensor, at_least, one_of
 from uqlab.core.modules import trainable
 from uqlab.ensembles import Ensemble
 
@@ -72,7 +72,7 @@ def train(
         For an unknown method, and what its steps raise.
     """
     one_of("method", name, METHODS)
-    x = as_inputs(inputs)
+    x = as_one(inputs)
     models.check_classifier(backbone, x)
     method = METHODS[name]
     of_fit = inspect.signature(training.fit).parameters
@@ -436,7 +436,7 @@ METHODS: dict[str, Method] = {
     "packed": Method(
         "Packed-Ensemble", "#7B3294", "<", ensembles.packed, _LINEAR, _LONG
     ),
-    "deep": Method("explicit ensemble", "#D55E00", "s", _deep, _ANY),
+    "deep": Method("deep ensemble", "#D55E00", "s", _deep, _ANY),
     "lora": Method("LoRA-Ensemble", "#029E73", "X", _LORA, _LEARNED, {"lr": 0.004}),
     "laplace": Method(
         "last-layer Laplace", "#332288", "^", _one(), _LINEAR, {}, _last_layer

@@ -29,6 +29,7 @@ from uqlab.core.checks import (
     count,
     one_network,
     one_of,
+    positive,
 )
 from uqlab.core.modules import evaluating
 from uqlab.ensembles import Ensemble
@@ -118,6 +119,7 @@ class Score:
 
     def _of(self, model: nn.Module, shown: Any, temperature: float = 1.0) -> Tensor:
         """Return the score of what was already read."""
+        positive("temperature", temperature)
         if self.read is logits:
             return self.rate(shown, temperature).double()
         if self.learn is None:
@@ -255,6 +257,8 @@ def _background(x, y):
     and could change its sign.
     """
     means, root = _shared(x, y)
+    if len(means) < 2:
+        raise ValueError("labels must be of two classes or more: of one it is always 0")
     middle = x.mean(0)
     apart = means - middle
     shares = y.unique(return_counts=True)[1] / len(y)

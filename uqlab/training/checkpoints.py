@@ -13,6 +13,8 @@ from uqlab.core.tensors import load_tensors, save_tensors
 from uqlab.ensembles import Ensemble
 from uqlab.training.workers import Workers
 
+WEIGHTS = "initial weights"
+
 
 class Checkpoint:
     """The state of a training, in a file that says what training it is of.
@@ -31,21 +33,38 @@ class Checkpoint:
     """
 
     def __init__(self, path: StrPath | None, depends_on: Mapping[str, Any]):
-        self.path = path
+        self.path = None if path is None else Path(path).expanduser()
         self.bounds = None
         self.epoch = 0
         self.tensors = {}
-        if path is None:
+        ensemble = depends_on[WEIGHTS]
+        began, ensemble.began = ensemble.began, ""
+        if self.path is None:
             return
         self.run = {name: fingerprint(value) for name, value in depends_on.items()}
-        if not Path(path).exists():
-            return
+        if self.path.exists():
+            self._read(self.path, ensemble, began)
+        ensemble.began = self.run[WEIGHTS]
+
+    def _read(self, path: Path, ensemble: Ensemble, began: str) -> None:
+        """Read the file; ValueError if it is of another training.
+
+        The ensemble may be the one whose training was stopped, which has `began` with
+        other weights, or have the weights that the file holds.
+        """
         self.tensors, header = load_tensors(path)
         theirs = header.get("run") or {}
+        weights = self._named("weights")
+        reached = fingerprint(
+            {name: weights.get(name) for name in ensemble.state_dict()}
+        )
+        if theirs.get(WEIGHTS) == began or reached == self.run[WEIGHTS]:
+            self.run[WEIGHTS] = theirs.get(WEIGHTS, "")
         if other := [name for name in self.run if theirs.get(name) != self.run[name]]:
+            cosine = " (the cosine depends on their number)" * (other == ["epochs"])
             raise ValueError(
-                f"checkpoint {path} is of another run, with other {', '.join(other)}; "
-                "delete the file or name another"
+                f"checkpoint {path} is of another run, with other "
+                f"{', '.join(other)}{cosine}; give it the same, or name another file"
             )
         self.bounds = header["bounds"]
         self.epoch = header["epoch"]
@@ -54,7 +73,12 @@ class Checkpoint:
         """Put the state back, if there is one; return the number of epochs done."""
         if not self.tensors:
             return 0
-        losses.copy_(self.tensors["losses"])
+        if self.epoch > len(losses):
+            raise ValueError(
+                f"checkpoint {self.path} has done {self.epoch} epochs; "
+                f"epochs must be at least as many, got {len(losses)}"
+            )
+        losses[: self.epoch] = self.tensors["losses"][: self.epoch]
         ensemble.load_state_dict(self._named("weights"))
         for number, step in enumerate(workers.steps):
             state = step.optimizer.state_dict()

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm.auto import tqdm
 
-from uqlab.core.checks import ArrayLike, all_finite, as_inputs, at_least, one_ensemble
+from uqlab.core.checks import ArrayLike, all_finite, as_one, at_least, one_ensemble
 from uqlab.core.devices import arithmetic
 from uqlab.core.files import StrPath
 from uqlab.core.modules import evaluating, like_parameters, trainable
 from uqlab.ensembles import Ensemble, member_generators
-from uqlab.training.checkpoints import Checkpoint, described
+from uqlab.training.checkpoints import WEIGHTS, Checkpoint, described
 from uqlab.training.losses import Loss, targets
 from uqlab.training.optimisation import Optimisation
 from uqlab.training.steps import AutogradStep, ChainStep, make_step
@@ -45,11 +45,19 @@ class History:
     steps: int
     seconds: float
 
+    def __repr__(self) -> str:
+        epochs, members = self.loss.shape
+        first, last = self.loss.mean(1)[[0, -1]].tolist()
+        return (
+            f"History({epochs} epochs of {members} members, {self.steps} steps in "
+            f"{self.seconds:.1f} s, mean loss {first:.3g} to {last:.3g})"
+        )
+
 
 def fit(
     ensemble: Ensemble,
     inputs: ArrayLike,
-    labels: ArrayLike,
+    labels: ArrayLike | None = None,
     *,
     epochs: int,
     lr: float,
@@ -105,7 +113,8 @@ def fit(
         Whether a bar is shown.
     checkpoint
         A file that is written after every epoch. Where it is there already, the
-        training goes on from it, bit-identical on a CPU.
+        training goes on from it, bit-identical on a CPU, also to more epochs than it
+        was begun with (not with the cosine).
     watch
         Called after every epoch with the number of epochs done.
 
@@ -131,6 +140,8 @@ def fit(
     )
     x = _inputs(ensemble, inputs)
     y, loss_of = targets(ensemble, x, labels, loss, class_weights)
+    if not trainable(ensemble):
+        raise ValueError("nothing is trained: requires_grad is False everywhere")
     task = Task(x, y, loss_of, epochs, batch_size, augment, precision, seed, settings)
     saved = Checkpoint(checkpoint, task.depends_on(ensemble, loss, class_weights))
     losses, steps = _train(ensemble, task, saved, progress, watch)
@@ -170,8 +181,10 @@ class Task:
         self, ensemble: Ensemble, loss: str | Loss, class_weights: ArrayLike | None
     ) -> dict[str, Any]:
         """Return what a training follows from, by the names that messages use."""
+        fixed = self.settings.schedule == "cosine"
         return vars(self) | vars(self.settings) | {
-            "members": list(ensemble.member_ids), "initial weights": ensemble,
+            "epochs": self.epochs if fixed else "any number",
+            "members": list(ensemble.member_ids), WEIGHTS: ensemble,
             "loss": described(loss), "class_weights": class_weights,
             "augment": described(self.augment),
         }  # fmt: skip
@@ -250,6 +263,8 @@ def _train(
     losses = torch.zeros(task.epochs, ensemble.members, device=task.inputs.device)
     first = saved.restore(ensemble, workers, losses)
     epochs = range(first, task.epochs)
+    if not first:  # a file that cannot be written is no news after an epoch
+        saved.write(0, ensemble, workers, losses)
     bar = tqdm(epochs, "fit", task.epochs, False, disable=not progress, initial=first)
     precision = arithmetic(task.precision, task.inputs.device)
     # Whatever happens, the ensemble is in evaluation mode afterwards.
@@ -269,11 +284,11 @@ def _train(
 def _inputs(ensemble: Ensemble, inputs: ArrayLike) -> Tensor:
     """Return the inputs, checked, on the device and in the precision of the weights."""
     one_ensemble(ensemble, "fit")
-    x: Tensor = as_inputs(inputs)
+    x = as_one(inputs)
     if x.dtype == torch.uint8:
         raise ValueError(
             "inputs are uint8; give images as floating point in [0, 1]: "
-            "inputs.float() / 255"
+            "inputs.float() / 255, of an array inputs / 255"
         )
     return like_parameters(ensemble, x.detach())
 

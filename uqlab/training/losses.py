@@ -8,7 +8,14 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from uqlab.core.checks import ArrayLike, as_labels, as_tensor, finite, one_of
+from uqlab.core.checks import (
+    ArrayLike,
+    as_labels,
+    as_tensor,
+    finite,
+    no_probabilities,
+    one_of,
+)
 from uqlab.core.modules import evaluating
 from uqlab.ensembles import Ensemble
 
@@ -57,7 +64,7 @@ def mean_square(outputs: Tensor, targets: Tensor) -> Float[Tensor, " members"]:
 def targets(
     ensemble: Ensemble,
     inputs: Tensor,
-    labels: ArrayLike,
+    labels: ArrayLike | None,
     loss: str | Loss,
     class_weights: ArrayLike | None = None,
 ) -> tuple[Tensor, Loss]:
@@ -81,6 +88,7 @@ def targets(
     if loss == "mse":
         return _values(y, outputs), mean_square
     classes = outputs.shape[-1]
+    no_probabilities(outputs)
     y = as_labels(y, samples, classes)
     if class_weights is None:
         return y, cross_entropy

@@ -5,9 +5,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from uqlab.core.checks import ArrayLike, as_inputs, at_least
+from uqlab.core.checks import ArrayLike, a_network, as_inputs, at_least, count
 from uqlab.core.devices import arithmetic
-from uqlab.core.modules import evaluating, like_parameters, logits_of
+from uqlab.core.modules import call, evaluating, logits_of, take
 from uqlab.ensembles import Ensemble
 
 
@@ -28,7 +28,7 @@ def predict(
         An ensemble; any other module, whose outputs are [samples, classes], counts as
         an ensemble of one.
     inputs
-        [samples, ...].
+        [samples, ...], or such tensors by name.
     batch_size
         Inputs that go through at once; fewer where a GPU's memory does not suffice.
     precision
@@ -41,26 +41,27 @@ def predict(
     Tensor
         Logits [members, samples, classes], float32 on the CPU.
     """
-    x: Tensor = as_inputs(inputs)
+    a_network(ensemble, "predict", "an ensemble or a torch module")
+    x = as_inputs(inputs)
     at_least("batch_size", batch_size)
     where = next(ensemble.parameters(), torch.empty(0)).device
     logits = []
     start = 0
     bar = tqdm(
-        total=len(x), desc="predict", unit="input", disable=not progress,
+        total=count(x), desc="predict", unit="input", disable=not progress,
         leave=False,
     )  # fmt: skip
     with bar, evaluating(ensemble), arithmetic(precision, where):
-        while start < len(x):
-            batch = like_parameters(ensemble, x[start : start + batch_size])
+        while start < count(x):
+            batch = take(ensemble, x, slice(start, start + batch_size))
             try:
-                z = logits_of(ensemble(batch)).float()
+                z = logits_of(call(ensemble, batch)).float()
             except torch.OutOfMemoryError:
                 if batch_size == 1:
                     raise
                 batch_size //= 2
                 continue
             logits.append((z if isinstance(ensemble, Ensemble) else z[None]).cpu())
-            start += len(batch)
-            bar.update(len(batch))
+            start += count(batch)
+            bar.update(count(batch))
     return torch.cat(logits, dim=1)

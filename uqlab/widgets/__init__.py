@@ -4,13 +4,16 @@ Each is a `Hand`, a JavaScript module that answers in the browser, with a kernel
 without one; `explore` makes one of any drawing function, `guess` asks the reader first.
 """
 
-from uqlab.widgets.frames import Control, explore
-from uqlab.widgets.guesses import guess
-from uqlab.widgets.hand import Hand
-from uqlab.widgets.hands import alarm, cloud, draw, front
-from uqlab.widgets.networks import gradients, head_map, masks
-from uqlab.widgets.predictions import collapse
-from uqlab.widgets.singular import spectra
+from uqlab.core.extras import extra
+
+with extra("notebooks"):
+    from uqlab.widgets.frames import Control, explore
+    from uqlab.widgets.guesses import guess
+    from uqlab.widgets.hand import Hand
+    from uqlab.widgets.hands import alarm, cloud, draw, front
+    from uqlab.widgets.networks import gradients, head_map, masks
+    from uqlab.widgets.predictions import collapse
+    from uqlab.widgets.singular import spectra
 
 __all__ = [
     "Control",

@@ -15,6 +15,7 @@ from typing import Any
 import anywidget
 import numpy as np
 import traitlets
+from IPython import get_ipython
 from torch import Tensor
 
 from uqlab import plots
@@ -88,9 +89,14 @@ class Hand(anywidget.AnyWidget):
         plain = json.dumps({"colors": COLORS, **data}, allow_nan=False)
         super().__init__(data=json.loads(plain))
 
+    def open(self) -> None:
+        """Connect to the front end, unless a program runs the page."""
+        if not _headless():
+            super().open()
+
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         """Return the live explorer, and its HTML for where there is no kernel."""
-        bundle: Any = super()._repr_mimebundle_(**kwargs)
+        bundle: Any = super()._repr_mimebundle_(**kwargs) if self.comm else ({}, {})
         still = FRAME.format(name=html.escape(self.name), page=html.escape(self.html()))
         plain = {"text/plain": self.text, "text/html": still}
         return {**bundle[0], **plain}, bundle[1]
@@ -105,6 +111,16 @@ class Hand(anywidget.AnyWidget):
             data=data,
             module=self._esm,
         )
+
+
+def _headless() -> bool:
+    """Return whether a program runs the page: its requests name no cell.
+
+    papermill and nbclient store the state of what is live, and an exported page would
+    then fetch what shows it from a network, in place of the HTML that it has.
+    """
+    kernel = getattr(get_ipython(), "kernel", None)
+    return bool(kernel) and "cellId" not in kernel.get_parent().get("metadata", {})
 
 
 def address(image: bytes, kind: str) -> str:

@@ -1,0 +1,357 @@
+"""What was plausible and wrong, each with its right value from a plain reference in float64."""
+
+import ast
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from networks import NETWORKS
+from small_sweeps import checkout, stand_in  # noqa: F401  (fixtures)
+from torch import nn
+from torch.testing import assert_close
+
+from uqlab import data, ensembles, extraction, heads, metrics, models, training
+from uqlab.analysis import diversity, representations
+from uqlab.runs import sweeps
+from uqlab.study import decide, methods, scores
+
+L, S = nn.Linear, nn.Sequential
+
+
+class HeadFirst(nn.Module):
+    """The classifier is defined before the layer that it reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.body = L(8, 3), L(6, 8)
+
+    def forward(self, x):
+        return self.head(self.body(x).relu())
+
+
+class TwoHeads(nn.Module):
+    """The logits are a mean of two layers' outputs, as DeiT's with its teacher."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.one, self.two = L(6, 8), L(8, 3), L(8, 3)
+
+    def forward(self, x):
+        h = self.body(x).relu()
+        return (self.one(h) + self.two(h)) / 2
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def x():
+    return torch.randn(60, 6)
+
+
+@pytest.fixture
+def y():
+    return torch.arange(60) % 3
+
+
+def exact_spread(h, p, prior_variance):
+    """The root mean variance of the logits [samples, classes] under the full Gauss-Newton matrix of a last layer."""
+    h = torch.cat([h, torch.ones(len(h), 1)], 1).double()
+    p = p.double()
+    classes = p.shape[1]
+    precision = torch.eye(classes * h.shape[1]).double() / prior_variance
+    for row, q in zip(h, p, strict=True):
+        hessian = torch.diag(q) - torch.outer(q, q) if classes > 1 else q * (1 - q)
+        precision += torch.kron(
+            hessian.reshape(classes, classes), torch.outer(row, row)
+        )
+    covariance = torch.linalg.inv(precision)
+    slopes = torch.stack([torch.kron(torch.eye(classes).double(), row) for row in h])
+    return torch.einsum("nci,ij,ncj->nc", slopes, covariance, slopes).mean().sqrt()
+
+
+# The classifier is the layer whose output is the logits --------------------------------
+
+
+def test_laplace_draws_in_the_classifier_wherever_it_is_defined(x):
+    network = HeadFirst()
+    drawn = ensembles.laplace(network, x, 3)
+    for m in range(3):
+        one = drawn.member(m)
+        assert torch.equal(one.body.weight, network.body.weight)
+        assert not torch.equal(one.head.weight, network.head.weight)
+
+
+def test_features_are_what_the_classifier_is_given(x):
+    class Beside(HeadFirst):  # another layer is called after the classifier
+        def forward(self, x):
+            logits = super().forward(x)
+            self.body(x.flip(0))
+            return logits
+
+    network = Beside()
+    assert_close(representations.penultimate(network, x), network.body(x).relu())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        ensembles.lora,
+        ensembles.singular_value,
+        ensembles.batch,
+        ensembles.packed,
+        extraction.masks,
+    ],
+)
+def test_a_method_that_took_another_layer_says_so_at_the_first_call(make, x):
+    how = (
+        {}
+        if make
+        in (
+            extraction.masks,
+            ensembles.packed,
+            ensembles.singular_value,
+            ensembles.batch,
+        )
+        else {"rank": 2}
+    )
+    ensemble = make(HeadFirst(), 2, **how)
+    with pytest.raises(ValueError, match="'head'"):
+        ensemble(x)
+
+
+def test_the_classifier_can_be_named(x):
+    network = HeadFirst()
+    ensemble = ensembles.lora(network, 2, 2, classifier="head")
+    assert ensemble(x).shape == (2, 60, 3)
+    one = ensemble.member(0)
+    assert torch.equal(one.body.weight, network.body.weight)  # B starts at zero
+    assert not torch.equal(one.head.weight, network.head.weight)
+    assert diversity.layer_names(ensemble) == ["body"]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda net, x: ensembles.laplace(net, x, 2),
+        lambda net, x: ensembles.lora(net, 2, 2)(x),
+        representations.penultimate,
+    ],
+)
+def test_two_heads_are_no_classifier(use, x):
+    with pytest.raises(ValueError, match="no linear layer whose output is the logits"):
+        use(TwoHeads(), x)
+
+
+def test_a_method_is_not_trained_with_another_layer_for_the_classifier(x, y):
+    with pytest.raises(ValueError, match="'head'"):
+        methods.train("deep", HeadFirst(), x, y, members=2, epochs=1)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_classifier_of_every_network_is_found(name):
+    network = NETWORKS[name]
+    one = network.make()
+    assert models.classifier_of(one, network.inputs(3)) == models.classifier(one)
+
+
+# Language models answer from the last token --------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_features_are_those_of_the_token_that_is_classified(name):
+    network = NETWORKS[name]
+    one, ids = network.make(), network.inputs(5)["input_ids"]  # filled up with 0
+    features = representations.penultimate(one, ids)
+    assert_close(one.score(features), one(ids).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_last_layer_laplace_of_tokens_is_that_of_the_token_that_is_classified():
+    network = NETWORKS["gpt2"]
+    one, ids = network.make(), network.inputs(60)["input_ids"]
+    h = one.transformer(ids)[0][torch.arange(60), (ids != 0).sum(1) - 1].detach()
+    head = L(h.shape[1], 3, bias=False)
+    head.weight = one.score.weight
+    drawn = ensembles.laplace(one, ids, 300, prior_variance=1.0)(ids)
+    expected = ensembles.laplace(S(nn.Identity(), head), h, 300, prior_variance=1.0)(h)
+    assert_close(drawn.std(0), expected.std(0), rtol=1e-3, atol=1e-4)
+
+
+def test_heads_of_a_language_model_have_no_class_token():
+    network = NETWORKS["gpt2"]
+    with pytest.raises(ValueError, match="first token sees no other"):
+        heads.head_features(network.make(), network.inputs(3)["input_ids"])
+
+
+# One logit ------------------------------------------------------------------------------
+
+
+def test_one_logit_is_a_sigmoids(x):
+    network = S(L(6, 8), nn.ReLU(), L(8, 1))
+    drawn = ensembles.laplace(network, x, 400, prior_variance=1.0)(x)
+    expected = exact_spread(network[:2](x).detach(), network(x).sigmoid().detach(), 1.0)
+    found = drawn.double().var(0).mean().sqrt()
+    assert found.item() == pytest.approx(expected.item(), rel=0.15)
+
+
+# Runs whose files have changed ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("named", "file"),
+    [
+        ("best.safetensors", "best.safetensors"),
+        ("mine.py:make", "mine.py"),
+        ("mine:make", "mine.py"),
+        ("three", "three/0.pt"),
+        ("*.pt", "0.pt"),
+    ],
+)
+def test_a_run_is_stale_when_a_file_that_it_names_has_changed(
+    project, computed, named, file
+):
+    path = project / "notebooks" / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("1")
+    again = {"name": [named]}
+    assert [o.status for o in sweeps.sweep("00", again).outcomes] == ["ok"]
+    assert [o.status for o in sweeps.sweep("00", again).outcomes] == ["done before"]
+    path.write_text("2")
+    assert [o.status for o in sweeps.sweep("00", again).outcomes] == ["ok"]
+
+
+# Sets of classes -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["aps", "raps"])
+def test_inputs_asked_one_at_a_time_have_shares_of_their_own(method):
+    logits = torch.randn(1, 300, 4)
+    labels = torch.distributions.Categorical(logits=logits[0]).sample()
+    together = decide.conformal(logits, labels, method=method).sets(logits)
+    rule = decide.conformal(logits, labels, method=method)
+    alone = torch.cat([rule.sets(logits[:, i : i + 1]) for i in range(300)])
+    assert torch.equal(alone, together)
+
+
+# Data --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sentence,label\na,0\nb,\nc,1\n", "line 3 has no label"),
+        ("sentence,label\na,0\nb,NaN\nc,1\n", "line 3 has no label"),
+        ("sentence,label\n\n  ,0\nb,1\n", "line 3 has no sentence"),
+        ('sentence,label\n"a\nb",0\nc,\n', "line 4 has no label"),
+        ("Label,sentence,label\n0,a,1\n1,b,0\n", "two columns of one name"),
+    ],
+)
+def test_a_row_without_text_or_label_is_refused(tmp_path, text, message):
+    (tmp_path / "mine.csv").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        data.load(tmp_path / "mine.csv", "train")
+
+
+def test_numbers_of_classes_keep_their_order_however_they_are_written(tmp_path):
+    rows = [f"text {i},{i % 12}{'.0' if i % 5 else ''}" for i in range(60)]
+    (tmp_path / "mine.csv").write_text("\n".join(["sentence,label", *rows]))
+    assert data.load(tmp_path / "mine.csv").classes == tuple(map(str, range(12)))
+
+
+# Measures ----------------------------------------------------------------------------------
+
+TYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", TYPES[1:])
+def test_confidences_on_the_edges_of_bins_stay_there(dtype):
+    logits = torch.tensor([[[0.8, 0.2], [0.72, 0.28]]]).double().log().to(dtype)
+    assert metrics.ece(logits, [0, 1], 5) == pytest.approx(0.26, abs=1e-3)
+    assert metrics.classwise_ece(logits, [0, 1], 5) == pytest.approx(0.36, abs=1e-3)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_equal_confidences_count_alike_whatever_their_order(dtype):
+    logits = torch.tensor([2.0, 0.0]).expand(1, 40, 2).to(dtype)
+    right = torch.tensor([0] * 20 + [1] * 20)
+    mixed = torch.tensor([0, 1] * 20)
+    expected = abs(torch.tensor(2.0).double().sigmoid().item() - 0.5)
+    for labels in (right, mixed):
+        found = metrics.adaptive_ece(logits, labels, 4)
+        assert found == pytest.approx(expected, abs=1e-3)
+
+
+def test_probabilities_are_no_logits(x, y):
+    p = torch.randn(2, 60, 3).softmax(-1)
+    with pytest.raises(ValueError, match="logits must not be probabilities"):
+        metrics.ece(p, y)
+    assert metrics.nll(p.log(), y) > 0
+    members = ensembles.deep(lambda: S(L(6, 3), nn.Softmax(-1)), 2, 0)
+    with pytest.raises(ValueError, match="logits must not be probabilities"):
+        training.fit(members, x, y, epochs=1, lr=0.1, progress=False)
+
+
+def test_saved_logits_that_are_probabilities_and_probabilities_below_0(tmp_path):
+    p = np.random.default_rng(0).dirichlet([1, 1, 1], 20)
+    np.savez(tmp_path / "a.npz", logits=p)
+    with pytest.raises(ValueError, match="must not be probabilities"):
+        decide.saved(tmp_path / "a.npz")
+    np.savez(tmp_path / "b.npz", probabilities=[[1.2, -0.2, 0.0]])
+    with pytest.raises(ValueError, match="at least 0"):
+        decide.saved(tmp_path / "b.npz")
+
+
+@pytest.mark.parametrize("temperature", [-1.0, 0.0, float("nan")])
+def test_a_temperature_is_positive(temperature, x):
+    with pytest.raises(ValueError, match="temperature must be in"):
+        scores.SCORES["entropy"](L(6, 3), x, temperature)
+
+
+def test_one_class_has_no_relative_distance(x):
+    score = scores.SCORES["relative_mahalanobis"]
+    with pytest.raises(ValueError, match="two classes or more"):
+        score.fit(S(L(6, 8), nn.ReLU(), L(8, 3)), x, torch.zeros(60).long())
+
+
+@pytest.mark.parametrize("p", [[0.01, 1.2], [-0.1, 0.5]])
+def test_p_values_are_probabilities(p):
+    with pytest.raises(ValueError, match="p_values"):
+        metrics.holm(p)
+
+
+def test_scores_that_can_be_differentiated_are_numbers_like_others():
+    logits, labels = torch.randn(2, 50, 3), torch.arange(50) % 3
+    doubt = torch.rand(50)
+    asked = doubt.clone().requires_grad_()
+    found = decide.abstain(logits, labels, asked, risk=0.9)
+    assert found == decide.abstain(logits, labels, doubt, risk=0.9)
+
+
+# The report's advice -----------------------------------------------------------------------
+
+
+def advice(nll_gains, before, after):
+    """The lines that the last cell of lesson 16 advises, for the ECE before and after a temperature."""
+    page = Path(__file__).parents[1] / "notebooks" / "16_bring_your_model.ipynb"
+    cells = ["".join(c["source"]) for c in json.loads(page.read_text("utf-8"))["cells"]]
+    (cell,) = [source for source in cells if "LINES = {" in source]
+    names = dict.fromkeys(("near", "reason"), "")
+    names |= {"answered": torch.tensor([True]), "several": False, "easy": []}
+    names |= {"temperature": 1.08, "threshold": 0.1}
+    names |= {"holds": {"temperature": nll_gains}}
+    names |= {"errors": {"as it is": (before,), "scaled": (after,)}}
+    for line in ast.parse(cell).body:
+        source = ast.unparse(line)
+        if source.startswith(("LINES", "holds", "advice = [")):
+            exec(source, names)
+    return " ".join(names["advice"])
+
+
+def test_a_temperature_is_advised_where_both_losses_gain():
+    assert "Divide its logits by 1.08" in advice(True, 0.02, 0.01)
+    assert "Divide" not in advice(True, 0.02, 0.04)
+    assert "Divide" not in advice(False, 0.02, 0.01)
