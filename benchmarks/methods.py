@@ -11,7 +11,7 @@ that there is, and a method gains only where the members share products. What a 
 
 Not here: "deep" (deep_ensemble.py), "masks" and "tiles" (extraction.py), "hydra" (fused.py); "laplace_lora" and
 "lora_single", whose layers are those of "lora"; "snapshot", whose members are separate networks, so that the ensemble
-is the loop; "dropout" and "dropkey", which are one network, asked several times.
+is the loop; "dropout", which is one network, asked several times.
 """
 
 import sys

@@ -51,8 +51,8 @@ def test_rows_of_the_board_their_rates_and_what_a_backbone_cannot_carry(tmp_path
         first = 10 * METHODS[name].fit.get("lr", FIT["lr"])
         assert tried["lr"].tolist() == pytest.approx([first / 2, first])
     left_out = recorded["left_out"]["convolutional"]
-    assert left_out.keys() == {"dropkey"}
-    assert "no attention" in left_out["dropkey"]
+    assert left_out.keys() == {"hydra"}
+    assert "no attention" in left_out["hydra"]
 
 
 def test_the_committed_boards_first_row_comes_back_within_the_spread_of_its_seeds(
