@@ -159,10 +159,6 @@ def test_what_is_found_in_a_trained_network():
         mask.rows is None or ((mask.rows == 0) | (mask.rows == 1)).all()
         for mask in masked.masks().values()
     )
-    near(
-        train("dropkey", net, p=0.3)(x),
-        train("dropout", net, p=0.3, kind="attention")(x),
-    )
     with pytest.raises(ValueError, match="tiles lie in a square"):
         train("tiles", net, 3)
     for name in ("single", "masks", "hydra", "laplace_lora"):
@@ -174,7 +170,6 @@ def test_what_is_found_in_a_trained_network():
     ("name", "message"),
     [
         ("film", "film needs layers that normalise"),
-        ("dropkey", "no attention whose logits"),
         ("hydra", "attention"),
         ("tiles", "no module that averages a map"),
     ],

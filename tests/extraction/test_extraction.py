@@ -28,7 +28,7 @@ def set_logits(ensemble, value):
     """All mask logits of member m become value(m, logits)."""
     with torch.no_grad():
         for layer in ensemble.layers().values():
-            for p in layer.own_parameters():
+            for p in layer.parameters():
                 for m in range(ensemble.members):
                     p[m] = value(m, p[m])
     return ensemble
@@ -213,7 +213,7 @@ def test_diversity_is_the_mutual_information_of_each_element():
         [
             p.detach()
             for layer in ensemble.layers().values()
-            for p in layer.own_parameters()
+            for p in layer.parameters()
         ],
         1,
     )
@@ -242,7 +242,7 @@ def test_training_follows_the_objective(diversity):
     history = extraction.fit_masks(ensemble, x, y, **settings)
 
     parameters = [
-        p for layer in reference.layers().values() for p in layer.own_parameters()
+        p for layer in reference.layers().values() for p in layer.parameters()
     ]
     optimizer = torch.optim.Adam(parameters, 0.1)
     for step in range(6):

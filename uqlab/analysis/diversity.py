@@ -13,18 +13,13 @@ from torch.special import entr
 
 from uqlab.core.checks import ArrayLike, as_logits, as_tensor, finite, one_ensemble
 from uqlab.ensembles import Ensemble, FunctionalEnsemble, weights_of
-from uqlab.models import ATTENTION, FUSED
-from uqlab.models import PROJECTIONS as KINDS
+from uqlab.models import ATTENTION, FUSED, PROJECTIONS
 from uqlab.uncertainty import classes_first
 
 Pairs = Float[Tensor, "members members"]  # one value for members i and j
 
-# `heads.fuse` keeps query, key, value and output of all members in one layer, which
-# stands where the attention stood.
-_FUSED = r"(^|\.)(attention|attention\.self|self_attn|attn)$"
-PROJECTIONS = f"{ATTENTION}|{_FUSED}"
 # The value projections; some networks keep query, key and value in one matrix [3 d, d].
-VALUES = "|".join([KINDS["value"], KINDS[FUSED], _FUSED])
+VALUES = "|".join([PROJECTIONS["value"], PROJECTIONS[FUSED]])
 
 
 def disagreement(logits: ArrayLike) -> Pairs:
@@ -174,7 +169,7 @@ def diversity_score(ensemble: Ensemble) -> float:
 
 
 def layer_names(
-    ensemble: Ensemble, target: str | None = None, default: str = PROJECTIONS
+    ensemble: Ensemble, target: str | None = None, default: str = ATTENTION
 ) -> list[str]:
     """Return the names of the layers with a weight matrix, in the network's order.
 

@@ -14,9 +14,6 @@ from uqlab.core.modules import layers_of
 # Bytes that one layer reads and writes and that should stay in a CPU's cache; measured
 # for transformers of width 64 to 384 on a Xeon of two cores: half and twice as much
 # both lose.
-IMPLICIT_CACHE = 1e7  # members of an implicit ensemble in one pass
-KEPT = 2**28  # bytes of members' weights, kept from batch to batch of a prediction
-FUSED_CACHE = 4.7e6  # inputs of a fused ensemble in one pass
 CIRCUIT_CACHE = 3e6  # inputs of a circuit search, in each thread
 # Multiply-adds of the outputs in a training step: below, one thread beats shards in
 # several, for perceptrons, convolutional networks and transformers alike.

@@ -356,7 +356,10 @@ class FunctionalEnsemble(Ensemble):
     def member(self, index: int) -> nn.Module:
         """Return one member as a plain network; frozen tensors share memory."""
         self._check_index(index)
-        network = frozen_copy(self.network)
+        return self.put(frozen_copy(self.network), index)
+
+    def put(self, network: Any, index: int) -> Any:
+        """Put what one member sees into a copy of the network, and return it."""
         for name, part in self.seen.items():
             value = self.tensor(name, index).detach().clone()
             if isinstance(_tensor(network, name), nn.Parameter):

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from uqlab.core.checks import one_of
 from uqlab.core.modules import Inputs, evaluating, first_of
@@ -29,25 +30,41 @@ class FusedEnsemble(FunctionalEnsemble):
 
     heads: list[list[int]]  # [layers][members]
 
+    def tensor(self, name: str, index: int) -> Tensor:
+        """Return a member's tensor, without the heads of zeros."""
+        tensor, part = super().tensor(name, index), self.seen.get(name)
+        if part is None or not isinstance(part.kind, Filled):
+            return tensor
+        return tensor[tuple(map(slice, part.kind.sizes[index].tolist()))]
+
+    @torch.no_grad()
     def member(self, index: int) -> nn.Module:
         """Return one member as a plain network, with its own number of heads."""
-        network = super().member(index)
-        trained = {name for name, p in network.named_parameters() if p.requires_grad}
+        self._check_index(index)
         filled = [
             (layer, head)
-            for layer, counts in enumerate(self.heads)
-            for head in range(counts[index], max(counts))
+            for layer, attention in enumerate(attentions(self.network))
+            for head in range(self.heads[layer][index], attention.heads)
         ]
-        network = prune(network, filled) if filled else network
-        for name, p in network.named_parameters():
-            p.requires_grad_(name in trained)
-        return network
+        if not filled:
+            return super().member(index)
+        network = prune(self.network, filled)
+        for name, p in self.network.named_parameters():
+            network.get_parameter(name).requires_grad_(p.requires_grad)
+        return self.put(network, index)
+
+    def shard(self, rows: slice) -> "FusedEnsemble":
+        """Return the ensemble of some members; training it trains these."""
+        shard = super().shard(rows)
+        shard.heads = [counts[rows] for counts in self.heads]
+        return shard
 
 
 class Filled(Own):
     """A member's tensor that is filled up with zeros, which stay zeros."""
 
     kept: Tensor
+    sizes: Tensor
 
     def __init__(self, t: Tensor, shape: torch.Size):
         here = tuple(map(slice, t.shape))
@@ -55,6 +72,7 @@ class Filled(Own):
         value[here], kept[here] = t, 1
         super().__init__(value)
         self.register_buffer("kept", kept, persistent=False)
+        self.register_buffer("sizes", torch.tensor(t.shape), persistent=False)
 
     def forward(self, w):
         """Return the tensor with its zeros."""
@@ -232,15 +250,14 @@ def _check_attention(
 ) -> None:
     """Raise ValueError unless the attention gives what the members' own one gives."""
     for m, member in enumerate(members):
-        network = FunctionalEnsemble.member(fused, m)
+        padded = {n: FunctionalEnsemble.tensor(fused, n, m) for n in fused.seen}
         for attention in layers:
-            width = len(member.get_parameter(attention.output.parameter))
+            like = member.get_parameter(attention.output.parameter)
             generator = torch.Generator().manual_seed(0)
-            like = network.get_parameter(attention.output.parameter)
-            x = torch.randn(1, 4, width, generator=generator).to(like)
+            x = torch.randn(1, 4, len(like), generator=generator).to(like)
             try:
-                there = _attended(network, attention, x)
-                here = _attended(member, attention, x)
+                there = _attended(fused.network, attention, x, padded)
+                here = _attended(member, attention, x, {})
                 tolerance = torch.finfo(x.dtype).eps ** 0.5
                 same = torch.allclose(here, there, rtol=0, atol=tolerance)
             except (TypeError, RuntimeError):
@@ -253,11 +270,14 @@ def _check_attention(
                 )
 
 
-def _attended(network: nn.Module, attention: Attention, x: Tensor) -> Tensor:
+def _attended(
+    network: nn.Module, attention: Attention, x: Tensor, state: dict[str, Tensor]
+) -> Tensor:
     """Return what an attention with its output projection gives in evaluation mode."""
-    unit = network.get_submodule(attention.unit)
+    unit, name = network.get_submodule(attention.unit), f"{attention.unit}."
+    own = {n.removeprefix(name): t for n, t in state.items() if n.startswith(name)}
     with evaluating(unit):
-        output = unit(x, attention_mask=None)
+        output = functional_call(unit, own, (x,), {"attention_mask": None})
     return first_of(output)
 
 

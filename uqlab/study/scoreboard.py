@@ -315,8 +315,9 @@ def cost(
 def _new(ensemble, single):
     """Return the parameters that the single network does not have."""
     had = list(single.parameters())
-    every = ensemble.parameters()
-    return [p for p in every if not any(map(p.equal, had))]
+    stored = held_tensors(ensemble, derived=False)
+    trained = [t for t in stored if isinstance(t, nn.Parameter)]
+    return [p for p in trained if not any(map(p.equal, had))]
 
 
 def _storages(tree: Any) -> list[torch.UntypedStorage]:
@@ -356,15 +357,18 @@ def held_tensors(ensemble: ensembles.Ensemble, derived: bool = True) -> list[Ten
     Parameters
     ----------
     derived
-        Whether to count the buffers that members share and that follow from the shared
-        weight, such as its singular vectors: they are held in memory, but not stored.
+        Whether to count what is held in memory, but not stored: buffers that members
+        share and that follow from the network's weight, such as its singular vectors,
+        and what stands in the network where members have tensors of their own.
     """
     left_out = set()
-    for module in ensemble.modules():
-        if isinstance(module, ensembles.MemberParameter) and not derived:
-            for name, buffer in module.named_buffers(recurse=False):
-                if name not in module.member_buffers:
-                    left_out.add(id(buffer))
+    if isinstance(ensemble, ensembles.FunctionalEnsemble) and not derived:
+        state = ensemble.network.state_dict(keep_vars=True)
+        for name, part in ensemble.seen.items():
+            if isinstance(part.kind, ensembles.Own):
+                left_out.add(id(state.get(name)))
+            shared = getattr(part.kind, "shared", ())
+            left_out |= {id(getattr(part.kind, key)) for key in shared}
     tensors = [*ensemble.parameters(), *ensemble.buffers()]
     counted = [t for t in tensors if t.numel() and id(t) not in left_out]
     return list({t.data_ptr(): t for t in counted}.values())
