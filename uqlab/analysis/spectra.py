@@ -345,8 +345,9 @@ def _update(ensemble: Ensemble, name: str, start: Tensor, after: Tensor) -> Tens
     if isinstance(ensemble, FunctionalEnsemble):
         full = weights_of(ensemble.network)[name]
         updates = [ensemble.update(full, m) for m in range(ensemble.members)]
-        if all(update is not None for update in updates):
-            return torch.stack([update.flatten(1) for update in updates])
+        known = [update.flatten(1) for update in updates if update is not None]
+        if len(known) == len(updates):
+            return torch.stack(known)
     return after - start.to(after)
 
 

@@ -166,24 +166,20 @@ def masks(
             "tiles take convolutional networks"
         )
     generators = member_generators(seed, range(members), "masks")
-    last = next(reversed(linear))
+    first, last = next(iter(linear)), next(reversed(linear))
     sees = {}
     for name, layer in linear.items():
-        w = layer.get_parameter("weight")
-        rows = len(w) if name != last else 0
-        columns = w.shape[1] if inputs or name != next(iter(linear)) else 0
-
-        def drawn(features, generator, like=w):
-            return std * torch.randn(features, generator=generator).to(like)
-
-        sees[f"{name}.weight"] = [
-            Masked(
-                drawn(rows, generator) if rows else None,
-                drawn(columns, generator) if columns else None,
-            )
-            for generator in generators
-        ]
+        out, width = layer.weight.shape
+        sizes = out * (name != last), width * (inputs or name != first)
+        each = [_drawn(layer.weight, sizes, std, g) for g in generators]
+        sees[f"{name}.weight"] = each
     return MaskEnsemble(network, sees, range(members)).eval()
+
+
+def _drawn(like: Tensor, sizes: tuple[int, int], std: float, generator) -> Masked:
+    """Draw the masks of a layer for one member; a size of 0 masks nothing."""
+    drawn = [std * torch.randn(n, generator=generator).to(like) for n in sizes]
+    return Masked(*(logits if len(logits) else None for logits in drawn))
 
 
 def mask_diversity(ensemble: MaskEnsemble) -> Float[Tensor, ""]:

@@ -239,8 +239,9 @@ def _heads(
         for name, p in network.get_submodule(projections[0].module).named_parameters():
             each = [module.get_parameter(name).detach() for module in modules]
             alike = all(t.shape == p.shape for t in each)
-            own = [Own(t) if alike else Filled(t, p.shape) for t in each]
-            sees[f"{projections[0].module}.{name}"] = own
+            sees[f"{projections[0].module}.{name}"] = [
+                Own(t) if alike else Filled(t, p.shape) for t in each
+            ]
     return sees
 
 
