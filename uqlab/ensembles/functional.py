@@ -222,7 +222,9 @@ class FunctionalEnsemble(Ensemble):
         rows = {}
         for i, part in enumerate(self.one.seen):
             for key, t in part.stacked().items():
-                rows[f"seen.{i}.kind.{key}"] = t[members]
+                # Without gradients torch's views of parameters claim to have them.
+                held = t if torch.is_grad_enabled() else t.detach()
+                rows[f"seen.{i}.kind.{key}"] = held[members]
         return rows
 
     def _run(self, args: tuple, named: dict, each: bool, members: slice) -> Tensor:
