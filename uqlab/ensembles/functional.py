@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from uqlab.core.checks import one_of
 from uqlab.core.modules import Inputs, layers_of, logits_of
-from uqlab.ensembles.base import Ensemble, draws_noise
+from uqlab.ensembles.base import Ensemble
 
 # Up to here, inputs times parameters of the network, `vmap` is the faster way on a CPU:
 # the calls of small operations cost more than what they compute.
@@ -184,6 +184,11 @@ class FunctionalEnsemble(Ensemble):
         """What members see in place of a tensor, by its name in the network."""
         return {part.name: part for part in self.one.seen}
 
+    @property
+    def replaced(self) -> set[str]:
+        """Names of the network's tensors that no member reads: each has its own."""
+        return {name for name, p in self.seen.items() if isinstance(p.kind, Own)}
+
     def about(self):
         """Return what any ensemble says, and how its members run."""
         way = f"loop, for vmap says: {self.refused}" if self.refused else self.mode
@@ -244,8 +249,8 @@ class FunctionalEnsemble(Ensemble):
 
         one = functools.partial(self.one_pass, call)
         lock = _LOCKS.setdefault(self.network, threading.RLock())
-        with lock, _no_checkpoints(), _no_fast_path():
-            one_pass = _Pass(one, self.rows(members), tensors, each)
+        with lock, _pass_of_members():
+            one_pass = _Pass(one, self.rows(members), tensors, each, str(tree))
             try:
                 return self._by(self._way(one_pass), one_pass)
             except _Read:
@@ -260,11 +265,14 @@ class FunctionalEnsemble(Ensemble):
         if way == "loop":
             return one_pass.in_turn()
         while True:
+            moved = self._statistics()
             try:
                 return one_pass.together(self.chunk_size)
             except torch.OutOfMemoryError:
                 if not self.halve():
                     raise
+                for t, value in moved:  # by the members that were through
+                    t.copy_(value)
 
     def _way(self, one_pass: "_Pass") -> str:
         """Return "vmap" or "loop"; what vmap refuses is found before it counts."""
@@ -273,9 +281,8 @@ class FunctionalEnsemble(Ensemble):
             return self.mode
         if self.refused or one_pass.members == 1 or not self._is_for_vmap(one_pass):
             return "loop"
-        kind = self.training, one_pass.each
+        kind = self.training, *one_pass.kind
         if kind not in self._tried:
-            self._tried.add(kind)
             with torch.no_grad(), self._unmoved(), warnings.catch_warnings():
                 # vmap says where it would loop itself: slower than our loop.
                 warnings.filterwarnings("error", SLOW_RULE)
@@ -285,6 +292,7 @@ class FunctionalEnsemble(Ensemble):
                     if not any(text in str(error) for text in REFUSALS):
                         raise
                     self.refused = str(error).splitlines()[0][:100]
+            self._tried.add(kind)
         return "loop" if self.refused else "vmap"
 
     def _is_for_vmap(self, one_pass: "_Pass") -> bool:
@@ -304,6 +312,13 @@ class FunctionalEnsemble(Ensemble):
         )
         return batch * size <= SMALL_WORK and not kernels
 
+    def _statistics(self) -> list[tuple[Tensor, Tensor]]:
+        """Return what a pass in training may move, and what it is."""
+        if not self.training:
+            return []
+        own = [part.kind for part in self.one.seen if isinstance(part.kind, Own)]
+        return [(t, t.clone()) for kind in own for t in kind.buffers()]
+
     @contextlib.contextmanager
     def _unmoved(self) -> Iterator[None]:
         """Put buffers and random generators back at the end of the block."""
@@ -321,7 +336,7 @@ class FunctionalEnsemble(Ensemble):
         state = {}
         for name, p in self.network.named_parameters():
             if p.requires_grad:
-                mean = _MeanGradient.apply(p, self.members)
+                mean = MeanGradient.apply(p, self.members)
                 state |= {f"network.{n}": mean for n in self.one.aliases[name]}
         return state
 
@@ -341,8 +356,7 @@ class FunctionalEnsemble(Ensemble):
     def start(self, name: str) -> Tensor | None:
         """Return a tensor before training; None if it was trained, or is not known."""
         w = _tensor(self.network, name)
-        own = name in self.seen and isinstance(self.seen[name].kind, Own)
-        return None if own or w.requires_grad else w.detach()
+        return None if name in self.replaced or w.requires_grad else w.detach()
 
     def update(self, name: str, index: int) -> Tensor | None:
         """Return what training added, if the method knows it without rounding."""
@@ -385,8 +399,8 @@ class FunctionalEnsemble(Ensemble):
         return shard.with_recipe(self.recipe)
 
     def can_shard(self) -> bool:
-        """Return whether members share nothing that is trained, and draw no noise."""
-        return not self.shared_parameters() and not draws_noise(self.network)
+        """Return whether members share nothing that is trained."""
+        return not self.shared_parameters()
 
     def shared_parameters(self) -> dict[nn.Parameter, int]:
         """Return the trained parameters of the network; their gradient is the mean."""
@@ -407,16 +421,16 @@ class FunctionalEnsemble(Ensemble):
 class _Pass:
     """What one call computes: rows of members, and inputs for all or for each."""
 
-    def __init__(self, call, rows: dict, tensors: list[Tensor], each: bool):
+    def __init__(self, call, rows: dict, tensors: list[Tensor], each: bool, tree: str):
         self.call, self.rows, self.tensors, self.each = call, rows, tensors, each
+        self.kind = each, tree  # of inputs
         self.members = len(next(iter(rows.values())))
 
     def together(self, chunk_size: int | None) -> Tensor:
         """Run all members by vmap."""
         dims = 0, 0 if self.each else None
         run = vmap(self.call, dims, randomness="different", chunk_size=chunk_size)
-        # The mathematical form of attention has a batching rule everywhere.
-        with sdpa_kernel(SDPBackend.MATH):
+        with _MATH:
             return run(self.rows, self.tensors)
 
     def in_turn(self) -> Tensor:
@@ -432,8 +446,8 @@ class _Pass:
         return torch.stack(logits)
 
 
-class _MeanGradient(torch.autograd.Function):
-    """A shared parameter as it is, whose gradient is divided by the members."""
+class MeanGradient(torch.autograd.Function):
+    """What members share as it is, whose gradient is divided by their number."""
 
     @staticmethod
     def forward(ctx, p, members):
@@ -493,6 +507,27 @@ def _multiplying(network: nn.Module, factored: Mapping[str, tuple]) -> Iterator[
             del layer.forward
 
 
+class _Meanwhile:
+    """A setting of all threads, while any of them is inside."""
+
+    def __init__(self, setting):
+        self.setting, self.lock = setting, threading.Lock()
+        self.inside, self.stack = 0, contextlib.ExitStack()
+
+    def __enter__(self):
+        with self.lock:
+            if not self.inside:
+                self.stack.enter_context(self.setting())
+            self.inside += 1
+
+    def __exit__(self, *_):
+        # Not as each found it: one that came later would leave the setting for good.
+        with self.lock:
+            self.inside -= 1
+            if not self.inside:
+                self.stack.close()
+
+
 @contextlib.contextmanager
 def _no_fast_path() -> Iterator[None]:
     """Keep torch's attention from a fused form that has neither rule nor derivative."""
@@ -504,6 +539,9 @@ def _no_fast_path() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
+_HERE = threading.local()  # `members`: whether this thread is in a pass with gradients
+
+
 @contextlib.contextmanager
 def _no_checkpoints() -> Iterator[None]:
     """Refuse gradient checkpointing inside the network.
@@ -512,25 +550,55 @@ def _no_checkpoints() -> Iterator[None]:
     network holds no member's weights: the gradients would be wrong in silence.
     """
 
-    def refuse(*_, **__):
-        raise ValueError(
-            "gradient checkpointing inside the network would compute it again with "
-            "other weights than the member's: switch it off in the network, and set "
-            "chunk_size or train fewer members at once to save memory"
-        )
+    def guarded(run):
+        def call(*args, **named):
+            if getattr(_HERE, "members", False):
+                raise ValueError(
+                    "gradient checkpointing inside the network would compute it again "
+                    "with other weights than the member's: switch it off in the "
+                    "network, and set chunk_size or train fewer members at once to "
+                    "save memory"
+                )
+            return run(*args, **named)
 
-    names = "_checkpoint_without_reentrant_generator", "CheckpointFunction"
-    before = {name: getattr(checkpoint, name) for name in names}
-    if not torch.is_grad_enabled():
-        yield
-        return
+        return call
+
+    generator = checkpoint._checkpoint_without_reentrant_generator
+    function = checkpoint.CheckpointFunction
+    checkpoint._checkpoint_without_reentrant_generator = guarded(generator)
+    guard: Any = type("Guarded", (), {"apply": staticmethod(guarded(function.apply))})
+    checkpoint.CheckpointFunction = guard
     try:
-        checkpoint._checkpoint_without_reentrant_generator = refuse
-        checkpoint.CheckpointFunction = type("Refused", (), {"apply": refuse})
         yield
     finally:
-        for name, value in before.items():
-            setattr(checkpoint, name, value)
+        checkpoint._checkpoint_without_reentrant_generator = generator
+        checkpoint.CheckpointFunction = function
+
+
+@contextlib.contextmanager
+def _pass_of_members() -> Iterator[None]:
+    before = getattr(_HERE, "members", False)
+    _HERE.members = torch.is_grad_enabled()
+    try:
+        with _FAST_PATH, _CHECKPOINTS:
+            yield
+    finally:
+        _HERE.members = before
+
+
+_FAST_PATH = _Meanwhile(_no_fast_path)
+_CHECKPOINTS = _Meanwhile(_no_checkpoints)
+# The mathematical form of attention has a batching rule everywhere.
+_MATH = _Meanwhile(lambda: sdpa_kernel(SDPBackend.MATH))
+
+
+def unwrapped(network: Any) -> Any:
+    """Return the network inside torch.compile's and DataParallel's wrappers."""
+    for wrapped in ("_orig_mod", "module"):
+        parallel = nn.DataParallel, nn.parallel.DistributedDataParallel
+        if wrapped == "_orig_mod" or isinstance(network, parallel):
+            network = getattr(network, wrapped, network)
+    return network
 
 
 def frozen_copy(network: Any) -> Any:

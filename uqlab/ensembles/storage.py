@@ -14,7 +14,7 @@ from uqlab.ensembles.base import Ensemble, SeparateEnsemble, member_range
 from uqlab.ensembles.batch_ensemble import batch
 from uqlab.ensembles.dropout import dropout
 from uqlab.ensembles.film import film
-from uqlab.ensembles.functional import FunctionalEnsemble, Own
+from uqlab.ensembles.functional import FunctionalEnsemble
 from uqlab.ensembles.implicit import STATISTICS
 from uqlab.ensembles.laplace import copies
 from uqlab.ensembles.last_layer import own_classifiers
@@ -127,10 +127,13 @@ def _learned(ensemble):
 
 
 def _frozen(ensemble):
-    """Return a fingerprint of the frozen weights."""
-    network = ensemble.network if isinstance(ensemble, FunctionalEnsemble) else ensemble
-    parameters = network.named_parameters()
-    return fingerprint({name: p for name, p in parameters if not p.requires_grad})
+    """Return a fingerprint of the frozen weights that members read."""
+    network, replaced = ensemble, set()
+    if isinstance(ensemble, FunctionalEnsemble):
+        network, replaced = ensemble.network, ensemble.replaced
+    every = network.named_parameters()
+    frozen = {name: p for name, p in every if not p.requires_grad}
+    return fingerprint({n: p for n, p in frozen.items() if n not in replaced})
 
 
 def concatenate(shards: Sequence[Ensemble]) -> Any:
@@ -214,11 +217,11 @@ def _described(shard):
 
 def _check_shared(shards):
     """Raise ValueError unless what all members share is equal in all shards."""
-    own = shards[0].seen
+    replaced = shards[0].replaced
     state, *others = (shard.network.state_dict() for shard in shards)
     for name, tensor in state.items():
-        if name in own and isinstance(own[name].kind, Own):
-            continue  # what stands where each member has a tensor of its own
+        if name in replaced:
+            continue
         if not all(torch.equal(tensor, other[name].to(tensor)) for other in others):
             raise ValueError(
                 f"shards differ in {name}, which all members share: train the ensemble "

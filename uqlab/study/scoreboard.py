@@ -364,9 +364,8 @@ def held_tensors(ensemble: ensembles.Ensemble, derived: bool = True) -> list[Ten
     left_out = set()
     if isinstance(ensemble, ensembles.FunctionalEnsemble) and not derived:
         state = ensemble.network.state_dict(keep_vars=True)
-        for name, part in ensemble.seen.items():
-            if isinstance(part.kind, ensembles.Own):
-                left_out.add(id(state.get(name)))
+        left_out = {id(state.get(name)) for name in ensemble.replaced}
+        for part in ensemble.seen.values():
             shared = getattr(part.kind, "shared", ())
             left_out |= {id(getattr(part.kind, key)) for key in shared}
     tensors = [*ensemble.parameters(), *ensemble.buffers()]
