@@ -31,48 +31,39 @@ def backbone():
     return models.vit(28, 4, width=192, layers=6, heads=6).to(DEVICE)
 
 
-class SeparateLoRA(nn.Module):
-    """The published way: LoRA modules of the members, stacked, called through vmap; each holds the frozen weight."""
+class Separate(nn.Module):
+    """The published way: members' layers, stacked, called through vmap; each LoRA layer holds the frozen weight."""
 
-    def __init__(self, layer: ensembles.MemberModule):
+    def __init__(self, own):
         super().__init__()
-        self.members, low = layer.members, layer.weight
-        plain = [
-            nn.ParameterDict(
-                {
-                    "w": low.w.detach().clone(),
-                    "b": layer.bias.detach().clone(),
-                    "down": low.down[m].detach().clone(),
-                    "up": low.up[m].detach().clone(),
-                }
-            )
-            for m in range(self.members)
-        ]
-        stacked = {
-            name: torch.stack([p[name].detach() for p in plain]) for name in plain[0]
-        }
-        self.stacked = nn.ParameterDict(stacked)
-        for name in ("w", "b"):
-            self.stacked[name].requires_grad_(False)
+        self.own = nn.ParameterDict(own)
 
     def forward(self, x):
-        def one(w, b, down, up, rows):
-            return F.linear(rows, w, b) + F.linear(F.linear(rows, down), up)
+        def one(own, rows):
+            y = F.linear(rows, own["weight"], own["bias"])
+            if "lora_A" in own:
+                y = y + F.linear(F.linear(rows, own["lora_A"]), own["lora_B"])
+            return y
 
-        p = self.stacked
-        y = torch.func.vmap(one)(
-            p["w"], p["b"], p["down"], p["up"], x.unflatten(0, (self.members, -1))
-        )
-        return y.flatten(0, 1)
+        rows = x.unflatten(0, (MEMBERS, -1))
+        return torch.func.vmap(one)(dict(self.own), rows).flatten(0, 1)
 
 
 def vmapped(lora):
     """The same ensemble with vmapped modules in place of ours; returns a function x -> logits."""
     network = copy.deepcopy(lora.network)
-    for name, part in list(network.named_modules()):
-        if isinstance(getattr(part, "weight", None), ensembles.LowRank):
-            parent, _, child = name.rpartition(".")
-            setattr(network.get_submodule(parent), child, SeparateLoRA(part))
+    for name in {name.rpartition(".")[0] for name in lora.seen}:
+        own = {}
+        for key, p in network.get_submodule(name).named_parameters():
+            part = lora.seen.get(f"{name}.{key}")
+            held = {} if part is None else dict(part.stacked())
+            if "value" in held:  # a classifier's
+                held = {key: held["value"]}
+            else:  # a frozen weight, once for every member
+                each = p.detach().expand(MEMBERS, *p.shape).clone()
+                own[key] = nn.Parameter(each, False)
+            own |= {n: nn.Parameter(each.detach().clone()) for n, each in held.items()}
+        network.set_submodule(name, Separate(own))
     network.eval()
 
     def call(x):
@@ -136,9 +127,9 @@ def candidates():
         def build():
             ensemble = make().eval()
             with torch.no_grad():  # away from B = 0, so that agreement says something
-                for part in ensemble.modules():
-                    if isinstance(part, ensembles.LowRank):
-                        part.up.normal_(0, 0.02)
+                for part in ensemble.seen.values():
+                    if isinstance(part.kind, ensembles.LowRank):
+                        part.kind.lora_B.normal_(0, 0.02)
 
             def run(x, backward):
                 return (

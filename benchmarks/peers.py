@@ -291,9 +291,7 @@ def packed() -> Iterator[Row]:
         .eval()
         .to(DEVICE)
     )
-    layers = [
-        part for part in ensemble.modules() if isinstance(part, ensembles.MemberModule)
-    ]
+    own = [part.kind.value for part in ensemble.seen.values()]  # weight, bias, weight...
     theirs: Any = None
     if TU:
         theirs = (
@@ -302,11 +300,10 @@ def packed() -> Iterator[Row]:
             .to(DEVICE)
         )
         with torch.no_grad():
-            for own, layer in zip(
-                layers, [*theirs.layers, theirs.final_layer], strict=True
-            ):
-                layer.weight.copy_(own.weight.value.reshape(layer.weight.shape))
-                layer.bias.copy_(own.bias.value.flatten())
+            layers = [*theirs.layers, theirs.final_layer]
+            for weight, bias, layer in zip(own[::2], own[1::2], layers, strict=True):
+                layer.weight.copy_(weight.reshape(layer.weight.shape))
+                layer.bias.copy_(bias.flatten())
     y = torch.arange(128, device=DEVICE) % CLASSES
     for batch in (1, 128):
         x = torch.rand(batch, 784, device=DEVICE)
@@ -336,12 +333,13 @@ def packed() -> Iterator[Row]:
 class Adapted(nn.Module):
     """The plain form of a LoRA layer with one member, for laplace-torch."""
 
-    def __init__(self, layer: ensembles.MemberModule):
+    def __init__(self, layer: nn.Linear, low: Any):
         super().__init__()
-        low = layer.weight
-        self.layer = ensembles.plain_linear(low.w, layer.bias).requires_grad_(False)
+        self.layer = ensembles.plain_linear(layer.weight, layer.bias)
+        self.layer.requires_grad_(False)
         self.down, self.up = (
-            ensembles.plain_linear(p.data[0].clone(), None) for p in (low.down, low.up)
+            ensembles.plain_linear(p.data[0].clone(), None)
+            for p in (low.lora_A, low.lora_B)
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -362,21 +360,17 @@ def laplace() -> Iterator[Row]:
         nn.Linear(128, CLASSES),
     )
     lora: Any = ensembles.lora(backbone, 1, 4, classifiers="shared").eval().to(DEVICE)
-    for layer in lora.modules():
-        if isinstance(layer, ensembles.LowRank):
-            nn.init.normal_(layer.up, std=0.02)
+    lows = {name: part.kind for name, part in lora.seen.items()}
+    for low in lows.values():
+        nn.init.normal_(low.lora_B, std=0.02)
     ways: dict[str, Callable] = {
         "uqlab": lambda: ensembles.laplace_lora(lora, x, MEMBERS, prior_variance=1e-3)
     }
     if LAPLACE:
-        adapts = [
-            isinstance(getattr(part, "weight", None), ensembles.LowRank)
-            for part in lora.network
-        ]
         plain = nn.Sequential(
             *[
-                Adapted(p) if own else p
-                for p, own in zip(lora.network, adapts, strict=True)
+                Adapted(part, lows[name]) if (name := f"{i}.weight") in lows else part
+                for i, part in enumerate(lora.network)
             ]
         )
         plain[-1].requires_grad_(False)
