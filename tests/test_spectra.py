@@ -330,7 +330,7 @@ def test_members_tell_who_makes_intruders():
     )
     for layer in lora.modules():
         if isinstance(layer, ensembles.LowRank):
-            nn.init.normal_(layer.up, generator=torch.Generator().manual_seed(1))
+            nn.init.normal_(layer.lora_B, generator=torch.Generator().manual_seed(1))
     for ensemble, count in ((lora, 2), (sve, 0)):
         found = spectra.ensemble_spectra(
             ensemble, k=10, before=backbone, progress=False
@@ -347,16 +347,14 @@ def test_members_tell_who_makes_intruders():
 
 def test_updates_are_what_was_added():
     ensemble = moved(ensembles.lora(vit(), 3, 4))
-    name, layer = next(
-        (n, p)
-        for n, p in ensemble.network.named_modules()
-        if isinstance(p, ensembles.LowRank)
+    full = next(
+        n for n, p in ensemble.seen.items() if isinstance(p.kind, ensembles.LowRank)
     )
-    name = name.removesuffix(".weight")
+    name, layer = full.removesuffix(".weight"), ensemble.seen[full].kind
     found = spectra.ensemble_spectra(
         ensemble, f"^{name}$", 4, update=True, progress=False
     )[name]
-    products = (layer.up @ layer.down).detach()
+    products = (layer.lora_B @ layer.lora_A).detach()
     near(found.values, torch.linalg.svdvals(products)[:, :4])
     near(
         found.between[0, 1],
@@ -365,7 +363,7 @@ def test_updates_are_what_was_added():
     )
     near(
         found.initial[2],
-        plain_similarity(layer.w.detach(), products[2], 4, "left"),
+        plain_similarity(vit().get_parameter(full).detach(), products[2], 4, "left"),
         atol=1e-3,
     )
     merged = ensembles.from_members(
@@ -379,8 +377,8 @@ def test_updates_are_what_was_added():
     found = spectra.ensemble_spectra(
         additive, f"^{name}$", 1, update=True, progress=False
     )[name]
-    layer = additive.network.get_submodule(name).weight
-    sizes = layer.up.norm(dim=(1, 2)) * layer.down.norm(dim=(1, 2))
+    layer = additive.seen[full].kind
+    sizes = layer.lora_B.norm(dim=(1, 2)) * layer.lora_A.norm(dim=(1, 2))
     near(found.values[:, 0], sizes.detach())
     trained = moved(
         ensembles.batch(vit(), 2, additive=True)
@@ -389,7 +387,7 @@ def test_updates_are_what_was_added():
         trained, f"^{name}$", 2, update=True, before=vit(), progress=False
     )[name]
     before = vit().get_submodule(name).weight.detach()
-    after = trained.network.get_submodule(name).weight.weight(1).detach()
+    after = trained.member(1).get_submodule(name).weight.detach()
     near(found.values[1], torch.linalg.svdvals(after - before)[:2], rtol=1e-3)
 
 
@@ -415,12 +413,12 @@ def test_masked_members_and_their_hard_masks():
         )  # a hard member's own layers are smaller
         assert list(found) == ["1", "4"]
         for name, layer in found.items():
-            masked = ensemble.layers()[name]
-            rows, columns = masked.factors(slice(None))
-            after = masked.w * rows[0][:, None] * columns[0]
+            rows, columns = ensemble.masks()[name]
+            before = model.get_submodule(name).weight.detach()
+            after = before * rows[0][:, None] * columns[0]
             near(
                 layer.max_cosine[0],
-                plain_max_cosine(masked.w, after.detach(), 2),
+                plain_max_cosine(before, after, 2),
                 atol=1e-4,
             )
 
@@ -445,16 +443,16 @@ def test_what_is_not_known_before_is_none():
 def test_one_layer_at_a_time(monkeypatch):
     """Only the weights of one layer's members are alive at any moment."""
     ensemble, alive, most = moved(ensembles.lora(vit(), 4, 2)), [], 0
-    weight_of = ensembles.LowRank.weight
+    weight_of = ensembles.FunctionalEnsemble.tensor
 
-    def watched(self, index):
+    def watched(self, name, index):
         nonlocal most
-        weight = weight_of(self, index)
+        weight = weight_of(self, name, index)
         alive.append(weakref.ref(weight))
         most = max(most, sum(ref() is not None for ref in alive))
         return weight
 
-    monkeypatch.setattr(ensembles.LowRank, "weight", watched)
+    monkeypatch.setattr(ensembles.FunctionalEnsemble, "tensor", watched)
     spectra.ensemble_spectra(ensemble, k=3, progress=False)
     assert len(alive) >= 8 * 4
     assert most == 4

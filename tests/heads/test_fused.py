@@ -172,18 +172,28 @@ def test_a_member_is_a_plain_network(name, sets):
 
 
 # Parameters -----------------------------------------------------------------------------------------------------------
+def count(fused, within=""):
+    """Numbers of a part of the network: once where members share them, else of every member."""
+    numbers = 0
+    for name, p in fused.network.named_parameters():
+        if name.startswith(within):
+            own = [fused.tensor(name, m) for m in range(fused.members)]
+            numbers += sum(t.numel() for t in own) if name in fused.seen else p.numel()
+    return numbers
+
+
 @SETS_OF_THREE
 def test_parameters_of_a_layer(sets):
     """4 M H_l / H d^2 + 8 d^2 weights (Hydra, B.4), and biases and LayerNorms."""
     members = pruned("vit", sets)
-    layers = heads.fuse(members).network.vit.layers
+    fused = heads.fuse(members)
     kept = torch.tensor(
         [heads.count_heads(model) for model in members]
     ).T.tolist()  # [layers, members]
-    for layer, counts in zip(layers, kept, strict=True):
+    for layer, counts in enumerate(kept):
         weights = 4 * sum(counts) * 16**2 // HEADS + 8 * 16**2
         biases = sum(3 * count * 4 + 16 for count in counts) + 4 * 16 + 16 + 3 * 4 * 16
-        assert sum(p.numel() for p in layer.parameters()) == weights + biases
+        assert count(fused, f"vit.layers.{layer}.") == weights + biases
 
 
 def test_merged_norms_are_one_for_all():
@@ -192,9 +202,7 @@ def test_merged_norms_are_one_for_all():
     own, merged = (
         heads.fuse(tuned(members), norms=norms) for norms in ("independent", "merged")
     )
-    saved = sum(p.numel() for p in own.parameters()) - sum(
-        p.numel() for p in merged.parameters()
-    )
+    saved = count(own) - count(merged)
     assert (
         saved == 2 * (2 * LAYERS + 1) * 2 * 16
     )  # two of three members, weights and biases of 16
@@ -210,9 +218,12 @@ def test_fusing_copies():
 
 def test_multiply_adds_are_those_of_the_members():
     members, x = pruned(), inputs(count=2)
-    assert heads.multiply_adds(heads.fuse(members), x) == sum(
-        heads.multiply_adds(model, x) for model in members
-    )
+    fused = heads.fuse(members)
+    apart = sum(heads.multiply_adds(model, x) for model in members)
+    fused.mode = "loop"
+    assert heads.multiply_adds(fused, x) == apart
+    fused.mode = "vmap"  # of equal inputs, the shared patches are embedded once
+    assert heads.multiply_adds(fused, x) == apart - 2 * 2 * 4 * 16 * 16
 
 
 # Passes ---------------------------------------------------------------------------------------------------------------
@@ -260,8 +271,8 @@ def test_shards_share_memory(sets):
     """With frozen MLPs and embeddings no trained parameter is shared: members can be trained separately."""
     fused, x = heads.fuse(tuned(pruned("vit", sets))), inputs()
     assert not fused.can_shard()
-    for name, p in fused.network.named_parameters():
-        p.requires_grad_("mlp" not in name and "embeddings" not in name)
+    for p in fused.shared_parameters():
+        p.requires_grad_(False)
     assert fused.can_shard()
     assert not fused.shared_parameters()
     logits = fused(x)
@@ -269,9 +280,7 @@ def test_shards_share_memory(sets):
         shard = fused.shard(rows)
         near(shard(x), logits[rows])
         near(shard.member(0)(x), logits[rows][0])
-        assert {
-            name for name, p in shard.network.named_parameters() if p.requires_grad
-        } == {name for name, p in fused.network.named_parameters() if p.requires_grad}
+        assert shard.can_shard()
     with torch.no_grad():
         for p in fused.shard(slice(1, 3)).parameters():
             if p.requires_grad:
@@ -295,28 +304,19 @@ def test_dropout_is_the_members_own():
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------
-class Scaled(nn.Module):
-    """Attention whose values are doubled, as an unknown family of networks might do."""
-
-    def __init__(self, core):
-        super().__init__()
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
-            core.q_proj,
-            core.k_proj,
-            core.v_proj,
-            core.o_proj,
-        )
-        self.core, self.head_dim = (core,), core.head_dim
-
-    def forward(self, hidden_states, *args, **kwargs):
-        return 2 * self.core[0](hidden_states, *args, **kwargs)[0], None
-
-
-def unusual():
-    model = make()
+def unusual(pairs):
+    """Attention that depends on its number of heads otherwise than through each of them."""
+    model = heads.prune(make(), pairs)
     for layer in model.vit.layers:
-        layer.attention = Scaled(layer.attention)
+        layer.attention.register_forward_hook(
+            lambda part, _, output: (output[0] * part.o_proj.in_features, output[1])
+        )
     return model
+
+
+def test_attention_of_any_kind_fuses_where_heads_of_zeros_do_not_count():
+    members, x = tuned(list(map(unusual, EVEN))), inputs()
+    near(heads.fuse(members)(x), apart(members, x))
 
 
 def other(**changes):
@@ -353,9 +353,9 @@ def other(**changes):
         ),
         (lambda: [make(), make("clip")], ValueError, "absent in member 1"),
         (
-            lambda: [unusual(), *tuned([unusual()])],
+            lambda: list(map(unusual, RAGGED)),
             ValueError,
-            "Scaled is more than its four projections",
+            "ViTAttention is more than its four projections",
         ),
         (lambda: [make(), "vit"], TypeError, "one torch module, got"),
     ],

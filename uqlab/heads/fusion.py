@@ -138,8 +138,8 @@ def fuse(
     trained. The paper does not specify LayerNorms, classifiers and embeddings. These
     choices reproduce its number of parameters, 4 M H_l / H d^2 + 8 d^2 for a layer, and
     they make the ensemble exact where the members have equal MLPs. Multiply-adds are
-    those of the pruned members together: fusing saves passes and memory. Of `ZeroShot`s
-    each tower is fused.
+    those of the pruned members together, of members that were pruned alike: fusing
+    saves passes and memory. Of `ZeroShot`s each tower is fused.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ def fuse(
     ------
     ValueError
         For no members, for members of different depth, width, head size or classes, and
-        for attention that is more than softmax(Q K^T / sqrt(size)) V.
+        for attention that heads of zeros would change.
     TypeError
         For members that are not networks.
 
