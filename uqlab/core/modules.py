@@ -124,7 +124,7 @@ def map_tensors(change: Callable[[Tensor], Any], inputs: Inputs) -> Any:
     """Return `inputs` with every tensor changed."""
     if isinstance(inputs, Tensor):
         return change(inputs)
-    return {name: change(t) for name, t in inputs.items()}
+    return {k: change(t) if isinstance(t, Tensor) else t for k, t in inputs.items()}
 
 
 def rows_of(inputs: Inputs, rows: slice | int) -> Any:

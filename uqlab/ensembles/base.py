@@ -1,5 +1,6 @@
 """What every ensemble can do, and its two kinds: members in one pass, or in turn."""
 
+import copy
 import operator
 import re
 from collections import Counter
@@ -110,15 +111,15 @@ class Ensemble(nn.Module):
         raise NotImplementedError
 
     def can_shard(self) -> bool:
-        """Return whether shards can be trained independently."""
+        """Return whether shards can be trained independently, but for their noise."""
         return False
 
     def shared_parameters(self) -> dict[nn.Parameter, int]:
-        """Return the trained parameters that members share, and how many do.
+        """Return the trained parameters that members share, whose gradient is the mean.
 
-        They follow the members' mean loss.
+        And the number by which `fit` has to divide it, where the passes do not.
         """
-        return {p: self.members for p in self.parameters() if p.requires_grad}
+        return {p: 1 for p in self.parameters() if p.requires_grad}
 
     def mixed(self, rows: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
         """Return which inputs members see, for those drawn [members, batch]."""
@@ -139,7 +140,9 @@ class Ensemble(nn.Module):
         one = len(args) + bool(named) == 1
         if one and self.took_last_linear and not self._checked:
             x = args[0] if args else named
-            check_classifier(self.member(0), rows_of(x, 0) if each else x)
+            some = rows_of(rows_of(x, 0) if each else x, slice(2))
+            # A network that changes its input in place must not change the caller's.
+            check_classifier(self.member(0), map_tensors(torch.clone, some))
             self._checked = True
 
     def _check_index(self, index: int) -> None:
@@ -180,12 +183,13 @@ class SeparateEnsemble(Ensemble):
         return shard.with_recipe(self.recipe)
 
     def can_shard(self):
-        """Return whether members share no tensor that changes, and no generator."""
+        """Return whether members share no tensor that changes."""
         buffers = []
         for model in self.models:
             buffers += model.buffers()
-        shared = self.shared_parameters() or len(buffers) > len(list(self.buffers()))
-        return not shared and not draws_noise(self)
+        return not (
+            self.shared_parameters() or len(buffers) > len(list(self.buffers()))
+        )
 
     def shared_parameters(self):
         """Return the trained parameters that stand in several networks."""
@@ -239,19 +243,10 @@ def _numbers(tensors):
     return sum(t.numel() for t in tensors)
 
 
-def draws_noise(network: nn.Module) -> bool:
-    """Return whether a network draws random numbers in training.
-
-    Besides layers of noise there is dropout inside modules, as in attention, recurrent
-    layers and transformers.
-    """
-    for module in network.modules():
-        config = getattr(module, "config", None)
-        settings = vars(module) | getattr(config, "__dict__", {})
-        inside = any(
-            p for name, p in settings.items() if "drop" in name and isinstance(p, float)
-        )
-        layer = "Dropout" in type(module).__name__ or isinstance(module, nn.RReLU)
-        if inside or (layer and settings.get("p", 1)):
-            return True
-    return False
+def draws_noise(network: nn.Module, x: Inputs) -> bool:
+    """Return whether a network draws from torch's generator in training, on a CPU."""
+    tried = copy.deepcopy(network).train()
+    with torch.no_grad(), torch.random.fork_rng([]):
+        before = torch.get_rng_state()
+        call(tried, x)
+        return not torch.equal(before, torch.get_rng_state())

@@ -17,7 +17,7 @@ from uqlab.ensembles.base import (
     member_range,
     member_seed,
 )
-from uqlab.ensembles.functional import FunctionalEnsemble, Own
+from uqlab.ensembles.functional import FunctionalEnsemble, Own, unwrapped
 
 # Networks are built from torch's global generator: two threads must not share it.
 _BUILDING = threading.Lock()
@@ -72,7 +72,7 @@ def _built(make_model: Callable[[], nn.Module], seed: int, ids: range) -> list[A
     for m in ids:
         with _BUILDING, torch.random.fork_rng(devices):
             torch.manual_seed(member_seed(seed, m, "weights"))
-            models.append(make_model())
+            models.append(unwrapped(make_model()))
         one_network(models[-1], "deep")
     return models
 
@@ -88,19 +88,6 @@ def stacked(models: Sequence[nn.Module], ids: range) -> FunctionalEnsemble:
     for name, _ in network.named_buffers():
         sees[name] = [Own(model.get_buffer(name), trained=False) for model in models]
     return FunctionalEnsemble(network.requires_grad_(False), sees, ids)
-
-
-def _built(make_model: Callable[[], nn.Module], seed: int, ids: range) -> list:
-    """Return a network for each member, and leave torch's generator as it was."""
-    started = torch.cuda.is_initialized()
-    devices = list(range(torch.cuda.device_count())) if started else []
-    models = []
-    for m in ids:
-        with torch.random.fork_rng(devices):
-            torch.manual_seed(member_seed(seed, m, "weights"))
-            models.append(make_model())
-        one_network(models[-1], "deep")
-    return models
 
 
 def _check_function(make_model):

@@ -238,11 +238,12 @@ class FunctionalEnsemble(Ensemble):
         if not torch.compiler.is_compiling():
             self._check_classifier(args, named, each)
         leaves, tree = tree_flatten((args, named))
-        tensors = [t.clone() for t in leaves if isinstance(t, Tensor)]
+        tensors = [t for t in leaves if isinstance(t, Tensor)]
         shared = self._shared()
 
         def call(row: dict, some: Sequence[Tensor]) -> Tensor:
-            queue = iter(some)
+            # A network that changes its input in place must not change the next one's.
+            queue = iter([t.clone() for t in some])
             given = [next(queue) if isinstance(t, Tensor) else t for t in leaves]
             inputs = tree_unflatten(given, tree)
             return functional_call(self.one, row | shared, inputs, tie_weights=False)
@@ -440,8 +441,7 @@ class _Pass:
         apart = {key: t.unbind() for key, t in self.rows.items()}
         for m in range(self.members):
             row = {key: each[m] for key, each in apart.items()}
-            # A network that changes its input in place must not change the next one's.
-            some = [t[m] if self.each else t.clone() for t in self.tensors]
+            some = [t[m] if self.each else t for t in self.tensors]
             logits.append(self.call(row, some))
         return torch.stack(logits)
 
@@ -626,11 +626,15 @@ def _swapped(module: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]
 
 
 def _aliases(network: nn.Module) -> dict[str, list[str]]:
-    """Return all names of every tensor of a network, by the first of them."""
+    """Return the names of every tensor of a network, by the first of them.
+
+    One for each module that holds it: a module with two names is swapped once.
+    """
     names: dict[int, list[str]] = {}
-    for table in (network.named_parameters, network.named_buffers):
-        for name, tensor in table(remove_duplicate=False):
-            names.setdefault(id(tensor), []).append(name)
+    for name, module in network.named_modules():
+        for table in (module.named_parameters, module.named_buffers):
+            for key, tensor in table(name, recurse=False, remove_duplicate=False):
+                names.setdefault(id(tensor), []).append(key)
     return {each[0]: each for each in names.values()}
 
 

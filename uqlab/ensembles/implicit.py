@@ -27,7 +27,7 @@ from uqlab import models
 from uqlab.core.checks import one_network, one_of
 from uqlab.core.modules import frozen
 from uqlab.ensembles.base import Members, member_generators, member_range
-from uqlab.ensembles.functional import FunctionalEnsemble, Own
+from uqlab.ensembles.functional import FunctionalEnsemble, Own, unwrapped
 
 Classifiers = Literal["independent", "shared"]
 # What one member sees: of the site's weight, or of several tensors of its module.
@@ -87,7 +87,7 @@ def sites(network: nn.Module) -> list[Site]:
     Weights of linear layers, convolutions, attention and recurrent layers; of any other
     module but embeddings that holds a matrix `weight`; and matrices of other names.
     """
-    weights: list[Site] = []
+    weights: dict[nn.Parameter, Site] = {}  # a tied weight once, by its first name
     units = ()  # prefixes of names inside units
     for name, module in network.named_modules():
         embedding = isinstance(module, nn.Embedding | nn.EmbeddingBag)
@@ -105,8 +105,10 @@ def sites(network: nn.Module) -> list[Site]:
                 if p.ndim == 2 or (p.ndim > 2 and n == "weight")
             ]
         found = [Site(name, parameter, module) for parameter in names]
-        weights += [site for site in found if site.weight.numel()]  # heads cut out
-    return weights
+        for site in found:
+            if site.weight.numel():  # 0 where heads were cut out
+                weights.setdefault(site.weight, site)
+    return list(weights.values())
 
 
 def weights_of(network: nn.Module) -> dict[str, str]:
@@ -135,6 +137,7 @@ def plain(backbone: nn.Module, trained: bool = False) -> nn.Module:
     trained : bool
         Whether the copy has weights of its own, which are trained.
     """
+    backbone = unwrapped(backbone)
     network: Any = copy.deepcopy(backbone) if trained else frozen(backbone)
     for module in network.modules():
         if parametrize.is_parametrized(module):
@@ -228,7 +231,7 @@ def implicit(
 
     Returns
     -------
-    FoldedEnsemble
+    FunctionalEnsemble
 
     Raises
     ------
@@ -261,6 +264,8 @@ def implicit(
             for name, module in parts.items():
                 sees.setdefault(site.of(name), []).append(module)
     if classifiers == "independent":
+        # A module of its own, also where its weight is tied to another's.
+        network.set_submodule(head, frozen(network.get_submodule(head)))
         sees |= fresh_classifiers(network, head, classifier_std, generators)
     else:
         last = copy.deepcopy(network.get_submodule(head))

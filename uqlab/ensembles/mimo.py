@@ -9,7 +9,7 @@ from uqlab import models
 from uqlab.core.checks import at_least, within
 from uqlab.core.modules import call, logits_of
 from uqlab.ensembles.base import Ensemble, Members, member_generators
-from uqlab.ensembles.functional import frozen_copy
+from uqlab.ensembles.functional import MeanGradient, frozen_copy
 from uqlab.ensembles.implicit import check_backbone, fresh_classifiers, plain
 
 PRODUCTS = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -44,6 +44,7 @@ class MIMOEnsemble(Ensemble):
         else:
             side_by_side = x.transpose(0, 1).flatten(1, 2)  # along the channels
         logits = logits_of(call(self.network, side_by_side))
+        logits = MeanGradient.apply(logits, self.members)
         return logits.unflatten(1, (self.members, -1)).transpose(0, 1)
 
     def mixed(self, rows, generators):

@@ -17,6 +17,7 @@ from uqlab.core.devices import arithmetic
 from uqlab.core.files import StrPath
 from uqlab.core.modules import evaluating, like_parameters, trainable
 from uqlab.ensembles import Ensemble, member_generators
+from uqlab.ensembles.base import draws_noise
 from uqlab.training.checkpoints import WEIGHTS, Checkpoint, described
 from uqlab.training.losses import Loss, targets
 from uqlab.training.optimisation import Optimisation
@@ -311,9 +312,11 @@ def _workers(ensemble: Ensemble, task: Task, bounds: list[int] | None) -> Worker
         ensemble(two)
     rows = task.rows * ensemble.repeats
     multiply_adds = counted.get_total_flops() * rows // (2 * len(two))
+    apart = ensemble.can_shard()
     # Perceptrons' steps have generators of each member's; other noise is torch's one.
-    own_noise = isinstance(make(ensemble), ChainStep)
-    apart = not ensemble.shared_parameters() if own_noise else ensemble.can_shard()
+    if apart and ensemble.members > 1 and not isinstance(make(ensemble), ChainStep):
+        # Batch norm wants two samples.
+        apart = not draws_noise(ensemble.member(0), torch.cat([two, two]))
     return Workers(ensemble, multiply_adds, apart, make, bounds)
 
 

@@ -56,6 +56,22 @@ def cross_entropy(
     return values.sum(1) / class_weights[labels].sum(1)
 
 
+def member_mean(logits: Tensor, labels: Int[Tensor, "*members batch"]) -> Tensor:
+    """Return what a plain loop minimises: the sum over members of their mean loss.
+
+    `member_mean(ensemble(x), y).backward()` gives each member the gradient of its own
+    loss, and what members share the gradient of their mean loss, as `fit` does.
+
+    Parameters
+    ----------
+    logits
+        [members, batch, classes], what an ensemble returns.
+    labels
+        [batch], of all members, or [members, batch].
+    """
+    return cross_entropy(logits, labels.expand(logits.shape[:2])).sum()
+
+
 def mean_square(outputs: Tensor, targets: Tensor) -> Float[Tensor, " members"]:
     """Return every member's mean squared error."""
     return (outputs - targets.reshape(outputs.shape)).square().flatten(1).mean(1)
