@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 from unittest.mock import MagicMock
 
+import every_method
 import numpy as np
 import printed
 import pytest
 from click.testing import CliRunner
+from networks import NETWORKS
 from small_runs import call
 
 from uqlab import data
@@ -110,6 +112,39 @@ def test_the_guide_of_methods_and_scores_runs(run):
     advice = scoreboard.recommend(names["mine"], "trained", {})
     assert advice.reason.startswith("classifiers alone has the best trained of the 2")
     assert names["table"]["auroc_gap_fashion-mini"].between(0, 1).all()
+
+
+FEW = {"vit", "bert", "lstm", "conv1d", "torch attention", "tied weights"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in FEW else pytest.mark.slow)
+        for name in NETWORKS
+    ],
+)
+def test_the_guides_method_of_ones_own_is_right_on_any_network(
+    name, monkeypatch, tmp_path
+):
+    """Of plain torch, in 15 lines; a network that is a classifier alone has no weight for it."""
+    found = blocks(ROOT / "book" / "guides" / "method.md")
+    [code] = [block for block in found if "class Mine" in block]
+    lines = [line for line in code.splitlines() if line.strip()]
+    assert len(lines) <= 15 and names_of(code) <= {"torch", "uqlab"}
+    exec(code, made := {})
+    mine = every_method.Method(
+        "mine", lambda network, _, m: made["scaled"](network, m, 5), saved=False
+    )
+    monkeypatch.setitem(every_method.METHODS, "mine", mine)
+    why = every_method.outcome(NETWORKS[name], "mine", tmp_path)
+    lone = name == "logistic regression"
+    assert ("before its classifier" in why) if lone else why == ""
+
+
+def names_of(code):
+    """The packages that code imports from."""
+    return set(re.findall(r"^(?:import|from) (\w+)", code, re.MULTILINE))
 
 
 # Commands -------------------------------------------------------------------------------------------------------------
