@@ -316,8 +316,13 @@ def _new(ensemble, single):
     """Return the parameters that the single network does not have."""
     had = list(single.parameters())
     stored = held_tensors(ensemble, derived=False)
-    trained = [t for t in stored if isinstance(t, nn.Parameter)]
-    return [p for p in trained if not any(map(p.equal, had))]
+    held = [t for t in stored if isinstance(t, nn.Parameter)]
+
+    def known(p):  # perhaps once for every member
+        each = [t for t in had if p.shape[1:] == t.shape]
+        return any(map(p.equal, had)) or any(bool((p == t).all()) for t in each)
+
+    return [p for p in held if not known(p)]
 
 
 def _storages(tree: Any) -> list[torch.UntypedStorage]:
