@@ -24,10 +24,9 @@ The table is made by running each method on {count} small networks as people hav
 with gradients and the separate members agree to four digits, the members differ, a saved ensemble answers the same, and
 the network itself is unchanged. A number stands for a refusal, in one sentence below.
 
-Layers of torch itself take all members at once. What does more than its weight says runs member by member: attention
-and recurrent layers of torch, and layers of a class of your own. Where a network turns its axes round inside (time
-before batch), reads the weight of another layer, or computes something of its whole batch, the members go through one
-by one. `print(ensemble)` says which.
+A member is your network called with other weights, so whatever its `forward` does stays as it is. Where there is little work, and on a
+GPU, all members run in one pass of `torch.func.vmap`; otherwise, and where vmap refuses a network (recurrent layers, values that make
+shapes), one after the other. `print(ensemble)` says which and why; `ensemble.mode = "loop"` or `"vmap"` chooses.
 """
 
 
