@@ -1,4 +1,4 @@
-"""Pruned networks in one pass: grouped attention and merged MLPs.
+"""Pruned networks in one: attention of their own and merged MLPs.
 
 LayerNorms and classifiers are the members' own (Gabetni et al. 2025, section 4.2).
 """

@@ -168,7 +168,7 @@ def multiply_adds(model: nn.Module, inputs: Inputs) -> int:
     here = like_parameters(model, inputs)
     counter = FlopCounterMode(display=False, custom_mapping=attention)
     with evaluating(model):
-        call(model, here)  # an ensemble measures once how to split such inputs
+        call(model, here)  # an ensemble tries once how its members run
         with counter:
             call(model, here)
     return counter.get_total_flops() // 2

@@ -308,8 +308,10 @@ def _workers(ensemble: Ensemble, task: Task, bounds: list[int] | None) -> Worker
     )
     two = task.inputs[:2]
     counted = FlopCounterMode(display=False)
-    with evaluating(ensemble), torch.no_grad(), counted:
-        ensemble(two)
+    with evaluating(ensemble), torch.no_grad():
+        ensemble(two)  # tries how its members run, which does not count
+        with counted:
+            ensemble(two)
     rows = task.rows * ensemble.repeats
     multiply_adds = counted.get_total_flops() * rows // (2 * len(two))
     apart = ensemble.can_shard()
