@@ -104,16 +104,11 @@ def moved(ensemble):
 
 
 def owned(ensemble, kind):
-    """The layers whose weight is of this kind of member parameter, by name."""
-    units = {
-        name: part
-        for name, part in ensemble.network.named_modules()
-        if isinstance(part, ensembles.MemberModule)
-    }
+    """What members hold for weights that they see by such a module, [members, ...] each, by the layer's name."""
     return {
-        name: unit
-        for name, unit in units.items()
-        if isinstance(unit.of_members().get("weight"), kind)
+        name.removesuffix(".weight"): part.kind
+        for name, part in ensemble.seen.items()
+        if isinstance(part.kind, kind)
     }
 
 

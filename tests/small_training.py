@@ -12,8 +12,11 @@ def small_mlp(dropout=0.2):
     return models.mlp(16, (12, 8), classes=4, dropout=dropout)
 
 
-def trained(members, fold=None, dropout=0.2, **settings):
-    ensemble = ensembles.deep(lambda: small_mlp(dropout), members, seed=5, fold=fold)
+def trained(members, apart=False, dropout=0.2, **settings):
+    ensemble = ensembles.deep(lambda: small_mlp(dropout), members, seed=5)
+    if apart:
+        each = [ensemble.member(m) for m in range(ensemble.members)]
+        ensemble = ensembles.from_members(each)
     settings = {
         "epochs": 3,
         "lr": 0.1,

@@ -11,7 +11,6 @@ from torch import nn
 
 from uqlab import ensembles, models, training
 from uqlab.core import devices
-from uqlab.ensembles.layers import MemberDropout, active_members, joined, sharded
 
 
 def normalised():
@@ -106,108 +105,64 @@ def test_members_take_tensors_by_name(make):
 
 
 # Members in a pass ----------------------------------------------------------------------------------------------------
-def test_two_threads_may_use_one_ensemble():
-    """Which members are in a pass belongs to the call: a pass of another thread in the middle of it changes nothing."""
-    ensemble = moved(ensembles.lora(models.mlp(8, (6,), 3, dropout=0.0), 2, 2))
-    ensemble.chunk = 1
-    x = torch.randn(5, 8)
-    expected = ensemble(x).detach()
-    inside, resumed, found = threading.Event(), threading.Event(), []
+@pytest.mark.parametrize("mode", ["vmap", "loop"])
+def test_two_threads_may_use_one_ensemble(mode):
+    ensemble = moved(ensembles.lora(models.mlp(8, (6,), 3, dropout=0.0), 4, 2))
+    ensemble.mode = mode
+    inputs = [torch.randn(5, 8) for _ in range(2)]
+    expected = [ensemble(x).detach() for x in inputs]
+    found = {}
 
-    def wait(*_):
-        if (
-            threading.current_thread() is not threading.main_thread()
-            and not inside.is_set()
-        ):
-            inside.set()
-            assert resumed.wait(30)
+    def call(number):
+        found[number] = [ensemble(inputs[number]).detach() for _ in range(20)]
 
-    hook = ensemble.network[1].register_forward_pre_hook(
-        wait
-    )  # before the first member layer
-    other = threading.Thread(target=lambda: found.append(ensemble(x).detach()))
-    other.start()
-    assert inside.wait(30)
-    near(ensemble(x), expected)
-    with active_members(slice(1, 2)):
-        resumed.set()
-        other.join(30)
-    hook.remove()
-    near(found[0], expected)
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for number, each in found.items():
+        for logits in each:
+            near(logits, expected[number])
 
 
-def test_dropout_noise_does_not_depend_on_chunks_and_short_batches():
-    """Eight members in chunks are four and four: with a last batch of another size, which makes other chunks, too."""
-    x, y = torch.rand(11, 8), torch.arange(11) % 3
-
-    def fitted(members, chunks):
-        torch.manual_seed(0)
-        ensemble = ensembles.lora(models.mlp(8, (12, 6), 3, dropout=0.5), members, 2)
-        ensemble.members_per_pass = lambda inputs: chunks.get(
-            inputs.shape[1], ensemble.members
-        )
-        training.fit(ensemble, x, y, epochs=3, lr=0.1, batch_size=6, progress=False)
-        return ensemble(x).detach()
-
-    whole = fitted(8, {6: 3, 5: 8})
-    halves = [fitted(members, {6: 4, 5: 2}) for members in ("0:4", "4:8")]
-    near(whole, torch.cat(halves))
-
-
-def test_a_stream_of_noise_goes_on_where_its_member_left_it():
-    whole, parts = MemberDropout(3), MemberDropout(3)
-    x = torch.ones(3 * 2, 50_000)
-    expected = [whole(x) for _ in range(3)]
-    found = []
-    for step in range(3):
-        rows = [slice(0, 2), slice(2, 3)] if step != 1 else [slice(0, 1), slice(1, 3)]
-        for some in rows:
-            with active_members(some):
-                found.append(parts(x[: 2 * len(range(3)[some])]))
-    near(torch.cat(found), torch.cat(expected))
-
-
-def test_a_part_of_the_members_keeps_their_noise():
-    whole, x = MemberDropout(3), torch.ones(3 * 2, 100)
-    whole.reseed([5, 6, 7])
-    parts = [sharded(whole, rows) for rows in (slice(0, 1), slice(1, 3))]
-    again = joined(parts)
-    expected = whole(x)
-    found = [parts[0](x[:2]), parts[1](x[2:])]
-    near(torch.cat(found), expected)
-    near(again(x), expected)
-
-
-def test_a_member_of_a_deep_ensemble_is_a_backbone_whose_dropout_becomes_the_members():
-    deep = ensembles.deep(lambda: models.mlp(8, (6,), 3, dropout=0.5), 2, fold=False)
-    ensemble = ensembles.lora(deep.member(1), 3, 2)
-    assert [layer.members for layer, _, _ in ensemble.noise_layers()] == [3]
+def test_a_member_of_a_deep_ensemble_is_a_backbone():
+    deep = ensembles.deep(lambda: models.mlp(8, (6,), 3, dropout=0.5), 2)
+    member, x = deep.member(1).eval(), torch.rand(4, 8)
+    ensemble = ensembles.lora(member, 3, 2, classifiers="shared").eval()
+    near(ensemble(x), member(x).expand(3, -1, -1))
 
 
 class Memory(nn.Module):
-    """A network whose device holds so many rows at once."""
+    """A network of which a device holds so many rows at once, of as many members as vmap takes."""
 
     def __init__(self, rows):
         super().__init__()
-        self.layer, self.rows, self.seen = nn.Linear(4, 3), rows, []
+        self.layer, self.rows = nn.Linear(4, 3), rows
 
     def forward(self, x):
-        if len(x) > self.rows:
+        members = 1
+        if torch._C._functorch.is_batchedtensor(self.layer.weight):
+            members = len(torch._C._functorch.get_unwrapped(self.layer.weight))
+        if members * len(x) > self.rows:
             raise torch.OutOfMemoryError("out of memory")
-        self.seen.append(len(x))
         return self.layer(x)
+
+
+def memories(members, rows):
+    ensemble = ensembles.deep(lambda: Memory(100), members)
+    ensemble.network.rows = rows
+    return ensemble
 
 
 def test_fewer_members_go_through_where_memory_runs_out():
     x, y = torch.randn(6, 4), torch.arange(6) % 3
-    roomy, tight = (
-        ensembles.deep(lambda rows=rows: Memory(rows), 8, fold=True)
-        for rows in (100, 13)
-    )
+    roomy, tight = memories(8, 100), memories(8, 13)
     expected = training.predict(roomy, x)
     near(training.predict(tight, x), expected)
-    assert max(tight.network.seen) == 12  # two members of six inputs
+    assert tight.chunk_size == 2  # of six inputs
     settings = {"epochs": 1, "lr": 0.1, "batch_size": 6, "progress": False, "clip": 1.0}
+    tight = memories(8, 13)
     for ensemble in (roomy, tight):
         training.fit(ensemble, x, y, **settings)
     near(tight(x), roomy(x))
@@ -215,11 +170,6 @@ def test_fewer_members_go_through_where_memory_runs_out():
 
 def test_fewer_inputs_go_through_where_one_member_is_too_much():
     x = torch.randn(50, 4)
-    roomy, tight = (
-        ensembles.deep(lambda rows=rows: Memory(rows), 4, fold=True)
-        for rows in (1000, 7)
-    )
-    near(training.predict(tight, x), training.predict(roomy, x))
-    none = ensembles.deep(lambda: Memory(0), 2, fold=True)
+    near(training.predict(memories(4, 7), x), training.predict(memories(4, 1000), x))
     with pytest.raises(torch.OutOfMemoryError):
-        training.predict(none, x)
+        training.predict(memories(2, 0), x)

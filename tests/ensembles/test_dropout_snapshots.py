@@ -27,7 +27,7 @@ def test_dropout_members_keep_their_masks(backbone):
     assert torch.equal(together, ensemble.train()(x)) or backbone is bert
     ensemble.eval()
     near(ensemble(x[1:2])[:, 0], together[:, 1])  # whatever the batch
-    ensemble.chunk = 2
+    ensemble.chunk_size = 2
     near(ensemble(x), together)
     near(ensemble.shard(slice(1, 3))(x), together[1:])
     assert not torch.equal(ensemble.resample(6)(x), together)
@@ -36,15 +36,15 @@ def test_dropout_members_keep_their_masks(backbone):
 
 def test_dropout_is_the_weight_times_a_diagonal():
     net, x = perceptron(), torch.rand(5, 64)
-    ensemble = ensembles.dropout(net, 4000, 0.25)
-    ensemble.chunk = 4000  # all in one pass
+    ensemble = ensembles.dropout(net, 1000, 0.25)
+    ensemble.mode = "loop"  # a hook sees no numbers under vmap
     masks = []
     hook = ensemble.network[3].register_forward_hook(
         lambda _, args, out: masks.append((out / args[0]).nan_to_num())
     )
     ensemble(x)
     hook.remove()
-    z = masks[-1].view(4000, 5, 40)
+    z = torch.stack(masks[-1000:])
     assert ((z == 0) | ((z - 4 / 3).abs() < 1e-4)).all()
     alive = net[2](net[1](x.flatten(1))) > 0
     assert (z[:, 0][:, alive[0]] == 0).float().mean() == pytest.approx(0.25, abs=0.01)
@@ -56,7 +56,7 @@ def test_dropout_is_the_weight_times_a_diagonal():
 
 def test_dropout_of_a_member_trained_apart():
     deep, x = (
-        ensembles.deep(lambda: models.mlp(64, (40, 30), 3), 2, fold=False),
+        ensembles.deep(lambda: models.mlp(64, (40, 30), 3), 2),
         torch.rand(4, 64),
     )
     ensemble = ensembles.dropout(deep.member(0), 2, 0.4)
@@ -77,28 +77,6 @@ def test_without_dropout_modules_linear_layers_are_preceded_by_it():
     )
     near(ensembles.dropout(net, 2, 0.0)(x), net(x).expand(2, -1, -1))
     assert (ensembles.dropout(net, 2, 0.5)(x)[0] - net(x)).abs().max() > 1e-4
-
-
-@pytest.mark.parametrize("backbone", [vit, bert], ids=["vit", "bert"])
-def test_attention_logits_are_dropped_and_the_rest_sums_to_one(backbone):
-    x = images()[0] if backbone is vit else torch.randint(1, 50, (4, 7))
-    model = backbone()
-    ensemble = ensembles.dropout(model, 3, 0.4, kind="attention", seed=5)
-    together = ensemble(x)
-    assert (together[0] - together[1]).abs().max() > 1e-5
-    near(
-        ensemble(x[1:2])[:, 0], together[:, 1]
-    )  # the same logits for all inputs of a member
-    rows = ensemble.member(0)(x, output_attentions=True).attentions[
-        0
-    ]  # [inputs, heads, tokens, tokens]
-    near(rows.sum(-1), torch.ones(rows.shape[:-1]))
-    assert 0.2 < (rows == 0).float().mean() < 0.6
-    assert torch.equal(rows[0] == 0, rows[1] == 0)
-    again = ensembles.dropout(
-        ensemble.member(0), 2, 0.4, kind="attention", seed=5
-    )  # replaces, does not add
-    near(again(x), together[:2])
 
 
 # Snapshots ------------------------------------------------------------------------------------------------------------

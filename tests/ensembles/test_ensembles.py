@@ -1,4 +1,4 @@
-"""Layers and ensembles: the folded program is the members run one by one."""
+"""Ensembles: one program of all members is the members run one by one."""
 
 import pytest
 import torch
@@ -6,22 +6,19 @@ from same import near
 from torch import nn
 
 from uqlab import ensembles, models
-from uqlab.ensembles import layers
 
 
 def small_mlp(dropout=0.0):
     return models.mlp(16, (12, 8), classes=4, dropout=dropout)
 
 
-def test_folded_equals_its_members():
+def test_members_are_plain_networks():
     ensemble = ensembles.deep(lambda: small_mlp(0.5), 5, seed=3).eval()
     x = torch.randn(7, 1, 4, 4)
     logits = ensemble(x)
     for m in range(5):
         member = ensemble.member(m)
-        assert not any(
-            isinstance(part, layers.MemberLayer) for part in member.modules()
-        )
+        assert [type(part) for part in member] == [type(part) for part in small_mlp(0.5)]
         near(logits[m], member(x))
     assert not any(
         torch.allclose(logits[i], logits[j], atol=1e-2)
@@ -31,7 +28,7 @@ def test_folded_equals_its_members():
     assert ensemble.double().member(1)(x.double()).dtype == torch.float64
 
 
-def test_layers_that_mix_the_batch_are_not_folded():
+def test_layers_that_mix_the_batch():
     norm = {"affine": False, "track_running_stats": False}
     for mixing in (lambda: nn.BatchNorm1d(8, **norm), lambda: nn.Softmax(dim=0)):
         ensemble = ensembles.deep(
@@ -49,7 +46,7 @@ def test_each_member_sees_its_own_batch():
     near(ensemble.forward_members(x), expected)
 
 
-def test_token_inputs_fold_too():
+def test_inputs_of_tokens():
     make = lambda: nn.Sequential(nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 3))  # noqa: E731
     ensemble = ensembles.deep(make, 4)
     x = torch.randn(2, 5, 6)  # [batch, tokens, features]
@@ -73,16 +70,8 @@ def test_member_depends_on_seed_and_number_alone():
     )
 
 
-def test_convolutions_run_separately():
-    make = lambda: models.wide_resnet(10, 1, classes=3, channels=1)  # noqa: E731
-    ensemble = ensembles.deep(make, 2).eval()
-    assert isinstance(ensemble, ensembles.SeparateEnsemble)
-    x = torch.randn(4, 1, 16, 16)
-    near(ensemble(x)[1], ensemble.member(1)(x))
-
-
 class Unusual(nn.Module):
-    """Its forward mixes the batch, which folding would get wrong."""
+    """Its forward mixes the batch, so members must not go through in one batch."""
 
     def __init__(self):
         super().__init__()
@@ -92,11 +81,10 @@ class Unusual(nn.Module):
         return self.linear(x - x.mean(0))
 
 
-def test_a_forward_of_ones_own_is_not_folded_unasked():
+def test_a_forward_of_ones_own():
     ensemble = ensembles.deep(Unusual, 2)
     x = torch.randn(3, 16)
     near(ensemble(x)[1], ensemble.member(1)(x))
-    assert isinstance(ensembles.deep(Unusual, 2, fold=True), ensembles.FoldedEnsemble)
 
 
 def test_from_members_wraps_without_copying():
@@ -107,39 +95,6 @@ def test_from_members_wraps_without_copying():
     near(ensemble(x), torch.stack([net(x) for net in nets]))
 
 
-def test_dropout_streams_belong_to_members():
-    layer = layers.MemberDropout(3, p=0.25)
-    layer.reseed([5, 6, 7])
-    x = torch.ones(3 * 4, 1000)
-    y = layer(x)
-    layer.reseed([5, 6, 7])
-    near(layer(x), y)  # same seeds, same masks
-    alone = layers.MemberDropout(1, p=0.25)
-    alone.reseed([6])
-    near(alone(x[4:8]), y[4:8])  # member 1 alone draws what it drew among three
-    assert not torch.equal(y[:4], y[4:8])
-    near(y.unique(), torch.tensor([0, 4 / 3]))
-    assert (y == 0).float().mean().item() == pytest.approx(0.25, abs=0.02)
-    assert torch.equal(layer.eval()(x), x)
-
-
-def test_dropout_gradient_is_its_mask():
-    layer = layers.MemberDropout(2, p=0.5)
-    x = torch.randn(4, 50, requires_grad=True)
-    y = layer(x)
-    y.sum().backward()
-    near(x.grad, torch.where(y == 0, 0.0, 2.0))
-
-
-def test_replace_layers_by_type():
-    network = small_mlp()
-    names = layers.replace_layers(
-        network, nn.Linear, lambda name, module: nn.Linear(1, 1)
-    )
-    assert len(names) == 3
-    assert all(network.get_submodule(name).in_features == 1 for name in names)
-
-
 ONE = small_mlp()
 
 
@@ -148,10 +103,8 @@ ONE = small_mlp()
     [
         (lambda: ensembles.deep(small_mlp, 0), "at least one member"),
         (lambda: ensembles.deep(lambda: ONE, 2), "same network twice"),
-        (lambda: ensembles.deep(lambda: models.cifar_resnet(8), 2, fold=True), "all"),
         (lambda: ensembles.from_members([]), "at least one model"),
         (lambda: ensembles.deep(small_mlp, 2).member(2), "choose 0 to 1"),
-        (lambda: ensembles.deep(small_mlp, 3).network(torch.ones(4, 16)), "multiple"),
     ],
 )
 def test_bad_input(call, error, unchecked):

@@ -17,7 +17,6 @@ from small_networks import (
     clip,
     cnn,
     count,
-    generators,
     images,
     moved,
     owned,
@@ -33,14 +32,9 @@ from uqlab.core import devices
 from uqlab.ensembles import (
     ATTENTION,
     LowRank,
-    MemberModule,
-    Own,
     Scaled,
     SingularValues,
-    forms,
-)
-from uqlab.ensembles import (
-    members as mechanism,
+    functional,
 )
 
 # Members --------------------------------------------------------------------------------------------------------------
@@ -55,28 +49,8 @@ def test_shards_and_chunks_are_the_whole(make):
         together,
     )
     for size in (1, 2):
-        ensemble.chunk = size
+        ensemble.chunk_size = size
         near(ensemble(x), together)
-        assert ensemble.passes(x.expand(3, *x.shape))[0] == slice(0, size)
-
-
-def test_members_per_pass_follow_the_working_set():
-    ensemble, (x, _) = moved(ensembles.lora(vit(), 16, 2)), images()
-    assert ensemble.members_per_pass(x.expand(16, *x.shape)) == 16
-    many = torch.rand(1200, 1, 8, 8)
-    each = 1200 * 5 * (16 + 16) * 4  # 5 tokens read and written by a projection
-    size = ensemble.members_per_pass(many.expand(16, *many.shape))
-    assert size == int(devices.IMPLICIT_CACHE / each)
-    assert 1 < size < 16
-    together = ensemble(many)
-    ensemble.chunk = 16
-    near(ensemble(many), together)
-    assert (
-        ensembles.deep(lambda: models.mlp(64), 16).members_per_pass(
-            many.expand(16, *many.shape)
-        )
-        == 16
-    )
 
 
 @ALL
@@ -115,21 +89,21 @@ def test_members_start_as_the_backbone(make, settings):
 
 
 def test_lora_starts_within_a_xavier_bound():
-    layer = next(iter(owned(ensembles.lora(vit(), 3, 2), LowRank).values())).weight
-    assert not layer.up.any()
+    layer = next(iter(owned(ensembles.lora(vit(), 3, 2), LowRank).values()))
+    assert not layer.lora_B.any()
     bound = 10 * math.sqrt(6 / (16 + 2))  # xavier-uniform with gain 10
-    assert 0.8 * bound < layer.down.abs().max() <= bound
+    assert 0.8 * bound < layer.lora_A.abs().max() <= bound
 
 
 @pytest.mark.parametrize("scale", [1.0, -2.5])
 def test_lora_is_a_low_rank_update(scale, tmp_path):
     ensemble, (x, _) = moved(ensembles.lora(vit(), 2, 3, scale=scale)), images()
-    unit = next(iter(owned(ensemble, LowRank).values()))
-    layer = unit.weight
+    name, layer = next(iter(owned(ensemble, LowRank).items()))
+    frozen = ensemble.network.get_submodule(name).weight
     for m in range(2):
-        update = unit.member(m).weight - layer.w
-        near(update, scale * layer.up[m] @ layer.down[m])
-        near(layer.update(m), update)
+        update = ensemble.member(m).get_submodule(name).weight - frozen
+        near(update, scale * layer.lora_B[m] @ layer.lora_A[m])
+        near(ensemble.update(f"{name}.weight", m), update)
         assert torch.linalg.matrix_rank(update, rtol=1e-4) == 3
         near(ensemble(x)[m], ensemble.member(m)(x).logits)
     ensembles.save(ensemble, tmp_path / "scaled")
@@ -146,31 +120,29 @@ def test_singular_values_start_apart():
 def test_singular_value_layers(shape, bias):
     torch.manual_seed(0)
     linear = nn.Linear(shape[1], shape[0], bias).double()
-    layer = SingularValues(linear.weight, 0.3, generators(3))
+    network = nn.Sequential(linear, nn.Linear(shape[0], 2).double())
+    made = ensembles.singular_value(network, 3, init_std=0.3)
+    layer = owned(made, SingularValues)["0"]
     for m in range(3):
-        weight = layer.weight(m)
-        core = layer.u.mT @ weight @ layer.v  # U^T W_m V
+        weight = made.member(m)[0].weight
+        core = layer.u.mT @ weight @ layer.vh.mT  # U^T W_m V
         near(core.float(), torch.diag(layer.s[m].clamp(min=0)).float())
         moved_by = torch.linalg.norm(weight - linear.weight)
         original = torch.linalg.svdvals(linear.weight)
         near(moved_by.float(), torch.linalg.norm(layer.s[m] - original).float())
     assert not layer.u.requires_grad
-    made = ensembles.singular_value(nn.Sequential(linear, nn.Linear(shape[0], 2)), 3)
-    assert set(made.network[0].of_members()) == (
-        {"weight", "bias"} if bias else {"weight"}
-    )
+    assert ("0.bias" in made.seen) == bias
 
 
 @pytest.mark.parametrize("share", [0.01, 0.3, 1.0])
 def test_the_largest_singular_values_move_alone(share, tmp_path):
     ensemble, (x, y) = ensembles.singular_value(vit(), 2, share=share), images()
     training.fit(ensemble, x, y, epochs=3, lr=0.1)
-    for unit in owned(ensemble, SingularValues).values():
-        layer = unit.weight
-        moving = math.ceil(share * layer.depth)
-        before = torch.linalg.svdvals(layer.w.flatten(1))
+    for name, layer in owned(ensemble, SingularValues).items():
+        moving = math.ceil(share * len(layer.vh))
+        before = torch.linalg.svdvals(ensemble.network.get_submodule(name).weight)
         for m in range(2):
-            core = layer.u.mT @ unit.member(m).weight.flatten(1) @ layer.v
+            core = layer.u.mT @ ensemble.member(m).get_submodule(name).weight @ layer.vh.mT
             near(core, torch.diag(core.diagonal()))
             near(core.diagonal()[moving:], before[moving:])
             assert not torch.allclose(core.diagonal()[:moving], before[:moving])
@@ -180,14 +152,14 @@ def test_the_largest_singular_values_move_alone(share, tmp_path):
 
 
 def test_a_singular_value_below_zero_stays_dead():
-    linear = nn.Linear(4, 4)
-    layer = SingularValues(linear.weight, 0.0, generators(1))
-    unit = MemberModule(linear, {"weight": layer})
+    network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    ensemble = ensembles.singular_value(network, 1, init_std=0.0, target="0")
+    layer = owned(ensemble, SingularValues)["0"]
     layer.s.data[0, 1] = -0.1
-    unit(torch.rand(3, 4)).square().sum().backward()
+    ensemble(torch.rand(3, 4)).square().sum().backward()
     assert layer.s.grad[0, 1] == 0
     assert layer.s.grad[0, 0] != 0
-    assert torch.linalg.svdvals(unit.member(0).weight)[-1] < 1e-5
+    assert torch.linalg.svdvals(ensemble.member(0)[0].weight)[-1] < 1e-5
 
 
 def test_batch_ensemble_multiplies_and_adds_a_rank_one_matrix():
@@ -195,57 +167,42 @@ def test_batch_ensemble_multiplies_and_adds_a_rank_one_matrix():
     linear = nn.Linear(6, 4)
     net = nn.Sequential(linear, nn.ReLU(), nn.Linear(4, 3))
     times, plus = (
-        ensembles.batch(net, 2, std=0.5, additive=additive).network[0].weight
+        ensembles.batch(net, 2, std=0.5, additive=additive)
         for additive in (False, True)
     )
-    assert isinstance(times, Scaled)
-    assert isinstance(plus, LowRank)
+    scaled, low = owned(times, Scaled)["0"], owned(plus, LowRank)["0"]
     for m in range(2):
-        near(
-            times.weight(m), linear.weight * torch.outer(times.left[m], times.right[m])
-        )
-        outer = torch.outer(plus.up[m, :, 0], plus.down[m, 0])
-        near(plus.weight(m), linear.weight + outer)
-        near(times.left[m] - 1, plus.up[m, :, 0])
+        outer = torch.outer(scaled.r[m], scaled.s[m])
+        near(times.member(m)[0].weight, linear.weight * outer)
+        outer = torch.outer(low.lora_B[m, :, 0], low.lora_A[m, 0])
+        near(plus.member(m)[0].weight, linear.weight + outer)
+        near(scaled.r[m] - 1, low.lora_B[m, :, 0])
 
 
 def test_a_normal_start_of_rank_one_is_the_additive_form_with_a_frozen_matrix():
     net = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
-    added = ensembles.batch(net, 3, std=0.5, additive=True, seed=2).network[0]
-    low = ensembles.lora(net, 3, 1, std=0.5, seed=2).network[0]
-    near(added.weight.up, low.weight.up)
-    near(added.weight.down, low.weight.down)
-    x = torch.rand(3 * 5, 6)
-    near(added(x), low(x))
-    assert added.weight.w.requires_grad
-    assert not low.weight.w.requires_grad
+    added = ensembles.batch(net, 3, std=0.5, additive=True, seed=2)
+    low = ensembles.lora(net, 3, 1, std=0.5, seed=2)
+    for m in range(3):
+        near(added.member(m)[0].weight, low.member(m)[0].weight)
+    assert added.network[0].weight.requires_grad
+    assert not low.network[0].weight.requires_grad
 
 
 @pytest.mark.parametrize("network", [vit, clip, cnn, resnet])
 @pytest.mark.parametrize("make", (MAKERS | TRAINED).values(), ids=MAKERS | TRAINED)
-def test_in_turn_built_and_factored_are_equal_up_to_rounding(
-    make, network, monkeypatch
-):
+def test_every_way_is_equal_up_to_rounding(make, network, monkeypatch):
+    """Together and in turn, by products and by built weights; so are the gradients."""
     ensemble, (x, _) = moved(make(network())), images(6)
     trained = [p for p in ensemble.parameters() if p.requires_grad]
     found = []
-    for way in ("by the rule", "factored", "built", "in turn"):
-        if way in ("factored", "built"):
-            answer = way == "factored"
-            monkeypatch.setattr(
-                forms,
-                "saves",
-                lambda p, *_, answer=answer: answer and p.product is not None,
-            )
-        if way == "in turn":
-            monkeypatch.setattr(mechanism, "FORMS", {})
+    for mode, rows in (("auto", 1024), ("vmap", 1024), ("vmap", 0), ("loop", 0)):
+        monkeypatch.setattr(functional, "FEW_ROWS", rows)
+        ensemble.mode = mode
         logits = ensemble(x)
-        found.append(
-            (
-                logits.detach(),
-                torch.autograd.grad(logits.square().mean(), trained, allow_unused=True),
-            )
-        )
+        loss = logits.square().mean()
+        gradients = torch.autograd.grad(loss, trained, allow_unused=True)
+        found.append((logits.detach(), gradients))
     for logits, gradients in found[1:]:
         near(logits, found[0][0])
         for a, b in zip(gradients, found[0][1], strict=True):
@@ -334,31 +291,24 @@ def test_gradients_are_those_of_separate_members(make, options, chunk):
         sum(nn.functional.cross_entropy(z, y) for z in ensemble(x)),
         [p for p in ensemble.parameters() if p.requires_grad],
     )
-    shared = set(ensemble.shared_parameters())
     start = [p.detach().clone() for p in ensemble.parameters() if p.requires_grad]
-    ensemble.chunk = chunk
+    ensemble.chunk_size = chunk
     training.fit(ensemble, x, y, epochs=1, lr=0.1, batch_size=4, progress=False)
     after = [p for p in ensemble.parameters() if p.requires_grad]
     for p, old, gradient in zip(after, start, expected, strict=True):
-        scale = 1 / 3 if p in shared else 1
-        near(p.detach(), old - 0.1 * scale * gradient)
+        near(p.detach(), old - 0.1 * gradient)
 
 
 def test_what_is_shared_is_known():
     assert not ensembles.lora(vit(), 2).shared_parameters()
     assert ensembles.lora(vit(), 2).can_shard()
-    assert list(
-        ensembles.lora(vit(), 2, classifiers="shared").shared_parameters().values()
-    ) == [2, 2]
+    assert len(ensembles.lora(vit(), 2, classifiers="shared").shared_parameters()) == 2
     for additive in (True, False):
         assert (
             len(ensembles.batch(vit(), 2, additive=additive).shared_parameters())
             == 2 * 4
         )
     assert not ensembles.batch(vit(), 2).can_shard()
-    assert not ensembles.lora(
-        bert(), 2
-    ).can_shard()  # its attention drops weights by torch's global generator
 
 
 def test_threads_train_the_same_members(monkeypatch):
@@ -381,31 +331,18 @@ def test_threads_train_the_same_members(monkeypatch):
     near(*found)
 
 
-def test_dropout_of_the_backbone_becomes_a_member_s_own(monkeypatch):
-    """Ten members are the same as four and six, in chunks too."""
-    monkeypatch.setattr(devices, "ONE_THREAD", 1e18)
-    x, y = torch.rand(12, 8), torch.arange(12) % 3
-    found = []
-    for members, chunk in ((4, None), (2, None), (4, 2)):
-        torch.manual_seed(0)
-        ensemble = ensembles.lora(models.mlp(8, (12, 6), 3, dropout=0.5), members, 2)
-        ensemble.chunk = chunk
-        training.fit(ensemble, x, y, epochs=3, lr=0.1, batch_size=6, progress=False)
-        found.append(ensemble(x).detach())
-    near(found[0][:2], found[1])
-    near(found[0], found[2])
-
-
 def test_classifiers_start_as_published():
-    lora = ensembles.lora(vit(), 50).network.classifier
-    sve = ensembles.singular_value(vit(), 50).network.classifier
-    lora.requires_grad_(False)
-    sve.requires_grad_(False)
-    assert isinstance(lora.weight, Own)
-    assert lora.weight.value.abs().max() <= 1 / 4  # torch's default for 16 features
-    assert lora.weight.value.std() == pytest.approx(0.25 / math.sqrt(3), rel=0.05)
-    assert sve.weight.value.std() == pytest.approx(0.01, rel=0.05)
-    assert not sve.bias.value.any()
+    lora, sve = (
+        {
+            kind: torch.stack([made.tensor(f"classifier.{kind}", m) for m in range(50)])
+            for kind in ("weight", "bias")
+        }
+        for made in (ensembles.lora(vit(), 50), ensembles.singular_value(vit(), 50))
+    )
+    assert lora["weight"].abs().max() <= 1 / 4  # torch's default for 16 features
+    assert lora["weight"].std().item() == pytest.approx(0.25 / math.sqrt(3), rel=0.05)
+    assert sve["weight"].std().item() == pytest.approx(0.01, rel=0.05)
+    assert not sve["bias"].any()
 
 
 # Where it applies -----------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import math
 
 import pytest
-import torch
 from small_networks import vit
 from torch import nn
 
@@ -39,16 +38,3 @@ def test_bad_input(call, message):
         call()
 
 
-def test_a_network_that_reshapes_the_batch_away_is_named():
-    class Greedy(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner, self.outer = nn.Linear(4, 4), nn.Linear(8, 3)
-
-        def forward(self, x):
-            return self.outer(self.inner(x).view(-1, 8))
-
-    with pytest.raises(
-        ValueError, match=r"Greedy returned .* members are folded into the batch"
-    ):
-        ensembles.lora(Greedy(), 2, 2)(torch.rand(4, 4))

@@ -46,9 +46,9 @@ def full(ensemble, inputs, name):
 @pytest.mark.parametrize(("copies", "scale"), [(1, 1.0), (3, -2.5)])
 def test_for_one_input_the_product_is_the_full_matrix(copies, scale):
     ensemble, x = small(scale), torch.rand(1, 4, dtype=torch.float64).expand(copies, -1)
-    down, up = curvatures(ensemble, x, batch_size=2)["0"]
-    near(torch.kron(down.outputs, down.inputs), full(ensemble, x, "down"))
-    near(torch.kron(up.outputs, up.inputs), full(ensemble, x, "up"))
+    down, up = curvatures(ensemble, x, batch_size=2)["0.weight"]
+    near(torch.kron(down.outputs, down.inputs), full(ensemble, x, "lora_A"))
+    near(torch.kron(up.outputs, up.inputs), full(ensemble, x, "lora_B"))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_convolution_is_a_linear_layer_on_its_patches(how):
     net(x)
     ensemble = moved(ensembles.lora(net, 1, 2))
     for name, curvature in zip(
-        ("down", "up"), curvatures(ensemble, x)["0"], strict=True
+        ("down", "lora_B"), curvatures(ensemble, x)["0.weight"], strict=True
     ):
         if not how:
             near(
@@ -91,7 +91,7 @@ def test_where_all_inputs_are_answered_alike_the_product_is_the_full_matrix():
     ensemble.network[1].bias.value.data.zero_()
     x = torch.rand(5, 4, dtype=torch.float64)
     for name, curvature in zip(
-        ("down", "up"), curvatures(ensemble, x)["0"], strict=True
+        ("down", "lora_B"), curvatures(ensemble, x)["0.weight"], strict=True
     ):
         expected = full(ensemble, x, name)
         near(
@@ -117,7 +117,7 @@ def test_for_several_inputs_it_is_the_sum_by_outputs_and_the_mean_by_inputs():
         outputs += slopes.T @ (torch.diag(p) - torch.outer(p, p)) @ slopes
     low, up = x @ layer.down[0].detach().T, layer.up[0].detach()
     for size in (6, 4):  # batches
-        of_a, of_b = curvatures(ensemble, x, batch_size=size)["0"]
+        of_a, of_b = curvatures(ensemble, x, batch_size=size)["0.weight"]
         near(of_b, Curvature(outputs, low.T @ low / 6))
         near(of_a, Curvature(up.T @ outputs @ up, x.T @ x / 6))
 

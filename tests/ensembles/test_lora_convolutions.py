@@ -1,16 +1,14 @@
 """Convolutions of implicit ensembles: LoRA's kernel of low rank beside a frozen one, BatchEnsemble's scaling."""
 
-import copy
-
 import pytest
 import torch
 from same import near, unchanged
-from small_networks import cnn, count, generators, images, moved, owned, resnet
+from small_networks import cnn, count, images, moved, owned, resnet
 from torch import nn
+from torch.func import functional_call
 
 from uqlab import ensembles, training
-from uqlab.ensembles import LowRank, MemberModule, Scaled
-from uqlab.ensembles.lora import start_of_lora
+from uqlab.ensembles import LowRank, Scaled
 
 SETTINGS = pytest.mark.parametrize(
     "settings", [{}, {"stride": 2, "padding": 1}, {"dilation": 2, "padding": "same"}]
@@ -21,36 +19,28 @@ SETTINGS = pytest.mark.parametrize(
 @pytest.mark.parametrize(("size", "scale"), [(1, 1.0), (3, 1.0), (3, -2.5)])
 def test_it_is_a_convolution_with_another_kernel(size, scale, settings):
     torch.manual_seed(0)
-    plain, x = nn.Conv2d(2, 5, size, **settings), torch.rand(3 * 4, 2, 9, 9)
-    low = LowRank(
-        plain.weight, *start_of_lora(plain.weight, 2, 10.0, generators(3)), scale
-    )
-    layer = MemberModule(copy.deepcopy(plain), {"weight": low})
-    near(layer(x), plain(x))
-    low.up.data.normal_()
-    for m, rows in enumerate(x.split(4)):
-        member = layer.member(m)
-        update = (member.weight - plain.weight).flatten(1)
-        near(update, scale * low.up[m] @ low.down[m])
-        assert torch.linalg.matrix_rank(update, rtol=1e-4) == 2 or size == 1
-        near(layer(x).split(4)[m], member(rows))
+    plain, x = nn.Conv2d(2, 5, size, **settings), torch.rand(4, 2, 9, 9)
+    low = LowRank(torch.randn(2, 2 * size**2), torch.randn(5, 2), scale)
+    kernel = low(plain.weight)
+    update = scale * low.lora_B @ low.lora_A
+    near((kernel - plain.weight).flatten(1), update)
+    # A convolution to two channels, and one of 1 x 1.
+    down, up = nn.Conv2d(2, 2, size, **settings, bias=False), nn.Conv2d(2, 5, 1, bias=False)
+    down.weight.data = low.lora_A.data.view_as(down.weight)
+    up.weight.data = low.lora_B.data.view_as(up.weight)
+    member = functional_call(plain, {"weight": kernel}, (x,))
+    near(member, plain(x) + scale * up(down(x)))
 
 
 @SETTINGS
 def test_batch_ensemble_scales_the_channels_of_one_kernel(settings):
     torch.manual_seed(0)
-    plain, x = nn.Conv2d(2, 5, 3, **settings), torch.rand(3 * 4, 2, 9, 9)
-    left, right = torch.ones(3, 5), torch.ones(3, 2)
-    scaled = Scaled(plain.weight, 3, nn.Parameter(left), nn.Parameter(right))
-    layer = MemberModule(copy.deepcopy(plain), {"weight": scaled})
-    near(layer(x), plain(x))
-    for p in (scaled.left, scaled.right):
-        p.data.normal_(1, 0.5)
-    for m, rows in enumerate(x.split(4)):
-        member = layer.member(m)
-        update = scaled.left[m][:, None, None, None] * scaled.right[m][:, None, None]
-        near(member.weight, plain.weight * update)
-        near(layer(x).split(4)[m], member(rows))
+    plain, x = nn.Conv2d(2, 5, 3, **settings), torch.rand(4, 2, 9, 9)
+    scaled = Scaled(torch.randn(5), torch.randn(2))
+    member = functional_call(plain, {"weight": scaled(plain.weight)}, (x,))
+    bias = plain.bias.view(-1, 1, 1)
+    inputs = x * scaled.s.view(-1, 1, 1)
+    near(member, (plain(inputs) - bias) * scaled.r.view(-1, 1, 1) + bias)
 
 
 KINDS = {
@@ -75,7 +65,7 @@ def test_members_are_plain_networks(network, kind, tmp_path):
     assert (together[0] - together[1]).abs().max() > 1e-3
     for m in range(3):
         near(ensemble.member(m)(x), together[m])
-    ensemble.chunk = 2
+    ensemble.chunk_size = 2
     near(ensemble(x), together)
     with unchanged(backbone):
         training.fit(ensemble, x, y, epochs=1, lr=0.02, batch_size=4, progress=False)
@@ -95,6 +85,6 @@ def test_what_is_trained_and_what_may_be_asked():
         2 * (8 * 9 + 16) + 17 * 3
     )
     with pytest.warns(UserWarning, match="largest possible: 0 8"):
-        assert ensembles.lora(cnn(), 2, 9).network[0].weight.depth == 8
+        assert owned(ensembles.lora(cnn(), 2, 9), LowRank)["0"].lora_A.shape[1] == 8
     with pytest.raises(ValueError, match="rank must be at least 1, got 0"):
         ensembles.lora(cnn(), 2, 0)

@@ -25,10 +25,9 @@ def test_saved_without_the_backbone(make, tmp_path):
     assert [file.name for file in path.parent.iterdir()] == ["ensemble.safetensors"]
 
 
-@pytest.mark.parametrize("kind", ["features", "attention"])
-def test_dropout_is_saved_without_a_weight(kind, tmp_path):
+def test_dropout_is_saved_without_a_weight(tmp_path):
     path, (x, _) = tmp_path / "e.safetensors", images()
-    ensemble = ensembles.dropout(vit(), 3, 0.4, kind=kind, seed=1).resample(5)
+    ensemble = ensembles.dropout(vit(), 3, 0.4, seed=1).resample(5)
     ensembles.save(ensemble, path)
     assert path.stat().st_size < 2000
     near(ensembles.load(path, vit())(x), ensemble(x))

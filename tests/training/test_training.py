@@ -76,10 +76,10 @@ def test_shards_side_by_side_equal_one_program(monkeypatch, tmp_path, settings):
     [{}, {"optimizer": "adamw", "lr": 0.01, "clip": 1.0}],
     ids=["sgd", "adamw"],
 )
-def test_folded_equals_separate(settings):
-    folded, _ = trained(3, fold=True, **settings)
-    separate, _ = trained(3, fold=False, **settings)
-    near(weights(folded), weights(separate))
+def test_together_equals_separate(settings):
+    together, _ = trained(3, dropout=0.0, **settings)
+    separate, _ = trained(3, apart=True, dropout=0.0, **settings)
+    near(weights(together), weights(separate))
 
 
 WEIGHTS = torch.tensor([1.0, 2.0, 0.5, 3.0])
@@ -187,15 +187,12 @@ def test_odd_widths_and_batches_with_dropout(settings):
 
 
 def test_frozen_layers_stay_as_they_are():
-    for fold, threshold in ((True, 1e8), (True, 0), (False, 0)):
+    other = lambda: nn.Sequential(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 4))  # noqa: E731
+    for make, threshold in ((small_mlp, 1e8), (small_mlp, 0), (other, 0)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(devices, "ONE_THREAD", threshold)
-            ensemble = ensembles.deep(small_mlp, 2, fold=fold)
-            frozen = [
-                p
-                for name, p in ensemble.named_parameters()
-                if name.endswith("1.weight")
-            ]
+            ensemble = ensembles.deep(make, 2)
+            frozen = [next(p for p in ensemble.parameters() if p.requires_grad)]
             for p in frozen:
                 p.requires_grad_(False)
             before = [p.clone() for p in frozen]
@@ -225,7 +222,7 @@ def test_tokens_and_subclasses_take_the_general_route():
             return -super().forward(x)
 
     ensemble = ensembles.deep(
-        lambda: Negated(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)), 2, fold=True
+        lambda: Negated(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)), 2
     )
     history = training.fit(ensemble, INPUTS, LABELS, epochs=30, lr=0.3, progress=False)
     with torch.no_grad():
@@ -254,7 +251,7 @@ def test_one_small_network_is_trained_in_one_thread_and_a_larger_one_in_all(
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        one = ensembles.deep(lambda: nn.Sequential(Spy(), make()), 1, fold=False)
+        one = ensembles.deep(lambda: nn.Sequential(Spy(), make()), 1)
         training.fit(
             one, INPUTS[:8], LABELS[:8], epochs=1, lr=0.1, batch_size=8, progress=False
         )
