@@ -309,7 +309,10 @@ def test_taylor_scores_by_a_plain_loop(name):
         near(found[layer, : attention.heads], total)
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "swin"])
+# Without a class token: windows, and tokens that see none after them.
+@pytest.mark.parametrize(
+    "name", [name for name in FAMILIES if name not in ("swin", "gpt2", "llama")]
+)
 def test_features_make_the_attention(name):
     """Features times the output projection are what the attention gives one token."""
     model, x = make(name), inputs(name, 4)

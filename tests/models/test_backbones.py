@@ -138,14 +138,15 @@ def test_fine_tuned_copies_of_one_backbone(tmp_path):
     """An explicit ensemble of a pretrained backbone: one encoder, classifiers of their own."""
     save(tmp_path, ViTModel(ViTConfig(**SMALL, **PIXELS)), tokenizer=False)
     ensemble = ensembles.deep(lambda: models.from_pretrained(tmp_path, 3), 2)
-    (a, b), (x, y) = (
-        (dict(model.named_parameters()) for model in ensemble.models),
-        images(),
-    )
+    def weights():
+        return [dict(ensemble.member(m).named_parameters()) for m in range(2)]
+
+    (a, b), (x, y) = weights(), images()
     assert [name for name in a if not torch.equal(a[name], b[name])] == [
         "classifier.weight"
     ]  # biases start at 0
     training.fit(ensemble, x, y, epochs=1, lr=0.1, progress=False)
+    a, b = weights()
     assert not torch.equal(a["vit.embeddings.cls_token"], b["vit.embeddings.cls_token"])
 
 

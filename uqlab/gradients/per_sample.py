@@ -229,6 +229,8 @@ class SampleGradients:
         ]
         with torch.enable_grad(), hooked(handles):
             logits = _logits(functional_call(self.model, self.parameters, (x,)), len(x))
+        if not logits.requires_grad:  # modules inside of a derivative of torch.func
+            return logits, {}
         return logits, {
             u: recorded for u, recorded in calls.items() if recorded and all(recorded)
         }

@@ -255,7 +255,7 @@ def plain_logits(model: Any) -> Any:
 
 
 def _logits(model, inputs, output):
-    return output.logits
+    return getattr(output, "logits", output)  # which another hook may have taken out
 
 
 def _text_classifier(
