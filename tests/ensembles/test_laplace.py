@@ -5,13 +5,13 @@ import torch
 from same import near
 from small_networks import cnn, images, moved, vit
 from torch import nn
+from torch.nn import functional as F
 from torch.testing import assert_close
 
 from uqlab import ensembles, training
 from uqlab.ensembles import LowRank
 from uqlab.ensembles.laplace import (
     Curvature,
-    _patches,
     curvatures,
     projection_curvature,
 )
@@ -51,32 +51,52 @@ def test_for_one_input_the_product_is_the_full_matrix(copies, scale):
     near(torch.kron(up.outputs, up.inputs), full(ensemble, x, "lora_B"))
 
 
+class Patches(nn.Module):
+    """What a convolution of 2 x 2 multiplies by its kernel: [batch, places, numbers]."""
+
+    def __init__(self, dilation=1, padding=0, stride=1):
+        super().__init__()
+        self.how = dilation, padding, stride
+
+    def forward(self, x):
+        return F.unfold(x, 2, *self.how).mT
+
+
+class Turned(nn.Module):
+    def forward(self, x):
+        return x.mT
+
+
 @pytest.mark.parametrize(
-    "how", [{}, {"stride": 2, "padding": 1}, {"padding": "same", "dilation": 2}]
+    ("how", "patches"),
+    [
+        ({}, {}),
+        ({"stride": 2, "padding": 1}, {"stride": 2, "padding": 1}),
+        ({"padding": "same", "dilation": 2}, {"padding": 1, "dilation": 2}),
+    ],
 )
-def test_a_convolution_is_a_linear_layer_on_its_patches(how):
-    """Where the kernel covers the map there is one patch, and the product is the full matrix; else its sums are."""
+def test_a_convolution_is_a_linear_layer_on_its_patches(how, patches):
     torch.manual_seed(0)
-    net = nn.Sequential(
-        nn.Conv2d(2, 3, 2, **how), nn.Tanh(), nn.Flatten(), nn.LazyLinear(3)
-    ).double()
-    x = torch.rand(1, 2, 2, 2, dtype=torch.float64)
+    end = [nn.Tanh(), nn.Flatten(), nn.LazyLinear(3)]
+    net = nn.Sequential(nn.Conv2d(2, 3, 2, **how), *end).double()
+    x = torch.rand(5, 2, 2, 2, dtype=torch.float64)
     net(x)
-    ensemble = moved(ensembles.lora(net, 1, 2))
-    for name, curvature in zip(
-        ("down", "lora_B"), curvatures(ensemble, x)["0.weight"], strict=True
-    ):
-        if not how:
-            near(
-                torch.kron(curvature.outputs, curvature.inputs), full(ensemble, x, name)
-            )
-    layer = ensemble.network[0]
-    patches, low = _patches(layer.inner, x), layer.weight
-    near(
-        patches @ low.matrix().T,
-        layer.member(0)(x).flatten(2).mT
-        - (patches @ (low.up[0] @ low.down[0]).T + layer.bias),
+    linear = nn.Linear(8, 3).double()
+    linear.weight.data, linear.bias.data = net[0].weight.flatten(1), net[0].bias
+    twin = nn.Sequential(Patches(**patches), linear, Turned(), *end)
+    ensemble, other = (
+        moved(ensembles.lora(each, 1, 2, std=0.5)) for each in (net, twin)
     )
+    near(ensemble(x), other(x))
+    near(curvatures(ensemble, x)["0.weight"], curvatures(other, x)["1.weight"])
+    if not how:  # the kernel covers the map
+        for name, curvature in zip(
+            ("lora_A", "lora_B"), curvatures(ensemble, x[:1])["0.weight"], strict=True
+        ):
+            near(
+                torch.kron(curvature.outputs, curvature.inputs),
+                full(ensemble, x[:1], name),
+            )
 
 
 def test_where_all_inputs_are_answered_alike_the_product_is_the_full_matrix():
@@ -87,11 +107,11 @@ def test_where_all_inputs_are_answered_alike_the_product_is_the_full_matrix():
             nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3)).double(), 1, 2, target="0"
         )
     )
-    ensemble.network[1].weight.value.data *= 1e-6
-    ensemble.network[1].bias.value.data.zero_()
+    ensemble.seen["1.weight"].kind.value.data *= 1e-6
+    ensemble.seen["1.bias"].kind.value.data.zero_()
     x = torch.rand(5, 4, dtype=torch.float64)
     for name, curvature in zip(
-        ("down", "lora_B"), curvatures(ensemble, x)["0.weight"], strict=True
+        ("lora_A", "lora_B"), curvatures(ensemble, x)["0.weight"], strict=True
     ):
         expected = full(ensemble, x, name)
         near(
@@ -115,7 +135,7 @@ def test_for_several_inputs_it_is_the_sum_by_outputs_and_the_mean_by_inputs():
             member[1:](y).softmax(-1).detach(),
         )
         outputs += slopes.T @ (torch.diag(p) - torch.outer(p, p)) @ slopes
-    low, up = x @ layer.down[0].detach().T, layer.up[0].detach()
+    low, up = x @ layer.lora_A[0].detach().T, layer.lora_B[0].detach()
     for size in (6, 4):  # batches
         of_a, of_b = curvatures(ensemble, x, batch_size=size)["0.weight"]
         near(of_b, Curvature(outputs, low.T @ low / 6))
@@ -180,7 +200,7 @@ def test_members_lie_around_the_trained_network(network):
     [
         (
             lambda x: ensembles.laplace_lora(ensembles.deep(vit, 1), x, 2),
-            "made, got SeparateEnsemble",
+            "made, got FunctionalEnsemble",
         ),
         (
             lambda x: ensembles.laplace_lora(ensembles.lora(vit(), 2), x, 2),
