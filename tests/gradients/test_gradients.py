@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 import torch
-from same import near
+from same import near, unchanged
 from small_networks import bert, vit
 from torch import nn
 
@@ -351,3 +351,13 @@ def test_layers_are_chosen_by_name():
         norms, found, _ = gradients.gradient_norms(model, inputs, layers=layers)
         assert found == chosen
         near(norms, every[[names.index(name) for name in chosen]])
+
+
+def test_a_module_with_two_names_stays_as_it_was():
+    """Its parameters are still parameters, of the same bits."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
+    model.insert(2, model[0])
+    with unchanged(model):
+        gradients.gradient_norms(model, torch.rand(3, 4), layers="all")
+    assert isinstance(model[0].weight, nn.Parameter)
+    assert len(list(model.parameters())) == 4

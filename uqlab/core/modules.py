@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
 
 from uqlab.core.checks import Inputs, at_least, count, representable
@@ -186,6 +187,31 @@ def batches(
     for low in range(0, count(inputs), batch_size):
         rows = slice(low, low + batch_size)
         yield rows, take(model, inputs, rows)
+
+
+def aliases(network: nn.Module) -> dict[str, list[str]]:
+    """Return the names of every tensor of a network, by the first of them.
+
+    One for each module that holds it: a module with two names is swapped once.
+    """
+    names: dict[int, list[str]] = {}
+    for name, module in network.named_modules():
+        for table in (module.named_parameters, module.named_buffers):
+            for key, tensor in table(name, recurse=False, remove_duplicate=False):
+                names.setdefault(id(tensor), []).append(key)
+    return {each[0]: each for each in names.values()}
+
+
+def called_with(
+    network: nn.Module, tensors: Mapping[str, Tensor], args: Any, kwargs: Any = None
+) -> Any:
+    """Call a network with other tensors, under the first name of each.
+
+    By default torch would leave them in a module that has two names.
+    """
+    every = aliases(network)
+    state = {name: t for n, t in tensors.items() for name in every.get(n, [n])}
+    return functional_call(network, state, args, kwargs, tie_weights=False)
 
 
 @torch.no_grad()

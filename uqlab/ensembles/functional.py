@@ -23,7 +23,7 @@ from torch.utils import checkpoint
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from uqlab.core.checks import one_of
-from uqlab.core.modules import Inputs, layers_of, logits_of
+from uqlab.core.modules import Inputs, aliases, layers_of, logits_of
 from uqlab.ensembles.base import Ensemble
 
 # Up to here, inputs times parameters of the network, `vmap` is the faster way on a CPU:
@@ -108,7 +108,7 @@ class _OneMember(nn.Module):
     def __init__(self, network: nn.Module, seen: Sequence[Seen]):
         super().__init__()
         self.network, self.seen = network, nn.ModuleList(seen)
-        self.aliases = _aliases(network)
+        self.aliases = aliases(network)
         layers = dict(network.named_modules())
         # Linear layers that may multiply without building their weight.
         self.factored = {}
@@ -623,19 +623,6 @@ def _swapped(module: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]
     finally:
         for name, t in before.items():
             _put(module, name, t)
-
-
-def _aliases(network: nn.Module) -> dict[str, list[str]]:
-    """Return the names of every tensor of a network, by the first of them.
-
-    One for each module that holds it: a module with two names is swapped once.
-    """
-    names: dict[int, list[str]] = {}
-    for name, module in network.named_modules():
-        for table in (module.named_parameters, module.named_buffers):
-            for key, tensor in table(name, recurse=False, remove_duplicate=False):
-                names.setdefault(id(tensor), []).append(key)
-    return {each[0]: each for each in names.values()}
 
 
 def _holder(module: nn.Module, name: str) -> tuple[Any, str]:

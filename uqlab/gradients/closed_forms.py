@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from uqlab.core.devices import elements_of_temporary
-from uqlab.core.modules import logits_of
+from uqlab.core.modules import called_with, logits_of
 
 PASS = (
     8  # multiply-adds that one pass over a Gram matrix costs, for each of its numbers
@@ -54,7 +54,7 @@ class Call(NamedTuple):
         for i, sample in zip(self.batched, samples, strict=True):
             leaves[i] = sample
         args, kwargs = tree_unflatten(leaves, self.spec)
-        output = functional_call(module, dict(parameters), args, kwargs)
+        output = called_with(module, parameters, args, kwargs)
         return logits_of(output)
 
 

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils._pytree import tree_flatten
 
 from uqlab.core.checks import finite
-from uqlab.core.modules import hooked, logits_of
+from uqlab.core.modules import called_with, hooked, logits_of
 from uqlab.gradients.closed_forms import (
     FORMS,
     Call,
@@ -150,7 +149,7 @@ class SampleGradients:
         modules = self.modules.items()
         handles = [m.register_forward_pre_hook(watch(name)) for name, m in modules]
         with torch.enable_grad(), hooked(handles):
-            return _logits(functional_call(self.model, parameters, (row,)), 1), order
+            return _logits(called_with(self.model, parameters, (row,)), 1), order
 
     def _right_units(self, rows: Tensor, log_p: Tensor, truth: Norms) -> Units:
         """Return the innermost modules that give the norms of autograd, and the layers.
@@ -228,7 +227,7 @@ class SampleGradients:
             for unit, recorded in calls.items()
         ]
         with torch.enable_grad(), hooked(handles):
-            logits = _logits(functional_call(self.model, self.parameters, (x,)), len(x))
+            logits = _logits(called_with(self.model, self.parameters, (x,)), len(x))
         if not logits.requires_grad:  # modules inside of a derivative of torch.func
             return logits, {}
         return logits, {
