@@ -168,6 +168,9 @@ class FunctionalEnsemble(Ensemble):
     ):
         super().__init__(member_ids)
         self.one = _OneMember(network, [Seen(n, each) for n, each in sees.items()])
+        for part in self.seen.values():
+            if isinstance(part.kind, Own):  # the network's own is read by none
+                _tensor(network, part.name).requires_grad_(False)
         self.mode = "auto"
         self.chunk_size: int | None = None
         self.refused = ""  # what vmap said

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from uqlab.core.checks import within
 from uqlab.ensembles.base import Members
 from uqlab.ensembles.functional import FunctionalEnsemble, Own
-from uqlab.ensembles.implicit import Classifiers, implicit, normal
+from uqlab.ensembles.implicit import Classifiers, held_like, implicit, normal
 
 
 class SingularValues(nn.Module):
@@ -98,7 +98,7 @@ def singular_value(
     def make(site, generator):
         w = site.weight
         if w not in factors:  # of the network once, whatever the number of members
-            matrix = w.detach().flatten(1).float()
+            matrix = w.detach().flatten(1).to(held_like(w))
             factors[w] = torch.linalg.svd(matrix, full_matrices=False)
         u, s, vh = factors[w]
         moving = math.ceil(share * len(s))
