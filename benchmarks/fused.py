@@ -92,9 +92,7 @@ def main():
         )
         for batch, limit in LIMITS.items():
             some = x[:batch]
-            print(
-                f"\nbatch {batch}; {made['fused'].inputs_per_pass(some.expand(MEMBERS, *some.shape))} inputs a pass"
-            )
+            print(f"\nbatch {batch}")
             repeats = REPEATS if batch > 4 else 6 * REPEATS
             seconds = interleaved(
                 {name: passes(model, some) for name, model in made.items()},

@@ -74,7 +74,6 @@ RULES: dict[str, Rule] = {
     "depth": float,
     "precision": ("float32", "bfloat16"),
     "schedule": ("constant", "cosine", "step"),
-    "dropout_kind": ("features", "attention"),
     "augment falls mask_inputs tune_mlp": bool,
     "grid own settings": dict,
     "ablations alarm ambiguous backbone board by checkpoint chosen_on cost dataset "
