@@ -79,6 +79,8 @@ class Seen(nn.Module):
         it holds is stacked.
     """
 
+    kind: Any
+
     def __init__(self, name: str, each: Sequence[nn.Module]):
         super().__init__()
         self.name = name
@@ -107,7 +109,8 @@ class _OneMember(nn.Module):
 
     def __init__(self, network: nn.Module, seen: Sequence[Seen]):
         super().__init__()
-        self.network, self.seen = network, nn.ModuleList(seen)
+        self.network = network
+        self.seen: Any = nn.ModuleList(seen)
         self.aliases = aliases(network)
         layers = dict(network.named_modules())
         # Linear layers that may multiply without building their weight.
@@ -364,7 +367,7 @@ class FunctionalEnsemble(Ensemble):
 
     def update(self, name: str, index: int) -> Tensor | None:
         """Return what training added, if the method knows it without rounding."""
-        kind = self.seen[name].kind if name in self.seen else None
+        kind: Any = self.seen[name].kind if name in self.seen else None
         if self.start(name) is None or not hasattr(kind, "update"):
             return None
         with torch.no_grad():

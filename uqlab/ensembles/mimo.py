@@ -151,7 +151,7 @@ def mimo(
     last: Any = network.get_submodule(head)
     generators = member_generators(seed, ids, "adapter")
     for name, own in fresh_classifiers(network, head, None, generators).items():
-        each = [module.value for module in own]
+        each = [module.get_parameter("value") for module in own]
         _put(last, name.rpartition(".")[2], torch.cat(each))
     ensemble = MIMOEnsemble(network, ids, begin, head, rho, repeats)
     how = {"rho": rho, "repeats": repeats, "classifier": classifier, "seed": seed}
