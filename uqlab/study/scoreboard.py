@@ -264,9 +264,10 @@ def detection(
 
 
 def _fits(score, model, train):
-    """Fit a score; return whether the features allow it, and warn if they do not."""
+    """Fit a score; return whether the model allows it, and warn if it does not."""
     try:
         rating.fit([score], model, train.inputs, train.labels)
+        rating.values([score], model, as_inputs(train.inputs)[:2])
     except ValueError as error:
         warnings.warn(f"{score} is left out: {error}", stacklevel=3)
         return False
