@@ -291,7 +291,8 @@ def packed() -> Iterator[Row]:
         .eval()
         .to(DEVICE)
     )
-    own = [part.kind.value for part in ensemble.seen.values()]  # weight, bias, weight...
+    # weight, bias, weight, ...
+    own = [part.kind.value for part in ensemble.seen.values()]
     theirs: Any = None
     if TU:
         theirs = (

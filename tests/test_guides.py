@@ -131,7 +131,8 @@ def test_the_guides_method_of_ones_own_is_right_on_any_network(
     found = blocks(ROOT / "book" / "guides" / "method.md")
     [code] = [block for block in found if "class Mine" in block]
     lines = [line for line in code.splitlines() if line.strip()]
-    assert len(lines) <= 15 and names_of(code) <= {"torch", "uqlab"}
+    assert len(lines) <= 15
+    assert names_of(code) <= {"torch", "uqlab"}
     exec(code, made := {})
     mine = every_method.Method(
         "mine", lambda network, _, m: made["scaled"](network, m, 5), saved=False

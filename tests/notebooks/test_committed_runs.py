@@ -53,7 +53,7 @@ def read(folder):
 
 
 RENAMED = {"rival": "baseline", "judges": "annotators", "strangers": "far_out"}
-GONE = {"output_dir", "dropout_kind", "embedding", "points"}  # of methods and figures that are gone
+GONE = {"output_dir", "dropout_kind", "embedding", "points"}  # of what is gone
 FELL = {"errors_ensemble", "near_explicit", "equal", "values_more"}  # on other seeds
 NEWER = {"rates", "searched"}  # of a search that study 08 has got since
 
