@@ -37,6 +37,8 @@ ROOMS = [
 
 # Names that are no calls, or that nobody calls with values of their own, and why.
 NO_CALLS = {
+    "ensembles.DropoutEnsemble": "made by dropout", "extraction.MaskEnsemble": "made by masks",
+    "heads.FusedEnsemble": "made by fuse", "metrics.bins_of": "a step of calibration",
     "gradients.ClassWeight": "a type",
     "heads.Circuit": "a result", "training.Workers": "made by fit",
     "runs.RunError": "an error", "runs.summary": "takes what sweep returns",
@@ -231,7 +233,6 @@ OWN: dict[str, dict[str, Any]] = {
     "ensembles.member_seed": {"seed": lambda: 0, "member": lambda: 1, "stream": lambda: "order"},
     "ensembles.place_dropout": {"make": lambda: lambda: nn.Dropout(0.1)},
     "ensembles.plain_linear": {"weight": lambda: draw(4, 8), "bias": lambda: draw(4)},
-    "ensembles.with_layers": {"make": lambda: lambda layer: layer},
     "ensembles.snapshot": {"train": lambda: lambda ensemble, epoch: None},
     "extraction.MaskEnsemble": {}, "extraction.mask_diversity": {"ensemble": lambda: extraction.masks(mlp(), 3)},
     "extraction.Masked": {"row_logits": lambda: draw(4), "column_logits": lambda: draw(8)},
