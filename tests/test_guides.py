@@ -257,7 +257,7 @@ def test_a_printed_command_does_what_it_says(
     assert calls
     monkeypatch.setenv("UQLAB_DATA", str(desk / "data"))
     for folder, (name, *words) in calls:
-        if (folder, words[:1]) == (desk, ["new"]):
+        if (folder, words[:1]) == (desk, ["new"]) and words[1:]:
             shutil.rmtree(desk / words[1])
         monkeypatch.chdir(folder)
         CHECKS.get(name, others)(words)
@@ -267,6 +267,8 @@ def test_the_code_for_clusters_plans_runs_that_their_pages_take(desk, monkeypatc
     """With stand-ins for the packages that bring the cluster."""
     for name in ("dask_jobqueue", "submitit"):
         monkeypatch.setitem(sys.modules, name, MagicMock())
+    cluster = sys.modules["dask_jobqueue"].SLURMCluster.return_value
+    cluster.scheduler_address = "tcp://here:8786"
     sys.modules["submitit"].AutoExecutor.return_value.map_array = lambda f, xs: [
         *map(f, xs)
     ]
