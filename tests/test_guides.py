@@ -146,11 +146,8 @@ def desk(tmp_path_factory):
     for name in ("films.tsv", "news.tsv"):
         (folder / name).write_text("sentence\tlabel\n" + "good\t1\nbad\t0\n" * 30)
     sizes = ("32x4", "64x4", "128x4", "192x4", "256x4", "96x2", "96x4", "96x8")
-    for kind, size, seed in itertools.product(("accuracy", "epochs"), sizes, "0159"):
+    for kind, size, seed in itertools.product(("accuracy", "epochs"), sizes, range(10)):
         (folder / f"figures/backbones/{kind}_{size}_{seed}.safetensors").touch()
-    for seed in "234678":  # some lines loop over these
-        (folder / f"figures/backbones/accuracy_64x4_{seed}.safetensors").touch()
-        (folder / f"figures/backbones/epochs_64x4_{seed}.safetensors").touch()
     return folder
 
 
@@ -222,7 +219,7 @@ def pip(words):
         for name in ("constraints.txt", "Makefile", "pyproject.toml")
     )
     extras = re.findall(r"^(\w+) = \[", known, re.MULTILINE)
-    assert words[0] == "install"
+    assert words[0] in ("install", "wheel")
     words = [
         w
         for w, before in zip(words[1:], words, strict=False)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from same import near
 from small_training import INPUTS, LABELS, small_mlp, trained, weights
+from torch.testing import assert_close
 
 from uqlab import ensembles, training
 from uqlab.core import devices, tensors

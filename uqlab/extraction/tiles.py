@@ -123,7 +123,9 @@ class TiledEnsemble(Ensemble):
 
     def shard(self, rows: slice) -> "TiledEnsemble":
         network = sharing_copy(self.network)
-        return TiledEnsemble(network, self.size, self.linear, self.member_ids[rows])
+        shard = TiledEnsemble(network, self.size, self.linear, self.member_ids[rows])
+        shard.checked = self.checked
+        return shard
 
     def _apply(self, fn, recurse=True):
         # To move shared weights would move the model's parameters, and leave its
