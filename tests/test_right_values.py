@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 from uqlab import data, ensembles, extraction, heads, metrics, models, training
 from uqlab.analysis import diversity, representations
+from uqlab.core.modules import classifier_of
 from uqlab.runs import sweeps
 from uqlab.study import decide, methods, scores
 
@@ -355,3 +356,41 @@ def test_a_temperature_is_advised_where_both_losses_gain():
     assert "Divide its logits by 1.08" in advice(True, 0.02, 0.01)
     assert "Divide" not in advice(True, 0.02, 0.04)
     assert "Divide" not in advice(False, 0.02, 0.01)
+
+
+# Small numbers, coarse numbers, missing ones ------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("classes", [1, 2, 3])
+def test_features_are_each_row_s_own_in_any_precision(dtype, classes):
+    network = S(L(6, 8), nn.ReLU(), L(8, classes)).to(dtype)
+    x = torch.randn(2000, 6, dtype=dtype)
+    h = representations.penultimate(network, x)
+    assert_close(h.to(dtype), network[:2](x))
+
+
+class Pooled(nn.Module):
+    """Attention over tokens by a layer as wide as the classifier."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.body = L(6, 8)
+        self.attention, self.score = L(8, classes), L(8, classes)
+
+    def forward(self, x):
+        h = self.body(x).relu()
+        share = self.attention(h).mean(-1, keepdim=True).softmax(1)
+        return self.score((share * h).sum(1))
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_another_layer_of_the_same_width_is_not_the_classifier(classes):
+    network = Pooled(classes).bfloat16()
+    assert classifier_of(network, torch.randn(40, 512, 6)) == "score"
+
+
+def test_the_conformal_threshold_is_the_score_of_its_rank():
+    logits, labels = torch.randn(1, 99, 4).double(), torch.arange(99) % 4
+    sets = decide.conformal(logits, labels, level=0.55).sets(logits)
+    assert sets.gather(1, labels[:, None]).sum() == 55

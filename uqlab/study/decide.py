@@ -126,7 +126,8 @@ def conformal(
 
 
 def _quantile(scores: Tensor, level: float) -> float:
-    place = math.ceil((len(scores) + 1) * level)
+    # 0.55 * 100 is a little above 55
+    place = math.ceil((len(scores) + 1) * level - 1e-9)
     return scores.kthvalue(place).values.item() if place <= len(scores) else math.inf
 
 
