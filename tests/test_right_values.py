@@ -394,3 +394,16 @@ def test_the_conformal_threshold_is_the_score_of_its_rank():
     logits, labels = torch.randn(1, 99, 4).double(), torch.arange(99) % 4
     sets = decide.conformal(logits, labels, level=0.55).sets(logits)
     assert sets.gather(1, labels[:, None]).sum() == 55
+
+
+def test_an_alarm_is_silent_on_the_entropies_that_it_keeps(tmp_path):
+    page = Path(__file__).parents[1] / "notebooks/studies/saved_logits.ipynb"
+    cells = ["".join(c["source"]) for c in json.loads(page.read_text("utf-8"))["cells"]]
+    (cell,) = [source for source in cells if "write_text" in source]
+    (line,) = [s.strip() for s in cell.splitlines() if "usual = " in s]
+    doubt = 1e-7 * torch.rand(3000, dtype=torch.float64)  # of a sure model
+    names = {"threshold": 1.0, "known": [doubt], "doubt_of": lambda z: z}
+    exec(line, names)
+    usual = json.loads(json.dumps(names["usual"]))["usual"]
+    assert usual == doubt.tolist()
+    assert decide.drift(usual, 0).update(doubt[:500]).max() < 20
