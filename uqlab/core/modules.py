@@ -227,26 +227,36 @@ def given_for_logits(
     Where numbers are few or coarse there are further passes, until chance tells no two
     rows apart from their places.
     """
-    generator = torch.Generator().manual_seed(0)
-    given, drawn, z = {}, {}, []
-
-    def answer(layer, args, y):
-        noise = torch.randn(y.shape, generator=generator).to(y)
-        given[layer], drawn[layer, len(z)] = args[0], noise
-        return noise
-
-    with hooked(part.register_forward_hook(answer) for part in layers.values()):
-        while len(z) < max([1, *(_passes(noise, z[0]) for noise in drawn.values())]):
-            z.append(logits_of(call(network, inputs)))
+    z, given, drawn = _answered(network, layers, inputs)
     found = {}
     for name, layer in layers.items():
-        noise = [drawn[place] for place in drawn if place[0] is layer]
+        noise = drawn.get(layer, [])
         if len(noise) == len(z) and _passes(noise[0], z[0]):
             near = _near(z, [part.flatten(0, -2) for part in noise])
             if (near.sum(1) == 1).all():
                 places = near.int().argmax(1).to(given[layer].device)
                 found[name] = given[layer].flatten(0, -2)[places]
     return found
+
+
+def _answered(network, layers, inputs):
+    """Return the logits of passes, what layers were given, and what they returned."""
+    generator = torch.Generator().manual_seed(0)
+    z, given, drawn = [], {}, {}
+
+    def answer(layer, args, y):
+        noise = torch.randn(y.shape, generator=generator).to(y)
+        given[layer] = args[0]
+        # A layer's last call in a pass counts.
+        drawn[layer] = [*drawn.get(layer, [])[: len(z)], noise]
+        return noise
+
+    with hooked(part.register_forward_hook(answer) for part in layers.values()):
+        wanted = 1
+        while len(z) < wanted:
+            z.append(logits_of(call(network, inputs)))
+            wanted = max([1, *(_passes(noise[0], z[0]) for noise in drawn.values())])
+    return z, given, drawn
 
 
 def _passes(noise: Tensor, logits: Tensor) -> int:
