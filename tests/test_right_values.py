@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 from uqlab import data, ensembles, extraction, heads, metrics, models, training
 from uqlab.analysis import diversity, representations
+from uqlab.core.checks import as_logits
 from uqlab.core.modules import classifier_of
 from uqlab.runs import sweeps
 from uqlab.study import decide, methods, scores
@@ -407,3 +408,31 @@ def test_an_alarm_is_silent_on_the_entropies_that_it_keeps(tmp_path):
     usual = json.loads(json.dumps(names["usual"]))["usual"]
     assert usual == doubt.tolist()
     assert decide.drift(usual, 0).update(doubt[:500]).max() < 20
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "one-hot first", "two digits"])
+def test_coarse_probabilities_are_no_logits(kind):
+    p = (3 * torch.randn(2, 500, 5)).softmax(-1)
+    if kind == "one-hot first":
+        p[0, 0] = torch.eye(5)[0]
+    elif kind == "two digits":
+        p = (100 * p).round() / 100
+    else:
+        p = p.to(getattr(torch, kind))
+    with pytest.raises(ValueError, match="must not be probabilities"):
+        metrics.log_prediction(as_logits(p))
+
+
+def test_saved_half_precision_probabilities_and_both_names_of_other_inputs(tmp_path):
+    p = np.array([[0.5, 0.5, 0], [1, 0, 0]], np.float16)
+    other = np.array([[0, 0, 1]], np.float16)
+    np.savez(tmp_path / "p.npz", probabilities=p, ood=p, ood_ood=other)
+    found = decide.saved(tmp_path / "p.npz")
+    assert_close(found.logits[0].softmax(-1), torch.tensor(p).double())
+    assert {name: z.shape[1] for name, z in found.ood.items()} == {
+        "ood": 2,
+        "ood_ood": 1,
+    }
+    np.savez(tmp_path / "p.npz", probabilities=100 * p)
+    with pytest.raises(ValueError, match="divide percentages"):
+        decide.saved(tmp_path / "p.npz")
