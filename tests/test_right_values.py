@@ -436,3 +436,20 @@ def test_saved_half_precision_probabilities_and_both_names_of_other_inputs(tmp_p
     np.savez(tmp_path / "p.npz", probabilities=100 * p)
     with pytest.raises(ValueError, match="divide percentages"):
         decide.saved(tmp_path / "p.npz")
+
+
+@pytest.mark.parametrize("label", ["-1", "-100.0", "None", "NA", "#N/A", "?", "\u200b"])
+def test_missing_labels_of_a_table_are_no_class(tmp_path, label):
+    path = tmp_path / "t.csv"
+    path.write_text("text,label\n" + "good,1\nbad,0\n" * 5 + f"so,{label}\n", "utf-8")
+    with pytest.raises(ValueError, match="line 12 has no label"):
+        data.load(str(path), "train")
+
+
+def test_whole_numbers_stay_apart_and_no_split_is_refused(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("text,label\n" + f"a,{2**53}\nb,{2**53 + 1}\n" * 5)
+    assert len(data.load(str(path), "train").classes) == 2
+    path.write_text("text,label,split\na,0,train\nb,1,test\nc,1,\n")
+    with pytest.raises(ValueError, match="line 4 has no split"):
+        data.load(str(path), "train")
