@@ -453,3 +453,11 @@ def test_whole_numbers_stay_apart_and_no_split_is_refused(tmp_path):
     path.write_text("text,label,split\na,0,train\nb,1,test\nc,1,\n")
     with pytest.raises(ValueError, match="line 4 has no split"):
         data.load(str(path), "train")
+
+
+@pytest.mark.parametrize("y", [[1, 2, 3, 4], [0, 1, 2, 255]])
+def test_numbers_that_begin_at_1_or_say_ignore_are_refused(tmp_path, y):
+    labels = np.array(5 * y, np.uint8)
+    np.savez(tmp_path / "i.npz", x=np.zeros((20, 8, 8), np.uint8), y=labels)
+    with pytest.raises(ValueError, match="y must be class numbers 0, 1"):
+        data.load(str(tmp_path / "i.npz"), "train")
