@@ -16,7 +16,9 @@ from uqlab.data.downloads import fetch, places
 from uqlab.data.readers import Items, reading, source, split_rows, unpacked
 
 TAB_SEPARATED: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-NEEDED = {"sentence", "sentence1", "sentence2", "text", "label"}
+NEEDED = {"sentence", "sentence1", "sentence2", "text", "label", "split"}
+ABSENT = {"", "nan", "none", "null", "na", "n/a", "#n/a", "<na>", "?"}
+UNLABELLED = re.compile(r"-0*(1|100)(\.0*)?")  # here, and in torch
 WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
 NEWS = ("World", "Sports", "Business", "Sci/Tech")
 QUESTIONS = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")
@@ -49,7 +51,7 @@ def table(path: Path, split: str) -> Items:
         return Items(texts, np.full(len(texts), -1), ())
     names: list[Any] = columns["label"]
     if all(map(WHOLE.fullmatch, names)):  # 1, 01 and 1.0 are one class
-        names = [int(float(name)) for name in names]
+        names = [int(name.partition(".")[0]) for name in names]
     classes = sorted({*names})
     y = np.array([classes.index(name) for name in names])
     if "split" in columns:
@@ -90,8 +92,12 @@ def _check_row(where: str, names: list[str], row: list[str]) -> None:
             f"{where} must have {len(names)} fields like the header, got {len(row)}"
         )
     for name, field in zip(names, row, strict=True):
-        if name in NEEDED and field.lower() in ("", "nan"):
-            raise ValueError(f"{where} has no {name}; fill it in, or leave it out")
+        bare = field.strip("\u200b\ufeff").lower()
+        absent = name == "label" and UNLABELLED.fullmatch(bare)
+        if name in NEEDED and (bare in ABSENT or absent):
+            raise ValueError(
+                f"{where} has no {name}, got {field!r}; fill it in, or leave it out"
+            )
 
 
 def sample(split, root, file):

@@ -2,7 +2,7 @@
 
 import operator
 import re
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -70,6 +70,13 @@ class Ensemble(nn.Module):
     def took_last_linear(self) -> bool:
         """Whether the last linear layer was taken for a classifier that none named."""
         return (self.recipe or {}).get("classifier", "") is None
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any):
+        """Load a state as torch does, also from a plain mapping as files hold it."""
+        state: Any = OrderedDict(state_dict)
+        # Without versions torch adds counts of batches, also where members have theirs.
+        state._metadata = self.state_dict()._metadata
+        return super().load_state_dict(state, *args, **kwargs)
 
     def about(self) -> dict[str, Any]:
         """Return kind, method and settings, members, and how much is trained."""
