@@ -30,7 +30,8 @@ def as_tensor(
     name
         What the parameter is called, for the message.
     value
-        A tensor, returned as it is; an array or nested lists of numbers, copied.
+        A tensor, returned as it is, or as int64 where torch hardly computes with it
+        (uint16); an array or nested lists of numbers, copied.
         Integers of arrays and lists become float64 where floating numbers are wanted.
     axes
         The names of the axes, separated by spaces; "..." takes any number of them.
@@ -56,6 +57,8 @@ def as_tensor(
             f"{name} must hold its numbers, got a {value.layout} tensor "
             f"on {value.device}"
         )
+    if value.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        value = value.long()
     if value.is_complex() or (floating and not value.is_floating_point()):
         raise TypeError(
             f"{name} must be a floating tensor, got {value.dtype}; use {name}.float()"
