@@ -128,6 +128,8 @@ WRAPS = {
     "mapping": lambda z: {"hidden": z[:1], "logits": z},
     "first of a mapping": lambda z: {"out": z, "aux": z[:1]},
     "attribute": lambda z: argparse.Namespace(logits=z),
+    "after a loss": lambda z: (z.sum(), z),
+    "beside a loss": lambda z: {"loss": z.sum(), "output": z},
 }
 
 
@@ -162,6 +164,12 @@ def test_networks_return_logits_in_any_usual_way(user, wrap):
     assert_close(found[1], found[0])
 
 
+def test_several_tensors_by_name_are_refused():
+    model = Returns(lambda z: {"features": z + 1, "output": z})
+    with pytest.raises(TypeError, match="features, output"):
+        training.predict(model, X)
+
+
 def test_a_deep_ensemble_of_networks_that_return_mappings_is_trained():
     ensemble = ensembles.deep(lambda: Returns(WRAPS["mapping"]), 2)
     assert "2 members" in repr(fit(ensemble=ensemble))
@@ -189,7 +197,14 @@ def test_labels_that_are_no_class_numbers(labels, way_out):
 
 
 @pytest.mark.parametrize(
-    "labels", [Y.numpy().astype(np.uint16), pd.Series(Y, index=range(12, 0, -1)), [*Y]]
+    "labels",
+    [
+        Y.numpy().astype(np.uint16),
+        Y.to(torch.uint16),
+        Y.to(torch.uint64),
+        pd.Series(Y, index=range(12, 0, -1)),
+        [*Y],
+    ],
 )
 def test_labels_of_other_kinds_are_read(labels):
     assert metrics.accuracy(nn.functional.one_hot(Y)[None].float(), labels) == 1
@@ -285,6 +300,21 @@ CHECKPOINTS = {
     "model_state_dict": lambda s: {"model_state_dict": s, "optimizer": {"lr": 0.1}},
     "model": lambda s: {"model": s, "args": argparse.Namespace(lr=1)},
     "nested": lambda s: {"model": {"state_dict": prefixed(s, "net.")}},
+    "an average beside it": lambda s: {
+        "model_ema": {n: t + 1 for n, t in s.items()},
+        "net": s,
+    },
+    **{
+        key: lambda s, key=key: {key: s, "lr": 0.1}
+        for key in (
+            "network",
+            "module",
+            "weights",
+            "params",
+            "model_state",
+            "model_ema",
+        )
+    },
     "with a number of NumPy": lambda s: {"model": s, "best": np.float64(0.9)},
 }
 
