@@ -3,6 +3,7 @@
 import argparse
 import itertools
 import time
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -46,6 +47,18 @@ class NoEnd(Dataset):
         return X[0], 0
 
 
+class Listed(NoEnd, Sequence):
+    def __len__(self):
+        return 3
+
+
+class Named(NoEnd, Mapping):
+    def __iter__(self):
+        return itertools.repeat("x")
+
+    __len__ = Listed.__len__
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return itertools.repeat((X[0], 0))
@@ -66,6 +79,10 @@ STREAMS = {
     "IterableDataset": (Stream(), r"DataLoader\(data"),
     "DataLoader": (DataLoader(PAIRS), r"islice\(data"),
     "endless loader": (DataLoader(Stream()), r"islice\(data"),
+    "Datasets in a list": ([NoEnd()], r"DataLoader\(data"),
+    "loaders in lists": ([[DataLoader(Stream())]], r"islice\(data"),
+    "Dataset and Sequence": (Listed(), r"DataLoader\(data"),
+    "Dataset and Mapping": (Named(), r"DataLoader\(data"),
     "generator": (itertools.repeat(X), "islice"),
     "Hugging Face": (HuggingFace(), "with_format"),
 }
@@ -219,6 +236,8 @@ def test_labels_of_other_kinds_are_read(labels):
         (np.zeros((12, 8, 8, 3), np.uint8), "/ 255"),
         ({"x": X}, "takes one"),
         ([X[0], X[0, :3]], "different lengths"),
+        ([*PAIRS], r"zip\(\*pairs"),
+        ([(x.numpy(), int(y)) for x, y in PAIRS], r"zip\(\*pairs"),
     ],
 )
 def test_inputs_that_are_not_taken(inputs, way_out):

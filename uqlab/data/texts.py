@@ -98,8 +98,8 @@ def _check_row(where: str, names: list[str], row: list[str]) -> None:
         none = field in MISSING or (name == "label" and NO_LABEL.fullmatch(field))
         if name in NEEDED and none:
             raise ValueError(
-                f"{where} has no {name}, got {field!r}; fill it in, leave out the line, "
-                "or, if it means something, write another word"
+                f"{where} has no {name}, got {field!r}; fill it in, leave out the "
+                "line, or, if it means something, write another word"
             )
 
 
