@@ -4,6 +4,7 @@ import argparse
 import itertools
 import time
 import warnings
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -47,6 +48,18 @@ class NoEnd(Dataset):
         return X[0], 0
 
 
+class Listed(NoEnd, Sequence):
+    def __len__(self):
+        return 3
+
+
+class Named(NoEnd, Mapping):
+    def __iter__(self):
+        return itertools.repeat("x")
+
+    __len__ = Listed.__len__
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return itertools.repeat((X[0], 0))
@@ -67,6 +80,10 @@ STREAMS = {
     "IterableDataset": (Stream(), r"DataLoader\(data"),
     "DataLoader": (DataLoader(PAIRS), r"islice\(data"),
     "endless loader": (DataLoader(Stream()), r"islice\(data"),
+    "Datasets in a list": ([NoEnd()], r"DataLoader\(data"),
+    "loaders in lists": ([[DataLoader(Stream())]], r"islice\(data"),
+    "Dataset and Sequence": (Listed(), r"DataLoader\(data"),
+    "Dataset and Mapping": (Named(), r"DataLoader\(data"),
     "generator": (itertools.repeat(X), "islice"),
     "Hugging Face": (HuggingFace(), "with_format"),
 }
@@ -129,6 +146,8 @@ WRAPS = {
     "mapping": lambda z: {"hidden": z[:1], "logits": z},
     "first of a mapping": lambda z: {"out": z, "aux": z[:1]},
     "attribute": lambda z: argparse.Namespace(logits=z),
+    "after a loss": lambda z: (z.sum(), z),
+    "beside a loss": lambda z: {"loss": z.sum(), "output": z},
 }
 
 
@@ -163,6 +182,12 @@ def test_networks_return_logits_in_any_usual_way(user, wrap):
     assert_close(found[1], found[0])
 
 
+def test_several_tensors_by_name_are_refused():
+    model = Returns(lambda z: {"features": z + 1, "output": z})
+    with pytest.raises(TypeError, match="features, output"):
+        training.predict(model, X)
+
+
 def test_a_deep_ensemble_of_networks_that_return_mappings_is_trained():
     ensemble = ensembles.deep(lambda: Returns(WRAPS["mapping"]), 2)
     assert "2 members" in repr(fit(ensemble=ensemble))
@@ -190,7 +215,14 @@ def test_labels_that_are_no_class_numbers(labels, way_out):
 
 
 @pytest.mark.parametrize(
-    "labels", [Y.numpy().astype(np.uint16), pd.Series(Y, index=range(12, 0, -1)), [*Y]]
+    "labels",
+    [
+        Y.numpy().astype(np.uint16),
+        Y.to(torch.uint16),
+        Y.to(torch.uint64),
+        pd.Series(Y, index=range(12, 0, -1)),
+        [*Y],
+    ],
 )
 def test_labels_of_other_kinds_are_read(labels):
     assert metrics.accuracy(nn.functional.one_hot(Y)[None].float(), labels) == 1
@@ -205,6 +237,8 @@ def test_labels_of_other_kinds_are_read(labels):
         (np.zeros((12, 8, 8, 3), np.uint8), "/ 255"),
         ({"x": X}, "takes one"),
         ([X[0], X[0, :3]], "different lengths"),
+        ([*PAIRS], r"zip\(\*pairs"),
+        ([(x.numpy(), int(y)) for x, y in PAIRS], r"zip\(\*pairs"),
     ],
 )
 def test_inputs_that_are_not_taken(inputs, way_out):
@@ -292,6 +326,21 @@ CHECKPOINTS = {
     "model_state_dict": lambda s: {"model_state_dict": s, "optimizer": {"lr": 0.1}},
     "model": lambda s: {"model": s, "args": argparse.Namespace(lr=1)},
     "nested": lambda s: {"model": {"state_dict": prefixed(s, "net.")}},
+    "an average beside it": lambda s: {
+        "model_ema": {n: t + 1 for n, t in s.items()},
+        "net": s,
+    },
+    **{
+        key: lambda s, key=key: {key: s, "lr": 0.1}
+        for key in (
+            "network",
+            "module",
+            "weights",
+            "params",
+            "model_state",
+            "model_ema",
+        )
+    },
     "with a number of NumPy": lambda s: {"model": s, "best": np.float64(0.9)},
 }
 

@@ -104,20 +104,26 @@ def first_of(output: Any) -> Any:
 def logits_of(output: Any) -> Any:
     """Return the logits of a network's output.
 
-    They are its "logits" or `.logits`, or the first of several outputs.
+    They are its "logits" or `.logits`, torchvision's "out", or the first of several
+    outputs that has rows, which a loss before it has not. Raises TypeError where names
+    do not say which of several tensors they are.
     """
     if isinstance(output, Tensor):
         return output
-    logits = getattr(output, "logits", output)  # of transformers, torchvision
-    if isinstance(logits, Mapping):
-        logits = logits.get("logits", next(iter(logits.values()), None))
-    logits = first_of(logits)
-    if not isinstance(logits, Tensor):
+    found = getattr(output, "logits", output)  # of transformers, torchvision
+    names = [*found] if isinstance(found, Mapping) else []
+    if names:
+        found = found.get("logits", found.get("out", [*found.values()]))
+    several = found if isinstance(found, tuple | list) else [found]
+    tensors = [t for t in several if isinstance(t, Tensor)]
+    rows = [t for t in tensors if t.ndim > 1] or tensors
+    if not rows or (names and len(rows) > 1):
+        kinds = ", ".join(names or [type(each).__name__ for each in several])
         raise TypeError(
             'a network must return logits, or have them as "logits" or as the first of '
-            f"its outputs, got {type(output).__name__} with {type(logits).__name__}"
+            f"its outputs with rows, got {type(output).__name__} of {kinds}"
         )
-    return logits
+    return rows[0]
 
 
 def map_tensors(change: Callable[[Tensor], Any], inputs: Inputs) -> Any:
