@@ -75,7 +75,8 @@ class Ensemble(nn.Module):
         """Load a state as torch does, also from a plain mapping as files hold it."""
         state: Any = OrderedDict(state_dict)
         # Without versions torch adds counts of batches, also where members have theirs.
-        state._metadata = self.state_dict()._metadata
+        mine: Any = self.state_dict()
+        state._metadata = mine._metadata
         return super().load_state_dict(state, *args, **kwargs)
 
     def about(self) -> dict[str, Any]:
