@@ -461,3 +461,35 @@ def test_numbers_that_begin_at_1_or_say_ignore_are_refused(tmp_path, y):
     np.savez(tmp_path / "i.npz", x=np.zeros((20, 8, 8), np.uint8), y=labels)
     with pytest.raises(ValueError, match="y must be class numbers 0, 1"):
         data.load(str(tmp_path / "i.npz"), "train")
+
+
+class TwoNames(nn.Module):
+    """The classifier, and a layer of the body, have a second name each."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = L(6, 8), L(8, 3)
+        self.again, self.dup = self.body, self.head
+
+    def forward(self, x):
+        return self.dup(self.again(x).relu())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda net, x: ensembles.lora(net, 2, 2),
+        lambda net, x: ensembles.singular_value(net, 2),
+        lambda net, x: ensembles.batch(net, 2),
+        lambda net, x: ensembles.laplace(net, x, 2),
+        lambda net, x: ensembles.masksembles(net, 2),
+        lambda net, x: extraction.masks(net, 2),
+    ],
+)
+def test_a_layer_with_two_names_is_one_layer(make):
+    x = torch.rand(20, 6)
+    ensemble = make(TwoNames(), x).eval()
+    found = ensemble(x).detach()
+    apart = torch.stack([ensemble.member(m).eval()(x).detach() for m in range(2)])
+    assert torch.allclose(found, apart, atol=1e-5)
+    assert not torch.allclose(found[0], found[1], atol=1e-4)

@@ -32,7 +32,7 @@ from uqlab.ensembles.base import (
     member_generators,
     member_range,
 )
-from uqlab.ensembles.layers import MemberLayer, own_dropout, plain_linear
+from uqlab.ensembles.layers import MemberLayer, own_dropout, plain_linear, put
 from uqlab.ensembles.members import MemberModule, MemberParameter, Own, weight_name
 
 Classifiers = Literal["independent", "shared"]
@@ -180,9 +180,7 @@ def place(
     modules = dict(network.named_modules())
     for holder in reversed(list(parameters)):  # modules inside others first
         if parameters[holder]:
-            network.set_submodule(
-                holder, MemberModule(modules[holder], parameters[holder])
-            )
+            put(network, holder, MemberModule(modules[holder], parameters[holder]))
 
 
 def named(candidates: Sequence[Site], target: str, called: str) -> list[Site]:
@@ -274,7 +272,7 @@ def implicit(
     if classifiers == "independent":
         parameters[head] = fresh_classifiers(last, classifier_std, generators)
     else:
-        network.set_submodule(head, copy.deepcopy(last).requires_grad_())
+        put(network, head, copy.deepcopy(last).requires_grad_())
     place(network, parameters)
     if train_backbone:
         own_statistics(network, len(ids))

@@ -187,6 +187,14 @@ class MemberDropout(SeededDropout):
 DROPOUT = (nn.Dropout, MemberDropout)  # members of deep ensembles hold the latter
 
 
+def put(network: Any, name: str, module: nn.Module) -> None:
+    """Put a module, in place, wherever the one of this name stands."""
+    before = network.get_submodule(name)
+    for other, part in list(network.named_modules(remove_duplicate=False)):
+        if part is before:
+            network.set_submodule(other, module)
+
+
 def replace_layers(
     model: nn.Module,
     kinds: type[nn.Module] | tuple[type[nn.Module], ...],

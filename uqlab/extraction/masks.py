@@ -185,7 +185,10 @@ def masks(
     for name, layer in linear.items():
         columns = inputs or name != next(iter(linear))
         own = _masked(layer, generators, std, name != last, columns)
-        network.set_submodule(name, MemberModule(layer, {"weight": own}))
+        unit = MemberModule(layer, {"weight": own})
+        for again, part in list(network.named_modules(remove_duplicate=False)):
+            if part is layer:
+                network.set_submodule(again, unit)
     return MaskEnsemble(network, range(members)).eval()
 
 
