@@ -390,7 +390,9 @@ def _logarithms(name: str, values: Any) -> Tensor:
             f"{name} must be at least 0 and sum to 1 over the classes, the last axis; "
             "divide percentages or rounded ones by p.sum(-1, keepdims=True)"
         )
-    return _as_they_are(name, p.clamp(min=torch.finfo(torch.float32).tiny).log())
+    z = p.clamp(min=torch.finfo(torch.float32).tiny).log()
+    given = torch.promote_types(as_tensor(name, values).dtype, torch.float32)
+    return _as_they_are(name, z.to(given))
 
 
 def _of_two(values: Tensor, first: Callable[[Tensor], Tensor]) -> Tensor:
