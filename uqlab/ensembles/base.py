@@ -68,7 +68,7 @@ class Ensemble(nn.Module):
 
     @property
     def took_last_linear(self) -> bool:
-        """Whether the last linear layer was taken for a classifier that none named."""
+        """Whether nobody named the classifier, so the last linear layer was taken."""
         return (self.recipe or {}).get("classifier", "") is None
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any):

@@ -188,7 +188,7 @@ DROPOUT = (nn.Dropout, MemberDropout)  # members of deep ensembles hold the latt
 
 
 def put(network: Any, name: str, module: nn.Module) -> None:
-    """Put a module, in place, wherever the one of this name stands."""
+    """Replace a module, in place, under every name that it has in the network."""
     before = network.get_submodule(name)
     for other, part in list(network.named_modules(remove_duplicate=False)):
         if part is before:

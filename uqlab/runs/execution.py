@@ -176,7 +176,7 @@ def _execute(job: Job, threads: int | None, timeout: Seconds, stop: Event) -> No
 
 
 def _check_replaceable(folder: Path) -> None:
-    """Raise ValueError for what no run has written."""
+    """Raise ValueError if the folder holds files that no run has written."""
     ours = any((folder / name).exists() for name in ("manifest.json", "results.json"))
     if not ours and (folder.is_file() or (folder.is_dir() and any(folder.iterdir()))):
         raise ValueError(

@@ -396,7 +396,7 @@ def _logarithms(name: str, values: Any) -> Tensor:
 
 
 def _of_two(values: Tensor, first: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return both classes' values where there are those of the second alone."""
+    """Return both classes' values; a single column is the second class."""
     if values.ndim == 1:
         values = values[:, None]
     if values.shape[-1:] != (1,):
