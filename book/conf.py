@@ -107,6 +107,7 @@ def gather(app, config):
         moved = (
             path.read_text()
             .replace("](../README.md", "](../guides/start.md")
+            .replace("](../book/", "](../")
             .replace("](../../", "](../")
         )
         path.write_text(ALIVE.sub(alive, moved.replace("](book/", "](")))

@@ -22,9 +22,18 @@ TABLES = [  # committed ones that pages read
     REAL / "08_singular_value_ensemble" / "table.csv",
     REAL / "17_observatory",
 ]
-MOVE = """
-import gc, json, math, pathlib
+# An explorer that nobody holds is gone when its cell ends, where no browser is open.
+KEEP = """
 from uqlab.widgets import Hand
+
+explorers, made = [], Hand.__init__
+def keep(self, *args, **named):
+    made(self, *args, **named)
+    explorers.append(self)
+Hand.__init__ = keep
+"""
+MOVE = """
+import json, math, pathlib
 
 def move(hand):  # which of its controls change the picture from what is shown first
     controls, shown = hand.data["controls"], hand.data["shown"]
@@ -46,9 +55,8 @@ def touch(hand):  # its page alone
     return {hand.name: len(hand.html()) > 1000}
 
 moved_controls = {}
-for each in gc.get_objects():
-    if Hand in type(each).__mro__:  # anywidget makes a class of each
-        moved_controls |= touch(each) | (move(each) if each.name == "frames" else {})
+for each in explorers:
+    moved_controls |= touch(each) | (move(each) if each.name == "frames" else {})
 (pathlib.Path(output_dir) / "moved.json").write_text(json.dumps(moved_controls))
 """
 
@@ -109,6 +117,7 @@ def copies(folder: Path) -> Path:
         folder.mkdir(parents=True)
         for path in parameters.all_notebooks():
             page = nbformat.read(path, 4)
+            page.cells.insert(0, nbformat.v4.new_code_cell(KEEP, id="keeps"))
             page.cells.append(nbformat.v4.new_code_cell(MOVE, id="moves"))
             page.cells.append(
                 nbformat.v4.new_code_cell(

@@ -3,6 +3,8 @@
 import argparse
 import itertools
 import time
+import warnings
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -46,6 +48,18 @@ class NoEnd(Dataset):
         return X[0], 0
 
 
+class Listed(NoEnd, Sequence):
+    def __len__(self):
+        return 3
+
+
+class Named(NoEnd, Mapping):
+    def __iter__(self):
+        return itertools.repeat("x")
+
+    __len__ = Listed.__len__
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return itertools.repeat((X[0], 0))
@@ -66,6 +80,10 @@ STREAMS = {
     "IterableDataset": (Stream(), r"DataLoader\(data"),
     "DataLoader": (DataLoader(PAIRS), r"islice\(data"),
     "endless loader": (DataLoader(Stream()), r"islice\(data"),
+    "Datasets in a list": ([NoEnd()], r"DataLoader\(data"),
+    "loaders in lists": ([[DataLoader(Stream())]], r"islice\(data"),
+    "Dataset and Sequence": (Listed(), r"DataLoader\(data"),
+    "Dataset and Mapping": (Named(), r"DataLoader\(data"),
     "generator": (itertools.repeat(X), "islice"),
     "Hugging Face": (HuggingFace(), "with_format"),
 }
@@ -128,6 +146,8 @@ WRAPS = {
     "mapping": lambda z: {"hidden": z[:1], "logits": z},
     "first of a mapping": lambda z: {"out": z, "aux": z[:1]},
     "attribute": lambda z: argparse.Namespace(logits=z),
+    "after a loss": lambda z: (z.sum(), z),
+    "beside a loss": lambda z: {"loss": z.sum(), "output": z},
 }
 
 
@@ -141,7 +161,7 @@ USERS = {
     "predict": lambda m: training.predict(m, X),
     "members": lambda m: ensembles.from_members([m, m])(X),
     "laplace": lambda m: ensembles.laplace(m, X, 2, prior_variance=1e-12)(X),
-    "lora": lambda m: ensembles.lora(m, 2, seed=0)(X),
+    "lora": lambda m: ensembles.lora(m, 2, 2, seed=0)(X),
     "masks": masked,
     "exgrad": lambda m: gradients.exgrad(m, X),
     "exgrad, parallel": lambda m: gradients.exgrad(nn.DataParallel(m), X),
@@ -160,6 +180,12 @@ def test_networks_return_logits_in_any_usual_way(user, wrap):
         torch.manual_seed(0)
         found.append(USERS[user](model))
     assert_close(found[1], found[0])
+
+
+def test_several_tensors_by_name_are_refused():
+    model = Returns(lambda z: {"features": z + 1, "output": z})
+    with pytest.raises(TypeError, match="features, output"):
+        training.predict(model, X)
 
 
 def test_a_deep_ensemble_of_networks_that_return_mappings_is_trained():
@@ -189,7 +215,14 @@ def test_labels_that_are_no_class_numbers(labels, way_out):
 
 
 @pytest.mark.parametrize(
-    "labels", [Y.numpy().astype(np.uint16), pd.Series(Y, index=range(12, 0, -1)), [*Y]]
+    "labels",
+    [
+        Y.numpy().astype(np.uint16),
+        Y.to(torch.uint16),
+        Y.to(torch.uint64),
+        pd.Series(Y, index=range(12, 0, -1)),
+        [*Y],
+    ],
 )
 def test_labels_of_other_kinds_are_read(labels):
     assert metrics.accuracy(nn.functional.one_hot(Y)[None].float(), labels) == 1
@@ -204,6 +237,8 @@ def test_labels_of_other_kinds_are_read(labels):
         (np.zeros((12, 8, 8, 3), np.uint8), "/ 255"),
         ({"x": X}, "takes one"),
         ([X[0], X[0, :3]], "different lengths"),
+        ([*PAIRS], r"zip\(\*pairs"),
+        ([(x.numpy(), int(y)) for x, y in PAIRS], r"zip\(\*pairs"),
     ],
 )
 def test_inputs_that_are_not_taken(inputs, way_out):
@@ -220,6 +255,12 @@ def test_inputs_of_other_kinds_are_read():
     assert_close(training.predict(model, leaves), expected)
 
 
+def scripted():
+    """A network that torch.jit compiled, which torch itself calls deprecated."""
+    with warnings.catch_warnings(action="ignore"):
+        return torch.jit.script(network())
+
+
 @pytest.mark.parametrize(
     ("call", "way_out"),
     [
@@ -227,10 +268,10 @@ def test_inputs_of_other_kinds_are_read():
         (lambda: training.predict(network().state_dict(), X), "load_weights"),
         (lambda: training.predict(nn.Linear, X), r"make one: Linear\("),
         (lambda: ensembles.lora([network()], 2), "from_members"),
-        (lambda: ensembles.lora(torch.jit.script(network()), 2), "it was made of"),
+        (lambda: ensembles.lora(scripted(), 2), "it was made of"),
         (lambda: ensembles.deep(lambda: nn.LazyLinear(3), 2), "call the lazy network"),
         (lambda: fit(ensemble=ensembles.deep(one_logit, 2)), "two outputs"),
-        (lambda: ensembles.laplace(flat(), X, 2), r"logits \[batch, classes\]"),
+        (lambda: ensembles.laplace(flat(), X, 2), "no linear layer whose output"),
         (lambda: ensembles.deep(network(), 2), "lambda"),
         (lambda: ensembles.from_members(network()), "a list of networks"),
         (lambda: fit(ensemble=ensembles.dropout(dropping(), 2)), "requires_grad"),
@@ -285,6 +326,21 @@ CHECKPOINTS = {
     "model_state_dict": lambda s: {"model_state_dict": s, "optimizer": {"lr": 0.1}},
     "model": lambda s: {"model": s, "args": argparse.Namespace(lr=1)},
     "nested": lambda s: {"model": {"state_dict": prefixed(s, "net.")}},
+    "an average beside it": lambda s: {
+        "model_ema": {n: t + 1 for n, t in s.items()},
+        "net": s,
+    },
+    **{
+        key: lambda s, key=key: {key: s, "lr": 0.1}
+        for key in (
+            "network",
+            "module",
+            "weights",
+            "params",
+            "model_state",
+            "model_ema",
+        )
+    },
     "with a number of NumPy": lambda s: {"model": s, "best": np.float64(0.9)},
 }
 
@@ -310,6 +366,7 @@ def test_checkpoints_of_two_networks_are_refused(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:the format of")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of jit
 def test_weights_of_a_plain_network_go_into_a_compiled_one(tmp_path):
     saved = network()
     torch.save(saved.state_dict(), tmp_path / "w.pt")
@@ -415,5 +472,5 @@ def test_files_are_named_as_in_a_shell(tmp_path, monkeypatch):
         training.fit(ensemble, X, Y, checkpoint=where, **settings)
     assert link.is_symlink()
     assert link.is_file()
-    ensembles.save(ensembles.lora(network(), 2), "~/two.safetensors")
+    ensembles.save(ensembles.lora(network(), 2, 2), "~/two.safetensors")
     assert (tmp_path / "two.safetensors").is_file()

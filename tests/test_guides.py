@@ -182,11 +182,8 @@ def desk(tmp_path_factory):
     for name in ("films.tsv", "news.tsv"):
         (folder / name).write_text("sentence\tlabel\n" + "good\t1\nbad\t0\n" * 30)
     sizes = ("32x4", "64x4", "128x4", "192x4", "256x4", "96x2", "96x4", "96x8")
-    for kind, size, seed in itertools.product(("accuracy", "epochs"), sizes, "0159"):
+    for kind, size, seed in itertools.product(("accuracy", "epochs"), sizes, range(10)):
         (folder / f"figures/backbones/{kind}_{size}_{seed}.safetensors").touch()
-    for seed in "234678":  # some lines loop over these
-        (folder / f"figures/backbones/accuracy_64x4_{seed}.safetensors").touch()
-        (folder / f"figures/backbones/epochs_64x4_{seed}.safetensors").touch()
     return folder
 
 
@@ -258,7 +255,7 @@ def pip(words):
         for name in ("constraints.txt", "Makefile", "pyproject.toml")
     )
     extras = re.findall(r"^(\w+) = \[", known, re.MULTILINE)
-    assert words[0] == "install"
+    assert words[0] in ("install", "wheel")
     words = [
         w
         for w, before in zip(words[1:], words, strict=False)
@@ -293,7 +290,7 @@ def test_a_printed_command_does_what_it_says(
     assert calls
     monkeypatch.setenv("UQLAB_DATA", str(desk / "data"))
     for folder, (name, *words) in calls:
-        if (folder, words[:1]) == (desk, ["new"]):
+        if (folder, words[:1]) == (desk, ["new"]) and words[1:]:
             shutil.rmtree(desk / words[1])
         monkeypatch.chdir(folder)
         CHECKS.get(name, others)(words)
@@ -303,6 +300,8 @@ def test_the_code_for_clusters_plans_runs_that_their_pages_take(desk, monkeypatc
     """With stand-ins for the packages that bring the cluster."""
     for name in ("dask_jobqueue", "submitit"):
         monkeypatch.setitem(sys.modules, name, MagicMock())
+    cluster = sys.modules["dask_jobqueue"].SLURMCluster.return_value
+    cluster.scheduler_address = "tcp://here:8786"
     sys.modules["submitit"].AutoExecutor.return_value.map_array = lambda f, xs: [
         *map(f, xs)
     ]

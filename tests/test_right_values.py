@@ -14,6 +14,8 @@ from torch.testing import assert_close
 
 from uqlab import data, ensembles, extraction, heads, metrics, models, training
 from uqlab.analysis import diversity, representations
+from uqlab.core.checks import as_logits
+from uqlab.core.modules import classifier_of
 from uqlab.runs import sweeps
 from uqlab.study import decide, methods, scores
 
@@ -355,3 +357,139 @@ def test_a_temperature_is_advised_where_both_losses_gain():
     assert "Divide its logits by 1.08" in advice(True, 0.02, 0.01)
     assert "Divide" not in advice(True, 0.02, 0.04)
     assert "Divide" not in advice(False, 0.02, 0.01)
+
+
+# Small numbers, coarse numbers, missing ones ------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("classes", [1, 2, 3])
+def test_features_are_each_row_s_own_in_any_precision(dtype, classes):
+    network = S(L(6, 8), nn.ReLU(), L(8, classes)).to(dtype)
+    x = torch.randn(2000, 6, dtype=dtype)
+    h = representations.penultimate(network, x)
+    assert_close(h.to(dtype), network[:2](x))
+
+
+class Pooled(nn.Module):
+    """Attention over tokens by a layer as wide as the classifier."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.body = L(6, 8)
+        self.attention, self.score = L(8, classes), L(8, classes)
+
+    def forward(self, x):
+        h = self.body(x).relu()
+        share = self.attention(h).mean(-1, keepdim=True).softmax(1)
+        return self.score((share * h).sum(1))
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_another_layer_of_the_same_width_is_not_the_classifier(classes):
+    network = Pooled(classes).bfloat16()
+    assert classifier_of(network, torch.randn(40, 512, 6)) == "score"
+
+
+def test_the_conformal_threshold_is_the_score_of_its_rank():
+    logits, labels = torch.randn(1, 99, 4).double(), torch.arange(99) % 4
+    sets = decide.conformal(logits, labels, level=0.55).sets(logits)
+    assert sets.gather(1, labels[:, None]).sum() == 55
+
+
+def test_an_alarm_is_silent_on_the_entropies_that_it_keeps(tmp_path):
+    page = Path(__file__).parents[1] / "notebooks/studies/saved_logits.ipynb"
+    cells = ["".join(c["source"]) for c in json.loads(page.read_text("utf-8"))["cells"]]
+    (cell,) = [source for source in cells if "write_text" in source]
+    (line,) = [s.strip() for s in cell.splitlines() if "usual = " in s]
+    doubt = 1e-7 * torch.rand(3000, dtype=torch.float64)  # of a sure model
+    names = {"threshold": 1.0, "known": [doubt], "doubt_of": lambda z: z}
+    exec(line, names)
+    usual = json.loads(json.dumps(names["usual"]))["usual"]
+    assert usual == doubt.tolist()
+    assert decide.drift(usual, 0).update(doubt[:500]).max() < 20
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "one-hot first", "two digits"])
+def test_coarse_probabilities_are_no_logits(kind):
+    p = (3 * torch.randn(2, 500, 5)).softmax(-1)
+    if kind == "one-hot first":
+        p[0, 0] = torch.eye(5)[0]
+    elif kind == "two digits":
+        p = (100 * p).round() / 100
+    else:
+        p = p.to(getattr(torch, kind))
+    with pytest.raises(ValueError, match="must not be probabilities"):
+        metrics.log_prediction(as_logits(p))
+
+
+def test_saved_half_precision_probabilities_and_both_names_of_other_inputs(tmp_path):
+    p = np.array([[0.5, 0.5, 0], [1, 0, 0]], np.float16)
+    other = np.array([[0, 0, 1]], np.float16)
+    np.savez(tmp_path / "p.npz", probabilities=p, ood=p, ood_ood=other)
+    found = decide.saved(tmp_path / "p.npz")
+    assert_close(found.logits[0].softmax(-1), torch.tensor(p).float())
+    assert {name: z.shape[1] for name, z in found.ood.items()} == {
+        "ood": 2,
+        "ood_ood": 1,
+    }
+    np.savez(tmp_path / "p.npz", probabilities=100 * p)
+    with pytest.raises(ValueError, match="divide percentages"):
+        decide.saved(tmp_path / "p.npz")
+
+
+@pytest.mark.parametrize("label", ["-1", "-100.0", "None", "NA", "#N/A", "?", "\u200b"])
+def test_missing_labels_of_a_table_are_no_class(tmp_path, label):
+    path = tmp_path / "t.csv"
+    path.write_text("text,label\n" + "good,1\nbad,0\n" * 5 + f"so,{label}\n", "utf-8")
+    with pytest.raises(ValueError, match="line 12 has no label"):
+        data.load(str(path), "train")
+
+
+def test_whole_numbers_stay_apart_and_no_split_is_refused(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("text,label\n" + f"a,{2**53}\nb,{2**53 + 1}\n" * 5)
+    assert len(data.load(str(path), "train").classes) == 2
+    path.write_text("text,label,split\na,0,train\nb,1,test\nc,1,\n")
+    with pytest.raises(ValueError, match="line 4 has no split"):
+        data.load(str(path), "train")
+
+
+@pytest.mark.parametrize("y", [[1, 2, 3, 4], [0, 1, 2, 255]])
+def test_numbers_that_begin_at_1_or_say_ignore_are_refused(tmp_path, y):
+    labels = np.array(5 * y, np.uint8)
+    np.savez(tmp_path / "i.npz", x=np.zeros((20, 8, 8), np.uint8), y=labels)
+    with pytest.raises(ValueError, match="y must be class numbers 0, 1"):
+        data.load(str(tmp_path / "i.npz"), "train")
+
+
+class TwoNames(nn.Module):
+    """The classifier, and a layer of the body, have a second name each."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = L(6, 8), L(8, 3)
+        self.again, self.dup = self.body, self.head
+
+    def forward(self, x):
+        return self.dup(self.again(x).relu())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda net, x: ensembles.lora(net, 2, 2),
+        lambda net, x: ensembles.singular_value(net, 2),
+        lambda net, x: ensembles.batch(net, 2),
+        lambda net, x: ensembles.laplace(net, x, 2),
+        lambda net, x: ensembles.masksembles(net, 2),
+        lambda net, x: extraction.masks(net, 2),
+    ],
+)
+def test_a_layer_with_two_names_is_one_layer(make):
+    x = torch.rand(20, 6)
+    ensemble = make(TwoNames(), x).eval()
+    found = ensemble(x).detach()
+    apart = torch.stack([ensemble.member(m).eval()(x).detach() for m in range(2)])
+    assert torch.allclose(found, apart, atol=1e-5)
+    assert not torch.allclose(found[0], found[1], atol=1e-4)

@@ -131,7 +131,10 @@ class Page:
         title, hook, rest = head(cells)
         self.notebook = f"../../notebooks/{notebook.name}"
         where = f"[notebook]({self.notebook}) | run it: `uqlab lab` | [all lessons](../README.md)"
-        parts = [f"# {title}", prose(hook), where, prose(rest)]
+        left = (
+            "Cells that only prepare or draw are left out here; the notebook has all."
+        )
+        parts = [f"# {title}", prose(hook), f"{where}\n\n*{left}*", prose(rest)]
         for cell in cells[1:]:
             parts += self.cell(cell)
         parts.append(f"<!-- sha256 {parameters.source_sha256(notebook)} -->\n")
@@ -274,7 +277,7 @@ def contents(lessons: list[Path], docs: Path) -> str:
         hook = prose(hook).removeprefix("**Question.** ")
         shown = re.findall(r'<img src="(.+?)"', (docs / page).read_text("utf-8"))
         shown.sort(key=lambda path: path.endswith("_explorer.png"))
-        picture = f"[![](lessons/{shown[0]})]({page})\n\n" if shown else ""
+        picture = f"[![{title}](lessons/{shown[0]})]({page})\n\n" if shown else ""
         text = f"{picture}**[{title}]({page})**<br>{hook}"
         cells.append(f'<td width="50%" valign="top">\n\n{text}\n\n</td>\n')
     rows = [

@@ -109,6 +109,11 @@ def test_own_splits(tmp_path, monkeypatch):
             {"x": np.zeros((2, 3, 3)), "y": np.array([0, -1])},
             "class numbers 0, 1, 2, .*got -1 to 0",
         ),
+        (
+            {"x": np.zeros((4, 3, 3)), "y": np.array([0, 1, 255, 1], np.uint8)},
+            "0 to 255; .*leave out",
+        ),
+        ({"x": np.zeros((4, 3, 3)), "y": np.arange(1, 5)}, "y.min"),
         ({"images": np.zeros((2, 3, 3))}, "neither x nor x_test"),
         ({"x": np.array([None, {}])}, "cannot be read"),
     ],
@@ -225,3 +230,28 @@ def test_own_texts_are_refused(name, content, message, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         data.load(tmp_path / name)
+
+
+MISSING = ["None", "null", "NULL", "NA", "N/A", "#N/A", "<NA>", "NaN", " ", "\u200b"]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        *(f"some\t{label}\ttest" for label in [*MISSING, "-1", "-100", "-1.0", "?"]),
+        *(f"{text}\t1\ttest" for text in MISSING),
+        "some\t1\t",
+    ],
+)
+def test_what_is_missing_in_a_table_is_no_class_and_no_text(row, tmp_path):
+    (tmp_path / "own.tsv").write_text(f"text\tlabel\tsplit\nok\t0\ttest\n{row}\n")
+    with pytest.raises(ValueError, match=r"line 3 has no (text|label|split).*leave"):
+        data.load(tmp_path / "own.tsv")
+
+
+def test_labels_that_mean_no_and_large_numbers_are_classes(tmp_path):
+    names = ["none", str(2**53), str(2**53 + 1)]
+    for some in (names, names[1:]):
+        rows = "".join(f"text\t{name}\n" for name in some)
+        (tmp_path / "own.tsv").write_text("text\tlabel\n" + rows)
+        assert {*data.load(tmp_path / "own.tsv", "train").classes} == {*some}

@@ -309,10 +309,17 @@ def test_taylor_scores_by_a_plain_loop(name):
         near(found[layer, : attention.heads], total)
 
 
-# Without a class token: windows, and tokens that see none after them.
-@pytest.mark.parametrize(
-    "name", [name for name in FAMILIES if name not in ("swin", "gpt2", "llama")]
-)
+# What has no class token: windows, and texts whose first token sees no other.
+NO_CLASS_TOKEN = {"swin", "gpt2", "llama"}
+
+
+@pytest.mark.parametrize("name", sorted(NO_CLASS_TOKEN & {*FAMILIES}))
+def test_features_need_a_class_token(name):
+    with pytest.raises(ValueError, match="no class token"):
+        heads.head_features(make(name), inputs(name, 4))
+
+
+@pytest.mark.parametrize("name", [n for n in FAMILIES if n not in NO_CLASS_TOKEN])
 def test_features_make_the_attention(name):
     """Features times the output projection are what the attention gives one token."""
     model, x = make(name), inputs(name, 4)

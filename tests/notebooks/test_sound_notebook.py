@@ -18,7 +18,7 @@ def test_15_asks_each_speaker_in_turn(results):
     assert 10 < numbers["accuracy_baselines"]["nearest neighbour"] < 90
     means = pd.DataFrame(**recorded["tables"]["uncertainty"])
     parts = means["aleatoric"] + means["epistemic"]
-    near(parts, means["total"])
+    near(parts.tolist(), means["total"].tolist())
     found = pd.DataFrame(**recorded["tables"]["detection"])
     assert found.index.tolist() == ["unheard speakers", "other sounds"]
     assert ((found > 0) & (found <= 1)).all(axis=None)

@@ -229,3 +229,46 @@ def test_every_damage_to_a_manifest_is_seen(project, computed):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         # white space may differ
         assert not manifest.finished(folder) or read_json(path) == json.loads(whole)
+
+
+@pytest.mark.parametrize(
+    ("named", "changed"),
+    [
+        ("ckpts/*/best.pt", "ckpts/a/best.pt"),
+        ("ckpts/*", "ckpts/a/best.pt"),
+        ("ckpts", "ckpts/a/best.pt"),
+        ("package:make", "package/sub/mod.py"),
+        ("package.sub.mod:make", "package/__init__.py"),
+        ("mine.py:make", "helper.py"),
+    ],
+)
+def test_whatever_a_parameter_names_makes_its_run_stale(tmp_path, named, changed):
+    names = ["ckpts/a/best.pt", "ckpts/b/best.pt", "mine.py", "helper.py"]
+    names += ["package/__init__.py", "package/sub/__init__.py", "package/sub/mod.py"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("1")
+
+    def checksums():
+        return manifest.Present().data({"model": named}, tmp_path)
+
+    before = checksums()
+    for written in ("ckpts/__pycache__", "package/__pycache__", "ckpts/.cache"):
+        (tmp_path / written).mkdir()
+        (tmp_path / written / "some").write_text("2")
+    (tmp_path / "ckpts/b/around").symlink_to(tmp_path / "ckpts/b")
+    (tmp_path / "ckpts/report").mkdir()
+    manifest.Manifest(notebook="00").save(tmp_path / "ckpts/report")  # a page's
+    assert checksums() == before
+    (tmp_path / changed).write_text("2")
+    assert checksums() != before
+
+
+def test_files_of_one_name_that_a_pattern_finds_are_told_apart(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "best.pt").write_text(name)
+    place = tmp_path / "*/best.pt"
+    before = manifest.Present().digest(place)
+    (tmp_path / "a/best.pt").write_text("b")
+    assert manifest.Present().digest(place) != before

@@ -6,6 +6,7 @@ import pytest
 import torch
 from same import near
 from small_training import INPUTS, LABELS, small_mlp, trained, weights
+from torch import nn
 from torch.testing import assert_close
 
 from uqlab import ensembles, training
@@ -67,11 +68,12 @@ def stopped_after(steps, ensemble, **settings):
 
     def watch(x, generators):
         seen.append(1)
-        if len(seen) == steps:
+        if len(seen) in stops:
             raise KeyboardInterrupt
         return x
 
     seen: list[int] = []
+    stops = [steps]
     settings |= {"lr": 0.1, "seed": 5, "batch_size": 64, "progress": False}
     training.fit(ensemble, INPUTS, LABELS, augment=watch, **settings)
 
@@ -189,3 +191,59 @@ def test_resumes_on_another_number_of_threads(monkeypatch, tmp_path, settings):
     torch.set_num_threads(threads)
     assert 0 < history.steps < 15
     near(weights(whole), weights(resumed))
+
+
+@pytest.mark.parametrize("method", ["packed", "masksembles", "film"])
+def test_members_statistics_go_on_from_a_checkpoint_and_a_plain_mapping(
+    tmp_path, method
+):
+    def make():
+        torch.manual_seed(0)
+        parts = [nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)]
+        return getattr(ensembles, method)(nn.Sequential(*parts), 2)
+
+    x, y = torch.randn(64, 2), torch.arange(64) % 3
+    for epochs in (1, 2):
+        made = make()
+        settings = {"epochs": epochs, "lr": 0.05, "progress": False}
+        training.fit(made, x, y, checkpoint=tmp_path / "run", **settings)
+    whole = make()
+    training.fit(whole, x, y, **settings)
+    assert all(
+        map(torch.equal, whole.state_dict().values(), made.state_dict().values())
+    )
+    other = make()
+    other.load_state_dict(dict(made.state_dict()))
+    assert torch.equal(other.eval()(x), made.eval()(x))
+
+
+class Scaled:
+    """An augmentation with a setting."""
+
+    def __init__(self, by):
+        self.by = by
+
+    def __call__(self, x, generators):
+        return x * self.by
+
+    def method(self, x, generators):
+        return x * self.by
+
+
+def closure(by):
+    return lambda x, generators: x * by
+
+
+def default(by):
+    return lambda x, generators, by=by: x * by
+
+
+@pytest.mark.parametrize(
+    "make", [Scaled, lambda by: Scaled(by).method, closure, default]
+)
+def test_a_checkpoint_of_other_values_in_an_augmentation_is_refused(tmp_path, make):
+    settings = {"checkpoint": tmp_path / "run.pt"}
+    trained(2, augment=make(1.0), **settings)
+    trained(2, augment=make(1.0), **settings)
+    with pytest.raises(ValueError, match="another run, with other augment"):
+        trained(2, augment=make(1.5), **settings)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 ArrayLike = Tensor | np.ndarray | Sequence[Any]  # what `as_tensor` reads
 Inputs = Tensor | Mapping[str, Tensor]  # several by name, as tokenizers make them
@@ -30,7 +31,8 @@ def as_tensor(
     name
         What the parameter is called, for the message.
     value
-        A tensor, returned as it is; an array or nested lists of numbers, copied.
+        A tensor, returned as it is, or as int64 where torch hardly computes with it
+        (uint16); an array or nested lists of numbers, copied.
         Integers of arrays and lists become float64 where floating numbers are wanted.
     axes
         The names of the axes, separated by spaces; "..." takes any number of them.
@@ -56,6 +58,8 @@ def as_tensor(
             f"{name} must hold its numbers, got a {value.layout} tensor "
             f"on {value.device}"
         )
+    if value.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        value = value.long()
     if value.is_complex() or (floating and not value.is_floating_point()):
         raise TypeError(
             f"{name} must be a floating tensor, got {value.dtype}; use {name}.float()"
@@ -73,7 +77,9 @@ def _copied(value: Any, floating: bool, todo: str) -> Tensor:
             return torch.stack([*value]).detach()  # on any device
         array = np.asarray(value)
     except (ValueError, RuntimeError) as error:
-        raise ValueError(f"{todo}, got rows of different lengths") from error
+        pairs = isinstance(value, list | tuple) and isinstance(value[0], tuple)
+        more = "; of pairs (x, y): x, y = zip(*pairs)" if pairs else ""
+        raise ValueError(f"{todo}, got rows of different lengths{more}") from error
     if np.ma.is_masked(value):
         raise ValueError(f"{todo}, got masked values; drop or fill them")
     if array.dtype.kind not in "fiub":
@@ -91,10 +97,14 @@ def _copied(value: Any, floating: bool, todo: str) -> Tensor:
 def _no_stream(value: Any, todo: str) -> None:
     """Raise TypeError for a Dataset, a loader, or whatever must be read item by item.
 
-    Nothing is read of it: NumPy would, without an end where there is none.
+    The same for a list of them. Nothing is read of it: NumPy would, without an end
+    where there is none.
     """
+    if isinstance(value, list | tuple) and value:
+        return _no_stream(value[0], todo)
     array = hasattr(value, "__array__") or hasattr(value, "__array_interface__")
-    if array or isinstance(value, Sequence | Mapping | Set):
+    other = isinstance(value, Sequence | Mapping | Set)
+    if array or (other and not isinstance(value, Dataset)):
         return
     if hasattr(value, "toarray"):  # sparse, of SciPy
         how = "x = data.toarray()"
@@ -137,9 +147,14 @@ def no_probabilities(logits: Tensor) -> None:
     """
     logits = logits.detach()
     for z in (logits[(0,) * (logits.ndim - 1)], logits):  # all only if the first row is
-        inside = (z >= 0).all() and ((z > 0) & (z < 1)).any()
-        if not (inside and ((z.sum(-1) - 1).abs() < 1e-3).all()):
+        p = z.double()
+        slack = max(1e-3, torch.finfo(z.dtype).eps)
+        if ((100 * p).round() - 100 * p).abs().max() < 1e-4:  # of two digits
+            slack = min(0.25, 0.005 * p.shape[-1] + 1e-6)
+        if not (p.min() >= 0 and ((p.sum(-1) - 1).abs() < slack).all()):
             return
+    if ((p == 0) | (p == 1)).all():
+        return
     raise ValueError(
         "logits must not be probabilities, got rows that sum to 1; give their "
         "logarithm, or leave out the softmax"
@@ -207,7 +222,7 @@ def as_inputs(inputs: Any) -> Any:
     Raises what `as_tensor` raises, and ValueError unless they are finite and every
     tensor holds the same number of samples, at least one.
     """
-    if isinstance(inputs, Mapping):
+    if isinstance(inputs, Mapping) and not isinstance(inputs, Dataset):
         inputs = {k: as_tensor(k, t, floating=False) for k, t in inputs.items()}
         tensors = list(inputs.values())
     else:

@@ -105,20 +105,26 @@ def first_of(output: Any) -> Any:
 def logits_of(output: Any) -> Any:
     """Return the logits of a network's output.
 
-    They are its "logits" or `.logits`, or the first of several outputs.
+    They are its "logits" or `.logits`, torchvision's "out", or the first of several
+    outputs that has rows, which a loss before it has not. Raises TypeError where names
+    do not say which of several tensors they are.
     """
     if isinstance(output, Tensor):
         return output
-    logits = getattr(output, "logits", output)  # of transformers, torchvision
-    if isinstance(logits, Mapping):
-        logits = logits.get("logits", next(iter(logits.values()), None))
-    logits = first_of(logits)
-    if not isinstance(logits, Tensor):
+    found = getattr(output, "logits", output)  # of transformers, torchvision
+    names = [*found] if isinstance(found, Mapping) else []
+    if names:
+        found = found.get("logits", found.get("out", [*found.values()]))
+    several = found if isinstance(found, tuple | list) else [found]
+    tensors = [t for t in several if isinstance(t, Tensor)]
+    rows = [t for t in tensors if t.ndim > 1] or tensors
+    if not rows or (names and len(rows) > 1):
+        kinds = ", ".join(names or [type(each).__name__ for each in several])
         raise TypeError(
             'a network must return logits, or have them as "logits" or as the first of '
-            f"its outputs, got {type(output).__name__} with {type(logits).__name__}"
+            f"its outputs with rows, got {type(output).__name__} of {kinds}"
         )
-    return logits
+    return rows[0]
 
 
 def map_tensors(change: Callable[[Tensor], Any], inputs: Inputs) -> Any:
@@ -250,34 +256,60 @@ def given_for_logits(
 
     For this pass each of the layers returns random numbers instead: whichever of its
     rows the network returns, perhaps those of each text's last token, are the logits.
+    Where numbers are few or coarse there are further passes, until chance tells no two
+    rows apart from their places.
     """
-    generator = torch.Generator().manual_seed(0)
-    calls = {}
-
-    def answer(layer, args, y):
-        calls[layer] = args[0], torch.randn(y.shape, generator=generator).to(y)
-        return calls[layer][1]
-
-    with hooked(part.register_forward_hook(answer) for part in layers.values()):
-        logits = logits_of(call(network, inputs))
+    z, given, drawn = _answered(network, layers, inputs)
     found = {}
     for name, layer in layers.items():
-        given, noise = calls.get(layer, (logits, logits[..., :0]))
-        if logits.ndim == 2 and logits.shape[1] == noise.shape[-1]:
-            gaps, places = _nearest(logits, noise.flatten(0, -2))
-            # What a log_softmax rounds, in the network's precision.
-            if gaps.max() <= 4 * torch.finfo(noise.dtype).eps:
-                found[name] = given.flatten(0, -2)[places.to(given.device)]
+        noise = drawn.get(layer, [])
+        if len(noise) == len(z) and _passes(noise[0], z[0]):
+            near = _near(z, [part.flatten(0, -2) for part in noise])
+            if (near.sum(1) == 1).all():
+                places = near.int().argmax(1).to(given[layer].device)
+                found[name] = given[layer].flatten(0, -2)[places]
     return found
 
 
-def _nearest(logits: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how far the nearest row is, of the largest logit, and which it is.
+def _answered(network, layers, inputs):
+    """Return the logits of passes, what layers were given, and what they returned."""
+    generator = torch.Generator().manual_seed(0)
+    z, given, drawn = [], {}, {}
+
+    def answer(layer, args, y):
+        noise = torch.randn(y.shape, generator=generator).to(y)
+        given[layer] = args[0]
+        # A layer's last call in a pass counts.
+        drawn[layer] = [*drawn.get(layer, [])[: len(z)], noise]
+        return noise
+
+    with hooked(part.register_forward_hook(answer) for part in layers.values()):
+        wanted = 1
+        while len(z) < wanted:
+            z.append(logits_of(call(network, inputs)))
+            wanted = max([1, *(_passes(noise[0], z[0]) for noise in drawn.values())])
+    return z, given, drawn
+
+
+def _passes(noise: Tensor, logits: Tensor) -> int:
+    """Return how many passes tell all rows of noise apart; none if it is no logits."""
+    if logits.ndim != 2 or logits.shape[1] != noise.shape[-1]:
+        return 0
+    pairs = noise.numel() / noise.shape[-1] * len(logits)
+    bits = math.log2(max(pairs, 1)) + 20  # for one in a million to be alike
+    each = -math.log2(8 * torch.finfo(noise.dtype).eps)  # of two numbers, see _near
+    return math.ceil(bits / each / max(1, noise.shape[-1] - 1))
+
+
+def _near(logits: list[Tensor], noise: list[Tensor]) -> Tensor:
+    """Return which rows of noise the logits are, in all passes, [samples, rows].
 
     What all classes have in common does not count.
     """
-    z, others = logits.cpu().double(), rows.cpu().double()
-    if z.shape[1] > 1:
-        z, others = z - z[:, :1], others - others[:, :1]
-    gaps, places = torch.cdist(z, others, p=math.inf).min(1)
-    return gaps / z.abs().max(), places
+    z, others = (torch.stack([*parts]).cpu().double() for parts in (logits, noise))
+    if z.shape[-1] > 1:
+        z, others = z - z[..., :1], others - others[..., :1]
+    z, others = (part.movedim(0, 1).flatten(1) for part in (z, others))
+    gaps = torch.cdist(z, others, p=math.inf)
+    # What a log_softmax rounds, in the network's precision.
+    return gaps <= 4 * torch.finfo(noise[0].dtype).eps * z.abs().max()

@@ -48,10 +48,11 @@ def _classes(path: Path, labels: np.ndarray) -> tuple[str, ...]:
     """Return the names of classes; ValueError unless labels are their numbers."""
     low = int(labels.min())
     top = int(labels.max())
-    if low < 0 or top >= max(1000, len(labels)):
+    ignored = top == 255 and 254 not in labels  # uint8 writes "no label" so
+    if low < 0 or low == 1 < top or ignored or top >= max(1000, len(labels)):
         raise ValueError(
             f"{path}: y must be class numbers 0, 1, 2, ..., got {low} to {top}; "
-            "number the classes from 0, and leave out images without one"
+            "number the classes from 0, y - y.min(), and leave out images without one"
         )
     return tuple(map(str, range(top + 1)))
 

@@ -16,7 +16,12 @@ from uqlab.data.downloads import fetch, places
 from uqlab.data.readers import Items, reading, source, split_rows, unpacked
 
 TAB_SEPARATED: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-NEEDED = {"sentence", "sentence1", "sentence2", "text", "label"}
+NEEDED = {"sentence", "sentence1", "sentence2", "text", "label", "split"}
+# What pandas, spreadsheets and databases write where there is nothing; as pandas reads.
+MISSING = {"", "nan", "NaN", "NAN", "-nan", "-NaN", "None", "null", "NULL", "NA"}
+MISSING |= {"N/A", "n/a", "#N/A", "#NA", "<NA>"}
+NO_LABEL = re.compile(r"\?|-\d+(\.0*)?")  # and what stands for no class: -1, -100
+EDGES = re.compile(r"^[\s\u200b-\u200d\u2060\ufeff]+|[\s\u200b-\u200d\u2060\ufeff]+\Z")
 WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
 NEWS = ("World", "Sports", "Business", "Sci/Tech")
 QUESTIONS = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")
@@ -49,7 +54,7 @@ def table(path: Path, split: str) -> Items:
         return Items(texts, np.full(len(texts), -1), ())
     names: list[Any] = columns["label"]
     if all(map(WHOLE.fullmatch, names)):  # 1, 01 and 1.0 are one class
-        names = [int(float(name)) for name in names]
+        names = [int(name.partition(".")[0]) for name in names]
     classes = sorted({*names})
     y = np.array([classes.index(name) for name in names])
     if "split" in columns:
@@ -80,18 +85,22 @@ def _rows(path: Path) -> list[tuple[int, list[str]]]:
             form = form or {"delimiter": ";"}
         reader = csv.reader(itertools.chain([first], file), **form)
         rows = [(reader.line_num, row) for row in reader if row] or [(1, [])]
-    return [(line, [*map(str.strip, row)]) for line, row in rows]
+    return [(line, [EDGES.sub("", field) for field in row]) for line, row in rows]
 
 
 def _check_row(where: str, names: list[str], row: list[str]) -> None:
-    """Raise ValueError for another number of fields, and for no text or label."""
+    """Raise ValueError for another number of fields, and for what is missing."""
     if len(row) != len(names):
         raise ValueError(
             f"{where} must have {len(names)} fields like the header, got {len(row)}"
         )
     for name, field in zip(names, row, strict=True):
-        if name in NEEDED and field.lower() in ("", "nan"):
-            raise ValueError(f"{where} has no {name}; fill it in, or leave it out")
+        none = field in MISSING or (name == "label" and NO_LABEL.fullmatch(field))
+        if name in NEEDED and none:
+            raise ValueError(
+                f"{where} has no {name}, got {field!r}; fill it in, leave out the "
+                "line, or, if it means something, write another word"
+            )
 
 
 def sample(split, root, file):

@@ -3,7 +3,7 @@
 import copy
 import operator
 import re
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -43,8 +43,16 @@ class Ensemble(nn.Module):
 
     @property
     def took_last_linear(self) -> bool:
-        """Whether the last linear layer was taken for a classifier that none named."""
+        """Whether nobody named the classifier, so the last linear layer was taken."""
         return (self.recipe or {}).get("classifier", "") is None
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any):
+        """Load a state as torch does, also from a plain mapping as files hold it."""
+        state: Any = OrderedDict(state_dict)
+        # Without versions torch adds counts of batches, also where members have theirs.
+        mine: Any = self.state_dict()
+        state._metadata = mine._metadata
+        return super().load_state_dict(state, *args, **kwargs)
 
     def about(self) -> dict[str, Any]:
         """Return kind, method and settings, members, and how much is trained."""

@@ -14,6 +14,7 @@ from uqlab.ensembles.implicit import (
     Site,
     implicit,
     normal,
+    put,
 )
 
 
@@ -129,7 +130,7 @@ def norms(network: nn.Module) -> list[Site]:
             continue
         if getattr(module, "bias", None) is None:
             shifted = Shifted(module).train(module.training)
-            network.set_submodule(name, shifted)
+            put(network, name, shifted)
             places.append(NormSite(name, "norm.weight", shifted))
         else:
             places.append(NormSite(name, "weight", module))

@@ -147,8 +147,16 @@ def plain(backbone: nn.Module, trained: bool = False) -> nn.Module:
         if type(module).__name__ == "Conv1D" and hasattr(module, "nf"):
             linear = plain_linear(module.weight.detach().T, module.bias.detach())
             linear.requires_grad_(trained).train(module.training)
-            network.set_submodule(name, linear)
+            put(network, name, linear)
     return network
+
+
+def put(network: Any, name: str, module: nn.Module) -> None:
+    """Replace a module, in place, under every name that it has in the network."""
+    before = network.get_submodule(name)
+    for other, part in list(network.named_modules(remove_duplicate=False)):
+        if part is before:
+            network.set_submodule(other, module)
 
 
 def plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
@@ -263,13 +271,11 @@ def implicit(
             parts = made if isinstance(made, Mapping) else {site.parameter: made}
             for name, module in parts.items():
                 sees.setdefault(site.of(name), []).append(module)
+    # A module of its own, also where its weight is tied to another's.
+    last = copy.deepcopy(network.get_submodule(head))
+    put(network, head, last.requires_grad_(classifiers == "shared"))
     if classifiers == "independent":
-        # A module of its own, also where its weight is tied to another's.
-        network.set_submodule(head, frozen(network.get_submodule(head)))
         sees |= fresh_classifiers(network, head, classifier_std, generators)
-    else:
-        last = copy.deepcopy(network.get_submodule(head))
-        network.set_submodule(head, last.requires_grad_())
     if train_backbone:
         sees = own_statistics(network, len(ids)) | sees
     how = {"classifiers": classifiers, "classifier": classifier, "seed": seed}

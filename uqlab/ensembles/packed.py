@@ -9,7 +9,7 @@ from torch import nn
 from uqlab.core.checks import at_least, positive
 from uqlab.ensembles.base import Ensemble, Members
 from uqlab.ensembles.deep import deep
-from uqlab.ensembles.implicit import check_backbone, plain
+from uqlab.ensembles.implicit import check_backbone, plain, put
 from uqlab.models import classifier
 
 CONVOLUTIONS = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -122,7 +122,7 @@ class _Narrow:
                 narrow = self.norm(module)
             else:
                 continue
-            network.set_submodule(name, narrow)
+            put(network, name, narrow)
         return network[0].train(backbone.training)
 
     def scaled(self, width: int, groups: int = 1) -> int:

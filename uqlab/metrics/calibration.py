@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from uqlab.core.checks import ArrayLike, as_tensor, at_least
+from uqlab.core.checks import ArrayLike, as_tensor, at_least, finite
 from uqlab.metrics.quality import Pool, predict, residuals
 from uqlab.metrics.selective import in_order
 from uqlab.uncertainty import bisected
@@ -107,13 +107,15 @@ def _confidence(
     return top.exp(), (predicted == labels).double()
 
 
-def bins_of(confidence: Tensor, bins: int, logits: ArrayLike) -> Tensor:
+def bins_of(confidence: ArrayLike, bins: int, logits: ArrayLike) -> Tensor:
     """Return the number of each confidence's bin (lo, hi], of equal ones of [0, 1].
 
     What stands above an edge by no more than the precision of the logits is on it: 0.8
     in float32 is above 0.8.
     """
     at_least("bins", bins)
+    confidence = as_tensor("confidence", confidence).double()
+    finite("confidence", confidence)
     slack = max(1e-6, torch.finfo(as_tensor("logits", logits).dtype).eps / 8)
     edges = torch.arange(1, bins, dtype=torch.float64, device=confidence.device) / bins
     return torch.bucketize(confidence.contiguous(), edges + slack)

@@ -28,6 +28,11 @@ Model = TypeVar("Model", bound=nn.Module)
 # transformers is imported where it is used: that takes a second, which every other
 # network would wait for.
 COMPILED = "_orig_mod."  # what torch.compile puts into names
+# Where files keep a state dict; an average of the weights only if there is no other.
+WRAPPERS = (
+    *("state_dict", "model_state_dict", "model", "model_state", "net", "network"),
+    *("module", "weights", "params", "model_ema"),
+)
 # What checkpoints hold besides tensors, and torch may read: it runs no code.
 NUMBER = np.float64(0).__reduce__()[0]
 PLAIN = [argparse.Namespace, NUMBER, (NUMBER, "numpy.core.multiarray.scalar"), np.dtype]
@@ -353,8 +358,9 @@ def load_weights(model: Model, path: StrPath, *, sha256: str | None = None) -> M
         The network; it stays unchanged where the weights do not fit.
     path
         A .safetensors file or one of torch.save, of which only tensors are read. A
-        state dict under "state_dict", "model_state_dict" or "model" is unwrapped, and
-        what wrappers put before names is dropped: "module." of nn.DataParallel,
+        state dict under "state_dict", "model", "net", "weights" or another usual name
+        is unwrapped, and what wrappers put before names is dropped: "module." of
+        nn.DataParallel,
         "_orig_mod." of torch.compile, "model." or another of Lightning modules.
     sha256
         The file's checksum, or its first digits. The formats hold none, so without it a
@@ -435,11 +441,11 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
             f"{path} cannot be read: {said}it is damaged, or holds Python objects, "
             "which would run code: then save model.state_dict() alone"
         ) from error
-    keys = ("state_dict", "model_state_dict", "model")
-    while isinstance(state, dict) and (inside := [k for k in keys if k in state]):
-        if isinstance(state[inside[0]], Tensor):
+    while isinstance(state, dict):
+        inside = [state[k] for k in WRAPPERS if isinstance(state.get(k), dict)]
+        if not inside:
             break
-        state = state[inside[0]]
+        state = inside[0]
     if not isinstance(state, dict) or not all(
         isinstance(name, str) and isinstance(weight, Tensor)
         for name, weight in state.items()

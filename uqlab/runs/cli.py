@@ -370,7 +370,7 @@ def _save(folder: Path) -> tuple[int, int]:
 def report(
     parameters, profile, output_dir, timeout, quiet, logits, watch, **brought
 ) -> None:
-    r"""Report what a network of yours knows.
+    """Report what a network of yours knows.
 
     MODEL is FILE.py:FUNCTION or MODULE:FUNCTION, whose function returns a network and
     is run, or a folder that transformers wrote; without it an example is trained and
@@ -384,7 +384,7 @@ def report(
       uqlab report uqlab.models:cifar_resnet -s depth 32 --weights resnet32.th
       uqlab report --logits run.npz
       uqlab report --watch new.npz
-    """
+    """  # noqa: D301
     from uqlab.runs import report
 
     name, page, values = report.plan(logits, watch, output_dir, **brought)

@@ -138,10 +138,10 @@ def compute(
     stop = stop or Event()
     # A link stays, and its folder is replaced where it lies.
     job = job._replace(folder=job.folder.resolve())
-    _check_replaceable(job.folder)
     with locked(job.folder, wait, stop):
         if tidy(job.folder):
             _note_death(job.folder)
+        _check_replaceable(job.folder)  # another process may have replaced it
         done = reuse and finished(job.folder)
         if done and (keep_stale or not Present().stale(Manifest.read(job.folder))):
             return
@@ -176,7 +176,7 @@ def _execute(job: Job, threads: int | None, timeout: Seconds, stop: Event) -> No
 
 
 def _check_replaceable(folder: Path) -> None:
-    """Raise ValueError for what no run has written."""
+    """Raise ValueError if the folder holds files that no run has written."""
     ours = any((folder / name).exists() for name in ("manifest.json", "results.json"))
     if not ours and (folder.is_file() or (folder.is_dir() and any(folder.iterdir()))):
         raise ValueError(

@@ -2,8 +2,8 @@
 
 Notebook source and parameters give the folder of a sweep's run its name. The manifest
 holds uqlab's version and commit, and the checksums of the files that parameters name:
-data, weights, and the module before a function. If one of them differs now, the run is
-stale.
+data, weights, and the module before a function with those beside it. If one of them
+differs now, the run is stale.
 """
 
 import functools
@@ -138,7 +138,11 @@ def named_files(value: Any, folder: Path) -> Iterator[Path]:
 
 
 def _module(place: str, folder: Path) -> list[Path]:
-    """Return the file of a module, by its path or its dotted name, if it is found."""
+    """Return the file of a module, by its path or its dotted name, if it is found.
+
+    With it comes the pattern of what it may import: the modules beside it, or all of
+    its package.
+    """
     stem = (
         place.removesuffix(".py") if place.endswith(".py") else place.replace(".", "/")
     )
@@ -147,7 +151,12 @@ def _module(place: str, folder: Path) -> list[Path]:
         for p in (folder, *sys.path)
         for s in (f"{stem}.py", f"{stem}/__init__.py")
     ]
-    return [path for path in paths if path.is_file()][:1]
+    for path in filter(Path.is_file, paths):
+        top, beside = path.parent, "*.py"
+        while (top / "__init__.py").is_file():
+            top, beside = top.parent, f"{top.name}/**/*.py"
+        return [path, Path(glob.escape(str(top)), beside)]
+    return []
 
 
 class Present:
@@ -179,7 +188,20 @@ def _digest(path: Path) -> str | None:
     with suppress(OSError):  # a file that cannot be read has none
         if path.is_file():
             return sha256(path)
-        there = path.iterdir() if path.is_dir() else map(Path, glob.glob(str(path)))
-        files = sorted(each for each in there if each.is_file())
-        return fingerprint({each.name: sha256(each) for each in files})
+        found = glob.glob(str(path), recursive=True)
+        there = [path] if path.is_dir() else map(Path, found)
+        files = {str(file) for each in there for file in _files(each)}
+        return fingerprint({file: sha256(file) for file in sorted(files)})
     return None
+
+
+def _files(path: Path, *around: Path) -> Iterator[Path]:
+    """Yield a file, or those in a folder; none of results, hidden ones and caches."""
+    real = path.resolve()
+    if path.is_file():
+        yield path
+    elif path.is_dir() and real not in around and path.name != "__pycache__":
+        written = Manifest.read(path).notebook  # by a page
+        for each in () if written else path.iterdir():
+            if not each.name.startswith("."):
+                yield from _files(each, *around, real)

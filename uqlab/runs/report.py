@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from uqlab.core.files import write
+from uqlab.core.files import fingerprint, write
 from uqlab.core.recording import Record
+from uqlab.runs.manifest import Manifest
 from uqlab.runs.parameters import find
 from uqlab.runs.tables import options
 
@@ -39,13 +40,20 @@ def plan(
     """Return what the report is called, the page that runs, its parameters in text.
 
     No kind of report, and none of other watched inputs, takes the place of another.
+    Raises ValueError for two kinds at once, and for an alarm that is not there.
     """
+    given = {"--watch": watch, "--logits": logits, "a model": any(brought.values())}
+    if len(kinds := [kind for kind, value in given.items() if value]) > 1:
+        raise ValueError(f"a report is of one of them, got {' and '.join(kinds)}")
     if watch:
         alarm = folder / "alarm.json"
         if not alarm.is_file():
             place = options("quick", folder, "report")
             raise ValueError(f"no {alarm}; first: uqlab report --logits FILE{place}")
         name = f"watch_{Path(watch).stem}"
+        before = Manifest.read(folder / name / SAVED).parameters
+        if before.get("watch", watch) != watch:  # another file of that name
+            name += f"_{fingerprint(watch)[:8]}"
         return name, SAVED, {"watch": watch, "alarm": str(alarm.absolute())}
     if logits:
         return "logits", SAVED, {"logits": logits}

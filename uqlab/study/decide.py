@@ -126,7 +126,8 @@ def conformal(
 
 
 def _quantile(scores: Tensor, level: float) -> float:
-    place = math.ceil((len(scores) + 1) * level)
+    # 0.55 * 100 is a little above 55
+    place = math.ceil((len(scores) + 1) * level - 1e-9)
     return scores.kthvalue(place).values.item() if place <= len(scores) else math.inf
 
 
@@ -353,7 +354,9 @@ def saved(path: StrPath) -> Saved:
     if "labels" in arrays:
         labels = as_labels(arrays["labels"], *logits.shape[1:])
     others = [name for name in arrays if name.startswith("ood")]
-    ood = {name.removeprefix("ood_"): read(name, arrays[name]) for name in others}
+    called = {name: name.removeprefix("ood_") for name in others}
+    called |= {name: name for name in others if called[name] in others}  # "ood_ood"
+    ood = {called[name]: read(name, arrays[name]) for name in others}
     if other := [name for name, z in ood.items() if z.shape[-1] != logits.shape[-1]]:
         raise ValueError(f"ood_{other[0]} must have the classes of the {kind}")
     return Saved(logits, labels, ood)
@@ -381,16 +384,19 @@ def _as_they_are(name: str, values: Any) -> Tensor:
 
 
 def _logarithms(name: str, values: Any) -> Tensor:
-    p = _of_two(as_tensor(name, values), lambda p: 1 - p)
+    p = _of_two(as_tensor(name, values).double(), lambda p: 1 - p)
     if not ((p.sum(-1) - 1).abs() < 1e-3).all() or not (p >= 0).all():
         raise ValueError(
-            f"{name} must be at least 0 and sum to 1 over the classes, the last axis"
+            f"{name} must be at least 0 and sum to 1 over the classes, the last axis; "
+            "divide percentages or rounded ones by p.sum(-1, keepdims=True)"
         )
-    return _as_they_are(name, p.clamp(min=torch.finfo(torch.float32).tiny).log())
+    z = p.clamp(min=torch.finfo(torch.float32).tiny).log()
+    given = torch.promote_types(as_tensor(name, values).dtype, torch.float32)
+    return _as_they_are(name, z.to(given))
 
 
 def _of_two(values: Tensor, first: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return both classes' values where there are those of the second alone."""
+    """Return both classes' values; a single column is the second class."""
     if values.ndim == 1:
         values = values[:, None]
     if values.shape[-1:] != (1,):

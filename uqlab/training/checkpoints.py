@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -115,15 +115,48 @@ class Checkpoint:
         }
 
 
-def described(function: str | Callable | None) -> str:
-    """Return what tells a function from others: its source and bound arguments."""
-    if isinstance(function, functools.partial):
-        name = described(function.func)
-        return f"{name} {function.args} {function.keywords}"
+def described(function: Any, inside: tuple[Any, ...] = ()) -> str:
+    """Return what tells a function from others: its source, and what it is made with.
+
+    That is bound arguments, defaults, an object's attributes, and values from outside
+    but those that are lists, sets or mappings, in which functions note things. What
+    it is `inside` of is not described again.
+    """
+    if any(function is other for other in inside):
+        return "itself"
     if not callable(function):
         return str(function)
     code = function if inspect.isroutine(function) else type(function)
     try:
-        return inspect.getsource(code)
+        source = inspect.getsource(code)
     except (OSError, TypeError):  # typed in where no file or cell keeps it
-        return code.__qualname__
+        source = code.__qualname__
+    values = _made_with(_values(function), (*inside, function))
+    return f"{source} {fingerprint(values)}"
+
+
+def _values(function: Any) -> list[Any]:
+    """Return what a function or an object is made with."""
+    if isinstance(function, functools.partial):
+        return [function.func, function.args, function.keywords]
+    if inspect.ismethod(function):
+        return [function.__self__, function.__func__]
+    if not inspect.isfunction(function):
+        return [*getattr(function, "__dict__", {}).items()]
+    outside = inspect.getclosurevars(function).nonlocals.items()
+    outside = [kv for kv in outside if not isinstance(kv[1], list | set | dict)]
+    return [function.__defaults__, function.__kwdefaults__, *outside]
+
+
+def _made_with(value: Any, inside: tuple[Any, ...]) -> Any:
+    """Return a value as a fingerprint can take it, whatever its place in memory."""
+    if isinstance(value, tuple | list):
+        return [_made_with(v, inside) for v in value]
+    if isinstance(value, Mapping):
+        return {name: _made_with(v, inside) for name, v in value.items()}
+    if hasattr(value, "state_dict") or isinstance(value, type):
+        return value
+    plain = type(value).__repr__ is object.__repr__  # which has its place in memory
+    if inspect.isroutine(value) or isinstance(value, functools.partial):
+        return described(value, inside)
+    return [f"{type(value)}", _made_with(_values(value), inside)] if plain else value
