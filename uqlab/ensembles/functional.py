@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import checkpoint
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -112,33 +112,35 @@ class _OneMember(nn.Module):
         self.network = network
         self.seen: Any = nn.ModuleList(seen)
         self.aliases = aliases(network)
-        layers = dict(network.named_modules())
+        # Where the network's tensors stand, and what members hold.
+        self.places = {
+            name: [_holder(network, alias) for alias in names]
+            for name, names in self.aliases.items()
+        }
+        self.held = {}
         # Linear layers that may multiply without building their weight.
         self.factored = {}
         for part in seen:
-            holder, _, last = part.name.rpartition(".")
-            alone = len(self.aliases.get(part.name, ())) == 1
-            linear = type(layers.get(holder)) is nn.Linear and last == "weight"
-            if alone and linear and hasattr(part.kind, "product"):
-                self.factored[part.name] = holder
+            for key in part.rows:
+                self.held[f"{part.name} {key}"] = [_holder(part.kind, key)]
+            (layer, last), *others = self.places[part.name]
+            linear = type(layer) is nn.Linear and last == "weight"
+            if linear and not others and hasattr(part.kind, "product"):
+                self.factored[part.name] = layer
         self.products = bool(self.factored)
 
-    def forward(self, args: tuple, named: dict) -> Tensor:
-        state, factored = {}, {}
-        for part in self.seen:
-            w = _tensor(self.network, part.name)
-            if self.products and part.name in self.factored:
-                factored[self.factored[part.name]] = part.kind, w
-                value = w.detach().as_subclass(_Unread)
-            else:
-                value = part.kind(w)
-            for name in self.aliases[part.name]:
-                state[name] = value
-        with _multiplying(self.network, factored):
-            output = functional_call(
-                self.network, state, args, named, tie_weights=False
-            )
-        return logits_of(output)
+    def forward(self, row: dict, shared: dict, args: tuple, named: dict) -> Tensor:
+        with _standing(self.places, shared), _standing(self.held, row):
+            state, factored = {}, []
+            for part in self.seen:
+                w = _at(self.places[part.name][0])
+                if self.products and part.name in self.factored:
+                    factored.append((self.factored[part.name], part.kind, w))
+                    state[part.name] = w.detach().as_subclass(_Unread)
+                else:
+                    state[part.name] = part.kind(w)
+            with _standing(self.places, state), _multiplying(factored):
+                return logits_of(self.network(*args, **named))
 
 
 class FunctionalEnsemble(Ensemble):
@@ -179,6 +181,12 @@ class FunctionalEnsemble(Ensemble):
         self.refused = ""  # what vmap said
         self.shares_most = False  # whether members differ at the end alone
         self._tried: set[tuple] = set()
+        # What the rule of "auto" asks for.
+        self._recurrent = bool(layers_of(network, *RECURRENT))
+        seen = [layer for name in sees for layer, _ in self.one.places[name]]
+        self._kernels = any(isinstance(layer, CONVOLUTIONS) for layer in seen)
+        self._size = sum(t.numel() for t in network.parameters())
+        self._size += sum(t[0].numel() for t in self.rows().values())
 
     @property
     def network(self) -> nn.Module:
@@ -198,7 +206,7 @@ class FunctionalEnsemble(Ensemble):
     def about(self):
         """Return what any ensemble says, and how its members run."""
         way = f"loop, for vmap says: {self.refused}" if self.refused else self.mode
-        if self.mode == "auto" and layers_of(self.network, *RECURRENT):
+        if self.mode == "auto" and self._recurrent:
             way = "loop, for recurrent layers"
         return super().about() | {"mode": way}
 
@@ -230,56 +238,61 @@ class FunctionalEnsemble(Ensemble):
 
     def rows(self, members: slice = slice(None)) -> dict[str, Tensor]:
         """Return what some members hold, [members, ...] each."""
-        rows = {}
-        for i, part in enumerate(self.one.seen):
-            for key, t in part.stacked().items():
-                # Without gradients torch's views of parameters claim to have them.
-                held = t if torch.is_grad_enabled() else t.detach()
-                rows[f"seen.{i}.kind.{key}"] = held[members]
-        return rows
+        rows = {name: _at(*place) for name, place in self.one.held.items()}
+        if not torch.is_grad_enabled():
+            # Without gradients torch's views of parameters claim to have them.
+            rows = {name: t.detach() for name, t in rows.items()}
+        return {name: t[members] for name, t in rows.items()}
 
     def _run(self, args: tuple, named: dict, each: bool, members: slice) -> Tensor:
         if len(args) == 1 and isinstance(args[0], Mapping):
             args, named = (), {**args[0], **named}
         if not torch.compiler.is_compiling():
             self._check_classifier(args, named, each)
+        one_pass = self._pass(args, named, each, members)
+        with self._alone():
+            return self._by(self._way(one_pass), one_pass)
+
+    def _pass(self, args: tuple, named: dict, each: bool, members: slice) -> "_Pass":
+        """Return what a call computes."""
         leaves, tree = tree_flatten((args, named))
-        tensors = [t for t in leaves if isinstance(t, Tensor)]
         shared = self._shared()
 
         def call(row: dict, some: Sequence[Tensor]) -> Tensor:
             # A network that changes its input in place must not change the next one's.
             queue = iter([t.clone() for t in some])
             given = [next(queue) if isinstance(t, Tensor) else t for t in leaves]
-            inputs = tree_unflatten(given, tree)
-            return functional_call(self.one, row | shared, inputs, tie_weights=False)
+            return self.one(row, shared, *tree_unflatten(given, tree))
 
         one = functools.partial(self.one_pass, call)
+        tensors = [t for t in leaves if isinstance(t, Tensor)]
+        return _Pass(one, self.rows(members), tensors, each, str(tree))
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other threads from the network, which a pass changes meanwhile."""
         lock = _LOCKS.setdefault(self.network, threading.RLock())
         with lock, _pass_of_members():
-            one_pass = _Pass(one, self.rows(members), tensors, each, str(tree))
-            try:
-                return self._by(self._way(one_pass), one_pass)
-            except _Read:
-                self.one.products = False  # a linear layer is read, not called
-                return self._by(self._way(one_pass), one_pass)
+            yield
 
     def one_pass(self, call: Any, row: dict, tensors: Sequence[Tensor]) -> Tensor:
         """Return the logits of one member: `call(row, tensors)`, its network's."""
         return call(row, tensors)
 
     def _by(self, way: str, one_pass: "_Pass") -> Tensor:
-        if way == "loop":
-            return one_pass.in_turn()
         while True:
             moved = self._statistics()
             try:
+                if way == "loop":
+                    return one_pass.in_turn()
                 return one_pass.together(self.chunk_size)
+            except _Read:  # a linear layer's weight is read, not its layer called
+                self.one.products = False
             except torch.OutOfMemoryError:
-                if not self.halve():
+                if way == "loop" or not self.halve():
                     raise
-                for t, value in moved:  # by the members that were through
-                    t.copy_(value)
+            for t, value in moved:  # by the members that were through
+                t.copy_(value)
 
     def _way(self, one_pass: "_Pass") -> str:
         """Return "vmap" or "loop"; what vmap refuses is found before it counts."""
@@ -304,20 +317,13 @@ class FunctionalEnsemble(Ensemble):
 
     def _is_for_vmap(self, one_pass: "_Pass") -> bool:
         """Return whether vmap is the faster way: the rule of "auto"."""
-        if layers_of(self.network, *RECURRENT):
-            return False
         first = one_pass.tensors[0]
-        if first.device.type != "cpu" or (self.shares_most and not one_pass.each):
+        if self._recurrent or first.device.type != "cpu":
+            return not self._recurrent
+        if self.shares_most and not one_pass.each:
             return True
         batch = first.shape[1 if one_pass.each else 0]
-        size = sum(t.numel() for t in self.network.parameters())
-        size += sum(t[0].numel() for t in one_pass.rows.values())
-        modules = dict(self.network.named_modules())
-        kernels = any(
-            isinstance(modules[name.rpartition(".")[0]], CONVOLUTIONS)
-            for name in self.seen
-        )
-        return batch * size <= SMALL_WORK and not kernels
+        return batch * self._size <= SMALL_WORK and not self._kernels
 
     def _statistics(self) -> list[tuple[Tensor, Tensor]]:
         """Return what a pass in training may move, and what it is."""
@@ -343,8 +349,7 @@ class FunctionalEnsemble(Ensemble):
         state = {}
         for name, p in self.network.named_parameters():
             if p.requires_grad:
-                mean = MeanGradient.apply(p, self.members)
-                state |= {f"network.{n}": mean for n in self.one.aliases[name]}
+                state[name] = MeanGradient.apply(p, self.members)
         return state
 
     # --- members ---------------------------------------------------------------------
@@ -354,11 +359,16 @@ class FunctionalEnsemble(Ensemble):
         w = _tensor(self.network, name)
         if name not in self.seen:
             return w
-        part = self.seen[name]
-        return functional_call(part.kind, self._held(part, index), (w,))
+        with self._holding(name, index) as kind:
+            return kind(w)
 
-    def _held(self, part: Seen, index: int) -> dict[str, Tensor]:
-        return {key: t[index] for key, t in part.stacked().items()}
+    @contextlib.contextmanager
+    def _holding(self, name: str, index: int) -> Iterator[Any]:
+        """Yield what members see of a tensor, with what one of them holds."""
+        part = self.seen[name]
+        held = {f"{name} {key}": t[index] for key, t in part.stacked().items()}
+        with _standing(self.one.held, held):
+            yield part.kind
 
     def start(self, name: str) -> Tensor | None:
         """Return a tensor before training; None if it was trained, or is not known."""
@@ -367,13 +377,11 @@ class FunctionalEnsemble(Ensemble):
 
     def update(self, name: str, index: int) -> Tensor | None:
         """Return what training added, if the method knows it without rounding."""
-        kind: Any = self.seen[name].kind if name in self.seen else None
-        if self.start(name) is None or not hasattr(kind, "update"):
+        knows = name in self.seen and hasattr(self.seen[name].kind, "update")
+        if self.start(name) is None or not knows:
             return None
-        with torch.no_grad():
-            rows = self._held(self.seen[name], index)
-            with _swapped(kind, rows):
-                return kind.update().clone()
+        with torch.no_grad(), self._holding(name, index) as kind:
+            return kind.update().clone()
 
     @torch.no_grad()
     def member(self, index: int) -> nn.Module:
@@ -414,8 +422,11 @@ class FunctionalEnsemble(Ensemble):
         return {p: 1 for p in self.network.parameters() if p.requires_grad}
 
     def passes(self, x: Inputs) -> list[slice]:
-        """Return the members that go through together."""
-        size = self.chunk_size or self.members
+        """Return the members that go through together: in the loop one by one."""
+        args, named = ((), {**x}) if isinstance(x, Mapping) else ((x,), {})
+        with self._alone():
+            way = self._way(self._pass(args, named, True, slice(None)))
+        size = 1 if way == "loop" else self.chunk_size or self.members
         return [slice(low, low + size) for low in range(0, self.members, size)]
 
     def halve(self, x: Inputs | None = None) -> bool:
@@ -489,9 +500,8 @@ _HARMLESS = {
 
 
 @contextlib.contextmanager
-def _multiplying(network: nn.Module, factored: Mapping[str, tuple]) -> Iterator[None]:
+def _multiplying(factored: Sequence[tuple[Any, Any, Tensor]]) -> Iterator[None]:
     """Let linear layers multiply by what a member sees, without building it."""
-    layers: list[Any] = []
 
     def forward_of(layer, kind, w):
         def forward(x):
@@ -503,14 +513,12 @@ def _multiplying(network: nn.Module, factored: Mapping[str, tuple]) -> Iterator[
         return forward
 
     try:
-        for name, (kind, w) in factored.items():
-            layer = network.get_submodule(name)
+        for layer, kind, w in factored:
             layer.forward = forward_of(layer, kind, w)
-            layers.append(layer)
         yield
     finally:
-        for layer in layers:
-            del layer.forward
+        for layer, *_ in factored:
+            layer.__dict__.pop("forward", None)
 
 
 class _Meanwhile:
@@ -618,17 +626,20 @@ def frozen_copy(network: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _swapped(module: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Let a module hold other tensors inside the block."""
-    before = {name: _tensor(module, name) for name in tensors}
-    for name, t in tensors.items():
-        held = nn.Parameter(t, False) if isinstance(before[name], nn.Parameter) else t
-        _put(module, name, held)
+def _standing(places: Mapping[str, list[tuple[Any, str]]], tensors: Mapping):
+    """Let tensors stand in modules, each in all its places, inside the block."""
+    before = []
     try:
+        for name, t in tensors.items():
+            for module, key in places[name]:
+                table = module._parameters
+                table = table if key in table else module._buffers
+                before.append((table, key, table[key]))
+                table[key] = t
         yield
     finally:
-        for name, t in before.items():
-            _put(module, name, t)
+        for table, key, t in before:
+            table[key] = t
 
 
 def _holder(module: nn.Module, name: str) -> tuple[Any, str]:
@@ -637,9 +648,12 @@ def _holder(module: nn.Module, name: str) -> tuple[Any, str]:
     return module.get_submodule(holder), last
 
 
+def _at(place: tuple[Any, str]) -> Any:
+    return getattr(*place)
+
+
 def _tensor(module: nn.Module, name: str) -> Any:
-    holder, last = _holder(module, name)
-    return getattr(holder, last)
+    return _at(_holder(module, name))
 
 
 def _put(module: nn.Module, name: str, value: Tensor) -> None:
