@@ -65,7 +65,6 @@ def test_members_that_share_a_network_follow_their_mean_loss():
     net, other = nn.Linear(4, 3), nn.Linear(4, 3)
     x, y = torch.randn(10, 4), torch.arange(10) % 3
     ensemble = ensembles.from_members([net, other, net])
-    assert list(ensemble.shared_parameters().values()) == [2, 2]
     assert set(ensemble.shared_parameters()) == set(net.parameters())
     assert not ensemble.can_shard()
     expected = []

@@ -213,10 +213,13 @@ def called_with(
 ) -> Any:
     """Call a network with other tensors, under the first name of each.
 
-    By default torch would leave them in a module that has two names.
+    By default torch would leave them in a module that has two names. `args` are a tuple
+    of what comes first, or inputs as `call` takes them.
     """
     every = aliases(network)
     state = {name: t for n, t in tensors.items() for name in every.get(n, [n])}
+    if isinstance(args, Mapping):
+        args, kwargs = (), args
     return functional_call(network, state, args, kwargs, tie_weights=False)
 
 

@@ -5,6 +5,7 @@ One method, one file: what one member sees, and the function that makes the ense
 
 from uqlab.ensembles.base import (
     Ensemble,
+    MeanGradient,
     SeparateEnsemble,
     member_generators,
     member_seed,
@@ -29,8 +30,8 @@ from uqlab.models import ATTENTION
 
 __all__ = [
     "ATTENTION", "DropoutEnsemble", "Ensemble", "FunctionalEnsemble", "GroupedLinear",
-    "LowRank", "MIMOEnsemble", "MaskedInputs", "Own", "Scaled", "SeparateEnsemble",
-    "SingularValues", "batch", "batch_ensemble", "concatenate", "deep", "dropout",
+    "LowRank", "MIMOEnsemble", "MaskedInputs", "MeanGradient", "Own", "Scaled",
+    "SeparateEnsemble", "SingularValues", "batch", "batch_ensemble", "concatenate", "deep", "dropout",
     "export", "film", "from_members", "frozen_copy", "implicit", "laplace",
     "laplace_lora", "load", "lora", "masksembles", "member_generators", "member_seed",
     "mimo", "packed", "place_dropout", "plain", "plain_linear", "projection_curvature",

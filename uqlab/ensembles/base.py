@@ -12,7 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from uqlab.core.modules import Inputs, call, logits_of, map_tensors, rows_of
+from uqlab.core.modules import (
+    Inputs,
+    call,
+    called_with,
+    logits_of,
+    map_tensors,
+    rows_of,
+    trainable,
+)
 from uqlab.models import check_classifier
 
 Members = int | str | range  # what `member_range` reads
@@ -122,12 +130,12 @@ class Ensemble(nn.Module):
         """Return whether shards can be trained independently, but for their noise."""
         return False
 
-    def shared_parameters(self) -> dict[nn.Parameter, int]:
-        """Return the trained parameters that members share, whose gradient is the mean.
+    def shared_parameters(self) -> list[nn.Parameter]:
+        """Return the trained parameters that members share.
 
-        And the number by which `fit` has to divide it, where the passes do not.
+        The gradient of the sum of the members' losses is the mean of theirs for them.
         """
-        return {p: 1 for p in self.parameters() if p.requires_grad}
+        return trainable(self)
 
     def mixed(self, rows: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
         """Return which inputs members see, for those drawn [members, batch]."""
@@ -174,9 +182,16 @@ class SeparateEnsemble(Ensemble):
 
     def run(self, x, rows):
         """Return logits of some members on x [rows, batch, ...]."""
-        logits = []
+        logits, counts = [], self._networks() if torch.is_grad_enabled() else {}
         for i, model in enumerate(list(self.models)[rows]):
-            logits.append(logits_of(call(model, rows_of(x, i))))
+            means = {
+                name: MeanGradient.apply(p, counts[p])
+                for name, p in model.named_parameters()
+                if counts.get(p, 1) > 1
+            }
+            some = rows_of(x, i)
+            output = called_with(model, means, some) if means else call(model, some)
+            logits.append(logits_of(output))
         return torch.stack(logits)
 
     def member(self, index):
@@ -201,10 +216,27 @@ class SeparateEnsemble(Ensemble):
 
     def shared_parameters(self):
         """Return the trained parameters that stand in several networks."""
+        return [p for p, n in self._networks().items() if n > 1 and p.requires_grad]
+
+    def _networks(self):
+        """Return in how many networks a parameter stands."""
         networks = Counter()
         for model in self.models:
             networks.update(model.parameters())
-        return {p: n for p, n in networks.items() if n > 1 and p.requires_grad}
+        return networks
+
+
+class MeanGradient(torch.autograd.Function):
+    """What members share as it is, whose gradient is divided by their number."""
+
+    @staticmethod
+    def forward(ctx, p, members):
+        ctx.members = members
+        return p.view_as(p)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad / ctx.members, None
 
 
 def member_range(members: Members) -> range:

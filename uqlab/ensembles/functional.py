@@ -23,8 +23,8 @@ from torch.utils import checkpoint
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from uqlab.core.checks import one_of
-from uqlab.core.modules import Inputs, aliases, layers_of, logits_of
-from uqlab.ensembles.base import Ensemble
+from uqlab.core.modules import Inputs, aliases, layers_of, logits_of, trainable
+from uqlab.ensembles.base import Ensemble, MeanGradient
 
 # Up to here, inputs times parameters of the network, `vmap` is the faster way on a CPU:
 # the calls of small operations cost more than what they compute.
@@ -249,8 +249,8 @@ class FunctionalEnsemble(Ensemble):
             args, named = (), {**args[0], **named}
         if not torch.compiler.is_compiling():
             self._check_classifier(args, named, each)
-        one_pass = self._pass(args, named, each, members)
         with self._alone():
+            one_pass = self._pass(args, named, each, members)
             return self._by(self._way(one_pass), one_pass)
 
     def _pass(self, args: tuple, named: dict, each: bool, members: slice) -> "_Pass":
@@ -417,9 +417,9 @@ class FunctionalEnsemble(Ensemble):
         """Return whether members share nothing that is trained."""
         return not self.shared_parameters()
 
-    def shared_parameters(self) -> dict[nn.Parameter, int]:
+    def shared_parameters(self) -> list[nn.Parameter]:
         """Return the trained parameters of the network; their gradient is the mean."""
-        return {p: 1 for p in self.network.parameters() if p.requires_grad}
+        return trainable(self.network)
 
     def passes(self, x: Inputs) -> list[slice]:
         """Return the members that go through together: in the loop one by one."""
@@ -461,19 +461,6 @@ class _Pass:
             some = [t[m] if self.each else t for t in self.tensors]
             logits.append(self.call(row, some))
         return torch.stack(logits)
-
-
-class MeanGradient(torch.autograd.Function):
-    """What members share as it is, whose gradient is divided by their number."""
-
-    @staticmethod
-    def forward(ctx, p, members):
-        ctx.members = members
-        return p.view_as(p)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad / ctx.members, None
 
 
 class _Read(Exception):

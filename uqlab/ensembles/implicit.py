@@ -264,6 +264,23 @@ def implicit(
     network = plain(backbone, train_backbone)
     chosen, head = _chosen(network, classifier, find, target, everywhere, called)
     generators = member_generators(seed, ids, "adapter")
+    sees = _seen(chosen, make, generators)
+    # A module of its own, also where its weight is tied to another's.
+    last = network.get_submodule(head)
+    if classifiers == "independent":
+        put(network, head, frozen(last))
+        sees |= fresh_classifiers(network, head, classifier_std, generators)
+    else:
+        put(network, head, copy.deepcopy(last).requires_grad_())
+    if train_backbone:
+        sees = own_statistics(network, len(ids)) | sees
+    how = {"classifiers": classifiers, "classifier": classifier, "seed": seed}
+    ensemble = FunctionalEnsemble(network, sees, ids)
+    return ensemble.with_recipe({"target": target, **recipe, **how})
+
+
+def _seen(chosen, make: Make, generators) -> Sees:
+    """Return what members see of the chosen weights."""
     sees: Sees = {}
     for site in chosen:
         for generator in generators:
@@ -271,16 +288,7 @@ def implicit(
             parts = made if isinstance(made, Mapping) else {site.parameter: made}
             for name, module in parts.items():
                 sees.setdefault(site.of(name), []).append(module)
-    # A module of its own, also where its weight is tied to another's.
-    last = copy.deepcopy(network.get_submodule(head))
-    put(network, head, last.requires_grad_(classifiers == "shared"))
-    if classifiers == "independent":
-        sees |= fresh_classifiers(network, head, classifier_std, generators)
-    if train_backbone:
-        sees = own_statistics(network, len(ids)) | sees
-    how = {"classifiers": classifiers, "classifier": classifier, "seed": seed}
-    ensemble = FunctionalEnsemble(network, sees, ids)
-    return ensemble.with_recipe({"target": target, **recipe, **how})
+    return sees
 
 
 def _chosen(network, given: str | None, find, target, everywhere: bool, called: str):

@@ -8,8 +8,13 @@ from torch import Tensor, nn
 from uqlab import models
 from uqlab.core.checks import at_least, within
 from uqlab.core.modules import call, logits_of
-from uqlab.ensembles.base import Ensemble, Members, member_generators
-from uqlab.ensembles.functional import MeanGradient, frozen_copy
+from uqlab.ensembles.base import (
+    Ensemble,
+    MeanGradient,
+    Members,
+    member_generators,
+)
+from uqlab.ensembles.functional import frozen_copy
 from uqlab.ensembles.implicit import check_backbone, fresh_classifiers, plain
 
 PRODUCTS = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d

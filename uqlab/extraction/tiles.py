@@ -16,7 +16,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from uqlab.core.checks import at_least, one_network
 from uqlab.core.modules import hooked, layers_of, logits_of, sharing_copy
-from uqlab.ensembles import Ensemble
+from uqlab.ensembles import Ensemble, MeanGradient
 
 _OTHERWISE = (
     "If another module averages the map, name it: tiles(model, size, pool='...', "
@@ -110,7 +110,8 @@ class TiledEnsemble(Ensemble):
     def forward(self, x: Tensor) -> Tensor:
         self._check(x[:2])
         grid = adaptive_avg_pool2d(self._at_positions(x), self.size)
-        return grid.flatten(2)[:, :, list(self.member_ids)].permute(2, 0, 1)
+        logits = grid.flatten(2)[:, :, list(self.member_ids)].permute(2, 0, 1)
+        return MeanGradient.apply(logits, self.members)
 
     def run(self, x: Tensor, rows: slice) -> Tensor:
         members = range(self.members)[rows]

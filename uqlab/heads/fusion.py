@@ -120,9 +120,9 @@ class FusedTowers(Ensemble):
         shard = FusedTowers(*towers, self.scale[rows], prompts, self.name)
         return shard.train(self.training)
 
-    def shared_parameters(self) -> dict[nn.Parameter, int]:
+    def shared_parameters(self) -> list[nn.Parameter]:
         """Return the trainable parameters that all members share."""
-        return self.text.shared_parameters() | self.vision.shared_parameters()
+        return self.text.shared_parameters() + self.vision.shared_parameters()
 
 
 def fuse(

@@ -1,5 +1,6 @@
 """The training of ensembles: one loop for all methods."""
 
+import contextlib
 import functools
 import math
 import time
@@ -267,10 +268,8 @@ def _train(
     if not first:  # a file that cannot be written is no news after an epoch
         saved.write(0, ensemble, workers, losses)
     bar = tqdm(epochs, "fit", task.epochs, False, disable=not progress, initial=first)
-    precision = arithmetic(task.precision, task.inputs.device)
     # Whatever happens, the ensemble is in evaluation mode afterwards.
-    generators = torch.random.fork_rng([task.inputs.device] * task.inputs.is_cuda)
-    with evaluating(ensemble), bar, workers, precision, generators:
+    with evaluating(ensemble), bar, workers, _numbers(task):
         for epoch in bar:
             workers.run(functools.partial(task.run, losses[epoch], epoch))
             _check_finite(ensemble, losses[epoch], epoch)
@@ -280,6 +279,15 @@ def _train(
             bar.set_postfix_str(f"loss {losses[epoch].mean():.3f}", refresh=False)
     ensemble.eval().zero_grad()
     return losses.cpu(), len(epochs) * task.steps_per_epoch
+
+
+@contextlib.contextmanager
+def _numbers(task: Task) -> Iterator[None]:
+    """Compute in the precision of a task; torch's generators are as before then."""
+    device = task.inputs.device
+    generators = torch.random.fork_rng([device] * (device.type == "cuda"))
+    with arithmetic(task.precision, device), generators:
+        yield
 
 
 def _inputs(ensemble: Ensemble, inputs: ArrayLike) -> Tensor:

@@ -1,7 +1,7 @@
 """How weights follow their gradients: the optimiser, its learning rate, clipping."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -93,14 +93,13 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
-def clip_members(
-    ensemble: Ensemble, shared: Collection[nn.Parameter], limit: float
-) -> None:
+def clip_members(ensemble: Ensemble, limit: float) -> None:
     """Scale each member's gradient to a norm of at most `limit`, apart from others'.
 
     The gradient of the parameters that members share is a group of its own.
     """
-    nn.utils.clip_grad_norm_(shared, limit)
+    nn.utils.clip_grad_norm_(ensemble.shared_parameters(), limit)
+    shared = set(ensemble.shared_parameters())
     trained = (p for p in ensemble.parameters() if p.grad is not None)
     of_members = [p for p in trained if p not in shared]
     if not of_members:

@@ -34,7 +34,6 @@ class AutogradStep:
         self.ensemble = ensemble
         self.loss = loss
         self.clip = settings.clip
-        self.shared = ensemble.shared_parameters()
         self.optimizer = settings.of(trainable(ensemble))
 
     def start(self, seed: int, epoch: int) -> None:
@@ -54,11 +53,8 @@ class AutogradStep:
             except torch.OutOfMemoryError:
                 if not self.ensemble.halve(x):
                     raise
-        for p, members in self.shared.items():
-            if p.grad is not None:
-                p.grad.div_(members)
         if self.clip is not None:
-            clip_members(self.ensemble, self.shared, self.clip)
+            clip_members(self.ensemble, self.clip)
         set_lr(self.optimizer, lr)
         self.optimizer.step()
         return values
@@ -90,14 +86,7 @@ def linear_chain(ensemble: Ensemble, flat: bool) -> list[Layer]:
     if not isinstance(ensemble, FunctionalEnsemble):
         return []
     network = ensemble.network
-    if type(network) is not nn.Sequential or not _plain(network):
-        return []
-    modules = list(network)
-    match modules[0]:
-        case nn.Flatten(start_dim=1, end_dim=-1):
-            modules = modules[1:]
-        case _ if not flat:
-            return []
+    modules = _modules(network, flat)
     own = _own_parameters(ensemble)
     names = {module: name for name, module in network.named_modules()}
     layers = []
@@ -119,6 +108,17 @@ def linear_chain(ensemble: Ensemble, flat: bool) -> list[Layer]:
 
 
 KINDS = "weight", "bias"
+
+
+def _modules(network: nn.Module, flat: bool) -> list[nn.Module]:
+    """Return the modules of a plain Sequential that see [samples, features], or []."""
+    if type(network) is not nn.Sequential or not _plain(network):
+        return []
+    match list(network):
+        case [nn.Flatten(start_dim=1, end_dim=-1), *modules]:
+            return modules
+        case modules:
+            return modules if flat else []
 
 
 def _own_parameters(ensemble: FunctionalEnsemble) -> dict[str, Any]:
