@@ -108,7 +108,7 @@ def test_statistics_of_any_batch_norm_are_the_member_s_own(network):
     )
     plain = [ensemble.member(m).train() for m in range(2)]
     rows = torch.stack([x, 2 * x])
-    together = ensemble.train().forward_members(rows)
+    together = ensemble.train().forward_each(rows)
     near(
         together,
         torch.stack([logits(net, r) for net, r in zip(plain, rows, strict=True)]),

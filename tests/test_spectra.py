@@ -443,7 +443,7 @@ def test_what_is_not_known_before_is_none():
 def test_one_layer_at_a_time(monkeypatch):
     """Only the weights of one layer's members are alive at any moment."""
     ensemble, alive, most = moved(ensembles.lora(vit(), 4, 2)), [], 0
-    weight_of = ensembles.FunctionalEnsemble.tensor
+    weight_of = ensembles.Ensemble.tensor
 
     def watched(self, name, index):
         nonlocal most
@@ -452,7 +452,7 @@ def test_one_layer_at_a_time(monkeypatch):
         most = max(most, sum(ref() is not None for ref in alive))
         return weight
 
-    monkeypatch.setattr(ensembles.FunctionalEnsemble, "tensor", watched)
+    monkeypatch.setattr(ensembles.Ensemble, "tensor", watched)
     spectra.ensemble_spectra(ensemble, k=3, progress=False)
     assert len(alive) >= 8 * 4
     assert most == 4

@@ -95,7 +95,7 @@ def test_every_way_is_the_separate_members(mode):
         ensemble.mode = mode
         near(ensemble(X), alone(ensemble))
         each = torch.stack([X, X + 1, X + 2])
-        found = ensemble.forward_members(each)
+        found = ensemble.forward_each(each)
         near(found[1], ensemble.member(1).eval()(each[1]))
         ensemble.chunk_size = 2
         near(ensemble(X), alone(ensemble))
@@ -280,7 +280,10 @@ def test_autocast_computes_the_same_in_every_way(mode):
     for network in (
         perceptron(nn.ReLU()),
         nn.Sequential(
-            nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 4, 2), nn.Flatten(), nn.Linear(4, 3)
+            nn.Unflatten(1, (1, 2, 2)),
+            nn.Conv2d(1, 4, 2),
+            nn.Flatten(),
+            nn.Linear(4, 3),
         ),
     ):
         ensemble = lora(network)
@@ -313,7 +316,7 @@ def test_several_inputs_and_outputs(mode):
             near(found[m], ensemble.member(m)(x, mask, 2.0)["logits"])
         near(ensemble({"x": x, "mask": mask, "scale": 2.0}), found)
         masks = torch.stack([mask, 1 - mask, mask * 0.5])
-        each = ensemble.forward_members(x.expand(3, *x.shape), masks)
+        each = ensemble.forward_each(x.expand(3, *x.shape), masks)
         near(each[1], ensemble.member(1)(x, masks[1])["logits"])
 
 
@@ -322,7 +325,11 @@ class Tied(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.mix, self.back = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.first, self.mix, self.back = (
+            nn.Linear(4, 8),
+            nn.Linear(8, 8),
+            nn.Linear(8, 8),
+        )
         self.again, self.back.weight = self.mix, self.mix.weight
         self.last = nn.Linear(8, 3)
 
@@ -336,7 +343,11 @@ class TiedClassifier(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.mix, self.last = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.first, self.mix, self.last = (
+            nn.Linear(4, 8),
+            nn.Linear(8, 8),
+            nn.Linear(8, 8),
+        )
         self.last.weight = self.mix.weight
 
     def forward(self, x):
@@ -450,7 +461,9 @@ def test_gradients_are_those_of_separate_members(mode):
     near(shared.grad, expected)
 
 
-@pytest.mark.parametrize("make", [lambda n: lora(n, 4), lambda n: FACTORIES["deep"](n, 4)])
+@pytest.mark.parametrize(
+    "make", [lambda n: lora(n, 4), lambda n: FACTORIES["deep"](n, 4)]
+)
 def test_noise_follows_from_the_seed(make, monkeypatch, tmp_path):
     """Whatever draws it, on any number of threads, and after an interruption."""
     monkeypatch.setattr(devices, "ONE_THREAD", 0)
@@ -499,7 +512,10 @@ def test_deep_ensembles_are_built_in_two_threads():
 
     def build(low):
         ids = range(low, low + 4)
-        made = [ensembles.deep(lambda: perceptron(nn.ReLU()), ids, seed=2) for _ in range(10)]
+        made = [
+            ensembles.deep(lambda: perceptron(nn.ReLU()), ids, seed=2)
+            for _ in range(10)
+        ]
         found[low] = [each(X) for each in made]
 
     threads = [threading.Thread(target=build, args=(low,)) for low in (0, 4)]
@@ -510,3 +526,26 @@ def test_deep_ensembles_are_built_in_two_threads():
     for low, each in found.items():
         for logits in each:
             near(logits, whole[low : low + 4])
+
+
+@pytest.mark.parametrize(
+    ("sees", "said"),
+    [
+        ({"weigth": [ensembles.Own(torch.zeros(3, 4))] * 2}, "weigth"),
+        ({"weight": [ensembles.Own(torch.zeros(3, 4))] * 3}, "got 3"),
+    ],
+)
+def test_what_members_see_must_fit_the_network(sees, said):
+    with pytest.raises(ValueError, match=said):
+        ensembles.Ensemble(nn.Linear(4, 3), 2, sees)
+
+
+def test_in_the_loop_one_member_trains_at_a_time():
+    """Else all members' activations would lie in memory until the gradients are taken."""
+    ensemble, x = ensembles.deep(lambda: nn.Linear(4, 3), 3), torch.rand(3, 5, 4)
+    sizes = {}
+    for ensemble.mode in ("vmap", "loop"):
+        sizes[ensemble.mode] = [
+            len(ensemble.run(x[rows], rows)) for rows in ensemble.passes(x)
+        ]
+    assert sizes == {"vmap": [3], "loop": [1, 1, 1]}

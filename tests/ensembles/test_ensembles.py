@@ -18,7 +18,9 @@ def test_members_are_plain_networks():
     logits = ensemble(x)
     for m in range(5):
         member = ensemble.member(m)
-        assert [type(part) for part in member] == [type(part) for part in small_mlp(0.5)]
+        assert [type(part) for part in member] == [
+            type(part) for part in small_mlp(0.5)
+        ]
         near(logits[m], member(x))
     assert not any(
         torch.allclose(logits[i], logits[j], atol=1e-2)
@@ -43,7 +45,7 @@ def test_each_member_sees_its_own_batch():
     ensemble = ensembles.deep(small_mlp, 3).eval()
     x = torch.randn(3, 5, 16)
     expected = torch.stack([ensemble.member(m)(x[m]) for m in range(3)])
-    near(ensemble.forward_members(x), expected)
+    near(ensemble.forward_each(x), expected)
 
 
 def test_inputs_of_tokens():

@@ -56,7 +56,7 @@ def test_shards_and_chunks_are_the_whole(make):
 @ALL
 def test_members_with_batches_of_their_own(make):
     ensemble, (x, _) = moved(make(vit())), images(6)
-    apart = ensemble.forward_members(x.view(3, 2, 1, 8, 8))
+    apart = ensemble.forward_each(x.view(3, 2, 1, 8, 8))
     for m in range(3):
         near(apart[m], ensemble(x[2 * m : 2 * m + 2])[m])
 
@@ -142,7 +142,9 @@ def test_the_largest_singular_values_move_alone(share, tmp_path):
         moving = math.ceil(share * len(layer.vh))
         before = torch.linalg.svdvals(ensemble.network.get_submodule(name).weight)
         for m in range(2):
-            core = layer.u.mT @ ensemble.member(m).get_submodule(name).weight @ layer.vh.mT
+            core = (
+                layer.u.mT @ ensemble.member(m).get_submodule(name).weight @ layer.vh.mT
+            )
             near(core, torch.diag(core.diagonal()))
             near(core.diagonal()[moving:], before[moving:])
             assert not torch.allclose(core.diagonal()[:moving], before[:moving])
@@ -433,12 +435,12 @@ def test_tokens_that_are_routed_by_the_input(seed):
     with torch.no_grad():
         x = torch.randn(2, 1, 8, 6)  # an input of eight tokens for each member
         x[0, 0, :, 0].abs_(), x[1, 0, :, 0].abs_()  # a first call that divides nothing
-        ensemble.forward_members(x)
+        ensemble.forward_each(x)
         for p in ensemble.parameters():
             p.add_(0.1 * torch.randn_like(p))
         x = torch.randn(2, 1, 8, 6)
         alone = torch.stack([ensemble.member(m)(x[m]) for m in range(2)])
-        near(ensemble.forward_members(x), alone)
+        near(ensemble.forward_each(x), alone)
 
 
 class CutText(nn.Module):

@@ -36,5 +36,3 @@ from uqlab import ensembles
 def test_bad_input(call, message):
     with pytest.raises((ValueError, TypeError), match=message):
         call()
-
-

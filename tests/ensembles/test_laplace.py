@@ -200,7 +200,7 @@ def test_members_lie_around_the_trained_network(network):
     [
         (
             lambda x: ensembles.laplace_lora(ensembles.deep(vit, 1), x, 2),
-            "made, got FunctionalEnsemble",
+            "made, got Ensemble",
         ),
         (
             lambda x: ensembles.laplace_lora(ensembles.lora(vit(), 2), x, 2),

@@ -148,7 +148,7 @@ def test_what_is_below_the_classifier_runs_once_where_that_is_right(make):
     own = torch.stack([x.roll(m, 0) for m in range(5)])  # a batch for each member
     theirs = [training.predict(ensemble.member(m), own[m])[0] for m in range(5)]
     theirs = torch.stack(theirs)
-    found = ensemble.forward_members(own).float()
+    found = ensemble.forward_each(own).float()
     near(found, theirs)
 
 

@@ -25,7 +25,10 @@ def test_it_is_a_convolution_with_another_kernel(size, scale, settings):
     update = scale * low.lora_B @ low.lora_A
     near((kernel - plain.weight).flatten(1), update)
     # A convolution to two channels, and one of 1 x 1.
-    down, up = nn.Conv2d(2, 2, size, **settings, bias=False), nn.Conv2d(2, 5, 1, bias=False)
+    down, up = (
+        nn.Conv2d(2, 2, size, **settings, bias=False),
+        nn.Conv2d(2, 5, 1, bias=False),
+    )
     down.weight.data = low.lora_A.data.view_as(down.weight)
     up.weight.data = low.lora_B.data.view_as(up.weight)
     member = functional_call(plain, {"weight": kernel}, (x,))

@@ -37,15 +37,15 @@ def test_a_member_is_the_backbone_with_a_new_classifier(network):
 def test_each_member_answers_for_its_own_input(network):
     """Weights and inputs permuted alike: the answers are permuted."""
     ensemble, x = moved(ensembles.mimo(network(), 3)), torch.rand(3, 4, 1, 8, 8)
-    before, order = ensemble.forward_members(x).detach(), torch.tensor([2, 0, 1])
-    assert not torch.allclose(ensemble.forward_members(x[order])[0], before[order][0])
+    before, order = ensemble.forward_each(x).detach(), torch.tensor([2, 0, 1])
+    assert not torch.allclose(ensemble.forward_each(x[order])[0], before[order][0])
     first, head = (
         ensemble.network.get_submodule(name) for name in (ensemble.first, ensemble.head)
     )
     first.weight.data = first.weight.data.unflatten(1, (3, -1))[:, order].flatten(1, 2)
     for p in head.parameters():
         p.data = p.data.unflatten(0, (3, -1))[order].flatten(0, 1)
-    near(ensemble.forward_members(x[order]), before[order])
+    near(ensemble.forward_each(x[order]), before[order])
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.25, 1.0])

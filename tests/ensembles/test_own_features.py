@@ -192,7 +192,7 @@ def test_batch_statistics_are_those_of_the_member_s_own_batches(method, network)
     ) * torch.tensor([1, 2, 3]).view(3, 1, 1, 1, 1)
     plain = [ensemble.member(m).train() for m in range(3)]
     expected = torch.stack([net(rows) for net, rows in zip(plain, x, strict=True)])
-    near(ensemble.forward_members(x), expected)
+    near(ensemble.forward_each(x), expected)
     for m, net in enumerate(plain):
         for name, buffer in ensemble.member(m).named_buffers():
             if "running" in name:

@@ -71,7 +71,7 @@ def test_members_see_nothing_of_each_other(make, gamma, train):
         3, 4, 1, 8, 8, generator=torch.Generator().manual_seed(0)
     ).requires_grad_()
     for m in range(3):
-        (slope,) = torch.autograd.grad(ensemble.forward_members(x)[m].square().sum(), x)
+        (slope,) = torch.autograd.grad(ensemble.forward_each(x)[m].square().sum(), x)
         assert slope[m].abs().max() > 0
         assert not slope[[other for other in range(3) if other != m]].any()
 

@@ -269,7 +269,7 @@ def test_an_ensemble_like_others():
     near(ensemble.shard(slice(2, 5)).member(1)(x), found[3])
     mine = torch.randn(9, 2, 3, 8, 8)
     expected = torch.stack([ensemble.member(m)(mine[m]) for m in range(9)])
-    near(ensemble.forward_members(mine), expected)
+    near(ensemble.forward_each(mine), expected)
     (rows,) = ensemble.passes(mine)
     near(ensemble.run(mine[rows], rows), expected)
     with pytest.raises(IndexError, match="choose 0 to 8"):

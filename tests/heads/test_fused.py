@@ -115,7 +115,7 @@ def test_members_never_touch(name, sets):
     x = torch.randn(
         shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64
     ).requires_grad_()
-    logits = fused.forward_members(x if name == "vit" else {"inputs_embeds": x})
+    logits = fused.forward_each(x if name == "vit" else {"inputs_embeds": x})
     for i in range(3):
         for c in range(CLASSES):
             (jacobian,) = torch.autograd.grad(
@@ -129,7 +129,7 @@ def test_members_never_touch(name, sets):
 def test_members_on_inputs_of_their_own(sets):
     members = tuned(pruned("vit", sets))
     x = torch.stack([inputs(seed=seed) for seed in range(3)])
-    found = heads.fuse(members).forward_members(x)
+    found = heads.fuse(members).forward_each(x)
     for model, mine, logits in zip(members, x, found, strict=True):
         near(logits, model(mine))
 
@@ -144,7 +144,7 @@ def test_texts_of_their_own_length(name):
         if name == "text"
         else {key: torch.stack([t[key] for t in texts]) for key in texts[0]}
     )
-    found = heads.fuse(members).forward_members(x)
+    found = heads.fuse(members).forward_each(x)
     for model, mine, logits in zip(members, texts, found, strict=True):
         near(logits, call(model, mine))
 

@@ -275,7 +275,7 @@ def test_members_that_read_texts(tmp_path, pooling):
     together = ensemble(ids)
     for m in range(3):
         near(ensemble.member(m)(ids), together[m])
-    apart = ensemble.forward_members(torch.stack([ids, ids.flip(0), ids.roll(1, 0)]))
+    apart = ensemble.forward_each(torch.stack([ids, ids.flip(0), ids.roll(1, 0)]))
     near(apart[1].flip(0), together[1])
     near(training.predict(ensemble, ids, batch_size=3), together.detach())
 

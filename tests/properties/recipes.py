@@ -37,7 +37,9 @@ ROOMS = [
 
 # Names that are no calls, or that nobody calls with values of their own, and why.
 NO_CALLS = {
-    "ensembles.DropoutEnsemble": "made by dropout", "extraction.MaskEnsemble": "made by masks",
+    "ensembles.DropoutEnsemble": "made by dropout", "ensembles.OneNetwork": "what mimo, tiles and fuse make",
+    "ensembles.SingularValues": "made by singular_value", "ensembles.MeanGradient": "a function of autograd",
+    "ensembles.place_dropout": "a step of dropout", "extraction.MaskEnsemble": "made by masks",
     "heads.FusedEnsemble": "made by fuse", "metrics.bins_of": "a step of calibration",
     "gradients.ClassWeight": "a type",
     "heads.Circuit": "a result", "training.Workers": "made by fit",
@@ -211,15 +213,14 @@ OWN: dict[str, dict[str, Any]] = {
     "models.mlp": {"in_features": lambda: 8}, "models.small_cnn": {"width": lambda: 4},
     "models.vit": {"image_size": lambda: 8, "patch_size": lambda: 4, "width": lambda: 8, "layers": lambda: 1,
                    "heads": lambda: 2},
-    "ensembles.Ensemble": {}, "ensembles.MaskedInputs": {"mask": lambda: torch.ones(8)},
+    "ensembles.MaskedInputs": {"mask": lambda: torch.ones(8)},
     "ensembles.LowRank": {"lora_A": lambda: draw(1, 8), "lora_B": lambda: draw(4, 1)},
-    "ensembles.FunctionalEnsemble": {
+    "ensembles.Ensemble": {
         "network": linear, "sees": lambda: {"weight": [ensembles.Own(draw(4, 8)) for _ in range(2)]},
-        "member_ids": lambda: range(2),
+        "members": lambda: 2,
     },
     "ensembles.Own": {"value": lambda: draw(4, 8)},
     "ensembles.Scaled": {"r": lambda: None, "s": lambda: draw(8)},
-    "ensembles.SingularValues": {"u": lambda: draw(4, 4), "s": lambda: draw(4).abs(), "vh": lambda: draw(4, 8), "rest": lambda: draw(0)},
     "ensembles.GroupedLinear": {"in_features": lambda: 4, "out_features": lambda: 6, "groups": lambda: 2},
     "ensembles.MIMOEnsemble": {"first": lambda: "1", "head": lambda: "3", "rho": lambda: 0.5, "repeats": lambda: 1},
     "ensembles.SeparateEnsemble": {"models": lambda: [network(), network()]},

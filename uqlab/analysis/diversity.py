@@ -12,7 +12,7 @@ from torch.nn.functional import one_hot
 from torch.special import entr
 
 from uqlab.core.checks import ArrayLike, as_logits, as_tensor, finite, one_ensemble
-from uqlab.ensembles import Ensemble, FunctionalEnsemble, weights_of
+from uqlab.ensembles import Ensemble, weights_of
 from uqlab.models import ATTENTION, FUSED, PROJECTIONS
 from uqlab.uncertainty import classes_first
 
@@ -227,7 +227,7 @@ def member_weights(
             f"there are layers {', '.join(known)} and {ensemble.members} members, "
             f"got {name!r}, {members}"
         )
-    if isinstance(ensemble, FunctionalEnsemble):
+    if ensemble.seen:
         full = weights_of(ensemble.network)[name]
         matrices = [ensemble.tensor(full, m) for m in members]
     else:
@@ -248,7 +248,6 @@ def weights(ensemble: Ensemble, member: int = 0) -> dict[str, Tensor]:
     Of an ensemble of one network it is what the members share.
     """
     one_ensemble(ensemble, "diversity")
-    functional = isinstance(ensemble, FunctionalEnsemble)
-    network = ensemble.network if functional else ensemble.member(member)
+    network = ensemble.network if ensemble.seen else ensemble.member(member)
     tensors = dict(network.named_parameters(remove_duplicate=False))
     return {name: tensors[full] for name, full in weights_of(network).items()}

@@ -27,7 +27,7 @@ from uqlab.core.checks import (
     one_of,
     within,
 )
-from uqlab.ensembles import Ensemble, FunctionalEnsemble, weights_of
+from uqlab.ensembles import Ensemble, weights_of
 from uqlab.models import PROJECTIONS
 
 Side = Literal["left", "right"]
@@ -334,7 +334,7 @@ def _start(ensemble: Ensemble, name: str, before: nn.Module | None) -> Tensor | 
         if not isinstance(weight, Tensor):
             raise ValueError(f"before has no linear layer {name}")
         return weight.detach()
-    if not isinstance(ensemble, FunctionalEnsemble):
+    if not ensemble.seen:
         return None
     start = ensemble.start(weights_of(ensemble.network)[name])
     return None if start is None else start.flatten(1)
@@ -342,7 +342,7 @@ def _start(ensemble: Ensemble, name: str, before: nn.Module | None) -> Tensor | 
 
 def _update(ensemble: Ensemble, name: str, start: Tensor, after: Tensor) -> Tensor:
     """Return W_m - W of every member, if possible without rounding W_m."""
-    if isinstance(ensemble, FunctionalEnsemble):
+    if ensemble.seen:
         full = weights_of(ensemble.network)[name]
         updates = [ensemble.update(full, m) for m in range(ensemble.members)]
         known = [update.flatten(1) for update in updates if update is not None]

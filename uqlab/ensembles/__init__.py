@@ -6,6 +6,7 @@ One method, one file: what one member sees, and the function that makes the ense
 from uqlab.ensembles.base import (
     Ensemble,
     MeanGradient,
+    OneNetwork,
     SeparateEnsemble,
     member_generators,
     member_seed,
@@ -15,7 +16,7 @@ from uqlab.ensembles.deep import deep, from_members
 from uqlab.ensembles.dropout import DropoutEnsemble, dropout, place_dropout
 from uqlab.ensembles.export import export
 from uqlab.ensembles.film import film
-from uqlab.ensembles.functional import FunctionalEnsemble, Own, frozen_copy
+from uqlab.ensembles.functional import Own
 from uqlab.ensembles.implicit import implicit, plain, plain_linear, weights_of
 from uqlab.ensembles.laplace import laplace_lora, projection_curvature
 from uqlab.ensembles.last_layer import laplace
@@ -29,10 +30,10 @@ from uqlab.ensembles.storage import concatenate, load, save
 from uqlab.models import ATTENTION
 
 __all__ = [
-    "ATTENTION", "DropoutEnsemble", "Ensemble", "FunctionalEnsemble", "GroupedLinear",
-    "LowRank", "MIMOEnsemble", "MaskedInputs", "MeanGradient", "Own", "Scaled",
-    "SeparateEnsemble", "SingularValues", "batch", "batch_ensemble", "concatenate", "deep", "dropout",
-    "export", "film", "from_members", "frozen_copy", "implicit", "laplace",
+    "ATTENTION", "DropoutEnsemble", "Ensemble", "GroupedLinear", "LowRank",
+    "MIMOEnsemble", "MaskedInputs", "MeanGradient", "OneNetwork", "Own", "Scaled",
+    "SeparateEnsemble", "SingularValues", "batch", "batch_ensemble", "concatenate",
+    "deep", "dropout", "export", "film", "from_members", "implicit", "laplace",
     "laplace_lora", "load", "lora", "masksembles", "member_generators", "member_seed",
     "mimo", "packed", "place_dropout", "plain", "plain_linear", "projection_curvature",
     "save", "singular_value", "snapshot", "weights_of",

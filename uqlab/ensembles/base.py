@@ -1,25 +1,51 @@
-"""What every ensemble can do, and its two kinds: members in one pass, or in turn."""
+"""Ensembles: members of one network, networks in turn, one network for all."""
 
+import contextlib
 import copy
+import functools
 import operator
 import re
+import warnings
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from uqlab.core.checks import one_of
 from uqlab.core.modules import (
     Inputs,
+    aliases,
     call,
     called_with,
+    layers_of,
     logits_of,
     map_tensors,
     rows_of,
     trainable,
+)
+from uqlab.ensembles.functional import (
+    CONVOLUTIONS,
+    RECURRENT,
+    SLOW_RULE,
+    SMALL_WORK,
+    Own,
+    Pass,
+    Read,
+    Seen,
+    Unread,
+    alone,
+    frozen_copy,
+    holder_of,
+    multiplying,
+    put_tensor,
+    refusal,
+    standing,
+    tensor_of,
 )
 from uqlab.models import check_classifier
 
@@ -27,27 +53,128 @@ Members = int | str | range  # what `member_range` reads
 
 
 class Ensemble(nn.Module):
-    """A callable from inputs [batch, ...] to logits [members, batch, classes].
+    """Members of one network: inputs [batch, ...] -> logits [members, batch, ...].
 
-    `member_ids` are the members' numbers in the whole ensemble: what a member learns
-    depends on (seed, its number) alone, so an ensemble can be computed in shards.
-    `recipe` says how a method made it, which `save` writes. Unless its class says
-    otherwise, the members go through one network together and share all its parameters.
+    Parameters
+    ----------
+    network : nn.Module
+        What the members share. It is used as it is: give a copy.
+    members : int, str or range
+        How many, or the numbers of a shard, "8:16".
+    sees : mapping, optional
+        The name of a parameter or buffer -> one module a member: `module(w)` is what
+        the member sees in place of w. What all else is, the members share.
+
+    Attributes
+    ----------
+    member_ids : range
+        The members' numbers. What a member learns depends on (seed, its number) alone,
+        so an ensemble can be computed in shards.
+    mode : {"auto", "vmap", "loop"}
+        How members run: together by `torch.func.vmap`, or one after the other. "auto"
+        takes vmap on a GPU and where there is little work (`SMALL_WORK`), and the loop
+        for convolutions on a CPU, for recurrent layers, and for what vmap refuses.
+    chunk_size : int or None
+        Members in one pass of vmap; halved where memory runs out.
+    recipe : dict or None
+        How a method made the ensemble, which `save` writes.
+
+    Raises
+    ------
+    ValueError
+        For members below 1, a name that the network has not, and another number of
+        modules than of members.
+
+    Examples
+    --------
+    >>> class Scale(nn.Module):
+    ...     def __init__(self, factor):
+    ...         super().__init__()
+    ...         self.factor = nn.Parameter(torch.tensor(factor))
+    ...     def forward(self, w):
+    ...         return self.factor * w
+    >>> network = nn.Linear(4, 3)
+    >>> ensemble = Ensemble(network, 2, {"weight": [Scale(1.0), Scale(2.0)]})
+    >>> ensemble(torch.rand(7, 4)).shape
+    torch.Size([2, 7, 3])
     """
 
     repeats = 1  # how often an input stands in its batch of a training
     began = ""  # with which weights, the fingerprint of them, a training has begun
 
-    def __init__(self, member_ids: range):
+    def __init__(
+        self,
+        network: nn.Module,
+        members: Members,
+        sees: Mapping[str, Sequence[nn.Module]] | None = None,
+    ):
         super().__init__()
-        self.member_ids = member_ids
+        self.member_ids = member_range(members)
+        self.network = network
         self.recipe: dict[str, Any] | None = None
+        self.mode = "auto"
+        self.chunk_size: int | None = None
+        self.refused = ""  # what vmap said
+        self.shares_most = False  # whether members differ at the end alone
         self._checked = False  # whether the classifier is the one that was taken
+        self._tried: set[tuple] = set()
+        self._see(sees or {})
+
+    def _see(self, sees: Mapping[str, Sequence[nn.Module]]) -> None:
+        """Take what members see, and note where all tensors stand."""
+        # (module, key) under each of a tensor's names in the network.
+        self._aliases = aliases(self.network)
+        self._places = {
+            name: [holder_of(self.network, alias) for alias in names]
+            for name, names in self._aliases.items()
+        }
+        for name, each in sees.items():
+            self._check_seen(name, each)
+        parts: Any = nn.ModuleList(Seen(name, each) for name, each in sees.items())
+        self.parts = parts
+        self._held, self._factored = {}, {}
+        for part in parts:
+            self._prepare(part)
+        # What the rule of "auto" asks for.
+        self._recurrent = bool(layers_of(self.network, *RECURRENT))
+        layers = [layer for part in parts for layer, _ in self._places[part.name]]
+        self._kernels = any(isinstance(layer, CONVOLUTIONS) for layer in layers)
+        self._size = _numbers([*self.network.parameters()])
+        self._size += _numbers(t[0] for t in self.rows().values())
+
+    def _check_seen(self, name: str, each: Sequence[nn.Module]) -> None:
+        if name not in self._places or len(each) != self.members:
+            raise ValueError(
+                "sees maps names of the network's parameters or buffers to one module "
+                f"a member ({self.members}); got {len(each)} for {name!r}; it has "
+                f"{', '.join(self._places)}"
+            )
+
+    def _prepare(self, part: Seen) -> None:
+        """Note where what members hold stands, and which layers multiply by it."""
+        for key in part.rows:
+            self._held[f"{part.name} {key}"] = [holder_of(part.kind, key)]
+        (layer, last), *others = self._places[part.name]
+        linear = type(layer) is nn.Linear and last == "weight"
+        if linear and not others and hasattr(part.kind, "product"):
+            self._factored[part.name] = layer
+        if isinstance(part.kind, Own):  # the network's own is read by none
+            getattr(layer, last).requires_grad_(False)
 
     @property
     def members(self) -> int:
         """The number of members."""
         return len(self.member_ids)
+
+    @property
+    def seen(self) -> dict[str, Seen]:
+        """What members see in place of a tensor, by its name in the network."""
+        return {part.name: part for part in self.parts}
+
+    @property
+    def replaced(self) -> set[str]:
+        """Names of the network's tensors that no member reads: each has its own."""
+        return {name for name, p in self.seen.items() if isinstance(p.kind, Own)}
 
     @property
     def took_last_linear(self) -> bool:
@@ -64,7 +191,9 @@ class Ensemble(nn.Module):
 
     def about(self) -> dict[str, Any]:
         """Return kind, method and settings, members, and how much is trained."""
+        unread = {id(getattr(*self._places[name][0])) for name in self.replaced}
         tensors = [*self.parameters(), *self.buffers()]
+        tensors = [t for t in tensors if id(t) not in unread]
         trained = [t for t in tensors if t.requires_grad]
         return {
             "kind": type(self).__name__,
@@ -73,7 +202,14 @@ class Ensemble(nn.Module):
             "numbers trained": _numbers(trained),
             "of these shared by members": _numbers(self.shared_parameters()),
             "numbers frozen": _numbers(tensors) - _numbers(trained),
+            **({"mode": self._said_mode()} if self.parts else {}),
         }
+
+    def _said_mode(self):
+        if self.refused:
+            return f"loop, for vmap says: {self.refused}"
+        slow = self.mode == "auto" and self._recurrent
+        return "loop, for recurrent layers" if slow else self.mode
 
     def _lines(self):
         """Return `about` as texts."""
@@ -91,59 +227,246 @@ class Ensemble(nn.Module):
         ]
         return f"<table>{''.join(rows)}</table>"
 
-    def forward(self, x: Inputs | None = None, **named: Tensor) -> Tensor:
-        """Return logits of x [batch, ...], or of tensors by name."""
-        inputs = named if x is None else x
-        return self.forward_members(
-            map_tensors(lambda t: t.expand(self.members, *t.shape), inputs)
-        )
+    def train(self, mode: bool = True) -> Any:
+        """Change the mode; batch statistics that all members share stay frozen."""
+        super().train(mode)
+        if not self.parts:  # networks of the members' own
+            return self
+        for name, module in self.network.named_modules():
+            statistics = getattr(module, "running_mean", None) is not None
+            if statistics and f"{name}.running_mean".lstrip(".") not in self.seen:
+                module.eval()
+        return self
 
-    def forward_members(self, x: Inputs) -> Tensor:
-        """Return logits of x [members, batch, ...], a batch for each member."""
-        if not torch.compiler.is_compiling():
-            self._check_classifier((x,), {}, True)
-        while True:
-            try:
-                passes = [self.run(rows_of(x, rows), rows) for rows in self.passes(x)]
-                return torch.cat(passes)
-            except torch.OutOfMemoryError:
-                if not self.halve(x):
-                    raise
+    # --- passes ----------------------------------------------------------------------
 
-    def passes(self, x: Inputs) -> list[slice]:
-        """Return the members that go through together, for x [members, batch, ...]."""
-        return [slice(None)]
+    def forward(self, *args: Any, **named: Any) -> Tensor:
+        """Return logits [members, batch, ...] of inputs [batch, ...].
+
+        As the network takes them; a mapping alone is inputs by name.
+        """
+        return self._logits(args, named, False)
+
+    def forward_each(self, *args: Any, **named: Any) -> Tensor:
+        """Return logits of inputs [members, batch, ...], a batch for each member."""
+        return self._logits(args, named, True)
 
     def run(self, x: Inputs, rows: slice) -> Tensor:
-        """Return logits of some members on x [rows, batch, ...], in one pass."""
-        raise NotImplementedError
+        """Return logits of some members on x [rows, batch, ...]."""
+        return self._logits((x,), {}, True, rows)
 
+    def _logits(self, args, named, each: bool, members: slice = slice(None)) -> Tensor:
+        if len(args) == 1 and isinstance(args[0], Mapping):
+            args, named = (), {**args[0], **named}
+        if not torch.compiler.is_compiling():
+            self._check_classifier(args, named, each)
+        return self._run(args, named, each, members)
+
+    def _run(self, args: tuple, named: dict, each: bool, members: slice) -> Tensor:
+        """Return logits of some members; `each`: inputs have their axis in front."""
+        with alone(self.network):
+            one_pass = self._pass(args, named, each, members)
+            return self._by(self._way(one_pass), one_pass)
+
+    def rows(self, members: slice = slice(None)) -> dict[str, Tensor]:
+        """Return what some members hold, [members, ...] each."""
+        rows = {name: getattr(*place) for name, [place] in self._held.items()}
+        if not torch.is_grad_enabled():
+            # Without gradients torch's views of parameters claim to have them.
+            rows = {name: t.detach() for name, t in rows.items()}
+        return {name: t[members] for name, t in rows.items()}
+
+    def _pass(self, args: tuple, named: dict, each: bool, members: slice) -> Pass:
+        """Return what a call computes."""
+        leaves, tree = tree_flatten((args, named))
+        shared = self._shared()
+
+        def call(row: dict, some: Sequence[Tensor]) -> Tensor:
+            # A network that changes its input in place must not change the next one's.
+            queue = iter([t.clone() for t in some])
+            given = [next(queue) if isinstance(t, Tensor) else t for t in leaves]
+            return self._one(row, shared, *tree_unflatten(given, tree))
+
+        tensors = [t for t in leaves if isinstance(t, Tensor)]
+        one = functools.partial(self.one_pass, call)
+        ids = self.member_ids[members]
+        return Pass(one, self.rows(members), tensors, len(ids), each, str(tree))
+
+    def one_pass(self, call: Any, row: dict, tensors: Sequence[Tensor]) -> Tensor:
+        """Return the logits of one member: `call(row, tensors)`, its network's."""
+        return call(row, tensors)
+
+    def _one(self, row: dict, shared: dict, args: tuple, named: dict) -> Tensor:
+        """Call the network with what one member sees, given what it holds."""
+        with standing(self._places, shared), standing(self._held, row):
+            state, factored = {}, []
+            for part in self.parts:
+                w = getattr(*self._places[part.name][0])
+                if part.name in self._factored:
+                    factored.append((self._factored[part.name], part.kind, w))
+                    state[part.name] = w.detach().as_subclass(Unread)
+                else:
+                    state[part.name] = part.kind(w)
+            with standing(self._places, state), multiplying(factored):
+                return logits_of(self.network(*args, **named))
+
+    def _by(self, way: str, one_pass: Pass) -> Tensor:
+        while True:
+            moved = self._statistics()
+            try:
+                if way == "loop":
+                    return one_pass.in_turn()
+                return one_pass.together(self.chunk_size)
+            except Read:  # a linear layer's weight is read, not its layer called
+                self._factored = {}
+            except torch.OutOfMemoryError:
+                if way == "loop" or not self.halve():
+                    raise
+            for t, value in moved:  # by the members that were through
+                t.copy_(value)
+
+    def _way(self, one_pass: Pass) -> str:
+        """Return "vmap" or "loop"; what vmap refuses is found before it counts."""
+        one_of("mode", self.mode, ("auto", "vmap", "loop"))
+        if self.mode != "auto":
+            return self.mode
+        if self.refused or one_pass.members == 1 or not self._is_for_vmap(one_pass):
+            return "loop"
+        kind = self.training, *one_pass.kind
+        if kind not in self._tried:
+            with torch.no_grad(), self._unmoved(), warnings.catch_warnings():
+                # vmap says where it would loop itself: slower than our loop.
+                warnings.filterwarnings("error", SLOW_RULE)
+                try:
+                    self._by("vmap", one_pass)
+                except (RuntimeError, UserWarning) as error:
+                    self.refused = refusal(error)
+            self._tried.add(kind)
+        return "loop" if self.refused else "vmap"
+
+    def _is_for_vmap(self, one_pass: Pass) -> bool:
+        """Return whether vmap is the faster way: the rule of "auto"."""
+        first = one_pass.tensors[0]
+        if self._recurrent or first.device.type != "cpu":
+            return not self._recurrent
+        if self.shares_most and not one_pass.each:
+            return True
+        batch = first.shape[1 if one_pass.each else 0]
+        return batch * self._size <= SMALL_WORK and not self._kernels
+
+    def _statistics(self) -> list[tuple[Tensor, Tensor]]:
+        """Return what a pass in training may move, and what it is."""
+        if not self.training:
+            return []
+        own = [part.kind for part in self.parts if isinstance(part.kind, Own)]
+        return [(t, t.clone()) for kind in own for t in kind.buffers()]
+
+    @contextlib.contextmanager
+    def _unmoved(self) -> Iterator[None]:
+        """Put buffers and random generators back at the end of the block."""
+        before = [(t, t.clone()) for t in self.buffers()]
+        devices = {t.device for t in self.parameters() if t.device.type != "cpu"}
+        with torch.random.fork_rng(list(devices)):
+            yield
+        for t, value in before:
+            t.copy_(value)
+
+    def _shared(self) -> dict[str, Tensor]:
+        """Return trained tensors that members share, whose gradient is the mean."""
+        if not torch.is_grad_enabled():
+            return {}
+        state = {}
+        for name, p in self.network.named_parameters():
+            if p.requires_grad:
+                state[name] = MeanGradient.apply(p, self.members)
+        return state
+
+    # --- members ---------------------------------------------------------------------
+
+    def tensor(self, name: str, index: int) -> Tensor:
+        """Return what one member sees of a tensor of the network."""
+        w = tensor_of(self.network, name)
+        if name not in self.seen:
+            return w
+        with self._holding(name, index) as kind:
+            return kind(w)
+
+    @contextlib.contextmanager
+    def _holding(self, name: str, index: int) -> Iterator[Any]:
+        """Yield what members see of a tensor, with what one of them holds."""
+        part = self.seen[name]
+        held = {f"{name} {key}": t[index] for key, t in part.stacked().items()}
+        with standing(self._held, held):
+            yield part.kind
+
+    def start(self, name: str) -> Tensor | None:
+        """Return a tensor before training; None if it was trained, or is not known."""
+        w = tensor_of(self.network, name)
+        return None if name in self.replaced or w.requires_grad else w.detach()
+
+    def update(self, name: str, index: int) -> Tensor | None:
+        """Return what training added, if the method knows it without rounding."""
+        knows = name in self.seen and hasattr(self.seen[name].kind, "update")
+        if self.start(name) is None or not knows:
+            return None
+        with torch.no_grad(), self._holding(name, index) as kind:
+            return kind.update().clone()
+
+    @torch.no_grad()
     def member(self, index: int) -> nn.Module:
-        """Return a plain module: inputs [batch, ...] -> logits [batch, classes]."""
-        raise NotImplementedError
+        """Return one member as a plain network; frozen tensors share memory."""
+        self._check_index(index)
+        return self.put(frozen_copy(self.network), index)
 
-    def shard(self, rows: slice) -> "Ensemble":
+    def put(self, network: Any, index: int) -> Any:
+        """Put what one member sees into a copy of the network, and return it."""
+        for name, part in self.seen.items():
+            value = self.tensor(name, index).detach().clone()
+            if isinstance(tensor_of(network, name), nn.Parameter):
+                value = nn.Parameter(value, part.trained)
+            for alias in self._aliases[name]:
+                put_tensor(network, alias, value)
+        return network
+
+    def shard(self, rows: slice) -> Any:
         """Return the ensemble of some members; training it trains these."""
-        raise NotImplementedError
+        memo: dict[int, Any] = {}
+        for p in self.network.parameters():
+            memo[id(p)] = nn.Parameter(p.data, p.requires_grad)
+        for part in self.parts:
+            for t in part.stacked().values():
+                some = t.data[rows]
+                parameter = isinstance(t, nn.Parameter)
+                memo[id(t)] = nn.Parameter(some, t.requires_grad) if parameter else some
+        shard = copy.deepcopy(self, memo)
+        shard.member_ids = self.member_ids[rows]
+        return shard.with_recipe(self.recipe)
 
     def can_shard(self) -> bool:
-        """Return whether shards can be trained independently, but for their noise."""
-        return False
+        """Return whether members share nothing that is trained."""
+        return not self.shared_parameters()
 
     def shared_parameters(self) -> list[nn.Parameter]:
-        """Return the trained parameters that members share.
+        """Return the trained parameters of the network; their gradient is the mean."""
+        return trainable(self.network)
 
-        The gradient of the sum of the members' losses is the mean of theirs for them.
-        """
-        return trainable(self)
+    def passes(self, x: Inputs) -> list[slice]:
+        """Return the members that go through together: in the loop one by one."""
+        args, named = ((), {**x}) if isinstance(x, Mapping) else ((x,), {})
+        with alone(self.network):
+            way = self._way(self._pass(args, named, True, slice(None)))
+        size = 1 if way == "loop" else self.chunk_size or self.members
+        return [slice(low, low + size) for low in range(0, self.members, size)]
+
+    def halve(self, x: Inputs | None = None) -> bool:
+        """Take half of the members in a pass from now on, if that is possible."""
+        size = self.chunk_size or self.members
+        self.chunk_size = -(-size // 2)
+        return size > 1
 
     def mixed(self, rows: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
         """Return which inputs members see, for those drawn [members, batch]."""
         return rows
-
-    def halve(self, x: Inputs) -> bool:
-        """Take fewer members in a pass, after memory ran out, if that is possible."""
-        return False
 
     def with_recipe(self, recipe: Mapping[str, Any] | None) -> Any:
         """Note how a method made these members, and return the ensemble."""
@@ -172,43 +495,51 @@ class Ensemble(nn.Module):
 class SeparateEnsemble(Ensemble):
     """Members that run one after the other: networks without a member axis."""
 
-    def __init__(self, models: Sequence[nn.Module], member_ids: range):
-        super().__init__(member_ids)
-        self.models = nn.ModuleList(models)
+    network: nn.ModuleList
+
+    def __init__(self, models: Sequence[nn.Module], members: Members):
+        super().__init__(nn.ModuleList(models), members)
+        self.mode = "loop"
 
     def passes(self, x):
         """Return the members one by one."""
         return [slice(m, m + 1) for m in range(self.members)]
 
-    def run(self, x, rows):
-        """Return logits of some members on x [rows, batch, ...]."""
+    def halve(self):
+        """Return that no fewer than one can be taken."""
+        return False
+
+    def _run(self, args, named, each, members):
         logits, counts = [], self._networks() if torch.is_grad_enabled() else {}
-        for i, model in enumerate(list(self.models)[rows]):
+        for i, model in enumerate(list(self.network)[members]):
             means = {
                 name: MeanGradient.apply(p, counts[p])
                 for name, p in model.named_parameters()
                 if counts.get(p, 1) > 1
             }
-            some = rows_of(x, i)
-            output = called_with(model, means, some) if means else call(model, some)
+            some, more = _inputs_of(i, (args, named), each)
+            if means:
+                output = called_with(model, means, some, more)
+            else:
+                output = model(*some, **more)
             logits.append(logits_of(output))
         return torch.stack(logits)
 
     def member(self, index):
         """Return one of the networks, not a copy."""
         self._check_index(index)
-        return self.models[index]
+        return self.network[index]
 
     def shard(self, rows):
         """Return the ensemble of some members; training it trains these."""
-        models = list(self.models)[rows]
+        models = list(self.network)[rows]
         shard = SeparateEnsemble(models, self.member_ids[rows])
         return shard.with_recipe(self.recipe)
 
     def can_shard(self):
         """Return whether members share no tensor that changes."""
         buffers = []
-        for model in self.models:
+        for model in self.network:
             buffers += model.buffers()
         return not (
             self.shared_parameters() or len(buffers) > len(list(self.buffers()))
@@ -221,9 +552,36 @@ class SeparateEnsemble(Ensemble):
     def _networks(self):
         """Return in how many networks a parameter stands."""
         networks = Counter()
-        for model in self.models:
+        for model in self.network:
             networks.update(model.parameters())
         return networks
+
+
+def _inputs_of(index: int, given: tuple, each: bool) -> tuple:
+    """Return what one network is given, its own to change."""
+
+    def of(t):
+        if not isinstance(t, Tensor):
+            return t
+        return t[index] if each else t.clone()
+
+    return tree_map(of, given)
+
+
+class OneNetwork(Ensemble):
+    """One network that answers for all members, which share all that it trains."""
+
+    def passes(self, x):
+        """Return all members."""
+        return [slice(None)]
+
+    def halve(self):
+        """Return that fewer members cannot be taken."""
+        return False
+
+    def can_shard(self):
+        """Return that members cannot be trained apart."""
+        return False
 
 
 class MeanGradient(torch.autograd.Function):

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from uqlab.core.checks import within
-from uqlab.ensembles.base import Members
-from uqlab.ensembles.functional import FunctionalEnsemble, Own
+from uqlab.ensembles.base import Ensemble, Members
+from uqlab.ensembles.functional import Own
 from uqlab.ensembles.implicit import Classifiers, implicit, normal
 from uqlab.ensembles.lora import LowRank, init_normal
 
@@ -59,7 +59,7 @@ def batch(
     classifiers: Classifiers = "independent",
     classifier: str | None = None,
     seed: int = 0,
-) -> FunctionalEnsemble:
+) -> Ensemble:
     """Make a BatchEnsemble: W * (r_m s_m^T) for every target weight.
 
     Parameters

@@ -17,7 +17,7 @@ from uqlab.ensembles.base import (
     member_range,
     member_seed,
 )
-from uqlab.ensembles.functional import FunctionalEnsemble, Own, unwrapped
+from uqlab.ensembles.functional import Own, unwrapped
 
 # Networks are built from torch's global generator: two threads must not share it.
 _BUILDING = threading.Lock()
@@ -77,7 +77,7 @@ def _built(make_model: Callable[[], nn.Module], seed: int, ids: range) -> list[A
     return models
 
 
-def stacked(models: Sequence[nn.Module], ids: range) -> FunctionalEnsemble:
+def stacked(models: Sequence[nn.Module], ids: range) -> Ensemble:
     """Return the ensemble of networks that differ in their tensors alone."""
     network = copy.deepcopy(models[0])
     sees: dict[str, list[nn.Module]] = {}
@@ -87,7 +87,7 @@ def stacked(models: Sequence[nn.Module], ids: range) -> FunctionalEnsemble:
         sees[name] = [Own(t).requires_grad_(trained) for t in each]
     for name, _ in network.named_buffers():
         sees[name] = [Own(model.get_buffer(name), trained=False) for model in models]
-    return FunctionalEnsemble(network.requires_grad_(False), sees, ids)
+    return Ensemble(network.requires_grad_(False), ids, sees)
 
 
 def _check_function(make_model):

@@ -9,8 +9,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from uqlab.core.checks import within
 from uqlab.core.modules import hooked, layers_of
-from uqlab.ensembles.base import Members, member_seed
-from uqlab.ensembles.functional import FunctionalEnsemble, Own
+from uqlab.ensembles.base import Ensemble, Members, member_seed
+from uqlab.ensembles.functional import Own
 from uqlab.ensembles.implicit import check_backbone, plain
 from uqlab.models import classifier
 
@@ -52,7 +52,7 @@ class FixedDropout(nn.Module):
         return x.shape[-1:] if x.ndim == 3 else x.shape[1:]
 
 
-class DropoutEnsemble(FunctionalEnsemble):
+class DropoutEnsemble(Ensemble):
     """MC dropout: a member drops the same units for all inputs, until `resample`."""
 
     _drawn: set[Any]
@@ -95,7 +95,7 @@ class DropoutEnsemble(FunctionalEnsemble):
             if len(args) == 1 and isinstance(args[0], Mapping):
                 args, named = (), args[0]
             self.network(*args, **named)
-        for number, (layer, part) in enumerate(zip(layers, self.one.seen, strict=True)):
+        for number, (layer, part) in enumerate(zip(layers, self.parts, strict=True)):
             shape, device = shapes.get(layer, (torch.Size([0]), "cpu"))
             seeds = [self._seed(m, number) for m in range(self.members)]
             masks = [layer.drawn(shape, seed) for seed in seeds]
@@ -145,7 +145,7 @@ def dropout(
         if isinstance(layer, FixedDropout):
             full = f"{name}.mask".lstrip(".")
             sees[full] = [Own(torch.empty(0), trained=False) for _ in ids]
-    ensemble = DropoutEnsemble(network, sees, ids)
+    ensemble = DropoutEnsemble(network, ids, sees)
     ensemble.with_recipe({"method": "dropout", "p": p})
     return ensemble.resample(seed).eval()
 

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from uqlab.core.checks import within
-from uqlab.ensembles.base import Members
-from uqlab.ensembles.functional import FunctionalEnsemble, Own
+from uqlab.ensembles.base import Ensemble, Members
+from uqlab.ensembles.functional import Own
 from uqlab.ensembles.implicit import (
     STATISTICS,
     Classifiers,
@@ -56,7 +56,7 @@ def film(
     classifiers: Classifiers = "shared",
     classifier: str | None = None,
     seed: int = 0,
-) -> FunctionalEnsemble:
+) -> Ensemble:
     """Make a FiLM-Ensemble: gamma_m * norm(x) + beta_m at every norm, the rest shared.
 
     Parameters

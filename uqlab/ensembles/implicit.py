@@ -26,8 +26,8 @@ from torch.nn.utils import parametrize
 from uqlab import models
 from uqlab.core.checks import one_network, one_of
 from uqlab.core.modules import frozen
-from uqlab.ensembles.base import Members, member_generators, member_range
-from uqlab.ensembles.functional import FunctionalEnsemble, Own, unwrapped
+from uqlab.ensembles.base import Ensemble, Members, member_generators, member_range
+from uqlab.ensembles.functional import Own, unwrapped
 
 Classifiers = Literal["independent", "shared"]
 # What one member sees: of the site's weight, or of several tensors of its module.
@@ -214,7 +214,7 @@ def implicit(
     called: str = "linear layer or convolution",
     classifier_std: float | None = None,
     train_backbone: bool = False,
-) -> FunctionalEnsemble:
+) -> Ensemble:
     """Make an implicit ensemble of any network from what one member sees of a weight.
 
     Parameters
@@ -239,7 +239,7 @@ def implicit(
 
     Returns
     -------
-    FunctionalEnsemble
+    Ensemble
 
     Raises
     ------
@@ -275,7 +275,7 @@ def implicit(
     if train_backbone:
         sees = own_statistics(network, len(ids)) | sees
     how = {"classifiers": classifiers, "classifier": classifier, "seed": seed}
-    ensemble = FunctionalEnsemble(network, sees, ids)
+    ensemble = Ensemble(network, ids, sees)
     return ensemble.with_recipe({"target": target, **recipe, **how})
 
 

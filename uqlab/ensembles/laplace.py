@@ -19,7 +19,6 @@ from uqlab.core.checks import (
 )
 from uqlab.core.modules import Inputs, batches, call, evaluating, hooked, logits_of
 from uqlab.ensembles.base import Ensemble, Members, member_generators, member_range
-from uqlab.ensembles.functional import FunctionalEnsemble
 from uqlab.ensembles.lora import LowRank
 
 
@@ -54,15 +53,15 @@ class Curvature(NamedTuple):
         return u @ (torch.stack(noise).to(u) * deviation) @ v.mT
 
 
-class LinearisedEnsemble(FunctionalEnsemble):
+class LinearisedEnsemble(Ensemble):
     """Members f(x) + J (w_m - w): one network, linear in what members add to it.
 
     `center` is that network, an ensemble of one; J is the Jacobian of its logits by
     what its member holds.
     """
 
-    def __init__(self, center: FunctionalEnsemble, sees: Any, member_ids: range):
-        super().__init__(center.network, sees, member_ids)
+    def __init__(self, center: Ensemble, member_ids: range, sees: Any):
+        super().__init__(center.network, member_ids, sees)
         self.center = center
 
     def one_pass(self, call, row, tensors):
@@ -100,7 +99,7 @@ def laplace_lora(
     prior_variance: float = 1e-3,
     batch_size: int = 64,
     seed: int = 0,
-) -> FunctionalEnsemble:
+) -> Ensemble:
     """Draw members around one trained LoRA network, A and B by a Kronecker posterior.
 
     Parameters
@@ -145,7 +144,7 @@ def laplace_lora(
     Yang et al., "Bayesian low-rank adaptation for large language models", 2024.
     """
     method = (getattr(trained, "recipe", None) or {}).get("method")
-    if not isinstance(trained, FunctionalEnsemble) or method != "lora":
+    if method != "lora":
         kind = type(trained).__name__
         raise TypeError(f"laplace_lora takes a network that `lora` made, got {kind}")
     if trained.members != 1:
@@ -165,9 +164,7 @@ def laplace_lora(
     return ensemble.eval()
 
 
-def copies(
-    trained: FunctionalEnsemble, ids: range, linearised: bool
-) -> FunctionalEnsemble:
+def copies(trained: Ensemble, ids: range, linearised: bool) -> Ensemble:
     """Return an ensemble whose members all start as the one that was trained."""
     center = copy.deepcopy(trained).requires_grad_(False)
     sees: dict[str, list[nn.Module]] = {}
@@ -177,14 +174,14 @@ def copies(
             one.get_parameter(key).data = t.detach()[0].clone()
         sees[name] = [one for _ in ids]
     if not linearised:
-        made = FunctionalEnsemble(center.network, sees, ids)
+        made = Ensemble(center.network, ids, sees)
         return made.with_recipe(trained.recipe)
     recipe = {"method": "laplace_lora", "lora": trained.recipe}
-    return LinearisedEnsemble(center, sees, ids).with_recipe(recipe)
+    return LinearisedEnsemble(center, ids, sees).with_recipe(recipe)
 
 
 def curvatures(
-    trained: FunctionalEnsemble, inputs: Inputs | ArrayLike, batch_size: int = 64
+    trained: Ensemble, inputs: Inputs | ArrayLike, batch_size: int = 64
 ) -> dict[str, tuple[Curvature, Curvature]]:
     """Return the curvatures of A and of B, in float64, by the name of the weight."""
     network = trained.member(0).requires_grad_()

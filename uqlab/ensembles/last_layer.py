@@ -17,17 +17,15 @@ from uqlab.core.modules import (
     logits_of,
     trainable,
 )
-from uqlab.ensembles.base import Members, member_generators
-from uqlab.ensembles.functional import FunctionalEnsemble, Own
+from uqlab.ensembles.base import Ensemble, Members, member_generators
+from uqlab.ensembles.functional import Own
 from uqlab.ensembles.implicit import check_backbone, plain
 from uqlab.ensembles.laplace import Curvature, square_root
 
 VARIANCES = torch.logspace(-6, 6, 121, dtype=torch.float64)
 
 
-def own_classifiers(
-    network: nn.Module, members: Members, classifier: str
-) -> FunctionalEnsemble:
+def own_classifiers(network: nn.Module, members: Members, classifier: str) -> Ensemble:
     """Give each member a copy of a network's classifier; all else is shared and frozen.
 
     Raises
@@ -44,7 +42,7 @@ def own_classifiers(
     sees = {}
     for name, p in network.get_submodule(classifier).named_parameters():
         sees[f"{classifier}.{name}"] = [Own(p.detach().clone()) for _ in ids]
-    ensemble = FunctionalEnsemble(network, sees, ids)
+    ensemble = Ensemble(network, ids, sees)
     ensemble.shares_most = True
     return ensemble.with_recipe({"method": "laplace", "classifier": classifier})
 
@@ -57,7 +55,7 @@ def laplace(
     prior_variance: float | None = None,
     batch_size: int = 64,
     seed: int = 0,
-) -> FunctionalEnsemble:
+) -> Ensemble:
     """Draw members around a trained network, the classifier by a Kronecker posterior.
 
     This is the last-layer Laplace approximation.
@@ -160,7 +158,7 @@ def log_evidence(mean: Tensor, eigenvalues: Tensor, prior_variance: float) -> Te
     return -(mean.square().sum() / prior_variance + width) / 2
 
 
-def _weight_and_bias(ensemble: FunctionalEnsemble) -> list[Tensor]:
+def _weight_and_bias(ensemble: Ensemble) -> list[Tensor]:
     """Return the classifiers' weights [members, classes, ...], then biases [..., 1]."""
     own = sorted(trainable(ensemble), key=lambda p: -p.ndim)
     return [p if p.ndim == 3 else p[..., None] for p in own]

@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from uqlab.core.checks import at_least, within
-from uqlab.ensembles.base import Members
-from uqlab.ensembles.functional import FunctionalEnsemble
+from uqlab.ensembles.base import Ensemble, Members
 from uqlab.ensembles.implicit import Classifiers, held_like, implicit, normal
 
 
@@ -66,7 +65,7 @@ def lora(
     classifier: str | None = None,
     seed: int = 0,
     train_backbone: bool = False,
-) -> FunctionalEnsemble:
+) -> Ensemble:
     """Make a LoRA-Ensemble: W + scale B_m A_m for every target weight, W frozen.
 
     Parameters

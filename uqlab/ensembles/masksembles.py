@@ -4,9 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from uqlab.core.checks import within
-from uqlab.ensembles.base import Members, member_generators
+from uqlab.ensembles.base import Ensemble, Members, member_generators
 from uqlab.ensembles.batch_ensemble import Scaled
-from uqlab.ensembles.functional import FunctionalEnsemble
 from uqlab.ensembles.implicit import (
     check_backbone,
     named,
@@ -38,7 +37,7 @@ def masksembles(
     target: str | None = None,
     of: int | None = None,
     seed: int = 0,
-) -> FunctionalEnsemble:
+) -> Ensemble:
     """Make Masksembles: member m sees a fixed part of what follows each activation.
 
     Parameters
@@ -94,7 +93,7 @@ def masksembles(
         own = drawn[list(ids)].to(site.weight)
         sees[site.of(site.parameter)] = [MaskedInputs(mask, groups) for mask in own]
     how = {"scale": scale, "target": target, "of": whole, "seed": seed}
-    ensemble = FunctionalEnsemble(network, sees, ids)
+    ensemble = Ensemble(network, ids, sees)
     return ensemble.with_recipe({"method": "masksembles"} | how)
 
 

@@ -3,15 +3,15 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from uqlab import models
 from uqlab.core.checks import at_least, within
 from uqlab.core.modules import call, logits_of
 from uqlab.ensembles.base import (
-    Ensemble,
     MeanGradient,
     Members,
+    OneNetwork,
     member_generators,
 )
 from uqlab.ensembles.functional import frozen_copy
@@ -20,7 +20,7 @@ from uqlab.ensembles.implicit import check_backbone, fresh_classifiers, plain
 PRODUCTS = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
-class MIMOEnsemble(Ensemble):
+class MIMOEnsemble(OneNetwork):
     """A network for the channels of all members' inputs and the classes of all members.
 
     first, head: the names of its first and of its last layer. The members have nothing
@@ -36,12 +36,13 @@ class MIMOEnsemble(Ensemble):
         rho: float,
         repeats: int,
     ):
-        super().__init__(member_ids)
-        self.network, self.first, self.head = network, first, head
+        super().__init__(network, member_ids)
+        self.first, self.head = first, head
         self.rho, self.repeats = rho, repeats
 
-    def run(self, x: Any, rows: slice) -> Tensor:
-        """Return logits of all members on x [members, batch, ...]."""
+    def _run(self, args, named, each, members):
+        (x,) = args
+        x = x if each else x.expand(self.members, *x.shape)
         first: Any = self.network.get_submodule(self.first)
         own = first.weight.shape[1] // self.members
         if isinstance(first, nn.Linear) and x.shape[-1] == own:

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from uqlab.core.checks import within
-from uqlab.ensembles.base import Members
-from uqlab.ensembles.functional import FunctionalEnsemble, Own
+from uqlab.ensembles.base import Ensemble, Members
+from uqlab.ensembles.functional import Own
 from uqlab.ensembles.implicit import Classifiers, held_like, implicit, normal
 
 
@@ -56,7 +56,7 @@ def singular_value(
     classifiers: Classifiers = "independent",
     classifier: str | None = None,
     seed: int = 0,
-) -> FunctionalEnsemble:
+) -> Ensemble:
     """Make a singular value ensemble: U diag(s_m) V^T for every target weight.
 
     Parameters

@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from uqlab.core.checks import one_of
 from uqlab.core.files import StrPath, fingerprint
 from uqlab.core.tensors import load_tensors, save_tensors
-from uqlab.ensembles.base import Ensemble, SeparateEnsemble, member_range
+from uqlab.ensembles.base import Ensemble, OneNetwork, SeparateEnsemble, member_range
 from uqlab.ensembles.batch_ensemble import batch
 from uqlab.ensembles.dropout import dropout
 from uqlab.ensembles.film import film
-from uqlab.ensembles.functional import FunctionalEnsemble
 from uqlab.ensembles.implicit import STATISTICS
 from uqlab.ensembles.laplace import copies
 from uqlab.ensembles.last_layer import own_classifiers
@@ -114,7 +113,7 @@ def _learned(ensemble):
     """Return what training changes: trained parameters, and statistics that move."""
     every = ensemble.named_parameters()
     learned: dict[str, Tensor] = {name: p for name, p in every if p.requires_grad}
-    if not isinstance(ensemble, FunctionalEnsemble):
+    if not ensemble.seen:
         moving = ensemble.named_buffers()
         return learned | {n: b for n, b in moving if n.split(".")[-1] in STATISTICS}
     for name, part in ensemble.seen.items():
@@ -128,11 +127,9 @@ def _learned(ensemble):
 
 def _frozen(ensemble):
     """Return a fingerprint of the frozen weights that members read."""
-    network, replaced = ensemble, set()
-    if isinstance(ensemble, FunctionalEnsemble):
-        network, replaced = ensemble.network, ensemble.replaced
-    every = network.named_parameters()
+    every = ensemble.network.named_parameters()
     frozen = {name: p for name, p in every if not p.requires_grad}
+    replaced = ensemble.replaced
     return fingerprint({n: p for n, p in frozen.items() if n not in replaced})
 
 
@@ -184,9 +181,7 @@ def concatenate(shards: Sequence[Ensemble]) -> Any:
 def _in_order(shards: Sequence[Ensemble]) -> tuple[list[Ensemble], range]:
     """Return the shards and their members in order; raise if they do not belong."""
     kinds = {type(shard) for shard in shards}
-    if len(kinds) > 1 or not isinstance(
-        shards[0], FunctionalEnsemble | SeparateEnsemble
-    ):
+    if len(kinds) > 1 or isinstance(shards[0], OneNetwork):
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise TypeError(
             "concatenate takes shards of one ensemble whose members are apart, got "

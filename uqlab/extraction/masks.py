@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.special import entr
 
 from uqlab.core.checks import at_least, one_network, positive, within
-from uqlab.ensembles import FunctionalEnsemble, Scaled, member_generators, plain
+from uqlab.ensembles import Ensemble, Scaled, member_generators, plain
 
 ELEMENTWISE = {
     nn.Identity, nn.Dropout, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU,
@@ -59,7 +59,7 @@ class Masked(Scaled):
         return p if self.threshold is None else (p > self.threshold).to(p.dtype)
 
 
-class MaskEnsemble(FunctionalEnsemble):
+class MaskEnsemble(Ensemble):
     """Members that keep some rows and columns of one network's linear layers.
 
     The masks are soft until `harden`.
@@ -173,7 +173,7 @@ def masks(
         sizes = out * (name != last), width * (inputs or name != first)
         each = [_drawn(layer.weight, sizes, std, g) for g in generators]
         sees[f"{name}.weight"] = each
-    return MaskEnsemble(network, sees, range(members)).eval()
+    return MaskEnsemble(network, members, sees).eval()
 
 
 def _drawn(like: Tensor, sizes: tuple[int, int], std: float, generator) -> Masked:

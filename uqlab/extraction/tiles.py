@@ -16,7 +16,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from uqlab.core.checks import at_least, one_network
 from uqlab.core.modules import hooked, layers_of, logits_of, sharing_copy
-from uqlab.ensembles import Ensemble, MeanGradient
+from uqlab.ensembles import MeanGradient, OneNetwork
 
 _OTHERWISE = (
     "If another module averages the map, name it: tiles(model, size, pool='...', "
@@ -33,7 +33,7 @@ _TOLERANCE = 1e-2
 
 def tiles(
     model: nn.Module, size: int, *, pool: str | None = None, head: str | None = None
-) -> Ensemble:
+) -> "TiledEnsemble":
     """Make the ensemble of the tiles of the map that a network averages.
 
     Member i * size + j sees only the tile in row i and column j. Where size divides the
@@ -84,7 +84,7 @@ def tiles(
     return TiledEnsemble(network, size, head is None, range(size * size))
 
 
-class TiledEnsemble(Ensemble):
+class TiledEnsemble(OneNetwork):
     """A network whose head is asked at every position; members are means over tiles.
 
     Parameters
@@ -100,23 +100,21 @@ class TiledEnsemble(Ensemble):
     """
 
     def __init__(self, network: nn.Module, size: int, linear: bool, member_ids: range):
-        super().__init__(member_ids)
-        self.network = network
+        super().__init__(network, member_ids)
         self.size = size
         self.linear = linear
         self.checked = False
         self.eval()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def _run(self, args, named, each, members):
+        (x,) = args
+        if each:
+            pairs = zip(range(self.members)[members], x, strict=True)
+            return torch.stack([self(inputs)[m] for m, inputs in pairs])
         self._check(x[:2])
         grid = adaptive_avg_pool2d(self._at_positions(x), self.size)
         logits = grid.flatten(2)[:, :, list(self.member_ids)].permute(2, 0, 1)
         return MeanGradient.apply(logits, self.members)
-
-    def run(self, x: Tensor, rows: slice) -> Tensor:
-        members = range(self.members)[rows]
-        pairs = zip(members, x, strict=True)
-        return torch.stack([self(inputs)[m] for m, inputs in pairs])
 
     def member(self, index: int) -> nn.Module:
         self._check_index(index)

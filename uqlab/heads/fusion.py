@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from uqlab.core.checks import one_of
-from uqlab.core.modules import Inputs, evaluating, first_of
-from uqlab.ensembles import Ensemble, FunctionalEnsemble, Own
+from uqlab.core.modules import evaluating, first_of
+from uqlab.ensembles import Ensemble, OneNetwork, Own
 from uqlab.heads.pruning import prune
 from uqlab.models import Attention, ZeroShot, attentions
 
 Members = Sequence[nn.Module]
 
 
-class FusedEnsemble(FunctionalEnsemble):
+class FusedEnsemble(Ensemble):
     """Pruned versions of one transformer in one network.
 
     It can be trained: the shared parameters follow the members' mean loss. Members with
@@ -79,7 +79,7 @@ class Filled(Own):
         return self.value * self.kept
 
 
-class FusedTowers(Ensemble):
+class FusedTowers(OneNetwork):
     """Pruned versions of one `ZeroShot`: each of its towers is fused."""
 
     def __init__(
@@ -90,21 +90,17 @@ class FusedTowers(Ensemble):
         prompts: Tensor,
         source: str,
     ):
-        super().__init__(text.member_ids)
+        super().__init__(nn.Identity(), text.member_ids)
         self.text = text
         self.vision = vision
         self.name = source
         self.scale = nn.Parameter(scale.detach())  # [members, 1, 1]
         self.register_buffer("prompts", prompts)
 
-    def forward(self, x: Inputs) -> Tensor:
-        """Return logits [members, batch, classes] of images [batch, ...]."""
-        return self.scale.exp() * self.vision(x) @ self.text(self.prompts).mT
-
-    def run(self, x: Inputs, rows: slice) -> Tensor:
-        """Return logits of some members on x [rows, batch, ...]."""
-        prompts = self.text(self.prompts)[rows]
-        return self.scale[rows].exp() * self.vision.run(x, rows) @ prompts.mT
+    def _run(self, args, named, each, members):
+        prompts = self.text(self.prompts)[members]
+        images = self.vision._run(args, named, each, members)
+        return self.scale[members].exp() * images @ prompts.mT
 
     def member(self, index: int) -> ZeroShot:
         """One member as a plain network."""
@@ -192,7 +188,7 @@ def _fuse_stacks(members: list[Any], own_norms: bool) -> FusedEnsemble:
         for part in sees.get(name, ()):
             part.requires_grad_(p.requires_grad)
         p.requires_grad_(p.requires_grad and name not in sees)
-    fused = FusedEnsemble(network, sees, range(len(members))).eval()
+    fused = FusedEnsemble(network, len(members), sees).eval()
     fused.heads = [[a.heads for a in layer] for layer in zip(*layers, strict=True)]
     _check_attention(fused, layers[0], members)
     return fused.train(members[0].training)
@@ -251,7 +247,7 @@ def _check_attention(
 ) -> None:
     """Raise ValueError unless the attention gives what the members' own one gives."""
     for m, member in enumerate(members):
-        padded = {n: FunctionalEnsemble.tensor(fused, n, m) for n in fused.seen}
+        padded = {n: Ensemble.tensor(fused, n, m) for n in fused.seen}
         for attention in layers:
             like = member.get_parameter(attention.output.parameter)
             generator = torch.Generator().manual_seed(0)

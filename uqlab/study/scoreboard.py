@@ -368,7 +368,7 @@ def held_tensors(ensemble: ensembles.Ensemble, derived: bool = True) -> list[Ten
         and what stands in the network where members have tensors of their own.
     """
     left_out = set()
-    if isinstance(ensemble, ensembles.FunctionalEnsemble) and not derived:
+    if not derived:
         state = ensemble.network.state_dict(keep_vars=True)
         left_out = {id(state.get(name)) for name in ensemble.replaced}
         for part in ensemble.seen.values():

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from uqlab.core.checks import at_least, one_of, positive, within
-from uqlab.ensembles import Ensemble, FunctionalEnsemble
+from uqlab.ensembles import Ensemble
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def clip_members(ensemble: Ensemble, limit: float) -> None:
     of_members = [p for p in trained if p not in shared]
     if not of_members:
         return
-    if not isinstance(ensemble, FunctionalEnsemble):
+    if not ensemble.seen:
         for index in range(ensemble.members):
             member = ensemble.member(index).parameters()
             nn.utils.clip_grad_norm_([p for p in member if p not in shared], limit)

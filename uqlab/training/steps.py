@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from uqlab.core.modules import trainable
-from uqlab.ensembles import Ensemble, FunctionalEnsemble, Own, member_seed
+from uqlab.ensembles import Ensemble, Own, member_seed
 from uqlab.training.losses import Loss, cross_entropy, mean_square
 from uqlab.training.optimisation import Optimisation, clip_members, set_lr
 
@@ -51,7 +51,7 @@ class AutogradStep:
             try:
                 values = self._backward(x, labels)
             except torch.OutOfMemoryError:
-                if not self.ensemble.halve(x):
+                if not self.ensemble.halve():
                     raise
         if self.clip is not None:
             clip_members(self.ensemble, self.clip)
@@ -83,8 +83,6 @@ def linear_chain(ensemble: Ensemble, flat: bool) -> list[Layer]:
 
     The list is empty for any other network, and where a weight is frozen.
     """
-    if not isinstance(ensemble, FunctionalEnsemble):
-        return []
     network = ensemble.network
     modules = _modules(network, flat)
     own = _own_parameters(ensemble)
@@ -121,7 +119,7 @@ def _modules(network: nn.Module, flat: bool) -> list[nn.Module]:
             return modules if flat else []
 
 
-def _own_parameters(ensemble: FunctionalEnsemble) -> dict[str, Any]:
+def _own_parameters(ensemble: Ensemble) -> dict[str, Any]:
     """Return the trained tensors of which every member has its own, by name."""
     own = {}
     for name, part in ensemble.seen.items():
