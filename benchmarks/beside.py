@@ -97,6 +97,7 @@ def works():
                 batch_size=128,
                 predict=not dropout,
             )
+
         def masks(s=shape, steps=steps):
             torch.manual_seed(0)
             found = extraction.masks(models.mlp(*s), 10)

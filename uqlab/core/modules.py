@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 from torch.utils.hooks import RemovableHandle
 
 from uqlab.core.checks import Inputs, at_least, count, representable
@@ -142,6 +144,34 @@ def rows_of(inputs: Inputs, rows: slice | int) -> Any:
 def call(model: nn.Module, inputs: Inputs) -> Any:
     """Return what a network makes of one tensor or of tensors by name."""
     return model(inputs) if isinstance(inputs, Tensor) else model(**inputs)
+
+
+class Counted(TorchDispatchMode):
+    """Counts the multiply-adds of matrix products, convolutions and attention.
+
+    torch's own counter puts hooks on the modules of all threads.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.multiply_adds = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Call, and count."""
+        output = func(*args, **kwargs or {})
+        count = _FLOPS.get(func._overloadpacket)
+        if count:
+            self.multiply_adds += count(*args, **kwargs or {}, out_val=output) // 2
+        return output
+
+
+def _attention_flops(q, k, v, *_, **__):
+    return sdpa_flop_count(q.shape, k.shape, v.shape)
+
+
+# torch does not count its attention on a CPU.
+_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_FLOPS: Any = flop_registry | {_ATTENTION: _attention_flops}
 
 
 def like_parameters(model: nn.Module, inputs: Inputs) -> Any:

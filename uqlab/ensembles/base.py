@@ -118,6 +118,7 @@ class Ensemble(nn.Module):
         self.shares_most = False  # whether members differ at the end alone
         self._checked = False  # whether the classifier is the one that was taken
         self._tried: set[tuple] = set()
+        self._work: dict[tuple, float] = {}  # multiply-adds for a number of the inputs
         self._see(sees or {})
 
     def _see(self, sees: Mapping[str, Sequence[nn.Module]]) -> None:
@@ -139,8 +140,6 @@ class Ensemble(nn.Module):
         self._recurrent = bool(layers_of(self.network, *RECURRENT))
         layers = [layer for part in parts for layer, _ in self._places[part.name]]
         self._kernels = any(isinstance(layer, CONVOLUTIONS) for layer in layers)
-        self._size = _numbers([*self.network.parameters()])
-        self._size += _numbers(t[0] for t in self.rows().values())
 
     def _check_seen(self, name: str, each: Sequence[nn.Module]) -> None:
         if name not in self._places or len(each) != self.members:
@@ -349,10 +348,13 @@ class Ensemble(nn.Module):
         first = one_pass.tensors[0]
         if self._recurrent or first.device.type != "cpu":
             return not self._recurrent
-        if self.shares_most and not one_pass.each:
-            return True
-        batch = first.shape[1 if one_pass.each else 0]
-        return batch * self._size <= SMALL_WORK and not self._kernels
+        if self._kernels or (self.shares_most and not one_pass.each):
+            return not self._kernels
+        size = first[0].numel() if one_pass.each else first.numel()
+        if one_pass.kind not in self._work:
+            with torch.no_grad(), self._unmoved():
+                self._work[one_pass.kind] = one_pass.work() / max(size, 1)
+        return self._work[one_pass.kind] * size <= SMALL_WORK
 
     def _statistics(self) -> list[tuple[Tensor, Tensor]]:
         """Return what a pass in training may move, and what it is."""
@@ -517,13 +519,23 @@ class SeparateEnsemble(Ensemble):
                 for name, p in model.named_parameters()
                 if counts.get(p, 1) > 1
             }
-            some, more = _inputs_of(i, (args, named), each)
+            some, more = self._inputs(i, (args, named), each)
             if means:
                 output = called_with(model, means, some, more)
             else:
                 output = model(*some, **more)
             logits.append(logits_of(output))
         return torch.stack(logits)
+
+    def _inputs(self, index: int, given: tuple, each: bool) -> tuple:
+        """Return what one network is given, not to be changed by another."""
+
+        def of(t):
+            if isinstance(t, Tensor) and each:
+                return t[index]
+            return t.clone() if isinstance(t, Tensor) and self.members > 1 else t
+
+        return tree_map(of, given)
 
     def member(self, index):
         """Return one of the networks, not a copy."""
@@ -555,17 +567,6 @@ class SeparateEnsemble(Ensemble):
         for model in self.network:
             networks.update(model.parameters())
         return networks
-
-
-def _inputs_of(index: int, given: tuple, each: bool) -> tuple:
-    """Return what one network is given, its own to change."""
-
-    def of(t):
-        if not isinstance(t, Tensor):
-            return t
-        return t[index] if each else t.clone()
-
-    return tree_map(of, given)
 
 
 class OneNetwork(Ensemble):

@@ -19,10 +19,12 @@ from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import checkpoint
 
-# Up to here, inputs times parameters of the network, `vmap` is the faster way on a CPU:
-# the calls of small operations cost more than what they compute.
-# benchmarks/implicit_ensembles.py and methods.py have the measurements.
-SMALL_WORK = 1e8
+from uqlab.core.modules import Counted
+
+# Up to here, multiply-adds of one member, `vmap` is the faster way on a CPU: the calls
+# of small operations cost more than what they compute. benchmarks/ways.py has the
+# measurements: 0.1 to 1.0 of the loop's time below, 0.9 to 2 above.
+SMALL_WORK = 5e8
 # Up to here, rows that one member gives a linear layer, `product` is the faster way.
 FEW_ROWS = 1024
 # Layers that run one member after the other: convolutions are slow under vmap on a CPU,
@@ -104,6 +106,13 @@ class Pass:
         self.call, self.rows, self.tensors = call, rows, tensors
         self.members, self.each = members, each
         self.kind = each, tree  # of inputs
+
+    def work(self) -> int:
+        """Run the first member, and return its multiply-adds."""
+        row = {key: t[0] for key, t in self.rows.items()}
+        with Counted() as counted:
+            self.call(row, [t[0] if self.each else t for t in self.tensors])
+        return counted.multiply_adds
 
     def together(self, chunk_size: int | None) -> Tensor:
         """Run all members by vmap."""

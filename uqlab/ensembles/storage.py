@@ -181,7 +181,8 @@ def concatenate(shards: Sequence[Ensemble]) -> Any:
 def _in_order(shards: Sequence[Ensemble]) -> tuple[list[Ensemble], range]:
     """Return the shards and their members in order; raise if they do not belong."""
     kinds = {type(shard) for shard in shards}
-    if len(kinds) > 1 or isinstance(shards[0], OneNetwork):
+    whole = isinstance(shards[0], OneNetwork)
+    if len(kinds) > 1 or whole or not isinstance(shards[0], Ensemble):
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise TypeError(
             "concatenate takes shards of one ensemble whose members are apart, got "

@@ -7,7 +7,6 @@ from typing import TypeVar
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from uqlab.core.checks import between
 from uqlab.core.modules import Inputs, call, evaluating, like_parameters
@@ -162,13 +161,9 @@ def multiply_adds(model: nn.Module, inputs: Inputs) -> int:
     int
         The multiply-adds of the whole batch.
     """
-    # Torch does not count its attention on a CPU.
-    on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    attention = {on_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v)}
-    here = like_parameters(model, inputs)
-    counter = FlopCounterMode(display=False, custom_mapping=attention)
+    here, counted = like_parameters(model, inputs), Counted()
     with evaluating(model):
         call(model, here)  # an ensemble tries once how its members run
-        with counter:
+        with counted:
             call(model, here)
-    return counter.get_total_flops() // 2
+    return counted.multiply_adds

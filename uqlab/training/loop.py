@@ -10,13 +10,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 from tqdm.auto import tqdm
 
 from uqlab.core.checks import ArrayLike, all_finite, as_one, at_least, one_ensemble
 from uqlab.core.devices import arithmetic
 from uqlab.core.files import StrPath
-from uqlab.core.modules import evaluating, like_parameters, trainable
+from uqlab.core.modules import Counted, evaluating, like_parameters, trainable
 from uqlab.ensembles import Ensemble, member_generators
 from uqlab.ensembles.base import draws_noise
 from uqlab.training.checkpoints import WEIGHTS, Checkpoint, described
@@ -305,7 +304,7 @@ def _inputs(ensemble: Ensemble, inputs: ArrayLike) -> Tensor:
 def _workers(ensemble: Ensemble, task: Task, bounds: list[int] | None) -> Workers:
     """Return shards of the ensemble, each with its step, sized by the work of a step.
 
-    torch counts it on two samples, as members see them without gradients.
+    It is counted on two samples, as members see them without gradients.
     """
     make = functools.partial(
         make_step,
@@ -315,13 +314,13 @@ def _workers(ensemble: Ensemble, task: Task, bounds: list[int] | None) -> Worker
         flat=task.inputs.ndim == 2,
     )
     two = task.inputs[:2]
-    counted = FlopCounterMode(display=False)
+    counted = Counted()
     with evaluating(ensemble), torch.no_grad():
         ensemble(two)  # tries how its members run, which does not count
         with counted:
             ensemble(two)
     rows = task.rows * ensemble.repeats
-    multiply_adds = counted.get_total_flops() * rows // (2 * len(two))
+    multiply_adds = counted.multiply_adds * rows // len(two)
     apart = ensemble.can_shard()
     # Perceptrons' steps have generators of each member's; other noise is torch's one.
     if apart and ensemble.members > 1 and not isinstance(make(ensemble), ChainStep):
