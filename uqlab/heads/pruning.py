@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from uqlab.core.checks import between
-from uqlab.core.modules import Inputs, call, evaluating, like_parameters
+from uqlab.core.modules import Counted, Inputs, call, evaluating, like_parameters
 from uqlab.heads.attention import Head, check_heads
 from uqlab.heads.cutting import TABLES, without
 from uqlab.models import attentions, classifier
