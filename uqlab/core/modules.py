@@ -33,7 +33,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.eval()
         yield
     except Exception as error:
-        if where := _where(model, error):
+        where = _where(model, error)
+        if where and not hasattr(error, "__notes__"):  # the innermost says it
             error.add_note(
                 f"in layer {where}: check the inputs' shape (images are mostly "
                 "[samples, channels, height, width]), type (.float()?) and device"

@@ -61,7 +61,11 @@ def deep(
             "make_model returned the same network twice; "
             "it must build a new one in every call"
         )
-    return stacked(models, ids) if _alike(models) else SeparateEnsemble(models, ids)
+    return (
+        stacked(models, ids)
+        if _of_one_architecture(models)
+        else SeparateEnsemble(models, ids)
+    )
 
 
 def _built(make_model: Callable[[], nn.Module], seed: int, ids: range) -> list[Any]:
@@ -122,7 +126,7 @@ def from_members(models: Sequence[nn.Module]) -> Ensemble:
     return SeparateEnsemble(models, range(len(models)))
 
 
-def _alike(models: Sequence[nn.Module]) -> bool:
+def _of_one_architecture(models: Sequence[nn.Module]) -> bool:
     """Return whether networks differ in nothing but parameters and buffers."""
     first, *others = map(_described, models)
     return None not in first.values() and all(other == first for other in others)
