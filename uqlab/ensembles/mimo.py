@@ -14,6 +14,7 @@ from uqlab.ensembles.functional import MeanGradient, frozen_copy
 from uqlab.ensembles.implicit import check_backbone, fresh_classifiers, plain
 from uqlab.ensembles.packed import PRODUCTS
 
+
 class MIMOEnsemble(Ensemble):
     """A network whose first layer sees the inputs of all members side by side.
 
@@ -165,8 +166,8 @@ def mimo(
     w.data = torch.cat([w.data / len(ids)] * len(ids), 1)
     generators = member_generators(seed, ids, "adapter")
     for name, own in fresh_classifiers(network, head, None, generators).items():
-        each = [module.get_parameter("value") for module in own]
-        network.get_parameter(name).data = torch.cat(each).detach()
+        each = [module.get_parameter("value").data for module in own]
+        network.get_parameter(name).data = torch.cat(each)
     ensemble = MIMOEnsemble(network, ids, begin, head, rho, repeats)
     how = {"rho": rho, "repeats": repeats, "classifier": classifier, "seed": seed}
     return ensemble.train(backbone.training).with_recipe({"method": "mimo", **how})
@@ -175,9 +176,10 @@ def mimo(
 def _ends(network, named: str | None):
     """Return the names of the first layer and of the last, or raise ValueError."""
     head = models.classifier(network, named)
-    for begin, first in network.named_modules():
+    for name, first in network.named_modules():
         inner = isinstance(first, PRODUCTS) or not list(first.children())
         if inner and list(first.parameters()):
+            begin = name
             break
     whole = isinstance(first, PRODUCTS) and getattr(first, "groups", 1) == 1
     if head == begin or not whole:

@@ -98,7 +98,7 @@ def load(path: StrPath, backbone: nn.Module) -> Ensemble:
             f"{path} is damaged or none of ours, or the backbone is another: {error}"
         ) from error
     learned = _learned(ensemble)
-    alike = shapes_of(tensors.items()) == shapes_of(learned.items())
+    alike = _shapes(tensors) == _shapes(learned)
     if not alike or header.get("frozen") != _frozen(ensemble):
         raise ValueError(
             f"{path} belongs to another backbone ({header['backbone'] or 'unnamed'}): "
@@ -110,29 +110,28 @@ def load(path: StrPath, backbone: nn.Module) -> Ensemble:
     return ensemble.eval()
 
 
+@torch.no_grad()
 def _learned(ensemble):
     """Return what training changes: trained parameters, and statistics that move."""
-    every = ensemble.named_parameters()
-    learned: dict[str, Tensor] = {name: p for name, p in every if p.requires_grad}
-    if not isinstance(ensemble, FunctionalEnsemble):
-        moving = ensemble.named_buffers()
-        return learned | {n: b for n, b in moving if n.split(".")[-1] in STATISTICS}
-    for name, part in ensemble.seen.items():
-        if name.split(".")[-1] in STATISTICS:
-            learned |= {f"{name} {key}": t for key, t in part.stacked().items()}
-    center = getattr(ensemble, "center", None)  # of linearised members
-    for key, t in center.rows().items() if center else ():
-        learned[f"center {key}"] = t
+    learned: dict[str, Tensor] = {
+        name: p
+        for name, p in ensemble.named_parameters()
+        if p.requires_grad or name.startswith("center.one.seen")  # of linearised ones
+    }
+    moving = dict(ensemble.named_buffers())
+    if isinstance(ensemble, FunctionalEnsemble):
+        moving = ensemble.rows()
+    for name, t in moving.items():
+        if name.partition(" ")[0].rpartition(".")[2] in STATISTICS:
+            learned[name] = t
     return learned
 
 
 def _frozen(ensemble):
     """Return a fingerprint of the frozen weights that members read."""
-    network, replaced = ensemble, set()
-    if isinstance(ensemble, FunctionalEnsemble):
-        network, replaced = ensemble.network, ensemble.replaced
-    every = network.named_parameters()
-    frozen = {name: p for name, p in every if not p.requires_grad}
+    network = getattr(ensemble, "network", ensemble)
+    replaced = getattr(ensemble, "replaced", ())
+    frozen = {n: p for n, p in network.named_parameters() if not p.requires_grad}
     return fingerprint({n: p for n, p in frozen.items() if n not in replaced})
 
 
@@ -155,43 +154,45 @@ def concatenate(shards: Sequence[Ensemble]) -> Any:
     Raises
     ------
     ValueError
-        For no shards, numbers that overlap or leave a gap, shards of different
+        For no shards, numbers that overlap or leave a gap, shards of different kinds,
         architectures or recipes, and shared weights that differ because they were
         trained apart.
     TypeError
-        For shards of different kinds.
+        For what has no members that are apart.
     """
     if not shards:
         raise ValueError("concatenate needs at least one shard, got an empty list")
-    shards, members = _in_order(shards)
-    first: Any = shards[0]
+    ordered, members = _in_order(shards)
+    first = ordered[0]
+    if any(_described(shard) != _described(first) for shard in ordered):
+        raise ValueError(
+            "shards must be of one ensemble: equal architecture, method, settings and "
+            "seed, and equal weights which all members share: train the ensemble as a "
+            "whole"
+        )
     if isinstance(first, SeparateEnsemble):
-        models = []
-        for shard in shards:
+        models: list[nn.Module] = []
+        for shard in ordered:
             models += map(shard.member, range(shard.members))
         whole = SeparateEnsemble(copy.deepcopy(models), members)
     else:
-        _check_shared(shards)
         whole = copy.deepcopy(first)
         whole.member_ids = members
         for name, part in whole.seen.items():
-            parts = [shard.seen[name].stacked() for shard in shards]
+            parts = [each.seen[name].stacked() for each in ordered]
             for key, t in part.stacked().items():
                 t.data = torch.cat([each[key].detach() for each in parts])
     return whole.with_recipe(first.recipe).train(first.training)
 
 
-def _in_order(shards: Sequence[Ensemble]) -> tuple[list[Ensemble], range]:
-    """Return the shards and their members in order; raise if they do not belong."""
-    kinds = {type(shard) for shard in shards}
-    if len(kinds) > 1 or not isinstance(
-        shards[0], FunctionalEnsemble | SeparateEnsemble
-    ):
-        names = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise TypeError(
-            "concatenate takes shards of one ensemble whose members are apart, got "
-            f"{names}"
-        )
+def _in_order(shards: Sequence[Any]) -> tuple[list[Any], range]:
+    """Return the shards and their members in order, or raise."""
+    for shard in shards:
+        if not isinstance(shard, FunctionalEnsemble | SeparateEnsemble):
+            raise TypeError(
+                "concatenate takes shards of one ensemble whose members are apart, got "
+                f"{type(shard).__name__}"
+            )
     shards = sorted(shards, key=lambda shard: shard.member_ids.start)
     ids = []
     for shard in shards:
@@ -201,34 +202,19 @@ def _in_order(shards: Sequence[Ensemble]) -> tuple[list[Ensemble], range]:
         raise ValueError(
             f"shards must follow each other without gap or overlap, got members {ids}"
         )
-    if any(_described(shard) != _described(shards[0]) for shard in shards):
-        raise ValueError(
-            "shards must be of one ensemble: equal architecture, method, settings and "
-            "seed"
-        )
     return shards, members
 
 
 def _described(shard):
     """Return what is equal for all shards of an ensemble."""
+    shared = {}
+    if isinstance(shard, FunctionalEnsemble):
+        state = shard.network.state_dict()
+        shared = {n: t for n, t in state.items() if n not in shard.replaced}
+    own = _shapes(dict(shard.member(0).named_parameters()))
     recipe = {**(shard.recipe or {}), "members": None}
-    return recipe, shapes_of(shard.member(0).named_parameters())
+    return type(shard), recipe, own, fingerprint(shared)
 
 
-def _check_shared(shards):
-    """Raise ValueError unless what all members share is equal in all shards."""
-    replaced = shards[0].replaced
-    state, *others = (shard.network.state_dict() for shard in shards)
-    for name, tensor in state.items():
-        if name in replaced:
-            continue
-        if not all(torch.equal(tensor, other[name].to(tensor)) for other in others):
-            raise ValueError(
-                f"shards differ in {name}, which all members share: train the ensemble "
-                "as a whole"
-            )
-
-
-def shapes_of(tensors):
-    """Return the shapes of (name, tensor) pairs, as of `named_parameters`, by name."""
-    return {name: tensor.shape for name, tensor in tensors}
+def _shapes(tensors):
+    return {name: tensor.shape for name, tensor in tensors.items()}
