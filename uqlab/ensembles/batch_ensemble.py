@@ -21,8 +21,7 @@ class Scaled(nn.Module):
 
     def __init__(self, r: Tensor | None, s: Tensor | None, groups: int = 1):
         super().__init__()
-        self.r = None if r is None else nn.Parameter(r)
-        self.s = None if s is None else nn.Parameter(s)
+        self.r, self.s = (None if t is None else nn.Parameter(t) for t in (r, s))
         self.groups = groups
 
     def factors(self) -> tuple[Tensor | None, Tensor | None]:
