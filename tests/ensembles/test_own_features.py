@@ -230,7 +230,7 @@ def test_batch_statistics_are_saved(method, tmp_path):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: ensembles.film(mlp(), 2), "film needs layers that normalise"),
+        (lambda: ensembles.film(mlp(), 2), "no normalisation before"),
         (lambda: ensembles.film(cnn(), 2, std=-1.0), "std must be"),
         (
             lambda: ensembles.film(vit(), 2, target="nowhere"),
