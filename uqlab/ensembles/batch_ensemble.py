@@ -10,6 +10,7 @@ from uqlab.ensembles.base import Members
 from uqlab.ensembles.functional import FunctionalEnsemble, Own
 from uqlab.ensembles.implicit import Classifiers, implicit, normal
 from uqlab.ensembles.lora import LowRank, init_normal
+from uqlab.ensembles.recipes import recorded
 
 
 class Scaled(nn.Module):
@@ -48,6 +49,7 @@ class Scaled(nn.Module):
         return y if bias is None else y + bias
 
 
+@recorded
 def batch(
     backbone: nn.Module,
     members: Members,
@@ -118,7 +120,6 @@ def batch(
         classifiers=classifiers,
         classifier=classifier,
         seed=seed,
-        recipe={"method": "batch", "std": std, "additive": additive},
     )
 
 

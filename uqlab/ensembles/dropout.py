@@ -12,6 +12,7 @@ from uqlab.core.modules import layers_of
 from uqlab.ensembles.base import Members, member_seed
 from uqlab.ensembles.functional import FunctionalEnsemble, Own
 from uqlab.ensembles.implicit import check_backbone, plain, put
+from uqlab.ensembles.recipes import recorded
 from uqlab.models import classifier
 
 DROPOUT = (
@@ -86,6 +87,7 @@ class DropoutEnsemble(FunctionalEnsemble):
         return super()._pass(args, named, each, members)
 
 
+@recorded
 def dropout(
     model: nn.Module, members: Members, p: float = 0.2, *, seed: int = 0
 ) -> DropoutEnsemble:
@@ -129,9 +131,7 @@ def dropout(
         if isinstance(layer, FixedDropout):
             own = [Own(torch.empty(0), trained=False) for _ in ids]
             sees[f"{name}.mask"] = own
-    ensemble = DropoutEnsemble(network, sees, ids)
-    ensemble.with_recipe({"method": "dropout", "p": p})
-    return ensemble.resample(seed).eval()
+    return DropoutEnsemble(network, sees, ids).resample(seed).eval()
 
 
 def place_dropout(network: Any, make: Callable[[], nn.Module]) -> Any:

@@ -16,6 +16,7 @@ from uqlab.ensembles.implicit import (
     normal,
     put,
 )
+from uqlab.ensembles.recipes import recorded
 
 
 class NormSite(Site):
@@ -46,6 +47,7 @@ class Shifted(nn.Module):
         return self.norm(x) + self.bias
 
 
+@recorded
 def film(
     backbone: nn.Module,
     members: Members,
@@ -115,7 +117,6 @@ def film(
         classifiers=classifiers,
         classifier=classifier,
         seed=seed,
-        recipe={"method": "film", "std": std, "train_backbone": train_backbone},
         find=norms,
         called="normalisation",
         train_backbone=train_backbone,

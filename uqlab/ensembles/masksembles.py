@@ -14,6 +14,7 @@ from uqlab.ensembles.implicit import (
     plain,
     sites,
 )
+from uqlab.ensembles.recipes import recorded
 
 
 class MaskedInputs(Scaled):
@@ -30,6 +31,7 @@ class MaskedInputs(Scaled):
         return None, self.mask
 
 
+@recorded
 def masksembles(
     backbone: nn.Module,
     members: Members,
@@ -88,9 +90,7 @@ def masksembles(
         drawn = masks(site.weight.shape[1] * groups, scale, whole, seed, number)
         own = drawn[list(ids)].to(site.weight)
         sees[site.of(site.parameter)] = [MaskedInputs(mask, groups) for mask in own]
-    how = {"scale": scale, "target": target, "of": whole, "seed": seed}
-    ensemble = FunctionalEnsemble(network, sees, ids)
-    return ensemble.with_recipe({"method": "masksembles"} | how)
+    return FunctionalEnsemble(network, sees, ids)
 
 
 def _masked(network, target):

@@ -1,6 +1,7 @@
 """MIMO: one network that takes an input for each member, and answers for each."""
 
 import contextlib
+import threading
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ from uqlab.ensembles.base import Ensemble, Members, member_generators
 from uqlab.ensembles.functional import MeanGradient, frozen_copy
 from uqlab.ensembles.implicit import check_backbone, fresh_classifiers, plain
 from uqlab.ensembles.packed import PRODUCTS
+from uqlab.ensembles.recipes import recorded
+
+_ALONE = threading.RLock()  # other threads must not call a network with hooks
 
 
 class MIMOEnsemble(Ensemble):
@@ -50,7 +54,7 @@ class MIMOEnsemble(Ensemble):
 
         first = self.network.get_submodule(self.first)
         try:
-            with hooked([first.register_forward_pre_hook(gather)]):
+            with _ALONE, hooked([first.register_forward_pre_hook(gather)]):
                 for m in range(self.members):
                     with contextlib.suppress(_Seen):
                         logits = logits_of(call(self.network, rows_of(x, m)))
@@ -100,6 +104,7 @@ class _Seen(Exception):
     """What one member's first layer is given is known; the rest waits for the last."""
 
 
+@recorded
 def mimo(
     backbone: nn.Module,
     members: Members,
@@ -169,8 +174,7 @@ def mimo(
         each = [module.get_parameter("value").data for module in own]
         network.get_parameter(name).data = torch.cat(each)
     ensemble = MIMOEnsemble(network, ids, begin, head, rho, repeats)
-    how = {"rho": rho, "repeats": repeats, "classifier": classifier, "seed": seed}
-    return ensemble.train(backbone.training).with_recipe({"method": "mimo", **how})
+    return ensemble.train(backbone.training)
 
 
 def _ends(network, named: str | None):

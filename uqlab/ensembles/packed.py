@@ -10,6 +10,7 @@ from uqlab.core.checks import at_least, positive
 from uqlab.ensembles.base import Ensemble, Members
 from uqlab.ensembles.deep import deep
 from uqlab.ensembles.implicit import check_backbone, plain, put
+from uqlab.ensembles.recipes import recorded
 from uqlab.models import classifier
 
 PRODUCTS = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -38,6 +39,7 @@ class GroupedLinear(nn.Conv1d):
         return super().forward(rows).view(*x.shape[:-1], -1)
 
 
+@recorded
 def packed(
     backbone: nn.Module,
     members: Members,
@@ -93,10 +95,8 @@ def packed(
     ensemble = deep(
         lambda: _Narrow(alpha / whole, gamma).network(backbone, classifier), ids, seed
     )
-    settings = {"alpha": alpha, "gamma": gamma, "of": whole, "classifier": classifier}
     like = next(backbone.parameters())
-    ensemble.to(like.device, like.dtype).train(backbone.training)
-    return ensemble.with_recipe({"method": "packed", **settings, "seed": seed})
+    return ensemble.to(like.device, like.dtype).train(backbone.training)
 
 
 class _Narrow:
@@ -113,16 +113,13 @@ class _Narrow:
         last = f"0.{classifier(whole[0], named)}".rstrip(".")
         inside = ()  # prefixes of names inside networks of transformers
         for name, module in list(whole.named_modules()):
-            weights = list(module.parameters(recurse=False))
             if name.startswith(inside):
                 continue
             if _with_heads(getattr(module, "config", None)):
                 put(whole, name, self.transformer(module))
                 inside += (f"{name}.",)
-            elif isinstance(module, PRODUCTS):
-                put(whole, name, self.product(module, name == last))
-            elif weights:
-                self.norm(module, len(weights[0]))
+            elif list(module.parameters(recurse=False)):
+                put(whole, name, self.layer(module, name == last))
         return whole[0].train(backbone.training)
 
     def scaled(self, width: int, groups: int = 1) -> int:
@@ -140,33 +137,29 @@ class _Narrow:
                 return self.widths[old] * (width // old)
         return width
 
-    def product(self, layer: Any, last: bool) -> nn.Module:
-        """Return a linear layer or convolution made narrow."""
-        out, width = layer.weight.shape[:2]
-        groups = 1 if last or not self.widths else self.gamma
-        if width == 1 < getattr(layer, "groups", 1):  # each channel alone
-            groups = width = self.before(layer.groups)
-            out = self.before(out)
-        elif getattr(layer, "groups", 1) > 1:
+    def layer(self, layer: Any, last: bool) -> nn.Module:
+        """Return a narrow layer; a norm of the network's inputs keeps its width."""
+        apart = getattr(layer, "groups", 1)
+        product = isinstance(layer, PRODUCTS) and 1 in (apart, layer.weight.shape[1])
+        norm = type(layer) is nn.LayerNorm or hasattr(layer, "num_features")
+        if not (product or (norm and layer.weight.ndim == 1)):
             raise ValueError(
-                "packed narrows convolutions of one group or of single channels, "
-                f"got {layer}"
+                "packed narrows linear layers, convolutions of one group or of single "
+                "channels, BatchNorm, LayerNorm and networks of transformers; this "
+                f"network has {type(layer).__name__}"
             )
-        else:
+        out, width = (*layer.weight.shape, 0)[:2]
+        groups = self.gamma if product and self.widths and not last else 1
+        if apart > 1:
+            groups = width = self.before(apart)
+            out = self.before(out)
+        elif product:
             width, out = self.before(width), out if last else self.after(out)
+        elif self.widths:
+            out = self.after(out)
         if groups > 1 and isinstance(layer, nn.Linear):
             return GroupedLinear(width, out, groups, bias=layer.bias is not None)
         return _resized(layer, out, width, groups)
-
-    def norm(self, layer: Any, width: int) -> None:
-        """Make a norm narrow; one of the network's inputs keeps its width."""
-        lone = type(layer) is nn.LayerNorm and len(layer.normalized_shape) == 1
-        if not (lone or hasattr(layer, "num_features")):
-            raise ValueError(
-                "packed narrows linear layers, convolutions, BatchNorm, LayerNorm and "
-                f"networks of transformers; this network has {type(layer).__name__}"
-            )
-        _resized(layer, self.after(width) if self.widths else width)
 
     def transformer(self, model: Any) -> nn.Module:
         """Return a fresh network of transformers with fewer heads of the same size."""
@@ -176,18 +169,16 @@ class _Narrow:
             # heads that share keys stay together
             keys = getattr(section, "num_key_value_heads", None)
             keys = keys or section.num_attention_heads
-            if not isinstance(keys, int) or not isinstance(width, int):
-                continue  # one for each stage
+            if self.gamma > 1 or not (width and isinstance(keys, int)):
+                raise ValueError(
+                    "gamma must be 1 in a network of transformers, whose layers must "
+                    f"have one width: got {self.gamma} and {type(model).__name__}"
+                )
             for name in (*HEADS, *MLPS):
                 if size := getattr(section, name, None):
                     unit = size // keys if name in HEADS else 1
                     setattr(section, name, self.scaled(size, unit))
             self.widths[width] = section.hidden_size
-        if self.gamma > 1 or not self.widths:
-            raise ValueError(
-                "gamma must be 1 in a network of transformers, whose configuration "
-                f"must have one width: got {self.gamma} and {type(model).__name__}"
-            )
         narrow = type(model)(config)
         for hook in model._forward_hooks.values():
             narrow.register_forward_hook(hook)

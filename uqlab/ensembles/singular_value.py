@@ -11,6 +11,7 @@ from uqlab.core.checks import within
 from uqlab.ensembles.base import Members
 from uqlab.ensembles.functional import FunctionalEnsemble, Own
 from uqlab.ensembles.implicit import Classifiers, held_like, implicit, normal
+from uqlab.ensembles.recipes import recorded
 
 
 class SingularValues(nn.Module):
@@ -47,6 +48,7 @@ class SingularValues(nn.Module):
         return y if bias is None else y + bias
 
 
+@recorded
 def singular_value(
     backbone: nn.Module,
     members: Members,
@@ -118,7 +120,6 @@ def singular_value(
         classifiers=classifiers,
         classifier=classifier,
         seed=seed,
-        recipe={"method": "singular_value", "init_std": init_std, "share": share},
         everywhere=True,
         classifier_std=0.01,
     )

@@ -1,7 +1,7 @@
 """Ensembles on disk: what the members own. Shards are put together here too."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,18 +11,12 @@ from uqlab.core.checks import one_of
 from uqlab.core.files import StrPath, fingerprint
 from uqlab.core.tensors import load_tensors, save_tensors
 from uqlab.ensembles.base import Ensemble, SeparateEnsemble, member_range
-from uqlab.ensembles.batch_ensemble import batch
-from uqlab.ensembles.dropout import dropout
-from uqlab.ensembles.film import film
 from uqlab.ensembles.functional import FunctionalEnsemble
 from uqlab.ensembles.implicit import STATISTICS
 from uqlab.ensembles.laplace import copies
 from uqlab.ensembles.last_layer import own_classifiers
 from uqlab.ensembles.lora import lora as make_lora
-from uqlab.ensembles.masksembles import masksembles
-from uqlab.ensembles.mimo import mimo
-from uqlab.ensembles.packed import packed
-from uqlab.ensembles.singular_value import singular_value
+from uqlab.ensembles.recipes import METHODS
 
 
 def _linearised(backbone: nn.Module, members: Any, lora: Any, **_: Any) -> Ensemble:
@@ -30,19 +24,8 @@ def _linearised(backbone: nn.Module, members: Any, lora: Any, **_: Any) -> Ensem
     return copies(make_lora(backbone, **settings), member_range(members), True)
 
 
-# What a file may ask for.
-_METHODS: dict[str, Callable[..., Ensemble]] = {
-    "lora": make_lora,
-    "laplace_lora": _linearised,
-    "singular_value": singular_value,
-    "batch": batch,
-    "masksembles": masksembles,
-    "film": film,
-    "packed": packed,
-    "mimo": mimo,
-    "dropout": dropout,
-    "laplace": own_classifiers,
-}
+_OTHERS = {"lora": make_lora, "laplace_lora": _linearised, "laplace": own_classifiers}
+_METHODS = _OTHERS | METHODS
 
 
 def save(ensemble: Ensemble, path: StrPath, *, backbone: str = "") -> None:
@@ -93,17 +76,15 @@ def load(path: StrPath, backbone: nn.Module) -> Ensemble:
         method = recipe.pop("method")
         one_of("its method", method, _METHODS)
         ensemble = _METHODS[method](backbone, **recipe)
+        learned = _learned(ensemble)
+        alike = _shapes(tensors) == _shapes(learned)
+        if not alike or header["frozen"] != _frozen(ensemble):
+            raise ValueError("its frozen weights are not those given")
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{path} is damaged or none of ours, or the backbone is another: {error}"
+            f"{path} is damaged or none of ours, or belongs to another backbone "
+            f"({header.get('backbone') or 'unnamed'}): {error}"
         ) from error
-    learned = _learned(ensemble)
-    alike = _shapes(tensors) == _shapes(learned)
-    if not alike or header.get("frozen") != _frozen(ensemble):
-        raise ValueError(
-            f"{path} belongs to another backbone ({header['backbone'] or 'unnamed'}): "
-            "its frozen weights are not those given"
-        )
     with torch.no_grad():
         for name, tensor in tensors.items():
             learned[name].copy_(tensor)
