@@ -183,10 +183,11 @@ def curvatures(
     network = trained.member(0).requires_grad_()
     low = {n: p.kind for n, p in trained.seen.items() if isinstance(p.kind, LowRank)}
     layers = {n: network.get_submodule(n.rpartition(".")[0]) for n in low}
-    pairs = {}
-    for name, (outputs, inner) in sums(
+    whole = sums(
         network, inputs, batch_size, lambda x: _seen_and_back(network, layers, x)
-    ).items():
+    )
+    pairs = {}
+    for name, (outputs, inner) in whole.items():
         kind = low[name]
         down, up = (kind.scale * t.data[0].double() for t in (kind.lora_A, kind.lora_B))
         of_a = Curvature(up.mT @ outputs @ up, inner)
@@ -199,14 +200,14 @@ def sums(
 ) -> dict[str, Curvature]:
     """Return the curvatures of layers by name, in float64.
 
-    `look` returns, for a batch, what enters each of them and the slopes at its outputs,
-    by row or place.
+    `look` returns, for a batch, the name of each, what enters it and the slopes at its
+    outputs, by row or place.
     """
     found = {}
     with evaluating(network):
         for _, batch in batches(network, as_inputs(inputs), batch_size):
-            for name, pair in look(batch).items():
-                seen, back = (rows.flatten(0, -2).double() for rows in pair)
+            for name, *both in look(batch):
+                seen, back = (rows.flatten(0, -2).double() for rows in both)
                 total = found.setdefault(name, [0, 0, 0])
                 for i, more in enumerate((back.mT @ back, seen.mT @ seen, len(seen))):
                     total[i] += more
@@ -215,12 +216,11 @@ def sums(
 
 @torch.enable_grad()
 def _seen_and_back(network, layers, x):
-    """Return what enters each layer, and the slopes at its outputs, by row or place."""
+    """Yield what enters each layer, and the slopes at its outputs, by row or place."""
     calls = {}
 
     def note(layer, args, y):
-        plain = type(layer) is nn.Conv2d and layer.groups == 1
-        if type(layer) is nn.Linear or (plain and layer.padding_mode == "zeros"):
+        if type(layer) in (nn.Linear, nn.Conv2d) and getattr(layer, "groups", 1) == 1:
             calls[layer] = args[0].detach(), y
 
     with hooked(layer.register_forward_hook(note) for layer in layers.values()):
@@ -236,13 +236,8 @@ def _seen_and_back(network, layers, x):
         torch.autograd.grad(logits, outputs, root, retain_graph=True)
         for root in square_root(logits)
     ]
-    rows = {}
     for (name, layer), *of_classes in zip(layers.items(), *slopes, strict=True):
-        seen, back = calls[layer][0], torch.stack(of_classes)
-        if isinstance(layer, nn.Conv2d):  # [classes, batch, channels, ...]
-            seen, back = _patches(layer, seen), back.movedim(2, -1)
-        rows[name] = seen, back
-    return rows
+        yield name, *_rows(layer, calls[layer][0], torch.stack(of_classes))
 
 
 @torch.no_grad()
@@ -281,10 +276,14 @@ def projection_curvature(
     return Curvature(roots.T @ roots, h.T.double() @ h.double() / len(h))
 
 
-def _patches(layer: Any, x):
-    """Return what each place of a convolution's output is made from [..., width]."""
-    padded = F.pad(x, layer._reversed_padding_repeated_twice)
-    return F.unfold(padded, layer.kernel_size, layer.dilation, 0, layer.stride).mT
+def _rows(layer: Any, x: Tensor, back: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what each row, or place, is made from, and its slopes [classes, ...]."""
+    if isinstance(layer, nn.Linear):
+        return x, back
+    mode = layer.padding_mode.replace("zeros", "constant")
+    padded = F.pad(x, layer._reversed_padding_repeated_twice, mode)
+    patches = F.unfold(padded, layer.kernel_size, layer.dilation, 0, layer.stride)
+    return patches.mT, back.movedim(2, -1)  # the channels last
 
 
 def square_root(logits: Tensor) -> Tensor:

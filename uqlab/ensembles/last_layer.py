@@ -132,7 +132,7 @@ def curvature(
     def look(batch):
         back = square_root(logits_of(call(network, batch)))
         h = given_for_logits(network, {classifier: layer}, batch)[classifier]
-        return {classifier: (F.pad(h, (0, ones), value=1.0), back)}
+        return [(classifier, F.pad(h, (0, ones), value=1.0), back)]
 
     return sums(network, inputs, batch_size, look)[classifier]
 

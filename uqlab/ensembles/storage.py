@@ -56,7 +56,7 @@ def save(ensemble: Ensemble, path: StrPath, *, backbone: str = "") -> None:
         )
     name = getattr(getattr(ensemble, "network", None), "name", "")
     header = {"recipe": recipe, "backbone": backbone or str(name)}
-    save_tensors(path, _learned(ensemble), header | {"frozen": _frozen(ensemble)})
+    save_tensors(path, _learned(ensemble), header | {"frozen": _common(ensemble)})
 
 
 def load(path: StrPath, backbone: nn.Module) -> Ensemble:
@@ -78,7 +78,7 @@ def load(path: StrPath, backbone: nn.Module) -> Ensemble:
         ensemble = _METHODS[method](backbone, **recipe)
         learned = _learned(ensemble)
         alike = _shapes(tensors) == _shapes(learned)
-        if not alike or header["frozen"] != _frozen(ensemble):
+        if not alike or header["frozen"] != _common(ensemble):
             raise ValueError("its frozen weights are not those given")
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
@@ -108,12 +108,16 @@ def _learned(ensemble):
     return learned
 
 
-def _frozen(ensemble):
-    """Return a fingerprint of the frozen weights that members read."""
-    network = getattr(ensemble, "network", ensemble)
-    replaced = getattr(ensemble, "replaced", ())
-    frozen = {n: p for n, p in network.named_parameters() if not p.requires_grad}
-    return fingerprint({n: p for n, p in frozen.items() if n not in replaced})
+def _common(ensemble, trained=False):
+    """Return a fingerprint of weights that all members read: the frozen, or all."""
+    network = getattr(ensemble, "network", nn.Module())
+    common = {
+        name: p
+        for name, p in network.named_parameters()
+        if (trained or not p.requires_grad)
+        and name not in getattr(ensemble, "replaced", ())
+    }
+    return fingerprint(common)
 
 
 def concatenate(shards: Sequence[Ensemble]) -> Any:
@@ -188,13 +192,9 @@ def _in_order(shards: Sequence[Any]) -> tuple[list[Any], range]:
 
 def _described(shard):
     """Return what is equal for all shards of an ensemble."""
-    shared = {}
-    if isinstance(shard, FunctionalEnsemble):
-        state = shard.network.state_dict()
-        shared = {n: t for n, t in state.items() if n not in shard.replaced}
     own = _shapes(dict(shard.member(0).named_parameters()))
     recipe = {**(shard.recipe or {}), "members": None}
-    return type(shard), recipe, own, fingerprint(shared)
+    return type(shard), recipe, own, _common(shard, trained=True)
 
 
 def _shapes(tensors):
