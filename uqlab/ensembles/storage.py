@@ -19,9 +19,9 @@ from uqlab.ensembles.lora import lora as make_lora
 from uqlab.ensembles.recipes import METHODS
 
 
-def _linearised(backbone: nn.Module, members: Any, lora: Any, **_: Any) -> Ensemble:
-    settings = {key: value for key, value in lora.items() if key != "method"}
-    return copies(make_lora(backbone, **settings), member_range(members), True)
+def _linearised(backbone: nn.Module, members: Any, lora: Any) -> Ensemble:
+    one = _METHODS[lora.pop("method")](backbone, **lora)
+    return copies(one, member_range(members), linearised=True)
 
 
 _OTHERS = {"lora": make_lora, "laplace_lora": _linearised, "laplace": own_classifiers}
