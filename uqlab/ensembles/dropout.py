@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from uqlab.core.checks import within
+from uqlab.core.checks import one_network, within
 from uqlab.core.modules import layers_of
 from uqlab.ensembles.base import Members, member_seed
 from uqlab.ensembles.functional import FunctionalEnsemble, Own
@@ -147,6 +147,7 @@ def place_dropout(network: Any, make: Callable[[], nn.Module]) -> Any:
     make : callable
         Returns a new module of dropout.
     """
+    one_network(network, "place_dropout")
     layers = list(network.named_modules())
     found = [name for name, part in layers if isinstance(part, DROPOUT)]
     for name in found:
