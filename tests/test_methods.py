@@ -165,7 +165,7 @@ def test_what_is_found_in_a_trained_network():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("film", "film needs layers that normalise"),
+        ("film", "no normalisation before"),
         ("hydra", "attention"),
         ("tiles", "no module that averages a map"),
     ],

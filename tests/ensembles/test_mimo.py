@@ -1,5 +1,7 @@
 """MIMO: one network for the inputs of all members."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from same import near, unchanged
@@ -46,6 +48,15 @@ def test_each_member_answers_for_its_own_input(network):
     for p in head.parameters():
         p.data = p.data.unflatten(0, (3, -1))[order].flatten(0, 1)
     near(ensemble.forward_each(x[order]), before[order])
+
+
+def test_two_threads_may_ask_one_network():
+    ensemble = moved(ensembles.mimo(cnn(), 3))
+    inputs = [torch.rand(3, 4, 1, 8, 8) for _ in range(40)]
+    expected = [ensemble.forward_members(x).detach() for x in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(ensemble.forward_members, inputs))
+    near([z.detach() for z in found], expected)
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.25, 1.0])

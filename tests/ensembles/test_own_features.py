@@ -81,7 +81,7 @@ def test_a_shard_has_the_masks_of_the_whole():
     )
     for name, layer in masks_of(whole).items():
         assert torch.equal(layer.mask[1:], masks_of(last)[name].mask)
-    with pytest.raises(ValueError, match="above 2, got 2"):
+    with pytest.raises(ValueError, match="of must be at least 3, got 2"):
         ensembles.masksembles(cnn(), 3, of=2)
 
 
@@ -230,7 +230,7 @@ def test_batch_statistics_are_saved(method, tmp_path):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: ensembles.film(mlp(), 2), "film needs layers that normalise"),
+        (lambda: ensembles.film(mlp(), 2), "no normalisation before"),
         (lambda: ensembles.film(cnn(), 2, std=-1.0), "std must be"),
         (
             lambda: ensembles.film(vit(), 2, target="nowhere"),

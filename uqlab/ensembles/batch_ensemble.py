@@ -10,6 +10,7 @@ from uqlab.ensembles.base import Ensemble, Members
 from uqlab.ensembles.functional import Own
 from uqlab.ensembles.implicit import Classifiers, implicit, normal
 from uqlab.ensembles.lora import LowRank, init_normal
+from uqlab.ensembles.recipes import recorded
 
 
 class Scaled(nn.Module):
@@ -21,8 +22,7 @@ class Scaled(nn.Module):
 
     def __init__(self, r: Tensor | None, s: Tensor | None, groups: int = 1):
         super().__init__()
-        self.r = None if r is None else nn.Parameter(r)
-        self.s = None if s is None else nn.Parameter(s)
+        self.r, self.s = (None if t is None else nn.Parameter(t) for t in (r, s))
         self.groups = groups
 
     def factors(self) -> tuple[Tensor | None, Tensor | None]:
@@ -49,6 +49,7 @@ class Scaled(nn.Module):
         return y if bias is None else y + bias
 
 
+@recorded
 def batch(
     backbone: nn.Module,
     members: Members,
@@ -119,7 +120,6 @@ def batch(
         classifiers=classifiers,
         classifier=classifier,
         seed=seed,
-        recipe={"method": "batch", "std": std, "additive": additive},
     )
 
 

@@ -1,17 +1,18 @@
 """MC dropout as an ensemble: every member drops units of its own."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from uqlab.core.checks import within
-from uqlab.core.modules import hooked, layers_of
+from uqlab.core.checks import one_network, within
+from uqlab.core.modules import layers_of
 from uqlab.ensembles.base import Ensemble, Members, member_seed
 from uqlab.ensembles.functional import Own
-from uqlab.ensembles.implicit import check_backbone, plain
+from uqlab.ensembles.implicit import check_backbone, plain, put
+from uqlab.ensembles.recipes import recorded
 from uqlab.models import classifier
 
 DROPOUT = (
@@ -35,73 +36,58 @@ class FixedDropout(nn.Module):
         self.p, self.seed = p, seed
         self.register_buffer("mask", torch.empty(0), persistent=False)
 
-    def drawn(self, shape: torch.Size, seed: int) -> Tensor:
-        """Return a mask: 0, or 1 / (1 - p) where a feature is kept."""
-        noise = torch.rand(shape, generator=torch.Generator().manual_seed(seed))
-        return (noise >= self.p) / (1 - self.p)
+    def drawn(self, seed: int) -> Tensor:
+        """Return a mask like the last: 0, or 1 / (1 - p) where a feature is kept."""
+        generator = torch.Generator().manual_seed(seed)
+        noise = torch.rand(self.mask.shape, generator=generator)
+        return ((noise >= self.p) / (1 - self.p)).to(self.mask.device)
 
     def forward(self, x: Tensor) -> Tensor:
         """Drop the features of x [batch, ...]."""
-        shape = self.features(x)
+        shape = x.shape[-1:] if x.ndim == 3 else x.shape[1:]
         if self.mask.shape != shape:
-            self.mask = self.drawn(shape, self.seed).to(x.device)
+            self.mask = torch.empty(shape, device=x.device)
+            self.mask = self.drawn(self.seed)
         return x * self.mask.to(x.dtype)
-
-    def features(self, x: Tensor) -> torch.Size:
-        """Return the shape of what is dropped alike in all inputs."""
-        return x.shape[-1:] if x.ndim == 3 else x.shape[1:]
 
 
 class DropoutEnsemble(Ensemble):
     """MC dropout: a member drops the same units for all inputs, until `resample`."""
 
-    _drawn: set[Any]
+    _drawn: list | None  # shapes of the inputs that masks were drawn for
 
     def resample(self, seed: int) -> "DropoutEnsemble":
         """Choose new units, from (seed, member) alone, and return the ensemble."""
-        self._drawn = set()
+        self._drawn = None
         return self.with_recipe({**(self.recipe or {}), "seed": seed})
 
     def member(self, index):
         """Return one member, whose masks are drawn on its first call."""
         network = super().member(index)
         for number, layer in enumerate(layers_of(network, FixedDropout)):
-            layer.seed, layer.mask = self._seed(index, number), torch.empty(0)
+            layer.seed, layer.mask = self._seeds(number)[index], torch.empty(0)
         return network
 
-    def _seed(self, index: int, number: int) -> int:
+    def _seeds(self, number: int) -> list[int]:
         seed = (self.recipe or {})["seed"]
-        return member_seed(seed, self.member_ids[index], "mc dropout", number)
+        return [member_seed(seed, m, "mc dropout", number) for m in self.member_ids]
 
-    def _run(self, args, named, each, members):
+    def _pass(self, args, named, each, members):
         tensors = [t for t in tree_leaves((args, named)) if isinstance(t, Tensor)]
-        shapes = tuple(t.shape[1 + each :] for t in tensors)
-        if shapes not in self._drawn:
-            one = tree_map(lambda t: t[0] if each else t, (args, named))
-            self._draw(*one)
-            self._drawn = {shapes}
-        return super()._run(args, named, each, members)
-
-    @torch.no_grad()
-    def _draw(self, args, named):
-        """Draw the masks for what the network gives its layers of dropout."""
-        shapes: dict[Any, Any] = {}
-        layers = layers_of(self.network, FixedDropout)
-
-        def note(layer, given):
-            shapes[layer] = layer.features(given[0]), given[0].device
-
-        with hooked(layer.register_forward_pre_hook(note) for layer in layers):
-            if len(args) == 1 and isinstance(args[0], Mapping):
-                args, named = (), args[0]
-            self.network(*args, **named)
-        for number, (layer, part) in enumerate(zip(layers, self.parts, strict=True)):
-            shape, device = shapes.get(layer, (torch.Size([0]), "cpu"))
-            seeds = [self._seed(m, number) for m in range(self.members)]
-            masks = [layer.drawn(shape, seed) for seed in seeds]
-            part.kind.value = torch.stack(masks).to(device)
+        shapes = [t.shape[1 + each :] for t in tensors]
+        if shapes != self._drawn:  # in a pass the network's own masks get their shapes
+            one, named_one = tree_map(lambda t: t[0] if each else t, (args, named))
+            with torch.no_grad():
+                self.network(*one, **named_one)
+            layers = layers_of(self.network, FixedDropout)
+            for number, part in enumerate(self.parts):
+                masks = list(map(layers[number].drawn, self._seeds(number)))
+                part.kind.value = torch.stack(masks)
+            self._drawn = shapes
+        return super()._pass(args, named, each, members)
 
 
+@recorded
 def dropout(
     model: nn.Module, members: Members, p: float = 0.2, *, seed: int = 0
 ) -> DropoutEnsemble:
@@ -143,11 +129,9 @@ def dropout(
     sees = {}
     for name, layer in network.named_modules():
         if isinstance(layer, FixedDropout):
-            full = f"{name}.mask".lstrip(".")
-            sees[full] = [Own(torch.empty(0), trained=False) for _ in ids]
-    ensemble = DropoutEnsemble(network, ids, sees)
-    ensemble.with_recipe({"method": "dropout", "p": p})
-    return ensemble.resample(seed).eval()
+            own = [Own(torch.empty(0), trained=False) for _ in ids]
+            sees[f"{name}.mask"] = own
+    return DropoutEnsemble(network, sees, ids).resample(seed).eval()
 
 
 def place_dropout(network: Any, make: Callable[[], nn.Module]) -> Any:
@@ -163,18 +147,17 @@ def place_dropout(network: Any, make: Callable[[], nn.Module]) -> Any:
     make : callable
         Returns a new module of dropout.
     """
-    layers = list(network.named_modules(remove_duplicate=False))
-    new = {part: make() for _, part in layers if isinstance(part, DROPOUT)}
-    for name, part in layers:
-        if part in new:
-            network.set_submodule(name, new[part])
-    if new:
+    one_network(network, "place_dropout")
+    layers = list(network.named_modules())
+    found = [name for name, part in layers if isinstance(part, DROPOUT)]
+    for name in found:
+        put(network, name, make())
+    if found:
         return network
     head = classifier(network)
     if not head:
         return nn.Sequential(make(), network)
     linear = [name for name, part in layers if type(part) is nn.Linear]
     for name in linear[1:] or [head]:
-        behind = nn.Sequential(make(), network.get_submodule(name))
-        network.set_submodule(name, behind)
+        put(network, name, nn.Sequential(make(), network.get_submodule(name)))
     return network

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import importlib
 import logging
 import warnings
 from pathlib import Path
@@ -80,8 +79,9 @@ def export(ensemble: Ensemble, path: StrPath, inputs: Any) -> None:
     one_of("the suffix of path", suffix, _WRITERS)
     if suffix == ".onnx":
         with extra("onnx"):
-            for name in ("onnx", "onnxscript", "onnxruntime"):
-                importlib.import_module(name)
+            import onnx  # noqa: F401
+            import onnxruntime  # noqa: F401
+            import onnxscript  # noqa: F401
     if isinstance(ensemble, DropoutEnsemble):
         raise TypeError(
             "MC dropout draws its members and a file would hold one draw; if that is "

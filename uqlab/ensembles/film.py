@@ -16,6 +16,7 @@ from uqlab.ensembles.implicit import (
     normal,
     put,
 )
+from uqlab.ensembles.recipes import recorded
 
 
 class NormSite(Site):
@@ -46,6 +47,7 @@ class Shifted(nn.Module):
         return self.norm(x) + self.bias
 
 
+@recorded
 def film(
     backbone: nn.Module,
     members: Members,
@@ -115,7 +117,6 @@ def film(
         classifiers=classifiers,
         classifier=classifier,
         seed=seed,
-        recipe={"method": "film", "std": std, "train_backbone": train_backbone},
         find=norms,
         called="normalisation",
         train_backbone=train_backbone,
@@ -123,29 +124,23 @@ def film(
 
 
 def norms(network: nn.Module) -> list[Site]:
-    """Find a network's norms, or raise; one without a bias is given one, in place."""
+    """Find a network's norms; one without a bias is given one, in place."""
     places = []
     for name, module in list(network.named_modules()):
         if not name or not is_norm(module):
             continue
+        parameter = "weight"
         if getattr(module, "bias", None) is None:
-            shifted = Shifted(module).train(module.training)
-            put(network, name, shifted)
-            places.append(NormSite(name, "norm.weight", shifted))
-        else:
-            places.append(NormSite(name, "weight", module))
-    if not places:
-        raise ValueError(
-            "film needs layers that normalise, such as BatchNorm or LayerNorm; "
-            f"{type(network).__name__} has none"
-        )
+            module, parameter = Shifted(module).train(module.training), "norm.weight"
+            put(network, name, module)
+        places.append(NormSite(name, parameter, module))
     return places
 
 
 def is_norm(module: Any) -> bool:
     """Return whether a module scales each feature, and has something like an eps."""
     weight = getattr(module, "weight", None)
-    if not isinstance(weight, nn.Parameter):
-        return False
-    scales = weight.ndim == 1 or isinstance(module, nn.LayerNorm)
+    scales = isinstance(weight, nn.Parameter) and (
+        weight.ndim == 1 or isinstance(module, nn.LayerNorm)
+    )
     return scales and (hasattr(module, "eps") or hasattr(module, "variance_epsilon"))

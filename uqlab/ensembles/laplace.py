@@ -1,7 +1,7 @@
 """Laplace: Gaussians around trained weights, of a LoRA network or of CLIP's towers."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -44,12 +44,11 @@ class Curvature(NamedTuple):
 
         They are Normal(0, (outputs (x) inputs + prior_precision I)^-1).
         """
-        large, u = torch.linalg.eigh(self.outputs)
-        small, v = torch.linalg.eigh(self.inputs)
+        (large, u), (small, v) = map(torch.linalg.eigh, self)
         precision = torch.outer(large.clamp(min=0), small.clamp(min=0))
         deviation = (precision + prior_precision).rsqrt()
-        shape, kind = precision.shape, torch.float64
-        noise = [torch.randn(shape, generator=g, dtype=kind) for g in generators]
+        like = deviation.cpu()
+        noise = [torch.empty_like(like).normal_(generator=g) for g in generators]
         return u @ (torch.stack(noise).to(u) * deviation) @ v.mT
 
 
@@ -60,17 +59,14 @@ class LinearisedEnsemble(Ensemble):
     what its member holds.
     """
 
-    def __init__(self, center: Ensemble, member_ids: range, sees: Any):
-        super().__init__(center.network, member_ids, sees)
-        self.center = center
+    center: Ensemble
 
     def one_pass(self, call, row, tensors):
         """Return the logits of one member."""
         mean = {key: t[0] for key, t in self.center.rows().items()}
         step = {key: row[key] - t for key, t in mean.items()}
         with sdpa_kernel(SDPBackend.MATH):  # which has a forward derivative
-            logits, along = jvp(lambda held: call(held, tensors), (mean,), (step,))
-        return logits + along
+            return torch.add(*jvp(lambda held: call(held, tensors), (mean,), (step,)))
 
     def member(self, index):
         """Return one member as a module; its weights alone are no network."""
@@ -143,14 +139,11 @@ def laplace_lora(
     ----------
     Yang et al., "Bayesian low-rank adaptation for large language models", 2024.
     """
-    method = (getattr(trained, "recipe", None) or {}).get("method")
-    if method != "lora":
-        kind = type(trained).__name__
-        raise TypeError(f"laplace_lora takes a network that `lora` made, got {kind}")
-    if trained.members != 1:
+    recipe, count = (getattr(trained, name, None) for name in ("recipe", "members"))
+    if (recipe or {}).get("method") != "lora" or count != 1:
         raise ValueError(
-            "laplace_lora takes one trained network, lora(backbone, 1), got "
-            f"{trained.members} members"
+            "laplace_lora takes one trained network that `lora` made, "
+            f"lora(backbone, 1), got {type(trained).__name__} of {count} members"
         )
     positive("prior_variance", prior_variance)
     ids = member_range(members)
@@ -164,7 +157,7 @@ def laplace_lora(
     return ensemble.eval()
 
 
-def copies(trained: Ensemble, ids: range, linearised: bool) -> Ensemble:
+def copies(trained: Any, ids: range, linearised: bool) -> Any:
     """Return an ensemble whose members all start as the one that was trained."""
     center = copy.deepcopy(trained).requires_grad_(False)
     sees: dict[str, list[nn.Module]] = {}
@@ -174,102 +167,77 @@ def copies(trained: Ensemble, ids: range, linearised: bool) -> Ensemble:
             one.get_parameter(key).data = t.detach()[0].clone()
         sees[name] = [one for _ in ids]
     if not linearised:
-        made = Ensemble(center.network, ids, sees)
-        return made.with_recipe(trained.recipe)
-    recipe = {"method": "laplace_lora", "lora": trained.recipe}
-    return LinearisedEnsemble(center, ids, sees).with_recipe(recipe)
+        return Ensemble(center.network, ids, sees).with_recipe(trained.recipe)
+    made = LinearisedEnsemble(center.network, ids, sees)
+    made.center = center
+    return made.with_recipe({"method": "laplace_lora", "lora": trained.recipe})
 
 
 def curvatures(
-    trained: Ensemble, inputs: Inputs | ArrayLike, batch_size: int = 64
+    trained: Any, inputs: Inputs | ArrayLike, batch_size: int = 64
 ) -> dict[str, tuple[Curvature, Curvature]]:
-    """Return the curvatures of A and of B, in float64, by the name of the weight."""
-    network = trained.member(0).requires_grad_()
-    low = {n: p.kind for n, p in trained.seen.items() if isinstance(p.kind, LowRank)}
-    layers = {name: _layer(network, name) for name in low}
-    whole = whole_curvatures(network, layers, inputs, batch_size)
-    return {name: _of_factors(low[name], *whole[name]) for name in low}
-
-
-def whole_curvatures(
-    network: nn.Module,
-    layers: Mapping[str, Any],
-    inputs: Inputs | ArrayLike,
-    batch_size: int = 64,
-) -> dict[str, Curvature]:
-    """Return, by name, the curvatures of whole weights of one network's `layers`."""
-    sums: dict[str, list[Any]] = {name: [0, 0, 0] for name in layers}
-    with evaluating(network), torch.enable_grad():
-        for _, batch in batches(network, as_inputs(inputs), batch_size):
-            for name, (seen, back) in _seen_and_back(network, layers, batch).items():
-                new = back.mT @ back, seen.mT @ seen, len(seen)
-                for i, more in enumerate(new):
-                    sums[name][i] += more
-    return {name: Curvature(g, s / rows) for name, (g, s, rows) in sums.items()}
-
-
-def _of_factors(low: LowRank, outputs, inputs):
-    """Return the curvatures of A and of B from that of the whole weight.
+    """Return the curvatures of A and of B, in float64, by the name of the weight.
 
     What enters B is A of what enters the layer, and slopes go back to A through B.
     """
-    down, up = low.lora_A.detach()[0].double(), low.lora_B.detach()[0].double()
-    down, up = low.scale * down, low.scale * up
-    of_a = Curvature(up.mT @ outputs @ up, inputs)
-    return of_a, Curvature(outputs, down @ inputs @ down.mT)
+    network = trained.member(0).requires_grad_()
+    low = {n: p.kind for n, p in trained.seen.items() if isinstance(p.kind, LowRank)}
+    layers = {n: network.get_submodule(n.rpartition(".")[0]) for n in low}
+    whole = sums(
+        network, inputs, batch_size, lambda x: _seen_and_back(network, layers, x)
+    )
+    pairs = {}
+    for name, (outputs, inner) in whole.items():
+        kind = low[name]
+        down, up = (kind.scale * t.data[0].double() for t in (kind.lora_A, kind.lora_B))
+        of_a = Curvature(up.mT @ outputs @ up, inner)
+        pairs[name] = of_a, Curvature(outputs, down @ inner @ down.mT)
+    return pairs
 
 
-def _layer(network, name: str) -> nn.Module:
-    """Return the layer with a weight; ValueError if it does not show its inputs."""
-    layer = network.get_submodule(name.rpartition(".")[0])
-    plain = type(layer) is nn.Conv2d and layer.groups == 1
-    shows = type(layer) is nn.Linear or (plain and layer.padding_mode == "zeros")
-    if not shows:
-        raise ValueError(
-            "laplace_lora needs layers whose inputs and outputs can be seen, which "
-            f"{type(layer).__name__} {name!r} does not show; make the LoRA network "
-            "with a target of linear layers and plain convolutions"
-        )
-    return layer
+def sums(
+    network: nn.Module, inputs: Any, batch_size: int, look: Callable[[Inputs], Any]
+) -> dict[str, Curvature]:
+    """Return the curvatures of layers by name, in float64.
+
+    `look` returns, for a batch, the name of each, what enters it and the slopes at its
+    outputs, by row or place.
+    """
+    found = {}
+    with evaluating(network):
+        for _, batch in batches(network, as_inputs(inputs), batch_size):
+            for name, *both in look(batch):
+                seen, back = (rows.flatten(0, -2).double() for rows in both)
+                total = found.setdefault(name, [0, 0, 0])
+                for i, more in enumerate((back.mT @ back, seen.mT @ seen, len(seen))):
+                    total[i] += more
+    return {name: Curvature(g, s / rows) for name, (g, s, rows) in found.items()}
 
 
+@torch.enable_grad()
 def _seen_and_back(network, layers, x):
-    """Return what enters each layer, and the slopes at its outputs, by row or place."""
-    logits, calls = _calls(network, layers, x)
-    outputs = [calls[unit][1] for unit in layers.values()]
+    """Yield what enters each layer, and the slopes at its outputs, by row or place."""
+    calls = {}
+
+    def note(layer, args, y):
+        if type(layer) in (nn.Linear, nn.Conv2d) and getattr(layer, "groups", 1) == 1:
+            calls[layer] = args[0].detach(), y
+
+    with hooked(layer.register_forward_hook(note) for layer in layers.values()):
+        logits = as_tensor("logits", logits_of(call(network, x)), "batch classes")
+    if hidden := [name for name, layer in layers.items() if layer not in calls]:
+        raise ValueError(
+            "laplace_lora must see what enters and leaves a layer, which only linear "
+            f"layers and plain convolutions show when they are called, not {hidden[0]}:"
+            " make the LoRA network with another target"
+        )
+    outputs = [calls[layer][1] for layer in layers.values()]
     slopes = [
         torch.autograd.grad(logits, outputs, root, retain_graph=True)
         for root in square_root(logits)
     ]
-    rows = {}
-    for (name, unit), *of_classes in zip(layers.items(), *slopes, strict=True):
-        seen, back = calls[unit][0], torch.stack(of_classes)
-        if isinstance(unit, nn.Conv2d):  # [classes, batch, channels, ...]
-            seen, back = _patches(unit, seen), back.movedim(2, -1)
-        rows[name] = seen.flatten(0, -2).double(), back.flatten(0, -2).double()
-    return rows
-
-
-def _calls(network, layers, x):
-    """Return the logits, and what each layer was given and returned."""
-    calls: dict[nn.Module, tuple[Tensor, Tensor]] = {}
-
-    def note(unit, args, y):
-        calls[unit] = args[0].detach(), y
-
-    with hooked(unit.register_forward_hook(note) for unit in layers.values()):
-        logits = logits_of(call(network, x))
-    if logits.ndim != 2 or not logits.is_floating_point():
-        raise ValueError(
-            "Laplace takes a network with logits [batch, classes], got "
-            f"{list(logits.shape)} {logits.dtype}"
-        )
-    if unused := [name for name, unit in layers.items() if unit not in calls]:
-        raise ValueError(
-            f"Laplace sees no call of {min(unused)!r}: the network reads its weight "
-            "elsewhere"
-        )
-    return logits, calls
+    for (name, layer), *of_classes in zip(layers.items(), *slopes, strict=True):
+        yield name, *_rows(layer, calls[layer][0], torch.stack(of_classes))
 
 
 @torch.no_grad()
@@ -308,10 +276,14 @@ def projection_curvature(
     return Curvature(roots.T @ roots, h.T.double() @ h.double() / len(h))
 
 
-def _patches(layer: Any, x):
-    """Return what each place of a convolution's output is made from [..., width]."""
-    padded = F.pad(x, layer._reversed_padding_repeated_twice)
-    return F.unfold(padded, layer.kernel_size, layer.dilation, 0, layer.stride).mT
+def _rows(layer: Any, x: Tensor, back: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what each row, or place, is made from, and its slopes [classes, ...]."""
+    if isinstance(layer, nn.Linear):
+        return x, back
+    mode = layer.padding_mode.replace("zeros", "constant")
+    padded = F.pad(x, layer._reversed_padding_repeated_twice, mode)
+    patches = F.unfold(padded, layer.kernel_size, layer.dilation, 0, layer.stride)
+    return patches.mT, back.movedim(2, -1)  # the channels last
 
 
 def square_root(logits: Tensor) -> Tensor:

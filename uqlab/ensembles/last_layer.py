@@ -9,10 +9,8 @@ from torch import Tensor, nn
 from uqlab.core.checks import ArrayLike, as_inputs, positive
 from uqlab.core.modules import (
     Inputs,
-    batches,
     call,
     classifier_of,
-    evaluating,
     given_for_logits,
     logits_of,
     trainable,
@@ -20,7 +18,7 @@ from uqlab.core.modules import (
 from uqlab.ensembles.base import Ensemble, Members, member_generators
 from uqlab.ensembles.functional import Own
 from uqlab.ensembles.implicit import check_backbone, plain
-from uqlab.ensembles.laplace import Curvature, square_root
+from uqlab.ensembles.laplace import Curvature, square_root, sums
 
 VARIANCES = torch.logspace(-6, 6, 121, dtype=torch.float64)
 
@@ -106,8 +104,9 @@ def laplace(
     x = as_inputs(inputs)
     name = classifier_of(network, x)
     ensemble = own_classifiers(network, members, name)
-    parts = _weight_and_bias(ensemble)
-    mean = torch.cat([p[0].detach() for p in parts], 1).double()
+    own = sorted(trainable(ensemble), key=lambda p: -p.ndim)
+    parts = [p.data if p.ndim == 3 else p.data[..., None] for p in own]
+    mean = torch.cat([p[0] for p in parts], 1).double()
     found = curvature(network, name, x, batch_size)
     if prior_variance is None:
         prior_variance = likeliest(mean, found)
@@ -115,29 +114,25 @@ def laplace(
     generators = member_generators(seed, ensemble.member_ids, "laplace")
     drawn = mean + found.draws(1 / prior_variance, generators)
     sizes = [p.shape[-1] for p in parts]
-    for p, w in zip(_weight_and_bias(ensemble), drawn.split(sizes, -1), strict=True):
-        p.data.copy_(w)
+    for p, w in zip(parts, drawn.split(sizes, -1), strict=True):
+        p.copy_(w)
     return ensemble.eval()
 
 
-@torch.no_grad()
 def curvature(
     network: nn.Module, classifier: str, inputs: Inputs, batch_size: int = 64
 ) -> Curvature:
     """Return the curvature of a classifier's weight and bias, side by side."""
     layer: Any = network.get_submodule(classifier)
     ones = int(layer.bias is not None)
-    outputs: Any = 0
-    inner: Any = 0
-    rows = 0
-    with evaluating(network):
-        for _, batch in batches(network, inputs, batch_size):
-            roots = square_root(logits_of(call(network, batch))).flatten(0, 1).double()
-            h = given_for_logits(network, {classifier: layer}, batch)[classifier]
-            h = F.pad(h.double(), (0, ones), value=1.0)
-            outputs, inner = outputs + roots.mT @ roots, inner + h.mT @ h
-            rows += len(h)
-    return Curvature(outputs, inner / rows)
+
+    @torch.no_grad()
+    def look(batch):
+        back = square_root(logits_of(call(network, batch)))
+        h = given_for_logits(network, {classifier: layer}, batch)[classifier]
+        return [(classifier, F.pad(h, (0, ones), value=1.0), back)]
+
+    return sums(network, inputs, batch_size, look)[classifier]
 
 
 def likeliest(mean: Tensor, found: Curvature) -> float:
@@ -156,9 +151,3 @@ def log_evidence(mean: Tensor, eigenvalues: Tensor, prior_variance: float) -> Te
     """
     width = (prior_variance * eigenvalues).log1p().sum()
     return -(mean.square().sum() / prior_variance + width) / 2
-
-
-def _weight_and_bias(ensemble: Ensemble) -> list[Tensor]:
-    """Return the classifiers' weights [members, classes, ...], then biases [..., 1]."""
-    own = sorted(trainable(ensemble), key=lambda p: -p.ndim)
-    return [p if p.ndim == 3 else p[..., None] for p in own]

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from uqlab.core.checks import within
+from uqlab.core.checks import at_least, within
 from uqlab.ensembles.base import Ensemble, Members, member_generators
 from uqlab.ensembles.batch_ensemble import Scaled
 from uqlab.ensembles.implicit import (
@@ -13,6 +13,7 @@ from uqlab.ensembles.implicit import (
     plain,
     sites,
 )
+from uqlab.ensembles.recipes import recorded
 
 
 class MaskedInputs(Scaled):
@@ -29,6 +30,7 @@ class MaskedInputs(Scaled):
         return None, self.mask
 
 
+@recorded
 def masksembles(
     backbone: nn.Module,
     members: Members,
@@ -79,12 +81,7 @@ def masksembles(
     """
     ids = check_backbone(backbone, members)
     within("scale", scale, "[1, inf)")
-    whole = max(ids) + 1 if of is None else of
-    if max(ids) >= whole:
-        raise ValueError(
-            "of counts the members of the whole ensemble, so it must be above "
-            f"{max(ids)}, got {of}"
-        )
+    whole = max(ids) + 1 if of is None else at_least("of", of, max(ids) + 1)
     network = plain(backbone, trained=True)
     sees = own_statistics(network, len(ids))
     for number, site in enumerate(_masked(network, target)):
@@ -92,9 +89,7 @@ def masksembles(
         drawn = masks(site.weight.shape[1] * groups, scale, whole, seed, number)
         own = drawn[list(ids)].to(site.weight)
         sees[site.of(site.parameter)] = [MaskedInputs(mask, groups) for mask in own]
-    how = {"scale": scale, "target": target, "of": whole, "seed": seed}
-    ensemble = Ensemble(network, ids, sees)
-    return ensemble.with_recipe({"method": "masksembles"} | how)
+    return Ensemble(network, ids, sees)
 
 
 def _masked(network, target):
@@ -103,24 +98,18 @@ def _masked(network, target):
     products = [site for site in usual if site.parameter == "weight" and site.holder]
     if target is not None:
         return named(products, target, "layer")
-    masked = _after_activations(usual, products)
+    masked = [site for site in products if site.holder != usual[0].holder]
+    if any(site.attention for site in usual):
+        matrices = [site for site in masked[:-1] if site.weight.ndim == 2]
+        inside = [site for site in matrices if not site.attention]
+        narrowing = [s for s in inside if s.weight.shape[1] > s.weight.shape[0]]
+        masked = narrowing or inside or masked
     if not masked:
         raise ValueError(
             "masksembles masks what layers see after an activation, and "
             f"{type(network).__name__} has no such layer"
         )
     return masked
-
-
-def _after_activations(usual, products):
-    """Return the layers whose inputs are masked, without a target."""
-    later = [site for site in products if site.holder != usual[0].holder]
-    if not any(site.attention for site in usual):
-        return later
-    matrices = [site for site in later[:-1] if site.weight.ndim == 2]
-    inside = [site for site in matrices if not site.attention]
-    narrowing = [s for s in inside if s.weight.shape[1] > s.weight.shape[0]]
-    return narrowing or inside or later
 
 
 def masks(
@@ -137,12 +126,12 @@ def masks(
     >>> int(drawn[0].sum()), bool((drawn.sum(0) > 0).all())
     (37, True)
     """
-    share = 1 / (scale * (1 - (1 - 1 / scale) ** members)) if scale > 1 else 1.0
+    share = 1 / (scale * (1 - (1 - 1 / scale) ** members))
     wanted = max(1, round(features * share))
     for attempt in range(1000):
         # few features may allow no exact share
         ones = min(features, wanted + attempt // 100)
-        places = max(ones, round(ones * scale)) if ones < features else features
+        places = round(ones * scale) if ones < features else features
         drawn = torch.zeros(members, places)
         generators = member_generators(seed, range(members), "masks", number, attempt)
         for mask, generator in zip(drawn, generators, strict=True):

@@ -1,30 +1,30 @@
 """MIMO: one network that takes an input for each member, and answers for each."""
 
-from typing import Any
+import contextlib
 
 import torch
 from torch import nn
 
 from uqlab import models
 from uqlab.core.checks import at_least, within
-from uqlab.core.modules import call, logits_of
+from uqlab.core.modules import hooked, logits_of
 from uqlab.ensembles.base import (
     MeanGradient,
     Members,
     OneNetwork,
     member_generators,
 )
-from uqlab.ensembles.functional import frozen_copy
+from uqlab.ensembles.functional import alone, frozen_copy
 from uqlab.ensembles.implicit import check_backbone, fresh_classifiers, plain
-
-PRODUCTS = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
+from uqlab.ensembles.packed import PRODUCTS
+from uqlab.ensembles.recipes import recorded
 
 
 class MIMOEnsemble(OneNetwork):
-    """A network for the channels of all members' inputs and the classes of all members.
+    """A network whose first layer sees the inputs of all members side by side.
 
-    first, head: the names of its first and of its last layer. The members have nothing
-    else of their own, and go through the network together.
+    Its classifier gives the classes of all members. first, head: the names of the two
+    layers, of which each member has a part; all else is shared.
     """
 
     def __init__(
@@ -41,15 +41,28 @@ class MIMOEnsemble(OneNetwork):
         self.rho, self.repeats = rho, repeats
 
     def _run(self, args, named, each, members):
+        # What comes before the first layer is computed for each member.
         (x,) = args
         x = x if each else x.expand(self.members, *x.shape)
-        first: Any = self.network.get_submodule(self.first)
-        own = first.weight.shape[1] // self.members
-        if isinstance(first, nn.Linear) and x.shape[-1] == own:
-            side_by_side = x.movedim(0, -2).flatten(-2)  # [..., members * features]
-        else:
-            side_by_side = x.transpose(0, 1).flatten(1, 2)  # along the channels
-        logits = logits_of(call(self.network, side_by_side))
+        seen = []
+
+        def gather(layer, given):
+            seen.append(given[0])
+            if len(seen) < self.members:
+                raise _Seen
+            return torch.cat(seen, -1 if isinstance(layer, nn.Linear) else 1)
+
+        first = self.network.get_submodule(self.first)
+        try:
+            with alone(self.network), hooked([first.register_forward_pre_hook(gather)]):
+                for m in range(self.members):
+                    with contextlib.suppress(_Seen):
+                        logits = logits_of(self.network(x[m]))
+        except RuntimeError:
+            if seen:
+                raise
+            # The layer is not called: a module around it reads its weight.
+            logits = logits_of(self.network(torch.cat([*x], 1)))
         logits = MeanGradient.apply(logits, self.members)
         return logits.unflatten(1, (self.members, -1)).transpose(0, 1)
 
@@ -59,11 +72,12 @@ class MIMOEnsemble(OneNetwork):
         Each member shuffles all but a share `rho` for itself.
         """
         again = rows[0].repeat(self.repeats)
-        shuffled = torch.randperm(len(again), generator=generators[0])
-        again = again[shuffled.to(rows.device)]
+        again = again[torch.randperm(len(again), generator=generators[0])]
+        mixed = again.repeat(self.members, 1)
         own = round((1 - self.rho) * len(again))
-        orders = [torch.randperm(own, generator=g).to(rows.device) for g in generators]
-        return torch.stack([torch.cat([again[o], again[own:]]) for o in orders])
+        for row, generator in zip(mixed, generators, strict=True):
+            row[:own] = again[torch.randperm(own, generator=generator)]
+        return mixed
 
     def member(self, index):
         """Return a plain network, whose input stands in every member's place.
@@ -72,12 +86,10 @@ class MIMOEnsemble(OneNetwork):
         """
         self._check_index(index)
         network = frozen_copy(self.network)
-        _count_channels(network, 1, self.members)
-        first = network.get_submodule(self.first)
-        _put(first, "weight", first.weight.unflatten(1, (self.members, -1)).sum(1))
-        head = network.get_submodule(self.head)
-        for name, p in list(head.named_parameters()):
-            _put(head, name, p.chunk(self.members)[index])
+        w = network.get_submodule(self.first).weight
+        w.data = w.data.unflatten(1, (self.members, -1)).sum(1)
+        for p in network.get_submodule(self.head).parameters():
+            p.data = p.data.chunk(self.members)[index]
         return network
 
     def shard(self, rows):
@@ -88,6 +100,11 @@ class MIMOEnsemble(OneNetwork):
         )
 
 
+class _Seen(Exception):
+    """What one member's first layer is given is known; the rest waits for the last."""
+
+
+@recorded
 def mimo(
     backbone: nn.Module,
     members: Members,
@@ -143,34 +160,30 @@ def mimo(
     ids = check_backbone(backbone, members)
     within("rho", rho, "[0, 1]")
     at_least("repeats", repeats)
-    count = len(ids)
-    if ids != range(count):
+    if ids.start or ids.step > 1:
         raise ValueError(
             "the members of MIMO go through one network together; give their number, "
             f"not {members!r}"
         )
     network = plain(backbone, trained=True)
     begin, head = _ends(network, classifier)
-    first: Any = network.get_submodule(begin)
-    _put(first, "weight", torch.cat([first.weight / count] * count, 1))
-    _count_channels(network, count, 1)
-    last: Any = network.get_submodule(head)
+    w: Any = network.get_submodule(begin).weight
+    w.data = torch.cat([w.data / len(ids)] * len(ids), 1)
     generators = member_generators(seed, ids, "adapter")
     for name, own in fresh_classifiers(network, head, None, generators).items():
-        each = [module.get_parameter("value") for module in own]
-        _put(last, name.rpartition(".")[2], torch.cat(each))
+        each = [module.get_parameter("value").data for module in own]
+        network.get_parameter(name).data = torch.cat(each)
     ensemble = MIMOEnsemble(network, ids, begin, head, rho, repeats)
-    how = {"rho": rho, "repeats": repeats, "classifier": classifier, "seed": seed}
-    return ensemble.train(backbone.training).with_recipe({"method": "mimo", **how})
+    return ensemble.train(backbone.training)
 
 
 def _ends(network, named: str | None):
     """Return the names of the first layer and of the last, or raise ValueError."""
-    head, begin, first = models.classifier(network, named), "", network
-    for name, layer in network.named_modules():
-        inner = isinstance(layer, PRODUCTS) or not list(layer.children())
-        if inner and list(layer.parameters()):
-            begin, first = name, layer
+    head = models.classifier(network, named)
+    for name, first in network.named_modules():
+        inner = isinstance(first, PRODUCTS) or not list(first.children())
+        if inner and list(first.parameters()):
+            begin = name
             break
     whole = isinstance(first, PRODUCTS) and getattr(first, "groups", 1) == 1
     if head == begin or not whole:
@@ -180,24 +193,3 @@ def _ends(network, named: str | None):
             f"{type(first).__name__}"
         )
     return begin, head
-
-
-def _put(layer: Any, name: str, value):
-    """Give a layer another weight or bias, in place, of another number of features."""
-    trained = layer.get_parameter(name).requires_grad
-    setattr(layer, name, nn.Parameter(value.detach(), trained))
-    if isinstance(layer, nn.Linear):
-        layer.out_features, layer.in_features = layer.weight.shape
-    else:
-        layer.in_channels = layer.weight.shape[1]
-
-
-def _count_channels(network, now: int, before: int):
-    """Change what a network knows of the channels of its images."""
-    for layer in network.modules():
-        if isinstance(getattr(layer, "num_channels", None), int):
-            layer.num_channels = layer.num_channels // before * now
-        if isinstance(layer, models.Standardize):
-            for name in ("mean", "std"):
-                one = getattr(layer, name).chunk(before)[0]
-                setattr(layer, name, one.repeat(now, 1, 1))

@@ -10,9 +10,12 @@ from uqlab.core.checks import at_least, positive
 from uqlab.ensembles.base import Ensemble, Members
 from uqlab.ensembles.deep import deep
 from uqlab.ensembles.implicit import check_backbone, plain, put
+from uqlab.ensembles.recipes import recorded
 from uqlab.models import classifier
 
-CONVOLUTIONS = nn.Conv1d | nn.Conv2d | nn.Conv3d
+PRODUCTS = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
+# In a transformer's configuration: what grows with the heads, and the widths of MLPs.
+HEADS = "num_attention_heads", "num_key_value_heads", "hidden_size"
 MLPS = (
     "intermediate_size",
     "hidden_dim",
@@ -36,6 +39,7 @@ class GroupedLinear(nn.Conv1d):
         return super().forward(rows).view(*x.shape[:-1], -1)
 
 
+@recorded
 def packed(
     backbone: nn.Module,
     members: Members,
@@ -91,10 +95,8 @@ def packed(
     ensemble = deep(
         lambda: _Narrow(alpha / whole, gamma).network(backbone, classifier), ids, seed
     )
-    settings = {"alpha": alpha, "gamma": gamma, "of": whole, "classifier": classifier}
     like = next(backbone.parameters())
-    ensemble.to(like.device, like.dtype).train(backbone.training)
-    return ensemble.with_recipe({"method": "packed", **settings, "seed": seed})
+    return ensemble.to(like.device, like.dtype).train(backbone.training)
 
 
 class _Narrow:
@@ -107,23 +109,18 @@ class _Narrow:
 
     def network(self, backbone: nn.Module, named: str | None = None) -> nn.Module:
         """Return a fresh narrow network of the same architecture."""
-        network = nn.Sequential(plain(backbone, trained=True))
-        last = f"0.{classifier(network[0], named)}".rstrip(".")
+        whole = nn.Sequential(plain(backbone, trained=True))
+        last = f"0.{classifier(whole[0], named)}".rstrip(".")
         inside = ()  # prefixes of names inside networks of transformers
-        for name, module in list(network.named_modules()):
-            if not name or name.startswith(inside):
+        for name, module in list(whole.named_modules()):
+            if name.startswith(inside):
                 continue
-            if _is_transformer(module):
-                narrow = self.transformer(module)
+            if _with_heads(getattr(module, "config", None)):
+                put(whole, name, self.transformer(module))
                 inside += (f"{name}.",)
-            elif isinstance(module, nn.Linear | CONVOLUTIONS):
-                narrow = self.product(module, name == last)
             elif list(module.parameters(recurse=False)):
-                narrow = self.norm(module)
-            else:
-                continue
-            put(network, name, narrow)
-        return network[0].train(backbone.training)
+                put(whole, name, self.layer(module, name == last))
+        return whole[0].train(backbone.training)
 
     def scaled(self, width: int, groups: int = 1) -> int:
         """Return a width's share, rounded up to a multiple of groups."""
@@ -135,105 +132,81 @@ class _Narrow:
 
     def before(self, width: int) -> int:
         """Return the new width of a layer's inputs, perhaps of a flattened map."""
-        if width in self.widths:
-            return self.widths[width]
-        maps = [old for old in reversed(self.widths) if not width % old]
-        return self.widths[maps[0]] * (width // maps[0]) if maps else width
+        for old in (width, *reversed(self.widths)):
+            if old in self.widths and not width % old:
+                return self.widths[old] * (width // old)
+        return width
 
-    def product(self, layer: Any, last: bool) -> nn.Module:
-        """Return a narrow linear layer or convolution."""
-        out, width, *kernel = layer.weight.shape
-        groups = 1 if last or not self.widths else self.gamma
-        if getattr(layer, "groups", 1) > 1:  # each channel alone
-            if layer.groups != layer.in_channels:
-                raise ValueError(
-                    "packed narrows convolutions of one group or of single channels, "
-                    f"got {layer}"
-                )
-            groups = width = self.before(layer.in_channels)
-            self.widths[out] = out = width * (out // layer.in_channels)
-        else:
-            width = self.before(width)
-            out = out if last else self.after(out)
-        if isinstance(layer, CONVOLUTIONS):
-            shape = out, width // groups, *kernel
-            channels = {"in_channels": width, "out_channels": out}
-            return _resized(layer, shape, **channels, groups=groups)
-        if groups > 1:
+    def layer(self, layer: Any, last: bool) -> nn.Module:
+        """Return a narrow layer; a norm of the network's inputs keeps its width."""
+        apart = getattr(layer, "groups", 1)
+        product = isinstance(layer, PRODUCTS) and 1 in (apart, layer.weight.shape[1])
+        norm = type(layer) is nn.LayerNorm or hasattr(layer, "num_features")
+        if not (product or (norm and layer.weight.ndim == 1)):
+            raise ValueError(
+                "packed narrows linear layers, convolutions of one group or of single "
+                "channels, BatchNorm, LayerNorm and networks of transformers; this "
+                f"network has {type(layer).__name__}"
+            )
+        out, width = (*layer.weight.shape, 0)[:2]
+        groups = self.gamma if product and self.widths and not last else 1
+        if apart > 1:
+            groups = width = self.before(apart)
+            out = self.before(out)
+        elif product:
+            width, out = self.before(width), out if last else self.after(out)
+        elif self.widths:
+            out = self.after(out)
+        if groups > 1 and isinstance(layer, nn.Linear):
             return GroupedLinear(width, out, groups, bias=layer.bias is not None)
-        return _resized(layer, (out, width), in_features=width, out_features=out)
-
-    def norm(self, layer: Any) -> nn.Module:
-        """Return a narrow norm; one of the network's inputs keeps its width."""
-        width = len(next(layer.parameters(recurse=False)))
-        width = self.after(width) if self.widths else width
-        if type(layer) is nn.LayerNorm and len(layer.normalized_shape) == 1:
-            return _resized(layer, (width,), normalized_shape=(width,))
-        if hasattr(layer, "num_features"):
-            return _resized(layer, (width,), num_features=width)
-        raise ValueError(
-            "packed narrows linear layers, convolutions, BatchNorm, LayerNorm and "
-            f"networks of transformers; this network has {type(layer).__name__}"
-        )
+        return _resized(layer, out, width, groups)
 
     def transformer(self, model: Any) -> nn.Module:
         """Return a fresh network of transformers with fewer heads of the same size."""
-        if self.gamma > 1:
-            raise ValueError(
-                f"gamma must be 1 in a network of transformers, got {self.gamma}"
-            )
         config = copy.deepcopy(model.config)
-        for section in _parts(config):
-            sizes = section.num_attention_heads, getattr(section, "hidden_size", None)
-            if all(isinstance(size, int) for size in sizes):  # else one for each stage
-                self.fewer_heads(section)
-        if not self.widths:
-            raise ValueError(
-                f"packed finds no width in the configuration of {type(model).__name__}"
-            )
+        for section in _with_heads(config):
+            width = getattr(section, "hidden_size", None)
+            # heads that share keys stay together
+            keys = getattr(section, "num_key_value_heads", None)
+            keys = keys or section.num_attention_heads
+            if self.gamma > 1 or not (width and isinstance(keys, int)):
+                raise ValueError(
+                    "gamma must be 1 in a network of transformers, whose layers must "
+                    f"have one width: got {self.gamma} and {type(model).__name__}"
+                )
+            for name in (*HEADS, *MLPS):
+                if size := getattr(section, name, None):
+                    unit = size // keys if name in HEADS else 1
+                    setattr(section, name, self.scaled(size, unit))
+            self.widths[width] = section.hidden_size
         narrow = type(model)(config)
         for hook in model._forward_hooks.values():
             narrow.register_forward_hook(hook)
         return narrow
 
-    def fewer_heads(self, config: Any) -> None:
-        """Change, in place, the widths in a configuration."""
-        heads = config.num_attention_heads
-        # heads that share keys stay together
-        groups = getattr(config, "num_key_value_heads", None) or heads
-        if groups < heads:
-            config.num_key_value_heads = self.scaled(groups)
-        size = config.hidden_size // heads
-        config.num_attention_heads = self.scaled(groups) * (heads // groups)
-        width = size * config.num_attention_heads
-        self.widths[config.hidden_size] = config.hidden_size = width
-        for name in MLPS:
-            if isinstance(getattr(config, name, None), int):
-                setattr(config, name, self.scaled(getattr(config, name)))
+
+def _with_heads(config: Any) -> list[Any]:
+    """Return those configurations, of towers or the whole, that have heads."""
+    towers = getattr(config, "sub_configs", ())
+    parts = config, *(getattr(config, name) for name in towers)
+    return [part for part in parts if hasattr(part, "num_attention_heads")]
 
 
-def _parts(config: Any) -> list[Any]:
-    """Return those configurations, of CLIP's towers or the whole, that have heads."""
-    towers = [getattr(config, n, None) for n in ("vision_config", "text_config")]
-    return [
-        section
-        for section in (*towers, config)
-        if hasattr(section, "num_attention_heads")
-    ]
-
-
-def _is_transformer(module):
-    config = getattr(module, "config", None)
-    return hasattr(config, "model_type") and bool(_parts(config))
-
-
-def _resized(layer: Any, shape, **sizes):
-    """Return a fresh layer of the same class and settings, of other sizes."""
-    narrow = copy.deepcopy(layer)
-    vars(narrow).update(sizes)
-    for name, tensor in narrow.state_dict(keep_vars=True).items():
-        if tensor.ndim:  # else it counts batches
-            size = shape if name == "weight" else shape[:1]
-            tensor.data = tensor.data.new_empty(size)
-    narrow.reset_parameters()
-    return narrow
+def _resized(layer: Any, out: int, width: int = 0, groups: int = 1) -> Any:
+    """Give a layer fresh weights of another size, and return it."""
+    sizes = {
+        "in_features": width,
+        "out_features": out,
+        "in_channels": width,
+        "out_channels": out,
+        "groups": groups,
+        "num_features": out,
+        "normalized_shape": (out,),
+    }
+    for name in sizes.keys() & vars(layer).keys():
+        setattr(layer, name, sizes[name])
+    for tensor in layer.state_dict(keep_vars=True).values():
+        shape = out, width // groups, *tensor.shape[2:]
+        tensor.data = tensor.data.new_empty(shape[: tensor.ndim])
+    layer.reset_parameters()
+    return layer

@@ -1,5 +1,6 @@
 """Singular value ensemble: singular values of each member's own, frozen directions."""
 
+import functools
 import math
 
 import torch
@@ -10,6 +11,7 @@ from uqlab.core.checks import within
 from uqlab.ensembles.base import Ensemble, Members
 from uqlab.ensembles.functional import Own
 from uqlab.ensembles.implicit import Classifiers, held_like, implicit, normal
+from uqlab.ensembles.recipes import recorded
 
 
 class SingularValues(nn.Module):
@@ -46,6 +48,7 @@ class SingularValues(nn.Module):
         return y if bias is None else y + bias
 
 
+@recorded
 def singular_value(
     backbone: nn.Module,
     members: Members,
@@ -93,14 +96,13 @@ def singular_value(
     within("init_std", init_std, "[0, inf)")
     within("share", share, "(0, 1]")
 
-    factors = {}
+    @functools.cache  # of the network once, whatever the number of members
+    def factors(w):
+        matrix = w.detach().flatten(1).to(held_like(w))
+        return torch.linalg.svd(matrix, full_matrices=False)
 
     def make(site, generator):
-        w = site.weight
-        if w not in factors:  # of the network once, whatever the number of members
-            matrix = w.detach().flatten(1).to(held_like(w))
-            factors[w] = torch.linalg.svd(matrix, full_matrices=False)
-        u, s, vh = factors[w]
+        u, s, vh = factors(site.weight)
         moving = math.ceil(share * len(s))
         start = s * (1 + normal(s, s.shape, init_std, generator))
         own = SingularValues(u, start[:moving].clamp(min=0), vh, s[moving:])
@@ -118,7 +120,6 @@ def singular_value(
         classifiers=classifiers,
         classifier=classifier,
         seed=seed,
-        recipe={"method": "singular_value", "init_std": init_std, "share": share},
         everywhere=True,
         classifier_std=0.01,
     )

@@ -1,7 +1,7 @@
 """Ensembles on disk: what the members own. Shards are put together here too."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,37 +11,20 @@ from uqlab.core.checks import one_of
 from uqlab.core.files import StrPath, fingerprint
 from uqlab.core.tensors import load_tensors, save_tensors
 from uqlab.ensembles.base import Ensemble, OneNetwork, SeparateEnsemble, member_range
-from uqlab.ensembles.batch_ensemble import batch
-from uqlab.ensembles.dropout import dropout
-from uqlab.ensembles.film import film
 from uqlab.ensembles.implicit import STATISTICS
 from uqlab.ensembles.laplace import copies
 from uqlab.ensembles.last_layer import own_classifiers
 from uqlab.ensembles.lora import lora as make_lora
-from uqlab.ensembles.masksembles import masksembles
-from uqlab.ensembles.mimo import mimo
-from uqlab.ensembles.packed import packed
-from uqlab.ensembles.singular_value import singular_value
+from uqlab.ensembles.recipes import METHODS
 
 
-def _linearised(backbone: nn.Module, members: Any, lora: Any, **_: Any) -> Ensemble:
-    settings = {key: value for key, value in lora.items() if key != "method"}
-    return copies(make_lora(backbone, **settings), member_range(members), True)
+def _linearised(backbone: nn.Module, members: Any, lora: Any) -> Ensemble:
+    one = _METHODS[lora.pop("method")](backbone, **lora)
+    return copies(one, member_range(members), linearised=True)
 
 
-# What a file may ask for.
-_METHODS: dict[str, Callable[..., Ensemble]] = {
-    "lora": make_lora,
-    "laplace_lora": _linearised,
-    "singular_value": singular_value,
-    "batch": batch,
-    "masksembles": masksembles,
-    "film": film,
-    "packed": packed,
-    "mimo": mimo,
-    "dropout": dropout,
-    "laplace": own_classifiers,
-}
+_OTHERS = {"lora": make_lora, "laplace_lora": _linearised, "laplace": own_classifiers}
+_METHODS = _OTHERS | METHODS
 
 
 def save(ensemble: Ensemble, path: StrPath, *, backbone: str = "") -> None:
@@ -70,9 +53,9 @@ def save(ensemble: Ensemble, path: StrPath, *, backbone: str = "") -> None:
             f"save takes what {', '.join(_METHODS)} made, got "
             f"{type(ensemble).__name__}; else use torch.save"
         )
-    name = getattr(getattr(ensemble, "network", None), "name", "")
+    name = getattr(ensemble.network, "name", "")
     header = {"recipe": recipe, "backbone": backbone or str(name)}
-    save_tensors(path, _learned(ensemble), header | {"frozen": _frozen(ensemble)})
+    save_tensors(path, _learned(ensemble), header | {"frozen": _common(ensemble)})
 
 
 def load(path: StrPath, backbone: nn.Module) -> Ensemble:
@@ -92,45 +75,46 @@ def load(path: StrPath, backbone: nn.Module) -> Ensemble:
         method = recipe.pop("method")
         one_of("its method", method, _METHODS)
         ensemble = _METHODS[method](backbone, **recipe)
+        learned = _learned(ensemble)
+        alike = _shapes(tensors) == _shapes(learned)
+        if not alike or header["frozen"] != _common(ensemble):
+            raise ValueError("its frozen weights are not those given")
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{path} is damaged or none of ours, or the backbone is another: {error}"
+            f"{path} is damaged or none of ours, or belongs to another backbone "
+            f"({header.get('backbone') or 'unnamed'}): {error}"
         ) from error
-    learned = _learned(ensemble)
-    alike = shapes_of(tensors.items()) == shapes_of(learned.items())
-    if not alike or header.get("frozen") != _frozen(ensemble):
-        raise ValueError(
-            f"{path} belongs to another backbone ({header['backbone'] or 'unnamed'}): "
-            "its frozen weights are not those given"
-        )
     with torch.no_grad():
         for name, tensor in tensors.items():
             learned[name].copy_(tensor)
     return ensemble.eval()
 
 
+@torch.no_grad()
 def _learned(ensemble):
     """Return what training changes: trained parameters, and statistics that move."""
-    every = ensemble.named_parameters()
-    learned: dict[str, Tensor] = {name: p for name, p in every if p.requires_grad}
-    if not ensemble.seen:
-        moving = ensemble.named_buffers()
-        return learned | {n: b for n, b in moving if n.split(".")[-1] in STATISTICS}
-    for name, part in ensemble.seen.items():
-        if name.split(".")[-1] in STATISTICS:
-            learned |= {f"{name} {key}": t for key, t in part.stacked().items()}
-    center = getattr(ensemble, "center", None)  # of linearised members
-    for key, t in center.rows().items() if center else ():
-        learned[f"center {key}"] = t
+    learned: dict[str, Tensor] = {
+        name: p
+        for name, p in ensemble.named_parameters()
+        if p.requires_grad or name.startswith("center.parts")  # of linearised ones
+    }
+    moving = dict(ensemble.named_buffers())
+    if ensemble.seen:
+        moving = ensemble.rows()
+    for name, t in moving.items():
+        if name.partition(" ")[0].rpartition(".")[2] in STATISTICS:
+            learned[name] = t
     return learned
 
 
-def _frozen(ensemble):
-    """Return a fingerprint of the frozen weights that members read."""
-    every = ensemble.network.named_parameters()
-    frozen = {name: p for name, p in every if not p.requires_grad}
-    replaced = ensemble.replaced
-    return fingerprint({n: p for n, p in frozen.items() if n not in replaced})
+def _common(ensemble, trained=False):
+    """Return a fingerprint of weights that all members read: the frozen, or all."""
+    common = {
+        name: p
+        for name, p in ensemble.network.named_parameters()
+        if (trained or not p.requires_grad) and name not in ensemble.replaced
+    }
+    return fingerprint(common)
 
 
 def concatenate(shards: Sequence[Ensemble]) -> Any:
@@ -152,42 +136,45 @@ def concatenate(shards: Sequence[Ensemble]) -> Any:
     Raises
     ------
     ValueError
-        For no shards, numbers that overlap or leave a gap, shards of different
+        For no shards, numbers that overlap or leave a gap, shards of different kinds,
         architectures or recipes, and shared weights that differ because they were
         trained apart.
     TypeError
-        For shards of different kinds.
+        For what has no members that are apart.
     """
     if not shards:
         raise ValueError("concatenate needs at least one shard, got an empty list")
-    shards, members = _in_order(shards)
-    first: Any = shards[0]
+    ordered, members = _in_order(shards)
+    first = ordered[0]
+    if any(_described(shard) != _described(first) for shard in ordered):
+        raise ValueError(
+            "shards must be of one ensemble: equal architecture, method, settings and "
+            "seed, and equal weights which all members share: train the ensemble as a "
+            "whole"
+        )
     if isinstance(first, SeparateEnsemble):
-        models = []
-        for shard in shards:
+        models: list[nn.Module] = []
+        for shard in ordered:
             models += map(shard.member, range(shard.members))
         whole = SeparateEnsemble(copy.deepcopy(models), members)
     else:
-        _check_shared(shards)
         whole = copy.deepcopy(first)
         whole.member_ids = members
         for name, part in whole.seen.items():
-            parts = [shard.seen[name].stacked() for shard in shards]
+            parts = [each.seen[name].stacked() for each in ordered]
             for key, t in part.stacked().items():
                 t.data = torch.cat([each[key].detach() for each in parts])
     return whole.with_recipe(first.recipe).train(first.training)
 
 
-def _in_order(shards: Sequence[Ensemble]) -> tuple[list[Ensemble], range]:
-    """Return the shards and their members in order; raise if they do not belong."""
-    kinds = {type(shard) for shard in shards}
-    whole = isinstance(shards[0], OneNetwork)
-    if len(kinds) > 1 or whole or not isinstance(shards[0], Ensemble):
-        names = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise TypeError(
-            "concatenate takes shards of one ensemble whose members are apart, got "
-            f"{names}"
-        )
+def _in_order(shards: Sequence[Any]) -> tuple[list[Any], range]:
+    """Return the shards and their members in order, or raise."""
+    for shard in shards:
+        if not isinstance(shard, Ensemble) or isinstance(shard, OneNetwork):
+            raise TypeError(
+                "concatenate takes shards of one ensemble whose members are apart, got "
+                f"{type(shard).__name__}"
+            )
     shards = sorted(shards, key=lambda shard: shard.member_ids.start)
     ids = []
     for shard in shards:
@@ -197,34 +184,15 @@ def _in_order(shards: Sequence[Ensemble]) -> tuple[list[Ensemble], range]:
         raise ValueError(
             f"shards must follow each other without gap or overlap, got members {ids}"
         )
-    if any(_described(shard) != _described(shards[0]) for shard in shards):
-        raise ValueError(
-            "shards must be of one ensemble: equal architecture, method, settings and "
-            "seed"
-        )
     return shards, members
 
 
 def _described(shard):
     """Return what is equal for all shards of an ensemble."""
+    own = _shapes(dict(shard.member(0).named_parameters()))
     recipe = {**(shard.recipe or {}), "members": None}
-    return recipe, shapes_of(shard.member(0).named_parameters())
+    return type(shard), recipe, own, _common(shard, trained=True)
 
 
-def _check_shared(shards):
-    """Raise ValueError unless what all members share is equal in all shards."""
-    replaced = shards[0].replaced
-    state, *others = (shard.network.state_dict() for shard in shards)
-    for name, tensor in state.items():
-        if name in replaced:
-            continue
-        if not all(torch.equal(tensor, other[name].to(tensor)) for other in others):
-            raise ValueError(
-                f"shards differ in {name}, which all members share: train the ensemble "
-                "as a whole"
-            )
-
-
-def shapes_of(tensors):
-    """Return the shapes of (name, tensor) pairs, as of `named_parameters`, by name."""
-    return {name: tensor.shape for name, tensor in tensors}
+def _shapes(tensors):
+    return {name: tensor.shape for name, tensor in tensors.items()}

@@ -60,8 +60,9 @@ def member_mean(logits: Tensor, labels: Int[Tensor, "*members batch"]) -> Tensor
     """Return what a plain loop minimises: the sum over members of their mean loss.
 
     `member_mean(ensemble(x), y).backward()` gives each member the gradient of its own
-    loss, and what members share the gradient of their mean loss, as `fit` does. Clipping
-    by one norm over all parameters couples the members; `fit` clips each for itself.
+    loss, and what members share the gradient of their mean loss, as `fit` does.
+    Clipping by one norm over all parameters couples the members; `fit` clips each for
+    itself.
 
     Parameters
     ----------
