@@ -35,13 +35,11 @@ from uqlab.ensembles.functional import (
     SMALL_WORK,
     Own,
     Pass,
-    Read,
     Seen,
-    Unread,
+    Unbuilt,
     alone,
     frozen_copy,
     holder_of,
-    multiplying,
     put_tensor,
     refusal,
     standing,
@@ -133,7 +131,7 @@ class Ensemble(nn.Module):
             self._check_seen(name, each)
         parts: Any = nn.ModuleList(Seen(name, each) for name, each in sees.items())
         self.parts = parts
-        self._held, self._factored = {}, {}
+        self._held = {}
         for part in parts:
             self._prepare(part)
         # What the rule of "auto" asks for.
@@ -150,15 +148,11 @@ class Ensemble(nn.Module):
             )
 
     def _prepare(self, part: Seen) -> None:
-        """Note where what members hold stands, and which layers multiply by it."""
+        """Note where what members hold stands; their own is read in place of w."""
         for key in part.rows:
             self._held[f"{part.name} {key}"] = [holder_of(part.kind, key)]
-        (layer, last), *others = self._places[part.name]
-        linear = type(layer) is nn.Linear and last == "weight"
-        if linear and not others and hasattr(part.kind, "product"):
-            self._factored[part.name] = layer
-        if isinstance(part.kind, Own):  # the network's own is read by none
-            getattr(layer, last).requires_grad_(False)
+        if isinstance(part.kind, Own):
+            getattr(*self._places[part.name][0]).requires_grad_(False)
 
     @property
     def members(self) -> int:
@@ -298,15 +292,13 @@ class Ensemble(nn.Module):
     def _one(self, row: dict, shared: dict, args: tuple, named: dict) -> Tensor:
         """Call the network with what one member sees, given what it holds."""
         with standing(self._places, shared), standing(self._held, row):
-            state, factored = {}, []
+            state = {}
             for part in self.parts:
-                w = getattr(*self._places[part.name][0])
-                if part.name in self._factored:
-                    factored.append((self._factored[part.name], part.kind, w))
-                    state[part.name] = w.detach().as_subclass(Unread)
-                else:
-                    state[part.name] = part.kind(w)
-            with standing(self._places, state), multiplying(factored):
+                layer, name = self._places[part.name][0]
+                w = getattr(layer, name)
+                factors = type(layer) is nn.Linear and hasattr(part.kind, "product")
+                state[part.name] = Unbuilt.of(w, part) if factors else part.kind(w)
+            with standing(self._places, state):
                 return logits_of(self.network(*args, **named))
 
     def _by(self, way: str, one_pass: Pass) -> Tensor:
@@ -316,8 +308,6 @@ class Ensemble(nn.Module):
                 if way == "loop":
                     return one_pass.in_turn()
                 return one_pass.together(self.chunk_size)
-            except Read:  # a linear layer's weight is read, not its layer called
-                self._factored = {}
             except torch.OutOfMemoryError:
                 if way == "loop" or not self.halve():
                     raise

@@ -131,7 +131,7 @@ def dropout(
         if isinstance(layer, FixedDropout):
             own = [Own(torch.empty(0), trained=False) for _ in ids]
             sees[f"{name}.mask"] = own
-    return DropoutEnsemble(network, sees, ids).resample(seed).eval()
+    return DropoutEnsemble(network, ids, sees).resample(seed).eval()
 
 
 def place_dropout(network: Any, make: Callable[[], nn.Module]) -> Any:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import checkpoint
+from torch.utils._pytree import tree_map
 
 from uqlab.core.modules import Counted
 
@@ -133,49 +134,34 @@ class Pass:
         return torch.stack(logits)
 
 
-class Read(Exception):
-    """The weight of a linear layer was read elsewhere than in the layer's call."""
+class Unbuilt(Tensor):
+    """Stands for a weight: few rows are multiplied without it, else it is built."""
 
+    part: Any
+    plain: Tensor
 
-class Unread(Tensor):
-    """Stands for a weight that is not built; only its shape and type can be read."""
+    @classmethod
+    def of(cls, w: Tensor, part: "Seen") -> "Unbuilt":
+        """Return what stands for what a member sees of a weight."""
+        unbuilt: Any = w.detach().as_subclass(cls)
+        unbuilt.part, unbuilt.plain = part, w
+        return unbuilt
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        if func in _HARMLESS:
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **kwargs or {})
-        raise Read(func.__name__)
+        """Call with the weight, but for a product of few rows."""
+        with torch._C.DisableTorchFunctionSubclass():
+            if func is F.linear and not kwargs and isinstance(args[1], cls):
+                x, w, bias = args if len(args) == 3 else (*args, None)
+                few = x.numel() <= FEW_ROWS * x.shape[-1]
+                if few or w.plain.dtype in (torch.bfloat16, torch.float16):
+                    return w.part.kind.product(x, w.plain, bias)
 
+            def built(t):
+                return t.part.kind(t.plain) if isinstance(t, cls) else t
 
-_HARMLESS = {
-    Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point,
-    *(getattr(Tensor, name).__get__ for name in (
-        "shape", "dtype", "device", "ndim", "requires_grad", "is_cuda", "layout",
-    )),
-}  # fmt: skip
-
-
-@contextlib.contextmanager
-def multiplying(factored: Sequence[tuple[Any, Any, Tensor]]) -> Iterator[None]:
-    """Let linear layers multiply by what a member sees, without building it."""
-
-    def forward_of(layer, kind, w):
-        def forward(x):
-            few = x.numel() <= FEW_ROWS * x.shape[-1]
-            if few or w.dtype in (torch.bfloat16, torch.float16):
-                return kind.product(x, w, layer.bias)
-            return F.linear(x, kind(w), layer.bias)
-
-        return forward
-
-    try:
-        for layer, kind, w in factored:
-            layer.forward = forward_of(layer, kind, w)
-        yield
-    finally:
-        for layer, *_ in factored:
-            layer.__dict__.pop("forward", None)
+            args, kwargs = tree_map(built, (args, kwargs or {}))
+            return func(*args, **kwargs)
 
 
 class _Meanwhile:

@@ -196,9 +196,6 @@ def named(candidates: Sequence[Site], target: str, called: str) -> list[Site]:
     return matching
 
 
-_OWN = {"method": "own"}  # of users
-
-
 def implicit(
     backbone: nn.Module,
     members: Members,
@@ -208,7 +205,6 @@ def implicit(
     classifiers: Classifiers = "independent",
     classifier: str | None = None,
     seed: int = 0,
-    recipe: Mapping[str, Any] = _OWN,
     find: Callable[[nn.Module], list[Site]] = sites,
     everywhere: bool = False,
     called: str = "linear layer or convolution",
@@ -225,8 +221,6 @@ def implicit(
         (site, generator) -> a module for one member: `module(w)` is what it sees of the
         weight w, `site.weight`. Or such modules for several tensors of `site.module`,
         by their names in it. The generator is the member's.
-    recipe : mapping, optional
-        What the ensemble says of how it was made; only methods of `uqlab` can be saved.
     find : callable
         network -> the sites among which the target chooses.
     everywhere : bool
@@ -274,9 +268,8 @@ def implicit(
         put(network, head, copy.deepcopy(last).requires_grad_())
     if train_backbone:
         sees = own_statistics(network, len(ids)) | sees
-    how = {"classifiers": classifiers, "classifier": classifier, "seed": seed}
-    ensemble = Ensemble(network, ids, sees)
-    return ensemble.with_recipe({"target": target, **recipe, **how})
+    how = {"target": target, "classifier": classifier, "seed": seed}
+    return Ensemble(network, ids, sees).with_recipe({"method": "own"} | how)
 
 
 def _seen(chosen, make: Make, generators) -> Sees:

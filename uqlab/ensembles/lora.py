@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from uqlab.core.checks import at_least, within
 from uqlab.ensembles.base import Ensemble, Members
 from uqlab.ensembles.implicit import Classifiers, held_like, implicit, normal
+from uqlab.ensembles.recipes import recorded
 
 
 class LowRank(nn.Module):
@@ -52,6 +53,7 @@ def init_normal(w: Tensor, rank: int, std: float, generator) -> tuple[Tensor, Te
     return normal(w, (rank, w[0].numel()), std, generator), up
 
 
+@recorded
 def lora(
     backbone: nn.Module,
     members: Members,
@@ -143,7 +145,6 @@ def lora(
             return LowRank(*init_lora(w, size, gain, generator), scale)
         return LowRank(*init_normal(w, size, std, generator), scale)
 
-    recipe = {"method": "lora", "rank": rank, "gain": gain, "scale": scale, "std": std}
     ensemble = implicit(
         backbone,
         members,
@@ -152,7 +153,6 @@ def lora(
         classifiers=classifiers,
         classifier=classifier,
         seed=seed,
-        recipe=recipe | {"train_backbone": train_backbone},
         train_backbone=train_backbone,
     )
     if cut:

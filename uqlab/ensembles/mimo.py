@@ -1,6 +1,7 @@
 """MIMO: one network that takes an input for each member, and answers for each."""
 
 import contextlib
+from typing import Any
 
 import torch
 from torch import nn

@@ -14,7 +14,6 @@ from uqlab.ensembles.base import Ensemble, OneNetwork, SeparateEnsemble, member_
 from uqlab.ensembles.implicit import STATISTICS
 from uqlab.ensembles.laplace import copies
 from uqlab.ensembles.last_layer import own_classifiers
-from uqlab.ensembles.lora import lora as make_lora
 from uqlab.ensembles.recipes import METHODS
 
 
@@ -23,8 +22,7 @@ def _linearised(backbone: nn.Module, members: Any, lora: Any) -> Ensemble:
     return copies(one, member_range(members), linearised=True)
 
 
-_OTHERS = {"lora": make_lora, "laplace_lora": _linearised, "laplace": own_classifiers}
-_METHODS = _OTHERS | METHODS
+_METHODS = METHODS | {"laplace_lora": _linearised, "laplace": own_classifiers}
 
 
 def save(ensemble: Ensemble, path: StrPath, *, backbone: str = "") -> None:
