@@ -269,11 +269,36 @@ def test_numbers_of_classes_keep_their_order_however_they_are_written(tmp_path):
 TYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
 
-@pytest.mark.parametrize("dtype", TYPES[1:])
+@pytest.mark.parametrize("dtype", TYPES[:2])
 def test_confidences_on_the_edges_of_bins_stay_there(dtype):
     logits = torch.tensor([[[0.8, 0.2], [0.72, 0.28]]]).double().log().to(dtype)
     assert metrics.ece(logits, [0, 1], 5) == pytest.approx(0.26, abs=1e-3)
     assert metrics.classwise_ece(logits, [0, 1], 5) == pytest.approx(0.36, abs=1e-3)
+
+
+def plain_ece(logits, labels, bins):
+    """The calibration error in float64, by NumPy, of what is a millionth above an edge at most."""
+    p = np.exp(logits.double().numpy())
+    p = (p / p.sum(-1, keepdims=True)).mean(0)
+    sure, hit = p.max(1), p.argmax(1) == labels.numpy()
+    at = np.ceil((sure - 1e-6) * bins).astype(int)
+    gaps = [abs((sure - hit)[at == b].sum()) for b in range(bins + 1)]
+    return sum(gaps) / len(sure)
+
+
+@pytest.mark.parametrize("dtype", TYPES[1:])
+@pytest.mark.parametrize("bins", [5, 10, 15])
+def test_calibration_of_coarse_numbers_is_that_of_the_same_in_float64(dtype, bins):
+    on_edges = torch.arange(1, 40, dtype=torch.float64) / 40
+    on_edges = torch.stack([on_edges, 1 - on_edges], 1).log()[None]
+    for z in (torch.randn(3, 400, 4), torch.randn(1, 200, 2) / 8, on_edges):
+        z = z.to(dtype)
+        labels = torch.arange(z.shape[1]) % z.shape[2]
+        assert metrics.ece(z, labels, bins) == pytest.approx(
+            plain_ece(z, labels, bins), abs=1e-12
+        )
+        for measure in (metrics.adaptive_ece, metrics.classwise_ece):
+            assert measure(z, labels, bins) == measure(z.double(), labels, bins)
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -517,7 +517,7 @@ def reliability(
 def _by_confidence(logits: Tensor, labels: Tensor, bins: int) -> tuple[np.ndarray, ...]:
     """Return count, accuracy and mean confidence of each bin, 0 where it is empty."""
     confidence, answer = metrics.log_prediction(logits).exp().max(1)
-    at = metrics.bins_of(confidence, bins, logits)
+    at = metrics.bins_of(confidence, bins)
     hits = (answer == labels).double()
     sums = [at.bincount(weights, bins) for weights in (None, hits, confidence)]
     count, right, sure = map(_array, sums)
