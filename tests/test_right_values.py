@@ -384,6 +384,40 @@ def test_a_temperature_is_advised_where_both_losses_gain():
     assert "Divide" not in advice(False, 0.02, 0.01)
 
 
+def saved_advice(nll, ece, temperature):
+    """What the study of saved logits says about a temperature, for losses before and after it."""
+    page = Path(__file__).parents[1] / "notebooks/studies/saved_logits.ipynb"
+    cells = ["".join(c["source"]) for c in json.loads(page.read_text("utf-8"))["cells"]]
+    (cell,) = [source for source in cells if "divide = " in source]
+    lines = [s.strip() for s in cell.splitlines()]
+    lines = [s for s in lines if s.startswith(("gains = ", "divide = "))]
+    names = {"losses": nll, "error": ece[:1], "calibrated": ece[1]}
+    exec("\n".join(lines), names | {"temperature": temperature}, names)
+    return names["divide"]
+
+
+def test_saved_logits_are_divided_where_both_losses_gain_and_labels_set_a_bound():
+    assert "Divide the logits by 1.30" in saved_advice([0.4, 0.3], [0.02, 0.01], 1.3)
+    for unlike in (
+        ([0.4, 0.41], [0.02, 0.01], 1.3),
+        ([0.4, 0.3], [0.02, 0.04], 1.3),
+        (
+            [0.4, 0.3],
+            [0.02, 0.01],
+            metrics.fit_temperature(9 * torch.eye(3)[None], range(3)),
+        ),
+    ):
+        assert saved_advice(*unlike) == "Leave the temperature at 1."
+
+
+def test_ood_sets_have_the_members_of_the_model(tmp_path):
+    """The entropy of one network is not compared with that of an ensemble's mean."""
+    z = np.random.default_rng(0).normal(size=(3, 20, 4))
+    np.savez(tmp_path / "a.npz", logits=z, ood_far=z[0])
+    with pytest.raises(ValueError, match=r"\[3, 4\], got \[1, 4\]"):
+        decide.saved(tmp_path / "a.npz")
+
+
 # Small numbers, coarse numbers, missing ones ------------------------------------------------
 
 
