@@ -361,14 +361,14 @@ def test_scores_that_can_be_differentiated_are_numbers_like_others():
 # The report's advice -----------------------------------------------------------------------
 
 
-def advice(nll_gains, before, after):
+def advice(nll_gains, before, after, temperature=1.08):
     """The lines that the last cell of lesson 16 advises, for the ECE before and after a temperature."""
     page = Path(__file__).parents[1] / "notebooks" / "16_bring_your_model.ipynb"
     cells = ["".join(c["source"]) for c in json.loads(page.read_text("utf-8"))["cells"]]
     (cell,) = [source for source in cells if "LINES = {" in source]
     names = dict.fromkeys(("near", "reason"), "")
     names |= {"answered": torch.tensor([True]), "several": False, "easy": []}
-    names |= {"temperature": 1.08, "threshold": 0.1}
+    names |= {"temperature": temperature, "threshold": 0.1}
     names |= {"holds": {"temperature": nll_gains}}
     names |= {"errors": {"as it is": (before,), "scaled": (after,)}}
     for line in ast.parse(cell).body:
@@ -382,6 +382,8 @@ def test_a_temperature_is_advised_where_both_losses_gain():
     assert "Divide its logits by 1.08" in advice(True, 0.02, 0.01)
     assert "Divide" not in advice(True, 0.02, 0.04)
     assert "Divide" not in advice(False, 0.02, 0.01)
+    sure = metrics.fit_temperature(9 * torch.eye(3)[None], range(3))
+    assert "Divide" not in advice(True, 0.02, 0.01, sure)
 
 
 def saved_advice(nll, ece, temperature):
