@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import sys
 
 import pytest
@@ -99,6 +100,39 @@ def test_functions_to_write_have_the_metadata_of_nbgrader(tmp_path):
         found += [write["grade_id"], judge["grade_id"]]
     assert found
     assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "00", "-p", "seed", "1", "-p", "seed", "2"], "each NAME once"),
+        (["report", "-s", "depth", "20", "-s", "depth", "32"], "each NAME once"),
+        (["report", "--data", "digits", "-p", "dataset", "letters"], "dataset: given"),
+        (["run", "--studies"], "no studies in .*notebooks; name"),
+    ],
+)
+def test_no_value_takes_another_s_place_and_none_is_made_up(project, arguments, words):
+    said = call(*arguments)
+    assert said.exit_code == 2
+    assert re.search(words, said.output)
+    assert not (project / "report").exists()
+
+
+def test_pages_of_the_package_come_after_one_s_own(project, monkeypatch):
+    """In a project of the user's with notebooks of its own, and below it."""
+    package = parameters.PAGES
+    lesson = "16_bring_your_model"
+    for folder in (project, project / "notebooks"):
+        monkeypatch.chdir(folder)
+        assert parameters.find("00") == project / "notebooks" / "00_good.ipynb"
+        assert parameters.find("01_bad.ipynb") == project / "notebooks" / "01_bad.ipynb"
+        assert parameters.find("16") == package / f"{lesson}.ipynb"
+        study = package / "studies" / f"{lesson}_study.ipynb"
+        assert parameters.find("studies/16") == study
+        assert parameters.all_notebooks() == [*map(parameters.find, ("00", "01"))]
+    for name in ("/nowhere/00", "../00"):
+        with pytest.raises(ValueError, match="no notebook of: 00_good, 01_bad"):
+            parameters.find(name)
 
 
 def test_jupyterlab_does_not_open_the_packages_own_pages(tmp_path, monkeypatch):

@@ -30,7 +30,7 @@ from pydantic import (
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
 
 from uqlab.core.files import StrPath, Values, fingerprint, read_json, write
-from uqlab.core.recording import plain
+from uqlab.core.recording import plain, project
 
 CELL = {"cell_type", "metadata", "source"}  # what every cell of a notebook has
 PACKED = Path(__file__).absolute().with_name("project")  # in a wheel: setup.py
@@ -202,19 +202,27 @@ def _reason(error: ValidationError) -> str:
 def find(name: StrPath) -> Path:
     """Return the notebook that a path, a stem or a unique start of one ("03") means.
 
-    A lesson comes before a study of the same number; "studies/03" is the study.
+    A lesson comes before a study of the same number; "studies/03" is the study. Those
+    of the package come after all that lie in notebooks/ of this folder.
     """
     if Path(name).is_file():
         return Path(name).absolute()
-    folder, _, stem = str(name).rpartition("/")
-    known = {}
-    for kind in [folder] if folder else KINDS:
-        known |= {path.stem: path for path in all_notebooks(kind)}
-        fitting = [stem] if stem in known else [s for s in known if s.startswith(stem)]
-        if len(fitting) == 1:
-            return known[fitting[0]]
-    wrong = "is the start of several" if fitting else "is no notebook of"
-    raise ValueError(f"'{name}' {wrong}: {', '.join(fitting or known)}")
+    folder, _, stem = str(name).removesuffix(".ipynb").rpartition("/")
+    every = []
+    for pages in _places():
+        known, fitting = {}, []
+        for kind in [kind for kind in KINDS if folder in ("", kind)]:
+            known |= {path.stem: path for path in _notebooks(pages, kind)}
+            fitting = [s for s in known if s.startswith(stem)]
+            fitting = [stem] if stem in known else fitting
+            if len(fitting) == 1:
+                return known[fitting[0]]
+        if fitting:
+            several = ", ".join(fitting)
+            raise ValueError(f"'{name}' is the start of several: {several}")
+        every += known
+    every = every or [path.stem for path in all_notebooks()]
+    raise ValueError(f"'{name}' is no notebook of: {', '.join(every)}")
 
 
 def all_notebooks(kind: str = "lessons") -> list[Path]:
@@ -223,8 +231,17 @@ def all_notebooks(kind: str = "lessons") -> list[Path]:
     Studies, which hold the evidence behind the lessons, are in notebooks/studies/; the
     notebooks of notebooks/rows/ are no pages: they fill, in hours, the studies' tables.
     """
-    here = Path.cwd() / "notebooks"
-    pages = here if any(here.glob("[0-9]*.ipynb")) else PAGES
+    pages = next(place for place in _places() if _notebooks(place, "lessons"))
+    return _notebooks(pages, kind)
+
+
+def _places() -> tuple[Path, Path]:
+    """Return notebooks/ of this folder, which may be one in it, and the package's."""
+    return project(Path.cwd()) / "notebooks", PAGES
+
+
+def _notebooks(pages: Path, kind: str) -> list[Path]:
+    """Return the notebooks of a kind in a folder."""
     return sorted(
         pages.glob("[0-9]*.ipynb" if kind == "lessons" else f"{kind}/*.ipynb")
     )
@@ -372,14 +389,19 @@ def overrides(
     return checked(values, known, notebook.stem)
 
 
-def of_profile(notebook: Path, profile: str) -> Values:
-    """Return a profile's parameters of a notebook; every other than quick has some."""
+def in_profile(notebook: Path, profile: str) -> dict[str, Values]:
+    """Return the entries of a profile; ValueError for one that is not there."""
     sets = profiles(notebook)
     if profile not in sets:
         file = profiles_file(notebook)
         names = ", ".join(sets)
         raise ValueError(f"unknown profile {profile!r}; {file} has: {names}")
-    entries, stem = sets[profile], notebook.stem
+    return sets[profile]
+
+
+def of_profile(notebook: Path, profile: str) -> Values:
+    """Return a profile's parameters of a notebook; every other than quick has some."""
+    entries, stem = in_profile(notebook, profile), notebook.stem
     if profile != "quick" and stem not in entries:
         kin = [name for name in entries if name[:2] == stem[:2]] or [*entries]
         kin = [re.sub(r"^(\d\d)_.+_study$", r"studies/\1", name) for name in kin]
@@ -447,6 +469,8 @@ def per_notebook(
     terminal says so.
     """
     paths = list(map(find, names)) or _with_profile(profile, all_notebooks(kind))
+    if not paths:
+        raise ValueError(f"no {kind} in {_places()[0]}; name those that should run")
     known = {path: defaults(path) for path in paths}
     if len({path.stem for path in known}) < len(known):
         same = ", ".join(map(str, known))
@@ -466,8 +490,8 @@ def per_notebook(
 
 def _with_profile(profile: str, paths: list[Path]) -> list[Path]:
     """Return the notebooks of a folder that have a profile; without any, all."""
-    entries = profiles(paths[0]).get(profile, {}) if profile != "quick" else {}
-    return [path for path in paths if path.stem in entries] or paths
+    named = [path for path in paths if path.stem in profiles(path).get(profile, {})]
+    return paths if profile == "quick" else named or paths
 
 
 def from_here(text: str) -> str:

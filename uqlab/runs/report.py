@@ -21,7 +21,7 @@ def parameters(
     dataset: str | None,
     ood: Sequence[str],
     weights: Sequence[str],
-    settings: Sequence[tuple[str, str]],
+    settings: dict[str, str],
 ) -> dict[str, str]:
     """Return what a command line brings as parameters of page 16, in text."""
     values = {
@@ -29,7 +29,7 @@ def parameters(
         "dataset": dataset,
         "ood": ood and str(list(ood)),
         "weights": weights and str([_absolute(place) for place in weights]),
-        "settings": settings and str(dict(settings)),
+        "settings": settings and str(settings),
     }
     return {name: text for name, text in values.items() if text}
 

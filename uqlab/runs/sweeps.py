@@ -267,7 +267,7 @@ def jobs_of_grid(
     source = source_sha256(notebook)
     same = overrides(notebook, profile, parameters)
     axes = _axes(grid, known, notebook.stem)
-    place = Path(root, profile, f"{notebook.stem}.sweep").absolute()
+    place = Path(root, profile, f"{notebook.stem}.sweep").expanduser().absolute()
     jobs = {}
     for point in itertools.product(*axes):
         values = dict(ChainMap(*point, same))
