@@ -20,8 +20,10 @@ from torch import Tensor
 
 from uqlab import metrics, uncertainty
 from uqlab.core import recording
+from uqlab.core.checks import ArrayLike, as_tensor
 from uqlab.core.extras import extra
 from uqlab.core.files import writing
+from uqlab.metrics.quality import hits as hits_of
 
 with extra("notebooks"):
     import matplotlib as mpl
@@ -210,7 +212,7 @@ def barycentric(p: Values) -> np.ndarray:
 
 
 def simplex(
-    logits: Tensor, *, mean: bool = True, frame: bool = True, ax: Axes | None = None
+    logits: ArrayLike, *, mean: bool = True, frame: bool = True, ax: Axes | None = None
 ) -> Axes:
     """Draw members as points of the simplex.
 
@@ -228,7 +230,7 @@ def simplex(
     ax = ax or plt.gca()
     if frame:
         _simplex_frame(ax)
-    p = logits.double().softmax(-1)
+    p = as_tensor("logits", logits).double().softmax(-1)
     x, y = barycentric(p).T
     ax.scatter(x, y, 26, EPISTEMIC, edgecolor="white", linewidth=0.7, zorder=3)
     if mean and len(p):
@@ -475,8 +477,8 @@ def dots(
 
 
 def reliability(
-    logits: Tensor,
-    labels: Tensor,
+    logits: ArrayLike,
+    labels: ArrayLike,
     *,
     bins: int = 15,
     color: Any = EPISTEMIC,
@@ -514,11 +516,13 @@ def reliability(
     return ax
 
 
-def _by_confidence(logits: Tensor, labels: Tensor, bins: int) -> tuple[np.ndarray, ...]:
+def _by_confidence(
+    logits: ArrayLike, labels: ArrayLike, bins: int
+) -> tuple[np.ndarray, ...]:
     """Return count, accuracy and mean confidence of each bin, 0 where it is empty."""
-    confidence, answer = metrics.log_prediction(logits).exp().max(1)
+    confidence = metrics.log_prediction(logits).exp().amax(1)
     at = metrics.bins_of(confidence, bins)
-    hits = (answer == labels).double()
+    hits = hits_of(logits, labels)
     sums = [at.bincount(weights, bins) for weights in (None, hits, confidence)]
     count, right, sure = map(_array, sums)
     full = count.clip(min=1)
@@ -553,7 +557,7 @@ def heatmap(
 
 
 def images(
-    inputs: Tensor | list[str],
+    inputs: ArrayLike | list[str],
     *,
     count: int = 10,
     title: str = "",
@@ -606,14 +610,15 @@ def images(
     return panels
 
 
-def _picture(image: Tensor, ax: Axes, extent: Any = None) -> None:
+def _picture(image: ArrayLike, ax: Axes, extent: Any = None) -> None:
     """Draw an image [channels, height, width]."""
-    ax.imshow(_array(image.movedim(0, -1).squeeze(-1)), extent=extent, **PICTURE)
+    rows = np.moveaxis(_array(image), 0, -1)
+    ax.imshow(rows[..., 0] if rows.shape[-1] == 1 else rows, extent=extent, **PICTURE)
 
 
 def votes(
-    image: Tensor,
-    logits: Tensor,
+    image: ArrayLike,
+    logits: ArrayLike,
     classes: Sequence[str] = (),
     *,
     ax: Axes | None = None,
@@ -635,6 +640,7 @@ def votes(
         Where; the current axes by default.
     """
     ax = ax or plt.gca()
+    logits = as_tensor("logits", logits, "tiles classes")
     side = math.isqrt(len(logits))
     if side * side != len(logits):
         raise ValueError(
@@ -674,12 +680,13 @@ def _tile(
     )
 
 
-def mask_map(mask: Tensor, *, ax: Axes | None = None) -> Axes:
+def mask_map(mask: ArrayLike, *, ax: Axes | None = None) -> Axes:
     """Draw masks [members, units] with values in [0, 1] as blue cells.
 
     Units are sorted by their mean over members.
     """
-    if mask.ndim != 2 or not mask.numel():
+    mask = as_tensor("mask", mask, "members units")
+    if not mask.numel():
         raise ValueError(f"masks must be [members, units], got {list(mask.shape)}")
     ax = ax or plt.gca()
     order = mask.mean(0).argsort(descending=True, stable=True)

@@ -235,7 +235,9 @@ def test_own_texts_are_refused(name, content, message, tmp_path):
 
 
 def test_a_split_that_a_table_does_not_have_is_named(tmp_path):
-    rows = "".join(f"text {i},{i % 2},{'Train' if i % 3 else 'val'}\n" for i in range(9))
+    rows = "".join(
+        f"text {i},{i % 2},{'Train' if i % 3 else 'val'}\n" for i in range(9)
+    )
     (tmp_path / "own.csv").write_text("text,label,split\n" + rows)
     assert len(data.load(tmp_path / "own.csv", "train")) == 6
     with pytest.raises(ValueError, match="train or test, got only Train, val"):

@@ -247,3 +247,21 @@ def test_a_checkpoint_of_other_values_in_an_augmentation_is_refused(tmp_path, ma
     trained(2, augment=make(1.0), **settings)
     with pytest.raises(ValueError, match="another run, with other augment"):
         trained(2, augment=make(1.5), **settings)
+
+
+def test_a_layer_whose_state_is_no_tensor_is_named(tmp_path):
+    class Counting(nn.Linear):
+        def get_extra_state(self):
+            return {"count": 1}
+
+    ensemble = ensembles.deep(lambda: nn.Sequential(Counting(6, 3)), 2)
+    with pytest.raises(TypeError, match=r"_extra_state.*get_extra_state"):
+        training.fit(
+            ensemble,
+            torch.randn(9, 6),
+            torch.arange(9) % 3,
+            epochs=1,
+            lr=0.1,
+            progress=False,
+            checkpoint=tmp_path / "run",
+        )
