@@ -372,6 +372,7 @@ def test_errors_say_what_to_do(case):
         SCORES["knn"].fit(ensemble, train, y[:9])
 
 
+@pytest.mark.usefixtures("unchecked")  # annotations are no refusals
 def test_scores_of_a_network_that_takes_tensors_by_name():
     network, x = NETWORKS["bert"].make(), NETWORKS["bert"].inputs(12)
     reasons = scores.refused(
