@@ -414,9 +414,7 @@ def test_saved_logits_that_cannot_be_read_say_what_to_do(tmp_path, kind):
 
 def test_other_inputs_of_other_classes_are_refused(tmp_path):
     np.savez(tmp_path / "z.npz", logits=Z, ood_far=Z[:, :2])
-    with pytest.raises(
-        ValueError, match=r"'far' must have the members and classes .*\[1, 3\]"
-    ):
+    with pytest.raises(ValueError, match="'far' must have the members and classes"):
         decide.saved(tmp_path / "z.npz")
 
 

@@ -416,7 +416,7 @@ def test_ood_sets_have_the_members_of_the_model(tmp_path):
     """The entropy of one network is not compared with that of an ensemble's mean."""
     z = np.random.default_rng(0).normal(size=(3, 20, 4))
     np.savez(tmp_path / "a.npz", logits=z, ood_far=z[0])
-    with pytest.raises(ValueError, match=r"\[3, 4\], got \[1, 4\]"):
+    with pytest.raises(ValueError, match="'far' must have the members"):
         decide.saved(tmp_path / "a.npz")
 
 

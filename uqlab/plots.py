@@ -640,15 +640,14 @@ def votes(
         Where; the current axes by default.
     """
     ax = ax or plt.gca()
-    logits = as_tensor("logits", logits, "tiles classes")
-    side = math.isqrt(len(logits))
-    if side * side != len(logits):
+    p = as_tensor("logits", logits, "tiles classes").softmax(-1)
+    side = math.isqrt(len(p))
+    if side**2 != len(p):
         raise ValueError(
             "votes needs the logits of s x s tiles, [s * s, classes], "
-            f"got {list(logits.shape)}"
+            f"got {list(p.shape)}"
         )
     _picture(image, ax, (0, side, side, 0))
-    p = logits.double().softmax(-1)
     together = p.mean(0).argmax()
     names = classes if len(classes) else range(p.shape[1])
     for i, (sure, vote) in enumerate(zip(*p.max(1), strict=True)):

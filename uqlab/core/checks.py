@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 
 ArrayLike = Tensor | np.ndarray | Sequence[Any]  # what `as_tensor` reads
 Inputs = Tensor | Mapping[str, Tensor]  # several by name, as tokenizers make them
+InputsLike = ArrayLike | Mapping[str, Tensor]  # what `as_inputs` reads
 LOGITS = "members batch classes"
 HINT = "; for a single model use logits[None], for groups decompose_groups"
 

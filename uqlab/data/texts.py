@@ -58,14 +58,19 @@ def table(path: Path, split: str) -> Items:
         names = [int(name.partition(".")[0]) for name in names]
     classes = sorted({*names})
     y = np.array([classes.index(name) for name in names])
+    rows = split_rows(y, split)
     if "split" in columns:
-        rows = np.flatnonzero([name.lower() == split for name in columns["split"]])
-        if not len(rows):
-            there = ", ".join(sorted({*columns["split"]}))
-            raise ValueError(f"{path}: split must be train or test, got only {there}")
-    else:
-        rows = split_rows(y, split)
+        rows = _named_rows(path, columns["split"], split)
     return Items([texts[row] for row in rows], y[rows], tuple(map(str, classes)))
+
+
+def _named_rows(path: Path, names: list[str], split: str) -> np.ndarray:
+    """Return the rows of a split by their names; ValueError if there are none."""
+    rows = np.flatnonzero([name.lower() == split for name in names])
+    if not len(rows):
+        there = ", ".join(sorted({*names}))
+        raise ValueError(f"{path}: split must be train or test, got only {there}")
+    return rows
 
 
 def _columns(path: Path) -> dict[str, list[str]]:

@@ -409,9 +409,7 @@ def report(
     from uqlab.runs import report
 
     name, page, values = report.plan(logits, watch, output_dir, **brought)
-    if twice := sorted(values.keys() & parameters.keys()):
-        raise ValueError(f"{twice[0]}: given by an option and by -p; choose")
-    plan = per_notebook([page], profile, values | parameters)
+    plan = per_notebook([page], profile, report.with_parameters(values, parameters))
     root = output_dir / name if watch else output_dir
     outcomes = execution.execute_all(plan, root, profile, 1, timeout, quiet)
     (outcome,) = outcomes.values()

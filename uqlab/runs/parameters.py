@@ -209,19 +209,15 @@ def find(name: StrPath) -> Path:
         return Path(name).absolute()
     folder, _, stem = str(name).removesuffix(".ipynb").rpartition("/")
     every = []
-    for pages in _places():
-        known, fitting = {}, []
-        for kind in [kind for kind in KINDS if folder in ("", kind)]:
-            known |= {path.stem: path for path in _notebooks(pages, kind)}
-            fitting = [s for s in known if s.startswith(stem)]
-            fitting = [stem] if stem in known else fitting
-            if len(fitting) == 1:
-                return known[fitting[0]]
-        if fitting:
-            several = ", ".join(fitting)
-            raise ValueError(f"'{name}' is the start of several: {several}")
+    for pages, kind in itertools.product(_places(), KINDS):
+        known = {path.stem: path for path in _notebooks(pages, kind)}
         every += known
-    every = every or [path.stem for path in all_notebooks()]
+        fitting = [stem] if stem in known else [s for s in known if s.startswith(stem)]
+        if fitting and folder in ("", kind):
+            if len(fitting) > 1:
+                several = ", ".join(fitting)
+                raise ValueError(f"'{name}' is the start of several: {several}")
+            return known[fitting[0]]
     raise ValueError(f"'{name}' is no notebook of: {', '.join(every)}")
 
 
@@ -468,9 +464,7 @@ def per_notebook(
     must be one of at least one of the notebooks. Where one lacks it, a note on the
     terminal says so.
     """
-    paths = list(map(find, names)) or _with_profile(profile, all_notebooks(kind))
-    if not paths:
-        raise ValueError(f"no {kind} in {_places()[0]}; name those that should run")
+    paths = list(map(find, names)) or _with_profile(profile, kind)
     known = {path: defaults(path) for path in paths}
     if len({path.stem for path in known}) < len(known):
         same = ", ".join(map(str, known))
@@ -488,10 +482,13 @@ def per_notebook(
     return plan
 
 
-def _with_profile(profile: str, paths: list[Path]) -> list[Path]:
-    """Return the notebooks of a folder that have a profile; without any, all."""
-    named = [path for path in paths if path.stem in profiles(path).get(profile, {})]
-    return paths if profile == "quick" else named or paths
+def _with_profile(profile: str, kind: str) -> list[Path]:
+    """Return the notebooks of a kind that have a profile; without any, all."""
+    paths = all_notebooks(kind)
+    if not paths:
+        raise ValueError(f"no {kind} in {_places()[0]}; name those that should run")
+    entries = profiles(paths[0]).get(profile, {}) if profile != "quick" else {}
+    return [path for path in paths if path.stem in entries] or paths
 
 
 def from_here(text: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from uqlab.core.files import fingerprint, write
+from uqlab.core.files import Values, fingerprint, write
 from uqlab.core.recording import Record
 from uqlab.runs.manifest import Manifest
 from uqlab.runs.parameters import find
@@ -58,6 +58,13 @@ def plan(
     if logits:
         return "logits", SAVED, {"logits": logits}
     return "report", PAGE, parameters(**brought)
+
+
+def with_parameters(values: Values, more: Values) -> Values:
+    """Return parameters and those of -p; ValueError where one is given twice."""
+    if twice := sorted(values.keys() & more.keys()):
+        raise ValueError(f"{twice[0]}: given by an option and by -p; choose")
+    return values | more
 
 
 def source(model: str) -> str:

@@ -27,7 +27,7 @@ from torch import nn
 
 from uqlab import data, ensembles, models
 from uqlab.core import files
-from uqlab.core.checks import ArrayLike, Inputs, as_inputs, first_tensor
+from uqlab.core.checks import InputsLike, as_inputs, first_tensor
 from uqlab.core.files import StrPath
 from uqlab.core.modules import call, evaluating, logits_of, take
 from uqlab.study import methods
@@ -99,10 +99,13 @@ def model(
         scale = models.Standardize(mean, std)
         networks = [nn.Sequential(scale, network) for network in networks]
     whole = networks[0] if len(networks) == 1 else ensembles.from_members(networks)
+    return Brought(whole.eval(), _checksums(paths))
+
+
+def _checksums(paths):
     names = [path.name for path in paths]
-    called = [p.name if names.count(p.name) == 1 else str(p) for p in paths]
-    sums = [files.sha256(path)[:16] for path in paths]
-    return Brought(whole.eval(), dict(zip(called, sums, strict=True)))
+    called = [path.name if names.count(path.name) == 1 else str(path) for path in paths]
+    return {name: files.sha256(p)[:16] for name, p in zip(called, paths, strict=True)}
 
 
 def _with_weights(networks, paths, scaled):
@@ -120,7 +123,7 @@ def _with_weights(networks, paths, scaled):
         return list(map(models.load_weights, copies, paths)) or networks
 
 
-def check(network: nn.Module, inputs: ArrayLike | Inputs, task: data.Dataset) -> None:
+def check(network: nn.Module, inputs: InputsLike, task: data.Dataset) -> None:
     """Raise ValueError unless a network returns finite logits [batch, classes].
 
     Parameters

@@ -357,12 +357,10 @@ def saved(path: StrPath) -> Saved:
     called = {name: name.removeprefix("ood_") for name in others}
     called |= {name: name for name in others if called[name] in others}  # "ood_ood"
     ood = {called[name]: read(name, arrays[name]) for name in others}
-    for name, z in ood.items():
-        if z.shape[::2] != logits.shape[::2]:
-            raise ValueError(
-                f"OOD set {name!r} must have the members and classes of the {kind}, "
-                f"{list(logits.shape[::2])}, got {list(z.shape[::2])}"
-            )
+    if other := [name for name, z in ood.items() if z.shape[::2] != logits.shape[::2]]:
+        raise ValueError(
+            f"OOD set {other[0]!r} must have the members and classes of the {kind}"
+        )
     return Saved(logits, labels, ood)
 
 

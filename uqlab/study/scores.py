@@ -25,6 +25,7 @@ from uqlab.analysis import diversity, representations
 from uqlab.core.checks import (
     ArrayLike,
     Inputs,
+    InputsLike,
     as_inputs,
     as_labels,
     count,
@@ -93,9 +94,7 @@ class Score:
     # What was learned, as long as the model lives.
     known: WeakKeyDictionary = field(default_factory=WeakKeyDictionary, init=False)
 
-    def fit(
-        self, model: nn.Module, inputs: ArrayLike | Inputs, labels: ArrayLike
-    ) -> "Score":
+    def fit(self, model: nn.Module, inputs: InputsLike, labels: ArrayLike) -> "Score":
         """Learn the statistics of a model on its training set.
 
         After further training, do it again.
@@ -104,7 +103,7 @@ class Score:
         return self
 
     def __call__(
-        self, model: nn.Module, inputs: ArrayLike | Inputs, temperature: float = 1.0
+        self, model: nn.Module, inputs: InputsLike, temperature: float = 1.0
     ) -> Float[Tensor, " samples"]:
         """Return the score of each input.
 
@@ -140,7 +139,7 @@ class Score:
 def fit(
     names: Iterable[str],
     model: nn.Module,
-    inputs: ArrayLike | Inputs,
+    inputs: InputsLike,
     labels: ArrayLike,
 ) -> None:
     """Fit several of SCORES; the model is asked once for what they share."""
@@ -148,7 +147,7 @@ def fit(
 
 
 def _fit(
-    scores: list[Score], model: nn.Module, inputs: ArrayLike | Inputs, labels: ArrayLike
+    scores: list[Score], model: nn.Module, inputs: InputsLike, labels: ArrayLike
 ) -> None:
     x = as_inputs(inputs)
     y = as_labels(labels, count(x)).cpu()
@@ -162,7 +161,7 @@ def _fit(
 def values(
     names: Iterable[str],
     model: nn.Module,
-    inputs: ArrayLike | Inputs,
+    inputs: InputsLike,
     temperature: float = 1.0,
     z: Logits | None = None,
 ) -> dict[str, Tensor]:
@@ -191,7 +190,7 @@ def values(
 def refused(
     names: Iterable[str],
     model: nn.Module,
-    inputs: ArrayLike | Inputs,
+    inputs: InputsLike,
     labels: ArrayLike,
 ) -> dict[str, str]:
     """Return which of SCORES a model cannot give, and why.
