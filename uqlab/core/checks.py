@@ -7,7 +7,7 @@ what Python or torch raise.
 
 import operator
 import os
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -307,6 +307,21 @@ def one_of(name: str, value: Any, accepted: Collection[Any]) -> None:
             f"{name} must be {', '.join(others)}{' or ' if others else ''}{last}, "
             f"got {value!r}"
         )
+
+
+def several(name: str, value: Any, such: str) -> list[Any]:
+    """Return the items of `value`; TypeError for one thing, where `such` is wanted."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        kind = type(value).__name__
+        raise TypeError(f"{name} must be several, such as {such}, got one {kind}")
+    return list(value)
+
+
+def by_name(name: str, value: Any, such: str) -> None:
+    """Raise TypeError unless `value` holds things by name, as `such` does."""
+    if not isinstance(value, Mapping):
+        kind = type(value).__name__
+        raise TypeError(f"{name} must be by name, such as {such}, got {kind}")
 
 
 def at_least(name: str, value: Any, least: int = 1) -> int:

@@ -87,12 +87,7 @@ def model(
     """
     source = os.fspath(source)
     paths = _weight_files(weights)
-    if len(mean) != len(std):
-        raise ValueError(
-            "mean and std must have one number for each channel, got "
-            f"{len(mean)} and {len(std)}"
-        )
-    scaled = len(mean) > 0
+    scaled = len(mean) + len(std) > 0
     networks = _networks(source, task, settings or {}, new_classifier, scaled)
     networks = _with_weights(networks, paths, scaled)
     if scaled:
