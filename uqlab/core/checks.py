@@ -309,7 +309,7 @@ def one_of(name: str, value: Any, accepted: Collection[Any]) -> None:
         )
 
 
-def several(name: str, value: Any, such: str) -> list[Any]:
+def several(name: str, value: Any, such: str = "a list") -> list[Any]:
     """Return the items of `value`; TypeError for one thing, where `such` is wanted."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         kind = type(value).__name__

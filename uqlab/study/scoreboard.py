@@ -95,7 +95,7 @@ def measure(
     ValueError
         For unknown names, and where no method could be trained.
     """
-    scores = several("scores", scores, '["entropy"]')
+    scores = several("scores", scores)
     few = few or {}
     how = _settings(methods, settings, own or {})
     _check_names(how, [*scores, *few], ood)
