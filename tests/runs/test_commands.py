@@ -9,8 +9,11 @@ import sys
 import pytest
 from click.shell_completion import ShellComplete
 from small_runs import call, two_notebooks  # noqa: F401  (a fixture)
+from torch import nn
 
-from uqlab.runs import cli, doctor, parameters
+from uqlab import data
+from uqlab.runs import cli, doctor, parameters, report
+from uqlab.study import bring
 
 
 def test_a_project_is_a_copy_to_work_in(tmp_path, monkeypatch):
@@ -116,6 +119,26 @@ def test_no_value_takes_another_s_place_and_none_is_made_up(project, arguments, 
     assert said.exit_code == 2
     assert re.search(words, said.output)
     assert not (project / "report").exists()
+
+
+def test_settings_of_a_model_are_data_and_files_that_the_page_finds(
+    tmp_path, monkeypatch
+):
+    """The line of the guide: uqlab report uqlab.models:cifar_resnet -s depth 32."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "best.pt").touch()
+    typed = {"depth": "32", "rate": "1e-3", "name": "a, b", "file": "best.pt"}
+    model = "uqlab.models:cifar_resnet"
+    brought = {"dataset": None, "ood": (), "weights": (), "settings": typed}
+    _, page, values = report.plan(None, None, tmp_path, model=model, **brought)
+    settings = parameters.overrides(parameters.find(page), "quick", values)["settings"]
+    assert settings == {
+        **{"depth": 32, "rate": 1e-3, "name": "a, b"},
+        "file": str(tmp_path / "best.pt"),
+    }
+    task = data.load("digits", limit=9)
+    network = bring.model(model, task, settings={"depth": settings["depth"]}).model
+    assert sum(isinstance(part, nn.Conv2d) for part in network.modules()) == 31
 
 
 def test_pages_of_the_package_come_after_one_s_own(project, monkeypatch):

@@ -413,7 +413,7 @@ def checked(parameters: Values, known: Values, where: str) -> Values:
     if "output_dir" in parameters:
         raise ValueError("output_dir is set by the runner; use --output-dir")
     values = {
-        name: plain(name, _read(text, type(known[name])))
+        name: plain(name, meant(text, type(known[name])))
         for name, text in parameters.items()
     }
     return _of_types(f"{where}: parameter ", known, values)
@@ -437,7 +437,7 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> No
             raise ValueError(f"unknown parameter {name!r}{hint} {where} has: {names}")
 
 
-def _read(text: Any, kind: type) -> Any:
+def meant(text: Any, kind: type = object) -> Any:
     """Return the data that a text means, or the text where text is meant."""
     if not isinstance(text, str):
         return text

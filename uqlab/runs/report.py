@@ -9,7 +9,7 @@ from typing import Any
 from uqlab.core.files import Values, fingerprint, write
 from uqlab.core.recording import Record
 from uqlab.runs.manifest import Manifest
-from uqlab.runs.parameters import find
+from uqlab.runs.parameters import find, meant
 from uqlab.runs.tables import options
 
 PAGE = "16_bring_your_model"
@@ -29,7 +29,7 @@ def parameters(
         "dataset": dataset,
         "ood": ood and str(list(ood)),
         "weights": weights and str([_absolute(place) for place in weights]),
-        "settings": settings and str(settings),
+        "settings": settings and str({k: _setting(v) for k, v in settings.items()}),
     }
     return {name: text for name, text in values.items() if text}
 
@@ -91,6 +91,11 @@ def source(model: str) -> str:
             f"no file {path}; a model is FILE.py:FUNCTION, MODULE:FUNCTION or a folder"
         )
     return model and _absolute(model)
+
+
+def _setting(text: str) -> Any:
+    """Return what the text of a setting means, or the path of a file that exists."""
+    return _absolute(text) if Path(text).expanduser().is_file() else meant(text)
 
 
 def _absolute(place: str) -> str:
