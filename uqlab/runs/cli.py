@@ -402,7 +402,8 @@ def report(
     \b
       uqlab report mymodel.py:make --data mine.npz --ood letters
       uqlab report mymodel.py:make --weights checkpoints/ --data mine.npz
-      uqlab report uqlab.models:cifar_resnet -s depth 32 --weights resnet32.th
+      uqlab report uqlab.models:cifar_resnet -s depth 32 --weights resnet32.th \\
+          --data cifar10
       uqlab report --logits run.npz
       uqlab report --watch new.npz
     """  # noqa: D301
