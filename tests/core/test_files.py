@@ -1,13 +1,18 @@
 """Files appear whole or not at all; fingerprints tell apart what results depend on."""
 
+import copy
+import functools
 import hashlib
 from collections import UserDict
+from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 
+from uqlab import data
 from uqlab.core.files import fingerprint, read_json, sha256, write, writing
 
 
@@ -64,6 +69,28 @@ def test_sha256(tmp_path):
 x = torch.arange(4096.0)
 changed = x.clone()
 changed[2000] += 1e-3
+layer = nn.Linear(2, 2)
+
+
+@dataclass(repr=False)
+class Told:
+    values: torch.Tensor
+
+    def __repr__(self):
+        return "Told"
+
+
+class Untold:
+    def __init__(self, number):
+        self.number, self.around = number, self
+
+
+class Halved(nn.Module):
+    def forward(self, x):
+        return x / 2
+
+
+Doubled = type("Halved", (nn.Module,), {"forward": lambda self, x: 2 * x})
 
 
 @pytest.mark.parametrize(
@@ -86,6 +113,17 @@ changed[2000] += 1e-3
         ((1,), (1.0,)),
         ((1,), ("1",)),
         ((None,), ()),
+        ((Told(x),), (Told(changed),)),  # their text is the same
+        ((Untold(1),), (Untold(2),)),
+        ((data.load("digits", limit=9),), (data.load("digits", limit=9, seed=1),)),
+        ((pd.Series(x),), (pd.Series(changed),)),
+        ((np.array([1, None]),), (np.array([2, None]),)),
+        ((lambda z: z,), (lambda z: -z,)),
+        ((functools.partial(sum, start=1),), (functools.partial(sum, start=2),)),
+        ((nn.Dropout(0.1),), (nn.Dropout(0.5),)),
+        ((nn.Sequential(nn.ReLU()),), (nn.Sequential(nn.Tanh()),)),
+        ((layer,), (copy.deepcopy(layer).requires_grad_(False),)),
+        ((Halved(),), (Doubled(),)),
     ],
 )
 def test_fingerprints_differ(first, second):
@@ -105,6 +143,17 @@ def test_fingerprints_agree_on_equal_things():
         x.requires_grad_(),
     ):
         assert fingerprint(tensor) == fingerprint(tensor.detach().clone())
+
+
+def test_places_in_memory_do_not_count():
+    def loss(z):
+        return z
+
+    same = [(Untold(1), loss, np.array([None]), nn.Dropout(0.1)) for _ in range(2)]
+    assert fingerprint(same[0]) == fingerprint(same[1])
+    first = fingerprint(Untold(1))
+    kept = [Untold(k) for k in range(100)]  # each has another place
+    assert {fingerprint(Untold(1)) for _ in kept} == {first}
 
 
 def test_a_class_is_fingerprinted_by_its_name():

@@ -1,12 +1,15 @@
 """Files that appear whole or not at all, and fingerprints of what a result needs."""
 
 import contextlib
+import functools
 import hashlib
+import inspect
 import json
 import os
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +79,12 @@ def sha256(path: StrPath) -> str:
 def fingerprint(*things: Any) -> str:
     """Return one SHA-256 of all things given.
 
-    Tensors and arrays count with shape, type and every value, modules with their
-    state, classes with their name, and other things with their `repr`. The items of
-    lists, tuples and mappings count in their order; a list equals a tuple.
+    Tensors and arrays count with shape, type and every value, modules with how they
+    are built and their state, classes with their name, functions with their source and
+    what they are made with (defaults, values from outside but lists, sets and mappings,
+    in which functions note things), dataclasses and objects without a `repr` of their
+    own with their attributes, tables as text, and other things with their `repr`. The
+    items of lists, tuples and mappings count in their order; a list equals a tuple.
     """
     digest = hashlib.sha256()
     for thing in things:
@@ -87,33 +93,89 @@ def fingerprint(*things: Any) -> str:
     return digest.hexdigest()
 
 
-def _parts(thing: Any) -> Iterator[Any]:
-    """Yield the bytes that tell a thing apart from others."""
+def _parts(thing: Any, inside: tuple[Any, ...] = ()) -> Iterator[Any]:
+    """Yield the bytes that tell a thing apart; what it is inside of is not repeated."""
+    if any(thing is other for other in inside):
+        thing = type(thing)
+    inside = (*inside, thing)
     if isinstance(thing, type):
         yield _said(f"{thing.__module__}.{thing.__qualname__}")
-        return
-    if hasattr(thing, "state_dict"):
-        thing = dict(thing.state_dict())
+    elif hasattr(thing, "state_dict"):
+        yield from _parts([built(thing), dict(thing.state_dict())], inside)
+    elif hasattr(thing, "detach") or hasattr(thing, "tobytes"):
+        yield from _numbers(thing)
+    elif isinstance(thing, Mapping):
+        yield _said(f"{{{len(thing)}}}")
+        for name, value in thing.items():
+            yield _said(repr(name))
+            yield from _parts(value, inside)
+    elif isinstance(thing, list | tuple):
+        yield _said(f"[{len(thing)}]")
+        for value in thing:
+            yield from _parts(value, inside)
+    elif (made := _made_of(thing)) is not thing:
+        yield from _parts(made, inside)
+    else:
+        yield _said(repr(thing))
+
+
+def _numbers(thing: Any) -> Iterator[Any]:
+    """Yield the bytes of a tensor, an array or an image."""
     if hasattr(thing, "detach"):
         import torch  # importing this module stays cheap
 
         tensor = thing.detach().cpu().contiguous()
         yield _said(f"{list(tensor.shape)} {tensor.dtype}")
         yield tensor.flatten().view(torch.uint8).numpy().data
-    elif hasattr(thing, "tobytes") and hasattr(thing, "dtype"):  # NumPy
-        yield _said(f"{list(thing.shape)} {thing.dtype}")
-        yield thing.tobytes()
-    elif isinstance(thing, Mapping):
-        yield _said(f"{{{len(thing)}}}")
-        for name, value in thing.items():
-            yield _said(repr(name))
-            yield from _parts(value)
-    elif isinstance(thing, list | tuple):
-        yield _said(f"[{len(thing)}]")
-        for value in thing:
-            yield from _parts(value)
-    else:
-        yield _said(repr(thing))
+        return
+    shape, kind = getattr(thing, "shape", ()), getattr(thing, "dtype", type(thing))
+    yield _said(f"{list(shape)} {kind}")
+    objects = getattr(kind, "hasobject", False)  # whose bytes are places in memory
+    yield _said(repr(thing.tolist())) if objects else thing.tobytes()
+
+
+def _made_of(thing: Any) -> Any:
+    """Return what tells a thing from others whose `repr` is the same, or is a place."""
+    if hasattr(thing, "to_csv"):  # pandas
+        return thing.to_csv()
+    if isinstance(thing, functools.partial):
+        return [thing.func, thing.args, thing.keywords]
+    if inspect.ismethod(thing):
+        return [thing.__self__, thing.__func__]
+    if inspect.isfunction(thing):
+        outside = inspect.getclosurevars(thing).nonlocals.items()
+        outside = [kv for kv in outside if not isinstance(kv[1], list | set | dict)]
+        code = thing.__code__  # of lambdas in one line the source is the same
+        alone = [code.co_code, code.co_names] if code.co_name == "<lambda>" else []
+        made = [_source(thing), alone, thing.__defaults__, thing.__kwdefaults__]
+        return [*made, *outside]
+    kind = type(thing)
+    if inspect.isroutine(thing):
+        return thing.__qualname__
+    if is_dataclass(thing) or kind.__repr__ is object.__repr__:
+        code = _source(kind) if callable(thing) else ""
+        return [kind, code, *getattr(thing, "__dict__", {}).items()]
+    return thing
+
+
+def _source(code: Any) -> str:
+    """Return the source of a function or a class; its name where none is kept."""
+    try:
+        return inspect.getsource(code)
+    except (OSError, TypeError):  # typed in where no file or cell keeps it
+        return code.__qualname__
+
+
+def built(module: Any) -> list[Any]:
+    """Return how a module is built: its layers, what is frozen, code of the user's."""
+    if not hasattr(module, "modules"):  # an optimiser
+        return [type(module)]
+    one = module.member(0) if hasattr(module, "member_ids") else module
+    kinds = dict.fromkeys(type(part) for part in one.modules())
+    own = [k for k in kinds if k.__module__.split(".")[0] not in ("torch", "uqlab")]
+    frozen = [p.requires_grad for p in module.parameters()]
+    code = [_source(kind.forward) for kind in own]
+    return [repr(one), getattr(module, "recipe", None), frozen, code]
 
 
 def _said(text: str) -> bytes:
