@@ -20,10 +20,9 @@ from torch import Tensor
 
 from uqlab import metrics, uncertainty
 from uqlab.core import recording
-from uqlab.core.checks import ArrayLike, as_tensor
+from uqlab.core.checks import ArrayLike, as_labels, as_tensor
 from uqlab.core.extras import extra
 from uqlab.core.files import writing
-from uqlab.metrics.quality import hits as hits_of
 
 with extra("notebooks"):
     import matplotlib as mpl
@@ -520,9 +519,9 @@ def _by_confidence(
     logits: ArrayLike, labels: ArrayLike, bins: int
 ) -> tuple[np.ndarray, ...]:
     """Return count, accuracy and mean confidence of each bin, 0 where it is empty."""
-    confidence = metrics.log_prediction(logits).exp().amax(1)
+    confidence, answer = metrics.log_prediction(logits).exp().max(1)
     at = metrics.bins_of(confidence, bins)
-    hits = hits_of(logits, labels)
+    hits = (answer == as_labels(labels, len(answer)).to(answer.device)).double()
     sums = [at.bincount(weights, bins) for weights in (None, hits, confidence)]
     count, right, sure = map(_array, sums)
     full = count.clip(min=1)

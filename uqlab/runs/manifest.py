@@ -113,7 +113,7 @@ def commit() -> str:
         changed = last and git("status", "--porcelain", "--", ".")
     except OSError:  # no git here
         return ""
-    return f"{last}+{_digest(PACKAGE)[:8]}" if changed else last
+    return f"{last}+{fingerprint(_digest(PACKAGE))[:8]}" if changed else last
 
 
 def named_files(value: Any, folder: Path) -> Iterator[Path]:

@@ -202,14 +202,14 @@ def refused(
     """
     reasons = {}
     several = len(members(model)) > 1
-    inputs = as_inputs(inputs)
+    x = as_inputs(inputs)
     for name in names:
         score = _named(name)
         if score.compares and not several:
             reasons[name] = "one network has no members to compare"
             continue
         try:
-            score.fit(model, inputs, labels)(model, rows_of(inputs, slice(2)))
+            score.fit(model, x, labels)(model, rows_of(x, slice(2)))
         except (ValueError, TypeError, RuntimeError) as error:
             reasons[name] = str(error)
     return reasons
