@@ -521,6 +521,11 @@ def test_what_has_no_channels_is_not_standardised(mean, std, x):
         models.Standardize(mean, std)(x)
 
 
+def test_texts_are_told_what_makes_numbers_of_them():
+    with pytest.raises(TypeError, match=r"network\.encode\(texts\)"):
+        training.predict(network(), ["one", "two"])
+
+
 def test_arrays_are_corrupted_as_tensors_are():
     image = np.full((1, 3, 8, 8), 0.5, np.float32)
     found = data.corrupted(image, "contrast", 3)

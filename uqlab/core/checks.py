@@ -86,7 +86,8 @@ def _copied(value: Any, floating: bool, todo: str) -> Tensor:
     if array.dtype.kind not in "fiub":
         raise TypeError(
             f"{todo}, got {type(value).__name__} of {array.dtype}; use .astype(float), "
-            "of labels numpy.unique(labels, return_inverse=True)[1]"
+            "of texts the ids of network.encode(texts) or a tokenizer, of labels "
+            "numpy.unique(labels, return_inverse=True)[1]"
         )
     if floating and array.dtype.kind != "f":
         return torch.tensor(array.astype(np.float64))
