@@ -3,6 +3,9 @@
 import copy
 import functools
 import hashlib
+import os
+import subprocess
+import sys
 from collections import UserDict
 from dataclasses import dataclass
 
@@ -10,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy import sparse
 from torch import nn
 
 from uqlab import data
@@ -85,6 +89,20 @@ class Untold:
         self.number, self.around = number, self
 
 
+@dataclass(slots=True)
+class Slots:
+    value: int
+
+
+class Scaled(nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return self.factor * x
+
+
 class Halved(nn.Module):
     def forward(self, x):
         return x / 2
@@ -115,6 +133,11 @@ Doubled = type("Halved", (nn.Module,), {"forward": lambda self, x: 2 * x})
         ((None,), ()),
         ((Told(x),), (Told(changed),)),  # their text is the same
         ((Untold(1),), (Untold(2),)),
+        ((Slots(1),), (Slots(2),)),
+        ((sparse.csr_matrix([[1.0]]),), (sparse.csr_matrix([[2.0]]),)),
+        ((torch.Generator().manual_seed(1),), (torch.Generator().manual_seed(2),)),
+        (({"a", "b"},), ({"a", "c"},)),
+        ((Scaled(1),), (Scaled(2),)),
         ((data.load("digits", limit=9),), (data.load("digits", limit=9, seed=1),)),
         ((pd.Series(x),), (pd.Series(changed),)),
         ((np.array([1, None]),), (np.array([2, None]),)),
@@ -154,6 +177,31 @@ def test_places_in_memory_do_not_count():
     first = fingerprint(Untold(1))
     kept = [Untold(k) for k in range(100)]  # each has another place
     assert {fingerprint(Untold(1)) for _ in kept} == {first}
+
+
+def test_fingerprints_are_those_of_another_session():
+    """Whatever the order of a set, or the place of an object, in it."""
+    code = (
+        "from uqlab import data, training, ensembles\n"
+        "from torch import nn; import torch, functools\n"
+        "from uqlab.core.files import fingerprint\n"
+        "torch.manual_seed(0)\n"
+        "class Some: pass\n"
+        "some = Some(); some.set, some.itself = {'a', 'b', 'c'}, some\n"
+        "loss = functools.partial(training.cross_entropy, smoothing=0.1)\n"
+        "net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))\n"
+        "print(fingerprint(some, loss, net, data.load('digits', limit=5), {'x', 'y'}))"
+    )
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in "12"
+    }
+    assert len(said) == 1
 
 
 def test_a_class_is_fingerprinted_by_its_name():

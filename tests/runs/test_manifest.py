@@ -266,6 +266,8 @@ def test_whatever_a_parameter_names_makes_its_run_stale(tmp_path, named, changed
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
+    for folder in ("", "nets/deep"):  # as an editor makes them
+        (tmp_path / folder / ".#layer.py").symlink_to("nowhere")
 
     def checksums():
         return manifest.Present().data({"model": named}, tmp_path)

@@ -9,13 +9,13 @@ import os
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
 StrPath = str | os.PathLike  # what names a file
 Values = dict[str, Any]  # by name: parameters, or an object of JSON
 
+LEAVES = str, bytes, int, float, complex, range, slice, type(None)  # `repr` says all
 # Files whose checksums this process has compared with known ones.
 COMPARED: set[Path] = set()
 # The variable that names the folder of finished trainings; empty: none is kept.
@@ -82,9 +82,9 @@ def fingerprint(*things: Any) -> str:
     Tensors and arrays count with shape, type and every value, modules with how they
     are built and their state, classes with their name, functions with their source and
     what they are made with (defaults, values from outside but lists, sets and mappings,
-    in which functions note things), dataclasses and objects without a `repr` of their
-    own with their attributes, tables as text, and other things with their `repr`. The
-    items of lists, tuples and mappings count in their order; a list equals a tuple.
+    in which functions note things), tables as text, numbers and texts with their
+    `repr`, and other objects with what pickle would keep. The items of lists, tuples
+    and mappings count in their order; a list equals a tuple.
     """
     digest = hashlib.sha256()
     for thing in things:
@@ -149,13 +149,25 @@ def _made_of(thing: Any) -> Any:
         alone = [code.co_code, code.co_names] if code.co_name == "<lambda>" else []
         made = [_source(thing), alone, thing.__defaults__, thing.__kwdefaults__]
         return [*made, *outside]
-    kind = type(thing)
     if inspect.isroutine(thing):
         return thing.__qualname__
-    if is_dataclass(thing) or kind.__repr__ is object.__repr__:
-        code = _source(kind) if callable(thing) else ""
-        return [kind, code, *getattr(thing, "__dict__", {}).items()]
-    return thing
+    if isinstance(thing, set | frozenset):
+        return sorted(map(repr, thing))
+    if isinstance(thing, LEAVES):
+        return thing
+    return [_source(type(thing)) if callable(thing) else "", *_reduced(thing)]
+
+
+def _reduced(thing: Any) -> list[Any]:
+    """Return what pickle would keep of an object; else its type."""
+    try:
+        kept = thing.__reduce_ex__(2)
+    except Exception:  # a lock, a pattern: whatever cannot be pickled
+        plain = type(thing).__repr__ is object.__repr__  # which has its place in memory
+        return [type(thing), "" if plain else repr(thing)]
+    if isinstance(kept, str):
+        return [type(thing), kept]
+    return [type(thing), *kept[1:3], *map(list, filter(None, kept[3:5]))]
 
 
 def _source(code: Any) -> str:
@@ -171,11 +183,13 @@ def built(module: Any) -> list[Any]:
     if not hasattr(module, "modules"):  # an optimiser
         return [type(module)]
     one = module.member(0) if hasattr(module, "member_ids") else module
-    kinds = dict.fromkeys(type(part) for part in one.modules())
-    own = [k for k in kinds if k.__module__.split(".")[0] not in ("torch", "uqlab")]
     frozen = [p.requires_grad for p in module.parameters()]
-    code = [_source(kind.forward) for kind in own]
-    return [repr(one), getattr(module, "recipe", None), frozen, code]
+    own = []
+    for part in one.modules():
+        if type(part).__module__.split(".")[0] not in ("torch", "uqlab"):
+            seen = {k: v for k, v in vars(part).items() if k[0] != "_"}
+            own.append([_source(type(part).forward), seen | {"training": None}])
+    return [repr(one), getattr(module, "recipe", None), frozen, own]
 
 
 def _said(text: str) -> bytes:

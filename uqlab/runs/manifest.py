@@ -162,7 +162,7 @@ def _with_imports(whole: Path) -> list[Path]:
     """Return a module or a package, and all beside it that it may import."""
     found = [whole, *sorted(whole.parent.glob("*.py"))]
     for each in found:
-        files = [each] if each.is_file() else each.rglob("*.py")
+        files = filter(Path.is_file, [each, *each.rglob("*.py")])  # no broken links
         text = "\n".join(file.read_text("utf-8", "replace") for file in files)
         beside = {whole.with_name(name) for name in IMPORT.findall(text)}
         found += sorted(p for p in beside - {*found} if p.is_dir())
