@@ -1,9 +1,12 @@
 """Models of one's own, from each kind of place; what is wrong is refused in words."""
 
+import importlib
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
+from networks import NETWORKS
 from same import near
 from torch import nn
 
@@ -97,6 +100,34 @@ def test_weights_of_one_file_and_of_a_folder(mine, task):
         nn.Sequential(models.Standardize([0.5], [0.2]), networks[0]),
         task.inputs,
     )
+
+
+def test_files_of_one_name_are_all_told(mine, task):
+    for folder, network in {"one": linear(), "two": linear()}.items():
+        (mine / folder).mkdir()
+        torch.save(network.state_dict(), mine / folder / "best.pt")
+    weights = [f"{folder}/best.pt" for folder in ("one", "two")]
+    assert bring.model("mine.py:make", task, weights=weights).files.keys() == {*weights}
+
+
+def test_what_a_file_holds_instead_of_weights_is_said(mine, task):
+    states = {"student": linear().state_dict(), "teacher": linear().state_dict()}
+    torch.save(states, mine / "a.pt")
+    with pytest.raises(ValueError, match=r"but student, teacher; save .*torch\.load"):
+        bring.model("mine.py:make", task, weights="a.pt")
+
+
+def test_a_file_of_a_package_s_name_hides_no_package(mine, task):
+    (mine / "colorsys.py").write_text(MINE)
+    bring.model("colorsys.py:make", task)
+    assert importlib.import_module("colorsys").rgb_to_hsv
+
+
+def test_a_network_that_takes_tensors_by_name_is_checked(task):
+    network, x = NETWORKS["bert"].make(), NETWORKS["bert"].inputs(4)
+    bring.check(network, x, replace(task, classes=("a", "b", "c")))
+    with pytest.raises(ValueError, match=r"logits \[batch, 10\].*got \[2, 3\]"):
+        bring.check(network, x, task)
 
 
 def test_a_pickle_is_not_read(mine, task):
@@ -194,7 +225,7 @@ WRONG = {
         "mine.py:make",
         {"mean": [0.5]},
         ValueError,
-        "mean and std must have one number for each channel, got 1 and 0",
+        r"mean and std must have a number for each channel.*\[0.5\] and \[\]",
     ),
     "no weights": (
         "mine.py:make",

@@ -22,11 +22,12 @@ from uqlab import (
     heads,
     metrics,
     models,
+    runs,
     training,
     uncertainty,
 )
 from uqlab.analysis import representations
-from uqlab.study import bring, decide, scores
+from uqlab.study import baselines, bring, decide, scoreboard, scores
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # annotations are no refusals
 X = torch.randn(12, 6, generator=torch.Generator().manual_seed(0))
@@ -414,7 +415,7 @@ def test_saved_logits_that_cannot_be_read_say_what_to_do(tmp_path, kind):
 
 def test_other_inputs_of_other_classes_are_refused(tmp_path):
     np.savez(tmp_path / "z.npz", logits=Z, ood_far=Z[:, :2])
-    with pytest.raises(ValueError, match="ood_far must have the classes"):
+    with pytest.raises(ValueError, match="'far' must have the members and classes"):
         decide.saved(tmp_path / "z.npz")
 
 
@@ -474,3 +475,58 @@ def test_files_are_named_as_in_a_shell(tmp_path, monkeypatch):
     assert link.is_file()
     ensembles.save(ensembles.lora(network(), 2, 2), "~/two.safetensors")
     assert (tmp_path / "two.safetensors").is_file()
+
+
+DIGITS = data.load("digits", limit=30)
+
+
+def measure(**changes):
+    given = {"ood": {}, "methods": ["single"], "seeds": [0]} | changes
+    return scoreboard.measure(network(), DIGITS, DIGITS, **given)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: measure(ood=DIGITS), 'ood must be by name, .*"letters"'),
+        (lambda: measure(seeds=2), r"seeds must be several, such as range\(3\)"),
+        (lambda: measure(methods="single"), "methods must be several"),
+        (lambda: measure(scores="mi"), "scores must be several"),
+        (lambda: models.mlp(784, 64), r"widths must be several, such as \(64, 32\)"),
+        (lambda: baselines.aurocs(X, X, X), "others must be by name"),
+        (lambda: runs.sweep("03", {"seed": 3}), r"seed must be several, as range\(5\)"),
+        (
+            lambda: training.fit(
+                ensembles.deep(network, 2), X, Y, epochs=1, lr=0.1, milestones=1
+            ),
+            "milestones must be several",
+        ),
+    ],
+)
+def test_one_thing_where_several_are_wanted_is_said(call, words):
+    with pytest.raises(TypeError, match=words):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "x"),
+    [
+        ([0.5], [0.0], X),
+        ([0.5], [], X),
+        ([0.5], [0.2], X),  # flat: their rows would count as channels
+    ],
+)
+def test_what_has_no_channels_is_not_standardised(mean, std, x):
+    with pytest.raises(ValueError, match="channel"):
+        models.Standardize(mean, std)(x)
+
+
+def test_texts_are_told_what_makes_numbers_of_them():
+    with pytest.raises(TypeError, match=r"network\.encode\(texts\)"):
+        training.predict(network(), ["one", "two"])
+
+
+def test_arrays_are_corrupted_as_tensors_are():
+    image = np.full((1, 3, 8, 8), 0.5, np.float32)
+    found = data.corrupted(image, "contrast", 3)
+    assert_close(found, data.corrupted(torch.tensor(image), "contrast", 3))

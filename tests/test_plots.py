@@ -370,3 +370,13 @@ def test_save_shows_in_a_notebook_what_it_saved(tmp_path, monkeypatch):
     (picture,) = shown
     assert picture.data == (tmp_path / "figure.png").read_bytes()
     assert picture.width == pytest.approx(4 * fig.dpi, rel=0.1)
+
+
+def test_arrays_and_lists_are_drawn_as_tensors_are(ax):
+    z, p = np.random.default_rng(0).normal(size=(4, 3)), np.full((2, 3, 4), 0.5)
+    labels = [0, 1, 2, 0]
+    assert plots.simplex(z.tolist(), ax=ax) is plots.votes(p[:1, 0, None], z, ax=ax)
+    assert plots.mask_map(p[0], ax=ax) is plots.reliability(z[None], labels, ax=ax)
+    plots.images(p[:, None], axes=[ax])
+    drawn = [ax.images[i].get_array() for i in (0, -1)]
+    assert all((image == 0.5).all() for image in drawn)

@@ -269,11 +269,36 @@ def test_numbers_of_classes_keep_their_order_however_they_are_written(tmp_path):
 TYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
 
-@pytest.mark.parametrize("dtype", TYPES[1:])
+@pytest.mark.parametrize("dtype", TYPES[:2])
 def test_confidences_on_the_edges_of_bins_stay_there(dtype):
     logits = torch.tensor([[[0.8, 0.2], [0.72, 0.28]]]).double().log().to(dtype)
     assert metrics.ece(logits, [0, 1], 5) == pytest.approx(0.26, abs=1e-3)
     assert metrics.classwise_ece(logits, [0, 1], 5) == pytest.approx(0.36, abs=1e-3)
+
+
+def plain_ece(logits, labels, bins):
+    """The calibration error in float64, by NumPy, of what is a millionth above an edge at most."""
+    p = np.exp(logits.double().numpy())
+    p = (p / p.sum(-1, keepdims=True)).mean(0)
+    sure, hit = p.max(1), p.argmax(1) == labels.numpy()
+    at = np.ceil((sure - 1e-6) * bins).astype(int)
+    gaps = [abs((sure - hit)[at == b].sum()) for b in range(bins + 1)]
+    return sum(gaps) / len(sure)
+
+
+@pytest.mark.parametrize("dtype", TYPES[1:])
+@pytest.mark.parametrize("bins", [5, 10, 15])
+def test_calibration_of_coarse_numbers_is_that_of_the_same_in_float64(dtype, bins):
+    on_edges = torch.arange(1, 40, dtype=torch.float64) / 40
+    on_edges = torch.stack([on_edges, 1 - on_edges], 1).log()[None]
+    for z in (torch.randn(3, 400, 4), torch.randn(1, 200, 2) / 8, on_edges):
+        z = z.to(dtype)
+        labels = torch.arange(z.shape[1]) % z.shape[2]
+        assert metrics.ece(z, labels, bins) == pytest.approx(
+            plain_ece(z, labels, bins), abs=1e-12
+        )
+        for measure in (metrics.adaptive_ece, metrics.classwise_ece):
+            assert measure(z, labels, bins) == measure(z.double(), labels, bins)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -336,14 +361,14 @@ def test_scores_that_can_be_differentiated_are_numbers_like_others():
 # The report's advice -----------------------------------------------------------------------
 
 
-def advice(nll_gains, before, after):
+def advice(nll_gains, before, after, temperature=1.08):
     """The lines that the last cell of lesson 16 advises, for the ECE before and after a temperature."""
     page = Path(__file__).parents[1] / "notebooks" / "16_bring_your_model.ipynb"
     cells = ["".join(c["source"]) for c in json.loads(page.read_text("utf-8"))["cells"]]
     (cell,) = [source for source in cells if "LINES = {" in source]
     names = dict.fromkeys(("near", "reason"), "")
     names |= {"answered": torch.tensor([True]), "several": False, "easy": []}
-    names |= {"temperature": 1.08, "threshold": 0.1}
+    names |= {"temperature": temperature, "threshold": 0.1}
     names |= {"holds": {"temperature": nll_gains}}
     names |= {"errors": {"as it is": (before,), "scaled": (after,)}}
     for line in ast.parse(cell).body:
@@ -357,6 +382,42 @@ def test_a_temperature_is_advised_where_both_losses_gain():
     assert "Divide its logits by 1.08" in advice(True, 0.02, 0.01)
     assert "Divide" not in advice(True, 0.02, 0.04)
     assert "Divide" not in advice(False, 0.02, 0.01)
+    sure = metrics.fit_temperature(9 * torch.eye(3)[None], range(3))
+    assert "Divide" not in advice(True, 0.02, 0.01, sure)
+
+
+def saved_advice(nll, ece, temperature):
+    """What the study of saved logits says about a temperature, for losses before and after it."""
+    page = Path(__file__).parents[1] / "notebooks/studies/saved_logits.ipynb"
+    cells = ["".join(c["source"]) for c in json.loads(page.read_text("utf-8"))["cells"]]
+    (cell,) = [source for source in cells if "divide = " in source]
+    lines = [s.strip() for s in cell.splitlines()]
+    lines = [s for s in lines if s.startswith(("gains = ", "divide = "))]
+    names = {"losses": nll, "error": ece[:1], "calibrated": ece[1]}
+    exec("\n".join(lines), names | {"temperature": temperature}, names)
+    return names["divide"]
+
+
+def test_saved_logits_are_divided_where_both_losses_gain_and_labels_set_a_bound():
+    assert "Divide the logits by 1.30" in saved_advice([0.4, 0.3], [0.02, 0.01], 1.3)
+    for unlike in (
+        ([0.4, 0.41], [0.02, 0.01], 1.3),
+        ([0.4, 0.3], [0.02, 0.04], 1.3),
+        (
+            [0.4, 0.3],
+            [0.02, 0.01],
+            metrics.fit_temperature(9 * torch.eye(3)[None], range(3)),
+        ),
+    ):
+        assert saved_advice(*unlike) == "Leave the temperature at 1."
+
+
+def test_ood_sets_have_the_members_of_the_model(tmp_path):
+    """The entropy of one network is not compared with that of an ensemble's mean."""
+    z = np.random.default_rng(0).normal(size=(3, 20, 4))
+    np.savez(tmp_path / "a.npz", logits=z, ood_far=z[0])
+    with pytest.raises(ValueError, match="'far' must have the members"):
+        decide.saved(tmp_path / "a.npz")
 
 
 # Small numbers, coarse numbers, missing ones ------------------------------------------------

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from networks import NETWORKS
 from same import near
 from scipy import special, stats
 from sklearn.covariance import LedoitWolf
@@ -369,3 +370,13 @@ def test_errors_say_what_to_do(case):
         SCORES["ddu"].fit(ensemble, train, torch.arange(40))
     with pytest.raises(ValueError, match=r"labels must be \[samples\] = \[40\]"):
         SCORES["knn"].fit(ensemble, train, y[:9])
+
+
+@pytest.mark.usefixtures("unchecked")  # annotations are no refusals
+def test_scores_of_a_network_that_takes_tensors_by_name():
+    network, x = NETWORKS["bert"].make(), NETWORKS["bert"].inputs(12)
+    reasons = scores.refused(
+        ["entropy", "knn", "gradnorm"], network, x, torch.arange(12) % 3
+    )
+    assert reasons.keys() == {"gradnorm"}
+    assert "tensors by name" in reasons["gradnorm"]

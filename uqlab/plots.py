@@ -20,6 +20,7 @@ from torch import Tensor
 
 from uqlab import metrics, uncertainty
 from uqlab.core import recording
+from uqlab.core.checks import ArrayLike, as_labels, as_tensor
 from uqlab.core.extras import extra
 from uqlab.core.files import writing
 
@@ -210,7 +211,7 @@ def barycentric(p: Values) -> np.ndarray:
 
 
 def simplex(
-    logits: Tensor, *, mean: bool = True, frame: bool = True, ax: Axes | None = None
+    logits: ArrayLike, *, mean: bool = True, frame: bool = True, ax: Axes | None = None
 ) -> Axes:
     """Draw members as points of the simplex.
 
@@ -228,7 +229,7 @@ def simplex(
     ax = ax or plt.gca()
     if frame:
         _simplex_frame(ax)
-    p = logits.double().softmax(-1)
+    p = as_tensor("logits", logits).double().softmax(-1)
     x, y = barycentric(p).T
     ax.scatter(x, y, 26, EPISTEMIC, edgecolor="white", linewidth=0.7, zorder=3)
     if mean and len(p):
@@ -475,8 +476,8 @@ def dots(
 
 
 def reliability(
-    logits: Tensor,
-    labels: Tensor,
+    logits: ArrayLike,
+    labels: ArrayLike,
     *,
     bins: int = 15,
     color: Any = EPISTEMIC,
@@ -514,11 +515,13 @@ def reliability(
     return ax
 
 
-def _by_confidence(logits: Tensor, labels: Tensor, bins: int) -> tuple[np.ndarray, ...]:
+def _by_confidence(
+    logits: ArrayLike, labels: ArrayLike, bins: int
+) -> tuple[np.ndarray, ...]:
     """Return count, accuracy and mean confidence of each bin, 0 where it is empty."""
     confidence, answer = metrics.log_prediction(logits).exp().max(1)
-    at = metrics.bins_of(confidence, bins, logits)
-    hits = (answer == labels).double()
+    at = metrics.bins_of(confidence, bins)
+    hits = (answer == as_labels(labels, len(answer)).to(answer.device)).double()
     sums = [at.bincount(weights, bins) for weights in (None, hits, confidence)]
     count, right, sure = map(_array, sums)
     full = count.clip(min=1)
@@ -553,7 +556,7 @@ def heatmap(
 
 
 def images(
-    inputs: Tensor | list[str],
+    inputs: ArrayLike | list[str],
     *,
     count: int = 10,
     title: str = "",
@@ -606,14 +609,15 @@ def images(
     return panels
 
 
-def _picture(image: Tensor, ax: Axes, extent: Any = None) -> None:
+def _picture(image: ArrayLike, ax: Axes, extent: Any = None) -> None:
     """Draw an image [channels, height, width]."""
-    ax.imshow(_array(image.movedim(0, -1).squeeze(-1)), extent=extent, **PICTURE)
+    rows = np.moveaxis(_array(image), 0, -1)
+    ax.imshow(rows[..., 0] if rows.shape[-1] == 1 else rows, extent=extent, **PICTURE)
 
 
 def votes(
-    image: Tensor,
-    logits: Tensor,
+    image: ArrayLike,
+    logits: ArrayLike,
     classes: Sequence[str] = (),
     *,
     ax: Axes | None = None,
@@ -635,14 +639,14 @@ def votes(
         Where; the current axes by default.
     """
     ax = ax or plt.gca()
-    side = math.isqrt(len(logits))
-    if side * side != len(logits):
+    p = as_tensor("logits", logits, "tiles classes").softmax(-1)
+    side = math.isqrt(len(p))
+    if side**2 != len(p):
         raise ValueError(
             "votes needs the logits of s x s tiles, [s * s, classes], "
-            f"got {list(logits.shape)}"
+            f"got {list(p.shape)}"
         )
     _picture(image, ax, (0, side, side, 0))
-    p = logits.double().softmax(-1)
     together = p.mean(0).argmax()
     names = classes if len(classes) else range(p.shape[1])
     for i, (sure, vote) in enumerate(zip(*p.max(1), strict=True)):
@@ -674,12 +678,13 @@ def _tile(
     )
 
 
-def mask_map(mask: Tensor, *, ax: Axes | None = None) -> Axes:
+def mask_map(mask: ArrayLike, *, ax: Axes | None = None) -> Axes:
     """Draw masks [members, units] with values in [0, 1] as blue cells.
 
     Units are sorted by their mean over members.
     """
-    if mask.ndim != 2 or not mask.numel():
+    mask = as_tensor("mask", mask, "members units")
+    if not mask.numel():
         raise ValueError(f"masks must be [members, units], got {list(mask.shape)}")
     ax = ax or plt.gca()
     order = mask.mean(0).argsort(descending=True, stable=True)

@@ -1,13 +1,22 @@
 """Files appear whole or not at all; fingerprints tell apart what results depend on."""
 
+import copy
+import functools
 import hashlib
+import os
+import subprocess
+import sys
 from collections import UserDict
+from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from scipy import sparse
 from torch import nn
 
+from uqlab import data
 from uqlab.core.files import fingerprint, read_json, sha256, write, writing
 
 
@@ -64,6 +73,42 @@ def test_sha256(tmp_path):
 x = torch.arange(4096.0)
 changed = x.clone()
 changed[2000] += 1e-3
+layer = nn.Linear(2, 2)
+
+
+@dataclass(repr=False)
+class Told:
+    values: torch.Tensor
+
+    def __repr__(self):
+        return "Told"
+
+
+class Untold:
+    def __init__(self, number):
+        self.number, self.around = number, self
+
+
+@dataclass(slots=True)
+class Slots:
+    value: int
+
+
+class Scaled(nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return self.factor * x
+
+
+class Halved(nn.Module):
+    def forward(self, x):
+        return x / 2
+
+
+Doubled = type("Halved", (nn.Module,), {"forward": lambda self, x: 2 * x})
 
 
 @pytest.mark.parametrize(
@@ -86,6 +131,22 @@ changed[2000] += 1e-3
         ((1,), (1.0,)),
         ((1,), ("1",)),
         ((None,), ()),
+        ((Told(x),), (Told(changed),)),  # their text is the same
+        ((Untold(1),), (Untold(2),)),
+        ((Slots(1),), (Slots(2),)),
+        ((sparse.csr_matrix([[1.0]]),), (sparse.csr_matrix([[2.0]]),)),
+        ((torch.Generator().manual_seed(1),), (torch.Generator().manual_seed(2),)),
+        (({"a", "b"},), ({"a", "c"},)),
+        ((Scaled(1),), (Scaled(2),)),
+        ((data.load("digits", limit=9),), (data.load("digits", limit=9, seed=1),)),
+        ((pd.Series(x),), (pd.Series(changed),)),
+        ((np.array([1, None]),), (np.array([2, None]),)),
+        ((lambda z: z,), (lambda z: -z,)),
+        ((functools.partial(sum, start=1),), (functools.partial(sum, start=2),)),
+        ((nn.Dropout(0.1),), (nn.Dropout(0.5),)),
+        ((nn.Sequential(nn.ReLU()),), (nn.Sequential(nn.Tanh()),)),
+        ((layer,), (copy.deepcopy(layer).requires_grad_(False),)),
+        ((Halved(),), (Doubled(),)),
     ],
 )
 def test_fingerprints_differ(first, second):
@@ -105,6 +166,42 @@ def test_fingerprints_agree_on_equal_things():
         x.requires_grad_(),
     ):
         assert fingerprint(tensor) == fingerprint(tensor.detach().clone())
+
+
+def test_places_in_memory_do_not_count():
+    def loss(z):
+        return z
+
+    same = [(Untold(1), loss, np.array([None]), nn.Dropout(0.1)) for _ in range(2)]
+    assert fingerprint(same[0]) == fingerprint(same[1])
+    first = fingerprint(Untold(1))
+    kept = [Untold(k) for k in range(100)]  # each has another place
+    assert {fingerprint(Untold(1)) for _ in kept} == {first}
+
+
+def test_fingerprints_are_those_of_another_session():
+    """Whatever the order of a set, or the place of an object, in it."""
+    code = (
+        "from uqlab import data, training, ensembles\n"
+        "from torch import nn; import torch, functools\n"
+        "from uqlab.core.files import fingerprint\n"
+        "torch.manual_seed(0)\n"
+        "class Some: pass\n"
+        "some = Some(); some.set, some.itself = {'a', 'b', 'c'}, some\n"
+        "loss = functools.partial(training.cross_entropy, smoothing=0.1)\n"
+        "net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))\n"
+        "print(fingerprint(some, loss, net, data.load('digits', limit=5), {'x', 'y'}))"
+    )
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in "12"
+    }
+    assert len(said) == 1
 
 
 def test_a_class_is_fingerprinted_by_its_name():

@@ -115,7 +115,9 @@ def test_own_splits(tmp_path, monkeypatch):
         ),
         ({"x": np.zeros((4, 3, 3)), "y": np.arange(1, 5)}, "y.min"),
         ({"images": np.zeros((2, 3, 3))}, "neither x nor x_test"),
-        ({"x": np.array([None, {}])}, "cannot be read"),
+        ({"x": np.array([None, {}])}, "cannot be read.*arrays of numbers"),
+        ({"X_train": np.zeros((2, 3, 3))}, r"but \['X_train'\]"),
+        ({"x": np.eye(9, dtype=np.uint8)[None]}, "got uint8 0 to 1; .*up to 255"),
     ],
 )
 def test_own_arrays_are_refused(arrays, message, tmp_path):
@@ -230,6 +232,21 @@ def test_own_texts_are_refused(name, content, message, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         data.load(tmp_path / name)
+
+
+def test_a_split_that_a_table_does_not_have_is_named(tmp_path):
+    rows = "".join(
+        f"text {i},{i % 2},{'Train' if i % 3 else 'val'}\n" for i in range(9)
+    )
+    (tmp_path / "own.csv").write_text("text,label,split\n" + rows)
+    assert len(data.load(tmp_path / "own.csv", "train")) == 6
+    with pytest.raises(ValueError, match="train or test, got only Train, val"):
+        data.load(tmp_path / "own.csv", "test")
+
+
+def test_a_text_may_be_long(tmp_path):
+    (tmp_path / "own.csv").write_text(f"text\n{200_000 * 'a'}\n")
+    assert data.load(tmp_path / "own.csv").inputs == [200_000 * "a"]
 
 
 MISSING = ["None", "null", "NULL", "NA", "N/A", "#N/A", "<NA>", "NaN", " ", "\u200b"]

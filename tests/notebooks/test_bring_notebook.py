@@ -211,6 +211,9 @@ def test_a_decision_from_saved_logits_and_an_alarm_for_new_ones(tmp_path, monkey
     np.savez("wide.npz", logits=torch.randn(400, 7, generator=generator))
     result = call("report", "--watch", "wide.npz", "--quiet")
     assert result.exit_code == 1
+    assert "3 members" in result.output
+    np.savez("wide.npz", logits=torch.randn(3, 400, 7, generator=generator))
+    result = call("report", "--watch", "wide.npz", "--quiet")
     assert "4 classes" in result.output
     result = call("report", "--watch", "new.npz", "--output-dir", "none")
     assert result.exit_code == 2

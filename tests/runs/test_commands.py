@@ -3,13 +3,17 @@
 import itertools
 import json
 import os
+import re
 import sys
 
 import pytest
 from click.shell_completion import ShellComplete
 from small_runs import call, two_notebooks  # noqa: F401  (a fixture)
+from torch import nn
 
-from uqlab.runs import cli, doctor, parameters
+from uqlab import data
+from uqlab.runs import cli, doctor, parameters, report
+from uqlab.study import bring
 
 
 def test_a_project_is_a_copy_to_work_in(tmp_path, monkeypatch):
@@ -99,6 +103,59 @@ def test_functions_to_write_have_the_metadata_of_nbgrader(tmp_path):
         found += [write["grade_id"], judge["grade_id"]]
     assert found
     assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "00", "-p", "seed", "1", "-p", "seed", "2"], "each NAME once"),
+        (["report", "-s", "depth", "20", "-s", "depth", "32"], "each NAME once"),
+        (["report", "--data", "digits", "-p", "dataset", "letters"], "dataset: given"),
+        (["run", "--studies"], "no studies in .*notebooks; name"),
+    ],
+)
+def test_no_value_takes_another_s_place_and_none_is_made_up(project, arguments, words):
+    said = call(*arguments)
+    assert said.exit_code == 2
+    assert re.search(words, said.output)
+    assert not (project / "report").exists()
+
+
+def test_settings_of_a_model_are_data_and_files_that_the_page_finds(
+    tmp_path, monkeypatch
+):
+    """The line of the guide: uqlab report uqlab.models:cifar_resnet -s depth 32."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "best.pt").touch()
+    typed = {"depth": "32", "rate": "1e-3", "name": "a, b", "file": "best.pt"}
+    model = "uqlab.models:cifar_resnet"
+    brought = {"dataset": None, "ood": (), "weights": (), "settings": typed}
+    _, page, values = report.plan(None, None, tmp_path, model=model, **brought)
+    settings = parameters.overrides(parameters.find(page), "quick", values)["settings"]
+    assert settings == {
+        **{"depth": 32, "rate": 1e-3, "name": "a, b"},
+        "file": str(tmp_path / "best.pt"),
+    }
+    task = data.load("digits", limit=9)
+    network = bring.model(model, task, settings={"depth": settings["depth"]}).model
+    assert sum(isinstance(part, nn.Conv2d) for part in network.modules()) == 31
+
+
+def test_pages_of_the_package_come_after_one_s_own(project, monkeypatch):
+    """In a project of the user's with notebooks of its own, and below it."""
+    package = parameters.PAGES
+    lesson = "16_bring_your_model"
+    for folder in (project, project / "notebooks"):
+        monkeypatch.chdir(folder)
+        assert parameters.find("00") == project / "notebooks" / "00_good.ipynb"
+        assert parameters.find("01_bad.ipynb") == project / "notebooks" / "01_bad.ipynb"
+        assert parameters.find("16") == package / f"{lesson}.ipynb"
+        study = package / "studies" / f"{lesson}_study.ipynb"
+        assert parameters.find("studies/16") == study
+        assert parameters.all_notebooks() == [*map(parameters.find, ("00", "01"))]
+    for name in ("/nowhere/00", "../00"):
+        with pytest.raises(ValueError, match="no notebook of: 00_good, 01_bad"):
+            parameters.find(name)
 
 
 def test_jupyterlab_does_not_open_the_packages_own_pages(tmp_path, monkeypatch):

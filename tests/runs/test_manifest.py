@@ -126,6 +126,11 @@ def test_the_commit_is_the_last_that_changed_the_package(tmp_path, monkeypatch):
     assert manifest.commit() not in (first, changed)
     commit(package / "a.py", "3")
     assert "+" not in manifest.commit() != first
+    (package / "new.py").write_text("1")
+    added = manifest.commit()
+    assert "+" in added
+    (package / "new.py").write_text("2")
+    assert added != manifest.commit()
 
 
 @pytest.mark.parametrize("name", ["mine.npz", "mine.npz[0-1]"])
@@ -240,6 +245,10 @@ def test_every_damage_to_a_manifest_is_seen(project, computed):
         ("package:make", "package/sub/mod.py"),
         ("package.sub.mod:make", "package/__init__.py"),
         ("mine.py:make", "helper.py"),
+        ("mine.py:make", "nets/deep/layer.py"),
+        ("mine.py:make", "package/sub/mod.py"),
+        ("nets.deep.layer:make", "nets/other.py"),
+        ("nets.deep.layer:make", "utils/more.py"),
     ],
 )
 def test_whatever_a_parameter_names_makes_its_run_stale(tmp_path, named, changed):
@@ -248,6 +257,17 @@ def test_whatever_a_parameter_names_makes_its_run_stale(tmp_path, named, changed
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
+    # Without __init__.py, as many have it; one names another.
+    for name, text in {
+        "helper.py": "1\nif 1:\n    from nets.deep import layer\n    import package",
+        "nets/deep/layer.py": "from utils.more import some",
+        "nets/other.py": "1",
+        "utils/more.py": "1",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for folder in ("", "nets/deep"):  # as an editor makes them
+        (tmp_path / folder / ".#layer.py").symlink_to("nowhere")
 
     def checksums():
         return manifest.Present().data({"model": named}, tmp_path)

@@ -90,7 +90,7 @@ def test_the_grid_is_a_product_of_checked_values(project, computed):
         (["-g", "seed", "5:5"], "'5:5' has an empty range or item"),
         (
             ["-g", "seed", "0:2", "-g", "seed", "5"],
-            "each parameter has one -g",
+            "each NAME once",
         ),
         (
             ["-g", "seed", "0:2", "-p", "seed", "1"],
@@ -335,6 +335,16 @@ def test_a_notebook_that_changes_meanwhile_is_not_mixed_in(
     report = sweeps.sweep("00", {"seed": "0:2"}, progress=False)
     assert statuses(report) == ["ok", "failed"]
     assert "changed while the sweep ran" in report.failed[0].reason
+
+
+def test_results_go_into_the_home_folder(project, computed, monkeypatch):
+    monkeypatch.setenv("HOME", str(project / "home"))
+    (folder,) = (o.folder for o in sweeps.sweep("00", {}, root="~/a").outcomes)
+    assert folder.parents[2] == project / "home" / "a"
+    assert call("collect", "00", "--output-dir", "~/a").exit_code == 0
+    assert len(runs.load("00", root="~/a")) == len(runs.load(str(folder.parent))) == 1
+    assert runs.execute("00", folder="~/one") == project / "home" / "one"
+    assert not (project / "~").exists()
 
 
 def test_an_unwritable_folder_fails_by_name_run_by_run(project, computed):

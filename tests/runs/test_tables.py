@@ -216,7 +216,9 @@ def test_gallery_of_all_profiles(project, computed):
 
 
 def test_gallery_without_runs_says_what_to_run_first(project):
-    for arguments in ([], ["--profile", "paper"]):
+    for arguments in ([], ["--profile", "tiny"]):
         result = call("gallery", *arguments)
         assert result.exit_code == 2
         assert "first: uqlab run" in result.output
+    for command in ("gallery", "collect"):  # what such a line said would be refused
+        assert "unknown profile 'none'" in call(command, "--profile", "none").output

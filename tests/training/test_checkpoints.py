@@ -247,3 +247,56 @@ def test_a_checkpoint_of_other_values_in_an_augmentation_is_refused(tmp_path, ma
     trained(2, augment=make(1.0), **settings)
     with pytest.raises(ValueError, match="another run, with other augment"):
         trained(2, augment=make(1.5), **settings)
+
+
+def test_a_layer_whose_state_is_no_tensor_is_named(tmp_path):
+    class Counting(nn.Linear):
+        def get_extra_state(self):
+            return {"count": 1}
+
+    ensemble = ensembles.deep(lambda: nn.Sequential(Counting(6, 3)), 2)
+    with pytest.raises(TypeError, match=r"_extra_state.*get_extra_state"):
+        training.fit(
+            ensemble,
+            torch.randn(9, 6),
+            torch.arange(9) % 3,
+            epochs=1,
+            lr=0.1,
+            progress=False,
+            checkpoint=tmp_path / "run",
+        )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: ensembles.deep(lambda: made(nn.Tanh()), 2),
+        lambda: ensembles.deep(lambda: made(nn.ReLU(), 0.5), 2),
+        lambda: ensembles.deep(lambda: made(nn.ReLU(), frozen=True), 2),
+    ],
+)
+def test_a_network_of_the_same_weights_is_another_network(tmp_path, other):
+    how = {"lr": 0.1, "progress": False, "checkpoint": tmp_path / "run"}
+    x, y = torch.randn(9, 6), torch.arange(9) % 3
+    training.fit(ensembles.deep(lambda: made(nn.ReLU()), 2), x, y, epochs=1, **how)
+    with pytest.raises(ValueError, match="with other network"):
+        training.fit(other(), x, y, epochs=2, **how)
+    again = ensembles.deep(lambda: made(nn.ReLU()), 2)
+    assert training.fit(again, x, y, epochs=2, **how).steps == 1
+
+
+def made(activation, p=0.1, frozen=False):
+    first = nn.Linear(6, 8).requires_grad_(not frozen)
+    return nn.Sequential(first, activation, nn.Dropout(p), nn.Linear(8, 3))
+
+
+def test_an_implicit_ensemble_of_other_settings_is_another_network(tmp_path):
+    torch.manual_seed(0)
+    backbone = nn.Sequential(made(nn.ReLU()), nn.ReLU(), nn.Linear(3, 3))
+    how = {"lr": 0.1, "progress": False, "checkpoint": tmp_path / "run"}
+    x, y = torch.randn(9, 6), torch.arange(9) % 3
+    training.fit(ensembles.lora(backbone, 2, 2), x, y, epochs=1, **how)
+    with pytest.raises(ValueError, match="with other network"):
+        training.fit(ensembles.lora(backbone, 2, 2, scale=3.0), x, y, epochs=2, **how)
+    went_on = training.fit(ensembles.lora(backbone, 2, 2), x, y, epochs=2, **how)
+    assert went_on.steps == 1

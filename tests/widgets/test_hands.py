@@ -75,6 +75,15 @@ def test_alarm_shows_the_images_whose_values_it_has():
         )
 
 
+def test_arrays_and_lists_are_shown_as_tensors_are():
+    z, p = np.random.default_rng(0).normal(size=(3, 3)), np.full((9, 1, 4, 4), 0.5)
+    members = widgets.cloud(torch.tensor(z)).data["members"]
+    assert widgets.cloud(z.tolist()).data["members"] == members
+    scores = {"id": p[:, 0, 0, 0].tolist(), "far": p[:, 0, 0, 0]}
+    (far,) = widgets.alarm({1: scores}, {"far": p}).data["outside"]
+    assert far["values"] == [[0.5] * 9]
+
+
 def test_head_map_has_the_separations_of_the_package_and_points_of_all_sets():
     clouds = {
         name: torch.randn(2, 2, 3, 30, 5) + shift

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from uqlab.core.checks import (
     ArrayLike,
-    Inputs,
+    InputsLike,
     as_inputs,
     as_tensor,
     between,
@@ -242,7 +242,7 @@ def layer_features(
 
 @torch.no_grad()
 def penultimate(
-    model: nn.Module, inputs: Inputs | ArrayLike, *, batch_size: int = 256
+    model: nn.Module, inputs: InputsLike, *, batch_size: int = 256
 ) -> Features:
     """Return what the classifier, the layer whose output is the logits, is given.
 

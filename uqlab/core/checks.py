@@ -7,7 +7,7 @@ what Python or torch raise.
 
 import operator
 import os
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 
 ArrayLike = Tensor | np.ndarray | Sequence[Any]  # what `as_tensor` reads
 Inputs = Tensor | Mapping[str, Tensor]  # several by name, as tokenizers make them
+InputsLike = ArrayLike | Mapping[str, Tensor]  # what `as_inputs` reads
 LOGITS = "members batch classes"
 HINT = "; for a single model use logits[None], for groups decompose_groups"
 
@@ -85,7 +86,8 @@ def _copied(value: Any, floating: bool, todo: str) -> Tensor:
     if array.dtype.kind not in "fiub":
         raise TypeError(
             f"{todo}, got {type(value).__name__} of {array.dtype}; use .astype(float), "
-            "of labels numpy.unique(labels, return_inverse=True)[1]"
+            "of texts the ids of network.encode(texts) or a tokenizer, of labels "
+            "numpy.unique(labels, return_inverse=True)[1]"
         )
     if floating and array.dtype.kind != "f":
         return torch.tensor(array.astype(np.float64))
@@ -306,6 +308,21 @@ def one_of(name: str, value: Any, accepted: Collection[Any]) -> None:
             f"{name} must be {', '.join(others)}{' or ' if others else ''}{last}, "
             f"got {value!r}"
         )
+
+
+def several(name: str, value: Any, such: str = "a list") -> list[Any]:
+    """Return the items of `value`; TypeError for one thing, where `such` is wanted."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        kind = type(value).__name__
+        raise TypeError(f"{name} must be several, such as {such}, got one {kind}")
+    return list(value)
+
+
+def by_name(name: str, value: Any, such: str) -> None:
+    """Raise TypeError unless `value` holds things by name, as `such` does."""
+    if not isinstance(value, Mapping):
+        kind = type(value).__name__
+        raise TypeError(f"{name} must be by name, such as {such}, got {kind}")
 
 
 def at_least(name: str, value: Any, least: int = 1) -> int:

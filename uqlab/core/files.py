@@ -1,7 +1,9 @@
 """Files that appear whole or not at all, and fingerprints of what a result needs."""
 
 import contextlib
+import functools
 import hashlib
+import inspect
 import json
 import os
 import uuid
@@ -13,6 +15,7 @@ from typing import Any
 StrPath = str | os.PathLike  # what names a file
 Values = dict[str, Any]  # by name: parameters, or an object of JSON
 
+LEAVES = str, bytes, int, float, complex, range, slice, type(None)  # `repr` says all
 # Files whose checksums this process has compared with known ones.
 COMPARED: set[Path] = set()
 # The variable that names the folder of finished trainings; empty: none is kept.
@@ -76,9 +79,12 @@ def sha256(path: StrPath) -> str:
 def fingerprint(*things: Any) -> str:
     """Return one SHA-256 of all things given.
 
-    Tensors and arrays count with shape, type and every value, modules with their
-    state, classes with their name, and other things with their `repr`. The items of
-    lists, tuples and mappings count in their order; a list equals a tuple.
+    Tensors and arrays count with shape, type and every value, modules with how they
+    are built and their state, classes with their name, functions with their source and
+    what they are made with (defaults, values from outside but lists, sets and mappings,
+    in which functions note things), tables as text, numbers and texts with their
+    `repr`, and other objects with what pickle would keep. The items of lists, tuples
+    and mappings count in their order; a list equals a tuple.
     """
     digest = hashlib.sha256()
     for thing in things:
@@ -87,33 +93,103 @@ def fingerprint(*things: Any) -> str:
     return digest.hexdigest()
 
 
-def _parts(thing: Any) -> Iterator[Any]:
-    """Yield the bytes that tell a thing apart from others."""
+def _parts(thing: Any, inside: tuple[Any, ...] = ()) -> Iterator[Any]:
+    """Yield the bytes that tell a thing apart; what it is inside of is not repeated."""
+    if any(thing is other for other in inside):
+        thing = type(thing)
+    inside = (*inside, thing)
     if isinstance(thing, type):
         yield _said(f"{thing.__module__}.{thing.__qualname__}")
-        return
-    if hasattr(thing, "state_dict"):
-        thing = dict(thing.state_dict())
+    elif hasattr(thing, "state_dict"):
+        yield from _parts([built(thing), dict(thing.state_dict())], inside)
+    elif hasattr(thing, "detach") or hasattr(thing, "tobytes"):
+        yield from _numbers(thing)
+    elif isinstance(thing, Mapping):
+        yield _said(f"{{{len(thing)}}}")
+        for name, value in thing.items():
+            yield _said(repr(name))
+            yield from _parts(value, inside)
+    elif isinstance(thing, list | tuple):
+        yield _said(f"[{len(thing)}]")
+        for value in thing:
+            yield from _parts(value, inside)
+    elif (made := _made_of(thing)) is not thing:
+        yield from _parts(made, inside)
+    else:
+        yield _said(repr(thing))
+
+
+def _numbers(thing: Any) -> Iterator[Any]:
+    """Yield the bytes of a tensor, an array or an image."""
     if hasattr(thing, "detach"):
         import torch  # importing this module stays cheap
 
         tensor = thing.detach().cpu().contiguous()
         yield _said(f"{list(tensor.shape)} {tensor.dtype}")
         yield tensor.flatten().view(torch.uint8).numpy().data
-    elif hasattr(thing, "tobytes") and hasattr(thing, "dtype"):  # NumPy
-        yield _said(f"{list(thing.shape)} {thing.dtype}")
-        yield thing.tobytes()
-    elif isinstance(thing, Mapping):
-        yield _said(f"{{{len(thing)}}}")
-        for name, value in thing.items():
-            yield _said(repr(name))
-            yield from _parts(value)
-    elif isinstance(thing, list | tuple):
-        yield _said(f"[{len(thing)}]")
-        for value in thing:
-            yield from _parts(value)
-    else:
-        yield _said(repr(thing))
+        return
+    shape, kind = getattr(thing, "shape", ()), getattr(thing, "dtype", type(thing))
+    yield _said(f"{list(shape)} {kind}")
+    objects = getattr(kind, "hasobject", False)  # whose bytes are places in memory
+    yield _said(repr(thing.tolist())) if objects else thing.tobytes()
+
+
+def _made_of(thing: Any) -> Any:
+    """Return what tells a thing from others whose `repr` is the same, or is a place."""
+    if hasattr(thing, "to_csv"):  # pandas
+        return thing.to_csv()
+    if isinstance(thing, functools.partial):
+        return [thing.func, thing.args, thing.keywords]
+    if inspect.ismethod(thing):
+        return [thing.__self__, thing.__func__]
+    if inspect.isfunction(thing):
+        outside = inspect.getclosurevars(thing).nonlocals.items()
+        outside = [kv for kv in outside if not isinstance(kv[1], list | set | dict)]
+        code = thing.__code__  # of lambdas in one line the source is the same
+        alone = [code.co_code, code.co_names] if code.co_name == "<lambda>" else []
+        made = [_source(thing), alone, thing.__defaults__, thing.__kwdefaults__]
+        return [*made, *outside]
+    if inspect.isroutine(thing):
+        return thing.__qualname__
+    if isinstance(thing, set | frozenset):
+        return sorted(map(repr, thing))
+    if isinstance(thing, LEAVES):
+        return thing
+    return [_source(type(thing)) if callable(thing) else "", *_reduced(thing)]
+
+
+def _reduced(thing: Any) -> list[Any]:
+    """Return what pickle would keep of an object; else its type."""
+    try:
+        kept = thing.__reduce_ex__(2)
+    except Exception:  # a lock, a pattern: whatever cannot be pickled
+        plain = type(thing).__repr__ is object.__repr__  # which has its place in memory
+        return [type(thing), "" if plain else repr(thing)]
+    if isinstance(kept, str):
+        return [type(thing), kept]
+    return [type(thing), *kept[1:3], *map(list, filter(None, kept[3:5]))]
+
+
+def _source(code: Any) -> str:
+    """Return the source of a function or a class; its name where none is kept."""
+    try:
+        return inspect.getsource(code)
+    except (OSError, TypeError):  # typed in where no file or cell keeps it
+        return code.__qualname__
+
+
+def built(module: Any) -> list[Any]:
+    """Return how a module is built: its layers, what is frozen, code of the user's."""
+    if not hasattr(module, "modules"):  # an optimiser
+        return [type(module)]
+    one = module.member(0) if hasattr(module, "member_ids") else module
+    frozen = [p.requires_grad for p in module.parameters()]
+    own = []
+    for part in one.modules():
+        if type(part).__module__.split(".")[0] not in ("torch", "uqlab"):
+            seen = {k: v for k, v in vars(part).items() if k[0] != "_"}
+            own.append([_source(type(part).forward), seen | {"training": None}])
+    return [repr(one), getattr(module, "recipe", None), frozen, own]
 
 
 def _said(text: str) -> bytes:

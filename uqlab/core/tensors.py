@@ -29,7 +29,14 @@ def save_tensors(
     ------
     OSError
         Where it cannot be written; what `path` held before stays.
+    TypeError
+        For what is no tensor.
     """
+    if other := [name for name, t in tensors.items() if not isinstance(t, Tensor)]:
+        raise TypeError(
+            f"{path} can hold tensors alone, got {other[0]!r}; make the layer's state "
+            "(get_extra_state) a tensor, or keep no such file"
+        )
     copies = {k: t.detach().to("cpu", copy=True) for k, t in tensors.items()}
     copies = {k: t.contiguous() for k, t in copies.items()}
     text = json.dumps({**header, "sha256": _checksum(copies, header)})
@@ -37,7 +44,8 @@ def save_tensors(
         try:
             save_file(copies, temporary, {"uqlab": text})
         except SafetensorError as error:  # a full disk
-            raise OSError(f"{path} cannot be written: {error}; make room") from error
+            todo = "make room, or name another file"
+            raise OSError(f"{path} cannot be written: {error}; {todo}") from error
 
 
 def load_tensors(path: StrPath) -> tuple[dict[str, Tensor], Values]:

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
-from uqlab.core.checks import one_of
+from uqlab.core.checks import ArrayLike, as_tensor, one_of
 from uqlab.core.extras import extra
 
 Images = Float[Tensor, "samples channels height width"]
@@ -93,13 +93,14 @@ CORRUPTIONS: dict[str, tuple[Change, tuple[float, ...]]] = {
 }
 
 
-def corrupted(images: Images, kind: str, severity: int, seed: int = 0) -> Images:
+def corrupted(images: ArrayLike, kind: str, severity: int, seed: int = 0) -> Images:
     """Return colour images with one of eight corruptions of CIFAR-10-C.
 
     Parameters
     ----------
     images
-        RGB in [0, 1]. The severities are made for 32 x 32 pixels.
+        [samples, 3, height, width], in [0, 1]. The severities are made for 32 x 32
+        pixels.
     kind
         One of CORRUPTIONS: noise of a sensor ("gaussian_noise", "shot_noise",
         "impulse_noise"), "gaussian_blur", light ("brightness", "contrast"), and what
@@ -134,5 +135,6 @@ def corrupted(images: Images, kind: str, severity: int, seed: int = 0) -> Images
     one_of("severity", severity, (1, 2, 3, 4, 5))
     change, strengths = CORRUPTIONS[kind]
     generator = torch.Generator().manual_seed(seed)
+    images = as_tensor("images", images, "samples channels height width")
     made = change(images.cpu(), strengths[severity - 1], generator)
     return made.clamp(0, 1).to(images)

@@ -68,12 +68,12 @@ def _scaled(path: Path, x: np.ndarray) -> np.ndarray:
         x = x[:, None]
     elif x.shape[3] < x.shape[1]:
         x = x.transpose(0, 3, 1, 2)
-    if x.dtype == np.uint8:
+    if x.dtype == np.uint8 and x.max() != 1:
         return x
     # The comparison is False for NaN too.
     if x.dtype.kind != "f" or not (x.min() >= 0 and x.max() <= 1):
         raise ValueError(
             f"{path}: x must be uint8, or floating point in [0, 1] without NaN, "
-            f"got {x.dtype} {x.min()} to {x.max()}; scale it, or store uint8"
+            f"got {x.dtype} {x.min()} to {x.max()}; scale it, or store uint8 up to 255"
         )
     return x

@@ -78,9 +78,11 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except BROKEN as error:
-        text = isinstance(error, UnicodeDecodeError)
-        todo = "save it as UTF-8" if text else "it is cut off or no such file: copy or "
-        todo += "" if text else "fetch it anew"
+        todo = "it is cut off or no such file: copy or fetch it anew"
+        if isinstance(error, UnicodeDecodeError):
+            todo = "save it as UTF-8"
+        elif "allow_pickle" in str(error):
+            todo = "make arrays of numbers: images of one shape, labels of integers"
         raise ValueError(f"{path} cannot be read: {error}; {todo}") from error
 
 
@@ -109,14 +111,18 @@ def asset_split(name: str, split: str) -> Arrays:
 
 
 def npz(path: Path, *keys: str) -> Arrays:
-    """Return those of the arrays of an .npz that are there, in native byte order."""
-    with reading(path), path.open("rb") as file:
-        with np.load(file, allow_pickle=False) as contents:
-            arrays = {key: contents[key] for key in keys if key in contents}
-        return {
-            key: array.astype(array.dtype.newbyteorder("="))
-            for key, array in arrays.items()
-        }
+    """Return those of the arrays of an .npz that are there, in native byte order.
+
+    Those that are not asked for are empty.
+    """
+    with (
+        reading(path),
+        path.open("rb") as file,
+        np.load(file, allow_pickle=False) as contents,
+    ):
+        arrays = {key: contents[key] for key in contents if key in keys}
+        arrays = {k: a.astype(a.dtype.newbyteorder("=")) for k, a in arrays.items()}
+        return dict.fromkeys(contents, np.empty(0)) | arrays
 
 
 def split_rows(y: np.ndarray, split: str) -> np.ndarray:

@@ -21,6 +21,7 @@ NEEDED = {"sentence", "sentence1", "sentence2", "text", "label", "split"}
 MISSING = {"", "nan", "NaN", "NAN", "-nan", "-NaN", "None", "null", "NULL", "NA"}
 MISSING |= {"N/A", "n/a", "#N/A", "#NA", "<NA>"}
 NO_LABEL = re.compile(r"\?|-\d+(\.0*)?")  # and what stands for no class: -1, -100
+csv.field_size_limit(2**31 - 1)  # texts may be long
 EDGES = re.compile(r"^[\s\u200b-\u200d\u2060\ufeff]+|[\s\u200b-\u200d\u2060\ufeff]+\Z")
 WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
 NEWS = ("World", "Sports", "Business", "Sci/Tech")
@@ -57,11 +58,19 @@ def table(path: Path, split: str) -> Items:
         names = [int(name.partition(".")[0]) for name in names]
     classes = sorted({*names})
     y = np.array([classes.index(name) for name in names])
+    rows = split_rows(y, split)
     if "split" in columns:
-        rows = np.flatnonzero(np.array(columns["split"]) == split)
-    else:
-        rows = split_rows(y, split)
+        rows = _named_rows(path, columns["split"], split)
     return Items([texts[row] for row in rows], y[rows], tuple(map(str, classes)))
+
+
+def _named_rows(path: Path, names: list[str], split: str) -> np.ndarray:
+    """Return the rows of a split by their names; ValueError if there are none."""
+    rows = np.flatnonzero([name.lower() == split for name in names])
+    if not len(rows):
+        there = ", ".join(sorted({*names}))
+        raise ValueError(f"{path}: split must be train or test, got only {there}")
+    return rows
 
 
 def _columns(path: Path) -> dict[str, list[str]]:

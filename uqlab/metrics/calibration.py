@@ -18,16 +18,15 @@ def ece(
 ) -> float:
     """Return the expected calibration error of the most probable class.
 
-    The weighted |confidence - accuracy| over bins (lo, hi] of equal width; what the
-    logits' precision puts above an edge counts as on it. It is biased upwards by about
-    sqrt(bins / samples).
+    The weighted |confidence - accuracy| over bins (lo, hi] of equal width. It is biased
+    upwards by about sqrt(bins / samples).
 
     References
     ----------
     Guo et al. 2017, "On calibration of modern neural networks".
     """
     confidence, hit = _confidence(logits, labels, pool)
-    return _binned_gap(bins_of(confidence, bins, logits), confidence - hit, bins)
+    return _binned_gap(bins_of(confidence, bins), confidence - hit, bins)
 
 
 def adaptive_ece(
@@ -57,7 +56,7 @@ def classwise_ece(
 ) -> float:
     """Return the binned |p_c - frequency of c|, mean over c (Kull et al. 2019)."""
     p, errors = residuals(logits, labels, pool)
-    at = bins_of(p, bins, logits)
+    at = bins_of(p, bins)
     gaps = [_binned_gap(at[:, c], errors[:, c], bins) for c in range(p.shape[1])]
     return sum(gaps) / p.shape[1]
 
@@ -107,18 +106,17 @@ def _confidence(
     return top.exp(), (predicted == labels).double()
 
 
-def bins_of(confidence: ArrayLike, bins: int, logits: ArrayLike) -> Tensor:
+def bins_of(confidence: ArrayLike, bins: int) -> Tensor:
     """Return the number of each confidence's bin (lo, hi], of equal ones of [0, 1].
 
-    What stands above an edge by no more than the precision of the logits is on it: 0.8
-    in float32 is above 0.8.
+    What is above an edge by a millionth at most is on it, whatever the type: 0.8 in
+    float32 is above 0.8.
     """
     at_least("bins", bins)
     confidence = as_tensor("confidence", confidence).double()
     finite("confidence", confidence)
-    slack = max(1e-6, torch.finfo(as_tensor("logits", logits).dtype).eps / 8)
     edges = torch.arange(1, bins, dtype=torch.float64, device=confidence.device) / bins
-    return torch.bucketize(confidence.contiguous(), edges + slack)
+    return torch.bucketize(confidence.contiguous(), edges + 1e-6)
 
 
 def _binned_gap(at: Tensor, gaps: Tensor, bins: int) -> float:

@@ -450,7 +450,11 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         isinstance(name, str) and isinstance(weight, Tensor)
         for name, weight in state.items()
     ):
+        kind = type(state).__name__
+        has = ", ".join(map(str, state)) if isinstance(state, dict) else f"a {kind}"
         raise ValueError(
-            f"{path} holds no state dict of tensors; save model.state_dict()"
+            f"{path} holds no state dict of tensors, but {has[:200]}; save that "
+            "of the network, torch.load(path)[its name] or model.state_dict(); in a "
+            "folder name the files that hold weights"
         )
     return dict(state)

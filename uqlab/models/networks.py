@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from uqlab.core.checks import at_least
+from uqlab.core.checks import at_least, several
 from uqlab.core.extras import extra
 from uqlab.core.modules import layers_of
 from uqlab.models.checkpoints import plain_logits
@@ -47,7 +47,7 @@ def mlp(
     >>> sum(p.numel() for p in mlp(784).parameters())
     52650
     """
-    sizes = [in_features, *widths]
+    sizes = [in_features, *several("widths", widths, "(64, 32)")]
     layers = [nn.Flatten()]
     for before, after in itertools.pairwise(sizes):
         layers += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(dropout)]
@@ -108,11 +108,21 @@ class Standardize(nn.Module):
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]):
         super().__init__()
+        if len(mean) != len(std) or not min(std) > 0:
+            raise ValueError(
+                "mean and std must have a number for each channel, std above 0, got "
+                f"{list(mean)} and {list(std)}"
+            )
         for name, values in (("mean", mean), ("std", std)):
             values = torch.tensor(values)[:, None, None]
             self.register_buffer(name, values, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.ndim < 3:
+            raise ValueError(
+                "images must be [samples, channels, height, width], got "
+                f"{list(x.shape)}: put Standardize before what flattens them"
+            )
         return (x - self.mean) / self.std
 
 

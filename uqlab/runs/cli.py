@@ -38,8 +38,18 @@ Examples:
 Completion by the Tab key, in bash, zsh or fish (name yours in place of bash, twice):
   eval "$(_UQLAB_COMPLETE=bash_source uqlab)"
 """
-FOLDER = click.Path(file_okay=False, writable=True, path_type=Path)
-FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
+
+
+class Place(click.Path):
+    """A path, in which ~ is the home folder."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return the path; a shell leaves --output-dir=~/runs as it is."""
+        return super().convert(os.path.expanduser(value), param, ctx)
+
+
+FOLDER = Place(file_okay=False, writable=True, path_type=Path)
+FILE = Place(exists=True, dir_okay=False, resolve_path=True)
 
 
 class Command(click.Command):
@@ -115,8 +125,21 @@ def _jobs(default, help):
 def _pairs(*names, values="VALUE", help="Repeatable."):
     metavar = f"NAME {values}"
     return click.option(
-        *names, type=(str, str), multiple=True, metavar=metavar, help=help
+        *names,
+        type=(str, str),
+        multiple=True,
+        metavar=metavar,
+        help=help,
+        callback=_by_name,
     )
+
+
+def _by_name(context, parameter, pairs):
+    """Return values by name; none takes another's place in silence."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise click.BadParameter("each NAME once; several values go into one VALUE")
+    return values
 
 
 one_page = click.argument("notebook", shell_complete=_pages)
@@ -260,7 +283,7 @@ def run(
     if no_cache:
         os.environ[TRAININGS] = ""
     root = output_dir / profile
-    plan = per_notebook(notebooks, profile, dict(parameters), kind)
+    plan = per_notebook(notebooks, profile, parameters, kind)
     if dry_run:
         at_a_time = execution.at_a_time(jobs, len(plan))
         return click.echo("\n".join(plans.of_run(plan, root, profile, at_a_time)))
@@ -311,12 +334,10 @@ def sweep(
     """
     from uqlab.runs import gallery
 
-    if len(dict(grid)) < len(grid):
-        raise ValueError("each parameter has one -g")
     report = sweeps.sweep(
         notebook,
-        {name: from_here(values) for name, values in grid},
-        {name: from_here(value) for name, value in parameters},
+        {name: from_here(values) for name, values in grid.items()},
+        {name: from_here(value) for name, value in parameters.items()},
         profile=profile,
         root=output_dir,
         progress=not quiet,
@@ -381,14 +402,15 @@ def report(
     \b
       uqlab report mymodel.py:make --data mine.npz --ood letters
       uqlab report mymodel.py:make --weights checkpoints/ --data mine.npz
-      uqlab report uqlab.models:cifar_resnet -s depth 32 --weights resnet32.th
+      uqlab report uqlab.models:cifar_resnet -s depth 32 --weights resnet32.th \\
+          --data cifar10
       uqlab report --logits run.npz
       uqlab report --watch new.npz
     """  # noqa: D301
     from uqlab.runs import report
 
     name, page, values = report.plan(logits, watch, output_dir, **brought)
-    plan = per_notebook([page], profile, values | dict(parameters))
+    plan = per_notebook([page], profile, report.with_parameters(values, parameters))
     root = output_dir / name if watch else output_dir
     outcomes = execution.execute_all(plan, root, profile, 1, timeout, quiet)
     (outcome,) = outcomes.values()

@@ -110,7 +110,8 @@ def execute(
         The notebook failed or was stopped.
     """
     notebook = find(notebook)
-    folder = Path(folder or Path("figures", profile, notebook.stem)).absolute()
+    folder = Path(folder or Path("figures", profile, notebook.stem))
+    folder = folder.expanduser().absolute()
     if folder in notebook.parents:
         raise ValueError(
             f"{notebook} lies in its own result folder; choose another output folder"

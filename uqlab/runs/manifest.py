@@ -8,6 +8,7 @@ differs now, the run is stale.
 
 import functools
 import glob
+import itertools
 import json
 import os
 import re
@@ -25,6 +26,8 @@ from uqlab.core.recording import known
 from uqlab.runs.parameters import DATA_FILE
 
 Seconds = float | int | None
+IMPORT = re.compile(r"^\s*(?:from|import)\s+(\w+)", re.M)
+INSTALLED = {"site-packages", "dist-packages"}
 PACKAGE = Path(uqlab.__file__).parent
 # Folders that a page writes into, or whose files have published checksums.
 APART = {"output_dir", "trained", "root"}
@@ -97,7 +100,7 @@ def key(source: str, parameters: Values) -> str:
 def commit() -> str:
     """Return the last commit of the package; empty where it is no git checkout.
 
-    Where files have been changed since, a digest of the changes stands behind "+".
+    Where files have been changed since, or added, a digest of all stands behind "+".
     """
 
     def git(*arguments):
@@ -107,10 +110,10 @@ def commit() -> str:
 
     try:
         last = git("log", "-1", "--format=%h", "--abbrev=9", "--", ".")
-        changes = last and git("diff", "--no-ext-diff", "HEAD", "--", ".")
+        changed = last and git("status", "--porcelain", "--", ".")
     except OSError:  # no git here
         return ""
-    return f"{last}+{fingerprint(changes)[:8]}" if changes else last
+    return f"{last}+{fingerprint(_digest(PACKAGE))[:8]}" if changed else last
 
 
 def named_files(value: Any, folder: Path) -> Iterator[Path]:
@@ -140,23 +143,34 @@ def named_files(value: Any, folder: Path) -> Iterator[Path]:
 def _module(place: str, folder: Path) -> list[Path]:
     """Return the file of a module, by its path or its dotted name, if it is found.
 
-    With it comes the pattern of what it may import: the modules beside it, or all of
-    its package.
+    Or the pattern of its package; and what it may import, where that is not installed:
+    the modules beside it, and the packages there that they name.
     """
-    stem = (
-        place.removesuffix(".py") if place.endswith(".py") else place.replace(".", "/")
-    )
-    paths = [
-        Path(p, s)
-        for p in (folder, *sys.path)
-        for s in (f"{stem}.py", f"{stem}/__init__.py")
-    ]
-    for path in filter(Path.is_file, paths):
-        top, beside = path.parent, "*.py"
-        while (top / "__init__.py").is_file():
-            top, beside = top.parent, f"{top.name}/**/*.py"
-        return [path, Path(glob.escape(str(top)), beside)]
+    file = place.endswith(".py")
+    stem = place.removesuffix(".py") if file else place.replace(".", "/")
+    for at, name in itertools.product(
+        (folder, *sys.path), (f"{stem}.py", f"{stem}/__init__.py")
+    ):
+        if Path(at, name).is_file():
+            whole = Path(at, name if file or "/" not in name else stem.split("/")[0])
+            alone = INSTALLED & {*whole.parts}
+            return [*map(_pattern, [whole] if alone else _with_imports(whole))]
     return []
+
+
+def _with_imports(whole: Path) -> list[Path]:
+    """Return a module or a package, and all beside it that it may import."""
+    found = [whole, *sorted(whole.parent.glob("*.py"))]
+    for each in found:
+        files = filter(Path.is_file, [each, *each.rglob("*.py")])  # no broken links
+        text = "\n".join(file.read_text("utf-8", "replace") for file in files)
+        beside = {whole.with_name(name) for name in IMPORT.findall(text)}
+        found += sorted(p for p in beside - {*found} if p.is_dir())
+    return [*dict.fromkeys(found)]
+
+
+def _pattern(path: Path) -> Path:
+    return Path(glob.escape(str(path)), "**/*.py") if path.is_dir() else path
 
 
 class Present:

@@ -30,7 +30,7 @@ from pydantic import (
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
 
 from uqlab.core.files import StrPath, Values, fingerprint, read_json, write
-from uqlab.core.recording import plain
+from uqlab.core.recording import plain, project
 
 CELL = {"cell_type", "metadata", "source"}  # what every cell of a notebook has
 PACKED = Path(__file__).absolute().with_name("project")  # in a wheel: setup.py
@@ -201,19 +201,23 @@ def _reason(error: ValidationError) -> str:
 def find(name: StrPath) -> Path:
     """Return the notebook that a path, a stem or a unique start of one ("03") means.
 
-    A lesson comes before a study of the same number; "studies/03" is the study.
+    A lesson comes before a study of the same number; "studies/03" is the study. Those
+    of the package come after all that lie in notebooks/ of this folder.
     """
     if Path(name).is_file():
         return Path(name).absolute()
-    folder, _, stem = str(name).rpartition("/")
-    known = {}
-    for kind in [folder] if folder else KINDS:
-        known |= {path.stem: path for path in all_notebooks(kind)}
+    folder, _, stem = str(name).removesuffix(".ipynb").rpartition("/")
+    every = []
+    for pages, kind in itertools.product(_places(), KINDS):
+        known = {path.stem: path for path in _notebooks(pages, kind)}
+        every += known
         fitting = [stem] if stem in known else [s for s in known if s.startswith(stem)]
-        if len(fitting) == 1:
+        if fitting and folder in ("", kind):
+            if len(fitting) > 1:
+                several = ", ".join(fitting)
+                raise ValueError(f"'{name}' is the start of several: {several}")
             return known[fitting[0]]
-    wrong = "is the start of several" if fitting else "is no notebook of"
-    raise ValueError(f"'{name}' {wrong}: {', '.join(fitting or known)}")
+    raise ValueError(f"'{name}' is no notebook of: {', '.join(every)}")
 
 
 def all_notebooks(kind: str = "lessons") -> list[Path]:
@@ -222,8 +226,17 @@ def all_notebooks(kind: str = "lessons") -> list[Path]:
     Studies, which hold the evidence behind the lessons, are in notebooks/studies/; the
     notebooks of notebooks/rows/ are no pages: they fill, in hours, the studies' tables.
     """
-    here = Path.cwd() / "notebooks"
-    pages = here if any(here.glob("[0-9]*.ipynb")) else PAGES
+    pages = next(place for place in _places() if _notebooks(place, "lessons"))
+    return _notebooks(pages, kind)
+
+
+def _places() -> tuple[Path, Path]:
+    """Return notebooks/ of this folder, which may be one in it, and the package's."""
+    return project(Path.cwd()) / "notebooks", PAGES
+
+
+def _notebooks(pages: Path, kind: str) -> list[Path]:
+    """Return the notebooks of a kind in a folder."""
     return sorted(
         pages.glob("[0-9]*.ipynb" if kind == "lessons" else f"{kind}/*.ipynb")
     )
@@ -371,14 +384,19 @@ def overrides(
     return checked(values, known, notebook.stem)
 
 
-def of_profile(notebook: Path, profile: str) -> Values:
-    """Return a profile's parameters of a notebook; every other than quick has some."""
+def in_profile(notebook: Path, profile: str) -> dict[str, Values]:
+    """Return the entries of a profile; ValueError for one that is not there."""
     sets = profiles(notebook)
     if profile not in sets:
         file = profiles_file(notebook)
         names = ", ".join(sets)
         raise ValueError(f"unknown profile {profile!r}; {file} has: {names}")
-    entries, stem = sets[profile], notebook.stem
+    return sets[profile]
+
+
+def of_profile(notebook: Path, profile: str) -> Values:
+    """Return a profile's parameters of a notebook; every other than quick has some."""
+    entries, stem = in_profile(notebook, profile), notebook.stem
     if profile != "quick" and stem not in entries:
         kin = [name for name in entries if name[:2] == stem[:2]] or [*entries]
         kin = [re.sub(r"^(\d\d)_.+_study$", r"studies/\1", name) for name in kin]
@@ -394,7 +412,7 @@ def checked(parameters: Values, known: Values, where: str) -> Values:
     if "output_dir" in parameters:
         raise ValueError("output_dir is set by the runner; use --output-dir")
     values = {
-        name: plain(name, _read(text, type(known[name])))
+        name: plain(name, meant(text, type(known[name])))
         for name, text in parameters.items()
     }
     return _of_types(f"{where}: parameter ", known, values)
@@ -418,7 +436,7 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> No
             raise ValueError(f"unknown parameter {name!r}{hint} {where} has: {names}")
 
 
-def _read(text: Any, kind: type) -> Any:
+def meant(text: Any, kind: type = object) -> Any:
     """Return the data that a text means, or the text where text is meant."""
     if not isinstance(text, str):
         return text
@@ -445,7 +463,7 @@ def per_notebook(
     must be one of at least one of the notebooks. Where one lacks it, a note on the
     terminal says so.
     """
-    paths = list(map(find, names)) or _with_profile(profile, all_notebooks(kind))
+    paths = list(map(find, names)) or _with_profile(profile, kind)
     known = {path: defaults(path) for path in paths}
     if len({path.stem for path in known}) < len(known):
         same = ", ".join(map(str, known))
@@ -463,8 +481,11 @@ def per_notebook(
     return plan
 
 
-def _with_profile(profile: str, paths: list[Path]) -> list[Path]:
-    """Return the notebooks of a folder that have a profile; without any, all."""
+def _with_profile(profile: str, kind: str) -> list[Path]:
+    """Return the notebooks of a kind that have a profile; without any, all."""
+    paths = all_notebooks(kind)
+    if not paths:
+        raise ValueError(f"no {kind} in {_places()[0]}; name those that should run")
     entries = profiles(paths[0]).get(profile, {}) if profile != "quick" else {}
     return [path for path in paths if path.stem in entries] or paths
 

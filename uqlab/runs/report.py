@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from uqlab.core.files import fingerprint, write
+from uqlab.core.files import Values, fingerprint, write
 from uqlab.core.recording import Record
 from uqlab.runs.manifest import Manifest
-from uqlab.runs.parameters import find
+from uqlab.runs.parameters import find, meant
 from uqlab.runs.tables import options
 
 PAGE = "16_bring_your_model"
@@ -21,7 +21,7 @@ def parameters(
     dataset: str | None,
     ood: Sequence[str],
     weights: Sequence[str],
-    settings: Sequence[tuple[str, str]],
+    settings: dict[str, str],
 ) -> dict[str, str]:
     """Return what a command line brings as parameters of page 16, in text."""
     values = {
@@ -29,7 +29,7 @@ def parameters(
         "dataset": dataset,
         "ood": ood and str(list(ood)),
         "weights": weights and str([_absolute(place) for place in weights]),
-        "settings": settings and str(dict(settings)),
+        "settings": settings and str({k: _setting(v) for k, v in settings.items()}),
     }
     return {name: text for name, text in values.items() if text}
 
@@ -60,6 +60,13 @@ def plan(
     return "report", PAGE, parameters(**brought)
 
 
+def with_parameters(values: Values, more: Values) -> Values:
+    """Return parameters and those of -p; ValueError where one is given twice."""
+    if twice := sorted(values.keys() & more.keys()):
+        raise ValueError(f"{twice[0]}: given by an option and by -p; choose")
+    return values | more
+
+
 def source(model: str) -> str:
     """Return the model as a kernel in another folder finds it.
 
@@ -84,6 +91,11 @@ def source(model: str) -> str:
             f"no file {path}; a model is FILE.py:FUNCTION, MODULE:FUNCTION or a folder"
         )
     return model and _absolute(model)
+
+
+def _setting(text: str) -> Any:
+    """Return what the text of a setting means, or the path of a file that exists."""
+    return _absolute(text) if Path(text).expanduser().is_file() else meant(text)
 
 
 def _absolute(place: str) -> str:

@@ -267,7 +267,7 @@ def jobs_of_grid(
     source = source_sha256(notebook)
     same = overrides(notebook, profile, parameters)
     axes = _axes(grid, known, notebook.stem)
-    place = Path(root, profile, f"{notebook.stem}.sweep").absolute()
+    place = Path(root, profile, f"{notebook.stem}.sweep").expanduser().absolute()
     jobs = {}
     for point in itertools.product(*axes):
         values = dict(ChainMap(*point, same))
@@ -278,10 +278,12 @@ def jobs_of_grid(
 
 def _axes(grid: Grid, known: Values, stem: str) -> Iterator[list[Values]]:
     """Yield the checked values of each parameter of a grid, which is counted first."""
-    axes = {
-        name: axis(values, known.get(name)) if isinstance(values, str) else [*values]
-        for name, values in grid.items()
-    }
+    axes = {}
+    for name, values in grid.items():
+        if not isinstance(values, Iterable):
+            raise TypeError(f"{name} must be several, as range(5), got {values!r}")
+        text = isinstance(values, str)
+        axes[name] = axis(values, known.get(name)) if text else [*values]
     if not 0 < math.prod(map(len, axes.values())) <= POINTS:
         raise ValueError(f"a sweep has 1 to {POINTS:,} runs; the grid has more or none")
     for name, values in axes.items():

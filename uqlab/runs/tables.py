@@ -1,6 +1,7 @@
 """The finished runs of a sweep as one tidy table: a row a run."""
 
 import json
+import os
 import shlex
 import warnings
 from collections.abc import Iterable
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from uqlab.core.files import StrPath, Values, write, writing
 from uqlab.core.recording import Record, project
 from uqlab.runs.manifest import Manifest, Present
-from uqlab.runs.parameters import find
+from uqlab.runs.parameters import all_notebooks, find, in_profile
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -234,6 +235,7 @@ def locate(
     """
     here = Path.cwd()
     bases = [here, project(here)]
+    sweep, root = (os.path.expanduser(place) for place in (sweep, root))
     if Path(sweep).suffix != ".ipynb":
         for base in bases:
             if (base / sweep).exists():
@@ -252,6 +254,7 @@ def locate(
 
 def options(profile: str, root: StrPath, usual: str = "figures") -> str:
     """Return the options of a command whose results go into <root>/<profile>."""
+    in_profile(all_notebooks()[0], profile)  # a command with another would be refused
     of_profile = "" if profile == "quick" else f" --profile {profile}"
     into = f" --output-dir {shlex.quote(str(root))}"
     return of_profile + ("" if Path(root) == Path(usual) else into)

@@ -13,7 +13,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
 from uqlab import metrics
-from uqlab.core.checks import ArrayLike, as_inputs, as_labels
+from uqlab.core.checks import ArrayLike, as_inputs, as_labels, by_name
 
 WORD = r"\S+"
 
@@ -88,6 +88,7 @@ def aurocs(
     dict
         Name of the set -> name of the score -> AUROC.
     """
+    by_name("others", others, '{"letters": letters}')
     inside = ood_scores(train, test, seed)
     by_set = {}
     for name, inputs in others.items():

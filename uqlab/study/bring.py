@@ -27,9 +27,9 @@ from torch import nn
 
 from uqlab import data, ensembles, models
 from uqlab.core import files
-from uqlab.core.checks import ArrayLike, as_inputs
+from uqlab.core.checks import InputsLike, as_inputs, first_tensor
 from uqlab.core.files import StrPath
-from uqlab.core.modules import evaluating, like_parameters, logits_of
+from uqlab.core.modules import call, evaluating, logits_of, take
 from uqlab.study import methods
 
 WEIGHTS = (".safetensors", ".pt", ".pth", ".th", ".ckpt", ".bin")
@@ -87,19 +87,20 @@ def model(
     """
     source = os.fspath(source)
     paths = _weight_files(weights)
-    if len(mean) != len(std):
-        raise ValueError(
-            "mean and std must have one number for each channel, got "
-            f"{len(mean)} and {len(std)}"
-        )
-    scaled = len(mean) > 0
+    scaled = len(mean) + len(std) > 0
     networks = _networks(source, task, settings or {}, new_classifier, scaled)
     networks = _with_weights(networks, paths, scaled)
     if scaled:
         scale = models.Standardize(mean, std)
         networks = [nn.Sequential(scale, network) for network in networks]
     whole = networks[0] if len(networks) == 1 else ensembles.from_members(networks)
-    return Brought(whole.eval(), {path.name: files.sha256(path)[:16] for path in paths})
+    return Brought(whole.eval(), _checksums(paths))
+
+
+def _checksums(paths):
+    names = [path.name for path in paths]
+    called = [path.name if names.count(path.name) == 1 else str(path) for path in paths]
+    return {name: files.sha256(p)[:16] for name, p in zip(called, paths, strict=True)}
 
 
 def _with_weights(networks, paths, scaled):
@@ -117,7 +118,7 @@ def _with_weights(networks, paths, scaled):
         return list(map(models.load_weights, copies, paths)) or networks
 
 
-def check(network: nn.Module, inputs: ArrayLike, task: data.Dataset) -> None:
+def check(network: nn.Module, inputs: InputsLike, task: data.Dataset) -> None:
     """Raise ValueError unless a network returns finite logits [batch, classes].
 
     Parameters
@@ -127,10 +128,10 @@ def check(network: nn.Module, inputs: ArrayLike, task: data.Dataset) -> None:
     task
         The set that they come from: there must be one output for each of its classes.
     """
-    two = as_inputs(inputs)[:2]
+    two = take(network, as_inputs(inputs), slice(2))
     with torch.no_grad(), evaluating(network):
-        logits = logits_of(network(like_parameters(network, two)))
-    shape = list(two.shape[1:])
+        logits = logits_of(call(network, two))
+    shape = list(first_tensor(two).shape[1:])
     classes = len(task.classes)
     said = list(logits.shape)
     if len(said) < 2 or said[-1] != classes:
@@ -189,9 +190,10 @@ def _function(source):
 
 def _run(place):
     path = files.existing(Path(place).expanduser().absolute())
-    spec: Any = importlib.util.spec_from_file_location(path.stem, path)
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    sys.path.append(str(path.parent))  # it finds its neighbours, and hides no package
+    name = f"brought_{path.stem}"  # json.py hides no package
+    spec: Any = importlib.util.spec_from_file_location(name, path)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    sys.path.append(str(path.parent))  # it finds its neighbours
     spec.loader.exec_module(module)
     return module
 

@@ -357,8 +357,10 @@ def saved(path: StrPath) -> Saved:
     called = {name: name.removeprefix("ood_") for name in others}
     called |= {name: name for name in others if called[name] in others}  # "ood_ood"
     ood = {called[name]: read(name, arrays[name]) for name in others}
-    if other := [name for name, z in ood.items() if z.shape[-1] != logits.shape[-1]]:
-        raise ValueError(f"ood_{other[0]} must have the classes of the {kind}")
+    if other := [name for name, z in ood.items() if z.shape[::2] != logits.shape[::2]]:
+        raise ValueError(
+            f"OOD set {other[0]!r} must have the members and classes of the {kind}"
+        )
     return Saved(logits, labels, ood)
 
 

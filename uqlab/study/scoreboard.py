@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from uqlab import ensembles, metrics, training, uncertainty
-from uqlab.core.checks import ArrayLike, as_inputs, one_of
+from uqlab.core.checks import ArrayLike, as_inputs, by_name, one_of, several
 from uqlab.core.modules import evaluating, like_parameters
 from uqlab.data import Dataset
 from uqlab.study import methods as recipes
@@ -95,10 +95,10 @@ def measure(
     ValueError
         For unknown names, and where no method could be trained.
     """
-    scores = list(scores)
+    scores = several("scores", scores)
     few = few or {}
     how = _settings(methods, settings, own or {})
-    _check_names(how, [*scores, *few])
+    _check_names(how, [*scores, *few], ood)
     rows = []
     for row, ensemble in _trained(how, backbone, train, members, seeds, methods):
         rows.append(row)
@@ -116,10 +116,12 @@ def measure(
 def _settings(methods, settings, overrides):
     """Return the settings of each method."""
     names = recipes.METHODS if methods is None else methods
+    names = several("methods", names, '["deep", "lora"]')
     return {name: settings | dict(overrides.get(name, {})) for name in names}
 
 
-def _check_names(methods, scores):
+def _check_names(methods, scores, ood):
+    by_name("ood", ood, '{"letters": letters}')
     for name in methods:
         one_of("method", name, recipes.METHODS)
     for name in scores:
@@ -130,7 +132,7 @@ def _trained(
     how, backbone, train, members, seeds, methods
 ) -> Iterator[tuple[Row, ensembles.Ensemble]]:
     """Yield the ensembles, with what is known of each; warn of methods left out."""
-    seeds = list(seeds)
+    seeds = several("seeds", seeds, "range(3)")
     for name, settings in how.items():
         for seed in seeds:
             started = time.perf_counter()
@@ -246,7 +248,7 @@ def detection(
         that cannot be fitted, such as a distance of features that do not vary, is left
         out with a warning.
     """
-    _check_names((), scores)
+    _check_names((), scores, ood)
     z = training.predict(model, test.inputs)
     if len(z) == 1:
         scores = [name for name in scores if not rating.SCORES[name].compares]

@@ -24,6 +24,8 @@ from uqlab import gradients, training, uncertainty
 from uqlab.analysis import diversity, representations
 from uqlab.core.checks import (
     ArrayLike,
+    Inputs,
+    InputsLike,
     as_inputs,
     as_labels,
     count,
@@ -31,7 +33,7 @@ from uqlab.core.checks import (
     one_of,
     positive,
 )
-from uqlab.core.modules import evaluating
+from uqlab.core.modules import evaluating, rows_of
 from uqlab.ensembles import Ensemble
 from uqlab.metrics import log_prediction
 from uqlab.study.baselines import shrunk_root, whitened
@@ -48,18 +50,18 @@ def members(model: nn.Module) -> list[nn.Module]:
     return [model]
 
 
-def logits(model: nn.Module, inputs: Tensor) -> Logits:
+def logits(model: nn.Module, inputs: Inputs) -> Logits:
     """Return what every member says."""
     return training.predict(model, inputs)
 
 
-def features(model: nn.Module, inputs: Tensor) -> list[Tensor]:
+def features(model: nn.Module, inputs: Inputs) -> list[Tensor]:
     """Return each member's features [samples, width] before its last linear layer."""
     penultimate = representations.penultimate
     return [penultimate(network, inputs).double() for network in members(model)]
 
 
-def networks(model: nn.Module, inputs: Tensor) -> list[tuple[nn.Module, Tensor]]:
+def networks(model: nn.Module, inputs: Inputs) -> list[tuple[nn.Module, Inputs]]:
     """Return each member with the inputs."""
     return [(network, inputs) for network in members(model)]
 
@@ -92,7 +94,7 @@ class Score:
     # What was learned, as long as the model lives.
     known: WeakKeyDictionary = field(default_factory=WeakKeyDictionary, init=False)
 
-    def fit(self, model: nn.Module, inputs: ArrayLike, labels: ArrayLike) -> "Score":
+    def fit(self, model: nn.Module, inputs: InputsLike, labels: ArrayLike) -> "Score":
         """Learn the statistics of a model on its training set.
 
         After further training, do it again.
@@ -101,7 +103,7 @@ class Score:
         return self
 
     def __call__(
-        self, model: nn.Module, inputs: ArrayLike, temperature: float = 1.0
+        self, model: nn.Module, inputs: InputsLike, temperature: float = 1.0
     ) -> Float[Tensor, " samples"]:
         """Return the score of each input.
 
@@ -135,14 +137,17 @@ class Score:
 
 
 def fit(
-    names: Iterable[str], model: nn.Module, inputs: ArrayLike, labels: ArrayLike
+    names: Iterable[str],
+    model: nn.Module,
+    inputs: InputsLike,
+    labels: ArrayLike,
 ) -> None:
     """Fit several of SCORES; the model is asked once for what they share."""
     _fit(list(map(_named, names)), model, inputs, labels)
 
 
 def _fit(
-    scores: list[Score], model: nn.Module, inputs: ArrayLike, labels: ArrayLike
+    scores: list[Score], model: nn.Module, inputs: InputsLike, labels: ArrayLike
 ) -> None:
     x = as_inputs(inputs)
     y = as_labels(labels, count(x)).cpu()
@@ -156,7 +161,7 @@ def _fit(
 def values(
     names: Iterable[str],
     model: nn.Module,
-    inputs: ArrayLike,
+    inputs: InputsLike,
     temperature: float = 1.0,
     z: Logits | None = None,
 ) -> dict[str, Tensor]:
@@ -183,7 +188,10 @@ def values(
 
 
 def refused(
-    names: Iterable[str], model: nn.Module, inputs: ArrayLike, labels: ArrayLike
+    names: Iterable[str],
+    model: nn.Module,
+    inputs: InputsLike,
+    labels: ArrayLike,
 ) -> dict[str, str]:
     """Return which of SCORES a model cannot give, and why.
 
@@ -194,14 +202,14 @@ def refused(
     """
     reasons = {}
     several = len(members(model)) > 1
-    inputs = as_inputs(inputs)
+    x = as_inputs(inputs)
     for name in names:
         score = _named(name)
         if score.compares and not several:
             reasons[name] = "one network has no members to compare"
             continue
         try:
-            score.fit(model, inputs, labels)(model, inputs[:2])
+            score.fit(model, x, labels)(model, rows_of(x, slice(2)))
         except (ValueError, TypeError, RuntimeError) as error:
             reasons[name] = str(error)
     return reasons

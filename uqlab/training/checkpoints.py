@@ -1,19 +1,18 @@
 """Trainings that were stopped and go on: the state after every epoch in one file."""
 
-import functools
-import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from uqlab.core.files import StrPath, fingerprint
+from uqlab.core.files import StrPath, built, fingerprint
 from uqlab.core.tensors import load_tensors, save_tensors
 from uqlab.ensembles import Ensemble
 from uqlab.training.workers import Workers
 
 WEIGHTS = "initial weights"
+described = fingerprint  # of a function: by its source, and what it is made with
 
 
 class Checkpoint:
@@ -41,7 +40,9 @@ class Checkpoint:
         began, ensemble.began = ensemble.began, ""
         if self.path is None:
             return
-        self.run = {name: fingerprint(value) for name, value in depends_on.items()}
+        whole = {WEIGHTS: dict(ensemble.state_dict()), "network": built(ensemble)}
+        whole = dict(depends_on) | whole
+        self.run = {name: fingerprint(value) for name, value in whole.items()}
         if self.path.exists():
             self._read(self.path, ensemble, began)
         ensemble.began = self.run[WEIGHTS]
@@ -113,50 +114,3 @@ class Checkpoint:
             for name, tensor in self.tensors.items()
             if name.startswith(start)
         }
-
-
-def described(function: Any, inside: tuple[Any, ...] = ()) -> str:
-    """Return what tells a function from others: its source, and what it is made with.
-
-    That is bound arguments, defaults, an object's attributes, and values from outside
-    but those that are lists, sets or mappings, in which functions note things. What
-    it is `inside` of is not described again.
-    """
-    if any(function is other for other in inside):
-        return "itself"
-    if not callable(function):
-        return str(function)
-    code = function if inspect.isroutine(function) else type(function)
-    try:
-        source = inspect.getsource(code)
-    except (OSError, TypeError):  # typed in where no file or cell keeps it
-        source = code.__qualname__
-    values = _made_with(_values(function), (*inside, function))
-    return f"{source} {fingerprint(values)}"
-
-
-def _values(function: Any) -> list[Any]:
-    """Return what a function or an object is made with."""
-    if isinstance(function, functools.partial):
-        return [function.func, function.args, function.keywords]
-    if inspect.ismethod(function):
-        return [function.__self__, function.__func__]
-    if not inspect.isfunction(function):
-        return [*getattr(function, "__dict__", {}).items()]
-    outside = inspect.getclosurevars(function).nonlocals.items()
-    outside = [kv for kv in outside if not isinstance(kv[1], list | set | dict)]
-    return [function.__defaults__, function.__kwdefaults__, *outside]
-
-
-def _made_with(value: Any, inside: tuple[Any, ...]) -> Any:
-    """Return a value as a fingerprint can take it, whatever its place in memory."""
-    if isinstance(value, tuple | list):
-        return [_made_with(v, inside) for v in value]
-    if isinstance(value, Mapping):
-        return {name: _made_with(v, inside) for name, v in value.items()}
-    if hasattr(value, "state_dict") or isinstance(value, type):
-        return value
-    plain = type(value).__repr__ is object.__repr__  # which has its place in memory
-    if inspect.isroutine(value) or isinstance(value, functools.partial):
-        return described(value, inside)
-    return [f"{type(value)}", _made_with(_values(value), inside)] if plain else value

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from uqlab.core.checks import at_least, one_of, positive, within
+from uqlab.core.checks import at_least, one_of, positive, several, within
 from uqlab.ensembles import Ensemble
 
 
@@ -60,7 +60,7 @@ class Optimisation:
                 'schedule="step" needs milestones, the epochs at which the learning '
                 "rate falls to a tenth"
             )
-        for epoch in self.milestones:
+        for epoch in several("milestones", self.milestones, "[30, 60]"):
             at_least("a milestone", epoch, 0)
         if self.clip is not None:
             within("clip", self.clip, "(0, inf]")

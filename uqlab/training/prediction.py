@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from uqlab.core.checks import ArrayLike, a_network, as_inputs, at_least, count
+from uqlab.core.checks import InputsLike, a_network, as_inputs, at_least, count
 from uqlab.core.devices import arithmetic
 from uqlab.core.modules import call, evaluating, logits_of, take
 from uqlab.ensembles import Ensemble
@@ -14,7 +14,7 @@ from uqlab.ensembles import Ensemble
 @torch.no_grad()
 def predict(
     ensemble: nn.Module,
-    inputs: ArrayLike,
+    inputs: InputsLike,
     *,
     batch_size: int = 1024,
     precision: str = "float32",

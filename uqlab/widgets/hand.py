@@ -19,6 +19,7 @@ from IPython import get_ipython
 from torch import Tensor
 
 from uqlab import plots
+from uqlab.core.checks import ArrayLike, as_tensor
 
 STATIC = resources.files("uqlab.widgets") / "static"
 COLORS = {
@@ -133,9 +134,10 @@ def packed(values: Tensor) -> str:
     return base64.b64encode(values.contiguous().numpy().tobytes()).decode()
 
 
-def short(values: Tensor) -> list[float]:
+def short(values: ArrayLike) -> list[float]:
     """Return numbers that are short in JSON."""
-    return [float(f"{value:.7g}") for value in values.detach().double().tolist()]
+    numbers = as_tensor("values", values).detach().double()
+    return [float(f"{value:.7g}") for value in numbers.tolist()]
 
 
 def spread(count: int, most: int) -> list[int]:

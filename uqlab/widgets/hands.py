@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from uqlab import plots
-from uqlab.core.checks import one_of
+from uqlab.core.checks import ArrayLike, as_tensor, one_of
 from uqlab.core.modules import hooked, layers_of
 from uqlab.data import Dataset
 from uqlab.study import scoreboard, scores
@@ -25,7 +25,7 @@ from uqlab.widgets.hand import Hand, address, packed, short, spread
 CARRIED = 3e6  # characters of the networks that a page of drawing carries
 
 
-def cloud(logits: Float[Tensor, "members 3"], groups: list[int] | None = None) -> Hand:
+def cloud(logits: ArrayLike, groups: list[int] | None = None) -> Hand:
     """Show members as points of the simplex that can be dragged, copied and removed.
 
     `state` has members (probabilities), groups, jackknife and parts, as in
@@ -46,13 +46,14 @@ def cloud(logits: Float[Tensor, "members 3"], groups: list[int] | None = None) -
             f"groups must be 0 to 3, one for each of the {len(logits)} members, "
             f"got {groups}"
         )
-    members = logits.detach().double().softmax(-1).tolist()
+    logits = as_tensor("logits", logits, "members classes").detach()
+    members = logits.double().softmax(-1).tolist()
     return Hand("cloud", {"members": members, "groups": groups})
 
 
 def alarm(
-    values: Mapping[Any, Mapping[str, Float[Tensor, " inputs"]]],
-    images: Mapping[str, Float[Tensor, "samples c h w"]],
+    values: Mapping[Any, Mapping[str, ArrayLike]],
+    images: Mapping[str, ArrayLike],
     names: Mapping[str, str] | None = None,
     *,
     what: str = "width",
@@ -67,8 +68,8 @@ def alarm(
     Parameters
     ----------
     values
-        Setting -> set -> mutual information of its inputs; the in-distribution set is
-        "id".
+        Setting -> set -> mutual information of its inputs, [inputs]; the
+        in-distribution set is "id".
     images
         The inputs of each OOD set, [samples, channels, height, width].
     names
@@ -99,9 +100,10 @@ def alarm(
     return Hand("alarm", data)
 
 
-def _picture(image: Tensor) -> str:
+def _picture(image: ArrayLike) -> str:
     """Return an image as the address of a PNG that holds it."""
-    pixels = (255 * image.detach().cpu().float().clamp(0, 1)).round().byte()
+    values = torch.as_tensor(image).detach().cpu().float()
+    pixels = (255 * values.clamp(0, 1)).round().byte()
     memory = io.BytesIO()
     Image.fromarray(pixels.movedim(0, -1).squeeze(-1).numpy()).save(memory, "png")
     return address(memory.getvalue(), "png")
