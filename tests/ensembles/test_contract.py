@@ -172,3 +172,24 @@ def test_fewer_inputs_go_through_where_one_member_is_too_much():
     near(training.predict(memories(4, 7), x), training.predict(memories(4, 1000), x))
     with pytest.raises(torch.OutOfMemoryError):
         training.predict(memories(2, 0), x)
+
+
+def test_members_whose_logits_do_not_fit_are_named():
+    doubled = nn.Sequential(Doubled(), nn.Linear(4, 3).double())
+    for other in (nn.Linear(4, 2), doubled):
+        ensemble = ensembles.from_members([nn.Linear(4, 3), other])
+        with pytest.raises(ValueError, match="one shape and type"):
+            ensemble(torch.rand(5, 4))
+
+
+class Doubled(nn.Module):
+    def forward(self, x):
+        return x.double()
+
+
+def test_deep_shards_of_other_seeds_are_refused():
+    def shard(members, seed):
+        return ensembles.deep(lambda: nn.Linear(4, 3), members, seed)
+
+    with pytest.raises(ValueError, match="seed"):
+        ensembles.concatenate([shard("0:1", 0), shard("1:2", 1)])

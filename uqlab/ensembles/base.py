@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import functools
-import operator
 import re
 import warnings
 from collections import Counter, OrderedDict
@@ -515,6 +514,12 @@ class SeparateEnsemble(Ensemble):
             else:
                 output = model(*some, **more)
             logits.append(logits_of(output))
+        kinds = {(tuple(z.shape), z.dtype) for z in logits}
+        if len(kinds) > 1:
+            raise ValueError(
+                "members of an ensemble give logits of one shape and type, these give "
+                f"{sorted(map(str, kinds))}: leave out the others, or convert them"
+            )
         return torch.stack(logits)
 
     def _inputs(self, index: int, given: tuple, each: bool) -> tuple:
@@ -601,7 +606,11 @@ def member_range(members: Members) -> range:
             )
         ids = range(*map(int, members.split(":")))
     else:
-        ids = members if isinstance(members, range) else range(operator.index(members))
+        if not isinstance(members, range | int | np.integer):
+            raise TypeError(
+                f"members must be a whole number, a range or its text, got {members!r}"
+            )
+        ids = members if isinstance(members, range) else range(members)
     if len(ids) < 1:
         raise ValueError(f"an ensemble needs at least one member, got {members=}")
     return ids

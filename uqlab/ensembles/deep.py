@@ -61,11 +61,8 @@ def deep(
             "make_model returned the same network twice; "
             "it must build a new one in every call"
         )
-    return (
-        stacked(models, ids)
-        if _of_one_architecture(models)
-        else SeparateEnsemble(models, ids)
-    )
+    kind = stacked if _of_one_architecture(models) else SeparateEnsemble
+    return kind(models, ids).with_recipe({"method": "deep", "seed": seed})
 
 
 def _built(make_model: Callable[[], nn.Module], seed: int, ids: range) -> list[Any]:
