@@ -53,9 +53,9 @@ def test_each_member_answers_for_its_own_input(network):
 def test_two_threads_may_ask_one_network():
     ensemble = moved(ensembles.mimo(cnn(), 3))
     inputs = [torch.rand(3, 4, 1, 8, 8) for _ in range(40)]
-    expected = [ensemble.forward_members(x).detach() for x in inputs]
+    expected = [ensemble.forward_each(x).detach() for x in inputs]
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(ensemble.forward_members, inputs))
+        found = list(pool.map(ensemble.forward_each, inputs))
     near([z.detach() for z in found], expected)
 
 
