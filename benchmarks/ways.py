@@ -2,7 +2,7 @@
 
 Predictions and steps of training (forward and backward, a batch of its own for each member) of LoRA-Ensembles and deep
 ensembles, by the multiply-adds of one member's pass. The rule, `SMALL_WORK` in ensembles/functional.py, takes vmap up to
-5e8 of them. No target.
+1.5e9 of them. No target.
 
     python benchmarks/ways.py [REPEATS]
 """

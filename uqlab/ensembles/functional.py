@@ -24,8 +24,8 @@ from uqlab.core.modules import Counted
 
 # Up to here, multiply-adds of one member, `vmap` is the faster way on a CPU: the calls
 # of small operations cost more than what they compute. benchmarks/ways.py has the
-# measurements: 0.1 to 1.0 of the loop's time below, 0.9 to 2 above.
-SMALL_WORK = 5e8
+# measurements: 0.1 to 1.5 of the loop's time below, 0.9 to 2 above.
+SMALL_WORK = 1.5e9
 # Up to here, rows that one member gives a linear layer, `product` is the faster way.
 FEW_ROWS = 1024
 # Layers that run one member after the other: convolutions are slow under vmap on a CPU,
