@@ -48,8 +48,11 @@ def works():
         return run
 
     def learning(make, x, **settings):
-        ensemble, y = make(), torch.arange(len(x)) % 10
+        """At least four steps of training."""
         how = {"epochs": 1, "lr": 1e-3, "batch_size": len(x), "progress": False}
+        if "batch_size" not in settings:
+            x = torch.cat([x] * 4)
+        ensemble, y = make(), torch.arange(len(x)) % 10
         return lambda: training.fit(ensemble, x, y, **how | settings)
 
     def add(name, make, x, *, train=True, predict=True, **settings):

@@ -135,7 +135,8 @@ def _described(model: nn.Module) -> dict[str, Any]:
     Members would share such a tensor, whatever it is for.
     """
     described: dict[str, Any] = {
-        name: (t.shape, t.dtype) for name, t in model.state_dict().items()
+        name: (t.shape, t.dtype) if isinstance(t, Tensor) else None
+        for name, t in model.state_dict().items()
     }
     if not list(model.parameters()):
         described["parameters"] = None

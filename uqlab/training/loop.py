@@ -1,6 +1,7 @@
 """The training of ensembles: one loop for all methods."""
 
 import contextlib
+import copy
 import functools
 import math
 import time
@@ -9,15 +10,20 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from uqlab.core.checks import ArrayLike, all_finite, as_one, at_least, one_ensemble
 from uqlab.core.devices import arithmetic
 from uqlab.core.files import StrPath
-from uqlab.core.modules import Counted, evaluating, like_parameters, trainable
-from uqlab.ensembles import Ensemble, member_generators
-from uqlab.ensembles.base import draws_noise
+from uqlab.core.modules import (
+    Counted,
+    call,
+    evaluating,
+    like_parameters,
+    trainable,
+)
+from uqlab.ensembles import Ensemble, OneNetwork, member_generators
 from uqlab.training.checkpoints import WEIGHTS, Checkpoint, described
 from uqlab.training.losses import Loss, targets
 from uqlab.training.optimisation import Optimisation
@@ -304,7 +310,7 @@ def _inputs(ensemble: Ensemble, inputs: ArrayLike) -> Tensor:
 def _workers(ensemble: Ensemble, task: Task, bounds: list[int] | None) -> Workers:
     """Return shards of the ensemble, each with its step, sized by the work of a step.
 
-    It is counted on two samples, as members see them without gradients.
+    It is counted on two samples of the first member, without gradients.
     """
     make = functools.partial(
         make_step,
@@ -313,20 +319,27 @@ def _workers(ensemble: Ensemble, task: Task, bounds: list[int] | None) -> Worker
         autocast=task.precision != "float32" and task.inputs.is_cuda,
         flat=task.inputs.ndim == 2,
     )
-    two = task.inputs[:2]
-    counted = Counted()
-    with evaluating(ensemble), torch.no_grad():
-        ensemble(two)  # tries how its members run, which does not count
-        with counted:
-            ensemble(two)
+    two, one = task.inputs[:2], ensemble.member(0)
+    with evaluating(one), torch.no_grad(), Counted() as counted:
+        call(one, two)
     rows = task.rows * ensemble.repeats
-    multiply_adds = counted.multiply_adds * rows // len(two)
+    passes = 1 if isinstance(ensemble, OneNetwork) else ensemble.members
+    multiply_adds = counted.multiply_adds * passes * rows // len(two)
     apart = ensemble.can_shard()
     # Perceptrons' steps have generators of each member's; other noise is torch's one.
     if apart and ensemble.members > 1 and not isinstance(make(ensemble), ChainStep):
         # Batch norm wants two samples.
-        apart = not draws_noise(ensemble.member(0), torch.cat([two, two]))
+        apart = not _draws_noise(one, torch.cat([two, two]))
     return Workers(ensemble, multiply_adds, apart, make, bounds)
+
+
+def _draws_noise(network: nn.Module, x: Tensor) -> bool:
+    """Return whether a network draws from torch's generator in training, on a CPU."""
+    tried = copy.deepcopy(network).train()
+    with torch.no_grad(), torch.random.fork_rng([]):
+        before = torch.get_rng_state()
+        call(tried, x)
+        return not torch.equal(before, torch.get_rng_state())
 
 
 def _check_finite(ensemble: Ensemble, losses: Tensor, epoch: int) -> None:
