@@ -30,6 +30,7 @@ FRESH = {
     "06_lora_ensemble": "11:16",
     "08_singular_value_ensemble": "11:16",
     "09_hydra_head_pruning": "16:21",
+    "15_sound_ensemble": "11:16",
     "17_cheap_ensembles": "6:11",
 }
 
