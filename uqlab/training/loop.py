@@ -319,11 +319,12 @@ def _workers(ensemble: Ensemble, task: Task, bounds: list[int] | None) -> Worker
         autocast=task.precision != "float32" and task.inputs.is_cuda,
         flat=task.inputs.ndim == 2,
     )
-    two, one = task.inputs[:2], ensemble.member(0)
+    whole = isinstance(ensemble, OneNetwork)
+    two, one = task.inputs[:2], ensemble if whole else ensemble.member(0)
     with evaluating(one), torch.no_grad(), Counted() as counted:
         call(one, two)
     rows = task.rows * ensemble.repeats
-    passes = 1 if isinstance(ensemble, OneNetwork) else ensemble.members
+    passes = 1 if whole else ensemble.members
     multiply_adds = counted.multiply_adds * passes * rows // len(two)
     apart = ensemble.can_shard()
     # Perceptrons' steps have generators of each member's; other noise is torch's one.
