@@ -67,7 +67,7 @@ def works():
         return models.vit(28, 4, width=192, layers=6, heads=6)
 
     for name in ("lora", "singular_value", "batch"):
-        for n in (1, 8, 64):
+        for n in (1, 8, 16, 64):
             make = getattr(ensembles, name)
             add(
                 f"implicit, {name}",

@@ -549,3 +549,18 @@ def test_in_the_loop_one_member_trains_at_a_time():
             len(ensemble.run(x[rows], rows)) for rows in ensemble.passes(x)
         ]
     assert sizes == {"vmap": [3], "loop": [1, 1, 1]}
+
+
+@pytest.mark.parametrize("rows", [1, 50])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lora,
+        lambda net: ensembles.singular_value(net, 3, init_std=0.3),
+        lambda net: ensembles.batch(net, 3, std=0.5),
+    ],
+)
+def test_products_without_the_weight_are_those_with_it(make, rows):
+    """Of one row, and of more than a weight has; in the members it is built."""
+    ensemble, x = make(perceptron(nn.Tanh())).eval(), torch.randn(rows, 4)
+    near(ensemble(x), alone(ensemble, x))

@@ -176,7 +176,7 @@ def test_commands_are_understood():
         names = [
             name
             for option in ("given", "grid")
-            for name, _ in context.params.get(option) or ()
+            for name in dict(context.params.get(option) or {})
         ]
         for notebook in notebooks:
             assert set(names) <= set(parameters.defaults(parameters.find(notebook))), (

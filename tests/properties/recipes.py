@@ -37,6 +37,7 @@ ROOMS = [
 
 # Names that are no calls, or that nobody calls with values of their own, and why.
 NO_CALLS = {
+    "ensembles.Ensemble": "takes its network and modules as they are; tests/ensembles/test_engine.py",
     "ensembles.DropoutEnsemble": "made by dropout", "ensembles.OneNetwork": "what mimo, tiles and fuse make",
     "ensembles.SingularValues": "made by singular_value", "ensembles.MeanGradient": "a function of autograd",
     "ensembles.place_dropout": "a step of dropout", "extraction.MaskEnsemble": "made by masks",
@@ -215,10 +216,6 @@ OWN: dict[str, dict[str, Any]] = {
                    "heads": lambda: 2},
     "ensembles.MaskedInputs": {"mask": lambda: torch.ones(8)},
     "ensembles.LowRank": {"lora_A": lambda: draw(1, 8), "lora_B": lambda: draw(4, 1)},
-    "ensembles.Ensemble": {
-        "network": linear, "sees": lambda: {"weight": [ensembles.Own(draw(4, 8)) for _ in range(2)]},
-        "members": lambda: 2,
-    },
     "ensembles.Own": {"value": lambda: draw(4, 8)},
     "ensembles.Scaled": {"r": lambda: None, "s": lambda: draw(8)},
     "ensembles.GroupedLinear": {"in_features": lambda: 4, "out_features": lambda: 6, "groups": lambda: 2},

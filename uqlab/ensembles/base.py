@@ -28,6 +28,7 @@ from uqlab.core.modules import (
 )
 from uqlab.ensembles.functional import (
     CONVOLUTIONS,
+    GENERATOR,
     RECURRENT,
     SLOW_RULE,
     SMALL_WORK,
@@ -59,7 +60,8 @@ class Ensemble(nn.Module):
         How many, or the numbers of a shard, "8:16".
     sees : mapping, optional
         The name of a parameter or buffer -> one module a member: `module(w)` is what
-        the member sees in place of w. What all else is, the members share.
+        the member sees in place of w. The modules become the ensemble's. All other
+        tensors are the members' common ones.
 
     Attributes
     ----------
@@ -356,7 +358,7 @@ class Ensemble(nn.Module):
         """Put buffers and random generators back at the end of the block."""
         before = [(t, t.clone()) for t in self.buffers()]
         devices = {t.device for t in self.parameters() if t.device.type != "cpu"}
-        with torch.random.fork_rng(list(devices)):
+        with GENERATOR, torch.random.fork_rng(list(devices), self.training):
             yield
         for t, value in before:
             t.copy_(value)

@@ -1,7 +1,6 @@
 """Deep ensembles: networks of one architecture, trained apart."""
 
 import copy
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,10 +16,7 @@ from uqlab.ensembles.base import (
     member_range,
     member_seed,
 )
-from uqlab.ensembles.functional import Own, unwrapped
-
-# Networks are built from torch's global generator: two threads must not share it.
-_BUILDING = threading.Lock()
+from uqlab.ensembles.functional import GENERATOR, Own, unwrapped
 
 
 def deep(
@@ -71,7 +67,7 @@ def _built(make_model: Callable[[], nn.Module], seed: int, ids: range) -> list[A
     devices = list(range(torch.cuda.device_count())) if started else []
     models = []
     for m in ids:
-        with _BUILDING, torch.random.fork_rng(devices):
+        with GENERATOR, torch.random.fork_rng(devices):
             torch.manual_seed(member_seed(seed, m, "weights"))
             models.append(unwrapped(make_model()))
         one_network(models[-1], "deep")

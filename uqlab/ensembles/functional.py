@@ -26,8 +26,6 @@ from uqlab.core.modules import Counted
 # of small operations cost more than what they compute. benchmarks/ways.py has the
 # measurements: 0.1 to 1.5 of the loop's time below, 0.9 to 2 above.
 SMALL_WORK = 1.5e9
-# Up to here, rows that one member gives a linear layer, `product` is the faster way.
-FEW_ROWS = 1024
 # Layers that run one member after the other: convolutions are slow under vmap on a CPU,
 # and recurrent layers have no batching rule.
 CONVOLUTIONS = (nn.modules.conv._ConvNd,)
@@ -41,6 +39,8 @@ REFUSALS = (
 )  # fmt: skip
 
 
+# Who sets torch's global generator and puts it back is alone meanwhile.
+GENERATOR = threading.RLock()
 # A pass changes the network meanwhile, which other threads must not see.
 _LOCKS: Any = weakref.WeakKeyDictionary()
 
@@ -57,7 +57,8 @@ class Own(nn.Module):
 
     def forward(self, w: Tensor) -> Tensor:
         """Return the member's tensor, whatever the network's is."""
-        return self.value.to(w.dtype)
+        value = self.value  # which vmap would convert even where nothing changes
+        return value if value.dtype == w.dtype else value.to(w.dtype)
 
 
 class Seen(nn.Module):
@@ -153,7 +154,7 @@ class Unbuilt(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if func is F.linear and not kwargs and isinstance(args[1], cls):
                 x, w, bias = args if len(args) == 3 else (*args, None)
-                few = x.numel() <= FEW_ROWS * x.shape[-1]
+                few = x.numel() <= w.plain.numel()  # less than to build the weight
                 if few or w.plain.dtype in (torch.bfloat16, torch.float16):
                     return w.part.kind.product(x, w.plain, bias)
 
