@@ -107,7 +107,7 @@ def test_what_vmap_refuses_runs_in_turn_and_says_why():
     assert "vmap" in ensemble.about()["mode"]
     again = lora(perceptron(nn.ReLU()))
     near(again(X), alone(again))
-    assert again.about()["mode"] == "auto"
+    assert again.about()["mode"] == "auto (vmap in the last call)"
 
 
 @pytest.mark.parametrize("error", [RuntimeError, ValueError, torch.OutOfMemoryError])
@@ -564,3 +564,17 @@ def test_products_without_the_weight_are_those_with_it(make, rows):
     """Of one row, and of more than a weight has; in the members it is built."""
     ensemble, x = make(perceptron(nn.Tanh())).eval(), torch.randn(rows, 4)
     near(ensemble(x), alone(ensemble, x))
+
+
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.shift = torch.zeros(3, 1)
+
+    def forward(self, w):
+        return w + self.shift
+
+
+def test_a_plain_tensor_in_what_members_see_is_refused():
+    with pytest.raises(ValueError, match="'shift'"):
+        ensembles.Ensemble(nn.Linear(4, 3), 2, {"weight": [Plain(), Plain()]})

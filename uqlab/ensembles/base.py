@@ -113,6 +113,7 @@ class Ensemble(nn.Module):
         self.mode = "auto"
         self.chunk_size: int | None = None
         self.refused = ""  # what vmap said
+        self._took = ""  # the way of the last call
         self.shares_most = False  # whether members differ at the end alone
         self._checked = False  # whether the classifier is the one that was taken
         self._tried: set[tuple] = set()
@@ -201,8 +202,11 @@ class Ensemble(nn.Module):
     def _said_mode(self):
         if self.refused:
             return f"loop, for vmap says: {self.refused}"
-        slow = self.mode == "auto" and self._recurrent
-        return "loop, for recurrent layers" if slow else self.mode
+        if self.mode != "auto":
+            return self.mode
+        if self._recurrent:
+            return "loop, for recurrent layers"
+        return f"auto ({self._took} in the last call)" if self._took else "auto"
 
     def _lines(self):
         """Return `about` as texts."""
@@ -259,7 +263,8 @@ class Ensemble(nn.Module):
         """Return logits of some members; `each`: inputs have their axis in front."""
         with alone(self.network):
             one_pass = self._pass(args, named, each, members)
-            return self._by(self._way(one_pass), one_pass)
+            self._took = self._way(one_pass)
+            return self._by(self._took, one_pass)
 
     def rows(self, members: slice = slice(None)) -> dict[str, Tensor]:
         """Return what some members hold, [members, ...] each."""

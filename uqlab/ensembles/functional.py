@@ -82,6 +82,13 @@ class Seen(nn.Module):
         super().__init__()
         self.name = name
         self.kind = each[0]
+        for key, value in vars(self.kind).items():
+            if isinstance(value, Tensor):
+                raise ValueError(
+                    f"{type(self.kind).__name__} holds the tensor {key!r} as a plain "
+                    "attribute, which all members would share: make it a Parameter or "
+                    "a buffer"
+                )
         tensors = dict(self.kind.named_parameters()) | dict(self.kind.named_buffers())
         self.rows = [k for k in tensors if k not in getattr(self.kind, "shared", ())]
         for key in self.rows:
