@@ -578,3 +578,18 @@ class Plain(nn.Module):
 def test_a_plain_tensor_in_what_members_see_is_refused():
     with pytest.raises(ValueError, match="'shift'"):
         ensembles.Ensemble(nn.Linear(4, 3), 2, {"weight": [Plain(), Plain()]})
+
+
+class Fails(nn.Module):
+    def forward(self, x):
+        raise RuntimeError("not of vmap")
+
+
+def test_a_call_that_fails_moves_no_statistics():
+    """The first call tries a pass before the one that counts."""
+    ensemble = ensembles.deep(lambda: perceptron(nn.BatchNorm1d(8), Fails()), 2).train()
+    before = [t.clone() for t in ensemble.buffers()]
+    with pytest.raises(RuntimeError, match="not of vmap"):
+        ensemble(X)
+    for t, value in zip(ensemble.buffers(), before, strict=True):
+        assert torch.equal(t, value)

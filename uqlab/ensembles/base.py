@@ -363,10 +363,12 @@ class Ensemble(nn.Module):
         """Put buffers and random generators back at the end of the block."""
         before = [(t, t.clone()) for t in self.buffers()]
         devices = {t.device for t in self.parameters() if t.device.type != "cpu"}
-        with GENERATOR, torch.random.fork_rng(list(devices), self.training):
-            yield
-        for t, value in before:
-            t.copy_(value)
+        try:
+            with GENERATOR, torch.random.fork_rng(list(devices), self.training):
+                yield
+        finally:
+            for t, value in before:
+                t.copy_(value)
 
     def _shared(self) -> dict[str, Tensor]:
         """Return trained tensors that members share, whose gradient is the mean."""
@@ -455,7 +457,7 @@ class Ensemble(nn.Module):
         size = 1 if way == "loop" else self.chunk_size or self.members
         return [slice(low, low + size) for low in range(0, self.members, size)]
 
-    def halve(self, x: Inputs | None = None) -> bool:
+    def halve(self) -> bool:
         """Take half of the members in a pass from now on, if that is possible."""
         size = self.chunk_size or self.members
         self.chunk_size = -(-size // 2)
