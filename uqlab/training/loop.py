@@ -4,28 +4,41 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from uqlab.core.checks import ArrayLike, all_finite, as_one, at_least, one_ensemble
+from uqlab.core.checks import (
+    ArrayLike,
+    all_finite,
+    at_least,
+    first_tensor,
+    one_ensemble,
+    one_of,
+)
 from uqlab.core.devices import arithmetic
+from uqlab.core.extras import extra
 from uqlab.core.files import StrPath
-from uqlab.core.modules import Counted, evaluating, like_parameters, trainable
+from uqlab.core.modules import Counted, evaluating, map_tensors, rows_of, trainable
 from uqlab.ensembles import Ensemble, member_generators
 from uqlab.ensembles.base import draws_noise
+from uqlab.training.batches import Loaded, Tensors, opened
 from uqlab.training.checkpoints import WEIGHTS, Checkpoint, described
 from uqlab.training.losses import Loss, targets
 from uqlab.training.optimisation import Optimisation
-from uqlab.training.steps import AutogradStep, ChainStep, make_step
+from uqlab.training.steps import ChainStep, Step, make_step
 from uqlab.training.workers import Workers
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
+
 # inputs [members, batch, ...], one generator a member -> inputs
-Augment = Callable[[Tensor, list[torch.Generator]], Tensor]
+Augment = Callable[[Any, list[torch.Generator]], Any]
 
 
 @dataclass(frozen=True)
@@ -54,32 +67,75 @@ class History:
             f"{self.seconds:.1f} s, mean loss {first:.3g} to {last:.3g})"
         )
 
+    def frame(self) -> "DataFrame":
+        """Return the losses as a table: a row an epoch, a column a member."""
+        with extra("notebooks"):
+            import pandas
+        epochs = pandas.RangeIndex(1, len(self.loss) + 1, name="epoch")
+        return pandas.DataFrame(self.loss.numpy(), epochs).rename_axis("member", axis=1)
+
+    def plot(self, *, ax: "Axes | None" = None) -> "Axes":
+        """Draw the members' losses by epoch, and return the Axes."""
+        with extra("notebooks"):
+            from matplotlib import pyplot
+        ax = ax or pyplot.gca()
+        ax.plot(range(1, len(self.loss) + 1), self.loss.numpy(), color="C0", alpha=0.5)
+        ax.set(xlabel="epoch", ylabel="loss")
+        return ax
+
+
+@dataclass
+class State:
+    """What a callback is given after an epoch.
+
+    Parameters
+    ----------
+    epoch
+        How many epochs are done, from 1.
+    losses
+        The members' mean losses in the epoch [members].
+    ensemble
+        What is trained.
+    """
+
+    epoch: int
+    losses: Tensor
+    ensemble: Ensemble
+    stopped: bool = field(default=False, repr=False)
+
+    def stop(self) -> None:
+        """End the training after this epoch."""
+        self.stopped = True
+
 
 def fit(
     ensemble: Ensemble,
-    inputs: ArrayLike,
+    data: Any,
     labels: ArrayLike | None = None,
     *,
     epochs: int,
-    lr: float,
+    lr: float | None = None,
     batch_size: int = 128,
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd",
-    weight_decay: float = 0.0,
-    momentum: float = 0.0,
-    schedule: Literal["constant", "cosine", "step"] = "constant",
-    milestones: Sequence[int] = (),
-    warmup: int = 0,
-    clip: float | None = None,
+    optimizer: str | Callable[..., torch.optim.Optimizer] = "sgd",
+    scheduler: str | Callable[[torch.optim.Optimizer], Any] | None = None,
     loss: str | Loss = "cross_entropy",
+    callbacks: Sequence[Callable[[State], object]] = (),
+    max_grad_norm: float | None = None,
+    precision: str = "float32",
+    order: str = "own",
+    num_workers: int = 0,
+    drop_last: bool = False,
     class_weights: ArrayLike | None = None,
     augment: Augment | None = None,
-    precision: str = "float32",
+    weight_decay: float = 0.0,
+    momentum: float = 0.0,
+    milestones: Sequence[int] = (),
+    warmup: int = 0,
     seed: int = 0,
     progress: bool = True,
-    checkpoint: StrPath | None = None,
-    watch: Callable[[int], object] | None = None,
+    resume: StrPath | None = None,
 ) -> History:
-    """Train every member on its own shuffling of the same data.
+    """Train every member, on its own shuffling of the same data where that is possible.
 
     The batches and the augmentation of member m depend on (seed, m) alone: without
     dropout ten members equal 4 + 6 and ten runs of one, to float tolerance. Dropout
@@ -89,35 +145,66 @@ def fit(
     ----------
     ensemble
         Trained in place; afterwards it is in evaluation mode.
-    inputs
-        [samples, ...], moved to the ensemble's device once.
+    data
+        Inputs [samples, ...], or such tensors by name, moved to the ensemble's device
+        once; or (inputs, labels). A `Dataset`, also of Hugging Face, is sampled for
+        all members' orders. What yields batches (a `DataLoader`, an `IterableDataset`)
+        is read once for all members, which see the same batches; it shuffles by `seed`
+        unless it has a generator of its own. Batches are (inputs, labels), or mappings
+        with "labels" or "label".
     labels
         Classes [samples]; for loss="mse" targets like the outputs; for a loss of your
-        own what it takes.
+        own what it takes. With tensors alone, which may also hold them by name.
     epochs
         How often every member sees every sample.
-    lr, optimizer, weight_decay, momentum, schedule, milestones, warmup, clip
-        See `Optimisation`.
+    lr
+        The learning rate at its highest, of an optimiser by name or class; None: that
+        class's own.
     batch_size
-        Samples a step and member.
+        Samples a step and member; a loader has its own.
+    optimizer
+        "sgd", "adam", "adamw", a class of torch.optim, or a function of the trained
+        parameters. What members hold is stacked, [members, ...]: an optimiser with one
+        norm for each parameter couples them.
+    scheduler
+        None or "constant", "cosine" (to zero at the end) or "step" (a tenth at each of
+        `milestones`), step by step; or a function of the optimiser that returns a
+        scheduler of torch, which moves once an epoch.
     loss
         "cross_entropy", "mse", or a function (outputs, labels) -> [members].
+    callbacks
+        Functions of a `State`, called after every epoch.
+    max_grad_norm
+        The largest norm of one member's gradient.
+    precision
+        "float32", "bfloat16" or, on a GPU, "float16" with a scaler of gradients, which
+        skips a step of all members where one overflows; as `arithmetic` takes it.
+    order
+        "own": each member its own order. "shared": all see a batch at once, as of a
+        loader; the batches and the augmentation depend on the seed alone.
+    num_workers
+        Processes that read a dataset, as of a `DataLoader`.
+    drop_last
+        Whether a last batch that is not full is left out.
     class_weights
         [classes], of "cross_entropy", as in torch.
     augment
-        A function of inputs [members, batch, ...] and one generator a member.
-    precision
-        "float32" or "bfloat16", as `arithmetic` takes it.
+        A function of inputs [members, batch, ...] and one generator a member; of shared
+        batches, [1, batch, ...] and one.
+    weight_decay, momentum
+        As in `torch.optim`, of optimisers by name; the momentum is that of SGD.
+    milestones
+        Epochs.
+    warmup
+        Steps in which the learning rate rises linearly, before a scheduler by name.
     seed
         Of all randomness of the training.
     progress
         Whether a bar is shown.
-    checkpoint
-        A file that is written after every epoch. Where it is there already, the
+    resume
+        A folder that holds the state after every epoch. Where it is there already, the
         training goes on from it, bit-identical on a CPU, also to more epochs than it
         was begun with (not with the cosine).
-    watch
-        Called after every epoch with the number of epochs done.
 
     Returns
     -------
@@ -128,33 +215,77 @@ def fit(
     ------
     ValueError
         For empty or mismatched data, labels out of range, unknown names, numbers out of
-        range, a loss or an augmentation that returns something else, and a checkpoint
-        that is damaged or of another run.
+        range, a loss or an augmentation that returns something else, and a folder whose
+        file is damaged or of another run.
     TypeError
         For what is no ensemble and for labels that are no integers.
     FloatingPointError
         For a loss or a weight that is not finite.
     """
+    given = dict(locals())
     started = time.perf_counter()
-    settings = Optimisation(
-        lr, optimizer, weight_decay, momentum, schedule, milestones, warmup, clip
-    )
-    x = _inputs(ensemble, inputs)
-    y, loss_of = targets(ensemble, x, labels, loss, class_weights)
+    one_ensemble(ensemble, "fit")
+    settings = Optimisation(**{k: given[k] for k in Optimisation.__match_args__})
+    one_of("order", order, ("own", "shared"))
+    at_least("epochs", epochs)
+    at_least("batch_size", batch_size)
     if not trainable(ensemble):
         raise ValueError("nothing is trained: requires_grad is False everywhere")
-    task = Task(x, y, loss_of, epochs, batch_size, augment, precision, seed, settings)
-    saved = Checkpoint(checkpoint, task.depends_on(ensemble, loss, class_weights))
-    losses, steps = _train(ensemble, task, saved, progress, watch)
+    how = {"batch_size": batch_size, "drop_last": drop_last}
+    opened_data = opened(data, labels)
+    if isinstance(opened_data, tuple):
+        source: Any = Tensors(ensemble, *opened_data)
+    else:
+        source = Loaded(ensemble, opened_data, seed, num_workers, **how)
+    loss_of, check = targets(ensemble, source.two, loss, class_weights)
+    source.check(check)
+    task = Task(
+        source,
+        loss_of,
+        settings,
+        order == "own",
+        augment,
+        precision,
+        seed,
+        epochs,
+        **how,
+    )
+    task.check_last(ensemble)
+    given = {k: _told(v) for k, v in given.items() if k not in UNTOLD}
+    if scheduler != "cosine":
+        given["epochs"] = "any number"
+    ids = list(ensemble.member_ids)
+    follows = {**source.about(), **given, "members": ids, WEIGHTS: ensemble}
+    saved = Checkpoint(resume, follows)
+    losses, steps = _train(ensemble, task, saved, progress, callbacks)
     return History(losses, steps, time.perf_counter() - started)
 
 
-def _augmented(x: Any, rows: Tensor) -> Tensor:
+# What no result depends on, and what is told otherwise.
+UNTOLD = {
+    "ensemble",
+    "data",
+    "labels",
+    "callbacks",
+    "num_workers",
+    "progress",
+    "resume",
+}
+
+
+def _told(value: Any) -> Any:
+    """Return an argument so that it can be compared with another run's."""
+    function = callable(value) and not isinstance(value, type)
+    return described(value) if function else value
+
+
+def _augmented(x: Any, before: Tensor) -> Any:
     """Return what `augment` returned; ValueError unless it has the same samples."""
-    if not isinstance(x, Tensor) or x.shape[:2] != rows.shape:
-        got = list(x.shape) if isinstance(x, Tensor) else type(x)
+    tensor = next(iter(x.values()), None) if isinstance(x, Mapping) else x
+    if not isinstance(tensor, Tensor) or tensor.shape[:2] != before.shape[:2]:
+        got = list(tensor.shape) if isinstance(tensor, Tensor) else type(x)
         raise ValueError(
-            f"augment must return inputs {[*rows.shape]} [members, batch, ...], "
+            f"augment must return inputs {[*before.shape[:2]]} [members, batch, ...], "
             f"got {got}"
         )
     return x
@@ -164,51 +295,47 @@ def _augmented(x: Any, rows: Tensor) -> Tensor:
 class Task:
     """What is learned, and in which order: all that an epoch of some members needs."""
 
-    inputs: Tensor
-    labels: Tensor
+    data: Any  # Tensors or Loaded
     loss: Loss
-    epochs: int
-    batch_size: int
+    settings: Optimisation
+    own: bool
     augment: Augment | None
     precision: str
     seed: int
-    settings: Optimisation
+    epochs: int
+    batch_size: int
+    drop_last: bool
 
     def __post_init__(self) -> None:
-        at_least("epochs", self.epochs)
-        at_least("batch_size", self.batch_size)
-
-    def depends_on(
-        self, ensemble: Ensemble, loss: str | Loss, class_weights: ArrayLike | None
-    ) -> dict[str, Any]:
-        """Return what a training follows from, by the names that messages use."""
-        fixed = self.settings.schedule == "cosine"
-        return vars(self) | vars(self.settings) | {
-            "epochs": self.epochs if fixed else "any number",
-            "members": list(ensemble.member_ids), WEIGHTS: ensemble,
-            "loss": described(loss), "class_weights": class_weights,
-            "augment": described(self.augment),
-        }  # fmt: skip
+        if self.steps == 0:
+            raise ValueError(
+                f"drop_last leaves no batch of {self.batch_size} among "
+                f"{self.data.samples} samples; lower batch_size"
+            )
 
     @property
-    def rows(self) -> int:
-        """How many samples a full batch has."""
-        return min(self.batch_size, len(self.inputs))
+    def steps(self) -> int | None:
+        """How many batches the whole run has, where that is known."""
+        if self.data.samples:
+            each = self.data.samples / self.batch_size
+            return self.epochs * (int(each) if self.drop_last else math.ceil(each))
+        try:
+            return self.epochs * len(self.data.data)
+        except TypeError:
+            return None
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """How many batches there are."""
-        return math.ceil(len(self.inputs) / self.rows)
+    def check_last(self, ensemble: Ensemble) -> None:
+        """Try a last batch of one sample, which batch norm refuses, before it is due."""
+        rest = (self.data.samples or 0) % self.batch_size * ensemble.repeats
+        if self.batch_size > 1 and (rest != 1 or self.drop_last):
+            return
+        with naming_one(), torch.no_grad(), evaluating(ensemble), ensemble.unmoved():
+            ensemble.train()(rows_of(self.data.two, slice(1)))
 
     def run(
-        self,
-        losses: Tensor,
-        epoch: int,
-        rows: slice,
-        shard: Ensemble,
-        take_step: ChainStep | AutogradStep,
+        self, losses: Tensor, epoch: int, rows: slice, shard: Ensemble, take_step: Step
     ) -> None:
-        """Train a shard, the members `rows`, for an epoch; add its losses [members].
+        """Train a shard, the members `rows`, for an epoch; put down its losses.
 
         `take_step` computes the losses of a batch and their gradients, and updates the
         weights: by written out derivatives for members that are plain perceptrons
@@ -216,40 +343,65 @@ class Task:
         """
         shard.train()
         take_step.start(self.seed, epoch)
-        first = epoch * self.steps_per_epoch
-        for number, (x, y) in enumerate(self.batches(epoch, shard), first):
-            lr = self.settings.lr_at(number, self.steps_per_epoch, self.epochs)
-            # Of the epoch. MIMO shows each sample `repeats` times, in other mixtures.
-            share = x.shape[1] / (shard.repeats * len(self.inputs))
-            losses[rows].add_(take_step(x, y, lr), alpha=share)
+        seen = 0
+        for x, y in self.batches(epoch, shard):
+            take_step.count(epoch, self.steps)
+            with naming_one():
+                losses[rows].add_(take_step(x, y), alpha=y.shape[1])
+            seen += y.shape[1]
+        losses[rows].div_(seen)
+        take_step.end_epoch(losses[rows])
 
-    def batches(
-        self, epoch: int, ensemble: Ensemble
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def orders(
+        self, generators: list[torch.Generator], whole: bool
+    ) -> Iterator[Tensor | None]:
+        """Yield an epoch's rows [generators, batch], each in its order.
+
+        None is all rows: a full batch needs no order and no copy. Orders are drawn on
+        the CPU, so they are the same on every device.
+        """
+        n = self.data.samples
+        if whole:
+            yield None
+            return
+        orders = torch.stack([torch.randperm(n, generator=g) for g in generators])
+        for rows in orders.split(self.batch_size, dim=1):
+            if rows.shape[1] == self.batch_size or not self.drop_last:
+                yield rows
+
+    def batches(self, epoch: int, ensemble: Ensemble) -> Iterator[tuple[Any, Tensor]]:
         """Yield an epoch's batches, x and y [members, batch, ...], each in its order.
 
-        A full batch needs no order and no copy. x lies in the same memory in every
-        step: fresh memory would cost as much as filling it. Orders are drawn on the
-        CPU, so they are the same on every device.
+        What all members share is [1, batch, ...].
         """
-        x = self.inputs
-        y = self.labels
-        members = ensemble.members
-        if self.rows == len(x) and not self.augment and ensemble.repeats == 1:
-            yield x.expand(members, *x.shape), y.expand(members, *y.shape)
-            return
-        generators = member_generators(self.seed, ensemble.member_ids, "order", epoch)
-        orders = torch.stack([torch.randperm(len(x), generator=g) for g in generators])
-        memory = x.new_empty(0)
-        for order in orders.to(x.device).split(self.rows, dim=1):
-            # [members, batch]: the order itself, but for MIMO, which repeats samples.
-            rows = ensemble.mixed(order, generators)
-            flat = rows.flatten()
-            memory.resize_(0)  # it keeps its bytes, and grows to what is drawn
-            drawn = torch.index_select(x, 0, flat, out=memory).unflatten(0, rows.shape)
-            if self.augment:
-                drawn = _augmented(self.augment(drawn, generators), rows)
-            yield drawn, y.index_select(0, flat).unflatten(0, rows.shape)
+        n, members = self.data.samples, ensemble.members
+        own = member_generators(self.seed, ensemble.member_ids, "order", epoch)
+        drawing = own
+        if n is None or not self.own:
+            drawing = member_generators(self.seed, [0], "order", epoch)
+        plain = not self.augment and ensemble.repeats == 1
+        orders = self.orders(drawing, plain and self.batch_size >= (n or math.inf))
+        for x, y in self.data.epoch(epoch, orders, len(drawing)):
+            places = torch.arange(y.shape[1], device=y.device).expand(members, -1)
+            rows = ensemble.mixed(places, own)
+            if rows is not places:  # of MIMO, which repeats samples
+                x, y = map_tensors(lambda t, r=rows: t[0][r], x), y[0][rows]
+                drawing = own
+            yield _augmented(self.augment(x, drawing), y) if self.augment else x, y
+
+
+@contextlib.contextmanager
+def naming_one() -> Iterator[None]:
+    """Say what to do where batch norm is given one sample."""
+    try:
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise ValueError(
+            "the last batch is one sample, of which batch norm has no statistics; leave "
+            "it out by drop_last=True, or take another batch_size"
+        ) from error
 
 
 def _train(
@@ -257,48 +409,40 @@ def _train(
     task: Task,
     saved: Checkpoint,
     progress: bool,
-    watch: Callable[[int], object] | None,
+    callbacks: Sequence[Callable[[State], object]],
 ) -> tuple[Tensor, int]:
     """Run the epochs that `saved` lacks; return all losses, and the steps taken."""
-    workers = _workers(ensemble, task, saved.bounds)
-    losses = torch.zeros(task.epochs, ensemble.members, device=task.inputs.device)
-    first = saved.restore(ensemble, workers, losses)
-    epochs = range(first, task.epochs)
-    if not first:  # a file that cannot be written is no news after an epoch
-        saved.write(0, ensemble, workers, losses)
-    bar = tqdm(epochs, "fit", task.epochs, False, disable=not progress, initial=first)
+    workers = _workers(ensemble, task, saved.state.get("bounds"))
+    losses = torch.zeros(task.epochs, ensemble.members, device=workers.device)
+    done = saved.restore(ensemble, workers, task.data, losses)
+    before = workers.steps[0].done
+    if not done:  # a folder that cannot be written to is no news after an epoch
+        saved.write(ensemble, workers, task.data, losses[:0], False)
+    epochs = range(done, done if saved.state.get("ended") else task.epochs)
+    bar = tqdm(epochs, "fit", task.epochs, False, disable=not progress, initial=done)
     # Whatever happens, the ensemble is in evaluation mode afterwards.
-    with evaluating(ensemble), bar, workers, _numbers(task):
+    with evaluating(ensemble), bar, workers, _numbers(task, workers.device):
         for epoch in bar:
             workers.run(functools.partial(task.run, losses[epoch], epoch))
             _check_finite(ensemble, losses[epoch], epoch)
-            saved.write(epoch + 1, ensemble, workers, losses)
-            if watch:
-                watch(epoch + 1)
+            done += 1
+            state = State(done, losses[epoch].cpu(), ensemble.eval())
+            for callback in callbacks:
+                callback(state)
+            saved.write(ensemble, workers, task.data, losses[:done], state.stopped)
             bar.set_postfix_str(f"loss {losses[epoch].mean():.3f}", refresh=False)
+            if state.stopped:
+                break
     ensemble.eval().zero_grad()
-    return losses.cpu(), len(epochs) * task.steps_per_epoch
+    return losses[:done].cpu(), workers.steps[0].done - before
 
 
 @contextlib.contextmanager
-def _numbers(task: Task) -> Iterator[None]:
+def _numbers(task: Task, device: torch.device) -> Iterator[None]:
     """Compute in the precision of a task; torch's generators are as before then."""
-    device = task.inputs.device
     generators = torch.random.fork_rng([device] * (device.type == "cuda"))
     with arithmetic(task.precision, device), generators:
         yield
-
-
-def _inputs(ensemble: Ensemble, inputs: ArrayLike) -> Tensor:
-    """Return the inputs, checked, on the device and in the precision of the weights."""
-    one_ensemble(ensemble, "fit")
-    x = as_one(inputs)
-    if x.dtype == torch.uint8:
-        raise ValueError(
-            "inputs are uint8; give images as floating point in [0, 1]: "
-            "inputs.float() / 255, of an array inputs / 255"
-        )
-    return like_parameters(ensemble, x.detach())
 
 
 def _workers(ensemble: Ensemble, task: Task, bounds: list[int] | None) -> Workers:
@@ -306,26 +450,30 @@ def _workers(ensemble: Ensemble, task: Task, bounds: list[int] | None) -> Worker
 
     It is counted on two samples, as members see them without gradients.
     """
+    two = task.data.two
+    first = first_tensor(two)
     make = functools.partial(
         make_step,
         loss=task.loss,
         settings=task.settings,
-        autocast=task.precision != "float32" and task.inputs.is_cuda,
-        flat=task.inputs.ndim == 2,
+        precision=task.precision if first.is_cuda else "float32",
+        flat=isinstance(two, Tensor) and two.ndim == 2,
     )
-    two = task.inputs[:2]
     counted = Counted()
     with evaluating(ensemble), torch.no_grad():
         ensemble(two)  # tries how its members run, which does not count
         with counted:
             ensemble(two)
-    rows = task.rows * ensemble.repeats
-    multiply_adds = counted.multiply_adds * rows // len(two)
-    apart = ensemble.can_shard()
+    rows = min(task.batch_size, task.data.samples or math.inf) * ensemble.repeats
+    multiply_adds = counted.multiply_adds * rows // len(first)
+    # Members that are read for together stay together, and what a user made.
+    apart = isinstance(task.data, Tensors) and task.settings.by_name
+    apart = apart and ensemble.can_shard()
     # Perceptrons' steps have generators of each member's; other noise is torch's one.
     if apart and ensemble.members > 1 and not isinstance(make(ensemble), ChainStep):
         # Batch norm wants two samples.
-        apart = not draws_noise(ensemble.member(0), torch.cat([two, two]))
+        four = map_tensors(lambda t: torch.cat([t, t]), two)
+        apart = not draws_noise(ensemble.member(0), four)
     return Workers(ensemble, multiply_adds, apart, make, bounds)
 
 
@@ -335,5 +483,6 @@ def _check_finite(ensemble: Ensemble, losses: Tensor, epoch: int) -> None:
     if bad or not all(map(all_finite, trainable(ensemble))):
         what = f"the loss of members {bad}" if bad else "a weight"
         raise FloatingPointError(
-            f"{what} is not finite in epoch {epoch + 1}; lower lr, add warmup or clip"
+            f"{what} is not finite in epoch {epoch + 1}; lower lr, add warmup or "
+            "max_grad_norm"
         )

@@ -1,25 +1,30 @@
-"""Prediction: the logits of all members on all inputs, batch by batch."""
+"""Prediction: what all members say of all inputs, batch by batch."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from tqdm.auto import tqdm
 
-from uqlab.core.checks import ArrayLike, a_network, as_inputs, at_least, count
+from uqlab.core.checks import a_network, as_inputs, at_least, count
 from uqlab.core.devices import arithmetic
-from uqlab.core.modules import call, evaluating, logits_of, take
+from uqlab.core.modules import call, evaluating, logits_of, rows_of
 from uqlab.ensembles import Ensemble
+from uqlab.training.batches import as_given, loader, opened, parted
 
 
 @torch.no_grad()
 def predict(
     ensemble: nn.Module,
-    inputs: ArrayLike,
+    data: Any,
     *,
     batch_size: int = 1024,
     precision: str = "float32",
     progress: bool = False,
-) -> Float[Tensor, "members samples *outputs"]:
+    reduce: Callable[[Tensor], Any] | None = None,
+) -> Any:
     """Return the logits of every member on every input, in evaluation mode.
 
     Parameters
@@ -27,41 +32,66 @@ def predict(
     ensemble
         An ensemble; any other module, whose outputs are [samples, classes], counts as
         an ensemble of one.
-    inputs
-        [samples, ...], or such tensors by name.
+    data
+        Inputs [samples, ...], or such tensors by name; a dataset, a loader. What `fit`
+        takes, whose labels are left out.
     batch_size
-        Inputs that go through at once; fewer where a GPU's memory does not suffice.
+        Inputs that go through at once, but for a loader; fewer where a GPU's memory
+        does not suffice.
     precision
-        "float32" or "bfloat16", as `arithmetic` takes it.
+        "float32", "bfloat16" or, on a GPU, "float16", as `arithmetic` takes it.
     progress
         Whether a bar is shown.
+    reduce
+        A function of the logits of some inputs that returns what is kept of them: a
+        tensor [samples, ...], or a tuple of such, as `uncertainty.decompose` does. So
+        neither many inputs nor dense outputs need memory for all logits.
 
     Returns
     -------
-    Tensor
-        Logits [members, samples, classes], float32 on the CPU.
+    Tensor or tuple of Tensor
+        Logits [members, samples, classes], float32 on the CPU; or what `reduce`
+        returns, of all samples.
     """
     a_network(ensemble, "predict", "an ensemble or a torch module")
-    x = as_inputs(inputs)
     at_least("batch_size", batch_size)
     where = next(ensemble.parameters(), torch.empty(0)).device
-    logits = []
-    start = 0
+    batches, samples = _batches(data, batch_size)
+    kept = []
     bar = tqdm(
-        total=count(x), desc="predict", unit="input", disable=not progress,
-        leave=False,
-    )  # fmt: skip
+        total=samples, desc="predict", unit="input", disable=not progress, leave=False
+    )
     with bar, evaluating(ensemble), arithmetic(precision, where):
-        while start < count(x):
-            batch = take(ensemble, x, slice(start, start + batch_size))
-            try:
-                z = logits_of(call(ensemble, batch)).float()
-            except torch.OutOfMemoryError:
-                if batch_size == 1:
-                    raise
-                batch_size //= 2
-                continue
-            logits.append((z if isinstance(ensemble, Ensemble) else z[None]).cpu())
-            start += count(batch)
-            bar.update(count(batch))
-    return torch.cat(logits, dim=1)
+        for batch in batches:
+            start = 0
+            while start < count(batch):
+                some = as_given(
+                    ensemble, rows_of(batch, slice(start, start + batch_size))
+                )
+                try:
+                    z = logits_of(call(ensemble, some)).float()
+                except torch.OutOfMemoryError:
+                    if count(some) == 1:
+                        raise
+                    batch_size = -(-count(some) // 2)
+                    continue
+                z = z if isinstance(ensemble, Ensemble) else z[None]
+                kept.append(tree_map(Tensor.cpu, reduce(z) if reduce else z))
+                start += count(some)
+                bar.update(count(some))
+    if not kept:
+        raise ValueError("data yields nothing; give at least one sample")
+    return tree_map(lambda *parts: torch.cat(parts, 0 if reduce else 1), *kept)
+
+
+def _batches(data: Any, batch_size: int) -> tuple[Iterator[Any], int | None]:
+    """Return inputs in batches, or all at once, and the number of samples if known."""
+    data = opened(data)
+    if isinstance(data, tuple):
+        x = as_inputs(data[0])
+        return iter([x]), count(x)
+    batches = loader(data, batch_size=batch_size)
+    inputs = (as_inputs(parted(batch)[0]) for batch in batches)
+    return inputs, len(data) if batches is not data and hasattr(
+        data, "__len__"
+    ) else None

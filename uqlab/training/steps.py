@@ -1,50 +1,108 @@
 """One training step of an ensemble: by autograd, or written out for perceptrons."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from uqlab.core.modules import trainable
+from uqlab.core.modules import rows_of, trainable
 from uqlab.ensembles import Ensemble, Own, member_seed
 from uqlab.training.losses import Loss, cross_entropy, mean_square
-from uqlab.training.optimisation import Optimisation, clip_members, set_lr
+from uqlab.training.optimisation import Optimisation, clip_members
 
 
 def make_step(
-    ensemble: Ensemble, loss: Loss, settings: Optimisation, autocast: bool, flat: bool
-) -> "ChainStep | AutogradStep":
+    ensemble: Ensemble, loss: Loss, settings: Optimisation, precision: str, flat: bool
+) -> "Step":
     """Return the fastest exact step; `flat`: the inputs are [samples, features]."""
-    plain = settings.clip is None and not autocast
+    limited = settings.max_grad_norm is not None or precision != "float32"
+    plain = settings.by_name and not limited
     layers = linear_chain(ensemble, flat) if plain else []
     if layers:
         return ChainStep(layers, ensemble.member_ids, loss, settings)
-    return AutogradStep(ensemble, loss, settings)
+    return AutogradStep(ensemble, loss, settings, precision)
 
 
-class AutogradStep:
+class Step:
+    """A step of training: an optimiser, what belongs to it, and how often it moved."""
+
+    def __init__(
+        self, parameters: list, loss: Loss, settings: Optimisation, scaled: bool = False
+    ):
+        self.loss = loss
+        self.settings = settings
+        self.optimizer = settings.of(parameters)
+        schedule = settings.scheduler
+        self.scheduler: Any = schedule(self.optimizer) if callable(schedule) else None
+        where = parameters[0].device.type
+        self.scaler = torch.amp.GradScaler(where, enabled=scaled)
+        self.done = 0
+
+    def start(self, seed: int, epoch: int) -> None:
+        """Start the noise of an epoch."""
+        raise NotImplementedError
+
+    def __call__(self, x: Any, labels: Tensor) -> Float[Tensor, " members"]:
+        """Take one step on x [members, batch, ...]; return the members' losses."""
+        raise NotImplementedError
+
+    def count(self, epoch: int, steps: int | None) -> None:
+        """Set the learning rate of the next step; `steps` has the whole run."""
+        if self.scheduler is None:
+            factor = self.settings.factor(self.done, epoch, steps)
+            for group in self.optimizer.param_groups:
+                group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
+        self.done += 1
+
+    def end_epoch(self, losses: Tensor) -> None:
+        """Move a scheduler of the user's on."""
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step(losses.mean().item())
+        elif self.scheduler is not None:
+            self.scheduler.step()
+
+    def _parts(self) -> dict[str, Any]:
+        parts = {"optimizer": self.optimizer, "scaler": self.scaler}
+        return parts | ({"scheduler": self.scheduler} if self.scheduler else {})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of all parts, by name."""
+        state = {name: part.state_dict() for name, part in self._parts().items()}
+        return {"done": self.done, **state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Put a state back."""
+        self.done = state["done"]
+        for name, part in self._parts().items():
+            part.load_state_dict(state[name])
+
+
+class AutogradStep(Step):
     """Any network, loss and optimiser: gradients by autograd, updates by torch.optim.
 
     A parameter of one member follows the gradient of that member's loss, one that
     members share the gradient of their mean loss.
     """
 
-    def __init__(self, ensemble: Ensemble, loss: Loss, settings: Optimisation):
+    def __init__(
+        self, ensemble: Ensemble, loss: Loss, settings: Optimisation, precision: str
+    ):
+        super().__init__(trainable(ensemble), loss, settings, precision == "float16")
         self.ensemble = ensemble
-        self.loss = loss
-        self.clip = settings.clip
-        self.optimizer = settings.of(trainable(ensemble))
 
-    def start(self, seed: int, epoch: int) -> None:
+    def start(self, seed, epoch):
         """Start the noise of an epoch, which the network draws from torch."""
         first = self.ensemble.member_ids[0]
         torch.manual_seed(member_seed(seed, first, "noise", epoch))
 
-    def __call__(
-        self, x: Tensor, labels: Tensor, lr: float
-    ) -> Float[Tensor, " members"]:
-        """Take one step on x [members, batch, ...]; return the members' losses."""
+    def __call__(self, x, labels):
+        """Take one step on x [members, batch, ...], or of all members [1, batch, ...].
+
+        Return the members' losses.
+        """
         values = None
         while values is None:
             self.optimizer.zero_grad()
@@ -53,18 +111,25 @@ class AutogradStep:
             except torch.OutOfMemoryError:
                 if not self.ensemble.halve():
                     raise
-        if self.clip is not None:
-            clip_members(self.ensemble, self.clip)
-        set_lr(self.optimizer, lr)
-        self.optimizer.step()
+        limit = self.settings.max_grad_norm
+        if limit is not None:
+            self.scaler.unscale_(self.optimizer)
+            clip_members(self.ensemble, limit)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         return values
 
-    def _backward(self, x: Tensor, labels: Tensor) -> Float[Tensor, " members"]:
+    def _backward(self, x: Any, labels: Tensor) -> Float[Tensor, " members"]:
         """Add up the gradients, some members at a time where memory asks for it."""
         values = []
-        for rows in self.ensemble.passes(x):
-            value = self.loss(self.ensemble.run(x[rows], rows), labels[rows])
-            value.sum().backward()
+        members = self.ensemble.members
+        each = len(labels) == members
+        x = x if each else rows_of(x, 0)
+        labels = labels.expand(members, *labels.shape[1:])
+        for rows in self.ensemble.passes(x, each):
+            some = rows_of(x, rows) if each else x
+            value = self.loss(self.ensemble.run(some, rows, each), labels[rows])
+            self.scaler.scale(value.sum()).backward()
             values.append(value.detach())
         return torch.cat(values)
 
@@ -153,7 +218,7 @@ def keep_mask(x: Tensor, p: float, generators: list[torch.Generator]) -> Tensor:
     return torch.ge(bits, round(p * 65536) - 32768, out=torch.empty_like(x))
 
 
-class ChainStep:
+class ChainStep(Step):
     """Forward, backward and update of all members of a multi-layer perceptron.
 
     With SGD the update is taken inside the product that computes the gradient,
@@ -165,14 +230,12 @@ class ChainStep:
     def __init__(
         self, layers: list[Layer], ids: range, loss: Loss, settings: Optimisation
     ):
-        self.layers = layers
-        self.ids = ids
-        self.loss = loss
-        self.settings = settings
         parameters = []
         for layer in layers:
             parameters += [p for p in layer[:2] if p is not None]
-        self.optimizer = settings.of(parameters)
+        super().__init__(parameters, loss, settings)
+        self.layers = layers
+        self.ids = ids
         self.adam = settings.optimizer != "sgd"
         for p in parameters:
             if self.adam:
@@ -180,7 +243,7 @@ class ChainStep:
             elif settings.momentum:
                 self.optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
 
-    def start(self, seed: int, epoch: int) -> None:
+    def start(self, seed, epoch):
         """Start the noise of an epoch, each member's from generators of its own."""
         device = self.layers[0].weight.device
         dropping = [layer for layer in self.layers if layer.dropout is not None]
@@ -191,15 +254,17 @@ class ChainStep:
             self.noise[id(layer)] = of_layer
 
     @torch.no_grad()
-    def __call__(
-        self, x: Tensor, labels: Tensor, lr: float
-    ) -> Float[Tensor, " members"]:
-        """Take one step on x [members, batch, ...]; return the members' losses."""
-        h, inputs = self._forward(x.flatten(2))
+    def __call__(self, x, labels):
+        """Take one step on x [members, batch, ...], or of all members [1, batch, ...].
+
+        Return the members' losses.
+        """
+        members = len(self.ids)
+        labels = labels.expand(members, *labels.shape[1:])
+        h, inputs = self._forward(x.flatten(2).expand(members, -1, -1))
         values, g = self._output_gradient(h, labels)
-        self._backward(g, inputs, lr)
+        self._backward(g, inputs, self.optimizer.param_groups[0]["lr"])
         if self.adam:
-            set_lr(self.optimizer, lr)
             self.optimizer.step()
         return values
 

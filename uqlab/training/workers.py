@@ -46,7 +46,8 @@ class Workers:
     ):
         members = ensemble.members
         self.threads = self.threads_each = torch.get_num_threads()
-        self.on_cpu = next(ensemble.parameters()).device.type == "cpu"
+        self.device = next(ensemble.parameters()).device
+        self.on_cpu = self.device.type == "cpu"
         apart = apart and members > 1
         count = 1
         if self.on_cpu and multiply_adds < devices.ONE_THREAD * (1 if apart else 5):

@@ -1,0 +1,205 @@
+"""What `fit` and `predict` read: tensors, datasets, loaders; and their batches."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+
+from uqlab.core.checks import as_inputs, count, first_tensor
+from uqlab.core.modules import like_parameters, map_tensors, rows_of
+from uqlab.ensembles import member_seed
+
+LABELS = "labels", "label"  # in mappings, as transformers and datasets call them
+Check = Callable[[Any, int], Tensor]  # labels and the number of samples -> labels
+
+
+def parted(batch: Any) -> tuple[Any, Any]:
+    """Return inputs and labels of a batch; None in place of labels that it has not."""
+    if isinstance(batch, Mapping):
+        inputs = {**batch}
+        found = [inputs.pop(name) for name in LABELS if name in inputs]
+        return inputs, (found or [None])[0]
+    if not isinstance(batch, tuple | list):
+        return batch, None
+    if len(batch) > 2:
+        raise ValueError(
+            f"a batch must be (inputs, labels), or mappings, got {len(batch)} parts: "
+            "several inputs go by name, with labels among them"
+        )
+    inputs, labels, *_ = *batch, None
+    return inputs, labels
+
+
+def as_given(model: Any, inputs: Any) -> Any:
+    """Return inputs, checked, as a network takes them."""
+    x = as_inputs(inputs)
+    if isinstance(x, Tensor) and x.dtype == torch.uint8:
+        raise ValueError(
+            "inputs are uint8; give images as floating point in [0, 1]: "
+            "inputs.float() / 255, of an array inputs / 255"
+        )
+    return like_parameters(model, map_tensors(Tensor.detach, x))
+
+
+def opened(data: Any, labels: Any = None) -> Any:
+    """Return (inputs, labels) of what is in memory, and datasets and loaders."""
+    if hasattr(data, "with_format"):  # of Hugging Face
+        data = data.with_format("torch")
+    arrays = "__array__", "__array_interface__", "toarray"
+    plain = isinstance(data, Sequence | Mapping | Set)
+    plain = plain or any(hasattr(data, name) for name in arrays)
+    read = not plain and (hasattr(data, "__iter__") or has_rows(data))
+    if read or isinstance(data, Dataset):
+        if labels is not None:
+            raise ValueError(
+                f"labels come with the samples of a {type(data).__name__}, as (inputs, "
+                "labels) or by name; give labels with tensors alone"
+            )
+        return data
+    pair = isinstance(data, tuple) and len(data) == 2 and labels is None
+    inputs, own = parted(data) if pair or isinstance(data, Mapping) else (data, None)
+    return inputs, own if labels is None else labels
+
+
+def has_rows(data: Any) -> bool:
+    """Return whether a dataset gives any of its samples, in any order."""
+    stream = isinstance(data, IterableDataset)
+    return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not stream
+
+
+class Tensors:
+    """Samples in memory, on the ensemble's device."""
+
+    def __init__(self, ensemble: Any, inputs: Any, labels: Any):
+        self.inputs, self.labels = as_given(ensemble, inputs), labels
+        self.samples = count(self.inputs)
+        self.two = rows_of(self.inputs, slice(2))
+
+    def check(self, check: Check) -> None:
+        """Check the labels."""
+        self.labels = check(self.labels, self.samples).to(first_tensor(self.two).device)
+
+    def about(self) -> dict[str, Any]:
+        """Return what a training follows from."""
+        return {"inputs": self.inputs, "labels": self.labels}
+
+    def place(self) -> None:
+        """Return that nothing is to be kept of where the reading is."""
+
+    def go_on(self, place: Any) -> None:
+        """Begin where another training was stopped."""
+
+    def epoch(
+        self, _: int, orders: Iterable[Tensor | None], members: int
+    ) -> Iterator[tuple[Any, Tensor]]:
+        """Yield inputs and labels [members, batch, ...] of rows [members, batch].
+
+        Inputs lie in the same memory in every step: fresh memory would cost as much as
+        filling it.
+        """
+        memory: dict[int, Tensor] = {}
+
+        def of(t: Tensor, rows: Tensor) -> Tensor:
+            out = memory.setdefault(id(t), t.new_empty(0))
+            out.resize_(0)  # it keeps its bytes, and grows to what is drawn
+            flat = torch.index_select(t, 0, rows.flatten(), out=out)
+            return flat.unflatten(0, rows.shape)
+
+        def for_all(t: Tensor) -> Tensor:
+            return t.expand(members, *t.shape)
+
+        for order in orders:
+            if order is None:
+                yield map_tensors(for_all, self.inputs), for_all(self.labels)
+                continue
+            rows = order.to(self.labels.device)
+            yield map_tensors(partial(of, rows=rows), self.inputs), self.labels[rows]
+
+
+class Loaded:
+    """A dataset or a loader, of which each batch is read and checked when it is due.
+
+    A map-style dataset is read for all members' orders at once; what yields batches is
+    read once for all members.
+    """
+
+    def __init__(self, ensemble: Any, data: Any, seed: int, num_workers: int, **how):
+        self.ensemble, self.seed, self.num_workers = ensemble, seed, num_workers
+        self.data, self.samples = data, None
+        self.begun: Any = None
+        self.drawing = getattr(data, "generator", None)
+        self.start = self.drawing and self.drawing.get_state()
+        if has_rows(data):
+            self.samples = len(data)
+            few = default_collate([data[i] for i in range(min(2, self.samples))])
+        else:
+            self.data = loader(data, num_workers=num_workers, **how)
+            few, _ = self.begun = self._begin(0, self.data)
+        self.two = rows_of(as_given(ensemble, parted(few)[0]), slice(2))
+
+    def check(self, check: Check) -> None:
+        """Check the labels of every batch."""
+        self.labels_of = check
+
+    def about(self) -> dict[str, Any]:
+        """Return what a training follows from, as far as it is known."""
+        return {"data": [type(self.data), self.samples]}
+
+    def place(self) -> Tensor | None:
+        """Return the state of the loader's own generator, where it has one."""
+        return self.start if self.begun else self.drawing and self.drawing.get_state()
+
+    def go_on(self, place: Tensor | None) -> None:
+        """Begin where another training was stopped."""
+        self.begun = None
+        if self.drawing:
+            self.drawing.set_state(place)
+
+    def _begin(self, epoch: int, batches: Iterable) -> tuple[Any, Iterator]:
+        """Return an epoch's first batch, and the others.
+
+        What draws from torch, as a loader that shuffles, follows from (seed, epoch).
+        """
+        with torch.random.fork_rng([]):
+            torch.manual_seed(member_seed(self.seed, 0, "order", epoch))
+            others = iter(batches)
+            for first in others:
+                return first, others
+        raise ValueError(
+            f"data yields nothing in epoch {epoch + 1}; give a loader with batches, "
+            "which can be read anew in every epoch"
+        )
+
+    def epoch(
+        self, number: int, orders: Iterable[Tensor | None], members: int
+    ) -> Iterator[tuple[Any, Tensor]]:
+        """Yield inputs and labels [members, batch, ...], of a loader [1, batch, ...]."""
+        if self.samples:
+            every = torch.arange(self.samples).repeat(members)
+            rows: Any = (
+                (every if order is None else order.flatten()).tolist()
+                for order in orders
+            )
+            how = {"batch_sampler": rows, "num_workers": self.num_workers}
+            batches = DataLoader(self.data, **how)
+        else:
+            batches, members = self.data, 1
+        begun = self.begun if number == 0 else None
+        self.begun = None
+        first, others = begun or self._begin(number, batches)
+        for batch in itertools.chain([first], others):
+            inputs, labels = parted(batch)
+            x = as_given(self.ensemble, inputs)
+            y = self.labels_of(labels, count(x)).to(first_tensor(x).device)
+            each = partial(torch.unflatten, dim=0, sizes=(members, -1))
+            yield map_tensors(each, x), each(y)
+
+
+def loader(data: Any, **how: Any) -> Any:
+    """Return what yields batches of a dataset; a loader as it is."""
+    dataset = has_rows(data) or isinstance(data, IterableDataset)
+    return DataLoader(data, **how) if dataset else data
