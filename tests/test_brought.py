@@ -469,7 +469,7 @@ def test_files_are_named_as_in_a_shell(tmp_path, monkeypatch):
     for _ in range(2):
         ensemble = ensembles.deep(network, 2)
         where = "~/run.safetensors"
-        training.fit(ensemble, X, Y, checkpoint=where, **settings)
+        training.fit(ensemble, X, Y, resume=where, **settings)
     assert link.is_symlink()
     assert link.is_file()
     ensembles.save(ensembles.lora(network(), 2, 2), "~/two.safetensors")
