@@ -54,12 +54,9 @@ class Checkpoint:
         The ensemble may be the one whose training was stopped, which has `began` with
         other weights, or have the weights that the file holds.
         """
-        theirs = self.state["run"]
-        weights = self.state["weights"]
-        reached = fingerprint(
-            {name: weights.get(name) for name in ensemble.state_dict()}
-        )
-        if theirs[WEIGHTS] == began or reached == self.run[WEIGHTS]:
+        theirs, weights = self.state["run"], self.state["weights"]
+        reached = {name: weights.get(name) for name in ensemble.state_dict()}
+        if theirs[WEIGHTS] == began or fingerprint(reached) == self.run[WEIGHTS]:
             self.run[WEIGHTS] = theirs[WEIGHTS]
         if other := [name for name in self.run if theirs.get(name) != self.run[name]]:
             cosine = " (the cosine depends on their number)" * (other == ["epochs"])
@@ -68,104 +65,96 @@ class Checkpoint:
                 f"{', '.join(other)}{cosine}; give it the same, or name another folder"
             )
 
-    def restore(
-        self, ensemble: Ensemble, workers: Workers, data: Any, losses: Tensor
-    ) -> int:
+    def restore(self, ensemble: Ensemble, workers: Workers, losses: Tensor) -> int:
         """Put the state back, if there is one; return the number of epochs done."""
         if not self.state:
             return 0
-        done = self.state["losses"]
-        if len(done) > len(losses):
+        before = self.state["losses"]
+        if len(before) > len(losses):
             raise ValueError(
-                f"resume: {self.path} has done {len(done)} epochs; "
+                f"resume: {self.path} has done {len(before)} epochs; "
                 f"epochs must be at least as many, got {len(losses)}"
             )
-        losses[: len(done)] = done
+        losses[: len(before)] = before
         ensemble.load_state_dict(self.state["weights"])
-        data.go_on(self.state["data"])
-        for step, state in zip(workers.steps, self.state["steps"], strict=True):
-            step.load_state_dict(state)
-        return len(done)
+        for step, states in zip(workers.steps, self.state["steps"], strict=True):
+            step.done = states["done"]
+            for name, part in step.parts.items():
+                part.load_state_dict(states[name])
+        return len(before)
 
     def write(
-        self, ensemble: Ensemble, workers: Workers, data: Any, losses: Tensor, end: bool
+        self, ensemble: Ensemble, workers: Workers, losses: Tensor, **more: Any
     ) -> None:
         """Write the state after an epoch in place of the last one."""
         if self.path is None:
             return
-        state = {
-            "run": self.run, "losses": losses.clone(), "ended": end, "bounds": workers.bounds,
-            "weights": ensemble.state_dict(), "data": data.place(),
-            "steps": [step.state_dict() for step in workers.steps],
-        }  # fmt: skip
+        steps = [
+            {
+                "done": step.done,
+                **{k: part.state_dict() for k, part in step.parts.items()},
+            }
+            for step in workers.steps
+        ]
+        state = {"run": self.run, "weights": ensemble.state_dict(), "steps": steps}
+        state |= {"losses": losses.clone(), "bounds": workers.bounds, **more}
         with writing(self.path) as temporary:
             torch.save(state, temporary)
 
 
 def _read(path: Path) -> dict[str, Any]:
     """Return what a file holds; ValueError if it is damaged."""
+    wrong: Any = "a wrong checksum, or no state of a training"
     try:
-        with zipfile.ZipFile(path) as parts:
-            if bad := parts.testzip():
-                raise ValueError(f"the checksum of {bad} is wrong")
-        state = torch.load(path, "cpu", weights_only=True)
-        return {**state, "run": {**state["run"]}}
-    except (
-        zipfile.BadZipFile,
-        RuntimeError,
-        ValueError,
-        LookupError,
-        TypeError,
-        pickle.UnpicklingError,
-    ) as error:
-        raise ValueError(
-            f"resume: {path} is damaged or none of ours: {error}; copy it anew, or name "
-            "another folder"
-        ) from error
+        with zipfile.ZipFile(path) as file:
+            bad = file.testzip()
+        state = {} if bad else torch.load(path, "cpu", weights_only=True)
+        if "run" in state:
+            return state
+    except (zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError) as error:
+        wrong = error
+    raise ValueError(
+        f"resume: {path} is damaged or none of ours: {wrong}; copy it anew, or name "
+        "another folder"
+    )
 
 
-def described(function: Any, inside: tuple[Any, ...] = ()) -> str:
-    """Return what tells a function from others: its source, and what it is made with.
+def described(value: Any, inside: tuple[Any, ...] = ()) -> Any:
+    """Return what `fingerprint` can take, whatever the value's place in memory.
 
-    That is bound arguments, defaults, an object's attributes, and values from outside
-    but those that are lists, sets or mappings, in which functions note things. What
-    it is `inside` of is not described again.
+    A function is its source, and what it is made with: bound arguments, defaults, an
+    object's attributes, and values from outside but those that are lists, sets or
+    mappings, in which functions note things. What it is `inside` of is not told again.
     """
-    if any(function is other for other in inside):
+    if any(value is other for other in inside):
         return "itself"
-    if not callable(function):
-        return str(function)
-    code = function if inspect.isroutine(function) else type(function)
-    try:
-        source = inspect.getsource(code)
-    except (OSError, TypeError):  # typed in where no file or cell keeps it
-        source = code.__qualname__
-    values = _made_with(_values(function), (*inside, function))
-    return f"{source} {fingerprint(values)}"
-
-
-def _values(function: Any) -> list[Any]:
-    """Return what a function or an object is made with."""
-    if isinstance(function, functools.partial):
-        return [function.func, function.args, function.keywords]
-    if inspect.ismethod(function):
-        return [function.__self__, function.__func__]
-    if not inspect.isfunction(function):
-        return [*getattr(function, "__dict__", {}).items()]
-    outside = inspect.getclosurevars(function).nonlocals.items()
-    outside = [kv for kv in outside if not isinstance(kv[1], list | set | dict)]
-    return [function.__defaults__, function.__kwdefaults__, *outside]
-
-
-def _made_with(value: Any, inside: tuple[Any, ...]) -> Any:
-    """Return a value as a fingerprint can take it, whatever its place in memory."""
+    inside = (*inside, value)
     if isinstance(value, tuple | list):
-        return [_made_with(v, inside) for v in value]
+        return [described(each, inside) for each in value]
     if isinstance(value, Mapping):
-        return {name: _made_with(v, inside) for name, v in value.items()}
-    if hasattr(value, "state_dict") or isinstance(value, type):
+        return {name: described(each, inside) for name, each in value.items()}
+    if isinstance(value, type):
         return value
-    plain = type(value).__repr__ is object.__repr__  # which has its place in memory
-    if inspect.isroutine(value) or isinstance(value, functools.partial):
-        return described(value, inside)
-    return [f"{type(value)}", _made_with(_values(value), inside)] if plain else value
+    if isinstance(value, functools.partial):
+        return described([value.func, value.args, value.keywords], inside)
+    if inspect.ismethod(value):
+        return described([value.__self__, value.__func__], inside)
+    if inspect.isfunction(value):
+        outside = inspect.getclosurevars(value).nonlocals.items()
+        outside = [kv for kv in outside if not isinstance(kv[1], list | set | dict)]
+        made_with = [value.__defaults__, value.__kwdefaults__, outside]
+        return [_source(value), described(made_with, inside)]
+    if inspect.isroutine(value):
+        return value.__qualname__
+    if callable(value) or type(value).__repr__ is object.__repr__:
+        attributes = getattr(value, "__dict__", {})
+        return [_source(type(value)), described(attributes, inside)]
+    return value
+
+
+def _source(code: Any) -> str:
+    """Return the source, or the name of what was typed in where nothing keeps it."""
+    try:
+        return inspect.getsource(code)
+    except (OSError, TypeError):
+        return code.__qualname__

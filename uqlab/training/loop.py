@@ -251,7 +251,7 @@ def fit(
         **how,
     )
     task.check_last(ensemble)
-    given = {k: _told(v) for k, v in given.items() if k not in UNTOLD}
+    given = {k: described(v) for k, v in given.items() if k not in UNTOLD}
     if scheduler != "cosine":
         given["epochs"] = "any number"
     ids = list(ensemble.member_ids)
@@ -271,12 +271,6 @@ UNTOLD = {
     "progress",
     "resume",
 }
-
-
-def _told(value: Any) -> Any:
-    """Return an argument so that it can be compared with another run's."""
-    function = callable(value) and not isinstance(value, type)
-    return described(value) if function else value
 
 
 def _augmented(x: Any, before: Tensor) -> Any:
@@ -345,7 +339,7 @@ class Task:
         take_step.start(self.seed, epoch)
         seen = 0
         for x, y in self.batches(epoch, shard):
-            take_step.count(epoch, self.steps)
+            take_step.next(epoch, self.steps)
             with naming_one():
                 losses[rows].add_(take_step(x, y), alpha=y.shape[1])
             seen += y.shape[1]
@@ -414,10 +408,12 @@ def _train(
     """Run the epochs that `saved` lacks; return all losses, and the steps taken."""
     workers = _workers(ensemble, task, saved.state.get("bounds"))
     losses = torch.zeros(task.epochs, ensemble.members, device=workers.device)
-    done = saved.restore(ensemble, workers, task.data, losses)
+    done = saved.restore(ensemble, workers, losses)
+    if saved.state:
+        task.data.go_on(saved.state["place"])
     before = workers.steps[0].done
     if not done:  # a folder that cannot be written to is no news after an epoch
-        saved.write(ensemble, workers, task.data, losses[:0], False)
+        saved.write(ensemble, workers, losses[:0], place=task.data.place())
     epochs = range(done, done if saved.state.get("ended") else task.epochs)
     bar = tqdm(epochs, "fit", task.epochs, False, disable=not progress, initial=done)
     # Whatever happens, the ensemble is in evaluation mode afterwards.
@@ -429,7 +425,8 @@ def _train(
             state = State(done, losses[epoch].cpu(), ensemble.eval())
             for callback in callbacks:
                 callback(state)
-            saved.write(ensemble, workers, task.data, losses[:done], state.stopped)
+            more = {"ended": state.stopped, "place": task.data.place()}
+            saved.write(ensemble, workers, losses[:done], **more)
             bar.set_postfix_str(f"loss {losses[epoch].mean():.3f}", refresh=False)
             if state.stopped:
                 break

@@ -1,6 +1,5 @@
 """One training step of an ensemble: by autograd, or written out for perceptrons."""
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -27,31 +26,24 @@ def make_step(
 
 
 class Step:
-    """A step of training: an optimiser, what belongs to it, and how often it moved."""
+    """A step of training, with the optimiser and what belongs to it."""
 
-    def __init__(
-        self, parameters: list, loss: Loss, settings: Optimisation, scaled: bool = False
-    ):
-        self.loss = loss
-        self.settings = settings
+    start: Any  # (seed, epoch) -> None: the noise of an epoch
+    # x and labels [members, batch, ...], or [1, batch, ...] of all -> losses [members]
+    __call__: Any
+
+    def __init__(self, parameters: list, loss: Loss, settings: Optimisation, precision):
+        self.loss, self.settings, self.done = loss, settings, 0
         self.optimizer = settings.of(parameters)
-        schedule = settings.scheduler
-        self.scheduler: Any = schedule(self.optimizer) if callable(schedule) else None
-        where = parameters[0].device.type
+        where, scaled = parameters[0].device.type, precision == "float16"
         self.scaler = torch.amp.GradScaler(where, enabled=scaled)
-        self.done = 0
+        self.parts = {"optimizer": self.optimizer, "scaler": self.scaler}
+        if callable(settings.scheduler):
+            self.parts["scheduler"] = settings.scheduler(self.optimizer)
 
-    def start(self, seed: int, epoch: int) -> None:
-        """Start the noise of an epoch."""
-        raise NotImplementedError
-
-    def __call__(self, x: Any, labels: Tensor) -> Float[Tensor, " members"]:
-        """Take one step on x [members, batch, ...]; return the members' losses."""
-        raise NotImplementedError
-
-    def count(self, epoch: int, steps: int | None) -> None:
+    def next(self, epoch: int, steps: int | None) -> None:
         """Set the learning rate of the next step; `steps` has the whole run."""
-        if self.scheduler is None:
+        if not callable(self.settings.scheduler):
             factor = self.settings.factor(self.done, epoch, steps)
             for group in self.optimizer.param_groups:
                 group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
@@ -59,25 +51,9 @@ class Step:
 
     def end_epoch(self, losses: Tensor) -> None:
         """Move a scheduler of the user's on."""
-        if isinstance(self.scheduler, ReduceLROnPlateau):
-            self.scheduler.step(losses.mean().item())
-        elif self.scheduler is not None:
-            self.scheduler.step()
-
-    def _parts(self) -> dict[str, Any]:
-        parts = {"optimizer": self.optimizer, "scaler": self.scaler}
-        return parts | ({"scheduler": self.scheduler} if self.scheduler else {})
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of all parts, by name."""
-        state = {name: part.state_dict() for name, part in self._parts().items()}
-        return {"done": self.done, **state}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put a state back."""
-        self.done = state["done"]
-        for name, part in self._parts().items():
-            part.load_state_dict(state[name])
+        if scheduler := self.parts.get("scheduler"):
+            plateau = isinstance(scheduler, ReduceLROnPlateau)
+            scheduler.step(*[losses.mean().item()] * plateau)
 
 
 class AutogradStep(Step):
@@ -90,7 +66,7 @@ class AutogradStep(Step):
     def __init__(
         self, ensemble: Ensemble, loss: Loss, settings: Optimisation, precision: str
     ):
-        super().__init__(trainable(ensemble), loss, settings, precision == "float16")
+        super().__init__(trainable(ensemble), loss, settings, precision)
         self.ensemble = ensemble
 
     def start(self, seed, epoch):
@@ -99,10 +75,7 @@ class AutogradStep(Step):
         torch.manual_seed(member_seed(seed, first, "noise", epoch))
 
     def __call__(self, x, labels):
-        """Take one step on x [members, batch, ...], or of all members [1, batch, ...].
-
-        Return the members' losses.
-        """
+        """Take one step, and return the members' losses."""
         values = None
         while values is None:
             self.optimizer.zero_grad()
@@ -119,7 +92,7 @@ class AutogradStep(Step):
         self.scaler.update()
         return values
 
-    def _backward(self, x: Any, labels: Tensor) -> Float[Tensor, " members"]:
+    def _backward(self, x, labels):
         """Add up the gradients, some members at a time where memory asks for it."""
         values = []
         members = self.ensemble.members
@@ -233,7 +206,7 @@ class ChainStep(Step):
         parameters = []
         for layer in layers:
             parameters += [p for p in layer[:2] if p is not None]
-        super().__init__(parameters, loss, settings)
+        super().__init__(parameters, loss, settings, "float32")
         self.layers = layers
         self.ids = ids
         self.adam = settings.optimizer != "sgd"
@@ -255,10 +228,7 @@ class ChainStep(Step):
 
     @torch.no_grad()
     def __call__(self, x, labels):
-        """Take one step on x [members, batch, ...], or of all members [1, batch, ...].
-
-        Return the members' losses.
-        """
+        """Take one step, and return the members' losses."""
         members = len(self.ids)
         labels = labels.expand(members, *labels.shape[1:])
         h, inputs = self._forward(x.flatten(2).expand(members, -1, -1))
