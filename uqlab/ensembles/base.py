@@ -371,10 +371,12 @@ class Ensemble(nn.Module):
         """Put buffers and random generators back at the end of the block."""
         before = [(t, t.clone()) for t in self.buffers()]
         devices = {t.device for t in self.parameters() if t.device.type != "cpu"}
-        with torch.random.fork_rng(list(devices)):
-            yield
-        for t, value in before:
-            t.copy_(value)
+        try:
+            with torch.random.fork_rng(list(devices)):
+                yield
+        finally:
+            for t, value in before:
+                t.copy_(value)
 
     def _shared(self) -> dict[str, Tensor]:
         """Return trained tensors that members share, whose gradient is the mean."""

@@ -1,7 +1,7 @@
 """What `fit` and `predict` read: tensors, datasets, loaders; and their batches."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -49,17 +49,17 @@ def opened(data: Any, labels: Any = None) -> Any:
     """Return (inputs, labels) of what is in memory, and datasets and loaders."""
     if hasattr(data, "with_format"):  # of Hugging Face
         data = data.with_format("torch")
-    arrays = "__array__", "__array_interface__", "toarray"
-    plain = isinstance(data, Sequence | Mapping | Set)
-    plain = plain or any(hasattr(data, name) for name in arrays)
-    read = not plain and (hasattr(data, "__iter__") or has_rows(data))
-    if read or isinstance(data, Dataset):
-        if labels is not None:
-            raise ValueError(
-                f"labels come with the samples of a {type(data).__name__}, as (inputs, "
-                "labels) or by name; give labels with tensors alone"
-            )
-        return data
+    array = hasattr(data, "__array__") or hasattr(data, "toarray")
+    held = array or isinstance(data, Sequence | Mapping)
+    if isinstance(data, Dataset) or (
+        not held and (hasattr(data, "__iter__") or has_rows(data))
+    ):
+        if labels is None:
+            return data
+        raise ValueError(
+            f"labels come with the samples of a {type(data).__name__}, as (inputs, "
+            "labels) or by name; give labels with tensors alone"
+        )
     pair = isinstance(data, tuple) and len(data) == 2 and labels is None
     inputs, own = parted(data) if pair or isinstance(data, Mapping) else (data, None)
     return inputs, own if labels is None else labels
@@ -71,8 +71,16 @@ def has_rows(data: Any) -> bool:
     return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not stream
 
 
+def loader(data: Any, **how: Any) -> Any:
+    """Return what yields batches of a dataset; a loader as it is."""
+    dataset = has_rows(data) or isinstance(data, IterableDataset)
+    return DataLoader(data, **how) if dataset else data
+
+
 class Tensors:
     """Samples in memory, on the ensemble's device."""
+
+    place = None
 
     def __init__(self, ensemble: Any, inputs: Any, labels: Any):
         self.inputs, self.labels = as_given(ensemble, inputs), labels
@@ -81,21 +89,11 @@ class Tensors:
 
     def check(self, check: Check) -> None:
         """Check the labels."""
-        self.labels = check(self.labels, self.samples).to(first_tensor(self.two).device)
+        where = first_tensor(self.two).device
+        self.labels = check(self.labels, self.samples).to(where)
+        self.about = {"inputs": self.inputs, "labels": self.labels}
 
-    def about(self) -> dict[str, Any]:
-        """Return what a training follows from."""
-        return {"inputs": self.inputs, "labels": self.labels}
-
-    def place(self) -> None:
-        """Return that nothing is to be kept of where the reading is."""
-
-    def go_on(self, place: Any) -> None:
-        """Begin where another training was stopped."""
-
-    def epoch(
-        self, _: int, orders: Iterable[Tensor | None], members: int
-    ) -> Iterator[tuple[Any, Tensor]]:
+    def epoch(self, _, orders, members):
         """Yield inputs and labels [members, batch, ...] of rows [members, batch].
 
         Inputs lie in the same memory in every step: fresh memory would cost as much as
@@ -103,21 +101,22 @@ class Tensors:
         """
         memory: dict[int, Tensor] = {}
 
-        def of(t: Tensor, rows: Tensor) -> Tensor:
+        def of(t, rows):
             out = memory.setdefault(id(t), t.new_empty(0))
             out.resize_(0)  # it keeps its bytes, and grows to what is drawn
             flat = torch.index_select(t, 0, rows.flatten(), out=out)
             return flat.unflatten(0, rows.shape)
 
-        def for_all(t: Tensor) -> Tensor:
+        def for_all(t):
             return t.expand(members, *t.shape)
 
         for order in orders:
             if order is None:
                 yield map_tensors(for_all, self.inputs), for_all(self.labels)
-                continue
-            rows = order.to(self.labels.device)
-            yield map_tensors(partial(of, rows=rows), self.inputs), self.labels[rows]
+            else:
+                rows = order.to(self.labels.device)
+                x = map_tensors(partial(of, rows=rows), self.inputs)
+                yield x, self.labels[rows]
 
 
 class Loaded:
@@ -129,10 +128,7 @@ class Loaded:
 
     def __init__(self, ensemble: Any, data: Any, seed: int, num_workers: int, **how):
         self.ensemble, self.seed, self.num_workers = ensemble, seed, num_workers
-        self.data, self.samples = data, None
-        self.begun: Any = None
-        self.drawing = getattr(data, "generator", None)
-        self.start = self.drawing and self.drawing.get_state()
+        self.data, self.samples, self.begun = data, None, None
         if has_rows(data):
             self.samples = len(data)
             few = default_collate([data[i] for i in range(min(2, self.samples))])
@@ -140,26 +136,25 @@ class Loaded:
             self.data = loader(data, num_workers=num_workers, **how)
             few, _ = self.begun = self._begin(0, self.data)
         self.two = rows_of(as_given(ensemble, parted(few)[0]), slice(2))
+        self.about = {"data": [type(self.data), self.samples]}
 
     def check(self, check: Check) -> None:
         """Check the labels of every batch."""
         self.labels_of = check
 
-    def about(self) -> dict[str, Any]:
-        """Return what a training follows from, as far as it is known."""
-        return {"data": [type(self.data), self.samples]}
-
+    @property
     def place(self) -> Tensor | None:
-        """Return the state of the loader's own generator, where it has one."""
-        return self.start if self.begun else self.drawing and self.drawing.get_state()
+        """The state of the generator that a loader has of its own."""
+        drawing = getattr(self.data, "generator", None)
+        return drawing and drawing.get_state()
 
-    def go_on(self, place: Tensor | None) -> None:
-        """Begin where another training was stopped."""
+    @place.setter
+    def place(self, state):
         self.begun = None
-        if self.drawing:
-            self.drawing.set_state(place)
+        if state is not None:
+            self.data.generator.set_state(state)
 
-    def _begin(self, epoch: int, batches: Iterable) -> tuple[Any, Iterator]:
+    def _begin(self, epoch, batches):
         """Return an epoch's first batch, and the others.
 
         What draws from torch, as a loader that shuffles, follows from (seed, epoch).
@@ -174,32 +169,24 @@ class Loaded:
             "which can be read anew in every epoch"
         )
 
-    def epoch(
-        self, number: int, orders: Iterable[Tensor | None], members: int
-    ) -> Iterator[tuple[Any, Tensor]]:
-        """Yield inputs and labels [members, batch, ...], of a loader [1, batch, ...]."""
+    def epoch(self, number, orders, members):
+        """Yield inputs and labels [members, batch, ...]; of a loader [1, batch, ...]."""
+        batches = self.data
         if self.samples:
             every = torch.arange(self.samples).repeat(members)
             rows: Any = (
                 (every if order is None else order.flatten()).tolist()
                 for order in orders
             )
-            how = {"batch_sampler": rows, "num_workers": self.num_workers}
-            batches = DataLoader(self.data, **how)
+            workers = self.num_workers
+            batches = DataLoader(self.data, batch_sampler=rows, num_workers=workers)
         else:
-            batches, members = self.data, 1
-        begun = self.begun if number == 0 else None
-        self.begun = None
+            members = 1
+        begun, self.begun = self.begun, None
         first, others = begun or self._begin(number, batches)
+        each = partial(torch.unflatten, dim=0, sizes=(members, -1))
         for batch in itertools.chain([first], others):
             inputs, labels = parted(batch)
             x = as_given(self.ensemble, inputs)
             y = self.labels_of(labels, count(x)).to(first_tensor(x).device)
-            each = partial(torch.unflatten, dim=0, sizes=(members, -1))
             yield map_tensors(each, x), each(y)
-
-
-def loader(data: Any, **how: Any) -> Any:
-    """Return what yields batches of a dataset; a loader as it is."""
-    dataset = has_rows(data) or isinstance(data, IterableDataset)
-    return DataLoader(data, **how) if dataset else data

@@ -255,7 +255,7 @@ def fit(
     if scheduler != "cosine":
         given["epochs"] = "any number"
     ids = list(ensemble.member_ids)
-    follows = {**source.about(), **given, "members": ids, WEIGHTS: ensemble}
+    follows = {**source.about, **given, "members": ids, WEIGHTS: ensemble}
     saved = Checkpoint(resume, follows)
     losses, steps = _train(ensemble, task, saved, progress, callbacks)
     return History(losses, steps, time.perf_counter() - started)
@@ -273,14 +273,14 @@ UNTOLD = {
 }
 
 
-def _augmented(x: Any, before: Tensor) -> Any:
+def _augmented(x: Any, labels: Tensor) -> Any:
     """Return what `augment` returned; ValueError unless it has the same samples."""
-    tensor = next(iter(x.values()), None) if isinstance(x, Mapping) else x
-    if not isinstance(tensor, Tensor) or tensor.shape[:2] != before.shape[:2]:
-        got = list(tensor.shape) if isinstance(tensor, Tensor) else type(x)
+    first = first_tensor(x) if isinstance(x, Tensor | Mapping) else None
+    wanted = [*labels.shape[:2]]
+    if first is None or [*first.shape[:2]] != wanted:
+        got = type(x) if first is None else [*first.shape]
         raise ValueError(
-            f"augment must return inputs {[*before.shape[:2]]} [members, batch, ...], "
-            f"got {got}"
+            f"augment must return inputs {wanted} [members, batch, ...], got {got}"
         )
     return x
 
@@ -409,11 +409,11 @@ def _train(
     workers = _workers(ensemble, task, saved.state.get("bounds"))
     losses = torch.zeros(task.epochs, ensemble.members, device=workers.device)
     done = saved.restore(ensemble, workers, losses)
-    if saved.state:
-        task.data.go_on(saved.state["place"])
+    if done:
+        task.data.place = saved.state["place"]
     before = workers.steps[0].done
     if not done:  # a folder that cannot be written to is no news after an epoch
-        saved.write(ensemble, workers, losses[:0], place=task.data.place())
+        saved.write(ensemble, workers, losses[:0])
     epochs = range(done, done if saved.state.get("ended") else task.epochs)
     bar = tqdm(epochs, "fit", task.epochs, False, disable=not progress, initial=done)
     # Whatever happens, the ensemble is in evaluation mode afterwards.
@@ -425,7 +425,7 @@ def _train(
             state = State(done, losses[epoch].cpu(), ensemble.eval())
             for callback in callbacks:
                 callback(state)
-            more = {"ended": state.stopped, "place": task.data.place()}
+            more = {"ended": state.stopped, "place": task.data.place}
             saved.write(ensemble, workers, losses[:done], **more)
             bar.set_postfix_str(f"loss {losses[epoch].mean():.3f}", refresh=False)
             if state.stopped:

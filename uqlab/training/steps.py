@@ -1,9 +1,9 @@
 """One training step of an ensemble: by autograd, or written out for perceptrons."""
 
+import re
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -116,64 +116,46 @@ class Layer(NamedTuple):
     dropout: float | None = None
 
 
+LETTERS = {nn.Linear: "L", nn.ReLU: "R", nn.Dropout: "D"}
+
+
 def linear_chain(ensemble: Ensemble, flat: bool) -> list[Layer]:
     """Return the layers of a plain Sequential of linear [ReLU [dropout]], each once.
 
-    The list is empty for any other network, and where a weight is frozen.
+    The list is empty for any other network, and where a weight is frozen or shared.
     """
     network = ensemble.network
-    modules = _modules(network, flat)
-    own = _own_parameters(ensemble)
+    modules = [*network] if type(network) is nn.Sequential else []
+    match modules:
+        case [nn.Flatten(start_dim=1, end_dim=-1), *rest]:
+            modules, flat = rest, True
+    letters = "".join(LETTERS.get(type(module), "?") for module in modules)
+    hooked = any(
+        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks
+        for m in network.modules()
+    )
+    once = len({*modules}) == len(modules) and not hooked
+    if not (flat and once and re.fullmatch("(L(RD?)?)*L", letters)):
+        return []
+    own = {
+        name: part.stacked()["value"]
+        for name, part in ensemble.seen.items()
+        if isinstance(part.kind, Own) and part.trained
+    }
     names = {module: name for name, module in network.named_modules()}
     layers = []
     for module in modules:
-        last = layers[-1] if layers else None
-        match module:
-            case nn.Linear() if type(module) is nn.Linear:
-                weight, bias = (own.get(f"{names[module]}.{n}") for n in KINDS)
-                if weight is None or (bias is None) != (module.bias is None):
-                    return []
-                layers.append(Layer(weight, bias))
-            case nn.ReLU() if last and not last.relu:
-                layers[-1] = last._replace(relu=True)
-            case nn.Dropout() if last and last.relu and last.dropout is None:
-                layers[-1] = last._replace(dropout=module.p)
-            case _:
+        if isinstance(module, nn.Linear):
+            name = names[module]
+            bias = own.get(f"{name}.bias")
+            if f"{name}.weight" not in own or (bias is None) != (module.bias is None):
                 return []
-    return [] if not layers or layers[-1].relu else layers
-
-
-KINDS = "weight", "bias"
-
-
-def _modules(network: nn.Module, flat: bool) -> list[nn.Module]:
-    """Return the modules of a plain Sequential that see [samples, features], or []."""
-    if type(network) is not nn.Sequential or not _plain(network):
-        return []
-    match list(network):
-        case [nn.Flatten(start_dim=1, end_dim=-1), *modules]:
-            return modules
-        case modules:
-            return modules if flat else []
-
-
-def _own_parameters(ensemble: Ensemble) -> dict[str, Any]:
-    """Return the trained tensors of which every member has its own, by name."""
-    own = {}
-    for name, part in ensemble.seen.items():
-        value = part.stacked().get("value")
-        if isinstance(part.kind, Own) and part.trained:
-            own[name] = value
-    return own
-
-
-def _plain(network: nn.Sequential) -> bool:
-    """Whether every layer is there once, and without hooks."""
-    hooks = [
-        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks
-        for m in network.modules()
-    ]
-    return len(set(network)) == len(network) and not any(hooks)
+            layers.append(Layer(own[f"{name}.weight"], bias))
+        elif isinstance(module, nn.ReLU):
+            layers[-1] = layers[-1]._replace(relu=True)
+        else:
+            layers[-1] = layers[-1]._replace(dropout=module.p)
+    return layers
 
 
 def keep_mask(x: Tensor, p: float, generators: list[torch.Generator]) -> Tensor:
