@@ -88,10 +88,6 @@ STREAMS = {
     "Hugging Face": (HuggingFace(), "with_format"),
 }
 TAKERS = {
-    "fit": lambda given: training.fit(
-        ensembles.deep(network, 2), given, epochs=1, lr=1
-    ),
-    "predict": lambda given: training.predict(network(), given),
     "decompose": uncertainty.decompose,
     "labels": lambda given: metrics.accuracy(X[None, :, :3], given),
     "score": lambda given: scores.SCORES["entropy"](network(), given),
@@ -120,7 +116,7 @@ def test_streams_are_refused_at_once_with_the_lines_that_make_tensors(taker, str
 @pytest.mark.parametrize("stream", [PAIRS, Subset(PAIRS, range(12)), DataLoader(PAIRS)])
 def test_the_printed_lines_make_tensors(stream):
     with pytest.raises(TypeError) as refused:
-        fit(stream)
+        TAKERS["laplace"](stream)
     lines = str(refused.value).partition("first:\n")[2]
     names = {"data": stream, "torch": torch}
     exec("\n".join(map(str.strip, lines.splitlines())), names)

@@ -56,9 +56,9 @@ def arithmetic(precision: str, where: torch.device) -> Iterator[None]:
     """Compute products inside the block in "float32", "bfloat16" or "float16".
 
     Weights, sums and the optimiser stay float32.
-    On a GPU it is autocast; a CPU has no float16. A CPU with matrix units for it (AMX) rounds the
-    factors of a product to bfloat16. On other CPUs bfloat16 was measured to be up to
-    twice as slow: they use float32, with a warning.
+    On a GPU it is autocast; a CPU has no float16. A CPU with matrix units for bfloat16
+    (AMX) rounds the factors of a product to it. On other CPUs it was measured to be up
+    to twice as slow: they use float32, with a warning.
     """
     one_of("precision", precision, ("float32", "bfloat16", "float16"))
     if precision == "float32":

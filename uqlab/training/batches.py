@@ -68,7 +68,7 @@ def opened(data: Any, labels: Any = None) -> Any:
 def has_rows(data: Any) -> bool:
     """Return whether a dataset gives any of its samples, in any order."""
     stream = isinstance(data, IterableDataset)
-    return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not stream
+    return hasattr(data, "__getitem__") and not stream
 
 
 def loader(data: Any, **how: Any) -> Any:
@@ -82,7 +82,7 @@ class Tensors:
 
     place = None
 
-    def __init__(self, ensemble: Any, inputs: Any, labels: Any):
+    def __init__(self, ensemble, inputs, labels):
         self.inputs, self.labels = as_given(ensemble, inputs), labels
         self.samples = count(self.inputs)
         self.two = rows_of(self.inputs, slice(2))
@@ -93,7 +93,7 @@ class Tensors:
         self.labels = check(self.labels, self.samples).to(where)
         self.about = {"inputs": self.inputs, "labels": self.labels}
 
-    def epoch(self, _, orders, members):
+    def epoch(self, _, orders, __):
         """Yield inputs and labels [members, batch, ...] of rows [members, batch].
 
         Inputs lie in the same memory in every step: fresh memory would cost as much as
@@ -107,16 +107,9 @@ class Tensors:
             flat = torch.index_select(t, 0, rows.flatten(), out=out)
             return flat.unflatten(0, rows.shape)
 
-        def for_all(t):
-            return t.expand(members, *t.shape)
-
         for order in orders:
-            if order is None:
-                yield map_tensors(for_all, self.inputs), for_all(self.labels)
-            else:
-                rows = order.to(self.labels.device)
-                x = map_tensors(partial(of, rows=rows), self.inputs)
-                yield x, self.labels[rows]
+            rows = order.to(self.labels.device)
+            yield map_tensors(partial(of, rows=rows), self.inputs), self.labels[rows]
 
 
 class Loaded:
@@ -126,7 +119,7 @@ class Loaded:
     read once for all members.
     """
 
-    def __init__(self, ensemble: Any, data: Any, seed: int, num_workers: int, **how):
+    def __init__(self, ensemble, data, seed: int, num_workers: int, **how):
         self.ensemble, self.seed, self.num_workers = ensemble, seed, num_workers
         self.data, self.samples, self.begun = data, None, None
         if has_rows(data):
@@ -170,14 +163,10 @@ class Loaded:
         )
 
     def epoch(self, number, orders, members):
-        """Yield inputs and labels [members, batch, ...]; of a loader [1, batch, ...]."""
+        """Yield inputs and labels [members, batch, ...], of loaders [1, batch, ...]."""
         batches = self.data
         if self.samples:
-            every = torch.arange(self.samples).repeat(members)
-            rows: Any = (
-                (every if order is None else order.flatten()).tolist()
-                for order in orders
-            )
+            rows: Any = (order.flatten().tolist() for order in orders)
             workers = self.num_workers
             batches = DataLoader(self.data, batch_sampler=rows, num_workers=workers)
         else:

@@ -1,6 +1,5 @@
 """Trainings that were stopped and go on: the state after every epoch in a folder."""
 
-import functools
 import inspect
 import pickle
 import zipfile
@@ -122,9 +121,10 @@ def _read(path: Path) -> dict[str, Any]:
 def described(value: Any, inside: tuple[Any, ...] = ()) -> Any:
     """Return what `fingerprint` can take, whatever the value's place in memory.
 
-    A function is its source, and what it is made with: bound arguments, defaults, an
-    object's attributes, and values from outside but those that are lists, sets or
-    mappings, in which functions note things. What it is `inside` of is not told again.
+    A function is its source, and what it is made with: defaults, and values from
+    outside but those that are lists, sets or mappings, in which functions note things.
+    Other callables are what pickle would take apart. What a value is `inside` of is not
+    told again.
     """
     if any(value is other for other in inside):
         return "itself"
@@ -133,22 +133,15 @@ def described(value: Any, inside: tuple[Any, ...] = ()) -> Any:
         return [described(each, inside) for each in value]
     if isinstance(value, Mapping):
         return {name: described(each, inside) for name, each in value.items()}
-    if isinstance(value, type):
-        return value
-    if isinstance(value, functools.partial):
-        return described([value.func, value.args, value.keywords], inside)
-    if inspect.ismethod(value):
-        return described([value.__self__, value.__func__], inside)
     if inspect.isfunction(value):
         outside = inspect.getclosurevars(value).nonlocals.items()
         outside = [kv for kv in outside if not isinstance(kv[1], list | set | dict)]
         made_with = [value.__defaults__, value.__kwdefaults__, outside]
         return [_source(value), described(made_with, inside)]
-    if inspect.isroutine(value):
-        return value.__qualname__
+    if isinstance(value, type):
+        return _source(value)
     if callable(value) or type(value).__repr__ is object.__repr__:
-        attributes = getattr(value, "__dict__", {})
-        return [_source(type(value)), described(attributes, inside)]
+        return described(value.__reduce_ex__(2), inside)
     return value
 
 

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -222,7 +222,7 @@ def fit(
     FloatingPointError
         For a loss or a weight that is not finite.
     """
-    given = dict(locals())
+    given = {k: v for k, v in locals().items() if k != "ensemble"}
     started = time.perf_counter()
     one_ensemble(ensemble, "fit")
     settings = Optimisation(**{k: given[k] for k in Optimisation.__match_args__})
@@ -232,11 +232,11 @@ def fit(
     if not trainable(ensemble):
         raise ValueError("nothing is trained: requires_grad is False everywhere")
     how = {"batch_size": batch_size, "drop_last": drop_last}
-    opened_data = opened(data, labels)
-    if isinstance(opened_data, tuple):
-        source: Any = Tensors(ensemble, *opened_data)
+    source = opened(data, labels)
+    if isinstance(source, tuple):
+        source = Tensors(ensemble, *source)
     else:
-        source = Loaded(ensemble, opened_data, seed, num_workers, **how)
+        source = Loaded(ensemble, source, seed, num_workers, **how)
     loss_of, check = targets(ensemble, source.two, loss, class_weights)
     source.check(check)
     task = Task(
@@ -262,25 +262,16 @@ def fit(
 
 
 # What no result depends on, and what is told otherwise.
-UNTOLD = {
-    "ensemble",
-    "data",
-    "labels",
-    "callbacks",
-    "num_workers",
-    "progress",
-    "resume",
-}
+UNTOLD = {"data", "labels", "callbacks", "num_workers", "progress", "resume"}
 
 
 def _augmented(x: Any, labels: Tensor) -> Any:
     """Return what `augment` returned; ValueError unless it has the same samples."""
-    first = first_tensor(x) if isinstance(x, Tensor | Mapping) else None
-    wanted = [*labels.shape[:2]]
-    if first is None or [*first.shape[:2]] != wanted:
-        got = type(x) if first is None else [*first.shape]
+    shape = getattr(first_tensor(x) if isinstance(x, Mapping) else x, "shape", ())
+    if shape[:2] != labels.shape[:2]:
         raise ValueError(
-            f"augment must return inputs {wanted} [members, batch, ...], got {got}"
+            f"augment must return inputs {[*labels.shape[:2]]} [members, batch, ...], "
+            f"got {[*shape] or type(x)}"
         )
     return x
 
@@ -300,35 +291,34 @@ class Task:
     batch_size: int
     drop_last: bool
 
-    def __post_init__(self) -> None:
-        if self.steps == 0:
-            raise ValueError(
-                f"drop_last leaves no batch of {self.batch_size} among "
-                f"{self.data.samples} samples; lower batch_size"
-            )
-
     @property
     def steps(self) -> int | None:
         """How many batches the whole run has, where that is known."""
         if self.data.samples:
             each = self.data.samples / self.batch_size
             return self.epochs * (int(each) if self.drop_last else math.ceil(each))
-        try:
+        with contextlib.suppress(TypeError):
             return self.epochs * len(self.data.data)
-        except TypeError:
-            return None
 
     def check_last(self, ensemble: Ensemble) -> None:
-        """Try a last batch of one sample, which batch norm refuses, before it is due."""
+        """Raise ValueError for no batch, and for a last one too small for batch norm."""
+        if self.steps == 0:
+            raise ValueError(
+                f"drop_last leaves no batch of {self.batch_size} among "
+                f"{self.data.samples} samples; lower batch_size"
+            )
         rest = (self.data.samples or 0) % self.batch_size * ensemble.repeats
-        if self.batch_size > 1 and (rest != 1 or self.drop_last):
-            return
-        with naming_one(), torch.no_grad(), evaluating(ensemble), ensemble.unmoved():
-            ensemble.train()(rows_of(self.data.two, slice(1)))
+        if rest == 1 and not self.drop_last:
+            one = rows_of(self.data.two, slice(1))
+            with (
+                naming_one(),
+                torch.no_grad(),
+                evaluating(ensemble),
+                ensemble.unmoved(),
+            ):
+                ensemble.train()(one)
 
-    def run(
-        self, losses: Tensor, epoch: int, rows: slice, shard: Ensemble, take_step: Step
-    ) -> None:
+    def run(self, losses, epoch, rows: slice, shard: Ensemble, take_step: Step):
         """Train a shard, the members `rows`, for an epoch; put down its losses.
 
         `take_step` computes the losses of a batch and their gradients, and updates the
@@ -346,35 +336,24 @@ class Task:
         losses[rows].div_(seen)
         take_step.end_epoch(losses[rows])
 
-    def orders(
-        self, generators: list[torch.Generator], whole: bool
-    ) -> Iterator[Tensor | None]:
-        """Yield an epoch's rows [generators, batch], each in its order.
-
-        None is all rows: a full batch needs no order and no copy. Orders are drawn on
-        the CPU, so they are the same on every device.
-        """
-        n = self.data.samples
-        if whole:
-            yield None
-            return
-        orders = torch.stack([torch.randperm(n, generator=g) for g in generators])
-        for rows in orders.split(self.batch_size, dim=1):
-            if rows.shape[1] == self.batch_size or not self.drop_last:
-                yield rows
-
-    def batches(self, epoch: int, ensemble: Ensemble) -> Iterator[tuple[Any, Tensor]]:
+    def batches(self, epoch, ensemble):
         """Yield an epoch's batches, x and y [members, batch, ...], each in its order.
 
-        What all members share is [1, batch, ...].
+        What all members share is [1, batch, ...]. Orders are drawn on the CPU, so they
+        are the same on every device.
         """
         n, members = self.data.samples, ensemble.members
         own = member_generators(self.seed, ensemble.member_ids, "order", epoch)
         drawing = own
         if n is None or not self.own:
             drawing = member_generators(self.seed, [0], "order", epoch)
-        plain = not self.augment and ensemble.repeats == 1
-        orders = self.orders(drawing, plain and self.batch_size >= (n or math.inf))
+        orders: Any = ()
+        if n:
+            order = torch.stack([torch.randperm(n, generator=g) for g in drawing])
+            if n <= self.batch_size and not self.augment and ensemble.repeats == 1:
+                order = order.sort().values  # a full batch needs no order
+            stop = n - n % self.batch_size * self.drop_last
+            orders = order[:, :stop].split(self.batch_size, dim=1)
         for x, y in self.data.epoch(epoch, orders, len(drawing)):
             places = torch.arange(y.shape[1], device=y.device).expand(members, -1)
             rows = ensemble.mixed(places, own)
@@ -385,7 +364,7 @@ class Task:
 
 
 @contextlib.contextmanager
-def naming_one() -> Iterator[None]:
+def naming_one():
     """Say what to do where batch norm is given one sample."""
     try:
         yield
@@ -393,18 +372,12 @@ def naming_one() -> Iterator[None]:
         if "more than 1 value per channel" not in str(error):
             raise
         raise ValueError(
-            "the last batch is one sample, of which batch norm has no statistics; leave "
-            "it out by drop_last=True, or take another batch_size"
+            "the last batch is one sample, of which batch norm has no statistics; drop "
+            "it by drop_last=True, or take another batch_size"
         ) from error
 
 
-def _train(
-    ensemble: Ensemble,
-    task: Task,
-    saved: Checkpoint,
-    progress: bool,
-    callbacks: Sequence[Callable[[State], object]],
-) -> tuple[Tensor, int]:
+def _train(ensemble: Ensemble, task: Task, saved: Checkpoint, progress, callbacks):
     """Run the epochs that `saved` lacks; return all losses, and the steps taken."""
     workers = _workers(ensemble, task, saved.state.get("bounds"))
     losses = torch.zeros(task.epochs, ensemble.members, device=workers.device)
@@ -435,14 +408,14 @@ def _train(
 
 
 @contextlib.contextmanager
-def _numbers(task: Task, device: torch.device) -> Iterator[None]:
+def _numbers(task: Task, device):
     """Compute in the precision of a task; torch's generators are as before then."""
     generators = torch.random.fork_rng([device] * (device.type == "cuda"))
     with arithmetic(task.precision, device), generators:
         yield
 
 
-def _workers(ensemble: Ensemble, task: Task, bounds: list[int] | None) -> Workers:
+def _workers(ensemble: Ensemble, task: Task, bounds) -> Workers:
     """Return shards of the ensemble, each with its step, sized by the work of a step.
 
     It is counted on two samples, as members see them without gradients.
@@ -474,7 +447,7 @@ def _workers(ensemble: Ensemble, task: Task, bounds: list[int] | None) -> Worker
     return Workers(ensemble, multiply_adds, apart, make, bounds)
 
 
-def _check_finite(ensemble: Ensemble, losses: Tensor, epoch: int) -> None:
+def _check_finite(ensemble: Ensemble, losses, epoch):
     """Refuse an epoch whose losses, or the weights after it, are not finite."""
     bad = (~losses.isfinite()).nonzero().flatten().tolist()
     if bad or not all(map(all_finite, trainable(ensemble))):

@@ -62,8 +62,8 @@ def member_mean(logits: Tensor, labels: Int[Tensor, "*members batch"]) -> Tensor
     """Return what a plain loop minimises: the sum over members of their mean loss.
 
     `member_mean(ensemble(x), y).backward()` gives each member the gradient of its own
-    loss, and what members share the gradient of their mean loss, as `fit` does. Clipping
-    by one norm over all parameters couples the members; `fit` clips each for itself.
+    loss, and what members share the gradient of their mean loss, as `fit` does. To clip
+    by one norm over all parameters couples the members: `fit` clips each for itself.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ def targets(
     return functools.partial(cross_entropy, class_weights=weights), check
 
 
-def _as_many(labels: Any, samples: int) -> Tensor:
+def _as_many(labels, samples):
     """Return labels of any kind, checked."""
     y = as_tensor("labels", labels, floating=False).detach()
     if y.shape[:1] != (samples,):
@@ -119,7 +119,7 @@ def _as_many(labels: Any, samples: int) -> Tensor:
     return y
 
 
-def _of_members(loss: Loss, outputs: Tensor, labels: Tensor) -> Tensor:
+def _of_members(loss, outputs, labels):
     """Return what a user's own loss returns; a mean over members is refused."""
     values = loss(outputs, labels)
     if not isinstance(values, Tensor) or values.shape != outputs.shape[:1]:
@@ -130,7 +130,7 @@ def _of_members(loss: Loss, outputs: Tensor, labels: Tensor) -> Tensor:
     return values
 
 
-def _values(outputs: Tensor, labels: Any, samples: int) -> Tensor:
+def _values(outputs, labels, samples):
     """Return targets of a regression, checked."""
     y = _as_many(labels, samples)
     if not y.is_floating_point() or y[0].numel() != outputs.numel():
@@ -142,7 +142,7 @@ def _values(outputs: Tensor, labels: Any, samples: int) -> Tensor:
     return y.to(outputs.dtype)
 
 
-def _weights(class_weights: ArrayLike, classes: int) -> Tensor:
+def _weights(class_weights, classes):
     """Return the classes' weights, checked."""
     weights = as_tensor("class_weights", class_weights, "classes")
     bad = len(weights) != classes or bool((weights < 0).any())

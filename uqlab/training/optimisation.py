@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from uqlab.core.checks import at_least, one_of, positive, within
-from uqlab.ensembles import Ensemble
+from uqlab.core.modules import trainable
 
 OPTIMIZERS: dict[str, Any] = {
     "sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW,
@@ -101,25 +101,23 @@ class Optimisation:
         return made
 
 
-def clip_members(ensemble: Ensemble, limit: float) -> None:
+def clip_members(ensemble: Any, limit: float) -> None:
     """Scale each member's gradient to a norm of at most `limit`, apart from others'.
 
     The gradient of the parameters that members share is a group of its own.
     """
-    nn.utils.clip_grad_norm_(ensemble.shared_parameters(), limit)
-    shared = set(ensemble.shared_parameters())
-    trained = (p for p in ensemble.parameters() if p.grad is not None)
-    of_members = [p for p in trained if p not in shared]
-    if not of_members:
-        return
-    if not ensemble.seen:
-        for index in range(ensemble.members):
-            member = ensemble.member(index).parameters()
-            nn.utils.clip_grad_norm_([p for p in member if p not in shared], limit)
-        return
-    grads: list = [p.grad for p in of_members]  # [members, ...] each
-    squares = [g.reshape(len(g), -1).square().sum(1) for g in grads]
-    norms = torch.stack(squares).sum(0).sqrt()
-    scale = (limit / (norms + 1e-6)).clamp(max=1)
-    for g in grads:
-        g.mul_(scale.view(-1, *[1] * (g.ndim - 1)))
+    shared = ensemble.shared_parameters()
+    nn.utils.clip_grad_norm_(shared, limit)
+    shared = set(shared)
+    own = [p for p in trainable(ensemble) if p not in shared and p.grad is not None]
+    if own and not ensemble.seen:  # networks of the members' own
+        for network in ensemble.network:
+            mine = [p for p in network.parameters() if p not in shared]
+            nn.utils.clip_grad_norm_(mine, limit)
+    elif own:
+        grads: list = [p.grad for p in own]  # [members, ...] each
+        squares = [g.reshape(len(g), -1).square().sum(1) for g in grads]
+        norms = torch.stack(squares).sum(0).sqrt()
+        scale = (limit / (norms + 1e-6)).clamp(max=1)
+        for g in grads:
+            g.mul_(scale.view(-1, *[1] * (g.ndim - 1)))

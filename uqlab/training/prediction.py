@@ -1,6 +1,7 @@
 """Prediction: what all members say of all inputs, batch by batch."""
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,8 +37,8 @@ def predict(
         Inputs [samples, ...], or such tensors by name; a dataset, a loader. What `fit`
         takes, whose labels are left out.
     batch_size
-        Inputs that go through at once, but for a loader; fewer where a GPU's memory
-        does not suffice.
+        Inputs that go through at once, at most; fewer where a GPU's memory does not
+        suffice.
     precision
         "float32", "bfloat16" or, on a GPU, "float16", as `arithmetic` takes it.
     progress
@@ -56,24 +57,25 @@ def predict(
     a_network(ensemble, "predict", "an ensemble or a torch module")
     at_least("batch_size", batch_size)
     where = next(ensemble.parameters(), torch.empty(0)).device
-    batches, samples = _batches(data, batch_size)
-    kept = []
-    bar = tqdm(
-        total=samples, desc="predict", unit="input", disable=not progress, leave=False
-    )
+    found = opened(data)
+    held = isinstance(found, tuple)
+    batches = [found] if held else loader(found, batch_size=batch_size)
+    join = functools.partial(torch.cat, dim=0 if reduce else 1)
+    kept: list = []
+    bar = tqdm(desc="predict", unit="input", disable=not progress, leave=False)
     with bar, evaluating(ensemble), arithmetic(precision, where):
         for batch in batches:
+            x = as_inputs(parted(batch)[0])
+            bar.total = count(x) if held else None
             start = 0
-            while start < count(batch):
-                some = as_given(
-                    ensemble, rows_of(batch, slice(start, start + batch_size))
-                )
+            while start < count(x):
+                some = as_given(ensemble, rows_of(x, slice(start, start + batch_size)))
                 try:
                     z = logits_of(call(ensemble, some)).float()
                 except torch.OutOfMemoryError:
-                    if count(some) == 1:
+                    if batch_size == 1:
                         raise
-                    batch_size = -(-count(some) // 2)
+                    batch_size //= 2
                     continue
                 z = z if isinstance(ensemble, Ensemble) else z[None]
                 kept.append(tree_map(Tensor.cpu, reduce(z) if reduce else z))
@@ -81,17 +83,4 @@ def predict(
                 bar.update(count(some))
     if not kept:
         raise ValueError("data yields nothing; give at least one sample")
-    return tree_map(lambda *parts: torch.cat(parts, 0 if reduce else 1), *kept)
-
-
-def _batches(data: Any, batch_size: int) -> tuple[Iterator[Any], int | None]:
-    """Return inputs in batches, or all at once, and the number of samples if known."""
-    data = opened(data)
-    if isinstance(data, tuple):
-        x = as_inputs(data[0])
-        return iter([x]), count(x)
-    batches = loader(data, batch_size=batch_size)
-    inputs = (as_inputs(parted(batch)[0]) for batch in batches)
-    return inputs, len(data) if batches is not data and hasattr(
-        data, "__len__"
-    ) else None
+    return tree_map(lambda *parts: join(parts), *kept)

@@ -41,7 +41,7 @@ class Step:
         if callable(settings.scheduler):
             self.parts["scheduler"] = settings.scheduler(self.optimizer)
 
-    def next(self, epoch: int, steps: int | None) -> None:
+    def next(self, epoch, steps):
         """Set the learning rate of the next step; `steps` has the whole run."""
         if not callable(self.settings.scheduler):
             factor = self.settings.factor(self.done, epoch, steps)
@@ -49,7 +49,7 @@ class Step:
                 group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
         self.done += 1
 
-    def end_epoch(self, losses: Tensor) -> None:
+    def end_epoch(self, losses):
         """Move a scheduler of the user's on."""
         if scheduler := self.parts.get("scheduler"):
             plateau = isinstance(scheduler, ReduceLROnPlateau)
@@ -63,9 +63,7 @@ class AutogradStep(Step):
     members share the gradient of their mean loss.
     """
 
-    def __init__(
-        self, ensemble: Ensemble, loss: Loss, settings: Optimisation, precision: str
-    ):
+    def __init__(self, ensemble: Ensemble, loss, settings, precision):
         super().__init__(trainable(ensemble), loss, settings, precision)
         self.ensemble = ensemble
 
@@ -182,9 +180,7 @@ class ChainStep(Step):
     product is added to the velocity. For Adam it writes the gradient.
     """
 
-    def __init__(
-        self, layers: list[Layer], ids: range, loss: Loss, settings: Optimisation
-    ):
+    def __init__(self, layers: list[Layer], ids, loss, settings):
         parameters = []
         for layer in layers:
             parameters += [p for p in layer[:2] if p is not None]
@@ -220,7 +216,7 @@ class ChainStep(Step):
             self.optimizer.step()
         return values
 
-    def _forward(self, h: Tensor) -> tuple[Tensor, list[tuple[Tensor, float]]]:
+    def _forward(self, h):
         """Return the outputs, and every layer's input as (h, scale): scale * h."""
         scale = 1.0
         inputs = []
@@ -239,9 +235,7 @@ class ChainStep(Step):
                 scale = 1 / (1 - dropout)
         return h, inputs
 
-    def _backward(
-        self, g: Tensor, inputs: list[tuple[Tensor, float]], lr: float
-    ) -> None:
+    def _backward(self, g, inputs, lr):
         """Update all layers, from the gradient of the outputs on down."""
         factor = 1.0  # the gradient is factor * g
         for number in reversed(range(len(self.layers))):
@@ -257,9 +251,7 @@ class ChainStep(Step):
                 # h > 0 where the unit was active, and not dropped.
                 torch.ops.aten.threshold_backward.grad_input(g, h, 0, grad_input=g)
 
-    def _output_gradient(
-        self, outputs: Tensor, labels: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _output_gradient(self, outputs, labels):
         """Return the members' losses and the gradient of their sum."""
         if self.loss is cross_entropy:  # a third of the time, with classes in front
             log_p = outputs.permute(2, 0, 1).contiguous().log_softmax(0)
@@ -276,9 +268,7 @@ class ChainStep(Step):
             (g,) = torch.autograd.grad(values.sum(), outputs)
         return values.detach(), g
 
-    def _update(
-        self, p: nn.Parameter, g: Tensor, h: Tensor | None, factor: float, lr: float
-    ) -> None:
+    def _update(self, p, g, h, factor, lr):
         """Follow the gradient, factor * g @ h of a weight and factor * g of a bias."""
         momentum = self.settings.momentum
         decay = self.settings.weight_decay
