@@ -157,7 +157,9 @@ def test_equals_a_plain_loop_with_torch_optim(variant, bias):
                 optimizer.zero_grad()
                 loss.backward()
                 if "max_grad_norm" in settings:
-                    nn.utils.clip_grad_norm_(net.parameters(), settings["max_grad_norm"])
+                    nn.utils.clip_grad_norm_(
+                        net.parameters(), settings["max_grad_norm"]
+                    )
                 optimizer.step()
                 step, total = step + 1, total + loss.item() * len(rows) / 300
         reference = torch.cat([p.flatten() for p in net.parameters()])

@@ -119,13 +119,16 @@ class Loaded:
     read once for all members.
     """
 
-    def __init__(self, ensemble, data, seed: int, num_workers: int, **how):
+    def __init__(
+        self, ensemble, data, num_workers, *, seed, batch_size, drop_last, **_
+    ):
         self.ensemble, self.seed, self.num_workers = ensemble, seed, num_workers
         self.data, self.samples, self.begun = data, None, None
         if has_rows(data):
             self.samples = len(data)
             few = default_collate([data[i] for i in range(min(2, self.samples))])
         else:
+            how = {"batch_size": batch_size, "drop_last": drop_last}
             self.data = loader(data, num_workers=num_workers, **how)
             few, _ = self.begun = self._begin(0, self.data)
         self.two = rows_of(as_given(ensemble, parted(few)[0]), slice(2))

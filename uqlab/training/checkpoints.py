@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from uqlab.core.files import StrPath, fingerprint, writing
-from uqlab.ensembles import Ensemble
 from uqlab.training.workers import Workers
 
 WEIGHTS = "initial weights"
@@ -47,7 +45,7 @@ class Checkpoint:
             self._check(ensemble, began)
         ensemble.began = self.run[WEIGHTS]
 
-    def _check(self, ensemble: Ensemble, began: str) -> None:
+    def _check(self, ensemble, began):
         """Raise ValueError if the file is of another run.
 
         The ensemble may be the one whose training was stopped, which has `began` with
@@ -58,13 +56,12 @@ class Checkpoint:
         if theirs[WEIGHTS] == began or fingerprint(reached) == self.run[WEIGHTS]:
             self.run[WEIGHTS] = theirs[WEIGHTS]
         if other := [name for name in self.run if theirs.get(name) != self.run[name]]:
-            cosine = " (the cosine depends on their number)" * (other == ["epochs"])
             raise ValueError(
                 f"resume: {self.path} is of another run, with other "
-                f"{', '.join(other)}{cosine}; give it the same, or name another folder"
+                f"{', '.join(other)}; give it the same, or name another folder"
             )
 
-    def restore(self, ensemble: Ensemble, workers: Workers, losses: Tensor) -> int:
+    def restore(self, ensemble, workers: Workers, losses) -> int:
         """Put the state back, if there is one; return the number of epochs done."""
         if not self.state:
             return 0
@@ -82,9 +79,7 @@ class Checkpoint:
                 part.load_state_dict(states[name])
         return len(before)
 
-    def write(
-        self, ensemble: Ensemble, workers: Workers, losses: Tensor, **more: Any
-    ) -> None:
+    def write(self, ensemble, workers: Workers, losses, **more):
         """Write the state after an epoch in place of the last one."""
         if self.path is None:
             return
@@ -101,7 +96,7 @@ class Checkpoint:
             torch.save(state, temporary)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path):
     """Return what a file holds; ValueError if it is damaged."""
     wrong: Any = "a wrong checksum, or no state of a training"
     try:
@@ -118,7 +113,7 @@ def _read(path: Path) -> dict[str, Any]:
     )
 
 
-def described(value: Any, inside: tuple[Any, ...] = ()) -> Any:
+def described(value: Any, inside: tuple = ()) -> Any:
     """Return what `fingerprint` can take, whatever the value's place in memory.
 
     A function is its source, and what it is made with: defaults, and values from
@@ -145,7 +140,7 @@ def described(value: Any, inside: tuple[Any, ...] = ()) -> Any:
     return value
 
 
-def _source(code: Any) -> str:
+def _source(code):
     """Return the source, or the name of what was typed in where nothing keeps it."""
     try:
         return inspect.getsource(code)

@@ -71,17 +71,12 @@ class History:
         """Return the losses as a table: a row an epoch, a column a member."""
         with extra("notebooks"):
             import pandas
-        epochs = pandas.RangeIndex(1, len(self.loss) + 1, name="epoch")
-        return pandas.DataFrame(self.loss.numpy(), epochs).rename_axis("member", axis=1)
+        frame = pandas.DataFrame(self.loss.numpy()).rename_axis("epoch")
+        return frame.set_index(frame.index + 1)
 
     def plot(self, *, ax: "Axes | None" = None) -> "Axes":
         """Draw the members' losses by epoch, and return the Axes."""
-        with extra("notebooks"):
-            from matplotlib import pyplot
-        ax = ax or pyplot.gca()
-        ax.plot(range(1, len(self.loss) + 1), self.loss.numpy(), color="C0", alpha=0.5)
-        ax.set(xlabel="epoch", ylabel="loss")
-        return ax
+        return self.frame().plot(ax=ax, legend=False, ylabel="loss")
 
 
 @dataclass
@@ -222,47 +217,49 @@ def fit(
     FloatingPointError
         For a loss or a weight that is not finite.
     """
-    given = {k: v for k, v in locals().items() if k != "ensemble"}
+    given = dict(locals())
     started = time.perf_counter()
     one_ensemble(ensemble, "fit")
-    settings = Optimisation(**{k: given[k] for k in Optimisation.__match_args__})
-    one_of("order", order, ("own", "shared"))
-    at_least("epochs", epochs)
-    at_least("batch_size", batch_size)
-    if not trainable(ensemble):
-        raise ValueError("nothing is trained: requires_grad is False everywhere")
-    how = {"batch_size": batch_size, "drop_last": drop_last}
-    source = opened(data, labels)
-    if isinstance(source, tuple):
-        source = Tensors(ensemble, *source)
-    else:
-        source = Loaded(ensemble, source, seed, num_workers, **how)
-    loss_of, check = targets(ensemble, source.two, loss, class_weights)
-    source.check(check)
-    task = Task(
-        source,
-        loss_of,
-        settings,
-        order == "own",
-        augment,
-        precision,
-        seed,
-        epochs,
-        **how,
-    )
+    task = _task(**given)
     task.check_last(ensemble)
-    given = {k: described(v) for k, v in given.items() if k not in UNTOLD}
-    if scheduler != "cosine":
-        given["epochs"] = "any number"
-    ids = list(ensemble.member_ids)
-    follows = {**source.about, **given, "members": ids, WEIGHTS: ensemble}
-    saved = Checkpoint(resume, follows)
+    saved = Checkpoint(resume, _follows(task, **given))
     losses, steps = _train(ensemble, task, saved, progress, callbacks)
     return History(losses, steps, time.perf_counter() - started)
 
 
+def _follows(task, ensemble, **given):
+    """Return what a training follows from, by name."""
+    if given["scheduler"] != "cosine":
+        given["epochs"] = "any number"
+    told = {k: described(v) for k, v in given.items() if k not in UNTOLD}
+    ids = list(ensemble.member_ids)
+    return {**task.data.about, **told, "members": ids, WEIGHTS: ensemble}
+
+
 # What no result depends on, and what is told otherwise.
-UNTOLD = {"data", "labels", "callbacks", "num_workers", "progress", "resume"}
+UNTOLD = "data", "labels", "callbacks", "num_workers", "progress", "resume"
+
+
+def _task(ensemble, data, labels, loss, class_weights, num_workers, order, **given):
+    """Return what is learned, of the arguments of `fit`."""
+    one_of("order", order, ("own", "shared"))
+    at_least("epochs", given["epochs"])
+    at_least("batch_size", given["batch_size"])
+    settings = Optimisation(**{k: given[k] for k in Optimisation.__match_args__})
+    if not trainable(ensemble):
+        raise ValueError("nothing is trained: requires_grad is False everywhere")
+    source = opened(data, labels)
+    if isinstance(source, tuple):
+        source = Tensors(ensemble, *source)
+    else:
+        source = Loaded(ensemble, source, num_workers, **given)
+    if source.samples:
+        given["batch_size"] = min(given["batch_size"], source.samples)
+    loss_of, check = targets(ensemble, source.two, loss, class_weights)
+    source.check(check)
+    shared = order == "shared" or source.samples is None
+    more = {k: given[k] for k in Task.__match_args__ if k in given}
+    return Task(source, loss_of, settings, shared, **more)
 
 
 def _augmented(x: Any, labels: Tensor) -> Any:
@@ -283,7 +280,7 @@ class Task:
     data: Any  # Tensors or Loaded
     loss: Loss
     settings: Optimisation
-    own: bool
+    shared: bool
     augment: Augment | None
     precision: str
     seed: int
@@ -294,19 +291,14 @@ class Task:
     @property
     def steps(self) -> int | None:
         """How many batches the whole run has, where that is known."""
-        if self.data.samples:
-            each = self.data.samples / self.batch_size
-            return self.epochs * (int(each) if self.drop_last else math.ceil(each))
+        if n := self.data.samples:
+            last = 0 if self.drop_last else self.batch_size - 1
+            return self.epochs * ((n + last) // self.batch_size)
         with contextlib.suppress(TypeError):
             return self.epochs * len(self.data.data)
 
     def check_last(self, ensemble: Ensemble) -> None:
-        """Raise ValueError for no batch, and for a last one too small for batch norm."""
-        if self.steps == 0:
-            raise ValueError(
-                f"drop_last leaves no batch of {self.batch_size} among "
-                f"{self.data.samples} samples; lower batch_size"
-            )
+        """Raise ValueError for a last batch of one sample if batch norm needs two."""
         rest = (self.data.samples or 0) % self.batch_size * ensemble.repeats
         if rest == 1 and not self.drop_last:
             one = rows_of(self.data.two, slice(1))
@@ -336,26 +328,32 @@ class Task:
         losses[rows].div_(seen)
         take_step.end_epoch(losses[rows])
 
+    def orders(self, generators, natural: bool):
+        """Return an epoch's rows [generators, batch], each drawn on the CPU.
+
+        So they are the same on every device. A full batch may have its natural order.
+        """
+        n = self.data.samples
+        order = torch.stack([torch.randperm(n, generator=g) for g in generators])
+        if natural and n == self.batch_size:
+            order = torch.arange(n).expand_as(order)
+        stop = n - n % self.batch_size * self.drop_last
+        return order[:, :stop].split(self.batch_size, dim=1)
+
     def batches(self, epoch, ensemble):
         """Yield an epoch's batches, x and y [members, batch, ...], each in its order.
 
-        What all members share is [1, batch, ...]. Orders are drawn on the CPU, so they
-        are the same on every device.
+        What all members share is [1, batch, ...].
         """
-        n, members = self.data.samples, ensemble.members
         own = member_generators(self.seed, ensemble.member_ids, "order", epoch)
         drawing = own
-        if n is None or not self.own:
+        if self.shared:
             drawing = member_generators(self.seed, [0], "order", epoch)
-        orders: Any = ()
-        if n:
-            order = torch.stack([torch.randperm(n, generator=g) for g in drawing])
-            if n <= self.batch_size and not self.augment and ensemble.repeats == 1:
-                order = order.sort().values  # a full batch needs no order
-            stop = n - n % self.batch_size * self.drop_last
-            orders = order[:, :stop].split(self.batch_size, dim=1)
+        natural = not self.augment and ensemble.repeats == 1
+        orders = self.orders(drawing, natural) if self.data.samples else ()
         for x, y in self.data.epoch(epoch, orders, len(drawing)):
-            places = torch.arange(y.shape[1], device=y.device).expand(members, -1)
+            places = torch.arange(y.shape[1], device=y.device)
+            places = places.expand(ensemble.members, -1)
             rows = ensemble.mixed(places, own)
             if rows is not places:  # of MIMO, which repeats samples
                 x, y = map_tensors(lambda t, r=rows: t[0][r], x), y[0][rows]
@@ -382,10 +380,10 @@ def _train(ensemble: Ensemble, task: Task, saved: Checkpoint, progress, callback
     workers = _workers(ensemble, task, saved.state.get("bounds"))
     losses = torch.zeros(task.epochs, ensemble.members, device=workers.device)
     done = saved.restore(ensemble, workers, losses)
+    before = workers.steps[0].done
     if done:
         task.data.place = saved.state["place"]
-    before = workers.steps[0].done
-    if not done:  # a folder that cannot be written to is no news after an epoch
+    else:  # a folder that cannot be written to is no news after an epoch
         saved.write(ensemble, workers, losses[:0])
     epochs = range(done, done if saved.state.get("ended") else task.epochs)
     bar = tqdm(epochs, "fit", task.epochs, False, disable=not progress, initial=done)
@@ -393,14 +391,14 @@ def _train(ensemble: Ensemble, task: Task, saved: Checkpoint, progress, callback
     with evaluating(ensemble), bar, workers, _numbers(task, workers.device):
         for epoch in bar:
             workers.run(functools.partial(task.run, losses[epoch], epoch))
-            _check_finite(ensemble, losses[epoch], epoch)
-            done += 1
-            state = State(done, losses[epoch].cpu(), ensemble.eval())
+            state = State(epoch + 1, losses[epoch].cpu(), ensemble.eval())
+            _check_finite(state)
             for callback in callbacks:
                 callback(state)
+            done = state.epoch
             more = {"ended": state.stopped, "place": task.data.place}
             saved.write(ensemble, workers, losses[:done], **more)
-            bar.set_postfix_str(f"loss {losses[epoch].mean():.3f}", refresh=False)
+            bar.set_postfix_str(f"loss {state.losses.mean():.3f}", refresh=False)
             if state.stopped:
                 break
     ensemble.eval().zero_grad()
@@ -447,12 +445,12 @@ def _workers(ensemble: Ensemble, task: Task, bounds) -> Workers:
     return Workers(ensemble, multiply_adds, apart, make, bounds)
 
 
-def _check_finite(ensemble: Ensemble, losses, epoch):
+def _check_finite(state: State):
     """Refuse an epoch whose losses, or the weights after it, are not finite."""
-    bad = (~losses.isfinite()).nonzero().flatten().tolist()
-    if bad or not all(map(all_finite, trainable(ensemble))):
+    bad = (~state.losses.isfinite()).nonzero().flatten().tolist()
+    if bad or not all(map(all_finite, trainable(state.ensemble))):
         what = f"the loss of members {bad}" if bad else "a weight"
         raise FloatingPointError(
-            f"{what} is not finite in epoch {epoch + 1}; lower lr, add warmup or "
+            f"{what} is not finite in epoch {state.epoch}; lower lr, add warmup or "
             "max_grad_norm"
         )

@@ -10,7 +10,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from uqlab.core.checks import (
-    ArrayLike,
     Inputs,
     as_labels,
     as_tensor,
@@ -75,17 +74,14 @@ def member_mean(logits: Tensor, labels: Int[Tensor, "*members batch"]) -> Tensor
     return cross_entropy(logits, labels.expand(logits.shape[:2])).sum()
 
 
-def mean_square(outputs: Tensor, targets: Tensor) -> Float[Tensor, " members"]:
+def mean_square(outputs, targets):
     """Return every member's mean squared error."""
     return (outputs - targets.reshape(outputs.shape)).square().flatten(1).mean(1)
 
 
 def targets(
-    ensemble: Ensemble,
-    two: Inputs,
-    loss: str | Loss,
-    class_weights: ArrayLike | None = None,
-) -> tuple[Loss, Callable[[Any, int], Tensor]]:
+    ensemble: Ensemble, two: Inputs, loss: str | Loss, class_weights: Any
+) -> tuple[Loss, Callable]:
     """Return the loss's function, and what checks labels (labels, samples) -> labels.
 
     `two` are inputs of up to two samples, by whose outputs labels are checked. The

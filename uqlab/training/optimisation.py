@@ -59,11 +59,11 @@ class Optimisation:
             within("max_grad_norm", self.max_grad_norm, "(0, inf]")
 
     @property
-    def by_name(self) -> bool:
+    def by_name(self):
         """Whether neither optimiser nor scheduler is the user's."""
         return isinstance(self.optimizer, str) and not callable(self.scheduler)
 
-    def factor(self, step: int, epoch: int, steps: int | None) -> float:
+    def factor(self, step, epoch, steps) -> float:
         """Return the learning rate of a step of the run's `steps`, over the highest."""
         if step < self.warmup:
             return (step + 1) / self.warmup

@@ -67,20 +67,25 @@ def predict(
         for batch in batches:
             x = as_inputs(parted(batch)[0])
             bar.total = count(x) if held else None
-            start = 0
-            while start < count(x):
-                some = as_given(ensemble, rows_of(x, slice(start, start + batch_size)))
-                try:
-                    z = logits_of(call(ensemble, some)).float()
-                except torch.OutOfMemoryError:
-                    if batch_size == 1:
-                        raise
-                    batch_size //= 2
-                    continue
-                z = z if isinstance(ensemble, Ensemble) else z[None]
+            for z in _answers(ensemble, x, batch_size):
                 kept.append(tree_map(Tensor.cpu, reduce(z) if reduce else z))
-                start += count(some)
-                bar.update(count(some))
+                bar.update(z.shape[1])
     if not kept:
         raise ValueError("data yields nothing; give at least one sample")
     return tree_map(lambda *parts: join(parts), *kept)
+
+
+def _answers(ensemble, x, batch_size):
+    """Yield the logits of some inputs after the other, few where memory is short."""
+    start = 0
+    while start < count(x):
+        some = as_given(ensemble, rows_of(x, slice(start, start + batch_size)))
+        try:
+            z = logits_of(call(ensemble, some)).float()
+        except torch.OutOfMemoryError:
+            if batch_size == 1:
+                raise
+            batch_size //= 2
+            continue
+        start += count(some)
+        yield z if isinstance(ensemble, Ensemble) else z[None]

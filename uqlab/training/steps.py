@@ -4,7 +4,7 @@ import re
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from uqlab.core.modules import rows_of, trainable
@@ -13,9 +13,7 @@ from uqlab.training.losses import Loss, cross_entropy, mean_square
 from uqlab.training.optimisation import Optimisation, clip_members
 
 
-def make_step(
-    ensemble: Ensemble, loss: Loss, settings: Optimisation, precision: str, flat: bool
-) -> "Step":
+def make_step(ensemble, loss, settings: Optimisation, precision, flat):
     """Return the fastest exact step; `flat`: the inputs are [samples, features]."""
     limited = settings.max_grad_norm is not None or precision != "float32"
     plain = settings.by_name and not limited
@@ -122,7 +120,28 @@ def linear_chain(ensemble: Ensemble, flat: bool) -> list[Layer]:
 
     The list is empty for any other network, and where a weight is frozen or shared.
     """
-    network = ensemble.network
+    own = {
+        name: part.stacked()["value"]
+        for name, part in ensemble.seen.items()
+        if isinstance(part.kind, Own) and part.trained
+    }
+    names = {module: name for name, module in ensemble.network.named_modules()}
+    layers = []
+    for module in _modules(ensemble.network, flat):
+        if isinstance(module, nn.Linear):
+            weight, bias = (own.get(f"{names[module]}.{n}") for n in ("weight", "bias"))
+            if weight is None or (bias is None) != (module.bias is None):
+                return []
+            layers.append(Layer(weight, bias))
+        elif isinstance(module, nn.ReLU):
+            layers[-1] = layers[-1]._replace(relu=True)
+        else:
+            layers[-1] = layers[-1]._replace(dropout=module.p)
+    return layers
+
+
+def _modules(network, flat):
+    """Return the modules of a plain Sequential that see [samples, features], or []."""
     modules = [*network] if type(network) is nn.Sequential else []
     match modules:
         case [nn.Flatten(start_dim=1, end_dim=-1), *rest]:
@@ -133,30 +152,10 @@ def linear_chain(ensemble: Ensemble, flat: bool) -> list[Layer]:
         for m in network.modules()
     )
     once = len({*modules}) == len(modules) and not hooked
-    if not (flat and once and re.fullmatch("(L(RD?)?)*L", letters)):
-        return []
-    own = {
-        name: part.stacked()["value"]
-        for name, part in ensemble.seen.items()
-        if isinstance(part.kind, Own) and part.trained
-    }
-    names = {module: name for name, module in network.named_modules()}
-    layers = []
-    for module in modules:
-        if isinstance(module, nn.Linear):
-            name = names[module]
-            bias = own.get(f"{name}.bias")
-            if f"{name}.weight" not in own or (bias is None) != (module.bias is None):
-                return []
-            layers.append(Layer(own[f"{name}.weight"], bias))
-        elif isinstance(module, nn.ReLU):
-            layers[-1] = layers[-1]._replace(relu=True)
-        else:
-            layers[-1] = layers[-1]._replace(dropout=module.p)
-    return layers
+    return modules if flat and once and re.fullmatch("(L(RD?)?)*L", letters) else []
 
 
-def keep_mask(x: Tensor, p: float, generators: list[torch.Generator]) -> Tensor:
+def keep_mask(x, p, generators):
     """Return 0 where dropped and 1 where kept, like x [members, ...].
 
     Sixteen random bits an element (p to 1/65536) are 5 times as fast as bernoulli_ on a
