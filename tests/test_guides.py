@@ -96,7 +96,9 @@ def test_the_guides_callbacks_stop_a_training_and_write_a_table(run, monkeypatch
     assert len(names["parts"].total) == 40
     found = blocks(ROOT / "book" / "guides" / "training.md")
     for name in ("class EarlyStopping", "class CSVLogger"):
-        [code] = [block.partition("\n\nstopping =")[0] for block in found if name in block]
+        [code] = [
+            block.partition("\n\nstopping =")[0] for block in found if name in block
+        ]
         lines = [line for line in code.splitlines() if line.strip()]
         assert len(lines) <= 10
 

@@ -261,7 +261,10 @@ def test_fine_tuned_apart_then_fused():
         [model.float() for model in pruned("vit", RAGGED)]
     )
     training.fit(ensemble, x, y, epochs=3, lr=0.01, optimizer="adam", progress=False)
-    fused, alike = heads.fuse(ensemble), heads.fuse([ensemble.member(m) for m in range(ensemble.members)])
+    fused, alike = (
+        heads.fuse(ensemble),
+        heads.fuse([ensemble.member(m) for m in range(ensemble.members)]),
+    )
     assert torch.equal(fused(x), alike(x))
     assert (fused(x) - ensemble(x)).abs().max() > 1e-4  # the MLPs are no longer equal
 

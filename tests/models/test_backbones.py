@@ -138,6 +138,7 @@ def test_fine_tuned_copies_of_one_backbone(tmp_path):
     """An explicit ensemble of a pretrained backbone: one encoder, classifiers of their own."""
     save(tmp_path, ViTModel(ViTConfig(**SMALL, **PIXELS)), tokenizer=False)
     ensemble = ensembles.deep(lambda: models.from_pretrained(tmp_path, 3), 2)
+
     def weights():
         return [dict(ensemble.member(m).named_parameters()) for m in range(2)]
 

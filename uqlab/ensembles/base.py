@@ -20,7 +20,6 @@ from uqlab.core.checks import one_of
 from uqlab.core.modules import (
     Inputs,
     aliases,
-    call,
     called_with,
     layers_of,
     logits_of,
@@ -645,12 +644,3 @@ def member_generators(
 
 def _numbers(tensors):
     return sum(t.numel() for t in tensors)
-
-
-def draws_noise(network: nn.Module, x: Inputs) -> bool:
-    """Return whether a network draws from torch's generator in training, on a CPU."""
-    tried = copy.deepcopy(network).train()
-    with torch.no_grad(), torch.random.fork_rng([]):
-        before = torch.get_rng_state()
-        call(tried, x)
-        return not torch.equal(before, torch.get_rng_state())

@@ -14,15 +14,16 @@ from uqlab.core.modules import like_parameters, map_tensors, rows_of
 from uqlab.ensembles import member_seed
 
 LABELS = "labels", "label"  # in mappings, as transformers and datasets call them
-Check = Callable[[Any, int], Tensor]  # labels and the number of samples -> labels
 
 
 def parted(batch: Any) -> tuple[Any, Any]:
     """Return inputs and labels of a batch; None in place of labels that it has not."""
     if isinstance(batch, Mapping):
         inputs = {**batch}
-        found = [inputs.pop(name) for name in LABELS if name in inputs]
-        return inputs, (found or [None])[0]
+        for name in LABELS:
+            if name in inputs:
+                return inputs, inputs.pop(name)
+        return inputs, None
     if not isinstance(batch, tuple | list):
         return batch, None
     if len(batch) > 2:
@@ -87,8 +88,8 @@ class Tensors:
         self.samples = count(self.inputs)
         self.two = rows_of(self.inputs, slice(2))
 
-    def check(self, check: Check) -> None:
-        """Check the labels."""
+    def check(self, check: Callable) -> None:
+        """Check the labels by what `targets` returned."""
         where = first_tensor(self.two).device
         self.labels = check(self.labels, self.samples).to(where)
         self.about = {"inputs": self.inputs, "labels": self.labels}
@@ -134,8 +135,8 @@ class Loaded:
         self.two = rows_of(as_given(ensemble, parted(few)[0]), slice(2))
         self.about = {"data": [type(self.data), self.samples]}
 
-    def check(self, check: Check) -> None:
-        """Check the labels of every batch."""
+    def check(self, check: Callable) -> None:
+        """Check the labels of every batch by what `targets` returned."""
         self.labels_of = check
 
     @property

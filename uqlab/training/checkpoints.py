@@ -61,9 +61,10 @@ class Checkpoint:
                 f"{', '.join(other)}; give it the same, or name another folder"
             )
 
-    def restore(self, ensemble, workers: Workers, losses) -> int:
+    def restore(self, ensemble, workers: Workers, data: Any, losses) -> int:
         """Put the state back, if there is one; return the number of epochs done."""
-        if not self.state:
+        if not self.state:  # a folder that cannot be written to is no news later
+            self.write(ensemble, workers, data, losses[:0], False)
             return 0
         before = self.state["losses"]
         if len(before) > len(losses):
@@ -77,9 +78,11 @@ class Checkpoint:
             step.done = states["done"]
             for name, part in step.parts.items():
                 part.load_state_dict(states[name])
+        if len(before):
+            data.place = self.state["place"]
         return len(before)
 
-    def write(self, ensemble, workers: Workers, losses, **more):
+    def write(self, ensemble, workers: Workers, data: Any, losses, ended):
         """Write the state after an epoch in place of the last one."""
         if self.path is None:
             return
@@ -91,7 +94,8 @@ class Checkpoint:
             for step in workers.steps
         ]
         state = {"run": self.run, "weights": ensemble.state_dict(), "steps": steps}
-        state |= {"losses": losses.clone(), "bounds": workers.bounds, **more}
+        state |= {"losses": losses.clone(), "bounds": workers.bounds}
+        state |= {"place": data.place, "ended": ended}
         with writing(self.path) as temporary:
             torch.save(state, temporary)
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,13 +24,12 @@ from uqlab.core.extras import extra
 from uqlab.core.files import StrPath
 from uqlab.core.modules import Counted, evaluating, map_tensors, rows_of, trainable
 from uqlab.ensembles import Ensemble, member_generators
-from uqlab.ensembles.base import draws_noise
 from uqlab.training.batches import Loaded, Tensors, opened
 from uqlab.training.checkpoints import WEIGHTS, Checkpoint, described
 from uqlab.training.losses import Loss, targets
 from uqlab.training.optimisation import Optimisation
 from uqlab.training.steps import ChainStep, Step, make_step
-from uqlab.training.workers import Workers
+from uqlab.training.workers import Workers, draws_noise
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -111,10 +109,10 @@ def fit(
     epochs: int,
     lr: float | None = None,
     batch_size: int = 128,
-    optimizer: str | Callable[..., torch.optim.Optimizer] = "sgd",
-    scheduler: str | Callable[[torch.optim.Optimizer], Any] | None = None,
+    optimizer: str | Callable = "sgd",
+    scheduler: str | Callable | None = None,
     loss: str | Loss = "cross_entropy",
-    callbacks: Sequence[Callable[[State], object]] = (),
+    callbacks: Sequence[Callable] = (),
     max_grad_norm: float | None = None,
     precision: str = "float32",
     order: str = "own",
@@ -379,14 +377,9 @@ def _train(ensemble: Ensemble, task: Task, saved: Checkpoint, progress, callback
     """Run the epochs that `saved` lacks; return all losses, and the steps taken."""
     workers = _workers(ensemble, task, saved.state.get("bounds"))
     losses = torch.zeros(task.epochs, ensemble.members, device=workers.device)
-    done = saved.restore(ensemble, workers, losses)
+    done = saved.restore(ensemble, workers, task.data, losses)
     before = workers.steps[0].done
-    if done:
-        task.data.place = saved.state["place"]
-    else:  # a folder that cannot be written to is no news after an epoch
-        saved.write(ensemble, workers, losses[:0])
-    epochs = range(done, done if saved.state.get("ended") else task.epochs)
-    bar = tqdm(epochs, "fit", task.epochs, False, disable=not progress, initial=done)
+    bar = _bar(task.epochs, done, saved.state.get("ended"), not progress)
     # Whatever happens, the ensemble is in evaluation mode afterwards.
     with evaluating(ensemble), bar, workers, _numbers(task, workers.device):
         for epoch in bar:
@@ -396,13 +389,18 @@ def _train(ensemble: Ensemble, task: Task, saved: Checkpoint, progress, callback
             for callback in callbacks:
                 callback(state)
             done = state.epoch
-            more = {"ended": state.stopped, "place": task.data.place}
-            saved.write(ensemble, workers, losses[:done], **more)
+            saved.write(ensemble, workers, task.data, losses[:done], state.stopped)
             bar.set_postfix_str(f"loss {state.losses.mean():.3f}", refresh=False)
             if state.stopped:
                 break
     ensemble.eval().zero_grad()
     return losses[:done].cpu(), workers.steps[0].done - before
+
+
+def _bar(epochs, done, ended, disable):
+    """Return the epochs that are left, which show how far they are."""
+    left = range(done, done if ended else epochs)
+    return tqdm(left, "fit", epochs, False, disable=disable, initial=done)
 
 
 @contextlib.contextmanager
@@ -432,7 +430,7 @@ def _workers(ensemble: Ensemble, task: Task, bounds) -> Workers:
         ensemble(two)  # tries how its members run, which does not count
         with counted:
             ensemble(two)
-    rows = min(task.batch_size, task.data.samples or math.inf) * ensemble.repeats
+    rows = task.batch_size * ensemble.repeats
     multiply_adds = counted.multiply_adds * rows // len(first)
     # Members that are read for together stay together, and what a user made.
     apart = isinstance(task.data, Tensors) and task.settings.by_name

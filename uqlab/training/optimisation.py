@@ -22,8 +22,8 @@ class Optimisation:
     """The settings of an optimiser, as `fit` takes them."""
 
     lr: float | None
-    optimizer: str | Callable[..., Optimizer]
-    scheduler: str | Callable[[Optimizer], Any] | None
+    optimizer: str | Callable
+    scheduler: str | Callable | None
     max_grad_norm: float | None
     weight_decay: float
     momentum: float

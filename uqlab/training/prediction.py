@@ -24,7 +24,7 @@ def predict(
     batch_size: int = 1024,
     precision: str = "float32",
     progress: bool = False,
-    reduce: Callable[[Tensor], Any] | None = None,
+    reduce: Callable | None = None,
 ) -> Any:
     """Return the logits of every member on every input, in evaluation mode.
 

@@ -120,7 +120,7 @@ def linear_chain(ensemble: Ensemble, flat: bool) -> list[Layer]:
 
     The list is empty for any other network, and where a weight is frozen or shared.
     """
-    own = {
+    own: dict[str, Any] = {
         name: part.stacked()["value"]
         for name, part in ensemble.seen.items()
         if isinstance(part.kind, Own) and part.trained

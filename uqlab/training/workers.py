@@ -1,13 +1,16 @@
 """Shards of an ensemble's members that are trained side by side, one in each thread."""
 
+import copy
 import itertools
 from collections.abc import Callable
 from concurrent import futures
-from typing import Any
 
 import torch
+from torch import nn
 
 from uqlab.core import devices
+from uqlab.core.checks import Inputs
+from uqlab.core.modules import call
 from uqlab.ensembles import Ensemble
 
 
@@ -41,7 +44,7 @@ class Workers:
         ensemble: Ensemble,
         multiply_adds: int,
         apart: bool,
-        make: Callable[[Any], Any],
+        make: Callable,
         bounds: list[int] | None = None,
     ):
         members = ensemble.members
@@ -79,7 +82,16 @@ class Workers:
         # Long runs meet denormal numbers, which are 100 times slower.
         torch.set_flush_denormal(True)
 
-    def run(self, task: Callable[[slice, Any, Any], None]) -> None:
+    def run(self, task: Callable) -> None:
         """Call task(rows, shard, step) for every shard, all shards at once."""
         over_shards = self.pool.map if self.pool else map
         list(over_shards(task, self.rows, self.shards, self.steps))
+
+
+def draws_noise(network: nn.Module, x: Inputs) -> bool:
+    """Return whether a network draws from torch's generator in training, on a CPU."""
+    tried = copy.deepcopy(network).train()
+    with torch.no_grad(), torch.random.fork_rng([]):
+        before = torch.get_rng_state()
+        call(tried, x)
+        return not torch.equal(before, torch.get_rng_state())
