@@ -231,7 +231,7 @@ def test_labels_of_other_kinds_are_read(labels):
         (pd.DataFrame({"a": ["x"] * 12}), "astype"),
         (["a.png"] * 12, "list of <U5"),
         (np.zeros((12, 8, 8, 3), np.uint8), "/ 255"),
-        ({"x": X}, "takes one"),
+        ({"x": X}, "unexpected keyword argument"),
         ([X[0], X[0, :3]], "different lengths"),
         ([*PAIRS], r"zip\(\*pairs"),
         ([(x.numpy(), int(y)) for x, y in PAIRS], r"zip\(\*pairs"),
@@ -459,14 +459,14 @@ def test_files_are_named_as_in_a_shell(tmp_path, monkeypatch):
     """With ~, with spaces, behind a link, which stays one."""
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "scratch disk").mkdir()
-    link = tmp_path / "run.safetensors"
-    link.symlink_to(tmp_path / "scratch disk" / "run.safetensors")
+    link = tmp_path / "run"
+    link.symlink_to(tmp_path / "scratch disk" / "run")
     settings = {"epochs": 1, "lr": 0.1, "progress": False}
     for _ in range(2):
         ensemble = ensembles.deep(network, 2)
-        where = "~/run.safetensors"
+        where = "~/run"
         training.fit(ensemble, X, Y, resume=where, **settings)
     assert link.is_symlink()
-    assert link.is_file()
+    assert [file.name for file in link.iterdir()] == ["training.pt"]
     ensembles.save(ensembles.lora(network(), 2, 2), "~/two.safetensors")
     assert (tmp_path / "two.safetensors").is_file()

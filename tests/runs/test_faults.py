@@ -256,8 +256,8 @@ def test_training_that_is_killed_resumes_bit_identically(project):
 
     def two_epochs():
         seen.add(
-            (project / "run.pt").stat().st_mtime_ns
-            if (project / "run.pt").exists()
+            (project / "run" / "training.pt").stat().st_mtime_ns
+            if (project / "run" / "training.pt").exists()
             else None
         )
         return len(seen - {None}) >= 2
@@ -293,7 +293,7 @@ def test_training_that_is_killed_resumes_bit_identically(project):
         )
         return hashlib.sha256(state).hexdigest(), history.steps
 
-    resumed, steps = trained("run.pt")
+    resumed, steps = trained("run")
     whole, all_steps = trained(None)
     torch.set_num_threads(threads)
     assert 0 < steps < all_steps == 40

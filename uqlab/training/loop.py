@@ -244,8 +244,6 @@ def _task(ensemble, data, labels, loss, class_weights, num_workers, order, **giv
     at_least("epochs", given["epochs"])
     at_least("batch_size", given["batch_size"])
     settings = Optimisation(**{k: given[k] for k in Optimisation.__match_args__})
-    if not trainable(ensemble):
-        raise ValueError("nothing is trained: requires_grad is False everywhere")
     source = opened(data, labels)
     if isinstance(source, tuple):
         source = Tensors(ensemble, *source)
@@ -255,6 +253,8 @@ def _task(ensemble, data, labels, loss, class_weights, num_workers, order, **giv
         given["batch_size"] = min(given["batch_size"], source.samples)
     loss_of, check = targets(ensemble, source.two, loss, class_weights)
     source.check(check)
+    if not trainable(ensemble):
+        raise ValueError("nothing is trained: requires_grad is False everywhere")
     shared = order == "shared" or source.samples is None
     more = {k: given[k] for k in Task.__match_args__ if k in given}
     return Task(source, loss_of, settings, shared, **more)
