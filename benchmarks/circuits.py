@@ -42,7 +42,7 @@ def trained(device):
     torch.manual_seed(0)
     model = models.vit(8, 2, width=WIDTH, layers=LAYERS, heads=HEADS).to(device)
     one = ensembles.from_members([model])
-    settings = {"lr": 1e-3, "optimizer": "adamw", "schedule": "cosine", "warmup": 20}
+    settings = {"lr": 1e-3, "optimizer": "adamw", "scheduler": "cosine", "warmup": 20}
     training.fit(one, x[1000:], y[1000:], epochs=30, progress=False, **settings)
     order = torch.randperm(len(letters), generator=torch.Generator().manual_seed(0))[
         :1000

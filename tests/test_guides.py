@@ -85,6 +85,24 @@ def test_a_guide_runs(run, name):
     assert run(ROOT / "book" / "guides" / f"{name}.md")
 
 
+def test_the_guides_callbacks_stop_a_training_and_write_a_table(run, monkeypatch):
+    monkeypatch.delitem(SMALL, r"epochs=\d+")  # it stops before
+    names = run(ROOT / "book" / "guides" / "training.md")
+    epochs = len(names["stopped"].loss)
+    assert names["stopping"].patience < epochs < 50
+    rows = [row.split(",") for row in Path("losses.csv").read_text().split()]
+    assert [int(row[0]) for row in rows] == [*range(1, epochs + 1)]
+    assert [float(x) for x in rows[-1][1:]] == names["stopped"].loss[-1].tolist()
+    assert len(names["parts"].total) == 40
+    found = blocks(ROOT / "book" / "guides" / "training.md")
+    for name in ("class EarlyStopping", "class CSVLogger"):
+        [code] = [
+            block.partition("\n\nstopping =")[0] for block in found if name in block
+        ]
+        lines = [line for line in code.splitlines() if line.strip()]
+        assert len(lines) <= 10
+
+
 def test_the_readme_compares_methods_in_a_table(run):
     table = run(ROOT / "README.md")["table"]
     names = ["single", "lora", "deep"]

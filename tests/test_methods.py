@@ -15,9 +15,9 @@ SETTINGS = {
     "lr": 0.01,
     "batch_size": 2,
     "optimizer": "adamw",
-    "schedule": "cosine",
+    "scheduler": "cosine",
     "warmup": 1,
-    "clip": 1.0,
+    "max_grad_norm": 1.0,
 }
 
 

@@ -109,7 +109,7 @@ def train(
     inputs, labels = joined(sets)
     history = fit(
         ensemble, inputs, labels, epochs=epochs, lr=LR, batch_size=BATCH, optimizer="adamw", weight_decay=0.05,
-        clip=1.0, schedule="cosine", warmup=300, augment=warp, loss=smooth_cross_entropy, checkpoint=checkpoint,
+        max_grad_norm=1.0, scheduler="cosine", warmup=300, augment=warp, loss=smooth_cross_entropy, resume=checkpoint,
         progress=False,
     )  # fmt: skip
     return ensemble.member(0), history

@@ -52,7 +52,7 @@ def test_residual_networks_learn_on_cifar10():
     ensemble = ensembles.deep(lambda: models.wide_resnet(10, 1), members=2)
     history = training.fit(
         ensemble, train.inputs, train.labels, epochs=3, lr=0.1, momentum=0.9, weight_decay=5e-4, batch_size=64,
-        schedule="cosine", augment=training.crop_flip, progress=False,
+        scheduler="cosine", augment=training.crop_flip, progress=False,
     )  # fmt: skip
     logits = training.predict(ensemble, test.inputs)
     assert (history.loss[-1] < history.loss[0]).all()

@@ -160,7 +160,13 @@ def test_fewer_members_go_through_where_memory_runs_out():
     expected = training.predict(roomy, x)
     near(training.predict(tight, x), expected)
     assert tight.chunk_size == 2  # of six inputs
-    settings = {"epochs": 1, "lr": 0.1, "batch_size": 6, "progress": False, "clip": 1.0}
+    settings = {
+        "epochs": 1,
+        "lr": 0.1,
+        "batch_size": 6,
+        "progress": False,
+        "max_grad_norm": 1.0,
+    }
     tight = memories(8, 13)
     for ensemble in (roomy, tight):
         training.fit(ensemble, x, y, **settings)

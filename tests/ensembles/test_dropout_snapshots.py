@@ -86,7 +86,7 @@ def test_snapshots_are_one_network_over_time():
 
     def train(one, cycle):
         training.fit(
-            one, x, y, epochs=2, lr=0.1, schedule="cosine", seed=cycle, progress=False
+            one, x, y, epochs=2, lr=0.1, scheduler="cosine", seed=cycle, progress=False
         )
         seen.append(one(x)[0].detach().clone())
 

@@ -483,7 +483,7 @@ def test_noise_follows_from_the_seed(make, monkeypatch, tmp_path):
             torch.manual_seed(epochs)
             ensemble = make(network)
             path = tmp_path / "run"
-            training.fit(ensemble, X, Y, epochs=epochs, checkpoint=path, **settings)
+            training.fit(ensemble, X, Y, epochs=epochs, resume=path, **settings)
         assert torch.equal(ensemble(X), found[0])
     finally:
         torch.set_num_threads(threads)

@@ -252,7 +252,7 @@ def test_frozen_means_frozen(make, classifiers):
     ensemble = make(backbone, classifiers=classifiers)
     start = {name: p.clone() for name, p in ensemble.named_parameters()}
     buffers = {name: b.clone() for name, b in ensemble.named_buffers()}
-    settings = {"optimizer": "adamw", "batch_size": 4, "clip": 1.0}
+    settings = {"optimizer": "adamw", "batch_size": 4, "max_grad_norm": 1.0}
     with unchanged(backbone):
         training.fit(ensemble, x, y, epochs=2, lr=0.05, progress=False, **settings)
     for name, p in ensemble.named_parameters():

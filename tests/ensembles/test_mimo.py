@@ -109,7 +109,7 @@ def test_with_rho_1_it_is_one_network_with_several_classifiers():
 @pytest.mark.parametrize("network", [cnn, vit])
 def test_trained_saved_and_loaded(network, tmp_path):
     (x, y), backbone = images(12), network()
-    settings = {"epochs": 2, "lr": 0.05, "batch_size": 4, "clip": 1.0}
+    settings = {"epochs": 2, "lr": 0.05, "batch_size": 4, "max_grad_norm": 1.0}
     found = []
     for _ in range(2):
         ensemble = ensembles.mimo(backbone, 2, seed=3)

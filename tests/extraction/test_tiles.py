@@ -290,7 +290,7 @@ def test_training_follows_the_members_mean_loss(clip, monkeypatch):
     monkeypatch.setattr(
         type(ensemble), "member", lambda self, index: pytest.fail("a member was built")
     )
-    settings = {"clip": clip} if clip else {}
+    settings = {"max_grad_norm": clip} if clip else {}
     training.fit(
         ensemble, x, y, epochs=1, lr=0.3, batch_size=7, progress=False, **settings
     )  # one step

@@ -79,7 +79,7 @@ def test_a_small_lora_ensemble_needs_the_pretraining(digits):
         ensemble = ensembles.lora(network, 2, 4, gain=1.0)
         training.fit(
             ensemble, train.inputs[:150], train.labels[:150], epochs=8, lr=0.003, batch_size=32, optimizer="adamw",
-            schedule="cosine", warmup=10, clip=1.0, progress=False,
+            scheduler="cosine", warmup=10, max_grad_norm=1.0, progress=False,
         )  # fmt: skip
         found.append(
             metrics.accuracy(training.predict(ensemble, test.inputs), test.labels)

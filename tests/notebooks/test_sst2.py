@@ -50,7 +50,7 @@ def heads(backbone, test):
         epochs=30,
         lr=3e-3,
         optimizer="adamw",
-        schedule="cosine",
+        scheduler="cosine",
         progress=False,
     )
     return training.predict(ensemble, known)
@@ -75,8 +75,8 @@ def test_implicit_ensembles_learn_sentiment(backbone, test, heads, make, lr):
     ids, labels = sentences(backbone, "train", 2400, shortest=12, longest=17)
     ensemble = make(backbone)
     training.fit(
-        ensemble, ids, labels, epochs=1, lr=lr, batch_size=16, optimizer="adamw", schedule="cosine",
-        warmup=5, clip=1.0, progress=False,
+        ensemble, ids, labels, epochs=1, lr=lr, batch_size=16, optimizer="adamw", scheduler="cosine",
+        warmup=5, max_grad_norm=1.0, progress=False,
     )  # fmt: skip
     logits = training.predict(ensemble, test[0], batch_size=32)
     assert metrics.accuracy(logits, test[1]) > BAR

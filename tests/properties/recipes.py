@@ -272,7 +272,6 @@ OWN: dict[str, dict[str, Any]] = {
     "training.member_mean": {"logits": lambda: draw(2, 6, 4), "labels": lambda: torch.zeros(6).long()},
     "training.cross_entropy": {"logits": lambda: draw(2, 6, 4), "labels": lambda: torch.zeros(2, 6).long()},
     "training.device": {"name": lambda: "cpu"},
-    "training.Optimisation": {"lr": lambda: 0.1},
     "training.fit": {"epochs": lambda: 1, "lr": lambda: 0.1, "class_weights": lambda: torch.ones(4)},
     "plots.areas": LINE | {"aleatoric": lambda: [1.0, 2], "epistemic": lambda: [1.0, 3]},
     "plots.barycentric": {"p": lambda: positive(3)},

@@ -82,7 +82,7 @@ def kinds(folder: Path) -> dict[str, tuple[Path, Callable[[], Any]]]:
             epochs=2,
             lr=0.1,
             progress=False,
-            checkpoint=folder / "checkpoint",
+            resume=folder / "training",
         )
         return member.state_dict()
 
@@ -102,7 +102,7 @@ def kinds(folder: Path) -> dict[str, tuple[Path, Callable[[], Any]]]:
     return {
         "ensemble": (saved, lambda: ensembles.load(saved, vit())(x)),
         "circuit": (folder / "circuit", lambda: heads.greedy_circuit(net_, x, y, x.flip(0), **circuit).scores),
-        "checkpoint": (folder / "checkpoint", train),
+        "training": (folder / "training" / "training.pt", train),
         "own images": (folder / "own.npz", lambda: data.load(folder / "own.npz").inputs),
         "manifest": (run / "manifest.json", manifest_read),
         "results": (run / "results.json", manifest_read),

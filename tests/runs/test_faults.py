@@ -243,7 +243,7 @@ ensemble = ensembles.deep(lambda: models.mlp(12, (16, 8), classes=3), 4, seed=3)
 DELAY = 0.1
 {inspect.getsource(slowly)}
 history = training.fit(ensemble, x, torch.arange(80) % 3, epochs=8, lr=0.1, momentum=0.9, batch_size=16, seed=5,
-                       progress=False, checkpoint="run.pt", augment=slowly)
+                       progress=False, resume="run", augment=slowly)
 """
 
 
@@ -256,8 +256,8 @@ def test_training_that_is_killed_resumes_bit_identically(project):
 
     def two_epochs():
         seen.add(
-            (project / "run.pt").stat().st_mtime_ns
-            if (project / "run.pt").exists()
+            (project / "run" / "training.pt").stat().st_mtime_ns
+            if (project / "run" / "training.pt").exists()
             else None
         )
         return len(seen - {None}) >= 2
@@ -269,7 +269,7 @@ def test_training_that_is_killed_resumes_bit_identically(project):
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
 
-    def trained(checkpoint: str | None) -> tuple[str, int]:
+    def trained(resume: str | None) -> tuple[str, int]:
         ensemble = ensembles.deep(lambda: models.mlp(12, (16, 8), classes=3), 4, seed=3)
         settings = {
             "epochs": 8,
@@ -284,7 +284,7 @@ def test_training_that_is_killed_resumes_bit_identically(project):
             x,
             torch.arange(80) % 3,
             augment=slowly,
-            checkpoint=checkpoint,
+            resume=resume,
             **settings,
         )
         state = (
@@ -293,7 +293,7 @@ def test_training_that_is_killed_resumes_bit_identically(project):
         )
         return hashlib.sha256(state).hexdigest(), history.steps
 
-    resumed, steps = trained("run.pt")
+    resumed, steps = trained("run")
     whole, all_steps = trained(None)
     torch.set_num_threads(threads)
     assert 0 < steps < all_steps == 40

@@ -80,7 +80,7 @@ x, y = torch.randn(9, 600), torch.arange(9) % 3
 def fit(epochs):
     ensemble = ensembles.deep(lambda: nn.Linear(600, 3), 2)
     training.fit(
-        ensemble, x, y, epochs=epochs, lr=0.1, progress=False, checkpoint="run"
+        ensemble, x, y, epochs=epochs, lr=0.1, progress=False, resume="run"
     )
 fit(1)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

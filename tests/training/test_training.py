@@ -21,9 +21,9 @@ from uqlab.core import devices
     "settings",
     [
         {},
-        {"momentum": 0.9, "weight_decay": 0.01, "schedule": "cosine", "warmup": 3},
+        {"momentum": 0.9, "weight_decay": 0.01, "scheduler": "cosine", "warmup": 3},
         {"optimizer": "adam", "lr": 0.01},
-        {"clip": 0.5, "dropout": 0.0},
+        {"max_grad_norm": 0.5, "dropout": 0.0},
     ],
     ids=["sgd", "momentum", "adam", "clip"],
 )
@@ -40,9 +40,9 @@ def test_ten_members_equal_four_and_six_and_ones(settings):
 
 def test_a_training_is_watched_epoch_by_epoch():
     ensemble, seen = ensembles.deep(small_mlp, 2), {}
-    note = lambda epoch: seen.update({epoch: weights(ensemble)[0].clone()})  # noqa: E731
+    note = lambda state: seen.update({state.epoch: weights(ensemble)[0].clone()})  # noqa: E731
     history = training.fit(
-        ensemble, INPUTS, LABELS, epochs=3, lr=0.1, progress=False, watch=note
+        ensemble, INPUTS, LABELS, epochs=3, lr=0.1, progress=False, callbacks=[note]
     )
     assert list(seen) == [1, 2, 3]
     assert not torch.equal(seen[1], seen[2])
@@ -60,10 +60,10 @@ def test_shards_side_by_side_equal_one_program(monkeypatch, tmp_path, settings):
     monkeypatch.setattr(devices, "ONE_THREAD", 0)
     threads = torch.get_num_threads()
     torch.set_num_threads(3)  # shards of 2, 1 and 2 members
-    several, sharded_history = trained(5, checkpoint=tmp_path / "run.pt", **settings)
+    several, sharded_history = trained(5, resume=tmp_path, **settings)
     near(weights(one), weights(several))
     near(history.loss, sharded_history.loss)
-    resumed, rest = trained(5, checkpoint=tmp_path / "run.pt", **settings)
+    resumed, rest = trained(5, resume=tmp_path, **settings)
     torch.set_num_threads(threads)
     assert rest.steps == 0
     assert all(
@@ -74,7 +74,7 @@ def test_shards_side_by_side_equal_one_program(monkeypatch, tmp_path, settings):
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"optimizer": "adamw", "lr": 0.01, "clip": 1.0}],
+    [{}, {"optimizer": "adamw", "lr": 0.01, "max_grad_norm": 1.0}],
     ids=["sgd", "adamw"],
 )
 def test_together_equals_separate(settings):
@@ -91,9 +91,9 @@ VARIANTS = {
     "both": {"momentum": 0.9, "weight_decay": 0.1},
     "adam": {"optimizer": "adam", "lr": 0.01, "weight_decay": 0.1},
     "adamw": {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1},
-    "step": {"schedule": "step", "milestones": (1,)},
-    "cosine after warm-up": {"schedule": "cosine", "warmup": 3},
-    "clip": {"clip": 0.2},
+    "step": {"scheduler": "step", "milestones": (1,)},
+    "cosine after warm-up": {"scheduler": "cosine", "warmup": 3},
+    "clip": {"max_grad_norm": 0.2},
     "class weights": {"class_weights": WEIGHTS},
     "mse": {"loss": "mse"},
     "mse, adam": {"loss": "mse", "optimizer": "adam", "lr": 0.01},
@@ -138,9 +138,9 @@ def test_equals_a_plain_loop_with_torch_optim(variant, bias):
             )
             for rows in torch.randperm(300, generator=generator).split(64):
                 factor = 1.0
-                if settings.get("schedule") == "step":
+                if settings.get("scheduler") == "step":
                     factor = 1.0 if epoch < 1 else 0.1
-                elif settings.get("schedule") == "cosine":
+                elif settings.get("scheduler") == "cosine":
                     factor = (
                         (step + 1) / 3
                         if step < 3
@@ -156,8 +156,10 @@ def test_equals_a_plain_loop_with_torch_optim(variant, bias):
                 )
                 optimizer.zero_grad()
                 loss.backward()
-                if "clip" in settings:
-                    nn.utils.clip_grad_norm_(net.parameters(), settings["clip"])
+                if "max_grad_norm" in settings:
+                    nn.utils.clip_grad_norm_(
+                        net.parameters(), settings["max_grad_norm"]
+                    )
                 optimizer.step()
                 step, total = step + 1, total + loss.item() * len(rows) / 300
         reference = torch.cat([p.flatten() for p in net.parameters()])
@@ -366,30 +368,30 @@ ONE_NAN = INPUTS.index_fill(0, torch.tensor(1), math.nan)
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"inputs": INPUTS[:0], "labels": LABELS[:0]}, ValueError, "at least one"),
+        ({"data": INPUTS[:0], "labels": LABELS[:0]}, ValueError, "at least one"),
         ({"labels": LABELS[:10]}, ValueError, r"\[samples\] = \[300\] .*got \[10\]"),
         ({"labels": ONE_HIGH}, ValueError, "0 to 3.*got 0 to 4"),
         ({"labels": LABELS.float()}, TypeError, "labels must be"),
         ({"labels": LABELS > 1}, TypeError, "labels must be"),
         ({"labels": LABELS[:, None]}, ValueError, "labels must be"),
         ({"labels": torch.randn(300, 3), "loss": "mse"}, ValueError, "mse"),
-        ({"inputs": ONE_NAN}, ValueError, "NaN"),
-        ({"inputs": (INPUTS * 9).byte()}, ValueError, "inputs are uint8"),
+        ({"data": ONE_NAN}, ValueError, "NaN"),
+        ({"data": (INPUTS * 9).byte()}, ValueError, "inputs are uint8"),
         (
-            {"inputs": INPUTS * 1e3, "lr": 1e30, "epochs": 3},
+            {"data": INPUTS * 1e3, "lr": 1e30, "epochs": 3},
             FloatingPointError,
             "lower lr",
         ),
         ({"optimizer": "lion"}, ValueError, '^optimizer must be "sgd"'),
-        ({"schedule": "linear"}, ValueError, '^schedule must be "constant"'),
+        ({"scheduler": "linear"}, ValueError, '^scheduler must be "constant"'),
         ({"loss": "hinge"}, ValueError, "^loss must be .* got 'hinge'"),
         ({"precision": "float64"}, ValueError, "^precision must be"),
         ({"lr": -1.0}, ValueError, r"lr must be in \(0, inf\), got -1"),
         ({"weight_decay": math.nan}, ValueError, r"weight_decay must be in \[0, inf\)"),
         ({"momentum": 1.0}, ValueError, r"momentum must be in \[0, 1\)"),
         ({"warmup": -1}, ValueError, "warmup must be at least 0, got -1"),
-        ({"schedule": "step", "milestones": [3, -1]}, ValueError, "milestone must be"),
-        ({"schedule": "step"}, ValueError, "needs milestones"),
+        ({"scheduler": "step", "milestones": [3, -1]}, ValueError, "milestone must be"),
+        ({"scheduler": "step"}, ValueError, "needs milestones"),
         ({"epochs": 0}, ValueError, "epochs must be at least 1, got 0"),
         ({"class_weights": torch.ones(3)}, ValueError, "class_weights"),
         ({"class_weights": -torch.ones(4)}, ValueError, "class_weights"),
@@ -402,7 +404,7 @@ ONE_NAN = INPUTS.index_fill(0, torch.tensor(1), math.nan)
     ],
 )
 def test_bad_input(change, error, message, unchecked):
-    given = {"inputs": INPUTS, "labels": LABELS, "epochs": 1, "lr": 0.1} | change
+    given = {"data": INPUTS, "labels": LABELS, "epochs": 1, "lr": 0.1} | change
     with pytest.raises(error, match=message):
         training.fit(ensembles.deep(small_mlp, 2), progress=False, **given)
 

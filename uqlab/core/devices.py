@@ -53,19 +53,23 @@ def device(name: str = "auto") -> torch.device:
 
 @contextlib.contextmanager
 def arithmetic(precision: str, where: torch.device) -> Iterator[None]:
-    """Compute products inside the block in "float32" or "bfloat16".
+    """Compute products inside the block in "float32", "bfloat16" or "float16".
 
     Weights, sums and the optimiser stay float32.
-    On a GPU bfloat16 is autocast. A CPU with matrix units for it (AMX) rounds the
-    factors of a product to bfloat16. On other CPUs bfloat16 was measured to be up to
-    twice as slow: they use float32, with a warning.
+    On a GPU it is autocast; a CPU has no float16. A CPU with matrix units for bfloat16
+    (AMX) rounds the factors of a product to it. On other CPUs it was measured to be up
+    to twice as slow: they use float32, with a warning.
     """
-    one_of("precision", precision, ("float32", "bfloat16"))
+    one_of("precision", precision, ("float32", "bfloat16", "float16"))
     if precision == "float32":
         yield
     elif where.type != "cpu":
-        with torch.autocast(where.type, torch.bfloat16):
+        with torch.autocast(where.type, getattr(torch, precision)):
             yield
+    elif precision == "float16":
+        raise ValueError(
+            'precision="float16" is for GPUs; on a CPU take "bfloat16" or "float32"'
+        )
     elif torch.cpu.get_capabilities().get("amx_bf16", False):
         backend: Any = torch.backends.mkldnn
         before = backend.matmul.fp32_precision, backend.conv.fp32_precision

@@ -248,9 +248,12 @@ class Ensemble(nn.Module):
         """Return logits of inputs [members, batch, ...], a batch for each member."""
         return self._logits(args, named, True)
 
-    def run(self, x: Inputs, rows: slice) -> Tensor:
-        """Return logits of some members on x [rows, batch, ...]."""
-        return self._logits((x,), {}, True, rows)
+    def run(self, x: Inputs, rows: slice, each: bool = True) -> Tensor:
+        """Return logits of some members on x [rows, batch, ...].
+
+        Unless `each` has its own: on x [batch, ...].
+        """
+        return self._logits((x,), {}, each, rows)
 
     def _logits(self, args, named, each: bool, members: slice = slice(None)) -> Tensor:
         if len(args) == 1 and isinstance(args[0], Mapping):
@@ -328,7 +331,7 @@ class Ensemble(nn.Module):
             return "loop"
         kind = self.training, *one_pass.kind
         if kind not in self._tried:
-            with torch.no_grad(), self._unmoved(), warnings.catch_warnings():
+            with torch.no_grad(), self.unmoved(), warnings.catch_warnings():
                 # vmap says where it would loop itself: slower than our loop.
                 warnings.filterwarnings("error", SLOW_RULE)
                 try:
@@ -347,7 +350,7 @@ class Ensemble(nn.Module):
             return not self._kernels
         size = first[0].numel() if one_pass.each else first.numel()
         if one_pass.kind not in self._work:
-            with torch.no_grad(), self._unmoved():
+            with torch.no_grad(), self.unmoved():
                 self._work[one_pass.kind] = one_pass.work() / max(size, 1)
         return self._work[one_pass.kind] * size <= SMALL_WORK
 
@@ -359,7 +362,7 @@ class Ensemble(nn.Module):
         return [(t, t.clone()) for kind in own for t in kind.buffers()]
 
     @contextlib.contextmanager
-    def _unmoved(self) -> Iterator[None]:
+    def unmoved(self) -> Iterator[None]:
         """Put buffers and random generators back at the end of the block."""
         before = [(t, t.clone()) for t in self.buffers()]
         devices = {t.device for t in self.parameters() if t.device.type != "cpu"}
@@ -449,11 +452,11 @@ class Ensemble(nn.Module):
         """Return the trained parameters of the network; their gradient is the mean."""
         return trainable(self.network)
 
-    def passes(self, x: Inputs) -> list[slice]:
+    def passes(self, x: Inputs, each: bool = True) -> list[slice]:
         """Return the members that go through together: in the loop one by one."""
         args, named = ((), {**x}) if isinstance(x, Mapping) else ((x,), {})
         with alone(self.network):
-            way = self._way(self._pass(args, named, True, slice(None)))
+            way = self._way(self._pass(args, named, each, slice(None)))
         size = 1 if way == "loop" else self.chunk_size or self.members
         return [slice(low, low + size) for low in range(0, self.members, size)]
 
@@ -500,7 +503,7 @@ class SeparateEnsemble(Ensemble):
         super().__init__(nn.ModuleList(models), members)
         self.mode = "loop"
 
-    def passes(self, x):
+    def passes(self, x, each=True):
         """Return the members one by one."""
         return [slice(m, m + 1) for m in range(self.members)]
 
@@ -575,7 +578,7 @@ class SeparateEnsemble(Ensemble):
 class OneNetwork(Ensemble):
     """One network that answers for all members, which share all that it trains."""
 
-    def passes(self, x):
+    def passes(self, x, each=True):
         """Return all members."""
         return [slice(None)]
 

@@ -29,7 +29,7 @@ def snapshot(
         that falls to zero; a longer first cycle is the burn-in of Muhlematter et al.
         2024, U::
 
-            cycle = {"epochs": 5, "lr": 0.1, "schedule": "cosine"}
+            cycle = {"epochs": 5, "lr": 0.1, "scheduler": "cosine"}
             def train(one, number):
                 training.fit(one, x, y, seed=number, **cycle)
             ensembles.snapshot(make_model, 4, train)

@@ -73,7 +73,7 @@ RULES: dict[str, Rule] = {
     "confidence level mixed risk": "(0, 1)",
     "depth": float,
     "precision": ("float32", "bfloat16"),
-    "schedule": ("constant", "cosine", "step"),
+    "scheduler": ("constant", "cosine", "step"),
     "augment falls mask_inputs tune_mlp": bool,
     "grid own settings": dict,
     "ablations alarm ambiguous backbone board by checkpoint chosen_on cost dataset "

@@ -26,7 +26,7 @@ from uqlab.ensembles import Ensemble
 # third of the heads, a prior variance of 0.001.
 FIT = {
     "epochs": 6, "lr": 0.001, "batch_size": 16, "optimizer": "adamw",
-    "schedule": "cosine", "warmup": 10, "clip": 1.0, "progress": False,
+    "scheduler": "cosine", "warmup": 10, "max_grad_norm": 1.0, "progress": False,
 }  # fmt: skip
 
 # How Hydra trains pruned networks on for CIFAR-100 (D.2), for small images in which
@@ -34,7 +34,7 @@ FIT = {
 # rate of 0.001 to 0.03, and 500 of 10,000 steps to reach it.
 HYDRA_D2 = {
     "epochs": 6, "lr": 0.03, "warmup": 8, "optimizer": "sgd", "momentum": 0.9,
-    "schedule": "cosine", "clip": None,
+    "scheduler": "cosine", "max_grad_norm": None,
     "loss": functools.partial(training.cross_entropy, smoothing=0.1),
     "augment": functools.partial(training.crop_flip, padding=2, flip=False),
 }  # fmt: skip

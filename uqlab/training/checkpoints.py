@@ -1,41 +1,40 @@
-"""Trainings that were stopped and go on: the state after every epoch in one file."""
+"""Trainings that were stopped and go on: the state after every epoch in a folder."""
 
+import pickle
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
 
-from uqlab.core.files import StrPath, built, fingerprint
-from uqlab.core.tensors import load_tensors, save_tensors
-from uqlab.ensembles import Ensemble
+from uqlab.core.files import StrPath, built, fingerprint, writing
 from uqlab.training.workers import Workers
 
 WEIGHTS = "initial weights"
+NAME = "training.pt"
 described = fingerprint  # of a function: by its source, and what it is made with
 
 
 class Checkpoint:
-    """The state of a training, in a file that says what training it is of.
+    """The state of a training, in a folder, which says what training it is of.
 
     Parameters
     ----------
-    path
-        The file, which may be there already; None: nothing is written.
+    folder
+        Where it is, or will be; None: nothing is written.
     depends_on
         What the training follows from, by name: settings, data, initial weights.
 
     Raises
     ------
     ValueError
-        If the file is damaged or of another training.
+        If the file in it is damaged or of another training.
     """
 
-    def __init__(self, path: StrPath | None, depends_on: Mapping[str, Any]):
-        self.path = None if path is None else Path(path).expanduser()
-        self.bounds = None
-        self.epoch = 0
-        self.tensors = {}
+    def __init__(self, folder: StrPath | None, depends_on: Mapping[str, Any]):
+        self.path = None if folder is None else Path(folder).expanduser() / NAME
+        self.state: dict[str, Any] = {}
         ensemble = depends_on[WEIGHTS]
         began, ensemble.began = ensemble.began, ""
         if self.path is None:
@@ -44,73 +43,81 @@ class Checkpoint:
         whole = dict(depends_on) | whole
         self.run = {name: fingerprint(value) for name, value in whole.items()}
         if self.path.exists():
-            self._read(self.path, ensemble, began)
+            self.state = _read(self.path)
+            self._check(ensemble, began)
         ensemble.began = self.run[WEIGHTS]
 
-    def _read(self, path: Path, ensemble: Ensemble, began: str) -> None:
-        """Read the file; ValueError if it is of another training.
+    def _check(self, ensemble, began):
+        """Raise ValueError if the file is of another run.
 
         The ensemble may be the one whose training was stopped, which has `began` with
         other weights, or have the weights that the file holds.
         """
-        self.tensors, header = load_tensors(path)
-        theirs = header.get("run") or {}
-        weights = self._named("weights")
-        reached = fingerprint(
-            {name: weights.get(name) for name in ensemble.state_dict()}
-        )
-        if theirs.get(WEIGHTS) == began or reached == self.run[WEIGHTS]:
-            self.run[WEIGHTS] = theirs.get(WEIGHTS, "")
+        theirs, weights = self.state["run"], self.state["weights"]
+        reached = {name: weights.get(name) for name in ensemble.state_dict()}
+        if theirs[WEIGHTS] == began or fingerprint(reached) == self.run[WEIGHTS]:
+            self.run[WEIGHTS] = theirs[WEIGHTS]
         if other := [name for name in self.run if theirs.get(name) != self.run[name]]:
-            cosine = " (the cosine depends on their number)" * (other == ["epochs"])
             raise ValueError(
-                f"checkpoint {path} is of another run, with other "
-                f"{', '.join(other)}{cosine}; give it the same, or name another file"
+                f"resume: {self.path} is of another run, with other "
+                f"{', '.join(other)}; give it the same, or name another folder"
             )
-        self.bounds = header["bounds"]
-        self.epoch = header["epoch"]
 
-    def restore(self, ensemble: Ensemble, workers: Workers, losses: Tensor) -> int:
+    def restore(self, ensemble, workers: Workers, data: Any, losses) -> int:
         """Put the state back, if there is one; return the number of epochs done."""
-        if not self.tensors:
+        if not self.state:  # a folder that cannot be written to is no news later
+            self.write(ensemble, workers, data, losses[:0], False)
             return 0
-        if self.epoch > len(losses):
+        before = self.state["losses"]
+        if len(before) > len(losses):
             raise ValueError(
-                f"checkpoint {self.path} has done {self.epoch} epochs; "
+                f"resume: {self.path} has done {len(before)} epochs; "
                 f"epochs must be at least as many, got {len(losses)}"
             )
-        losses[: self.epoch] = self.tensors["losses"][: self.epoch]
-        ensemble.load_state_dict(self._named("weights"))
-        for number, step in enumerate(workers.steps):
-            state = step.optimizer.state_dict()
-            for name, tensor in self._named(f"optimizer {number}").items():
-                parameter, key = name.split(maxsplit=1)
-                # A copy: where a file's tensors lie in memory, products may round
-                # otherwise.
-                state["state"].setdefault(int(parameter), {})[key] = tensor.clone()
-            step.optimizer.load_state_dict(state)
-        return self.epoch
+        losses[: len(before)] = before
+        ensemble.load_state_dict(self.state["weights"])
+        for step, states in zip(workers.steps, self.state["steps"], strict=True):
+            step.done = states["done"]
+            for name, part in step.parts.items():
+                part.load_state_dict(states[name])
+        if len(before):
+            data.place = self.state["place"]
+        return len(before)
 
-    def write(
-        self, epoch: int, ensemble: Ensemble, workers: Workers, losses: Tensor
-    ) -> None:
+    def write(self, ensemble, workers: Workers, data: Any, losses, ended):
         """Write the state after an epoch in place of the last one."""
         if self.path is None:
             return
-        tensors = {"losses": losses}
-        tensors |= {f"weights {k}": t for k, t in ensemble.state_dict().items()}
-        for number, step in enumerate(workers.steps):
-            for parameter, state in step.optimizer.state_dict()["state"].items():
-                for key, tensor in state.items():
-                    tensors[f"optimizer {number} {parameter} {key}"] = tensor
-        header = {"run": self.run, "epoch": epoch, "bounds": workers.bounds}
-        save_tensors(self.path, tensors, header)
+        steps = [
+            {
+                "done": step.done,
+                **{k: part.state_dict() for k, part in step.parts.items()},
+            }
+            for step in workers.steps
+        ]
+        state = {"run": self.run, "weights": ensemble.state_dict(), "steps": steps}
+        state |= {"losses": losses.clone(), "bounds": workers.bounds}
+        state |= {"place": data.place, "ended": ended}
+        with writing(self.path) as temporary:
+            try:
+                torch.save(state, temporary)
+            except RuntimeError as error:  # a full disk
+                text = f"resume: {self.path} cannot be written: {error}; make room"
+                raise OSError(text) from error
 
-    def _named(self, kind: str) -> dict[str, Tensor]:
-        """Return the tensors of one kind, by the rest of their names."""
-        start = f"{kind} "
-        return {
-            name.removeprefix(start): tensor
-            for name, tensor in self.tensors.items()
-            if name.startswith(start)
-        }
+
+def _read(path):
+    """Return what a file holds; ValueError if it is damaged."""
+    wrong: Any = "a wrong checksum, or no state of a training"
+    try:
+        with zipfile.ZipFile(path) as file:
+            bad = file.testzip()
+        state = {} if bad else torch.load(path, "cpu", weights_only=True)
+        if "run" in state:
+            return state
+    except (zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError) as error:
+        wrong = error
+    raise ValueError(
+        f"resume: {path} is damaged or none of ours: {wrong}; copy it anew, or name "
+        "another folder"
+    )

@@ -1,37 +1,49 @@
 """The training of ensembles: one loop for all methods."""
 
 import contextlib
-import copy
 import functools
-import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm.auto import tqdm
 
-from uqlab.core.checks import ArrayLike, all_finite, as_one, at_least, one_ensemble
+from uqlab.core.checks import (
+    ArrayLike,
+    all_finite,
+    at_least,
+    first_tensor,
+    one_ensemble,
+    one_of,
+)
 from uqlab.core.devices import arithmetic
+from uqlab.core.extras import extra
 from uqlab.core.files import StrPath
 from uqlab.core.modules import (
     Counted,
     call,
     evaluating,
-    like_parameters,
+    map_tensors,
+    rows_of,
     trainable,
 )
 from uqlab.ensembles import Ensemble, OneNetwork, member_generators
+from uqlab.training.batches import Loaded, Tensors, opened
 from uqlab.training.checkpoints import WEIGHTS, Checkpoint, described
 from uqlab.training.losses import Loss, targets
 from uqlab.training.optimisation import Optimisation
-from uqlab.training.steps import AutogradStep, ChainStep, make_step
-from uqlab.training.workers import Workers
+from uqlab.training.steps import ChainStep, Step, make_step
+from uqlab.training.workers import Workers, draws_noise
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
 
 # inputs [members, batch, ...], one generator a member -> inputs
-Augment = Callable[[Tensor, list[torch.Generator]], Tensor]
+Augment = Callable[[Any, list[torch.Generator]], Any]
 
 
 @dataclass(frozen=True)
@@ -60,32 +72,70 @@ class History:
             f"{self.seconds:.1f} s, mean loss {first:.3g} to {last:.3g})"
         )
 
+    def frame(self) -> "DataFrame":
+        """Return the losses as a table: a row an epoch, a column a member."""
+        with extra("notebooks"):
+            import pandas
+        frame = pandas.DataFrame(self.loss.numpy()).rename_axis("epoch")
+        return frame.set_index(frame.index + 1)
+
+    def plot(self, *, ax: "Axes | None" = None) -> "Axes":
+        """Draw the members' losses by epoch, and return the Axes."""
+        return self.frame().plot(ax=ax, legend=False, ylabel="loss")
+
+
+@dataclass
+class State:
+    """What a callback is given after an epoch.
+
+    Parameters
+    ----------
+    epoch
+        How many epochs are done, from 1.
+    losses
+        The members' mean losses in the epoch [members].
+    ensemble
+        What is trained.
+    """
+
+    epoch: int
+    losses: Tensor
+    ensemble: Ensemble
+    stopped: bool = field(default=False, repr=False)
+
+    def stop(self) -> None:
+        """End the training after this epoch."""
+        self.stopped = True
+
 
 def fit(
     ensemble: Ensemble,
-    inputs: ArrayLike,
+    data: Any,
     labels: ArrayLike | None = None,
     *,
     epochs: int,
-    lr: float,
+    lr: float | None = None,
     batch_size: int = 128,
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd",
-    weight_decay: float = 0.0,
-    momentum: float = 0.0,
-    schedule: Literal["constant", "cosine", "step"] = "constant",
-    milestones: Sequence[int] = (),
-    warmup: int = 0,
-    clip: float | None = None,
+    optimizer: str | Callable = "sgd",
+    scheduler: str | Callable | None = None,
     loss: str | Loss = "cross_entropy",
+    callbacks: Sequence[Callable] = (),
+    max_grad_norm: float | None = None,
+    precision: str = "float32",
+    order: str = "own",
+    num_workers: int = 0,
+    drop_last: bool = False,
     class_weights: ArrayLike | None = None,
     augment: Augment | None = None,
-    precision: str = "float32",
+    weight_decay: float = 0.0,
+    momentum: float = 0.0,
+    milestones: Sequence[int] = (),
+    warmup: int = 0,
     seed: int = 0,
     progress: bool = True,
-    checkpoint: StrPath | None = None,
-    watch: Callable[[int], object] | None = None,
+    resume: StrPath | None = None,
 ) -> History:
-    """Train every member on its own shuffling of the same data.
+    """Train every member, on its own shuffling of the same data where that is possible.
 
     The batches and the augmentation of member m depend on (seed, m) alone: without
     dropout ten members equal 4 + 6 and ten runs of one, to float tolerance. Dropout
@@ -95,35 +145,66 @@ def fit(
     ----------
     ensemble
         Trained in place; afterwards it is in evaluation mode.
-    inputs
-        [samples, ...], moved to the ensemble's device once.
+    data
+        Inputs [samples, ...], or such tensors by name, moved to the ensemble's device
+        once; or (inputs, labels). A `Dataset`, also of Hugging Face, is sampled for
+        all members' orders. What yields batches (a `DataLoader`, an `IterableDataset`)
+        is read once for all members, which see the same batches; it shuffles by `seed`
+        unless it has a generator of its own. Batches are (inputs, labels), or mappings
+        with "labels" or "label".
     labels
         Classes [samples]; for loss="mse" targets like the outputs; for a loss of your
-        own what it takes.
+        own what it takes. With tensors alone, which may also hold them by name.
     epochs
         How often every member sees every sample.
-    lr, optimizer, weight_decay, momentum, schedule, milestones, warmup, clip
-        See `Optimisation`.
+    lr
+        The learning rate at its highest, of an optimiser by name or class; None: that
+        class's own.
     batch_size
-        Samples a step and member.
+        Samples a step and member; a loader has its own.
+    optimizer
+        "sgd", "adam", "adamw", a class of torch.optim, or a function of the trained
+        parameters. What members hold is stacked, [members, ...]: an optimiser with one
+        norm for each parameter couples them.
+    scheduler
+        None or "constant", "cosine" (to zero at the end) or "step" (a tenth at each of
+        `milestones`), step by step; or a function of the optimiser that returns a
+        scheduler of torch, which moves once an epoch.
     loss
         "cross_entropy", "mse", or a function (outputs, labels) -> [members].
+    callbacks
+        Functions of a `State`, called after every epoch.
+    max_grad_norm
+        The largest norm of one member's gradient.
+    precision
+        "float32", "bfloat16" or, on a GPU, "float16" with a scaler of gradients, which
+        skips a step of all members where one overflows; as `arithmetic` takes it.
+    order
+        "own": each member its own order. "shared": all see a batch at once, as of a
+        loader; the batches and the augmentation depend on the seed alone.
+    num_workers
+        Processes that read a dataset, as of a `DataLoader`.
+    drop_last
+        Whether a last batch that is not full is left out.
     class_weights
         [classes], of "cross_entropy", as in torch.
     augment
-        A function of inputs [members, batch, ...] and one generator a member.
-    precision
-        "float32" or "bfloat16", as `arithmetic` takes it.
+        A function of inputs [members, batch, ...] and one generator a member; of shared
+        batches, [1, batch, ...] and one.
+    weight_decay, momentum
+        As in `torch.optim`, of optimisers by name; the momentum is that of SGD.
+    milestones
+        Epochs.
+    warmup
+        Steps in which the learning rate rises linearly, before a scheduler by name.
     seed
         Of all randomness of the training.
     progress
         Whether a bar is shown.
-    checkpoint
-        A file that is written after every epoch. Where it is there already, the
+    resume
+        A folder that holds the state after every epoch. Where it is there already, the
         training goes on from it, bit-identical on a CPU, also to more epochs than it
         was begun with (not with the cosine).
-    watch
-        Called after every epoch with the number of epochs done.
 
     Returns
     -------
@@ -134,34 +215,65 @@ def fit(
     ------
     ValueError
         For empty or mismatched data, labels out of range, unknown names, numbers out of
-        range, a loss or an augmentation that returns something else, and a checkpoint
-        that is damaged or of another run.
+        range, a loss or an augmentation that returns something else, and a folder whose
+        file is damaged or of another run.
     TypeError
         For what is no ensemble and for labels that are no integers.
     FloatingPointError
         For a loss or a weight that is not finite.
     """
+    given = dict(locals())
     started = time.perf_counter()
-    settings = Optimisation(
-        lr, optimizer, weight_decay, momentum, schedule, milestones, warmup, clip
-    )
-    x = _inputs(ensemble, inputs)
-    y, loss_of = targets(ensemble, x, labels, loss, class_weights)
-    if not trainable(ensemble):
-        raise ValueError("nothing is trained: requires_grad is False everywhere")
-    task = Task(x, y, loss_of, epochs, batch_size, augment, precision, seed, settings)
-    saved = Checkpoint(checkpoint, task.depends_on(ensemble, loss, class_weights))
-    losses, steps = _train(ensemble, task, saved, progress, watch)
+    one_ensemble(ensemble, "fit")
+    task = _task(**given)
+    task.check_last(ensemble)
+    saved = Checkpoint(resume, _follows(task, **given))
+    losses, steps = _train(ensemble, task, saved, progress, callbacks)
     return History(losses, steps, time.perf_counter() - started)
 
 
-def _augmented(x: Any, rows: Tensor) -> Tensor:
+def _follows(task, ensemble, **given):
+    """Return what a training follows from, by name."""
+    if given["scheduler"] != "cosine":
+        given["epochs"] = "any number"
+    told = {k: described(v) for k, v in given.items() if k not in UNTOLD}
+    ids = list(ensemble.member_ids)
+    return {**task.data.about, **told, "members": ids, WEIGHTS: ensemble}
+
+
+# What no result depends on, and what is told otherwise.
+UNTOLD = "data", "labels", "callbacks", "num_workers", "progress", "resume"
+
+
+def _task(ensemble, data, labels, loss, class_weights, num_workers, order, **given):
+    """Return what is learned, of the arguments of `fit`."""
+    one_of("order", order, ("own", "shared"))
+    at_least("epochs", given["epochs"])
+    at_least("batch_size", given["batch_size"])
+    settings = Optimisation(**{k: given[k] for k in Optimisation.__match_args__})
+    source = opened(data, labels)
+    if isinstance(source, tuple):
+        source = Tensors(ensemble, *source)
+    else:
+        source = Loaded(ensemble, source, num_workers, **given)
+    if source.samples:
+        given["batch_size"] = min(given["batch_size"], source.samples)
+    loss_of, check = targets(ensemble, source.two, loss, class_weights)
+    source.check(check)
+    if not trainable(ensemble):
+        raise ValueError("nothing is trained: requires_grad is False everywhere")
+    shared = order == "shared" or source.samples is None
+    more = {k: given[k] for k in Task.__match_args__ if k in given}
+    return Task(source, loss_of, settings, shared, **more)
+
+
+def _augmented(x: Any, labels: Tensor) -> Any:
     """Return what `augment` returned; ValueError unless it has the same samples."""
-    if not isinstance(x, Tensor) or x.shape[:2] != rows.shape:
-        got = list(x.shape) if isinstance(x, Tensor) else type(x)
+    shape = getattr(first_tensor(x) if isinstance(x, Mapping) else x, "shape", ())
+    if shape[:2] != labels.shape[:2]:
         raise ValueError(
-            f"augment must return inputs {[*rows.shape]} [members, batch, ...], "
-            f"got {got}"
+            f"augment must return inputs {[*labels.shape[:2]]} [members, batch, ...], "
+            f"got {[*shape] or type(x)}"
         )
     return x
 
@@ -170,51 +282,41 @@ def _augmented(x: Any, rows: Tensor) -> Tensor:
 class Task:
     """What is learned, and in which order: all that an epoch of some members needs."""
 
-    inputs: Tensor
-    labels: Tensor
+    data: Any  # Tensors or Loaded
     loss: Loss
-    epochs: int
-    batch_size: int
+    settings: Optimisation
+    shared: bool
     augment: Augment | None
     precision: str
     seed: int
-    settings: Optimisation
-
-    def __post_init__(self) -> None:
-        at_least("epochs", self.epochs)
-        at_least("batch_size", self.batch_size)
-
-    def depends_on(
-        self, ensemble: Ensemble, loss: str | Loss, class_weights: ArrayLike | None
-    ) -> dict[str, Any]:
-        """Return what a training follows from, by the names that messages use."""
-        fixed = self.settings.schedule == "cosine"
-        return vars(self) | vars(self.settings) | {
-            "epochs": self.epochs if fixed else "any number",
-            "members": list(ensemble.member_ids), WEIGHTS: ensemble,
-            "loss": described(loss), "class_weights": class_weights,
-            "augment": described(self.augment),
-        }  # fmt: skip
+    epochs: int
+    batch_size: int
+    drop_last: bool
 
     @property
-    def rows(self) -> int:
-        """How many samples a full batch has."""
-        return min(self.batch_size, len(self.inputs))
+    def steps(self) -> int | None:
+        """How many batches the whole run has, where that is known."""
+        if n := self.data.samples:
+            last = 0 if self.drop_last else self.batch_size - 1
+            return self.epochs * ((n + last) // self.batch_size)
+        with contextlib.suppress(TypeError):
+            return self.epochs * len(self.data.data)
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """How many batches there are."""
-        return math.ceil(len(self.inputs) / self.rows)
+    def check_last(self, ensemble: Ensemble) -> None:
+        """Raise ValueError for a last batch of one sample if batch norm needs two."""
+        rest = (self.data.samples or 0) % self.batch_size * ensemble.repeats
+        if rest == 1 and not self.drop_last:
+            one = rows_of(self.data.two, slice(1))
+            with (
+                naming_one(),
+                torch.no_grad(),
+                evaluating(ensemble),
+                ensemble.unmoved(),
+            ):
+                ensemble.train()(one)
 
-    def run(
-        self,
-        losses: Tensor,
-        epoch: int,
-        rows: slice,
-        shard: Ensemble,
-        take_step: ChainStep | AutogradStep,
-    ) -> None:
-        """Train a shard, the members `rows`, for an epoch; add its losses [members].
+    def run(self, losses, epoch, rows: slice, shard: Ensemble, take_step: Step):
+        """Train a shard, the members `rows`, for an epoch; put down its losses.
 
         `take_step` computes the losses of a batch and their gradients, and updates the
         weights: by written out derivatives for members that are plain perceptrons
@@ -222,132 +324,138 @@ class Task:
         """
         shard.train()
         take_step.start(self.seed, epoch)
-        first = epoch * self.steps_per_epoch
-        for number, (x, y) in enumerate(self.batches(epoch, shard), first):
-            lr = self.settings.lr_at(number, self.steps_per_epoch, self.epochs)
-            # Of the epoch. MIMO shows each sample `repeats` times, in other mixtures.
-            share = x.shape[1] / (shard.repeats * len(self.inputs))
-            losses[rows].add_(take_step(x, y, lr), alpha=share)
+        seen = 0
+        for x, y in self.batches(epoch, shard):
+            take_step.next(epoch, self.steps)
+            with naming_one():
+                losses[rows].add_(take_step(x, y), alpha=y.shape[1])
+            seen += y.shape[1]
+        losses[rows].div_(seen)
+        take_step.end_epoch(losses[rows])
 
-    def batches(
-        self, epoch: int, ensemble: Ensemble
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def orders(self, generators, natural: bool):
+        """Return an epoch's rows [generators, batch], each drawn on the CPU.
+
+        So they are the same on every device. A full batch may have its natural order.
+        """
+        n = self.data.samples
+        order = torch.stack([torch.randperm(n, generator=g) for g in generators])
+        if natural and n == self.batch_size:
+            order = torch.arange(n).expand_as(order)
+        stop = n - n % self.batch_size * self.drop_last
+        return order[:, :stop].split(self.batch_size, dim=1)
+
+    def batches(self, epoch, ensemble):
         """Yield an epoch's batches, x and y [members, batch, ...], each in its order.
 
-        A full batch needs no order and no copy. x lies in the same memory in every
-        step: fresh memory would cost as much as filling it. Orders are drawn on the
-        CPU, so they are the same on every device.
+        What all members share is [1, batch, ...].
         """
-        x = self.inputs
-        y = self.labels
-        members = ensemble.members
-        if self.rows == len(x) and not self.augment and ensemble.repeats == 1:
-            yield x.expand(members, *x.shape), y.expand(members, *y.shape)
-            return
-        generators = member_generators(self.seed, ensemble.member_ids, "order", epoch)
-        orders = torch.stack([torch.randperm(len(x), generator=g) for g in generators])
-        memory = x.new_empty(0)
-        for order in orders.to(x.device).split(self.rows, dim=1):
-            # [members, batch]: the order itself, but for MIMO, which repeats samples.
-            rows = ensemble.mixed(order, generators)
-            flat = rows.flatten()
-            memory.resize_(0)  # it keeps its bytes, and grows to what is drawn
-            drawn = torch.index_select(x, 0, flat, out=memory).unflatten(0, rows.shape)
-            if self.augment:
-                drawn = _augmented(self.augment(drawn, generators), rows)
-            yield drawn, y.index_select(0, flat).unflatten(0, rows.shape)
-
-
-def _train(
-    ensemble: Ensemble,
-    task: Task,
-    saved: Checkpoint,
-    progress: bool,
-    watch: Callable[[int], object] | None,
-) -> tuple[Tensor, int]:
-    """Run the epochs that `saved` lacks; return all losses, and the steps taken."""
-    workers = _workers(ensemble, task, saved.bounds)
-    losses = torch.zeros(task.epochs, ensemble.members, device=task.inputs.device)
-    first = saved.restore(ensemble, workers, losses)
-    epochs = range(first, task.epochs)
-    if not first:  # a file that cannot be written is no news after an epoch
-        saved.write(0, ensemble, workers, losses)
-    bar = tqdm(epochs, "fit", task.epochs, False, disable=not progress, initial=first)
-    # Whatever happens, the ensemble is in evaluation mode afterwards.
-    with evaluating(ensemble), bar, workers, _numbers(task):
-        for epoch in bar:
-            workers.run(functools.partial(task.run, losses[epoch], epoch))
-            _check_finite(ensemble, losses[epoch], epoch)
-            saved.write(epoch + 1, ensemble, workers, losses)
-            if watch:
-                watch(epoch + 1)
-            bar.set_postfix_str(f"loss {losses[epoch].mean():.3f}", refresh=False)
-    ensemble.eval().zero_grad()
-    return losses.cpu(), len(epochs) * task.steps_per_epoch
+        own = member_generators(self.seed, ensemble.member_ids, "order", epoch)
+        drawing = own
+        if self.shared:
+            drawing = member_generators(self.seed, [0], "order", epoch)
+        natural = not self.augment and ensemble.repeats == 1
+        orders = self.orders(drawing, natural) if self.data.samples else ()
+        for x, y in self.data.epoch(epoch, orders, len(drawing)):
+            places = torch.arange(y.shape[1], device=y.device)
+            places = places.expand(ensemble.members, -1)
+            rows = ensemble.mixed(places, own)
+            if rows is not places:  # of MIMO, which repeats samples
+                x, y = map_tensors(lambda t, r=rows: t[0][r], x), y[0][rows]
+                drawing = own
+            yield _augmented(self.augment(x, drawing), y) if self.augment else x, y
 
 
 @contextlib.contextmanager
-def _numbers(task: Task) -> Iterator[None]:
+def naming_one():
+    """Say what to do where batch norm is given one sample."""
+    try:
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise ValueError(
+            "the last batch is one sample, of which batch norm has no statistics; drop "
+            "it by drop_last=True, or take another batch_size"
+        ) from error
+
+
+def _train(ensemble: Ensemble, task: Task, saved: Checkpoint, progress, callbacks):
+    """Run the epochs that `saved` lacks; return all losses, and the steps taken."""
+    workers = _workers(ensemble, task, saved.state.get("bounds"))
+    losses = torch.zeros(task.epochs, ensemble.members, device=workers.device)
+    done = saved.restore(ensemble, workers, task.data, losses)
+    before = workers.steps[0].done
+    bar = _bar(task.epochs, done, saved.state.get("ended"), not progress)
+    # Whatever happens, the ensemble is in evaluation mode afterwards.
+    with evaluating(ensemble), bar, workers, _numbers(task, workers.device):
+        for epoch in bar:
+            workers.run(functools.partial(task.run, losses[epoch], epoch))
+            state = State(epoch + 1, losses[epoch].cpu(), ensemble.eval())
+            _check_finite(state)
+            for callback in callbacks:
+                callback(state)
+            done = state.epoch
+            saved.write(ensemble, workers, task.data, losses[:done], state.stopped)
+            bar.set_postfix_str(f"loss {state.losses.mean():.3f}", refresh=False)
+            if state.stopped:
+                break
+    ensemble.eval().zero_grad()
+    return losses[:done].cpu(), workers.steps[0].done - before
+
+
+def _bar(epochs, done, ended, disable):
+    """Return the epochs that are left, which show how far they are."""
+    left = range(done, done if ended else epochs)
+    return tqdm(left, "fit", epochs, False, disable=disable, initial=done)
+
+
+@contextlib.contextmanager
+def _numbers(task: Task, device):
     """Compute in the precision of a task; torch's generators are as before then."""
-    device = task.inputs.device
     generators = torch.random.fork_rng([device] * (device.type == "cuda"))
     with arithmetic(task.precision, device), generators:
         yield
 
 
-def _inputs(ensemble: Ensemble, inputs: ArrayLike) -> Tensor:
-    """Return the inputs, checked, on the device and in the precision of the weights."""
-    one_ensemble(ensemble, "fit")
-    x = as_one(inputs)
-    if x.dtype == torch.uint8:
-        raise ValueError(
-            "inputs are uint8; give images as floating point in [0, 1]: "
-            "inputs.float() / 255, of an array inputs / 255"
-        )
-    return like_parameters(ensemble, x.detach())
-
-
-def _workers(ensemble: Ensemble, task: Task, bounds: list[int] | None) -> Workers:
+def _workers(ensemble: Ensemble, task: Task, bounds) -> Workers:
     """Return shards of the ensemble, each with its step, sized by the work of a step.
 
     It is counted on two samples of the first member, without gradients.
     """
+    two = task.data.two
+    first = first_tensor(two)
     make = functools.partial(
         make_step,
         loss=task.loss,
         settings=task.settings,
-        autocast=task.precision != "float32" and task.inputs.is_cuda,
-        flat=task.inputs.ndim == 2,
+        precision=task.precision if first.is_cuda else "float32",
+        flat=isinstance(two, Tensor) and two.ndim == 2,
     )
     whole = isinstance(ensemble, OneNetwork)
-    two, one = task.inputs[:2], ensemble if whole else ensemble.member(0)
+    one = ensemble if whole else ensemble.member(0)
     with evaluating(one), torch.no_grad(), Counted() as counted:
         call(one, two)
-    rows = task.rows * ensemble.repeats
+    rows = task.batch_size * ensemble.repeats
     passes = 1 if whole else ensemble.members
-    multiply_adds = counted.multiply_adds * passes * rows // len(two)
-    apart = ensemble.can_shard()
+    multiply_adds = counted.multiply_adds * passes * rows // len(first)
+    # Members that are read for together stay together, and what a user made.
+    apart = isinstance(task.data, Tensors) and task.settings.by_name
+    apart = apart and ensemble.can_shard()
     # Perceptrons' steps have generators of each member's; other noise is torch's one.
     if apart and ensemble.members > 1 and not isinstance(make(ensemble), ChainStep):
         # Batch norm wants two samples.
-        apart = not _draws_noise(one, torch.cat([two, two]))
+        four = map_tensors(lambda t: torch.cat([t, t]), two)
+        apart = not draws_noise(one, four)
     return Workers(ensemble, multiply_adds, apart, make, bounds)
 
 
-def _draws_noise(network: nn.Module, x: Tensor) -> bool:
-    """Return whether a network draws from torch's generator in training, on a CPU."""
-    tried = copy.deepcopy(network).train()
-    with torch.no_grad(), torch.random.fork_rng([]):
-        before = torch.get_rng_state()
-        call(tried, x)
-        return not torch.equal(before, torch.get_rng_state())
-
-
-def _check_finite(ensemble: Ensemble, losses: Tensor, epoch: int) -> None:
+def _check_finite(state: State):
     """Refuse an epoch whose losses, or the weights after it, are not finite."""
-    bad = (~losses.isfinite()).nonzero().flatten().tolist()
-    if bad or not all(map(all_finite, trainable(ensemble))):
+    bad = (~state.losses.isfinite()).nonzero().flatten().tolist()
+    if bad or not all(map(all_finite, trainable(state.ensemble))):
         what = f"the loss of members {bad}" if bad else "a weight"
         raise FloatingPointError(
-            f"{what} is not finite in epoch {epoch + 1}; lower lr, add warmup or clip"
+            f"{what} is not finite in epoch {state.epoch}; lower lr, add warmup or "
+            "max_grad_norm"
         )

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -9,14 +10,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from uqlab.core.checks import (
-    ArrayLike,
+    Inputs,
     as_labels,
     as_tensor,
     finite,
     no_probabilities,
     one_of,
 )
-from uqlab.core.modules import evaluating
+from uqlab.core.modules import evaluating, rows_of
 from uqlab.ensembles import Ensemble
 
 # (outputs [members, batch, ...], labels [members, batch, ...]) -> losses [members]
@@ -74,47 +75,48 @@ def member_mean(logits: Tensor, labels: Int[Tensor, "*members batch"]) -> Tensor
     return cross_entropy(logits, labels.expand(logits.shape[:2])).sum()
 
 
-def mean_square(outputs: Tensor, targets: Tensor) -> Float[Tensor, " members"]:
+def mean_square(outputs, targets):
     """Return every member's mean squared error."""
     return (outputs - targets.reshape(outputs.shape)).square().flatten(1).mean(1)
 
 
 def targets(
-    ensemble: Ensemble,
-    inputs: Tensor,
-    labels: ArrayLike | None,
-    loss: str | Loss,
-    class_weights: ArrayLike | None = None,
-) -> tuple[Tensor, Loss]:
-    """Return labels, checked against the outputs for an input, and the loss's function.
+    ensemble: Ensemble, two: Inputs, loss: str | Loss, class_weights: Any
+) -> tuple[Loss, Callable]:
+    """Return the loss's function, and what checks labels (labels, samples) -> labels.
 
-    The parameters and errors are those of `fit`.
+    `two` are inputs of up to two samples, by whose outputs labels are checked. The
+    other parameters and the errors are those of `fit`.
     """
     if class_weights is not None and loss != "cross_entropy":
         raise ValueError(f'class_weights need loss="cross_entropy", got loss={loss!r}')
-    y = as_tensor("labels", labels, floating=False).detach().to(inputs.device)
-    samples = len(inputs)
-    if loss != "cross_entropy" and y.shape[:1] != (samples,):
+    if callable(loss):
+        return functools.partial(_of_members, loss), _as_many
+    one_of("loss", loss, ("cross_entropy", "mse"))
+    with torch.no_grad(), evaluating(ensemble):
+        outputs = ensemble(rows_of(two, slice(1)))[0]  # of one network for one sample
+    if loss == "mse":
+        return mean_square, functools.partial(_values, outputs)
+    classes = outputs.shape[-1]
+    no_probabilities(outputs)
+    check = functools.partial(as_labels, classes=classes)
+    if class_weights is None:
+        return cross_entropy, check
+    weights = _weights(class_weights, classes).to(outputs)
+    return functools.partial(cross_entropy, class_weights=weights), check
+
+
+def _as_many(labels, samples):
+    """Return labels of any kind, checked."""
+    y = as_tensor("labels", labels, floating=False).detach()
+    if y.shape[:1] != (samples,):
         raise ValueError(
             f"labels must be as many as the inputs, {samples}, got {list(y.shape)}"
         )
-    if callable(loss):
-        return y, functools.partial(_of_members, loss)
-    one_of("loss", loss, ("cross_entropy", "mse"))
-    with torch.no_grad(), evaluating(ensemble):
-        outputs = ensemble(inputs[:1])[0]  # of one network for one sample
-    if loss == "mse":
-        return _values(y, outputs), mean_square
-    classes = outputs.shape[-1]
-    no_probabilities(outputs)
-    y = as_labels(y, samples, classes)
-    if class_weights is None:
-        return y, cross_entropy
-    weights = _weights(class_weights, classes).to(outputs)
-    return y, functools.partial(cross_entropy, class_weights=weights)
+    return y
 
 
-def _of_members(loss: Loss, outputs: Tensor, labels: Tensor) -> Tensor:
+def _of_members(loss, outputs, labels):
     """Return what a user's own loss returns; a mean over members is refused."""
     values = loss(outputs, labels)
     if not isinstance(values, Tensor) or values.shape != outputs.shape[:1]:
@@ -125,8 +127,9 @@ def _of_members(loss: Loss, outputs: Tensor, labels: Tensor) -> Tensor:
     return values
 
 
-def _values(y: Tensor, outputs: Tensor) -> Tensor:
+def _values(outputs, labels, samples):
     """Return targets of a regression, checked."""
+    y = _as_many(labels, samples)
     if not y.is_floating_point() or y[0].numel() != outputs.numel():
         raise ValueError(
             f'loss="mse" needs floating targets of {outputs.numel()} values a sample, '
@@ -136,7 +139,7 @@ def _values(y: Tensor, outputs: Tensor) -> Tensor:
     return y.to(outputs.dtype)
 
 
-def _weights(class_weights: ArrayLike, classes: int) -> Tensor:
+def _weights(class_weights, classes):
     """Return the classes' weights, checked."""
     weights = as_tensor("class_weights", class_weights, "classes")
     bad = len(weights) != classes or bool((weights < 0).any())

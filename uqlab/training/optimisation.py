@@ -1,117 +1,123 @@
 """How weights follow their gradients: the optimiser, its learning rate, clipping."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from uqlab.core.checks import at_least, one_of, positive, several, within
-from uqlab.ensembles import Ensemble
+from uqlab.core.modules import trainable
+
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Optimisation:
-    """The settings of an optimiser, as `fit` takes them.
+    """The settings of an optimiser, as `fit` takes them."""
 
-    Parameters
-    ----------
-    lr
-        The learning rate at its highest.
-    optimizer
-        "sgd", "adam" or "adamw".
-    weight_decay, momentum
-        As in `torch.optim`; the momentum is that of SGD.
-    schedule
-        "constant", "cosine" (to zero at the end) or "step" (a tenth at each of
-        `milestones`).
-    milestones
-        Epochs.
-    warmup
-        Steps in which the learning rate rises linearly, before the schedule.
-    clip
-        The largest norm of one member's gradient.
-
-    Raises
-    ------
-    ValueError
-        For unknown names and numbers out of range.
-    """
-
-    lr: float
-    optimizer: str = "sgd"
-    weight_decay: float = 0.0
-    momentum: float = 0.0
-    schedule: str = "constant"
-    milestones: Sequence[int] = ()
-    warmup: int = 0
-    clip: float | None = None
+    lr: float | None
+    optimizer: str | Callable
+    scheduler: str | Callable | None
+    max_grad_norm: float | None
+    weight_decay: float
+    momentum: float
+    milestones: Sequence[int]
+    warmup: int
 
     def __post_init__(self) -> None:
-        positive("lr", self.lr)
-        one_of("optimizer", self.optimizer, ("sgd", "adam", "adamw"))
+        if self.lr is not None:
+            positive("lr", self.lr)
+        if not callable(self.optimizer):
+            one_of("optimizer", self.optimizer, OPTIMIZERS)
+        elif self.weight_decay or self.momentum:
+            raise ValueError(
+                "weight_decay and momentum are of the optimisers by name; give them to "
+                "yours: lambda parameters: torch.optim.AdamW(parameters, ...)"
+            )
         within("weight_decay", self.weight_decay, "[0, inf)")
         within("momentum", self.momentum, "[0, 1)")
-        one_of("schedule", self.schedule, ("constant", "cosine", "step"))
         at_least("warmup", self.warmup, 0)
-        if self.schedule == "step" and not self.milestones:
+        if not callable(self.scheduler):
+            known = ("constant", "cosine", "step")
+            one_of("scheduler", self.scheduler or "constant", known)
+        elif self.warmup:
+            raise ValueError("warmup is of the schedulers by name; put it into yours")
+        if self.scheduler == "step" and not self.milestones:
             raise ValueError(
-                'schedule="step" needs milestones, the epochs at which the learning '
+                'scheduler="step" needs milestones, the epochs at which the learning '
                 "rate falls to a tenth"
             )
         for epoch in several("milestones", self.milestones, "[30, 60]"):
             at_least("a milestone", epoch, 0)
-        if self.clip is not None:
-            within("clip", self.clip, "(0, inf]")
+        if self.max_grad_norm is not None:
+            within("max_grad_norm", self.max_grad_norm, "(0, inf]")
 
-    def lr_at(self, step: int, steps_per_epoch: int, epochs: int) -> float:
-        """Return the learning rate of a step, counted from the first of the run."""
-        factor = 1.0
+    @property
+    def by_name(self):
+        """Whether neither optimiser nor scheduler is the user's."""
+        return isinstance(self.optimizer, str) and not callable(self.scheduler)
+
+    def factor(self, step, epoch, steps) -> float:
+        """Return the learning rate of a step of the run's `steps`, over the highest."""
         if step < self.warmup:
-            factor = (step + 1) / self.warmup
-        elif self.schedule == "cosine":
-            after = max(1, epochs * steps_per_epoch - self.warmup)
-            factor = 0.5 * (1 + math.cos(math.pi * (step - self.warmup) / after))
-        elif self.schedule == "step":
-            epoch = step // steps_per_epoch
-            factor = 0.1 ** sum(epoch >= milestone for milestone in self.milestones)
-        return self.lr * factor
+            return (step + 1) / self.warmup
+        if self.scheduler == "step":
+            return 0.1 ** sum(epoch >= milestone for milestone in self.milestones)
+        if self.scheduler != "cosine":
+            return 1.0
+        if steps is None:
+            raise ValueError(
+                'scheduler="cosine" needs the number of batches, which this loader '
+                "does not know; give a function of the optimiser"
+            )
+        after = max(1, steps - self.warmup)
+        return 0.5 * (1 + math.cos(math.pi * (step - self.warmup) / after))
 
-    def of(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """Return torch's optimiser; its learning rate is set before every step."""
-        decay = {"weight_decay": self.weight_decay, "fused": True}
-        if self.optimizer == "sgd":
-            return torch.optim.SGD(parameters, 1.0, self.momentum, **decay)
-        kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
-        return kind(parameters, 1.0, **decay)
+    def of(self, parameters: list[nn.Parameter]) -> Optimizer:
+        """Return torch's optimiser."""
+        how: dict[str, Any] = {} if self.lr is None else {"lr": self.lr}
+        if isinstance(self.optimizer, str):
+            how |= {"weight_decay": self.weight_decay, "fused": True}
+            if self.optimizer == "sgd":
+                how["momentum"] = self.momentum
+            return OPTIMIZERS[self.optimizer](parameters, **how)
+        if how and not isinstance(self.optimizer, type):
+            raise ValueError(
+                "lr is of the optimisers by name and of classes; a function of the "
+                "parameters sets its own"
+            )
+        made = self.optimizer(parameters, **how)
+        if not isinstance(made, Optimizer):
+            raise TypeError(
+                "optimizer must return a torch.optim.Optimizer of the parameters that "
+                f"it is given, got {type(made).__name__}"
+            )
+        return made
 
 
-def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of the next step."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-
-
-def clip_members(ensemble: Ensemble, limit: float) -> None:
+def clip_members(ensemble: Any, limit: float) -> None:
     """Scale each member's gradient to a norm of at most `limit`, apart from others'.
 
     The gradient of the parameters that members share is a group of its own.
     """
-    nn.utils.clip_grad_norm_(ensemble.shared_parameters(), limit)
-    shared = set(ensemble.shared_parameters())
-    trained = (p for p in ensemble.parameters() if p.grad is not None)
-    of_members = [p for p in trained if p not in shared]
-    if not of_members:
-        return
-    if not ensemble.seen:
-        for index in range(ensemble.members):
-            member = ensemble.member(index).parameters()
-            nn.utils.clip_grad_norm_([p for p in member if p not in shared], limit)
-        return
-    grads: list = [p.grad for p in of_members]  # [members, ...] each
-    squares = [g.reshape(len(g), -1).square().sum(1) for g in grads]
-    norms = torch.stack(squares).sum(0).sqrt()
-    scale = (limit / (norms + 1e-6)).clamp(max=1)
-    for g in grads:
-        g.mul_(scale.view(-1, *[1] * (g.ndim - 1)))
+    shared = ensemble.shared_parameters()
+    nn.utils.clip_grad_norm_(shared, limit)
+    shared = set(shared)
+    own = [p for p in trainable(ensemble) if p not in shared and p.grad is not None]
+    if own and not ensemble.seen:  # networks of the members' own
+        for network in ensemble.network:
+            mine = [p for p in network.parameters() if p not in shared]
+            nn.utils.clip_grad_norm_(mine, limit)
+    elif own:
+        grads: list = [p.grad for p in own]  # [members, ...] each
+        squares = [g.reshape(len(g), -1).square().sum(1) for g in grads]
+        norms = torch.stack(squares).sum(0).sqrt()
+        scale = (limit / (norms + 1e-6)).clamp(max=1)
+        for g in grads:
+            g.mul_(scale.view(-1, *[1] * (g.ndim - 1)))

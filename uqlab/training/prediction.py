@@ -1,25 +1,31 @@
-"""Prediction: the logits of all members on all inputs, batch by batch."""
+"""Prediction: what all members say of all inputs, batch by batch."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from tqdm.auto import tqdm
 
-from uqlab.core.checks import InputsLike, a_network, as_inputs, at_least, count
+from uqlab.core.checks import a_network, as_inputs, at_least, count
 from uqlab.core.devices import arithmetic
-from uqlab.core.modules import call, evaluating, logits_of, take
+from uqlab.core.modules import call, evaluating, logits_of, rows_of
 from uqlab.ensembles import Ensemble
+from uqlab.training.batches import as_given, loader, opened, parted
 
 
 @torch.no_grad()
 def predict(
     ensemble: nn.Module,
-    inputs: InputsLike,
+    data: Any,
     *,
     batch_size: int = 1024,
     precision: str = "float32",
     progress: bool = False,
-) -> Float[Tensor, "members samples *outputs"]:
+    reduce: Callable | None = None,
+) -> Any:
     """Return the logits of every member on every input, in evaluation mode.
 
     Parameters
@@ -27,41 +33,59 @@ def predict(
     ensemble
         An ensemble; any other module, whose outputs are [samples, classes], counts as
         an ensemble of one.
-    inputs
-        [samples, ...], or such tensors by name.
+    data
+        Inputs [samples, ...], or such tensors by name; a dataset, a loader. What `fit`
+        takes, whose labels are left out.
     batch_size
-        Inputs that go through at once; fewer where a GPU's memory does not suffice.
+        Inputs that go through at once, at most; fewer where a GPU's memory does not
+        suffice.
     precision
-        "float32" or "bfloat16", as `arithmetic` takes it.
+        "float32", "bfloat16" or, on a GPU, "float16", as `arithmetic` takes it.
     progress
         Whether a bar is shown.
+    reduce
+        A function of the logits of some inputs that returns what is kept of them: a
+        tensor [samples, ...], or a tuple of such, as `uncertainty.decompose` does. So
+        neither many inputs nor dense outputs need memory for all logits.
 
     Returns
     -------
-    Tensor
-        Logits [members, samples, classes], float32 on the CPU.
+    Tensor or tuple of Tensor
+        Logits [members, samples, classes], float32 on the CPU; or what `reduce`
+        returns, of all samples.
     """
     a_network(ensemble, "predict", "an ensemble or a torch module")
-    x = as_inputs(inputs)
     at_least("batch_size", batch_size)
     where = next(ensemble.parameters(), torch.empty(0)).device
-    logits = []
-    start = 0
-    bar = tqdm(
-        total=count(x), desc="predict", unit="input", disable=not progress,
-        leave=False,
-    )  # fmt: skip
+    found = opened(data)
+    held = isinstance(found, tuple)
+    batches = [found] if held else loader(found, batch_size=batch_size)
+    join = functools.partial(torch.cat, dim=0 if reduce else 1)
+    kept: list = []
+    bar = tqdm(desc="predict", unit="input", disable=not progress, leave=False)
     with bar, evaluating(ensemble), arithmetic(precision, where):
-        while start < count(x):
-            batch = take(ensemble, x, slice(start, start + batch_size))
-            try:
-                z = logits_of(call(ensemble, batch)).float()
-            except torch.OutOfMemoryError:
-                if batch_size == 1:
-                    raise
-                batch_size //= 2
-                continue
-            logits.append((z if isinstance(ensemble, Ensemble) else z[None]).cpu())
-            start += count(batch)
-            bar.update(count(batch))
-    return torch.cat(logits, dim=1)
+        for batch in batches:
+            x = as_inputs(parted(batch)[0])
+            bar.total = count(x) if held else None
+            for z in _answers(ensemble, x, batch_size):
+                kept.append(tree_map(Tensor.cpu, reduce(z) if reduce else z))
+                bar.update(z.shape[1])
+    if not kept:
+        raise ValueError("data yields nothing; give at least one sample")
+    return tree_map(lambda *parts: join(parts), *kept)
+
+
+def _answers(ensemble, x, batch_size):
+    """Yield the logits of some inputs after the other, few where memory is short."""
+    start = 0
+    while start < count(x):
+        some = as_given(ensemble, rows_of(x, slice(start, start + batch_size)))
+        try:
+            z = logits_of(call(ensemble, some)).float()
+        except torch.OutOfMemoryError:
+            if batch_size == 1:
+                raise
+            batch_size //= 2
+            continue
+        start += count(some)
+        yield z if isinstance(ensemble, Ensemble) else z[None]

@@ -1,50 +1,77 @@
 """One training step of an ensemble: by autograd, or written out for perceptrons."""
 
+import re
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from uqlab.core.modules import trainable
+from uqlab.core.modules import rows_of, trainable
 from uqlab.ensembles import Ensemble, Own, member_seed
 from uqlab.training.losses import Loss, cross_entropy, mean_square
-from uqlab.training.optimisation import Optimisation, clip_members, set_lr
+from uqlab.training.optimisation import Optimisation, clip_members
 
 
-def make_step(
-    ensemble: Ensemble, loss: Loss, settings: Optimisation, autocast: bool, flat: bool
-) -> "ChainStep | AutogradStep":
+def make_step(ensemble, loss, settings: Optimisation, precision, flat):
     """Return the fastest exact step; `flat`: the inputs are [samples, features]."""
-    plain = settings.clip is None and not autocast
+    limited = settings.max_grad_norm is not None or precision != "float32"
+    plain = settings.by_name and not limited
     layers = linear_chain(ensemble, flat) if plain else []
     if layers:
         return ChainStep(layers, ensemble.member_ids, loss, settings)
-    return AutogradStep(ensemble, loss, settings)
+    return AutogradStep(ensemble, loss, settings, precision)
 
 
-class AutogradStep:
+class Step:
+    """A step of training, with the optimiser and what belongs to it."""
+
+    start: Any  # (seed, epoch) -> None: the noise of an epoch
+    # x and labels [members, batch, ...], or [1, batch, ...] of all -> losses [members]
+    __call__: Any
+
+    def __init__(self, parameters: list, loss: Loss, settings: Optimisation, precision):
+        self.loss, self.settings, self.done = loss, settings, 0
+        self.optimizer = settings.of(parameters)
+        where, scaled = parameters[0].device.type, precision == "float16"
+        self.scaler = torch.amp.GradScaler(where, enabled=scaled)
+        self.parts = {"optimizer": self.optimizer, "scaler": self.scaler}
+        if callable(settings.scheduler):
+            self.parts["scheduler"] = settings.scheduler(self.optimizer)
+
+    def next(self, epoch, steps):
+        """Set the learning rate of the next step; `steps` has the whole run."""
+        if not callable(self.settings.scheduler):
+            factor = self.settings.factor(self.done, epoch, steps)
+            for group in self.optimizer.param_groups:
+                group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
+        self.done += 1
+
+    def end_epoch(self, losses):
+        """Move a scheduler of the user's on."""
+        if scheduler := self.parts.get("scheduler"):
+            plateau = isinstance(scheduler, ReduceLROnPlateau)
+            scheduler.step(*[losses.mean().item()] * plateau)
+
+
+class AutogradStep(Step):
     """Any network, loss and optimiser: gradients by autograd, updates by torch.optim.
 
     A parameter of one member follows the gradient of that member's loss, one that
     members share the gradient of their mean loss.
     """
 
-    def __init__(self, ensemble: Ensemble, loss: Loss, settings: Optimisation):
+    def __init__(self, ensemble: Ensemble, loss, settings, precision):
+        super().__init__(trainable(ensemble), loss, settings, precision)
         self.ensemble = ensemble
-        self.loss = loss
-        self.clip = settings.clip
-        self.optimizer = settings.of(trainable(ensemble))
 
-    def start(self, seed: int, epoch: int) -> None:
+    def start(self, seed, epoch):
         """Start the noise of an epoch, which the network draws from torch."""
         first = self.ensemble.member_ids[0]
         torch.manual_seed(member_seed(seed, first, "noise", epoch))
 
-    def __call__(
-        self, x: Tensor, labels: Tensor, lr: float
-    ) -> Float[Tensor, " members"]:
-        """Take one step on x [members, batch, ...]; return the members' losses."""
+    def __call__(self, x, labels):
+        """Take one step, and return the members' losses."""
         values = None
         while values is None:
             self.optimizer.zero_grad()
@@ -53,18 +80,25 @@ class AutogradStep:
             except torch.OutOfMemoryError:
                 if not self.ensemble.halve():
                     raise
-        if self.clip is not None:
-            clip_members(self.ensemble, self.clip)
-        set_lr(self.optimizer, lr)
-        self.optimizer.step()
+        limit = self.settings.max_grad_norm
+        if limit is not None:
+            self.scaler.unscale_(self.optimizer)
+            clip_members(self.ensemble, limit)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         return values
 
-    def _backward(self, x: Tensor, labels: Tensor) -> Float[Tensor, " members"]:
+    def _backward(self, x, labels):
         """Add up the gradients, some members at a time where memory asks for it."""
         values = []
-        for rows in self.ensemble.passes(x):
-            value = self.loss(self.ensemble.run(x[rows], rows), labels[rows])
-            value.sum().backward()
+        members = self.ensemble.members
+        each = len(labels) == members
+        x = x if each else rows_of(x, 0)
+        labels = labels.expand(members, *labels.shape[1:])
+        for rows in self.ensemble.passes(x, each):
+            some = rows_of(x, rows) if each else x
+            value = self.loss(self.ensemble.run(some, rows, each), labels[rows])
+            self.scaler.scale(value.sum()).backward()
             values.append(value.detach())
         return torch.cat(values)
 
@@ -78,67 +112,50 @@ class Layer(NamedTuple):
     dropout: float | None = None
 
 
+LETTERS = {nn.Linear: "L", nn.ReLU: "R", nn.Dropout: "D"}
+
+
 def linear_chain(ensemble: Ensemble, flat: bool) -> list[Layer]:
     """Return the layers of a plain Sequential of linear [ReLU [dropout]], each once.
 
-    The list is empty for any other network, and where a weight is frozen.
+    The list is empty for any other network, and where a weight is frozen or shared.
     """
-    network = ensemble.network
-    modules = _modules(network, flat)
-    own = _own_parameters(ensemble)
-    names = {module: name for name, module in network.named_modules()}
+    own: dict[str, Any] = {
+        name: part.stacked()["value"]
+        for name, part in ensemble.seen.items()
+        if isinstance(part.kind, Own) and part.trained
+    }
+    names = {module: name for name, module in ensemble.network.named_modules()}
     layers = []
-    for module in modules:
-        last = layers[-1] if layers else None
-        match module:
-            case nn.Linear() if type(module) is nn.Linear:
-                weight, bias = (own.get(f"{names[module]}.{n}") for n in KINDS)
-                if weight is None or (bias is None) != (module.bias is None):
-                    return []
-                layers.append(Layer(weight, bias))
-            case nn.ReLU() if last and not last.relu:
-                layers[-1] = last._replace(relu=True)
-            case nn.Dropout() if last and last.relu and last.dropout is None:
-                layers[-1] = last._replace(dropout=module.p)
-            case _:
+    for module in _modules(ensemble.network, flat):
+        if isinstance(module, nn.Linear):
+            weight, bias = (own.get(f"{names[module]}.{n}") for n in ("weight", "bias"))
+            if weight is None or (bias is None) != (module.bias is None):
                 return []
-    return [] if not layers or layers[-1].relu else layers
+            layers.append(Layer(weight, bias))
+        elif isinstance(module, nn.ReLU):
+            layers[-1] = layers[-1]._replace(relu=True)
+        else:
+            layers[-1] = layers[-1]._replace(dropout=module.p)
+    return layers
 
 
-KINDS = "weight", "bias"
-
-
-def _modules(network: nn.Module, flat: bool) -> list[nn.Module]:
+def _modules(network, flat):
     """Return the modules of a plain Sequential that see [samples, features], or []."""
-    if type(network) is not nn.Sequential or not _plain(network):
-        return []
-    match list(network):
-        case [nn.Flatten(start_dim=1, end_dim=-1), *modules]:
-            return modules
-        case modules:
-            return modules if flat else []
-
-
-def _own_parameters(ensemble: Ensemble) -> dict[str, Any]:
-    """Return the trained tensors of which every member has its own, by name."""
-    own = {}
-    for name, part in ensemble.seen.items():
-        value = part.stacked().get("value")
-        if isinstance(part.kind, Own) and part.trained:
-            own[name] = value
-    return own
-
-
-def _plain(network: nn.Sequential) -> bool:
-    """Whether every layer is there once, and without hooks."""
-    hooks = [
+    modules = [*network] if type(network) is nn.Sequential else []
+    match modules:
+        case [nn.Flatten(start_dim=1, end_dim=-1), *rest]:
+            modules, flat = rest, True
+    letters = "".join(LETTERS.get(type(module), "?") for module in modules)
+    hooked = any(
         m._forward_hooks or m._forward_pre_hooks or m._backward_hooks
         for m in network.modules()
-    ]
-    return len(set(network)) == len(network) and not any(hooks)
+    )
+    once = len({*modules}) == len(modules) and not hooked
+    return modules if flat and once and re.fullmatch("(L(RD?)?)*L", letters) else []
 
 
-def keep_mask(x: Tensor, p: float, generators: list[torch.Generator]) -> Tensor:
+def keep_mask(x, p, generators):
     """Return 0 where dropped and 1 where kept, like x [members, ...].
 
     Sixteen random bits an element (p to 1/65536) are 5 times as fast as bernoulli_ on a
@@ -153,7 +170,7 @@ def keep_mask(x: Tensor, p: float, generators: list[torch.Generator]) -> Tensor:
     return torch.ge(bits, round(p * 65536) - 32768, out=torch.empty_like(x))
 
 
-class ChainStep:
+class ChainStep(Step):
     """Forward, backward and update of all members of a multi-layer perceptron.
 
     With SGD the update is taken inside the product that computes the gradient,
@@ -162,17 +179,13 @@ class ChainStep:
     product is added to the velocity. For Adam it writes the gradient.
     """
 
-    def __init__(
-        self, layers: list[Layer], ids: range, loss: Loss, settings: Optimisation
-    ):
-        self.layers = layers
-        self.ids = ids
-        self.loss = loss
-        self.settings = settings
+    def __init__(self, layers: list[Layer], ids, loss, settings):
         parameters = []
         for layer in layers:
             parameters += [p for p in layer[:2] if p is not None]
-        self.optimizer = settings.of(parameters)
+        super().__init__(parameters, loss, settings, "float32")
+        self.layers = layers
+        self.ids = ids
         self.adam = settings.optimizer != "sgd"
         for p in parameters:
             if self.adam:
@@ -180,7 +193,7 @@ class ChainStep:
             elif settings.momentum:
                 self.optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
 
-    def start(self, seed: int, epoch: int) -> None:
+    def start(self, seed, epoch):
         """Start the noise of an epoch, each member's from generators of its own."""
         device = self.layers[0].weight.device
         dropping = [layer for layer in self.layers if layer.dropout is not None]
@@ -191,19 +204,18 @@ class ChainStep:
             self.noise[id(layer)] = of_layer
 
     @torch.no_grad()
-    def __call__(
-        self, x: Tensor, labels: Tensor, lr: float
-    ) -> Float[Tensor, " members"]:
-        """Take one step on x [members, batch, ...]; return the members' losses."""
-        h, inputs = self._forward(x.flatten(2))
+    def __call__(self, x, labels):
+        """Take one step, and return the members' losses."""
+        members = len(self.ids)
+        labels = labels.expand(members, *labels.shape[1:])
+        h, inputs = self._forward(x.flatten(2).expand(members, -1, -1))
         values, g = self._output_gradient(h, labels)
-        self._backward(g, inputs, lr)
+        self._backward(g, inputs, self.optimizer.param_groups[0]["lr"])
         if self.adam:
-            set_lr(self.optimizer, lr)
             self.optimizer.step()
         return values
 
-    def _forward(self, h: Tensor) -> tuple[Tensor, list[tuple[Tensor, float]]]:
+    def _forward(self, h):
         """Return the outputs, and every layer's input as (h, scale): scale * h."""
         scale = 1.0
         inputs = []
@@ -222,9 +234,7 @@ class ChainStep:
                 scale = 1 / (1 - dropout)
         return h, inputs
 
-    def _backward(
-        self, g: Tensor, inputs: list[tuple[Tensor, float]], lr: float
-    ) -> None:
+    def _backward(self, g, inputs, lr):
         """Update all layers, from the gradient of the outputs on down."""
         factor = 1.0  # the gradient is factor * g
         for number in reversed(range(len(self.layers))):
@@ -240,9 +250,7 @@ class ChainStep:
                 # h > 0 where the unit was active, and not dropped.
                 torch.ops.aten.threshold_backward.grad_input(g, h, 0, grad_input=g)
 
-    def _output_gradient(
-        self, outputs: Tensor, labels: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _output_gradient(self, outputs, labels):
         """Return the members' losses and the gradient of their sum."""
         if self.loss is cross_entropy:  # a third of the time, with classes in front
             log_p = outputs.permute(2, 0, 1).contiguous().log_softmax(0)
@@ -259,9 +267,7 @@ class ChainStep:
             (g,) = torch.autograd.grad(values.sum(), outputs)
         return values.detach(), g
 
-    def _update(
-        self, p: nn.Parameter, g: Tensor, h: Tensor | None, factor: float, lr: float
-    ) -> None:
+    def _update(self, p, g, h, factor, lr):
         """Follow the gradient, factor * g @ h of a weight and factor * g of a bias."""
         momentum = self.settings.momentum
         decay = self.settings.weight_decay

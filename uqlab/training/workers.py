@@ -1,13 +1,16 @@
 """Shards of an ensemble's members that are trained side by side, one in each thread."""
 
+import copy
 import itertools
 from collections.abc import Callable
 from concurrent import futures
-from typing import Any
 
 import torch
+from torch import nn
 
 from uqlab.core import devices
+from uqlab.core.checks import Inputs
+from uqlab.core.modules import call
 from uqlab.ensembles import Ensemble
 
 
@@ -41,12 +44,13 @@ class Workers:
         ensemble: Ensemble,
         multiply_adds: int,
         apart: bool,
-        make: Callable[[Any], Any],
+        make: Callable,
         bounds: list[int] | None = None,
     ):
         members = ensemble.members
         self.threads = self.threads_each = torch.get_num_threads()
-        self.on_cpu = next(ensemble.parameters()).device.type == "cpu"
+        self.device = next(ensemble.parameters()).device
+        self.on_cpu = self.device.type == "cpu"
         apart = apart and members > 1
         count = 1
         if self.on_cpu and multiply_adds < devices.ONE_THREAD * (1 if apart else 5):
@@ -78,7 +82,16 @@ class Workers:
         # Long runs meet denormal numbers, which are 100 times slower.
         torch.set_flush_denormal(True)
 
-    def run(self, task: Callable[[slice, Any, Any], None]) -> None:
+    def run(self, task: Callable) -> None:
         """Call task(rows, shard, step) for every shard, all shards at once."""
         over_shards = self.pool.map if self.pool else map
         list(over_shards(task, self.rows, self.shards, self.steps))
+
+
+def draws_noise(network: nn.Module, x: Inputs) -> bool:
+    """Return whether a network draws from torch's generator in training, on a CPU."""
+    tried = copy.deepcopy(network).train()
+    with torch.no_grad(), torch.random.fork_rng([]):
+        before = torch.get_rng_state()
+        call(tried, x)
+        return not torch.equal(before, torch.get_rng_state())
