@@ -331,7 +331,7 @@ class Twice(nn.Module):
         (
             {"precision": "float16"},
             ValueError,
-            'precision must be "float32" or "bfloat16"',
+            'precision="float16" is for GPUs',
         ),
         ({"ood": None}, ValueError, 'score="avg" needs ood_inputs'),
         ({"y": None}, ValueError, 'score="avg" needs id_labels'),

@@ -249,22 +249,33 @@ def test_a_checkpoint_of_other_values_in_an_augmentation_is_refused(tmp_path, ma
         trained(2, augment=make(1.5), **settings)
 
 
-def test_a_layer_whose_state_is_no_tensor_is_named(tmp_path):
-    class Counting(nn.Linear):
-        def get_extra_state(self):
-            return {"count": 1}
+class Counting(nn.Linear):
+    count: object = 1
 
-    ensemble = ensembles.deep(lambda: nn.Sequential(Counting(6, 3)), 2)
-    with pytest.raises(TypeError, match=r"_extra_state.*get_extra_state"):
-        training.fit(
-            ensemble,
-            torch.randn(9, 6),
-            torch.arange(9) % 3,
-            epochs=1,
-            lr=0.1,
-            progress=False,
-            resume=tmp_path / "run",
-        )
+    def get_extra_state(self):
+        return {"count": self.count}
+
+    def set_extra_state(self, state):
+        self.count = state["count"]
+
+
+def counting(count, tmp_path, epochs):
+    torch.manual_seed(0)
+    network = nn.Sequential(Counting(6, 4), nn.Linear(4, 3))
+    network[0].count = count
+    x, y = torch.randn(9, 6), torch.arange(9) % 3
+    how = {"lr": 0.1, "progress": False, "resume": tmp_path}
+    return training.fit(ensembles.lora(network, 2, 1), x, y, epochs=epochs, **how)
+
+
+def test_a_state_that_is_no_tensor_is_kept(tmp_path):
+    counting(7, tmp_path, 1)
+    assert counting(7, tmp_path, 3).steps == 2
+
+
+def test_a_state_that_would_not_be_read_again_is_refused_at_once(tmp_path):
+    with pytest.raises(ValueError, match="damaged or none of ours"):
+        counting(Scaled(1.0), tmp_path, 1)
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,8 @@ class Checkpoint:
         """Put the state back, if there is one; return the number of epochs done."""
         if not self.state:  # a folder that cannot be written to is no news later
             self.write(ensemble, workers, data, losses[:0], False)
+            if self.path:  # nor is a state of classes that are not read for safety
+                _read(self.path)
             return 0
         before = self.state["losses"]
         if len(before) > len(losses):
