@@ -554,3 +554,33 @@ def test_a_layer_with_two_names_is_one_layer(make):
     apart = torch.stack([ensemble.member(m).eval()(x).detach() for m in range(2)])
     assert torch.allclose(found, apart, atol=1e-5)
     assert not torch.allclose(found[0], found[1], atol=1e-4)
+
+
+def test_targets_may_be_a_list_of_names_as_in_peft(x):
+    """Which end so: "1" is no "11"."""
+    network = S(*[layer for _ in range(6) for layer in (L(6, 6), nn.ReLU())], L(6, 3))
+    assert [*ensembles.lora(network, 2, 1, target=["10", "0"]).seen] == [
+        "0.weight",
+        "10.weight",
+        "12.weight",
+        "12.bias",
+    ]
+    features = representations.layer_features(network, x, ["2", "12"])
+    assert [*features] == ["2", "12"]
+    with pytest.raises(ValueError, match="no regular expression"):
+        ensembles.lora(network, 2, 1, target="*")
+    with pytest.raises(ValueError, match="matches no"):
+        ensembles.lora(network, 2, 1, target=["99"])
+
+
+def test_sets_are_of_the_classes_of_their_thresholds(x, y):
+    found = decide.conformal(torch.randn(2, len(y), 3), y)
+    with pytest.raises(ValueError, match="3 classes"):
+        found.sets(torch.randn(2, 5, 4))
+
+
+def test_an_ensemble_of_inference_mode_is_refused_in_words(x, y):
+    with torch.inference_mode():
+        ensemble = ensembles.deep(lambda: L(6, 3), 2)
+    with pytest.raises(ValueError, match="inference_mode"):
+        training.fit(ensemble, x, y, epochs=1, lr=0.1, progress=False)

@@ -153,6 +153,14 @@ def test_fingerprints_differ(first, second):
     assert fingerprint(*first) != fingerprint(*second)
 
 
+def test_a_sparse_tensor_is_told_by_its_values():
+    dense = torch.eye(3)
+    other = dense.clone()
+    other[0, 0] = 2
+    assert fingerprint(dense.to_sparse()) == fingerprint(dense.to_sparse())
+    assert fingerprint(dense.to_sparse()) != fingerprint(other.to_sparse())
+
+
 def test_fingerprints_agree_on_equal_things():
     assert fingerprint(x, [1, "a"]) == fingerprint(x.clone(), [1, "a"])
     assert fingerprint(x.view(64, 64).T) == fingerprint(

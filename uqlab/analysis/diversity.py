@@ -11,7 +11,15 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 from torch.special import entr
 
-from uqlab.core.checks import ArrayLike, as_logits, as_tensor, finite, one_ensemble
+from uqlab.core.checks import (
+    ArrayLike,
+    Target,
+    as_logits,
+    as_tensor,
+    finite,
+    one_ensemble,
+    pattern_of,
+)
 from uqlab.ensembles import Ensemble, weights_of
 from uqlab.models import ATTENTION, FUSED, PROJECTIONS
 from uqlab.uncertainty import classes_first
@@ -131,7 +139,7 @@ def variation_ratio(logits: ArrayLike) -> Float[Tensor, " batch"]:
     return 1 - votes.amax(-1).double() / len(logits)
 
 
-def weight_cosine(ensemble: Ensemble, target: str | None = None) -> Pairs:
+def weight_cosine(ensemble: Ensemble, target: Target | None = None) -> Pairs:
     """Return the cosine between the weights of members i and j.
 
     Whole matrices (for LoRA W + B_m A_m), flattened and joined. Where members share
@@ -169,7 +177,7 @@ def diversity_score(ensemble: Ensemble) -> float:
 
 
 def layer_names(
-    ensemble: Ensemble, target: str | None = None, default: str = ATTENTION
+    ensemble: Ensemble, target: Target | None = None, default: str = ATTENTION
 ) -> list[str]:
     """Return the names of the layers with a weight matrix, in the network's order.
 
@@ -178,8 +186,8 @@ def layer_names(
     ensemble
         Whose layers: those of the network that members share, else of member 0.
     target
-        A regular expression on names. None stands for `default`; where that finds
-        nothing, for every linear layer but the last.
+        A regular expression on names, or a list of how they end. None stands for
+        `default`; where that finds nothing, for every linear layer but the last.
     default
         The attention's projections.
 
@@ -190,7 +198,7 @@ def layer_names(
     """
     known = weights(ensemble)
     names = [n for n, w in known.items() if target is not None or len(w.shape) == 2]
-    pattern = default if target is None else target
+    pattern = pattern_of(default if target is None else target)
     chosen = [name for name in names if re.search(pattern, name)]
     if not chosen and target is None:
         head = (ensemble.recipe or {}).get("classifier") or names[-1]

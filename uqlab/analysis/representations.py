@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from uqlab.core.checks import (
     ArrayLike,
     InputsLike,
+    Target,
     as_inputs,
     as_tensor,
     between,
@@ -34,6 +35,7 @@ from uqlab.core.checks import (
     finite,
     one_network,
     one_of,
+    pattern_of,
 )
 from uqlab.core.extras import extra
 from uqlab.core.modules import (
@@ -186,7 +188,7 @@ def match(similarity: ArrayLike) -> Matching:
 def layer_features(
     model: nn.Module,
     inputs: ArrayLike,
-    target: str | None = None,
+    target: Target | None = None,
     *,
     tokens: Tokens = "first",
     batch_size: int = 256,
@@ -200,9 +202,9 @@ def layer_features(
     inputs
         [samples, ...].
     target
-        A regular expression on module names. None takes the blocks of a transformer
-        (its longest nn.ModuleList), or without such a list every linear and
-        convolutional layer.
+        A regular expression on module names, or a list of how they end. None takes the
+        blocks of a transformer (its longest nn.ModuleList), or without such a list
+        every linear and convolutional layer.
     tokens
         "first" (CLS), "mean" or "all" (flattened) of outputs [samples, tokens, width].
         For maps [samples, channels, height, width] "mean" averages over the map. Other
@@ -469,12 +471,13 @@ def _own_hsic(kernels: list[_Kernel], kernel: str, unbiased: bool) -> Tensor:
     return values.where(values > rounding, 0.0)
 
 
-def _layers(model: nn.Module, target: str | None) -> list[str]:
+def _layers(model: nn.Module, target: Target | None) -> list[str]:
     """Return the names of the modules that `target` finds, or of the default ones."""
     modules = {name: module for name, module in model.named_modules() if name}
     lists = [n for n, m in modules.items() if isinstance(m, nn.ModuleList) and len(m)]
     if target is not None:
-        chosen = [name for name in modules if re.search(target, name)]
+        pattern = pattern_of(target)
+        chosen = [name for name in modules if re.search(pattern, name)]
     elif lists:
         longest = max(lists, key=lambda name: len(list(modules[name].children())))
         chosen = [name for name in modules if name.rpartition(".")[0] == longest]

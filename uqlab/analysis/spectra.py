@@ -19,6 +19,7 @@ from tqdm.auto import tqdm
 from uqlab.analysis.diversity import layer_names, member_weights
 from uqlab.core.checks import (
     ArrayLike,
+    Target,
     as_tensor,
     at_least,
     between,
@@ -211,7 +212,7 @@ def projection(name: str) -> str | None:
 
 def ensemble_spectra(
     ensemble: Ensemble,
-    target: str | None = None,
+    target: Target | None = None,
     k: int = 16,
     *,
     before: nn.Module | None = None,

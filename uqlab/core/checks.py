@@ -7,6 +7,7 @@ what Python or torch raise.
 
 import operator
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.utils.data import Dataset
 ArrayLike = Tensor | np.ndarray | Sequence[Any]  # what `as_tensor` reads
 Inputs = Tensor | Mapping[str, Tensor]  # several by name, as tokenizers make them
 InputsLike = ArrayLike | Mapping[str, Tensor]  # what `as_inputs` reads
+Target = str | Sequence[str]  # a regular expression, or how names end
 LOGITS = "members batch classes"
 HINT = "; for a single model use logits[None], for groups decompose_groups"
 
@@ -316,6 +318,19 @@ def several(name: str, value: Any, such: str = "a list") -> list[Any]:
         kind = type(value).__name__
         raise TypeError(f"{name} must be several, such as {such}, got one {kind}")
     return list(value)
+
+
+def pattern_of(target: Target) -> str:
+    """Return the regular expression of a target: itself, or of names that end so."""
+    if not isinstance(target, str):
+        names = several("target", target, '["q_proj", "v_proj"]')
+        return rf"(^|\.)({'|'.join(map(re.escape, names))})$"
+    try:
+        re.compile(target)
+    except re.error as error:
+        wrong = f"target {target!r} is no regular expression: {error}"
+        raise ValueError(wrong) from error
+    return target
 
 
 def by_name(name: str, value: Any, such: str) -> None:

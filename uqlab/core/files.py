@@ -124,7 +124,9 @@ def _numbers(thing: Any) -> Iterator[Any]:
     if hasattr(thing, "detach"):
         import torch  # importing this module stays cheap
 
-        tensor = thing.detach().cpu().contiguous()
+        sparse = thing.layout != torch.strided
+        tensor = thing.detach().cpu()
+        tensor = (tensor.to_dense() if sparse else tensor).contiguous()
         yield _said(f"{list(tensor.shape)} {tensor.dtype}")
         yield tensor.flatten().view(torch.uint8).numpy().data
         return

@@ -5,7 +5,7 @@ import math
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from uqlab.core.checks import within
+from uqlab.core.checks import Target, within
 from uqlab.ensembles.base import Ensemble, Members
 from uqlab.ensembles.functional import Own
 from uqlab.ensembles.implicit import Classifiers, implicit, normal
@@ -54,7 +54,7 @@ def batch(
     backbone: nn.Module,
     members: Members,
     *,
-    target: str | None = None,
+    target: Target | None = None,
     std: float = math.sqrt(0.02),
     additive: bool = False,
     classifiers: Classifiers = "independent",

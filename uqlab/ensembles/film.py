@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from uqlab.core.checks import within
+from uqlab.core.checks import Target, within
 from uqlab.ensembles.base import Ensemble, Members
 from uqlab.ensembles.functional import Own
 from uqlab.ensembles.implicit import (
@@ -52,7 +52,7 @@ def film(
     backbone: nn.Module,
     members: Members,
     *,
-    target: str | None = None,
+    target: Target | None = None,
     std: float = 0.1,
     train_backbone: bool = True,
     classifiers: Classifiers = "shared",
@@ -65,7 +65,7 @@ def film(
     ----------
     backbone, members, classifier, seed
         As in `lora`.
-    target : str, optional
+    target : str or sequence of str, optional
         A regular expression on the names of norms; None for all that scale what they
         normalise: torch's, and others with a weight for each feature, such as RMSNorm.
     std : float

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from uqlab import models
-from uqlab.core.checks import one_network, one_of
+from uqlab.core.checks import Target, one_network, one_of, pattern_of
 from uqlab.core.modules import frozen
 from uqlab.ensembles.base import Ensemble, Members, member_generators, member_range
 from uqlab.ensembles.functional import Own, unwrapped
@@ -184,9 +184,10 @@ def _build(module: Any):
         module.register_parameter(name, nn.Parameter(value))
 
 
-def named(candidates: Sequence[Site], target: str, called: str) -> list[Site]:
+def named(candidates: Sequence[Site], target: Target, called: str) -> list[Site]:
     """Return the sites whose names match a target; ValueError if there are none."""
-    matching = [site for site in candidates if re.search(target, site.name)]
+    pattern = pattern_of(target)
+    matching = [site for site in candidates if re.search(pattern, site.name)]
     if not matching:
         names = ", ".join(site.name for site in candidates) or "none"
         raise ValueError(
@@ -201,7 +202,7 @@ def implicit(
     members: Members,
     make: Make,
     *,
-    target: str | None = None,
+    target: Target | None = None,
     classifiers: Classifiers = "independent",
     classifier: str | None = None,
     seed: int = 0,

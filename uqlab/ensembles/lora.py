@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from uqlab.core.checks import at_least, within
+from uqlab.core.checks import Target, at_least, within
 from uqlab.ensembles.base import Ensemble, Members
 from uqlab.ensembles.implicit import Classifiers, held_like, implicit, normal
 from uqlab.ensembles.recipes import recorded
@@ -59,7 +59,7 @@ def lora(
     members: Members,
     rank: int = 8,
     *,
-    target: str | None = None,
+    target: Target | None = None,
     gain: float = 10.0,
     scale: float = 1.0,
     std: float | None = None,
@@ -82,11 +82,12 @@ def lora(
     rank : int
         Of the added matrices. A weight that allows less gets what it allows, with a
         warning.
-    target : str, optional
-        A regular expression on the names of modules, or of parameters where a module
-        holds several weights (`self_attn.in_proj_weight`, `rnn.weight_hh_l0`). None for
-        the attention's projections, or in a network without attention every layer that
-        is linear, a convolution or recurrent before the classifier.
+    target : str or sequence of str, optional
+        A regular expression on the names of modules, or a list of how they end, as in
+        PEFT; on names of parameters where a module holds several weights
+        (`self_attn.in_proj_weight`, `rnn.weight_hh_l0`). None for the attention's
+        projections, or in a network without attention every layer that is linear, a
+        convolution or recurrent before the classifier.
     gain, scale : float
         A starts xavier-uniform with `gain` and B at zero; other papers write the scale
         as alpha / rank.

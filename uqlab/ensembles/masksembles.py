@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from uqlab.core.checks import at_least, within
+from uqlab.core.checks import Target, at_least, within
 from uqlab.ensembles.base import Ensemble, Members, member_generators
 from uqlab.ensembles.batch_ensemble import Scaled
 from uqlab.ensembles.implicit import (
@@ -36,7 +36,7 @@ def masksembles(
     members: Members,
     scale: float = 2.0,
     *,
-    target: str | None = None,
+    target: Target | None = None,
     of: int | None = None,
     seed: int = 0,
 ) -> Ensemble:
@@ -53,7 +53,7 @@ def masksembles(
         S, at least 1. Any two members share 1 / S of their features on average. Each of
         M members keeps a share 1 / (S (1 - (1 - 1 / S)^M)) of all features: S = 1 is
         one network, and for a large S the masks are disjoint.
-    target : str, optional
+    target : str or sequence of str, optional
         A regular expression on the names of layers whose inputs are masked. None for
         all but the first or, in a transformer, for the layers of the MLPs that narrow
         their inputs, because only those follow an activation.

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from uqlab.core.checks import within
+from uqlab.core.checks import Target, within
 from uqlab.ensembles.base import Ensemble, Members
 from uqlab.ensembles.functional import Own
 from uqlab.ensembles.implicit import Classifiers, held_like, implicit, normal
@@ -53,7 +53,7 @@ def singular_value(
     backbone: nn.Module,
     members: Members,
     *,
-    target: str | None = None,
+    target: Target | None = None,
     init_std: float = 0.01,
     share: float = 1.0,
     classifiers: Classifiers = "independent",
@@ -66,7 +66,7 @@ def singular_value(
     ----------
     backbone, members, classifiers, classifier, seed
         As in `lora`.
-    target : str, optional
+    target : str or sequence of str, optional
         A regular expression as in `lora`. None for every matrix before the classifier
         and, in a network without attention, the convolutions too, whose kernels are
         matrices of patches.

@@ -65,6 +65,11 @@ class Conformal(NamedTuple):
             [members, samples, classes].
         """
         p = log_prediction(as_logits(logits)).exp()
+        if p.shape[1] != len(self.thresholds):
+            raise ValueError(
+                f"logits must be of {len(self.thresholds)} classes, as the thresholds "
+                f"are, got {p.shape[1]}"
+            )
         return _scores(p, self.method, self.generator) <= self.thresholds.to(p.device)
 
 

@@ -260,6 +260,8 @@ def _task(ensemble, data, labels, loss, class_weights, num_workers, order, **giv
         given["batch_size"] = min(given["batch_size"], source.samples)
     loss_of, check = targets(ensemble, source.two, loss, class_weights)
     source.check(check)
+    if any(p.is_inference() for p in ensemble.parameters()):
+        raise ValueError("ensemble was made in torch.inference_mode(): make it outside")
     if not trainable(ensemble):
         raise ValueError("nothing is trained: requires_grad is False everywhere")
     shared = order == "shared" or source.samples is None
