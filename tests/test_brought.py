@@ -27,7 +27,7 @@ from uqlab import (
     uncertainty,
 )
 from uqlab.analysis import representations
-from uqlab.study import baselines, bring, decide, scoreboard, scores
+from uqlab.study import baselines, bring, decide, methods, scoreboard, scores
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # annotations are no refusals
 X = torch.randn(12, 6, generator=torch.Generator().manual_seed(0))
@@ -37,6 +37,9 @@ PAIRS = TensorDataset(X, Y)
 
 def network():
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+NETWORK = network()
 
 
 def fit(inputs=X, labels=Y, ensemble=None):
@@ -67,62 +70,118 @@ class Stream(IterableDataset):
 
 
 class HuggingFace:
-    """As much of a Hugging Face dataset as is looked at."""
+    """As much of a dataset that streams as is looked at."""
 
     def with_format(self, kind):
-        raise AssertionError("it is not read")
-
-    __getitem__ = __iter__ = with_format
+        return Stream()
 
 
-STREAMS = {
-    "Dataset": (NoEnd(), r"DataLoader\(data"),
-    "Subset": (Subset(PAIRS, [0, 1]), r"DataLoader\(data"),
-    "IterableDataset": (Stream(), r"DataLoader\(data"),
-    "DataLoader": (DataLoader(PAIRS), r"islice\(data"),
-    "endless loader": (DataLoader(Stream()), r"islice\(data"),
-    "Datasets in a list": ([NoEnd()], r"DataLoader\(data"),
-    "loaders in lists": ([[DataLoader(Stream())]], r"islice\(data"),
-    "Dataset and Sequence": (Listed(), r"DataLoader\(data"),
-    "Dataset and Mapping": (Named(), r"DataLoader\(data"),
-    "generator": (itertools.repeat(X), "islice"),
-    "Hugging Face": (HuggingFace(), "with_format"),
+ENDLESS = {
+    "Dataset": NoEnd(),
+    "IterableDataset": Stream(),
+    "loader": DataLoader(Stream()),
+    "generator": itertools.repeat(X),
+    "Hugging Face": HuggingFace(),
 }
+LISTS = {
+    "Datasets": [NoEnd()],
+    "loaders in lists": [[DataLoader(Stream())]],
+}
+WITH_AN_END = {
+    "Dataset": PAIRS,
+    "Subset": Subset(PAIRS, range(12)),
+    "loader": DataLoader(PAIRS, 5),
+    "pair": (X, Y),
+}
+
+
+def board(given, y):
+    network_ = network()
+    known = given if y is None else (given, y)
+    row = scoreboard.detection(network_, known, known, {"far": X + 1})
+    return torch.tensor([row["aurc"], row["auroc_energy_far"]])
+
+
 TAKERS = {
-    "decompose": uncertainty.decompose,
-    "labels": lambda given: metrics.accuracy(X[None, :, :3], given),
-    "score": lambda given: scores.SCORES["entropy"](network(), given),
-    "laplace": lambda given: ensembles.laplace(network(), given, 4, prior_variance=1.0),
-    "masks": lambda given: extraction.fit_masks(
-        extraction.masks(network(), members=2), given, Y, steps=1
+    "score": lambda given, y: scores.SCORES["entropy"](network(), given),
+    "score that learns": lambda given, y: scores.SCORES["knn"].fit(NETWORK, given, y)(
+        NETWORK, X
     ),
-    "gradients": lambda given: gradients.exgrad(network(), given),
-    "heads": lambda given: heads.head_features(
-        models.vit(8, 4, width=16, layers=1, heads=2), given
+    "laplace": lambda given, y: ensembles.laplace(
+        network(), given, 4, prior_variance=1.0
+    )(X),
+    "masks": lambda given, y: (
+        extraction.fit_masks(
+            extraction.masks(network(), members=2), given, y, steps=2, progress=False
+        ).loss
     ),
-    "CKA": lambda given: representations.cka(X, given),
+    "gradients": lambda given, y: gradients.exgrad(network(), given),
+    "features": lambda given, y: representations.penultimate(network(), given),
+    "method": lambda given, y: methods.train(
+        "lora", network(), given, y, members=2, epochs=1, lr=0.1, rank=2, progress=False
+    )(X),
+    "board": board,
 }
 
 
-@pytest.mark.parametrize("taker", TAKERS)
-@pytest.mark.parametrize("stream", STREAMS)
-def test_streams_are_refused_at_once_with_the_lines_that_make_tensors(taker, stream):
-    given, way_out = STREAMS[stream]
+@pytest.mark.parametrize("given", WITH_AN_END.values(), ids=WITH_AN_END)
+@pytest.mark.parametrize("taker", TAKERS.values(), ids=TAKERS)
+def test_datasets_and_loaders_are_read_where_tensors_are(taker, given):
+    found = []
+    for inputs, labels in ((X, Y), (given, None)):
+        torch.manual_seed(0)
+        found.append(taker(inputs, labels))
+    assert_close(*found)
+
+
+@pytest.mark.parametrize("given", ENDLESS.values(), ids=ENDLESS)
+@pytest.mark.parametrize("taker", TAKERS.values(), ids=TAKERS)
+def test_what_may_have_no_end_is_refused_at_once_with_a_way_out(taker, given):
     began = time.process_time()
-    with pytest.raises(TypeError, match=f"make them first(.|\n)*{way_out}"):
-        TAKERS[taker](given)
+    with pytest.raises(TypeError, match="islice"):
+        taker(given, None)
     assert time.process_time() - began < 5  # nothing was read: it has no end
 
 
-@pytest.mark.parametrize("stream", [PAIRS, Subset(PAIRS, range(12)), DataLoader(PAIRS)])
-def test_the_printed_lines_make_tensors(stream):
+@pytest.mark.parametrize("given", LISTS.values(), ids=LISTS)
+@pytest.mark.parametrize("taker", TAKERS.values(), ids=TAKERS)
+def test_lists_of_datasets_are_no_data(taker, given):
+    with pytest.raises(TypeError, match="make them first"):
+        taker(given, Y)
+
+
+def test_the_printed_lines_make_tensors():
+    batches = DataLoader(PAIRS, 5)
+    names = {"batches": batches, "torch": torch}
     with pytest.raises(TypeError) as refused:
-        TAKERS["laplace"](stream)
-    lines = str(refused.value).partition("first:\n")[2]
-    names = {"data": stream, "torch": torch}
+        gradients.exgrad(network(), (batch for batch in batches))
+    lines = str(refused.value).partition("of it:\n")[2]
     exec("\n".join(map(str.strip, lines.splitlines())), names)
     assert torch.equal(names["x"], X)
     assert torch.equal(names["y"], Y)
+
+
+def test_heads_are_asked_by_loaders():
+    x, y = torch.randn(9, 1, 8, 8), torch.arange(9) % 3
+    network = models.vit(8, 4, width=16, layers=1, heads=2, classes=3)
+    loader = DataLoader(TensorDataset(x, y), 4)
+    assert_close(
+        heads.taylor_scores(network, loader), heads.taylor_scores(network, x, y)
+    )
+    found = heads.greedy_circuit(
+        network, loader, None, loader, budget=1, progress=False
+    )
+    assert found == heads.greedy_circuit(network, x, y, x, budget=1, progress=False)
+    assert_close(heads.head_features(network, loader), heads.head_features(network, x))
+
+
+@pytest.mark.parametrize(
+    "take",
+    [uncertainty.decompose, lambda given: metrics.accuracy(X[None, :, :3], given)],
+)
+def test_logits_and_labels_are_tensors(take):
+    with pytest.raises(TypeError, match="make them first"):
+        take(DataLoader(PAIRS))
 
 
 class Returns(nn.Module):

@@ -187,7 +187,7 @@ def match(similarity: ArrayLike) -> Matching:
 @torch.no_grad()
 def layer_features(
     model: nn.Module,
-    inputs: ArrayLike,
+    inputs: InputsLike,
     target: Target | None = None,
     *,
     tokens: Tokens = "first",

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from uqlab.core.reading import held
+
 ArrayLike = Tensor | np.ndarray | Sequence[Any]  # what `as_tensor` reads
 Inputs = Tensor | Mapping[str, Tensor]  # several by name, as tokenizers make them
-InputsLike = ArrayLike | Mapping[str, Tensor]  # what `as_inputs` reads
+InputsLike = ArrayLike | Mapping[str, Any] | Dataset | Iterable[Any]  # of `as_inputs`
 Target = str | Sequence[str]  # a regular expression, or how names end
 LOGITS = "members batch classes"
 HINT = "; for a single model use logits[None], for groups decompose_groups"
@@ -223,10 +225,13 @@ def as_scores(scores: Any, samples: int | None = None, name: str = "scores") -> 
 def as_inputs(inputs: Any) -> Any:
     """Return a network's inputs: a tensor [samples, ...], or tensors by name.
 
+    A dataset or a loader is read once, whole; labels are left out.
+
     Raises what `as_tensor` raises, and ValueError unless they are finite and every
     tensor holds the same number of samples, at least one.
     """
-    if isinstance(inputs, Mapping) and not isinstance(inputs, Dataset):
+    inputs, _ = held(inputs)
+    if isinstance(inputs, Mapping):
         inputs = {k: as_tensor(k, t, floating=False) for k, t in inputs.items()}
         tensors = list(inputs.values())
     else:

@@ -8,7 +8,7 @@ Dataset(captions, test: 100 x [1, 8, 8], 114 classes)
 
 from uqlab.data.captions import pictures
 from uqlab.data.corruptions import CORRUPTIONS, corrupted
-from uqlab.data.datasets import Dataset, check, fetched, file, load, names
+from uqlab.data.datasets import Dataset, check, fetched, file, load, names, read
 from uqlab.data.sounds import LOG_MEL, RATE
 
 __all__ = [
@@ -23,4 +23,5 @@ __all__ = [
     "load",
     "names",
     "pictures",
+    "read",
 ]

@@ -14,9 +14,10 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from uqlab.core.checks import at_least, one_of
+from uqlab.core.checks import ArrayLike, as_labels, as_one, at_least, one_of
 from uqlab.core.extras import extra
 from uqlab.core.files import COMPARED, StrPath
+from uqlab.core.reading import held
 
 # These fill SOURCES and FILES.
 from uqlab.data import colour_images, grey_images, sounds, texts, weights  # noqa: F401
@@ -161,6 +162,33 @@ def _converted(name: str, x: Tensor, channels: int | None) -> Tensor:
 def names() -> list[str]:
     """Return the names that `load` knows, first the sets that need no download."""
     return [*EMBEDDED, *SOURCES]
+
+
+def read(source: Any, labels: ArrayLike | None = None, name: str = "data") -> Dataset:
+    """Return what you have as a Dataset: tensors, or a dataset or loader of torch.
+
+    It is read once, whole, into memory.
+
+    Parameters
+    ----------
+    source
+        Inputs, (inputs, labels), or what gives such; a Dataset is returned as it is.
+    labels
+        Classes [samples], with tensors; the set may have none.
+    name
+        Of the set.
+
+    Examples
+    --------
+    >>> read([[0.0, 1.0], [1.0, 0.0]], [0, 1])
+    Dataset(data, test: 2 x [2], 2 classes)
+    """
+    if isinstance(source, Dataset):
+        return source
+    inputs, labels = held(source, labels)
+    x = as_one(inputs)
+    y = as_labels([-1] * len(x) if labels is None else labels, len(x))
+    return Dataset(x, y, name, "test", (*map(str, range(int(y.max()) + 1)),))
 
 
 def load(

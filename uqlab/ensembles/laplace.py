@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from uqlab.core.checks import (
     ArrayLike,
+    InputsLike,
     as_inputs,
     as_tensor,
     positive,
@@ -88,7 +89,7 @@ class First(nn.Module):
 
 def laplace_lora(
     trained: Ensemble,
-    inputs: Inputs | ArrayLike,
+    inputs: InputsLike,
     members: Members,
     *,
     linearised: bool = True,
@@ -174,7 +175,7 @@ def copies(trained: Any, ids: range, linearised: bool) -> Any:
 
 
 def curvatures(
-    trained: Any, inputs: Inputs | ArrayLike, batch_size: int = 64
+    trained: Any, inputs: InputsLike, batch_size: int = 64
 ) -> dict[str, tuple[Curvature, Curvature]]:
     """Return the curvatures of A and of B, in float64, by the name of the weight.
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from uqlab.core.checks import ArrayLike, as_inputs, positive
+from uqlab.core.checks import InputsLike, as_inputs, positive
 from uqlab.core.modules import (
     Inputs,
     call,
@@ -47,7 +47,7 @@ def own_classifiers(network: nn.Module, members: Members, classifier: str) -> En
 
 def laplace(
     network: nn.Module,
-    inputs: Inputs | ArrayLike,
+    inputs: InputsLike,
     members: Members,
     *,
     prior_variance: float | None = None,

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Int
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from uqlab.core.checks import (
-    ArrayLike,
+    InputsLike,
     all_finite,
     as_labels,
     as_one,
@@ -21,6 +21,7 @@ from uqlab.core.checks import (
     within,
 )
 from uqlab.core.modules import like_parameters, trainable
+from uqlab.core.reading import held
 from uqlab.ensembles import member_seed
 from uqlab.extraction.masks import MaskEnsemble, information
 from uqlab.training import Workers, cross_entropy
@@ -50,8 +51,8 @@ class MaskHistory:
 
 def fit_masks(
     ensemble: MaskEnsemble,
-    inputs: ArrayLike,
-    labels: ArrayLike,
+    inputs: InputsLike,
+    labels: Any = None,
     *,
     diversity: float = 2.0,
     steps: int = 600,
@@ -88,7 +89,7 @@ def fit_masks(
     masks = trainable(ensemble)  # the mask logits of all layers, [members, features]
     optimizer = torch.optim.Adam(masks, lr, fused=True)
     losses = torch.zeros(steps, ensemble.members, device=x.device)
-    diversities = torch.zeros(steps, device=x.device)
+    diversities = losses.new_zeros(steps)
     batches = _batches(len(x), batch_size, seed, x.device)
     with _workers(ensemble, batch_size) as workers:
         for step in tqdm(range(steps), "fit masks", disable=not progress, leave=False):
@@ -110,9 +111,10 @@ def _workers(ensemble: MaskEnsemble, batch_size: int) -> Workers:
 
 
 def _data(
-    ensemble: MaskEnsemble, inputs: ArrayLike, labels: ArrayLike
+    ensemble: MaskEnsemble, inputs: InputsLike, labels: Any
 ) -> tuple[Tensor, Tensor]:
     """Return inputs, and labels of two classes or more, on the ensemble's device."""
+    inputs, labels = held(inputs, labels)
     x = like_parameters(ensemble, as_one(inputs))
     with torch.no_grad():
         classes = ensemble(x[:1]).shape[-1]

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from uqlab.core.checks import (
     ArrayLike,
+    InputsLike,
     as_one,
     as_tensor,
     at_least,
@@ -52,7 +53,7 @@ WEIGHTS: dict[str, Callable[[Tensor], Tensor]] = {  # from log p [samples, class
 
 def exgrad(
     model: nn.Module,
-    inputs: ArrayLike,
+    inputs: InputsLike,
     *,
     norm: Literal[1, 2] = 1,
     layers: Layers = "last",
@@ -72,7 +73,7 @@ def exgrad(
 
 def regrad(
     model: nn.Module,
-    inputs: ArrayLike,
+    inputs: InputsLike,
     *,
     class_weight: ClassWeight = "sqrt_p",
     norm: Literal[1, 2] = 2,
@@ -112,7 +113,7 @@ def regrad(
     )
 
 
-def gradnorm(model: nn.Module, inputs: ArrayLike) -> Scores:
+def gradnorm(model: nn.Module, inputs: InputsLike) -> Scores:
     """Return GradNorm, minus ||h||_1 sum_c |p_c - 1/C|: higher = more uncertain.
 
     The score of Huang et al. is the 1-norm of the gradient of KL(uniform || p) by the
@@ -140,7 +141,7 @@ def gradnorm(model: nn.Module, inputs: ArrayLike) -> Scores:
 
 def gradient_norms(
     model: nn.Module,
-    inputs: ArrayLike,
+    inputs: InputsLike,
     *,
     norm: Literal[1, 2] = 2,
     layers: Layers = "all",
@@ -289,7 +290,7 @@ def _weighed(
 def _by_batch(
     compute: Callable[[SampleGradients, Tensor], Sequence[Tensor]],
     model: nn.Module,
-    inputs: ArrayLike,
+    inputs: InputsLike,
     layers: Layers,
     norm: int,
     copies: int = 1,

@@ -18,6 +18,7 @@ from uqlab.core.checks import ArrayLike, as_inputs, at_least, between, count, on
 from uqlab.core.devices import arithmetic
 from uqlab.core.files import StrPath, fingerprint
 from uqlab.core.modules import take
+from uqlab.core.reading import held
 from uqlab.core.tensors import load_tensors, save_tensors
 from uqlab.heads.attention import Head, Place, addresses, check_labels, score_table
 from uqlab.heads.search import Search, TowerSearch, search_of
@@ -199,6 +200,7 @@ class _Task:
         batch_size: int | None,
     ):
         one_of("score", score, ("acc", "ood", "avg"))
+        id_inputs, id_labels = held(id_inputs, id_labels)
         needs = {"id_labels": id_labels} if score != "ood" else {}
         needs |= {"ood_inputs": ood_inputs} if score != "acc" else {}
         for name, value in needs.items():

@@ -18,6 +18,7 @@ from uqlab.core.checks import (
     representable,
 )
 from uqlab.core.modules import batches, frozen
+from uqlab.core.reading import held
 from uqlab.ensembles import member_generators
 from uqlab.heads.attention import (
     Head,
@@ -34,7 +35,7 @@ from uqlab.models import attentions
 def taylor_scores(
     model: nn.Module,
     inputs: Any,
-    labels: ArrayLike,
+    labels: ArrayLike | None = None,
     *,
     batch_size: int = 128,
 ) -> Float[Tensor, "layers heads"]:
@@ -65,6 +66,7 @@ def taylor_scores(
     ----------
     Gabetni et al. 2025, D.1.1; Molchanov et al. 2019.
     """
+    inputs, labels = held(inputs, labels)
     every = range(len(attentions(model)))
     return _taylor(model, inputs, labels, every, batch_size)
 
@@ -72,7 +74,7 @@ def taylor_scores(
 def taylor_heads(
     model: nn.Module,
     inputs: Any,
-    labels: ArrayLike,
+    labels: ArrayLike | None,
     remove: int | Sequence[int],
     *,
     scope: Literal["layer", "model"] = "layer",
@@ -117,6 +119,7 @@ def taylor_heads(
     one_of("scope", scope, ("layer", "model"))
     layers = attentions(model)
     counts = [layer.heads for layer in layers]
+    inputs, labels = held(inputs, labels)
     if scope == "model":
         if isinstance(remove, Sequence):
             raise TypeError(

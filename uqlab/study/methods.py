@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from uqlab import data, ensembles, extraction, heads, models, training
-from uqlab.core.checks import ArrayLike, as_one, as_tensor, at_least, one_of
+from uqlab.core.checks import ArrayLike, InputsLike, as_one, as_tensor, at_least, one_of
 from uqlab.core.modules import trainable
+from uqlab.core.reading import held
 from uqlab.ensembles import Ensemble
 
 # Settings of training.fit for 300 images of MNIST and `models.embedded()`; the learning
@@ -43,8 +44,8 @@ HYDRA_D2 = {
 def train(
     name: str,
     backbone: nn.Module,
-    inputs: ArrayLike,
-    labels: ArrayLike,
+    inputs: InputsLike,
+    labels: ArrayLike | None = None,
     *,
     members: int,
     seed: int = 0,
@@ -72,6 +73,7 @@ def train(
         For an unknown method, and what its steps raise.
     """
     one_of("method", name, METHODS)
+    inputs, labels = held(inputs, labels)
     x = as_one(inputs)
     models.check_classifier(backbone, x)
     method = METHODS[name]

@@ -22,13 +22,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from uqlab import ensembles, metrics, training, uncertainty
-from uqlab.core.checks import ArrayLike, as_inputs, by_name, one_of, several
+from uqlab.core.checks import InputsLike, as_inputs, by_name, one_of, several
 from uqlab.core.modules import evaluating, like_parameters
-from uqlab.data import Dataset
+from uqlab.data import read
 from uqlab.study import methods as recipes
 from uqlab.study import scores as rating
 
-Sets = Mapping[str, Dataset]
+Sets = Mapping[str, Any]  # Datasets, or what `data.read` takes
 Row = dict[str, Any]  # column -> value
 # All scores but "regrad", which takes hundreds of times as long.
 CHEAP = tuple(name for name in rating.SCORES if name != "regrad")
@@ -40,15 +40,15 @@ LESS_IS_BETTER = (
 
 def measure(
     backbone: nn.Module,
-    train: Dataset,
-    test: Dataset,
+    train: Any,
+    test: Any,
     ood: Sets,
     *,
     methods: Iterable[str] | None = None,
     scores: Iterable[str] = CHEAP,
     members: int = 4,
     seeds: Iterable[int] = range(3),
-    validation: Dataset | None = None,
+    validation: Any = None,
     shifted: Sets | None = None,
     own: Mapping[str, Row] | None = None,
     few: Mapping[str, int] | None = None,
@@ -61,7 +61,8 @@ def measure(
     Parameters
     ----------
     train, test
-        Of texts with the tokenizer's tensor as their inputs.
+        A Dataset, of texts with the tokenizer's tensor as their inputs; or what
+        `data.read` takes: (inputs, labels), a dataset or a loader of torch.
     ood, shifted
         Sets by name: OOD inputs, and known classes that look different.
     methods
@@ -99,6 +100,8 @@ def measure(
     few = few or {}
     how = _settings(methods, settings, own or {})
     _check_names(how, [*scores, *few], ood)
+    train = read(train)
+    test = read(test)
     rows = []
     for row, ensemble in _trained(how, backbone, train, members, seeds, methods):
         rows.append(row)
@@ -106,11 +109,15 @@ def measure(
         row |= cost(ensemble, backbone, test.inputs, repeats)
         if trained is not None:
             trained[row["method"], row["seed"]] = ensemble
-    if not rows:
-        raise ValueError(
-            "no method could be trained on this backbone: the warnings say why"
-        )
-    return pd.DataFrame(rows)
+    return _table(rows)
+
+
+def _table(rows):
+    if rows:
+        return pd.DataFrame(rows)
+    raise ValueError(
+        "no method could be trained on this backbone: the warnings say why"
+    )
 
 
 def _settings(methods, settings, overrides):
@@ -159,7 +166,7 @@ def _row(ensemble, train, test, ood, validation, shifted, scores, few):
     """Return all columns of an ensemble but its costs."""
     row = {}
     for score, count in few.items():
-        some = {where: unfamiliar[:count] for where, unfamiliar in ood.items()}
+        some = {where: read(unfamiliar)[:count] for where, unfamiliar in ood.items()}
         row |= detection(ensemble, train, test[:count], some, [score])
     row |= quality(ensemble, test, validation, shifted)
     return row | detection(ensemble, train, test, ood, scores)
@@ -167,8 +174,8 @@ def _row(ensemble, train, test, ood, validation, shifted, scores, few):
 
 def quality(
     model: nn.Module,
-    test: Dataset,
-    validation: Dataset | None = None,
+    test: Any,
+    validation: Any = None,
     shifted: Sets | None = None,
 ) -> Row:
     """Return what `measure` says of the predictions of an ensemble or network.
@@ -182,11 +189,13 @@ def quality(
         a set has soft labels soft_kl, the mean KL from them to the prediction, and
         soft_correlation, that of their entropy and the aleatoric part.
     """
+    test = read(test)
     z = training.predict(model, test.inputs)
     row = _basic(z, test)
     row["adaptive_ece"] = metrics.adaptive_ece(z, test.labels)
     row["brier"] = metrics.brier(z, test.labels)
     for name, other in (shifted or {}).items():
+        other = read(other)
         there = _basic(training.predict(model, other.inputs), other)
         row |= {f"{column}_{name}": value for column, value in there.items()}
     if validation is not None:
@@ -199,6 +208,7 @@ def quality(
 
 def _scaled(model, z, test, validation):
     """Return the temperature, and what it makes of logits of the test set."""
+    validation = read(validation)
     held_out = training.predict(model, validation.inputs)
     temperature = metrics.fit_temperature(held_out, validation.labels)
     scaled = metrics.log_prediction(z)[None] / temperature
@@ -234,8 +244,8 @@ def _rank_correlation(a, b):
 
 def detection(
     model: nn.Module,
-    train: Dataset,
-    test: Dataset,
+    train: Any,
+    test: Any,
     ood: Sets,
     scores: Iterable[str] = CHEAP,
 ) -> Row:
@@ -249,6 +259,7 @@ def detection(
         out with a warning.
     """
     _check_names((), scores, ood)
+    train, test = read(train), read(test)
     z = training.predict(model, test.inputs)
     if len(z) == 1:
         scores = [name for name in scores if not rating.SCORES[name].compares]
@@ -258,10 +269,18 @@ def detection(
     unsure |= {f"aurc_{name}": score for name, score in known.items()}
     row = {key: metrics.aurc(z, test.labels, score) for key, score in unsure.items()}
     for where, unfamiliar in ood.items():
-        for name, score in rating.values(names, model, unfamiliar.inputs).items():
-            separation = metrics.ood_detection(known[name], score)
-            row[f"auroc_{name}_{where}"] = separation.auroc
-            row[f"fpr95_{name}_{where}"] = separation.fpr95
+        there = rating.values(names, model, read(unfamiliar).inputs)
+        row |= _separations(where, known, there)
+    return row
+
+
+def _separations(where, known, unfamiliar):
+    """Return how well each score tells inputs of a set from those that are known."""
+    row = {}
+    for name, score in unfamiliar.items():
+        separation = metrics.ood_detection(known[name], score)
+        row[f"auroc_{name}_{where}"] = separation.auroc
+        row[f"fpr95_{name}_{where}"] = separation.fpr95
     return row
 
 
@@ -280,7 +299,7 @@ def _fits(score, model, train):
 def cost(
     ensemble: ensembles.Ensemble,
     single: nn.Module,
-    inputs: ArrayLike,
+    inputs: InputsLike,
     repeats: int = 10,
 ) -> Row:
     """Return the costs of a trained ensemble, beside those of the single network.

@@ -34,6 +34,7 @@ from uqlab.core.checks import (
     positive,
 )
 from uqlab.core.modules import evaluating, rows_of
+from uqlab.core.reading import held
 from uqlab.ensembles import Ensemble
 from uqlab.metrics import log_prediction
 from uqlab.study.baselines import shrunk_root, whitened
@@ -94,7 +95,9 @@ class Score:
     # What was learned, as long as the model lives.
     known: WeakKeyDictionary = field(default_factory=WeakKeyDictionary, init=False)
 
-    def fit(self, model: nn.Module, inputs: InputsLike, labels: ArrayLike) -> "Score":
+    def fit(
+        self, model: nn.Module, inputs: InputsLike, labels: ArrayLike | None = None
+    ) -> "Score":
         """Learn the statistics of a model on its training set.
 
         After further training, do it again.
@@ -140,15 +143,16 @@ def fit(
     names: Iterable[str],
     model: nn.Module,
     inputs: InputsLike,
-    labels: ArrayLike,
+    labels: ArrayLike | None = None,
 ) -> None:
     """Fit several of SCORES; the model is asked once for what they share."""
     _fit(list(map(_named, names)), model, inputs, labels)
 
 
 def _fit(
-    scores: list[Score], model: nn.Module, inputs: InputsLike, labels: ArrayLike
+    scores: list[Score], model: nn.Module, inputs: InputsLike, labels: ArrayLike | None
 ) -> None:
+    inputs, labels = held(inputs, labels)
     x = as_inputs(inputs)
     y = as_labels(labels, count(x)).cpu()
     for read in {score.read for score in scores if score.learn}:

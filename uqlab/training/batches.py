@@ -1,38 +1,18 @@
 """What `fit` and `predict` read: tensors, datasets, loaders; and their batches."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, default_collate
 
 from uqlab.core.checks import as_inputs, count, first_tensor
 from uqlab.core.modules import like_parameters, map_tensors, rows_of
+from uqlab.core.reading import has_rows, loader, parted
 from uqlab.ensembles import member_seed
-
-LABELS = "labels", "label"  # in mappings, as transformers and datasets call them
-
-
-def parted(batch: Any) -> tuple[Any, Any]:
-    """Return inputs and labels of a batch; None in place of labels that it has not."""
-    if isinstance(batch, Mapping):
-        inputs = {**batch}
-        for name in LABELS:
-            if name in inputs:
-                return inputs, inputs.pop(name)
-        return inputs, None
-    if not isinstance(batch, tuple | list):
-        return batch, None
-    if len(batch) > 2:
-        raise ValueError(
-            f"a batch must be (inputs, labels), or mappings, got {len(batch)} parts: "
-            "several inputs go by name, with labels among them"
-        )
-    inputs, labels, *_ = *batch, None
-    return inputs, labels
 
 
 def as_given(model: Any, inputs: Any) -> Any:
@@ -44,38 +24,6 @@ def as_given(model: Any, inputs: Any) -> Any:
             "inputs.float() / 255, of an array inputs / 255"
         )
     return like_parameters(model, map_tensors(Tensor.detach, x))
-
-
-def opened(data: Any, labels: Any = None) -> Any:
-    """Return (inputs, labels) of what is in memory, and datasets and loaders."""
-    if hasattr(data, "with_format"):  # of Hugging Face
-        data = data.with_format("torch")
-    array = hasattr(data, "__array__") or hasattr(data, "toarray")
-    held = array or isinstance(data, Sequence | Mapping)
-    if isinstance(data, Dataset) or (
-        not held and (hasattr(data, "__iter__") or has_rows(data))
-    ):
-        if labels is None:
-            return data
-        raise ValueError(
-            f"labels come with the samples of a {type(data).__name__}, as (inputs, "
-            "labels) or by name; give labels with tensors alone"
-        )
-    pair = isinstance(data, tuple) and len(data) == 2 and labels is None
-    inputs, own = parted(data) if pair or isinstance(data, Mapping) else (data, None)
-    return inputs, own if labels is None else labels
-
-
-def has_rows(data: Any) -> bool:
-    """Return whether a dataset gives any of its samples, in any order."""
-    stream = isinstance(data, IterableDataset)
-    return hasattr(data, "__getitem__") and not stream
-
-
-def loader(data: Any, **how: Any) -> Any:
-    """Return what yields batches of a dataset; a loader as it is."""
-    dataset = has_rows(data) or isinstance(data, IterableDataset)
-    return DataLoader(data, **how) if dataset else data
 
 
 class Tensors:

@@ -30,8 +30,9 @@ from uqlab.core.modules import (
     rows_of,
     trainable,
 )
+from uqlab.core.reading import opened
 from uqlab.ensembles import Ensemble, OneNetwork, member_generators
-from uqlab.training.batches import Loaded, Tensors, opened
+from uqlab.training.batches import Loaded, Tensors
 from uqlab.training.checkpoints import WEIGHTS, Checkpoint, described
 from uqlab.training.losses import Loss, targets
 from uqlab.training.optimisation import Optimisation

@@ -12,8 +12,9 @@ from tqdm.auto import tqdm
 from uqlab.core.checks import a_network, as_inputs, at_least, count
 from uqlab.core.devices import arithmetic
 from uqlab.core.modules import call, evaluating, logits_of, rows_of
+from uqlab.core.reading import loader, opened, parted
 from uqlab.ensembles import Ensemble
-from uqlab.training.batches import as_given, loader, opened, parted
+from uqlab.training.batches import as_given
 
 
 @torch.no_grad()

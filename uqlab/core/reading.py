@@ -1,0 +1,105 @@
+"""What a user brings as data: tensors, mappings, datasets, loaders, of any maker."""
+
+from collections.abc import Mapping, Sequence, Set
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+LABELS = "labels", "label"  # in mappings, as transformers and datasets call them
+
+
+def parted(batch: Any) -> tuple[Any, Any]:
+    """Return inputs and labels of a batch; None in place of labels that it has not."""
+    if isinstance(batch, Mapping):
+        inputs = {**batch}
+        for name in LABELS:
+            if name in inputs:
+                return inputs, inputs.pop(name)
+        return inputs, None
+    if not isinstance(batch, tuple | list):
+        return batch, None
+    if len(batch) > 2:
+        raise ValueError(
+            f"a batch must be (inputs, labels), or mappings, got {len(batch)} parts: "
+            "several inputs go by name, with labels among them"
+        )
+    inputs, labels, *_ = *batch, None
+    return inputs, labels
+
+
+def opened(data: Any, labels: Any = None) -> Any:
+    """Return (inputs, labels) of what is in memory, and datasets and loaders."""
+    if hasattr(data, "with_format"):  # of Hugging Face
+        data = data.with_format("torch")
+    array = hasattr(data, "__array__") or hasattr(data, "toarray")
+    held = array or isinstance(data, Sequence | Mapping | Set)
+    if isinstance(data, Dataset) or (
+        not held and (hasattr(data, "__iter__") or has_rows(data))
+    ):
+        if labels is None:
+            return data
+        raise ValueError(
+            f"labels come with the samples of a {type(data).__name__}, as (inputs, "
+            "labels) or by name; give labels with tensors alone"
+        )
+    pair = isinstance(data, tuple) and len(data) == 2 and labels is None
+    inputs, own = parted(data) if pair or isinstance(data, Mapping) else (data, None)
+    return inputs, own if labels is None else labels
+
+
+def has_rows(data: Any) -> bool:
+    """Return whether a dataset gives any of its samples, in any order."""
+    stream = isinstance(data, IterableDataset)
+    return hasattr(data, "__getitem__") and not stream
+
+
+def loader(data: Any, **how: Any) -> Any:
+    """Return what yields batches of a dataset; a loader as it is."""
+    dataset = has_rows(data) or isinstance(data, IterableDataset)
+    return DataLoader(data, **how) if dataset else data
+
+
+def held(data: Any, labels: Any = None) -> tuple[Any, Any]:
+    """Return inputs and labels in memory; a dataset or a loader is read once, whole.
+
+    Raises
+    ------
+    TypeError
+        For what does not know how much it holds, and may have no end.
+    ValueError
+        For what yields nothing.
+    """
+    found = opened(data, labels)
+    if isinstance(found, tuple):
+        return found
+    if not _ends(found):
+        raise TypeError(
+            f"inputs must be data that end, got {type(found).__name__}, which has no "
+            "length; take a part of it:\n    from itertools import islice\n"
+            "    x, y = map(torch.cat, zip(*islice(batches, 1000)))  # 1,000 batches"
+        )
+    batches = [parted(batch) for batch in loader(found, batch_size=256)]
+    if not batches:
+        raise ValueError("inputs yield nothing; give at least one sample")
+    inputs, labels = zip(*batches, strict=True)
+    return _joined(inputs), None if labels[0] is None else _joined(labels)
+
+
+def _ends(found):
+    """Return whether it knows its length; a loader of a stream does not."""
+    try:
+        return len(found) >= 0
+    except TypeError:
+        return False
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """Return batches as one."""
+    if isinstance(parts[0], Mapping):
+        return {name: _joined([part[name] for part in parts]) for name in parts[0]}
+    if isinstance(parts[0], Tensor):
+        return torch.cat([*parts])
+    return list(chain.from_iterable(parts))  # texts
