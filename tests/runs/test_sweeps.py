@@ -192,7 +192,7 @@ def test_a_run_that_another_process_computes_is_left_to_it(project, computed):
         with execution.locked(job.folder):
             held.set()
             release.wait(30)
-            execution._execute(job, None, None, threading.Event())
+            execution._execute(job, None, None, threading.Event(), {})
 
     thread = threading.Thread(target=other)
     thread.start()
@@ -278,7 +278,7 @@ def test_a_run_that_is_lost_with_its_worker_is_made_again_and_the_one_to_blame_n
             dies = seed == 2 or (seed == 3 and started.count(3) == 1)
             return super().submit(killed if dies else work, job)
 
-    monkeypatch.setattr(execution, "_here", lambda _: nullcontext((Dying(1), {})))
+    monkeypatch.setattr(execution, "_here", lambda *_: nullcontext((Dying(1), {})))
     report = sweeps.sweep("00", {"seed": "0:5"}, progress=False)
     assert statuses(report) == ["ok", "ok", "failed", "ok", "ok"]
     assert report.failed[0].reason == "its worker died: killed"
@@ -314,7 +314,7 @@ def test_a_scheduler_that_goes_away_is_an_error_in_one_line(
             future.set_running_or_notify_cancel()
             return future
 
-    monkeypatch.setattr(execution, "_here", lambda _: nullcontext((Gone(), {})))
+    monkeypatch.setattr(execution, "_here", lambda *_: nullcontext((Gone(), {})))
     result = call("sweep", "00", "-g", "seed", "0:2")
     assert result.exit_code == 1
     assert result.output.endswith(

@@ -159,6 +159,13 @@ timeout = click.option(
     type=click.FloatRange(0, min_open=True),
     help="Seconds for each notebook.",
 )
+gpus = click.option(
+    "--gpus",
+    default="",
+    metavar="LIST",
+    callback=lambda _context, _parameter, text: text.split(",") if text else [],
+    help="Of this machine, 0,1,2,3: one for each run, and as many runs at a time.",
+)
 quiet = click.option(
     "--quiet", is_flag=True, help="No progress: failures and the summary only."
 )
@@ -248,6 +255,7 @@ def examine() -> None:
 @parameters
 @_into("figures")
 @_jobs(None, "Notebooks at a time; default all cores, or 1 beside a GPU.")
+@gpus
 @timeout
 @click.option("--no-cache", is_flag=True, help="Train anew, and keep no training.")
 @click.option(
@@ -265,6 +273,7 @@ def run(
     parameters,
     output_dir,
     jobs,
+    gpus,
     timeout,
     no_cache,
     kind,
@@ -285,9 +294,9 @@ def run(
     root = output_dir / profile
     plan = per_notebook(notebooks, profile, parameters, kind)
     if dry_run:
-        at_a_time = execution.at_a_time(jobs, len(plan))
+        at_a_time = execution.at_a_time(jobs or len(gpus), len(plan))
         return click.echo("\n".join(plans.of_run(plan, root, profile, at_a_time)))
-    outcomes = execution.execute_all(plan, root, profile, jobs, timeout, quiet)
+    outcomes = execution.execute_all(plan, root, profile, jobs, timeout, quiet, gpus)
     click.echo(f"\nresults: {root}\nlook at: {gallery.build(root)}")
     ended = [root / path.stem for path in plan if outcomes[path].status == "ok"]
     held = []
@@ -311,8 +320,9 @@ def run(
     type=Resource(),
     multiple=True,
     metavar="NAME=NUMBER",
-    help="Of a worker, for each run: GPU=1.",
+    help="Of a worker, for each run: GPU=1 gives it one for itself.",
 )
+@gpus
 @timeout
 @quiet
 @click.option(

@@ -7,6 +7,7 @@ an interrupted run leaves nothing that could be taken for a result.
 """
 
 import functools
+import getpass
 import json
 import os
 import platform
@@ -15,9 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -130,11 +131,14 @@ def compute(
     threads: int | None = None,
     timeout: Seconds = None,
     stop: Event | None = None,
+    gpus: Sequence[str] | None = (),
 ) -> None:
     """Compute a job while its folder is locked; otherwise as `execute`.
 
     With `reuse` a finished run stays as it is, unless it is stale and `keep_stale` is
-    false. Raises Busy where another process computes it and `wait` is false.
+    false. Of some GPUs it sees one alone that no other run holds, None: of all that
+    this process may use. Raises Busy where another process computes it and `wait` is
+    false.
     """
     stop = stop or Event()
     # A link stays, and its folder is replaced where it lies.
@@ -148,14 +152,47 @@ def compute(
             return
         if source_sha256(job.notebook) != job.source:
             raise ValueError("the notebook changed while the sweep ran; sweep again")
-        _execute(job, threads, timeout, stop)
+        with a_gpu(_gpus() if gpus is None else gpus, stop) as one:
+            _execute(job, threads, timeout, stop, one)
 
 
-def _execute(job: Job, threads: int | None, timeout: Seconds, stop: Event) -> None:
+def _gpus() -> list[str]:
+    """Return the numbers of the GPUs that this process may use."""
+    said = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if said is None and shutil.which("nvidia-smi"):
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, check=False)
+        return [str(n) for n, _ in enumerate(listed.stdout.splitlines())]
+    return said.split(",") if said else []
+
+
+@contextmanager
+def a_gpu(numbers: Sequence[str], stop: Event) -> Iterator[dict[str, str]]:
+    """Hold one of these GPUs; yield the variable that shows it alone, or none."""
+    from filelock import FileLock, Timeout
+
+    place = Path(tempfile.gettempdir(), f"uqlab-gpus-{getpass.getuser()}")
+    place.mkdir(exist_ok=True)
+    held = None
+    while numbers and not held:
+        for number in numbers:
+            lock = FileLock(place / number)
+            with suppress(Timeout):
+                held = lock.acquire(0)
+                break
+        else:
+            if stop.wait(0.1):
+                raise RunError("stopped")
+    with held or nullcontext():
+        yield {"CUDA_VISIBLE_DEVICES": number} if held else {}
+
+
+def _execute(
+    job: Job, threads: int | None, timeout: Seconds, stop: Event, gpu: dict[str, str]
+) -> None:
     """Run a job in a temporary folder, and rename it to the job's, or to .failed."""
     temporary = hidden(job.folder, "tmp")
     output = temporary / f"{job.notebook.stem}.ipynb"
-    variables = environment(threads, temporary)
+    variables = environment(threads, temporary) | gpu
     manifest = _manifest(job, variables)
     temporary.mkdir()
     begun = time.monotonic()
@@ -500,18 +537,21 @@ def run_all(
     *,
     at_a_time: int = 1,
     cluster: str | None = None,
-    resources: Mapping[str, float | int] | None = None,
+    resources: Any = None,
+    gpus: Sequence[str] = (),
     quiet: bool = False,
     **options: Any,
 ) -> dict[Path, Result]:
     """Compute jobs here or on a cluster; say by their labels how each ended.
+
+    On a cluster a run that needs a GPU, by `resources`, has one of its worker's.
 
     On a terminal there is a bar with the time that is left. Otherwise as `run_many`.
     """
     from tqdm import tqdm
 
     ended = []
-    pool = _cluster(cluster, resources) if cluster else _here(at_a_time)
+    pool = _cluster(cluster, resources) if cluster else _here(at_a_time, gpus)
     bar = tqdm(total=len(jobs), disable=quiet or None, leave=False)
 
     def on_progress(job, result):
@@ -533,17 +573,18 @@ def run_all(
 
 
 @contextmanager
-def _here(jobs: int) -> Iterator[tuple[futures.Executor, Values]]:
+def _here(jobs: int, gpus) -> Iterator[tuple[futures.Executor, Values]]:
     """Yield an executor of this machine, and what `compute` must know of it.
 
     Its threads only wait for processes. At the end, also on Ctrl-C, all are stopped.
     """
     from joblib import cpu_count
 
-    stop = Event()
+    stop, jobs = Event(), max(jobs, len(gpus))
     pool = futures.ThreadPoolExecutor(jobs)
+    threads = max(1, cpu_count() // jobs)
     try:
-        yield pool, {"threads": max(1, cpu_count() // jobs), "stop": stop}
+        yield pool, {"threads": threads, "stop": stop, "gpus": gpus}
     finally:
         stop.set()
         pool.shutdown(cancel_futures=True)
@@ -564,7 +605,8 @@ def _cluster(
     with client:
         if not client.scheduler_info()["workers"]:
             click.echo("waiting for a worker; now there is none", err=True)
-        yield client.get_executor(pure=False, resources=resources), {}
+        gpus = None if (resources or {}).get("GPU", 0) >= 1 else ()
+        yield client.get_executor(pure=False, resources=resources), {"gpus": gpus}
 
 
 def at_a_time(jobs: int | None, count: int) -> int:
@@ -584,6 +626,7 @@ def execute_all(
     jobs: int | None,
     timeout: Seconds,
     quiet: bool,
+    gpus: Sequence[str] = (),
 ) -> dict[Path, Result]:
     """Execute notebooks, notebook -> its parameters, into folders of `root`.
 
@@ -600,6 +643,7 @@ def execute_all(
         at_a_time=at_a_time(jobs, len(plan)),
         timeout=timeout,
         quiet=quiet,
+        gpus=gpus,
     )
     ended = {path: results[todo[path].folder] for path in plan}
     for result in ended.values():

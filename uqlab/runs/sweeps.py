@@ -9,7 +9,7 @@ import math
 import re
 import shutil
 from collections import ChainMap, Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -99,6 +99,7 @@ def sweep(
     timeout: Seconds = None,
     cluster: str | None = None,
     resources: Mapping[str, float | int] | None = None,
+    gpus: Sequence[str] = (),
     progress: bool = True,
     keep_stale: bool = False,
     dry_run: bool = False,
@@ -124,7 +125,11 @@ def sweep(
     cluster
         Address of a running Dask scheduler, whose workers see the same files.
     resources
-        What each run needs of a worker, such as {"GPU": 1}.
+        What each run needs of a worker, such as {"GPU": 1}, which gives it a GPU of the
+        worker's for itself.
+    gpus
+        Numbers of GPUs of this machine, ["0", "1"]: each run has one for itself, and as
+        many run at a time.
     progress
         Print a line for every run, else for failures only.
     keep_stale
@@ -160,6 +165,7 @@ def sweep(
             keep_stale=keep_stale,
             cluster=cluster,
             resources=resources,
+            gpus=gpus,
             at_a_time=jobs,
         )
     return _report(planned, grid, results)
