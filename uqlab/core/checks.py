@@ -19,7 +19,10 @@ ArrayLike = Tensor | np.ndarray | Sequence[Any]  # what `as_tensor` reads
 Inputs = Tensor | Mapping[str, Tensor]  # several by name, as tokenizers make them
 InputsLike = ArrayLike | Mapping[str, Tensor]  # what `as_inputs` reads
 LOGITS = "members batch classes"
-HINT = "; for a single model use logits[None], for groups decompose_groups"
+HINT = (
+    "; for a single model use logits[None], for groups decompose_groups, of dense "
+    "outputs flatten pixels: logits.movedim(2, -1).flatten(1, -2)"
+)
 
 
 def as_tensor(
@@ -136,6 +139,7 @@ def as_logits(logits: Any, axes: str = LOGITS, hint: str = HINT) -> Tensor:
         raise ValueError(
             f"logits need two classes or more, got {list(logits.shape)}; "
             "from a sigmoid's z use cat([0 * z, z], -1)"
+            ', in decompose outputs="binary"'
         )
     finite("logits", logits)
     no_probabilities(logits)
