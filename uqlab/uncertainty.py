@@ -150,29 +150,15 @@ def _classes_third(logits: ArrayLike, outputs: Outputs, class_axis: int) -> Tens
     if outputs == "classes" and class_axis == -1:
         return as_logits(logits)
     z = as_tensor("logits", logits)
-    if z.ndim < 2 or 0 in z.shape:
-        raise ValueError(
-            f"logits must be [members, batch, ...] and not empty, got {list(z.shape)}"
-        )
     if outputs == "multilabel" or (outputs == "binary" and z.ndim == 2):
-        z = z.unsqueeze(2)
-    elif class_axis in (*range(2, z.ndim), *range(2 - z.ndim, 0)):
-        z = z.movedim(class_axis, 2)
-    else:
+        z, class_axis = z[..., None], -1
+    if class_axis not in (*range(2, z.ndim), *range(2 - z.ndim, 0)):
         raise ValueError(
-            "class_axis must be an axis of logits behind members and batch, got "
-            f"{class_axis!r} for {list(z.shape)}"
+            "logits must be [members, batch, ...], with class_axis behind these, got "
+            f"{list(z.shape)} and class_axis={class_axis!r}"
         )
-    if outputs == "classes":
-        as_logits(z.movedim(2, -1), "...")
-    elif z.shape[2] != 1:
-        raise ValueError(
-            'outputs="binary" takes one logit an input, [members, batch] or one on '
-            f"class_axis, got {list(z.movedim(2, class_axis).shape)}; several labels "
-            'are outputs="multilabel", several classes "classes"'
-        )
-    finite("logits", z)
-    return z
+    as_logits(z.movedim(class_axis, -1), "...", sigmoid=outputs != "classes")
+    return z.movedim(class_axis, 2)
 
 
 def temperature_of_total(logits: ArrayLike, total: float) -> float:
@@ -427,17 +413,17 @@ def classes_first(logits: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, T
     they are several times slower).
     """
     logits = logits.reshape(*logits.shape[:3], -1)
-    members, batch, classes, places = logits.shape
+    members, _, classes, places = logits.shape
     step = max(1, elements_of_temporary(logits.device) // (members * classes))
-    rows, width = max(1, step // places), min(step, places)
-    for low in range(0, batch, rows):
-        for left in range(0, places, width):
-            some = logits[:, low : low + rows, :, left : left + width]
-            some = some.permute(2, 0, 1, 3)
-            z = torch.empty(some.shape, dtype=dtype, device=logits.device)
-            z = z.copy_(some).flatten(2)
-            start = low * places + left
-            yield slice(start, start + z.shape[2]), z
+    contiguous = torch.contiguous_format
+    start = 0
+    for rows in logits.split(max(1, step // places), 1):
+        for some in rows.split(step, 3):
+            z = some.permute(2, 0, 1, 3)
+            z = z.to(dtype, copy=True, memory_format=contiguous).flatten(2)
+            stop = start + z.shape[2]
+            yield slice(start, stop), z
+            start = stop
 
 
 def _over_batch(
