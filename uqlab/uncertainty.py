@@ -139,7 +139,7 @@ def decompose(
     one_of("by", by, (None, "class"))
     z = _classes_third(logits, outputs, class_axis)
     if by is None:
-        return _split(z, *_RULES["log"], weights, correct)
+        return _split(z, *_RULES["log"], weights=weights, correct=correct)
     terms = _split(z, lambda log_p, p: (p * log_p).abs(), _kl_terms, weights, correct)
     return Decomposition(*(part.movedim(0, 1) for part in terms))
 
@@ -235,7 +235,7 @@ def decompose_score(
     Hofman, Sale and Hüllermeier 2024, arXiv 2404.12215.
     """
     one_of("rule", rule, tuple(_RULES))
-    return _split(as_logits(logits), *_RULES[rule], weights, correct)
+    return _split(as_logits(logits), *_RULES[rule], weights=weights, correct=correct)
 
 
 def _split(logits, member_entropy, divergence, weights, correct) -> Decomposition:

@@ -128,7 +128,7 @@ def _no_stream(value: Any, todo: str) -> None:
 
 
 def as_logits(
-    logits: Any, axes: str = LOGITS, hint: str = HINT, sigmoid: bool = False
+    logits: Any, axes: str = LOGITS, hint: str = HINT, *, sigmoid: bool = False
 ) -> Tensor:
     """Return finite logits [members, batch, classes] of two classes or more.
 
@@ -171,7 +171,7 @@ def no_probabilities(logits: Tensor) -> None:
 
 
 def as_labels(
-    labels: Any, samples: int, classes: int | None = None, places: Sequence[int] = ()
+    labels: Any, samples: int, classes: int | None = None, *, places: Sequence = ()
 ) -> Tensor:
     """Return labels [samples], or [samples, *places] of dense outputs, as int64.
 
@@ -181,8 +181,9 @@ def as_labels(
     labels = as_tensor("labels", labels, floating=False)
     if labels.shape != (samples, *places):
         columns = "; of columns take labels[:, 0], one-hot labels.argmax(1)"
+        more = ", ..." if places else ""
         raise ValueError(
-            f"labels must be [samples, ...] = {[samples, *places]} like the inputs, "
+            f"labels must be [samples{more}] = {[samples, *places]} like the inputs, "
             f"got {list(labels.shape)}{columns if labels.ndim == 2 else ''}"
         )
     if labels.is_floating_point() or labels.dtype == torch.bool:

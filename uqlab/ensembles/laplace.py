@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -188,11 +188,11 @@ def copies(trained: Any, ids: range, linearised: bool) -> Any:
 
 
 def curvatures(
-    trained: Any, inputs: Inputs | ArrayLike, batch_size: int = 64, *kind: Any
+    trained: Any, inputs: Inputs | ArrayLike, batch_size: int = 64, *likelihood: Any
 ) -> dict[str, tuple[Curvature, Curvature]]:
     """Return the curvatures of A and of B, in float64, by the name of the weight.
 
-    `kind` is the outputs and the noise variance of `laplace`.
+    `likelihood` is the outputs and the noise variance of `laplace`.
 
     What enters B is A of what enters the layer, and slopes go back to A through B.
     """
@@ -200,7 +200,10 @@ def curvatures(
     low = {n: p.kind for n, p in trained.seen.items() if isinstance(p.kind, LowRank)}
     layers = {n: network.get_submodule(n.rpartition(".")[0]) for n in low}
     whole = sums(
-        network, inputs, batch_size, lambda x: _seen_and_back(network, layers, x, kind)
+        network,
+        inputs,
+        batch_size,
+        lambda x: _seen_and_back(network, layers, x, likelihood),
     )
     pairs = {}
     for name, (outputs, inner) in whole.items():
@@ -231,7 +234,7 @@ def sums(
 
 
 @torch.enable_grad()
-def _seen_and_back(network, layers, x, kind):
+def _seen_and_back(network, layers, x, likelihood):
     """Yield what enters each layer, by place, and the curvature by its outputs."""
     calls = {}
 
@@ -250,7 +253,7 @@ def _seen_and_back(network, layers, x, kind):
     outputs = [calls[layer][1] for layer in layers.values()]
     slopes = [
         torch.autograd.grad(logits, outputs, root, retain_graph=True)
-        for root in square_root(logits, *kind)
+        for root in square_root(logits, *likelihood)
     ]
     for (name, layer), *of_classes in zip(layers.items(), *slopes, strict=True):
         seen, back = _rows(layer, calls[layer][0], torch.stack(of_classes))
@@ -304,19 +307,19 @@ def _rows(layer: Any, x: Tensor, back: Tensor) -> tuple[Tensor, Tensor]:
     return patches.mT, back.movedim(2, -1)  # the channels last
 
 
-def square_root(logits: Tensor, *kind: Any) -> Tensor:
+def square_root(logits: Tensor, *likelihood: Any) -> Tensor:
     """Return columns s_c [c, samples, outputs], whose s_c s_c^T sum to the curvature.
 
     That of a softmax is diag(p) - p p^T.
     """
-    each, p = each_curvature(logits.detach(), *kind)
+    each, p = each_curvature(logits.detach(), *likelihood)
     if p is None:
         return each.sqrt().diag_embed().movedim(1, 0)
     return (torch.eye(p.shape[-1]).to(p)[:, None] - p) * p.T.sqrt()[..., None]
 
 
 def each_curvature(
-    logits: Tensor, outputs: Outputs = None, noise_variance: float | None = None
+    logits: Tensor, outputs: Outputs = None, noise_variance: Any = None
 ) -> tuple[Tensor, Tensor | None]:
     """Return the loss's curvature by each logit, and the probabilities of a softmax.
 
@@ -326,7 +329,7 @@ def each_curvature(
     one_of("outputs", outputs, (None, "classes", "binary", "multilabel", "gaussian"))
     if outputs == "gaussian":
         positive("noise_variance", noise_variance)
-        return logits * 0 + 1 / cast(float, noise_variance), None
+        return torch.full_like(logits, 1 / noise_variance), None
     if noise_variance is not None:
         raise ValueError('noise_variance goes with outputs="gaussian" alone')
     softmax = logits.shape[-1] > 1 and outputs in (None, "classes")
