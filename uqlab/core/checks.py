@@ -181,7 +181,7 @@ def as_labels(
     labels = as_tensor("labels", labels, floating=False)
     if labels.shape != (samples, *places):
         columns = "; of columns take labels[:, 0], one-hot labels.argmax(1)"
-        more = ", ..." if places else ""
+        more = ", ...], of outputs [samples, classes, ..." if places else ""
         raise ValueError(
             f"labels must be [samples{more}] = {[samples, *places]} like the inputs, "
             f"got {list(labels.shape)}{columns if labels.ndim == 2 else ''}"

@@ -57,11 +57,11 @@ def cross_entropy(
     ).view(len(labels), -1)
     if class_weights is None and labels.ndim == 2:
         return values.mean(1)
-    at = labels.flatten(1)
-    counted = at != IGNORED
-    if class_weights is None:
-        return values.sum(1) / counted.sum(1).clamp(min=1)
-    return values.sum(1) / (class_weights[at * counted] * counted).sum(1)
+    counted = labels != IGNORED
+    if class_weights is not None:
+        counted = class_weights[labels * counted] * counted
+    shares = counted.flatten(1).sum(1)
+    return values.sum(1) / shares.masked_fill(shares == 0, 1)
 
 
 def binary_cross_entropy(logits, labels):
@@ -93,7 +93,7 @@ def gaussian_nll(outputs: Tensor, targets: Tensor, beta: float = 0.0) -> Tensor:
     Seitzer et al., "On the pitfalls of heteroscedastic uncertainty estimation with
     probabilistic neural networks", 2022.
     """
-    mean, log_variance = outputs.to(targets.dtype).chunk(2, -1)
+    mean, log_variance = _halves(outputs)
     error = mean - targets.reshape(mean.shape)
     values = (log_variance + error.square() * (-log_variance).exp()) / 2
     if beta:
@@ -149,7 +149,7 @@ def targets(
         outputs = ensemble(rows_of(two, slice(1)))[0]  # of one network for one sample
     if loss in OF_VALUES:
         if loss == "gaussian_nll":
-            outputs = _means(outputs)
+            outputs, _ = _halves(outputs)
         return OF_VALUES[loss], functools.partial(_values, loss, outputs)
     classes, *places = outputs.shape[1:] or [1]
     if classes == 1:
@@ -186,14 +186,14 @@ def _of_members(loss, outputs, labels):
     return values
 
 
-def _means(outputs):
-    """Return the means among means and log-variances; ValueError for a half pair."""
-    if outputs.ndim < 2 or outputs.shape[-1] % 2:
+def _halves(outputs):
+    """Return means and log-variances; ValueError where one is without the other."""
+    if outputs.shape[-1] % 2:
         raise ValueError(
-            'loss="gaussian_nll" needs k means and k log-variances on the last axis, '
-            f"got outputs of {list(outputs.shape)} for one sample"
+            "gaussian_nll needs k means and k log-variances on the last axis, "
+            f"got outputs {list(outputs.shape)}"
         )
-    return outputs.chunk(2, -1)[0]
+    return outputs.chunk(2, -1)
 
 
 def _values(loss, outputs, labels, samples):
