@@ -415,14 +415,13 @@ def classes_first(logits: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, T
     logits = logits.reshape(*logits.shape[:3], -1)
     members, _, classes, places = logits.shape
     step = max(1, elements_of_temporary(logits.device) // (members * classes))
-    contiguous = torch.contiguous_format
     start = 0
     for rows in logits.split(max(1, step // places), 1):
         for some in rows.split(step, 3):
-            z = some.permute(2, 0, 1, 3)
-            z = z.to(dtype, copy=True, memory_format=contiguous).flatten(2)
-            stop = start + z.shape[2]
-            yield slice(start, stop), z
+            some = some.permute(2, 0, 1, 3)
+            z = torch.empty(some.shape, dtype=dtype, device=some.device)
+            stop = start + z[0, 0].numel()
+            yield slice(start, stop), z.copy_(some).flatten(2)
             start = stop
 
 
