@@ -1,7 +1,8 @@
 """The predictive uncertainty of an ensemble: what members share, what divides them.
 
 Every function starts from member logits `[members, batch, classes]`; log-probabilities
-serve as well. Results are per input and in nats. Epistemic terms are computed as
+serve as well, and `decompose` takes other outputs too. Results are per input and in
+nats. Epistemic terms are computed as
 divergences, sums of non-negative terms, and never as a difference of two entropies: a
 mutual information of 1e-6 keeps its digits in float32, and no result is negative by
 rounding.
@@ -28,6 +29,7 @@ from uqlab.core.devices import elements_of_temporary
 
 GROUPS = "groups members batch classes"
 Correction = Literal["jackknife"] | None
+Outputs = Literal["classes", "binary", "multilabel"]
 
 
 class Decomposition(NamedTuple):
@@ -74,6 +76,9 @@ def decompose(
     logits: ArrayLike,
     weights: ArrayLike | None = None,
     correct: Correction = None,
+    *,
+    outputs: Outputs = "classes",
+    class_axis: int = -1,
     by: Literal["class"] | None = None,
 ) -> Decomposition:
     """Split the entropy of the mean prediction by the mutual information I[Y; member].
@@ -84,7 +89,8 @@ def decompose(
     Parameters
     ----------
     logits
-        [members, batch, classes]; half precision is computed in float32.
+        [members, batch, classes], or as `outputs` and `class_axis` say; half precision
+        is computed in float32.
     weights
         [members] or [members, batch], not negative; they are normalised to sum to one
         over the members.
@@ -92,6 +98,15 @@ def decompose(
         "jackknife" replaces the plug-in mutual information, whose expectation is about
         (1 - 1/M) of the true one, by M MI - (M - 1) mean_i MI_-i. Use it to compare
         ensembles of different sizes. It may exceed log(classes).
+    outputs
+        "classes": a softmax. "binary": one logit z of a sigmoid, [members, batch] or
+        one on `class_axis`; as the two classes [0, z]. "multilabel": every number is
+        such a logit, [members, batch, labels]; labels are taken one by one, and the
+        sum over them is that of independent labels.
+    class_axis
+        Where the classes are, behind members and batch; of more than three axes name
+        it: 2 in those of a segmentation, [members, batch, classes, height, width].
+        Of more axes it needs copies of some numbers at a time, never of all.
     by
         "class" returns the terms of the entropies, -p log p of each class, which sum
         to the parts: which classes hold them.
@@ -99,8 +114,9 @@ def decompose(
     Returns
     -------
     Decomposition
-        total, aleatoric and epistemic, [batch] each, in nats; [batch, classes] by
-        class.
+        total, aleatoric and epistemic in nats, [batch] each, and an axis for every
+        other of the logits: [batch, labels], [batch, height, width]. By class
+        [batch, classes, ...].
 
     Raises
     ------
@@ -121,12 +137,28 @@ def decompose(
     0.6931
     """
     one_of("by", by, (None, "class"))
+    z = _classes_third(logits, outputs, class_axis)
     if by is None:
-        return decompose_score(logits, "log", weights, correct)
-    terms = _split(
-        logits, lambda log_p, p: (p * log_p).abs(), _kl_terms, weights, correct
-    )
-    return Decomposition(*(part.mT for part in terms))
+        return _split(z, *_RULES["log"], weights=weights, correct=correct)
+    terms = _split(z, lambda log_p, p: (p * log_p).abs(), _kl_terms, weights, correct)
+    return Decomposition(*(part.movedim(0, 1) for part in terms))
+
+
+def _classes_third(logits: ArrayLike, outputs: Outputs, class_axis: int) -> Tensor:
+    """Return checked logits [members, batch, classes, ...]; one class is a sigmoid."""
+    one_of("outputs", outputs, ("classes", "binary", "multilabel"))
+    if outputs == "classes" and class_axis == -1:
+        return as_logits(logits)
+    z = as_tensor("logits", logits)
+    if outputs == "multilabel" or (outputs == "binary" and z.ndim == 2):
+        z, class_axis = z[..., None], -1
+    if class_axis not in (*range(2, z.ndim), *range(2 - z.ndim, 0)):
+        raise ValueError(
+            "logits must be [members, batch, ...], with class_axis behind these, got "
+            f"{list(z.shape)} and class_axis={class_axis!r}"
+        )
+    as_logits(z.movedim(class_axis, -1), "...", sigmoid=outputs != "classes")
+    return z.movedim(class_axis, 2)
 
 
 def temperature_of_total(logits: ArrayLike, total: float) -> float:
@@ -203,12 +235,10 @@ def decompose_score(
     Hofman, Sale and Hüllermeier 2024, arXiv 2404.12215.
     """
     one_of("rule", rule, tuple(_RULES))
-    member_entropy, divergence = _RULES[rule]
-    return _split(logits, member_entropy, divergence, weights, correct)
+    return _split(as_logits(logits), *_RULES[rule], weights=weights, correct=correct)
 
 
 def _split(logits, member_entropy, divergence, weights, correct) -> Decomposition:
-    logits = as_logits(logits)
     if _jackknife(correct, len(logits), "members") and weights is not None:
         raise ValueError(
             "the jackknife is defined for equally weighted members: "
@@ -218,6 +248,8 @@ def _split(logits, member_entropy, divergence, weights, correct) -> Decompositio
 
     def measure(z, at):
         share = None if shares is None else shares[:, at]
+        if len(z) == 1:
+            z = torch.cat([torch.zeros_like(z), z])
         log_p = z.log_softmax(0)  # [classes, members, n]
         p = log_p.exp()
         aleatoric = _mean(member_entropy(log_p, p), share)
@@ -339,7 +371,9 @@ def decompose_gaussian(
     Parameters
     ----------
     means, variances
-        [members, batch] each, in the target's units and their square.
+        [members, batch, ...] each, in the target's units and their square. Of outputs
+        z [members, batch, 2], a mean and a log-variance, they are z[..., 0] and
+        z[..., 1].exp().
     correct
         "jackknife" divides the variance of the means by M - 1 instead of M (unbiased).
 
@@ -349,11 +383,10 @@ def decompose_gaussian(
         For other shapes, an empty batch, values that are not finite, negative
         variances.
     """
-    means = as_tensor("means", means, "members batch")
-    variances = as_tensor("variances", variances, "members batch")
-    if means.shape != variances.shape or 0 in means.shape:
+    means, variances = as_tensor("means", means), as_tensor("variances", variances)
+    if means.shape != variances.shape or means.ndim < 2 or 0 in means.shape:
         raise ValueError(
-            "means and variances must both be [members, batch] and not empty, "
+            "means and variances must both be [members, batch, ...] and not empty, "
             f"got {list(means.shape)} and {list(variances.shape)}"
         )
     finite("means", means)
@@ -372,18 +405,24 @@ def decompose_gaussian(
 def classes_first(logits: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
     """Yield slices of the batch and copies [classes, members, n] of their logits.
 
+    Of logits [members, batch, classes, ...] the slices count the places of the first
+    input, then those of the second.
+
     Each is of the size that a temporary should have. With classes first, reductions
     over classes and members run along contiguous memory (over a last axis of 10 classes
     they are several times slower).
     """
-    members, batch, classes = logits.shape
+    logits = logits.reshape(*logits.shape[:3], -1)
+    members, _, classes, places = logits.shape
     step = max(1, elements_of_temporary(logits.device) // (members * classes))
-    for start in range(0, batch, step):
-        at = slice(start, min(start + step, batch))
-        z = torch.empty(
-            classes, members, at.stop - start, dtype=dtype, device=logits.device
-        )
-        yield at, z.copy_(logits[:, at].permute(2, 0, 1))
+    start = 0
+    for rows in logits.split(max(1, step // places), 1):
+        for some in rows.split(step, 3):
+            some = some.permute(2, 0, 1, 3)
+            z = torch.empty(some.shape, dtype=dtype, device=some.device)
+            stop = start + z[0, 0].numel()
+            yield slice(start, stop), z.copy_(some).flatten(2)
+            start = stop
 
 
 def _over_batch(
@@ -396,7 +435,7 @@ def _over_batch(
     ]
     results = torch.cat(parts, -1)
     representable("logits", results)
-    return tuple(results)
+    return tuple(results.unflatten(-1, (logits.shape[1], *logits.shape[3:])))
 
 
 def _working_dtype(values: Tensor) -> torch.dtype:
@@ -413,8 +452,8 @@ def _jackknife(correct: Correction, count: int, axis: str) -> bool:
 
 
 def _normalise(weights: ArrayLike, logits: Tensor) -> Tensor:
-    """Return weights [members, batch] that sum to one over the members."""
-    members, batch, _ = logits.shape
+    """Return weights [members, places] that sum to one over the members."""
+    members, batch, _, *places = logits.shape
     weights = as_tensor("weights", weights)
     if weights.shape not in ((members,), (members, batch)):
         raise ValueError(
@@ -429,7 +468,8 @@ def _normalise(weights: ArrayLike, logits: Tensor) -> Tensor:
             "over the members of every input"
         )
     weights = weights / largest  # their sum is finite
-    return (weights / weights.sum(0)).expand(members, batch)
+    weights = (weights / weights.sum(0)).expand(members, batch)
+    return weights.repeat_interleave(math.prod(places), 1)
 
 
 def _mean(values: Tensor, weights: Tensor | None = None) -> Tensor:

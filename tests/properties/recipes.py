@@ -271,6 +271,7 @@ OWN: dict[str, dict[str, Any]] = {
     "training.crop_flip": {"x": lambda: positive(2, 3, 1, 8, 8)},
     "training.member_mean": {"logits": lambda: draw(2, 6, 4), "labels": lambda: torch.zeros(6).long()},
     "training.cross_entropy": {"logits": lambda: draw(2, 6, 4), "labels": lambda: torch.zeros(2, 6).long()},
+    "training.gaussian_nll": {"outputs": lambda: draw(2, 6, 2), "targets": lambda: draw(2, 6)},
     "training.device": {"name": lambda: "cpu"},
     "training.predict": {"data": lambda: draw(6, 8)}, "data.read": {"source": lambda: draw(6, 8), "labels": labels},
     "training.fit": {"data": lambda: draw(6, 8), "labels": labels, "epochs": lambda: 1, "lr": lambda: 0.1, "class_weights": lambda: torch.ones(4)},

@@ -23,7 +23,11 @@ Inputs = Tensor | Mapping[str, Tensor]  # several by name, as tokenizers make th
 InputsLike = ArrayLike | Mapping[str, Any] | Dataset | Iterable[Any]  # of `as_inputs`
 Target = str | Sequence[str]  # a regular expression, or how names end
 LOGITS = "members batch classes"
-HINT = "; for a single model use logits[None], for groups decompose_groups"
+IGNORED = -100  # the label of a place that has none, as in torch
+HINT = (
+    "; for a single model use logits[None], for groups decompose_groups, of dense "
+    "outputs flatten pixels: logits.movedim(2, -1).flatten(1, -2)"
+)
 
 
 def as_tensor(
@@ -127,22 +131,25 @@ def _no_stream(value: Any, todo: str) -> None:
     raise TypeError(f"{todo}, got {type(value).__name__}; make them first:\n    {how}")
 
 
-def as_logits(logits: Any, axes: str = LOGITS, hint: str = HINT) -> Tensor:
+def as_logits(
+    logits: Any, axes: str = LOGITS, hint: str = HINT, *, sigmoid: bool = False
+) -> Tensor:
     """Return finite logits [members, batch, classes] of two classes or more.
 
-    Raises what `as_tensor` raises, and ValueError for logits that are empty, of one
-    class, not finite, or probabilities.
+    Of a sigmoid they are [..., 1]. Raises what `as_tensor` raises, and ValueError for
+    logits that are empty, of another number of classes, not finite, or probabilities.
     """
     logits = as_tensor("logits", logits, axes, hint=hint)
     if 0 in logits.shape:
         raise ValueError(f"logits must not be empty, got {list(logits.shape)}")
-    if logits.ndim == 0 or logits.shape[-1] < 2:
-        raise ValueError(
-            f"logits need two classes or more, got {list(logits.shape)}; "
-            "from a sigmoid's z use cat([0 * z, z], -1)"
-        )
+    if logits.ndim == 0 or (logits.shape[-1] == 1) != sigmoid:
+        need, todo = "two classes or more", "from a sigmoid's z use cat([0 * z, z], -1)"
+        if sigmoid:
+            need, todo = "one class", 'of several labels use outputs="multilabel"'
+        raise ValueError(f"logits need {need}, got {list(logits.shape)}; {todo}")
     finite("logits", logits)
-    no_probabilities(logits)
+    if not sigmoid:
+        no_probabilities(logits)
     return logits
 
 
@@ -167,17 +174,20 @@ def no_probabilities(logits: Tensor) -> None:
     )
 
 
-def as_labels(labels: Any, samples: int, classes: int | None = None) -> Tensor:
-    """Return labels [samples] as int64.
+def as_labels(
+    labels: Any, samples: int, classes: int | None = None, *, places: Sequence = ()
+) -> Tensor:
+    """Return labels [samples], or [samples, *places] of dense outputs, as int64.
 
     Raises TypeError for what is no integer; ValueError for another shape and for labels
-    outside 0 to classes - 1.
+    outside 0 to classes - 1. A place without a label is IGNORED.
     """
     labels = as_tensor("labels", labels, floating=False)
-    if labels.shape != (samples,):
+    if labels.shape != (samples, *places):
         columns = "; of columns take labels[:, 0], one-hot labels.argmax(1)"
+        more = ", ...], of outputs [samples, classes, ..." if places else ""
         raise ValueError(
-            f"labels must be [samples] = [{samples}] like the inputs, "
+            f"labels must be [samples{more}] = {[samples, *places]} like the inputs, "
             f"got {list(labels.shape)}{columns if labels.ndim == 2 else ''}"
         )
     if labels.is_floating_point() or labels.dtype == torch.bool:
@@ -185,8 +195,9 @@ def as_labels(labels: Any, samples: int, classes: int | None = None) -> Tensor:
             f"labels must be integers, got {labels.dtype}; "
             "use labels.long(), of an array labels.astype(int)"
         )
-    if classes is not None and len(labels):
-        _within_classes(int(labels.min()), int(labels.max()), classes)
+    counted = labels[labels != IGNORED] if places else labels
+    if classes is not None and len(counted):
+        _within_classes(int(counted.min()), int(counted.max()), classes)
     return labels.to(torch.int64)
 
 
@@ -195,7 +206,10 @@ def _within_classes(low: int, high: int, classes: int) -> None:
         return
     todo = ""
     if classes == 1:
-        todo = "; a classifier of two classes has two outputs, not one"
+        todo = (
+            "; a classifier of two classes has two outputs, or in fit one with "
+            'loss="binary_cross_entropy"'
+        )
     elif low == 1 and high == classes:
         todo = "; counted from 1: labels - 1"
     elif low in (-1, -100):  # a missing label, here and in torch

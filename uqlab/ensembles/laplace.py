@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from uqlab.core.checks import (
     InputsLike,
     as_inputs,
     as_tensor,
+    one_of,
     positive,
     representable,
 )
@@ -22,17 +23,26 @@ from uqlab.core.modules import Inputs, batches, call, evaluating, hooked, logits
 from uqlab.ensembles.base import Ensemble, Members, member_generators, member_range
 from uqlab.ensembles.lora import LowRank
 
+Outputs = Literal["classes", "binary", "multilabel", "gaussian"] | None
+
 
 class Curvature(NamedTuple):
     """The generalised Gauss-Newton matrix of the summed loss by one weight [out, in].
 
     It is outputs (x) inputs: `outputs` [out, out] sums over inputs, places and classes
-    the outer products of what reaches the output, `inputs` [in, in] is the mean over
-    inputs and places of those of what enters.
+    the outer products of what reaches the output, or is [out], the diagonal of that;
+    `inputs` [in, in] is the mean over inputs and places of those of what enters.
     """
 
     outputs: Tensor
     inputs: Tensor
+
+    def spectrum(self) -> tuple[Tensor, Any, Any]:
+        """Return the eigenvalues [out, in] and both's vectors; a diagonal has None."""
+        (large, u), (small, v) = (
+            torch.linalg.eigh(m) if m.ndim == 2 else (m, None) for m in self
+        )
+        return torch.outer(large.clamp(min=0), small.clamp(min=0)), u, v
 
     def draw(self, prior_precision: float, generator: torch.Generator) -> Tensor:
         """Draw a weight [out, in]: `draws` with one generator."""
@@ -45,12 +55,12 @@ class Curvature(NamedTuple):
 
         They are Normal(0, (outputs (x) inputs + prior_precision I)^-1).
         """
-        (large, u), (small, v) = map(torch.linalg.eigh, self)
-        precision = torch.outer(large.clamp(min=0), small.clamp(min=0))
-        deviation = (precision + prior_precision).rsqrt()
+        eigenvalues, u, v = self.spectrum()
+        deviation = (eigenvalues + prior_precision).rsqrt()
         like = deviation.cpu()
         noise = [torch.empty_like(like).normal_(generator=g) for g in generators]
-        return u @ (torch.stack(noise).to(u) * deviation) @ v.mT
+        drawn = torch.stack(noise).to(v) * deviation
+        return (drawn if u is None else u @ drawn) @ v.mT
 
 
 class LinearisedEnsemble(Ensemble):
@@ -94,6 +104,8 @@ def laplace_lora(
     *,
     linearised: bool = True,
     prior_variance: float = 1e-3,
+    outputs: Outputs = None,
+    noise_variance: float | None = None,
     batch_size: int = 64,
     seed: int = 0,
 ) -> Ensemble:
@@ -114,6 +126,8 @@ def laplace_lora(
         as they are; for a wide posterior its accuracy falls.
     prior_variance : float
         Of each number in A and B; Muhlematter et al. 2024 (appendix W) take 0.001.
+    outputs, noise_variance
+        As in `laplace`.
     batch_size : int
         Inputs in a pass.
 
@@ -148,7 +162,7 @@ def laplace_lora(
         )
     positive("prior_variance", prior_variance)
     ids = member_range(members)
-    pairs = curvatures(trained, inputs, batch_size)
+    pairs = curvatures(trained, inputs, batch_size, outputs, noise_variance)
     ensemble = copies(trained, ids, linearised)
     for number, (name, pair) in enumerate(pairs.items()):
         generators = member_generators(seed, ids, "laplace", number)
@@ -175,9 +189,11 @@ def copies(trained: Any, ids: range, linearised: bool) -> Any:
 
 
 def curvatures(
-    trained: Any, inputs: InputsLike, batch_size: int = 64
+    trained: Any, inputs: InputsLike, batch_size: int = 64, *likelihood: Any
 ) -> dict[str, tuple[Curvature, Curvature]]:
     """Return the curvatures of A and of B, in float64, by the name of the weight.
+
+    `likelihood` is the outputs and the noise variance of `laplace`.
 
     What enters B is A of what enters the layer, and slopes go back to A through B.
     """
@@ -185,7 +201,10 @@ def curvatures(
     low = {n: p.kind for n, p in trained.seen.items() if isinstance(p.kind, LowRank)}
     layers = {n: network.get_submodule(n.rpartition(".")[0]) for n in low}
     whole = sums(
-        network, inputs, batch_size, lambda x: _seen_and_back(network, layers, x)
+        network,
+        inputs,
+        batch_size,
+        lambda x: _seen_and_back(network, layers, x, likelihood),
     )
     pairs = {}
     for name, (outputs, inner) in whole.items():
@@ -201,23 +220,23 @@ def sums(
 ) -> dict[str, Curvature]:
     """Return the curvatures of layers by name, in float64.
 
-    `look` returns, for a batch, the name of each, what enters it and the slopes at its
-    outputs, by row or place.
+    `look` returns, for a batch, the name of each, what enters it, by row or place, and
+    the batch's curvature by its outputs.
     """
     found = {}
     with evaluating(network):
         for _, batch in batches(network, as_inputs(inputs), batch_size):
-            for name, *both in look(batch):
-                seen, back = (rows.flatten(0, -2).double() for rows in both)
+            for name, entered, outputs in look(batch):
+                seen = entered.flatten(0, -2).double()
                 total = found.setdefault(name, [0, 0, 0])
-                for i, more in enumerate((back.mT @ back, seen.mT @ seen, len(seen))):
+                for i, more in enumerate((outputs, seen.mT @ seen, len(seen))):
                     total[i] += more
     return {name: Curvature(g, s / rows) for name, (g, s, rows) in found.items()}
 
 
 @torch.enable_grad()
-def _seen_and_back(network, layers, x):
-    """Yield what enters each layer, and the slopes at its outputs, by row or place."""
+def _seen_and_back(network, layers, x, likelihood):
+    """Yield what enters each layer, by place, and the curvature by its outputs."""
     calls = {}
 
     def note(layer, args, y):
@@ -235,10 +254,12 @@ def _seen_and_back(network, layers, x):
     outputs = [calls[layer][1] for layer in layers.values()]
     slopes = [
         torch.autograd.grad(logits, outputs, root, retain_graph=True)
-        for root in square_root(logits)
+        for root in square_root(logits, *likelihood)
     ]
     for (name, layer), *of_classes in zip(layers.items(), *slopes, strict=True):
-        yield name, *_rows(layer, calls[layer][0], torch.stack(of_classes))
+        seen, back = _rows(layer, calls[layer][0], torch.stack(of_classes))
+        back = back.flatten(0, -2).double()
+        yield name, seen, back.mT @ back
 
 
 @torch.no_grad()
@@ -287,13 +308,31 @@ def _rows(layer: Any, x: Tensor, back: Tensor) -> tuple[Tensor, Tensor]:
     return patches.mT, back.movedim(2, -1)  # the channels last
 
 
-def square_root(logits: Tensor) -> Tensor:
-    """Return columns s_c [c, samples, classes], sum_c s_c s_c^T = diag(p) - p p^T.
+def square_root(logits: Tensor, *likelihood: Any) -> Tensor:
+    """Return columns s_c [c, samples, outputs], whose s_c s_c^T sum to the curvature.
 
-    One logit is a sigmoid's, with p (1 - p).
+    That of a softmax is diag(p) - p p^T.
     """
-    if logits.shape[-1] == 1:
-        p = logits.detach().sigmoid()
-        return (p * (1 - p)).sqrt()[None]
-    p = logits.detach().softmax(-1)
+    each, p = each_curvature(logits.detach(), *likelihood)
+    if p is None:
+        return each.sqrt().diag_embed().movedim(1, 0)
     return (torch.eye(p.shape[-1]).to(p)[:, None] - p) * p.T.sqrt()[..., None]
+
+
+def each_curvature(
+    logits: Tensor, outputs: Outputs = None, noise_variance: Any = None
+) -> tuple[Tensor, Tensor | None]:
+    """Return the loss's curvature by each logit, and the probabilities of a softmax.
+
+    Both are [samples, outputs]. What is no softmax has None, and no curvature by two
+    logits.
+    """
+    one_of("outputs", outputs, (None, "classes", "binary", "multilabel", "gaussian"))
+    if outputs == "gaussian":
+        positive("noise_variance", noise_variance)
+        return torch.full_like(logits, 1 / noise_variance), None
+    if noise_variance is not None:
+        raise ValueError('noise_variance goes with outputs="gaussian" alone')
+    softmax = logits.shape[-1] > 1 and outputs in (None, "classes")
+    p = logits.softmax(-1) if softmax else logits.sigmoid()
+    return p * (1 - p), p if softmax else None

@@ -1,5 +1,6 @@
 """Last-layer Laplace: members share all but the classifier of a trained network."""
 
+import warnings
 from typing import Any
 
 import torch
@@ -18,8 +19,9 @@ from uqlab.core.modules import (
 from uqlab.ensembles.base import Ensemble, Members, member_generators
 from uqlab.ensembles.functional import Own
 from uqlab.ensembles.implicit import check_backbone, plain
-from uqlab.ensembles.laplace import Curvature, square_root, sums
+from uqlab.ensembles.laplace import Curvature, Outputs, each_curvature, sums
 
+WHOLE = 2000  # classes, of which a curvature is kept whole
 VARIANCES = torch.logspace(-6, 6, 121, dtype=torch.float64)
 
 
@@ -51,6 +53,8 @@ def laplace(
     members: Members,
     *,
     prior_variance: float | None = None,
+    outputs: Outputs = None,
+    noise_variance: float | None = None,
     batch_size: int = 64,
     seed: int = 0,
 ) -> Ensemble:
@@ -62,7 +66,6 @@ def laplace(
     ----------
     network : nn.Module
         Any trained network whose logits are a linear layer's output, the classifier's.
-        One logit is a sigmoid's.
     inputs : tensor, array or tensors by name
         Those that it was trained on, [samples, ...]; a generalised Gauss-Newton matrix
         needs no labels.
@@ -71,6 +74,12 @@ def laplace(
     prior_variance : float, optional
         Of each number in the classifier. None for the one with the largest marginal
         likelihood among `VARIANCES`.
+    outputs : str, optional
+        What the logits are: "classes" of a softmax, "binary", one of a sigmoid,
+        "multilabel", several of sigmoids, or "gaussian", means. None: one is binary,
+        several are classes.
+    noise_variance : float, optional
+        Of "gaussian" targets around the means, in their unit squared.
     batch_size : int
         Inputs in a pass.
 
@@ -81,14 +90,21 @@ def laplace(
     Raises
     ------
     ValueError
-        For a prior variance that is not positive, inputs that are not finite, a network
-        that is nothing but a classifier, and one whose logits are no layer's output.
+        For variances that are not positive, a noise variance that is missing or not
+        wanted, inputs that are not finite, a network that is nothing but a classifier,
+        and one whose logits are no layer's output.
+
+    Warns
+    -----
+    UserWarning
+        For more than 2,000 classes, of whose G only the diagonal is kept.
 
     Notes
     -----
     Weight and bias W have the precision G (x) S + I / prior_variance, with the
     curvature G of the logits and the second moment S of the features and a one; of
-    tokens those that the logits are made of.
+    tokens those that the logits are made of. For "gaussian" outputs this is exact: that
+    of Bayesian linear regression on the features.
 
     References
     ----------
@@ -107,7 +123,7 @@ def laplace(
     own = sorted(trainable(ensemble), key=lambda p: -p.ndim)
     parts = [p.data if p.ndim == 3 else p.data[..., None] for p in own]
     mean = torch.cat([p[0] for p in parts], 1).double()
-    found = curvature(network, name, x, batch_size)
+    found = curvature(network, name, x, batch_size, outputs, noise_variance)
     if prior_variance is None:
         prior_variance = likeliest(mean, found)
     positive("prior_variance", prior_variance)
@@ -120,25 +136,41 @@ def laplace(
 
 
 def curvature(
-    network: nn.Module, classifier: str, inputs: Inputs, batch_size: int = 64
+    network: nn.Module,
+    classifier: str,
+    inputs: Inputs,
+    batch_size: int = 64,
+    outputs: Outputs = None,
+    noise_variance: float | None = None,
 ) -> Curvature:
     """Return the curvature of a classifier's weight and bias, side by side."""
     layer: Any = network.get_submodule(classifier)
     ones = int(layer.bias is not None)
+    if layer.out_features > WHOLE and outputs in (None, "classes"):
+        said = f"more than {WHOLE:,} classes: the output factor of laplace is diagonal"
+        warnings.warn(said, stacklevel=3)
 
     @torch.no_grad()
     def look(batch):
-        back = square_root(logits_of(call(network, batch)))
+        z = logits_of(call(network, batch)).double()
         h = given_for_logits(network, {classifier: layer}, batch)[classifier]
-        return [(classifier, F.pad(h, (0, ones), value=1.0), back)]
+        by_logits = _by_logits(z, outputs, noise_variance)
+        return [(classifier, F.pad(h, (0, ones), value=1.0), by_logits)]
 
     return sums(network, inputs, batch_size, look)[classifier]
 
 
+def _by_logits(z, *kind):
+    """Return the curvature by logits [samples, outputs], summed over the samples."""
+    each, p = each_curvature(z, *kind)
+    if p is None or z.shape[1] > WHOLE:
+        return each.sum(0)
+    return p.sum(0).diag() - p.mT @ p
+
+
 def likeliest(mean: Tensor, found: Curvature) -> float:
     """Return the prior variance among VARIANCES with the largest evidence."""
-    large, small = (torch.linalg.eigvalsh(part).clamp(min=0) for part in found)
-    eigenvalues = torch.outer(large, small)
+    eigenvalues = found.spectrum()[0]
     evidence = [log_evidence(mean, eigenvalues, float(v)) for v in VARIANCES]
     return float(VARIANCES[torch.stack(evidence).argmax()])
 

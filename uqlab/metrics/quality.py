@@ -2,7 +2,10 @@
 
 The prediction is the mean of the members' probabilities; `pool="logits"` averages the
 logits instead, for comparison with papers that did so. Everything is computed in
-float64; losses are in nats.
+float64; losses are in nats. One logit z of a sigmoid is the two classes
+`torch.stack([torch.zeros_like(z), z], -1)`, whose softmax has its probability; of
+several labels each is such a pair. Pixels are samples:
+`logits.movedim(2, -1).flatten(1, -2)`, `labels.flatten()`.
 """
 
 from collections.abc import Sequence

@@ -154,8 +154,8 @@ def fit(
         unless it has a generator of its own. Batches are (inputs, labels), or mappings
         with "labels" or "label".
     labels
-        Classes [samples]; for loss="mse" targets like the outputs; for a loss of your
-        own what it takes. With tensors alone, which may also hold them by name.
+        What the loss takes, [samples, ...]. With tensors alone, which may also hold
+        them by name.
     epochs
         How often every member sees every sample.
     lr
@@ -172,7 +172,12 @@ def fit(
         `milestones`), step by step; or a function of the optimiser that returns a
         scheduler of torch, which moves once an epoch.
     loss
-        "cross_entropy", "mse", or a function (outputs, labels) -> [members].
+        "cross_entropy" of classes [samples], and of pixels: outputs [samples, classes,
+        height, width], labels [samples, height, width], -100 where there is none.
+        "binary_cross_entropy" of one logit or several labels: labels 0 to 1 like the
+        outputs. "mse": targets like the outputs. "gaussian_nll": outputs [..., 2 k], k
+        means and then k log-variances, and k targets; see `gaussian_nll`. Or a function
+        (outputs, labels) -> [members].
     callbacks
         Functions of a `State`, called after every epoch.
     max_grad_norm

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from uqlab.core.checks import (
+    IGNORED,
     Inputs,
     as_labels,
     as_tensor,
@@ -25,8 +26,8 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(
-    logits: Float[Tensor, "members batch classes"],
-    labels: Int[Tensor, "members batch"],
+    logits: Float[Tensor, "members batch classes *places"],
+    labels: Int[Tensor, "members batch *places"],
     class_weights: Float[Tensor, " classes"] | None = None,
     smoothing: float = 0.0,
 ) -> Float[Tensor, " members"]:
@@ -35,9 +36,11 @@ def cross_entropy(
     Parameters
     ----------
     logits
-        [members, batch, classes].
+        [members, batch, classes], or with places behind them, [members, batch, classes,
+        height, width].
     labels
-        [members, batch], 0 to classes - 1.
+        [members, batch], 0 to classes - 1; of places [members, batch, height, width],
+        where -100 does not count.
     class_weights
         [classes]; with them it is the weighted mean, as in torch.
     smoothing
@@ -47,14 +50,55 @@ def cross_entropy(
         class_weights = class_weights.to(logits.device, torch.float32)
     values = F.cross_entropy(
         logits.flatten(0, 1).float(),
-        labels.flatten(),
+        labels.flatten(0, 1),
         class_weights,
         reduction="none",
         label_smoothing=smoothing,
-    ).view(labels.shape)
-    if class_weights is None:
+    ).view(len(labels), -1)
+    if class_weights is None and labels.ndim == 2:
         return values.mean(1)
-    return values.sum(1) / class_weights[labels].sum(1)
+    counted = labels != IGNORED
+    if class_weights is not None:
+        counted = class_weights[labels * counted] * counted
+    shares = counted.flatten(1).sum(1)
+    return values.sum(1) / shares.masked_fill(shares == 0, 1)
+
+
+def binary_cross_entropy(logits, labels):
+    """Return every member's mean loss of sigmoids, in nats."""
+    labels = labels.reshape(logits.shape)
+    values = F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+    return values.flatten(1).mean(1)
+
+
+def gaussian_nll(outputs: Tensor, targets: Tensor, beta: float = 0.0) -> Tensor:
+    """Return every member's mean negative log-likelihood under its normal laws.
+
+    In nats, without the constant log(2 pi) / 2, as in torch.
+
+    Parameters
+    ----------
+    outputs
+        [members, batch, ..., 2 k]: on the last axis k means, then the logarithms of
+        their k variances.
+    targets
+        [members, batch, ..., k], or of k = 1 without the last axis.
+    beta
+        The power of the variance, held fixed, that weights each term: 0 is the
+        likelihood, 1 gives means the gradient of a squared error. Seitzer et al. 2022
+        recommend 0.5.
+
+    References
+    ----------
+    Seitzer et al., "On the pitfalls of heteroscedastic uncertainty estimation with
+    probabilistic neural networks", 2022.
+    """
+    mean, log_variance = _halves(outputs)
+    error = mean - targets.reshape(mean.shape)
+    values = (log_variance + error.square() * (-log_variance).exp()) / 2
+    if beta:
+        values = values * (beta * log_variance.detach()).exp()
+    return values.flatten(1).mean(1)
 
 
 def member_mean(logits: Tensor, labels: Int[Tensor, "*members batch"]) -> Tensor:
@@ -80,6 +124,14 @@ def mean_square(outputs, targets):
     return (outputs - targets.reshape(outputs.shape)).square().flatten(1).mean(1)
 
 
+# What is learned from values like the outputs, by name.
+OF_VALUES: dict[Any, Loss] = {
+    "mse": mean_square,
+    "binary_cross_entropy": binary_cross_entropy,
+    "gaussian_nll": gaussian_nll,
+}
+
+
 def targets(
     ensemble: Ensemble, two: Inputs, loss: str | Loss, class_weights: Any
 ) -> tuple[Loss, Callable]:
@@ -92,14 +144,21 @@ def targets(
         raise ValueError(f'class_weights need loss="cross_entropy", got loss={loss!r}')
     if callable(loss):
         return functools.partial(_of_members, loss), _as_many
-    one_of("loss", loss, ("cross_entropy", "mse"))
+    one_of("loss", loss, ("cross_entropy", *OF_VALUES))
     with torch.no_grad(), evaluating(ensemble):
         outputs = ensemble(rows_of(two, slice(1)))[0]  # of one network for one sample
-    if loss == "mse":
-        return mean_square, functools.partial(_values, outputs)
-    classes = outputs.shape[-1]
-    no_probabilities(outputs)
-    check = functools.partial(as_labels, classes=classes)
+    if loss in OF_VALUES:
+        if loss == "gaussian_nll":
+            outputs, _ = _halves(outputs)
+        return OF_VALUES[loss], functools.partial(_values, loss, outputs)
+    classes, *places = outputs.shape[1:] or [1]
+    if classes == 1:
+        raise ValueError(
+            'loss="cross_entropy" needs two outputs or more, on axis 1 as in torch, got'
+            ' one; of one logit take loss="binary_cross_entropy"'
+        )
+    no_probabilities(outputs.movedim(1, -1))
+    check = functools.partial(as_labels, classes=classes, places=places)
     if class_weights is None:
         return cross_entropy, check
     weights = _weights(class_weights, classes).to(outputs)
@@ -127,15 +186,28 @@ def _of_members(loss, outputs, labels):
     return values
 
 
-def _values(outputs, labels, samples):
-    """Return targets of a regression, checked."""
-    y = _as_many(labels, samples)
-    if not y.is_floating_point() or y[0].numel() != outputs.numel():
+def _halves(outputs):
+    """Return means and log-variances; ValueError where one is without the other."""
+    if outputs.shape[-1] % 2:
         raise ValueError(
-            f'loss="mse" needs floating targets of {outputs.numel()} values a sample, '
-            f"like the outputs; got {list(y.shape)} {y.dtype}"
+            "gaussian_nll needs k means and k log-variances on the last axis, "
+            f"got outputs {list(outputs.shape)}"
         )
+    return outputs.chunk(2, -1)
+
+
+def _values(loss, outputs, labels, samples):
+    """Return targets that are no classes, checked."""
+    y = _as_many(labels, samples)
     finite("labels", y)
+    kind, fits = "floating targets", y.is_floating_point()
+    if loss == "binary_cross_entropy":
+        kind, fits = "labels from 0 to 1", bool(((y >= 0) & (y <= 1)).all())
+    if not fits or y[0].numel() != outputs.numel():
+        raise ValueError(
+            f'loss="{loss}" needs {kind}, {list(outputs.shape[1:])} a sample, '
+            f"got {list(y.shape)} {y.dtype}"
+        )
     return y.to(outputs.dtype)
 
 
