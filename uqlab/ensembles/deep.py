@@ -17,6 +17,7 @@ from uqlab.ensembles.base import (
     member_seed,
 )
 from uqlab.ensembles.functional import GENERATOR, Own, unwrapped
+from uqlab.ensembles.recipes import METHODS
 
 
 def deep(
@@ -148,3 +149,21 @@ def _described(model: nn.Module) -> dict[str, Any]:
             elif isinstance(value, bool | int | float | str | tuple | list):
                 described[f"{name}.{key}"] = str(value)
     return described
+
+
+def _copies(network: Any, members: range) -> list[nn.Module]:
+    """Return networks for members whose weights will follow, of one or of one each."""
+    one = isinstance(network, nn.Module)
+    networks = [network] * len(members) if one else network
+    return [copy.deepcopy(unwrapped(each)) for each in networks]
+
+
+def _again(network: Any, members: range, seed: int) -> Ensemble:
+    return deep(iter(_copies(network, members)).__next__, members, seed)
+
+
+def _separate(network: Any, members: range, **_: Any) -> Ensemble:
+    return SeparateEnsemble(_copies(network, members), members)
+
+
+METHODS |= {"deep": _again, "from_members": _separate, "snapshot": _separate}

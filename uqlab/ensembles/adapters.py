@@ -1,0 +1,103 @@
+"""Members of a LoRA-Ensemble as adapters that PEFT reads."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import nn
+
+from uqlab import models
+from uqlab.core.files import StrPath, write, writing
+from uqlab.ensembles.base import Ensemble
+from uqlab.ensembles.lora import LowRank
+
+
+def to_peft(ensemble: Ensemble, m: int, folder: StrPath) -> None:
+    """Write one member of a LoRA-Ensemble as an adapter of PEFT.
+
+    `peft.PeftModel.from_pretrained(backbone, folder)` is that member then, on the
+    backbone that the ensemble was made of. The folder gets "adapter_config.json" and
+    "adapter_model.safetensors", with the member's classifier.
+
+    Parameters
+    ----------
+    ensemble : Ensemble
+        What `lora` made, or `laplace_lora` with linearised=False.
+    m : int
+        The member, counted from 0.
+    folder : str or path
+        Made if it is not there.
+
+    Raises
+    ------
+    ValueError
+        For other ensembles, a trained backbone, and weights that PEFT does not take:
+        of other modules than linear layers and plain convolutions.
+    IndexError
+        For a member that is not there.
+    """
+    recipe = getattr(ensemble, "recipe", None) or {}
+    if recipe.get("method") != "lora" or recipe["train_backbone"]:
+        raise ValueError(
+            "to_peft takes a LoRA-Ensemble whose backbone is frozen, got "
+            f"{type(ensemble).__name__} by {recipe.get('method')!r}"
+        )
+    network = ensemble.member(m)
+    head = models.classifier(network, recipe["classifier"])
+    ends = [n for n, _ in network.named_modules() if n.endswith(head)]
+    if ends != [head]:  # so PEFT would look for it
+        raise ValueError(
+            f"PEFT takes {', '.join(ends)} for the classifier {head!r}: give it a name "
+            "that no other module ends with"
+        )
+    own = network.get_submodule(head).state_dict()
+    tensors = {f"{head}.{name}": t for name, t in own.items()}
+    ranks, alphas = {}, {}
+    for name, part in ensemble.seen.items():
+        if not isinstance(part.kind, LowRank):
+            continue
+        layer = name.removesuffix(".weight")
+        _check(network, layer)
+        a, b = part.kind.lora_A[m], part.kind.lora_B[m]
+        kernel = network.get_parameter(name).shape[1:]
+        tensors[f"{layer}.lora_A.weight"] = a.view(-1, *kernel)
+        tensors[f"{layer}.lora_B.weight"] = b.view(*b.shape, *[1] * (len(kernel) - 1))
+        ranks[re.escape(layer)] = len(a)
+        alphas[re.escape(layer)] = part.kind.scale * len(a)
+    config = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": getattr(network, "name", None),
+        "target_modules": "|".join(ranks),
+        "modules_to_save": [head],
+        "rank_pattern": ranks,
+        "alpha_pattern": alphas,
+        "inference_mode": True,
+    }
+    named = {
+        f"base_model.model.{name}": t.detach().cpu().contiguous()
+        for name, t in tensors.items()
+    }
+    with writing(Path(folder, "adapter_model.safetensors")) as temporary:
+        save_file(named, temporary, {"format": "pt"})
+    write(Path(folder, "adapter_config.json"), json.dumps(config, indent=2) + "\n")
+
+
+def _check(network: nn.Module, name: str) -> None:
+    """Raise ValueError for a layer that an adapter of PEFT would not change alike."""
+    layer: Any = network.get_submodule(name)
+    parent = network.get_submodule(name.rpartition(".")[0])
+    # torch's encoder reads the weights of its layers and does not call them.
+    called = not isinstance(parent, nn.TransformerEncoderLayer)
+    if type(layer) in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
+        called = layer.groups == max(layer.dilation) == 1
+        called = called and layer.padding_mode == "zeros"
+    elif type(layer) is not nn.Linear:
+        called = False
+    if not called:
+        raise ValueError(
+            f"PEFT cannot take {name!r}, {type(layer).__name__}, only linear layers "
+            "that are called and convolutions without groups and dilation: choose "
+            "another target for the LoRA-Ensemble"
+        )
