@@ -58,8 +58,8 @@ def to_peft(ensemble: Ensemble, m: int, folder: StrPath) -> None:
     for name, part in ensemble.seen.items():
         if not isinstance(part.kind, LowRank):
             continue
+        _check(network, name)
         layer = name.removesuffix(".weight")
-        _check(network, layer)
         a, b = part.kind.lora_A[m], part.kind.lora_B[m]
         kernel = network.get_parameter(name).shape[1:]
         tensors[f"{layer}.lora_A.weight"] = a.view(-1, *kernel)
@@ -85,19 +85,21 @@ def to_peft(ensemble: Ensemble, m: int, folder: StrPath) -> None:
 
 
 def _check(network: nn.Module, name: str) -> None:
-    """Raise ValueError for a layer that an adapter of PEFT would not change alike."""
-    layer: Any = network.get_submodule(name)
-    parent = network.get_submodule(name.rpartition(".")[0])
-    # torch's encoder reads the weights of its layers and does not call them.
-    called = not isinstance(parent, nn.TransformerEncoderLayer)
+    """Raise ValueError for a weight that an adapter of PEFT would not change alike."""
+    place, _, last = name.rpartition(".")
+    layer: Any = network.get_submodule(place)
+    parent = network.get_submodule(place.rpartition(".")[0])
     if type(layer) in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
-        called = layer.groups == max(layer.dilation) == 1
-        called = called and layer.padding_mode == "zeros"
-    elif type(layer) is not nn.Linear:
-        called = False
-    if not called:
+        plain = (
+            layer.padding_mode == "zeros" and layer.groups * max(layer.dilation) == 1
+        )
+    else:
+        # torch's encoder reads the weights of its layers and does not call them.
+        plain = type(layer) is nn.Linear
+        plain = plain and not isinstance(parent, nn.TransformerEncoderLayer)
+    if last != "weight" or not plain:
         raise ValueError(
-            f"PEFT cannot take {name!r}, {type(layer).__name__}, only linear layers "
-            "that are called and convolutions without groups and dilation: choose "
-            "another target for the LoRA-Ensemble"
+            f"PEFT cannot take {name!r} of {type(layer).__name__}, only linear layers "
+            "that are called, and convolutions without groups and dilation: make the "
+            "LoRA-Ensemble with another target"
         )

@@ -155,6 +155,8 @@ def _copies(network: Any, members: range) -> list[nn.Module]:
     """Return networks for members whose weights will follow, of one or of one each."""
     one = isinstance(network, nn.Module)
     networks = [network] * len(members) if one else network
+    if len(networks) != len(members):
+        raise ValueError(f"give a network, or {len(members)}, got {len(networks)}")
     return [copy.deepcopy(unwrapped(each)) for each in networks]
 
 

@@ -105,6 +105,7 @@ class TiledEnsemble(OneNetwork):
         self.size = size
         self.linear = linear
         self.checked = False
+        self.borrowed = set()
         self.eval()
 
     def _run(self, args, named, each, members):
