@@ -469,11 +469,9 @@ def test_files_are_named_as_in_a_shell(tmp_path, monkeypatch):
         training.fit(ensemble, X, Y, resume=where, **settings)
     assert link.is_symlink()
     assert [file.name for file in link.iterdir()] == ["training.pt"]
-    ensembles.lora(network(), 2, 2).save_pretrained("~/two")
-    near(
-        ensembles.from_pretrained("~/two", network())(X),
-        ensembles.lora(network(), 2, 2)(X),
-    )
+    backbone = network()
+    ensembles.lora(backbone, 2, 2).save_pretrained("~/two")
+    assert ensembles.from_pretrained("~/two", backbone).members == 2
     assert (tmp_path / "two" / "uqlab.json").is_file()
 
 

@@ -184,6 +184,7 @@ def desk(tmp_path_factory):
         "figures/backbones",
         "checkpoints",
         "path/to/folder",
+        "sixteen",
         "report",
         "data/text",
         "dist",
@@ -195,7 +196,7 @@ def desk(tmp_path_factory):
     (folder / "mymodel.py").write_text("def make(): ...")
     for name in ("run.npz", "new.npz", "report/alarm.json", "dist/uqlab.whl"):
         (folder / name).touch()
-    for name in ("best.safetensors", "sixteen.safetensors", "resnet32.th"):
+    for name in ("best.safetensors", "sixteen/ensemble.safetensors", "resnet32.th"):
         (folder / name).touch()
     for name in ("films.tsv", "news.tsv"):
         (folder / name).write_text("sentence\tlabel\n" + "good\t1\nbad\t0\n" * 30)

@@ -42,30 +42,20 @@ def to_peft(ensemble: Ensemble, m: int, folder: StrPath) -> None:
     if recipe.get("method") != "lora" or recipe["train_backbone"]:
         raise ValueError(
             "to_peft takes a LoRA-Ensemble whose backbone is frozen, got "
-            f"{type(ensemble).__name__} by {recipe.get('method')!r}"
+            f"{recipe or type(ensemble)}"
         )
     network = ensemble.member(m)
-    head = models.classifier(network, recipe["classifier"])
-    ends = [n for n, _ in network.named_modules() if n.endswith(head)]
-    if ends != [head]:  # so PEFT would look for it
-        raise ValueError(
-            f"PEFT takes {', '.join(ends)} for the classifier {head!r}: give it a name "
-            "that no other module ends with"
-        )
+    head = _classifier(network, recipe["classifier"])
     own = network.get_submodule(head).state_dict()
     tensors = {f"{head}.{name}": t for name, t in own.items()}
     ranks, alphas = {}, {}
     for name, part in ensemble.seen.items():
-        if not isinstance(part.kind, LowRank):
-            continue
-        _check(network, name)
-        layer = name.removesuffix(".weight")
-        a, b = part.kind.lora_A[m], part.kind.lora_B[m]
-        kernel = network.get_parameter(name).shape[1:]
-        tensors[f"{layer}.lora_A.weight"] = a.view(-1, *kernel)
-        tensors[f"{layer}.lora_B.weight"] = b.view(*b.shape, *[1] * (len(kernel) - 1))
-        ranks[re.escape(layer)] = len(a)
-        alphas[re.escape(layer)] = part.kind.scale * len(a)
+        if isinstance(part.kind, LowRank):
+            layer = name.removesuffix(".weight")
+            a, b = _factors(network, name, part.kind, m)
+            tensors |= {f"{layer}.lora_A.weight": a, f"{layer}.lora_B.weight": b}
+            ranks[re.escape(layer)] = len(a)
+            alphas[re.escape(layer)] = part.kind.scale * len(a)
     config = {
         "peft_type": "LORA",
         "base_model_name_or_path": getattr(network, "name", None),
@@ -73,33 +63,42 @@ def to_peft(ensemble: Ensemble, m: int, folder: StrPath) -> None:
         "modules_to_save": [head],
         "rank_pattern": ranks,
         "alpha_pattern": alphas,
-        "inference_mode": True,
     }
-    named = {
-        f"base_model.model.{name}": t.detach().cpu().contiguous()
-        for name, t in tensors.items()
-    }
+    named = {f"base_model.model.{k}": t.cpu().contiguous() for k, t in tensors.items()}
     with writing(Path(folder, "adapter_model.safetensors")) as temporary:
         save_file(named, temporary, {"format": "pt"})
     write(Path(folder, "adapter_config.json"), json.dumps(config, indent=2) + "\n")
 
 
-def _check(network: nn.Module, name: str) -> None:
-    """Raise ValueError for a weight that an adapter of PEFT would not change alike."""
+def _classifier(network, named):
+    """Return the classifier's name; ValueError where PEFT would find others by it."""
+    head = models.classifier(network, named)
+    ends = [name for name, _ in network.named_modules() if name.endswith(head)]
+    if ends != [head]:
+        raise ValueError(
+            f"PEFT takes {', '.join(ends)} for the classifier {head!r}: give it a name "
+            "that no other module ends with"
+        )
+    return head
+
+
+def _factors(network, name, kind, m):
+    """Return A and B of a weight as layers of PEFT hold them; ValueError for others."""
     place, _, last = name.rpartition(".")
     layer: Any = network.get_submodule(place)
     parent = network.get_submodule(place.rpartition(".")[0])
-    if type(layer) in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
-        plain = (
-            layer.padding_mode == "zeros" and layer.groups * max(layer.dilation) == 1
-        )
+    if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        plain = layer.padding_mode == "zeros", layer.groups == max(layer.dilation) == 1
     else:
         # torch's encoder reads the weights of its layers and does not call them.
-        plain = type(layer) is nn.Linear
-        plain = plain and not isinstance(parent, nn.TransformerEncoderLayer)
-    if last != "weight" or not plain:
+        read = isinstance(parent, nn.TransformerEncoderLayer)
+        plain = type(layer) is nn.Linear, last == "weight", not read
+    if not all(plain):
         raise ValueError(
             f"PEFT cannot take {name!r} of {type(layer).__name__}, only linear layers "
             "that are called, and convolutions without groups and dilation: make the "
             "LoRA-Ensemble with another target"
         )
+    kernel = layer.weight.shape[2:]
+    a, b = kind.lora_A.detach()[m], kind.lora_B.detach()[m]
+    return a.view(len(a), -1, *kernel), b.view(*b.shape, *[1] * len(kernel))

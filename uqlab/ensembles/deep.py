@@ -151,7 +151,7 @@ def _described(model: nn.Module) -> dict[str, Any]:
     return described
 
 
-def _copies(network: Any, members: range) -> list[nn.Module]:
+def _copies(network, members):
     """Return networks for members whose weights will follow, of one or of one each."""
     one = isinstance(network, nn.Module)
     networks = [network] * len(members) if one else network
@@ -160,11 +160,11 @@ def _copies(network: Any, members: range) -> list[nn.Module]:
     return [copy.deepcopy(unwrapped(each)) for each in networks]
 
 
-def _again(network: Any, members: range, seed: int) -> Ensemble:
+def _again(network, members, seed):
     return deep(iter(_copies(network, members)).__next__, members, seed)
 
 
-def _separate(network: Any, members: range, **_: Any) -> Ensemble:
+def _separate(network, members, **_):
     return SeparateEnsemble(_copies(network, members), members)
 
 

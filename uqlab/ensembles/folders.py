@@ -1,5 +1,6 @@
 """Ensembles on disk: a folder of tensors and a description, which runs no code."""
 
+import functools
 import importlib
 import inspect
 import json
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from uqlab import __version__, models
 from uqlab.core.checks import one_of
-from uqlab.core.files import StrPath, Values, existing, fingerprint, read_json, write
+from uqlab.core.files import StrPath, existing, fingerprint, read_json, write
 from uqlab.core.tensors import load_tensors, save_tensors
 from uqlab.ensembles.base import Ensemble, SeparateEnsemble, member_range
 from uqlab.ensembles.functional import GENERATOR, tensor_of
@@ -26,7 +27,7 @@ BACKBONES = "embedded", "from_pretrained", "pretrained"  # of `models`
 ROOMS = "extraction", "heads"  # which add methods once they are imported
 
 
-def _linearised(backbone: nn.Module, members: range, lora: Values) -> Ensemble:
+def _linearised(backbone, members, lora):
     one = METHODS["lora"](backbone, **{k: v for k, v in lora.items() if k != "method"})
     return copies(one, members, linearised=True)
 
@@ -42,25 +43,14 @@ def save(ensemble: Ensemble, folder: StrPath) -> None:
             f"save_pretrained takes what {', '.join(METHODS)} made, got "
             f"{type(ensemble).__name__}; of an ensemble of your own save state_dict()"
         )
-    network = ensemble.network
-    if isinstance(ensemble, SeparateEnsemble):
-        network = network[0]
-        if len(set(map(_attributes, ensemble.network))) > 1:
-            raise ValueError(
-                "members hold different tensors as plain attributes, which a folder "
-                "does not hold: make them buffers or parameters"
-            )
+    separate = isinstance(ensemble, SeparateEnsemble)
+    if separate and len(set(map(_attributes, ensemble.network))) > 1:
+        raise ValueError(
+            "members hold different tensors as plain attributes, which a folder does "
+            "not hold: make them buffers or parameters"
+        )
     written, digest = _parts(ensemble)
-    about = {
-        "version": VERSION,
-        "uqlab": __version__,
-        "method": recipe.pop("method"),
-        "members": recipe.pop("members"),
-        "settings": recipe,
-        "backbone": {"class": type(network).__name__, "digest": digest},
-    }
-    about["backbone"] |= ensemble.source
-    about = json.loads(json.dumps(about, default=lambda number: number.item()))
+    about = _about(ensemble, recipe, digest)
     tensors = {names[0]: t for t, names in written}
     header = {
         "about": about,
@@ -72,30 +62,47 @@ def save(ensemble: Ensemble, folder: StrPath) -> None:
     write(Path(folder, ABOUT), json.dumps(about, indent=2) + "\n")
 
 
-def _parts(ensemble: Ensemble) -> tuple[list[tuple[Tensor, list[str]]], str]:
+def _about(ensemble, recipe, digest):
+    """Return what JSON holds of an ensemble."""
+    about = {
+        "version": VERSION,
+        "uqlab": __version__,
+        "method": recipe.pop("method"),
+        "members": recipe.pop("members"),
+        "settings": recipe,
+        "backbone": {
+            "class": type(ensemble.network).__name__,
+            "digest": digest,
+            **ensemble.source,
+        },
+    }
+    return json.loads(json.dumps(about, default=lambda number: number.item()))
+
+
+def _parts(ensemble):
     """Return tensors that are written with all their names, and the others' digest."""
-    frozen, unread = {}, set()
+    frozen, unread = set(), set()
     for part in ensemble.modules():
         if isinstance(part, Ensemble):
-            each = {name: tensor_of(part.network, name) for name in part.borrowed}
-            frozen |= {id(t): t for t in each.values() if not t.requires_grad}
-            unread |= {id(tensor_of(part.network, name)) for name in part.replaced}
-    names: dict[int, tuple[Tensor, list[str]]] = {}
+            of = functools.partial(tensor_of, part.network)
+            frozen |= {id(t) for t in map(of, part.borrowed) if not t.requires_grad}
+            unread |= set(map(id, map(of, part.replaced)))
+    names = {}
     for name, t in ensemble.state_dict(keep_vars=True).items():
         names.setdefault(id(t), (t, []))[1].append(name)
-    written = [each for i, each in names.items() if i not in unread | frozen.keys()]
+    written = [each for i, each in names.items() if i not in unread | frozen]
     common = {each[0]: t for i, (t, each) in names.items() if i in frozen}
     return written, fingerprint(common) if common else ""
 
 
-def _types(ensemble: Ensemble) -> list[str]:
+def _types(ensemble):
     """Return the types of an ensemble's numbers but integers."""
     tensors = [*ensemble.parameters(), *ensemble.buffers()]
     floats = [t for t in tensors if t.is_floating_point() or t.is_complex()]
     return sorted({str(t.dtype).removeprefix("torch.") for t in floats})
 
 
-def _attributes(network: nn.Module) -> str:
+def _attributes(network):
     """Return the fingerprint of a network's tensors that are plain attributes."""
     values = [value for part in network.modules() for value in vars(part).values()]
     return fingerprint([value for value in values if isinstance(value, Tensor)])
@@ -156,21 +163,19 @@ def from_pretrained(
     return ensemble.eval()
 
 
-def _backbone(digest: str, made_by: str = "", **settings: Any) -> nn.Module:
+def _backbone(digest, made_by="", **settings):
     """Return the network that a folder names."""
     if made_by not in BACKBONES:
         raise ValueError(
-            "give the network of that digest or, where it is empty, any network of that "
-            "architecture, because uqlab.models does not make it"
+            "give the network of that digest or, where that is empty, any network of "
+            "that architecture: uqlab.models does not make it"
         )
     del settings["class"]
     with GENERATOR, torch.random.fork_rng([]):  # a new classifier is drawn from it
         return getattr(models, made_by)(**settings)
 
 
-def _made(
-    network: Any, method: str, members: Any, settings: Values, **_: Any
-) -> Ensemble:
+def _made(network, method, members, settings, **_):
     """Return an ensemble as the one that was written, but for its tensors."""
     for room in ROOMS:
         importlib.import_module(f"uqlab.{room}")
@@ -183,7 +188,7 @@ def _made(
     return made.with_recipe({"method": method, **settings})
 
 
-def _fill(ensemble: Ensemble, tensors, digest, names, trained, types) -> None:
+def _fill(ensemble, tensors, digest, names, trained, types):
     """Give an ensemble the tensors of a file, and their types."""
     if len(types) == 1:
         ensemble.to(getattr(torch, types[0]))

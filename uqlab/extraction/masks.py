@@ -173,8 +173,8 @@ def masks(
     linear = {k: m for k, m in network.named_modules() if type(m) is nn.Linear}
     if not linear:
         raise ValueError(
-            f"{type(model).__name__} has no nn.Linear layer to mask; masks need one, "
-            "tiles take convolutional networks"
+            "model has no nn.Linear layer to mask; masks need one, tiles take "
+            "convolutional networks"
         )
     generators = member_generators(seed, ids, "masks")
     first, last = next(iter(linear)), next(reversed(linear))
@@ -182,8 +182,8 @@ def masks(
     for name, layer in linear.items():
         out, width = layer.weight.shape
         sizes = out * (name != last), width * (inputs or name != first)
-        each = [_drawn(layer.weight, sizes, std, g) for g in generators]
-        sees[f"{name}.weight"] = each
+        drawn = [_drawn(layer.weight, sizes, std, g) for g in generators]
+        sees[f"{name}.weight"] = drawn
     return MaskEnsemble(network, ids, sees).harden(threshold).eval()
 
 

@@ -63,7 +63,7 @@ class FusedEnsemble(Ensemble):
         return shard.with_recipe(_some(self.recipe, rows))
 
 
-def _some(recipe: Any, rows: slice) -> dict[str, Any]:
+def _some(recipe, rows):
     """Return the recipe of some of the members."""
     return {**recipe, "heads": [counts[rows] for counts in recipe["heads"]]}
 
@@ -184,9 +184,7 @@ def fuse(
     return made.with_recipe(recipe)
 
 
-def _again(
-    network: Any, members: range, heads: list[list[int]], norms: Any
-) -> FusedEnsemble | FusedTowers:
+def _again(network, members, heads, norms):
     """Return a fused ensemble of such heads, whose weights will follow."""
     layers = attentions(network)
     pruned = []
