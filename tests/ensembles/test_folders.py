@@ -367,6 +367,24 @@ def test_what_no_folder_holds_is_refused(tmp_path):
     alike = ensembles.from_members([Attribute(0), Attribute(0)])
     alike.save_pretrained(tmp_path)
     assert torch.equal(ensembles.from_pretrained(tmp_path, Attribute(0))(X), alike(X))
-    mine = ensembles.Ensemble(mlp(), 2, {})
-    with pytest.raises(TypeError, match="of your own"):
-        mine.save_pretrained(tmp_path)
+
+
+class Scale(nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(factor))
+
+    def forward(self, w):
+        return self.factor * w
+
+
+def test_an_ensemble_of_a_method_of_ones_own_is_filled(tmp_path):
+    def mine(a, b):
+        name = next(name for name, _ in mlp().named_parameters())
+        return ensembles.Ensemble(mlp(), 2, {name: [Scale(a), Scale(b)]}).eval()
+
+    mine(2.0, 3.0).save_pretrained(tmp_path)
+    again = ensembles.from_pretrained(tmp_path, mine(1.0, 1.0))
+    assert torch.equal(again(X), mine(2.0, 3.0)(X))
+    with pytest.raises(ValueError, match="method must be"):
+        ensembles.from_pretrained(tmp_path, mlp())

@@ -19,7 +19,7 @@ from uqlab.ensembles.dropout import DropoutEnsemble, dropout, place_dropout
 from uqlab.ensembles.export import export
 from uqlab.ensembles.film import film
 from uqlab.ensembles.folders import from_pretrained
-from uqlab.ensembles.functional import Own
+from uqlab.ensembles.functional import GENERATOR, Own
 from uqlab.ensembles.implicit import implicit, plain, plain_linear, weights_of
 from uqlab.ensembles.laplace import laplace_lora, projection_curvature
 from uqlab.ensembles.last_layer import laplace
@@ -34,12 +34,12 @@ from uqlab.ensembles.snapshot import snapshot
 from uqlab.models import ATTENTION
 
 __all__ = [
-    "ATTENTION", "METHODS", "DropoutEnsemble", "Ensemble", "GroupedLinear", "LowRank",
-    "MIMOEnsemble", "MaskedInputs", "MeanGradient", "OneNetwork", "Own", "Scaled",
-    "SeparateEnsemble", "SingularValues", "batch", "batch_ensemble", "concatenate",
-    "deep", "dropout", "export", "film", "from_members", "from_pretrained", "implicit",
-    "laplace", "laplace_lora", "lora", "masksembles", "member_generators",
-    "member_range", "member_seed", "mimo", "packed", "place_dropout", "plain",
-    "plain_linear", "projection_curvature", "recorded", "singular_value", "snapshot",
-    "to_peft", "weights_of",
+    "ATTENTION", "GENERATOR", "METHODS", "DropoutEnsemble", "Ensemble", "GroupedLinear",
+    "LowRank", "MIMOEnsemble", "MaskedInputs", "MeanGradient", "OneNetwork", "Own",
+    "Scaled", "SeparateEnsemble", "SingularValues", "batch", "batch_ensemble",
+    "concatenate", "deep", "dropout", "export", "film", "from_members",
+    "from_pretrained", "implicit", "laplace", "laplace_lora", "lora", "masksembles",
+    "member_generators", "member_range", "member_seed", "mimo", "packed",
+    "place_dropout", "plain", "plain_linear", "projection_curvature", "recorded",
+    "singular_value", "snapshot", "to_peft", "weights_of",
 ]  # fmt: skip

@@ -205,8 +205,6 @@ class Ensemble(nn.Module):
 
         Raises
         ------
-        TypeError
-            For an ensemble that no method of uqlab made.
         ValueError
             For members that hold different tensors as plain attributes.
         """

@@ -37,12 +37,6 @@ METHODS |= {"laplace_lora": _linearised, "laplace": own_classifiers}
 
 def save(ensemble: Ensemble, folder: StrPath) -> None:
     """Write a folder, as `Ensemble.save_pretrained` says."""
-    recipe = dict(ensemble.recipe or {})
-    if recipe.get("method") not in METHODS:
-        raise TypeError(
-            f"save_pretrained takes what {', '.join(METHODS)} made, got "
-            f"{type(ensemble).__name__}; of an ensemble of your own save state_dict()"
-        )
     separate = isinstance(ensemble, SeparateEnsemble)
     if separate and len(set(map(_attributes, ensemble.network))) > 1:
         raise ValueError(
@@ -50,7 +44,7 @@ def save(ensemble: Ensemble, folder: StrPath) -> None:
             "not hold: make them buffers or parameters"
         )
     written, digest = _parts(ensemble)
-    about = _about(ensemble, recipe, digest)
+    about = _about(ensemble, digest)
     tensors = {names[0]: t for t, names in written}
     header = {
         "about": about,
@@ -62,13 +56,14 @@ def save(ensemble: Ensemble, folder: StrPath) -> None:
     write(Path(folder, ABOUT), json.dumps(about, indent=2) + "\n")
 
 
-def _about(ensemble, recipe, digest):
+def _about(ensemble, digest):
     """Return what JSON holds of an ensemble."""
+    recipe = {"method": "own", **(ensemble.recipe or {})}
     about = {
         "version": VERSION,
         "uqlab": __version__,
         "method": recipe.pop("method"),
-        "members": recipe.pop("members"),
+        "members": recipe.pop("members", ensemble.members),
         "settings": recipe,
         "backbone": {
             "class": type(ensemble.network).__name__,
@@ -122,7 +117,8 @@ def from_pretrained(
         that the folder knows by a digest. Where members have parameters of their own, a
         network of their architecture, which is copied and whose weights play no part,
         or one for each where they differ. None where "uqlab.json" names a backbone that
-        `models.pretrained`, `models.from_pretrained` or `models.embedded` makes.
+        `models.pretrained`, `models.from_pretrained` or `models.embedded` makes. Or an
+        ensemble of the same making, also of a method of your own, which is filled.
 
     Returns
     -------
@@ -153,7 +149,8 @@ def from_pretrained(
         )
     try:
         network = _backbone(**about["backbone"]) if network is None else network
-        ensemble = _made(network, **about)
+        whole = isinstance(network, Ensemble)
+        ensemble: Any = network if whole else _made(network, **about)
         _fill(ensemble, tensors, about["backbone"]["digest"], **header)
     except (LookupError, TypeError, AttributeError, RuntimeError, ValueError) as error:
         raise ValueError(
