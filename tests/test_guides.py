@@ -12,6 +12,7 @@ import every_method
 import numpy as np
 import printed
 import pytest
+import torch
 from click.testing import CliRunner
 from networks import NETWORKS
 from small_runs import call
@@ -83,6 +84,16 @@ def run(monkeypatch, tmp_path):
 )
 def test_a_guide_runs(run, name):
     assert run(ROOT / "book" / "guides" / f"{name}.md")
+
+
+def test_the_guides_shards_are_joined(run, tmp_path):
+    """By a client, and by processes of torchrun, here one."""
+    lines = blocks(ROOT / "book" / "guides" / "sweeps.md")[1:]
+    (tmp_path / "shards.md").write_text("".join(f"```python\n{b}```\n" for b in lines))
+    names = run(tmp_path / "shards.md")
+    x, few = names["train"].inputs, names["sixteen"]  # which are fewer here
+    whole = names["whole"](x)[: few.members]
+    torch.testing.assert_close(whole, few(x), rtol=1e-4, atol=1e-4)
 
 
 def test_the_guides_callbacks_stop_a_training_and_write_a_table(run, monkeypatch):
