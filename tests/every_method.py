@@ -22,7 +22,7 @@ class Method:
 
     label: str
     make: Callable[[nn.Module, Any, int], ensembles.Ensemble]
-    saved: bool = True  # by ensembles.save
+    saved: bool = True  # by save_pretrained
     alone: bool = True  # member m depends on (seed, m), whatever the number of members
     trained: bool = (
         True  # its members have weights that are moved here, as training would
@@ -79,12 +79,10 @@ METHODS = {
     "masks": Method(
         "mask extraction",
         lambda net, x, m: extraction.masks(net, m, seed=SEED).harden(),
-        saved=False,
     ),
     "tiles": Method(
         "tiles",
         lambda net, x, m: extraction.tiles(net, 1),
-        saved=False,
         alone=False,
         trained=False,
     ),
@@ -95,11 +93,10 @@ METHODS = {
         "Packed-Ensembles",
         lambda net, x, m: ensembles.packed(net, m, of=MEMBERS, seed=SEED),
     ),
-    "hydra": Method("Hydra", _hydra, saved=False, alone=False),
+    "hydra": Method("Hydra", _hydra, alone=False),
     "deep": Method(
         "deep ensemble",
         lambda net, x, m: ensembles.deep(lambda: methods.fresh(net), m, SEED),
-        saved=False,
     ),
 }
 
@@ -173,9 +170,9 @@ def check(network: Network, name: str, folder: Path) -> None:
             "a member depends on how many there are"
         )
     if method.saved:
-        ensembles.save(ensemble, folder / "e.safetensors")
-        again = ensembles.load(folder / "e.safetensors", network.make())
-        assert (asked(again, inputs) - together).abs().max() < TOLERANCE * size, (
+        ensemble.save_pretrained(folder)
+        again = ensembles.from_pretrained(folder, network.make())
+        assert torch.equal(asked(again, inputs), together), (
             "loaded it answers otherwise"
         )
 

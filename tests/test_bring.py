@@ -148,17 +148,15 @@ def test_a_pickle_is_not_read(mine, task):
 def test_an_ensemble_that_was_saved(tmp_path):
     (task,) = methods.suited("", data.load("digits", "train", limit=4))
     two = ensembles.lora(models.embedded(10), 2, 2, seed=1)
-    ensembles.save(two, tmp_path / "two.safetensors")
+    two.save_pretrained(tmp_path / "two")
     for source in ("uqlab.models:embedded", ""):
         same(
-            bring.model(source, task, weights=tmp_path / "two.safetensors"),
+            bring.model(source, task, weights=tmp_path / "two"),
             two,
             task.inputs,
         )
     with pytest.raises(ValueError, match="cannot stand before a saved ensemble"):
-        bring.model(
-            "", task, weights=tmp_path / "two.safetensors", mean=[0.5], std=[0.5]
-        )
+        bring.model("", task, weights=tmp_path / "two", mean=[0.5], std=[0.5])
 
 
 def test_a_folder_of_transformers(tmp_path, task):

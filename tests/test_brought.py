@@ -528,8 +528,10 @@ def test_files_are_named_as_in_a_shell(tmp_path, monkeypatch):
         training.fit(ensemble, X, Y, resume=where, **settings)
     assert link.is_symlink()
     assert [file.name for file in link.iterdir()] == ["training.pt"]
-    ensembles.save(ensembles.lora(network(), 2, 2), "~/two.safetensors")
-    assert (tmp_path / "two.safetensors").is_file()
+    backbone = network()
+    ensembles.lora(backbone, 2, 2).save_pretrained("~/two")
+    assert ensembles.from_pretrained("~/two", backbone).members == 2
+    assert (tmp_path / "two" / "uqlab.json").is_file()
 
 
 DIGITS = data.load("digits", limit=30)

@@ -130,8 +130,8 @@ def test_measures_stay_on_the_device(correct):
 def test_saved_on_one_device_and_loaded_on_the_other(tmp_path):
     net, x = NETWORKS["vit"].make(), NETWORKS["vit"].inputs(4)
     ensemble = ensembles.lora(net, 3, 2, seed=5).to(GPU)
-    ensembles.save(ensemble, tmp_path / "e.safetensors")
-    back = ensembles.load(tmp_path / "e.safetensors", NETWORKS["vit"].make())
+    ensemble.save_pretrained(tmp_path)
+    back = ensembles.from_pretrained(tmp_path, NETWORKS["vit"].make())
     assert_close(
         training.predict(back, x),
         training.predict(ensemble, x).cpu(),

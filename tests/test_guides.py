@@ -12,6 +12,7 @@ import every_method
 import numpy as np
 import printed
 import pytest
+import torch
 from click.testing import CliRunner
 from networks import NETWORKS
 from small_runs import call
@@ -83,6 +84,16 @@ def run(monkeypatch, tmp_path):
 )
 def test_a_guide_runs(run, name):
     assert run(ROOT / "book" / "guides" / f"{name}.md")
+
+
+def test_the_guides_shards_are_joined(run, tmp_path):
+    """By a client, and by processes of torchrun, here one."""
+    lines = blocks(ROOT / "book" / "guides" / "sweeps.md")[1:]
+    (tmp_path / "shards.md").write_text("".join(f"```python\n{b}```\n" for b in lines))
+    names = run(tmp_path / "shards.md")
+    x, few = names["train"].inputs, names["sixteen"]  # which are fewer here
+    whole = names["whole"](x)[: few.members]
+    torch.testing.assert_close(whole, few(x), rtol=1e-4, atol=1e-4)
 
 
 def test_the_guides_callbacks_stop_a_training_and_write_a_table(run, monkeypatch):
@@ -184,6 +195,7 @@ def desk(tmp_path_factory):
         "figures/backbones",
         "checkpoints",
         "path/to/folder",
+        "sixteen",
         "report",
         "data/text",
         "dist",
@@ -195,7 +207,7 @@ def desk(tmp_path_factory):
     (folder / "mymodel.py").write_text("def make(): ...")
     for name in ("run.npz", "new.npz", "report/alarm.json", "dist/uqlab.whl"):
         (folder / name).touch()
-    for name in ("best.safetensors", "sixteen.safetensors", "resnet32.th"):
+    for name in ("best.safetensors", "sixteen/ensemble.safetensors", "resnet32.th"):
         (folder / name).touch()
     for name in ("films.tsv", "news.tsv"):
         (folder / name).write_text("sentence\tlabel\n" + "good\t1\nbad\t0\n" * 30)

@@ -105,8 +105,8 @@ def test_lora_is_a_low_rank_update(scale, tmp_path):
         near(ensemble.update(f"{name}.weight", m), update)
         assert torch.linalg.matrix_rank(update, rtol=1e-4) == 3
         near(ensemble(x)[m], ensemble.member(m)(x).logits)
-    ensembles.save(ensemble, tmp_path / "scaled")
-    near(ensembles.load(tmp_path / "scaled", vit())(x), ensemble(x))
+    ensemble.save_pretrained(tmp_path / "scaled")
+    near(ensembles.from_pretrained(tmp_path / "scaled", vit())(x), ensemble(x))
 
 
 def test_singular_values_start_apart():
@@ -148,8 +148,8 @@ def test_the_largest_singular_values_move_alone(share, tmp_path):
             near(core.diagonal()[moving:], before[moving:])
             assert not torch.allclose(core.diagonal()[:moving], before[:moving])
         near(ensemble(x)[0], ensemble.member(0)(x).logits)
-    ensembles.save(ensemble, tmp_path / "some")
-    near(ensembles.load(tmp_path / "some", vit())(x), ensemble.eval()(x))
+    ensemble.save_pretrained(tmp_path / "some")
+    near(ensembles.from_pretrained(tmp_path / "some", vit())(x), ensemble.eval()(x))
 
 
 def test_a_singular_value_below_zero_stays_dead():

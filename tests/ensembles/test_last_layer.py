@@ -113,8 +113,8 @@ def test_a_classifier_without_a_bias_and_a_transformer(tmp_path):
     ensemble = ensembles.laplace(network, x, 3)
     apart = [training.predict(ensemble.member(m), x)[0] for m in range(3)]
     near(training.predict(ensemble, x), torch.stack(apart))
-    ensembles.save(ensemble, tmp_path / "e.safetensors")
-    again = ensembles.load(tmp_path / "e.safetensors", network)
+    ensemble.save_pretrained(tmp_path)
+    again = ensembles.from_pretrained(tmp_path, network)
     near(training.predict(again, x), training.predict(ensemble, x))
 
 

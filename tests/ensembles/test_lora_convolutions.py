@@ -72,8 +72,8 @@ def test_members_are_plain_networks(network, kind, tmp_path):
     near(ensemble(x), together)
     with unchanged(backbone):
         training.fit(ensemble, x, y, epochs=1, lr=0.02, batch_size=4, progress=False)
-    ensembles.save(ensemble, tmp_path / "e.safetensors")
-    near(ensembles.load(tmp_path / "e.safetensors", network())(x), ensemble(x))
+    ensemble.save_pretrained(tmp_path)
+    near(ensembles.from_pretrained(tmp_path, network())(x), ensemble(x))
     shards = [make("0:1"), make("1:3")]
     near(ensembles.concatenate(shards).eval()(x), make(3).eval()(x))
     assert ensemble.can_shard() == (kind == "lora")

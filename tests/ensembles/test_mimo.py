@@ -117,8 +117,8 @@ def test_trained_saved_and_loaded(network, tmp_path):
             training.fit(ensemble, x, y, progress=False, **settings)
         found.append(ensemble(x))
     near(*found)
-    ensembles.save(ensemble, tmp_path / "e.safetensors")
-    near(ensembles.load(tmp_path / "e.safetensors", network())(x), found[0])
+    ensemble.save_pretrained(tmp_path)
+    near(ensembles.from_pretrained(tmp_path, network())(x), found[0])
     assert (found[0] - ensembles.mimo(backbone, 2, seed=4)(x)).abs().max() > 1e-3
 
 

@@ -223,8 +223,8 @@ def test_film_of_a_frozen_backbone_is_joined_from_shards():
 def test_batch_statistics_are_saved(method, tmp_path):
     ensemble, (x, y) = method(cnn(), 2), images(12)
     training.fit(ensemble, x, y, epochs=2, lr=0.05, batch_size=4, progress=False)
-    ensembles.save(ensemble, tmp_path / "e.safetensors")
-    near(ensembles.load(tmp_path / "e.safetensors", cnn())(x), ensemble(x))
+    ensemble.save_pretrained(tmp_path)
+    near(ensembles.from_pretrained(tmp_path, cnn())(x), ensemble(x))
 
 
 @pytest.mark.parametrize(

@@ -89,10 +89,10 @@ def test_shards_are_saved_and_joined_later(tmp_path):
     whole = ensembles.lora(vit(), 3, 2, seed=3)
     shards = [ensembles.lora(vit(), part, 2, seed=3) for part in ("0:1", "1:3")]
     for number, shard in enumerate(shards):
-        ensembles.save(shard, tmp_path / f"{number}.safetensors", backbone="some/vit")
+        shard.save_pretrained(tmp_path / str(number))
     same(
         ensembles.concatenate(
-            [ensembles.load(tmp_path / f"{n}.safetensors", vit()) for n in (0, 1)]
+            [ensembles.from_pretrained(tmp_path / str(n), vit()) for n in (0, 1)]
         ),
         whole,
     )

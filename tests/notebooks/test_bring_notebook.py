@@ -94,10 +94,10 @@ def test_a_report_on_an_ensemble_of_checkpoints(mine):
 @pytest.mark.release
 def test_a_saved_ensemble_on_the_network_of_the_package(results, tmp_path):
     saved = ensembles.lora(models.embedded(10), 2, 2, seed=0)
-    ensembles.save(saved, tmp_path / "two.safetensors")
+    saved.save_pretrained(tmp_path / "two")
     changes = {
         "model": "uqlab.models:embedded",
-        "weights": [str(tmp_path / "two.safetensors")],
+        "weights": [str(tmp_path / "two")],
     }
     sets = {
         "dataset": "mnist-mini",

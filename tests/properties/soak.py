@@ -66,10 +66,10 @@ def kinds(folder: Path) -> dict[str, tuple[Path, Callable[[], Any]]]:
     net_, ensemble, saved = (
         vit(),
         ensembles.lora(vit(), 2, 2),
-        folder / "ensemble.safetensors",
+        folder / "ensemble",
     )
     training.fit(ensemble, x, y, epochs=1, lr=0.1, progress=False)
-    ensembles.save(ensemble, saved)
+    ensemble.save_pretrained(saved)
     circuit = {"budget": 2, "checkpoint": folder / "circuit", "progress": False}
     heads.greedy_circuit(net_, x, y, x.flip(0), **circuit)
 
@@ -100,7 +100,8 @@ def kinds(folder: Path) -> dict[str, tuple[Path, Callable[[], Any]]]:
         return json.loads((run / "manifest.json").read_text())
 
     return {
-        "ensemble": (saved, lambda: ensembles.load(saved, vit())(x)),
+        "ensemble": (saved / "ensemble.safetensors", lambda: ensembles.from_pretrained(saved, vit())(x)),
+        "description": (saved / "uqlab.json", lambda: ensembles.from_pretrained(saved, vit())(x)),
         "circuit": (folder / "circuit", lambda: heads.greedy_circuit(net_, x, y, x.flip(0), **circuit).scores),
         "training": (folder / "training" / "training.pt", train),
         "own images": (folder / "own.npz", lambda: data.load(folder / "own.npz").inputs),

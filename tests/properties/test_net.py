@@ -60,7 +60,7 @@ def test_bad_arguments(name, unchecked):
                 "inputs": 1e30 * recipes.draw(6, 8).double(),
             },
         ),
-        ("ensembles.save", {"path": ""}),
+        ("ensembles.from_pretrained", {"folder": ""}),
     ],
 )
 def test_what_the_soak_has_found(name, change):

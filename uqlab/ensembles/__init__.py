@@ -3,12 +3,14 @@
 One method, one file: what one member sees, and the function that makes the ensemble.
 """
 
+from uqlab.ensembles.adapters import to_peft
 from uqlab.ensembles.base import (
     Ensemble,
     MeanGradient,
     OneNetwork,
     SeparateEnsemble,
     member_generators,
+    member_range,
     member_seed,
 )
 from uqlab.ensembles.batch_ensemble import Scaled, batch, batch_ensemble
@@ -16,7 +18,8 @@ from uqlab.ensembles.deep import deep, from_members
 from uqlab.ensembles.dropout import DropoutEnsemble, dropout, place_dropout
 from uqlab.ensembles.export import export
 from uqlab.ensembles.film import film
-from uqlab.ensembles.functional import Own
+from uqlab.ensembles.folders import from_pretrained
+from uqlab.ensembles.functional import GENERATOR, Own
 from uqlab.ensembles.implicit import implicit, plain, plain_linear, weights_of
 from uqlab.ensembles.laplace import laplace_lora, projection_curvature
 from uqlab.ensembles.last_layer import laplace
@@ -24,17 +27,19 @@ from uqlab.ensembles.lora import LowRank, lora
 from uqlab.ensembles.masksembles import MaskedInputs, masksembles
 from uqlab.ensembles.mimo import MIMOEnsemble, mimo
 from uqlab.ensembles.packed import GroupedLinear, packed
+from uqlab.ensembles.recipes import METHODS, recorded
+from uqlab.ensembles.shards import concatenate
 from uqlab.ensembles.singular_value import SingularValues, singular_value
 from uqlab.ensembles.snapshot import snapshot
-from uqlab.ensembles.storage import concatenate, load, save
 from uqlab.models import ATTENTION
 
 __all__ = [
-    "ATTENTION", "DropoutEnsemble", "Ensemble", "GroupedLinear", "LowRank",
-    "MIMOEnsemble", "MaskedInputs", "MeanGradient", "OneNetwork", "Own", "Scaled",
-    "SeparateEnsemble", "SingularValues", "batch", "batch_ensemble", "concatenate",
-    "deep", "dropout", "export", "film", "from_members", "implicit", "laplace",
-    "laplace_lora", "load", "lora", "masksembles", "member_generators", "member_seed",
-    "mimo", "packed", "place_dropout", "plain", "plain_linear", "projection_curvature",
-    "save", "singular_value", "snapshot", "weights_of",
+    "ATTENTION", "GENERATOR", "METHODS", "DropoutEnsemble", "Ensemble", "GroupedLinear",
+    "LowRank", "MIMOEnsemble", "MaskedInputs", "MeanGradient", "OneNetwork", "Own",
+    "Scaled", "SeparateEnsemble", "SingularValues", "batch", "batch_ensemble",
+    "concatenate", "deep", "dropout", "export", "film", "from_members",
+    "from_pretrained", "implicit", "laplace", "laplace_lora", "lora", "masksembles",
+    "member_generators", "member_range", "member_seed", "mimo", "packed",
+    "place_dropout", "plain", "plain_linear", "projection_curvature", "recorded",
+    "singular_value", "snapshot", "to_peft", "weights_of",
 ]  # fmt: skip

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from uqlab.core.checks import one_of
+from uqlab.core.files import StrPath
 from uqlab.core.modules import (
     Inputs,
     aliases,
@@ -75,7 +76,7 @@ class Ensemble(nn.Module):
     chunk_size : int or None
         Members in one pass of vmap; halved where memory runs out.
     recipe : dict or None
-        How a method made the ensemble, which `save` writes.
+        How a method made the ensemble, which `save_pretrained` writes.
 
     Raises
     ------
@@ -119,6 +120,12 @@ class Ensemble(nn.Module):
         self._tried: set[tuple] = set()
         self._work: dict[tuple, float] = {}  # multiply-adds for a number of the inputs
         self._see(sees or {})
+        # How `models` made the network, and its frozen weights, by name: a folder
+        # holds none of these.
+        self.source: dict[str, Any] = getattr(network, "source", {})
+        named = network.named_parameters()
+        frozen = {name for name, p in named if not p.requires_grad}
+        self.borrowed = frozen - self.replaced
 
     def _see(self, sees: Mapping[str, Sequence[nn.Module]]) -> None:
         """Take what members see, and note where all tensors stand."""
@@ -182,6 +189,28 @@ class Ensemble(nn.Module):
         mine: Any = self.state_dict()
         state._metadata = mine._metadata
         return super().load_state_dict(state, *args, **kwargs)
+
+    def save_pretrained(self, folder: StrPath) -> None:
+        """Write what the members own, and how they were made, to a folder.
+
+        `ensembles.from_pretrained` reads it. The folder holds "ensemble.safetensors"
+        and "uqlab.json", which is for people to read: the method, its settings, the
+        version of uqlab, and the backbone's name and digest. Frozen weights of a
+        backbone are not written; of members with parameters of their own all are.
+
+        Parameters
+        ----------
+        folder : str or path
+            Made if it is not there. Other files in it stay.
+
+        Raises
+        ------
+        ValueError
+            For members that hold different tensors as plain attributes.
+        """
+        from uqlab.ensembles.folders import save
+
+        save(self, folder)
 
     def about(self) -> dict[str, Any]:
         """Return kind, method and settings, members, and how much is trained."""
@@ -502,6 +531,9 @@ class SeparateEnsemble(Ensemble):
     def __init__(self, models: Sequence[nn.Module], members: Members):
         super().__init__(nn.ModuleList(models), members)
         self.mode = "loop"
+        self.source = getattr(self.network[0], "source", {})
+        self.borrowed = set()
+        self.with_recipe({"method": "from_members"})
 
     def passes(self, x, each=True):
         """Return the members one by one."""

@@ -17,6 +17,7 @@ from uqlab.ensembles.base import (
     member_seed,
 )
 from uqlab.ensembles.functional import GENERATOR, Own, unwrapped
+from uqlab.ensembles.recipes import METHODS
 
 
 def deep(
@@ -148,3 +149,23 @@ def _described(model: nn.Module) -> dict[str, Any]:
             elif isinstance(value, bool | int | float | str | tuple | list):
                 described[f"{name}.{key}"] = str(value)
     return described
+
+
+def _copies(network, members):
+    """Return networks for members whose weights will follow, of one or of one each."""
+    one = isinstance(network, nn.Module)
+    networks = [network] * len(members) if one else network
+    if len(networks) != len(members):
+        raise ValueError(f"give a network, or {len(members)}, got {len(networks)}")
+    return [copy.deepcopy(unwrapped(each)) for each in networks]
+
+
+def _again(network, members, seed):
+    return deep(iter(_copies(network, members)).__next__, members, seed)
+
+
+def _separate(network, members, **_):
+    return SeparateEnsemble(_copies(network, members), members)
+
+
+METHODS |= {"deep": _again, "from_members": _separate, "snapshot": _separate}

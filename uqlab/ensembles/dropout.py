@@ -129,7 +129,7 @@ def dropout(
     sees = {}
     for name, layer in network.named_modules():
         if isinstance(layer, FixedDropout):
-            own = [Own(torch.empty(0), trained=False) for _ in ids]
+            own = [Own(torch.empty(0), False, kept=False) for _ in ids]
             sees[f"{name}.mask"] = own
     return DropoutEnsemble(network, ids, sees).resample(seed).eval()
 

@@ -181,9 +181,11 @@ def copies(trained: Any, ids: range, linearised: bool) -> Any:
         for key, t in part.stacked().items():
             one.get_parameter(key).data = t.detach()[0].clone()
         sees[name] = [one for _ in ids]
+    kind = LinearisedEnsemble if linearised else Ensemble
+    made: Any = kind(center.network, ids, sees)
+    made.borrowed = trained.borrowed
     if not linearised:
-        return Ensemble(center.network, ids, sees).with_recipe(trained.recipe)
-    made = LinearisedEnsemble(center.network, ids, sees)
+        return made.with_recipe(trained.recipe)
     made.center = center
     return made.with_recipe({"method": "laplace_lora", "lora": trained.recipe})
 

@@ -1,15 +1,15 @@
-"""How an ensemble was made: the call of its method, which a file can hold."""
+"""How an ensemble was made: the call of its method, which a folder can hold."""
 
 import functools
 import inspect
 from typing import Any, TypeVar
 
 Method = TypeVar("Method")
-METHODS: dict[str, Any] = {}  # what a file may ask for
+METHODS: dict[str, Any] = {}  # what a folder may ask for
 
 
 def recorded(make: Method) -> Method:
-    """Let ensembles note how `make(network, members, ...)` was called."""
+    """Let ensembles note how `make(network, ...)` was called."""
     method: Any = make
     signature = inspect.signature(method)
 
@@ -18,7 +18,8 @@ def recorded(make: Method) -> Method:
         ensemble = method(*args, **named)
         call = signature.bind(*args, **named)
         call.apply_defaults()
-        _, _, *settings = call.arguments.items()
+        (_, network), *settings = call.arguments.items()
+        ensemble.source = getattr(network, "source", {})
         return ensemble.with_recipe({"method": method.__name__, **dict(settings)})
 
     METHODS[method.__name__] = made

@@ -29,9 +29,8 @@ class SingularValues(nn.Module):
     def __init__(self, u: Tensor, s: Tensor, vh: Tensor, rest: Tensor):
         super().__init__()
         self.s = nn.Parameter(s)
-        self.register_buffer("u", u)
-        self.register_buffer("vh", vh)
-        self.register_buffer("rest", rest)
+        for name, t in zip(self.shared, (u, vh, rest), strict=True):
+            self.register_buffer(name, t, persistent=False)
 
     def values(self):
         """Return all singular values [k]."""

@@ -46,4 +46,5 @@ def snapshot(
     for cycle in range(members):
         train(one, cycle)
         networks.append(copy.deepcopy(one.member(0)))
-    return SeparateEnsemble(networks, range(members))
+    ensemble = SeparateEnsemble(networks, range(members))
+    return ensemble.with_recipe({"method": "snapshot", "seed": seed})

@@ -12,8 +12,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.special import entr
 
-from uqlab.core.checks import at_least, one_network, positive, within
-from uqlab.ensembles import Ensemble, Scaled, member_generators, plain
+from uqlab.core.checks import one_network, positive, within
+from uqlab.ensembles import (
+    Ensemble,
+    Scaled,
+    member_generators,
+    member_range,
+    plain,
+    recorded,
+)
 
 ELEMENTWISE = {
     nn.Identity, nn.Dropout, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU,
@@ -99,7 +106,7 @@ class MaskEnsemble(Ensemble):
             within("threshold", threshold, "[0, 1)")
         for layer in self.layers().values():
             layer.threshold = threshold
-        return self
+        return self.with_recipe({**(self.recipe or {}), "threshold": threshold})
 
     def soften(self) -> "MaskEnsemble":
         """Make masks the sigmoids of their logits again; return the ensemble itself."""
@@ -118,12 +125,14 @@ class MaskEnsemble(Ensemble):
         return _dense(_sequence(network)).eval() if small else network
 
 
+@recorded
 def masks(
     model: nn.Module,
-    members: int = 10,
+    members: int | str | range = 10,
     *,
     inputs: bool = True,
     std: float = 0.5,
+    threshold: float | None = None,
     seed: int = 0,
 ) -> MaskEnsemble:
     """Make an ensemble of sub-models of one network, whose weights are frozen.
@@ -137,11 +146,13 @@ def masks(
         Its last linear layer gives the classes, so its rows are never masked; the first
         call raises ValueError where another layer does.
     members
-        How many sub-models.
+        How many sub-models, or the numbers of a shard, "8:16".
     inputs
         Whether the columns of the first linear layer, its input features, are masked.
     std
         Of the initial mask logits, which for member m depend on (seed, m) alone.
+    threshold
+        Where masks are hard, as after `harden`; None for soft ones.
 
     Raises
     ------
@@ -155,25 +166,25 @@ def masks(
     Kirsch 2024, section D.4.
     """
     one_network(model, "masks")
-    at_least("members", members)
+    ids = member_range(members)
     positive("std", std)
     network = plain(copy.deepcopy(model))
     network = nn.Sequential(network) if isinstance(network, nn.Linear) else network
     linear = {k: m for k, m in network.named_modules() if type(m) is nn.Linear}
     if not linear:
         raise ValueError(
-            f"{type(model).__name__} has no nn.Linear layer to mask; masks need one, "
-            "tiles take convolutional networks"
+            "model has no nn.Linear layer to mask; masks need one, tiles take "
+            "convolutional networks"
         )
-    generators = member_generators(seed, range(members), "masks")
+    generators = member_generators(seed, ids, "masks")
     first, last = next(iter(linear)), next(reversed(linear))
     sees = {}
     for name, layer in linear.items():
         out, width = layer.weight.shape
         sizes = out * (name != last), width * (inputs or name != first)
-        each = [_drawn(layer.weight, sizes, std, g) for g in generators]
-        sees[f"{name}.weight"] = each
-    return MaskEnsemble(network, members, sees).eval()
+        drawn = [_drawn(layer.weight, sizes, std, g) for g in generators]
+        sees[f"{name}.weight"] = drawn
+    return MaskEnsemble(network, ids, sees).harden(threshold).eval()
 
 
 def _drawn(like: Tensor, sizes: tuple[int, int], std: float, generator) -> Masked:

@@ -16,7 +16,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from uqlab.core.checks import at_least, one_network
 from uqlab.core.modules import hooked, layers_of, logits_of, sharing_copy
-from uqlab.ensembles import MeanGradient, OneNetwork
+from uqlab.ensembles import MeanGradient, OneNetwork, recorded
 
 _OTHERWISE = (
     "If another module averages the map, name it: tiles(model, size, pool='...', "
@@ -31,6 +31,7 @@ _NO_AVERAGE = (
 _TOLERANCE = 1e-2
 
 
+@recorded
 def tiles(
     model: nn.Module, size: int, *, pool: str | None = None, head: str | None = None
 ) -> "TiledEnsemble":
@@ -104,6 +105,7 @@ class TiledEnsemble(OneNetwork):
         self.size = size
         self.linear = linear
         self.checked = False
+        self.borrowed = set()
         self.eval()
 
     def _run(self, args, named, each, members):
@@ -123,8 +125,8 @@ class TiledEnsemble(OneNetwork):
     def shard(self, rows: slice) -> "TiledEnsemble":
         network = sharing_copy(self.network)
         shard = TiledEnsemble(network, self.size, self.linear, self.member_ids[rows])
-        shard.checked = self.checked
-        return shard
+        shard.checked, shard.source = self.checked, self.source
+        return shard.with_recipe(self.recipe)
 
     def _apply(self, fn, recurse=True):
         # To move shared weights would move the model's parameters, and leave its

@@ -14,7 +14,8 @@ from torch.func import functional_call
 
 from uqlab.core.checks import one_of
 from uqlab.core.modules import evaluating, first_of
-from uqlab.ensembles import Ensemble, OneNetwork, Own
+from uqlab.ensembles import METHODS, Ensemble, OneNetwork, Own
+from uqlab.heads.attention import addresses, count_heads
 from uqlab.heads.pruning import prune
 from uqlab.models import Attention, ZeroShot, attentions
 
@@ -28,7 +29,10 @@ class FusedEnsemble(Ensemble):
     fewer heads in a layer than others have heads of zeros there, which stay zeros.
     """
 
-    heads: list[list[int]]  # [layers][members]
+    @property
+    def heads(self) -> list[list[int]]:
+        """The number of heads, [layers][members]."""
+        return (self.recipe or {})["heads"]
 
     def tensor(self, name: str, index: int) -> Tensor:
         """Return a member's tensor, without the heads of zeros."""
@@ -56,8 +60,12 @@ class FusedEnsemble(Ensemble):
     def shard(self, rows: slice) -> "FusedEnsemble":
         """Return the ensemble of some members; training it trains these."""
         shard = super().shard(rows)
-        shard.heads = [counts[rows] for counts in self.heads]
-        return shard
+        return shard.with_recipe(_some(self.recipe, rows))
+
+
+def _some(recipe, rows):
+    """Return the recipe of some of the members."""
+    return {**recipe, "heads": [counts[rows] for counts in recipe["heads"]]}
 
 
 class Filled(Own):
@@ -114,7 +122,7 @@ class FusedTowers(OneNetwork):
         towers = self.text.shard(rows), self.vision.shard(rows)
         prompts = self.get_buffer("prompts")
         shard = FusedTowers(*towers, self.scale[rows], prompts, self.name)
-        return shard.train(self.training)
+        return shard.with_recipe(_some(self.recipe, rows)).train(self.training)
 
     def shared_parameters(self) -> list[nn.Parameter]:
         """Return the trainable parameters that all members share."""
@@ -169,9 +177,28 @@ def fuse(
     members: list[Any] = list(models)
     if not members:
         raise ValueError("fuse needs at least one model, got an empty list")
-    if all(isinstance(model, ZeroShot) for model in members):
-        return _fuse_towers(members, norms == "independent")
-    return _fuse_stacks(members, norms == "independent")
+    towers = all(isinstance(model, ZeroShot) for model in members)
+    made = (_fuse_towers if towers else _fuse_stacks)(members, norms == "independent")
+    heads = zip(*map(count_heads, members), strict=True)
+    recipe = {"method": "fuse", "heads": [*map(list, heads)], "norms": norms}
+    return made.with_recipe(recipe)
+
+
+def _again(network, members, heads, norms):
+    """Return a fused ensemble of such heads, whose weights will follow."""
+    layers = attentions(network)
+    pruned = []
+    for counts in zip(*heads, strict=True):
+        gone = []
+        for number, kept in enumerate(counts):
+            gone += [(number, head) for head in range(kept, layers[number].heads)]
+        pruned.append(prune(network, addresses(layers, gone)))
+    fused = fuse(pruned, norms=norms)
+    fused.member_ids = members
+    return fused
+
+
+METHODS["fuse"] = _again
 
 
 def _fuse_stacks(members: list[Any], own_norms: bool) -> FusedEnsemble:
@@ -189,7 +216,9 @@ def _fuse_stacks(members: list[Any], own_norms: bool) -> FusedEnsemble:
             part.requires_grad_(p.requires_grad)
         p.requires_grad_(p.requires_grad and name not in sees)
     fused = FusedEnsemble(network, len(members), sees).eval()
-    fused.heads = [[a.heads for a in layer] for layer in zip(*layers, strict=True)]
+    fused.borrowed = set()
+    heads = [[a.heads for a in layer] for layer in zip(*layers, strict=True)]
+    fused.with_recipe({"method": "fuse", "heads": heads})
     _check_attention(fused, layers[0], members)
     return fused.train(members[0].training)
 

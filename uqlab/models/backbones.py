@@ -139,6 +139,8 @@ def pretrained(name: str, classes: int | None = None) -> nn.Module:
             "sha256": wheel.sha256,
         }
     network.name = name  # type: ignore[assignment]
+    source = {"made_by": "pretrained", "name": name, "classes": classes}
+    network.source = source  # type: ignore[assignment]
     return network.eval()
 
 

@@ -100,6 +100,8 @@ def from_pretrained(
             check_complete(source, model, new)
             network = plain_logits(model)
     network.name = name
+    how = {"name_or_folder": name, "classes": classes, "task": task}
+    network.source = {"made_by": "from_pretrained"} | how  # type: ignore[assignment]
     return network
 
 

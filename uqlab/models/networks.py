@@ -364,4 +364,6 @@ def embedded(classes: int = 10) -> nn.Module:
             state[name] = network.state_dict()[name]
     network.load_state_dict(state)
     network.name = "uqlab.models.embedded"  # type: ignore[assignment]
+    source = {"made_by": "embedded", "classes": classes}
+    network.source = source  # type: ignore[assignment]
     return network.eval()

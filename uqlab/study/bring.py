@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from uqlab import data, ensembles, models
@@ -64,8 +63,8 @@ def model(
         A set with the inputs and the classes.
     weights
         Files, folders of files, patterns, or names that `data.file` knows. Several are
-        the members of an ensemble, each on a network of its own; a file of
-        `ensembles.save` is an ensemble on the network that the source means.
+        the members of an ensemble, each on a network of its own; a folder of
+        `save_pretrained` is an ensemble on the network that the source means.
     settings
         Arguments of the function; where it has a parameter `classes` it is given their
         number.
@@ -105,13 +104,13 @@ def _checksums(paths):
 
 def _with_weights(networks, paths, scaled):
     """Return a network for each file of weights, or the ensemble that was saved."""
-    if len(paths) == 1 and _saved(paths[0]):
+    if len(paths) == 1 and paths[0].with_name("uqlab.json").is_file():
         if scaled:
             raise ValueError(
                 "mean and std cannot stand before a saved ensemble: put Standardize "
                 "into its function"
             )
-        return [ensembles.load(paths[0], networks[0])]
+        return [ensembles.from_pretrained(paths[0].parent, networks[0])]
     copies = [copy.deepcopy(networks[0]) for _ in paths]
     with warnings.catch_warnings():  # `files` tells the checksums
         warnings.filterwarnings("ignore", "the format of .* holds no checksum")
@@ -232,13 +231,6 @@ def _weight_files(weights):
             )
         paths += there
     return paths
-
-
-def _saved(path):
-    """Tell whether `ensembles.save` wrote a file."""
-    with contextlib.suppress(OSError, SafetensorError), safe_open(path, "pt") as file:
-        return "uqlab" in (file.metadata() or {})
-    return False
 
 
 def _of_transformers(folder, task, new, scaled):

@@ -1,0 +1,161 @@
+"""Shards that a client trains: joined they are the whole, also after a worker was killed."""
+
+import os
+import signal
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from uqlab import ensembles, models, training
+
+X = torch.rand(60, 12, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(60) % 3
+FIT = {"epochs": 3, "lr": 0.05, "momentum": 0.9, "batch_size": 16, "seed": 4}
+
+
+def network():
+    return models.mlp(12, (16, 8), classes=3, dropout=0.0)
+
+
+def deep(ids):
+    return ensembles.deep(network, ids, seed=3)
+
+
+def convolutions():
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 3, 4)), nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(),
+        nn.Flatten(), nn.Linear(8, 3),
+    )  # fmt: skip
+
+
+def deep_convolutions(ids):
+    return ensembles.deep(convolutions, ids, seed=3)
+
+
+def lora(ids):
+    torch.manual_seed(0)
+    return ensembles.lora(network(), ids, 2, seed=3)
+
+
+def noisy(ids):
+    """Its networks come from torch's global generator, from which training draws too."""
+    return ensembles.deep(lambda: models.mlp(12, (16, 8), 3, 0.5), ids, seed=3)
+
+
+def test_shards_are_made_before_one_is_trained(tmp_path):
+    """Whoever trains in a thread would else change what another draws."""
+    more = {"members": 6, "shards": 6, "folder": tmp_path}
+    with ThreadPoolExecutor(2) as client:
+        joined = training.fit_sharded(
+            noisy, X, Y, client=client, **more, **FIT | {"lr": 1e-9}
+        )
+    assert_close(joined(X), noisy(6).eval()(X), rtol=1e-4, atol=1e-4)
+
+
+def masks(ids):
+    from uqlab import extraction
+
+    torch.manual_seed(0)
+    return extraction.masks(network(), ids, seed=3)
+
+
+@pytest.mark.parametrize("make", [deep, deep_convolutions, lora, masks])
+@pytest.mark.parametrize("members", [5, "3:8"])
+def test_shards_in_threads_are_the_whole(make, members, tmp_path):
+    ids = range(5) if members == 5 else range(3, 8)
+    whole = make(ids)
+    training.fit(whole, X, Y, progress=False, **FIT)
+    with ThreadPoolExecutor(3) as client:
+        joined = training.fit_sharded(
+            make, X, Y, members=members, client=client, shards=3, folder=tmp_path, **FIT
+        )
+    assert joined.member_ids == whole.member_ids
+    assert_close(joined(X), whole(X), rtol=1e-5, atol=1e-5)
+    assert (joined(X) - make(ids).eval()(X)).abs().max() > 1e-4
+
+
+def test_a_shard_that_is_done_is_not_trained_again(tmp_path):
+    done = []
+    more = {"members": 4, "shards": 2, "folder": tmp_path, "callbacks": [done.append]}
+    with ThreadPoolExecutor(2) as client:
+        for _ in range(2):
+            training.fit_sharded(deep, X, Y, client=client, **more, **FIT)
+        assert len(done) == 2 * FIT["epochs"]
+        with pytest.raises(ValueError, match="of another run") as caught:
+            training.fit_sharded(deep, X, 2 - Y, client=client, **more, **FIT)
+    assert "called again" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_each_shard_has_its_device(count, tmp_path, monkeypatch):
+    """Shard i that of i % count; without CUDA none is moved."""
+    moved = []
+    monkeypatch.setattr(ensembles.Ensemble, "cpu", lambda self: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(
+        ensembles.Ensemble, "to", lambda self, where: moved.append(str(where))
+    )
+    with ThreadPoolExecutor(1) as client:
+        training.fit_sharded(
+            deep, X, Y, members=3, client=client, shards=9, folder=tmp_path, **FIT
+        )
+    cuda = [where for where in moved if where.startswith("cuda")]
+    assert cuda == (["cuda:0", "cuda:1", "cuda:0"] if count else [])
+
+
+def test_what_cannot_be_sharded(tmp_path):
+    more = {"members": 2, "shards": 2, "folder": tmp_path}
+    with ProcessPoolExecutor(1) as client, pytest.raises(TypeError, match="picklable"):
+        training.fit_sharded(lambda ids: deep(ids), X, Y, client=client, **more, **FIT)
+    with ThreadPoolExecutor(1) as client:
+        with pytest.raises(ValueError, match="train the ensemble as a whole"):
+            training.fit_sharded(
+                lambda ids: ensembles.batch(network(), ids),
+                X,
+                Y,
+                client=client,
+                **more,
+                **FIT,
+            )
+        with pytest.raises(ValueError, match="shards"):
+            training.fit_sharded(
+                deep, X, Y, client=client, **more | {"shards": 0}, **FIT
+            )
+
+
+class Killed:
+    """A callback that kills its process once, in the second epoch of the members from 2 on."""
+
+    def __init__(self, mark):
+        self.mark = Path(mark)
+
+    def __call__(self, state):
+        if (
+            state.epoch == 2
+            and 2 in state.ensemble.member_ids
+            and not self.mark.exists()
+        ):
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_no_loss(tmp_path):
+    """Of four processes; the pool is broken then, and a new one goes on."""
+    whole = deep(8)
+    training.fit(whole, X, Y, progress=False, **FIT)
+    more = {"members": 8, "shards": 4, "folder": tmp_path / "run"}
+    more["callbacks"] = [Killed(tmp_path / "killed")]
+    spawn = get_context("spawn")
+    with ProcessPoolExecutor(4, spawn) as client, pytest.raises(BrokenProcessPool):
+        training.fit_sharded(deep, X, Y, client=client, **more, **FIT)
+    assert (tmp_path / "killed").exists()
+    with ProcessPoolExecutor(4, spawn) as client:
+        joined = training.fit_sharded(deep, X, Y, client=client, **more, **FIT)
+    assert_close(joined(X), whole(X), rtol=1e-5, atol=1e-5)
