@@ -87,12 +87,17 @@ def fit_sharded(
         client.submit(_train, shard, number, where, data, labels, settings)
         for number, (shard, where) in enumerate(zip(made, places, strict=True))
     ]
-    errors = [error for job in jobs if (error := job.exception())]  # waits for all
+    _wait(jobs, place)
+    each = [shard.ensemble for shard in made]
+    return concatenate(list(map(from_pretrained, places, each)))
+
+
+def _wait(jobs, place):
+    """Raise the first error, once all jobs have ended."""
+    errors = [error for job in jobs if (error := job.exception())]
     if errors:
         errors[0].add_note(f"called again, fit_sharded goes on from {place}")
         raise errors[0]
-    each = [shard.ensemble for shard in made]
-    return concatenate(list(map(from_pretrained, places, each)))
 
 
 class _Shard:
