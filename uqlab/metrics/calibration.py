@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from uqlab.core.checks import ArrayLike, as_tensor, at_least, finite
-from uqlab.metrics.quality import Pool, predict, residuals
+from uqlab.metrics.quality import Pool, log_prediction, predict, residuals
 from uqlab.metrics.selective import in_order
 from uqlab.uncertainty import bisected
 
@@ -19,7 +19,7 @@ def ece(
     """Return the expected calibration error of the most probable class.
 
     The weighted |confidence - accuracy| over bins (lo, hi] of equal width. It is biased
-    upwards by about sqrt(bins / samples).
+    upwards by about sqrt(bins / samples): compare it with `ece_floor`.
 
     References
     ----------
@@ -27,6 +27,57 @@ def ece(
     """
     confidence, hit = _confidence(logits, labels, pool)
     return _binned_gap(bins_of(confidence, bins), confidence - hit, bins)
+
+
+def ece_floor(
+    logits: ArrayLike,
+    n: int | None = None,
+    draws: int = 200,
+    bins: int = 15,
+    seed: int = 0,
+    labels: ArrayLike | None = None,
+) -> tuple[float, float]:
+    """Return the ECE that a perfectly calibrated predictor has on as many inputs.
+
+    Labels are drawn from the mean prediction, which is then calibrated by definition.
+    What `ece` finds of them is chance.
+
+    Parameters
+    ----------
+    logits
+        [members, samples, classes].
+    n
+        Number of inputs, drawn from those given; None: each of them once.
+    draws
+        How often labels are drawn.
+    bins
+        As in `ece`.
+    seed
+        Of the draws.
+    labels
+        [samples]; the prediction first gets the temperature that fits them best.
+
+    Returns
+    -------
+    tuple of float
+        The mean over draws, and their 95 % quantile: an ECE above the quantile is
+        significant.
+    """
+    log_p = log_prediction(logits)
+    if labels is not None:
+        log_p = (log_p / fit_temperature(log_p[None], labels)).log_softmax(1)
+    confidence = log_p.amax(1).exp().cpu()
+    n = at_least("n", len(confidence) if n is None else n)
+    generator = torch.Generator().manual_seed(seed)
+    values = []
+    for _ in range(at_least("draws", draws)):
+        drawn = confidence
+        if n != len(confidence):
+            drawn = drawn[torch.randint(len(drawn), (n,), generator=generator)]
+        hit = torch.rand(n, generator=generator, dtype=drawn.dtype) < drawn
+        values.append(_binned_gap(bins_of(drawn, bins), drawn - hit.double(), bins))
+    found = torch.tensor(values, dtype=torch.float64)
+    return found.mean().item(), found.quantile(0.95).item()
 
 
 def adaptive_ece(

@@ -15,7 +15,7 @@ from scipy import stats
 from torch import Tensor
 
 from uqlab.core.checks import ArrayLike, as_scores, at_least, one_of, within
-from uqlab.metrics.detection import auroc, scores_of
+from uqlab.metrics.detection import auroc, fpr95, scores_of
 from uqlab.metrics.quality import disagreements, hits, losses, squared_errors
 
 Measure = Literal["accuracy", "nll", "brier", "disagreement"]
@@ -136,8 +136,9 @@ def auroc_interval(
     level: float = 0.95,
     *,
     than: tuple[ArrayLike, ArrayLike] | None = None,
+    measure: Literal["auroc", "fpr95"] = "auroc",
 ) -> tuple[float, float]:
-    """Return the percentile bootstrap interval of the AUROC.
+    """Return the percentile bootstrap interval of the AUROC, or of FPR95.
 
     ID and OOD scores are resampled apart.
 
@@ -147,11 +148,15 @@ def auroc_interval(
         [samples] each.
     than
         Other scores of the same inputs, (ID, OOD). The interval is then that of the
-        first AUROC minus theirs, paired: both see the same resamples.
+        first value minus theirs, paired: both see the same resamples.
     repeats, seed, level
         As in `bootstrap`.
+    measure
+        "auroc" or "fpr95".
     """
     at_least("repeats", repeats)
+    one_of("measure", measure, ("auroc", "fpr95"))
+    of = {"auroc": auroc, "fpr95": fpr95}[measure]
     pairs = [(scores_of(id_scores, "id_scores"), scores_of(ood_scores, "ood_scores"))]
     if than is not None:
         inside, outside = (scores_of(scores, "than") for scores in than)
@@ -166,7 +171,7 @@ def auroc_interval(
     values = []
     for _ in range(repeats):
         rows, others = (rng.integers(count, size=count) for count in counts)
-        first, *second = [auroc(a[rows], b[others]) for a, b in pairs]
+        first, *second = [of(a[rows], b[others]) for a, b in pairs]
         values.append(first - sum(second))
     low, high = np.quantile(values, _tails(level)).tolist()
     return low, high

@@ -1,7 +1,7 @@
 """What `fit` and `predict` read: tensors, datasets, loaders; and their batches."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from uqlab.core.checks import as_inputs, count, first_tensor
+from uqlab.core.checks import as_inputs, at_least, count, first_tensor
 from uqlab.core.modules import like_parameters, map_tensors, rows_of
 from uqlab.ensembles import member_seed
 
@@ -76,6 +76,31 @@ def loader(data: Any, **how: Any) -> Any:
     """Return what yields batches of a dataset; a loader as it is."""
     dataset = has_rows(data) or isinstance(data, IterableDataset)
     return DataLoader(data, **how) if dataset else data
+
+
+def read_batches(data: Any, batch_size: int = 1024) -> Iterator[tuple[Any, Any]]:
+    """Yield inputs and labels of whatever `fit` takes, batch by batch.
+
+    Parameters
+    ----------
+    data
+        As in `fit`; what is in memory is one batch.
+    batch_size
+        Of a dataset; a loader has its own.
+
+    Yields
+    ------
+    tuple
+        Inputs, and labels or None.
+    """
+    at_least("batch_size", batch_size)
+    found = opened(data)
+    held = isinstance(found, tuple)
+    batch = None
+    for batch in [found] if held else loader(found, batch_size=batch_size):
+        yield parted(batch)
+    if batch is None:
+        raise ValueError("data yields nothing; give at least one sample")
 
 
 class Tensors:
