@@ -1,5 +1,6 @@
 """Whether confidence is what accuracy is: calibration errors, and a temperature."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -67,17 +68,16 @@ def ece_floor(
     if labels is not None:
         log_p = (log_p / fit_temperature(log_p[None], labels)).log_softmax(1)
     confidence = log_p.amax(1).exp().cpu()
-    n = at_least("n", len(confidence) if n is None else n)
     generator = torch.Generator().manual_seed(seed)
+    if n is not None:
+        rows = torch.randint(len(confidence), (at_least("n", n),), generator=generator)
+        confidence = confidence[rows]
+    at = bins_of(confidence, bins)
     values = []
     for _ in range(at_least("draws", draws)):
-        drawn = confidence
-        if n != len(confidence):
-            drawn = drawn[torch.randint(len(drawn), (n,), generator=generator)]
-        hit = torch.rand(n, generator=generator, dtype=drawn.dtype) < drawn
-        values.append(_binned_gap(bins_of(drawn, bins), drawn - hit.double(), bins))
-    found = torch.tensor(values, dtype=torch.float64)
-    return found.mean().item(), found.quantile(0.95).item()
+        hit = torch.rand(at.shape, generator=generator) < confidence
+        values.append(_binned_gap(at, confidence - hit.double(), bins))
+    return float(np.mean(values)), float(np.quantile(values, 0.95))
 
 
 def adaptive_ece(
