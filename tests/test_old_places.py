@@ -7,7 +7,7 @@ import pytest
 
 from uqlab import study
 
-NEW = {"acquire", "baselines", "check", "decide"}
+NEW = {"acquire", "baselines", "check", "decide", "Estimate", "Evaluation", "evaluate"}
 OLD = {name: name for name in study.__all__ if name not in NEW} | {
     "rivals": "baselines"
 }

@@ -29,6 +29,7 @@ from uqlab.core.modules import trainable
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+Sets = Mapping[str, Any] | None  # by name
 NOTE = """
 low, high: the 95 % interval over the inputs; of ece_floor the 95 % quantile.
 baseline: the distribution of the labels as every prediction; of ece its floor; of aurc,
@@ -78,9 +79,9 @@ def _text(number):
 def evaluate(
     model: Any,
     test: Any,
-    ood: Mapping[str, Any] | None = None,
+    ood: Sets = None,
     *,
-    shifted: Mapping[str, Any] | None = None,
+    shifted: Sets = None,
     outputs: str = "classes",
     batch_size: int = 1024,
     precision: str = "float32",
@@ -142,17 +143,18 @@ def evaluate(
     >>> round(result["accuracy"].value, 3), round(result["accuracy"].baseline, 3)
     (0.667, 0.667)
     """
-    ood, shifted = ood or {}, shifted or {}
     models = _models(model, outputs, save, {"ood": ood, "shifted": shifted})
     reduce = partial(_reduced, outputs, save is not None)
     how = {"batch_size": batch_size, "precision": precision, "reduce": reduce}
     networks = any(isinstance(each, nn.Module) for each in models.values())
     read = partial(_read, models, networks, how)
     known = read(test if networks else (models, test))
-    unknown = {k: read(z if networks else (z, None)) for k, z in ood.items()}
+    unknown = {k: read(z if networks else (z, None)) for k, z in (ood or {}).items()}
     if save is not None:
         _save(save, known, unknown)
-    labelled = {"": known} | {f"_{name}": read(data) for name, data in shifted.items()}
+    labelled = {"": known}
+    for name, data in (shifted or {}).items():
+        labelled[f"_{name}"] = read(data)
     table = _table(outputs, labelled, unknown, {"repeats": repeats, "seed": seed})
     _cost(table, models, known)
     return table
@@ -162,7 +164,7 @@ def _models(model, outputs, save, others):
     """Return the models by name, after checks of what is given with them."""
     one_of("outputs", outputs, tuple(OUTPUTS))
     for name, sets in others.items():
-        by_name(name, sets, '{"a name": ...}')
+        by_name(name, {} if sets is None else sets, '{"a name": ...}')
     models = dict(model) if isinstance(model, Mapping) else {"": model}
     if not models:
         raise ValueError("model must not be empty; give a model, or several by name")
