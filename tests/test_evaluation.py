@@ -119,7 +119,9 @@ def test_labels_come_from_the_pass_that_predicts():
     """A loader that shuffles gives other orders each time; the models of one call see the same inputs."""
     mixed = DataLoader(TensorDataset(X, Y), 16, shuffle=True)
     two = {"one": ensemble(), "same": ensemble()}
-    found = study.evaluate(two, mixed, {"far": DataLoader(FAR, 16, shuffle=True)}, **FEW)
+    found = study.evaluate(
+        two, mixed, {"far": DataLoader(FAR, 16, shuffle=True)}, **FEW
+    )
     expected = study.evaluate(ensemble(), (X, Y), {"far": FAR}, **FEW)
     for row in expected.keys() - {"seconds", "parameters", "ece_floor"}:
         assert found[f"{row} one"].value == pytest.approx(expected[row].value, abs=1e-6)
@@ -133,7 +135,9 @@ def test_differences_of_models_are_paired():
     found = study.evaluate(halves, labels, {"far": {"a": far[:3], "b": far[3:]}})
     mean, low, high = metrics.interval([logits[3:]], labels, "nll", than=[logits[:3]])
     near(list(found["nll b - a"][:3]), [mean, low, high])
-    parts = [uncertainty.decompose(z).epistemic for z in (*halves.values(), far[:3], far[3:])]
+    parts = [
+        uncertainty.decompose(z).epistemic for z in (*halves.values(), far[:3], far[3:])
+    ]
     ends = metrics.auroc_interval(parts[1], parts[3], than=(parts[0], parts[2]))
     near(list(found["auroc_mi_far b - a"][1:3]), list(ends))
     gap = found["auroc_mi_far b"].value - found["auroc_mi_far a"].value
@@ -194,7 +198,9 @@ def test_a_regression_is_scored_by_its_mixture():
 def test_what_is_saved_is_what_a_report_reads(tmp_path):
     one = ensemble()
     path = tmp_path / "run.npz"
-    found = study.evaluate(one, DataLoader(TensorDataset(X, Y), 16), {"far": FAR}, save=path, **FEW)
+    found = study.evaluate(
+        one, DataLoader(TensorDataset(X, Y), 16), {"far": FAR}, save=path, **FEW
+    )
     run = decide.saved(path)
     near(run.logits, training.predict(one, X))
     assert torch.equal(run.labels, Y)

@@ -232,7 +232,9 @@ def test_the_floor_falls_with_the_root_of_the_inputs_and_counts_a_temperature():
     logits, labels = make_task(2000)
     few, many = (metrics.ece_floor(logits, n)[0] for n in (500, 8000))
     assert few / many == pytest.approx(4, rel=0.1)
-    calibrated = metrics.log_prediction(logits) / metrics.fit_temperature(logits, labels)
+    calibrated = metrics.log_prediction(logits) / metrics.fit_temperature(
+        logits, labels
+    )
     again = metrics.ece_floor(calibrated[None])
     assert metrics.ece_floor(logits, labels=labels) == pytest.approx(again)
     assert again != metrics.ece_floor(logits)

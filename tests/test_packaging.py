@@ -109,7 +109,15 @@ main()
 """
 ROOMS = [
     *("analysis", "core", "data", "ensembles", "extraction", "gradients", "heads"),
-    *("metrics", "models", "runs", "study", "training", "uncertainty", "analysis.diversity"),
+    *(
+        "metrics",
+        "models",
+        "runs",
+        "study",
+        "training",
+        "uncertainty",
+        "analysis.diversity",
+    ),
     *("analysis.representations", "analysis.spectra"),
 ]
 

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 Sets = Mapping[str, Any] | None  # by name
 NOTE = """
-low, high: the 95 % interval over the inputs; of ece_floor the 95 % quantile.
-baseline: the distribution of the labels as every prediction; of ece its floor; of aurc,
-auroc and fpr95 a random ranking. nll in nats, seconds an input."""
+low and high: 95 % interval over the inputs; ece_floor ends at its 95 % quantile.
+baseline: predict the distribution of the labels for every input. For ece it is the
+floor, for aurc, auroc and fpr95 a random ranking. nll in nats; seconds an input."""
 COVERAGE = 0.9  # of the central interval of a regression
 CHANCE = {"auroc": 0.5, "fpr95": 0.95}
 ROWS = ("nll", "crps", "coverage")
@@ -267,7 +267,8 @@ def _interval(measure, resample, mine, than=None):
         return float(measure(mine[rows])) - theirs
 
     rows = torch.arange(len(mine))
-    return value(rows), *metrics.bootstrap(value, rows, **resample)
+    low, high = metrics.bootstrap(value, rows, **resample)
+    return value(rows), float(low), float(high)
 
 
 def _detection(table, name, scores, known, there, resample):
