@@ -300,7 +300,7 @@ def _cost(table, models, known):
 
 # Classes
 def _classes(z):
-    if z.shape[-1] == 1:
+    if z.shape[-1:] == (1,):
         z = torch.cat([0 * z, z], -1)
     total, _, epistemic = uncertainty.decompose(z)
     return epistemic, total, metrics.log_prediction(z)
