@@ -249,5 +249,7 @@ def test_logits_of_several_models_come_by_name(unchecked):
     z = training.predict(ensemble(), X)
     with pytest.raises(TypeError, match="logits b must be"):
         study.evaluate({"a": z, "b": z}, Y, {"far": {"a": z}})
+    with pytest.raises(TypeError, match="shifted set must be"):
+        study.evaluate(z, Y, shifted={"noise": z})
     with pytest.raises(TypeError, match="ood must be by name"):
         study.evaluate(ensemble(), (X, Y), FAR)

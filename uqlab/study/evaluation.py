@@ -192,6 +192,8 @@ class _Answers(NamedTuple):
 
 def _read(models, networks, how, data):
     """Return what networks say of a set; of logits the set is (logits, labels)."""
+    if not networks and not isinstance(data, tuple):
+        raise TypeError("with logits a shifted set must be (logits, labels)")
     labels, parts, seconds = [], defaultdict(list), defaultdict(float)
     read = training.read_batches(data, how["batch_size"])
     for inputs, some in read if networks else [data]:
