@@ -213,6 +213,33 @@ def test_temperature_calibrates_after_pooling():
     )  # nothing wrong: no bound
 
 
+def test_the_floor_of_the_ece_is_that_of_labels_drawn_from_the_prediction():
+    """Of 200 such sets 95 % are below the quantile in the mean: 180 to 198, ten standard deviations of its draws apart."""
+    logits, _ = make_task(300)
+    p = metrics.log_prediction(logits).exp()
+    floor, quantile = metrics.ece_floor(logits)
+    generator = torch.Generator().manual_seed(1)
+    drawn = [
+        metrics.ece(logits, torch.multinomial(p, 1, generator=generator)[:, 0])
+        for _ in range(200)
+    ]
+    assert floor == pytest.approx(np.mean(drawn), rel=0.05)
+    assert quantile == pytest.approx(np.quantile(drawn, 0.95), rel=0.1)
+    assert 180 <= sum(value <= quantile for value in drawn) <= 198
+
+
+def test_the_floor_falls_with_the_root_of_the_inputs_and_counts_a_temperature():
+    logits, labels = make_task(2000)
+    few, many = (metrics.ece_floor(logits, n)[0] for n in (500, 8000))
+    assert few / many == pytest.approx(4, rel=0.1)
+    calibrated = metrics.log_prediction(logits) / metrics.fit_temperature(
+        logits, labels
+    )
+    again = metrics.ece_floor(calibrated[None])
+    assert metrics.ece_floor(logits, labels=labels) == pytest.approx(again)
+    assert again != metrics.ece_floor(logits)
+
+
 # Bad input ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("metric", [*QUALITY, *CALIBRATION, metrics.fit_temperature])
 @pytest.mark.parametrize(

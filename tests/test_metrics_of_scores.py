@@ -131,6 +131,25 @@ def test_auroc_interval_of_a_difference_is_paired():
     assert metrics.auroc_interval(*first, repeats=20, than=first) == (0, 0)
 
 
+def test_the_interval_of_fpr95_is_its_bootstrap():
+    rng = np.random.default_rng(0)
+    first = rng.normal(0, 1, 400), rng.normal(2, 1, 300)
+    other = first[0], first[1] - 0.3
+    found = metrics.auroc_interval(*first, measure="fpr95")
+    less = metrics.auroc_interval(*first, than=other, measure="fpr95")
+    alone, apart = [], []
+    for _ in range(1000):
+        rows, others = rng.integers(400, size=400), rng.integers(300, size=300)
+        one, two = (
+            metrics.ood_detection(x[rows], y[others]).fpr95 for x, y in (first, other)
+        )
+        alone.append(one)
+        apart.append(one - two)
+    assert found == pytest.approx(np.quantile(alone, [0.025, 0.975]), abs=0.01)
+    assert less == pytest.approx(np.quantile(apart, [0.025, 0.975]), abs=0.01)
+    assert less[1] < 0
+
+
 # Selective prediction -------------------------------------------------------------------------------------------------
 def test_selective_prediction_by_hand():
     logits, labels = binary([0.9, 0.8, 0.7, 0.6], [1, 0, 1, 0])

@@ -81,11 +81,14 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = Shown
 for room in {rooms}:
     importlib.import_module(f"uqlab.{room}")
 {code}
-from uqlab import analysis, runs
+from uqlab import analysis, runs, study
+table = study.evaluate({"ensemble": ensemble, "one": ensemble.member(0)}, test, {"clothes": clothes}, repeats=2)
+assert "nll one - ensemble" in str(table)
 for refused, named in {
-    lambda: importlib.import_module("uqlab.study"): "notebooks",
+    lambda: study.scoreboard: "notebooks",
     lambda: importlib.import_module("uqlab.plots"): "notebooks",
     lambda: importlib.import_module("uqlab.widgets"): "notebooks",
+    lambda: table.frame(): "notebooks",
     lambda: runs.sweep: "notebooks",
     lambda: runs.claims(): "notebooks",
     lambda: data.corrupted(test.inputs[:2].expand(-1, 3, -1, -1), "pixelate", 1): "notebooks",
@@ -106,7 +109,15 @@ main()
 """
 ROOMS = [
     *("analysis", "core", "data", "ensembles", "extraction", "gradients", "heads"),
-    *("metrics", "models", "runs", "training", "uncertainty", "analysis.diversity"),
+    *(
+        "metrics",
+        "models",
+        "runs",
+        "study",
+        "training",
+        "uncertainty",
+        "analysis.diversity",
+    ),
     *("analysis.representations", "analysis.spectra"),
 ]
 

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from transformers import BertConfig, BertForSequenceClassification
 
 from uqlab import ensembles, training, uncertainty
+from uqlab.core.reading import read_batches
 
 X, Y = INPUTS[:101], LABELS[:101]
 PAIRS = TensorDataset(X, Y)
@@ -418,3 +419,18 @@ def test_classes_of_optimisers_take_the_rate_and_have_one_of_their_own():
     faster = MAKE["lora"]()
     training.fit(faster, X, Y, **how)
     assert not torch.allclose(F.softmax(faster(X), -1), F.softmax(own(X), -1))
+
+
+def test_batches_are_read_with_their_labels():
+    [(x, y)] = read_batches((X, Y))
+    assert torch.equal(x, X)
+    assert torch.equal(y, Y)
+    inputs, labels = zip(*read_batches(PAIRS, 16), strict=True)
+    assert [len(x) for x in inputs] == [16] * 6 + [5]
+    assert torch.equal(torch.cat(labels), Y)
+    [(x, y)] = read_batches({"input": X, "labels": Y})
+    assert [*x] == ["input"]
+    assert torch.equal(y, Y)
+    assert next(read_batches(X)) == (X, None)
+    with pytest.raises(ValueError, match="yields nothing"):
+        list(read_batches(DataLoader(PAIRS, 200, drop_last=True)))

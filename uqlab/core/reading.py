@@ -1,6 +1,6 @@
 """What a user brings as data: tensors, mappings, datasets, loaders, of any maker."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import chain
 from typing import Any
 
@@ -62,6 +62,19 @@ def loader(data: Any, **how: Any) -> Any:
     return DataLoader(data, **how) if dataset else data
 
 
+def read_batches(data: Any, batch_size: int = 1024) -> Iterator[tuple[Any, Any]]:
+    """Yield inputs and labels, or None, batch by batch; what is in memory is one batch.
+
+    Of a loader the size of batches is its own.
+    """
+    found, batch = opened(data), None
+    held = isinstance(found, tuple)
+    for batch in [found] if held else loader(found, batch_size=batch_size):
+        yield parted(batch)
+    if batch is None:
+        raise ValueError("data yields nothing; give at least one sample")
+
+
 def held(data: Any, labels: Any = None) -> tuple[Any, Any]:
     """Return inputs and labels in memory; a dataset or a loader is read once, whole.
 
@@ -81,10 +94,7 @@ def held(data: Any, labels: Any = None) -> tuple[Any, Any]:
             "length; take a part of it:\n    from itertools import islice\n"
             "    x, y = map(torch.cat, zip(*islice(batches, 1000)))  # 1,000 batches"
         )
-    batches = [parted(batch) for batch in loader(found, batch_size=256)]
-    if not batches:
-        raise ValueError("inputs yield nothing; give at least one sample")
-    inputs, labels = zip(*batches, strict=True)
+    inputs, labels = zip(*read_batches(found), strict=True)
     return _joined(inputs), None if labels[0] is None else _joined(labels)
 
 

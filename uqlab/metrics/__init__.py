@@ -6,6 +6,7 @@ from uqlab.metrics.calibration import (
     calibration_gap,
     classwise_ece,
     ece,
+    ece_floor,
     fit_temperature,
 )
 from uqlab.metrics.detection import OOD, ood_detection
@@ -51,6 +52,7 @@ __all__ = [
     "classwise_ece",
     "coverage_at_risk",
     "ece",
+    "ece_floor",
     "fit_temperature",
     "holm",
     "interval",

@@ -1,10 +1,11 @@
 """Whether confidence is what accuracy is: calibration errors, and a temperature."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from uqlab.core.checks import ArrayLike, as_tensor, at_least, finite
-from uqlab.metrics.quality import Pool, predict, residuals
+from uqlab.metrics.quality import Pool, log_prediction, predict, residuals
 from uqlab.metrics.selective import in_order
 from uqlab.uncertainty import bisected
 
@@ -19,7 +20,7 @@ def ece(
     """Return the expected calibration error of the most probable class.
 
     The weighted |confidence - accuracy| over bins (lo, hi] of equal width. It is biased
-    upwards by about sqrt(bins / samples).
+    upwards by about sqrt(bins / samples): compare it with `ece_floor`.
 
     References
     ----------
@@ -27,6 +28,56 @@ def ece(
     """
     confidence, hit = _confidence(logits, labels, pool)
     return _binned_gap(bins_of(confidence, bins), confidence - hit, bins)
+
+
+def ece_floor(
+    logits: ArrayLike,
+    n: int | None = None,
+    draws: int = 200,
+    bins: int = 15,
+    seed: int = 0,
+    labels: ArrayLike | None = None,
+) -> tuple[float, float]:
+    """Return the ECE that a perfectly calibrated predictor has on as many inputs.
+
+    Labels are drawn from the mean prediction, which is then calibrated by definition.
+    What `ece` finds of them is chance.
+
+    Parameters
+    ----------
+    logits
+        [members, samples, classes].
+    n
+        Number of inputs, drawn from those given; None: each of them once.
+    draws
+        How often labels are drawn.
+    bins
+        As in `ece`.
+    seed
+        Of the draws.
+    labels
+        [samples]; the prediction first gets the temperature that fits them best.
+
+    Returns
+    -------
+    tuple of float
+        The mean over draws, and their 95 % quantile: an ECE above the quantile is
+        significant.
+    """
+    log_p = log_prediction(logits)
+    if labels is not None:
+        log_p = (log_p / fit_temperature(log_p[None], labels)).log_softmax(1)
+    confidence = log_p.amax(1).exp().cpu()
+    generator = torch.Generator().manual_seed(seed)
+    if n is not None:
+        rows = torch.randint(len(confidence), (at_least("n", n),), generator=generator)
+        confidence = confidence[rows]
+    at = bins_of(confidence, bins)
+    values = []
+    for _ in range(at_least("draws", draws)):
+        hit = torch.rand(at.shape, generator=generator) < confidence
+        values.append(_binned_gap(at, confidence - hit.double(), bins))
+    return float(np.mean(values)), float(np.quantile(values, 0.95))
 
 
 def adaptive_ece(

@@ -15,7 +15,7 @@ from scipy import stats
 from torch import Tensor
 
 from uqlab.core.checks import ArrayLike, as_scores, at_least, one_of, within
-from uqlab.metrics.detection import auroc, scores_of
+from uqlab.metrics.detection import auroc, fpr95, scores_of
 from uqlab.metrics.quality import disagreements, hits, losses, squared_errors
 
 Measure = Literal["accuracy", "nll", "brier", "disagreement"]
@@ -25,6 +25,7 @@ MEASURES: dict[str, Callable[[ArrayLike, ArrayLike], Tensor]] = {
     "brier": squared_errors,
     "disagreement": lambda logits, _: disagreements(logits),
 }
+SEPARATIONS = {"auroc": auroc, "fpr95": fpr95}
 
 
 class Interval(NamedTuple):
@@ -136,8 +137,9 @@ def auroc_interval(
     level: float = 0.95,
     *,
     than: tuple[ArrayLike, ArrayLike] | None = None,
+    measure: Literal["auroc", "fpr95"] = "auroc",
 ) -> tuple[float, float]:
-    """Return the percentile bootstrap interval of the AUROC.
+    """Return the percentile bootstrap interval of the AUROC, or of FPR95.
 
     ID and OOD scores are resampled apart.
 
@@ -147,29 +149,38 @@ def auroc_interval(
         [samples] each.
     than
         Other scores of the same inputs, (ID, OOD). The interval is then that of the
-        first AUROC minus theirs, paired: both see the same resamples.
+        first value minus theirs, paired: both see the same resamples.
     repeats, seed, level
         As in `bootstrap`.
+    measure
+        "auroc" or "fpr95".
     """
     at_least("repeats", repeats)
+    one_of("measure", measure, tuple(SEPARATIONS))
     pairs = [(scores_of(id_scores, "id_scores"), scores_of(ood_scores, "ood_scores"))]
     if than is not None:
-        inside, outside = (scores_of(scores, "than") for scores in than)
-        pairs.append((inside, outside))
+        inside, outside = than
+        pairs.append((scores_of(inside, "than"), scores_of(outside, "than")))
+    counts = _counts(pairs)
+    separation = SEPARATIONS[measure]
+    rng = np.random.default_rng(seed)
+    values = []
+    for _ in range(repeats):
+        rows, others = (rng.integers(count, size=count) for count in counts)
+        first, *second = [separation(a[rows], b[others]) for a, b in pairs]
+        values.append(first - sum(second))
+    low, high = np.quantile(values, _tails(level)).tolist()
+    return low, high
+
+
+def _counts(pairs):
+    """Return the numbers of ID and OOD scores, which all pairs must have."""
     sizes = {(len(inside), len(outside)) for inside, outside in pairs}
     if len(sizes) > 1:
         raise ValueError(
             f"than must be scores of the same inputs, got {sorted(sizes)} ID and OOD"
         )
-    counts = sizes.pop()
-    rng = np.random.default_rng(seed)
-    values = []
-    for _ in range(repeats):
-        rows, others = (rng.integers(count, size=count) for count in counts)
-        first, *second = [auroc(a[rows], b[others]) for a, b in pairs]
-        values.append(first - sum(second))
-    low, high = np.quantile(values, _tails(level)).tolist()
-    return low, high
+    return sizes.pop()
 
 
 def paired_t(differences: ArrayLike, level: float = 0.95) -> Interval:

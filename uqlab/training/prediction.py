@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from tqdm.auto import tqdm
 
-from uqlab.core.checks import a_network, as_inputs, at_least, count
+from uqlab.core.checks import a_network, as_inputs, count
 from uqlab.core.devices import arithmetic
 from uqlab.core.modules import call, evaluating, logits_of, rows_of
-from uqlab.core.reading import loader, opened, parted
+from uqlab.core.reading import opened, read_batches
 from uqlab.ensembles import Ensemble
 from uqlab.training.batches import as_given
 
@@ -56,23 +56,18 @@ def predict(
         returns, of all samples.
     """
     a_network(ensemble, "predict", "an ensemble or a torch module")
-    at_least("batch_size", batch_size)
     where = next(ensemble.parameters(), torch.empty(0)).device
-    found = opened(data)
-    held = isinstance(found, tuple)
-    batches = [found] if held else loader(found, batch_size=batch_size)
+    held = isinstance(opened(data), tuple)
     join = functools.partial(torch.cat, dim=0 if reduce else 1)
     kept: list = []
     bar = tqdm(desc="predict", unit="input", disable=not progress, leave=False)
     with bar, evaluating(ensemble), arithmetic(precision, where):
-        for batch in batches:
-            x = as_inputs(parted(batch)[0])
+        for inputs, _ in read_batches(data, batch_size):
+            x = as_inputs(inputs)
             bar.total = count(x) if held else None
             for z in _answers(ensemble, x, batch_size):
                 kept.append(tree_map(Tensor.cpu, reduce(z) if reduce else z))
                 bar.update(z.shape[1])
-    if not kept:
-        raise ValueError("data yields nothing; give at least one sample")
     return tree_map(lambda *parts: join(parts), *kept)
 
 
