@@ -46,16 +46,8 @@ def to_peft(ensemble: Ensemble, m: int, folder: StrPath) -> None:
         )
     network = ensemble.member(m)
     head = _classifier(network, recipe["classifier"])
-    own = network.get_submodule(head).state_dict()
-    tensors = {f"{head}.{name}": t for name, t in own.items()}
-    ranks, alphas = {}, {}
-    for name, part in ensemble.seen.items():
-        if isinstance(part.kind, LowRank):
-            layer = name.removesuffix(".weight")
-            a, b = _factors(network, name, part.kind, m)
-            tensors |= {f"{layer}.lora_A.weight": a, f"{layer}.lora_B.weight": b}
-            ranks[re.escape(layer)] = len(a)
-            alphas[re.escape(layer)] = part.kind.scale * len(a)
+    tensors, ranks = _tensors(ensemble, m, network, head)
+    alphas = {name: recipe["scale"] * rank for name, rank in ranks.items()}
     config = {
         "peft_type": "LORA",
         "base_model_name_or_path": getattr(network, "name", None),
@@ -80,6 +72,20 @@ def _classifier(network, named):
             "that no other module ends with"
         )
     return head
+
+
+def _tensors(ensemble, m, network, head):
+    """Return what an adapter holds by name, and the rank at each layer."""
+    own = network.get_submodule(head).state_dict()
+    tensors = {f"{head}.{name}": t for name, t in own.items()}
+    ranks = {}
+    for name, part in ensemble.seen.items():
+        if isinstance(part.kind, LowRank):
+            layer = name.removesuffix(".weight")
+            a, b = _factors(network, name, part.kind, m)
+            tensors |= {f"{layer}.lora_A.weight": a, f"{layer}.lora_B.weight": b}
+            ranks[re.escape(layer)] = len(a)
+    return tensors, ranks
 
 
 def _factors(network, name, kind, m):

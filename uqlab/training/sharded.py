@@ -77,9 +77,8 @@ def fit_sharded(
     count = min(at_least("shards", shards), len(ids))
     if isinstance(client, ProcessPoolExecutor):
         _check_sent(make_ensemble)
-    bounds = [i * len(ids) // count for i in range(count + 1)]
-    parts = [ids[low:high] for low, high in itertools.pairwise(bounds)]
-    place = Path(folder).expanduser().absolute()
+    parts = _parts(ids, count)
+    place = Path(folder).expanduser().absolute()  # workers stand elsewhere
     places = [place / f"{part.start}-{part.stop}" for part in parts]
     # All are made before one is trained: threads have torch's generator in common.
     made = [_Shard(make_ensemble, part) for part in parts]
@@ -87,17 +86,18 @@ def fit_sharded(
         client.submit(_train, shard, number, where, data, labels, settings)
         for number, (shard, where) in enumerate(zip(made, places, strict=True))
     ]
-    _wait(jobs, place)
+    for error in [job.exception() for job in jobs]:  # when all have ended
+        if error:
+            error.add_note(f"called again, fit_sharded goes on from {folder}")
+            raise error
     each = [shard.ensemble for shard in made]
     return concatenate(list(map(from_pretrained, places, each)))
 
 
-def _wait(jobs, place):
-    """Raise the first error, once all jobs have ended."""
-    errors = [error for job in jobs if (error := job.exception())]
-    if errors:
-        errors[0].add_note(f"called again, fit_sharded goes on from {place}")
-        raise errors[0]
+def _parts(ids, count):
+    """Return the numbers in so many parts, as equal as can be."""
+    bounds = [i * len(ids) // count for i in range(count + 1)]
+    return [ids[low:high] for low, high in itertools.pairwise(bounds)]
 
 
 class _Shard:
