@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from tqdm.auto import tqdm
 
-from uqlab.core.checks import a_network, as_inputs, count
+from uqlab.core.checks import a_network, as_inputs, at_least, count
 from uqlab.core.devices import arithmetic
 from uqlab.core.modules import call, evaluating, logits_of, rows_of
 from uqlab.core.reading import opened, read_batches
@@ -56,6 +56,7 @@ def predict(
         returns, of all samples.
     """
     a_network(ensemble, "predict", "an ensemble or a torch module")
+    at_least("batch_size", batch_size)
     where = next(ensemble.parameters(), torch.empty(0)).device
     held = isinstance(opened(data), tuple)
     join = functools.partial(torch.cat, dim=0 if reduce else 1)
