@@ -434,3 +434,47 @@ def test_batches_are_read_with_their_labels():
     assert next(read_batches(X)) == (X, None)
     with pytest.raises(ValueError, match="yields nothing"):
         list(read_batches(DataLoader(PAIRS, 200, drop_last=True)))
+
+
+class Patient:
+    """Ends a training after the third epoch whose loss is not the lowest by 0.2."""
+
+    def __init__(self):
+        self.best, self.since = float("inf"), 0
+
+    def __call__(self, state):
+        loss = state.losses.mean().item()
+        self.since = 0 if loss < self.best - 0.2 else self.since + 1
+        self.best = min(self.best, loss)
+        if self.since == 3:
+            state.stop()
+
+    def state_dict(self):
+        return vars(self)
+
+    def load_state_dict(self, known):
+        vars(self).update(known)
+
+
+def test_a_callback_that_counts_goes_on_after_an_interruption(tmp_path):
+    def stop(state):
+        if state.epoch == 2:
+            raise Stop
+
+    how = HOW | {"epochs": 20, "lr": 0.01}
+    whole, resumed = MAKE["lora"](), MAKE["lora"]()
+    straight = training.fit(whole, X, Y, **how, callbacks=[Patient()])
+    assert 2 < len(straight.loss) < 20
+    with pytest.raises(Stop):
+        training.fit(resumed, X, Y, **how, callbacks=[Patient(), stop], resume=tmp_path)
+    again = training.fit(resumed, X, Y, **how, callbacks=[Patient()], resume=tmp_path)
+    assert len(again.loss) == len(straight.loss)
+    equal(whole, resumed)
+
+
+def test_what_is_written_may_be_read_by_whom_the_user_lets(tmp_path):
+    """safetensors alone would make files that others cannot read."""
+    (tmp_path / "plain").touch()
+    MAKE["lora"]().save_pretrained(tmp_path / "folder")
+    modes = {path.stat().st_mode for path in (tmp_path / "folder").iterdir()}
+    assert modes == {(tmp_path / "plain").stat().st_mode}

@@ -35,7 +35,10 @@ def writing(path: StrPath) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp-{uuid.uuid4().hex[:8]}")
     try:
+        temporary.touch()  # with the user's rights, which safetensors narrows
+        mode = temporary.stat().st_mode
         yield temporary
+        temporary.chmod(mode)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

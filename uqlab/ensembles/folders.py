@@ -163,9 +163,10 @@ def from_pretrained(
 def _backbone(digest, made_by="", **settings):
     """Return the network that a folder names."""
     if made_by not in BACKBONES:
+        which = "its backbone, with its weights" if digest else "of that architecture"
         raise ValueError(
-            "give the network of that digest or, where that is empty, any network of "
-            "that architecture: uqlab.models does not make it"
+            f"give a network, {which}: from_pretrained(folder, network); uqlab.models "
+            "does not make it"
         )
     del settings["class"]
     with GENERATOR, torch.random.fork_rng([]):  # a new classifier is drawn from it
@@ -192,7 +193,9 @@ def _fill(ensemble, tensors, digest, names, trained, types):
     state = dict(ensemble.state_dict(keep_vars=True))
     written, found = _parts(ensemble)
     if found != digest:
-        raise ValueError(f"its weights have the digest {found}")
+        raise ValueError(
+            f"other weights, of the digest {found}: was the backbone's checkpoint read?"
+        )
     before = {name: state.pop(name) for _, each in written for name in each}
     for each in names:
         old, new = before[each[0]], tensors[each[0]]

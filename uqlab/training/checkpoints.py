@@ -2,7 +2,7 @@
 
 import pickle
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ class Checkpoint:
         Where it is, or will be; None: nothing is written.
     depends_on
         What the training follows from, by name: settings, data, initial weights.
+    callbacks
+        Those with `state_dict` and `load_state_dict` go on from their state too.
 
     Raises
     ------
@@ -32,7 +34,17 @@ class Checkpoint:
         If the file in it is damaged or of another training.
     """
 
-    def __init__(self, folder: StrPath | None, depends_on: Mapping[str, Any]):
+    def __init__(
+        self,
+        folder: StrPath | None,
+        depends_on: Mapping[str, Any],
+        callbacks: Sequence[Any] = (),
+    ):
+        self.callbacks = {
+            f"{i} {type(callback).__name__}": callback
+            for i, callback in enumerate(callbacks)
+            if hasattr(callback, "load_state_dict")
+        }
         self.path = None if folder is None else Path(folder).expanduser() / NAME
         self.state: dict[str, Any] = {}
         ensemble = depends_on[WEIGHTS]
@@ -82,6 +94,9 @@ class Checkpoint:
             step.done = states["done"]
             for name, part in step.parts.items():
                 part.load_state_dict(states[name])
+        for name, known in self.state["callbacks"].items():
+            if name in self.callbacks:
+                self.callbacks[name].load_state_dict(known)
         if len(before):
             data.place = self.state["place"]
         return len(before)
@@ -100,6 +115,7 @@ class Checkpoint:
         state = {"run": self.run, "weights": ensemble.state_dict(), "steps": steps}
         state |= {"losses": losses.clone(), "bounds": workers.bounds}
         state |= {"place": data.place, "ended": ended}
+        state["callbacks"] = {k: c.state_dict() for k, c in self.callbacks.items()}
         with writing(self.path) as temporary:
             try:
                 torch.save(state, temporary)

@@ -179,7 +179,8 @@ def fit(
         means and then k log-variances, and k targets; see `gaussian_nll`. Or a function
         (outputs, labels) -> [members].
     callbacks
-        Functions of a `State`, called after every epoch.
+        Functions of a `State`, called after every epoch. With `resume` those that have
+        `state_dict` and `load_state_dict` go on from their state.
     max_grad_norm
         The largest norm of one member's gradient.
     precision
@@ -233,7 +234,7 @@ def fit(
     one_ensemble(ensemble, "fit")
     task = _task(**given)
     task.check_last(ensemble)
-    saved = Checkpoint(resume, _follows(task, **given))
+    saved = Checkpoint(resume, _follows(task, **given), callbacks)
     losses, steps = _train(ensemble, task, saved, progress, callbacks)
     return History(losses, steps, time.perf_counter() - started)
 
