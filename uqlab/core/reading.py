@@ -33,8 +33,9 @@ def parted(batch: Any) -> tuple[Any, Any]:
 
 def _pair(inputs: Any, labels: Any) -> tuple[Any, Any]:
     """Return both; ValueError for several inputs of as many samples as labels."""
-    several = isinstance(inputs, tuple | list) and labels is not None
-    rows = {len(t) for t in inputs if getattr(t, "ndim", 0)} if several else ()
+    if labels is None or not isinstance(inputs, tuple | list):
+        return inputs, labels
+    rows = {len(t) for t in inputs if getattr(t, "ndim", 0)}
     if rows and rows == {len(labels)} != {len(inputs)}:
         raise ValueError(f"inputs must be one, got {len(inputs)}: {BY_NAME}")
     return inputs, labels
