@@ -253,3 +253,12 @@ def test_logits_of_several_models_come_by_name(unchecked):
         study.evaluate(z, Y, shifted={"noise": z})
     with pytest.raises(TypeError, match="ood must be by name"):
         study.evaluate(ensemble(), (X, Y), FAR)
+
+
+def test_targets_that_are_all_the_same():
+    """The simple baseline is sure then, and right."""
+    z = torch.zeros(1, 30, 2)
+    result = study.evaluate(z, torch.zeros(30), outputs="gaussian", **FEW)
+    assert result["nll"].value == pytest.approx(math.log(2 * math.pi) / 2)
+    assert result["nll"].baseline < -300
+    assert result["crps"].baseline == pytest.approx(0)

@@ -234,3 +234,8 @@ def test_a_module_s_fingerprint_is_of_its_state():
     assert fingerprint(nn.BatchNorm1d(2)) == before
     network(torch.randn(8, 2))  # the running statistics move
     assert fingerprint(network) != before
+
+
+def test_lambdas_of_one_line_differ_by_their_numbers():
+    one, other = (lambda x: 0.1 * x), (lambda x: 0.2 * x)
+    assert fingerprint(one) != fingerprint(other)

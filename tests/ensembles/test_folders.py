@@ -388,3 +388,17 @@ def test_an_ensemble_of_a_method_of_ones_own_is_filled(tmp_path):
     assert torch.equal(again(X), mine(2.0, 3.0)(X))
     with pytest.raises(ValueError, match="method must be"):
         ensembles.from_pretrained(tmp_path, mlp())
+
+
+@pytest.mark.parametrize("other", [{"scale": 3.0}, {"members": range(2, 4)}])
+def test_an_ensemble_made_otherwise_is_not_filled(other, tmp_path):
+    """Its tensors have the same shapes, and mean something else."""
+    made, backbone = {"members": 2, "rank": 2, "seed": 1}, mlp()
+    ensemble = ensembles.lora(backbone, **made)
+    ensemble.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="what is given as"):
+        ensembles.from_pretrained(tmp_path, ensembles.lora(backbone, **made | other))
+    filled = ensembles.lora(backbone, **made | {"seed": 2})
+    filled = ensembles.from_pretrained(tmp_path, filled)
+    for name, t in ensemble.state_dict().items():
+        near(filled.state_dict()[name], t)

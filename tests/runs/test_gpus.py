@@ -84,3 +84,19 @@ def test_a_run_that_waits_for_a_gpu_can_be_stopped(tmp_path):
         assert shown == {"CUDA_VISIBLE_DEVICES": "7"}
     with execution.a_gpu([], stop) as shown:
         assert shown == {}
+
+
+@pytest.mark.parametrize("wrong", ["cuda:0", "0,", "all"])
+def test_what_is_no_gpu_would_compute_on_the_cpu(page, wrong):
+    result = call("sweep", page, "-g", "seed", "0:2", "--gpus", wrong)
+    assert result.exit_code == 2
+    assert "give numbers like 0,1" in result.output
+
+
+def test_gpus_may_be_written_with_spaces(page, monkeypatch):
+    given = []
+    monkeypatch.setattr(
+        sweeps, "sweep", lambda *_, gpus, **__: given.append(gpus) or 1 / 0
+    )
+    call("sweep", page, "-g", "seed", "0:2", "--gpus", "0, 1")
+    assert given == [["0", "1"]]

@@ -9,10 +9,20 @@ import torch.nn.functional as F
 from same import near
 from small_training import INPUTS, LABELS, small_mlp, weights
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+)
 from transformers import BertConfig, BertForSequenceClassification
 
-from uqlab import ensembles, training, uncertainty
+from uqlab import data as sets
+from uqlab import ensembles, study, training, uncertainty
 from uqlab.core.reading import read_batches
 
 X, Y = INPUTS[:101], LABELS[:101]
@@ -478,3 +488,170 @@ def test_what_is_written_may_be_read_by_whom_the_user_lets(tmp_path):
     MAKE["lora"]().save_pretrained(tmp_path / "folder")
     modes = {path.stat().st_mode for path in (tmp_path / "folder").iterdir()}
     assert modes == {(tmp_path / "plain").stat().st_mode}
+
+
+class Masked(nn.Module):
+    """Takes a second input where there is one."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 4)
+
+    def forward(self, x, mask=None):
+        return self.layer(x if mask is None else x * mask)
+
+
+@pytest.mark.parametrize("use", ["fit", "pair", "loader", "predict", "evaluate"])
+def test_of_several_inputs_without_names_none_is_dropped(use):
+    ensemble = ensembles.deep(Masked, 2)
+    mask = torch.zeros_like(X)
+    batches = [((X[:9], mask[:9]), Y[:9]), ((X[9:16], mask[9:16]), Y[9:16])]
+    calls = {
+        "fit": lambda: training.fit(ensemble, (X, mask), Y, **HOW),
+        "pair": lambda: training.fit(ensemble, ((X, mask), Y), **HOW),
+        "loader": lambda: training.fit(ensemble, Batches(batches), **HOW),
+        "predict": lambda: training.predict(ensemble, Batches(batches)),
+        "evaluate": lambda: study.evaluate(ensemble, ((X, mask), Y)),
+    }
+    with pytest.raises(ValueError, match="several inputs go by name"):
+        calls[use]()
+
+
+class Noisy(Dataset):
+    """Draws from torch, as augmentation does."""
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, i):
+        return X[i] + torch.randn(16), Y[i]
+
+
+@pytest.mark.parametrize("name", ["perceptrons", "batch norm"])
+@pytest.mark.parametrize("data", [Noisy(), DataLoader(Noisy(), 16, shuffle=True)])
+def test_what_a_dataset_draws_follows_from_the_seed(name, data):
+    ours, theirs = MAKE[name](), MAKE[name]()
+    for number, ensemble in enumerate((ours, theirs)):
+        torch.manual_seed(number)
+        training.fit(ensemble, data, **HOW)
+    equal(ours, theirs)
+
+
+def test_the_gradient_of_what_the_optimiser_was_not_given_is_not_summed():
+    """Else it grows from step to step in the norm that is clipped."""
+    ours = ensembles.from_members([plain()])
+    theirs = copy.deepcopy(ours).member(0).train()
+    training.fit(
+        ours, Batches([(X, Y)]), epochs=5, max_grad_norm=0.1, progress=False,
+        optimizer=lambda parameters: torch.optim.SGD(parameters[:1], 1.0),
+    )  # fmt: skip
+    parameters = [*theirs.parameters()]
+    optimizer = torch.optim.SGD(parameters[:1], 1.0)
+    for _ in range(5):
+        theirs.zero_grad()
+        F.cross_entropy(theirs(X), Y).backward()
+        nn.utils.clip_grad_norm_(parameters, 0.1)
+        optimizer.step()
+    near(ours(X)[0], theirs(X))
+
+
+def test_a_scheduler_by_batch_moves_after_every_batch(tmp_path):
+    ours = ensembles.from_members([plain()])
+    theirs = copy.deepcopy(ours).member(0).train()
+    again = copy.deepcopy(ours)
+    batches = [(X[:50], Y[:50]), (X[50:], Y[50:])]
+    how = {"optimizer": torch.optim.SGD, "lr": 0.1, "progress": False}
+    how |= {
+        "scheduler": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, 0.5, epochs=4, steps_per_epoch=2
+        )
+    }
+    training.fit(ours, Batches(batches), epochs=4, **how)
+    optimizer = torch.optim.SGD(theirs.parameters(), 0.1)
+    scheduler = how["scheduler"](optimizer)
+    for x, y in batches * 4:
+        optimizer.zero_grad()
+        F.cross_entropy(theirs(x), y).backward()
+        optimizer.step()
+        scheduler.step()
+    near(ours(X)[0], theirs(X))
+    for epochs in (2, 4):
+        training.fit(again, Batches(batches), epochs=epochs, resume=tmp_path, **how)
+    near(again(X), ours(X))
+
+
+def test_a_samplers_own_generator_goes_on(tmp_path):
+    def data():
+        generator = torch.Generator().manual_seed(3)
+        sampler = RandomSampler(PAIRS, generator=generator)
+        return DataLoader(PAIRS, batch_sampler=BatchSampler(sampler, 16, False))
+
+    whole, parts = MAKE["perceptrons"](), MAKE["perceptrons"]()
+    training.fit(whole, data(), **HOW | {"epochs": 4})
+    training.fit(parts, data(), **HOW | {"epochs": 2}, resume=tmp_path)
+    training.fit(parts, data(), **HOW | {"epochs": 4}, resume=tmp_path)
+    equal(whole, parts)
+    for other in (DataLoader(PAIRS, 8), DataLoader(PAIRS, 16)):
+        with pytest.raises(ValueError, match="with other data"):
+            training.fit(parts, other, **HOW | {"epochs": 5}, resume=tmp_path)
+
+
+def test_a_distributed_sampler_shuffles_anew_in_every_epoch():
+    sampler = DistributedSampler(PAIRS, num_replicas=1, rank=0, seed=2)
+    batches = []
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        batches += DataLoader(PAIRS, 16, sampler=sampler)
+    sampler.set_epoch(7)
+    ours, theirs = MAKE["batch norm"](), MAKE["batch norm"]()
+    training.fit(ours, DataLoader(PAIRS, 16, sampler=sampler), **HOW)
+    training.fit(theirs, Batches(batches), **HOW | {"epochs": 1})
+    near(ours(X), theirs(X))
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [lambda z: z.argmax(-1), lambda z: z.mean(), lambda z: 0.5, lambda z: z[0].numpy()],
+)
+def test_reduce_keeps_something_of_every_input(keep):
+    with pytest.raises(ValueError, match="reduce must return tensors"):
+        training.predict(MAKE["lora"](), X[:6], batch_size=2, reduce=keep)
+
+
+def test_an_ensemble_inside_another_module():
+    ensemble = MAKE["lora"]()
+    with pytest.raises(ValueError, match=r"give the ensemble, \.module"):
+        training.predict(AveragedModel(ensemble), X)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"optimizer": torch.optim.LBFGS, "lr": 0.1}, "got LBFGS"),
+        (
+            {"optimizer": lambda _: torch.optim.SGD([torch.zeros(1)], 0.1)},
+            "parameters that it is given",
+        ),
+        ({"scheduler": lambda _: None, "lr": 0.1}, "got NoneType"),
+        ({"loss": nn.CrossEntropyLoss(), "lr": 0.1}, "of a loss of torch"),
+        ({"loss": F.cross_entropy, "lr": 0.1}, "of a loss of torch"),
+    ],
+)
+def test_what_would_be_silent_or_a_riddle_is_refused(given, message):
+    with pytest.raises(TypeError, match=message):
+        training.fit(MAKE["perceptrons"](), X, Y, epochs=1, progress=False, **given)
+
+
+def test_a_seed_is_named():
+    with pytest.raises(ValueError, match="seed must be at least 0"):
+        training.fit(MAKE["perceptrons"](), X, Y, **HOW | {"seed": -1})
+
+
+def test_a_dataset_without_samples_is_named():
+    with pytest.raises(ValueError, match="samples of data must be at least 1"):
+        training.fit(MAKE["perceptrons"](), TensorDataset(X[:0], Y[:0]), **HOW)
+
+
+def test_batches_of_several_lengths_cannot_be_read_whole():
+    with pytest.raises(ValueError, match="pad all to one length"):
+        sets.read(DataLoader([X[:3, :5], X[:3, :7]], None))

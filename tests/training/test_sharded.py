@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
+from torch.utils.data import DataLoader, TensorDataset
 
 from uqlab import ensembles, models, training
 
@@ -159,3 +160,34 @@ def test_a_killed_worker_is_no_loss(tmp_path):
     with ProcessPoolExecutor(4, spawn) as client:
         joined = training.fit_sharded(deep, X, Y, client=client, **more, **FIT)
     assert_close(joined(X), whole(X), rtol=1e-5, atol=1e-5)
+
+
+def together(ids):
+    torch.manual_seed(0)
+    return ensembles.batch(network(), ids, additive=True, seed=3)
+
+
+def test_members_that_train_something_together_are_refused_before_it_costs(tmp_path):
+    epochs = []
+    with (
+        ThreadPoolExecutor(2) as client,
+        pytest.raises(ValueError, match="as a whole"),
+    ):
+        training.fit_sharded(
+            together, X, Y, members=4, shards=2, client=client, folder=tmp_path,
+            callbacks=[epochs.append], **FIT,
+        )  # fmt: skip
+    assert not epochs
+
+
+def test_shards_in_threads_do_not_draw_from_one_loader(tmp_path):
+    def loader():
+        generator = torch.Generator().manual_seed(3)
+        return DataLoader(TensorDataset(X, Y), 16, shuffle=True, generator=generator)
+
+    whole = deep(range(4))
+    training.fit(whole, loader(), progress=False, **FIT)
+    more = {"members": 4, "shards": 4, "folder": tmp_path}
+    with ThreadPoolExecutor(4) as client:
+        joined = training.fit_sharded(deep, loader(), client=client, **more, **FIT)
+    assert_close(joined(X), whole(X), rtol=1e-4, atol=1e-4)

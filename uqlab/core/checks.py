@@ -244,7 +244,11 @@ def as_inputs(inputs: Any) -> Any:
     Raises what `as_tensor` raises, and ValueError unless they are finite and every
     tensor holds the same number of samples, at least one.
     """
-    inputs, _ = held(inputs)
+    return inputs_alone(held(inputs)[0])
+
+
+def inputs_alone(inputs: Any) -> Any:
+    """Return inputs as `as_inputs`, of what has no labels: two are no pair."""
     if isinstance(inputs, Mapping):
         inputs = {k: as_tensor(k, t, floating=False) for k, t in inputs.items()}
         tensors = list(inputs.values())

@@ -151,7 +151,9 @@ def _made_of(thing: Any) -> Any:
         outside = inspect.getclosurevars(thing).nonlocals.items()
         outside = [kv for kv in outside if not isinstance(kv[1], list | set | dict)]
         code = thing.__code__  # of lambdas in one line the source is the same
-        alone = [code.co_code, code.co_names] if code.co_name == "<lambda>" else []
+        consts = [c for c in code.co_consts if not hasattr(c, "co_code")]
+        is_lambda = code.co_name == "<lambda>"
+        alone = [code.co_code, code.co_names, consts] if is_lambda else []
         made = [_source(thing), alone, thing.__defaults__, thing.__kwdefaults__]
         return [*made, *outside]
     if inspect.isroutine(thing):

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 LABELS = "labels", "label"  # in mappings, as transformers and datasets call them
+BY_NAME = "several inputs go by name, with labels among them"
 
 
 def parted(batch: Any) -> tuple[Any, Any]:
@@ -24,9 +25,19 @@ def parted(batch: Any) -> tuple[Any, Any]:
     if len(batch) > 2:
         raise ValueError(
             f"a batch must be (inputs, labels), or mappings, got {len(batch)} parts: "
-            "several inputs go by name, with labels among them"
+            + BY_NAME
         )
     inputs, labels, *_ = *batch, None
+    return _pair(inputs, labels)
+
+
+def _pair(inputs: Any, labels: Any) -> tuple[Any, Any]:
+    """Return both; ValueError for several inputs of as many samples as labels."""
+    if labels is None or not isinstance(inputs, tuple | list):
+        return inputs, labels
+    rows = {len(t) for t in inputs if getattr(t, "ndim", 0)}
+    if rows and rows == {len(labels)} != {len(inputs)}:
+        raise ValueError(f"inputs must be one, got {len(inputs)}: {BY_NAME}")
     return inputs, labels
 
 
@@ -47,7 +58,7 @@ def opened(data: Any, labels: Any = None) -> Any:
         )
     pair = isinstance(data, tuple) and len(data) == 2 and labels is None
     inputs, own = parted(data) if pair or isinstance(data, Mapping) else (data, None)
-    return inputs, own if labels is None else labels
+    return _pair(inputs, own if labels is None else labels)
 
 
 def has_rows(data: Any) -> bool:
@@ -111,5 +122,10 @@ def _joined(parts: Sequence[Any]) -> Any:
     if isinstance(parts[0], Mapping):
         return {name: _joined([part[name] for part in parts]) for name in parts[0]}
     if isinstance(parts[0], Tensor):
+        if len(shapes := {tuple(t.shape[1:]) for t in parts}) > 1:
+            raise ValueError(
+                "batches must have one shape where they are read whole, got samples of "
+                f"{sorted(shapes)}; pad all to one length"
+            )
         return torch.cat([*parts])
     return list(chain.from_iterable(parts))  # texts

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from uqlab.core.checks import one_of
+from uqlab.core.checks import at_least, one_of
 from uqlab.core.files import StrPath
 from uqlab.core.modules import (
     Inputs,
@@ -668,6 +668,7 @@ def member_text(ids: range) -> int | str:
 
 def member_seed(seed: int, member: int, stream: str, *more: int) -> int:
     """Return a 63-bit seed for one stream ("weights", "order") of one member."""
+    at_least("seed", seed, 0)
     sequence = np.random.SeedSequence([seed, member, *stream.encode(), *more])
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
 

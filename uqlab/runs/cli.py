@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import shlex
 import shutil
 import tempfile
@@ -142,6 +143,13 @@ def _by_name(context, parameter, pairs):
     return values
 
 
+def _numbers_of_gpus(context, parameter, text):
+    numbers = [number.strip() for number in text.split(",")] if text else []
+    if wrong := [n for n in numbers if not re.fullmatch(r"\d+|(GPU|MIG)-[\w-]+", n)]:
+        raise click.BadParameter(f"give numbers like 0,1 or UUIDs, got {wrong[0]!r}")
+    return numbers
+
+
 one_page = click.argument("notebook", shell_complete=_pages)
 pages = click.argument(
     "notebooks", nargs=-1, metavar="[NOTEBOOK]...", shell_complete=_pages
@@ -163,7 +171,7 @@ gpus = click.option(
     "--gpus",
     default="",
     metavar="LIST",
-    callback=lambda _context, _parameter, text: text.split(",") if text else [],
+    callback=_numbers_of_gpus,
     help="Of this machine, 0,1,2,3: one for each run, and as many runs at a time.",
 )
 quiet = click.option(

@@ -355,7 +355,9 @@ def _gaussians(z):
 
 def _gaussian_columns(z, labels):
     y = as_scores(labels, len(z), "labels").double()
-    one = torch.stack([y.mean(), y.var(correction=0).log()]).expand(len(z), 1, 2)
+    one = torch.stack([y.mean(), y.var(correction=0).clamp(min=1e-300).log()]).expand(
+        len(z), 1, 2
+    )
     pairs = zip(ROWS, _of_mixture(z, y), _of_mixture(one, y), strict=True)
     return {row: (mine, simple.mean()) for row, mine, simple in pairs}
 

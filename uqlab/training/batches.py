@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
-from uqlab.core.checks import as_inputs, count, first_tensor
+from uqlab.core.checks import at_least, count, first_tensor, inputs_alone
 from uqlab.core.modules import like_parameters, map_tensors, rows_of
 from uqlab.core.reading import has_rows, loader, parted
-from uqlab.ensembles import member_seed
+from uqlab.ensembles import GENERATOR, member_seed
 
 
 def as_given(model: Any, inputs: Any) -> Any:
     """Return inputs, checked, as a network takes them."""
-    x = as_inputs(inputs)
+    x = inputs_alone(inputs)
     if isinstance(x, Tensor) and x.dtype == torch.uint8:
         raise ValueError(
             "inputs are uint8; give images as floating point in [0, 1]: "
@@ -75,36 +75,44 @@ class Loaded:
         self.data, self.samples, self.begun = data, None, None
         if has_rows(data):
             self.samples = len(data)
+            at_least("samples of data", self.samples)
             few = default_collate([data[i] for i in range(min(2, self.samples))])
         else:
             how = {"batch_size": batch_size, "drop_last": drop_last}
             self.data = loader(data, num_workers=num_workers, **how)
             few, _ = self.begun = self._begin(0, self.data)
         self.two = rows_of(as_given(ensemble, parted(few)[0]), slice(2))
-        self.about = {"data": [type(self.data), self.samples]}
+        size = getattr(self.data, "batch_size", None)
+        self.about = {"data": [type(self.data), self.samples, size, len(self.place)]}
 
     def check(self, check: Callable) -> None:
         """Check the labels of every batch by what `targets` returned."""
         self.labels_of = check
 
     @property
-    def place(self) -> Tensor | None:
-        """The state of the generator that a loader has of its own."""
-        drawing = getattr(self.data, "generator", None)
-        return drawing and drawing.get_state()
+    def _generators(self):
+        found = dict.fromkeys(_each(self.data, "generator"))
+        return [g for g in found if isinstance(g, torch.Generator)]
+
+    @property
+    def place(self) -> list[Tensor]:
+        """The states of the generators that a loader and its samplers have."""
+        return [g.get_state() for g in self._generators]
 
     @place.setter
-    def place(self, state):
+    def place(self, states):
         self.begun = None
-        if state is not None:
-            self.data.generator.set_state(state)
+        for drawing, state in zip(self._generators, states, strict=True):
+            drawing.set_state(state)
 
     def _begin(self, epoch, batches):
         """Return an epoch's first batch, and the others.
 
         What draws from torch, as a loader that shuffles, follows from (seed, epoch).
         """
-        with torch.random.fork_rng([]):
+        with GENERATOR, torch.random.fork_rng([]):
+            for set_epoch in filter(callable, _each(batches, "set_epoch")):
+                set_epoch(epoch)  # of distributed samplers, of streams that shuffle
             torch.manual_seed(member_seed(self.seed, 0, "order", epoch))
             others = iter(batches)
             for first in others:
@@ -131,3 +139,11 @@ class Loaded:
             x = as_given(self.ensemble, inputs)
             y = self.labels_of(labels, count(x)).to(first_tensor(x).device)
             yield map_tensors(each, x), each(y)
+
+
+def _each(data, name):
+    """Return what a loader, its samplers and its data set have by a name."""
+    batches = getattr(data, "batch_sampler", None)
+    inside = [getattr(data, part, None) for part in ("sampler", "dataset")]
+    parts = [data, batches, getattr(batches, "sampler", None), *inside]
+    return [getattr(part, name, None) for part in parts]

@@ -170,7 +170,8 @@ def fit(
     scheduler
         None or "constant", "cosine" (to zero at the end) or "step" (a tenth at each of
         `milestones`), step by step; or a function of the optimiser that returns a
-        scheduler of torch, which moves once an epoch.
+        scheduler of torch, which moves once an epoch; `OneCycleLR` and `CyclicLR` once
+        a step.
     loss
         "cross_entropy" of classes [samples], and of pixels: outputs [samples, classes,
         height, width], labels [samples, height, width], -100 where there is none.
@@ -404,7 +405,7 @@ def _train(ensemble: Ensemble, task: Task, saved: Checkpoint, progress, callback
             _check_finite(state)
             for callback in callbacks:
                 callback(state)
-            done = state.epoch
+            done = epoch + 1
             saved.write(ensemble, workers, task.data, losses[:done], state.stopped)
             bar.set_postfix_str(f"loss {state.losses.mean():.3f}", refresh=False)
             if state.stopped:

@@ -143,7 +143,7 @@ def targets(
     if class_weights is not None and loss != "cross_entropy":
         raise ValueError(f'class_weights need loss="cross_entropy", got loss={loss!r}')
     if callable(loss):
-        return functools.partial(_of_members, loss), _as_many
+        return _own(loss), _as_many
     one_of("loss", loss, ("cross_entropy", *OF_VALUES))
     with torch.no_grad(), evaluating(ensemble):
         outputs = ensemble(rows_of(two, slice(1)))[0]  # of one network for one sample
@@ -163,6 +163,17 @@ def targets(
         return cross_entropy, check
     weights = _weights(class_weights, classes).to(outputs)
     return functools.partial(cross_entropy, class_weights=weights), check
+
+
+def _own(loss):
+    """Return a user's loss, which checks what it returns."""
+    if str(getattr(loss, "__module__", "")).startswith("torch.nn."):
+        raise TypeError(
+            f"loss must be a name, {', '.join(OF_VALUES)} or cross_entropy, or be of "
+            "all members; of a loss of torch, for one network, take lambda outputs, "
+            "labels: torch.stack([*map(loss, outputs, labels)])"
+        )
+    return functools.partial(_of_members, loss)
 
 
 def _as_many(labels, samples):

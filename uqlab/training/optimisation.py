@@ -93,10 +93,13 @@ class Optimisation:
                 "parameters sets its own"
             )
         made = self.optimizer(parameters, **how)
-        if not isinstance(made, Optimizer):
+        groups = made.param_groups if isinstance(made, Optimizer) else [{"params": [0]}]
+        found = {id(p) for group in groups for p in group["params"]}
+        if not found <= set(map(id, parameters)) or isinstance(made, torch.optim.LBFGS):
             raise TypeError(
                 "optimizer must return a torch.optim.Optimizer of the parameters that "
-                f"it is given, got {type(made).__name__}"
+                "it is given, one that evaluates the loss once a step, got "
+                f"{type(made).__name__}"
             )
         return made
 

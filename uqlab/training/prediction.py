@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from tqdm.auto import tqdm
 
-from uqlab.core.checks import a_network, as_inputs, at_least, count
+from uqlab.core.checks import a_network, at_least, count, inputs_alone
 from uqlab.core.devices import arithmetic
 from uqlab.core.modules import call, evaluating, logits_of, rows_of
 from uqlab.core.reading import opened, read_batches
@@ -64,10 +64,11 @@ def predict(
     bar = tqdm(desc="predict", unit="input", disable=not progress, leave=False)
     with bar, evaluating(ensemble), arithmetic(precision, where):
         for inputs, _ in read_batches(data, batch_size):
-            x = as_inputs(inputs)
+            x = inputs_alone(inputs)
             bar.total = count(x) if held else None
             for z in _answers(ensemble, x, batch_size):
-                kept.append(tree_map(Tensor.cpu, reduce(z) if reduce else z))
+                of = functools.partial(_of_rows, z.shape[1])
+                kept.append(tree_map(of, reduce(z)) if reduce else z.cpu())
                 bar.update(z.shape[1])
     return tree_map(lambda *parts: join(parts), *kept)
 
@@ -85,4 +86,20 @@ def _answers(ensemble, x, batch_size):
             batch_size //= 2
             continue
         start += count(some)
-        yield z if isinstance(ensemble, Ensemble) else z[None]
+        z = z if isinstance(ensemble, Ensemble) else z[None]
+        if z.shape[1:2] != (count(some),):
+            raise ValueError(
+                f"a network must return [samples, ...] = [{count(some)}, ...], got "
+                f"{[*z.shape[1:]]}; of a wrapped ensemble give the ensemble, .module"
+            )
+        yield z
+
+
+def _of_rows(rows, kept):
+    """Return on the CPU what is kept of so many inputs."""
+    if not isinstance(kept, Tensor) or kept.shape[:1] != (rows,):
+        got = [*kept.shape] if isinstance(kept, Tensor) else type(kept)
+        raise ValueError(
+            f"reduce must return tensors [samples, ...] = [{rows}, ...], got {got}"
+        )
+    return kept.cpu()

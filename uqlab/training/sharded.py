@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from uqlab.core.checks import ArrayLike, at_least
 from uqlab.core.files import StrPath
@@ -82,8 +83,9 @@ def fit_sharded(
     places = [place / f"{part.start}-{part.stop}" for part in parts]
     # All are made before one is trained: threads have torch's generator in common.
     made = [_Shard(make_ensemble, part) for part in parts]
+    _check_apart([shard.ensemble for shard in made])
     jobs = [
-        client.submit(_train, shard, number, where, data, labels, settings)
+        client.submit(_train, shard, number, where, _own(data), labels, settings)
         for number, (shard, where) in enumerate(zip(made, places, strict=True))
     ]
     for error in [job.exception() for job in jobs]:  # when all have ended
@@ -117,10 +119,28 @@ def _train(shard, number, where, data, labels, settings):
     ensemble, count = shard.ensemble, torch.cuda.device_count()
     if count:
         ensemble.to(f"cuda:{number % count}")
-    fit(ensemble, data, labels, **{"progress": False, **settings, "resume": where})
+    fit(ensemble, data, labels, resume=where, **{"progress": False, **settings})
     ensemble.save_pretrained(where)
     if count:
         ensemble.cpu()
+
+
+def _check_apart(shards):
+    """Raise what joining them would raise once they are trained."""
+    concatenate(shards)
+    if shards[0].shared_parameters():
+        raise ValueError(
+            "members of shards must train nothing together; train the ensemble as a "
+            "whole by fit"
+        )
+
+
+def _own(data):
+    """Return a loader that draws for itself, also in a thread; its data are one."""
+    if not isinstance(data, DataLoader):
+        return data
+    running = data._iterator  # of workers that persist
+    return copy.deepcopy(data, {id(data.dataset): data.dataset, id(running): None})
 
 
 def _check_sent(make_ensemble):

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import CyclicLR, OneCycleLR, ReduceLROnPlateau
 
 from uqlab.core.modules import rows_of, trainable
 from uqlab.ensembles import Ensemble, Own, member_seed
@@ -23,21 +23,30 @@ def make_step(ensemble, loss, settings: Optimisation, precision, flat):
     return AutogradStep(ensemble, loss, settings, precision)
 
 
+BY_BATCH = OneCycleLR, CyclicLR  # which torch moves after every batch
+
+
 class Step:
     """A step of training, with the optimiser and what belongs to it."""
 
-    start: Any  # (seed, epoch) -> None: the noise of an epoch
     # x and labels [members, batch, ...], or [1, batch, ...] of all -> losses [members]
     __call__: Any
 
-    def __init__(self, parameters: list, loss: Loss, settings: Optimisation, precision):
-        self.loss, self.settings, self.done = loss, settings, 0
+    def __init__(self, ids, parameters: list, loss: Loss, settings, precision):
+        self.ids, self.loss, self.settings, self.done = ids, loss, settings, 0
         self.optimizer = settings.of(parameters)
         where, scaled = parameters[0].device.type, precision == "float16"
         self.scaler = torch.amp.GradScaler(where, enabled=scaled)
         self.parts = {"optimizer": self.optimizer, "scaler": self.scaler}
         if callable(settings.scheduler):
-            self.parts["scheduler"] = settings.scheduler(self.optimizer)
+            self.parts["scheduler"] = scheduler = settings.scheduler(self.optimizer)
+            if not hasattr(scheduler, "step"):
+                kind = type(scheduler).__name__
+                raise TypeError(f"scheduler must return one of torch's, got {kind}")
+
+    def start(self, seed, epoch):
+        """Start what is drawn from torch in an epoch, by a network or a data set."""
+        torch.manual_seed(member_seed(seed, self.ids[0], "noise", epoch))
 
     def next(self, epoch, steps):
         """Set the learning rate of the next step; `steps` has the whole run."""
@@ -45,11 +54,14 @@ class Step:
             factor = self.settings.factor(self.done, epoch, steps)
             for group in self.optimizer.param_groups:
                 group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
+        elif self.done and isinstance(self.parts["scheduler"], BY_BATCH):
+            self.parts["scheduler"].step()
         self.done += 1
 
     def end_epoch(self, losses):
         """Move a scheduler of the user's on."""
-        if scheduler := self.parts.get("scheduler"):
+        scheduler = self.parts.get("scheduler")
+        if scheduler and not isinstance(scheduler, BY_BATCH):
             plateau = isinstance(scheduler, ReduceLROnPlateau)
             scheduler.step(*[losses.mean().item()] * plateau)
 
@@ -62,19 +74,15 @@ class AutogradStep(Step):
     """
 
     def __init__(self, ensemble: Ensemble, loss, settings, precision):
-        super().__init__(trainable(ensemble), loss, settings, precision)
+        ids = ensemble.member_ids
+        super().__init__(ids, trainable(ensemble), loss, settings, precision)
         self.ensemble = ensemble
-
-    def start(self, seed, epoch):
-        """Start the noise of an epoch, which the network draws from torch."""
-        first = self.ensemble.member_ids[0]
-        torch.manual_seed(member_seed(seed, first, "noise", epoch))
 
     def __call__(self, x, labels):
         """Take one step, and return the members' losses."""
         values = None
         while values is None:
-            self.optimizer.zero_grad()
+            self.ensemble.zero_grad()  # also what the optimiser was not given
             try:
                 values = self._backward(x, labels)
             except torch.OutOfMemoryError:
@@ -183,9 +191,8 @@ class ChainStep(Step):
         parameters = []
         for layer in layers:
             parameters += [p for p in layer[:2] if p is not None]
-        super().__init__(parameters, loss, settings, "float32")
+        super().__init__(ids, parameters, loss, settings, "float32")
         self.layers = layers
-        self.ids = ids
         self.adam = settings.optimizer != "sgd"
         for p in parameters:
             if self.adam:
@@ -195,6 +202,7 @@ class ChainStep(Step):
 
     def start(self, seed, epoch):
         """Start the noise of an epoch, each member's from generators of its own."""
+        super().start(seed, epoch)
         device = self.layers[0].weight.device
         dropping = [layer for layer in self.layers if layer.dropout is not None]
         self.noise = {}
