@@ -174,10 +174,10 @@ def test_a_member_is_a_plain_network(name, sets):
 # Parameters -----------------------------------------------------------------------------------------------------------
 def count(fused, within=""):
     """Numbers of a part of the network: once where members share them, else of every member."""
-    numbers = 0
+    numbers, members = 0, [fused.member(m) for m in range(fused.members)]
     for name, p in fused.network.named_parameters():
         if name.startswith(within):
-            own = [fused.tensor(name, m) for m in range(fused.members)]
+            own = [member.get_parameter(name) for member in members]
             numbers += sum(t.numel() for t in own) if name in fused.seen else p.numel()
     return numbers
 
@@ -307,21 +307,6 @@ def test_dropout_is_the_members_own():
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------
-def unusual(pairs):
-    """Attention that depends on its number of heads otherwise than through each of them."""
-    model = heads.prune(make(), pairs)
-    for layer in model.vit.layers:
-        layer.attention.register_forward_hook(
-            lambda part, _, output: (output[0] * part.o_proj.in_features, output[1])
-        )
-    return model
-
-
-def test_attention_of_any_kind_fuses_where_heads_of_zeros_do_not_count():
-    members, x = tuned(list(map(unusual, EVEN))), inputs()
-    near(heads.fuse(members)(x), apart(members, x))
-
-
 def other(**changes):
     sizes = {
         "width": 16,
@@ -355,11 +340,6 @@ def other(**changes):
             r"position_embeddings is \[1, 17, 16\] in member 1",
         ),
         (lambda: [make(), make("clip")], ValueError, "absent in member 1"),
-        (
-            lambda: list(map(unusual, RAGGED)),
-            ValueError,
-            "ViTAttention is more than its four projections",
-        ),
         (lambda: [make(), "vit"], TypeError, "one torch module, got"),
     ],
 )

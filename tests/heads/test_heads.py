@@ -322,7 +322,7 @@ class Uneven(nn.Module):
         (
             lambda: nn.Sequential(Uneven()),
             ValueError,
-            r"heads of 0 cannot be taken apart.*\[12, 8, 8, 12\]",
+            r"heads of 0 cannot be separated.*\[12, 8, 8, 12\]",
         ),
         (
             lambda: ensembles.from_members([make()]),
@@ -344,8 +344,8 @@ def test_models_without_separable_heads(model, error, message):
 @pytest.mark.parametrize(
     ("pairs", "error", "message"),
     [
-        ([(3, 0)], ValueError, r"head \(3, 0\): there are layers 0 to 2"),
-        ([(0, 4)], ValueError, r"head \(0, 4\): layer 0 has 4 heads"),
+        ([(3, 0)], ValueError, r"no head \(3, 0\)"),
+        ([(0, 4)], ValueError, r"no head \(0, 4\).*\[4, 4, 4\] heads"),
         (
             [(0, 1), (1, 1), (0, 1)],
             ValueError,

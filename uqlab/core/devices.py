@@ -11,10 +11,6 @@ from torch import nn
 from uqlab.core.checks import one_of
 from uqlab.core.modules import layers_of
 
-# Bytes that one layer reads and writes and that should stay in a CPU's cache; measured
-# for transformers of width 64 to 384 on a Xeon of two cores: half and twice as much
-# both lose.
-CIRCUIT_CACHE = 3e6  # inputs of a circuit search, in each thread
 # Multiply-adds of the outputs in a training step: below, one thread beats shards in
 # several, for perceptrons, convolutional networks and transformers alike.
 ONE_THREAD = 1e8

@@ -1,10 +1,9 @@
 """The attention heads of a transformer: importance, circuits, pruning, fusion.
 
-After Hydra Ensembles (Gabetni et al. 2025). Heads are pairs (layer, head), counted from
-0. The models are networks with a stack of attention layers whose projections are named
-as in one of `models.FORMS`, alone or inside a network that returns logits [batch,
-classes]. Of CLIP as a whole, such as `models.ZeroShot`, heads are ("text" or "vision",
-layer, head).
+After Hydra Ensembles (Gabetni et al. 2025). A head is a pair (layer, head), counted
+from 0. In a network with CLIP's two towers, such as `models.ZeroShot`, it is ("text" or
+"vision", layer, head). A model is a network with one stack of attention layers, whose
+projections are named as in one of `models.FORMS`. `models.attentions` finds them.
 """
 
 from uqlab.heads.attention import count_heads, shape, towers

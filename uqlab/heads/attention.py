@@ -1,4 +1,4 @@
-"""Heads by number, and what a network is given and returns."""
+"""Addresses of heads, tables of scores, and calls of classifiers."""
 
 from collections.abc import Iterable, Mapping
 from operator import index
@@ -17,7 +17,7 @@ Place = tuple[int, int]  # the number of an attention among all of a network, he
 
 
 def shape(model: nn.Module) -> tuple[int, int]:
-    """Count layers and heads.
+    """Count the layers and heads of a network.
 
     Parameters
     ----------
@@ -27,15 +27,15 @@ def shape(model: nn.Module) -> tuple[int, int]:
     Returns
     -------
     tuple of int
-        (layers, heads): the layers of two towers together; of a pruned model, the heads
-        of the layer that has most.
+        (layers, heads): the layers of both towers together, and the heads of the layer
+        with most heads.
 
     Raises
     ------
     TypeError
         If `model` is not one network.
     ValueError
-        If its heads cannot be told apart.
+        If its heads cannot be separated.
 
     Examples
     --------
@@ -53,7 +53,7 @@ def count_heads(model: nn.Module) -> list[int]:
     Parameters
     ----------
     model : nn.Module
-        A network that `shape` accepts; for others it raises what `shape` raises.
+        A network that `shape` accepts.
     """
     return [layer.heads for layer in attentions(model)]
 
@@ -64,7 +64,7 @@ def towers(model: nn.Module) -> dict[str, range]:
     Parameters
     ----------
     model : nn.Module
-        A network that `shape` accepts. Of one stack of layers all rows belong to "".
+        A network that `shape` accepts. In one stack of layers all rows belong to "".
     """
     return _rows(attentions(model))
 
@@ -76,6 +76,18 @@ def _rows(layers: list[Attention]) -> dict[str, range]:
         first = names.index(name)
         rows[name] = range(first, first + names.count(name))
     return rows
+
+
+def _addresses(layers: list[Attention]) -> dict[Place, Any]:
+    """Return the address of every place."""
+    rows = _rows(layers)
+    table = {}
+    for row, layer in enumerate(layers):
+        own = row - rows[layer.tower].start
+        for head in range(layer.heads):
+            two = bool(layer.tower)
+            table[row, head] = (layer.tower, own, head) if two else (row, head)
+    return table
 
 
 def check_heads(layers: list[Attention], heads: Iterable[Head]) -> list[Place]:
@@ -91,59 +103,50 @@ def check_heads(layers: list[Attention], heads: Iterable[Head]) -> list[Place]:
     Raises
     ------
     TypeError
-        For what is no head's address.
+        If an address is not a pair of integers, or not (tower, layer, head).
     ValueError
-        For heads that are absent or given twice.
+        If a head does not exist or is given twice.
     """
-    rows = _rows(layers)
+    known = {address: place for place, address in _addresses(layers).items()}
+    form, kinds = "pairs of integers (layer, head)", [int, int]
+    if layers[0].tower:
+        form, kinds = '(tower, layer, head), "text" or "vision" first', [str, int, int]
     places = []
-    for tower, layer, head in _numbers(heads, len(rows) > 1):
-        name = f"head {(tower, layer, head) if len(rows) > 1 else (layer, head)}"
-        if tower not in rows:
-            raise ValueError(f"{name}: the towers are {' and '.join(rows)}")
-        last = len(rows[tower]) - 1
-        if not 0 <= layer <= last:
-            raise ValueError(f"{name}: there are layers 0 to {last}")
-        place = rows[tower][layer], head
-        most = layers[place[0]].heads
-        if not 0 <= head < most:
-            raise ValueError(f"{name}: layer {layer} has {most} heads, counted from 0")
-        if place in places:
-            raise ValueError(f"{name} is given more than once")
-        places.append(place)
+    for head in heads:
+        try:
+            each: Any = head
+            address = tuple(n if isinstance(n, str) else int(index(n)) for n in each)
+        except TypeError:
+            address = ()
+        if [*map(type, address)] != kinds:
+            raise TypeError(f"heads must be {form}, got {head!r}")
+        if address not in known:
+            counts = {
+                name: [layers[row].heads for row in rows]
+                for name, rows in _rows(layers).items()
+            }
+            raise ValueError(
+                f"there is no head {address}: heads are {form}, counted from 0, and "
+                f"the layers have {counts.get('', counts)} heads"
+            )
+        if known[address] in places:
+            raise ValueError(f"head {address} is given more than once")
+        places.append(known[address])
     return places
 
 
-def _numbers(heads: Iterable[Head], towers: bool) -> list[tuple[str, int, int]]:
-    """Return addresses as tower, layer, head; without towers the first is ""."""
-    try:
-        addresses: list[Any] = [head if towers else ("", *head) for head in heads]
-        return [(tower, index(layer), index(head)) for tower, layer, head in addresses]
-    except (TypeError, ValueError) as error:
-        what = "pairs of integers (layer, head), such as [(0, 3), (2, 1)]"
-        if towers:
-            what = '(tower, layer, head), such as [("vision", 0, 3), ("text", 2, 1)]'
-        raise TypeError(f"heads must be {what}") from error
-
-
 def addresses(layers: list[Attention], places: Iterable[Place]) -> list[Head]:
-    """Return the heads at these places: the inverse of `check_heads`.
+    """Return the addresses of heads: the inverse of `check_heads`.
 
     Parameters
     ----------
     layers : list of Attention
         The attention of every layer, from `attentions`.
     places : iterable
-        The number of an attention among all of the network, and the head's in it.
+        The number of a layer among all layers of the network, and of a head in it.
     """
-    rows = _rows(layers)
-    if len(rows) == 1:
-        return [*places]
-    heads = []
-    for row, head in places:
-        tower = layers[row].tower
-        heads.append((tower, row - rows[tower].start, head))
-    return heads
+    table = _addresses(layers)
+    return [table[place] for place in places]
 
 
 def score_table(layers: list[Attention], scores: Mapping[Place, float]) -> Tensor:
@@ -154,7 +157,7 @@ def score_table(layers: list[Attention], scores: Mapping[Place, float]) -> Tenso
     layers : list of Attention
         The attention of every layer, from `attentions`.
     scores : mapping
-        The score of each place; where there is none, the table has NaN.
+        The score of each place. The table has NaN elsewhere.
     """
     most = max(layer.heads for layer in layers)
     table = torch.full((len(layers), most), torch.nan, dtype=torch.float64)
@@ -164,7 +167,7 @@ def score_table(layers: list[Attention], scores: Mapping[Place, float]) -> Tenso
 
 
 def run(model: nn.Module, inputs: Inputs) -> Tensor:
-    """Return the logits [batch, classes], or raise ValueError for other outputs.
+    """Return the logits [batch, classes]; raise ValueError for other outputs.
 
     Parameters
     ----------
@@ -188,11 +191,11 @@ def check_labels(model: nn.Module, inputs: Inputs, labels: Any) -> Tensor:
     Parameters
     ----------
     model : nn.Module
-        A classifier, which says how many classes there are.
+        A classifier, whose logits give the number of classes.
     inputs
         A tensor [samples, ...], or tensors by name.
     labels
-        Classes [samples]; others raise what `as_labels` raises.
+        Classes [samples].
     """
     with torch.no_grad():
         classes = run(model, take(model, inputs, slice(1))).shape[1]

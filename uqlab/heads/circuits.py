@@ -1,4 +1,4 @@
-"""Circuits: heads are removed one by one, always the head that is missed least."""
+"""Circuits: a greedy search removes the least useful attention head at each step."""
 
 import contextlib
 import math
@@ -14,28 +14,35 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from uqlab.core.checks import ArrayLike, as_inputs, at_least, between, count, one_of
+from uqlab.core.checks import (
+    ArrayLike,
+    Inputs,
+    as_inputs,
+    at_least,
+    between,
+    count,
+    one_of,
+)
 from uqlab.core.devices import arithmetic
 from uqlab.core.files import StrPath, fingerprint
-from uqlab.core.modules import take
+from uqlab.core.modules import first_of, frozen, take
 from uqlab.core.reading import held
 from uqlab.core.tensors import load_tensors, save_tensors
-from uqlab.heads.attention import Head, Place, addresses, check_labels, score_table
-from uqlab.heads.search import Search, TowerSearch, search_of
+from uqlab.heads.attention import Head, Place, addresses, check_labels, run, score_table
 from uqlab.metrics import ood_detection
 from uqlab.models import Attention, attentions
 
 
 class Circuit(list[Head]):
-    """Heads in the order of their removal, with the scores that led to it.
+    """Heads in the order of their removal, with the scores of every step.
 
     Attributes
     ----------
     start : float
         The score with all heads.
     scores : Tensor
-        In each step [steps, layers, heads] the score without the heads that were
-        removed before and without this one; NaN for heads that were not tried.
+        The score [steps, layers, heads] without the heads of earlier steps and without
+        this head; NaN for heads that were removed before.
     """
 
     def __init__(
@@ -62,18 +69,19 @@ def greedy_circuit(
     progress: bool = True,
     checkpoint: StrPath | None = None,
 ) -> Circuit:
-    """Find the first heads that a greedy search removes, the least useful first.
+    """Find the heads that a greedy search removes, the least useful head first.
 
-    In every step each remaining head is left out in turn, and the head without which
-    the score is highest is removed for good; of equal scores, the head with the lowest
-    (layer, head). The heads that stay are the circuit: CircAcc, CircOOD or CircAvg. All
-    heads of a layer may go: the residual connection carries the layer's input past it.
-    Of a `ZeroShot` both towers are searched together.
+    Each step tries every remaining head and removes the head without which the score is
+    highest. Of equal scores, the head with the lowest (layer, head) goes first. The
+    heads that remain are the circuit: CircAcc, CircOOD or CircAvg. A layer may lose all
+    heads: the residual connection then carries its input. In a `ZeroShot` the search
+    covers both towers.
 
     Parameters
     ----------
     model : nn.Module
-        Returns logits [batch, classes]; it is used in evaluation mode and not changed.
+        A network that `shape` accepts and that returns logits [batch, classes]. It runs
+        in evaluation mode and is not changed.
     id_inputs, id_labels, ood_inputs
         Validation data in and out of distribution: inputs [samples, ...], or tensors by
         name, and classes [samples]. "acc" needs no OOD inputs and "ood" no labels.
@@ -81,114 +89,166 @@ def greedy_circuit(
         "acc", accuracy; "ood", AUROC of the maximum softmax probability, ID against
         OOD; "avg", the mean of both.
     budget : int
-        How many heads to remove.
+        Number of heads to remove.
     batch_size : int, optional
-        Inputs at a time; by default as many as stay in a CPU's cache, 256 on a GPU. It
-        does not change the scores.
+        Samples in one pass. It does not change the scores.
     precision : str
         As in `training.fit`.
     progress : bool
-        Whether a bar shows the time left.
+        Whether to show a progress bar.
     checkpoint : path, optional
-        A file that is written after every step. A search that finds the file continues
-        from it, also with a larger budget.
+        A file, written after every step. A search continues from an existing file, also
+        with a larger budget.
 
     Returns
     -------
     Circuit
-        Pairs (layer, head); of two towers (tower, layer, head).
+        Pairs (layer, head); for two towers (tower, layer, head).
 
     Raises
     ------
     ValueError
-        For a budget below 1 or above the number of heads, labels out of range, networks
-        whose heads are not separable or whose layers run more than once, and for a
-        checkpoint that is damaged or of another search.
+        If `budget` is below 1 or above the number of heads, if labels are out of range,
+        if the network's layers do not run once each in their order, or if `checkpoint`
+        is damaged or belongs to another search.
 
     References
     ----------
     Gabetni et al. 2025, Algorithm 1.
     """
     layers = attentions(model)
-    heads = sum(layer.heads for layer in layers)
-    between("budget", budget, 1, heads, ", the number of heads")
+    between("budget", budget, 1, len(_places(layers)), ", the number of heads")
+    one_of("score", score, ("acc", "ood", "avg"))
     task = _Task(model, score, id_inputs, id_labels, ood_inputs, batch_size)
-    run = [score, precision, task.fingerprint()]
-    steps = _Steps(task.search, layers, checkpoint, run)
-    done = len(steps.order) * len(task.batches)
+    header = {"run": [score, precision, task.fingerprint()], "start": math.nan}
+    tables = _read(checkpoint, header)
     bar = tqdm(
-        total=budget * len(task.batches), initial=done, desc=f"circuit ({score})",
-        unit="batch", disable=not progress, leave=False,
+        desc=f"circuit ({score})", total=budget, initial=len(tables), unit="head",
+        disable=not progress, leave=False,
     )  # fmt: skip
-    with bar, arithmetic(precision, task.device), task.in_threads() as results:
-        while len(steps.order) < budget:
-            left = steps.left()
-            steps.add(left, *task.scores(left, results, bar))
-    return steps.circuit(budget)
+    with bar, arithmetic(precision, task.device):
+        for start, table in task.steps(layers, tables, budget):
+            header["start"] = header["start"] if tables else start
+            tables.append(table)
+            bar.update()
+            if checkpoint is not None:
+                save_tensors(checkpoint, {"scores": torch.stack(tables)}, header)
+    return _circuit(layers, header["start"], tables[:budget])
 
 
-class _Steps:
-    """The finished steps of a search, which a file holds if there is a path."""
+def _circuit(layers: list[Attention], start: float, tables: list[Tensor]) -> Circuit:
+    heads = addresses(layers, map(_best, tables))
+    return Circuit(heads, start, torch.stack(tables))
 
-    def __init__(
-        self,
-        search: Search | TowerSearch,
-        layers: list[Attention],
-        path: StrPath | None,
-        run: list[Any],
-    ):
-        self.search = search
-        self.layers = layers
-        self.path = path
-        self.run = run
-        self.start = math.nan
-        self.scores = []
-        self.order = []
-        if path is None or not os.path.exists(path):
-            return
-        tensors, header = load_tensors(path)
-        if header.get("run") != run:
+
+def _places(layers: list[Attention]) -> list[Place]:
+    """Return all heads of a network."""
+    return [(n, h) for n, layer in enumerate(layers) for h in range(layer.heads)]
+
+
+def _read(path: StrPath | None, header: dict[str, Any]) -> list[Tensor]:
+    """Return the finished steps in a checkpoint, and note the score at its start."""
+    if path is None or not os.path.exists(path):
+        return []
+    tensors, found = load_tensors(path)
+    if found.get("run") != header["run"]:
+        raise ValueError(
+            f"checkpoint {path} is of another search; delete the file or name another"
+        )
+    header["start"] = found["start"]
+    return [*tensors["scores"]]
+
+
+def _best(table: Tensor) -> Place:
+    """Return the head with the highest score [layers, heads], the first of equals."""
+    return divmod(int(table.nan_to_num(-math.inf).argmax()), table.shape[1])
+
+
+class CachedForward:
+    """The forward of a layer. It returns `replay` instead of running, if that is set.
+
+    A later layer may change its input in place, so that outputs are copied.
+    """
+
+    def __init__(self, module: nn.Module, calls: list[Any]):
+        self.forward = module.forward
+        self.calls = calls
+        self.output: Any = None
+        self.replay: Any = None
+        module.forward = self
+
+    def __call__(self, *args, **kwargs):
+        if self.replay is not None:
+            return _copied(self.replay)
+        self.calls.append(self)
+        output = self.forward(*args, **kwargs)
+        self.output = _copied(output)
+        return output
+
+
+def _copied(output: Any) -> Any:
+    states = first_of(output).clone()
+    return (states, *output[1:]) if isinstance(output, tuple) else states
+
+
+class CachedNetwork:
+    """A copy of a network that runs again only what follows an ablated head.
+
+    Weights are shared with the model, except those of the output projections.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.network: Any = frozen(model).eval()
+        self.attentions = attentions(self.network)
+        self.calls = []
+        self.layers = []
+        for attention in self.attentions:
+            projection = self.network.get_submodule(attention.output.module)
+            weight = projection.weight.clone()
+            projection.weight = nn.Parameter(weight, requires_grad=False)
+            layer = self.network.get_submodule(attention.layer)
+            self.layers.append(CachedForward(layer, self.calls))
+
+    @torch.no_grad()
+    def logits(
+        self, inputs: Inputs, removed: list[Place], heads: list[Place]
+    ) -> Iterator[Tensor]:
+        """Yield the logits [batch, classes] without the heads that are removed.
+
+        Then those without each of `heads` as well.
+        """
+        for layer, head in removed:
+            self.attentions[layer].output.of(self.network, head).zero_()
+        self.calls.clear()
+        yield run(self.network, inputs)
+        self._check_calls()
+        outputs = [layer.output for layer in self.layers]
+        for layer, head in heads:
+            block = self.attentions[layer].output.of(self.network, head)
+            columns = block.clone()
+            block.zero_()
+            tower = self.attentions[layer].tower
+            for n, attention in enumerate(self.attentions):
+                follows = attention.tower == tower and n >= layer
+                self.layers[n].replay = None if follows else outputs[n]
+            yield run(self.network, inputs)
+            block.copy_(columns)
+            for cached in self.layers:
+                cached.replay = None
+
+    def _check_calls(self) -> None:
+        """Raise ValueError unless the layers of each tower ran once, in their order."""
+        order = [self.layers.index(layer) for layer in self.calls]
+        order.sort(key=lambda n: self.attentions[n].tower)
+        if order != [*range(len(self.layers))]:
             raise ValueError(
-                f"checkpoint {path} is of another search; delete the file or name "
-                "another"
+                f"{type(self.network).__name__} cannot be searched: a layer runs more "
+                "than once in a pass, or not in its order"
             )
-        self.start = header["start"]
-        for table in tensors["scores"]:
-            self._remove_best(table)
-
-    def _remove_best(self, table: Tensor) -> None:
-        """Remove the head of the highest score [layers, heads], the first of equals."""
-        first = int(table.nan_to_num(-math.inf).argmax())
-        place = divmod(first, table.shape[1])
-        self.search.remove(*place)
-        self.scores.append(table)
-        self.order.append(place)
-
-    def left(self) -> list[Place]:
-        """Return the heads that are not removed."""
-        heads = []
-        for number, layer in enumerate(self.layers):
-            heads += [(number, head) for head in range(layer.heads)]
-        return [head for head in heads if head not in self.order]
-
-    def add(self, heads: list[Place], start: float, *scores: float) -> None:
-        """Note the score of the network, and those without each of these heads."""
-        if not self.scores:
-            self.start = start
-        without = dict(zip(heads, scores, strict=True))
-        self._remove_best(score_table(self.layers, without))
-        if self.path is not None:
-            header = {"run": self.run, "start": self.start}
-            save_tensors(self.path, {"scores": torch.stack(self.scores)}, header)
-
-    def circuit(self, budget: int) -> Circuit:
-        """Return the first steps."""
-        heads = addresses(self.layers, self.order[:budget])
-        return Circuit(heads, self.start, torch.stack(self.scores[:budget]))
 
 
 class _Task:
-    """Data in distribution, then out of it, and what a network's answers are worth."""
+    """The data in and out of distribution, and the score of a network on them."""
 
     def __init__(
         self,
@@ -199,70 +259,74 @@ class _Task:
         ood_inputs: Any,
         batch_size: int | None,
     ):
-        one_of("score", score, ("acc", "ood", "avg"))
-        id_inputs, id_labels = held(id_inputs, id_labels)
-        needs = {"id_labels": id_labels} if score != "ood" else {}
+        id_inputs, labels = held(id_inputs, id_labels)
+        needs = {"id_labels": labels} if score != "ood" else {}
         needs |= {"ood_inputs": ood_inputs} if score != "acc" else {}
         for name, value in needs.items():
             if value is None:
                 raise ValueError(f'score="{score}" needs {name}, got None')
         sets = [id_inputs] if score == "acc" else [id_inputs, ood_inputs]
+        self.model = frozen(model).eval()
         self.score = score
         self.sets = [as_inputs(inputs) for inputs in sets]
-        self.search = search_of(model, take(model, self.sets[0], slice(2)))
         self.labels = None
         if score != "ood":
-            self.labels = check_labels(self.search.network, self.sets[0], id_labels)
+            self.labels = check_labels(self.model, self.sets[0], labels)
         self.device = next(model.parameters()).device
         self.threads = torch.get_num_threads() if self.device.type == "cpu" else 1
         self.batches = self._batches(batch_size)
 
     def _batches(self, batch_size: int | None) -> list[tuple[int, slice]]:
-        """Return the number of a set, and which of its inputs."""
-        total = sum(map(count, self.sets))
-        size = min(self.search.rows, -(-total // self.threads))
-        if batch_size is not None:
-            size = at_least("batch_size", batch_size)
+        """Return the number of a set, and rows of it, for every batch."""
+        if batch_size is None:  # more samples do not stay in a CPU's cache
+            most = 64 if self.device.type == "cpu" else 256
+            batch_size = min(most, -(-sum(map(count, self.sets)) // self.threads))
+        at_least("batch_size", batch_size)
         batches = []
         for number, inputs in enumerate(self.sets):
-            lows = range(0, count(inputs), size)
-            batches += [(number, slice(low, low + size)) for low in lows]
+            for low in range(0, count(inputs), batch_size):
+                batches.append((number, slice(low, low + batch_size)))
         return batches
 
     def fingerprint(self) -> str:
-        """Return what tells this network and these data from others."""
-        return fingerprint(self.search.network, *self.sets, self.labels)
+        """Return a digest of the network and the data."""
+        return fingerprint(self.model, *self.sets, self.labels)
 
-    def scores(self, heads: list[Place], results: Callable, bar: tqdm) -> list[float]:
-        """Return the score of the network, then those without each of the heads."""
-        self.search.prepare(heads)
-        answers = []
-        for answer in results(partial(self._answers, heads), self.batches):
-            answers.append(answer)
-            bar.update()
+    def steps(
+        self, layers: list[Attention], tables: list[Tensor], budget: int
+    ) -> Iterator[tuple[float, Tensor]]:
+        """Yield the score so far and the table [layers, heads] of each further step."""
+        removed = [*map(_best, tables)]
+        with self.in_threads() as results:
+            while len(removed) < budget:
+                left = [head for head in _places(layers) if head not in removed]
+                answers = results(partial(self._answers, removed, left), self.batches)
+                both = (torch.cat(t, 1) for t in zip(*answers, strict=True))
+                start, *scores = map(self._score, *both)
+                table = score_table(layers, dict(zip(left, scores, strict=True)))
+                removed.append(_best(table))
+                yield start, table
+
+    def _score(self, uncertainty: Tensor, correct: Tensor) -> float:
+        """Return the score, from uncertainty and correctness [samples]."""
         known = count(self.sets[0])
-        uncertainty, correct = (torch.cat(t, 1) for t in zip(*answers, strict=True))
-        accuracy = correct[:, :known].mean(1).tolist()
+        accuracy = correct[:known].mean().item()
         if self.score == "acc":
             return accuracy
-        auroc = [ood_detection(u[:known], u[known:]).auroc for u in uncertainty]
-        if self.score == "ood":
-            return auroc
-        return [(a + b) / 2 for a, b in zip(accuracy, auroc, strict=True)]
+        auroc = ood_detection(uncertainty[:known], uncertainty[known:]).auroc
+        return auroc if self.score == "ood" else (accuracy + auroc) / 2
 
     def _answers(
         self,
+        removed: list[Place],
         heads: list[Place],
-        search: Search | TowerSearch,
+        network: CachedNetwork,
         batch: tuple[int, slice],
     ) -> tuple[Tensor, Tensor]:
-        """Return the uncertainty of a batch and whether it is answered correctly.
-
-        Both are [1 + heads, batch]: of the network, then without each of these heads.
-        """
+        """Return uncertainty and correctness of a batch, [1 + heads, batch] each."""
         number, rows = batch
-        inputs = take(search.network, self.sets[number], rows)
-        logits = torch.stack([*search.logits(inputs, heads)])
+        inputs = take(self.model, self.sets[number], rows)
+        logits = torch.stack([*network.logits(inputs, removed, heads)])
         uncertainty = -logits.double().log_softmax(2).amax(2)
         correct = torch.zeros_like(uncertainty)
         if number == 0 and self.labels is not None:
@@ -271,24 +335,25 @@ class _Task:
 
     @contextlib.contextmanager
     def in_threads(self) -> Iterator[Callable]:
-        """Return a function that gives a job's results for each item.
+        """Yield a function that computes a job for each batch.
 
         Batches in several threads are faster than products that are split over several
-        cores: those wait for the slowest.
+        cores: those wait for the slowest core.
         """
         if self.threads == 1:
-            yield lambda job, items: (job(self.search, item) for item in items)
+            network = CachedNetwork(self.model)
+            yield lambda job, items: (job(network, item) for item in items)
             return
         local = threading.local()
 
         def start():
             torch.set_num_threads(1)
-            local.search = self.search.twin()
+            local.network = CachedNetwork(self.model)
 
         pool = futures.ThreadPoolExecutor(self.threads, initializer=start)
         try:
             yield lambda job, items: pool.map(
-                lambda item: job(local.search, item), items
+                lambda item: job(local.network, item), items
             )
         finally:
             pool.shutdown(cancel_futures=True)

@@ -1,4 +1,4 @@
-"""What each head gives the class token, and how far it separates ID and OOD inputs."""
+"""Features of single heads, and how well they separate ID from OOD inputs."""
 
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from uqlab.core.checks import (
     representable,
 )
 from uqlab.core.modules import batches, call, evaluating, hooked, sharing_copy
-from uqlab.heads.cutting import opened
+from uqlab.heads.cutting import split_qkv
 from uqlab.models import attentions
 
 
@@ -23,12 +23,12 @@ from uqlab.models import attentions
 def head_features(
     model: nn.Module, inputs: Any, *, batch_size: int = 128
 ) -> list[Tensor]:
-    """Compute what each head gives the first token, the class token (Hydra, B.2).
+    """Compute each head's output for the class token, which is the first (Hydra, B.2).
 
     Parameters
     ----------
     model : nn.Module
-        A network that `shape` accepts; it is used in evaluation mode.
+        A network that `shape` accepts. It runs in evaluation mode.
     inputs
         A tensor [samples, ...], or tensors by name.
     batch_size : int
@@ -37,18 +37,18 @@ def head_features(
     Returns
     -------
     list of Tensor
-        For each layer [samples, heads, size], before the output projection, in the
-        model's precision, on the CPU. Layers of a text tower are left out: they have no
-        class token.
+        Features [samples, heads, size] of each layer, before the output projection, in
+        the model's precision, on the CPU. A text tower has no class token, so its
+        layers are left out.
 
     Raises
     ------
     ValueError
-        If the attention looks at windows, which have no class token, or at what stands
-        before (GPT-2): the first token then sees no other.
+        If the network has no class token: its attention looks at windows, or only at
+        earlier tokens (GPT-2), so that the first token sees no other.
     """
     inputs = as_inputs(inputs)
-    network = opened(sharing_copy(model))
+    network = split_qkv(sharing_copy(model))
     layers = [layer for layer in attentions(network) if layer.tower != "text"]
     kind = type(model).__name__
     _refuse_causal(network, kind)
@@ -62,9 +62,12 @@ def head_features(
             call(network, batch)
     features = []
     for layer, parts in zip(layers, first.values(), strict=True):
+        if sum(map(len, parts)) != count(inputs):
+            raise ValueError(
+                f"{kind} attends to windows, which have no class token, or to keys of "
+                "its own, so its features cannot be read"
+            )
         joined = torch.cat(parts)  # [samples, heads * size]
-        if len(joined) != count(inputs):
-            raise ValueError(f"{kind} attends to windows, which have no class token")
         representable("features", joined)
         features.append(joined.unflatten(-1, (layer.heads, layer.size)))
     return features
@@ -76,7 +79,7 @@ def _refuse_causal(network, kind: str):
 
 
 class Separation(NamedTuple):
-    """The distance between the means of the ID and the OOD features, for each head."""
+    """The distance between the means of ID and OOD features, for each head."""
 
     euclidean: Float[Tensor, " heads"]
     mahalanobis: Float[Tensor, " heads"]
@@ -85,9 +88,9 @@ class Separation(NamedTuple):
 def separation(id_features: ArrayLike, ood_features: ArrayLike) -> Separation:
     """Measure how far each head separates inputs in and out of distribution.
 
-    It is the distance between the means of their features (Hydra, B.2). The Mahalanobis
-    distance uses the covariance of the ID features (denominator samples - 1), whose
-    pseudo-inverse ignores directions in which they do not vary.
+    The result is the distance between the means of their features (Hydra, B.2). The
+    Mahalanobis distance uses the covariance of the ID features (denominator samples -
+    1). Its pseudo-inverse ignores directions without variance.
 
     Parameters
     ----------
@@ -102,7 +105,8 @@ def separation(id_features: ArrayLike, ood_features: ArrayLike) -> Separation:
     Raises
     ------
     ValueError
-        For features of different heads, of too few inputs, or not finite.
+        If the two have different heads or head sizes, if there are fewer than 2 ID
+        inputs or no OOD input, or if a feature is not finite.
 
     Examples
     --------
@@ -115,10 +119,12 @@ def separation(id_features: ArrayLike, ood_features: ArrayLike) -> Separation:
     b = as_tensor("ood_features", ood_features, axes).double()
     if a.shape[1:] != b.shape[1:]:
         given = f"{list(a.shape)} and {list(b.shape)}"
-        raise ValueError(f"features must be of the same heads, got {given}")
+        raise ValueError(
+            "`id_features` and `ood_features` must have the same heads, got " + given
+        )
     if len(a) < 2 or not len(b):
         raise ValueError(
-            f"needs at least 2 ID inputs and 1 OOD input, got {len(a)} and {len(b)}"
+            f"give at least 2 ID inputs and 1 OOD input, got {len(a)} and {len(b)}"
         )
     finite("id_features", a)
     finite("ood_features", b)

@@ -1,4 +1,4 @@
-"""How important each head is: Taylor scores, Taylor pruning, draws from a ranking."""
+"""Importance of heads: Taylor scores, Taylor pruning, and draws from a ranking."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -41,10 +41,9 @@ def taylor_scores(
 ) -> Float[Tensor, "layers heads"]:
     """Compute the importance of every head by a first-order Taylor expansion.
 
-    It is the mean of |W * dL/dW| over the head's rows of the query, key and value
-    weights, where L is the mean cross-entropy in evaluation mode (nats). Biases and the
-    output projection do not count. Where heads share a key and value, each counts their
-    rows.
+    The score is the mean of |W * dL/dW| over the head's rows of the query, key and
+    value weights. L is the mean cross-entropy in evaluation mode (nats). Biases and the
+    output projection do not count. Heads that share a key and value all count its rows.
 
     Parameters
     ----------
@@ -80,9 +79,9 @@ def taylor_heads(
     scope: Literal["layer", "model"] = "layer",
     batch_size: int = 128,
 ) -> list[Head]:
-    """Find the heads that Taylor pruning removes, the least important first.
+    """Find the heads that Taylor pruning removes, the least important head first.
 
-    Of equal scores the lowest (layer, head) goes first.
+    Of heads with equal scores, the lowest (layer, head) goes first.
 
     Parameters
     ----------
@@ -93,24 +92,24 @@ def taylor_heads(
     labels
         Classes [samples].
     remove : int or sequence of int
-        How many heads each layer loses, one number or one for each layer, text before
-        vision; with `scope="model"` how many the whole model loses.
+        Number of heads that each layer loses: one number, or one for each layer, text
+        before vision. With `scope="model"`, the number for the whole model.
     scope : str
-        "layer": layers are pruned from first to last, and the scores are recomputed
-        without the heads that earlier layers lost (D.1.1). "model": the scores are
-        computed once (B.2; the paper does not say whether it recomputes them there).
+        "layer" prunes the layers from first to last, and recomputes the scores without
+        the heads that earlier layers lost (D.1.1). "model" computes the scores once
+        (B.2; the paper does not say whether it recomputes them there).
     batch_size : int
         Samples in one pass.
 
     Returns
     -------
     list
-        Pairs (layer, head); of two towers (tower, layer, head).
+        Pairs (layer, head); for two towers (tower, layer, head).
 
     Raises
     ------
     ValueError
-        For more heads than there are.
+        If `remove` is negative or larger than the number of heads.
 
     References
     ----------
@@ -123,7 +122,7 @@ def taylor_heads(
     if scope == "model":
         if isinstance(remove, Sequence):
             raise TypeError(
-                f'scope="model" takes one number of heads to remove, got {[*remove]}'
+                f'scope="model" takes one number for `remove`, got {[*remove]}'
             )
         between("remove", remove, 0, sum(counts), ", the number of heads")
         scores = taylor_scores(model, inputs, labels, batch_size=batch_size)
@@ -138,13 +137,13 @@ def taylor_heads(
 
 
 def _of_layers(remove: int | Sequence[int], counts: list[int]) -> list[int]:
-    """Return how many heads each layer loses, of those that it has."""
+    """Return the number of heads that each layer loses."""
     numbers = [*remove] if isinstance(remove, Sequence) else [remove] * len(counts)
     possible = [0 <= n <= most for n, most in zip(numbers, counts, strict=False)]
     if len(numbers) != len(counts) or not all(possible):
         raise ValueError(
-            f"remove must be one number or {len(counts)}, each from 0 to {counts}, "
-            f"got {numbers}"
+            f"remove must be one number or {len(counts)}, at most the {counts} heads "
+            f"of the layers, got {numbers}"
         )
     return numbers
 
@@ -201,20 +200,20 @@ def _products(
 def sample_heads(
     ranking: Sequence[Head], remove: int, members: int, *, seed: int = 0
 ) -> list[list[Head]]:
-    """Draw for each member some heads of one ranking, its pruning seed.
+    """Draw the heads that each member loses from one ranking.
 
-    A draw keeps the order of the ranking; that of member m depends on (seed, m) alone.
+    A draw keeps the order of the ranking. Member m's draw depends only on (seed, m).
 
     Parameters
     ----------
     ranking : sequence
-        Heads, such as the first of a circuit search.
+        Heads, such as the first heads of a circuit.
     remove : int
-        How many heads each member loses.
+        Number of heads that each member loses.
     members : int
-        How many draws there are.
+        Number of draws.
     seed : int
-        Of all draws.
+        Seed of all draws.
 
     Returns
     -------
@@ -224,7 +223,7 @@ def sample_heads(
     Raises
     ------
     ValueError
-        For more heads than the ranking holds.
+        If `remove` is larger than the length of the ranking.
 
     References
     ----------

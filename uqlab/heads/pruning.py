@@ -1,4 +1,4 @@
-"""Networks without some of their heads, for a while or for good, and their cost."""
+"""Ablation and pruning of heads, partial fine-tuning, and cost."""
 
 import contextlib
 import copy
@@ -11,7 +11,7 @@ from torch import nn
 from uqlab.core.checks import between
 from uqlab.core.modules import Counted, Inputs, call, evaluating, like_parameters
 from uqlab.heads.attention import Head, check_heads
-from uqlab.heads.cutting import TABLES, without
+from uqlab.heads.cutting import cut, split_qkv
 from uqlab.models import attentions, classifier
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -19,17 +19,17 @@ Model = TypeVar("Model", bound=nn.Module)
 
 @contextlib.contextmanager
 def ablate(model: Model, heads: Iterable[Head]) -> Iterator[Model]:
-    """Remove heads inside a `with` block, by zeros in the output projections.
+    """Ablate heads inside a `with` block, by zeros in the output projections.
 
-    Afterwards these columns are what they were, bit for bit, whatever training made of
-    them (Hydra, D.1.2).
+    At the end the heads' columns get their old values back, bit for bit, even if they
+    were trained inside (Hydra, D.1.2).
 
     Parameters
     ----------
     model : nn.Module
-        A network that `shape` accepts; it is changed in place.
+        A network that `shape` accepts. It is changed in place.
     heads : iterable
-        Pairs (layer, head), counted from 0; of two towers (tower, layer, head).
+        Pairs (layer, head), counted from 0; for two towers (tower, layer, head).
 
     Yields
     ------
@@ -39,8 +39,7 @@ def ablate(model: Model, heads: Iterable[Head]) -> Iterator[Model]:
     Raises
     ------
     ValueError
-        For heads that the model does not have or that are given twice, and where
-        `shape` raises one.
+        If a head does not exist or is given twice, or if `shape` raises one.
     """
     layers = attentions(model)
     places = check_heads(layers, heads)
@@ -56,24 +55,24 @@ def ablate(model: Model, heads: Iterable[Head]) -> Iterator[Model]:
 
 
 def prune(model: Model, heads: Iterable[Head]) -> Model:
-    """Return a smaller copy without these heads; it returns what `ablate` returns.
+    """Return a smaller copy without these heads. Its outputs are those of `ablate`.
 
     The heads' parts of the query, key, value and output projections are cut out, and
-    the other heads of a layer are numbered from 0 again. A layer may lose all its
-    heads: its attention then gives only the output projection's bias.
+    the remaining heads of a layer are numbered from 0 again. A layer without heads
+    returns the bias of its output projection.
 
-    Where heads share the key and value of a group, a group is cut out when all its
-    heads go; other heads become zeros in the output projection and still count. The
-    same happens in a layer whose attention cannot work with fewer heads, such as one
-    that reshapes to the width of its input: whether it can is found by running the cut
-    attention and the ablated one on random numbers.
+    Some heads become zeros in the output projection instead; they still count, and
+    training can bring them back. These are heads whose key and value serve a remaining
+    head, and heads of attention that is not known to work with fewer heads. It works
+    for ViT, DeiT, AST, CLIP, Whisper, BERT, DistilBERT and Llama of transformers and
+    for nn.MultiheadAttention.
 
     Parameters
     ----------
     model : nn.Module
-        A network that `shape` accepts; it is not changed.
+        A network that `shape` accepts. It is not changed.
     heads : iterable
-        Pairs (layer, head), counted from 0; of two towers (tower, layer, head).
+        Pairs (layer, head), counted from 0; for two towers (tower, layer, head).
 
     Returns
     -------
@@ -83,39 +82,33 @@ def prune(model: Model, heads: Iterable[Head]) -> Model:
     Raises
     ------
     ValueError
-        For heads that the model does not have or that are given twice, and where
-        `shape` raises one.
+        If a head does not exist or is given twice, or if `shape` raises one.
     """
     layers = attentions(model)
-    places = check_heads(layers, heads)
-    small = copy.deepcopy(model)
-    units = tuple(f"{attention.unit}." for attention in layers)
-    # BEiT's layers hand their attention a bias for each head.
-    biased = any(
-        name.endswith(TABLES) and not name.startswith(units)
-        for name, _ in model.named_parameters()
-    )
-    for layer, attention in enumerate(layers):
-        gone = [head for at, head in places if at == layer]
-        for head in gone:
-            attention.output.of(small, head).zero_()
-        if gone and not biased:
-            small = without(small, attention, set(gone))
+    gone: dict[int, set[int]] = {}
+    for layer, head in check_heads(layers, heads):
+        gone.setdefault(layer, set()).add(head)
+    small = split_qkv(copy.deepcopy(model), [layers[layer].name for layer in gone])
+    layers = attentions(small)
+    for layer, lost in gone.items():
+        for head in lost:
+            layers[layer].output.of(small, head).zero_()
+        small = cut(small, layers[layer], lost)
     return small
 
 
 def only_last(model: Model, layers: int) -> Model:
-    """Let only the last layers and the classifier learn, from a classifier of zeros.
+    """Freeze all but the last layers and the classifier, which is set to zero.
 
-    So Hydra (D.2) trains a pruned network on for CIFAR-100: the last five of twelve
-    layers, or the classifier alone.
+    Hydra (D.2) fine-tunes a pruned network for CIFAR-100 like this: the last five of
+    twelve layers, or only the classifier.
 
     Parameters
     ----------
     model : nn.Module
-        A network that `shape` accepts; it is changed in place.
+        A network that `shape` accepts. It is changed in place.
     layers : int
-        How many of the last layers learn; 0 for the classifier alone.
+        Number of last layers to train; 0 trains only the classifier.
 
     Returns
     -------
@@ -125,14 +118,18 @@ def only_last(model: Model, layers: int) -> Model:
     Raises
     ------
     ValueError
-        For more layers than there are, and where `shape` raises one.
+        If `layers` is larger than the number of layers, if the last linear layer is
+        inside a layer, or if `shape` raises one.
     """
     names = [attention.layer for attention in attentions(model)]
     between("layers", layers, 0, len(names), ", the number of layers")
     model.requires_grad_(False)
     head = classifier(model)
     if head.startswith(tuple(f"{name}." for name in names)):
-        raise ValueError(f"{head!r} is no classifier; define the classifier last")
+        raise ValueError(
+            f"{head!r}, the last linear layer, is inside a layer of attention; define "
+            "the classifier last"
+        )
     last = model.get_submodule(head)
     last.requires_grad_()
     for name in names[len(names) - layers :]:
@@ -146,13 +143,13 @@ def only_last(model: Model, layers: int) -> Model:
 def multiply_adds(model: nn.Module, inputs: Inputs) -> int:
     """Count the multiply-adds of one pass.
 
-    Matrix products, convolutions and attention count; biases, normalisation and
+    Matrix products, convolutions and attention count. Biases, normalization and
     activations do not.
 
     Parameters
     ----------
     model : nn.Module
-        A network, or an ensemble, whose members are counted together.
+        A network, or an ensemble, for which the count covers all members.
     inputs
         A tensor [batch, ...], or tensors by name.
 
@@ -163,7 +160,7 @@ def multiply_adds(model: nn.Module, inputs: Inputs) -> int:
     """
     here, counted = like_parameters(model, inputs), Counted()
     with evaluating(model):
-        call(model, here)  # an ensemble tries once how its members run
+        call(model, here)  # in its first call an ensemble tries vmap
         with counted:
             call(model, here)
     return counted.multiply_adds

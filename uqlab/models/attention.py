@@ -1,10 +1,11 @@
-"""One description of attention: where its heads lie in a network, and the classifier.
+"""The attention of a network, described by its heads; and its classifier.
 
-A new family of networks is one entry in `FORMS`. The rows of a matrix that holds query,
-key and value are ordered [3, heads, size], or [heads + 2 groups, size] where several
-query heads share the heads of key and value.
+One entry in `FORMS` adds a family of networks. In a matrix that holds query, key and
+value, the rows are ordered [3, heads, size]. Where several query heads share a key and
+value head, they are ordered [heads + 2 groups, size].
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -13,20 +14,20 @@ from torch import Tensor, nn
 from uqlab.core.checks import Inputs, one_network, one_of
 from uqlab.core.modules import classifier_of
 
-Modules = Mapping[str, nn.Module]  # of a network, by their names
+Modules = Mapping[str, nn.Module]  # modules of a network by name
 
 
 class Form(NamedTuple):
-    """How one family of networks names its projections, seen from the attention.
+    """The names of a family's projections, relative to the attention module.
 
-    Where query, key and value are rows of one matrix, the three names are equal.
+    If one matrix holds query, key and value, the three names are equal.
     """
 
     query: str
     key: str
     value: str
     output: str
-    beside: bool = False  # whether the output projection lies beside the attention
+    beside: bool = False  # whether the output projection is outside the attention
 
     @property
     def fused(self) -> bool:
@@ -47,11 +48,11 @@ FORMS = (
     Form("c_attn", "c_attn", "c_attn", "c_proj"),  # GPT-2
     Form("in_proj_weight", "in_proj_weight", "in_proj_weight", "out_proj"),  # torch
 )
-FUSED = "query, key, value"  # the kind of a matrix that holds all three
-# Names that other layers have too: they count only inside a module of such a name.
+FUSED = "query, key, value"  # a matrix that holds all three
+# Other layers share these names, so they count only inside such a module.
 _COMMON = ("output.dense", "dense", "qkv", "proj", "Wqkv", "Wo", "c_attn", "c_proj")
 _HOLDERS = r"(attention|attn|self_attn)\."
-# Attributes of an attention that say how large a head is, and how many there are.
+# Attributes with the size of a head, and with the number of heads.
 SIZES = ("head_dim", "attention_head_size")
 COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
 _TOWERS = {
@@ -67,27 +68,25 @@ def _names() -> dict[str, str]:
     patterns = {"query": {}, "key": {}, "value": {}, "output": {}, FUSED: {}}
     for form in FORMS:
         names = {"query": form.query, "key": form.key, "value": form.value}
-        if form.fused:
-            names = {FUSED: form.query}
-        names["output"] = form.output
-        for kind, name in names.items():
+        names = {FUSED: form.query} if form.fused else names
+        for kind, name in (names | {"output": form.output}).items():
             holder = _HOLDERS if name in _COMMON else ""
-            patterns[kind][holder + name.replace(".", r"\.")] = True  # each once
+            patterns[kind][holder + re.escape(name)] = True  # each once
     return {kind: rf"(^|\.)({'|'.join(each)})$" for kind, each in patterns.items()}
 
 
-# For "query", "key", "value", "output" and "query, key, value": what matches the names
-# of such projections, of modules and, in nn.MultiheadAttention, of parameters.
+# Regular expressions for the names of query, key, value, output and fused projections:
+# names of modules or, in nn.MultiheadAttention, of parameters.
 PROJECTIONS = _names()
 ATTENTION = "|".join(PROJECTIONS.values())
 
 
 class Projection(NamedTuple):
-    """Where the heads of a query, key, value or output projection lie."""
+    """The position of the heads in a query, key, value or output projection."""
 
     parameter: str  # the name of its matrix in the network
-    axis: int  # the axis of the matrix along which the heads lie
-    start: int  # where the first head begins
+    axis: int  # the axis of the heads in the matrix
+    start: int  # index of the first head's first feature
     size: int  # features of a head
     heads: int
 
@@ -97,12 +96,12 @@ class Projection(NamedTuple):
         return self.parameter.rpartition(".")[0]
 
     def rows(self, head: int) -> slice:
-        """Where a head lies along the axis, and in the bias of an input projection."""
+        """Return the indices of a head along the axis, and in an input bias."""
         first = self.start + head * self.size
         return slice(first, first + self.size)
 
     def of_head(self, matrix: Tensor, head: int) -> Tensor:
-        """Return the part of the matrix that is a head's, a view [size, other]."""
+        """Return a head's part of the matrix, a view [size, other]."""
         turned = matrix if self.axis == 0 else matrix.mT
         return turned[self.rows(head)]
 
@@ -112,10 +111,10 @@ class Projection(NamedTuple):
 
 
 class Attention(NamedTuple):
-    """The attention of one layer; all names are names in the network."""
+    """The attention of one layer. All names are module names in the network."""
 
-    layer: str  # one layer of the stack
-    name: str  # the module that holds the query, key and value projections
+    layer: str  # the layer of the stack
+    name: str  # the module with the query, key and value projections
     query: Projection
     key: Projection
     value: Projection
@@ -139,17 +138,17 @@ class Attention(NamedTuple):
 
     @property
     def fused(self) -> bool:
-        """Whether query, key and value are rows of one matrix."""
+        """Whether one matrix holds query, key and value."""
         return self.query.parameter == self.key.parameter
 
     @property
     def inside(self) -> bool:
-        """Whether the module `name` applies the output projection itself."""
+        """Whether the module `name` contains the output projection."""
         return not self.name or self.output.parameter.startswith(f"{self.name}.")
 
     @property
     def unit(self) -> str:
-        """The smallest module that holds the attention with its output projection."""
+        """The smallest module with the attention and its output projection."""
         return self.name if self.inside else self.name.rpartition(".")[0]
 
     @property
@@ -163,10 +162,7 @@ class Attention(NamedTuple):
         return range(group * sharing, (group + 1) * sharing)
 
     def inputs(self, head: int) -> list[tuple[Projection, int]]:
-        """Return the query, key and value projection, with the head's number there.
-
-        A query head shares the key and value of its group.
-        """
+        """Return the query, key and value projection, and the head's index in each."""
         group = head * self.groups // self.heads
         return [(self.query, head), (self.key, group), (self.value, group)]
 
@@ -177,8 +173,8 @@ def attentions(model: nn.Module) -> list[Attention]:
     Parameters
     ----------
     model : nn.Module
-        A network with one stack of layers, in stages or not, or with CLIP's two towers.
-        Attention outside of the stack, such as one that pools tokens, is left out.
+        A network with one stack of layers, perhaps in stages, or with CLIP's two
+        towers. Attention outside the stack, such as attention pooling, is left out.
 
     Returns
     -------
@@ -188,10 +184,10 @@ def attentions(model: nn.Module) -> list[Attention]:
     Raises
     ------
     TypeError
-        If `model` is not one network.
+        If `model` is not an `nn.Module`, or is an ensemble.
     ValueError
-        If there is no attention whose heads can be told apart, if one layer serves
-        several depths, or if there is more than one stack of layers.
+        If no attention has heads that can be separated, if one layer is used at several
+        depths, or if there is more than one stack of layers.
     """
     one_network(model, "uqlab.heads")
     modules = dict(model.named_modules())
@@ -203,15 +199,15 @@ def attentions(model: nn.Module) -> list[Attention]:
     kind = type(model).__name__
     if not layers:
         raise ValueError(
-            f"{kind} has no attention whose heads can be told apart: its projections "
+            f"{kind} has no attention whose heads can be separated: its projections "
             "must be linear layers named as in one of uqlab.models.FORMS"
         )
     layers = [each for each in layers if _listed(each.layer, modules)] or layers
     for attention in layers:
         if _is_shared(attention, modules):
             raise ValueError(
-                f"{kind} uses the layer {attention.layer} at several depths, so the "
-                "heads of one depth cannot be told from those of another"
+                f"{kind} uses the layer {attention.layer} at several depths, so its "
+                "heads cannot be separated"
             )
     layers = _with_towers(layers, kind)
     if len({attention.layer for attention in layers}) < len(layers):
@@ -242,16 +238,15 @@ def _attention(name: str, modules: Modules) -> Attention | None:
         size = _head_size(modules[name], output.inputs)
         if not size:
             return None
-        query, key, value = _divided(matrices, output.inputs // size, size)
+        query, key, value = _divided(name, matrices, output, size)
         last = Projection(output.parameter, 1 - output.axis, 0, size, query.heads)
-        _check(name, matrices, output, [query, key, value])
         layer = _layer(parent if form.beside else name, modules)
         return Attention(layer, name, query, key, value, last)
     return None
 
 
 def _matrix(name: str, modules: Modules) -> Any:
-    """Describe the matrix of a linear layer or of torch's attention, or None."""
+    """Describe the matrix of a linear layer or of torch's attention, if it is one."""
     holder, _, last = name.rpartition(".")
     core = modules.get(holder)
     if last == "in_proj_weight" and isinstance(core, nn.MultiheadAttention):
@@ -269,60 +264,45 @@ def _matrix(name: str, modules: Modules) -> Any:
 
 
 def _head_size(core: nn.Module, features: int) -> int:
-    """Return the features of a head, of this many in all; 0 if they cannot be found."""
-    size = _number(core, SIZES)
-    heads = _number(core, COUNTS)
-    return size if size or not heads else features // heads
-
-
-def _divided(matrices: list[_Matrix], heads: int, size: int) -> list[Projection]:
-    """Divide the matrices of query, key and value into heads."""
-    query, key, _ = matrices
-    if query.parameter == key.parameter:
-        groups = (query.outputs // size - heads) // 2
-        starts = [0, heads * size, (heads + groups) * size]
-    else:
-        groups = key.outputs // size
-        starts = [0, 0, 0]
-    counts = [heads, groups, groups]
-    return [
-        Projection(matrix.parameter, matrix.axis, start, size, count)
-        for matrix, start, count in zip(matrices, starts, counts, strict=True)
-    ]
-
-
-def _check(
-    name: str, matrices: list[_Matrix], output: _Matrix, parts: list[Projection]
-) -> None:
-    """Raise ValueError unless the heads fill the matrices, in groups of one size."""
-    query, key, _ = parts
-    fits = output.inputs == query.heads * query.size
-    ends = {}
-    for part in parts:
-        ends[part.parameter] = part.start + part.heads * part.size
-    for matrix in matrices:
-        fits = fits and ends[matrix.parameter] == matrix.outputs
-    if query.heads:  # otherwise all of them were pruned
-        fits = fits and key.heads > 0 and query.heads % key.heads == 0
-    if not fits:
-        features = [*(matrix.outputs for matrix in matrices), output.inputs]
-        raise ValueError(
-            f"the heads of {name} cannot be taken apart: query, key, value and output "
-            f"projection have {features} features, and a head has {query.size}"
-        )
-
-
-def _number(core: nn.Module, names: tuple[str, ...]) -> int:
-    """Return the first of these attributes that is an integer above 0, or 0."""
-    for name in names:
-        value = getattr(core, name, None)
-        if isinstance(value, int) and value > 0:
-            return value
+    """Return the features of a head, given those of all heads; 0 if unknown."""
+    for name in (*SIZES, *COUNTS):
+        number = getattr(core, name, None)
+        if isinstance(number, int) and number > 0:
+            return number if name in SIZES else features // number
     return 0
 
 
+def _divided(
+    name: str, matrices: list[Any], output: _Matrix, size: int
+) -> list[Projection]:
+    """Divide query, key and value into heads; raise ValueError if these do not fit."""
+    query, key, _ = matrices
+    heads = output.inputs // size
+    if query.parameter == key.parameter:
+        groups = (query.outputs // size - heads) // 2
+        starts = [0, heads * size, (heads + groups) * size]
+        rows = [(heads + 2 * groups) * size] * 3
+    else:
+        groups = key.outputs // size
+        starts = [0, 0, 0]
+        rows = [heads * size, groups * size, groups * size]
+    features = [*(matrix.outputs for matrix in matrices), output.inputs]
+    whole = not heads or (groups and heads % groups == 0)  # none: all were pruned
+    if features != [*rows, heads * size] or not whole:
+        raise ValueError(
+            f"the heads of {name} cannot be separated: query, key, value and output "
+            f"projection have {features} features, and a head has {size}"
+        )
+    return [
+        Projection(matrix.parameter, matrix.axis, start, size, count)
+        for matrix, start, count in zip(
+            matrices, starts, (heads, groups, groups), strict=True
+        )
+    ]
+
+
 def _layer(name: str, modules: Modules) -> str:
-    """Return the layer that holds a module: in the nearest list, or the module."""
+    """Return the layer, an entry of the nearest list, that holds a module."""
     layer = name
     while layer and not _listed(layer, modules):
         layer = layer.rpartition(".")[0]
@@ -330,13 +310,13 @@ def _layer(name: str, modules: Modules) -> str:
 
 
 def _listed(layer: str, modules: Modules) -> bool:
-    """Whether a module is a member of a list."""
+    """Whether a module is an entry of a list."""
     above = modules[layer.rpartition(".")[0]]
     return bool(layer) and isinstance(above, nn.ModuleList | nn.Sequential)
 
 
 def _is_shared(attention: Attention, modules: Modules) -> bool:
-    """Whether a layer stands at several depths, as all layers of ALBERT do."""
+    """Whether a layer is used at several depths, as in ALBERT."""
     if "albert_layer_groups" in attention.layer:
         return True
     if not _listed(attention.layer, modules):
@@ -346,7 +326,7 @@ def _is_shared(attention: Attention, modules: Modules) -> bool:
 
 
 def _with_towers(layers: list[Attention], kind: str) -> list[Attention]:
-    """Name the tower of each attention, and sort them, where there are two stacks."""
+    """Name the tower of each attention if there are two stacks, and sort by tower."""
     stacks = {}
     for attention in layers:
         stack = _stack(attention.layer)
@@ -365,14 +345,13 @@ def _with_towers(layers: list[Attention], kind: str) -> list[Attention]:
 
 def _stack(layer: str) -> str:
     """Return the stack that a layer belongs to; the stages of Swin are one stack."""
-    first, *others = layer.split(".")[:-1] or [""]
-    return ".".join([first, *("*" if part.isdigit() else part for part in others)])
+    return re.sub(r"\.\d+(?=\.|$)", ".*", layer.rpartition(".")[0])
 
 
 def classifier(network: nn.Module, named: str | None = None) -> str:
-    """Return the linear layer that is taken for the classifier where no input is known.
+    """Return the name of the linear layer that is probably the classifier.
 
-    Whether its output is the logits, only a pass can say.
+    `classifier_of` finds the classifier with a forward pass.
 
     Parameters
     ----------
@@ -380,7 +359,7 @@ def classifier(network: nn.Module, named: str | None = None) -> str:
         Any network. Layers inside an nn.MultiheadAttention or a parametrization do not
         count.
     named : str, optional
-        The layer's name; None for the last one.
+        The layer's name; by default the last linear layer.
 
     Returns
     -------
@@ -390,21 +369,24 @@ def classifier(network: nn.Module, named: str | None = None) -> str:
     Raises
     ------
     ValueError
-        If there is no linear layer, or none of this name.
+        If there is no linear layer, or no linear layer called `named`.
 
     Examples
     --------
     >>> classifier(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
     '2'
     """
-    inside = []  # prefixes of names that do not count
+    modules = [*network.named_modules()]
+    inside = tuple(
+        f"{name}.".lstrip(".")
+        for name, module in modules
+        if isinstance(module, nn.MultiheadAttention)
+    )
     linear = []
-    for name, module in network.named_modules():
-        if isinstance(module, nn.MultiheadAttention):
-            inside.append(f"{name}." if name else "")
-            continue
-        counts = not name.startswith(tuple(inside))
-        counts = counts and "parametrizations" not in name.split(".")
+    for name, module in modules:
+        counts = not name.startswith(inside) and "parametrizations" not in name.split(
+            "."
+        )
         if isinstance(module, nn.Linear) and counts:
             linear.append(name)
     if not linear:
