@@ -49,6 +49,18 @@ class TiedText(nn.Module):
         return self.hidden(self.embed(tokens).mean(1)).tanh() @ self.embed.weight.T
 
 
+class Branching(nn.Module):
+    """Its Python code depends on the values of its inputs, so vmap cannot run it."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.head = nn.LayerNorm(6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        rows = [self.norm(row) * (2 if row.sum() > 0 else 1) for row in x]
+        return self.head(torch.stack(rows))
+
+
 def conv_net():
     return nn.Sequential(
         nn.Conv2d(2, 8, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(8, 8, 3, 2, padding=1, groups=2, bias=False),
@@ -80,6 +92,7 @@ CASES = {
     "vit": (vit, (1, 8, 8)),
     "unusual": (Unusual, (4, 6)),
     "tied": (Tied, (6,)),
+    "branching": (Branching, (6,)),
     "attention": (encoder, (4, 8)),
 }
 
@@ -205,6 +218,42 @@ def test_text_models():
     assert names[-2:] == ["bert.pooler.dense", "classifier"]
     with pytest.raises(ValueError, match="cannot be perturbed"):
         gradients.regrad(model, tokens)
+
+
+class Kinds(nn.Module):
+    """Takes numbers and, by another name, a kind of each sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x, kind):
+        return self.head((x + self.embed(kind)).tanh())
+
+
+def test_tensors_by_name():
+    torch.manual_seed(0)
+    model, kind = Kinds().double(), torch.tensor([0, 3, 3, 1])
+    x = torch.randn(4, 6, dtype=torch.float64)
+    by_name = {"x": x, "kind": kind}
+    noise = perturbed(x, 3, 0.2)
+    for count in (0, 3):
+        found, names, _ = gradients.gradient_norms(
+            model, by_name, perturbations=count, sigma=0.2
+        )
+        assert names == ["embed", "head"]
+        for i, (one, its) in enumerate(zip(x, kind, strict=True)):
+            copies = one + noise[: 1 + count]
+            log_p = model(copies, its.expand(1 + count)).log_softmax(1).mean(0)
+            for layer, norms in zip((model.embed, model.head), found, strict=True):
+                for c in range(3):
+                    own = torch.autograd.grad(
+                        log_p[c], [*layer.parameters()], retain_graph=True
+                    )
+                    near(norms[i, c], torch.cat([g.flatten() for g in own]).norm())
+    p = model(**by_name).softmax(1)
+    h = (x + model.embed(kind)).tanh().abs().sum(1)
+    near(gradients.gradnorm(model, by_name), -h * (p - 1 / 3).abs().sum(1))
 
 
 def test_float32_and_large_maps():

@@ -74,12 +74,7 @@ class Returns(nn.Module):
     ],
 )
 def test_models_that_are_refused(unchecked, change, error, match):
-    for score in (
-        gradients.exgrad,
-        gradients.gradnorm,
-        gradients.regrad,
-        gradients.gradient_norms,
-    ):
+    for score in (gradients.exgrad, gradients.regrad, gradients.gradient_norms):
         with pytest.raises(error, match=match):
             score(Returns(change), torch.rand(5, 4))
 
@@ -94,7 +89,10 @@ MODEL, INPUTS = nn.Linear(4, 3), torch.linspace(0, 1, 20).reshape(5, 4)
         (lambda: gradients.exgrad(MODEL, INPUTS[:0]), "at least one"),
         (lambda: gradients.exgrad(MODEL, INPUTS / 0), "must be finite"),
         (lambda: gradients.exgrad(nn.Flatten(), INPUTS), "no gradient path"),
-        (lambda: gradients.gradnorm(Returns(lambda y: 2 * y), INPUTS), "straight from"),
+        (
+            lambda: gradients.gradnorm(Returns(lambda y: 2 * y), INPUTS),
+            "whose output is the logits",
+        ),
         (lambda: gradients.regrad(MODEL, INPUTS, sigma=1e30), "use float64"),
     ],
 )
@@ -107,8 +105,8 @@ def test_bad_input(call, message, unchecked):
     ("settings", "message"),
     [
         ({"norm": 3}, "norm must be"),
-        ({"layers": "head"}, "layers must be"),
-        ({"layers": ["linear"]}, "layers must be"),
+        ({"layers": "head"}, "a list of names among"),
+        ({"layers": ["linear"]}, "a list of names among"),
         ({"class_weight": "log_p"}, "class_weight must be"),
         ({"reduction": "D"}, "reduction must be"),
         ({"reduction": "B", "class_weight": "uniform"}, "B and C weigh classes by p"),

@@ -17,8 +17,8 @@ ONE_THREAD = 1e8
 # Elements of a temporary: 2 MiB of float32 stay in a core's cache; a GPU pays for
 # launches.
 TEMPORARY = {"cpu": 2**19, "cuda": 2**25}
-# Elements that a pass of gradient scores keeps: more does not pay on a CPU.
-ACTIVATIONS = {"cpu": 2**22, "cuda": 2**27}
+# Elements that a pass of gradient scores holds: more does not pay on a CPU.
+ACTIVATIONS = {"cpu": 2**25, "cuda": 2**27}
 
 
 def elements_of_temporary(

@@ -1,4 +1,4 @@
-"""Uncertainty of one pretrained network from the gradients of its output."""
+"""Uncertainty of one network, from the gradients of its log-probabilities."""
 
 from uqlab.gradients.scores import (
     ClassWeight,

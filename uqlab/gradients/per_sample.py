@@ -1,62 +1,64 @@
-"""Per-sample gradient norms of any classifier.
+"""Norms of the gradients of each sample's log-probabilities, by layer and class.
 
-One forward pass, then one backward pass a class, for all samples at once.
+Linear layers have a closed form. The gradient for one sample is a sum of outer
+products, errors times inputs, over tokens and perturbed copies, and its norm follows
+from these factors ("ghost norms": Goodfellow 2015, arXiv 1510.01799; for sums, Li et
+al. 2022, arXiv 2110.05679). Other layers need the gradients themselves.
+
+Norms ||g||_q are computed as powers ||g||_q^q, which add up over weights and biases.
 """
 
 import contextlib
-import itertools
 import re
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
+from torch.func import vjp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from uqlab.core.checks import finite
-from uqlab.core.modules import called_with, hooked, logits_of
-from uqlab.gradients.closed_forms import (
-    FORMS,
-    Call,
-    Powers,
-    by_copies,
-    cotangent,
-    power,
-)
+from uqlab.core.checks import Inputs, count, finite, first_tensor
+from uqlab.core.devices import ACTIVATIONS, elements_of_temporary
+from uqlab.core.modules import called_with, hooked, logits_of, map_tensors, rows_of
 
-Calls = dict[str, list[Call]]  # of modules, by their names
-Norms = dict[str, Tensor]  # by the names of layers, or parameters by theirs
-Units = dict[str, list[str]]  # modules in which gradients are found, and the layers
+Tensors = dict[str, Tensor]
+PASS = 8  # multiply-adds that cost as much as one pass over an entry of a Gram matrix
 
 
 class SampleGradients:
-    """The layers of a model and, for each, an exact way to its per-sample norms.
+    """The layers of a classifier, and their gradient norms for each sample.
 
-    A layer is a module with parameters of its own. Its norms come from what it takes
-    and the errors at its output, by a closed form or with a copy of its parameters for
-    each sample. That fails where a weight is used elsewhere too, or where the layer
-    does not see the samples in rows. So it is compared with plain autograd on one
-    sample; where it is not right, copies go through the next module around, and at last
-    through the whole model, which is always right.
+    A layer is a module that has parameters of its own. There are three ways to compute
+    the norms:
+
+    - The closed form, if all layers are linear and called once.
+    - Gradients by `torch.func.vmap`, for many samples at once.
+    - Gradients by autograd, one sample after the other. Recurrent layers need it, and
+      so does code that depends on the values of the inputs.
+
+    The first way that agrees with autograd on one sample is used. The closed form
+    disagrees if a weight is also used outside its layer.
 
     Parameters
     ----------
     model
         A classifier in evaluation mode.
     rows
-        Two different inputs [2, ...], for the comparison.
+        Two samples [2, copies, ...], or one. The first is used for the comparison.
     layers
         "all", "last", a regular expression searched in the names, or a list of names.
     q
         The norm, 1 or 2.
     """
 
+    @torch.enable_grad()
     def __init__(
-        self, model: nn.Module, rows: Tensor, layers: str | Sequence[str], q: int
+        self, model: nn.Module, rows: Inputs, layers: str | Sequence[str], q: int
     ):
         self.model = model
         self.q = q
-        self.modules = dict(model.named_modules())
         # Detached: no graph reaches below the first layer of interest, and frozen
         # parameters count too.
         self.parameters = {
@@ -64,274 +66,256 @@ class SampleGradients:
             for name, p in model.named_parameters()
             if p.is_floating_point()
         }
-        self.owned: Units = {}  # parameters of layers
-        for name in self.parameters:
-            self.owned.setdefault(_around(name), []).append(name)
-        self.footprint = 0  # numbers that are held for a sample
-        log_p, truth = self._by_autograd(rows[1:])
+        both, order, activations = self._traced(rows)
+        log_p, c, gradients = self._reference(rows_of(rows, 0), both)
         self.classes = log_p.shape[1]
-        self.names = _select(list(truth), layers)
-        self.units = self._right_units(rows, log_p, truth)
-        for unit, names in self.units.items():
-            if names != [unit] or type(self.modules[unit]) not in FORMS:
-                for layer in names:
-                    sizes = [self.parameters[p].numel() for p in self.owned[layer]]
-                    self.footprint += sum(sizes)
+        found = {_layer_of(key) for key in gradients}
+        found = sorted(found, key=lambda name: _place(model, name, order))
+        self.names = _select(found, layers)
+        self.layers: list[Any] = [model.get_submodule(name) for name in self.names]
+        self.chosen = {
+            key: p for key, p in self.parameters.items() if _layer_of(key) in self.names
+        }
+        self.way = self._choose(rows, c, self._by_layer(gradients))
+        held = activations + sum(p.numel() for p in self.chosen.values())
+        self.batch_size = elements_of_temporary(log_p.device, ACTIVATIONS) // held or 1
 
-    def norms(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    @torch.enable_grad()
+    def norms(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """Return norms [n, layers, C] of the gradients of log p_c, and log p [n, C].
 
         The gradients are averaged over the copies of a sample, x [n, copies, ...]. The
-        first copy is the sample itself, and log p is its own.
+        first copy is the sample itself, and log p belongs to it.
         """
-        log_p, powers = self._powers(x, self.units, range(self.classes))
-        if len(powers) < len(self.names):
-            # A module did not see all samples now, as in a mixture of experts.
-            self.units = {"": self.names}
-            return self.norms(x)
-        norms = torch.stack([powers[name] for name in self.names], 1).pow(1 / self.q)
-        return norms, log_p[:: x.shape[1]]
+        try:
+            powers, logits = self.way(x, range(self.classes))
+        except LookupError:  # a layer got other rows, as in a mixture of experts
+            powers, logits = self._looped(x, range(self.classes))
+        finite("the model's logits", logits)
+        return powers.pow(1 / self.q), logits[:, 0].log_softmax(1)
 
-    def head_inputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inputs [rows, features] of the last linear layer, and log p [rows, C].
+    def _traced(self, rows: Inputs) -> tuple[Tensor, list[nn.Module], int]:
+        """Return logits, the modules in the order of their calls, and a sample's size.
 
-        Raises ValueError unless this layer gives the logits.
+        The size is the number of elements that all modules get for a sample.
         """
-        name = self.names[-1]
-        logits, calls = self._run(x, self.units)
-        call = calls[name][0] if name in calls else None
-        is_linear = type(self.modules[name]) is nn.Linear
-        if not is_linear or call is None or call.output is not logits:
-            raise ValueError(
-                "gradnorm needs logits that come straight from an nn.Linear on "
-                f"[samples, features]; the last layer, {name!r}, is not; "
-                "exgrad takes any"
-            )
-        return call.x, logits.detach().log_softmax(1)
+        order, sizes = [], []
 
-    def _by_autograd(self, row: Tensor) -> tuple[Tensor, Norms]:
-        """Return log p of a row, and each layer's gradient norm of the least log p_c.
+        def note(module, args):
+            order.append(module)
+            sizes.extend(t.numel() for t in args if isinstance(t, Tensor))
 
-        The layers are those on the path to the output, in the order of their calls.
+        modules = self.model.modules()
+        with hooked(module.register_forward_pre_hook(note) for module in modules):
+            logits = self._logits({}, _flat(rows))
+        return logits, order, sum(sizes) // count(rows)
+
+    def _reference(self, row: Inputs, both: Tensor) -> tuple[Tensor, int, Tensors]:
+        """Return log p, the least likely class, and the gradients of its log p.
+
+        These gradients are large. Parameters off the path to the logits have none.
         """
-        leaves = {k: p.detach().requires_grad_() for k, p in self.parameters.items()}
-        logits, order = self._watched(leaves, row)
+        logits, pull = _autograd(lambda p: self._logits(p, row), self.parameters)
+        finite("the model's logits", logits)
         log_p = logits.detach().log_softmax(1)
-        seed = cotangent(log_p.exp(), int(log_p.argmin()))
-        gradients = [None] * len(leaves)
-        if logits.requires_grad:
-            tensors = list(leaves.values())
-            gradients = torch.autograd.grad(logits, tensors, seed, allow_unused=True)
-        powers = {}
-        for name, gradient in zip(leaves, gradients, strict=True):
-            if gradient is not None:
-                layer = _around(name)
-                powers[layer] = powers.get(layer, 0) + power(gradient[None], self.q)[0]
-        if not powers:
+        if not torch.allclose(both.log_softmax(1)[: len(log_p)], log_p, 0.01, 0.01):
             raise ValueError(
-                "the model's output has no gradient path to any of its parameters: "
-                "was it detached?"
+                "the model's output for a sample must not depend on the rest of its "
+                "batch or on chance; switch off what mixes samples or draws numbers"
             )
-        called = sorted(powers, key=lambda layer: _place(layer, order))
-        return log_p, {layer: powers[layer].pow(1 / self.q) for layer in called}
+        if not logits.requires_grad:
+            raise ValueError(
+                "the model's logits have no gradient path to its parameters; give a "
+                "model with parameters that does not detach its output"
+            )
+        c = int(log_p[0].argmin())
+        return log_p, c, *pull(cotangent(log_p.exp(), c) / len(log_p))
 
-    def _watched(self, parameters: Norms, row: Tensor) -> tuple[Tensor, list[str]]:
-        """Return the logits of a row, and the modules in the order of their calls."""
-        order = []
+    def _choose(self, rows: Inputs, c: int, powers: Tensor) -> Callable[..., Any]:
+        """Return the first way to the first row's powers [layers] for class c."""
+        expected = powers.pow(1 / self.q)
+        slack = 4 * torch.finfo(expected.dtype).eps ** 0.5
+        small = slack * float(expected.max()) / 100
+        linear = all(type(layer) is nn.Linear for layer in self.layers)
+        for way in (self._closed, self._mapped)[not linear :]:
+            # Each library has errors of its own for what vmap cannot run.
+            with contextlib.suppress(Exception):
+                found = way(rows, [c])[0][0, :, 0].pow(1 / self.q)
+                if torch.allclose(found, expected, slack, small):
+                    return way
+        return self._looped
 
-        def watch(name):
-            def note(module, args):
-                order.append(name)
-                self.footprint += sum(t.numel() for t in args if isinstance(t, Tensor))
-
-            return note
-
-        modules = self.modules.items()
-        handles = [m.register_forward_pre_hook(watch(name)) for name, m in modules]
-        with torch.enable_grad(), hooked(handles):
-            return _logits(called_with(self.model, parameters, (row,)), 1), order
-
-    def _right_units(self, rows: Tensor, log_p: Tensor, truth: Norms) -> Units:
-        """Return the innermost modules that give the norms of autograd, and the layers.
-
-        The norms are compared for the last row. Raises ValueError unless log p of the
-        row alone is that beside another.
-        """
-        target = int(log_p.argmin())  # far from certain: its gradient is large
-        largest = max(truth.values())
-        slack = 4 * torch.finfo(largest.dtype).eps ** 0.5
-
-        def agrees(name, power):
-            difference = (power ** (1 / self.q) - truth[name]).abs()
-            return difference <= slack * (truth[name] + largest / 100)
-
-        right = {}
-        tried = {name: [name] for name in self.names}
-        while tried:
-            # A module may fail with other parameters, or on its own.
-            both, powers = self._powers(rows[:, None], tried, [target], (Exception,))
-            if not torch.allclose(both[1:], log_p, rtol=0.01, atol=0.01):
-                raise ValueError(
-                    "the model's output for a sample changes with the rest of its "
-                    "batch, or at random"
-                )
-            outside = {}
-            for unit, names in tried.items():
-                for name in names:
-                    found = name in powers and agrees(name, powers[name][1, 0])
-                    if found or not unit:
-                        right.setdefault(unit, []).append(name)
-                    else:
-                        outside.setdefault(_around(unit), []).append(name)
-            tried = outside
-        return right
-
-    def _powers(
-        self,
-        x: Tensor,
-        units: Units,
-        classes: Sequence[int],
-        forgiven: tuple[type[Exception], ...] = (),
-    ) -> tuple[Tensor, Norms]:
-        """Return log p [rows, C] and, by layer, powers [n, classes] for x [n, copies].
-
-        Layers are left out whose module does not see all rows, or fails as is forgiven.
-        """
-        n, copies = x.shape[:2]
-        logits, calls = self._run(x.flatten(0, 1), units)
-        log_p = logits.detach().log_softmax(1)
-        p = log_p.exp()
-        ways = {}
-        sizes = {unit: [] for unit in calls}
+    def _closed(self, x: Inputs, classes: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return powers [n, layers, classes] and logits [n, copies, C]."""
+        n, copies = first_tensor(x).shape[:2]
+        logits, inputs, probes = self._probed(_flat(x))
+        p = logits.detach().softmax(1)
+        pairs = zip(self.layers, inputs, strict=True)
+        forms = [_outer(layer, a, n, self.q) for layer, a in pairs]
+        powers = []
         for c in classes:
-            errors = _errors(logits, cotangent(p, c) / copies, calls)
-            for unit, recorded in calls.items():
-                with contextlib.suppress(*forgiven):
-                    if unit not in ways:
-                        ways[unit] = self._way(unit, units[unit], recorded, n)
-                    sizes[unit].append(ways[unit](errors[unit]))
-        powers = {}
-        for unit, found in sizes.items():
-            if found:
-                by_layer = torch.stack(found, 2)
-                powers |= dict(zip(units[unit], by_layer, strict=True))
-        return log_p, powers
+            seed = cotangent(p, c) / copies
+            errors = torch.autograd.grad(logits, probes, seed, retain_graph=True)
+            sizes = [form(error) for form, error in zip(forms, errors, strict=True)]
+            powers.append(torch.stack(sizes, 1))
+        return torch.stack(powers, 2), logits.detach().unflatten(0, (n, copies))
 
-    def _run(self, x: Tensor, units: Iterable[str]) -> tuple[Tensor, Calls]:
-        """Return logits [rows, C] and, of modules that see all rows, the calls."""
-        calls = {unit: [] for unit in units}
-        handles = [
-            self.modules[unit].register_forward_hook(
-                _recorder(recorded, len(x), unit), prepend=True, with_kwargs=True
+    def _probed(self, x: Inputs) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor]]:
+        """Return logits, and for each layer its inputs and a probe.
+
+        A probe of zeros is added to the layer's output: the gradient by the probe is
+        the error at the output. Raises LookupError unless each layer is called once,
+        with as many rows as x has.
+        """
+        calls = {}
+
+        def probed(layer, args, y):
+            if layer in calls or len(y) != count(x):
+                raise LookupError
+            probe = torch.zeros_like(y, requires_grad=True)
+            calls[layer] = args[0].detach(), probe
+            return y + probe
+
+        register = nn.Module.register_forward_hook
+        with hooked(register(layer, probed, prepend=True) for layer in self.layers):
+            logits = self._logits({}, x)
+        inputs, probes = zip(*(calls[layer] for layer in self.layers), strict=True)
+        return logits, inputs, probes
+
+    def _mapped(self, x: Inputs, classes: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return powers and logits as `_closed`, for all samples at once."""
+        # torch maps attention in this form only, and warns of all that it loops over.
+        with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
+            warnings.simplefilter("ignore")
+            return vmap(lambda row: self._sample(row, classes, vjp))(x)
+
+    def _looped(self, x: Inputs, classes: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return powers and logits as `_closed`, one sample after the other."""
+        rows = [rows_of(x, i) for i in range(count(x))]
+        results = [self._sample(row, classes, _autograd) for row in rows]
+        powers, logits = zip(*results, strict=True)
+        return torch.stack(powers), torch.stack(logits)
+
+    def _sample(
+        self, row: Inputs, classes: Sequence[int], differentiate: Callable[..., Any]
+    ) -> tuple[Tensor, Tensor]:
+        """Return powers [layers, classes] and logits [copies, C] of one sample."""
+        logits, pull = differentiate(lambda p: self._logits(p, row), self.chosen)
+        p = logits.detach().softmax(1)
+        seeds = [cotangent(p, c) / len(p) for c in classes]
+        powers = [self._by_layer(*pull(seed)) for seed in seeds]
+        return torch.stack(powers, 1), logits.detach()
+
+    def _by_layer(self, gradients: Tensors) -> Tensor:
+        """Return the powers [layers] of one sample's gradients."""
+        zero = next(iter(self.chosen.values())).new_zeros(())
+        powers = dict.fromkeys(self.names, zero)
+        for key, gradient in gradients.items():
+            layer = _layer_of(key)
+            if layer in powers:
+                powers[layer] = powers[layer] + power(gradient[None], self.q)[0]
+        return torch.stack([*powers.values()])
+
+    def _logits(self, parameters: Tensors, x: Inputs) -> Tensor:
+        """Return the logits [rows, C] for other values of some parameters."""
+        args = (x,) if isinstance(x, Tensor) else x
+        logits = logits_of(called_with(self.model, self.parameters | parameters, args))
+        right = logits.ndim == 2 and len(logits) == count(x) and logits.shape[1] >= 2
+        if not right or not logits.is_floating_point():
+            raise ValueError(
+                "the model must return floating logits [samples, C] with C >= 2, got "
+                f"{logits.dtype} {list(logits.shape)} for {count(x)} inputs; of an "
+                "ensemble, give one member: ensemble.member(m)"
             )
-            for unit, recorded in calls.items()
-        ]
-        with torch.enable_grad(), hooked(handles):
-            logits = _logits(called_with(self.model, self.parameters, (x,)), len(x))
-        if not logits.requires_grad:  # modules inside of a derivative of torch.func
-            return logits, {}
-        return logits, {
-            u: recorded for u, recorded in calls.items() if recorded and all(recorded)
-        }
-
-    def _way(self, unit: str, layers: list[str], calls: list[Call], n: int) -> Powers:
-        """Return the way from errors at a module's outputs to powers [layers, n]."""
-        module = self.modules[unit]
-        form = FORMS.get(type(module))
-        if form and layers == [unit]:
-            powers = form(module, calls, n, self.q)
-            if powers:
-                return lambda errors: powers(errors).unsqueeze(0)
-        inside = f"{unit}." if unit else ""
-        owned = []
-        for layer in layers:
-            owned.append([name.removeprefix(inside) for name in self.owned[layer]])
-        return by_copies(module, owned, calls, n, self.q)
+        return logits
 
 
-def _recorder(calls: list[Call | None], rows: int, unit: str) -> Any:
-    """Return a forward hook that appends calls, and adds a probe to the output.
+def power(t: Tensor, q: int) -> Tensor:
+    """Return sum |t|^q over all axes but the first."""
+    return torch.linalg.vector_norm(t.reshape(len(t), -1), q, 1).pow(q)
 
-    A call is None unless the module takes and gives a row for each sample.
+
+def cotangent(p: Tensor, c: int) -> Tensor:
+    """Return the gradient e_c - p of log p_c by the logits, [rows, classes].
+
+    1 - p_c is the sum of the other entries, which keeps its digits if p_c is near 1.
     """
-
-    def is_rows(value):
-        return isinstance(value, Tensor) and value.shape[:1] == (rows,)
-
-    def record(module, args, kwargs, output):
-        leaves, spec = tree_flatten((args, kwargs))
-        leaves = [t.detach() if isinstance(t, Tensor) else t for t in leaves]
-        batched = [i for i, t in enumerate(leaves) if is_rows(t)]
-        # The next layer may want more than the first output of one inside.
-        y = getattr(output, "logits", output) if unit else logits_of(output)
-        if not batched or not is_rows(y) or not y.is_floating_point():
-            calls.append(None)
-            return output
-        probe = torch.zeros_like(y, requires_grad=True)
-        y = y + probe
-        calls.append(Call(leaves, spec, batched, y, probe))
-        return y
-
-    return record
+    of_class = torch.arange(p.shape[1], device=p.device) == c
+    others = p.masked_fill(of_class, 0)
+    return torch.where(of_class, others.sum(1, keepdim=True), -others)
 
 
-def _errors(logits: Tensor, seed: Tensor, calls: Calls) -> dict[str, list[Tensor]]:
-    """Return the errors at the outputs of all calls, for a seed [rows, C]."""
-    if not calls:
-        return {}
-    probes = [call.probe for call in itertools.chain(*calls.values())]
-    errors = iter(
-        torch.autograd.grad(
-            logits, probes, seed, retain_graph=True, materialize_grads=True
+def _autograd(run: Callable[[Tensors], Tensor], parameters: Tensors) -> tuple[Any, Any]:
+    """Return what `torch.func.vjp` returns, without gradients of unused parameters."""
+    leaves = {key: p.detach().requires_grad_() for key, p in parameters.items()}
+    y = run(leaves)
+
+    def pull(seed):
+        tensors = [*leaves.values()]
+        found = torch.autograd.grad(
+            y, tensors, seed, retain_graph=True, allow_unused=True
         )
-    )
-    return {
-        unit: list(itertools.islice(errors, len(unit_calls)))
-        for unit, unit_calls in calls.items()
-    }
+        pairs = zip(leaves, found, strict=True)
+        return ({key: gradient for key, gradient in pairs if gradient is not None},)
+
+    return y, pull
 
 
-def _logits(output: Any, rows: int) -> Tensor:
-    """Return a model's logits [rows, C], which are checked."""
-    logits = logits_of(output)
-    right = logits.ndim == 2 and len(logits) == rows and logits.shape[1] >= 2
-    if not right or not logits.is_floating_point():
-        raise ValueError(
-            "the model must return floating logits [samples, C] with C >= 2, got "
-            f"{logits.dtype} {list(logits.shape)} for {rows} inputs; of an ensemble "
-            "take one member, ensemble.member(m)"
-        )
-    finite("the model's logits", logits)
-    return logits
+def _outer(layer: nn.Linear, a: Tensor, n: int, q: int) -> Callable[[Tensor], Tensor]:
+    """Return the powers of sum_s d_s a_s^T and, with a bias, of sum_s d_s.
+
+    The inputs are a [rows, ..., in_features], and the errors d at the outputs
+    [rows, ..., out_features], for n samples with S positions each.
+    """
+    bias = layer.bias is not None
+    out, width = layer.weight.shape
+    a = a.reshape(n, -1, width)
+    positions = a.shape[1]
+    # A Gram matrix has |sum_s d_s a_s^T|^2 = sum_st (a_s . a_t) (d_s . d_t).
+    by_gram = q == 2 and positions > 1 and positions * (out + PASS) < out * width
+    size = a @ a.mT + bias if by_gram else power(a, q) + bias
+
+    def powers(errors):
+        d = errors.reshape(n, -1, out)
+        if positions == 1:
+            return size * power(d, q)
+        if by_gram:
+            return (size * (d @ d.mT)).sum((1, 2)).clamp(min=0)
+        weight = power(d.mT @ a, q)
+        return weight + power(d.sum(1), q) if bias else weight
+
+    return powers
 
 
-def _around(name: str) -> str:
-    """Return the name of the module around a module or a parameter."""
+def _flat(x: Inputs) -> Any:
+    """Return inputs [n, copies, ...] as [n * copies, ...]."""
+    return map_tensors(lambda t: t.flatten(0, 1), x)
+
+
+def _layer_of(name: str) -> str:
+    """Return the name of the module that holds a parameter or a module."""
     return name.rpartition(".")[0]
 
 
-def _place(name: str, order: list[str]) -> int:
+def _place(model: nn.Module, name: str, order: Sequence[nn.Module]) -> int:
     """Return when a module, or the closest one around it that is called, is called."""
-    while name not in order:
-        name = _around(name)
-    return order.index(name)
+    module = model.get_submodule(name)
+    called = module in order
+    return order.index(module) if called else _place(model, _layer_of(name), order)
 
 
-def _select(names: list[str], layers: str | Sequence[str]) -> list[str]:
-    """Return the names that are asked for, in their order."""
-    match layers:
-        case "all":
-            chosen = names
-        case "last":
-            chosen = names[-1:]
-        case str():
-            chosen = [name for name in names if re.search(layers, name)]
-        case _:
-            chosen = [name for name in names if name in layers]
-            chosen = chosen if set(layers) <= set(names) else []
+def _select(names: Sequence[str], layers: str | Sequence[str]) -> list[str]:
+    """Return the chosen names, in their order."""
+    if isinstance(layers, str):
+        pattern = "" if layers == "all" else layers
+        chosen = [name for name in names if re.search(pattern, name)]
+        chosen = [names[-1]] if layers == "last" else chosen
+    else:
+        chosen = [name for name in names if name in layers]
+        chosen = chosen if set(layers) <= set(names) else []
     if not chosen:
         raise ValueError(
-            "layers must be 'all', 'last', a pattern or names among "
-            f"{', '.join(names)}; got {layers!r}"
+            "`layers` must be 'all', 'last', a pattern or a list of names among "
+            f"{[*names]}, got {layers!r}"
         )
     return chosen

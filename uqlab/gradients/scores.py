@@ -1,20 +1,21 @@
-"""Epistemic uncertainty of one pretrained classifier, from gradients by its weights.
+"""Epistemic uncertainty of one classifier, from the gradients by its weights.
 
-Let g_c be the gradient of log p_c(x) by the weights of a layer, frozen or not. A score
-is a weighted sum of the norms ||g_c|| over classes and layers: it is high where the
-weights would have to change much to change the prediction.
+Let g_c be the gradient of log p_c(x) by the parameters of a layer, frozen or not. A
+score is a weighted sum of the norms ||g_c|| over classes and layers.
 
-The equations of REGrad (Wang and Ji, CVPR 2024, arXiv 2404.10124) were not available to
-us, only descriptions: an expected gradient norm normalised by a square root, layer
-weights that grow exponentially with depth, and gradients averaged over perturbed
-inputs. Readings A, B and C of the first are ours: call results "REGrad-style".
+We know REGrad (Wang and Ji, CVPR 2024, arXiv 2404.10124) from descriptions, not from
+its equations. They describe an expected gradient norm normalised by a square root,
+layer weights that grow exponentially with depth, and gradients averaged over perturbed
+inputs. The reductions A, B and C are our readings of the first. Call results
+"REGrad-style".
 
-A model in training mode is switched to evaluation mode for the computation; afterwards
-it is as before: same modes, no gradients, no hooks.
+The model is evaluated in evaluation mode. Afterwards it has its modes, gradients and
+hooks as before.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Literal
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -22,18 +23,28 @@ from torch import Tensor, nn
 
 from uqlab.core.checks import (
     ArrayLike,
+    Inputs,
     InputsLike,
-    as_one,
+    as_inputs,
     as_tensor,
     at_least,
+    count,
     finite,
+    first_tensor,
     one_network,
     one_of,
     representable,
     within,
 )
-from uqlab.core.devices import ACTIVATIONS, elements_of_temporary, without_cudnn
-from uqlab.core.modules import evaluating, like_parameters
+from uqlab.core.devices import without_cudnn
+from uqlab.core.modules import (
+    batches,
+    classifier_of,
+    evaluating,
+    given_for_logits,
+    map_tensors,
+    take,
+)
 from uqlab.gradients.per_sample import SampleGradients
 
 Scores = Float[Tensor, " samples"]
@@ -41,7 +52,7 @@ ClassWeight = Literal["p", "sqrt_p", "uniform", "predicted"]
 Reduction = Literal["A", "B", "C"]
 Layers = str | Sequence[str]
 
-WEIGHTS: dict[str, Callable[[Tensor], Tensor]] = {  # from log p [samples, classes]
+WEIGHTS: dict[str, Callable[[Tensor], Tensor]] = {  # of log p [samples, classes]
     "p": torch.exp,
     "sqrt_p": lambda log_p: (log_p / 2).exp(),
     "uniform": lambda log_p: torch.full_like(log_p, 1 / log_p.shape[1]),
@@ -58,10 +69,11 @@ def exgrad(
     norm: Literal[1, 2] = 1,
     layers: Layers = "last",
 ) -> Scores:
-    """Return ExGrad, the mean gradient norm sum_c p_c ||g_c||: higher = more uncertain.
+    """Return ExGrad, the expected gradient norm sum_c p_c ||g_c||, [samples].
 
-    The paper takes the last layer and the 1-norm. Over several layers this is the mean
-    of the layers' norms. Parameters and errors are those of `gradient_norms`.
+    Higher is more uncertain. The defaults are those of the paper: the 1-norm in the
+    last layer. With several layers, the score is the mean over layers. For parameters
+    and errors see `gradient_norms`.
 
     References
     ----------
@@ -85,18 +97,18 @@ def regrad(
     layers: Layers = "all",
     batch_size: int | None = None,
 ) -> Scores:
-    """Return a REGrad-style score: higher = more uncertain.
+    """Return a REGrad-style score [samples]; higher is more uncertain.
 
     Parameters
     ----------
     model, inputs, norm, perturbations, sigma, seed, layers, batch_size
-        As in `gradient_norms`.
+        See `gradient_norms`.
     class_weight, depth, reduction
-        As in `reduce_norms`.
+        See `reduce_norms`.
 
     References
     ----------
-    Wang and Ji 2024, arXiv 2404.10124, read as the module's docstring says.
+    Wang and Ji 2024, arXiv 2404.10124; for our reading see the module's docstring.
     """
     norms, _, log_p = gradient_norms(
         model,
@@ -113,30 +125,44 @@ def regrad(
     )
 
 
+@torch.no_grad()
 def gradnorm(model: nn.Module, inputs: InputsLike) -> Scores:
-    """Return GradNorm, minus ||h||_1 sum_c |p_c - 1/C|: higher = more uncertain.
+    """Return GradNorm, -||h||_1 sum_c |p_c - 1/C|, [samples].
 
-    The score of Huang et al. is the 1-norm of the gradient of KL(uniform || p) by the
-    last layer's weights, without bias; h are this layer's inputs. Large norms mean
-    confidence, hence the sign.
+    Higher is more uncertain. Huang et al. take the 1-norm of the gradient of
+    KL(uniform || p) by the weight of the last linear layer, whose inputs are h. A large
+    norm means confidence, hence the minus sign.
+
+    Parameters
+    ----------
+    model
+        A classifier whose logits are the output of an nn.Linear.
+    inputs
+        A tensor [samples, ...], or tensors by name.
 
     Raises
     ------
-    TypeError, ValueError
-        As `gradient_norms`; ValueError unless the logits come from an nn.Linear on
-        [samples, features].
+    TypeError
+        If `model` is not one network.
+    ValueError
+        If the logits are not the output of a linear layer. If inputs or logits are
+        empty or not finite.
 
     References
     ----------
     Huang et al. 2021, arXiv 2110.00218.
     """
-
-    def score(gradients, x):
-        h, log_p = gradients.head_inputs(x)
-        return (-h.abs().sum(1) * (log_p.exp() - 1 / log_p.shape[1]).abs().sum(1),)
-
-    (scores,), _ = _by_batch(score, model, inputs, "last", 1)
-    return scores
+    results = []
+    with _ready(model, inputs) as (network, x):
+        name = classifier_of(network, x)
+        head = {name: network.get_submodule(name)}
+        for _, batch in batches(network, x, 64):
+            h = given_for_logits(network, head, batch)[name]
+            logits = head[name](h)
+            finite("the model's logits", logits)
+            p = logits.softmax(1)
+            results.append(-h.abs().sum(1) * (p - 1 / p.shape[1]).abs().sum(1))
+    return _joined(results, x)
 
 
 def gradient_norms(
@@ -152,44 +178,50 @@ def gradient_norms(
 ) -> tuple[
     Float[Tensor, "layers samples classes"], list[str], Float[Tensor, "samples classes"]
 ]:
-    """Return norms of the gradients of log p_c by layer, the layers' names, and log p.
+    """Return the gradient norms of log p_c in each layer, the layers' names, and log p.
 
     Parameters
     ----------
     model
-        Any classifier that returns logits [samples, C], or an output that has them as
-        `.logits`.
+        A classifier that returns logits [samples, C], or an output with `.logits`.
     inputs
-        One tensor [samples, ...].
+        A tensor [samples, ...], or tensors by name.
     norm
-        The 1-norm or the 2-norm.
+        The order of the norm, 1 or 2.
     layers
         "all", "last", a regular expression searched in the layers' names, or a list of
-        names. A layer is a module with parameters of its own, in the order in which the
-        forward pass reaches it.
+        names. A layer is a module that has parameters of its own. Layers are in the
+        order in which the forward pass calls them.
     perturbations
-        How many inputs x + eps_i, eps_i ~ N(0, sigma^2), there are. Their gradients and
-        the gradient at x are averaged before the norm is taken; p_c is the probability
-        at x. All samples share the draws, so that a score depends only on its input and
-        the seed.
+        Number of perturbed inputs x + eps_i, eps_i ~ N(0, sigma^2), for each sample.
+        Their gradients and the gradient at x are averaged, then the norm is taken; p_c
+        is the probability at x. All samples share the draws, so a score depends only on
+        its input and the seed. Integer tensors beside floating ones stay as they are.
     sigma
-        Deviation of the perturbations, in units of the inputs.
+        Standard deviation of the perturbations, in units of the inputs.
+    seed
+        Seed of the perturbations.
     batch_size
-        Inputs a pass; None for as many as keep the activations small.
+        Samples in a pass. By default, as many as a few hundred MiB hold on a CPU.
+
+    Returns
+    -------
+    tuple
+        Norms [layers, samples, C], names of the layers, and log p [samples, C] in nats.
 
     Raises
     ------
     TypeError
-        Unless the model is one network, and its inputs and outputs are tensors.
+        If `model` is not one network, or does not return logits.
     ValueError
-        For unknown layers; for inputs or logits that are empty or not finite; for
-        outputs that are not [samples, C] with C >= 2; for a model without parameters,
-        with an output detached from them, or that mixes the samples of a batch; for
-        perturbed integer inputs.
+        If a layer is unknown. If inputs or logits are empty or not finite, or logits
+        are not [samples, C] with C >= 2. If the model has no parameters, detaches its
+        output from them, or mixes the samples of a batch. If integer inputs are to be
+        perturbed.
 
     Example
     -------
-    The gradient of log p_0 by one weight, 2, and one bias, at p = (1/2, 1/2) and x = 2:
+    The gradient of log p_0 by one weight and one bias, at p = (1/2, 1/2) and x = 2:
 
     >>> head = nn.Linear(1, 2)
     >>> _ = nn.init.zeros_(head.weight), nn.init.zeros_(head.bias)
@@ -197,19 +229,20 @@ def gradient_norms(
     tensor([[[1.5811, 1.5811]]])
     """
     one_of("norm", norm, (1, 2))
-    copies = 1 + at_least("perturbations", perturbations, 0)
+    at_least("perturbations", perturbations, 0)
     within("sigma", sigma, "[0, inf)")
+    results = []
+    with _ready(model, inputs) as (network, x):
+        ends = take(network, x, slice(None, None, max(1, count(x) - 1)))
 
-    def measure(gradients, x):
-        perturbed = x.unsqueeze(1)
-        if copies > 1 and sigma:
-            perturbed = perturbed + _noise(x[0], perturbations, sigma, seed)
-        return gradients.norms(perturbed)
+        def copies(some):
+            return _copies(some, perturbations if sigma else 0, sigma, seed)
 
-    (norms, log_p), names = _by_batch(
-        measure, model, inputs, layers, norm, copies, batch_size
-    )
-    return norms.movedim(0, 1), names, log_p
+        gradients = SampleGradients(network, copies(ends), layers, norm)
+        for _, batch in batches(network, x, batch_size or gradients.batch_size):
+            results.append(gradients.norms(copies(batch)))
+    norms, log_p = (_joined(parts, x) for parts in zip(*results, strict=True))
+    return norms.movedim(0, 1), gradients.names, log_p
 
 
 def reduce_norms(
@@ -220,32 +253,40 @@ def reduce_norms(
     reduction: Reduction = "A",
     depth: float = 3.0,
 ) -> Scores:
-    """Return the score of `regrad` from what `gradient_norms` returns.
-
-    With n_c = sum_l w_l ||g_c^(l)||, the score is, by reduction, "A": sum_c w_c n_c;
-    "B": sqrt(sum_c p_c n_c^2), for one layer and norm 2 the root of the trace of the
-    Fisher information; "C": sum_c p_c sqrt(n_c). "A" with class weight "p" and depth 0
-    is `exgrad`.
+    """Return the score of `regrad`, [samples], from the output of `gradient_norms`.
 
     Parameters
     ----------
     norms
-        [layers, samples, classes].
+        Gradient norms [layers, samples, classes].
     log_p
-        [samples, classes].
+        Log-probabilities [samples, classes], in nats.
     class_weight
-        w_c of "A": "p", "sqrt_p" = sqrt(p_c), "uniform" = 1/C, "predicted" = 1 for the
-        top class. A score whose weights ignore the probabilities ("uniform") ranks
-        inversely: confident predictions are high.
+        The weights w_c of reduction "A": "p", "sqrt_p" for sqrt(p_c), "uniform" for
+        1/C, or "predicted" for 1 at the top class and 0 elsewhere. Weights that ignore
+        the probabilities ("uniform") rank inversely: confident predictions score high.
+    reduction
+        With n_c = sum_l w_l ||g_c^(l)||, "A" is sum_c w_c n_c, "B" is
+        sqrt(sum_c p_c n_c^2), and "C" is sum_c p_c sqrt(n_c). "A" with class weight "p"
+        and depth 0 is `exgrad`. "B" for one layer and the 2-norm is the square root of
+        the trace of the Fisher information.
     depth
-        w_l = exp(depth l/(L-1)) / sum over the L layers from input (l = 0) to output; 0
-        weighs them equally.
+        Layer weights w_l are proportional to exp(depth l/(L-1)), from the input (l = 0)
+        to the output, and sum to 1. At 0 all layers weigh the same.
+
+    Raises
+    ------
+    TypeError
+        If `norms` or `log_p` are not floating numbers.
+    ValueError
+        If shapes do not match, numbers are not finite, or a choice is unknown. If
+        `class_weight` is given for reduction "B" or "C".
     """
     one_of("reduction", reduction, ("A", "B", "C"))
     within("depth", depth, "(-inf, inf)")
     if reduction != "A" and class_weight != "sqrt_p":
         raise ValueError(
-            "readings B and C weigh classes by p: leave class_weight out, "
+            "reductions B and C weigh classes by p: leave out `class_weight`, "
             f"got {class_weight!r}"
         )
     norms, log_p, weights = _weighed(norms, log_p, class_weight)
@@ -260,9 +301,10 @@ def reduce_norms(
 def layer_shares(
     norms: ArrayLike, log_p: ArrayLike, *, class_weight: ClassWeight = "sqrt_p"
 ) -> Float[Tensor, "layers samples"]:
-    """Return the share of each layer in sum_l sum_c w_c ||g_c^(l)||, layers unweighted.
+    """Return each layer's share of sum_l sum_c w_c ||g_c^(l)||, [layers, samples].
 
-    It is 0 for a sample without gradients. Parameters as in `reduce_norms`.
+    The shares of a sample sum to 1, or are 0 if all its gradients are 0. For parameters
+    see `reduce_norms`.
     """
     norms, _, weights = _weighed(norms, log_p, class_weight)
     sums = (norms * weights).sum(2)
@@ -272,57 +314,55 @@ def layer_shares(
 def _weighed(
     norms: ArrayLike, log_p: ArrayLike, class_weight: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Norms and log p as tensors, and the weights of the classes."""
+    """Return checked norms and log p, and class weights [samples, classes]."""
     one_of("class_weight", class_weight, WEIGHTS)
     norms = as_tensor("norms", norms, "layers samples classes")
     log_p = as_tensor("log_p", log_p, "samples classes")
     if norms.shape[1:] != log_p.shape:
         raise ValueError(
-            "norms [layers, samples, classes] and log_p [samples, classes] must be of "
-            f"the same samples and classes, got {list(norms.shape)} and "
-            f"{list(log_p.shape)}"
+            "`norms` [layers, samples, classes] and `log_p` [samples, classes] must "
+            "have the same samples and classes, got "
+            f"{list(norms.shape)} and {list(log_p.shape)}"
         )
     finite("norms", norms)
     finite("log_p", log_p)
     return norms, log_p, WEIGHTS[class_weight](log_p)
 
 
-def _by_batch(
-    compute: Callable[[SampleGradients, Tensor], Sequence[Tensor]],
-    model: nn.Module,
-    inputs: InputsLike,
-    layers: Layers,
-    norm: int,
-    copies: int = 1,
-    batch_size: int | None = None,
-) -> tuple[list[Tensor], list[str]]:
-    """Return what is computed for batches of the inputs, joined, and the layers."""
+@contextlib.contextmanager
+def _ready(model: nn.Module, inputs: InputsLike) -> Iterator[tuple[nn.Module, Any]]:
+    """Yield a checked network in evaluation mode, and its checked inputs."""
     one_network(model, "uqlab.gradients")
     if isinstance(model, nn.DataParallel):  # torch.func cannot run it
         model = model.module
-    x = as_one(inputs)
-    device = x.device
-    x = like_parameters(model, x)
+    x = as_inputs(inputs)
     with evaluating(model), without_cudnn(model):
-        other = x[-1:] if len(x) > 1 else torch.zeros_like(x)
-        gradients = SampleGradients(model, torch.cat([other, x[:1]]), layers, norm)
-        room = elements_of_temporary(x.device, ACTIVATIONS)
-        fitting = max(1, room // (gradients.footprint * copies))
-        batches = x.split(fitting if batch_size is None else batch_size)
-        results = [compute(gradients, batch) for batch in batches]
-    joined = [torch.cat(tensors).to(device) for tensors in zip(*results, strict=True)]
-    representable("inputs or perturbations", joined[0])
-    return joined, gradients.names
+        yield model, x
 
 
-def _noise(x: Tensor, perturbations: int, sigma: float, seed: int) -> Tensor:
-    """Return what is added to an input, [1 + perturbations, ...]: first nothing."""
-    if not x.is_floating_point():
+def _joined(results: Sequence[Tensor], x: Inputs) -> Tensor:
+    """Return the results of all batches on the device of the inputs."""
+    joined = torch.cat([*results]).to(first_tensor(x).device)
+    representable("inputs or perturbations", joined)
+    return joined
+
+
+def _copies(x: Inputs, perturbations: int, sigma: float, seed: int) -> Any:
+    """Return inputs [n, copies, ...]: each sample itself, then its perturbations."""
+    tensors = [x] if isinstance(x, Tensor) else x.values()
+    if perturbations and not any(t.is_floating_point() for t in tensors):
         raise ValueError(
-            f"{x.dtype} inputs cannot be perturbed: set perturbations=0, "
-            "or embed them first"
+            f"{first_tensor(x).dtype} inputs cannot be perturbed; set "
+            "`perturbations=0`, or give embedded inputs"
         )
     generator = torch.Generator().manual_seed(seed)
-    shape = (perturbations, *x.shape)
-    drawn = torch.randn(shape, generator=generator, dtype=x.dtype).to(x.device)
-    return torch.cat([torch.zeros_like(x[None]), sigma * drawn])
+
+    def copied(t):
+        copies = t.unsqueeze(1).repeat_interleave(1 + perturbations, 1)
+        if perturbations and t.is_floating_point():
+            shape = (perturbations, *t.shape[1:])
+            noise = torch.randn(shape, generator=generator, dtype=t.dtype)
+            copies[:, 1:] += sigma * noise.to(t.device)
+        return copies
+
+    return map_tensors(copied, x)

@@ -29,6 +29,7 @@ from uqlab.core.checks import (
     as_inputs,
     as_labels,
     count,
+    first_tensor,
     one_network,
     one_of,
     positive,
@@ -336,7 +337,8 @@ def _gradient(score):
 
 
 def _regrad(network, inputs):
-    perturbations = 10 if inputs.is_floating_point() else 0  # of tokens there are none
+    # Tokens cannot be perturbed.
+    perturbations = 10 if first_tensor(inputs).is_floating_point() else 0
     return gradients.regrad(network, inputs, perturbations=perturbations)
 
 
