@@ -233,7 +233,7 @@ def test_a_network_that_does_not_fit(kind, tmp_path, unchecked):
     for other in (mlp(), nn.Linear(4, 3), [vit(), vit()], vit(layers=1), "vit"):
         with pytest.raises(ValueError, match="cannot be loaded"):
             ensembles.from_pretrained(tmp_path, other)
-    with pytest.raises(ValueError, match="give the network"):
+    with pytest.raises(ValueError, match="give a network"):
         ensembles.from_pretrained(tmp_path)
 
 
@@ -332,8 +332,8 @@ def edited(about, change):
         ({"settings": []}, "cannot be loaded"),
         ({"members": None}, "members must be"),
         ({"members": 3}, "size mismatch"),
-        ({"backbone": {"made_by": "load_weights", "path": "/etc/passwd"}}, "give the network"),
-        ({"backbone": {"made_by": "__import__", "name": "os"}}, "give the network"),
+        ({"backbone": {"made_by": "load_weights", "path": "/etc/passwd"}}, "give a network"),
+        ({"backbone": {"made_by": "__import__", "name": "os"}}, "give a network"),
         ({"backbone": {"made_by": "pretrained", "name": "../../secret"}}, "cannot be loaded"),
         ({"backbone": "vit"}, "cannot be loaded"),
     ],

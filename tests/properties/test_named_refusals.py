@@ -32,7 +32,7 @@ def fit(x=X, **changes):
         (lambda: training.predict(net(), X.to("meta")), TypeError, "inputs must hold its numbers, got .* on meta"),
         (lambda: training.predict(net().to("meta"), X), ValueError, "must hold its numbers, got weights on meta"),
         (lambda: metrics.nll(LOGITS.to("meta"), LABELS), TypeError, "logits must hold its numbers, got .* on meta"),
-        (lambda: fit(seed=1.5), TypeError, "seed must be integer"),
+        (lambda: fit(seed=1.5), TypeError, "seed must be an integer"),
         (lambda: data.load("digits", limit=5, seed=None), TypeError, "seed must be an integer, got None"),
         (lambda: metrics.ece(LOGITS, LABELS, bins=math.nan), TypeError, "bins must be an integer, got nan"),
         (lambda: fit(max_grad_norm=math.nan), ValueError, r"max_grad_norm must be in \(0, inf\], got nan"),

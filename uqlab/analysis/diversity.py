@@ -237,7 +237,10 @@ def member_weights(
         )
     if ensemble.seen:
         full = weights_of(ensemble.network)[name]
-        matrices = [ensemble.tensor(full, m) for m in members]
+        of = ensemble.tensor
+        if hasattr(ensemble, "heads"):  # fused: without the zeros that pad a member
+            of = lambda name, m: ensemble.member(m).get_parameter(name)  # noqa: E731
+        matrices = [of(full, m) for m in members]
     else:
         matrices = [weights(ensemble, m)[name] for m in members]
     shapes = {tuple(w.shape) for w in matrices}

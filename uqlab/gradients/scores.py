@@ -39,9 +39,11 @@ from uqlab.core.checks import (
 from uqlab.core.devices import without_cudnn
 from uqlab.core.modules import (
     batches,
+    call,
     classifier_of,
     evaluating,
     given_for_logits,
+    logits_of,
     map_tensors,
     take,
 )
@@ -160,6 +162,9 @@ def gradnorm(model: nn.Module, inputs: InputsLike) -> Scores:
             h = given_for_logits(network, head, batch)[name]
             logits = head[name](h)
             finite("the model's logits", logits)
+            rest = logits - logits_of(call(network, batch))
+            if rest.abs().max() > 1e-2 * logits.abs().max():  # as of linearised members
+                raise ValueError(f"the logits are not the output of the layer {name!r}")
             p = logits.softmax(1)
             results.append(-h.abs().sum(1) * (p - 1 / p.shape[1]).abs().sum(1))
     return _joined(results, x)
