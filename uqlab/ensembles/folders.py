@@ -4,7 +4,6 @@ import functools
 import importlib
 import inspect
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +102,7 @@ def _attributes(network):
     return fingerprint([value for value in values if isinstance(value, Tensor)])
 
 
-def from_pretrained(
-    folder: StrPath, network: nn.Module | Sequence[nn.Module] | None = None
-) -> Any:
+def from_pretrained(folder: StrPath, network: Any = None) -> Any:
     """Return the ensemble that `save_pretrained` wrote.
 
     Parameters
