@@ -66,11 +66,11 @@ def settings(notebook, profile):
     return values | reached
 
 
-RENAMED = {"schedule": "scheduler"}  # since
+OTHER_NAMES = {"schedule": "scheduler"}  # of parameters, since
 
 
 def without(given, *names):
-    given = {RENAMED.get(name, name): value for name, value in given.items()}
+    given = {OTHER_NAMES.get(name, name): value for name, value in given.items()}
     return {name: value for name, value in given.items() if name not in names}
 
 
