@@ -30,7 +30,7 @@ PASS = 8  # multiply-adds that cost as much as one pass over an entry of a Gram 
 class SampleGradients:
     """The layers of a classifier, and their gradient norms for each sample.
 
-    A layer is a module that has parameters of its own. There are three ways to compute
+    A layer is a module that has parameters itself. There are three ways to compute
     the norms:
 
     - The closed form, if all layers are linear and called once.
