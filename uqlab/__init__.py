@@ -4,4 +4,6 @@ Every ensemble is a callable `inputs -> logits [members, batch, classes]`; every
 starts from that tensor. All information quantities are in nats.
 """
 
-__version__ = "0.2.0"
+from importlib.metadata import version
+
+__version__ = version("uqlab")
