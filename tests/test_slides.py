@@ -21,7 +21,7 @@ CELLS = [
     ),
     new_code_cell('plots.save(fig, "curve", "A curve.")'),
     new_markdown_cell(
-        "**Nothing of it was ever lost.**\n\n## Paper and this run\n\nNot shown."
+        "**Nothing of it was ever lost.**\n\n## The paper and this run\n\nNot shown."
     ),
     new_code_cell('plots.save(fig, "late", "Late.")'),
 ]

@@ -68,7 +68,7 @@ def slides(notebook, stem, source):
     heading = ""
     for cell in cells:
         text, *rest = re.split(
-            r"^## (?:Try it|Paper and this run)",
+            r"^## (?:Try it|The paper and this run)",
             "".join(cell["source"]),
             flags=re.MULTILINE,
         )
