@@ -114,7 +114,12 @@ def test_claims_are_recorded_with_margin_and_paper(recorded):
         )
         is False
     )
-    kept = {"sentence": "It falls at least three times.", "holds": False, "margin": 0}
+    kept = {
+        "sentence": "It falls at least three times.",
+        "holds": False,
+        "margin": 0,
+        "unit": "",
+    }
     assert recorded()["claims"]["fall"] == kept | {
         "paper": {"holds": False, "text": "Kirsch 2024, Table 2"},
         "algebra": False,

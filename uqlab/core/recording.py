@@ -28,7 +28,8 @@ NOTHING = "–"  # in a table, where there is no value
 class Claim:
     """A sentence that a reader could dispute, and whether it holds in a run.
 
-    `margin` is how far the finding is from its bound; `paper` has `holds` and `text`.
+    `margin` is how far the finding is from its bound, measured in `unit`; `paper` has
+    `holds` and `text`.
     `algebra` marks what holds by definition, `other_runs` what is said of other runs,
     and `seeds` in how many other seeds the sentence holds, and of how many.
     """
@@ -36,6 +37,7 @@ class Claim:
     sentence: str = ""
     holds: bool = False
     margin: float | int | None = None
+    unit: str = ""
     paper: Values | None = None
     algebra: bool = False
     other_runs: bool = False
@@ -195,6 +197,7 @@ def claim(
     holds: Any,
     *,
     margin: Any = None,
+    unit: str = "",
     paper: Any = None,
     algebra: bool = False,
     other_runs: bool = False,
@@ -210,7 +213,9 @@ def claim(
     holds
         Whether it holds in this run: a bool, also of NumPy or torch.
     margin
-        How far the finding is from its bound; sentence or page say how it is measured.
+        How far the finding is from its bound.
+    unit
+        The margin's unit, and how it is measured: "nats, low end of the interval".
     paper
         Whether the sentence holds in the paper, from `uqlab.study.published`, or None
         where the paper says nothing.
@@ -247,6 +252,7 @@ def claim(
         sentence,
         holds,
         margin,
+        unit,
         plain(name, paper),
         algebra,
         other_runs,
@@ -275,7 +281,7 @@ def claims() -> "DataFrame":
     sentences = _in_rows([r for r in texts if Path(r["run_notebook"]).stem == page])
     rows = []
     for name, claim in _record.claims.items():
-        margin = NOTHING if claim.margin is None else float(claim.margin)
+        margin = NOTHING if claim.margin is None else f"{claim.margin:.3f} {claim.unit}"
         held, sentence = long.get(name, (NOTHING, claim.sentence))
         if sentence != claim.sentence:
             held += f": “{sentence}”"
@@ -339,7 +345,8 @@ def _long_runs() -> dict[str, tuple[str, str]]:
     where = (f", {dataset}" if dataset else "") + f", uqlab {about.get('uqlab')}"
     claims = Record.read(_real).claims
     return {
-        name: (seeds + where, claims[name].sentence)
+        # Earlier runs said in the sentence how the margin is measured.
+        name: (seeds + where, claims[name].sentence.partition(" (margin: ")[0])
         for name, seeds in _in_rows(_table(_real / "table.csv")).items()
         if name in claims
     }
