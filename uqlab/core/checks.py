@@ -53,7 +53,7 @@ def as_tensor(
     Raises
     ------
     TypeError
-        For what holds no real numbers: text, objects, complex or sparse tensors, the
+        If it holds no real numbers: text, objects, complex or sparse tensors, the
         device "meta"; for a Dataset or a loader, of which nothing is read.
     ValueError
         For rows of different lengths, and for another number of axes.
@@ -179,7 +179,7 @@ def as_labels(
 ) -> Tensor:
     """Return labels [samples], or [samples, *places] of dense outputs, as int64.
 
-    Raises TypeError for what is no integer; ValueError for another shape and for labels
+    Raises TypeError unless they are integers; ValueError for another shape and for labels
     outside 0 to classes - 1. A place without a label is IGNORED.
     """
     labels = as_tensor("labels", labels, floating=False)

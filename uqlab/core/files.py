@@ -30,7 +30,7 @@ def writing(path: StrPath) -> Iterator[Path]:
     the file is replaced, and the link stays.
     """
     if not Path(path).name:
-        raise ValueError(f"{str(path)!r} is no name of a file; give the path of one")
+        raise ValueError(f"{str(path)!r} does not name a file; give the path of one")
     path = Path(path).expanduser().resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp-{uuid.uuid4().hex[:8]}")

@@ -224,7 +224,7 @@ def claim(
         among the findings.
     other_runs
         Whether the sentence is about other runs, such as committed ones, which have
-        seeds of their own. No other seed of this run can then tell more of it.
+        their own seeds. No other seed of this run can then tell more of it.
 
     Raises
     ------
@@ -309,7 +309,7 @@ def committed(name: str, form: str = ".3f") -> str:
 
 
 def _table(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a table of runs, one a seed; none where there is no file."""
+    """Return the rows of a table of runs, one a seed; none if the file is missing."""
     with suppress(OSError), path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
     return []

@@ -30,7 +30,7 @@ def save_tensors(
     OSError
         Where it cannot be written; what `path` held before stays.
     TypeError
-        For what is no tensor.
+        If a value is not a tensor.
     """
     if other := [name for name, t in tensors.items() if not isinstance(t, Tensor)]:
         raise TypeError(
