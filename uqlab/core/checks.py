@@ -179,7 +179,7 @@ def as_labels(
 ) -> Tensor:
     """Return labels [samples], or [samples, *places] of dense outputs, as int64.
 
-    Raises TypeError unless they are integers; ValueError for another shape and for labels
+    Raises TypeError unless they are integers; ValueError for another shape and labels
     outside 0 to classes - 1. A place without a label is IGNORED.
     """
     labels = as_tensor("labels", labels, floating=False)
