@@ -1,73 +1,71 @@
-"""What `uqlab doctor` finds: the installation as a kernel sees it, and its folders."""
+"""The report of `uqlab doctor`: the installation as a kernel sees it, its folders."""
 
-import json
-import platform
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import uqlab
-from uqlab.runs import execution, plans
+from uqlab.core.files import TRAININGS, read_json
+from uqlab.runs import execution
 from uqlab.runs.parameters import all_notebooks
 
 # Run in a process of its own, as a kernel is: what is broken in there breaks no report.
-PROBE = """import json, torch
+PROBE = """import torch
 from uqlab import data, models
 from uqlab.core import devices
 place = devices.device()
 models.embedded()(data.load("mnist-mini").inputs[:1])
-device, fast = "CPU, no GPU", torch.cpu.get_capabilities().get("amx_bf16", False)
+device = "CPU, no GPU"
 if place.type == "cuda":
     free = devices.free_memory(place) / 1e9
-    device, fast = f"{torch.cuda.get_device_name()}, {free:.0f} GB free", True
+    device = f"{torch.cuda.get_device_name()}, {free:.0f} GB free"
 folder, fetched = data.fetched()
-print(json.dumps({
-    "device": device,
-    "bfloat16": "yes" if fast else "no",
-    "embedded": "the data and the network answer; a page needs no download",
-    "data": f"{folder}: {', '.join(fetched) or 'nothing fetched'}",
-}))"""
+print(f"device     {device}")
+print("embedded   the data and the network work; lessons need no download")
+print(f"data       {folder}: {', '.join(fetched) or 'nothing fetched'}")
+"""
 
 
-def report() -> tuple[dict[str, str], list[str]]:
-    """Return the lines of the report by title, and what is wrong and what to do."""
-    from joblib import cpu_count
-
+def report() -> tuple[list[str], list[str]]:
+    """Return the lines of the report, and what is wrong and what to do."""
+    versions = execution.packages()
+    names = ("torch", "transformers", "numpy", "jupyterlab")
     pages = all_notebooks()
-    place = Path(uqlab.__file__).parent
-    lines = {
-        "uqlab": f"{uqlab.__version__} in {place}",
-        "Python": f"{platform.python_version()}, {sys.executable}",
-        "machine": f"{platform.platform()}, {cpu_count()} cores",
-        "packages": ", ".join(
-            f"{name} {execution.packages().get(name)}"
-            for name in ("torch", "transformers", "numpy", "jupyterlab")
-        )
-        + ("" if find_spec("pip") else "; without pip here, not checked"),
-        "pages": f"{len(pages)} in {pages[0].parent}",
-        "trainings": plans.trainings() or "none is kept",
-    }
+    probe, pip = _output("-c", PROBE), _output("-m", "pip", "check")
+    lines = [
+        f"uqlab      {uqlab.__version__} in {uqlab.__path__[0]}",
+        f"Python     {versions['python']}, {sys.executable}",
+        "packages   " + ", ".join(f"{name} {versions.get(name)}" for name in names),
+        f"pages      {len(pages)} in {pages[0].parent}",
+        f"trainings  {execution.environment()[TRAININGS] or 'none is kept'}",
+        *probe.stdout.splitlines(),
+    ]
     todo = "pip install it, in a checkout with -c constraints.txt"
-    wrong = [f"{sentence} {todo}" for sentence in lacking()]
-    try:
-        return lines | _asked(), wrong
-    except RuntimeError as error:
-        reason = f"the embedded network does not answer: {error}; install uqlab anew"
-        return lines, [*wrong, reason]
-
-
-def _asked() -> dict[str, str]:
-    """Return what PROBE prints; raises RuntimeError with the last line of its error."""
-    command = [sys.executable, "-c", PROBE]
-    probe = subprocess.run(command, capture_output=True, text=True, check=False)
+    missing = [line for line in pip.stdout.splitlines() if line.startswith("uqlab ")]
+    wrong = [f"wrong      {line} {todo}" for line in missing]
     if probe.returncode:
-        raise RuntimeError(probe.stderr.strip().rpartition("\n")[2])
-    return json.loads(probe.stdout.splitlines()[-1])
+        reason = probe.stderr.strip().rpartition("\n")[2]
+        wrong.append(f"wrong      {reason}; install uqlab anew")
+    return lines, wrong
 
 
-def lacking() -> list[str]:
-    """Return which requirements of the package are not met, as pip says it."""
-    command = [sys.executable, "-m", "pip", "check"]
-    said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    return [line for line in said.splitlines() if line.startswith("uqlab ")]
+def _output(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def needs(notebook: Path, profile: str) -> list[str]:
+    """Return what a notebook's metadata says that a profile needs.
+
+    Data that uqlab has fetched are here; others have their size.
+    """
+    metadata = read_json(notebook).get("metadata", {})
+    about = metadata.get("uqlab", {}).get("needs", {}).get(profile)
+    if not about:
+        return []
+    fetched = _output("-c", "from uqlab import data; print(*data.fetched()[1])")
+    lines = [
+        f"{name}: {'here' if name in fetched.stdout.split() else f'{size:,} bytes to fetch'}"
+        for name, size in about["data"].items()
+    ]
+    return [*lines, *about["notes"]]
