@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import tempfile
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -243,7 +244,7 @@ def run(
 
 
 def _planned(
-    names: list[str], profile: str, parameters: Values, root: Path, kind: str
+    names: Sequence[str], profile: str, parameters: Values, root: Path, kind: str
 ) -> list[Job]:
     """Return a job for each notebook, by default all of a kind that have the profile.
 
@@ -353,7 +354,7 @@ def sweep(
     given = {name: from_here(value) for name, value in parameters.items()}
     if dry_run:
         jobs = sweeps.jobs_of_grid(find(notebook), profile, output_dir, grid, given)
-        return _only_say(jobs, sweeps.done_before(jobs, keep_stale)[0])
+        return _only_say(jobs, sweeps.done_before(jobs, keep_stale))
     report = sweeps.sweep(
         notebook,
         grid,

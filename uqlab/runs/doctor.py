@@ -4,49 +4,40 @@ import subprocess
 import sys
 from pathlib import Path
 
-import uqlab
-from uqlab.core.files import TRAININGS, read_json
-from uqlab.runs import execution
-from uqlab.runs.parameters import all_notebooks
+from uqlab.core.files import read_json
 
 # Run in a process of its own, as a kernel is: what is broken in there breaks no report.
-PROBE = """import torch
+PROBE = """import sys
+import numpy, torch, transformers, uqlab
 from uqlab import data, models
 from uqlab.core import devices
-place = devices.device()
+from uqlab.runs import execution, parameters
+pages = parameters.all_notebooks()
+print("uqlab     ", uqlab.__version__, "in", uqlab.__path__[0])
+print("Python    ", sys.version.split()[0], "in", sys.executable)
+for package in (torch, transformers, numpy):
+    print("package   ", package.__name__, package.__version__)
+print("notebooks ", len(pages), "in", pages[0].parent)
+print("trainings ", execution.environment()["UQLAB_CACHE"] or "none is kept")
+print("data      ", *data.fetched()[:1], *(data.fetched()[1] or ["nothing fetched"]))
 models.embedded()(data.load("mnist-mini").inputs[:1])
-device = "CPU, no GPU"
-if place.type == "cuda":
-    free = devices.free_memory(place) / 1e9
-    device = f"{torch.cuda.get_device_name()}, {free:.0f} GB free"
-folder, fetched = data.fetched()
-print(f"device     {device}")
-print("embedded   the data and the network work; lessons need no download")
-print(f"data       {folder}: {', '.join(fetched) or 'nothing fetched'}")
+print("embedded   data and network work; lessons need no download")
+place = devices.device()
+gpu = place.type == "cuda" and torch.cuda.get_device_name()
+print("device    ", gpu or "CPU, no GPU")
 """
 
 
 def report() -> tuple[list[str], list[str]]:
     """Return the lines of the report, and what is wrong and what to do."""
-    versions = execution.packages()
-    names = ("torch", "transformers", "numpy", "jupyterlab")
-    pages = all_notebooks()
     probe, pip = _output("-c", PROBE), _output("-m", "pip", "check")
-    lines = [
-        f"uqlab      {uqlab.__version__} in {uqlab.__path__[0]}",
-        f"Python     {versions['python']}, {sys.executable}",
-        "packages   " + ", ".join(f"{name} {versions.get(name)}" for name in names),
-        f"pages      {len(pages)} in {pages[0].parent}",
-        f"trainings  {execution.environment()[TRAININGS] or 'none is kept'}",
-        *probe.stdout.splitlines(),
-    ]
-    todo = "pip install it, in a checkout with -c constraints.txt"
     missing = [line for line in pip.stdout.splitlines() if line.startswith("uqlab ")]
+    todo = "pip install it, in a checkout with -c constraints.txt"
     wrong = [f"wrong      {line} {todo}" for line in missing]
     if probe.returncode:
         reason = probe.stderr.strip().rpartition("\n")[2]
         wrong.append(f"wrong      {reason}; install uqlab anew")
-    return lines, wrong
+    return probe.stdout.splitlines(), wrong
 
 
 def _output(*arguments: str) -> subprocess.CompletedProcess:
@@ -64,8 +55,8 @@ def needs(notebook: Path, profile: str) -> list[str]:
     if not about:
         return []
     fetched = _output("-c", "from uqlab import data; print(*data.fetched()[1])")
-    lines = [
-        f"{name}: {'here' if name in fetched.stdout.split() else f'{size:,} bytes to fetch'}"
-        for name, size in about["data"].items()
-    ]
-    return [*lines, *about["notes"]]
+    lines = []
+    for name, size in about["data"].items():
+        here = name in fetched.stdout.split()
+        lines.append(f"{name}: {'here' if here else f'{size / 1e6:.0f} MB to fetch'}")
+    return lines + about["notes"]

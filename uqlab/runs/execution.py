@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -193,26 +193,21 @@ def _execute(
     temporary = _hidden(job, "tmp")
     shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
     temporary.mkdir()
-    output = temporary / f"{job.notebook.stem}.ipynb"
     failed = job.folder.with_name(f"{job.folder.name}.failed")
     manifest = _manifest(job, variables)
     begun = time.monotonic()
     try:
-        _papermill(job, output, variables | {FOLDER: str(temporary)}, timeout, stop)
+        run_notebook(job, temporary, variables, timeout, stop)
         manifest.seconds = round(time.monotonic() - begun, 3)
         _finish(temporary, manifest)
         _replace(job, manifest)
         shutil.rmtree(failed, ignore_errors=True)
     except Exception as error:
-        if stop.is_set():
-            raise RunError("stopped") from error
-        trace, _, reason = str(error).rpartition("\n")
-        report = f"{job.notebook.stem} failed: {reason[:160]}\n{trace}"
-        with suppress(OSError):
-            write(temporary / "error.txt", report)
         shutil.rmtree(failed, ignore_errors=True)
-        temporary.rename(failed)
-        raise RunError(f"{report}\nkept: {named(failed / output.name)}") from error
+        if not stop.is_set():
+            temporary.rename(failed)
+        reason = f"{job.notebook.stem} failed: {error}\nkept: {named(failed)}"
+        raise RunError(reason) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -241,17 +236,18 @@ def _replace(job: Job, manifest: Manifest) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _papermill(
+def run_notebook(
     job: Job,
-    output: Path,
+    folder: Path,
     variables: dict[str, str],
     timeout: float | None,
     stop: Event,
 ) -> None:
     """Execute the notebook in a process of its own, which ends when its input closes.
 
-    Raises RuntimeError with what the process printed.
+    Raises RuntimeError with the last line that the process printed.
     """
+    output = folder / job.notebook.name
     arguments = {
         # papermill fills what stands in braces
         "input_path": str(job.notebook).replace("{", "{{").replace("}", "}}"),
@@ -263,31 +259,29 @@ def _papermill(
         "progress_bar": False,
         "store_widget_state": False,  # it needs a CDN; explorers have HTML of their own
     }
+    printed = folder / "error.txt"
+    end = time.monotonic() + (timeout or float("inf"))
     with (
-        tempfile.TemporaryFile() as log,
+        printed.open("w") as log,
         subprocess.Popen(
             [sys.executable, "-m", "uqlab.runs.page"],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            env=os.environ | variables,
+            env=variables | {FOLDER: str(folder)},
             start_new_session=True,  # Ctrl-C reaches only the runner
+            text=True,
         ) as process,
     ):
-        assert process.stdin
-        process.stdin.write(f"{json.dumps(arguments)}\n".encode())
-        process.stdin.flush()
-        end = time.monotonic() + (timeout or float("inf"))
-        while process.poll() is None:
-            if time.monotonic() > end:
-                raise RuntimeError(f"it took more than {timeout:g} s (timeout)")
+        print(json.dumps(arguments), file=process.stdin, flush=True)
+        while process.poll() is None and time.monotonic() < end:
             if stop.wait(0.05):
-                raise RuntimeError("stopped")
-        if process.returncode:
-            log.seek(0)
-            printed = log.read().decode(errors="replace").strip()
-            code = f"its process ended with code {process.returncode}"
-            raise RuntimeError(printed or code)
+                break
+    if process.returncode:
+        lines = printed.read_text("utf-8", "replace").strip().splitlines()
+        late = f"stopped, or it took more than {timeout} s (timeout)"
+        raise RuntimeError(lines[-1][:160] if lines else late)
+    printed.unlink()
 
 
 def environment(threads: int | None = None) -> dict[str, str]:
@@ -300,13 +294,12 @@ def environment(threads: int | None = None) -> dict[str, str]:
     from pooch import os_cache
 
     count = str(threads or cpu_count())
-    wanted = {
+    return {
         "OMP_WAIT_POLICY": "passive",
         "OMP_NUM_THREADS": count,
         "MKL_NUM_THREADS": count,
         TRAININGS: str(os_cache("uqlab") / "trainings"),
-    }
-    return {name: os.environ.get(name, value) for name, value in wanted.items()} | {
+        **os.environ,
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",
         "JUPYTER_PATH": "",
         "JUPYTER_PREFER_ENV_PATH": "1",
@@ -334,8 +327,8 @@ def _manifest(job: Job, variables: dict[str, str]) -> Manifest:
 @functools.cache
 def packages() -> dict[str, str]:
     """Return the versions of Python and the installed packages."""
-    versions = {p.metadata["Name"]: p.version for p in metadata.distributions()}
-    return {"python": platform.python_version(), **dict(sorted(versions.items()))}
+    versions = {each.name: each.version for each in metadata.distributions()}
+    return {"python": platform.python_version()} | versions
 
 
 def named(path: Path) -> str:

@@ -5,6 +5,7 @@ import difflib
 import functools
 import itertools
 import json
+import operator
 import re
 import shutil
 from collections.abc import Iterable, Mapping
@@ -20,14 +21,17 @@ from uqlab.core.recording import plain, project
 PACKED = Path(__file__).absolute().with_name("project")  # in a wheel: setup.py
 PROJECT = PACKED if PACKED.is_dir() else PACKED.parents[2]  # what `uqlab new` copies
 PAGES = PROJECT / "notebooks"
-KINDS = ("lessons", "studies", "rows")
+KINDS = {
+    "lessons": "[0-9]*.ipynb",
+    "studies": "studies/*.ipynb",
+    "rows": "rows/*.ipynb",
+}
 DATA_FILE = r"\.(?:npz|[tc]sv(?:\.gz)?)"  # how the path of a user's own data ends
 _SOLUTION = re.compile(r"^( *)### BEGIN SOLUTION$.*?### END SOLUTION$", re.S | re.M)
 
 # What a parameter may be -------------------------------------------------------------
 
 Rule = Any  # the least of a count, an interval, choices, a list of a rule, or any type
-FEWEST_INPUTS = 10  # fewer show nothing, unless 0 asks for all
 
 # A name means the same in every notebook, so one table holds for all of them.
 RULES: dict[str, Rule] = {
@@ -90,33 +94,27 @@ def check(parameters: Mapping[str, Any], **rules: Rule) -> None:
 
 def _check_rule(name: str, rule: Rule, value: Any) -> None:
     """Raise ValueError, naming the parameter, unless its value is what a rule says."""
-    fits = True
+    number = isinstance(value, int | float)
+    fits, wanted = True, ""
     match rule:
         case int():
-            fits = isinstance(value, int) and value >= rule
-            if name in ("limit", "train_limit"):
-                fits = fits and not 0 < value < FEWEST_INPUTS
-                rule = f"0 (all) or {FEWEST_INPUTS}"
-            rule = f"an integer of at least {rule}"
+            fits, wanted = isinstance(value, int) and value >= rule, "an integer >="
         case str():
             low, high = map(float, rule[1:-1].split(","))
-            ends = {"[": low, "]": high}
-            fits = isinstance(value, int | float) and (
-                low < value < high or value in (ends.get(rule[0]), ends.get(rule[-1]))
-            )
-            rule = f"in {rule}"
+            above = operator.gt if rule[0] == "(" else operator.ge
+            below = operator.lt if rule[-1] == ")" else operator.le
+            fits, wanted = number and above(value, low) and below(value, high), "in"
         case tuple():
-            fits = value in rule
-            rule = f"one of {rule}"
+            fits, wanted = value in rule, "one of"
         case list():
             items = value if isinstance(value, list | tuple | range) else []
             for place, item in enumerate(items):
                 _check_rule(f"{name}[{place}]", rule[0], item)
             empty = value == [] and name in MAY_BE_EMPTY
             fits = empty or len(set(items)) >= len(rule)
-            rule = f"a list of at least {len(rule)} different values"
+            wanted = "a list of different values, at least one for each of"
     if not fits:
-        raise ValueError(f"{name} must be {rule}, got {value!r}")
+        raise ValueError(f"{name} must be {wanted} {rule}, got {value!r}")
 
 
 # Notebooks and their cells -----------------------------------------------------------
@@ -128,19 +126,19 @@ def find(name: StrPath) -> Path:
     A lesson comes before a study of the same number; "studies/03" is the study. The
     package's own come after all in notebooks/ of this folder.
     """
-    path = Path(name)
-    if path.is_file():
-        return path.absolute()
-    for place, kind in itertools.product(_places(), KINDS):
-        pages = [p for p in _notebooks(place, kind) if p.stem.startswith(path.stem)]
-        pages = [page for page in pages if page.stem == path.stem] or pages
-        if pages and str(path.parent) in (".", kind):
-            if len(pages) > 1:
-                several = ", ".join(page.stem for page in pages)
-                raise ValueError(f"'{name}' is the start of several: {several}")
-            return pages[0]
-    lessons = ", ".join(page.stem for page in all_notebooks())
-    raise ValueError(f"'{name}' is no notebook of: {lessons}, nor a study or a path")
+    if Path(name).is_file():
+        return Path(name).absolute()
+    folder, _, stem = str(name).removesuffix(".ipynb").rpartition("/")
+    for place, pattern in itertools.product((_own_folder(), PAGES), KINDS.values()):
+        paths = [path for path in place.glob(pattern) if path.stem.startswith(stem)]
+        paths = [path for path in paths if folder in ("", path.parent.name)]
+        paths = [path for path in paths if path.stem == stem] or sorted(paths)
+        if paths:
+            break
+    if len(paths) == 1:
+        return paths[0]
+    names = ", ".join(path.stem for path in paths or all_notebooks())
+    raise ValueError(f"'{name}' is not the start of one notebook's name, of: {names}")
 
 
 def all_notebooks(kind: str = "lessons") -> list[Path]:
@@ -149,18 +147,12 @@ def all_notebooks(kind: str = "lessons") -> list[Path]:
     Studies hold the evidence behind the lessons; "rows" are batch notebooks that fill,
     in hours, the studies' tables.
     """
-    place = next(place for place in _places() if _notebooks(place, "lessons"))
-    return _notebooks(place, kind)
+    own = any(_own_folder().glob(KINDS["lessons"]))
+    return sorted((_own_folder() if own else PAGES).glob(KINDS[kind]))
 
 
-def _places() -> tuple[Path, Path]:
-    """Return notebooks/ of this project, and the package's."""
-    return project(Path.cwd()) / "notebooks", PAGES
-
-
-def _notebooks(place: Path, kind: str) -> list[Path]:
-    pattern = "[0-9]*.ipynb" if kind == "lessons" else f"{kind}/*.ipynb"
-    return sorted(place.glob(pattern))
+def _own_folder() -> Path:
+    return project(Path.cwd()) / "notebooks"
 
 
 def new_project(folder: Path, student: bool = False) -> None:
@@ -253,7 +245,7 @@ def profiles(notebook: Path) -> dict[str, dict[str, Values]]:
         raise ValueError(
             f"{path} must map profile -> notebook -> {{parameter: value}}: {error}"
         ) from error
-    return {"quick": {}} | sets
+    return sets
 
 
 _load_yaml = functools.lru_cache(yaml.safe_load)  # all notebooks of a folder share it
@@ -276,12 +268,10 @@ def overrides(
         For an unknown profile or parameter, and a value of a type not the default's.
     """
     sets, stem = profiles(notebook), notebook.stem
-    if profile not in sets:
-        raise ValueError(f"unknown profile {profile!r}; known: {', '.join(sets)}")
-    if profile != "quick" and stem not in sets[profile]:
-        have = ", ".join(sets[profile]) or "no notebook"
-        raise ValueError(f"{stem} has no profile {profile!r}; it is a profile of {have}")
-    values = sets[profile].get(stem, {}) | (changes or {})
+    has = ["quick", *(name for name in sets if stem in sets[name])]
+    if profile not in has:
+        raise ValueError(f"{stem} has no profile {profile!r}; it has: {', '.join(has)}")
+    values = sets.get(profile, {}).get(stem, {}) | (changes or {})
     return checked(values, defaults(notebook), stem)
 
 
@@ -303,7 +293,7 @@ def _of_type(name: str, default: Any, value: Any) -> Any:
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind and default is not None:
-        raise ValueError(f"{name} must be a {kind.__name__}, got {value!r}")
+        raise ValueError(f"{name} must be of type {kind.__name__}, got {value!r}")
     return value
 
 

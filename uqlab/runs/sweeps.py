@@ -18,7 +18,6 @@ import click
 import yaml
 
 from uqlab.core.files import StrPath, Values, fingerprint
-from uqlab.core.recording import Record
 from uqlab.runs import execution
 from uqlab.runs.execution import Job, Result
 from uqlab.runs.manifest import Manifest, Present
@@ -119,14 +118,10 @@ def sweep(
     >>> runs.sweep("03", {"seed": range(5)}, jobs=2)  # doctest: +SKIP
     """
     planned = jobs_of_grid(find(notebook), profile, root, grid, parameters or {})
-    results, stale = done_before(planned, keep_stale)
+    results = done_before(planned, keep_stale)
     todo = [job for job in planned if job.folder not in results]
     if progress:
         click.echo(f"{len(results)} of {len(planned)} runs done before")
-    if stale:
-        then = "kept" if keep_stale else "computed anew (--keep-stale keeps them)"
-        first = next(iter(stale.values()))
-        click.echo(f"{len(stale)} finished runs are stale: {first}; {then}", err=True)
     if todo:
         results |= execution.run_all(
             todo,
@@ -143,21 +138,20 @@ def sweep(
     return Report(planned[0].folder.parent, outcomes)
 
 
-def done_before(
-    jobs: list[Job], keep_stale: bool
-) -> tuple[dict[Path, Result], dict[Path, str]]:
-    """Return the finished runs that stay as they are, and why those stale are stale."""
-    done = {}
-    stale = {}
+def done_before(jobs: list[Job], keep_stale: bool) -> dict[Path, Result]:
+    """Return the finished runs that stay as they are, and say how many are stale."""
+    finished = {}
     present = Present()
     for job in jobs:
         manifest = Manifest.read(job.folder)
         if manifest.undamaged(job.folder):
-            if reason := present.stale(manifest):
-                stale[job.folder] = reason
-            if keep_stale or not reason:
-                done[job.folder] = Result(job, "done before", reason=reason)
-    return done, stale
+            why = present.stale(manifest)
+            finished[job.folder] = Result(job, "done before", reason=why)
+    if stale := [result for result in finished.values() if result.reason]:
+        then = "kept" if keep_stale else "computed anew (--keep-stale keeps them)"
+        many = f"{len(stale)} of {len(finished)} finished runs are stale"
+        click.echo(f"{many}: {stale[0].reason}; {then}", err=True)
+    return {f: r for f, r in finished.items() if keep_stale or not r.reason}
 
 
 def axis(text: str, default: Any = None) -> list[Any]:
@@ -222,16 +216,10 @@ def _axes(grid: Grid, known: Values, stem: str) -> list[list[Values]]:
 
 
 def summary(report: Report) -> str:
-    """Return a table of how runs ended, in how many each claim holds, what failed."""
+    """Return how many runs ended how, and why some failed."""
     statuses = Counter(outcome.status for outcome in report.outcomes)
-    lines = [f"{status:<12}  {count:4}" for status, count in sorted(statuses.items())]
-    held: dict[str, list[bool]] = {}
-    for outcome in report.outcomes:
-        for name, claim in Record.read(outcome.folder).claims.items():
-            held.setdefault(name, []).append(claim.holds)
-    for name, answers in held.items():
-        lines.append(f"claim {name}  holds in {sum(answers)} of {len(answers)} runs")
+    lines = [f"{status}: {count}" for status, count in statuses.items()]
     for outcome in report.failed:
         reason = outcome.reason.partition("\n")[0]
-        lines.append(f"failed: {outcome.job.label}  {reason}")
+        lines.append(f"{outcome.job.label}  {reason}")
     return "\n".join(lines)
