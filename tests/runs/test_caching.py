@@ -70,8 +70,3 @@ def test_nothing_is_kept_unless_asked(tmp_path, make, monkeypatch):
     runs.cached("w", make)
     assert make.calls == 2
     assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_that_cannot_be_written_costs_no_training(folder, make):
-    folder.write_text("a file")
-    assert runs.cached("w", make) is W

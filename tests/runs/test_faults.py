@@ -3,8 +3,6 @@
 The notebook's behaviour follows from its seed and from files in its folder, where it also leaves word of every start.
 """
 
-import hashlib
-import inspect
 import os
 import resource
 import shutil
@@ -15,11 +13,10 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 from small_runs import call, heed_interrupts, notebook
 from small_sweeps import checkout, stand_in  # noqa: F401  (fixtures)
 
-from uqlab import ensembles, models, runs, training
+from uqlab import runs
 from uqlab.runs import manifest, sweeps
 
 START = """import os, signal, time
@@ -109,7 +106,8 @@ if seed == 4:
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 1, output
     summed = output.partition("failed: 4\n")[2].splitlines()
-    reasons = dict(line.split("  ", 1) for line in summed if line.startswith("seed="))
+    lines = [line.split("  ", 1) for line in summed if line.startswith("seed=")]
+    reasons = dict(lines)
     assert reasons.keys() == {f"seed={seed}" for seed in range(1, 5)}, output
     assert "In [4] ValueError: the reason" in reasons["seed=1"]
     assert "took more than 60" in reasons["seed=2"]
@@ -188,13 +186,6 @@ def test_workers_of_a_cluster_that_are_killed(desk):
     wait_for(lambda: not any(lives(kernel) for _, kernel in starts(desk)))
 
 
-def test_a_cluster_that_is_not_there(desk):
-    pytest.importorskip("distributed")
-    notebook(desk / "0.ipynb", parameters=PARAMETERS)
-    with pytest.raises((ValueError, OSError)):
-        sweeps.sweep("0.ipynb", {"seed": "0:3"}, cluster="nowhere", progress=False)
-
-
 # Results are never lost ----------------------------------------------------------------
 
 
@@ -211,7 +202,9 @@ def test_a_kill_between_the_two_renames_loses_nothing(project, computed):
 
 
 @pytest.mark.parametrize("link", ["figures", "figures/tiny", "figures/tiny/00_some"])
-def test_a_result_folder_behind_a_link_is_replaced_where_it_lies(project, computed, link):
+def test_a_result_folder_behind_a_link_is_replaced_where_it_lies(
+    project, computed, link
+):
     scratch = project / "scratch disk"
     (project / link).parent.mkdir(parents=True, exist_ok=True)
     scratch.mkdir()
@@ -296,78 +289,3 @@ def test_a_full_disk_costs_no_training(tmp_path):
         check=False,
     )
     assert done.stdout == "went on\n", done.stderr
-
-
-DELAY = 0.0  # seconds a batch
-
-
-def slowly(x, generators):
-    """An augmentation that is the same in the killed process and in the one that resumes, where it does not wait."""
-    time.sleep(DELAY)
-    return x
-
-
-TRAINING = f"""import time, torch
-from uqlab import ensembles, models, training
-torch.set_num_threads(2)
-x = torch.rand(80, 12, generator=torch.Generator().manual_seed(0))
-ensemble = ensembles.deep(lambda: models.mlp(12, (16, 8), classes=3), 4, seed=3)
-DELAY = 0.1
-{inspect.getsource(slowly)}
-history = training.fit(ensemble, x, torch.arange(80) % 3, epochs=8, lr=0.1, momentum=0.9, batch_size=16, seed=5,
-                       progress=False, resume="run", augment=slowly)
-"""
-
-
-def test_training_that_is_killed_resumes_bit_identically(desk):
-    """kill -9 as soon as two epochs are on disk; the resumed run equals one that was never stopped in every bit."""
-    script = desk / "train.py"  # a file, so that the augmentation has a source
-    script.write_text(TRAINING)
-    process = subprocess.Popen([sys.executable, script])
-    seen = set()
-
-    def two_epochs():
-        seen.add(
-            (desk / "run" / "training.pt").stat().st_mtime_ns
-            if (desk / "run" / "training.pt").exists()
-            else None
-        )
-        return len(seen - {None}) >= 2
-
-    wait_for(two_epochs)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
-    x = torch.rand(80, 12, generator=torch.Generator().manual_seed(0))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-
-    def trained(resume: str | None) -> tuple[str, int]:
-        ensemble = ensembles.deep(lambda: models.mlp(12, (16, 8), classes=3), 4, seed=3)
-        settings = {
-            "epochs": 8,
-            "lr": 0.1,
-            "momentum": 0.9,
-            "batch_size": 16,
-            "seed": 5,
-            "progress": False,
-        }
-        history = training.fit(
-            ensemble,
-            x,
-            torch.arange(80) % 3,
-            augment=slowly,
-            resume=resume,
-            **settings,
-        )
-        state = (
-            b"".join(p.detach().numpy().tobytes() for p in ensemble.parameters())
-            + history.loss.numpy().tobytes()
-        )
-        return hashlib.sha256(state).hexdigest(), history.steps
-
-    resumed, steps = trained("run")
-    whole, all_steps = trained(None)
-    torch.set_num_threads(threads)
-    assert 0 < steps < all_steps == 40
-    assert steps % 5 == 0
-    assert resumed == whole

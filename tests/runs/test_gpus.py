@@ -38,7 +38,9 @@ def spans(folder):
 @pytest.mark.slow
 def test_no_two_runs_share_a_gpu_also_of_two_sweeps_at_once(page, tmp_path):
     how = {"gpus": ["5", "6"], "root": "other", "progress": False}
-    thread = threading.Thread(target=sweeps.sweep, args=(page, {"seed": "4:6"}), kwargs=how)
+    thread = threading.Thread(
+        target=sweeps.sweep, args=(page, {"seed": "4:6"}), kwargs=how
+    )
     thread.start()
     result = call("sweep", page, "-g", "seed", "0:4", "--gpus", "5, 6")
     thread.join()

@@ -173,4 +173,6 @@ def test_what_parameters_do_not_name_has_no_checksum(tmp_path):
     assert manifest.Present().data(values, tmp_path) == {}
     home = Path.home() / ".profile"
     if home.exists():
-        assert manifest.Present().data({"a": "~/.profile"}, tmp_path).keys() == {str(home)}
+        assert manifest.Present().data({"a": "~/.profile"}, tmp_path).keys() == {
+            str(home)
+        }

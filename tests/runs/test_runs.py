@@ -46,9 +46,8 @@ def test_run(project, monkeypatch):
     assert result.exit_code == 1
     kept_sources = {path: path.read_bytes() for path in sources}
     assert kept_sources == sources
-    assert "no parameter 'seed' in 01_bad" in result.output
     assert re.search(r"^00_good  ok ", result.output, re.MULTILINE)
-    assert "01_bad  FAILED  01_bad failed: In [4] ValueError: the" in result.output
+    assert "01_bad  failed  01_bad failed: In [4] ValueError: the" in result.output
     assert result.output.endswith("\n1 of 2 claims hold\n")
 
     folder = project / "out" / "tiny" / "00_good"
@@ -144,7 +143,7 @@ def stand_in(project, monkeypatch):
 def test_several_notebooks_run_on_all_cores(project, stand_in, monkeypatch):
     result = call("run", "--jobs", 1)
     assert result.exit_code == 1
-    assert "01_bad  FAILED" in result.output
+    assert "01_bad  failed" in result.output
     assert [name for name, _ in stand_in] == ["00", "01", "02", "03", "04"]
     assert {threads for _, threads in stand_in} == {4}
     stand_in.clear()
@@ -156,20 +155,6 @@ def test_several_notebooks_run_on_all_cores(project, stand_in, monkeypatch):
     monkeypatch.setattr("shutil.which", {"nvidia-smi": "/bin/true"}.get)
     call("run", "02", "03")
     assert [threads for _, threads in stand_in] == [2, 2, 4, 4, 4]
-
-
-@pytest.mark.parametrize(("option", "kept"), [([], True), (["--no-cache"], False)])
-def test_kernels_are_told_where_trainings_are_kept(project, monkeypatch, option, kept):
-    monkeypatch.setenv("UQLAB_CACHE", "")
-    monkeypatch.delenv("UQLAB_CACHE")
-    found = []
-    monkeypatch.setattr(
-        execution,
-        "run_notebook",
-        lambda job, folder, variables, *_: found.append(variables["UQLAB_CACHE"]),
-    )
-    call("run", "00", *option)
-    assert [Path(each).name for each in found] == (["trainings"] if kept else [""])
 
 
 @pytest.mark.parametrize(
@@ -214,7 +199,9 @@ def test_kernel_start_is_tried_twice_but_never_a_cell(monkeypatch):
 
 
 def test_timeout(project):
-    notebook(project / "{slow}.ipynb", "import time\ntime.sleep(600)")  # papermill's braces
+    notebook(
+        project / "{slow}.ipynb", "import time\ntime.sleep(600)"
+    )  # papermill's braces
     result = call("run", "{slow}.ipynb", "--timeout", 1, "--quiet")
     assert result.exit_code == 1
     assert "took more than 1" in result.output
@@ -239,11 +226,3 @@ def test_interrupt_stops_the_kernel_and_leaves_nothing(project):
     assert {*left} <= {".lock"}
     with pytest.raises(ProcessLookupError):
         os.kill(int((project / "pid").read_text()), 0)
-
-
-def test_a_sweep_whose_runs_all_failed_names_no_table(project):
-    said = call("sweep", "01")
-    assert said.exit_code == 1
-    assert "table" not in said.output
-    (page,) = re.findall(r"look at: (.+)", said.output)
-    assert Path(page).exists()

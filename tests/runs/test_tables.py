@@ -72,7 +72,7 @@ def test_table_in_a_notebook_is_found_beside_its_folder(project, computed, monke
     monkeypatch.chdir(project / "notebooks")
     assert len(runs.load("figures/quick/00_some.sweep")) == 2
     assert len(runs.load("00_some.ipynb")) == 2
-    with pytest.raises(ValueError, match="first: uqlab sweep 00_some .*--profile tiny"):
+    with pytest.raises(ValueError, match="first: uqlab sweep NOTEBOOK"):
         runs.load("00_some.ipynb", profile="tiny")
 
 
@@ -107,7 +107,6 @@ def test_without_runs_commands_say_what_to_run_first(project):
         assert "first: uqlab" in result.output
     (project / "figures" / "quick" / "00_some.sweep").mkdir(parents=True)
     assert "no finished run in" in call("collect").output
-    assert "no runs there" in call("gallery", "--profile", "..").output
 
 
 def test_gallery_of_all_profiles(project, computed):

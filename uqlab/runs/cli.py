@@ -4,9 +4,7 @@ import json
 import os
 import re
 import shlex
-import tempfile
-from collections.abc import Sequence
-from datetime import timedelta
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +19,10 @@ from uqlab.runs.manifest import Manifest
 from uqlab.runs.parameters import (
     PACKED,
     all_notebooks,
-    defaults,
     find,
     from_here,
     new_project,
     profiles,
-    refuse_unknown,
 )
 
 EXAMPLES = """\b
@@ -93,7 +89,11 @@ def _pairs(*names, metavar="NAME VALUE", help="Repeatable."):
 def _into(default):
     folder = click.Path(file_okay=False, writable=True, path_type=Path)
     return click.option(
-        "--output-dir", default=default, show_default=True, type=folder, metavar="FOLDER"
+        "--output-dir",
+        default=default,
+        show_default=True,
+        type=folder,
+        metavar="FOLDER",
     )
 
 
@@ -166,18 +166,14 @@ def lab(args) -> None:
             "no notebooks/[0-9]*.ipynb in this folder; "
             "first: uqlab new FOLDER, then cd FOLDER"
         )
-    viewers = {"defaultViewers": {"markdown": "Markdown Preview"}}
-    rendered = json.dumps({"@jupyterlab/docmanager-extension:plugin": viewers})
-    with tempfile.TemporaryDirectory(prefix="uqlab-") as settings:
-        Path(settings, "overrides.json").write_text(rendered)
-        LabApp.launch_instance(
-            [
-                f"--ServerApp.root_dir={root}",
-                f"--LabApp.app_settings_dir={settings}",
-                "--LabApp.default_url=/lab/tree/notebooks/README.md",
-                *args,
-            ]
-        )
+    LabApp.launch_instance(
+        [
+            f"--ServerApp.root_dir={root}",
+            f"--LabApp.app_settings_dir={Path(__file__).with_name('lab')}",
+            "--LabApp.default_url=/lab/tree/notebooks/README.md",
+            *args,
+        ]
+    )
 
 
 @main.command()
@@ -236,7 +232,7 @@ def run(
     root = output_dir / profile
     planned = _planned(notebooks, profile, parameters, root, kind)
     if dry_run:
-        return _only_say(planned, {})
+        return _only_say(planned, ())
     jobs = jobs or execution.default_jobs(len(planned))
     results = execution.run_all(planned, at_a_time=jobs, **options)
     click.echo(f"results: {root}\nlook at: {gallery.build(root)}")
@@ -246,24 +242,16 @@ def run(
 def _planned(
     names: Sequence[str], profile: str, parameters: Values, root: Path, kind: str
 ) -> list[Job]:
-    """Return a job for each notebook, by default all of a kind that have the profile.
-
-    Each parameter must be one of at least one of the notebooks.
-    """
+    """Return a job for each notebook, by default all that have the profile."""
     every = all_notebooks(kind)
-    having = [p for p in every if p.stem in profiles(p).get(profile, ())]
-    paths = [*map(find, names)] or having or every
-    known = {path: defaults(path) for path in paths}
-    anywhere = {name for values in known.values() for name in values}
-    refuse_unknown(parameters, anywhere, " and ".join(path.stem for path in known))
+    having = [path for path in every if path.stem in profiles(path).get(profile, ())]
+    given = {name: from_here(value) for name, value in parameters.items()}
     jobs = {}
-    for path, values in known.items():
-        given = {n: from_here(v) for n, v in parameters.items() if n in values}
-        if path.stem in jobs:
-            raise ValueError(f"two notebooks named {path.stem} would share a folder")
-        jobs[path.stem] = execution.make_job(path, given, profile, root / path.stem)
-        for name in parameters.keys() - values:
-            click.echo(f"note: no parameter {name!r} in {path.stem}", err=True)
+    for path in [find(name) for name in names] or having or every:
+        folder = root / path.stem
+        if folder in jobs:
+            raise ValueError(f"two notebooks named {path.stem} would share {folder}")
+        jobs[folder] = execution.make_job(path, given, profile, folder)
     if not jobs:
         raise ValueError(f"no {kind} in this folder; name those that should run")
     return list(jobs.values())
@@ -282,20 +270,21 @@ def _end(results: dict[Path, Result]) -> None:
         raise SystemExit(1)
 
 
-def _only_say(jobs: list[Job], done: dict[Path, Result]) -> None:
+def _only_say(jobs: list[Job], done: Collection[Path]) -> None:
     """Say what would run, what it needs, and how long it took before."""
     from uqlab.runs import doctor
 
     for job in jobs:
         status = "done before, kept" if job.folder in done else "would run"
         seconds = Manifest.read(job.folder).seconds
-        last = f"  last time {timedelta(seconds=round(seconds))}" if seconds else ""
-        given = " ".join(f"{n}={v!r}" for n, v in (job.varied or job.parameters).items())
-        click.echo(f"{status}: {job.notebook.stem}  {given}{last}")
+        last = f"last time {seconds:.0f} s" if seconds else ""
+        click.echo(f"{status}: {job.label}  {job.parameters}  {last}")
     for notebook in dict.fromkeys(job.notebook for job in jobs):
         for line in doctor.needs(notebook, jobs[0].profile):
             click.echo(f"{notebook.stem} needs {line}")
-    click.echo(f"would run {len(jobs) - len(done)} of {len(jobs)}, {len(done)} done before")
+    click.echo(
+        f"would run {len(jobs) - len(done)} of {len(jobs)}, {len(done)} done before"
+    )
 
 
 @main.command()
@@ -427,17 +416,11 @@ def report(
     """  # noqa: D301
     from uqlab.runs import report
 
-    name, root = "report", output_dir
-    page, values = report.LESSON, report.of_model(**brought)
-    if logits or watch:
-        if values or (logits and watch):
-            raise ValueError("give one of --logits, --watch and a model")
-        page, values = report.SAVED, report.of_logits(logits, watch, output_dir)
-        name = f"watch_{Path(watch).stem}" if watch else "logits"
-        root = output_dir / name if watch else output_dir
+    page, name, values = report.plan(logits, watch, output_dir, **brought)
     if twice := sorted(values.keys() & parameters.keys()):
         raise ValueError(f"{twice[0]}: given by an option and by -p; choose")
-    job = execution.make_job(find(page), values | parameters, profile, root / page)
+    folder = (output_dir / name if watch else output_dir) / page
+    job = execution.make_job(find(page), values | parameters, profile, folder)
     results = execution.run_all([job], timeout=timeout, quiet=quiet)
     if results[job.folder].status == "ok":
         click.echo(report.finish(job.folder, output_dir, name))
@@ -458,13 +441,9 @@ def show(output_dir: Path, profile: str | None) -> None:
     """
     from uqlab.runs import gallery
 
-    present = gallery.profiles_of(output_dir)
-    if not present or profile not in (None, *present):
-        options = f"--profile {profile or 'quick'} --output-dir {output_dir}"
-        raise ValueError(f"no runs there; first: uqlab run NOTEBOOK {options}")
     if profile:
         return click.echo(gallery.build(output_dir / profile))
-    click.echo(gallery.build(output_dir, present))
+    click.echo(gallery.build(output_dir, gallery.profiles_of(output_dir)))
 
 
 @main.command()
@@ -485,8 +464,7 @@ def collect(sweep, profile, output_dir, table) -> None:
     folders = [tables.locate(name, profile, output_dir) for name in sweep]
     folders = folders or sorted((output_dir / profile).glob("*.sweep"))
     if not folders:
-        options = f"-g NAME VALUES --profile {profile} --output-dir {output_dir}"
-        raise ValueError(f"no sweep there; first: uqlab sweep NOTEBOOK {options}")
+        raise ValueError(f"no sweep in {output_dir / profile}; {tables.FIRST}")
     for folder in folders:
         _save(folder)
         if table:

@@ -8,7 +8,7 @@ from uqlab.core.files import read_json
 
 # Run in a process of its own, as a kernel is: what is broken in there breaks no report.
 PROBE = """import sys
-import numpy, torch, transformers, uqlab
+import joblib, numpy, torch, transformers, uqlab
 from uqlab import data, models
 from uqlab.core import devices
 from uqlab.runs import execution, parameters
@@ -24,7 +24,7 @@ models.embedded()(data.load("mnist-mini").inputs[:1])
 print("embedded   data and network work; lessons need no download")
 place = devices.device()
 gpu = place.type == "cuda" and torch.cuda.get_device_name()
-print("device    ", gpu or "CPU, no GPU")
+print("device    ", gpu or "CPU, no GPU", "beside", joblib.cpu_count(), "cores")
 """
 
 

@@ -77,6 +77,12 @@ class Result(NamedTuple):
         """The result folder."""
         return self.job.folder
 
+    @property
+    def line(self) -> str:
+        """What the terminal shows: the first line of the reason if it failed."""
+        why = self.reason.partition("\n")[0] or f"{self.seconds:.1f} s"
+        return f"{self.job.label}  {self.status}  {why}"
+
 
 # One run ------------------------------------------------------------------------------
 
@@ -159,12 +165,11 @@ def compute(
     with lock.acquire(-1 if wait else 0, cancel_check=stop.is_set):
         with suppress(OSError):  # a kill came between the two renames of `_replace`
             _hidden(job, "old").rename(job.folder)
-        if reuse and finished(job.folder):
-            stale = Present().stale(Manifest.read(job.folder))
-            if keep_stale or not stale:
-                return
+        done = reuse and finished(job.folder)
+        if done and (keep_stale or not Present().stale(Manifest.read(job.folder))):
+            return
         _check_replaceable(job)
-        with _one_gpu(_all_gpus() if gpus is None else gpus, stop) as variables:
+        with _one_gpu(gpus, stop) as variables:
             _execute(job, environment(threads) | variables, timeout, stop)
 
 
@@ -339,27 +344,26 @@ def named(path: Path) -> str:
 # GPUs ---------------------------------------------------------------------------------
 
 
-def _all_gpus() -> list[str]:
+def _visible_gpus() -> list[str]:
     """Return the numbers of the GPUs that this process may use."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None and shutil.which("nvidia-smi"):
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, check=False)
-        return [str(n) for n, _ in enumerate(listed.stdout.splitlines())]
+        listed = subprocess.check_output(["nvidia-smi", "-L"]).splitlines()
+        visible = ",".join(map(str, range(len(listed))))
     return visible.split(",") if visible else []
 
 
 @contextmanager
-def _one_gpu(numbers: Sequence[str], stop: Event) -> Iterator[dict[str, str]]:
-    """Hold one of these GPUs; yield the variable that shows it alone, or none."""
+def _one_gpu(gpus: Sequence[str] | None, stop: Event) -> Iterator[dict[str, str]]:
+    """Hold one of the GPUs, or of all; yield the variable that shows it alone."""
+    numbers = _visible_gpus() if gpus is None else gpus
     place = Path(tempfile.gettempdir(), f"uqlab-gpus-{getpass.getuser()}")
     place.mkdir(exist_ok=True)
-    while numbers:
+    while numbers and not stop.wait(0.1):
         for number in numbers:
             with suppress(Timeout), FileLock(place / number).acquire(0):
                 yield {"CUDA_VISIBLE_DEVICES": number}
                 return
-        if stop.wait(0.1):
-            raise RunError("stopped")
     yield {}
 
 
@@ -398,20 +402,12 @@ def run_all(
                     if result.status != "busy":
                         results[result.folder] = result
                         bar.update()
-                        if line := _ended(result, quiet):
-                            bar.write(line)
+                        if result.reason or not quiet:
+                            bar.write(result.line)
     except KeyboardInterrupt:
         click.echo(f"stopped; {len(results)} of {len(jobs)} runs are done", err=True)
         raise
     return results
-
-
-def _ended(result: Result, quiet: bool) -> str:
-    """Say in a line how a run ended, with `quiet` only if it failed."""
-    if result.status == "failed":
-        reason = result.reason.partition("\n")[0]
-        return f"{result.job.label}  FAILED  {reason}"
-    return "" if quiet else f"{result.job.label}  ok  {result.seconds:.1f} s"
 
 
 def _result(future: futures.Future, job: Job) -> Result:
@@ -425,17 +421,14 @@ def _result(future: futures.Future, job: Job) -> Result:
 def attempt(job: Job, wait: bool, **options: Any) -> Result:
     """Compute a job in the process that the executor chose, and never raise."""
     begun = time.monotonic()
-    status = reason = ""
     try:
         compute(job, wait=wait, **options)
     except Timeout:
-        status = "busy"
-    except RunError as error:
-        reason = str(error)
+        return Result(job, "busy")
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-    status = status or ("failed" if reason else "ok")
-    return Result(job, status, time.monotonic() - begun, reason)
+        kind = "" if isinstance(error, RunError) else f"{type(error).__name__}: "
+        return Result(job, "failed", reason=f"{kind}{error}")
+    return Result(job, "ok", time.monotonic() - begun)
 
 
 @contextmanager

@@ -36,13 +36,19 @@ def build(root: Path, profiles: Sequence[str] = ("",)) -> Path:
             folder = root / profile / name
             section = {"id": folder.relative_to(root).as_posix(), "table": ""}
             several = sorted(folder.glob("[!.]*/")) if name.endswith(".sweep") else []
-            section["runs"] = [_run(root, each, present) for each in several or [folder]]
+            section["runs"] = [
+                _run(root, each, present) for each in several or [folder]
+            ]
             if several:
                 with suppress(ValueError):  # no finished run
                     section["table"] = _table(folder)
             sections.append(section)
+    if not sections:
+        raise ValueError(f"no runs in {root}; first: uqlab run NOTEBOOK")
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
     )
     template = environment.get_template("gallery.html.j2")
     write(root / "index.html", template.render(root=root.name, sections=sections))
@@ -83,9 +89,12 @@ def _run(root: Path, folder: Path, present: Present) -> Values:
         "problem": problem,
         "manifest": manifest,
         "record": record,
-        "claims": [(c.sentence, c.result, c.in_seeds, c.margin, c.in_paper) for c in claims],
+        "claims": [
+            (c.sentence, c.result, c.in_seeds, c.margin, c.in_paper) for c in claims
+        ],
         "files": {
-            path.name: quote(path.relative_to(root).as_posix()) for path in sorted(files)
+            path.name: quote(path.relative_to(root).as_posix())
+            for path in sorted(files)
         },
     }
 

@@ -82,7 +82,17 @@ def finished(folder: Path) -> bool:
 
 def commit() -> str:
     """Return the package's last commit, if git knows it, and a digest of its files."""
-    command = ["git", "-C", PACKAGE, "log", "-1", "--format=%h", "--abbrev=9", "--", "."]
+    command = [
+        "git",
+        "-C",
+        PACKAGE,
+        "log",
+        "-1",
+        "--format=%h",
+        "--abbrev=9",
+        "--",
+        ".",
+    ]
     digest = fingerprint(_digest(str(PACKAGE)))[:8]
     with suppress(OSError):  # git is not installed
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -86,7 +86,9 @@ def check(parameters: Mapping[str, Any], **rules: Rule) -> None:
         assigned = {}
     refuse_unknown(assigned, known, "this notebook")
     for name, value in assigned.items():
-        _of_type(f"papermill takes lists and mappings by -y: {name}", known[name], value)
+        _of_type(
+            f"papermill takes lists and mappings by -y: {name}", known[name], value
+        )
     rules = RULES | rules
     for name in rules.keys() & parameters:
         _check_rule(name, rules[name], parameters[name])

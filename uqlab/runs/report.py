@@ -5,6 +5,7 @@ import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas
 
@@ -51,14 +52,21 @@ def _absolute(place: str) -> str:
     return path if place and glob.glob(path) else place
 
 
-def of_logits(logits: str | None, watch: str | None, folder: Path) -> Values:
-    """Return the parameters of the study of saved logits, or of an alarm of theirs."""
+def plan(
+    logits: str | None, watch: str | None, folder: Path, **brought: Any
+) -> tuple[str, str, Values]:
+    """Return the notebook that runs, the report's name, and the parameters."""
+    values = of_model(**brought)
+    if bool(values) + bool(logits) + bool(watch) > 1:
+        raise ValueError("give one of --logits, --watch and a model")
     if logits:
-        return {"logits": logits}
+        return SAVED, "logits", {"logits": logits}
+    if not watch:
+        return LESSON, "report", values
     alarm = folder.absolute() / "alarm.json"
     if not alarm.is_file():
         raise ValueError(f"no {alarm}; first: uqlab report --logits FILE")
-    return {"watch": watch, "alarm": str(alarm)}
+    return SAVED, f"watch_{Path(watch).stem}", {"watch": watch, "alarm": str(alarm)}
 
 
 def finish(run: Path, folder: Path, name: str) -> str:

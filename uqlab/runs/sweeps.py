@@ -11,6 +11,7 @@ import math
 import re
 from collections import ChainMap, Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -160,6 +161,7 @@ def axis(text: str, default: Any = None) -> list[Any]:
     0:5 or 0:10:2 are integers up to but without the end, 1,2,4 or [1],[1,2] are the
     items of a list in YAML. If the parameter's default is text, so are the values.
     """
+    values = []
     bounds = re.fullmatch(r"(-?\d+):(-?\d+)(?::(-?[1-9]\d*))?", text)
     if isinstance(default, str):
         values = re.split(r",\s*(?![^\[]*\])", text)  # not in digits[0,1]
@@ -167,7 +169,8 @@ def axis(text: str, default: Any = None) -> list[Any]:
         numbers = range(*map(int, bounds.groups("1")))
         values = list(numbers[: MOST_RUNS + 1])  # enough to be refused for its length
     else:
-        values = yaml.safe_load(f"[{text}]")
+        with suppress(yaml.YAMLError):
+            values = yaml.safe_load(f"[{text}]")
     if not values or "" in values:
         raise ValueError(
             f"{text!r} has an empty range or item; give 0:5 (0 to 4), 0:10:2 or 1,2,4"
@@ -191,10 +194,18 @@ def jobs_of_grid(
     for point in itertools.product(*_axes(grid, same.values, notebook.stem)):
         varied = dict(ChainMap(*reversed(point)))
         values = same.values | varied
-        identity = json.dumps([same.source, values | {"output_dir": ""}], sort_keys=True)
+        identity = json.dumps(
+            [same.source, values | {"output_dir": ""}], sort_keys=True
+        )
         folder = same.folder / fingerprint(identity)[:16]
         jobs[folder] = Job(
-            notebook, same.parameters | varied, folder, profile, values, same.source, varied
+            notebook,
+            same.parameters | varied,
+            folder,
+            profile,
+            values,
+            same.source,
+            varied,
         )
     return list(jobs.values())
 
@@ -208,7 +219,9 @@ def _axes(grid: Grid, known: Values, stem: str) -> list[list[Values]]:
         text = isinstance(values, str)
         axes[name] = axis(values, known.get(name)) if text else [*values]
     if not 0 < math.prod(map(len, axes.values())) <= MOST_RUNS:
-        raise ValueError(f"a sweep has 1 to {MOST_RUNS:,} runs; the grid has more or none")
+        raise ValueError(
+            f"a sweep has 1 to {MOST_RUNS:,} runs; the grid has more or none"
+        )
     return [
         [checked({name: value}, known, stem) for value in values]
         for name, values in axes.items()
@@ -219,7 +232,4 @@ def summary(report: Report) -> str:
     """Return how many runs ended how, and why some failed."""
     statuses = Counter(outcome.status for outcome in report.outcomes)
     lines = [f"{status}: {count}" for status, count in statuses.items()]
-    for outcome in report.failed:
-        reason = outcome.reason.partition("\n")[0]
-        lines.append(f"{outcome.job.label}  {reason}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(outcome.line for outcome in report.failed)])

@@ -1,7 +1,6 @@
 """The finished runs of a sweep as one tidy table: a row a run."""
 
 import json
-import shlex
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,6 +14,7 @@ from uqlab.runs.parameters import find
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+FIRST = "first: uqlab sweep NOTEBOOK -g NAME VALUES"
 FACTS = ("profile", "seconds", "device", "threads", "started", "notebook", "code")
 
 
@@ -161,9 +161,7 @@ def load(
     return frame
 
 
-def locate(
-    sweep: StrPath, profile: str = "quick", root: StrPath = "figures"
-) -> Path:
+def locate(sweep: StrPath, profile: str = "quick", root: StrPath = "figures") -> Path:
     """Return the folder or file of a sweep from its path or its notebook's name.
 
     In a folder of notebooks the one above is searched too.
@@ -177,5 +175,4 @@ def locate(
             place /= f"{find(sweep).stem}.sweep"
             if place.exists():
                 return place
-    options = f"-g NAME VALUES --profile {profile} --output-dir {shlex.quote(str(root))}"
-    raise ValueError(f"no sweep of {sweep}; first: uqlab sweep {path.stem} {options}")
+    raise ValueError(f"no sweep of {sweep} with profile {profile}; {FIRST}")
