@@ -52,7 +52,8 @@ def pretend(notebook: Path, runs: int, size: int) -> None:
     """Write finished runs: `size` bytes of figures, and as many numbers and packages as a real run has."""
     grid, now = {"seed": range(runs)}, commit()
     jobs = sweeps.jobs_of_grid(notebook, "quick", "figures", grid, {})
-    for folder, job in jobs.items():
+    for job in jobs:
+        folder = job.folder
         folder.mkdir(parents=True)
         seed = job.parameters["seed"]
         numbers = {f"number_{i}": seed + i / 7 for i in range(40)}

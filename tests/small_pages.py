@@ -33,7 +33,8 @@ def keep(self, *args, **named):
 Hand.__init__ = keep
 """
 MOVE = """
-import json, math, pathlib
+import json, math
+from uqlab import runs
 
 def move(hand):  # which of its controls change the picture from what is shown first
     controls, shown = hand.data["controls"], hand.data["shown"]
@@ -57,11 +58,12 @@ def touch(hand):  # its page alone
 moved_controls = {}
 for each in explorers:
     moved_controls |= touch(each) | (move(each) if each.name == "frames" else {})
-(pathlib.Path(output_dir) / "moved.json").write_text(json.dumps(moved_controls))
+(runs.output_dir() / "moved.json").write_text(json.dumps(moved_controls))
 """
 
 SOLVE = """
-import json, pathlib, traceback
+import json, traceback
+from uqlab import runs
 solved = []
 for number, source in enumerate({sources!r}, 1):
     try:
@@ -69,7 +71,7 @@ for number, source in enumerate({sources!r}, 1):
         solved.append("")
     except Exception:
         solved.append(traceback.format_exc())
-(pathlib.Path(output_dir) / "solved.json").write_text(json.dumps(solved))
+(runs.output_dir() / "solved.json").write_text(json.dumps(solved))
 """
 
 

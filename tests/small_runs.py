@@ -68,7 +68,7 @@ def two_notebooks(tmp_path, monkeypatch) -> Path:
         "before = 1",
         BAD,
         "after = 1",
-        parameters="output_dir = ''",
+        parameters="seed = 0\nname = ''\noutput_dir = ''",
     )
     (tmp_path / "notebooks" / "profiles.yaml").write_text(
         "tiny: {00_good: {seed: 5, lr: 1}, 01_bad: {}}\n"

@@ -7,7 +7,7 @@ import pytest
 from small_runs import notebook
 
 from uqlab.core.files import sha256, write
-from uqlab.runs import execution, manifest, parameters
+from uqlab.runs import execution, manifest
 
 PARAMETERS = """seed = 0  # random seed
 width = 1.0  # a factor
@@ -33,8 +33,8 @@ def stand_in(monkeypatch) -> list[dict]:
     """Stand in for papermill by writing what a page leaves; the result lists what was computed."""
     done = []
 
-    def papermill(job, output, *_):
-        values = parameters.defaults(job.notebook) | job.parameters
+    def papermill(job, folder, *_):
+        values = job.values
         done.append(job.parameters)
         results = {
             "numbers": {
@@ -51,10 +51,10 @@ def stand_in(monkeypatch) -> list[dict]:
                 }
             },
         }
-        write(output.parent / "results.json", json.dumps(results))
-        write(output, job.notebook.read_text())
+        write(folder / "results.json", json.dumps(results))
+        write(folder / job.notebook.name, job.notebook.read_text())
 
-    monkeypatch.setattr(execution, "_papermill", papermill)
+    monkeypatch.setattr(execution, "run_notebook", papermill)
     monkeypatch.setattr(manifest, "commit", lambda: "abc")
     monkeypatch.setattr(execution, "packages", lambda: {"torch": "2"})
     return done

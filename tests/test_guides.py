@@ -237,7 +237,7 @@ def run_nothing(monkeypatch):
         raise SystemExit(0)
 
     monkeypatch.setattr(execution, "run_all", check_all)
-    monkeypatch.setattr(doctor, "report", lambda: ({}, []))  # has tests of its own
+    monkeypatch.setattr(doctor, "report", lambda: ([], []))  # has tests of its own
     monkeypatch.setattr("jupyterlab.labapp.LabApp.launch_instance", lambda *_: None)
 
 
@@ -347,8 +347,8 @@ def test_the_code_for_clusters_plans_runs_that_their_pages_take(desk, monkeypatc
         printed.check_page(job.notebook, job.parameters)
         planned.append(job.folder)
 
-    def compute_all(jobs, labels, **_):
-        return {job.folder: compute(job) or execution.Result("ok") for job in jobs}
+    def compute_all(jobs, **_):
+        return {job.folder: compute(job) or execution.Result(job, "ok") for job in jobs}
 
     monkeypatch.setattr(execution, "compute", compute)
     monkeypatch.setattr(execution, "run_all", compute_all)

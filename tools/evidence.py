@@ -101,8 +101,8 @@ def keep(sweep: Path, folder: Path, figures: Iterable[str]) -> None:
     The manifest is cut to the files that are kept; data files in the current folder are
     named as seen from there.
     """
-    found = tables.read(sweep)
-    frame, first = tables.as_frame(found, sweep), sweep / found.rows[0]["run"]
+    frame = tables.read(sweep)
+    first = sweep / frame.run[0]
     manifest = Manifest.read(first)
     kept = ["results.json", *(f"{name}.png" for name in figures)]
     folder.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ def keep(sweep: Path, folder: Path, figures: Iterable[str]) -> None:
     files = {name: manifest.files[name] for name in kept}
     dataclasses.replace(manifest, data=data, files=files).save(folder)
     write(folder / "table.csv", frame.to_csv(index=False, float_format="%.6g"))
-    about = tables.circumstances(found, sweep, found.rows)
+    about = tables.circumstances([Manifest.read(sweep / run) for run in frame.run])
     write(folder / "table.json", json.dumps(about, indent=1))
 
 
@@ -158,7 +158,7 @@ def _row(folder: Path, entry: dict[str, Any]) -> list[str]:
         ", ".join(
             sorted({v for a in studies for v in VERSION.findall(str(a["uqlab"]))})
         ),
-        tables.counted(held, "in every run") if held else "–",
+        f"{sum(held)} of {len(held)} in every run" if held else "–",
     ]
 
 
@@ -189,7 +189,7 @@ def _apart(folder: Path, entry: dict[str, Any]) -> Iterator[str]:
                 )
             there = "so" if paper["holds"] else "not so"
             yield (
-                f"“{claims[name].sentence}”: in {tables.counted(held, 'runs')}, "
+                f"“{claims[name].sentence}”: in {sum(held)} of {len(held)} runs, "
                 f"in the paper {there} ({paper['text']}). {reasons[name]}"
             )
 

@@ -153,12 +153,12 @@ def files(number: int, rng: random.Random) -> Iterator[str]:
 
 
 # Sweeps ---------------------------------------------------------------------------------------------------------------
-def fake_papermill(job: execution.Job, output: Path, *_: Any) -> None:
+def fake_papermill(job: execution.Job, folder: Path, *_: Any) -> None:
     """Stands in for papermill: writes what a page leaves, slowly enough to be killed."""
-    write(output, job.notebook.read_text())
+    write(folder / job.notebook.name, job.notebook.read_text())
     time.sleep(0.01)
     numbers = {"seed": job.parameters["seed"]}
-    write(output.parent / "results.json", json.dumps({"numbers": numbers}))
+    write(folder / "results.json", json.dumps({"numbers": numbers}))
 
 
 SWEEP = Path("figures/quick/0.sweep")
@@ -170,18 +170,18 @@ def page(seeds: int = 12) -> Iterator[Callable[[], sweeps.Report]]:
     cell = nbformat.v4.new_code_cell(
         "seed = 0  # a seed", metadata={"tags": ["parameters"]}
     )
-    before = os.getcwd(), execution._papermill, execution.packages
+    before = os.getcwd(), execution.run_notebook, execution.packages
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         nbformat.write(nbformat.v4.new_notebook(cells=[cell]), "0.ipynb")
-        execution._papermill, execution.packages = fake_papermill, dict
+        execution.run_notebook, execution.packages = fake_papermill, dict
         try:
             yield lambda: sweeps.sweep(
                 "0.ipynb", {"seed": range(seeds)}, progress=False, keep_stale=True
             )
         finally:
             os.chdir(before[0])
-            execution._papermill, execution.packages = before[1:]
+            execution.run_notebook, execution.packages = before[1:]
 
 
 def done(sweep: Path = SWEEP) -> set[Path]:
@@ -212,7 +212,7 @@ def whole(run: Callable[[], sweeps.Report], seeds: int) -> Iterator[str]:
     left = [
         path.name
         for path in report.folder.iterdir()
-        if path.name[0] == "." or path.suffix == ".failed"
+        if path.suffix in (".tmp", ".old", ".failed")
     ]
     if len(done(report.folder)) != seeds or left:
         yield f"FAULT sweep: {len(done(report.folder))} of {seeds} runs at the end, left {left[:3]}"

@@ -9,7 +9,6 @@ import yaml
 from small_sweeps import checkout, stand_in  # noqa: F401  (fixtures)
 
 from uqlab.core.files import read_json
-from uqlab.runs import gallery, manifest
 from uqlab.runs.manifest import Manifest
 
 sys.path.append(str(Path(__file__).parents[2] / "tools"))
@@ -83,30 +82,3 @@ def test_where_most_runs_contradict_a_paper_a_reason_must_be_given(project, comp
         "“It is <even>.”: in 1 of 3 runs, in the paper so (Table <2>). Odd seeds."
         in text
     )
-
-
-def test_the_gallery_shows_what_is_kept_and_marks_it_when_the_code_has_changed(
-    project, computed, monkeypatch
-):
-    told(project, **{PAGE: entry(reasons={"numbers": "It counts."})})
-    (folder := project / "figures" / "real" / f"{PAGE}.sweep").rename(
-        project / "elsewhere"
-    )
-    (
-        study := folder.with_name("09_study")
-    ).mkdir()  # made by a notebook beside the page: rows alone
-    (study / "rows.csv").write_text("seed\n0\n")
-    page = gallery.build(folder.parent).read_text()
-    assert "Incomplete" not in page
-    assert 'href="09_study/rows.csv"' in page
-    assert f'href="{PAGE}/table.csv"' in page
-    assert "Stale:" not in page
-    monkeypatch.setattr(manifest, "commit", lambda: "def")
-    assert "Stale: of uqlab" in gallery.build(folder.parent).read_text()
-
-
-def test_a_page_without_seeds_is_refused(project, computed, capsys):
-    told(project, **{PAGE: {"smaller": "All."}})
-    with pytest.raises(SystemExit):
-        evidence.main(["00"])
-    assert "no seeds in" in capsys.readouterr().err

@@ -3,22 +3,20 @@
 The notebook's behaviour follows from its seed and from files in its folder, where it also leaves word of every start.
 """
 
-import hashlib
-import inspect
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
-import torch
-from small_runs import heed_interrupts, notebook
+from small_runs import call, heed_interrupts, notebook
+from small_sweeps import checkout, stand_in  # noqa: F401  (fixtures)
 
-from uqlab import ensembles, models, training
+from uqlab import runs
 from uqlab.runs import manifest, sweeps
 
 START = """import os, signal, time
@@ -30,7 +28,7 @@ PARAMETERS = "seed = 0  # what happens"
 
 
 @pytest.fixture
-def project(tmp_path, monkeypatch) -> Path:
+def desk(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -87,7 +85,7 @@ def half_done(project: Path) -> list[Path]:
     return list(project.glob("figures/quick/0.sweep/.*.tmp"))
 
 
-def test_a_run_that_fails_stops_no_other(project):
+def test_a_run_that_fails_stops_no_other(desk):
     """Of five at once one raises, one hangs, one's kernel is killed, one can write no more; the fifth is well."""
     misbehave = """if not mended and seed == 1:
     raise ValueError("the reason")
@@ -97,7 +95,7 @@ if not mended and seed == 3:
     os.kill(os.getpid(), signal.SIGKILL)
 if seed == 4:
     print("x" * 300_000)"""
-    notebook(project / "0.ipynb", START, misbehave, parameters=PARAMETERS)
+    notebook(desk / "0.ipynb", START, misbehave, parameters=PARAMETERS)
 
     def limit():  # what a full disk does: a write fails half-way
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
@@ -107,195 +105,187 @@ if seed == 4:
     )
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 1, output
-    reasons = dict(
-        line.split("}  ")
-        for line in output.partition("failed because\n")[2].splitlines()
-        if "seed" in line
-    )
-    assert reasons.keys() == {f"{{'seed': {seed}" for seed in range(1, 5)}, output
-    assert "In [4] ValueError: the reason" in reasons["{'seed': 1"]
-    assert "In [4] it took more than 60 s (timeout)" in reasons["{'seed': 2"]
-    assert "Kernel died" in reasons["{'seed': 3"]
-    assert "File too large" in reasons["{'seed': 4"]
-    assert finished(project) == 1
-    assert half_done(project) == []
-    wait_for(lambda: not any(lives(kernel) for _, kernel in starts(project)))
+    summed = output.partition("failed: 4\n")[2].splitlines()
+    lines = [line.split("  ", 1) for line in summed if line.startswith("seed=")]
+    reasons = dict(lines)
+    assert reasons.keys() == {f"seed={seed}" for seed in range(1, 5)}, output
+    assert "In [4] ValueError: the reason" in reasons["seed=1"]
+    assert "took more than 60" in reasons["seed=2"]
+    assert "Kernel died" in reasons["seed=3"]
+    assert "File too large" in reasons["seed=4"]
+    assert finished(desk) == 1
+    assert half_done(desk) == []
+    wait_for(lambda: not any(lives(kernel) for _, kernel in starts(desk)))
 
-    (project / "mended").touch()
+    (desk / "mended").touch()
     report = sweeps.sweep("0.ipynb", {"seed": "0:5"}, jobs=4, progress=False)
-    assert [outcome.status for outcome in report.outcomes] == ["done before"] + [
-        "ok"
-    ] * 4
-    assert sorted(seed for seed, _ in starts(project)) == [0, 1, 1, 2, 2, 3, 3, 4, 4]
-    assert finished(project) == 5
+    assert [o.status for o in report.outcomes] == ["done before"] + ["ok"] * 4
+    assert sorted(seed for seed, _ in starts(desk)) == [0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert finished(desk) == 5
 
 
 @pytest.mark.parametrize(
     "kill", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"]
 )
-def test_a_sweep_that_is_stopped_goes_on_where_it_was(project, kill):
+def test_a_sweep_that_is_stopped_goes_on_where_it_was(desk, kill):
     """Stopped with a run done and two in progress; then a sweep, or two at once, do what is missing, each run once."""
     notebook(
-        project / "0.ipynb",
+        desk / "0.ipynb",
         START,
         "while seed and not mended:\n    time.sleep(0.1)",
         parameters=PARAMETERS,
     )
     process = sweep_command("-g", "seed", "0:3", "--jobs", "2")
-    wait_for(lambda: finished(project) == 1 and len(starts(project)) == 3)
+    wait_for(lambda: finished(desk) == 1 and len(starts(desk)) == 3)
     process.send_signal(kill)
     output, _ = process.communicate(timeout=240)
     assert process.returncode == (-9 if kill == signal.SIGKILL else 130)
-    wait_for(lambda: not any(lives(kernel) for _, kernel in starts(project)))
-    assert finished(project) == 1
+    wait_for(lambda: not any(lives(kernel) for _, kernel in starts(desk)))
+    assert finished(desk) == 1
     if kill == signal.SIGINT:
-        assert output.endswith(
-            "stopped; 1 of 3 runs are done, the same again does the rest\n"
-        )
-        assert half_done(project) == []
-    else:
-        assert len(half_done(project)) == 2
+        assert output.endswith("stopped; 1 of 3 runs are done\n")
+    assert len(half_done(desk)) == (2 if kill == signal.SIGKILL else 0)
 
-    (project / "mended").touch()
-    other = (
-        sweep_command("-g", "seed", "0:3", "--quiet")
-        if kill == signal.SIGKILL
-        else None
-    )
+    (desk / "mended").touch()
+    arguments = "-g", "seed", "0:3", "--quiet"
+    other = sweep_command(*arguments) if kill == signal.SIGKILL else None
     report = sweeps.sweep("0.ipynb", {"seed": "0:3"}, progress=False)
     if other:
         output, _ = other.communicate(timeout=240)
         assert other.returncode == 0, output
     assert report.failed == []
-    assert sorted(seed for seed, _ in starts(project)) == [0, 1, 1, 2, 2]
-    assert finished(project) == 3
-    assert half_done(project) == []
+    assert sorted(seed for seed, _ in starts(desk)) == [0, 1, 1, 2, 2]
+    assert finished(desk) == 3
+    assert half_done(desk) == []
 
 
 @pytest.mark.filterwarnings("default")  # Dask's own, of processes that are killed
-def test_workers_of_a_cluster_that_are_killed(project):
-    """One run kills its worker once and is computed by another, one does so always and is given up; both are named."""
+def test_workers_of_a_cluster_that_are_killed(desk):
+    """One run kills its worker once and is computed by another, one does so always and is given up."""
     distributed = pytest.importorskip("distributed")
-    murder = """while seed == 0 and len(open("starts").readlines()) < 3:
-    time.sleep(0.1)
-if seed == 2 or (seed == 1 and not Path("killed").exists()):
+    murder = """if seed == 2 or (seed == 1 and not Path("killed").exists()):
     Path("killed").touch()
     import psutil
     psutil.Process().parents()[1].kill()  # that of the process in which papermill runs
     time.sleep(600)"""
-    notebook(project / "0.ipynb", START, murder, parameters=PARAMETERS)
+    notebook(desk / "0.ipynb", START, murder, parameters=PARAMETERS)
     options = {
         "n_workers": 2,
         "threads_per_worker": 1,
         "dashboard_address": ":0",
         "silence_logs": 50,
     }
-    with distributed.LocalCluster(resources={"GPU": 1}, **options) as cluster:
-        address = cluster.scheduler_address
-        report = sweeps.sweep(
-            "0.ipynb",
-            {"seed": "0:3"},
-            cluster=address,
-            resources={"GPU": 1},
-            progress=False,
-        )
+    with (
+        distributed.LocalCluster(resources={"GPU": 1}, **options) as cluster,
+    ):
+        how = {"cluster": cluster.scheduler_address, "resources": {"GPU": 1}}
+        report = sweeps.sweep("0.ipynb", {"seed": "0:3"}, progress=False, **how)
     assert [outcome.status for outcome in report.outcomes] == ["ok", "ok", "failed"]
-    assert "killed twice" in report.failed[0].reason
-    assert sum(seed == 2 for seed, _ in starts(project)) == 2
-    assert finished(project) == 2
-    assert half_done(project) == []
-    wait_for(lambda: not any(lives(kernel) for _, kernel in starts(project)))
+    assert "its worker died" in report.failed[0].reason
+    assert finished(desk) == 2
+    wait_for(lambda: not any(lives(kernel) for _, kernel in starts(desk)))
 
 
-def test_a_cluster_without_a_fit_worker_is_waited_for(project, capsys):
-    distributed = pytest.importorskip("distributed")
-    notebook(project / "0.ipynb", parameters=PARAMETERS)
-    with distributed.LocalCluster(
-        n_workers=0, dashboard_address=":0", silence_logs=50
-    ) as cluster:
-        threading.Timer(2, cluster.scale, (1,)).start()
-        report = sweeps.sweep("0.ipynb", {}, cluster=cluster.scheduler_address)
-    assert [outcome.status for outcome in report.outcomes] == ["ok"]
-    assert capsys.readouterr().err == "waiting for a worker; now there is none\n"
+# Results are never lost ----------------------------------------------------------------
 
 
-def test_a_cluster_that_is_not_there(project):
-    pytest.importorskip("distributed")
-    notebook(project / "0.ipynb", parameters=PARAMETERS)
-    with pytest.raises(ValueError, match="no Dask scheduler at nowhere: "):
-        sweeps.sweep("0.ipynb", {"seed": "0:3"}, cluster="nowhere", progress=False)
+def test_a_kill_between_the_two_renames_loses_nothing(project, computed):
+    """The old result is hidden then, and the new one may be half done."""
+    folder = sweeps.run_one("00")
+    for left in ("old", "tmp"):
+        folder.rename(folder.with_name(f".{folder.name}.{left}"))
+        folder.with_name(f".{folder.name}.tmp").mkdir(exist_ok=True)
+        report = sweeps.sweep("00", {}, progress=False)
+        assert [outcome.status for outcome in report.outcomes] == ["ok"]
+        assert manifest.finished(folder)
+        assert len(computed) == (1 if left == "old" else 2)  # no result yet
 
 
-DELAY = 0.0  # seconds a batch
+@pytest.mark.parametrize("link", ["figures", "figures/tiny", "figures/tiny/00_some"])
+def test_a_result_folder_behind_a_link_is_replaced_where_it_lies(
+    project, computed, link
+):
+    scratch = project / "scratch disk"
+    (project / link).parent.mkdir(parents=True, exist_ok=True)
+    scratch.mkdir()
+    (project / link).symlink_to(scratch)
+    for seed in range(3):
+        result = call("run", "00", "--profile", "tiny", "-p", "seed", seed)
+        assert result.exit_code == 0, result.output
+        assert (project / link).readlink() == scratch
+    folder = project / "figures/tiny/00_some"
+    assert manifest.Manifest.read(folder).parameters["seed"] == 2
+    assert manifest.finished(folder)
+    hidden = [path.suffix for path in project.rglob(".*") if "00_some" in path.name]
+    assert {*hidden} <= {".lock"}
 
 
-def slowly(x, generators):
-    """An augmentation that is the same in the killed process and in the one that resumes, where it does not wait."""
-    time.sleep(DELAY)
-    return x
+def test_a_sweep_behind_a_link_goes_on(project, computed):
+    (project / "scratch").mkdir()
+    (project / "figures/tiny").mkdir(parents=True)
+    (project / "figures/tiny/00_some.sweep").symlink_to(project / "scratch")
+    command = ("sweep", "00", "-g", "seed", "0:2", "--profile", "tiny", "--quiet")
+    for _ in range(2):
+        result = call(*command)
+        assert result.exit_code == 0, result.output
+    assert len(computed) == 2
+    shutil.rmtree(project / "scratch")  # as a cluster does after 30 days
+    assert call(*command).exit_code == 0
+    assert len(computed) == 4
 
 
-TRAINING = f"""import time, torch
-from uqlab import ensembles, models, training
-torch.set_num_threads(2)
-x = torch.rand(80, 12, generator=torch.Generator().manual_seed(0))
-ensemble = ensembles.deep(lambda: models.mlp(12, (16, 8), classes=3), 4, seed=3)
-DELAY = 0.1
-{inspect.getsource(slowly)}
-history = training.fit(ensemble, x, torch.arange(80) % 3, epochs=8, lr=0.1, momentum=0.9, batch_size=16, seed=5,
-                       progress=False, resume="run", augment=slowly)
+def test_what_no_run_has_written_is_not_replaced(project, computed):
+    (project / "mine").mkdir()
+    (project / "mine" / "thesis.tex").write_text("years")
+    for place in ("mine", "mine/thesis.tex"):
+        with pytest.raises(ValueError, match="no run has written"):
+            runs.execute("00", folder=place)
+    own = notebook(project / "figures" / "quick" / "01_own" / "01_own.ipynb")
+    with pytest.raises(ValueError, match="lies in its result folder"):
+        runs.execute(own)
+    folder = runs.execute("00", {"seed": 1})
+    (folder / "notes").mkdir()
+    (folder / "notes" / "why.md").write_text("because")
+    runs.execute("00", {"seed": 2})
+    runs.execute("00", {"seed": 3})
+    assert (folder / "notes" / "why.md").read_text() == "because"
+    assert manifest.Manifest.read(folder).parameters["seed"] == 3
+    assert (project / "mine" / "thesis.tex").read_text() == "years"
+
+
+FULL = """
+import resource, signal
+import torch
+from torch import nn
+from uqlab import ensembles, runs, training
+x, y = torch.randn(9, 600), torch.arange(9) % 3
+def fit(epochs):
+    ensemble = ensembles.deep(lambda: nn.Linear(600, 3), 2)
+    training.fit(
+        ensemble, x, y, epochs=epochs, lr=0.1, progress=False, resume="run"
+    )
+fit(1)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, -1))
+assert "some" in runs.cached("a", lambda: {"some": torch.zeros(9999)})
+try:
+    fit(2)
+except OSError as error:
+    assert "make room" in str(error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+    fit(3)
+    print("went on")
 """
 
 
-def test_training_that_is_killed_resumes_bit_identically(project):
-    """kill -9 as soon as two epochs are on disk; the resumed run equals one that was never stopped in every bit."""
-    script = project / "train.py"  # a file, so that the augmentation has a source
-    script.write_text(TRAINING)
-    process = subprocess.Popen([sys.executable, script])
-    seen = set()
-
-    def two_epochs():
-        seen.add(
-            (project / "run" / "training.pt").stat().st_mtime_ns
-            if (project / "run" / "training.pt").exists()
-            else None
-        )
-        return len(seen - {None}) >= 2
-
-    wait_for(two_epochs)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
-    x = torch.rand(80, 12, generator=torch.Generator().manual_seed(0))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-
-    def trained(resume: str | None) -> tuple[str, int]:
-        ensemble = ensembles.deep(lambda: models.mlp(12, (16, 8), classes=3), 4, seed=3)
-        settings = {
-            "epochs": 8,
-            "lr": 0.1,
-            "momentum": 0.9,
-            "batch_size": 16,
-            "seed": 5,
-            "progress": False,
-        }
-        history = training.fit(
-            ensemble,
-            x,
-            torch.arange(80) % 3,
-            augment=slowly,
-            resume=resume,
-            **settings,
-        )
-        state = (
-            b"".join(p.detach().numpy().tobytes() for p in ensemble.parameters())
-            + history.loss.numpy().tobytes()
-        )
-        return hashlib.sha256(state).hexdigest(), history.steps
-
-    resumed, steps = trained("run")
-    whole, all_steps = trained(None)
-    torch.set_num_threads(threads)
-    assert 0 < steps < all_steps == 40
-    assert steps % 5 == 0
-    assert resumed == whole
+@pytest.mark.skipif(sys.platform == "win32", reason="it has no limit of files")
+def test_a_full_disk_costs_no_training(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", FULL],
+        cwd=tmp_path,
+        env=os.environ | {"UQLAB_CACHE": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "went on\n", done.stderr

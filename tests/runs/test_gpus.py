@@ -6,9 +6,8 @@ import threading
 
 import pytest
 from small_runs import call, notebook
-from small_sweeps import checkout, stand_in  # noqa: F401  (fixtures)
 
-from uqlab.runs import execution, sweeps
+from uqlab.runs import sweeps
 
 PAGE = """from uqlab import runs
 import os, time
@@ -38,14 +37,12 @@ def spans(folder):
 
 @pytest.mark.slow
 def test_no_two_runs_share_a_gpu_also_of_two_sweeps_at_once(page, tmp_path):
-    def other():
-        sweeps.sweep(
-            page, {"seed": "4:6"}, gpus=["5", "6"], root="other", progress=False
-        )
-
-    thread = threading.Thread(target=other)
+    how = {"gpus": ["5", "6"], "root": "other", "progress": False}
+    thread = threading.Thread(
+        target=sweeps.sweep, args=(page, {"seed": "4:6"}), kwargs=how
+    )
     thread.start()
-    result = call("sweep", page, "-g", "seed", "0:4", "--gpus", "5,6")
+    result = call("sweep", page, "-g", "seed", "0:4", "--gpus", "5, 6")
     thread.join()
     assert result.exit_code == 0, result.output
     found = spans(tmp_path)
@@ -70,33 +67,8 @@ def test_a_run_on_a_cluster_has_one_of_its_workers_gpus(page, tmp_path, monkeypa
     assert sorted(found) == ["2", "3"]
 
 
-def test_a_run_that_waits_for_a_gpu_can_be_stopped(tmp_path):
-    stop = threading.Event()
-    with execution.a_gpu(["7"], stop) as shown:
-        assert shown == {"CUDA_VISIBLE_DEVICES": "7"}
-        stop.set()
-        with (
-            pytest.raises(execution.RunError, match="stopped"),
-            execution.a_gpu(["7"], stop),
-        ):
-            pass
-    with execution.a_gpu(["7"], stop) as shown:
-        assert shown == {"CUDA_VISIBLE_DEVICES": "7"}
-    with execution.a_gpu([], stop) as shown:
-        assert shown == {}
-
-
 @pytest.mark.parametrize("wrong", ["cuda:0", "0,", "all"])
 def test_what_is_no_gpu_would_compute_on_the_cpu(page, wrong):
     result = call("sweep", page, "-g", "seed", "0:2", "--gpus", wrong)
     assert result.exit_code == 2
     assert "give numbers like 0,1" in result.output
-
-
-def test_gpus_may_be_written_with_spaces(page, monkeypatch):
-    given = []
-    monkeypatch.setattr(
-        sweeps, "sweep", lambda *_, gpus, **__: given.append(gpus) or 1 / 0
-    )
-    call("sweep", page, "-g", "seed", "0:2", "--gpus", "0, 1")
-    assert given == [["0", "1"]]

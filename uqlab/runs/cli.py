@@ -1,36 +1,34 @@
 """The `uqlab` command; what takes long to import is imported where it is needed."""
 
-import itertools
 import json
 import os
 import re
 import shlex
-import shutil
-import tempfile
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from uqlab import __version__
-from uqlab.core.files import TRAININGS, write
+from uqlab.core.files import TRAININGS, Values, write
 from uqlab.core.recording import Record
-from uqlab.runs import execution, plans, sweeps, tables
+from uqlab.runs import execution, sweeps, tables
+from uqlab.runs.execution import Job, Result
+from uqlab.runs.manifest import Manifest
 from uqlab.runs.parameters import (
-    KINDS,
     PACKED,
     all_notebooks,
+    find,
     from_here,
     new_project,
-    per_notebook,
     profiles,
 )
 
 EXAMPLES = """\b
 Examples:
-  uqlab new demo && cd demo            # a folder with the pages, to work in
-  uqlab run 00 --profile tiny          # one page, headless, in seconds
+  uqlab new demo && cd demo            # a folder with the lessons, to work in
+  uqlab run 00 --profile tiny          # one notebook, headless, in seconds
   uqlab run 03 -p seed 1 --dry-run     # what would run, how long it took last time
   uqlab sweep 03 -g seed 0:5 --jobs 2  # five runs, two at a time; again: goes on
   uqlab COMMAND --help                 # every option
@@ -41,26 +39,14 @@ Completion by the Tab key, in bash, zsh or fish (name yours in place of bash, tw
 """
 
 
-class Place(click.Path):
-    """A path, in which ~ is the home folder."""
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Return the path; a shell leaves --output-dir=~/runs as it is."""
-        return super().convert(os.path.expanduser(value), param, ctx)
-
-
-FOLDER = Place(file_okay=False, writable=True, path_type=Path)
-FILE = Place(exists=True, dir_okay=False, resolve_path=True)
-
-
-class Command(click.Command):
-    """A command that says in one line what it refuses or what the system refuses."""
+class _Commands(click.Group):
+    """Commands that say in one line what they or the system refuse."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; Ctrl-C ends it with the shell's exit code 130."""
+        """Run a command; Ctrl-C ends it with the shell's exit code 130."""
         try:
             return super().invoke(ctx)
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise click.UsageError(str(error), ctx) from error
         except (ImportError, OSError) as error:
             raise click.ClickException(str(error)) from error
@@ -68,25 +54,8 @@ class Command(click.Command):
             raise SystemExit(130) from None
 
 
-class Commands(click.Group):
-    """All commands."""
-
-    command_class = Command
-
-
-class Resource(click.ParamType):
-    """NAME=NUMBER."""
-
-    name = "resource"
-
-    def convert(self, value: str, param: Any, ctx: Any) -> tuple[str, float]:
-        """Return the name and the number."""
-        name, _, number = value.partition("=")
-        return name, click.FLOAT(number, param, ctx)
-
-
 @click.group(
-    cls=Commands,
+    cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=EXAMPLES,
 )
@@ -95,44 +64,7 @@ def main() -> None:
     """Run the notebooks headless and look at what they found."""
 
 
-# Arguments and options of several commands -------------------------------------------
-
-
-def _pages(context, parameter, incomplete):
-    """Complete a notebook: the pages by name, else paths."""
-    pages = itertools.chain(*map(all_notebooks, KINDS))
-    stems = [path.stem for path in pages if path.stem.startswith(incomplete)]
-    path = CompletionItem(incomplete, type="file")
-    return [CompletionItem(stem) for stem in stems] or [path]
-
-
-def _profiles(context, parameter, incomplete):
-    names = profiles(all_notebooks()[0])
-    return [name for name in names if name.startswith(incomplete)]
-
-
-def _into(folder):
-    return click.option(
-        "--output-dir", default=folder, show_default=True, type=FOLDER, metavar="FOLDER"
-    )
-
-
-def _jobs(default, help):
-    return click.option(
-        "--jobs", default=default, type=click.IntRange(1), help=help, show_default=True
-    )
-
-
-def _pairs(*names, values="VALUE", help="Repeatable."):
-    metavar = f"NAME {values}"
-    return click.option(
-        *names,
-        type=(str, str),
-        multiple=True,
-        metavar=metavar,
-        help=help,
-        callback=_by_name,
-    )
+# Options of several commands ----------------------------------------------------------
 
 
 def _by_name(context, parameter, pairs):
@@ -143,52 +75,66 @@ def _by_name(context, parameter, pairs):
     return values
 
 
-def _numbers_of_gpus(context, parameter, text):
+def _pairs(*names, metavar="NAME VALUE", help="Repeatable."):
+    return click.option(
+        *names,
+        type=(str, str),
+        multiple=True,
+        metavar=metavar,
+        help=help,
+        callback=_by_name,
+    )
+
+
+def _into(default):
+    folder = click.Path(file_okay=False, writable=True, path_type=Path)
+    return click.option(
+        "--output-dir",
+        default=default,
+        show_default=True,
+        type=folder,
+        metavar="FOLDER",
+    )
+
+
+def _gpu_list(context, parameter, text):
     numbers = [number.strip() for number in text.split(",")] if text else []
     if wrong := [n for n in numbers if not re.fullmatch(r"\d+|(GPU|MIG)-[\w-]+", n)]:
         raise click.BadParameter(f"give numbers like 0,1 or UUIDs, got {wrong[0]!r}")
     return numbers
 
 
-one_page = click.argument("notebook", shell_complete=_pages)
-pages = click.argument(
-    "notebooks", nargs=-1, metavar="[NOTEBOOK]...", shell_complete=_pages
-)
-parameters = _pairs("-p", "--parameter", "parameters")
-of_profile = click.option(
+_parameters = _pairs("-p", "--parameter", "parameters")
+_profile = click.option(
     "--profile",
     default="quick",
     show_default=True,
     help="Parameter set of notebooks/profiles.yaml.",
-    shell_complete=_profiles,
 )
-timeout = click.option(
-    "--timeout",
-    type=click.FloatRange(0, min_open=True),
-    help="Seconds for each notebook.",
-)
-gpus = click.option(
+_timeout = click.option("--timeout", type=float, help="Seconds for each notebook.")
+_gpus = click.option(
     "--gpus",
     default="",
     metavar="LIST",
-    callback=_numbers_of_gpus,
+    callback=_gpu_list,
     help="Of this machine, 0,1,2,3: one for each run, and as many runs at a time.",
 )
-quiet = click.option(
+_quiet = click.option(
     "--quiet", is_flag=True, help="No progress: failures and the summary only."
 )
-dry_run = click.option(
+_dry_run = click.option(
     "--dry-run",
     is_flag=True,
-    help="Only say what would run, what is reused, how long it took last time.",
+    help="Only say what would run, what it needs, how long it took last time.",
 )
+_file = click.Path(exists=True, dir_okay=False, resolve_path=True)
 
 
 # Begin -------------------------------------------------------------------------------
 
 
 @main.command()
-@click.argument("folder", type=FOLDER)
+@click.argument("folder", type=click.Path(path_type=Path))
 @click.option(
     "--student",
     is_flag=True,
@@ -197,12 +143,10 @@ dry_run = click.option(
 def new(folder, student) -> None:
     """Make a folder to work in.
 
-    FOLDER is new or empty, and gets the pages, their profiles and a place for results.
-    What is changed there changes no other folder.
+    FOLDER is new or empty, and gets the notebooks, their profiles and a place for
+    results. What is changed there changes no other folder.
     """
     new_project(folder, student)
-    count = len(list(folder.glob("notebooks/[0-9]*.ipynb")))
-    click.echo(f"{folder}: {count} lessons and studies; README.md says what is where")
     enter = shlex.quote(str(folder))
     click.echo(f"next:\n  cd {enter}\n  uqlab run 00 --profile tiny\n  uqlab lab")
 
@@ -210,34 +154,30 @@ def new(folder, student) -> None:
 @main.command(context_settings={"ignore_unknown_options": True})
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 def lab(args) -> None:
-    """Open JupyterLab on the guide to the pages.
+    """Open JupyterLab on the guide to the lessons.
 
     ARGS are JupyterLab's own: --no-browser --port 9000.
     """
     from jupyterlab.labapp import LabApp
 
     root = all_notebooks()[0].parents[1]
-    if root == PACKED:  # the package's own pages belong to all projects
+    if root == PACKED:  # the package's own notebooks belong to all projects
         raise ValueError(
             "no notebooks/[0-9]*.ipynb in this folder; "
             "first: uqlab new FOLDER, then cd FOLDER"
         )
-    viewers = {"defaultViewers": {"markdown": "Markdown Preview"}}
-    rendered = json.dumps({"@jupyterlab/docmanager-extension:plugin": viewers})
-    with tempfile.TemporaryDirectory(prefix="uqlab-") as settings:
-        Path(settings, "overrides.json").write_text(rendered)
-        LabApp.launch_instance(
-            [
-                f"--ServerApp.root_dir={root}",
-                f"--LabApp.app_settings_dir={settings}",
-                "--LabApp.default_url=/lab/tree/notebooks/README.md",
-                *args,
-            ]
-        )
+    LabApp.launch_instance(
+        [
+            f"--ServerApp.root_dir={root}",
+            f"--LabApp.app_settings_dir={Path(__file__).with_name('lab')}",
+            "--LabApp.default_url=/lab/tree/notebooks/README.md",
+            *args,
+        ]
+    )
 
 
-@main.command("doctor")
-def examine() -> None:
+@main.command()
+def doctor() -> None:
     """Say what is installed, and where things are.
 
     Exit code 1 if something is wrong: then the last lines say what, and what to do.
@@ -245,26 +185,26 @@ def examine() -> None:
     from uqlab.runs import doctor
 
     lines, wrong = doctor.report()
-    for title, line in lines.items():
-        click.echo(f"{title:<10} {line}")
-    for line in wrong:
-        click.echo(f"wrong      {line}")
+    click.echo("\n".join([*lines, *(wrong or ["all is well"])]))
     if wrong:
         raise SystemExit(1)
-    click.echo("all is well")
 
 
 # Run ---------------------------------------------------------------------------------
 
 
 @main.command()
-@pages
-@of_profile
-@parameters
+@click.argument("notebooks", nargs=-1, metavar="[NOTEBOOK]...")
+@_profile
+@_parameters
 @_into("figures")
-@_jobs(None, "Notebooks at a time; default all cores, or 1 beside a GPU.")
-@gpus
-@timeout
+@click.option(
+    "--jobs",
+    type=click.IntRange(1),
+    help="Notebooks at a time; default all cores, or 1 beside a GPU.",
+)
+@_gpus
+@_timeout
 @click.option("--no-cache", is_flag=True, help="Train anew, and keep no training.")
 @click.option(
     "--studies",
@@ -273,20 +213,10 @@ def examine() -> None:
     default="lessons",
     help="By default all studies, not all lessons.",
 )
-@quiet
-@dry_run
+@_quiet
+@_dry_run
 def run(
-    notebooks,
-    profile,
-    parameters,
-    output_dir,
-    jobs,
-    gpus,
-    timeout,
-    no_cache,
-    kind,
-    quiet,
-    dry_run,
+    notebooks, profile, parameters, output_dir, jobs, no_cache, kind, dry_run, **options
 ) -> None:
     """Run notebooks headless, with other values.
 
@@ -300,47 +230,104 @@ def run(
     if no_cache:
         os.environ[TRAININGS] = ""
     root = output_dir / profile
-    plan = per_notebook(notebooks, profile, parameters, kind)
+    planned = _planned(notebooks, profile, parameters, root, kind)
     if dry_run:
-        at_a_time = execution.at_a_time(jobs or len(gpus), len(plan))
-        return click.echo("\n".join(plans.of_run(plan, root, profile, at_a_time)))
-    outcomes = execution.execute_all(plan, root, profile, jobs, timeout, quiet, gpus)
-    click.echo(f"\nresults: {root}\nlook at: {gallery.build(root)}")
-    ended = [root / path.stem for path in plan if outcomes[path].status == "ok"]
+        return _only_say(planned, ())
+    jobs = jobs or execution.default_jobs(len(planned))
+    results = execution.run_all(planned, at_a_time=jobs, **options)
+    click.echo(f"results: {root}\nlook at: {gallery.build(root)}")
+    _end(results)
+
+
+def _planned(
+    names: Sequence[str], profile: str, parameters: Values, root: Path, kind: str
+) -> list[Job]:
+    """Return a job for each notebook, by default all that have the profile."""
+    every = all_notebooks(kind)
+    having = [path for path in every if path.stem in profiles(path).get(profile, ())]
+    given = {name: from_here(value) for name, value in parameters.items()}
+    jobs = {}
+    for path in [find(name) for name in names] or having or every:
+        folder = root / path.stem
+        if folder in jobs:
+            raise ValueError(f"two notebooks named {path.stem} would share {folder}")
+        jobs[folder] = execution.make_job(path, given, profile, folder)
+    if not jobs:
+        raise ValueError(f"no {kind} in this folder; name those that should run")
+    return list(jobs.values())
+
+
+def _end(results: dict[Path, Result]) -> None:
+    """Say how many claims hold and why runs failed; exit with 1 if any did."""
     held = []
-    for path in ended:
-        held += Record.read(path).claims_held()
-    click.echo(tables.counted(held))
-    if len(ended) < len(plan):
+    for folder, result in results.items():
+        if result.status == "ok":
+            held += Record.read(folder).claims_held()
+        else:
+            click.echo(f"\n{result.reason}")
+    click.echo(f"{sum(held)} of {len(held)} claims hold")
+    if any(result.status != "ok" for result in results.values()):
         raise SystemExit(1)
 
 
+def _only_say(jobs: list[Job], done: Collection[Path]) -> None:
+    """Say what would run, what it needs, and how long it took before."""
+    from uqlab.runs import doctor
+
+    for job in jobs:
+        status = "done before, kept" if job.folder in done else "would run"
+        seconds = Manifest.read(job.folder).seconds
+        last = f"last time {seconds:.0f} s" if seconds else ""
+        click.echo(f"{status}: {job.label}  {job.parameters}  {last}")
+    for notebook in dict.fromkeys(job.notebook for job in jobs):
+        for line in doctor.needs(notebook, jobs[0].profile):
+            click.echo(f"{notebook.stem} needs {line}")
+    click.echo(
+        f"would run {len(jobs) - len(done)} of {len(jobs)}, {len(done)} done before"
+    )
+
+
 @main.command()
-@one_page
-@_pairs("-g", "--grid", values="VALUES", help="0:5 or 1,2,4 or [1],[1,2]. Repeatable.")
-@parameters
-@of_profile
+@click.argument("notebook")
+@_pairs(
+    "-g",
+    "--grid",
+    metavar="NAME VALUES",
+    help="0:5 or 1,2,4 or [1],[1,2]. Repeatable.",
+)
+@_parameters
+@_profile
 @_into("figures")
-@_jobs(1, "Runs at a time on this machine.")
+@click.option(
+    "--jobs", default=1, type=click.IntRange(1), help="Runs at a time on this machine."
+)
 @click.option("--cluster", metavar="ADDRESS", help="Of a Dask scheduler, to run there.")
 @click.option(
     "--resources",
-    type=Resource(),
     multiple=True,
     metavar="NAME=NUMBER",
     help="Of a worker, for each run: GPU=1 gives it one for itself.",
 )
-@gpus
-@timeout
-@quiet
+@_gpus
+@_timeout
+@_quiet
 @click.option(
     "--keep-stale",
     is_flag=True,
     help="Take runs for done although code or data have changed since.",
 )
-@dry_run
+@_dry_run
 def sweep(
-    notebook, grid, parameters, profile, output_dir, resources, quiet, **options
+    notebook,
+    grid,
+    parameters,
+    profile,
+    output_dir,
+    resources,
+    quiet,
+    keep_stale,
+    dry_run,
+    **options,
 ) -> None:
     """Run a notebook on every point of a grid.
 
@@ -352,35 +339,37 @@ def sweep(
     """
     from uqlab.runs import gallery
 
+    grid = {name: from_here(values) for name, values in grid.items()}
+    given = {name: from_here(value) for name, value in parameters.items()}
+    if dry_run:
+        jobs = sweeps.jobs_of_grid(find(notebook), profile, output_dir, grid, given)
+        return _only_say(jobs, sweeps.done_before(jobs, keep_stale))
     report = sweeps.sweep(
         notebook,
-        {name: from_here(values) for name, values in grid.items()},
-        {name: from_here(value) for name, value in parameters.items()},
+        grid,
+        given,
         profile=profile,
         root=output_dir,
         progress=not quiet,
-        resources=dict(resources),
+        keep_stale=keep_stale,
+        resources={n: float(x) for n, _, x in (r.partition("=") for r in resources)},
         **options,
     )
-    if options["dry_run"]:
-        return
-    click.echo(("" if quiet else "\n") + sweeps.summary(report) + "\n")
+    click.echo(sweeps.summary(report))
     if len(report.failed) < len(report.outcomes):
         _save(report.folder)
-        click.echo(f"table: {execution.named(report.folder)}/table.csv")
     click.echo(f"look at: {gallery.build(output_dir / profile)}")
     if report.failed:
         raise SystemExit(1)
 
 
-def _save(folder: Path) -> tuple[int, int]:
-    """Write the table of a sweep, say what is wrong with it, and return its size."""
-    table = tables.read(folder)
-    for line in table.left_out:
-        click.echo(f"left out {line}", err=True)
-    if table.mixed:
-        click.echo(table.mixed, err=True)
-    return tables.save(table, folder).shape
+def _save(folder: Path) -> None:
+    """Write the table of a sweep, and say what is wrong with it."""
+    frame = tables.save(folder)
+    for line in frame.attrs["problems"]:
+        click.echo(line, err=True)
+    rows, columns = frame.shape
+    click.echo(f"{rows} runs, {columns} columns: {folder}/table.parquet and .csv")
 
 
 @main.command()
@@ -396,26 +385,26 @@ def _save(folder: Path) -> tuple[int, int]:
 )
 @_pairs("-s", "--setting", "settings", help="Of the function. Repeatable.")
 @click.option(
-    "--logits", type=FILE, help="An .npz of what a model said; no model is needed."
+    "--logits", type=_file, help="An .npz of a model's logits; no model is needed."
 )
 @click.option(
-    "--watch", type=FILE, help="An .npz of new inputs, for the alarm of --logits."
+    "--watch", type=_file, help="An .npz of new inputs, for the alarm of --logits."
 )
-@_pairs("-p", "--parameter", "parameters", help="Of the page that runs. Repeatable.")
-@of_profile
+@_pairs("-p", "--parameter", "parameters", help="Of the notebook. Repeatable.")
+@_profile
 @_into("report")
-@timeout
-@quiet
+@_timeout
+@_quiet
 def report(
-    parameters, profile, output_dir, timeout, quiet, logits, watch, **brought
+    parameters, profile, output_dir, logits, watch, timeout, quiet, **brought
 ) -> None:
     """Report what a network of yours knows.
 
-    MODEL is FILE.py:FUNCTION or MODULE:FUNCTION, whose function returns a network and
-    is run, or a folder that transformers wrote; without it an example is trained and
-    asked. Several weights are an ensemble. Page 16 runs headless: OUTPUT_DIR gets
-    report.html, and the figures and numbers in a folder of the page's name. With
-    --logits it is logits.html, with --watch watch_NAME.html of the file's name.
+    MODEL is FILE.py:FUNCTION or MODULE:FUNCTION, whose function returns a network, or a
+    folder that transformers wrote; without it an example is trained. Several weights
+    are an ensemble. Lesson 16 runs headless: OUTPUT_DIR gets report.html, and the
+    figures and numbers in a folder of the lesson's name. With --logits it is
+    logits.html, with --watch watch_NAME.html of the file's name.
 
     \b
       uqlab report mymodel.py:make --data mine.npz --ood letters
@@ -427,18 +416,15 @@ def report(
     """  # noqa: D301
     from uqlab.runs import report
 
-    name, page, values = report.plan(logits, watch, output_dir, **brought)
-    plan = per_notebook([page], profile, report.with_parameters(values, parameters))
-    root = output_dir / name if watch else output_dir
-    outcomes = execution.execute_all(plan, root, profile, 1, timeout, quiet)
-    (outcome,) = outcomes.values()
-    if outcome.status != "ok":
-        raise SystemExit(1)
-    folder = root / page
-    if logits:
-        shutil.copy(folder / "alarm.json", output_dir)
-    click.echo(f"\n{report.screen(folder)}\n\nfigures and numbers: {folder}")
-    click.echo(f"look at: {report.html(folder, output_dir, name)}")
+    page, name, values = report.plan(logits, watch, output_dir, **brought)
+    if twice := sorted(values.keys() & parameters.keys()):
+        raise ValueError(f"{twice[0]}: given by an option and by -p; choose")
+    folder = (output_dir / name if watch else output_dir) / page
+    job = execution.make_job(find(page), values | parameters, profile, folder)
+    results = execution.run_all([job], timeout=timeout, quiet=quiet)
+    if results[job.folder].status == "ok":
+        click.echo(report.finish(job.folder, output_dir, name))
+    _end(results)
 
 
 # Look --------------------------------------------------------------------------------
@@ -455,20 +441,14 @@ def show(output_dir: Path, profile: str | None) -> None:
     """
     from uqlab.runs import gallery
 
-    present = gallery.profiles_of(output_dir)
-    if profile and profile in present:
+    if profile:
         return click.echo(gallery.build(output_dir / profile))
-    if profile or not present:
-        path = output_dir / (profile or "")
-        page = " NOTEBOOK" if profile else ""
-        first = f"uqlab run{page}{tables.options(profile or 'quick', output_dir)}"
-        raise ValueError(f"no runs in {path}; first: {first}")
-    click.echo(gallery.build(output_dir, present))
+    click.echo(gallery.build(output_dir, gallery.profiles_of(output_dir)))
 
 
 @main.command()
 @click.argument("sweep", nargs=-1, metavar="[SWEEP]...")
-@of_profile
+@_profile
 @_into("figures")
 @click.option(
     "--table", help="Join the tables recorded under this name, into NAME.csv."
@@ -484,12 +464,9 @@ def collect(sweep, profile, output_dir, table) -> None:
     folders = [tables.locate(name, profile, output_dir) for name in sweep]
     folders = folders or sorted((output_dir / profile).glob("*.sweep"))
     if not folders:
-        place = tables.options(profile, output_dir)
-        first = f"uqlab sweep NOTEBOOK -g NAME VALUES{place}"
-        raise ValueError(f"no sweep in {output_dir / profile}; first: {first}")
+        raise ValueError(f"no sweep in {output_dir / profile}; {tables.FIRST}")
     for folder in folders:
-        rows, columns = _save(folder)
-        click.echo(f"{rows} runs, {columns} columns: {folder}/table.parquet and .csv")
+        _save(folder)
         if table:
             path = folder / table
             frame, about = tables.joined(folder, table)
