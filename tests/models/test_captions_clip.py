@@ -9,6 +9,7 @@ from safetensors import safe_open
 
 from uqlab import data, metrics, models, training
 from uqlab.core.files import sha256
+from uqlab.data import captions
 
 SHA256 = "5976df48d76f9876ade928dc7b30fba530d4c8eb893de618c4022c7de75714a4"
 WEIGHTS = models.CAPTIONS_CLIP / "model.safetensors"
@@ -40,7 +41,7 @@ def test_it_names_pairs_of_colour_and_shape_that_it_has_never_seen():
 
 def test_prompts_may_be_any_texts():
     """Words alone, too: not one of its captions leaves a word out."""
-    shown = data.pictures(
+    shown = captions.pictures(
         [
             f"large filled {colour} circle"
             for colour in ("red", "green", "blue")
@@ -59,14 +60,15 @@ def test_prompts_may_be_any_texts():
 @pytest.fixture
 def drawn(monkeypatch):
     """Every caption that the script draws a picture of."""
-    captions, draw = [], data.pictures
-    monkeypatch.setattr(
-        data,
-        "pictures",
-        lambda given, **how: (captions.extend(given), draw(given, **how))[1],
-    )
+    given, draw = [], captions.pictures
+
+    def noted(texts, **how):
+        given.extend(texts)
+        return draw(texts, **how)
+
+    monkeypatch.setattr(captions, "pictures", noted)
     monkeypatch.setattr(make_clip, "EVERY", 1)
-    return captions
+    return given
 
 
 @pytest.mark.release

@@ -7,6 +7,7 @@ import make_backbone
 import pytest
 import torch
 import torch.nn.functional as F
+from small_files import FOLDER, needs
 
 from uqlab import data, ensembles, metrics, models, training
 from uqlab.core.files import sha256
@@ -88,54 +89,22 @@ def test_a_small_lora_ensemble_needs_the_pretraining(digits):
     assert found[0] > found[1] + 0.3
 
 
-# how it was made -------------------------------------------------------------------------------------------------
-
-
-def few(classes, size, name):
-    x = torch.rand(size, 1, 28, 28, generator=torch.Generator().manual_seed(size))
-    return data.Dataset(
-        x,
-        torch.arange(size) % classes,
-        name,
-        "test",
-        tuple(make_backbone.LETTERS[:classes]),
-    )
-
-
-@pytest.fixture
-def loaded(monkeypatch):
-    """The names of all sets that the script loads; small ones stand in for what is no part of the package."""
-    names, sizes = (
-        [],
-        {"emnist-letters": (26, 52), "notmnist": (10, 20), "glyphs": (26, 26)},
-    )
-
-    def noted(name, split="test", **options):
-        names.append(name)
-        return few(*sizes[name], name)
-
-    monkeypatch.setattr(make_backbone.data, "load", noted)
-    monkeypatch.setattr(make_backbone, "EMNIST", 2)
-    monkeypatch.setattr(make_backbone, "HELD_OUT", 1)
-    return names
+# how it was made ---------------------------------------------------------------------
 
 
 @pytest.mark.release
-def test_it_is_made_from_letters_alone(loaded, tmp_path, monkeypatch, capsys):
-    sets = make_backbone.sources(tmp_path)
-    assert set(loaded) == {"emnist-letters", "notmnist", "glyphs"}
-    held_out, trained = sets.pop("held out"), sets["EMNIST letters"]
-    assert held_out.labels.tolist() == trained.labels.tolist() == list(range(26))
-    assert not {x.numpy().tobytes() for x in held_out.inputs} & {
-        x.numpy().tobytes() for x in trained.inputs
-    }
-    assert all(
-        0 <= part.labels.min() <= part.labels.max() < 26 for part in sets.values()
-    )
-
+@needs("emnist/letters.npz", "notmnist")
+def test_it_is_made_from_letters_alone(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(make_backbone, "EMNIST", 2)
+    monkeypatch.setattr(make_backbone, "HELD_OUT", 1)
     monkeypatch.setattr(make_backbone, "EPOCHS", 1)
+    sets = make_backbone.sources(FOLDER)
+    assert {*sets} == {"EMNIST letters", "notMNIST", "glyphs", "held out"}
+    held_out, trained = sets["held out"], sets["EMNIST letters"]
+    assert held_out.labels.tolist() == trained.labels.tolist() == list(range(26))
+    assert torch.cdist(held_out.inputs.flatten(1), trained.inputs.flatten(1)).min() > 0
     make_backbone.main(
-        str(tmp_path), str(tmp_path / "run"), tmp_path / "made.safetensors"
+        str(FOLDER), str(tmp_path / "run"), tmp_path / "made.safetensors"
     )
     about = json.loads(capsys.readouterr().out)
     assert about["seen"]["EMNIST letters"].startswith("26 images")

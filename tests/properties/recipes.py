@@ -200,7 +200,6 @@ OWN: dict[str, dict[str, Any]] = {
                     "task": dataset},
     "data.Dataset": {"inputs": lambda: positive(6, 1, 4, 4), "split": lambda: "test", "classes": lambda: tuple("0123")},
     "data.file": {"name": lambda: "mnist/nothing"},
-    "data.pictures": {"captions": lambda: ["small filled red star"]},
     "data.load": {"name": lambda: "digits", "limit": lambda: 5},
     "acquire.choose": {"count": lambda: 2}, "acquire.batch_bald": {"count": lambda: 2},
     "evaluation.evaluate": {"model": lambda: draw(3, 6, 4), "test": labels, "ood": lambda: {"far": draw(3, 5, 4)},

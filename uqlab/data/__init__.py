@@ -6,7 +6,6 @@
 Dataset(captions, test: 100 x [1, 8, 8], 114 classes)
 """
 
-from uqlab.data.captions import pictures
 from uqlab.data.corruptions import CORRUPTIONS, corrupted
 from uqlab.data.datasets import Dataset, check, fetched, file, load, names, read
 from uqlab.data.sounds import LOG_MEL, RATE
@@ -22,6 +21,5 @@ __all__ = [
     "file",
     "load",
     "names",
-    "pictures",
     "read",
 ]

@@ -1,100 +1,33 @@
 """Photographs made worse, by the definitions of CIFAR-10-C."""
 
 import io
-import math
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from scipy.ndimage import gaussian_filter
 from torch import Tensor
-from torch.nn.functional import conv2d, pad
 
 from uqlab.core.checks import ArrayLike, as_tensor, one_of
 from uqlab.core.extras import extra
 
-Images = Float[Tensor, "samples channels height width"]
-Change = Callable[[Tensor, float, torch.Generator], Tensor]
-
-
-def _gaussian_noise(x, deviation, generator):
-    return x + deviation * torch.randn(x.shape, generator=generator)
-
-
-def _shot_noise(x, photons, generator):
-    return torch.poisson(x * photons, generator=generator) / photons
-
-
-def _impulse_noise(x, share, generator):
-    """Make a share of all numbers black or white, each with the same probability."""
-    drawn = torch.rand(x.shape, generator=generator)
-    return torch.where(drawn < share, (drawn < share / 2).to(x), x)
-
-
-def _gaussian_blur(x, deviation, generator):
-    reach = math.ceil(4 * deviation)
-    steps = torch.arange(-reach, reach + 1)
-    kernel = torch.exp(-((steps / deviation) ** 2) / 2)
-    kernel = (kernel / kernel.sum()).repeat(x.shape[1], 1, 1, 1).to(x)
-    x = pad(x, [reach] * 4, mode="replicate")
-    x = conv2d(x, kernel, groups=x.shape[1])
-    return conv2d(x, kernel.transpose(2, 3), groups=x.shape[1])
-
-
-def _brightness(x, more, generator):
-    """Raise the value of hue, saturation and value, which is the largest channel."""
-    value = x.amax(1, keepdim=True)
-    raised = (value + more).clamp(max=1)
-    return torch.where(value > 0, x * raised / value, raised)
-
-
-def _contrast(x, share, generator):
-    mean = x.mean((2, 3), keepdim=True)
-    return mean + share * (x - mean)
-
-
-def _by_picture(x, change):
-    """Return what a change of 8-bit pictures makes of each."""
-    with extra("notebooks"):
-        from PIL import Image
-    rows = (255 * x).round().byte().permute(0, 2, 3, 1).numpy()
-    made = [np.asarray(change(Image, Image.fromarray(row))) for row in rows]
-    return torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2).to(x) / 255
-
-
-def _pixelate(x, share, generator):
-    def change(Image, picture):
-        few = [int(share * side) for side in picture.size]
-        box = Image.Resampling.BOX
-        return picture.resize(few, box).resize(picture.size, box)
-
-    return _by_picture(x, change)
-
-
-def _jpeg(x, quality, generator):
-    def change(Image, picture):
-        file = io.BytesIO()
-        picture.save(file, "JPEG", quality=int(quality))
-        return Image.open(file)
-
-    return _by_picture(x, change)
-
-
-# What each does, with the parameter of severity 1 to 5.
-CORRUPTIONS: dict[str, tuple[Change, tuple[float, ...]]] = {
-    "gaussian_noise": (_gaussian_noise, (0.04, 0.06, 0.08, 0.09, 0.10)),
-    "shot_noise": (_shot_noise, (500, 250, 100, 75, 50)),
-    "impulse_noise": (_impulse_noise, (0.01, 0.02, 0.03, 0.05, 0.07)),
-    "gaussian_blur": (_gaussian_blur, (0.4, 0.6, 0.7, 0.8, 1.0)),
-    "brightness": (_brightness, (0.05, 0.10, 0.15, 0.20, 0.30)),
-    "contrast": (_contrast, (0.75, 0.50, 0.40, 0.30, 0.15)),
-    "pixelate": (_pixelate, (0.95, 0.90, 0.85, 0.75, 0.65)),
-    "jpeg": (_jpeg, (80, 65, 58, 50, 40)),
+CORRUPTIONS = {  # the parameter of severity 1 to 5
+    "gaussian_noise": (0.04, 0.06, 0.08, 0.09, 0.10),  # standard deviation
+    "shot_noise": (500.0, 250.0, 100.0, 75.0, 50.0),  # photons
+    "impulse_noise": (0.01, 0.02, 0.03, 0.05, 0.07),  # share, half of it black
+    "gaussian_blur": (0.4, 0.6, 0.7, 0.8, 1.0),  # standard deviation, pixels
+    "brightness": (0.05, 0.10, 0.15, 0.20, 0.30),  # added to the value of HSV
+    "contrast": (0.75, 0.50, 0.40, 0.30, 0.15),  # share that remains
+    "pixelate": (0.95, 0.90, 0.85, 0.75, 0.65),  # share of the pixels of a side
+    "jpeg": (80.0, 65.0, 58.0, 50.0, 40.0),  # quality
 }
 
 
-def corrupted(images: ArrayLike, kind: str, severity: int, seed: int = 0) -> Images:
-    """Return colour images with one of eight corruptions of CIFAR-10-C.
+def corrupted(
+    images: ArrayLike, kind: str, severity: int, seed: int = 0
+) -> Float[Tensor, "samples channels height width"]:
+    """Corrupt colour images in one of eight ways of CIFAR-10-C.
 
     Parameters
     ----------
@@ -102,9 +35,7 @@ def corrupted(images: ArrayLike, kind: str, severity: int, seed: int = 0) -> Ima
         [samples, 3, height, width], in [0, 1]. The severities are made for 32 x 32
         pixels.
     kind
-        One of CORRUPTIONS: noise of a sensor ("gaussian_noise", "shot_noise",
-        "impulse_noise"), "gaussian_blur", light ("brightness", "contrast"), and what
-        files do ("pixelate", "jpeg").
+        A name in CORRUPTIONS.
     severity
         1 to 5.
     seed
@@ -114,11 +45,6 @@ def corrupted(images: ArrayLike, kind: str, severity: int, seed: int = 0) -> Ima
     -------
     Tensor
         As `images`, in [0, 1].
-
-    Raises
-    ------
-    ValueError
-        For another kind or severity.
 
     References
     ----------
@@ -133,8 +59,47 @@ def corrupted(images: ArrayLike, kind: str, severity: int, seed: int = 0) -> Ima
     """
     one_of("kind", kind, CORRUPTIONS)
     one_of("severity", severity, (1, 2, 3, 4, 5))
-    change, strengths = CORRUPTIONS[kind]
-    generator = torch.Generator().manual_seed(seed)
     images = as_tensor("images", images, "samples channels height width")
-    made = change(images.cpu(), strengths[severity - 1], generator)
-    return made.clamp(0, 1).to(images)
+    level = CORRUPTIONS[kind][severity - 1]
+    change = _noisy if kind.endswith("noise") else _changed
+    changed = change(images.cpu(), kind, level, torch.Generator().manual_seed(seed))
+    return changed.clamp(0, 1).to(images)
+
+
+def _noisy(x: Tensor, kind: str, level: float, generator: torch.Generator) -> Tensor:
+    if kind == "gaussian_noise":
+        return x + level * torch.randn(x.shape, generator=generator)
+    if kind == "shot_noise":
+        return torch.poisson(x * level, generator=generator) / level
+    drawn = torch.rand(x.shape, generator=generator)
+    return torch.where(drawn < level, (drawn < level / 2).to(x), x)
+
+
+def _changed(x: Tensor, kind: str, level: float, _: Any) -> Tensor:
+    if kind == "gaussian_blur":
+        sigma = (0, 0, level, level)
+        return torch.from_numpy(gaussian_filter(x.numpy(), sigma, mode="nearest"))
+    if kind == "brightness":
+        value = x.amax(1, keepdim=True)
+        raised = (value + level).clamp(max=1)
+        return torch.where(value > 0, x * raised / value, raised)
+    if kind == "contrast":
+        mean = x.mean((2, 3), keepdim=True)
+        return mean + level * (x - mean)
+    pictures = (255 * x).round().byte().permute(0, 2, 3, 1).numpy()
+    made = [np.asarray(_picture(each, kind, level)) for each in pictures]
+    return torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2).to(x) / 255
+
+
+def _picture(pixels: np.ndarray, kind: str, level: float) -> Any:
+    """Return one picture of 8 bits with fewer pixels, or as a JPEG file keeps it."""
+    with extra("notebooks"):
+        from PIL import Image
+    picture = Image.fromarray(pixels)
+    if kind == "pixelate":
+        box = Image.Resampling.BOX
+        small = picture.resize([int(level * side) for side in picture.size], box)
+        return small.resize(picture.size, box)
+    file = io.BytesIO()
+    picture.save(file, "JPEG", quality=int(level))
+    return Image.open(file)

@@ -1,4 +1,4 @@
-"""The data sets that need no download: stored in `assets/`, or drawn where asked for.
+"""The data sets that need no download: stored in `assets/`, or drawn when loaded.
 
 Scripts in `tools/` write the assets. What is returned may be cached.
 """
@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from uqlab.data.captions import captions, new_shapes
-from uqlab.data.grey_images import FASHION, KUZUSHIJI
+from uqlab.data.images import FASHION, KUZUSHIJI
 from uqlab.data.readers import DIGITS, Items, asset_split
 from uqlab.data.sounds import recordings
 
@@ -19,7 +19,6 @@ LETTERS = tuple("ACEFHJKLMNPRTUVWXYadefhmnrt")
 # Small letters that differ from the capital by size only are left out, and l, which
 # looks like I.
 GLYPHS = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghijmnqrt")
-
 EVERYDAY = (
     "dog", "rain", "sea waves", "crying baby", "clock tick", "sneezing", "helicopter",
     "chainsaw", "rooster", "crackling fire",
@@ -27,7 +26,7 @@ EVERYDAY = (
 
 
 def stored(name, classes, split):
-    """Return images of a file in `assets/`, whose README says what they are."""
+    """Return images of a file in `assets/`, whose README describes them."""
     arrays = asset_split(name, split)
     return Items(arrays["x"][:, None], arrays["y"], classes, fine=arrays.get("fine"))
 
@@ -39,19 +38,17 @@ def ambiguous(name, split):
     and the weights.
     """
     base = asset_split(name, split)
-    mixed = asset_split("ambiguous-" + name, split)
-    images = base["x"][:, None].astype(np.float32)
-    labels = base["y"]
+    mixed = asset_split(f"ambiguous-{name}", split)
+    pairs = mixed["pairs"]  # [N, 2]
+    images = base["x"].astype(np.float32)
     if base["x"].dtype == np.uint8:
         images /= 255
-    pairs, weights, probs, sampled = (
-        mixed[kind] for kind in ("pairs", "weights", "probs", "sampled")
-    )
-    mixtures = (weights[:, :, None, None, None] * images[pairs]).sum(1)
+    weights = mixed["weights"][:, :, None, None]
+    mixtures = (weights * images[pairs]).sum(1).astype(np.float32)
     soft = np.zeros((len(pairs), 10), np.float32)
-    np.put_along_axis(soft, labels[pairs].astype(int), probs, axis=1)
-    images = mixtures.astype(np.float32).repeat(5, axis=0)
-    return Items(images, sampled.ravel(), DIGITS, soft.repeat(5, axis=0))
+    np.put_along_axis(soft, base["y"][pairs].astype(int), mixed["probs"], axis=1)
+    x = mixtures[:, None].repeat(5, axis=0)
+    return Items(x, mixed["sampled"].ravel(), DIGITS, soft.repeat(5, axis=0))
 
 
 EMBEDDED = {
