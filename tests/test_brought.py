@@ -368,40 +368,13 @@ def prefixed(state, start):
 
 CHECKPOINTS = {
     "compiled": lambda s: prefixed(s, "_orig_mod."),
-    "parallel": lambda s: prefixed(s, "module."),
     "compiled, parallel": lambda s: prefixed(s, "module._orig_mod."),
-    "compiled inside": lambda s: {
-        n.replace("1.", "1._orig_mod."): t for n, t in s.items()
-    },
-    "Lightning": lambda s: {
-        "state_dict": prefixed(s, "model.") | {"loss.weight": torch.ones(3)},
-        "epoch": 3,
-    },
-    "averaged": lambda s: prefixed(s, "module.") | {"n_averaged": torch.tensor(3)},
-    "state_dict": lambda s: {"state_dict": s},
+    "Lightning": lambda s: {"state_dict": prefixed(s, "net."), "epoch": 3},
     "model_state_dict": lambda s: {"model_state_dict": s, "optimizer": {"lr": 0.1}},
-    "model": lambda s: {"model": s, "args": argparse.Namespace(lr=1)},
-    "nested": lambda s: {"model": {"state_dict": prefixed(s, "net.")}},
-    "an average beside it": lambda s: {
-        "model_ema": {n: t + 1 for n, t in s.items()},
-        "net": s,
-    },
-    **{
-        key: lambda s, key=key: {key: s, "lr": 0.1}
-        for key in (
-            "network",
-            "module",
-            "weights",
-            "params",
-            "model_state",
-            "model_ema",
-        )
-    },
-    "with a number of NumPy": lambda s: {"model": s, "best": np.float64(0.9)},
+    "nested": lambda s: {"model": {"state_dict": prefixed(s, "model.")}},
 }
 
 
-@pytest.mark.filterwarnings("ignore:the format of")
 @pytest.mark.parametrize("how", CHECKPOINTS)
 def test_checkpoints_of_wrapped_networks_are_read(tmp_path, how):
     saved = nn.Sequential(nn.Flatten(), nn.Linear(6, 3))
@@ -411,17 +384,14 @@ def test_checkpoints_of_wrapped_networks_are_read(tmp_path, how):
     assert torch.equal(model(X), saved(X))
 
 
-@pytest.mark.filterwarnings("ignore:the format of")
 def test_checkpoints_of_two_networks_are_refused(tmp_path):
     state = network().state_dict()
-    torch.save(
-        prefixed(state, "student.") | prefixed(state, "teacher."), tmp_path / "w.pt"
-    )
-    with pytest.raises(ValueError, match=r"student\., teacher\."):
+    both = prefixed(state, "student.") | prefixed(state, "teacher.")
+    torch.save(both, tmp_path / "w.pt")
+    with pytest.raises(ValueError, match="does not fit"):
         models.load_weights(network(), tmp_path / "w.pt")
 
 
-@pytest.mark.filterwarnings("ignore:the format of")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of jit
 def test_weights_of_a_plain_network_go_into_a_compiled_one(tmp_path):
     saved = network()

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from small_files import FOLDER, needs
 
-from uqlab import data, ensembles, metrics, models, training
+from uqlab import data, models, training
 from uqlab.core.files import sha256
 
 SHA256 = "fd48d4b6ddd4a62ecdb7bf2c9cc3ef17a8b9f92d4784ad93babadc5bde132e91"
@@ -70,23 +70,6 @@ def test_its_features_tell_digits_apart(digits):
         found.append(((y @ probe).argmax(1) == test.labels).double().mean())
     assert found[0] > 0.92
     assert found[0] > found[1] + 0.2
-
-
-@pytest.mark.release
-def test_a_small_lora_ensemble_needs_the_pretraining(digits):
-    train, test = digits
-    found = []
-    for network in (models.embedded(), random_network()):
-        ensemble = ensembles.lora(network, 2, 4, gain=1.0)
-        training.fit(
-            ensemble, train.inputs[:150], train.labels[:150], epochs=8, lr=0.003, batch_size=32, optimizer="adamw",
-            scheduler="cosine", warmup=10, max_grad_norm=1.0, progress=False,
-        )  # fmt: skip
-        found.append(
-            metrics.accuracy(training.predict(ensemble, test.inputs), test.labels)
-        )
-    assert found[0] > 0.85
-    assert found[0] > found[1] + 0.3
 
 
 # how it was made ---------------------------------------------------------------------

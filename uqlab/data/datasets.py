@@ -15,7 +15,7 @@ from torch.nn.functional import interpolate
 
 from uqlab.core.checks import ArrayLike, as_labels, as_one, at_least, one_of
 from uqlab.core.extras import extra
-from uqlab.core.files import COMPARED, StrPath
+from uqlab.core.files import StrPath
 from uqlab.core.reading import held
 from uqlab.data.downloads import FILES, fetch
 from uqlab.data.embedded import EMBEDDED
@@ -361,9 +361,7 @@ def file(name: str, *, root: StrPath | None = None) -> Path:
         If the file is missing and cannot be fetched.
     """
     one_of("name", name, FILES)
-    path = fetch(name, _folder(root)).absolute()
-    COMPARED.add(path)
-    return path
+    return fetch(name, _folder(root)).absolute()
 
 
 def fetched(root: StrPath | None = None) -> tuple[Path, list[str]]:

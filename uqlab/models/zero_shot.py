@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -14,9 +15,10 @@ from uqlab.models.checkpoints import check_complete, loaded, reading, tokenizer_
 # A folder like any other checkpoint of CLIP
 CAPTIONS_CLIP = Path(__file__).parent / "assets" / "captions-clip"
 PROMPT = "A photo of a {}."  # Radford et al. 2021
+Prompts = Sequence[str] | Int[Tensor, "prompts tokens"]
 
 
-class Tower(nn.Module):
+class _Tower(nn.Module):
     """One tower of a CLIP: images or token ids -> unit vectors [batch, features]."""
 
     def __init__(self, encoder: nn.Module, projection: nn.Module):
@@ -70,20 +72,15 @@ class ZeroShot(nn.Module):
         """Return the logits [..., batch, prompts] of features [..., n, features]."""
         return self.scale.exp() * images @ prompts.mT
 
-    def prompted(
-        self, prompts: Sequence[str] | Int[Tensor, "prompts tokens"]
-    ) -> "ZeroShot":
+    def prompted(self, prompts: Prompts) -> "ZeroShot":
         """Return the same towers, with their weights, for other prompts."""
         ids = _tokens(self.name, prompts).to(self.prompts.device)
         network = ZeroShot(self.text, self.vision, self.scale, ids, self.name)
         return network.train(self.training)
 
 
-def clip_zero_shot(
-    folder_or_model: StrPath | nn.Module,
-    prompts: Sequence[str] | Int[Tensor, "prompts tokens"],
-) -> ZeroShot:
-    """Return a CLIP whose classes are prompts; its logits are scaled cosines.
+def clip_zero_shot(folder_or_model: StrPath | nn.Module, prompts: Prompts) -> ZeroShot:
+    """Load a CLIP whose classes are prompts; its logits are scaled cosines.
 
     Parameters
     ----------
@@ -104,18 +101,18 @@ def clip_zero_shot(
     Raises
     ------
     ValueError
-        For what is no CLIP.
+        If the checkpoint is not a CLIP.
     OSError
-        For a name out of reach.
+        If the name is neither a folder nor can be fetched.
     """
     with extra("models"):
         from transformers import CLIPModel
 
-    model = folder_or_model
+    model: Any = folder_or_model
     if not isinstance(model, nn.Module):
         with reading(model) as source:
             model, lacking = loaded(CLIPModel, source)
-        check_complete(source, model, lacking)
+            check_complete(model, lacking)
         model.name_or_path = source
     if not isinstance(model, CLIPModel):
         raise TypeError(
@@ -124,8 +121,8 @@ def clip_zero_shot(
         )
     name = str(model.name_or_path)
     ids = _tokens(name, prompts).to(model.device)
-    text = Tower(model.text_model, model.text_projection)
-    vision = Tower(model.vision_model, model.visual_projection)
+    text = _Tower(model.text_model, model.text_projection)
+    vision = _Tower(model.vision_model, model.visual_projection)
     network = ZeroShot(text, vision, model.logit_scale, ids, name)
     return network.train(model.training)
 
@@ -142,8 +139,7 @@ def _tokens(source: str, prompts: Sequence[str] | Tensor) -> Tensor:
             "give token ids as prompts"
         )
     with reading(source) as folder:
-        tokenizer = tokenizer_of(folder)
-    ids = tokenizer(
-        list(prompts), padding=True, padding_side="right", return_tensors="pt"
-    )
+        ids = tokenizer_of(folder)(
+            list(prompts), padding=True, padding_side="right", return_tensors="pt"
+        )
     return ids["input_ids"]
