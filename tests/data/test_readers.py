@@ -67,10 +67,6 @@ def test_kmnist_as_its_authors_offer_it(place):
     place({paths[0]: x[:-9]})
     with pytest.raises(ValueError, match=r"kmnist-test-imgs\.npz cannot be read"):
         data.load("kmnist", root=root)
-    for labels in (LABELS[:4], LABELS + 9):
-        place({paths[0]: x, paths[1]: saved(np.savez, arr_0=labels)})
-        with pytest.raises(ValueError, match="an image for each label"):
-            data.load("kmnist", root=root)
 
 
 def test_ambiguous_and_dirty_mnist(place):
@@ -117,14 +113,10 @@ def test_cifar10(place, monkeypatch):
     soft = data.load("cifar10", root=root).label_probs
     assert soft[0].tolist() == [0, 0.5, 0.5] + [0] * 7
     assert data.load("cifar10[1-2]", root=root).labels.tolist() == [0]
-    place({"cifar10h-counts.npy": saved(np.save, counts * 0)})
-    with pytest.raises(ValueError, match=r"cifar10h-counts\.npy cannot be read"):
-        data.load("cifar10", root=root)
     (root / "cifar10h-counts.npy").unlink()
-    for wrong, message in ((rows, "test_batch.bin cannot"), (rows[:2] + rows[:2, :1] + 9, "labels 0 to 9")):  # fmt: skip
-        place({test: wrong.tobytes()})
-        with pytest.raises(ValueError, match=message):
-            data.load("cifar10", root=root)
+    place({test: rows.tobytes()})
+    with pytest.raises(ValueError, match=r"test_batch\.bin cannot be read"):
+        data.load("cifar10", root=root)
 
 
 def test_cifar100(place, monkeypatch):

@@ -96,8 +96,6 @@ def test_whisper_hears_what_transformers_says_it_hears(network):
     # The mean state of this chirp, by the weights that decode spoken digits rightly.
     expected = torch.tensor(WHISPER)
     assert_close(states.mean((0, 1))[:4], expected, atol=1e-3, rtol=0)
-    with pytest.raises(ValueError, match="at most 30 s"):
-        net(torch.zeros(1, 31 * 16_000))
 
 
 @pytest.mark.slow

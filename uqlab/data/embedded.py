@@ -25,13 +25,13 @@ EVERYDAY = (
 )  # fmt: skip
 
 
-def stored(name, classes, split):
+def _stored(name, classes, split):
     """Return images of a file in `assets/`, whose README describes them."""
     arrays = asset_split(name, split)
     return Items(arrays["x"][:, None], arrays["y"], classes, fine=arrays.get("fine"))
 
 
-def ambiguous(name, split):
+def _ambiguous(name, split):
     """Return mixtures of two near images of different classes, five times in a row.
 
     Each has five sampled labels. `tools/make_embedded.py` chose the images of `name`
@@ -52,15 +52,15 @@ def ambiguous(name, split):
 
 
 EMBEDDED = {
-    "digits": partial(stored, "digits", DIGITS),
-    "ambiguous-digits": partial(ambiguous, "digits"),
-    "letters": partial(stored, "letters", LETTERS),
-    "textures": partial(stored, "textures", ("china", "flower")),
-    "glyphs": partial(stored, "glyphs", GLYPHS),
-    "mnist-mini": partial(stored, "mnist-mini", DIGITS),
-    "ambiguous-mnist-mini": partial(ambiguous, "mnist-mini"),
-    "fashion-mini": partial(stored, "fashion-mini", FASHION),
-    "kmnist-mini": partial(stored, "kmnist-mini", KUZUSHIJI),
+    "digits": partial(_stored, "digits", DIGITS),
+    "ambiguous-digits": partial(_ambiguous, "digits"),
+    "letters": partial(_stored, "letters", LETTERS),
+    "textures": partial(_stored, "textures", ("china", "flower")),
+    "glyphs": partial(_stored, "glyphs", GLYPHS),
+    "mnist-mini": partial(_stored, "mnist-mini", DIGITS),
+    "ambiguous-mnist-mini": partial(_ambiguous, "mnist-mini"),
+    "fashion-mini": partial(_stored, "fashion-mini", FASHION),
+    "kmnist-mini": partial(_stored, "kmnist-mini", KUZUSHIJI),
     "spoken-digits": partial(recordings, "spoken-digits", DIGITS),
     "everyday-sounds": partial(recordings, "everyday-sounds", EVERYDAY),
     "captions": captions,

@@ -19,7 +19,7 @@ LOG_MEL = (math.log(2**-23), 12.0)
 SHORT = 0.8  # seconds of an embedded clip
 
 
-def spectrogram(waves: np.ndarray) -> np.ndarray:
+def _spectrogram(waves: np.ndarray) -> np.ndarray:
     """Return log-mel energies [N, 1, 128, frames] of int16 waves [N, T]; low below.
 
     LOG_MEL scales them to [0, 1]. They are what `ASTFeatureExtractor` of transformers
@@ -57,7 +57,7 @@ def _items(waves, labels, classes, **about):
     """Return the spectrograms of waves, and the waves as int16."""
     waves = np.rint(waves.clip(-(2**15), 2**15 - 1)).astype(np.int16)
     # Frames take much memory.
-    batches = [spectrogram(waves[k : k + 64]) for k in range(0, len(waves), 64)]
+    batches = [_spectrogram(waves[k : k + 64]) for k in range(0, len(waves), 64)]
     about = {"waves": waves, **about}
     return Items(np.concatenate(batches), labels, classes, about=about)
 
@@ -85,7 +85,7 @@ def recordings(name, classes, split):
     return _items(waves, arrays["y"], classes, **about)
 
 
-def environmental(name, split, root):
+def _environmental(name, split, root):
     """Read ESC-10 or ESC-50 (Piczak 2015), clips of five seconds, from one file.
 
     The last of five folds is the test split.
@@ -104,4 +104,4 @@ def environmental(name, split, root):
         return _items(waves, stored["labels"][rows], classes, fold=fold[rows])
 
 
-ENVIRONMENTAL = {name: partial(environmental, name) for name in ("esc10", "esc50")}
+ENVIRONMENTAL = {name: partial(_environmental, name) for name in ("esc10", "esc50")}

@@ -63,26 +63,25 @@ def _frame(path):
             f"{path} must have rows and a column sentence or text, or sentence1 and "
             f"sentence2, got the columns {[*frame]}"
         )
-    known = frame[[name for name in frame if name in (*TEXTS, "label", "split")]]
+    known = frame[frame.columns.intersection([*TEXTS, "label", "split"])]
     known = known.apply(lambda column: column.str.strip())
     no_class = {"label": ["?", "-1", "-100"]}
     missing = (known.isna() | (known == "") | known.isin(no_class)).any(axis=1)
     if missing.any():
-        row = missing.idxmax()
         raise ValueError(
-            f"{path} has no text, label or split in row {row + 1} below the header: "
-            f"{frame.loc[row].to_dict()}; fill it in or leave out the row"
+            f"{path} has no text, label or split in row {missing.idxmax() + 1} below "
+            "the header; fill it in or leave out the row"
         )
     return known
 
 
-def sample(file, split, root):
+def _sample(file, split, root):
     """Return one split of a table text/<file>.tsv.gz; it has no published checksum."""
     hint = "it is not fetched; put a table with a header there"
     return table(existing(root / "text" / f"{file}.tsv.gz", hint), split)
 
 
-def sst2(split, root):
+def _sst2(split, root):
     """Return GLUE's training split, or its development split as test.
 
     The labels of GLUE's own test split are not public.
@@ -95,11 +94,11 @@ def sst2(split, root):
     return Items(texts, frame["label"].to_numpy(), ("negative", "positive"))
 
 
-def agnews(split, root):
+def _agnews(split, root):
     """Return titles and descriptions; without the files, descriptions of a sample."""
     official = root / f"agnews/{split}.csv"
     if not official.is_file() and (root / "text/agnews_test.tsv.gz").is_file():
-        items = sample("agnews_test", split, root)
+        items = _sample("agnews_test", split, root)
         numbers = np.array([NEWS.index(name) for name in items.classes])
         return items._replace(labels=numbers[items.labels], classes=NEWS)
     path = fetch(f"agnews/{split}.csv", root)
@@ -108,7 +107,7 @@ def agnews(split, root):
     return Items(texts.tolist(), frame[0].to_numpy() - 1, NEWS)
 
 
-def trec(split, root):
+def _trec(split, root):
     """Return questions by what they ask for: the six coarse classes."""
     path = fetch(f"trec/{'train_5500' if split == 'train' else 'TREC_10'}.label", root)
     texts, labels = [], []
@@ -120,10 +119,10 @@ def trec(split, root):
 
 
 FETCHED_TEXTS = {
-    "sst2": sst2,
-    "agnews": agnews,
-    "trec": trec,
-    "mnli": partial(sample, "mnli_matched_1k"),
-    "rte": partial(sample, "rte_all"),
-    "yelp": partial(sample, "yelp_1k"),
+    "sst2": _sst2,
+    "agnews": _agnews,
+    "trec": _trec,
+    "mnli": partial(_sample, "mnli_matched_1k"),
+    "rte": partial(_sample, "rte_all"),
+    "yelp": partial(_sample, "yelp_1k"),
 }
