@@ -205,8 +205,6 @@ OWN: dict[str, dict[str, Any]] = {
     "evaluation.evaluate": {"model": lambda: draw(3, 6, 4), "test": labels, "ood": lambda: {"far": draw(3, 5, 4)},
                             "repeats": lambda: 3},
     "decide.saved": {"path": lambda: saved_logits()},
-    "data.corrupted": {"images": lambda: positive(2, 3, 8, 8).clamp(max=1), "kind": lambda: "contrast",
-                       "severity": lambda: 2},
     "models.Standardize": {"mean": lambda: [0.5], "std": lambda: [0.2]},
     "models.clip_zero_shot": {"folder_or_model": clip, "prompts": lambda: torch.ones(2, 3).long()},
     "models.cifar_resnet": {"depth": lambda: 8}, "models.wide_resnet": {"depth": lambda: 10},

@@ -40,13 +40,13 @@ class Dataset:
         Images in [0, 1] [samples, channels, height, width], or texts; your own may be
         features or token ids.
     labels
-        int64; -1 where the set has none.
+        Class numbers, int64; -1 where the set has none.
     name
-        As it was loaded; of your own file the name without folder and suffix.
+        The name given to `load`; for your own file without folder and suffix.
     split
         "train" or "test".
     classes
-        The name of each label.
+        Names of the classes.
     label_probs
         Soft ground truth, of which labels may be samples.
     fine
@@ -107,7 +107,7 @@ class Dataset:
         Parameters
         ----------
         size
-            Pixels of a side.
+            Side in pixels.
         channels
             1 (colour becomes luma, ITU-R BT.601), 3 (grey is repeated) or None, which
             keeps them.
@@ -152,7 +152,7 @@ def read(source: Any, labels: ArrayLike | None = None, name: str = "data") -> Da
     labels
         Classes [samples], with tensors; the set may have none.
     name
-        Of the set.
+        Name of the set.
 
     Examples
     --------
@@ -204,7 +204,7 @@ def load(
         The size of a random subset, which depends on `seed`; None or 0: all. A larger
         limit adds to these items.
     seed
-        Of the subset.
+        Seed of the random subset.
 
     Returns
     -------

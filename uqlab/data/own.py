@@ -1,6 +1,7 @@
 """A user's own data by path: images in an .npz, texts in a table."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,37 +28,35 @@ def _images(path: Path, split: str) -> Items:
     if f"y{end}" not in arrays:
         return Items(x, np.full(len(x), -1), ())
     y = arrays[f"y{end}"]
-    if y.shape != x.shape[:1]:
-        raise ValueError(f"{path}: y must be [{len(x)}] like x, got {y.shape}")
-    classes = _classes(path, [arrays[name] for name in arrays if "y" in name])
+    every = [arrays[name] for name in arrays if "y" in name]
+    classes = _classes(path, y, len(x), np.concatenate(every))
     rows = np.arange(len(y)) if end else split_rows(y, split)
     return Items(x[rows], y[rows].astype(int), classes)
 
 
-def _classes(path: Path, every: list[np.ndarray]) -> tuple[str, ...]:
+def _classes(path: Path, y: np.ndarray, count: int, every: np.ndarray) -> Any:
     """Return the names of classes; ValueError unless labels are 0, 1, 2, ..."""
-    labels = np.concatenate(every)
-    numbers = np.unique(labels)
-    whole = labels.dtype.kind in "iu" and (numbers == np.arange(len(numbers))).all()
-    if not whole:
+    numbers = np.unique(every)
+    whole = every.dtype.kind in "iu" and (numbers == np.arange(len(numbers))).all()
+    if y.shape != (count,) or not whole:
         raise ValueError(
-            f"{path}: y must be class numbers 0, 1, 2, ... without a gap, got "
-            f"{labels.dtype} {numbers[:9]}; leave out images without a class, and use "
-            "numpy.unique(y, return_inverse=True)[1]"
+            f"{path}: y must be {count} class numbers 0, 1, 2, ... without a gap, got "
+            f"{y.dtype} {y.shape} of {numbers[:9]}; leave out images without a class, "
+            "and use numpy.unique(y, return_inverse=True)[1]"
         )
     return tuple(map(str, numbers))
 
 
 def _scaled(path: Path, x: np.ndarray) -> np.ndarray:
     """Return images [N, C, H, W]; ValueError unless uint8 or in [0, 1]."""
-    if x.ndim not in (3, 4) or 0 in x.shape:
+    if x.ndim == 3:
+        x = x[:, None]
+    if x.ndim != 4 or not x.size:
         raise ValueError(
             f"{path}: x must be [N, H, W], [N, H, W, C] or [N, C, H, W] and not empty, "
             f"got {x.shape}"
         )
-    if x.ndim == 3:
-        x = x[:, None]
-    elif x.shape[3] < x.shape[1]:
+    if x.shape[3] < x.shape[1]:
         x = x.transpose(0, 3, 1, 2)
     if x.dtype == np.uint8 and x.max() != 1:
         return x

@@ -52,10 +52,11 @@ def _frame(path):
 
     Missing is what pandas takes for it, and for a label what stands for no class.
     """
+    pandas = _pandas()
+    form = TABS if ".tsv" in path.suffixes else {}
     with reading(path):
-        form = TABS if ".tsv" in path.suffixes else {}
-        frame = _pandas().read_csv(path, dtype=str, **form)
-        if not isinstance(frame.index, _pandas().RangeIndex):
+        frame = pandas.read_csv(path, dtype=str, **form)
+        if not isinstance(frame.index, pandas.RangeIndex):
             raise ValueError("rows have more fields than the header")
     frame.columns = frame.columns.str.lower()
     if frame.empty or not {*TEXTS} & {*frame}:
@@ -88,8 +89,9 @@ def _sst2(split, root):
     """
     member = "SST-2/train.tsv" if split == "train" else "SST-2/dev.tsv"
     [content] = unpacked("sst2/SST-2.zip", [member], root)
+    pandas = _pandas()
     with reading(root / member):
-        frame = _pandas().read_csv(io.BytesIO(content), keep_default_na=False, **TABS)
+        frame = pandas.read_csv(io.BytesIO(content), keep_default_na=False, **TABS)
         texts = frame["sentence"].str.strip().tolist()
     return Items(texts, frame["label"].to_numpy(), ("negative", "positive"))
 

@@ -102,9 +102,10 @@ def pretrained(name: str, classes: int | None = None) -> nn.Module:
         answer letter: the classifier starts as the model's own weights of the tokens
         " A", " B", ..., so that its logits are the model's own.
     classes
-        Logits. A new classifier is drawn from torch's global seed (of "smollm2" see
-        above). None keeps the one that was trained: 26 letters, 1,000 classes of
-        ImageNet, 49,152 tokens; "minilm" and "whisper-tiny-encoder" have none.
+        Number of logits. A new classifier is drawn from torch's global seed (except for
+        "smollm2", see above). None keeps the one that was trained: 26 letters, 1,000
+        classes of ImageNet, 49,152 tokens; "minilm" and "whisper-tiny-encoder" have
+        none.
 
     Returns
     -------
@@ -125,20 +126,10 @@ def pretrained(name: str, classes: int | None = None) -> nn.Module:
     with extra("backbones"):
         network: Any = _MAKERS[name](classes)
     if name in WHEELS:
-        wheel = WHEELS[name]
-        network.provenance = {
-            "what": wheel.what,
-            "licence": wheel.licence,
-            "wheel": wheel.install,
-            "sha256": wheel.sha256,
-        }
+        network.provenance = WHEELS[name]._asdict()
     network.name = name
     network.source = {"made_by": "pretrained", "name": name, "classes": classes}
     return network.eval()
-
-
-def _letters(classes: int | None) -> nn.Module:
-    return embedded(classes or 26)
 
 
 def _lite0(classes: int | None) -> nn.Module:
@@ -158,10 +149,6 @@ def minilm() -> Path:
     return WHEELS["minilm"].file().parent
 
 
-def _minilm(classes: Any) -> nn.Module:
-    return from_pretrained(minilm(), classes, "text")
-
-
 class SpeechClassifier(nn.Module):
     """Whisper's encoder on waves, its mean over time, and a classifier.
 
@@ -173,7 +160,7 @@ class SpeechClassifier(nn.Module):
     encoder
         A `WhisperEncoder` of transformers.
     classes
-        Logits.
+        Number of logits.
     """
 
     filters: Tensor
@@ -292,10 +279,10 @@ def _smollm2(classes: int | None) -> nn.Module:
     return TextClassifier(network, tokenizer, head, "last")
 
 
-_MAKERS: dict[str, Callable[[int | None], nn.Module]] = {
-    "letters": _letters,
+_MAKERS: dict[str, Callable[[Any], nn.Module]] = {
+    "letters": lambda classes: embedded(classes or 26),
     "efficientnet-lite0": _lite0,
-    "minilm": _minilm,
+    "minilm": lambda classes: from_pretrained(minilm(), classes, "text"),
     "whisper-tiny-encoder": _whisper,
     "smollm2": _smollm2,
 }
