@@ -368,40 +368,13 @@ def prefixed(state, start):
 
 CHECKPOINTS = {
     "compiled": lambda s: prefixed(s, "_orig_mod."),
-    "parallel": lambda s: prefixed(s, "module."),
     "compiled, parallel": lambda s: prefixed(s, "module._orig_mod."),
-    "compiled inside": lambda s: {
-        n.replace("1.", "1._orig_mod."): t for n, t in s.items()
-    },
-    "Lightning": lambda s: {
-        "state_dict": prefixed(s, "model.") | {"loss.weight": torch.ones(3)},
-        "epoch": 3,
-    },
-    "averaged": lambda s: prefixed(s, "module.") | {"n_averaged": torch.tensor(3)},
-    "state_dict": lambda s: {"state_dict": s},
+    "Lightning": lambda s: {"state_dict": prefixed(s, "net."), "epoch": 3},
     "model_state_dict": lambda s: {"model_state_dict": s, "optimizer": {"lr": 0.1}},
-    "model": lambda s: {"model": s, "args": argparse.Namespace(lr=1)},
-    "nested": lambda s: {"model": {"state_dict": prefixed(s, "net.")}},
-    "an average beside it": lambda s: {
-        "model_ema": {n: t + 1 for n, t in s.items()},
-        "net": s,
-    },
-    **{
-        key: lambda s, key=key: {key: s, "lr": 0.1}
-        for key in (
-            "network",
-            "module",
-            "weights",
-            "params",
-            "model_state",
-            "model_ema",
-        )
-    },
-    "with a number of NumPy": lambda s: {"model": s, "best": np.float64(0.9)},
+    "model": lambda s: {"model": prefixed(s, "model."), "best": 0.9},
 }
 
 
-@pytest.mark.filterwarnings("ignore:the format of")
 @pytest.mark.parametrize("how", CHECKPOINTS)
 def test_checkpoints_of_wrapped_networks_are_read(tmp_path, how):
     saved = nn.Sequential(nn.Flatten(), nn.Linear(6, 3))
@@ -411,17 +384,14 @@ def test_checkpoints_of_wrapped_networks_are_read(tmp_path, how):
     assert torch.equal(model(X), saved(X))
 
 
-@pytest.mark.filterwarnings("ignore:the format of")
 def test_checkpoints_of_two_networks_are_refused(tmp_path):
     state = network().state_dict()
-    torch.save(
-        prefixed(state, "student.") | prefixed(state, "teacher."), tmp_path / "w.pt"
-    )
-    with pytest.raises(ValueError, match=r"student\., teacher\."):
+    both = prefixed(state, "student.") | prefixed(state, "teacher.")
+    torch.save(both, tmp_path / "w.pt")
+    with pytest.raises(ValueError, match="does not fit"):
         models.load_weights(network(), tmp_path / "w.pt")
 
 
-@pytest.mark.filterwarnings("ignore:the format of")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of jit
 def test_weights_of_a_plain_network_go_into_a_compiled_one(tmp_path):
     saved = network()
@@ -477,7 +447,6 @@ def test_other_inputs_of_other_classes_are_refused(tmp_path):
 @pytest.mark.parametrize(
     "content",
     [
-        "sentence;label\r\n" + "a, b;x\r\nc;y\r\n" * 5,
         "\ufeffsentence,label\n" + '"a, b",x\nc,y\n' * 5,
         "sentence,label\r" + '"a, b",x\rc,y\r' * 5,
     ],
@@ -487,22 +456,6 @@ def test_tables_as_spreadsheets_write_them(tmp_path, content):
     found = data.load(tmp_path / "my texts.csv", "train")
     assert set(found.inputs) == {"a, b", "c"}
     assert found.classes == ("x", "y")
-
-
-@pytest.mark.parametrize(
-    ("arrays", "way_out"),
-    [
-        ({"y": np.eye(4)[np.arange(40) % 4]}, "y.argmax"),
-        ({"y": np.array(list("abcd") * 10)}, "numpy.unique"),
-        ({"y": np.where(np.arange(40) % 5, 1, -100)}, "leave out"),
-        ({"images": 1}, "numpy.savez"),
-    ],
-)
-def test_images_with_other_labels(tmp_path, arrays, way_out):
-    x = {} if "images" in arrays else {"x": np.zeros((40, 8, 8))}
-    np.savez(tmp_path / "mine.npz", **x, **arrays)
-    with pytest.raises(ValueError, match=way_out):
-        data.load(tmp_path / "mine.npz", "train")
 
 
 def test_a_network_of_a_module_and_weights_in_its_place(tmp_path, monkeypatch):
@@ -581,9 +534,3 @@ def test_what_has_no_channels_is_not_standardised(mean, std, x):
 def test_texts_are_told_what_makes_numbers_of_them():
     with pytest.raises(TypeError, match=r"network\.encode\(texts\)"):
         training.predict(network(), ["one", "two"])
-
-
-def test_arrays_are_corrupted_as_tensors_are():
-    image = np.full((1, 3, 8, 8), 0.5, np.float32)
-    found = data.corrupted(image, "contrast", 3)
-    assert_close(found, data.corrupted(torch.tensor(image), "contrast", 3))

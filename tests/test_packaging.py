@@ -89,7 +89,6 @@ for refused, named in {
     lambda: table.frame(): "notebooks",
     lambda: runs.sweep: "notebooks",
     lambda: runs.claims(): "notebooks",
-    lambda: data.corrupted(test.inputs[:2].expand(-1, 3, -1, -1), "pixelate", 1): "notebooks",
     lambda: data.load("mnist", root="nowhere"): "notebooks",
     lambda: models.embedded(): "models",
     lambda: models.from_pretrained("nowhere", 2): "models",

@@ -14,11 +14,13 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.ft2font import FT2Font, LoadFlags
 from matplotlib.path import Path as Outline
 from matplotlib.textpath import TextPath
+from scipy.ndimage import distance_transform_edt
 
-from uqlab.data.captions import ALL_SHAPES, CELLS, REACH
+from uqlab.data.captions import ALL_SHAPES, REACH
 from uqlab.data.embedded import GLYPHS, LETTERS
 from uqlab.data.readers import ASSETS
 
+CELLS = 96  # of a side of a drawn shape
 FONTS = (
     "DejaVuSans", "DejaVuSerif", "STIXGeneral", "cmb10", "cmmi10", "cmr10", "cmss10", "cmti10", "cmtt10",
 )  # fmt: skip
@@ -204,7 +206,10 @@ def outline(shape):
 
 def made():
     """File of `assets/` -> its arrays."""
-    shapes = {"shapes": {"masks": np.stack([mask(shape) for shape in ALL_SHAPES])}}
+    masks = [mask(shape) for shape in ALL_SHAPES]
+    distances = [distance_transform_edt(m) - distance_transform_edt(~m) for m in masks]
+    outlines = np.stack(distances) * 2 * REACH / CELLS  # positive inside
+    shapes = {"shapes": {"distances": outlines.astype(np.float32)}}
     return {name: letters(name) for name in DRAWN} | shapes
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from uqlab import data, ensembles, models
 from uqlab.core.files import writing
+from uqlab.data.images import idx
 from uqlab.training import History, fit, predict
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -31,12 +32,10 @@ EMNIST, HELD_OUT = (
 
 def sources(folder: Path) -> dict[str, data.Dataset]:
     """The images to train on and, under "held out", those to test on; labels are numbers of `LETTERS`, case ignored."""
-    archive = (
-        folder / "emnist" / "letters.npz"
-    )  # the first 400 test images of each letter, upright
-    emnist = data.load(
-        archive if archive.is_file() else "emnist-letters", "test", root=folder
-    )
+    # The first 400 test images of each letter, upright; and davidflanagan's IDX files
+    emnist = data.load(folder / "emnist" / "letters.npz")
+    files = [f"t10k-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1")]
+    x, y = (idx((folder / "notmnist" / file).read_bytes()) for file in files)
     rank = (
         F.one_hot(emnist.labels).cumsum(0).gather(1, emnist.labels[:, None])[:, 0]
     )  # 1, 2, ... in each class
@@ -47,7 +46,7 @@ def sources(folder: Path) -> dict[str, data.Dataset]:
     )
     return {
         "EMNIST letters": emnist[rank <= EMNIST - HELD_OUT],
-        "notMNIST": data.load("notmnist", "test", root=folder),
+        "notMNIST": data.read(torch.tensor(x)[:, None] / 255, y.astype(int)),
         "glyphs": glyphs,
         "held out": emnist[last],
     }

@@ -20,6 +20,7 @@ from transformers import CLIPConfig, CLIPModel, PreTrainedTokenizerFast
 
 from uqlab import data
 from uqlab.core.files import writing
+from uqlab.data import captions
 from uqlab.models import CAPTIONS_CLIP, PROMPT, clip_zero_shot
 from uqlab.training import predict
 
@@ -77,7 +78,7 @@ def batch(ids: Tensor, labels: tuple[str, ...], step: int) -> dict[str, Tensor]:
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(step))[
         : len(labels) // SHARE
     ]
-    shown = data.pictures([labels[i] for i in order.tolist()], seed=step)
+    shown = captions.pictures([labels[i] for i in order.tolist()], seed=step)
     return {"input_ids": ids[order], "pixel_values": shown}
 
 

@@ -41,20 +41,3 @@ def test_mutual_information_falls_with_width_on_mnist():
         assert metrics.ood_detection(known, unknown).auroc > 0.8
     assert found[8][0] < 0.7 * found[1][0]
     assert found[8][1] < 0.9 * found[1][1]
-
-
-@needs("cifar-10-batches-bin")
-def test_residual_networks_learn_on_cifar10():
-    train, test = (
-        data.load("cifar10", "train", limit=1000),
-        data.load("cifar10", "test", limit=300),
-    )
-    ensemble = ensembles.deep(lambda: models.wide_resnet(10, 1), members=2)
-    history = training.fit(
-        ensemble, train.inputs, train.labels, epochs=3, lr=0.1, momentum=0.9, weight_decay=5e-4, batch_size=64,
-        scheduler="cosine", augment=training.crop_flip, progress=False,
-    )  # fmt: skip
-    logits = training.predict(ensemble, test.inputs)
-    assert (history.loss[-1] < history.loss[0]).all()
-    assert metrics.accuracy(logits, test.labels) > 0.2  # chance is 0.1
-    assert uncertainty.decompose(logits).epistemic.mean() > 0.005

@@ -7,8 +7,9 @@ import make_backbone
 import pytest
 import torch
 import torch.nn.functional as F
+from small_files import FOLDER, needs
 
-from uqlab import data, ensembles, metrics, models, training
+from uqlab import data, models, training
 from uqlab.core.files import sha256
 
 SHA256 = "fd48d4b6ddd4a62ecdb7bf2c9cc3ef17a8b9f92d4784ad93babadc5bde132e91"
@@ -71,71 +72,22 @@ def test_its_features_tell_digits_apart(digits):
     assert found[0] > found[1] + 0.2
 
 
+# how it was made ---------------------------------------------------------------------
+
+
 @pytest.mark.release
-def test_a_small_lora_ensemble_needs_the_pretraining(digits):
-    train, test = digits
-    found = []
-    for network in (models.embedded(), random_network()):
-        ensemble = ensembles.lora(network, 2, 4, gain=1.0)
-        training.fit(
-            ensemble, train.inputs[:150], train.labels[:150], epochs=8, lr=0.003, batch_size=32, optimizer="adamw",
-            scheduler="cosine", warmup=10, max_grad_norm=1.0, progress=False,
-        )  # fmt: skip
-        found.append(
-            metrics.accuracy(training.predict(ensemble, test.inputs), test.labels)
-        )
-    assert found[0] > 0.85
-    assert found[0] > found[1] + 0.3
-
-
-# how it was made -------------------------------------------------------------------------------------------------
-
-
-def few(classes, size, name):
-    x = torch.rand(size, 1, 28, 28, generator=torch.Generator().manual_seed(size))
-    return data.Dataset(
-        x,
-        torch.arange(size) % classes,
-        name,
-        "test",
-        tuple(make_backbone.LETTERS[:classes]),
-    )
-
-
-@pytest.fixture
-def loaded(monkeypatch):
-    """The names of all sets that the script loads; small ones stand in for what is no part of the package."""
-    names, sizes = (
-        [],
-        {"emnist-letters": (26, 52), "notmnist": (10, 20), "glyphs": (26, 26)},
-    )
-
-    def noted(name, split="test", **options):
-        names.append(name)
-        return few(*sizes[name], name)
-
-    monkeypatch.setattr(make_backbone.data, "load", noted)
+@needs("emnist/letters.npz", "notmnist")
+def test_it_is_made_from_letters_alone(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(make_backbone, "EMNIST", 2)
     monkeypatch.setattr(make_backbone, "HELD_OUT", 1)
-    return names
-
-
-@pytest.mark.release
-def test_it_is_made_from_letters_alone(loaded, tmp_path, monkeypatch, capsys):
-    sets = make_backbone.sources(tmp_path)
-    assert set(loaded) == {"emnist-letters", "notmnist", "glyphs"}
-    held_out, trained = sets.pop("held out"), sets["EMNIST letters"]
-    assert held_out.labels.tolist() == trained.labels.tolist() == list(range(26))
-    assert not {x.numpy().tobytes() for x in held_out.inputs} & {
-        x.numpy().tobytes() for x in trained.inputs
-    }
-    assert all(
-        0 <= part.labels.min() <= part.labels.max() < 26 for part in sets.values()
-    )
-
     monkeypatch.setattr(make_backbone, "EPOCHS", 1)
+    sets = make_backbone.sources(FOLDER)
+    assert {*sets} == {"EMNIST letters", "notMNIST", "glyphs", "held out"}
+    held_out, trained = sets["held out"], sets["EMNIST letters"]
+    assert held_out.labels.tolist() == trained.labels.tolist() == list(range(26))
+    assert torch.cdist(held_out.inputs.flatten(1), trained.inputs.flatten(1)).min() > 0
     make_backbone.main(
-        str(tmp_path), str(tmp_path / "run"), tmp_path / "made.safetensors"
+        str(FOLDER), str(tmp_path / "run"), tmp_path / "made.safetensors"
     )
     about = json.loads(capsys.readouterr().out)
     assert about["seen"]["EMNIST letters"].startswith("26 images")

@@ -1,7 +1,5 @@
 """CLIP against prompts: the logits of transformers, from folders and from models, and what is refused."""
 
-import copy
-
 import pytest
 import torch
 from same import near
@@ -11,11 +9,9 @@ from transformers import (
     BertModel,
     CLIPConfig,
     CLIPModel,
-    CLIPVisionModel,
     PreTrainedTokenizerFast,
 )
 
-from uqlab import ensembles, training
 from uqlab.models import clip_zero_shot
 
 WORDS = ["<pad>", "<start>", "<unknown>", "<end>", "a", "red", "blue", "star"]
@@ -93,16 +89,6 @@ def test_logits_are_those_of_transformers(folder):
 
 
 @torch.no_grad()
-def test_logits_are_scaled_cosines(folder):
-    network = clip_zero_shot(folder, TEXTS)
-    found = network(images()) / network.scale.exp()
-    assert found.abs().max() <= 1
-    f, g = network.vision(images()), network.text(network.prompts)
-    near(f.norm(dim=1), torch.ones(5))
-    near(found[2, 1], torch.cosine_similarity(f[2], g[1], dim=0))
-
-
-@torch.no_grad()
 def test_other_prompts_share_the_towers(folder):
     network = clip_zero_shot(folder, TEXTS)
     others = network.prompted(["a star", "red"])
@@ -112,56 +98,15 @@ def test_other_prompts_share_the_towers(folder):
     assert network.prompts.shape[0] == 3
 
 
-def test_an_ensemble_of_them_trains_and_predicts(folder):
-    network = clip_zero_shot(folder, TEXTS)
-    for p in network.vision.parameters():  # locked, as in LiT
-        p.requires_grad_(False)
-    ensemble = ensembles.from_members([network, copy.deepcopy(network)])
-    labels = torch.tensor([0, 1, 2, 0, 1])
-    before = {name: p.clone() for name, p in network.named_parameters()}
-    training.fit(
-        ensemble, images(), labels, epochs=2, lr=0.01, optimizer="adamw", progress=False
-    )
-    moved = {
-        name.split(".")[0]
-        for name, p in network.named_parameters()
-        if not torch.equal(p, before[name])
-    }
-    assert moved == {"text", "scale"}
-    assert training.predict(ensemble, images(), batch_size=2).shape == (2, 5, 3)
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    ("prompts", "error", "message"),
-    [
-        ("a star", TypeError, "must be a list.*got 'a star'"),
-        ([], TypeError, "list of at least one text"),
-    ],
-)
-def test_prompts_that_do_not_fit(folder, prompts, error, message):
-    with pytest.raises(error, match=message):
-        clip_zero_shot(folder, prompts)
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_what_is_no_clip(folder, tmp_path):
-    with pytest.raises(ValueError, match=r"came from no folder.*give token ids"):
+def test_bad_prompts_and_what_is_not_a_clip(folder, tmp_path, unchecked):
+    with pytest.raises(TypeError, match=r"must be a list.*got 'a star'"):
+        clip_zero_shot(folder, "a star")
+    with pytest.raises(ValueError, match="give token ids"):
         clip_zero_shot(clip(), TEXTS)
     with pytest.raises(TypeError, match="CLIPModel or its folder, got Linear"):
         clip_zero_shot(torch.nn.Linear(1, 1), TEXTS)
     BertModel(BertConfig(**SIZES, vocab_size=9)).save_pretrained(tmp_path / "bert")
-    with pytest.raises(ValueError, match=r"no checkpoint for CLIPModel.*BertConfig"):
-        clip_zero_shot(tmp_path / "bert", TEXTS)
-    whole = clip()
-    CLIPVisionModel(whole.config.vision_config).save_pretrained(tmp_path / "half")
-    whole.config.save_pretrained(tmp_path / "half")
-    with pytest.raises(
-        ValueError, match=r"lacks \d+ weights of CLIPModel.*: logit_scale"
-    ):
-        clip_zero_shot(tmp_path / "half", TEXTS)
     clip().save_pretrained(tmp_path / "mute")
-    with pytest.raises(ValueError, match="holds no tokenizer"):
-        clip_zero_shot(tmp_path / "mute", TEXTS)
-    with pytest.raises(ValueError, match="no checkpoint for CLIPModel: Unrecognized"):
-        clip_zero_shot(tmp_path, TEXTS)
+    for name, message in (("bert", "lacks .* weights"), ("mute", "no tokenizer")):
+        with pytest.raises(ValueError, match=message):
+            clip_zero_shot(tmp_path / name, TEXTS)

@@ -30,11 +30,11 @@ def test_recordings_and_an_audio_transformer_by_parameter(pages, tmp_path):
     torch.manual_seed(0)
     network = ASTForAudioClassification(ASTConfig(max_length=64, **SMALL))
     network.save_pretrained(tmp_path / "ast")
-    root = small_sounds.esc50(tmp_path)
+    small_sounds.esc10(tmp_path)
     sounds = {
-        "dataset": "esc50[0,1]",
-        "ood": ["esc50[2]"],
-        "root": str(root),
+        "dataset": "esc10[0,1]",
+        "ood": ["esc10[2]"],
+        "root": str(tmp_path),
         "backbone": str(tmp_path / "ast"),
     }
     folder = pages("15_sound_ensemble_study", **sounds, epochs=2, warmup=0)

@@ -16,8 +16,6 @@ StrPath = str | os.PathLike  # what names a file
 Values = dict[str, Any]  # by name: parameters, or an object of JSON
 
 LEAVES = str, bytes, int, float, complex, range, slice, type(None)  # `repr` says all
-# Files whose checksums this process has compared with known ones.
-COMPARED: set[Path] = set()
 # The variable that names the folder of finished trainings; empty: none is kept.
 TRAININGS = "UQLAB_CACHE"
 

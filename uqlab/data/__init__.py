@@ -6,22 +6,17 @@
 Dataset(captions, test: 100 x [1, 8, 8], 114 classes)
 """
 
-from uqlab.data.captions import pictures
-from uqlab.data.corruptions import CORRUPTIONS, corrupted
 from uqlab.data.datasets import Dataset, check, fetched, file, load, names, read
 from uqlab.data.sounds import LOG_MEL, RATE
 
 __all__ = [
-    "CORRUPTIONS",
     "LOG_MEL",
     "RATE",
     "Dataset",
     "check",
-    "corrupted",
     "fetched",
     "file",
     "load",
     "names",
-    "pictures",
     "read",
 ]

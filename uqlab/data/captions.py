@@ -8,22 +8,20 @@ words do. `NEW` are shapes that no caption of training names.
 import itertools
 import math
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from scipy.ndimage import distance_transform_edt
 from torch import Tensor
 
 from uqlab.data.readers import Items, asset
 
 SIDE = 32
-# The coordinates of the pixels' centres
+# The coordinates of the pixels' centres; the picture reaches from -1 to 1.
 TICKS = (torch.arange(SIDE) + 0.5) * 2 / SIDE - 1
-# Half of a shape's extent; the picture reaches from -1 to 1.
-SIZES = {"large": (0.62, 0.78), "small": (0.34, 0.46)}
+SIZES = {"large": (0.62, 0.78), "small": (0.34, 0.46)}  # half of a shape's extent
 FILLS = ("filled", "striped", "hollow")
 COLOURS = {
     "red": (0.85, 0.1, 0.1),
@@ -35,6 +33,7 @@ COLOURS = {
     "purple": (0.5, 0.1, 0.7),
     "pink": (0.95, 0.45, 0.75),
 }
+PAINTS = torch.tensor([*COLOURS.values()])
 SHAPES = (
     "circle", "square", "triangle", "diamond", "hexagon", "star", "cross", "arrow",
     "heart", "moon", "letter A", "letter S",
@@ -44,43 +43,29 @@ NEW = {
     "test": ("hourglass", "stairs", "letter R", "letter M"),
 }
 ALL_SHAPES = [*SHAPES, *NEW["train"], *NEW["test"]]
-WORDS = (SIZES, FILLS, COLOURS, ALL_SHAPES)
-NUMBERS = {" ".join(words): k for k, words in enumerate(itertools.product(*WORDS))}
-# Stencils of CELLS x CELLS reach from -REACH to REACH, the shape in them from -1 to 1.
-CELLS = 96
+WORDS = [[*SIZES], [*FILLS], [*COLOURS], ALL_SHAPES]
+# The signed distances to outlines [shapes, cells, cells] reach from -REACH to REACH,
+# the shapes in them from -1 to 1.
 REACH = 1.5
 
 
 def pictures(
     captions: Sequence[str], seed: int = 0
 ) -> Float[Tensor, "captions 3 32 32"]:
-    """Draw a picture of each caption.
+    """Draw a picture of each caption "<size> <filling> <colour> <shape>", in [0, 1].
 
-    Position, angle, shade, background and noise follow from the seed.
-
-    Parameters
-    ----------
-    captions
-        Texts "<size> <filling> <colour> <shape>" of known words.
-    seed
-        Of all that is random.
-
-    Returns
-    -------
-    Tensor
-        Pictures in [0, 1].
-
-    Raises
-    ------
-    ValueError
-        For a caption of other words.
+    Position, angle, shade, background and noise depend on the seed.
     """
     size, fill, colour, shape = _numbers(captions)
     generator = torch.Generator().manual_seed(seed)
-    draw = partial(_uniform, generator, len(captions))
+
+    def draw(low, high, *more):
+        drawn = torch.rand(len(captions), *more, generator=generator)
+        return low + (high - low) * drawn
+
     ink = _filled(fill, *_placed(size, shape, draw), draw)
-    paint = torch.tensor(list(COLOURS.values()))[colour] * draw(0.75, 1.1, 1)
-    paint = (paint + draw(-0.08, 0.08, 3))[:, :, None, None]
+    paint = PAINTS[colour] * draw(0.75, 1.1, 1) + draw(-0.08, 0.08, 3)
+    paint = paint[:, :, None, None]
     slope = draw(-0.15, 0.15, 2, 1, 1)
     brightness = draw(0.15, 0.85, 1, 1, 1)
     shade = brightness + slope[:, :1] * TICKS + slope[:, 1:] * TICKS[:, None]
@@ -88,22 +73,13 @@ def pictures(
     return (shade + ink * (paint - shade) + 0.07 * noise).clamp(0, 1)
 
 
-def _numbers(captions: Sequence[str]) -> tuple[Tensor, ...]:
-    """Return the numbers of the captions' four words."""
-    for caption in captions:
-        if caption not in NUMBERS:
-            known = "; ".join(map(", ".join, WORDS))
-            raise ValueError(
-                f"{caption!r} is no caption: give a size, a filling, a colour and a "
-                f"shape, of {known}"
-            )
-    numbers = torch.tensor([NUMBERS[caption] for caption in captions])
-    return torch.unravel_index(numbers, [len(words) for words in WORDS])
-
-
-def _uniform(generator, count, low, high, *more):
-    """Return random numbers [count, *more] between `low` and `high`."""
-    return low + (high - low) * torch.rand(count, *more, generator=generator)
+def _numbers(captions):
+    """Return the number of each caption's size, filling, colour and shape."""
+    columns = zip(*(caption.split(" ", 3) for caption in captions), strict=True)
+    return [
+        torch.tensor([known.index(word) for word in column])
+        for known, column in zip(WORDS, columns, strict=True)
+    ]
 
 
 def _placed(size, shape, draw):
@@ -112,24 +88,22 @@ def _placed(size, shape, draw):
     Both are [captions, side, side], the distance in pixels and positive inside; a shape
     is drawn turned, anywhere in the picture.
     """
-    reach = draw(*torch.tensor(list(SIZES.values()))[size].T)
+    reach = draw(*torch.tensor([*SIZES.values()])[size].T)
     angle = draw(-0.25, 0.25)
     centre = draw(-0.95, 0.95, 2) * (0.95 - reach[:, None])
     x = (TICKS - centre[:, :1])[:, None, :]
     y = (TICKS - centre[:, 1:])[:, :, None]
     turned = _turned(x, y, angle[:, None, None])
     reach = reach[:, None, None, None]
-    stencils = _stencils()[shape][:, None]
+    outlines = torch.from_numpy(asset("shapes")["distances"])[shape][:, None]
     distance = F.grid_sample(
-        stencils, turned / reach / REACH, padding_mode="border", align_corners=False
+        outlines, turned / reach / REACH, padding_mode="border", align_corners=False
     )
     return (distance * reach * SIDE / 2)[:, 0], turned[..., 1]
 
 
 def _turned(x, y, angle):
-    """Return coordinates turned by an angle [..., 2]."""
-    cos = angle.cos()
-    sin = angle.sin()
+    cos, sin = angle.cos(), angle.sin()
     return torch.stack([cos * x + sin * y, cos * y - sin * x], -1)
 
 
@@ -145,41 +119,18 @@ def _filled(fill, inside, down, draw):
 
 
 @cache
-def _stencils() -> Tensor:
-    """Return the signed distances to the outlines [shapes, cells, cells].
-
-    They are positive inside.
-    """
-    distances = [
-        np.asarray(distance_transform_edt(mask))
-        - np.asarray(distance_transform_edt(~mask))
-        for mask in asset("shapes")["masks"]
-    ]
-    return torch.from_numpy(np.stack(distances) * 2 * REACH / CELLS).float()
-
-
-def compositions(split):
-    """Return the captions of training or those of testing.
-
-    Every pair of colour and shape is in one of them.
-    """
-    combinations = itertools.product(
-        enumerate(COLOURS), enumerate(SHAPES), SIZES, FILLS
-    )
-    return tuple(
-        f"{size} {fill} {colour} {shape}"
-        for (c, colour), (s, shape), size, fill in combinations
-        if ((c + s) % 5 == 0) == (split == "test")
-    )
-
-
-@cache
 def captions(split):
     """Return pictures of the captions of training, or of those kept for testing.
 
     The captions for testing are made of the same words and never occur in training.
     """
-    return _set(compositions(split), 8 if split == "train" else 10, split)
+    shown = []
+    pairs = itertools.product(enumerate(COLOURS), enumerate(SHAPES))
+    for (c, colour), (s, shape) in pairs:
+        if ((c + s) % 5 == 0) == (split == "test"):
+            sizes = itertools.product(SIZES, FILLS)
+            shown += [f"{size} {fill} {colour} {shape}" for size, fill in sizes]
+    return _items(shown, 8 if split == "train" else 10, split)
 
 
 @cache
@@ -189,11 +140,11 @@ def new_shapes(split):
     Four are for a search, four others for testing.
     """
     words = itertools.product(SIZES, FILLS, COLOURS, NEW[split])
-    return _set(tuple(map(" ".join, words)), 3, split)
+    return _items([*map(" ".join, words)], 3, split)
 
 
-def _set(labels, copies, split):
+def _items(classes, copies, split):
     """Return so many pictures of each caption, which are the classes."""
-    numbers = np.arange(len(labels)).repeat(copies)
-    shown = pictures([labels[k] for k in numbers], seed=0 if split == "train" else 1)
-    return Items((shown * 255).round().byte().numpy(), numbers, labels)
+    numbers = np.arange(len(classes)).repeat(copies)
+    shown = pictures([classes[k] for k in numbers], seed=int(split == "test"))
+    return Items((shown * 255).round().byte().numpy(), numbers, tuple(classes))

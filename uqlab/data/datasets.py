@@ -1,9 +1,8 @@
 """One way to every data set: `load`, and the `Dataset` that it returns."""
 
-import difflib
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,23 +15,17 @@ from torch.nn.functional import interpolate
 
 from uqlab.core.checks import ArrayLike, as_labels, as_one, at_least, one_of
 from uqlab.core.extras import extra
-from uqlab.core.files import COMPARED, StrPath
+from uqlab.core.files import StrPath
 from uqlab.core.reading import held
-
-# These fill SOURCES and FILES.
-from uqlab.data import colour_images, grey_images, sounds, texts, weights  # noqa: F401
-from uqlab.data.downloads import FILES, fetch, places
+from uqlab.data.downloads import FILES, fetch
 from uqlab.data.embedded import EMBEDDED
+from uqlab.data.images import IMAGES
 from uqlab.data.own import SUFFIXES, own_file
-from uqlab.data.readers import SOURCES, Items
+from uqlab.data.readers import Items
+from uqlab.data.sounds import ENVIRONMENTAL
+from uqlab.data.texts import FETCHED_TEXTS
 
-STAND_INS = {  # fetched set -> the embedded one named where it is out of reach
-    "mnist": "mnist-mini",
-    "fashion-mnist": "fashion-mini",
-    "kmnist": "kmnist-mini",
-    "ambiguous-mnist": "ambiguous-mnist-mini",
-    "dirty-mnist": "ambiguous-mnist-mini",
-}
+FETCHED: dict[str, Any] = {**IMAGES, **FETCHED_TEXTS, **ENVIRONMENTAL}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -47,17 +40,17 @@ class Dataset:
         Images in [0, 1] [samples, channels, height, width], or texts; your own may be
         features or token ids.
     labels
-        int64; -1 where the set has none.
+        Class numbers, int64; -1 where the set has none.
     name
-        As it was loaded; of your own file the name without folder and suffix.
+        The name given to `load`; for your own file without folder and suffix.
     split
         "train" or "test".
     classes
-        The name of each label.
+        Names of the classes.
     label_probs
         Soft ground truth, of which labels may be samples.
     fine
-        The images drawn anew in 28 x 28 pixels, where `resize` can take those.
+        The images drawn again in 28 x 28 pixels, where `resize` can take those.
     about
         Of sounds: "waves" [samples, T] at RATE, and "fold" or "speaker" [samples].
     """
@@ -82,9 +75,8 @@ class Dataset:
         return len(self.labels)
 
     def __repr__(self) -> str:
-        if isinstance(self.inputs, list):
-            inputs = "texts"
-        else:
+        inputs = "texts"
+        if isinstance(self.inputs, Tensor):
             inputs = f"x {list(self.inputs.shape[1:])}"
         return (
             f"Dataset({self.name}, {self.split}: {len(self)} {inputs}, "
@@ -95,16 +87,18 @@ class Dataset:
         rows = torch.arange(len(self))[index]
         if rows.ndim == 0:
             return self.inputs[int(rows)], int(self.labels[rows])
-        chosen: dict[str, Any] = {
-            k: v[index] for k, v in vars(self).items() if isinstance(v, Tensor)
-        }
-        if isinstance(self.inputs, list):
-            chosen["inputs"] = [self.inputs[row] for row in rows.tolist()]
-        about = {key: values[index] for key, values in self.about.items()}
-        return replace(self, **chosen, about=about)
+
+        def chosen(values):
+            if isinstance(values, Mapping):
+                return {key: value[rows] for key, value in values.items()}
+            if isinstance(values, list):
+                return [values[row] for row in rows.tolist()]
+            return values[rows] if isinstance(values, Tensor) else values
+
+        return Dataset(**{name: chosen(values) for name, values in vars(self).items()})
 
     def resize(self, size: int, channels: int | None = None) -> "Dataset":
-        """Return the set with images of size x size pixels.
+        """Resize images to size x size pixels.
 
         They are shrunk by area averages or enlarged bilinearly. `letters` and `glyphs`
         are drawn in 8 x 8; what is larger is made of the same letters drawn in 28 x 28,
@@ -113,70 +107,52 @@ class Dataset:
         Parameters
         ----------
         size
-            Pixels of a side.
+            Side in pixels.
         channels
-            1 (colour becomes luma, ITU-R BT.601), 3 (grey is repeated) or None for
-            those that there are.
+            1 (colour becomes luma, ITU-R BT.601), 3 (grey is repeated) or None, which
+            keeps them.
 
         Returns
         -------
         Dataset
             With new `inputs`.
-
-        Raises
-        ------
-        TypeError
-            For texts.
-        ValueError
-            For images that have neither 1 nor 3 channels and should have.
         """
         if isinstance(self.inputs, list):
             raise TypeError(f"{self.name} holds text; only images can be resized")
-        at_least("size", size)
+        one_of("channels", channels, (None, 1, 3))
         x = self.inputs
         if self.fine is not None and size > x.shape[-1]:
             x = self.fine.float()
-        x = _converted(self.name, x, channels)
+        if channels not in (None, x.shape[1]):
+            one_of(f"the channels of {self.name}", x.shape[1], (1, 3))
+            luma = x.new_tensor([0.299, 0.587, 0.114])[:, None, None]
+            grey = channels == 1
+            x = (x * luma).sum(1, True) if grey else x.expand(-1, 3, -1, -1)
         if x.shape[2:] != (size, size):
             mode = "area" if size < max(x.shape[2:]) else "bilinear"
             x = interpolate(x, (size, size), mode=mode)
         return replace(self, inputs=x.contiguous(), fine=None)
 
 
-def _converted(name: str, x: Tensor, channels: int | None) -> Tensor:
-    """Return images with so many channels, or None: with their own."""
-    one_of("channels", channels, (None, 1, 3))
-    if channels in (None, x.shape[1]):
-        return x
-    if x.shape[1] not in (1, 3):
-        raise ValueError(
-            f"{name} has {x.shape[1]} channels; only 1 and 3 are converted into each "
-            "other"
-        )
-    if channels == 3:
-        return x.expand(-1, 3, -1, -1)
-    luma = x.new_tensor([0.299, 0.587, 0.114])[:, None, None]
-    return (x * luma).sum(1, keepdim=True)
-
-
 def names() -> list[str]:
     """Return the names that `load` knows, first the sets that need no download."""
-    return [*EMBEDDED, *SOURCES]
+    return [*EMBEDDED, *FETCHED]
 
 
 def read(source: Any, labels: ArrayLike | None = None, name: str = "data") -> Dataset:
-    """Return what you have as a Dataset: tensors, or a dataset or loader of torch.
+    """Read what you have as a Dataset: tensors, or a dataset or loader of torch.
 
     It is read once, whole, into memory.
 
     Parameters
     ----------
     source
-        Inputs, (inputs, labels), or what gives such; a Dataset is returned as it is.
+        Inputs, (inputs, labels), or a dataset or loader of such pairs; a Dataset is
+        returned as it is.
     labels
         Classes [samples], with tensors; the set may have none.
     name
-        Of the set.
+        Name of the set.
 
     Examples
     --------
@@ -199,7 +175,7 @@ def load(
     limit: int | None = None,
     seed: int = 0,
 ) -> Dataset:
-    """Return one split of a data set by name or path.
+    """Load one split of a data set by name or path.
 
     Parameters
     ----------
@@ -208,7 +184,8 @@ def load(
 
         Images: an `.npz` with `x` uint8 or in [0, 1], [N, H, W], [N, H, W, C] or
         [N, C, H, W] (the shorter of axes 1 and 3 holds the channels), and integer
-        labels `y`; or with `x_train`, `y_train`, `x_test`, `y_test`.
+        labels `y` from 0 without a gap; or with `x_train`, `y_train`, `x_test`,
+        `y_test`.
 
         Texts: a table `.tsv` (without quoting) or `.csv`, also `.gz`, with a header and
         the columns `sentence` (or `text`, or the pair `sentence1`, `sentence2`),
@@ -227,7 +204,7 @@ def load(
         The size of a random subset, which depends on `seed`; None or 0: all. A larger
         limit adds to these items.
     seed
-        Of the subset.
+        Seed of the random subset.
 
     Returns
     -------
@@ -237,9 +214,9 @@ def load(
     Raises
     ------
     ValueError
-        For what does not exist and for corrupted files.
+        If there is no such set, split or class, or a file is corrupted.
     FileNotFoundError
-        For files out of reach.
+        If a file is missing and cannot be fetched.
 
     Examples
     --------
@@ -250,10 +227,11 @@ def load(
     limit = at_least("limit", limit or 0, 0)
     at_least("seed", seed, 0)
     full_name = os.fspath(name)
-    bracket = re.fullmatch(r"(.+)\[([^\[]*)\]", full_name)
-    base, ranges = bracket.groups() if bracket else (full_name, None)
-    items = _read(base, split, root)
-    data = _dataset(items, Path(full_name).name, split)
+    base, ranges = full_name, None
+    if full_name.endswith("]"):
+        base, _, ranges = full_name[:-1].rpartition("[")
+    shown = re.sub(r"(\.npz|\.[ct]sv(\.gz)?)(?=\[|$)", "", Path(full_name).name)
+    data = _dataset(_read(base, split, root), shown, split)
     if ranges is not None:
         data = _of_classes(data, ranges)
     if limit:
@@ -261,10 +239,62 @@ def load(
         data = data[torch.randperm(len(data), generator=generator)[:limit]]
     if len(data) == 0:
         raise ValueError(f"{full_name} has no items in its {split} split")
-    x = data.inputs
-    if isinstance(x, list):
-        return data
-    return replace(data, inputs=x / 255 if x.dtype == torch.uint8 else x.float())
+    return data
+
+
+def _read(name: str, split: str, root: StrPath | None) -> Items:
+    if name.endswith(SUFFIXES):
+        return own_file(Path(name), split)
+    if name in EMBEDDED:
+        return EMBEDDED[name](split)
+    one_of("name", name, [*names(), f"the path of a file ({', '.join(SUFFIXES)})"])
+    try:
+        return FETCHED[name](split, _folder(root))
+    except FileNotFoundError as error:
+        error.add_note(f"These need no download: {', '.join(EMBEDDED)}.")
+        raise
+
+
+def _dataset(items: Items, name: str, split: str) -> Dataset:
+    """Copy the arrays of a reader, so that writing to the set changes no cache."""
+    labels = torch.tensor(items.labels).long()
+    about = {key: torch.tensor(values) for key, values in items.about.items()}
+    x, probs, fine = (
+        torch.tensor(values) if isinstance(values, np.ndarray) else values
+        for values in (items.inputs, items.label_probs, items.fine)
+    )
+    if isinstance(x, Tensor):
+        x = x / 255 if x.dtype == torch.uint8 else x.float()
+    return Dataset(x, labels, name, split, items.classes, probs, fine, about)
+
+
+def _numbers(name: str, ranges: str, count: int) -> list[int]:
+    """Return the class numbers of ranges like "0,2,5-7"."""
+    numbers = []
+    for item in ranges.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", item)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+        numbers += range(first, min(last, count) + 1)
+        if not first <= last < count or len({*numbers}) < len(numbers):
+            raise ValueError(
+                f"{name}: classes must be like [0-6] or [0,2,5-7], each once and out "
+                f"of {count}, got {item!r}"
+            )
+    return numbers
+
+
+def _of_classes(data: Dataset, ranges: str) -> Dataset:
+    """Return the items of classes like "0,2,5-7", with labels in this order."""
+    wanted = _numbers(data.name, ranges, len(data.classes))
+    inside = torch.isin(data.labels, torch.tensor(wanted))
+    probs = data.label_probs
+    if probs is not None:
+        probs = probs[:, wanted]
+        inside &= probs.sum(1) > 1 - 1e-5
+    data = replace(data, label_probs=probs)[inside]
+    labels = [wanted.index(label) for label in data.labels.tolist()]
+    classes = tuple(data.classes[label] for label in wanted)
+    return replace(data, labels=torch.tensor(labels).long(), classes=classes)
 
 
 def check(
@@ -273,9 +303,9 @@ def check(
     kinds: Collection[Literal["images", "texts", "sounds"]] = ("images",),
     root: StrPath | None = None,
 ) -> None:
-    """Refuse sets that a page cannot take: its first step, before hours of training.
+    """Refuse sets that a lesson cannot take: its first step, before hours of training.
 
-    Of the other sets one item is read.
+    One item of each other set is read.
 
     Parameters
     ----------
@@ -284,44 +314,28 @@ def check(
     *others
         Sets of the same kind; empty names are left out.
     kinds
-        What the page takes. Sounds are images, too.
+        What the lesson takes. Sounds are images, too.
     root
         As in `load`.
 
     Raises
     ------
     ValueError
-        Unless all sets are there and of one kind that the page takes, the task has two
-        classes or more, and soft labels are of the task's classes.
+        Unless all sets are there and of a kind that the lesson takes, and the task has
+        two classes or more.
     """
     train, test = (load(task, split, root=root) for split in ("train", "test"))
     for data in (train, test):
-        labels = data.labels.unique().tolist()
-        if len(labels) < 2 or -1 in labels:
-            raise ValueError(
-                f"{task} must have labels of two classes or more to learn, "
-                f"got {labels} in {data}"
-            )
+        if data.labels.min() < 0 or data.labels.unique().numel() < 2:
+            raise ValueError(f"{data} must have labels of two classes or more to learn")
     for data in (train, *(load(name, limit=1, root=root) for name in others if name)):
-        _fits(train, data, kinds)
-
-
-def _fits(train: Dataset, data: Dataset, kinds: Collection[str]) -> None:
-    """Raise ValueError unless a set is of these kinds and goes with the task."""
-    if data.kind not in kinds and not (data.kind == "sounds" and "images" in kinds):
-        raise ValueError(
-            f"{data.name} holds {data.kind}, and this page takes {' or '.join(kinds)}"
-        )
-    if (data.kind == "texts") != (train.kind == "texts"):
-        raise ValueError(
-            f"{data.name} holds {data.kind}, and {train.name} does not; "
-            "take sets of one kind"
-        )
-    if data.label_probs is not None and len(data.classes) != len(train.classes):
-        raise ValueError(
-            f"{data.name} has soft labels of {len(data.classes)} classes, and "
-            f"{train.name} has {len(train.classes)}; take the same classes of both"
-        )
+        taken = {*kinds, "sounds"} if "images" in kinds else {*kinds}
+        mixed = (data.kind == "texts") != (train.kind == "texts")
+        if mixed or data.kind not in taken:
+            raise ValueError(
+                f"{data.name} holds {data.kind}, and this lesson takes "
+                f"{' or '.join(kinds)}, all sets of one kind"
+            )
 
 
 def file(name: str, *, root: StrPath | None = None) -> Path:
@@ -337,97 +351,19 @@ def file(name: str, *, root: StrPath | None = None) -> Path:
     Raises
     ------
     ValueError
-        For an unknown name or a corrupted file.
+        If the name is unknown or the file is corrupted.
     FileNotFoundError
-        For a file out of reach.
+        If the file is missing and cannot be fetched.
     """
-    if name not in FILES:
-        raise ValueError(_unknown("file", name, FILES))
-    path = fetch(name, _folder(root)).absolute()
-    COMPARED.add(path)
-    return path
+    one_of("name", name, FILES)
+    return fetch(name, _folder(root)).absolute()
 
 
 def fetched(root: StrPath | None = None) -> tuple[Path, list[str]]:
     """Return the folder that `load` reads, and what in it holds registered files."""
     folder = _folder(root)
-    there = {Path(name).parts[0] for name in FILES if places(name, folder)}
+    there = {Path(name).parts[0] for name in FILES if (folder / name).is_file()}
     return folder, sorted(there)
-
-
-def _unknown(what: str, name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name.lower(), known, n=1)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
-    return f"unknown {what} {name!r}{hint}; known: {', '.join(known)}"
-
-
-def _read(name: str, split: str, root: StrPath | None) -> Items:
-    """Read a set; where it is out of reach, name one that can stand in for it."""
-    if name.endswith(SUFFIXES):
-        return own_file(Path(name).expanduser(), split)
-    if name in EMBEDDED:
-        return EMBEDDED[name](split)
-    if name not in SOURCES:
-        raise ValueError(
-            f"{_unknown('data set', name, names())}, or the path of a file "
-            f"({', '.join(SUFFIXES)})"
-        )
-    try:
-        return SOURCES[name](split, _folder(root))
-    except FileNotFoundError as error:
-        if name in STAND_INS:
-            error.add_note(f"{STAND_INS[name]!r} is embedded and needs no download.")
-        raise
-
-
-def _dataset(items: Items, name: str, split: str) -> Dataset:
-    """Return what was read as tensors; images are not yet scaled."""
-    name = re.sub(rf"({'|'.join(SUFFIXES)})(?=\[|$)", "", name)
-    tensors = _tensors(items._asdict())
-    tensors["labels"] = tensors["labels"].long()
-    return Dataset(name=name, split=split, **tensors)
-
-
-def _tensors(value: Any) -> Any:
-    """Copy arrays, alone or by name, so that writing to them changes no cache."""
-    if isinstance(value, Mapping):
-        return {key: _tensors(item) for key, item in value.items()}
-    return torch.tensor(value) if isinstance(value, np.ndarray) else value
-
-
-def _numbers(name: str, ranges: str, top: int) -> list[int]:
-    """Return the class numbers of ranges like "0,2,5-7"."""
-    numbers = []
-    for item in ranges.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", item)
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if first > last:
-            raise ValueError(
-                f"{name!r}: classes must be like [0-6] or [0,2,5-7], got {item!r}"
-            )
-        if last > top:
-            raise ValueError(f"{name}: classes are 0..{top}, got {last}")
-        numbers += range(first, last + 1)
-    if len(set(numbers)) < len(numbers):
-        raise ValueError(f"{name!r} names a class twice")
-    return numbers
-
-
-def _of_classes(data: Dataset, ranges: str) -> Dataset:
-    """Return the items of classes like "0,2,5-7", with labels in this order."""
-    if not data.classes:
-        raise ValueError(f"{data.name} has no labels, so classes cannot be selected")
-    wanted = _numbers(data.name, ranges, len(data.classes) - 1)
-    inside = torch.isin(data.labels, torch.tensor(wanted))
-    if data.label_probs is not None:
-        probs = data.label_probs[:, wanted]
-        inside &= probs.sum(1) > 1 - 1e-5
-        data = replace(data, label_probs=probs)
-    data = data[inside]
-    relabel = torch.full((len(data.classes),), -1)
-    relabel[wanted] = torch.arange(len(wanted))
-    classes = tuple(data.classes[label] for label in wanted)
-    return replace(data, labels=relabel[data.labels], classes=classes)
 
 
 def _folder(root: StrPath | None) -> Path:
@@ -435,8 +371,7 @@ def _folder(root: StrPath | None) -> Path:
     if named := root or os.environ.get("UQLAB_DATA"):
         return Path(named).expanduser()
     checkout = Path(__file__).resolve().parents[2]
-    inside = (checkout / ".git").exists() and (checkout / "data").is_dir()
-    if inside:
+    if (checkout / ".git").exists() and (checkout / "data").is_dir():
         return checkout / "data"
     with extra("notebooks"):
         import pooch

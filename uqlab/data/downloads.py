@@ -1,83 +1,52 @@
-"""Files that are fetched once, checked by checksum at every use, and kept."""
+"""Files that are fetched once, compared with a checksum at every use, and kept."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
 from pathlib import Path
+from typing import NamedTuple
 
 from uqlab.core.extras import extra
 
 
-@dataclass(frozen=True)
-class Remote:
-    """Where a file comes from and how it is checked."""
+class Remote(NamedTuple):
+    """Where a file comes from, and its checksum."""
 
-    # "sha256:..." or "md5:...", published or used by the loader named beside the entry
-    checksum: str
-    urls: tuple[str, ...]  # mirrors, tried in this order
-    also: tuple[str, ...] = ()  # other places below root where the file may lie
+    checksum: str  # "sha256:..." or "md5:..."
+    urls: list[str]  # mirrors, tried in this order
 
 
-# Path below root -> its source; filled by `register` and `weights`.
-FILES: dict[str, Remote] = {}
+def _registered() -> dict[str, Remote]:
+    files = {}
+    groups = json.loads(Path(__file__).with_name("files.json").read_text())
+    for group in groups:
+        for file, checksum in group["files"].items():
+            urls = [mirror.format(file=file) for mirror in group["mirrors"]]
+            files[group["folder"] + file] = Remote(checksum, urls)
+    return files
 
 
-def register(
-    folder: str,
-    mirrors: Sequence[str],
-    checksums: Mapping[str, str],
-    also: Sequence[str] = (),
-) -> None:
-    """Register a folder's files.
-
-    `mirrors` are addresses up to the file's name, `also` the folders of other loaders.
-    """
-    for file, checksum in checksums.items():
-        urls = tuple(mirror + file for mirror in mirrors)
-        others = tuple((Path(place) / file).as_posix() for place in also)
-        FILES[(Path(folder) / file).as_posix()] = Remote(checksum, urls, others)
-
-
-def places(file: str, root: Path) -> list[Path]:
-    """Return where below root a registered file lies."""
-    paths = [root / place for place in (file, *FILES[file].also)]
-    return [path for path in paths if path.is_file()]
+FILES = _registered()  # by their paths below root
 
 
 def fetch(file: str, root: Path) -> Path:
-    """Return the path of a registered file whose checksum is right.
-
-    It lies below root, or is downloaded to root/file.
-    """
+    """Return the path of a registered file, downloaded if it is missing or damaged."""
     with extra("notebooks"):
         import pooch
 
     remote = FILES[file]
-    target = root / file
-    method, expected = remote.checksum.split(":")
-    wrong = ""
+    path = root / file
     failures = ""
-    for path in places(file, root):
-        checksum = pooch.file_hash(path, alg=method)
-        if checksum == expected:
-            return path
-        wrong += f"\n  {path}: {method} {checksum}"
     for url in remote.urls:
-        try:  # pooch downloads to a temporary name, checks, then renames
+        try:  # the file appears whole and compared, or not at all
             pooch.retrieve(
-                url, remote.checksum, target.name, target.parent, progressbar=True
+                url, remote.checksum, path.name, path.parent, progressbar=True
             )
-            return target
+            return path
         except (OSError, ValueError) as error:
             failures += f"\n  {url}: {error}"
-    todo = (
-        f"Put the right file there by hand ({method} {expected}) or name a folder that "
-        "has it (root or $UQLAB_DATA)."
-    )
-    if wrong:
-        raise ValueError(
-            f"corrupted file, not used; expected {method} {expected}, found{wrong}\n"
-            f"Fetching it again as {target} failed:{failures}\n{todo}"
-        )
-    raise FileNotFoundError(
-        f"{target} is missing and no mirror delivered it:{failures}\n{todo}"
+    damaged = path.is_file()
+    kind = ValueError if damaged else FileNotFoundError
+    raise kind(
+        f"{path} is {'corrupted' if damaged else 'missing'}, and no mirror delivered "
+        f"it:{failures}\nPut the file with the checksum {remote.checksum} there by "
+        "hand, or name another folder (root or $UQLAB_DATA)."
     )

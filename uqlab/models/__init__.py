@@ -20,7 +20,11 @@ from uqlab.models.backbones import (
     pretrained,
 )
 from uqlab.models.checkpoints import (
+    CAPTIONS_CLIP,
+    PROMPT,
     TextClassifier,
+    ZeroShot,
+    clip_zero_shot,
     from_pretrained,
     load_weights,
 )
@@ -34,7 +38,6 @@ from uqlab.models.networks import (
     vit,
     wide_resnet,
 )
-from uqlab.models.zero_shot import CAPTIONS_CLIP, PROMPT, ZeroShot, clip_zero_shot
 
 __all__ = [
     "ATTENTION", "CAPTIONS_CLIP", "COUNTS", "FORMS", "FUSED", "PRETRAINED",

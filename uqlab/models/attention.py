@@ -1,8 +1,9 @@
 """The attention of a network, described by its heads; and its classifier.
 
-One entry in `FORMS` adds a family of networks. In a matrix that holds query, key and
-value, the rows are ordered [3, heads, size]. Where several query heads share a key and
-value head, they are ordered [heads + 2 groups, size].
+One entry in `FORMS`, and its names in `PROJECTIONS`, add a family of networks. In a
+matrix that holds query, key and value, the rows are ordered [3, heads, size]. Where
+several query heads share a key and value head, they are ordered
+[heads + 2 groups, size].
 """
 
 import re
@@ -10,75 +11,44 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from uqlab.core.checks import Inputs, one_network, one_of
 from uqlab.core.modules import classifier_of
 
 Modules = Mapping[str, nn.Module]  # modules of a network by name
 
-
-class Form(NamedTuple):
-    """The names of a family's projections, relative to the attention module.
-
-    If one matrix holds query, key and value, the three names are equal.
-    """
-
-    query: str
-    key: str
-    value: str
-    output: str
-    beside: bool = False  # whether the output projection is outside the attention
-
-    @property
-    def fused(self) -> bool:
-        return self.query == self.key
-
-
+# Query, key, value and output projection, relative to the attention module. If one
+# matrix holds query, key and value, the three names are equal.
 FORMS = (
-    Form("q_proj", "k_proj", "v_proj", "o_proj"),  # ViT, DeiT, Swin, AST, Llama
-    Form("q_proj", "k_proj", "v_proj", "out_proj"),  # CLIP, Whisper
-    Form("query", "key", "value", "output.dense", beside=True),  # BERT and its kin
-    Form(
-        "query_proj", "key_proj", "value_proj", "output.dense", beside=True
-    ),  # DeBERTa
-    Form("query", "key", "value", "dense"),  # ALBERT
-    Form("q_lin", "k_lin", "v_lin", "out_lin"),  # DistilBERT
-    Form("qkv", "qkv", "qkv", "proj"),  # timm
-    Form("Wqkv", "Wqkv", "Wqkv", "Wo"),  # ModernBERT
-    Form("c_attn", "c_attn", "c_attn", "c_proj"),  # GPT-2
-    Form("in_proj_weight", "in_proj_weight", "in_proj_weight", "out_proj"),  # torch
+    ("q_proj", "k_proj", "v_proj", "o_proj"),  # ViT, DeiT, Swin, AST, Llama
+    ("q_proj", "k_proj", "v_proj", "out_proj"),  # CLIP, Whisper
+    ("query", "key", "value", "../output.dense"),  # BERT and its kin
+    ("query_proj", "key_proj", "value_proj", "../output.dense"),  # DeBERTa
+    ("query", "key", "value", "dense"),  # ALBERT
+    ("q_lin", "k_lin", "v_lin", "out_lin"),  # DistilBERT
+    ("qkv", "qkv", "qkv", "proj"),  # timm
+    ("Wqkv", "Wqkv", "Wqkv", "Wo"),  # ModernBERT
+    ("c_attn", "c_attn", "c_attn", "c_proj"),  # GPT-2
+    ("in_proj_weight", "in_proj_weight", "in_proj_weight", "out_proj"),  # torch
 )
 FUSED = "query, key, value"  # a matrix that holds all three
 # Other layers share these names, so they count only inside such a module.
-_COMMON = ("output.dense", "dense", "qkv", "proj", "Wqkv", "Wo", "c_attn", "c_proj")
-_HOLDERS = r"(attention|attn|self_attn)\."
+_INSIDE = r"(attention|attn|self_attn)\."
+# Regular expressions for the names of query, key, value, output and fused projections:
+# names of modules or, in nn.MultiheadAttention, of parameters.
+PROJECTIONS = {
+    "query": r"(^|\.)(q_proj|query|query_proj|q_lin)$",
+    "key": r"(^|\.)(k_proj|key|key_proj|k_lin)$",
+    "value": r"(^|\.)(v_proj|value|value_proj|v_lin)$",
+    "output": r"(^|\.)(o_proj|out_proj|out_lin|"
+    rf"{_INSIDE}(output\.dense|dense|proj|Wo|c_proj))$",
+    FUSED: rf"(^|\.)(in_proj_weight|{_INSIDE}(qkv|Wqkv|c_attn))$",
+}
+ATTENTION = "|".join(PROJECTIONS.values())
 # Attributes with the size of a head, and with the number of heads.
 SIZES = ("head_dim", "attention_head_size")
 COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
-_TOWERS = {
-    "text": "text",
-    "text_model": "text",
-    "vision": "vision",
-    "vision_model": "vision",
-}
-
-
-def _names() -> dict[str, str]:
-    """Return a regular expression for each kind of projection, from `FORMS`."""
-    patterns = {"query": {}, "key": {}, "value": {}, "output": {}, FUSED: {}}
-    for form in FORMS:
-        names = {"query": form.query, "key": form.key, "value": form.value}
-        names = {FUSED: form.query} if form.fused else names
-        for kind, name in (names | {"output": form.output}).items():
-            holder = _HOLDERS if name in _COMMON else ""
-            patterns[kind][holder + re.escape(name)] = True  # each once
-    return {kind: rf"(^|\.)({'|'.join(each)})$" for kind, each in patterns.items()}
-
-
-# Regular expressions for the names of query, key, value, output and fused projections:
-# names of modules or, in nn.MultiheadAttention, of parameters.
-PROJECTIONS = _names()
-ATTENTION = "|".join(PROJECTIONS.values())
 
 
 class Projection(NamedTuple):
@@ -191,28 +161,23 @@ def attentions(model: nn.Module) -> list[Attention]:
     """
     one_network(model, "uqlab.heads")
     modules = dict(model.named_modules())
-    layers = []
-    for name in modules:
-        attention = _attention(name, modules)
-        if attention is not None:
-            layers.append(attention)
+    layers = [a for name in modules if (a := _attention(name, modules)) is not None]
+    layers = [a for a in layers if _listed(a.layer, modules)] or layers
     kind = type(model).__name__
     if not layers:
         raise ValueError(
             f"{kind} has no attention whose heads can be separated: its projections "
             "must be linear layers named as in one of uqlab.models.FORMS"
         )
-    layers = [each for each in layers if _listed(each.layer, modules)] or layers
     for attention in layers:
-        if _is_shared(attention, modules):
+        if _is_shared(attention.layer, modules):
             raise ValueError(
                 f"{kind} uses the layer {attention.layer} at several depths, so its "
                 "heads cannot be separated"
             )
-    layers = _with_towers(layers, kind)
     if len({attention.layer for attention in layers}) < len(layers):
         raise ValueError(f"{kind} has layers with several attentions; give an encoder")
-    return layers
+    return _with_towers(layers, kind)
 
 
 class _Matrix(NamedTuple):
@@ -226,27 +191,28 @@ class _Matrix(NamedTuple):
 
 def _attention(name: str, modules: Modules) -> Attention | None:
     """Describe the attention in a module; None if it holds none."""
-    prefix = f"{name}." if name else ""
     parent = name.rpartition(".")[0]
-    above = f"{parent}." if parent else ""
-    for form in FORMS:
-        inputs = (form.query, form.key, form.value)
-        matrices = [_matrix(prefix + own, modules) for own in inputs]
-        output = _matrix((above if form.beside else prefix) + form.output, modules)
-        if output is None or None in matrices:
+    for *inputs, output in FORMS:
+        outside = parent if output.startswith("../") else name
+        last = _matrix(f"{outside}.{output.removeprefix('../')}", modules)
+        matrices = [_matrix(f"{name}.{own}", modules) for own in inputs]
+        if last is None or None in matrices:
             continue
-        size = _head_size(modules[name], output.inputs)
+        size = _head_size(modules[name], last.inputs)
         if not size:
             return None
-        query, key, value = _divided(name, matrices, output, size)
-        last = Projection(output.parameter, 1 - output.axis, 0, size, query.heads)
-        layer = _layer(parent if form.beside else name, modules)
-        return Attention(layer, name, query, key, value, last)
+        query, key, value = _divided(name, matrices, last, size)
+        out = Projection(last.parameter, 1 - last.axis, 0, size, query.heads)
+        layer = outside
+        while layer and not _listed(layer, modules):
+            layer = layer.rpartition(".")[0]
+        return Attention(layer or outside, name, query, key, value, out)
     return None
 
 
 def _matrix(name: str, modules: Modules) -> Any:
     """Describe the matrix of a linear layer or of torch's attention, if it is one."""
+    name = name.removeprefix(".")
     holder, _, last = name.rpartition(".")
     core = modules.get(holder)
     if last == "in_proj_weight" and isinstance(core, nn.MultiheadAttention):
@@ -287,26 +253,17 @@ def _divided(
         starts = [0, 0, 0]
         rows = [heads * size, groups * size, groups * size]
     features = [*(matrix.outputs for matrix in matrices), output.inputs]
-    whole = not heads or (groups and heads % groups == 0)  # none: all were pruned
-    if features != [*rows, heads * size] or not whole:
+    whole = heads and groups and heads % groups == 0
+    if features != [*rows, heads * size] or not (whole or heads == 0):  # 0: all pruned
         raise ValueError(
             f"the heads of {name} cannot be separated: query, key, value and output "
             f"projection have {features} features, and a head has {size}"
         )
+    counts = (heads, groups, groups)
     return [
         Projection(matrix.parameter, matrix.axis, start, size, count)
-        for matrix, start, count in zip(
-            matrices, starts, (heads, groups, groups), strict=True
-        )
+        for matrix, start, count in zip(matrices, starts, counts, strict=True)
     ]
-
-
-def _layer(name: str, modules: Modules) -> str:
-    """Return the layer, an entry of the nearest list, that holds a module."""
-    layer = name
-    while layer and not _listed(layer, modules):
-        layer = layer.rpartition(".")[0]
-    return layer or name
 
 
 def _listed(layer: str, modules: Modules) -> bool:
@@ -315,37 +272,30 @@ def _listed(layer: str, modules: Modules) -> bool:
     return bool(layer) and isinstance(above, nn.ModuleList | nn.Sequential)
 
 
-def _is_shared(attention: Attention, modules: Modules) -> bool:
+def _is_shared(layer: str, modules: Modules) -> bool:
     """Whether a layer is used at several depths, as in ALBERT."""
-    if "albert_layer_groups" in attention.layer:
-        return True
-    if not _listed(attention.layer, modules):
-        return False
-    above: Any = modules[attention.layer.rpartition(".")[0]]
-    return list(above).count(modules[attention.layer]) > 1
+    above: Any = modules[layer.rpartition(".")[0]]
+    repeated = _listed(layer, modules) and [*above].count(modules[layer]) > 1
+    return repeated or "albert_layer_groups" in layer
 
 
 def _with_towers(layers: list[Attention], kind: str) -> list[Attention]:
     """Name the tower of each attention if there are two stacks, and sort by tower."""
-    stacks = {}
+    towers = {}  # by stack; the stages of Swin are one
+    placed = []
     for attention in layers:
-        stack = _stack(attention.layer)
-        named = [_TOWERS[part] for part in stack.split(".") if part in _TOWERS]
-        stacks[stack] = named[0] if named else ""
-    if len(stacks) == 1:
+        stack = re.sub(r"\.\d+(?=\.|$)", "", attention.layer.rpartition(".")[0])
+        named = re.search(r"(^|\.)(text|vision)(_model)?(\.|$)", stack)
+        towers[stack] = named[2] if named else ""
+        placed.append(attention._replace(tower=towers[stack]))
+    if len(towers) == 1:
         return layers
-    if sorted(stacks.values()) != ["text", "vision"]:
+    if sorted(towers.values()) != ["text", "vision"]:
         raise ValueError(
-            f"{kind} holds {len(stacks)} stacks of layers ({', '.join(stacks)}); "
+            f"{kind} holds {len(towers)} stacks of layers ({', '.join(towers)}); "
             "give one, or CLIP's two towers"
         )
-    towers = [each._replace(tower=stacks[_stack(each.layer)]) for each in layers]
-    return sorted(towers, key=lambda attention: attention.tower)
-
-
-def _stack(layer: str) -> str:
-    """Return the stack that a layer belongs to; the stages of Swin are one stack."""
-    return re.sub(r"\.\d+(?=\.|$)", ".*", layer.rpartition(".")[0])
+    return sorted(placed, key=lambda attention: attention.tower)
 
 
 def classifier(network: nn.Module, named: str | None = None) -> str:
@@ -376,17 +326,10 @@ def classifier(network: nn.Module, named: str | None = None) -> str:
     >>> classifier(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
     '2'
     """
-    modules = [*network.named_modules()]
-    inside = tuple(
-        f"{name}.".lstrip(".")
-        for name, module in modules
-        if isinstance(module, nn.MultiheadAttention)
-    )
     linear = []
-    for name, module in modules:
-        counts = not name.startswith(inside) and "parametrizations" not in name.split(
-            "."
-        )
+    for name, module in network.named_modules():
+        in_attention = isinstance(module, NonDynamicallyQuantizableLinear)
+        counts = not in_attention and "parametrizations" not in name.split(".")
         if isinstance(module, nn.Linear) and counts:
             linear.append(name)
     if not linear:

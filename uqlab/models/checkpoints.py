@@ -1,18 +1,18 @@
-"""Checkpoints of transformers as plain networks: images or token ids in, logits out."""
+"""Checkpoints of transformers as plain networks: images or token ids in, logits out.
 
-import argparse
+CLIP becomes a classifier that was never trained as one: images against prompts.
+"""
+
 import contextlib
 import copy
 import json
 import os
-import pickle
-import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
-import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -27,21 +27,16 @@ from uqlab.models.attention import classifier
 Model = TypeVar("Model", bound=nn.Module)
 # transformers is imported where it is used: that takes a second, which every other
 # network would wait for.
-COMPILED = "_orig_mod."  # what torch.compile puts into names
-# Where files keep a state dict; an average of the weights only if there is no other.
-WRAPPERS = (
-    *("state_dict", "model_state_dict", "model", "model_state", "net", "network"),
-    *("module", "weights", "params", "model_ema"),
-)
-# What checkpoints hold besides tensors, and torch may read: it runs no code.
-NUMBER = np.float64(0).__reduce__()[0]
-PLAIN = [argparse.Namespace, NUMBER, (NUMBER, "numpy.core.multiarray.scalar"), np.dtype]
-PLAIN += [type(np.dtype(kind)) for kind in ("float64", "float32", "int64")]
-CLASSES = {
+KINDS = {
     "image": "AutoModelForImageClassification",
     "sound": "AutoModelForAudioClassification",
     "text": "AutoModelForSequenceClassification",
 }
+
+# A folder like any other checkpoint of CLIP
+CAPTIONS_CLIP = Path(__file__).parent / "assets" / "captions-clip"
+PROMPT = "A photo of a {}."  # Radford et al. 2021
+Prompts = Sequence[str] | Int[Tensor, "prompts tokens"]
 
 
 def from_pretrained(
@@ -49,7 +44,7 @@ def from_pretrained(
     classes: int,
     task: Literal["image", "sound", "text"] = "image",
 ) -> nn.Module:
-    """Return a pretrained network of transformers that returns logits [batch, classes].
+    """Load a pretrained network of transformers that returns logits [batch, classes].
 
     Dropout is off, because attention would draw it for all members from one generator.
     No code of the checkpoint is run.
@@ -73,72 +68,56 @@ def from_pretrained(
     Raises
     ------
     ValueError
-        For a checkpoint that does not fit.
+        If the checkpoint does not fit.
     OSError
-        For one out of reach.
+        If the name is neither a folder nor can be fetched.
     """
     at_least("classes", classes, 2)
-    one_of("task", task, CLASSES)
+    one_of("task", task, KINDS)
     with extra("models"):
         import transformers
 
     name = os.fspath(name_or_folder)
     with reading(name) as source:
-        kind = getattr(transformers, CLASSES[task])
-        model, new = loaded(kind, source, num_labels=classes)
-        family = model.config.model_type
+        kind = getattr(transformers, KINDS[task])
+        model, new = _loaded(kind, source, num_labels=classes)
         head = f"{classifier(model)}."
         new = [key for key in new if not key.startswith(head)]
         if task == "text":
-            network = _text_classifier(source, model, new, classes)
-        elif task == "sound" and family != "audio-spectrogram-transformer":
-            raise ValueError(
-                f"{source} takes waves; for sounds give an audio spectrogram "
-                "transformer (AST)"
-            )
+            network: Any = _text_classifier(source, model, new, classes)
         else:
-            check_complete(source, model, new)
+            _check_complete(model, new)
             network = plain_logits(model)
     network.name = name
     how = {"name_or_folder": name, "classes": classes, "task": task}
-    network.source = {"made_by": "from_pretrained"} | how  # type: ignore[assignment]
+    network.source = {"made_by": "from_pretrained"} | how
     return network
 
 
 @contextlib.contextmanager
 def reading(name: StrPath) -> Iterator[str]:
-    """Give where a checkpoint is, and say what to do if it cannot be read.
-
-    transformers' reports of new weights, which are expected, are off, and for a local
-    folder its bars.
-    """
+    """Yield where a checkpoint is; name it in errors. transformers reports nothing."""
     with extra("models"):
         from transformers.utils import logging
 
     folder = os.path.expanduser(name)
     local = os.path.isdir(folder)
     level = logging.get_verbosity()
-    bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     if local:
         logging.disable_progress_bar()
     try:
         yield folder if local else os.fspath(name)
-    except (OSError, SafetensorError) as error:
-        kind = OSError
-        what = "is no folder here and did not come from the hub"
-        if local:
-            kind = ValueError
-            what = "cannot be read"
-        raise kind(
-            f"{str(name)!r} {what}: {_first_line(error)}; check the name and the "
-            "network, or give a folder of safetensors that save_pretrained wrote; "
-            "pickled weights could run code"
+    except (OSError, ValueError, SafetensorError) as error:
+        said = str(error).strip().split("\n")[0].rstrip(".")
+        raise (ValueError if local else OSError)(
+            f"{str(name)!r} cannot be loaded: {said}; give a folder with safetensors, "
+            "configuration and tokenizer that save_pretrained wrote, or a name on the "
+            "hub if there is a network"
         ) from error
     finally:
         logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
+        logging.enable_progress_bar()
 
 
 class TextClassifier(nn.Module):
@@ -153,7 +132,7 @@ class TextClassifier(nn.Module):
     tokenizer
         Of transformers.
     classifier
-        What sees the pooled hidden states.
+        A layer on the pooled hidden states.
     pooling
         "mean" of the last hidden states, or that of the "first" or the "last" token.
     """
@@ -166,7 +145,7 @@ class TextClassifier(nn.Module):
         pooling: str = "mean",
     ):
         super().__init__()
-        self.network = network
+        self.network: Any = network
         self.tokenizer = tokenizer
         self.classifier = classifier
         self.pooling = pooling
@@ -182,8 +161,7 @@ class TextClassifier(nn.Module):
     @property
     def longest(self) -> int:
         """The largest number of tokens that the network takes."""
-        config = cast(Any, self.network).config
-        positions = getattr(config, "max_position_embeddings", 2**31)
+        positions = getattr(self.network.config, "max_position_embeddings", 2**31)
         return min(self.tokenizer.model_max_length, positions)
 
     def encode(
@@ -196,22 +174,21 @@ class TextClassifier(nn.Module):
         texts
             At least one.
         max_length
-            Where longer texts are cut, at least 3 tokens: the first and the last one
-            are special. None, and at most: the network's limit.
+            Longer texts are cut to so many tokens, at least 3: the first and the last
+            one are special. At most, and by default, the network's limit.
         """
         if isinstance(texts, str) or not texts:
             raise TypeError(
                 f"encode takes a list of at least one text, got {texts!r}; "
                 "for one text give [text]"
             )
+        most = at_least("max_length", max_length or self.longest, 3)
         ids = self.tokenizer(
             list(texts),
             padding=True,
             padding_side="right",
             truncation=True,
-            max_length=min(
-                self.longest, at_least("max_length", max_length or self.longest, 3)
-            ),
+            max_length=min(self.longest, most),
             return_tensors="pt",
         )
         return ids["input_ids"]
@@ -238,31 +215,25 @@ class TextClassifier(nn.Module):
         mask = ids != self.tokenizer.pad_token_id
         # To the last column that holds a token
         used = int(mask.any(0).long().cumsum(0).argmax()) + 1
-        ids = ids[:, :used]
-        mask = mask[:, :used]
+        ids, mask = ids[:, :used], mask[:, :used]
         output = self.network(input_ids=ids, attention_mask=mask.long())
         if self.classifier is None:
             return output.logits
-        return self.classifier(self._pooled(output.last_hidden_state, mask))
-
-    def _pooled(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """Return what the classifier sees of hidden states [batch, tokens, width]."""
+        hidden = output.last_hidden_state
         if self.pooling == "first":
-            return hidden[:, 0]
+            return self.classifier(hidden[:, 0])
         weights = mask.to(hidden.dtype)
         if self.pooling == "last":
             weights = weights * (weights.cumsum(1) == weights.sum(1, True))
-        return (hidden * weights[..., None]).sum(1) / weights.sum(1, True).clamp(min=1)
+        total = weights.sum(1, True).clamp(min=1)
+        return self.classifier((hidden * weights[..., None]).sum(1) / total)
 
 
 def plain_logits(model: Any) -> Any:
     """Change a network of transformers in place to return its logits alone."""
-    model.register_forward_hook(_logits)
+    # which another hook may have taken out
+    model.register_forward_hook(lambda _, __, output: getattr(output, "logits", output))
     return model
-
-
-def _logits(model, inputs, output):
-    return getattr(output, "logits", output)  # which another hook may have taken out
 
 
 def _text_classifier(
@@ -273,8 +244,8 @@ def _text_classifier(
 
     encoder = f"{model.base_model_prefix}."
     lacking = [key for key in new if key.startswith(encoder) and ".pooler." not in key]
-    check_complete(source, model, lacking)
-    tokenizer = tokenizer_of(source)
+    _check_complete(model, lacking)
+    tokenizer = _tokenizer_of(source)
     pooling = cached_file(
         source, "1_Pooling/config.json", _raise_exceptions_for_missing_entries=False
     )
@@ -288,8 +259,8 @@ def _text_classifier(
     return TextClassifier(model.base_model, tokenizer, head, first)
 
 
-def tokenizer_of(source: str) -> Any:
-    """Return a checkpoint's tokenizer; ValueError where there are no files of one.
+def _tokenizer_of(source: str) -> Any:
+    """Return a checkpoint's tokenizer; ValueError where its files are missing.
 
     transformers makes one then, which knows special tokens alone.
     """
@@ -297,35 +268,26 @@ def tokenizer_of(source: str) -> Any:
 
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_ids):
-        raise ValueError(
-            f"{source} holds no tokenizer: save the checkpoint's own beside the "
-            "weights, tokenizer.save_pretrained(folder)"
-        )
+        raise ValueError(f"{source} holds no tokenizer")
     return tokenizer
 
 
-def loaded(kind: Any, source: str, **settings: Any) -> tuple[Any, list[str]]:
+def _loaded(kind: Any, source: str, **settings: Any) -> tuple[Any, list[str]]:
     """Return a checkpoint's model without dropout, and the weights that it lacks."""
     from transformers import AutoConfig
 
-    try:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False, **settings)
-        if not isinstance(config, getattr(kind, "config_class", None) or object):
-            raise ValueError(f"its configuration is a {type(config).__name__}")
-        _without_dropout(config)
-        model, info = kind.from_pretrained(
-            source,
-            config=config,
-            use_safetensors=True,
-            dtype=torch.float32,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            trust_remote_code=False,
-        )
-    except ValueError as error:  # a model of another kind
-        raise ValueError(
-            f"{source} is no checkpoint for {kind.__name__}: {_first_line(error)}"
-        ) from error
+    made_for = getattr(kind, "config_class", None) or AutoConfig
+    config = made_for.from_pretrained(source, trust_remote_code=False, **settings)
+    _without_dropout(config)
+    model, info = kind.from_pretrained(
+        source,
+        config=config,
+        use_safetensors=True,
+        dtype=torch.float32,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+        trust_remote_code=False,
+    )
     lacking = {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}
     return model.eval(), sorted(lacking)
 
@@ -338,125 +300,195 @@ def _without_dropout(config):
             setattr(config, name, 0.0)
 
 
-def check_complete(source: str, model: nn.Module, lacking: list[str]) -> None:
-    """Raise ValueError for a checkpoint that lacks weights."""
+def _check_complete(model: nn.Module, lacking: list[str]) -> None:
+    """Raise ValueError if a checkpoint lacks weights."""
     if lacking:
         raise ValueError(
-            f"{source} lacks {len(lacking)} weights of {type(model).__name__}, or has "
-            f"them in another shape: {', '.join(lacking[:3])}"
+            f"it lacks {len(lacking)} weights of {type(model).__name__}, or has them "
+            f"in another shape: {', '.join(lacking[:3])}"
         )
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0].rstrip(".")
+class _Tower(nn.Module):
+    """One tower of a CLIP: images or token ids -> unit vectors [batch, features]."""
+
+    def __init__(self, encoder: nn.Module, projection: nn.Module):
+        super().__init__()
+        self.encoder = encoder
+        self.projection = projection
+
+    def forward(self, x: Tensor) -> Float[Tensor, "batch features"]:
+        return F.normalize(self.projection(self.encoder(x).pooler_output), dim=-1)
 
 
-def load_weights(model: Model, path: StrPath, *, sha256: str | None = None) -> Model:
-    """Put the weights of a file into `model` and return it.
+class ZeroShot(nn.Module):
+    """Two towers as a classifier of images [batch, channels, height, width].
+
+    The logits [batch, prompts] are the cosines of the angles between the images'
+    features and those of the prompts, times exp(scale).
+
+    Parameters
+    ----------
+    text, vision
+        The towers.
+    scale
+        The logarithm of the factor.
+    prompts
+        Token ids [prompts, tokens].
+    source
+        The checkpoint, whose tokenizer `prompted` reads.
+    """
+
+    prompts: Tensor
+
+    def __init__(
+        self,
+        text: nn.Module,
+        vision: nn.Module,
+        scale: nn.Parameter,
+        prompts: Tensor,
+        source: str = "",
+    ):
+        super().__init__()
+        self.text = text
+        self.vision = vision
+        self.scale = scale
+        self.name = source
+        self.register_buffer("prompts", prompts)
+
+    def forward(self, images: Tensor) -> Float[Tensor, "batch prompts"]:
+        return self.compare(self.vision(images), self.text(self.prompts))
+
+    def compare(self, images: Tensor, prompts: Tensor) -> Tensor:
+        """Return the logits [..., batch, prompts] of features [..., n, features]."""
+        return self.scale.exp() * images @ prompts.mT
+
+    def prompted(self, prompts: Prompts) -> "ZeroShot":
+        """Return the same towers, with their weights, for other prompts."""
+        ids = _tokens(self.name, prompts).to(self.prompts.device)
+        network = ZeroShot(self.text, self.vision, self.scale, ids, self.name)
+        return network.train(self.training)
+
+
+def clip_zero_shot(folder_or_model: StrPath | nn.Module, prompts: Prompts) -> ZeroShot:
+    """Load a CLIP whose classes are prompts; its logits are scaled cosines.
+
+    Parameters
+    ----------
+    folder_or_model
+        A folder of safetensors with a tokenizer, a name on the Hugging Face hub,
+        `CAPTIONS_CLIP`, which is in the package, or a CLIPModel, which is shared, not
+        copied.
+    prompts
+        Texts such as "A photo of a red star.", or token ids, each text with its end
+        token.
+
+    Returns
+    -------
+    ZeroShot
+        For images as the pretraining scaled them (`Standardize`); those of
+        `CAPTIONS_CLIP` are [batch, 3, 32, 32] in [0, 1].
+
+    Raises
+    ------
+    ValueError
+        If the checkpoint is not a CLIP.
+    OSError
+        If the name is neither a folder nor can be fetched.
+    """
+    with extra("models"):
+        from transformers import CLIPModel
+
+    model: Any = folder_or_model
+    if not isinstance(model, nn.Module):
+        with reading(model) as source:
+            model, lacking = _loaded(CLIPModel, source)
+            _check_complete(model, lacking)
+        model.name_or_path = source
+    if not isinstance(model, CLIPModel):
+        raise TypeError(
+            "clip_zero_shot takes a CLIPModel or its folder, "
+            f"got {type(model).__name__}"
+        )
+    name = str(model.name_or_path)
+    ids = _tokens(name, prompts).to(model.device)
+    text = _Tower(model.text_model, model.text_projection)
+    vision = _Tower(model.vision_model, model.visual_projection)
+    network = ZeroShot(text, vision, model.logit_scale, ids, name)
+    return network.train(model.training)
+
+
+def _tokens(source: str, prompts: Sequence[str] | Tensor) -> Tensor:
+    """Return token ids [prompts, tokens]."""
+    if isinstance(prompts, Tensor):
+        return prompts
+    if isinstance(prompts, str) or not prompts:
+        raise TypeError(f"prompts must be a list of at least one text, got {prompts!r}")
+    if not source:
+        raise ValueError(
+            "this model came from no folder, so there is no tokenizer: "
+            "give token ids as prompts"
+        )
+    with reading(source) as folder:
+        ids = _tokenizer_of(folder)(
+            list(prompts), padding=True, padding_side="right", return_tensors="pt"
+        )
+    return ids["input_ids"]
+
+
+def load_weights(model: Model, path: StrPath) -> Model:
+    """Load the weights of a file into `model` and return it.
 
     Parameters
     ----------
     model
         The network; it stays unchanged where the weights do not fit.
     path
-        A .safetensors file or one of torch.save, of which only tensors are read. A
-        state dict under "state_dict", "model", "net", "weights" or another usual name
-        is unwrapped, and what wrappers put before names is dropped: "module." of
-        nn.DataParallel,
-        "_orig_mod." of torch.compile, "model." or another of Lightning modules.
-    sha256
-        The file's checksum, or its first digits. The formats hold none, so without it a
-        damaged file may load as other weights, and a warning says so, unless
-        `data.file` gave the path and has compared it.
+        A .safetensors file, or one of torch.save, of which only tensors and numbers are
+        read. A state dict under "state_dict", "model_state_dict" or "model" is taken
+        out, and what all names start with, such as "module." of nn.DataParallel, is
+        dropped.
 
     Raises
     ------
     ValueError
-        For another checksum and for a file that holds anything but the weights of this
-        model.
+        If the file is damaged or holds anything but the weights of this model.
     """
     path = files.existing(path)
-    checksum = files.sha256(path)
-    if sha256:
-        if not checksum.startswith(sha256.lower()):
-            raise ValueError(
-                f"{path} has the sha256 {checksum}, not {sha256}; fetch it again, "
-                "or name another file"
-            )
-    elif path.absolute() not in files.COMPARED:
-        warnings.warn(
-            f"the format of {path.name} holds no checksum, so damage may show in "
-            f'nothing but the outputs; give sha256="{checksum[:16]}" if that is the '
-            "file that you mean",
-            stacklevel=2,
-        )
-    names = {name.replace(COMPILED, ""): name for name in model.state_dict()}
-    state = _unprefixed(_read_weights(path), names, path)
-    state = {names.get(name, name): weight for name, weight in state.items()}
+    try:
+        state: Any = _state(path)
+    except Exception as error:  # whatever torch makes of other bytes
+        raise ValueError(
+            f"{path} cannot be read: it is damaged, or holds Python objects, which "
+            "would run code: then save model.state_dict() alone"
+        ) from error
+    inner: Any = getattr(model, "_orig_mod", model)  # of torch.compile
+    own = inner.state_dict().keys()
+    if not isinstance(state, dict) or not all(isinstance(k, str) for k in state):
+        raise ValueError(f"{path} holds no state dict, but a {type(state).__name__}")
+    while state and not own & state.keys():
+        start = f"{next(iter(state)).partition('.')[0]}."
+        if not all(name.startswith(start) for name in state):
+            break
+        state = {name.removeprefix(start): w for name, w in state.items()}
     try:  # torch says all that does not fit, but loads the rest
-        copy.deepcopy(model).load_state_dict(state)
-    except RuntimeError as error:
+        copy.deepcopy(inner).load_state_dict(state)
+    except (RuntimeError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} does not fit: {error}") from error
-    model.load_state_dict(state)
+    inner.load_state_dict(state)
     return model
 
 
-def _unprefixed(
-    state: dict[str, Tensor], own: Collection[str], path: Path
-) -> dict[str, Tensor]:
-    """Return weights by a model's `own` names, which wrappers put something before.
+def _state(path: Path) -> Any:
+    """Return what a file holds as a state dict.
 
-    Raises ValueError where a file holds them several times, as of a student and its
-    teacher.
+    A plain dict has no metadata; with it torch would miss num_batches_tracked, which
+    old files lack.
     """
-    state = {name.replace(COMPILED, ""): weight for name, weight in state.items()}
-    needed = [name for name in own if not name.endswith("num_batches_tracked")]
-    starts = {
-        name.removesuffix(needed[0]) for name in state if name.endswith(needed[0])
-    }
-    fits = [s for s in starts if all(s + name in state for name in needed)]
-    if len(fits) > 1:
-        raise ValueError(
-            f"{path} holds these weights {len(fits)} times, under "
-            f"{', '.join(sorted(fits))}; save the state dict of one"
-        )
-    for start in fits:
-        of_it = [name for name in state if name.startswith(start)]
-        return {name.removeprefix(start): state[name] for name in of_it}
-    return state
-
-
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    """Return a file's state dict, without the metadata.
-
-    With it torch would miss num_batches_tracked, which old files lack.
-    """
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        with torch.serialization.safe_globals(PLAIN):
-            state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever torch makes of other bytes
-        code = isinstance(error, pickle.UnpicklingError)  # torch says to run it
-        said = "" if code else f"{_first_line(error) or type(error).__name__}; "
-        raise ValueError(
-            f"{path} cannot be read: {said}it is damaged, or holds Python objects, "
-            "which would run code: then save model.state_dict() alone"
-        ) from error
-    while isinstance(state, dict):
-        inside = [state[k] for k in WRAPPERS if isinstance(state.get(k), dict)]
-        if not inside:
-            break
-        state = inside[0]
-    if not isinstance(state, dict) or not all(
-        isinstance(name, str) and isinstance(weight, Tensor)
-        for name, weight in state.items()
-    ):
-        kind = type(state).__name__
-        has = ", ".join(map(str, state)) if isinstance(state, dict) else f"a {kind}"
-        raise ValueError(
-            f"{path} holds no state dict of tensors, but {has[:200]}; save that "
-            "of the network, torch.load(path)[its name] or model.state_dict(); in a "
-            "folder name the files that hold weights"
-        )
-    return dict(state)
+    if path.suffix == ".safetensors":
+        return load_file(path)
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    for name in ("state_dict", "model_state_dict", "model"):
+        if isinstance(state, dict) and isinstance(state.get(name), dict):
+            state = state[name]
+    return dict(state) if isinstance(state, dict) else state

@@ -1,4 +1,4 @@
-"""The networks of the notebooks."""
+"""Small networks of the notebooks: perceptrons, ResNets, transformers."""
 
 import itertools
 import json
@@ -34,13 +34,13 @@ def mlp(
     Parameters
     ----------
     in_features
-        Numbers of a flat input.
+        Size of a flattened input.
     widths
-        Units of the hidden layers.
+        Sizes of the hidden layers.
     classes
-        Logits.
+        Number of logits.
     dropout
-        Share of units that training leaves out.
+        Probability that a unit is dropped in training.
 
     Examples
     --------
@@ -59,25 +59,23 @@ def small_cnn(
 ) -> nn.Sequential:
     """Return three convolutions, an average over the map and a linear layer.
 
-    It is for small images. The first convolution has the stride `patch`, so that a
-    position of the map stands for patch x patch pixels.
+    The network is for small images. A position of the map stands for patch x patch
+    pixels.
 
     Parameters
     ----------
     classes
-        Logits.
+        Number of logits.
     channels
-        Of the images.
+        Channels of the images.
     width
         Channels of the first map; the others have twice as many.
     patch
-        Pixels of a side.
+        Stride of the first convolution, in pixels.
     """
-    sizes = [channels, width, 2 * width, 2 * width]
     layers = []
-    for (before, after), step in zip(
-        itertools.pairwise(sizes), (patch, 1, 1), strict=True
-    ):
+    sizes = [(channels, width, patch), (width, 2 * width, 1), (2 * width, 2 * width, 1)]
+    for before, after, step in sizes:
         reach = max(1, step - 1)
         layers += [
             nn.Conv2d(before, after, 2 * reach + 1, step, reach, bias=False),
@@ -93,7 +91,7 @@ def _pooled(width: int, classes: int) -> list[nn.Module]:
 
 
 class Standardize(nn.Module):
-    """(x - mean) / std of each channel.
+    """Standardise each channel: (x - mean) / std.
 
     Put it before a network, and inputs stay in [0, 1] everywhere else.
 
@@ -136,9 +134,9 @@ class LogMel(nn.Module):
     Parameters
     ----------
     length
-        Frames.
+        Number of frames.
     scale
-        The logarithms that 0 and 1 mean.
+        Logarithms of the energies that 0 and 1 stand for.
     """
 
     def __init__(self, length: int, scale: tuple[float, float]):
@@ -164,18 +162,18 @@ def wide_resnet(
     Parameters
     ----------
     depth
-        6 n + 4 layers.
+        Number of layers, 6 n + 4.
     width
-        How many times 16, 32 and 64 channels.
+        Factor of the 16, 32 and 64 channels.
     classes
-        Logits.
+        Number of logits.
     channels
-        Of the images.
+        Channels of the images.
 
     Raises
     ------
     ValueError
-        For another depth.
+        If `depth` is not 6 n + 4.
     """
     if depth < 10 or (depth - 4) % 6:
         raise ValueError(
@@ -235,14 +233,14 @@ def cifar_resnet(depth: int = 20, classes: int = 10) -> nn.Sequential:
     Parameters
     ----------
     depth
-        6 n + 2 layers.
+        Number of layers, 6 n + 2.
     classes
-        Logits.
+        Number of logits.
 
     Raises
     ------
     ValueError
-        For another depth.
+        If `depth` is not 6 n + 2.
     """
     if depth < 8 or (depth - 2) % 6:
         raise ValueError(
@@ -304,20 +302,20 @@ def vit(
     Parameters
     ----------
     image_size, patch_size
-        Pixels of a side.
+        Side of the images and of a patch, in pixels.
     width
-        Numbers of a token; a multiple of `heads`.
+        Size of a token; a multiple of `heads`.
     layers, heads
-        Blocks, and heads of each.
+        Number of blocks, and of heads in each.
     channels
-        Of the images.
+        Channels of the images.
     classes
-        Logits.
+        Number of logits.
 
     Raises
     ------
     ValueError
-        For sizes that do not divide each other.
+        If `patch_size` does not divide `image_size`, or `heads` `width`.
     """
     if image_size % patch_size or width % heads:
         raise ValueError(
@@ -351,8 +349,8 @@ def embedded(classes: int = 10) -> nn.Module:
     Parameters
     ----------
     classes
-        Logits. The classifier of the letters A to Z is kept for 26; else a new one is
-        drawn from torch's global seed.
+        Number of logits. The classifier of the letters A to Z is kept for 26; else a
+        new one is drawn from torch's global seed.
     """
     at_least("classes", classes)
     network = vit(28, 7, width=128, layers=4, heads=8, classes=classes)

@@ -16,7 +16,6 @@ import importlib.util
 import inspect
 import os
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -112,9 +111,7 @@ def _with_weights(networks, paths, scaled):
             )
         return [ensembles.from_pretrained(paths[0].parent, networks[0])]
     copies = [copy.deepcopy(networks[0]) for _ in paths]
-    with warnings.catch_warnings():  # `files` tells the checksums
-        warnings.filterwarnings("ignore", "the format of .* holds no checksum")
-        return list(map(models.load_weights, copies, paths)) or networks
+    return list(map(models.load_weights, copies, paths)) or networks
 
 
 def check(network: nn.Module, inputs: InputsLike, task: data.Dataset) -> None:
