@@ -62,7 +62,7 @@ def test_a_report_on_an_ensemble_of_checkpoints(mine):
     recorded = json.loads((mine / "report" / PAGE / "results.json").read_text())
     said = recorded["numbers"]["model"]
     assert said["what"] == "an ensemble of 3"
-    assert list(said["weights"]) == ["0.pt", "1.pt", "2.pt"]
+    assert list(said["weights"]) == ["three/0.pt", "three/1.pt", "three/2.pt"]
     rows = dict(
         zip(
             recorded["tables"]["report"]["index"],

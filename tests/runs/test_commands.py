@@ -99,7 +99,7 @@ def test_functions_to_write_have_the_metadata_of_nbgrader(tmp_path):
         assert judge["locked"]
         assert judge["points"] > 0
         assert {write["schema_version"], judge["schema_version"]} == {3}
-        assert "check.page_" in "".join(after["source"])
+        assert "check.exercise" in "".join(after["source"])
         found += [write["grade_id"], judge["grade_id"]]
     assert found
     assert len(set(found)) == len(found)
