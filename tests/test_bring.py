@@ -103,14 +103,6 @@ def test_weights_of_one_file_and_of_a_folder(mine, task):
     )
 
 
-def test_files_of_one_name_are_all_told(mine, task):
-    for folder, network in {"one": linear(), "two": linear()}.items():
-        (mine / folder).mkdir()
-        torch.save(network.state_dict(), mine / folder / "best.pt")
-    weights = [f"{folder}/best.pt" for folder in ("one", "two")]
-    assert bring.model("mine.py:make", task, weights=weights).files.keys() == {*weights}
-
-
 def test_a_file_of_a_package_s_name_hides_no_package(mine, task):
     (mine / "colorsys.py").write_text(MINE)
     bring.model("colorsys.py:make", task)
@@ -221,7 +213,5 @@ def test_only_square_images_are_resized(task):
         "wide",
         "wide",
     ]
-    with pytest.raises(
-        ValueError, match=r"digits has images \[1, 8, 8\] and wide \[1, 8, 12\]"
-    ):
+    with pytest.raises(ValueError, match="must be square"):
         methods.suited("mine", wide, task)

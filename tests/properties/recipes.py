@@ -153,13 +153,6 @@ PAIR = {
     "id_labels": lambda: images()[1],
     "ood_inputs": lambda: images(3)[0],
 }
-SETS = {
-    "test": dataset,
-    "train": dataset,
-    "model": lambda: models.mlp(64, (6,), 10),
-    "ood": lambda: {"far": dataset()},
-}
-
 # What a function is given besides, by "room.name"; it may be called with `None` for what it does not take.
 OWN: dict[str, dict[str, Any]] = {
     "uncertainty.entropy": {"logits": lambda: draw(6, 4)},
@@ -193,8 +186,6 @@ OWN: dict[str, dict[str, Any]] = {
                           "test": lambda: draw(4, 3), "test_labels": lambda: torch.arange(4) % 2},
     "baselines.ood_scores": {"train": lambda: draw(12, 3), "inputs": lambda: draw(4, 3)},
     "baselines.aurocs": {"train": lambda: draw(12, 3), "test": lambda: draw(4, 3), "others": lambda: {"a": draw(4, 3)}},
-    "baselines.shrunk_root": {"values": lambda: draw(6, 3)},
-    "baselines.whitened": {"values": lambda: draw(6, 3), "root": lambda: torch.eye(3)},
     "bring.model": {"source": lambda: "uqlab.models:small_cnn", "task": dataset, "settings": lambda: {"width": 4}},
     "bring.check": {"network": lambda: models.small_cnn(10, width=4), "inputs": lambda: dataset().inputs,
                     "task": dataset},
@@ -202,7 +193,6 @@ OWN: dict[str, dict[str, Any]] = {
     "data.file": {"name": lambda: "mnist/nothing"},
     "data.pictures": {"captions": lambda: ["small filled red star"]},
     "data.load": {"name": lambda: "digits", "limit": lambda: 5},
-    "acquire.choose": {"count": lambda: 2}, "acquire.batch_bald": {"count": lambda: 2},
     "evaluation.evaluate": {"model": lambda: draw(3, 6, 4), "test": labels, "ood": lambda: {"far": draw(3, 5, 4)},
                             "repeats": lambda: 3},
     "decide.saved": {"path": lambda: saved_logits()},
@@ -260,16 +250,13 @@ OWN: dict[str, dict[str, Any]] = {
     "methods.reader": {"task": dataset},
     "methods.backbone": {"name": lambda: "", "task": dataset},
     "published.differs": {"settings": lambda: {"members": 5}, "parameters": lambda: {"members": 4}},
-    "scoreboard.quality": SETS, "scoreboard.detection": SETS | {"scores": lambda: ["entropy"]},
-    "scoreboard.cost": {"single": network, "repeats": lambda: 1}, "scoreboard.sign": {"column": lambda: "accuracy"},
+    "scoreboard.sign": {"column": lambda: "accuracy"},
     "scoreboard.ranks": {"column": lambda: "accuracy", "repeats": lambda: 5},
     "scoreboard.differences": {"column": lambda: "accuracy"},
     "scoreboard.with_temperature": {"table": scaled_board}, "scoreboard.label": {"method": lambda: "single"},
     "scoreboard.pareto": {"quality": lambda: "accuracy", "cost": lambda: "forward passes", "repeats": lambda: 5},
     "scoreboard.recommend": {"quality": lambda: "accuracy", "limits": lambda: {"forward passes": 3}},
-    "scoreboard.by_score": {"ood": lambda: "far"},
-    "scores.fit": {"names": lambda: ["entropy"], "labels": labels},
-    "scores.refused": {"names": lambda: ["entropy", "mi"], "labels": labels},
+    "scores.fit": {"names": lambda: ["entropy", "mi"], "labels": labels},
     "scores.values": {"names": lambda: ["entropy", "msp"]},
     "training.arithmetic": {"precision": lambda: "float32", "where": lambda: torch.device("cpu")},
     "training.crop_flip": {"x": lambda: positive(2, 3, 1, 8, 8)},

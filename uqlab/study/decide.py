@@ -3,8 +3,7 @@
 import bisect
 import math
 import zlib
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 from zipfile import BadZipFile
 
@@ -232,16 +231,8 @@ class Martingale:
     `drift` makes it.
     """
 
-    # Of the capital a share jumps to another bet: for small p-values, none, for large
-    # ones, and a fifth of the capital on the upper tenth, as of one class that drifts.
-    JUMP = 0.01
-    SLOPES = np.array([-1, 0, 1, 0])
-    TAILS = np.array([0, 0, 0, 0.2])
-    NEW = 4096  # scores that are kept in a list before they join the sorted array
-
     def __init__(self, scores: ArrayLike, seed: int = 0):
-        self.seen = np.sort(as_scores(scores).double().cpu().numpy())
-        self.new = []
+        self.seen = sorted(as_scores(scores).tolist())
         self.generator = np.random.default_rng(seed)
         self.capital = np.full(4, 1 / 4)
         self.log_wealth = 0.0
@@ -255,29 +246,25 @@ class Martingale:
             [samples], higher = more uncertain.
         """
         logs = []
-        for score in as_scores(scores).double().tolist():
+        for score in as_scores(scores).tolist():
             self._bet(self._p_value(score))
             logs.append(self.log_wealth)
         return torch.tensor(logs, dtype=torch.float64).exp()
 
     def _p_value(self, score: float) -> float:
         """Return the score's rank among all before it, at random among equal ones."""
-        seen = self.seen
-        new = self.new
-        less = int(seen.searchsorted(score)) + bisect.bisect_left(new, score)
-        upto = int(seen.searchsorted(score, "right")) + bisect.bisect_right(new, score)
-        bisect.insort(new, score)
+        less = bisect.bisect_left(self.seen, score)
+        upto = bisect.bisect_right(self.seen, score)
+        self.seen.insert(upto, score)
         place = less + self.generator.random() * (upto - less + 1)
-        p = place / (len(seen) + len(new))
-        if len(new) >= self.NEW:
-            self.seen = np.insert(seen, seen.searchsorted(new), new)
-            self.new = []
-        return p
+        return place / len(self.seen)
 
     def _bet(self, p: float) -> None:
-        capital = (1 - self.JUMP) * self.capital + self.JUMP / 4
-        # Each factor has the mean 1 over p-values between 0 and 1.
-        capital *= 1 + self.SLOPES * (p - 0.5) + self.TAILS * (9 if p > 0.9 else -1)
+        # Bets on small p-values, on none, on large ones, and a fifth of the capital on
+        # the upper tenth. Each factor has the mean 1 over p in [0, 1].
+        tail = 9 if p > 0.9 else -1
+        factors = 1 + np.array([0.5 - p, 0, p - 0.5, 0.2 * tail])
+        capital = (0.99 * self.capital + 0.01 / 4) * factors  # 1 % changes its bet
         self.log_wealth += math.log(capital.sum())
         self.capital = capital / capital.sum()
 
@@ -312,16 +299,16 @@ def drift(scores: ArrayLike, seed: int = 0) -> Martingale:
 
 
 class Saved(NamedTuple):
-    """What a model that ran elsewhere said.
+    """Saved predictions.
 
     Attributes
     ----------
     logits
-        [members, samples, classes]; of one model with one member.
+        [members, samples, classes]; one member for one model.
     labels
-        [samples], or None where they are not known.
+        [samples], or None.
     ood
-        Logits of inputs that it should not know, by name.
+        Logits of OOD inputs by name.
     """
 
     logits: Tensor
@@ -330,82 +317,57 @@ class Saved(NamedTuple):
 
 
 def saved(path: StrPath) -> Saved:
-    """Read logits or probabilities from a file of arrays.
+    """Read logits or probabilities from an .npz of arrays.
 
     Parameters
     ----------
     path
-        An .npz with "logits" or "probabilities", [members, samples, classes] or
-        [samples, classes], or of two classes those of the second alone [samples];
-        perhaps "labels" [samples]; and OOD sets of the same kind, whose names begin
-        with "ood": "ood", "ood_letters". Or an .npy of logits alone.
+        A file with "logits" or "probabilities", [members, samples, classes] or
+        [samples, classes]; perhaps "labels" [samples]; and OOD sets of the same kind,
+        whose names begin with "ood": "ood", "ood_letters".
 
     Raises
     ------
     ValueError
-        For a file without them, and for arrays that do not fit.
+        If the file is damaged or has none of these, or arrays do not fit.
     """
-    arrays = _arrays(existing(path))
-    kinds = {"logits", "probabilities"} & arrays.keys()
+    try:
+        with np.load(existing(path), allow_pickle=False) as file:
+            arrays = dict(file)
+    except (ValueError, OSError, EOFError, TypeError, zlib.error, BadZipFile) as error:
+        raise ValueError(
+            f"{path} is not a complete .npz of numbers; make one with "
+            'numpy.savez("run.npz", logits=..., labels=...)'
+        ) from error
+    kinds = [kind for kind in ("logits", "probabilities") if kind in arrays]
     if len(kinds) != 1:
-        raise ValueError(
-            f"{path} must hold logits or probabilities, got "
-            f'{", ".join(arrays)}; numpy.savez("run.npz", logits=..., labels=...)'
-        )
-    (kind,) = kinds
-    read = _as_they_are if kind == "logits" else _logarithms
-    logits = read(kind, arrays[kind])
-    labels = None
-    if "labels" in arrays:
-        labels = as_labels(arrays["labels"], *logits.shape[1:])
-    others = [name for name in arrays if name.startswith("ood")]
-    called = {name: name.removeprefix("ood_") for name in others}
-    called |= {name: name for name in others if called[name] in others}  # "ood_ood"
-    ood = {called[name]: read(name, arrays[name]) for name in others}
-    if other := [name for name, z in ood.items() if z.shape[::2] != logits.shape[::2]]:
-        raise ValueError(
-            f"OOD set {other[0]!r} must have the members and classes of the {kind}"
-        )
+        raise ValueError(f"{path} must hold logits or probabilities, got {[*arrays]}")
+    read = _logits if kinds == ["logits"] else _logarithms
+    logits = read(kinds[0], arrays[kinds[0]])
+    labels = arrays.get("labels")
+    if labels is not None:
+        labels = as_labels(labels, *logits.shape[1:])
+    ood = {}
+    for name in arrays:
+        if name.startswith("ood"):
+            z = ood[name.removeprefix("ood_")] = read(name, arrays[name])
+            if z.shape[::2] != logits.shape[::2]:
+                raise ValueError(
+                    f"{name!r} must have the members and classes of the test set"
+                )
     return Saved(logits, labels, ood)
 
 
-def _arrays(path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of an .npz by name, or the logits of an .npy."""
-    try:
-        with path.open("rb") as file:
-            loaded = np.load(file, allow_pickle=False)
-            if isinstance(loaded, np.ndarray):
-                return {"logits": loaded}
-            return {name: loaded[name] for name in loaded}
-    except (ValueError, OSError, EOFError, KeyError, zlib.error, BadZipFile) as error:
-        raise ValueError(
-            f"{path} is not a complete .npz of numbers; copy it again, or make one, "
-            "here of a table: t = pandas.read_csv(file); "
-            'numpy.savez("run.npz", logits=t.drop(columns="label"), labels=t["label"])'
-        ) from error
-
-
-def _as_they_are(name: str, values: Any) -> Tensor:
-    z = _of_two(as_tensor(name, values), torch.zeros_like)
+def _logits(name: str, values: Any) -> Tensor:
+    z = as_tensor(name, values)
     return as_logits(z[None] if z.ndim == 2 else z)
 
 
 def _logarithms(name: str, values: Any) -> Tensor:
-    p = _of_two(as_tensor(name, values).double(), lambda p: 1 - p)
-    if not ((p.sum(-1) - 1).abs() < 1e-3).all() or not (p >= 0).all():
+    p = as_tensor(name, values)
+    if not ((p.double().sum(-1) - 1).abs() < 1e-3).all() or not (p >= 0).all():
         raise ValueError(
             f"{name} must be at least 0 and sum to 1 over the classes, the last axis; "
             "divide percentages or rounded ones by p.sum(-1, keepdims=True)"
         )
-    z = p.clamp(min=torch.finfo(torch.float32).tiny).log()
-    given = torch.promote_types(as_tensor(name, values).dtype, torch.float32)
-    return _as_they_are(name, z.to(given))
-
-
-def _of_two(values: Tensor, first: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return both classes' values; a single column is the second class."""
-    if values.ndim == 1:
-        values = values[:, None]
-    if values.shape[-1:] != (1,):
-        return values
-    return torch.cat([first(values), values], -1)
+    return _logits(name, p.float().clamp(min=torch.finfo(torch.float32).tiny).log())
